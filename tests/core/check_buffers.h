@@ -1,5 +1,6 @@
 /* check_buffers.h - what the checks of check_kernels.c stand on: buffers between guard bytes (all ones: NaN to whoever
- * reads them; under the address sanitizer the guards are its own), expectations, and storage types.
+ * reads them; under the address sanitizer the guards are its own), expectations, storage types, and the comparison of all
+ * buffers of a run with those of the same run by scalar kernels.
  */
 #ifndef CHECK_BUFFERS_H
 #define CHECK_BUFFERS_H
@@ -16,15 +17,18 @@ enum { GUARD = 0 };
 #else
 enum { GUARD = 192 };
 #endif
-enum { MAX_BUFFERS = 128 };
+enum { MAX_BUFFERS = 256 };
 
 static const double rounding[] = {0x1p-53, 0x1p-24}; /* by mapuot_dtype */
 static const size_t width[] = {8, 4};
 
 static struct {
-    unsigned char *raw;
+    unsigned char *raw, *data;
     size_t used;
+    int kind; /* BYTES that no kernel changes, numbers of a mapuot_dtype within rtol and atol, or NOTES of no interest */
+    double rtol, atol;
 } buffers[MAX_BUFFERS];
+enum { BYTES = -1, NOTES = -2 };
 static int buffer_count;
 static char where[160];
 static long checks, failures;
@@ -32,7 +36,7 @@ static long checks, failures;
 static void expect(const char *what, int64_t i, double got, double want, double rtol, double atol)
 {
     checks++;
-    if (got == want || fabs(got - want) <= rtol * fabs(want) + atol)
+    if (got == want || fabs(got - want) <= rtol * fabs(want) + atol || (isnan(got) && isnan(want)))
         return;
     if (failures++ < 20)
         fprintf(stderr, "%s: %s[%lld] = %.17g, expected %.17g\n", where, what, (long long)i, got, want);
@@ -47,8 +51,9 @@ static void *guarded(size_t bytes, size_t skew)
         abort();
     memset(raw, 0xff, used + 2 * GUARD);
     buffers[buffer_count].raw = raw;
-    buffers[buffer_count++].used = used;
-    return (unsigned char *)raw + GUARD + skew;
+    buffers[buffer_count].used = used;
+    buffers[buffer_count].kind = BYTES;
+    return buffers[buffer_count++].data = (unsigned char *)raw + GUARD + skew;
 }
 
 static double *vector(int64_t n, size_t skew) { return guarded((size_t)n * sizeof(double), skew); }
@@ -66,6 +71,19 @@ static void release(int from)
             }
         free(raw);
     }
+}
+
+/* what a kernel writes: numbers within rtol and atol of what scalar kernels make, of NOTES nothing is asked */
+static void *written(void *data, int kind, double rtol, double atol)
+{
+    for (int k = buffer_count - 1; k >= 0; k--)
+        if (buffers[k].data == data) {
+            buffers[k].kind = kind;
+            buffers[k].rtol = rtol;
+            buffers[k].atol = atol;
+            return data;
+        }
+    abort();
 }
 
 static uint64_t seed = 1;
@@ -87,5 +105,20 @@ static void store(void *K, mapuot_dtype dtype, int64_t k, double value)
         ((double *)K)[k] = value;
     else
         ((float *)K)[k] = (float)value;
+}
+
+/* the buffers from middle on are those of a run, the ones from `from` on those of the same run by scalar kernels */
+static void compare(int from, int middle)
+{
+    for (int a = from, b = middle; a < middle; a++, b++) {
+        const int kind = buffers[a].kind;
+        const size_t bytes = buffers[a].used - (size_t)(buffers[a].data - buffers[a].raw - GUARD);
+        if (kind == BYTES)
+            expect("bytes of an input, buffer", a - from, memcmp(buffers[a].data, buffers[b].data, bytes), 0, 0, 0);
+        for (size_t k = 0; kind >= 0 && k < bytes / width[kind]; k++)
+            expect("number of a run by vectors, 100000 times its buffer and", 100000 * (a - from) + (int64_t)k,
+                   stored(buffers[b].data, (mapuot_dtype)kind, (int64_t)k),
+                   stored(buffers[a].data, (mapuot_dtype)kind, (int64_t)k), buffers[a].rtol, buffers[a].atol);
+    }
 }
 #endif

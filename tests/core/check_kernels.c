@@ -1,6 +1,7 @@
 /* check_kernels.c - every kernel x instruction set x storage of K, on odd sizes and layouts, by 1, 2, 3 and 7 threads.
  *
- * Prints one line; exit status 1 where a kernel is wrong.
+ * A run is made twice, by scalar kernels and by those of an instruction set, between guard bytes: whatever they write must
+ * agree, and what they read must not change.  Prints one line; exit status 1 where a kernel is wrong.
  * Contract: src_c/kernels.h.  The tables are reached through mapuot_set_isa and mapuot_active_kernels.
  */
 #include <time.h>
@@ -23,14 +24,27 @@ static void set_where(const char *isa, int dtype, int64_t m, int64_t n, int kind
              (long long)m, (long long)n, kind, threads);
 }
 
+typedef void run_fn(int64_t m, int64_t n, int variant, int form, mapuot_pool *pool);
+
+/* the same numbers by scalar kernels and by these */
+static void check(const char *isa, run_fn *run, int64_t m, int64_t n, int variant, int form, int pool)
+{
+    const uint64_t start = seed;
+    set_where(isa, form / FORMS % 2, m, n, variant, pool_sizes[pool]);
+    mapuot_set_isa("scalar");
+    run(m, n, variant, form, pools[pool]);
+    const int middle = buffer_count;
+    seed = start;
+    mapuot_set_isa(isa);
+    run(m, n, variant, form, pools[pool]);
+    compare(0, middle);
+    release(0);
+}
+
 static void check_passes(const char *isa, int64_t m, int64_t n, int kind, int pool)
 {
-    for (int dtype = 0; dtype < 2; dtype++) {
-        set_where(isa, dtype, m, n, kind, pool_sizes[pool]);
-        for (int form = 0; form < FORMS; form++)
-            if (has_form((mapuot_dtype)dtype, form))
-                check_pass(m, n, (mapuot_dtype)dtype, kind, form, pools[pool]);
-    }
+    for (int form = 0; form < 2 * FORMS; form++)
+        check(isa, run_rows, m, n, kind, form, pool);
 }
 
 /* all pairs of sizes, the layout, penalty and number of threads changing from one to the next */
@@ -41,18 +55,16 @@ static void check_isa(const char *isa)
         for (int q = 0; q < SIZES; q++, turn++) {
             const int64_t m = sizes[p], n = sizes[q];
             const int layout = turn % LAYOUTS, pool = turn / 3 % POOLS;
-            set_where(isa, -1, m, n, layout, pool_sizes[pool]);
-            check_streams(m, n, layout, pools[pool]);
+            check(isa, run_streams, m, n, layout, 0, pool);
+            check(isa, run_streams, m, n, layout, 1, pool);
             check_passes(isa, m, n, turn % SIDE_KINDS, pool);
             set_where(isa, 0, m, n, layout, pool_sizes[pool]);
             check_made(m, n, layout, turn % SIDE_KINDS, pools[pool]);
             check_sparse(m, n, turn, pools[pool]);
         }
     for (int q = 0; q < SIZES; q++)
-        for (int kind = 0; kind < SIDE_KINDS; kind++) {
-            set_where(isa, -1, 0, sizes[q], kind, 1);
-            check_sweeps(sizes[q], kind, isa);
-        }
+        for (int kind = 0; kind < SIDE_KINDS; kind++)
+            check(isa, run_sweeps, 1, sizes[q], kind, q % 2, 0);
     /* around the block of 512 columns, and wide enough for the tiles of 4 and 2 rows */
     const int64_t wide[][2] = {{3, 511}, {9, 512},  {5, 513},  {17, 1100}, {1100, 3}, {13, 500},  {7, 515},
                                {515, 7}, {3, 1001}, {1001, 1}, {5, 2047},  {2, 4097}, {13, 9001}, {11, 33001}};
@@ -60,7 +72,7 @@ static void check_isa(const char *isa)
     for (int k = 0; k < 14; k++) {
         set_where(isa, -1, wide[k][0], wide[k][1], k, pool_sizes[k % POOLS]);
         if (k < streamed)
-            check_streams(wide[k][0], wide[k][1], k % LAYOUTS, pools[k % POOLS]);
+            check(isa, run_streams, wide[k][0], wide[k][1], k % LAYOUTS, k % 2, k % POOLS);
         check_made(wide[k][0], wide[k][1], k % LAYOUTS, k % SIDE_KINDS, pools[k % POOLS]);
         check_sparse(wide[k][0], wide[k][1], k, pools[k % POOLS]);
         check_passes(isa, wide[k][0], wide[k][1], k % 2, k % POOLS);
@@ -74,7 +86,13 @@ static void check_new_pools(void)
         mapuot_pool *pool = mapuot_pool_new(1 + k % 6);
         set_where("new pool", -1, 7 + k % 20, 1 + k % 5, k % LAYOUTS, 1 + k % 6);
         expect("threads", 0, mapuot_pool_threads(pool), 1 + k % 6, 0, 0);
-        check_streams(7 + k % 20, 1 + k % 5, k % LAYOUTS, pool);
+        const uint64_t start = seed;
+        run_streams(7 + k % 20, 1 + k % 5, k % LAYOUTS, 0, pools[0]);
+        const int middle = buffer_count;
+        seed = start;
+        run_streams(7 + k % 20, 1 + k % 5, k % LAYOUTS, 0, pool);
+        compare(0, middle);
+        release(0);
         mapuot_pool_free(pool);
     }
     expect("pool of no threads", 0, mapuot_pool_new(0) == NULL, 1, 0, 0);

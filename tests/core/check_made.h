@@ -1,5 +1,5 @@
 /* check_made.h - passes whose rows are made from M, tile by tile (MADE), against the same passes over a K that
- * build_kernel has written from that M (STORED, which check_passes.h holds to plain loops): equal bit for bit.
+ * build_kernel has written from that M (STORED): equal bit for bit.
  */
 #ifndef CHECK_MADE_H
 #define CHECK_MADE_H

@@ -1,11 +1,9 @@
-/* check_passes.h - row_pass, its products and prox, narrow_pass and plan_pass against plain long double loops and, for every
- * penalty, the scalar prox of common/penalty.h, which test_penalties.py holds to its definition; the sweeps of finish_pass
- * against their scalar twins.
+/* check_passes.h - row_pass, its products and prox, narrow_pass, plan_pass and the sweeps of finish_pass, for every penalty;
+ * passes in other orders, and by workers of other speeds, against those as they are.
  */
 #ifndef CHECK_PASSES_H
 #define CHECK_PASSES_H
 #include "check_buffers.h"
-#include "common/column.h"
 
 enum { MIXED_RHO = MAPUOT_RANGE + 1, SIDE_KINDS }; /* KL with some rho infinite has no vector form */
 enum { WIDE, NARROW, IN_PLACE, PARTS, FORMS };
@@ -66,27 +64,6 @@ static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows
         state.history[k] = uniform(-1, 1);
     state.limits.memory = memory;
     return state;
-}
-
-/* one row, given its kernel sum s; adds to the expected row scalars */
-static double expect_row(const mapuot_state *state, int64_t i, double s, double rtol, double *scalars)
-{
-    const mapuot_side *rows = &state->rows;
-    const double d = rows->absorbed[i], t = rows->weight[i], rho = rows->rho[i], reg = state->limits.reg;
-    const double upper = rows->upper ? rows->upper[i] : 0.0, log_s = log(s) - d - state->progress.shift;
-    const int out = isinf(d), dead = !out && s < DBL_MIN, penalty = (int)rows->penalty;
-    double log_u = out || dead ? 0.0 : prox_log(penalty, log_s, t, log(t), rho, upper, reg);
-    double u = out || dead ? 0.0 : exp(log_u - d - state->progress.shift);
-    expect("u", i, rows->scale[i], u, rtol, 0);
-    expect("r", i, rows->marginal[i], u * s, rtol, 0);
-    if (u > 0)
-        expect("log u", i, rows->log_scale[i], log_u - d - state->progress.shift, 0, rtol);
-    scalars[ROW_SCALE] += u;
-    scalars[ROW_DEAD] += dead;
-    scalars[ROW_DUAL] += u > 0 ? dual_term(penalty, reg * log_u, t, rho, upper) : 0.0;
-    if (dead && rows->fi && rows->penalty == MAPUOT_KL) /* no mass leaves: the price is as high as it may be */
-        scalars[ROW_DUAL] += rho * t;
-    return u;
 }
 
 static int has_form(mapuot_dtype dtype, int form)
@@ -159,128 +136,63 @@ static void check_shares(mapuot_state *state, mapuot_pool *pool)
     free(even);
 }
 
-static void check_pass(int64_t m, int64_t n, mapuot_dtype dtype, int kind, int form, mapuot_pool *pool)
+/* a pass of one form; narrow sums of vectors are compared with wide ones of scalar kernels, which have no others */
+static void run_rows(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool)
 {
-    const int64_t np = padded(n), cells = m * (np + 16);
-    const int from = buffer_count, in_place = form == IN_PLACE;
-    const double step = in_place ? 3 * rounding[dtype] : 0, rtol = form == NARROW ? 3e-6 : 1e-12 + 2 * step;
-    mapuot_state state = new_state(m, n, dtype, kind, MAPUOT_KL, 1, mapuot_pool_threads(pool));
-    double *before = vector(cells, 0), *u_old = vector(m, 0), scalars[SCALARS] = {0};
-    long double *sums = calloc((size_t)np, sizeof *sums);
-    state.limits.in_place = in_place;
+    const mapuot_dtype dtype = (mapuot_dtype)(form / FORMS);
+    const int64_t np = padded(n), threads = mapuot_pool_threads(pool);
+    const double entries = 3 * rounding[dtype] + 1e-12;
+    const double rtol = form % FORMS == NARROW ? 3e-6 : form % FORMS == IN_PLACE ? 1e-12 + 2 * entries : 1e-12;
+    mapuot_state state = new_state(m, n, dtype, kind, MAPUOT_KL, 1, (int)threads);
+    form = has_form(dtype, form % FORMS) ? form % FORMS : WIDE;
+    state.limits.in_place = form == IN_PLACE;
     state.progress.narrow = form == NARROW;
-    state.narrow_v = guarded((size_t)np * sizeof(float), 0);
-    state.run = guarded((size_t)(np * mapuot_pool_threads(pool)) * sizeof(float), 0);
-    memset(state.run, 0, (size_t)(np * mapuot_pool_threads(pool)) * sizeof(float));
+    state.narrow_v = written(guarded((size_t)np * sizeof(float), 0), NOTES, 0, 0);
+    state.run = written(guarded((size_t)(np * threads) * sizeof(float), 0), NOTES, 0, 0);
+    memset(state.run, 0, (size_t)(np * threads) * sizeof(float));
     state.tile_rows = 2 << (m + n) % 3;
     state.piped = (int)(m % 2);
-    for (int64_t k = 0; k < m * state.ld; k++)
-        before[k] = stored(state.kernel, dtype, k);
     for (int64_t j = 0; j < np; j++)
         state.history[j] = j < n ? uniform(0.5, 2.0) : 0.0;
-    memcpy(u_old, state.rows.scale, (size_t)m * sizeof(double));
+    written(state.partial, NOTES, 0, 0);
+    written(state.sums, MAPUOT_F64, rtol, 10 * rtol * (double)m);
+    written(state.rows.scale, MAPUOT_F64, rtol, 0);
+    written(state.rows.marginal, MAPUOT_F64, rtol, 0);
+    written(state.rows.log_scale, MAPUOT_F64, 0, rtol);
+    if (form == IN_PLACE)
+        written(state.kernel, dtype, entries, 0);
     if (form < IN_PLACE) {
         check_ways(&state, pool);
         check_shares(&state, pool);
     }
     run_pass(pool, &state, form);
-    for (int64_t i = 0; i < m; i++) {
-        const double *factor = in_place ? state.history : state.cols.scale;
-        long double s = 0;
-        for (int64_t j = 0; j < n; j++)
-            s += (long double)before[i * state.ld + j] * factor[j];
-        if (in_place)
-            s = u_old[i] > 0 ? s / u_old[i] : 0;
-        double u = expect_row(&state, i, (double)s, rtol, scalars), grown = u_old[i] > 0 ? u / u_old[i] : 0.0;
-        for (int64_t j = 0; j < state.ld; j++) {
-            double p = before[i * state.ld + j], q = in_place && j < np ? p * factor[j] * grown : p;
-            double got = stored(state.kernel, dtype, i * state.ld + j);
-            sums[j < np ? j : 0] += j < np ? (in_place ? q : (long double)u * p) : 0;
-            if (j < np)
-                expect(in_place ? "P" : "K", i * n + j, got, q, in_place ? 1e-12 + step : 0, 0);
-            else
-                expect("untouched behind the row", j, isnan(got), 1, 0, 0);
-        }
-    }
-    for (int64_t j = 0; j < np; j++)
-        expect(in_place ? "s" : "K^T u", j, state.sums[j], form == PARTS ? 0.0 : (double)sums[j], rtol, 0);
-    expect("dual of the rows", 0, state.sums[np + ROW_DUAL], scalars[ROW_DUAL], 0, rtol * 10 * (double)m);
-    expect("sum of u", 0, state.sums[np + ROW_SCALE], scalars[ROW_SCALE], rtol, 0);
-    expect("dead rows", 0, state.sums[np + ROW_DEAD], scalars[ROW_DEAD], 0, 0);
-    free(sums);
-    release(from);
 }
 
-/* what sweep_prox made of KL or balanced columns, against the scalar rule that the CUDA core and other penalties use */
-static void check_columns(const mapuot_state *state, const sweep_args *args, const double *found)
-{
-    const mapuot_side *cols = &state->cols;
-    const int64_t np = padded(state->n);
-    const double reg = state->limits.reg;
-    double gap = 0, hard = 0, dual = 0, next = 0;
-    for (int64_t j = 0; j < state->n; j++) {
-        const double b = cols->weight[j], rho = cols->rho[j], k = reg / rho, sum = state->sums[j];
-        const mapuot_column c = {cols->absorbed[j], b, log(b), rho, 0, k, 1 / (1 + k), cols->log_scale[j],
-                                 cols->scale[j]};
-        if (isinf(c.absorbed))
-            continue;
-        const mapuot_column_out want =
-            column_values((int)cols->penalty, &c, sum, log(fmax(sum, TINY)), state->progress.shift, args->offset, reg);
-        expect("image of a column", j, state->work[2 * np + j], want.image, 1e-13, 1e-13);
-        expect("marginal of a column", j, cols->marginal[j], want.marginal, 1e-13, 0);
-        gap += want.gap;
-        hard += want.hard;
-        dual += want.dual;
-        next += want.next;
-    }
-    expect("gap of columns", 0, found[SUM_GAP], gap, 1e-12, 1e-13);
-    expect("hard columns", 0, found[SUM_HARD], hard, 1e-12, 1e-13);
-    expect("dual of columns", 0, found[SUM_DUAL], dual, 1e-12, 1e-13);
-    expect("image's b e^(-k G)", 0, found[SUM_NEXT], next, 1e-12, 1e-13);
-}
-
-/* the four sweeps in order, cut in two at a random place, against the scalar ones on the same numbers */
-static void check_sweeps(int64_t n, int kind, const char *isa)
+/* the four sweeps in order, cut in two at a random place */
+static void run_sweeps(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool)
 {
     const int64_t np = padded(n), cut = np / PAD / 2 * PAD;
-    const int from = buffer_count, memory = MAX_MEMORY;
-    const uint64_t start = seed;
-    mapuot_state state[2];
-    double out[2][4][SWEEP_OUT] = {{{0}}};
+    const sweep_kernels *table = mapuot_active_kernels()->sweeps;
+    const sweep_fn sweeps[] = {table->marginal, table->prox, table->difference, table->advance};
     sweep_args args = {.offset = -0.05, .common = 0.2, .slot = n % 3 ? 1 : -1, .gamma = {0.5, -0.2, 0.1}};
+    double *out = written(vector(4 * SWEEP_OUT, 0), MAPUOT_F64, 1e-12, 1e-13);
     args.depth = 2 + n % (MAX_MEMORY - 1);
     args.kappa = exp(args.offset);
     args.base = 0.7; /* the shift: columns here differ in rho, so no one factor takes q there */
     args.q_factor = 1;
-    for (int k = 0; k < 2; k++) {
-        mapuot_set_isa(k ? isa : "scalar");
-        const sweep_kernels *table = mapuot_active_kernels()->sweeps;
-        const sweep_fn sweeps[] = {table->marginal, table->prox, table->difference, table->advance};
-        seed = start;
-        state[k] = new_state(1, n, MAPUOT_F64, MAPUOT_KL, kind, memory, 1);
-        state[k].limits.in_place = n % 2;
-        for (int64_t j = 0; j < np; j++)
-            state[k].sums[j] = j >= n || j % 11 == 7 ? 0.0 : uniform(0.1, 2);
-        for (int q = 0; q < 4; q++) {
-            sweeps[q](&state[k], &args, 0, cut, out[k][q]);
-            sweeps[q](&state[k], &args, cut, np, out[k][q]);
-            if (q == 1 && state[k].cols.fi)
-                check_columns(&state[k], &args, out[k][q]);
-        }
+    mapuot_state state = new_state(m, n, MAPUOT_F64, MAPUOT_KL, kind, MAX_MEMORY, mapuot_pool_threads(pool));
+    state.limits.in_place = form;
+    double *const numbers[] = {state.work, state.history, state.cols.log_scale, state.cols.scale, state.cols.marginal};
+    for (int k = 0; k < 5; k++)
+        written(numbers[k], MAPUOT_F64, 1e-12, k < 3 ? 1e-13 : 0);
+    for (int64_t j = 0; j < np; j++)
+        state.sums[j] = j >= n || j % 11 == 7 ? 0.0 : uniform(0.1, 2);
+    memset(out, 0, 4 * SWEEP_OUT * sizeof *out);
+    for (int q = 0; q < 4; q++) {
+        sweeps[q](&state, &args, 0, cut, out + q * SWEEP_OUT);
+        sweeps[q](&state, &args, cut, np, out + q * SWEEP_OUT);
     }
-    for (int q = 0; q < 4; q++)
-        for (int i = 0; i < SWEEP_OUT; i++)
-            expect("sweep result", 100 * q + i, out[1][q][i], out[0][q][i], 1e-12, 1e-13);
-    for (int64_t j = 0; j < 3 * np; j++)
-        expect("sweep: work", j, state[1].work[j], state[0].work[j], 1e-13, 1e-13);
-    for (int64_t j = 0; j < (2 * memory + 2) * np; j++)
-        expect("sweep: history", j, state[1].history[j], state[0].history[j], 1e-12, 1e-13);
-    for (int64_t j = 0; j < np; j++) {
-        expect("sweep: log v", j, state[1].cols.log_scale[j], state[0].cols.log_scale[j], 1e-13, 1e-13);
-        expect("sweep: v", j, state[1].cols.scale[j], state[0].cols.scale[j], 1e-12, 0);
-        expect("sweep: s", j, state[1].cols.marginal[j], state[0].cols.marginal[j], 1e-13, 0);
-        expect("left out", j, isinf(state[1].cols.absorbed[j]) && state[1].cols.scale[j] != 0, 0, 0, 0);
-    }
-    release(from);
+    for (int64_t j = 0; j < np; j++)
+        expect("left out", j, isinf(state.cols.absorbed[j]) && state.cols.scale[j] != 0, 0, 0, 0);
 }
 #endif

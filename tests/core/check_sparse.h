@@ -1,6 +1,5 @@
 /* check_sparse.h - stored pairs against the dense matrix that has inf, or 0 in K, everywhere else: K, the plan, a pass and
- * all streams (check_passes.h and check_streams.h hold the dense ones to plain loops).  Entries are equal bit for bit, sums
- * within their rounding.
+ * all streams.  Entries are equal bit for bit, sums within their rounding.
  */
 #ifndef CHECK_SPARSE_H
 #define CHECK_SPARSE_H

@@ -1,6 +1,6 @@
 """Every C kernel through Python against numpy: instruction sets, storage, threads, odd sizes, odd layouts.
 
-tests/core/check_kernels.c checks the same kernels one by one behind guard bytes; here the oracle is numpy.
+tests/core/check_kernels.c compares the same kernels with scalar ones, behind guard bytes; here the oracle is numpy.
 """
 
 import mmap

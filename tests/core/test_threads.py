@@ -2,7 +2,6 @@
 
 import gc
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -106,28 +105,6 @@ def test_threads_by_default_are_one_for_small_and_all_for_large(monkeypatch):
     assert not asked
 
 
-def test_two_python_threads_at_once():
-    right = CASE.solve(tol=1e-10)
-    shared = CASE.solve(tol=1e-10, threads=2)
-    X = np.random.default_rng(0).normal(size=(70, 2))
-    wrong = []
-
-    def work(k):
-        for _ in range(6):
-            mine = CASE.solve(tol=1e-10, threads=1 + k % 3)
-            if relative_error(mine.plan, right.plan) > 1e-9:
-                wrong.append(k)
-            if np.abs(shared.apply(X) - right.plan @ X).max() > 1e-9:  # one pool, many callers
-                wrong.append(k)
-
-    workers = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
-
-
 def test_a_solve_releases_the_interpreter():
     """While one thread is in the core, this one runs Python."""
     case = clouds(700, 700, reg=0.002, reg_m=100.0)
@@ -147,45 +124,11 @@ def test_a_solve_releases_the_interpreter():
     assert ticks > 20
 
 
-@pytest.mark.skipif("tsan" in os.environ.get("LD_PRELOAD", ""), reason="ThreadSanitizer forbids threads after fork")
-def test_child_after_fork_uses_the_parents_result_and_solves():
-    parent, X = CASE.solve(tol=1e-10, threads=2), np.ones((70, 2))
-    right, plan, cost = parent.apply(X), np.array(parent.plan), parent.cost  # the stream's pool now has its threads
-
-    def child(say):
-        np.testing.assert_array_equal(parent.apply(X), right)
-        np.testing.assert_array_equal(parent.plan, plan)
-        assert parent.cost == cost
-        assert relative_error(CASE.solve(tol=1e-10, threads=2).plan, plan) < 1e-9
-
-    code, said = Child(child).end()
-    assert code == 0, said
-    np.testing.assert_array_equal(parent.apply(X), right)  # and the parent's threads live on
-
-
 def run_python(code, **variables):
     """A fresh interpreter that finds the same mapuot."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **variables}
     command = [sys.executable, "-c", textwrap.dedent(code)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-
-
-def test_interrupt_stops_a_long_solve():
-    """It would run for hours; the next one is right."""
-
-    def child(say):
-        case = clouds(600, 600, reg=1e-4, reg_m=1e3)
-        say("R")
-        with pytest.raises(KeyboardInterrupt):
-            case.solve(method="sinkhorn", tol=1e-300, max_passes=10**9, threads=2)
-        assert case.replace(reg=0.1, reg_m=1.0).solve().converged
-
-    job = Child(child)
-    assert job.hear() == b"R"
-    time.sleep(1.0)
-    job.kill(signal.SIGINT)
-    code, said = job.end()
-    assert code == 0, said
 
 
 @pytest.mark.parametrize("name", ["scalar", "avx2", "avx512", "neon", "nonsense"])
@@ -261,49 +204,6 @@ def test_the_least_quota_of_the_cgroups(tmp_path, files, quota):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert native.lib.mapuot_quota(str(tmp_path).encode()) == quota
-
-
-@pytest.fixture
-def own_cgroup():
-    """A cgroup for one test: its folder, and a function that sets its quota in cores."""
-    cpu, unified = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
-    parent = cpu if cpu.is_dir() else unified
-    folder = parent / f"mapuot_test_{os.getpid()}"
-
-    def limit(quota):
-        if parent is cpu:
-            (folder / "cpu.cfs_quota_us").write_text(f"{int(quota * 100_000)}")
-        else:
-            (folder / "cpu.max").write_text(f"{int(quota * 100_000)} 100000")
-
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"no cgroup of its own: {error}")
-    try:
-        limit(1.0)
-    except OSError as error:
-        folder.rmdir()
-        pytest.skip(f"no quota in a cgroup of its own: {error}")
-    yield folder, limit
-    folder.rmdir()
-
-
-def test_threads_in_a_cgroup_with_a_quota(own_cgroup):
-    """A quota is rounded to whole cores, one at least, and more than the cores of the affinity are none."""
-    folder, limit = own_cgroup
-    code = f"""
-        import os, pathlib
-        pathlib.Path({str(folder / "cgroup.procs")!r}).write_text(str(os.getpid()))
-        from mapuot.processor import cores, core_count, default_threads
-        print(core_count(), default_threads(10**6), default_threads(100), len(cores()))
-        """
-    online = None
-    for quota in (0.2, 1.0, 1.4, 1.6, 3.0, 1000.0):
-        limit(quota)
-        found, threads, few, online = map(int, run_python(code).communicate(timeout=60)[0].split())
-        assert found == threads == min(max(1, round(quota)), online)
-        assert few == 1
 
 
 def test_a_plan_that_is_being_formed_stops_nobody_else(monkeypatch):

@@ -135,22 +135,29 @@ def threads(rng):
     """Four threads at once, over the same pool: each answer has the bits that it has alone."""
     cases = [a_case(rng) for _ in range(4)]
     alone = [case.solve(**EVEN) for case in cases]
+    one = np.ones(cases[0].shape[1])
+    product = alone[0].apply(one)
     with ThreadPoolExecutor(4) as pool:
         for found, right in zip(pool.map(lambda case: case.solve(**EVEN), cases * 3), alone * 3, strict=True):
             np.testing.assert_array_equal(found.log_u, right.log_u)
             sound(found)
+        for found in pool.map(lambda _: alone[0].apply(one), range(8)):  # one plan, many callers
+            np.testing.assert_array_equal(found, product)
 
 
 # ---- children ----
 
 
 def forks(rng):
-    """A child of a process whose pools are in use solves to the same bits, and so does its child."""
+    """A child of a process whose pools are in use solves to the same bits, and so does its child; their plans, too."""
     case = a_case(rng)
     right = case.solve(**EVEN)
+    one = np.ones(case.shape[1])
+    product = right.apply(one)  # the pool of products has its threads
 
     def grandchild(say):
         np.testing.assert_array_equal(case.solve(**EVEN).log_u, right.log_u)
+        np.testing.assert_array_equal(right.apply(one), product)
 
     def child(say):
         grandchild(say)
