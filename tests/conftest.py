@@ -47,9 +47,13 @@ def pytest_collection_modifyitems(config, items):
 def few(cases):
     """Cases of one test that together have every value of every parameter."""
 
+    def parts(name, value):
+        """A named tuple has the values of its fields."""
+        fields = zip(getattr(value, "_fields", ()), value, strict=False) if hasattr(value, "_fields") else ()
+        return set().union(*(parts(*field) for field in fields)) or {(name, repr(value))}
+
     def values(case):
-        params = case.callspec.params if hasattr(case, "callspec") else {}
-        return {(name, repr(value)) for name, value in params.items()}
+        return set().union(*(parts(*x) for x in case.callspec.params.items())) if hasattr(case, "callspec") else set()
 
     found, unseen = [], set().union(*map(values, cases))
     while unseen or not found:

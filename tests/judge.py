@@ -64,13 +64,13 @@ def claim_of(result: Any, strict: bool = True) -> Claim:
     )  # fmt: skip
 
 
-def claim_over_ranks(result: Any, comm: Any) -> Claim | None:
+def claim_over_ranks(result: Any, rank: int) -> Claim | None:
     """The claim of all ranks together, on rank 0; None on the others."""
     plan = result.gather_plan(0)
     rows = [result.gather(x, 0) for x in (result.log_u, result.row_marginal)]
-    if comm.Get_rank():
+    if rank:
         return None
-    plan = plan.toarray() if sparse.issparse(plan) else plan
+    plan = plan.toarray() if sparse.issparse(plan) else plan.get() if hasattr(plan, "get") else plan
     numbers = result.gap, result.error_bound, result.dual, result.objective, result.mass
     return Claim(
         result.converged, result.status, plan, rows[0], result.log_v, *numbers, rows[1], result.col_marginal,

@@ -4,6 +4,7 @@ Each function named ``case_*`` runs on every rank of a ``Job``; tests/mpi adds t
 """
 
 import functools
+import itertools
 import time
 import traceback
 import warnings
@@ -11,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import judge
+import matrix
 import numpy as np
-from problems import clouds, csr_of, with_forbidden, with_zeros
+from problems import clouds, csr_of
 
 import mapuot
 from mapuot.backends import pick
@@ -179,6 +182,40 @@ def own_points(x, y, i0, i1, **options):
 # ---- the same answer
 
 
+VARIANTS = [
+    ("dense", {}), ("dense", {"dtype": "float32"}), ("dense", {"reference": "uniform"}),
+    ("dense", {"reference": "given"}), ("dense", {"mask": "mask"}), ("dense", {"pairs": "forbidden"}), ("function", {}),
+    ("dense", {"rho": "one a point", "masses": "zeros"}), ("points", {"mask": "mask"}), ("cosine", {}),
+    ("cityblock", {"reference": "uniform"}), ("pairs", {"pairs": "forbidden"}),
+    ("pairs", {"pairs": "apart", "reference": "given as pairs"}), ("boxes", {"shape": "boxes"}),
+]  # fmt: skip
+
+
+def case_matrix(job):
+    """Each kind of cost that has rows, for each penalty: the judge believes what the ranks say together."""
+    for k, ((kind, changes), pair) in enumerate(itertools.product(VARIANTS, matrix.PAIRS)):
+        traits = matrix.PLAIN._replace(**changes)
+        wanted = (kind == "dense" and not changes) or (
+            "kl" in pair and (kind not in matrix.BY_SOLVE or pair in matrix.KL)
+        )
+        if not wanted or not matrix.allowed(kind, "solve", pair, traits):
+            continue
+        M, case, options = matrix.posed(kind, pair, traits)
+        i0, i1 = job.bounds(len(case.a), "uneven" if k % 3 == 2 and kind not in matrix.POINTS else "even")
+        own = case.replace(a=case.a[i0:i1])
+        if traits.rho == "one a point":
+            own = own.replace(reg_m=(case.reg_m[0][i0:i1], case.reg_m[1]))
+        if traits.reference.startswith("given"):
+            options = {"reference": options["reference"][i0:i1]}
+        M = M if kind == "function" else job.form(M[i0:i1]) if kind == "dense" else M[i0:i1]
+        result = matrix.solve(M, own, comm=job.comm, backend=job.backend, **FLOAT64, **options)
+        claim = judge.claim_over_ranks(result, job.ranks.rank)
+        if claim is not None:
+            found, _ = judge.judge(case, claim, FLOAT64, matrix.best_of(kind, pair, traits))
+            assert not found, (kind, changes, pair, found)
+        assert result.converged, (kind, changes, pair, result.status)
+
+
 def case_shapes(job):
     for shape in [(37, 29), (64, 48), (2, 40), (1, 1), (5, 3), (50, 2)]:
         job.check(clouds(*shape, ratio=1.3))
@@ -189,33 +226,14 @@ def case_uneven_and_empty_blocks(job):
         job.check(clouds(*shape), split="uneven")
 
 
-def case_one_rho_a_row(job):
-    case, mine = clouds(33, 21), np.arange(33) < own_rows(33, 0, job.ranks.size)[1]
-    job.check(case.replace(reg_m=(np.linspace(0.5, 2.0, 33), 1.0)))
-    job.check(case.replace(reg_m=(np.where(mine, 1.0, 2.0), 1.0)))  # one value in each block
-    job.check(case.replace(reg_m=(np.where(mine, np.inf, 2.0), 1.0)))  # balanced on rank 0 only
-
-
-def case_references(job):
-    """Ones, and a matrix with zeros, among them whole rows and a column."""
-    case = clouds(33, 21)
-    c = np.random.default_rng(1).random((33, 21)) + 0.1
-    c[::5, ::3] = c[: own_rows(33, 0, job.ranks.size)[1] // 2] = 0.0
-    c[:, 20] = 0.0
-    job.check(case.replace(reference="uniform"))
-    job.check(case.replace(reference=c))
-
-
-def case_zeros_and_forbidden_pairs(job):
-    """Zero masses, forbidden pairs, a column and a row that nothing reaches, a row with partners far right only."""
-    job.check(with_zeros(clouds(33, 21)))
-    job.check(with_forbidden(clouds(33, 21)))
-    case = clouds(33, 21)
+def case_rows_that_one_rank_alone_has(job):
+    """A row and a column that nothing reaches, a row with partners far right only, no mass or hard rows on rank 0."""
+    case, first = clouds(33, 21), own_rows(33, 0, job.ranks.size)[1]
+    job.check(case.replace(reg_m=(np.where(np.arange(33) < first, np.inf, 2.0), 1.0)))
     case.M[:, 4] = case.M[7] = np.inf
     case.M[9, :15] = np.inf
     job.check(case)
-    case = clouds(33, 21)
-    case.a[: own_rows(33, 0, job.ranks.size)[1] - (job.ranks.size == 1)] = 0.0  # no mass on rank 0
+    case.a[: first - (job.ranks.size == 1)] = 0.0
     job.check(case)
 
 
@@ -263,25 +281,6 @@ def case_points(job):
             got = mapuot.solve(mine, a[i0:i1], b, reg=reg, reg_m=1.0, backend=job.backend, comm=job.comm)
             job.within_bounds(got, want, i0, i1)
             assert abs(got.n_passes - one.n_passes) <= 2 or far, (got, one)
-
-
-def case_points_of_every_kind(job):
-    """Weights, whose rounding depends on the own points; masks, that know the rows before; sides that are hard."""
-    rng = np.random.default_rng(4)
-    x, y, a, b = rng.random((41, 3)), rng.random((33, 3)), rng.random(41) + 0.1, rng.random(33) + 0.1
-    mask = mapuot.SeededMask(0.5, 3)
-    for penalty, cloud, more, split, far in (
-        ("kl", {"weights": [0.3, 0.7, 2.0]}, {}, "uneven", 3.0),
-        ("kl", {"metric": "cityblock"}, {"mask": mask}, "even", 3.0),
-        (("balanced", "l2"), {"metric": "cosine"}, {"reference": "uniform"}, "even", 3.0),
-    ):  # fmt: skip
-        x[0] = far
-        (i0, i1), rest = job.bounds(41, split), {"penalty": penalty, **more}
-        options = {"reg": 0.2, "reg_m": 1.0, **rest}
-        want = mapuot.solve(mapuot.PointCloud(x, y, **cloud), a, b, tol=1e-10, backend="cpu", **options)
-        mine = own_points(x, y, i0, i1, **cloud)
-        got = mapuot.solve(mine, a[i0:i1], b, tol=1e-9, backend=job.backend, comm=job.comm, **options)
-        job.within_bounds(got, want, i0, i1, hard=5.0 if "balanced" in penalty else 1.0)
 
 
 def stored_pairs(parts, reg_m):

@@ -71,18 +71,6 @@ def test_the_default_converges():
         UnbalancedSinkhornTransport(reg_e=0.05, reg_m=10.0, max_iter=2, norm="max").fit(xs, Xt=xt)
 
 
-def test_the_plan_is_formed_on_demand_only():
-    xs, ys, xt, yt = domains()
-    estimator = UnbalancedSinkhornTransport().fit(xs, Xt=xt)
-    estimator.transform(xs)
-    estimator.inverse_transform(Xt=xt)
-    estimator.transform_labels(ys)
-    estimator.inverse_transform_labels(yt)
-    assert "plan" not in vars(estimator.result_)
-    assert estimator.coupling_.shape == (14, 11)
-    assert estimator.log_ == {}
-
-
 def test_a_sample_without_mass_stays():
     xs, _, xt, _ = domains()
     weights = np.ones(14)
@@ -114,14 +102,6 @@ def test_pickle_and_clone():
     assert not hasattr(copy, "coupling_")
 
 
-def test_names_of_pot(backend):
-    """POT's callers name their arguments, whatever scikit-learn makes of methods called transform."""
-    xs, _, xt, _ = domains()
-    estimator = UnbalancedSinkhornTransport().fit(Xs=xs, Xt=xt)
-    assert_allclose(estimator.transform(Xs=xs), estimator.transform(xs))
-    assert_allclose(UnbalancedSinkhornTransport().fit_transform(Xs=xs, Xt=xt), estimator.transform(xs))
-
-
 def test_a_target_as_a_parameter():
     xs, _, xt, _ = domains()
     ours = TransportOnto(xt, reg_e=0.5).fit(xs)
@@ -143,20 +123,6 @@ def test_tables_come_out_as_tables():
     assert list(estimator.get_feature_names_out()) == ["length", "width"]
     with pytest.raises(ValueError, match="feature names should match"):
         estimator.transform(table[["width", "length"]])
-
-
-def test_in_a_pipeline_and_a_search():
-    from sklearn.model_selection import GridSearchCV
-    from sklearn.neighbors import KNeighborsClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    xs, ys, xt, _ = domains(m=30)
-    line = make_pipeline(StandardScaler(), TransportOnto(xt), KNeighborsClassifier(3))
-    search = GridSearchCV(line, {"transportonto__reg_e": [0.1, 1.0]}, cv=3).fit(xs, ys)
-    assert search.best_params_["transportonto__reg_e"] in (0.1, 1.0)
-    again = pickle.loads(pickle.dumps(search.best_estimator_))
-    assert_allclose(again.predict(xs), search.predict(xs))
 
 
 class OntoItself(UnbalancedSinkhornTransport):

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from problems import clouds, with_forbidden, with_zeros
+from problems import clouds
 
 import mapuot
 from mapuot import files
@@ -51,20 +51,6 @@ def same(one, two):
     np.testing.assert_allclose(one.apply_transpose(np.ones((m, 2))), two.apply_transpose(np.ones((m, 2))), rtol=1e-12)
     np.testing.assert_array_equal(one.rows(3, 12), one.plan[3:12])
     np.testing.assert_array_equal(one.top_k(2)[0], two.top_k(2)[0])
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("precision", ["float64", "mixed"])
-@pytest.mark.parametrize(
-    "change",
-    [lambda c: c, with_zeros, with_forbidden, lambda c: c.replace(reg=0.001)],
-    ids=["plain", "zeros", "forbidden", "small reg"],
-)
-def test_function(small_blocks, dtype, precision, change):
-    case = change(clouds(40, 21, reg=0.03))
-    M = case.M.astype(dtype)
-    case = case.replace(M=M)
-    same(case.replace(M=lambda i0, i1: M[i0:i1]).solve(precision=precision), case.solve(precision=precision))
 
 
 def test_reference_in_a_file(small_blocks, tmp_path):

@@ -8,8 +8,6 @@ from scipy.spatial.distance import cdist
 import mapuot
 from mapuot.backends import cpu
 from mapuot.backends.cpu.grid import GridOperator
-from mapuot.problem.problem import Problem
-from mapuot.route.options import make_options
 
 GRIDS = {
     "line": mapuot.Grid(17, 0.1, 2.0, target=23, offset=0.45),
@@ -55,26 +53,6 @@ def test_sums_are_within_their_bound(grid, reg):
     ][:, np.unravel_index(np.arange(grid.shape[1]), grid.nodes[1])[0]]).sum(1)) + top, rtol=1e-9)  # fmt: skip
 
 
-@pytest.mark.parametrize("precision", ["mixed", "float64"])
-@pytest.mark.parametrize("method", ["auto", "translation_invariant", "sinkhorn"])
-def test_passes_are_those_of_the_matrix(grid, method, precision):
-    """The iterates of float64 passes over K, whatever storage is asked for."""
-    a, b = masses(grid)
-    found = []
-    for cost in (grid, np.asarray(grid)):
-        problem = Problem.from_arrays(cost, a.ravel(), b.ravel(), 0.05, (1.0, 2.0), "kl", "product", cpu)
-        storage = precision if cost is grid else "float64"
-        workspace = cpu.Workspace(problem, make_options(method, storage, 1e-12, None, 1))
-        workspace.absorb(np.linspace(-1, 1, grid.shape[1]))
-        stats = workspace.iterate(5)
-        found.append((stats, *workspace.potentials(), *workspace.marginals()))
-    for left, right in zip(*(x[1:] for x in found), strict=True):
-        assert_allclose(left, right, rtol=1e-9, atol=1e-10)
-    for left, right in zip(found[0][0], found[1][0], strict=True):
-        assert (left.status, left.rejected) == (right.status, right.rejected)
-        assert_allclose([left.mass, left.dual], [right.mass, right.dual], rtol=1e-9)
-
-
 def test_zeros_masses_far_apart_and_a_reg_for_each_node():
     grid = mapuot.Grid((8, 9), 0.1)
     a, b = masses(grid)
@@ -115,15 +93,6 @@ def test_a_divergence_of_images():
     for other in (mapuot.Grid((6, 5), target=(5, 6)), mapuot.Grid((6, 5), offset=1.0)):
         with pytest.raises(ValueError, match="M_a and M_b"):
             mapuot.sinkhorn_divergence(other, a, b, reg=0.05, reg_m=1.0)
-
-
-def test_tensors():
-    torch = pytest.importorskip("torch")
-    grid = mapuot.Grid((6, 5), 0.2)
-    a, b = map(torch.tensor, masses(grid))
-    found = mapuot.solve(grid, a, b, reg=0.05, reg_m=1.0)
-    assert isinstance(found.log_u, torch.Tensor)
-    assert found.converged
 
 
 def test_what_is_too_large_is_refused_before_it_is_made():

@@ -27,18 +27,11 @@ from marginals import (
 )  # fmt: skip
 
 import mapuot
-from mapuot.ascend.loop import Run
-from mapuot.ascend.passes import Engine
-from mapuot.backends import cpu
-from mapuot.backends.coarse import Labels
-from mapuot.backends.kernel import LogKernel, StaleError
+from mapuot.backends.kernel import StaleError
 from mapuot.marginals import coarse
 from mapuot.marginals.problem import MultiProblem
-from mapuot.marginals.solve import body_of
 from mapuot.marginals.tree import Tree
 from mapuot.penalties import kl_divergence
-from mapuot.problem.cost import Dense
-from mapuot.route.options import make_options
 
 
 @pytest.mark.parametrize(("shape", "count"), [(x, n) for x in SHAPES for n in (3, 4, 5) if n == 3 or x != "triangle"])
@@ -261,18 +254,6 @@ def test_couplings_of_stored_pairs_are_sparse():
     np.testing.assert_allclose(result.cost, dense.cost, rtol=1e-12)
 
 
-@pytest.mark.parametrize("reg", [0.1, 0.01, 5e-4])
-def test_stored_pairs_are_a_matrix_of_inf(reg):
-    """range(C) / reg goes up to 2000, where kernels are made anew and 270 passes differ by the order of sums."""
-    costs, masses = problem("tree", 4, 12)
-    costs = {pair: np.where(M < 0.4, M, np.inf) for pair, M in costs.items()}
-    one, other = (mapuot.multimarginal(x, masses, reg=reg, reg_m=1.0, tol=1e-8) for x in (as_stored(costs), costs))
-    assert one.converged
-    assert abs(one.n_passes - other.n_passes) <= 2 + 0.1 * other.n_passes
-    for k in range(4):
-        np.testing.assert_allclose(one.marginal(k), other.marginal(k), atol=1e-7)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_stored_pairs_are_summed_entry_by_entry_where_kernels_cannot(dtype, monkeypatch):
     """In float64 whatever they are given in; so is the coupling."""
@@ -307,15 +288,6 @@ def test_a_triangle_of_float32_costs_is_solved_in_float64(reg):
     assert one.converged
     assert one.dual == pytest.approx(other.dual, rel=1e-13)
     np.testing.assert_allclose(one.pair(0, 1), other.pair(0, 1), rtol=1e-11)
-
-
-def test_threads_share_stored_pairs():
-    near = {(k, k + 1): mapuot.knn_cost(*np.random.default_rng(k).random((2, 500, 2)), 8) for k in range(2)}
-    masses = [np.full(500, 1.1**k / 500) for k in range(3)]
-    one, two = (mapuot.multimarginal(near, masses, reg=0.01, reg_m=1.0, threads=n, tol=1e-9) for n in (1, 2))
-    assert one.converged
-    assert one.n_passes == two.n_passes
-    np.testing.assert_allclose(one.pair(0, 1).toarray(), two.pair(0, 1).toarray(), rtol=1e-7)
 
 
 @pytest.mark.parametrize(("shape", "n", "entries"), [("chain", 500, 2 * 500**2), ("array", 90, 90**3)])
@@ -484,15 +456,6 @@ def test_it_says_how_far_it_came():
     assert loose.n_passes < mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0).n_passes
 
 
-def test_a_backend_that_takes_no_stored_pairs(monkeypatch):
-    monkeypatch.setattr("mapuot.marginals.solve.pick", lambda *given: None)
-    monkeypatch.setattr("mapuot.marginals.solve.name_of", lambda backend: "cuda")
-    with pytest.raises(NotImplementedError, match=r"'cuda' takes no sparse costs\[0, 1\]"):
-        mapuot.multimarginal(
-            {(0, 1): scipy.sparse.csr_array(np.eye(3))}, [np.ones(3)] * 2, reg=1, reg_m=1, backend="cuda"
-        )
-
-
 @pytest.fixture
 def narrow(monkeypatch):
     """Kernels of any size in float32, where tol lets them."""
@@ -540,69 +503,6 @@ def test_no_false_certificate_of_corrected_steps(storage, corrected, monkeypatch
     assert len(steps) > 200
 
 
-@pytest.mark.parametrize("shape", ["chain", "star", "tree"])
-@pytest.mark.parametrize("rho", [0.3, 20.0, [np.inf, 2.0, 2.0, 2.0, 2.0], [2.0, 0.5, np.inf, np.inf, 2.0]])
-def test_corrections_are_newtons_steps(shape, rho, corrected, monkeypatch):
-    """With a cluster for each point: J (I - J)^-1 F, J by differences of passes, but for what is common to an edge."""
-    costs, masses = problem(shape, 5, 5, ratio=1.0 if np.isinf(rho).any() else 1.2)
-    masses = [x / x.sum() for x in masses] if np.isinf(rho).any() else masses
-    masses[3] = masses[3] if np.isinf(rho).any() else None
-    given = MultiProblem.from_arguments(costs, masses, 0.05, rho)
-    labels = [Labels(x[:-1], x, x[:-1]) for x in map(np.arange, np.array(given.shape) + 1)]
-    monkeypatch.setattr(coarse, "clustered", lambda problem: labels)
-    engine = Engine(body_of)
-    run = Run(engine, 1000)
-    state = run.run(given, make_options("auto", "auto", 1e-8, None, 1), np.zeros(1))
-    assert run.status == "converged"
-    tree = engine.body
-
-    def image(state):
-        return tree.image(tree.find(state, False), False)
-
-    for _ in range(300):  # on, to where passes change nothing
-        state = image(state)
-    tree.coarse.due = 0
-    image(state)
-    tree.coarse.judge(False)
-    assert tree.coarse.on
-    n, h = len(state), 1e-5
-    J = np.stack([(image(state + h * e) - image(state - h * e)) / (2 * h) for e in np.eye(n)], 1)
-    weight = tree.coarse.weight
-
-    def uncommon(x):
-        out = x.copy()
-        for part in tree.edges.values():
-            out[part] -= weight[part] @ x[part] / weight[part].sum()
-        return out
-
-    F = uncommon(np.random.default_rng(1).normal(size=n))
-    common = np.linalg.lstsq(np.eye(n) - J, J @ F, rcond=1e-9)[0]
-    np.testing.assert_allclose(uncommon(tree.coarse.step(F)), uncommon(common), atol=2e-5 * np.abs(common).max())
-
-
-@pytest.mark.parametrize("storage", ["float64", "float32"])
-def test_what_clusters_exchange_is_the_plan(storage):
-    """Blocks of a labelled pass of the core against the plan."""
-    rng = np.random.default_rng(3)
-    M, y, a = rng.random((37, 53)), rng.normal(size=53), rng.normal(size=37)
-    label = rng.permutation(37) % 8
-    order = np.argsort(label, kind="stable")
-    labels = Labels(order, np.searchsorted(label[order], np.arange(9)), label)
-    made = LogKernel(cpu.operator_of(Dense(M), 0.1), (0.0, 1.0), storage)
-    made.operator.label(labels)
-    R, _, _ = made.through(y, a, 0.9)
-    made.operator.label(None)
-    mass, shares = made.operator.exchanged()
-    before = mass.copy(), shares.copy()
-    P = np.exp((a - 0.9 * R)[:, None] + y - M / 0.1)
-    blocks = np.stack([P[label == k].sum(0) for k in range(8)])
-    np.testing.assert_allclose(mass / mass.sum(), blocks.sum(1) / blocks.sum(), rtol=1e-6)
-    np.testing.assert_allclose(shares, blocks / blocks.sum(1)[:, None], rtol=2e-6, atol=1e-19)
-    made.through(y + 1.0 * rng.normal(size=53), a, 0.9)
-    for x, z in zip(before, made.operator.exchanged(), strict=True):
-        np.testing.assert_array_equal(x, z)
-
-
 @pytest.mark.parametrize(("reg_m", "most"), [(0.05, 0.5), (1.0, 0.6), (np.inf, 0.7)])
 def test_clusters_save_passes(reg_m, most, monkeypatch):
     costs, masses = drifting(reg_m)
@@ -626,25 +526,6 @@ def test_a_stalled_solve_tells_its_marginals():
     assert result.status == "stalled"
     assert 1e-11 < result.error_bound < 1e-9
     check(result, costs, masses, 0.05, [20.0] * 5, result.problem.shape)
-
-
-def test_a_failed_pass_is_no_longer_labelled(monkeypatch, corrected):
-    """Products with its kernels are plain again, whatever has ended it."""
-    costs, masses = problem("chain", 3, 6)
-    body, swept = [], Tree.swept
-
-    def fails(self, state, narrow):
-        body.append(self)
-        if self.coarse.labelled:
-            raise StaleError
-        return swept(self, state, narrow)
-
-    monkeypatch.setattr(Tree, "swept", fails)
-    with pytest.warns(mapuot.ConvergenceWarning):
-        result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
-    assert result.status == "underflow"
-    assert body[-1].coarse.labelled
-    assert not any(kernel.operator.state.coarse.labelled for kernel in body[-1].kernels.values())
 
 
 def test_costs_below_zero_hide_no_mass():
@@ -742,11 +623,3 @@ def test_gaps_are_those_of_costs_as_they_are(narrow):
         P = plan_of(whole(costs, masses), masses, 0.1, result.log_u)
         found = [(P.sum(axes_but(P, k)), masses[k] * np.exp(-0.1 / rho * result.log_u[k])) for k in range(3)]
         assert rho * sum(kl_divergence(r, q).sum() for r, q in found) <= result.gap
-
-
-def test_progress_shows_the_passes(capsys):
-    M = np.abs(np.arange(6.0)[:, None] - np.arange(6.0))
-    seen = []
-    mapuot.multimarginal({(0, 1): M}, [np.ones(6)] * 2, reg=0.5, reg_m=1.0, progress=True, callback=seen.append)
-    assert seen
-    assert f"{len(seen)} of at most 10000 passes" in capsys.readouterr().err

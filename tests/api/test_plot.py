@@ -231,18 +231,3 @@ def test_ranks_keep_a_share_and_move_labels(tmp_path):
     assert code == 0, err
     right = mapuot.solve(case.M, reg=0.05, reg_m=1.0).plan
     np.testing.assert_allclose(mapuot.load(tmp_path / "out.npz", case.M).plan, right, atol=1e-6)
-
-
-def test_pictures_of_tensors():
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(0)
-    x, y = rng.random((12, 2)), rng.random((9, 2))
-    M = torch.from_numpy(((x[:, None] - y) ** 2).sum(-1))
-    result = mapuot.solve(M, reg=0.05, reg_m=1.0)
-    assert isinstance(result.plan, torch.Tensor)
-    np.testing.assert_allclose(plot.coarse_plan(result), result.plan.numpy(), rtol=1e-12)
-    for draw in (plot.convergence, plot.plan, plot.masses):
-        draw(result)
-    plot.arrows(result, x, y)
-    plot.links(result, x, y)
-    assert isinstance(result.push(list("ab" * 6))[1], torch.Tensor)

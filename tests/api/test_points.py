@@ -11,10 +11,6 @@ import mapuot
 from mapuot.backends import cpu
 from mapuot.backends.coarse import FOUND
 from mapuot.problem.metrics import METRICS, REACH
-from mapuot.problem.problem import Problem
-from mapuot.route.options import make_options
-
-SHAPES = [(1, 1, 1), (1, 7, 2), (9, 1, 3), (37, 53, 3), (20, 33, 17), (4, 530, 40), (5, 600, 1)]
 
 
 def clouds(m, n, d, seed=0):
@@ -55,32 +51,6 @@ def test_weights_keep_the_digits_of_large_coordinates(metric):
     beside = there._cost.beside(there.x[:4], "points")
     np.testing.assert_allclose(np.asarray(beside), np.asarray(near)[:4], rtol=1e-11, atol=1e-15)
     assert mapuot.solve(there, a, b, reg=0.05, reg_m=1.0).converged
-
-
-def one_pass(cloud, a, b, reg, precision, log_v):
-    """What a first pass from log v leaves: sums of the columns beside the scalings, and scalings of the rows."""
-    problem = Problem.from_arrays(cloud, a, b, reg, 1.0, "kl", "product", cpu)
-    workspace = cpu.Workspace(problem, make_options("auto", precision, 1e-9, None, 2))
-    workspace.absorb(log_v)
-    narrow = bool(workspace.progress.narrow)
-    [stats] = workspace.make_passes(1)
-    return stats, *workspace.potentials(), *workspace.marginals(), narrow
-
-
-@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
-@pytest.mark.parametrize("shape", [*SHAPES, (70, 1100, 3), (13, 40, 64)])
-def test_float32_passes_are_those_of_float64(isa, metric, shape):
-    x, y, a, b = clouds(*shape)
-    cloud = mapuot.PointCloud(x - 0.3, y, metric, 1.0 / shape[2], form=None)
-    log_v = np.random.default_rng(1).normal(size=shape[1])
-    got, want = (one_pass(cloud, a, b, 0.02, precision, log_v) for precision in ("mixed", "float64"))
-    assert got[-1]
-    assert not want[-1]
-    assert got[0].mass == pytest.approx(want[0].mass, rel=2e-5)
-    for k in (1, 2):
-        np.testing.assert_allclose(got[k], want[k], atol=2e-5)
-    for k in (3, 4):
-        np.testing.assert_allclose(got[k], want[k], rtol=2e-5)
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
@@ -401,20 +371,6 @@ def test_when_a_cloud_is_formed():
 
 
 # ---- doors
-
-
-def test_solve_sample_is_solve_of_the_cloud():
-    x, y, a, b = clouds(9, 7, 2)
-    want = mapuot.solve(mapuot.PointCloud(x, y, "euclidean", 2.0, [1.0, 3.0]), a, b, reg=0.1, reg_m=1.0)
-    got = mapuot.solve_sample(x, y, a, b, reg=0.1, reg_m=1.0, metric="euclidean", scale=2.0, weights=[1.0, 3.0])
-    np.testing.assert_array_equal(got.plan, want.plan)
-
-
-def test_the_sum_of_the_plans_of_a_batch():
-    x, y, _, b = clouds(9, 7, 2)
-    A = np.random.default_rng(2).random((4, 9)) * (np.arange(9) != np.arange(4)[:, None])
-    batch = mapuot.solve_batch(mapuot.PointCloud(x, y), A, b, reg=0.1, reg_m=1.0)
-    np.testing.assert_allclose(batch.plan_sum(np.arange(4.0)), np.tensordot(np.arange(4.0), batch.plan, 1), atol=1e-12)
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cosine"])

@@ -238,40 +238,6 @@ def test_a_batch_is_its_problems(backend, reg_m, each):
     assert again.n_passes.max() <= 2
 
 
-def test_places_are_looked_at_once(monkeypatch):
-    """Parts and the transpose of a batch in the same places: two of the first (task as given and turned), one of it."""
-    S, _, a, b = pairs(40, 30, 0.3)
-    made = []
-    for name in ("_parts_between", "transpose"):
-        plain = getattr(Sparse, name)
-        monkeypatch.setattr(Sparse, name, lambda *args, n=name, f=plain: (made.append(n), f(*args))[1])
-    rng = np.random.default_rng(0)
-    matrices = [sparse.csr_array((rng.random(S.nnz), S.indices, S.indptr), shape=S.shape) for _ in range(9)]
-    batch = mapuot.solve_batch(matrices, a, b, reg=0.1, reg_m=(1.0, np.inf), threads=1)
-    assert batch.converged.all()
-    assert made.count("_parts_between") == 2
-    assert made.count("transpose") == 1
-    assert np.shares_memory(batch.problem.cost.data[3], matrices[3].data)
-
-
-def test_a_batch_of_every_format():
-    """Duplicates, other orders and dtypes: the same places all the same; points without mass part some problems."""
-    S, _, a, b = pairs(20, 30, 0.3, parts=2)
-    coo = S.tocoo()
-    twice = sparse.coo_array(
-        (np.r_[coo.data, coo.data] / 2, (np.r_[coo.row, coo.row], np.r_[coo.col, coo.col])), S.shape
-    )
-    given = [S, S.tocsc(), twice, coo, S.astype(np.float32), S.tolil()]
-    A, B = np.tile(a, (6, 1)), np.tile(b, (6, 1))
-    A[1, :5] = B[2, 3:9] = 0.0
-    for order in (given, given[::-1]):
-        batch = mapuot.solve_batch(order, A, B, reg=0.1, reg_m=1.0, tol=1e-8, threads=3)
-        assert batch.converged.all()
-        for i, one in enumerate(batch):
-            want = mapuot.solve(order[i], A[i], B[i], reg=0.1, reg_m=1.0, tol=1e-8, precision="float64")
-            assert np.abs(one.plan - want.plan).sum() <= 1e-7 * want.mass
-
-
 def test_slopes_of_float32_costs_have_float64_exponents():
     """At points without mass a potential is made of the costs, whose M / reg had the digits of a float32."""
     M, _, A, b = pairs(9, 7, 0.5, dtype=np.float32)
@@ -612,35 +578,6 @@ def test_files_that_lie(tmp_path, change):
         solve(tmp_path / "S.npz", a, b)
 
 
-def test_the_command_line(tmp_path):
-    pytest.importorskip("click")
-    from click.testing import CliRunner
-
-    from mapuot.cli import cli
-
-    S, _, a, b = pairs(20, 30, 0.3)
-    sparse.save_npz(tmp_path / "S.npz", S)
-    for name, weight in (("a", a), ("b", b)):
-        np.save(tmp_path / f"{name}.npy", weight)
-    words = ["solve", str(tmp_path / "S.npz"), "--reg", "0.1", "--reg-m", "1", "-o", str(tmp_path / "out.npz")]
-    words += ["--a", str(tmp_path / "a.npy"), "--b", str(tmp_path / "b.npy")]
-    done = CliRunner().invoke(cli, [*words, "--plan", "keep:1"])
-    assert done.exit_code == 0, done.output
-    with np.load(tmp_path / "out.npz") as out:
-        plan = sparse.csr_array((out["plan_data"], out["plan_indices"], out["plan_indptr"]), shape=S.shape)
-    np.testing.assert_allclose(plan.toarray(), solve(S, a, b).plan.toarray(), rtol=1e-9)
-    done = CliRunner().invoke(cli, [*words, "--plan", "dense"])
-    assert isinstance(done.exception, ValueError)
-    assert "--plan dense needs a dense M" in str(done.exception)
-
-
-def test_pictures():
-    pytest.importorskip("matplotlib")
-    S, M, a, b = pairs(90, 70, 0.2)
-    got, want = (mapuot.plot.coarse_plan(solve(x, a, b, tol=1e-9), 13) for x in (S, M))
-    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-12)
-
-
 def test_the_plan_is_the_slope_by_the_stored_costs():
     S, _, a, b = pairs(12, 15, 0.4)
     step, k = 1e-4, 17
@@ -658,9 +595,3 @@ def test_a_matrix_on_a_gpu_is_not_moved_unasked(backend):
     on_device = type("csr_matrix", (), {"__module__": "cupyx.scipy.sparse._csr"})()
     with pytest.raises(TypeError, match=f"M must not lie on a GPU for backend '{backend}'"):
         mapuot.solve(on_device, A2, B2, reg=0.1, reg_m=1.0, backend=backend)
-
-
-def test_the_whole_plan_of_one_process():
-    S, _, a, b = pairs(12, 15, 0.4)
-    result = solve(S, a, b)
-    assert (result.gather_plan() != result.plan).nnz == 0

@@ -164,24 +164,6 @@ def test_no_second_derivative(stored):
         slope.sum().backward()
 
 
-def test_training_lowers_the_loss():
-    """Gradient descent on the logits of one histogram finds the other; strides and graphs do not matter."""
-    x = torch.linspace(0, 1, 20)
-    M = (x[:, None] - x) ** 2
-    target = torch.softmax(-((x - 0.7) ** 2) / 0.01, 0)
-    logits = torch.zeros(20, requires_grad=True)
-    optimiser = torch.optim.Adam([logits], lr=0.2)
-    losses = []
-    for _ in range(60):
-        optimiser.zero_grad()
-        loss = sinkhorn_divergence(M, torch.softmax(logits, 0), target, reg=0.01, reg_m=1.0)
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss))
-    assert losses[-1] < 1e-2 * losses[0]
-    assert min(losses) > -1e-6
-
-
 REFUSED = [
     ({"A": np.ones(4)}, TypeError, "takes tensors, got ndarray"),
     ({"reference": "uniform"}, TypeError, "reference, penalty and warm_start"),
@@ -288,21 +270,6 @@ def test_gradcheck_of_stored_costs(reg_m, parts):
             lambda a, b, v, M=M: sinkhorn_loss(M, a, b, reg=0.1, reg_m=reg_m, values=v, **TIGHT),
         ):
             assert torch.autograd.gradcheck(loss, (A, b, values), atol=2e-6, rtol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("weighted", [True, False])
-def test_a_batch_of_a_list_of_csr_tensors(weighted):
-    """One each on one pattern: plans that are such tensors, whatever else is one."""
-    a, b, _, values, csr = csr_case()
-    Ms = [csr(values.detach() * k) for k in (1.0, 2.0, 3.0)]
-    A, B = (x.detach().expand(3, -1).clone() for x in (a, b))
-    A, B = (A, B) if weighted else (A.numpy(), B.numpy())
-    batch = mapuot.solve_batch(Ms, A, B, reg=0.1, reg_m=1.0, tol=1e-9)
-    for k, M in enumerate(Ms):
-        one = mapuot.solve(M, A[k], B[k], reg=0.1, reg_m=1.0, tol=1e-9)
-        assert batch[k].plan.layout == torch.sparse_csr
-        torch.testing.assert_close(batch[k].plan.values(), one.plan.values(), rtol=1e-7, atol=1e-12)
 
 
 def test_the_gradient_is_a_csr_tensor():

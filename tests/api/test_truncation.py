@@ -151,15 +151,6 @@ def test_starts_that_are_hundreds_of_nats_away(size):
     compare(x, y, a, b, 1e-3, warm_start=start)
 
 
-def test_a_start_of_groups(monkeypatch):
-    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 64)
-    x, y, a, b = clouds(700, 650, 1)
-    a[:40] = 0.0
-    for penalty in ("kl", "l2", ("kl", "balanced")):
-        got, _ = compare(x, y, a, b, 3e-4, penalty=penalty, least=0.7, tol=1e-4)
-        assert got.converged
-
-
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_groups_correct_passes(monkeypatch, d):
     """A handful of passes, far fewer than without, balanced sides and points without mass among them."""
@@ -181,22 +172,6 @@ def test_groups_correct_passes(monkeypatch, d):
     corrected, plain = passes[::2], passes[1::2]
     assert max(corrected) <= 7
     assert sum(corrected) <= 0.6 * sum(plain)
-
-
-@pytest.mark.parametrize(
-    ("most", "wide", "corrects"), [(math.inf, 0.2, True), (0.1, 0.2, False), (math.inf, 0.5, False)]
-)
-def test_groups_that_are_dear_or_wide_correct_nothing(monkeypatch, most, wide, corrects):
-    """``most`` passes that a correction may cost; ``wide``: how far points lie from their group's middle, in reg."""
-    made, correct = [], groups.Groups.corrected
-    monkeypatch.setattr(groups.Groups, "corrected", lambda *a: made.append(a[2]) or correct(*a))
-    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 200)
-    monkeypatch.setattr(boxes, "CORRECTION", most)
-    x, y, a, b = clouds(1500, 1300, 1)
-    reg = float(np.var(np.sort(x[:, 0])[:1496].reshape(-1, 8), axis=1).mean()) / wide
-    got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, reg=reg, reg_m=1.0, tol=1e-4)
-    assert got.converged
-    assert bool(made) == corrects
 
 
 def test_a_correction_that_misleads_is_taken_back(monkeypatch):

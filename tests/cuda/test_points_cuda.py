@@ -239,20 +239,3 @@ def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
             assert table.sum() == round(want.share * kept.size)
             if turned:
                 np.testing.assert_array_equal(table, kept.T)
-
-
-@pytest.mark.parametrize("reg_m", [1.0, (np.inf, 0.5)], ids=str)
-def test_grids_are_those_of_the_cpu(reg_m):
-    """Products along the axes on the device; the finish of a pass is the CPU's."""
-    rng = np.random.default_rng(0)
-    grid = mapuot.Grid((4, 5, 3), 0.3, target=(3, 4, 4), offset=(0.1, -0.2, 0.0))
-    a, b = (rng.random(nodes) + 0.1 for nodes in grid.nodes)
-    X, Y = rng.normal(size=(grid.shape[1], 2)), rng.normal(size=grid.shape[0])
-    got, want = (mapuot.solve(grid, a, b, reg=0.02, reg_m=reg_m, tol=1e-8, backend=name) for name in ("cuda", "cpu"))
-    assert got.converged
-    np.testing.assert_allclose(got.log_u, want.log_u, atol=1e-6)
-    np.testing.assert_allclose(got.plan, want.plan, atol=1e-8)
-    np.testing.assert_allclose(got.apply(X), want.apply(X), atol=1e-7)
-    np.testing.assert_allclose(got.apply_transpose(Y), want.apply_transpose(Y), atol=1e-7)
-    for name in ("cost", "objective", "dual"):
-        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-7)

@@ -1,7 +1,6 @@
 """Sparse costs on a GPU: passes against those of the CPU, whole solves against the dense M with inf elsewhere."""
 
 import gc
-import pickle
 from itertools import product
 
 import numpy as np
@@ -96,70 +95,6 @@ def test_one_launch_makes_the_passes_of_many(held, precision, penalty, monkeypat
         np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9)
 
 
-def test_products_of_the_plan():
-    S, M, a, b = pairs(70, 50, 0.2, parts=2)
-    rng = np.random.default_rng(0)
-    got = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cuda")
-    want = mapuot.solve(M, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cpu")
-    X, Y = rng.random((50, 5)), rng.random((70, 2))
-    np.testing.assert_allclose(got.apply(X), want.apply(X), rtol=1e-7)
-    np.testing.assert_allclose(got.apply(X[:, 0]), want.apply(X[:, 0]), rtol=1e-7)
-    np.testing.assert_allclose(got.apply_transpose(Y), want.apply_transpose(Y), rtol=1e-7)
-    np.testing.assert_allclose(got.barycentric_map(X), want.barycentric_map(X), rtol=1e-7)
-    np.testing.assert_allclose(got.rows(3, 9).toarray(), want.rows(3, 9), rtol=1e-7, atol=1e-12)
-    np.testing.assert_allclose(got.sparse(keep=0.7).toarray(), want.sparse(keep=0.7).toarray(), rtol=1e-7)
-    assert got.rows(4, 4).shape == (0, 50)
-    assert got.top_k(2)[0].tolist() == want.top_k(2)[0].tolist()
-    step, k, values = 1e-4, 17, []
-    for sign in (1, -1):
-        moved = S.copy()
-        moved.data[k] += sign * step
-        values.append(mapuot.solve(moved, a, b, reg=0.1, reg_m=1.0, tol=1e-10, backend="cuda").dual)
-    assert (values[0] - values[1]) / (2 * step) == pytest.approx(got.plan.data[k], rel=1e-5)
-    again = pickle.loads(pickle.dumps(got))
-    np.testing.assert_array_equal(again.plan.data, got.plan.data)
-
-
-@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_a_matrix_from_the_device_has_its_plan_there(form, dtype):
-    S, _, a, b = pairs(20, 30, 0.3, dtype=dtype)
-    given = getattr(device_sparse, f"{form}_matrix")(getattr(sparse, f"{form}_matrix")(S))
-    got = mapuot.solve(given, a, b, reg=0.1, reg_m=1.0)
-    want = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, backend="cuda")
-    assert isinstance(got.plan, device_sparse.csr_matrix)
-    assert got.plan.dtype == dtype
-    np.testing.assert_array_equal(got.plan.get().toarray(), want.plan.toarray())
-    np.testing.assert_array_equal(got.rows(5, 9).get().toarray(), want.rows(5, 9).toarray())
-    np.testing.assert_array_equal(got.top_k(2)[1].get(), want.top_k(2)[1])
-    np.testing.assert_array_equal(got.sparse(keep=0.7).get().toarray(), want.sparse(keep=0.7).toarray())
-    np.testing.assert_array_equal(got.sample(50, 0)[1].get(), want.sample(50, 0)[1])
-    assert isinstance(got.apply(np.ones(30)), cp.ndarray)
-    np.testing.assert_array_equal(got.apply(np.ones(30)).get(), want.apply(np.ones(30)))
-    with pytest.raises(TypeError, match="M must not lie on a GPU for backend 'cpu'"):
-        mapuot.solve(given, a, b, reg=0.1, reg_m=1.0, backend="cpu")
-
-
-@pytest.mark.parametrize("on_device", [(0, 0), (1, 1), (0, 1)])
-def test_a_batch_of_matrices_has_its_plans_where_they_are(on_device):
-    """In the same places, on the host, on the device, or some of each; "auto" looks into the list."""
-    S, _, _, _ = pairs(12, 15, 0.3)
-    both = [S, S * 2]
-    rng = np.random.default_rng(0)
-    A, B = rng.random((2, 12)) + 0.1, rng.random((2, 15)) + 0.1
-    given = [device_sparse.csr_matrix(sparse.csr_matrix(x)) if k else x for k, x in zip(on_device, both, strict=True)]
-    got = mapuot.solve_batch(given, A, B, reg=0.1, reg_m=1.0, tol=1e-9, backend="auto" if any(on_device) else "cuda")
-    want = mapuot.solve_batch(both, A, B, reg=0.1, reg_m=1.0, tol=1e-9)
-    assert got.converged.all()
-    for one, other in zip(got.plan, want.plan, strict=True):
-        assert isinstance(one, device_sparse.csr_matrix if any(on_device) else sparse.csr_array)
-        found = one.get() if any(on_device) else one
-        np.testing.assert_allclose(found.toarray(), other.toarray(), rtol=1e-7)
-    if any(on_device):
-        with pytest.raises(TypeError, match="M must not lie on a GPU for backend 'cpu'"):
-            mapuot.solve_batch(given, A, B, reg=0.1, reg_m=1.0, backend="cpu")
-
-
 def test_a_barycenter_is_the_hosts_of_a_matrix_from_the_device_too():
     """As of an array there; its message named a backend, which it does not take."""
     S, A = sparse.csr_matrix(np.random.default_rng(0).random((8, 8))), np.random.default_rng(1).random((2, 8))
@@ -190,23 +125,6 @@ def test_the_same_bits_each_time():
     plans = [mapuot.solve(S, a, b, reg=0.02, reg_m=1.0, backend="cuda").plan.data for _ in range(3)]
     np.testing.assert_array_equal(plans[0], plans[1])
     np.testing.assert_array_equal(plans[0], plans[2])
-
-
-def test_columns_that_a_block_has_in_turn(monkeypatch):
-    """Many rows and columns on few blocks, in the passes and in their finish, are as those of a block each."""
-    S, _, a, b = pairs(40, 700, 0.1, parts=2)
-    whole = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cuda")
-    monkeypatch.setattr(on_gpu, "blocks_for", lambda record, most=1: 1)
-    monkeypatch.setattr(on_gpu.SparseIterate, "split_columns", lambda self, most: Split.of(self, 1))
-    few = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cuda")
-    assert few.n_passes == whole.n_passes
-    np.testing.assert_allclose(few.plan.data, whole.plan.data, rtol=1e-9)
-
-
-class Split:
-    """All columns on so many blocks."""
-
-    of = on_gpu.Iterate.split_columns
 
 
 def test_parts_take_no_more_passes_than_one():

@@ -249,7 +249,9 @@ def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:
         own = own.replace(reference=sparse.csr_array(own.reference))
     i0, i1 = job.bounds(trial.problems[0].shape[0])
     start = None if trial.start is None else (trial.start[0][i0:i1], trial.start[1])
-    claim = claim_over_ranks(own.solve(comm=comm, warm_start=start, **{"backend": "cpu", **trial.options}), comm)
+    claim = claim_over_ranks(
+        own.solve(comm=comm, warm_start=start, **{"backend": "cpu", **trial.options}), comm.Get_rank()
+    )
     return [] if claim is None else [claim]
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from unittest import mock
 
 import fake_cupy
-import judge
-import matrix
 import numpy as np
 import over_ranks
 import pytest
@@ -26,37 +24,6 @@ from mapuot.backends.coarse import FOUND
 from mapuot.backends.cpu import QUICK_ENTRIES
 from mapuot.processor import SERIAL_ENTRIES
 from mapuot.ranks import join, own_rows
-
-# ---- the same answer ----
-
-
-VARIANTS = [
-    ("dense", {}), ("dense", {"dtype": "float32"}), ("dense", {"reference": "uniform"}),
-    ("dense", {"reference": "given"}), ("dense", {"mask": "mask"}), ("function", {}),
-    ("dense", {"rho": "one a point", "masses": "zeros"}), ("points", {}), ("pairs", {"pairs": "forbidden"}),
-    ("pairs", {"pairs": "apart", "reference": "given as pairs"}), ("boxes", {"shape": "boxes"}),
-]  # fmt: skip
-
-
-def case_matrix(job):
-    """Each kind of cost that has rows, for each penalty: the judge believes what the ranks say together."""
-    for (kind, changes), pair in itertools.product(VARIANTS, matrix.PAIRS):
-        traits = matrix.PLAIN._replace(**changes)
-        if not matrix.allowed(kind, "solve", pair, traits) or not ((kind == "dense" and not changes) or "kl" in pair):
-            continue
-        M, case, options = matrix.posed(kind, pair, traits)
-        i0, i1 = job.bounds(len(case.a))
-        own = case.replace(a=case.a[i0:i1])
-        if traits.rho == "one a point":
-            own = own.replace(reg_m=(case.reg_m[0][i0:i1], case.reg_m[1]))
-        if traits.reference.startswith("given"):
-            options = {"reference": options["reference"][i0:i1]}
-        result = matrix.solve(M if kind == "function" else M[i0:i1], own, comm=COMM, **FLOAT64, **options)
-        claim = judge.claim_over_ranks(result, COMM)
-        if claim is not None:
-            found, _ = judge.judge(case, claim, FLOAT64, matrix.best_of(kind, pair, traits))
-            assert not found, (kind, changes, pair, found)
-        assert result.converged, (kind, changes, pair, result.status)
 
 
 def case_files_of_pairs(job):
@@ -125,14 +92,6 @@ def case_blocks_that_differ_by_a_row(job):
         result = mapuot.solve((x[i0:i1] - y) ** 2, reg=0.1, reg_m=1.0, comm=COMM)
         assert result.converged
         job.same(result.log_v)
-
-
-def case_masks(job):
-    """A pair is kept by its number in the whole matrix, wherever the blocks begin."""
-    mask = mapuot.SeededMask(0.4, 5)
-    for split in ("even", "uneven"):
-        for case in (clouds(37, 29, reg_m=(np.inf, 1.0)), clouds(64, 48, reference="uniform"), clouds(37, 29)):
-            job.check(case, split, mask=mask, **FLOAT64)
 
 
 def case_clusters(job):

@@ -160,40 +160,27 @@ def ascontiguousarray(x):
 
 
 class MemoryPool:
-    """What CuPy's would hold of what ``empty`` hands out: the smallest free piece that is large enough, cut in two."""
+    """The most bytes at once of what ``empty`` hands out, in pieces as CuPy's would hold them."""
 
     used = ()  # by using_allocator
 
     def __init__(self):
-        self.blocks = []  # of the device: each its pieces in order, [bytes, free]
+        self.held = self.most = 0
 
     def malloc(self, size):
         raise NotImplementedError("an array has memory of the host")
 
     def count(self, buffer, size):
         size = max(1, -(-size // 512)) * 512
-        fitting = [(piece[0], q, k) for q, pieces in enumerate(self.blocks) for k, piece in enumerate(pieces)
-                   if piece[1] and piece[0] >= size]  # fmt: skip
-        if not fitting:
-            self.blocks.append([[size, True]])
-        _, q, k = min(fitting, default=(size, -1, 0))
-        pieces, piece = self.blocks[q], self.blocks[q][k]
-        if piece[0] > size:
-            pieces.insert(k + 1, [piece[0] - size, True])
-        piece[:] = size, False
-        weakref.finalize(buffer, self.give_back, pieces, piece)
+        self.add(size)
+        weakref.finalize(buffer, self.add, -size)
 
-    def give_back(self, pieces, piece):
-        piece[1] = True
-        k = next(k for k, one in enumerate(pieces) if one is piece)
-        for other in (k + 1, k - 1):
-            if 0 <= other < len(pieces) and pieces[other][1]:
-                piece[0] += pieces[other][0]
-                pieces[other][0] = 0
-        pieces[:] = [one for one in pieces if one[0]]
+    def add(self, size):
+        self.held += size
+        self.most = max(self.most, self.held)
 
     def total_bytes(self):
-        return sum(size for pieces in self.blocks for size, _ in pieces)
+        return self.most
 
 
 @contextlib.contextmanager

@@ -14,6 +14,9 @@ class spmatrix:  # noqa: N801
             raise AttributeError(name)
         return cupy.asarray(getattr(self.host, name))
 
+    def __add__(self, other):
+        return type(self)(self.host + other.host)
+
     def get(self):
         return self.host.copy()
 
