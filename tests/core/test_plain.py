@@ -1,8 +1,5 @@
 """The short way for small plain problems: the same answer, pass by pass, as the ordinary one, and nothing else."""
 
-import copy
-import pickle
-import signal
 import threading
 import warnings
 from importlib import import_module
@@ -148,71 +145,6 @@ def test_options_that_only_equal_good_ones(options):
     else:
         with pytest.raises(ValueError, match="integer"):
             short(case, **options)
-
-
-def test_members_are_those_of_a_result():
-    case = clouds(21, 13, reg=0.03, ratio=1.4)
-    result = short(case)
-    assert repr(result).startswith("<mapuot.Result 21x13 converged after")
-    for other in (pickle.loads(pickle.dumps(result)), copy.copy(result), copy.deepcopy(result)):
-        assert type(other) is mapuot.Result
-        np.testing.assert_array_equal(other.plan, result.plan)
-        assert (other.trace, other.status) == (result.trace, result.status)
-    assert result.objective - result.dual <= 1.01 * result.gap + 1e-14
-    np.testing.assert_allclose(result.apply(np.ones(13)), result.row_marginal, rtol=1e-6)
-    np.testing.assert_array_equal(result.rows(3, 7), result.plan[3:7])
-    assert result.cost == pytest.approx((result.plan * case.M).sum())
-    again = case.solve(warm_start=result)
-    assert again.n_passes <= 2
-
-
-def test_calls_do_not_share_what_they_hold():
-    """Threads, results that live on, and shapes and options in turn."""
-    cases = [clouds(8 + k % 3, 5 + k % 4, reg=[0.3, 0.01][k % 2], seed=k) for k in range(24)]
-    tols = [1e-6, 1e-9]
-    expected = [short(case, tol=tols[k % 2]).plan for k, case in enumerate(cases)]
-    results, wrong = [short(case, tol=tols[k % 2]) for k, case in enumerate(cases)], []
-
-    def work(seed):
-        for k in np.random.default_rng(seed).permutation(24):
-            if not np.array_equal(short_plan(k), expected[k]):
-                wrong.append(k)
-
-    def short_plan(k):
-        return cases[k].solve(tol=tols[k % 2]).plan
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    for result, plan in zip(results, expected, strict=True):
-        np.testing.assert_array_equal(result.plan, plan)
-
-
-def test_interrupted_in_good_time():
-    """A signal between two calls of a loop raises, and the next call is right."""
-    case = clouds(16, 16, reg=1e-3)
-    plan = short(case).plan
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, stop)
-
-    def solve_for_ever():
-        while True:
-            case.solve()
-
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with pytest.raises(KeyboardInterrupt):
-            solve_for_ever()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    np.testing.assert_array_equal(short(case).plan, plan)
 
 
 def test_a_call_that_would_take_long_is_left(monkeypatch):

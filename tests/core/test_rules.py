@@ -297,23 +297,20 @@ def a_pass(number=1, error=1.0, gap=1.0, dual=1.0, mass=1.0):
     return Stats(number, gap, error, dual, mass, 1e-3, False, "running")
 
 
-def test_ends():
+def test_a_judge_asks_the_rules_of_the_core():
     judge = Judge(tol=1e-6)
-    assert judge.judge(a_pass(error=2e-6)) == "running"
     assert judge.judge(a_pass(error=1.01e-6)) == "running"
     assert judge.judge(a_pass(error=1e-6)) == "converged"
     assert Judge(tol=1e-6).judge(a_pass(mass=1e-300)) == "underflow"
     lost = a_pass(mass=math.nan)
     assert Judge(tol=1e-6).judge(lost) == "not finite"
     assert (lost.gap, lost.error, lost.dual, lost.mass) == (math.inf, math.inf, -math.inf, math.inf)
-    small = Judge(tol=1e-9, tol_gap=1e-3)
-    assert small.judge(a_pass(gap=2e-3)) == "running"
-    assert small.judge(a_pass(gap=1.01e-3)) == "running"
-    assert small.judge(a_pass(gap=1e-3)) == "converged"
-    small.progress.moved = 0.5
-    assert small.judge(a_pass(gap=1e-3)) == "running"  # the dual value may be half of what it seems
-    known = Judge(tol=1e-9, tol_gap=1e-3, extra_gap=0.5)
-    assert known.judge(a_pass(gap=1e-3)) == "running"
+    for more, status in (({}, "converged"), ({"extra_gap": 0.5}, "running")):
+        small = Judge(tol=1e-9, tol_gap=1e-3, **more)
+        assert small.judge(a_pass(gap=1.01e-3)) == "running"
+        assert small.judge(a_pass(gap=1e-3)) == status
+        small.progress.moved = 0.5  # the dual value may be half of what it seems
+        assert small.judge(a_pass(gap=1e-3)) == "running"
 
 
 STATUS = "running", "converged", "absorb", "stalled", "not finite", "underflow", "coarse"
@@ -370,15 +367,6 @@ def test_status_of_a_pass(stats, state, known, sums, status):
     assert not np.isnan(out["mass"]) or status == "absorb"
     proves = not stats.get("dead") and sums[0] < 1e200 and not nothing
     assert (out["dual"] == -math.inf) == (not proves)
-
-
-def test_stalls():
-    judge = Judge(tol=1e-6)
-    found = [judge.judge(a_pass(i, error=1e-3)) for i in range(1, 252)]
-    assert found == [*["running"] * 250, "stalled"]
-    floor = Judge(tol=1e-6, extra_error=1e-4)
-    assert floor.judge(a_pass(error=3e-4)) == "running"
-    assert floor.judge(a_pass(error=2e-4)) == "stalled"  # half of it will not fall
 
 
 def test_guard_drops_steps_that_lower_the_dual_value():

@@ -132,13 +132,15 @@ def calls(rng):
 
 
 def threads(rng):
-    """Four threads at once, over the same pool: each answer has the bits that it has alone."""
-    cases = [a_case(rng) for _ in range(4)]
-    alone = [case.solve(**EVEN) for case in cases]
+    """Four threads at once, over one pool or each by one call: each answer has the bits that it has alone."""
+    cases = [a_case(rng) for _ in range(6)]
+    options = [EVEN, {}, EVEN] * 2
+    alone = [case.solve(**more) for case, more in zip(cases, options, strict=True)]
     one = np.ones(cases[0].shape[1])
     product = alone[0].apply(one)
     with ThreadPoolExecutor(4) as pool:
-        for found, right in zip(pool.map(lambda case: case.solve(**EVEN), cases * 3), alone * 3, strict=True):
+        every = pool.map(lambda case, more: case.solve(**more), cases * 3, options * 3)
+        for found, right in zip(every, alone * 3, strict=True):
             np.testing.assert_array_equal(found.log_u, right.log_u)
             sound(found)
         for found in pool.map(lambda _: alone[0].apply(one), range(8)):  # one plan, many callers
