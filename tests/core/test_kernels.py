@@ -278,3 +278,19 @@ def test_numbers_below_the_least_normal_one(isa, threads, reg):
     tiny = np.full(64, 1e-310)
     assert (0.5 * tiny == 5e-311).all()
     assert (tiny.astype(np.float32) + np.float32(1e-40) > 0).all()
+
+
+@pytest.mark.parametrize("penalty", ["kl", "balanced", "tv"])
+def test_a_row_that_a_pass_finds_without_mass_leaves_no_bound(isa, threads, penalty):
+    """Its loss stands in no sum: K is made anew, and until then there is neither gap nor dual value."""
+    case = clouds(21, 9, reg=0.1, reg_m=np.inf if penalty == "balanced" else 1.0, penalty=(penalty, "kl"))
+    case = case.replace(reg_m=(case.reg_m, 1.0))
+    workspace = cpu.Workspace(make_problem(case), options(threads=threads))
+    workspace.absorb(np.zeros(9))
+    workspace.iterate(1)
+    for row in (0, 13, 20):
+        workspace.absorb(np.zeros(9))
+        workspace.iterate(1)
+        workspace.operator.matrix[row] = 0.0
+        stat = workspace.iterate(1)[0]
+        assert (stat.dual, stat.error, stat.status) == (-np.inf, np.inf, "absorb")
