@@ -10,7 +10,7 @@ import numpy as np
 
 from ..penalties import F64
 from ..problem.problem import Common, Problem
-from .contract import Stats, Workspace, host
+from .contract import Stats, Workspace, host, namespace
 from .rules import core
 
 VERDICTS = HOLDS, HOLDS_AFTER, OPEN, GIVES_UP = "holds", "holds after", "open", "gives up"  # mapuot_verdict
@@ -80,17 +80,18 @@ class Newton:
         if workspace.options.symmetric:
             plan = backend.PlanStream(problem, log_u, log_v, threads)
             return self.solve(stat.error, tol, log_v, host(plan.apply(np.ones(n))), lambda d: -host(plan.apply(d)))
-        r = host(backend.PlanStream(problem, log_u, log_v, threads).apply(np.ones(n)))
+        own = backend.PlanStream(problem, log_u, log_v, threads).apply(np.ones(n))
+        r, xp = host(own), namespace(own)
         fi = 1 / (1 + problem.reg / rows.rho)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             asked = np.where(rows.hard, rows.weight, rows.weight * np.exp(-problem.reg * log_u / rows.rho))
             move = np.where(r > 0, fi * np.log(asked / r), 0.0)
         r_met = r * np.exp(move)
         plan = backend.PlanStream(problem, log_u + move, log_v, threads)
-        into = np.divide(fi, r_met, out=np.zeros(m), where=r_met > 0)
+        into = xp.asarray(np.divide(fi, r_met, out=np.zeros(m), where=r_met > 0))
 
         def product(d: F64) -> F64:
-            return np.asarray(host(plan.apply_transpose(into * host(plan.apply(d)))))
+            return np.asarray(host(plan.apply_transpose(into * plan.apply(d))))
 
         s = np.asarray(host(plan.apply_transpose(np.ones(m))))
         apart = float(ranks.sum(float(np.abs(r_met - r).sum()))) / float(s.sum())

@@ -97,10 +97,16 @@ def to_numpy(x: Any) -> Any:
     return x.get() if isinstance(x, cp.ndarray) else x
 
 
+def pinned(count: int) -> Any:
+    """Room for numbers on the host which copies are quick from and to, not filled."""
+    return np.frombuffer(cp.cuda.alloc_pinned_memory(8 * count + 8), np.float64)[:count]
+
+
 def on_device(*vectors: Any) -> list[Any]:
     """Copies of float64 vectors, by one transfer."""
-    room = cp.empty(sum(map(len, vectors)))
-    room.set(np.concatenate(vectors))
+    count = sum(map(len, vectors))
+    room = cp.empty(count)
+    room.set(np.concatenate(vectors, out=pinned(count)))
     ends = itertools.accumulate(map(len, vectors))
     return [room[end - len(x) : end] for x, end in zip(vectors, ends, strict=True)]
 
@@ -179,6 +185,9 @@ def costs(cloud: PointCosts, threads: int | None = None, columns: Any = None) ->
 
 def as_columns(X: Any, length: int, name: str) -> tuple[Any, bool]:
     """(length, d) float64 on the device, C order, and whether it came as a vector."""
+    if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
+        check_columns(X, length, name)
+        return on_device(X.ravel())[0].reshape(length, X.size // max(1, length)), X.ndim == 1
     X = cp.asarray(asarray(X), dtype=np.float64)
     check_columns(X, length, name)
     return cp.ascontiguousarray(X[:, None] if X.ndim == 1 else X), X.ndim == 1

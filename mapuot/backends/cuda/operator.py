@@ -29,7 +29,7 @@ from .arrays import Carrier, as_columns, free_memory, most_bytes, on_device
 from .kernels import ITEMSIZE, Strips, strips_for
 from .launch import device_limits
 from .one_read import OneRead
-from .stream import apply_rows, fill_rows, reduce_rows, stream, view_of
+from .stream import apply_rows, balance_rows, fill_rows, joined, reduce_rows, stream, view_of
 
 TINY = float(np.finfo(float).tiny)
 
@@ -64,7 +64,8 @@ class DeviceOperator(CostOperator):
             yield k0, k1, stage(M), moved
 
     def take(self, alpha: Any, beta: Any) -> Any:
-        return super().take(*on_device(alpha, beta))
+        """As `CostOperator.take`; vectors that lie on the device already stay where they are."""
+        return super().take(*((alpha, beta) if isinstance(alpha, cp.ndarray) else on_device(alpha, beta)))
 
     # ---- the plan
 
@@ -89,21 +90,29 @@ class DeviceOperator(CostOperator):
         return out
 
     def product(self, X: Any, turned: bool) -> Any:
-        out, reg = cp.zeros((self.shape[turned], X.shape[1])), self.reg
+        out: Any = None
         for i0, i1, M, c in self.blocks():
+            alpha, beta, Y = self.alpha[i0:i1], self.beta, X
             if turned:
-                out += apply_rows(M.T, None if c is None else c.T, self.beta, self.alpha[i0:i1], reg, X[i0:i1])
+                M, c, alpha, beta, Y = M.T, None if c is None else c.T, beta, alpha, X[i0:i1]  # noqa: PLW2901
+            part = apply_rows(M, c, alpha, beta, self.reg, Y)
+            if i1 - i0 == self.shape[0]:
+                return part
+            out = cp.zeros((self.shape[turned], X.shape[1])) if out is None else out
+            if turned:
+                out += part
             else:
-                out[i0:i1] = apply_rows(M, c, self.alpha[i0:i1], self.beta, reg, X)
-        return out
+                out[i0:i1] = part
+        return cp.zeros((self.shape[turned], X.shape[1])) if out is None else out
 
     def own_sums(self) -> tuple[float, F64, F64]:
         (m, n), reg = self.shape, self.reg
         row, col, cost = cp.empty(m), cp.zeros(n), 0.0
         for i0, i1, M, c in self.blocks():
-            row[i0:i1], paid = reduce_rows("plan_sums", M, c, self.alpha[i0:i1], self.beta, reg, 2)
+            own, paid = reduce_rows("plan_sums", M, c, self.alpha[i0:i1], self.beta, reg, 2)
+            row[i0:i1] = joined("plan_sums", own)
             turned = None if c is None else c.T
-            col += reduce_rows("plan_sums", M.T, turned, self.beta, self.alpha[i0:i1], reg, 2)[0]
+            col += joined("plan_sums", reduce_rows("plan_sums", M.T, turned, self.beta, self.alpha[i0:i1], reg, 2)[0])
             cost += float(paid.sum())
         return cost, row.get(), col.get()
 
@@ -136,14 +145,19 @@ class DeviceOperator(CostOperator):
     # ---- K
 
     def balance(self, alpha: F64, x: F64) -> F64:
-        top, (beta,), reg = np.full(self.shape[1], -np.inf), on_device(x), self.reg
+        (m, n), reg = self.shape, self.reg
+        if m == 0:
+            return np.full(n, -np.inf)
+        (beta, used), told = on_device(x, alpha), cp.empty(m + n)
         for i0, i1, M, c in self.blocks():
-            (high,) = reduce_rows("row_max", M, c, cp.zeros(i1 - i0), beta, reg, 1)
-            alpha[i0:i1] = np.where(alpha[i0:i1] == -np.inf, -np.inf, -high.get())
-            (used,) = on_device(np.where(np.isposinf(alpha[i0:i1]), -np.inf, alpha[i0:i1]))
-            (high,) = reduce_rows("row_max", M.T, None if c is None else c.T, beta, used, reg, 1)
-            np.maximum(top, high.get(), out=top)
-        return top
+            rows = used[i0:i1]
+            (high,) = reduce_rows("row_max", M, c, rows, beta, reg)
+            balance_rows(high, rows, told[i0:i1])
+            (high,) = reduce_rows("row_max", M.T, None if c is None else c.T, beta, rows, reg)
+            joined("row_max", high, told[m:], i0 > 0)
+        found = told.get()
+        alpha[:] = found[:m]
+        return np.asarray(found[m:])
 
     def store(self, dtype: str, rows: int | None = None) -> None:
         """``rows``: of K at once, all of them by default."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import accumulate
 
 import cupy as cp
-import numpy as np
 
 from ...penalties import F64
+from .arrays import pinned
 
 
 class Room:
@@ -18,10 +18,11 @@ class Room:
         self.at = {name: slice(end - sizes[name], end) for name, end in ends.items()}
         total = sum(sizes.values())
         self.there = cp.zeros(total)
-        self.here = np.frombuffer(cp.cuda.alloc_pinned_memory(8 * total), np.float64, total)
+        self.here = pinned(total)
 
     def __getitem__(self, name: str) -> F64:
-        return self.here[self.at[name]]
+        part: F64 = self.here[self.at[name]]
+        return part
 
     def send(self, **vectors: F64) -> None:
         """Vectors that lie one behind the other here; of one that is shorter than its room, its first numbers.

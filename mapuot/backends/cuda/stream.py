@@ -19,22 +19,23 @@ from ..records import put
 from .arrays import Carrier, most_bytes
 from .kernels import STORES, VIEW, Job, by_value, kernel
 
+PLAIN = {"STORE": 0, "COST": 0, "REFERENCE": 0, "MASKED": 0}  # options of what reads no M
+
 
 def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
-    """The View record of stream.cu."""
-    view = np.zeros((), VIEW)
-    view["m"], view["n"] = M.shape
+    """The View record of stream.cu, whose members come in its order: by their names they take 12 us."""
+    given = c.given if isinstance(c, Masked) else c
+    (at_M, *M_steps), (at_c, *c_steps) = map(place_of, (M, given))
+    ends = (0, 0) if alpha is None else (alpha.data.ptr, beta.data.ptr)
+    view = np.array((*M.shape, at_M, at_c, *M_steps, *c_steps, *ends, 1 / reg, (0,) * 6), VIEW)
     if isinstance(c, Masked):
         put(view["mask"], c.words())
-        c = c.given
-    for name, array in (("M", M), ("c", c)):
-        if array is not None:
-            view[name] = array.data.ptr
-            view[name + "_row"], view[name + "_col"] = (s // array.itemsize for s in array.strides)
-    if alpha is not None:
-        view["alpha"], view["beta"] = alpha.data.ptr, beta.data.ptr
-    view["inv_reg"] = 1 / reg
     return by_value(view)
+
+
+def place_of(array: Any) -> tuple[int, ...]:
+    """Return the address of a matrix, and how many entries its rows and its columns are apart."""
+    return (0, 0, 0) if array is None else (array.data.ptr, *(s // array.itemsize for s in array.strides))
 
 
 def stream_job(function: str, M: Any, c: Any, store: int = 0) -> Job:
@@ -49,10 +50,10 @@ def stream(function: str, M: Any, c: Any, store: int = 0) -> Any:
     return kernel(file, function, **options)
 
 
-def parts(rows: int, columns: int) -> tuple[int, int]:
-    """Grid of a stream: blocks of 32 rows, and enough parts of the columns to fill the device."""
+def parts(rows: int, columns: int, least: int = 32) -> tuple[int, int]:
+    """Grid of a stream: blocks of 32 rows, and enough parts, of ``least`` columns or more, to fill the device."""
     blocks = -(-rows // 32)
-    return blocks, max(1, min(-(-columns // 32), 2048 // blocks))
+    return blocks, max(1, min(-(-columns // least), 2048 // blocks))
 
 
 def is_symmetric(M: Any) -> bool:
@@ -67,7 +68,7 @@ def extrema(M: Any, threads: int | None = None) -> tuple[Any, ...]:
     stage = Carrier()
     for _, _, rows, _ in Dense(M).blocks(most=most_bytes(M)):
         block = stage(rows)
-        grid = parts(*block.shape)
+        grid = parts(len(block), block.shape[1], 128)
         out = cp.empty((grid[0] * grid[1], 5))
         stream("extrema", block, None)(grid, (256,), (view_of(block, None, None, None, 1.0), out))
         found.append(out.get())
@@ -85,12 +86,29 @@ def fill_rows(out: Any, dtype: str, M: Any, c: Any, alpha: Any, beta: Any, reg: 
     run(parts(rows, columns), (256,), (view, out, np.int64(columns), np.float64(flush)))
 
 
-def reduce_rows(function: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float, outputs: int) -> list[Any]:
-    """row_max or plan_sums over the rows of device matrices."""
+def joined(function: str, found: Any, out: Any = None, more: bool = False) -> Any:
+    """The sums, or the maxima of row_max, of their parts (parts, ...); ``more``: of what ``out`` is, too."""
+    if len(found) == 1 and out is None:
+        return found[0]
+    out = cp.empty(found.shape[1:]) if out is None else out
+    how = 0 if function != "row_max" else 2 if more else 1
+    run, count = kernel("stream.cu", "join_parts", **PLAIN), out.size
+    run((-(-count // 256),), (256,), (found, np.int64(count), np.int32(len(found)), np.int32(how), out))
+    return out
+
+
+def reduce_rows(function: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float, outputs: int = 1) -> list[Any]:
+    """Parts of row_max or plan_sums over the rows of device matrices, to be `joined`."""
     grid = parts(*M.shape)
     out = [cp.empty((grid[1], M.shape[0])) for _ in range(outputs)]
     stream(function, M, c)(grid, (256,), (view_of(M, c, alpha, beta, reg), *out))
-    return [x.max(0) if function == "row_max" else x.sum(0) for x in out]
+    return out
+
+
+def balance_rows(found: Any, used: Any, alpha: Any) -> None:
+    """Rows of alpha from the parts of row_max; ``used``: as the columns meet them, on entry -inf where left out."""
+    run, count = kernel("stream.cu", "balance_rows", **PLAIN), len(used)
+    run((-(-count // 256),), (256,), (found, np.int64(count), np.int32(len(found)), used, alpha))
 
 
 def apply_rows(M: Any, c: Any, alpha: Any, beta: Any, reg: float, X: Any) -> Any:
@@ -100,4 +118,4 @@ def apply_rows(M: Any, c: Any, alpha: Any, beta: Any, reg: float, X: Any) -> Any
     out, view = cp.empty((grid[1], m, d)), view_of(M, c, alpha, beta, reg)
     for x0 in range(0, d, 4):
         stream("apply", M, c)(grid, (256,), (view, X, np.int64(d), np.int64(x0), out))
-    return out.sum(0)
+    return joined("apply", out)

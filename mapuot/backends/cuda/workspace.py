@@ -17,7 +17,7 @@ import numpy as np
 
 # the clear error without CuPy comes first
 from . import arrays  # isort: skip
-from .arrays import Carrier, block_bytes, free_memory, need_memory, rows_at_once  # isort: skip
+from .arrays import Carrier, block_bytes, free_memory, need_memory, pinned, rows_at_once  # isort: skip
 import cupy as cp
 
 from ...penalties import F64
@@ -72,7 +72,7 @@ def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
     copies, parts = lie.copies, max(BLOCKS, lie.parts)
     report = (2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize) // 8
     words = {"u_log": m, "r": m, "x": ld, "s": ld, "x_next": copies * ld, "report": report}
-    words |= dict.fromkeys(("v_scale", "narrow_v"), copies * ld)
+    words |= {"alpha": m, "beta": ld} | dict.fromkeys(("v_scale", "narrow_v"), copies * ld)
     words |= {"cols": len(COLUMN_VECTORS) * whole_lines(ld), "point": 4 * m, "scalars": 2 * parts * SCALARS}
     words |= dict.fromkeys(("image", "residual"), copies * ld)
     words |= dict.fromkeys(("dF", "dG"), copies * lie.memory * ld)
@@ -116,6 +116,7 @@ class DeviceWorkspace(KernelWorkspace):
     """
 
     some = 0
+    unbuilt = False  # alpha and beta are staged, and K is not made of them yet
     makes = DeviceOperator
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
@@ -177,7 +178,7 @@ class DeviceWorkspace(KernelWorkspace):
         (m, n), M, c = self.problem.shape, self.problem.M, self.problem.c
         memory, ordered = memory_for(self.most, n, ITEMSIZE[dtype]), "ordered" in switches()
         most = self.layout(Lie(BLOCKS, BLOCKS if n <= SOLO_COLUMNS else 1, memory, BLOCKS, ordered))
-        count = most.size + m + n + 2 * max(m, n) + STREAM_WORDS
+        count = most.size + 2 * (m + n) + 2 * max(m, n) + STREAM_WORDS
         count += words_of_clusters(m, n, self.ld) * (memory > MEMORY[0])
         given = c.given if isinstance(c, Masked) else None if c is None else c.array
         return 8 * count + sum(block_bytes(x, rows_at_once(M)) for x in (M, given))
@@ -190,7 +191,8 @@ class DeviceWorkspace(KernelWorkspace):
         self.lies = self.layout(self.launch.lie)
         self.arrays, self.downloaded, self.fresh = Views(cp.zeros(self.lies.size), self.lies.places), None, True
         first, end = self.lies.up
-        self.staged = self.arrays if self.held else Views(np.zeros(end - first), self.lies.places, first)
+        self.staged = self.arrays if self.held else Views(pinned(end - first), self.lies.places, first)
+        self.staged.block[:] = 0
         address = np.uint64(self.arrays.block.data.ptr)
         self.state.reshape(1).view(np.uint64)[self.lies.slots] = address + self.lies.offsets
 
@@ -240,8 +242,11 @@ class DeviceWorkspace(KernelWorkspace):
         return x
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
+        """Send alpha and beta with all that ``set_cols`` sends; K is made of them then."""
         self.state["limits"]["exponent_error"] = error
-        self.operator.build(alpha, beta, float(self.state["limits"]["flush"]), not self.some)
+        self.put("alpha", alpha)
+        self.put("beta", beta)
+        self.unbuilt = True
 
     def set_dual_constants(self, d: F64, off: Any) -> None:
         """Set every backend's constants, and rho a of KL rows; hard rows add reg a (log u - d), not reg a log u."""
@@ -310,18 +315,29 @@ class DeviceWorkspace(KernelWorkspace):
     def send_progress(self) -> None:
         """Progress as it is here, with all that is staged; nothing is posted yet."""
         self.arrays["partial"].view(np.uint64).fill(UNSET)
-        record = np.frombuffer(self.progress.tobytes() * 2, np.uint8)
         if self.held:
-            self.arrays["report"][: len(record)].set(record)
+            self.send_report()
             return
-        self.staged["report"][: len(record)] = record
-        self.arrays.block[slice(*self.lies.up)].set(self.staged.block)
+        self.staged["report"][: 2 * PROGRESS.itemsize] = self.report
+        self.arrays.block[slice(*self.lies.up)].set(self.staged.block, stream=cp.cuda.get_current_stream())
+        if self.unbuilt:
+            ends = zip(("alpha", "beta"), self.problem.shape, strict=True)
+            exponents = [self.arrays[name][:count] for name, count in ends]
+            self.operator.build(*exponents, float(self.state["limits"]["flush"]), not self.some)
+            self.unbuilt = False
 
     def resume(self) -> None:
         """Let passes follow a status at which the kernels rest: where columns are hard, Newton's step asks for more."""
         self.progress["status"] = 0.0
-        record = np.frombuffer(self.progress.tobytes() * 2, np.uint8)
-        self.arrays["report"][: len(record)].set(record)
+        self.send_report()
+
+    @property
+    def report(self) -> Any:
+        """Both halves of progress, as bytes."""
+        return np.frombuffer(self.progress.tobytes() * 2, np.uint8)
+
+    def send_report(self) -> None:
+        self.arrays["report"][: 2 * PROGRESS.itemsize].set(self.report)
 
     def make_passes(self, count: int) -> list[Stats]:
         done: list[Stats] = []
@@ -401,7 +417,8 @@ class DeviceWorkspace(KernelWorkspace):
 
     def download(self) -> Views:
         first, end = self.lies.down
-        return Views(self.arrays.block[first:end].get(), self.lies.places, first)
+        here = self.arrays.block[first:end].get(out=pinned(end - first))
+        return Views(here, self.lies.places, first)
 
     def potentials(self) -> tuple[F64, F64]:
         with np.errstate(invalid="ignore"):
