@@ -1,7 +1,8 @@
 """The problem between groups of points: where a solve that skips pairs begins, and what corrects its passes.
 
-Neighbours in the order of boxes are a group, at the mean of its points, with their mass. A full approximation scheme:
-masses of the groups are such that their fixed-point equations miss what those of the points miss in a pass,
+Neighbours in the order of boxes are a group, at the mean of its points, with their mass: many where they lie close
+together, few in the tails of a cloud, so that all groups are about equally wide. A full approximation scheme: masses of
+the groups are such that their fixed-point equations miss what those of the points miss in a pass,
 
     A'' = A e^(LU' + fi LS),   LS_I = log sum_J B_J e^(LV_J - M_IJ / reg),
 
@@ -36,37 +37,78 @@ WIDE = 0.25  # mean squared distance from the middle of a group, in units in whi
 TAKES = 15  # times all pairs of groups: about what a correction evaluates, in 6 to 12 passes and the sums around them
 
 
+class Grouping(NamedTuple):
+    """The groups of one side, in the order of the points: blocks of the tree of halves of a box."""
+
+    label: Any  # the group of each point
+    blocks: list[tuple[Any, Any]]  # of 1, 2, 4, .. points: (groups, which of these blocks they are)
+
+    @property
+    def count(self) -> int:
+        return sum(len(groups) for groups, _ in self.blocks)
+
+    def sums(self, x: Any) -> Any:
+        """Add up a vector (k,) or a table (k, d) over each group."""
+        out = namespace(x).empty((self.count, *x.shape[1:]))
+        for groups, block in self.blocks:
+            out[groups] = x[block]
+            x = in_pairs(x, np.add, 0.0)
+        return out
+
+
+def in_pairs(x: Any, merge: Any, rest: float) -> Any:
+    """Merge each two neighbours of (k, ...), the last with ``rest`` where it has none."""
+    x = np.concatenate([x, np.full_like(x[:1], rest)]) if len(x) % 2 else x
+    return merge(x[::2], x[1::2])
+
+
+def grouping(points: Any, most: int, unit: int) -> Grouping:
+    """Put sorted points (k, d) into about ``most`` groups of at most ``unit`` neighbours, a power of 2.
+
+    Each block that is merged leaves a group less: the k - most narrowest ones are. None is narrower than its halves.
+    """
+    xp, k = namespace(points), len(points)
+    low = high = points
+    widths = []
+    for _ in range(unit.bit_length() - 1):
+        low, high = in_pairs(low, np.minimum, np.inf), in_pairs(high, np.maximum, -np.inf)
+        widths.append(((high - low) ** 2).sum(1))
+    merged, ends = xp.zeros(sum(map(len, widths)), bool), np.cumsum([len(x) for x in widths]).tolist()
+    if k > most:
+        merged[xp.argsort(xp.concatenate(widths), kind="stable")[: k - most]] = True
+    whole = [xp.ones(k, bool), *(merged[i:j] for i, j in zip([0, *ends], ends, strict=False))]
+    firsts = xp.zeros(k, np.int64)
+    own = []
+    for level, (those, above) in enumerate(zip(whole, [*whole[1:], None], strict=True)):
+        inside = False if above is None else xp.repeat(above, 2)[: len(those)]
+        own.append(xp.flatnonzero(those & ~inside if above is not None else those))
+        firsts[own[-1] << level] = 1
+    label = xp.cumsum(firsts) - 1
+    return Grouping(label, [(label[block << level], block) for level, block in enumerate(own)])
+
+
 class Level(NamedTuple):
     """One side in groups."""
 
     side: Side  # of the points
     mean: Side  # of the groups, on the host
-    offset: F64  # of each point from the mean of its group, (d, groups, unit)
+    groups: Grouping
+    offset: F64  # of each point from the mean of its group, (d, k)
     points: F64  # the means, (groups, d), on the host
 
     def mean_log(self, log: F64) -> F64:
         """Return the mean of each group by mass, 0 of a group without any, on the host."""
-        used, unit = self.side.weight * np.isfinite(log), self.offset.shape[2]
+        used, sums = self.side.weight * np.isfinite(log), self.groups.sums
         with np.errstate(divide="ignore", invalid="ignore"):
-            mean = summed(used * known(log), unit) / summed(used, unit)
-        return known(host(mean))
+            return known(host(sums(used * known(log)) / sums(used)))
 
     def spread(self, log: F64, steep: F64) -> F64:
         """Return a number of each group at its points, continued along the slopes of the group."""
-        xp = namespace(self.offset)
-        whole, steep = xp.zeros(self.offset.shape[1:]) + xp.asarray(log)[:, None], xp.asarray(steep)
-        for along, slope in zip(self.offset, steep.T, strict=True):
-            whole += along * slope[:, None]
-        out: F64 = whole.reshape(-1)[: len(self.side.weight)]
+        xp, label = namespace(self.offset), self.groups.label
+        out: F64 = xp.asarray(log)[label]
+        for along, slope in zip(self.offset, xp.asarray(steep).T, strict=True):
+            out += along * slope[label]
         return out
-
-
-def summed(x: Any, unit: int) -> Any:
-    """Add up a vector (k,) or a table (k, d) over each ``unit`` neighbours."""
-    groups, after = -(-len(x) // unit), x.shape[1:]
-    if behind := groups * unit - len(x):
-        x = np.concatenate([x, np.zeros_like(x, shape=(behind, *after))])
-    return x.reshape(groups, unit, *after).sum(1)
 
 
 def known(log: F64) -> F64:
@@ -75,7 +117,7 @@ def known(log: F64) -> F64:
 
 
 def units_of(shape: tuple[int, int]) -> list[int]:
-    """Return how many points a group of either side has: powers of 2, so that it is part of a box, or some boxes."""
+    """Return how many points a group of either side has in the mean: powers of 2."""
     least = [max(-(-k // MOST_GROUPS), min(LEAST_POINTS, -(-k // GROUPS))) for k in shape]
     return [1 << (k - 1).bit_length() for k in least]
 
@@ -88,16 +130,16 @@ class Groups:
 
     def __init__(self, problem: Problem, units: list[int], options: Options, solve: Any, backend: ModuleType) -> None:
         self.problem, self.options, self.solve, self.backend = problem, options, solve, backend
-        self.units, self.small = units, grouped(problem, units)
-        cloud, means = problem.cost.cloud, self.small.cost.cloud
-        sides = (problem.rows, self.small.rows), (problem.cols, self.small.cols)
-        self.levels, xp = [], namespace(problem.rows.weight)
+        cloud, xp = problem.cost.cloud, namespace(problem.rows.weight)
         rows, columns = cloud.coordinates(xp)
-        points = (rows, means.rows), (columns[:, : problem.shape[1]].T, means.targets)
-        for (side, mean), (fine, groups), unit in zip(sides, points, units, strict=True):
-            offset = xp.zeros((fine.shape[1], len(groups) * unit))
-            offset[:, : len(fine)] = fine.T - xp.repeat(xp.asarray(groups.T.copy()), unit, axis=1)[:, : len(fine)]
-            self.levels.append(Level(side, mean, offset.reshape(len(offset), len(groups), unit), groups))
+        points = rows, columns[:, : problem.shape[1]].T
+        groups = [grouping(x, -(-len(x) // unit), max(unit, cloud.unit)) for x, unit in zip(points, units, strict=True)]
+        self.units, self.small, self.levels = units, grouped(problem, points, groups), list[Level]()
+        means = self.small.cost.cloud
+        coarse = (self.small.rows, means.rows), (self.small.cols, means.targets)
+        for side, (mean, middle), fine, own in zip((problem.rows, problem.cols), coarse, points, groups, strict=True):
+            offset = fine.T - xp.asarray(middle.T.copy())[:, own.label]
+            self.levels.append(Level(side, mean, own, offset, middle))
         metric, scale = cloud.core
         square = metric.degree == 2  # the slope of a potential is known then
         self.factor = 2 * scale / problem.reg if square else 0.0
@@ -183,22 +225,18 @@ def image(side: Side, log: F64, marginal: F64, reg: float) -> F64:
     return found
 
 
-def grouped(problem: Problem, units: list[int]) -> Problem:
-    """Return the problem between the means of ``units`` neighbours each, in which all pairs count."""
+def grouped(problem: Problem, points: tuple[Any, Any], groups: list[Grouping]) -> Problem:
+    """Return the problem between the means of groups, in which all pairs count."""
     cloud = problem.cost.cloud
     sides, means = [], []
-    xp = namespace(problem.rows.weight)
-    x, y = cloud.coordinates(xp)
-    for side, points, unit in ((problem.rows, x, units[0]), (problem.cols, y[:, : problem.shape[1]].T, units[1])):
-        groups = -(-len(points) // unit)
-        count = np.minimum(unit, len(points) - unit * np.arange(groups))
-        weight = summed(side.weight, unit)
-        least = np.where(weight > 0, 0.0, 1.0)  # of groups without mass: plain means
-        share = side.weight + xp.repeat(least, unit)[: len(points)]
-        means.append(host(summed(points * share[:, None], unit) / summed(share, unit)[:, None]))
-        rho = host(summed(side.rho, unit)) / count
+    for side, fine, own in zip((problem.rows, problem.cols), points, groups, strict=True):
+        weight, ones = own.sums(side.weight), namespace(fine).ones(len(fine))
+        share = side.weight + (weight <= 0)[own.label]  # of groups without mass: plain means
+        means.append(host(own.sums(fine * share[:, None]) / own.sums(share)[:, None]))
+        count = host(own.sums(ones))
+        rho = host(own.sums(side.rho)) / count
         rho = rho / count ** (side.kind.degree - 1)
-        upper = None if side.upper is None else host(summed(side.upper, unit)) / count
+        upper = None if side.upper is None else host(own.sums(side.upper)) / count
         sides.append(dataclasses.replace(side, weight=host(weight), rho=rho, upper=upper))
     some = means[0] if len(means[0]) else means[1][:1]  # of a rank without rows
     (metric, scale), name = cloud.core, cloud.metric
