@@ -79,10 +79,10 @@ class NarrowPoints:
         self.error = entry_error(self.problem, self.size, scalings)
         return scalings
 
-    def limits(self, floor: float, tol: float, skip: Truncation | None) -> dict[str, float]:
+    def limits(self, floor: float, skip: Truncation | None) -> dict[str, float]:
         """Return the limits of passes, which give way to float64 ones at a floor, or where tol is reached."""
         floor = CORRECTED if skip and skip.correct else floor
-        return {"storage_error": self.error, "narrow_floor": max(floor, tol) + 3 * self.error, "finer": 0}
+        return {"storage_error": self.error, "narrow_floor": floor + 3 * self.error, "finer": 0, "made": 1}
 
 
 def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:

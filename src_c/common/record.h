@@ -49,6 +49,7 @@ typedef struct {
     int64_t memory;    /* Anderson differences kept at most, 0: none */
     int64_t in_place;  /* 1: K is overwritten by the plan and rounded once a pass */
     int64_t finer;     /* 1: there is a finer storage of K to go on with */
+    int64_t made;      /* 1: float32 passes make the entries of K: to build it anew takes about one of them */
     int64_t symmetric; /* 1: rows and columns are the same problem, with one potential log u = log v */
 } mapuot_limits;
 

@@ -153,7 +153,7 @@ class HostWorkspace(KernelWorkspace):
             put(self.limits, {"storage_error": 0.0, "flush": np.finfo(np.float64).tiny})
             return alpha, beta
         if found and self.narrow_points:
-            put(self.limits, self.narrow_points.limits(self.floor, self.options.tol, self.truncation))
+            put(self.limits, self.narrow_points.limits(self.floor, self.truncation))
         return found or (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:

@@ -278,7 +278,7 @@ class PointWorkspace(DeviceWorkspace):
             self.choose()
             return alpha, beta
         if found and self.narrow_points:
-            put(self.state["limits"], self.narrow_points.limits(self.floor, self.options.tol, self.truncation))
+            put(self.state["limits"], self.narrow_points.limits(self.floor, self.truncation))
         return found or (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
