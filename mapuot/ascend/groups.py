@@ -1,7 +1,8 @@
 """The problem between groups of points: where a solve that skips pairs begins, and what corrects its passes.
 
 Neighbours in the order of boxes are a group, at the mean of its points, with their mass: many of them where these lie
-close together, few in the tails of a cloud, so that all groups are about equally wide. A full approximation scheme: masses of
+close together, few in the tails of a cloud, so that all groups are about equally wide. A full approximation scheme:
+masses of
 the groups are such that their fixed-point equations miss what those of the points miss in a pass,
 
     A'' = A e^(LU' + fi LS),   LS_I = log sum_J B_J e^(LV_J - M_IJ / reg),
@@ -43,13 +44,10 @@ class Grouping(NamedTuple):
     label: Any  # the group of each point
     blocks: list[tuple[Any, Any]]  # of 1, 2, 4, .. points: (groups, which of these blocks they are)
 
-    @property
-    def count(self) -> int:
-        return sum(len(groups) for groups, _ in self.blocks)
-
     def sums(self, x: Any) -> Any:
         """Add up a vector (k,) or a table (k, d) over each group."""
-        out = namespace(x).empty((self.count, *x.shape[1:]))
+        count = sum(len(groups) for groups, _ in self.blocks)
+        out = namespace(x).empty((count, *x.shape[1:]))
         for groups, block in self.blocks:
             out[groups] = x[block]
             x = in_pairs(x, np.add, 0.0)
