@@ -67,18 +67,8 @@ def sample_loss(
 ) -> Any:  # fmt: skip
     """Unbalanced entropic transport cost between two clouds of points, differentiable once in x, y, a and b.
 
-    The matrix of costs is never formed.
-
-    Parameters
-    ----------
-    x, y, a, b, reg, reg_m, metric, scale
-        As in `mapuot.torch.sample_loss`, but JAX arrays; all but points and masses are known when jit traces.
-    **options
-        As in `sinkhorn_loss`.
-
-    Returns
-    -------
-    value : scalar array
+    Arguments are those of `mapuot.torch.sample_loss`, but JAX arrays; all but points and masses are known when jit
+    traces. The options are those of `sinkhorn_loss`; the matrix of costs is never formed.
     """
     settings = (*as_settings(reg, reg_m, options), metric, scale)
     x, y = jnp.asarray(x, dtype=jnp.result_type(float)), jnp.asarray(y, dtype=jnp.result_type(float))

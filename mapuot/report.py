@@ -35,21 +35,10 @@ img { max-width: 100%; height: auto } .no { color: #a3290b } .yes { color: #1163
 def page(
     result: Result, facts: str, title: str, given: dict[str, Any], values: dict[str, Any], versions: dict[str, str]
 ) -> str:
-    """Write the page as text.
+    """Write the page as text; over ranks it has no pictures of the plan.
 
-    Parameters
-    ----------
-    result : Result
-        Of one process with its plan in reach, or of a rank: then without pictures of the plan.
-    facts : str
-        ``summary.as_table(result)``, for which all ranks meet.
-    title : str
-    given : dict
-        Names and values that the caller gave.
-    values : dict
-        ``store.contents(result)``, with whole vectors.
-    versions : dict
-        Name and text, for the foot.
+    ``facts`` is ``summary.as_table(result)`` and ``values`` is ``store.contents(result)``, for which all ranks meet;
+    ``given`` is what the caller gave, and ``versions`` is for the foot.
     """
     state = "yes" if result.converged else "no"
     told = "converged" if result.converged else f"not converged: {result.status}"

@@ -96,25 +96,9 @@ def sample_loss(
 ) -> Any:  # fmt: skip
     """Unbalanced entropic transport cost between two clouds of points, differentiable once in x, y, a and b.
 
-    The matrix of costs is never formed.
-
-    Parameters
-    ----------
-    x, y : (m, d), (n, d) tensors
-        Points.
-    a, b : (m,), (n,) tensors, optional
-        Masses, >= 0; left out: equal masses of sum 1.
-    reg, reg_m
-        As in `sinkhorn_loss`.
-    metric, scale
-        As of `mapuot.PointCloud`.
-    **options
-        As in `sinkhorn_loss`. The work is done on the CPU.
-
-    Returns
-    -------
-    value : scalar tensor
-        As of `sinkhorn_loss`.
+    ``x`` and ``y`` are (m, d) and (n, d) tensors of points, between which the costs are those of a `mapuot.PointCloud`
+    with this metric and scale: their matrix is never formed, and the work is done on the CPU. All else, the value, too,
+    is as of `sinkhorn_loss`.
     """
     check_loss(options, reg_m)
     x, y = as_tensor(x, "x"), as_tensor(y, "y")
@@ -136,20 +120,9 @@ def sinkhorn_divergence(
 ) -> Any:
     """Debiased unbalanced Sinkhorn divergence, differentiable once; `mapuot.sinkhorn_divergence` has the formula.
 
-    Parameters
-    ----------
-    M, a, b, reg
-        As in `sinkhorn_loss`.
-    reg_m : float or inf
-        The same on both sides.
-    M_a, M_b : (m, m), (n, n) tensors, or (p, m, m), (p, n, n), optional
-        Costs within the points of a and within those of b; without both, M must be symmetric and serves for them.
-    **options
-        As in `sinkhorn_loss`.
-
-    Returns
-    -------
-    value : scalar or (p,) tensor
+    ``reg_m`` is one number, the same on both sides. ``M_a``, (m, m) or (p, m, m), and ``M_b`` are costs within the
+    points of a and within those of b; without both, M must be symmetric and serves for them. All else is as in
+    `sinkhorn_loss`.
     """
     check_options(options, reg_m)
     M, a, b, M_a, M_b = map(widened, (M, a, b, M_a, M_b))
@@ -185,12 +158,7 @@ def check_loss(options: dict[str, Any], reg_m: Any) -> None:
 class SinkhornLoss(torch.nn.Module):
     """`sinkhorn_loss` as a module: ``SinkhornLoss(reg=..., reg_m=...)(M, a, b)``.
 
-    Parameters
-    ----------
-    reg, reg_m, **options
-        As in `sinkhorn_loss`.
-    reduction : {"mean", "sum", "none"}
-        Of the values of a batch.
+    ``reduction`` of the values of a batch is "mean", "sum" or "none"; all else is as in `sinkhorn_loss`.
 
     Examples
     --------
@@ -220,10 +188,7 @@ class SinkhornLoss(torch.nn.Module):
 
 
 class SinkhornDivergence(SinkhornLoss):
-    """`sinkhorn_divergence` as a module: ``SinkhornDivergence(reg=..., reg_m=...)(M, a, b, M_a=None, M_b=None)``.
-
-    Parameters as in `SinkhornLoss`, those of ``forward`` as in `sinkhorn_divergence`.
-    """
+    """`sinkhorn_divergence` as a module: ``SinkhornDivergence(reg=..., reg_m=...)(M, a, b, M_a=None, M_b=None)``."""
 
     def values(self, M: Any, a: Any, b: Any, M_a: Any = None, M_b: Any = None) -> Any:
         """Return one value, or one a problem."""
@@ -260,11 +225,6 @@ class SamplesLoss(torch.nn.Module):
         Taken, and not needed: no steps of larger blur are asked for, and no pair of points is left out unseen.
     **options
         tol, max_passes, precision and threads of `solve`.
-
-    Raises
-    ------
-    ValueError, TypeError, NotImplementedError
-        An argument is out of range or of the wrong kind, or the loss is not "sinkhorn"; the message names it.
 
     Notes
     -----
@@ -376,10 +336,9 @@ class SamplesLoss(torch.nn.Module):
             return self.solve(a, x, a, x, (rho, rho), backend)
         loss, points = (self.p, self.eps, rho, backend, repr(self.options)), host(array_of(x)).astype(np.float64)
         masses, at, held = host(array_of(a)), id(x), ALONE.get(id(x))
-        if held is not None and held.loss == loss and held.tensor() is x:
-            same = np.array_equal(held.points, points) and np.array_equal(held.masses, masses)
-            if same:
-                return held.result
+        same = held is not None and held.loss == loss and held.tensor() is x
+        if held and same and np.array_equal(held.points, points) and np.array_equal(held.masses, masses):
+            return held.result
         result = self.solve(a, x, a, x, (rho, rho), backend)
         if result.converged:
             gone = weakref.ref(x, lambda ref: forget(at, ref))
@@ -532,46 +491,38 @@ def once(slopes: list[Any], *depend: Any) -> Any:
 @torch.compiler.disable
 def solved(M: Any, a: Any, b: Any, values: Any, *more: Any) -> Any:
     """Return one value or (p,) values; a break of the graph to torch.compile, since torch does nothing here."""
-    M = as_tensor(M, "M", csr=True)
+    M, places = as_tensor(M, "M", csr=True), None
     a, b = (
         equal(k, M) if x is None else as_tensor(x, name) for x, k, name in zip((a, b), M.shape[-2:], "ab", strict=False)
     )
-    found = solved_apart(a, b, M, values, *more)
-    return found if M.ndim == 3 or a.ndim == 2 or b.ndim == 2 else found[0]
-
-
-def solved_apart(a: Any, b: Any, M: Any, values: Any, *more: Any) -> Any:
-    """Return (p,) values of tensors as `as_tensor` leaves them."""
-    if values is None:
-        return _SinkhornLoss.apply(a, b, M, None, *more)
-    if not is_csr(M):
-        raise TypeError("values must be None where M is dense: they are costs in the places of a sparse M")
-    values, places = as_tensor(values, "values"), array_of(M)
-    if values.shape != places.data.shape or values.device != M.device:
-        wanted = f"one for each of the {len(places.data)} stored costs of M, on its device"
-        raise ValueError(f"values must be {wanted}, got shape {tuple(values.shape)} on {values.device}")
-    return _SinkhornLoss.apply(a, b, values, places, *more)
+    several = M.ndim == 3 or a.ndim == 2 or b.ndim == 2
+    if values is not None:
+        if not is_csr(M):
+            raise TypeError("values must be None where M is dense: they are costs in the places of a sparse M")
+        values, places = as_tensor(values, "values"), array_of(M)
+        if values.shape != places.data.shape or values.device != M.device:
+            wanted = f"one for each of the {len(places.data)} stored costs of M, on its device"
+            raise ValueError(f"values must be {wanted}, got shape {tuple(values.shape)} on {values.device}")
+    found = _SinkhornLoss.apply(a, b, M if values is None else values, places, *more)
+    return found if several else found[0]
 
 
 def first_derivatives(result: BatchResult, inputs: Any, needed: Any, grad: Any, places: Any) -> list[Any]:
     """Return grad times dW/da, dW/db, dW/dM, each in the form of its input and where that lies; zeros if not needed."""
     weights, out = grad.astype(np.float64), []
     for tensor, need, name in zip(inputs, needed, ("rows", "cols", "plan"), strict=True):
-        if not need:
-            out.append(torch.zeros((), dtype=tensor.dtype, device=tensor.device))
-            continue
-        if name == "plan" and is_csr(tensor):
-            data = in_places_of(array_of(tensor), result.plan_sum(weights))
-            values = tensor_of(data, tensor.device).to(tensor.dtype)
-            out.append(torch.sparse_csr_tensor(tensor.crow_indices(), tensor.col_indices(), values, tensor.shape))
-            continue
-        if name == "plan":
+        csr, slope = need and is_csr(tensor), np.zeros(())
+        if need and name == "plan":
             slope = result.plan_sum(weights)
-            slope = slope if places is None else in_places_of(places, slope)
-        else:
+            if csr or places is not None:
+                slope = in_places_of(array_of(tensor) if csr else places, slope)
+        elif need:
             slope = weights[:, None] * marginal_gradient(result, name)
             slope = slope.sum(0) if tensor.ndim == 1 else slope
-        out.append(tensor_of(slope, tensor.device).to(tensor.dtype))
+        found = tensor_of(slope, tensor.device).to(tensor.dtype)
+        if csr:
+            found = torch.sparse_csr_tensor(tensor.crow_indices(), tensor.col_indices(), found, tensor.shape)
+        out.append(found)
     return out
 
 

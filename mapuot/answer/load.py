@@ -54,12 +54,8 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
         potentials, marginals, values and certificate, and what needs the plan raises a ValueError.
     reference : (m, n) array, optional
         The reference matrix, where one was given to `solve`.
-    backend : {"auto", "cpu", "cuda", "reference"}
-    threads : int, optional
-
-    Returns
-    -------
-    Result
+    backend, threads
+        Of what needs the plan, as of `solve`.
 
     Raises
     ------

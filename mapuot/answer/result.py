@@ -251,9 +251,9 @@ class Result(Certified, Answer):
         """
         if self.status in FAILED:
             return -np.inf
-        if not self._at_hand:
-            return self.trace[-1].dual
         p = self.problem
+        if p.ranks.size > 1:
+            return self.trace[-1].dual
         mass, sides = self._values()
         total, size = p.reg * (p.c_mass - mass), p.reg * (p.c_mass + mass)
         size += self.cost - p.M_min * mass + abs(p.M_min) * mass  # >= <P, |M|>, by which exponents are rounded
@@ -274,14 +274,10 @@ class Result(Certified, Answer):
             missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)
             return float(missed) / self.mass if self.mass else 0.0
 
-    @property
-    def _at_hand(self) -> bool:
-        return self.problem.ranks.size == 1
-
     def _values(self) -> tuple[float, Any]:
         """Return (mass, [(side, weight, potentials, marginal)] of both sides), from which the plan is valued."""
         p = self.problem
-        r, s = self._sums[1:] if self._at_hand else (self.row_marginal, self.col_marginal)
+        r, s = self._sums[1:] if p.ranks.size == 1 else (self.row_marginal, self.col_marginal)
         with np.errstate(over="ignore", invalid="ignore"):
             mass = float(p.rows.ranks.sum(r.sum()))
         return mass, ((p.rows, p.rows.weight, self.f, r), (p.cols, p.cols.weight, self.g, s))
@@ -314,9 +310,8 @@ class Result(Certified, Answer):
 
     @cached_property
     def plan(self) -> Any:
-        """The plan P, (m, n), formed from M with a float64 exponent on first use, then kept.
+        """The plan P, (m, n), formed from M with a float64 exponent on first use, then kept; of a sparse M a CSR array.
 
-        Of a sparse M a CSR array with its entries in the same places.
         In M's dtype; in float64 where float32 could not hold it (a mass above 3e38, or below 2e-31 an entry).
         """
         return self._formed.plan(0, self.problem.shape[0])
@@ -345,8 +340,7 @@ class Result(Certified, Answer):
 
     def rows(self, i0: int, i1: int) -> Any:
         """Rows i0 to i1 of the plan, (i1 - i0, n)."""
-        m = self.problem.shape[0]
-        whole = all(isinstance(i, (int, np.integer)) for i in (i0, i1))
+        m, whole = self.problem.shape[0], all(isinstance(i, (int, np.integer)) for i in (i0, i1))
         if not whole or not 0 <= i0 <= i1 <= m:
             raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {shown(i0)}, {shown(i1)}")
         return self._formed.plan(i0, i1)
@@ -376,14 +370,12 @@ class Result(Certified, Answer):
             yield i0, stream.plan(i0, min(i0 + step, m))
 
     def _wide_blocks(self) -> Iterator[tuple[int, Any]]:
-        """Yield blocks of the plan's rows in float64.
-
-        Where the plan is float32 a second stream makes them, since other threads may use the plan's own.
-        """
+        """Yield blocks of the plan's rows in float64."""
         return ((i0, host(block)) for i0, block in self._blocks_of(self._wide))
 
     @property
     def _wide(self) -> PlanStream:
+        """Return a float64 stream; where the plan is float32 a second one, since other threads may use the plan's."""
         stream = self._formed
         if stream.dtype != np.float64:
             stream = self._new_stream()
@@ -420,24 +412,12 @@ class Result(Certified, Answer):
         Parameters
         ----------
         size : int
-            How many.
+            How many: i and j have this length, in the order in which pairs were drawn.
         seed : int, generator of NumPy or of PyTorch, or key of JAX, optional
         method : {"independent", "systematic", "rows"}
             How rows are drawn: each independently of the others; by equal steps along the mass, in random order, so
             that a row comes as often as its share of the mass says, but for one; or each row with mass equally often,
             but for one, in their order. Columns are drawn independently, each from its row of the plan.
-
-        Returns
-        -------
-        i, j : (size,) int arrays
-            Rows and columns, as they were drawn; CuPy's where M is.
-
-        Raises
-        ------
-        ValueError
-            size is no integer >= 1, method is another word, or the plan has no mass.
-        NotImplementedError
-            The problem lies on several ranks.
 
         Examples
         --------
@@ -473,11 +453,6 @@ class Result(Certified, Answer):
         keep : float
             Or keep the fewest entries that hold this share of the mass, in (0, 1]; over ranks of the whole plan, and
             all must call it. Entries that differ by less than 4e-9 of themselves count as equal.
-
-        Raises
-        ------
-        ValueError, TypeError
-            Not one of both is given, or it is out of range.
 
         Examples
         --------
@@ -534,17 +509,9 @@ class Result(Certified, Answer):
     def push(self, labels: Any) -> tuple[Any, F64]:
         """Labels of the row points, moved with the mass: the share of each label in what arrives at a column.
 
-        Parameters
-        ----------
-        labels : (m,) array
-            Of any kind that can be sorted; over ranks of the own rows. Of numbers on a device the answer lies there.
-
-        Returns
-        -------
-        classes : (k,) array
-            The labels that occur, sorted.
-        shares : (n, k) array
-            Rows of sum 1; zeros where no mass arrives.
+        ``labels``, (m,), are of any kind that can be sorted, over ranks those of the own rows. Returned are the sorted
+        labels that occur, (k,), and the shares, (n, k): rows of sum 1, or of zeros where no mass arrives. Of numbers on
+        a device they lie there.
 
         Examples
         --------
@@ -577,13 +544,6 @@ class Result(Certified, Answer):
 
         The file holds log_u, log_v, the marginals, a, b and their penalties, all values, the certificate and the trace.
         Over ranks all must call it; rank 0 writes. A pickle of a Result carries M instead.
-
-        Raises
-        ------
-        ValueError
-            The name ends in none of these.
-        OSError
-            The file cannot be written.
         """
         if split_name(path, "")[1] not in ("npz", "hdf5", "zarr"):
             raise ValueError(f"path must end in .npz, .h5 or .zarr, got {shown(path)}")
@@ -604,31 +564,10 @@ class Result(Certified, Answer):
         """The second derivative of the objective by the row points of a `PointCloud`, times w.
 
         For metric "sqeuclidean", and KL or balanced sides with one reg_m each: what Newton's method and trust regions
-        take of a loss. By conjugate gradients on the system of the potentials, two products of the plan a step; no
-        matrix is formed. Formulas: mapuot/answer/curvature.py.
-
-        Parameters
-        ----------
-        w : (m, d) array
-            A direction, as the points x.
-        tol : float
-            Relative residual of that system.
-        max_steps : int
-
-        Returns
-        -------
-        product : (m, d) array
-            In units of mass times cost over length squared, times w; to within tol and the error of the plan.
-
-        Raises
-        ------
-        ValueError, TypeError, NotImplementedError
-            M is no PointCloud of that metric, or an argument is out of range; the message names it.
-
-        Warns
-        -----
-        ConvergenceWarning
-            max_steps were not enough.
+        take of a loss. ``w`` is a direction, (m, d) as the points x; returned is a product of the same shape, in units
+        of mass times cost over length squared, times w, to within tol and the error of the plan. It is found by
+        conjugate gradients on the system of the potentials, up to the relative residual ``tol`` or, with a warning,
+        ``max_steps``: two products of the plan a step; no matrix is formed. Formulas: mapuot/answer/curvature.py.
 
         Examples
         --------

@@ -74,13 +74,10 @@ def solve_batch(
         parts of the pattern and its transpose are found once.
     A, B : (p, m) and (p, n) arrays, optional
         Masses, >= 0; one vector serves all problems; left out or None: equal masses of sum 1.
-    reg, reg_m, penalty, reference
-        As in `solve`, common to all problems; a reference matrix is (m, n).
-    mask : SeededMask, optional
-        As in `solve`, the same for all problems, which are then solved one by one.
+    reg, reg_m, penalty, reference, mask, tol, tol_gap, max_passes, symmetric, progress
+        As in `solve`, common to all problems, each of which ends by itself. A reference matrix is (m, n); masked
+        problems are solved one by one.
     method : {"auto", "translation_invariant", "sinkhorn"}
-    tol, tol_gap, max_passes
-        As in `solve`, for each problem.
     precision : {"auto", "float64", "mixed"}
         Storage of K; "auto" takes float32 only where a float64 K would not stay in cache and tol allows it. On a
         GPU float32 passes come first but for "float64", and float64 ones certify.
@@ -89,12 +86,8 @@ def solve_batch(
         sparse M where A or B is one.
     threads : int, optional
         CPU threads; default: the cores this process may use, one for small batches.
-    symmetric : bool, optional
-        As in `solve`, of all problems.
     warm_start : BatchResult or (log_u, log_v), optional
         Shapes (p, m), (p, n).
-    progress : bool
-        Show a progress bar on standard error.
 
     Returns
     -------
@@ -104,14 +97,7 @@ def solve_batch(
     Raises
     ------
     InfeasibleError
-        A balanced point cannot be reached; or a sparse M connects balanced points with others of less mass only.
-
-    Warns
-    -----
-    ConvergenceWarning
-        Some certified errors are above tol.
-    ScalingWarning
-        As of `solve`, for some of the problems.
+        As of `solve`. So are the warnings, one for all problems.
 
     Examples
     --------

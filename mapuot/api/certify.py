@@ -111,17 +111,10 @@ def certify(
         it at most doubles.
     tol : float
         The error_bound that is asked for. The dense plan has mass everywhere: what is outside the pattern counts.
-    rounds : int
-        How often at most.
-    pairs : int
-        How many pairs are told.
-    backend : {"auto", "cpu", "cuda", "reference"}
-        Of the passes over M.
-    threads : int, optional
-
-    Returns
-    -------
-    Certificate
+    rounds, pairs : int
+        How often the pattern is widened at most, and how many missing pairs are told.
+    backend, threads
+        Of the passes over M, as of `solve`.
 
     Examples
     --------
@@ -140,7 +133,9 @@ def certify(
     tol, rounds, pairs = as_positive(tol, "tol"), as_count(rounds, "rounds"), as_count(pairs, "pairs")
     threads = as_threads(threads)
     module = pick(backend, M)
-    cost = as_dense(opened(M), problem, module)
+    cost = as_whole_cost(opened(M), module, problem.rows.weight, problem.cols.weight)
+    if cost.shape != problem.shape:
+        raise ValueError(f"M must have the shape {problem.shape} of the sparse one, got {cost.shape}")
     low, high, forbidden = as_range(cost, problem.reg, module, threads=threads)
     dense = dataclasses.replace(problem, cost=cost, M_min=low, M_max=high, forbidden=forbidden)
     done = 0
@@ -165,13 +160,6 @@ def checked(result: Any) -> Problem:
     if result.problem.ranks.size > 1:
         raise NotImplementedError("result must be of one process: solve with comm=None what is to be certified")
     return result.problem
-
-
-def as_dense(source: Any, problem: Problem, module: Any) -> Any:
-    cost = as_whole_cost(source, module, problem.rows.weight, problem.cols.weight)
-    if cost.shape != problem.shape:
-        raise ValueError(f"M must have the shape {problem.shape} of the sparse one, got {cost.shape}")
-    return cost
 
 
 def one_pass(dense: Problem, module: Any, result: Result, threads: int | None) -> Result:

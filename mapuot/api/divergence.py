@@ -38,10 +38,8 @@ def sinkhorn_divergence(
         Costs between the points of a and those of b.
     a, b : (m,), (n,) or (p, m), (p, n) arrays, optional
         Masses, >= 0; one vector serves all problems of a batch; left out: equal masses of sum 1.
-    reg : float
-        Entropic regularisation, > 0, in units of M.
-    reg_m : float or inf
-        Marginal penalty, in units of M, the same on both sides; inf: the balanced divergence of equal masses.
+    reg, reg_m : float; float or inf
+        As of `solve`, reg_m the same on both sides; inf: the balanced divergence of equal masses.
     M_a, M_b : (m, m), (n, n) arrays, or (p, m, m), (p, n, n), optional
         Costs within the points of a and within those of b; without both, M must be symmetric and serves for them.
     **options

@@ -34,28 +34,24 @@ def knn_cost(
 ) -> csr_array:
     """The costs between each point and its k nearest ones of the other cloud; all other pairs are left out.
 
+    A k-d tree finds them, which is quick in few dimensions: beyond some 15 it looks at most of the points.
+
     Parameters
     ----------
-    x, y : (m, d), (n, d) arrays
-        Points, one in a row.
+    x, y, metric, scale, weights
+        As of :class:`PointCloud`.
     k : int
         Neighbours of a point, at most as many as there are points in the other cloud.
-    metric, scale, weights
-        As of :class:`PointCloud`.
     symmetric : bool
         Also the k points of x that are nearest to each of y, so that every point has partners; else only those of y
         nearest to each of x.
     threads : int, optional
-        That search; default: the cores this process may use.
+        Default: the cores this process may use.
 
     Returns
     -------
     (m, n) csr_array, float64
         Sorted, at most k (m + n) entries; costs of 0 are stored, too.
-
-    Notes
-    -----
-    A k-d tree is quick in few dimensions: beyond some 15 it looks at most of the points.
 
     Examples
     --------

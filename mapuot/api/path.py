@@ -18,6 +18,8 @@ def path(
 ) -> Iterator[Result]:
     """Solve a sequence of problems that differ in reg and reg_m, each started from the last answer before it.
 
+    A Result is yielded for each reg, as soon as it is solved.
+
     Parameters
     ----------
     M, a, b
@@ -30,18 +32,6 @@ def path(
         meant either way: a list of two, or of the pair twice, tells.
     **options
         Whatever else :func:`solve` takes; ``warm_start`` is that of the first problem.
-
-    Yields
-    ------
-    Result
-        One for each reg, as soon as it is solved.
-
-    Raises
-    ------
-    ValueError
-        ``reg_ms`` has another length than ``regs``, or may be meant both ways.
-    TypeError
-        ``regs`` is no sequence.
 
     Examples
     --------

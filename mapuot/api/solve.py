@@ -14,14 +14,7 @@ from ..backends import Options, Stats, pick
 from ..errors import MUTED, ScalingWarning, shown, warn
 from ..problem.kinds import formed, own_cost
 from ..problem.problem import Problem
-from ..problem.validate import (
-    as_callback,
-    as_choice,
-    as_count,
-    as_out,
-    as_threads,
-    odd_scale,
-)
+from ..problem.validate import as_callback, as_choice, as_count, as_out, as_threads, odd_scale
 from ..progress import bar as progress_bar
 from ..ranks import join
 from ..route.on_device import plain_problem

@@ -26,22 +26,9 @@ def solve_sample(
 ) -> Result:
     """Solve entropic unbalanced optimal transport between two clouds of points.
 
-    Parameters
-    ----------
-    x, y : (m, d), (n, d) arrays
-        Points.
-    a, b : (m,), (n,) arrays, optional
-        Masses, >= 0; left out: equal masses of sum 1.
-    reg, reg_m
-        As of :func:`solve`, in units of the cost.
-    metric, scale, weights, truncate, form
-        As of :class:`PointCloud`: the cost is ``scale * metric(x_i, y_j)``.
-    **options
-        Whatever else :func:`solve` takes.
-
-    Returns
-    -------
-    Result
+    Points, ``metric``, ``scale``, ``weights``, ``truncate`` and ``form`` are those of a :class:`PointCloud`, whose cost
+    is ``scale * metric(x_i, y_j)``; masses, ``reg`` and ``reg_m``, in units of the cost, and all options are those of
+    :func:`solve`.
 
     Examples
     --------

@@ -14,8 +14,6 @@ What gains from the patch, and what does not:
 - ``ot.solve(M, a, b, reg=..., unbalanced=...)`` gains where it names no method. Without reg, or with penalties other
   than "kl", it runs what it always did: POT's ``mm_unbalanced`` and L-BFGS are left as they are.
 - ``ot.da.UnbalancedSinkhornTransport`` asks for ten iterations by default and gets a certified answer.
-- ``ot.solve_sample(..., reg=..., unbalanced=..., lazy=True)``, which POT refuses, is solved without a matrix of costs;
-  the plan comes as ``lazy_plan``. With ``debias=True`` it is POT's sum of three such calls.
 - Barycenters are accelerated and certified, too: 20 to 70 passes where POT makes 300 to 3000.
 
 Where the answers differ from POT's:

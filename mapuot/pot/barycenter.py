@@ -33,26 +33,20 @@ def barycenter_unbalanced(
 
     Parameters
     ----------
-    A : (n, k) array
-        k histograms in columns, zeros allowed.
-    M : (n, n) array
-        Costs.
-    reg : float
-        Entropic regularisation, > 0, in units of M (reference measure: ones, as in POT).
-    reg_m : float
-        Marginal penalty, in units of M; inf: the balanced barycenter.
+    A, M : (n, k) and (n, n) arrays
+        k histograms in columns, zeros allowed; costs.
+    reg, reg_m : float
+        In units of M; reg_m=inf is the balanced barycenter. The reference measure is ones, as in POT.
     method : str
         "sinkhorn" or "sinkhorn_stabilized" (any case), which are answered alike. "sinkhorn_reg_scaling",
         "sinkhorn_translation_invariant": "sinkhorn", with a warning, as in POT.
     weights : (k,) array, optional
         Weights of the histograms, >= 0, default 1 / k.
-    numItermax : int
-        The answer may take 1000 passes, or this, if that is more.
-    stopThr : float
-        POT's: q comes at least as near to the barycenter as this stop would leave POT's method, by a certified error.
-    verbose : bool
-        A progress bar on standard error.
-    log : bool
+    numItermax, stopThr : int, float
+        q comes at least as near to the barycenter as this stop would leave POT's method, by a certified error, in 1000
+        passes or numItermax, if that is more.
+    verbose, log : bool
+        A progress bar on standard error; return the log too.
     tau : float, optional
         POT's threshold of "sinkhorn_stabilized"; accepted, nothing overflows here.
 
@@ -65,8 +59,6 @@ def barycenter_unbalanced(
 
     Raises
     ------
-    ValueError, TypeError
-        Bad argument, unknown method, unknown keyword.
     NotImplementedError
         A tensor requires grad.
 

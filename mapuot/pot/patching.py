@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import sample, stand_in
+from . import stand_in
 
 OWN_METHOD = {  # of the functions of one method; the others are told it
     "sinkhorn_unbalanced": None,
@@ -27,14 +27,8 @@ def patch() -> None:
     """Put mapuot's functions in the place of POT's, wherever a module of ``ot`` holds them.
 
     After it ``ot.sinkhorn_unbalanced``, ``ot.unbalanced``, ``ot.da.UnbalancedSinkhornTransport`` and
-    ``ot.solve(..., unbalanced=...)`` run on mapuot, and ``ot.solve_sample(..., lazy=True, unbalanced=...)`` with a reg,
-    which POT does not have, works. Names that a program imported from ``ot`` before the call
-    keep POT's functions.
-
-    Raises
-    ------
-    ImportError
-        POT is not installed.
+    ``ot.solve(..., unbalanced=...)`` run on mapuot. Names that a program imported from ``ot`` before the call keep
+    POT's functions. ImportError is raised where POT is not installed.
     """
     if installed:
         return
@@ -44,8 +38,6 @@ def patch() -> None:
         kind = stand_in.of_barycenter if name.startswith("bary") else stand_in.of_sinkhorn
         theirs = getattr(ot.unbalanced, name)
         installed[name] = theirs, kind(theirs, own)
-    if hasattr(ot, "solve_sample"):
-        installed["solve_sample"] = ot.solve_sample, sample.stand_in(ot.solve_sample)
     exchange({id(theirs): ours for theirs, ours in installed.values()})
 
 

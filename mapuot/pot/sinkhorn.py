@@ -56,35 +56,27 @@ def sinkhorn_unbalanced(
 
     Parameters
     ----------
-    a : (m,) array
-        Source masses, zeros allowed; empty means uniform with mass 1.
-    b : (n,) or (n, k) array
-        Target masses, or k of them in columns: then the k costs come back instead of a plan.
+    a, b : (m,) and (n,) arrays, or b (n, k)
+        Masses, zeros allowed; empty means uniform with mass 1. For the k targets of a table b the k costs come back
+        instead of a plan.
     M : (m, n) array or scipy.sparse matrix
         Costs. numpy and CuPy arrays and lists as they are; torch, JAX and TensorFlow ones are converted and
         the answer is of their kind. Pairs that a sparse matrix does not store are forbidden; c may be sparse, too.
-    reg : float
-        Entropic regularisation, > 0, in units of M.
-    reg_m : float, inf, or anything of length 1 or 2
-        Marginal penalty, in units of M; inf is the balanced constraint.
+    reg, reg_m : float > 0; float, inf (balanced), or anything of length 1 or 2
+        In units of M.
     method : str, optional
         None: ``stopThr`` is the certified relative plan error to reach, ``numItermax`` the passes at most. "sinkhorn",
         "sinkhorn_stabilized", "sinkhorn_translation_invariant" or "sinkhorn_reg_scaling" (any case): an answer at least
         as near to the solution as this method of POT stops at with this ``stopThr``, in 1000 passes or ``numItermax``,
         if that is more.
-    reg_type : {"kl", "entropy"}
-        "entropy" takes ones for c, and warns.
-    c : (m, n) array, optional
-        Reference measure, default a b^T; honoured for several b too.
+    reg_type, c : {"kl", "entropy"}; (m, n) array, optional
+        The reference measure, default a b^T, for several b, too; "entropy" takes ones for it, and warns.
     warmstart : (log u, log v), optional
         Shapes (m,), (n,); for k targets also (m, k), (n, k).
-    numItermax : int
-    stopThr : float
-        0 or less: the certified error 1e-10, without a warning where it is not reached.
-    verbose : bool
-        A progress bar on standard error.
-    log : bool
-        Return the log too.
+    numItermax, stopThr : int, float
+        stopThr of 0 or less: the certified error 1e-10, without a warning where it is not reached.
+    verbose, log : bool
+        A progress bar on standard error; return the log too.
     tau : float, optional
         POT's threshold of "sinkhorn_stabilized"; checked, and not needed.
 
@@ -92,28 +84,19 @@ def sinkhorn_unbalanced(
     -------
     plan : (m, n) array in M's dtype, of a sparse M a CSR array, or (k,) linear costs ``<P, M>`` for k targets
     log : dict
-        Only with ``log=True``. err: certified relative plan errors, one a pass (of k targets the largest
-        reached); logu, logv: scalings without a and b, (m,) and (n,) or with k
-        columns; cost: ``<P, M>``; total_cost: the objective with its mass terms ``sum q - sum p`` (POT leaves
-        them out and so reports 0 at every optimum). For k targets the costs are (k,) arrays.
+        Only with ``log=True``. err: certified relative plan errors, one a pass (of k targets the largest reached);
+        logu, logv: scalings without a and b, (m,) and (n,) or with k columns; cost: ``<P, M>``; total_cost: the
+        objective with its mass terms ``sum q - sum p`` (POT leaves them out and so reports 0 at every optimum).
 
     Raises
     ------
-    ValueError, TypeError
-        Bad argument, unknown method, unknown keyword (POT swallows those).
-    NotImplementedError
-        A tensor requires grad.
-    InfeasibleError
-        No plan has both marginals.
+    NotImplementedError, InfeasibleError
+        A tensor requires grad; no plan has both marginals.
 
     Warns
     -----
     ConvergenceWarning
         stopThr was not reached (POT is silent).
-
-    References
-    ----------
-    Chizat, Peyre, Schmitzer, Vialard, Scaling algorithms for unbalanced optimal transport problems, 2018.
 
     Examples
     --------
@@ -147,28 +130,10 @@ def sinkhorn_unbalanced2(
 ) -> Any:
     """Cost of the unbalanced entropic plan: ``ot.sinkhorn_unbalanced2`` on mapuot; the plan is never formed.
 
-    Parameters
-    ----------
-    returnCost : {"linear", "total"}
-        ``<P, M>``, or the objective with its mass terms (POT's lacks them), in units of M times mass.
-    a, b, M, reg, reg_m, method, reg_type, c, warmstart, numItermax, stopThr, verbose, log, tau
-        As in `sinkhorn_unbalanced`.
-
-    Returns
-    -------
-    cost : scalar, or (k,) array for k targets
-    log : dict
-        Only with ``log=True``; as in `sinkhorn_unbalanced`.
-
-    Notes
-    -----
-    With ``returnCost="total"`` and without log, PyTorch tensors a, b, M that require grad get the gradient of the
-    objective from the potentials (`mapuot.torch.sinkhorn_loss`).
-
-    Raises
-    ------
-    ValueError, TypeError, NotImplementedError
-        As in `sinkhorn_unbalanced`; also an unknown returnCost.
+    ``returnCost`` is "linear", ``<P, M>``, or "total", the objective with its mass terms (POT's lacks them), in units
+    of M times mass; for k targets they are (k,) arrays. All other arguments, the log and the errors are those of
+    `sinkhorn_unbalanced`. With "total" and without log, PyTorch tensors a, b, M that require grad get the gradient of
+    the objective from the potentials (`mapuot.torch.sinkhorn_loss`).
     """
     if returnCost not in ("linear", "total"):
         raise ValueError(f"Unknown returnCost = {returnCost!r}: must be 'linear' or 'total'")
@@ -311,15 +276,17 @@ class Answers:
 
     def plan(self, log: bool) -> Any:
         """Return the plan, or the linear costs of several targets, and the log where it is asked for."""
-        value = self.costs("cost") if self.several else give(self.results[0].plan, self.like)
+        if self.several:
+            return self.cost("linear", log)
+        value = give(self.results[0].plan, self.like)
         return (value, self.log()) if log else value
 
     def cost(self, kind: str, log: bool) -> Any:
-        value = self.costs("cost" if kind == "linear" else "total_cost")
+        value = self.costs(kind)
         return (value, self.log()) if log else value
 
-    def costs(self, key: str) -> Any:
-        values = [r.cost if key == "cost" else r.objective for r in self.results]
+    def costs(self, kind: str) -> Any:
+        values = [r.cost if kind == "linear" else r.objective for r in self.results]
         return give(self.narrowed(np.array(values if self.several else values[0]))[()], self.like)
 
     def narrowed(self, x: Any) -> Any:
@@ -332,11 +299,10 @@ class Answers:
             "err": self.err,
             "logu": self.vectors([r.log_u for r in self.results]),
             "logv": self.vectors([r.log_v for r in self.results]),
-            "cost": self.costs("cost"),
-            "total_cost": self.costs("total_cost"),
+            "cost": self.costs("linear"),
+            "total_cost": self.costs("total"),
         }
 
     def vectors(self, values: list[Any]) -> Any:
-        to_numpy = self.results[0]._backend.to_numpy
-        table = [to_numpy(x) for x in values]
+        table = [*map(self.results[0]._backend.to_numpy, values)]
         return give(self.narrowed(np.stack(table, axis=1) if self.several else table[0]), self.like)

@@ -107,40 +107,17 @@ class SeededMask:
         return math.ceil(Fraction(self.keep) * 2**64) - 1
 
     def kept(self, i: Any, j: Any) -> Any:
-        """Tell which pairs (i, j) are kept, in NumPy.
-
-        Parameters
-        ----------
-        i, j : int arrays
-            Rows and columns, 0 <= i, j < 2^63, of shapes that broadcast.
-
-        Returns
-        -------
-        kept : bool array
-        """
+        """Tell which pairs of rows i and columns j, 0 <= i, j < 2^63, are kept; shapes broadcast."""
         i, j = (np.asarray(x).astype(np.uint64) for x in (i, j))
         first, second, *_ = philox(self.seed, *((j, i) if self.turned else (i, j)))
         return first + (second << HALF) <= np.uint64(self._limit)
 
     def sample(self, M: Any) -> Any:
-        """The pairs that are kept, as a sparse matrix of their costs.
+        """The pairs of the costs M, (m, n), that are kept, as a scipy.sparse.csr_array; zeros of M are stored, too.
 
-        Parameters
-        ----------
-        M : (m, n) array
-            Costs.
-
-        Returns
-        -------
-        costs : (m, n) scipy.sparse.csr_array
-            M where a pair is kept, zeros of M stored, too. A stored entry stands for ``1 / keep`` pairs: the masked
-            problem is the one on these entries whose reference measure is that of ``solve`` times ``1 / keep`` or, but
-            for a constant in the objective, whose costs are ``costs + reg * log(keep)``.
-
-        Raises
-        ------
-        ValueError, TypeError
-            M is no matrix of real numbers.
+        A stored entry stands for ``1 / keep`` pairs: the masked problem is the one on these entries whose reference
+        measure is that of ``solve`` times ``1 / keep`` or, but for a constant in the objective, whose costs are
+        ``costs + reg * log(keep)``.
         """
         from scipy.sparse import csr_array  # noqa: PLC0415 - on first use
 

@@ -258,7 +258,7 @@ class Problem(Common):
         pair, kinds = validate.as_pair(reg_m, "reg_m"), validate.as_penalties(penalty)
         rows = validate.as_side("a", weight_a, kinds[0], pair[0], "reg_m[0]", ranks)
         cols = validate.as_side("b", weight_b, kinds[1], pair[1], "reg_m[1]")
-        validate.check_masses(rows, cols)
+        validate.check_masses(rows, cols, rows.mass, cols.mass)
         low, high, forbidden = validate.as_range(cost, reg, backend, ranks, threads, tell)
         if isinstance(reference, Cost):
             reference = reference.part(a, b, ranks)
@@ -349,7 +349,7 @@ class BatchProblem(Common):
         cols = validate.as_side("b", first_b, kinds[1], pair[1], "reg_m[1]")
         low, high, forbidden = validate.as_range(flat, reg, backend)
         c, mass = validate.as_reference(reference, cost.of(0), first_a, first_b, backend)
-        validate.check_batch_masses(rows, cols, mass_a, mass_b)
+        validate.check_masses(rows, cols, mass_a, mass_b, "A and B")
         c_mass = validate.product_mass(mass_a, mass_b, "A", "B") if c == "product" else np.full(p, mass)
         if mask is None:
             problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)

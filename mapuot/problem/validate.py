@@ -7,6 +7,7 @@ ranks an error that one rank finds is raised on all, and arguments that must be 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ from .side import Side
 from .sparse import Parts, Sparse, is_sparse
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
+MOST = sys.float_info.max
 CPU = 1  # DLPack's number of the host
 MOST_THREADS = 4096  # more than any host has cores
 LITTLE_MASS = 1e-4  # of what there is: less is hardly meant to be moved
@@ -53,18 +55,15 @@ def as_float(value: Any, name: str, wanted: str = "a number") -> float:
         raise TypeError(f"{name} must be {wanted}, got {shown(value)}") from error
 
 
-def as_positive(value: Any, name: str) -> float:
-    number = as_float(value, name, "a positive finite number")
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{name} must be a positive finite number, got {number}")
+def as_positive(value: Any, name: str, most: float = MOST, wanted: str = "a positive finite number") -> float:
+    number = as_float(value, name, wanted)
+    if not 0 < number <= most:
+        raise ValueError(f"{name} must be {wanted}, got {number}")
     return number
 
 
 def as_share(value: Any, name: str) -> float:
-    number = as_float(value, name, "a share in (0, 1]")
-    if not 0 < number <= 1:
-        raise ValueError(f"{name} must be a share in (0, 1], got {number}")
-    return number
+    return as_positive(value, name, 1.0, "a share in (0, 1]")
 
 
 def as_count(value: Any, name: str, most: float = math.inf, least: int = 1) -> int:
@@ -79,11 +78,10 @@ def as_threads(value: Any) -> int | None:
     return None if value is None else as_count(value, "threads", MOST_THREADS)
 
 
-def as_callback(value: Any) -> Callable[..., Any] | None:
+def as_callback(value: Any) -> Any:
     if value is not None and not callable(value):
         raise TypeError(f"callback must be callable, got {shown(value)}")
-    found: Callable[..., Any] | None = value
-    return found
+    return value
 
 
 def as_pair(value: Any, name: str) -> tuple[Any, Any]:
@@ -272,10 +270,8 @@ def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
     with np.errstate(over="ignore"):
         mass = mass_a * mass_b
     if not np.isfinite(mass).all():
-        rows, cols = names
-        raise ValueError(
-            f"{rows} and {cols} must have masses whose product, that of {rows} {cols}^T, is finite: rescale them"
-        )
+        both = " and ".join(names)
+        raise ValueError(f"{both} must have masses whose product, that of {' '.join(names)}^T, is finite: rescale them")
     return mass
 
 
@@ -348,11 +344,13 @@ def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: 
     return Side(side, weight, penalty, rho, ranks=ranks)
 
 
-def check_masses(rows: Side, cols: Side) -> None:
-    """Raise where both sides are balanced and their masses differ."""
-    if rows.penalty == cols.penalty == "balanced" and abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass:
-        text = "a and b must have equal masses if both sides are balanced"
-        raise InfeasibleError(f"{text}, got {rows.mass} and {cols.mass}")
+def check_masses(rows: Side, cols: Side, mass_a: Any, mass_b: Any, names: str = "a and b") -> None:
+    """Raise where both sides are balanced and their masses differ, in one problem or in some of a batch."""
+    uneven = np.atleast_1d(abs(mass_a - mass_b) > MASS_TOLERANCE * mass_a)
+    if rows.penalty == cols.penalty == "balanced" and uneven.any():
+        text = f"{names} must have equal masses if both sides are balanced"
+        more = f": problem {int(uneven.argmax())} has not" if names == "A and B" else f", got {mass_a} and {mass_b}"
+        raise InfeasibleError(text + more)
 
 
 def check_parts(rows: Side, cols: Side, parts: Parts, which: str = "") -> None:
@@ -384,13 +382,6 @@ def told_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:
     found = np.concatenate(ranks.all(first + index[:5]))[:5]
     some = ", ".join(f"{name}[{i}]" for i in found)
     return some if count <= 5 else f"{some} and {count - 5} others of {name}"
-
-
-def check_batch_masses(rows: Side, cols: Side, mass_a: F64, mass_b: F64) -> None:
-    uneven = abs(mass_a - mass_b) > MASS_TOLERANCE * mass_a
-    if rows.penalty == cols.penalty == "balanced" and uneven.any():
-        text = "A and B must have equal masses if both sides are balanced"
-        raise InfeasibleError(f"{text}: problem {int(uneven.argmax())} has not")
 
 
 # ---- answers ----

@@ -1,6 +1,5 @@
 """The surface of mapuot.pot: POT's signatures, POT patched, arrays of other libraries."""
 
-import functools
 import inspect
 import warnings
 
@@ -105,41 +104,6 @@ def test_ot_solve_runs_on_mapuot(patched):
         assert_allclose(sol.value_linear, exact.cost, rtol=1e-8)
     again = ot.solve(M, a, b, reg=0.05, unbalanced=[1.0, 2.0], potentials_init=sol.potentials)
     assert_allclose(again.plan, exact.plan, atol=1e-9)
-
-
-@pytest.mark.parametrize(("kind", "reg_type"), [("KL", "KL"), ("kl", "entropy"), ("tv", "KL"), ("l2", "KL")])
-@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean"])
-def test_lazy_unbalanced_samples_run_on_mapuot(patched, metric, kind, reg_type):
-    rng = np.random.default_rng(0)
-    x, y, a, b = rng.random((9, 2)), rng.random((7, 2)), rng.random(9) + 0.1, rng.random(7) + 0.1
-    options = {"reg": 0.05, "unbalanced": 1.0, "unbalanced_type": kind, "reg_type": reg_type}
-    options["tol"] = 1e-6 if kind == "tv" else 1e-9  # kinks let no smaller error be certified
-    found = ot.solve_sample(x, y, a, b, metric, lazy=True, **options)
-    reference = {"KL": "product", "entropy": "uniform"}[reg_type]
-    want = mapuot.solve(ot.dist(x, y, metric), a, b, reg=0.05, reg_m=1.0, penalty=kind, reference=reference, tol=1e-10)
-    near = 10 * options["tol"] * want.mass
-    assert_allclose(found.lazy_plan[:], want.plan, atol=near)
-    assert_allclose(found.lazy_plan[2:5, 3], want.plan[2:5, 3:4], atol=near)
-    assert_allclose(found.lazy_plan[4], want.plan[4:5], atol=near)
-    assert_allclose([found.value, found.value_linear], [want.objective, want.cost], rtol=20 * options["tol"])
-    again = ot.solve_sample(x, y, a, b, metric, lazy=True, potentials_init=found.potentials, **options)
-    assert again.log["err"][0] < 1e-2 < found.log["err"][0]
-    assert found.status == "Converged"
-    if metric == "sqeuclidean" and kind == "KL":
-        debiased = ot.solve_sample(x, y, a, b, metric, lazy=True, debias=True, **options)
-        cost_of = functools.partial(mapuot.solve, reg=0.05, reg_m=1.0, tol=1e-10)
-        alone = cost_of(ot.dist(x, x), a, a).objective + cost_of(ot.dist(y, y), b, b).objective
-        assert_allclose(debiased.value, want.objective - 0.5 * alone, atol=1e-7)
-
-
-def test_other_samples_are_left_to_pot(patched):
-    rng = np.random.default_rng(0)
-    x, y = rng.random((9, 2)), rng.random((7, 2))
-    balanced = ot.solve_sample(x, y, reg=0.5, lazy=True)
-    assert_allclose(balanced.lazy_plan[:].sum(), 1.0)
-    assert_allclose(ot.solve_sample(x, y, reg=0.5).plan, balanced.lazy_plan[:], atol=1e-6)
-    with pytest.raises(NotImplementedError):
-        ot.solve_sample(x, y, unbalanced=1.0, lazy=True)
 
 
 def test_patched_several_targets_keep_pots_reference(patched):
