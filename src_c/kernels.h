@@ -17,6 +17,7 @@
  */
 #ifndef MAPUOT_KERNELS_H
 #define MAPUOT_KERNELS_H
+#include <math.h>
 #include <stddef.h>
 
 #include "mapuot.h"
@@ -45,15 +46,24 @@ typedef struct {
     int64_t count;
 } kept_runs;
 
-/* all of them as one, held by the caller, where none are left out */
-static inline kept_runs runs_of(const mapuot_kept *kept, int64_t i, int64_t np, int32_t whole[2])
+/* all of them from column `from` on as one, held by the caller, where none are left out */
+static inline kept_runs runs_of(const mapuot_kept *kept, int64_t i, int64_t from, int64_t np, int32_t whole[2])
 {
     if (!kept->first) {
-        whole[0] = 0, whole[1] = (int32_t)np;
+        whole[0] = (int32_t)from, whole[1] = (int32_t)np;
         return (kept_runs){whole, 1};
     }
     const int64_t box = (kept->before + i) / kept->rows, first = kept->first[box];
     return (kept_runs){kept->run + 2 * first, kept->first[box + 1] - first};
+}
+
+/* Where row i of a symmetric K of one potential begins: each pair is read once, but for the line that i is in. */
+static inline int64_t first_column(int64_t symmetric, int64_t i) { return symmetric ? i / PAD * PAD : 0; }
+
+/* the runs of a row that a pass makes */
+static inline kept_runs runs_made(const mapuot_state *state, int64_t i, int32_t whole[2])
+{
+    return runs_of(&state->M.points.kept, i, first_column(state->limits.symmetric, i), padded(state->n), whole);
 }
 
 /* What streams over M need: the entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij inv_reg). */
@@ -69,7 +79,14 @@ typedef struct {
     int nontemporal; /* K or P is larger than the caches */
     double *row_sum; /* may be NULL */
     int half;        /* balance: of its rows, of its columns, or both */
+    int64_t across;  /* build_kernel: columns of the first row, where K is symmetric and rows begin at first_column */
 } stream_args;
+
+/* the first column of row i that is built */
+static inline int64_t first_of(const stream_args *args, int64_t i)
+{
+    return first_column(args->across, args->n - args->across + i);
+}
 
 enum { BOTH_HALVES, ROW_HALF, COLUMN_HALF };
 
@@ -97,9 +114,9 @@ typedef void (*sweep_fn)(const mapuot_state *state, const sweep_args *args, int6
 typedef struct {
     /* where makes_rows says so, the float64 ones of row_pass and row_dots make their rows, and the float32
      * narrow_pass does */
-    pass_fn row_pass;       /* s = K v; u = prox(s); sums += K^T u */
-    pass_fn narrow_pass;    /* row_pass in short float32 runs on narrow_v; NULL for float64 */
-    pass_fn row_dots;       /* rows.marginal = K v */
+    pass_fn row_pass;    /* s = K v; u = prox(s); sums += K^T u */
+    pass_fn narrow_pass; /* row_pass in short float32 runs on narrow_v; NULL for float64 */
+    pass_fn row_dots; /* rows.marginal = K v; of one potential sums += what rows leave out that begin at first_column */
     pass_fn plan_pass;      /* row_pass on the plan itself, in place */
     stream_fn build_kernel; /* K from M */
     stream_fn form_plan;    /* P from M */
@@ -171,12 +188,16 @@ static inline int64_t first_row(int64_t m, int t, int T)
 
 enum { ROW_ENTRIES = 12 }; /* a row takes as long as so many stored entries more than it has, for its prox */
 
-/* first_row by the work of the rows, where only some pairs of M are stored. */
-static inline int64_t first_row_of(const mapuot_matrix *M, int64_t m, int t, int T)
+/* first_row by the work of the rows, where only some pairs of M are stored, or rows begin at first_column, the first one with
+ * `across` columns. */
+static inline int64_t first_row_of(const mapuot_matrix *M, int64_t across, int64_t m, int t, int T)
 {
+    const double part = (double)t / T, n = (double)across;
+    if (!M->start && across && t < T) /* n i - i^2 / 2 entries before row i */
+        return (int64_t)(n - sqrt(n * n - part * (double)m * (2.0 * n - (double)m))) / TILE * TILE;
     if (!M->start)
         return first_row(m, t, T);
-    const double part = (double)t / T, total = (double)(M->start[m] - M->start[0] + ROW_ENTRIES * m);
+    const double total = (double)(M->start[m] - M->start[0] + ROW_ENTRIES * m);
     int64_t low = 0, high = (m + TILE - 1) / TILE;
     while (low < high) {
         const int64_t tile = (low + high) / 2, row = tile * TILE;

@@ -3,7 +3,7 @@
  * row_pass is the fused read-only pass: a tile of R rows is read from memory for its sums s = K v, u = prox(s) follows,
  * and the tile, still in cache, is read again for the column sums K^T u, while the next tile comes from memory.
  * narrow_pass is the same with short float32 runs, twice as fast out of cache; its answers are certified by row_pass.
- * row_dots is its first half.
+ * row_dots is its first half; of one potential (half_tile) an entry counts for its row and, as K is symmetric, for its column.
  * plan_pass is the single pass of arXiv 2412.11079 with the scalings carried: the buffer is the plan.
  * A tile has a source, chosen at compile time as the pass and the storage are: STORED, it lies in K; MADE, its rows are
  * made into the thread's own buffer, used for both halves and overwritten by those of the next: from M in float64 through
@@ -28,13 +28,14 @@ typedef struct {
     const mapuot_state *state;
     int64_t np, ld;
     const double *v;
+    const float *narrow_v;
     double *sums;
     float *run; /* narrow column sums of up to RUN_ROWS rows */
 } range;
 
 static range range_of(const mapuot_state *state, const double *v, double *sums)
 {
-    return (range){state, padded(state->n), state->ld, v, sums, state->run};
+    return (range){state, padded(state->n), state->ld, v, state->narrow_v, sums, state->run};
 }
 
 /* rows whose factors are known: u, or for the plan the growth of u */
@@ -72,21 +73,21 @@ ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, in
     write_part(out, entry, k, count);
 }
 
-/* the rows [i0, i1) of K, with zeros behind them, or of the plan, to out and ld entries further each */
-ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, real *out, const int plan)
+/* the rows [i0, i1) of K from column `from` on, with zeros behind them, or of the plan, to out and ld entries further each */
+ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, int64_t from, real *out, const int plan)
 {
     _Alignas(64) double entry[BLOCK + PAD]; /* write_part loads a whole vector from the last of them on */
     const int64_t np = padded(args->n), step = rows_together(&args->M), width = columns_together(&args->M);
     panel near;
     open_panel(&near, step, i1, args->n);
     for (int64_t i = i0; i < i1; i += step)
-        for (int64_t j = 0; j < args->n; j += width)
+        for (int64_t j = from; j < args->n; j += width)
             for (int64_t r = i; r < i1 && r < i + step; r++) {
                 int64_t count = args->n - j < width ? args->n - j : width;
                 entries(args, r, j, count, REAL_MIN_LOG, plan ? 0 : REAL_NARROW, &near, entry);
                 for (; !plan && j + count < np && count < width; count++)
                     entry[count] = 0.0;
-                write_block(out + (r - i0) * args->ld + j, entry, count, args->nontemporal);
+                write_block(out + (r - i0) * args->ld + j - from, entry, count, args->nontemporal);
             }
 }
 
@@ -113,10 +114,14 @@ static void make_runs(const stream_args *args, int64_t i0, int64_t i1, const int
 
 static void build_kernel(const stream_args *args, int64_t i0, int64_t i1)
 {
+    const int64_t step = args->across ? PAD : i1 - i0;
     if (args->M.start)
         make_runs(args, i0, i1, 0);
-    else
-        make_rows(args, i0, i1, (real *)args->out + i0 * args->ld, 0);
+    for (int64_t i = i0, next; i < i1 && !args->M.start; i = next) {
+        const int64_t from = first_of(args, i);
+        next = i + step < i1 ? i + step : i1;
+        make_rows(args, i, next, from, (real *)args->out + i * args->ld + from, 0);
+    }
 }
 
 static void form_plan(const stream_args *args, int64_t i0, int64_t i1)
@@ -124,14 +129,14 @@ static void form_plan(const stream_args *args, int64_t i0, int64_t i1)
     if (args->M.start)
         make_runs(args, i0, i1, 1);
     else
-        make_rows(args, i0, i1, (real *)args->out + i0 * args->ld, 1);
+        make_rows(args, i0, i1, 0, (real *)args->out + i0 * args->ld, 1);
 }
 
 /* in the columns that they are kept with, one run behind the other */
 static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64_t i, int64_t count)
 {
     int32_t whole[2];
-    const kept_runs runs = runs_of(&state->M.points.kept, i, padded(state->n), whole);
+    const kept_runs runs = runs_made(state, i, whole);
     stream_args args = {.m = state->m,
                         .n = state->n,
                         .M = state->M,
@@ -142,7 +147,7 @@ static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64
                         .ld = state->ld};
     real *out = (real *)state->tile;
     if (!state->M.points.kept.first) {
-        make_rows(&args, i, i + count, out, 0);
+        make_rows(&args, i, i + count, whole[0], out, 0);
         return;
     }
     for (int64_t k = 0; k < runs.count; k++) {
@@ -150,7 +155,7 @@ static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64
         args.n = (end < state->n ? end : state->n) - from;
         args.M.points.y = state->M.points.y + from;
         args.beta = state->beta + from;
-        make_rows(&args, i, i + count, out, 0);
+        make_rows(&args, i, i + count, 0, out, 0);
         out += end - from;
     }
 }
@@ -280,7 +285,7 @@ ALWAYS_INLINE void narrow_columns(const range *g, const tile *done, const vf *sc
 ALWAYS_INLINE void narrow_dots(const range *g, const real *K, const real *next, const tile *done, int flush, double *s,
                                const int R)
 {
-    const float *v = g->state->narrow_v;
+    const float *v = g->narrow_v;
     vd total[TILE];
     vf scale[TILE];
     UNROLL
@@ -363,6 +368,7 @@ ALWAYS_INLINE range part_of(const range *g, int64_t from, int64_t end)
     range part = *g;
     part.np = end - from;
     part.v += from;
+    part.narrow_v += from;
     part.sums += from;
     part.run = g->run ? g->run + from : NULL;
     return part;
@@ -372,7 +378,7 @@ ALWAYS_INLINE range part_of(const range *g, int64_t from, int64_t end)
 ALWAYS_INLINE void made_tile_dots(const range *g, int64_t i, const real *K, double *s, const form form, const int R)
 {
     int32_t whole[2];
-    const kept_runs runs = runs_of(&g->state->M.points.kept, i, g->np, whole);
+    const kept_runs runs = runs_made(g->state, i, whole);
     double part_s[TILE];
     UNROLL
     for (int r = 0; r < TILE; r++)
@@ -391,7 +397,7 @@ ALWAYS_INLINE void made_tile_dots(const range *g, int64_t i, const real *K, doub
 ALWAYS_INLINE void made_tile_sums(const range *g, int64_t i, const tile *done, int flush, const form form, const int R)
 {
     int32_t whole[2];
-    const kept_runs runs = runs_of(&g->state->M.points.kept, i, g->np, whole);
+    const kept_runs runs = runs_made(g->state, i, whole);
     tile now = *done;
     for (int64_t k = 0; k < runs.count; k++) {
         const range part = part_of(g, runs.run[2 * k], runs.run[2 * k + 1]);
@@ -489,16 +495,73 @@ ALWAYS_INLINE void dots_tile(const range *g, int64_t i, const form form, const s
     memcpy(g->state->rows.marginal + i, s, R * sizeof(double));
 }
 
-ALWAYS_INLINE void dots_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const form form,
-                              const source from)
+ALWAYS_INLINE void dots_range(const range *g, int64_t i0, int64_t i1, const form form, const source from)
 {
     const int R = form == NARROW ? TILE : 4;
-    const range g = range_of(state, state->cols.scale, sums);
     int64_t i = i0;
     for (; i + R <= i1; i += R)
-        dots_tile(&g, i, form, from, R);
+        dots_tile(g, i, form, from, R);
     for (; i < i1; i++)
-        dots_tile(&g, i, form, from, 1);
+        dots_tile(g, i, form, from, 1);
+}
+
+/* what has run up, to float64 */
+ALWAYS_INLINE void flush_runs(const range *g, int64_t from)
+{
+#ifndef MAPUOT_DTYPE_F64
+    for (int64_t j = from; j < g->np; j += FL) {
+        f_add_to(g->sums + j, f_load(g->run + j));
+        f_store(g->run + j, f_set(0.0f));
+    }
+#endif
+    (void)g, (void)from;
+}
+
+/* R rows of a symmetric K from first_column on: rows.marginal = K v, and behind the line of the diagonal sums += K^T v
+ * for the rows below, of one read */
+ALWAYS_INLINE void half_tile(const range *g, int64_t i, const real *next, const form form, const source from,
+                             const int R)
+{
+    const int64_t first = first_column(1, i);
+    const range line = part_of(g, first, first + PAD), rest = part_of(g, first + PAD, g->np);
+    double s[TILE] = {0}, more[TILE] = {0};
+    real *K = open_tile(g, i, s, form, from, R) + (from == STORED ? first : 0);
+    const tile done = {K + PAD, g->v + i};
+    if (form == NARROW && from == MADE) {
+        sums(&rest, &done, NULL, 0, form, R);
+    } else {
+        dots(&line, K, NULL, NULL, 0, s, form, R);
+        dots(&rest, K + PAD, next, &done, 0, more, form, R);
+    }
+    for (int r = 0; r < R; r++)
+        g->state->rows.marginal[i + r] = s[r] + more[r];
+}
+
+/* Every other pass goes downwards, as row_tiles do. */
+ALWAYS_INLINE void half_tiles(const range *g, int64_t i0, int64_t i1, const form form, const source from, const int R)
+{
+    const int64_t count = (i1 - i0) / R, down = g->state->progress.passes & 1;
+    for (int64_t t = 0; t < count; t++) {
+        const int64_t i = i0 + (down ? count - 1 - t : t) * R, next = t + 1 == count ? i : down ? i - R : i + R;
+        half_tile(g, i, (real *)g->state->kernel + next * g->ld + first_column(1, next) + PAD, form, from, R);
+        if (form == NARROW && (t + 1) % (RUN_ROWS / R) == 0)
+            flush_runs(g, first_column(1, down ? i : i0));
+    }
+    for (int64_t i = i0 + count * R; i < i1; i++)
+        half_tile(g, i, (real *)g->state->kernel + i * g->ld, form, from, 1);
+    if (form == NARROW)
+        flush_runs(g, first_column(1, i0));
+}
+
+/* one potential: half of the pairs stand for all */
+ALWAYS_INLINE void product_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const form form,
+                                 const source from)
+{
+    const range g = range_of(state, state->cols.scale, sums);
+    if (state->limits.symmetric)
+        half_tiles(&g, i0, i1, form, from, TILE);
+    else
+        dots_range(&g, i0, i1, form, from);
 }
 
 /* ---- stored pairs ---- */
@@ -627,14 +690,14 @@ static void row_dots(const mapuot_state *state, int64_t i0, int64_t i1, double *
         run_dots(state, i0, i1);
 #ifndef MAPUOT_DTYPE_F64
     else if (MAKES_POINTS && state->progress.narrow && makes_rows(state))
-        dots_range(state, i0, i1, sums, NARROW, MADE);
+        product_range(state, i0, i1, sums, NARROW, MADE);
     else if (state->progress.narrow)
-        dots_range(state, i0, i1, sums, NARROW, STORED);
+        product_range(state, i0, i1, sums, NARROW, STORED);
 #endif
     else if (MAKES && makes_rows(state))
-        dots_range(state, i0, i1, sums, WIDE, MADE);
+        product_range(state, i0, i1, sums, WIDE, MADE);
     else
-        dots_range(state, i0, i1, sums, WIDE, STORED);
+        product_range(state, i0, i1, sums, WIDE, STORED);
 }
 
 void KERNEL(batch_pass)(mapuot_state *const *states, int count);

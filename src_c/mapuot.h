@@ -329,11 +329,14 @@ int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64
 int mapuot_costs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double *out);
 int mapuot_extrema(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double out[4]);
 /* whether a dense n x n matrix is its transpose; the look ends at the first difference */
-int mapuot_is_symmetric(int64_t n, mapuot_matrix M);
+int mapuot_is_symmetric(mapuot_pool *pool, int64_t n, mapuot_matrix M);
 int mapuot_balance(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                    const double *log_v, double *alpha, double *col_max);
+/* across: 0, or how many columns the first row has from the diagonal of a symmetric K on; no more of each is then written,
+ * but for some numbers before it, which is what passes of one potential read */
 int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
-                        const double *alpha, const double *beta, mapuot_dtype dtype, void *K, int64_t ld);
+                        const double *alpha, const double *beta, int64_t across, mapuot_dtype dtype, void *K,
+                        int64_t ld);
 int mapuot_form_plan(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                      const double *alpha, const double *beta, mapuot_dtype dtype, void *P, int64_t ld);
 int mapuot_apply(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,

@@ -48,7 +48,7 @@ ALWAYS_INLINE void made_dots(const mapuot_state *state, int64_t i, float *out, d
 {
     const mapuot_narrow_points *points = &state->narrow_points;
     int32_t whole[2];
-    const kept_runs runs = runs_of(&state->M.points.kept, i, padded(state->n), whole);
+    const kept_runs runs = runs_made(state, i, whole);
     vd total[TILE];
     UNROLL
     for (int r = 0; r < R; r++)

@@ -91,7 +91,7 @@ static int is_symmetric(const attempt *t)
     const mapuot_problem *p = t->problem;
     const int64_t n = task->n;
     return task->m == n && task->terms.rho_rows == task->terms.rho_cols &&
-           memcmp(p->a, p->b, (size_t)n * sizeof(double)) == 0 && mapuot_is_symmetric(n, t->M);
+           memcmp(p->a, p->b, (size_t)n * sizeof(double)) == 0 && mapuot_is_symmetric(t->serial, n, t->M);
 }
 
 static int is_plain(attempt *t)
@@ -235,8 +235,8 @@ static int absorb(attempt *t)
                            largest_log(task->m, p->log_a) + largest_log(task->n, p->log_b);
     const double paid = fmin((p->high - p->low) / reg, largest + fabs(p->low) / reg + task->vanishing);
     state->limits.exponent_error = task->exponent_rounding * (paid + largest) + task->cost_error / reg;
-    mapuot_build_kernel(t->serial, task->m, task->n, t->M, ONES, reg, t->alpha, t->beta, state->dtype, state->kernel,
-                        state->ld);
+    mapuot_build_kernel(t->serial, task->m, task->n, t->M, ONES, reg, t->alpha, t->beta,
+                        state->limits.symmetric ? task->n : 0, state->dtype, state->kernel, state->ld);
     set_side(&state->rows, p->a, p->log_a, t->alpha);
     set_side(&state->cols, p->b, p->log_b, t->beta);
     for (int64_t j = 0; j < task->n; j++)

@@ -86,10 +86,11 @@ static void rows_task(void *context, int thread, int threads)
 {
     rows_job *job = context;
     mapuot_state own = *job->state, *state = &own;
-    const int64_t i0 = first_row_of(&state->M, state->m, thread, threads);
-    const int64_t i1 = first_row_of(&state->M, state->m, thread + 1, threads);
+    const int64_t across = state->limits.symmetric ? state->n : 0;
+    const int64_t i0 = first_row_of(&state->M, across, state->m, thread, threads);
+    const int64_t i1 = first_row_of(&state->M, across, state->m, thread + 1, threads);
     double *sums = threads == 1 ? state->sums : state->partial + thread * sums_len(state);
-    if (job->part != DOTS)
+    if (job->part != DOTS || state->limits.symmetric)
         memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
     own.run = state->progress.narrow ? state->run + thread * padded(state->n) : NULL;
     own.tile = makes_rows(state) ? state->tile + thread * TILE * state->ld : NULL;
@@ -156,7 +157,7 @@ static double sum_rows(mapuot_pool *pool, mapuot_state *state, int part, int nar
         *best = *tried < 2 || took < *best ? took : *best;
         ++*tried;
     }
-    if (mapuot_pool_threads(pool) > 1 && part != DOTS)
+    if (mapuot_pool_threads(pool) > 1 && (part != DOTS || state->limits.symmetric))
         pool_run(pool, reduce_task, state);
     return state->sums[padded(state->n) + ROW_SCALE];
 }
@@ -174,12 +175,12 @@ static int narrow_scale(const mapuot_state *state)
     return in_range(largest);
 }
 
-/* One potential: K v, which is K^T u. */
+/* One potential: K v, which is K^T u, of rows and of the columns below the diagonal that they stand for. */
 static void sum_symmetric(mapuot_pool *pool, mapuot_state *state)
 {
     sum_rows(pool, state, DOTS, state->progress.narrow && narrow_scale(state));
-    memset(state->sums, 0, (size_t)sums_len(state) * sizeof(double));
-    memcpy(state->sums, state->rows.marginal, (size_t)state->n * sizeof(double));
+    for (int64_t j = 0; j < state->n; j++)
+        state->sums[j] += state->rows.marginal[j];
 }
 
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)

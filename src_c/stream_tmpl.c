@@ -18,7 +18,7 @@ typedef struct {
 ALWAYS_INLINE void open_walk(const stream_args *args, int64_t i, int64_t width, walk *w)
 {
     *w = (walk){.n = args->n, .k = -1, .width = width};
-    w->runs = runs_of(&args->M.points.kept, i, padded(args->n), w->whole);
+    w->runs = runs_of(&args->M.points.kept, i, 0, padded(args->n), w->whole);
 }
 
 ALWAYS_INLINE int next_block(walk *w)

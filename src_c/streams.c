@@ -2,6 +2,7 @@
  * threads and reduces their accumulators in order.  The kernels: stream_tmpl.c, kernels_tmpl.c.  Twin: src_cuda/stream.cu.
  */
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "kernels.h"
@@ -23,7 +24,7 @@ static void touch_rows(const stream_job *job, int64_t i0, int64_t i1)
 {
     const int64_t row = job->args.n * job->width, pitch = job->args.ld * job->width;
     for (int64_t i = i0; i < i1; i++)
-        for (int64_t k = 0; k < row; k += PAGE)
+        for (int64_t k = first_of(&job->args, i) * job->width; k < row; k += PAGE)
             ((volatile char *)job->args.out)[i * pitch + k] = 0;
 }
 
@@ -31,8 +32,8 @@ static void stream_task(void *context, int thread, int threads)
 {
     stream_job *job = context;
     const stream_args *args = &job->args;
-    const int64_t i0 = first_row_of(&args->M, args->m, thread, threads);
-    const int64_t i1 = first_row_of(&args->M, args->m, thread + 1, threads);
+    const int64_t i0 = first_row_of(&args->M, args->across, args->m, thread, threads);
+    const int64_t i1 = first_row_of(&args->M, args->across, args->m, thread + 1, threads);
     if (job->args.nontemporal)
         touch_rows(job, i0, i1);
     if (job->each)
@@ -119,13 +120,29 @@ enum { SQUARE = 32 }; /* entries of M and of its transpose that are in cache tog
 SAME_SQUARE(double)
 SAME_SQUARE(float)
 
-int mapuot_is_symmetric(int64_t n, mapuot_matrix M)
+typedef struct {
+    mapuot_matrix M;
+    int64_t n;
+    atomic_int differs;
+} same_job;
+
+/* the rows of squares by turns, which makes their lengths even */
+static void same_task(void *context, int thread, int threads)
 {
-    for (int64_t i = 0; i < n; i += SQUARE)
-        for (int64_t j = 0; j <= i; j += SQUARE)
-            if (!(M.dtype == MAPUOT_F64 ? same_square_of_double : same_square_of_float)(&M, n, i, j))
-                return 0;
-    return 1;
+    same_job *job = context;
+    const mapuot_matrix *M = &job->M;
+    for (int64_t i = thread * SQUARE; i < job->n; i += threads * SQUARE)
+        for (int64_t j = 0; j <= i && !atomic_load_explicit(&job->differs, memory_order_relaxed); j += SQUARE)
+            if (!(M->dtype == MAPUOT_F64 ? same_square_of_double : same_square_of_float)(M, job->n, i, j))
+                atomic_store(&job->differs, 1);
+}
+
+int mapuot_is_symmetric(mapuot_pool *pool, int64_t n, mapuot_matrix M)
+{
+    same_job job = {.M = M, .n = n};
+    atomic_init(&job.differs, 0);
+    pool_run(pool, same_task, &job);
+    return !job.differs;
 }
 
 /* balance, or one half of it: rows to the job's out, columns to col_max */
@@ -193,9 +210,12 @@ int mapuot_costs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, doubl
 }
 
 int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
-                        const double *alpha, const double *beta, mapuot_dtype dtype, void *K, int64_t ld)
+                        const double *alpha, const double *beta, int64_t across, mapuot_dtype dtype, void *K,
+                        int64_t ld)
 {
-    stream_job job = new_job(m, n, M, c, reg, alpha, beta);
+    const int transposed = across && is_turned(&M); /* it is M as well */
+    stream_job job = new_job(m, n, transposed ? turned(M) : M, c, reg, alpha, beta);
+    job.args.across = M.start ? 0 : across;
     return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype]->build_kernel, K, ld, entry_bytes(dtype));
 }
 

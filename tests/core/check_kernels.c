@@ -61,6 +61,8 @@ static void check_isa(const char *isa)
             set_where(isa, 0, m, n, layout, pool_sizes[pool]);
             check_made(m, n, layout, turn % SIDE_KINDS, pools[pool]);
             check_sparse(m, n, turn, pools[pool]);
+            for (int k = 0; k < 4 && m == n; k++)
+                check_half(n, (mapuot_dtype)(k / 2), k % 2, pools[pool]);
         }
     for (int q = 0; q < SIZES; q++)
         for (int kind = 0; kind < SIDE_KINDS; kind++)

@@ -168,6 +168,32 @@ static void run_rows(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool
     run_pass(pool, &state, form);
 }
 
+/* K v of a symmetric K with no number before the line of a row's diagonal, upwards and downwards, against plain loops */
+static void check_half(int64_t n, mapuot_dtype dtype, int form, mapuot_pool *pool)
+{
+    const int from = buffer_count;
+    const int64_t np = padded(n), runs = np * mapuot_pool_threads(pool);
+    mapuot_state state = new_state(n, n, dtype, MAPUOT_KL, MAPUOT_KL, 1, mapuot_pool_threads(pool));
+    state.limits.symmetric = 1;
+    state.progress.narrow = has_form(dtype, form) && form == NARROW;
+    state.narrow_v = guarded((size_t)np * sizeof(float), 0);
+    state.run = memset(guarded((size_t)runs * sizeof(float), 0), 0, (size_t)runs * sizeof(float));
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < i; j++)
+            store(state.kernel, dtype, i * state.ld + j,
+                  j < i / PAD * PAD ? NAN : stored(state.kernel, dtype, j * state.ld + i));
+    for (int down = 0; down < 2; down++, state.progress.passes++) {
+        mapuot_row_pass(pool, &state);
+        for (int64_t i = 0; i < n; i++) {
+            double s = 0.0;
+            for (int64_t j = 0; j < n; j++)
+                s += stored(state.kernel, dtype, i < j ? i * state.ld + j : j * state.ld + i) * state.cols.scale[j];
+            expect("half of K v", i, state.sums[i], s, state.progress.narrow ? 3e-6 : 1e-12, 0);
+        }
+    }
+    release(from);
+}
+
 /* the four sweeps in order, cut in two at a random place */
 static void run_sweeps(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool)
 {

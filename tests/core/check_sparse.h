@@ -53,8 +53,8 @@ static void check_sparse_pass(const problem *p, mapuot_matrix M, mapuot_matrix c
     double *want = vector(len, 0), *got = vector(len, 0);
     pairs.kernel = guarded((size_t)nnz * width[dtype], width[dtype]);
     pairs.M = M;
-    mapuot_build_kernel(pool, m, n, p->M, p->c, p->reg, p->alpha, p->beta, dtype, whole.kernel, whole.ld);
-    mapuot_build_kernel(pool, m, n, M, c, p->reg, p->alpha, p->beta, dtype, pairs.kernel, 0);
+    mapuot_build_kernel(pool, m, n, p->M, p->c, p->reg, p->alpha, p->beta, 0, dtype, whole.kernel, whole.ld);
+    mapuot_build_kernel(pool, m, n, M, c, p->reg, p->alpha, p->beta, 0, dtype, pairs.kernel, 0);
     expect_entries("K", &M, m, pairs.kernel, whole.kernel, whole.ld, dtype);
     for (int turn = 0; turn < 2; turn++) {
         whole.progress.passes = pairs.progress.passes = turn;

@@ -106,8 +106,8 @@ static void run_streams(int64_t m, int64_t n, int layout, int form, mapuot_pool 
                                 .nontemporal = 1};
             (plan ? kernels->form_plan : kernels->build_kernel)(&args, 0, m);
         } else
-            (plan ? mapuot_form_plan : mapuot_build_kernel)(pool, m, n, p.M, p.c, p.reg, p.alpha, p.beta, dtype, out,
-                                                            ld);
+            plan ? mapuot_form_plan(pool, m, n, p.M, p.c, p.reg, p.alpha, p.beta, dtype, out, ld)
+                 : mapuot_build_kernel(pool, m, n, p.M, p.c, p.reg, p.alpha, p.beta, 0, dtype, out, ld);
     }
     double *Xt = vector(d * np, 0), *Y = vector(m * d, 8), *PX = vector(m * d, 8), *PY = vector(d * np, 8);
     double *r = vector(m, 8), *s = vector(n, 8), *alpha = vector(m, 8), *top = vector(n, 8), *told = vector(6, 0);

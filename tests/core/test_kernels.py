@@ -158,7 +158,7 @@ def read_by_all_streams(M, c, vectors, threads):
         native.check(lib.mapuot_form_plan(*at, native.DTYPES[dtype], native.pointer(out, "void *"), n))
         ld = native.leading_dimension(n, out.itemsize)
         K = to["K", dtype] = np.ones((m, ld), dtype)
-        native.check(lib.mapuot_build_kernel(*at, native.DTYPES[dtype], native.pointer(K, "void *"), ld))
+        native.check(lib.mapuot_build_kernel(*at, 0, native.DTYPES[dtype], native.pointer(K, "void *"), ld))
     names = "P X", "P^T Y", "sums", "r", "s", "extrema", "top"
     sizes = 2 * m, 2 * native.padded(n), 2, m, n, 4, n
     to |= {name: np.zeros(size) for name, size in zip(names, sizes, strict=True)}

@@ -122,7 +122,7 @@ static void streams(mapuot_pool *pool, int64_t m, int64_t n)
     } else if (what == 1) {
         status = mapuot_balance(pool, m, n, M, c, reg, beta, alpha, vector(n, 0));
     } else if (what == 2) {
-        status = mapuot_build_kernel(pool, m, n, M, c, reg, alpha, beta, dtype,
+        status = mapuot_build_kernel(pool, m, n, M, c, reg, alpha, beta, m == n && below(2) ? n : 0, dtype,
                                      guarded((size_t)(m * ld) * width[dtype], 0), ld);
     } else if (what == 3) {
         status =

@@ -141,7 +141,7 @@ class HostBatch:
         alpha, beta = np.full(len(M), self.task.M_min / self.task.reg), np.zeros(M.shape[1])
         check(
             lib.mapuot_build_kernel(
-                self.pool, *M.shape, matrix(M), matrix(None), self.task.reg, pointer(alpha), pointer(beta),
+                self.pool, *M.shape, matrix(M), matrix(None), self.task.reg, pointer(alpha), pointer(beta), 0,
                 self.states[0].dtype, self.states[0].kernel, self.ld,
             )
         )  # fmt: skip

@@ -37,7 +37,7 @@ to_numpy = asarray
 
 def is_symmetric(M: Any) -> bool:
     """Tell whether a matrix is its transpose."""
-    return bool(lib.mapuot_is_symmetric(len(M), matrix(M)))
+    return bool(lib.mapuot_is_symmetric(pool_for(None, M.size), len(M), matrix(M)))
 
 
 def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
@@ -178,7 +178,8 @@ class HostOperator(CostOperator):
         state.alpha, state.beta = pointer(alpha), pointer(beta)
         for i0, _, call in () if self.made else self.formed(0, self.shape[0]):
             to = ffi.cast("char *", state.kernel) + self.cost.place(i0, state.ld) * self.K.itemsize
-            check(lib.mapuot_build_kernel(*call, state.dtype, to, 0 if self.pairs else state.ld))
+            across = self.shape[1] - i0 if state.limits.symmetric else 0
+            check(lib.mapuot_build_kernel(*call, across, state.dtype, to, 0 if self.pairs else state.ld))
 
     def apart(self, error: float) -> float:
         """Bound how far the sums of rows and of columns are from those of one K, by the error of its exponents."""
