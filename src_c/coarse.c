@@ -3,6 +3,10 @@
 
 #include "kernels.h"
 
+/* points are far from all others where they are this part of the points of a cluster; so many clusters of them: heavy
+ * tails have hundreds, and the others need their clusters, too */
+enum { FAR_SHARE = 8, MOST_ALONE = 4 };
+
 typedef struct {
     const mapuot_state *state;
     const sweep_args *args;
@@ -96,13 +100,29 @@ static void select(const points *of, int64_t from, int64_t to, int64_t middle, i
     }
 }
 
+/* how many points come before the middle of the range in column k, where these or the others are few and far from the rest,
+ * in whose clusters they would move as these do; else 0 */
+static int64_t far_ones(const points *of, int64_t from, int64_t to, int64_t count, int64_t k)
+{
+    double low = INFINITY, high = -INFINITY;
+    int64_t before = 0, few;
+    for (int64_t i = from; i < to; i++) {
+        const double x = of->X[of->order[i] * of->width + k];
+        low = fmin(low, x), high = fmax(high, x);
+    }
+    for (int64_t i = from; i < to; i++)
+        before += of->X[of->order[i] * of->width + k] <= 0.5 * low + 0.5 * high;
+    few = before < to - from - before ? before : to - from - before;
+    return low < high && few * count * FAR_SHARE <= to - from ? before : 0;
+}
+
 static void halve(const points *of, int64_t from, int64_t to, int64_t first, int64_t count)
 {
-    const int64_t middle = from + (to - from) / 2;
     if (count > 1 && to - from > 1) {
+        const int64_t middle = from + (to - from) * (count / 2) / count;
         select(of, from, to, middle, widest(of, from, to));
         halve(of, from, middle, first, count / 2);
-        halve(of, middle, to, first + count / 2, count / 2);
+        halve(of, middle, to, first + count / 2, count - count / 2);
         return;
     }
     for (int64_t i = from; i < to; i++)
@@ -112,9 +132,23 @@ static void halve(const points *of, int64_t from, int64_t to, int64_t first, int
 int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64_t *order, int64_t *label)
 {
     const points all = {width, X, order, label};
+    int64_t from = 0, to = m, first = 0;
     for (int64_t i = 0; i < m; i++)
         order[i] = i;
-    halve(&all, 0, m, 0, count);
+    for (; first < MOST_ALONE && first < count - 1 && to - from > 1; first++) {
+        const int64_t k = widest(&all, from, to), before = far_ones(&all, from, to, count - first, k);
+        if (before == 0)
+            break;
+        select(&all, from, to, from + before, k);
+        if (2 * before < to - from) {
+            halve(&all, from, from + before, first, 1);
+            from += before;
+        } else {
+            halve(&all, from + before, to, first, 1);
+            to = from + before;
+        }
+    }
+    halve(&all, from, to, first, count - first);
     return MAPUOT_RUNNING;
 }
 

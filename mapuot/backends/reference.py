@@ -86,13 +86,25 @@ def unreached(log_x: F64) -> F64:
 
 
 def split(X: F64, count: int) -> Any:
-    """Labels of the rows of X in count clusters, a power of 2, by median splits along the widest column."""
-    if count == 1 or len(X) < 2:
-        return np.zeros(len(X), np.int64)
-    order = np.argsort(X[:, np.ptp(X, axis=0).argmax()], kind="stable")
-    label = np.empty(len(X), np.int64)
-    for k, half in enumerate(np.split(order, [len(X) // 2])):
-        label[half] = k * (count // 2) + split(X[half], count // 2)
+    """Labels of the rows of X in count clusters: of few far ones each, up to four; halves along the widest column."""
+    label, rest, first = np.zeros(len(X), np.int64), np.arange(len(X)), 0
+    while first < min(4, count - 1) and len(rest) > 1:
+        x = X[rest, np.ptp(X[rest], axis=0).argmax()]
+        before = x <= 0.5 * x.min() + 0.5 * x.max()
+        few = before if 2 * before.sum() < len(rest) else ~before
+        if not x.min() < x.max() or few.sum() * (count - first) * 8 > len(rest):
+            break
+        label[rest[few]], rest, first = first, rest[~few], first + 1
+    label[rest] = first + halves(X[rest], count - first)
+    return label
+
+
+def halves(X: F64, count: int) -> Any:
+    """Labels by splits into halves, of as many points for each cluster."""
+    label, half = np.zeros(len(X), np.int64), count // 2
+    if count > 1 and len(X) > 1:
+        low, high = np.split(np.argsort(X[:, np.ptp(X, axis=0).argmax()], kind="stable"), [len(X) * half // count])
+        label[low], label[high] = halves(X[low], half), half + halves(X[high], count - half)
     return label
 
 

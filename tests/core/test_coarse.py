@@ -30,9 +30,24 @@ def test_split(points, count):
     np.testing.assert_array_equal(label, reference.split(X, count))
     assert label.min() >= 0
     assert label.max() < count
-    assert np.bincount(label).max() <= -(-points // count)
+    assert np.bincount(label).max() <= -(-points // max(1, count - 4)) + 1
     line = np.sort(np.round(X[:, :1], 1), axis=0)  # with ties
-    assert np.bincount(native.split(line, count)).max() <= -(-points // count)
+    assert np.bincount(native.split(line, count)).max() <= -(-points // max(1, count - 4)) + 1
+
+
+def test_points_far_from_all_others_are_clusters_of_their_own():
+    """In the cluster of others they would be moved as these are; where many lie far out, the others keep theirs."""
+    X = np.random.default_rng(1).normal(size=(1000, 3))
+    X[[17, 500]] += [[100], [-300]]
+    X[600:602, 1] += 1000
+    label = native.split(X, 16)
+    np.testing.assert_array_equal(label, reference.split(X, 16))
+    for alone in ([17], [500], [600, 601]):
+        np.testing.assert_array_equal(np.flatnonzero(label == label[alone[0]]), alone)
+    X = X[:400] * 2.0 ** np.arange(400)[:, None]
+    label = native.split(X, 16)
+    np.testing.assert_array_equal(label, reference.split(X, 16))
+    assert np.bincount(label).max() <= -(-400 // 12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
