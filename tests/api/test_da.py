@@ -81,14 +81,6 @@ def test_a_sample_without_mass_stays():
     assert_allclose(estimator.transform(xs[4:5] + 1e-6), xs[4:5] + 1e-6)
 
 
-def test_batches_do_not_matter():
-    xs, _, xt, _ = domains()
-    estimator = UnbalancedSinkhornTransport().fit(xs, Xt=xt)
-    new = np.random.default_rng(3).normal(size=(10, 2))
-    assert_allclose(estimator.transform(new, batch_size=3), estimator.transform(new))
-    assert_allclose(estimator.fit_transform(xs, Xt=xt), estimator.transform(xs))
-
-
 def test_pickle_and_clone():
     from sklearn.base import clone
 

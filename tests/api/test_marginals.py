@@ -540,12 +540,6 @@ def test_costs_below_zero_hide_no_mass():
     check(result, costs, masses, 0.012, [450.0, 260.0, 190.0])
 
 
-def test_late_messages_that_lead_away_are_left():
-    """A branch with penalties far apart, on which passes by messages of two ages never settle."""
-    converged, _ = one_random(1855)
-    assert converged
-
-
 @pytest.mark.parametrize("shape", ["chain", "star", "tree", "array"])
 @pytest.mark.parametrize("reg", [0.1, 0.01, 1e-3])
 def test_kernels_in_float32(shape, reg, narrow):

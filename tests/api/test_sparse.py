@@ -78,6 +78,8 @@ def test_every_format():
         assert np.abs(got.toarray() - want).sum() <= fine * want.sum()
         assert (kept != one).nnz == 0, "the caller's matrix is as it was"
     assert not unsorted.has_sorted_indices
+    for plan in mapuot.solve_batch(given, a, b, reg=0.1, reg_m=1.0, tol=1e-9, threads=3).plan:
+        assert np.abs(plan.toarray() - want).sum() <= 1e-5 * want.sum()
     integers = sparse.csr_array(np.array([[0, 2], [3, 0]]))
     assert mapuot.solve(integers, reg=1.0, reg_m=1.0).plan.dtype == np.float64
 
@@ -117,6 +119,7 @@ def test_the_plan_is_the_callers():
     nnz, indices = S.nnz, S.indices.copy()
     result.plan.eliminate_zeros()
     assert result.plan.nnz < nnz == result.rows(0, 20).nnz
+    assert (result.gather_plan() != result.plan).nnz == 0
     np.testing.assert_array_equal(S.indices, indices)
 
 
@@ -565,6 +568,10 @@ def test_what_belongs_to_a_file_of_pairs(tmp_path):
     done = CliRunner().invoke(cli, ["solve", f"{path}:M", "--reg", "0.1", "--reg-m", "1"])
     assert done.exit_code == 0, done.output
     assert f"{result.objective:.6g}" in done.output
+    done = CliRunner().invoke(
+        cli, ["solve", f"{path}:M", "--reg", "1", "--reg-m", "1", "-o", "x.npz", "--plan", "dense"]
+    )
+    assert "--plan dense needs a dense M" in str(done.exception)
 
 
 @pytest.mark.parametrize("change", ["shape", "indices", "format"])

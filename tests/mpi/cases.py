@@ -149,6 +149,21 @@ def case_sub_communicators(job):
     part.Free()
 
 
+def case_labels_and_shares(job):
+    """The share is of the whole plan, labels are those of all ranks."""
+    case, labels, kinds = clouds(33, 21), np.array(list("abc") * 11), np.arange(21) % 3
+    result, one, (i0, i1) = job.solve(case), case.solve(**FLOAT64), job.bounds(33)
+    np.testing.assert_allclose(result.sparse(keep=0.7).toarray(), one.sparse(keep=0.7).toarray()[i0:i1], atol=1e-12)
+    np.testing.assert_allclose(result.push(labels[i0:i1])[1], one.push(labels)[1], atol=1e-10)
+    np.testing.assert_allclose(result.pull(kinds)[1], one.pull(kinds)[1][i0:i1], atol=1e-10)
+    classes, _ = result.push(np.full(i1 - i0, f"rank {RANK}"))
+    assert list(classes) == [f"rank {rank}" for rank in range(SIZE)]
+    path = Path(COMM.bcast(tempfile.mkdtemp() if RANK == 0 else None)) / "out.npz"
+    result.save(path)
+    np.testing.assert_allclose(mapuot.load(path, case.M).plan, one.plan, atol=1e-12)
+    assert "mapuot.Result" in result._repr_html_()
+
+
 def case_warning_on_one_rank_only(job):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from launch import HERE, environment, finish, launcher, run, start
 from over_ranks import named
+from problems import clouds, csr_of
+from scipy import sparse
 
 import mapuot
+from mapuot import files
 from mapuot.ranks import own_rows
 
 pytestmark = pytest.mark.mpi
@@ -115,68 +118,45 @@ def test_the_wrong_launcher_is_told():
 
 
 def make_problem(path, m=61, n=47, reg=0.02, **more):
-    from problems import clouds
-
     case = clouds(m, n, reg=reg, **more)
     np.savez(path, M=case.M, a=case.a, b=case.b)
     return case
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("suffix", [".npz", ".h5", ".zarr"])
-def test_command_line(tmp_path, size, suffix):
+@pytest.mark.parametrize("kind", [".npz", ".h5", ".zarr", "pairs", "points"])
+def test_command_line(tmp_path, size, kind):
+    """Each process has its rows; the plan is one array, or one CSR matrix, again; of points, one may have no row."""
     pytest.importorskip("h5py")
     pytest.importorskip("zarr")
-    case = make_problem(tmp_path / "in.npz")
-    out = tmp_path / f"out{suffix}"
-    command = ["solve", tmp_path / "in.npz", "-o", out, "--reg", 0.02, "--reg-m", 1, "--precision", "float64"]
-    command += ["--plan", "dense"]
-    code, text, err = run(size, "-m", "mapuot.cli", *command, "--tol", 1e-11)
+    case, out = make_problem(tmp_path / "in.npz"), tmp_path / f"out{kind if kind[0] == '.' else '.npz'}"
+    words, M = [tmp_path / "in.npz", "--plan", "dense"], case.M
+    if kind == "pairs":
+        M = csr_of(np.where(np.median(case.M) > case.M, case.M, np.inf))
+        sparse.save_npz(tmp_path / "S.npz", M)
+        words = [tmp_path / "S.npz", "--plan", "sparse:0", "--report", tmp_path / "page.html"]
+    if kind == "points":
+        rng = np.random.default_rng(0)
+        points, case = (rng.random((2, 3)), rng.random((5, 3))), case.replace(a=np.ones(2), b=np.ones(5))
+        M, words = mapuot.PointCloud(*points), ["--points", tmp_path / "x.npy", tmp_path / "y.npy", "--plan", "dense"]
+        for name, values in zip("xy", points, strict=True):
+            np.save(tmp_path / f"{name}.npy", values)
+    if kind[0] != ".":
+        words += ["--a", tmp_path / "a.npy", "--b", tmp_path / "b.npy"]
+    for name in "ab":
+        np.save(tmp_path / f"{name}.npy", getattr(case, name))
+    words += ["-o", out, "--reg", 0.02, "--reg-m", 1, "--precision", "float64", "--tol", 1e-11]
+    code, text, err = run(size, "-m", "mapuot.cli", "solve", *words)
     assert (code, err) == (0, "")
     assert text.count("converged") == 1, "one rank speaks"
-    one = case.solve(precision="float64", tol=1e-11)
-    from mapuot import files
-
-    np.testing.assert_allclose(files.read_vector(out, "log_u"), one.log_u, atol=1e-11)
-    np.testing.assert_allclose(files.read_vector(out, "log_v"), one.log_v, atol=1e-11)
-    np.testing.assert_allclose(np.asarray(files.open_matrix(out, "plan")), one.plan, atol=1e-13)
-
-
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.nightly)])
-def test_command_line_of_stored_pairs(tmp_path, size):
-    """Each process has its rows of the file; the plan is one CSR matrix again."""
-    from scipy import sparse
-
-    case = make_problem(tmp_path / "in.npz")
-    i, j = np.nonzero(np.median(case.M) > case.M)
-    S = sparse.csr_array((case.M[i, j], (i, j)), shape=case.M.shape)
-    sparse.save_npz(tmp_path / "S.npz", S)
-    for name in ("a", "b"):
-        np.save(tmp_path / f"{name}.npy", getattr(case, name))
-    words = ["--a", tmp_path / "a.npy", "--b", tmp_path / "b.npy", "--reg", 0.02, "--reg-m", 1, "--plan", "sparse:0"]
-    words += ["--precision", "float64", "--tol", 1e-11, "--report", tmp_path / "page.html"]
-    code, _, err = run(size, "-m", "mapuot.cli", "solve", tmp_path / "S.npz", "-o", tmp_path / "out.npz", *words)
-    assert (code, err) == (0, "")
-    one = mapuot.solve(S, case.a, case.b, reg=0.02, reg_m=1.0, precision="float64", tol=1e-11)
-    with np.load(tmp_path / "out.npz") as out:
-        plan = sparse.csr_array((out["plan_data"], out["plan_indices"], out["plan_indptr"]), shape=S.shape)
-        np.testing.assert_allclose(out["log_u"], one.log_u, atol=1e-10)
-    assert abs(plan - one.plan).max() <= 1e-10 * one.plan.max()
-
-
-def test_command_line_of_points(tmp_path):
-    """More processes than rows: one has none."""
-    rng = np.random.default_rng(0)
-    x, y = rng.random((2, 3)), rng.random((5, 3))
-    for name, points in (("x", x), ("y", y)):
-        np.save(tmp_path / f"{name}.npy", points)
-    words = ["--points", tmp_path / "x.npy", tmp_path / "y.npy", "--reg", 0.1, "--reg-m", 1, "--tol", 1e-10]
-    code, _, err = run(3, "-m", "mapuot.cli", "solve", *words, "-o", tmp_path / "out.npz")
-    assert (code, err) == (0, "")
-    one = mapuot.solve(mapuot.PointCloud(x, y), reg=0.1, reg_m=1.0, tol=1e-10)
-    with np.load(tmp_path / "out.npz") as out:
-        np.testing.assert_allclose(out["log_u"], one.log_u, atol=1e-9)
-        np.testing.assert_allclose(out["log_v"], one.log_v, atol=1e-9)
+    one = mapuot.solve(M, case.a, case.b, reg=0.02, reg_m=1.0, precision="float64", tol=1e-11)
+    for name in ("log_u", "log_v"):
+        np.testing.assert_allclose(files.read_vector(out, name), getattr(one, name), atol=1e-9)
+    if kind == "pairs":
+        data, indices, indptr = (files.read_vector(out, f"plan_{name}") for name in ("data", "indices", "indptr"))
+        assert abs(sparse.csr_array((data, indices, indptr), shape=M.shape) - one.plan).max() <= 1e-10 * one.plan.max()
+    else:
+        np.testing.assert_allclose(np.asarray(files.open_matrix(out, "plan")), one.plan, atol=1e-10)
 
 
 def test_command_line_errors_are_said_once(tmp_path):
