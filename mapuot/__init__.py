@@ -27,8 +27,7 @@ from .api.divergence import sinkhorn_divergence
 from .api.log_matmul import log_matmul, log_matmul_gradient
 from .api.neighbours import knn_cost
 from .api.path import path
-from .api.solve import solve
-from .api.solve_sample import solve_sample
+from .api.solve import solve, solve_sample
 from .backends import Stats
 from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
 from .marginals import MultiResult, multimarginal

@@ -19,7 +19,6 @@ from .answer.labels import as_labels
 from .answer.result import Result
 from .errors import ScalingWarning
 from .penalties import F64
-from .pot.arrays import threshold
 from .pot.sinkhorn import Arguments
 from .problem.metrics import METRICS
 from .problem.points import PointCloud
@@ -59,20 +58,14 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
 
     Parameters
     ----------
-    reg_e : float
-        Entropic regularisation, > 0, in units of the (normalised) cost.
-    reg_m : float, inf, or anything of length 1 or 2
-        Marginal penalty, in the same units; inf is the balanced constraint.
+    reg_e, reg_m : float > 0; float, inf, or anything of length 1 or 2
+        Entropic regularisation and marginal penalty, in units of the (normalised) cost; inf is the balanced constraint.
     method : str, optional
         A name of POT's, or None: what ``max_iter`` and ``tol`` mean, as of `mapuot.pot.sinkhorn_unbalanced`.
-    max_iter : int
-        Passes at most.
-    tol : float
-        Certified relative plan error to reach; with a named method POT's stopThr.
-    verbose : bool
-        A progress bar on standard error.
-    log : bool
-        Keep the solver's log in ``log_``.
+    max_iter, tol : int, float
+        Passes at most; certified relative plan error to reach, with a named method POT's stopThr.
+    verbose, log : bool
+        A progress bar on standard error; keep the solver's log in ``log_``.
     metric : str or callable
         A metric of `scipy.spatial.distance.cdist`.
     norm : {None, "median", "max", "log", "loglog"}
@@ -89,17 +82,13 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     ----------
     result_ : mapuot.Result
         Potentials, marginals, certificate; everything of the plan without forming it.
-    coupling_ : (n_source, n_target) array
-        The plan, formed on first use.
-    cost_ : (n_source, n_target) array
-        Formed on first use where only its points are kept: beyond 2^27 entries, for a metric of `PointCloud` but "wfr"
-        without labels, norm and method.
-    mu_s, mu_t : (n_source,), (n_target,) arrays
-        Masses.
-    xs_, xt_ : (n_source, d), (n_target, d) arrays
-    log_ : dict
-        The log of `mapuot.pot.sinkhorn_unbalanced`; empty unless ``log``.
-    n_features_in_, n_iter_ : int
+    coupling_, cost_ : (n_source, n_target) arrays
+        The plan, formed on first use; the cost, formed on first use where only its points are kept: beyond 2^27
+        entries, for a metric of `PointCloud` but "wfr" without labels, norm and method.
+    xs_, xt_, mu_s, mu_t : (n_source, d), (n_target, d), (n_source,), (n_target,) arrays
+        Samples and their masses.
+    log_, n_features_in_, n_iter_ : dict, int, int
+        The log of `mapuot.pot.sinkhorn_unbalanced`, empty unless ``log``; as of scikit-learn.
 
     Examples
     --------
@@ -113,20 +102,12 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     """
 
     def __init__(
-        self,
-        reg_e: float = 1.0,
-        reg_m: Any = 0.1,
-        method: str | None = None,
-        max_iter: int = 10_000,
-        tol: float = 1e-6,
-        verbose: bool = False,
-        log: bool = False,
-        metric: str | Callable[[Any, Any], float] = "sqeuclidean",
-        norm: str | None = None,
-        distribution_estimation: Callable[[Any], Any] | None = None,
-        out_of_sample_map: str = "ferradans",
+        self, reg_e: float = 1.0, reg_m: Any = 0.1, method: str | None = None, max_iter: int = 10_000,
+        tol: float = 1e-6, verbose: bool = False, log: bool = False,
+        metric: str | Callable[[Any, Any], float] = "sqeuclidean", norm: str | None = None,
+        distribution_estimation: Callable[[Any], Any] | None = None, out_of_sample_map: str = "ferradans",
         limit_max: float = 10,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.reg_e, self.reg_m, self.method, self.max_iter, self.tol = reg_e, reg_m, method, max_iter, tol
         self.verbose, self.log, self.metric, self.norm = verbose, log, metric, norm
         self.distribution_estimation, self.limit_max = distribution_estimation, limit_max
@@ -160,7 +141,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         self.mu_s_, self.mu_t_ = estimate(Xs), estimate(Xt)
         call = Arguments(self.mu_s_, self.mu_t_, cost, as_positive(self.reg_e, "reg_e"), self.reg_m)
         call.max_iter, call.verbose = as_count(self.max_iter, "max_iter"), self.verbose
-        call.stop, call.words = threshold(self.tol, "tol"), Words("max_iter")
+        call.stop, call.words = as_float(self.tol, "tol"), Words("max_iter")
         answers = call.run(self.method)
         self.result_: Result = answers.results[0]
         problem, mass = self.result_.problem, self.result_.mass
@@ -291,16 +272,10 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
     """
 
     def __init__(
-        self,
-        target: Any = None,
-        reg_e: float = 1.0,
-        reg_m: Any = 0.1,
-        method: str | None = None,
-        max_iter: int = 10_000,
-        tol: float = 1e-6,
-        metric: str | Callable[[Any, Any], float] = "sqeuclidean",
+        self, target: Any = None, reg_e: float = 1.0, reg_m: Any = 0.1, method: str | None = None,
+        max_iter: int = 10_000, tol: float = 1e-6, metric: str | Callable[[Any, Any], float] = "sqeuclidean",
         norm: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(reg_e, reg_m, method, max_iter, tol, metric=metric, norm=norm)
         self.target = target
 

@@ -108,15 +108,7 @@ def sample_loss(
 
 
 def sinkhorn_divergence(
-    M: Any,
-    a: Any = None,
-    b: Any = None,
-    *,
-    reg: float,
-    reg_m: Any,
-    M_a: Any = None,
-    M_b: Any = None,
-    **options: Any,
+    M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, M_a: Any = None, M_b: Any = None, **options: Any
 ) -> Any:
     """Debiased unbalanced Sinkhorn divergence, differentiable once; `mapuot.sinkhorn_divergence` has the formula.
 

@@ -131,25 +131,12 @@ class OTModel:
     """
 
     def __init__(
-        self,
-        data: Any,
-        days: Any = None,
-        growth: Any = None,
-        *,
-        day_field: str = "day",
-        cell_growth_rate_field: str = "cell_growth_rate",
-        representation: str | None = None,
-        local_pca: int = 30,
-        epsilon: float = 0.05,
-        lambda1: float = 1.0,
-        lambda2: float = 50.0,
-        tau_a: float | None = None,
-        tau_b: float | None = None,
-        growth_iters: int = 1,
-        scale_cost: Any = "median",
-        reference: str = "uniform",
+        self, data: Any, days: Any = None, growth: Any = None, *, day_field: str = "day",
+        cell_growth_rate_field: str = "cell_growth_rate", representation: str | None = None, local_pca: int = 30,
+        epsilon: float = 0.05, lambda1: float = 1.0, lambda2: float = 50.0, tau_a: float | None = None,
+        tau_b: float | None = None, growth_iters: int = 1, scale_cost: Any = "median", reference: str = "uniform",
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.local_pca = as_count(local_pca, "local_pca", least=0)
         self.epsilon = as_positive(epsilon, "epsilon")
         self.lambda1 = as_lambda(lambda1, tau_a, self.epsilon, ("lambda1", "tau_a"))

@@ -159,8 +159,6 @@ class Result(Certified, Answer):
     ``rows``, ``top_k``, ``sparse`` and ``barycentric_map`` are of them and need no other rank; everything of the
     columns and all numbers are the same on every rank. ``cost``, ``apply_transpose`` (of the own rows of Y), ``gather``
     and ``gather_plan`` make the ranks meet: every rank must call them.
-    In a grid of ranks all is of the own block, the vectors of its rows and of its columns, X of ``apply``, too; there
-    ``apply``, ``barycentric_map`` and ``top_k`` (with column indices of the whole) also make the ranks meet.
 
     Which number to read: ``error_bound`` is about the plan (how much of its mass lies elsewhere than in the optimal
     one), ``gap`` about the value (how much more than the optimum it may cost). The bound grows as the root of the gap,
@@ -184,17 +182,9 @@ class Result(Certified, Answer):
     skipped: Sorted | None = None  # of a solve that skipped pairs
 
     def __init__(
-        self,
-        problem: Problem,
-        backend: ModuleType,
-        potentials: tuple[F64, F64],
-        marginals: tuple[F64, F64] | None,
-        trace: list[Stats],
-        status: str,
-        threads: int | None,
-        how: str = "",
-        skipped: Sorted | None = None,
-    ) -> None:
+        self, problem: Problem, backend: ModuleType, potentials: tuple[F64, F64], marginals: tuple[F64, F64] | None,
+        trace: list[Stats], status: str, threads: int | None, how: str = "", skipped: Sorted | None = None,
+    ) -> None:  # fmt: skip
         self.problem, self._backend, self._threads = problem, backend, threads
         self.how, self.skipped = how, skipped
         if failed := status in FAILED:

@@ -8,7 +8,7 @@ still within the core where it is plain (route/plain.py).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -135,14 +135,6 @@ def solve_batch(
         count = f"{int((~result.converged).sum())} of {len(result)} problems"
         warn_not_converged(f"{count} not converged: {told}; raise max_passes, reg or tol")
     return result
-
-
-def total_in_place(plans: Iterator[Any]) -> Any:
-    """Add up CSR arrays with entries in the same places, and keep their zeros."""
-    total = next(plans)
-    for plan in plans:
-        total.data += plan.data
-    return total
 
 
 def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
@@ -318,31 +310,14 @@ class BatchResult(Answer, Sequence[Result]):
         Log scalings in POT's convention; -inf where the weight is 0.
     row_marginal, col_marginal : (p, m), (p, n) float64 arrays, CuPy ones alike
         ``P 1`` and ``P^T 1``, in units of mass.
-    gap : (p,) array
-        Objective minus dual value, in units of the objective; inf as in `Result`.
-    error_bound : (p,) array
-        Certified bounds on ``|P - P*|_1 / mass``; see ``tol`` of `solve`.
-    dual : (p,) array
-        The dual values, less what rounding may have added: lower bounds of every plan's objective.
-    mass : (p,) array
-        Transported masses.
-    n_passes : (p,) int array
-    status : (p,) array of str
-        "converged", "max_passes", "stalled", "not finite" or "underflow".
-    how : (p,) array of str
-        Which way each problem went, as in `Result`.
+    gap, error_bound, dual, mass, n_passes, status, how : (p,) arrays
+        One entry a problem, as in `Result`.
     """
 
     def __init__(
-        self,
-        problem: BatchProblem,
-        backend: ModuleType,
-        potentials: Any,
-        marginals: Any,
-        ends: Any,
-        threads: int | None,
-        far: Any = (),
-    ) -> None:
+        self, problem: BatchProblem, backend: ModuleType, potentials: Any, marginals: Any, ends: Any,
+        threads: int | None, far: Any = (),
+    ) -> None:  # fmt: skip
         self.problem, self._backend, self._threads, self._far = problem, backend, threads, far
         failed = bool(np.isin(ends[-2], FAILED).any())
         self.log_u, self.log_v = numbers(potentials, -np.inf) if failed else potentials
@@ -364,10 +339,8 @@ class BatchResult(Answer, Sequence[Result]):
         if not -len(self) <= i < len(self):
             raise IndexError(f"problem {i} of {len(self)}")
         i %= len(self)
-        end = Stats(
-            int(self.n_passes[i]), float(self.gap[i]), float(self.error_bound[i]), float(self.dual[i]),
-            float(self.mass[i]), np.nan, False, str(self.status[i]),
-        )  # fmt: skip
+        gap, error, dual, mass = (float(x[i]) for x in (self.gap, self.error_bound, self.dual, self.mass))
+        end = Stats(int(self.n_passes[i]), gap, error, dual, mass, np.nan, False, str(self.status[i]))
         potentials = host(self.log_u[i]), host(self.log_v[i])
         marginals = host(self.row_marginal[i]), host(self.col_marginal[i])
         known = potentials, marginals, [end], end.status, self._threads, self.how[i]
@@ -433,7 +406,12 @@ class BatchResult(Answer, Sequence[Result]):
         weights = host(weights)
         if self.problem.cost.operator == "pairs":
             plans = (float(w) * self[i].plan.astype(np.float64) for i, w in enumerate(weights))
-            return list(plans) if self.problem.M.ndim == 3 else total_in_place(plans)
+            if self.problem.M.ndim == 3:
+                return list(plans)
+            total = next(plans)
+            for plan in plans:  # all have their entries, zeros, too, in the same places
+                total.data += plan.data
+            return total
         plans = (float(w) * self[i].plan for i, w in enumerate(weights))
         if self.problem.M.ndim == 3:
             return xp.stack([*plans]).astype(np.float64)

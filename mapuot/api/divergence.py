@@ -20,15 +20,7 @@ from .batch import solve_batch
 
 
 def sinkhorn_divergence(
-    M: Any,
-    a: Any = None,
-    b: Any = None,
-    *,
-    reg: float,
-    reg_m: Any,
-    M_a: Any = None,
-    M_b: Any = None,
-    **options: Any,
+    M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, M_a: Any = None, M_b: Any = None, **options: Any
 ) -> Any:
     """Debiased unbalanced Sinkhorn divergence.
 

@@ -13,6 +13,7 @@ from ..ascend.loop import Run
 from ..backends import Options, Stats, pick
 from ..errors import MUTED, ScalingWarning, shown, warn
 from ..problem.kinds import formed, own_cost
+from ..problem.points import PointCloud
 from ..problem.problem import Problem
 from ..problem.validate import as_callback, as_choice, as_count, as_out, as_threads, odd_scale
 from ..progress import bar as progress_bar
@@ -218,6 +219,38 @@ def solve(
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
         warn_not_converged(not_converged(result, tol, may_be_finer(options, precision)))
     return result
+
+
+def solve_sample(
+    x: Any,
+    y: Any,
+    a: Any = None,
+    b: Any = None,
+    *,
+    reg: float,
+    reg_m: Any,
+    metric: str = "sqeuclidean",
+    scale: float = 1.0,
+    weights: Any = None,
+    truncate: Any = "auto",
+    form: Any = "auto",
+    **options: Any,
+) -> Result:
+    """Solve entropic unbalanced optimal transport between two clouds of points.
+
+    Points, ``metric``, ``scale``, ``weights``, ``truncate`` and ``form`` are those of a :class:`PointCloud`, whose cost
+    is ``scale * metric(x_i, y_j)``; masses, ``reg`` and ``reg_m``, in units of the cost, and all options are those of
+    :func:`solve`.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> result = mapuot.solve_sample(rng.random((300, 2)), rng.random((200, 2)), reg=0.05, reg_m=1.0)
+    >>> result.converged
+    True
+    """
+    return solve(PointCloud(x, y, metric, scale, weights, truncate, form), a, b, reg=reg, reg_m=reg_m, **options)
 
 
 def check_words(method: Any, precision: Any, schedule: Any) -> None:

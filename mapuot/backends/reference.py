@@ -31,11 +31,7 @@ WHOLE = True  # one process holds all of M
 TINY = np.finfo(np.float64).tiny
 
 
-def asarray(x: Any) -> Any:
-    return np.asarray(x)
-
-
-to_numpy = asarray
+asarray = to_numpy = np.asarray
 
 
 def is_symmetric(M: Any) -> bool:

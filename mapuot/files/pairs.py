@@ -31,7 +31,9 @@ class PairsFile(Cost):
     ) -> None:
         (m, n), self.form, self.told = (int(k) for k in shape), form, told
         self.data, self.indices = arrays["data"], arrays["indices"]
-        self.shape, self.dtype = (m, n), stored_type(self.data.dtype)
+        if self.data.dtype.kind not in "fiu":
+            raise TypeError(f"data must hold real numbers, got dtype {self.data.dtype}")
+        self.shape, self.dtype = (m, n), held_type(self.data.dtype)
         self.bounds = as_bounds(arrays["indptr"], m if form == "csr" else n)
         sizes = [x.shape[0] for x in (self.data, self.indices)]
         if min(sizes) < self.bounds[-1]:
@@ -91,13 +93,6 @@ class PairsFile(Cost):
         return found.astype(np.int64, copy=False)
 
 
-def stored_type(dtype: Any) -> Any:
-    """Return the dtype that costs of a dtype have in memory."""
-    if dtype.kind not in "fiu":
-        raise TypeError(f"data must hold real numbers, got dtype {dtype}")
-    return held_type(dtype)
-
-
 def as_bounds(indptr: Any, count: int) -> Any:
     """Check the vector that tells where each row or column begins; everything else trusts it."""
     found = np.asarray(indptr[0 : indptr.shape[0]])
@@ -125,9 +120,6 @@ def in_order(data: Any, column: Any, start: Any, shape: tuple[int, int]) -> Spar
         csr = sparse.csr_array((data, column, start), shape=shape)
         csr.has_canonical_format = csr.has_sorted_indices = False
         csr.sum_duplicates()
-        data, column, start = (
-            csr.data,
-            csr.indices.astype(np.int32, copy=False),
-            csr.indptr.astype(np.int64, copy=False),
-        )
+        data, column = csr.data, csr.indices.astype(np.int32, copy=False)
+        start = csr.indptr.astype(np.int64, copy=False)
     return Sparse(data, column, start, shape)

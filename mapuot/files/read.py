@@ -18,7 +18,7 @@ import math
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,10 @@ def open_matrix(text: Any, name: str = "M") -> Streamed:
     return Streamed(blocks, blocks.array.shape, blocks.array.dtype)
 
 
-def open_cost(text: Any, name: str = "M") -> Streamed | Sparse | PairsFile:
+def open_cost(text: Any) -> Streamed | Sparse | PairsFile:
     """The rows of a matrix in a file, or the pairs that it stores where it is sparse."""
-    pairs = open_pairs(*split_name(text, name))
-    return open_matrix(text, name) if pairs is None else pairs
+    pairs = open_pairs(*split_name(text, "M"))
+    return open_matrix(text) if pairs is None else pairs
 
 
 def opened(source: Any) -> Any:
@@ -86,7 +86,10 @@ def open_pairs(path: Path, kind: str, inside: str) -> Sparse | PairsFile | None:
             form = bytes(whole_member(path, "format", "US")).decode() if "format" in names else ""
             shape = whole_member(path, "shape")
             if form == "coo":
-                return Sparse.of_matrix(coordinates(path, shape))
+                from scipy.sparse import coo_array  # noqa: PLC0415 - where a file holds one
+
+                data, *places = (whole_member(path, name) for name in ("data", "row", "col"))
+                return Sparse.of_matrix(coo_array((data, tuple(places)), shape=tuple(int(k) for k in shape)))
             arrays: Any = {name: open_member(path, name) for name in names & set(COMPRESSED)}
         else:
             group = library(kind).File(path, "r").get(ANNDATA.get(inside, inside) if kind == "h5ad" else inside)
@@ -99,14 +102,6 @@ def open_pairs(path: Path, kind: str, inside: str) -> Sparse | PairsFile | None:
         return PairsFile({name: arrays[name] for name in COMPRESSED}, form, shape, partial(reading, path, kind))
 
 
-def coordinates(path: Path, shape: Any) -> Any:
-    """A matrix of scipy.sparse from an archive of its coordinates."""
-    from scipy import sparse  # noqa: PLC0415 - where a file holds one
-
-    data, row, col = (whole_member(path, name) for name in ("data", "row", "col"))
-    return sparse.coo_array((data, (row, col)), shape=tuple(int(k) for k in shape))
-
-
 class Matrix:
     """A matrix of a file as the function of its blocks; pickled by its name."""
 
@@ -115,9 +110,9 @@ class Matrix:
         if len(self.array.shape) != 2:
             raise ValueError(f"{path}: {inside} must be a matrix, got shape {self.array.shape}")
 
-    def __call__(self, i0: int, i1: int, j0: int = 0, j1: int | None = None) -> Any:
+    def __call__(self, i0: int, i1: int) -> Any:
         with reading(*self.name[:2]):
-            return self.array[i0:i1, j0:j1]
+            return self.array[i0:i1]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Matrix, self.name
@@ -166,7 +161,7 @@ def whole_member(path: Path, name: str, kinds: str = NUMBERS + "U") -> Any:
 
 
 def open_array(path: Path, kind: str, name: str) -> Any:
-    """Something with shape, dtype and slices of rows, of a matrix also of columns."""
+    """Something with shape, dtype and slices of rows."""
     check_regular(path, kind)
     with reading(path, kind):
         array = OPENERS[kind](path, name)
@@ -190,10 +185,6 @@ def check_regular(path: Path, kind: str) -> None:
         raise ValueError(f"{path} cannot be read as {kind}: it is no regular file")
 
 
-def open_hdf5(path: Path, name: str) -> Any:
-    return library("hdf5").File(path, "r").get(name)
-
-
 def open_h5ad(path: Path, name: str) -> Any:
     """AnnData's file: M is X, a and b are columns of these names of obs and var."""
     found = library("h5ad").File(path, "r").get(ANNDATA.get(name, name))
@@ -206,22 +197,16 @@ def open_csv(path: Path, name: str) -> Any:
     """A table of numbers, or its column ``name``; a first line that is not of numbers names the columns."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = next(csv.reader(file), [])
-        names = [] if all(map(is_number, first)) else first
         if not first:
             raise ValueError("its first line is empty")
+        names = first
+        with suppress(ValueError):
+            names = [] if [*map(float, first)] else first
         lines = file if names else itertools.chain([",".join(first)], file)
         table = np.loadtxt(lines, delimiter=",", ndmin=2)
     if name in names:
         return table[:, names.index(name)]
     return table if name in DEFAULTS else None
-
-
-def is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def open_zarr(path: Path, name: str) -> Any:
@@ -284,23 +269,20 @@ class NpyFile:
             self.offset = file.tell()
         check_size(self.shape, self.dtype, self.offset, path.stat().st_size if stop is None else stop)
 
-    def __getitem__(self, key: Any) -> Any:
-        i0, i1, j0, j1, width = block_of(key, self.shape)
-        if self.fortran and len(self.shape) > 1:
-            return np.ascontiguousarray(self.block(j0, j1, i0, i1, self.shape[0]).T)
-        block = self.block(i0, i1, j0, j1, width)
-        return block if len(self.shape) > 1 else block[:, 0]
-
-    def block(self, i0: int, i1: int, j0: int, j1: int, width: int) -> Any:
-        """Entries j0 to j1 of the rows i0 to i1, as they lie in the file."""
-        steps = [(i0, i1)] if j1 - j0 == width else [(i, i + 1) for i in range(i0, i1)]  # what lies in one piece
-        parts = [np.empty(0, self.dtype)]
+    def __getitem__(self, rows: slice) -> Any:
+        i0, i1, height, width = block_of(rows, self.shape)
+        by_columns = self.fortran and len(self.shape) > 1
+        apart = by_columns and i1 - i0 < height  # else all lies in one piece
+        starts = range(i0, i0 + width * height, height) if apart else [i0 * width]
+        count, parts = (i1 - i0) * (1 if apart else width), [np.empty(0, self.dtype)]
         with self.path.open("rb") as file:
-            for k0, k1 in steps:
-                file.seek(self.offset + (k0 * width + j0) * self.dtype.itemsize)
-                parts.append(np.fromfile(file, self.dtype, (k1 - k0) * (j1 - j0)))
-        block = parts[-1] if len(steps) == 1 else np.concatenate(parts)
-        return block.reshape(i1 - i0, j1 - j0)
+            for start in starts:
+                file.seek(self.offset + start * self.dtype.itemsize)
+                parts.append(np.fromfile(file, self.dtype, count))
+        found = parts[-1] if len(starts) == 1 else np.concatenate(parts)
+        if by_columns:
+            return np.ascontiguousarray(found.reshape(width, i1 - i0).T)
+        return found.reshape(i1 - i0, width) if len(self.shape) > 1 else found
 
 
 def check_size(shape: tuple[int, ...], dtype: Any, start: int, stop: int) -> None:
@@ -310,11 +292,10 @@ def check_size(shape: tuple[int, ...], dtype: Any, start: int, stop: int) -> Non
         raise ValueError(f"cut off at byte {stop} of {end}")
 
 
-def block_of(key: Any, shape: tuple[int, ...]) -> tuple[int, int, int, int, int]:
-    """Return (i0, i1, j0, j1, row length) of one slice or two."""
-    rows, columns = key if isinstance(key, tuple) else (key, slice(None))
+def block_of(rows: slice, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Return (i0, i1, number of rows, row length) of a slice."""
     height, width = (*shape, 1, 1)[:2]
-    return *rows.indices(height)[:2], *columns.indices(width)[:2], width
+    return *rows.indices(height)[:2], height, width
 
 
 def open_member(path: Path, name: str, kinds: str = NUMBERS) -> Any | None:
@@ -351,15 +332,14 @@ class PackedMember:
         if fortran and len(self.shape) > 1:
             raise ValueError(f"{name} is compressed in Fortran order, which cannot be read by rows")
 
-    def __getitem__(self, key: Any) -> Any:
-        i0, i1, j0, j1, width = block_of(key, self.shape)
+    def __getitem__(self, rows: slice) -> Any:
+        i0, i1, _, width = block_of(rows, self.shape)
         self.stream.seek(self.offset + i0 * width * self.dtype.itemsize)
-        data = self.stream.read((i1 - i0) * width * self.dtype.itemsize)
-        whole = np.frombuffer(data, self.dtype).reshape(i1 - i0, width)
-        return whole[:, j0:j1] if len(self.shape) > 1 else whole[:, 0]
+        found = np.frombuffer(self.stream.read((i1 - i0) * width * self.dtype.itemsize), self.dtype)
+        return found.reshape(i1 - i0, width) if len(self.shape) > 1 else found
 
 
 OPENERS: dict[str, Callable[[Path, str], Any]] = {
-    "npy": lambda path, name: NpyFile(path), "npz": open_member, "hdf5": open_hdf5, "zarr": open_zarr,
-    "h5ad": open_h5ad, "csv": open_csv,
+    "npy": lambda path, name: NpyFile(path), "npz": open_member, "zarr": open_zarr, "h5ad": open_h5ad, "csv": open_csv,
+    "hdf5": lambda path, name: library("hdf5").File(path, "r").get(name),
 }  # fmt: skip

@@ -13,6 +13,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,13 @@ class Blocks:
 def write(text: Any, values: dict[str, Any]) -> None:
     """Arrays, ``Blocks``, numbers and texts into one file of the format that its name says."""
     path, kind, _ = split_name(text, "")
-    writer: Callable[[Path, dict[str, Any]], None] = {
-        "npy": write_npy, "npz": write_npz, "hdf5": write_hdf5, "zarr": write_zarr,
-        "csv": write_csv, "h5ad": write_h5ad,
-    }[kind]  # fmt: skip
+    writers: dict[str, Callable[[Path, dict[str, Any]], None]] = {
+        "npy": write_plan, "npz": write_npz, "hdf5": write_hdf5, "zarr": write_zarr,
+        "csv": partial(write_plan, lines=True), "h5ad": write_h5ad,
+    }  # fmt: skip
     try:
         with complete(path) as part:
-            writer(part, values)
+            writers[kind](part, values)
     finally:
         for value in values.values():  # after a failure the other processes still give their rows
             for _ in value.blocks if isinstance(value, Blocks) else ():
@@ -96,16 +97,13 @@ def write_rows(file: Any, value: Blocks) -> None:
         file.write(np.ascontiguousarray(block, value.dtype).data)
 
 
-def write_npy(path: Path, values: dict[str, Any]) -> None:
+def write_plan(path: Path, values: dict[str, Any], lines: bool = False) -> None:
+    """Write the one matrix of blocks: as an .npy file, or as ``lines`` of a .csv file."""
     (value,) = (x for x in values.values() if isinstance(x, Blocks))
     with path.open("wb") as file:
-        write_rows(file, value)
-
-
-def write_csv(path: Path, values: dict[str, Any]) -> None:
-    (value,) = (x for x in values.values() if isinstance(x, Blocks))
-    with path.open("wb") as file:
-        for block in value.blocks:
+        if not lines:
+            write_rows(file, value)
+        for block in value.blocks if lines else ():
             np.savetxt(file, block, "%.17g", ",")
 
 

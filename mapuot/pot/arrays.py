@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ..answer.tensors import array_of, requires_grad, tensor_of
-from ..problem.validate import as_float
 
 
 def library(x: Any) -> str:
@@ -41,11 +40,6 @@ def take(x: Any, name: str) -> Any:
     if root == "pandas":
         return np.asarray(x)
     return x.numpy() if root == "tensorflow" else x
-
-
-def threshold(value: Any, name: str = "stopThr") -> float:
-    """A number, 0 and less too: then nothing stops the iteration early."""
-    return as_float(value, name)
 
 
 def give(x: Any, like: Any) -> Any:

@@ -10,9 +10,8 @@ from ..api.barycenter import as_weights, barycenter
 from ..backends import host
 from ..errors import ConvergenceWarning, warn
 from ..problem.validate import as_array, as_count, as_float, as_positive
-from .arrays import give, take, threshold
-from .caller import muted
-from .sinkhorn import DEFAULT_ITER, LEAST_TOL, demand
+from .arrays import give, take
+from .sinkhorn import DEFAULT_ITER, LEAST_TOL, demand, muted
 
 
 def barycenter_unbalanced(
@@ -83,7 +82,7 @@ def barycenter_unbalanced(
     weights = as_weights(take(weights, "weights"), shape[1])
     if weights.ndim != 1:
         raise ValueError(f"weights must be ({shape[1]},), got {weights.shape}")
-    stop, most, rho = threshold(stopThr), as_count(numItermax, "numItermax"), as_float(reg_m, "reg_m")
+    stop, most, rho = as_float(stopThr, "stopThr"), as_count(numItermax, "numItermax"), as_float(reg_m, "reg_m")
     tol = demand(as_positive(reg, "reg"), rho, rho, max(stop, LEAST_TOL), "sinkhorn")
     with muted():
         found = barycenter(

@@ -1,13 +1,39 @@
-"""Make POT itself run on mapuot: every module of ``ot`` that holds one of its functions gets ours."""
+"""Make POT itself run on mapuot: every module of ``ot`` that holds one of its functions gets a stand-in.
+
+It answers the question that its caller asked: the plan, cost or barycenter, at least as near to the solution as POT's
+own stop would leave it (`sinkhorn.demand`). Where a gradient is to go through, the call is left to POT's function.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
-from . import stand_in
+import numpy as np
+
+from ..answer.result import Result
+from ..api.solve import solve
+from ..errors import warn
+from ..route.plain import attempt
+from . import sinkhorn
+from .arrays import tracked
+from .barycenter import barycenter_unbalanced
+from .sinkhorn import (
+    DEFAULT_ITER,
+    STOP,
+    WORDS,
+    Arguments,
+    demand,
+    differentiable,
+    loss,
+    method_name,
+    muted,
+    warn_not_converged,
+)
 
 OWN_METHOD = {  # of the functions of one method; the others are told it
     "sinkhorn_unbalanced": None,
@@ -20,6 +46,9 @@ OWN_METHOD = {  # of the functions of one method; the others are told it
     "barycenter_unbalanced_stabilized": "sinkhorn_stabilized",
 }
 
+NUMBERS = (float, int, np.floating, np.integer)
+
+told: set[str] = set()  # unknown keywords that were warned of
 installed: dict[str, tuple[Any, Any]] = {}  # name: (POT's function, the one in its place)
 
 
@@ -35,7 +64,7 @@ def patch() -> None:
     import ot  # noqa: PLC0415 - an optional dependency
 
     for name, own in OWN_METHOD.items():
-        kind = stand_in.of_barycenter if name.startswith("bary") else stand_in.of_sinkhorn
+        kind = of_barycenter if name.startswith("bary") else of_sinkhorn
         theirs = getattr(ot.unbalanced, name)
         installed[name] = theirs, kind(theirs, own)
     exchange({id(theirs): ours for theirs, ours in installed.values()})
@@ -45,7 +74,7 @@ def unpatch() -> None:
     """Undo `patch`; does nothing where POT is not patched."""
     exchange({id(ours): theirs for theirs, ours in installed.values()})
     installed.clear()
-    stand_in.told.clear()
+    told.clear()
 
 
 @contextmanager
@@ -67,3 +96,100 @@ def exchange(new_of: dict[int, Any]) -> None:
             for key, value in list(vars(module).items()):
                 if id(value) in new_of:
                     setattr(module, key, new_of[id(value)])
+
+
+def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
+    """The plan of the plainest call, numpy arrays and numbers alone; None where it is another."""
+    if not (type(M) is type(a) is type(b) is np.ndarray and b.ndim == 1):
+        return None
+    if not (isinstance(reg, NUMBERS) and isinstance(reg_m, NUMBERS) and reg > 0 and reg_m > 0):
+        return None
+    reg, rho = float(reg), float(reg_m)
+    try:
+        tol = demand(reg, rho, rho, STOP, name)
+    except (ValueError, ZeroDivisionError):  # reg_m / reg beneath the range of float64
+        return None
+    arguments = "auto", "kl", "product", tol, None, DEFAULT_ITER, "auto", sinkhorn.BACKEND, None
+    result: Result | None = attempt(M, a, b, reg, rho, arguments, True)
+    if result is None:
+        with muted():
+            result = solve(M, a, b, reg=reg, reg_m=rho, tol=tol, max_passes=DEFAULT_ITER, backend=sinkhorn.BACKEND)
+    if not result.converged:
+        warn_not_converged(result, STOP, WORDS)
+    return result.plan
+
+
+def swallow(function: str, unknown: Set[str]) -> None:
+    """POT takes any keyword and does nothing with it; programs rely on that. One warning a name."""
+    for key in sorted(unknown - told):
+        told.add(key)
+        warn(f"{function} has no argument {key!r}: ignored, as POT ignores it")
+
+
+def parameters_of(original: Callable[..., Any], first: int) -> list[str]:
+    """Return the names of the parameters of POT's function, from this one on, but for ``**kwargs``."""
+    parameters = [*inspect.signature(original).parameters.values()][first:]
+    return [x.name for x in parameters if x.kind is not x.VAR_KEYWORD]
+
+
+def named_as(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with the name and the documentation of POT's."""
+    call = functools.wraps(original)(call)
+    call.__module__ = __name__
+    return call
+
+
+def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., Any]:
+    """Make the stand-in of one of POT's Sinkhorn functions; ``own``: the method of one that has but one."""
+    order = parameters_of(original, 5)
+    names, plain = {*order, "tau"}, "returnCost" not in order
+
+    def call(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, *args: Any, **kwargs: Any) -> Any:
+        if plain and not (args or kwargs):
+            plan = quick(a, b, M, reg, reg_m, own or "sinkhorn")
+            if plan is not None:
+                return plan
+        if len(args) > len(order) or kwargs.keys() & order[: len(args)]:
+            return original(a, b, M, reg, reg_m, *args, **kwargs)  # which tells what is one too many
+        given = dict(zip(order, args, strict=False), **kwargs)
+        method = given.pop("method", own)  # `ot.solve` hands its method on to `sinkhorn_knopp_unbalanced`, None too
+        swallow(original.__name__, given.keys() - names)
+        if any(map(tracked, (a, b, M, reg_m, given.get("c")))):
+            return with_gradient(original, (a, b, M, reg, reg_m, *args), kwargs, given)
+        cost, log = given.get("returnCost", "linear"), bool(given.get("log", False))
+        if cost not in ("linear", "total"):
+            raise ValueError(f"Unknown returnCost = {cost!r}: must be 'linear' or 'total'")
+        name = own or method_name(method) or "sinkhorn"
+        request = Arguments(a, b, M, reg, reg_m, given.get("reg_type"), given.get("c"), given.get("warmstart"))
+        request.max_iter, request.stop = given.get("numItermax", DEFAULT_ITER), given.get("stopThr", STOP)
+        request.verbose = given.get("verbose", False)
+        answers = request.run(name, given.get("tau") if name == "sinkhorn_stabilized" else None)
+        return answers.plan(log) if plain else answers.cost(cost, log)
+
+    return named_as(original, call)
+
+
+def with_gradient(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, given: dict[str, Any]) -> Any:
+    """The objective with its gradient from the potentials, which is exact; anything else is left to POT.
+
+    POT's own "total" lacks the mass terms: it and its gradient are 0 at every optimum.
+    """
+    a, b, M, reg, reg_m = args[:5]
+    asked = given.get("log") or given.get("returnCost") != "total"
+    if asked or not differentiable(a, b, M, given.get("reg_type", "kl"), given.get("c"), given.get("warmstart")):
+        return original(*args, **kwargs)
+    return loss(a, b, M, reg, reg_m, given.get("stopThr", STOP), given.get("numItermax", DEFAULT_ITER))
+
+
+def of_barycenter(original: Callable[..., Any], own: str | None) -> Callable[..., Any]:
+    """Make the stand-in of one of POT's barycenters; ``own`` as in `of_sinkhorn`."""
+    order = parameters_of(original, 0)
+    named: dict[str, Any] = {} if own is None else {"method": own}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        wrong = len(args) > len(order) or kwargs.keys() & order[: len(args)]
+        if wrong or any(map(tracked, (*args, *kwargs.values()))):
+            return original(*args, **kwargs)
+        return barycenter_unbalanced(**dict(zip(order, args, strict=False)), **kwargs, **named)
+
+    return named_as(original, call)

@@ -11,6 +11,8 @@ gone below stopThr by another factor fi1 fi2.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,13 @@ import numpy as np
 from ..answer.result import MOST_FLOAT32, Result
 from ..api.batch import solve_batch
 from ..api.solve import solve
-from ..errors import warn
+from ..errors import MUTED, ConvergenceWarning, warn
 from ..problem.validate import as_array, as_count, as_float, as_pair, as_positive
-from ..status import Words
-from .arrays import give, library, take, threshold, tracked
-from .caller import WORDS, muted, names_of_pot, warn_not_converged
+from ..status import Words, not_converged
+from .arrays import give, library, take, tracked
 
+WORDS = Words("numItermax", "stopThr")
+NAMES = {"reference": "c", "warm_start": "warmstart", "A": "a", "B": "b"}  # ours, POT's
 BACKEND = "auto"  # of every function here: by the arrays
 STOP, DEFAULT_ITER = 1e-6, 1000  # POT's stopThr and numItermax; a named method may take so many passes at least
 NAMED = {"sinkhorn": 2, "sinkhorn_stabilized": 11, "sinkhorn_translation_invariant": 2}  # powers of fi1 fi2 left to go
@@ -180,7 +183,7 @@ class Arguments:
         self.b = as_array(self.b, "b") if isinstance(self.b, (list, tuple)) else self.b
         several, shape = np.ndim(self.b) == 2, np.shape(self.M)
         reference = self.reference(several)
-        self.max_iter, self.stop = as_count(self.max_iter, self.words.passes), threshold(self.stop, self.words.tol)
+        self.max_iter, self.stop = as_count(self.max_iter, self.words.passes), as_float(self.stop, self.words.tol)
         if several and (0 in self.b.shape or self.b.shape[:1] != shape[1:]):
             raise ValueError(f"b must have shape (n,) or (n, k) for M of shape {shape}, got {self.b.shape}")
         with names_of_pot():
@@ -249,7 +252,7 @@ def loss(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, tol: Any, max_passes: Any
     from ..torch import sinkhorn_loss  # noqa: PLC0415 - only for tensors
 
     a, b = (x if len(x) else None for x in (a, b))
-    tol, max_passes = threshold(tol), as_count(max_passes, WORDS.passes)
+    tol, max_passes = as_float(tol, WORDS.tol), as_count(max_passes, WORDS.passes)
     return sinkhorn_loss(M, a, b, reg=reg, reg_m=reg_m, tol=tol if tol > 0 else LEAST_TOL, max_passes=max_passes)
 
 
@@ -306,3 +309,31 @@ class Answers:
     def vectors(self, values: list[Any]) -> Any:
         table = [*map(self.results[0]._backend.to_numpy, values)]
         return give(self.narrowed(np.stack(table, axis=1) if self.several else table[0]), self.like)
+
+
+@contextmanager
+def names_of_pot() -> Iterator[None]:
+    """What `mapuot` says of an argument, said of POT's."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        name, _, rest = str(error).partition(" ")
+        if name not in NAMES or type(error) not in (TypeError, ValueError):
+            raise
+        raise type(error)(f"{NAMES[name]} {rest.replace(name + '.', NAMES[name] + '.')}") from error
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Solves tell nothing of what did not converge: their caller here does."""
+    before = MUTED.set(True)
+    try:
+        yield
+    finally:
+        MUTED.reset(before)
+
+
+def warn_not_converged(result: Result, stop: float, words: Words) -> None:
+    """Of a certified solve that is not within ``stop``; ``words``: the caller's for passes and stop."""
+    if not (result.converged or result.error_bound <= stop):
+        warn(not_converged(result, stop, words=words), ConvergenceWarning)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from ..penalties import F64
 from ..ranks import Ranks
 from .cost import Cost, Given
-from .validate import as_count, as_float, as_positive
+from .validate import MOST, as_count, as_positive
 
 MOST_LISTED = 1 << 34  # entries of a plan that are made one by one: some minutes
 
@@ -100,7 +101,7 @@ class GridCosts(Cost):
         if len(self.nodes[1]) != d:
             raise ValueError(f"target must have {d} axes, as shape has, got {len(self.nodes[1])}")
         self.spacing, self.scale = each_axis(spacing, d, "spacing", as_positive), as_positive(scale, "scale")
-        self.offset = each_axis(offset, d, "offset", as_coordinate)
+        self.offset = each_axis(offset, d, "offset", partial(as_positive, least=-MOST, wanted="a finite number"))
         self.shape = math.prod(self.nodes[0]), math.prod(self.nodes[1])
         with np.errstate(over="ignore"):
             if not math.isfinite(self.error(0.0)):
@@ -186,10 +187,3 @@ def each_axis(value: Any, d: int, name: str, check: Any) -> tuple[float, ...]:
     if len(values) != d:
         raise ValueError(f"{name} must be a number or one for each of {d} axes, got {len(values)}")
     return tuple(check(x, name) for x in values)
-
-
-def as_coordinate(value: Any, name: str) -> float:
-    number = as_float(value, name, "a finite number")
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be a finite number, got {number}")
-    return number

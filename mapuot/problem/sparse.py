@@ -102,10 +102,6 @@ class Sparse(Cost):
     def pairs(self) -> Sparse:
         return self
 
-    @property
-    def places(self) -> tuple[Any, Any]:
-        return self.start, self.column
-
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -142,14 +138,11 @@ class Sparse(Cost):
         return self.with_data(self.data)
 
     def symmetric(self, backend: ModuleType) -> bool:
-        if self.shape[0] != self.shape[1]:
+        m, n = self.shape
+        if m != n or not (
+            self.on_device or np.array_equal(np.bincount(self.column, minlength=m), np.diff(self.start))
+        ):  # seen sooner than the transpose is made
             return False
-        if not self.on_device and not np.array_equal(
-            np.bincount(self.column, minlength=len(self)), np.diff(self.start)
-        ):
-            return (
-                False  # rows have other numbers of pairs than columns, which is seen sooner than the transpose is made
-            )
         turned = self.transpose()
         pairs = (self.start - self.start[0], turned.start), (self.column, turned.column), (self.data, turned.data)
         return all(np.array_equal(x, y) for x, y in pairs)
@@ -290,13 +283,17 @@ class SparseCosts(Cost):
         dtype = np.result_type(*(held_type(M.dtype) for M in matrices))
         first = Sparse.of_matrix(matrices[0], "M[0]")
         first.on_device = on_device
-        data = [first.data]
+        data, known = [first.data], matrices[0]
+        in_order = known.format == "csr" and known.has_canonical_format
         for i, M in enumerate(matrices[1:], 1):
-            if same_places(M, matrices[0]) and M.dtype.kind in "fiu":
+            alike = in_order and M.format == "csr" and M.shape == known.shape and M.dtype.kind in "fiu"
+            if alike and all(map(np.array_equal, (M.indptr, M.indices), (known.indptr, known.indices))):
                 data.append(M.data[: first.size])
                 continue
             one = Sparse.of_matrix(M, f"M[{i}]")
-            if one.shape != first.shape or not all(map(np.array_equal, one.places, first.places)):
+            if one.shape != first.shape or not all(
+                map(np.array_equal, (one.start, one.column), (first.start, first.column))
+            ):
                 raise ValueError(f"M[{i}] must store the same pairs as M[0]: solve those that differ one by one")
             data.append(one.data)
         return cls([np.ascontiguousarray(x, dtype) for x in data], first)
@@ -335,13 +332,6 @@ class SparseCosts(Cost):
         seen = [(low, high) for low, high, bad, inf in found if bad + inf < self.places.all_pairs] or [(0.0, 0.0)]
         low, high = min(x for x, _ in seen), max(x for _, x in seen)
         return low, high, sum(x[2] for x in found), sum(x[3] for x in found)
-
-
-def same_places(M: Any, first: Any) -> bool:
-    """Tell whether a CSR matrix has the indices of another one, which is known to be in order."""
-    if M.format != "csr" or first.format != "csr" or M.shape != first.shape or not first.has_canonical_format:
-        return False
-    return all(map(np.array_equal, (M.indptr, M.indices), (first.indptr, first.indices)))
 
 
 def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:

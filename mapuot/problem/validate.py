@@ -23,7 +23,7 @@ from .side import Side
 from .sparse import Parts, Sparse, is_sparse
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
-MOST = sys.float_info.max
+SMALLEST, MOST = math.ulp(0.0), sys.float_info.max
 CPU = 1  # DLPack's number of the host
 MOST_THREADS = 4096  # more than any host has cores
 LITTLE_MASS = 1e-4  # of what there is: less is hardly meant to be moved
@@ -55,9 +55,11 @@ def as_float(value: Any, name: str, wanted: str = "a number") -> float:
         raise TypeError(f"{name} must be {wanted}, got {shown(value)}") from error
 
 
-def as_positive(value: Any, name: str, most: float = MOST, wanted: str = "a positive finite number") -> float:
+def as_positive(
+    value: Any, name: str, most: float = MOST, wanted: str = "a positive finite number", least: float = SMALLEST
+) -> float:  # fmt: skip
     number = as_float(value, name, wanted)
-    if not 0 < number <= most:
+    if not least <= number <= most:
         raise ValueError(f"{name} must be {wanted}, got {number}")
     return number
 
@@ -224,13 +226,7 @@ def as_range(
 
 
 def as_reference(
-    value: Any,
-    cost: Cost,
-    a: F64,
-    b: F64,
-    backend: ModuleType,
-    ranks: Ranks = ALONE,
-    threads: int | None = None,
+    value: Any, cost: Cost, a: F64, b: F64, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None
 ) -> tuple[str | Cost, float]:
     """Return the reference measure ("product", "uniform" or a cost) and its mass."""
     if isinstance(value, str):

@@ -1,6 +1,6 @@
 """Ranks: the processes that share one problem, and what they have to agree on.
 
-``split`` says how M is cut, ``alone`` has the words, ``mpi`` the meetings of a communicator, ``gather`` what is put
+``alone`` has the words and says how M is cut, ``mpi`` the meetings of a communicator, ``gather`` what is put
 together on one rank, ``device_sum`` the sums on GPUs; mpi4py and CuPy are imported on first use.
 """
 
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .alone import ALONE, Ranks
+from .alone import ALONE, Ranks, own_rows
 from .mpi import MpiRanks
-from .split import own_rows
 
 
 def join(comm: Any) -> Ranks:

@@ -64,3 +64,11 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def own_rows(m: int, rank: int, size: int) -> tuple[int, int]:
+    """Return the rows [i0, i1) of ``rank`` among ``size``, of m rows; empty ones where there are more ranks.
+
+    Every process finds those of all others by itself. Ranks without rows idle: of few and very long rows give M.T.
+    """
+    return m * rank // size, m * (rank + 1) // size

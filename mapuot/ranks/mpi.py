@@ -25,9 +25,8 @@ import numpy as np
 
 from ..errors import cut, packed, unpacked
 from ..processor import core_count, cores, default_threads, isa
-from .alone import Ranks
+from .alone import Ranks, own_rows
 from .gather import gather, stream
-from .split import own_rows
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")

@@ -121,17 +121,15 @@ def attempt(
     out = np.empty((m, n), dtype) if plan is True else plan if plan is None else as_out(plan, (m, n), dtype, cost.array)
     inside = out if dtype == cost.array.dtype else None  # of float32 points the costs are float64
     found = whole.solve(cost, a, b, reg, rho, options, arguments[5], ladder, inside)
-    if found is None or is_odd(found, reg, dtype, M.size) or (cost.cloud and found.forbidden):
+    if (
+        found is None or (cost.cloud and found.forbidden) or (dtype == F32 and not holds_float32(found.mass, M.size))
+        # a ScalingWarning is due (odd_scale in problem/validate.py)
+        or is_sentinel((found.high - found.low) / reg) or moves_little(found.mass, *found.masses)
+    ):  # fmt: skip
         return None
     if out is not inside:
         whole.form_plan(cost.array, reg, found.numbers[2 * (m + n) :], out)
     return PlainResult(backend, cost, a, b, reg, rho, found, options, begun, out)
-
-
-def is_odd(found: Any, reg: float, dtype: Any, entries: int) -> bool:
-    """Tell whether a ScalingWarning is due (odd_scale in problem/validate.py), or float32 cannot hold the plan."""
-    scaling = is_sentinel((found.high - found.low) / reg) or moves_little(found.mass, *found.masses)
-    return bool(scaling or (dtype == F32 and not holds_float32(found.mass, entries)))
 
 
 def as_it_is(result: Result) -> Result:
@@ -167,8 +165,7 @@ class PlainResult(Result):
             self.plan = plan
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        marginals = self.row_marginal, self.col_marginal
-        potentials = self.log_u, self.log_v
+        potentials, marginals = (self.log_u, self.log_v), (self.row_marginal, self.col_marginal)
         kept = potentials, marginals, self.trace, self.status, self._threads, self.how
         return as_it_is, (Result(self.problem, self._backend, *kept),)
 
@@ -194,21 +191,10 @@ class PlainResult(Result):
         more = [FORMED] * isinstance(self._cost, Formed) + newton_words(self._found.products)
         return in_core(self.options, self._found.larger, self._found.symmetric, more)
 
-    @cached_property
-    def log_u(self) -> Any:
-        return self._part(0)
-
-    @cached_property
-    def log_v(self) -> Any:
-        return self._part(1)
-
-    @cached_property
-    def row_marginal(self) -> Any:
-        return self._part(2)
-
-    @cached_property
-    def col_marginal(self) -> Any:
-        return self._part(3)
+    log_u = property(lambda self: self._part(0))
+    log_v = property(lambda self: self._part(1))
+    row_marginal = property(lambda self: self._part(2))
+    col_marginal = property(lambda self: self._part(3))
 
     @cached_property
     def trace(self) -> list[Stats]:  # type: ignore[override]

@@ -30,6 +30,7 @@ from .workspace import HostWorkspace
 
 UNIT = 2.0**-53
 RUN = 256  # products that a sum of log_matmul takes one after the other
+PAGES = os.sysconf("SC_PHYS_PAGES")  # of memory
 LOGS = 400.0  # of scalings in a K, which are below 1e150, and of their sums
 
 
@@ -42,11 +43,6 @@ def grid_workspace(problem: Problem, options: Options, *engine: Any) -> HostWork
         raise NotImplementedError(f"{what}, for {problem.cost.kind}")
     operator = GridOperator(*parts_of(problem), options.threads, *engine)
     return HostWorkspace(problem, dataclasses.replace(options, precision="float64"), operator=operator)
-
-
-def machine_memory() -> int:
-    """Bytes of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class GridOperator(HostOperator):
@@ -130,7 +126,7 @@ class GridOperator(HostOperator):
     # ---- the plan
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        needed, there = (i1 - i0) * self.shape[1] * self.dtype.itemsize, machine_memory()
+        needed, there = (i1 - i0) * self.shape[1] * self.dtype.itemsize, os.sysconf("SC_PAGE_SIZE") * PAGES
         if out is None and needed > there:
             raise MemoryError(
                 f"{i1 - i0} rows of the plan need {needed / 2**30:.3g} GiB of {there / 2**30:.3g}: Result.rows makes "

@@ -122,7 +122,8 @@ def matrix(array: Any, kept: Kept | None = None) -> Any:
         points.d, points.ld = array.columns.shape
         points.metric, points.scale = metric.number, scale
         if kept is not None:
-            tell_kept(points.kept, kept, array.before)
+            points.kept.rows, points.kept.before, points.kept.width = kept.unit, array.before, kept.width
+            points.kept.first, points.kept.run = pointer(kept.first, "int64_t *"), pointer(kept.run, "int32_t *")
     elif isinstance(array, Sparse):
         view.data, view.dtype = pointer(array.data, "void *"), CODES[array.dtype.char]
         view.start, view.column = pointer(array.start, "int64_t *"), pointer(array.column, "int32_t *")
@@ -131,12 +132,6 @@ def matrix(array: Any, kept: Kept | None = None) -> Any:
         view.row_stride, view.col_stride = (s // array.itemsize for s in array.strides)
         view.dtype = CODES[array.dtype.char]
     return view[0]
-
-
-def tell_kept(kept: Any, pairs: Kept, before: int) -> None:
-    """Tell the core which pairs of points are kept; ``before`` counts the rows in front of the first."""
-    kept.rows, kept.before, kept.width = pairs.unit, before, pairs.width
-    kept.first, kept.run = pointer(pairs.first, "int64_t *"), pointer(pairs.run, "int32_t *")
 
 
 def split(X: F64, count: int) -> Any:

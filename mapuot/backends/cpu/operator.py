@@ -28,11 +28,7 @@ from .native import DTYPES, call_bytes, check, empty, matrix, padded, pointer, p
 ROWS = ("weight", "rho", "absorbed", "fi", "base", "log_scale", "scale", "marginal")
 
 
-def asarray(x: Any) -> Any:
-    return np.asarray(x)
-
-
-to_numpy = asarray
+asarray = to_numpy = np.asarray
 
 
 def is_symmetric(M: Any) -> bool:

@@ -56,19 +56,20 @@ class Found(NamedTuple):
 
 
 class Call:
-    """The records of one foreign call."""
+    """The records of one foreign call, and what they were last filled for."""
+
+    stages: Any = None
+    shape: Any = None
+    options: Any = None
+    penalties: Any = None
 
     def __init__(self) -> None:
         self.task, self.problem = ffi.new("mapuot_task *"), ffi.new("mapuot_problem *")
         self.terms = self.task.terms
         self.trace = ffi.new("mapuot_stats[]", MOST_PASSES + 8)
         self.task.trace = self.trace
-        self.stages: Any = None
         self.scratch = empty(0)
         self.at = pointer(self.scratch, "void *")
-        self.shape: Any = None
-        self.options: Any = None
-        self.penalties: Any = None
 
     def prepare(self, shape: tuple[int, ...], dtype: str, options: Options, max_passes: int, ladder: Ladder) -> None:
         """Fill what stays from call to call of one kind."""
@@ -131,7 +132,7 @@ def solve(
     if call.penalties != (reg, rho):
         fill_penalties(call.terms, reg, rho)
         call.penalties = reg, rho
-    call.task.cost_error = cost.error(largest_cost(M)) if cost.cloud else 0.0
+    call.task.cost_error = cost.error(float(np.max(M, where=np.inf > M, initial=0.0))) if cost.cloud else 0.0
     numbers = np.empty(3 * (m + n))
     at = ffi.from_buffer("double *", numbers)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -148,27 +149,12 @@ def solve(
     found = None
     if status in (CONVERGED, OUT_OF_PASSES):
         passes = bytes(ffi.buffer(call.trace, made * STATS.itemsize))
-        found = Found(
-            status == CONVERGED,
-            numbers,
-            passes,
-            problem.last.mass,
-            (problem.mass_a, problem.mass_b),
-            problem.low,
-            problem.high,
-            bool(problem.forbidden),
-            problem.larger,
-            bool(problem.symmetric),
-            problem.products,
-        )
+        masses, seen = (problem.mass_a, problem.mass_b), (problem.low, problem.high, bool(problem.forbidden))
+        way = problem.larger, bool(problem.symmetric), problem.products
+        found = Found(status == CONVERGED, numbers, passes, problem.last.mass, masses, *seen, *way)
     if call.scratch.nbytes <= KEPT_BYTES and len(kept) < KEPT_CALLS:
         kept.append(call)
     return found
-
-
-def largest_cost(M: Any) -> float:
-    """Return the largest cost of a pair that is not forbidden."""
-    return float(np.max(M, where=np.inf > M, initial=0.0))
 
 
 def solve_many(
@@ -198,15 +184,8 @@ def solve_many(
         records["mass_a"], records["mass_b"] = A.sum(1), B.sum(1)
         found = [np.empty((len(part), k)) for k in (m, n, m, n)]
         tables = dict(zip(("log_u", "log_v", "row_marginal", "col_marginal"), found, strict=True))
-        tables |= {
-            "a": A,
-            "b": B,
-            "log_a": log_a,
-            "log_b": log_b,
-            "alpha": np.empty(A.shape),
-            "beta": np.empty(B.shape),
-        }
-        tables["start"] = starts[i0 : i0 + len(part)]
+        tables |= {"a": A, "b": B, "log_a": log_a, "log_b": log_b, "start": starts[i0 : i0 + len(part)]}
+        tables |= {"alpha": np.empty(A.shape), "beta": np.empty(B.shape)}
         for name, table in tables.items():
             records[name] = table.__array_interface__["data"][0] + table.strides[0] * np.arange(len(part))
         records["start"] *= tables["start"].any(1)  # NULL: by way of larger regs
