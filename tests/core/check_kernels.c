@@ -9,7 +9,6 @@
 #include "check_buffers.h"
 #include "check_made.h"
 #include "check_passes.h"
-#include "check_sparse.h"
 #include "check_streams.h"
 
 static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 257};
@@ -60,7 +59,7 @@ static void check_isa(const char *isa)
             check_passes(isa, m, n, turn % SIDE_KINDS, pool);
             set_where(isa, 0, m, n, layout, pool_sizes[pool]);
             check_made(m, n, layout, turn % SIDE_KINDS, pools[pool]);
-            check_sparse(m, n, turn, pools[pool]);
+            check(isa, run_pairs, m, n, turn % SIDE_KINDS, turn % 2, pool);
             for (int k = 0; k < 4 && m == n; k++)
                 check_half(n, (mapuot_dtype)(k / 2), k % 2, pools[pool]);
         }
@@ -76,7 +75,7 @@ static void check_isa(const char *isa)
         if (k < streamed)
             check(isa, run_streams, wide[k][0], wide[k][1], k % LAYOUTS, k % 2, k % POOLS);
         check_made(wide[k][0], wide[k][1], k % LAYOUTS, k % SIDE_KINDS, pools[k % POOLS]);
-        check_sparse(wide[k][0], wide[k][1], k, pools[k % POOLS]);
+        check(isa, run_pairs, wide[k][0], wide[k][1], k % SIDE_KINDS, k % 2, k % POOLS);
         check_passes(isa, wide[k][0], wide[k][1], k % 2, k % POOLS);
     }
 }

@@ -1,5 +1,5 @@
 /* check_made.h - passes whose rows are made from M, tile by tile (MADE), against the same passes over a K that
- * build_kernel has written from that M (STORED): equal bit for bit.
+ * build_kernel has written from that M (STORED): equal bit for bit; and passes over stored pairs.
  */
 #ifndef CHECK_MADE_H
 #define CHECK_MADE_H
@@ -19,7 +19,7 @@ static void check_made(int64_t m, int64_t n, int layout, int kind, mapuot_pool *
 {
     const int from = buffer_count, threads = mapuot_pool_threads(pool);
     const int64_t len = padded(n) + SCALARS + 2 * m;
-    const problem p = new_problem(m, n, layout);
+    const problem p = new_problem(m, n, layout % PAIRS);
     mapuot_state stored = new_state(m, n, MAPUOT_F64, kind, MAPUOT_KL, 1, threads), made;
     double *want = vector(len, 0), *got = vector(len, 0);
     stored.limits.reg = p.reg;
@@ -46,5 +46,26 @@ static void check_made(int64_t m, int64_t n, int layout, int kind, mapuot_pool *
             expect(form == WIDE ? "made against stored" : "made against stored, in parts", k, got[k], want[k], 0, 0);
     }
     release(from);
+}
+
+/* a pass over the K of stored pairs, and the products of its rows */
+static void run_pairs(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool)
+{
+    const mapuot_dtype dtype = (mapuot_dtype)(form % 2);
+    const int64_t len = padded(n) + SCALARS + 2 * m;
+    const problem p = new_problem(m, n, PAIRS + (int)(m % 2));
+    const double rtol = 1e-12 + 2 * rounding[dtype] + narrow[dtype];
+    mapuot_state state = new_state(m, n, dtype, kind, MAPUOT_KL, 1, mapuot_pool_threads(pool));
+    double *out = written(vector(2 * len, 0), MAPUOT_F64, 10 * rtol, 10 * rtol * (double)m);
+    double *const notes[] = {state.sums, state.partial, state.rows.scale, state.rows.log_scale, state.rows.marginal};
+    for (int k = 0; k < 5; k++)
+        written(notes[k], NOTES, 0, 0);
+    state.kernel = written(guarded((size_t)entries_of(&p, 0) * width[dtype], width[dtype]), dtype, rtol, 2.5e-38);
+    state.M = p.M;
+    mapuot_build_kernel(pool, m, n, p.M, p.c, p.reg, p.alpha, p.beta, 0, dtype, state.kernel, 0);
+    mapuot_row_pass(pool, &state);
+    keep_rows(&state, out);
+    mapuot_row_dots(pool, &state);
+    keep_rows(&state, out + len);
 }
 #endif

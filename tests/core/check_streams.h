@@ -15,8 +15,9 @@ typedef struct {
 } problem;
 
 /* layouts: 0 C order; 1 unaligned, wide rows; 2 transposed; 3 backwards; 4 every second column of float32;
- * 5 float32, unaligned and backwards; 6 one row repeated (stride 0); 7 and on: points, by metric */
-enum { DENSE_LAYOUTS = 7, LAYOUTS = DENSE_LAYOUTS + MAPUOT_WFR + 1 };
+ * 5 float32, unaligned and backwards; 6 one row repeated (stride 0); 7 and on: points, by metric; the last two:
+ * stored pairs */
+enum { DENSE_LAYOUTS = 7, PAIRS = DENSE_LAYOUTS + MAPUOT_WFR + 1, LAYOUTS = PAIRS + 2 };
 
 /* clouds of 1 to 5 coordinates, some pairs further apart than WFR allows */
 static mapuot_matrix clouds(int64_t m, int64_t n, mapuot_metric metric)
@@ -59,13 +60,43 @@ static double cost_error(const mapuot_matrix *M)
     return M->points.x == NULL ? 0 : M->points.metric == MAPUOT_WFR ? 1e-9 : 4e-15;
 }
 
+/* a third of the rows has nearly all of its pairs, a seventh none; c, where it is given, has the same pairs */
+static problem new_pairs(int64_t m, int64_t n, mapuot_dtype dtype)
+{
+    problem p = {.m = m, .n = n, .reg = 0.3};
+    int64_t count = 0, *start = guarded((size_t)(m + 1) * sizeof *start, 0);
+    int32_t *column = guarded((size_t)(m * n) * sizeof *column, sizeof *column);
+    start[0] = 1000; /* rows from the middle of a matrix */
+    for (int64_t i = 0; i < m; i++, start[i] = 1000 + count)
+        for (int64_t j = 0; j < n; j++)
+            if (i % 7 != 6 && uniform(0, 1) < (i % 3 ? 0.2 : 0.95))
+                column[count++] = (int32_t)j;
+    mapuot_matrix *const matrices[] = {&p.M, &p.c};
+    for (int q = 0; q < 1 + m % 2; q++) {
+        void *data = guarded((size_t)count * width[dtype], width[dtype]);
+        for (int64_t k = 0; k < count; k++)
+            store(data, dtype, k, uniform(0.1, 1));
+        *matrices[q] = (mapuot_matrix){.data = data, .dtype = dtype, .start = start, .column = column};
+    }
+    return p;
+}
+
+/* how many entries K or a plan has, with so many from one row to the next */
+static int64_t entries_of(const problem *p, int64_t ld)
+{
+    return p->M.start ? p->M.start[p->m] - p->M.start[0] : p->m * ld;
+}
+
 static problem new_problem(int64_t m, int64_t n, int layout)
 {
     problem p = {.m = m, .n = n, .reg = 0.013};
-    p.M = laid_out(m, n, layout, layout % 2 ? INFINITY : 0.5);
-    if (layout % 3 == 1)
+    if (layout >= PAIRS)
+        p = new_pairs(m, n, (mapuot_dtype)(layout - PAIRS));
+    else
+        p.M = laid_out(m, n, layout, layout % 2 ? INFINITY : 0.5);
+    if (layout < PAIRS && layout % 3 == 1)
         p.c = laid_out(m, n, (layout + 2) % DENSE_LAYOUTS, 0.0);
-    if (layout % 4 >= 2) /* two thirds of the pairs, their numbers beyond 32 bits */
+    if (layout < PAIRS && layout % 4 >= 2) /* two thirds of the pairs, their numbers beyond 32 bits */
         p.c.mask = (mapuot_mask){.key = 11 + layout,
                                  .limit = -6148914691236517206,
                                  .weight = 1.5,
@@ -90,9 +121,9 @@ static void run_streams(int64_t m, int64_t n, int layout, int form, mapuot_pool 
     for (int plan = 0; plan < 2; plan++) {
         const mapuot_dtype dtype = (mapuot_dtype)((form + plan) % 2);
         const int64_t ld = plan ? n + m % 3 : np + 16 * (m % 2), skew = plan ? n % 4 : 0;
-        void *out = guarded((size_t)(m * ld) * width[dtype], (size_t)skew * width[dtype]);
+        void *out = guarded((size_t)entries_of(&p, ld) * width[dtype], (size_t)skew * width[dtype]);
         written(out, dtype, rtol + 2 * rounding[dtype] + (plan ? 0 : narrow[dtype]), least[dtype]);
-        if ((m + n) % 2) {
+        if ((m + n) % 2 && layout < PAIRS) {
             const dtype_kernels *kernels = mapuot_active_kernels()->dtype[dtype];
             stream_args args = {.m = m,
                                 .n = n,

@@ -100,25 +100,23 @@ def test_one_point_far_from_all_others(seed):
     assert np.abs(found.plan - exact.plan).sum() <= (found.error_bound + exact.error_bound) * found.plan.sum()
 
 
-@pytest.mark.parametrize("penalty", ["kl", "balanced", "tv", "l2", "range"])
-def test_every_penalty(penalty):
+SIDES = {
+    **{kind: {"penalty": kind, "reg_m": (0.3, 0.3)} for kind in ("kl", "tv", "l2")},
+    "balanced": {"penalty": "balanced", "reg_m": np.inf}, "range": {"penalty": "range", "reg_m": (0.3, 0.3)},
+    "one reg_m a point": {"reg_m": (np.linspace(0.1, 3, 20), np.linspace(0.1, 3, 20))},
+    "a reference": {"reg_m": 1.0, "reference": squared(cloud(20, seed=6)[0]) + 0.1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_every_side_and_reference(name):
     x, a = cloud(20, seed=5)
-    reg_m = {"balanced": np.inf, "range": (0.5, 1.5)}.get(penalty, 0.3)
-    case = Case(squared(x), a, a, 0.05, (0.3, 0.3) if penalty == "range" else reg_m, penalty)
+    case = Case(squared(x), a, a, 0.05, **SIDES[name])
     one, two = case.solve(tol=1e-8), case.solve(tol=1e-8, symmetric=False)
     assert TOGETHER in one.how
     assert TOGETHER not in two.how
     assert relative_error(one.plan, two.plan) <= 10 * (one.error_bound + two.error_bound)
     verify(one, case)
-
-
-def test_penalties_of_each_point():
-    x, a = cloud(30, seed=6)
-    rho = np.linspace(0.1, 3, 30)
-    case = Case(squared(x), a, a, 0.05, (rho, rho.copy()))
-    result = case.solve()
-    assert TOGETHER in result.how
-    verify(result, case)
 
 
 @pytest.mark.parametrize("forbidden", [0.0, 0.3, 0.8])
@@ -171,15 +169,6 @@ def test_what_differs_is_solved_as_ever():
         solve(M, a, a, reg=0.05, reg_m=1.0, symmetric="yes")
     assert TOGETHER in solve(M, a, a, reg=0.05, reg_m=1.0, symmetric=True).how
     assert TOGETHER not in solve(M, a, a, reg=0.05, reg_m=1.0, symmetric=False).how
-
-
-def test_a_symmetric_reference_serves():
-    x, a = cloud(30)
-    c = np.random.default_rng(0).random((30, 30))
-    case = Case(squared(x), a, a, 0.05, 1.0, reference=c + c.T)
-    result = case.solve()
-    assert TOGETHER in result.how
-    verify(result, case)
 
 
 @pytest.mark.parametrize("reg_m", [0.3, np.inf])

@@ -31,6 +31,7 @@ class Runner:
 
     def __init__(self, backend: str, over_ranks: bool) -> None:
         self.backend, self.comm = backend, None
+        signal.signal(signal.SIGALRM, late)
         if over_ranks:
             from mpi4py import MPI
 
@@ -111,7 +112,6 @@ def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: 
 
 def main(words: list[str]) -> None:
     how, backend, seed, first, count, largest = words[0], words[1], *map(int, words[2:6])
-    signal.signal(signal.SIGALRM, late)
     runner = Runner(backend, how in OVER_RANKS)
     answer = block(runner, how, seed, first, count, largest)
     if runner.root:
