@@ -160,7 +160,7 @@ def measure(problem: Any, log_u: Any, log_v: Any, kept: Any = None) -> Measure:
         primal = dual = reg * (c.sum() - mass)
         M = np.where(P > 0, np.abs(np.asarray(problem.M, LONG)), 0)
         scale, hard, steep, stiff, priced = reg * (c.sum() + mass) + (P * M).sum(), 0, 0, 0, 0
-        logs = [np.abs(x[np.isfinite(x)]).max(initial=0) for x in map(np.asarray, (log_u, log_v))]
+        logs = [size_of(x) for x in (log_u, log_v)]
         unit = 2.0**-24 if np.asarray(log_u).dtype == np.float32 else UNIT  # POT's functions give M's dtype
         exponent = 4 * unit * (8 + sum(logs) + float(M.max() / reg))
         for k, x in enumerate((log_u, log_v)):
@@ -170,11 +170,7 @@ def measure(problem: Any, log_u: Any, log_v: Any, kept: Any = None) -> Measure:
             paid, price = divergence(kind, r, t, rho), dual_term(kind, f, t, rho)
             primal += (finite * r).sum() + paid.sum()
             dual += price.sum()
-            scale += (
-                (np.abs(finite) * (r + t)).sum()
-                + np.abs(paid).sum()
-                + np.abs(np.where(np.isinf(price), 0, price)).sum()
-            )
+            scale += (np.abs(finite) * (r + t) + np.abs(paid) + np.abs(np.where(np.isinf(price), 0, price))).sum()
             finite_rho = np.where(np.isinf(rho) | (kind == "range"), 0, rho)
             slope = {"kl": np.log(np.where((r > 0) & (t > 0), r / t, 1)), "l2": r - t}.get(kind, 1)  # D'(r) / rho
             steep += (finite_rho * (np.abs(slope) * r + t * (kind == "tv"))).sum()
@@ -214,24 +210,14 @@ def finite_failures(claim: Claim) -> list[Failure]:
     """No NaN anywhere, and nothing infinite in what converged but potentials of points without mass."""
     found = []
     for name in (
-        "plan",
-        "log_u",
-        "log_v",
-        "gap",
-        "error_bound",
-        "dual",
-        "objective",
-        "mass",
-        "row_marginal",
-        "col_marginal",
-    ):
+        "plan", "log_u", "log_v", "gap", "error_bound", "dual", "objective", "mass", "row_marginal", "col_marginal",
+    ):  # fmt: skip
         value = getattr(claim, name)
         if value is None:
             continue
+        kind = "nan" if claim.converged else "failed with nan"
         if np.isnan(value).any():
-            found.append(
-                Failure("nan" if claim.converged else "failed with nan", 1.0, f"{name} holds NaN ({claim.status})")
-            )
+            found.append(Failure(kind, 1.0, f"{name} holds NaN ({claim.status})"))
         elif claim.converged and not name.startswith("log") and name != "gap" and not np.isfinite(value).all():
             found.append(Failure("nan", 1.0, f"{name} is not finite: {value} ({claim.status})"))
     return found
@@ -251,42 +237,36 @@ def error_failures(
 ) -> list[Failure]:
     if claim.error_bound is None or not np.isfinite(claim.error_bound):
         return []
-    bound = float(claim.error_bound)
-    single = claim.plan.dtype == np.float32
+    bound, single, plan = float(claim.error_bound), claim.plan.dtype == np.float32, np.asarray(claim.plan, LONG)
     rounding = 2.0**-24 if single else 8 * UNIT
-    plan = np.asarray(claim.plan, LONG)
     error = relative(plan, best.plan)
     coarse = np.asarray(claim.log_u).dtype == np.float32  # the potentials say less than the plan
-    hidden = (
-        relative(plan if coarse else mine.plan, best.plan) - rounding * coarse
-    )  # of the potentials: what the returned plan would be in long double
+    shown = plan if coarse else mine.plan  # of the potentials: what the returned plan would be in long double
+    hidden = relative(shown, best.plan) - rounding * coarse
     turned = problem.exactly_balanced(1) and not problem.hard(0) and claim.strict
     judged = f"(mass {best.mass:.3g}, {claim.status})"
-    kinds = {problem.side(k)[0] for k in (0, 1)}
-    certain = claim.newton and kinds <= {"kl", "balanced"}  # hard columns, too
+    certain = claim.newton and {problem.side(k)[0] for k in (0, 1)} <= {"kl", "balanced"}  # hard columns, too
     if not problem.hard(1) or turned or certain:
         figures["error / bound"] = hidden / bound if bound > 0 else 0.0
         allowed = bound * (1 + 1e-9) + best.error + 32 * UNIT
         if hidden > allowed:
             kind = "plan error" + ", by exponents" * bool(hidden <= allowed + 2 * mine.exponent)
-            text = f"plan error {hidden:.3e} > error_bound {bound:.3e} {judged}"
-            return [Failure(kind, hidden / allowed, text)]
+            return [Failure(kind, hidden / allowed, f"plan error {hidden:.3e} > error_bound {bound:.3e} {judged}")]
         if error > allowed + rounding:
             kind = "float32 plan" if single else "plan error, by exponents"
             return [Failure(kind, error / allowed, f"error of the returned plan {error:.3e} > {bound:.3e} {judged}")]
         return []
-    found = []
     figures["hard error / bound"] = hidden / (bound + 8 * UNIT)
-    shown = plan if coarse else mine.plan
-    side = [
-        missed(kind, shown.sum(1 - k), np.asarray(t, LONG), rho) for k in (0, 1) for kind, t, rho in [problem.side(k)]
-    ]
-    violation = float((side[0].sum() + side[1].sum()) / shown.sum())
+    missing = 0.0
+    for k in (0, 1):
+        kind, t, rho = problem.side(k)
+        missing += missed(kind, shown.sum(1 - k), np.asarray(t, LONG), rho).sum()
+    violation = float(missing / shown.sum())
     allowed = bound * (1 + 1e-9 + 4 * storage) + best.error + 64 * UNIT + 2 * rounding * coarse
+    found = []
     if violation > allowed:
-        found.append(
-            Failure("violation", violation / allowed, f"hard sides miss {violation:.3e} > {bound:.3e} {judged}")
-        )
+        text = f"hard sides miss {violation:.3e} > {bound:.3e} {judged}"
+        found.append(Failure("violation", violation / allowed, text))
     if hidden > HARD_RATIO * allowed:
         found.append(Failure("hard plan error", hidden / allowed, f"plan error {hidden:.3e} >> {bound:.3e} {judged}"))
     return found
@@ -311,9 +291,8 @@ def value_failures(problem: Any, claim: Claim, best: Any, mine: Measure, storage
         hidden = stored * np.sqrt(max(0.0, mine.primal - best.dual) * mine.stiff) + stored**2 * mine.stiff
         hidden += stored * (mine.steep + scale * (problem.hard(0) or problem.hard(1)))
         if claim.gap < -rounding:
-            found.append(
-                Failure("negative gap", float(-claim.gap / rounding), f"gap {claim.gap:.3e} < 0 ({claim.status})")
-            )
+            text = f"gap {claim.gap:.3e} < 0 ({claim.status})"
+            found.append(Failure("negative gap", float(-claim.gap / rounding), text))
         elif over > loose + mine.priced:
             kind = "gap untrue" + ", by storage" * bool(over <= loose + 2 * hidden)
             text = f"objective above the optimum by {mine.primal - best.dual:.3e} > gap {claim.gap:.3e}"
@@ -335,22 +314,23 @@ def marginal_failures(problem: Any, claim: Claim, mine: Measure, storage: float)
     mass = float(mine.plan.sum())
     if bound is None or not 0 < mass < np.inf:
         return found
-    exponents = sum(
-        float(np.abs(x[np.isfinite(x)]).max(initial=0)) for x in map(np.asarray, (claim.log_u, claim.log_v))
-    )
+    exponents = sum(float(size_of(x)) for x in (claim.log_u, claim.log_v))
     rounding = 4 * storage + 16 * UNIT * (8 + exponents)
-    for name, k in (("row_marginal", 1), ("col_marginal", 0), ("mass", None)):
+    for name, axis in (("row_marginal", 1), ("col_marginal", 0), ("mass", None)):
         given = getattr(claim, name)
         if given is None:
             continue
-        off = (
-            float(np.abs(np.asarray(given, LONG) - (mine.plan.sum(k) if k is not None else mine.plan.sum())).sum())
-            / mass
-        )
+        off = float(np.abs(np.asarray(given, LONG) - mine.plan.sum(axis)).sum()) / mass
         if off > rounding + bound:
             text = f"{name} differs from the plan's by {off:.2e} of the mass, error_bound {bound:.2e}"
             found.append(Failure(name, off / (rounding + bound), f"{text} ({claim.status})"))
     return found
+
+
+def size_of(x: Any) -> Any:
+    """The largest finite absolute value."""
+    x = np.asarray(x)
+    return np.abs(x[np.isfinite(x)]).max(initial=0)
 
 
 def relative(P: Any, Q: Any) -> float:

@@ -207,22 +207,3 @@ def test_log_matmul(monkeypatch, exact):
         mapuot.log_matmul(A, B, exact=exact, threads=2)
     assert np.isnan(kept[0]).any()
     timer.join()
-
-
-def test_a_chunk_of_a_batch(monkeypatch):
-    """The passes of a call come down to what fits it, and the answers are those of any other number."""
-    from mapuot.backends.cpu import batch
-
-    A = np.random.default_rng(0).random((30, 48))
-    right = mapuot.solve_batch(CASE.M, A, CASE.b, reg=0.01, reg_m=1.0, tol=1e-9)
-    monkeypatch.setattr(batch, "SECONDS_A_CALL", 0.0)
-    monkeypatch.setattr(native, "CALL_WORK", 1)
-    counts = []
-    iterate = batch.HostBatch.iterate
-    monkeypatch.setattr(
-        batch.HostBatch, "iterate", lambda self, passes: (iterate(self, passes), counts.append(self.count))[0]
-    )
-    found = mapuot.solve_batch(CASE.M, A, CASE.b, reg=0.01, reg_m=1.0, tol=1e-9)
-    assert set(counts) == {1}
-    np.testing.assert_array_equal(found.log_u, right.log_u)
-    np.testing.assert_array_equal(found.n_passes, right.n_passes)

@@ -9,7 +9,6 @@ from matrix import distances
 
 import mapuot
 from mapuot.backends import cpu
-from mapuot.backends.coarse import FOUND
 from mapuot.problem.metrics import METRICS, REACH
 
 
@@ -198,24 +197,6 @@ def test_some_rows():
     for rows in ([7], [0, -8]):
         with pytest.raises(IndexError, match=r"rows of a PointCloud must be in \[-7, 7\), got \["):
             cloud[rows]
-
-
-def test_clusters_are_those_of_a_cloud_and_not_of_its_parts():
-    """A solve keeps the clusters that it found for the next one; other points have others."""
-    x, y, a, b = clouds(1100, 1000, 2)
-    cloud = mapuot.PointCloud(x, y, form=None)
-    mapuot.solve(cloud, a, b, reg=1e-3, reg_m=10.0, tol=0.1, max_passes=40)
-    assert cloud._cost in FOUND
-    turned, rows = mapuot.PointCloud(y, x, form=None), slice(400, 1100)
-    for part, fresh, u, v in (
-        (cloud[rows], mapuot.PointCloud(x[rows], y, form=None), a[rows], b), (cloud.transpose(), turned, b, a),
-        (cloud[np.arange(700)], mapuot.PointCloud(x[:700], y, form=None), a[:700], b),
-    ):  # fmt: skip
-        got, want = (
-            mapuot.solve(c, u, v, reg=1e-3, reg_m=10.0, tol=0.1, max_passes=40, threads=1) for c in (part, fresh)
-        )
-        assert want.problem.cost in FOUND
-        np.testing.assert_array_equal(got.log_v, want.log_v)
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])

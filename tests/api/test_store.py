@@ -148,33 +148,6 @@ def test_a_threshold_beyond_float32(recwarn):
     assert not recwarn.list
 
 
-def test_what_a_notebook_shows():
-    case = CASES["plain"]
-    text = case.solve()._repr_html_()
-    assert "23 x 31" in text
-    assert "KL, reg_m 0.7" in text
-    assert "within" in text
-    assert "hard marginals" in CASES["hard"].solve()._repr_html_()
-    with pytest.warns(mapuot.ConvergenceWarning, match="above 1, so far nothing is known of the plan"):
-        short = mapuot.solve(case.M, case.a, case.b, reg=1e-4, reg_m=10.0, max_passes=1, method="sinkhorn")
-    assert "nothing is certified yet" in short._repr_html_()
-    assert "nothing certified yet" in repr(short)
-    assert "sides" not in text
-
-
-def test_a_known_value_points_to_tol_gap():
-    case = CASES["plain"]
-    with pytest.warns(mapuot.ConvergenceWarning, match="stop by tol_gap instead"):
-        mapuot.solve(case.M, case.a, case.b, reg=0.05, reg_m=1.0, max_passes=8, tol=1e-13)
-
-
-def test_a_barycenter_tells_how_it_went():
-    q = mapuot.barycenter(np.abs(np.arange(5.0)[:, None] - np.arange(5)), np.eye(5)[:2] + 0.1, reg=0.5)
-    assert repr(q).startswith("<mapuot.BarycenterResult barycenter of 2 histograms on 5 points, converged after ")
-    both = mapuot.barycenter(np.ones((5, 5)), np.eye(5)[:2] + 0.1, reg=0.5, weights=[[0.5, 0.5], [0.1, 0.9]])
-    assert "2 barycenters of 2 histograms" in repr(both)
-
-
 def test_import_takes_no_heavy_library():
     code = """
 import sys, numpy as np, mapuot

@@ -211,20 +211,6 @@ def test_modules_are_the_functions(kind):
         module(reg=-1, reg_m=1.0)
 
 
-def test_compile_breaks_its_graph_there_and_goes_on():
-    loss = mapuot.torch.SinkhornLoss(reg=0.1, reg_m=1.0, **TIGHT)
-
-    def whole(a, b, M):
-        return loss(2 * M, torch.softmax(a, 0), b) + 1
-
-    a, b, M = tensors()
-    right = whole(a, b, M)
-    (slope,) = torch.autograd.grad(right, a)
-    value = torch.compile(whole, backend="eager")(a, b, M)
-    assert_allclose(value.detach(), right.detach())
-    assert_allclose(torch.autograd.grad(value, a)[0], slope)
-
-
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.jacrev])
 def test_transforms_are_refused_by_name(transform):
     a, b, M = (x.detach() for x in tensors())
