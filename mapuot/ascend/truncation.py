@@ -52,7 +52,7 @@ def begun(
     """
     held = getattr(backend, "held", None)
     problem = held(found.problem) if held else found.problem
-    groups = Groups(problem, units_of(whole_shape(problem)), options, solve, backend)
+    groups = Groups(problem, found.problem, units_of(whole_shape(problem)), options, solve, backend)
     rough = start is None
     if start is not None:
         log_u, log_v = (x[at] for x, at in zip(start, found.order, strict=True))
