@@ -98,7 +98,10 @@ def to_numpy(x: Any) -> Any:
 
 
 def pinned(count: int) -> Any:
-    """Room for numbers on the host which copies are quick from and to, not filled."""
+    """Room for numbers on the host which copies are quick from and to, not filled.
+
+    A copy to the device goes on while the host does: who sends from here keeps the room until something was read.
+    """
     return np.frombuffer(cp.cuda.alloc_pinned_memory(8 * count + 8), np.float64)[:count]
 
 
@@ -106,7 +109,7 @@ def on_device(*vectors: Any) -> list[Any]:
     """Copies of float64 vectors, by one transfer."""
     count = sum(map(len, vectors))
     room = cp.empty(count)
-    room.set(np.concatenate(vectors, out=pinned(count)))
+    room.set(np.concatenate(vectors))
     ends = itertools.accumulate(map(len, vectors))
     return [room[end - len(x) : end] for x, end in zip(vectors, ends, strict=True)]
 
