@@ -234,7 +234,7 @@ class Dense(Cost):
 
     def symmetric(self, backend: ModuleType) -> bool:
         m, n = self.shape
-        matrices = self._array if self._array.ndim == 3 else self._array[None]
+        matrices = self._array if self._array.ndim == 3 and self.xp is np else [self._array]  # a device looks at all
         return m == n and not self.lopsided and all(backend.is_symmetric(M) for M in matrices)
 
     def transpose(self) -> Dense:

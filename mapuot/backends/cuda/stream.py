@@ -57,8 +57,8 @@ def parts(rows: int, columns: int, least: int = 32) -> tuple[int, int]:
 
 
 def is_symmetric(M: Any) -> bool:
-    """Tell whether a matrix, wherever it lies, is its transpose."""
-    return on_host(M) if isinstance(M, np.ndarray) else bool((M == M.T).all())
+    """Tell whether a matrix, wherever it lies, is its transpose; of several on the device whether all are."""
+    return bool((M.swapaxes(-1, -2) == M).all()) if isinstance(M, cp.ndarray) else on_host(M)
 
 
 def extrema(M: Any, threads: int | None = None) -> tuple[Any, ...]:
