@@ -19,12 +19,11 @@ PARTS = {
     "pass": "one pass over K against the read limit, POT's two products and the paper's four sweeps",
     "solve": "time to a certified answer against POT",
     "memory": "peak memory beyond M",
-    "calls": "POT's functions as programs call them, patched and as they are",
-    "points": "costs of points made in every pass, against a stored matrix and the peers",
+    "zoo": "the data that users have: clusters, heavy tails, outliers, lattices, real data, beside POT",
+    "points": "costs of points made in every pass, against a stored matrix and, on a GPU, flash-sinkhorn",
     "sparse": "passes over stored pairs by density and pattern, against the dense pass and SciPy's products",
     "tensors": "many marginals against cyclic updates, OTT's MMSinkhorn and pair solves",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
-    "flow": "the minibatches of flow matching through a DataLoader, against the loop that programs have",
     "cluster": "ranks of this machine, and the communication model",
 }
 ALONE = {  # not in "all"
@@ -63,9 +62,9 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--quick", action="store_true", help="smaller and fewer, to test the benchmark itself")
     options.add_argument("--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)")
-    where = "for batch, points, tensors, sparse and small-reg (default: %(default)s)"
+    where = "for batch, zoo, points, tensors, sparse and small-reg (default: %(default)s)"
     options.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=where)
-    options.add_argument("--size", type=int, help="for points and sparse: how many")
+    options.add_argument("--size", type=int, help="for zoo, points and sparse: how many")
     options.add_argument("--before", type=Path, help="for small-reg: a checkout, built in place, to compare with")
     options.add_argument("--out", type=Path, help="folder of JSON and PNG (default: build/bench)")
     for name, text in {**PARTS, **ALONE, "all": "every part of the CPU"}.items():

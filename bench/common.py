@@ -201,12 +201,9 @@ def blas_controller() -> Any:
 
 
 def interleave(
-    candidates: dict[Any, Callable[[], Any]], seconds: float, rounds: tuple[int, int] = (3, 1000), turn: float = 0.0
+    candidates: dict[Any, Callable[[], Any]], seconds: float, rounds: tuple[int, int] = (3, 1000)
 ) -> Timings:
-    """Time one call of each candidate, in turns; ``seconds`` is for all, ``rounds`` the least and most turns of each.
-
-    A turn is ``turn`` seconds of samples, or one; before it calls without a clock, but not before a long turn.
-    """
+    """Time one call of each candidate, in turns; ``seconds`` is for all, ``rounds`` the least and most turns."""
     lengths = {name: length_of(call) for name, call in candidates.items()}
     times: Timings = {name: [] for name in candidates}
     end = time.perf_counter() + seconds
@@ -217,13 +214,8 @@ def interleave(
             if count >= rounds[0] and time.perf_counter() > end:
                 break
             for name, call in candidates.items():
-                if not turn or lengths[name] < WARM:
-                    sample(call, math.ceil(WARM / lengths[name]))
-                last = time.perf_counter() + turn
-                while True:
-                    times[name].append(sample(call, math.ceil(SAMPLE / lengths[name])))
-                    if time.perf_counter() > last:
-                        break
+                sample(call, math.ceil(WARM / lengths[name]))
+                times[name].append(sample(call, math.ceil(SAMPLE / lengths[name])))
     finally:
         gc.enable()
     return times
@@ -235,12 +227,12 @@ def length_of(call: Callable[[], Any]) -> float:
     return first if first > 0.1 else min(sample(call, 1) for _ in range(3))
 
 
-def sample(call: Callable[[], Any], number: int = 1) -> float:
+def sample(call: Callable[[], Any], number: int = 1, clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the mean seconds of so many calls."""
-    begin = time.perf_counter()
+    begin = clock()
     for _ in range(number):
         call()
-    return (time.perf_counter() - begin) / number
+    return (clock() - begin) / number
 
 
 def summary(times: list[float]) -> dict[str, float]:

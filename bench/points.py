@@ -1,25 +1,18 @@
-"""points: costs made in every pass, against a stored matrix and against the peers, on uniform clouds of n points.
+"""points: costs made in every pass, against a stored matrix and flash-sinkhorn, on uniform clouds; others: zoo.
 
 A pass: seconds of float32 and float64 ones, taken in turn with those over a stored float32 K where that fits; on a GPU
-evaluations of pairs, two of each a pass ("last": of passes that end a solve to 1e-6), beside its rate of 2^x. A solve:
-seconds to tol 1e-6, and the error of its plan on ROWS sampled rows, formed by SciPy in float64 outside of the library
-and compared with those of a solve to 1e-9; of all pairs, and without those that are provably negligible ("kept" is the
-share of the others). Peers are judged by the same rows, after a call that compiles, with 100 iterations and with 1000
-where these take up to ten seconds. n is 4,000 and 10,000, on a GPU 10,000 and 100,000, or --size; OTT and GeomLoss, the
-slowest, are on a CPU asked for up to 4,000 points in 3-D. OTT's entropy has no masses in it; they are equal here, so
-that one more coordinate, which adds -reg log(a_i b_j) to all costs, makes its problem this one.
+evaluations of pairs, two of each a pass ("last": of passes that end a solve to 1e-6), beside its rate of 2^x. n is
+4,000 and 10,000, on a GPU 10,000 and 100,000, or --size.
 
-A plan error of 1e-3 (a GPU, 100,000 points in 3-D, not --quick): our seconds to a certified one, and flash-sinkhorn's
-with the fewest iterations, of doubled ones, that reach it, with TF32 and without.
+On a GPU: solves to tol 1e-6, and the error of their plans on ROWS sampled rows, formed by SciPy in float64 outside of
+the library and compared with those of a solve to 1e-9, beside 100 iterations of flash-sinkhorn, and 1000 where these
+take up to ten seconds. A plan error of 1e-3 (100,000 points in 3-D, not --quick): our seconds to a certified one, and
+flash-sinkhorn's with the fewest iterations, of doubled ones, that reach it, with TF32 and without. Balanced clouds
+(not --quick) in a unit cube at a blur of .05, seconds to a certified 1e-6 and to the marginals that flash-sinkhorn's
+multiscale solver stops at, beside its seconds; both judged by the marginals of ROWS sampled rows and columns.
 
-Large clouds (a GPU, not --quick): balanced, in a unit cube at a blur of .05, seconds to a certified 1e-6 and to the
-marginals that flash-sinkhorn's multiscale solver stops at, beside its seconds; both judged by the marginals of ROWS
-sampled rows and columns, formed in float64. Unbalanced ones (not --quick; on a GPU to 1e-6 at the blur .05 of
-half the squared distance, on a CPU to 1e-4 at reg / range(M) 1e-3), with seconds and memory.
-
-A loss: SamplesLoss of both, debiased, its value and gradient by x, against ours to 1e-9; of GeomLoss by the scalings
-that it is called with; evaluations of all pairs that value and gradient take after the solve, counted. A grid: the same
-image pair as Grid and, up to 128 x 128 on a CPU, as PointCloud.
+Unbalanced ones (not --quick; on a GPU to 1e-6 at the blur .05 of half the squared distance, on a CPU to 1e-4 at
+reg / range(M) 1e-3), with seconds and memory; one image pair as Grid and, up to 128 x 128 on a CPU, as PointCloud.
 """
 
 from __future__ import annotations
@@ -27,24 +20,21 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from scipy.spatial.distance import cdist
 from tqdm import tqdm
 
 import mapuot
-from mapuot.backends.cpu.operator import HostOperator
 from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
 
-from . import common, peers
-from .device import device_name, elapsed, endless, missing, on_host
+from . import common
+from .device import device_name, elapsed, endless, missing
 from .sparse import row_pass
 
 SIZES, GPU_SIZES, QUICK_SIZE = (4_000, 10_000), (10_000, 100_000), 1_500
@@ -149,21 +139,15 @@ def rows_of(problem: Any, potentials: tuple[Any, Any], reg: float) -> Any:
         return a[some, None] * b * np.exp(exponent)
 
 
-def our_costs(x: Any, y: Any, reg: float) -> dict[str, Callable[[], Any]]:
-    found: dict[str, Callable[[], Any]] = {"points": lambda: mapuot.PointCloud(x, y, truncate=None)}
-    if reg == SMALL:
-        found["points, truncated"] = lambda: mapuot.PointCloud(x, y, truncate=1.0)
-    if 12 * len(x) * len(y) <= MOST_BYTES:
-        found["matrix"] = lambda: cdist(x, y, "sqeuclidean")
-    return found
-
-
-def solves(n: int, d: int, reg: float, threads: int, backend: str) -> list[dict[str, Any]]:
+def solves(n: int, d: int, reg: float) -> list[dict[str, Any]]:
     problem = x, y, a, b = clouds(n, d)
-    cloud = mapuot.PointCloud(x, y, truncate=None)
-    exact = mapuot.solve(cloud, a, b, reg=reg, reg_m=RHO, tol=1e-9, threads=threads, backend=backend)
-    truth = rows_of(problem, (exact.log_u, exact.log_v), reg)
-    found = []
+
+    def solve(tol: float, truncate: float | None = None) -> Any:
+        cloud = mapuot.PointCloud(x, y, truncate=truncate)
+        return mapuot.solve(cloud, a, b, reg=reg, reg_m=RHO, tol=tol, backend="cuda")
+
+    exact = solve(1e-9)
+    truth, found = rows_of(problem, (exact.log_u, exact.log_v), reg), []
 
     def judged(name: str, call: Callable[[], tuple[Any, Any, Any]]) -> None:
         (log_u, log_v, told), seconds, memory = peak(call)
@@ -171,100 +155,25 @@ def solves(n: int, d: int, reg: float, threads: int, backend: str) -> list[dict[
         found.append({"n": n, "d": d, "reg": reg, "who": name, "seconds": seconds, "error": error, **told,
                       "MiB": memory / 2**20})  # fmt: skip
 
-    def ours(M: Callable[[], Any]) -> tuple[Any, Any, Any]:
-        result = mapuot.solve(M(), a, b, reg=reg, reg_m=RHO, threads=threads, backend=backend)
-        told = {"bound": result.error_bound, "iterations": result.n_passes}
-        if result.skipped is not None:
-            told["kept"] = result.skipped.kept.share
-        return result.log_u, result.log_v, told
+    def ours(truncate: float | None) -> tuple[Any, Any, Any]:
+        result = solve(1e-6, truncate)
+        kept = result.skipped.kept.share if result.skipped else 1.0
+        return result.log_u, result.log_v, {
+            "bound": result.error_bound, "iterations": result.n_passes, "kept": kept,
+        }  # fmt: skip
 
-    for name, M in our_costs(x, y, reg).items():
-        if backend == "cuda":
-            ours(M)  # compiles
-        judged(name, functools.partial(ours, M))
-    for name, call in others(problem, reg, backend == "cuda").items():
-        for iterations in ITERATIONS:
-            if iterations > ITERATIONS[0] and found[-1]["seconds"] * iterations / ITERATIONS[0] > LONG:
-                break
-            judged(f"{name}, {iterations} iterations", functools.partial(call, iterations))
-    if importlib.util.find_spec("geomloss") and may_be_slow(n, d, backend == "cuda"):
-        judged("GeomLoss", lambda: geomloss(x, y, a, b, reg, "cuda" if backend == "cuda" else "cpu"))
-    return found
-
-
-def may_be_slow(n: int, d: int, gpu: bool) -> bool:
-    """Whether peers are asked whose iterations take longest, or the most memory."""
-    return 32 * n * n <= MOST_BYTES if gpu else n <= SIZES[0] and d == FEW
-
-
-def others(problem: Any, reg: float, gpu: bool) -> dict[str, Callable[[int], tuple[Any, Any, Any]]]:
-    """What makes so many iterations of a peer, each compiled."""
-    x, y, a, b = problem
-    found: dict[str, Callable[[int], tuple[Any, Any, Any]]] = {}
-    if gpu and importlib.util.find_spec("flash_sinkhorn") and x.shape[1] in FLASH_DIMENSIONS:
+    for truncate in (None, 1.0)[: 1 + (reg == SMALL)]:
+        ours(truncate)  # compiles
+        judged("points" + ", truncated" * (truncate is not None), functools.partial(ours, truncate))
+    if importlib.util.find_spec("flash_sinkhorn") and d in FLASH_DIMENSIONS:
         for tf32 in (True, False):
-            name = f"flash-sinkhorn, {'TF32' if tf32 else 'float32'}"
-            found[name] = functools.partial(flash, x, y, a, b, reg, RHO, tf32)
-            found[name](2)
-    if importlib.util.find_spec("ott") and may_be_slow(*x.shape, gpu):
-        found["OTT"] = ott_of(x, y, a, b, reg)
-    if importlib.util.find_spec("ot") and 32 * len(x) * len(y) <= MOST_BYTES:
-        found["POT"] = functools.partial(pot, x, y, a, b, reg, gpu)
-        found["POT"](2)
+            call = functools.partial(flash, x, y, a, b, reg, RHO, tf32)
+            call(2)  # compiles
+            for iterations in ITERATIONS:
+                if iterations == ITERATIONS[0] or found[-1]["seconds"] * iterations / ITERATIONS[0] <= LONG:
+                    name = f"flash-sinkhorn, {'TF32' if tf32 else 'float32'}, {iterations} iterations"
+                    judged(name, functools.partial(call, iterations))
     return found
-
-
-def pot(x: Any, y: Any, a: Any, b: Any, reg: float, gpu: bool, iterations: int) -> tuple[Any, Any, Any]:
-    """Call POT's default on NumPy's arrays, on a GPU on torch's."""
-    given = cdist(x, y, "sqeuclidean"), a, b
-    if gpu:
-        import torch
-
-        given = tuple(torch.from_numpy(z).cuda() for z in given)
-    _, log_u, log_v, _ = peers.pot((*given, reg, RHO), iterations, log=True)
-    return on_host(log_u), on_host(log_v), {"iterations": iterations}
-
-
-def ott_of(x: Any, y: Any, a: Any, b: Any, reg: float) -> Callable[[int], tuple[Any, Any, Any]]:
-    """Of the whole matrix: its batches of rows (0.6.0) need a function that JAX no longer has."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else nothing is left to the others
-    import jax
-    from ott.geometry import pointcloud
-    from ott.problems.linear import linear_problem
-    from ott.solvers.linear import sinkhorn
-
-    jax.config.update("jax_enable_x64", True)
-    apart = math.sqrt(-reg * math.log(a[0] * b[0]))
-    x_, y_ = (jax.numpy.asarray(np.c_[z, np.full(len(z), t)]) for z, t in ((x, apart), (y, 0.0)))
-    tau = RHO / (RHO + reg)
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def solve(iterations: int, x_: Any, y_: Any) -> Any:
-        geometry = pointcloud.PointCloud(x_, y_, epsilon=reg)
-        problem = linear_problem.LinearProblem(geometry, jax.numpy.asarray(a), jax.numpy.asarray(b), tau, tau)
-        out = sinkhorn.Sinkhorn(threshold=0.0, max_iterations=iterations, recenter_potentials=True)(problem)
-        return out.f, out.g
-
-    compiled = {iterations: solve.lower(iterations, x_, y_).compile() for iterations in ITERATIONS}
-
-    def call(iterations: int) -> tuple[Any, Any, Any]:
-        f, g = (np.asarray(z) / reg for z in compiled[iterations](x_, y_))
-        return f, g, {"iterations": iterations}
-
-    return call
-
-
-def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float, device: str) -> tuple[Any, Any, Any]:
-    """Its cost is |x - y|^2 / 2: the points are those times the root of 2."""
-    import torch
-    from geomloss import SamplesLoss
-
-    tensors = (torch.from_numpy(z).to(device) for z in (a, math.sqrt(2) * x, b, math.sqrt(2) * y))
-    a_, x_, b_, y_ = (z.contiguous() for z in tensors)
-    loss = SamplesLoss("sinkhorn", p=2, blur=math.sqrt(reg), reach=math.sqrt(RHO), debias=False, potentials=True,
-                       backend="tensorized")  # fmt: skip
-    f, g = loss(a_, x_, b_, y_)
-    return f.cpu().numpy().ravel() / reg, g.cpu().numpy().ravel() / reg, {}
 
 
 def flash(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float, tf32: bool, iterations: int) -> tuple[Any, Any, Any]:
@@ -377,81 +286,6 @@ def unbalanced(n: int, threads: int, gpu: bool) -> list[dict[str, Any]]:
              "seconds": seconds, "bound": result.error_bound, "kept": kept, "MiB": memory / 2**20}]  # fmt: skip
 
 
-# ---- SamplesLoss
-
-
-BLURS, REACH = (0.05, 0.2), 1.0
-SCALINGS = (0.5, 0.9)  # GeomLoss's default, and what its guide takes for accuracy
-
-
-def losses(n: int, d: int, threads: int) -> list[dict[str, Any]]:
-    """Seconds of value and gradient, and how far both are from those to 1e-9; uniform clouds of unequal mass."""
-    if not importlib.util.find_spec("torch"):
-        return []
-    import torch
-
-    from mapuot.torch import SamplesLoss
-
-    torch.set_num_threads(threads)
-    x, y, a, b = (torch.from_numpy(z) for z in clouds(n, d))
-    found = []
-    for blur in BLURS:
-        words = {"p": 2, "blur": blur, "reach": REACH}
-        kinds: dict[str, Any] = {"mapuot": SamplesLoss(**words, threads=threads)}
-        if importlib.util.find_spec("geomloss") and 64 * n * n <= MOST_BYTES:
-            import geomloss
-
-            kinds |= {
-                f"GeomLoss, scaling {s}": geomloss.SamplesLoss(**words, scaling=s, backend="tensorized")
-                for s in SCALINGS
-            }
-        value, slope = value_and_slope(SamplesLoss(**words, tol=1e-9, threads=threads), a, x, b, y)
-        right = (REACH**2 + blur**2 / 2) / (REACH**2 + blur**2)  # by which GeomLoss's slopes are too small
-        for name, loss in kinds.items():
-            begun = time.perf_counter()
-            theirs = value_and_slope(loss, a, x, b, y)
-            seconds, factor = time.perf_counter() - begun, right if name != "mapuot" else 1.0
-            found.append(
-                {"n": n, "d": d, "blur": blur, "who": name, "seconds": seconds,
-                 "value": abs(theirs[0] / value - 1),
-                 "gradient": float((theirs[1] / factor - slope).norm() / slope.norm())}
-            )  # fmt: skip
-            if name == "mapuot":
-                found[-1]["evaluations"] = after_the_solve(n, d, blur)
-    return found
-
-
-def value_and_slope(loss: Any, a: Any, x: Any, b: Any, y: Any) -> tuple[float, Any]:
-    x = x.clone().requires_grad_()
-    value = loss(a, x, b, y)
-    value.backward()
-    return float(value.detach()), x.grad
-
-
-def after_the_solve(n: int, d: int, blur: float) -> int:
-    """Evaluations of all pairs that value and gradient by x of a SamplesLoss, not debiased, take after its solve."""
-    import torch
-
-    from mapuot.torch import SamplesLoss
-
-    x, y, a, b = (torch.from_numpy(z) for z in clouds(n, d))
-    found = []
-
-    def counted(name: str) -> Any:
-        made = getattr(HostOperator, name)
-
-        def call(stream: Any, *args: Any, **options: Any) -> Any:
-            if stream.shape == (n, n):  # not between groups of points
-                found.append(name)
-            return made(stream, *args, **options)
-
-        return mock.patch.object(HostOperator, name, call)
-
-    with counted("apply"), counted("apply_transpose"), counted("sums"), counted("plan"):
-        value_and_slope(SamplesLoss(p=2, blur=blur, reach=REACH, debias=False), a, x, b, y)
-    return len(found)
-
-
 # ---- images
 
 
@@ -476,20 +310,6 @@ def images(side: int, threads: int, backend: str) -> list[dict[str, Any]]:
     return found
 
 
-def skipped(gpu: bool) -> dict[str, str]:
-    """What is not measured, and why."""
-    names = {
-        "ot": "POT",
-        "geomloss": "GeomLoss",
-        "pykeops": "KeOps",
-        "ott": "OTT-JAX",
-        "flash_sinkhorn": "flash-sinkhorn",
-    }
-    found = {name: "not installed" for module, name in names.items() if not importlib.util.find_spec(module)}
-    known = {"flash-sinkhorn": "" if gpu else "it runs on GPUs only"}
-    return {name: why for name in names.values() if (why := found.get(name, known.get(name, "")))}
-
-
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
     sizes = (args.size,) if args.size else (QUICK_SIZE,) if args.quick else GPU_SIZES if gpu else SIZES
@@ -500,27 +320,23 @@ def run(args: Any) -> dict[str, Any]:
     parts: list[tuple[str, Callable[..., Any], list[Any]]] = [
         ("passes", device_passes if gpu else functools.partial(passes, threads=args.threads),
          [(n, d) for n in sizes for d in dimensions]),
-        ("to_error", to_error, [(LARGE[0], reg, rho) for reg in REGS for rho in ERROR_RHOS]),
-        ("solves", functools.partial(solves, threads=args.threads, backend=backend), cases),
         ("images", functools.partial(images, threads=args.threads, backend=backend),
          [(side,) for side in ((96,) if args.quick else (128, 1024))]),
-        ("losses", functools.partial(losses, threads=args.threads), [(min((*sizes, 4000)), 3)]),
-        ("large", functools.partial(unbalanced, threads=args.threads, gpu=gpu), [(LARGE[-1],)]),
-        ("large", large, [(n,) for n in LARGE]),
     ]  # fmt: skip
-    left_out = ({"losses"} if gpu else {"to_error"}) | ({"to_error", "large"} if args.quick else set())
+    if gpu:
+        parts.append(("solves", solves, cases))
+    if not args.quick:
+        parts.append(("large", functools.partial(unbalanced, threads=args.threads, gpu=gpu), [(LARGE[-1],)]))
+    if gpu and not args.quick:
+        parts += [("to_error", to_error, [(LARGE[0], reg, rho) for reg in REGS for rho in ERROR_RHOS]),
+                  ("large", large, [(n,) for n in LARGE])]  # fmt: skip
     found: dict[str, Any] = {name: [] for name, _, _ in parts}
-    found |= {"n": max(sizes), "not measured": skipped(gpu), "device": device_name() if gpu else "cpu"}
-    try:
-        with common.blas_threads(args.threads):
-            for name, call, jobs in parts:
-                if name in left_out or (call is large and not gpu):
-                    continue
-                for job in tqdm(jobs, desc=name, file=sys.stderr):
-                    rows = call(*job)
-                    found[name] += rows if isinstance(rows, list) else [rows]
-    except KeyboardInterrupt:
-        found["not measured"]["the rest"] = "interrupted"
+    found |= {"n": max(sizes), "device": device_name() if gpu else "cpu"}
+    with common.blas_threads(args.threads):
+        for name, call, jobs in parts:
+            for job in tqdm(jobs, desc=name, file=sys.stderr):
+                rows = call(*job)
+                found[name] += rows if isinstance(rows, list) else [rows]
     return found
 
 
@@ -538,17 +354,23 @@ def tables(*found: dict[str, Any]) -> str:
         names = [f"{k}, 10^9 {'evaluations' if gpu else 'pairs'} a second" for k in kinds]
         head = ["points", "dimensions", *names, *(["float32, of 2^x"] if gpu else [])]
         text += [f"{common.machine_line(data)}:", common.table(head, rows)]
-        solves: dict[Any, dict[str, str]] = {}
-        for s in data["solves"]:
-            cell = f"{s['seconds']:.3g} ({s['error']:.0e})"
-            solves.setdefault((s["n"], s["d"], common.short(s["reg"])), {})[s["who"]] = cell
-        who = list(dict.fromkeys(s["who"] for s in data["solves"]))
-        rows = [[*case, *(cells.get(name, "") for name in who)] for case, cells in solves.items()]
-        text.append(common.table(["points", "dimensions", "reg", *who], rows))
-        if data["to_error"]:
+        if "solves" in data:
+            text.append(solve_table(data["solves"]))
+        if data.get("to_error"):
             head, cells, mean = error_rows(data["to_error"])
             text += [common.table(head, cells), f"The geometric mean is {mean:.3g} times ours."]
     return common.text_of(*text)
+
+
+def solve_table(rows: list[dict[str, Any]]) -> str:
+    """Whole solves, a line a problem: seconds and, in brackets, the error of the plan."""
+    solves: dict[Any, dict[str, str]] = {}
+    for s in rows:
+        cell = f"{s['seconds']:.3g} ({s['error']:.0e})"
+        solves.setdefault((s["n"], s["d"], common.short(s["reg"])), {})[s["who"]] = cell
+    who = list(dict.fromkeys(s["who"] for s in rows))
+    lines = [[*case, *(cells.get(name, "") for name in who)] for case, cells in solves.items()]
+    return common.table(["points", "dimensions", "reg", *who], lines)
 
 
 def error_rows(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]], float]:
@@ -572,11 +394,3 @@ def error_rows(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]], 
     ]
     head = ["points", "reg", "reg_m", "passes", f"s to {PLAN_ERROR:g}", "error", *names, "times ours"]
     return head, cells, common.geometric_mean(ratios)
-
-
-def panels(data: dict[str, Any]) -> list[common.Panel]:
-    lines = {}
-    for name in sorted({s["who"] for s in data["solves"]}):
-        mine = [s for s in data["solves"] if s["who"] == name]
-        lines[name] = [s["seconds"] for s in mine], [max(s["error"], 1e-12) for s in mine]
-    return [common.Panel("seconds", "error of the plan on sampled rows", lines, style="o", width=8)]

@@ -175,6 +175,13 @@ class Problem(Common):
         ]
         return min(whole, TAIL * (max(far) - self.M_min))
 
+    @property
+    def usual(self) -> float:
+        """The median cost between some points by their mass, above the least cost; of a rank its own, the largest."""
+        rows, cols = (heavy(host(side.weight)) for side in (self.rows, self.cols))
+        own = float(np.median(self.cost.at(rows[:, None], cols))) if len(self.rows.weight) else self.M_min
+        return float(self.ranks.max(own)) - self.M_min
+
     @cached_property
     def log_reference(self) -> tuple[F64, F64]:
         """Return (log a, log b) where c = a b^T, else zeros: the part of c that scales rows and columns."""

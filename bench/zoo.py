@@ -1,0 +1,241 @@
+"""zoo: the data that users have: passes, time a pair and POT on clouds of many kinds, with pairs stored, made, skipped.
+
+Two draws of each set, masses 1 and 1.2, reg_m the median squared distance and reg shares of it, all solved to a
+certified 1e-6: "points" make their costs in each pass, "truncated" skips pairs, "matrix" is formed first. A pair's time
+is that of the call over passes and all pairs. On a CPU one thread works and its processor's clock counts, so that
+neighbours cost little. POT is given the iterations that it needs (peers.py), between POT_SIZE points at most, where its
+time is beside that of "matrix" there. With --device gpu, instead of POT, 100 iterations of torch on logarithms in
+float32, which certify nothing, and the host's clock.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+import mapuot
+
+from . import common, peers
+from .device import device_name, missing, wall
+
+SIZE, GPU_SIZE, QUICK_SIZE, POT_SIZE = 4_000, 20_000, 300, 1_000
+REGS, RHO, TOL = (0.05, 0.005), 1.0, 1e-6  # reg and reg_m are of the median cost
+LARGE, FEW = 50, 500  # dimensions from which on there are at most so many points
+SAMPLE = 500  # points of each cloud that tell the median
+NATS = 1.0  # of "truncated": skip all that can be skipped
+TORCH = 100  # iterations
+
+Sets = dict[str, tuple[Callable[[Any, int, int], Any], tuple[int, ...]]]
+
+
+def uniform(rng: Any, n: int, d: int) -> Any:
+    return rng.random((n, d))
+
+
+def clusters(rng: Any, n: int, d: int, heavy: bool = False) -> Any:
+    """40 clusters of widths .01 to 1 and unequal sizes, the same in every draw."""
+    same, count = np.random.default_rng(7), 40
+    centres, widths = 3 * same.random((count, d)), same.permutation(np.geomspace(0.01, 1, count))
+    which = rng.choice(count, n, p=same.dirichlet(np.ones(count)))
+    noise = rng.standard_t(3, (n, d)) if heavy else rng.normal(size=(n, d))
+    return centres[which] + widths[which, None] * noise
+
+
+def student(rng: Any, n: int, d: int) -> Any:
+    return rng.standard_t(2, (n, d))
+
+
+def outlier(rng: Any, n: int, d: int) -> Any:
+    points = uniform(rng, n, d)
+    points[0] = 100
+    return points
+
+
+def lattice(rng: Any, n: int, d: int) -> Any:
+    """Whole numbers up to 8: neighbours are many kernel widths apart, and most points are there twice and more."""
+    return np.rint(8 * uniform(rng, n, d))
+
+
+def far(rng: Any, n: int, d: int) -> Any:
+    return 1e6 + uniform(rng, n, d)
+
+
+def spiral(rng: Any, n: int, d: int) -> Any:
+    """A noisy spiral in two dimensions; in three the sheet over it."""
+    angle = 3 * math.pi * np.sqrt(rng.random(n))
+    points = np.column_stack([angle * np.cos(angle), angle * np.sin(angle), *rng.random((d - 2, n))])
+    return points + 0.1 * rng.normal(size=(n, d))
+
+
+def of_sklearn(name: str) -> Callable[[Any, int, int], Any]:
+    """Return a maker of a draw, without replacement, of a data set that scikit-learn ships, its columns scaled."""
+
+    def points(rng: Any, n: int, d: int) -> Any:
+        from sklearn import datasets
+
+        table = getattr(datasets, f"load_{name}")().data
+        table = table / np.maximum(table.std(0), 1e-9)
+        return table[rng.permutation(len(table))[: min(n, len(table) // 2)]]
+
+    return points
+
+
+def colours(rng: Any, n: int, d: int) -> Any:
+    """Return colours of pixels of a photograph that scikit-image ships, another one for each cloud."""
+    from skimage import data
+
+    picture = (data.astronaut, data.coffee)[int(rng.integers(2))]()
+    return picture.reshape(-1, d)[rng.choice(picture.size // d, n)] / 255.0
+
+
+MADE: Sets = {
+    "uniform": (uniform, (3, 1, 2, 10, 50, 300, 3000)),
+    "normal": (lambda rng, n, d: rng.normal(size=(n, d)), (3,)),
+    "clusters": (clusters, (3, 2, 10)),
+    "clusters, heavy tails": (functools.partial(clusters, heavy=True), (3,)),
+    "Student-t, 2 degrees": (student, (3, 10)),
+    "one outlier": (outlier, (3,)),
+    "lattice": (lattice, (3, 2)),
+    "1e6 + uniform": (far, (3,)),
+    "spiral and sheet": (spiral, (3, 2)),
+    "unequal masses": (uniform, (3,)),
+    "zero masses": (uniform, (3,)),
+}
+SHIPPED: Sets = {
+    "digits": (of_sklearn("digits"), (64,)),
+    "wine": (of_sklearn("wine"), (13,)),
+    "breast cancer": (of_sklearn("breast_cancer"), (30,)),
+    "colours of photographs": (colours, (3,)),
+}
+NEEDS = {"colours of photographs": "skimage"}  # the others: sklearn
+
+
+def draw(name: str, n: int, d: int) -> tuple[Any, Any, Any, Any, float]:
+    """Return (x, y, a, b, median cost) of a set."""
+    maker, rng = (MADE | SHIPPED)[name][0], np.random.default_rng([n, d])
+    x, y = maker(rng, n, d), maker(rng, n, d)
+    a, b = (rng.gamma(0.3, size=len(z)) if name == "unequal masses" else np.ones(len(z)) for z in (x, y))
+    if name == "zero masses":
+        a[::10], b[::7] = 0, 0
+    some = x[rng.permutation(len(x))[:SAMPLE], None] - y[rng.permutation(len(y))[:SAMPLE]] if d <= LARGE else None
+    costs = (some**2).sum(-1) if some is not None else np.asarray(mapuot.PointCloud(x, y))
+    return x, y, a / a.sum(), 1.2 * b / b.sum(), float(np.median(costs))
+
+
+def ways(x: Any, y: Any) -> dict[str, Callable[[], Any]]:
+    return {
+        "points": lambda: mapuot.PointCloud(x, y, truncate=None, form=None),
+        "truncated": lambda: mapuot.PointCloud(x, y, truncate=NATS),
+        "matrix": lambda: np.asarray(mapuot.PointCloud(x, y)),
+    }
+
+
+def measured(name: str, n: int, d: int, share: float, gpu: bool) -> dict[str, Any]:
+    x, y, a, b, median = draw(name, n, d)
+    masses, reg, rho = (a, b), share * median, RHO * median
+    row: dict[str, Any] = {"set": name, "n": len(x), "d": x.shape[1], "reg": share, "ways": {}}
+    for way, made in ways(x, y).items():
+        result, seconds = solved(made, *masses, reg, rho, gpu)
+        row["ways"][way] = {
+            "passes": result.n_passes, "seconds": seconds, "bound": result.error_bound, "status": result.status,
+            "ns_a_pair": 1e9 * seconds / max(1, result.n_passes) / len(x) / len(y), "how": result.how,
+            "kept": result.skipped.kept.share if result.skipped else 1.0,
+        }  # fmt: skip
+    if gpu and importlib.util.find_spec("torch"):
+        row["torch"] = wall(lambda: torch_iterations((ways(x, y)["matrix"](), *masses, reg, rho)))
+    elif not gpu and importlib.util.find_spec("ot"):
+        x, y, *masses, median = draw(name, min(n, POT_SIZE), d)
+        case = ways(x, y)["matrix"](), *masses, share * median, RHO * median
+        row["POT"] = peers.pot_iterations("POT", case, TOL, 1, clock=time.process_time)
+        row["POT"]["ours"] = solved(lambda: case[0], *masses, *case[3:], gpu)[1]
+    return row
+
+
+def solved(made: Callable[[], Any], a: Any, b: Any, reg: float, rho: float, gpu: bool) -> tuple[Any, float]:
+    """Return an answer and its seconds: of the thread that works, on a GPU of the host, after a call that compiles."""
+    options: dict[str, Any] = {"backend": "cuda"} if gpu else {"threads": 1}
+
+    def call() -> Any:
+        return peers.quiet(lambda: mapuot.solve(made(), a, b, reg=reg, reg_m=rho, tol=TOL, **options))
+
+    if gpu:
+        return call(), wall(call)
+    begun = time.process_time()
+    return call(), time.process_time() - begun
+
+
+def torch_iterations(case: Any) -> None:
+    """Make TORCH unbalanced iterations on logarithms, as programs write them, in float32 on the GPU."""
+    import torch
+
+    M, a, b = (torch.as_tensor(z, dtype=torch.float32, device="cuda") for z in case[:3])
+    reg, fi = case[3], case[4] / (case[4] + case[3])
+    f, g = torch.zeros_like(a), torch.zeros_like(b)
+    for _ in range(TORCH):
+        f = -fi * torch.logsumexp((g + torch.log(b))[None, :] - M / reg, 1)
+        g = -fi * torch.logsumexp((f + torch.log(a))[:, None] - M / reg, 0)
+
+
+def run(args: Any) -> dict[str, Any]:
+    gpu = args.device == "gpu"
+    if gpu and (reason := missing()):
+        return {"skipped": reason}
+    size = args.size or (QUICK_SIZE if args.quick else GPU_SIZE if gpu else SIZE)
+    shipped = {k: v for k, v in SHIPPED.items() if importlib.util.find_spec(NEEDS.get(k, "sklearn"))}
+    cases = [
+        (name, min(size, FEW) if d > LARGE else size, d, share)
+        for name, (_, dimensions) in (MADE | shipped).items()
+        for d in dimensions[: 1 if args.quick else None]
+        for share in REGS
+    ]
+    with common.blas_threads(1):
+        found = [measured(*case, gpu) for case in tqdm(cases, file=sys.stderr)]
+    return {"n": size, "rows": found, "device": device_name() if gpu else "cpu"}
+
+
+def tables(*found: dict[str, Any]) -> str:
+    """Passes and time a pair of every set, beside those of the uniform one, and what is the median and the worst."""
+    text = []
+    for data in found:
+        rows, lines, ratios = data["rows"], [], []
+        beside = {
+            r["reg"]: r["ways"]["points"]["passes"] for r in reversed(rows) if r["set"] == "uniform" and r["d"] == 3
+        }
+        for r in rows:
+            points, cut, dense = (r["ways"][way] for way in ("points", "truncated", "matrix"))
+            cells = [told(points), points["ns_a_pair"], told(cut), f"{100 * cut['kept']:.2g} %",
+                     cut["ns_a_pair"] / cut["kept"], told(dense), dense["ns_a_pair"]]  # fmt: skip
+            if theirs := r.get("POT"):
+                times = theirs["seconds"] / theirs["ours"]
+                ratios += [times] * theirs["reached"]
+                known = theirs["reached"] or "carried_on" in theirs
+                more = "" if theirs["reached"] else "> "
+                cells += [f"{more}{theirs['iterations']}", f"{more}{times:.3g}"] if known else ["fails", ""]
+            elif "torch" in r:
+                ratios.append(r["torch"] / points["seconds"])
+                cells += [TORCH, f"{ratios[-1]:.3g}"]
+            lines.append([r["set"], r["n"], r["d"], common.short(r["reg"]), *cells])
+        peer = "torch" if common.on_gpu(data) else "POT"
+        head = ["set", "points", "d", "reg", "points: passes", "ns a pair", "truncated: passes", "kept",
+                "ns a kept pair", "matrix: passes", "ns a pair", f"{peer}: iterations", "times ours"]  # fmt: skip
+        ours = [(r["ways"]["points"]["passes"] / beside[r["reg"]], r["set"]) for r in rows if r["reg"] in beside]
+        most = max(ours)
+        text += [
+            f"{common.machine_line(data)}:", common.table(head[: len(lines[0])], lines),
+            f"Passes over those of uniform points in 3-D: {np.median([x for x, _ in ours]):.2g} in the median, "
+            f"{most[0]:.2g} at most ({most[1]})."
+            + (f" {peer} takes {np.median(ratios):.3g} times our seconds in the median." if ratios else ""),
+        ]  # fmt: skip
+    return common.text_of(*text)
+
+
+def told(way: dict[str, Any]) -> str:
+    return f"{'' if way['status'] == 'converged' else '> '}{way['passes']}"
