@@ -66,14 +66,16 @@ def same(found, expected, tol):
         np.testing.assert_allclose(x, y, rtol=tol, atol=tol)
 
 
-def check_passes(shape, precision, narrow, count):
-    M, a, b = weighted(*shape)
-    expected = run(reference, M, a, b, 0.05, (1.0, 3.0), "kl", precision, count)
-    found = run(cuda, M, a, b, 0.05, (1.0, 3.0), "kl", precision, count, exact=not narrow)
-    tol = {"float64": 1e-11, "float32": 2e-5 if narrow else 1e-6}[precision]
+def check_passes(shape, precision, narrow, count, reg=0.05, reg_m=(1.0, 3.0), penalty="kl", mass=1.3, **more):
+    """Assert that so many passes are the oracle's; both."""
+    M, a, b = weighted(*shape, mass=mass)
+    expected = run(reference, M, a, b, reg, reg_m, penalty, precision, count, **more)
+    found = run(cuda, M, a, b, reg, reg_m, penalty, precision, count, exact=not narrow, **more)
+    tol = {"float64": 1e-11 if penalty == "kl" else 1e-9, "float32": 2e-5 if narrow else 1e-6}[precision]
     assert len(found[0]) == len(expected[0]) or precision != "float64"
     np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=tol)
     same(found, expected, tol)
+    return found, expected
 
 
 @pytest.fixture(params=["persistent", "portable"])
@@ -112,10 +114,7 @@ def test_portable_blocks_do_columns_in_rounds(monkeypatch):
     """Rows too wide for a block, in parts of 4 rows and of all columns; 3 blocks for 9001 columns."""
     monkeypatch.setenv("MAPUOT_CUDA", "portable")
     monkeypatch.setattr(cuda.import_module("mapuot.backends.cuda.launch"), "BLOCKS", 3)
-    M, a, b = weighted(13, 9001)
-    expected = run(reference, M, a, b, 0.05, (1.0, 3.0), "kl", "float64", 6)
-    found = run(cuda, M, a, b, 0.05, (1.0, 3.0), "kl", "float64", 6)
-    same(found, expected, 1e-11)
+    check_passes((13, 9001), "float64", False, 6)
 
 
 @pytest.mark.parametrize(
@@ -133,13 +132,10 @@ def test_spread_rows_equal_the_oracle(spread, precision, shape, narrow):
 
 def test_deep_memory_equals_the_oracle(path):
     """Twenty differences, four threads a column, and some passes more in which the oldest makes room."""
-    M, a, b = weighted(400, 530)
-    expected = run(reference, M, a, b, 0.01, (1.0, 3.0), "kl", "float64", 25, memory=20)
-    found = run(cuda, M, a, b, 0.01, (1.0, 3.0), "kl", "float64", 25, memory=20)
+    found, expected = check_passes((400, 530), "float64", False, 25, reg=0.01, memory=20)
     assert not any(stat.rejected for stat in expected[0] + found[0])
     for x, y in zip(found[0], expected[0], strict=True):
         np.testing.assert_allclose(x.error, y.error, rtol=1e-5, atol=1e-10)
-    same(found, expected, 1e-11)
 
 
 @pytest.fixture
@@ -197,13 +193,8 @@ def test_corrected_solves_are_certified(path, precision, where, corrected):
     ],
 )  # fmt: skip
 def test_every_penalty_equals_the_oracle(path, penalty, reg_m, mass):
-    M, a, b = weighted(128, 66, mass=mass)
     memory = 5 if {"tv", "l2", "range"}.isdisjoint([penalty, *penalty]) else 0  # kinks amplify rounding
-    expected = run(reference, M, a, b, 0.1, reg_m, penalty, "float64", 8, memory)
-    found = run(cuda, M, a, b, 0.1, reg_m, penalty, "float64", 8, memory)
-    np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=1e-10)
-    for x, y in zip(found[2], expected[2], strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+    check_passes((128, 66), "float64", False, 8, 0.1, reg_m, penalty, mass, memory=memory)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,20 @@
 """Rows over ranks: the answer of one process; run by tests/mpi/test_mpi.py as ``mpiexec -n P python cases.py``."""
 
+import contextlib
 import itertools
 import math
 import os
+import sys
 import tempfile
 import warnings
 from pathlib import Path
 from unittest import mock
 
-import fake_cupy
 import numpy as np
 import over_ranks
 import pytest
 from common import COMM, RANK, SIZE, main
+from launch import HERE
 from over_ranks import FLOAT64, own_points, stored_pairs
 from problems import clouds, csr_of
 from scipy import sparse
@@ -175,29 +177,67 @@ def case_warning_on_one_rank_only(job):
 # ---- sums of GPUs, without one ----
 
 
+@contextlib.contextmanager
+def on_device(comm, with_nccl=True, device=0, never=False):
+    """CuPy's stand-in of ../cuda on that GPU, and its communicators made. never: some rank comes to no sum."""
+    made, waiting = [], []  # waiting: sums that the device waits for
+    gone = [name for name in sys.modules if name.split(".")[0] == "cupy" or name == "mapuot.ranks.device_sum"]
+    before = {name: sys.modules.pop(name) for name in gone}
+    sys.path.insert(0, str(HERE / "cuda" / "cuda_on_cpu"))
+    import cupy
+
+    class Communicator(cupy.nccl.NcclCommunicator):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(self)
+
+        def allReduce(self, *given):  # noqa: N802
+            return waiting.append(self) if never else super().allReduce(*given)
+
+        def abort(self):
+            waiting.clear()
+            super().abort()
+
+    class Stream(cupy.cuda.Stream):
+        done = property(lambda self: not waiting)
+
+        def synchronize(self):
+            assert self.done, "the host waits for ever"
+
+    cupy.cuda.Device.current, cupy.cuda.get_current_stream = device, Stream
+    cupy.nccl.available, cupy.nccl.NcclCommunicator = with_nccl, Communicator
+    try:
+        yield cupy, made
+    finally:
+        sys.path.pop(0)
+        for name in [name for name in sys.modules if name.split(".")[0] == "cupy" or name == "mapuot.ranks.device_sum"]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
 def device_sum(comm, ranks=None, **fake):
-    """(the way that the sum took, communicators of NCCL made, ranks)."""
+    """(the way that the sum took, communicators of NCCL made)."""
     ranks = ranks or join(comm)
-    with fake_cupy.installed(comm, **fake) as made:
-        total = np.arange(comm.size + 3.0).view(fake_cupy.OnDevice)
+    with on_device(comm, **fake) as (cupy, made):
+        total = np.arange(comm.size + 3.0)
         for _ in range(2):
-            mine = total * (comm.rank + 1)
+            mine = cupy.asarray(total * (comm.rank + 1))
             with ranks.adding(mine):
                 pass
-            np.testing.assert_array_equal(np.asarray(mine), np.asarray(total) * sum(range(comm.size + 1)))
-    return ranks.device_sum.way, len(made), ranks
+            np.testing.assert_array_equal(mine.get(), total * sum(range(comm.size + 1)))
+    return ranks.device_sum.way, len(made)
 
 
 def case_device_sums(job):
     comm = COMM.Dup()
-    assert device_sum(comm, device=RANK)[:2] == ("nccl", 1)
-    assert device_sum(comm, device=RANK)[:2] == ("nccl", 0), "a solve later it is there still"
-    assert device_sum(comm, device=RANK + 1)[:2] == ("nccl", 1), "on other GPUs a new one"
+    assert device_sum(comm, device=RANK) == ("nccl", 1)
+    assert device_sum(comm, device=RANK) == ("nccl", 0), "a solve later it is there still"
+    assert device_sum(comm, device=RANK + 1) == ("nccl", 1), "on other GPUs a new one"
     assert device_sum(comm, device=0)[0] == ("host" if SIZE > 1 else "nccl"), "NCCL shares no GPU"
     assert device_sum(comm, device=RANK, with_nccl=RANK < SIZE - 1)[0] == "host", "not every rank has NCCL"
     for value, way in (("1", "mpi"), ("0", "host")):
         os.environ["MAPUOT_CUDA_MPI"] = value
-        assert device_sum(comm, device=RANK)[:2] == (way, 0)
+        assert device_sum(comm, device=RANK) == (way, 0)
     os.environ["MAPUOT_CUDA_MPI"] = str(int(RANK == 0))
     if SIZE > 1:
         with pytest.raises(ValueError, match="MAPUOT_CUDA_MPI must be the same on every rank"):
@@ -213,23 +253,23 @@ def case_sums_that_a_rank_never_comes_to(job):
     comm, last = COMM.Dup(), RANK == SIZE - 1
     ranks = join(comm)
 
-    def passes(total):
+    def passes(total, stream):
         for turn in range(3):
             with ranks.adding(total):
                 if last and turn == 2:
                     raise OSError("no row half")
         ranks.all(None)
-        fake_cupy.Stream().synchronize()
+        stream.synchronize()
 
-    with fake_cupy.installed(comm, device=RANK, never=True) as made:
+    with on_device(comm, device=RANK, never=True) as (cupy, made):
         with pytest.raises(OSError, match="no row half"), ranks.together():
-            passes(np.ones(5).view(fake_cupy.OnDevice))
+            passes(cupy.asarray(np.ones(5)), cupy.cuda.get_current_stream())
         assert len(made) == 1
-        fake_cupy.Stream().synchronize()
-    assert device_sum(comm, device=RANK)[:2] == ("nccl", 1), "the next solve makes its own"
+        cupy.cuda.get_current_stream().synchronize()
+    assert device_sum(comm, device=RANK) == ("nccl", 1), "the next solve makes its own"
     with pytest.raises(OSError, match="mine"), ranks.together():
         raise OSError("mine")
-    assert device_sum(comm, device=RANK)[:2] == ("nccl", 0), "an error beside no sum leaves it"
+    assert device_sum(comm, device=RANK) == ("nccl", 0), "an error beside no sum leaves it"
     comm.Free()
 
 

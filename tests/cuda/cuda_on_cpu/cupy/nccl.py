@@ -1,7 +1,7 @@
 """What mapuot takes of NCCL, over sockets: rank 0 adds what all send, in their order, and sends the sum to all.
 
 A sum waits for the others at once, as kernels run at once here; that NCCL's own waits on the device only is tried over
-MPI (tests/mpi/fake_cupy.py).
+MPI (tests/mpi/cases.py).
 """
 
 import ctypes
