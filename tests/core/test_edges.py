@@ -1,5 +1,7 @@
 """Rules at the very edge where they decide, which random problems hardly ever meet: draws, files, bounds of boxes."""
 
+import types
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -13,6 +15,8 @@ from mapuot.backends.boxes import Boxes, Iterated, Share, Truncation
 from mapuot.backends.contract import Stats
 from mapuot.backends.draw import columns_in
 from mapuot.backends.rules import plan_error
+from mapuot.marginals.certificate import certify
+from mapuot.problem.points import Kept
 from mapuot.problem.problem import Problem
 
 LONG, LAST = np.longdouble, np.nextafter(1.0, 0.0)
@@ -127,3 +131,57 @@ def test_what_skipped_pairs_add_to_a_pass():
         assert stat.dual == pytest.approx(1.0 - 1e-2 * 0.02)
     assert stat.status == "absorb"  # converged no more: a mask is made that costs less
     assert skips.hidden == 0.02
+
+
+def test_a_mask_skips_what_its_cuts_do():
+    """The runs that are made of cuts and read again leave the same bounds, by rows and by columns, to the last bit."""
+    _, found, state, _ = repeated()
+    _, _, arrays = found.take(state)
+    _, *whole = found.sweep(arrays | {"x_cut": np.full(12, np.inf)})
+    for part in (0.01, 0.2, 0.6):
+        y_cut = np.log(whole[1] * part + 1e-300)
+        cuts = arrays | {"x_cut": np.log(whole[0] * part / whole[0].sum()), "y_cut": y_cut}
+        width, *bounds = found.sweep(cuts)
+        first, run = found.runs(cuts)
+        assert 0 < width.sum() < 12 * 9
+        starts, ends = run.reshape(-1, 2).T
+        ends = np.minimum(ends, found.cols.boxes * 16)
+        np.testing.assert_array_equal(width, np.add.reduceat(ends - starts, first[:-1]) // 16)
+        _, *again = found.sweep(cuts, Kept(16, first, run, 16 * 9, 2.0, 1.0))
+        np.testing.assert_array_equal(again[0], bounds[0])
+        np.testing.assert_array_equal(again[1], bounds[1])
+
+
+WORTH = {"sizes": (3.0, 2.0), "values": (0.5, 0.25), "value_sizes": (0.5, 0.25), "amounts": (1.0, 0.0)}
+WORTH |= {"gaps": (1e-6, 0.0), "boths": (2.0, 0.0), "misses": (0.0, 0.0)}  # of a soft marginal and of a hard one
+
+
+def certified(allowed=1e-3, **given):
+    """The certificate of a plan of mass 2 at reg .5, in whose sums nothing is missing but what is given."""
+    space = types.SimpleNamespace
+    worth = np.array([given.pop(name, value) for name, value in WORTH.items()])
+    problem = space(reg=0.5, soft=[0], hard=[1], marginals=[space(rho=40.0), space(rho=np.inf)], reference_mass=3.0,
+                    constant=0.0, log_sizes=1.0, largest=1.0, cost_error=0.0, shape=(3, 4),
+                    points=space(worth=lambda *_: worth))  # fmt: skip
+    state = {"mass": 2.0, "log_u": space(flat=None), "log_s": None, "rounding": 0.0, "storage": 0.0, "whole": True}
+    return certify(problem, space(**{**state, **given}), np.zeros((2, 1)), allowed)
+
+
+def test_what_is_missing_of_many_marginals_counts():
+    """Of the plan's entries, the marginal of a soft side and that of a hard one: in error, gap and dual value."""
+    plain = certified()
+    assert plain.gap == pytest.approx(40e-6, rel=1e-4)
+    assert plain.error == pytest.approx(plan_error(40e-6 / (0.5 * 2)), rel=1e-4)
+    found = certified(rounding=1e-6)
+    assert plain.dual - found.dual == pytest.approx(0.5 * 2 * 1e-6, rel=1e-3)
+    root = np.sqrt(40e-6) + 2e-6 * np.sqrt(40 * 2.0)
+    assert found.gap == pytest.approx(root**2 + 1e-6 * 2 * 0.5 * 2 + 1e-6, rel=1e-4)
+    stored = certified(storage=1e-6)
+    assert plain.dual - stored.dual == pytest.approx(0.5 * 2 * 1e-6, rel=1e-3)
+    far = certified(sizes=(3e9, 2.0))
+    assert plain.dual - far.dual >= 40 * 8 * 2.0**-53 * 3e9 * 0.5 / 40
+    assert certified(misses=(0.0, 1e-5)).error - plain.error == pytest.approx(0.5e-5, rel=1e-3)
+    assert certified(misses=(0.0, 0.99 * 2e-3)).gap < 1e-4
+    assert certified(misses=(0.0, 1.01 * 2e-3)).gap == np.inf
+    for wrong in ({"gaps": (-1e-3, 0.0)}, {"rounding": 0.2}, {"values": (np.nan, 0.0)}):
+        assert certified(**wrong).error == np.inf
