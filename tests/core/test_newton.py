@@ -9,6 +9,7 @@ from mapuot._core import ffi, lib
 from problems import Case, clouds, relative_error, verify, with_zeros
 
 import mapuot
+from mapuot.penalties import plan_error
 
 VECTORS = "asked", "diagonal", "rate", "left", "y", "d", "t"
 REG = 0.3
@@ -26,21 +27,70 @@ def near_optimum(seed, rho, apart, m=9, n=12):
     return (masses / s)[:, None] ** fi * K * np.exp(log_v), log_v, best, fi
 
 
-def step(P, log_v, b, fi, tol):
+def step(P, log_v, b, fi, tol, rho=None, symmetric=False, extra=0.0):
     """The verdict on a plan whose rows hold, the record, and the vectors of the step."""
     n, s = P.shape[1], P.sum(0)
     w, room = ffi.new("mapuot_newton *"), np.zeros(lib.mapuot_newton_room(n))
     lib.mapuot_newton_place(w, n, ffi.from_buffer("double *", room))
-    kept = s, b, np.full(n, np.inf), log_v
+    kept = s, b, np.full(n, np.inf) if rho is None else rho, log_v
     w.marginal, *vectors = (ffi.from_buffer("double *", x) for x in kept)
     (w.m, w.n), w.reg, w.hard_rows, w.tol = P.shape, REG, fi == 1, tol
-    w.found = np.abs(s - b).sum() / s.sum()
+    w.symmetric, hard = symmetric, np.isinf(kept[2])
+    w.found = (1 + symmetric) * np.abs(s - b)[hard].sum() / s.sum() + extra
     verdict = lib.mapuot_newton_begin(w, *vectors, ffi.NULL, 1)
     at = {name: np.frombuffer(ffi.buffer(getattr(w, name), 8 * n)) for name in VECTORS}
     while verdict == lib.MAPUOT_ASKS:
-        at["t"][:] = P.T @ (fi / P.sum(1) * (P @ at["d"]))
+        at["t"][:] = -P @ at["d"] if symmetric else P.T @ (fi / P.sum(1) * (P @ at["d"]))
         verdict = lib.mapuot_newton_next(w)
+    at |= {name: np.array([getattr(w, name)[k] for k in range(w.products)]) for name in ("steps_made", "ratios")}
     return verdict, w, {name: x.copy() for name, x in at.items()}
+
+
+def bounds(P, log_v, b, fi, rho, symmetric, extra, w, at):
+    """(bound of the plan, bound after the step, least curvature of the directions), every term from its definition."""
+    s, sides, y, steps, ratios = P.sum(0), 1 + symmetric, at["y"], at["steps_made"], at["ratios"]
+    mass, hard, rate = s.sum(), np.isinf(rho), REG / rho
+    asked, apart = b * np.exp(-rate * log_v), extra
+    if hard.all() and fi == 1 and not symmetric:
+        asked, apart = b * (mass / b.sum()), extra + abs(mass - b.sum()) / mass
+    D = s + rate * asked
+    S = np.diag(D) + (P if symmetric else -P.T @ (P * (fi / P.sum(1))[:, None]))
+    left = asked - s - S @ y
+    spread = 2 * np.abs(y).max() if symmetric else np.ptp(y) if fi == 1 else np.ptp(np.append(y, 0.0))
+    most, noise = max(spread, (rate * np.abs(y)).max()), sides * 2e-16 * (8 + np.sqrt(len(P))) * mass
+    rest = 2 * min(P.shape) * (sides * np.abs(left).sum() + noise) / mass
+    off = np.sqrt(ratios[1:]) / steps[:-1]
+    T = np.diag(1 / steps + np.append(0.0, ratios[1:] / steps[:-1])) + np.diag(off, 1) + np.diag(off, -1)
+    least = min(sides, np.linalg.eigvalsh(T)[0])
+    if w.products > 1:
+        size = sides * (left**2 / D).sum() / mass + (noise / mass) ** 2
+        rest = min(rest, 2 * np.sqrt(size / w.curvature))
+    hidden = 1 + noise / max(sides * np.abs(asked - s).sum(), noise / 16)
+    found, after = 1 + b.sum() / mass if hard.all() else np.inf, np.inf
+    if most <= 0.9:
+        energy = sides * (y @ S @ y) / mass / (1 - most)
+        found = min(found, (plan_error(energy / 2) + rest) * hidden)
+        after = (plan_error(most**2 * energy / 8) + rest) * hidden
+    return apart + found * (1 + 2 * apart), after, least
+
+
+@pytest.mark.parametrize("tol", [0.3, 1e-2, 1e-4, 1e-300])
+@pytest.mark.parametrize("apart", [3.0, 0.2, 1e-3, 1e-9])
+@pytest.mark.parametrize("extra", [0.0, 1e-4, 0.1])
+@pytest.mark.parametrize("kind", ["hard rows", "soft rows", "soft columns", "some soft columns", "symmetric"])
+def test_a_bound_has_all_its_terms(kind, extra, apart, tol):
+    for seed in range(3):
+        P, log_v, best, fi = near_optimum(seed, 2.0 if kind == "soft rows" else np.inf, apart)
+        b, symmetric = best.sum(0) * (1 + 1e-5 * (kind == "hard rows")), kind == "symmetric"
+        rho = np.full(12, 0.7 if kind == "soft columns" else np.inf)
+        rho[::3] = 0.4 if "soft columns" in kind else np.inf
+        if symmetric:
+            P, b = P.T @ P, (P.T @ P).sum(0) * np.exp(0.1 * apart * log_v)
+        _, w, at = step(P, log_v, b, fi, tol, rho, symmetric, extra)
+        error, after, least = bounds(P, log_v, b, fi, rho, symmetric, extra, w, at)
+        assert w.error == pytest.approx(error, rel=1e-6)
+        assert w.after == pytest.approx(after, rel=1e-6)
+        assert w.products < 2 or least * 0.94 <= w.curvature <= least * 1.001
 
 
 @BOTH
