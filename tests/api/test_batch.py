@@ -28,14 +28,6 @@ def test_answers_do_not_depend_on_company(isa, dtype):
         assert alone.n_passes == result.n_passes[i]
 
 
-def test_as_many_passes_as_alone():
-    """Anderson's memory grows with the rows in a batch, too."""
-    M, A, B = histograms(p=3, m=240, n=230)
-    result = solve_batch(M, A, B, reg=4e-3 * np.ptp(M), reg_m=1.0)
-    alone = [solve(M, a, b, reg=4e-3 * np.ptp(M), reg_m=1.0, precision="float64") for a, b in zip(A, B, strict=True)]
-    assert_allclose(result.n_passes, [one.n_passes for one in alone], atol=2)
-
-
 def test_chunks(monkeypatch):
     M, A, B = histograms(p=11)
     result = solve_batch(M, A, B, reg=0.05, reg_m=1.0)
@@ -143,15 +135,6 @@ def test_result_is_a_sequence():
     assert "5 problems 37x53" in repr(result)
     with pytest.raises(IndexError):
         result[5]
-
-
-def test_all_plans_in_one_array(backend):
-    for M, A, B in (histograms(), minibatches(dtype="f4")):
-        result = solve_batch(M, A, B, reg=0.05, reg_m=1.0, backend=backend)
-        plans = result.plan
-        assert plans.shape == (len(A), *M.shape[-2:])
-        assert plans.dtype == M.dtype
-        np.testing.assert_array_equal(plans, [result[i].plan for i in range(len(A))])
 
 
 def test_result_can_be_pickled(backend):

@@ -73,7 +73,3 @@ def test_blocks_of_pages(code, printed, tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     wanted, got = (VARIES.sub("after N passes, error_bound E", text) for text in (printed, shown))
     assert doctest.OutputChecker().check_output(wanted, got, FLAGS) or wanted == got, shown
-
-
-def test_there_are_blocks():
-    assert sum(1 for _ in blocks()) >= 5

@@ -11,7 +11,6 @@ from scipy import sparse
 
 import mapuot
 from mapuot.answer.gradients import marginal_gradient
-from mapuot.backends import cpu
 from mapuot.files import pairs as pairs_of_files
 from mapuot.files.pairs import PairsFile
 from mapuot.problem import sparse as sparse_costs
@@ -184,17 +183,6 @@ def test_a_weight_of_zero_parts_them():
     problem = solve(S, a, b).problem
     assert problem.parts.count == 2
     assert problem.parts.rows.tolist() == [0, 1]
-
-
-def test_blocks_of_rows_are_the_whole(monkeypatch):
-    """Streams that stop now and then for Ctrl-C give the same bits."""
-    S, _, a, b = pairs(200, 150, 0.2)
-    whole = solve(S, a, b)
-    monkeypatch.setattr(cpu.native, "CALL_WORK", 1)
-    parts = solve(S, a, b)
-    np.testing.assert_array_equal(parts.plan.data, whole.plan.data)
-    np.testing.assert_allclose(parts.apply(np.ones(150)), whole.apply(np.ones(150)), rtol=1e-14)
-    assert len(list(parts.problem.cost.blocks(most=64))) > 20
 
 
 def test_threads_share_entries():
