@@ -22,9 +22,7 @@ import numpy as np
 from ..errors import ConvergenceWarning, warn
 from ..penalties import F64
 from ..problem.validate import as_array, as_count, as_positive, check_kind
-from .slopes import check, rho_of, smooth_slope, with_ones
-
-UNIT = 2.0**-52
+from .slopes import UNIT, check, rho_of, smooth_slope, with_ones
 
 
 def hvp(result: Any, w: Any, tol: Any, max_steps: Any) -> F64:
@@ -76,7 +74,7 @@ def potentials_moved(
     z = left / on_rows
     step, now = z, float(left @ z)
     for _ in range(max_steps):
-        if now <= max(tol, UNIT) ** 2 * size:
+        if now <= max(tol, 2 * UNIT) ** 2 * size:
             break
         image = on_rows * step - result.apply(result.apply_transpose(step) / on_cols)
         along = float(step @ image)

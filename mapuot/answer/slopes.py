@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import penalties
+from ..backends.kernel import UNIT
 from ..penalties import F64
 from ..problem.mask import Masked
 from ..problem.points import PointCosts, as_points, size_of
 from ..problem.side import Side
 
 BLOCK_ENTRIES = 1 << 22  # costs that are held at once
-UNIT = 2.0**-53
 
 
 class Gradient(NamedTuple):

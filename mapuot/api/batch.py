@@ -28,7 +28,7 @@ from ..penalties import F64
 from ..problem.cost import as_vectors
 from ..problem.problem import BatchProblem
 from ..problem.sparse import is_list_of_pairs
-from ..problem.validate import as_choice, as_count, as_starts, odd_scale
+from ..problem.validate import as_choice, as_count, as_start, odd_scale
 from ..processor import core_count
 from ..progress import bar as progress_bar
 from ..route.options import METHODS, PRECISIONS, make_options, one_potential, options_alone
@@ -138,13 +138,13 @@ def solve_batch(
 
 
 def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
-    """Return (log u, log v) of all problems to start from, None for zeros."""
+    """Return (log u, log v) of all problems to start from, where A lies, None for zeros."""
     if warm_start is None:
         return None, None
     if isinstance(warm_start, BatchResult):
         scale = warm_start.problem.reg / problem.reg
         warm_start = warm_start.log_u * scale, warm_start.log_v * scale
-    return as_starts(warm_start, problem.A, problem.B)
+    return as_start(warm_start, (problem.A.shape, problem.B.shape), namespace(problem.A).asarray, "a BatchResult")
 
 
 class BatchRun:

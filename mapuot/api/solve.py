@@ -118,15 +118,13 @@ def solve(
     progress : bool
         Show a progress bar on standard error.
     comm : mpi4py communicator, optional
-        Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all. What
-        fails here on one rank raises on all; start programs as ``mpiexec -n P python -m mpi4py program.py``, then what
-        fails elsewhere ends the job, too.
-        Few and very long rows are best given turned, as M.T with b and a; of more ranks than rows, some idle.
-        A function or file M is that of the whole matrix; parts of a sparse M are found across ranks. The Result is
-        distributed alike, see there. On GPUs each rank has one, that of its arrays or, by its number on the host, of
-        those it sees; the column sums go through NCCL (``mapuot[nccl]``), else through the host; environment
-        MAPUOT_CUDA_MPI=1: through a CUDA-aware MPI. A problem with balanced columns only, which one process solves
-        transposed, is solved as given over ranks and from a streamed M: the same plan, in more passes.
+        Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all. A
+        function or file M is that of the whole matrix; the Result is distributed as M is. What fails here on one rank
+        raises on all; of programs that start as ``mpiexec -n P python -m mpi4py program.py`` what fails elsewhere ends
+        the job, too. On GPUs each rank has one, that of its arrays or, by its number on the host, of those it sees; the
+        column sums go through NCCL (``mapuot[nccl]``), else through the host; environment MAPUOT_CUDA_MPI=1: through a
+        CUDA-aware MPI. A problem with balanced columns only, which one process solves transposed, is solved as given
+        over ranks and from a streamed M: the same plan, in more passes.
     checkpoint : path, optional
         Write the potentials to this file every minute (see :func:`mapuot.files.load_checkpoint`).
     out : (m, n) array, optional

@@ -28,7 +28,7 @@ def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
     if isinstance(warm_start, Result):
         with np.errstate(over="ignore"):
             warm_start = warm_start.f / problem.reg, warm_start.g / problem.reg
-    return problem.project(*as_start(warm_start, problem.shape))
+    return problem.project(*as_start(warm_start, (problem.shape[:1], problem.shape[1:])))
 
 
 class Done(NamedTuple):

@@ -68,8 +68,7 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
         M = cost.array if not in_one_process else np.asarray(cost)
     else:
         M = as_array(source, "M", backend.asarray)
-    if M.ndim != 2 or M.shape[1] == 0 or ranks.sum(M.shape[0]) == 0:
-        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}")
+    check_shape(M, ranks)
     check_kind(M, "M", "fiu")
     return cost if cost is not None and not in_one_process else Dense(as_real(M))
 
@@ -89,6 +88,11 @@ def check_no_names(a: Any, b: Any) -> None:
             raise TypeError(text)
 
 
+def check_shape(M: Any, ranks: Ranks) -> None:
+    if M.ndim != 2 or M.shape[1] == 0 or ranks.sum(M.shape[0]) == 0:
+        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}")
+
+
 def stores_pairs(source: Any) -> bool:
     """Tell whether M stores some pairs only and forbids all others."""
     return is_sparse(source) or (isinstance(source, Cost) and source.operator == "pairs")
@@ -104,8 +108,7 @@ def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> 
         cost: Sparse = source.part(a, b, ranks)
     else:
         cost = Sparse.of_matrix(source)
-    if cost.shape[1] == 0 or ranks.sum(cost.shape[0]) == 0:
-        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {cost.shape}")
+    check_shape(cost, ranks)
     return cost
 
 

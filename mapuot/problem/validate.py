@@ -175,27 +175,21 @@ def check_columns(X: Any, length: int, name: str) -> None:
         raise ValueError(f"{name} must have a column, got shape {X.shape}")
 
 
-def as_start(value: Any, shape: tuple[int, int]) -> tuple[F64, F64]:
-    """Return (log u, log v) to start from, 0 where they are not finite."""
+def on_host(x: Any) -> Any:
+    return np.asarray(host(x))
+
+
+def as_start(
+    value: Any, shapes: tuple[Any, Any], convert: Callable[[Any], Any] = on_host, what: str = "a Result"
+) -> tuple[Any, Any]:
+    """Return (log u, log v) of these shapes to start from, 0 where they are not finite."""
     try:
-        pair = (as_array(x, "warm_start", lambda x: np.asarray(host(x))) for x in value)
-        log_u, log_v = (x.astype(np.float64, casting="same_kind") for x in pair)
+        pair = [as_array(x, "warm_start", convert) for x in value]
+        for x in pair:
+            check_kind(x, "warm_start")
+        log_u, log_v = (x.astype(np.float64) for x in pair)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"warm_start must be a Result or a pair (log_u, log_v): {error}") from error
-    return finite_start(log_u, log_v, (shape[:1], shape[1:]))
-
-
-def as_starts(value: Any, A: Any, B: Any) -> tuple[Any, Any]:
-    """Return (log u, log v) to start a batch from, in the memory where A and B lie."""
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError("warm_start must be a BatchResult or a pair (log_u, log_v)")
-    log_u, log_v = (as_array(x, "warm_start", namespace(A).asarray) for x in value)
-    for x in (log_u, log_v):
-        check_kind(x, "warm_start")
-    return finite_start(log_u.astype(np.float64), log_v.astype(np.float64), (A.shape, B.shape))
-
-
-def finite_start(log_u: Any, log_v: Any, shapes: tuple[Any, Any]) -> tuple[Any, Any]:
+        raise TypeError(f"warm_start must be {what} or a pair (log_u, log_v): {error}") from error
     xp, given = namespace(log_u), (log_u.shape, log_v.shape)
     if shapes != given:
         raise ValueError(f"warm_start must have shapes {', '.join(map(str, shapes))}, got {', '.join(map(str, given))}")
@@ -338,6 +332,13 @@ def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: 
     if PENALTIES[penalty].finite and not np.isfinite(rho).all():
         raise ValueError(f"{name} must be finite for penalty {penalty!r}; use 'balanced' or 'kl' for inf")
     return Side(side, weight, penalty, rho, ranks=ranks)
+
+
+def as_sides(a: F64, b: F64, penalty: Any, reg_m: Any, ranks: Ranks = ALONE) -> tuple[Side, Side]:
+    """Make both sides from checked masses."""
+    kinds, pair = as_penalties(penalty), as_pair(reg_m, "reg_m")
+    rows = as_side("a", a, kinds[0], pair[0], "reg_m[0]", ranks)
+    return rows, as_side("b", b, kinds[1], pair[1], "reg_m[1]")
 
 
 def check_masses(rows: Side, cols: Side, mass_a: Any, mass_b: Any, names: str = "a and b") -> None:

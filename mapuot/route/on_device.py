@@ -17,7 +17,7 @@ from ..backends import Options, host, namespace, pick
 from ..problem.cost import Dense
 from ..problem.problem import Problem
 from ..problem.side import Side
-from .plain import number, penalties_of, settings
+from .plain import number, penalties_of, settings, side_of
 
 
 def plain_problem(
@@ -51,12 +51,6 @@ def plain_problem(
 def equal_side(name: str, length: int, rho: float) -> Side:
     """Return a side of equal masses with all that was asked of it; calls may share it, since nothing writes there."""
     return side_of(name, np.full(length, 1.0 / length), rho)
-
-
-def side_of(name: str, weight: Any, rho: float) -> Side:
-    rhos = np.full(len(weight), rho)
-    weight.flags.writeable = rhos.flags.writeable = False
-    return Side(name, weight, "kl" if rho < math.inf else "balanced", rhos)
 
 
 def given_side(name: str, weight: Any, length: int, rho: float) -> Side | None:

@@ -86,6 +86,13 @@ def masses(weight: Any, length: int) -> Any:
     return None
 
 
+def side_of(name: str, weight: Any, rho: float) -> Side:
+    """Make a side from checked masses, in which nobody writes from here on."""
+    rhos = np.full(len(weight), rho)
+    weight.flags.writeable = rhos.flags.writeable = False
+    return Side(name, weight, "kl" if rho < np.inf else "balanced", rhos)
+
+
 def readable(M: Any) -> Any:
     """Return the dtype of an array that the core can read, or of points whose matrix may be formed; None of others."""
     if type(M) is np.ndarray:
@@ -171,14 +178,10 @@ class PlainResult(Result):
 
     @cached_property
     def problem(self) -> Problem:  # type: ignore[override]
-        found, kinds = self._found, ["kl" if rho < np.inf else "balanced" for rho in self._rho]
-        rows, cols = (
-            Side(name, weight, kind, np.full(len(weight), rho))
-            for name, weight, kind, rho in zip("ab", (self._a, self._b), kinds, self._rho, strict=True)
-        )
-        mass = float(self._a.sum()) * float(self._b.sum())
+        found, (rho_a, rho_b) = self._found, self._rho
+        rows, cols, mass = side_of("a", self._a, rho_a), side_of("b", self._b, rho_b), self._a.sum() * self._b.sum()
         range_ = found.low, found.high, found.forbidden
-        return Problem(self._cost, rows, cols, self._reg, "product", *range_, mass)
+        return Problem(self._cost, rows, cols, self._reg, "product", *range_, float(mass))
 
     def _part(self, k: int) -> Any:
         """Return a part of the numbers: log u, log v, r, s, or the exponents of the plan."""

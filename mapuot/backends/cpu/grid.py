@@ -22,13 +22,13 @@ from ...problem.cost import Cost
 from ...problem.problem import Problem
 from ...ranks import ALONE, Ranks
 from ..contract import Options, host, namespace
+from ..kernel import UNIT
 from ..operator import parts_of
 from . import log_matmul
 from .native import check
 from .operator import HostOperator
 from .workspace import HostWorkspace
 
-UNIT = 2.0**-53
 RUN = 256  # products that a sum of log_matmul takes one after the other
 PAGES = os.sysconf("SC_PHYS_PAGES")  # of memory
 LOGS = 400.0  # of scalings in a K, which are below 1e150, and of their sums
