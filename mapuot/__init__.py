@@ -24,7 +24,7 @@ from .api.barycenter import BarycenterResult, barycenter
 from .api.batch import BatchResult, solve_batch
 from .api.certify import Certificate, certify
 from .api.divergence import sinkhorn_divergence
-from .api.log_matmul import log_matmul, log_matmul_gradient
+from .api.log_matmul import log_matmul
 from .api.neighbours import knn_cost
 from .api.path import path
 from .api.solve import solve, solve_sample
@@ -56,7 +56,6 @@ __all__ = [
     "knn_cost",
     "load",
     "log_matmul",
-    "log_matmul_gradient",
     "multimarginal",
     "path",
     "pot",

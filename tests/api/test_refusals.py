@@ -437,11 +437,6 @@ FUNCTIONS = {
         ({"A": np.ones((2, 4, 4)), "B": np.ones((3, 4, 4))}, ValueError, "equally many products"),
         ({"A": SQUARE + 1j}, TypeError, "A must hold real numbers"),
     ]),
-    "log_matmul_gradient": (mapuot.log_matmul_gradient, dict.fromkeys(("A", "B", "out", "G"), SQUARE), [
-        *(({x: SQUARE + 1j}, TypeError, f"{x} must hold real numbers, got dtype complex128") for x in ("out", "G")),
-        *(({x: MASKED}, ValueError, f"{x} must not be masked") for x in ("out", "G")),
-        ({"G": np.ones((4, 3))}, ValueError, "G must have shape"),
-    ]),
     "BatchResult.plan_sum": (
         mapuot.solve_batch(CASE.M, reg=1, reg_m=1).plan_sum, {},
         each("weights", ([1, 2],), ValueError, "weights must have shape"),

@@ -1,11 +1,11 @@
-"""log_matmul against the sum in float64, term by term: values, zeros, NaN, both paths, every ISA; its gradient."""
+"""log_matmul against the sum in float64, term by term: values, zeros, NaN, both paths, every ISA."""
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from products import SHAPES, assert_right, factors, log_matmul_reference
 
-from mapuot import log_matmul, log_matmul_gradient
+from mapuot import log_matmul
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -58,22 +58,3 @@ def test_infinite_and_nan():
     assert np.isposinf(out[1, :, 5]).all()
     assert np.isfinite(out[0, 3:]).all()
     assert np.isneginf(log_matmul(np.zeros((2, 0)), np.zeros((0, 3)))).all()
-
-
-@pytest.mark.parametrize("scale", [1.0, 300.0, 1e4])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_gradient(dtype, scale):
-    for shape in ((1, 1, 1), (7, 12, 9), (20, 5, 31)):
-        A, B = factors(*shape, dtype, scale)
-        out, G = log_matmul(A, B), np.random.default_rng(1).normal(size=(2, shape[0], shape[2])).astype(dtype)
-        with np.errstate(invalid="ignore"):
-            x = A.astype(float)[..., None] + B.astype(float)[:, None]
-            w = np.exp(x - np.where(np.isfinite(out), log_matmul_reference(A, B), np.inf)[:, :, None, :])
-        w = G[:, :, None] * np.where(np.isfinite(x), w, 0)
-        dA, dB = log_matmul_gradient(A, B, out, G)
-        tol = {"float64": 1e-15, "float32": 1e-6}[dtype] * (20 + 2 * scale)
-        assert_allclose(dA, w.sum(3), rtol=0, atol=tol)
-        assert_allclose(dB, w.sum(1), rtol=0, atol=tol)
-    shared = log_matmul_gradient(A, B[0], log_matmul(A, B[0]), G)[1]
-    each = [log_matmul_gradient(A[q], B[0], log_matmul(A[q], B[0]), G[q])[1] for q in range(2)]
-    assert_allclose(shared, each[0] + each[1], rtol=0, atol=tol)
