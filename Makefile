@@ -86,7 +86,7 @@ fuzz: build/fuzz/.done .venv/.test ## arbitrary bytes as calls of C, files and a
 	build/fuzz/found/core tests/fuzz/corpus/core;; \
 	*) $(BIN)/python -m fuzz $$target --seconds $(SECONDS) --keep build/fuzz/found/$$target;; esac || exit 1; done
 
-mutants: .venv/.test ## change one rule of the library at a time: which changes does no test notice? hours (ARGS="--only plan_error")
+mutants: .venv/.test ## change one rule of the library at a time: does the test that is named for it fail? (ARGS="--only plan_error")
 	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 soak: .venv/.test ## threads, forks, signals, kills, full disks, little memory, dying ranks (ARGS="--minutes 60")

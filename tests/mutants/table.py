@@ -1,76 +1,50 @@
-"""Changes that ``make mutants`` tries: of each area the tests that should notice, the fastest first, and its changes.
+"""Changes of one rule each that ``make mutants`` tries, under the file and under what notices them, or why none can.
 
-A change is (text, instead, and a reason where no test can notice it) under the file in which the text stands once. A
-text is a part of a line or two, so that lines may move.
+A change is (text, instead); the text, a part of a line or two, stands once in its file. Tests are node ids below
+tests/, the quickest that fail. SEEK: tests that may notice a change of a file whose name so begins, the fastest first.
 """
 
 CORE = (
-    "core/test_rules.py core/test_penalties.py core/test_plain.py core/test_kernels.py hostile/test_examples.py "
-    "hostile/test_bounds.py core/test_regimes.py core/test_solve.py hostile/test_hostile.py"
+    "core/test_rules.py hostile/test_bounds.py core/test_plain.py core/test_penalties.py core/test_newton.py "
+    "core/test_kernels.py hostile/test_examples.py core/test_regimes.py core/test_solve.py hostile/test_hostile.py"
 )
+FILES = "core/test_edges.py api/test_damaged.py api/test_store.py api/test_files.py api/test_sparse.py"
+BOXES = "core/test_edges.py api/test_truncation.py hostile/test_hostile.py"
+MASKS = "api/test_masks.py"
+DRAWS = "core/test_edges.py api/test_result.py api/test_sparse.py"
+SEEK = {
+    "src_c/common/mask": MASKS, "src_c/boxes": BOXES, "src_c/": CORE, "mapuot/problem/mask": MASKS,
+    "mapuot/files": FILES, "mapuot/answer/load": FILES, "mapuot/answer": DRAWS, "mapuot/backends/draw": DRAWS,
+    "mapuot/backends/boxes": BOXES, "mapuot/marginals": "core/test_edges.py api/test_marginals.py", "mapuot/": CORE,
+}  # fmt: skip
 
-AREAS = [
-    (CORE, {
-        "src_c/common/rules.h": [
+TABLE = {
+    "src_c/common/rules.h": {
+        "core/test_rules.py::test_plan_error_is_that_of_the_oracle": [
             ("+ sqrt(2 * d + d * d * (1.0 / 9))", "+ 0.7 * sqrt(2 * d + d * d * (1.0 / 9))"),
             ("d * (1.0 / 3) + sqrt(2 * d", "sqrt(2 * d"),
             ("sqrt(2 * d + d * d * (1.0 / 9))", "sqrt(2 * d)"),
             ("return 0.7 * d;", "return 0.6 * d;"),
             (": d == d ? 0 : d;", ": 0;"),
-            ("+ hard * over;", ";"),
-            ("return fmin(error, limits->path * (misfit", "return fmin(error, 0.05 * limits->path * (misfit"),
-            ("misfit * over + SUM_NOISE", "misfit * over"),
-            ("|| gap > GAP_NOISE * size_of_terms(limits, out))\n        return error;", ")\n        return error;"),
-            ("gap >= -GAP_NOISE * size_of_terms(limits, out)", "1"),
-            (
-                "isfinite(out->dual) && isfinite(out->mass)",
-                "isfinite(out->mass)",
-                "a dual value that is no number makes p->moved inf or NaN, which certifies nothing either",
-            ),
-            ("return 3 * entry_error", "return 0.1 * entry_error"),
-            ("limits->in_place ? 1 + (double)passes : 1", "1"),
-            ("x <= 1 ? x * (1 + x)", "x <= 1 ? x"),
-            (": x == x ? INF : x; }", ": x; }"),
-            ("return 0.7 * (1 + fabs", "return 0.1 * (1 + fabs"),
-            ("+ d * sqrt(mass * (limits->rho_kl", "+ 0 * sqrt(mass * (limits->rho_kl"),
-            ("limits->rho_kl + 0.5 * limits->rho_l2 * mass", "limits->rho_kl"),
-            ("(limits->rho_kl + 0.5 * limits->rho_l2 * mass)", "(0.5 * limits->rho_l2 * mass)"),
-            ("linear = 2 * limits->rho_tv", "linear = 0 * limits->rho_tv"),
-            ("2 * limits->rho_tv + limits->hard_sides * limits->reg * log_size", "2 * limits->rho_tv"),
-            ("root * root * (1 + 3 * d) + d * mass * linear", "root * root + d * mass * linear"),
-            ("return gap < 0 ? gap : root", "return root"),
-            ("(limits->flush * scale_u + LEAST_MASS)", "LEAST_MASS"),
-            ("return !(scale < limits->most_scale)", "return 0 && !(scale < limits->most_scale)"),
-            ("= fabs(p->shift) + fabs(p->lam) + size_of_log(scale)", "= size_of_log(scale)"),
-            ("exponent_growth(limits->exponent_error + 4.5e-16 * logs)", "exponent_growth(4.5e-16 * logs)"),
-            ("exponent_growth(limits->exponent_error + 4.5e-16 * logs)", "exponent_growth(limits->exponent_error)"),
-            ("logs + limits->exponent_error * 1.1e15;", "logs;"),
-            ("+ rounding + out->lost;\n    const double noise", "+ rounding;\n    const double noise"),
-            ("entry_error(limits, p->since_absorb) + rounding + out->lost", "rounding + out->lost"),
-            ("p->narrow > 0 ? SUMS_NOISE : 0;", "0;"),
-            ("mass * (limits->reg * entries +", "mass * (0 * entries +"),
             ("+ limits->rho_kl * prox) + 1e-15 * terms", ") + 1e-15 * terms"),
-            ("limits->rho_kl * prox) + 1e-15 * terms", "limits->rho_kl * prox)"),
+            ("mass * (limits->reg * entries +", "mass * (0 * entries +"),
             ("limits->hard_sides * limits->reg * log_size * (mass + hard);", "0;"),
+            ("limits->rho_kl * prox) + 1e-15 * terms", "limits->rho_kl * prox)"),
             ("p->moved += guard_slack(limits, p, mass);", "p->moved += 0;"),
             ("misfit) * (1 + 2 * entries)", "misfit)"),
             ("storage_error(limits, p->since_absorb) + rounding + out->lost", "rounding + out->lost"),
-            (
-                "storage_error(limits, p->since_absorb) + rounding + out->lost",
-                "storage_error(limits, p->since_absorb) + out->lost",
-            ),
-            (
-                "storage_error(limits, p->since_absorb) + rounding + out->lost",
-                "storage_error(limits, p->since_absorb) + rounding",
-            ),
+            ("storage_error(limits, p->since_absorb) + rounding + out->lost",
+             "storage_error(limits, p->since_absorb) + out->lost"),
+            ("storage_error(limits, p->since_absorb) + rounding + out->lost",
+             "storage_error(limits, p->since_absorb) + rounding"),
             ("hard > allowed * mass ? INF : gap", "gap"),
             ("entries + noise, log_size)", "0, log_size)"),
             ("|| proves_nothing(limits, out, scale) ||", "||"),
             ("? out->dual - p->moved : -INF", "? out->dual : -INF"),
             ("out->error += limits->extra_error;", ""),
             ("out->gap += limits->extra_gap;", ""),
-            ("out->dual -= limits->extra_gap;", ""),
             ("log_ratio - limits->rate_cols * shift", "log_ratio"),
+            ("out->dual -= limits->extra_gap;", ""),
             ("return (limits->fi_rows - 1) * lam", "return (1 - limits->fi_rows) * lam"),
             ("limits->mu_rate * log_ratio", "0.5 * limits->mu_rate * log_ratio"),
             ("(out->dead > p->dead || is_clipped", "(is_clipped"),
@@ -88,10 +62,8 @@ AREAS = [
             ("p->best_error * (1 - 1e-3)", "p->best_error"),
             ("|| out->dual > p->progress_dual + 1e-9 * fabs(out->dual)", ""),
             ("p->since_best >= (clipped ? NARROW_PATIENCE : STALL_PASSES)", "p->since_best > STALL_PASSES"),
-            (
-                "if (isnan(out->mass) || (isnan(out->dual) && out->mass <= LARGEST))\n        return",
-                "if (0)\n        return",
-            ),
+            ("if (isnan(out->mass) || (isnan(out->dual) && out->mass <= LARGEST))\n        return",
+             "if (0)\n        return"),
             ("out->mass < LEAST_MASS || (out->dead", "(out->dead"),
             ("|| (out->dead > 0 && out->residual < STILL))", ")"),
             ("return fresh ? MAPUOT_UNDERFLOW : MAPUOT_ABSORB;", "return MAPUOT_UNDERFLOW;"),
@@ -99,33 +71,88 @@ AREAS = [
             ("if (out->mass > LARGEST)\n        return", "if (0)\n        return"),
             ("if ((done || floor) && !(p->narrow > 0))", "if (done || floor)"),
             ("if (!done && limits->finer && storage", "if (0 && storage"),
-            ("out->lost > limits->flush_tol || scale > limits->scale_limit", "scale > limits->scale_limit"),
             ("out->lost > limits->flush_tol || scale > limits->scale_limit", "out->lost > limits->flush_tol"),
+            ("out->lost > limits->flush_tol || scale > limits->scale_limit", "scale > limits->scale_limit"),
             ("out->gap = out->error = INF;\n        out->dual = -INF;\n        out->mass", "out->mass"),
             ("out->mass = isnan(out->mass) ? INF : out->mass;", ""),
-            (
-                "may be that of a solve which recovers */\n        out->dual = -INF;",
-                "may be that of a solve which recovers */\n        ;",
-            ),
+            ("may be that of a solve which recovers */\n        out->dual = -INF;",
+             "may be that of a solve which recovers */\n        ;"),
         ],
-        "src_c/limits.c": [
+        "core/test_rules.py::test_what_is_missing_counts": [
+            ("+ hard * over;", ";"),
+            ("return 3 * entry_error", "return 0.1 * entry_error"),
+            ("limits->in_place ? 1 + (double)passes : 1", "1"),
+            ("= fabs(p->shift) + fabs(p->lam) + size_of_log(scale)", "= size_of_log(scale)"),
+            ("exponent_growth(limits->exponent_error + 4.5e-16 * logs)", "exponent_growth(4.5e-16 * logs)"),
+            ("exponent_growth(limits->exponent_error + 4.5e-16 * logs)", "exponent_growth(limits->exponent_error)"),
+            ("+ rounding + out->lost;\n    const double noise", "+ rounding;\n    const double noise"),
+            ("entry_error(limits, p->since_absorb) + rounding + out->lost", "rounding + out->lost"),
+        ],
+        "core/test_rules.py::test_the_bound_along_paths": [
+            ("return fmin(error, limits->path * (misfit", "return fmin(error, 0.05 * limits->path * (misfit"),
+            ("misfit * over + SUM_NOISE", "misfit * over"),
+            ("|| gap > GAP_NOISE * size_of_terms(limits, out))\n        return error;", ")\n        return error;"),
+        ],
+        "core/test_rules.py::test_what_is_unsound_certifies_nothing": [
+            ("gap >= -GAP_NOISE * size_of_terms(limits, out)", "1"),
+            ("return !(scale < limits->most_scale)", "return 0 && !(scale < limits->most_scale)"),
+        ],
+        "core/test_rules.py::test_rounding_of_an_exponent": [
+            ("x <= 1 ? x * (1 + x)", "x <= 1 ? x"),
+            (": x == x ? INF : x; }", ": x; }"),
+        ],
+        "core/test_rules.py::test_size_of_a_logarithm": [("return 0.7 * (1 + fabs", "return 0.1 * (1 + fabs")],
+        "core/test_rules.py::test_the_gap_of_rounded_marginals": [
+            ("+ d * sqrt(mass * (limits->rho_kl", "+ 0 * sqrt(mass * (limits->rho_kl"),
+            ("limits->rho_kl + 0.5 * limits->rho_l2 * mass", "limits->rho_kl"),
+            ("(limits->rho_kl + 0.5 * limits->rho_l2 * mass)", "(0.5 * limits->rho_l2 * mass)"),
+            ("linear = 2 * limits->rho_tv", "linear = 0 * limits->rho_tv"),
+            ("root * root * (1 + 3 * d) + d * mass * linear", "root * root + d * mass * linear"),
+        ],
+        "core/test_rules.py::test_the_gap_of_a_rounded_hard_side": [
+            ("2 * limits->rho_tv + limits->hard_sides * limits->reg * log_size", "2 * limits->rho_tv"),
+            ("return gap < 0 ? gap : root", "return root"),
+        ],
+        "a dual value that is no number makes p->moved inf or NaN, which certifies nothing either": [
+            ("isfinite(out->dual) && isfinite(out->mass)", "isfinite(out->mass)"),
+        ],
+        "core/test_rules.py::test_mass_that_a_flushed_kernel_hides": [
+            ("(limits->flush * scale_u + LEAST_MASS)", "LEAST_MASS"),
+        ],
+        "core/test_rules.py::test_prices_of_hard_sides_count": [("logs + limits->exponent_error * 1.1e15;", "logs;")],
+        "core/test_rules.py::test_the_gap_counts_the_rounding_of_marginals": [
+            ("p->narrow > 0 ? SUMS_NOISE : 0;", "0;"),
+        ],
+    },
+    "src_c/limits.c": {
+        "core/test_rules.py::test_limits_know_the_storage": [
             ("{0x1p-53, 0x1p-24}", "{0x1p-53, 0x1p-28}"),
             ("{-708.0, -87.3}", "{-708.0, -187.3}"),
             ("EXACT_ROUNDINGS = 12", "EXACT_ROUNDINGS = 1"),
+            ("k1 > 0.0 ? reg / k1 : 0.0", "0.0"),
+            ("fmax(1e-12, fmin(1e-8, tol / 100.0))", "1e-3"),
+        ],
+        "core/test_rules.py::test_translations_make_the_dual_value_stationary": [
             ("fi1 = 1.0 / (1.0 + k1)", "fi1 = 1.0 / (1.0 + k2)"),
             ("1.0 / (fi1 * k1 + k2)", "1.0 / (k1 + k2)"),
             ("fi2 / (k1 + fi2 * k2)", "fi2 / (k1 + k2)"),
-            ("k1 > 0.0 ? reg / k1 : 0.0", "0.0"),
+        ],
+        "core/test_rules.py::test_limits_count_the_sides_of_each_penalty": [
             ("limits->rho_kl = terms->rho_kl;", ""),
             ("limits->rho_tv = terms->rho_tv;", ""),
             ("limits->rho_l2 = terms->rho_l2;", ""),
-            ("limits->hard_sides = terms->hard_sides;", ""),
             (": terms->path; /* the marginals", ": 0; /* the marginals"),
-            ("fmax(1e-12, fmin(1e-8, tol / 100.0))", "1e-3"),
-            ("ld * entry_bytes % 4096 == 0 ? ld + PAD : ld", "ld", "pages that meet in a cache cost time alone"),
+            ("limits->hard_sides = terms->hard_sides;", ""),
         ],
-        "src_c/common/penalty.h": [
+        "pages that meet in a cache cost time alone": [("ld * entry_bytes % 4096 == 0 ? ld + PAD : ld", "ld")],
+    },
+    "src_c/common/penalty.h": {
+        "core/test_rules.py::test_a_column_is_what_its_potential_makes_it": [
             ("rho / (rho + reg) * balanced", "rho / (rho + 2 * reg) * balanced"),
+            ("penalty <= MAPUOT_BALANCED && isinf(rho) ? fabs(r - t) : 0", "0"),
+            ("kl_gap(q, r, log(r) - log(t) + f / rho) : q", "kl_gap(q, r, log(r) - log(t) + f / rho) : 0"),
+        ],
+        "core/test_rules.py::test_limits_know_the_storage": [
             ("clip(balanced, -bound, bound)", "clip(balanced, -bound, 2 * bound)"),
             ("bound * t < fabs(x) ? bound * t - w : log(w) - x", "log(w) - x"),
             ("i < 3; i++", "i < 1; i++"),
@@ -138,7 +165,6 @@ AREAS = [
             (": rho * t * t / 2;", ": rho * t * t;"),
             ("f < 0 ? f * upper * t", "f > 0 ? f * upper * t"),
             ("fmax(rho * t - r, r - upper * t)", "rho * t - r"),
-            ("penalty <= MAPUOT_BALANCED && isinf(rho) ? fabs(r - t) : 0", "0"),
             ("0.5 + x * (1.0 / 3 +", "0.5 + x * (1.0 / 4 +"),
             ("x * (1.0 / 840 + x * late)", "x * (1.0 / 840)"),
             ("fabs(x) < 0.25 ? q", "fabs(x) < 2.5 ? q"),
@@ -147,19 +173,22 @@ AREAS = [
             ("fmax(0.0, f > 0 ? r - t : t - r)", "fmax(0.0, f > 0 ? t - r : r - t)"),
             ("fmax(0.0, f > 0 ? r - t : t - r)", "0"),
             ("return f > 0 ? r : INF;", "return 0;"),
-            ("f > 0 ? fabs(r - rho * t) : violation", "violation"),
             ("return f < 0 ? fabs(r - upper * t) :", "return"),
             ("if (isinf(rho) || t == 0)", "if (isinf(rho))"),
-            ("kl_gap(q, r, log(r) - log(t) + f / rho) : q", "kl_gap(q, r, log(r) - log(t) + f / rho) : 0"),
             ("(rho - at) * (t - r) : (rho + at) * (r - t)", "(rho - at) * (t - r) : 0"),
             ("(rho - at) * (t - r) : (rho + at) * (r - t)", "0 : (rho + at) * (r - t)"),
             ("f < -rho * (1 + 1e-9) ? INF : gap + fmax(0.0, f - rho) * r", "gap + fmax(0.0, f - rho) * r"),
             ("gap + fmax(0.0, f - rho) * r", "gap"),
-            ("? 0.5 * rho * e * e", "? 0.25 * rho * e * e"),
             ("r * (f - rho * t) + 0.5 * rho * r * r", "0.5 * rho * r * r"),
             ("r = clip(r, rho * t, upper * t);", ""),
         ],
-        "src_c/common/column.h": [
+        "core/test_rules.py::test_the_gap_of_rounded_marginals": [("? 0.5 * rho * e * e", "? 0.25 * rho * e * e")],
+        "core/test_penalties.py::test_misfit_is_the_distance_from_what_has_no_gap[c-range]": [
+            ("f > 0 ? fabs(r - rho * t) : violation", "violation"),
+        ],
+    },
+    "src_c/common/column.h": {
+        "core/test_rules.py::test_a_column_is_what_its_potential_makes_it": [
             ("kl_gap(q, out.marginal, t) : q);", "kl_gap(q, out.marginal, t) : 0);"),
             ("+ c->k * log_v; /* log(s / q) */", "; /* log(s / q) */"),
             ("fma(1 - c->fi, shift,", "fma(0 * c->fi, shift,"),
@@ -171,121 +200,192 @@ AREAS = [
             ("out.hard = violation(penalty, out.marginal, c->weight, c->rho, c->upper);", "out.hard = 0;"),
             ("out.gap = gap_term(penalty, g, out.marginal", "out.gap = gap_term(penalty, g, c->v * sum"),
         ],
-        "src_c/finish_tmpl.c": [
+    },
+    "src_c/finish_tmpl.c": {
+        "hostile/test_bounds.py::test_a_bound_is_true_whenever_a_solve_ends[tv-kl-cpu-True]": [
             ("v_kl_gap(q, s, t)", "v_kl_gap(q, q, t)"),
-            ("hard = v_add(hard, v_max(v_sub(s, b), v_sub(b, s)));", "hard = v_add(hard, v_sub(s, b));"),
+        ],
+        "hostile/test_bounds.py::test_a_bound_is_true_whenever_a_solve_ends[tv-kl-cpu-False]": [
             ("v_mul(rho, v_sub(b, q)), zero));", "v_mul(rho, v_sub(b, s)), zero));"),
         ],
-        "src_c/kl.h": [
+        "core/test_penalties.py::test_tol_gap_waits_for_hard_columns[cpu-balanced]": [
+            ("hard = v_add(hard, v_max(v_sub(s, b), v_sub(b, s)));", "hard = v_add(hard, v_sub(s, b));"),
+        ],
+    },
+    "src_c/kl.h": {
+        "hostile/test_bounds.py::test_a_bound_is_true_whenever_a_solve_ends[tv-kl-cpu-True]": [
             ("0.125,        1.0 / 3,", "0.125,        1.0 / 4,"),
         ],
-        "src_c/prox_rows.h": [
-            ("v_sub(in, live)", "zero"),
-        ],
-        "src_c/solve.c": [
+    },
+    "src_c/solve.c": {
+        "core/test_plain.py::test_is_the_ordinary_way_pass_by_pass[1.0-0.5-shape0]": [
             ("task->exponent_rounding * (paid + largest) + task", "task"),
             ("state->limits.dual_constant = reg * (p->mass_a * p->mass_b);", ""),
         ],
-        "mapuot/problem/problem.py": [
-            (
-                "EXPONENT_ROUNDING * float(paid + terms) + float(error)",
-                "EXPONENT_ROUNDING * float(terms) + float(error)",
-            ),
+    },
+    "mapuot/problem/problem.py": {
+        "core/test_plain.py::test_is_the_ordinary_way_pass_by_pass[1.0-0.5-shape1]": [
+            ("EXPONENT_ROUNDING * float(paid + terms) + float(error)",
+             "EXPONENT_ROUNDING * float(terms) + float(error)"),
         ],
-    }),
-    ("api/test_masks.py", {
-        "src_c/common/mask.h": [
+    },
+    "src_c/common/mask.h": {
+        "api/test_masks.py::test_the_core_does_too[scalar-counter0-key0-answer0]": [
             ("round < 10", "round < 9"),
             ("bits <= (uint64_t)mask->limit", "bits < (uint64_t)mask->limit"),
             ("0xCD9E8D57u", "0xCD9E8D59u"),
-            ("mask->col + j", "j"),
+        ],
+        "api/test_masks.py::test_the_core_does_too[scalar-counter1-key1-answer1]": [("mask->col + j", "j")],
+        "api/test_masks.py::test_every_instruction_set_makes_the_same_entries[scalar-shape0]": [
             ("(uint64_t)mask->key, col, row)", "(uint64_t)mask->key, row, col)"),
         ],
-        "mapuot/problem/mask.py": [
+    },
+    "src_c/prox_rows.h": {
+        "core/test_kernels.py::test_a_row_that_a_pass_finds_without_mass_leaves_no_bound[scalar-threads1-kl]": [
+            ("v_sub(in, live)", "zero"),
+        ],
+    },
+    "mapuot/problem/mask.py": {
+        "api/test_masks.py::test_philox_gives_the_published_numbers[counter0-key0-answer0]": [
             ("range(10)", "range(9)"),
             ("step * weyl", "weyl"),
+        ],
+        "api/test_masks.py::test_the_limit_is_exact[1.0]": [
             ("Fraction(self.keep) * 2**64) - 1", "Fraction(self.keep) * 2**64)"),
+        ],
+        "api/test_masks.py::test_blocks_have_the_entries_of_the_whole[cpu]": [
             ("((j, i) if self.turned else (i, j))", "(i, j)"),
             ("self.row + i0, self.col)", "self.row, self.col)"),
             ("self.shape[::-1], self.col, self.row)", "self.shape[::-1], self.row, self.col)"),
             ("rows = self.row + np.arange", "rows = np.arange"),
         ],
-    }),
-    ("core/test_edges.py api/test_result.py api/test_sparse.py", {
-        "mapuot/answer/draw.py": [
+    },
+    "mapuot/answer/draw.py": {
+        "api/test_result.py::test_pairs_are_drawn_from_the_plan[cpu-210-rows]": [
             ("used = np.flatnonzero(r > 0)", "used = np.arange(len(r))"),
-            ("ends = np.cumsum(r)", "ends = np.arange(1.0, len(r) + 1)"),
-            ("rng.permutation(size) + rng.random()", "rng.permutation(size) + rng.random(size)"),
-            ('ends[-1], 0.0)), side="right")', 'ends[-1], 0.0)), side="left")'),
         ],
-        "mapuot/backends/draw.py": [
+        "core/test_edges.py::test_rows_without_mass_are_never_drawn": [
+            ("ends = np.cumsum(r)", "ends = np.arange(1.0, len(r) + 1)"),
+            ("ends[-1], 0.0)), side=\"right\")", "ends[-1], 0.0)), side=\"left\")"),
+        ],
+        "api/test_result.py::test_pairs_are_drawn_from_the_plan[cpu-210-systematic]": [
+            ("rng.permutation(size) + rng.random()", "rng.permutation(size) + rng.random(size)"),
+        ],
+    },
+    "mapuot/backends/draw.py": {
+        "api/test_result.py::test_pairs_are_drawn_from_the_plan[cpu-210-independent]": [
             ("passed(ends, at * ends[:, -1])", "passed(ends, at * ends[0, -1])"),
-            ("float64), left)", "float64), 0 * left)"),
             ("column = np.minimum(RUN * run[:, None]", "column = np.minimum(RUN * 0 * run[:, None]"),
             ("wanted - np.where(place > 0, ends", "wanted - np.where(place < 0, ends"),
-            (
-                "ordered[some] - i0, at[order[some]]",
-                "ordered[some] - i0, at[some]",
-                "the shares are independent of the rows that they are drawn for",
-            ),
-            ("(ends > wanted[:, None])", "(ends >= wanted[:, None])"),
-            ('ends[here] + at, side="right") - 1', "at, side=\"right\") - 1"),
-            ('ends[beyond], side="left") - 1', 'ends[beyond], side="right") - 1'),
         ],
-    }),
-    ("core/test_edges.py api/test_damaged.py api/test_store.py api/test_files.py", {
-        "mapuot/files/read.py": [
+        "core/test_edges.py::test_columns_without_mass_are_never_drawn": [
+            ("float64), left)", "float64), 0 * left)"),
+            ("(ends > wanted[:, None])", "(ends >= wanted[:, None])"),
+            ("ends[here] + at, side=\"right\") - 1", "at, side=\"right\") - 1"),
+            ("ends[beyond], side=\"left\") - 1", "ends[beyond], side=\"right\") - 1"),
+        ],
+        "the shares are independent of the rows that they are drawn for": [
+            ("ordered[some] - i0, at[order[some]]", "ordered[some] - i0, at[some]"),
+        ],
+    },
+    "mapuot/files/read.py": {
+        "core/test_edges.py::test_a_member_is_read_to_its_end_for_its_checksum": [
             ("while member.read(CHECKED_BYTES):", "while member.read(CHECKED_BYTES) and 0:"),
-            ("if stop < end:", "if stop < start:"),
             ("start = info.header_offset + 30 + lengths", "start = info.header_offset + 30"),
+        ],
+        "api/test_damaged.py::test_forged_headers_take_no_memory[npy]": [("if stop < end:", "if stop < start:")],
+        "api/test_damaged.py::test_archives_that_claim_what_they_cannot_hold": [
             ("info.file_size > MOST_INFLATED * path.stat().st_size", "0"),
         ],
-        "mapuot/files/checkpoint.py": [
+    },
+    "mapuot/files/checkpoint.py": {
+        "api/test_damaged.py::test_damaged_checkpoints": [
+            ("if kinds == \"f\" and not np.isfinite(whole).all():", "if 0:"),
+        ],
+        "api/test_files.py::test_checkpoint[kl]": [
             ("start[side] = potential / reg", "start[side] = potential"),
-            ('if kinds == "f" and not np.isfinite(whole).all():', "if 0:"),
             ("potential.shape != start[side].shape", "0"),
         ],
-        "mapuot/answer/load.py": [
+    },
+    "mapuot/answer/load.py": {
+        "api/test_store.py::test_what_needs_m_says_so": [
             ("check_same(cost, shape, (low", "check_same if 0 else (cost, shape, (low"),
         ],
-    }),
-    ("core/test_edges.py api/test_truncation.py hostile/test_hostile.py", {
-        "mapuot/backends/boxes.py": [
-            ("mid - low) * (1 + 2.0**-50)", "mid - low)", "the rounding that is added to the masses covers it"),
+    },
+    "mapuot/backends/boxes.py": {
+        "core/test_edges.py::test_bounds_between_boxes_of_one_point_each_are_reached": [
             ("rounding = 2.0**-48 *", "rounding = 0.0 *"),
             ("+ (rounding - math.log(self.mass))", "- math.log(self.mass)"),
             ("tau = float(self.ranks.sum(row_mass.sum()))", "tau = 0.5 * float(self.ranks.sum(row_mass.sum()))"),
-            ("least = min(least, paid / (problem.reg * self.mass))", "least = min(least, paid / self.mass)"),
-            ("problem.reg * self.mass >= LEAST_MASS", "problem.reg * self.mass >= 0"),
             ("return Share(tau * self.mass,", "return Share(tau,"),
+        ],
+        "api/test_truncation.py::test_groups_correct_passes[1]": [
+            ("least = min(least, paid / (problem.reg * self.mass))", "least = min(least, paid / self.mass)"),
+        ],
+        "the rounding that is added to the masses covers it": [("mid - low) * (1 + 2.0**-50)", "mid - low)")],
+        "core/test_edges.py::test_what_skipped_pairs_add_to_a_pass": [
             ("share.error * (1 + part) + part * (1 + found)", "share.error"),
             ("self.problem.reg * share.mass, moved)", "0.0, moved)"),
+            ("not enough):", "False):"),
+            ("self.hidden = share.mass", "self.hidden = 0.0"),
+        ],
+        "api/test_truncation.py::test_almost_no_mass_makes_no_bound_small": [
+            ("problem.reg * self.mass >= LEAST_MASS", "problem.reg * self.mass >= 0"),
+        ],
+        "core/test_edges.py::test_what_skipped_mass_costs_a_kl_side_is_reached": [
             ("not side.ranks.max(bool(side.hard.any()))", "True"),
             ("value = inner + t *", "value = t *"),
             ("(np.log(r + t) - log_q) - t", "(np.log(r) - log_q) - t"),
             ("side.rho * np.maximum(value, 0.0), 0.0)", "0.1 * side.rho * np.maximum(value, 0.0), 0.0)"),
-            ("not enough):", "False):"),
-            ("self.hidden = share.mass", "self.hidden = 0.0"),
         ],
-        "src_c/boxes_tmpl.c": [
+    },
+    "src_c/boxes_tmpl.c": {
+        "api/test_truncation.py::test_the_bound_is_true[scalar-1-1]": [
             ("H = v_add(v_set(half[k]), v_load(boxes->y_half + at))", "H = v_load(boxes->y_half + at)"),
-            ("v_min(v_max(v_mul(by_2, r), least), most)", "v_max(v_mul(by_2, r), least)"),
-            ("sum = v_fma(v_mul(by_2, v_max(both, v_sub(zero, both))), H, sum);", ""),
             ("sum = v_fma(r, v_sub(s, D), v_fnma(s, s, sum));", "sum = v_fnma(s, s, sum);"),
-            ("v_max(zero, v_max(least, v_sub(zero, most)))", "v_max(least, v_sub(zero, most))"),
-            ("v_sub(sum, away) : v_fnma", "v_fnma(away, away, sum) : v_fnma"),
+        ],
+        "core/test_edges.py::test_bounds_between_boxes_of_one_point_each_are_reached": [
+            ("v_min(v_max(v_mul(by_2, r), least), most)", "v_max(v_mul(by_2, r), least)"),
             ("v_store(acc + j, v_add(v_load(acc + j), mass));", "v_store(acc + j, mass);"),
+        ],
+        "api/test_truncation.py::test_bounds_between_boxes_are_above_the_sums[scalar-3000.0-sqeuclidean]": [
+            ("sum = v_fma(v_mul(by_2, v_max(both, v_sub(zero, both))), H, sum);", ""),
+        ],
+        "api/test_truncation.py::test_bounds_between_boxes_are_above_the_sums[scalar-0.0-euclidean]": [
+            ("v_max(zero, v_max(least, v_sub(zero, most)))", "v_max(least, v_sub(zero, most))"),
+        ],
+        "api/test_truncation.py::test_every_penalty_and_metric[cityblock-kl]": [
+            ("v_sub(sum, away) : v_fnma", "v_fnma(away, away, sum) : v_fnma"),
+        ],
+        "core/test_edges.py::test_a_mask_skips_what_its_cuts_do": [
             ("< args->run[2 * k + 1]; j++", "<= args->run[2 * k + 1]; j++"),
         ],
-    }),
-    ("api/test_marginals.py", {
-        "mapuot/marginals/certificate.py": [
+    },
+    "mapuot/marginals/certificate.py": {
+        "core/test_edges.py::test_what_is_missing_of_many_marginals_counts": [
             ("plan_error(d + eta * eta * (0.5 + eta)) + missed / mass", "plan_error(d)"),
             ("root * root * (1 + 6 * delta) / (reg * mass * (1 - delta))", "0.1 * root * root / (reg * mass)"),
             ("(2 * delta + slip) * math.sqrt(kl)", "0.0"),
             ("moved = reg * mass * delta + slipped", "moved = slipped"),
-            ("gap = math.inf if missed > allowed * mass else whole", "gap = whole"),
             ("sound = state.whole and 0 <= gap", "sound = gap"),
+            ("gap = math.inf if missed > allowed * mass else whole", "gap = whole"),
+            ("slip, slipped = max(slips.values(), default=0.0), sum(rho[k] * amounts[k] * x",
+             "slip, slipped = max(slips.values(), default=0.0), 0 * sum(rho[k] * amounts[k] * x"),
+            ("dual - moved - eta * reg * mass", "dual - moved"),
+            ("+ missed / mass)", "+ 0.0)"),
+            ("delta < 0.1", "delta < 1.1"),
+            ("+ moved + 2 * eta * reg * mass", "+ 2 * eta * reg * mass"),
         ],
-    }),
-]  # fmt: skip
+    },
+    "src_c/newton.c": {
+        "core/test_newton.py::test_a_bound_has_all_its_terms": [
+            ("apart += fabs(have[k] - ask[k]);", "apart += 0;"),
+            ("have[part ? part[j] : 0] / ask[part ? part[j] : 0]", "1.0"),
+            ("hard += is_hard ? fabs(weight[j] - w->marginal[j]) : 0.0;", "hard += 0;"),
+            ("fmax(w->found - sides * hard / mass, 0.0)", "0.0"),
+        ],
+        "core/test_newton.py::test_a_bound_has_all_its_terms[symmetric-0.0-3.0-0.3]": [
+            ("fmax(w->found - sides * hard / mass, 0.0)", "fmax(w->found - hard / mass, 0.0)"),
+        ],
+    },
+}  # fmt: skip
