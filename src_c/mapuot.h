@@ -228,6 +228,9 @@ typedef struct {
     int64_t m, n;           /* of all processes */
     int64_t hard_rows;      /* 1: all of them are */
     int64_t symmetric;      /* 1: passes of one potential, and t is -P d */
+    int64_t marginals;      /* of many: their points lie one behind the other, and t_k is -sum_l P_kl d_l; else 0 */
+    const int64_t *start;   /* marginals + 1 */
+    double rounding;        /* of the marginals of many, and of what is asked of them, relative */
     double reg, tol, found; /* found: the error of the pass, with what hard columns miss in it */
     const double *marginal; /* n: s */
     double *asked, *diagonal, *rate, *left, *y, *d, *t; /* n each */

@@ -9,6 +9,7 @@
  *     gap(P'') <= reg w^2 y S y / (8 (1 - w)),       P'' = P o e^(x_i + y_j), and the plan of a pass from its log v.
  * What is left moves the plan by 2 min(m, n) times as much at most, and by its energy: docs/mathematics.md, "Hard marginals".
  * Of one potential (u = v) the step is S y = D y + P y = q - s with both sides missed alike, and w = 2 max |y|.
+ * Of many marginals it is S y = D y + sum_l P_kl y_l = q - s at the points of all, and w is the sum of the largest of each.
  * The caller makes the products, by reverse communication, so that this text serves every kind of problem. */
 #include <math.h>
 #include <string.h>
@@ -77,6 +78,8 @@ int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rh
         all &= is_hard || !(weight[j] > 0.0);
         reached &= !is_hard || w->marginal[j] > 0.0;
     }
+    mass /= w->marginals ? (double)w->marginals : 1.0;
+    asked /= w->marginals ? (double)w->marginals : 1.0;
     w->mass = mass;
     w->missed = 0.0;
     w->products = 0;
@@ -144,6 +147,22 @@ typedef struct {
     double energy; /* y S y */
 } look;
 
+/* max |sum_k y_k| over all choices of a point of each of many marginals */
+static double farthest(const mapuot_newton *w)
+{
+    double lowest = 0.0, highest = 0.0;
+    for (int64_t k = 0; k < w->marginals; k++) {
+        double low = INFINITY, high = -INFINITY;
+        for (int64_t j = w->start[k]; j < w->start[k + 1]; j++) {
+            low = w->marginal[j] > 0.0 ? fmin(low, w->y[j]) : low;
+            high = w->marginal[j] > 0.0 ? fmax(high, w->y[j]) : high;
+        }
+        lowest += low;
+        highest += high;
+    }
+    return fmax(highest, -lowest);
+}
+
 static look look_at(const mapuot_newton *w)
 {
     look at = {0};
@@ -157,7 +176,7 @@ static look look_at(const mapuot_newton *w)
         at.left += fabs(w->left[j]);
         at.energy += w->y[j] * (w->asked[j] - w->left[j]);
     }
-    at.far = high - low;
+    at.far = w->marginals ? farthest(w) : high - low;
     if (w->symmetric)
         at = (look){2.0 * fmax(high, -low), at.soft, 2.0 * at.left, 2.0 * at.energy};
     return at;
@@ -177,11 +196,13 @@ static int judge_step(mapuot_newton *w, int singular)
 {
     const look at = look_at(w);
     const double sides = w->symmetric ? 2.0 : 1.0;
-    const double noise = sides * SUMS_ROUNDING * (8.0 + sqrt((double)w->m)) * w->mass, most = fmax(at.far, at.soft);
+    const double rounding = w->marginals ? w->rounding : SUMS_ROUNDING * (8.0 + sqrt((double)w->m));
+    const double noise = sides * rounding * w->mass, most = fmax(at.far, at.soft);
     const double hidden = 1.0 + noise / fmax(w->missed, noise / 16.0), least = 1.0 - most;
-    const double paths = 2.0 * fmin((double)w->m, (double)w->n) * (at.left + noise) / w->mass;
+    const double paths = w->marginals ? INFINITY : 2.0 * fmin((double)w->m, (double)w->n) * (at.left + noise) / w->mass;
     double rest = paths;
-    if (w->products > 1 && !singular) {
+    const int spent = w->size <= noise * noise / w->mass; /* what is left is rounding */
+    if (w->marginals && spent ? w->products > 0 : w->products > 1 && !singular) {
         w->curvature = least_curvature(w);
         rest =
             fmin(rest, SAFETY * sqrt((sides * w->size / w->mass + noise * noise / (w->mass * w->mass)) / w->curvature));
@@ -196,7 +217,7 @@ static int judge_step(mapuot_newton *w, int singular)
         return MAPUOT_HOLDS;
     if (mapuot_newton_error(w->apart, w->after) <= w->tol)
         return MAPUOT_HOLDS_AFTER;
-    const int solved = (most <= MOST_W && rest <= ENOUGH * step) || w->size <= noise * noise / w->mass;
+    const int solved = (most <= MOST_W && rest <= ENOUGH * step) || spent;
     if (singular || solved || most > HOPELESS || w->products >= MAPUOT_MOST_PRODUCTS || !(at.energy < INFINITY))
         return leave_open(w, most);
     return MAPUOT_ASKS;

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backends.boxes import Truncation
 from ..backends.contract import SECONDS_A_CALL, Options, Stats, Workspace, closing
-from ..backends.newton import GIVES_UP, HOLDS, OPEN, Newton, misses
+from ..backends.newton import GIVES_UP, HOLDS, OPEN
 from ..errors import shown
 from ..files import Checkpoint
 from ..penalties import F64
@@ -78,9 +78,9 @@ class Run:
         Where the certified error of the first pass is above ``leave`` no other follows; the status is then "running".
         ``skip``: which pairs of points are skipped; ``last``: hard columns are certified by Newton's step, too.
         """
-        newton = Newton(problem) if last and misses(problem) else None
         tol = skip.tol if skip else options.tol
         with closing(self.module.Workspace(problem, options, skip)) as workspace:
+            newton = workspace.newton() if last else None
             workspace.absorb(log_v)
             fresh, reads = True, workspace.reads
             quick = not self.heard and self.ranks.max(problem.size) <= self.module.QUICK_ENTRIES
@@ -118,7 +118,7 @@ class Run:
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
             return workspace.next_log_v.copy()
 
-    def meet(self, workspace: Workspace, newton: Newton, tol: float) -> str:
+    def meet(self, workspace: Workspace, newton: Any, tol: float) -> str:
         """Certify a pass that hard columns nearly meet by Newton's step, or go on from there; return the status."""
         if self.n_passes < self.next_step:
             return "running"
@@ -132,7 +132,7 @@ class Run:
         if found == GIVES_UP or self.n_passes >= self.limit:
             return "stalled" if found == GIVES_UP else "max_passes"
         self.next_step = self.n_passes + newton.wait
-        workspace.restart(self.module.to_numpy(workspace.potentials()[1]) + newton.y)
+        workspace.restart(newton.start(workspace, self.module))
         if found == OPEN:
             return "running"
         status, last = self.record(workspace.iterate(1)), self.trace[-1]
@@ -142,7 +142,7 @@ class Run:
             status = status if last.status == "running" and status == "max_passes" else last.status
         return status
 
-    def end(self, workspace: Workspace, newton: Newton | None, tol: float) -> None:
+    def end(self, workspace: Workspace, newton: Any, tol: float) -> None:
         """Settle the status; certify the last pass of a solve that ended before hard columns were met."""
         last = self.trace[-1]
         if newton and self.status not in (*FAILED, "converged") and self.certified is not last:

@@ -35,6 +35,7 @@ class PassCertificate:
     dual: float = -math.inf  # a lower bound of the optimum
     moved: float = math.inf  # what rounding may have added to the dual value
     terms: float = math.inf  # the sizes of all terms of the dual value
+    rounding: tuple[float, float] = (math.inf, math.inf)  # its part of the error; that of marginals, for Newton's step
 
 
 class Body(Protocol):
@@ -68,6 +69,9 @@ class Body(Protocol):
 
     def guess(self, residual: F64, found: Any) -> tuple[float, float]:
         """Guess (gap, what hard marginals miss) by the last change of the state."""
+
+    def newton(self) -> Any:
+        """Return Newton's steps that certify what misses hard marginals, None where there are none."""
 
     def metric(self, found: Any) -> F64:
         """Weigh the state's entries, for Anderson's step."""
@@ -107,6 +111,14 @@ class Ascent:
         while len(made) < count and (not made or made[-1].status == "running"):
             made.append(self.one_pass())
         return made
+
+    def restart(self, state: F64) -> None:
+        """Go on from this state, which the guard may drop."""
+        self.next_log_v, self.extrapolated = state, True
+        self.history.clear()
+
+    def newton(self) -> Any:
+        return self.body.newton()
 
     def potentials(self) -> tuple[Any, Body]:
         """Return the last plan, if there is one, and the body, which makes products of it."""

@@ -110,6 +110,9 @@ class Workspace(Protocol):
     def restart(self, log_v: F64) -> None:
         """Go on from this log v on the same K."""
 
+    def newton(self) -> Any:
+        """Return Newton's steps (newton.py) that certify what misses hard marginals, None where passes meet all."""
+
     def newton_product(self) -> Callable[[F64], F64]:
         """Return the product for Newton's step from the last pass, where it makes products."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..penalties import F64
-from ..problem.problem import Common, Problem
+from ..problem.problem import Problem
 from .contract import Stats, Workspace, host, namespace
 from .rules import core
 
@@ -21,8 +21,6 @@ def misses(problem: Any) -> bool:
 
     Not of vectors on a GPU, which are those of a solve between points that skips pairs.
     """
-    if not isinstance(problem, Common):  # of many marginals
-        return False
     rows, cols = problem.rows, problem.cols
     return rows.logarithmic and cols.logarithmic and isinstance(cols.hard, np.ndarray) and bool(cols.hard.any())
 
@@ -33,16 +31,15 @@ class Newton:
     ``y`` is the change of log v by the last one, ``wait`` the number of passes before another is worth its products.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    part: Any = None
+    parts = 1  # of the points, where M connects some with each other only
+
+    def __init__(self, reg: float, weight: F64, rho: F64) -> None:
         ffi, lib = core()
-        self.problem, self.record, n = problem, ffi.new("mapuot_newton *"), problem.shape[1]
-        self.room = np.zeros(lib.mapuot_newton_room(n))
-        lib.mapuot_newton_place(self.record, n, ffi.from_buffer("double *", self.room))
-        w, rows, parts = self.record, problem.rows, problem.parts
-        w.m, w.n, w.reg = int(rows.ranks.sum(problem.shape[0])), n, problem.reg
-        w.hard_rows = rows.rho_range[0] == math.inf
-        self.part = np.ascontiguousarray(parts.cols, np.int32) if parts else None
-        self.parts = parts.count + 1 if parts else 1
+        self.record, n, self.weight, self.rho = ffi.new("mapuot_newton *"), len(weight), weight, rho
+        self.room, w = np.zeros(lib.mapuot_newton_room(n)), self.record
+        lib.mapuot_newton_place(w, n, ffi.from_buffer("double *", self.room))
+        w.n, w.reg = n, reg
         self.y, self.d, self.t = (np.frombuffer(ffi.buffer(x, 8 * n)) for x in (w.y, w.d, w.t))
 
     @property
@@ -57,6 +54,40 @@ class Newton:
     def error_after(self, found: float) -> float:
         """Return the certified error of the pass from log v + y, which has found this error."""
         return float(core()[1].mapuot_newton_error(found, self.record.after))
+
+    def solve(self, found: float, tol: float, log_v: F64, marginal: F64, product: Callable[[F64], F64]) -> str:
+        """Find the step from a pass with the error ``found``, these potentials and marginals; tell how it went.
+
+        ``product(d)`` is P^T ((fi / r) P d) of a pass that met its rows, over all ranks, of one potential -P d, and of
+        many marginals -sum_l P_kl d_l.
+        """
+        ffi, lib = core()
+        w = self.record
+        vectors = [np.ascontiguousarray(x) for x in (marginal, self.weight, self.rho, log_v)]
+        w.marginal, *given = (ffi.from_buffer("double *", x) for x in vectors)
+        w.found, w.tol = found, tol
+        part = ffi.NULL if self.part is None else ffi.from_buffer("int32_t *", self.part)
+        verdict = lib.mapuot_newton_begin(w, *given, part, self.parts)
+        while verdict == lib.MAPUOT_ASKS:
+            self.t[:] = product(self.d)
+            verdict = lib.mapuot_newton_next(w)
+        return VERDICTS[verdict]
+
+
+class ColumnsNewton(Newton):
+    """Steps towards the hard columns of a problem, whose rows each pass meets."""
+
+    def __init__(self, problem: Problem) -> None:
+        rows, cols, parts = problem.rows, problem.cols, problem.parts
+        super().__init__(problem.reg, cols.weight, cols.rho)
+        self.problem, self.record.m = problem, int(rows.ranks.sum(problem.shape[0]))
+        self.record.hard_rows = rows.rho_range[0] == math.inf
+        if parts:
+            self.part, self.parts = np.ascontiguousarray(parts.cols, np.int32), parts.count + 1
+
+    def start(self, workspace: Workspace, backend: Any) -> F64:
+        """Return the log v to go on from."""
+        return np.asarray(backend.to_numpy(workspace.potentials()[1]) + self.y)
 
     def step(self, workspace: Workspace, backend: Any, stat: Stats, tol: float) -> str:
         """Find the step from the last pass; its error takes the place of what columns miss in ``stat``."""
@@ -96,20 +127,3 @@ class Newton:
         s = np.asarray(host(plan.apply_transpose(np.ones(m))))
         apart = float(ranks.sum(float(np.abs(r_met - r).sum()))) / float(s.sum())
         return self.solve(stat.error + apart, tol, log_v, s, product)
-
-    def solve(self, found: float, tol: float, log_v: F64, marginal: F64, product: Callable[[F64], F64]) -> str:
-        """Find the step from a pass that met its rows, with the error ``found`` and these marginals of the columns.
-
-        ``product(d)`` is P^T ((fi / r) P d), of one potential -P d, over all ranks.
-        """
-        ffi, lib = core()
-        w, cols = self.record, self.problem.cols
-        vectors = [np.ascontiguousarray(x) for x in (marginal, cols.weight, cols.rho, log_v)]
-        w.marginal, *given = (ffi.from_buffer("double *", x) for x in vectors)
-        w.found, w.tol = found, tol
-        part = ffi.NULL if self.part is None else ffi.from_buffer("int32_t *", self.part)
-        verdict = lib.mapuot_newton_begin(w, *given, part, self.parts)
-        while verdict == lib.MAPUOT_ASKS:
-            self.t[:] = product(self.d)
-            verdict = lib.mapuot_newton_next(w)
-        return VERDICTS[verdict]

@@ -21,6 +21,7 @@ from ..problem.side import Side
 from ..status import FAILED
 from .coarse import Coarse, Labels
 from .contract import LEAST_MASS, Options, Stats, memory_of, weigh  # noqa: F401 - a word of the contract
+from .newton import ColumnsNewton, misses
 from .operator import CostOperator, parts_of
 
 STALL_PASSES = 250
@@ -322,6 +323,9 @@ class ReferenceWorkspace:
             self.best_error, self.progress_dual = min(self.best_error, error), max(self.progress_dual, dual)
             self.since_best = 0
         return "stalled" if self.since_best >= STALL_PASSES else "running"
+
+    def newton(self) -> Any:
+        return ColumnsNewton(self.problem) if misses(self.problem) else None
 
     def restart(self, log_v: F64) -> None:
         self.next_log_v, self.extrapolated, self.matrix = log_v, False, None

@@ -18,6 +18,7 @@ from ..problem.problem import Problem
 from .boxes import Iterated, Truncation
 from .coarse import Coarse
 from .contract import Options, Stats, Workspace, host, namespace
+from .newton import ColumnsNewton, misses
 from .records import put
 
 STORAGE = {"float64": np.float64, "float32": np.float32}
@@ -197,6 +198,10 @@ class KernelWorkspace(Workspace):
     def progress_of(self, name: str) -> float:
         """A member of mapuot_progress."""
         raise NotImplementedError
+
+    def newton(self) -> Any:
+        """Return what certifies hard columns, None where passes meet all."""
+        return ColumnsNewton(self.problem) if misses(self.problem) else None
 
     def newton_product(self) -> Callable[[F64], F64]:
         """The product for Newton's step from the last pass, where this makes products."""

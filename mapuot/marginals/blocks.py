@@ -14,6 +14,7 @@ them, vectors on the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,10 +139,21 @@ class JointBlocks(CertifiedBody):
 
     def metric(self, state: State) -> F64:
         """Weigh the state's entries, for Anderson's step, by the mass at their points."""
-        assert state.log_s is not None
-        return self.others(np.exp(self.problem.log_weight + state.log_u.flat + state.log_s.flat))
+        return self.others(state.marginals(self.problem))
 
     # ---- products of the plan of a state ----
+
+    def tangent(self, found: State) -> Callable[[F64], F64]:
+        product, places = self.kernel.tangent(self.log_w(found)), [self.problem.places[k] for k in self.order]
+
+        def at_points(d: F64) -> F64:
+            first, *others = product([d[place] for place in places])
+            return self.in_order(first, np.concatenate(others)).flat
+
+        return at_points
+
+    def stepped(self, found: State, y: F64) -> F64:
+        return self.others(found.log_u.flat + y)
 
     def apply(self, i: int, j: int, Y: F64, state: State) -> F64:
         """Return P_ij Y."""
@@ -208,6 +220,20 @@ class Tensor:
             P = xp.exp(L + xp.asarray(rest) + xp.asarray(log_w[0][i0:i1, None]))
             out[slice(i0, i1) if 0 in (i, j) else slice(None)] += host(P.reshape(-1, *self.shape[1:]).sum(others))
         return out if i < j else out.T
+
+    def tangent(self, log_w: list[F64]) -> Callable[[list[F64]], list[F64]]:
+        """Return the product of couplings with numbers of each axis, by the plan's products with vectors."""
+        plan, ndim = self.kernel.operator.take(log_w[0], self.sum_of(log_w[1:])), len(self.shape) - 1
+        others = host(plan.apply_transpose(np.ones(self.shape[0]))).reshape(self.shape[1:])  # their marginal, together
+
+        def product(d: list[F64]) -> list[F64]:
+            x = self.sum_of(d[1:])
+            sums = host(plan.apply_transpose(d[0])).reshape(self.shape[1:]) + others * x.reshape(self.shape[1:])
+            own = [(sums - others * spread(z, m, ndim)) for m, z in enumerate(d[1:])]
+            rest = [z.sum(tuple(k for k in range(ndim) if k != m)) for m, z in enumerate(own)]
+            return [host(plan.apply(x)), *rest]
+
+        return product
 
     def plan_cost(self, log_w: list[F64]) -> float:
         return self.kernel.plan_cost(log_w[0], self.sum_of(log_w[1:]))
@@ -304,6 +330,11 @@ class Triangle:
         third, x = 3 - i - j, [self.xp.asarray(w) for w in log_w]
         through = log_matmul(self.logarithms(i, third) + x[third], self.logarithms(third, j))
         return self.xp.exp(through + self.logarithms(i, j) + x[i][:, None] + x[j])
+
+    def tangent(self, log_w: list[F64]) -> Callable[[list[F64]], list[F64]]:
+        """Return the product of couplings with numbers of each marginal, by the couplings."""
+        P01, P02, P12 = (np.asarray(host(self.pair(*pair, log_w))) for pair in PAIRS)
+        return lambda d: [P01 @ d[1] + P02 @ d[2], P01.T @ d[0] + P12 @ d[2], P02.T @ d[0] + P12.T @ d[1]]
 
     def plan_cost(self, log_w: list[F64]) -> float:
         total = 0.0

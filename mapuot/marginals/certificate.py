@@ -6,12 +6,16 @@ Formulas: docs/mathematics.md, "Many marginals".
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ..ascend.passes import PassCertificate
+from ..backends import Stats
 from ..backends.kernel import UNIT
-from ..backends.rules import plan_error
+from ..backends.newton import GIVES_UP, HOLDS_AFTER, OPEN, Newton
+from ..backends.rules import core, plan_error
 from ..penalties import F64
 from .problem import MultiProblem
 from .state import State, translation
@@ -47,13 +51,15 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
     sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
     root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl) if sound else math.inf
     d = root * root * (1 + 6 * delta) / (reg * mass * (1 - delta)) if sound else math.inf
-    error = (plan_error(d + eta * eta * (0.5 + eta)) + missed / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
+    stored = eta * eta * (0.5 + eta)
+    error = (plan_error(d + stored) + missed / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
     root += eta * math.sqrt(kl) if sound else 0.0  # of the plan itself, by the costs as they are
     whole = root * root * (1 + 6 * delta) + (delta + eta) * mass * price + moved + 2 * eta * reg * mass
     if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.whole)):
         return PassCertificate()
     gap = math.inf if missed > allowed * mass else whole
-    return PassCertificate(gap, error, dual - moved - eta * reg * mass, moved, terms)
+    rounding = plan_error(stored) + 2 * delta, 2 * (delta + slip) * math.sqrt(len(problem.shape))
+    return PassCertificate(gap, error, dual - moved - eta * reg * mass, moved, terms, rounding)
 
 
 def growth(x: float) -> float:
@@ -93,9 +99,76 @@ class CertifiedBody:
         """Move the potentials of each marginal by its number in ``lam``."""
         return state.translated(self.problem, lam)
 
+    def newton(self) -> MarginalsNewton | None:
+        """Return what certifies hard marginals, None where each pass meets the only one."""
+        return MarginalsNewton(self.problem) if len(self.problem.hard) > 1 else None
+
+    def tangent(self, found: State) -> Callable[[F64], F64]:
+        """Return the product of sum_l P_kl d_l, l other than k, at the points of all k, with a whole plan."""
+        raise NotImplementedError
+
+    def stepped(self, found: State, y: F64) -> F64:
+        """Return the state that a step y of all log u leads to, to first order."""
+        raise NotImplementedError
+
     def sweep(self, state: F64, narrow: bool) -> State:
         """Make a pass of a state."""
         raise NotImplementedError
 
     def complete(self, found: State) -> None:
         """Nothing, where each pass finds all marginals."""
+
+
+class MarginalsNewton(Newton):
+    """Steps towards all hard marginals at once, of all that are not free; only a whole plan is certified."""
+
+    def __init__(self, problem: MultiProblem) -> None:
+        given = [k for k, x in enumerate(problem.marginals) if not x.free]
+        self.at = np.concatenate([np.r_[problem.places[k]] for k in given])
+        (weight, self.uneven), self.size = evened(problem), sum(problem.shape)
+        super().__init__(problem.reg, weight[self.at], np.repeat(problem.rho, problem.shape)[self.at])
+        self.hard, self.ends = np.isinf(self.rho), np.cumsum([0, *(problem.shape[k] for k in given)], dtype=np.int64)
+        self.record.marginals = len(given)
+        self.record.start = core()[0].from_buffer("int64_t *", self.ends)
+
+    def step(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:
+        """Find the step from the last pass; its error takes the place of what hard marginals miss in ``stat``."""
+        if workspace.found is None:
+            return GIVES_UP
+        if not workspace.found.whole:
+            workspace.conclude(stat)
+        found, body, record = workspace.found, workspace.body, self.record
+        value = body.certified(found, math.inf)
+        r = found.marginals(body.problem)[self.at]
+        missed = float(np.abs(self.weight - r)[self.hard].sum()) + self.uneven
+        apart, record.rounding = value.rounding
+        product = body.tangent(found)
+
+        def negative(d: F64) -> F64:
+            return np.asarray(-product(self.spread(d))[self.at])
+
+        verdict = self.solve(apart + missed / found.mass, tol, found.log_u.flat[self.at], r, negative)
+        stat.error = float(record.error)
+        return OPEN if verdict == HOLDS_AFTER else verdict  # a state is only near to where the step leads
+
+    def start(self, workspace: Any, backend: Any) -> F64:
+        """Return the state to go on from."""
+        return np.asarray(workspace.body.stepped(workspace.found, self.spread(self.y)))
+
+    def spread(self, d: F64) -> F64:
+        """Put numbers of the points of marginals that are not free among all, 0 at the others."""
+        out = np.zeros(self.size)
+        out[self.at] = d
+        return out
+
+
+def evened(problem: MultiProblem) -> tuple[F64, float]:
+    """Return masses that are equal in each part, for all hard marginals; and by how much they are not as given."""
+    weight, uneven = problem.weight.copy(), 0.0
+    labels = problem.labels or [np.zeros(n, int) for n in problem.shape]
+    masses = {k: np.bincount(labels[k], weight[problem.places[k]], problem.parts) for k in problem.hard}
+    for k, mass in masses.items():
+        wanted = masses[problem.hard[0]]
+        weight[problem.places[k]] *= (wanted / mass)[labels[k]]
+        uneven += float(np.abs(wanted - mass).sum())
+    return weight, uneven

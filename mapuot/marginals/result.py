@@ -35,8 +35,7 @@ class MultiResult(Certified):
         At least objective minus dual value of this very plan; what hard marginals miss is left out. inf while they
         miss more than tol_gap (where there is none: tol) times the mass.
     error_bound : float
-        Certified bound on ``|P - P*|_1 / mass``. Hard marginals count by what they miss, relative to the mass; with one
-        of them that is rounding, and the bound is true; with more the plan's error can be some times that.
+        Certified bound on ``|P - P*|_1 / mass``, by Newton's step where several marginals are hard.
     converged : bool
     status : str
         "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow".

@@ -17,7 +17,7 @@ from ..errors import shown
 from ..problem.sparse import is_sparse
 from ..problem.validate import as_callback, as_count
 from ..route.options import make_options
-from ..route.stages import UNDONE, Route, Stage, climb, in_words
+from ..route.stages import UNDONE, Route, Stage, climb, in_words, newton_words
 from ..status import not_converged, warn_not_converged
 from .blocks import JointBlocks
 from .problem import MultiProblem
@@ -60,8 +60,7 @@ def multimarginal(
     reg_m : float, inf, or one for each marginal
         Marginal penalty, in units of the costs; inf is the balanced constraint. Of a free marginal it is not read.
     tol : float
-        Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this. Hard marginals count by what
-        they miss, see :class:`MultiResult`.
+        Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this.
     tol_gap : float, optional
         Stop also when ``gap <= tol_gap * |dual|`` and hard marginals miss at most ``tol_gap * mass``.
     max_passes : int
@@ -126,7 +125,7 @@ def multimarginal(
     with run.shown():
         done, _ = all_stages(run, problem, way, np.zeros(1))
     clusters = [f"corrected by {run.clusters} clusters"] if run.clusters else []
-    how = in_words(run.reads, len(done) - 1, *clusters)
+    how = in_words(run.reads, len(done) - 1, *clusters, *newton_words(run.products))
     state, body = run.potentials
     result = MultiResult(problem, state, body, run.trace, run.status, how)
     if not result.converged and result.status != "cancelled":

@@ -61,10 +61,14 @@ class State:
     def mass(self) -> float:
         return float(np.exp(self.log_mass)) if self.log_mass < 709 else np.inf
 
-    def marginal(self, problem: MultiProblem, k: int) -> F64:
+    def marginals(self, problem: MultiProblem) -> F64:
+        """Return the marginals at the points of all."""
         assert self.log_s is not None
         with np.errstate(over="ignore"):
-            return np.asarray(np.exp(problem.marginals[k].log_weight + self.log_u[k] + self.log_s[k]))
+            return np.asarray(np.exp(problem.log_weight + self.log_u.flat + self.log_s.flat))
+
+    def marginal(self, problem: MultiProblem, k: int) -> F64:
+        return self.marginals(problem)[problem.places[k]]
 
     def translated(self, problem: MultiProblem, lam: F64) -> State:
         """Move log_u by lam, a number for each marginal and part; the mass grows by e^(sum of lam over marginals)."""

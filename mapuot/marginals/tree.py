@@ -17,6 +17,7 @@ the certificate, of one plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import load
-from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum
+from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of, log_sum
 from ..penalties import F64
 from .certificate import CertifiedBody
 from .coarse import TreeCoarse, serves
@@ -171,6 +172,42 @@ class Tree(CertifiedBody):
         return self.mass_shares
 
     # ---- products of a whole state's plan ----
+
+    def tangent(self, found: State) -> Callable[[F64], F64]:
+        r = found.marginals(self.problem)
+
+        def product(d: F64) -> F64:
+            return r * (self.spread_out(found, d)[0].flat - d)
+
+        return product
+
+    def spread_out(self, found: State, d: F64) -> tuple[PerPoint, dict[int, F64]]:
+        """Return what each point expects of the sum of d over all marginals, and what is expected below each edge."""
+        near, below = PerPoint(d.copy(), self.problem.places), {}
+        for k, parent in self.inner:
+            below[k] = self.expected(found, k, near[k], turned=True)
+            near[parent] += below[k]
+        for k, parent in self.order[1:]:
+            near[k] += self.expected(found, k, near[parent] - below[k], turned=False)
+        return near, below
+
+    def expected(self, found: State, k: int, z: F64, turned: bool) -> F64:
+        """Return what points of k expect of z at its parent's, or turned the parent's of z at those of k."""
+        (x, y), c = self.beliefs(k, found), 2 * largest_of(z)  # z + c > 0 for products on logarithms
+        if c == 0:
+            return np.zeros(len(y if turned else x))
+        log_z, (up, back), fi = np.log(z + c), (found.messages[way][k] for way in ("up", "back")), self.problem.fi[k]
+        if turned:  # by the pass of this edge, whose rows are e^(x + log z) as they find back in y
+            return np.asarray(np.exp(self.kernels[k].through(y, x + log_z + fi * back, fi)[1] - up) - c)
+        return np.asarray(np.exp(self.kernels[k].into_rows(y + log_z)[0] - back) - c)
+
+    def stepped(self, found: State, y: F64) -> F64:
+        near, below = self.spread_out(found, y)
+        out = np.empty(self.ends[-1])
+        for k, parent in self.inner:
+            sent = self.beliefs(k, found)[1] - self.problem.marginals[parent].log_weight
+            out[self.edges[k]] = sent + near[parent] - below[k]
+        return out
 
     def apply(self, i: int, j: int, Y: F64, state: State) -> F64:
         """Return P_ij Y, along the path from j to i: what a marginal expects of Y is what its neighbour expects."""
