@@ -29,23 +29,10 @@ except ImportError as error:  # pragma: no cover
 def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
     """Unbalanced entropic transport cost, differentiable once in a, b and M.
 
-    Parameters
-    ----------
-    M, a, b, reg, reg_m
-        As in `mapuot.torch.sinkhorn_loss`, but JAX arrays; reg and reg_m are numbers, known when jit traces.
-    **options
-        tol, max_passes, precision, threads of `solve_batch`.
-
-    Returns
-    -------
-    value : scalar or (p,) array
-        The dual value, in units of M times mass. Of arrays on a GPU, where CuPy is installed, value and gradient are
-        made there without a copy; under jit and vmap, and for arrays that lie on several devices, on the CPU.
-
-    Raises
-    ------
-    ValueError, TypeError
-        Bad argument; the message names it. From within jit it comes as JAX's error of the callback.
+    Arguments and value are those of `mapuot.torch.sinkhorn_loss`, but JAX arrays; reg and reg_m are numbers, known when
+    jit traces, and options are tol, max_passes, precision and threads of `solve_batch`. Of arrays on a GPU, where CuPy
+    is installed, value and gradient are made there without a copy; under jit and vmap, and for arrays that lie on
+    several devices, on the CPU. From within jit an error comes as JAX's error of the callback.
     """
     settings = as_settings(reg, reg_m, options)
     if isinstance(M, PointCloud):

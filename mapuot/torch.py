@@ -60,11 +60,9 @@ def sinkhorn_loss(
         and never visited, and its gradient is a CSR tensor with the same indices.
     a, b : (m,), (n,) or (p, m), (p, n) tensors, optional
         Masses, >= 0, zeros allowed; one vector serves all problems of a batch; left out: equal masses of sum 1.
-    reg : float
-        Entropic regularisation, > 0, in units of M.
-    reg_m : float, inf, or a pair of them
-        Marginal penalty, in units of M; inf is the balanced constraint (the gradient is then determined up to a
-        constant: it is right for changes that keep the masses equal).
+    reg, reg_m : float > 0; float, inf, or a pair of them
+        In units of M; inf is the balanced constraint (the gradient is then determined up to a constant: it is right for
+        changes that keep the masses equal).
     values : (nnz,) tensor, optional
         Costs in the places of a sparse M, in place of its own, with a gradient of this shape. A CSR tensor that is made
         of values that require grad works, too, but torch's own way from it to them makes a dense matrix.

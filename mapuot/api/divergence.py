@@ -80,10 +80,10 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
         raise ValueError("M_a and M_b must be given together")
     if M_a is not None:
         for name, x in (("M_a", M_a), ("M_b", M_b)):
-            if shape_of(x)[-1:] != shape_of(x)[-2:-1]:
-                raise ValueError(f"{name} must be square, got shape {shape_of(x)}")
+            if np.shape(x)[-1:] != np.shape(x)[-2:-1]:
+                raise ValueError(f"{name} must be square, got shape {tuple(np.shape(x))}")
         return M_a, M_b
-    shape = shape_of(M)
+    shape = tuple(np.shape(M))
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f"M_a and M_b must be given where M is not square, got M of shape {shape}")
     if isinstance(M, Grid):
@@ -97,7 +97,3 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
     if not symmetric:
         raise ValueError("M_a and M_b must be given where M is not symmetric")
     return M, M
-
-
-def shape_of(x: Any) -> tuple[int, ...]:
-    return tuple(x.shape) if hasattr(x, "shape") else np.shape(x)

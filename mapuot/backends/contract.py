@@ -63,7 +63,6 @@ class Options:
     tol_gap: float  # < 0: none
     threads: int | None
     schedule: str = "auto"  # of rows over threads: evenly ("static"), or by their speed
-    by_parts: bool = True  # parts of M that no pair connects have a translation each
     symmetric: bool = False  # rows and columns are the same problem: passes of one potential, log u = log v
 
     @property

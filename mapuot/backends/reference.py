@@ -124,7 +124,7 @@ class ReferenceWorkspace:
         self.coarse = Coarse(self, problem, memory)
         self.matrix: F64 | None = None  # of the coarse correction
         self.extrapolated, self.dropped = False, 0
-        self.parts = problem.parts if options.by_parts and not options.symmetric else None
+        self.parts = None if options.symmetric else problem.parts
         self.rates = tuple(
             None if rho is None or options.symmetric else (0.0 if np.isinf(rho) else problem.reg / rho)
             for rho in (problem.rows.scalar_rho, problem.cols.scalar_rho)

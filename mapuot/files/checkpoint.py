@@ -9,6 +9,7 @@ import math
 import os
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,10 @@ class Checkpoint:
 
 
 def seconds(text: Any) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not found >= 0:
-        raise ValueError(f"MAPUOT_CHECKPOINT_SECONDS must be a number of seconds >= 0, got {shown(text)}")
-    return found
+    with suppress(ValueError):
+        if float(text) >= 0:
+            return float(text)
+    raise ValueError(f"MAPUOT_CHECKPOINT_SECONDS must be a number of seconds >= 0, got {shown(text)}")
 
 
 def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:

@@ -39,19 +39,12 @@ class Grid(Given):
     offset : float or d of them
         Node j of the columns lies at ``offset + spacing * j``.
 
-    Attributes
-    ----------
-    nodes : pair of tuples
-        ``shape`` and ``target``. Masses and reg_m of each point may have these shapes; all vectors of an answer are
-        flat, in C order: ``result.row_marginal.reshape(grid.nodes[0])``.
-    spacing, offset : tuples of d floats
-    scale
-        As given.
-    shape, size, ndim, dtype
-        Those of the matrix.
-
     Notes
     -----
+    ``grid.nodes`` is the pair ``shape`` and ``target``; masses and reg_m of each point may have these shapes. All
+    vectors of an answer are flat, in C order: ``result.row_marginal.reshape(grid.nodes[0])``; ``grid.shape`` is that of
+    the matrix.
+
     Penalties are KL and balanced, the reference is a b^T or ones, and passes are float64, all in one process; with
     ``backend="cuda"`` their products are made on the GPU. The plan, and what lists its entries (``top_k``, ``sparse``,
     ``sample``), is refused where it is too large; ``apply``, ``barycentric_map``, ``push`` and ``cost`` need no entry.

@@ -105,7 +105,7 @@ class HostWorkspace(KernelWorkspace):
     def part_columns(self, problem: Problem) -> tuple[Any, F64] | None:
         """Where no pair connects some parts of M: which each column belongs to; each has a translation of its own."""
         parts = problem.parts
-        if parts is None or not (self.options.by_parts and self.limits.mu_rate > 0):
+        if parts is None or not self.limits.mu_rate > 0:
             return None
         self.limits.lam_rate = 0.0
         found = np.ascontiguousarray(parts.cols, np.int32), np.empty(2 * (parts.count + 1))
