@@ -130,6 +130,8 @@ def climb(C, a, reg, rho, given, log_u):
         diagonal = target * rate + r
         scale = 1 / np.sqrt(diagonal)
         H = hessian(P, given, diagonal) * scale[:, None] * scale
+        if not np.isfinite(H).all():
+            raise UnsolvedError("the oracle left float64")
         step = scale * np.linalg.lstsq(H, scale * (target - r), rcond=1e-14)[0]
         if np.abs(step).max() < 1e-13:
             break
