@@ -110,6 +110,7 @@ def test_a_star_of_many_rays_converges(rho):
 
 def solved_in(costs, masses, *axes, **options):
     """(the result, bytes at the peak of the solve and of the coupling of these axes)."""
+    mapuot.multimarginal({(0, 1): np.eye(2)}, [np.ones(2)] * 2, reg=1.0, reg_m=1.0).pair(0, 1)  # imports
     tracemalloc.start()
     result = mapuot.multimarginal(costs, masses, **options)
     if axes:
