@@ -117,9 +117,6 @@ def test_patched_several_targets_keep_pots_reference(patched):
     assert_allclose(ours, ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0), rtol=1e-4)
 
 
-# how near the answers are
-
-
 # what the caller hears
 
 
