@@ -190,7 +190,7 @@ def as_columns(X: Any, length: int, name: str) -> tuple[Any, bool]:
     """(length, d) float64 on the device, C order, and whether it came as a vector."""
     if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
         check_columns(X, length, name)
-        return on_device(X.ravel())[0].reshape(length, X.size // max(1, length)), X.ndim == 1
+        return on_device(X.ravel())[0].reshape(X[:, None].shape if X.ndim == 1 else X.shape), X.ndim == 1
     X = cp.asarray(asarray(X), dtype=np.float64)
     check_columns(X, length, name)
     return cp.ascontiguousarray(X[:, None] if X.ndim == 1 else X), X.ndim == 1
