@@ -47,10 +47,10 @@ class NarrowPoints:
 
     error = 0.0
 
-    def __init__(self, problem: Problem, exact: tuple[F64, F64] | None = None) -> None:
-        """``exact``: what `centred` tells, where that is known."""
+    def __init__(self, problem: Problem, size: float, exact: tuple[F64, F64] | None = None) -> None:
+        """``size``: what `fitting` tells; ``exact``: what `centred` does, where that is known."""
         cloud, reg = problem.cost.cloud, problem.reg
-        self.problem, self.size, form = problem, sum(sizes(problem)), cloud.core[0].form
+        self.problem, self.size, form = problem, size, cloud.core[0].form
         products = form == "squares" and cloud.dim > DIFFERENCES
         self.form = FORMS["products" if products else form or "squares"]
         x, y = centred(cloud, reg) if exact is None else exact
@@ -149,11 +149,12 @@ def product_error(problem: Problem) -> float:
     return float(2.0**-53 * (9 * problem.cost.cloud.dim + 40) * problem.M_max / problem.reg)
 
 
-def suits(problem: Problem) -> bool:
-    """Tell whether float32 passes can make this problem's rows."""
+def fitting(problem: Problem) -> float | None:
+    """Return the sum of ``sizes`` where float32 passes can make this problem's rows, else None."""
     if problem.cost.operator != "points" or problem.c is not None or problem.cost.cloud.core[0].form is None:
-        return False
-    return entry_error(problem, sum(sizes(problem))) <= MOST_ERROR
+        return None
+    size = sum(sizes(problem))
+    return size if entry_error(problem, size) <= MOST_ERROR else None
 
 
 def entry_error(problem: Problem, size: float, scalings: tuple[F64, F64] | None = None) -> float:

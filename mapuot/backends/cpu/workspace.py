@@ -97,7 +97,8 @@ class HostWorkspace(KernelWorkspace):
     def storage(self) -> str:
         """What K is held in where it is another than was asked for."""
         problem, dtype, kind = self.problem, self.dtype, self.problem.cost.operator
-        coarse = kind == "points" and not narrow_points.suits(problem)
+        self.size = narrow_points.fitting(problem) if dtype != "float64" else None
+        coarse = kind == "points" and self.size is None
         if coarse or (kind == "pairs" and limits_of(problem, self.options, dtype, NARROW_NOISE)["finer"]):
             return "float64"  # no pass makes K's entries of stored pairs anew
         return dtype
@@ -115,9 +116,9 @@ class HostWorkspace(KernelWorkspace):
 
     def float32_points(self, cost: Cost, state: Any) -> narrow_points.NarrowPoints | None:
         """What narrow passes make their rows of, told to the core; None of a cost that is no points."""
-        if cost.operator != "points":
+        if self.size is None:
             return None
-        points = narrow_points.NarrowPoints(self.problem)
+        points = narrow_points.NarrowPoints(self.problem, self.size)
         d, ld = points.y.shape
         self.packed = np.ascontiguousarray(points.y.reshape(d, ld // PAD, PAD).swapaxes(0, 1))
         state.narrow_points.d, state.narrow_points.form = d, points.form

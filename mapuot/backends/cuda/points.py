@@ -181,11 +181,11 @@ class PointWorkspace(DeviceWorkspace):
         self.expands = self.quick and expansion <= QUICK_ERROR
         self.powers_error = QUICK_ERROR + (expansion if self.expands else 0.0)
         self.quick_error = self.powers_error * self.quick  # of an entry of float64 passes
-        suits = options.precision != "float64" and narrow_points.suits(problem)
-        xp = namespace(problem.rows.weight)
-        self.exact = narrow_points.centred(self.cloud, problem.reg, xp) if suits or self.expands else None
-        if suits:
-            self.narrow_points = narrow_points.NarrowPoints(problem, self.exact)
+        size = narrow_points.fitting(problem) if options.precision != "float64" else None
+        known, xp = size is not None or self.expands, namespace(problem.rows.weight)
+        self.exact = narrow_points.centred(self.cloud, problem.reg, xp) if known else None
+        if size is not None:
+            self.narrow_points = narrow_points.NarrowPoints(problem, size, self.exact)
         self.tiled = self.cloud.dim > DIM and not problem.masked and skip is None
         super().__init__(problem, options, skip)
         self.exact = None
