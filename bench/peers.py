@@ -49,7 +49,9 @@ def certify(answer: Answer, case: Case) -> float:
         return math.inf
     gap = 0.0
     for t, marginal, log_x in ((a, r, on_host(log_u)), (b, s, on_host(log_v))):
-        gap += float(penalties.gap_term("kl", reg * log_x, marginal, t, np.full(len(t), rho), None).sum())
+        used = t > 0
+        terms = penalties.gap_term("kl", reg * log_x[used], marginal[used], t[used], np.full(used.sum(), rho), None)
+        gap += float(terms.sum())
     return error_of(gap, reg * mass)
 
 
