@@ -138,6 +138,8 @@ def test_what_cannot_be_met_is_not_certified():
     verdict, w, _ = step(P, np.zeros(2), np.array([0.6, 0.4]), 1.0, 1e-6)
     assert verdict in (lib.MAPUOT_OPEN, lib.MAPUOT_GIVES_UP)
     assert w.error >= 0.2  # the best plan has .1 in a pair where this one has nothing
+    verdict, *_ = step(np.array([[0.5, 0.0], [0.5, 0.0]]), np.zeros(2), np.array([0.9, 0.1]), 1.0, 1e-6)
+    assert verdict == lib.MAPUOT_GIVES_UP  # a column without mass is in no equation
 
 
 @pytest.mark.parametrize("method", ["auto", "translation_invariant", "sinkhorn", "map-uot"])

@@ -80,11 +80,9 @@ def lanes() -> list[Lane]:
     found += [Lane(f"{how} reference", how, "reference", share=0.2) for how in ("cold", "warm", "batch")]
     for how in OVER_RANKS:
         found += [Lane(f"{how} {count}", how, ranks=count, share=0.3) for count in (2, 3) if has_mpi()]
-    cuda = has_gpu()
+    on_gpu = ("", 1.0) if has_gpu() else (" on cpu", 0.02)
     for how in ("cold", "warm", "batch", "path", "sparse", "points", "truncated"):
-        found.append(
-            Lane(f"{how} cuda" + " on cpu" * (not cuda), how, "cuda", emulated=not cuda, share=1.0 if cuda else 0.02)
-        )
+        found.append(Lane(f"{how} cuda{on_gpu[0]}", how, "cuda", emulated=bool(on_gpu[0]), share=on_gpu[1]))
     return found
 
 
@@ -123,8 +121,6 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=core_count(), help="processes at once")
     parser.add_argument("--largest", type=int, default=12, help="points of a side, most of the time")
     parser.add_argument("--index", type=int, help="this trial of each path only")
-    parser.add_argument("--log", type=Path, help="add counts and failures to this file as they come")
-    parser.add_argument("--list", action="store_true", help="list the paths")
     return parser.parse_args(words)
 
 
@@ -132,9 +128,6 @@ def main(words: list[str]) -> int:
     args = arguments(words)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, and its children
     chosen = wanted(lanes(), args.only.split(","))
-    if args.list:
-        print("\n".join(lane.name for lane in chosen))
-        return 0
     begun = time.perf_counter()
     jobs = []
     for lane in chosen:
@@ -149,10 +142,6 @@ def main(words: list[str]) -> int:
         for task in as_completed(tasks):
             lane, answer = tasks[task], task.result()
             totals[lane.name].update(answer.get("totals", {}))
-            lines = [{"totals": answer.get("totals", {})}, *answer["failures"]]
-            if args.log:
-                with args.log.open("a") as log:
-                    log.writelines(json.dumps({"path": lane.name, "seed": args.seed, **x}) + "\n" for x in lines)
             for name, value in answer.get("worst", {}).items():
                 worst[lane.name][name] = max(worst[lane.name].get(name, 0.0), value)
             for failure in answer["failures"]:

@@ -1,8 +1,7 @@
 """``python -m soak --minutes 60``: trials of all kinds in random order; counts, memory, and the seed of what failed.
 
     --minutes N    how long (60)        --seed N    of the first trial; trial k of a run has seed + k
-    --only KIND    one kind             --once      one trial of each kind
-    --tell N       minutes between two tables (5)
+    --only KIND    one kind             --tell N    minutes between two tables (5)
 
 SIGTERM and Ctrl-C end it after the present trial. Exit code 1 where a trial failed, or where the memory of this process
 grew by more than GROWTH after the first tenth.
@@ -74,13 +73,7 @@ class Soak:
         seeds = f"seeds {self.first_seed} to {self.seed - 1}"
         more = "".join(f", {count} {what}" for what, count in sorted(counts.items()))
         print(f"{self.made.total()} trials in {self.seconds / 60:.1f} min, {seeds}{more}")
-        peak, children = (
-            resource.getrusage(x).ru_maxrss / 1024 for x in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        )
-        now = resident()
-        first = now if self.first is None else self.first
-        print(f"memory after a tenth of the time {first:.1f} MiB, now {now:.1f}")
-        print(f"at most {peak:.1f} MiB, children {children:.1f} MiB\n", flush=True)
+        print(f"MiB after a tenth of the time and now: {self.first or 0:.1f}, {resident():.1f}\n", flush=True)
 
 
 def main():
@@ -89,15 +82,13 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tell", type=float, default=5)
     parser.add_argument("--only", choices=[*KINDS])
-    parser.add_argument("--once", action="store_true")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     soak = Soak([given.only] if given.only else [*KINDS], given.seed)
     order, seconds, next_table = np.random.default_rng(given.seed), 60 * given.minutes, 60 * given.tell
-    once = [*reversed(soak.kinds)]
-    while not soak.told and soak.kinds and (once if given.once else soak.seconds < seconds):
+    while not soak.told and soak.kinds and soak.seconds < seconds:
         weights = np.array([WEIGHTS.get(kind, 2) for kind in soak.kinds], float)
-        soak.trial(once.pop() if given.once else str(order.choice(soak.kinds, p=weights / weights.sum())))
+        soak.trial(str(order.choice(soak.kinds, p=weights / weights.sum())))
         if soak.first is None and soak.seconds > seconds / 10:
             soak.first = resident()
         if soak.seconds > next_table:
