@@ -75,21 +75,24 @@ def bounds(P, log_v, b, fi, rho, symmetric, extra, w, at):
 
 
 @pytest.mark.parametrize("tol", [0.3, 1e-2, 1e-4, 1e-300])
-@pytest.mark.parametrize("apart", [3.0, 0.2, 1e-3, 1e-9])
+@pytest.mark.parametrize("apart", [3.0, 0.2, 1e-3, 1e-9, 1e-15])
 @pytest.mark.parametrize("extra", [0.0, 1e-4, 0.1])
 @pytest.mark.parametrize("kind", ["hard rows", "soft rows", "soft columns", "some soft columns", "symmetric"])
 def test_a_bound_has_all_its_terms(kind, extra, apart, tol):
     for seed in range(3):
         P, log_v, best, fi = near_optimum(seed, 2.0 if kind == "soft rows" else np.inf, apart)
         b, symmetric = best.sum(0) * (1 + 1e-5 * (kind == "hard rows")), kind == "symmetric"
+        if kind == "soft rows":  # all columns ask for more, or for less
+            b *= np.exp(2 * apart * (-1) ** seed)
         rho = np.full(12, 0.7 if kind == "soft columns" else np.inf)
         rho[::3] = 0.4 if "soft columns" in kind else np.inf
         if symmetric:
             P, b = P.T @ P, (P.T @ P).sum(0) * np.exp(0.1 * apart * log_v)
         _, w, at = step(P, log_v, b, fi, tol, rho, symmetric, extra)
         error, after, least = bounds(P, log_v, b, fi, rho, symmetric, extra, w, at)
-        assert w.error == pytest.approx(error, rel=1e-6)
-        assert w.after == pytest.approx(after, rel=1e-6)
+        near = 1e-6 if apart > 1e-12 else 0.3  # what is left is rounding
+        assert w.error == pytest.approx(error, rel=near)
+        assert w.after == pytest.approx(after, rel=near)
         assert w.products < 2 or least * 0.94 <= w.curvature <= least * 1.001
 
 
