@@ -170,7 +170,7 @@ def barycenter(
     A, M, reg, rho = checked(A, M, reg, reg_m)
     if debiased and not M.symmetric(load("cpu")):
         raise ValueError("M must be symmetric, to the last bit, for a debiased barycenter: take (M + M.T) / 2")
-    kernel, options, found = products(M, reg), make_options("auto", "float64", tol, None, None), []
+    kernel, options, found = KernelProducts(M, reg), make_options("auto", "float64", tol, None, None), []
     callback, weightings = as_callback(callback), np.atleast_2d(table / table.sum(-1, keepdims=True))
     for w, start in zip(weightings, starts_of(warm_start, A, reg, len(weightings)), strict=True):
         lacking = PartMasses(M, A, w).lacking if M.operator == "pairs" and rho == np.inf else None
@@ -257,8 +257,8 @@ class PartMasses:
 class KernelProducts:
     """Products with K = exp(-M / reg) and its transpose on logarithms, for x (p, n)."""
 
-    def __init__(self, cost: Any, reg: float, low: float, high: float) -> None:
-        """``low``, ``high``: the range of the costs."""
+    def __init__(self, cost: Any, reg: float) -> None:
+        low, high = cost.finite_range(load("cpu"))[:2]
         self.cost, self.reg, self.low, self.spread = cost, reg, low / reg, (high - low) / reg
         self.operator = load("cpu").operator_of(cost, reg)
         self.reads = {"tiles": "dense K"}.get(cost.operator, cost.operator)
@@ -307,14 +307,6 @@ class KernelProducts:
         return np.asarray(log_matmul(self.costs[turned], x.T).T)
 
 
-def products(M: Any, reg: float) -> KernelProducts:
-    """Make the products with exp(-M / reg)."""
-    if M.operator == "products":
-        return KernelProducts(M, reg, *M.range(load("cpu"))[:2])
-    costs = M.data if M.operator == "pairs" else M.array
-    return KernelProducts(M, reg, float(costs.min()), float(costs.max()))
-
-
 def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, float]:
     """(A, M, reg, reg_m): p histograms and a finite square cost."""
     M = cost_of(M)
@@ -326,11 +318,10 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, floa
         raise TypeError(f"A must hold real numbers, got dtype {A.dtype}")
     if not np.isfinite(A).all() or (A < 0).any() or not (A.sum(1) > 0).all():
         raise ValueError("A must be finite and >= 0 with positive mass in each histogram")
-    costs = None if M.operator == "products" else M.data if M.operator == "pairs" else M.array
-    if costs is not None and not np.isfinite(costs).all():
-        raise ValueError("M must be finite")
-    if costs is not None and not costs.size:
+    if not M.size:
         raise ValueError("M must store a pair, got a sparse matrix with none")
+    if any(M.finite_range(load("cpu"))[2:4]):
+        raise ValueError("M must be finite")
     reg = as_positive(reg, "reg")
     rho = as_float(reg_m, "reg_m")
     return A, M, reg, rho if rho == np.inf else as_positive(rho, "reg_m")

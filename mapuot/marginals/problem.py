@@ -79,10 +79,13 @@ class MultiProblem:
     threads: int | None = None
 
     @property
+    def pairs_only(self) -> bool:
+        return bool(self.edges) and all(x.operator == "pairs" for x in self.edges.values())
+
+    @property
     def narrow(self) -> bool:
         """Tell whether the first passes may sum in float32; passes over stored pairs and on a GPU do not."""
-        pairs_only = self.edges and all(x.operator == "pairs" for x in self.edges.values())
-        return self.storage == "float32" and self.xp is np and not pairs_only
+        return self.storage == "float32" and self.xp is np and not self.pairs_only
 
     @cached_property
     def parts(self) -> int:
@@ -211,8 +214,7 @@ class MultiProblem:
         """What passes read, in the words of `MultiResult.how`."""
         if self.storage == "made":
             return "rows made from the costs"
-        pairs_only = self.edges and all(x.operator == "pairs" for x in self.edges.values())
-        return f"{self.storage} {'products' if self.kind == 'triangle' else 'pairs' if pairs_only else 'tiles'}"
+        return f"{self.storage} {'products' if self.kind == 'triangle' else 'pairs' if self.pairs_only else 'tiles'}"
 
     @cached_property
     def kind(self) -> str:

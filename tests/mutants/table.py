@@ -363,7 +363,7 @@ TABLE = {
     },
     "mapuot/marginals/certificate.py": {
         "core/test_edges.py::test_what_is_missing_of_many_marginals_counts": [
-            ("plan_error(d + eta * eta * (0.5 + eta)) + missed / mass", "plan_error(d)"),
+            ("plan_error(d + stored) + missed / mass", "plan_error(d)"),
             ("root * root * (1 + 6 * delta) / (reg * mass * (1 - delta))", "0.1 * root * root / (reg * mass)"),
             ("(2 * delta + slip) * math.sqrt(kl)", "0.0"),
             ("moved = reg * mass * delta + slipped", "moved = slipped"),
