@@ -510,6 +510,24 @@ def test_a_stalled_solve_tells_its_marginals():
     check(result, costs, masses, 0.05, [20.0] * 5, result.problem.shape)
 
 
+def test_a_pass_that_fails_certifies_nothing(monkeypatch):
+    """Where no kernel holds a state; the next products with its kernels are plain again, whatever it was made for."""
+    costs, masses = drifting(1.0)
+    failed, swept = [], Tree.swept
+
+    def fails(self, state, narrow):
+        if self.coarse.labelled:
+            failed.append(self)
+            raise StaleError
+        return swept(self, state, narrow)
+
+    monkeypatch.setattr(Tree, "swept", fails)
+    with pytest.warns(mapuot.ConvergenceWarning):
+        result = mapuot.multimarginal(costs, masses, reg=0.002, reg_m=1.0)
+    assert (result.status, result.error_bound, result.dual) == ("underflow", np.inf, -np.inf)
+    assert not any(kernel.operator.state.coarse.labelled for kernel in failed[-1].kernels.values())
+
+
 def test_costs_below_zero_hide_no_mass():
     """Entries of a kernel above 1, up to e^238 here, would bring back what is flushed of factors that span 1e-150."""
     converged, _ = one_random(1689)
