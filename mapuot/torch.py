@@ -160,18 +160,17 @@ class SinkhornLoss(torch.nn.Module):
     torch.Size([8, 5])
     """
 
+    loss = staticmethod(sinkhorn_loss)
+
     def __init__(self, *, reg: float, reg_m: Any, reduction: str = "mean", **options: Any) -> None:
         super().__init__()
         self.reg, self.reg_m, self.options = as_positive(reg, "reg"), reg_m, options
         self.reduction = as_choice(reduction, "reduction", ("mean", "sum", "none"))
 
     def forward(self, M: Any, a: Any = None, b: Any = None, **more: Any) -> Any:
-        values = self.values(M, a, b, **more)
+        """Return the value; ``more``: what else the function takes, ``values`` or ``M_a`` and ``M_b``."""
+        values = self.loss(M, a, b, reg=self.reg, reg_m=self.reg_m, **more, **self.options)
         return values if self.reduction == "none" else getattr(values, self.reduction)()
-
-    def values(self, M: Any, a: Any, b: Any, values: Any = None) -> Any:
-        """Return one value, or one a problem; ``values`` are costs in the places of a sparse M."""
-        return sinkhorn_loss(M, a, b, reg=self.reg, reg_m=self.reg_m, values=values, **self.options)
 
     def extra_repr(self) -> str:
         return f"reg={self.reg}, reg_m={self.reg_m}, reduction={self.reduction!r}"
@@ -180,9 +179,7 @@ class SinkhornLoss(torch.nn.Module):
 class SinkhornDivergence(SinkhornLoss):
     """`sinkhorn_divergence` as a module: ``SinkhornDivergence(reg=..., reg_m=...)(M, a, b, M_a=None, M_b=None)``."""
 
-    def values(self, M: Any, a: Any, b: Any, M_a: Any = None, M_b: Any = None) -> Any:
-        """Return one value, or one a problem."""
-        return sinkhorn_divergence(M, a, b, reg=self.reg, reg_m=self.reg_m, M_a=M_a, M_b=M_b, **self.options)
+    loss = staticmethod(sinkhorn_divergence)
 
 
 class SamplesLoss(torch.nn.Module):

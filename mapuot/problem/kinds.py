@@ -25,18 +25,12 @@ def own_cost(
     ranks.place(backend.__name__, M, a, b)
     source = cost_of(opened(M))
     a, b, reg_m = as_vectors(source, a, b, reg_m)
-    reference = reference if isinstance(reference, str) else kind_of(reference)
-    check_agreement(ranks, a, b, reg_m, backend=backend.__name__, M=kind_of(source), reference=reference, **common)
+    if ranks.size > 1:
+        reference = reference if isinstance(reference, str) else kind_of(reference)
+        ranks.same(backend=backend.__name__, M=kind_of(source), reference=reference, **common)
+        rho_a, rho_b = as_pair(reg_m, "reg_m")
+        ranks.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho_a) else rho_a, "reg_m[1]": rho_b})
     return as_cost(source, backend, ranks, a, b), a, b, reg_m
-
-
-def check_agreement(ranks: Ranks, a: Any, b: Any, reg_m: Any, **common: Any) -> None:
-    """Raise where ranks were given different common arguments, or different masses or reg_m of the columns."""
-    if ranks.size == 1:
-        return
-    ranks.same(**common)
-    rho_a, rho_b = as_pair(reg_m, "reg_m")
-    ranks.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho_a) else rho_a, "reg_m[1]": rho_b})
 
 
 def kind_of(source: Any) -> str:
