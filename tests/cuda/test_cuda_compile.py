@@ -59,13 +59,13 @@ def one_read(m, n, dtype="float32"):
     return "fused_pass.cu", options, {"fused_pass": (registers, 0), "join_streams": (64, 0)}
 
 
-def blocks(m, n, narrow):
+def blocks(m, n, narrow, **more):
     """A batch: what spills is of the column half, once a pass."""
     options = kernels.small_options((m, n), narrow)
     registers = 65536 // (16 * options["GROUPS"] * options["RESIDENT"])
     name = "batch_narrow" if narrow else "batch_solve"
     limits = {name: (registers, 48 if narrow else 700)}
-    return f"{name.replace('_solve', '')}.cu", {"COST": 1, **options}, limits
+    return f"{name.replace('_solve', '')}.cu", {"COST": 1, **options, **more}, limits
 
 
 def finish(options, spilled=200):
@@ -184,7 +184,10 @@ MORE = {  # what only other architectures or rare options compile otherwise
         f"streams {cost} {masked}": ("stream.cu", {"STORE": 1, "COST": cost, "REFERENCE": 1, "MASKED": masked}, STREAM)
         for cost, masked in ((0, 0), (0, 1))
     },
-    **{f"batch {narrow}": blocks(128, 128, narrow) for narrow in (True, False)},
+    **{
+        f"batch {narrow} {one}": blocks(128, 128, narrow, ONE_POTENTIAL=one)
+        for narrow in (True, False) for one in (0, 1)
+    },
     **{
         f"log_matmul {wide} {tile}": ("log_matmul.cu", {"WIDE": wide, "TILE": tile}, {"log_sums": (255, 0)})
         for wide, tile in ((0, 32), (0, 64), (1, 32))
