@@ -101,6 +101,23 @@ def test_bounds_between_boxes_of_one_point_each_are_reached(far):
     assert share.error >= plan_error(1e-3)
 
 
+@pytest.mark.parametrize(("p", "q"), [(60.0, 60.0), (60.0, -60.0), (90.0, 10.0), (-10.0, 90.0)])
+def test_bounds_hold_for_potentials_of_any_slopes(p, q):
+    """Both sides rise along the boxes: together, against each other, one of them alone."""
+    rng = np.random.default_rng(0)
+    cloud = mapuot.PointCloud(rng.random((48, 2)), rng.random((48, 2)), truncate=2.0)
+    task = in_boxes(Problem.from_arrays(cloud, None, None, 0.1, 1.0, "kl", "product", cpu), False, 16).problem
+    x, y = np.asarray(task.cost.rows), np.asarray(task.cost.targets)
+    log_u, log_v = x @ [p, -p], y @ [q, -q]
+    P = np.exp(log_u[:, None] + log_v - ((x[:, None] - y) ** 2).sum(2) / 0.1) / 48**2
+    state, found = Iterated(log_u, log_v, P.sum(1), P.sum(0)), Boxes(task, cpu.native.SERIAL)
+    _, _, arrays = found.take(state)
+    _, row_mass, col_mass = found.sweep(arrays)  # nothing is kept
+    blocks = P.reshape(3, 16, 3, 16).sum((1, 3)) / P.sum()
+    assert (row_mass[:3] >= blocks.sum(1) * (1 - 1e-12)).all()
+    assert (col_mass[:3] >= blocks.sum(0) * (1 - 1e-12)).all()
+
+
 def test_what_skipped_mass_costs_a_kl_side_is_reached():
     """rho (KL(r + t | q) - KL(r | q)), where all of t is skipped; sides with a hard point have no such bound."""
     task, found, state, _ = repeated(reg_m=(0.7, 2.0))

@@ -88,7 +88,8 @@ def test_a_bound_has_all_its_terms(kind, extra, apart, tol):
         rho[::3] = 0.4 if "soft columns" in kind else np.inf
         if symmetric:
             P, b = P.T @ P, (P.T @ P).sum(0) * np.exp(0.1 * apart * log_v)
-        _, w, at = step(P, log_v, b, fi, tol, rho, symmetric, extra)
+        verdict, w, at = step(P, log_v, b, fi, tol, rho, symmetric, extra)
+        assert (verdict == lib.MAPUOT_HOLDS) == (w.error <= tol)
         error, after, least = bounds(P, log_v, b, fi, rho, symmetric, extra, w, at)
         near = 1e-6 if apart > 1e-12 else 0.3  # what is left is rounding
         assert w.error == pytest.approx(error, rel=near)
