@@ -6,19 +6,23 @@ first one draws. What is drawn of a plan comes block by block: no function holds
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from .answer.result import Result
 from .answer.tensors import taken
+from .api.log_matmul import log_matmul
 from .backends.contract import host
 from .penalties import F64
+from .problem.grid import GridCosts
 from .problem.sparse import is_sparse
 from .problem.validate import as_array, as_choice, as_count, as_share, check_kind
 
 GIVEN, MOVED, LOST = "#9aa5b1", "#1f5fa8", "#c8502d"  # grey, blue, rust: told apart by all eyes
+MOST_SLICES = 1 << 24  # pairs of slices of a grid at most
 MOST_CELLS = 400  # of a picture of the plan, to a side
 LEAST = 1e-17  # errors below are drawn there
 
@@ -81,6 +85,9 @@ def coarse_plan(result: Result, most: int = MOST_CELLS) -> F64:
     """Add up the plan's mass between at most ``most`` runs of rows and of columns."""
     result = taken(result, "result")
     m, n = result.problem.shape
+    if isinstance(result.problem.cost, GridCosts) and (sums := sums_of_slices(result, most)) is not None:
+        rows, cols = (cells(length, most) for length in sums.shape)
+        return np.asarray(np.add.reduceat(np.add.reduceat(sums, rows, axis=0), cols, axis=1))
     rows, cols = cells(m, most), cells(n, most)
     out = np.zeros((len(rows), len(cols)))
     for i0, block in result._blocks():
@@ -92,6 +99,29 @@ def coarse_plan(result: Result, most: int = MOST_CELLS) -> F64:
         narrow = np.add.reduceat(np.asarray(block, np.float64), cols, axis=1)
         np.add.at(out, np.searchsorted(rows, np.arange(i0, i0 + len(block)), side="right") - 1, narrow)
     return out
+
+
+def sums_of_slices(result: Result, most: int) -> F64 | None:
+    """Add up the plan of a grid between its slices, by products along the other axes; None where these are many.
+
+    A slice has the nodes of one place on the leading axes, of as many as have at most ``most`` places, but of one.
+    """
+    problem, cost = result.problem, cast(GridCosts, result.problem.cost)
+    log_a, log_b = problem.exponents(result.log_u, result.log_v)
+    few = [k for k in range(1, len(cost.axes)) if max(math.prod(nodes[: k + 1]) for nodes in cost.nodes) <= most]
+    lead = 1 + len(few)
+    counts = [math.prod(nodes[:lead]) for nodes in cost.nodes]
+    if math.prod(counts) > MOST_SLICES:
+        return None
+    x = log_b.reshape(counts[1], *cost.nodes[1][lead:])
+    for k, C in enumerate(cost.axes[lead:], 1):
+        turned = x.swapaxes(0, k)
+        found = log_matmul(C / -problem.reg, turned.reshape(len(turned), -1))
+        x = found.reshape(-1, *turned.shape[1:]).swapaxes(0, k)
+    sums = log_matmul(log_a.reshape(counts[0], -1), x.reshape(counts[1], -1).T)
+    shape, target = (nodes[:lead] for nodes in cost.nodes)
+    between = GridCosts(shape, cost.spacing[:lead], cost.scale, target=target, offset=cost.offset[:lead])
+    return np.asarray(np.exp(sums - between.read(0, counts[0]) / problem.reg))
 
 
 def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:

@@ -34,6 +34,26 @@ def solved():
     return mapuot.solve(M, np.full(30, 1 / 30), np.full(23, 2 / 23), reg=0.02, reg_m=0.3), x, y
 
 
+@pytest.mark.parametrize("nodes", [(7, 6), (5, 4, 3), (30,), (9, 2, 2)], ids=str)
+@pytest.mark.parametrize("most", [400, 8, 3])
+def test_the_plan_of_a_grid_is_added_up_by_slices(monkeypatch, nodes, most):
+    rng, target = np.random.default_rng(0), tuple(n + 1 for n in nodes)
+    a, b = rng.random(nodes), rng.random(target)
+    a.flat[3] = 0.0
+    result = mapuot.solve(mapuot.Grid(nodes, 0.2, target=target), a, b, reg=0.05, reg_m=1.0)
+    plan = result.plan
+    monkeypatch.setattr(type(result), "_blocks", None)  # no block of the plan is made
+    sums = plot.coarse_plan(result, most)
+    whole = plan.shape if max(plan.shape) <= most else sums.shape
+    assert sums.shape == whole
+    lead = next(k for k in (3, 2, 1) if k == 1 or np.prod(target[:k]) <= most)
+    slices = [np.arange(int(np.prod(x))) // int(np.prod(x[lead:])) for x in (nodes, target)]
+    cells = [s if s[-1] < most else np.searchsorted(plot.cells(s[-1] + 1, most), s, side="right") - 1 for s in slices]
+    want = np.zeros_like(sums)
+    np.add.at(want, np.ix_(*cells), plan)
+    np.testing.assert_allclose(sums, want, rtol=1e-12, atol=1e-300)
+
+
 def test_convergence_draws_the_trace(solved):
     result = solved[0]
     ax = plot.convergence(result)
