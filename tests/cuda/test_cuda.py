@@ -6,7 +6,7 @@ from matrix import ARRAYS, TOLS, cells, check
 from problems import pairs
 from scipy import sparse
 
-from mapuot import PointCloud, solve, solve_batch
+from mapuot import PointCloud, SeededMask, solve, solve_batch
 from mapuot.backends import Options, reference
 from mapuot.files import load_checkpoint
 from mapuot.problem.problem import Problem
@@ -314,6 +314,24 @@ def test_answers_lie_where_the_cost_does(form):
     for function, M in ((solve, there), (solve_batch, [there] * 2)) if of_csr else ():
         with pytest.raises(TypeError, match="M must not lie on a GPU for backend 'cpu'"):
             function(M, a, b, reg=0.1, reg_m=1.0, backend="cpu")
+
+
+@pytest.mark.parametrize("kind", ["C", "F", "masked", "reference"])
+def test_pairs_are_drawn_where_the_cost_is(kind):
+    """By chi-square of 37 x 71 pairs against the plan."""
+    rng, size = np.random.default_rng(0), 20_000
+    M = ((rng.random((37, 1, 2)) - rng.random((71, 2))) ** 2).sum(-1)
+    M[3, 5:40] = np.inf
+    more = {"masked": {"mask": SeededMask(0.7, seed=3)}, "reference": {"reference": cp.asarray(rng.random(M.shape))}}
+    found = solve(cp.asarray(M, order="F" if kind == "F" else "C"), reg=0.1, reg_m=1.0, **more.get(kind, {}))
+    share = found.plan.get() / found.plan.get().sum() * size
+    for method in ("independent", "systematic"):
+        count, used = np.zeros(M.shape), share >= 5
+        np.add.at(count, tuple(k.get() for k in found.sample(size, 1, method=method)), 1)
+        assert count[share == 0].sum() == 0
+        assert ((count - share)[used] ** 2 / share[used]).mean() < 1.15  # 1 +- .04 for independent draws
+    i, _ = found.sample(2 * 37, 1, method="rows")
+    np.testing.assert_array_equal(i.get(), np.repeat(np.arange(37), 2))
 
 
 def test_what_a_function_makes_on_the_device_is_read_again():

@@ -16,7 +16,7 @@ MISSING = [name for name, found in MISSING.items() if not found]
 PARTS = {
     "regimes": ["core/test_regimes.py", "core/test_penalties.py", "hostile/test_examples.py"],
     "matrix": ["test_matrix.py"],
-    "one problem": ["cuda/test_cuda.py", "cuda/test_one_potential_cuda.py", "api/test_result.py"],
+    "one problem": ["cuda/test_cuda.py", "cuda/test_one_potential_cuda.py"],
     "batch": ["cuda/test_batch_cuda.py"],
     "ranks": ["cuda/test_cuda_ranks.py", "-k", "nccl"],
     "points": ["cuda/test_points_cuda.py", "api/test_points.py", "api/test_masks.py"],
