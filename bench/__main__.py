@@ -29,10 +29,11 @@ PARTS = {
 ALONE = {  # not in "all"
     "passes": "passes to convergence, and the certificate, against Newton (the same on every machine)",
     "small-reg": "passes where reg is small, now and of another checkout (the same on every machine)",
+    "self": "passes of points with themselves, by one potential (the same on every machine)",
     "gpu": "one GPU: passes, tile shapes, dense points",
     "gpu-solves": "one GPU: whole solves against POT and OTT",
 }
-FILES = {"pass": "one_pass"}  # a keyword of Python
+FILES = {"pass": "one_pass", "self": "itself"}  # a keyword of Python, and a name that says nothing there
 
 
 def module_of(name: str) -> Any:

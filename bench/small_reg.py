@@ -25,16 +25,21 @@ REGS, RHOS, SIZES = (0.1, 0.01, 1e-3, 2e-4), (0.05, 1.0, 20.0), (700, 3000)
 CHILD = "import sys, runpy; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2])['answer'](*sys.argv[3:])"
 
 
-def clouds(d: int, clustered: bool, m: int) -> tuple[Any, Any, Any]:
+def points_of(d: int, clustered: bool, m: int) -> tuple[Any, Any, Any]:
     rng, n = np.random.default_rng(9000 + 10 * d + clustered), m * 6 // 7
     x, y = rng.random((m, d)), rng.random((n, d)) * 0.9 + 0.2
     if clustered:
         centres = rng.normal(size=(5, d))
         x = centres[rng.integers(5, size=m)] + 0.2 * rng.normal(size=(m, d))
         y = centres[rng.integers(5, size=n)] + 0.3 * rng.normal(size=(n, d))
+    return x, y, rng
+
+
+def clouds(d: int, clustered: bool, m: int) -> tuple[Any, Any, Any]:
+    x, y, rng = points_of(d, clustered, m)
     M = (x * x).sum(1)[:, None] + (y * y).sum(1) - 2 * x @ y.T
     M -= M.min()
-    return M / M.max(), rng.dirichlet(np.ones(m)), 1.2 * rng.dirichlet(np.ones(n))
+    return M / M.max(), rng.dirichlet(np.ones(m)), 1.2 * rng.dirichlet(np.ones(len(y)))
 
 
 def counts(sizes: tuple[int, ...], device: str) -> Iterator[dict[str, Any]]:

@@ -558,7 +558,7 @@ ALWAYS_INLINE void product_range(const mapuot_state *state, int64_t i0, int64_t 
                                  const source from)
 {
     const range g = range_of(state, state->cols.scale, sums);
-    if (state->limits.symmetric)
+    if (is_halved(state))
         half_tiles(&g, i0, i1, form, from, TILE);
     else
         dots_range(&g, i0, i1, form, from);

@@ -86,7 +86,7 @@ static void rows_task(void *context, int thread, int threads)
 {
     rows_job *job = context;
     mapuot_state own = *job->state, *state = &own;
-    const int64_t across = state->limits.symmetric ? state->n : 0;
+    const int64_t across = is_halved(state) ? state->n : 0;
     const int64_t i0 = first_row_of(&state->M, across, state->m, thread, threads);
     const int64_t i1 = first_row_of(&state->M, across, state->m, thread + 1, threads);
     double *sums = threads == 1 ? state->sums : state->partial + thread * sums_len(state);

@@ -46,10 +46,11 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     ``start``: (log u, log v); ``escalate``: K may be stored in a finer type than that of the options.
     """
     given, prefers = (bool(start[0].any()), bool(start[1].any())), getattr(run.module, "quicker_turned", None)
-    way = route(problem, options, run.max_passes, given, escalate, bool(run.saves), prefers)
+    together = getattr(run.module, "SKIPS_TOGETHER", False)
+    way = route(problem, options, run.max_passes, given, escalate, bool(run.saves), prefers, together)
     task, start = (problem.transpose(), start[::-1]) if way.turned else (problem, start)
-    if options.symmetric and all(given):
-        start = start[0], 0.5 * (start[0] + start[1])
+    if options.symmetric:
+        start = (0.5 * (start[0] + start[1]) if all(given) else start[1],) * 2
     skip: Truncation | None = None
     boxed = in_boxes(task, way.turned, run.module.LEAST_BOX, options.threads) if way.nats is not None else None
     with run.shown():

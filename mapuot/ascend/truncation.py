@@ -59,10 +59,13 @@ def begun(
     else:
         log_u, log_v = groups.start()
         rough = max(groups.units) > 1
+    together, correct = options.symmetric, None if options.symmetric else groups.correct
+    if together:
+        log_u = log_v = 0.5 * (log_u + log_v)
     log_u, log_v = map(namespace(problem.rows.weight).asarray, (log_u, log_v))
     sides = (problem.rows, log_u), (problem.cols, log_v)
     state = Iterated(log_u, log_v, *(expected(side, x, problem.reg) for side, x in sides))
-    skip = Truncation(problem, state, options.tol, options.tol_gap, nats, rough, groups.correct, groups.pairs)
+    skip = Truncation(problem, state, options.tol, options.tol_gap, nats, rough, correct, groups.pairs, together)
     return problem, log_v, skip
 
 

@@ -154,9 +154,10 @@ class Boxes:
 
     arrays: ModuleType = np  # NumPy or CuPy: what points lie in
 
-    def __init__(self, problem: Problem, pool: Any) -> None:
+    def __init__(self, problem: Problem, pool: Any, together: bool = False) -> None:
+        """``together``: rows and columns are the same, and so must be bounds and pairs, bit for bit."""
         cloud = problem.cost.cloud
-        self.problem, self.pool, self.ranks = problem, pool, problem.rows.ranks
+        self.problem, self.pool, self.ranks, self.together = problem, pool, problem.rows.ranks, together
         metric, scale = cloud.core
         self.metric, self.unit = metric.number, cloud.unit
         n, (rows, columns) = problem.shape[1], cloud.coordinates(self.arrays)
@@ -172,15 +173,17 @@ class Boxes:
         """Return both sides without their slopes, and the arrays that describe them to the kernels."""
         alpha, beta = self.problem.exponents(state.log_u, state.log_v)
         logs = (self.rows, state.log_u, alpha), (self.cols, state.log_v, beta)
-        sides = [self.tilted(half, log_scale, log, self.smooth) for half, log_scale, log in logs]
+        sides = [self.tilted(half, log_scale, log, self.smooth) for half, log_scale, log in logs[: 2 - self.together]]
+        sides *= 1 + self.together
         rounding = 2.0**-48 * (sum(side.largest for side in sides) + self.reach)
         if not rounding < 1:
             rounding = math.inf
         total = float(self.ranks.sum(state.r.sum()))
         self.mass = total if 0 < total < math.inf else 1.0
         n, behind = self.cols.boxes, self.cols.padded - self.cols.boxes
-        x_log = sides[0].log_mass + (rounding - math.log(self.mass))
-        y_log = np.pad(sides[1].log_mass, (0, behind), constant_values=-np.inf)
+        more = rounding - math.log(self.mass), 0.0
+        x_log, y_log = (side.log_mass + k for side, k in zip(sides, self.shared(*more), strict=True))
+        y_log = np.pad(y_log, (0, behind), constant_values=-np.inf)
         arrays = {
             "x_mid": self.rows.mid, "x_half": self.rows.half, "x_slope": sides[0].slope, "x_log_mass": x_log,
             "y_log_mass": y_log, "x_cut": np.full(len(x_log), np.inf), "y_cut": np.zeros(n + behind),
@@ -188,6 +191,10 @@ class Boxes:
         for name, table in (("mid", self.cols.mid), ("half", self.cols.half), ("slope", sides[1].slope)):
             arrays["y_" + name] = np.pad(table.T, ((0, 0), (0, behind)))
         return sides[0], sides[1], {k: np.ascontiguousarray(x, np.float64) for k, x in arrays.items()}
+
+    def shared(self, row: float, column: float) -> tuple[float, float]:
+        """Return terms of two sides, of sides that are the same a half of their sum each."""
+        return (0.5 * (row + column),) * 2 if self.together else (row, column)
 
     def tilted(self, half: Half, log_scale: F64, log: F64, smooth: bool) -> Tilted:
         return tilted(half, log_scale, log, smooth)
@@ -280,6 +287,8 @@ class Boxes:
         known = [self.rows.sums(state.r), np.pad(self.cols.sums(state.s), (0, self.cols.padded - self.cols.boxes))]
         with np.errstate(divide="ignore"):
             logs = [np.log(np.minimum(x / self.mass, y)) for x, y in zip(known, totals, strict=True)]
+        if self.together:
+            logs[1][: len(logs[0])] = logs[0]
         with np.errstate(divide="ignore", invalid="ignore"):
             over_sums = [np.fmax.reduce(np.log(y) - np.log(x / self.mass), initial=-np.inf)
                          for x, y in zip(known, totals, strict=True)]  # fmt: skip
@@ -291,7 +300,8 @@ class Boxes:
         log_over = math.log(over) if 0 < over < math.inf else math.inf
         growths = self.growths(state, (sides[0], sides[1]), near)
         for _ in range(TRIALS):
-            arrays["x_cut"], arrays["y_cut"] = logs[0] - (nats + log_over), logs[1]
+            off = self.shared(nats + log_over, 0.0)
+            arrays["x_cut"], arrays["y_cut"] = (log - k for log, k in zip(logs, off, strict=True))
             width, row_mass, col_mass = self.sweep(arrays)
             share = self.share(row_mass, col_mass, growths)
             part = float(rows.sum(width.sum())) / pairs
@@ -340,14 +350,15 @@ class Truncation:
 
     def __init__(
         self, problem: Problem, start: Iterated, tol: float, tol_gap: float, nats: float, rough: bool,
-        correct: Any = None, pairs: float = 0.0,
+        correct: Any = None, pairs: float = 0.0, together: bool = False,
     ) -> None:  # fmt: skip
         """Begin at the state ``start``, from which the first mask is made; ``rough``: it is another problem's.
 
-        ``correct(state, error)`` returns the log v to go on from after a pass, and costs as much as ``pairs`` pairs do.
+        ``correct(state, error)`` returns the log v to go on from after a pass, and costs as much as ``pairs`` pairs do;
+        ``together``: rows and columns are the same, solved by one potential.
         """
         self.problem, self.state, self.tol, self.tol_gap = problem, start, tol, tol_gap
-        self.correct, self.pairs, self.before = correct, pairs, math.inf
+        self.correct, self.pairs, self.before, self.together = correct, pairs, math.inf, together
         self.corrections = 0  # that were made
         self.plain: F64 | None = None  # where the pass before would have gone on without a correction
         self.nats, self.rough, self.goal = nats, rough, GOAL * tol
@@ -361,7 +372,7 @@ class Truncation:
 
     def renew(self, pool: Any, kind: type[Boxes] = Boxes) -> Kept | None:
         """Choose the mask anew, for the last state that was not dropped; ``kind``: the boxes of the backend."""
-        self.boxes = self.boxes or kind(self.problem, pool)
+        self.boxes = self.boxes or kind(self.problem, pool, self.together)
         goal, least = (max(self.goal, 0.1 * ROUGH), 2.0) if self.rough else (self.goal, math.log(1 / self.tol) - 2)
         self.kept = self.boxes.make(self.state, goal, max(self.nats, least), self.tol)
         self.known = self.known and self.boxes.wild <= WILD

@@ -68,17 +68,17 @@ class Route(NamedTuple):
 
 def route(
     problem: Problem, options: Options, most: int, given: tuple[bool, bool] = (False, False), escalate: bool = False,
-    saves: bool = False, prefers: Callable[[Any], bool] | None = None,
+    saves: bool = False, prefers: Callable[[Any], bool] | None = None, together: bool = False,
 ) -> Route:  # fmt: skip
     """Decide which way a problem goes; over ranks all must call it.
 
     ``most``: passes; ``given``: whether it starts from a log u and from a log v; ``escalate``: K may be stored in a
     finer type than that of the options; ``saves``: a checkpoint is written; ``prefers(cost)``: whether the backend
-    would rather read the columns as rows.
+    would rather read the columns as rows; ``together``: the backend skips pairs in passes of one potential, too.
     """
     turns = turned(problem, options) or quicker(problem, options, given, prefers)
     turns = problem.turns and turns and not options.symmetric
-    nats = None if options.symmetric else nats_of(problem, saves)
+    nats = nats_of(problem, saves) if together or not options.symmetric else None
     warm = bool(problem.ranks.max(given[0] if turns else given[1]))
     options = options if nats is None else inner(options)
     return Route(turns, warm, nats, options, stages(problem, options, most, warm, nats is not None, escalate))

@@ -1,5 +1,7 @@
 """Problems whose rows and columns are the same: one potential for both, on every kind of cost, and where it is left."""
 
+import warnings
+
 import numpy as np
 import pytest
 from problems import Case, csr_of, plan_of, relative_error, verify
@@ -225,3 +227,33 @@ def test_equal_inputs_diverge_by_nothing():
         for reg_m in (0.3, np.inf):
             assert mapuot.sinkhorn_divergence(M, a, a, reg=reg, reg_m=reg_m) == 0.0
             assert mapuot.sinkhorn_divergence(M, a, b, reg=reg, reg_m=reg_m) > 0
+
+
+@pytest.mark.parametrize("kind", ["array", "turned", "points"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_half_of_a_kernel_stands_for_all_of_it(kind, threads):
+    """The marginal of the first pass, made around zeros, on both sides of all lines of the diagonal."""
+    for n in (1, 15, 16, 17, 33, 64, 130, 400):
+        x, a = cloud(n, seed=n)
+        M = PointCloud(x, form=None) if kind == "points" else squared(x).T if kind == "turned" else squared(x)
+        for precision in ("float64", "mixed"):
+            options = {"precision": precision, "threads": threads, "callback": lambda stats: None}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+                result = solve(M, a, a, reg=0.05, reg_m=1.0, max_passes=1, tol=1e-12, **options)
+            right = a * (np.exp(-squared(x) / 0.05) @ a)
+            np.testing.assert_allclose(result.row_marginal, right, rtol=1e-12 if precision == "float64" else 2e-5)
+
+
+@pytest.mark.parametrize("reg_m", [0.1, np.inf])
+@pytest.mark.parametrize(("n", "d", "reg"), [(300, 2, 2e-3), (333, 1, 1e-4), (260, 3, 1e-3)])
+def test_pairs_are_skipped_by_one_potential(n, d, reg, reg_m):
+    x, a = cloud(n, d, seed=1)
+    result = solve(PointCloud(x, truncate=10.0, form=None), a, a, reg=reg, reg_m=reg_m)
+    exact = solve(squared(x), a, a, reg=reg, reg_m=reg_m, tol=1e-8, precision="float64")
+    assert result.converged
+    assert TOGETHER in result.how
+    assert "% of the pairs" in result.how
+    bounds = result.error_bound + exact.error_bound
+    assert np.abs(result.plan - exact.plan).sum() <= bounds * exact.plan.sum()
+    assert np.abs(result.log_u - result.log_v).max() < 1e-12 * np.abs(result.log_u).max()

@@ -37,6 +37,21 @@ class Problem(Case):
             return self
         return self.replace(b=self.b * (self.a.sum() / self.b.sum()))
 
+    def itself(self) -> Problem:
+        """Return a problem whose rows and columns are the same: its own rows with themselves."""
+        k = min(self.shape)
+        M, c = self.M[:k, :k], self.reference
+        more: dict[str, Any] = {
+            "M": np.minimum(M, M.T),
+            "reference": c if isinstance(c, str) else c[:k, :k] + c[:k, :k].T,
+        }
+        if self.points is not None:
+            x, _, metric, scale = self.points
+            more |= {"points": (x[:k], x[:k], metric, scale), "M": distances(x[:k], x[:k], metric, scale)}
+        own = [self.reg_m[0]] * 2 if np.ndim(self.reg_m[0]) == 0 else [self.reg_m[0][..., :k]] * 2
+        a = self.a[:k] if self.a[:k].any() else np.ones(k)
+        return self.replace(a=a, b=a, reg_m=tuple(own), penalty=(self.penalty[0],) * 2, **more)
+
     @property
     def cost_rounding(self) -> float:
         """What float64 makes of a cost between points that is not given as a number."""

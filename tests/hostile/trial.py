@@ -24,7 +24,9 @@ from mapuot.backends import boxes
 
 from .problem import Problem, draw, draw_boxes, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho
 
-PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids", "sparse batch", "truncated")
+PATHS = (
+    "cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids", "sparse batch", "truncated", "self",
+)  # fmt: skip
 OVER_RANKS = "ranks", "sparse ranks"  # one job each, in step
 NUMBERS = {  # of the generators: never renumber
     name: k for k, name in enumerate((*PATHS[:6], OVER_RANKS[0], *PATHS[6:9], OVER_RANKS[1], *PATHS[9:]))
@@ -33,6 +35,7 @@ BATCHES = "batch", "sparse batch"
 MOST_PASSES = 3000
 GROUPS = 20  # points of a side between which all pairs are taken: of more there are groups, which correct passes
 WORTH = 0.98  # share of pairs up to which some are skipped: few boxes have more
+ALONE = "cold", "warm", "batch", "points", "sparse", "truncated", "path"  # paths of problems of a side with itself
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 
 
@@ -107,6 +110,10 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
 
 
 def draw_trial(how: str, rng: Any, largest: int) -> Trial:
+    return draw_alone(rng, largest) if how == "self" else draw_apart(how, rng, largest)
+
+
+def draw_apart(how: str, rng: Any, largest: int) -> Trial:
     problem, options = draw_call(how, rng, largest)
     if how in OVER_RANKS:
         return draw_over_ranks(how, rng, problem, options)
@@ -130,6 +137,17 @@ def draw_trial(how: str, rng: Any, largest: int) -> Trial:
         start = draw_start(rng, problem) if rng.random() < 0.2 else None
         return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
     return draw_batch(how, rng, problem, options)
+
+
+def draw_alone(rng: Any, largest: int) -> Trial:
+    """Return a trial of another path, of each of its problems with itself, which one potential solves."""
+    trial = draw_apart(str(rng.choice(np.array(ALONE))), rng, largest)
+    problems, start = tuple(problem.itself() for problem in trial.problems), trial.start
+    if isinstance(start, Problem):
+        start = start.itself()
+    elif start is not None:
+        start = tuple(x[..., : len(problems[0].a)] for x in start)
+    return dataclasses.replace(trial, problems=problems, start=start)
 
 
 def draw_over_ranks(how: str, rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:

@@ -11,7 +11,7 @@ from .left import Left
 from .marginals import Points
 from .operator import HostOperator, asarray, costs, extrema, is_symmetric, to_numpy
 from .tree_pass import TreePass
-from .workspace import LEAST_BOX, ONE_POTENTIAL, QUICK_ENTRIES, QUICK_PASSES, HostWorkspace
+from .workspace import LEAST_BOX, ONE_POTENTIAL, QUICK_ENTRIES, QUICK_PASSES, SKIPS_TOGETHER, HostWorkspace
 
 MAKES_COSTS = True  # costs of points and grids, as they are needed
 

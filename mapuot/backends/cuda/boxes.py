@@ -33,8 +33,8 @@ class DeviceBoxes(Boxes):
     arrays = cp
     lists: tuple[Any, ...]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
 
-    def __init__(self, problem: Problem, pool: Any) -> None:
-        super().__init__(problem, pool)
+    def __init__(self, problem: Problem, pool: Any, together: bool = False) -> None:
+        super().__init__(problem, pool, together)
         m, n = self.rows.boxes, self.cols.padded
         points = self.rows.offset.size + self.cols.offset.size
         need_memory(8 * m * as_words(n) + 8 * (4 * len(self.cols.mid[0]) + 8) * (m + n) + 8 * points, "float64")
