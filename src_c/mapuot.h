@@ -68,7 +68,7 @@ typedef struct {
     double tol, tol_gap;
     int64_t translate, memory, in_place;
     mapuot_dtype dtype;
-    double path; /* see mapuot_limits */
+    double path, missed; /* see mapuot_limits */
     int64_t symmetric;
 } mapuot_terms;
 
@@ -227,6 +227,7 @@ enum { MAPUOT_MOST_PRODUCTS = 300 }; /* of one step at most */
 typedef struct {
     int64_t m, n;           /* of all processes */
     int64_t hard_rows;      /* 1: all of them are */
+    double least;           /* curvature of S relative to D, at least: 1 - fi of all rows; 0: unknown */
     int64_t symmetric;      /* 1: passes of one potential, and t is -P d */
     int64_t marginals;      /* of many: their points lie one behind the other, and t_k is -sum_l P_kl d_l; else 0 */
     const int64_t *start;   /* marginals + 1 */
@@ -237,7 +238,7 @@ typedef struct {
     double *steps_made, *ratios;                        /* MAPUOT_MOST_PRODUCTS + 1 each */
     double error;                                       /* of the plan of the pass, certified */
     double after; /* bound on that of the next one, without the error that its pass finds (mapuot_newton_error) */
-    double mass, missed, apart, most, size, curvature;
+    double mass, missed, apart, most, size, curvature, paths;
     int64_t products, all_products; /* of this step and of all */
     int64_t tried, wait;            /* all three 0 before the first step of a solve */
 } mapuot_newton;

@@ -20,7 +20,7 @@
 #define MOST_W 0.9          /* of a step that certifies */
 #define HOPELESS 2.0        /* w beyond which the equations are not solved to the end */
 #define ENOUGH 0.1          /* of the error after the step: what is left of the equations counts no more */
-#define SAFETY 2.0          /* what is left has an error by the least curvature met so far, times this */
+#define SAFETY 2.0          /* of many marginals: what is left has an error by the least curvature met so far, times this */
 #define SINGULAR 1e-14      /* curvature relative to that of D: what no plan can meet, or rounding */
 #define SUMS_ROUNDING 2e-16 /* times 8 + sqrt(m): sums of columns may be off by this share of the mass */
 #define LONGEST 1.0         /* change of log v by a step that proves too little */
@@ -97,6 +97,7 @@ int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rh
         w->missed += sides * fabs(w->left[j]);
     }
     w->most = all ? 1.0 + asked / mass : INFINITY; /* |P| + |P*| */
+    w->paths = (all && w->hard_rows ? 1.0 : 2.0) * fmin((double)w->m, (double)w->n);
     w->error = w->found < INFINITY ? mapuot_newton_error(w->apart, w->most) : w->found;
     w->after = INFINITY;
     direct(w);
@@ -144,6 +145,8 @@ typedef struct {
     double far;    /* max y - min y: x is minus a mean of y */
     double soft;   /* max k |y| */
     double left;   /* sum of |what is left| */
+    double rest;   /* max |what is left| / D, times the largest k above 1 */
+    double along;  /* y times what is left: 0 but for rounding */
     double energy; /* y S y */
 } look;
 
@@ -166,7 +169,7 @@ static double farthest(const mapuot_newton *w)
 static look look_at(const mapuot_newton *w)
 {
     look at = {0};
-    double low = w->hard_rows ? INFINITY : 0.0, high = w->hard_rows ? -INFINITY : 0.0;
+    double rate = 1.0, low = w->hard_rows ? INFINITY : 0.0, high = w->hard_rows ? -INFINITY : 0.0;
     for (int64_t j = 0; j < w->n; j++) {
         if (!(w->marginal[j] > 0.0))
             continue;
@@ -174,11 +177,15 @@ static look look_at(const mapuot_newton *w)
         high = fmax(high, w->y[j]);
         at.soft = fmax(at.soft, w->rate[j] * fabs(w->y[j]));
         at.left += fabs(w->left[j]);
+        at.rest = fmax(at.rest, fabs(w->left[j]) / w->diagonal[j]);
+        at.along += w->y[j] * w->left[j];
+        rate = fmax(rate, w->rate[j]);
         at.energy += w->y[j] * (w->asked[j] - w->left[j]);
     }
-    at.far = w->marginals ? farthest(w) : high - low;
+    at.far = w->marginals ? farthest(w) : w->symmetric ? 2.0 * fmax(high, -low) : high - low;
+    at.rest *= rate;
     if (w->symmetric)
-        at = (look){2.0 * fmax(high, -low), at.soft, 2.0 * at.left, 2.0 * at.energy};
+        at.left *= 2.0, at.energy *= 2.0;
     return at;
 }
 
@@ -191,33 +198,49 @@ static int leave_open(mapuot_newton *w, double most)
     return w->tried++ < MOST_STEPS ? MAPUOT_OPEN : MAPUOT_GIVES_UP;
 }
 
-/* The bounds of this plan and of that after the step, and whether the equations are solved far enough. */
+/* What is left of the equations, as a share of the mass that it moves: along paths or, of many marginals, by its energy and
+ * the least curvature that the directions have met, an estimate. */
+static double moved_by_rest(mapuot_newton *w, const look *at, double sides, double noise, int singular)
+{
+    if (!w->marginals)
+        return w->paths * (at->left + noise) / w->mass;
+    const int spent = w->size <= noise * noise / w->mass; /* what is left is rounding */
+    if (!(spent ? w->products > 0 : w->products > 1 && !singular))
+        return INFINITY;
+    w->curvature = least_curvature(w);
+    return SAFETY * sqrt((sides * w->size / w->mass + noise * noise / (w->mass * w->mass)) / w->curvature);
+}
+
+/* The bounds of this plan and of that after the step, and whether the equations are solved far enough.  Where rows are soft,
+ * what is left of them counts by the most that S^-1 makes of it, in energy and point by point: S >= least D. */
 static int judge_step(mapuot_newton *w, int singular)
 {
     const look at = look_at(w);
     const double sides = w->symmetric ? 2.0 : 1.0;
-    const double rounding = w->marginals ? w->rounding : SUMS_ROUNDING * (8.0 + sqrt((double)w->m));
-    const double noise = sides * rounding * w->mass, most = fmax(at.far, at.soft);
-    const double hidden = 1.0 + noise / fmax(w->missed, noise / 16.0), least = 1.0 - most;
-    const double paths = w->marginals ? INFINITY : 2.0 * fmin((double)w->m, (double)w->n) * (at.left + noise) / w->mass;
-    double rest = paths;
-    const int spent = w->size <= noise * noise / w->mass; /* what is left is rounding */
-    if (w->marginals && spent ? w->products > 0 : w->products > 1 && !singular) {
-        w->curvature = least_curvature(w);
-        rest =
-            fmin(rest, SAFETY * sqrt((sides * w->size / w->mass + noise * noise / (w->mass * w->mass)) / w->curvature));
-    }
-    const double step = plan_error(most * most * at.energy / (8.0 * least) / w->mass);
+    const double share = w->marginals ? w->rounding : SUMS_ROUNDING * (8.0 + sqrt((double)w->m));
+    const double noise = sides * share * w->mass, most = fmax(at.far, at.soft), tail = (at.rest + share) / w->least;
+    const double hidden = 1.0 + noise / fmax(w->missed, noise / 16.0);
+    const double rest = moved_by_rest(w, &at, sides, noise, singular);
+    const double more = (sides * w->size + share * noise) / w->least, gap = 0.5 * at.energy, after = most * most * gap / 4.0;
+    double here = INFINITY, step = INFINITY;
+    int solved = w->size <= share * noise;
     if (most <= MOST_W && at.energy < INFINITY) {
-        const double here = plan_error(at.energy / (2.0 * least) / w->mass);
-        w->error = mapuot_newton_error(w->apart, fmin(w->most, (here + rest) * hidden));
-        w->after = (step + rest) * hidden;
+        const double over = 1.0 / (w->mass * (1.0 - most));
+        here = plan_error(gap * over) + rest;
+        step = plan_error(after * over) + rest;
+        solved |= fmin(rest, plan_error(0.5 * more * over)) <= ENOUGH * plan_error(after * over);
     }
+    if (most + tail <= MOST_W && at.energy < INFINITY) {
+        const double over = 1.0 / (w->mass * (1.0 - most - tail)), both = sqrt(after) + sqrt(0.5 * more);
+        here = fmin(here, plan_error((gap + fabs(at.along) + 0.5 * more) * over));
+        step = fmin(step, plan_error(both * both * over));
+    }
+    w->error = mapuot_newton_error(w->apart, fmin(w->most, here * hidden));
+    w->after = step * hidden;
     if (w->error <= w->tol)
         return MAPUOT_HOLDS;
     if (mapuot_newton_error(w->apart, w->after) <= w->tol)
         return MAPUOT_HOLDS_AFTER;
-    const int solved = (most <= MOST_W && rest <= ENOUGH * step) || spent;
     if (singular || solved || most > HOPELESS || w->products >= MAPUOT_MOST_PRODUCTS || !(at.energy < INFINITY))
         return leave_open(w, most);
     return MAPUOT_ASKS;
@@ -282,9 +305,10 @@ int mapuot_newton_solve(mapuot_pool *pool, const mapuot_state *state, mapuot_new
     mapuot_newton_place(w, n, factor + padded(state->m) + PAD);
     w->m = state->m;
     w->n = n;
-    w->hard_rows = isinf(state->rows.rho[0]);
     w->reg = state->limits.reg;
     w->symmetric = state->limits.symmetric;
+    w->hard_rows = isinf(state->rows.rho[0]);
+    w->least = w->symmetric ? 0.0 : 1.0 / (1.0 + state->rows.rho[0] / state->limits.reg);
     w->marginal = cols->marginal;
     mapuot_newton_factors(state, factor, v);
     memset(vd, 0, (size_t)np * sizeof(double));

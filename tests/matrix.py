@@ -332,11 +332,10 @@ def cells():
 
 def claim_of(result, door):
     if door != "marginals":
-        return judge.claim_of(result, strict=False)
+        return judge.claim_of(result)
     return judge.Claim(
         bool(result.converged), str(result.status), array_of(result.pair(0, 1)), *result.log_u, gap=result.gap,
-        error_bound=result.error_bound, dual=result.dual, objective=result.objective, mass=result.mass, strict=False,
-        newton=False,
+        error_bound=result.error_bound, dual=result.dual, objective=result.objective, mass=result.mass, bounds=False,
     )  # fmt: skip
 
 

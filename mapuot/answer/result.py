@@ -138,7 +138,7 @@ class Result(Certified, Answer):
         leaves out what they miss, times their prices. inf while the columns' miss more than tol_gap (where there is
         none: tol) times the mass.
     error_bound : float
-        Certified bound on ``|P - P*|_1 / mass``; what is known of a "range" instead, see ``tol`` of `solve`.
+        Certified bound on ``|P - P*|_1 / mass``.
     converged : bool
     status : str
         "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow" (the plan is below 1e-290).

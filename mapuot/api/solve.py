@@ -85,11 +85,7 @@ def solve(
         Keep random pairs only, ``1 / keep`` times the reference each: the problem is that of this reference measure,
         which is made from the seed wherever it is needed and never stored.
     tol : float
-        Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this. Two kinds of hard columns
-        have no such bound: a range, and balanced columns beside rows of penalty "tv", "l2" or "range" where the
-        problem is not turned round (over ranks, or by a method that is named). They count by what they miss, ``|P^T 1
-        - b|_1 / mass``, and the plan's error can be some times that, up to 10 times in random problems. So do balanced
-        columns of clouds on a GPU while pairs are skipped.
+        Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this, whatever the penalties.
     tol_gap : float, optional
         Stop also when ``gap <= tol_gap * |dual|`` and hard columns (balanced, range) miss at most ``tol_gap * mass``.
     max_passes : int

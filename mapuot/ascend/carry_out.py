@@ -106,10 +106,8 @@ def one_stage(
     options, ratio = stage.options(options), float(stage.reg / task.reg)
     if ratio == 1.0:
         return run.run(task, options, log_v, stage.leave, skip)
-    log_v = run.run(
-        dataclasses.replace(task, reg=stage.reg), options, log_v * (task.reg / stage.reg), stage.leave, skip, last=False
-    )
-    return log_v * ratio
+    task, log_v = dataclasses.replace(task, reg=stage.reg), log_v * (task.reg / stage.reg)
+    return run.run(task, dataclasses.replace(options, last=False), log_v, stage.leave, skip) * ratio
 
 
 def between_all(

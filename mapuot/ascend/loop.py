@@ -70,17 +70,16 @@ class Run:
         return self.trace[-1].n_pass if self.trace else 0
 
     def run(
-        self, problem: Any, options: Options, log_v: F64, leave: float = math.inf, skip: Truncation | None = None,
-        last: bool = True,
-    ) -> F64:  # fmt: skip
+        self, problem: Any, options: Options, log_v: F64, leave: float = math.inf, skip: Truncation | None = None
+    ) -> F64:
         """Make passes until one is certified, or cancelled, or out of passes; return the log v to go on from.
 
         Where the certified error of the first pass is above ``leave`` no other follows; the status is then "running".
-        ``skip``: which pairs of points are skipped; ``last``: hard columns are certified by Newton's step, too.
+        ``skip``: which pairs of points are skipped.
         """
         tol = skip.tol if skip else options.tol
         with closing(self.module.Workspace(problem, options, skip)) as workspace:
-            newton = workspace.newton() if last else None
+            newton = workspace.newton() if options.last else None
             workspace.absorb(log_v)
             fresh, reads = True, workspace.reads
             quick = not self.heard and self.ranks.max(problem.size) <= self.module.QUICK_ENTRIES

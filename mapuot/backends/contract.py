@@ -65,6 +65,7 @@ class Options:
     threads: int | None
     schedule: str = "auto"  # of rows over threads: evenly ("static"), or by their speed
     symmetric: bool = False  # rows and columns are the same problem: passes of one potential, log u = log v
+    last: bool = True  # at the reg asked for, where errors are certified
 
     @property
     def allowed(self) -> float:

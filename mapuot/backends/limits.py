@@ -12,6 +12,7 @@ import numpy as np
 
 from .._core import ffi, lib
 from .contract import Options
+from .newton import misses
 from .records import COMMON
 
 STORAGES = ("float64", "float32")  # mapuot_dtype, in order
@@ -23,7 +24,8 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
     soft = dict.fromkeys(("kl", "tv", "l2", None), 0.0)
     for side in sides:
         soft[side.kind.rounds] += side.largest_soft_rho
-    path = 2.0 * min(side.ranks.sum(len(side.rho)) for side in sides) if problem.cols.kind.kinks else 0.0
+    path = 2.0 * min(side.ranks.sum(len(side.rho)) for side in sides)
+    missed = path if options.last and problem.cols.demands and not misses(problem) else 1.0
     terms = ffi.new(
         "mapuot_terms *",
         (
@@ -31,7 +33,7 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
             max(x.largest_soft_rho for x in sides), soft["kl"], soft["tv"], soft["l2"],
             sum(x.penalty == "range" or x.rho_range[1] == math.inf for x in sides), noise,
             options.tol, options.tol_gap, options.translate, options.memory, options.in_place, STORAGES.index(dtype),
-            path, options.symmetric,
+            path * problem.cols.kind.kinks, missed, options.symmetric,
         ),
     )  # fmt: skip
     lib.mapuot_limits_of(terms, ffi.addressof(limits))

@@ -17,12 +17,9 @@ VERDICTS = HOLDS, HOLDS_AFTER, OPEN, GIVES_UP = "holds", "holds after", "open", 
 
 
 def misses(problem: Any) -> bool:
-    """Tell whether columns may miss marginals that are hard, where the prox of both sides is a logarithm.
-
-    Not of vectors on a GPU, which are those of a solve between points that skips pairs.
-    """
+    """Tell whether columns may miss marginals that are hard, where the prox of both sides is a logarithm."""
     rows, cols = problem.rows, problem.cols
-    return rows.logarithmic and cols.logarithmic and isinstance(cols.hard, np.ndarray) and bool(cols.hard.any())
+    return rows.logarithmic and cols.logarithmic and bool(cols.hard.any())
 
 
 class Newton:
@@ -63,7 +60,7 @@ class Newton:
         """
         ffi, lib = core()
         w = self.record
-        vectors = [np.ascontiguousarray(x) for x in (marginal, self.weight, self.rho, log_v)]
+        vectors = [np.ascontiguousarray(host(x)) for x in (marginal, self.weight, self.rho, log_v)]
         w.marginal, *given = (ffi.from_buffer("double *", x) for x in vectors)
         w.found, w.tol = found, tol
         part = ffi.NULL if self.part is None else ffi.from_buffer("int32_t *", self.part)
@@ -82,6 +79,7 @@ class ColumnsNewton(Newton):
         super().__init__(problem.reg, cols.weight, cols.rho)
         self.problem, self.record.m = problem, int(rows.ranks.sum(problem.shape[0]))
         self.record.hard_rows = rows.rho_range[0] == math.inf
+        self.record.least = 1 / (1 + rows.rho_range[1] / problem.reg)
         if parts:
             self.part, self.parts = np.ascontiguousarray(parts.cols, np.int32), parts.count + 1
 
@@ -91,7 +89,8 @@ class ColumnsNewton(Newton):
 
     def step(self, workspace: Workspace, backend: Any, stat: Stats, tol: float) -> str:
         """Find the step from the last pass; its error takes the place of what columns miss in ``stat``."""
-        self.record.symmetric = workspace.options.symmetric
+        self.record.symmetric = symmetric = workspace.options.symmetric
+        self.record.least *= not symmetric
         if workspace.makes_products:
             (_, log_v), (_, s), product = workspace.potentials(), workspace.marginals(), workspace.newton_product()
             found = self.solve(stat.error, tol, log_v, s, product)

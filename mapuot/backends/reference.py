@@ -116,6 +116,8 @@ class ReferenceWorkspace:
         out_u, out_v = problem.left_out
         possible = np.isfinite(self.log_k)
         problem.check_reachable(~possible[:, ~out_v].any(1) & ~out_u, ~possible[~out_u].any(0) & ~out_v)
+        plain = not options.last or not problem.cols.demands or misses(problem)
+        self.edges = 1 if plain else 2 * min(problem.shape)  # that each unit of missed mass may flow along
         self.passes = 0
         self.best_dual, self.progress_dual, self.best_error, self.since_best = -np.inf, -np.inf, np.inf, 0
         itemsize = {"float64": 8, "float32": 4}[options.precision]
@@ -213,7 +215,8 @@ class ReferenceWorkspace:
             terms = sum(x.dual_scale for x in sides) + reg * problem.c_mass + abs(dual) + prices * (mass + hard)
             moved = mass * (reg + kl / 4) * rounding + 1e-15 * terms  # 2 of the 8 roundings lie between u and r
             distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
-            error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass)
+            error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9))
+            error += self.edges * float(hard / mass + 2**-51) if self.edges > 1 else float(hard / mass)
             if gap <= 1e-13 * (sum(x.dual_scale for x in sides) + abs(dual) + reg * mass):
                 error = min(error, 2 * min(problem.shape) * float(misfit / mass + 2**-51))
             error += rounding * (1 + 2 * error)

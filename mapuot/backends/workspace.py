@@ -117,6 +117,7 @@ class KernelWorkspace(Workspace):
             self.absorb(log_v)
             return
         e, off_v = self.absorbed
+        log_v = namespace(e).asarray(log_v)
         x = np.where(off_v | ~np.isfinite(log_v), 0.0, log_v + self.progress_of("shift"))
         self.set_cols(e, off_v, x, None)
         put(self.progress, FORGOTTEN)

@@ -35,6 +35,7 @@ def step(P, log_v, b, fi, tol, rho=None, symmetric=False, extra=0.0):
     kept = s, b, np.full(n, np.inf) if rho is None else rho, log_v
     w.marginal, *vectors = (ffi.from_buffer("double *", x) for x in kept)
     (w.m, w.n), w.reg, w.hard_rows, w.tol = P.shape, REG, fi == 1, tol
+    w.least = 0.0 if symmetric else 1 - fi
     w.symmetric, hard = symmetric, np.isinf(kept[2])
     w.found = (1 + symmetric) * np.abs(s - b)[hard].sum() / s.sum() + extra
     verdict = lib.mapuot_newton_begin(w, *vectors, ffi.NULL, 1)
@@ -42,36 +43,37 @@ def step(P, log_v, b, fi, tol, rho=None, symmetric=False, extra=0.0):
     while verdict == lib.MAPUOT_ASKS:
         at["t"][:] = -P @ at["d"] if symmetric else P.T @ (fi / P.sum(1) * (P @ at["d"]))
         verdict = lib.mapuot_newton_next(w)
-    at |= {name: np.array([getattr(w, name)[k] for k in range(w.products)]) for name in ("steps_made", "ratios")}
     return verdict, w, {name: x.copy() for name, x in at.items()}
 
 
-def bounds(P, log_v, b, fi, rho, symmetric, extra, w, at):
-    """(bound of the plan, bound after the step, least curvature of the directions), every term from its definition."""
-    s, sides, y, steps, ratios = P.sum(0), 1 + symmetric, at["y"], at["steps_made"], at["ratios"]
+def bounds(P, log_v, b, fi, rho, symmetric, extra, y):
+    """(bound of the plan, bound after the step), every term from its definition."""
+    s, sides = P.sum(0), 1 + symmetric
     mass, hard, rate = s.sum(), np.isinf(rho), REG / rho
     asked, apart = b * np.exp(-rate * log_v), extra
     if hard.all() and fi == 1 and not symmetric:
         asked, apart = b * (mass / b.sum()), extra + abs(mass - b.sum()) / mass
     D = s + rate * asked
     S = np.diag(D) + (P if symmetric else -P.T @ (P * (fi / P.sum(1))[:, None]))
-    left = asked - s - S @ y
+    left, energy = asked - s - S @ y, sides * (y @ S @ y) / mass
     spread = 2 * np.abs(y).max() if symmetric else np.ptp(y) if fi == 1 else np.ptp(np.append(y, 0.0))
-    most, noise = max(spread, (rate * np.abs(y)).max()), sides * 2e-16 * (8 + np.sqrt(len(P))) * mass
-    rest = 2 * min(P.shape) * (sides * np.abs(left).sum() + noise) / mass
-    off = np.sqrt(ratios[1:]) / steps[:-1]
-    T = np.diag(1 / steps + np.append(0.0, ratios[1:] / steps[:-1])) + np.diag(off, 1) + np.diag(off, -1)
-    least = min(sides, np.linalg.eigvalsh(T)[0])
-    if w.products > 1:
-        size = sides * (left**2 / D).sum() / mass + (noise / mass) ** 2
-        rest = min(rest, 2 * np.sqrt(size / w.curvature))
-    hidden = 1 + noise / max(sides * np.abs(asked - s).sum(), noise / 16)
-    found, after = 1 + b.sum() / mass if hard.all() else np.inf, np.inf
+    most, share = max(spread, (rate * np.abs(y)).max()), 2e-16 * (8 + np.sqrt(len(P)))
+    noise = sides * share
+    paths = (1 if hard.all() and fi == 1 else 2) * min(P.shape) * (sides * np.abs(left).sum() / mass + noise)
+    here = after = np.inf
     if most <= 0.9:
-        energy = sides * (y @ S @ y) / mass / (1 - most)
-        found = min(found, (plan_error(energy / 2) + rest) * hidden)
-        after = (plan_error(most**2 * energy / 8) + rest) * hidden
-    return apart + found * (1 + 2 * apart), after, least
+        here = plan_error(energy / (1 - most) / 2) + paths
+        after = plan_error(most**2 * energy / 8 / (1 - most)) + paths
+    if fi < 1 and not symmetric:  # S^-1 is at most 1 / (1 - fi) of that of D, in energy and point by point
+        tail = (max(1, rate.max()) * (np.abs(left) / D).max() + share) / (1 - fi)
+        more = (sides * (left**2 / D).sum() / mass + share * noise) / (1 - fi)
+        if most + tail <= 0.9:
+            roots = np.sqrt(most**2 * energy / 8) + np.sqrt(more / 2)
+            here = min(here, plan_error((energy + more) / 2 / (1 - most - tail)))
+            after = min(after, plan_error(roots**2 / (1 - most - tail)))
+    hidden = 1 + noise / max(sides * np.abs(asked - s).sum() / mass, noise / 16)
+    found = min(here * hidden, 1 + b.sum() / mass if hard.all() else np.inf)
+    return apart + found * (1 + 2 * apart), after * hidden
 
 
 @pytest.mark.parametrize("tol", [0.3, 1e-2, 1e-4, 1e-300])
@@ -90,11 +92,10 @@ def test_a_bound_has_all_its_terms(kind, extra, apart, tol):
             P, b = P.T @ P, (P.T @ P).sum(0) * np.exp(0.1 * apart * log_v)
         verdict, w, at = step(P, log_v, b, fi, tol, rho, symmetric, extra)
         assert (verdict == lib.MAPUOT_HOLDS) == (w.error <= tol)
-        error, after, least = bounds(P, log_v, b, fi, rho, symmetric, extra, w, at)
+        error, after = bounds(P, log_v, b, fi, rho, symmetric, extra, at["y"])
         near = 1e-6 if apart > 1e-12 else 0.3  # what is left is rounding
         assert w.error == pytest.approx(error, rel=near)
         assert w.after == pytest.approx(after, rel=near)
-        assert w.products < 2 or least * 0.94 <= w.curvature <= least * 1.001
 
 
 @BOTH
@@ -165,6 +166,23 @@ def test_hard_points_beside_soft_ones(backend):
         found = case.solve(tol=1e-7, backend=backend)
         assert found.converged
         assert verify(found, case).error <= found.error_bound
+
+
+@pytest.mark.parametrize("reg", [0.05, 1.0])
+@pytest.mark.parametrize("penalty", ["range", ("kl", "range"), ("tv", "balanced"), ("l2", "balanced")], ids=str)
+def test_what_is_missed_without_newtons_step_counts_along_paths(penalty, reg, backend):
+    """Two groups that exchange little: columns that nearly hold are far from their optimum."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        M = rng.random((6, 6)) + 8 * reg * (np.arange(6)[:, None] // 3 != np.arange(6) // 3)
+        a, b = rng.random(6) + 0.1, rng.random(6) + 0.1
+        b *= a.sum() / b.sum()
+        rho = {"range": 0.05, "balanced": np.inf}
+        reg_m = tuple(rho.get(x, 2.0) for x in (penalty if isinstance(penalty, tuple) else (penalty, penalty)))
+        case = Case(M, a, b, reg, reg_m, penalty)
+        for most in (2, 5, 10, 20, 40):
+            found = case.solve(method="translation_invariant", tol=1e-12, max_passes=most, backend=backend)
+            assert verify(found, case).error <= found.error_bound
 
 
 def test_a_solve_that_ends_early_tells_an_honest_bound(backend):

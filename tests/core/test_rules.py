@@ -19,7 +19,7 @@ from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
 
 NEUTRAL = {"reg": 1.0, "inv_reg": 1.0, "tol": 1e-6, "tol_gap": -1.0, "scale_limit": 1e100, "most_scale": 1e200}
-NEUTRAL |= {"flush_tol": 1e-8}
+NEUTRAL |= {"flush_tol": 1e-8, "missed": 1.0}
 
 
 def limits(**members):
@@ -129,6 +129,7 @@ SHARES = {  # what is missing: (arguments, least growth of error, of the dual va
     "itself": ({"stats": {"dual": -1e9}}, 0.0, 1e-6),
     "float32 sums": ({"state": {"narrow": 1}}, 0.0, 1e-6 * 0.5 * 2 + 1e-7 * 7),
     "what hard columns miss": ({"hard": 1e-3}, 5e-4, 0.0),
+    "the same, along paths": ({"hard": 1e-3, "missed": 40.0}, 40 * 5e-4, 0.0),
     "what a caller knows": ({"extra_error": 1e-3, "extra_gap": 1e-2}, 1e-3, 1e-2),
 }
 

@@ -186,6 +186,28 @@ def test_pairs_are_skipped_as_on_the_cpu():
         np.testing.assert_allclose(got.col_marginal, got.plan.sum(0), rtol=1e-6)
 
 
+@pytest.mark.parametrize("truncate", [3.0, None])
+def test_hard_columns_are_certified(truncate):
+    """By products with the kept pairs: those of columns, of which half are far from all others, exchange little."""
+    x, y, a, b = clouds(300, 280, 1)
+    x[::2] += 3.0
+    y[::2] += 3.0
+    b *= a.sum() / b.sum()
+    exact = mapuot.solve(
+        mapuot.PointCloud(x, y, truncate=None), a, b, reg=2e-3, reg_m=(5.0, np.inf), tol=1e-10, backend="cpu"
+    )
+    start = exact.log_u, exact.log_v + 1e-3 * np.sin(np.arange(280))
+    cloud = mapuot.PointCloud(x, y, truncate=truncate, form=None)
+    for method, tol in (("auto", 1e-3), ("translation_invariant", 1e-3), ("translation_invariant", 1e-6)):
+        got = mapuot.solve(
+            cloud, a, b, reg=2e-3, reg_m=(5.0, np.inf), method=method, tol=tol, warm_start=start, backend="cuda"
+        )
+        assert got.converged
+        assert ("turned" in got.how, "Newton" in got.how) == ((True, False) if method == "auto" else (False, True))
+        assert truncate is None or got.skipped.kept.share < 0.9
+        assert np.abs(got.plan - exact.plan).sum() <= (got.error_bound + exact.error_bound) * exact.mass
+
+
 def test_groups_correct_passes(monkeypatch):
     monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 100)
     monkeypatch.setattr("mapuot.backends.boxes.CORRECTION", math.inf)

@@ -32,6 +32,7 @@ from tqdm import tqdm
 
 from mapuot.processor import core_count
 
+from .problem import ODDS
 from .trial import OVER_RANKS, PATHS
 from .worker import trial_of
 
@@ -120,6 +121,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="names of paths, or words in them, with commas")
     parser.add_argument("--jobs", type=int, default=core_count(), help="processes at once")
     parser.add_argument("--largest", type=int, default=12, help="points of a side, most of the time")
+    parser.add_argument("--sides", choices=("all", "hard"), default="all", help="hard: most are balanced or ranges")
     parser.add_argument("--index", type=int, help="this trial of each path only")
     return parser.parse_args(words)
 
@@ -138,7 +140,8 @@ def main(words: list[str]) -> int:
     worst: dict[str, dict[str, float]] = defaultdict(dict)
     failures: dict[tuple[str, Lane], list[dict[str, Any]]] = defaultdict(list)
     with ThreadPoolExecutor(args.jobs) as pool, tqdm(total=len(jobs), unit="block", disable=None) as bar:
-        tasks = {pool.submit(run, lane, args.seed, first, count, args.largest): lane for lane, first, count in jobs}
+        sizes = args.largest, args.sides
+        tasks = {pool.submit(run, lane, args.seed, first, count, *sizes): lane for lane, first, count in jobs}
         for task in as_completed(tasks):
             lane, answer = tasks[task], task.result()
             totals[lane.name].update(answer.get("totals", {}))
@@ -161,13 +164,12 @@ def main(words: list[str]) -> int:
 
 def tell(chosen: list[Lane], totals: Any, worst: Any, failures: Any) -> None:
     names = ("trials", "problems", "judged", "without reference", "converged", "truncated", "refused", "raised")
-    print(f"{'path':22}" + "".join(f"{name:>19}" for name in names) + f"{'error / bound':>19}{'the same, hard':>19}")
+    print(f"{'path':22}" + "".join(f"{name:>19}" for name in names) + f"{'error / bound':>19}")
     for lane in chosen:
-        figures = worst[lane.name].get("error / bound", 0), worst[lane.name].get("hard error / bound", 0)
         print(
             f"{lane.name:22}"
             + "".join(f"{totals[lane.name][n]:>19}" for n in names)
-            + "".join(f"{x:>19.3g}" for x in figures)
+            + f"{worst[lane.name].get('error / bound', 0):>19.3g}"
         )
     for (kind, lane), found in sorted(failures.items(), key=lambda item: (not is_false(item[0][0]), -len(item[1]))):
         top = max(found, key=lambda f: f["size"])
@@ -182,6 +184,7 @@ def show(failures: Any, args: argparse.Namespace) -> None:
         if kind == "died":
             continue
         top = max(found, key=lambda f: f["size"])
+        ODDS["all"] = ODDS[args.sides]
         with np.printoptions(floatmode="unique", threshold=sys.maxsize):
             trial = repr(trial_of(lane.how, args.seed, top["index"], args.largest))
         print(f"\n# {kind}: {lane.name}, seed {args.seed}, trial {top['index']}\n# {top['text']}\n{trial}", flush=True)

@@ -16,6 +16,7 @@ from oracle import LONG, spread
 from problems import Case
 
 PENALTIES = ("kl", "balanced", "tv", "l2", "range")
+ODDS = {"all": [0.45, 0.15, 0.15, 0.15, 0.1], "hard": [0.15, 0.4, 0.1, 0.1, 0.25], "plain": [0.85, 0.15, 0.0, 0.0, 0.0]}
 
 
 @dataclass(frozen=True)
@@ -329,7 +330,7 @@ def draw(rng: Any, largest: int = 12, plain: bool = False) -> Problem:
 
 
 def draw_penalties(rng: Any, reg: float, a: Any, b: Any, plain: bool) -> tuple[tuple[str, str], tuple[Any, Any]]:
-    odds = [0.45, 0.15, 0.15, 0.15, 0.1] if not plain else [0.85, 0.15, 0.0, 0.0, 0.0]
+    odds = ODDS["plain" if plain else "all"]
     first, second = (str(rng.choice(PENALTIES, p=odds)) for _ in range(2))
     penalty = (first, first) if rng.random() < 0.4 else (first, second)
     reg_m = (draw_rho(rng, penalty[0], reg, a), draw_rho(rng, penalty[1], reg, b))

@@ -41,7 +41,7 @@ def failures(problem, backend, options):
         result = problem.solve(backend=backend, **options)
     except mapuot.InfeasibleError:
         return None
-    untrue, figures = judge(problem, claim_of(result, strict=False), options)
+    untrue, figures = judge(problem, claim_of(result), options)
     return None if "no reference" in figures or result.status == "underflow" else (result.converged, untrue)
 
 

@@ -218,25 +218,24 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     options = {"backend": backend, **trial.options}
     first, start = trial.problems[0], trial.start
     positional, named = arguments(first, options.pop("truncate", "auto"))
-    auto = options.get("method", "auto") == "auto"
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
     if trial.how in ("cold", "warm", "points", "grids", "truncated"):
         always = mock.patch.multiple(boxes, WORTH=WORTH, CORRECTION=math.inf)
         with always, mock.patch.multiple(groups, GROUPS=GROUPS, WIDE=math.inf):
-            return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start), auto)]
+            return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start))]
     if trial.how == "sparse":
         c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)
-        return [claim_of(mapuot.solve(stored(first.M), *positional[1:], **named | {"reference": c}, **options), auto)]
+        return [claim_of(mapuot.solve(stored(first.M), *positional[1:], **named | {"reference": c}, **options))]
     if trial.how == "stream":
         read = lambda i0, i1: first.M[i0:i1]  # noqa: E731
-        return [claim_of(mapuot.solve(read, *positional[1:], **named, **options), False)]
+        return [claim_of(mapuot.solve(read, *positional[1:], **named, **options))]
     if trial.how == "path":
         regs, reg_ms = [p.reg for p in trial.problems], [p.reg_m for p in trial.problems]
         kinds = {"penalty": first.penalty, "reference": first.reference}
         found = mapuot.path(*positional, regs=regs, reg_ms=reg_ms, **kinds, **options)
-        return [claim_of(result, auto) for result in found]
+        return [claim_of(result) for result in found]
     if trial.how in BATCHES:
         M = np.stack([p.M for p in trial.problems]) if trial.own_cost else first.M
         if trial.how == "sparse batch":
@@ -248,7 +247,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         tables = zip(results, results.objective, results.error_bound, results.gap, results.dual, strict=True)
         return [
             dataclasses.replace(
-                claim_of(result, auto),
+                claim_of(result),
                 objective=float(objective),
                 error_bound=float(bound),
                 gap=float(gap),

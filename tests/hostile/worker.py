@@ -1,6 +1,6 @@
 """One block of trials in one process, or in step on all ranks of one job; the counts and failures as a line of JSON.
 
-``python -m hostile.worker PATH BACKEND SEED FIRST COUNT LARGEST``.
+``python -m hostile.worker PATH BACKEND SEED FIRST COUNT LARGEST SIDES``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from judge import Failure, judge
 
+from .problem import ODDS
 from .trial import NUMBERS, OVER_RANKS, Trial, call, call_over_ranks, draw_trial
 
 SECONDS = 60  # one trial may take: far more is a hang
@@ -94,7 +95,7 @@ def trial_of(how: str, seed: int, index: int, largest: int) -> Trial:
 def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: int) -> dict[str, Any]:
     """Judge so many trials; the failures found and what the summary counts."""
     totals: Counter[str] = Counter()
-    failures, worst = [], {"error / bound": 0.0, "hard error / bound": 0.0}
+    failures, worst = [], {"error / bound": 0.0}
     for index in range(first, first + count):
         ended, found, figures = runner.verdict(trial_of(how, seed, index, largest))
         totals["trials"] += 1
@@ -112,6 +113,7 @@ def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: 
 
 def main(words: list[str]) -> None:
     how, backend, seed, first, count, largest = words[0], words[1], *map(int, words[2:6])
+    ODDS["all"] = ODDS[words[6]]
     runner = Runner(backend, how in OVER_RANKS)
     answer = block(runner, how, seed, first, count, largest)
     if runner.root:

@@ -7,6 +7,7 @@ work in float32 while the error is large, in float64 from then on. Twin: backend
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cupy as cp
@@ -18,7 +19,7 @@ from ...problem.mask import Masked
 from ...problem.problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation
-from ..contract import PAD, Options, Stats, namespace
+from ..contract import PAD, Options, Stats, host, namespace
 from ..cpu.native import pool_for
 from ..cpu.operator import HostOperator
 from ..records import put
@@ -150,19 +151,30 @@ class PointIterate(Iterate):
     def row_kernels(self) -> None:
         parity, ends = np.int32(self.parity), ("join_rows", "point_columns")
         for k, name in enumerate(ends):
-            to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
+            to, slabs = self.sides[k], self.slabs[k]
             if to.count == 0:  # rows of a rank that has none
                 continue
             if k == 1 and self.state["limits"]["symmetric"]:  # K^T u is K v, which is there
                 self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(self.slabs[0]), self.narrow_u)
                 continue
-            numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
-            self.launch(
-                self.sums, (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,
-                other.packed, other.log, self.weights[k], self.out, *numbers, *self.lists[k],
-                by_value(self.masks[k, ...]),
-            )  # fmt: skip
+            self.sum_over(k, self.weights[k])
             self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(slabs), self.narrow_u)
+
+    def sum_over(self, k: int, weights: Any) -> Any:
+        """Find K w (k = 0) or K^T w (1), in parts that lie one behind the other."""
+        to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
+        numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
+        self.launch(
+            self.sums, (-(-to.count // self.block), slabs), 256, np.int32(self.parity), to.to, np.int64(to.ld), to.log,
+            other.packed, other.log, weights, self.out, *numbers, *self.lists[k], by_value(self.masks[k, ...]),
+        )  # fmt: skip
+        return self.out[: slabs * to.count].reshape(slabs, to.count)
+
+    def product(self, k: int, x: Any) -> Any:
+        """Return K x (k = 0) or K^T x (1), by float64 passes."""
+        weights = cp.zeros(self.sides[1 - k].ld)
+        weights[: len(x)] = x
+        return self.sum_over(k, weights).sum(0)
 
 
 class PointWorkspace(DeviceWorkspace):
@@ -296,6 +308,31 @@ class PointWorkspace(DeviceWorkspace):
         if self.narrow and self.narrow_points:
             self.narrow[0].set(self.narrow_points.row, narrow_points.LEFT_OUT)
             self.narrow[1].set(self.narrow_points.col[: len(beta)], narrow_points.LEFT_OUT)
+
+    @property
+    def makes_products(self) -> bool:  # type: ignore[override]
+        """Tell whether Newton's step takes products with K, by the kernels of a pass: where no ranks add them up."""
+        return self.problem.ranks.size == 1
+
+    def newton_product(self) -> Callable[[F64], F64]:
+        """Return the product for Newton's step from the last pass: P^T (fi / r) P d, of one potential -P d."""
+        self.progress["narrow"] = 0.0
+        self.choose()
+        self.resume()
+        reg, shift, kappa = self.problem.reg, float(self.progress["shift"]), float(self.progress["kappa"])
+        r, log_u, rho = (cp.asarray(x) for x in (self.answers["r"], self.answers["u_log"], self.problem.rows.rho))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            v = cp.exp(cp.asarray(self.potentials()[1]) + shift - cp.asarray(self.absorbed[0]))
+            u = cp.exp(log_u)
+            factor = cp.where(r > 0, kappa / (1 + reg / rho) * u * (u / r), 0.0)
+        v = cp.where(cp.isfinite(v), v, 0.0)
+
+        def product(d: F64) -> F64:
+            sums = self.launch.product(0, v * cp.asarray(d))
+            found: F64 = host(-v * sums if self.options.symmetric else v * self.launch.product(1, factor * sums))
+            return found
+
+        return product
 
     def read(self) -> list[Stats]:
         found = super().read()
