@@ -19,11 +19,13 @@ PARTS = {
     "pass": "one pass over K against the read limit, POT's two products and the paper's four sweeps",
     "solve": "time to a certified answer against POT",
     "memory": "peak memory beyond M",
+    "calls": "POT's functions as programs call them, patched and as they are",
     "zoo": "the data that users have: clusters, heavy tails, outliers, lattices, real data, beside POT",
     "points": "costs of points made in every pass, against a stored matrix and, on a GPU, flash-sinkhorn",
     "sparse": "passes over stored pairs by density and pattern, against the dense pass and SciPy's products",
     "tensors": "many marginals against cyclic updates, OTT's MMSinkhorn and pair solves",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
+    "flow": "the minibatches of flow matching through a DataLoader, against the loop that programs have",
     "cluster": "ranks of this machine, and the communication model",
 }
 ALONE = {  # not in "all"

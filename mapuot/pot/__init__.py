@@ -39,4 +39,10 @@ Where the answers differ from POT's:
 
 from .barycenter import barycenter_unbalanced
 from .patching import patch, patched, unpatch
-from .sinkhorn import sinkhorn_unbalanced, sinkhorn_unbalanced2
+from .sinkhorn import (
+    sinkhorn_knopp_unbalanced,
+    sinkhorn_stabilized_unbalanced,
+    sinkhorn_unbalanced,
+    sinkhorn_unbalanced2,
+    sinkhorn_unbalanced_translation_invariant,
+)

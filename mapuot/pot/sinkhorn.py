@@ -113,6 +113,30 @@ def sinkhorn_unbalanced(
     return call.run(method, tau).plan(log)
 
 
+def sinkhorn_knopp_unbalanced(a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any) -> Any:
+    """`sinkhorn_unbalanced` with method "sinkhorn": the other arguments, in this order, returns and errors are its."""
+    return sinkhorn_unbalanced(a, b, M, reg, reg_m, "sinkhorn", *args, **options)
+
+
+def sinkhorn_stabilized_unbalanced(
+    a: Any, b: Any, M: Any, reg: float, reg_m: Any, reg_type: str = "kl", c: Any = None, warmstart: Any = None,
+    tau: float = 1e5, *args: Any, **options: Any,
+) -> Any:  # fmt: skip
+    """`sinkhorn_unbalanced` with method "sinkhorn_stabilized": the other arguments, returns and errors are its."""
+    options["tau"] = tau
+    return sinkhorn_unbalanced(a, b, M, reg, reg_m, "sinkhorn_stabilized", reg_type, c, warmstart, *args, **options)
+
+
+def sinkhorn_unbalanced_translation_invariant(
+    a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any
+) -> Any:
+    """`sinkhorn_unbalanced` with method "sinkhorn_translation_invariant", with its other arguments in this order.
+
+    Unequal reg_m are answered rightly, where POT's own iteration ends elsewhere.
+    """
+    return sinkhorn_unbalanced(a, b, M, reg, reg_m, "sinkhorn_translation_invariant", *args, **options)
+
+
 def sinkhorn_unbalanced2(
     a: Any,
     b: Any,

@@ -70,6 +70,8 @@ def test_named_functions_are_the_named_methods():
         with pot.patched():
             found = getattr(ot.unbalanced, function)(a, b, M, REG, 1.0, **more)
         assert_allclose(found, expected, rtol=1e-14)
+        given = ["kl", None, None, *more.values(), 1000, 1e-6]  # in POT's order
+        assert_allclose(getattr(pot, function)(a, b, M, REG, 1.0, *given), expected, rtol=1e-14)
 
 
 def test_float32_stays_float32():
