@@ -168,6 +168,18 @@ def test_hard_points_beside_soft_ones(backend):
         assert verify(found, case).error <= found.error_bound
 
 
+def test_passes_after_newtons_step_read_a_function_of_rows_too():
+    """From a float32 K that is too coarse for tol on, passes read M; so do those after the step."""
+    case = clouds(16, 16, reg=0.01, reg_m=np.inf, ratio=1.0)
+    case = case.replace(b=case.b * (case.a.sum() / case.b.sum()))
+    for tol in (1e-6, 2e-7, 5e-8, 1e-8):
+        for method in ("sinkhorn", "auto"):
+            call = {"reg": 0.01, "reg_m": np.inf, "tol": tol, "precision": "mixed", "method": method}
+            found = mapuot.solve(lambda i0, i1: case.M[i0:i1], case.a, case.b, **call)
+            assert found.converged
+            assert verify(found, case, "mixed").error <= found.error_bound
+
+
 @pytest.mark.parametrize("reg", [0.05, 1.0])
 @pytest.mark.parametrize("penalty", ["range", ("kl", "range"), ("tv", "balanced"), ("l2", "balanced")], ids=str)
 def test_what_is_missed_without_newtons_step_counts_along_paths(penalty, reg, backend):

@@ -244,7 +244,7 @@ class HostWorkspace(KernelWorkspace):
     def make_passes(self, count: int) -> list[Stats]:
         table, made = np.empty(count, STATS), ffi.new("int64_t *")
         stats = pointer(table, "mapuot_stats *")
-        streamed = (self.made or self.limits.finer) and not self.problem.cost.held
+        streamed = (self.made or self.limits.finer or self.state.exact) and not self.problem.cost.held
         if self.problem.ranks.size > 1 or self.operator.summed or streamed:
             made[0] = self.passes(count, stats)
         else:
