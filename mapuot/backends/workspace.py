@@ -17,7 +17,7 @@ from ..penalties import F64
 from ..problem.problem import Problem
 from .boxes import Iterated, Truncation
 from .coarse import Coarse
-from .contract import Options, Stats, Workspace, host, namespace
+from .contract import Options, Stats, Workspace, host, largest, namespace
 from .newton import ColumnsNewton, misses
 from .records import put
 
@@ -25,6 +25,7 @@ STORAGE = {"float64": np.float64, "float32": np.float32}
 FARTHEST = 1e300  # log v beyond it is no number: only M and the reference say which points are unreachable
 FORGOTTEN = dict.fromkeys(("depth", "head", "have", "extrapolated"), 0) | {"since_absorb": 1}  # of a step by others
 LEAST_LOG = 80.0  # nats below 1 that a float32 v may lie
+LARGEST_LOG = 85.0  # and above it: beyond e^85 a kernel's v is not the one asked for
 FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
 
 
@@ -112,13 +113,13 @@ class KernelWorkspace(Workspace):
         return truncation.corrected(self, stat, floor, comparable)
 
     def restart(self, log_v: F64) -> None:
-        """Go on from this log v on the same K; one that passes overwrite is built anew."""
-        if self.options.in_place:
-            self.absorb(log_v)
-            return
+        """Go on from this log v on the same K; one that passes overwrite, or that v outgrows, is built anew."""
         e, off_v = self.absorbed
         log_v = namespace(e).asarray(log_v)
         x = np.where(off_v | ~np.isfinite(log_v), 0.0, log_v + self.progress_of("shift"))
+        if self.options.in_place or not largest(x - e) <= LARGEST_LOG:
+            self.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
+            return
         self.set_cols(e, off_v, x, None)
         put(self.progress, FORGOTTEN)
         self.send_progress()

@@ -29,7 +29,7 @@ from ..limits import limits_of
 from ..operator import parts_of
 from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, told
 from ..rules import START
-from ..workspace import KernelWorkspace
+from ..workspace import LARGEST_LOG, KernelWorkspace
 from .coarse import DeviceCoarse, words_of_clusters
 from .kernels import BLOCKS, ITEMSIZE, POSTS, PROGRESS, SCALARS, SOLO_COLUMNS, STATE, STORES, TRACE, UNSET, memory_for
 from .launch import TRACE_PASSES, Iterate, Lie, switches
@@ -285,7 +285,8 @@ class DeviceWorkspace(KernelWorkspace):
         weight = np.where(off, 0.0, side.weight)
         with np.errstate(over="ignore", divide="ignore"):
             rate = reg / side.rho
-            v = np.exp(np.minimum(x - e, 85.0))  # 0 where e is inf
+            x = np.minimum(x, e + LARGEST_LOG)  # the v that passes have is the one that is told
+            v = np.exp(x - e)  # 0 where e is inf
             fi = 1 / (1 + rate)
         log_weight = np.where(np.isinf(e), 0.0, side.log_weight)
         upper = 0.0 if side.upper is None else side.upper
