@@ -29,7 +29,8 @@ void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits)
     limits->rho_l2 = terms->rho_l2;
     limits->hard_sides = terms->hard_sides;
     limits->path = terms->symmetric ? 2.0 * terms->path : terms->path; /* the marginals of both sides are missed */
-    limits->missed = terms->missed > 1.0 ? terms->missed : 1.0; /* hard sides of one potential count twice as they are */
+    limits->missed =
+        terms->missed > 1.0 ? terms->missed : 1.0; /* hard sides of one potential count twice as they are */
     limits->symmetric = terms->symmetric;
     limits->tol = tol;
     limits->tol_gap = terms->tol_gap;

@@ -17,11 +17,11 @@
 #include "common/rules.h"
 #include "kernels.h"
 
-#define MOST_W 0.9          /* of a step that certifies */
-#define HOPELESS 2.0        /* w beyond which the equations are not solved to the end */
-#define ENOUGH 0.1          /* of the error after the step: what is left of the equations counts no more */
-#define SAFETY 2.0          /* of many marginals: what is left has an error by the least curvature met so far, times this */
-#define SINGULAR 1e-14      /* curvature relative to that of D: what no plan can meet, or rounding */
+#define MOST_W 0.9     /* of a step that certifies */
+#define HOPELESS 2.0   /* w beyond which the equations are not solved to the end */
+#define ENOUGH 0.1     /* of the error after the step: what is left of the equations counts no more */
+#define SAFETY 2.0     /* of many marginals: what is left has an error by the least curvature met so far, times this */
+#define SINGULAR 1e-14 /* curvature relative to that of D: what no plan can meet, or rounding */
 #define SUMS_ROUNDING 2e-16 /* times 8 + sqrt(m): sums of columns may be off by this share of the mass */
 #define LONGEST 1.0         /* change of log v by a step that proves too little */
 #define MOST_STEPS 60
@@ -221,7 +221,8 @@ static int judge_step(mapuot_newton *w, int singular)
     const double noise = sides * share * w->mass, most = fmax(at.far, at.soft), tail = (at.rest + share) / w->least;
     const double hidden = 1.0 + noise / fmax(w->missed, noise / 16.0);
     const double rest = moved_by_rest(w, &at, sides, noise, singular);
-    const double more = (sides * w->size + share * noise) / w->least, gap = 0.5 * at.energy, after = most * most * gap / 4.0;
+    const double more = (sides * w->size + share * noise) / w->least, gap = 0.5 * at.energy,
+                 after = most * most * gap / 4.0;
     double here = INFINITY, step = INFINITY;
     int solved = w->size <= share * noise;
     if (most <= MOST_W && at.energy < INFINITY) {

@@ -181,7 +181,7 @@ FN int proves_nothing(const mapuot_limits *limits, const mapuot_stats *out, doub
 FN double certified_error(const mapuot_limits *limits, const mapuot_stats *out, double gap, double hard, double misfit)
 {
     const double over = OVER(out->mass), error = plan_error(gap * over * limits->inv_reg) +
-                                                   limits->missed * (hard * over + (limits->missed > 1) * SUM_NOISE);
+                                                 limits->missed * (hard * over + (limits->missed > 1) * SUM_NOISE);
     if (!(limits->path > 0) || gap > GAP_NOISE * size_of_terms(limits, out))
         return error;
     return fmin(error, limits->path * (misfit * over + SUM_NOISE));

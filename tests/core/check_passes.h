@@ -43,8 +43,8 @@ static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows
 {
     const int64_t np = padded(n);
     mapuot_state state = {.m = m, .n = n, .ld = np + 16 * (m % 2), .dtype = dtype};
-    state.limits =
-        (mapuot_limits){.reg = 0.25, .inv_reg = 4.0, .fi_rows = 0.8, .rate_cols = 0.25, .tol = -1, .tol_gap = -1, .missed = 1};
+    state.limits = (mapuot_limits){
+        .reg = 0.25, .inv_reg = 4.0, .fi_rows = 0.8, .rate_cols = 0.25, .tol = -1, .tol_gap = -1, .missed = 1};
     state.progress = (mapuot_progress){.shift = 0.7, .best_dual = -INFINITY, .best_error = INFINITY, .passes = m + n};
     new_side(&state.rows, m, m, rows, state.limits.reg, 8);
     new_side(&state.cols, n, np, cols, state.limits.reg, 0);

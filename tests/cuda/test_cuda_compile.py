@@ -75,7 +75,7 @@ def finish(options, spilled=200):
 
 PAIRS = dict.fromkeys(("part_sums", "part_moves", "sparse_rows", "sparse_columns"), (64, 0))
 STREAM = {"build_kernel": (84, 0), "row_max": (84, 0)}
-STREAM |= dict.fromkeys(("plan_sums", "apply", "draw", "extrema"), (255, 0))
+STREAM |= dict.fromkeys(("plan_sums", "apply", "draw", "extrema", "join_parts", "balance_rows"), (255, 0))
 STORED = dict.fromkeys(("sparse_entries", "sparse_max", "sparse_sums", "sparse_apply"), (64, 0))
 TREE = {"open_pass": (64, 0), "open_back": (64, 0), "close_edge": (255, 0), "close_back": (255, 0)}
 CLUSTERS = dict.fromkeys(

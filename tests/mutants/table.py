@@ -343,7 +343,7 @@ TABLE = {
     "mapuot/backends/boxes.py": {
         "core/test_edges.py::test_bounds_between_boxes_of_one_point_each_are_reached": [
             ("rounding = 2.0**-48 *", "rounding = 0.0 *"),
-            ("+ (rounding - math.log(self.mass))", "- math.log(self.mass)"),
+            ("more = rounding - math.log(self.mass)", "more = -math.log(self.mass)"),
             ("tau = float(self.ranks.sum(row_mass.sum()))", "tau = 0.5 * float(self.ranks.sum(row_mass.sum()))"),
             ("return Share(tau * self.mass,", "return Share(tau,"),
         ],
