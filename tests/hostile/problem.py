@@ -40,6 +40,10 @@ class Problem(Case):
 
     def itself(self) -> Problem:
         """Return a problem whose rows and columns are the same: its own rows with themselves."""
+        if self.grid is not None:
+            nodes, spacing, scale, _, _ = self.grid
+            grid = nodes, spacing, scale, nodes, (0.0,) * len(nodes)
+            return self.replace(M=grid_costs(*grid), grid=grid, b=self.a, reg_m=(self.reg_m[0],) * 2)
         k = min(self.shape)
         M, c = self.M[:k, :k], self.reference
         more: dict[str, Any] = {
@@ -218,6 +222,17 @@ def draw_boxes(rng: Any) -> Problem:
         return Problem(M, a, b, reg, reg_m, penalty, points=(x, y, metric, 1.0)).feasible()
 
 
+def grid_costs(nodes: Any, spacing: Any, scale: float, target: Any, offset: Any) -> Any:
+    """The costs between the nodes of two grids, by their definition."""
+    x, y = (
+        np.stack(np.meshgrid(*(LONG(h) * np.arange(k) + LONG(o) for k, h, o in parts), indexing="ij"), -1).reshape(
+            -1, len(nodes)
+        )
+        for parts in (zip(nodes, spacing, (0,) * len(nodes), strict=True), zip(target, spacing, offset, strict=True))
+    )
+    return distances(x, y, "sqeuclidean", scale)
+
+
 def draw_grid(rng: Any, largest: int) -> Problem:
     """A problem whose costs are those between the nodes of two grids, in one to three dimensions, near or far."""
     d = int(rng.choice([1, 2, 2, 3]))
@@ -228,15 +243,9 @@ def draw_grid(rng: Any, largest: int) -> Problem:
     far = float(rng.choice([0.0, 0.0, 1.0, 1e4]))
     offset = tuple((far * rng.uniform(-3, 3, d) * spacing).tolist())
     scale = float(rng.choice([1.0, 10.0 ** rng.uniform(-3, 3)]))
-    x, y = (
-        np.stack(np.meshgrid(*(LONG(h) * np.arange(k) + LONG(o) for k, h, o in parts), indexing="ij"), -1).reshape(
-            -1, d
-        )
-        for parts in (zip(nodes, spacing, [0.0] * d, strict=True), zip(target, spacing, offset, strict=True))
-    )
-    M = distances(x, y, "sqeuclidean", scale)
+    M = grid_costs(nodes, spacing, scale, target, offset)
     problem = draw(rng, largest, plain=True)
-    a, b = draw_masses(rng, len(x)) * problem.a.mean(), draw_masses(rng, len(y)) * problem.b.mean()
+    a, b = draw_masses(rng, M.shape[0]) * problem.a.mean(), draw_masses(rng, M.shape[1]) * problem.b.mean()
     reg = spread(M) * 10.0 ** rng.uniform(-4, 2)
     reg_m = tuple(
         np.inf if np.isinf(r).any() else draw_rho(rng, "kl", reg, t) for r, t in zip(problem.reg_m, (a, b), strict=True)

@@ -35,7 +35,7 @@ BATCHES = "batch", "sparse batch"
 MOST_PASSES = 3000
 GROUPS = 20  # points of a side between which all pairs are taken: of more there are groups, which correct passes
 WORTH = 0.98  # share of pairs up to which some are skipped: few boxes have more
-ALONE = "cold", "warm", "batch", "points", "sparse", "truncated", "path"  # paths of problems of a side with itself
+ALONE = "cold", "warm", "batch", "path", "points", "sparse", "grids", "sparse batch", "truncated"  # with themselves
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 
 
