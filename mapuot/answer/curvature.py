@@ -11,10 +11,15 @@ and the potentials by what keeps r = a e^(-f / rho1) and s = b e^(-g / rho2):
 
 whose matrix is symmetric and, unless both sides are balanced, strictly dominant. dg is eliminated: conjugate gradients
 on the rows take half as many steps as on both, with a product by P and one by P^T each.
+
+Where a cloud is transported to itself and both sides move, P is symmetric, h_ij = c'_ij . (w_i - w_j) and df = dg: one
+system is left, (1 + reg / rho) r df + P df = sum_j P_ij h_ij. Divided by r its eigenvalues lie within [1, 2] for a
+positive kernel, so that some ten products by P are enough at every reg.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,12 +30,14 @@ from ..problem.validate import as_array, as_count, as_positive, check_kind
 from .slopes import UNIT, check, rho_of, smooth_slope, with_ones
 
 
-def hvp(result: Any, w: Any, tol: Any, max_steps: Any) -> F64:
+def hvp(result: Any, w: Any, tol: Any, max_steps: Any, both: Any) -> F64:
     """See ``Result.hvp``."""
     cloud = check(result)
     if cloud.core[0].degree != 2 or cloud.core[0].unit:
         raise NotImplementedError(f"hvp is for metric 'sqeuclidean', got {cloud.metric!r}")
     tol, max_steps = as_positive(tol, "tol"), as_count(max_steps, "max_steps")
+    if both and (unlike := result.problem.unlike(result._backend)):
+        raise ValueError(f"both must be False: rows and columns are not the same problem, see {unlike}")
     w = as_array(w, "w")
     check_kind(w, "w")
     if w.shape != cloud.x.shape:
@@ -40,51 +47,79 @@ def hvp(result: Any, w: Any, tol: Any, max_steps: Any) -> F64:
     factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
     centre = cloud.rows.mean(0)
     x, y = cloud.rows - centre, cloud.targets - centre
-    return np.asarray(factor * product(result, x, y, 2 * cloud.core[1], factor * w.astype(np.float64), tol, max_steps))
+    moved = product(result, x, y, 2 * cloud.core[1], factor * w.astype(np.float64), bool(both), tol, max_steps)
+    return np.asarray(factor * moved)
 
 
-def product(result: Any, x: F64, y: F64, slope: float, w: F64, tol: float, max_steps: int) -> F64:
-    """H w for costs slope / 2 |x - y|^2."""
-    reg, (r, s) = result.problem.reg, (result.row_marginal, result.col_marginal)
+def product(
+    result: Any, x: F64, y: F64, slope: float, w: F64, both: bool, tol: float, max_steps: int
+) -> F64:  # fmt: skip
+    """Return H w for costs slope / 2 |x - y|^2; ``both``: y is x and moves with it, so that P^T is P."""
+    reg, (r, s), along = result.problem.reg, (result.row_marginal, result.col_marginal), (x * w).sum(1)
     gradient = smooth_slope(result, result.problem.cost.cloud, True)
-    moved = result.apply_transpose(np.column_stack([w, (x * w).sum(1)]))
-    found = gradient * w
-    rows, cols = found.sum(1), slope * (moved[:, -1] - (y * moved[:, :-1]).sum(1))
-    df, dg = potentials_moved(result, r, s, rows, cols, tol, max_steps)
+    moved = result.apply_transpose(np.column_stack([w, along]))
+    rows, cols = (gradient * w).sum(1), slope * (moved[:, -1] - (y * moved[:, :-1]).sum(1))
+    if both:
+        df = dg = potential_moved(result, r, rows + cols, tol, max_steps)
+    else:
+        df, dg = potentials_moved(result, r, s, rows, cols, tol, max_steps)
     image = result.apply(with_ones(y) * dg[:, None])
-    out = slope * r[:, None] * w + (df[:, None] * gradient + slope * (image[:, -1:] * x - image[:, :-1])) / reg
+    out = slope * (r[:, None] * w - (moved[:, :-1] if both else 0.0))
+    out += (df[:, None] * gradient + slope * (image[:, -1:] * x - image[:, :-1])) / reg
     for i0, P in result._wide_blocks():
         here = slice(i0, i0 + len(P))
-        turned = P * ((x[here] * w[here]).sum(1)[:, None] - w[here] @ y.T)  # P_ij (x_i - y_j) . w_i
+        turned = along[here, None] - w[here] @ y.T  # (x_i - y_j) . w_i
+        turned = P * (turned + along - x[here] @ w.T if both else turned)
         out[here] -= slope**2 / reg * (turned.sum(1)[:, None] * x[here] - turned @ y)
-    return np.asarray(out)
+    return np.asarray(2 * out if both else out)
 
 
 def potentials_moved(
     result: Any, r: F64, s: F64, rows: F64, cols: F64, tol: float, max_steps: int
 ) -> tuple[F64, F64]:  # fmt: skip
-    """Return (df, dg) by conjugate gradients on the rows, preconditioned by their diagonal."""
-    p = result.problem
-    on_rows, on_cols = (
-        np.where(marginal > 0, (1 + p.reg / rho_of(side)) * marginal, 1.0)
-        for marginal, side in ((r, p.rows), (s, p.cols))
-    )
-    left = rows - result.apply(cols / on_cols)
-    df, size = np.zeros(len(r)), float((rows**2 / on_rows).sum() + (cols**2 / on_cols).sum())
-    z = left / on_rows
+    """Return (df, dg), with dg eliminated."""
+    on_rows, on_cols = (diagonal(result, *side) for side in ((r, "rows"), (s, "cols")))
+    size = float((rows**2 / on_rows).sum() + (cols**2 / on_cols).sum())
+    df = conjugate_gradients(
+        lambda step: on_rows * step - result.apply(result.apply_transpose(step) / on_cols),
+        rows - result.apply(cols / on_cols), on_rows, size, tol, max_steps,
+    )  # fmt: skip
+    return df, (cols - result.apply_transpose(df)) / on_cols
+
+
+def potential_moved(result: Any, r: F64, rows: F64, tol: float, max_steps: int) -> F64:
+    """Return df = dg."""
+    on_rows = diagonal(result, r, "rows")
+    size = float((rows**2 / on_rows).sum())
+    return conjugate_gradients(
+        lambda step: on_rows * step + result.apply(step), rows, on_rows, size, tol, max_steps
+    )  # fmt: skip
+
+
+def diagonal(result: Any, marginal: F64, name: str) -> F64:
+    """Return (1 + reg / rho) times the marginal, and 1 where that is 0."""
+    rho = rho_of(getattr(result.problem, name))
+    return np.where(marginal > 0, (1 + result.problem.reg / rho) * marginal, 1.0)
+
+
+def conjugate_gradients(
+    product: Callable[[F64], F64], left: F64, on: F64, size: float, tol: float, max_steps: int
+) -> F64:  # fmt: skip
+    """Solve ``product(d) = left``, preconditioned by the diagonal ``on``, to tol of the square root of ``size``."""
+    found, z = np.zeros(len(left)), left / on
     step, now = z, float(left @ z)
     for _ in range(max_steps):
         if now <= max(tol, 2 * UNIT) ** 2 * size:
             break
-        image = on_rows * step - result.apply(result.apply_transpose(step) / on_cols)
+        image = product(step)
         along = float(step @ image)
         if not along > 0:  # balanced sides leave a common shift free: what is left is its rounding
             break
         length = now / along
-        df, left = df + length * step, left - length * image
-        z = left / on_rows
+        found, left = found + length * step, left - length * image
+        z = left / on
         before, now = now, float(left @ z)
         step = z + now / before * step
     else:
         warn(f"hvp not converged after {max_steps} steps: raise max_steps or tol", ConvergenceWarning)
-    return df, (cols - result.apply_transpose(df)) / on_cols
+    return found

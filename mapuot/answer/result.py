@@ -550,14 +550,16 @@ class Result(Certified, Answer):
         """
         return gradient(self)
 
-    def hvp(self, w: Any, tol: float = 1e-6, max_steps: int = 1000) -> F64:
+    def hvp(self, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: bool = False) -> F64:
         """The second derivative of the objective by the row points of a `PointCloud`, times w.
 
         For metric "sqeuclidean", and KL or balanced sides with one reg_m each: what Newton's method and trust regions
         take of a loss. ``w`` is a direction, (m, d) as the points x; returned is a product of the same shape, in units
         of mass times cost over length squared, times w, to within tol and the error of the plan. It is found by
         conjugate gradients on the system of the potentials, up to the relative residual ``tol`` or, with a warning,
-        ``max_steps``: two products of the plan a step; no matrix is formed. Formulas: mapuot/answer/curvature.py.
+        ``max_steps``: two products of the plan a step; no matrix is formed. Of a cloud with itself, with equal masses
+        and reg_m, ``both`` moves the points of both sides by ``w``, as those of the self terms of a debiased loss; a
+        step is then one product. Formulas: mapuot/answer/curvature.py.
 
         Examples
         --------
@@ -568,7 +570,7 @@ class Result(Certified, Answer):
         >>> float((shift * result.hvp(shift)).sum().round(1))
         2.9
         """
-        return hvp(self, w, tol, max_steps)
+        return hvp(self, w, tol, max_steps, both)
 
     def potential(self, points: Any, side: str = "rows") -> F64:
         """The potential f (or with ``side="cols"`` g) continued to other points (k, d), in units of M.

@@ -38,8 +38,11 @@ class Gradient(NamedTuple):
 def gradient(result: Any) -> Gradient:
     """See ``Result.gradient``."""
     cloud = check(result)
-    if cloud.core[0].degree == 2:
-        x, y = (chained(cloud, smooth_slope(result, cloud, rows), rows) for rows in (True, False))
+    if result.problem.unlike(result._backend) is None:  # the optimal plan is symmetric
+        x = point_slope(result, True)
+        y = x.copy()
+    elif cloud.core[0].degree == 2:
+        x, y = (point_slope(result, rows) for rows in (True, False))
     else:
         x, y = block_slopes(result, cloud)
     error = slope_error(cloud, result.error_bound, result.problem.M_max) * result.mass

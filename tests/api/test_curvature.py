@@ -54,3 +54,40 @@ def test_points_without_mass_do_not_count():
     want = solved(x[here], y[there], a[here], b[there], 0.05, 1.0).hvp(w[here])
     np.testing.assert_allclose(got[here], want, rtol=1e-5, atol=1e-8)
     assert (got[2] == 0).all()
+
+
+def alone(x, a, reg, reg_m, **options):
+    """The problem of a cloud with itself; y is another array, so that both sides can be told apart."""
+    cloud = mapuot.PointCloud(x, x.copy(), scale=0.7)
+    return mapuot.solve(cloud, a, a, reg=reg, reg_m=reg_m, tol=1e-12, precision="float64", threads=1, **options)
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("symmetric", [None, False])
+@pytest.mark.parametrize("reg_m", [1.0, 0.02, np.inf])
+@pytest.mark.parametrize("reg", [0.5, 0.02, 1e-3])
+def test_both_sides_of_a_cloud_with_itself_move(reg, reg_m, symmetric):
+    x, _, a, _ = clouds(14)
+    a[3] = 0.0
+    w, h = np.random.default_rng(1).normal(size=x.shape), 1e-6 if reg < 0.01 else 1e-5
+    result, there, back = (alone(x + t * w, a, reg, reg_m, symmetric=symmetric) for t in (0.0, h, -h))
+    want = (there.gradient().x + there.gradient().y - back.gradient().x - back.gradient().y) / (2 * h)
+    got = result.hvp(w, tol=1e-10, both=True)
+    assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+    slope, value = result.gradient(), [2 * (w * z.gradient().x).sum() for z in (there, back)]
+    assert (there.dual - back.dual) / (2 * h) == pytest.approx(np.mean(value), rel=1e-4, abs=1e-9)
+    np.testing.assert_array_equal(slope.x, slope.y)
+
+
+def test_a_potential_that_moves_alone_takes_few_steps():
+    """One product a step, where both potentials of small regs take hundreds."""
+    x, _, a, _ = clouds(200)
+    result, w = alone(x, a, 1e-3, 100.0), np.random.default_rng(3).normal(size=x.shape)
+    exact = result.hvp(w, tol=1e-12, both=True)
+    assert np.abs(result.hvp(w, tol=1e-8, max_steps=25, both=True) - exact).max() <= 1e-6 * np.abs(exact).max()
+
+
+def test_both_is_for_a_cloud_with_itself():
+    x, y, a, b = clouds()
+    with pytest.raises(ValueError, match="both must be False"):
+        solved(x, y, a, b, 0.05, 1.0).hvp(x, both=True)
