@@ -243,7 +243,7 @@ def unrolled(torch: Any, a: Any, b: Any, M: Any) -> Any:
 
 
 def shared_steps(torch: Any, a: Any, b: Any, M: Any) -> Any:
-    """The same loss by matrix products in the scaling form: the quickest that torch can do; right at this reg only."""
+    """Make the loss by matrix products in the scaling form: the quickest that torch can do; right at this reg only."""
     fi, K = RHO / (RHO + REG), torch.exp(-M / REG)
     u, v = torch.ones_like(a), torch.ones_like(b)
     for _ in range(STEPS):

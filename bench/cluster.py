@@ -80,7 +80,7 @@ def together(comm: Any, made: Any, passes: int) -> float:
 
 
 def worker(shape: tuple[int, int], rounds: int, passes: int) -> dict[str, Any]:
-    """In every process of a job: rank 0's threads, all ranks, one rank and POT's two products in turn."""
+    """Time in every process of a job rank 0's threads, all ranks, one rank and POT's two products in turn."""
     from mpi4py import MPI
 
     from mapuot.ranks import join
@@ -274,7 +274,7 @@ def gpu_parts(ranks: Any, made: Any, passes: int) -> dict[str, float]:
 
 
 def gpu_worker(ranks: Any, strong: int, weak: int, rounds: int, passes: int) -> dict[str, Any]:
-    """On one GPU of several: weak and strong passes, the sums alone, and the answer against one process."""
+    """Time on one GPU of several weak and strong passes, the sums alone, and the answer against one process."""
     import cupy as cp
 
     import mapuot
@@ -329,7 +329,7 @@ def run_gpus(counts: list[int], quick: bool) -> dict[str, Any]:
 
 
 def large_worker(ranks: Any, n: int, rounds: int, passes: int) -> dict[str, Any]:
-    """On one GPU of several: seconds of the slowest rank's call to a certified 1e-6, memory taken, and of a pass."""
+    """Return, on one GPU of several, seconds of the slowest call to a certified 1e-6, memory taken, and of a pass."""
     import cupy as cp
 
     import mapuot

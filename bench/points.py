@@ -102,7 +102,7 @@ def ex2_limit() -> float:
 
 
 def device_passes(n: int, d: int) -> dict[str, Any]:
-    """Both sums of a pass on the GPU, two evaluations of each pair: first and last ones of a solve, exact ones."""
+    """Time both sums of a pass on the GPU, two evaluations of each pair: first and last ones of a solve, exact ones."""
     from mapuot.backends import cuda
 
     x, y, a, b = clouds(n, d)

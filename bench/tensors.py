@@ -108,7 +108,7 @@ def cyclic_reads(n: int, reg: float, rho: float, translate: bool) -> int | None:
 
 
 def read_seconds(C: Any, masses: list[Any], reg: float) -> float:
-    """Of one read by the updates, the best of some."""
+    """Return the seconds of one read by the updates, the best of some."""
     run = Cyclic(C, masses, reg, 1.0, False)
     sample = device.elapsed if xp_of(C) is not np else functools.partial(common.sample, number=1)
     return min(sample(lambda k=k: run.sums(k)) for k in (0, 1, 2, 0, 1, 2))

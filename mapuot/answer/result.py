@@ -21,7 +21,7 @@ from ..errors import shown
 from ..files import split_name, write
 from ..penalties import F64
 from ..problem.problem import Problem
-from ..problem.sparse import entries, gathered, is_sparse, on_host, top_of
+from ..problem.sparse import entries, gathered, is_sparse, top_of
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, told_bound
 from .curvature import hvp
@@ -342,7 +342,7 @@ class Result(Certified, Answer):
     def gather_plan(self, root: int = 0) -> Any:
         """The whole plan on rank ``root``, None elsewhere."""
         if is_sparse(self.plan):
-            return gathered(on_host(self.plan), self.problem.ranks, root)
+            return gathered(host(self.plan), self.problem.ranks, root)
         return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root)
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
@@ -353,7 +353,7 @@ class Result(Certified, Answer):
         self.problem.cost.check_listed()
         if self.problem.cost.operator == "pairs":
             for i0, i1, _, _ in self.problem.cost.blocks(most=BLOCK_ENTRIES * self.problem.cost.dtype.itemsize):
-                yield i0, on_host(stream.plan(i0, i1))
+                yield i0, host(stream.plan(i0, i1))
             return
         step = max(1, BLOCK_ENTRIES // n)
         for i0 in range(0, m, step):

@@ -19,14 +19,14 @@ import numpy as np
 from ..ascend.barycenters import Barycenter
 from ..ascend.loop import Run
 from ..ascend.passes import Engine
-from ..backends import Stats, load, pick
+from ..backends import Stats, host, load, pick
 from ..backends.kernel import UNIT
 from ..cached import cached_property
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
 from ..problem.cost import cost_of
 from ..problem.kinds import as_cost, as_whole_cost, stores_pairs
-from ..problem.sparse import Sparse, log_sums, on_host
+from ..problem.sparse import Sparse, log_sums
 from ..problem.validate import (
     MASS_TOLERANCE,
     as_array,
@@ -311,7 +311,7 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, floa
     """(A, M, reg, reg_m): p histograms and a finite square cost."""
     M = cost_of(M)
     if not hasattr(M, "nodes"):
-        M = as_cost(on_host(M), pick("reference")) if stores_pairs(M) else as_whole_cost(M, pick("reference"))
+        M = as_cost(host(M), pick("reference")) if stores_pairs(M) else as_whole_cost(M, pick("reference"))
     if A.shape[1] != M.shape[0] or M.shape[0] != M.shape[1]:
         raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
     if A.dtype.kind not in "fiub":

@@ -351,7 +351,7 @@ class BatchResult(Answer, Sequence[Result]):
 
     @property
     def converged(self) -> Any:
-        """Which problems converged, (p,) bool."""
+        """Tell which problems converged, (p,) bool."""
         return self.status == "converged"
 
     @cached_property

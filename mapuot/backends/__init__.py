@@ -14,8 +14,7 @@ from typing import Any
 
 from ..errors import shown
 from ..problem.cost import cost_of
-from ..problem.sparse import is_on_device
-from .contract import Options, PlanStream, Stats, Workspace, closing, host, name_of, namespace
+from .contract import Options, PlanStream, Stats, Workspace, closing, host, is_on_device, name_of, namespace
 
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
@@ -25,11 +24,7 @@ def pick(backend: str, *arrays: Any) -> ModuleType:
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}, got {shown(backend)}")
     if backend == "auto":
-        on_gpu = any(
-            hasattr(x, "__cuda_array_interface__") or is_on_device(x) or getattr(cost_of(x), "on_device", False)
-            for x in arrays
-        )
-        backend = "cuda" if on_gpu else "cpu"
+        backend = "cuda" if any(is_on_device(cost_of(x)) for x in arrays) else "cpu"
     return load(backend)
 
 

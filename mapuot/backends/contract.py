@@ -209,7 +209,7 @@ class Operator(PlanStream, Protocol):
         """P X or, of the rows of this rank, P^T X, (length, d)."""
 
     def own_sums(self) -> tuple[float, F64, F64]:
-        """As `sums`, of the rows of this rank."""
+        """Return `sums` of the rows of this rank."""
 
 
 def name_of(backend: ModuleType) -> str:
@@ -224,8 +224,14 @@ def namespace(*arrays: Any) -> Any:
 
 
 def host(x: Any) -> Any:
-    """A numpy array of what may lie on a GPU."""
-    return x.get() if namespace(x) is not np else x
+    """Return an array or a sparse matrix that may lie on a GPU as NumPy and SciPy have it."""
+    return x.get() if type(x).__module__.partition(".")[0] in ("cupy", "cupyx") else x
+
+
+def is_on_device(x: Any) -> bool:
+    """Tell whether an array, a sparse matrix, a tensor or a cost lies on a GPU; no library is loaded to find out."""
+    said = any(getattr(x, name, False) is True for name in ("on_device", "is_cuda"))
+    return said or hasattr(x, "__cuda_array_interface__") or type(x).__module__.startswith("cupyx.")
 
 
 def largest(x: Any, least: float = 0.0) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..penalties import F64
-from ..problem.sparse import is_sparse, on_host
+from ..problem.sparse import is_sparse
 from ..problem.validate import as_columns
 from .contract import PlanStream, host, namespace
 
@@ -82,6 +82,6 @@ class Drawn(PlanStream):
         for i0, i1 in runs(np.unique(rows), self.shape[1]):
             some = slice(*np.searchsorted(ordered, (i0, i1)))
             if some.start < some.stop:
-                block = host(on_host(self.plan(i0, i1)))
+                block = host(self.plan(i0, i1))
                 found[order[some]] = columns_in(block, ordered[some] - i0, at[order[some]])
         return xp.asarray(rows), xp.asarray(found)

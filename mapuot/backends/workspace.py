@@ -153,7 +153,7 @@ class KernelWorkspace(Workspace):
         return stats
 
     def conclude(self, stat: Stats) -> None:
-        """The same for the last pass of a run."""
+        """Settle the last pass of a run."""
         if self.truncation:
             self.truncation.settle(stat, self.iterate_state(), self.progress_of("moved"))
 
@@ -218,7 +218,7 @@ class KernelWorkspace(Workspace):
         raise NotImplementedError
 
     def send_progress(self) -> None:
-        """To where the kernels read it."""
+        """Send progress to where the kernels read it."""
 
     def shifted_log_v(self) -> F64:
         """The next log v + shift."""

@@ -358,6 +358,6 @@ def muted() -> Iterator[None]:
 
 
 def warn_not_converged(result: Result, stop: float, words: Words) -> None:
-    """Of a certified solve that is not within ``stop``; ``words``: the caller's for passes and stop."""
+    """Warn of a certified solve that is not within ``stop``; ``words``: the caller's for passes and stop."""
     if not (result.converged or result.error_bound <= stop):
         warn(not_converged(result, stop, words=words), ConvergenceWarning)

@@ -1,4 +1,4 @@
-"""From what a user gives as M (an array, points, stored pairs, a function or a file of rows) to a `Cost`."""
+"""Make a `Cost` of what a user gives as M: an array, points, stored pairs, a function or a file of rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host, name_of
+from ..backends.contract import host, is_on_device, name_of
 from ..files import opened
 from ..ranks import ALONE, Ranks
 from .cost import Cost, Dense, Streamed, as_vectors, cost_of
 from .points import Formed
-from .sparse import Sparse, SparseCosts, is_list_of_pairs, is_on_device, is_sparse
+from .sparse import Sparse, SparseCosts, is_list_of_pairs, is_sparse
 from .validate import as_array, as_pair, as_real, check_kind
 
 
@@ -95,7 +95,7 @@ def stores_pairs(source: Any) -> bool:
 def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
     """Make a sparse cost; over ranks of this rank's rows, given as such or read from a file."""
     name = name_of(backend)
-    if name != "cuda" and (is_on_device(source) or getattr(source, "on_device", False)):
+    if name != "cuda" and is_on_device(source):
         raise TypeError(f"M must not lie on a GPU for backend {name!r}: pass M.get(), or use backend='cuda'")
     if isinstance(source, Cost):
         check_no_names(a, b)

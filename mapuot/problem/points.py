@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends.contract import PAD, host, namespace
+from ..backends.contract import PAD, host, is_on_device
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import Ranks
@@ -138,14 +138,15 @@ class PointCosts(Cost):
         self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
         points = [as_points(x, "x")]
         points.append(points[0] if y is None or y is x else as_points(y, "y"))
-        self.on_device = any(getattr(p, "is_cuda", False) or namespace(p) is not np for p in (x, y))
+        self.on_device = any(map(is_on_device, (x, y)))
         if points[0].shape[1] != points[1].shape[1]:
             raise ValueError(f"x and y must have equally many columns, got {points[0].shape[1]}, {points[1].shape[1]}")
         self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)
         self.x = np.array(points[0], dtype=np.float64, order="C")  # the caller may change x and y
         same = points[0] is points[1]
         self.y = self.x if same else np.array(points[1], dtype=np.float64, order="C")
-        self.truncate, self.form = as_truncate(truncate), as_form(form)
+        self.truncate = as_auto(truncate, "truncate", "nats")
+        self.form = as_auto(form, "form", "bytes")
         self.weights = None if weights is None else as_weights(weights, self.x.shape[1])
         if self.weights is not None:
             low, high = corners(self.y)
@@ -202,10 +203,7 @@ class PointCosts(Cost):
         part, rows = object.__new__(PointCosts), as_rows(rows, len(self))
         vars(part).update(vars(self), x=self.x[rows], rows=np.ascontiguousarray(self.rows[rows]))
         part.shape = len(part.rows), self.shape[1]
-        if isinstance(rows, slice):
-            part.before = self.before + rows.start
-        else:
-            part.before = 0
+        part.before = self.before + rows.start if isinstance(rows, slice) else 0
         return part
 
     def beside(self, points: F64, name: str) -> PointCosts:
@@ -483,22 +481,13 @@ def as_rows(value: Any, m: int) -> Any:
     return rows.astype(np.int64)
 
 
-def as_truncate(value: Any) -> str | float | None:
-    """Check ``truncate``: nats, "auto" or None."""
+def as_auto(value: Any, name: str, unit: str) -> str | float | None:
+    """Check an argument that is a positive number of a unit, "auto" or None."""
     if value is None or (isinstance(value, str) and value == "auto"):
         return value
     if isinstance(value, str):
-        raise ValueError(f"truncate must be 'auto', None or a number of nats, got {value!r}")
-    return as_positive(value, "truncate")
-
-
-def as_form(value: Any) -> str | float | None:
-    """Check ``form``: bytes, "auto" or None."""
-    if value is None or (isinstance(value, str) and value == "auto"):
-        return value
-    if isinstance(value, str):
-        raise ValueError(f"form must be 'auto', None or a number of bytes, got {value!r}")
-    return as_positive(value, "form")
+        raise ValueError(f"{name} must be 'auto', None or a number of {unit}, got {value!r}")
+    return as_positive(value, name)
 
 
 def as_weights(value: Any, d: int) -> F64:

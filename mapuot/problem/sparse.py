@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import namespace
+from ..backends.contract import host, is_on_device, namespace
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
 from .cost import Cost, held_type, own_part
@@ -70,7 +70,7 @@ class Sparse(Cost):
         Of a matrix of cupyx.scipy.sparse a copy: its indices are checked, and its parts are found, on the host.
         """
         on_device = is_on_device(M)
-        M = M.get() if on_device else M
+        M = host(M)
         if M.ndim != 2:
             raise ValueError(f"{name} must be a matrix (m, n), got shape {M.shape}")
         if M.dtype.kind not in "fiu":
@@ -106,7 +106,7 @@ class Sparse(Cost):
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> Sparse:
-        """Some rows, without a copy."""
+        """Return some rows, without a copy."""
         i0, i1, _ = rows.indices(self.shape[0])
         start = self.start[i0 : max(i0, i1) + 1]
         k0, k1 = (int(start[i] - self.start[0]) for i in (0, -1))
@@ -279,7 +279,7 @@ class SparseCosts(Cost):
             if not is_sparse(M):
                 raise TypeError(f"M[{i}] must be a sparse matrix as the others are, got {type(M).__name__}")
         on_device = any(map(is_on_device, matrices))
-        matrices = [on_host(M) for M in matrices]
+        matrices = [*map(host, matrices)]
         dtype = np.result_type(*(held_type(M.dtype) for M in matrices))
         first = Sparse.of_matrix(matrices[0], "M[0]")
         first.on_device = on_device
@@ -356,11 +356,6 @@ def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
     return count, new, whole[label[total:]]
 
 
-def is_on_device(value: Any) -> bool:
-    """Tell whether x is a matrix of cupyx.scipy.sparse."""
-    return type(value).__module__.startswith("cupyx.scipy.sparse")
-
-
 def log_sums(pairs: Sparse, x: F64, reg: float) -> F64:
     """log sum_j exp(x_j - M_ij / reg) of each row over its pairs; -inf where it has none."""
     start, count = pairs.start - pairs.start[0], np.diff(pairs.start)
@@ -376,7 +371,8 @@ def log_sums(pairs: Sparse, x: F64, reg: float) -> F64:
 def is_sparse(value: Any) -> bool:
     """Tell whether x is a matrix of scipy.sparse or cupyx.scipy.sparse; neither is loaded to find out."""
     sparse = sys.modules.get("scipy.sparse")
-    return is_on_device(value) or (sparse is not None and sparse.issparse(value))
+    there = type(value).__module__.startswith("cupyx.scipy.sparse")
+    return there or (sparse is not None and sparse.issparse(value))
 
 
 def check_padding(M: Any, name: str) -> None:
@@ -391,11 +387,6 @@ def check_padding(M: Any, name: str) -> None:
 def is_list_of_pairs(value: Any) -> bool:
     """Tell whether x holds the costs of a batch, as `SparseCosts.of_matrices` takes them."""
     return isinstance(value, (list, tuple)) and any(map(is_sparse, value))
-
-
-def on_host(block: Any) -> Any:
-    """A sparse matrix, or rows of a plan, as scipy.sparse has them."""
-    return block.get() if is_on_device(block) else block
 
 
 def entries(block: Any, wanted: Callable[[Any], Any]) -> tuple[Any, Any, Any]:

@@ -77,7 +77,7 @@ class HostOperator(CostOperator):
             yield k0, k1, (self.pool, *M.shape, matrix(M, self.kept), matrix(c), self.reg)
 
     def formed(self, i0: int, i1: int, d: int = 1) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-        """As ``blocks``, with the exponents."""
+        """Yield ``blocks`` with the exponents."""
         for k0, k1, call in self.blocks(i0, i1, d):
             yield k0, k1, (*call, pointer(self.alpha[k0:k1]), pointer(self.beta))
 

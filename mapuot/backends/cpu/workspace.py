@@ -105,7 +105,7 @@ class HostWorkspace(KernelWorkspace):
         return dtype
 
     def part_columns(self, problem: Problem) -> tuple[Any, F64] | None:
-        """Where no pair connects some parts of M: which each column belongs to; each has a translation of its own."""
+        """Tell which part of M each column belongs to, where some are not connected: each has its own translation."""
         parts = problem.parts
         if parts is None or not self.limits.mu_rate > 0:
             return None

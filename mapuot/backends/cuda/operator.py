@@ -64,7 +64,7 @@ class DeviceOperator(CostOperator):
             yield k0, k1, stage(M), moved
 
     def take(self, alpha: Any, beta: Any) -> Any:
-        """As `CostOperator.take`; vectors that lie on the device already stay where they are."""
+        """Take the exponents; vectors that lie on the device already stay where they are."""
         return super().take(*((alpha, beta) if isinstance(alpha, cp.ndarray) else on_device(alpha, beta)))
 
     # ---- the plan
@@ -123,7 +123,7 @@ class DeviceOperator(CostOperator):
                 yield k0, k1, cp.asarray(M[k0 - i0 : k1 - i0], np.float64) / -self.reg
 
     def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
-        """As `Drawn.draw`, a warp for each pair, which makes its row as it adds it up."""
+        """Draw pairs, a warp for each, which makes its row as it adds it up."""
         (m, n), here = self.shape, self.cost.xp is cp
         order = slice(None) if here else np.argsort(rows, kind="stable")
         rows = rows[order].astype(np.int64)

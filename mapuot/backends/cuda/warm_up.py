@@ -56,7 +56,7 @@ def point_jobs(d: int, memory: int) -> list[Job]:
 
 
 def jobs() -> list[Job]:
-    """Each file of those options once."""
+    """List each file with its options, once."""
     persistent = device_limits(cp.cuda.Device().id)[0] >= 90
     shapes = (*NARROW_SHAPES, *WIDE_SHAPES) if persistent else PORTABLE_SHAPES
     widths = sorted({min(shape.width, SPREAD_COLUMNS) for shape in shapes})

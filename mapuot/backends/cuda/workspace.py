@@ -56,7 +56,7 @@ def whole_lines(count: int) -> int:
 
 
 class Layout(NamedTuple):
-    """Where each vector of a workspace lies in one allocation, in words, and where its address stands in a State."""
+    """The places of the vectors of a workspace in one allocation, in words, and of their addresses in a State."""
 
     places: dict[str, tuple[int, int]]  # first word and how many
     size: int
@@ -334,7 +334,7 @@ class DeviceWorkspace(KernelWorkspace):
 
     @property
     def report(self) -> Any:
-        """Both halves of progress, as bytes."""
+        """Return both halves of progress, as bytes."""
         return np.frombuffer(self.progress.tobytes() * 2, np.uint8)
 
     def send_report(self) -> None:
