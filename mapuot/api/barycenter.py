@@ -136,8 +136,6 @@ def barycenter(
 
     Raises
     ------
-    ValueError, TypeError
-        Bad argument; the message names it.
     InfeasibleError
         Balanced, and a sparse M connects a point that has mass with none that all histograms reach, or no pair leads
         out of a part of it where the histograms have other shares of their mass.

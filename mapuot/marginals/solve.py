@@ -81,8 +81,6 @@ def multimarginal(
 
     Raises
     ------
-    ValueError, TypeError
-        An argument is out of range or of the wrong kind; the message names it, and a cycle of costs.
     InfeasibleError
         A balanced point cannot be reached, or balanced masses differ, of all points or of those that finite pairs of
         a tree connect.

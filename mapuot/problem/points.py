@@ -75,11 +75,6 @@ class PointCloud(Given):
     shape, size, ndim, dtype
         Those of the matrix.
 
-    Raises
-    ------
-    ValueError, TypeError
-        An argument is out of range or of the wrong kind; the message names it.
-
     Notes
     -----
     Memory is that of the points, and of the matrix where ``form`` allows it, which a Result then keeps. Without it a

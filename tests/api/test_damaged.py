@@ -74,9 +74,13 @@ def test_damaged_checkpoints(tmp_path):
             assert "state.npz" in str(error)  # noqa: PT017
         else:
             np.testing.assert_array_equal(found[1], right)
-    for wrong in ({"side": "b"}, {"side": np.array(["b"] * 2), "potential": "x"}, {"side": 1, "potential": CASE.b}):
-        with pytest.raises(ValueError, match="is not a checkpoint of mapuot"):
-            files.load_checkpoint(write(path, **wrong), 30, 20, 0.1)
+    (tmp_path / "text.npz").write_text("no")
+    np.save(tmp_path / "one.npy", np.ones(3))
+    wrong = [{"x": 1}, {"side": "b"}, {"side": np.array(["b"] * 2), "potential": "x"}, {"side": 1, "potential": CASE.b}]
+    given = (write(tmp_path / f"{k}.npz", **arrays) for k, arrays in enumerate(wrong))
+    for other in (*given, tmp_path / "text.npz", tmp_path / "one.npy"):
+        with pytest.raises(ValueError, match="is not a checkpoint"):
+            files.load_checkpoint(other, 30, 20, 0.1)
     with pytest.raises(ValueError, match="potential is not finite"):
         files.load_checkpoint(write(path, side="b", potential=np.full(20, np.nan)), 30, 20, 0.1)
     with pytest.raises(TypeError, match="path must be that of a checkpoint, got 5"):

@@ -244,15 +244,6 @@ def test_a_folder_of_the_checkpoint_that_goes_or_never_was(tmp_path):
     assert result.converged
 
 
-def test_not_a_checkpoint(tmp_path):
-    (tmp_path / "text.npz").write_text("no")
-    np.savez(tmp_path / "other.npz", x=1)
-    np.save(tmp_path / "one.npy", np.ones(3))
-    for name in ("text.npz", "other.npz", "one.npy"):
-        with pytest.raises(ValueError, match="is not a checkpoint"):
-            files.load_checkpoint(tmp_path / name, 3, 3, 1.0)
-
-
 def test_a_function_of_two_dtypes():
     """The first row tells the dtype: later ones of more digits are not rounded to it in silence."""
     M = np.random.default_rng(0).random((6, 5))

@@ -120,7 +120,6 @@ def test_the_plan_is_the_callers():
     np.testing.assert_array_equal(S.indices, indices)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("reg_m", [1.0, 50.0, (np.inf, 5.0), (5.0, np.inf)])
 def test_parts_take_no_more_passes_than_one(backend, reg_m):
     """Eight parts of other masses, next to each of them alone: each has its own translation."""

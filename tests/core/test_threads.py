@@ -1,10 +1,6 @@
 """Threads, forks and signals: the same answers whoever does the work, and a solve that can be stopped."""
 
 import gc
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -122,21 +118,6 @@ def test_a_solve_releases_the_interpreter():
         ticks += 1
     worker.join()
     assert ticks > 20
-
-
-def run_python(code, **variables):
-    """A fresh interpreter that finds the same mapuot."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **variables}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize("name", ["scalar", "avx2", "avx512", "neon", "nonsense"])
-def test_isa_from_the_environment(name):
-    """MAPUOT_ISA lowers the choice; what the machine has not, or nobody knows, changes nothing."""
-    process = run_python("from mapuot.backends.cpu import native; print(native.isa())", MAPUOT_ISA=name)
-    given = process.communicate(timeout=60)[0].strip()
-    assert given == "scalar" if name == "scalar" else given in ("scalar", "avx2", "avx512", "neon")
 
 
 def test_few_pools_are_kept():

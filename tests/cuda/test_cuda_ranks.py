@@ -45,17 +45,11 @@ def test_case(size, case):
     assert not text, text
 
 
-def test_gpus_of_their_own_meet_through_nccl():
-    count = cp.cuda.runtime.getDeviceCount()
-    if count < 2:
-        pytest.skip("needs two GPUs")
-    failures, way = found(min(count, 4), FEW)
-    assert (way, [text for text in failures.values() if text]) == ("nccl", [])
-
-
-def test_gpus_that_are_shared_meet_without_nccl():
-    count = cp.cuda.runtime.getDeviceCount()
-    if count > 3:
-        pytest.skip("needs fewer than four GPUs")
-    failures, way = found(count + 1, FEW and "an_error_before_a_sum")
-    assert (way, [text for text in failures.values() if text]) == ("host", [])
+@pytest.mark.parametrize("way", ["nccl", "host"])
+def test_gpus_of_their_own_meet_through_nccl_and_shared_ones_without(way):
+    count, shared = cp.cuda.runtime.getDeviceCount(), way == "host"
+    if count > 3 if shared else count < 2:
+        pytest.skip("needs two GPUs" if not shared else "needs fewer than four GPUs")
+    case = (count + 1, FEW and "an_error_before_a_sum") if shared else (min(count, 4), FEW)
+    failures, told = found(*case)
+    assert (told, [text for text in failures.values() if text]) == (way, [])
