@@ -31,9 +31,9 @@ from .api.solve import solve, solve_sample
 from .backends import Stats
 from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
 from .marginals import MultiResult, multimarginal
+from .problem.clouds import PointCloud
 from .problem.grid import Grid
 from .problem.mask import SeededMask
-from .problem.points import PointCloud
 
 __version__ = "0.1.0"
 __all__ = [

@@ -27,10 +27,10 @@ from .backends import BACKENDS
 from .backends.draw import BLOCK_ENTRIES
 from .errors import ConvergenceWarning
 from .penalties import PENALTIES
+from .problem.clouds import PointCloud
 from .problem.kinds import stores_pairs
 from .problem.mask import SeededMask
 from .problem.metrics import METRICS
-from .problem.points import PointCloud
 from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_rows
 from .report import page

@@ -20,8 +20,8 @@ from .answer.result import Result
 from .errors import ScalingWarning
 from .penalties import F64
 from .pot.sinkhorn import Arguments
+from .problem.clouds import PointCloud
 from .problem.metrics import METRICS
-from .problem.points import PointCloud
 from .problem.validate import as_array, as_count, as_float, as_positive, odd_scale
 from .status import Words
 

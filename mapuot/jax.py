@@ -16,7 +16,7 @@ import numpy as np
 from .answer.gradients import dual_value, marginal_gradient
 from .api.batch import solve_batch
 from .backends import namespace
-from .problem.points import PointCloud
+from .problem.clouds import PointCloud
 from .problem.validate import as_float, as_pair, as_positive
 
 try:

@@ -21,7 +21,7 @@ from .api.divergence import check_options, self_costs
 from .api.solve import solve
 from .backends import host
 from .penalties import F64
-from .problem.points import PointCloud
+from .problem.clouds import PointCloud
 from .problem.sparse import Sparse
 from .problem.validate import as_choice, as_pair, as_positive
 

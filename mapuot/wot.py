@@ -23,7 +23,7 @@ from .answer.result import Result
 from .api.solve import solve
 from .errors import shown
 from .penalties import F64
-from .problem.points import PointCloud
+from .problem.clouds import PointCloud
 from .problem.validate import as_array, as_choice, as_count, as_float, as_positive
 
 MOST_ENTRIES = 1 << 27  # of a cost that is formed: beyond it points take its place

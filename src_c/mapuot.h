@@ -276,8 +276,8 @@ typedef struct {
 /* What all problems of one call share; the numbers of the last two lines are stated in Python: problem/validate.py,
  * problem/problem.py, backends/. */
 typedef struct {
-    int64_t m, n;
-    mapuot_matrix M; /* strides and type; data is each problem's own */
+    int64_t m, n;    /* of the largest problem */
+    mapuot_matrix M; /* strides and type, or of points d, metric and scale; what is each problem's own is there */
     mapuot_terms terms;
     const mapuot_stage *stages;
     int64_t count;       /* how many stages */
@@ -289,15 +289,18 @@ typedef struct {
 
 /* One of them.  status: CONVERGED, RUNNING (out of passes), any other: not solved, and nothing of it holds. */
 typedef struct {
-    const void *M;
+    int64_t m, n;
+    const void *M;                       /* unless the task has points */
+    const double *x, *y;                 /* m x d and n x d, one point after another */
     const double *a, *b, *log_a, *log_b; /* masses, each with its logarithm and sum */
     double mass_a, mass_b;
     const double *start;   /* log v (n); NULL: zeros, by way of larger regs */
     double *log_u, *log_v; /* m, n */
     double *row_marginal, *col_marginal;
-    double *alpha, *beta; /* the exponents of the plan beside M / reg */
-    void *plan;           /* m x n in M's type, or NULL */
-    double low, high;     /* range of M's finite entries */
+    double *alpha, *beta;      /* the exponents of the plan beside M / reg */
+    void *plan;                /* m x n in M's type, or NULL */
+    double *x_slope, *y_slope; /* of mapuot_slopes: as x and y, or NULL */
+    double low, high;          /* range of M's finite entries */
     mapuot_stats last;
     int64_t made;      /* passes, those on entry counted */
     int64_t larger;    /* stages at larger regs that were carried out */
@@ -310,6 +313,8 @@ typedef struct {
 /* p problems, shared by the threads of the pool; scratch has mapuot_solve_bytes(task) for each of them, aligned to 64 */
 int64_t mapuot_solve_bytes(const mapuot_task *task);
 int mapuot_solve(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch);
+/* Derivatives of scale sum P_ij |x_i - y_j|^2 by x and by y, at the plans of alpha and beta, of problems between points. */
+int mapuot_slopes(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch);
 /* The coarse correction after a labelled pass, whose blocks and masses the caller has gathered from all processes: its
  * matrix, with fi the product of both sides' rho / (rho + reg). */
 int mapuot_coarse_matrix(mapuot_pool *pool, mapuot_state *state, double fi);

@@ -16,9 +16,10 @@ enum { SIDE_VECTORS = 8, OUT_OF_PASSES = MAPUOT_RUNNING };
 
 /* one problem under way */
 typedef struct {
-    const mapuot_task *task;
+    const mapuot_task *task; /* its m and n are this problem's */
     mapuot_problem *problem;
     mapuot_pool *serial;
+    double *costs, *columns, *rows, *moved; /* of points: their matrix, and what slopes are made of */
     mapuot_matrix M;
     mapuot_state state;
     double *alpha, *beta;
@@ -64,6 +65,13 @@ static int64_t lay_out(const mapuot_task *task, attempt *t, char *scratch)
     t->x = take(&at, n * 8);
     t->plan_v = take(&at, n * 8);
     t->room = take(&at, mapuot_meet_room(m, n) * 8);
+    if (task->M.points.d) {
+        const int64_t most = m > n ? m : n, d = task->M.points.d + 1;
+        t->costs = take(&at, m * n * 8);
+        t->columns = take(&at, d * padded(n) * 8);
+        t->rows = take(&at, d * m * 8);
+        t->moved = take(&at, d * padded(most) * 8);
+    }
     return at - scratch;
 }
 
@@ -75,6 +83,32 @@ int64_t mapuot_solve_bytes(const mapuot_task *task)
 }
 
 /* ---- the arguments ---- */
+
+/* columns of y - from, coordinate by coordinate, and zeros behind n */
+static void turn(const attempt *t, const double *y, const double *from, double *columns)
+{
+    const int64_t n = t->task->n, np = padded(n), d = t->task->M.points.d;
+    for (int64_t k = 0; k < d; k++)
+        for (int64_t j = 0; j < np; j++)
+            columns[k * np + j] = j < n ? y[j * d + k] - (from ? from[k] : 0.0) : 0.0;
+}
+
+/* M of a problem, in memory; that of points is made */
+static void take_matrix(attempt *t)
+{
+    const mapuot_task *task = t->task;
+    t->M = task->M;
+    t->M.data = t->problem->M;
+    if (!task->M.points.d)
+        return;
+    mapuot_matrix made = task->M;
+    turn(t, t->problem->y, NULL, t->columns);
+    made.points.x = t->problem->x;
+    made.points.y = t->columns;
+    made.points.ld = padded(task->n);
+    mapuot_costs(t->serial, task->m, task->n, made, t->costs);
+    t->M = (mapuot_matrix){.data = t->costs, .row_stride = task->n, .col_stride = 1, .dtype = MAPUOT_F64};
+}
 
 static int is_marginal(int64_t len, const double *weight, double mass)
 {
@@ -506,10 +540,8 @@ static int tell(attempt *t)
 static void solve_one(attempt *t, mapuot_problem *problem)
 {
     const mapuot_task *task = t->task;
-    t->problem = problem;
-    t->M = task->M;
-    t->M.data = problem->M;
     problem->status = MAPUOT_BAD_ARGUMENT;
+    take_matrix(t);
     if (!is_plain(t))
         return;
     if (problem->start)
@@ -522,9 +554,44 @@ static void solve_one(attempt *t, mapuot_problem *problem)
         problem->status = MAPUOT_BAD_ARGUMENT;
 }
 
+/* 2 scale (r_i x_i - sum_j P_ij y_j), and of columns alike, with points around the mean of x, near which no digit is lost */
+static void slopes_of_one(attempt *t, mapuot_problem *p)
+{
+    const mapuot_task *task = t->task;
+    const int64_t m = task->m, n = task->n, np = padded(n), d = task->M.points.d, e = d + 1;
+    const double twice = 2.0 * task->M.points.scale, reg = task->terms.reg;
+    double *mean = t->moved; /* until the products */
+    take_matrix(t);
+    memset(mean, 0, (size_t)d * sizeof(double));
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t k = 0; k < d; k++)
+            mean[k] += p->x[i * d + k] / (double)m;
+    turn(t, p->y, mean, t->columns);
+    for (int64_t j = 0; j < np; j++)
+        t->columns[d * np + j] = j < n;
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t k = 0; k < e; k++)
+            t->rows[i * e + k] = k < d ? p->x[i * d + k] - mean[k] : 1.0;
+    if (p->x_slope) {
+        p->status = mapuot_apply(t->serial, m, n, t->M, ONES, reg, p->alpha, p->beta, e, t->columns, t->moved);
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t k = 0; k < d; k++)
+                p->x_slope[i * d + k] = twice * (t->moved[i * e + d] * t->rows[i * e + k] - t->moved[i * e + k]);
+    }
+    if (p->y_slope) {
+        p->status = mapuot_apply_transpose(t->serial, m, n, t->M, ONES, reg, p->alpha, p->beta, e, t->rows, t->moved);
+        for (int64_t j = 0; j < n; j++)
+            for (int64_t k = 0; k < d; k++)
+                p->y_slope[j * d + k] = twice * (t->moved[d * np + j] * t->columns[k * np + j] - t->moved[k * np + j]);
+    }
+}
+
+/* ---- many ---- */
+
 typedef struct {
     const mapuot_task *task;
     mapuot_problem *problems;
+    void (*work)(attempt *, mapuot_problem *);
     mapuot_pool *serial;
     char *scratch;
     int64_t p, bytes;
@@ -534,25 +601,45 @@ typedef struct {
 static void solve_task(void *context, int thread, int threads)
 {
     solve_job *job = context;
-    attempt t = {.task = job->task, .serial = job->serial};
+    mapuot_task own = *job->task;
+    attempt t = {.task = &own, .serial = job->serial};
     (void)threads;
     lay_out(job->task, &t, job->scratch + thread * job->bytes);
-    for (int64_t i; (i = atomic_fetch_add(&job->next, 1)) < job->p;)
-        solve_one(&t, job->problems + i);
+    for (int64_t i; (i = atomic_fetch_add(&job->next, 1)) < job->p;) {
+        t.problem = job->problems + i;
+        own.m = t.problem->m;
+        own.n = t.problem->n;
+        job->work(&t, t.problem);
+    }
 }
 
-int mapuot_solve(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch)
+static int for_each(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch,
+                    void (*work)(attempt *, mapuot_problem *))
 {
     const int alone = mapuot_pool_threads(pool) == 1;
-    solve_job job = {.task = task, .problems = problems, .serial = alone ? pool : mapuot_pool_new(1)};
+    solve_job job = {
+        .task = task, .problems = problems, .work = work, .serial = alone ? pool : mapuot_pool_new(1), .p = p};
     if (!job.serial)
         return MAPUOT_NO_MEMORY;
     job.scratch = scratch;
-    job.p = p;
     job.bytes = mapuot_solve_bytes(task);
     atomic_init(&job.next, 0);
     pool_run(pool, solve_task, &job);
     if (!alone)
         mapuot_pool_free(job.serial);
+    return MAPUOT_RUNNING;
+}
+
+int mapuot_solve(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch)
+{
+    return for_each(pool, task, p, problems, scratch, solve_one);
+}
+
+int mapuot_slopes(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch)
+{
+    for_each(pool, task, p, problems, scratch, slopes_of_one);
+    for (int64_t i = 0; i < p; i++)
+        if (problems[i].status < 0)
+            return (int)problems[i].status;
     return MAPUOT_RUNNING;
 }

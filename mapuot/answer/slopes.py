@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import penalties
+from ..backends import host, pick
 from ..backends.kernel import UNIT
 from ..penalties import F64
 from ..problem.mask import Masked
@@ -23,20 +24,28 @@ BLOCK_ENTRIES = 1 << 22  # costs that are held at once
 class Gradient(NamedTuple):
     """Derivatives of the objective: x (m, d), y (n, d), a (m,), b (n,).
 
+    Of many clouds those of each problem, (p, m, d) and so on, or lists where clouds have several sizes.
     ``error`` is a bound on ``sum_i |x_i - true|``, and of y alike, by the certificate: the error of the plan times the
     steepest cost, and the rounding of the sums. Where two points are one, "euclidean" and "cityblock" have no
     derivative, and 0 is taken for it.
     """
 
-    x: F64
-    y: F64
-    a: F64
-    b: F64
-    error: float
+    x: Any
+    y: Any
+    a: Any
+    b: Any
+    error: Any
 
 
 def gradient(result: Any) -> Gradient:
-    """See ``Result.gradient``."""
+    """See ``Result.gradient`` and ``BatchResult.gradient``."""
+    clouds = getattr(result.problem, "several", None)
+    if clouds is not None:
+        errors = [slope_error(clouds.of(i), result.error_bound[i], result.problem.M_max) for i in range(len(result))]
+        x, y = point_slopes(result)
+        a, b = mass_slope(result, True), mass_slope(result, False)
+        x, y, a, b = (clouds.split(flat, axis) for flat, axis in ((x, 0), (y, 1), (a, 0), (b, 1)))
+        return Gradient(x, y, a, b, np.array(errors) * result.mass)
     cloud = check(result)
     if result.problem.unlike(result._backend) is None:  # the optimal plan is symmetric
         x = point_slope(result, True)
@@ -72,11 +81,47 @@ def rho_of(side: Side) -> float:
 
 
 def point_slope(result: Any, rows: bool) -> F64:
-    """Return the derivative by x alone, or by y; for squared distances that is half the work of both."""
+    """Return the derivative by x alone, or by y; for squared distances that is half the work of both.
+
+    Of many clouds the points of all problems are one behind the other.
+    """
+    if getattr(result.problem, "several", None) is not None:
+        return np.asarray(point_slopes(result, (rows, not rows))[not rows])
     cloud = check(result)
     if cloud.core[0].degree == 2:
         return chained(cloud, smooth_slope(result, cloud, rows), rows)
     return block_slopes(result, cloud)[not rows]
+
+
+def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[Any]:
+    """Return the derivatives by x and y of many clouds, the points of all problems one behind the other."""
+    p, clouds, count = result.problem, result.problem.several, len(result)
+    check(result[0])
+    core = clouds.solved_whole & (clouds.whole.core[0].degree == 2 and p.masked is None)
+    out = [
+        np.empty((places.count.sum(), clouds.whole.dim)) if want else None
+        for places, want in zip(clouds.places, wanted, strict=True)
+    ]
+    if core.any():
+        with np.errstate(invalid="ignore", divide="ignore"):
+            exponents = [
+                np.where(np.isfinite(x), x + np.log(w), -np.inf)
+                for x, w in zip(map(host, (result.log_u, result.log_v)), map(host, (p.A, p.B)), strict=True)
+            ]
+        found = pick("cpu").slopes(p, np.flatnonzero(core), exponents, wanted, result._threads)
+        for table, slope, places in zip(out, found, clouds.places, strict=True):
+            if table is not None:
+                table[np.repeat(core, places.count)] = slope
+    for table, places, rows in zip(out, clouds.places, (True, False), strict=True):
+        if table is None:
+            continue
+        for i, end in zip(range(count), np.cumsum(places.count), strict=True):
+            part = table[end - places.count[i] : end]
+            if not core[i]:
+                part[:] = point_slope(result[i], rows)
+            elif not clouds.whole.plain:
+                part[:] = chained(clouds.of(i), part, rows)
+    return out
 
 
 def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> F64:
@@ -165,13 +210,28 @@ def slope_error(cloud: PointCosts, bound: float, largest: float) -> float:
 
 
 def mass_slope(result: Any, rows: bool) -> F64:
-    """dW/da or dW/db."""
+    """dW/da or dW/db; of many clouds those of all problems one behind the other."""
+    clouds = getattr(result.problem, "several", None)
+    if clouds is not None:
+        return mass_slopes(result, rows)
     p, cloud = result.problem, check(result)
     side, other, f = (p.rows, p.cols, result.f) if rows else (p.cols, p.rows, result.g)
     if not (side.weight > 0).all():
         f = np.where(side.weight > 0, f, fixed_point(result, cloud.x if rows else cloud.y, rows, p.masked))
     mass = other.weight.sum() if p.masked is None else p.shares(result._backend, other.weight, rows)
     return np.asarray(penalties.mass_slope(f, rho_of(side), p.reg, mass))
+
+
+def mass_slopes(result: Any, rows: bool) -> F64:
+    """Return the derivatives by the masses of many clouds, those of all problems one behind the other."""
+    p, inside = result.problem, result.problem.several.inside(not rows)
+    side, weight, other, f = (p.rows, p.A, p.B, result.f) if rows else (p.cols, p.B, p.A, result.g)
+    weight, other, f = map(host, (weight, other, f))
+    mass = other.sum(1)[:, None]
+    slope = np.asarray(penalties.mass_slope(np.where(weight > 0, f, 0.0), rho_of(side), p.reg, mass))
+    for i in np.flatnonzero((inside & ~(weight > 0)).any(1) | (p.masked is not None)):
+        slope[i, inside[i]] = mass_slope(result[i], rows)
+    return np.asarray(slope[inside])
 
 
 def potential(result: Any, points: Any, rows: bool = True) -> F64:

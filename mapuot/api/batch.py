@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from ..answer import slopes
 from ..answer.result import Answer, Result, numbers, primal_value
+from ..answer.slopes import Gradient
 from ..answer.tensors import answered, listed, tensor_among
 from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
@@ -33,7 +35,7 @@ from ..processor import core_count
 from ..progress import bar as progress_bar
 from ..route.options import METHODS, PRECISIONS, make_options, one_potential, options_alone
 from ..route.plain import in_core, is_plain
-from ..route.stages import TOGETHER, climb, in_words, ladder, turned
+from ..route.stages import FORMED, TOGETHER, climb, in_words, ladder, turned
 from ..status import FAILED, told_miss, warn_not_converged
 from ..threads import each
 
@@ -68,12 +70,14 @@ def solve_batch(
     Parameters
     ----------
     M : (m, n) or (p, m, n) array, matrix of scipy.sparse or cupyx.scipy.sparse, list of them, PointCloud or Grid
-        One cost for all problems, or one each; float32 or float64; +inf forbids a pair. Of points and grids no K is
-        shared: the problems are solved one by one, on a core each. So are those of a sparse matrix, or of p of them
+        One cost for all problems, or one each; float32 or float64; +inf forbids a pair. A PointCloud of many clouds has
+        points of its own for each problem, as many as it likes. Of points and grids no K is shared: the problems are
+        solved one by one, on a core each. So are those of a sparse matrix, or of p of them
         that store the same pairs (CSR matrices over the same indices cost p times the memory of their data only);
         parts of the pattern and its transpose are found once.
     A, B : (p, m) and (p, n) arrays, optional
-        Masses, >= 0; one vector serves all problems; left out or None: equal masses of sum 1.
+        Masses, >= 0; one vector serves all problems; left out or None: equal masses of sum 1. Of clouds of several
+        sizes a list of p vectors, or one vector of all of them, one behind the other.
     reg, reg_m, penalty, reference, mask, tol, tol_gap, max_passes, symmetric, progress
         As in `solve`, common to all problems, each of which ends by itself. A reference matrix is (m, n); masked
         problems are solved one by one.
@@ -92,7 +96,9 @@ def solve_batch(
     Returns
     -------
     BatchResult
-        Of PyTorch tensors as in `solve`: all arrays are tensors, those of the problems, too.
+        Where clouds have several sizes, its tables have as many columns as the largest; behind the points of a smaller
+        one log scalings are -inf and marginals 0, and ``result[i]`` has its own points only. Of PyTorch tensors as in
+        `solve`: all arrays are tensors, those of the problems, too.
 
     Raises
     ------
@@ -109,6 +115,10 @@ def solve_batch(
     ((8,), True)
     >>> batch[3].plan.shape
     (50, 60)
+    >>> clouds = [rng.random((k, 3)) for k in (20, 35, 50)]  # each with one of 40 points
+    >>> batch = mapuot.solve_batch(mapuot.PointCloud(clouds, rng.random((40, 3))), reg=0.02, reg_m=1.0)
+    >>> [one.plan.shape for one in batch]
+    [(20, 40), (35, 40), (50, 40)]
     """
     if (like := tensor_among(*listed(M), A, B)) is not None:
         given = locals()
@@ -173,19 +183,21 @@ class BatchRun:
             return
         if log_v is not None and not float(abs(log_v).max()) <= FAR:
             self.far = left
-        if name_of(self.module) in BATCHED and is_plain(self.task):  # on a GPU each would take 4 ms, whatever its size
-            left = self.plainly(left, log_v, bar)
+        if name_of(self.module) in BATCHED:  # on a GPU each would take 4 ms, whatever its size
+            plain = np.broadcast_to(is_plain(self.task), len(self.task))[left]
+            left = np.concatenate([self.plainly(left[plain], log_v, bar), left[~plain]])
         on_cpu = name_of(self.module) != "cuda"
         threads = (self.options.threads or core_count()) if on_cpu else 1
-        each(lambda i: self.alone(i, log_v), left, self.stop, threads=threads, told=bar.update)
+        of_each = max(1, threads // max(1, len(left))) if self.task.several else 1
+        each(lambda i: self.alone(i, log_v, of_each), left, self.stop, threads=threads, told=bar.update)
 
     def stop(self) -> None:
         """End each solve that runs in a thread after its present call of the core."""
         self.stopped = True
 
     def empty_tables(self) -> Any:
-        xp = namespace(self.task.A)
-        return tuple(xp.empty(x.shape) for x in (self.task.A, self.task.B) * 2)
+        xp, shapes = namespace(self.task.A), [x.shape for x in (self.task.A, self.task.B)]
+        return tuple(xp.full(shape, left_out) for left_out in (-np.inf, 0.0) for shape in shapes)
 
     def together(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
         task = self.task
@@ -247,46 +259,58 @@ class BatchRun:
 
     def plainly(self, left: Any, log_v: Any, bar: Any) -> Any:
         """Solve problems one by one in the C core, and return those that it leaves."""
+        if not len(left):
+            return left
+        most = self.task.cost.size
+        if self.task.several:  # the largest first, so that those of one call are alike
+            sizes = self.task.several.pairs_of_each[left]
+            left, most = left[np.argsort(-sizes, kind="stable")], int(sizes.max())
         whole, task = import_module(pick("cpu").__name__ + ".plain"), self.task.on_host()
-        options = options_alone(self.options, self.precision, task.cost.size)
+        options = options_alone(self.options, self.precision, most)
         options = dataclasses.replace(options, threads=self.options.threads)
-        reached, xp = host(self.tables[1]), namespace(self.tables[0])
-        starts, spent = np.array([self.begin(i, reached[i], task.B[i], log_v) for i in left]), self.n_passes[left]
+        xp, spent = namespace(self.tables[0]), self.n_passes[left]
+        starts = self.begin(left, log_v, task.B)
         for part, records, found in whole.solve_many(task, left, starts, spent, options, self.max_passes, ladder):
             done = np.isin(records["status"], (whole.CONVERGED, whole.OUT_OF_PASSES))
             where = part[done]
             for table, values in zip(self.tables, found, strict=True):
-                table[xp.asarray(where)] = xp.asarray(values[done])
+                table[xp.asarray(where), : values.shape[1]] = xp.asarray(values[done])
             for name, values in self.ends.items():
                 values[where] = records["last"][name][done]
             self.n_passes[where] = records["made"][done]
             ways = zip(records["larger"][done], records["symmetric"][done], strict=True)
-            whose = " for some problems"
-            self.how[where] = [in_core(options, int(larger), bool(one), [], whose) for larger, one in ways]
+            whose, more = " for some problems", [FORMED] * bool(task.several)
+            self.how[where] = [in_core(options, int(larger), bool(one), more, whose) for larger, one in ways]
             converged = records["status"][done] == whole.CONVERGED
             self.status[where] = np.where(converged, "converged", "max_passes")
             bar.update(len(where))
         return left[~np.isin(self.status[left], ("converged", "max_passes"))]
 
-    def begin(self, i: int, reached: F64, weight: F64, log_v: Any) -> F64:
-        """Return the potentials from which problem i goes on alone: those that the batch left, if they are numbers."""
-        if self.n_passes[i] > 0 and np.isfinite(reached[weight > 0]).all():
-            return reached
-        return np.zeros(self.task.shape[1]) if log_v is None else host(log_v[i])
+    def begin(self, which: Any, log_v: Any, B: Any) -> F64:
+        """Return log v from which problems go on alone, a row each: what the batch left, if they are numbers."""
+        begin = np.zeros((len(which), self.task.shape[1]))
+        if log_v is not None:
+            begin[:] = host(log_v[which])
+        tried = self.n_passes[which] > 0
+        if tried.any():
+            reached = host(self.tables[1][which])
+            good = tried & (np.isfinite(reached) | (host(B[which]) <= 0)).all(1)
+            begin[good] = reached[good]
+        return begin
 
-    def alone(self, i: int, log_v: Any) -> None:
+    def alone(self, i: int, log_v: Any, threads: int = 1) -> None:
         """Solve problem i as `solve` does, from where the batch left it."""
-        problem, spent = self.task[i], int(self.n_passes[i])
-        begin = self.begin(i, host(self.tables[1][i]), problem.cols.weight, log_v)
+        problem, spent = self.task.alone(i, self.module, threads), int(self.n_passes[i])
+        begin = self.begin(np.array([i]), log_v, self.task.B)[0, : problem.shape[1]]
         start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
         options = options_alone(self.options, self.precision, problem.cost.size)
-        options = dataclasses.replace(options, symmetric=options.symmetric and spent == 0)
+        options = dataclasses.replace(options, symmetric=options.symmetric and spent == 0, threads=threads)
         run = Run(self.module, max(1, self.max_passes - spent))
         run.stopped = lambda: self.stopped
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
         vectors = result.log_u, result.log_v, result.row_marginal, result.col_marginal
         for table, vector in zip(self.tables, vectors, strict=True):
-            table[i] = namespace(table).asarray(vector)
+            table[i, : len(vector)] = namespace(table).asarray(vector)
         end = result.gap, result.error_bound, result.dual, result.mass
         for values, value in zip(self.ends.values(), end, strict=True):
             values[i] = value
@@ -341,10 +365,11 @@ class BatchResult(Answer, Sequence[Result]):
         i %= len(self)
         gap, error, dual, mass = (float(x[i]) for x in (self.gap, self.error_bound, self.dual, self.mass))
         end = Stats(int(self.n_passes[i]), gap, error, dual, mass, np.nan, False, str(self.status[i]))
-        potentials = host(self.log_u[i]), host(self.log_v[i])
-        marginals = host(self.row_marginal[i]), host(self.col_marginal[i])
-        known = potentials, marginals, [end], end.status, self._threads, self.how[i]
-        result = Result(self.problem[i], self._backend, *known)
+        one = self.problem[i]
+        m, n = one.shape
+        potentials = host(self.log_u[i])[:m], host(self.log_v[i])[:n]
+        marginals = host(self.row_marginal[i])[:m], host(self.col_marginal[i])[:n]
+        result = Result(one, self._backend, potentials, marginals, [end], end.status, self._threads, self.how[i])
         if "cost" in vars(self):  # known already: no need to read M again
             vars(result)["cost"] = float(self.cost[i])
         return result
@@ -384,12 +409,22 @@ class BatchResult(Answer, Sequence[Result]):
         ``result[i].plan`` is that of problem i alone.
         """
         p, xp = self.problem, namespace(self.problem.M)
-        if p.cost.operator == "pairs":
+        if p.cost.operator == "pairs" or p.ragged:
             return [one.plan for one in self]
         out = xp.empty((len(self), *p.shape), p.cost.dtype)
         for i in range(len(self)):
             self[i].form_plan(out[i])
         return out
+
+    def gradient(self) -> Gradient:
+        """Derivatives of the optimal objectives of a `PointCloud` of many clouds by points and masses.
+
+        They are ``x`` (p, m, d), ``y`` (p, n, d), ``a`` (p, m) and ``b`` (p, n), or lists of one array a problem where
+        clouds have several sizes, and ``error``, (p,) bounds as of `Result.gradient`.
+        """
+        if self.problem.several is None:
+            raise TypeError("gradient needs M to be a PointCloud of many clouds; that of one problem is result[i]'s")
+        return slopes.gradient(self)
 
     def plan_sum(self, weights: Any) -> Any:
         """Return ``sum_q weights_q P_q``, (m, n) float64; with one cost each, ``weights_q P_q``, (p, m, n).

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import host, namespace
+from ..problem.clouds import PointCloud
 from ..problem.cost import as_vectors
 from ..problem.grid import Grid
 from .batch import solve_batch
@@ -27,13 +28,14 @@ def sinkhorn_divergence(
     Parameters
     ----------
     M : (m, n) or (p, m, n) array, PointCloud or Grid
-        Costs between the points of a and those of b.
+        Costs between the points of a and those of b; a PointCloud may be that of many clouds of any sizes.
     a, b : (m,), (n,) or (p, m), (p, n) arrays, optional
         Masses, >= 0; one vector serves all problems of a batch; left out: equal masses of sum 1.
     reg, reg_m : float; float or inf
         As of `solve`, reg_m the same on both sides; inf: the balanced divergence of equal masses.
     M_a, M_b : (m, m), (n, n) arrays, or (p, m, m), (p, n, n), optional
-        Costs within the points of a and within those of b; without both, M must be symmetric and serves for them.
+        Costs within the points of a and within those of b; without both, those of a PointCloud are made of its
+        points, and any other M must be symmetric and serves for them.
     **options
         Whatever else `solve_batch` takes, but reference, mask, penalty and warm_start.
 
@@ -83,6 +85,8 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
             if np.shape(x)[-1:] != np.shape(x)[-2:-1]:
                 raise ValueError(f"{name} must be square, got shape {tuple(np.shape(x))}")
         return M_a, M_b
+    if isinstance(M, PointCloud):
+        return M.within()
     shape = tuple(np.shape(M))
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f"M_a and M_b must be given where M is not square, got M of shape {shape}")

@@ -12,8 +12,8 @@ from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
 from ..backends import Options, Stats, pick
 from ..errors import MUTED, ScalingWarning, shown, warn
+from ..problem.clouds import PointCloud
 from ..problem.kinds import formed, own_cost
-from ..problem.points import PointCloud
 from ..problem.problem import Problem
 from ..problem.validate import as_callback, as_choice, as_count, as_out, as_threads, odd_scale
 from ..progress import bar as progress_bar

@@ -8,7 +8,7 @@ larger than memory takes as much memory as its K. Everything that reads M asks h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -173,6 +173,16 @@ class Cost:
         """Raise where the plan has more entries than anyone can wait for."""
 
 
+def joint_range(
+    found: Iterable[tuple[tuple[float, float, int, int], int]],
+) -> tuple[float, float, int, int]:
+    """Return the range of several costs together, of the range and the number of pairs of each."""
+    ranges = [*found]
+    seen = [x[:2] for x, pairs in ranges if x[2] + x[3] < pairs] or [(0.0, 0.0)]
+    low, high = min(x for x, _ in seen), max(x for _, x in seen)
+    return low, high, sum(x[2] for x, _ in ranges), sum(x[3] for x, _ in ranges)
+
+
 class Given:
     """What a user gives as M that is no array: the matrix to look at, and in ``_cost`` the `Cost` that is solved."""
 
@@ -184,6 +194,7 @@ class Given:
 
     def _hold(self, cost: Cost) -> None:
         self._cost, self.shape, self.size, self.dtype = cost, cost.shape, cost.size, cost.dtype
+        self.ndim = cost.ndim
 
     def _of(self, cost: Cost) -> Any:
         """Return what is like this one, of another cost of its class."""

@@ -12,6 +12,7 @@ import numpy as np
 from ..backends.contract import host, is_on_device, name_of
 from ..files import opened
 from ..ranks import ALONE, Ranks
+from .clouds import Clouds
 from .cost import Cost, Dense, Streamed, as_vectors, cost_of
 from .points import Formed
 from .sparse import Sparse, SparseCosts, is_list_of_pairs, is_sparse
@@ -117,6 +118,10 @@ def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None
 def as_costs(M: Any, backend: ModuleType) -> Any:
     """Make the cost of a batch: points, or M as (m, n) or (p, m, n), in a dtype that the core reads."""
     M = cost_of(M)
+    if isinstance(M, Clouds):
+        if not getattr(backend, "WHOLE", False):
+            return M
+        M = np.asarray(M)
     if isinstance(M, Cost) and M.remade:
         cost = formed(as_cost(M, backend), backend)
         return Formed(cost.cloud, host(cost.array)) if isinstance(cost, Formed) else cost  # answers lie where M does

@@ -1,4 +1,4 @@
-"""Costs between points: `PointCloud` takes the place of a cost matrix that is never formed.
+"""Costs between the points of two clouds, in the place of a cost matrix that is never formed.
 
 The metrics are those of SciPy's ``cdist``, and the Wasserstein-Fisher-Rao cost of Chizat, Peyre, Schmitzer, Vialard
 2018. C side: src_c/points.h.
@@ -17,7 +17,7 @@ from ..backends.contract import PAD, host, is_on_device
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import Ranks
-from .cost import Cost, Dense, Given
+from .cost import Cost, Dense
 from .metrics import METRICS, Metric
 from .validate import as_array, as_choice, as_positive, check_kind
 
@@ -38,81 +38,6 @@ class Kept(NamedTuple):
     width: int  # the most columns of one box
     nats: float  # a pair of boxes is skipped if its bound is below e^-nats of the product of their masses
     share: float  # of the pairs that are kept
-
-
-class PointCloud(Given):
-    """The cost ``scale * metric(x_i, y_j)`` between two clouds of points, wherever a solver takes M.
-
-    Parameters
-    ----------
-    x, y : (m, d), (n, d) arrays
-        Points, one in a row; real and finite; NumPy, CuPy or torch, whose gradients are not followed; copied. Without
-        y the costs are those between the points of x. With ``comm`` x is the rank's own block and y is whole.
-    metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"}
-        As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 -
-        2^-13 or more apart, as what they cost, 18 and more, hangs on the last digits of their coordinates: divide
-        these by twice the distance over which mass may travel, divided by pi.
-    scale : float
-        Factor of the metric, > 0.
-    weights : (d,) array, optional
-        One factor for each dimension, >= 0, as ``w`` of ``cdist``.
-    truncate : "auto", float or None
-        Skip pairs whose share of the plan is provably negligible beside ``tol``; the bound on it is part of the
-        certificate. "auto": from 2^26 pairs on, where the median cost is 30 reg or more; a number: always, and only
-        pairs that lie so many nats below the product of their masses, or more where ``tol`` asks for it; None: never.
-        Needs ``reference="product"`` and a metric other than "wfr".
-    form : "auto", float or None
-        Form the matrix in `solve` and `solve_batch` where passes over it take less time than passes that make its
-        costs, and where it takes at most so many bytes with its K, 16 a pair. "auto": on a CPU 2^26 pairs (1 GiB),
-        in d < 5 dimensions 2^(17 + 2 d); on a GPU a quarter of the free memory. None: never. A cloud whose
-        ``truncate`` is a number is not formed, nor one over several ranks.
-
-    Attributes
-    ----------
-    x, y : (m, d), (n, d) float64 arrays
-    metric, scale, weights, truncate, form
-        As given.
-    shape, size, ndim, dtype
-        Those of the matrix.
-
-    Notes
-    -----
-    Memory is that of the points, and of the matrix where ``form`` allows it, which a Result then keeps. Without it a
-    pass makes its costs, in float32 while the error is large (but for "wfr") and in float64 where it certifies. Costs
-    are made from differences of coordinates, so that no digits are lost where both are large.
-    ``numpy.asarray(cloud)`` forms the matrix. Points that lie on a GPU are solved there by ``backend="auto"``.
-
-    The plan of a truncated solve is 0 where a pair is skipped, in every quantity of its Result: ``plan``, ``apply``,
-    ``cost``, ``objective``, marginals and mass are of that plan, ``error_bound`` is its distance from the optimal plan
-    between all pairs, and ``dual`` a lower bound for all pairs.
-
-    Examples
-    --------
-    >>> import numpy as np, mapuot
-    >>> rng = np.random.default_rng(0)
-    >>> x, y = rng.random((500, 3)), rng.random((400, 3))
-    >>> result = mapuot.solve(mapuot.PointCloud(x, y), reg=0.05, reg_m=1.0)
-    >>> result.converged
-    True
-    """
-
-    _cost: PointCosts
-
-    def __init__(
-        self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
-        truncate: Any = "auto", form: Any = "auto",
-    ) -> None:  # fmt: skip
-        super().__init__(PointCosts(x, y, metric, scale, weights, truncate, form))
-
-    def _hold(self, cost: Any) -> None:
-        super()._hold(cost)
-        self.x, self.y, self.metric, self.scale = cost.x, cost.y, cost.metric, cost.scale
-        self.weights, self.truncate, self.form = cost.weights, cost.truncate, cost.form
-
-    def __getitem__(self, rows: Any) -> PointCloud:
-        """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans."""
-        part: PointCloud = self._of(self._cost[rows])
-        return part
 
 
 class PointCosts(Cost):
@@ -209,6 +134,13 @@ class PointCosts(Cost):
         vars(other).update(vars(self), x=points)
         other._set(self._scaled(points, name), self.targets)
         return other
+
+    def within(self) -> PointCosts:
+        """Return the costs between the points of the rows."""
+        alone = object.__new__(type(self))
+        vars(alone).update(vars(self), y=self.x)
+        alone._set(self.rows, self.rows)
+        return alone
 
     def read(self, i0: int, i1: int) -> PointCosts:
         return self if i1 - i0 == self.shape[0] else self[i0:i1]

@@ -22,8 +22,9 @@ from ..errors import InfeasibleError
 from ..penalties import F64, project
 from ..ranks import ALONE, Ranks
 from . import validate
+from .clouds import Clouds
 from .cost import Cost, Dense
-from .kinds import as_cost, as_costs
+from .kinds import as_cost, as_costs, formed
 from .mask import Masked, as_mask
 from .side import Side
 from .sparse import Parts
@@ -82,6 +83,10 @@ class Common:
     def spread(self) -> float:
         """range(M) / reg."""
         return (self.M_max - self.M_min) / self.reg
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.rows, self.cols
 
     @property
     def extent(self) -> float:
@@ -313,9 +318,29 @@ class BatchProblem(Common):
         return xp.zeros_like(self.A), xp.zeros_like(self.B)
 
     def __getitem__(self, i: int) -> Problem:
-        rows, cols = (dataclasses.replace(s, weight=host(w[i])) for s, w in ((self.rows, self.A), (self.cols, self.B)))
+        cost = self.cost.of(i)
+        rows, cols = (s.of(host(w[i])[:k]) for s, w, k in zip(self.sides, (self.A, self.B), cost.shape, strict=True))
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Common)}
-        return Problem(**{**fields, "cost": self.cost.of(i), "rows": rows, "cols": cols}, c_mass=float(self.c_mass[i]))
+        return Problem(**{**fields, "cost": cost, "rows": rows, "cols": cols}, c_mass=float(self.c_mass[i]))
+
+    def alone(self, i: int, backend: ModuleType, threads: int) -> Problem:
+        """Return problem i as `solve` makes it: its matrix formed where that saves time, with a range of its own."""
+        one = self[i]
+        cost = formed(one.cost, backend, threads=threads)
+        if not self.several:
+            return one
+        low, high, forbidden = validate.as_range(cost, self.reg, backend, threads=threads)
+        return dataclasses.replace(one, cost=cost, M_min=low, M_max=high, forbidden=forbidden)
+
+    @property
+    def several(self) -> Any:
+        """The cost, where it is that of many clouds."""
+        return self.cost if isinstance(self.cost, Clouds) else None
+
+    @property
+    def ragged(self) -> bool:
+        """Tell whether problems have their own numbers of points."""
+        return self.several is not None and self.several.ragged
 
     def part(self, i0: int, i1: int) -> BatchProblem:
         return dataclasses.replace(
@@ -333,7 +358,7 @@ class BatchProblem(Common):
 
     def on_host(self) -> BatchProblem:
         """Return the batch with NumPy arrays."""
-        return dataclasses.replace(self, cost=Dense(host(self.M)), A=host(self.A), B=host(self.B))
+        return dataclasses.replace(self, cost=self.several or Dense(host(self.M)), A=host(self.A), B=host(self.B))
 
     @classmethod
     def from_arrays(
@@ -351,9 +376,13 @@ class BatchProblem(Common):
         first_a, first_b = host(A[0]), host(B[0])
         rows, cols = validate.as_sides(first_a, first_b, penalty, reg_m)
         low, high, forbidden = validate.as_range(flat, reg, backend)
+        if isinstance(cost, Clouds) and cost.ragged and not (mask is None and isinstance(reference, str)):
+            raise NotImplementedError("mask and a reference matrix are for clouds of one size")
         c, mass = validate.as_reference(reference, cost.of(0), first_a, first_b, backend)
         validate.check_masses(rows, cols, mass_a, mass_b, "A and B")
         c_mass = validate.product_mass(mass_a, mass_b, "A", "B") if c == "product" else np.full(p, mass)
+        if c == "uniform" and isinstance(cost, Clouds):
+            c_mass = cost.pairs_of_each.astype(np.float64)
         if mask is None:
             problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
             if cost.operator == "pairs" and rows.demands | cols.demands:

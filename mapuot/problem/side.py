@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,11 @@ class Side:
     rho: F64  # reg_m per point, inf = hard; "range": the lower factor
     upper: F64 | None = None  # "range": the upper factor
     ranks: Ranks = ALONE  # that share this side's points
+
+    def of(self, weight: F64) -> Side:
+        """Return the side of another problem of its batch, which may have fewer points."""
+        k = len(weight)
+        return replace(self, weight=weight, rho=self.rho[:k], upper=None if self.upper is None else self.upper[:k])
 
     @cached_property
     def log_weight(self) -> F64:

@@ -17,7 +17,7 @@ import numpy as np
 from ..backends.contract import host, is_on_device, namespace
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
-from .cost import Cost, held_type, own_part
+from .cost import Cost, held_type, joint_range, own_part
 
 MOST_COLUMNS = 2**31 - 1  # of which an index has 32 bits
 PARTS_AT_ONCE = 1 << 22  # pairs between which parts are looked for: 180 MB
@@ -328,10 +328,7 @@ class SparseCosts(Cost):
     def range(
         self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
     ) -> tuple[float, float, int, int]:
-        found = [self.of(i).range(backend, threads) for i in range(len(self))]
-        seen = [(low, high) for low, high, bad, inf in found if bad + inf < self.places.all_pairs] or [(0.0, 0.0)]
-        low, high = min(x for x, _ in seen), max(x for _, x in seen)
-        return low, high, sum(x[2] for x in found), sum(x[3] for x in found)
+        return joint_range((self.of(i).range(backend, threads), self.places.all_pairs) for i in range(len(self)))
 
 
 def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:

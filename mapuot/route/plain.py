@@ -22,8 +22,9 @@ from ..backends import Options, Stats, pick
 from ..backends.draw import columns_in
 from ..backends.records import STATS, told
 from ..cached import cached_property
+from ..problem.clouds import PointCloud
 from ..problem.cost import Dense, cost_of
-from ..problem.points import FORM_BYTES, Formed, PointCloud
+from ..problem.points import FORM_BYTES, Formed
 from ..problem.problem import BatchProblem, Problem
 from ..problem.side import Side
 from ..problem.validate import as_count, as_out, is_sentinel, moves_little
@@ -98,7 +99,7 @@ def readable(M: Any) -> Any:
     if type(M) is np.ndarray:
         known = M.ndim == 2 and M.dtype in (F64, F32) and M.flags.c_contiguous and M.flags.aligned
     else:
-        known = type(M) is PointCloud and cost_of(M).forms(FORM_BYTES) and not cost_of(M).on_device
+        known = type(M) is PointCloud and M.ndim == 2 and cost_of(M).forms(FORM_BYTES) and not cost_of(M).on_device
     return M.dtype if known and 0 < M.size <= SERIAL_ENTRIES else None
 
 
@@ -150,11 +151,14 @@ def in_core(options: Options, larger: int, symmetric: bool, more: list[str], who
     return in_words(f"{options.precision} tiles", larger, *more, f"one call of the core{whose}")
 
 
-def is_plain(task: BatchProblem) -> bool:
-    """Tell whether the core can solve each problem of a batch in one call."""
+def is_plain(task: BatchProblem) -> Any:
+    """Tell which problems of a batch the core can solve in one call, as a mask or for all of them."""
     one_rho = None not in (task.rows.scalar_rho, task.cols.scalar_rho)
-    at_hand = task.cost.operator == "tiles"
-    return one_rho and at_hand and task.reference == "product" and task.cost.size <= SERIAL_ENTRIES
+    if not one_rho or task.reference != "product":
+        return False
+    if task.several:
+        return task.several.solved_whole
+    return task.cost.operator == "tiles" and task.cost.size <= SERIAL_ENTRIES
 
 
 class PlainResult(Result):

@@ -10,6 +10,7 @@ from .grid import GridOperator, grid_workspace
 from .left import Left
 from .marginals import Points
 from .operator import HostOperator, asarray, costs, extrema, is_symmetric, to_numpy
+from .plain import slopes
 from .tree_pass import TreePass
 from .workspace import LEAST_BOX, ONE_POTENTIAL, QUICK_ENTRIES, QUICK_PASSES, SKIPS_TOGETHER, HostWorkspace
 

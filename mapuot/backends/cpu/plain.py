@@ -23,11 +23,12 @@ from .workspace import NARROW_NOISE, SAFE_SPREAD, SCALES
 
 CALL_ENTRIES = 1 << 28  # of K read by one call, some .2 s: Ctrl-C waits for it
 MOST_PASSES = 10_000  # of one call
+USUAL_PASSES = 16  # of one of many problems, at least: so many threads are worth waking
 KEPT_BYTES = 1 << 23  # of scratch between two calls
 KEPT_CALLS = 16  # of hundreds of threads, some 9 MB each
 CONVERGED, OUT_OF_PASSES = lib.MAPUOT_CONVERGED, lib.MAPUOT_RUNNING
 
-CALL_PROBLEMS = 8  # of one call and thread: some have thousands of passes to make
+CALL_PROBLEMS, CALL_PAIRS = 8, 1 << 18  # of one call and thread at least: some have thousands of passes to make
 MEMBERS = {"double": np.float64, "int64_t": np.int64, "mapuot_stats": STATS}  # and pointers, of 8 bytes, too
 PROBLEM: Any = np.dtype(
     [(name, MEMBERS.get(field.type.cname, np.int64)) for name, field in ffi.typeof("mapuot_problem").fields]
@@ -80,6 +81,7 @@ class Call:
             self.scratch = empty(wanted)
             self.at = pointer(self.scratch, "void *")
         self.shape, self.options = (shape, dtype, max_passes), options
+        self.problem.m, self.problem.n = shape
 
 
 def fill_task(
@@ -165,32 +167,101 @@ def solve_many(
     ``starts``: log v, one row for each of them; ``spent``: the passes that each has made already. The records
     of those that are not plain after all have another status than CONVERGED and OUT_OF_PASSES.
     """
-    (m, n), M = task.shape, task.M
-    pool = pool_for(options.threads, len(which) * m * n)
-    threads, call = lib.mapuot_pool_threads(pool), ffi.new("mapuot_task *")
-    strides = tuple(s // M.itemsize for s in M.strides[-2:])
-    _stages = fill_task(call, (m, n), strides, M.dtype.char, options, max_passes, ladder)
-    fill_penalties(call.terms, task.reg, (task.rows.scalar_rho, task.cols.scalar_rho))
-    call.cost_error = task.cost.error(task.M_max)
-    scratch = empty(threads * lib.mapuot_solve_bytes(call) // 8)
-    first, step = M.__array_interface__["data"][0], M.strides[0] if M.ndim == 3 else 0
-    for i0 in range(0, len(which), CALL_PROBLEMS * threads):
-        part = which[i0 : i0 + CALL_PROBLEMS * threads]
-        records = np.zeros(len(part), PROBLEM)
-        records["M"], records["made"] = first + step * part, spent[i0 : i0 + len(part)]
-        A, B = (np.ascontiguousarray(x[part]) for x in (task.A, task.B))
+    many = Many(task, which, options, max_passes, ladder)
+    (m, n), most = many.shape, many.most
+    for i0 in range(0, len(which), most):
+        part = which[i0 : i0 + most]
+        records = many.records(part)
+        records["made"] = spent[i0 : i0 + len(part)]
+        A, B = (np.ascontiguousarray(x[part, :k]) for x, k in ((task.A, m), (task.B, n)))
         with np.errstate(divide="ignore"):
             log_a, log_b = np.log(A), np.log(B)
         records["mass_a"], records["mass_b"] = A.sum(1), B.sum(1)
-        found = [np.empty((len(part), k)) for k in (m, n, m, n)]
+        # points behind the end of a smaller cloud have no mass: log u = -inf, and a marginal of 0
+        found = [np.full((len(part), k), left_out) for left_out in (-np.inf, 0.0) for k in (m, n)]
         tables = dict(zip(("log_u", "log_v", "row_marginal", "col_marginal"), found, strict=True))
-        tables |= {"a": A, "b": B, "log_a": log_a, "log_b": log_b, "start": starts[i0 : i0 + len(part)]}
+        tables |= {"a": A, "b": B, "log_a": log_a, "log_b": log_b}
+        tables |= {"start": np.ascontiguousarray(starts[i0 : i0 + len(part), :n])}
         tables |= {"alpha": np.empty(A.shape), "beta": np.empty(B.shape)}
-        for name, table in tables.items():
-            records[name] = table.__array_interface__["data"][0] + table.strides[0] * np.arange(len(part))
+        point(records, tables)
         records["start"] *= tables["start"].any(1)  # NULL: by way of larger regs
-        check(lib.mapuot_solve(pool, call, len(part), pointer(records, "mapuot_problem *"), pointer(scratch, "void *")))
+        many.call(lib.mapuot_solve, records)
         yield part, records, found
+
+
+def slopes(task: BatchProblem, which: Any, exponents: Any, wanted: Any, threads: int | None) -> list[Any]:
+    """Derivatives by x and by y of problems between points, one behind the other; None of what is not wanted.
+
+    ``exponents``: log u + log a and log v + log b of all problems; the metric is a squared distance.
+    """
+    options = Options(True, 0, False, "float64", 1.0, -1.0, threads)
+    many, clouds = Many(task, which, options, 1, lambda *_: []), task.several
+    counts = [places.count[which] for places in clouds.places]
+    sizes = [(int(count.sum()), clouds.whole.dim) for count in counts]
+    out = [np.empty(size) if want else None for size, want in zip(sizes, wanted, strict=True)]
+    ends = [np.cumsum(count) for count in counts]
+    for i0 in range(0, len(which), many.most):
+        part = slice(i0, i0 + many.most)
+        records = many.records(which[part])
+        alpha, beta = (np.ascontiguousarray(x[which[part]]) for x in exponents)
+        point(records, {"alpha": alpha, "beta": beta})
+        for name, table, end, count in zip(("x_slope", "y_slope"), out, ends, counts, strict=True):
+            if table is not None:
+                records[name] = address(table) + table.strides[0] * (end - count)[part]
+        many.call(lib.mapuot_slopes, records)
+    return out
+
+
+class Many:
+    """Calls of the core for problems ``which`` of a batch, each of which one thread works on."""
+
+    def __init__(self, task: BatchProblem, which: Any, options: Options, max_passes: int, ladder: Ladder) -> None:
+        self.clouds = clouds = task.several
+        counts = [places.count[which] for places in clouds.places] if clouds else [[k] for k in task.shape]
+        self.shape = m, n = int(max(counts[0])), int(max(counts[1]))
+        self.pool = pool_for(options.threads, USUAL_PASSES * len(which) * m * n)
+        threads = lib.mapuot_pool_threads(self.pool)
+        self.task = ffi.new("mapuot_task *")
+        if clouds:
+            strides, dtype = (n, 1), "d"
+            points, (metric, scale) = self.task.M.points, clouds.whole.core
+            points.d, points.metric, points.scale = clouds.whole.dim, metric.number, scale
+            self.points = clouds.whole.rows, np.ascontiguousarray(clouds.targets)
+        else:
+            self.M = task.M
+            strides, dtype = tuple(s // self.M.itemsize for s in self.M.strides[-2:]), self.M.dtype.char
+        self.stages = fill_task(self.task, self.shape, strides, dtype, options, max_passes, ladder)
+        fill_penalties(self.task.terms, task.reg, (task.rows.scalar_rho, task.cols.scalar_rho))
+        self.task.cost_error = task.cost.error(task.M_max)
+        self.scratch = empty(threads * lib.mapuot_solve_bytes(self.task) // 8)
+        self.most = max(CALL_PROBLEMS, CALL_PAIRS // (m * n)) * threads
+
+    def records(self, part: Any) -> Any:
+        """Return the records of these problems, filled in with what M is."""
+        records = np.zeros(len(part), PROBLEM)
+        if self.clouds:
+            for names, places, points in zip(("mx", "ny"), self.clouds.places, self.points, strict=True):
+                records[names[0]] = places.count[part]
+                records[names[1]] = address(points) + points.strides[0] * places.first[part]
+        else:
+            records["m"], records["n"] = self.shape
+            records["M"] = address(self.M) + (self.M.strides[0] if self.M.ndim == 3 else 0) * part
+        return records
+
+    def call(self, function: Any, records: Any) -> None:
+        problems = pointer(records, "mapuot_problem *")
+        check(function(self.pool, self.task, len(records), problems, pointer(self.scratch, "void *")))
+
+
+def address(array: Any) -> int:
+    """Return where an array begins."""
+    return int(array.__array_interface__["data"][0])
+
+
+def point(records: Any, tables: dict[str, Any]) -> None:
+    """Let each record point at its rows of these tables."""
+    for name, table in tables.items():
+        records[name] = address(table) + table.strides[0] * np.arange(len(records))
 
 
 def form_plan(M: Any, reg: float, exponents: Any, out: Any) -> None:

@@ -1,0 +1,331 @@
+"""`PointCloud`, which takes the place of a cost matrix, and `Clouds`, the `Cost` of a batch of them of any sizes.
+
+All points of a batch lie one behind the other; a problem is a run of those of the rows and a run of those of the
+columns. No matrix is kept: the core forms that of a problem when it solves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backends.contract import host, is_on_device
+from ..penalties import F64
+from ..processor import SERIAL_ENTRIES
+from .cost import Cost, Given, joint_range
+from .metrics import METRICS
+from .points import PAIR_BYTES, PointCosts, as_points
+from .validate import as_array
+
+
+class PointCloud(Given):
+    """The cost ``scale * metric(x_i, y_j)`` between two clouds of points, wherever a solver takes M.
+
+    Parameters
+    ----------
+    x, y : (m, d), (n, d) arrays
+        Points, one in a row; real and finite; NumPy, CuPy or torch, whose gradients are not followed; copied. Without
+        y the costs are those between the points of x. With ``comm`` x is the rank's own block and y is whole.
+        For `solve_batch` the points of many clouds, (p, m, d), or lists of p clouds of any sizes; one (n, d) may then
+        serve all problems.
+    metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"}
+        As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 -
+        2^-13 or more apart, as what they cost, 18 and more, hangs on the last digits of their coordinates: divide
+        these by twice the distance over which mass may travel, divided by pi.
+    scale : float
+        Factor of the metric, > 0.
+    weights : (d,) array, optional
+        One factor for each dimension, >= 0, as ``w`` of ``cdist``.
+    truncate : "auto", float or None
+        Skip pairs whose share of the plan is provably negligible beside ``tol``; the bound on it is part of the
+        certificate. "auto": from 2^26 pairs on, where the median cost is 30 reg or more; a number: always, and only
+        pairs that lie so many nats below the product of their masses, or more where ``tol`` asks for it; None: never.
+        Needs ``reference="product"`` and a metric other than "wfr".
+    form : "auto", float or None
+        Form the matrix in `solve` and `solve_batch` where passes over it take less time than passes that make its
+        costs, and where it takes at most so many bytes with its K, 16 a pair. "auto": on a CPU 2^26 pairs (1 GiB),
+        in d < 5 dimensions 2^(17 + 2 d); on a GPU a quarter of the free memory. None: never. A cloud whose
+        ``truncate`` is a number is not formed, nor one over several ranks.
+    starts : (p + 1,) integers, or a tuple of two such arrays, optional
+        Of many clouds whose points lie one behind the other in x and in y: where each begins, and the end; None in
+        the tuple for a cloud that serves all problems.
+
+    Attributes
+    ----------
+    x, y : (m, d), (n, d) float64 arrays
+    metric, scale, weights, truncate, form
+        As given.
+    shape, size, ndim, dtype
+        Those of the matrix; of many clouds (p, m, n), with the numbers of points of the largest ones.
+
+    Notes
+    -----
+    Memory is that of the points, and of the matrix where ``form`` allows it, which a Result then keeps. Without it a
+    pass makes its costs, in float32 while the error is large (but for "wfr") and in float64 where it certifies. Costs
+    are made from differences of coordinates, so that no digits are lost where both are large.
+    ``numpy.asarray(cloud)`` forms the matrix. Points that lie on a GPU are solved there by ``backend="auto"``.
+
+    The plan of a truncated solve is 0 where a pair is skipped, in every quantity of its Result: ``plan``, ``apply``,
+    ``cost``, ``objective``, marginals and mass are of that plan, ``error_bound`` is its distance from the optimal plan
+    between all pairs, and ``dual`` a lower bound for all pairs.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.random((500, 3)), rng.random((400, 3))
+    >>> result = mapuot.solve(mapuot.PointCloud(x, y), reg=0.05, reg_m=1.0)
+    >>> result.converged
+    True
+    """
+
+    _cost: Any  # `PointCosts`, or `Clouds` of many problems
+
+    def __init__(
+        self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
+        truncate: Any = "auto", form: Any = "auto", starts: Any = None,
+    ) -> None:  # fmt: skip
+        how = metric, scale, weights, truncate, form
+        many = starts is not None or is_many(x) or is_many(y)
+        super().__init__(Clouds(x, y, *how, starts) if many else PointCosts(x, y, *how))
+
+    def _hold(self, cost: Any) -> None:
+        super()._hold(cost)
+        one = getattr(cost, "whole", cost)
+        self.x, self.y, self.metric, self.scale = one.x, one.y, one.metric, one.scale
+        self.weights, self.truncate, self.form = one.weights, one.truncate, one.form
+        if cost.ndim == 3:
+            self.shape = (len(cost), *cost.shape)
+
+    def __getitem__(self, rows: Any) -> PointCloud:
+        """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans.
+
+        Of many clouds return those of problem ``rows``, or of a slice of them.
+        """
+        part: PointCloud = self._of(self._cost.of(rows) if self.ndim == 3 else self._cost[rows])
+        return part
+
+    def within(self) -> tuple[PointCloud, PointCloud]:
+        """Return the costs within the points of the rows, and within those of the columns."""
+        return self._of(self._cost.within()), self._of(self._cost.transpose().within())
+
+
+class Places(NamedTuple):
+    """Where the points of each problem lie: the number of the first one, and how many there are, (p,) both."""
+
+    first: Any
+    count: Any
+
+    def run(self, i: int) -> slice:
+        """Return the points of problem i."""
+        return slice(int(self.first[i]), int(self.first[i] + self.count[i]))
+
+
+class AllPoints(PointCosts):
+    """All points of a batch; what is made of them all at once are their checks and their scaled coordinates."""
+
+    def _set(self, rows: F64, columns: F64) -> None:
+        self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
+        self.rows, self.columns = rows, columns.T
+
+
+class Clouds(Cost):
+    """The `Cost` of a `PointCloud` of many problems, (p, m, n) with the numbers of points of the largest one."""
+
+    ndim = 3
+    operator = "points"
+
+    def __init__(
+        self, x: Any, y: Any, metric: str, scale: float, weights: Any, truncate: Any, form: Any, starts: Any = None
+    ) -> None:
+        first, second = starts if isinstance(starts, tuple) else (starts, starts)
+        rows, row_places = as_flat(x, "x", first)
+        same = y is None or y is x
+        columns, col_places = (None, row_places) if same else as_flat(y, "y", second)
+        whole = AllPoints(rows, columns, metric, scale, weights, truncate, form)
+        whole.on_device = whole.on_device or any(is_on_device(z[0] if is_list(z) else z) for z in (x, y))
+        sizes = {len(places.first) for places in (row_places, col_places)} - {1}
+        if len(sizes) > 1:
+            raise ValueError(f"x and y must hold equally many clouds, got {len(row_places[0])}, {len(col_places[0])}")
+        p = max(sizes, default=1)
+        self._hold(whole, *(Places(*(np.broadcast_to(k, (p,)) for k in places)) for places in (row_places, col_places)))
+
+    def _hold(self, whole: AllPoints, rows: Places, cols: Places) -> Clouds:
+        self.whole, self.places, self.dtype = whole, (rows, cols), whole.dtype
+        self.shape = int(rows.count.max()), int(cols.count.max())
+        return self
+
+    def __len__(self) -> int:
+        return len(self.places[0].first)
+
+    @property
+    def kind(self) -> str:
+        return f"clouds of {self.whole.kind}"
+
+    @property
+    def on_device(self) -> bool:
+        return self.whole.on_device
+
+    @property
+    def pairs_of_each(self) -> Any:
+        """Numbers of pairs of points, (p,)."""
+        rows, cols = self.places
+        return rows.count * cols.count
+
+    @property
+    def all_pairs(self) -> int:
+        return int(self.pairs_of_each.sum())
+
+    @property
+    def ragged(self) -> bool:
+        """Tell whether some clouds have more points than others."""
+        return any(bool((places.count != k).any()) for places, k in zip(self.places, self.shape, strict=True))
+
+    def forms(self, most: float) -> bool:
+        """Tell that no matrix is kept."""
+        return False
+
+    @property
+    def solved_whole(self) -> Any:
+        """Mask of the problems of which a core may form the matrix and solve it, (p,)."""
+        whole, pairs = self.whole, self.pairs_of_each
+        most = np.inf if whole.form == "auto" else float(whole.form or 0)
+        return (pairs <= SERIAL_ENTRIES) & (pairs * PAIR_BYTES <= most) & (not isinstance(whole.truncate, float))
+
+    @property
+    def targets(self) -> F64:
+        """Points of the columns, one behind the other, as the core subtracts them."""
+        columns: F64 = self.whole.columns.T
+        return columns
+
+    def of(self, i: Any) -> Any:
+        """Return the costs of problem i, or those of a slice."""
+        if isinstance(i, slice):
+            parts = (Places(places.first[i], places.count[i]) for places in self.places)
+            return object.__new__(Clouds)._hold(self.whole, *parts)
+        whole, (rows, cols) = self.whole, (places.run(i) for places in self.places)
+        one = object.__new__(PointCosts)
+        vars(one).update(vars(whole), x=whole.x[rows], y=whole.y[cols])
+        if whole.x is whole.y and rows == cols:
+            one.y = one.x
+        one._set(whole.rows[rows], self.targets[cols])
+        return one
+
+    def symmetric(self, backend: ModuleType) -> bool:
+        rows, cols = self.places
+        same = np.array_equal(rows.first, cols.first) and np.array_equal(rows.count, cols.count)
+        return same and self.whole.symmetric(backend)
+
+    def transpose(self) -> Clouds:
+        turned = object.__new__(AllPoints)
+        vars(turned).update(vars(self.whole), x=self.whole.y, y=self.whole.x)
+        turned._set(self.targets, self.whole.rows)
+        return object.__new__(Clouds)._hold(turned, *self.places[::-1])
+
+    def within(self) -> Clouds:
+        """Return the costs within the points of the rows of each problem."""
+        return object.__new__(Clouds)._hold(self.whole.within(), self.places[0], self.places[0])  # type: ignore[arg-type]
+
+    def part(self, a: Any, b: Any, ranks: Any) -> Clouds:
+        """Return the costs unchanged, which only a batch takes."""
+        return self
+
+    def range(
+        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
+    ) -> tuple[float, float, int, int]:
+        """Return bounds for all problems where the metric has them; the core finds the range of each that it solves."""
+        bounds = self.whole._bounds() if METRICS[self.whole.metric].degree else (0.0, 0.0, 0, 1)
+        if not bounds[3]:
+            return bounds
+        return joint_range((one.range(backend, threads), one.all_pairs) for one in map(self.of, range(len(self))))
+
+    def error(self, largest: float) -> float:
+        return self.whole.error(largest)
+
+    def flattened(self, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
+        """Return masses as tables, (p, m) and (p, n), in which clouds that have fewer points are followed by zeros."""
+        return self.table(a, "A", 0), self.table(b, "B", 1), reg_m
+
+    def table(self, masses: Any, name: str, axis: int) -> Any:
+        """Return the masses of the rows (``axis`` 0) or columns as a table; one vector may serve clouds of one size."""
+        count, most = self.places[axis].count, self.shape[axis]
+        inside = self.inside(axis)
+        if masses is None:
+            return None if inside.all() else inside / count[:, None]
+        if is_list(masses):
+            parts = [vector_of(part, f"{name}[{i}]") for i, part in enumerate(masses)]
+            if [*map(len, parts)] != count.tolist():
+                raise ValueError(f"{name} must hold one mass for each point of each cloud")
+            masses = np.concatenate(parts)
+        elif np.ndim(masses) != 1 or len(masses) != count.sum() or (len(masses) == most and len(count) > 1):
+            if not inside.all():
+                masses = as_array(masses, name, host)
+                if masses.shape != inside.shape or masses[~inside].any():
+                    raise ValueError(f"{name} must hold one mass for each point of each cloud")
+            return masses
+        table = np.zeros(inside.shape)
+        table[inside] = as_array(masses, name, host)
+        return table
+
+    def inside(self, axis: int) -> Any:
+        """Mask of the entries of a table with the points of all clouds, (p, m) or (p, n)."""
+        return np.arange(self.shape[axis]) < self.places[axis].count[:, None]
+
+    def split(self, flat: Any, axis: int) -> Any:
+        """Return what belongs to the points of all problems, (p, m, ...), or a list where clouds have several sizes."""
+        if not self.ragged:
+            return flat.reshape(len(self), -1, *flat.shape[1:])
+        return np.split(flat, np.cumsum(self.places[axis].count)[:-1])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Form the matrices, (p, m, n)."""
+        if self.ragged:
+            raise ValueError("clouds of several sizes have no common array: form that of each, cloud[i]")
+        return np.stack([np.asarray(self.of(i), dtype) for i in range(len(self))])
+
+
+def is_list(value: Any) -> bool:
+    """Tell whether a value is a list of arrays, or a nested tensor."""
+    return isinstance(value, (list, tuple)) or getattr(value, "is_nested", False)
+
+
+def is_many(value: Any) -> bool:
+    """Tell whether points are those of many clouds: (p, m, d), a list of clouds or a nested tensor."""
+    if isinstance(value, (list, tuple)):
+        return len(value) > 0 and np.ndim(value[0]) == 2
+    return bool(getattr(value, "is_nested", False)) or np.ndim(value) == 3
+
+
+def array_in(value: Any) -> Any:
+    """Return an array on the host, of a tensor without its graph."""
+    return value.detach().cpu().numpy() if type(value).__module__ == "torch" else host(value)
+
+
+def vector_of(value: Any, name: str) -> Any:
+    return np.ravel(as_array(array_in(value), name))
+
+
+def as_flat(value: Any, name: str, starts: Any) -> tuple[Any, Places]:
+    """Return the points of all clouds one behind the other, and where each cloud lies; one cloud may serve all."""
+    if starts is not None:
+        starts = np.asarray(host(starts))
+        points = as_points(value, name)
+        rising = starts.ndim == 1 and len(starts) > 1 and starts.dtype.kind in "iu" and (np.diff(starts) > 0).all()
+        if not (rising and starts[0] == 0 and starts[-1] == len(points)):
+            raise ValueError(f"starts of {name} must be integers that rise from 0 to its {len(points)} points")
+        return points, Places(starts[:-1].astype(np.int64), np.diff(starts).astype(np.int64))
+    if is_list(value):
+        parts = [as_points(part, f"{name}[{i}]") for i, part in enumerate(value)]
+        if len({part.shape[1] for part in parts}) != 1:
+            raise ValueError(f"{name} must hold clouds of points with equally many coordinates")
+        count = np.array([len(part) for part in parts], np.int64)
+        return np.concatenate(parts), Places(np.cumsum(count) - count, count)
+    points = as_array(array_in(value), name)
+    if points.ndim == 3 and 0 not in points.shape:
+        p, m, d = points.shape
+        return as_points(points.reshape(-1, d), name), Places(m * np.arange(p), np.full(p, m))
+    points = as_points(points, name)
+    return points, Places(np.zeros(1, np.int64), np.array([len(points)]))

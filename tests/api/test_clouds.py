@@ -1,0 +1,163 @@
+"""Many clouds at once: every problem of a batch is the answer of `solve` for its own points, whatever its company."""
+
+import numpy as np
+import problems
+import pytest
+from numpy.testing import assert_allclose
+
+import mapuot
+from mapuot import PointCloud, solve, solve_batch
+
+SIDES = [(1.0, 2.0), (np.inf, 1.0), (1.0, np.inf), np.inf]
+
+
+def clouds(p, d=2, most=60, seed=0, alike=False):
+    """(x, y, a, b) of p problems between clouds of 5 to ``most`` points, with masses of equal sums."""
+    rng = np.random.default_rng(seed)
+    sizes = np.full((2, p), most) if alike else rng.integers(5, most + 1, (2, p))
+    points = [[rng.random((k, d)) for k in count] for count in sizes]
+    masses = [[rng.random(k) + 0.1 for k in count] for count in sizes]
+    return *points, *([w / w.sum() for w in side] for side in masses)
+
+
+def assert_as_alone(result, x, y, a, b, which=None, **options):
+    """The plans of a batch are those of single solves, within both bounds, and so is what is paid."""
+    for i in range(len(result)) if which is None else which:
+        metric = options.get("metric", "sqeuclidean")
+        more = {k: v for k, v in options.items() if k not in ("metric", "tol")}
+        one = solve(PointCloud(x[i], y[i], metric), a[i], b[i], tol=1e-8, **more)
+        assert result[i].plan.shape == (len(x[i]), len(y[i]))
+        assert np.abs(result[i].plan - one.plan).sum() / one.mass <= result.error_bound[i] + one.error_bound
+        assert result.status[i] == result[i].status == "converged"
+        assert_allclose(result[i].row_marginal, result.row_marginal[i][: len(x[i])])
+        assert abs(result.dual[i] - one.dual) <= result.gap[i] + one.gap + 1e-9 * abs(one.dual)
+
+
+@pytest.mark.parametrize("d", [2, 3, 64])
+@pytest.mark.parametrize("p", [1, 7, 256])
+def test_clouds_of_many_sizes(p, d):
+    reg = 0.05 * d / 2
+    x, y, a, b = clouds(p, d)
+    result = solve_batch(PointCloud(x, y), a, b, reg=reg, reg_m=1.0)
+    assert result.converged.all()
+    assert (result.error_bound <= 1e-6).all()
+    assert_as_alone(result, x, y, a, b, range(0, p, 1 + p // 8), reg=reg, reg_m=1.0)
+
+
+@pytest.mark.parametrize("reg_m", SIDES, ids=str)
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cosine", "wfr"])
+def test_penalties_and_metrics(metric, reg_m):
+    x, y, a, b = clouds(5, 3, seed=3)
+    result = solve_batch(PointCloud(x, y, metric), a, b, reg=0.02, reg_m=reg_m, threads=2)
+    assert_as_alone(result, x, y, a, b, metric=metric, reg=0.02, reg_m=reg_m)
+
+
+def test_sizes_from_five_to_two_thousand():
+    """What a core does not form in its own memory is solved by the same driver as any other problem."""
+    x, y, a, b = clouds(4, 2, 40, seed=1)
+    rng = np.random.default_rng(2)
+    x[1], y[1] = rng.random((2000, 2)), rng.random((900, 2))
+    a[1], b[1] = np.full(2000, 1 / 2000), np.full(900, 1 / 900)
+    result = solve_batch(PointCloud(x, y), a, b, reg=0.05, reg_m=1.0)
+    assert ["alone" in how for how in result.how] == [False, True, False, False]
+    assert_as_alone(result, x, y, a, b, reg=0.05, reg_m=1.0)
+
+
+def test_newtons_method_agrees():
+    """An oracle that shares nothing with the passes, of problems of many sizes and scales of reg."""
+    x, y, a, b = clouds(40, 2, 12, seed=5)
+    for reg in (0.3, 0.03):
+        result = solve_batch(PointCloud(x, y), a, b, reg=reg, reg_m=(1.0, 0.3))
+        for i, one in enumerate(result):
+            problems.verify(one, problems.Case(np.asarray(PointCloud(x[i], y[i])), a[i], b[i], reg, (1.0, 0.3)))
+
+
+def test_every_form_of_the_arguments():
+    x, y, a, b = clouds(6, 3, 11, alike=True)
+    want = solve_batch(PointCloud(x, y), a, b, reg=0.05, reg_m=1.0)
+    tables = [np.stack(z) for z in (x, y, a, b)]
+    starts = 11 * np.arange(7)
+    flat = PointCloud(np.concatenate(x), np.concatenate(y), starts=starts)
+    for M, A, B in (
+        (PointCloud(*tables[:2]), *tables[2:]), (flat, np.concatenate(a), np.concatenate(b)), (flat, a, b),
+        (PointCloud(tables[0], y, starts=None), tables[2], b),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(solve_batch(M, A, B, reg=0.05, reg_m=1.0).log_u, want.log_u)
+    assert (flat.shape, flat.ndim, len(flat), flat[2].shape) == ((6, 11, 11), 3, 6, (11, 11))
+    assert want.plan.shape == (6, 11, 11)
+    assert_allclose(np.asarray(flat)[3], np.asarray(PointCloud(x[3], y[3])))
+    equal = solve_batch(flat, reg=0.05, reg_m=1.0)
+    assert_allclose(equal.problem.A, 1 / 11)
+    x[2] = x[2][:4]
+    ragged = solve_batch(PointCloud(x, tables[1][0]), reg=0.05, reg_m=1.0)
+    assert_as_alone(ragged, x, [y[0]] * 6, [np.full(len(z), 1 / len(z)) for z in x], [b[0] * 0 + 1 / 11] * 6,
+                    reg=0.05, reg_m=1.0)  # fmt: skip
+    assert [one.shape for one in ragged.plan] == [(len(z), 11) for z in x]
+    assert ragged.log_u.shape == (6, 11)
+    assert (ragged.log_u[2, 4:] == -np.inf).all()
+
+
+def test_a_cloud_with_itself_has_one_potential():
+    x, _, a, _ = clouds(5, 3)
+    result = solve_batch(PointCloud(x), a, a, reg=0.05, reg_m=1.0)
+    assert all("one potential" in how for how in result.how)
+    assert_allclose(result.log_u, result.log_v)
+    assert_as_alone(result, x, x, a, a, reg=0.05, reg_m=1.0)
+
+
+@pytest.mark.parametrize("options", [{"form": None}, {"truncate": 40.0}], ids=str)
+def test_matrices_that_must_not_be_formed(options):
+    x, y, a, b = clouds(3, 2, 50)
+    result = solve_batch(PointCloud(x, y, **options), a, b, reg=0.05, reg_m=1.0)
+    assert not any("the matrix of the points" in how for how in result.how)
+    assert_as_alone(result, x, y, a, b, reg=0.05, reg_m=1.0)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 3.0, 0.5]], ids=str)
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cosine"])
+def test_gradients(metric, weights):
+    x, y, a, b = clouds(6, 3, 30, seed=7)
+    a[1][2], b[2][:3] = 0.0, 0.0
+    more = {"reg": 0.05, "reg_m": (1.0, 2.0), "tol": 1e-10}
+    found = solve_batch(PointCloud(x, y, metric, weights=weights), a, b, **more).gradient()
+    for i in range(6):
+        one = solve(PointCloud(x[i], y[i], metric, weights=weights), a[i], b[i], **more).gradient()
+        for got, want in zip((part[i] for part in found[:4]), one[:4], strict=True):
+            assert_allclose(got, want, atol=1e-8 * np.abs(want).max())
+        assert found.error[i] < 1e-6
+    same = solve_batch(PointCloud(np.stack([x[0]] * 3), y[0]), reg=0.05, reg_m=1.0).gradient()
+    assert (same.x.shape, same.b.shape) == ((3, *x[0].shape), (3, len(y[0])))
+
+
+def test_from_a_start_and_with_few_passes():
+    x, y, a, b = clouds(7, 2, 30)
+    cold = solve_batch(PointCloud(x, y), a, b, reg=0.01, reg_m=1.0)
+    warm = solve_batch(PointCloud(x, y), a, b, reg=0.01, reg_m=1.0, warm_start=cold)
+    assert (warm.n_passes <= 3).all()
+    with pytest.warns(mapuot.ConvergenceWarning, match="7 of 7 problems not converged"):
+        short = solve_batch(PointCloud(x, y), a, b, reg=0.01, reg_m=1.0, max_passes=4)
+    assert (short.status == "max_passes").all()
+
+
+def test_divergence_of_clouds():
+    x, y, a, b = clouds(4, 2, 20)
+    values = mapuot.sinkhorn_divergence(PointCloud(x, y), a, b, reg=0.05, reg_m=1.0)
+    for i in range(4):
+        want = mapuot.sinkhorn_divergence(PointCloud(x[i], y[i]), a[i], b[i], reg=0.05, reg_m=1.0)
+        assert values[i] == pytest.approx(want, abs=1e-8)
+    assert_allclose(mapuot.sinkhorn_divergence(PointCloud(x), a, a, reg=0.05, reg_m=1.0), 0.0, atol=1e-9)
+
+
+def test_refusals():
+    x, y, a, b = clouds(3)
+    for make, match in (
+        (lambda: PointCloud(x, y[:2]), "many clouds"), (lambda: PointCloud([*x[:2], x[2][:, :1]], y), "equally"),
+        (lambda: PointCloud(x[0], y[0], starts=[0, 3]), "starts"), (lambda: PointCloud([x[0], x[1][:0]], y), r"x\[1\]"),
+        (lambda: solve(PointCloud(x, y), reg=1.0, reg_m=1.0), "M must"),
+        (lambda: solve_batch(PointCloud(x, y), b, b, reg=1.0, reg_m=1.0), "A must"),
+        (lambda: solve_batch(PointCloud(x, y), a, np.ones((3, 60)), reg=1.0, reg_m=1.0), "B must"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=match):
+            make()
+    with pytest.raises(NotImplementedError, match="mask"):
+        solve_batch(PointCloud(x, y), a, b, reg=1.0, reg_m=1.0, mask=mapuot.SeededMask(0.5, 0))
