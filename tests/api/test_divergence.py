@@ -5,7 +5,7 @@ import problems
 import pytest
 from numpy.testing import assert_allclose
 
-from mapuot import sinkhorn_divergence, solve
+from mapuot import Grid, PointCloud, sinkhorn_divergence, solve, solve_batch
 
 
 def clouds(m=20, n=25, seed=0):
@@ -49,6 +49,52 @@ def test_positive_and_zero_for_equal_measures(reg, reg_m):
     near, far = (sinkhorn_divergence(M, A, B, reg=reg, reg_m=reg_m, tol=1e-9) for B in (near, far))
     assert (near > 0).all()
     assert (far > near).all()
+
+
+def three_costs(kind, x, y, metric):
+    """The costs between x and y, within x and within y, as one kind of M."""
+    pairs = (x, y), (x, x), (y, y)
+    if kind == "grid":
+        return (Grid((5, len(x) // 5), spacing=0.3),) * 3
+    found = tuple(PointCloud(p, q, metric=metric, form=None) for p, q in pairs)
+    return found if kind == "points" else tuple(map(np.asarray, found))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("kind", ["array", "points", "grid", "batch"])
+@pytest.mark.parametrize("balanced", [True, False])
+@pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning")
+def test_never_below_its_certified_error_and_within_it_for_equal_measures(balanced, kind, backend):
+    """Equal measures, in another order too, where ordinary passes solve the first problem; nearly equal; others."""
+    if (kind, backend) == ("grid", "reference"):
+        pytest.skip("grids have no reference")
+    rng = np.random.default_rng([len(kind), balanced])
+    for trial in range(12):
+        n, way = 5 * int(rng.integers(1, 7)), ("equal", "turned round", "near", "other")[trial % 4]
+        x, a = rng.random((n, 2)) * 10.0 ** rng.uniform(-1, 1), rng.random(n) ** 3 + 1e-3
+        y, b = x + 1e-6 * (way == "near") * rng.standard_normal(x.shape), a.copy()
+        if way == "turned round":
+            y, b = x[::-1], a[::-1]
+        elif way == "other":
+            y, b = rng.random((n + 5 * (kind != "grid"), 2)), rng.random(n + 5 * (kind != "grid"))
+        if kind == "grid":
+            b = a if way != "other" else b
+        if kind == "batch":
+            a, b = a * np.array([[1.0], [30.0], [0.01]]), b * np.array([[1.0], [30.0], [0.01]])
+        b = b * (a.sum(-1) / b.sum(-1))[..., None] if balanced else b
+        costs = three_costs(kind, x, y, str(rng.choice(["sqeuclidean", "euclidean", "cityblock"])))
+        reg = 10.0 ** rng.uniform(-4, 0)
+        given = {"reg": reg, "reg_m": np.inf if balanced else reg * 10.0 ** rng.uniform(-1, 4)}
+        given |= {"tol": 10.0 ** rng.uniform(-8, -2), "backend": backend}
+        value = np.atleast_1d(sinkhorn_divergence(costs[0], a, b, M_a=costs[1], M_b=costs[2], **given))
+        off = np.zeros(len(value))
+        for M, p, q in zip(costs, (a, a, b), (b, a, b), strict=True):
+            found = solve_batch(M, p, q, **given)
+            off += found.gap + balanced * reg * found.mass * found.error_bound
+            off += reg * (p.sum(-1) + q.sum(-1)) * (1e-13 + 6e-8 * any("float32" in how for how in found.how))
+            off += 1e-14 * abs(found.dual)
+        assert (value >= -off).all(), way
+        assert way in ("near", "other") or (value <= off).all(), way
 
 
 def test_shapes_and_symmetry():
