@@ -43,8 +43,8 @@ def sinkhorn_divergence(
     Returns
     -------
     divergence : float, or (p,) array
-        In units of M times mass. Of each of the three values the ``gap`` is missing at most, some ``reg * mass * tol^2``;
-        of balanced ones, whose gap leaves out what marginals miss, about ``reg * mass * error_bound`` at most.
+        In units of M times mass. Each of the three values lacks its ``gap`` at most, some ``reg * mass * tol^2``; a
+        balanced one, whose gap leaves out what marginals miss, about ``reg * mass * error_bound`` at most.
 
     Examples
     --------
