@@ -168,6 +168,16 @@ def test_a_wrong_correction_is_dropped(path, corrected):
     assert workspace.correcting
 
 
+def test_a_pass_that_makes_a_matrix_follows_a_certificate(path, corrected):
+    """Newton's step asks for passes after the kernels rest at "converged"; the one of a new matrix is made, too."""
+    M, a, b = weighted(300, 530)
+    problem = Problem.from_arrays(M, a, b, 0.05, (np.inf, 3.0), "kl", "product", cuda)
+    workspace = cuda.Workspace(problem, Options(True, 5, False, "float64", 1e-2, -1.0, None))
+    workspace.absorb(np.zeros(530))
+    assert workspace.iterate(50)[-1].status == "converged"
+    assert workspace.coarse.renewed(1)
+
+
 @pytest.mark.parametrize(("where", "precision"), [("host", "float64"), ("device", "auto")])
 def test_corrected_solves_are_certified(path, precision, where, corrected):
     """Every row and column has a cluster, and the matrix between these saves passes."""

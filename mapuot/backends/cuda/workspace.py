@@ -342,8 +342,6 @@ class DeviceWorkspace(KernelWorkspace):
 
     def make_passes(self, count: int) -> list[Stats]:
         done: list[Stats] = []
-        if self.progress["status"] in (CONVERGED, STALLED):
-            self.resume()
         while len(done) < count and (not done or done[-1].status == "running"):
             self.passes(count - len(done))
             done += self.read()
@@ -353,9 +351,11 @@ class DeviceWorkspace(KernelWorkspace):
         """Enqueue at most so many, after ``before`` that no read has told of.
 
         Those after the end, or after the last one in float32, change nothing. A finer K is made only now: until then
-        the answer is that of the last pass on the coarse one.
+        the answer is that of the last pass on the coarse one. A status at which the kernels rest is cleared first.
         """
         ranks = self.problem.ranks
+        if self.progress["status"] in (CONVERGED, STALLED) and not before:
+            self.resume()
         if self.progress["status"] == COARSE:
             self.refine()
         if ranks.size == 1 and not self.some:
