@@ -134,7 +134,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         if Xs.shape[1] != Xt.shape[1]:
             raise ValueError(f"Xs has {Xs.shape[1]} features, but Xt has {Xt.shape[1]}")
         ys, yt = (None if y is None else as_labels(y, len(X), name) for y, X, name in ((ys, Xs, "ys"), (yt, Xt, "yt")))
-        cost = self.costs(Xs, Xt, None if ys is None or yt is None else (ys, yt))
+        cost = self._costs(Xs, Xt, None if ys is None or yt is None else (ys, yt))
         estimate = self.distribution_estimation or (lambda X: np.full(len(X), 1.0 / len(X)))
         if not callable(estimate):
             raise TypeError(f"distribution_estimation must be callable, got {estimate!r}")
@@ -153,7 +153,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         self.log_ = answers.log() if self.log else {}
         return self
 
-    def costs(self, Xs: F64, Xt: F64, labels: Any) -> Any:
+    def _costs(self, Xs: F64, Xt: F64, labels: Any) -> Any:
         """Return the cost as a matrix, or as points where that would be large and nothing needs it as a matrix."""
         m, n = len(Xs), len(Xt)
         points = labels is None and self.norm is None and self.method is None and self.metric in NEVER_FORMED
@@ -173,12 +173,12 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
 
     @property
     def cost_(self) -> Any:
-        self.fitted()
+        self._fitted()
         return np.asarray(self.costs_)
 
     @property
     def coupling_(self) -> Any:
-        return self.fitted().plan
+        return self._fitted().plan
 
     mu_s, mu_t = property(attrgetter("mu_s_")), property(attrgetter("mu_t_"))  # the names of POT
 
@@ -193,8 +193,8 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         no mass stays where it is (POT moves it to the origin). ys, Xt, yt are not used; ``batch_size`` new
         samples are compared with the fitted ones at a time.
         """
-        image = self.fitted().barycentric_map(self.xt_)
-        return self.extended(as_samples(Xs, "Xs"), self.xs_, image, batch_size)
+        image = self._fitted().barycentric_map(self.xt_)
+        return self._extended(as_samples(Xs, "Xs"), self.xs_, image, batch_size)
 
     def inverse_transform(
         self, Xs: Any = None, ys: Any = None, Xt: Any = None, yt: Any = None, batch_size: int = 128
@@ -202,29 +202,29 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         """Return the images of target samples Xt in the source domain, as `transform` the other way: (n, d)."""
         if Xt is None:
             raise ValueError("Xt must be given: the target samples to map back")
-        result = self.fitted()
+        result = self._fitted()
         with np.errstate(invalid="ignore", divide="ignore"):
             image = result.apply_transpose(self.xs_) / result.apply_transpose(np.ones(len(self.xs_)))[:, None]
-        return self.extended(as_samples(Xt, "Xt"), self.xt_, image, batch_size)
+        return self._extended(as_samples(Xt, "Xt"), self.xt_, image, batch_size)
 
     def transform_labels(self, ys: Any) -> F64:
         """Return the class proportions that each target receives from labels ys of the sources, (n_target, classes).
 
         Classes are ``np.unique(ys)``; zeros for a target that receives no mass.
         """
-        return self.fitted().push(as_labels(ys, len(self.xs_), "ys"))[1]
+        return self._fitted().push(as_labels(ys, len(self.xs_), "ys"))[1]
 
     def inverse_transform_labels(self, yt: Any) -> F64:
         """Return the class proportions that each source sends to labels yt of the targets, (n_source, classes)."""
-        return self.fitted().pull(as_labels(yt, len(self.xt_), "yt"))[1]
+        return self._fitted().pull(as_labels(yt, len(self.xt_), "yt"))[1]
 
-    def fitted(self) -> Result:
+    def _fitted(self) -> Result:
         """Return the Result of `fit`."""
         if not hasattr(self, "result_"):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet: call fit with Xs and Xt first")
         return self.result_
 
-    def extended(self, X: F64, fitted: F64, image: F64, batch_size: int) -> F64:
+    def _extended(self, X: F64, fitted: F64, image: F64, batch_size: int) -> F64:
         """Move X by the displacement of its nearest fitted sample; the fitted samples go to their images."""
         if X.shape[1] != fitted.shape[1]:
             raise ValueError(
@@ -294,15 +294,15 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
 
     def transform(self, X: Any) -> Any:  # type: ignore[override]
         """Return the images of samples, (n_samples, d), as `UnbalancedSinkhornTransport.transform`."""
-        return super().transform(self.named(X))
+        return super().transform(self._named(X))
 
     def inverse_transform(self, X: Any) -> Any:  # type: ignore[override]
         """Return the images of target samples in the source domain, (n_samples, d)."""
         return super().inverse_transform(Xt=X)
 
-    def named(self, X: Any) -> Any:
+    def _named(self, X: Any) -> Any:
         """Return X once its columns are checked to be those of ``fit``."""
-        self.fitted()
+        self._fitted()
         try:
             from sklearn.utils.validation import _check_feature_names  # noqa: PLC0415 - optional, of 1.6 and later
         except ImportError:

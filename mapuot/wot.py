@@ -168,12 +168,12 @@ class OTModel:
         if not key[0] < key[1]:
             raise ValueError(f"t0 must be before t1, got {t0:g} and {t1:g}")
         if key not in self.couplings:
-            self.couplings[key] = self.solved(*key)
+            self.couplings[key] = self._solved(*key)
         return self.couplings[key]
 
-    def solved(self, t0: float, t1: float) -> Coupling:
+    def _solved(self, t0: float, t1: float) -> Coupling:
         here, there = self.days == t0, self.days == t1
-        cost = self.cost(dense(self.X[here]), dense(self.X[there]))
+        cost = self._cost(dense(self.X[here]), dense(self.X[there]))
         m, n = cost.shape
         step, mass = t1 - t0, self.growth[here] ** (t1 - t0)
         growths, result = [self.growth[here]], None
@@ -187,24 +187,24 @@ class OTModel:
         assert result is not None
         return Coupling(t0, t1, result, growths)
 
-    def cost(self, x: F64, y: F64) -> Any:
+    def _cost(self, x: F64, y: F64) -> Any:
         """Return the squared distances in the components of both days, over their scale."""
         if 0 < self.local_pca <= x.shape[1]:
             x, y = components(x, y, self.local_pca)
         cloud = PointCloud(x, y)
         if len(x) * len(y) <= MOST_ENTRIES:
             M = np.asarray(cloud)
-            return M / self.scale_of(M)
+            return M / self._scale_of(M)
         rng = np.random.default_rng(0)
         i, j = rng.integers(0, len(x), SAMPLED), rng.integers(0, len(y), SAMPLED)
-        return PointCloud(x, y, scale=1.0 / self.scale_of(((x[i] - y[j]) ** 2).sum(1)))
+        return PointCloud(x, y, scale=1.0 / self._scale_of(((x[i] - y[j]) ** 2).sum(1)))
 
-    def scale_of(self, costs: F64) -> float:
+    def _scale_of(self, costs: F64) -> float:
         if not isinstance(self.scale_cost, str):
             return float(self.scale_cost)
         return as_positive(SCALES[self.scale_cost](costs), f"the {self.scale_cost} of the costs")
 
-    def steps(self, t0: float, t1: float) -> list[tuple[float, float]]:
+    def _steps(self, t0: float, t1: float) -> list[tuple[float, float]]:
         """Return the pairs of days that follow each other, from t0 to t1."""
         if not {t0, t1} <= {*self.timepoints} or not t0 < t1:
             raise ValueError(f"t0 and t1 must be two of the days {self.timepoints}, t0 first, got {t0:g}, {t1:g}")
@@ -212,13 +212,13 @@ class OTModel:
 
     def descendants(self, population: Any, t0: float, t1: float) -> F64:
         """Return where the descendants on day t1 of cells of day t0 (weights or a mask) are, day by day, of sum 1."""
-        return self.followed(population, t0, self.steps(t0, t1), Coupling.push_forward)
+        return self._followed(population, t0, self._steps(t0, t1), Coupling.push_forward)
 
     def ancestors(self, population: Any, t1: float, t0: float) -> F64:
         """Return where the ancestors on day t0 of cells of day t1 (weights or a mask) are, day by day, of sum 1."""
-        return self.followed(population, t1, self.steps(t0, t1)[::-1], Coupling.pull_back)
+        return self._followed(population, t1, self._steps(t0, t1)[::-1], Coupling.pull_back)
 
-    def followed(self, population: Any, day: float, steps: Any, move: Callable[[Coupling, F64], F64]) -> F64:
+    def _followed(self, population: Any, day: float, steps: Any, move: Callable[[Coupling, F64], F64]) -> F64:
         """Follow cells of a day through couplings, one after the other, in shares of what moves."""
         count = int((self.days == day).sum())
         p: F64 = np.asarray(as_array(population, "population"), np.float64)

@@ -306,7 +306,7 @@ class Result(Certified, Answer):
         """
         return self._formed.plan(0, self.problem.shape[0])
 
-    def form_plan(self, out: Any) -> None:
+    def _form_plan(self, out: Any) -> None:
         """Form the plan in ``out``, which is checked already."""
         vars(self)["plan"] = self._stream.plan(0, self.problem.shape[0], out)
 

@@ -392,7 +392,7 @@ class BatchResult(Answer, Sequence[Result]):
     @cached_property
     def cost(self) -> F64:
         """Linear transport costs ``<P, M>``, (p,), without forming a plan."""
-        factors = self.factors()
+        factors = self._factors()
         if factors is None:
             return np.array([self[i].cost for i in range(len(self))])
         U, K, V, scale = factors
@@ -413,7 +413,7 @@ class BatchResult(Answer, Sequence[Result]):
             return [one.plan for one in self]
         out = xp.empty((len(self), *p.shape), p.cost.dtype)
         for i in range(len(self)):
-            self[i].form_plan(out[i])
+            self[i]._form_plan(out[i])
         return out
 
     def gradient(self) -> Gradient:
@@ -433,7 +433,7 @@ class BatchResult(Answer, Sequence[Result]):
         """
         if np.shape(weights) != (len(self),):
             raise ValueError(f"weights must have shape ({len(self)},), got {np.shape(weights)}")
-        factors, xp = self.factors(), namespace(self.problem.M)
+        factors, xp = self._factors(), namespace(self.problem.M)
         if factors is not None:
             U, K, V, scale = factors
             U *= (scale * namespace(K).asarray(weights, dtype=np.float64))[:, None]
@@ -455,7 +455,7 @@ class BatchResult(Answer, Sequence[Result]):
             total += plan
         return total
 
-    def factors(self) -> tuple[Any, Any, Any, Any] | None:
+    def _factors(self) -> tuple[Any, Any, Any, Any] | None:
         """Return (U, K, V, scale) with P_q = scale_q diag(U_q) K diag(V_q), None where float64 would lose digits."""
         p, xp = self.problem, namespace(self.log_u)
         spread = p.spread

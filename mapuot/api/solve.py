@@ -209,7 +209,7 @@ def solve(
         warn(odd, ScalingWarning)
     if out is not None:
         with ranks.together():
-            result.form_plan(out)
+            result._form_plan(out)
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
         warn_not_converged(not_converged(result, tol, may_be_finer(options, precision)))
     return result
