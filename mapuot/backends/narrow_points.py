@@ -22,7 +22,7 @@ from ..problem.points import PointCosts
 from ..problem.problem import Problem
 from ..problem.side import Side
 from .boxes import Truncation
-from .contract import host, namespace
+from .contract import any_of, host, median, namespace
 
 GRID = 2.0**-8
 MOST_POWER = 2.0**26  # of row and col: an exponent is then off by some units, all of them of one point
@@ -68,10 +68,10 @@ class NarrowPoints:
             for x, square in ((alpha, self.square_x), (beta, self.square_y))
         )
         used = row[np.isfinite(row)] if alpha is not beta else row[:0]  # of one potential: equal
-        common = float(np.round(np.median(used) / GRID) * GRID) if used.size else 0.0
+        common = float(np.round(median(used) / GRID) * GRID) if used.size else 0.0
         self.col[len(beta) :] = LEFT_OUT
         for power, out, moved in ((row, self.row, -common), (col, self.col[: len(beta)], common)):
-            if (np.isfinite(power) & (np.abs(power + moved) >= MOST_POWER)).any():
+            if any_of(np.isfinite(power) & (np.abs(power + moved) >= MOST_POWER)):
                 return None
             out[:] = np.maximum(power + moved, LEFT_OUT)
             power[:] = np.where(np.isfinite(power), out.astype(np.float64) - moved, power)  # as float32 has a far point

@@ -17,7 +17,7 @@ from ..penalties import F64
 from ..problem.problem import Problem
 from .boxes import Iterated, Truncation
 from .coarse import Coarse
-from .contract import Options, Stats, Workspace, host, largest, namespace
+from .contract import Options, Stats, Workspace, any_of, host, largest, median, namespace
 from .newton import ColumnsNewton, misses
 from .records import put
 
@@ -34,10 +34,10 @@ def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64,
 
     One potential takes no shift, which would part log u from log v: K absorbs all of it.
     """
-    if not log_v.any():  # a cold start
+    if not any_of(log_v != 0):  # a cold start
         return np.zeros_like(log_v), 0.0
     used = np.isfinite(log_v) & ~problem.left_out[1]
-    centre = float(np.median(log_v[used])) if log_v[used].any() else 0.0
+    centre = median(log_v[used]) if any_of(used & (log_v != 0)) else 0.0
     shift = -centre if abs(centre) > FAR and not symmetric else 0.0
     return np.where(used, log_v + shift, 0.0), shift
 
@@ -70,7 +70,7 @@ class KernelWorkspace(Workspace):
         problem = self.problem
         if self.truncation:
             self.take_mask(self.truncation)
-        cold = log_v is not None and not log_v.any()
+        cold = log_v is not None and not any_of(log_v != 0)
         symmetric = self.options.symmetric
         x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v, symmetric)
         x = np.where(np.abs(x) < FARTHEST, x, 0.0)  # any start will do; beyond it, or NaN, a point looks unreachable
@@ -179,7 +179,7 @@ class KernelWorkspace(Workspace):
         """What no pass changes in the dual: reg |c| with the dead points' terms; and the size of its terms."""
         problem = self.problem
         total, scale = problem.reg * problem.c_mass, 0.0
-        if self.dead[0].any() or self.dead[1].any():
+        if any_of(self.dead[0]) or any_of(self.dead[1]):
             problem.check_reachable(*self.dead)
         for side, dead in zip((problem.rows, problem.cols), self.dead, strict=True):
             total += side.ranks.sum(side.dead_terms(dead))

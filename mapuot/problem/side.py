@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import largest
+from ..backends.contract import any_of, largest
 from ..cached import cached_property
 from ..penalties import F64, PENALTIES, Penalty, dual_term
 from ..ranks import ALONE, Ranks
@@ -83,12 +83,12 @@ class Side:
     @property
     def demands(self) -> bool:
         """Tell whether some points of this rank must be given mass."""
-        return self.penalty == "range" or bool(self.hard.any())
+        return self.penalty == "range" or any_of(self.hard)
 
     @cached_property
     def uniform(self) -> bool:
         """Tell whether one formula of logarithms serves every point: balanced, or KL without a hard point."""
-        return self.penalty == "balanced" or (self.penalty == "kl" and not self.hard.any())
+        return self.penalty == "balanced" or (self.penalty == "kl" and not any_of(self.hard))
 
     @cached_property
     def soft_rho(self) -> F64:
@@ -127,7 +127,7 @@ class Side:
 
     def dead_terms(self, dead: Any) -> float:
         """Return the dual terms of this rank's points that no mass can reach, whose f is inf."""
-        if self.penalty == "range" or not dead.any():
+        if self.penalty == "range" or not any_of(dead):
             return 0.0
         weight = self.weight[dead]
         return float(dual_term(self.penalty, np.full_like(weight, np.inf), weight, self.rho[dead], None).sum())
