@@ -145,6 +145,62 @@ def test_what_cannot_be_met_is_not_certified():
     assert w.error >= 0.2  # the best plan has .1 in a pair where this one has nothing
     verdict, *_ = step(np.array([[0.5, 0.0], [0.5, 0.0]]), np.zeros(2), np.array([0.9, 0.1]), 1.0, 1e-6)
     assert verdict == lib.MAPUOT_GIVES_UP  # a column without mass is in no equation
+    P, b = np.array([[0.5, 0.3, 0.0], [0.3, 0.5, 0.0]]), np.array([0.8 + 1e-9, 0.8 - 1e-9, 0.2])
+    verdict, *_ = step(P, np.zeros(3), b, 0.5, 1e-3)
+    assert verdict == lib.MAPUOT_GIVES_UP  # nor where the others are met, and rows need not have its mass
+
+
+def least_ritz(A, start, count):
+    """The least eigenvalue that conjugate gradients have met: of A on the Krylov space of as many directions."""
+    basis = np.zeros((len(A), 0))
+    for _ in range(count):
+        start = start / np.linalg.norm(start)
+        basis = np.linalg.qr(np.column_stack([basis, start]))[0]
+        start = A @ basis[:, -1]
+    return np.linalg.eigvalsh(basis.T @ A @ basis)[0]
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("tol", [0.1, 1e-4, 1e-300])
+@pytest.mark.parametrize("apart", [0.3, 1e-3, 1e-6])
+def test_a_bound_of_many_marginals_has_all_its_terms(apart, tol, soft):
+    """Of two marginals: S^-1 is known by the least curvature that the directions have met, of which a half counts."""
+    for seed in range(4):
+        P, log_v, best, _ = near_optimum(seed, np.inf, apart, 5, 6)
+        s, n, extra, share = np.concatenate([P.sum(1), P.sum(0)]), 11, 1e-4, 1e-9
+        log, rho = np.concatenate([np.zeros(5), log_v]), np.where(soft & (np.arange(n) < 5), 0.7, np.inf)
+        rate, hard = REG / rho, np.isinf(rho)
+        weight = np.where(hard, np.concatenate([best.sum(1), best.sum(0)]), s * np.exp(0.1 * apart))
+        w, room = ffi.new("mapuot_newton *"), np.zeros(lib.mapuot_newton_room(n))
+        lib.mapuot_newton_place(w, n, ffi.from_buffer("double *", room))
+        w.n, w.reg, w.tol, w.marginals, w.rounding = n, REG, tol, 2, share
+        starts, kept = ffi.new("int64_t[]", [0, 5, n]), (s, weight, rho, log)
+        w.start, (w.marginal, *vectors) = starts, [ffi.from_buffer("double *", x) for x in kept]
+        w.found = np.abs(weight - s)[hard].sum() / P.sum() + extra
+        at = {name: np.frombuffer(ffi.buffer(getattr(w, name), 8 * n)) for name in VECTORS}
+        verdict = lib.mapuot_newton_begin(w, *vectors, ffi.NULL, 1)
+        while verdict == lib.MAPUOT_ASKS:
+            at["t"][:] = -np.concatenate([P @ at["d"][5:], P.T @ at["d"][:5]])
+            verdict = lib.mapuot_newton_next(w)
+        asked, mass, y = weight * np.exp(-rate * log), P.sum(), at["y"]
+        D = s + rate * asked
+        S = np.diag(D) + np.block([[np.zeros((5, 5)), P], [P.T, np.zeros((6, 6))]])
+        left, root = asked - s - S @ y, np.sqrt(D)
+        least = least_ritz(S / root[:, None] / root, (asked - s) / root, w.products)
+        assert least / 1.06 <= w.curvature <= least * (1 + 1e-9)
+        pairs = y[:5, None] + y[5:]
+        most = max(np.abs(pairs).max(), (rate * np.abs(y)).max())
+        rest = 2 * np.sqrt(((left**2 / D).sum() / mass + share**2) / w.curvature)
+        if w.products < 2 or most > 0.9:
+            assert w.error >= 1
+            continue
+        energy, noise = y @ (asked - s - left) / mass, share * mass
+        hidden = 1 + noise / max(np.abs(asked - s).sum(), noise / 16)
+        here = (plan_error(energy / (1 - most) / 2) + rest) * hidden
+        error = extra + here * (1 + 2 * extra)
+        assert w.error == pytest.approx(error, rel=1e-6)
+        assert w.after == pytest.approx((plan_error(most**2 * energy / 8 / (1 - most)) + rest) * hidden, rel=1e-6)
+        assert (verdict == lib.MAPUOT_HOLDS) == (w.error <= tol)
 
 
 @pytest.mark.parametrize("method", ["auto", "translation_invariant", "sinkhorn", "map-uot"])
