@@ -130,6 +130,7 @@ SHARES = {  # what is missing: (arguments, least growth of error, of the dual va
     "its constant": ({"dual_constant": -1e9}, 0.0, 1e-6),
     "itself": ({"stats": {"dual": -1e9}}, 0.0, 1e-6),
     "float32 sums": ({"state": {"narrow": 1}}, 0.0, 1e-6 * 0.5 * 2 + 1e-7 * 7),
+    "both": ({"state": {"narrow": 1}, "exponent_error": 1e-6}, 1e-6, 1.7e-6 + 2 * (0.5 + 40 / 4) * 1e-6),
     "what hard columns miss": ({"hard": 1e-3}, 5e-4, 0.0),
     "the same, along paths": ({"hard": 1e-3, "missed": 40.0}, 40 * 5e-4, 0.0),
     "what a caller knows": ({"extra_error": 1e-3, "extra_gap": 1e-2}, 1e-3, 1e-2),
@@ -162,10 +163,11 @@ def test_what_is_missed_along_paths_has_the_noise_of_its_sums():
 
 def test_prices_of_hard_sides_count():
     """|f| of a hard side is at most reg times the sizes of log u and log v: times its mass, in dual value and gap."""
-    plain, found = (certified(hard_sides=k, hard=1e-9, exponent_error=1e-6, tol=1.0) for k in (0, 2))
-    price = 2 * 0.5 * 1e-6 * 1e15  # reg log u, as exponents of that rounding may hold it
-    assert found[2] - plain[2] >= 1e-15 * price * 2
-    assert found[1] - plain[1] >= 1e-6 * 2 * price
+    for given, sizes in (({"exponent_error": 1e-6}, 1.1e9), ({"state": {"shift": -1e9}}, 1e9)):
+        plain, found = (certified(hard_sides=k, hard=0.5, tol=1.0, **given) for k in (0, 2))
+        price = 2 * 0.5 * sizes  # reg log u
+        assert found[2] - plain[2] == pytest.approx(1e-15 * price * (2 + 0.5), rel=1e-3)
+        assert found[1] - plain[1] >= 4.5e-7 * 2 * price
 
 
 def test_the_gap_counts_the_rounding_of_marginals():
@@ -193,6 +195,7 @@ def test_hard_columns_leave_no_gap_until_they_are_met(tol_gap):
     allowed = 2.0 * (1e-3 if tol_gap < 0 else 1e-4)
     assert certified(hard=0.99 * allowed, **known)[1] < 1e-9
     assert certified(hard=1.01 * allowed, **known)[1] == math.inf
+    assert certified(hard=1e-12, tol=1e-3, tol_gap=0.0)[1] == math.inf
 
 
 @pytest.mark.parametrize(
