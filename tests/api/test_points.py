@@ -8,8 +8,10 @@ import pytest
 from matrix import distances
 
 import mapuot
+from mapuot.answer.slopes import slope_error
 from mapuot.backends import cpu
 from mapuot.problem.metrics import METRICS, REACH
+from mapuot.problem.points import PointCosts
 
 
 def clouds(m, n, d, seed=0):
@@ -117,6 +119,27 @@ def test_the_error_of_a_gradient_is_true(metric):
         assert found.error < np.inf
         for k in (0, 1):
             assert np.linalg.norm(found[k] - exact[k], axis=1).sum() <= found.error + exact.error
+
+
+@pytest.mark.parametrize("weights", [None, np.array([0.3, 2.0, 1.1])])
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_error_of_a_slope_is_reached(metric, weights):
+    """Of two points, along whose cost all of a plan may be wrong; and no less than sums of as many terms lose."""
+    rng, tightest = np.random.default_rng(0), 0.0
+    for _ in range(60):
+        x, y = rng.random((1, 3)), 0.7 * rng.random((1, 3))
+        cost = [
+            [np.asarray(mapuot.PointCloud(x + s * step, y, metric, 1.3, weights)[:1]).item() for s in (-1, 0, 1)]
+            for step in 1e-6 * np.eye(3)
+        ]
+        if np.isfinite(cost).all():
+            slope = float(np.linalg.norm([(after - before) / 2e-6 for before, _, after in cost]))
+            cloud = PointCosts(x, y, metric, 1.3, weights)
+            bound = slope_error(cloud, 1.0, cost[0][1])
+            tightest = max(tightest, slope / bound)
+            assert slope <= bound * (1 + 1e-8)
+            assert slope_error(cloud, 0.0, cost[0][1]) >= 2.0**-52 * slope
+    assert tightest > 0.8
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock"])
