@@ -296,7 +296,7 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     if (p->narrow > 0 && limits->made && !fresh && scale > NARROW_LIMIT)
         return MAPUOT_ABSORB;
     /* K as stored is solved to half of what its rounding costs, and that is too much: go on without it */
-    if (!done && limits->finer && storage >= limits->tol / 4 && out->error - storage <= fmax(limits->tol, storage) / 2)
+    if (!done && limits->finer && out->error - storage <= fmax(limits->tol, storage) / 2)
         return MAPUOT_COARSE;
     if (p->narrow > 0 && limits->tol >= 0 &&
         (done || at_floor(limits, p, out) || p->since_best >= NARROW_PATIENCE || scale > NARROW_LIMIT || out->dead > 0))

@@ -121,6 +121,19 @@ def test_every_side_and_reference(name):
     verify(one, case)
 
 
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("name", SIDES)
+def test_certificates_are_those_of_the_oracle(name):
+    """Pass by pass: both sides are as far from their optimum, and the next potential is the mean of two."""
+    x, a = cloud(20, seed=5)
+    case = Case(squared(x), a, a, 0.05, **SIDES[name])
+    found, right = (case.solve(backend=backend, max_passes=6, tol=1e-14) for backend in ("cpu", "reference"))
+    assert TOGETHER in found.how
+    for one, other in zip(found.trace, right.trace, strict=True):
+        for number in ("error", "gap", "dual", "mass"):
+            assert getattr(one, number) == pytest.approx(getattr(other, number), rel=1e-6), number
+
+
 @pytest.mark.parametrize("forbidden", [0.0, 0.3, 0.8])
 def test_kernels_that_are_not_positive(forbidden):
     """Answers are certified whether one potential serves or ordinary passes go on."""
