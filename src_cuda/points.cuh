@@ -9,8 +9,9 @@
 // that get sums, the same ones in every group, and each group takes other FROM of the points summed over, by loads of 16
 // bytes.  Float32 sums run over STRETCH points, beyond them in float64.  out has gridDim.y slabs, one a part of the points
 // summed over.
+// TOPS 1 (float64, not QUICK): not the sums, but max_j of to_i + from_j - c_ij / reg, -INF where there is none.
 // KEPT 1: pairs are skipped, a warp's points lie in one box of `unit`, and it sums over the runs of that box.
-// Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow:
+// Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), TOPS, KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow:
 // a mapuot_metric, or EXPANDED: squares are in the logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond),
 // DEPTH (not 0: the sums are those of point_tiles.cuh), POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are
 // multiplied by a mask, whose rows are the points that get sums).
@@ -26,6 +27,9 @@
 #endif
 #ifndef QUICK
 #define QUICK 0
+#endif
+#ifndef TOPS
+#define TOPS 0
 #endif
 #ifndef DEPTH
 #define DEPTH 0
@@ -50,6 +54,15 @@ typedef double coord;
 #define SHARE(q, e) (coord) mask_weight(&mask, at[q], b *FROM + (e))
 #else
 #define SHARE(q, e) 1
+#endif
+#if TOPS
+#define NOTHING (-INF)
+#define ADD(to, w, t, share) to = fmax(to, (share) > 0 ? (t) : -INF)
+#define JOIN(to, x) to = fmax(to, x)
+#else
+#define NOTHING 0
+#define ADD(to, w, t, share) to += w * power_of(t) * share
+#define JOIN(to, x) to += x
 #endif
 
 #if QUICK
@@ -147,20 +160,21 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     __shared__ uint4 held_y[HELD * DIM * FROM / LOADED], held_log[HELD * FROM / LOADED], held_w[HELD * FROM / LOADED];
     int64_t held = 0; // the block that they begin with
 #endif
-    if (stopped(S, parity))
+    if (!TOPS && stopped(S, parity))
         return;
     const int group = threadIdx.x % 32 / LANES_EACH;
     const int64_t own_warp = ((int64_t)blockIdx.x * 8 + threadIdx.x / 32) * OWN,
                   i0 = own_warp + threadIdx.x % LANES_EACH;
     const int64_t blocks = (others + FROM - 1) / FROM;
     const coord factor = (coord)scale;
-    coord own[RT], x[RT][DIM + 1], acc[RT] = {};
-    double total[RT] = {};
+    coord own[RT], x[RT][DIM + 1], acc[RT];
+    double total[RT];
     int64_t at[RT];
 #pragma unroll
     for (int q = 0; q < RT; q++) {
         at[q] = i0 + q * LANES_EACH < count ? i0 + q * LANES_EACH : count - 1;
         own[q] = to_log[at[q]];
+        acc[q] = total[q] = NOTHING;
 #pragma unroll
         for (int k = 0; k < DIM; k++)
             x[q][k] = to[k * to_ld + at[q]];
@@ -214,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
 #pragma unroll
                             for (int k = 0; k < DIM; k++)
                                 sum = grown(sum, x[q][k], y[k][e]);
-                            acc[q] += w[e] * power_of(exponent_of(known, sum, factor)) * SHARE(q, half + e);
+                            ADD(acc[q], w[e], exponent_of(known, sum, factor), SHARE(q, half + e));
                         }
                 }
 #else
@@ -237,25 +251,25 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
                     for (int e = 0; e < FROM; e++) {
                         const coord known = own[q] + y[e],
                                     power = exponent_of(known, (DOWN ? known : 0) + sum[q][e], factor);
-                        acc[q] += w[e] * power_of(power) * SHARE(q, e);
+                        ADD(acc[q], w[e], power, SHARE(q, e));
                     }
 #endif
             }
 #if POINTS_NARROW
 #pragma unroll
             for (int q = 0; q < RT; q++) {
-                total[q] += acc[q];
-                acc[q] = 0;
+                JOIN(total[q], acc[q]);
+                acc[q] = NOTHING;
             }
 #endif
         }
     }
 #pragma unroll
     for (int q = 0; q < RT; q++) {
-        total[q] += acc[q];
+        JOIN(total[q], acc[q]);
 #pragma unroll
         for (int lanes = LANES_EACH; lanes < 32; lanes *= 2)
-            total[q] += __shfl_xor_sync(FULL, total[q], lanes);
+            JOIN(total[q], __shfl_xor_sync(FULL, total[q], lanes));
         if (group == 0 && i0 + q * LANES_EACH < count)
             out[blockIdx.y * count + i0 + q * LANES_EACH] = total[q];
     }

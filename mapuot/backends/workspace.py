@@ -167,13 +167,8 @@ class KernelWorkspace(Workspace):
         """
         xp, x = namespace(plan_v), host(plan_v)
         alpha = np.where(host(out_u), -np.inf, 0.0)
-        top = self.problem.ranks.max(self.balancing.balance(alpha, x))
+        top = self.problem.ranks.max(self.operator.balance(alpha, x))
         return xp.asarray(alpha), xp.asarray(np.where(top == -np.inf, np.inf, x - top))
-
-    @property
-    def balancing(self) -> Any:
-        """The operator by whose largest entries K is balanced."""
-        return self.operator
 
     def dual_constants(self) -> tuple[float, float]:
         """What no pass changes in the dual: reg |c| with the dead points' terms; and the size of its terms."""

@@ -46,6 +46,25 @@ class Tensor(np.ndarray):
     is_cuda = True
 
 
+@pytest.mark.parametrize("d", [3, 6])
+@pytest.mark.parametrize("metric", ["sqeuclidean", "cityblock", "wfr"])
+def test_balancing_finds_the_largest_exponents(metric, d):
+    """alpha_i = -max_j(x_j - M_ij / reg), beta_j = -max_i(alpha_i - M_ij / reg), +inf where no pair is allowed."""
+    x, y, a, b = clouds(37, 60, d)
+    x[5], a[7], b[50] = 30.0, 0.0, 0.0  # one that "wfr" leaves without a partner, and two without mass
+    cloud = mapuot.PointCloud(x, y, metric)
+    problem = Problem.from_arrays(cloud, a, b, 0.05, (1.0, 2.0), "kl", "product", cuda)
+    workspace = cuda.Workspace(problem, make_options("auto", "float64", 1e-9, None, 1))
+    log = np.where(b > 0, np.linspace(-9, 9, len(b)), -np.inf)
+    with np.errstate(invalid="ignore"):
+        alpha, beta = workspace.balance(a == 0, log)
+    exponents = -np.asarray(cloud) / 0.05
+    high = (log + exponents).max(1)
+    np.testing.assert_allclose(alpha, np.where(a > 0, -high, -np.inf), rtol=1e-9)
+    used = np.where(np.isfinite(alpha), alpha, -np.inf)
+    np.testing.assert_allclose(beta, np.where(b > 0, -(used[:, None] + exponents).max(0), np.inf), rtol=1e-9)
+
+
 @pytest.mark.parametrize("on_gpu", [(True, True), (False, True), (False, False)])
 def test_points_that_lie_on_a_gpu_are_solved_there(on_gpu):
     x, y = (p.view(Tensor) if there else p for p, there in zip(clouds(20, 9, 2)[:2], on_gpu, strict=True))

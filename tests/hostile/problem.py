@@ -178,6 +178,27 @@ def draw_cloud(rng: Any, m: int, n: int) -> tuple[Any, Any]:
     return (x.astype(np.float32), y.astype(np.float32)) if rng.random() < 0.3 else (x, y)
 
 
+def draw_uneven(rng: Any, m: int, n: int) -> tuple[Any, Any]:
+    """Draw clouds of the kinds that users have: uneven clusters, heavy tails, an outlier, whole numbers, a spiral."""
+    d, kind = int(rng.choice([1, 2, 2, 3, 3, 5, 10, 50])), int(rng.integers(0, 7))
+    centres, widths = 3 * rng.random((6, d)), rng.permutation(np.geomspace(0.01, 1, 6))
+
+    def cloud(k: int) -> Any:
+        points = rng.random((k, d))
+        if kind < 3:
+            which = rng.choice(6, k, p=rng.dirichlet(np.ones(6)))
+            noise = rng.standard_t(3, (k, d)) if kind == 1 else rng.standard_normal((k, d))
+            return rng.standard_t(2, (k, d)) if kind == 2 else centres[which] + widths[which, None] * noise
+        if kind == 3:
+            points[0] = 100
+        elif kind == 6:
+            angle = 3 * np.pi * np.sqrt(points[:, :1])
+            points = np.hstack([angle * np.cos(angle), angle * np.sin(angle), points])[:, :d]
+        return {4: np.rint(8 * points), 5: 1e6 + points}.get(kind, points)
+
+    return cloud(m), cloud(n)
+
+
 def draw_points(rng: Any, largest: int) -> Problem:
     """A problem whose costs are those of points."""
     while True:
@@ -198,8 +219,11 @@ def draw_points(rng: Any, largest: int) -> Problem:
         return problem.replace(M=M, points=(x, y, metric, scale), reg=float(reg), reg_m=reg_m)
 
 
-def draw_boxes(rng: Any) -> Problem:
-    """A problem between points of a few boxes each, at a reg at which some pairs of boxes carry next to nothing."""
+def draw_boxes(rng: Any, uneven: bool = False) -> Problem:
+    """A problem between points of a few boxes each, at a reg at which some pairs of boxes carry next to nothing.
+
+    ``uneven``: of the clouds that users have, of any metric.
+    """
     while True:
         m, n = (int(k) for k in rng.integers(17, 41, 2))
         d, metric = int(rng.choice([1, 1, 2, 2, 3, 5])), str(rng.choice(METRICS[:4], p=[0.4, 0.2, 0.2, 0.2]))
@@ -209,13 +233,17 @@ def draw_boxes(rng: Any) -> Problem:
             x, y = draw_cloud(rng, m, n)
         if rng.random() < 0.6:
             x, y = x + 4.0 * rng.integers(0, 3, (m, 1)), y + 4.0 * rng.integers(0, 3, (n, 1))
+        if uneven:
+            metric, (x, y) = str(rng.choice(METRICS)), draw_uneven(rng, m, n)
         x, y = np.asarray(x, float), np.asarray(y, float)
         if metric == "cosine" and not all((np.abs(z) > 0).any(1).all() for z in (x, y)):
             continue
         M = distances(x, y, metric, 1.0)
-        if np.ptp(M) <= 1e-12 * M.max():
+        finite = M[np.isfinite(M)]
+        if not finite.size or np.ptp(finite) <= 1e-12 * finite.max():
             continue
-        reg = float(np.ptp(M) * 10.0 ** rng.uniform(-3.7, -1.7))
+        unit = max(float(np.median(finite)), 1e-6 * float(np.ptp(finite))) if uneven else float(np.ptp(finite))
+        reg = unit * 10.0 ** rng.uniform(-3.7, -1.7)
         a, b = draw_masses(rng, m), draw_masses(rng, n)
         b = b * 10.0 ** rng.uniform(-3, 3) if rng.random() < 0.3 else b
         penalty, reg_m = draw_penalties(rng, reg, a, b, bool(rng.random() < 0.6))

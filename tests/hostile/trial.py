@@ -26,6 +26,7 @@ from .problem import Problem, draw, draw_boxes, draw_grid, draw_masses, draw_pai
 
 PATHS = (
     "cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids", "sparse batch", "truncated", "self",
+    "clouds",
 )  # fmt: skip
 OVER_RANKS = "ranks", "sparse ranks"  # one job each, in step
 NUMBERS = {  # of the generators: never renumber
@@ -97,11 +98,14 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
     """A problem that the path can solve, and options."""
     drawn = {"points": draw_points, "grids": draw_grid}
     drawn |= dict.fromkeys(("sparse", "sparse ranks", "sparse batch"), draw_pairs)
-    drawn["truncated"] = lambda rng, _: draw_boxes(rng)
+    drawn |= {"truncated": lambda rng, _: draw_boxes(rng), "clouds": lambda rng, _: draw_boxes(rng, uneven=True)}
     problem = drawn[how](rng, largest) if how in drawn else draw(rng, largest, plain=how == "pot")
     options = draw_options(rng)
     if how == "truncated":
         options["truncate"] = float(rng.choice([0.5, 3.0, 8.0]))
+    if how == "clouds":  # half of them by all pairs
+        skips = problem.points[2] != "wfr" and rng.random() < 0.5
+        options["truncate"] = float(rng.choice([0.5, 3.0, 8.0])) if skips else None
     if how in drawn and options["method"] == "map-uot":  # there is no K to overwrite
         options["method"] = "auto"
     if how == "grids":
@@ -117,7 +121,7 @@ def draw_apart(how: str, rng: Any, largest: int) -> Trial:
     problem, options = draw_call(how, rng, largest)
     if how in OVER_RANKS:
         return draw_over_ranks(how, rng, problem, options)
-    if how in ("cold", "stream", "points", "sparse", "grids", "truncated"):
+    if how in ("cold", "stream", "points", "sparse", "grids", "truncated", "clouds"):
         return Trial(how, (problem,), options)
     if how == "warm":
         return Trial(how, (problem,), options, draw_start(rng, problem))
@@ -221,7 +225,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
-    if trial.how in ("cold", "warm", "points", "grids", "truncated"):
+    if trial.how in ("cold", "warm", "points", "grids", "truncated", "clouds"):
         always = mock.patch.multiple(boxes, WORTH=WORTH, CORRECTION=math.inf)
         with always, mock.patch.multiple(groups, GROUPS=GROUPS, WIDE=math.inf):
             return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start))]

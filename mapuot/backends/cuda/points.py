@@ -21,7 +21,6 @@ from .. import narrow_points
 from ..boxes import Truncation
 from ..contract import PAD, Options, Stats, host, namespace
 from ..cpu.native import pool_for
-from ..cpu.operator import HostOperator
 from ..records import put
 from ..rules import START
 from .arrays import need_memory
@@ -94,6 +93,7 @@ class Passes(NamedTuple):
     factor: float = 1.0  # of the metric, in an exponent
     quick: bool = False  # float64 powers of 2, to QUICK_ERROR
     squares: tuple[Any, Any] = 0.0, 0.0  # that are in the logarithms of the sides
+    tops: bool = False  # the largest exponents in the place of sums
 
 
 class PointIterate(Iterate):
@@ -118,7 +118,7 @@ class PointIterate(Iterate):
         most = 32 * sizes_of(d, narrow, bool(self.masked), kept)[0]
         warp = min(most, *(unit for *_, unit in lists)) if kept else most  # one box at most
         more = {"KEPT": int(kept), "QUICK": int(passes.quick), "MASKED": self.masked, "SPLIT": most // warp}
-        more |= {"DEPTH": rows.depth} if rows.depth else {}
+        more |= ({"DEPTH": rows.depth} if rows.depth else {}) | ({"TOPS": 1} if passes.tops else {})
         return sums_job(self.kl, self.memory, d, narrow, passes.form, **more)
 
     def take(self, passes: Passes, lists: Any) -> None:
@@ -170,6 +170,13 @@ class PointIterate(Iterate):
         )  # fmt: skip
         return self.out[: slabs * to.count].reshape(slabs, to.count)
 
+    def tops(self, k: int, x: Any) -> Any:
+        """Return max_j of x_j - c_ij / reg for each row i (k = 0), or of x_i - c_ij / reg for each column (1)."""
+        to, other = self.sides[k], self.sides[1 - k]
+        to.log.fill(0)
+        other.set(x, -np.inf)
+        return self.sum_over(k, other.log).max(0) if to.count else cp.empty(0)
+
     def product(self, k: int, x: Any) -> Any:
         """Return K x (k = 0) or K^T x (1), by float64 passes."""
         weights = cp.zeros(self.sides[1 - k].ld)
@@ -206,7 +213,7 @@ class PointWorkspace(DeviceWorkspace):
     def take_kernel(self) -> None:
         (m, n), self.dtype = self.problem.shape, "float64"
         self.most = int(self.problem.ranks.max(m))
-        vectors = 8 * (40 + 5 * self.cloud.dim) * (m + n) + 8 * SLABS * max(m, n)
+        vectors = 8 * (40 + 7 * self.cloud.dim) * (m + n) + 8 * SLABS * max(m, n)
         need_memory(0, self.dtype, vectors)
         self.launch = PointIterate(self.state, (self.most, n, self.ld), self.kl, self.problem.masked)
         found = self.narrow_points
@@ -223,6 +230,7 @@ class PointWorkspace(DeviceWorkspace):
         if not self.truncation:
             kinds = (True, False) if self.narrow else (False,)
             jobs = [self.launch.job(self.passes_of(narrow)) for narrow in kinds]
+            jobs += [] if self.tiled else [self.launch.job(self.tops)]
             together([*jobs, *(finish_job(options) for *_, options in jobs)])
 
     def passes_of(self, narrow: bool) -> Passes:
@@ -234,6 +242,12 @@ class PointWorkspace(DeviceWorkspace):
             return Passes(self.products, False, EXPANDED, quick=True, squares=self.squares)
         unit = narrow_points.LOG2_E if quick else 1.0
         return Passes(self.wide, False, metric.number, scale / self.problem.reg * unit, quick)
+
+    @property
+    def tops(self) -> Passes:
+        """Return the passes that find the largest exponents, by which K is balanced."""
+        metric, scale = self.cloud.core
+        return Passes(self.wide, False, metric.number, scale / self.problem.reg, tops=True)
 
     def sides(self, x: Any, y: Any) -> tuple[PackedSide, PackedSide]:
         """Fill the sides of points, (m, d) and (d, n padded)."""
@@ -254,10 +268,15 @@ class PointWorkspace(DeviceWorkspace):
             put(limits, {"flush": 2.0**-126})
         self.choose()
 
+    @property
+    def kept_lists(self) -> Any:
+        """Return the lists of the pairs that are kept, None where all are."""
+        boxes = self.truncation.boxes if self.truncation and self.truncation.kept else None
+        return boxes.lists if isinstance(boxes, DeviceBoxes) else None
+
     def choose(self) -> None:
         """The kernels of this precision, for all pairs or for those that are kept."""
-        boxes = self.truncation.boxes if self.truncation and self.truncation.kept else None
-        lists = boxes.lists if isinstance(boxes, DeviceBoxes) else None
+        lists = self.kept_lists
         if self.narrow and self.progress["narrow"] > 0:
             self.launch.take(self.passes_of(True), lists)
             return
@@ -271,12 +290,18 @@ class PointWorkspace(DeviceWorkspace):
         put(self.progress, START)
         self.choose()
 
-    @property
-    def balancing(self) -> Any:
-        """Kept pairs are balanced on the host, which can leave out the skipped ones."""
-        if not (self.truncation and self.truncation.kept):
-            return self.operator
-        return HostOperator(self.cloud, self.problem.reg, threads=self.options.threads, kept=self.truncation.kept)
+    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+        """Balance by the kernels of a pass: over the kept pairs, where some are skipped."""
+        if self.tiled:
+            return super().balance(out_u, plan_v)
+        x, ranks = cp.asarray(plan_v), self.problem.ranks
+        self.launch.take(self.tops, self.kept_lists)
+        alpha = cp.where(cp.asarray(out_u), -np.inf, -self.launch.tops(0, x))
+        top = self.launch.tops(1, cp.where(cp.isfinite(alpha), alpha, -np.inf))
+        self.choose()
+        if namespace(plan_v) is np:
+            x, alpha, top = plan_v, alpha.get(), ranks.max(top.get())
+        return alpha, np.where((top == -np.inf) | (x == -np.inf), np.inf, -top)
 
     @staticmethod
     def to_numpy(x: Any) -> Any:
