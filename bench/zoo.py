@@ -4,12 +4,14 @@ Two draws of each set, masses 1 and 1.2, reg_m the median squared distance and r
 certified 1e-6: "points" make their costs in each pass, "truncated" skips pairs, "matrix" is formed first. A pair's time
 is that of the call over passes and all pairs. On a CPU one thread works and its processor's clock counts, so that
 neighbours cost little. POT is given the iterations that it needs (peers.py), between POT_SIZE points at most, where its
-time is beside that of "matrix" there. With --device gpu, instead of POT, 100 iterations of torch on logarithms in
-float32, which certify nothing, and the host's clock.
+time is beside that of "matrix" there. With --device gpu the host's clock counts, and in place of POT stands what
+certifies nothing: 100 iterations of torch on logarithms over the matrix and of flash-sinkhorn, in float32, and
+GeomLoss's own number of them at scaling .9, each beside "points".
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import math
@@ -24,6 +26,7 @@ from tqdm import tqdm
 import mapuot
 
 from . import common, peers
+from . import points as of_points
 from .device import device_name, missing, wall
 
 SIZE, GPU_SIZE, QUICK_SIZE, POT_SIZE = 4_000, 20_000, 300, 1_000
@@ -31,7 +34,7 @@ REGS, RHO, TOL = (0.05, 0.005), 1.0, 1e-6  # reg and reg_m are of the median cos
 LARGE, FEW = 50, 500  # dimensions from which on there are at most so many points
 SAMPLE = 500  # points of each cloud that tell the median
 NATS = 1.0  # of "truncated": skip all that can be skipped
-TORCH = 100  # iterations
+ITERATIONS = 100  # of torch and of flash-sinkhorn
 
 Sets = dict[str, tuple[Callable[[Any, int, int], Any], tuple[int, ...]]]
 
@@ -149,8 +152,8 @@ def measured(name: str, n: int, d: int, share: float, gpu: bool) -> dict[str, An
             "ns_a_pair": 1e9 * seconds / max(1, result.n_passes) / len(x) / len(y), "how": result.how,
             "kept": result.skipped.kept.share if result.skipped else 1.0,
         }  # fmt: skip
-    if gpu and importlib.util.find_spec("torch"):
-        row["torch"] = wall(lambda: torch_iterations((ways(x, y)["matrix"](), *masses, reg, rho)))
+    if gpu:
+        row["peers"] = timed_peers(x, y, *masses, reg, rho)
     elif not gpu and importlib.util.find_spec("ot"):
         x, y, *masses, median = draw(name, min(n, POT_SIZE), d)
         case = ways(x, y)["matrix"](), *masses, share * median, RHO * median
@@ -172,16 +175,40 @@ def solved(made: Callable[[], Any], a: Any, b: Any, reg: float, rho: float, gpu:
     return call(), time.process_time() - begun
 
 
-def torch_iterations(case: Any) -> None:
-    """Make TORCH unbalanced iterations on logarithms, as programs write them, in float32 on the GPU."""
+def timed_peers(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float) -> dict[str, float | None]:
+    """Return the seconds of each peer, None where it is not there or does not take these points."""
+    calls = {
+        "torch": lambda: torch_iterations(ways(x, y)["matrix"](), a, b, reg, rho),
+        "flash_sinkhorn": lambda: of_points.flash(x, y, a, b, reg, rho, False, ITERATIONS),
+        "geomloss": lambda: geomloss(x, y, a, b, reg, rho),
+    }
+    found: dict[str, float | None] = dict.fromkeys(calls)
+    for name, call in calls.items():
+        if importlib.util.find_spec(name):
+            with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # no kernel for so many dimensions
+                found[name] = wall(call)
+    return found
+
+
+def torch_iterations(M: Any, a: Any, b: Any, reg: float, rho: float) -> None:
+    """Make ITERATIONS unbalanced iterations on logarithms, as programs write them, in float32 on the GPU."""
     import torch
 
-    M, a, b = (torch.as_tensor(z, dtype=torch.float32, device="cuda") for z in case[:3])
-    reg, fi = case[3], case[4] / (case[4] + case[3])
-    f, g = torch.zeros_like(a), torch.zeros_like(b)
-    for _ in range(TORCH):
+    M, a, b = (torch.as_tensor(z, dtype=torch.float32, device="cuda") for z in (M, a, b))
+    fi, f, g = rho / (rho + reg), torch.zeros_like(a), torch.zeros_like(b)
+    for _ in range(ITERATIONS):
         f = -fi * torch.logsumexp((g + torch.log(b))[None, :] - M / reg, 1)
         g = -fi * torch.logsumexp((f + torch.log(a))[:, None] - M / reg, 0)
+
+
+def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float) -> None:
+    """Compute GeomLoss's value without its self terms; its costs are half the squared distances."""
+    import torch
+    from geomloss import SamplesLoss
+
+    blur, reach = math.sqrt(reg / 2), math.sqrt(rho / 2)
+    loss = SamplesLoss("sinkhorn", p=2, blur=blur, reach=reach, debias=False, scaling=0.9, backend="tensorized")
+    float(loss(*(torch.as_tensor(z, dtype=torch.float32, device="cuda") for z in (a, x, b, y))))
 
 
 def run(args: Any) -> dict[str, Any]:
@@ -220,13 +247,18 @@ def tables(*found: dict[str, Any]) -> str:
                 known = theirs["reached"] or "carried_on" in theirs
                 more = "" if theirs["reached"] else "> "
                 cells += [f"{more}{theirs['iterations']}", f"{more}{times:.3g}"] if known else ["fails", ""]
-            elif "torch" in r:
-                ratios.append(r["torch"] / points["seconds"])
-                cells += [TORCH, f"{ratios[-1]:.3g}"]
+            for name, seconds in r.get("peers", {}).items():
+                times = seconds / points["seconds"] if seconds else None
+                cells.append(f"{times:.3g}" if times else "")
+                ratios += [times] if times and name == "flash_sinkhorn" else []
             lines.append([r["set"], r["n"], r["d"], common.short(r["reg"]), *cells])
-        peer = "torch" if common.on_gpu(data) else "POT"
+        gpu = common.on_gpu(data)
+        peer = "flash-sinkhorn" if gpu else "POT"
+        columns = (
+            [f"{x}: times ours" for x in ("torch", peer, "GeomLoss")] if gpu else [f"{peer}: iterations", "times ours"]
+        )
         head = ["set", "points", "d", "reg", "points: passes", "ns a pair", "truncated: passes", "kept",
-                "ns a kept pair", "matrix: passes", "ns a pair", f"{peer}: iterations", "times ours"]  # fmt: skip
+                "ns a kept pair", "matrix: passes", "ns a pair", *columns]  # fmt: skip
         ours = [(r["ways"]["points"]["passes"] / beside[r["reg"]], r["set"]) for r in rows if r["reg"] in beside]
         most = max(ours)
         text += [
