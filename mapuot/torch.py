@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .answer.gradients import dual_value, marginal_gradient
-from .answer.result import Result
-from .answer.slopes import mass_slope, point_slope
+from .answer.slopes import mass_slope, point_slope, point_slopes
 from .answer.tensors import array_of, check_csr, is_csr, stream_of, tensor_of
 from .api.batch import BatchResult, solve_batch
 from .api.divergence import check_options, self_costs
@@ -35,6 +34,26 @@ FORMULAS = {"Norm2(X-Y)": 1, "(SqDist(X,Y) / IntCst(2))": 2}  # GeomLoss's own w
 BACKENDS = "auto", "tensorized", "online", "multiscale"
 
 
+class Points(NamedTuple):
+    """The points of one side with their masses: one cloud, or clouds one behind the other, as ``starts`` tells."""
+
+    points: Any
+    masses: Any
+    given: Any  # the tensor that they come from
+    starts: Any = None  # (p + 1,) int64
+    shared: int = 0  # points of a cloud that serves all problems, and is there p times
+
+    def once(self) -> Points:
+        """Return a cloud that serves all problems as one cloud."""
+        k = self.shared
+        return Points(self.points[:k], self.masses[:k], self.given) if k else self
+
+    def parts(self) -> tuple[Any, Any]:
+        """Return the masses and the points of each cloud."""
+        sizes = np.diff(self.starts).tolist()
+        return torch.split(self.masses, sizes), torch.split(self.points, sizes)
+
+
 class Alone(NamedTuple):
     """The problem of a cloud with itself as it was last solved, kept as long as the tensor of the points lives."""
 
@@ -42,7 +61,8 @@ class Alone(NamedTuple):
     loss: Any  # what tells its numbers apart from those of another loss
     points: F64
     masses: F64
-    result: Result
+    starts: Any
+    result: Any
 
 
 ALONE: dict[int, Alone] = {}  # by the identity of the tensor
@@ -95,14 +115,11 @@ def sample_loss(
     """Unbalanced entropic transport cost between two clouds of points, differentiable once in x, y, a and b.
 
     ``x`` and ``y`` are (m, d) and (n, d) tensors of points, between which the costs are those of a `mapuot.PointCloud`
-    with this metric and scale: their matrix is never formed, and the work is done on the CPU. All else, the value, too,
-    is as of `sinkhorn_loss`.
+    with this metric and scale: their matrix is never formed, and the work is done on the CPU. Clouds of p problems, all
+    solved at once, are as `SamplesLoss` takes them. All else, the value, too, is as of `sinkhorn_loss`.
     """
     check_loss(options, reg_m)
-    x, y = as_tensor(x, "x"), as_tensor(y, "y")
-    a, b = (equal(len(z), z) if w is None else as_tensor(w, name)
-            for w, z, name in ((a, x, "a"), (b, y, "b")))  # fmt: skip
-    return _SampleLoss.apply(x, y, a, b, reg, reg_m, (metric, scale), options)
+    return value_of(Between(reg, reg_m, (metric, scale), options), *both_clouds(a, x, b, y))
 
 
 def sinkhorn_divergence(
@@ -216,10 +233,12 @@ class SamplesLoss(torch.nn.Module):
     Notes
     -----
     ``forward`` takes ``(x, y)``, ``(a, x, b, y)`` or ``(labels_x, a, x, labels_y, b, y)``, whose labels are not needed:
-    (n, d) and (m, d) points with (n,) and (m,) weights, for one value, or (p, n, d), (p, m, d), (p, n), (p, m) for p.
-    Tensors on a GPU are solved there. A cloud with itself is solved by one potential, and once as long as its tensor
-    and the numbers in it stay the same, as those of a fixed target do. Gradients are the derivatives of the value that
-    is returned, by all four; GeomLoss's own, of a finite reach, are (rho + eps / 2) / (rho + eps) of them.
+    (n, d) and (m, d) points with (n,) and (m,) weights, for one value, or (p, n, d), (p, m, d), (p, n), (p, m) for p,
+    which are solved at once. Clouds of several sizes are lists of p tensors or nested tensors, their weights, too; one
+    (m, d) cloud with (m,) weights may serve all p. Tensors on a GPU are solved there. A cloud with itself is solved by
+    one potential, and once as long as its tensor and the numbers in it stay the same, as those of a fixed target do.
+    Gradients are the derivatives of the value that is returned, by all four; GeomLoss's own, of a finite reach, are
+    (rho + eps / 2) / (rho + eps) of them.
 
     Examples
     --------
@@ -257,44 +276,23 @@ class SamplesLoss(torch.nn.Module):
         self.debias, self.potentials, self.options = bool(debias), bool(potentials), options
 
     def forward(self, *args: Any) -> Any:
-        """Return the value, or the potentials, of clouds as the class takes them."""
-        a, x, b, y = self.arguments(args)
-        if x.ndim == 2:
-            return self.one(a, x, b, y)
-        found = [self.one(*part) for part in zip(a, x, b, y, strict=True)]
-        if self.potentials:
-            return tuple(torch.stack(tensors) for tensors in zip(*found, strict=True))
-        return torch.stack(found)
-
-    def arguments(self, args: Any) -> Any:
-        """Read (a, x, b, y) from the arguments of `forward`, weights without a last dimension of 1."""
+        """Return the value, or the potentials, of clouds as the class takes them; of lists the potentials are lists."""
         if len(args) not in (2, 4, 6):
             raise ValueError(f"SamplesLoss takes (x, y), (a, x, b, y) or (l_x, a, x, l_y, b, y), got {len(args)}")
         *first, x = args[: len(args) // 2]
         *second, y = args[len(args) // 2 :]
-        x, y = as_tensor(x, "x"), as_tensor(y, "y")
-        for z, name in ((x, "x"), (y, "y")):
-            if z.ndim not in (2, 3) or z.shape[:-2] != x.shape[:-2]:
-                raise ValueError(f"{name} must have shape (n, d) or (p, n, d), as x and y both, got {tuple(z.shape)}")
-        if not first:
-            a, b = (z.new_full(z.shape[:-1], 1 / max(1, z.shape[-2])) for z in (x, y))
-            return a, x, b, y
-        a, b = as_tensor(first[-1], "a"), as_tensor(second[-1], "b")
-        weights = []
-        for w, z, name in ((a, x, "a"), (b, y, "b")):
-            if w.shape not in (z.shape[:-1], (*z.shape[:-1], 1)):
-                raise ValueError(f"{name} must have shape {tuple(z.shape[:-1])}, one a point, got {tuple(w.shape)}")
-            weights.append(w.reshape(z.shape[:-1]))
-        return weights[0], x, weights[1], y
-
-    def one(self, a: Any, x: Any, b: Any, y: Any) -> Any:
-        """Return the value or the potentials of one pair of clouds."""
+        rows, cols = both_clouds(first[-1] if first else None, x, second[-1] if second else None, y)
         if self.potentials:
             with torch.no_grad():
-                solved = self.solved(a, x, b, y)
-            return tuple(tensor_of(z, x.device).to(x.dtype) for z in self.dual_pair(*solved))
+                return self.dual_pair(rows, cols)
         if self.cost is None:
-            return _Samples.apply(x, y, a, b, self)
+            return value_of(self, rows, cols)
+        if rows.starts is None:
+            return self.formed(rows.masses, rows.points, cols.masses, cols.points)
+        return torch.stack([self.formed(*one) for one in zip(*rows.parts(), *cols.parts(), strict=True)])
+
+    def formed(self, a: Any, x: Any, b: Any, y: Any) -> Any:
+        """Return the value of one pair of clouds for a cost that is a function."""
         rho_x, rho_y = self.rho
         value = self.dense(a, x, b, y, self.rho)
         if self.debias:
@@ -309,41 +307,56 @@ class SamplesLoss(torch.nn.Module):
         """Return OT for a cost that is a function, whose matrix is formed."""
         return sinkhorn_loss(self.cost(x[None], y[None])[0], a, b, reg=self.eps, reg_m=rho, **self.options)
 
-    def solved(self, a: Any, x: Any, b: Any, y: Any) -> list[Result]:
+    def solved(self, rows: Points, cols: Points) -> list[Any]:
         """Solve the problem of a and b, and where it is debiased those of a and a, b and b, too."""
-        backend = "cuda" if x.is_cuda else "cpu"
-        found = [self.solve(a, x, b, y, self.rho, backend)]
+        backend = "cuda" if rows.points.is_cuda else "cpu"
+        found = [self.solve(rows, cols, self.rho, backend)]
         if self.debias:
-            found += [self.alone(a, x, self.rho[0], backend), self.alone(b, y, self.rho[1], backend)]
+            found += [self.alone(side, rho, backend) for side, rho in zip((rows, cols), self.rho, strict=True)]
         return found
 
-    def alone(self, a: Any, x: Any, rho: float, backend: str) -> Result:
+    def alone(self, side: Points, rho: float, backend: str) -> Any:
         """Solve the problem of a cloud with itself; the last answer of these points stands while their numbers do."""
+        side = side.once()
         if self.cost is not None:
-            return self.solve(a, x, a, x, (rho, rho), backend)
-        loss, points = (self.p, self.eps, rho, backend, repr(self.options)), host(array_of(x)).astype(np.float64)
-        masses, at, held = host(array_of(a)), id(x), ALONE.get(id(x))
-        same = held is not None and held.loss == loss and held.tensor() is x
+            return self.solve(side, side, (rho, rho), backend)
+        loss, points = (self.p, self.eps, rho, backend, repr(self.options)), host(array_of(side.points))
+        points = points.astype(np.float64)
+        masses, at, held = host(array_of(side.masses)), id(side.given), ALONE.get(id(side.given))
+        same = held is not None and held.loss == loss and held.tensor() is side.given
+        same = same and np.array_equal(held.starts, side.starts)  # type: ignore[union-attr]
         if held and same and np.array_equal(held.points, points) and np.array_equal(held.masses, masses):
             return held.result
-        result = self.solve(a, x, a, x, (rho, rho), backend)
-        if result.converged:
-            gone = weakref.ref(x, lambda ref: forget(at, ref))
-            ALONE[at] = Alone(gone, loss, points, np.array(masses), result)
+        result = self.solve(side, side, (rho, rho), backend)
+        if np.all(result.converged):
+            gone = weakref.ref(side.given, lambda ref: forget(at, ref))
+            ALONE[at] = Alone(gone, loss, points, np.array(masses), side.starts, result)
         return result
 
-    def solve(self, a: Any, x: Any, b: Any, y: Any, rho: Any, backend: str) -> Result:
-        cost = PointCloud(x, y, *METRICS[self.p]) if self.cost is None else array_of(self.cost(x[None], y[None])[0])
-        masses = [host(array_of(w)) for w in (a, b)]
-        return solve(cost, masses[0], masses[1], reg=self.eps, reg_m=rho, backend=backend, **self.options)
+    def solve(self, rows: Points, cols: Points, rho: Any, backend: str) -> Any:
+        more = {"reg": self.eps, "reg_m": rho, "backend": backend} | self.options
+        if self.cost is None:
+            return solved_between(rows, cols, METRICS[self.p], more)
+        return solve(array_of(self.cost(rows.points[None], cols.points[None])[0]), *masses_of(rows, cols), **more)
 
-    def dual_pair(self, ab: Result, *alone: Result) -> tuple[F64, F64]:
+    def dual_pair(self, rows: Points, cols: Points) -> Any:
         """Return (F, G); a side with itself has two potentials, equal but for a constant where it is balanced."""
-        f, g = host(ab.f), host(ab.g)
-        if not alone:
-            return f, g
-        f_aa, g_bb = (0.5 * (host(x.f) + host(x.g)) for x in alone)
-        return f - f_aa, g - g_bb
+        if self.cost is not None and rows.starts is not None:
+            pairs = zip(*rows.parts(), *cols.parts(), strict=True)
+            found = [self.dual_pair(Points(x, a, x), Points(y, b, y)) for a, x, b, y in pairs]
+            return tuple(map(torch.stack, zip(*found, strict=True)))
+        ab, *alone = self.solved(rows, cols)
+        pair = [host(ab.f), host(ab.g)]
+        if alone:
+            with np.errstate(invalid="ignore"):  # of points without mass
+                pair = [f - 0.5 * (host(x.f) + host(x.g)) for f, x in zip(pair, alone, strict=True)]
+        out = []
+        for side, f in zip((rows, cols), pair, strict=True):
+            found = tensor_of(f, side.points.device).to(side.points.dtype)
+            sizes = () if side.starts is None else np.diff(side.starts)
+            ragged = len(set(sizes)) > 1
+            out.append([row[:k] for row, k in zip(found, sizes, strict=True)] if ragged else found)
+        return tuple(out)
 
     def extra_repr(self) -> str:
         return f"loss={self.loss!r}, p={self.p}, blur={self.blur}, reach={self.reach}, debias={self.debias}"
@@ -403,59 +416,162 @@ class _SinkhornLoss(torch.autograd.Function):
         return (*(x if need else None for x, need in zip(slopes, needed, strict=True)), None, None, None, None)
 
 
-class _SampleLoss(torch.autograd.Function):
-    """Dual value between two clouds; its slopes are those of ``Result.gradient``."""
+class Between:
+    """What a value between clouds is made of: that of `sample_loss` is the dual value alone."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Any, y: Any, a: Any, b: Any, reg: float, reg_m: Any, cost: Any, options: dict[str, Any]
-    ) -> Any:
-        ctx.save_for_backward(x, y, a, b)
-        A, B = (host(array_of(w)) for w in (a, b))
-        ctx.result = solve_batch(PointCloud(x, y, *cost), A, B, reg=reg, reg_m=reg_m, **options)
-        return tensor_of(dual_value(ctx.result), x.device).to(widest(x, y, a, b))[0]
+    eps, debias = 0.0, False
 
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        inputs, found = ctx.saved_tensors, ctx.result[0].gradient()[:4]
-        slopes = [grad * tensor_of(s, z.device).to(z.dtype) for s, z in zip(found, inputs, strict=True)]
-        return (*once(slopes, *inputs, grad), None, None, None, None)
+    def __init__(self, reg: float, reg_m: Any, how: tuple[str, float], options: dict[str, Any]) -> None:
+        self.how, self.options = how, {"reg": reg, "reg_m": reg_m} | options
+
+    def solved(self, rows: Points, cols: Points) -> list[Any]:
+        """Solve the problem, or all of them."""
+        found = solve_batch(cloud_of(rows, cols, self.how), *masses_of(rows, cols), **self.options)
+        return [found[0] if rows.starts is None else found]
+
+    def constant(self, a: Any, b: Any) -> Any:
+        """Return 0: nothing is added."""
+        return 0.0 * a
+
+
+def cloud_of(rows: Points, cols: Points, how: tuple[str, float]) -> PointCloud:
+    starts, (metric, scale) = None if rows.starts is None else (rows.starts, cols.starts), how
+    return PointCloud(rows.points, None if cols is rows else cols.points, metric, scale, starts=starts)
+
+
+def masses_of(rows: Points, cols: Points) -> tuple[Any, Any]:
+    """Return the masses of both sides, of several clouds a list each."""
+    found = [host(array_of(side.masses)) for side in (rows, cols)]
+    a, b = (w if x.starts is None else np.split(w, x.starts[1:-1]) for w, x in zip(found, (rows, cols), strict=True))
+    return a, b
+
+
+def solved_between(rows: Points, cols: Points, how: Any, more: dict[str, Any]) -> Any:
+    """Solve one problem, or all of them at once."""
+    return (solve if rows.starts is None else solve_batch)(cloud_of(rows, cols, how), *masses_of(rows, cols), **more)
+
+
+def both_clouds(a: Any, x: Any, b: Any, y: Any) -> tuple[Points, Points]:
+    """Read points and masses of both sides: one cloud each, p clouds each, or p and one that serves all of them."""
+    rows, cols = points_of(x, a, "x", "a"), points_of(y, b, "y", "b")
+    counts = {len(side.starts) - 1 for side in (rows, cols) if side.starts is not None}
+    if len(counts) > 1:
+        raise ValueError(f"y must hold as many clouds as x, got {sorted(counts)}")
+    if rows.points.shape[-1] != cols.points.shape[-1]:
+        raise ValueError(f"y must have {rows.points.shape[-1]} columns, as x has, got {cols.points.shape[-1]}")
+    rows, cols = (repeated(side, counts.pop()) if counts and side.starts is None else side for side in (rows, cols))
+    return rows, cols
+
+
+def repeated(side: Points, p: int) -> Points:
+    """Lay a cloud that serves p problems p times one behind the other."""
+    n, d = side.points.shape
+    points, masses = side.points.expand(p, n, d).reshape(-1, d), side.masses.expand(p, n).reshape(-1)
+    return Points(points, masses, side.given, n * np.arange(p + 1), n)
+
+
+def points_of(z: Any, w: Any, name: str, weights: str) -> Points:
+    """Read the points of one side and their masses, equal ones of sum 1 where ``w`` is None."""
+    given: Any = z
+    starts: Any = None
+    listed, masses = parts_of(z), parts_of(w)
+    if listed is not None:
+        z = [as_tensor(one, f"{name}[{i}]") for i, one in enumerate(listed)]
+        given = given[0] if isinstance(given, (list, tuple)) else given
+        if not z or any(one.ndim != 2 or one.shape[1:] != z[0].shape[1:] for one in z):
+            raise ValueError(f"{name} must hold tensors of shape (n, d), one for each cloud")
+        starts, z = np.cumsum([0, *map(len, z)]), torch.cat(z)
+    else:
+        z = given = as_tensor(z, name)
+        if z.ndim not in (2, 3):
+            raise ValueError(f"{name} must have shape (n, d) or (p, n, d), got {tuple(z.shape)}")
+        starts = None if z.ndim == 2 else z.shape[1] * np.arange(len(z) + 1)
+    wanted = z.shape[:-1]
+    if masses is not None:
+        w = torch.cat([as_tensor(one, f"{weights}[{i}]").reshape(-1) for i, one in enumerate(masses)])
+    if w is None and listed is not None:
+        w = torch.cat([equal(int(k), z) for k in np.diff(starts)])
+    elif w is None:
+        w = equal(wanted[-1], z).expand(wanted)
+    w = as_tensor(w, weights)
+    if w.shape not in (wanted, (*wanted, 1)):
+        raise ValueError(f"{weights} must have shape {tuple(wanted)}, one a point, got {tuple(w.shape)}")
+    return Points(z.reshape(-1, z.shape[-1]), w.reshape(-1), given, starts)
+
+
+def parts_of(value: Any) -> Any:
+    """Return the tensors of a list or of a nested tensor, None for anything else."""
+    if getattr(value, "is_nested", False):
+        return value.unbind()
+    return value if isinstance(value, (list, tuple)) else None
+
+
+def value_of(loss: Any, rows: Points, cols: Points) -> Any:
+    """Return the value of a loss between clouds, one for each problem."""
+    return _Samples.apply(rows.points, cols.points, rows.masses, cols.masses, loss, rows, cols)
 
 
 class _Samples(torch.autograd.Function):
-    """Value of a SamplesLoss; slopes by points take one product of each plan, those by masses come for nothing."""
+    """Value of a loss between clouds; slopes by points take one product of each plan, those by masses for nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, y: Any, a: Any, b: Any, loss: SamplesLoss) -> Any:
+    def forward(ctx: Any, x: Any, y: Any, a: Any, b: Any, loss: Any, rows: Points, cols: Points) -> Any:
+        rows, cols = rows._replace(points=x, masses=a), cols._replace(points=y, masses=b)
         ctx.save_for_backward(x, y, a, b)
-        ctx.loss, ctx.solved = loss, loss.solved(a, x, b, y)
-        value, *alone = (float(dual_value(result)) for result in ctx.solved)
-        problem = ctx.solved[0].problem
-        value += loss.constant(problem.rows.mass, problem.cols.mass) - 0.5 * sum(alone)
-        return torch.tensor(value, dtype=widest(x, y, a, b), device=x.device)
+        ctx.loss, ctx.solved, ctx.sides = loss, loss.solved(rows, cols), (rows.starts, cols.starts)
+        value, *alone = (host(dual_value(result)) for result in ctx.solved)
+        value = value + loss.constant(*total_masses(ctx.solved[0])) - 0.5 * sum(alone)
+        return torch.as_tensor(value, device=x.device).to(widest(x, y, a, b))
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        inputs, slopes = ctx.saved_tensors, []
-        for k, (tensor, need) in enumerate(zip(inputs, ctx.needs_input_grad[:4], strict=True)):
-            slope = sample_slope(ctx.solved, ctx.loss, k) if need else None
-            slopes.append(torch.zeros_like(tensor) if slope is None else grad * tensor_of(slope, grad.device))
-        slopes = [slope.to(tensor.dtype) for slope, tensor in zip(slopes, inputs, strict=True)]
+        inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:4]
+        slopes = []
+        for k, (tensor, slope) in enumerate(zip(inputs, sample_slopes(ctx.solved, ctx.loss, needed), strict=True)):
+            if slope is None:
+                slopes.append(torch.zeros_like(tensor))
+                continue
+            starts, weight = ctx.sides[k % 2], grad
+            if starts is not None:
+                weight = grad.repeat_interleave(torch.as_tensor(np.diff(starts), device=grad.device))
+                weight = weight.reshape(-1, *[1] * (tensor.ndim - 1))
+            slopes.append((weight * tensor_of(slope, grad.device)).to(tensor.dtype))
         slopes = once(slopes, *inputs, grad)
-        return (*(x if need else None for x, need in zip(slopes, ctx.needs_input_grad, strict=False)), None)
+        return (*(x if need else None for x, need in zip(slopes, needed, strict=True)), None, None, None)
 
 
-def sample_slope(solved: list[Result], loss: SamplesLoss, k: int) -> F64:
-    """Return the derivative of a SamplesLoss by x (0), y (1), a (2) or b (3).
+def total_masses(result: Any) -> Any:
+    """Return the masses of both sides, of one problem or of each."""
+    p = result.problem
+    return tuple(host(x).sum(1) for x in (p.A, p.B)) if isinstance(result, BatchResult) else (p.rows.mass, p.cols.mass)
+
+
+def sample_slopes(solved: list[Any], loss: Any, needed: Any) -> list[Any]:
+    """Return the derivatives of a loss by x, y, a and b, one point behind the other; None of those not needed.
 
     Both sides of OT(a, a) move with a point, and its plan is symmetric: half of the sum is the slope of one side.
     """
-    ab, alone, rows = solved[0], solved[1 + k % 2 : 2 + k % 2], k % 2 == 0
-    if k < 2:
-        return point_slope(ab, rows) - sum(point_slope(result, True) for result in alone)
-    own, other = (x.mass for x in ((ab.problem.rows, ab.problem.cols)[:: 1 if rows else -1]))
-    slope = mass_slope(ab, rows) - sum(0.5 * (mass_slope(x, True) + mass_slope(x, False)) for x in alone)
-    return np.asarray(slope + loss.eps * (own - other if loss.debias else 0.5 - other))
+    ab, alone = solved[0], solved[1:]
+    masses = total_masses(ab)
+    slopes = [*(point_slopes(ab, needed[:2]) if any(needed[:2]) else (None, None)), None, None]
+    for k in (0, 1):
+        if needed[k] and alone:
+            slopes[k] = slopes[k] - for_all(point_slope(alone[k], True), slopes[k])
+        if not needed[2 + k]:
+            continue
+        slope = mass_slope(ab, k == 0)
+        if alone:
+            slope = slope - for_all(0.5 * (mass_slope(alone[k], True) + mass_slope(alone[k], False)), slope)
+        own, other = masses[k], masses[1 - k]
+        constant = loss.eps * (own - other if loss.debias else 0.5 - other)
+        several = ab.problem.several if isinstance(ab, BatchResult) else None
+        slopes[2 + k] = slope + (constant if several is None else np.repeat(constant, several.places[k].count))
+    return slopes
+
+
+def for_all(slope: Any, like: Any) -> Any:
+    """Return the slopes of a cloud that serves all problems p times."""
+    return np.concatenate([slope] * (len(like) // len(slope)))
 
 
 class _FirstDerivative(torch.autograd.Function):

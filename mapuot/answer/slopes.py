@@ -81,27 +81,31 @@ def rho_of(side: Side) -> float:
 
 
 def point_slope(result: Any, rows: bool) -> F64:
-    """Return the derivative by x alone, or by y; for squared distances that is half the work of both.
+    """Return the derivative by x alone, or by y; for squared distances that is half the work of both."""
+    return np.asarray(point_slopes(result, (rows, not rows))[not rows])
+
+
+def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[Any]:
+    """Return the derivatives by x and by y, None of what is not wanted.
 
     Of many clouds the points of all problems are one behind the other.
     """
     if getattr(result.problem, "several", None) is not None:
-        return np.asarray(point_slopes(result, (rows, not rows))[not rows])
+        return slopes_of_all(result, wanted)
     cloud = check(result)
     if cloud.core[0].degree == 2:
-        return chained(cloud, smooth_slope(result, cloud, rows), rows)
-    return block_slopes(result, cloud)[not rows]
+        parts = zip((True, False), wanted, strict=True)
+        return [chained(cloud, smooth_slope(result, cloud, rows), rows) if want else None for rows, want in parts]
+    return [slope if want else None for slope, want in zip(block_slopes(result, cloud), wanted, strict=True)]
 
 
-def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[Any]:
-    """Return the derivatives by x and y of many clouds, the points of all problems one behind the other."""
-    p, clouds, count = result.problem, result.problem.several, len(result)
+def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
+    """Return the slopes of many clouds; of squared distances the core makes them in one call."""
+    p, clouds = result.problem, result.problem.several
     check(result[0])
     core = clouds.solved_whole & (clouds.whole.core[0].degree == 2 and p.masked is None)
-    out = [
-        np.empty((places.count.sum(), clouds.whole.dim)) if want else None
-        for places, want in zip(clouds.places, wanted, strict=True)
-    ]
+    sizes = [(int(places.count.sum()), clouds.whole.dim) for places in clouds.places]
+    out = [np.empty(size) if want else None for size, want in zip(sizes, wanted, strict=True)]
     if core.any():
         with np.errstate(invalid="ignore", divide="ignore"):
             exponents = [
@@ -112,15 +116,15 @@ def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[
         for table, slope, places in zip(out, found, clouds.places, strict=True):
             if table is not None:
                 table[np.repeat(core, places.count)] = slope
-    for table, places, rows in zip(out, clouds.places, (True, False), strict=True):
-        if table is None:
-            continue
-        for i, end in zip(range(count), np.cumsum(places.count), strict=True):
-            part = table[end - places.count[i] : end]
-            if not core[i]:
-                part[:] = point_slope(result[i], rows)
-            elif not clouds.whole.plain:
-                part[:] = chained(clouds.of(i), part, rows)
+    if core.all() and clouds.whole.plain:
+        return out
+    ends = np.cumsum([places.count for places in clouds.places], 1)
+    for i in range(len(result)):
+        one = [None, None] if core[i] else point_slopes(result[i], wanted)
+        for table, slope, end, places, rows in zip(out, one, ends, clouds.places, (True, False), strict=True):
+            if table is not None:
+                part = table[end[i] - places.count[i] : end[i]]
+                part[:] = chained(clouds.of(i), part, rows) if slope is None else slope
     return out
 
 

@@ -102,6 +102,34 @@ def test_every_form_of_the_arguments():
     assert (F.shape, G.shape, F.requires_grad) == (a.shape, b.shape, False)
 
 
+@pytest.mark.parametrize("p", [1, 2])
+def test_clouds_of_several_sizes(p):
+    """Values and slopes of lists, nested tensors and a cloud that serves all problems, those of one after another."""
+    several = [measures(n=n, m=m, d=3, mass=1.4, seed=n) for n, m in ((9, 7), (4, 12), (6, 6))]
+    loss = SamplesLoss(p=p, blur=0.3, reach=1.0, **TIGHT)
+    tensors = [*zip(*several, strict=True)]
+    value = loss(*map(list, tensors))
+    alone = torch.stack([loss(*four) for four in several])
+    torch.testing.assert_close(value, alone)
+    weights, flat = torch.tensor([1.0, -2.0, 0.5]), sum(tensors, ())
+    slopes = (torch.autograd.grad((weights * v).sum(), flat) for v in (value, alone))
+    for got, want in zip(*slopes, strict=True):
+        torch.testing.assert_close(got, want)
+    nested = loss(*(torch.nested.nested_tensor([z.detach() for z in side]) for side in tensors))
+    torch.testing.assert_close(nested, value)
+    F, G = SamplesLoss(p=p, blur=0.3, reach=1.0, potentials=True)(*map(list, tensors))
+    assert [(len(f), len(g)) for f, g in zip(F, G, strict=True)] == [(9, 7), (4, 12), (6, 6)]
+    x, (b, y) = torch.stack([z[:4] for z in tensors[1]]), (z[0] for z in tensors[2:])
+    a = torch.stack([z[:4] for z in tensors[0]])
+    shared, own = loss(a, x, b, y), loss(a, x, torch.stack([b] * 3), torch.stack([y] * 3))
+    torch.testing.assert_close(shared, own)
+    for got, want in zip(*(torch.autograd.grad((weights * v).sum(), (x, b, y)) for v in (shared, own)), strict=True):
+        torch.testing.assert_close(got, want)
+    order, more = (1, 3, 0, 2), {"reg": 0.1, "reg_m": 1.0}
+    plain = mapuot.torch.sample_loss(*(list(tensors[k]) for k in order), **more)
+    torch.testing.assert_close(plain[1], mapuot.torch.sample_loss(*(several[1][k] for k in order), **more))
+
+
 def test_a_cost_that_is_a_function():
     tensors = measures(n=4, m=5, mass=1.4)
 
@@ -154,7 +182,8 @@ def test_refusals():
             SamplesLoss(**wrong)
     loss = SamplesLoss()
     for arguments, match in (
-        ((x,), "takes"), ((x[0], y), "x must"), ((x[None], y), "y must"), ((a[:3], x, b, y), "a must"),
+        ((x,), "takes"), ((x[0], y), "x must"), ((torch.stack([x] * 2), torch.stack([y] * 3)), "y must"),
+        ((x, y[:, :1]), "y must"), ((a[:3], x, b, y), "a must"),
         ((a, x, b[None], y), "b must"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):
@@ -171,9 +200,9 @@ def test_a_fixed_target_is_solved_with_itself_once(monkeypatch):
     x, y = torch.rand(40, 2, dtype=torch.float64), torch.rand(30, 2, dtype=torch.float64)
     loss, calls, at, solve = SamplesLoss(blur=0.1, reach=0.5), [], id(y), SamplesLoss.solve
 
-    def noted(self, a, x, *more):
-        calls.append(id(x) == at)
-        return solve(self, a, x, *more)
+    def noted(self, rows, *more):
+        calls.append(id(rows.given) == at)
+        return solve(self, rows, *more)
 
     monkeypatch.setattr(SamplesLoss, "solve", noted)
     values = [loss(x + 0.01 * k, y) for k in range(3)]
