@@ -34,7 +34,7 @@ FORMULAS = {"Norm2(X-Y)": 1, "(SqDist(X,Y) / IntCst(2))": 2}  # GeomLoss's own w
 BACKENDS = "auto", "tensorized", "online", "multiscale"
 
 
-class Points(NamedTuple):
+class Measure(NamedTuple):
     """The points of one side with their masses: one cloud, or clouds one behind the other, as ``starts`` tells."""
 
     points: Any
@@ -43,10 +43,10 @@ class Points(NamedTuple):
     starts: Any = None  # (p + 1,) int64
     shared: int = 0  # points of a cloud that serves all problems, and is there p times
 
-    def once(self) -> Points:
+    def once(self) -> Measure:
         """Return a cloud that serves all problems as one cloud."""
         k = self.shared
-        return Points(self.points[:k], self.masses[:k], self.given) if k else self
+        return Measure(self.points[:k], self.masses[:k], self.given) if k else self
 
     def parts(self) -> tuple[Any, Any]:
         """Return the masses and the points of each cloud."""
@@ -307,7 +307,7 @@ class SamplesLoss(torch.nn.Module):
         """Return OT for a cost that is a function, whose matrix is formed."""
         return sinkhorn_loss(self.cost(x[None], y[None])[0], a, b, reg=self.eps, reg_m=rho, **self.options)
 
-    def solved(self, rows: Points, cols: Points) -> list[Any]:
+    def solved(self, rows: Measure, cols: Measure) -> list[Any]:
         """Solve the problem of a and b, and where it is debiased those of a and a, b and b, too."""
         backend = "cuda" if rows.points.is_cuda else "cpu"
         found = [self.solve(rows, cols, self.rho, backend)]
@@ -315,7 +315,7 @@ class SamplesLoss(torch.nn.Module):
             found += [self.alone(side, rho, backend) for side, rho in zip((rows, cols), self.rho, strict=True)]
         return found
 
-    def alone(self, side: Points, rho: float, backend: str) -> Any:
+    def alone(self, side: Measure, rho: float, backend: str) -> Any:
         """Solve the problem of a cloud with itself; the last answer of these points stands while their numbers do."""
         side = side.once()
         if self.cost is not None:
@@ -333,17 +333,17 @@ class SamplesLoss(torch.nn.Module):
             ALONE[at] = Alone(gone, loss, points, np.array(masses), side.starts, result)
         return result
 
-    def solve(self, rows: Points, cols: Points, rho: Any, backend: str) -> Any:
+    def solve(self, rows: Measure, cols: Measure, rho: Any, backend: str) -> Any:
         more = {"reg": self.eps, "reg_m": rho, "backend": backend} | self.options
         if self.cost is None:
             return solved_between(rows, cols, METRICS[self.p], more)
         return solve(array_of(self.cost(rows.points[None], cols.points[None])[0]), *masses_of(rows, cols), **more)
 
-    def dual_pair(self, rows: Points, cols: Points) -> Any:
+    def dual_pair(self, rows: Measure, cols: Measure) -> Any:
         """Return (F, G); a side with itself has two potentials, equal but for a constant where it is balanced."""
         if self.cost is not None and rows.starts is not None:
             pairs = zip(*rows.parts(), *cols.parts(), strict=True)
-            found = [self.dual_pair(Points(x, a, x), Points(y, b, y)) for a, x, b, y in pairs]
+            found = [self.dual_pair(Measure(x, a, x), Measure(y, b, y)) for a, x, b, y in pairs]
             return tuple(map(torch.stack, zip(*found, strict=True)))
         ab, *alone = self.solved(rows, cols)
         pair = [host(ab.f), host(ab.g)]
@@ -424,7 +424,7 @@ class Between:
     def __init__(self, reg: float, reg_m: Any, how: tuple[str, float], options: dict[str, Any]) -> None:
         self.how, self.options = how, {"reg": reg, "reg_m": reg_m} | options
 
-    def solved(self, rows: Points, cols: Points) -> list[Any]:
+    def solved(self, rows: Measure, cols: Measure) -> list[Any]:
         """Solve the problem, or all of them."""
         found = solve_batch(cloud_of(rows, cols, self.how), *masses_of(rows, cols), **self.options)
         return [found[0] if rows.starts is None else found]
@@ -434,24 +434,24 @@ class Between:
         return 0.0 * a
 
 
-def cloud_of(rows: Points, cols: Points, how: tuple[str, float]) -> PointCloud:
+def cloud_of(rows: Measure, cols: Measure, how: tuple[str, float]) -> PointCloud:
     starts, (metric, scale) = None if rows.starts is None else (rows.starts, cols.starts), how
     return PointCloud(rows.points, None if cols is rows else cols.points, metric, scale, starts=starts)
 
 
-def masses_of(rows: Points, cols: Points) -> tuple[Any, Any]:
+def masses_of(rows: Measure, cols: Measure) -> tuple[Any, Any]:
     """Return the masses of both sides, of several clouds a list each."""
     found = [host(array_of(side.masses)) for side in (rows, cols)]
     a, b = (w if x.starts is None else np.split(w, x.starts[1:-1]) for w, x in zip(found, (rows, cols), strict=True))
     return a, b
 
 
-def solved_between(rows: Points, cols: Points, how: Any, more: dict[str, Any]) -> Any:
+def solved_between(rows: Measure, cols: Measure, how: Any, more: dict[str, Any]) -> Any:
     """Solve one problem, or all of them at once."""
     return (solve if rows.starts is None else solve_batch)(cloud_of(rows, cols, how), *masses_of(rows, cols), **more)
 
 
-def both_clouds(a: Any, x: Any, b: Any, y: Any) -> tuple[Points, Points]:
+def both_clouds(a: Any, x: Any, b: Any, y: Any) -> tuple[Measure, Measure]:
     """Read points and masses of both sides: one cloud each, p clouds each, or p and one that serves all of them."""
     rows, cols = points_of(x, a, "x", "a"), points_of(y, b, "y", "b")
     counts = {len(side.starts) - 1 for side in (rows, cols) if side.starts is not None}
@@ -463,14 +463,14 @@ def both_clouds(a: Any, x: Any, b: Any, y: Any) -> tuple[Points, Points]:
     return rows, cols
 
 
-def repeated(side: Points, p: int) -> Points:
+def repeated(side: Measure, p: int) -> Measure:
     """Lay a cloud that serves p problems p times one behind the other."""
     n, d = side.points.shape
     points, masses = side.points.expand(p, n, d).reshape(-1, d), side.masses.expand(p, n).reshape(-1)
-    return Points(points, masses, side.given, n * np.arange(p + 1), n)
+    return Measure(points, masses, side.given, n * np.arange(p + 1), n)
 
 
-def points_of(z: Any, w: Any, name: str, weights: str) -> Points:
+def points_of(z: Any, w: Any, name: str, weights: str) -> Measure:
     """Read the points of one side and their masses, equal ones of sum 1 where ``w`` is None."""
     given: Any = z
     starts: Any = None
@@ -496,7 +496,7 @@ def points_of(z: Any, w: Any, name: str, weights: str) -> Points:
     w = as_tensor(w, weights)
     if w.shape not in (wanted, (*wanted, 1)):
         raise ValueError(f"{weights} must have shape {tuple(wanted)}, one a point, got {tuple(w.shape)}")
-    return Points(z.reshape(-1, z.shape[-1]), w.reshape(-1), given, starts)
+    return Measure(z.reshape(-1, z.shape[-1]), w.reshape(-1), given, starts)
 
 
 def parts_of(value: Any) -> Any:
@@ -506,7 +506,7 @@ def parts_of(value: Any) -> Any:
     return value if isinstance(value, (list, tuple)) else None
 
 
-def value_of(loss: Any, rows: Points, cols: Points) -> Any:
+def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
     """Return the value of a loss between clouds, one for each problem."""
     return _Samples.apply(rows.points, cols.points, rows.masses, cols.masses, loss, rows, cols)
 
@@ -515,7 +515,7 @@ class _Samples(torch.autograd.Function):
     """Value of a loss between clouds; slopes by points take one product of each plan, those by masses for nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, y: Any, a: Any, b: Any, loss: Any, rows: Points, cols: Points) -> Any:
+    def forward(ctx: Any, x: Any, y: Any, a: Any, b: Any, loss: Any, rows: Measure, cols: Measure) -> Any:
         rows, cols = rows._replace(points=x, masses=a), cols._replace(points=y, masses=b)
         ctx.save_for_backward(x, y, a, b)
         ctx.loss, ctx.solved, ctx.sides = loss, loss.solved(rows, cols), (rows.starts, cols.starts)
