@@ -1,8 +1,8 @@
 """Entropic unbalanced optimal transport, with a certificate on every answer.
 
 `solve` solves one problem, `solve_batch` many at once, `path` one for a list of penalties, `solve_sample` one between
-clouds of points, `multimarginal` one of many marginals; `barycenter` and `sinkhorn_divergence` are made of such
-problems. Modules for those who come from other libraries are imported on first use:
+clouds of points, `multimarginal` one of many marginals; `barycenter`, `sinkhorn_divergence` and `pairwise` are made of
+such problems. Modules for those who come from other libraries are imported on first use:
 
 - ``mapuot.pot``: POT's unbalanced functions, and ``patched()``, within which POT itself runs on mapuot
 - ``mapuot.da``: domain adaptation, an estimator of scikit-learn
@@ -26,6 +26,7 @@ from .api.certify import Certificate, certify
 from .api.divergence import sinkhorn_divergence
 from .api.log_matmul import log_matmul
 from .api.neighbours import knn_cost
+from .api.pairwise import pairwise
 from .api.path import path
 from .api.solve import solve, solve_sample
 from .backends import Stats
@@ -57,6 +58,7 @@ __all__ = [
     "load",
     "log_matmul",
     "multimarginal",
+    "pairwise",
     "path",
     "pot",
     "sinkhorn_divergence",

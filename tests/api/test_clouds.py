@@ -148,6 +148,25 @@ def test_divergence_of_clouds():
     assert_allclose(mapuot.sinkhorn_divergence(PointCloud(x), a, a, reg=0.05, reg_m=1.0), 0.0, atol=1e-9)
 
 
+def test_all_pairs():
+    """The matrix is symmetric, and its entries are the divergences of each pair alone."""
+    x, _, a, _ = clouds(7, 2, 30, seed=4)
+    a[3] = 2 * a[3]
+    D = mapuot.pairwise(x, a, reg=0.05, reg_m=1.0, metric="euclidean")
+    assert (D == D.T).all()
+    assert (np.diag(D) == 0).all()
+    for i, j in ((0, 1), (2, 3), (6, 3), (5, 4)):
+        M = PointCloud(x[i], x[j], "euclidean")
+        want = mapuot.sinkhorn_divergence(M, a[i], a[j], reg=0.05, reg_m=1.0)
+        assert D[i, j] == pytest.approx(want, abs=1e-8)
+    equal = mapuot.pairwise(np.stack([z[:5] for z in x]), reg=0.05, reg_m=np.inf)
+    assert (equal[~np.eye(7, dtype=bool)] > 0).all()
+    with pytest.raises(ValueError, match="clouds must hold"):
+        mapuot.pairwise(x[0], reg=0.05, reg_m=1.0)
+    with pytest.raises(TypeError, match="penalty"):
+        mapuot.pairwise(x, reg=0.05, reg_m=1.0, penalty="tv")
+
+
 def test_refusals():
     x, y, a, b = clouds(3)
     for make, match in (

@@ -86,6 +86,14 @@ def case_truncated_points(job):
             assert got.skipped.kept.share < 0.6
 
 
+def case_all_pairs(job):
+    """Ranks share the pairs of many clouds; all get the matrix of one process."""
+    rng = np.random.default_rng(6)
+    clouds = [rng.random((k, 2)) for k in (5, 12, 8, 20, 3)]
+    got = mapuot.pairwise(clouds, reg=0.05, reg_m=1.0, comm=COMM)
+    np.testing.assert_array_equal(got, mapuot.pairwise(clouds, reg=0.05, reg_m=1.0))
+
+
 def case_blocks_that_differ_by_a_row(job):
     """Around every size at which a rank by itself would go another way."""
     for entries in (QUICK_ENTRIES, SERIAL_ENTRIES):
