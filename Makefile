@@ -60,7 +60,7 @@ demo: .venv/.demo ## recolour one photograph with the palette of another; pictur
 
 pictures: .venv/.demo .venv/.torch ## renew the pictures of docs/ with all examples
 	for name in color_transfer barycenters gradient_flow flow_matching label_smoothing masked_training points populations \
-	registration density_map; do \
+	registration density_map shapes; do \
 	$(BIN)/python examples/$$name.py --out docs || exit 1; done
 
 test: .venv/.test ## run the tests that guard the answers (make test ARGS="-k plan")

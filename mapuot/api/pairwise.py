@@ -72,7 +72,9 @@ def pairwise(
         for these, told in ((np.stack([alone, alone], 1), 0), (own, 1)):
             for i0 in range(0, len(these), step):
                 i, j = these[i0 : i0 + step].T
-                found = solve_batch(between(cloud, i, j), table[i], table[j], **known)
+                both = between(cloud, i, j)
+                m, n = both._cost.shape
+                found = solve_batch(both, table[i, :m], table[j, :n], **known)
                 value[i, j] = found.dual
                 bar.update(told * len(i))
     value = np.asarray(ranks.sum(value))
