@@ -2,8 +2,7 @@
 
 Neighbours in the order of boxes are a group, at the mean of its points, with their mass: many of them where these lie
 close together, few in the tails of a cloud, so that all groups are about equally wide. A full approximation scheme:
-masses of
-the groups are such that their fixed-point equations miss what those of the points miss in a pass,
+masses of the groups are such that their fixed-point equations miss what those of the points miss in a pass,
 
     A'' = A e^(LU' + fi LS),   LS_I = log sum_J B_J e^(LV_J - M_IJ / reg),
 

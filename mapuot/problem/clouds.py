@@ -114,7 +114,7 @@ class PointCloud(Given):
 
 
 class Places(NamedTuple):
-    """Where the points of each problem lie: the number of the first one, and how many there are, (p,) both."""
+    """The places of the points of each problem: the number of the first one, and how many there are, (p,) both."""
 
     first: Any
     count: Any
