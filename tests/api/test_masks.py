@@ -9,6 +9,7 @@ from problems import clouds
 from scipy import stats
 
 import mapuot
+from mapuot.answer.gradients import dual_value, marginal_gradient
 from mapuot.backends import cpu, pick
 from mapuot.problem import mask as masks
 from mapuot.problem.cost import Dense
@@ -188,6 +189,32 @@ def test_losses_of_torch_have_the_gradient_of_their_mask(reg_m):
         assert torch.autograd.gradcheck(
             lambda *z, metric=metric: sample_loss(*z, metric=metric, **options), points, atol=2e-6, rtol=1e-5
         )
+
+
+@pytest.mark.parametrize("mask", [None, mapuot.SeededMask(0.7, 1)], ids=["all pairs", "a mask"])
+@pytest.mark.parametrize("reg_m", [(0.5, 3.0), (np.inf, 0.8), (0.8, np.inf)])
+def test_derivatives_by_the_masses(reg_m, mask):
+    """Of batches and of points, against differences; where a point has no mass, those on one side."""
+    (x, y), (a, b) = (
+        (np.random.default_rng(k).random((6 - k, 2)) for k in (0, 1)),
+        (np.array([0.2, 0.0, 0.4, 0.3, 0.1, 0.5]), np.array([0.3, 0.6, 0.0, 0.2, 0.4])),
+    )
+    cloud, options = mapuot.PointCloud(x, y), {"reg": 0.1, "reg_m": reg_m, "mask": mask, "tol": 1e-11}
+
+    def values(a, b):
+        batch = mapuot.solve_batch(np.asarray(cloud), a[None], b[None], **options)
+        return batch, mapuot.solve(cloud, a, b, **options)
+
+    (batch, one), step = values(a, b), 1e-6
+    for axis, name in enumerate(("rows", "cols")):
+        found = marginal_gradient(batch, name)[0], (one.gradient().a, one.gradient().b)[axis]
+        for i, mass in enumerate((a, b)[axis]):
+            moved = [[z.copy() for z in (a, b)] for _ in range(2)]
+            moved[0][axis][i] += step
+            moved[1][axis][i] -= step * (mass > 0)
+            for derivative, after, before in zip(found, values(*moved[0]), values(*moved[1]), strict=True):
+                right = np.ravel(dual_value(after) - dual_value(before))[0] / (step * (1 + (mass > 0)))
+                assert derivative[i] == pytest.approx(right, rel=2e-4, abs=2e-5)
 
 
 # ---- what is refused ----
