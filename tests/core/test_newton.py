@@ -93,9 +93,9 @@ def test_a_bound_has_all_its_terms(kind, extra, apart, tol):
         verdict, w, at = step(P, log_v, b, fi, tol, rho, symmetric, extra)
         assert (verdict == lib.MAPUOT_HOLDS) == (w.error <= tol)
         error, after = bounds(P, log_v, b, fi, rho, symmetric, extra, at["y"])
-        near = 1e-6 if apart > 1e-12 else 0.3  # what is left is rounding
-        assert w.error == pytest.approx(error, rel=near)
-        assert w.after == pytest.approx(after, rel=near)
+        near = {"rel": 1e-6, "abs": 1e-14} if apart > 1e-12 else {"rel": 0.3, "abs": 0}  # what is left is rounding
+        assert w.error == pytest.approx(error, **near)
+        assert w.after == pytest.approx(after, **near)
 
 
 @BOTH

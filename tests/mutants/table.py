@@ -474,6 +474,12 @@ TABLE = {
     },
     "src_c/newton.c": {
         "core/test_newton.py::test_a_bound_has_all_its_terms": [
+            ("fmax(w->found - sides * hard / mass, 0.0)", "fmax(w->found - hard / mass, 0.0)"),
+            ("2.0 * fmax(high, -low)", "fmax(high, -low)"),
+            ("at.left *= 2.0, at.energy *= 2.0;", "at.left *= 2.0;"),
+            ("at.left *= 2.0, at.energy *= 2.0;", "at.energy *= 2.0;"),
+            ("1.0 + noise / fmax(w->missed, noise / 16.0)", "1.0"),
+            ("(at->left + noise) / w->mass", "at->left / w->mass"),
             ("apart += fabs(have[k] - ask[k]);", "apart += 0;"),
             ("have[part ? part[j] : 0] / ask[part ? part[j] : 0]", "1.0"),
             ("hard += is_hard ? fabs(weight[j] - w->marginal[j]) : 0.0;", "hard += 0;"),
@@ -515,23 +521,11 @@ TABLE = {
             ("    mass /= w->marginals ? (double)w->marginals : 1.0;", ""),
             ("w->products > 1 && !singular", "w->products > 0 && !singular"),
         ],
-        "core/test_newton.py::test_a_bound_has_all_its_terms[symmetric-0.0-3.0-0.3]": [
-            ("fmax(w->found - sides * hard / mass, 0.0)", "fmax(w->found - hard / mass, 0.0)"),
-            ("2.0 * fmax(high, -low)", "fmax(high, -low)"),
-        ],
         "core/test_newton.py::test_what_cannot_be_met_is_not_certified": [
             ("reached &= !is_hard || w->marginal[j] > 0.0;", ""),
         ],
-        "core/test_newton.py::test_a_bound_has_all_its_terms[symmetric-0.0-0.2-0.3]": [
-            ("at.left *= 2.0, at.energy *= 2.0;", "at.left *= 2.0;"),
-            ("at.left *= 2.0, at.energy *= 2.0;", "at.energy *= 2.0;"),
-        ],
         "what is left is orthogonal to all directions of conjugate gradients, hence to y": [
             ("w->y[j] * (w->asked[j] - w->left[j])", "w->y[j] * w->asked[j]"),
-        ],
-        "core/test_newton.py::test_a_bound_has_all_its_terms[symmetric-0.0-1e-15-0.3]": [
-            ("1.0 + noise / fmax(w->missed, noise / 16.0)", "1.0"),
-            ("(at->left + noise) / w->mass", "at->left / w->mass"),
         ],
     },
     "mapuot/backends/newton.py": {
