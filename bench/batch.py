@@ -4,7 +4,9 @@ log_matmul against ``torch.logsumexp`` over the broadcast sum and against expone
 matrix product (right only while nothing underflows): time, and the peak of memory beyond the answer. Batches of
 histograms on one cost against POT's function and `solve`, problem by problem, with the plan errors reached. Loss and
 gradient at 100 points, 512 histograms, against autograd through 100 torch iterations, on logarithms and by matrix
-products in the scaling form. On a CPU log_matmul runs on one thread, in float64 and float32, the rest in float64.
+products in the scaling form. Debiased losses of many clouds at once, against those one by one and GeomLoss's batches;
+divergences between all pairs of clouds, against POT's solves of some of them. On a CPU log_matmul runs on one thread,
+in float64 and float32, the rest in float64.
 
 With --device gpu (device events; float32): instead of POT, passes of 1024 problems of 128 x 128 (translation, Anderson
 and an error estimate in float32, or the certificate in float64) against torch.bmm's unbalanced iteration, which does
@@ -33,6 +35,7 @@ GPU_SIZES, GPU_BROADCAST = (64, 128, 256, 512, 1024, 2048), 512
 ERRORS = {"float64": 1e-13, "float32": 2e-5}  # of log_matmul, absolute
 REG, RHO, POINTS, BATCH, STEPS = 0.05, 1.0, 100, 512, 100
 PROBLEMS, SIZE = 1024, 128
+BLUR, REACH, SAMPLE = 0.05, 0.5, 8  # of losses between clouds; pairs that POT solves of them
 CLOSE = 1e-5  # plan error that torch's iterations are counted to: float32 does not reach ours
 FIRST, LAST = 4, 20  # passes: their difference leaves the launch and the making of K out
 MEMORY = """
@@ -292,6 +295,55 @@ def losses(p: int, threads: int, gpu: bool) -> dict[str, Any]:
     return row
 
 
+# ---- many clouds
+
+
+def clouds_loss(p: int, n: int, d: int, gpu: bool) -> dict[str, Any]:
+    """Time value and gradient of a debiased loss of p clouds: at once, one by one, and GeomLoss's batches."""
+    from mapuot.torch import SamplesLoss
+
+    torch = import_module("torch")
+    rng, kind = np.random.default_rng(0), {"dtype": torch.float64, "device": "cuda" if gpu else "cpu"}
+    x, y = (torch.tensor(np.sqrt(3 / d) * rng.random((p, n, d)), **kind) for _ in range(2))
+    known = {"p": 2, "blur": BLUR, "reach": REACH}
+
+    def slope(value: Any) -> Any:
+        at = x.clone().requires_grad_()
+        value(at, y.clone()).sum().backward()  # a new tensor: no answer of a fixed target
+        return at.grad
+
+    def one_by_one(loss: Any) -> Callable[[Any, Any], Any]:
+        return lambda at, to: torch.stack([loss(*pair) for pair in zip(at, to, strict=True)])
+
+    ours = SamplesLoss(**known)
+    calls: Calls = {"mapuot": lambda: slope(ours), "one by one": lambda: slope(one_by_one(ours))}
+    if find_spec("geomloss"):
+        theirs = import_module("geomloss").SamplesLoss("sinkhorn", backend="tensorized", **known)
+        calls["GeomLoss"] = lambda: slope(theirs)
+    tight = slope(SamplesLoss(**known, tol=1e-10))
+    factor = {"GeomLoss": (REACH**2 + BLUR**2 / 2) / (REACH**2 + BLUR**2)}  # its slopes are so much of the derivative
+    slopes = {name: call() / factor.get(name, 1.0) for name, call in calls.items()}
+    errors = {name: float((found - tight).norm() / tight.norm()) for name, found in slopes.items()}
+    assert errors["mapuot"] < 1e-4, errors
+    return {"p": p, "n": n, "d": d, "times": timed(calls, gpu), "errors": errors}
+
+
+def all_pairs(k: int, threads: int) -> dict[str, Any]:
+    """Time all divergences between k clouds of 200 to 800 points, and POT's solves of some pairs for all of them."""
+    ot, rng = import_module("ot"), np.random.default_rng(0)
+    points = [rng.random((size, 3)) + 0.3 * rng.random(3) for size in rng.integers(200, 801, k)]
+    reg, pairs = BLUR**2, [rng.choice(k, 2, replace=False) for _ in range(SAMPLE)]
+
+    def theirs() -> None:
+        for i, j in pairs:
+            a, b, M = ot.unif(len(points[i])), ot.unif(len(points[j])), ot.dist(points[i], points[j])
+            ot.unbalanced.sinkhorn_stabilized_unbalanced(a, b, M, reg, 1.0, stopThr=1e-6)
+
+    seconds = common.sample(lambda: mapuot.pairwise(points, reg=reg, reg_m=1.0, threads=threads))
+    count = k * (k - 1) // 2
+    return {"clouds": k, "mapuot": seconds, "POT": common.sample(theirs) * (count + k) / SAMPLE, "pairs": count}
+
+
 # ---- the part
 
 
@@ -314,6 +366,10 @@ def run(args: Any) -> dict[str, Any]:
         data["batches"] = (
             [gpu_batch(own) for own in (True, False)] if gpu else [batch(*x, args.threads) for x in shapes]
         )
+        sizes = ((16, 32, 3),) if args.quick else ((256, 64, 3), (256, 100, 3), (256, 256, 3), (256, 256, 64))
+        data["clouds"] = [clouds_loss(*size, gpu) for size in sizes]
+        if not gpu:
+            data["pairs"] = all_pairs(10 if args.quick else 200, args.threads)
         data["losses"] = losses(8 if args.quick else BATCH, args.threads, gpu)
     return data | {"device": device.device_name() if gpu else "cpu"}
 
@@ -340,6 +396,19 @@ def tables(data: dict[str, Any]) -> str:
         rows = [[f"{r['p']} x {r['n']}^2", *(1e3 * r["times"][k] for k in keys),
                  *(f"{r['errors'][k]:.1e}" for k in ("mapuot", "POT"))] for r in data["batches"]]  # fmt: skip
         text.append(common.table(["batch", *(f"{k}, ms" for k in keys), "error", "POT's"], rows))
+    if "clouds" in data:
+        keys = ("mapuot", "one by one", "GeomLoss")
+        rows = [
+            [f"{r['p']} x {r['n']} points, d = {r['d']}",
+             *(1e3 * r["times"][k] if k in r["times"] else "" for k in keys),
+             *(f"{r['errors'][k]:.1e}" if k in r["errors"] else "" for k in keys)] for r in data["clouds"]
+        ]  # fmt: skip
+        head = ["debiased loss and gradient", *(f"{k}, ms" for k in keys), *(f"{k}'s error" for k in keys)]
+        text.append(common.table(head, rows))
+    if "pairs" in data:
+        r = data["pairs"]
+        head = [f"all {r['pairs']} pairs of {r['clouds']} clouds", "mapuot, s", "POT, by some pairs, s"]
+        text.append(common.table(head, [["200 to 800 points, d = 3", r["mapuot"], r["POT"]]]))
     rows = [[k, 1e3 * t, t / loss["times"]["mapuot"], f"{loss['errors'][k]:.1e}", loss.get("mib", {}).get(k, "")]
             for k, t in loss["times"].items()]  # fmt: skip
     title = f"loss and gradient, {loss['p']} x {loss['points']}^2, {loss['steps']} iterations of torch"
