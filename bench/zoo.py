@@ -265,9 +265,24 @@ def tables(*found: dict[str, Any]) -> str:
             f"{common.machine_line(data)}:", common.table(head[: len(lines[0])], lines),
             f"Passes over those of uniform points in 3-D: {np.median([x for x, _ in ours]):.2g} in the median, "
             f"{most[0]:.2g} at most ({most[1]})."
-            + (f" {peer} takes {np.median(ratios):.3g} times our seconds in the median." if ratios else ""),
+            + (f" {peer} takes {np.median(ratios):.3g} times our seconds in the median, from {min(ratios):.3g} to "
+               f"{max(ratios):.3g}." if ratios else ""),
+            "Beside uniform points of as many dimensions, all pairs taken, these take more than twice the time a pair: "
+            f"{exceptions(rows, 'ns_a_pair', 2.0)}; and these more than 1.5 times the passes: "
+            f"{exceptions(rows, 'passes', 1.5)}.",
         ]  # fmt: skip
     return common.text_of(*text)
+
+
+def exceptions(rows: list[dict[str, Any]], name: str, most: float) -> str:
+    """Name the sets whose number is more than ``most`` times that of uniform points of their n, d and reg."""
+    keys = [(r["n"], r["d"], r["reg"]) for r in rows]
+    uniform = {key: r["ways"]["points"][name] for key, r in zip(keys, rows, strict=True) if r["set"] == "uniform"}
+    found: dict[str, list[str]] = {}
+    for key, r in zip(keys, rows, strict=True):
+        if key in uniform and (times := r["ways"]["points"][name] / uniform[key]) > most:
+            found.setdefault(f"{r['set']} in {key[1]}-D", []).append(f"{times:.2g} at {common.short(key[2])}")
+    return ", ".join(f"{who} ({', '.join(times)})" for who, times in found.items()) or "none"
 
 
 def told(way: dict[str, Any]) -> str:
