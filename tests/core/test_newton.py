@@ -9,7 +9,10 @@ from mapuot._core import ffi, lib
 from problems import Case, clouds, relative_error, verify, with_zeros
 
 import mapuot
+from mapuot.backends import cpu
+from mapuot.backends.newton import ColumnsNewton
 from mapuot.penalties import plan_error
+from mapuot.problem.problem import Problem
 
 VECTORS = "asked", "diagonal", "rate", "left", "y", "d", "t"
 REG = 0.3
@@ -222,6 +225,14 @@ def test_hard_points_beside_soft_ones(backend):
         found = case.solve(tol=1e-7, backend=backend)
         assert found.converged
         assert verify(found, case).error <= found.error_bound
+
+
+def test_the_least_curvature_is_that_of_the_stiffest_row():
+    case = clouds(9, 7, reg=0.5)
+    for rho, least, hard in ((np.linspace(1, 5, 9), 1 / 11, 0), (np.full(9, np.inf), 0.0, 1)):
+        problem = Problem.from_arrays(case.M, case.a, case.b, 0.5, (rho, np.inf), "kl", "product", cpu)
+        found = ColumnsNewton(problem).record
+        assert (found.least, found.hard_rows) == (pytest.approx(least), hard)
 
 
 def test_passes_after_newtons_step_read_a_function_of_rows_too():

@@ -382,6 +382,12 @@ TABLE = {
     "mapuot/answer/load.py": {
         "api/test_store.py::test_what_needs_m_says_so": [
             ("check_same(cost, shape, (low", "check_same if 0 else (cost, shape, (low"),
+            ("if not near or saved[2] != given[2]:", "if not near:"),
+            ("SAME = 1e-6", "SAME = 1e-5"),
+        ],
+        "api/test_store.py::test_what_is_no_answer": [
+            ("or np.isnan(vector).any():", "or 0:"),
+            ("if name in values and np.any(np.asarray(values[name]) < 0):", "if 0:"),
         ],
     },
     "mapuot/backends/boxes.py": {
@@ -529,6 +535,10 @@ TABLE = {
         ],
     },
     "mapuot/backends/newton.py": {
+        "core/test_newton.py::test_the_least_curvature_is_that_of_the_stiffest_row": [
+            ("1 / (1 + rows.rho_range[1] / problem.reg)", "1 / (1 + rows.rho_range[0] / problem.reg)"),
+            ("rows.rho_range[0] == math.inf", "rows.rho_range[1] == 0"),
+        ],
         "core/test_newton.py::test_error_bound_is_true_of_every_method[cpu-0.001-cols-map-uot]": [
             ("rows.weight * np.exp(-problem.reg * log_u / rows.rho))", "rows.weight)"),
         ],
