@@ -163,7 +163,10 @@ def main(words: list[str]) -> int:
 
 
 def tell(chosen: list[Lane], totals: Any, worst: Any, failures: Any) -> None:
-    names = ("trials", "problems", "judged", "without reference", "converged", "truncated", "refused", "raised")
+    names = (
+        "trials", "problems", "judged", "without reference", "converged", "tol >= 1e-7", "of them stalled",
+        "truncated", "refused", "raised",
+    )  # fmt: skip
     print(f"{'path':22}" + "".join(f"{name:>19}" for name in names) + f"{'error / bound':>19}")
     for lane in chosen:
         print(

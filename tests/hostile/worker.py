@@ -80,7 +80,8 @@ class Runner:
         for problem, claim in zip(trial.problems, claims, strict=True):
             failures, numbers = judge(problem, claim, options)
             found += failures
-            figures.append(numbers)
+            loose = options["tol"] >= 1e-7
+            figures.append({**numbers, "tol >= 1e-7": loose, "of them stalled": loose and claim.status == "stalled"})
         return "answered", found, figures
 
 
@@ -103,9 +104,9 @@ def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: 
         totals["problems"] += len(figures)
         for numbers in figures:
             totals["without reference"] += "no reference" in numbers
-            totals["converged"] += bool(numbers.get("converged"))
-            totals["truncated"] += bool(numbers.get("truncated"))
             totals["judged"] += "no reference" not in numbers
+            for name in ("converged", "truncated", "tol >= 1e-7", "of them stalled"):
+                totals[name] += bool(numbers.get(name))
             worst = {name: max(value, numbers.get(name, 0.0)) for name, value in worst.items()}
         failures += [{"index": index, "kind": f.kind, "size": f.size, "text": f.text} for f in found]
     return {"totals": dict(totals), "worst": worst, "failures": failures}
