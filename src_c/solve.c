@@ -386,6 +386,7 @@ static void go_on(attempt *t) { memcpy(t->x, t->state.cols.log_scale, (size_t)t-
 static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmetric)
 {
     mapuot_problem *p = t->problem;
+    t->newton = (mapuot_newton){.all_products = t->newton.all_products};
     begin(t, reg, tol, symmetric);
     t->state.progress.shift = shifted(t);
     int status = absorb(t);
@@ -491,7 +492,8 @@ static int carry_out(attempt *t)
     const mapuot_task *task = t->task;
     const mapuot_stage *own = task->stages + task->count - 1;
     const double reg = task->terms.reg, whole = (t->problem->high - t->problem->low) / reg;
-    const double spread = task->count > 1 && whole > own[-1].spread ? extent(t) / reg : whole;
+    const int hard = isinf(task->terms.rho_rows) && isinf(task->terms.rho_cols);
+    const double spread = task->count > 1 && whole > own[-1].spread && !hard ? extent(t) / reg : whole;
     t->problem->symmetric = t->problem->symmetric && t->problem->made < task->stages->most;
     if (t->problem->symmetric)
         own = task->stages;
@@ -499,15 +501,13 @@ static int carry_out(attempt *t)
         if (stage->symmetric || !(spread > stage->spread) || t->problem->made >= stage->most)
             continue;
         t->problem->larger += 1;
-        t->meets = 0;
+        t->meets = hard;
         scale(task->n, t->log_v, 1.0 / stage->reg);
-        if (run(t, reg * stage->reg, stage->tol, stage->most, 0) < 0)
+        if (run(t, reg * stage->reg, hard ? stage->balanced_tol : stage->tol, stage->most, 0) < 0)
             return MAPUOT_BAD_ARGUMENT;
         scale(task->n, t->log_v, stage->reg);
     }
     t->meets = isinf(task->terms.rho_cols);
-    t->newton = (mapuot_newton){0};
-    t->certified = 0;
     const int status = run(t, reg, own->tol, own->most, own->symmetric);
     t->problem->products = t->newton.all_products;
     return status == OUT_OF_PASSES && own->most < task->max_passes ? MAPUOT_STALLED : status;

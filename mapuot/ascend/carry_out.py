@@ -107,7 +107,7 @@ def one_stage(
     if ratio == 1.0:
         return run.run(task, options, log_v, stage.leave, skip)
     task, log_v = dataclasses.replace(task, reg=stage.reg), log_v * (task.reg / stage.reg)
-    return run.run(task, dataclasses.replace(options, last=False), log_v, stage.leave, skip) * ratio
+    return run.run(task, dataclasses.replace(options, last=task.balanced), log_v, stage.leave, skip) * ratio
 
 
 def between_all(

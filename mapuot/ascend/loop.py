@@ -80,6 +80,8 @@ class Run:
         tol = skip.tol if skip else options.tol
         with closing(self.module.Workspace(problem, options, skip)) as workspace:
             newton = workspace.newton() if options.last else None
+            if newton:
+                newton.record.all_products = self.products
             workspace.absorb(log_v)
             fresh, reads = True, workspace.reads
             quick = not self.heard and self.ranks.max(problem.size) <= self.module.QUICK_ENTRIES

@@ -199,6 +199,8 @@ class MultiProblem:
             return self.largest
         return max(sum(x for pair, x in self.sizes.items() if k in pair) for k in range(len(self.marginals)))
 
+    balanced = False  # larger regs end where passes have come near
+
     @property
     def extent(self) -> float:
         """The part of the range of M that counts: all of it."""

@@ -109,6 +109,11 @@ class Common:
         return self.reference if self.masked is None else self.masked.base
 
     @property
+    def balanced(self) -> bool:
+        """Tell whether all rows and columns are balanced."""
+        return self.rows.penalty == self.cols.penalty == "balanced"
+
+    @property
     def alike(self) -> bool:
         """Tell whether both sides have the same masses and penalties."""
         return self.rows.alike(self.cols)
@@ -168,11 +173,12 @@ class Problem(Common):
     def extent(self) -> float:
         """The range of M, up to TAIL times what points pay that are not among the few farthest ones.
 
-        One point far away makes the range as large as it likes, and changes nothing between the others.
+        One point far away makes the range as large as it likes, and changes nothing between the others; but where both
+        sides are hard it must exchange mass with them, at a price that larger regs alone find in few passes.
         """
         whole = self.M_max - self.M_min
         sides = [host(side.weight) for side in (self.rows, self.cols)]
-        if self.ranks.size > 1 or not self.cost.at_hand:
+        if self.ranks.size > 1 or not self.cost.at_hand or (self.rows.demands and self.cols.demands):
             return whole
         far = [
             farthest(self.cost.at(some(sides[0])[:, None], heavy(sides[1]))),
@@ -274,7 +280,7 @@ class Problem(Common):
             reference = reference.part(a, b, ranks)
         c, mass = validate.as_reference(reference, cost, weight_a, weight_b, backend, ranks, threads)
         problem = cls(cost, rows, cols, reg, c, low, high, forbidden, mass)
-        if problem.parts:
+        if problem.parts or (ranks.max(rows.demands) and cols.demands and not problem.balanced):
             validate.check_parts(rows, cols, problem.parts)
         if mask is None:
             return problem
@@ -350,7 +356,7 @@ class BatchProblem(Common):
     def check_parts(self) -> None:
         """Apply `validate.check_parts` to every problem."""
         for i, one in enumerate(map(self.__getitem__, range(len(self)))):
-            if one.parts:
+            if one.parts or (one.rows.demands and one.cols.demands and not self.balanced):
                 validate.check_parts(one.rows, one.cols, one.parts, f"problem {i}: ")
 
     def transpose(self) -> BatchProblem:
@@ -385,7 +391,8 @@ class BatchProblem(Common):
             c_mass = cost.pairs_of_each.astype(np.float64)
         if mask is None:
             problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
-            if cost.operator == "pairs" and rows.demands | cols.demands:
+            both = rows.demands and cols.demands and not problem.balanced
+            if both or (cost.operator == "pairs" and rows.demands | cols.demands):
                 problem.check_parts()
             return problem
         c = Masked(c, as_mask(mask, cost), (m, n))

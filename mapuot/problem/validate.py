@@ -350,14 +350,16 @@ def check_masses(rows: Side, cols: Side, mass_a: Any, mass_b: Any, names: str = 
         raise InfeasibleError(text + more)
 
 
-def check_parts(rows: Side, cols: Side, parts: Parts, which: str = "") -> None:
-    """Raise where a part of M must take in more mass than it can get, by rows or by columns.
+def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") -> None:
+    """Raise where a part of M, or all of it, must take in more mass than it can get, by rows or by columns.
 
     ``which`` problem of a batch it is stands before the message.
     """
-    sides = (rows, parts.rows), (cols, parts.cols)
+    count = parts.count if parts else 1
+    numbers = (parts.rows, parts.cols) if parts else [np.zeros(len(side.weight), int) for side in (rows, cols)]
+    sides = tuple(zip((rows, cols), numbers, strict=True))
     sums = [
-        [np.asarray(side.ranks.sum(np.bincount(number, x, parts.count + 1)))[: parts.count] for x in side.limits]
+        [np.asarray(side.ranks.sum(np.bincount(number, x, count + 1)))[:count] for x in side.limits]
         for side, number in sides
     ]
     for one in (0, 1):
@@ -369,6 +371,10 @@ def check_parts(rows: Side, cols: Side, parts: Parts, which: str = "") -> None:
                 told_points(side.name, number == k, side.ranks) for side, number in (sides[one], sides[1 - one])
             )
             amounts = f"{least[k]:.6g} must be transported and {most[k]:.6g} may be"
+            if parts is None:
+                one, other = sides[one][0].name, sides[1 - one][0].name
+                text = f"{which}no plan has marginals that {one} and {other} allow"
+                raise InfeasibleError(f"{text}: {amounts} by {other}")
             raise InfeasibleError(f"{which}M connects {points} with {others} only, where {amounts}")
 
 

@@ -24,6 +24,7 @@ SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
 SCALING_STEP = 4.0
 MOST_RUNGS = 40  # larger regs, up to 1e24 times the one asked for
 COARSE_TOL = 0.5  # certified error at which a larger reg has done its work
+BALANCED_TOL = 0.1  # the same where both sides are: a point far away finds its potential at larger regs in few passes
 WARM_ERROR = 1.0  # of a first pass: a warm start above it is left, where a cold one goes by way of larger regs
 TOGETHER = 60  # passes of one potential, after which ordinary ones go on: where they serve, 2 to 12 are enough
 INNER = 0.6  # of tol: for the pairs that are kept; the rest is for what is skipped
@@ -117,7 +118,7 @@ def climb(problem: Any, options: Options, most: int) -> list[Stage]:
     """List the stages at larger regs of a problem of any kind; the named methods have none."""
     whole = larger_regs(problem.M_max - problem.M_min, problem.reg) if options.memory else []
     regs = larger_regs(problem.extent, problem.reg) if whole else []
-    tol = max(options.tol, COARSE_TOL)
+    tol = max(options.tol, BALANCED_TOL if problem.balanced else COARSE_TOL)
     return [Stage(reg, tol, options.precision, options.memory, most, UNDONE, "here") for reg in regs]
 
 
@@ -132,14 +133,14 @@ def rungs() -> tuple[tuple[float, float], ...]:
     return tuple((SCALING_STEP**k, SCALING_STEP ** (k - 1) / SCALING_BELOW) for k in range(MOST_RUNGS, 0, -1))
 
 
-def ladder(options: Options, most: int) -> list[tuple[float, float, float, int, bool]]:
+def ladder(options: Options, most: int) -> list[tuple[float, float, float, float, int, bool]]:
     """List the stages of a plain problem of any range of M, as src_c/solve.c takes them (mapuot_stage)."""
-    coarse = max(options.tol, COARSE_TOL)
-    own = (1.0, options.tol, -math.inf, most, False)
+    coarse, balanced = (max(options.tol, tol) for tol in (COARSE_TOL, BALANCED_TOL))
+    own = (1.0, options.tol, options.tol, -math.inf, most, False)
     if not options.memory:
         return [own]
-    together = (1.0, options.tol, math.inf, min(most, TOGETHER), True)
-    return [together, *((reg, coarse, least, most // 2, False) for reg, least in rungs()), own]
+    together = (1.0, options.tol, options.tol, math.inf, min(most, TOGETHER), True)
+    return [together, *((reg, coarse, balanced, least, most // 2, False) for reg, least in rungs()), own]
 
 
 def in_words(reads: str, larger: int, *more: str) -> str:

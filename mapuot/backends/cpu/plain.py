@@ -35,7 +35,7 @@ PROBLEM: Any = np.dtype(
 )
 
 # mapuot_stage: (reg in units of the problem's, tol, least range(M) / reg, passes at its end, one potential)
-Ladder = Callable[[Options, int], list[tuple[float, float, float, int, bool]]]
+Ladder = Callable[[Options, int], list[tuple[float, float, float, float, int, bool]]]
 
 kept: list[Call] = []  # of calls that are over; one under way has taken its own out
 
@@ -93,8 +93,8 @@ def fill_task(
     ``strides``: of M in entries.
     """
     most = min(MOST_PASSES, max(1, CALL_ENTRIES // (shape[0] * shape[1])))
-    rows = [(reg, tol, spread, min(passes, most), one) for reg, tol, spread, passes, one in ladder(options, max_passes)]
-    stages = ffi.new("mapuot_stage[]", rows)
+    rows = ladder(options, max_passes)
+    stages = ffi.new("mapuot_stage[]", [(*terms, min(passes, most), one) for *terms, passes, one in rows])
     task.stages, task.count, task.max_passes = stages, len(rows), max_passes
     task.m, task.n = shape
     task.M.row_stride, task.M.col_stride, task.M.dtype = *strides, CODES[dtype]
