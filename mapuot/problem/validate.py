@@ -372,9 +372,8 @@ def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") ->
             )
             amounts = f"{least[k]:.6g} must be transported and {most[k]:.6g} may be"
             if parts is None:
-                one, other = sides[one][0].name, sides[1 - one][0].name
-                text = f"{which}no plan has marginals that {one} and {other} allow"
-                raise InfeasibleError(f"{text}: {amounts} by {other}")
+                text = f"{which}no plan has marginals that {sides[one][0].name} and {sides[1 - one][0].name} allow"
+                raise InfeasibleError(f"{text}: {amounts} by {sides[1 - one][0].name}")
             raise InfeasibleError(f"{which}M connects {points} with {others} only, where {amounts}")
 
 
