@@ -266,7 +266,7 @@ int mapuot_meet(mapuot_pool *pool, mapuot_state *state, mapuot_newton *newton, d
  * in order where there is no start and range(M) / reg is more than `spread` (mapuot/route/stages.py).  One of one potential
  * is the only one of a problem whose rows and columns are the same, and is left out of others. */
 typedef struct {
-    double reg; /* in units of the problem's */
+    double reg;               /* in units of the problem's */
     double tol, balanced_tol; /* the latter where rows and columns are hard */
     double spread;
     int64_t most;      /* passes of the problem at its end; the last stage makes one at least */

@@ -136,8 +136,8 @@ def solve(
     Raises
     ------
     InfeasibleError
-        A balanced point cannot be reached; no plan has marginals that both sides, balanced or ranges, allow; or a sparse
-        M connects such points with others of less mass only.
+        A balanced point cannot be reached; no plan has marginals that both sides, balanced or ranges, allow; or a
+        sparse M connects such points with others of less mass only.
 
     Warns
     -----
