@@ -88,7 +88,7 @@ class Run:
             count = self.module.QUICK_PASSES if quick and leave == math.inf else 1
             while True:
                 begun = time.perf_counter()
-                stats = workspace.iterate(max(1, min(count, self.limit - self.n_passes)))
+                stats = workspace.iterate(self.next_passes(workspace, count))
                 self.status = self.record(stats)
                 if stats[0].error > leave and self.status in GOES_ON:
                     self.status = "running"
@@ -109,7 +109,6 @@ class Run:
                 ended_as = self.status
                 self.leave_rejected(workspace, stats[-1])
                 self.status = ended_as if newton else self.status  # that pass has yet to be certified
-            workspace.conclude(self.trace[-1])
             self.end(workspace, newton, tol)
             if self.saves:
                 self.save(workspace, problem)
@@ -144,8 +143,12 @@ class Run:
         return status
 
     def end(self, workspace: Workspace, newton: Any, tol: float) -> None:
-        """Settle the status; certify the last pass of a solve that ended before hard columns were met."""
+        """Settle the status; certify the last pass of a solve that was cancelled or has not met its hard columns."""
+        if workspace.estimates and self.status == "cancelled":
+            workspace.widen()
+            self.record(workspace.iterate(1))
         last = self.trace[-1]
+        workspace.conclude(last)
         if newton and self.status not in (*FAILED, "converged") and self.certified is not last:
             if newton.step(workspace, self.module, last, tol) == HOLDS:
                 self.status = last.status = "converged"
@@ -212,6 +215,13 @@ class Run:
             return bool(answer)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"callback must return a truth value, or None to go on, got {shown(answer)}") from error
+
+    def next_passes(self, workspace: Workspace, count: int) -> int:
+        """Return how many of these passes may follow; the last of all is one that certifies."""
+        left = self.limit - self.n_passes
+        if workspace.estimates and left <= 1:
+            workspace.widen()
+        return max(1, min(count, left - workspace.estimates))
 
     def next_count(self, made: int, seconds: float) -> int:
         """Return how many passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""

@@ -88,6 +88,8 @@ def passes_left(guesses: list[float], tol: float) -> float:
 class Ascent:
     """The passes of one body, as mapuot.ascend.loop.Run asks for them (backends.contract.Workspace)."""
 
+    estimates = False
+
     def __init__(self, body: Any, options: Options) -> None:
         """``body``: a `Body`."""
         self.body, self.options, self.reads, self.coarse, self.number = body, options, body.reads, body.coarse, 0

@@ -94,6 +94,9 @@ class Workspace(Protocol):
     options: Options
     coarse: Any  # the coarse correction of its passes (backends/coarse.py)
     makes_products: bool  # for Newton's step (newton.py), which else takes those of the plan
+    estimates: bool = (
+        False  # are passes float32 ones between points? Their rounding is known in the mean: none may be last
+    )
 
     @property
     def reads(self) -> str:
@@ -116,6 +119,9 @@ class Workspace(Protocol):
 
     def newton_product(self) -> Callable[[F64], F64]:
         """Return the product for Newton's step from the last pass, where it makes products."""
+
+    def widen(self) -> None:
+        """Make float64 passes from here on."""
 
     def conclude(self, stat: Stats) -> None:
         """Complete the numbers of the last pass of a run."""

@@ -109,6 +109,7 @@ class ReferenceWorkspace:
     reads = "float64 logarithms"
 
     makes_products = False  # Newton's step takes those of the plan
+    estimates = False
 
     def __init__(self, problem: Problem, options: Options, skip: None = None) -> None:
         self.problem, self.options = problem, options

@@ -152,6 +152,14 @@ class KernelWorkspace(Workspace):
             self.truncation.known, stats[-1].status = False, "absorb"
         return stats
 
+    @property
+    def estimates(self) -> bool:  # type: ignore[override]
+        return self.narrow_points is not None and self.progress_of("narrow") > 0
+
+    def widen(self) -> None:
+        put(self.progress, {"narrow": 0, "best_dual": -np.inf})
+        self.take_float64()
+
     def conclude(self, stat: Stats) -> None:
         """Settle the last pass of a run."""
         if self.truncation:
@@ -207,6 +215,9 @@ class KernelWorkspace(Workspace):
     def take_mask(self, truncation: Truncation) -> None:
         """Make the mask anew and tell it to the kernels."""
         raise NotImplementedError
+
+    def take_float64(self) -> None:
+        """Let rows that passes make be float64 ones."""
 
     def make_passes(self, count: int) -> list[Stats]:
         """Make passes that clusters do not correct anew."""

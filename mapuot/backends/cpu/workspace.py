@@ -151,12 +151,16 @@ class HostWorkspace(KernelWorkspace):
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
         found = self.narrow_points.fitted(alpha, beta) if self.progress.narrow and self.narrow_points else None
         if self.narrow_points and self.problem.ranks.max(found is None):  # on all ranks in float64 from here on
-            self.progress.narrow, self.state.exact = 0, 1
-            put(self.limits, {"storage_error": 0.0, "flush": np.finfo(np.float64).tiny})
+            self.progress.narrow = 0
+            self.take_float64()
             return alpha, beta
         if found and self.narrow_points:
             put(self.limits, self.narrow_points.limits(self.floor, self.truncation))
         return found or (alpha, beta)
+
+    def take_float64(self) -> None:
+        self.state.exact = 1
+        put(self.limits, {"storage_error": 0.0, "flush": np.finfo(np.float64).tiny})
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         """Build K; sums of the rows and of the columns may be of two kernels that are each within ``apart`` of K.

@@ -339,11 +339,14 @@ class PointWorkspace(DeviceWorkspace):
         """Tell whether Newton's step takes products with K, by the kernels of a pass: where no ranks add them up."""
         return self.problem.ranks.size == 1
 
+    def take_float64(self) -> None:
+        self.choose()
+        self.resume()
+
     def newton_product(self) -> Callable[[F64], F64]:
         """Return the product for Newton's step from the last pass: P^T (fi / r) P d, of one potential -P d."""
         self.progress["narrow"] = 0.0
-        self.choose()
-        self.resume()
+        self.take_float64()
         reg, shift, kappa = self.problem.reg, float(self.progress["shift"]), float(self.progress["kappa"])
         r, log_u, rho = (cp.asarray(x) for x in (self.answers["r"], self.answers["u_log"], self.problem.rows.rho))
         with np.errstate(divide="ignore", invalid="ignore"):

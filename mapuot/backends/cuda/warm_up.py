@@ -50,8 +50,9 @@ def both_halves(function: str, options: dict[str, int]) -> list[Job]:
 
 
 def point_jobs(d: int, memory: int) -> list[Job]:
-    """First passes over squared distances, and last ones."""
-    jobs = sums_job(KL, memory, d, True, FORMS["squares"]), sums_job(KL, memory, d, False, EXPANDED, QUICK=1)
+    """List first passes over squared distances, last ones, and what they are balanced by."""
+    jobs = [sums_job(KL, memory, d, True, FORMS["squares"]), sums_job(KL, memory, d, False, EXPANDED, QUICK=1)]
+    jobs.append(sums_job(KL, memory, d, False, METRICS["sqeuclidean"].number, TOPS=1))
     return [job for _, function, options in jobs for job in both_halves(function, options)]
 
 
