@@ -68,11 +68,14 @@ class NarrowPoints:
             for x, square in ((alpha, self.square_x), (beta, self.square_y))
         )
         used = row[np.isfinite(row)] if alpha is not beta else row[:0]  # of one potential: equal
-        common = float(np.round(median(used) / GRID) * GRID) if used.size else 0.0
+        ranks = self.problem.ranks  # which must all hold the same columns
+        middles = [x for x in ranks.all(median(used) if used.size else None) if x is not None]
+        common = float(np.round(np.median(middles) / GRID) * GRID) if middles else 0.0
         self.col[len(beta) :] = LEFT_OUT
-        for power, out, moved in ((row, self.row, -common), (col, self.col[: len(beta)], common)):
-            if any_of(np.isfinite(power) & (np.abs(power + moved) >= MOST_POWER)):
-                return None
+        moves = (row, self.row, -common), (col, self.col[: len(beta)], common)
+        if ranks.max(any(any_of(np.isfinite(x) & (np.abs(x + moved) >= MOST_POWER)) for x, _, moved in moves)):
+            return None
+        for power, out, moved in moves:
             out[:] = np.maximum(power + moved, LEFT_OUT)
             power[:] = np.where(np.isfinite(power), out.astype(np.float64) - moved, power)  # as float32 has a far point
         scalings = (row + self.square_x) / LOG2_E, (col + self.square_y) / LOG2_E
