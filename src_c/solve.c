@@ -491,6 +491,8 @@ static int carry_out(attempt *t)
 {
     const mapuot_task *task = t->task;
     const mapuot_stage *own = task->stages + task->count - 1;
+    t->newton = (mapuot_newton){0}; /* of the problem that this thread solved before */
+    t->certified = 0;
     const double reg = task->terms.reg, whole = (t->problem->high - t->problem->low) / reg;
     const int hard = isinf(task->terms.rho_rows) && isinf(task->terms.rho_cols);
     const double spread = task->count > 1 && whole > own[-1].spread && !hard ? extent(t) / reg : whole;
