@@ -1,4 +1,4 @@
-"""Problems whose answer is known, and one verifier that derives every claim of a Result again.
+"""Problems, and one verifier that derives every claim of a Result again.
 
 Nothing here calls mapuot but ``Case.solve``: the plan, the penalties and the duality gap are those of judge.py, the
 optimum that of oracle.py.
@@ -22,7 +22,7 @@ EPS = 2.0**-53
 
 @dataclass(frozen=True)
 class Case:
-    """The arguments of one solve; ``log_u``, ``log_v`` hold the exact answer where it is known."""
+    """The arguments of one solve."""
 
     M: Any
     a: Any
@@ -31,8 +31,6 @@ class Case:
     reg_m: Any
     penalty: Any = "kl"
     reference: Any = "product"
-    log_u: Any = None
-    log_v: Any = None
 
     def solve(self, **options: Any) -> mapuot.Result:
         return mapuot.solve(
@@ -49,7 +47,7 @@ class Case:
 
         c = self.reference if isinstance(self.reference, str) else self.reference.T
         reg_m, penalty = swap(self.reg_m), swap(self.penalty)
-        return Case(self.M.T, self.b, self.a, self.reg, reg_m, penalty, c, self.log_v, self.log_u)
+        return Case(self.M.T, self.b, self.a, self.reg, reg_m, penalty, c)
 
     @property
     def c(self) -> Any:
@@ -117,18 +115,6 @@ def with_forbidden(case: Case, share: float = 0.3, seed: int = 0) -> Case:
     k = np.arange(max(M.shape))
     M[k % M.shape[0], k % M.shape[1]] = case.M[k % M.shape[0], k % M.shape[1]]
     return case.replace(M=M)
-
-
-def manufactured(m: int, n: int, reg: float, reg_m: Any, seed: int = 0, uniform: bool = True) -> Case:
-    """Choose u, v and K with c independent of a and b; then a = u^(1/fi1) (K v) and b = v^(1/fi2) (K^T u)."""
-    rng = np.random.default_rng([seed, m, n])
-    M, c = rng.random((m, n)), "uniform" if uniform else rng.uniform(0.0, 2.0, (m, n)) + np.eye(m, n)
-    log_u, log_v = rng.uniform(-1, 1, m), rng.uniform(-1, 1, n)
-    K = np.exp(-M / reg) * (1.0 if uniform else c)
-    rho = reg_m if isinstance(reg_m, tuple) else (reg_m, reg_m)
-    slope = [1.0 + reg / r for r in rho]
-    a, b = np.exp(slope[0] * log_u) * (K @ np.exp(log_v)), np.exp(slope[1] * log_v) * (K.T @ np.exp(log_u))
-    return Case(M, a, b, reg, reg_m, reference=c, log_u=log_u, log_v=log_v)
 
 
 def plan_of(case: Case, log_u: Any, log_v: Any) -> Any:

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from batches import assert_solved, histograms
+from batches import histograms
 from numpy.testing import assert_allclose
 
 import mapuot
@@ -33,19 +33,6 @@ def test_chunks(monkeypatch):
     result = solve_batch(M, A, B, reg=0.05, reg_m=1.0)
     monkeypatch.setattr(cpu_batch, "CHUNK_BYTES", 4 * cpu_batch.bytes_each(M.shape, 8, True, "float64"))
     assert (solve_batch(M, A, B, reg=0.05, reg_m=1.0).log_u == result.log_u).all()
-
-
-def test_solved_alone_where_the_batch_gives_up(monkeypatch):
-    """A problem whose scalings outgrow the common K goes on alone, from where it is."""
-    M, A, B = histograms()
-    status = cpu_batch.HostBatch.status
-
-    def absorbed(self):
-        return ["absorb" if i == 2 else text for i, text in enumerate(status(self))]
-
-    monkeypatch.setattr(cpu_batch.HostBatch, "status", absorbed)
-    result = solve_batch(M, A, B, reg=0.05, reg_m=1.0)
-    assert_solved(result, M, A, B, 0.05, 1.0)
 
 
 def minibatches(p=7, m=21, n=18, dtype=float):
@@ -107,18 +94,6 @@ def test_what_a_long_problem_leaves_is_solved_alone(monkeypatch):
     monkeypatch.setattr(core, "MOST_PASSES", 6)
     M, A, B = minibatches()
     assert_as_alone(solve_batch(M, A, B, reg=0.02, reg_m=1.0), M, A, B, 0.02, 1.0)
-
-
-def test_warm_start_and_max_passes():
-    M, A, B = histograms()
-    cold = solve_batch(M, A, B, reg=0.02, reg_m=1.0)
-    warm = solve_batch(M, A, B * 1.01, reg=0.02, reg_m=1.0, warm_start=cold)
-    assert warm.n_passes.mean() < cold.n_passes.mean()
-    assert (solve_batch(M, A, B, reg=0.02, reg_m=1.0, warm_start=(cold.log_u, cold.log_v)).n_passes <= 3).all()
-    with pytest.warns(mapuot.ConvergenceWarning, match="5 of 5 problems not converged"):
-        short = solve_batch(M, A, B, reg=0.02, reg_m=1.0, max_passes=2)
-    assert (short.status == "max_passes").all()
-    assert (short.n_passes == 2).all()
 
 
 def test_result_is_a_sequence():

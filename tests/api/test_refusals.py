@@ -27,7 +27,7 @@ SQUARE = np.eye(4)
 MASKED = np.ma.array(np.ones((4, 4)), mask=True)
 POINTS = np.random.default_rng(0).random((9, 2))
 MASK = mapuot.SeededMask(0.3, 7)
-S, DENSE, SA, SB = pairs(4, 5, 0.5)
+S, _, SA, SB = pairs(4, 5, 0.5)
 CSR = sparse.csr_array
 
 

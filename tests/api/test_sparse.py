@@ -246,9 +246,6 @@ def test_storage_finer_than_tol_needs():
         assert result.how.startswith(how)
 
 
-S2, _, A2, B2 = pairs(4, 5, 0.5)
-
-
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("given", [False, True], ids=["no c", "c"])
 def test_names_of_pot(dtype, given):
@@ -568,4 +565,4 @@ def test_files_that_lie(tmp_path, change):
 def test_a_matrix_on_a_gpu_is_not_moved_unasked(backend):
     on_device = type("csr_matrix", (), {"__module__": "cupyx.scipy.sparse._csr"})()
     with pytest.raises(TypeError, match=f"M must not lie on a GPU for backend '{backend}'"):
-        mapuot.solve(on_device, A2, B2, reg=0.1, reg_m=1.0, backend=backend)
+        mapuot.solve(on_device, np.ones(4), np.ones(5), reg=0.1, reg_m=1.0, backend=backend)
