@@ -126,18 +126,6 @@ def test_plan_in_place_is_certified_with_what_it_has_lost(backend, reg_m, max_pa
     assert result.n_passes <= max_passes + 1
 
 
-@pytest.mark.parametrize("precision", ["float64", "mixed"])
-@pytest.mark.parametrize("spread", [1e3, 1e4, 1e6])
-def test_a_start_out_of_range_is_dropped(backend, precision, spread):
-    options = {"backend": backend, "precision": precision}
-    right = mapuot.solve(*SMALL, reg=0.1, reg_m=1.0, tol=1e-9).plan
-    result = mapuot.solve(
-        *SMALL, reg=0.1, reg_m=1.0, warm_start=(np.zeros(4), np.linspace(-spread, spread, 5)), **options
-    )
-    assert result.converged
-    assert relative_error(result.plan, right) <= result.error_bound
-
-
 @pytest.mark.parametrize("method", ["auto", "sinkhorn", "map-uot"])
 @pytest.mark.parametrize("spread", [800.0, 2000.0])
 def test_a_start_whose_plan_overflows_certifies_nothing(backend, method, spread):
@@ -176,37 +164,6 @@ def test_points_too_weak_for_float32_go_on_in_float64():
     results = [mapuot.solve(M, reg=0.1, reg_m=0.1, method=method) for method in ("auto", "sinkhorn")]
     assert all(result.converged for result in results)
     assert relative_error(results[0].plan, results[1].plan) < 2e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reg", [1e-9, 1e-11, 1e-12, 1e-13, 1e-14])
-def test_bound_counts_the_rounding_of_the_exponent(backend, reg):
-    """The same problem in units three times as large: at 1e-12 of the costs' range, plans differ by 1e-3."""
-    rng = np.random.default_rng(5)
-    M, a, b = rng.random((6, 7)), rng.random(6), rng.random(7)
-    options = {"backend": backend, "precision": "float64", "max_passes": 1000}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
-        one, two = (
-            mapuot.solve(M, a, b, reg=reg, reg_m=1.0, **options),
-            mapuot.solve(3 * M, a, b, reg=3 * reg, reg_m=3.0, **options),
-        )
-    assert relative_error(two.plan, one.plan) <= one.error_bound + two.error_bound
-    assert min(one.error_bound, two.error_bound) > 1e-16 / reg
-    assert not one.converged
-    assert not two.converged
-
-
-@pytest.mark.slow
-def test_bound_counts_the_rounding_of_far_potentials(backend):
-    """Unequal masses at a huge reg_m: log u and log v are 3e10 and cancel but for rounding."""
-    M, a, b = SMALL
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
-        result = mapuot.solve(M, a, 2 * b, reg=0.1, reg_m=1e10, backend=backend, max_passes=1000)
-    assert np.abs(result.log_u).min() > 1e9
-    assert not result.converged
-    assert abs(result.plan.sum() - result.mass) <= result.error_bound * result.mass
 
 
 @pytest.mark.parametrize("far", [1e6, 1e8, 1e10, 1e14])
