@@ -128,8 +128,8 @@ class Interrupt:
     """A KeyboardInterrupt at the k-th place of this thread where one may fall, among modules that wait for threads."""
 
     PLACES = (
-        "mapuot/batch.py", "mapuot/threads.py", "cpu/native.py", "/threading.py", "/concurrent/futures/", "/queue.py",
-        "/weakref.py", "/_weakrefset.py",
+        "mapuot/api/batch.py", "mapuot/threads.py", "cpu/native.py", "/threading.py", "/concurrent/futures/",
+        "/queue.py", "/weakref.py", "/_weakrefset.py",
     )  # fmt: skip
 
     def __init__(self, k):

@@ -71,34 +71,19 @@ def test_what_a_schedule_may_be():
             CASE.solve(schedule=wrong)
 
 
-def test_threads_by_default_are_one_for_small_and_all_for_large(monkeypatch):
-    asked = []
-    real = native.lib.mapuot_pool_new
-
-    class Spy:
-        def __getattr__(self, name):
-            return getattr(cpu_lib, name)
-
-        def mapuot_pool_new(self, threads):
-            asked.append(threads)
-            return real(threads)
-
-    cpu_lib = native.lib
-    monkeypatch.setattr(native, "lib", Spy())
+def test_threads_by_default_are_one_for_small_and_all_for_large():
+    """Pools of more than one thread, which are made when they are first asked for and kept."""
+    small, large, cores = clouds(20, 20), clouds(700, 700), core_count()
+    calls = (small, None, False), (large, 1, False), (large, None, cores > 1), (small, cores + 1, True)
     native.pool_of.cache_clear()
-    clouds(20, 20).solve()
-    assert not asked
-    clouds(700, 700).solve(tol=1e-2)
-    cores = core_count()
-    assert set(asked) == ({cores} if cores > 1 else set())
-    asked.clear()
-    clouds(20, 20).solve(threads=3)
-    clouds(20, 20).solve(threads=3)
-    assert asked == [3]
-    asked.clear()
-    native.pool_of.cache_clear()
-    clouds(700, 700).solve(tol=1e-2, threads=1)
-    assert not asked
+    for case, threads, pooled in calls:
+        before = native.pool_of.cache_info()
+        case.solve(tol=1e-2, threads=threads, callback=lambda stats: None)  # not by one call of the core
+        after = native.pool_of.cache_info()
+        assert (after.hits + after.misses > before.hits + before.misses) == pooled
+    for threads in {cores, cores + 1} - {1}:
+        native.pool_of(threads)
+    assert native.pool_of.cache_info().misses == after.misses, "pools of these sizes, which are kept"
 
 
 def test_a_solve_releases_the_interpreter():
