@@ -156,11 +156,12 @@ static void average(mapuot_state *state, finish_state *finish)
     const mapuot_side *rows = &state->rows, *cols = &state->cols;
     const double *x = state->work;
     double *image = state->work + 2 * padded(state->n), *row = finish->row_scalars;
-    for (int64_t j = 0; j < state->n; j++) {
+    for (int64_t j = 0; j < state->n; j++)
         image[j] = 0.5 * (image[j] + x[j]);
-        rows->log_scale[j] = cols->absorbed[j] < INFINITY ? x[j] - cols->absorbed[j] : 0.0;
-        rows->scale[j] = cols->scale[j];
-        rows->marginal[j] = cols->marginal[j];
+    for (int64_t i = 0, j = state->before; i < state->m; i++, j++) {
+        rows->log_scale[i] = cols->absorbed[j] < INFINITY ? x[j] - cols->absorbed[j] : 0.0;
+        rows->scale[i] = cols->scale[j];
+        rows->marginal[i] = cols->marginal[j];
     }
     row[ROW_DUAL] = finish->sums[SUM_DUAL];
     finish->sums[SUM_GAP] *= 2.0;

@@ -60,10 +60,10 @@ static inline kept_runs runs_of(const mapuot_kept *kept, int64_t i, int64_t from
 /* Where row i of a symmetric K of one potential begins: each pair is read once, but for the line that i is in. */
 static inline int64_t first_column(int64_t symmetric, int64_t i) { return symmetric ? i / PAD * PAD : 0; }
 
-/* whether a pass of one potential reads, or makes, half of K: pairs that are stored or kept are read whole */
+/* whether a pass of one potential reads, or makes, half of K: pairs that are stored or kept, and shared rows, are read whole */
 static inline int is_halved(const mapuot_state *state)
 {
-    return state->limits.symmetric && !state->M.start && !state->M.points.kept.first;
+    return state->limits.symmetric && state->m == state->n && !state->M.start && !state->M.points.kept.first;
 }
 
 /* the runs of a row that a pass makes */

@@ -128,6 +128,7 @@ typedef struct {
  * shared among processes, the sum of this one array over them is all that row_pass has to exchange. */
 typedef struct {
     int64_t m, n, ld; /* K is m x n with leading dimension ld (a multiple of 16) */
+    int64_t before;   /* of one potential: the column of the first row, where processes share the rows */
     mapuot_dtype dtype;
     void *kernel; /* K */
     mapuot_limits limits;

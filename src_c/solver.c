@@ -179,8 +179,8 @@ static int narrow_scale(const mapuot_state *state)
 static void sum_symmetric(mapuot_pool *pool, mapuot_state *state)
 {
     sum_rows(pool, state, DOTS, state->progress.narrow && narrow_scale(state));
-    for (int64_t j = 0; j < state->n; j++)
-        state->sums[j] += state->rows.marginal[j];
+    for (int64_t i = 0; i < state->m; i++)
+        state->sums[state->before + i] += state->rows.marginal[i];
 }
 
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)

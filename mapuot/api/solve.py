@@ -106,7 +106,8 @@ def solve(
         Whether rows and columns are the same problem: equal masses and penalties, and M (and a reference that is a
         matrix) symmetric, of a `PointCloud` without y, say. Method "auto" then passes with one potential, log u =
         log v, which takes some 2 to 12 passes at any reg. None finds out, by one look that ends at the first
-        difference; True raises where they are not, False makes ordinary passes.
+        difference, and over ranks of a `PointCloud` whose rows lie in order in y; True raises where they are not,
+        False makes ordinary passes.
     warm_start : Result or (log_u, log_v), optional
         Where to start; left after one pass where reg is small and that pass certifies nothing.
     callback : callable, optional

@@ -50,7 +50,8 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     way = route(problem, options, run.max_passes, given, escalate, bool(run.saves), prefers, together)
     task, start = (problem.transpose(), start[::-1]) if way.turned else (problem, start)
     if options.symmetric:
-        start = (0.5 * (start[0] + start[1]) if all(given) else start[1],) * 2
+        mean = 0.5 * (start[0] + start[1]) if all(given) and problem.ranks.size == 1 else start[1]
+        start = mean[problem.own], mean
     skip: Truncation | None = None
     boxed = in_boxes(task, way.turned, run.module.LEAST_BOX, options.threads) if way.nats is not None else None
     with run.shown():

@@ -16,6 +16,7 @@ A backend is a module (or package) with
 
 and, where it has them,
 
+    RANKS_TOGETHER  True where ranks that share the rows can make such passes
     SKIPS_TOGETHER  True where passes of one potential can skip pairs of points
     quicker_turned(cost)    whether a solve of the transpose takes less time
     costs(cloud, threads)   the matrix of points

@@ -67,7 +67,7 @@ class NarrowPoints:
             np.rint((x * LOG2_E - square) / GRID) * GRID
             for x, square in ((alpha, self.square_x), (beta, self.square_y))
         )
-        used = row[np.isfinite(row)] if alpha is not beta else row[:0]  # of one potential: equal
+        used = row[np.isfinite(row)] if not np.may_share_memory(alpha, beta) else row[:0]  # of one potential: equal
         ranks = self.problem.ranks  # which must all hold the same columns
         middles = [x for x in ranks.all(median(used) if used.size else None) if x is not None]
         common = float(np.round(np.median(middles) / GRID) * GRID) if middles else 0.0

@@ -88,7 +88,8 @@ class KernelWorkspace(Workspace):
             else:
                 alpha, beta = self.balance(out_u, plan_v)
             if symmetric:  # K is at most 1 as well with the mean of both, and symmetric
-                alpha = beta = 0.5 * (alpha + beta)
+                alpha = beta = 0.5 * (np.concatenate(problem.ranks.all(alpha)) + beta)
+                alpha = beta if problem.ranks.size == 1 else beta[problem.own]
             self.dead = (alpha == np.inf) & ~out_u, (beta == np.inf) & ~out_v
             off_u, off_v = out_u | self.dead[0], out_v | self.dead[1]
             alpha[off_u] = beta[off_v] = -np.inf

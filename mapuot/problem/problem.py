@@ -121,7 +121,8 @@ class Common:
     def unlike(self, backend: ModuleType) -> str | None:
         """Name what keeps rows and columns from being the same problem, None where they are."""
         if self.rows.ranks.size > 1:
-            return "comm"
+            fits = getattr(backend, "RANKS_TOGETHER", False) and self.own_alike()
+            return None if self.rows.ranks.min(fits) else "comm"
         if self.masked is not None:
             return "mask"
         if not self.alike:
@@ -129,6 +130,20 @@ class Common:
         if not self.cost.symmetric(backend):
             return "M"
         return "reference" if self.c is not None and not self.c.symmetric(backend) else None
+
+    @property
+    def own(self) -> slice:
+        """The columns that the rows of this rank are, where rows and columns are the same problem."""
+        before, m = self.rows.ranks.before(self.shape[0]), self.shape[0]
+        return slice(before, before + m)
+
+    def own_alike(self) -> bool:
+        """Tell whether the rows of this rank are columns, between points all of whose pairs count."""
+        cloud, own, ranks = self.cost.cloud, self.own, self.rows.ranks
+        n, count = self.shape[1], ranks.sum(self.shape[0])
+        if cloud is None or cloud.truncates(count * n) or not isinstance(self.reference, str):
+            return False
+        return count == n and np.array_equal(cloud.rows, cloud.targets[own]) and self.rows.alike(self.cols, own)
 
     def shares(self, backend: ModuleType, X: Any, rows: bool = True, threads: int | None = None) -> Any:
         """Multiply the masked reference, without the factor a b^T, by X (n,) or (n, p); not ``rows``: its transpose."""

@@ -72,13 +72,11 @@ class Side:
         """Mask of the points with rho = inf."""
         return np.isinf(self.rho)
 
-    def alike(self, other: Side) -> bool:
-        """Tell whether another side has the same masses and the same penalty."""
-        same = len(self.weight) == len(other.weight) and self.penalty == other.penalty
-        upper = self.upper is other.upper or bool(np.array_equal(self.upper, other.upper))  # type: ignore[arg-type]
-        return bool(
-            same and upper and np.array_equal(self.weight, other.weight) and np.array_equal(self.rho, other.rho)
-        )
+    def alike(self, other: Side, own: slice = slice(None)) -> bool:
+        """Tell whether another side, or its points ``own``, has the same masses and the same penalty."""
+        vectors = (self.weight, other.weight), (self.rho, other.rho), (self.upper, other.upper)
+        same = (x is y or (x is not None and y is not None and np.array_equal(x, y[own])) for x, y in vectors)
+        return self.penalty == other.penalty and all(same)
 
     @property
     def demands(self) -> bool:

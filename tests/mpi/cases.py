@@ -94,6 +94,42 @@ def case_all_pairs(job):
     np.testing.assert_array_equal(got, mapuot.pairwise(clouds, reg=0.05, reg_m=1.0))
 
 
+def case_one_potential(job):
+    """Each rank has the marginals of its own rows, which are columns; what differs on one rank is solved as ever."""
+    rng = np.random.default_rng(8)
+    x, a = rng.random((67, 2)), rng.random(67) + 0.01
+    a[[3, 66]] = 0.0
+    lies, regs = (job.bounds(67), job.bounds(67, "uneven")), ((0.1, 0.3), (1e-3, np.inf), (1e-5, 1.0))
+    for (reg, reg_m), (i0, i1) in itertools.product(regs, lies):
+        cloud = mapuot.PointCloud(x, form=None)
+        want = mapuot.solve(cloud, a, a, reg=reg, reg_m=reg_m, symmetric=False, tol=1e-10, precision="float64")
+        for options in ({}, {"precision": "float64", "tol": 1e-8}, {"warm_start": (want.log_u[i0:i1], want.log_v)}):
+            own = own_points(x, x, i0, i1, form=None)
+            got = mapuot.solve(own, a[i0:i1], a, reg=reg, reg_m=reg_m, comm=COMM, **options)
+            assert "one potential" in got.how, got.how
+            assert got.n_passes <= 14, got
+            job.within_bounds(got, want, i0, i1, hard=5.0 if reg_m == np.inf else 1.0)
+            np.testing.assert_allclose(got.log_u, got.log_v[i0:i1], rtol=1e-12, atol=1e-12)
+        for b, z in ((np.r_[a[:65], 2 * a[65], 0], x), (a, np.r_[x[:66], 2 * x[66:]])):
+            own = own_points(x, z, i0, i1, form=None)
+            other = mapuot.solve(own, a[i0:i1], b, reg=0.1, reg_m=0.3, comm=COMM)
+            assert "one potential" not in other.how, other.how
+
+
+def case_far_points(job):
+    """All ranks hold the same float32 columns, far ones too; else errors differ, and ranks wait for each other."""
+    rng = np.random.default_rng(0)
+    x, y, a, b = rng.normal(size=(34, 8)), rng.normal(size=(35, 8)), rng.random(34) + 0.01, rng.random(35) + 0.01
+    x[-2:], y[:2] = 30.0 * rng.normal(size=(2, 8)), 30.0 * rng.normal(size=(2, 8))
+    i0, i1 = job.bounds(34)
+    for reg_m in (10.0, 100.0):
+        want = mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=0.05, reg_m=reg_m, tol=1e-10, precision="float64")
+        own = own_points(x, y, i0, i1, form=None)
+        got = mapuot.solve(own, a[i0:i1], b, reg=0.05, reg_m=reg_m, comm=COMM)
+        assert "float32" in got.how, got.how
+        job.within_bounds(got, want, i0, i1)
+
+
 def case_blocks_that_differ_by_a_row(job):
     """Around every size at which a rank by itself would go another way."""
     for entries in (QUICK_ENTRIES, SERIAL_ENTRIES):

@@ -12,7 +12,15 @@ from .marginals import Points
 from .operator import HostOperator, asarray, costs, extrema, is_symmetric, to_numpy
 from .plain import slopes
 from .tree_pass import TreePass
-from .workspace import LEAST_BOX, ONE_POTENTIAL, QUICK_ENTRIES, QUICK_PASSES, SKIPS_TOGETHER, HostWorkspace
+from .workspace import (
+    LEAST_BOX,
+    ONE_POTENTIAL,
+    QUICK_ENTRIES,
+    QUICK_PASSES,
+    RANKS_TOGETHER,
+    SKIPS_TOGETHER,
+    HostWorkspace,
+)
 
 MAKES_COSTS = True  # costs of points and grids, as they are needed
 

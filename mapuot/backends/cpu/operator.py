@@ -174,7 +174,7 @@ class HostOperator(CostOperator):
         state.alpha, state.beta = pointer(alpha), pointer(beta)
         for i0, _, call in () if self.made else self.formed(0, self.shape[0]):
             to = ffi.cast("char *", state.kernel) + self.cost.place(i0, state.ld) * self.K.itemsize
-            across = self.shape[1] - i0 if state.limits.symmetric else 0
+            across = self.shape[1] - i0 if state.limits.symmetric and state.m == state.n else 0
             check(lib.mapuot_build_kernel(*call, across, state.dtype, to, 0 if self.pairs else state.ld))
 
     def apart(self, error: float) -> float:

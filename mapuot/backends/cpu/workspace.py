@@ -33,7 +33,7 @@ from .operator import HostOperator
 NARROW_NOISE = 2e-6  # some 3e-8 in a marginal; near the floor that 1e-7 tells a tenth of the passes crept
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
 ONE_POTENTIAL = True  # passes can have log u = log v
-SKIPS_TOGETHER = True  # and skip pairs of points
+SKIPS_TOGETHER = RANKS_TOGETHER = True  # and skip pairs of points, and be those of ranks that share the rows
 LEAST_BOX = 16  # columns that vectors are padded to; a tile has 8 rows
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0}  # range(M) / reg that K holds unbalanced
@@ -72,6 +72,7 @@ class HostWorkspace(KernelWorkspace):
         shared = threads > 1 and options.schedule == "auto" and not pairs
         self.shares = state.shares = ffi.new("mapuot_share[]", threads) if shared else ffi.NULL
         state.work, state.history = pointer(self.work), pointer(self.history)
+        state.before = problem.own.start
         self.limits, self.progress = state.limits, state.progress
         fill(self.limits, problem, options, self.dtype, NARROW_NOISE)
         put(self.limits, SCALES | {"memory": memory})
