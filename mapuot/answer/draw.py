@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from ..penalties import F64
+from ..problem.sparse import is_sparse
 
 METHODS = ("independent", "systematic", "rows")
 
@@ -30,3 +32,26 @@ def draw_rows(r: F64, size: int, rng: np.random.Generator, method: str) -> Any:
     ends = np.cumsum(r)
     steps = rng.random(size) if method == "independent" else (rng.permutation(size) + rng.random()) / size
     return np.searchsorted(ends, np.minimum(steps * ends[-1], np.nextafter(ends[-1], 0.0)), side="right")
+
+
+def draw_once(blocks: Iterable[tuple[int, Any]], size: int, rng: np.random.Generator) -> tuple[Any, Any]:
+    """Draw ``size`` different pairs one after the other, each in proportion to its mass among those that are left.
+
+    The first of all exponential times e_ij / P_ij come in that order. Source: Efraimidis, Spirakis 2006.
+    """
+    times, rows, cols = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
+    for i0, block in blocks:
+        pairs = block.tocoo() if is_sparse(block) else None
+        mass = np.ravel(block) if pairs is None else pairs.data
+        with np.errstate(divide="ignore"):
+            found = rng.standard_exponential(len(mass)) / mass
+        here = np.flatnonzero(mass > 0)
+        if len(here) > size:
+            here = here[np.argpartition(found[here], size - 1)[:size]]
+        i, j = np.divmod(here, block.shape[1]) if pairs is None else (pairs.row[here], pairs.col[here])
+        times, rows, cols = (np.concatenate(x) for x in ((times, found[here]), (rows, i0 + i), (cols, j)))
+        first = np.argsort(times, kind="stable")[:size]
+        times, rows, cols = times[first], rows[first], cols[first]
+    if len(times) < size:
+        raise ValueError(f"size must be at most the {len(times)} pairs with mass where replace is False, got {size}")
+    return rows, cols

@@ -24,10 +24,12 @@ from ..problem.problem import Problem
 from ..problem.sparse import entries, gathered, is_sparse, top_of
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, told_bound
+from .between import Between, between
 from .curvature import hvp
-from .draw import METHODS, as_generator, draw_rows
+from .draw import METHODS, as_generator, draw_once, draw_rows
 from .labels import as_labels, classes_of, one_hot, shares
-from .slopes import Gradient, gradient, potential
+from .sharpness import sharpness
+from .slopes import Gradient, gradient, image, potential
 from .store import contents
 from .summary import as_table
 
@@ -315,6 +317,23 @@ class Result(Certified, Answer):
         """Linear transport cost ``<P, M>``, without forming P."""
         return self._sums[0]
 
+    @cached_property
+    def sharpness(self) -> float:
+        """How much a point tells of its partners, from 0 (the independent plan) to 1 (one partner only).
+
+        One less the entropy of the plan over that of the independent plan with the same marginals, both above the
+        larger entropy of a marginal, which is the least that a plan can have. It falls as reg grows. One read of M; NaN
+        of a plan without mass.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> M = (np.arange(9.0)[:, None] - np.arange(9.0)) ** 2
+        >>> [round(mapuot.solve(M, reg=reg, reg_m=9.0).sharpness, 2) for reg in (0.1, 1.0, 10.0, 100.0)]
+        [1.0, 0.56, 0.14, 0.0]
+        """
+        return sharpness(self)
+
     def apply(self, X: Any) -> Any:
         """``P @ X`` for X of shape (n,) or (n, d), without forming P; float64."""
         return self._stream.apply(X)
@@ -396,7 +415,9 @@ class Result(Certified, Answer):
             value[here] = xp.take_along_axis(block, index[here], 1)
         return index, value
 
-    def sample(self, size: int, seed: Any = None, *, method: str = "independent") -> tuple[Any, Any]:
+    def sample(
+        self, size: int, seed: Any = None, *, method: str = "independent", replace: bool = True
+    ) -> tuple[Any, Any]:  # fmt: skip
         """Pairs drawn from the plan, (i, j) with probability P_ij / mass; only rows that are drawn are made.
 
         Parameters
@@ -408,6 +429,9 @@ class Result(Certified, Answer):
             How rows are drawn: each independently of the others; by equal steps along the mass, in random order, so
             that a row comes as often as its share of the mass says, but for one; or each row with mass equally often,
             but for one, in their order. Columns are drawn independently, each from its row of the plan.
+        replace : bool
+            False: no pair comes twice, as of `numpy.random.Generator.choice`; of method "independent". All rows are
+            made, and a random number is drawn for each pair.
 
         Examples
         --------
@@ -422,6 +446,10 @@ class Result(Certified, Answer):
         size, method, rng = as_count(size, "size"), as_choice(method, "method", METHODS), as_generator(seed)
         if not 0 < self.mass < np.inf:
             raise ValueError(f"size must be of a plan with mass, got mass {self.mass}")
+        if not replace:
+            if method != "independent":
+                raise ValueError(f"replace must be True for method {method!r}, got {shown(replace)}")
+            return draw_once(self._wide_blocks(), size, rng)
         rows = draw_rows(self.row_marginal, size, rng, method)
         return self._drawn(rows, rng.random(size))
 
@@ -578,3 +606,61 @@ class Result(Certified, Answer):
         ``f(x) = -reg fi log sum_j b_j exp((g_j - c(x, y_j)) / reg)``, ``fi = reg_m / (reg_m + reg)``.
         """
         return potential(self, points, as_choice(side, "side", ("rows", "cols")) == "rows")
+
+    def map(self, points: Any, values: Any = None, side: str = "rows") -> F64:
+        """The images of any points (k, d), the entropic map: the mean of the targets that such a point would have.
+
+        ``T(x) = sum_j w_j(x) y_j`` with weights ``b_j exp((g_j - c(x, y_j)) / reg)`` of sum 1: at the points of the
+        rows it is `barycentric_map` of the targets. Of squared distances it is ``x - (reg_m + reg) / (2 scale reg_m)``
+        times the gradient of `potential`. For a `PointCloud` of any metric; NaN where no target is in reach.
+
+        Parameters
+        ----------
+        points : (k, d) array
+        values : (n,) or (n, p) array, optional
+            What to take the mean of, in place of the points of the columns: expressions, or labels as zeros and ones.
+        side : {"rows", "cols"}
+            "cols": images of points like those of the columns, among the rows.
+
+        References
+        ----------
+        Pooladian, Niles-Weed, Entropic estimation of optimal transport maps, 2021.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> x = np.stack(np.meshgrid(*[np.linspace(0, 1, 11)] * 2), -1).reshape(-1, 2)
+        >>> result = mapuot.solve_sample(x, x + [1.0, 0.0], reg=0.01, reg_m=np.inf)
+        >>> result.map([[0.5, 0.5], [0.24, 0.64]]).round(1)
+        array([[1.5, 0.5],
+               [1.2, 0.6]])
+        """
+        return image(self, points, values, as_choice(side, "side", ("rows", "cols")) == "rows")
+
+    def interpolate(self, t: float, keep: float = 0.99) -> Between:
+        """Points and masses on the way from the rows, at t = 0, to the columns, at t = 1, of a `PointCloud`.
+
+        Of every pair (i, j) the point i sends ``a_i P_ij / r_i`` and the point j receives ``b_j P_ij / s_j``, the
+        semi-couplings: what is left behind shrinks on the way, and what is made grows. Points go straight and masses
+        change evenly; for metric "wfr" both follow the Wasserstein-Fisher-Rao geodesic between the two. A point that
+        sends or receives nothing stays where it is. The pairs are the fewest that hold the share ``keep`` of the mass;
+        at both ends the masses add up to those given.
+
+        Returns
+        -------
+        Between
+            ``points`` (k, d), ``masses`` (k,), ``velocity`` (k, d) and ``growth`` (k,); the latter two are derivatives
+            of the points and of the logarithms of the masses by t, what unbalanced flow matching learns.
+
+        References
+        ----------
+        Chizat, Peyre, Schmitzer, Vialard, Unbalanced optimal transport: dynamic and Kantorovich formulations, 2018.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> result = mapuot.solve_sample([[0.0], [5.0]], [[1.0], [6.0]], reg=0.01, reg_m=1e3)
+        >>> result.interpolate(0.5).points.round(2).T
+        array([[0.5, 5.5]])
+        """
+        return between(self, as_float(t, "t"), as_share(keep, "keep"))

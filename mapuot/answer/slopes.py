@@ -6,6 +6,7 @@ formula of the derivatives by the masses, and its sources, are in gradients.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..penalties import F64
 from ..problem.mask import Masked
 from ..problem.points import PointCosts, as_points, size_of
 from ..problem.side import Side
+from ..problem.validate import as_columns
 
 BLOCK_ENTRIES = 1 << 22  # costs that are held at once
 
@@ -58,14 +60,19 @@ def gradient(result: Any) -> Gradient:
     return Gradient(x, y, mass_slope(result, True), mass_slope(result, False), error)
 
 
-def check(result: Any) -> PointCosts:
+def cloud_of(result: Any) -> PointCosts:
     p, cloud = result.problem, result.problem.cost.cloud
     if not isinstance(cloud, PointCosts):
         raise TypeError(f"this needs M to be a PointCloud, got {p.cost.kind}")
-    if cloud.core[0].norm == np.inf:
-        raise NotImplementedError(f"slopes are for metrics of sums over the coordinates, got {cloud.metric!r}")
     if p.ranks.size > 1:
         raise NotImplementedError("this is for one process: comm must be None")
+    return cloud
+
+
+def check(result: Any) -> PointCosts:
+    p, cloud = result.problem, cloud_of(result)
+    if cloud.core[0].norm == np.inf:
+        raise NotImplementedError(f"slopes are for metrics of sums over the coordinates, got {cloud.metric!r}")
     for side, name in ((p.rows, "reg_m[0]"), (p.cols, "reg_m[1]")):
         if side.scalar_rho is None:
             raise ValueError(f"{name} must be one number, of penalty 'kl' or 'balanced'")
@@ -245,26 +252,51 @@ def potential(result: Any, points: Any, rows: bool = True) -> F64:
     return fixed_point(result, points, rows)
 
 
+def image(result: Any, points: Any, values: Any, rows: bool) -> F64:
+    """See ``Result.map``."""
+    p = result.problem
+    if p.masked or not isinstance(p.unmasked, str):
+        raise ValueError("a map needs reference 'product' or 'uniform', which tells of new points, too, and no mask")
+    cloud = cloud_of(result)
+    cloud = cloud if rows else cloud.transpose()
+    values, flat = as_columns(cloud.y if values is None else values, cloud.shape[1], "values")
+    out = np.empty((len(as_points(points, "points")), values.shape[1]))
+    for i0, power in powers(result, cloud, points, rows):
+        with np.errstate(invalid="ignore"):  # of points that no target is in reach of
+            weight = np.exp(power - power.max(1, keepdims=True))
+        out[i0 : i0 + len(power)] = weight @ values / weight.sum(1, keepdims=True)
+    return out[:, 0] if flat else out
+
+
+def powers(result: Any, cloud: PointCosts, points: Any, rows: bool) -> Iterator[tuple[int, F64]]:
+    """Yield blocks of log v_j + log c_j - M_kj / reg from new points k to the columns j of ``cloud``."""
+    points = as_points(points, "points")
+    p = result.problem
+    other, log_v, log_c = (p.cols, result.log_v, p.log_reference[1])
+    if not rows:
+        other, log_v, log_c = (p.rows, result.log_u, p.log_reference[0])
+    here = cloud.beside(np.asarray(points, np.float64), "points")
+    with np.errstate(invalid="ignore"):
+        log_w = np.where(other.weight > 0, host(log_v) + log_c, -np.inf)
+    step = max(1, BLOCK_ENTRIES // len(log_w))
+    for i0 in range(0, len(points), step):
+        i1 = min(i0 + step, len(points))
+        yield i0, log_w - np.asarray(here.read(i0, i1)) / p.reg
+
+
 def fixed_point(result: Any, points: Any, rows: bool, masked: Masked | None = None) -> F64:
     """Return the potential of one side at points, by its fixed point; ``masked`` tells which pairs a mask keeps."""
     from scipy.special import logsumexp  # noqa: PLC0415 - on first use
 
     cloud = check(result)
     cloud = cloud if rows else cloud.transpose()
-    points = as_points(points, "points")
     p = result.problem
-    side, other, log_v = (p.rows, p.cols, result.log_v) if rows else (p.cols, p.rows, result.log_u)
-    here = cloud.beside(np.asarray(points, np.float64), "points")
-    fi = 1 / (1 + p.reg / rho_of(side))
-    with np.errstate(invalid="ignore"):
-        log_w = np.where(other.weight > 0, log_v + other.log_weight, -np.inf)
-    out, step = np.empty(len(points)), max(1, BLOCK_ENTRIES // len(log_w))
-    for i0 in range(0, len(points), step):
-        i1 = min(i0 + step, len(points))
-        power = log_w - np.asarray(here.read(i0, i1)) / p.reg
-        if masked is not None:
-            with np.errstate(divide="ignore"):
-                power += np.log(np.asarray((masked if rows else masked.T).read(i0, i1)))
+    fi = 1 / (1 + p.reg / rho_of(p.rows if rows else p.cols))
+    out = np.empty(len(as_points(points, "points")))
+    for i0, power in powers(result, cloud, points, rows):
+        i1 = i0 + len(power)
         with np.errstate(divide="ignore"):
+            if masked is not None:
+                np.add(power, np.log(np.asarray((masked if rows else masked.T).read(i0, i1))), out=power)
             out[i0:i1] = -p.reg * fi * logsumexp(power, axis=1)
     return out

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from .sharpness import told_sharpness
+
 REFERENCES = {"product": "a b^T", "uniform": "ones"}
 
 
@@ -60,6 +62,7 @@ def facts(result: Any) -> dict[str, str]:
         "gap": f"{result.gap:.2e}",
         "mass": f"{number(result.mass)}: {' and '.join(moved)}",
         "how": result.how,
+        **told_sharpness(result),
     }
 
 

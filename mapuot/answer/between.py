@@ -1,0 +1,70 @@
+"""Points and masses on the way from the rows of a `PointCloud` to its columns, by the semi-couplings of a plan.
+
+Of "wfr" a pair at distance d with masses m0 and m1 is on the geodesic of the cone over the points:
+
+    m(t) = (1 - t)^2 m0 + t^2 m1 + 2 t (1 - t) sqrt(m0 m1) cos d,   tan theta(t) = q sin d / (p + q cos d)
+
+with p = (1 - t) sqrt m0, q = t sqrt m1 and theta the way from x. Source: Chizat, Peyre, Schmitzer, Vialard 2018.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..penalties import F64
+from .slopes import cloud_of
+
+
+class Between(NamedTuple):
+    """Where mass is at a time, and how it moves and grows there."""
+
+    points: F64
+    masses: F64
+    velocity: F64
+    growth: F64
+
+
+def between(result: Any, t: float, keep: float) -> Between:
+    """See ``Result.interpolate``."""
+    cloud = cloud_of(result)
+    if cloud.core[0].unit:
+        raise NotImplementedError("interpolate goes straight or along the geodesics of 'wfr', not on a sphere")
+    if not 0 <= t <= 1:
+        raise ValueError(f"t must be in [0, 1], got {t}")
+    pairs = result.sparse(keep=keep).tocoo()
+    i, j, P = pairs.row, pairs.col, pairs.data.astype(np.float64)
+    (a, m0, lone0), (b, m1, lone1) = (semi(side, k, P) for side, k in zip(result.problem.sides, (i, j), strict=True))
+    x = np.concatenate([cloud.x[i], cloud.x[lone0], cloud.y[lone1]])
+    y = np.concatenate([cloud.y[j], cloud.x[lone0], cloud.y[lone1]])
+    m0 = np.concatenate([m0, a[lone0], np.zeros(len(lone1))])
+    m1 = np.concatenate([m1, np.zeros(len(lone0)), b[lone1]])
+    if cloud.core[0].degree == 0:
+        factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
+        return geodesic(x, y, m0, m1, t, np.sqrt((((y - x) * factor) ** 2).sum(1)))
+    masses = (1 - t) * m0 + t * m1
+    return Between((1 - t) * x + t * y, masses, y - x, over(m1 - m0, masses))
+
+
+def semi(side: Any, index: Any, P: F64) -> tuple[F64, F64, Any]:
+    """Return masses of one side, what each pair has of them, and which points are in no pair."""
+    total = np.bincount(index, P, len(side.weight))
+    weight = np.asarray(side.weight)
+    return weight, P / total[index] * weight[index], np.flatnonzero((total <= 0) & (weight > 0))
+
+
+def over(x: F64, y: F64) -> F64:
+    """x / y, 0 where y is."""
+    return np.divide(x, y, out=np.zeros_like(y), where=y > 0)
+
+
+def geodesic(x: F64, y: F64, m0: F64, m1: F64, t: float, d: F64) -> Between:
+    """Return the state of pairs at distances d on the geodesics of "wfr"."""
+    p, q = (1 - t) * np.sqrt(m0), t * np.sqrt(m1)
+    masses = p * p + q * q + 2 * p * q * np.cos(d)
+    theta = np.arctan2(q * np.sin(d), p + q * np.cos(d))
+    along = over(1.0 * (y - x), np.broadcast_to(d[:, None], x.shape).copy())
+    speed = over(np.sqrt(m0 * m1) * np.sin(d), masses)  # Kepler's law: m theta' is the same all the way
+    slope = 2 * (t * m1 - (1 - t) * m0 + (1 - 2 * t) * np.sqrt(m0 * m1) * np.cos(d))
+    return Between(x + theta[:, None] * along, masses, speed[:, None] * along, over(slope, masses))

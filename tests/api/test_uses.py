@@ -1,0 +1,122 @@
+"""What an answer is wanted for: sharpness, maps, the way between both sides, and pairs, by formulas of their own."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+from scipy.stats import chisquare
+
+import mapuot
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.random((30, 2)), RNG.random((40, 2)) + 0.1
+COSTS = {
+    "dense": ((X[:, None] - Y) ** 2).sum(-1),
+    "points": mapuot.PointCloud(X, Y),
+    "sparse": sparse.csr_array(((X[:, None] - Y) ** 2).sum(-1) * (RNG.random((30, 40)) < 0.5)),
+    "grid": mapuot.Grid((5, 6), spacing=0.2),
+}
+
+
+def entropy(p):
+    return -(p[p > 0] * np.log(p[p > 0])).sum()
+
+
+@pytest.mark.parametrize("reference", ["product", "uniform", "matrix"])
+@pytest.mark.parametrize("kind", COSTS)
+def test_sharpness_is_the_share_of_the_entropy_that_the_plan_lacks(kind, reference):
+    if reference == "matrix" and kind in ("sparse", "grid"):
+        pytest.skip("takes a reference of its own kind, or none")
+    M = COSTS[kind]
+    c = RNG.random(M.shape) if reference == "matrix" else reference
+    result = mapuot.solve(M, RNG.random(M.shape[0]), reg=0.02, reg_m=(1.0, 0.1), reference=c)
+    P = result.plan.toarray() if kind == "sparse" else np.asarray(result.plan)
+    P = P / P.sum()
+    both = entropy(P.sum(0)), entropy(P.sum(1))
+    assert abs(result.sharpness - (sum(both) - entropy(P)) / min(both)) < 1e-9
+
+
+def test_sharpness_of_the_extremes():
+    M = 1.0 - np.eye(8)
+    sharp, blurred = (mapuot.solve(M, reg=reg, reg_m=1.0) for reg in (1e-3, 1e4))
+    assert abs(sharp.sharpness - 1) < 1e-9
+    assert blurred.sharpness < 1e-6
+    assert "a smaller reg" in blurred._repr_html_()
+    assert "a smaller reg" not in sharp._repr_html_()
+    assert mapuot.solve(M[:1], reg=1.0, reg_m=1.0).sharpness == 1
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"])
+@pytest.mark.parametrize("side", ["rows", "cols"])
+def test_the_map_at_the_sample_is_the_barycentric_map(metric, side):
+    result = mapuot.solve(mapuot.PointCloud(X, Y, metric, weights=[1.0, 2.0]), reg=0.03, reg_m=(1.0, 0.5))
+    P = np.asarray(result.plan)
+    here, there, P = (X, Y, P) if side == "rows" else (Y, X, P.T)
+    np.testing.assert_allclose(result.map(here, side=side), P @ there / P.sum(1)[:, None], atol=1e-9)
+    np.testing.assert_allclose(result.map(here, there[:, 0], side), P @ there[:, 0] / P.sum(1), atol=1e-9)
+
+
+def test_the_map_of_squared_distances_is_the_slope_of_the_potential():
+    scale, weights, rho = 0.7, np.array([1.0, 3.0]), 0.5
+    result = mapuot.solve(mapuot.PointCloud(X, Y, scale=scale, weights=weights), reg=0.03, reg_m=(rho, 2.0))
+    new, step = RNG.random((6, 2)), 1e-5
+    slope = np.empty_like(new)
+    for k in range(2):
+        shift = step * np.eye(2)[k]
+        slope[:, k] = (result.potential(new + shift) - result.potential(new - shift)) / (2 * step)
+    fi = rho / (rho + 0.03)
+    np.testing.assert_allclose(result.map(new), new - slope / (2 * scale * weights * fi), atol=1e-7)
+
+
+def test_a_map_needs_points_and_a_reference_that_knows_new_ones():
+    with pytest.raises(TypeError, match="PointCloud"):
+        mapuot.solve(COSTS["dense"], reg=0.1, reg_m=1.0).map(X)
+    with pytest.raises(ValueError, match="reference"):
+        mapuot.solve(COSTS["points"], reg=0.1, reg_m=1.0, reference=RNG.random((30, 40))).map(X)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "wfr"])
+def test_what_lies_between_begins_at_a_and_ends_at_b(metric):
+    a, b = RNG.random(30), RNG.random(40)
+    far = np.vstack([X, [[9.0, 9.0]]])  # sends nothing, by "wfr" or by its price
+    result = mapuot.solve(mapuot.PointCloud(far, Y, metric), np.append(a, 0.3), b, reg=0.02, reg_m=0.5)
+    for t, points, masses in ((0.0, far, np.append(a, 0.3)), (1.0, Y, b)):
+        found = result.interpolate(t, keep=1.0)
+        for k, point in enumerate(points):
+            here = np.abs(found.points - point).max(1) < 1e-12
+            assert abs(found.masses[here].sum() - masses[k]) < 1e-9
+
+
+def test_between_two_points_is_the_geodesic_of_two_masses():
+    d, m0, m1 = 1.1, 0.7, 1.9
+    result = mapuot.solve(mapuot.PointCloud([[0.2]], [[0.2 + d]], "wfr"), [m0], [m1], reg=1e-3, reg_m=1.0)
+    step, length = 1e-5, m0 + m1 - 2 * np.sqrt(m0 * m1) * np.cos(d)
+    for t in (0.1, 0.45, 0.8):
+        before, now, after = (result.interpolate(s) for s in (t - step, t, t + step))
+        # a straight line of the plane in polar coordinates: the radius is the root of the mass, the angle the way
+        z = (1 - t) * np.sqrt(m0) + t * np.sqrt(m1) * np.exp(1j * d)
+        np.testing.assert_allclose(now.masses, abs(z) ** 2, rtol=1e-12)
+        np.testing.assert_allclose(now.points[:, 0], 0.2 + np.angle(z), rtol=1e-12)
+        np.testing.assert_allclose(now.velocity[:, 0], (after.points - before.points)[:, 0] / (2 * step), rtol=1e-6)
+        np.testing.assert_allclose(now.growth, np.log(after.masses / before.masses) / (2 * step), rtol=1e-6)
+        speed = now.masses * (now.velocity[:, 0] ** 2 + now.growth**2 / 4)  # squared; the same all the way
+        np.testing.assert_allclose(speed, length, rtol=1e-9)
+
+
+def test_pairs_without_replacement_are_drawn_one_after_the_other():
+    result = mapuot.solve(((np.arange(3.0)[:, None] - np.arange(2)) ** 2), reg=1.0, reg_m=1.0)
+    p = np.asarray(result.plan).ravel() / result.plan.sum()
+    wanted = np.array([[0 if i == j else p[i] * p[j] / (1 - p[i]) for j in range(6)] for i in range(6)])
+    seen, rng = np.zeros((6, 6)), np.random.default_rng(1)
+    for _ in range(4000):
+        i, j = result.sample(2, rng, replace=False)
+        first, second = 2 * i + j
+        seen[first, second] += 1
+    off = ~np.eye(6, dtype=bool)
+    assert not seen[~off].any()
+    assert chisquare(seen[off], 4000 * wanted[off]).pvalue > 1e-3
+    i, j = result.sample(6, 0, replace=False)
+    assert {*zip(i.tolist(), j.tolist(), strict=True)} == {(i, j) for i in range(3) for j in range(2)}
+    with pytest.raises(ValueError, match="at most the 6 pairs"):
+        result.sample(7, 0, replace=False)
+    with pytest.raises(ValueError, match="replace"):
+        result.sample(2, 0, method="rows", replace=False)
