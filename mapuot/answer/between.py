@@ -17,7 +17,7 @@ from ..penalties import F64
 from .slopes import cloud_of
 
 
-class Between(NamedTuple):
+class Way(NamedTuple):
     """Where mass is at a time, and how it moves and grows there."""
 
     points: F64
@@ -26,7 +26,7 @@ class Between(NamedTuple):
     growth: F64
 
 
-def between(result: Any, t: float, keep: float) -> Between:
+def between(result: Any, t: float, keep: float) -> Way:
     """See ``Result.interpolate``."""
     cloud = cloud_of(result)
     if cloud.core[0].unit:
@@ -44,7 +44,7 @@ def between(result: Any, t: float, keep: float) -> Between:
         factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
         return geodesic(x, y, m0, m1, t, np.sqrt((((y - x) * factor) ** 2).sum(1)))
     masses = (1 - t) * m0 + t * m1
-    return Between((1 - t) * x + t * y, masses, y - x, over(m1 - m0, masses))
+    return Way((1 - t) * x + t * y, masses, y - x, over(m1 - m0, masses))
 
 
 def semi(side: Any, index: Any, P: F64) -> tuple[F64, F64, Any]:
@@ -59,7 +59,7 @@ def over(x: F64, y: F64) -> F64:
     return np.divide(x, y, out=np.zeros_like(y), where=y > 0)
 
 
-def geodesic(x: F64, y: F64, m0: F64, m1: F64, t: float, d: F64) -> Between:
+def geodesic(x: F64, y: F64, m0: F64, m1: F64, t: float, d: F64) -> Way:
     """Return the state of pairs at distances d on the geodesics of "wfr"."""
     p, q = (1 - t) * np.sqrt(m0), t * np.sqrt(m1)
     masses = p * p + q * q + 2 * p * q * np.cos(d)
@@ -67,4 +67,4 @@ def geodesic(x: F64, y: F64, m0: F64, m1: F64, t: float, d: F64) -> Between:
     along = over(1.0 * (y - x), np.broadcast_to(d[:, None], x.shape).copy())
     speed = over(np.sqrt(m0 * m1) * np.sin(d), masses)  # Kepler's law: m theta' is the same all the way
     slope = 2 * (t * m1 - (1 - t) * m0 + (1 - 2 * t) * np.sqrt(m0 * m1) * np.cos(d))
-    return Between(x + theta[:, None] * along, masses, speed[:, None] * along, over(slope, masses))
+    return Way(x + theta[:, None] * along, masses, speed[:, None] * along, over(slope, masses))

@@ -24,7 +24,7 @@ from ..problem.problem import Problem
 from ..problem.sparse import entries, gathered, is_sparse, top_of
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, told_bound
-from .between import Between, between
+from .between import Way, between
 from .curvature import hvp
 from .draw import METHODS, as_generator, draw_once, draw_rows
 from .labels import as_labels, classes_of, one_hot, shares
@@ -145,7 +145,7 @@ class Result(Certified, Answer):
     status : str
         "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow" (the plan is below 1e-290).
     n_passes : int
-        How often K was read. Between points of which pairs are skipped: over the kept pairs; those of the start and of
+        How often K was read. Way points of which pairs are skipped: over the kept pairs; those of the start and of
         corrections, between groups of points, are not counted.
     trace : list of Stats
         One entry a pass: gap, error, dual, mass, residual, seconds.
@@ -637,7 +637,7 @@ class Result(Certified, Answer):
         """
         return image(self, points, values, as_choice(side, "side", ("rows", "cols")) == "rows")
 
-    def interpolate(self, t: float, keep: float = 0.99) -> Between:
+    def interpolate(self, t: float, keep: float = 0.99) -> Way:
         """Points and masses on the way from the rows, at t = 0, to the columns, at t = 1, of a `PointCloud`.
 
         Of every pair (i, j) the point i sends ``a_i P_ij / r_i`` and the point j receives ``b_j P_ij / s_j``, the
@@ -648,7 +648,7 @@ class Result(Certified, Answer):
 
         Returns
         -------
-        Between
+        Way
             ``points`` (k, d), ``masses`` (k,), ``velocity`` (k, d) and ``growth`` (k,); the latter two are derivatives
             of the points and of the logarithms of the masses by t, what unbalanced flow matching learns.
 
