@@ -39,7 +39,7 @@ TABLE = {
             ("mass * (limits->reg * entries +", "mass * (0 * entries +"),
             ("limits->hard_sides * limits->reg * log_size * (mass + hard);", "0;"),
             ("limits->rho_kl * prox) + 1e-15 * terms", "limits->rho_kl * prox)"),
-            ("p->moved += guard_slack(limits, p, mass);", "p->moved += 0;"),
+            ("p->moved += SUMS_NOISE * (limits->reg * mass + limits->dual_scale);", "p->moved += 0;"),
             ("misfit) * (1 + 2 * entries)", "misfit)"),
             ("storage_error(limits, p->since_absorb) + rounding + out->lost", "rounding + out->lost"),
             ("storage_error(limits, p->since_absorb) + rounding + out->lost",
