@@ -1,8 +1,8 @@
 """Entropic unbalanced optimal transport, with a certificate on every answer.
 
-`solve` solves one problem, `solve_batch` many at once, `path` one for a list of penalties, `solve_sample` one between
-clouds of points, `multimarginal` one of many marginals; `barycenter`, `sinkhorn_divergence` and `pairwise` are made of
-such problems. Modules for those who come from other libraries are imported on first use:
+`solve` solves one problem, `solve_batch` many at once, `path` one for a list of penalties, `tune` finds reg and reg_m,
+`solve_sample` one between clouds of points, `multimarginal` one of many marginals; `barycenter`, `sinkhorn_divergence`
+and `pairwise` are made of such problems. Modules for those who come from other libraries are imported on first use:
 
 - ``mapuot.pot``: POT's unbalanced functions, and ``patched()``, within which POT itself runs on mapuot
 - ``mapuot.da``: domain adaptation, an estimator of scikit-learn
@@ -29,6 +29,7 @@ from .api.neighbours import knn_cost
 from .api.pairwise import pairwise
 from .api.path import path
 from .api.solve import solve, solve_sample
+from .api.tune import Tuned, tune
 from .backends import Stats
 from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
 from .marginals import MultiResult, multimarginal
@@ -50,6 +51,7 @@ __all__ = [
     "ScalingWarning",
     "SeededMask",
     "Stats",
+    "Tuned",
     "__version__",
     "barycenter",
     "certify",
@@ -65,6 +67,7 @@ __all__ = [
     "solve",
     "solve_batch",
     "solve_sample",
+    "tune",
     "wot",
 ]
 

@@ -145,7 +145,7 @@ class Result(Certified, Answer):
     status : str
         "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow" (the plan is below 1e-290).
     n_passes : int
-        How often K was read. Way points of which pairs are skipped: over the kept pairs; those of the start and of
+        How often K was read. Between points of which pairs are skipped: over the kept pairs; those of the start and of
         corrections, between groups of points, are not counted.
     trace : list of Stats
         One entry a pass: gap, error, dual, mass, residual, seconds.
@@ -153,6 +153,8 @@ class Result(Certified, Answer):
         Which way the solve went: what its passes read (dense K in "tiles", stored "pairs", "points", "products" along
         the axes of a grid; "then" what later ones read), whether rows and columns were "turned" round, how many larger
         regs came first, what corrected the passes, and what was tried "after" a status that is no end.
+    scale_cost : float
+        The cost in units of which reg and reg_m were given to `solve`; 1 where they were in units of M.
 
     Notes
     -----
@@ -181,6 +183,7 @@ class Result(Certified, Answer):
     """
 
     problem: Problem
+    scale_cost = 1.0  # what reg and reg_m were multiplied with
     skipped: Sorted | None = None  # of a solve that skipped pairs
 
     def __init__(

@@ -38,7 +38,7 @@ def test_examples_of_docstrings(name, tmp_path, monkeypatch):
 def test_everything_public_has_an_example(name):
     """But warnings, errors and records, which nobody calls."""
     thing = getattr(mapuot, name)
-    records = (mapuot.BatchResult, mapuot.BarycenterResult, mapuot.Stats)
+    records = (mapuot.BatchResult, mapuot.BarycenterResult, mapuot.Stats, mapuot.Tuned)
     if (inspect.isclass(thing) and issubclass(thing, Exception)) or thing in records:
         assert thing.__doc__
         return

@@ -120,3 +120,38 @@ def test_pairs_without_replacement_are_drawn_one_after_the_other():
         result.sample(7, 0, replace=False)
     with pytest.raises(ValueError, match="replace"):
         result.sample(2, 0, method="rows", replace=False)
+
+
+@pytest.mark.parametrize(("mass", "sharpness"), [(0.9, 0.6), (0.5, 0.3)])
+@pytest.mark.parametrize("kind", ["dense", "points", "grid"])
+def test_tune_finds_the_mass_and_the_sharpness(kind, mass, sharpness):
+    a = np.full(30, 2 / 30)
+    found = mapuot.tune(COSTS[kind], a, mass=mass, sharpness=sharpness)
+    again = mapuot.solve(COSTS[kind], a, reg=found.reg, reg_m=found.reg_m)
+    assert abs(again.mass / np.sqrt(2) - mass) < 0.01 * mass
+    assert abs(again.sharpness - sharpness) < 0.01 * sharpness
+    assert found.result.converged
+    assert len(found.curve) > 3
+
+
+def test_tune_keeps_what_is_given():
+    assert mapuot.tune(COSTS["dense"], sharpness=0.5, reg_m=0.3).reg_m == pytest.approx(0.3)
+    found = mapuot.tune(COSTS["dense"], mass=0.7, reg=0.05)
+    assert found.reg == pytest.approx(0.05)
+    assert found.result.mass == pytest.approx(0.7, rel=0.01)
+    with pytest.raises(ValueError, match="mass"):
+        mapuot.tune(COSTS["dense"], mass=1.2)
+
+
+@pytest.mark.parametrize("how", ["median", "mean", "max"])
+@pytest.mark.parametrize("kind", COSTS)
+def test_scale_cost_is_the_unit_of_reg_and_reg_m(kind, how):
+    M = COSTS[kind]
+    costs = M.data if kind == "sparse" else np.asarray(M)
+    scale = getattr(np, how)(costs)
+    found = mapuot.solve(M, reg=0.1, reg_m=(2.0, np.inf), scale_cost=how)
+    wanted = mapuot.solve(M, reg=0.1 * scale, reg_m=(2.0 * scale, np.inf))
+    assert found.scale_cost == pytest.approx(scale)
+    np.testing.assert_allclose(found.row_marginal, wanted.row_marginal, rtol=1e-9)
+    ranges = mapuot.solve(COSTS["dense"], reg=0.1, reg_m=(1.0, 0.2), penalty=("kl", "range"), scale_cost=how)
+    assert np.abs(ranges.col_marginal * 40 - 1).max() < 0.2 + 1e-5

@@ -1,0 +1,137 @@
+"""`tune`: the reg and reg_m at which a plan moves as much, and is as sharp, as one wants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..answer.result import Result
+from ..backends import pick
+from ..problem.scale import scale_of
+from ..problem.validate import as_positive
+from .solve import solve
+
+FIRST_REG = 0.05  # of the median cost
+STEP, REACH = math.log(2.0), math.log(1e4)  # between those that are tried first, and how far from the first one
+CLOSE = 1e-3  # of the logarithms that are found
+
+
+class Tuned(NamedTuple):
+    """Both numbers that `tune` found, the answer with them, and all answers on the way by reg and reg_m."""
+
+    reg: float
+    reg_m: float
+    result: Result
+    curve: list[Result]
+
+
+def tune(
+    M: Any, a: Any = None, b: Any = None, *, mass: float = 0.9, sharpness: float = 0.8, reg: float | None = None,
+    reg_m: float | None = None, **options: Any,
+) -> Tuned:  # fmt: skip
+    """Find the reg and reg_m with which the plan moves this share of the mass and is this sharp.
+
+    Each is found with the other by warm-started, certified solves; the mass grows with reg_m, and the sharpness falls
+    as reg grows.
+
+    Parameters
+    ----------
+    M, a, b
+        As for :func:`solve`, in one process.
+    mass : float
+        Share of the mass that moves, in (0, 1); of masses that differ, of their geometric mean, which moves where
+        reg_m is large.
+    sharpness : float
+        `Result.sharpness` of the plan, in (0, 1).
+    reg, reg_m : float, optional
+        A number that is known: the other one alone is sought.
+    **options
+        Whatever else :func:`solve` takes, but penalties "balanced" and "range".
+
+    Returns
+    -------
+    Tuned
+        ``reg`` and ``reg_m``, each to .1 %, ``result`` with them, and ``curve``, all answers on the way.
+
+    Raises
+    ------
+    ValueError
+        No reg or reg_m within 1e4 times the first one, .05 times and once the median cost, gives such a plan.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> M = ((rng.random((60, 1, 2)) - rng.random((70, 2))) ** 2).sum(-1)
+    >>> reg, reg_m, result, _ = mapuot.tune(M, mass=0.9, sharpness=0.6)
+    >>> round(result.mass, 2), round(result.sharpness, 2)
+    (0.9, 0.6)
+    """
+    search = Search(M, a, b, options)
+    inside = 1 - 1e-9, "a share in (0, 1)"
+    share, sharp = (as_positive(x, name, *inside) for x, name in ((mass, "mass"), (sharpness, "sharpness")))
+    start = search.usual
+    found_m = [math.log(as_positive(reg_m, "reg_m") if reg_m is not None else start)]
+
+    def moved(log_reg: float) -> Result:
+        """Solve with this reg, and with the reg_m at which the wanted share moves."""
+        if reg_m is None:
+            name = f"mass {mass} with reg {math.exp(log_reg):.3g}"
+            found_m[0] = root(lambda x: logit(search.share(log_reg, x)) - logit(share), found_m[0], name)
+        return search.solve(log_reg, found_m[0])
+
+    log_reg = math.log(as_positive(reg, "reg") if reg is not None else FIRST_REG * start)
+    if reg is None:
+        log_reg = root(lambda x: logit(sharp) - logit(moved(x).sharpness), log_reg, f"sharpness {sharpness}")
+    result = moved(log_reg)
+    curve = sorted(search.known.values(), key=lambda one: (one.problem.reg, one.problem.rows.rho_range[0]))
+    return Tuned(math.exp(log_reg), math.exp(found_m[0]), result, curve)
+
+
+class Search:
+    """Solves of one problem at many regs, each begun at the last one."""
+
+    def __init__(self, M: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
+        self.arguments, self.options = (M, a, b), options
+        self.known: dict[tuple[float, float], Result] = {}
+        self.last: Any = options.pop("warm_start", None)
+        backend = pick(options.get("backend", "auto"), M, a, b)
+        self.usual = 1.0 if options.get("scale_cost") else scale_of(M, a, b, "median", backend)
+
+    def solve(self, log_reg: float, log_reg_m: float) -> Result:
+        key = log_reg, log_reg_m
+        if key not in self.known:
+            reg, reg_m = map(math.exp, key)
+            self.last = solve(*self.arguments, reg=reg, reg_m=reg_m, warm_start=self.last, **self.options)
+            self.known[key] = self.last
+        return self.known[key]
+
+    def share(self, log_reg: float, log_reg_m: float) -> float:
+        result = self.solve(log_reg, log_reg_m)
+        return float(result.mass) / math.sqrt(result.problem.rows.mass * result.problem.cols.mass)
+
+
+def root(function: Callable[[float], float], first: float, what: str) -> float:
+    """Return where a function that grows is 0, from a bracket around ``first`` that is made as wide as need be."""
+    from scipy.optimize import brentq  # noqa: PLC0415 - on first use
+
+    low = high = first
+    while function(low) > 0:
+        low, high = low - STEP, low
+        check_reach(first - low, what)
+    while function(high) < 0:
+        low, high = high, high + STEP
+        check_reach(high - first, what)
+    return low if low == high else float(brentq(function, low, high, xtol=CLOSE))
+
+
+def check_reach(way: float, what: str) -> None:
+    if way > REACH:
+        raise ValueError(f"{what} must be one that a plan of this problem can have")
+
+
+def logit(share: float) -> float:
+    """Return log(share / (1 - share)), in which shares near 0 and 1 are as far apart as others; bounded."""
+    share = min(1 - 1e-12, max(1e-12, share))
+    return math.log(share / (1 - share))
