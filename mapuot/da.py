@@ -17,12 +17,14 @@ from scipy.spatial.distance import cdist
 
 from .answer.labels import as_labels
 from .answer.result import Result
+from .backends import pick
 from .errors import ScalingWarning
 from .penalties import F64
 from .pot.sinkhorn import Arguments
 from .problem.clouds import PointCloud
 from .problem.metrics import METRICS
-from .problem.validate import as_array, as_count, as_float, as_positive, odd_scale
+from .problem.scale import scale_of
+from .problem.validate import as_array, as_choice, as_count, as_float, as_positive, odd_scale
 from .status import Words
 
 try:
@@ -72,8 +74,10 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         Cost divided by its median or maximum, ``log(1 + M)``, or that twice.
     distribution_estimation : callable, optional
         ``f(X) -> (n_samples,)`` masses; None: uniform with mass 1.
-    out_of_sample_map : {"ferradans"}
-        A new sample moves by the displacement of its nearest fitted sample.
+    out_of_sample_map : {"ferradans", "entropic"}
+        A new sample moves by the displacement of its nearest fitted sample, or to the mean of the targets that the
+        potentials give it (`Result.map`), which is smooth; that takes a metric of `PointCloud`, no labels, no method
+        and no logarithm for norm.
     limit_max : float
         With labels on both sides: the cost between classes is this times the largest cost; inf forbids the
         pair.
@@ -125,8 +129,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         ScalingWarning
             Less than 1e-4 of the mass moves: the costs are far above ``reg_m`` (see ``norm``).
         """
-        if self.out_of_sample_map != "ferradans":
-            raise ValueError(f"out_of_sample_map must be 'ferradans', got {self.out_of_sample_map!r}")
+        as_choice(self.out_of_sample_map, "out_of_sample_map", ("ferradans", "entropic"))
         Xs = as_samples(Xs, "Xs")
         if Xt is None:
             raise ValueError("Xt must be given: the samples of the target domain")
@@ -156,6 +159,13 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     def _costs(self, Xs: F64, Xt: F64, labels: Any) -> Any:
         """Return the cost as a matrix, or as points where that would be large and nothing needs it as a matrix."""
         m, n = len(Xs), len(Xt)
+        if self.out_of_sample_map == "entropic":
+            if labels is not None or self.method is not None or self.metric not in NEVER_FORMED:
+                raise ValueError(f"out_of_sample_map must be 'ferradans' but for a metric of {NEVER_FORMED} alone")
+            cloud = PointCloud(Xs, Xt, str(self.metric))
+            norm = None if self.norm is None else as_choice(self.norm, "norm", ("median", "max"))
+            scale = 1.0 if norm is None else 1.0 / scale_of(cloud, None, None, norm, pick("cpu"))
+            return PointCloud(Xs, Xt, str(self.metric), scale)
         points = labels is None and self.norm is None and self.method is None and self.metric in NEVER_FORMED
         if points and m * n > MOST_ENTRIES:
             return PointCloud(Xs, Xt, str(self.metric))
@@ -193,8 +203,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         no mass stays where it is (POT moves it to the origin). ys, Xt, yt are not used; ``batch_size`` new
         samples are compared with the fitted ones at a time.
         """
-        image = self._fitted().barycentric_map(self.xt_)
-        return self._extended(as_samples(Xs, "Xs"), self.xs_, image, batch_size)
+        return self._extended(as_samples(Xs, "Xs"), True, batch_size)
 
     def inverse_transform(
         self, Xs: Any = None, ys: Any = None, Xt: Any = None, yt: Any = None, batch_size: int = 128
@@ -202,10 +211,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         """Return the images of target samples Xt in the source domain, as `transform` the other way: (n, d)."""
         if Xt is None:
             raise ValueError("Xt must be given: the target samples to map back")
-        result = self._fitted()
-        with np.errstate(invalid="ignore", divide="ignore"):
-            image = result.apply_transpose(self.xs_) / result.apply_transpose(np.ones(len(self.xs_)))[:, None]
-        return self._extended(as_samples(Xt, "Xt"), self.xt_, image, batch_size)
+        return self._extended(as_samples(Xt, "Xt"), False, batch_size)
 
     def transform_labels(self, ys: Any) -> F64:
         """Return the class proportions that each target receives from labels ys of the sources, (n_target, classes).
@@ -224,14 +230,23 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet: call fit with Xs and Xt first")
         return self.result_
 
-    def _extended(self, X: F64, fitted: F64, image: F64, batch_size: int) -> F64:
-        """Move X by the displacement of its nearest fitted sample; the fitted samples go to their images."""
+    def _extended(self, X: F64, rows: bool, batch_size: int) -> F64:
+        """Move samples of one side: the fitted ones to their images, others as ``out_of_sample_map`` says."""
+        result, fitted = self._fitted(), self.xs_ if rows else self.xt_
         if X.shape[1] != fitted.shape[1]:
             raise ValueError(
                 f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {fitted.shape[1]} "
                 "features as input"
             )
-        image = np.where(np.isfinite(image), image, fitted)
+        if self.out_of_sample_map == "entropic":
+            image = result.map(X, side="rows" if rows else "cols")
+            return np.where(np.isfinite(image), image, X)
+        if rows:
+            image = result.barycentric_map(self.xt_)
+        else:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                image = result.apply_transpose(self.xs_) / result.apply_transpose(np.ones(len(self.xs_)))[:, None]
+        image = np.asarray(np.where(np.isfinite(image), image, fitted))
         if X.shape == fitted.shape and np.array_equal(X, fitted):
             return image
         moved = np.empty_like(X)
@@ -251,7 +266,7 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
     ----------
     target : (n_target, d) array, optional
         The samples to move onto; None: those of ``fit``, which draws each one to the mean of its neighbours.
-    reg_e, reg_m, method, max_iter, tol, metric, norm
+    reg_e, reg_m, method, max_iter, tol, metric, norm, out_of_sample_map
         As in `UnbalancedSinkhornTransport`.
 
     Attributes
@@ -274,9 +289,10 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
     def __init__(
         self, target: Any = None, reg_e: float = 1.0, reg_m: Any = 0.1, method: str | None = None,
         max_iter: int = 10_000, tol: float = 1e-6, metric: str | Callable[[Any, Any], float] = "sqeuclidean",
-        norm: str | None = None,
+        norm: str | None = None, out_of_sample_map: str = "ferradans",
     ) -> None:  # fmt: skip
         super().__init__(reg_e, reg_m, method, max_iter, tol, metric=metric, norm=norm)
+        self.out_of_sample_map = out_of_sample_map
         self.target = target
 
     def fit(self, X: Any, y: Any = None) -> TransportOnto:  # type: ignore[override]

@@ -185,3 +185,20 @@ def test_parameters_are_pots():
     ours = list(inspect.signature(UnbalancedSinkhornTransport).parameters)
     assert ours == list(inspect.signature(ot.da.UnbalancedSinkhornTransport).parameters)
     assert list(UnbalancedSinkhornTransport().get_params()) == sorted(ours)
+
+
+@pytest.mark.parametrize("norm", [None, "median"])
+def test_the_entropic_map_of_new_samples_is_that_of_the_result(norm, backend):
+    if backend == "reference":
+        pytest.skip("forms the costs, and knows no points")
+    rng = np.random.default_rng(4)
+    x, y, new = rng.random((40, 2)), rng.random((50, 2)) + 1, rng.random((7, 2))
+    estimator = UnbalancedSinkhornTransport(reg_e=0.1, reg_m=9.0, norm=norm, out_of_sample_map="entropic").fit(x, Xt=y)
+    plain = UnbalancedSinkhornTransport(reg_e=0.1, reg_m=9.0, norm=norm).fit(x, Xt=y)
+    np.testing.assert_allclose(estimator.transform(x), plain.transform(x), atol=1e-5)
+    np.testing.assert_allclose(estimator.inverse_transform(Xt=y), plain.inverse_transform(Xt=y), atol=1e-5)
+    M = ((new[:, None] - y) ** 2).sum(-1) * estimator.result_.problem.cost.cloud.scale
+    weight = np.exp((estimator.result_.g - M) / 0.1)
+    np.testing.assert_allclose(estimator.transform(new), weight @ y / weight.sum(1)[:, None], atol=1e-9)
+    with pytest.raises(ValueError, match="ferradans"):
+        UnbalancedSinkhornTransport(metric="chebyshev", out_of_sample_map="entropic").fit(x, Xt=y)
