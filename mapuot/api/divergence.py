@@ -44,7 +44,8 @@ def sinkhorn_divergence(
     -------
     divergence : float, or (p,) array
         In units of M times mass. Each of the three values lacks its ``gap`` at most, some ``reg * mass * tol^2``; a
-        balanced one, whose gap leaves out what marginals miss, about ``reg * mass * error_bound`` at most.
+        balanced one, whose gap leaves out what marginals miss, ``reg * mass * error_bound`` at most as long as no
+        entry of the optimal plan is more than twice that of the plan found (docs/mathematics.md, "Hard marginals").
 
     Examples
     --------
