@@ -7,6 +7,7 @@ and `pairwise` are made of such problems. Modules for those who come from other 
 - ``mapuot.pot``: POT's unbalanced functions, and ``patched()``, within which POT itself runs on mapuot
 - ``mapuot.da``: domain adaptation, an estimator of scikit-learn
 - ``mapuot.wot``: populations over time, under the names of wot and moscot
+- ``mapuot.flow``: pairs to train flows on, under torchcfm's names
 - ``mapuot.torch``, ``mapuot.jax``: losses with gradients for PyTorch and JAX
 - ``mapuot.plot``: pictures of results, by Matplotlib
 
@@ -72,13 +73,22 @@ __all__ = [
 ]
 
 
-DOORS = ("da", "jax", "plot", "torch", "wot")  # each imports a library of its own: those in __all__ need no extra
+DOORS = (
+    "da",
+    "flow",
+    "jax",
+    "plot",
+    "torch",
+    "wot",
+)  # imported on first use; those in __all__ need no extra
 
 
 def __getattr__(name: str) -> Any:
     """Import a door on first use."""
     if name == "da":
         return import_module(".da", __name__)
+    if name == "flow":
+        return import_module(".flow", __name__)
     if name == "jax":
         return import_module(".jax", __name__)
     if name == "plot":
