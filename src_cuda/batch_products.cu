@@ -1,7 +1,9 @@
-// Mirrors src_c/batch.c: problems on one cost that are larger than a block can hold, their passes together.
+// Mirrors src_c/batch.c: problems that are larger than a block can hold, their passes together.
 //
 // One block a problem for what is O(m + n); between the kernels the caller multiplies, S = V K^T and sums = U K (of one
-// potential they are S), in float64 with K = exp(low - M / reg).  A problem whose scalings outgrow that K stops with status MAPUOT_ABSORB.
+// potential they are S), in float64.  Either K = exp(low - M / reg) serves all (safe 1), or each problem has a K of its
+// own around potentials that the caller has put into row_absorbed and the column vectors.  A problem whose scalings
+// outgrow its K stops with status MAPUOT_ABSORB.
 #define THREADS 128
 #include "batch_finish.cuh"
 
@@ -32,9 +34,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) open_problems(const __grid
     double *col = S.columns + problem * COLUMN_KINDS * S.n;
     open_columns(S, W, problem, col, (int)S.n);
     const double half = ONE_POTENTIAL ? 0.5 * S.low : 0; // of low, each side has absorbed
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
+    for (int j = threadIdx.x; S.safe > 0 && j < (int)S.n; j += THREADS)
         col[ABSORBED * S.n + j] = half - (S.product ? col[LOG_B * S.n + j] : 0);
-    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
+    for (int i = threadIdx.x; S.safe > 0 && i < (int)S.m; i += THREADS) {
         const double a = S.A[problem * S.m + i];
         S.row_absorbed[problem * S.m + i] = a > 0 ? S.low - half - (S.product ? log(a) : 0) : 0;
     }

@@ -201,7 +201,7 @@ class BatchRun:
 
     def together(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
         task = self.task
-        if task.forbidden or task.c is not None or task.cost.operator != "tiles":
+        if task.forbidden or task.c is not None or not (task.cost.operator == "tiles" or self.forms(engine)):
             return
         reach = 0.0 if log_v is None else float(abs(log_v).max())
         dtype = engine.storage(task, PRECISIONS.get(self.precision), self.options.tol, reach)
@@ -226,10 +226,16 @@ class BatchRun:
                     workspace.iterate(min(most, TOGETHER))
                 left = workspace.leave() if leaves else np.zeros(i1 - i0, bool)
                 self.chunk(workspace, i0, i1, most, bar)
-            more = ["one potential"] if options.symmetric else []
+            more = [FORMED] * bool(task.several) + ["one potential"] * bool(options.symmetric)
             reads, count = f"{dtype} tiles", f"{i1 - i0} problems together"
             self.how[i0:i1] = in_words(reads, len(stages), *more, count)
             self.how[i0:i1][left] = in_words(reads, 0, "one potential left", count)
+
+    def forms(self, engine: ModuleType) -> bool:
+        """Tell whether the engine forms the matrices of many clouds, in which smaller ones are filled up."""
+        several = self.task.several
+        made = several is not None and getattr(engine, "FORMS", False) and bool(several.solved_whole.all())
+        return made and (self.task.reference == "product" or not several.ragged)
 
     def chunk(self, workspace: Any, i0: int, i1: int, most: int, bar: Any) -> None:
         running = int((workspace.stats["status"] == 0).sum())

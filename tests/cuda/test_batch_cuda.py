@@ -8,7 +8,7 @@ import pytest
 from batches import assert_solved, histograms
 from numpy.testing import assert_allclose
 
-from mapuot import log_matmul, solve, solve_batch
+from mapuot import PointCloud, log_matmul, solve, solve_batch
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
@@ -114,11 +114,43 @@ def test_precision_tolerance_and_methods():
     assert (warm.n_passes <= 4).all()
 
 
+@pytest.mark.parametrize("reg_m", [1.0, np.inf])
+@pytest.mark.parametrize("sizes", [((20, 45), (30, 11)), ((150, 131), (140, 133)), ((140, 140), (150, 150))])
+def test_clouds_are_formed_and_solved_on_the_device(sizes, reg_m):
+    """Certified of each problem against its own matrix, as the CPU has it; points without mass; with themselves."""
+    rng = np.random.default_rng(3)
+    x, y = ([rng.random((k, 3)) for k in side] for side in sizes)
+    a, b = ([weights / weights.sum() for weights in (rng.random(len(z)) for z in side)] for side in (x, y))
+    a[0][0], b[1][2] = 0.0, 0.0
+    a[0], b[1] = a[0] / a[0].sum(), b[1] / b[1].sum()
+    for cloud, A, B, one in ((PointCloud(x, y), a, b, ""), (PointCloud(x), a, a, "one potential")):
+        result = solve_batch(cloud, A, B, reg=0.004, reg_m=reg_m, backend="cuda")
+        assert result.converged.all()
+        if reg_m < np.inf:
+            assert all("together" in how and one in how for how in result.how)
+        for k in range(2):
+            right = solve(np.asarray(cloud[k]), A[k], B[k], reg=0.004, reg_m=reg_m, tol=1e-9)
+            off = np.abs(result[k].plan - right.plan).sum() / right.mass
+            assert off <= result.error_bound[k] + right.error_bound
+
+
 @pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("own", [False, True])
-def test_what_has_no_kernel_is_solved_by_the_cpu(own, on_device, monkeypatch):
-    """Over 128 points, with costs of their own or at a small reg: by the C core, where each takes .2 ms, not 4."""
-    M, A, B = batch_of((150, 140), 1.5, own)
+@pytest.mark.parametrize("reg", [0.05, 1e-4])
+def test_a_k_of_its_own_is_made_anew_around_the_potentials(reg, on_device, monkeypatch):
+    """Over 128 points, whatever reg: all on the device, where no problem is left for the CPU."""
+    monkeypatch.setattr("mapuot.api.batch.BatchRun.plainly", None)
+    M, A, B = batch_of((150, 140), 1.5, True)
+    given = [cp.asarray(x) if on_device else x for x in (M, A, B)]
+    result = solve_batch(*given, reg=reg, reg_m=1.0, backend="cuda")
+    right = solve_batch(M, A, B, reg=reg, reg_m=1.0, tol=1e-9)
+    assert result.converged.all()
+    assert (np.abs(result.plan - right.plan).sum((1, 2)) <= (result.error_bound + right.error_bound) * right.mass).all()
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_what_has_no_kernel_is_solved_by_the_cpu(on_device, monkeypatch):
+    """Over 128 points on one cost at a small reg: by the C core, where each takes .2 ms, not 4."""
+    M, A, B = batch_of((150, 140), 1.5, False)
     monkeypatch.setattr("mapuot.api.batch.BatchRun.alone", None)
     given = [cp.asarray(x) if on_device else x for x in (M, A, B)]
     result = solve_batch(*given, reg=2e-3, reg_m=1.0, backend="cuda", tol=1e-9)

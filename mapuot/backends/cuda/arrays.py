@@ -179,11 +179,27 @@ def costs(cloud: PointCosts, threads: int | None = None, columns: Any = None) ->
     """Form the matrix of points, in float64; ``columns``: theirs, where they lie on the device."""
     (m, n), (metric, scale) = cloud.shape, cloud.core
     columns = cp.asarray(cloud.columns) if columns is None else columns
-    out, x = cp.empty((m, n)), cp.asarray(np.ascontiguousarray(cloud.rows))
-    run = kernel("point_costs.cu", "point_costs", METRIC=metric.number, STORE=0)
+    return tables(cloud.rows, columns, metric.number, scale, cp.empty((m, n)))
+
+
+def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places: Any = None) -> Any:
+    """Fill (m, n), or (p, m, n) of many clouds, whose ``places`` are (p, 4): first row, rows, first column, columns."""
+    (m, n), grid = out.shape[-2:], (1, *out.shape)[-3]
+    run = kernel("point_costs.cu", "point_costs", METRIC=metric, STORE=0)
     sizes = np.int64(columns.shape[1]), np.int64(m), np.int64(n), np.int64(len(columns))
-    run((-(-m // COSTS) * -(-n // COSTS),), (256,), (x, columns, *sizes, np.float64(scale), out))
+    points = cp.asarray(np.ascontiguousarray(rows)), columns
+    last = np.float64(scale), out, np.uint64(0) if places is None else places
+    run((-(-m // COSTS) * -(-n // COSTS), grid), (256,), (*points, *sizes, *last))
     return out
+
+
+def clouds_costs(clouds: Any) -> Any:
+    """Form the matrices of many clouds, (p, m, n); where one has fewer points, costs of its last one fill the rest."""
+    metric, scale = clouds.whole.core
+    rows, cols = clouds.places
+    places = cp.asarray(np.ascontiguousarray(np.stack([*rows, *cols], 1), np.int64))
+    columns, out = cp.asarray(np.ascontiguousarray(clouds.whole.columns)), cp.empty((len(clouds), *clouds.shape))
+    return tables(clouds.whole.rows, columns, metric.number, scale, out, places)
 
 
 def as_columns(X: Any, length: int, name: str) -> tuple[Any, bool]:

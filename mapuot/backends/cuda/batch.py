@@ -2,7 +2,8 @@
 
 A small problem (m, n <= 128) holds K in registers, in float32 until its sums can tell no more, then in float64, which
 certifies; K is made again around the potentials where they leave its range, so that every reg works. Larger problems on
-one cost make their passes by two matrix products in float64, all of them together. Twin: backends/cpu/batch.py;
+one cost, or one each, make their passes by two matrix products in float64, all of them together; a K of its own is made
+around the potentials of its problem. Costs of clouds are formed here, a chunk at a time. Twin: backends/cpu/batch.py;
 device side: src_cuda/batch_narrow.cu, batch.cu, batch_products.cu.
 """
 
@@ -20,7 +21,8 @@ from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
 from ..contract import Options
 from ..contract import weigh as weigh_on_host
 from ..limits import limits_of
-from ..records import STALLED, STATUS, put
+from ..records import ABSORB, STALLED, STATUS, put
+from .arrays import clouds_costs
 from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, by_value, kernel, small_options
 
 MOST = 128  # rows and columns of a small problem
@@ -30,7 +32,9 @@ NARROW_NOISE = 1e-6  # a float64 pass takes as long as ten; at 3e-7 float32 ones
 CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
 CLIMBS = True  # by way of larger regs, where reg is small
 ONE_POTENTIAL = LEAVES = True  # passes can have log u = log v, and be left for ordinary ones
+FORMS = True  # the matrices of many clouds
 CHECK_PASSES = 8  # products between two looks at what still runs
+ABSORBED = 2  # of the kinds of column vectors in batch.cuh: what K holds of log v
 VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
 BATCH, REPORT, STANDING = (RECORDS[name] for name in ("Batch", "Report", "Standing"))
 STATUS_AT = list(REPORT.fields or ()).index("status")
@@ -43,14 +47,15 @@ def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> 
         return None
     if max(task.shape) <= MOST:
         return "float64" if asked == "float64" else "float32"
-    return "float64" if task.one_cost and task.spread + reach <= PRODUCT_SPREAD else None
+    return "float64" if not task.one_cost or task.spread + reach <= PRODUCT_SPREAD else None
 
 
 def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str) -> int:
-    """Memory of one problem of a batch on the device, beside a cost of its own that lies there already."""
+    """Memory of one problem of a batch on the device; not ``shared``: with a cost, a K and what K is made of."""
     m, n = shape
     small = max(shape) <= MOST
-    return 8 * (3 * (m + n) + (0 if small else (BATCH_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8))
+    own = 0 if shared else (1 if small else 4) * m * n
+    return 8 * (own + 3 * (m + n) + (0 if small else (BATCH_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8))
 
 
 def constants(task: BatchProblem, options: Options, reg: float) -> Any:
@@ -104,7 +109,8 @@ class DeviceBatch:
     def __init__(self, task: BatchProblem, options: Options, log_v: Any) -> None:
         (m, n), p = task.shape, len(task)
         self.task, self.options, self.p = task, options, p
-        self.M, self.A, self.B = (cp.asarray(x) for x in (task.M, task.A, task.B))
+        self.M = clouds_costs(task.cost) if task.several else cp.asarray(task.M)
+        self.A, self.B = cp.asarray(task.A), cp.asarray(task.B)
         sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": REPORT.itemsize // 8}
         self.small = max(m, n) <= MOST
         if not self.small:
@@ -175,24 +181,66 @@ class DeviceBatch:
         run((self.p,), (threads,), (by_value(record),), shared_mem=shared)
 
     def products(self, record: Any, count: int) -> None:
-        """S = V K^T, U = prox(S), then U K, which S is of one potential, for all problems at once."""
-        symmetric, arrays = self.options.symmetric, self.arrays
-        record["count"] = count
+        """S = V K^T, U = prox(S), then U K, which S is of one potential, for all problems at once.
+
+        Problems that outgrow a K of their own go on, on a new one, when the others have ended.
+        """
+        symmetric, arrays, status = self.options.symmetric, self.arrays, self.stats["status"]
+        own = self.M.ndim == 3
+        record["count"], record["safe"] = count, float(not own)
         if symmetric:
             record["sums"] = record["row_sums"]
         names = ("open_problems", "prox_rows", "finish_problems")
         steps = {name: step_kernel(name, self.M.dtype.name, symmetric) for name in names}
-        K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["limits"]["reg"]))
         argument = (by_value(record),)
-        steps["open_problems"]((self.p,), (128,), argument)
-        while (self.stats["status"] == 0).any() and self.stats["passes"].max() < count:
-            for _ in range(min(CHECK_PASSES, count - int(self.stats["passes"].max()))):
-                cp.matmul(arrays["v"], K.T, out=arrays["row_sums"])
-                steps["prox_rows"]((self.p,), (128,), argument)
-                if not symmetric:
-                    cp.matmul(arrays["u"], K, out=arrays["sums"])
-                steps["finish_problems"]((self.p,), (128,), argument)
-            self.read()
+        while (status == 0).any() and (made := self.made()) < count:
+            reg = float(record["limits"]["reg"])
+            K = self.around(reg) if own else cp.exp((self.task.M_min - self.M.astype(np.float64)) / reg)
+            steps["open_problems"]((self.p,), (128,), argument)
+            while (status == 0).any() and made < count:
+                for _ in range(min(CHECK_PASSES, count - made)):
+                    self.times(K, arrays["v"], arrays["row_sums"], True)
+                    steps["prox_rows"]((self.p,), (128,), argument)
+                    if not symmetric:
+                        self.times(K, arrays["u"], arrays["sums"], False)
+                    steps["finish_problems"]((self.p,), (128,), argument)
+                self.read()
+                status = self.stats["status"]
+                made = self.made()
+            if own and (status == ABSORB).any():
+                self.go_on(np.flatnonzero(status == ABSORB), 1.0)
+
+    def made(self) -> int:
+        """Return the most passes of a problem that still runs."""
+        return int(self.stats["passes"][self.stats["status"] == 0].max(initial=0))
+
+    def times(self, K: Any, x: Any, out: Any, turned: bool) -> None:
+        """Multiply the rows of x by K, or by its transpose; each has a K of its own, or all have one."""
+        if K.ndim == 2:
+            cp.matmul(x, K.T if turned else K, out=out)
+        elif turned:
+            cp.matmul(K, x[:, :, None], out=out[:, :, None])
+        else:
+            cp.matmul(x[:, None, :], K, out=out[:, None, :])
+
+    def around(self, reg: float) -> Any:
+        """Make every K around its log v: at most 1, with an entry 1 in every row and column in use."""
+        A, B, n, product = self.A, self.B, self.task.shape[1], self.task.reference == "product"
+        log_a, log_b = (cp.log(cp.where(w > 0, w, 1.0)) * product for w in (A, B))
+        K = self.M.astype(np.float64) / -reg
+        alpha = -(K + cp.where(B > 0, self.x + log_b, -np.inf)[:, None, :]).max(2)
+        K += (alpha + cp.where(A > 0, 0.0, -np.inf))[:, :, None]
+        beta = -K.max(1)
+        if self.options.symmetric:  # the mean of both serves as well, and keeps K symmetric
+            mean = 0.5 * (alpha + beta)
+            K += (mean - alpha)[:, :, None]
+            alpha = beta = mean
+        K += beta[:, None, :]
+        cp.exp(K, out=K)
+        K *= (B > 0)[:, None, :]
+        self.arrays["row_absorbed"][:] = cp.where(A > 0, alpha - log_a, 0.0)
+        self.arrays["columns"].reshape(self.p, BATCH_KINDS, n)[:, ABSORBED] = cp.where(B > 0, beta - log_b, 0.0)
+        return K
 
     def read(self) -> None:
         self.stats = self.arrays["report"].get().view(REPORT)[:, 0]
