@@ -29,9 +29,9 @@ __device__ __forceinline__ void take(double (&x_here)[DEPTH][SIDE + 1], double (
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) point_costs(const double *x, const double *y, int64_t ld, int64_t m,
-                                                              int64_t n, int64_t d, double scale, double *out,
-                                                              const int64_t *places)
+extern "C" __global__ void __launch_bounds__(256)
+    point_costs(const double *x, const double *y, int64_t ld, int64_t m, int64_t n, int64_t d, double scale,
+                double *out, const int64_t *places)
 {
     __shared__ double x_here[DEPTH][SIDE + 1], y_here[DEPTH][SIDE];
     const int64_t across = (n + SIDE - 1) / SIDE, i0 = blockIdx.x / across * SIDE, j0 = blockIdx.x % across * SIDE;

@@ -254,7 +254,7 @@ class BatchRun:
         else:
             self.tables = self.tables or self.empty_tables()
             for table, values in zip(self.tables, found, strict=True):
-                table[part] = values
+                table[part, : values.shape[1]] = values
         for name, values in self.ends.items():
             values[part] = workspace.stats[name]
         self.n_passes[part] = workspace.field("passes")

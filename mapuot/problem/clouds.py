@@ -1,7 +1,7 @@
 """`PointCloud`, which takes the place of a cost matrix, and `Clouds`, the `Cost` of a batch of them of any sizes.
 
 All points of a batch lie one behind the other; a problem is a run of those of the rows and a run of those of the
-columns. No matrix is kept: the core forms that of a problem when it solves it.
+columns. No matrix is kept: the core forms that of a problem when it solves it, a GPU those of many at once.
 """
 
 from __future__ import annotations

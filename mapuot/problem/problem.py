@@ -364,9 +364,9 @@ class BatchProblem(Common):
         return self.several is not None and self.several.ragged
 
     def part(self, i0: int, i1: int) -> BatchProblem:
-        return dataclasses.replace(
-            self, cost=self.cost.of(slice(i0, i1)), A=self.A[i0:i1], B=self.B[i0:i1], c_mass=self.c_mass[i0:i1]
-        )
+        cost = self.cost.of(slice(i0, i1))
+        (m, n), c_mass = cost.shape, self.c_mass[i0:i1]  # those of its largest clouds
+        return dataclasses.replace(self, cost=cost, A=self.A[i0:i1, :m], B=self.B[i0:i1, :n], c_mass=c_mass)
 
     def check_parts(self) -> None:
         """Apply `validate.check_parts` to every problem."""

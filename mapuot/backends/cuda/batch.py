@@ -29,6 +29,7 @@ MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
 PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
 NARROW_NOISE = 1e-6  # a float64 pass takes as long as ten; at 3e-7 float32 ones crept, 1.3 times as many at reg .001
+OWN_SPREAD = 5000.0  # and up to which each has one of its own; at 1.3e4 16 cores of the host took .9 of the time
 CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
 CLIMBS = True  # by way of larger regs, where reg is small
 ONE_POTENTIAL = LEAVES = True  # passes can have log u = log v, and be left for ordinary ones
@@ -47,7 +48,8 @@ def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> 
         return None
     if max(task.shape) <= MOST:
         return "float64" if asked == "float64" else "float32"
-    return "float64" if not task.one_cost or task.spread + reach <= PRODUCT_SPREAD else None
+    most = PRODUCT_SPREAD if task.one_cost else OWN_SPREAD
+    return "float64" if task.spread + reach <= most else None
 
 
 def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str) -> int:
@@ -110,7 +112,7 @@ class DeviceBatch:
         (m, n), p = task.shape, len(task)
         self.task, self.options, self.p = task, options, p
         self.M = clouds_costs(task.cost) if task.several else cp.asarray(task.M)
-        self.A, self.B = cp.asarray(task.A), cp.asarray(task.B)
+        self.A, self.B = (cp.ascontiguousarray(cp.asarray(x)) for x in (task.A, task.B))
         sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": REPORT.itemsize // 8}
         self.small = max(m, n) <= MOST
         if not self.small:
