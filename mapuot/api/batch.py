@@ -72,7 +72,8 @@ def solve_batch(
     M : (m, n) or (p, m, n) array, matrix of scipy.sparse or cupyx.scipy.sparse, list of them, PointCloud or Grid
         One cost for all problems, or one each; float32 or float64; +inf forbids a pair. A PointCloud of many clouds has
         points of its own for each problem, as many as it likes. Of points and grids no K is shared: the problems are
-        solved one by one, on a core each. So are those of a sparse matrix, or of p of them
+        solved one by one, on a core each, but for many clouds on a GPU, which are solved together where the range of
+        their costs is at most 5000 reg. One by one are those of a sparse matrix, or of p of them
         that store the same pairs (CSR matrices over the same indices cost p times the memory of their data only);
         parts of the pattern and its transpose are found once.
     A, B : (p, m) and (p, n) arrays, optional
