@@ -140,8 +140,9 @@ def attempt(
     return PlainResult(backend, cost, a, b, reg, rho, found, options, begun, out)
 
 
-def as_it_is(result: Result) -> Result:
+def as_it_is(result: Result, scale_cost: float = 1.0) -> Result:
     """Return the Result that a pickle of a `PlainResult` holds."""
+    result.scale_cost = scale_cost
     return result
 
 
@@ -178,7 +179,7 @@ class PlainResult(Result):
     def __reduce_ex__(self, protocol: Any) -> Any:
         potentials, marginals = (self.log_u, self.log_v), (self.row_marginal, self.col_marginal)
         kept = potentials, marginals, self.trace, self.status, self._threads, self.how
-        return as_it_is, (Result(self.problem, self._backend, *kept),)
+        return as_it_is, (Result(self.problem, self._backend, *kept), self.scale_cost)
 
     @cached_property
     def problem(self) -> Problem:  # type: ignore[override]

@@ -1,5 +1,7 @@
 """What an answer is wanted for: sharpness, maps, the way between both sides, and pairs, by formulas of their own."""
 
+import pickle
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -151,7 +153,7 @@ def test_scale_cost_is_the_unit_of_reg_and_reg_m(kind, how):
     scale = getattr(np, how)(costs)
     found = mapuot.solve(M, reg=0.1, reg_m=(2.0, np.inf), scale_cost=how)
     wanted = mapuot.solve(M, reg=0.1 * scale, reg_m=(2.0 * scale, np.inf))
-    assert found.scale_cost == pytest.approx(scale)
+    assert found.scale_cost == pickle.loads(pickle.dumps(found)).scale_cost == pytest.approx(scale)
     np.testing.assert_allclose(found.row_marginal, wanted.row_marginal, rtol=1e-9)
     ranges = mapuot.solve(COSTS["dense"], reg=0.1, reg_m=(1.0, 0.2), penalty=("kl", "range"), scale_cost=how)
     assert np.abs(ranges.col_marginal * 40 - 1).max() < 0.2 + 1e-5
