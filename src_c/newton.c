@@ -93,7 +93,7 @@ int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rh
         w->left[j] = w->asked[j] = in ? q - s : 0.0;
         w->diagonal[j] = in ? s + w->rate[j] * q : 1.0;
         w->rate[j] = in ? w->rate[j] : 0.0;
-        w->y[j] = 0.0;
+        w->y[j] = w->d[j] = 0.0; /* of memory as it came: 0 times what is no number is none */
         w->missed += sides * fabs(w->left[j]);
     }
     w->most = all ? 1.0 + asked / mass : INFINITY; /* |P| + |P*| */

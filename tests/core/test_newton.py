@@ -33,7 +33,7 @@ def near_optimum(seed, rho, apart, m=9, n=12):
 def step(P, log_v, b, fi, tol, rho=None, symmetric=False, extra=0.0):
     """The verdict on a plan whose rows hold, the record, and the vectors of the step."""
     n, s = P.shape[1], P.sum(0)
-    w, room = ffi.new("mapuot_newton *"), np.zeros(lib.mapuot_newton_room(n))
+    w, room = ffi.new("mapuot_newton *"), np.full(lib.mapuot_newton_room(n), np.nan)  # it may hold anything
     lib.mapuot_newton_place(w, n, ffi.from_buffer("double *", room))
     kept = s, b, np.full(n, np.inf) if rho is None else rho, log_v
     w.marginal, *vectors = (ffi.from_buffer("double *", x) for x in kept)
@@ -174,7 +174,7 @@ def test_a_bound_of_many_marginals_has_all_its_terms(apart, tol, soft):
         log, rho = np.concatenate([np.zeros(5), log_v]), np.where(soft & (np.arange(n) < 5), 0.7, np.inf)
         rate, hard = REG / rho, np.isinf(rho)
         weight = np.where(hard, np.concatenate([best.sum(1), best.sum(0)]), s * np.exp(0.1 * apart))
-        w, room = ffi.new("mapuot_newton *"), np.zeros(lib.mapuot_newton_room(n))
+        w, room = ffi.new("mapuot_newton *"), np.full(lib.mapuot_newton_room(n), np.nan)  # it may hold anything
         lib.mapuot_newton_place(w, n, ffi.from_buffer("double *", room))
         w.n, w.reg, w.tol, w.marginals, w.rounding = n, REG, tol, 2, share
         starts, kept = ffi.new("int64_t[]", [0, 5, n]), (s, weight, rho, log)
