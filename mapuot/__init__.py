@@ -57,6 +57,7 @@ __all__ = [
     "barycenter",
     "certify",
     "da",
+    "flow",
     "knn_cost",
     "load",
     "log_matmul",
@@ -73,14 +74,7 @@ __all__ = [
 ]
 
 
-DOORS = (
-    "da",
-    "flow",
-    "jax",
-    "plot",
-    "torch",
-    "wot",
-)  # imported on first use; those in __all__ need no extra
+DOORS = "da", "flow", "jax", "plot", "torch", "wot"  # imported on first use; those in __all__ need no extra
 
 
 def __getattr__(name: str) -> Any:
