@@ -95,9 +95,7 @@ class Workspace(Protocol):
     options: Options
     coarse: Any  # the coarse correction of its passes (backends/coarse.py)
     makes_products: bool  # for Newton's step (newton.py), which else takes those of the plan
-    estimates: bool = (
-        False  # are passes float32 ones between points? Their rounding is known in the mean: none may be last
-    )
+    estimates: bool = False  # passes are float32 ones between points, whose errors are estimates: none may be last
 
     @property
     def reads(self) -> str:

@@ -345,11 +345,11 @@ class BatchProblem(Common):
         return Problem(**{**fields, "cost": cost, "rows": rows, "cols": cols}, c_mass=float(self.c_mass[i]))
 
     def alone(self, i: int, backend: ModuleType, threads: int) -> Problem:
-        """Return problem i as `solve` makes it: its matrix formed where that saves time, with a range of its own."""
+        """Return problem i as `solve` makes it: of many clouds its matrix, where that saves time, and its own range."""
         one = self[i]
-        cost = formed(one.cost, backend, threads=threads)
         if not self.several:
             return one
+        cost = formed(one.cost, backend, threads=threads)
         low, high, forbidden = validate.as_range(cost, self.reg, backend, threads=threads)
         return dataclasses.replace(one, cost=cost, M_min=low, M_max=high, forbidden=forbidden)
 

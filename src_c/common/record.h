@@ -45,9 +45,8 @@ typedef struct {
     double hard_sides;             /* how many have a balanced point or a range */
     double extra_error;            /* what the caller knows to be wrong with the plan beyond what a pass sees */
     double extra_gap;              /* what the caller knows the dual value and the objective to be further apart */
-    double path; /* edges of the longest path, of columns whose penalty has kinks; 0: no bound by it */
-    double
-        missed; /* what hard columns miss counts times this: edges of the longest path, 1 where Newton's step follows */
+    double path;       /* edges of the longest path, of columns whose penalty has kinks; 0: no bound by it */
+    double missed;     /* what hard columns miss counts so many times: path, or 1 where Newton's step follows */
     int64_t memory;    /* Anderson differences kept at most, 0: none */
     int64_t in_place;  /* 1: K is overwritten by the plan and rounded once a pass */
     int64_t finer;     /* 1: there is a finer storage of K to go on with */

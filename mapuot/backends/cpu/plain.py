@@ -34,7 +34,8 @@ PROBLEM: Any = np.dtype(
     [(name, MEMBERS.get(field.type.cname, np.int64)) for name, field in ffi.typeof("mapuot_problem").fields]
 )
 
-# mapuot_stage: (reg in units of the problem's, tol, least range(M) / reg, passes at its end, one potential)
+# mapuot_stage: (reg in units of the problem's, tol, that of hard sides, least range(M) / reg, passes at its end,
+# one potential)
 Ladder = Callable[[Options, int], list[tuple[float, float, float, float, int, bool]]]
 
 kept: list[Call] = []  # of calls that are over; one under way has taken its own out
