@@ -18,6 +18,7 @@ and, where it has them,
 
     RANKS_TOGETHER  True where ranks that share the rows can make such passes
     SKIPS_TOGETHER  True where passes of one potential can skip pairs of points
+    SKIPS_FROM  pairs from which a cloud that says "auto" skips some, where those are more than it says itself
     quicker_turned(cost)    whether a solve of the transpose takes less time
     costs(cloud, threads)   the matrix of points
     form_bytes(cloud)       how many bytes that matrix and K may take where nobody says

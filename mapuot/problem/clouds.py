@@ -41,9 +41,9 @@ class PointCloud(Given):
         One factor for each dimension, >= 0, as ``w`` of ``cdist``.
     truncate : "auto", float or None
         Skip pairs whose share of the plan is provably negligible beside ``tol``; the bound on it is part of the
-        certificate. "auto": from 2^26 pairs on, where the median cost is 30 reg or more; a number: always, and only
-        pairs that lie so many nats below the product of their masses, or more where ``tol`` asks for it; None: never.
-        Needs ``reference="product"`` and a metric other than "wfr".
+        certificate. "auto": from 2^26 pairs on, on a GPU from 2^30, where the median cost is 30 reg or more; a number:
+        always, and only pairs that lie so many nats below the product of their masses, or more where ``tol`` asks for
+        it; None: never. Needs ``reference="product"`` and a metric other than "wfr".
     form : "auto", float or None
         Form the matrix in `solve` and `solve_batch` where passes over it take less time than passes that make its
         costs, and where it takes at most so many bytes with its K, 16 a pair. "auto": on a CPU 2^26 pairs (1 GiB),

@@ -69,17 +69,18 @@ class Route(NamedTuple):
 
 def route(
     problem: Problem, options: Options, most: int, given: tuple[bool, bool] = (False, False), escalate: bool = False,
-    saves: bool = False, prefers: Callable[[Any], bool] | None = None, together: bool = False,
+    saves: bool = False, prefers: Callable[[Any], bool] | None = None, together: bool = False, skips_from: int = 0,
 ) -> Route:  # fmt: skip
     """Decide which way a problem goes; over ranks all must call it.
 
     ``most``: passes; ``given``: whether it starts from a log u and from a log v; ``escalate``: K may be stored in a
     finer type than that of the options; ``saves``: a checkpoint is written; ``prefers(cost)``: whether the backend
-    would rather read the columns as rows; ``together``: the backend skips pairs in passes of one potential, too.
+    would rather read the columns as rows; ``together``: the backend skips pairs in passes of one potential, too;
+    ``skips_from``: how many pairs there must be, where nobody says that some are to be skipped.
     """
     turns = turned(problem, options) or quicker(problem, options, given, prefers)
     turns = problem.turns and turns and not options.symmetric
-    nats = nats_of(problem, saves) if together or not options.symmetric else None
+    nats = nats_of(problem, saves, skips_from) if together or not options.symmetric else None
     warm = bool(problem.ranks.max(given[0] if turns else given[1]))
     options = options if nats is None else inner(options)
     return Route(turns, warm, nats, options, stages(problem, options, most, warm, nats is not None, escalate))
@@ -177,13 +178,14 @@ def quicker(problem: Problem, options: Options, given: tuple[bool, bool], prefer
     return bool(free and prefers and prefers(problem.cost))
 
 
-def nats_of(problem: Problem, saves: bool) -> float | None:
+def nats_of(problem: Problem, saves: bool, least: int) -> float | None:
     """Return how far below its share, in nats, a pair of points must lie to be skipped; None: none is."""
     cloud, ranks = problem.cost.cloud, problem.ranks
     if problem.cost.operator != "points":
         return None
     ranks.same(truncate=repr(cloud.truncate))
-    if not cloud.truncates(ranks.sum(cloud.size)):
+    pairs = ranks.sum(cloud.size)
+    if not cloud.truncates(pairs) or (cloud.truncate == "auto" and pairs < least):
         return None
     found = {
         f"metric {cloud.metric!r}": not cloud.core[0].skips,

@@ -191,3 +191,15 @@ def test_the_extent_leaves_out_few_points_and_no_tails():
         assert share * (M.max() - M.min()) <= problem.extent <= M.max() - M.min()
     sparse_M = sparse.csr_array(np.eye(900) + 1)
     assert Problem.from_arrays(sparse_M, None, None, 0.1, 1.0, "kl", "product", cpu).extent == 1.0
+
+
+def test_a_backend_says_from_how_many_pairs_auto_skips_some(monkeypatch):
+    """A GPU passes over 2^28 pairs in the time in which its host chooses some; who asks for skipping gets it."""
+    x, y, a, b = points()
+    monkeypatch.setattr("mapuot.problem.points.AUTO_ENTRIES", 1)
+    for truncate, skips_from, skips in (("auto", 0, True), ("auto", x.shape[0] * len(y), True),
+                                        ("auto", x.shape[0] * len(y) + 1, False), (4.0, 1 << 40, True)):  # fmt: skip
+        monkeypatch.setattr(cpu, "SKIPS_FROM", skips_from, raising=False)
+        result = mapuot.solve(mapuot.PointCloud(x, y, truncate=truncate, form=None), a, b, reg=1e-3, reg_m=1.0)
+        assert (result.skipped is not None) == skips
+        assert result.converged

@@ -22,6 +22,7 @@ WORKSPACES = {
     "pairs": ("sparse", "SparseWorkspace"),
 }  # fmt: skip
 LEAST_BOX = 32  # points of a warp of points.cuh at least, which sums over the runs of one box
+SKIPS_FROM = 1 << 30  # pairs: to skip some of 2^28.6 took 1.7 to 3.2 times as long, .1 s of it the host's (H200)
 MAKES_COSTS = True  # of points, as they are needed
 ONE_POTENTIAL = True  # passes can have log u = log v
 LONG_ROWS = 8192  # of more columns a row outgrows a block, and is slower to read than many short ones
