@@ -14,7 +14,7 @@ TABLES = {  # part: (where its table stands, the records that it is of)
     "pass": ("docs/speed.md", ["pass"]),
     "solve": ("README.md", ["solve"]),
     "tensors": ("docs/speed.md", ["tensors-nvidia-h200", "tensors"]),
-    "zoo": ("docs/speed.md", ["zoo"]),
+    "zoo": ("docs/speed.md", ["zoo-nvidia-h200", "zoo"]),
     "points": ("docs/speed.md", ["points-nvidia-h200", "points"]),
     "sparse": ("docs/speed.md", ["sparse-nvidia-h200", "sparse"]),
     "small-reg": ("docs/mathematics.md", ["small-reg", "small-reg-nvidia-h200"]),

@@ -6,7 +6,8 @@ is that of the call over passes and all pairs. On a CPU one thread works and its
 neighbours cost little. POT is given the iterations that it needs (peers.py), between POT_SIZE points at most, where its
 time is beside that of "matrix" there. With --device gpu the host's clock counts, and in place of POT stands what
 certifies nothing: 100 iterations of torch on logarithms over the matrix and of flash-sinkhorn, in float32 by kernels as
-they are (to tune them takes 94 s a shape), and GeomLoss's own number of them at scaling .9, each beside "points".
+they are (to tune them takes 94 s a shape), and GeomLoss's own number of them at scaling .9, each beside the way that
+"auto" takes where no pair is skipped.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SIZE, GPU_SIZE, QUICK_SIZE, POT_SIZE = 4_000, 20_000, 300, 1_000
 REGS, RHO, TOL = (0.05, 0.005), 1.0, 1e-6  # reg and reg_m are of the median cost
 LARGE, FEW = 50, 500  # dimensions from which on there are at most so many points
 SAMPLE = 500  # points of each cloud that tell the median
+MADE_DIMENSIONS = 12  # up to which a GPU makes the costs of so many points in each pass, beyond them a matrix first
 NATS = 1.0  # of "truncated": skip all that can be skipped
 ITERATIONS = 100  # of torch and of flash-sinkhorn
 
@@ -185,12 +187,12 @@ def timed_peers(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float) -> dict[
         "flash_sinkhorn": lambda *case: of_points.flash(*case, reg, rho, False, ITERATIONS, tune=False),
         "geomloss": lambda *case: geomloss(*case, reg, rho),
     }
-    case, few = (x, y, a, b), tuple(z[:QUICK_SIZE] for z in (x, y, a, b))  # few: kernels are compiled
+    case = x, y, a, b
     found: dict[str, float | None] = dict.fromkeys(calls)
     for name, call in calls.items():
         if importlib.util.find_spec(name):
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # no kernel for so many dimensions
-                call(*few)
+                call(*case)
                 found[name] = wall(functools.partial(call, *case))
     return found
 
@@ -253,7 +255,8 @@ def tables(*found: dict[str, Any]) -> str:
                 more = "" if theirs["reached"] else "> "
                 cells += [f"{more}{theirs['iterations']}", f"{more}{times:.3g}"] if known else ["fails", ""]
             for name, seconds in r.get("peers", {}).items():
-                times = seconds / points["seconds"] if seconds else None
+                own = points if r["d"] <= MADE_DIMENSIONS and r["n"] >= GPU_SIZE else dense
+                times = seconds / own["seconds"] if seconds else None
                 cells.append(f"{times:.3g}" if times else "")
                 ratios += [times] if times and name == "flash_sinkhorn" else []
             lines.append([r["set"], r["n"], r["d"], common.short(r["reg"]), *cells])
