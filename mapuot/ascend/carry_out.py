@@ -46,7 +46,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     ``start``: (log u, log v); ``escalate``: K may be stored in a finer type than that of the options.
     """
     given, prefers = (bool(start[0].any()), bool(start[1].any())), getattr(run.module, "quicker_turned", None)
-    together, skips_from = (getattr(run.module, name, 0) for name in ("SKIPS_TOGETHER", "SKIPS_FROM"))
+    together, skips_from = getattr(run.module, "SKIPS_TOGETHER", False), getattr(run.module, "SKIPS_FROM", 0)
     way = route(problem, options, run.max_passes, given, escalate, bool(run.saves), prefers, together, skips_from)
     task, start = (problem.transpose(), start[::-1]) if way.turned else (problem, start)
     if options.symmetric:
