@@ -17,7 +17,6 @@ from scipy.spatial.distance import cdist
 
 from .answer.labels import as_labels
 from .answer.result import Result
-from .backends import pick
 from .errors import ScalingWarning
 from .penalties import F64
 from .pot.sinkhorn import Arguments
@@ -164,7 +163,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
                 raise ValueError(f"out_of_sample_map must be 'ferradans' but for a metric of {NEVER_FORMED} alone")
             cloud = PointCloud(Xs, Xt, str(self.metric))
             norm = None if self.norm is None else as_choice(self.norm, "norm", ("median", "max"))
-            scale = 1.0 if norm is None else 1.0 / scale_of(cloud, None, None, norm, pick("cpu"))
+            scale = 1.0 if norm is None else 1.0 / scale_of([cloud], norm)
             return PointCloud(Xs, Xt, str(self.metric), scale)
         points = labels is None and self.norm is None and self.method is None and self.metric in NEVER_FORMED
         if points and m * n > MOST_ENTRIES:

@@ -26,11 +26,15 @@ except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.jax needs JAX: pip install jax") from error
 
 
+OPTIONS = {"scale_cost", "tol", "max_passes", "precision", "threads"}
+
+
 def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
     """Unbalanced entropic transport cost, differentiable once in a, b and M.
 
     Arguments and value are those of `mapuot.torch.sinkhorn_loss`, but JAX arrays; reg and reg_m are numbers, known when
-    jit traces, and options are tol, max_passes, precision and threads of `solve_batch`. Of arrays on a GPU, where CuPy
+    jit traces, and options are scale_cost (held fixed by the gradient), tol,
+    max_passes, precision and threads of `solve_batch`. Of arrays on a GPU, where CuPy
     is installed, value and gradient are made there without a copy; under jit and vmap, and for arrays that lie on
     several devices, on the CPU. From within jit an error comes as JAX's error of the callback.
     """
@@ -77,8 +81,8 @@ def as_jax(x: Any) -> Any:
 
 def as_settings(reg: float, reg_m: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     """Check reg, reg_m and the options, and return them as what jit can hash."""
-    if not set(options) <= {"tol", "max_passes", "precision", "threads"}:
-        raise TypeError(f"options may be tol, max_passes, precision and threads, got {sorted(options)}")
+    if not set(options) <= OPTIONS:
+        raise TypeError(f"options may be {', '.join(sorted(OPTIONS))}, got {sorted(options)}")
     rhos = tuple(as_float(x, "reg_m") for x in as_pair(reg_m, "reg_m"))
     return as_positive(reg, "reg"), rhos, tuple(sorted(options.items()))
 
@@ -115,19 +119,20 @@ def _loss(a: Any, b: Any, M: Any, settings: Any) -> Any:
 
 
 def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
-    """Return the dual values, and for backward dW/da, dW/db, log u and log v of each problem."""
+    """Return the dual values, and for backward dW/da, dW/db, log u and log v of each problem, and reg in units of M."""
     reg, reg_m, options = settings
 
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
         result = solve_batch(M, a, b, reg=reg, reg_m=reg_m, **dict(options))
         slopes, xp = (marginal_gradient(result, "rows"), marginal_gradient(result, "cols")), namespace(result.log_u)
-        return tuple(xp.asarray(x, dtype=M.dtype) for x in (dual_value(result), *slopes, result.log_u, result.log_v))
+        found = dual_value(result), *slopes, result.log_u, result.log_v, result.problem.reg
+        return tuple(xp.asarray(x, dtype=M.dtype) for x in found)
 
     if not any(isinstance(x, jax.core.Tracer) for x in (a, b, M)):
         value, *found = solved_there(solved, a, b, M)
         return value, (a, b, M, *found)
-    shapes, kind = (a.shape[:1], a.shape, b.shape, a.shape, b.shape), partial[Any](jax.ShapeDtypeStruct, dtype=M.dtype)
-    kinds = tuple(map(kind, shapes))
+    shapes = a.shape[:1], a.shape, b.shape, a.shape, b.shape, ()
+    kinds = tuple(jax.ShapeDtypeStruct(shape, M.dtype) for shape in shapes)
     value, *found = jax.pure_callback(
         lambda *arrays: solved(*map(np.asarray, arrays)), kinds, a, b, M, vmap_method="sequential"
     )
@@ -149,10 +154,10 @@ def solved_there(solved: Any, *arrays: Any) -> list[Any]:
 
 
 def _backward(settings: Any, kept: Any, grad: Any) -> tuple[Any, Any, Any]:
-    a, b, M, slope_a, slope_b, log_u, log_v = kept
+    a, b, M, slope_a, slope_b, log_u, log_v, reg = kept
 
     def plan(a: Any, b: Any, M: Any, log_u: Any, log_v: Any, weight: Any) -> Any:
-        return weight * a[:, None] * b * jnp.exp(log_u[:, None] + log_v - M / settings[0])
+        return weight * a[:, None] * b * jnp.exp(log_u[:, None] + log_v - M / reg)
 
     parts = (a, b, log_u, log_v, grad)
     if M.ndim == 3:

@@ -18,9 +18,11 @@ from .answer.tensors import array_of, check_csr, is_csr, stream_of, tensor_of
 from .api.batch import BatchResult, solve_batch
 from .api.divergence import check_options, self_costs
 from .api.solve import solve
-from .backends import host
+from .backends import host, pick
 from .penalties import F64
 from .problem.clouds import PointCloud
+from .problem.kinds import as_costs
+from .problem.scale import matrices_of, scaled
 from .problem.sparse import Sparse
 from .problem.validate import as_choice, as_pair, as_positive
 
@@ -87,7 +89,8 @@ def sinkhorn_loss(
         Costs in the places of a sparse M, in place of its own, with a gradient of this shape. A CSR tensor that is made
         of values that require grad works, too, but torch's own way from it to them makes a dense matrix.
     **options
-        tol, max_passes, precision, threads, backend, progress and mask of `solve_batch`. Of a
+        scale_cost (a number to the gradient: it is held fixed), tol, max_passes, precision, threads, backend, progress
+        and mask of `solve_batch`. Of a
         `mapuot.SeededMask` value and gradient are those of the masked problem, the same pairs in both.
 
     Returns
@@ -133,6 +136,9 @@ def sinkhorn_divergence(
     """
     check_options(options, reg_m)
     M, a, b, M_a, M_b = map(widened, (M, a, b, M_a, M_b))
+    if options.get("scale_cost") is not None:
+        costs = matrices_of(as_costs(array_of(M), pick("auto", array_of(M))))
+        return scaled(sinkhorn_divergence, locals() | {"scale_cost": options["scale_cost"]}, costs)
     a, b = (equal(k, M) if x is None else x for x, k in zip((a, b), np.shape(M)[-2:], strict=False))
     M_a, M_b = self_costs(M, M_a, M_b)
     three = (M, a, b), (M_a, a, a), (M_b, b, b)

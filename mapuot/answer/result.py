@@ -66,6 +66,7 @@ class Certified:
     trace: list[Stats]
     status: str
     how: str
+    scale_cost = 1.0  # what reg and reg_m were multiplied with
     _missed = 0.0  # what hard marginals miss, as a share of the mass
 
     @property
@@ -183,7 +184,6 @@ class Result(Certified, Answer):
     """
 
     problem: Problem
-    scale_cost = 1.0  # what reg and reg_m were multiplied with
     skipped: Sorted | None = None  # of a solve that skipped pairs
 
     def __init__(

@@ -25,7 +25,8 @@ from ..cached import cached_property
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
 from ..problem.cost import cost_of
-from ..problem.kinds import as_cost, as_whole_cost, stores_pairs
+from ..problem.kinds import as_cost, as_costs, as_whole_cost, stores_pairs
+from ..problem.scale import matrices_of, scaled
 from ..problem.sparse import Sparse, log_sums
 from ..problem.validate import (
     MASS_TOLERANCE,
@@ -58,6 +59,7 @@ class BarycenterResult:
     status: str  # as of `Result`: "converged", "max_passes", "stalled", "cancelled", "underflow" or "not finite"
     how: str  # what the passes read: "dense K", "pairs" or "products"
     shape: tuple[int, ...]  # of a histogram: (n,), or (H, W) of an image
+    scale_cost: float = 1.0  # the cost in units of which reg and reg_m were given
 
     @property
     def converged(self) -> bool:
@@ -87,6 +89,7 @@ def barycenter(
     *,
     reg: float,
     reg_m: float = np.inf,
+    scale_cost: str | None = None,
     weights: Any = None,
     debiased: bool = False,
     tol: float = 1e-6,
@@ -111,6 +114,8 @@ def barycenter(
     reg_m : float or inf
         Marginal penalty, in units of M, on both sides of every plan; inf: the balanced barycenter, whose
         histograms should have equal masses (q has their geometric mean).
+    scale_cost : {"median", "mean", "max"}, optional
+        Take reg and reg_m in units of this finite cost, ``result.scale_cost``.
     weights : (p,) or (r, p) array, optional
         >= 0, scaled to sum 1; r vectors make r barycenters at once. Default: equal.
     debiased : bool
@@ -157,6 +162,8 @@ def barycenter(
     >>> found.converged, round(float(t[found.q.argmax()]), 2)
     (True, 0.4)
     """
+    if scale_cost is not None:
+        return scaled(barycenter, locals(), matrices_of(as_costs(M, pick("auto", M))))  # type: ignore[no-any-return]
     A, max_passes = as_array(A, "A"), as_count(max_passes, "max_passes")
     tol, tol_change = as_positive(tol, "tol"), as_positive(tol_change, "tol_change")
     images = A.shape[1:]

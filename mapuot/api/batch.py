@@ -28,7 +28,9 @@ from ..cached import cached_property
 from ..errors import MUTED, ScalingWarning, warn
 from ..penalties import F64
 from ..problem.cost import as_vectors
+from ..problem.kinds import as_costs
 from ..problem.problem import BatchProblem
+from ..problem.scale import matrices_of, scaled
 from ..problem.sparse import is_list_of_pairs
 from ..problem.validate import as_choice, as_count, as_start, odd_scale
 from ..processor import core_count
@@ -51,6 +53,7 @@ def solve_batch(
     *,
     reg: float,
     reg_m: Any,
+    scale_cost: str | None = None,
     method: str = "auto",
     penalty: Any = "kl",
     reference: Any = "product",
@@ -79,7 +82,7 @@ def solve_batch(
     A, B : (p, m) and (p, n) arrays, optional
         Masses, >= 0; one vector serves all problems; left out or None: equal masses of sum 1. Of clouds of several
         sizes a list of p vectors, or one vector of all of them, one behind the other.
-    reg, reg_m, penalty, reference, mask, tol, tol_gap, max_passes, symmetric, progress
+    reg, reg_m, scale_cost, penalty, reference, mask, tol, tol_gap, max_passes, symmetric, progress
         As in `solve`, common to all problems, each of which ends by itself. A reference matrix is (m, n); masked
         problems are solved one by one.
     method : {"auto", "translation_invariant", "sinkhorn"}
@@ -127,6 +130,10 @@ def solve_batch(
     as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
     as_choice(precision, "precision", ("auto", "float64", "mixed"))
     module = pick(backend, *(M if is_list_of_pairs(M) else [M]), A, B)
+    if scale_cost is not None:
+        given = locals()
+        del given["module"]
+        return scaled(solve_batch, given, matrices_of(as_costs(M, module)))  # type: ignore[no-any-return]
     A, B, reg_m = as_vectors(M, A, B, reg_m)
     problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module, mask)
     options = one_potential(make_options(method, precision, tol, tol_gap, threads), problem, symmetric, module)
@@ -343,7 +350,11 @@ class BatchResult(Answer, Sequence[Result]):
         ``P 1`` and ``P^T 1``, in units of mass.
     gap, error_bound, dual, mass, n_passes, status, how : (p,) arrays
         One entry a problem, as in `Result`.
+    scale_cost : float
+        The cost in units of which reg and reg_m were given; 1 where they were in units of M.
     """
+
+    scale_cost = 1.0
 
     def __init__(
         self, problem: BatchProblem, backend: ModuleType, potentials: Any, marginals: Any, ends: Any,
@@ -377,6 +388,7 @@ class BatchResult(Answer, Sequence[Result]):
         potentials = host(self.log_u[i])[:m], host(self.log_v[i])[:n]
         marginals = host(self.row_marginal[i])[:m], host(self.col_marginal[i])[:n]
         result = Result(one, self._backend, potentials, marginals, [end], end.status, self._threads, self.how[i])
+        result.scale_cost = self.scale_cost
         if "cost" in vars(self):  # known already: no need to read M again
             vars(result)["cost"] = float(self.cost[i])
         return result

@@ -14,16 +14,19 @@ from typing import Any
 import numpy as np
 
 from ..answer.gradients import dual_value
-from ..backends import host, namespace
+from ..backends import host, namespace, pick
 from ..problem.clouds import PointCloud
 from ..problem.cost import as_vectors
 from ..problem.grid import Grid
+from ..problem.kinds import as_costs
+from ..problem.scale import matrices_of, scaled
 from .batch import solve_batch
 
 
 def sinkhorn_divergence(
-    M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, M_a: Any = None, M_b: Any = None, **options: Any
-) -> Any:
+    M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None, M_a: Any = None,
+    M_b: Any = None, **options: Any,
+) -> Any:  # fmt: skip
     """Debiased unbalanced Sinkhorn divergence.
 
     Parameters
@@ -34,6 +37,8 @@ def sinkhorn_divergence(
         Masses, >= 0; one vector serves all problems of a batch; left out: equal masses of sum 1.
     reg, reg_m : float; float or inf
         As of `solve`, reg_m the same on both sides; inf: the balanced divergence of equal masses.
+    scale_cost : {"median", "mean", "max"}, optional
+        Take both in units of this cost of M, for all three values.
     M_a, M_b : (m, m), (n, n) arrays, or (p, m, m), (p, n, n), optional
         Costs within the points of a and within those of b; without both, those of a PointCloud are made of its
         points, and any other M must be symmetric and serves for them.
@@ -59,6 +64,8 @@ def sinkhorn_divergence(
     0.156
     """
     check_options(options, reg_m)
+    if scale_cost is not None:
+        return scaled(sinkhorn_divergence, locals(), matrices_of(as_costs(M, pick("auto", M))))
     M_a, M_b = self_costs(M, M_a, M_b)
     a, b, _ = as_vectors(M, a, b, None)
     ab, aa, bb = (

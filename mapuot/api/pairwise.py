@@ -9,6 +9,7 @@ import numpy as np
 from ..backends import host
 from ..penalties import F64
 from ..problem.clouds import Clouds, Places, PointCloud
+from ..problem.scale import scaled
 from ..progress import bar as progress_bar
 from ..ranks import join
 from .batch import solve_batch
@@ -18,8 +19,9 @@ CHUNK_BYTES = 1 << 26  # of the vectors of the problems that are solved at once
 
 
 def pairwise(
-    clouds: Any, masses: Any = None, *, reg: float, reg_m: float, metric: str = "sqeuclidean", scale: float = 1.0,
-    weights: Any = None, comm: Any = None, progress: bool = False, **options: Any,
+    clouds: Any, masses: Any = None, *, reg: float, reg_m: float, scale_cost: str | None = None,
+    metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None, comm: Any = None,
+    progress: bool = False, **options: Any,
 ) -> F64:  # fmt: skip
     """Debiased Sinkhorn divergences between all pairs of k clouds of points, `sinkhorn_divergence` of each.
 
@@ -31,6 +33,8 @@ def pairwise(
         Masses of the points, >= 0; left out: equal masses of sum 1.
     reg, reg_m : float; float or inf
         As of `sinkhorn_divergence`.
+    scale_cost : {"median", "mean", "max"}, optional
+        Take both in units of this cost between the points of all clouds.
     metric, scale, weights
         As of `PointCloud`.
     comm : mpi4py communicator, optional
@@ -59,6 +63,9 @@ def pairwise(
     cloud = PointCloud(clouds, metric=metric, scale=scale, weights=weights)
     if cloud.ndim != 3:
         raise ValueError(f"clouds must hold several clouds of points, got one of shape {cloud.shape}")
+    if scale_cost is not None:
+        given = {name: x for name, x in locals().items() if name not in ("ranks", "cloud")}
+        return scaled(pairwise, given, [cloud._cost.whole])  # type: ignore[no-any-return]
     known = {"reg": reg, "reg_m": reg_m} | options
     table, k = cloud._cost.flattened(masses, None, None)[0], len(cloud)
     table = np.full(cloud.shape[:2], 1.0 / cloud.shape[1]) if table is None else host(np.asarray(table, np.float64))

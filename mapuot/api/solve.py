@@ -15,7 +15,7 @@ from ..errors import MUTED, ScalingWarning, shown, warn
 from ..problem.clouds import PointCloud
 from ..problem.kinds import formed, own_cost
 from ..problem.problem import Problem
-from ..problem.scale import in_units, scale_of
+from ..problem.scale import scaled
 from ..problem.validate import as_callback, as_choice, as_count, as_out, as_threads, odd_scale
 from ..progress import bar as progress_bar
 from ..ranks import join
@@ -79,7 +79,7 @@ def solve(
     scale_cost : {"median", "mean", "max"}, optional
         Take reg and reg_m (but of a "range") in units of this finite cost, ``result.scale_cost``. M stays as it is, and
         so do the units of values and potentials. Of more than 2^22 costs it is that of some rows, drawn with one seed;
-        of a sparse M that of the stored ones. In one process.
+        of a sparse M that of the stored ones; over ranks that of the whole M.
     method : {"auto", "translation_invariant", "sinkhorn", "map-uot"}
         "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 5 to 20), "sinkhorn"
         makes POT's iterates, "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings.
@@ -181,15 +181,10 @@ def solve(
         given = locals()
         return answered(solve, given.pop("like"), given)  # type: ignore[no-any-return]
     if scale_cost is not None:
-        if comm is not None:
-            raise NotImplementedError("scale_cost is for one process: comm must be None")
-        given = locals()
-        del given["like"]
-        scale = scale_of(M, a, b, given.pop("scale_cost"), pick(backend, M, a, b))
-        given["reg"], given["reg_m"] = in_units(scale, reg, reg_m, penalty)
-        result = solve(**given)
-        result.scale_cost = scale
-        return result
+        given, ranks = locals(), join(comm)
+        with ranks.together():
+            cost = own_cost(M, a, b, 1.0, "product", pick(backend, M, a, b), ranks, scale_cost=scale_cost)[0]
+            return scaled(solve, given, [cost], ranks)  # type: ignore[no-any-return]
     words = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
     free = warm_start is mask is callback is comm is checkpoint is symmetric is None and not progress
     free = free and isinstance(schedule, str) and schedule in SCHEDULES

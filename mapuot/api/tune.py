@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from ..answer.result import Result
 from ..backends import pick
+from ..files import opened
+from ..problem.kinds import as_cost
 from ..problem.scale import scale_of
 from ..problem.validate import as_positive
 from .solve import solve
@@ -97,7 +99,7 @@ class Search:
         self.known: dict[tuple[float, float], Result] = {}
         self.last: Any = options.pop("warm_start", None)
         backend = pick(options.get("backend", "auto"), M, a, b)
-        self.usual = 1.0 if options.get("scale_cost") else scale_of(M, a, b, "median", backend)
+        self.usual = 1.0 if options.get("scale_cost") else scale_of([as_cost(opened(M), backend, a=a, b=b)], "median")
 
     def solve(self, log_reg: float, log_reg_m: float) -> Result:
         key = log_reg, log_reg_m

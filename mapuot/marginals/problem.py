@@ -355,6 +355,14 @@ def as_edge(value: Any, name: str, xp: Any) -> Cost:
     return given if isinstance(given, Cost) else Dense(as_real(given))
 
 
+def matrices_of(costs: Any, masses: Any, xp: Any) -> list[Cost]:
+    """Return the costs of all pairs as matrices, or the array of all marginals as one."""
+    masses = as_masses(masses)
+    if isinstance(costs, dict):
+        return [*as_edges(costs, len(masses), xp).values()]
+    return [Slabs.of(costs, masses, xp).matrix(0)]
+
+
 def range_of(cost: Cost, name: str) -> tuple[float, float, bool]:
     """Return (the largest finite |cost|, the least cost, whether all are finite)."""
     low, high, bad, infinite = cost.range(pick("auto", cost.array))

@@ -46,6 +46,8 @@ class MultiResult(Certified):
     trace : list of Stats
         One entry a pass, those with larger regs first: gap, error, dual, mass, residual, seconds; gap and error are inf
         where a pass along a tree was not certified.
+    scale_cost : float
+        The cost in units of which reg and reg_m were given; 1 where they were in units of the costs.
 
     Notes
     -----

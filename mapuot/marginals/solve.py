@@ -14,13 +14,14 @@ from ..ascend.loop import Run
 from ..ascend.passes import Engine
 from ..backends import Stats, name_of, pick
 from ..errors import shown
+from ..problem.scale import scaled
 from ..problem.sparse import is_sparse
 from ..problem.validate import as_callback, as_count
 from ..route.options import make_options
 from ..route.stages import UNDONE, Route, Stage, climb, in_words, newton_words
 from ..status import not_converged, warn_not_converged
 from .blocks import JointBlocks
-from .problem import MultiProblem
+from .problem import MultiProblem, matrices_of
 from .result import MultiResult
 from .tree import Tree
 
@@ -31,6 +32,7 @@ def multimarginal(
     *,
     reg: float,
     reg_m: Any,
+    scale_cost: str | None = None,
     tol: float = 1e-6,
     tol_gap: float | None = None,
     max_passes: int = 10_000,
@@ -59,6 +61,8 @@ def multimarginal(
         Entropic regularisation, > 0, in units of the costs; the reference measure R is the product of the masses.
     reg_m : float, inf, or one for each marginal
         Marginal penalty, in units of the costs; inf is the balanced constraint. Of a free marginal it is not read.
+    scale_cost : {"median", "mean", "max"}, optional
+        Take reg and reg_m in units of this finite cost of all pairs together, ``result.scale_cost``.
     tol : float
         Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this.
     tol_gap : float, optional
@@ -114,6 +118,9 @@ def multimarginal(
     (40, 40)
     """
     xp = as_backend(backend, costs)
+    if scale_cost is not None:
+        given = {name: x for name, x in locals().items() if name != "xp"}
+        return scaled(multimarginal, given, matrices_of(costs, masses, xp))  # type: ignore[no-any-return]
     options, most = make_options("auto", "auto", tol, tol_gap, threads), as_count(max_passes, "max_passes")
     problem = MultiProblem.from_arguments(costs, masses, reg, reg_m, xp)
     problem = dataclasses.replace(problem, threads=options.threads).stored_for(options.tol, options.tol_gap)

@@ -2,43 +2,71 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..backends.contract import host
-from ..files import opened
 from ..penalties import F64
-from .kinds import as_cost
+from ..ranks import ALONE, Ranks
+from .cost import cost_of
 from .validate import as_choice, as_pair, as_penalties, as_positive
 
 SCALES: dict[str, Any] = {"median": np.median, "mean": np.mean, "max": np.max}
 ALL, ROWS = 1 << 22, 16  # costs of which all are read, of more those of some rows: ROWS at least
 
 
-def some_costs(M: Any, a: Any, b: Any, backend: ModuleType) -> F64:
-    """Return the finite costs of M where they are few or stored, else those of some rows, drawn with one seed."""
-    cost = as_cost(opened(M), backend, a=a, b=b)
+def some_costs(cost: Any, most: int, ranks: Ranks) -> F64:
+    """Return the finite costs of this rank where all ranks have ``most`` or store them, else those of some rows."""
     m, n = cost.shape
+    total, before = int(ranks.sum(m)), ranks.before(m)
     if cost.operator == "pairs":
         found = np.asarray(host(cost.data), np.float64)
-    elif cost.size <= ALL:
+    elif total * n <= most:
         found = np.ravel(np.asarray(host(cost.read(0, m)), np.float64))
     else:
-        rows = np.sort(np.random.default_rng(0).choice(m, min(m, max(ROWS, ALL // n)), replace=False)).tolist()
-        found = np.concatenate([np.ravel(np.asarray(host(cost.read(i, i + 1)), np.float64)) for i in rows])
+        drawn = np.random.default_rng(0).choice(total, min(total, max(ROWS, most // n)), replace=False) - before
+        rows = np.sort(drawn[(drawn >= 0) & (drawn < m)]).tolist()
+        parts = (np.ravel(np.asarray(host(cost.read(i, i + 1)), np.float64)) for i in rows)
+        found = np.concatenate([np.empty(0), *parts])
     return found[np.isfinite(found)]
 
 
-def scale_of(M: Any, a: Any, b: Any, how: Any, backend: ModuleType) -> float:
-    """Return the scale that ``how`` names."""
-    costs, name = some_costs(M, a, b, backend), as_choice(how, "scale_cost", SCALES)
-    return as_positive(float(SCALES[name](costs)) if costs.size else 0.0, f"the {name} of the costs")
+def matrices_of(cost: Any) -> list[Any]:
+    """Return the costs of a batch as matrices, of very many clouds those of some problems."""
+    if not hasattr(cost, "places"):
+        return [cost.flat]
+    few = max(1, ALL // (ROWS * cost.shape[1]))
+    return [cost.of(int(i)) for i in np.random.default_rng(0).permutation(len(cost))[:few]]
 
 
-def in_units(scale: float, reg: Any, reg_m: Any, penalty: Any) -> tuple[float, Any]:
-    """Return reg and reg_m in units of M; a "range" has none."""
-    pairs = zip(as_pair(reg_m, "reg_m"), as_penalties(penalty), strict=True)
-    found = tuple(x if kind == "range" else scale * np.asarray(x, np.float64) for x, kind in pairs)
-    return scale * as_positive(reg, "reg"), tuple(float(x) if np.ndim(x) == 0 else x for x in found)
+def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE) -> float:
+    """Return the scale that ``how`` names, of all costs together, over ranks of those of all."""
+    name = as_choice(how, "scale_cost", SCALES)
+    found = np.concatenate([some_costs(cost_of(one), ALL // len(costs), ranks) for one in costs])
+    found = np.concatenate(ranks.all(found))
+    return as_positive(float(SCALES[name](found)) if found.size else 0.0, f"the {name} of the costs")
+
+
+def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any], ranks: Ranks = ALONE) -> Any:
+    """Call a function with reg and reg_m in units of these costs; what it returns tells the scale, if it can."""
+    scale = scale_of(costs, given["scale_cost"], ranks)
+    given = {name: x for name, x in given.items() if name not in ("like", "options")} | given.get("options", {})
+    reg_m, kinds = given["reg_m"], as_penalties(given.get("penalty", "kl"))
+    if "range" in kinds:
+        sides = zip(as_pair(reg_m, "reg_m"), kinds, strict=True)
+        given["reg_m"] = tuple(x if kind == "range" else times(scale, x) for x, kind in sides)
+    else:
+        given["reg_m"] = times(scale, reg_m)
+    found = function(**given | {"scale_cost": None, "reg": scale * as_positive(given["reg"], "reg")})
+    if hasattr(found, "scale_cost"):
+        vars(found)["scale_cost"] = scale
+    return found
+
+
+def times(scale: float, x: Any) -> Any:
+    """Return a penalty, or each of several, in units of the costs; what is no number is left to who reads it."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(times(scale, one) for one in x)
+    return x if x is None or isinstance(x, str) else scale * x

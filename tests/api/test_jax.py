@@ -34,6 +34,19 @@ def test_value_and_gradient(reg_m, own):
     check_grads(loss, (a, b, M), order=1, modes=["rev"], atol=1e-5, rtol=1e-5, eps=1e-5)
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["one cost", "own costs"])
+def test_the_gradient_holds_the_scale_of_the_costs(own):
+    a, b, M = inputs()
+    M = 7 * M * np.linspace(0.5, 1, 3)[:, None, None] if own else 7 * M
+    scale = np.median(M)
+    for wrapped in (lambda x: x, jax.jit):
+        found, wanted = (
+            wrapped(jax.grad(lambda M: sinkhorn_loss(M, a, b, **how, **OPTIONS).sum()))(M)  # noqa: B023 - called here
+            for how in ({"reg": 0.1, "reg_m": 1.0, "scale_cost": "median"}, {"reg": 0.1 * scale, "reg_m": scale})
+        )
+        assert_allclose(found, wanted, rtol=1e-9)
+
+
 def test_jit_vmap_and_a_zero_weight():
     a, b, M = inputs()
     a[0, 2] = 0.0

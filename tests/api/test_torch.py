@@ -39,6 +39,18 @@ def test_gradcheck(reg, reg_m):
         )
 
 
+@pytest.mark.parametrize("loss", [sinkhorn_loss, sinkhorn_divergence])
+def test_the_gradient_holds_the_scale_of_the_costs(loss):
+    a, b, M = tensors(m=5)
+    M, scale, found = 7 * (M + M.T).detach(), 7 * float((M + M.T).detach().mean()), []
+    for how in ({"reg": 0.1, "reg_m": 1.0, "scale_cost": "mean"}, {"reg": 0.1 * scale, "reg_m": scale}):
+        costs = M.clone().requires_grad_()
+        value = loss(costs, a, b, **how, **TIGHT)
+        found.append((float(value.detach()), *torch.autograd.grad(value, (a, b, costs))))
+    for one, other in zip(*found, strict=True):
+        assert_allclose(one, other, rtol=1e-7, atol=1e-12)
+
+
 @pytest.mark.parametrize("reg", [0.5, 0.05])
 def test_gradcheck_of_divergence(reg):
     a, b, _ = tensors()

@@ -157,3 +157,45 @@ def test_scale_cost_is_the_unit_of_reg_and_reg_m(kind, how):
     np.testing.assert_allclose(found.row_marginal, wanted.row_marginal, rtol=1e-9)
     ranges = mapuot.solve(COSTS["dense"], reg=0.1, reg_m=(1.0, 0.2), penalty=("kl", "range"), scale_cost=how)
     assert np.abs(ranges.col_marginal * 40 - 1).max() < 0.2 + 1e-5
+
+
+def scaled_calls():
+    """Functions of scale_cost, reg and reg_m, each with the costs whose scale counts."""
+    M, clouds = ((X[:, None] - X) ** 2).sum(-1), [X[:9], X[9:14] + 1, X[14:]]
+    A, several, points = RNG.random((3, 30)), RNG.random((3, 30, 40)), np.concatenate(clouds)
+    pairs, of_clouds = [COSTS["sparse"], 2 * COSTS["sparse"]], mapuot.PointCloud(clouds, Y)
+    tree = {(0, 1): M, (1, 2): 3 * M}
+    calls = {
+        "batch": (M, lambda **x: mapuot.solve_batch(M, A, **x)),
+        "costs each": (several, lambda **x: mapuot.solve_batch(several, **x)),
+        "sparse each": (np.concatenate([one.data for one in pairs]), lambda **x: mapuot.solve_batch(pairs, **x)),
+        "clouds": (((points[:, None] - Y) ** 2).sum(-1), lambda **x: mapuot.solve_batch(of_clouds, **x)),
+        "divergence": (M, lambda **x: mapuot.sinkhorn_divergence(M, A[0], A[1], **x)),
+        "pairwise": (((points[:, None] - points) ** 2).sum(-1), lambda **x: mapuot.pairwise(clouds, **x)),
+        "barycenter": (M, lambda **x: mapuot.barycenter(M, A, **x)),
+        "tree": (np.stack([*tree.values()]), lambda **x: mapuot.multimarginal(tree, [A[0], None, A[1]], **x)),
+        "array": (several, lambda **x: mapuot.multimarginal(several, [np.ones(k) for k in (3, 30, 40)], **x)),
+        "path": (M, lambda reg, **x: [*mapuot.path(M, regs=[4 * reg, reg], reg_ms=x.pop("reg_m"), **x)][1]),
+    }
+    return [pytest.param(*call, id=name) for name, call in calls.items()]
+
+
+@pytest.mark.parametrize("how", ["median", "mean", "max"])
+@pytest.mark.parametrize(("costs", "call"), scaled_calls())
+def test_every_call_that_takes_reg_takes_scale_cost(costs, call, how):
+    scale = float(getattr(np, how)(costs))
+    found, wanted = call(reg=0.1, reg_m=2.0, scale_cost=how), call(reg=0.1 * scale, reg_m=2.0 * scale)
+    if isinstance(found, (float, np.ndarray)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-9 * scale)
+        return
+    assert found.scale_cost == pytest.approx(scale)
+    for one, other in zip(found.log_u, wanted.log_u, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+    if isinstance(found, mapuot.BatchResult):
+        assert found[0].scale_cost == found.scale_cost
+
+
+def test_the_scale_of_many_costs_is_that_of_some_rows():
+    x = np.random.default_rng(1).random((3000, 2))
+    result = mapuot.solve(mapuot.PointCloud(x), reg=0.1, reg_m=1.0, scale_cost="median")
+    assert result.scale_cost == pytest.approx(np.median(((x[:, None] - x) ** 2).sum(-1)), rel=0.02)

@@ -60,6 +60,24 @@ def case_files_of_pairs(job):
         np.testing.assert_allclose(got.plan.toarray(), want.plan[i0:i1].toarray(), rtol=1e-9, atol=1e-15)
 
 
+def case_scale_of_the_costs(job):
+    """Ranks have one scale, that of the whole M: of an array, of stored pairs, of points and of some rows of many."""
+    case, rng = stored_pairs(3, 2.0), np.random.default_rng(7)
+    x, y = rng.random((3000, 2)), rng.random((2000, 2))
+    dense = np.where(np.isfinite(case.M), case.M, 3.0)
+    wholes = {"array": dense, "pairs": csr_of(case.M), "points": mapuot.PointCloud(x, y)}
+    for kind, M in wholes.items():
+        i0, i1 = job.bounds(M.shape[0], "even" if kind == "points" else "uneven")
+        own = mapuot.PointCloud(x[i0:i1], y) if kind == "points" else M[i0:i1]
+        for how in ("median", "mean", "max"):
+            numbers = {"reg": 0.2, "reg_m": 1.0, "scale_cost": how, "max_passes": 3}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                want = mapuot.solve(M, **numbers).scale_cost
+                got = mapuot.solve(own, np.full(i1 - i0, 1 / M.shape[0]), comm=COMM, **numbers)
+            assert abs(got.scale_cost / want - 1) < 1e-12, (kind, how)
+
+
 def case_truncated_points(job):
     """Each rank skips pairs of its own boxes; the bound is of all of them."""
     rng = np.random.default_rng(5)
