@@ -137,8 +137,8 @@ def sinkhorn_divergence(
     check_options(options, reg_m)
     M, a, b, M_a, M_b = map(widened, (M, a, b, M_a, M_b))
     if options.get("scale_cost") is not None:
-        costs = matrices_of(as_costs(array_of(M), pick("auto", array_of(M))))
-        return scaled(sinkhorn_divergence, locals() | {"scale_cost": options["scale_cost"]}, costs)
+        given, numbers = locals() | {"scale_cost": options["scale_cost"]}, array_of(M)
+        return scaled(sinkhorn_divergence, given, matrices_of(as_costs(numbers, pick("auto", numbers))))
     a, b = (equal(k, M) if x is None else x for x, k in zip((a, b), np.shape(M)[-2:], strict=False))
     M_a, M_b = self_costs(M, M_a, M_b)
     three = (M, a, b), (M_a, a, a), (M_b, b, b)
