@@ -15,12 +15,12 @@ import numpy as np
 from scipy import sparse
 from scipy.spatial.distance import cdist
 
-from .answer.labels import as_labels
 from .answer.result import Result
 from .errors import ScalingWarning
 from .penalties import F64
 from .pot.sinkhorn import Arguments
 from .problem.clouds import PointCloud
+from .problem.labels import as_labels
 from .problem.metrics import METRICS
 from .problem.scale import scale_of
 from .problem.validate import as_array, as_choice, as_count, as_float, as_positive, odd_scale

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from .answer.labels import as_labels
 from .answer.result import Result
 from .api.solve import solve
 from .errors import shown
 from .penalties import F64
 from .problem.clouds import PointCloud
+from .problem.labels import as_labels
 from .problem.scale import SCALES
 from .problem.validate import as_array, as_choice, as_count, as_float, as_positive
 

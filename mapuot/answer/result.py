@@ -20,6 +20,7 @@ from ..cached import cached_property
 from ..errors import shown
 from ..files import split_name, write
 from ..penalties import F64
+from ..problem.labels import as_labels, classes_of, one_hot, shares
 from ..problem.problem import Problem
 from ..problem.sparse import entries, gathered, is_sparse, top_of
 from ..problem.validate import as_choice, as_count, as_float, as_share
@@ -27,7 +28,6 @@ from ..status import FAILED, told_bound
 from .between import Way, between
 from .curvature import hvp
 from .draw import METHODS, as_generator, draw_once, draw_rows
-from .labels import as_labels, classes_of, one_hot, shares
 from .sharpness import sharpness
 from .slopes import Gradient, gradient, image, potential
 from .store import contents

@@ -241,13 +241,15 @@ def solve_sample(
     weights: Any = None,
     truncate: Any = "auto",
     form: Any = "auto",
+    labels: Any = None,
+    across: Any = None,
     **options: Any,
 ) -> Result:
     """Solve entropic unbalanced optimal transport between two clouds of points.
 
-    Points, ``metric``, ``scale``, ``weights``, ``truncate`` and ``form`` are those of a :class:`PointCloud`, whose cost
-    is ``scale * metric(x_i, y_j)``; masses, ``reg`` and ``reg_m``, in units of the cost, and all options are those of
-    :func:`solve`.
+    Points, ``metric``, ``scale``, ``weights``, ``truncate``, ``form``, ``labels`` and ``across`` are those of a
+    :class:`PointCloud`, whose cost is ``scale * metric(x_i, y_j)``; masses, ``reg`` and ``reg_m``, in units of the
+    cost, and all options are those of :func:`solve`.
 
     Examples
     --------
@@ -256,8 +258,17 @@ def solve_sample(
     >>> result = mapuot.solve_sample(rng.random((300, 2)), rng.random((200, 2)), reg=0.05, reg_m=1.0)
     >>> result.converged
     True
+
+    Points of two kinds, which it costs 0.2 to exchange:
+
+    >>> x, y, kinds = rng.random((300, 2)), rng.random((200, 2)), np.arange(300) % 2
+    >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0, labels=(kinds, kinds[:200]), across=0.2)
+    >>> shares = result.push(kinds)[1]
+    >>> print(f"{shares[kinds[:200] == 0, 0].mean():.2f} of what comes to kind 0 is of kind 0")
+    0.97 of what comes to kind 0 is of kind 0
     """
-    return solve(PointCloud(x, y, metric, scale, weights, truncate, form), a, b, reg=reg, reg_m=reg_m, **options)
+    cloud = PointCloud(x, y, metric, scale, weights, truncate, form, labels=labels, across=across)
+    return solve(cloud, a, b, reg=reg, reg_m=reg_m, **options)
 
 
 def check_words(method: Any, precision: Any, schedule: Any) -> None:

@@ -52,10 +52,19 @@ class PointCloud(Given):
     starts : (p + 1,) integers, or a tuple of two such arrays, optional
         Of many clouds whose points lie one behind the other in x and in y: where each begins, and the end; None in
         the tuple for a cloud that serves all problems.
+    labels : pair of (m,) and (n,) arrays, optional
+        A label for each point of x and of y, of any kind that can be sorted. Different labels cost ``across`` more. A
+        label is one more coordinate of the points, and a pass takes as long as with so many dimensions.
+    across : float or inf
+        What different labels cost, in units of the cost: finite for "sqeuclidean" and "cityblock". With "wfr" inf
+        forbids such pairs; for another metric the labels are then problems of their own: `solve_batch` takes lists of
+        clouds, one for each label. Over ranks y must have every label.
 
     Attributes
     ----------
     x, y : (m, d), (n, d) float64 arrays
+        With labels a column for each of them, in sorted order, is behind the coordinates; derivatives by the points,
+        maps and what is between have these columns, too.
     metric, scale, weights, truncate, form
         As given.
     shape, size, ndim, dtype
@@ -86,11 +95,13 @@ class PointCloud(Given):
 
     def __init__(
         self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
-        truncate: Any = "auto", form: Any = "auto", starts: Any = None,
+        truncate: Any = "auto", form: Any = "auto", starts: Any = None, labels: Any = None, across: Any = None,
     ) -> None:  # fmt: skip
         how = metric, scale, weights, truncate, form
         many = starts is not None or is_many(x) or is_many(y)
-        super().__init__(Clouds(x, y, *how, starts) if many else PointCosts(x, y, *how))
+        if many and labels is not None:
+            raise NotImplementedError("labels are for one cloud: with across=inf clouds of a list may be its labels")
+        super().__init__(Clouds(x, y, *how, starts) if many else PointCosts(x, y, *how, labels, across))
 
     def _hold(self, cost: Any) -> None:
         super()._hold(cost)

@@ -52,6 +52,17 @@ class Metric:
         """What coordinates are multiplied with so that costs are multiplied with ``factor``."""
         return np.sqrt(factor) if self.degree == 2 else factor
 
+    def label(self, across: float) -> float:
+        """Return the coordinate of a label, at which different ones add ``across`` to the metric, or forbid pairs."""
+        if across == math.inf and self.reach < math.inf:
+            return self.reach
+        if across == math.inf or self.degree != self.norm or self.unit:
+            raise NotImplementedError(
+                "labels take a finite across with metric 'sqeuclidean' or 'cityblock', and inf with 'wfr': labels "
+                "between which nothing may move are problems of their own, of clouds in a list and solve_batch"
+            )
+        return float(self.scaled(0.5 * across))
+
     def weighted(self, weights: Any) -> Any:
         """What coordinates are multiplied with so that ``weights`` are those of SciPy's ``cdist``."""
         return np.sqrt(weights) if self.norm == 2 else weights

@@ -18,8 +18,9 @@ from ..errors import shown
 from ..penalties import F64
 from ..ranks import Ranks
 from .cost import Cost, Dense
+from .labels import coordinates
 from .metrics import METRICS, Metric
-from .validate import as_array, as_choice, as_positive, check_kind
+from .validate import as_array, as_choice, as_float, as_positive, check_kind
 
 FORM_BYTES = 1 << 30  # that "auto" lets a formed matrix and K take in the memory of the host
 PAIR_BYTES = 16  # of a pair in a matrix that is formed and in its K
@@ -49,11 +50,12 @@ class PointCosts(Cost):
     operator = "points"
     on_device = False  # whether points came from a GPU, where "auto" then solves
     unit = 0  # points of a box, where they are sorted so
+    label = 0.0  # the coordinate of a label
     before = 0  # rows in front of the first, of a part of a cloud
 
     def __init__(
         self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
-        truncate: Any = "auto", form: Any = "auto",
+        truncate: Any = "auto", form: Any = "auto", labels: Any = None, across: Any = None,
     ) -> None:  # fmt: skip
         self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
         points = [as_points(x, "x")]
@@ -62,12 +64,19 @@ class PointCosts(Cost):
         if points[0].shape[1] != points[1].shape[1]:
             raise ValueError(f"x and y must have equally many columns, got {points[0].shape[1]}, {points[1].shape[1]}")
         self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)
+        weights = None if weights is None else as_weights(weights, points[0].shape[1])
+        if labels is not None:
+            self.label = METRICS[self.metric].label(as_price(across) / self.scale)
+            columns, same = coordinates(labels, [*map(len, points)], self.label), points[0] is points[1]
+            points[0] = np.hstack([points[0], columns[0]])
+            points[1] = points[0] if same and columns[0] is columns[1] else np.hstack([points[1], columns[1]])
+            weights = None if weights is None else np.append(weights, np.ones(columns[0].shape[1]))
         self.x = np.array(points[0], dtype=np.float64, order="C")  # the caller may change x and y
         same = points[0] is points[1]
         self.y = self.x if same else np.array(points[1], dtype=np.float64, order="C")
         self.truncate = as_auto(truncate, "truncate", "nats")
         self.form = as_auto(form, "form", "bytes")
-        self.weights = None if weights is None else as_weights(weights, self.x.shape[1])
+        self.weights = weights
         if self.weights is not None:
             low, high = corners(self.y)
             self.middle = 0.5 * low + 0.5 * high  # of the columns, which all ranks have alike
@@ -227,7 +236,7 @@ class PointCosts(Cost):
         if metric.unit:
             moved = (d + 6) * unit
         elif self.weights is None:
-            moved = 0.0
+            moved = 4 * unit * self.label
         else:
             sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in (self.rows, self.columns.T))
             moved = 3 * unit * float(sum(sizes))  # roundings of the difference from the middle, the root, the product
@@ -415,6 +424,14 @@ def as_auto(value: Any, name: str, unit: str) -> str | float | None:
     if isinstance(value, str):
         raise ValueError(f"{name} must be 'auto', None or a number of {unit}, got {value!r}")
     return as_positive(value, name)
+
+
+def as_price(value: Any) -> float:
+    """Check what different labels cost: a number >= 0, or inf."""
+    across = as_float(value, "across", "a number, what different labels cost, or inf")
+    if not across >= 0:
+        raise ValueError(f"across must be >= 0, got {across}")
+    return across
 
 
 def as_weights(value: Any, d: int) -> F64:

@@ -410,3 +410,61 @@ def test_no_solve_ends_on_float32_passes(end):
             error = np.abs(found.plan - exact.plan).sum() / found.mass
             assert error <= found.error_bound + exact.error_bound
             assert found.objective - exact.dual <= found.gap * (1 + 1e-9) + 1e-10 * abs(exact.dual)
+
+
+@pytest.mark.parametrize(("metric", "across"), [("sqeuclidean", 0.7), ("cityblock", 0.7), ("wfr", math.inf)])
+@pytest.mark.parametrize("weights", [None, (0.4, 1.3)])
+@pytest.mark.parametrize("form", ["auto", None])
+def test_labels_cost_across(metric, across, weights, form):
+    x, y, a, b = clouds(40, 50, 2)
+    rng = np.random.default_rng(1)
+    kinds = rng.choice(["b", "c", "e"], 40), rng.choice(["b", "c", "d"], 50)
+    cloud = mapuot.PointCloud(x, y, metric, 2.0, weights, form=form, labels=kinds, across=across)
+    apart = np.where(kinds[0][:, None] != kinds[1], across, 0.0)
+    M, finite = np.asarray(mapuot.PointCloud(x, y, metric, 2.0, weights)) + apart, apart < math.inf
+    got = np.asarray(cloud)
+    assert np.array_equal(np.isfinite(got), finite)
+    assert np.abs(got[finite] - M[finite]).max() <= 2 * cloud._cost.error(float(M[finite].max()))
+    for one, want in ((cloud, M), (cloud.transpose(), M.T), (cloud[5:20], M[5:20])):
+        weight = (a, b) if one.shape == M.shape else (b, a) if one is not cloud and len(one) == 50 else (a[5:20], b)
+        result, exact = (mapuot.solve(z, *weight, reg=0.1, reg_m=1.0, tol=1e-8) for z in (one, want))
+        assert np.abs(result.plan - exact.plan).sum() < 3e-8 * exact.mass
+    assert mapuot.solve(cloud, a, b, reg=0.1, reg_m=1.0).converged
+
+
+def test_labels_that_differ_make_another_side():
+    """Points with themselves are a problem of one potential where their labels are the same, and only there."""
+    x, labels = np.random.default_rng(0).random((30, 2)), np.arange(30) % 3
+    for other, alike in ((labels.copy(), True), (np.roll(labels, 1), False), (np.zeros(30), False)):
+        cloud = mapuot.PointCloud(x, labels=(labels, other), across=0.5, form=None)
+        assert ("one potential" in mapuot.solve(cloud, reg=0.1, reg_m=1.0).how) == alike
+
+
+def test_labels_of_many_points_whose_pairs_are_skipped():
+    rng = np.random.default_rng(2)
+    x, y, kinds = rng.random((1500, 2)), rng.random((1400, 2)), rng.integers(0, 3, 1500)
+    cloud = mapuot.PointCloud(x, y, truncate=30.0, labels=(kinds, kinds[:1400]), across=0.3)
+    result = mapuot.solve(cloud, reg=0.004, reg_m=1.0)
+    assert "of the pairs" in result.how
+    exact = mapuot.solve(np.asarray(cloud), reg=0.004, reg_m=1.0, tol=1e-9)
+    assert np.abs(result.plan - exact.plan).sum() <= result.error_bound * exact.mass * 1.01
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "text"),
+    [
+        ({"labels": np.zeros(3)}, ValueError, "labels must be a pair"),
+        ({"labels": (np.zeros(3), np.zeros(4))}, ValueError, r"labels\[1\] must have shape \(5,\), got \(4,\)"),
+        ({"across": None}, TypeError, "across must be a number"),
+        ({"across": -1.0}, ValueError, "across must be >= 0"),
+        ({"across": math.inf}, NotImplementedError, "labels take a finite across with metric"),
+        ({"metric": "euclidean"}, NotImplementedError, "labels take a finite across with metric"),
+        ({"metric": "cosine"}, NotImplementedError, "labels take a finite across with metric"),
+        ({"metric": "wfr"}, NotImplementedError, "labels take a finite across with metric"),
+        ({"x": [np.ones((3, 2))] * 2}, NotImplementedError, "labels are for one cloud"),
+    ],
+)
+def test_labels_that_are_refused(more, error, text):
+    given = {"x": np.ones((3, 2)), "y": np.ones((5, 2)), "labels": (np.zeros(3), np.zeros(5)), "across": 1.0}
+    with pytest.raises(error, match=text):
+        mapuot.PointCloud(**given | more)

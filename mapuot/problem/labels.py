@@ -1,4 +1,4 @@
-"""Labels that move with the mass of a plan: what share of the mass at a point has which label."""
+"""Labels of points: what share of the mass that a plan brings to a point has which label, and labels that cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..backends.contract import host, namespace
-from ..ranks import Ranks
+from ..errors import shown
+from ..ranks import ALONE, Ranks
 
 
 def as_labels(y: Any, length: int, name: str) -> Any:
@@ -33,6 +34,17 @@ def one_hot(y: Any, classes: Any) -> Any:
     table = xp.zeros((len(y), len(classes)))
     table[xp.arange(len(y)), xp.searchsorted(classes, y)] = 1.0
     return table
+
+
+def coordinates(labels: Any, sizes: list[int], size: float) -> list[Any]:
+    """Return columns that make points of different labels sqrt(2) size apart, or 2 size by the sum of differences."""
+    pair = labels if isinstance(labels, (tuple, list)) else ()
+    if len(pair) != 2:
+        raise ValueError(f"labels must be a pair, of the points of x and of those of y, got {shown(labels)}")
+    both = [as_labels(host(y), k, f"labels[{i}]") for i, (y, k) in enumerate(zip(pair, sizes, strict=True))]
+    classes = np.unique(np.concatenate([classes_of(y, ALONE, f"labels[{i}]") for i, y in enumerate(both)]))
+    first, second = (size * one_hot(y, classes) for y in both)
+    return [first, first if np.array_equal(first, second) else second]
 
 
 def shares(mass: Any, labels: Any) -> Any:
