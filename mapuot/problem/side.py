@@ -78,7 +78,7 @@ class Side:
         same = (x is y or (x is not None and y is not None and np.array_equal(x, y[own])) for x, y in vectors)
         return self.penalty == other.penalty and all(same)
 
-    @property
+    @cached_property
     def demands(self) -> bool:
         """Tell whether some points of this rank must be given mass."""
         return self.penalty == "range" or any_of(self.hard)

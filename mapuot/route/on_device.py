@@ -47,17 +47,24 @@ def plain_problem(
     return backend, Problem(cost, rows, cols, reg, "product", low, high, False, mass), options
 
 
+FEW_POINTS = 1 << 14  # of a side that is kept: sides of more take their time anyway
+
+
 @functools.lru_cache(maxsize=64)
-def equal_side(name: str, length: int, rho: float) -> Side:
-    """Return a side of equal masses with all that was asked of it; calls may share it, since nothing writes there."""
-    return side_of(name, np.full(length, 1.0 / length), rho)
+def known_side(name: str, weight: bytes | int, rho: float) -> Side | None:
+    """Return a side of these float64 masses, or of so many equal ones, with all that was asked of it.
+
+    Calls may share it, since nothing writes there, and with it a workspace.
+    """
+    weights = np.full(weight, 1.0 / weight) if isinstance(weight, int) else np.frombuffer(weight).copy()
+    return side_of(name, weights, rho) if weights.min() > 0 and weights.sum() < math.inf else None
 
 
 def given_side(name: str, weight: Any, length: int, rho: float) -> Side | None:
     """Return a side, None where its masses are for the ordinary way to read, or to complain of."""
     if weight is None:
-        return equal_side(name, length, rho)
+        return known_side(name, length, rho)
     if not hasattr(weight, "dtype") or weight.shape != (length,) or weight.dtype.kind != "f":
         return None
-    weight = np.array(host(weight), np.float64)
-    return side_of(name, weight, rho) if weight.min() > 0 and weight.sum() < math.inf else None
+    known = known_side if length <= FEW_POINTS else known_side.__wrapped__
+    return known(name, np.asarray(host(weight), np.float64).tobytes(), rho)

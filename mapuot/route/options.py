@@ -43,6 +43,8 @@ def one_potential(options: Options, problem: Common, symmetric: Any, module: Mod
         raise TypeError(f"symmetric must be True, False or None, got {shown(symmetric)}")
     if symmetric is False or (symmetric is None and not options.memory):
         return options
+    if symmetric is None and problem.cost.lopsided and problem.rows.ranks.size == 1:  # before vectors are compared
+        return options
     serves = "backend" if not getattr(module, "ONE_POTENTIAL", False) else None if options.memory else "method"
     unlike = serves or problem.unlike(module)
     if unlike and symmetric:

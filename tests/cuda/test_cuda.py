@@ -1,5 +1,7 @@
 """The CUDA backend against the oracle: same iterates, same certificate, same plan; skipped where there is no GPU."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from matrix import ARRAYS, TOLS, cells, check
@@ -374,6 +376,41 @@ def test_the_short_way_makes_the_same_problem(monkeypatch, given, reg, reg_m):
             assert getattr(found, name) == getattr(want, name)
 
 
+@pytest.mark.filterwarnings("ignore::mapuot.errors.ConvergenceWarning")
+@pytest.mark.parametrize("words", ["ordered", "ordered,portable"])
+@pytest.mark.parametrize("reg_m", [1.0, (np.inf, 0.5)])
+def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, reg_m):
+    """Costs of several scales, some of which are balanced first; then in threads, and after a solve that was stopped.
+
+    The answers are to the bit those of new workspaces, and no cost outlives its solve.
+    """
+    monkeypatch.setenv("MAPUOT_CUDA", words)
+    module = cuda.import_module("mapuot.backends.cuda.workspace")
+    M, *masses = map(cp.asarray, cost(40, 60, 2))
+    scales = 1, 0.3, 8, 1, 1e-3, 1, 0.5
+    costs = [(scale * M + k).astype((float, np.float32)[k % 2]) for k, scale in enumerate(scales)]
+
+    def answer(M, afresh=False):
+        if afresh:
+            module.IDLE.clear()
+        found = solve(M, *masses, reg=0.05, reg_m=reg_m, max_passes=60)
+        return found.n_passes, found.error_bound, *map(bytes, (found.log_u, found.log_v, found.col_marginal))
+
+    want = [answer(M, afresh=True) for M in costs]
+    assert [answer(M) for M in costs] == want
+    assert 0 < len(module.IDLE) <= module.MOST_IDLE
+    with ThreadPoolExecutor(1 if "cuda_on_cpu" in cp.__file__ else 3) as pool:
+        assert list(pool.map(answer, costs)) == want
+    assert not any({"problem", "operator"} & {*vars(x), *vars(x.coarse)} for x in module.IDLE.values())
+    module.IDLE.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(module.DeviceWorkspace, "read", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            answer(costs[0])
+    assert not module.IDLE
+    assert answer(costs[0]) == want[0]
+
+
 def test_memory_is_counted_first():
     free = cp.cuda.runtime.memGetInfo()[0] + cp.get_default_memory_pool().free_bytes()
     with pytest.raises(MemoryError, match="GiB are free; precision 'mixed' would fit"):
@@ -398,6 +435,7 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, h
     exact = solve(M, a, b, reg=0.05, reg_m=1.0, backend="reference", tol=1e-10, precision="float64")
     monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 80 * 8 * 32)
     beside, stores = 1 << 20, []
+    module.IDLE.clear()  # a workspace of an earlier solve has its room
     monkeypatch.setattr(module.DeviceWorkspace, "beside", lambda self, dtype: beside)
     monkeypatch.setattr(module, "free_memory", lambda enough: beside + rows * 4 * 130 * 80)
     monkeypatch.setattr(cuda_arrays, "free_memory", lambda enough: 1 << 40)

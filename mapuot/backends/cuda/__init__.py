@@ -3,7 +3,7 @@
 They load on first use: what kernels.py has is of use without CuPy, too.
 """
 
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +18,7 @@ PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
 CLASSES = {"TreePass": "DeviceTreePass", "History": "DeviceHistory"}
 PLACES |= {"TreePass": "tree_pass", "History": "anderson"}  # of many marginals
 WORKSPACES = {
-    "tiles": ("workspace", "DeviceWorkspace"), "points": ("points", "PointWorkspace"),
+    "tiles": ("workspace", "workspace_of"), "points": ("points", "PointWorkspace"),
     "pairs": ("sparse", "SparseWorkspace"),
 }  # fmt: skip
 LEAST_BOX = 32  # points of a warp of points.cuh at least, which sums over the runs of one box
@@ -45,8 +45,14 @@ def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N80
     """Make the workspace of a solve: of a K of all pairs or of stored ones, between points, or on a grid."""
     if problem.cost.operator == "products":
         return grid_workspace(problem, options, *engine())
-    place, name = WORKSPACES[problem.cost.operator]
-    return getattr(import_module(f"{__name__}.{place}"), name)(problem, options, skip)
+    return maker(problem.cost.operator)(problem, options, skip)
+
+
+@cache
+def maker(operator: str) -> Any:
+    """Return what makes the workspace of a solve whose passes read K in this way."""
+    place, name = WORKSPACES[operator]
+    return getattr(import_module(f"{__name__}.{place}"), name)
 
 
 def held(problem: Any) -> Any:

@@ -9,6 +9,7 @@ rank finishes on the same sums with the same grid, so that all make the same dec
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from ...penalties import F64
 from ...problem.mask import Masked
 from ...problem.problem import Problem
 from ..boxes import Truncation
-from ..contract import MEMORY, PAD, Options, Stats, host, largest, memory_of
+from ..contract import MEMORY, PAD, Options, Stats, any_of, host, largest, memory_of
 from ..limits import limits_of
 from ..operator import parts_of
 from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, told
@@ -48,6 +49,7 @@ POINTERS = {name for name, (kind, *_) in (STATE.fields or {}).items() if kind ==
 COLUMN_VECTORS = ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")
 MOST_WORDS = 1 << 15  # of vectors that are read with each report: 20 us
 STREAM_WORDS = 1 << 17  # of the parts of a row's sum that streams over M leave, and of what the pool rounds up
+MOST_IDLE, IDLE_WORDS = 8, 1 << 20  # workspaces that are kept for a later solve, and words of the vectors of one
 
 
 def whole_lines(count: int) -> int:
@@ -73,11 +75,12 @@ def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
     report = (2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize) // 8
     words = {"u_log": m, "r": m, "x": ld, "s": ld, "x_next": copies * ld, "report": report}
     words |= {"alpha": m, "beta": ld} | dict.fromkeys(("v_scale", "narrow_v"), copies * ld)
-    words |= {"cols": len(COLUMN_VECTORS) * whole_lines(ld), "point": 4 * m, "scalars": 2 * parts * SCALARS}
+    words |= {"cols": len(COLUMN_VECTORS) * whole_lines(ld), "point": 4 * m}
+    words |= {"scalars": 2 * parts * SCALARS, "sums": 3 * ld}
     words |= dict.fromkeys(("image", "residual"), copies * ld)
     words |= dict.fromkeys(("dF", "dG"), copies * lie.memory * ld)
     words |= {"u_scale": m * (1 + in_place), "ratio": ld * in_place}
-    words |= {"work": 2 * ld, "sums": 3 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
+    words |= {"work": 2 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
     words |= {"slab": lie.slab * ld * lie.ordered, "partial": 2 * parts * POSTS, "barrier": 32}
     places, at = {}, 0
     for name, count in words.items():
@@ -118,6 +121,10 @@ class DeviceWorkspace(KernelWorkspace):
     some = 0
     unbuilt = False  # alpha and beta are staged, and K is not made of them yet
     makes = DeviceOperator
+    key: Any = None  # of IDLE, by which a later solve finds this workspace
+    sides: Any = None  # which the key names by their ids, kept for them to stay what they are
+    read_all = False  # nothing is under way on the device
+    begun: Any = None  # progress after a cold start, while all that it staged is there still
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
         super().__init__(problem, options, skip)
@@ -135,6 +142,36 @@ class DeviceWorkspace(KernelWorkspace):
         memory = int(self.state["limits"]["memory"])
         self.coarse = DeviceCoarse(self, problem, memory if self.launch.memory > MEMORY[0] and not self.some else 0)
 
+    def take(self, problem: Problem) -> None:
+        """Serve another M between the same sides, with a K of its own."""
+        self.problem = self.coarse.problem = problem
+        self.operator = self.makes(*parts_of(problem))
+        self.make_K()
+        self.launch.graphs.clear()  # they hold the state as it was
+        self.launch.parity, self.fresh = 0, False
+        self.start()
+
+    def absorb(self, log_v: F64 | None = None) -> None:
+        """Absorb as all workspaces do; what a cold start of an earlier solve has staged is sent again for another M."""
+        problem, begun, self.begun = self.problem, self.begun, None
+        cold = log_v is not None and not any_of(log_v != 0) and self.key is not None
+        plain = cold and problem.spread <= self.safe_spread and not (problem.forbidden or self.options.symmetric)
+        if not (plain and begun is not None):
+            super().absorb(log_v)
+            if plain and not any(map(any_of, problem.left_out)):
+                self.begun = self.progress.copy()
+            return
+        self.begun, self.progress = begun, begun.copy()
+        alpha, off_u = np.full(problem.shape[0], problem.M_min / problem.reg), self.dead[0]
+        d = alpha - problem.log_reference[0]
+        self.state["limits"]["exponent_error"] = problem.exponent_error(alpha[:1], np.zeros(1))
+        self.put("alpha", alpha)
+        self.unbuilt = True
+        if self.state["hard_weight"]:
+            self.set_dual_constants(d, off_u)
+        self.set_rows(d, off_u)
+        self.send_afresh()
+
     @property
     def reads(self) -> str:
         """Name what passes read now, and by which kernels."""
@@ -148,14 +185,18 @@ class DeviceWorkspace(KernelWorkspace):
         self.make_room()
 
     def make_room(self) -> None:
-        """K, or the rows of it that are made at once, and what passes over them."""
-        m, n = self.problem.shape
-        self.operator.store(self.dtype, self.some or m)
-        self.operator.stages = Carrier(), Carrier()
-        self.state["kernel"] = self.operator.K.data.ptr
+        """K, and what passes over it."""
+        n = self.problem.shape[1]
+        self.make_K()
         build = stream_job("build_kernel", self.problem.cost, self.problem.c, STORES[self.dtype])
         lie = (self.some or self.most, n, self.ld), self.dtype, self.kl, self.options.in_place, (build,)
         self.launch = Iterate(self.state, *lie, portable=self.some > 0 or self.options.symmetric)
+
+    def make_K(self) -> None:  # noqa: N802
+        """Room for K, or for the rows of it that are made at once."""
+        self.operator.store(self.dtype, self.some or self.problem.shape[0])
+        self.operator.stages = Carrier(), Carrier()
+        self.state["kernel"] = self.operator.K.data.ptr
 
     def find_room(self, stores: list[str]) -> None:
         """The first of these storages of K that all ranks have room for; else ``some`` rows at once, in float64."""
@@ -210,7 +251,8 @@ class DeviceWorkspace(KernelWorkspace):
     def refine(self) -> None:
         """K in float64 from here on, or in the finest storage that there is room for."""
         log_v, progress, coarse = self.next_log_v, self.progress.copy(), self.dtype
-        self.close()
+        self.operator.close()
+        self.key = None
         self.find_room(list(STORES)[: list(STORES).index(coarse)])
         self.make_room()
         self.allocate()
@@ -280,6 +322,7 @@ class DeviceWorkspace(KernelWorkspace):
             point[:, k] = values
 
     def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
+        self.begun = None
         self.progress["shift"] = self.progress["shift"] if shift is None else shift
         side, n, reg = self.problem.cols, self.problem.shape[1], self.problem.reg
         weight = np.where(off, 0.0, side.weight)
@@ -300,9 +343,6 @@ class DeviceWorkspace(KernelWorkspace):
             self.put("ratio", v)
             self.arrays["u_scale"].fill(1)
         self.put("narrow_v", np.minimum(v, NARROW_LIMIT))
-        for name in () if self.fresh else ("sums", "scalars"):
-            self.arrays[name].fill(0)
-        self.fresh = False
         k2 = float(self.state["limits"]["rate_cols"])
         with np.errstate(over="ignore"):
             next_sums = float((weight * np.exp(-k2 * x)).sum()), float(v.sum())
@@ -310,11 +350,19 @@ class DeviceWorkspace(KernelWorkspace):
             self.staged["scalars"][k] = value
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= largest(v) <= NARROW_LIMIT
         self.progress["turn"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
-        self.downloaded = None
+        self.send_afresh()
+
+    def send_afresh(self) -> None:
+        """Send what is staged to where no pass has left anything."""
+        if not self.fresh:
+            places = self.lies.places
+            self.arrays.block[places["scalars"][0] : sum(places["sums"])].fill(0)
+        self.fresh, self.downloaded = False, None
         self.send_progress()
 
     def send_progress(self) -> None:
         """Progress as it is here, with all that is staged; nothing is posted yet."""
+        self.read_all = False
         self.arrays["partial"].view(np.uint64).fill(UNSET)
         if self.held:
             self.send_report()
@@ -353,7 +401,7 @@ class DeviceWorkspace(KernelWorkspace):
         Those after the end, or after the last one in float32, change nothing. A finer K is made only now: until then
         the answer is that of the last pass on the coarse one. A status at which the kernels rest is cleared first.
         """
-        ranks = self.problem.ranks
+        ranks, self.read_all = self.problem.ranks, False
         if self.progress["status"] in (CONVERGED, STALLED) and not before:
             self.resume()
         if self.progress["status"] == COARSE:
@@ -399,6 +447,7 @@ class DeviceWorkspace(KernelWorkspace):
             self.downloaded = self.download()
         there = self.arrays if self.downloaded is None else self.downloaded
         report, size = host(there["report"]), PROGRESS.itemsize
+        self.read_all = True
         before, half = int(self.progress["passes"]), self.launch.parity
         self.progress = report[half * size : (half + 1) * size].view(PROGRESS)[0].copy()
         trace = report[2 * size :].view(TRACE)
@@ -431,6 +480,35 @@ class DeviceWorkspace(KernelWorkspace):
         return r, self.answers["s"][: self.problem.shape[1]].copy()
 
     def close(self) -> None:
-        """Give K back at once; the potentials stay."""
+        """Give K back at once, and lay the rest aside for a later solve if it is small and at rest."""
         self.operator.close()
         self.state["kernel"] = 0
+        if self.key is not None and self.read_all:
+            del self.problem, self.coarse.problem, self.operator  # which hold the caller's M
+            IDLE[self.key] = self
+            if len(IDLE) > MOST_IDLE:
+                IDLE.popitem(last=False)
+
+
+IDLE: OrderedDict[Any, DeviceWorkspace] = OrderedDict()  # by what they have in common with a problem that they serve
+
+
+def workspace_of(problem: Problem, options: Options, skip: Truncation | None = None) -> DeviceWorkspace:
+    """Return an idle workspace of the same sides, reg and options, or a new one.
+
+    Of a small problem all but K takes longer to set up than the passes (`IDLE_WORDS`): .35 of a call.
+    """
+    key: Any = None
+    if skip is None and problem.c is None and problem.ranks.size == 1:
+        here = cp.cuda.runtime.getDevice(), cp.cuda.get_current_stream().ptr, switches()
+        key = *here, problem.reg, problem.reference, options, id(problem.rows), id(problem.cols)
+    if (idle := IDLE.pop(key, None)) is not None:
+        try:
+            idle.take(problem)
+            return idle
+        except MemoryError:  # a new one may find room in a coarser storage
+            pass
+    made = DeviceWorkspace(problem, options, skip)
+    if not (made.some or made.held or made.coarse.wanted) and made.lies.size <= IDLE_WORDS:
+        made.key, made.sides = key, (problem.rows, problem.cols)
+    return made
