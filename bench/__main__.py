@@ -25,6 +25,7 @@ PARTS = {
     "sparse": "passes over stored pairs by density and pattern, against the dense pass and SciPy's products",
     "tensors": "many marginals against cyclic updates, OTT's MMSinkhorn and pair solves",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
+    "words": "calls of other libraries as programs make them, and the same in our words",
     "flow": "the minibatches of flow matching through a DataLoader, against the loop that programs have",
     "cluster": "ranks of this machine, and the communication model",
 }

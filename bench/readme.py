@@ -17,6 +17,7 @@ TABLES = {  # part: (where its table stands, the records that it is of)
     "zoo": ("docs/speed.md", ["zoo-nvidia-h200", "zoo"]),
     "points": ("docs/speed.md", ["points-nvidia-h200", "points"]),
     "sparse": ("docs/speed.md", ["sparse-nvidia-h200", "sparse"]),
+    "words": ("docs/coming_from/words.md", ["words"]),
     "small-reg": ("docs/mathematics.md", ["small-reg", "small-reg-nvidia-h200"]),
 }
 

@@ -1,0 +1,154 @@
+"""words: calls that programs make of other libraries, in their words and in ours, each timed as it stands.
+
+Every row is a call that was found in published programs: POT's in a training loop, on numpy copies of tensors; its
+stabilised solver; GeomLoss's loss of a finite reach, with its gradient; wot's transport map; moscot's temporal problem.
+Both calls get the same numbers. The error is that of the plan (relative L1), of a loss that of its value, against a
+solve to 1e-10 of the same problem; each library stops where it does by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import mapuot
+
+from . import common, peers
+
+EXACT = 1e-10
+
+Row = tuple[str, Callable[[], Any], Callable[[], Any], Any]  # name, before, after, the exact answer
+
+
+def batch(n: int, seed: int = 0) -> Any:
+    """Return squared distances between two clouds in 16 dimensions over the largest, as a tensor, and equal masses."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(n, 16, generator=generator), torch.randn(n, 16, generator=generator) + 0.5
+    M = torch.cdist(x, y) ** 2
+    return M / M.max(), np.full(n, 1 / n)
+
+
+def of_pot(n: int) -> list[Row]:
+    import ot
+
+    M, a = batch(n)
+    M.requires_grad_()
+    costs = M.detach().double().numpy()
+    rows = []
+    for name, call in (
+        ("sinkhorn_knopp_unbalanced", ot.unbalanced.sinkhorn_knopp_unbalanced),
+        ("sinkhorn_stabilized_unbalanced", ot.unbalanced.sinkhorn_stabilized_unbalanced),
+    ):
+        exact = mapuot.solve(costs, a, a, reg=0.01, reg_m=0.5, tol=EXACT).plan
+        before = lambda call=call: call(a, a, M.detach().cpu().numpy(), 0.01, 0.5)  # noqa: E731
+        rows.append((f"{name}, {n} points", before, lambda: mapuot.solve(M.detach(), reg=0.01, reg_m=0.5).plan, exact))
+    return rows
+
+
+def of_geomloss(n: int) -> list[Row]:
+    import geomloss
+    import torch
+
+    import mapuot.torch
+
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.rand(n, 3, generator=generator).requires_grad_(), torch.rand(n, 3, generator=generator) + 0.2
+    words: dict[str, Any] = {"loss": "sinkhorn", "p": 2, "blur": 0.05, "reach": 0.5}
+
+    def step(loss: Any) -> Any:
+        x.grad = None
+        value = loss(x, y)
+        value.backward()
+        return value.detach().numpy()
+
+    exact = mapuot.torch.SamplesLoss(**words, tol=1e-8)(x.detach().double(), y.double()).numpy()
+    theirs, ours = geomloss.SamplesLoss(**words, backend="tensorized"), mapuot.torch.SamplesLoss(**words)
+    return [(f"SamplesLoss of reach 0.5, {n} points", lambda: step(theirs), lambda: step(ours), exact)]
+
+
+def cells(n: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(2)
+    kind, days = rng.integers(0, 3, 2 * n), np.repeat([0, 1], n)
+    return np.eye(30)[kind] * 5 + rng.normal(size=(2 * n, 30)), days
+
+
+def of_wot(n: int) -> list[Row]:
+    from wot.ot.optimal_transport import compute_transport_matrix, optimal_transport_duality_gap
+
+    from mapuot.wot import OTModel
+
+    X, days = cells(n)
+    common_words: dict[str, Any] = {"epsilon": 0.05, "lambda1": 1.0, "lambda2": 50.0, "growth_iters": 1}
+
+    def before() -> Any:
+        C = ((X[days == 0][:, None] - X[days == 1]) ** 2).sum(-1)
+        return compute_transport_matrix(
+            optimal_transport_duality_gap, C=C / np.median(C), G=np.ones(n), tolerance=1e-8, batch_size=5, tau=10000,
+            epsilon0=1, max_iter=10**7, **common_words,
+        )[0]  # fmt: skip
+
+    def after(**more: Any) -> Any:
+        return OTModel(X, days=days, local_pca=0, **common_words, **more).coupling(0, 1).result.plan
+
+    return [(f"OTModel, lambda 1 and 50, {n} cells", before, after, after(tol=EXACT))]
+
+
+def of_moscot(n: int) -> list[Row]:
+    import anndata
+    import pandas
+    from moscot.problems.time import TemporalProblem
+
+    from mapuot.wot import OTModel
+
+    X, days = cells(n)
+    obs = pandas.DataFrame({"day": pandas.Categorical(days)}, index=[f"cell {i}" for i in range(2 * n)])
+    data = anndata.AnnData(X, obs=obs, obsm={"X_pca": X})
+
+    def before() -> Any:
+        problem = TemporalProblem(data).prepare(time_key="day", joint_attr="X_pca")
+        found = problem.solve(epsilon=0.05, tau_a=0.95, scale_cost="mean")
+        return np.asarray(found[0, 1].solution.transport_matrix)
+
+    def after(**more: Any) -> Any:
+        words: dict[str, Any] = {"epsilon": 0.05, "tau_a": 0.95, "tau_b": 1.0, "scale_cost": "mean"}
+        model = OTModel(data, representation="X_pca", **words, **more)
+        return model.coupling(0, 1).result.plan / n
+
+    return [(f"TemporalProblem, tau_a 0.95, {n} cells", before, after, after(tol=EXACT))]
+
+
+def run(args: Any) -> dict[str, Any]:
+    found = []
+    for make, n in ((of_pot, 256), (of_geomloss, 1000), (of_wot, 500), (of_moscot, 1000)):
+        try:
+            rows = make(n // 8 if args.quick else n)
+        except ImportError as missing:
+            found.append({"call": make.__name__.replace("_", " "), "skipped": str(missing)})
+            continue
+        for name, before, after, exact in rows:
+            off = {who: apart(peers.quiet(call), exact) for who, call in (("before", before), ("after", after))}
+            calls = {"before": before, "after": after}
+            times = peers.quiet(lambda calls=calls: common.interleave(calls, 0.2 if args.quick else 2.0, (3, 50)))
+            seconds = {who: min(times[who]) for who in calls}
+            found.append({"call": name, "seconds": seconds, "error": off})
+    return {"threads": args.threads, "words": found}
+
+
+def apart(found: Any, exact: Any) -> float:
+    found, exact = np.asarray(found, np.float64), np.asarray(exact, np.float64)
+    return float(np.abs(found - exact).sum() / np.abs(exact).sum())
+
+
+def tables(data: dict[str, Any]) -> str:
+    who = "before", "after"
+    rows = [
+        [r["call"], *(1e3 * r["seconds"][k] for k in who), *(f"{r['error'][k]:.0e}" for k in who)]
+        for r in data["words"]
+        if "seconds" in r
+    ]
+    left = [f"{r['call']}: {r['skipped']}" for r in data["words"] if "skipped" in r]
+    return common.text_of(common.table(["call", "before, ms", "after, ms", "error before", "error after"], rows), *left)
