@@ -377,16 +377,22 @@ def test_the_short_way_makes_the_same_problem(monkeypatch, given, reg, reg_m):
 
 
 @pytest.mark.filterwarnings("ignore::mapuot.errors.ConvergenceWarning")
-@pytest.mark.parametrize("words", ["ordered", "ordered,portable"])
-@pytest.mark.parametrize("reg_m", [1.0, (np.inf, 0.5)])
-def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, reg_m):
+@pytest.mark.parametrize(
+    ("words", "shape", "reg_m"),
+    [("ordered", (40, 60), 1.0), ("ordered", (40, 60), (np.inf, 0.5)), ("ordered", (90, 130), 1.0),
+     ("portable", (40, 60), 1.0), ("portable", (40, 60), (np.inf, 0.5))],
+)  # fmt: skip
+def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, reg_m):
     """Costs of several scales, some of which are balanced first; then in threads, and after a solve that was stopped.
 
-    The answers are to the bit those of new workspaces, and no cost outlives its solve.
+    The answers are those of new workspaces, to the bit where sums are ordered, and no cost outlives its solve.
     """
     monkeypatch.setenv("MAPUOT_CUDA", words)
+    if shape[0] > 40:  # clusters correct its passes
+        monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
+        monkeypatch.setattr(coarse, "SHARP", 0.0)
     module = cuda.import_module("mapuot.backends.cuda.workspace")
-    M, *masses = map(cp.asarray, cost(40, 60, 2))
+    M, *masses = map(cp.asarray, cost(*shape, 2))
     scales = 1, 0.3, 8, 1, 1e-3, 1, 0.5
     costs = [(scale * M + k).astype((float, np.float32)[k % 2]) for k, scale in enumerate(scales)]
 
@@ -394,21 +400,24 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, reg_m):
         if afresh:
             module.IDLE.clear()
         found = solve(M, *masses, reg=0.05, reg_m=reg_m, max_passes=60)
-        return found.n_passes, found.error_bound, *map(bytes, (found.log_u, found.log_v, found.col_marginal))
+        return np.concatenate([[found.error_bound], found.log_u, found.log_v, found.col_marginal])
+
+    def compare(found, want):
+        np.testing.assert_allclose(found, want, rtol=0, atol=1e-4 if words == "portable" else 0)
 
     want = [answer(M, afresh=True) for M in costs]
-    assert [answer(M) for M in costs] == want
+    compare([answer(M) for M in costs], want)
     assert 0 < len(module.IDLE) <= module.MOST_IDLE
     with ThreadPoolExecutor(1 if "cuda_on_cpu" in cp.__file__ else 3) as pool:
-        assert list(pool.map(answer, costs)) == want
-    assert not any({"problem", "operator"} & {*vars(x), *vars(x.coarse)} for x in module.IDLE.values())
+        compare(list(pool.map(answer, costs)), want)
+    assert not any({"problem", "operator", "coarse"} & {*vars(x)} for x in module.IDLE.values())
     module.IDLE.clear()
     with monkeypatch.context() as patch:
         patch.setattr(module.DeviceWorkspace, "read", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             answer(costs[0])
     assert not module.IDLE
-    assert answer(costs[0]) == want[0]
+    compare(answer(costs[0]), want[0])
 
 
 def test_memory_is_counted_first():

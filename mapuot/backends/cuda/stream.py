@@ -19,6 +19,7 @@ from ..records import put
 from .arrays import Carrier, most_bytes
 from .kernels import STORES, VIEW, Job, by_value, kernel
 
+EMPTY = np.array([[np.inf, -np.inf, 0.0, 0.0, 0.0]])  # extrema of no entries
 PLAIN = {"STORE": 0, "COST": 0, "REFERENCE": 0, "MASKED": 0}  # options of what reads no M
 
 
@@ -64,15 +65,14 @@ def is_symmetric(M: Any) -> bool:
 def extrema(M: Any, threads: int | None = None) -> tuple[Any, ...]:
     if isinstance(M, np.ndarray):
         return extrema_on_host(M, threads)  # it would take longer to move
-    found = [np.array([[np.inf, -np.inf, 0.0, 0.0, 0.0]])]
-    stage = Carrier()
+    found, stage = [EMPTY], Carrier()
     for _, _, rows, _ in Dense(M).blocks(most=most_bytes(M)):
         block = stage(rows)
         grid = parts(len(block), block.shape[1], 128)
         out = cp.empty((grid[0] * grid[1], 5))
         stream("extrema", block, None)(grid, (256,), (view_of(block, None, None, None, 1.0), out))
         found.append(out.get())
-    out = np.concatenate(found)
+    out = found[1] if len(found) == 2 else np.concatenate(found)
     low, high = float(out[:, 0].min()), float(out[:, 1].max())
     low, high = (low, high) if math.isfinite(low) else (0.0, 0.0)
     bad, infinite, lopsided = out[:, 2:].sum(0).tolist()

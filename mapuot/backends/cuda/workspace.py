@@ -60,10 +60,8 @@ def whole_lines(count: int) -> int:
 class Layout(NamedTuple):
     """The places of the vectors of a workspace in one allocation, in words, and of their addresses in a State."""
 
-    places: dict[str, tuple[int, int]]  # first word and how many
+    places: dict[str, tuple[int, int]]  # first word and how many; "up", "down" and "left" are of several vectors
     size: int
-    up: tuple[int, int]  # from and to which word absorb writes
-    down: tuple[int, int]  # and what is read after a launch: the vectors of the answer and the report
     slots: Any  # words of a State that are addresses
     offsets: Any  # bytes from the first word to what they point at
 
@@ -86,7 +84,18 @@ def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
     for name, count in words.items():
         places[name] = at, count
         at += whole_lines(count)
-    up, down = (places["x_next"][0], places["scalars"][0] + SCALARS), (0, sum(places["report"]))
+    several = {
+        "up": ("x_next", "scalars", SCALARS),
+        "down": ("u_log", "report", None),
+        "left": ("scalars", "sums", None),
+    }
+    for name, (
+        first,
+        last,
+        some,
+    ) in several.items():  # that absorb writes, that a launch is read by, that passes add to
+        at_first, (at_last, all_of) = places[first][0], places[last]
+        places[name] = at_first, at_last + (some or all_of) - at_first
     fields: Any = STATE.fields
     address = {fields[name][1]: 8 * first for name, (first, count) in places.items() if count and name in POINTERS}
     (cols, at_cols), progress = fields["cols"], 8 * places["report"][0]
@@ -94,7 +103,7 @@ def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
         address[at_cols + cols.fields[name][1]] = 8 * (places["cols"][0] + k * whole_lines(ld))
     address |= {fields["progress"][1]: progress, fields["trace"][1]: progress + 2 * PROGRESS.itemsize}
     slots, offsets = np.array([*address], np.int64) // 8, np.array([*address.values()], np.uint64)
-    return Layout(places, at, up, down, slots, offsets)
+    return Layout(places, at, slots, offsets)
 
 
 class Views(dict[str, Any]):
@@ -106,7 +115,7 @@ class Views(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         at, count = self.places[name]
-        dtype = {"narrow_v": np.float32, "report": np.uint8}.get(name, np.float64)
+        dtype = {"narrow_v": np.float32, "report": np.uint8, "partial": np.uint64}.get(name, np.float64)
         part = self[name] = self.block[at - self.before : at - self.before + count].view(dtype)
         return part
 
@@ -139,17 +148,22 @@ class DeviceWorkspace(KernelWorkspace):
         self.allocate()
         self.constants()
         self.start()
-        memory = int(self.state["limits"]["memory"])
-        self.coarse = DeviceCoarse(self, problem, memory if self.launch.memory > MEMORY[0] and not self.some else 0)
+        self.open_coarse()
+
+    def open_coarse(self) -> None:
+        """Passes that clusters may correct."""
+        corrects = self.launch.memory > MEMORY[0] and not self.some
+        self.coarse = DeviceCoarse(self, self.problem, int(self.state["limits"]["memory"]) if corrects else 0)
 
     def take(self, problem: Problem) -> None:
         """Serve another M between the same sides, with a K of its own."""
-        self.problem = self.coarse.problem = problem
+        self.problem = problem
         self.operator = self.makes(*parts_of(problem))
         self.make_K()
         self.launch.graphs.clear()  # they hold the state as it was
         self.launch.parity, self.fresh = 0, False
         self.start()
+        self.open_coarse()
 
     def absorb(self, log_v: F64 | None = None) -> None:
         """Absorb as all workspaces do; what a cold start of an earlier solve has staged is sent again for another M."""
@@ -231,8 +245,8 @@ class DeviceWorkspace(KernelWorkspace):
         """Every vector in one zeroed allocation, their addresses in the state."""
         self.lies = self.layout(self.launch.lie)
         self.arrays, self.downloaded, self.fresh = Views(cp.zeros(self.lies.size), self.lies.places), None, True
-        first, end = self.lies.up
-        self.staged = self.arrays if self.held else Views(pinned(end - first), self.lies.places, first)
+        first, count = self.lies.places["up"]
+        self.staged = self.arrays if self.held else Views(pinned(count), self.lies.places, first)
         self.staged.block[:] = 0
         address = np.uint64(self.arrays.block.data.ptr)
         self.state.reshape(1).view(np.uint64)[self.lies.slots] = address + self.lies.offsets
@@ -272,7 +286,8 @@ class DeviceWorkspace(KernelWorkspace):
         return float(self.progress[name])
 
     def put(self, name: str, values: F64) -> None:
-        sent = self.held or self.lies.up[0] <= self.lies.places[name][0] < self.lies.up[1]
+        first, count = self.lies.places["up"]
+        sent = self.held or first <= self.lies.places[name][0] < first + count
         part = (self.staged if sent else self.arrays)[name][: len(values)]
         if sent:
             part[:] = values
@@ -355,24 +370,23 @@ class DeviceWorkspace(KernelWorkspace):
     def send_afresh(self) -> None:
         """Send what is staged to where no pass has left anything."""
         if not self.fresh:
-            places = self.lies.places
-            self.arrays.block[places["scalars"][0] : sum(places["sums"])].fill(0)
+            self.arrays["left"].fill(0)
         self.fresh, self.downloaded = False, None
         self.send_progress()
 
     def send_progress(self) -> None:
         """Progress as it is here, with all that is staged; nothing is posted yet."""
         self.read_all = False
-        self.arrays["partial"].view(np.uint64).fill(UNSET)
+        self.arrays["partial"].fill(UNSET)
         if self.held:
             self.send_report()
             return
         self.staged["report"][: 2 * PROGRESS.itemsize] = self.report
-        self.arrays.block[slice(*self.lies.up)].set(self.staged.block, stream=cp.cuda.get_current_stream())
+        self.arrays["up"].set(self.staged.block, stream=cp.cuda.get_current_stream())
         if self.unbuilt:
-            ends = zip(("alpha", "beta"), self.problem.shape, strict=True)
-            exponents = [self.arrays[name][:count] for name, count in ends]
-            self.operator.build(*exponents, float(self.state["limits"]["flush"]), not self.some)
+            self.operator.build(
+                self.arrays["alpha"], self.arrays["beta"], float(self.state["limits"]["flush"]), not self.some
+            )
             self.unbuilt = False
 
     def resume(self) -> None:
@@ -442,8 +456,7 @@ class DeviceWorkspace(KernelWorkspace):
     def read(self) -> list[Stats]:
         """The one read of a launch: progress and trace."""
         self.problem.ranks.all(None)  # a rank that failed meets the others here, before they wait for their GPUs
-        first, end = self.lies.down
-        if not self.held and end - first <= MOST_WORDS:
+        if not self.held and self.lies.places["down"][1] <= MOST_WORDS:
             self.downloaded = self.download()
         there = self.arrays if self.downloaded is None else self.downloaded
         report, size = host(there["report"]), PROGRESS.itemsize
@@ -466,9 +479,8 @@ class DeviceWorkspace(KernelWorkspace):
         return self.downloaded
 
     def download(self) -> Views:
-        first, end = self.lies.down
-        here = self.arrays.block[first:end].get(out=pinned(end - first))
-        return Views(here, self.lies.places, first)
+        first, count = self.lies.places["down"]
+        return Views(self.arrays["down"].get(out=pinned(count)), self.lies.places, first)
 
     def potentials(self) -> tuple[F64, F64]:
         with np.errstate(invalid="ignore"):
@@ -484,7 +496,7 @@ class DeviceWorkspace(KernelWorkspace):
         self.operator.close()
         self.state["kernel"] = 0
         if self.key is not None and self.read_all:
-            del self.problem, self.coarse.problem, self.operator  # which hold the caller's M
+            del self.problem, self.coarse, self.operator  # which hold the caller's M
             IDLE[self.key] = self
             if len(IDLE) > MOST_IDLE:
                 IDLE.popitem(last=False)
@@ -509,6 +521,6 @@ def workspace_of(problem: Problem, options: Options, skip: Truncation | None = N
         except MemoryError:  # a new one may find room in a coarser storage
             pass
     made = DeviceWorkspace(problem, options, skip)
-    if not (made.some or made.held or made.coarse.wanted) and made.lies.size <= IDLE_WORDS:
+    if not (made.some or made.held) and made.lies.size <= IDLE_WORDS:
         made.key, made.sides = key, (problem.rows, problem.cols)
     return made
