@@ -7,6 +7,7 @@ and `pairwise` are made of such problems. Modules for those who come from other 
 - ``mapuot.pot``: POT's unbalanced functions, and ``patched()``, within which POT itself runs on mapuot
 - ``mapuot.da``: domain adaptation, an estimator of scikit-learn
 - ``mapuot.wot``: populations over time, under the names of wot and moscot
+- ``mapuot.moscot``: a backend of moscot, whose problems then take ``solve(backend="mapuot")``
 - ``mapuot.flow``: pairs to train flows on, under torchcfm's names
 - ``mapuot.torch``, ``mapuot.jax``: losses with gradients for PyTorch and JAX
 - ``mapuot.plot``: pictures of results, by Matplotlib

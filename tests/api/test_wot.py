@@ -152,9 +152,8 @@ def test_beside_moscot(tau, grows):
     cells = anndata.AnnData(X, obs=pandas.DataFrame({"day": pandas.Categorical(days), "mass": mass}, index=names))
     cells.obsm["X_pca"] = X
     problem = time.TemporalProblem(cells).prepare(time_key="day", joint_attr="X_pca", a="mass", b="mass")
-    problem = problem.solve(
-        epsilon=0.1, tau_a=tau[0], tau_b=tau[1], scale_cost="mean", threshold=1e-6, max_iterations=10**5
-    )
+    words = {"epsilon": 0.1, "tau_a": tau[0], "tau_b": tau[1], "threshold": 1e-6, "max_iterations": 10**5}
+    problem = problem.solve(scale_cost="mean", **words)
     theirs = np.asarray(problem[0.0, 1.0].solution.transport_matrix, float)
     reg_m = tuple(np.inf if t == 1 else 0.1 * t / (1 - t) for t in tau)
     ours = mapuot.solve(C, mass[days == 0], mass[days == 1], reg=0.1, reg_m=reg_m, reference="uniform", tol=1e-9)
@@ -163,6 +162,39 @@ def test_beside_moscot(tau, grows):
     P = model.coupling(0, 1).result.plan
     total = rate[days == 0].sum() if tau[1] == 1 else P.sum() / theirs.sum()
     np.testing.assert_allclose(P / total, theirs, atol=2e-5 * theirs.max())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tau", [(1.0, 1.0), (0.9, 1.0), (0.9, 0.8)])
+@pytest.mark.parametrize("given", ["points", "costs"])
+def test_backend_of_moscot(tau, given):
+    """What its problems are asked for is what its own backend gives, to that one's threshold."""
+    time = pytest.importorskip("moscot.problems.time", reason="needs moscot: make test-doors")
+    anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
+    pytest.importorskip("mapuot.moscot")
+    X, days, kind = course(((25, 15), (20, 12)))
+    names = [f"cell {i}" for i in range(len(kind))]
+    obs = pandas.DataFrame({"day": pandas.Categorical(days), "kind": pandas.Categorical(kind)}, index=names)
+    cells, found = anndata.AnnData(X, obs=obs, obsm={"X_pca": X}), []
+    words = {"epsilon": 0.1, "tau_a": tau[0], "tau_b": tau[1], "threshold": 1e-6, "max_iterations": 10**5}
+    cost = "sq_euclidean" if given == "points" else "euclidean"
+    for more in ({}, {"backend": "mapuot", "tol": 1e-9}):
+        problem = (
+            time.TemporalProblem(cells).prepare(time_key="day", joint_attr="X_pca", cost=cost).solve(**words, **more)
+        )
+        solution = problem[0.0, 1.0].solution
+        table = problem.cell_transition(0.0, 1.0, "kind", "kind")
+        moved = solution.push(np.eye(40)[:, :3]), solution.pull(np.ones(32)), solution.sparsify("threshold", 1e-9)
+        arrays = solution.transport_matrix, moved[0], moved[1], moved[2].transport_matrix.toarray(), table
+        found.append([np.asarray(x, float) for x in (*arrays, solution.cost)])
+        assert solution.converged
+        assert solution.shape == (40, 32)
+    for theirs, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
+    assert solution.result.error_bound <= 1e-9
+    assert ("points" in solution.result.problem.cost.kind) == (given == "points")
+    with pytest.raises(NotImplementedError, match="rank must be -1"):
+        problem.solve(**words, rank=3, backend="mapuot")
 
 
 def test_components_keep_what_varies():
