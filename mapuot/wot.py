@@ -90,8 +90,11 @@ class OTModel:
     data : AnnData, or (cells, features) array
     days : (cells,) array, optional
         The day of each cell; by default ``data.obs[day_field]``.
-    growth : (cells,) array, optional
-        Growth of each cell in a day; by default ``data.obs[cell_growth_rate_field]`` where there is one, else 1.
+    growth : (cells,) array, or a pair of gene sets, optional
+        Growth of each cell in a day; by default ``data.obs[cell_growth_rate_field]`` where there is one, else 1. Of a
+        tuple (birth, death), each (cells,) scores or a list of names of genes in ``data.var_names``, the growth is
+        ``exp(beta - delta)``, wot's rates of birth and of death by these scores: logistic curves from .3 to 1.7 a day,
+        in the middle at scores of .25 and .1. The score of a list is the mean of its genes' z-scores within 5 of 0.
     day_field, cell_growth_rate_field : str
         wot's names of the columns of ``data.obs``.
     representation : str, optional
@@ -152,6 +155,8 @@ class OTModel:
         self.days = column(data, days, day_field, count, "days")
         if self.days is None:
             raise ValueError(f"days must be given, or data must be an AnnData with obs[{day_field!r}]")
+        if isinstance(growth, tuple):
+            growth = growth_of(data, growth, count)
         found = column(data, growth, cell_growth_rate_field, count, "growth")
         self.growth = np.ones(count) if found is None else found
         if not (np.isfinite(self.growth) & (self.growth > 0)).all():
@@ -243,6 +248,30 @@ def as_lambda(value: Any, tau: Any, epsilon: float, names: tuple[str, str]) -> f
     if not 0 < share <= 1:
         raise ValueError(f"{names[1]} must be in (0, 1], got {share}")
     return math.inf if share == 1 else epsilon * share / (1 - share)
+
+
+def growth_of(data: Any, pair: tuple[Any, ...], count: int) -> F64:
+    """Return the growth of each cell in a day by the scores of a birth and a death signature."""
+    if len(pair) != 2:
+        raise ValueError(f"growth must be (cells,) numbers or a pair (birth, death), got {len(pair)} of them")
+    birth, death = (score(data, genes, count, f"growth[{k}]") for k, genes in enumerate(pair))
+    rates = ((birth, 0.25, 0.5), (death, 0.1, 0.2))  # score, centre and width of a logistic curve
+    with np.errstate(over="ignore"):
+        beta, delta = (0.3 + 1.4 / (1 + np.exp(-4 / width * (p - centre))) for p, centre, width in rates)
+    return np.asarray(np.exp(beta - delta))
+
+
+def score(data: Any, genes: Any, count: int, name: str) -> F64:
+    """Return scores as given, or the mean over genes of their z-scores, cut at 5 as in wot."""
+    genes = as_array(genes, name)
+    if genes.dtype.kind not in "UTO":
+        return np.asarray(column(data, genes, "", count, name))
+    known = {gene: k for k, gene in enumerate(getattr(data, "var_names", ()))}
+    if missing := [gene for gene in genes if gene not in known]:
+        raise ValueError(f"{name} must be names of genes in data.var_names, got {shown(missing[0])}")
+    X = dense(data.X[:, [known[gene] for gene in genes]])
+    spread = X.std(0)
+    return np.asarray(np.clip((X - X.mean(0)) / np.where(spread > 0, spread, 1.0), -5, 5).mean(1))
 
 
 def column(data: Any, given: Any, field: str, count: int, name: str) -> Any:

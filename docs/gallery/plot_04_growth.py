@@ -9,6 +9,7 @@ alone; descendants and ancestors then follow through both steps.
 import matplotlib.pyplot as plt
 import numpy as np
 
+import mapuot
 from mapuot.wot import OTModel
 
 rng = np.random.default_rng(3)
@@ -40,3 +41,16 @@ panels[1].scatter(*X[days == 1].T, c=model.descendants(fate[days == 0] == 0, 0, 
 panels[2].scatter(*X[days == 2].T, c=found, s=8, cmap="coolwarm")
 for day, ax in enumerate(panels):
     ax.set_title(f"day {day}")
+
+# %%
+# The same days as one problem, a chain of three marginals: the fate of each cell of day 0, the share of its descendants
+# that is of the first kind on day 2, and the ancestors of these.
+
+clouds = [X[days == day] for day in range(3)]
+costs = {(day, day + 1): mapuot.PointCloud(clouds[day], clouds[day + 1]) for day in range(2)}
+chain = mapuot.multimarginal(costs, [np.full(300, 1 / 300)] * 3, reg=0.02, reg_m=0.05, scale_cost="mean")
+first = chain.pair(0, 2)[:, fate[days == 2] == 0].sum(1)
+fig, panels = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharex=True, sharey=True)
+for ax, color, title in zip(panels, (first / chain.pair(0, 2).sum(1), first), ("fate", "ancestors"), strict=True):
+    fig.colorbar(ax.scatter(*clouds[0].T, c=color, s=8, cmap="coolwarm"), ax=ax)
+    ax.set_title(f"day 0: {title} of the first kind")

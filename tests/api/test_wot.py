@@ -80,6 +80,38 @@ def test_growth_that_was_put_in_is_found():
     assert 1 < one[kind[days == 0] == 0].mean() / one[kind[days == 0] == 1].mean() < first / second
 
 
+def test_growth_of_gene_sets():
+    """The rates are moscot's and wot's formulas, of scores and of genes by name; the coupling has these masses."""
+    X, days, _ = course()
+    rng = np.random.default_rng(3)
+    cells = anndata_of(X, days)
+    cells.X, cells.var_names = np.hstack([X, rng.poisson(2.0, (len(X), 5))]), [f"gene {k}" for k in range(7)]
+    z = (cells.X - cells.X.mean(0)) / cells.X.std(0)
+    birth, death = np.clip(z[:, [3, 4]], -5, 5).mean(1), np.clip(z[:, [2, 5, 6]], -5, 5).mean(1)
+    beta, delta = 0.3 + 1.4 / (1 + np.exp(-8 * (birth - 0.25))), 0.3 + 1.4 / (1 + np.exp(-20 * (death - 0.1)))
+    by_name = ["gene 3", "gene 4"], np.array(["gene 2", "gene 5", "gene 6"])
+    for pair in (by_name, (birth, death), (birth, by_name[1])):
+        np.testing.assert_allclose(OTModel(cells, growth=pair).growth, np.exp(beta - delta), rtol=1e-12)
+    weight = OTModel(cells, growth=by_name, local_pca=0).coupling(0, 2).result.problem.rows.weight
+    np.testing.assert_allclose(weight, np.exp(2 * (beta - delta))[days == 0], rtol=1e-12)
+    for pair, text in (((birth,), "pair"), ((["gene 9"], death), "gene 9"), ((birth[:3], death), "shape")):
+        with pytest.raises(ValueError, match=text):
+            OTModel(cells, growth=pair)
+
+
+def test_scores_beside_wot_and_rates_beside_moscot():
+    moscot = pytest.importorskip("moscot.base.problems.birth_death", reason="needs moscot: make test-doors")
+    anndata, scores = pytest.importorskip("anndata"), pytest.importorskip("wot.gene_set_scores")
+    X = np.random.default_rng(0).poisson(1.5, (90, 6)).astype(float)
+    cells = anndata.AnnData(X)
+    cells.var_names = list("abcdef")
+    sets = anndata.AnnData(np.eye(6)[:, :2] + np.eye(6)[:, 2:4])
+    sets.obs_names = cells.var_names
+    birth, death = (np.asarray(scores.score_gene_sets(cells, sets[:, [k]])["score"]) for k in (0, 1))
+    found = OTModel(cells, days=np.zeros(90), growth=(["a", "c"], ["b", "d"])).growth
+    np.testing.assert_allclose(found, np.exp(moscot.beta(birth) - moscot.delta(death)), rtol=1e-6)
+
+
 def test_growth_is_of_a_day():
     X, days, kind = course(((40, 30), (60, 20)))
     rate = np.where(kind == 0, 2.0, 0.5)
