@@ -1,0 +1,170 @@
+"""POT's `mm_unbalanced`, unbalanced transport without entropy, by proximal steps of the entropic solver, certified.
+
+    P_k+1 = argmin <P, M> + eps_k KL(P | P_k) + rho_1 KL(P 1 | a) + rho_2 KL(P^T 1 | b)
+
+Each step is a solve whose reference measure is the plan before it; eps falls, and the plans tend to an optimal one. The
+certificate is that of the problem without entropy: f = -rho log(P 1 / a), and its transforms g_j = min_i M_ij - f_i and
+f_i = min_j M_ij - g_j, are feasible for the dual, whose value is rho sum a (1 - e^(-f / rho)) and that of g.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..api.solve import solve
+from ..backends import namespace
+from ..errors import ConvergenceWarning, warn
+from ..problem.validate import as_array, as_choice, as_count, as_float, as_pair, as_positive
+from ..status import FAILED
+from .arrays import give, take
+from .sinkhorn import muted
+
+FIRST, FALL, LAST = 0.05, 0.5, 2e-4  # eps of the first step in units of the costs, its fall a step, the least
+STEP_TOL = 1e-4  # of the plan of a step
+LEAST_GAP = 1e-12  # that stopThr can ask for
+
+
+class Bounded(NamedTuple):
+    """A plan, potentials that are feasible for the dual, and both values."""
+
+    plan: Any
+    f: Any
+    g: Any
+    primal: float
+    dual: float
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, self.primal - self.dual)
+
+
+def mm_unbalanced(
+    a: Any, b: Any, M: Any, reg_m: Any, c: Any = None, reg: float = 0, div: str = "kl", G0: Any = None,
+    numItermax: int = 1000, stopThr: float = 1e-6, verbose: bool = False, log: bool = False,
+) -> Any:  # fmt: skip
+    """Unbalanced transport plan without entropy: ``ot.unbalanced.mm_unbalanced``, certified, on GPUs, too.
+
+    ``min_P <P, M> + reg_m[0] KL(P 1 | a) + reg_m[1] KL(P^T 1 | b) + reg KL(P | c)``
+
+    Parameters
+    ----------
+    a, b : (m,) and (n,) arrays
+        Masses, zeros allowed; empty means uniform with mass 1.
+    M : (m, n) array
+        Costs, of NumPy, CuPy, PyTorch, JAX or TensorFlow, which the answer is of, too; inf forbids a pair.
+    reg_m : float > 0, or a pair
+    c, reg : (m, n) array, float >= 0
+        With a positive reg that of `mapuot.solve`, whose ``tol`` is then stopThr; c is a b^T by default.
+    div : {"kl"}
+        POT's own function has "l2".
+    G0 : array, optional
+        Taken, and not needed: the problem is convex.
+    numItermax : int
+        Steps at most; POT's are shorter.
+    stopThr : float
+        The certified gap to reach, ``primal - dual <= stopThr * primal``; POT's is a change of the plan.
+    verbose, log : bool
+        A progress bar for positive reg; return the log, too.
+
+    Returns
+    -------
+    plan : (m, n) array in M's dtype; of float32 the log is that of the plan before it is rounded
+    log : dict
+        Only with ``log=True``. cost: ``<P, M>``; total_cost: the objective, at most ``gap`` above the optimum; f, g:
+        potentials with ``f_i + g_j <= M_ij`` (for reg > 0 those of the entropic problem).
+
+    Warns
+    -----
+    ConvergenceWarning
+        stopThr was not reached.
+
+    Examples
+    --------
+    >>> import mapuot
+    >>> plan, log = mapuot.pot.mm_unbalanced([0.5, 0.5], [0.5, 0.5], [[1.0, 36.0], [9.0, 4.0]], 5.0, log=True)
+    >>> plan.round(2)
+    array([[0.45, 0.  ],
+           [0.  , 0.34]])
+    >>> log["gap"] <= 1e-6 * log["total_cost"]
+    True
+    """
+    as_choice(div, "div", ("kl",))
+    costs = take(M, "M")
+    costs = costs if namespace(costs) is not np else as_array(costs, "M")
+    xp, dtype = namespace(costs), costs.dtype if costs.dtype.kind == "f" else np.float64
+    a, b = (xp.full(k, 1 / k) if x is None or len(x) == 0 else xp.asarray(take(x, name), np.float64)
+            for x, k, name in zip((a, b), costs.shape, "ab", strict=True))  # fmt: skip
+    rho = tuple(as_positive(x, "reg_m") for x in as_pair(reg_m, "reg_m"))
+    tol, most, epsilon = as_positive(stopThr, "stopThr"), as_count(numItermax, "numItermax"), as_float(reg, "reg")
+    if epsilon:
+        kind = "product" if c is None else take(c, "c")
+        result = solve(costs, a, b, reg=epsilon, reg_m=rho, reference=kind, tol=tol, progress=bool(verbose))
+        found = Bounded(result.plan, result.f, result.g, result.objective, result.dual)
+        cost = result.cost
+    else:
+        found = steps(xp.asarray(costs, np.float64), a, b, rho, max(tol, LEAST_GAP), most)
+        cost = float(paid(found.plan, costs))
+    plan = give(found.plan.astype(dtype, copy=False), M)
+    values = {"cost": cost, "total_cost": found.primal, "gap": found.gap}
+    return (plan, values | {"f": give(found.f, M), "g": give(found.g, M)}) if log else plan
+
+
+def steps(M: Any, a: Any, b: Any, rho: Any, tol: float, most: int) -> Bounded:
+    """Take steps until the gap is small; the best plan of them is the answer."""
+    xp = namespace(M)
+    finite = M[xp.isfinite(M)]
+    unit = min(float(abs(finite).mean()) if finite.size else 1.0, *rho) or 1.0
+    best, plan, eps = None, a[:, None] * b, FIRST * unit
+    zeros = np.zeros(M.shape[0]), np.zeros(M.shape[1])
+    for k in range(most):
+        with muted():
+            result = solve(
+                M, a, b, reg=eps, reg_m=rho, reference=plan, tol=STEP_TOL, precision="float64",
+                warm_start=zeros if k else None,
+            )  # fmt: skip
+        if result.status in FAILED and best is not None:
+            break
+        plan, eps = result.plan, max(FALL * eps, LAST * unit)
+        state = certified(plan, M, a, b, rho)
+        best = state if best is None or state.gap < best.gap else best
+        if best.gap <= tol * abs(best.primal):
+            return best
+    assert best is not None
+    share = best.gap / abs(best.primal) if best.primal else math.inf
+    warn(f"mm_unbalanced not converged: gap {share:.1e} > stopThr {tol:.1e}; raise numItermax", ConvergenceWarning)
+    return best
+
+
+def certified(plan: Any, M: Any, a: Any, b: Any, rho: Any) -> Bounded:
+    """Return a plan with its value, and a lower bound of all plans' values."""
+    xp = namespace(M)
+    r, s = plan.sum(1), plan.sum(0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        f = xp.where(r > 0, -rho[0] * xp.log(r / a), -np.inf)  # of rows without mass the columns take no heed
+        g = transformed(M, f[:, None], 0)
+        f = transformed(M, g, 1)
+        duals = (t * (x * -xp.expm1(-y / t))[x > 0].sum() for t, x, y in zip(rho, (a, b), (f, g), strict=True))
+        primal = paid(plan, M) + sum(t * divergence(x, y) for t, x, y in zip(rho, (r, s), (a, b), strict=True))
+        return Bounded(plan, f, g, float(primal), float(sum(duals)))
+
+
+def transformed(M: Any, x: Any, axis: int) -> Any:
+    """Return the largest potential that x leaves: the minimum of M - x over allowed pairs."""
+    xp = namespace(M)
+    return xp.where(xp.isfinite(M), M - x, np.inf).min(axis)
+
+
+def paid(plan: Any, M: Any) -> Any:
+    """Return <P, M>, in which a forbidden pair without mass costs nothing."""
+    xp = namespace(M)
+    return (plan * xp.where(plan > 0, M, 0.0)).sum()
+
+
+def divergence(p: Any, q: Any) -> Any:
+    """Return KL(p | q) with its mass terms."""
+    xp = namespace(p)
+    used = p > 0
+    return xp.where(used, p * xp.log(xp.where(used, p, 1.0) / xp.where(used, q, 1.0)), 0.0).sum() - p.sum() + q.sum()
