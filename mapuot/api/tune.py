@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..answer.result import Result
 from ..backends import pick
 from ..files import opened
@@ -17,6 +19,7 @@ from .solve import solve
 FIRST_REG = 0.05  # of the median cost
 STEP, REACH = math.log(2.0), math.log(1e4)  # between those that are tried first, and how far from the first one
 CLOSE = 1e-3  # of the logarithms that are found
+MOST_STEPS, FARTHEST, FLAT = 12, 3 * STEP, 1e-6  # of secants: how many, how long, and where slopes tell nothing
 
 
 class Tuned(NamedTuple):
@@ -34,8 +37,8 @@ def tune(
 ) -> Tuned:  # fmt: skip
     """Find the reg and reg_m with which the plan moves this share of the mass and is this sharp.
 
-    Each is found with the other by warm-started, certified solves; the mass grows with reg_m, and the sharpness falls
-    as reg grows.
+    Both are found together by secants, in some ten warm-started, certified solves; where these come to no end, and
+    where one is given, by a bracket each: the mass grows with reg_m, and the sharpness falls as reg grows.
 
     Parameters
     ----------
@@ -84,9 +87,19 @@ def tune(
         return search.solve(log_reg, found_m[0])
 
     log_reg = math.log(as_positive(reg, "reg") if reg is not None else FIRST_REG * start)
-    if reg is None:
+
+    def apart(both: Any) -> Any:
+        """Return how far the plan of these two is from what is wanted."""
+        return np.array(
+            [logit(search.solve(*both).sharpness) - logit(sharp), logit(search.share(*both)) - logit(share)]
+        )
+
+    both = secants(apart, (log_reg, found_m[0])) if reg is None and reg_m is None else None
+    if both is not None:
+        log_reg, found_m[0] = both
+    elif reg is None:
         log_reg = root(lambda x: logit(sharp) - logit(moved(x).sharpness), log_reg, f"sharpness {sharpness}")
-    result = moved(log_reg)
+    result = moved(log_reg) if both is None else search.solve(log_reg, found_m[0])
     curve = sorted(search.known.values(), key=lambda one: (one.problem.reg, one.problem.rows.rho_range[0]))
     return Tuned(math.exp(log_reg), math.exp(found_m[0]), result, curve)
 
@@ -112,6 +125,26 @@ class Search:
     def share(self, log_reg: float, log_reg_m: float) -> float:
         result = self.solve(log_reg, log_reg_m)
         return float(result.mass) / math.sqrt(result.problem.rows.mass * result.problem.cols.mass)
+
+
+def secants(function: Callable[[Any], Any], first: tuple[float, float]) -> tuple[float, float] | None:
+    """Return where two functions of two numbers are 0, by Broyden's method; None where a few steps come to no end."""
+    x = np.array(first)
+    f = function(tuple(x))
+    slopes = np.stack([(function(tuple(x + STEP * e)) - f) / STEP for e in np.eye(2)], 1)
+    for _ in range(MOST_STEPS):
+        if not abs(np.linalg.det(slopes)) > FLAT:
+            return None
+        step = -np.linalg.solve(slopes, f)
+        step *= min(1.0, FARTHEST / float(abs(step).max()))
+        x, before = x + step, f
+        if abs(x - first).max() > REACH:
+            return None
+        f = function(tuple(x))
+        if abs(step).max() < CLOSE and abs(f).max() < 10 * CLOSE:
+            return float(x[0]), float(x[1])
+        slopes += np.outer(f - before - slopes @ step, step) / (step @ step)
+    return None
 
 
 def root(function: Callable[[float], float], first: float, what: str) -> float:
