@@ -443,6 +443,9 @@ class Result(Certified, Answer):
         >>> i, j = mapuot.solve(M, reg=0.01, reg_m=1.0).sample(8, seed=0, method="rows")
         >>> i, j
         (array([0, 0, 1, 1, 2, 2, 3, 3]), array([0, 0, 1, 1, 2, 2, 3, 3]))
+        >>> i, j = mapuot.solve(M, reg=1.0, reg_m=1.0).sample(9, seed=0, replace=False)
+        >>> len({*zip(i.tolist(), j.tolist())})
+        9
         """
         if self.problem.ranks.size > 1:
             raise NotImplementedError("sample needs the whole plan in one process, without comm")
