@@ -479,10 +479,12 @@ TABLE = {
         ],
     },
     "src_c/newton.c": {
+        "core/test_newton.py::test_the_step_solves_the_dense_equations": [
+            ("w->y[j] = w->d[j] = 0.0;", "w->y[j] = 0.0;"),
+        ],
         "core/test_newton.py::test_a_bound_has_all_its_terms": [
             ("fmax(w->found - sides * hard / mass, 0.0)", "fmax(w->found - hard / mass, 0.0)"),
             ("2.0 * fmax(high, -low)", "fmax(high, -low)"),
-            ("w->y[j] = w->d[j] = 0.0;", "w->y[j] = 0.0;"),
             ("at.left *= 2.0, at.energy *= 2.0;", "at.left *= 2.0;"),
             ("at.left *= 2.0, at.energy *= 2.0;", "at.energy *= 2.0;"),
             ("1.0 + noise / fmax(w->missed, noise / 16.0)", "1.0"),
