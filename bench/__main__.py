@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--quick", action="store_true", help="smaller and fewer, to test the benchmark itself")
     options.add_argument("--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)")
-    where = "for batch, zoo, points, tensors, sparse and small-reg (default: %(default)s)"
+    where = "for batch, zoo, points, tensors, sparse, flow and small-reg (default: %(default)s)"
     options.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=where)
     options.add_argument("--size", type=int, help="for zoo, points and sparse: how many")
     options.add_argument("--before", type=Path, help="for small-reg: a checkout, built in place, to compare with")
