@@ -104,6 +104,10 @@ def sinkhorn_loss(
     ------
     RuntimeError
         A second derivative is asked for: mapuot gives the first only.
+
+    Notes
+    -----
+    torch.vmap over dense problems is one batch of them; torch.func.grad and jacrev are as ``backward()``.
     """
     check_loss(options, reg_m)
     if isinstance(M, PointCloud):
@@ -375,21 +379,16 @@ def forget(at: int, ref: Any) -> None:
         del ALONE[at]
 
 
-def is_transformed(x: Any) -> bool:
-    """Tell whether a tensor stands for others within torch.vmap or torch.func.grad."""
+def is_mapped(x: Any) -> bool:
+    """Tell whether a tensor stands for others within torch.vmap."""
     functorch = getattr(torch._C, "_functorch", None)
-    return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(x))
+    return functorch is not None and bool(functorch.is_batchedtensor(x))
 
 
 def as_tensor(x: Any, name: str, csr: bool = False) -> Any:
     """Return ``x`` where it is float32 or float64, else in float32; with ``csr`` it may be sparse by rows."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"mapuot.torch takes tensors, got {type(x).__name__} for {name}")
-    if is_transformed(x):
-        raise NotImplementedError(
-            "mapuot.torch works neither within torch.vmap nor within torch.func.grad: give a batch as the first "
-            "dimension of a, b or M, and call backward() on the loss"
-        )
     if x.is_complex() or x.is_meta or not (x.layout == torch.strided or (csr and is_csr(x))):
         what = f"{x.dtype}, {x.layout}, device {x.device}"
         or_csr = f" or {name}.to_sparse_csr()" * csr
@@ -399,27 +398,43 @@ def as_tensor(x: Any, name: str, csr: bool = False) -> Any:
 
 
 class _SinkhornLoss(torch.autograd.Function):
-    """Dual values (p,) of a batch; what backward needs is in the BatchResult."""
+    """Dual values (p,) of a batch; what backward needs is in the BatchResult, the second output."""
 
     @staticmethod
-    def forward(
-        ctx: Any, a: Any, b: Any, M: Any, places: Any, reg: float, reg_m: Any, options: dict[str, Any]
-    ) -> Any:  # fmt: skip
+    def forward(a: Any, b: Any, M: Any, places: Any, reg: float, reg_m: Any, options: dict[str, Any]) -> Any:
         with stream_of(M.device):
             costs, A, B = map(array_of, (M, a, b))
             costs = costs if places is None else type(places)((costs, *places_of(places)), shape=places.shape)
-            ctx.result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **options)
-        ctx.save_for_backward(a, b, M)
-        ctx.places = places
-        return tensor_of(dual_value(ctx.result), M.device).to(widest(a, b, M))
+            result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **options)
+            return tensor_of(dual_value(result), M.device).to(widest(a, b, M)), result
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
-        with stream_of(grad.device):
-            slopes = first_derivatives(ctx.result, inputs, needed, array_of(grad), ctx.places)
-        slopes = once(slopes, *inputs, grad)
-        return (*(x if need else None for x, need in zip(slopes, needed, strict=True)), None, None, None, None)
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.places, ctx.result = inputs[3], output[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any, _: Any) -> Any:
+        needed = tuple(ctx.needs_input_grad[:3])
+
+        def slopes(grad: Any, *inputs: Any) -> list[Any]:
+            with stream_of(grad.device):
+                return first_derivatives(ctx.result, inputs, needed, array_of(grad), ctx.places)
+
+        found = _FirstDerivative.apply(slopes, grad, *ctx.saved_tensors)
+        return (*(x if need else None for x, need in zip(found, needed, strict=True)), None, None, None, None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, a: Any, b: Any, M: Any, places: Any, *more: Any) -> Any:
+        """Solve the problems of torch.vmap, whose results have one value each, as one batch."""
+        several = (x.ndim - (at is not None) > k for x, at, k in zip((a, b, M), in_dims, (1, 1, 2), strict=False))
+        if places is not None or any(several):
+            raise NotImplementedError(
+                "torch.vmap goes over single problems with a dense M, and not over batches of them"
+            )
+        moved = [x if at is None else x.movedim(at, 0) for x, at in zip((a, b, M), in_dims, strict=False)]
+        values, result = _SinkhornLoss.apply(*moved, places, *more)
+        return (values[:, None], result), (0, None)
 
 
 class Between:
@@ -500,6 +515,10 @@ def points_of(z: Any, w: Any, name: str, weights: str) -> Measure:
     elif w is None:
         w = equal(wanted[-1], z).expand(wanted)
     w = as_tensor(w, weights)
+    if is_mapped(z) or is_mapped(w):
+        raise NotImplementedError(
+            f"{name} must hold all clouds, as (p, n, d) points or a list: torch.vmap goes over none"
+        )
     if w.shape not in (wanted, (*wanted, 1)):
         raise ValueError(f"{weights} must have shape {tuple(wanted)}, one a point, got {tuple(w.shape)}")
     return Measure(z.reshape(-1, z.shape[-1]), w.reshape(-1), given, starts)
@@ -514,36 +533,45 @@ def parts_of(value: Any) -> Any:
 
 def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
     """Return the value of a loss between clouds, one for each problem."""
-    return _Samples.apply(rows.points, cols.points, rows.masses, cols.masses, loss, rows, cols)
+    return _Samples.apply(rows.points, cols.points, rows.masses, cols.masses, loss, rows, cols)[0]
 
 
 class _Samples(torch.autograd.Function):
     """Value of a loss between clouds; slopes by points take one product of each plan, those by masses for nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, y: Any, a: Any, b: Any, loss: Any, rows: Measure, cols: Measure) -> Any:
+    def forward(x: Any, y: Any, a: Any, b: Any, loss: Any, rows: Measure, cols: Measure) -> Any:
         rows, cols = rows._replace(points=x, masses=a), cols._replace(points=y, masses=b)
-        ctx.save_for_backward(x, y, a, b)
-        ctx.loss, ctx.solved, ctx.sides = loss, loss.solved(rows, cols), (rows.starts, cols.starts)
-        value, *alone = (host(dual_value(result)) for result in ctx.solved)
-        value = value + loss.constant(*total_masses(ctx.solved[0])) - 0.5 * sum(alone)
-        return torch.as_tensor(value, device=x.device).to(widest(x, y, a, b))
+        solved = loss.solved(rows, cols)
+        value, *alone = (host(dual_value(result)) for result in solved)
+        value = value + loss.constant(*total_masses(solved[0])) - 0.5 * sum(alone)
+        return torch.as_tensor(value, device=x.device).to(widest(x, y, a, b)), solved
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:4]
-        slopes = []
-        for k, (tensor, slope) in enumerate(zip(inputs, sample_slopes(ctx.solved, ctx.loss, needed), strict=True)):
-            if slope is None:
-                slopes.append(torch.zeros_like(tensor))
-                continue
-            starts, weight = ctx.sides[k % 2], grad
-            if starts is not None:
-                weight = grad.repeat_interleave(torch.as_tensor(np.diff(starts), device=grad.device))
-                weight = weight.reshape(-1, *[1] * (tensor.ndim - 1))
-            slopes.append((weight * tensor_of(slope, grad.device)).to(tensor.dtype))
-        slopes = once(slopes, *inputs, grad)
-        return (*(x if need else None for x, need in zip(slopes, needed, strict=True)), None, None, None)
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, y, a, b, loss, rows, cols = inputs
+        ctx.save_for_backward(x, y, a, b)
+        ctx.loss, ctx.solved, ctx.sides = loss, output[1], (rows.starts, cols.starts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any, _: Any) -> Any:
+        needed = tuple(ctx.needs_input_grad[:4])
+
+        def slopes(grad: Any, *inputs: Any) -> list[Any]:
+            found = []
+            for k, (tensor, slope) in enumerate(zip(inputs, sample_slopes(ctx.solved, ctx.loss, needed), strict=True)):
+                if slope is None:
+                    found.append(torch.zeros_like(tensor))
+                    continue
+                starts, weight = ctx.sides[k % 2], grad
+                if starts is not None:
+                    weight = grad.repeat_interleave(torch.as_tensor(np.diff(starts), device=grad.device))
+                    weight = weight.reshape(-1, *[1] * (tensor.ndim - 1))
+                found.append((weight * tensor_of(slope, grad.device)).to(tensor.dtype))
+            return found
+
+        found = _FirstDerivative.apply(slopes, grad, *ctx.saved_tensors)
+        return (*(x if need else None for x, need in zip(found, needed, strict=True)), None, None, None)
 
 
 def total_masses(result: Any) -> Any:
@@ -581,20 +609,35 @@ def for_all(slope: Any, like: Any) -> Any:
 
 
 class _FirstDerivative(torch.autograd.Function):
-    """Slopes tied to what they depend on, so that a second derivative cannot pass for zero."""
+    """Slopes as a function of what they depend on, so that a second derivative cannot pass for zero."""
 
     @staticmethod
-    def forward(ctx: Any, *tensors: Any) -> Any:
-        return tuple(x.clone() for x in tensors[: len(tensors) // 2])
+    def forward(slopes: Any, *depend: Any) -> Any:
+        return tuple(slopes(*depend))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, slopes: Any, grad: Any, *depend: Any) -> Any:
+        """Slopes of the problems of a batch, whose inputs vary; else of one answer, for each of several weights."""
+        _, at, *places = in_dims
+        weights = grad.expand(info.batch_size, *grad.shape) if at is None else grad.movedim(at, 0)
+        depend = tuple(x if k is None else x.movedim(k, 0) for x, k in zip(depend, places, strict=True))
+        batch = any(k is not None for k in places)
+        if batch and None not in places:
+            out = _FirstDerivative.apply(slopes, weights[:, 0], *depend)
+            return tuple(x if x.ndim else x.expand(info.batch_size) for x in out), (0,) * len(out)
+        weights = torch.diag(weights[:, 0]) if batch else weights  # each problem's share of what all of them have
+        found = [_FirstDerivative.apply(slopes, w, *depend) for w in weights]
+        own = ([x[i] if k is not None and x.ndim else x for x, k in zip(row, places, strict=True)]
+               for i, row in enumerate(found))  # fmt: skip
+        return tuple(map(torch.stack, zip(*own, strict=True))), (0,) * len(depend)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError("mapuot.torch has no second derivatives: the loss can be differentiated once")
-
-
-def once(slopes: list[Any], *depend: Any) -> Any:
-    """Return the slopes, under ``create_graph=True`` such that they cannot be differentiated."""
-    return _FirstDerivative.apply(*slopes, *depend) if torch.is_grad_enabled() else slopes
 
 
 @torch.compiler.disable
@@ -612,7 +655,7 @@ def solved(M: Any, a: Any, b: Any, values: Any, *more: Any) -> Any:
         if values.shape != places.data.shape or values.device != M.device:
             wanted = f"one for each of the {len(places.data)} stored costs of M, on its device"
             raise ValueError(f"values must be {wanted}, got shape {tuple(values.shape)} on {values.device}")
-    found = _SinkhornLoss.apply(a, b, M if values is None else values, places, *more)
+    found = _SinkhornLoss.apply(a, b, M if values is None else values, places, *more)[0]
     return found if several else found[0]
 
 

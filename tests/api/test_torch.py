@@ -223,13 +223,43 @@ def test_modules_are_the_functions(kind):
         module(reg=-1, reg_m=1.0)
 
 
-@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.jacrev])
-def test_transforms_are_refused_by_name(transform):
-    a, b, M = (x.detach() for x in tensors())
-    with pytest.raises(NotImplementedError, match=r"neither within torch.vmap nor within torch.func.grad"):
-        transform(lambda a: sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0))(
-            a.repeat(2, 1) if transform is torch.vmap else a
-        )
+@pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (None, 0, 0), (None, None, 0)])
+def test_transforms_of_torch_func(dims):
+    """vmap is a batch; grad, jacrev and both orders of vmap with grad are backward()."""
+    a, b, M = (x.detach() for x in tensors(p=3))
+    inputs = [a, b, M * torch.tensor([1.0, 1.5, 0.7], dtype=M.dtype)[:, None, None]]
+    inputs = [x if at == 0 else x[0] for x, at in zip(inputs, dims, strict=True)]
+
+    def loss(a, b, M):
+        return sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, **TIGHT)
+
+    rows = [[x[i] if at == 0 else x for x, at in zip(inputs, dims, strict=True)] for i in range(3)]
+    leaves = [[x.clone().requires_grad_() for x in row] for row in rows]
+    values = [loss(*row) for row in leaves]
+    sum(values).backward()
+    mapped = torch.vmap(loss, dims)
+    assert_allclose(mapped(*inputs), torch.stack(values).detach(), rtol=1e-9)
+    for k, at in enumerate(dims):
+        right = torch.stack([row[k].grad for row in leaves])
+        assert_allclose(torch.vmap(torch.func.grad(loss, k), dims)(*inputs), right, rtol=1e-6, atol=1e-12)
+        assert_allclose(torch.func.jacrev(loss, k)(*rows[0]), right[0], rtol=1e-6, atol=1e-12)
+        whole = torch.func.grad(lambda *x: mapped(*x).sum(), k)(*inputs)
+        assert_allclose(whole, right if at == 0 else right.sum(0), rtol=1e-6, atol=1e-12)
+
+
+def test_transforms_of_points():
+    x, y = torch.rand(6, 2, dtype=torch.float64), torch.rand(5, 2, dtype=torch.float64)
+
+    def loss(x):
+        return mapuot.torch.SamplesLoss(blur=0.3, reach=1.0, tol=1e-9)(x, y)
+
+    given = x.clone().requires_grad_()
+    loss(given).backward()
+    assert_allclose(torch.func.grad(loss)(x), given.grad, rtol=1e-9)
+    with pytest.raises(NotImplementedError, match="x must hold all clouds"):
+        torch.vmap(loss)(x[None])
+    with pytest.raises(NotImplementedError, match="not over batches of them"):
+        torch.vmap(lambda M: sinkhorn_loss(M, reg=0.1, reg_m=1.0))(torch.rand(2, 3, 4, 4))
 
 
 # ---- sparse costs
