@@ -141,7 +141,8 @@ class Result(Certified, Answer):
         leaves out what they miss, times their prices. inf while the columns' miss more than tol_gap (where there is
         none: tol) times the mass.
     error_bound : float
-        Certified bound on ``|P - P*|_1 / mass``.
+        Certified bound on ``|P - P*|_1 / mass``; inf where nothing is known of it, as where `tol_gap` ended a solve
+        with hard sides early.
     converged : bool
     status : str
         "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow" (the plan is below 1e-290).

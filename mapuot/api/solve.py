@@ -94,6 +94,7 @@ def solve(
         Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this, whatever the penalties.
     tol_gap : float, optional
         Stop also when ``gap <= tol_gap * |dual|`` and hard columns (balanced, range) miss at most ``tol_gap * mass``.
+        The value is certified then; ``error_bound`` says what is known of the plan, and is inf where nothing is.
     max_passes : int
         Reads of K at most (and one more where the last was an extrapolation that the guard dropped, or in place).
     precision : {"auto", "float64", "mixed"}
