@@ -25,6 +25,7 @@ PARTS = {
     "sparse": "passes over stored pairs by density and pattern, against the dense pass and SciPy's products",
     "tensors": "many marginals against cyclic updates, OTT's MMSinkhorn and pair solves",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
+    "loss": "a debiased loss with its gradient, against GeomLoss",
     "words": "calls of other libraries as programs make them, and the same in our words",
     "flow": "the minibatches of flow matching through a DataLoader, against the loop that programs have",
     "cluster": "ranks of this machine, and the communication model",
@@ -66,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--quick", action="store_true", help="smaller and fewer, to test the benchmark itself")
     options.add_argument("--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)")
-    where = "for batch, zoo, points, tensors, sparse, flow and small-reg (default: %(default)s)"
+    where = "for batch, zoo, points, tensors, sparse, flow, loss and small-reg (default: %(default)s)"
     options.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=where)
     options.add_argument("--size", type=int, help="for zoo, points and sparse: how many")
     options.add_argument("--before", type=Path, help="for small-reg: a checkout, built in place, to compare with")

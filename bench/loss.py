@@ -1,0 +1,128 @@
+"""loss: value and gradient of a debiased loss of two clouds, and what its self term costs, beside GeomLoss.
+
+Uniform points in 3-D, the second cloud moved by .2; `SamplesLoss` by p = 2 at each blur and reach, float64 points
+(GeomLoss: float32, which it is made for). Errors of values and gradients are relative to a solve to 1e-9. GeomLoss
+takes its own number of iterations and certifies nothing; its "tensorized" form stores the matrix, of up to MATRIX_SIZE
+points. "self" is the problem of the first cloud with itself, "cross" that of both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import mapuot
+
+from . import common
+from .device import device_name, missing, wall
+
+SIZES, GPU_SIZES = (1_000, 5_000), (1_000, 5_000, 100_000)
+CASES = tuple((blur, reach) for blur in (0.05, 0.01) for reach in (0.3, None))
+TOLS = (1e-3, 1e-6)
+MATRIX_SIZE, LONGEST = 20_000, 60.0  # points of which peers form a matrix; seconds after which a call is not repeated
+EXACT = 1e-9
+
+
+def step(loss: Callable[[Any, Any], Any], x: Any, y: Any) -> tuple[float, Any]:
+    """Return the value and its gradient for x."""
+    at = x.clone().requires_grad_()
+    value = loss(at, y.clone())  # a new tensor: no answer of a fixed target
+    value.backward()
+    return float(value), at.grad.double()
+
+
+def losses(n: int, blur: float, reach: float | None) -> dict[str, tuple[Callable[[Any, Any], Any], bool]]:
+    """Return each loss by name, and whether it is given float32 points."""
+    from mapuot.torch import SamplesLoss
+
+    found: dict[str, tuple[Any, bool]] = {
+        f"mapuot {common.short(tol)}": (SamplesLoss(p=2, blur=blur, reach=reach, tol=tol), False) for tol in TOLS
+    }
+    known: dict[str, Any] = {"p": 2, "blur": blur, "reach": reach}
+    if importlib.util.find_spec("geomloss") and n <= MATRIX_SIZE:
+        import geomloss
+
+        found["GeomLoss"] = geomloss.SamplesLoss("sinkhorn", backend="tensorized", **known), True
+    return found
+
+
+def seconds(call: Callable[[], Any], gpu: bool) -> float:
+    """Return the least of some runs, of one where it is long; the first has compiled what is to be compiled."""
+    begun = time.perf_counter()
+    call()
+    if time.perf_counter() - begun > LONGEST:
+        return time.perf_counter() - begun
+    times = [wall(call) if gpu else common.sample(call) for _ in range(3)]
+    return min(times)
+
+
+def measured(n: int, blur: float, reach: float | None, gpu: bool) -> dict[str, Any]:
+    """Return seconds and errors of all losses, and seconds and passes of the two kinds of term."""
+    import torch
+
+    from mapuot.torch import SamplesLoss
+
+    rng, kind = np.random.default_rng(0), {"dtype": torch.float64, "device": "cuda" if gpu else "cpu"}
+    x, y = torch.tensor(rng.random((n, 3)), **kind), torch.tensor(rng.random((n, 3)) + 0.2, **kind)
+    row: dict[str, Any] = {"n": n, "blur": blur, "reach": reach, "losses": {}, "terms": {}}
+    value, slope = step(SamplesLoss(p=2, blur=blur, reach=reach, tol=EXACT, max_passes=100_000), x, y)
+    factor = 1.0 if reach is None else (reach**2 + blur**2 / 2) / (reach**2 + blur**2)  # GeomLoss's slopes are so much
+    for name, (loss, single) in losses(n, blur, reach).items():
+        points = [z.float() if single else z for z in (x, y)]
+        try:
+            taken, (found, gradient) = seconds(partial(step, loss, *points), gpu), step(loss, *points)
+        except Exception as error:  # a peer without this case
+            row["losses"][name] = {"failed": f"{type(error).__name__}: {error}"[:200]}
+            continue
+        gradient = gradient / factor if single else gradient
+        row["losses"][name] = {
+            "seconds": taken, "value_error": abs(found / value - 1),
+            "slope_error": float((gradient - slope).norm() / slope.norm()),
+        }  # fmt: skip
+    reg, reg_m = blur**2, np.inf if reach is None else reach**2
+    for name, other in (("self", x), ("cross", y)):
+        cost = mapuot.PointCloud(x, other, scale=0.5)
+        solve = partial(mapuot.solve, cost, reg=reg, reg_m=reg_m, tol=TOLS[1], max_passes=100_000)
+        taken, result = seconds(solve, gpu), solve()
+        row["terms"][name] = {
+            "seconds": taken, "passes": result.n_passes, "status": result.status, "bound": result.error_bound,
+            "how": result.how,
+        }  # fmt: skip
+    return row
+
+
+def run(args: Any) -> dict[str, Any]:
+    gpu = args.device == "gpu"
+    if gpu and (why := missing()):
+        return {"skipped": why}
+    if not importlib.util.find_spec("torch"):
+        return {"skipped": "torch is not installed"}
+    sizes = (300,) if args.quick else GPU_SIZES if gpu else SIZES
+    if args.size:
+        sizes = (args.size,)
+    found = {"rows": [measured(n, *case, gpu) for n in sizes for case in CASES]}
+    return found | ({"device": device_name()} if gpu else {})
+
+
+def tables(*found: dict[str, Any]) -> str:
+    """Return milliseconds of each loss with the error of its gradient, and what self terms cost of cross terms."""
+    text = []
+    for data in found:
+        names = list(dict.fromkeys(name for row in data["rows"] for name in row["losses"]))
+        lines = []
+        for row in data["rows"]:
+            cells = [row["n"], row["blur"], row["reach"] or "balanced"]
+            for name in names:
+                one = row["losses"].get(name, {})
+                cells.append(f"{1e3 * one['seconds']:.3g} ({one['slope_error']:.0e})" if "seconds" in one else "")
+            own, cross = row["terms"]["self"], row["terms"]["cross"]
+            cells += [f"{own['passes']} of {cross['passes']}", f"{own['seconds'] / cross['seconds']:.2g}"]
+            lines.append(cells)
+        head = ["points", "blur", "reach", *(f"{name}: ms" for name in names), "self passes of cross", "time"]
+        text += [f"{common.machine_line(data)}:", common.table(head, lines)]
+    return common.text_of(*text)
