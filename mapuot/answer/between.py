@@ -18,7 +18,7 @@ from .slopes import cloud_of
 
 
 class Way(NamedTuple):
-    """Where mass is at a time, and how it moves and grows there."""
+    """Points and masses at one time, and how these move and grow."""
 
     points: F64
     masses: F64
@@ -48,14 +48,14 @@ def between(result: Any, t: float, keep: float) -> Way:
 
 
 def semi(side: Any, index: Any, P: F64) -> tuple[F64, F64, Any]:
-    """Return masses of one side, what each pair has of them, and which points are in no pair."""
+    """Return the masses of one side, each pair's share of them, and which points are in no pair."""
     total = np.bincount(index, P, len(side.weight))
     weight = np.asarray(side.weight)
     return weight, P / total[index] * weight[index], np.flatnonzero((total <= 0) & (weight > 0))
 
 
 def over(x: F64, y: F64) -> F64:
-    """x / y, 0 where y is."""
+    """Return x / y, and 0 where y is 0."""
     return np.divide(x, y, out=np.zeros_like(y), where=y > 0)
 
 

@@ -27,7 +27,7 @@ from .result import Result
 
 
 def dual_value(result: BatchResult | Result) -> Any:
-    """Return the dual values, (p,) or one, without what ``dual`` subtracts for rounding: that has jumps."""
+    """Return the dual values, (p,) or one; `Result.dual` takes off a bound of their rounding, which jumps."""
     problem, xp = result.problem, namespace(result.log_u)
     A, B = (problem.A, problem.B) if isinstance(problem, BatchProblem) else (problem.rows.weight, problem.cols.weight)
     total = problem.reg * (xp.asarray(problem.c_mass) - xp.asarray(result.mass))

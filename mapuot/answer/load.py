@@ -24,7 +24,7 @@ from .store import FORMAT, MASKED, NUMBERS, TEXTS, VECTORS, trace_of
 MASK = ("keep", "seed", "turned")
 REFERENCES = ("product", "uniform")
 ANSWERED = ("cost", "objective", "dual", "mass")  # NUMBERS of the answer, not of its problem
-SAME = 1e-6  # of the range of M: what float32 and float64 copies of a matrix may differ by
+SAME = 1e-6  # of the range of M: differences of float32 and float64 copies of one matrix
 
 
 class Absent(Cost):
@@ -142,7 +142,7 @@ def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
 
 
 def check_signs(values: dict[str, Any], trace: Any) -> None:
-    """Raise where a number of a file is none that a solve comes to; of a failed one much may be inf."""
+    """Raise where a number of a file cannot be that of a solve; in a failed one much may be inf."""
     ended = values["status"] == "converged"
     for name in ("a", "b"):
         if not (np.isfinite(values[name]).all() and values[name].sum() > 0):

@@ -48,9 +48,9 @@ def numbers(tables: Any, instead: float) -> Any:
 
 
 def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
-    """reg (|c| - mass) + sum f r + sum D(r | t) over both sides; of one problem, or of each of a batch.
+    """Return reg (|c| - mass) + sum f r + sum D(r | t) over both sides, of one problem or of each of a batch.
 
-    inf where the plan has left the range of float64 so far that its terms are no numbers.
+    It is inf where the plan has left float64 so far that its terms are no numbers.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         total = problem.reg * (problem.c_mass - mass)
@@ -61,7 +61,7 @@ def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
 
 
 class Certified:
-    """An answer with the certificate of its last pass."""
+    """Base of answers: the certificate of the last pass."""
 
     trace: list[Stats]
     status: str
@@ -195,10 +195,10 @@ class Result(Certified, Answer):
         self.how, self.skipped = how, skipped
         if failed := status in FAILED:
             potentials = numbers(potentials, -np.inf)
-        self.log_u, self.log_v = problem.project(*potentials)  # sums of large numbers: beyond the end by rounding
+        self.log_u, self.log_v = problem.project(*potentials)  # rounding of large sums may leave the dual's domain
         self._marginals = numbers(marginals, np.inf) if marginals and failed else marginals
         self.trace, self.status = trace, status
-        if problem.ranks.size > 1:  # what the ranks have to meet for, while they are together
+        if problem.ranks.size > 1:  # ask now for numbers for which ranks have to meet
             self.mass, self.objective, self.dual  # noqa: B018
 
     def __repr__(self) -> str:
@@ -292,7 +292,7 @@ class Result(Certified, Answer):
     def _formed(self) -> PlanStream:
         """Return the stream that makes the plan, in a dtype that holds its mass."""
         if self._stream.dtype == np.float32:
-            entries = self.problem.cost.size * self.problem.ranks.size  # about: the others need not be asked
+            entries = self.problem.cost.size * self.problem.ranks.size  # about, without asking the other ranks
             with np.errstate(over="ignore", invalid="ignore"):  # not of marginals that may lag behind
                 mass = self.mass if self.converged else float(self._sums[1].sum())
             if not holds_float32(mass, entries):

@@ -16,12 +16,12 @@ import numpy as np
 from ..backends.contract import host
 from ..problem.sparse import is_sparse
 
-CLEAR = 0.05  # a plan of less sharpness is nearly the independent one
-QUICK_PAIRS = 1 << 24  # of which the summary sums the plan: some .1 s
+CLEAR = 0.05  # below it a plan is nearly the independent one
+QUICK_PAIRS = 1 << 24  # up to which a summary reads M for it: some .1 s
 
 
 def x_log_x(x: Any) -> Any:
-    """x log x, 0 at 0."""
+    """Return x log x, 0 at 0."""
     return x * np.log(np.where(x > 0, x, 1.0))
 
 
@@ -56,7 +56,7 @@ def plan_information(result: Any, mass: float) -> float:
 
 
 def told_sharpness(result: Any) -> dict[str, str]:
-    """Return what a summary tells of it, nothing where that would take long or needs M; every rank must call it."""
+    """Return the line of a summary, none where it would take long or needs M; every rank must call it."""
     p = result.problem
     pairs = int(p.ranks.sum(p.cost.size))
     if result.status != "converged" or pairs > QUICK_PAIRS or not p.cost.at_hand:

@@ -151,7 +151,7 @@ def centred(cloud: PointCosts) -> tuple[F64, F64]:
 
 
 def with_ones(points: F64) -> F64:
-    """The points, and a column whose product is the marginal: both from one evaluation of the plan."""
+    """Add a column of ones to the points, so that one product of the plan gives its marginal, too."""
     return np.column_stack([points, np.ones(len(points))])
 
 
@@ -184,13 +184,13 @@ def chained(cloud: PointCosts, slope: F64, rows: bool) -> F64:
     factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
     if cloud.core[0].unit:
         length = lengths(points, factor)
-        with np.errstate(divide="ignore", invalid="ignore"):  # of lengths below all numbers
+        with np.errstate(divide="ignore", invalid="ignore"):  # lengths may underflow
             slope = (slope - (slope * scaled).sum(1, keepdims=True) * scaled) / length
     return np.asarray(slope * factor)
 
 
 def lengths(points: F64, factor: Any) -> F64:
-    """|factor x| of each point, (m, 1)."""
+    """Return |factor x| of each point, (m, 1)."""
     size = size_of(points)
     return np.asarray(size * np.sqrt(((points / size * factor) ** 2).sum(1, keepdims=True)))
 
@@ -221,7 +221,7 @@ def slope_error(cloud: PointCosts, bound: float, largest: float) -> float:
 
 
 def mass_slope(result: Any, rows: bool) -> F64:
-    """dW/da or dW/db; of many clouds those of all problems one behind the other."""
+    """Return dW/da or dW/db; of many clouds those of all problems one behind the other."""
     clouds = getattr(result.problem, "several", None)
     if clouds is not None:
         return mass_slopes(result, rows)
@@ -262,7 +262,7 @@ def image(result: Any, points: Any, values: Any, rows: bool) -> F64:
     values, flat = as_columns(cloud.y if values is None else values, cloud.shape[1], "values")
     out = np.empty((len(as_points(points, "points")), values.shape[1]))
     for i0, power in powers(result, cloud, points, rows):
-        with np.errstate(invalid="ignore"):  # of points that no target is in reach of
+        with np.errstate(invalid="ignore"):  # points may have no target in reach
             weight = np.exp(power - power.max(1, keepdims=True))
         out[i0 : i0 + len(power)] = weight @ values / weight.sum(1, keepdims=True)
     return out[:, 0] if flat else out

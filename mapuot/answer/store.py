@@ -14,7 +14,7 @@ import numpy as np
 from ..backends.contract import Stats, host
 from ..status import STATUSES
 
-FORMAT, MASKED = 1, 2  # without and with a mask, which who knows the first alone must not overlook
+FORMAT, MASKED = 1, 2  # versions without and with a mask: who reads only the first must not overlook a mask
 TRACE = tuple(field.name for field in dataclasses.fields(Stats))
 VECTORS = ("log_u", "log_v", "row_marginal", "col_marginal", "a", "b", "rho_a", "rho_b")
 NUMBERS = ("cost", "objective", "dual", "mass", "reg", "M_min", "M_max", "c_mass")
@@ -53,7 +53,7 @@ def contents(result: Any) -> dict[str, Any]:
 
 
 def trace_table(trace: list[Stats]) -> Any:
-    """(passes, len(TRACE)) float64."""
+    """Return the trace as a (passes, len(TRACE)) float64 table."""
     rows = [[STATUSES.index(s.status) if name == "status" else getattr(s, name) for name in TRACE] for s in trace]
     return np.array(rows, np.float64).reshape(len(rows), len(TRACE))
 

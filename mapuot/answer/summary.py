@@ -17,7 +17,7 @@ def number(value: float) -> str:
 
 
 def side_words(side: Any) -> str:
-    """The penalty of a side and its reg_m; every rank must call it."""
+    """Name the penalty of a side and its reg_m; every rank must call it."""
     low, high = (float(x) for x in side.rho_range)
     if side.penalty == "balanced":
         return "balanced"
@@ -44,7 +44,7 @@ def certificate_words(result: Any) -> str:
 
 
 def facts(result: Any) -> dict[str, str]:
-    """The problem, its answer and the certificate, a name and a text each; every rank must call it."""
+    """List the problem, its answer and the certificate, a name and a text each; every rank must call it."""
     p = result.problem
     m, n = int(p.ranks.sum(p.shape[0])), p.shape[1]
     reference = REFERENCES[p.unmasked] if isinstance(p.unmasked, str) else "a matrix"
@@ -67,6 +67,6 @@ def facts(result: Any) -> dict[str, str]:
 
 
 def as_table(result: Any) -> str:
-    """The facts as HTML, without a style of its own."""
+    """Put the facts into an HTML table without a style of its own."""
     rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts(result).items())
     return f"<table class='mapuot'><caption>mapuot.Result</caption>{rows}</table>"

@@ -1,4 +1,4 @@
-"""PyTorch tensors as the solver reads them: who asks with tensors is answered with tensors.
+"""PyTorch tensors in and out: a call that is given tensors returns tensors.
 
 Nothing here imports torch: where a tensor is among the arguments, its library is loaded. No gradient goes through an
 answer; mapuot.torch has the loss that has one.
@@ -21,7 +21,7 @@ PLAIN = {float, int, bool, str, type(None)}
 
 
 def tensor_among(*values: Any) -> Any:
-    """The first that is a tensor of real numbers in memory, dense or sparse by rows (CSR), else None."""
+    """Return the first that is a tensor of real numbers in memory, dense or sparse by rows (CSR), else None."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -69,7 +69,7 @@ def array_of(x: Any) -> Any:
 
 
 def tensor_of(x: Any, device: Any) -> Any:
-    """A numpy, CuPy or CSR array as a tensor on that device, over its memory where it lies there."""
+    """Make a tensor on that device of a NumPy, CuPy or CSR array, over its memory where it lies there."""
     torch = sys.modules["torch"]
     if hasattr(x, "indptr"):
         start, column, data = (torch.as_tensor(y, device=device) for y in (x.indptr, x.indices, x.data))
@@ -78,7 +78,7 @@ def tensor_of(x: Any, device: Any) -> Any:
 
 
 def stream_of(device: Any) -> Any:
-    """A context in which CuPy works on torch's current stream of a device that is a GPU."""
+    """Return a context in which CuPy works on torch's current stream, if the device is a GPU."""
     if device.type != "cuda":
         return contextlib.nullcontext()
     import cupy  # noqa: PLC0415 - only for tensors on a GPU
@@ -89,7 +89,7 @@ def stream_of(device: Any) -> Any:
 
 
 def taken(x: Any, name: str) -> Any:
-    """A tensor, an answer, or a pair or a list of them as arrays; anything else, other tensors too, as it is."""
+    """Return a tensor, an answer, or a pair or list of them as arrays; anything else, other tensors too, as it is."""
     if type(x) is Tensors:
         return x.arrays
     if isinstance(x, (tuple, list)) and (len(x) <= 2 or tensor_among(*x) is not None):
@@ -111,7 +111,7 @@ def listed(M: Any) -> Any:
 
 
 def answered(function: Callable[..., Any], like: Any, arguments: dict[str, Any]) -> Any:
-    """``function(**arguments)``, its tensors read where they lie, and what it returns as `Tensors`."""
+    """Call ``function(**arguments)`` with its tensors read where they lie; return its answer as `Tensors`."""
     with stream_of(like.device):
         arrays = {name: x if type(x) in PLAIN else taken(x, name) for name, x in arguments.items()}
         return Tensors(function(**arrays), like.device, any(map(is_csr, listed(arguments["M"]))))

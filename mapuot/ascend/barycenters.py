@@ -24,7 +24,7 @@ from .passes import PassCertificate
 
 
 def scaled(fi: float, log_t: F64, log_s: F64) -> F64:
-    """fi (log t - log s), the scaling of points with mass t that see s; 0 (-inf) where they have or see nothing."""
+    """Return fi (log t - log s), log u of points with mass t that see s; -inf (u = 0) where t or s is 0."""
     found = fi * (log_t - log_s)
     finite = np.isfinite(found)
     if not finite.all():
@@ -83,7 +83,7 @@ class Barycenter:
         return state
 
     def newton(self) -> None:
-        """None, as no pass that is certified misses hard marginals."""
+        """Return None: a pass that is certified misses no hard marginal."""
 
     def find(self, state: F64, narrow: bool) -> Means:
         """Make a pass from log v: u, q and v by their formulas, on logarithms."""
@@ -169,7 +169,7 @@ class Barycenter:
         return log_u + move, log_s + move, N * top, float(B.sum())
 
     def certified(self, found: Means, allowed: float) -> PassCertificate:
-        """Certify the plans of log u and log v; the dual value is told but for what no pass changes.
+        """Certify the plans of log u and log v; the dual value lacks its constant part.
 
         ``delta`` bounds the relative rounding of sums and entries, ``slip`` that of v as a point of the dual's domain.
         """

@@ -22,7 +22,7 @@ from .truncation import begun, ended, in_boxes
 
 
 def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
-    """Return (log u, log v) to start from: zeros, or a warm start; of a Result the potentials f and g are kept."""
+    """Return (log u, log v) to start from: zeros, or a warm start; a Result gives its f and g, whatever its reg."""
     if warm_start is None:
         return np.zeros(problem.shape[0]), np.zeros(problem.shape[1])
     if isinstance(warm_start, Result):
@@ -88,7 +88,7 @@ def all_stages(
         larger, before = stage.reg != task.reg, run.status
         if larger and (cancelled or run.n_passes >= stage.most):
             continue
-        run.limit = run.n_passes + 1 if cancelled else stage.most  # one, for potentials of the reg asked for
+        run.limit = run.n_passes + 1 if cancelled else stage.most  # one pass, for potentials of the reg asked for
         log_v = one_stage(run, task, stage, way.options, log_v, skip)
         done.append(Done(stage, before, run.reads, run.clusters))
         if larger:

@@ -31,11 +31,11 @@ from ..ranks import ALONE
 
 GROUPS = 4096  # points of a side between which all pairs are taken; 8192 save passes, and took 1.1 to 2.2 times as long
 MOST_GROUPS, LEAST_POINTS = 32768, 16  # up to so many, where each then has so many points
-SHARPER = 0.01  # of the error of a pass: what its correction is solved to
+SHARPER = 0.01  # a correction is solved to this share of the error of its pass
 LEAST_TOL = 1e-9  # of a correction
-MOST_PASSES = 200  # of a correction: hard points may want more than these masses give them
+MOST_PASSES = 200  # of a correction, which may not converge: hard points may want more than its masses are
 WIDE = 0.25  # mean squared distance from the middle of a group, in units in which a cost is reg, up to which they help
-TAKES = 15  # times all pairs of groups: about what a correction evaluates, in 6 to 12 passes and the sums around them
+TAKES = 15  # passes over all pairs of groups that take as long as a correction, which makes 6 to 12 and some sums
 
 
 class Grouping(NamedTuple):
@@ -101,7 +101,7 @@ class Level(NamedTuple):
             return known(host(sums(used * known(log)) / sums(used)))
 
     def spread(self, log: F64, steep: F64) -> F64:
-        """Return a number of each group at its points, continued along the slopes of the group."""
+        """Return at each point the number of its group, continued along the group's slopes."""
         xp, label = namespace(self.offset), self.groups.label
         out: F64 = xp.asarray(log)[label]
         for along, slope in zip(self.offset, xp.asarray(steep).T, strict=True):

@@ -44,7 +44,7 @@ class Run:
         self.checkpoint = Checkpoint(checkpoint) if checkpoint is not None and ranks.rank == 0 else None
         self.saves = ranks.max(self.checkpoint is not None)
         progress = progress and ranks.rank == 0
-        # neither a share nor a time to go: how many passes it takes, nobody knows
+        # without a share and a time to go: nobody knows how many passes it takes
         form = "{desc}: {n_fmt} of at most {total_fmt} passes [{elapsed}, {rate_fmt}{postfix}]"
         options = {"total": max_passes, "desc": "mapuot", "unit": "pass", "bar_format": form}
         self.bar = progress_bar(True, **options) if progress else None
@@ -61,7 +61,7 @@ class Run:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Surround the passes: the bar is shown, and nothing is said of what is no answer, as the status tells it."""
+        """Show the bar during the passes, and silence NumPy's warnings: the status tells of numbers beyond float64."""
         with self.bar or nullcontext(), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             yield
 
@@ -157,7 +157,7 @@ class Run:
             self.status = "converged"
 
     def renewed(self, workspace: Workspace, skip: Truncation | None, stat: Stats) -> bool:
-        """Go on where groups of points say, and build K anew where that is due; return whether it was."""
+        """Restart from a correction by groups of points, or build K anew, where that is due; tell whether K was."""
         goes_on = self.status in (*GOES_ON, *FAILED)
         log_v = workspace.corrected(stat) if skip and goes_on else None
         if self.status == "absorb" or (skip and log_v is not None and not skip.correct):

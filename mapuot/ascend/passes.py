@@ -62,7 +62,7 @@ class Body(Protocol):
         """Make the last plan whole."""
 
     def certified(self, found: Any, allowed: float) -> PassCertificate:
-        """Certify a plan of which hard marginals miss ``allowed`` of the mass at most; not whole: its dual value."""
+        """Certify a plan whose hard marginals miss at most ``allowed`` of the mass; not whole: its dual value."""
 
     def image(self, found: Any, exact: bool) -> F64:
         """Return the state that follows; exact: it is found from a whole plan."""
@@ -127,10 +127,10 @@ class Ascent:
         return self.found, self.body
 
     def marginals(self) -> None:
-        """Nothing, as those of the plan are made on request."""
+        """Return None: the plan's marginals are made on request."""
 
     def close(self) -> None:
-        """Keep the kernels: those of the next reg lie in their memory, and products of the plan are made by them."""
+        """Do nothing: kernels of the next reg reuse the memory of these, and products of the plan need them."""
 
     def one_pass(self) -> Stats:
         """Make a pass: the plan of the state and what it is worth, and the state that follows, if the guard lets it."""
@@ -165,7 +165,7 @@ class Ascent:
         return self.advanced(value)
 
     def by_change(self, found: Any) -> Stats:
-        """Judge a pass that no certificate tells of by what it has changed."""
+        """Judge a pass by what it has changed, where no pass of the body is certified."""
         self.found, self.next_log_v = found, self.body.image(found, False)
         self.residual = self.body.change
         stat = self.told(PassCertificate(), found.mass)
@@ -192,7 +192,7 @@ class Ascent:
         return stat
 
     def told(self, value: PassCertificate, mass: float, rejected: bool = False) -> Stats:
-        """The numbers of a pass."""
+        """Return the numbers of a pass."""
         return Stats(self.number, value.gap, value.error, value.dual, mass, self.residual, rejected, "running")
 
     def is_due(self, value: PassCertificate, residual: F64) -> bool:
@@ -227,7 +227,7 @@ class Ascent:
             stat.status = "converged"
 
     def failed(self, mass: float) -> Stats:
-        """End with a pass that found no plan of which certificates can be made."""
+        """End the solve: the plan of this pass cannot be certified."""
         self.found = self.found if self.found is not None and self.found.whole else None
         self.next_log_v = np.zeros(self.body.ends[-1])
         self.residual = math.inf
@@ -247,7 +247,10 @@ class Ascent:
 
 
 class Engine:
-    """What `Run` asks for workspaces; ``make(problem, before)``: the body, in the memory of that of another reg."""
+    """Stand-in for a backend, of which `Run` gets workspaces.
+
+    ``make(problem, before)`` makes a body; ``before`` is the body of another reg, whose memory it reuses, or None.
+    """
 
     QUICK_ENTRIES, QUICK_PASSES = 0, 1
 

@@ -18,23 +18,23 @@ from ..problem.problem import Problem
 from ..processor import SERIAL_ENTRIES
 from .contract import Stats, host
 
-MOST_CLUSTERS = 128  # of all ranks, each takes as long as 2 rows of K in a pass; 64 make .07 more passes, 256 .06 fewer
+MOST_CLUSTERS = 128  # of all ranks; each costs a pass 2 rows of K; 64 take .07 more passes in the mean, 256 .06 fewer
 MOST_RANKS = 512  # each has a cluster of its own at least, and the matrix all of them squared
 LEAST_ENTRIES = SERIAL_ENTRIES  # of K: passes over fewer take no longer than clusters and matrices
 LEAST_POINTS = 4  # of a cluster, in the mean
 MATRIX = 5  # clusters^3 at most this times the entries of K: to factor the matrix then takes some passes
 STEP = 8  # clusters^2 at most this times the points: to apply the matrix is then a small part of a pass
 FIRST = 2  # passes before the first matrix where reg is small: 1 makes as many, 3 to 6 make 2 to 10 % more
-SHARP = 150.0  # range(M) / reg beyond which it is; below it passes come first that take as long as the clusters
-LABELS = 3000  # of these, in rows and columns a pass ...
-CALLS = 5_000_000  # ... and entries of K that are read while they are asked for, whatever their size
+SHARP = 150.0  # range(M) / reg beyond which reg is small; else passes come first, for as long as clusters take to find
+LABELS = 3000  # passes that take as long as to find clusters: so many times rows and columns of K ...
+CALLS = 5_000_000  # ... and so many entries of K for the calls of it
 EVERY = 20  # passes from one matrix to the next; 40 are as good, 6 cost more than they bring
 LOOK = 10  # passes from one look at the guard to the next
-WAIT, MOST_WAITS = 5, 5  # of ``rest``: passes after a correction that was dropped, and so many times as many at most
+WAIT, MOST_WAITS = 5, 5  # passes to wait after a correction that was dropped, and the most of such waits together
 
 
 class Labels(NamedTuple):
-    """The own rows, cluster by cluster, where each of these begins; the columns' clusters, or None: each is its own."""
+    """Own rows by clusters, where each cluster begins, and the columns' clusters; None: each column is its own."""
 
     order: Any
     first: Any
@@ -42,7 +42,7 @@ class Labels(NamedTuple):
 
     @property
     def clusters(self) -> int:
-        """Clusters of rows."""
+        """Number of clusters of rows."""
         return len(self.first) - 1
 
 
@@ -50,7 +50,7 @@ FOUND: weakref.WeakKeyDictionary[Cost, Labels] = weakref.WeakKeyDictionary()  # 
 
 
 def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
-    """A power of 2."""
+    """Return how many clusters to make of so many points, a power of 2."""
     most = min(most, points // LEAST_POINTS, int((MATRIX * entries) ** (1 / 3)))
     return 1 << max(0, most.bit_length() - 1)
 
@@ -76,7 +76,7 @@ def serves(stat: Stats) -> bool:
 
 
 def rest(dropped: int) -> int:
-    """Passes without a correction after so many that the guard has dropped."""
+    """Return how many passes are made without a correction, once the guard has dropped so many."""
     return WAIT * min(dropped, MOST_WAITS)
 
 
@@ -121,7 +121,7 @@ class Coarse:
         return stats
 
     def some(self, count: int) -> list[Stats]:
-        """Passes up to the next look: the guard may have ended the correction, or a new matrix be due."""
+        """Make passes up to the next look, by when the guard may have ended the correction, or a new matrix be due."""
         was_on = self.workspace.correcting
         if self.passes >= self.due:
             stats = self.renewed(count)
@@ -138,7 +138,7 @@ class Coarse:
         return stats
 
     def renewed(self, count: int) -> list[Stats]:
-        """A labelled pass and the matrix that it gives, and what passes follow at once, ``count`` of them at most."""
+        """Make a labelled pass, the matrix that it gives, and the passes that follow at once; ``count`` at most."""
         if self.found is None:
             self.found = self.labels_of(self.problem.cost)
         stats: list[Stats] = self.workspace.labelled_pass(self.found)

@@ -49,7 +49,7 @@ SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in a CPU's cache
 
 
 def memory_of(most: int, m: int, itemsize: int) -> int:
-    """Anderson differences for a K of m rows: d of them move 16 d bytes a column, at most a tenth of what K does."""
+    """Return how many Anderson differences serve a K of m rows: d of them move 16 d bytes a column, a tenth of K's."""
     least, deepest = MEMORY
     return min(most, max(least, min(deepest, m * itemsize // 160)))
 
@@ -71,7 +71,7 @@ class Options:
 
     @property
     def allowed(self) -> float:
-        """Share of the mass that hard columns may miss while a gap still tells something."""
+        """Return the share of the mass that hard columns may miss while a gap still tells something."""
         return self.tol_gap if self.tol_gap >= 0 else max(self.tol, 0.0)
 
 
@@ -109,7 +109,7 @@ class Workspace(Protocol):
         """Make at most ``count`` passes, fewer if the status of the last is not "running"."""
 
     def corrected(self, stat: Stats) -> F64 | None:
-        """The log v to go on from, where it is not the next one; of a solve that skips pairs."""
+        """Return the log v to go on from in a solve that skips pairs, None where it is the next one of the pass."""
 
     def restart(self, log_v: F64) -> None:
         """Go on from this log v on the same K."""
@@ -130,10 +130,10 @@ class Workspace(Protocol):
     def next_log_v(self) -> F64: ...
 
     def potentials(self) -> tuple[F64, F64]:
-        """(log u, log v) of the last certified iterate."""
+        """Return (log u, log v) of the last certified iterate."""
 
     def marginals(self) -> tuple[F64, F64]:
-        """(r, s) of the last certified iterate."""
+        """Return the marginals (r, s) of the last certified iterate."""
 
     def close(self) -> None:
         """Give K's memory back."""
@@ -145,20 +145,20 @@ class PlanStream(Protocol):
     dtype: Any  # of what ``plan`` returns: M's, unless it is set
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        """Rows i0 to i1, in ``out`` where it is given; of a sparse M a CSR array."""
+        """Form the rows i0 to i1, in ``out`` where it is given; of a sparse M a CSR array."""
 
     def apply(self, X: Any, name: str = "X") -> Any:
-        """``name``: the caller's word for X, for errors."""
+        """Return P X; ``name`` is the caller's word for X in errors."""
 
     def apply_transpose(self, Y: Any) -> Any: ...
     def images(self, Y: Any) -> Any:
-        """(P Y) / (P 1)."""
+        """Return (P Y) / (P 1)."""
 
     def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
-        """(rows, columns): in each of these rows the column at the share ``at`` of its mass."""
+        """Return (rows, columns): in each of these rows the column at which the share ``at`` of its mass is reached."""
 
     def sums(self) -> tuple[float, F64, F64]:
-        """(<P, M>, row sums, column sums) computed from M in float64."""
+        """Return (<P, M>, row sums, column sums), computed from M in float64."""
 
 
 class Operator(PlanStream, Protocol):
@@ -199,11 +199,11 @@ class Operator(PlanStream, Protocol):
         """Return K v."""
 
     def logarithms(self, cost: Any) -> Iterator[tuple[int, int, Any]]:
-        """Blocks (i0, i1, -M / reg) of this cost or of its transpose, in float64, where K lies."""
+        """Yield blocks (i0, i1, -M / reg) of this cost or of its transpose, in float64, where K lies."""
 
     @property
     def matrix(self) -> Any:
-        """K as a matrix, where it lies, of a dense cost that is stored; of stored pairs a CSR array."""
+        """Return the stored K where it lies: as a matrix, of stored pairs as a CSR array."""
 
     def label(self, labels: Any) -> None:
         """Let passes from here on tell what clusters of rows exchange with columns; None: no longer."""
@@ -212,19 +212,19 @@ class Operator(PlanStream, Protocol):
         """Return what the last labelled pass told: each cluster's mass but for a factor; its shares of the columns."""
 
     def product(self, X: Any, turned: bool) -> Any:
-        """P X or, of the rows of this rank, P^T X, (length, d)."""
+        """Return P X or, of the rows of this rank, P^T X, (length, d)."""
 
     def own_sums(self) -> tuple[float, F64, F64]:
         """Return `sums` of the rows of this rank."""
 
 
 def name_of(backend: ModuleType) -> str:
-    """The word for a backend module, as ``pick`` takes it."""
+    """Return the name of a backend module, as ``pick`` takes it."""
     return backend.__name__.rpartition(".")[2]
 
 
 def namespace(*arrays: Any) -> Any:
-    """numpy, or CuPy where one of the arrays is CuPy's."""
+    """Return NumPy, or CuPy where one of the arrays is CuPy's."""
     on_gpu = any(type(x).__module__.partition(".")[0] == "cupy" for x in arrays)
     return sys.modules["cupy"] if on_gpu else np
 
@@ -241,7 +241,7 @@ def is_on_device(x: Any) -> bool:
 
 
 def largest(x: Any, least: float = 0.0) -> float:
-    """The largest number of a vector that may be empty or lie on a GPU, but ``least`` at least; NaN where one is."""
+    """Return the largest number of x, which may be empty or lie on a GPU, but at least ``least``; NaN if one is."""
     return max(float(x.max()), least) if x.size else least
 
 
@@ -259,7 +259,7 @@ def median(x: Any) -> float:
 
 
 def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
-    """(p, length) float64 weights, their masses and minima; one vector serves all."""
+    """Return (p, length) float64 weights, their masses and minima; one vector serves all problems."""
     weights = np.ascontiguousarray(np.broadcast_to(np.asarray(table, dtype=np.float64), (p, table.shape[-1])))
     with np.errstate(invalid="ignore", over="ignore"):
         return weights, weights.sum(1), weights.min(1)

@@ -13,7 +13,7 @@ from ..problem.validate import as_columns
 from .contract import PlanStream, host, namespace
 
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
-APART = 1 << 13  # entries of rows between two that are wanted, which take less time than one call more
+APART = 1 << 13  # entries of unwanted rows between two wanted ones that take less time than a second call
 RUN, FEW = 16, 64  # columns whose sum is looked at first, unless there are few
 
 
@@ -41,14 +41,14 @@ def columns_in(block: Any, rows: Any, at: F64) -> Any:
 
 
 def passed(ends: F64, wanted: F64) -> tuple[Any, F64]:
-    """Return where in each row ``ends`` is first above the number wanted, and what is wanted beyond the end before."""
+    """Return where in each row ``ends`` first exceeds the number wanted, and what of it lies beyond the end before."""
     wanted = np.minimum(wanted, np.nextafter(ends[:, -1], 0.0))
     place = (ends > wanted[:, None]).argmax(1)
     return place, wanted - np.where(place > 0, ends[np.arange(len(ends)), place - 1], 0.0)
 
 
 def columns_of_pairs(block: Any, rows: Any, at: F64) -> Any:
-    """Find the same in a CSR array, whose rows are added up one behind another, each as the mass 1."""
+    """Find them as `columns_in` does in a CSR array, whose rows are scaled to mass 1 and added up in one sweep."""
     start, count = block.indptr[:-1].astype(np.int64), np.diff(block.indptr)
     row = np.repeat(np.arange(len(count)), count)
     data = block.data.astype(np.float64)
@@ -61,14 +61,14 @@ def columns_of_pairs(block: Any, rows: Any, at: F64) -> Any:
 
 
 class Drawn(PlanStream):
-    """What draws pairs of a plan from the rows that it makes."""
+    """Base of plans: pairs are drawn from the rows that the plan makes."""
 
     cost: Any
     shape: tuple[int, int]
     as_columns = staticmethod(as_columns)  # (length, d) factors in the memory of this backend, and whether one vector
 
     def images(self, Y: Any) -> Any:
-        """(P Y) / (P 1), both from one product; NaN where there is no mass."""
+        """Return (P Y) / (P 1), both from one product; NaN where there is no mass."""
         Y, flat = self.as_columns(Y, self.shape[1], "Y")
         moved = self.apply(namespace(Y).concatenate([Y, namespace(Y).ones((len(Y), 1))], axis=1))
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -76,7 +76,7 @@ class Drawn(PlanStream):
         return image[:, 0] if flat else image
 
     def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
-        """(rows, columns) where the caller has M: in each of these rows the column at the share ``at`` of its mass."""
+        """Return (rows, columns), as `PlanStream.draw` does, where the caller has M."""
         order, found = np.argsort(rows, kind="stable"), np.empty(len(rows), np.int64)
         ordered, xp = rows[order], self.cost.xp
         for i0, i1 in runs(np.unique(rows), self.shape[1]):

@@ -25,9 +25,9 @@ from .contract import Operator, host, namespace
 T = TypeVar("T")
 UNIT = 2.0**-53
 FLUSH = 1e-150  # of factors, the largest of which is 1
-LEAST = {"float32": 1e-21, "float64": 1e-125, "made": 1e-125}  # entries of K below 1.2e-38, factors below FLUSH: n UNIT
-FLUSH_PRODUCT, LEAST_PRODUCT = 1e-100, 1e-75  # the same for products of three factors in float64
-HOST_ENTRIES = 1 << 18  # of sums on a GPU, which the host takes up with those of the rows
+LEAST = {"float32": 1e-21, "float64": 1e-125, "made": 1e-125}  # of sums: what is flushed is then n UNIT at most
+FLUSH_PRODUCT, LEAST_PRODUCT = 1e-100, 1e-75  # as FLUSH and LEAST, for products of three factors in float64
+HOST_ENTRIES = 1 << 18  # sums on a GPU up to so many come to the host together with those of the rows
 SAFE_SPREAD = {"float32": 60.0, "float64": 500.0, "made": 500.0}  # 2 |C| / reg that K holds with nothing absorbed
 NARROW_ENTRY = 2.0**-24 + 3e-9  # rounded to float32, from an exponential that is good for that
 NARROW_SUMS = 70 * 2.0**-24  # of up to 32 terms, and 64 rows, in float32, beside the rounding of the factors
@@ -76,7 +76,7 @@ class LogKernel:
     absorbed = 0.0  # the largest of p and of q
 
     def __init__(self, operator: Operator, ends: tuple[float, float], dtype: str = "float64") -> None:
-        """``ends``: the least entry of the cost, and the largest in size; dtype: storage, or "made"."""
+        """Hold no K yet; ``ends``: the least entry of the cost, and the largest in size; dtype: storage, or "made"."""
         self.asked, self.ends = operator.open(dtype), ends
         self.operator: Any = operator  # a backend's own: see the passes along trees
         self.cost: Cost = operator.cost
@@ -166,7 +166,7 @@ class LogKernel:
     def read_factors(
         self, v: F64 | Product, top: float, a: F64, fi: float, narrow: bool
     ) -> tuple[F64, Any, float, float]:
-        """(R, sums, their logarithmic scale beside q, the least that they may be) of columns e^(q + top) v."""
+        """Return (R, sums, their log scale beside q, the least that they may be) of columns e^(q + top) v."""
         base = a - (1 - fi) * self.p
         own = float(base.max())
         log_s, sums, largest = self.operator.fused(v, base - own, fi, narrow)
@@ -187,7 +187,7 @@ class LogKernel:
         return np.asarray(log_s + (top - self.p))
 
     def factors(self, y: F64) -> tuple[F64, float]:
-        """(v, top): y = q + top + log v, v at most 1."""
+        """Return (v, top) with y = q + top + log v, v at most 1."""
         return scaled(y - self.q, FLUSH)
 
     def plan_apply(self, x: F64, y: F64, Y: F64, axis: int) -> F64:
@@ -200,7 +200,7 @@ class LogKernel:
         return float(self.operator.take(x, y).own_sums()[0])
 
     def log_sums(self, cost: Cost, x: F64) -> F64:
-        """log sum_j exp(x_j - C_ij / reg) of the rows of this cost, or of its transpose, entry by entry."""
+        """Return log sum_j exp(x_j - C_ij / reg) of the rows of this cost, or of its transpose, entry by entry."""
         if cost.operator == "pairs":
             return log_sums(cost.pairs, x, self.reg)
         out = np.empty(cost.shape[0])
@@ -233,18 +233,18 @@ def checked(sums: F64, least: float) -> F64:
 
 
 def largest_of(x: F64) -> float:
-    """The largest size of a number."""
+    """Return the largest size of a number of x."""
     return max(float(x.max()), -float(x.min()))
 
 
 def log_sum(x: F64) -> float:
-    """log sum e^x."""
+    """Return log sum e^x."""
     top = float(x.max())
     return top + math.log(float(np.exp(x - top).sum())) if math.isfinite(top) else top
 
 
 def log_sums_by(label: Any, count: int, x: F64) -> F64:
-    """log sum e^x of the numbers with each of the labels 0 ... count - 1, which all occur."""
+    """Return log sum e^x of the numbers with each of the labels 0 ... count - 1, which all occur."""
     top = np.full(count, -np.inf)
     np.maximum.at(top, label, x)
     return np.asarray(top + np.log(np.bincount(label, np.exp(x - top[label]), count)))

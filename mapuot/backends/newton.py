@@ -45,7 +45,7 @@ class Newton:
 
     @property
     def products(self) -> int:
-        """How many products all steps took."""
+        """Number of products that all steps took."""
         return int(self.record.all_products)
 
     def error_after(self, found: float) -> float:

@@ -33,12 +33,12 @@ class CostOperator(Drawn):
         return self
 
     def apply(self, X: Any, name: str = "X") -> Any:
-        """P X, of a vector or of columns."""
+        """Return P X, of a vector or of columns."""
         X, flat = self.as_columns(X, self.shape[1], name)
         return self.told(self.product(X, False), flat)
 
     def apply_transpose(self, Y: Any) -> Any:
-        """P^T Y, summed over the ranks."""
+        """Return P^T Y, summed over the ranks."""
         Y, flat = self.as_columns(Y, self.shape[0], "Y")
         return self.told(self.over_ranks(self.product(Y, True)), flat)
 
@@ -47,12 +47,12 @@ class CostOperator(Drawn):
         return out[:, 0] if flat else out
 
     def sums(self) -> tuple[float, F64, F64]:
-        """(cost, row sums, column sums), of all ranks but for the rows."""
+        """Return (cost, row sums, column sums): the row sums of this rank, all else of all ranks."""
         cost, row, col = self.own_sums()
         return float(self.ranks.sum(cost)), row, self.ranks.sum(col)
 
     def logarithms(self, cost: Cost) -> Iterator[tuple[int, int, Any]]:
-        """Blocks (i0, i1, -M / reg) of this cost or of its transpose, in float64, where K lies."""
+        """Yield blocks (i0, i1, -M / reg) of this cost or of its transpose, in float64, where K lies."""
         for i0, i1, M, _ in cost.blocks(most=BLOCK_BYTES):
             yield i0, i1, np.asarray(host(M), np.float64) / -self.reg
 
@@ -65,7 +65,7 @@ class CostOperator(Drawn):
         raise NotImplementedError
 
     def back(self, x: Any) -> Any:
-        """An array where the caller has M."""
+        """Bring an array to where the caller has M."""
         return x
 
     def over_ranks(self, x: Any) -> Any:
@@ -73,5 +73,5 @@ class CostOperator(Drawn):
 
 
 def parts_of(problem: Problem) -> tuple[Cost, float, Cost | None, Ranks]:
-    """What an operator is made of."""
+    """Return what an operator is made of."""
     return problem.cost, problem.reg, problem.c, problem.ranks

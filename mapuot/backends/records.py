@@ -22,7 +22,7 @@ RECORD = re.compile(r"struct\s*(\w*)\s*(?::\s*(\w+)\s*)?\{([^{}]*)\}\s*(\w*)\s*;
 
 @cache
 def read(*files: str) -> dict[str, np.dtype[Any]]:
-    """The records of these files in their order, by name; later ones may hold earlier ones."""
+    """Read the records of these files in their order, by name; later ones may hold earlier ones."""
     text = "".join((SOURCE / file).read_text(encoding="utf-8") for file in files)
     text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
     sizes = {name: int(value) for name, value in re.findall(r"#define (\w+) (\d+)\s", text)}
@@ -33,13 +33,13 @@ def read(*files: str) -> dict[str, np.dtype[Any]]:
         try:
             members += [member for line in body.split(";") if line.strip() for member in declared(line, found, sizes)]
         except (KeyError, ValueError):
-            continue  # of a kernel's own: it holds what only the device knows
+            continue  # a record of one kernel, with members that only the device knows
         found[name or alias] = np.dtype(members)
     return found
 
 
 def declared(line: str, found: dict[str, np.dtype[Any]], sizes: dict[str, int]) -> list[tuple[Any, ...]]:
-    """The members of one declaration: (name, dtype) or, of an array, (name, dtype, length)."""
+    """Return the members of one declaration: (name, dtype) or, of an array, (name, dtype, length)."""
     kind, declarators = re.fullmatch(r"\s*(?:const\s+)?((?:struct\s+)?\w+)\s*(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
     members: list[tuple[Any, ...]] = []
     for declarator in declarators.split(","):
@@ -62,7 +62,7 @@ CONVERGED, STALLED = 1, 3  # its members at which the kernels of a GPU rest
 
 
 def told(table: Any, first: int) -> list[Stats]:
-    """Records of passes, the first of which has that number, as the loop reads them."""
+    """Return records of passes as the loop reads them; ``first`` is the number of the first pass."""
     return [
         Stats(i, gap, error, dual, mass, residual, rejected > 0, STATUS[int(status)])
         for i, (gap, error, dual, mass, residual, _, _, rejected, status) in enumerate(table.tolist(), first)
@@ -70,7 +70,7 @@ def told(table: Any, first: int) -> list[Stats]:
 
 
 def put(record: Any, values: dict[str, Any]) -> None:
-    """Named members of a record, of cffi or of numpy."""
+    """Set named members of a record of cffi or of NumPy."""
     if isinstance(record, (np.ndarray, np.void)):
         for name, value in values.items():
             record[name] = value

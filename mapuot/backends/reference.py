@@ -46,7 +46,7 @@ def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]
 
 
 def log_kernel(problem: Problem) -> F64:
-    """log K_ij = log c_ij - M_ij / reg."""
+    """Return log K_ij = log c_ij - M_ij / reg."""
     log_a, log_b = problem.log_reference
     log_k = log_a[:, None] + log_b[None, :] - whole(problem.cost, np.inf) / problem.reg
     c = problem.c
@@ -55,7 +55,7 @@ def log_kernel(problem: Problem) -> F64:
 
 
 def whole(cost: Cost, absent: float) -> F64:
-    """The matrix in float64, with what a sparse one does not store."""
+    """Return the matrix in float64, with ``absent`` where a sparse one stores nothing."""
     M = np.asarray(cost.array, np.float64)
     return np.where(np.inf > M, M, absent) if cost.operator == "pairs" else M
 
@@ -66,24 +66,24 @@ def log_sum(x: F64, axis: int) -> F64:
 
 
 def side_prox(side: Side, log_s: F64, reg: float, left_out: Any) -> F64:
-    """prox with the zero policy: left out -> -inf, no partner (s = 0) -> +inf."""
+    """Return the prox: -inf where a point is left out, +inf where it has no partner (s = 0)."""
     log_u = penalties.prox(side.penalty, log_s, side.weight, side.rho, side.upper, reg)
     return np.where(left_out, -np.inf, np.where(np.isneginf(log_s), np.inf, log_u))
 
 
 def scaled(log_u: F64, log_v: F64, log_k: F64) -> F64:
-    """P = diag(u) K diag(v)."""
+    """Return P = diag(u) K diag(v)."""
     with np.errstate(over="ignore"):
         return np.exp(unreached(log_u)[:, None] + log_k + unreached(log_v)[None, :])
 
 
 def unreached(log_x: F64) -> F64:
-    """A scaling of +inf stands before zeros only: make it 0."""
+    """Replace scalings of +inf, which multiply zeros only, by 0."""
     return np.where(np.isposinf(log_x), -np.inf, log_x)
 
 
 def split(X: F64, count: int) -> Any:
-    """Labels of the rows of X in count clusters: of few far ones each, up to four; halves along the widest column."""
+    """Label the rows of X by ``count`` clusters: four at most of few far rows each, the others halves by columns."""
     label, rest, first = np.zeros(len(X), np.int64), np.arange(len(X)), 0
     while first < min(4, count - 1) and len(rest) > 1:
         x = X[rest, np.ptp(X[rest], axis=0).argmax()]
@@ -97,7 +97,7 @@ def split(X: F64, count: int) -> Any:
 
 
 def halves(X: F64, count: int) -> Any:
-    """Labels by splits into halves, of as many points for each cluster."""
+    """Label points by splits into halves along the widest column, as many points in each cluster."""
     label, half = np.zeros(len(X), np.int64), count // 2
     if count > 1 and len(X) > 1:
         low, high = np.split(np.argsort(X[:, np.ptp(X, axis=0).argmax()], kind="stable"), [len(X) * half // count])
@@ -142,7 +142,7 @@ class ReferenceWorkspace:
         return self.coarse.iterate(count)
 
     def conclude(self, stat: Stats) -> None:
-        """Nothing, since each pass is certified."""
+        """Do nothing: each pass is certified already."""
 
     split = staticmethod(split)
 
@@ -158,7 +158,7 @@ class ReferenceWorkspace:
         return self.make_passes(1)
 
     def correct(self, fi: float) -> None:
-        """(I - J + fi 1 w^T)^-1 - I, J = fi diag(1 / s) P_IJ^T diag(1 / r) P_IJ; fi = fi1 fi2, w = s / |s|."""
+        """Keep (I - J + fi 1 w^T)^-1 - I, J = fi diag(1 / s) P_IJ^T diag(1 / r) P_IJ; fi = fi1 fi2, w = s / |s|."""
         rows, cols = self.members
         P = rows.T @ self.P @ cols
         r, s = (np.where(x > 0, x, 1.0) for x in (P.sum(1), P.sum(0)))
@@ -207,7 +207,7 @@ class ReferenceWorkspace:
     def certify(
         self, dual: float, mass: float, gap: float, hard: float, misfit: float, rounding: float
     ) -> tuple[float, float, float]:
-        """(what rounding may have added to the dual value, gap, error); ``rounding``: of an entry of the plan."""
+        """Return (what rounding may add to the dual value, gap, error); ``rounding``: of an entry of the plan."""
         problem, reg, sides = self.problem, self.problem.reg, (self.problem.rows, self.problem.cols)
         kl, tv, l2 = (sum(x.largest_soft_rho for x in sides if x.kind.rounds == kind) for kind in ("kl", "tv", "l2"))
         hard_sides = sum(x.penalty == "range" or bool(x.hard.any()) for x in sides)
@@ -346,7 +346,7 @@ class ReferenceWorkspace:
 
 
 class ReferencePlan(CostOperator):
-    """The plan of given potentials; the reference simply holds it."""
+    """Plan of given potentials, which the reference holds as a matrix."""
 
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
         super().__init__(*parts_of(problem))

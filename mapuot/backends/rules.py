@@ -20,14 +20,14 @@ START = {"best_dual": -math.inf, "progress_dual": -math.inf, "best_error": math.
 
 @cache
 def core() -> tuple[Any, Any]:
-    """(ffi, lib) of the C library."""
+    """Load the C library; return (ffi, lib)."""
     from .._core import ffi, lib  # noqa: PLC0415 - import mapuot does not need it
 
     return ffi, lib
 
 
 def plan_error(d: float) -> float:
-    """Bound on |P - P*|_1 / mass where ``d = gap / (reg mass)``."""
+    """Bound |P - P*|_1 / mass, where ``d = gap / (reg mass)``."""
     return float(core()[1].mapuot_plan_error(d))
 
 
@@ -67,7 +67,7 @@ class Judge:
         return stat.status
 
     def again(self, stat: Stats, extra_error: float, extra_gap: float, moved: float) -> bool:
-        """Count error and gap that were found after the pass was judged; whether the solve may still end.
+        """Count error and gap that were found after the pass was judged; tell whether the solve may still end.
 
         ``moved``: how far rounding may have moved the dual value of the pass, mapuot_progress.moved.
         """

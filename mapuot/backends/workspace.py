@@ -23,14 +23,14 @@ from .records import put
 
 STORAGE = {"float64": np.float64, "float32": np.float32}
 FARTHEST = 1e300  # log v beyond it is no number: only M and the reference say which points are unreachable
-FORGOTTEN = dict.fromkeys(("depth", "head", "have", "extrapolated"), 0) | {"since_absorb": 1}  # of a step by others
+FORGOTTEN = dict.fromkeys(("depth", "head", "have", "extrapolated"), 0) | {"since_absorb": 1}  # in a restart
 LEAST_LOG = 80.0  # nats below 1 that a float32 v may lie
 LARGEST_LOG = 85.0  # and above it: beyond e^85 a kernel's v is not the one asked for
 FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
 
 
 def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64, float]:
-    """(log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v.
+    """Return (log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v.
 
     One potential takes no shift, which would part log u from log v: K absorbs all of it.
     """
@@ -56,13 +56,13 @@ class KernelWorkspace(Workspace):
     narrow_pass = compared = False  # was the last pass a float32 one, and the last whose error was compared?
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
-        """``skip``: the state of the pairs of points that the solve skips, which its driver owns."""
+        """Hold no K before `absorb`; ``skip``: the state of the pairs of points to skip, which the driver owns."""
         self.problem, self.options, self.dtype = problem, options, options.precision
         self.truncation = skip
 
     @property
     def reads(self) -> str:
-        """What passes read now, in the words of `Result.how`."""
+        """Name what passes read now, in the words of `Result.how`."""
         return f"{self.dtype} {self.problem.cost.operator}"
 
     def absorb(self, log_v: F64 | None = None) -> None:
@@ -105,7 +105,7 @@ class KernelWorkspace(Workspace):
         self.set_cols(e, off_v, np.where(off_v, 0.0, x), shift)
 
     def corrected(self, stat: Stats) -> F64 | None:
-        """The log v to go on from after a pass of a solve that skips pairs; None: its next one."""
+        """Return the log v to go on from after a pass of a solve that skips pairs; None: the next one of the pass."""
         truncation, narrow = self.truncation, self.narrow_pass
         if not truncation or not truncation.correct:
             return None
@@ -127,7 +127,7 @@ class KernelWorkspace(Workspace):
 
     @property
     def next_log_v(self) -> F64:
-        """log v after the last pass: what the next one would start from, in POT's order (u_k, v_k)."""
+        """Return log v after the last pass, from which the next one would start, in POT's order (u_k, v_k)."""
         with np.errstate(invalid="ignore"):  # of a start that overflowed
             return self.limited(self.shifted_log_v() - self.progress_of("shift"), 1)
 
@@ -170,9 +170,9 @@ class KernelWorkspace(Workspace):
         return Iterated(*map(self.to_numpy, (*self.potentials(), *self.marginals())))
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-        """alpha_i = -max_j(log v_j - M_ij / reg), beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg).
+        """Return alpha_i = -max_j(log v_j - M_ij / reg), beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg).
 
-        +inf where there is none.
+        Where there is no finite entry they are +inf.
         """
         xp, x = namespace(plan_v), host(plan_v)
         alpha = np.where(host(out_u), -np.inf, 0.0)
@@ -180,7 +180,7 @@ class KernelWorkspace(Workspace):
         return xp.asarray(alpha), xp.asarray(np.where(top == -np.inf, np.inf, x - top))
 
     def dual_constants(self) -> tuple[float, float]:
-        """What no pass changes in the dual: reg |c| with the dead points' terms; and the size of its terms."""
+        """Return the dual value's constant part, reg |c| and the dead points' terms, and the size of all its terms."""
         problem = self.problem
         total, scale = problem.reg * problem.c_mass, 0.0
         if any_of(self.dead[0]) or any_of(self.dead[1]):
@@ -191,18 +191,18 @@ class KernelWorkspace(Workspace):
         return total, scale
 
     def limited(self, log_x: F64, side: int) -> F64:
-        """Log scalings of the rows (0) or columns (1) as they are told: -inf where left out, +inf where dead."""
+        """Return log scalings of the rows (0) or columns (1) for users: -inf where left out, +inf where dead."""
         return np.where(self.problem.left_out[side], -np.inf, np.where(self.dead[side], np.inf, log_x))
 
     # ---- what a backend adds ----
 
     @staticmethod
     def to_numpy(x: Any) -> F64:
-        """A vector of this backend."""
+        """Bring a vector of this backend to the host."""
         return np.asarray(x)
 
     def progress_of(self, name: str) -> float:
-        """A member of mapuot_progress."""
+        """Read a member of mapuot_progress."""
         raise NotImplementedError
 
     def newton(self) -> Any:
@@ -210,7 +210,7 @@ class KernelWorkspace(Workspace):
         return ColumnsNewton(self.problem) if misses(self.problem) else None
 
     def newton_product(self) -> Callable[[F64], F64]:
-        """The product for Newton's step from the last pass, where this makes products."""
+        """Return the product for Newton's step from the last pass, where ``makes_products``."""
         raise NotImplementedError
 
     def take_mask(self, truncation: Truncation) -> None:
@@ -228,21 +228,21 @@ class KernelWorkspace(Workspace):
         """Send progress to where the kernels read it."""
 
     def shifted_log_v(self) -> F64:
-        """The next log v + shift."""
+        """Return the next log v + shift."""
         raise NotImplementedError
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
-        """The scalings nearest to these that the backend can hold."""
+        """Return the scalings nearest to these that the backend can hold."""
         return alpha, beta
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
-        """K, and the error that the rounding of its exponents makes in a plan."""
+        """Build K, and take note of the error that the rounding of its exponents makes in a plan."""
 
     def set_dual_constants(self, d: F64, off: Any) -> None:
-        """``dual_constants``, and what else of the dual no pass changes."""
+        """Set ``dual_constants``, and other parts of the dual value that no pass changes."""
 
     def set_rows(self, d: F64, off: Any) -> None:
-        """What a pass needs of the rows; ``off``: those without mass."""
+        """Set what a pass needs of the rows; ``off``: rows without mass."""
 
     def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
-        """What it needs of the columns, and v from x = log v + shift; None: the shift stays."""
+        """Set what a pass needs of the columns, and v from x = log v + shift; None: the shift stays."""

@@ -42,7 +42,7 @@ class PairsFile(Cost):
             raise ValueError(f"a sparse M must have at most {MOST_COLUMNS} columns, got {n}")
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> Sparse:
-        """The rows of this rank, read from the file."""
+        """Read the rows of this rank."""
         return self.read(*own_part(a, self.shape[0], ranks))
 
     def read(self, i0: int, i1: int) -> Sparse:

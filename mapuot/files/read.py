@@ -54,13 +54,13 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 
 
 def open_matrix(text: Any, name: str = "M") -> Streamed:
-    """The rows of a matrix in a file; nothing is read but its shape."""
+    """Open the rows of a matrix in a file; only its shape is read."""
     blocks = Matrix(*split_name(text, name))
     return Streamed(blocks, blocks.array.shape, blocks.array.dtype)
 
 
 def open_cost(text: Any) -> Streamed | Sparse | PairsFile:
-    """The rows of a matrix in a file, or the pairs that it stores where it is sparse."""
+    """Open the rows of a matrix in a file, or the pairs that it stores where it is sparse."""
     pairs = open_pairs(*split_name(text, "M"))
     return open_matrix(text) if pairs is None else pairs
 
@@ -71,7 +71,7 @@ def opened(source: Any) -> Any:
 
 
 def open_pairs(path: Path, kind: str, inside: str) -> Sparse | PairsFile | None:
-    """A sparse matrix: an .npz of ``scipy.sparse.save_npz``, or a group of AnnData; None where it is something else.
+    """Open a sparse matrix, an .npz of ``scipy.sparse.save_npz`` or a group of AnnData; None where it is none.
 
     Compressed rows or columns are left in the file but for where they begin; coordinates are read.
     """
@@ -103,7 +103,7 @@ def open_pairs(path: Path, kind: str, inside: str) -> Sparse | PairsFile | None:
 
 
 class Matrix:
-    """A matrix of a file as the function of its blocks; pickled by its name."""
+    """A matrix of a file as a function that reads its blocks; a pickle holds its name only."""
 
     def __init__(self, path: Path, kind: str, inside: str) -> None:
         self.name, self.array = (path.absolute(), kind, inside), open_array(path, kind, inside)
@@ -119,7 +119,7 @@ class Matrix:
 
 
 def read_vector(text: Any, name: str) -> Any:
-    """The array ``name`` of a file, or the one that ``text`` names, or that the file is."""
+    """Read a vector: the array that ``text`` names, or ``name`` in the file, or the one array that the file is."""
     path, kind, inside = split_name(text, name)
     array = open_array(path, kind, inside)
     if len(array.shape) != 1 and (len(array.shape) != 2 or 1 not in array.shape):  # one line of a table is a vector
@@ -129,7 +129,7 @@ def read_vector(text: Any, name: str) -> Any:
 
 
 def find_vector(matrix: Any, name: str) -> Any | None:
-    """The array ``name`` beside a matrix, in the same file and group; None where there is none."""
+    """Read the array ``name`` beside a matrix, in the same file and group; None where there is none."""
     path, kind, inside = split_name(matrix, "M")
     group = inside.rpartition("/")[0]
     inside = f"{group}/{name}" if group else name
@@ -137,7 +137,7 @@ def find_vector(matrix: Any, name: str) -> Any | None:
 
 
 def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The arrays, numbers and texts of these names in a file that `write` made, as far as it has them."""
+    """Read the arrays, numbers and texts of these names that a file of `write` has."""
     path, kind, _ = split_name(text, "")
     if kind not in ("npz", "hdf5", "zarr"):
         raise ValueError(f"{path} holds no answer of mapuot: name an .npz, .h5 or .zarr file")
@@ -161,14 +161,14 @@ def whole_member(path: Path, name: str, kinds: str = NUMBERS + "U") -> Any:
 
 
 def open_array(path: Path, kind: str, name: str) -> Any:
-    """Something with shape, dtype and slices of rows."""
+    """Open an array: an object with shape, dtype and slices of rows."""
     check_regular(path, kind)
     with reading(path, kind):
         array = OPENERS[kind](path, name)
         shape = getattr(array, "shape", None)
         if shape is not None and array.dtype.kind not in NUMBERS:
             raise ValueError(f"dtype {cut(str(array.dtype))} is none of numbers")
-    if shape is None:  # nothing, a group, or an array of nothing
+    if shape is None:  # there is no such name, or it is a group
         there = names_in(path, kind)
         hint = f": name one of them, as in {path}:{there[0]}" if there else ""
         raise ValueError(f"{path} holds no array {name!r}, but {', '.join(there) or 'none'}{hint}")
@@ -186,7 +186,7 @@ def check_regular(path: Path, kind: str) -> None:
 
 
 def open_h5ad(path: Path, name: str) -> Any:
-    """AnnData's file: M is X, a and b are columns of these names of obs and var."""
+    """Open an array of AnnData's file: M is X, a and b are columns of these names of obs and var."""
     found = library("h5ad").File(path, "r").get(ANNDATA.get(name, name))
     if name == "M" and found is not None and not hasattr(found, "shape"):
         raise ValueError("X is sparse: name a dense array, as in layers/NAME")
@@ -194,7 +194,7 @@ def open_h5ad(path: Path, name: str) -> Any:
 
 
 def open_csv(path: Path, name: str) -> Any:
-    """A table of numbers, or its column ``name``; a first line that is not of numbers names the columns."""
+    """Read a table of numbers, or its column ``name``; a first line without numbers names the columns."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = next(csv.reader(file), [])
         if not first:
@@ -299,7 +299,7 @@ def block_of(rows: slice, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
 
 
 def open_member(path: Path, name: str, kinds: str = NUMBERS) -> Any | None:
-    """A member of an archive, read through once for its checksum."""
+    """Open a member of an archive, which is read through once for its checksum."""
     with zipfile.ZipFile(path) as archive:
         if name + ".npy" not in archive.namelist():
             return None

@@ -1,4 +1,4 @@
-"""Answers into files, by one process, to which the others hand their rows of the plan block by block.
+"""Write answers into files by one process, to which the others hand their rows of the plan block by block.
 
 A file appears under its name when it is complete: it is written beside it and renamed. Numbers and texts are arrays of
 an .npz, attributes of HDF5 and Zarr.
@@ -68,14 +68,14 @@ def remove(part: Path) -> None:
 
 
 class Blocks:
-    """A matrix that comes as row blocks, to be written."""
+    """A matrix to write, which comes as blocks of rows."""
 
     def __init__(self, shape: tuple[int, int], dtype: Any, blocks: Iterable[Any]) -> None:
         self.shape, self.dtype, self.blocks = shape, np.dtype(dtype), blocks
 
 
 def write(text: Any, values: dict[str, Any]) -> None:
-    """Arrays, ``Blocks``, numbers and texts into one file of the format that its name says."""
+    """Write arrays, ``Blocks``, numbers and texts into one file of the format that its name says."""
     path, kind, _ = split_name(text, "")
     writers: dict[str, Callable[[Path, dict[str, Any]], None]] = {
         "npy": write_plan, "npz": write_npz, "hdf5": write_hdf5, "zarr": write_zarr,
@@ -108,7 +108,7 @@ def write_plan(path: Path, values: dict[str, Any], lines: bool = False) -> None:
 
 
 def write_h5ad(path: Path, values: dict[str, Any]) -> None:
-    """AnnData: the plan, dense or CSR, as X; vectors of the rows as obs, of the columns as var, the rest as uns."""
+    """Write AnnData: the plan, dense or CSR, as X; vectors of rows as obs, of columns as var, the rest as uns."""
     m, n, values = len(values["a"]), len(values["b"]), dict(values)  # the caller keeps his
 
     def encoded(node: Any, kind: str, version: str) -> Any:

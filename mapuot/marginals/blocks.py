@@ -54,7 +54,7 @@ class JointBlocks(CertifiedBody):
     ``order`` puts the marginal that is set apart first: a hard one, if there is one, which the plan then meets.
     """
 
-    coarse = None  # marginals are solved on W together
+    coarse = None  # no clusters: marginals are solved on W together
 
     def __init__(self, problem: MultiProblem, before: JointBlocks | None = None) -> None:
         super().__init__(problem)
@@ -134,7 +134,7 @@ class JointBlocks(CertifiedBody):
                 left.move(shifts)
                 left.turn(given=False)
         except StaleError:
-            pass  # what it came to is as good a state as any
+            pass  # the state that was reached is as good as any
         return left.log_u.copy()
 
     def metric(self, state: State) -> F64:
@@ -184,7 +184,7 @@ class Tensor:
 
     def absorb(self, log_u: list[F64]) -> bool:
         """Make K around potentials: their plan without masses, slices divided by their largest entries."""
-        self.tops = log_u[1:]  # of a K that holds e^(-C / reg) but for a factor: a read less, .8 to .96 of a solve
+        self.tops = log_u[1:]  # K is e^(-C / reg) but for a factor: one read less, .8 to .96 of a solve's time
         balanced = self.kernel.absorb(self.sum_of(log_u[1:]), self.kernel.builds > 0, self.folded)
         self.shift = [self.kernel.p, *(x - top for x, top in zip(log_u[1:], self.tops, strict=True))]
         return balanced
@@ -268,7 +268,7 @@ class Triangle:
             kernel.start(reg)
 
     def finer(self) -> bool:
-        """Go over to products on logarithms, if they are not made so already."""
+        """Go over to products on logarithms; tell whether they were not made so already."""
         before, self.on_logs = self.on_logs, True
         return not before
 
@@ -309,7 +309,7 @@ class Triangle:
         return R, few_here(W), base, LEAST_PRODUCT
 
     def read_logs(self, left: Left, log_weight: F64, fi: float) -> tuple[F64, Any, float, float]:
-        """Find what `read` does; W is the plan of two marginals, divided by its largest entries by rows and columns."""
+        """Find what `read` finds; W is the plan of two marginals, each row and column divided by its largest entry."""
         (L01, L02, L12), xp = self.K, self.xp
         log_w = left.log_weight + left.log_u
         x1, x2 = (xp.asarray(log_w[part]) for part in left.parts)

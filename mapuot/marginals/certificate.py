@@ -116,7 +116,7 @@ class CertifiedBody:
         raise NotImplementedError
 
     def complete(self, found: State) -> None:
-        """Nothing, where each pass finds all marginals."""
+        """Do nothing, where each pass finds all marginals."""
 
 
 class MarginalsNewton(Newton):
@@ -163,7 +163,7 @@ class MarginalsNewton(Newton):
 
 
 def evened(problem: MultiProblem) -> tuple[F64, float]:
-    """Return masses that are equal in each part, for all hard marginals; and by how much they are not as given."""
+    """Return masses of which all hard marginals have equally much in each part, and by how much these differ."""
     weight, uneven = problem.weight.copy(), 0.0
     labels = problem.labels or [np.zeros(n, int) for n in problem.shape]
     masses = {k: np.bincount(labels[k], weight[problem.places[k]], problem.parts) for k in problem.hard}

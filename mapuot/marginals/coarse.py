@@ -30,8 +30,8 @@ from .reach import oriented
 Vectors = dict[int, F64]
 TINY = float(np.finfo(float).tiny)
 SMALLER = 10  # clusters^3 at most half the entries of an edge, for five times as many of a pair: ten times its products
-MATRICES, LABELS = 2.0, 2800  # clusters take as long as 2 passes, and those that read 2800 times each row and column
-DEVICE = 25.0  # on a GPU as long as 20 passes (of 10 x 1000 points) to 50 (5000)
+MATRICES, LABELS = 2.0, 2800  # clusters take as long as 2 passes and 2800 reads of all rows and columns
+DEVICE = 25.0  # passes that clusters take on a GPU: 20 (of 10 x 1000 points) to 50 (5000)
 CHEAP, SHARP, WORTH = 3.0, 0.06, 2.2  # they come at once where they take no longer, or .06 costs / reg, and else where
 # 2.2 times as many passes are left: they save .45 of those
 DAMPED = 1 - 1e-10  # of what clusters exchange: what exchanges nothing else moves by 1e10 of its residual at most
@@ -75,7 +75,7 @@ class TreeCoarse:
     """The correction of one tree at one reg, and in which passes it is made; ``before``: that of a larger reg."""
 
     def __init__(self, tree: CorrectedTree, before: TreeCoarse | None) -> None:
-        self.tree = weakref.proxy(tree)  # which holds this: a circle would keep its kernels until it is collected
+        self.tree = weakref.proxy(tree)  # the tree holds this: a circle would keep kernels until it is collected
         self.on, self.passes, self.dropped, self.labelled = False, 0, 0, False
         self.corrected = False  # have steps been corrected?
         self.found: list[Labels] | None = before.found if before else None

@@ -38,7 +38,7 @@ class Marginal:
     size: int  # points as given
     kept: Any  # indices of those that stay
     unreached: Any  # indices of those with mass that do not
-    log_weight: F64  # of those; 0 where the marginal is free
+    log_weight: F64  # of the kept points; 0 where the marginal is free
     rho: float  # reg_m; inf is hard, 0 free
 
     @property
@@ -72,7 +72,7 @@ class MultiProblem:
     reference_mass: float  # of R, all points
     sizes: dict[Any, float]  # the largest finite |cost| of each edge, or of the array ("all")
     lows: dict[Any, float]  # and the least cost
-    cost_error: float  # of the costs that points make, summed over the edges
+    cost_error: float  # bound on the rounding of costs between points, summed over the edges
     labels: list[Any] | None = None  # the part that each point belongs to, where no pairs connect all (reach.py)
     storage: str = "float64"  # of kernels, or "made"
     xp: Any = np  # numpy, or CuPy, on whose device kernels lie
@@ -384,7 +384,7 @@ def sizes_of(edges: Edges, masses: list[Any]) -> list[int]:
 
 
 def cut(cost: Cost, kept: list[Any]) -> Cost:
-    """Return the cost of the kept points, itself where they are all."""
+    """Return the cost of the kept points; the very object where all are kept."""
     if tuple(map(len, kept)) == tuple(cost.shape):
         return cost
     if cost.operator == "points":

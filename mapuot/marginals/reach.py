@@ -1,7 +1,7 @@
 """Reach of a graph of costs: the points that a plan can use, and parts of a tree that no finite pairs connect.
 
-Of an edge there is a mask of its finite pairs (`Dense`), stored pairs (`Sparse`), or nothing to look at where all are
-finite. Parts are problems of their own but for the sum of what they cost: each has its own translation
+An edge has a mask of its finite pairs (`Dense`) or stored pairs (`Sparse`); where all pairs are finite, none is looked
+at. Parts are problems of their own but for the sum of what they cost: each has its own translation
 (state.py), and in each of them balanced marginals have equal masses.
 """
 

@@ -139,7 +139,7 @@ def multimarginal(
 
 
 def as_backend(backend: Any, costs: Any) -> Any:
-    """numpy or CuPy, with a device."""
+    """Choose NumPy or CuPy, on a device."""
     if isinstance(backend, str) and backend == "reference":
         raise ValueError("backend must be 'auto', 'cpu' or 'cuda' for many marginals, got 'reference'")
     chosen = name_of(pick(backend, *(costs.values() if isinstance(costs, dict) else [costs])))
@@ -155,5 +155,5 @@ def as_backend(backend: Any, costs: Any) -> Any:
 
 
 def body_of(problem: MultiProblem, before: Any = None) -> Tree | JointBlocks:
-    """Return what makes the passes of a problem; ``before``: that of another reg, whose kernels make room."""
+    """Return the body that makes a problem's passes; ``before``: the body of another reg, whose kernels make room."""
     return (Tree if problem.kind == "tree" else JointBlocks)(problem, before)

@@ -182,7 +182,7 @@ class Tree(CertifiedBody):
         return product
 
     def spread_out(self, found: State, d: F64) -> tuple[PerPoint, dict[int, F64]]:
-        """Return what each point expects of the sum of d over all marginals, and what is expected below each edge."""
+        """Return each point's expectation of the sum of d over all marginals, and over those below each edge."""
         near, below = PerPoint(d.copy(), self.problem.places), {}
         for k, parent in self.inner:
             below[k] = self.expected(found, k, near[k], turned=True)
@@ -192,7 +192,7 @@ class Tree(CertifiedBody):
         return near, below
 
     def expected(self, found: State, k: int, z: F64, turned: bool) -> F64:
-        """Return what points of k expect of z at its parent's, or turned the parent's of z at those of k."""
+        """Return the expectation at each point of k of z, a number a point of its parent; turned: the other way."""
         (x, y), c = self.beliefs(k, found), 2 * largest_of(z)  # z + c > 0 for products on logarithms
         if c == 0:
             return np.zeros(len(y if turned else x))

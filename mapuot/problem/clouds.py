@@ -114,7 +114,7 @@ class PointCloud(Given):
     def __getitem__(self, rows: Any) -> PointCloud:
         """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans.
 
-        Of many clouds return those of problem ``rows``, or of a slice of them.
+        Where there are many clouds, ``rows`` is the number of a problem, whose costs are returned, or a slice of them.
         """
         part: PointCloud = self._of(self._cost.of(rows) if self.ndim == 3 else self._cost[rows])
         return part
@@ -125,7 +125,7 @@ class PointCloud(Given):
 
 
 class Places(NamedTuple):
-    """The places of the points of each problem: the number of the first one, and how many there are, (p,) both."""
+    """Places of each problem's points among those of the batch: the first one's number, and how many, (p,) both."""
 
     first: Any
     count: Any
@@ -136,7 +136,7 @@ class Places(NamedTuple):
 
 
 class AllPoints(PointCosts):
-    """All points of a batch; what is made of them all at once are their checks and their scaled coordinates."""
+    """The points of all problems of a batch, which are checked and scaled together."""
 
     def _set(self, rows: F64, columns: F64) -> None:
         self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
@@ -213,7 +213,7 @@ class Clouds(Cost):
         return columns
 
     def of(self, i: Any) -> Any:
-        """Return the costs of problem i, or those of a slice."""
+        """Return the costs of problem i, or of a slice of the problems."""
         if isinstance(i, slice):
             parts = (Places(places.first[i], places.count[i]) for places in self.places)
             return object.__new__(Clouds)._hold(self.whole, *parts)
@@ -241,7 +241,7 @@ class Clouds(Cost):
         return object.__new__(Clouds)._hold(self.whole.within(), self.places[0], self.places[0])  # type: ignore[arg-type]
 
     def part(self, a: Any, b: Any, ranks: Any) -> Clouds:
-        """Return the costs unchanged, which only a batch takes."""
+        """Return the costs unchanged: a batch is solved by one process."""
         return self
 
     def range(

@@ -19,7 +19,7 @@ from ..ranks import ALONE, Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
 LANDMARKS = 16  # rows (columns) of M by which columns (rows) are told apart
-RANGE_BYTES, DEVICE_RANGE_BYTES = 1 << 28, 1 << 34  # of an array, at once: Ctrl-C waits for some 30 ms, 5 on a device
+RANGE_BYTES, DEVICE_RANGE_BYTES = 1 << 28, 1 << 34  # bytes read at once: Ctrl-C waits 30 ms for them, 5 on a device
 
 
 class Cost:
@@ -27,7 +27,7 @@ class Cost:
 
     ndim = 2
     held = False  # one array, to which a backend can point
-    operator = "tiles"  # of K in a pass: stored "tiles", stored "pairs", "points" that make it, "products" along axes
+    operator = "tiles"  # what a pass makes K of: stored "tiles" or "pairs", "points", or "products" along axes
     cloud: Any = None  # the points that the costs are between (`PointCosts`)
     pairs: Any = None  # the cost itself, where it stores some pairs only (`Sparse`)
     lopsided = False  # known not to be its transpose
@@ -78,7 +78,7 @@ class Cost:
         raise NotImplementedError
 
     def place(self, i: int, ld: int) -> int:
-        """Tell where row i of a K begins, whose rows are ``ld`` entries apart where all pairs have one."""
+        """Return the number of the entry with which row i of K begins; ``ld`` entries are a row of a dense K."""
         return i * ld
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -131,9 +131,9 @@ class Cost:
         return self.range(backend, threads)
 
     def note(self, i0: int, M: Any) -> None:
-        """Take note of the rows from i0 on, which ``range`` reads."""
+        """Keep what later calls need of the rows from i0 on, which ``range`` is reading."""
 
-    at_hand = False  # whether single entries can be had at once
+    at_hand = False  # whether ``at`` can return single entries
 
     def at(self, row: Any, column: Any) -> Any:
         """Return these entries on the host."""
@@ -176,7 +176,7 @@ class Cost:
 def joint_range(
     found: Iterable[tuple[tuple[float, float, int, int], int]],
 ) -> tuple[float, float, int, int]:
-    """Return the range of several costs together, of the range and the number of pairs of each."""
+    """Return the range of several costs together; ``found`` has the range and the number of pairs of each."""
     ranges = [*found]
     seen = [x[:2] for x, pairs in ranges if x[2] + x[3] < pairs] or [(0.0, 0.0)]
     low, high = min(x for x, _ in seen), max(x for _, x in seen)
@@ -184,7 +184,7 @@ def joint_range(
 
 
 class Given:
-    """What a user gives as M that is no array: the matrix to look at, and in ``_cost`` the `Cost` that is solved."""
+    """Base of `PointCloud` and `Grid`, which users give as M; ``_cost`` is the `Cost` that is solved."""
 
     ndim = 2
     _cost: Any
@@ -197,7 +197,7 @@ class Given:
         self.ndim = cost.ndim
 
     def _of(self, cost: Cost) -> Any:
-        """Return what is like this one, of another cost of its class."""
+        """Return an object of this class with another cost."""
         other = object.__new__(type(self))
         other._hold(cost)
         return other
@@ -270,8 +270,8 @@ class Streamed(Cost):
     """Rows ``start`` to ``start + m`` of a matrix; slices are as lazy, ``numpy.asarray`` reads them.
 
     ``function(i0, i1)`` returns rows of the whole matrix, (i1 - i0, n), in any real dtype. ``convert`` makes an array
-    of a backend of what it returns: rows that were made on a GPU stay there. The landmarks are kept of the sweep that
-    finds the range.
+    of a backend of what it returns: rows that were made on a GPU stay there. The sweep that finds the range
+    also keeps the landmarks.
     """
 
     noted: tuple[Any, Any] | None = None
@@ -315,7 +315,7 @@ class Streamed(Cost):
     def blocks(
         self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
     ) -> Iterator[tuple[int, int, Any, Any]]:
-        """Yield blocks as every cost does, and check them: a number may be none when it is read again."""
+        """Yield blocks as every cost does, and check each: a second read may give NaN where the first gave a number."""
         for k0, k1, M, c_rows in super().blocks(c, i0, i1, most):
             for block, name in ((M, "M"), (getattr(c_rows, "given", c_rows), "reference")):
                 if block is not None and block.size and not block.min() > -np.inf:  # NaN is the minimum of its block

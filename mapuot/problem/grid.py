@@ -19,7 +19,7 @@ from ..ranks import Ranks
 from .cost import Cost, Given
 from .validate import MOST, as_count, as_positive
 
-MOST_LISTED = 1 << 34  # entries of a plan that are made one by one: some minutes
+MOST_LISTED = 1 << 34  # entries of a plan that may be listed one by one, which takes minutes
 
 
 class Grid(Given):

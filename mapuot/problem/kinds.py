@@ -22,7 +22,7 @@ from .validate import as_array, as_pair, as_real, check_kind
 def own_cost(
     M: Any, a: Any, b: Any, reg_m: Any, reference: Any, backend: ModuleType, ranks: Ranks, **common: Any
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """Return (cost, a, b, reg_m) of this rank, once all ranks have given what must be ``common`` alike."""
+    """Return (cost, a, b, reg_m) of this rank; raise where ranks differ in ``common``, b, reg_m or the kind of M."""
     ranks.place(backend.__name__, M, a, b)
     source = cost_of(opened(M))
     a, b, reg_m = as_vectors(source, a, b, reg_m)

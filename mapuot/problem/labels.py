@@ -12,7 +12,7 @@ from ..ranks import ALONE, Ranks
 
 
 def as_labels(y: Any, length: int, name: str) -> Any:
-    """(length,) labels of any kind that can be sorted; numbers may lie on a device."""
+    """Check labels, (length,), of any kind that can be sorted; numbers may lie on a device."""
     y = y if namespace(y) is not np else np.asarray(y)
     if y.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {y.shape}")
@@ -20,7 +20,7 @@ def as_labels(y: Any, length: int, name: str) -> Any:
 
 
 def classes_of(labels: Any, ranks: Ranks, name: str) -> Any:
-    """The sorted labels that occur on some rank."""
+    """Return the sorted labels that occur on any rank."""
     xp = namespace(labels)
     try:
         return xp.unique(xp.concatenate(ranks.all(xp.unique(labels))))
@@ -29,7 +29,7 @@ def classes_of(labels: Any, ranks: Ranks, name: str) -> Any:
 
 
 def one_hot(y: Any, classes: Any) -> Any:
-    """(len(y), len(classes)), 1 where a label is the class."""
+    """Return a table (len(y), len(classes)), 1 where the label is the class of that column, else 0."""
     xp = namespace(y)
     table = xp.zeros((len(y), len(classes)))
     table[xp.arange(len(y)), xp.searchsorted(classes, y)] = 1.0
@@ -48,7 +48,7 @@ def coordinates(labels: Any, sizes: list[int], size: float) -> list[Any]:
 
 
 def shares(mass: Any, labels: Any) -> Any:
-    """Rows divided by their sums, where the labels lie; zeros where there is no mass."""
+    """Divide rows by their sums, where the labels lie; rows without mass are zeros."""
     xp = namespace(labels)
     mass = host(mass) if xp is np else xp.asarray(mass)
     total = mass.sum(axis=1, keepdims=True)

@@ -113,7 +113,7 @@ class SeededMask:
         return first + (second << HALF) <= np.uint64(self._limit)
 
     def sample(self, M: Any) -> Any:
-        """The pairs of the costs M, (m, n), that are kept, as a scipy.sparse.csr_array; zeros of M are stored, too.
+        """Return the kept pairs of the costs M, (m, n), as a scipy.sparse.csr_array; zeros of M are stored, too.
 
         A stored entry stands for ``1 / keep`` pairs: the masked problem is the one on these entries whose reference
         measure is that of ``solve`` times ``1 / keep`` or, but for a constant in the objective, whose costs are
@@ -151,7 +151,7 @@ class Masked(Cost):
 
     @property
     def given(self) -> Any:
-        """Numbers of the user's matrix, or None."""
+        """The numbers of the user's matrix, or None."""
         return None if isinstance(self.base, str) else self.base.array
 
     def changed(self, change: Callable[[Cost], Cost]) -> str | Cost:

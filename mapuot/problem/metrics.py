@@ -1,7 +1,7 @@
 """METRICS: all that Python knows of each metric between points.
 
 The formulas of a pass are in src_c/points.h and, of CUDA, in src_c/common/metric.h; how costs are bounded and
-differentiated follows from the fields here. The twin of `wfr` is in these, its reach in src_c/common/reach.h.
+differentiated follows from the fields here. The C twins of `wfr` and of `REACH` are there and in src_c/common/reach.h.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ class Metric:
     """One metric; the cost is distance ** degree, where degree is not 0."""
 
     number: int  # mapuot_metric
-    norm: float  # of the distance: 1, 2 or inf
+    norm: float  # which norm the distance is: 1, 2 or inf
     degree: int  # 0: no power of the distance, ``of_distance`` is asked
     form: str | None  # mapuot_narrow_form, what float32 passes sum; None: all passes are float64 ones
     cdist: str  # SciPy's name of the costs, or of the distance where degree is 0
     skips: bool = True  # the least cost between two boxes is known (boxes_tmpl.c), so that pairs may be skipped
-    unit: bool = False  # of points on the unit sphere, of which it is half the square
+    unit: bool = False  # points are put on the unit sphere, and the cost is half their squared distance
     reach: float = math.inf  # pairs this far apart and farther are forbidden
     of_distance: Callable[[Any], Any] | None = None
 
     def of_differences(self, t: Any) -> Any:
-        """Costs from differences of coordinates (..., d)."""
+        """Return the costs from differences of coordinates (..., d)."""
         if self.norm != 2:
             return np.abs(t).sum(-1) if self.norm == 1 else np.abs(t).max(-1)
         squares = (t * t).sum(-1)
         return squares if self.degree == 2 else self.after(np.sqrt(squares))
 
     def after(self, found: Any) -> Any:
-        """Costs from what ``cdist`` gives."""
+        """Return the costs from what ``cdist`` gives."""
         return found if self.of_distance is None else self.of_distance(found)
 
     def steep(self, distance: Any) -> Any:
-        """The derivative of the cost by the distance, of metrics whose degree is not 2."""
+        """Return the derivative of the cost by the distance, for metrics whose degree is not 2."""
         return 1.0 if self.degree else 2 * np.tan(distance)
 
     def scaled(self, factor: Any) -> Any:
-        """What coordinates are multiplied with so that costs are multiplied with ``factor``."""
+        """Return the factor of coordinates that multiplies the costs by ``factor``."""
         return np.sqrt(factor) if self.degree == 2 else factor
 
     def label(self, across: float) -> float:
@@ -64,12 +64,12 @@ class Metric:
         return float(self.scaled(0.5 * across))
 
     def weighted(self, weights: Any) -> Any:
-        """What coordinates are multiplied with so that ``weights`` are those of SciPy's ``cdist``."""
+        """Return the factors of coordinates that act as ``weights`` do in SciPy's ``cdist``."""
         return np.sqrt(weights) if self.norm == 2 else weights
 
 
 def wfr(distance: Any) -> Any:
-    """-2 log cos of a distance, inf from REACH on."""
+    """Return -2 log cos of a distance, inf from REACH on."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(distance < REACH, -2 * np.log(np.cos(distance)), np.inf)
 

@@ -25,7 +25,7 @@ from .validate import as_array, as_choice, as_float, as_positive, check_kind
 FORM_BYTES = 1 << 30  # that "auto" lets a formed matrix and K take in the memory of the host
 PAIR_BYTES = 16  # of a pair in a matrix that is formed and in its K
 AUTO_ENTRIES = FORM_BYTES // PAIR_BYTES  # pairs from which "auto" skips some: 2^26, up to which it forms the matrix
-FEW = 4  # dimensions in which what holds all points tells the range of their costs well enough
+FEW = 4  # dimensions up to which boxes around all points bound the range of the costs well enough
 LEAST_NORMAL = float(np.finfo(np.float64).tiny)
 MADE = ("x", "y", "rows", "columns")  # of a cloud, when they are asked for
 
@@ -83,9 +83,9 @@ class PointCosts(Cost):
         self._set(*(self._scaled(p, name) for p, name in ((self.x, "x"), (self.y, "y"))))
 
     def _scaled(self, points: F64, name: str) -> F64:
-        """Return the coordinates that the core subtracts: with their weights, for "cosine" of unit vectors.
+        """Return the coordinates that the core subtracts: weighted, and for "cosine" those of unit vectors.
 
-        Weights multiply what coordinates are beside the middle: their roundings are of that, however far it lies.
+        Weights multiply differences from the middle, so that they round these and not the middle, however far it lies.
         """
         metric = METRICS[self.metric]
         if metric.unit:
@@ -206,7 +206,7 @@ class PointCosts(Cost):
         return self.reached(self._bounds() if bounded else super().range(backend, threads, tell))
 
     def reached(self, found: tuple[float, float, int, int]) -> tuple[float, float, int, int]:
-        """Return a range, once it is known that only pairs beyond a metric's reach are forbidden."""
+        """Return the range ``found``; raise where a pair costs inf and the metric has no reach that forbids it."""
         if found[3] and METRICS[self.metric].reach == math.inf:
             raise ValueError(f"x and y must be so near each other that their {self.metric} costs are finite")
         return found
@@ -229,7 +229,7 @@ class PointCosts(Cost):
     def error(self, largest: float) -> float:
         """Bound the rounding of a cost: d + 4 roundings, and those of coordinates that are scaled first.
 
-        The slope of "wfr" is 2 tan, at most e^(cost / 2).  Squares that passes flush count as the least normal number.
+        The slope of "wfr" is 2 tan, at most e^(cost / 2). A square that passes flush counts as the least normal number.
         """
         metric, scale = self.core
         d, unit = self.dim, 2.0**-53
@@ -249,7 +249,7 @@ class PointCosts(Cost):
         return float((d + 4) * unit * largest + slope * moved + lost)
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> PointCosts:
-        """Return the cloud unchanged: the points that a rank gives are its block's."""
+        """Return the cloud unchanged: each rank gives the points of its own block."""
         return self
 
     def sum(self) -> float:
@@ -370,7 +370,7 @@ def farthest(points: Any, middle: F64, order: float) -> float:
 
 
 def size_of(points: F64) -> F64:
-    """Return each point's largest coordinate, (m, 1), by which it is divided before its squares leave float64; or 1."""
+    """Return each point's largest coordinate, (m, 1), or 1: divided by it, squares stay within float64."""
     size = np.abs(points).max(1, keepdims=True)
     return np.where(size > 0, size, 1.0)
 

@@ -35,18 +35,21 @@ VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
 
 
 def heavy(weight: F64) -> Any:
-    """Return LINES points: those at which the cumulated mass passes an odd number of half LINES-ths of all."""
+    """Choose LINES points, one in the middle of each LINES-th of the mass, in the order of the points."""
     mass = np.cumsum(weight)
     return np.minimum(np.searchsorted(mass, (np.arange(LINES) + 0.5) / LINES * mass[-1]), len(mass) - 1)
 
 
 def some(weight: F64) -> Any:
-    """Return every point of up to MOST, of more of them each k-th."""
+    """Choose all points where there are at most MOST, else each k-th."""
     return np.arange(0, len(weight), -(-len(weight) // MOST))
 
 
 def farthest(costs: F64) -> float:
-    """Return the largest cost but one of a row of (k, LINES), in the farthest row but some; inf where all are few."""
+    """Return how far points lie, but for the few farthest of them; inf where there are too few points to tell.
+
+    ``costs`` has LINES costs of each point, the second largest of which counts.
+    """
     second = np.sort(np.where(np.isfinite(costs), costs, -np.inf), 1)[:, -2]
     count = len(second)
     few = min(2, count // 64) + count // 1000
@@ -133,12 +136,12 @@ class Common:
 
     @property
     def own(self) -> slice:
-        """The columns that the rows of this rank are, where rows and columns are the same problem."""
+        """The columns that are the rows of this rank, where rows and columns are the same problem."""
         before, m = self.rows.ranks.before(self.shape[0]), self.shape[0]
         return slice(before, before + m)
 
     def own_alike(self) -> bool:
-        """Tell whether the rows of this rank are columns, between points all of whose pairs count."""
+        """Tell whether the rows of this rank are the columns ``own`` of a cloud of which no pairs are skipped."""
         cloud, own, ranks = self.cost.cloud, self.own, self.rows.ranks
         n, count = self.shape[1], ranks.sum(self.shape[0])
         if cloud is None or cloud.truncates(count * n) or not isinstance(self.reference, str):
@@ -203,7 +206,7 @@ class Problem(Common):
 
     @property
     def usual(self) -> float:
-        """The median cost between some points by their mass, above the least cost; of a rank its own, the largest."""
+        """The median cost, above the least one, between points chosen by mass; over ranks the largest such median."""
         rows, cols = (heavy(host(side.weight)) for side in (self.rows, self.cols))
         own = float(np.median(self.cost.at(rows[:, None], cols))) if len(self.rows.weight) else self.M_min
         return float(self.ranks.max(own)) - self.M_min

@@ -18,7 +18,7 @@ ALL, ROWS = 1 << 22, 16  # costs of which all are read, of more those of some ro
 
 
 def some_costs(cost: Any, most: int, ranks: Ranks) -> F64:
-    """Return the finite costs of this rank where all ranks have ``most`` or store them, else those of some rows."""
+    """Return finite costs of this rank: all stored ones, all where ranks have at most ``most``, or some rows'."""
     m, n = cost.shape
     total, before = int(ranks.sum(m)), ranks.before(m)
     if cost.operator == "pairs":
@@ -34,7 +34,7 @@ def some_costs(cost: Any, most: int, ranks: Ranks) -> F64:
 
 
 def matrices_of(cost: Any) -> list[Any]:
-    """Return the costs of a batch as matrices, of very many clouds those of some problems."""
+    """Return the costs of a batch as matrices; where clouds are very many, those of some problems only."""
     if not hasattr(cost, "places"):
         return [cost.flat]
     few = max(1, ALL // (ROWS * cost.shape[1]))
@@ -42,7 +42,7 @@ def matrices_of(cost: Any) -> list[Any]:
 
 
 def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE) -> float:
-    """Return the scale that ``how`` names, of all costs together, over ranks of those of all."""
+    """Return the median, mean or largest, as ``how`` says, of all costs of all ranks together."""
     name = as_choice(how, "scale_cost", SCALES)
     found = np.concatenate([some_costs(cost_of(one), ALL // len(costs), ranks) for one in costs])
     found = np.concatenate(ranks.all(found))
@@ -66,7 +66,7 @@ def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any]
 
 
 def times(scale: float, x: Any) -> Any:
-    """Return a penalty, or each of several, in units of the costs; what is no number is left to who reads it."""
+    """Multiply a penalty, or each of several, by the scale; leave what is no number for the checks of the solver."""
     if isinstance(x, (list, tuple)):
         return type(x)(times(scale, one) for one in x)
     return x if x is None or isinstance(x, str) else scale * x

@@ -15,7 +15,7 @@ from ..ranks import ALONE, Ranks
 
 
 def largest_log(log_weight: F64) -> float:
-    """Return max |log t| of the weights above e^-46 (1e-20) of the largest; lighter points round nobody's plan."""
+    """Return max |log t| of the weights above e^-46 (1e-20) of the largest; lighter ones round no plan."""
     top = largest(log_weight, -math.inf)
     return largest(np.abs(log_weight[log_weight > top - 46]))
 

@@ -56,9 +56,9 @@ class Sparse(Cost):
         self, data: Any, column: Any, start: Any, shape: tuple[int, int], known: dict[str, Any] | None = None,
         on_device: bool = False,
     ) -> None:  # fmt: skip
-        """``on_device``: M came from a GPU, and the plan goes there; the numbers here are the host's."""
+        """Take the arrays of CSR rows on the host; ``on_device``: M came from a GPU, where its plan shall lie."""
         self.data, self.column, self.start, self.shape, self.dtype = data, column, start, shape, data.dtype
-        self.known = {} if known is None else known  # of these places, whatever is stored there
+        self.known = {} if known is None else known  # what was found of these places, whatever numbers they hold
         self.on_device = on_device
 
     @classmethod
@@ -120,7 +120,7 @@ class Sparse(Cost):
         return int(self.start[i] - self.start[0])
 
     def with_data(self, data: Any) -> Any:
-        """Other numbers in the same places, as a CSR array with memory of its own, CuPy's where the numbers are."""
+        """Put other numbers into these places: a CSR array with memory of its own, CuPy's where the numbers are."""
         from scipy import sparse  # noqa: PLC0415 - on first use
 
         start = self.start - self.start[0]
@@ -188,7 +188,7 @@ class Sparse(Cost):
         return self[slice(*own_part(a, self.shape[0], ranks))]
 
     def sum(self) -> float:
-        """inf where it is beyond float64."""
+        """Add up all stored costs; inf where the sum is beyond float64."""
         with np.errstate(over="ignore"):
             return float(self.data.sum(dtype=np.float64))
 
@@ -205,14 +205,14 @@ class Sparse(Cost):
         return np.where(theirs[place] == mine, self.data[place], 0)
 
     def taken_from(self, other: Any) -> Sparse:
-        """The numbers of another cost in these places."""
+        """Return the numbers of another cost in these places."""
         data = other.at(self.row_numbers(), self.column)
         return Sparse(np.ascontiguousarray(data, np.float64), self.column, self.start, self.shape)
 
     def parts_between(self, out_rows: Any, out_cols: Any, ranks: Ranks = ALONE) -> Parts:
-        """The parts of M between the points that are not out (masks): what finite pairs connect, on whichever ranks.
+        """Return the parts of M between the points that are not out (masks): what finite pairs of all ranks connect.
 
-        Those last asked for are kept, for all costs in these places, which may be solved in several threads.
+        The parts that were asked for last are kept for all costs in these places; several threads may ask.
         """
         finite = np.isfinite(self.data)
         key = out_rows.tobytes(), out_cols.tobytes(), b"" if finite.all() else finite.tobytes()
@@ -314,7 +314,7 @@ class SparseCosts(Cost):
         return all(self.of(i).symmetric(backend) for i in range(len(self)))
 
     def of(self, i: Any) -> Sparse | SparseCosts:
-        """The cost of problem i, or those of a slice."""
+        """Return the cost of problem i, or the costs of a slice of the problems."""
         if isinstance(i, slice):
             return SparseCosts(self.data[i], self.places)
         places = self.places
@@ -332,9 +332,9 @@ class SparseCosts(Cost):
 
 
 def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
-    """The parts of some blocks of rows together, by the columns that they have in common.
+    """Join the parts of blocks of rows that have columns in common.
 
-    How many there are, for each block the numbers that its own parts have now, and the number of each column.
+    Return how many there are, for each block the new numbers of its own parts, and the number of each column.
     """
     from scipy import sparse  # noqa: PLC0415 - on first use
     from scipy.sparse import csgraph  # noqa: PLC0415
@@ -354,7 +354,7 @@ def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
 
 
 def log_sums(pairs: Sparse, x: F64, reg: float) -> F64:
-    """log sum_j exp(x_j - M_ij / reg) of each row over its pairs; -inf where it has none."""
+    """Return log sum_j exp(x_j - M_ij / reg) of each row over its pairs; -inf where it has none."""
     start, count = pairs.start - pairs.start[0], np.diff(pairs.start)
     used, out = count > 0, np.full(pairs.shape[0], -np.inf)
     terms = x[pairs.column] - pairs.data.astype(np.float64) / reg
@@ -387,7 +387,7 @@ def is_list_of_pairs(value: Any) -> bool:
 
 
 def entries(block: Any, wanted: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
-    """(how many in each row, columns, values) of the entries of some rows of a plan that are wanted, and no zeros."""
+    """Return (how many in each row, columns, values) of the wanted entries of some rows of a plan, without zeros."""
     if is_sparse(block):
         kept = wanted(block.data) & (block.data != 0)
         before = np.concatenate([[0], np.cumsum(kept)])
@@ -397,7 +397,7 @@ def entries(block: Any, wanted: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
 
 
 def gathered(rows: Any, ranks: Ranks, root: int) -> Any:
-    """CSR rows of all ranks as one array on rank ``root``, None elsewhere."""
+    """Stack the CSR rows of all ranks into one array on rank ``root``; return None elsewhere."""
     from scipy import sparse  # noqa: PLC0415 - on first use
 
     found = np.diff(rows.indptr), rows.indices, rows.data
@@ -409,7 +409,7 @@ def gathered(rows: Any, ranks: Ranks, root: int) -> Any:
 
 
 def top_of(plan: Any, k: int) -> tuple[Any, F64]:
-    """The k largest entries of each row of a CSR array; -1 and 0 where a row has fewer."""
+    """Find the k largest entries of each row of a CSR array; a row with fewer is filled up with -1 and 0."""
     m = plan.shape[0]
     index, value = np.full((m, k), -1, np.int64), np.zeros((m, k), plan.dtype)
     row = np.repeat(np.arange(m), np.diff(plan.indptr))

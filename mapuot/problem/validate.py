@@ -41,7 +41,7 @@ def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
 
 
 def as_float(value: Any, name: str, wanted: str = "a number") -> float:
-    """float(value); TypeError for text, complex numbers, masks and what is no number, ValueError beyond float64."""
+    """Return float(value); TypeError for text, complex numbers, masks and other objects, ValueError beyond float64."""
     if type(value) is float:
         return value
     odd = isinstance(value, (str, bytes, bytearray, complex, np.complexfloating))
@@ -87,7 +87,7 @@ def as_callback(value: Any) -> Any:
 
 
 def as_pair(value: Any, name: str) -> tuple[Any, Any]:
-    """A scalar or anything of length 1 or 2 (POT's rule); the members may be per-point vectors."""
+    """Read a pair from a scalar or anything of length 1 or 2 (POT's rule); its members may have a number a point."""
     if isinstance(value, (bytes, bytearray)):
         raise TypeError(f"{name} must be a number, inf, or a pair, got {shown(value)}")
     if not isinstance(value, Sequence) and np.ndim(value) == 0:
@@ -378,7 +378,7 @@ def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") ->
 
 
 def told_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:
-    """Name some points of a side, by their mask ``chosen``, and how many more there are; ranks count them through."""
+    """Name some points of a side, by their mask ``chosen``, and how many more there are, numbered over all ranks."""
     index = np.flatnonzero(chosen)
     first, count = ranks.before(len(chosen)), ranks.sum(len(index))
     found = np.concatenate(ranks.all(first + index[:5]))[:5]

@@ -1,7 +1,7 @@
-"""Ranks of one process: the words in which ranks agree, where there is nobody to agree with.
+"""Ranks of one process: the functions by which ranks agree, for a process that is alone.
 
-What a rank knows of its block only (a sum, a maximum, an error) becomes common through these few words, which cost
-nothing where there is one process. Over MPI: mpi.py.
+What a rank knows of its block only (a sum, a maximum, an error) becomes common through these few functions, which
+cost nothing where there is one process. Over MPI: mpi.py.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 
 class Ranks:
-    """Interface of the ranks of a problem, for one process: every sum is its own."""
+    """Interface of the ranks of a problem, and its form for one process: every sum is over that alone."""
 
     rank, size = 0, 1
 
     def all(self, value: Any) -> list[Any]:
-        """The values of all ranks in their order."""
+        """Return the values of all ranks in their order."""
         return [value]
 
     def sum(self, value: Any) -> Any:
-        """The sum over the ranks of a number or an array, in an order that does not depend on timing."""
+        """Sum a number or an array over the ranks, in an order that does not depend on timing."""
         return value
 
     def min(self, value: Any) -> Any:
@@ -31,25 +31,25 @@ class Ranks:
         return value
 
     def before(self, value: int) -> int:
-        """The sum over the ranks before this one."""
+        """Sum a value over the ranks before this one."""
         return 0
 
     def same(self, **values: Any) -> None:
         """Raise ValueError on every rank where a named value is not the same on all."""
 
     def threads(self, asked: int | None, entries: int) -> int | None:
-        """The number of threads of each rank, the same on all; None leaves the choice to the backend."""
+        """Return the number of threads of each rank, the same on all; None leaves the choice to the backend."""
         return asked
 
     def place(self, backend: str, *arrays: Any) -> None:
         """Choose a GPU for each rank where ``backend`` needs one."""
 
     def gather(self, block: Any, root: int) -> Any:
-        """The blocks of all ranks, stacked on ``root``; None elsewhere."""
+        """Return the blocks of all ranks, stacked, on ``root``; None elsewhere."""
         return block
 
     def stream(self, blocks: Iterable[Any]) -> Iterator[Any]:
-        """The rows of all ranks, block by block in their order, for rank 0 to iterate over; the others give theirs."""
+        """Yield on rank 0 the rows of all ranks, block by block in their order; the other ranks hand over theirs."""
         yield from blocks
 
     @contextmanager
@@ -69,6 +69,6 @@ ALONE = Ranks()
 def own_rows(m: int, rank: int, size: int) -> tuple[int, int]:
     """Return the rows [i0, i1) of ``rank`` among ``size``, of m rows; empty ones where there are more ranks.
 
-    Every process finds those of all others by itself. Ranks without rows idle: of few and very long rows give M.T.
+    Every process knows the rows of all others. Ranks without rows idle: where rows are few and very long, give M.T.
     """
     return m * rank // size, m * (rank + 1) // size

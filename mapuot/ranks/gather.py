@@ -43,7 +43,7 @@ def gather(ranks: Any, block: Any, root: int) -> Any:
 
 
 def stream(ranks: Any, blocks: Iterable[Any]) -> Iterator[Any]:
-    """The rows of all ranks for rank 0 to iterate over, block by block; the others give theirs.
+    """Yield on rank 0 the rows of all ranks, block by block; the other ranks hand over theirs.
 
     A rank that fails sends its error in the place of a block; it is raised when all have been heard.
     """

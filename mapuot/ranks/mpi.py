@@ -39,7 +39,7 @@ def launched() -> int:
 
 
 def world() -> Any:
-    """COMM_WORLD; RuntimeError where MPI is missing or does not see the launcher's processes."""
+    """Return COMM_WORLD; RuntimeError where MPI is missing or does not see the launcher's processes."""
     try:
         from mpi4py import MPI  # noqa: PLC0415  importing starts MPI
     except (ImportError, RuntimeError) as error:
@@ -81,7 +81,7 @@ class MpiRanks(Ranks):
         self.kept = self.keep()  # what the next solve over these ranks can use again
 
     def keep(self) -> dict[str, Any]:
-        """A dictionary that lives as long as the communicator."""
+        """Return a dictionary that lives as long as the communicator."""
         kept: Any = self.comm.Get_attr(keyval(self.MPI))
         if kept is None:
             kept = {}
@@ -95,7 +95,7 @@ class MpiRanks(Ranks):
     # ---- rare: one pickle a rank, with its error ----
 
     def exchange(self, value: Any, error: BaseException | None = None) -> list[Any]:
-        """The values of all ranks in their order, or the error of some of them raised on all."""
+        """Return the values of all ranks in their order; raise the errors of some ranks on all."""
         found = self.allgather((value, None if error is None else packed(error)))
         errors = [(rank, failed) for rank, (_, failed) in enumerate(found) if failed is not None]
         if not errors:
@@ -138,7 +138,7 @@ class MpiRanks(Ranks):
             self.exchange(None)
 
     def abort(self) -> None:
-        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)  # where each rank was, nobody asked
+        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)  # nobody asks where each rank was
         told = f"rank {self.rank}: KeyboardInterrupt, the job ends\n" if interrupted else traceback.format_exc()
         sys.stderr.write(told)
         sys.stderr.flush()
@@ -186,9 +186,8 @@ class MpiRanks(Ranks):
     def threads(self, asked: int | None, entries: int) -> int | None:
         """Return the threads of each rank: as asked, or the cores of a host over its ranks, the fewest of all hosts.
 
-        All ranks then use the same instruction set.
-
-        Others round otherwise, those of numpy, too: ranks that finish a pass on other bits may part there.
+        Raise where ranks use different instruction sets: these round differently, and ranks whose numbers differ in
+        their last bits may end in different passes.
         """
         if self.size == 1:
             return asked
@@ -205,7 +204,7 @@ class MpiRanks(Ranks):
 
     def place(self, backend: str, *arrays: Any) -> None:
         """Choose a GPU for each rank of a host, unless the arrays lie on one already."""
-        self.device_sum = None  # of the GPU of another solve
+        self.device_sum = None  # that of the last solve may be of another GPU
         if self.size == 1 or not backend.endswith(".cuda"):
             return
         found = [os.environ.get(name, "") for name in LOCAL_RANKS]
@@ -267,7 +266,7 @@ def keyval(MPI: Any) -> int:
 
 
 def digest(value: Any) -> str:
-    """A short text that tells values apart; arrays by shape and a hash."""
+    """Return a short text that tells values apart; arrays by shape and a hash."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return repr(value)
     try:

@@ -1,7 +1,7 @@
-"""The short way of plain problems on a GPU into their Problem: what is checked is what can be wrong with these.
+"""Make the Problem of a plain call on a GPU with the few checks that such arguments need.
 
 Plain: an array on the device, masses in floating point or none, KL or balanced sides of one reg_m each, c = a b^T. What
-is odd goes through problem/validate.py, which tells what is wrong. From the Problem on all go the same way.
+is odd goes through problem/validate.py, which names what is wrong. From the Problem on, the way is the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def plain_problem(
 ) -> tuple[ModuleType, Problem, Options] | None:  # fmt: skip
     """Return (backend, problem, options) of a plain problem on a device, None where it is another one.
 
-    ``arguments``: those of `settings`.
+    ``arguments``: what `settings` in plain.py takes.
     """
     reg, rho = number(reg), penalties_of(reg_m)
     if namespace(M) is np or rho is None or not 0 < reg < math.inf or rho[0] == rho[1] == math.inf:
@@ -47,21 +47,21 @@ def plain_problem(
     return backend, Problem(cost, rows, cols, reg, "product", low, high, False, mass), options
 
 
-FEW_POINTS = 1 << 14  # of a side that is kept: sides of more take their time anyway
+FEW_POINTS = 1 << 14  # of a side that is kept for later calls: with more points a solve takes long anyway
 
 
 @functools.lru_cache(maxsize=64)
 def known_side(name: str, weight: bytes | int, rho: float) -> Side | None:
     """Return a side of these float64 masses, or of so many equal ones, with all that was asked of it.
 
-    Calls may share it, since nothing writes there, and with it a workspace.
+    Calls may share it, since nothing writes into a side, and with it a workspace.
     """
     weights = np.full(weight, 1.0 / weight) if isinstance(weight, int) else np.frombuffer(weight).copy()
     return side_of(name, weights, rho) if weights.min() > 0 and weights.sum() < math.inf else None
 
 
 def given_side(name: str, weight: Any, length: int, rho: float) -> Side | None:
-    """Return a side, None where its masses are for the ordinary way to read, or to complain of."""
+    """Return a side, None where its masses have to be converted or refused, which is done on the ordinary way."""
     if weight is None:
         return known_side(name, length, rho)
     if not hasattr(weight, "dtype") or weight.shape != (length,) or weight.dtype.kind != "f":

@@ -25,7 +25,7 @@ MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts
 def make_options(
     method: str, precision: str, tol: Any, tol_gap: Any, threads: Any, schedule: str = "auto", made: bool = False
 ) -> Options:
-    """The options of a solve; ``made``: no K is stored, so that float32 costs no digits of the answer."""
+    """Make the options of a solve; ``made``: no K is stored, so that float32 costs no digits of the answer."""
     translate, memory, in_place = METHODS[method]
     tol = as_positive(tol, "tol")
     tol_gap = -1.0 if tol_gap is None else as_positive(tol_gap, "tol_gap")
@@ -53,6 +53,6 @@ def one_potential(options: Options, problem: Common, symmetric: Any, module: Mod
 
 
 def options_alone(options: Options, precision: str, entries: int) -> Options:
-    """The options of one problem that its batch gave up: one thread, and float64 where K stays in cache."""
+    """Return the options of one problem that its batch gave up: one thread, and float64 where K stays in cache."""
     small = precision == "auto" and entries <= SMALL_ENTRIES
     return dataclasses.replace(options, threads=1, precision="float64" if small else options.precision)

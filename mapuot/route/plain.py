@@ -1,9 +1,9 @@
-"""The short way for small plain problems: checked in one sweep, solved in one foreign call, told when asked.
+"""Solve small plain problems by one foreign call; what else a Result tells is made when it is asked for.
 
 Plain: an array in memory or points whose matrix is formed, float64 masses, KL or balanced sides of one reg_m each,
-c = a b^T, nothing to listen or to wait for. The core carries out the same stages (route/stages.py) by the same passes,
-so that the answer is the same. What it finds odd, cannot hold or cannot finish goes the ordinary way from its
-beginning, which tells or solves it.
+c = a b^T, no callback, progress bar, checkpoint or other ranks. The core carries out the same stages (route/stages.py)
+by the same passes, so that the answer is the same. What it finds odd, cannot hold or cannot finish goes the ordinary
+way from its beginning, where it is refused or solved.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def core() -> tuple[ModuleType, Any]:
 
 
 def number(value: Any) -> float:
-    """Return a plain number as a float, and 0, which no argument here may be, for anything else."""
+    """Return a plain number as a float, and 0 for anything else, since no argument here may be 0."""
     try:
         return float(value) if type(value) in NUMBERS else 0.0
     except OverflowError:
@@ -79,7 +79,7 @@ def penalties_of(reg_m: Any) -> tuple[float, float] | None:
 
 
 def masses(weight: Any, length: int) -> Any:
-    """Return a copy in float64, None where the ordinary way has to read the masses, or to complain of them."""
+    """Return a copy in float64, None where masses have to be converted or refused, which the ordinary way does."""
     if weight is None:
         return np.full(length, 1.0 / length)
     if type(weight) is np.ndarray and weight.shape == (length,) and weight.dtype.kind == "f":
@@ -108,7 +108,7 @@ def attempt(
 ) -> PlainResult | None:  # fmt: skip
     """Solve a plain problem; return None where it is another one.
 
-    ``arguments``: those of `settings`; ``plan``: memory for the plan, or True for a new array.
+    ``arguments``: what `settings` takes; ``plan``: memory for the plan, or True for a new array.
     """
     dtype, reg, rho = readable(M), number(reg), penalties_of(reg_m)
     if dtype is None or rho is None or not reg > 0:

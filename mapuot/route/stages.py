@@ -45,7 +45,7 @@ class Stage(NamedTuple):
     most: int  # passes of the whole solve at its end
     after: tuple[str, ...]  # statuses in which it is carried out
     begin: str  # "start": as given; "zeros": cold, and all pairs count; "here": where the last stage ended
-    leave: float = math.inf  # certified error of its first pass above which that is the only one
+    leave: float = math.inf  # certified error above which its first pass is the only one
     symmetric: bool = False  # passes of one potential, log u = log v
 
     def options(self, asked: Options) -> Options:
@@ -157,7 +157,7 @@ def newton_words(products: int) -> list[str]:
 
 
 def turned(problem: Common, options: Options) -> bool:
-    """Tell whether the columns are better read as rows: they alone are balanced.
+    """Tell whether the columns shall be read as rows, because they alone are balanced.
 
     The row side is exact in every pass, so that the gap of the free side then certifies the plan.
     """

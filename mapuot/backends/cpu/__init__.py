@@ -22,7 +22,7 @@ from .workspace import (
     HostWorkspace,
 )
 
-MAKES_COSTS = True  # costs of points and grids, as they are needed
+MAKES_COSTS = True  # this backend makes the costs of points and grids itself
 
 
 def form_bytes(cloud: Any) -> int:
@@ -47,6 +47,6 @@ def operator_of(cost: Any, *parts: Any, **more: Any) -> Any:
 
 
 def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None, kept: Any = None) -> Any:  # noqa: N802
-    """The plan of given potentials; ``kept``: of these pairs of points."""
+    """Make the plan of given potentials; ``kept``: of these pairs of points."""
     more = {} if kept is None else {"kept": kept}
     return operator_of(*parts_of(problem), threads, **more).take(*problem.exponents(log_u, log_v))

@@ -33,7 +33,7 @@ class History:
         return min(self.made, self.depth)
 
     def add(self, residual: F64, image: F64) -> bool:
-        """Take up a pass; whether there is a difference to extrapolate with."""
+        """Take up a pass; tell whether there is a difference to extrapolate with."""
         self.take(residual, image, self.made % self.depth if self.begun else None)
         self.made += self.begun
         self.residual, self.image, self.begun = residual, image, True
@@ -46,7 +46,7 @@ class History:
         where parts hardly know of each other.
         """
         grams, rights = self.products(weight)
-        gram, right = grams.sum(0), rights.sum(0)  # of all parts together
+        gram, right = grams.sum(0), rights.sum(0)  # the sums over all parts
         if not alone or len(self.parts) == 1:
             gamma = weights_of(gram[None], right[None])
             return self.combined(np.repeat(gamma, len(self.parts), 0))
@@ -60,7 +60,7 @@ class History:
         self.dF, self.dG = np.empty((self.depth, ends[-1])), np.empty((self.depth, ends[-1]))
 
     def take(self, residual: F64, image: F64, slot: int | None) -> None:
-        """Keep the difference to what came last, if there is a slot for it."""
+        """Keep the difference from the pass before in a slot, if there is one."""
         if slot is not None:
             np.subtract(residual, self.residual, out=self.dF[slot])
             np.subtract(image, self.image, out=self.dG[slot])
@@ -74,7 +74,7 @@ class History:
         return grams, rights
 
     def combined(self, gammas: F64) -> tuple[F64, F64]:
-        """Return what ``next`` does, with a row of gamma for each part."""
+        """Return what ``next`` returns, for a row of gammas for each part."""
         image, residual, ends = np.empty_like(self.image), np.empty_like(self.residual), pointer(self.ends, "int64_t *")
         vectors = np.ascontiguousarray(gammas), self.dF, self.dG, self.residual, self.image, image, residual
         lib.mapuot_anderson_combined(len(self.parts), ends, self.count, *map(pointer, vectors))

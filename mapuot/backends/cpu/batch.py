@@ -49,7 +49,7 @@ def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> 
 
 
 def bytes_each(shape: tuple[int, int], memory: int, one_cost: bool, precision: str) -> int:
-    """Memory of one problem of a batch."""
+    """Return how many bytes one problem of a batch takes."""
     m, n = shape
     itemsize = np.dtype(STORAGE[precision]).itemsize
     own, memory = 0 if one_cost else m * leading_dimension(n, 8) * itemsize, memory_of(memory, m, itemsize)
@@ -57,7 +57,7 @@ def bytes_each(shape: tuple[int, int], memory: int, one_cost: bool, precision: s
 
 
 class HostBatch:
-    """The states of p problems and the arrays they point at; each array has one row a problem."""
+    """The states of p problems, and the arrays at which their records point, one row a problem."""
 
     meets = True  # Newton's step follows passes that hard columns nearly meet
 
@@ -101,7 +101,7 @@ class HostBatch:
         self.build()
 
     def side(self, side: Side, weight: F64, absorbed: F64, out: Any) -> dict[str, F64]:
-        """The arrays of one marginal of all problems; rho, fi and upper are common."""
+        """Make the arrays of one marginal of all problems; rho, fi and upper are common."""
         (p, count), reg = weight.shape, self.task.reg
         left_out = np.isposinf(absorbed) | ((weight == 0) & side.kind.strict)
         arrays = {name: table(p, padded(count)) for name in ("weight", "absorbed", "log_scale", "scale", "marginal")}
@@ -126,7 +126,7 @@ class HostBatch:
         return arrays
 
     def set_constants(self) -> None:
-        """reg |c| and the scale of the dual's rounding error, problem by problem."""
+        """Set reg |c| and the scale of the dual's rounding error, problem by problem."""
         task = self.task
         scale = np.zeros(self.p)
         for side, weight in ((task.rows, task.A), (task.cols, task.B)):
@@ -166,7 +166,7 @@ class HostBatch:
         return np.array([getattr(state.progress, name) for state in self.states])
 
     def potentials(self) -> tuple[F64, F64]:
-        """(log u, log v) of the last certified iterates, (p, m) and (p, n); -inf where left out."""
+        """Return (log u, log v) of the last certified iterates, (p, m) and (p, n); -inf where left out."""
         m, n = self.task.shape
         shift, offset = self.field("shift")[:, None], self.field("offset")[:, None]
         out_u, out_v = (np.isposinf(x["absorbed"][:, :k]) for x, k in ((self.rows, m), (self.cols, n)))
@@ -182,5 +182,5 @@ batch_of = HostBatch  # the word of api/batch.py
 
 
 def table(p: int, length: int) -> F64:
-    """(p, length) zeros, the first entry aligned to 64 bytes."""
+    """Return (p, length) zeros, the first entry aligned to 64 bytes."""
     return zeros(p * length).reshape(p, length)

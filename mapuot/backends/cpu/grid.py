@@ -46,7 +46,7 @@ def grid_workspace(problem: Problem, options: Options, *engine: Any) -> HostWork
 
 
 class GridOperator(HostOperator):
-    """Products on one grid, of whose K only the exponents are there; entries only where they are asked for."""
+    """Products on one grid; K is held by the exponents of its axes, and entries are made where they are asked for."""
 
     summed = True
 
@@ -64,7 +64,7 @@ class GridOperator(HostOperator):
         return [self.asarray(np.ascontiguousarray(L)) for L in matrices]
 
     def log_dot(self, t: F64, weighted: int | None = None) -> F64:
-        """log sum_j exp(t_j - M_ij / reg) for the rows i; ``weighted``: each term times the cost of this axis."""
+        """Return log sum_j exp(t_j - M_ij / reg) of the rows i; ``weighted``: each term times the cost of this axis."""
         logs = self.logs
         if weighted is not None:
             C = self.grid.axes[weighted]
@@ -86,7 +86,7 @@ class GridOperator(HostOperator):
         return np.asarray(host(namespace(x).ascontiguousarray(x))).reshape(-1)
 
     def apart(self, error: float) -> float:
-        """Bound on the relative error of a sum beside that of its exponents, whose own counts ``error``.
+        """Bound the relative error of a sum beside that of its exponents, which is ``error``.
 
         On each axis exponents are added to and taken off four times, as are the logarithms of what came before, and
         sums have runs of RUN products and then one of the runs; two exponentials and a logarithm round by 4 units each.
@@ -98,7 +98,7 @@ class GridOperator(HostOperator):
     # ---- passes
 
     def store(self, dtype: str, made: bool = False) -> None:
-        """Nothing."""
+        """Do nothing: there is no K to make room for."""
 
     def balance(self, alpha: F64, x: F64) -> F64:
         """Balance by sums instead of maxima: no entry and no column sum of K is then above 1."""
@@ -109,7 +109,7 @@ class GridOperator(HostOperator):
         self.take(alpha, beta)
 
     def row_pass(self, rows: dict[str, F64], cols: dict[str, F64] | None = None, call: Any = None) -> None:
-        """s_i = exp(alpha_i + log_dot(beta + log v)_i), the core's prox of it, and the column sums alike."""
+        """Find s_i = exp(alpha_i + log_dot(beta + log v)_i), the core's prox of it, and the column sums alike."""
         assert cols
         m, n = self.shape
         with np.errstate(divide="ignore", over="ignore"):
@@ -135,13 +135,13 @@ class GridOperator(HostOperator):
         return super().plan(i0, i1, out)
 
     def halves(self, turned: bool) -> tuple[F64, F64, Any]:
-        """Exponents of the points that get sums and of those summed over, and the product between them."""
+        """Return the exponents of the points that get sums, of those summed over, and the product between them."""
         if turned:
             return self.beta, self.alpha, self.log_dot_transpose
         return self.alpha, self.beta, self.log_dot
 
     def product(self, X: Any, turned: bool) -> Any:
-        """exp(own) K (exp(other) X), of positive and of negative entries apart."""
+        """Return exp(own) K (exp(other) X), from products with the positive and with the negative part of X."""
         own, other, log_dot = self.halves(turned)
         out = np.zeros((len(own), X.shape[1]))
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -153,7 +153,7 @@ class GridOperator(HostOperator):
         return out
 
     def own_sums(self) -> tuple[float, F64, F64]:
-        """The cost is summed axis by axis, without differences."""
+        """Return (cost, row sums, column sums); the cost is summed axis by axis, without differences."""
         with np.errstate(over="ignore"):
             row, col = (np.exp(own + log_dot(other)) for own, other, log_dot in map(self.halves, (False, True)))
             parts = (np.exp(self.alpha + self.log_dot(self.beta, k)) for k in range(len(self.logs)))

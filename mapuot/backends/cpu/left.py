@@ -1,4 +1,4 @@
-"""Turns of all marginals but one of an array or a triangle, on what the one leaves of the kernel: src_c/left.c.
+"""Turns of all marginals but one of an array or a triangle, on what that one leaves of the kernel: src_c/left.c.
 
 Of a W that lies on a device the sums are made there, and the rest here.
 """
@@ -79,7 +79,7 @@ class Left:
 
     @property
     def log_mass(self) -> float:
-        """log mass of the plan, after a read and after the last turn."""
+        """Return the log mass of the plan, after a read and after the last turn."""
         return float(self.core.log_mass)
 
     def contract(self, k: int) -> None:

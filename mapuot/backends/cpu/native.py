@@ -81,7 +81,7 @@ def leading_dimension(n: int, itemsize: int) -> int:
 
 
 def empty(count: int, dtype: Any = np.float64) -> Any:
-    """An untouched vector aligned to 64 bytes."""
+    """Return a vector aligned to 64 bytes, whose memory is not touched."""
     itemsize = np.dtype(dtype).itemsize
     raw = np.empty(count * itemsize + 64, np.uint8)
     start = -raw.__array_interface__["data"][0] % 64
@@ -89,14 +89,14 @@ def empty(count: int, dtype: Any = np.float64) -> Any:
 
 
 def zeros(count: int) -> F64:
-    """A vector of zeros aligned to 64 bytes."""
+    """Return a vector of zeros aligned to 64 bytes."""
     vector: F64 = empty(count)
     vector[:] = 0.0
     return vector
 
 
 def vectors(*lengths: int) -> list[F64]:
-    """Vectors of zeros, each aligned to 64 bytes, in one allocation: five of their own take a small solve 40 us."""
+    """Return vectors of zeros, each aligned to 64 bytes, of one allocation: five take a small solve 40 us."""
     starts = list(itertools.accumulate(map(padded, lengths), initial=0))
     block = zeros(starts[-1])
     return [block[start : start + length] for start, length in zip(starts, lengths, strict=False)]
@@ -108,7 +108,7 @@ def pointer(array: Any, ctype: str = "double *") -> Any:
 
 
 def matrix(array: Any, kept: Kept | None = None) -> Any:
-    """mapuot_matrix of a 2-D numpy array, of points, stored pairs or a masked reference, or the empty one for None.
+    """Fill a mapuot_matrix of a 2-D array, points, stored pairs or a masked reference; an empty one for None.
 
     ``kept``: which pairs of points count, where some are skipped.
     """
@@ -135,21 +135,21 @@ def matrix(array: Any, kept: Kept | None = None) -> Any:
 
 
 def split(X: F64, count: int) -> Any:
-    """Labels 0 ... count - 1, a power of 2, of the rows of X: median splits along the widest column."""
+    """Label the rows of X by 0 ... count - 1, a power of 2: median splits along the widest column."""
     X, label, order = np.ascontiguousarray(X), np.empty(len(X), np.int64), np.empty(len(X), np.int64)
     check(lib.mapuot_split(*X.shape, pointer(X), count, pointer(order, "int64_t *"), pointer(label, "int64_t *")))
     return label
 
 
 def pool_for(threads: int | None, entries: int) -> Any:
-    """A pool of the process; serial for small problems unless a number was asked for."""
+    """Choose a pool of the process: one thread for small problems unless a number was asked for."""
     threads = default_threads(entries) if threads is None else threads
     return SERIAL if threads == 1 else pool_of(threads)
 
 
 @functools.lru_cache(maxsize=4)
 def pool_of(threads: int) -> Any:
-    """Kept: its threads sleep on cores of their own, where new ones share the caller's for their first milliseconds."""
+    """Make a pool, which is kept: its threads sleep on cores of their own, where new ones begin on the caller's."""
     pool = lib.mapuot_pool_new(threads)
     if pool == ffi.NULL:
         raise MemoryError(f"threads: could not start {threads} threads")

@@ -66,18 +66,18 @@ class HostOperator(CostOperator):
         self, cost: Cost, reg: float, c: Cost | None = None, ranks: Ranks = ALONE, threads: int | None = None,
         kept: Kept | None = None,
     ) -> None:  # fmt: skip
-        """``kept``: which pairs of points count, where some are skipped."""
+        """Hold no K yet; ``kept``: which pairs of points count, where some are skipped."""
         super().__init__(cost, reg, c, ranks)
         self.pool, self.kept, self.K = pool_for(threads, cost.size), kept, empty(0)
         self.pairs, self.stored = cost.operator == "pairs", ""
 
     def blocks(self, i0: int = 0, i1: int | None = None, d: int = 1) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-        """(k0, k1, first arguments of a stream over these rows) of the rows i0 to i1, for products with d columns."""
+        """Yield (k0, k1, first arguments of a stream over these rows) of the rows i0 to i1, for d columns at once."""
         for k0, k1, M, c in self.cost.blocks(self.c, i0, i1, call_bytes(self.pool, self.cost, d)):
             yield k0, k1, (self.pool, *M.shape, matrix(M, self.kept), matrix(c), self.reg)
 
     def formed(self, i0: int, i1: int, d: int = 1) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-        """Yield ``blocks`` with the exponents."""
+        """Yield ``blocks`` with the potentials' exponents among the arguments."""
         for k0, k1, call in self.blocks(i0, i1, d):
             yield k0, k1, (*call, pointer(self.alpha[k0:k1]), pointer(self.beta))
 
@@ -92,7 +92,7 @@ class HostOperator(CostOperator):
             raise MemoryError(f"{count} rows of the plan need {size}: Result.rows makes fewer") from error
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        """Rows i0 to i1; of stored pairs a CSR array with an entry for each of them."""
+        """Form the rows i0 to i1; of stored pairs a CSR array with an entry for each of them."""
         n = 0 if self.pairs else self.shape[1]
         if self.pairs:
             part: Any = self.cost.read(i0, i1)
@@ -153,11 +153,11 @@ class HostOperator(CostOperator):
         return state
 
     def store(self, dtype: str, made: bool = False) -> None:
-        """``made``: passes make their rows, in this storage or, as exact ones, in float64."""
+        """Make room for K; ``made``: passes make their rows, in this storage or, exact ones, in float64."""
         state, kind = self.state, "float64" if dtype == "made" else dtype
         self.stored, self.made, state.exact = dtype, made or dtype == "made", dtype == "made"
         state.ld, state.dtype = native.leading_dimension(self.shape[1], np.dtype(STORAGE[kind]).itemsize), DTYPES[kind]
-        self.K = empty(0)  # the one before goes first
+        self.K = empty(0)  # the K before is given back first
         self.K = empty(0 if self.made else self.cost.place(self.shape[0], state.ld), STORAGE[kind])
         state.kernel = pointer(self.K, "void *")
         if self.made:
@@ -169,7 +169,7 @@ class HostOperator(CostOperator):
         self.state.tile = pointer(self.tile)
 
     def build(self, alpha: F64, beta: F64) -> None:
-        state, self.absorbed = self.take(alpha, beta).state, (alpha, beta)  # which the record points at
+        state, self.absorbed = self.take(alpha, beta).state, (alpha, beta)  # kept, since the record points at them
         state.limits.reg, state.limits.inv_reg = self.reg, 1.0 / self.reg
         state.alpha, state.beta = pointer(alpha), pointer(beta)
         for i0, _, call in () if self.made else self.formed(0, self.shape[0]):
@@ -191,7 +191,7 @@ class HostOperator(CostOperator):
     def row_pass(
         self, rows: dict[str, F64], cols: dict[str, F64] | None = None, call: Any = lib.mapuot_row_pass
     ) -> None:
-        """Make the O(mn) half of a pass; where M has to be read for it that the core is not told of, block by block."""
+        """Make the O(mn) half of a pass, block by block where M has to be read that the core cannot read itself."""
         state = self.state
         if not state.exact or state.M.data or state.M.points.x:
             check(call(self.pool, state))
@@ -245,7 +245,7 @@ class HostOperator(CostOperator):
         return log_s, sums, largest
 
     def take_factors(self, v: F64 | Product) -> None:
-        """Take v of the next pass."""
+        """Set v of the next pass."""
         if isinstance(v, Product):
             size, factors = pointer(v.size, "int64_t *"), pointer(v.factors)
             lib.mapuot_product(len(v.size), size, factors, v.flush, pointer(self.v))

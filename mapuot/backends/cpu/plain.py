@@ -29,7 +29,7 @@ KEPT_CALLS = 16  # of hundreds of threads, some 9 MB each
 CONVERGED, OUT_OF_PASSES = lib.MAPUOT_CONVERGED, lib.MAPUOT_RUNNING
 
 CALL_PROBLEMS, CALL_PAIRS = 8, 1 << 18  # of one call and thread at least: some have thousands of passes to make
-MEMBERS = {"double": np.float64, "int64_t": np.int64, "mapuot_stats": STATS}  # and pointers, of 8 bytes, too
+MEMBERS = {"double": np.float64, "int64_t": np.int64, "mapuot_stats": STATS}  # pointers have 8 bytes, too
 PROBLEM: Any = np.dtype(
     [(name, MEMBERS.get(field.type.cname, np.int64)) for name, field in ffi.typeof("mapuot_problem").fields]
 )
@@ -38,7 +38,7 @@ PROBLEM: Any = np.dtype(
 # one potential)
 Ladder = Callable[[Options, int], list[tuple[float, float, float, float, int, bool]]]
 
-kept: list[Call] = []  # of calls that are over; one under way has taken its own out
+kept: list[Call] = []  # records of calls that are over; a call takes its own out of the list while it runs
 
 
 class Found(NamedTuple):
@@ -124,7 +124,7 @@ def solve(
     """Solve a problem of a C-contiguous array, and fill ``plan`` if it is an array; None: it is not plain after all."""
     try:
         call = kept.pop()
-    except IndexError:  # asked first, another thread could take the last one meanwhile
+    except IndexError:  # no test before: another thread could take the last one meanwhile
         call = Call()
     M = cost.array
     shape, dtype = M.shape, M.dtype.char
@@ -163,7 +163,7 @@ def solve(
 def solve_many(
     task: BatchProblem, which: Any, starts: F64, spent: Any, options: Options, max_passes: int, ladder: Ladder
 ) -> Iterator[tuple[Any, Any, list[F64]]]:
-    """Problems ``which`` of a batch, some at a time: (their numbers, their records, [log u, log v, r, s]).
+    """Solve the problems ``which`` of a batch; yield (some numbers, their records, [log u, log v, r, s]).
 
     ``starts``: log v, one row for each of them; ``spent``: the passes that each has made already. The records
     of those that are not plain after all have another status than CONVERGED and OUT_OF_PASSES.
@@ -191,7 +191,7 @@ def solve_many(
 
 
 def slopes(task: BatchProblem, which: Any, exponents: Any, wanted: Any, threads: int | None) -> list[Any]:
-    """Derivatives by x and by y of problems between points, one behind the other; None of what is not wanted.
+    """Return derivatives by x and by y of problems between points, one behind the other; None if not wanted.
 
     ``exponents``: log u + log a and log v + log b of all problems; the metric is a squared distance.
     """
@@ -266,7 +266,7 @@ def point(records: Any, tables: dict[str, Any]) -> None:
 
 
 def form_plan(M: Any, reg: float, exponents: Any, out: Any) -> None:
-    """The plan of these exponents, the last m + n of ``Found.numbers``, of a C-contiguous M."""
+    """Form the plan of these exponents, the last m + n of ``Found.numbers``, of a C-contiguous M."""
     m, n = M.shape
     view = ffi.new("mapuot_matrix *", (ffi.from_buffer(M), n, 1, CODES[M.dtype.char]))
     at, code = ffi.from_buffer("double *", exponents), CODES[out.dtype.char]

@@ -19,7 +19,7 @@ class TreePass:
     """``mapuot_tree_pass`` over edges (child, parent, kernel, fi), each after those below it."""
 
     def __init__(self, edges: list[tuple[int, int, LogKernel, float]], points: list[int], log_weight: F64) -> None:
-        """``points``: where those of each marginal begin; log_weight: log masses of all; ``out``: what a pass finds."""
+        """Fill the records; ``points``: where each marginal begins, log_weight: log masses. ``out``: the sums found."""
         self.kernels = [kernel for _, _, kernel, _ in edges]
         self.builds, self.messages = [-1] * len(edges), ffi.new("mapuot_messages *")
         self.messages.flush, self.messages.noise = FLUSH, NARROW_SUMS
@@ -47,12 +47,12 @@ class TreePass:
             operator.rows["fi"][:] = edge.fi
 
     def run(self, first: int, sent: F64, narrow: bool) -> list[float]:
-        """Go by the edges from ``first`` on, up to one that is left to the caller; what each of them rounds at most."""
+        """Pass the edges from ``first`` on, up to one that is left to the caller; return what each rounds at most."""
         self.refresh()
         self.messages.sent, self.messages.narrow = pointer(sent), narrow
         end = int(lib.mapuot_tree_pass(first, len(self.kernels), self.edges, self.messages))
         return [self.edges[k].error for k in range(first, end)]
 
     def back(self, near: F64, log_u: F64, up: F64, out: F64) -> list[float]:
-        """Leave the messages from the root to the caller, edge by edge."""
+        """Make no messages from the root: the caller finds them edge by edge."""
         return []

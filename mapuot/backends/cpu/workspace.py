@@ -33,14 +33,14 @@ from .operator import HostOperator
 NARROW_NOISE = 2e-6  # some 3e-8 in a marginal; near the floor that 1e-7 tells a tenth of the passes crept
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
 ONE_POTENTIAL = True  # passes can have log u = log v
-SKIPS_TOGETHER = RANKS_TOGETHER = True  # and skip pairs of points, and be those of ranks that share the rows
+SKIPS_TOGETHER = RANKS_TOGETHER = True  # such passes can skip pairs of points, and be of ranks that share rows
 LEAST_BOX = 16  # columns that vectors are padded to; a tile has 8 rows
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0}  # range(M) / reg that K holds unbalanced
 
 
 def names_of(side: Side) -> list[str]:
-    """The vectors of one marginal, with fi and base for the quick prox where one formula serves all points."""
+    """Name the vectors of one marginal, with fi and base for the quick prox where one formula serves all points."""
     names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
     names += ["fi", "base"] if side.uniform else []
     return names + ["upper"] * (side.upper is not None)
@@ -52,7 +52,7 @@ class HostWorkspace(KernelWorkspace):
     def __init__(
         self, problem: Problem, options: Options, skip: Truncation | None = None, operator: Any = None
     ) -> None:
-        """``operator``: another one than K in memory."""
+        """Choose how passes have K; ``operator``: products that take the place of a K in memory."""
         super().__init__(problem, options, skip)
         m, n = problem.shape
         # every pass makes its rows, in float32 or, as an exact one, in float64
@@ -92,12 +92,12 @@ class HostWorkspace(KernelWorkspace):
 
     @property
     def reads(self) -> str:
-        """What passes read now: of a K that is too coarse in the end, rows that they make."""
+        """Name what passes read now: rows that they make, where K has turned out too coarse."""
         made = not self.made and self.state.exact
         return f"{'float64' if self.state.exact else self.dtype} {'rows' if made else self.problem.cost.operator}"
 
     def storage(self) -> str:
-        """What K is held in where it is another than was asked for."""
+        """Return the storage of K, which may be another than was asked for."""
         problem, dtype, kind = self.problem, self.dtype, self.problem.cost.operator
         self.size = narrow_points.fitting(problem) if dtype != "float64" else None
         coarse = kind == "points" and self.size is None
@@ -117,7 +117,7 @@ class HostWorkspace(KernelWorkspace):
         return found
 
     def float32_points(self, cost: Cost, state: Any) -> narrow_points.NarrowPoints | None:
-        """What narrow passes make their rows of, told to the core; None of a cost that is no points."""
+        """Tell the core what narrow passes make their rows of; return it, None where the cost is no points."""
         if self.size is None:
             return None
         points = narrow_points.NarrowPoints(self.problem, self.size)
@@ -184,7 +184,7 @@ class HostWorkspace(KernelWorkspace):
         self.set_side(self.problem.rows, self.row_side, self.state.rows, d)
 
     def set_side(self, side: Side, arrays: dict[str, F64], state: Any, d: F64) -> None:
-        """What K absorbed, the weights in use, and the constant part of the KL prox."""
+        """Set what K absorbed of a side, the weights in use, and the constant part of the KL prox."""
         arrays["absorbed"][: len(d)] = d
         arrays["absorbed"][len(d) :] = np.inf
         lib.mapuot_set_side(ffi.addressof(state), pointer(side.weight), pointer(side.log_weight))
@@ -210,7 +210,7 @@ class HostWorkspace(KernelWorkspace):
     split = staticmethod(native.split)
 
     def labelled_pass(self, labels: Labels) -> list[Stats]:
-        """A pass that finds the plan's mass between the clusters of all ranks and the columns."""
+        """Make a pass that finds the plan's mass between the clusters of all ranks and the columns."""
         coarse, ranks = self.state.coarse, self.problem.ranks
         if not coarse.clusters:
             self.open_coarse(labels, ranks.all(labels.clusters))
@@ -223,7 +223,7 @@ class HostWorkspace(KernelWorkspace):
         return stats
 
     def open_coarse(self, labels: Labels, counts: list[int]) -> None:
-        """What the correction needs, for so many clusters of each rank."""
+        """Make room for the correction, for so many clusters of each rank."""
         coarse, ranks = self.state.coarse, self.problem.ranks
         size, count = padded(self.problem.shape[1]), sum(counts)
         coarse.clusters, coarse.own = count, labels.clusters
@@ -243,7 +243,7 @@ class HostWorkspace(KernelWorkspace):
         coarse.own_blocks, coarse.own_mass = pointer(self.own_blocks[0], "float *"), pointer(self.own_blocks[1])
 
     def correct(self, fi: float) -> None:
-        """Correct steps from here on by the matrix of the last labelled pass."""
+        """Make the matrix of the last labelled pass, by which steps are corrected from here on."""
         check(lib.mapuot_coarse_matrix(self.pool, self.state, fi))
 
     def make_passes(self, count: int) -> list[Stats]:
@@ -257,7 +257,7 @@ class HostWorkspace(KernelWorkspace):
         return told(table[: made[0]], self.progress.passes - made[0] + 1)
 
     def passes(self, count: int, stats: Any) -> int:
-        """mapuot_iterate where the ranks meet between row_pass and finish_pass, or M is streamed."""
+        """Make passes as mapuot_iterate does, where ranks meet between row_pass and finish_pass, or M is streamed."""
         made, status = 0, lib.MAPUOT_RUNNING
         while made < count and status == lib.MAPUOT_RUNNING:
             with self.problem.ranks.adding(self.sums):
