@@ -20,7 +20,9 @@
 #include "common/column.h"
 
 #define WARPS (THREADS / 32)
-#define HOLDERS (WARPS < 4 ? WARPS : 4)             // warps that may have columns: the first ones
+#ifndef HOLDERS
+#define HOLDERS (WARPS < 4 ? WARPS : 4) // warps that may have columns: the first ones
+#endif
 #define OWN_PRODUCTS ((MEMORY + WARPS - 1) / WARPS) // differences of a warp
 #define DEAD_SUM 1e-290                             // a sum below it: no mass is in reach
 
@@ -63,6 +65,12 @@ struct Batch {
     int64_t product, count;          // reference a b^T or ones; passes of each problem at most
     double k1, fi2;                  // of limits the twins: k = reg / rho, 0: balanced; fi = 1 / (1 + k)
     double low, safe;                // smallest M / reg; safe 1: K needs no absorbed potentials at the start
+    // of batch_made.cu:
+    const float *M_narrow;             // p x m x n: M less its smallest entry
+    const double *points_x, *points_y; // of all problems, one point after another
+    const int64_t *places, *order;     // p x 4: first row, rows, first column, columns; which problem comes when
+    int64_t dim, narrow;               // of points; narrow 1: float32 passes come first, 2: and no others
+    double scale;                      // of the metric
 };
 
 // How far the iteration is; a copy for each warp.

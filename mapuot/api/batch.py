@@ -75,8 +75,8 @@ def solve_batch(
     M : (m, n) or (p, m, n) array, matrix of scipy.sparse or cupyx.scipy.sparse, list of them, PointCloud or Grid
         One cost for all problems, or one each; float32 or float64; +inf forbids a pair. A PointCloud of many clouds has
         points of its own for each problem, as many as it likes. Of points and grids no K is shared: the problems are
-        solved one by one, on a core each, but for many clouds on a GPU, which are solved together where the range of
-        their costs is at most 5000 reg. One by one are those of a sparse matrix, or of p of them
+        solved one by one, on a core each, but for many clouds on a GPU, which are solved together, a block each.
+        One by one are those of a sparse matrix, or of p of them
         that store the same pairs (CSR matrices over the same indices cost p times the memory of their data only);
         parts of the pattern and its transpose are found once.
     A, B : (p, m) and (p, n) arrays, optional
@@ -219,7 +219,7 @@ class BatchRun:
         options = dataclasses.replace(self.options, precision=dtype, symmetric=symmetric)
         leaves = symmetric and engine.LEAVES
         most = min(self.max_passes, TOGETHER) if symmetric and not leaves else self.max_passes
-        step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.one_cost, dtype))
+        step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task, options.memory, dtype))
         for i0 in range(0, len(task), step):
             i1 = min(i0 + step, len(task))
             start = None if log_v is None else log_v[i0:i1]
@@ -227,7 +227,7 @@ class BatchRun:
                 workspace = engine.batch_of(task.part(i0, i1), options, start)
                 cold = start is None or not bool((start != 0).any())
                 climbs = engine.CLIMBS and cold and not options.symmetric
-                stages = climb(task, options, COARSE_PASSES) if climbs else []
+                stages = climb(workspace.task, options, COARSE_PASSES) if climbs else []
                 for stage in stages:
                     workspace.climb(stage.reg, stage.options(options), stage.most)
                 if leaves:
@@ -240,10 +240,11 @@ class BatchRun:
             self.how[i0:i1][left] = in_words(reads, 0, "one potential left", count)
 
     def forms(self, engine: ModuleType) -> bool:
-        """Tell whether the engine forms the matrices of many clouds, in which smaller ones are filled up."""
+        """Tell whether the engine solves many clouds together; tables of smaller ones are filled up."""
         several = self.task.several
-        made = several is not None and getattr(engine, "FORMS", False) and bool(several.solved_whole.all())
-        return made and (self.task.reference == "product" or not several.ragged)
+        if several is None or not getattr(engine, "FORMS", False) or isinstance(several.whole.truncate, float):
+            return False
+        return self.task.reference == "product" or not several.ragged
 
     def chunk(self, workspace: Any, i0: int, i1: int, most: int, bar: Any) -> None:
         running = int((workspace.stats["status"] == 0).sum())

@@ -202,9 +202,20 @@ class Clouds(Cost):
     @property
     def solved_whole(self) -> Any:
         """Mask of the problems of which a core may form the matrix and solve it, (p,)."""
-        whole, pairs = self.whole, self.pairs_of_each
+        return (self.pairs_of_each <= SERIAL_ENTRIES) & self.may_form
+
+    @property
+    def may_form(self) -> Any:
+        """Mask of the problems whose matrix may be formed, (p,)."""
+        whole = self.whole
         most = np.inf if whole.form == "auto" else float(whole.form or 0)
-        return (pairs <= SERIAL_ENTRIES) & (pairs * PAIR_BYTES <= most) & (not isinstance(whole.truncate, float))
+        return (self.pairs_of_each * PAIR_BYTES <= most) & (not isinstance(whole.truncate, float))
+
+    @property
+    def table_of_places(self) -> Any:
+        """First row and rows, first column and columns of each problem, (p, 4)."""
+        rows, cols = self.places
+        return np.ascontiguousarray(np.stack([*rows, *cols], 1), np.int64)
 
     @property
     def targets(self) -> F64:

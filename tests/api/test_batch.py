@@ -31,7 +31,7 @@ def test_answers_do_not_depend_on_company(isa, dtype):
 def test_chunks(monkeypatch):
     M, A, B = histograms(p=11)
     result = solve_batch(M, A, B, reg=0.05, reg_m=1.0)
-    monkeypatch.setattr(cpu_batch, "CHUNK_BYTES", 4 * cpu_batch.bytes_each(M.shape, 8, True, "float64"))
+    monkeypatch.setattr(cpu_batch, "CHUNK_BYTES", 4 * cpu_batch.bytes_each(result.problem, 8, "float64"))
     assert (solve_batch(M, A, B, reg=0.05, reg_m=1.0).log_u == result.log_u).all()
 
 

@@ -114,24 +114,79 @@ def test_precision_tolerance_and_methods():
     assert (warm.n_passes <= 4).all()
 
 
+def clouds_of(sizes, d, seed=3):
+    """Points of as many dimensions, and masses, of which one is 0 in either side."""
+    rng = np.random.default_rng(seed)
+    x, y = ([np.sqrt(3 / d) * rng.random((k, d)) for k in side] for side in sizes)
+    a, b = ([rng.uniform(0.1, 1, len(z)) for z in side] for side in (x, y))
+    a[0][0] = b[-1][min(2, len(b[-1]) - 1)] = 0.0
+    a, b = ([weights / weights.sum() for weights in side] for side in (a, b))
+    return x, y, a, b
+
+
+def assert_clouds_solved(result, cloud, A, B, reg, reg_m):
+    """Each problem within its bound and that of its own matrix, as the CPU has it."""
+    assert result.converged.all()
+    for k in range(len(result)):
+        right = solve(np.asarray(cloud[k]), A[k], B[k], reg=reg, reg_m=reg_m, tol=1e-9)
+        off = np.abs(result[k].plan - right.plan).sum() / right.mass
+        assert off <= result.error_bound[k] + right.error_bound
+
+
+SEVERAL = ((5, 300, 129, 17, 200, 64, 31), (257, 8, 130, 40, 128, 192, 33))
+
+
 @pytest.mark.parametrize("reg_m", [1.0, np.inf])
 @pytest.mark.parametrize("sizes", [((20, 45), (30, 11)), ((150, 131), (140, 133)), ((140, 140), (150, 150))])
-def test_clouds_are_formed_and_solved_on_the_device(sizes, reg_m):
-    """Certified of each problem against its own matrix, as the CPU has it; points without mass; with themselves."""
-    rng = np.random.default_rng(3)
-    x, y = ([rng.random((k, 3)) for k in side] for side in sizes)
-    a, b = ([weights / weights.sum() for weights in (rng.random(len(z)) for z in side)] for side in (x, y))
-    a[0][0], b[1][2] = 0.0, 0.0
-    a[0], b[1] = a[0] / a[0].sum(), b[1] / b[1].sum()
+def test_clouds_are_solved_on_the_device(sizes, reg_m):
+    """Points without mass, and clouds with themselves."""
+    x, y, a, b = clouds_of(sizes, 3)
     for cloud, A, B, one in ((PointCloud(x, y), a, b, ""), (PointCloud(x), a, a, "one potential")):
         result = solve_batch(cloud, A, B, reg=0.004, reg_m=reg_m, backend="cuda")
-        assert result.converged.all()
         if reg_m < np.inf:
             assert all("together" in how and one in how for how in result.how)
+        assert_clouds_solved(result, cloud, A, B, 0.004, reg_m)
+
+
+@pytest.mark.parametrize(("d", "metric"), [(2, "euclidean"), (3, "cityblock"), (64, "sqeuclidean"), (5, "cosine")])
+@pytest.mark.parametrize("sizes", [((150,), (140,)), SEVERAL])
+def test_k_is_made_of_points_or_of_costs(d, metric, sizes):
+    """One cloud and clouds of very different sizes, in few dimensions and in many; both precisions."""
+    x, y, a, b = clouds_of(sizes, d)
+    for precision in ("auto", "float64"):
+        for cloud, A, B in ((PointCloud(x, y, metric), a, b), (PointCloud(x, metric=metric), a, a)):
+            result = solve_batch(cloud, A, B, reg=0.05, reg_m=(1.0, 1.0), backend="cuda", precision=precision)
+            assert all("together" in how for how in result.how)
+            assert_clouds_solved(result, cloud, A, B, 0.05, 1.0)
+
+
+def test_last_pass_is_a_float64_one():
+    """A solve that max_passes ends tells a bound that float32 passes cannot know."""
+    x, y, a, b = clouds_of(((150, 131), (140, 133)), 3)
+    cloud = PointCloud(x, y)
+    for most in (1, 2, 7):
+        with pytest.warns(UserWarning, match="2 of 2 problems not converged"):
+            result = solve_batch(cloud, a, b, reg=0.01, reg_m=1.0, backend="cuda", max_passes=most, method="sinkhorn")
+        assert (result.n_passes == most).all()
         for k in range(2):
-            right = solve(np.asarray(cloud[k]), A[k], B[k], reg=0.004, reg_m=reg_m, tol=1e-9)
+            right = solve(np.asarray(cloud[k]), a[k], b[k], reg=0.01, reg_m=1.0, tol=1e-9)
             off = np.abs(result[k].plan - right.plan).sum() / right.mass
             assert off <= result.error_bound[k] + right.error_bound
+            assert result.dual[k] <= right.dual + right.gap <= result.dual[k] + result.gap[k] + 1e-12 + right.gap
+
+
+def test_vectors_outside_of_shared_memory(monkeypatch):
+    x, y, a, b = clouds_of(((150, 131), (140, 133)), 3)
+    cloud, known = PointCloud(x, y), {"reg": 0.01, "reg_m": 1.0, "backend": "cuda"}
+    inside = solve_batch(cloud, a, b, **known)
+    monkeypatch.setattr(cuda_batch, "SHARED_ROOM", 0)
+    outside = solve_batch(cloud, a, b, **known)
+    assert (outside.n_passes == inside.n_passes).all()
+    assert_allclose(outside.dual, inside.dual, rtol=1e-12)
+    monkeypatch.setattr(cuda_batch, "ROOM", 0)  # no block has room: each problem is solved alone
+    alone = solve_batch(cloud, a, b, **known)
+    assert not any("together" in how for how in alone.how)
+    assert_allclose(alone.dual, inside.dual, rtol=1e-6)
 
 
 @pytest.mark.parametrize("on_device", [False, True])

@@ -68,6 +68,12 @@ def blocks(m, n, narrow, **more):
     return f"{name.replace('_solve', '')}.cu", {"COST": 1, **options, **more}, limits
 
 
+def made(dim, **more):
+    """A batch of problems with costs of their own: what spills is of the column half, once a pass."""
+    known = {"DIM": dim, "METRIC": 0, "FORM": 0, "COST": 0, "NARROW": 0, "STORE": 0} | more
+    return "batch_made.cu", known, {"batch_made": (128, 800)}
+
+
 def finish(options, spilled=200):
     file, function, known = kernels.finish_job(options)
     return file, known, {function: (BLOCK, spilled)}
@@ -112,6 +118,7 @@ CASES = {
     "streams": ("stream.cu", {"STORE": 1, "COST": 1, "REFERENCE": 1, "MASKED": 0}, STREAM),
     "narrow batch": blocks(100, 100, True),
     "batch": blocks(100, 100, False),
+    "batch of clouds": made(3),
     "batch by products": (
         "batch_products.cu", {"COST": 0, "NARROW": 0, "STORE": 0},
         dict.fromkeys(("weigh", "open_problems", "prox_rows", "finish_problems"), (128, 0)),
@@ -188,6 +195,10 @@ MORE = {  # what only other architectures or rare options compile otherwise
     **{
         f"batch {narrow} {one}": blocks(128, 128, narrow, ONE_POTENTIAL=one)
         for narrow in (True, False) for one in (0, 1)
+    },
+    **{
+        f"batch of clouds {dim} {form} {one}": made(dim, METRIC=metric, FORM=form, ONE_POTENTIAL=one)
+        for dim, metric, form in ((0, 0, 0), (2, 1, 2), (12, 0, 0)) for one in (0, 1)
     },
     **{
         f"log_matmul {wide} {tile}": ("log_matmul.cu", {"WIDE": wide, "TILE": tile}, {"log_sums": (255, 0)})

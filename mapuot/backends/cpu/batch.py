@@ -48,11 +48,11 @@ def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> 
     return dtype if fits else None
 
 
-def bytes_each(shape: tuple[int, int], memory: int, one_cost: bool, precision: str) -> int:
+def bytes_each(task: BatchProblem, memory: int, precision: str) -> int:
     """Return how many bytes one problem of a batch takes."""
-    m, n = shape
+    m, n = task.shape
     itemsize = np.dtype(STORAGE[precision]).itemsize
-    own, memory = 0 if one_cost else m * leading_dimension(n, 8) * itemsize, memory_of(memory, m, itemsize)
+    own, memory = 0 if task.one_cost else m * leading_dimension(n, 8) * itemsize, memory_of(memory, m, itemsize)
     return int(own + 8 * (6 * padded(m) + (2 * memory + 14) * padded(n)))
 
 

@@ -196,8 +196,7 @@ def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places:
 def clouds_costs(clouds: Any) -> Any:
     """Form the matrices of many clouds, (p, m, n); where one has fewer points, costs of its last one fill the rest."""
     metric, scale = clouds.whole.core
-    rows, cols = clouds.places
-    places = cp.asarray(np.ascontiguousarray(np.stack([*rows, *cols], 1), np.int64))
+    places = cp.asarray(clouds.table_of_places)
     columns, out = cp.asarray(np.ascontiguousarray(clouds.whole.columns)), cp.empty((len(clouds), *clouds.shape))
     return tables(clouds.whole.rows, columns, metric.number, scale, out, places)
 

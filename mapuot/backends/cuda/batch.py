@@ -1,10 +1,10 @@
-"""The GPU's batch: small problems one block each, every pass inside one launch; larger ones with one cost as products.
+"""The GPU's batch: a block a problem, every pass inside one launch; many histograms on one large cost as products.
 
 A small problem (m, n <= 128) holds K in registers, in float32 until its sums can tell no more, then in float64, which
-certifies; K is made again around the potentials where they leave its range, so that every reg works. Larger problems on
-one cost, or one each, make their passes by two matrix products in float64, all of them together; a K of its own is made
-around the potentials of its problem. Costs of clouds are formed here, a chunk at a time. Twin: backends/cpu/batch.py;
-device side: src_cuda/batch_narrow.cu, batch.cu, batch_products.cu.
+certifies. A larger one with a cost of its own makes K in every pass, of its points where these are few numbers, else
+of its costs: float32 passes first, then float64 ones. Problems larger than that on one cost make their passes by two
+matrix products in float64, all of them together. Costs of clouds are formed here, a chunk of problems at a time. Twin:
+backends/cpu/batch.py; device side: src_cuda/batch_narrow.cu, batch.cu, batch_made.cu, batch_products.cu.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
 from ..contract import Options
 from ..contract import weigh as weigh_on_host
 from ..limits import limits_of
-from ..records import ABSORB, STALLED, STATUS, put
-from .arrays import clouds_costs
+from ..narrow_points import FORMS as NARROW_FORMS
+from ..records import STALLED, STATUS, put
+from .arrays import FEW, clouds_costs
 from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, by_value, kernel, small_options
 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
 PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
 NARROW_NOISE = 1e-6  # a float64 pass takes as long as ten; at 3e-7 float32 ones crept, 1.3 times as many at reg .001
-OWN_SPREAD = 5000.0  # and up to which each has one of its own; at 1.3e4 16 cores of the host took .9 of the time
+ROOM = 208 << 10  # bytes of shared memory that a block of batch_made.cu may ask for
+SHARED_ROOM = 96 << 10  # up to which two blocks share a multiprocessor: column vectors lie there, too
+LONE = 1 << 19  # pairs of a problem from which fewer than LONE_PROBLEMS are solved in less time one by one
+LONE_PROBLEMS = 16
 CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
 CLIMBS = True  # by way of larger regs, where reg is small
 ONE_POTENTIAL = LEAVES = True  # passes can have log u = log v, and be left for ordinary ones
 FORMS = True  # the matrices of many clouds
 CHECK_PASSES = 8  # products between two looks at what still runs
-ABSORBED = 2  # of the kinds of column vectors in batch.cuh: what K holds of log v
+ONLY_NARROW = 2  # of Batch.narrow
 VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
 BATCH, REPORT, STANDING = (RECORDS[name] for name in ("Batch", "Report", "Standing"))
 STATUS_AT = list(REPORT.fields or ()).index("status")
@@ -46,18 +50,48 @@ def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> 
     """Return the precision of the first passes; None: problems are solved alone. ``reach`` is the largest log v."""
     if task.rows.scalar_rho is None or task.cols.scalar_rho is None:
         return None
-    if max(task.shape) <= MOST:
-        return "float64" if asked == "float64" else "float32"
-    most = PRODUCT_SPREAD if task.one_cost else OWN_SPREAD
-    return "float64" if task.spread + reach <= most else None
+    if not (is_small(task) or task.one_cost):
+        lone = task.size > LONE and len(task) < LONE_PROBLEMS
+        if lone or made_of(task) is None:
+            return None
+    elif not is_small(task):
+        return "float64" if task.spread + reach <= PRODUCT_SPREAD else None
+    return "float64" if asked == "float64" else "float32"
 
 
-def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str) -> int:
-    """Memory of one problem of a batch on the device; not ``shared``: with a cost, a K and what K is made of."""
+def is_small(task: BatchProblem) -> bool:
+    """Tell whether K of a problem lies in the registers of a block, made of a matrix."""
+    return max(task.shape) <= MOST and (not task.several or forms(task))
+
+
+def forms(task: BatchProblem) -> bool:
+    """Tell whether the matrices of many clouds may be formed."""
+    return bool(task.several.may_form.all())
+
+
+def made_of(task: BatchProblem) -> int | None:
+    """Return of how many coordinates K is made in every pass, 0: of costs; None where a block has no room for it."""
+    clouds = task.several
+    dims = [0] if not clouds or forms(task) else []
+    if clouds and clouds.whole.dim <= FEW and clouds.whole.core[0].form:
+        dims.insert(0, clouds.whole.dim)
+    return next((d for d in dims if made_room(task.shape, d) <= ROOM), None)
+
+
+def made_room(shape: tuple[int, int], dim: int) -> int:
+    """Bytes of shared memory that a problem takes; twin: room_of of src_cuda/batch_made.cu."""
     m, n = shape
-    small = max(shape) <= MOST
-    own = 0 if shared else (1 if small else 4) * m * n
-    return 8 * (own + 3 * (m + n) + (0 if small else (BATCH_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8))
+    return 8 * (n + m + max(n, 512) + (dim + 2) * (m + n))
+
+
+def bytes_each(task: BatchProblem, memory: int, precision: str) -> int:
+    """Memory of one problem of a batch on the device, with what is formed and made of a cost of its own."""
+    (m, n), small = task.shape, is_small(task)
+    made = None if small or task.one_cost else made_of(task)
+    formed = 1.0 if small else 0.0 if made else 1.5
+    own = 0 if task.one_cost else int(formed * m * n)
+    vectors = 0 if small else (BATCH_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8
+    return 8 * (own + 3 * (m + n) + vectors)
 
 
 def constants(task: BatchProblem, options: Options, reg: float) -> Any:
@@ -109,15 +143,11 @@ class DeviceBatch:
     """The arrays of p problems on the device, one row a problem, and the record that points at them."""
 
     def __init__(self, task: BatchProblem, options: Options, log_v: Any) -> None:
+        self.M, self.task = self.costs(task)
         (m, n), p = task.shape, len(task)
-        self.task, self.options, self.p = task, options, p
-        self.M = clouds_costs(task.cost) if task.several else cp.asarray(task.M)
+        self.options, self.p = options, p
         self.A, self.B = (cp.ascontiguousarray(cp.asarray(x)) for x in (task.A, task.B))
-        sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": REPORT.itemsize // 8}
-        self.small = max(m, n) <= MOST
-        if not self.small:
-            lengths = (BATCH_KINDS * n, m, n, m, m, n, 1, STANDING.itemsize // 8)
-            sizes |= dict(zip(VECTORS, lengths, strict=True))
+        sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": REPORT.itemsize // 8} | self.vectors(m, n)
         block, at = cp.zeros(p * sum(sizes.values())), 0
         self.arrays = {}
         for name, size in sizes.items():
@@ -128,6 +158,14 @@ class DeviceBatch:
             self.x.set(log_v) if isinstance(log_v, np.ndarray) else cp.copyto(self.x, log_v)
         self.stats = np.zeros(p, REPORT)
         self.passes = 0
+
+    def costs(self, task: BatchProblem) -> tuple[Any, BatchProblem]:
+        """Return the costs that kernels read, and the problem with the range of these."""
+        return clouds_costs(task.cost) if task.several else cp.asarray(task.M), task
+
+    def vectors(self, m: int, n: int) -> dict[str, int]:
+        """Return the vectors of each problem beside those that all kernels have, with their lengths."""
+        return {}
 
     def climb(self, reg: float, options: Options, count: int) -> None:
         """A larger reg first: log v of its answer, in the units of the reg asked for, is a better start."""
@@ -154,9 +192,10 @@ class DeviceBatch:
 
     def record(self, options: Options, reg: float) -> Any:
         record, M = constants(self.task, options, reg), self.M
-        strides = [s // M.itemsize for s in M.strides]
-        record["M"], record["M_row"], record["M_col"] = M.data.ptr, strides[-2], strides[-1]
-        record["M_problem"] = strides[0] if M.ndim == 3 else 0
+        if M is not None:
+            strides = [s // M.itemsize for s in M.strides]
+            record["M"], record["M_row"], record["M_col"] = M.data.ptr, strides[-2], strides[-1]
+            record["M_problem"] = strides[0] if M.ndim == 3 else 0
         for name, array in (("A", self.A), ("B", self.B), *self.arrays.items()):
             record[name] = array.data.ptr
         return record
@@ -168,9 +207,6 @@ class DeviceBatch:
         return int((self.stats["status"] == 0).sum())
 
     def advance(self, record: Any, count: int) -> None:
-        (self.blocks if self.small else self.products)(record, count)
-
-    def blocks(self, record: Any, count: int) -> None:
         """A block a problem: float32 passes, then float64 ones."""
         record["count"] = count
         if self.options.precision == "float32":
@@ -181,68 +217,6 @@ class DeviceBatch:
     def launch(self, record: Any, narrow: bool) -> None:
         run, threads, shared = small_kernel(self.task.shape, narrow, self.M.dtype.name, self.options.symmetric)
         run((self.p,), (threads,), (by_value(record),), shared_mem=shared)
-
-    def products(self, record: Any, count: int) -> None:
-        """S = V K^T, U = prox(S), then U K, which S is of one potential, for all problems at once.
-
-        Problems that outgrow a K of their own go on, on a new one, when the others have ended.
-        """
-        symmetric, arrays, status = self.options.symmetric, self.arrays, self.stats["status"]
-        own = self.M.ndim == 3
-        record["count"], record["safe"] = count, float(not own)
-        if symmetric:
-            record["sums"] = record["row_sums"]
-        names = ("open_problems", "prox_rows", "finish_problems")
-        steps = {name: step_kernel(name, self.M.dtype.name, symmetric) for name in names}
-        argument = (by_value(record),)
-        while (status == 0).any() and (made := self.made()) < count:
-            reg = float(record["limits"]["reg"])
-            K = self.around(reg) if own else cp.exp((self.task.M_min - self.M.astype(np.float64)) / reg)
-            steps["open_problems"]((self.p,), (128,), argument)
-            while (status == 0).any() and made < count:
-                for _ in range(min(CHECK_PASSES, count - made)):
-                    self.times(K, arrays["v"], arrays["row_sums"], True)
-                    steps["prox_rows"]((self.p,), (128,), argument)
-                    if not symmetric:
-                        self.times(K, arrays["u"], arrays["sums"], False)
-                    steps["finish_problems"]((self.p,), (128,), argument)
-                self.read()
-                status = self.stats["status"]
-                made = self.made()
-            if own and (status == ABSORB).any():
-                self.go_on(np.flatnonzero(status == ABSORB), 1.0)
-
-    def made(self) -> int:
-        """Return the most passes of a problem that still runs."""
-        return int(self.stats["passes"][self.stats["status"] == 0].max(initial=0))
-
-    def times(self, K: Any, x: Any, out: Any, turned: bool) -> None:
-        """Multiply the rows of x by K, or by its transpose; each has a K of its own, or all have one."""
-        if K.ndim == 2:
-            cp.matmul(x, K.T if turned else K, out=out)
-        elif turned:
-            cp.matmul(K, x[:, :, None], out=out[:, :, None])
-        else:
-            cp.matmul(x[:, None, :], K, out=out[:, None, :])
-
-    def around(self, reg: float) -> Any:
-        """Make every K around its log v: at most 1, with an entry 1 in every row and column in use."""
-        A, B, n, product = self.A, self.B, self.task.shape[1], self.task.reference == "product"
-        log_a, log_b = (cp.log(cp.where(w > 0, w, 1.0)) * product for w in (A, B))
-        K = self.M.astype(np.float64) / -reg
-        alpha = -(K + cp.where(B > 0, self.x + log_b, -np.inf)[:, None, :]).max(2)
-        K += (alpha + cp.where(A > 0, 0.0, -np.inf))[:, :, None]
-        beta = -K.max(1)
-        if self.options.symmetric:  # the mean of both serves as well, and keeps K symmetric
-            mean = 0.5 * (alpha + beta)
-            K += (mean - alpha)[:, :, None]
-            alpha = beta = mean
-        K += beta[:, None, :]
-        cp.exp(K, out=K)
-        K *= (B > 0)[:, None, :]
-        self.arrays["row_absorbed"][:] = cp.where(A > 0, alpha - log_a, 0.0)
-        self.arrays["columns"].reshape(self.p, BATCH_KINDS, n)[:, ABSORBED] = cp.where(B > 0, beta - log_b, 0.0)
-        return K
 
     def read(self) -> None:
         self.stats = self.arrays["report"].get().view(REPORT)[:, 0]
@@ -261,4 +235,102 @@ class DeviceBatch:
         return self.arrays["r"], self.arrays["s"]
 
 
-batch_of = DeviceBatch  # the word of api/batch.py
+class MadeBatch(DeviceBatch):
+    """Problems with costs of their own that are larger than registers: a block each makes K in every pass."""
+
+    places: Any = None
+    points: tuple[Any, Any] = (None, None)
+    narrow: Any = None  # M less its smallest entry, in float32
+
+    def costs(self, task: BatchProblem) -> tuple[Any, BatchProblem]:
+        self.dim, clouds = made_of(task) or 0, task.several
+        self.order = cp.asarray(np.argsort(-sizes_of(task), kind="stable").astype(np.int64))
+        if clouds:
+            self.places = cp.asarray(clouds.table_of_places)
+        if self.dim:
+            self.points = tuple(cp.ascontiguousarray(cp.asarray(z)) for z in (clouds.whole.rows, clouds.targets))
+            return None, task
+        M = clouds_costs(clouds) if clouds else cp.asarray(task.M)
+        low, high = float(M.min()), float(M.max())
+        self.narrow = cp.empty(M.shape, np.float32)
+        cp.subtract(M, low, out=self.narrow, casting="same_kind")
+        return M, replace(task, M_min=low, M_max=high)
+
+    def vectors(self, m: int, n: int) -> dict[str, int]:
+        self.room = made_room((m, n), self.dim)
+        columns = 8 * BATCH_KINDS * n
+        held = self.room + columns <= SHARED_ROOM
+        self.room += held * columns
+        return {"row_absorbed": m} | ({} if held else {"columns": BATCH_KINDS * n})
+
+    def record(self, options: Options, reg: float) -> Any:
+        record = super().record(options, reg)
+        narrow = options.precision == "float32"
+        record["narrow"] = narrow if options.last else narrow * ONLY_NARROW
+        record["dim"], record["scale"], record["order"] = self.dim, 1.0, self.order.data.ptr
+        if self.places is not None:
+            record["places"] = self.places.data.ptr
+        if self.dim:
+            record["points_x"], record["points_y"] = (z.data.ptr for z in self.points)
+            record["scale"] = self.task.several.whole.core[1]
+        else:
+            record["M_narrow"] = self.narrow.data.ptr
+        return record
+
+    def advance(self, record: Any, count: int) -> None:
+        record["count"] = count
+        known = {"DIM": self.dim, "METRIC": 0, "FORM": 0, "COST": 0, "NARROW": 0, "STORE": 0}
+        if self.dim:
+            metric = self.task.several.whole.core[0]
+            known |= {"METRIC": metric.number, "FORM": NARROW_FORMS[metric.form]}
+        else:
+            known["COST"] = int(self.M.dtype == np.float32)
+        known |= {"ONE_POTENTIAL": 1} if self.options.symmetric else {}
+        run = kernel("batch_made.cu", "batch_made", **known)
+        run.max_dynamic_shared_size_bytes = max(run.max_dynamic_shared_size_bytes, self.room)
+        run((self.p,), (256,), (by_value(record),), shared_mem=self.room)
+        self.read()
+
+
+def sizes_of(task: BatchProblem) -> Any:
+    """Return the number of pairs of each problem, (p,)."""
+    return task.several.pairs_of_each if task.several else np.full(len(task), task.size)
+
+
+class ProductBatch(DeviceBatch):
+    """Problems on one cost that are larger than registers: a pass of all is two matrix products."""
+
+    def vectors(self, m: int, n: int) -> dict[str, int]:
+        lengths = (BATCH_KINDS * n, m, n, m, m, n, 1, STANDING.itemsize // 8)
+        return dict(zip(VECTORS, lengths, strict=True))
+
+    def advance(self, record: Any, count: int) -> None:
+        """S = V K^T, U = prox(S), then U K, which S is of one potential, for all problems at once."""
+        symmetric, arrays, status = self.options.symmetric, self.arrays, self.stats["status"]
+        record["count"], record["safe"] = count, 1.0
+        if symmetric:
+            record["sums"] = record["row_sums"]
+        names = ("open_problems", "prox_rows", "finish_problems")
+        steps = {name: step_kernel(name, self.M.dtype.name, symmetric) for name in names}
+        argument = (by_value(record),)
+        K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["limits"]["reg"]))
+        steps["open_problems"]((self.p,), (128,), argument)
+        while (status == 0).any() and (made := self.made()) < count:
+            for _ in range(min(CHECK_PASSES, count - made)):
+                cp.matmul(arrays["v"], K.T, out=arrays["row_sums"])
+                steps["prox_rows"]((self.p,), (128,), argument)
+                if not symmetric:
+                    cp.matmul(arrays["u"], K, out=arrays["sums"])
+                steps["finish_problems"]((self.p,), (128,), argument)
+            self.read()
+            status = self.stats["status"]
+
+    def made(self) -> int:
+        """Return the most passes of a problem that still runs."""
+        return int(self.stats["passes"][self.stats["status"] == 0].max(initial=0))
+
+
+def batch_of(task: BatchProblem, options: Options, log_v: Any) -> DeviceBatch:
+    """Return the batch of these problems, in the way that suits their size."""
+    kind = DeviceBatch if is_small(task) else ProductBatch if task.one_cost else MadeBatch
+    return kind(task, options, log_v)

@@ -1,0 +1,476 @@
+// Mirrors src_c/batch.c: problems that are larger than registers can hold, with costs of their own; all passes of one in
+// one block, largest problems first.
+//
+//     s_i = sum_j K_ij v_j,  u = prox(s),  K^T u,     K_ij = 2^(alpha_i + beta_j - c_ij)  in float32, e^(..)  in float64
+//
+// K is made in every pass and stored nowhere, twice a pass, once where one potential serves: of points that lie in
+// shared memory, or of the costs M.  Float32 passes come first; float64 ones go on from their potentials and their
+// differences, and certify.  K is made around other potentials where the scalings leave its range, so that every reg
+// works.  A warp sums RT rows at once, its lanes over the columns; then each lane has SIDE columns and sums over rows.
+// Options: DIM (coordinates of a point, 0: of M), METRIC (a mapuot_metric), FORM (a mapuot_narrow_form) and those of
+// batch.cuh; NARROW and STORE 0.
+#define THREADS 256
+#define HOLDERS 8
+#include "batch_finish.cuh"
+#include "common/metric.h"
+
+#define RT 4              // rows of a warp at once
+#define SIDE 2            // columns of a lane at once
+#define STRETCH 32        // terms of a column that are summed before they go to float64
+#define MOST_PARTS 8      // of the rows, which warps share where there are few columns
+#define FIELDS (DIM + 2)  // of a point: its coordinates, the potential in K, its scale
+#define NARROW_SCALE 1e12 // a scale beyond it: K is made again
+#define NARROW_DEAD 1e-30 // a float32 sum below it: no mass is in reach
+#define ONLY_NARROW 2     // of Batch.narrow: a larger reg, at which nothing needs a certificate
+
+extern __shared__ __align__(128) unsigned char memory[];
+
+struct Shared {
+    Batch S; // of this problem alone: its sizes, its places in all tables
+    Work work;
+    int64_t width; // columns of a row of M
+    double top;    // of cost, in float32: what M_narrow has not
+};
+
+// What lies in the memory that the launch brings; twin: made_bytes of mapuot/backends/cuda/batch.py
+struct Room {
+    double *v, *row, *part; // n; K v, m; K^T u in parts, parts x n
+    unsigned char *points;  // m x FIELDS of the rows, FIELDS x n of the columns, in float32 or in float64
+    int parts;
+};
+
+__device__ __forceinline__ int parts_of(int n)
+{
+    const int units = (n + 32 * SIDE - 1) / (32 * SIDE);
+    return units >= MOST_PARTS ? 1 : MOST_PARTS / units;
+}
+
+__device__ __forceinline__ Room room_of(const Batch &S)
+{
+    Room at;
+    at.parts = parts_of((int)S.n);
+    at.v = (double *)memory;
+    at.row = at.v + S.n;
+    at.part = at.row + S.m;
+    at.points = (unsigned char *)(at.part + at.parts * S.n);
+    return at;
+}
+
+template <typename T> __device__ __forceinline__ T *rows_in(const Room &at) { return (T *)at.points; }
+template <typename T> __device__ __forceinline__ T *columns_in(const Room &at, const Batch &S)
+{
+    return (T *)at.points + FIELDS * S.m;
+}
+
+template <typename T> __device__ __forceinline__ constexpr bool is_narrow() { return sizeof(T) == 4; }
+
+// The record of one problem: behind the end of a smaller cloud no table is read or written.
+__device__ __forceinline__ void open_own(const Batch &S, Shared &all)
+{
+    if (threadIdx.x > 0)
+        return;
+    const int64_t problem = S.order ? S.order[blockIdx.x] : blockIdx.x;
+    Batch &own = all.S;
+    own = S;
+    all.width = S.n;
+    if (S.places) { // first row, rows, first column, columns
+        const int64_t *at = S.places + 4 * problem;
+        own.m = at[1], own.n = at[3];
+        own.points_x += at[0] * S.dim, own.points_y += at[2] * S.dim;
+    }
+    own.M += problem * S.M_problem, own.M_narrow += problem * S.m * S.n;
+    own.A += problem * S.m, own.B += problem * S.n, own.x += problem * S.n;
+    own.log_u += problem * S.m, own.r += problem * S.m, own.row_absorbed += problem * S.m;
+    own.log_v += problem * S.n, own.s += problem * S.n, own.report += problem;
+    own.columns += problem * COLUMN_KINDS * S.n;
+}
+
+// What multiplies coordinates in float32, and costs: exponents are binary there.
+template <typename T> __device__ __forceinline__ double unit_of(const Batch &S)
+{
+    const double unit = S.scale * S.limits.inv_reg * (is_narrow<T>() ? LOG2E : 1);
+    return DIM > 0 && is_narrow<T>() && FORM == MAPUOT_SQUARES ? sqrt(unit) : unit;
+}
+
+// -M_ij / reg, but for what float32 leaves to alpha, on top of `known`; x, y: the coordinates of both points
+template <typename T>
+__device__ __forceinline__ T exponent(T known, const T *x, const T *y, T unit, const Batch &S, int64_t i, int64_t j,
+                                      int64_t width)
+{
+    if constexpr (DIM > 0 && is_narrow<T>()) {
+        T sum = FORM == MAPUOT_SQUARES ? known : 0;
+#pragma unroll
+        for (int k = 0; k < DIM; k++) {
+            const T t = x[k] - y[k];
+            sum = FORM == MAPUOT_SQUARES ? fmaf(-t, t, sum) : FORM == MAPUOT_SIZES ? sum + fabsf(t) : fmaf(t, t, sum);
+        }
+        return FORM == MAPUOT_SQUARES ? sum : known - (FORM == MAPUOT_ROOTS ? root_of(sum) : sum);
+    } else if constexpr (DIM > 0) {
+        T sum = 0;
+#pragma unroll
+        for (int k = 0; k < DIM; k++)
+            sum = metric_sum(METRIC, sum, x[k] - y[k]);
+        return known - metric_of(METRIC, sum) * unit;
+    } else if constexpr (is_narrow<T>()) {
+        return fmaf(-S.M_narrow[i * width + j], unit, known);
+    } else {
+        return known - (known > -INF ? (double)S.M[i * S.M_row + j * S.M_col] : 0) * unit;
+    }
+}
+
+__device__ __forceinline__ float power(float t) { return power_of(t); }
+__device__ __forceinline__ double power(double t) { return exp(t); }
+
+// What a sum starts from, and with one more term; TOPS: the largest exponent in its place
+#define NOTHING (TOPS ? (T) - INF : 0)
+template <bool TOPS, typename T> __device__ __forceinline__ T added(T sum, T t, T weight)
+{
+    if constexpr (TOPS)
+        return sum > t ? sum : t;
+    else
+        return is_narrow<T>() ? fmaf(power(t), weight, sum) : fma(power(t), weight, sum);
+}
+
+// K v of every row
+template <typename T, bool TOPS = false> __device__ __forceinline__ void row_sums(const Shared &all, const Room &at)
+{
+    const Batch &S = all.S;
+    const int m = (int)S.m, n = (int)S.n, lane = threadIdx.x % 32;
+    const T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S), unit = (T)unit_of<T>(S);
+#pragma unroll 1
+    for (int i0 = threadIdx.x / 32 * RT; i0 < m; i0 += WARPS * RT) {
+        T sum[RT];
+        const T *own[RT];
+#pragma unroll
+        for (int r = 0; r < RT; r++)
+            own[r] = rows + FIELDS * (i0 + r < m ? i0 + r : m - 1), sum[r] = NOTHING;
+#pragma unroll 1
+        for (int j = lane; j < n; j += 32) {
+            T y[DIM + 1];
+#pragma unroll
+            for (int k = 0; k <= DIM; k++)
+                y[k] = columns[k * n + j];
+            const T v = columns[(DIM + 1) * n + j];
+#pragma unroll
+            for (int r = 0; r < RT; r++) {
+                const int i = i0 + r < m ? i0 + r : m - 1;
+                sum[r] = added<TOPS>(sum[r], exponent(own[r][DIM] + y[DIM], own[r], y, unit, S, i, j, all.width), v);
+            }
+        }
+        if constexpr (TOPS) {
+#pragma unroll
+            for (int r = 0; r < RT; r++) {
+                const double top = warp_max((double)sum[r]);
+                if (lane == 0 && i0 + r < m)
+                    at.row[i0 + r] = top;
+            }
+        } else {
+            const T total = warp_sums<RT>(sum, lane);
+            if (lane % (32 / RT) == 0 && i0 + lane / (32 / RT) < m)
+                at.row[i0 + lane / (32 / RT)] = total;
+        }
+    }
+}
+
+// The parts of K^T u of every column
+template <typename T, bool TOPS = false> __device__ __forceinline__ void column_sums(const Shared &all, const Room &at)
+{
+    const Batch &S = all.S;
+    const int m = (int)S.m, n = (int)S.n, lane = threadIdx.x % 32, chunks = (n + 32 * SIDE - 1) / (32 * SIDE);
+    const T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S), unit = (T)unit_of<T>(S);
+#pragma unroll 1
+    for (int q = threadIdx.x / 32; q < chunks * at.parts; q += WARPS) {
+        const int part = q / chunks, first = m * part / at.parts, last = m * (part + 1) / at.parts;
+        T y[SIDE][DIM + 1];
+        int to[SIDE];
+        double sum[SIDE];
+#pragma unroll
+        for (int e = 0; e < SIDE; e++) {
+            const int j = (q % chunks * SIDE + e) * 32 + lane;
+            to[e] = j < n ? j : n - 1, sum[e] = NOTHING;
+#pragma unroll
+            for (int k = 0; k <= DIM; k++)
+                y[e][k] = columns[k * n + to[e]];
+        }
+#pragma unroll 1
+        for (int i0 = first; i0 < last; i0 += STRETCH) {
+            T here[SIDE];
+#pragma unroll
+            for (int e = 0; e < SIDE; e++)
+                here[e] = NOTHING;
+#pragma unroll 2
+            for (int i = i0; i < i0 + STRETCH && i < last; i++) {
+                const T *x = rows + FIELDS * i;
+#pragma unroll
+                for (int e = 0; e < SIDE; e++)
+                    here[e] = added<TOPS>(here[e], exponent(x[DIM] + y[e][DIM], x, y[e], unit, S, i, to[e], all.width),
+                                          x[DIM + 1]);
+            }
+#pragma unroll
+            for (int e = 0; e < SIDE; e++)
+                sum[e] = TOPS ? fmax(sum[e], (double)here[e]) : sum[e] + (double)here[e];
+        }
+#pragma unroll
+        for (int e = 0; e < SIDE; e++)
+            if ((q % chunks * SIDE + e) * 32 + lane < n)
+                at.part[part * n + to[e]] = sum[e];
+    }
+}
+
+// Coordinates as passes in T read them: in float32 beside the first column, in units of which reg is one.
+template <typename T> __device__ __forceinline__ void place_points(const Shared &all, const Room &at)
+{
+    const Batch &S = all.S;
+    const double unit = is_narrow<T>() ? unit_of<T>(S) : 1;
+    T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
+#pragma unroll 1
+    for (int q = threadIdx.x; q < DIM * (int)S.m; q += THREADS) {
+        const int i = q / (DIM + !DIM), k = q % (DIM + !DIM);
+        rows[FIELDS * i + k] = (T)((S.points_x[q] - (is_narrow<T>() ? S.points_y[k] : 0)) * unit);
+    }
+#pragma unroll 1
+    for (int q = threadIdx.x; q < DIM * (int)S.n; q += THREADS) {
+        const int j = q / (DIM + !DIM), k = q % (DIM + !DIM);
+        columns[k * S.n + j] = (T)((S.points_y[q] - (is_narrow<T>() ? S.points_y[k] : 0)) * unit);
+    }
+}
+
+__device__ __forceinline__ double log_weight(const Batch &S, double w) { return S.product && w > 0 ? log(w) : 0; }
+
+// Exponents in T, in nats; `top` is what float32 costs lack of M, in units of reg.
+template <typename T> __device__ __forceinline__ T bits_of(double x, double top)
+{
+    return is_narrow<T>() ? (T)((x - top) * LOG2E) : (T)x;
+}
+
+template <typename T> __device__ __forceinline__ double nats_of(T x, double top)
+{
+    return is_narrow<T>() ? LN2 * (double)x + top : (double)x;
+}
+
+// The potentials in K, of tables into what passes in T read
+template <typename T>
+__device__ __forceinline__ void place_potentials(const Shared &all, const Room &at, const double *col, int ld)
+{
+    const Batch &S = all.S;
+    T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
+        const double a = S.A[i];
+        rows[FIELDS * i + DIM] = a > 0 ? bits_of<T>(S.row_absorbed[i] + log_weight(S, a), all.top) : (T)-INF;
+    }
+#pragma unroll 1
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+        const double b = col[WEIGHT * ld + j];
+        columns[DIM * S.n + j] = b > 0 ? bits_of<T>(col[ABSORBED * ld + j] + log_weight(S, b), 0) : (T)-INF;
+    }
+}
+
+// K around log v of the pass, at most 1 with an entry 1 in every row and column in use, as balance of batch_build.cuh
+// makes it, or around none; then v.  What K absorbs is rounded as T has it.
+template <typename T>
+__device__ __forceinline__ void build_kernel(Shared &all, const Room &at, double *col, int ld, bool plain)
+{
+    const Batch &S = all.S;
+    const int m = (int)S.m, n = (int)S.n;
+    T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
+    __syncthreads();
+    for (int i = threadIdx.x; i < m; i += THREADS)
+        rows[FIELDS * i + DIM] = plain ? bits_of<T>(S.low, all.top) : 0;
+    for (int j = threadIdx.x; j < n; j += THREADS) {
+        const double b = col[WEIGHT * ld + j], x = plain ? 0 : col[X * ld + j] + log_weight(S, b);
+        columns[DIM * n + j] = b > 0 ? bits_of<T>(x, 0) : (T)-INF;
+    }
+    __syncthreads();
+    if (!plain) {
+        row_sums<T, true>(all, at);
+        __syncthreads();
+        for (int i = threadIdx.x; i < m; i += THREADS)
+            rows[FIELDS * i + DIM] = S.A[i] > 0 ? (T)-at.row[i] : (T)-INF;
+        for (int j = threadIdx.x; j < n; j += THREADS)
+            columns[DIM * n + j] = 0;
+        __syncthreads();
+        column_sums<T, true>(all, at);
+        __syncthreads();
+        for (int j = threadIdx.x; j < n; j += THREADS) {
+            double top = -INF;
+            for (int q = 0; q < at.parts; q++)
+                top = fmax(top, at.part[q * n + j]);
+            columns[DIM * n + j] = col[WEIGHT * ld + j] > 0 ? (T)-top : (T)-INF;
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; ONE_POTENTIAL && i < m; i += THREADS) { // of one potential the mean of both
+        const double mean = 0.5 * (nats_of(rows[FIELDS * i + DIM], all.top) + nats_of(columns[DIM * n + i], 0));
+        S.row_absorbed[i] = S.A[i] > 0 ? nats_of(bits_of<T>(mean, 0), 0) - log_weight(S, S.A[i]) : 0;
+        col[ABSORBED * ld + i] = S.row_absorbed[i];
+    }
+    for (int i = threadIdx.x; !ONE_POTENTIAL && i < m; i += THREADS) {
+        const double a = S.A[i];
+        S.row_absorbed[i] = a > 0 ? nats_of(rows[FIELDS * i + DIM], all.top) - log_weight(S, a) : 0;
+    }
+    for (int j = threadIdx.x; !ONE_POTENTIAL && j < n; j += THREADS) {
+        const double b = col[WEIGHT * ld + j];
+        col[ABSORBED * ld + j] = b > 0 ? nats_of(columns[DIM * n + j], 0) - log_weight(S, b) : 0;
+    }
+    __syncthreads();
+    place_potentials<T>(all, at, col, ld);
+    start_columns(S, all.work, col, ld, at.v);
+}
+
+// s = K v, u = prox(s), the parts of K^T u and of the row scalar; true where K does not do.
+template <typename T> __device__ __forceinline__ bool row_half(Shared &all, const Room &at, const double *col, int ld)
+{
+    const Batch &S = all.S;
+    const double shift = all.work.standing[0].shift;
+    T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
+        columns[(DIM + 1) * S.n + j] = (T)at.v[j];
+    __syncthreads();
+    row_sums<T>(all, at);
+    __syncthreads();
+    double part = 0;
+    bool odd = false;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
+        const double a = S.A[i], d = S.row_absorbed[i], s = at.row[i], log_a = a > 0 ? log(a) : 0;
+        const double log_v = ONE_POTENTIAL && a > 0 ? col[X * ld + i] - col[ABSORBED * ld + i] : 0;
+        double log_u = -INF;
+        const double u = row_scale(S, a, log_a, d, s, shift, log_v, log_u, odd);
+        odd |= is_narrow<T>() && a > 0 && !(s > NARROW_DEAD);
+        rows[FIELDS * i + DIM + 1] = (T)u;
+        S.log_u[i] = log_u + d;
+        S.r[i] = u * s;
+        part += S.k1 > 0 || ONE_POTENTIAL ? u * s : a > 0 ? a * (log_u + d) : 0;
+    }
+    part = warp_sum(part);
+    if (threadIdx.x % 32 == 0)
+        all.work.row[threadIdx.x / 32] = part;
+    odd = __syncthreads_or(odd);
+    if (!ONE_POTENTIAL)
+        column_sums<T>(all, at);
+    __syncthreads();
+    return odd;
+}
+
+// The column half of a pass; returns whether K is to be made around other potentials.
+__device__ __forceinline__ bool column_half(Shared &all, const Room &at, double *col, int ld, Move &move, bool odd,
+                                            double dead)
+{
+    const Batch &S = all.S;
+    const bool has_columns = (int)threadIdx.x / 32 < column_warps((int)S.n);
+    move = find_move(S, all.work);
+    bool lost = false, far = false;
+    if (has_columns)
+        lost = first_sweep(S, all.work, col, ld, at.v, move, [&](int j) {
+            if (ONE_POTENTIAL)
+                return at.row[j];
+            double sum = 0;
+            for (int q = 0; q < at.parts; q++)
+                sum += at.part[q * S.n + j];
+            return sum > dead ? sum : 0;
+        });
+    const int depth = held(all.work);
+    odd |= __syncthreads_or(lost) != 0;
+    if (depth > 0) {
+        find_products(S, all.work, col, ld, depth);
+        __syncthreads();
+    }
+    if (has_columns)
+        far = finish_columns(S, all.work, col, ld, at.v, move, odd);
+    return __syncthreads_or(far);
+}
+
+// Passes in T until the problem has ended, or float32 ones have done their work; the last pass of all is a float64 one.
+// Returns whether the next one needs another K.
+template <typename T>
+__device__ __forceinline__ bool make_passes(Shared &all, const Room &at, double *col, int ld, bool rebuild, Move &move)
+{
+    Batch &S = all.S;
+    Work &W = all.work;
+    bool plain = rebuild && S.safe > 0, far = false;
+    if (threadIdx.x == 0)
+        S.limits.scale_limit = is_narrow<T>() ? NARROW_SCALE : 1e100;
+    place_points<T>(all, at);
+    if (!rebuild)
+        place_potentials<T>(all, at, col, ld);
+    __syncthreads();
+#pragma unroll 1
+    for (;;) {
+        if (rebuild || far)
+            build_kernel<T>(all, at, col, ld, plain);
+        rebuild = plain = false;
+        const bool odd = row_half<T>(all, at, col, ld);
+        far = column_half(all, at, col, ld, move, odd, is_narrow<T>() ? NARROW_DEAD : 0);
+        const bool still = W.report.status == MAPUOT_RUNNING;
+        if (is_narrow<T>() ? !still || W.standing[0].narrow == 0 || W.report.passes + 1 >= S.count
+                           : !still || (W.report.passes >= S.count && !odd))
+            return far;
+    }
+}
+
+// What the caller reads: the iterate of the last pass.
+__device__ __forceinline__ void close_problem(const Shared &all, const double *col, int ld, const Move &move)
+{
+    const Batch &S = all.S;
+    const double shift = all.work.standing[0].shift;
+    if (threadIdx.x == 0)
+        *S.report = all.work.report;
+    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
+        S.log_u[i] += shift + move.off;
+        S.r[i] *= move.kappa;
+    }
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+        const bool used = col[WEIGHT * ld + j] > 0;
+        S.log_v[j] = used ? col[NEW_G * ld + j] - col[NEW_F * ld + j] - shift : -INF;
+        S.s[j] = used ? col[MARGINAL * ld + j] : 0;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_made(const __grid_constant__ Batch S)
+{
+    __shared__ Shared all;
+    open_own(S, all);
+    __syncthreads();
+    const int64_t made = (int64_t)all.S.report->passes;
+    if (all.S.report->status != MAPUOT_RUNNING || made >= S.count)
+        return;
+    const Room at = room_of(all.S);
+    const int ld = (int)all.S.n;
+    double *col = S.columns ? all.S.columns : (double *)(at.points + sizeof(double) * FIELDS * (all.S.m + all.S.n));
+    Move move;
+    bool narrow = S.narrow > 0 && (made + 1 < S.count || S.narrow == ONLY_NARROW), again = true;
+    if (threadIdx.x == 0) {
+        all.work.report = *all.S.report;
+        all.top = 0;
+    }
+    open_columns(all.S, all.work, 0, col, ld);
+    if (narrow) {
+        if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < HOLDERS)
+            all.work.standing[threadIdx.x / 32].narrow = 1;
+        if (threadIdx.x == 0)
+            all.top = DIM > 0 ? 0 : S.low;
+        __syncthreads();
+        again = make_passes<float>(all, at, col, ld, true, move);
+        if (all.work.report.status == MAPUOT_NOT_FINITE || all.work.report.status == MAPUOT_UNDERFLOW) {
+            if (threadIdx.x == 0)
+                all.S.report->passes = all.work.report.passes;
+            __syncthreads();
+            open_columns(all.S, all.work, 0, col, ld); // float32 does not do at all
+            again = true;
+        }
+    }
+    if (S.narrow != ONLY_NARROW) {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            all.work.report.status = MAPUOT_RUNNING;
+            all.top = 0;
+        }
+        if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < HOLDERS)
+            widen_passes(&all.work.standing[threadIdx.x / 32]);
+        __syncthreads();
+        make_passes<double>(all, at, col, ld, again, move);
+    }
+    __syncthreads();
+    close_problem(all, col, ld, move);
+}
