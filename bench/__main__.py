@@ -26,6 +26,7 @@ PARTS = {
     "tensors": "many marginals against cyclic updates, OTT's MMSinkhorn and pair solves",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
     "loss": "a debiased loss with its gradient, against GeomLoss",
+    "scaling": "GeomLoss's loss by its scaling, and ours at the same error",
     "words": "calls of other libraries as programs make them, and the same in our words",
     "flow": "the minibatches of flow matching through a DataLoader, against the loop that programs have",
     "cluster": "ranks of this machine, and the communication model",

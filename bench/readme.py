@@ -7,19 +7,35 @@ import re
 from pathlib import Path
 from typing import Any
 
+from . import brief
 from .__main__ import module_of
 from .common import RESULTS, ROOT
 
-TABLES = {  # part: (where its table stands, the records that it is of)
-    "pass": ("docs/speed.md", ["pass"]),
-    "solve": ("README.md", ["solve"]),
-    "tensors": ("docs/speed.md", ["tensors-nvidia-h200", "tensors"]),
-    "zoo": ("docs/speed.md", ["zoo-nvidia-h200", "zoo"]),
-    "points": ("docs/speed.md", ["points-nvidia-h200", "points"]),
-    "sparse": ("docs/speed.md", ["sparse-nvidia-h200", "sparse"]),
-    "words": ("docs/coming_from/words.md", ["words"]),
-    "small-reg": ("docs/mathematics.md", ["small-reg", "small-reg-nvidia-h200"]),
+RAW = "docs/speed_tables.md"
+TABLES = {  # marker: (where its table stands, the records that it is of)
+    "front": (("README.md", "docs/index.md"), ["solve", "words"]),
+    "solve": (("docs/speed.md",), ["solve"]),
+    "brief-pass": (("docs/speed.md",), ["pass"]),
+    "brief-gpu": (("docs/speed.md",), ["gpu-nvidia-h200"]),
+    "brief-points": (("docs/speed.md",), ["points-nvidia-h200"]),
+    "brief-zoo": (("docs/speed.md",), ["zoo"]),
+    "brief-tensors": (("docs/speed.md",), ["tensors"]),
+    "all-solve": ((RAW,), ["solve"]),
+    "pass": ((RAW,), ["pass"]),
+    "tensors": ((RAW,), ["tensors-nvidia-h200", "tensors"]),
+    "zoo": ((RAW,), ["zoo-nvidia-h200", "zoo"]),
+    "points": ((RAW,), ["points-nvidia-h200", "points"]),
+    "sparse": ((RAW,), ["sparse-nvidia-h200", "sparse"]),
+    "words": (("docs/coming_from/words.md",), ["words"]),
+    "scaling": (("docs/coming_from/geomloss.md",), ["scaling"]),
+    "small-reg": (("docs/mathematics.md",), ["small-reg", "small-reg-nvidia-h200"]),
 }
+
+
+def found(marker: str, folder: Path) -> str:
+    """Return the text between the two comments of this name, from the records of a folder."""
+    make = brief.TABLES.get(marker) or module_of(marker.removeprefix("all-")).tables
+    return str(make(*(load(folder, record) for record in TABLES[marker][1])))
 
 
 def load(folder: Path, record: str) -> dict[str, Any]:
@@ -30,12 +46,12 @@ def load(folder: Path, record: str) -> dict[str, Any]:
 
 
 def run(folder: Path) -> str:
-    for part, (page, records) in TABLES.items():
-        found = module_of(part).tables(*(load(folder, record) for record in records))
-        body, path = f"<!-- {part} -->\n{found}\n<!-- /{part} -->", ROOT / page
-        pattern = rf"<!-- {part} -->.*?<!-- /{part} -->"
-        text, count = re.subn(pattern, lambda _, body=body: body, path.read_text(), flags=re.S)
-        if count != 1:
-            raise ValueError(f"{page} must have one pair of markers <!-- {part} -->, found {count}")
-        path.write_text(text)
-    return f"{', '.join(sorted({page for page, _ in TABLES.values()}))} written from {folder}"
+    for marker, (pages, _) in TABLES.items():
+        body = f"<!-- {marker} -->\n{found(marker, folder)}\n<!-- /{marker} -->"
+        for page in pages:
+            path, pattern = ROOT / page, rf"<!-- {marker} -->.*?<!-- /{marker} -->"
+            text, count = re.subn(pattern, lambda _, body=body: body, path.read_text(), flags=re.S)
+            if count != 1:
+                raise ValueError(f"{page} must have one pair of markers <!-- {marker} -->, found {count}")
+            path.write_text(text)
+    return f"{', '.join(sorted({page for pages, _ in TABLES.values() for page in pages}))} written from {folder}"

@@ -12,6 +12,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "nu
 html_theme = "furo"
 html_title = "mapuot"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 exclude_patterns = ["gallery/*", "auto/*.ipynb", "auto/*.py", "auto/*.json", "auto/*.md5", "auto/*.zip"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
@@ -31,6 +33,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 1,
     "remove_config_comments": True,
     "show_memory": False,
+    "thumbnail_size": (480, 320),
     "write_computation_times": False,
 }
 warnings.filterwarnings("ignore", message=".*FigureCanvasAgg is non-interactive.*")

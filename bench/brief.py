@@ -1,0 +1,140 @@
+"""brief: short tables of one message each, for pages that are read on a phone, from the records of the other parts.
+
+A table has at most five columns; ``docs/speed_tables.md`` has all columns of the same records.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import common
+
+PASSES = [(1024, 1024), (8192, 8192), (65536, 1024)]  # in cache, square, long
+GPU_PASSES = [(1024, 1024), (4096, 4096), (16384, 16384), (32768, 32768), (10000, 65536)]
+CUBE = 128
+
+
+def span(seconds: float) -> str:
+    """Return a time with the unit that it is read in."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def off(error: float) -> str:
+    return f"{100 * error:.0f} % off" if error >= 0.01 else f"{error:.0e} off"
+
+
+def front(solve: dict[str, Any], words: dict[str, Any]) -> str:
+    """Return three figures: a plan beside POT, a loss beside GeomLoss, a coupling of cells beside moscot."""
+    most = max(row["n"] for row in solve["solves"])
+    row = next(r for r in solve["solves"] if (r["n"], r["reg"], r["rho"]) == (most, 0.01, 1.0))
+    lines = [
+        ["POT", f"plan of {most} x {most}, reg 0.01, reg_m 1"]
+        + [f"{span(row['seconds'][who]['min'])}, {off(row[who]['error'] if who in row else row['error'])}"
+           for who in ("POT", "mapuot")]
+    ]  # fmt: skip
+    for name, task, call in (
+        ("GeomLoss", "loss and gradient of 1000 points", "SamplesLoss"),
+        ("moscot", "coupling of 1000 with 1000 cells", "TemporalProblem"),
+    ):
+        found = next(r for r in words["words"] if call in r["call"])
+        cells = [f"{span(found['seconds'][who])}, {off(found['error'][who])}" for who in ("before", "after")]
+        lines.append([name, task, *cells])
+    mean = solve["geometric_mean_speedup"]["large"]
+    return common.text_of(
+        common.table(["instead of", "for", "it takes", "mapuot takes"], lines),
+        f"Row 1: {common.machine_line(solve)}; rows 2 and 3: {common.machine_line(words)}. Over twelve problems of "
+        f"2000 and 5000 points POT's default method takes {mean['POT']:.0f} times as long as mapuot, its "
+        f"translation-invariant method {mean['POT, translation-invariant']:.0f} times (geometric means).",
+    )
+
+
+def solves(data: dict[str, Any]) -> str:
+    """Return times to the certified answer, of the largest problems."""
+    most, names = max(r["n"] for r in data["solves"]), ("mapuot", "POT", "POT, translation-invariant")
+    rows = [
+        [r["reg"], r["rho"], *(span(r["seconds"][k]["min"]) + ("" if r.get(k, r).get("reached", True) else " (stopped)")
+                               for k in names)]
+        for r in data["solves"] if r["n"] == most
+    ]  # fmt: skip
+    return common.text_of(f"{common.machine_line(data)}, n = {most}:", common.table(["reg", "reg_m", *names], rows))
+
+
+def passes(data: dict[str, Any]) -> str:
+    """Return how near to the read bandwidth a pass of all threads comes, beside POT's iteration."""
+    threads = max(r["threads"] for r in data["passes"])
+    rows = [
+        [f"{r['m']} x {r['n']}", r["dtype"], *(f"{r['fraction'][k]['of_minima']:.2f}" for k in ("full", "POT"))]
+        for r in data["passes"] if (r["m"], r["n"]) in PASSES and r["threads"] == threads
+    ]  # fmt: skip
+    return common.text_of(
+        f"{common.machine_line(data)}, {threads} threads; 1 is the speed at which K can be read from memory:",
+        common.table(["size", "K", "pass of mapuot", "iteration of POT"], rows),
+    )
+
+
+def passes_gpu(data: dict[str, Any]) -> str:
+    """Return microseconds a pass on a GPU."""
+    found = {(r["m"], r["n"]): r for r in data["passes"]}
+    keys = ("limit", "float32", "POT torch, graph")
+    rows = [[f"{m} x {n}", *(1e6 * found[m, n][k] for k in keys)] for m, n in GPU_PASSES if (m, n) in found]
+    head = ["size", "read of K, us", "pass, us", "POT's products, us"]
+    return common.text_of(f"{common.machine_line(data)}:", common.table(head, rows))
+
+
+def to_error(data: dict[str, Any]) -> str:
+    """Return seconds to a plan error of 1e-3 between points, beside flash-sinkhorn."""
+    rows, times = [], []
+    for r in data["to_error"]:
+        fast = min(t["seconds"] for t in r["flash"] if t["reached"])
+        times.append(fast / r["seconds"])
+        rows.append([common.short(r["reg"]), common.short(r["rho"]), span(r["seconds"]), span(fast)])
+    n = data["to_error"][0]["n"]
+    return common.text_of(
+        f"{common.machine_line(data)}, {n} points in three dimensions:",
+        common.table(["reg", "reg_m", "mapuot", "flash-sinkhorn"], rows),
+        f"flash-sinkhorn takes {common.geometric_mean(times):.2g} times as long (geometric mean).",
+    )
+
+
+def sets(data: dict[str, Any]) -> str:
+    """Return passes on the sets in three dimensions and those of real data, beside POT's time."""
+    rows: dict[tuple[str, int], list[str]] = {}
+    for r in data["rows"]:
+        if r["d"] != 3 and r["set"] not in ("digits", "wine", "breast cancer"):
+            continue
+        pot = r["POT"]
+        cell = f"{pot['seconds'] / pot['ours']:.0f} x" if pot["reached"] else "fails"
+        rows.setdefault((r["set"], r["d"]), []).extend([str(r["ways"]["points"]["passes"]), cell])
+    head = ["set", "reg .05: passes", "POT", "reg .005: passes", "POT"]
+    lines = [[f"{name}, {d}-D" if d != 3 else name, *cells] for (name, d), cells in rows.items()]
+    return common.text_of(f"{common.machine_line(data)}:", common.table(head, lines))
+
+
+def marginals(data: dict[str, Any]) -> str:
+    """Return milliseconds of arrays of three marginals, and how many times as long cyclic updates take."""
+    rows = [
+        [f"{r['n']}^3", common.short(r["reg"]), common.short(r["rho"]), f"{1e3 * r['seconds']:.3g}",
+         f"{r['cyclic']['least_seconds'] / r['seconds']:.2g} x"]
+        for r in data["arrays"] if r["n"] == CUBE
+    ]  # fmt: skip
+    head = ["array", "reg", "reg_m", "mapuot, ms", "cyclic updates"]
+    return common.text_of(f"{common.machine_line(data)}:", common.table(head, rows))
+
+
+def scalings(data: dict[str, Any]) -> str:
+    """Return the error of GeomLoss's value at each scaling, and the time of both at that error."""
+    text = []
+    for case in data["cases"]:
+        reach = "balanced" if case["reach"] is None else f"reach {case['reach']:g}"
+        rows = [[f"{r['scaling']:g}", off(r["error"]), span(r["seconds"]), span(r["ours"])] for r in case["rows"]]
+        text += [
+            f"{data['n']} points in 3-D, blur {case['blur']:g}, {reach}:",
+            common.table(["scaling", "GeomLoss's value", "its time", "mapuot, as near"], rows),
+        ]
+    return common.text_of(f"{common.machine_line(data)}, both on CPU, value and gradient.", *text)
+
+
+TABLES = {
+    "front": front, "solve": solves, "brief-pass": passes, "brief-gpu": passes_gpu, "brief-points": to_error,
+    "brief-zoo": sets, "brief-tensors": marginals, "scaling": scalings,
+}  # fmt: skip
