@@ -16,7 +16,7 @@ __device__ __forceinline__ void measure(const State &S, Finish &F, const Transla
     const double *t = F.total, *row = F.row;
     mapuot_stats &out = F.stats;
     out.mass = move.kappa * row[ROW_MASS];
-    out.dual = S.limits.dual_constant + move.kappa * row[ROW_SOFT] + row[ROW_DUAL] +
+    out.dual = F.p.dual_constant + move.kappa * row[ROW_SOFT] + row[ROW_DUAL] +
                S.hard_weight * S.limits.reg * (F.p.shift + S.limits.fi_rows * move.lam) + both(S) * t[SUM_DUAL] -
                S.limits.reg * out.mass;
     out.dead = row[ROW_DEAD] + t[SUM_DEAD];
@@ -63,6 +63,15 @@ __device__ __forceinline__ void settle_pass(const State &S, Finish &F, const Tra
         p.shift = shift;
 }
 
+// The limits of passes over the K that there is
+__device__ __forceinline__ mapuot_limits limits_of(const State &S, const Progress &p)
+{
+    mapuot_limits limits = S.limits;
+    limits.exponent_error = p.exponent_error;
+    limits.dual_constant = p.dual_constant;
+    return limits;
+}
+
 // Certified error and status, while the second sweep goes on; the warp before the last one, then it keeps the trace.
 __device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep)
 {
@@ -72,7 +81,8 @@ __device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep)
     if (threadIdx.x / 32 != blockDim.x / 32 - 2 || p.step == MAPUOT_REPEAT)
         return;
     if (threadIdx.x % 32 == 0) {
-        certify(&S.limits, &p, &out, both(S) * t[SUM_GAP], both(S) * t[SUM_HARD], t[SUM_MISFIT], largest_scale(F));
+        const mapuot_limits limits = limits_of(S, p);
+        certify(&limits, &p, &out, both(S) * t[SUM_GAP], both(S) * t[SUM_HARD], t[SUM_MISFIT], largest_scale(F));
         out.residual = out.rejected > 0 ? INF : fmax(t[MAX_F] + p.common, t[MAX_MINUS] - p.common);
         judge(&S.limits, &p, &out, largest_scale(F), 1); // the next v is looked at in its own pass
     }

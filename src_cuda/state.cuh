@@ -85,6 +85,8 @@ struct State {
 
 struct Progress : mapuot_progress {
     int64_t turn; // passes and repeated passes: which of the buffers is in use
+    double exponent_error,
+        dual_constant; // mapuot_limits has the same: they are K's, which a device may build by itself
     double gram[MOST_MEMORY * MOST_MEMORY], ones[MOST_MEMORY], gamma[MOST_MEMORY];
 };
 #endif

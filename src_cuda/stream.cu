@@ -7,6 +7,7 @@
 // alike), MASKED (1: c is multiplied by a mask).
 #include "common.cuh"
 #include "common/mask.h"
+#include "stored_exp.cuh"
 
 #if REFERENCE == 0
 typedef double share;
@@ -143,26 +144,6 @@ struct Exponents {
             x[k] = alpha[k] + beta - costs[k] * V.inv_reg;
     }
 };
-
-// e^x of an entry that is stored: as it is in float64, else within 2e-9, as v_exp_above of src_c/vec.h does; 0 below -708.
-__device__ __forceinline__ double stored_exp(double x)
-{
-#if STORE == 0
-    return exp(x);
-#else
-    const bool in = x > -708.0;
-    const double t = in ? fmin(x, 709.0) : -708.0, magic = 6755399441055744.0, kd = fma(t, LOG2E, magic);
-    const double r = fma(kd - magic, -LN2, t); // t = k log 2 + r
-    double p = 0x1.6d7543e4127b8p-10;
-    p = fma(p, r, 0x1.126fb8fa71fe6p-7);
-    p = fma(p, r, 0x1.5554accdfb593p-5);
-    p = fma(p, r, 0x1.5554041b96acbp-3);
-    p = fma(p, r, 0x1.000000287f871p-1);
-    p = fma(p, r, 0x1.000000a21653fp+0);
-    p = fma(p, r, 1.0);
-    return in ? __hiloint2double(__double2hiint(p) + (__double2loint(kd) << 20), __double2loint(p)) : 0;
-#endif
-}
 
 // c e^x, also where c is 0 and e^x beyond all numbers
 __device__ __forceinline__ double weighed(double c, double x) { return c > 0 ? c * exp(x) : 0; }
@@ -319,14 +300,31 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // out_k: in the row rows_k - i0 the column in which its mass, added up, passes the share at_k.  A warp for each k: lane l
 // adds up the columns l, l + 32, ..; the lane in which the share is passed leaves its columns to all lanes, and so on.
+// ends: null, or the mass up to the end of each row; rows_k then comes as the bits of a mass, and becomes the row that this
+// lies in.
 extern "C" __global__ void __launch_bounds__(256)
-    draw(const __grid_constant__ View V, const int64_t *rows, const double *at, int64_t i0, int64_t count, int64_t *out)
+    draw(const __grid_constant__ View V, const double *ends, int64_t *rows, const double *at, int64_t i0, int64_t count,
+         int64_t *out)
 {
     const int lane = threadIdx.x % 32;
     const int64_t k = blockIdx.x * (int64_t)8 + threadIdx.x / 32;
     if (k >= count)
         return;
-    const int64_t i = rows[k] - i0;
+    int64_t i = rows[k] - i0;
+    if (ends) {
+        const double wanted = __longlong_as_double(rows[k]);
+        int64_t last = V.m - 1;
+        for (i = 0; i < last;) {
+            const int64_t middle = (i + last) / 2;
+            if (ends[middle] > wanted)
+                last = middle;
+            else
+                i = middle + 1;
+        }
+        __syncwarp();
+        if (lane == 0)
+            rows[k] = i;
+    }
     double left = 0; // of the mass to pass, in the columns that are left: first, first + step, ..
     int64_t first = 0, step = 1;
     do {

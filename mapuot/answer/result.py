@@ -457,6 +457,10 @@ class Result(Certified, Answer):
             if method != "independent":
                 raise ValueError(f"replace must be True for method {method!r}, got {shown(replace)}")
             return draw_once(self._wide_blocks(), size, rng)
+        return self._pairs(size, rng, method)
+
+    def _pairs(self, size: int, rng: np.random.Generator, method: str) -> tuple[Any, Any]:
+        """Draw rows, and from each a column."""
         rows = draw_rows(self.row_marginal, size, rng, method)
         return self._drawn(rows, rng.random(size))
 

@@ -19,7 +19,8 @@ from ..problem.scale import scaled
 from ..problem.validate import as_callback, as_choice, as_count, as_out, as_threads, odd_scale
 from ..progress import bar as progress_bar
 from ..ranks import join
-from ..route.on_device import plain_problem
+from ..route import on_device
+from ..route.on_device import posed
 from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, one_potential
 from ..route.plain import attempt
 from ..status import FAILED, not_converged, warn_not_converged
@@ -193,10 +194,13 @@ def solve(
         if not plain.converged:
             warn_not_converged(not_converged(plain, tol, may_be_finer(plain.options, precision)))
         return plain
+    known = posed(M, a, b, reg, reg_m, words) if free and out is None else None
+    if known and (solved := on_device.attempt(known, max_passes)) is not None:
+        return solved
     ranks = join(comm)
     with ranks.together():
-        if free and out is None and (known := plain_problem(M, a, b, reg, reg_m, words)) is not None:
-            module, problem, options = known
+        if known and (found := on_device.plain_problem(known)) is not None:
+            module, problem, options = known.backend, found, known.options
         else:
             check_words(method, precision, schedule)
             callback = as_callback(callback)

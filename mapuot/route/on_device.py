@@ -1,29 +1,54 @@
-"""Make the Problem of a plain call on a GPU with the few checks that such arguments need.
+"""Solve a plain problem on a GPU by one call of the backend, or make its Problem with the few checks that it needs.
 
-Plain: an array on the device, masses in floating point or none, KL or balanced sides of one reg_m each, c = a b^T. What
-is odd goes through problem/validate.py, which names what is wrong. From the Problem on, the way is the same.
+Plain: an array on the device, masses in floating point or none, KL or balanced sides of one reg_m each, c = a b^T.
+What is odd goes through problem/validate.py, which names what is wrong. `attempt` carries out the one stage
+(route/stages.py) of a problem that needs no other, by the same passes. What that call finds odd, or cannot finish,
+becomes a Problem (`plain_problem`) and is solved anew by all stages. Twin: route/plain.py.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import time
+from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..answer.draw import draw_masses
 from ..backends import Options, host, namespace, pick
+from ..backends.operator import parts_of
+from ..cached import cached_property
 from ..problem.cost import Dense
 from ..problem.problem import Problem
 from ..problem.side import Side
-from .plain import number, penalties_of, settings, side_of
+from ..problem.validate import moves_little
+from .plain import LazyResult, number, penalties_of, settings, side_of
+from .stages import SCALING_BELOW, turned_sides
 
 
-def plain_problem(
-    M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...]
-) -> tuple[ModuleType, Problem, Options] | None:  # fmt: skip
-    """Return (backend, problem, options) of a plain problem on a device, None where it is another one.
+class Posed(NamedTuple):
+    """A plain problem on a device whose M nobody has read yet."""
+
+    backend: ModuleType
+    cost: Dense
+    rows: Side
+    cols: Side
+    reg: float
+    options: Options
+
+
+@functools.cache
+def whole() -> tuple[ModuleType, Any]:
+    """Return the CUDA backend and its module of whole solves."""
+    backend = pick("cuda")
+    return backend, import_module(backend.__name__ + ".plain")
+
+
+def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...]) -> Posed | None:
+    """Return a plain problem on a device, None where it is another one.
 
     ``arguments``: what `settings` in plain.py takes.
     """
@@ -39,12 +64,62 @@ def plain_problem(
     rows, cols = (given_side(*x) for x in (("a", a, M.shape[0], rho[0]), ("b", b, M.shape[1], rho[1])))
     if options is None or rows is None or cols is None:
         return None
-    backend, mass = pick("cuda"), rows.mass * cols.mass
-    cost = Dense(backend.asarray(M))
+    backend = whole()[0]
+    return Posed(backend, Dense(backend.asarray(M)), rows, cols, reg, options)
+
+
+def attempt(problem: Posed, most: int) -> DeviceResult | None:
+    """Solve a problem in one call, with at most so many passes; None: it needs more."""
+    backend, cost, rows, cols, reg, options = problem
+    begun = time.perf_counter()
+    turned = turned_sides(rows.penalty == "balanced", cols.penalty == "balanced", options)
+    if turned or not options.memory or backend.quicker_turned(cost):
+        return None
+    found = whole()[1].solve(cost.array, rows, cols, reg, options, most, 1 / SCALING_BELOW)
+    if found is None or moves_little(found.mass, rows.mass, cols.mass):  # a ScalingWarning is due
+        return None
+    return DeviceResult(problem, found, begun)
+
+
+def plain_problem(given: Posed) -> Problem | None:
+    """Return the Problem, by one read of M; None where that tells of something odd."""
+    backend, cost, rows, cols, reg, _ = given
+    mass = rows.mass * cols.mass
     low, high, bad, infinite = cost.range(backend)
     if bad or infinite or not all(map(math.isfinite, (low / reg, high / reg, (high - low) / reg, mass))):
         return None
-    return backend, Problem(cost, rows, cols, reg, "product", low, high, False, mass), options
+    return Problem(cost, rows, cols, reg, "product", low, high, False, mass)
+
+
+class DeviceResult(LazyResult):
+    """The `Result` of a problem that one call has solved on a device, where the exponents of its plan stay."""
+
+    status = "converged"
+
+    def __init__(self, problem: Posed, found: Any, begun: float) -> None:
+        super().__init__(problem.backend, problem.cost, found, problem.options, begun)
+        self._posed = problem
+
+    @cached_property
+    def problem(self) -> Problem:  # type: ignore[override]
+        (_, cost, rows, cols, reg, _), (low, high) = self._posed, self._found.range
+        return Problem(cost, rows, cols, reg, "product", low, high, False, rows.mass * cols.mass)
+
+    @cached_property
+    def how(self) -> str:  # type: ignore[override]
+        return f"{self.options.precision} tiles on a GPU, persistent"
+
+    def _pairs(self, size: int, rng: np.random.Generator, method: str) -> tuple[Any, Any]:
+        if method == "rows" or not self._holds(slice(None)):
+            return super()._pairs(size, rng, method)
+        stream: Any = self._formed
+        masses = draw_masses(self.row_marginal, size, rng, method)  # whose rows the device finds
+        return stream.draw_at(*masses, rng.random(size))  # type: ignore[no-any-return]
+
+    def _new_stream(self) -> Any:
+        m = self._cost.shape[0]
+        alpha, beta = self._found.exponents[:m], self._found.exponents[m:]
+        return self._backend.operator_of(*parts_of(self.problem), self._threads).take(alpha, beta)
 
 
 FEW_POINTS = 1 << 14  # of a side that is kept for later calls: with more points a solve takes long anyway

@@ -162,42 +162,24 @@ def is_plain(task: BatchProblem) -> Any:
     return task.cost.operator == "tiles" and task.cost.size <= SERIAL_ENTRIES
 
 
-class PlainResult(Result):
-    """The `Result` of a plain problem, whose members are made when they are asked for."""
+class LazyResult(Result):
+    """The `Result` of a problem that was solved in one call, whose members are made when they are asked for."""
 
-    def __init__(
-        self, backend: ModuleType, cost: Dense, a: Any, b: Any, reg: float, rho: Any, found: Any, options: Options,
-        begun: float, plan: Any,
-    ) -> None:  # fmt: skip
-        self._backend, self._cost, self._a, self._b, self._reg, self._rho = backend, cost, a, b, reg, rho
-        self._found, self.options, self._seconds = found, options, time.perf_counter() - begun
-        self._threads = options.threads
-        self.status = "converged" if found.converged else "max_passes"
-        if plan is not None:
-            self.plan = plan
+    def __init__(self, backend: ModuleType, cost: Dense, found: Any, options: Options, begun: float) -> None:
+        """``found``: among others ``numbers``, log u, log v, r and s one after the other, and ``passes``."""
+        self._backend, self._cost, self._found, self.options = backend, cost, found, options
+        self._seconds, self._threads = time.perf_counter() - begun, options.threads
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         potentials, marginals = (self.log_u, self.log_v), (self.row_marginal, self.col_marginal)
         kept = potentials, marginals, self.trace, self.status, self._threads, self.how
         return as_it_is, (Result(self.problem, self._backend, *kept), self.scale_cost)
 
-    @cached_property
-    def problem(self) -> Problem:  # type: ignore[override]
-        found, (rho_a, rho_b) = self._found, self._rho
-        rows, cols, mass = side_of("a", self._a, rho_a), side_of("b", self._b, rho_b), self._a.sum() * self._b.sum()
-        range_ = found.low, found.high, found.forbidden
-        return Problem(self._cost, rows, cols, self._reg, "product", *range_, float(mass))
-
     def _part(self, k: int) -> Any:
-        """Return a part of the numbers: log u, log v, r, s, or the exponents of the plan."""
+        """Return a part of the numbers: log u, log v, r, s, or the exponents of the plan where these are there."""
         m, n = self._cost.shape
         ends = 0, m, m + n, 2 * m + n, 2 * (m + n), 3 * (m + n)
         return self._found.numbers[ends[k] : ends[k + 1]]
-
-    @cached_property
-    def how(self) -> str:  # type: ignore[override]
-        more = [FORMED] * isinstance(self._cost, Formed) + newton_words(self._found.products)
-        return in_core(self.options, self._found.larger, self._found.symmetric, more)
 
     log_u = property(lambda self: self._part(0))
     log_v = property(lambda self: self._part(1))
@@ -210,6 +192,32 @@ class PlainResult(Result):
         for stat in passes:
             stat.seconds = self._seconds
         return passes
+
+
+class PlainResult(LazyResult):
+    """The `Result` of a plain problem that the core solved, with a plan that is small enough to be kept."""
+
+    def __init__(
+        self, backend: ModuleType, cost: Dense, a: Any, b: Any, reg: float, rho: Any, found: Any, options: Options,
+        begun: float, plan: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(backend, cost, found, options, begun)
+        self._a, self._b, self._reg, self._rho = a, b, reg, rho
+        self.status = "converged" if found.converged else "max_passes"
+        if plan is not None:
+            self.plan = plan
+
+    @cached_property
+    def problem(self) -> Problem:  # type: ignore[override]
+        found, (rho_a, rho_b) = self._found, self._rho
+        rows, cols, mass = side_of("a", self._a, rho_a), side_of("b", self._b, rho_b), self._a.sum() * self._b.sum()
+        range_ = found.low, found.high, found.forbidden
+        return Problem(self._cost, rows, cols, self._reg, "product", *range_, float(mass))
+
+    @cached_property
+    def how(self) -> str:  # type: ignore[override]
+        more = [FORMED] * isinstance(self._cost, Formed) + newton_words(self._found.products)
+        return in_core(self.options, self._found.larger, self._found.symmetric, more)
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
         yield 0, self.plan  # small enough to be kept

@@ -280,8 +280,8 @@ def test_long_rows_and_what_is_known_of_an_answer(turning, tmp_path):
     assert solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0, warm_start=resumed).n_passes <= 2
     assert turning[-1] == (90, 19)
     solve(M, a, b, reg=0.05, reg_m=1.0, backend="cuda")
-    solve(cp.asarray(M[:, :60]), a, b[:60], reg=0.05, reg_m=1.0)
-    solve(cp.asarray(M.T.copy()), b, a, reg=0.05, reg_m=1.0)
+    solve(cp.asarray(M[:, :60]), a, b[:60], reg=0.05, reg_m=1.0, symmetric=False)  # not by one call
+    solve(cp.asarray(M.T.copy()), b, a, reg=0.05, reg_m=1.0, symmetric=False)
     assert turning[-3:] == [(19, 90), (19, 60), (90, 19)]
 
 
@@ -376,13 +376,50 @@ def test_the_short_way_makes_the_same_problem(monkeypatch, given, reg, reg_m):
             assert getattr(found, name) == getattr(want, name)
 
 
+ONE_CALL = {  # how the costs and options differ from plain ones, and whether one call solves them
+    "plain": (lambda M: M, {}, True),
+    "balanced first": (lambda M: 12 * M - 3, {}, True),  # range(M) / reg beyond what K holds as it is
+    "hard rows": (lambda M: 12 * M, {"reg_m": (np.inf, 1.0)}, True),
+    "float64": (lambda M: 9 * M, {"tol": 1e-9}, True),
+    "float32 costs": (lambda M: M.astype(np.float32), {}, True),
+    "a forbidden pair": (lambda M: np.where(np.arange(M.size).reshape(M.shape) == 7, np.inf, M), {}, False),
+    "one potential": (lambda M: M + M.T, {}, False),
+    "larger regs": (lambda M: 400 * M, {}, False),
+    "hard columns": (lambda M: M, {"reg_m": (1.0, np.inf)}, False),
+    "few passes": (lambda M: M, {"max_passes": 2}, False),
+    "columns apart": (np.asfortranarray, {}, False),
+}
+
+
 @pytest.mark.filterwarnings("ignore::mapuot.errors.ConvergenceWarning")
+@pytest.mark.parametrize("case", ONE_CALL)
+def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
+    """Without a Problem and a workspace; what one call does not do is solved as it always was, and none is wrong."""
+    if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
+        pytest.skip("takes persistent kernels")
+    change, given, whole = ONE_CALL[case]
+    M, a, _ = cost(60, 60, 2)
+    M = change(M / M.max())
+    made, workspace = [], cuda.Workspace
+    monkeypatch.setattr(cuda, "Workspace", lambda *words: made.append(words) or workspace(*words))
+    given = {"reg": 0.05, "reg_m": 1.0, **given}
+    found = solve(cp.asarray(M), a, a, **given)
+    assert bool(made) == (not whole)
+    exact = solve(np.ascontiguousarray(M), a, a, **given | {"tol": 1e-11, "precision": "float64", "max_passes": 9999})
+    assert found.converged == ("max_passes" not in given)
+    plan = np.exp(found.log_u[:, None] + found.log_v - M / given["reg"]) * np.outer(a, a)
+    assert np.abs(plan - exact.plan).sum() <= (found.error_bound + exact.error_bound) * exact.plan.sum()
+    assert found.dual <= exact.objective
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.errors.ConvergenceWarning")
+@pytest.mark.parametrize("one_call", [True, False])
 @pytest.mark.parametrize(
     ("words", "shape", "reg_m"),
     [("ordered", (40, 60), 1.0), ("ordered", (40, 60), (np.inf, 0.5)), ("ordered", (90, 130), 1.0),
      ("portable", (40, 60), 1.0), ("portable", (40, 60), (np.inf, 0.5))],
 )  # fmt: skip
-def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, reg_m):
+def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, reg_m, one_call):
     """Costs of several scales, some of which are balanced first; then in threads, and after a solve that was stopped.
 
     The answers are those of new workspaces, to the bit where sums are ordered, and no cost outlives its solve.
@@ -391,15 +428,17 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, re
     if shape[0] > 40:  # clusters correct its passes
         monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
         monkeypatch.setattr(coarse, "SHARP", 0.0)
-    module = cuda.import_module("mapuot.backends.cuda.workspace")
+    module, calls = (cuda.import_module(f"mapuot.backends.cuda.{name}") for name in ("workspace", "plain"))
     M, *masses = map(cp.asarray, cost(*shape, 2))
+    symmetric = None if one_call and words == "ordered" else False
+    kept, most = (calls.KEPT if symmetric is None else module.IDLE), module.MOST_IDLE
     scales = 1, 0.3, 8, 1, 1e-3, 1, 0.5
     costs = [(scale * M + k).astype((float, np.float32)[k % 2]) for k, scale in enumerate(scales)]
 
     def answer(M, afresh=False):
         if afresh:
-            module.IDLE.clear()
-        found = solve(M, *masses, reg=0.05, reg_m=reg_m, max_passes=60)
+            kept.clear()
+        found = solve(M, *masses, reg=0.05, reg_m=reg_m, max_passes=60, symmetric=symmetric)
         return np.concatenate([[found.error_bound], found.log_u, found.log_v, found.col_marginal])
 
     def compare(found, want):
@@ -407,16 +446,18 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, re
 
     want = [answer(M, afresh=True) for M in costs]
     compare([answer(M) for M in costs], want)
-    assert 0 < len(module.IDLE) <= module.MOST_IDLE
+    assert 0 < len(kept) <= most
     with ThreadPoolExecutor(1 if "cuda_on_cpu" in cp.__file__ else 3) as pool:
         compare(list(pool.map(answer, costs)), want)
-    assert not any({"problem", "operator", "coarse"} & {*vars(x)} for x in module.IDLE.values())
-    module.IDLE.clear()
+    workspaces = [getattr(x, "workspace", x) for x in kept.values()]
+    assert not any(vars(x).get(name) for x in workspaces for name in ("problem", "operator", "coarse"))
+    kept.clear()
+    stopped = (calls.Prepared, "__call__") if symmetric is None else (module.DeviceWorkspace, "read")
     with monkeypatch.context() as patch:
-        patch.setattr(module.DeviceWorkspace, "read", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(*stopped, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             answer(costs[0])
-    assert not module.IDLE
+    assert not kept
     compare(answer(costs[0]), want[0])
 
 
@@ -445,6 +486,7 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, h
     monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 80 * 8 * 32)
     beside, stores = 1 << 20, []
     module.IDLE.clear()  # a workspace of an earlier solve has its room
+    monkeypatch.setattr(cuda.import_module("mapuot.backends.cuda.plain"), "MOST_ENTRIES", 0)  # calls are for small M
     monkeypatch.setattr(module.DeviceWorkspace, "beside", lambda self, dtype: beside)
     monkeypatch.setattr(module, "free_memory", lambda enough: beside + rows * 4 * 130 * 80)
     monkeypatch.setattr(cuda_arrays, "free_memory", lambda enough: 1 << 40)

@@ -116,6 +116,7 @@ CASES = {
     ),
     "streams over pairs": ("sparse_stream.cu", {"STORE": 1, "COST": 1, "SHORT_INDEX": 1}, STORED),
     "streams": ("stream.cu", {"STORE": 1, "COST": 1, "REFERENCE": 1, "MASKED": 0}, STREAM),
+    "a plain problem": ("plain.cu", {"STORE": 1, "COST": 1}, {"begin": (BLOCK, 0), "tell": (BLOCK, 0)}),
     "narrow batch": blocks(100, 100, True),
     "batch": blocks(100, 100, False),
     "batch of clouds": made(3),

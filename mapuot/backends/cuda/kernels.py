@@ -19,7 +19,7 @@ from ...enums import SOURCE
 from .. import records
 from ..contract import MEMORY, PAD, memory_of
 
-COOPERATIVE = ("iterate.cu", "fused_pass.cu", "finish.cu")  # files whose blocks wait for each other
+COOPERATIVE = ("plain.cu", "iterate.cu", "fused_pass.cu", "finish.cu")  # files whose blocks wait for each other
 STORES = {"float64": 0, "float32": 1}
 ITEMSIZE = {"float64": 8, "float32": 4}
 THREADS, SCALARS, BLOCKS = 512, 7, 256
@@ -45,6 +45,7 @@ STATE, PROGRESS, TRACE = RECORDS["State"], RECORDS["Progress"], records.STATS
 MASK = records.COMMON["mapuot_mask"]
 VIEW = records.read("common/record.h", "stream.cu")["View"]
 PASS = records.read("fused_pass.cu")["Pass"]
+PLAIN = records.read("plain.cu")["Plain"]
 
 
 def memory_for(m: int, n: int, itemsize: int) -> int:

@@ -319,7 +319,7 @@ class PointWorkspace(DeviceWorkspace):
         return found or (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
-        self.state["limits"]["exponent_error"] = error
+        self.progress["exponent_error"] = error
         was = self.quick_error
         self.quick_error = self.powers_error + error if self.quick and error <= QUICK_MOST else 0.0
         wide = self.passes_of(False)

@@ -16,6 +16,7 @@ import numpy as np
 from ...problem.metrics import METRICS
 from ..contract import MEMORY
 from ..narrow_points import FORMS
+from . import plain
 from .kernels import (
     NARROW_SHAPES,
     PORTABLE_SHAPES,
@@ -66,6 +67,7 @@ def jobs() -> list[Job]:
     for dtype in DTYPES:
         M = SimpleNamespace(dtype=np.dtype(dtype))
         found += [stream_job("build_kernel", M, None, STORES[store]) for store in DTYPES]
+        found += [job for store in DTYPES for job in plain.jobs(M.dtype, store)]
         found += [
             ("coarse.cu", "nearest", {"STORE": STORES[store], "COST": int(dtype == "float32")}) for store in DTYPES
         ]

@@ -25,7 +25,7 @@ from ...penalties import F64
 from ...problem.mask import Masked
 from ...problem.problem import Problem
 from ..boxes import Truncation
-from ..contract import MEMORY, PAD, Options, Stats, any_of, host, largest, memory_of
+from ..contract import MEMORY, PAD, Options, Stats, host, largest, memory_of
 from ..limits import limits_of
 from ..operator import parts_of
 from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, told
@@ -133,7 +133,6 @@ class DeviceWorkspace(KernelWorkspace):
     key: Any = None  # of IDLE, by which a later solve finds this workspace
     sides: Any = None  # which the key names by their ids, kept for them to stay what they are
     read_all = False  # nothing is under way on the device
-    begun: Any = None  # progress after a cold start, while all that it staged is there still
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
         super().__init__(problem, options, skip)
@@ -164,27 +163,6 @@ class DeviceWorkspace(KernelWorkspace):
         self.launch.parity, self.fresh = 0, False
         self.start()
         self.open_coarse()
-
-    def absorb(self, log_v: F64 | None = None) -> None:
-        """Absorb as all workspaces do; what a cold start of an earlier solve has staged is sent again for another M."""
-        problem, begun, self.begun = self.problem, self.begun, None
-        cold = log_v is not None and not any_of(log_v != 0) and self.key is not None
-        plain = cold and problem.spread <= self.safe_spread and not (problem.forbidden or self.options.symmetric)
-        if not (plain and begun is not None):
-            super().absorb(log_v)
-            if plain and not any(map(any_of, problem.left_out)):
-                self.begun = self.progress.copy()
-            return
-        self.begun, self.progress = begun, begun.copy()
-        alpha, off_u = np.full(problem.shape[0], problem.M_min / problem.reg), self.dead[0]
-        d = alpha - problem.log_reference[0]
-        self.state["limits"]["exponent_error"] = problem.exponent_error(alpha[:1], np.zeros(1))
-        self.put("alpha", alpha)
-        self.unbuilt = True
-        if self.state["hard_weight"]:
-            self.set_dual_constants(d, off_u)
-        self.set_rows(d, off_u)
-        self.send_afresh()
 
     @property
     def reads(self) -> str:
@@ -300,7 +278,7 @@ class DeviceWorkspace(KernelWorkspace):
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         """Send alpha and beta with all that ``set_cols`` sends; K is made of them then."""
-        self.state["limits"]["exponent_error"] = error
+        self.progress["exponent_error"] = error
         self.put("alpha", alpha)
         self.put("beta", beta)
         self.unbuilt = True
@@ -316,7 +294,8 @@ class DeviceWorkspace(KernelWorkspace):
             if held:
                 terms += self.problem.reg * float((hard * np.where(hard > 0, d, 0.0)).sum())
         total, scale = self.dual_constants()
-        put(self.state["limits"], {"dual_constant": total + rows.ranks.sum(terms), "dual_scale": scale})
+        self.progress["dual_constant"] = total + rows.ranks.sum(terms)
+        self.state["limits"]["dual_scale"] = scale
         self.state["hard_weight"] = rows.ranks.sum(held)
         self.launch.graphs.clear()  # they hold the state as it was
 
@@ -337,7 +316,6 @@ class DeviceWorkspace(KernelWorkspace):
             point[:, k] = values
 
     def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
-        self.begun = None
         self.progress["shift"] = self.progress["shift"] if shift is None else shift
         side, n, reg = self.problem.cols, self.problem.shape[1], self.problem.reg
         weight = np.where(off, 0.0, side.weight)
@@ -365,10 +343,6 @@ class DeviceWorkspace(KernelWorkspace):
             self.staged["scalars"][k] = value
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= largest(v) <= NARROW_LIMIT
         self.progress["turn"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
-        self.send_afresh()
-
-    def send_afresh(self) -> None:
-        """Send what is staged to where no pass has left anything."""
         if not self.fresh:
             self.arrays["left"].fill(0)
         self.fresh, self.downloaded = False, None

@@ -55,7 +55,7 @@ PTX = {  # what an asm statement starts with: the C++ in its place, {0} the firs
 }  # fmt: skip
 ASM = re.compile(r'\basm(?: volatile)?\("((?:[^"\\]|\\.)*)".*?\);', re.DOTALL)
 KERNEL = re.compile(r'extern "C" __global__ void(?:\s+__launch_bounds__\([^)]*\)|\s+SHAPE)?\s+(\w+)\(')
-COOPERATIVE = "iterate", "iterate_pairs", "fused_pass", "finish"
+COOPERATIVE = "begin", "iterate", "iterate_pairs", "fused_pass", "finish"
 SHARED = "extern __shared__ __align__(128) unsigned char memory[];"
 
 

@@ -1,0 +1,301 @@
+// Mirrors is_plain, begin and absorb of src_c/solve.c: from M to a state before its first pass in one cooperative launch, and
+// from the last pass to the numbers of an answer in another, so that the host reads nothing before these.
+//
+// Plain: M in C order, finite, all masses positive, c = a b^T, no larger reg first, and not one potential.  What is found
+// not to be so, or not to end, is told by its status, and the host goes the ordinary way from its beginning.
+// Options: STORE (of K), COST (of M: 0 float64, 1 float32).
+#include "state.cuh"
+#include "stored_exp.cuh"
+
+extern __shared__ __align__(128) unsigned char memory[]; // a Seen for each warp
+
+#define THREADS 512
+#define WARPS (THREADS / 32)
+#define AHEAD 8                                                      // reads of a thread that are under way at once
+#define ENTRIES ((int)(16 / sizeof(cost)))                           // of M in 16 bytes
+#define HEAD 8                                                       // words of an answer before its trace
+#define TOLD (HEAD + TRACE_PASSES * (int)(sizeof(mapuot_stats) / 8)) // and before its vectors
+
+struct Plain {
+    const cost *M;               // m x n, at a multiple of 16 bytes
+    double *alpha, *beta;        // m, ld: what K absorbs
+    const double *log_a, *log_b; // m, n
+    double *range;               // 4 a block: least and largest entry, how many are not finite, and unlike those across
+                                 // the diagonal
+    int64_t *tops;               // n: the largest exponent of each column, by its rank
+    const Progress *start;       // before a first pass
+    double safe_spread;          // range(M) / reg that K holds with nothing absorbed but the least cost
+    double most_spread;          // and up to which no larger reg comes first
+    double log_size;             // of a and of b, added up
+    double rounding, vanishing;  // EXPONENT_ROUNDING and VANISHING of mapuot/problem/problem.py
+    double dual_constant;        // without what hard rows add
+    double mass;                 // of b
+    int64_t alike;               // 1: rows and columns are the same problem if M is its transpose
+    int64_t posts;               // POSTS of the passes
+};
+
+struct Seen {
+    double low, high, odd, unlike;
+};
+
+// The same of all threads of the block, for all of them; and the sums over them
+__device__ __forceinline__ Seen seen_by_all(Seen x, Seen *of_warps)
+{
+    x = {-warp_max(-x.low), warp_max(x.high), warp_sum(x.odd), warp_sum(x.unlike)};
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        of_warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = of_warps[threadIdx.x % WARPS];
+    return {-warp_max<WARPS>(-x.low), warp_max<WARPS>(x.high), warp_sum<WARPS>(x.odd), warp_sum<WARPS>(x.unlike)};
+}
+
+__device__ __forceinline__ void see(Seen &all, cost &low, cost &high, cost x)
+{
+    low = fmin(low, x);
+    high = fmax(high, x);
+    all.odd += !isfinite(x);
+}
+
+// What this thread sees of M
+__device__ __forceinline__ Seen look(const State &S, const Plain &T)
+{
+    const int64_t total = S.m * S.n, chunks = total / ENTRIES, step = (int64_t)gridDim.x * THREADS;
+    const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, left = chunks * ENTRIES + own;
+    cost low = INF, high = -INF;
+    Seen all = {0, 0, 0, 0};
+    for (int64_t q = own; q < chunks; q += AHEAD * step) {
+        alignas(16) cost x[AHEAD][ENTRIES];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            *(uint4 *)x[i] = __ldg((const uint4 *)T.M + (q + i * step < chunks ? q + i * step : q));
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+#pragma unroll
+            for (int e = 0; e < ENTRIES; e++)
+                if (q + i * step < chunks)
+                    see(all, low, high, x[i][e]);
+    }
+    if (left < total)
+        see(all, low, high, T.M[left]);
+    for (int64_t q = own; T.alike && q < S.m * 32; q += step) { // the tiles on the diagonal: see extrema in stream.cu
+        const int64_t i = q / 32, j = i / 32 * 32 + q % 32;
+        all.unlike += j < S.n && T.M[i * S.n + j] != T.M[j * S.n + i];
+    }
+    all.low = low;
+    all.high = high;
+    return all;
+}
+
+// Empty what passes add to and post in, and the ranks of no column yet.
+__device__ __forceinline__ void empty(const State &S, const Plain &T)
+{
+    const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+    for (int64_t q = own; q < 2 * (S.parts > BLOCKS ? S.parts : BLOCKS) * SCALARS; q += step)
+        S.scalars[q] = 0;
+    for (int64_t q = own; q < 3 * S.ld; q += step)
+        S.sums[q] = 0;
+    for (int64_t q = own; q < 2 * S.parts * T.posts; q += step)
+        take_back(S.partial + q);
+    for (int64_t q = own; q < S.n; q += step)
+        T.tops[q] = rank_of(-INF);
+}
+
+// alpha_i = -max_j(log b_j - M_ij / reg), a warp a row
+__device__ __forceinline__ void balance_rows(const State &S, const Plain &T)
+{
+    const int lane = threadIdx.x % 32;
+    for (int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; i < S.m; i += (int64_t)gridDim.x * WARPS) {
+        const cost *row = T.M + i * S.n;
+        double top = -INF;
+        for (int64_t j = lane; j < S.n; j += 32 * AHEAD) {
+            cost x[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                x[k] = j + 32 * k < S.n ? row[j + 32 * k] : (cost)INF;
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                if (j + 32 * k < S.n)
+                    top = fmax(top, T.log_b[j + 32 * k] - x[k] * S.limits.inv_reg);
+        }
+        top = warp_max(top);
+        if (lane == 0)
+            T.alpha[i] = -top;
+    }
+}
+
+// tops_j = max_i(alpha_i + log b_j - M_ij / reg), a warp 32 columns of some rows
+__device__ __forceinline__ void balance_columns(const State &S, const Plain &T)
+{
+    const int64_t strips = (S.n + 31) / 32, warps = (int64_t)gridDim.x * WARPS;
+    const int64_t parts = warps > strips ? warps / strips : 1;
+    for (int64_t q = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; q < strips * parts; q += warps) {
+        const int64_t j = q % strips * 32 + threadIdx.x % 32, part = q / strips;
+        const int64_t end = S.m * (part + 1) / parts;
+        if (j >= S.n)
+            continue;
+        double top = -INF;
+        for (int64_t i = S.m * part / parts; i < end; i += AHEAD) {
+            cost x[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                x[k] = i + k < end ? T.M[(i + k) * S.n + j] : (cost)INF;
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                if (i + k < end)
+                    top = fmax(top, T.log_b[j] + __ldcg(T.alpha + i + k) - x[k] * S.limits.inv_reg);
+        }
+        atomicMax(T.tops + j, rank_of(top));
+    }
+}
+
+// What passes need of the rows and of the columns, around alpha and beta; safe: alpha is `least` and beta 0.
+__device__ __forceinline__ void set_sides(const State &S, const Plain &T, bool safe, double least)
+{
+    const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = own; i < S.m; i += step) {
+        Point &p = ((Point *)S.point)[i];
+        const double alpha = safe ? least : __ldcg(T.alpha + i), log_a = T.log_a[i];
+        T.alpha[i] = alpha;
+        p.x = p.y * log_a - (1 - p.y) * (alpha - log_a);
+    }
+    for (int64_t j = own; j < S.n; j += step) {
+        const double log_b = T.log_b[j], beta = safe ? 0 : log_b - number_of(__ldcg(T.tops + j));
+        const double e = beta - log_b, v = exp(-e);
+        T.beta[j] = beta;
+        ((double *)S.cols.absorbed)[j] = e;
+        S.x_next[j] = 0;
+        S.v_scale[j] = v;
+        S.narrow_v[j] = (float)fmin(v, NARROW_LIMIT);
+    }
+}
+
+// K_ij = exp(alpha_i + beta_j - M_ij / reg), some columns of a row by a warp
+__device__ __forceinline__ void build(const State &S, const Plain &T, bool safe, double least)
+{
+    const int64_t warps = (int64_t)gridDim.x * WARPS, span = 32 * AHEAD, each = (S.ld + span - 1) / span;
+    for (int64_t q = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; q < S.m * each; q += warps) {
+        const int64_t i = q / each, j = q % each * span + threadIdx.x % 32;
+        const cost *row = T.M + i * S.n;
+        real *to = S.kernel + i * S.ld;
+        const double alpha = safe ? least : __ldcg(T.alpha + i);
+        cost x[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            x[k] = j + 32 * k < S.n ? row[j + 32 * k] : (cost)INF;
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            if (j + 32 * k >= S.ld)
+                continue;
+            const double beta = safe || j + 32 * k >= S.n ? 0 : __ldcg(T.beta + j + 32 * k);
+            const double p = stored_exp(alpha + beta - x[k] * S.limits.inv_reg);
+            to[j + 32 * k] = (real)(p >= S.limits.flush ? p : 0);
+        }
+    }
+}
+
+// Progress before the first pass; one block
+__device__ __forceinline__ void set_progress(const State &S, const Plain &T, bool safe, const Seen &M, Seen *of_warps)
+{
+    const double least = M.low / S.limits.reg;
+    Seen rows = {0, safe ? fabs(least) : 0, 0, 0}, cols = {0, 0, 0, 0}; // high: a size; odd and unlike: sums
+    for (int64_t i = threadIdx.x; i < S.m; i += THREADS) {
+        const double alpha = safe ? least : __ldcg(T.alpha + i);
+        rows.high = fmax(rows.high, fabs(alpha));
+        rows.odd += S.point[i].w * (alpha - T.log_a[i]);
+    }
+    for (int64_t j = threadIdx.x; j < S.n; j += THREADS) {
+        const double log_b = T.log_b[j], beta = safe ? 0 : log_b - number_of(__ldcg(T.tops + j)), v = exp(log_b - beta);
+        cols.high = fmax(cols.high, fabs(beta));
+        cols.low = fmin(cols.low, -v);
+        cols.odd += v;
+    }
+    rows = seen_by_all(rows, of_warps);
+    cols = seen_by_all(cols, of_warps);
+    copy_record(S.progress, T.start);
+    __syncthreads();
+    if (threadIdx.x > 0)
+        return;
+    const double terms = rows.high + cols.high + T.log_size;
+    const double paid = fmin((M.high - M.low) / S.limits.reg, terms + fabs(least) + T.vanishing);
+    Progress &p = *S.progress;
+    p.exponent_error = T.rounding * (paid + terms);
+    p.dual_constant = T.dual_constant + rows.odd;
+    if (!(-cols.low >= 1 / NARROW_LIMIT && -cols.low <= NARROW_LIMIT))
+        p.narrow = 0;
+    S.scalars[NEXT_SCALE] = cols.odd;
+    S.scalars[NEXT_B] = T.mass; // sum b e^(-k x) of x = 0
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    begin(const __grid_constant__ State S, const __grid_constant__ Plain T)
+{
+    Seen *of_warps = (Seen *)memory;
+    uint32_t *counter = S.barrier + 16, ended = meeting_start(counter); // beside those of the passes
+    const double reg = S.limits.reg;
+    Seen M = seen_by_all(look(S, T), of_warps);
+    empty(S, T);
+    if (threadIdx.x == 0)
+        ((Seen *)T.range)[blockIdx.x] = M;
+    grid_barrier(counter, ended);
+    M = {INF, -INF, 0, 0};
+    if (threadIdx.x < gridDim.x) {
+        const double *at = T.range + 4 * threadIdx.x;
+        M = {__ldcg(at), __ldcg(at + 1), __ldcg(at + 2), __ldcg(at + 3)};
+    }
+    M = seen_by_all(M, of_warps);
+    const double spread = (M.high - M.low) / reg, least = M.low / reg;
+    const bool finite = isfinite(spread) && isfinite(least) && isfinite(M.high / reg);
+    const bool safe = spread <= T.safe_spread, last = blockIdx.x == gridDim.x - 1;
+    if (last && threadIdx.x == 0)
+        ((Seen *)T.range)[BLOCKS] = M;
+    if (M.odd > 0 || !finite || !(spread <= T.most_spread) || (T.alike && !(M.unlike > 0))) {
+        if (last && threadIdx.x == 0)
+            S.progress->status = MAPUOT_BAD_ARGUMENT;
+        return;
+    }
+    if (!safe) {
+        balance_rows(S, T);
+        grid_barrier(counter, ended);
+        balance_columns(S, T);
+        grid_barrier(counter, ended);
+    }
+    set_sides(S, T, safe, least);
+    if (!safe)
+        grid_barrier(counter, ended);
+    build(S, T, safe, least);
+    if (last)
+        set_progress(S, T, safe, M, of_warps);
+}
+
+// An answer: status, passes and range; the trace; log u, log v and the marginals; and, elsewhere, the exponents of the plan.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    tell(const __grid_constant__ State S, const __grid_constant__ Plain T, double *out, double *exponents)
+{
+    const Progress &p = *S.progress;
+    const Seen &M = ((const Seen *)T.range)[BLOCKS];
+    const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+    if (own == 0) {
+        out[0] = (double)p.status;
+        out[1] = (double)p.passes;
+        out[2] = M.low;
+        out[3] = M.high;
+    }
+    if (p.status != MAPUOT_CONVERGED)
+        return;
+    for (int64_t q = own; q < p.passes * (int)(sizeof(mapuot_stats) / 8); q += step)
+        out[HEAD + q] = ((const double *)S.trace)[q];
+    double *log_u = out + TOLD, *log_v = log_u + S.m, *r = log_v + S.n, *s = r + S.m;
+    for (int64_t i = own; i < S.m; i += step) {
+        const double log_a = T.log_a[i], x = S.u_log[i] + (T.alpha[i] - log_a) + (p.shift + p.offset);
+        log_u[i] = x;
+        r[i] = S.r[i] * p.kappa;
+        exponents[i] = isfinite(x) ? x + log_a : -INF;
+    }
+    for (int64_t j = own; j < S.n; j += step) {
+        const double x = S.x[j];
+        log_v[j] = x;
+        s[j] = S.s[j];
+        exponents[S.m + j] = isfinite(x) ? x + T.log_b[j] : -INF;
+    }
+}
