@@ -14,6 +14,8 @@ import oracle
 from oracle import LONG
 from scipy import sparse
 
+from mapuot.backends.contract import host
+
 UNIT = 2.0**-53
 ROUNDINGS = 64
 STORAGE = {"float64": 0.0, "auto": 2.0**-23, "mixed": 2.0**-23}
@@ -53,7 +55,8 @@ class Claim:
 def claim_of(result: Any) -> Claim:
     numbers = (float(getattr(result, name)) for name in ("gap", "error_bound", "dual", "objective", "mass"))
     vectors = result.row_marginal, result.col_marginal
-    plan = result.plan.toarray() if sparse.issparse(result.plan) else np.asarray(result.plan)
+    plan = host(result.plan)
+    plan = plan.toarray() if sparse.issparse(plan) else np.asarray(plan)
     last = float(result.trace[-1].dual) if result.status != "cancelled" else None
     kept = plan > 0 if result.skipped is not None else None
     return Claim(

@@ -222,6 +222,10 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     options = {"backend": backend, **trial.options}
     first, start = trial.problems[0], trial.start
     positional, named = arguments(first, options.pop("truncate", "auto"))
+    if backend == "cuda" and trial.how in ("cold", "warm") and type(positional[0]) is np.ndarray and first.M.size % 2:
+        import cupy
+
+        positional = (cupy.asarray(positional[0]), *positional[1:])  # on the device, where some are solved in one call
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
