@@ -18,7 +18,8 @@ from .answer.tensors import array_of, check_csr, is_csr, stream_of, tensor_of
 from .api.batch import BatchResult, solve_batch
 from .api.divergence import check_options, self_costs
 from .api.solve import solve
-from .backends import host, pick
+from .backends import host, namespace, pick
+from .backends.contract import any_of
 from .penalties import F64
 from .problem.clouds import PointCloud
 from .problem.kinds import as_costs
@@ -330,17 +331,16 @@ class SamplesLoss(torch.nn.Module):
         side = side.once()
         if self.cost is not None:
             return self.solve(side, side, (rho, rho), backend)
-        loss, points = (self.p, self.eps, rho, backend, repr(self.options)), host(array_of(side.points))
-        points = points.astype(np.float64)
-        masses, at, held = host(array_of(side.masses)), id(side.given), ALONE.get(id(side.given))
+        loss, points = (self.p, self.eps, rho, backend, repr(self.options)), array_of(side.points).astype(np.float64)
+        masses, at, held = array_of(side.masses), id(side.given), ALONE.get(id(side.given))
         same = held is not None and held.loss == loss and held.tensor() is side.given
         same = same and np.array_equal(held.starts, side.starts)  # type: ignore[union-attr]
-        if held and same and np.array_equal(held.points, points) and np.array_equal(held.masses, masses):
+        if held and same and are_equal(held.points, points) and are_equal(held.masses, masses):
             return held.result
         result = self.solve(side, side, (rho, rho), backend)
         if np.all(result.converged):
             gone = weakref.ref(side.given, lambda ref: forget(at, ref))
-            ALONE[at] = Alone(gone, loss, points, np.array(masses), side.starts, result)
+            ALONE[at] = Alone(gone, loss, points, masses.copy(), side.starts, result)
         return result
 
     def solve(self, rows: Measure, cols: Measure, rho: Any, backend: str) -> Any:
@@ -356,10 +356,11 @@ class SamplesLoss(torch.nn.Module):
             found = [self.dual_pair(Measure(x, a, x), Measure(y, b, y)) for a, x, b, y in pairs]
             return tuple(map(torch.stack, zip(*found, strict=True)))
         ab, *alone = self.solved(rows, cols)
-        pair = [host(ab.f), host(ab.g)]
+        pair, xp = [ab.f, ab.g], namespace(ab.f)
         if alone:
             with np.errstate(invalid="ignore"):  # of points without mass
-                pair = [f - 0.5 * (host(x.f) + host(x.g)) for f, x in zip(pair, alone, strict=True)]
+                both = (xp.asarray(x.f) + xp.asarray(x.g) for x in alone)
+                pair = [f - 0.5 * x for f, x in zip(pair, both, strict=True)]
         out = []
         for side, f in zip((rows, cols), pair, strict=True):
             found = tensor_of(f, side.points.device).to(side.points.dtype)
@@ -377,6 +378,11 @@ def forget(at: int, ref: Any) -> None:
     held = ALONE.get(at)
     if held is not None and held.tensor is ref:
         del ALONE[at]
+
+
+def are_equal(x: Any, y: Any) -> bool:
+    """Tell whether two arrays on one device hold the same numbers."""
+    return x.shape == y.shape and type(x) is type(y) and not any_of(x != y)
 
 
 def is_mapped(x: Any) -> bool:
@@ -461,10 +467,10 @@ def cloud_of(rows: Measure, cols: Measure, how: tuple[str, float]) -> PointCloud
 
 
 def masses_of(rows: Measure, cols: Measure) -> tuple[Any, Any]:
-    """Return the masses of both sides, of several clouds a list each."""
-    found = [host(array_of(side.masses)) for side in (rows, cols)]
-    a, b = (w if x.starts is None else np.split(w, x.starts[1:-1]) for w, x in zip(found, (rows, cols), strict=True))
-    return a, b
+    """Return the masses of both sides, of several clouds one behind the other."""
+    a = array_of(rows.masses)
+    b = a if cols is rows else array_of(cols.masses)
+    return (host(a), host(b)) if rows.starts is None else (a, b)
 
 
 def solved_between(rows: Measure, cols: Measure, how: Any, more: dict[str, Any]) -> Any:
@@ -542,8 +548,9 @@ class _Samples(torch.autograd.Function):
     @staticmethod
     def forward(x: Any, y: Any, a: Any, b: Any, loss: Any, rows: Measure, cols: Measure) -> Any:
         rows, cols = rows._replace(points=x, masses=a), cols._replace(points=y, masses=b)
-        solved = loss.solved(rows, cols)
-        value, *alone = (host(dual_value(result)) for result in solved)
+        with stream_of(x.device):
+            solved = loss.solved(rows, cols)
+            value, *alone = (host(dual_value(result)) for result in solved)
         value = value + loss.constant(*total_masses(solved[0])) - 0.5 * sum(alone)
         return torch.as_tensor(value, device=x.device).to(widest(x, y, a, b)), solved
 
@@ -559,7 +566,9 @@ class _Samples(torch.autograd.Function):
 
         def slopes(grad: Any, *inputs: Any) -> list[Any]:
             found = []
-            for k, (tensor, slope) in enumerate(zip(inputs, sample_slopes(ctx.solved, ctx.loss, needed), strict=True)):
+            with stream_of(grad.device):
+                found_slopes = sample_slopes(ctx.solved, ctx.loss, needed)
+            for k, (tensor, slope) in enumerate(zip(inputs, found_slopes, strict=True)):
                 if slope is None:
                     found.append(torch.zeros_like(tensor))
                     continue
@@ -577,7 +586,7 @@ class _Samples(torch.autograd.Function):
 def total_masses(result: Any) -> Any:
     """Return the masses of both sides, of one problem or of each."""
     p = result.problem
-    return tuple(host(x).sum(1) for x in (p.A, p.B)) if isinstance(result, BatchResult) else (p.rows.mass, p.cols.mass)
+    return p.masses if isinstance(result, BatchResult) else (p.rows.mass, p.cols.mass)
 
 
 def sample_slopes(solved: list[Any], loss: Any, needed: Any) -> list[Any]:
@@ -599,13 +608,18 @@ def sample_slopes(solved: list[Any], loss: Any, needed: Any) -> list[Any]:
         own, other = masses[k], masses[1 - k]
         constant = loss.eps * (own - other if loss.debias else 0.5 - other)
         several = ab.problem.several if isinstance(ab, BatchResult) else None
-        slopes[2 + k] = slope + (constant if several is None else np.repeat(constant, several.places[k].count))
+        if several is not None:
+            table = namespace(slope).asarray(constant)[:, None]
+            constant = several.flat_of(namespace(slope).broadcast_to(table, (len(several), several.shape[k])), k)
+        slopes[2 + k] = slope + constant
     return slopes
 
 
 def for_all(slope: Any, like: Any) -> Any:
-    """Return the slopes of a cloud that serves all problems p times."""
-    return np.concatenate([slope] * (len(like) // len(slope)))
+    """Return the slopes of a cloud that serves all problems p times, where those of the problems lie."""
+    xp = namespace(like)
+    slope = xp.asarray(host(slope)) if xp is np else xp.asarray(slope)
+    return slope if len(slope) == len(like) else xp.concatenate([slope] * (len(like) // len(slope)))
 
 
 class _FirstDerivative(torch.autograd.Function):

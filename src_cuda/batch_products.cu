@@ -26,6 +26,30 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         mass[blockIdx.x] = sum, least[blockIdx.x] = low;
 }
 
+// The exponents of the plan, log u + log a and log v + log b, of reference a b^T, and what the potentials add to the
+// dual value: of a side with one rho -sum rho a (e^(-f / rho) - 1), balanced sum a f.  rho: 0 where balanced.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    close_problems(const double *A, const double *B, const double *log_u, const double *log_v, int64_t m, int64_t n,
+                   double reg, double rho_rows, double rho_cols, double *alpha, double *beta, double *dual)
+{
+    __shared__ double scratch[WARPS];
+    double sum = 0;
+    for (int side = 0; side < 2; side++) {
+        const int64_t count = side ? n : m, at = blockIdx.x * count;
+        const double *weight = side ? B : A, *log_x = side ? log_v : log_u, rho = side ? rho_cols : rho_rows;
+        double *to = side ? beta : alpha;
+        for (int64_t i = threadIdx.x; i < count; i += THREADS) {
+            const double w = weight[at + i], x = log_x[at + i];
+            if (w > 0)
+                sum += rho > 0 ? -rho * (w * expm1(-reg * x / rho)) : w * (reg * x);
+            to[at + i] = w > 0 && isfinite(x) ? x + log(w) : -INF;
+        }
+    }
+    sum = block_sum(sum, scratch);
+    if (threadIdx.x == 0)
+        dual[blockIdx.x] = sum;
+}
+
 // log v of the start, the potentials in K, v.
 extern "C" __global__ void __launch_bounds__(THREADS) open_problems(const __grid_constant__ Batch S)
 {

@@ -3,11 +3,15 @@
 // x is m x d, one point after another, y d x ld, one coordinate after another.  A block of 16 x 16 threads makes 64 x 64
 // entries, 4 x 4 a thread, from DEPTH coordinates at a time in shared memory; of each entry they are added up in order.
 // Of many clouds block row b makes the m x n costs of problem b, whose points are runs of x and y; behind the end of a
-// smaller cloud its last point stands.
-// Options: METRIC (a mapuot_metric), STORE 0.
+// smaller cloud its last point stands.  PLAN 1: not the costs, but exp(alpha_i + beta_j - M_ij / reg), of (p x) m and n
+// exponents.
+// Options: METRIC (a mapuot_metric), PLAN, STORE 0.
 #include "common.cuh"
 #include "common/metric.h"
 
+#ifndef PLAN
+#define PLAN 0
+#endif
 #define DEPTH 8
 #define SIDE 64
 #define EACH 4
@@ -31,7 +35,7 @@ __device__ __forceinline__ void take(double (&x_here)[DEPTH][SIDE + 1], double (
 
 extern "C" __global__ void __launch_bounds__(256)
     point_costs(const double *x, const double *y, int64_t ld, int64_t m, int64_t n, int64_t d, double scale,
-                double *out, const int64_t *places)
+                double *out, const int64_t *places, const double *alpha, const double *beta, double inv_reg)
 {
     __shared__ double x_here[DEPTH][SIDE + 1], y_here[DEPTH][SIDE];
     const int64_t across = (n + SIDE - 1) / SIDE, i0 = blockIdx.x / across * SIDE, j0 = blockIdx.x % across * SIDE;
@@ -41,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (places) {                // first row, rows, first column, columns
         const int64_t *own = places + 4 * blockIdx.y;
         x += own[0] * d, here = own[1], y += own[2], there = own[3], out += blockIdx.y * m * n;
+        alpha += blockIdx.y * m, beta += blockIdx.y * n;
     }
     for (int64_t k0 = 0; k0 < d; k0 += DEPTH) {
         __syncthreads();
@@ -66,7 +71,9 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             const int64_t i = i0 + row + 16 * q, j = j0 + col + 16 * e;
-            if (i < m && j < n)
-                out[i * n + j] = scale * metric_of(METRIC, sum[q][e]);
+            if (i < m && j < n) {
+                const double found = scale * metric_of(METRIC, sum[q][e]);
+                out[i * n + j] = PLAN ? exp(alpha[i] + beta[j] - found * inv_reg) : found;
+            }
         }
 }

@@ -30,6 +30,8 @@ def dual_value(result: BatchResult | Result) -> Any:
     """Return the dual values, (p,) or one; `Result.dual` takes off a bound of their rounding, which jumps."""
     problem, xp = result.problem, namespace(result.log_u)
     A, B = (problem.A, problem.B) if isinstance(problem, BatchProblem) else (problem.rows.weight, problem.cols.weight)
+    if xp is not np and isinstance(result, BatchResult) and isinstance(problem.reference, str):
+        return problem.reg * (problem.c_mass - result.mass) + result._closed[0]
     total = problem.reg * (xp.asarray(problem.c_mass) - xp.asarray(result.mass))
     for side, weight, f in ((problem.rows, A, result.f), (problem.cols, B, result.g)):
         rho = float(side.rho[0])

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import penalties
-from ..backends import host, pick
+from ..backends import host, namespace, pick
+from ..backends.contract import any_of
 from ..backends.kernel import UNIT
 from ..penalties import F64
 from ..problem.mask import Masked
@@ -70,7 +71,13 @@ def cloud_of(result: Any) -> PointCosts:
 
 
 def check(result: Any) -> PointCosts:
-    p, cloud = result.problem, cloud_of(result)
+    cloud = cloud_of(result)
+    check_problem(result.problem, cloud)
+    return cloud
+
+
+def check_problem(p: Any, cloud: PointCosts) -> None:
+    """Raise where the formulas of the derivatives do not hold."""
     if cloud.core[0].norm == np.inf:
         raise NotImplementedError(f"slopes are for metrics of sums over the coordinates, got {cloud.metric!r}")
     for side, name in ((p.rows, "reg_m[0]"), (p.cols, "reg_m[1]")):
@@ -78,7 +85,6 @@ def check(result: Any) -> PointCosts:
             raise ValueError(f"{name} must be one number, of penalty 'kl' or 'balanced'")
     if p.unmasked != "product":
         raise ValueError("reference must be 'product'")
-    return cloud
 
 
 def rho_of(side: Side) -> float:
@@ -87,9 +93,9 @@ def rho_of(side: Side) -> float:
     return side.scalar_rho
 
 
-def point_slope(result: Any, rows: bool) -> F64:
+def point_slope(result: Any, rows: bool) -> Any:
     """Return the derivative by x alone, or by y; for squared distances that is half the work of both."""
-    return np.asarray(point_slopes(result, (rows, not rows))[not rows])
+    return point_slopes(result, (rows, not rows))[not rows]
 
 
 def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[Any]:
@@ -109,17 +115,20 @@ def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[
 def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
     """Return the slopes of many clouds; of squared distances the core makes them in one call."""
     p, clouds = result.problem, result.problem.several
-    check(result[0])
-    core = clouds.solved_whole & (clouds.whole.core[0].degree == 2 and p.masked is None)
+    check_problem(p, clouds.whole)
+    smooth = clouds.whole.core[0].degree == 2 and p.masked is None
+    xp = namespace(clouds.whole.x)
+    if smooth and clouds.whole.plain and xp is not np:
+        there = namespace(result.log_u) is xp
+        exponents = result._closed[1:] if there else map(xp.asarray, plan_exponents(p, result))
+        found = result._backend.slopes(p, [*exponents], wanted)
+        return list(found) if there else [x if x is None else host(x) for x in found]
+    core = clouds.solved_whole & smooth
     sizes = [(int(places.count.sum()), clouds.whole.dim) for places in clouds.places]
     out = [np.empty(size) if want else None for size, want in zip(sizes, wanted, strict=True)]
     if core.any():
-        with np.errstate(invalid="ignore", divide="ignore"):
-            exponents = [
-                np.where(np.isfinite(x), x + np.log(w), -np.inf)
-                for x, w in zip(map(host, (result.log_u, result.log_v)), map(host, (p.A, p.B)), strict=True)
-            ]
-        found = pick("cpu").slopes(p, np.flatnonzero(core), exponents, wanted, result._threads)
+        exponents = [*map(host, plan_exponents(p, result))]
+        found = pick("cpu").slopes(p.on_host(), np.flatnonzero(core), exponents, wanted, result._threads)
         for table, slope, places in zip(out, found, clouds.places, strict=True):
             if table is not None:
                 table[np.repeat(core, places.count)] = slope
@@ -133,6 +142,13 @@ def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
                 part = table[end[i] - places.count[i] : end[i]]
                 part[:] = chained(clouds.of(i), part, rows) if slope is None else slope
     return out
+
+
+def plan_exponents(p: Any, result: Any) -> list[Any]:
+    """Return log u + log a and log v + log b of many problems, -inf where the plan is 0."""
+    sides, xp = ((result.log_u, p.A), (result.log_v, p.B)), namespace(result.log_u)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return [xp.where(xp.isfinite(x), x + xp.log(w), -np.inf) for x, w in sides]
 
 
 def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> F64:
@@ -220,7 +236,7 @@ def slope_error(cloud: PointCosts, bound: float, largest: float) -> float:
     return bound * steep + rounding * sizes if bound < np.inf else np.inf
 
 
-def mass_slope(result: Any, rows: bool) -> F64:
+def mass_slope(result: Any, rows: bool) -> Any:
     """Return dW/da or dW/db; of many clouds those of all problems one behind the other."""
     clouds = getattr(result.problem, "several", None)
     if clouds is not None:
@@ -233,16 +249,17 @@ def mass_slope(result: Any, rows: bool) -> F64:
     return np.asarray(penalties.mass_slope(f, rho_of(side), p.reg, mass))
 
 
-def mass_slopes(result: Any, rows: bool) -> F64:
+def mass_slopes(result: Any, rows: bool) -> Any:
     """Return the derivatives by the masses of many clouds, those of all problems one behind the other."""
-    p, inside = result.problem, result.problem.several.inside(not rows)
-    side, weight, other, f = (p.rows, p.A, p.B, result.f) if rows else (p.cols, p.B, p.A, result.g)
-    weight, other, f = map(host, (weight, other, f))
-    mass = other.sum(1)[:, None]
-    slope = np.asarray(penalties.mass_slope(np.where(weight > 0, f, 0.0), rho_of(side), p.reg, mass))
-    for i in np.flatnonzero((inside & ~(weight > 0)).any(1) | (p.masked is not None)):
-        slope[i, inside[i]] = mass_slope(result[i], rows)
-    return np.asarray(slope[inside])
+    p, clouds, xp = result.problem, result.problem.several, namespace(result.log_u)
+    side, weight, f = (p.rows, p.A, result.f) if rows else (p.cols, p.B, result.g)
+    inside, other = clouds.inside(not rows), p.masses[rows]
+    slope = penalties.mass_slope(xp.where(weight > 0, f, 0.0), rho_of(side), p.reg, xp.asarray(other)[:, None])
+    without = xp.asarray(inside) & ~(weight > 0)
+    if p.masked is not None or any_of(without):
+        for i in np.flatnonzero(host(without.any(1)) | (p.masked is not None)):
+            slope[i, xp.asarray(inside[i])] = xp.asarray(mass_slope(result[i], rows))
+    return clouds.flat_of(slope, int(not rows))
 
 
 def potential(result: Any, points: Any, rows: bool = True) -> F64:

@@ -144,8 +144,7 @@ def solve_batch(
     with progress_bar(progress, total=len(problem), desc="mapuot", unit="problem") as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)
-    masses = (host(x.sum(1)) for x in (problem.A, problem.B))
-    odd = odd_scale(problem.spread, problem.M_max, result.mass, *masses)
+    odd = odd_scale(problem.spread, problem.M_max, result.mass, *problem.masses)
     if odd and not MUTED.get():
         warn(odd, ScalingWarning)
     if not result.converged.all():
@@ -398,6 +397,12 @@ class BatchResult(Answer, Sequence[Result]):
     def converged(self) -> Any:
         """Tell which problems converged, (p,) bool."""
         return self.status == "converged"
+
+    @cached_property
+    def _closed(self) -> tuple[F64, Any, Any]:
+        """What the potentials add to dual values, and the exponents of the plans without M, where they are CuPy's."""
+        found: tuple[F64, Any, Any] = self._backend.closed(self.problem, self.log_u, self.log_v)
+        return found
 
     @cached_property
     def objective(self) -> F64:

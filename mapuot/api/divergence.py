@@ -71,7 +71,7 @@ def sinkhorn_divergence(
     ab, aa, bb = (
         solve_batch(*three, reg=reg, reg_m=reg_m, **options) for three in ((M, a, b), (M_a, a, a), (M_b, b, b))
     )
-    mass_a, mass_b = (host(x.sum(1)) for x in (ab.problem.A, ab.problem.B))
+    mass_a, mass_b = ab.problem.masses
     w_ab, w_aa, w_bb = (host(dual_value(result)) for result in (ab, aa, bb))
     value = w_ab - 0.5 * (w_aa + w_bb) + 0.5 * ab.problem.reg * (mass_a - mass_b) ** 2
     batched = any(np.ndim(x) == d for x, d in ((M, 3), (a, 2), (b, 2)))

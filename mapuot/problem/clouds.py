@@ -1,7 +1,9 @@
 """`PointCloud`, which takes the place of a cost matrix, and `Clouds`, the `Cost` of a batch of them of any sizes.
 
 All points of a batch lie one behind the other; a problem is a run of those of the rows and a run of those of the
-columns. No matrix is kept: the core forms that of a problem when it solves it, a GPU those of many at once.
+columns. No matrix is kept: the core forms that of a problem when it solves it, a GPU makes its costs in every pass, or
+forms those of many problems at once. Points that are given on a GPU stay there, unless they have weights or are scaled
+to unit length first; what else reads them has a copy on the host, made when it is first asked for.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends.contract import host, is_on_device
+from ..backends.contract import any_of, host, is_on_device, namespace
+from ..cached import cached_property
 from ..penalties import F64
 from ..processor import SERIAL_ENTRIES
 from .cost import Cost, Given, joint_range
 from .metrics import METRICS
 from .points import PAIR_BYTES, PointCosts, as_points
-from .validate import as_array
+from .validate import as_array, check_kind
 
 
 class PointCloud(Given):
@@ -138,6 +141,10 @@ class Places(NamedTuple):
 class AllPoints(PointCosts):
     """The points of all problems of a batch, which are checked and scaled together."""
 
+    @staticmethod
+    def _read(value: Any, name: str) -> Any:
+        return value  # that `as_flat` has checked
+
     def _set(self, rows: F64, columns: F64) -> None:
         self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
         self.rows, self.columns = rows, columns.T
@@ -153,11 +160,13 @@ class Clouds(Cost):
         self, x: Any, y: Any, metric: str, scale: float, weights: Any, truncate: Any, form: Any, starts: Any = None
     ) -> None:
         first, second = starts if isinstance(starts, tuple) else (starts, starts)
-        rows, row_places = as_flat(x, "x", first)
+        on_device = any(is_on_device(z[0] if is_list(z) else z) for z in (x, y))
+        read = there if on_device and weights is None and metric in METRICS and not METRICS[metric].unit else array_in
+        rows, row_places = as_flat(x, "x", first, read)
         same = y is None or y is x
-        columns, col_places = (None, row_places) if same else as_flat(y, "y", second)
+        columns, col_places = (None, row_places) if same else as_flat(y, "y", second, read)
         whole = AllPoints(rows, columns, metric, scale, weights, truncate, form)
-        whole.on_device = whole.on_device or any(is_on_device(z[0] if is_list(z) else z) for z in (x, y))
+        whole.on_device = on_device
         sizes = {len(places.first) for places in (row_places, col_places)} - {1}
         if len(sizes) > 1:
             raise ValueError(f"x and y must hold equally many clouds, got {len(row_places[0])}, {len(col_places[0])}")
@@ -169,6 +178,23 @@ class Clouds(Cost):
         self.shape = int(rows.count.max()), int(cols.count.max())
         return self
 
+    def placed(self, xp: ModuleType) -> Clouds:
+        """Return the clouds with their points in arrays of NumPy, or of CuPy."""
+        whole = self.whole
+        if namespace(whole.x) is xp:
+            return self
+        asarray, found = host if xp is np else xp.asarray, object.__new__(AllPoints)
+        x, rows = asarray(whole.x), asarray(whole.rows)
+        y, targets = (x, rows) if whole.x is whole.y else (asarray(whole.y), asarray(self.targets))
+        vars(found).update(vars(whole), x=x, y=y)
+        found._set(rows, targets)
+        return object.__new__(Clouds)._hold(found, *self.places)
+
+    @cached_property
+    def at_home(self) -> Clouds:
+        """The clouds with their points on the host."""
+        return self.placed(np)
+
     def __len__(self) -> int:
         return len(self.places[0].first)
 
@@ -179,6 +205,10 @@ class Clouds(Cost):
     @property
     def on_device(self) -> bool:
         return self.whole.on_device
+
+    @property
+    def where(self) -> Any:
+        return self.whole.x if self.on_device else self
 
     @property
     def pairs_of_each(self) -> Any:
@@ -211,11 +241,12 @@ class Clouds(Cost):
         most = np.inf if whole.form == "auto" else float(whole.form or 0)
         return (self.pairs_of_each * PAIR_BYTES <= most) & (not isinstance(whole.truncate, float))
 
-    @property
-    def table_of_places(self) -> Any:
-        """First row and rows, first column and columns of each problem, (p, 4)."""
+    @cached_property
+    def places_there(self) -> Any:
+        """First row and rows, first column and columns of each problem, (p, 4), where the points lie."""
         rows, cols = self.places
-        return np.ascontiguousarray(np.stack([*rows, *cols], 1), np.int64)
+        table = np.ascontiguousarray(np.stack([*rows, *cols], 1), np.int64)
+        return namespace(self.whole.x).asarray(table)
 
     @property
     def targets(self) -> F64:
@@ -226,8 +257,12 @@ class Clouds(Cost):
     def of(self, i: Any) -> Any:
         """Return the costs of problem i, or of a slice of the problems."""
         if isinstance(i, slice):
+            if i.indices(len(self)) == (0, len(self), 1):
+                return self
             parts = (Places(places.first[i], places.count[i]) for places in self.places)
             return object.__new__(Clouds)._hold(self.whole, *parts)
+        if self.at_home is not self:
+            return self.at_home.of(i)
         whole, (rows, cols) = self.whole, (places.run(i) for places in self.places)
         one = object.__new__(PointCosts)
         vars(one).update(vars(whole), x=whole.x[rows], y=whole.y[cols])
@@ -259,7 +294,12 @@ class Clouds(Cost):
         self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
     ) -> tuple[float, float, int, int]:
         """Return bounds for all problems where the metric has them; the core finds the range of each that it solves."""
-        bounds = self.whole._bounds() if METRICS[self.whole.metric].degree else (0.0, 0.0, 0, 1)
+        if not METRICS[self.whole.metric].degree:
+            bounds = 0.0, 0.0, 0, 1
+        elif namespace(self.whole.x) is np:
+            bounds = self.whole._bounds()
+        else:
+            bounds = *backend.range_of_clouds(self), 0, 0
         if not bounds[3]:
             return bounds
         return joint_range((one.range(backend, threads), one.all_pairs) for one in map(self.of, range(len(self))))
@@ -269,7 +309,10 @@ class Clouds(Cost):
 
     def flattened(self, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
         """Return masses as tables, (p, m) and (p, n), in which clouds that have fewer points are followed by zeros."""
-        return self.table(a, "A", 0), self.table(b, "B", 1), reg_m
+        rows, cols = self.places
+        table = self.table(a, "A", 0)
+        alike = a is b and all(np.array_equal(x, y) for x, y in zip(rows, cols, strict=True))
+        return table, table if alike else self.table(b, "B", 1), reg_m
 
     def table(self, masses: Any, name: str, axis: int) -> Any:
         """Return the masses of the rows (``axis`` 0) or columns as a table; one vector may serve clouds of one size."""
@@ -277,20 +320,34 @@ class Clouds(Cost):
         inside = self.inside(axis)
         if masses is None:
             return None if inside.all() else inside / count[:, None]
+        read = there if is_on_device(masses[0] if is_list(masses) else masses) else array_in
         if is_list(masses):
-            parts = [vector_of(part, f"{name}[{i}]") for i, part in enumerate(masses)]
+            parts = [as_array(part, f"{name}[{i}]", read).ravel() for i, part in enumerate(masses)]
             if [*map(len, parts)] != count.tolist():
                 raise ValueError(f"{name} must hold one mass for each point of each cloud")
-            masses = np.concatenate(parts)
+            masses = namespace(*parts).concatenate(parts)
         elif np.ndim(masses) != 1 or len(masses) != count.sum() or (len(masses) == most and len(count) > 1):
             if not inside.all():
-                masses = as_array(masses, name, host)
-                if masses.shape != inside.shape or masses[~inside].any():
+                masses = as_array(masses, name, read)
+                if masses.shape != inside.shape or any_of((masses != 0) & namespace(masses).asarray(~inside)):
                     raise ValueError(f"{name} must hold one mass for each point of each cloud")
             return masses
-        table = np.zeros(inside.shape)
-        table[inside] = as_array(masses, name, host)
-        return table
+        return self.spread(as_array(masses, name, read), axis)
+
+    def spread(self, flat: Any, axis: int) -> Any:
+        """Return what belongs to the points of all problems, one behind the other, as tables (p, m, ...) with zeros."""
+        count, most, xp = self.places[axis].count, self.shape[axis], namespace(flat)
+        if (count == most).all():
+            return flat.reshape(len(count), most, *flat.shape[1:])
+        first, ends = xp.asarray(np.cumsum(count) - count)[:, None], xp.asarray(count)[:, None]
+        place = xp.arange(most)[None]
+        table = flat[xp.minimum(first + place, len(flat) - 1)]
+        return xp.where((place < ends).reshape(*table.shape[:2], *[1] * (flat.ndim - 1)), table, 0.0)
+
+    def flat_of(self, table: Any, axis: int) -> Any:
+        """Return what tables (p, m, ...) have of the points of all problems, one behind the other."""
+        flat, inside = table.reshape(-1, *table.shape[2:]), self.inside(axis)
+        return flat if inside.all() else flat[namespace(table).asarray(np.flatnonzero(inside))]
 
     def inside(self, axis: int) -> Any:
         """Mask of the entries of a table with the points of all clouds, (p, m) or (p, n)."""
@@ -300,7 +357,8 @@ class Clouds(Cost):
         """Return what belongs to the points of all problems, (p, m, ...), or a list where clouds have several sizes."""
         if not self.ragged:
             return flat.reshape(len(self), -1, *flat.shape[1:])
-        return np.split(flat, np.cumsum(self.places[axis].count)[:-1])
+        ends = np.cumsum(self.places[axis].count).tolist()
+        return [flat[end - k : end] for end, k in zip(ends, self.places[axis].count.tolist(), strict=True)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """Form the matrices, (p, m, n)."""
@@ -326,28 +384,45 @@ def array_in(value: Any) -> Any:
     return value.detach().cpu().numpy() if type(value).__module__ == "torch" else host(value)
 
 
-def vector_of(value: Any, name: str) -> Any:
-    return np.ravel(as_array(array_in(value), name))
+def there(value: Any) -> Any:
+    """Return an array on the device, of a tensor without its graph."""
+    import cupy  # noqa: PLC0415 - only for what lies on a GPU
+
+    return cupy.asarray(value.detach() if type(value).__module__ == "torch" else value)
 
 
-def as_flat(value: Any, name: str, starts: Any) -> tuple[Any, Places]:
-    """Return the points of all clouds one behind the other, and where each cloud lies; one cloud may serve all."""
+def flat_points(value: Any, name: str, read: Callable[[Any], Any]) -> Any:
+    """Check a real matrix of points, (m, d); what lies on a device is known to be finite when its range is."""
+    if read is array_in:
+        return as_points(value, name)
+    points = as_array(value, name, read)
+    check_kind(points, name)
+    if points.ndim != 2 or 0 in points.shape:
+        raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}")
+    return points
+
+
+def as_flat(value: Any, name: str, starts: Any, read: Callable[[Any], Any]) -> tuple[Any, Places]:
+    """Return the points of all clouds one behind the other, and where each cloud lies; one cloud may serve all.
+
+    ``read`` makes an array of what is given.
+    """
     if starts is not None:
         starts = np.asarray(host(starts))
-        points = as_points(value, name)
+        points = flat_points(value, name, read)
         rising = starts.ndim == 1 and len(starts) > 1 and starts.dtype.kind in "iu" and (np.diff(starts) > 0).all()
         if not (rising and starts[0] == 0 and starts[-1] == len(points)):
             raise ValueError(f"starts of {name} must be integers that rise from 0 to its {len(points)} points")
         return points, Places(starts[:-1].astype(np.int64), np.diff(starts).astype(np.int64))
     if is_list(value):
-        parts = [as_points(part, f"{name}[{i}]") for i, part in enumerate(value)]
+        parts = [flat_points(part, f"{name}[{i}]", read) for i, part in enumerate(value)]
         if len({part.shape[1] for part in parts}) != 1:
             raise ValueError(f"{name} must hold clouds of points with equally many coordinates")
         count = np.array([len(part) for part in parts], np.int64)
-        return np.concatenate(parts), Places(np.cumsum(count) - count, count)
-    points = as_array(array_in(value), name)
+        return namespace(*parts).concatenate(parts), Places(np.cumsum(count) - count, count)
+    points = as_array(value, name, read)
     if points.ndim == 3 and 0 not in points.shape:
         p, m, d = points.shape
-        return as_points(points.reshape(-1, d), name), Places(m * np.arange(p), np.full(p, m))
-    points = as_points(points, name)
+        return flat_points(points.reshape(-1, d), name, read), Places(m * np.arange(p), np.full(p, m))
+    points = flat_points(points, name, read)
     return points, Places(np.zeros(1, np.int64), np.array([len(points)]))

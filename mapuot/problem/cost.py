@@ -46,6 +46,11 @@ class Cost:
         return self
 
     @property
+    def where(self) -> Any:
+        """An array that lies where those of a batch of answers do, or what is no array and has no place."""
+        return self.array
+
+    @property
     def xp(self) -> Any:
         """NumPy, or CuPy where rows of the plan, and what is read of them, lie on a device."""
         return namespace(self.array)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -120,7 +121,7 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
     M = cost_of(M)
     if isinstance(M, Clouds):
         if not getattr(backend, "WHOLE", False):
-            return M
+            return M.placed(import_module("cupy") if name_of(backend) == "cuda" else np)
         M = np.asarray(M)
     if isinstance(M, Cost) and M.remade:
         cost = formed(as_cost(M, backend), backend)

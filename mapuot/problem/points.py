@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends.contract import PAD, host, is_on_device
+from ..backends.contract import PAD, any_of, host, is_on_device, namespace
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import Ranks
@@ -58,8 +58,8 @@ class PointCosts(Cost):
         truncate: Any = "auto", form: Any = "auto", labels: Any = None, across: Any = None,
     ) -> None:  # fmt: skip
         self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
-        points = [as_points(x, "x")]
-        points.append(points[0] if y is None or y is x else as_points(y, "y"))
+        points = [self._read(x, "x")]
+        points.append(points[0] if y is None or y is x else self._read(y, "y"))
         self.on_device = any(map(is_on_device, (x, y)))
         if points[0].shape[1] != points[1].shape[1]:
             raise ValueError(f"x and y must have equally many columns, got {points[0].shape[1]}, {points[1].shape[1]}")
@@ -71,9 +71,9 @@ class PointCosts(Cost):
             points[0] = np.hstack([points[0], columns[0]])
             points[1] = points[0] if same and columns[0] is columns[1] else np.hstack([points[1], columns[1]])
             weights = None if weights is None else np.append(weights, np.ones(columns[0].shape[1]))
-        self.x = np.array(points[0], dtype=np.float64, order="C")  # the caller may change x and y
-        same = points[0] is points[1]
-        self.y = self.x if same else np.array(points[1], dtype=np.float64, order="C")
+        xp, same = namespace(points[0]), points[0] is points[1]
+        self.x = xp.array(points[0], dtype=np.float64, order="C")  # the caller may change x and y
+        self.y = self.x if same else xp.array(points[1], dtype=np.float64, order="C")
         self.truncate = as_auto(truncate, "truncate", "nats")
         self.form = as_auto(form, "form", "bytes")
         self.weights = weights
@@ -81,6 +81,11 @@ class PointCosts(Cost):
             low, high = corners(self.y)
             self.middle = 0.5 * low + 0.5 * high  # of the columns, which all ranks have alike
         self._set(*(self._scaled(p, name) for p, name in ((self.x, "x"), (self.y, "y"))))
+
+    @staticmethod
+    def _read(value: Any, name: str) -> Any:
+        """Return the points as an array."""
+        return as_points(value, name)
 
     def _scaled(self, points: F64, name: str) -> F64:
         """Return the coordinates that the core subtracts: weighted, and for "cosine" those of unit vectors.
@@ -103,7 +108,8 @@ class PointCosts(Cost):
                     f"{name} must hold no zero vector for metric {self.metric!r}, {int(np.argmax(zero))} is one"
                 )
             points = points / np.sqrt((points**2).sum(1, keepdims=True))
-        return np.ascontiguousarray(points)
+        scaled: F64 = namespace(points).ascontiguousarray(points)
+        return scaled
 
     def _set(self, rows: F64, columns: F64) -> None:
         self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
@@ -121,8 +127,9 @@ class PointCosts(Cost):
         return metric, 0.5 * self.scale if metric.unit else self.scale
 
     def symmetric(self, backend: ModuleType) -> bool:
-        same = self.shape[0] == self.shape[1]
-        return same and (self.x is self.y or np.array_equal(self.rows, self.targets))
+        if self.shape[0] != self.shape[1]:
+            return False
+        return self.x is self.y or not any_of(self.rows != self.targets)
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -317,6 +317,7 @@ class BatchProblem(Common):
     cost: Dense | Cost  # of all problems, or one each
     A: Any  # (p, m) float64, CuPy where one of M, A, B is on a GPU
     B: Any  # (p, n)
+    masses: tuple[F64, F64]  # of A and of B
     c_mass: F64
 
     def __len__(self) -> int:
@@ -369,7 +370,8 @@ class BatchProblem(Common):
     def part(self, i0: int, i1: int) -> BatchProblem:
         cost = self.cost.of(slice(i0, i1))
         (m, n), c_mass = cost.shape, self.c_mass[i0:i1]  # those of its largest clouds
-        return dataclasses.replace(self, cost=cost, A=self.A[i0:i1, :m], B=self.B[i0:i1, :n], c_mass=c_mass)
+        A, B, masses = self.A[i0:i1, :m], self.B[i0:i1, :n], (self.masses[0][i0:i1], self.masses[1][i0:i1])
+        return dataclasses.replace(self, cost=cost, A=A, B=A if self.A is self.B else B, masses=masses, c_mass=c_mass)
 
     def check_parts(self) -> None:
         """Apply `validate.check_parts` to every problem."""
@@ -378,11 +380,12 @@ class BatchProblem(Common):
                 validate.check_parts(one.rows, one.cols, one.parts, f"problem {i}: ")
 
     def transpose(self) -> BatchProblem:
-        return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A)
+        return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A, masses=self.masses[::-1])
 
     def on_host(self) -> BatchProblem:
         """Return the batch with NumPy arrays."""
-        return dataclasses.replace(self, cost=self.several or Dense(host(self.M)), A=host(self.A), B=host(self.B))
+        cost = self.several.at_home if self.several else Dense(host(self.M))
+        return dataclasses.replace(self, cost=cost, A=host(self.A), B=host(self.B))
 
     @classmethod
     def from_arrays(
@@ -392,29 +395,30 @@ class BatchProblem(Common):
         """Make the problems of arguments as `solve_batch` takes them."""
         cost, reg = as_costs(M, backend), validate.as_positive(reg, "reg")
         (m, n), flat = cost.shape, cost.flat
+        alike = A is B and m == n
         A, B = (x if x is None else validate.as_array(x, name, backend.asarray) for x, name in ((A, "A"), (B, "B")))
-        p, xp = validate.as_batch_size(cost.array, A, B), namespace(cost.array, A, B)
-        (A, mass_a), (B, mass_b) = (
-            validate.as_weights(x, p, k, name, backend, xp) for x, k, name in ((A, m, "A"), (B, n, "B"))
-        )
+        p, xp = validate.as_batch_size(cost.array, A, B), namespace(cost.where, A, B)
+        A, mass_a = validate.as_weights(A, p, m, "A", backend, xp)
+        B, mass_b = (A, mass_a) if alike else validate.as_weights(B, p, n, "B", backend, xp)
         first_a, first_b = host(A[0]), host(B[0])
         rows, cols = validate.as_sides(first_a, first_b, penalty, reg_m)
         low, high, forbidden = validate.as_range(flat, reg, backend)
         if isinstance(cost, Clouds) and cost.ragged and not (mask is None and isinstance(reference, str)):
             raise NotImplementedError("mask and a reference matrix are for clouds of one size")
-        c, mass = validate.as_reference(reference, cost.of(0), first_a, first_b, backend)
+        one = cost if isinstance(reference, str) else cost.of(0)
+        c, mass = validate.as_reference(reference, one, first_a, first_b, backend)
         validate.check_masses(rows, cols, mass_a, mass_b, "A and B")
         c_mass = validate.product_mass(mass_a, mass_b, "A", "B") if c == "product" else np.full(p, mass)
         if c == "uniform" and isinstance(cost, Clouds):
             c_mass = cost.pairs_of_each.astype(np.float64)
         if mask is None:
-            problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
+            problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, (mass_a, mass_b), c_mass)
             both = rows.demands and cols.demands and not problem.balanced
             if both or (cost.operator == "pairs" and rows.demands | cols.demands):
                 problem.check_parts()
             return problem
         c = Masked(c, as_mask(mask, cost), (m, n))
-        problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
+        problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, (mass_a, mass_b), c_mass)
         product = problem.unmasked == "product"
         shares = problem.shares(backend, B.T if product else xp.ones(n))
         c_mass = host((A * shares.T).sum(1)) if product else np.full(p, float(shares.sum()))

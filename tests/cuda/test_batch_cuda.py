@@ -160,6 +160,43 @@ def test_k_is_made_of_points_or_of_costs(d, metric, sizes):
             assert_clouds_solved(result, cloud, A, B, 0.05, 1.0)
 
 
+@pytest.mark.parametrize("sizes", [((140, 140), (150, 150)), ((20, 145), (130, 11)), ((20, 25), (30, 11))])
+@pytest.mark.parametrize("d", [3, 20])
+def test_clouds_on_the_device_stay_there(d, sizes, monkeypatch):
+    """Coordinates, masses, potentials and derivatives; those of NumPy's arrays are the same, on the host."""
+    x, y, a, b = clouds_of(sizes, d)
+    a[0][0] = b[-1][min(2, len(b[-1]) - 1)] = 0.1
+    known = {"reg": 0.05, "reg_m": 1.0, "tol": 1e-9}
+    there = [[cp.asarray(part) for part in side] for side in (x, y, a, b)]
+    for with_self in (False, True):
+        right = solve_batch(PointCloud(x, None if with_self else y), a, a if with_self else b, **known)
+        cloud = PointCloud(there[0], None if with_self else there[1])
+        masses = there[2:3] * 2 if with_self else there[2:]
+        with monkeypatch.context() as patch:
+            patch.setattr("mapuot.problem.clouds.Clouds.at_home", property(lambda self: pytest.fail("on the host")))
+            found = solve_batch(cloud, *masses, **known)
+            assert isinstance(found.log_u, cp.ndarray)
+            slopes = found._backend.slopes(found.problem, found._closed[1:], (True, True))
+        gradient, wanted = found.gradient(), right.gradient()
+        assert_allclose(slopes[0].get(), np.concatenate([*wanted.x]), atol=1e-8)
+        same = solve_batch(PointCloud(x, None if with_self else y), a, a if with_self else b, backend="cuda", **known)
+        for name in ("x", "y", "a", "b"):
+            parts = (getattr(g, name) for g in (gradient, same.gradient(), wanted))
+            for ours, on_host, other in zip(*parts, strict=True):
+                assert isinstance(ours, cp.ndarray)
+                assert not isinstance(on_host, cp.ndarray)
+                assert_allclose(ours.get(), other, atol=1e-8)
+                assert_allclose(on_host, other, atol=1e-8)
+
+
+def test_points_that_are_not_finite_are_refused_on_the_device():
+    x = cp.asarray(np.random.default_rng(0).random((2, 20, 3)))
+    for bad in (np.nan, np.inf, 1e200):
+        x[1, 3, 2] = bad
+        with pytest.raises(ValueError, match=r"x and y must be finite and so near .* problem 1 is not"):
+            solve_batch(PointCloud(x), reg=0.1, reg_m=1.0)
+
+
 def test_last_pass_is_a_float64_one():
     """A solve that max_passes ends tells a bound that float32 passes cannot know."""
     x, y, a, b = clouds_of(((150, 131), (140, 133)), 3)
@@ -248,6 +285,28 @@ def test_torch_losses_stay_on_the_device():
                 assert y.device.type == "cuda"
                 assert y.dtype == dtype
                 assert_allclose(y.detach().cpu(), x.detach(), rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize("sizes", [((140, 140), (150, 150)), ((20, 145), (130, 11)), ((20, 25), (12,))])
+def test_torch_losses_of_clouds_stay_on_the_device(sizes, debias):
+    """Ragged ones, and a cloud that serves all; values, potentials and derivatives are those of the CPU."""
+    torch = pytest.importorskip("torch")
+    from mapuot.torch import SamplesLoss
+
+    x, y, a, b = clouds_of(sizes, 3)
+    found = []
+    for device in ("cpu", "cuda"):
+        x_, y_, a_, b_ = ([torch.tensor(z, device=device, requires_grad=True) for z in side] for side in (x, y, a, b))
+        second = (b_[0], y_[0]) if len(y_) == 1 else (b_, y_)
+        known = {"p": 2, "blur": 0.1, "reach": 0.5, "debias": debias, "tol": 1e-9}
+        value = SamplesLoss(**known)(a_, x_, *second)
+        grads = torch.autograd.grad(value.sum(), [*x_, *y_, *a_, *b_])
+        f, g = SamplesLoss(**known, potentials=True)(a_, x_, *second)
+        found.append([value.detach(), *grads, *f, *g])
+        assert all(z.device.type == device for z in found[-1])
+    for ours, right in zip(*found, strict=True):
+        assert_allclose(right.cpu(), ours.cpu(), atol=1e-7)
 
 
 def test_torch_streams_and_gradcheck():

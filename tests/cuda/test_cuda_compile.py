@@ -111,6 +111,8 @@ CASES = {
     "tiles of points": ("portable.cu", points(1, 1, 0, DEPTH=16), {"tile_sums": (128, 32)}),
     "pairs": ("portable.cu", portable("float32", (1, 8, 2), SPARSE=1, SHORT_INDEX=1), PAIRS),
     "costs of points": ("point_costs.cu", {"METRIC": 0, "STORE": 0}, {"point_costs": (255, 0)}),
+    "plans of clouds": ("point_costs.cu", {"METRIC": 0, "PLAN": 1, "STORE": 0}, {"point_costs": (255, 0)}),
+    "ranges of clouds": ("clouds.cu", {"NORM": 2, "STORE": 0}, {"cloud_ranges": (64, 0)}),
     "boxes": (
         "boxes.cu", {"METRIC": 0}, dict.fromkeys(("box_tilt", "box_masses", "box_turn", "box_runs"), (255, 0)),
     ),
@@ -122,7 +124,7 @@ CASES = {
     "batch of clouds": made(3),
     "batch by products": (
         "batch_products.cu", {"COST": 0, "NARROW": 0, "STORE": 0},
-        dict.fromkeys(("weigh", "open_problems", "prox_rows", "finish_problems"), (128, 0)),
+        dict.fromkeys(("weigh", "close_problems", "open_problems", "prox_rows", "finish_problems"), (128, 0)),
     ),
     "log_matmul": (
         "log_matmul.cu", {"WIDE": 1, "TILE": 64},

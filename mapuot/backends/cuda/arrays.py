@@ -182,23 +182,27 @@ def costs(cloud: PointCosts, threads: int | None = None, columns: Any = None) ->
     return tables(cloud.rows, columns, metric.number, scale, cp.empty((m, n)))
 
 
-def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places: Any = None) -> Any:
-    """Fill (m, n), or (p, m, n) of many clouds, whose ``places`` are (p, 4): first row, rows, first column, columns."""
+def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places: Any = None, plan: Any = None) -> Any:
+    """Fill (m, n), or (p, m, n) of many clouds, whose ``places`` are (p, 4): first row, rows, first column, columns.
+
+    ``plan``: exponents of the rows and of the columns, and reg, of plans in the place of costs.
+    """
     (m, n), grid = out.shape[-2:], (1, *out.shape)[-3]
-    run = kernel("point_costs.cu", "point_costs", METRIC=metric, STORE=0)
+    run = kernel("point_costs.cu", "point_costs", METRIC=metric, PLAN=int(plan is not None), STORE=0)
     sizes = np.int64(columns.shape[1]), np.int64(m), np.int64(n), np.int64(len(columns))
-    points = cp.asarray(np.ascontiguousarray(rows)), columns
-    last = np.float64(scale), out, np.uint64(0) if places is None else places
+    points = cp.ascontiguousarray(cp.asarray(rows)), columns
+    nowhere = np.uint64(0)
+    alpha, beta, reg = plan or (nowhere, nowhere, 1.0)
+    last = np.float64(scale), out, nowhere if places is None else places, alpha, beta, np.float64(1 / reg)
     run((-(-m // COSTS) * -(-n // COSTS), grid), (256,), (*points, *sizes, *last))
     return out
 
 
-def clouds_costs(clouds: Any) -> Any:
-    """Form the matrices of many clouds, (p, m, n); where one has fewer points, costs of its last one fill the rest."""
+def clouds_tables(clouds: Any, plan: Any = None) -> Any:
+    """Form the costs of many clouds, (p, m, n), or plans; where one has fewer points, its last one fills the rest."""
     metric, scale = clouds.whole.core
-    places = cp.asarray(clouds.table_of_places)
-    columns, out = cp.asarray(np.ascontiguousarray(clouds.whole.columns)), cp.empty((len(clouds), *clouds.shape))
-    return tables(clouds.whole.rows, columns, metric.number, scale, out, places)
+    columns, out = cp.ascontiguousarray(clouds.whole.columns), cp.empty((len(clouds), *clouds.shape))
+    return tables(clouds.whole.rows, columns, metric.number, scale, out, clouds.places_there, plan)
 
 
 def as_columns(X: Any, length: int, name: str) -> tuple[Any, bool]:

@@ -23,7 +23,7 @@ from ..contract import weigh as weigh_on_host
 from ..limits import limits_of
 from ..narrow_points import FORMS as NARROW_FORMS
 from ..records import STALLED, STATUS, put
-from .arrays import FEW, clouds_costs
+from .arrays import FEW, clouds_tables
 from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, by_value, kernel, small_options
 
 MOST = 128  # rows and columns of a small problem
@@ -139,6 +139,17 @@ def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
     return weights, mass, least
 
 
+def closed(task: BatchProblem, log_u: Any, log_v: Any) -> tuple[F64, Any, Any]:
+    """Return what potentials on the device add to dual values, (p,) on the host, and log u + log a, log v + log b."""
+    p, (m, n) = len(task), task.shape
+    rho = (0.0 if side.penalty == "balanced" else side.scalar_rho for side in task.sides)
+    alpha, beta, dual = cp.empty((p, m)), cp.empty((p, n)), cp.empty(p)
+    tables = (cp.ascontiguousarray(x) for x in (task.A, task.B, log_u, log_v))
+    numbers = np.int64(m), np.int64(n), *map(np.float64, (task.reg, *rho))
+    step_kernel("close_problems", "float64")((p,), (128,), (*tables, *numbers, alpha, beta, dual))
+    return dual.get(), alpha, beta
+
+
 class DeviceBatch:
     """The arrays of p problems on the device, one row a problem, and the record that points at them."""
 
@@ -161,7 +172,7 @@ class DeviceBatch:
 
     def costs(self, task: BatchProblem) -> tuple[Any, BatchProblem]:
         """Return the costs that kernels read, and the problem with the range of these."""
-        return clouds_costs(task.cost) if task.several else cp.asarray(task.M), task
+        return clouds_tables(task.cost) if task.several else cp.asarray(task.M), task
 
     def vectors(self, m: int, n: int) -> dict[str, int]:
         """Return the vectors of each problem beside those that all kernels have, with their lengths."""
@@ -239,18 +250,20 @@ class MadeBatch(DeviceBatch):
     """Problems with costs of their own that are larger than registers: a block each makes K in every pass."""
 
     places: Any = None
+    order: Any = None  # the largest first
     points: tuple[Any, Any] = (None, None)
     narrow: Any = None  # M less its smallest entry, in float32
 
     def costs(self, task: BatchProblem) -> tuple[Any, BatchProblem]:
         self.dim, clouds = made_of(task) or 0, task.several
-        self.order = cp.asarray(np.argsort(-sizes_of(task), kind="stable").astype(np.int64))
         if clouds:
-            self.places = cp.asarray(clouds.table_of_places)
+            self.places, sizes = clouds.places_there, clouds.pairs_of_each
+            if clouds.ragged:
+                self.order = cp.asarray(np.argsort(-sizes, kind="stable").astype(np.int64))
         if self.dim:
-            self.points = tuple(cp.ascontiguousarray(cp.asarray(z)) for z in (clouds.whole.rows, clouds.targets))
+            self.points = tuple(cp.ascontiguousarray(z) for z in (clouds.whole.rows, clouds.targets))
             return None, task
-        M = clouds_costs(clouds) if clouds else cp.asarray(task.M)
+        M = clouds_tables(clouds) if clouds else cp.asarray(task.M)
         low, high = float(M.min()), float(M.max())
         self.narrow = cp.empty(M.shape, np.float32)
         cp.subtract(M, low, out=self.narrow, casting="same_kind")
@@ -267,9 +280,10 @@ class MadeBatch(DeviceBatch):
         record = super().record(options, reg)
         narrow = options.precision == "float32"
         record["narrow"] = narrow if options.last else narrow * ONLY_NARROW
-        record["dim"], record["scale"], record["order"] = self.dim, 1.0, self.order.data.ptr
-        if self.places is not None:
-            record["places"] = self.places.data.ptr
+        record["dim"], record["scale"] = self.dim, 1.0
+        for name in ("places", "order"):
+            if (array := getattr(self, name)) is not None:
+                record[name] = array.data.ptr
         if self.dim:
             record["points_x"], record["points_y"] = (z.data.ptr for z in self.points)
             record["scale"] = self.task.several.whole.core[1]
@@ -290,11 +304,6 @@ class MadeBatch(DeviceBatch):
         run.max_dynamic_shared_size_bytes = max(run.max_dynamic_shared_size_bytes, self.room)
         run((self.p,), (256,), (by_value(record),), shared_mem=self.room)
         self.read()
-
-
-def sizes_of(task: BatchProblem) -> Any:
-    """Return the number of pairs of each problem, (p,)."""
-    return task.several.pairs_of_each if task.several else np.full(len(task), task.size)
 
 
 class ProductBatch(DeviceBatch):

@@ -1,0 +1,75 @@
+// What a batch of clouds is asked beside its passes: between which costs those of a problem lie.
+//
+// x and y hold the points of all problems, one after another; `places` has the first row, the rows, the first column and
+// the columns of each problem.  A block a problem; found: 2 x p, the least distance of two points and the largest, or
+// bounds on them: by the boxes that hold either cloud, the largest also by balls around the middle of the columns.  What
+// is not finite makes the largest NaN.
+// Options: NORM (1 or 2, of a distance), STORE 0.
+#include "common.cuh"
+
+#define THREADS 128
+
+extern __shared__ __align__(128) unsigned char memory[]; // least and largest coordinates of the rows, of the columns
+
+__device__ __forceinline__ double grown(double sum, double t) { return NORM == 1 ? sum + fabs(t) : fma(t, t, sum); }
+__device__ __forceinline__ double length_of(double sum) { return NORM == 1 ? sum : sqrt(sum); }
+
+// The largest distance of points from the middle of the columns; NaN where one is not finite.  All threads.
+__device__ __forceinline__ double radius(const double *points, int count, int d, const double *least, double *scratch)
+{
+    double most = 0;
+    bool bad = false;
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+        double sum = 0;
+        for (int k = 0; k < d; k++)
+            sum = grown(sum, points[(int64_t)i * d + k] - (0.5 * least[k] + 0.5 * least[d + k]));
+        bad |= !isfinite(sum);
+        most = fmax(most, sum);
+    }
+    most = warp_max(most);
+    bad = __syncthreads_or(bad);
+    if (threadIdx.x % 32 == 0)
+        scratch[threadIdx.x / 32] = most;
+    __syncthreads();
+    for (int w = 0; w < THREADS / 32; w++)
+        most = fmax(most, scratch[w]);
+    return bad ? INF - INF : length_of(most);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cloud_ranges(const double *x, const double *y, const int64_t *places, int64_t d, double *found)
+{
+    __shared__ double scratch[THREADS / 32];
+    double *box = (double *)memory;
+    const int64_t *at = places + 4 * blockIdx.x;
+    const int lane = threadIdx.x % 32, dim = (int)d;
+    x += at[0] * d, y += at[2] * d;
+    for (int q = threadIdx.x / 32; q < 2 * dim; q += THREADS / 32) {
+        const int k = q % dim, side = q / dim, count = (int)at[2 * side + 1];
+        const double *points = side ? y : x;
+        double low = INF, high = -INF;
+        for (int i = lane; i < count; i += 32) {
+            const double t = points[(int64_t)i * d + k];
+            low = fmin(low, t), high = fmax(high, t);
+        }
+        low = -warp_max(-low), high = warp_max(high);
+        if (lane == 0)
+            box[(2 * side) * dim + k] = low, box[(2 * side + 1) * dim + k] = high;
+    }
+    __syncthreads();
+    const double *columns = box + 2 * dim;
+    const double rows_out = radius(x, (int)at[1], dim, columns, scratch);
+    __syncthreads();
+    const double ball = (rows_out + radius(y, (int)at[3], dim, columns, scratch)) * (1 + 1e-12);
+    if (threadIdx.x > 0)
+        return;
+    double least = 0, most = 0;
+    for (int k = 0; k < dim; k++) {
+        const double a = box[k] - columns[dim + k], b = columns[k] - box[dim + k]; // gaps between the boxes
+        least = grown(least, fmax(0.0, fmax(a, b)));
+        most = grown(most, fmax(-a, -b));
+    }
+    const double wide = length_of(most) * (1 + 1e-12);
+    found[blockIdx.x] = length_of(least) * (1 - 1e-12);
+    found[gridDim.x + blockIdx.x] = isnan(ball) ? ball : fmin(wide, ball);
+}
