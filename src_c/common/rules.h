@@ -14,7 +14,7 @@
 #define MOST_DROPPED 2     /* steps, beyond which one potential does not serve: of a kernel that is not positive */
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
 #define SUMS_NOISE 1e-6    /* relative, of float32 sums */
-#define GAP_NOISE 1e-13   /* relative to its terms, of a gap: below minus it there is none, below it none that counts */
+#define GAP_NOISE 1e-13   /* relative to its terms, of a gap: below minus it there is none */
 #define SUM_NOISE 4.5e-16 /* relative, of the sum of a column: the noise of its last additions */
 #define LEAST_MASS 1e-290 /* the marginals of a plan below it lose their digits at TINY */
 #define STILL 1e-9        /* change of log v in a pass at which dead points will stay so */
@@ -174,15 +174,15 @@ FN int proves_nothing(const mapuot_limits *limits, const mapuot_stats *out, doub
     return out->dead > 0 || is_clipped(limits, scale);
 }
 
-/* The certified plan error of K as it is stored.  At a kink the gap is linear in what a marginal misses, so that under the
- * root the rounding of marginals is 1e-8.  Where no more of it is left the bound is linear: the state is optimal for
- * marginals moved by the misfit, and what that moves of the plan flows along falling potentials, on paths of at most so
- * many edges (docs/mathematics.md). */
+/* The certified plan error of K as it is stored.  At a kink the gap is linear in what a marginal misses, times rho / reg, so
+ * that under the root the rounding of marginals is 1e-8 and more.  Another bound is linear: the state is optimal for marginals
+ * moved by the misfit, and what that moves of the plan flows along falling potentials, on paths of at most so many edges
+ * (docs/mathematics.md).  The smaller one counts. */
 FN double certified_error(const mapuot_limits *limits, const mapuot_stats *out, double gap, double hard, double misfit)
 {
     const double over = OVER(out->mass), error = plan_error(gap * over * limits->inv_reg) +
                                                  limits->missed * (hard * over + (limits->missed > 1) * SUM_NOISE);
-    if (!(limits->path > 0) || gap > GAP_NOISE * size_of_terms(limits, out))
+    if (!(limits->path > 0))
         return error;
     return fmin(error, limits->path * (misfit * over + SUM_NOISE));
 }
