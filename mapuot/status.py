@@ -11,6 +11,7 @@ from .errors import MUTED, ConvergenceWarning, warn
 STATUSES = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "max_passes", "cancelled")
 GOES_ON = ("running", "absorb")  # statuses of a pass that another one follows
 FAILED = ("not finite", "underflow")  # statuses of what is no answer
+UNREACHED = ("stalled", "max_passes", *FAILED)  # of what passes could not meet: perhaps no plan does
 VALUE_KNOWN = 1e-4  # relative gap from which a warning tells of tol_gap
 
 
@@ -44,6 +45,11 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
     nearer = "raise reg or reg_m, bring the costs nearer 0, or rescale the masses"
     stalled = f"rounding allows no better: ask for a larger {words.tol}" + " or precision='float64'" * finer
     longer = f"raise {words.passes}, reg or {words.tol}"
+    if (lost := lost_digits(result)) > tol / 4 and not finer:
+        stalled = (
+            f"rounding of the exponents log u + log v - M / reg alone leaves some {lost:.0e} of the plan unknown: "
+            f"bring the costs nearer 0, raise reg, lower reg_m, or ask for a larger {words.tol}"
+        )
     if missed > 1e-6:
         stalled = f"hard marginals are missed by {missed:.1e} of the mass: they may be infeasible where M forbids pairs"
         longer += f"; {stalled}" * forbidden
@@ -56,6 +62,18 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
     why = words.passes if result.status == "max_passes" else result.status
     told = told_miss(result.error_bound, tol, words)
     return f"not converged ({why}) after {result.n_passes} passes: {told}; {cure}{value_known(result)}"
+
+
+def lost_digits(result: Any) -> float:
+    """Estimate the plan error that no pass can go below: the rounding of exponents, amplified where sides are stiff.
+
+    0 where it is not known: over ranks, which would have to meet for it, and of many marginals.
+    """
+    problem = result.problem
+    if not hasattr(problem, "exponent_error") or problem.ranks.size > 1 or result.status in FAILED:
+        return 0.0
+    stiff = max(side.largest_soft_rho for side in problem.sides) / problem.reg
+    return float(problem.exponent_error(result.log_u, result.log_v) * (1 + math.sqrt(stiff)))
 
 
 def value_known(result: Any) -> str:

@@ -10,9 +10,10 @@ from ..answer.result import Result
 from ..answer.tensors import answered, tensor_among
 from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
-from ..backends import Options, Stats, pick
+from ..backends import Options, Stats, host, pick
 from ..errors import MUTED, ScalingWarning, shown, warn
 from ..problem.clouds import PointCloud
+from ..problem.cut import check_cut
 from ..problem.kinds import formed, own_cost
 from ..problem.problem import Problem
 from ..problem.scale import scaled
@@ -23,7 +24,7 @@ from ..route import on_device
 from ..route.on_device import posed
 from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, one_potential
 from ..route.plain import attempt
-from ..status import FAILED, not_converged, warn_not_converged
+from ..status import FAILED, UNREACHED, not_converged, warn_not_converged
 
 
 def solve(
@@ -145,8 +146,9 @@ def solve(
     Raises
     ------
     InfeasibleError
-        A balanced point cannot be reached; no plan has marginals that both sides, balanced or ranges, allow; or a
-        sparse M connects such points with others of less mass only.
+        A balanced point cannot be reached; no plan has marginals that both sides, balanced or ranges, allow; or pairs
+        that M or the reference forbids leave such points with partners of less mass only. Of an M that is not sparse
+        the last of these is found after the passes, where they have not converged.
 
     Warns
     -----
@@ -192,6 +194,7 @@ def solve(
     free = free and isinstance(schedule, str) and schedule in SCHEDULES
     if free and (plain := attempt(M, a, b, reg, reg_m, words, out)) is not None:
         if not plain.converged:
+            check_cut(plain.problem, plain.log_u, plain.log_v)
             warn_not_converged(not_converged(plain, tol, may_be_finer(plain.options, precision)))
         return plain
     known = posed(M, a, b, reg, reg_m, words) if free and out is None else None
@@ -222,6 +225,8 @@ def solve(
         ranks.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
+        if result.status in UNREACHED:
+            check_cut(problem, host(result.log_u), host(result.log_v))
         odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, problem.rows.mass, problem.cols.mass)
     if odd and ranks.rank == 0 and not MUTED.get() and result.status not in FAILED:
         warn(odd, ScalingWarning)

@@ -150,11 +150,8 @@ def test_cure_fits_the_cause():
     assert "float64" not in str(told[0].message)
     with pytest.warns(mapuot.ConvergenceWarning, match="precision='float64'"):
         call(tol=1e-300, precision="mixed", max_passes=3000)
-    M = CASE.M.copy()
-    M[:2, :3], M[2:, 3:] = np.inf, np.inf  # two blocks of unequal masses
-    for method in ("auto", "sinkhorn"):
-        with pytest.warns(mapuot.ConvergenceWarning, match="may be infeasible"):
-            mapuot.solve(M, reg=0.1, reg_m=np.inf, method=method, max_passes=3000)
+    with pytest.warns(mapuot.ConvergenceWarning, match=r"rounding of the exponents .* bring the costs nearer 0"):
+        mapuot.solve(1e15 + CASE.M, reg=0.1, reg_m=np.inf, tol=1e-3)
 
 
 def test_source_folder_without_the_core_says_what_to_do():

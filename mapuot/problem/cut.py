@@ -1,0 +1,71 @@
+"""Masses that no plan meets since pairs are forbidden: points whose partners may have too little mass, proven."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..backends.contract import host
+from ..errors import InfeasibleError
+from ..penalties import F64
+from .problem import Problem
+from .validate import MASS_TOLERANCE, told_points
+
+BLOCK_BYTES = 1 << 24  # of M that is looked at at once
+
+
+def check_cut(problem: Problem, log_u: F64, log_v: F64, which: str = "") -> None:
+    """Raise where some points must be given more mass than all their partners may have.
+
+    Where no plan meets the hard marginals some set of points shows it (Hall's condition), and the potentials of these
+    points grow without end: what is looked at are the points above any of their values, and all points that an
+    allowed pair connects with one of them. What is found is proven; where passes ended early nothing may be found.
+    ``which`` problem of a batch it is stands before the message.
+    """
+    rows, cols, ranks = problem.rows, problem.cols, problem.ranks
+    if not ranks.max(rows.demands or cols.demands) or not (problem.forbidden or problem.c is not None):
+        return
+    of_rows, of_cols = best_partners(problem, log_u, log_v)
+    of_rows, log_u, *limits = (np.concatenate(ranks.all(x)) for x in (of_rows, log_u, *rows.limits))
+    for side, potential, (least, _), other, best, (_, most) in (
+        (cols, log_v, cols.limits, rows, of_rows, limits),
+        (rows, log_u, limits, cols, of_cols, cols.limits),
+    ):
+        points = np.flatnonzero((least > 0) & np.isfinite(potential))
+        points, partners = points[np.argsort(-potential[points])], np.argsort(-best)
+        count = np.searchsorted(-best[partners], -potential[points], side="right")
+        needed, may = np.cumsum(least[points]), np.cumsum(np.append(0.0, most[partners]))[count]
+        wrong = np.flatnonzero(needed > may * (1 + MASS_TOLERANCE))
+        if len(wrong):
+            k = wrong[np.argmax(needed[wrong] - may[wrong])]
+            one = told_points(side.name, np.isin(np.arange(len(least)), points[: k + 1]))
+            two = told_points(other.name, (best >= potential[points[k]]) & (most > 0)) or "no points"
+            by = f"{which}M connects" if problem.c is None else f"{which}M and the reference connect"
+            amounts = f"{needed[k]:.6g} must be transported and {may[k]:.6g} may be"
+            raise InfeasibleError(f"{by} {one} with {two} only, where {amounts}")
+
+
+def best_partners(problem: Problem, log_u: F64, log_v: F64) -> tuple[F64, F64]:
+    """Return the largest log v among the partners of each row of this rank, and the largest log u of each column.
+
+    Partners are the points of a pair that neither M nor the reference forbids; where there is none the value is -inf.
+    """
+    of_rows, of_cols = np.full(len(log_u), -np.inf), np.full(len(log_v), -np.inf)
+    for i0, i1, M, c in problem.blocks(most=BLOCK_BYTES):
+        if problem.cost.operator == "pairs":
+            row, column, allowed = M.row_numbers(), M.column, finite(M.data, None if c is None else c.data)
+            row, column = row[allowed], column[allowed]
+            np.maximum.at(of_rows[i0:i1], row, log_v[column])
+            np.maximum.at(of_cols, column, log_u[i0 + row])
+        else:
+            allowed = finite(np.asarray(host(M)), None if c is None else np.asarray(host(c)))
+            of_rows[i0:i1] = np.where(allowed, log_v, -np.inf).max(1)
+            of_cols = np.maximum(of_cols, np.where(allowed, log_u[i0:i1, None], -np.inf).max(0))
+    return of_rows, np.max(problem.ranks.all(of_cols), 0)
+
+
+def finite(M: Any, c: Any) -> Any:
+    """Return a mask of the pairs that neither the costs M nor the reference measure c, if there is one, forbid."""
+    allowed = np.isfinite(M)
+    return allowed if c is None else allowed & (c > 0)
