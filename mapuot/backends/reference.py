@@ -218,8 +218,7 @@ class ReferenceWorkspace:
             distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
             error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9))
             error += self.edges * float(hard / mass + 2**-51) if self.edges > 1 else float(hard / mass)
-            if gap <= 1e-13 * (sum(x.dual_scale for x in sides) + abs(dual) + reg * mass):
-                error = min(error, 2 * min(problem.shape) * float(misfit / mass + 2**-51))
+            error = min(error, 2 * min(problem.shape) * float(misfit / mass + 2**-51))
             error += rounding * (1 + 2 * error)
             root = np.sqrt(max(gap, 0.0)) + rounding * np.sqrt(mass * (kl + l2 * mass / 2))
             rounded = float(root**2 + rounding * mass * (2 * tv + prices))

@@ -14,12 +14,12 @@
 #define MOST_DROPPED 2     /* steps, beyond which one potential does not serve: of a kernel that is not positive */
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
 #define SUMS_NOISE 1e-6    /* relative, of float32 sums */
-#define GAP_NOISE 1e-13   /* relative to its terms, of a gap: below minus it there is none */
-#define SUM_NOISE 4.5e-16 /* relative, of the sum of a column: the noise of its last additions */
-#define LEAST_MASS 1e-290 /* the marginals of a plan below it lose their digits at TINY */
-#define STILL 1e-9        /* change of log v in a pass at which dead points will stay so */
-#define MOST_LOST 1e-3    /* relative mass hidden by a K that has been outgrown: the pass is repeated on a fresh one */
-#define RIDGE 1e-10       /* added to Anderson's normal equations, whose columns are normalised */
+#define GAP_NOISE 1e-13    /* relative to its terms, of a gap: below minus it there is none */
+#define SUM_NOISE 4.5e-16  /* relative, of the sum of a column: the noise of its last additions */
+#define LEAST_MASS 1e-290  /* the marginals of a plan below it lose their digits at TINY */
+#define STILL 1e-9         /* change of log v in a pass at which dead points will stay so */
+#define MOST_LOST 1e-3     /* relative mass hidden by a K that has been outgrown: the pass is repeated on a fresh one */
+#define RIDGE 1e-10        /* added to Anderson's normal equations, whose columns are normalised */
 #define LARGEST 1.7976931348623157e308
 
 /* log(x / y), by the quotient where that is a number: where x is near y, log x - log y would lose digits */

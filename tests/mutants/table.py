@@ -335,7 +335,7 @@ TABLE = {
         ],
         "core/test_edges.py::test_rows_without_mass_are_never_drawn": [
             ("ends = np.cumsum(r)", "ends = np.arange(1.0, len(r) + 1)"),
-            ("ends[-1], 0.0)), side=\"right\")", "ends[-1], 0.0)), side=\"left\")"),
+            ("rng, method), side=\"right\")", "rng, method), side=\"left\")"),
         ],
         "api/test_result.py::test_pairs_are_drawn_from_the_plan[cpu-210-systematic]": [
             ("rng.permutation(size) + rng.random()", "rng.permutation(size) + rng.random(size)"),
