@@ -28,7 +28,6 @@ from ..cached import cached_property
 from ..errors import MUTED, ScalingWarning, warn
 from ..penalties import F64
 from ..problem.cost import as_vectors
-from ..problem.cut import check_cut
 from ..problem.kinds import as_costs
 from ..problem.problem import BatchProblem
 from ..problem.scale import matrices_of, scaled
@@ -39,8 +38,9 @@ from ..progress import bar as progress_bar
 from ..route.options import METHODS, PRECISIONS, make_options, one_potential, options_alone
 from ..route.plain import in_core, is_plain
 from ..route.stages import FORMED, TOGETHER, climb, in_words, ladder, turned
-from ..status import FAILED, UNREACHED, told_miss, warn_not_converged
+from ..status import FAILED, told_miss, warn_not_converged
 from ..threads import each
+from .solve import check_met
 
 PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
 BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>/batch.py
@@ -149,8 +149,8 @@ def solve_batch(
     if odd and not MUTED.get():
         warn(odd, ScalingWarning)
     if not result.converged.all():
-        for i in np.flatnonzero(np.isin(result.status, UNREACHED)):
-            check_cut(result[i].problem, host(result[i].log_u), host(result[i].log_v), f"problem {i}: ")
+        for i in np.flatnonzero(~result.converged) if problem.forbidden or problem.c is not None else ():
+            check_met(result[i], f"problem {i}: ")
         told = told_miss(result.error_bound.max(), tol, largest="largest ")
         count = f"{int((~result.converged).sum())} of {len(result)} problems"
         warn_not_converged(f"{count} not converged: {told}; raise max_passes, reg or tol")

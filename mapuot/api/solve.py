@@ -194,7 +194,7 @@ def solve(
     free = free and isinstance(schedule, str) and schedule in SCHEDULES
     if free and (plain := attempt(M, a, b, reg, reg_m, words, out)) is not None:
         if not plain.converged:
-            check_cut(plain.problem, plain.log_u, plain.log_v)
+            check_met(plain)
             warn_not_converged(not_converged(plain, tol, may_be_finer(plain.options, precision)))
         return plain
     known = posed(M, a, b, reg, reg_m, words) if free and out is None else None
@@ -225,8 +225,7 @@ def solve(
         ranks.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
-        if result.status in UNREACHED:
-            check_cut(problem, host(result.log_u), host(result.log_v))
+        check_met(result)
         odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, problem.rows.mass, problem.cols.mass)
     if odd and ranks.rank == 0 and not MUTED.get() and result.status not in FAILED:
         warn(odd, ScalingWarning)
@@ -279,6 +278,12 @@ def solve_sample(
     """
     cloud = PointCloud(x, y, metric, scale, weights, truncate, form, labels=labels, across=across)
     return solve(cloud, a, b, reg=reg, reg_m=reg_m, **options)
+
+
+def check_met(result: Result, which: str = "") -> None:
+    """Raise where passes met no certificate since forbidden pairs leave no plan; ``which`` one of a batch it is."""
+    if result.status in UNREACHED:
+        check_cut(result.problem, host(result.log_u), host(result.log_v), which)
 
 
 def check_words(method: Any, precision: Any, schedule: Any) -> None:
