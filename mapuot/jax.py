@@ -36,7 +36,8 @@ def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: An
     jit traces, and options are scale_cost (held fixed by the gradient), tol,
     max_passes, precision and threads of `solve_batch`. Of arrays on a GPU, where CuPy
     is installed, value and gradient are made there without a copy; under jit and vmap, and for arrays that lie on
-    several devices, on the CPU. From within jit an error comes as JAX's error of the callback.
+    several devices, on the CPU. vmap, of any depth, is one batch of all problems, but with scale_cost, of which each
+    has its own. From within jit an error comes as JAX's error of the callback.
     """
     settings = as_settings(reg, reg_m, options)
     if isinstance(M, PointCloud):
@@ -59,7 +60,7 @@ def sample_loss(
     """Unbalanced entropic transport cost between two clouds of points, differentiable once in x, y, a and b.
 
     Arguments are those of `mapuot.torch.sample_loss`, but JAX arrays; all but points and masses are known when jit
-    traces. The options are those of `sinkhorn_loss`; the matrix of costs is never formed.
+    traces. The options are those of `sinkhorn_loss`, and vmap is one batch of clouds; the matrix of costs is not kept.
     """
     settings = (*as_settings(reg, reg_m, options), metric, scale)
     x, y = jnp.asarray(x, dtype=jnp.result_type(float)), jnp.asarray(y, dtype=jnp.result_type(float))
@@ -97,13 +98,36 @@ def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any,
     reg, reg_m, options, metric, scale = settings
 
     def solved(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
-        x, y, a, b = map(np.asarray, (x, y, a, b))
+        lead, (x, y, a, b) = together((x, y, a, b), (2, 2, 1, 1))
+        y, a, b = (z[0] if len(z) == 1 else z for z in (y, a, b))
         result = solve_batch(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(options))
-        return tuple(np.asarray(z, dtype=x.dtype) for z in (dual_value(result)[0], *result[0].gradient()[:4]))
+        found = dual_value(result), *result.gradient()[:4]
+        return tuple(np.asarray(z, dtype=x.dtype).reshape((*lead, *z.shape[1:])) for z in found)
 
     kinds = tuple(jax.ShapeDtypeStruct(shape, x.dtype) for shape in ((), x.shape, y.shape, a.shape, b.shape))
-    value, *slopes = jax.pure_callback(solved, kinds, x, y, a, b, vmap_method="sequential")
+    value, *slopes = jax.pure_callback(solved, kinds, x, y, a, b, vmap_method=way_of(options))
     return value, slopes
+
+
+def way_of(options: Any) -> str:
+    """Tell how vmap calls back: once for all problems, or for each where each has costs in units of its own."""
+    return "sequential" if dict(options).get("scale_cost") else "expand_dims"
+
+
+def together(arrays: Any, ndims: Any) -> tuple[tuple[int, ...], list[Any]]:
+    """Return the axes that vmap has put before those of each array, and the arrays with one axis in their place.
+
+    It is 1 long where an array is the same for all problems, but for the first.
+    """
+    arrays = [np.asarray(x) for x in arrays]
+    leads = [x.shape[: x.ndim - k] for x, k in zip(arrays, ndims, strict=True)]
+    lead = np.broadcast_shapes(*leads)
+    out = []
+    for i, (x, k, own) in enumerate(zip(arrays, ndims, leads, strict=True)):
+        kept = x.shape[x.ndim - k :]
+        shared = i > 0 and all(size == 1 for size in own)
+        out.append(x.reshape(1, *kept) if shared else np.broadcast_to(x, (*lead, *kept)).reshape(-1, *kept))
+    return lead, out
 
 
 def _sample_backward(settings: Any, slopes: Any, grad: Any) -> tuple[Any, ...]:
@@ -131,11 +155,22 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
     if not any(isinstance(x, jax.core.Tracer) for x in (a, b, M)):
         value, *found = solved_there(solved, a, b, M)
         return value, (a, b, M, *found)
-    shapes = a.shape[:1], a.shape, b.shape, a.shape, b.shape, ()
+    shapes, p, ndim = (a.shape[:1], a.shape, b.shape, a.shape, b.shape, ()), len(a), M.ndim
+
+    def all_solved(*arrays: Any) -> tuple[Any, ...]:
+        lead, (a, b, M) = together(arrays, (2, 2, ndim))
+        a, b = (np.broadcast_to(x, (len(a), *x.shape[1:])).reshape(-1, x.shape[-1]) for x in (a, b))
+        if len(M) == 1 and (ndim == 2 or p == len(a)):
+            M = M[0]
+        else:  # of p problems each
+            M = np.broadcast_to(M[:, None] if ndim == 2 else M, (len(a) // p, p, *M.shape[-2:]))
+            M = M.reshape(-1, *M.shape[-2:])
+        *found, scale = solved(a, b, M)
+        tables = (x.reshape((*lead, p, *x.shape[1:])) for x in found)
+        return *tables, np.full(lead, scale)
+
     kinds = tuple(jax.ShapeDtypeStruct(shape, M.dtype) for shape in shapes)
-    value, *found = jax.pure_callback(
-        lambda *arrays: solved(*map(np.asarray, arrays)), kinds, a, b, M, vmap_method="sequential"
-    )
+    value, *found = jax.pure_callback(all_solved, kinds, a, b, M, vmap_method=way_of(options))
     return value, (a, b, M, *found)
 
 

@@ -1,5 +1,7 @@
 """mapuot.jax against mapuot's own values and finite differences; under jit, grad and vmap."""
 
+import functools
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -7,11 +9,12 @@ from numpy.testing import assert_allclose
 import mapuot
 
 jax = pytest.importorskip("jax")
+jnp = jax.numpy
 jax.config.update("jax_enable_x64", True)
 
 from jax.test_util import check_grads  # noqa: E402
 
-from mapuot.jax import sinkhorn_loss  # noqa: E402
+from mapuot.jax import sample_loss, sinkhorn_loss  # noqa: E402
 
 OPTIONS = {"tol": 1e-11}
 
@@ -54,6 +57,71 @@ def test_jit_vmap_and_a_zero_weight():
     together = jax.grad(lambda a: sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, **OPTIONS).sum())(a)
     assert np.isfinite(together).all()
     assert_allclose(jax.vmap(one)(a, b), together, rtol=1e-7)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Count the batches that are solved."""
+    found, solve = [], mapuot.jax.solve_batch
+    monkeypatch.setattr(mapuot.jax, "solve_batch", lambda *args, **more: found.append(args) or solve(*args, **more))
+    return found
+
+
+def test_vmap_between_points_is_one_batch(calls):
+    """Over clouds on both sides, on one, and twice; value and derivatives are those of each pair alone."""
+    rng = np.random.default_rng(0)
+    x, y = (jnp.asarray(rng.random((4, 3, k, 2))) for k in (12, 15))
+    one = functools.partial(sample_loss, reg=0.05, reg_m=1.0, **OPTIONS)
+    slope = jax.grad(one, argnums=(0, 1))
+    found = jax.vmap(jax.vmap(one))(x, y)
+    assert len(calls) == 1
+    assert_allclose(found, [[one(x[i, j], y[i, j]) for j in range(3)] for i in range(4)], rtol=1e-7)
+    for axes in ((0, 0), (0, None), (None, 0)):
+        given = [z[0] if axis == 0 else z[0, 0] for z, axis in zip((x, y), axes, strict=True)]
+        calls.clear()
+        found = jax.jit(jax.vmap(slope, in_axes=axes))(*given)
+        assert len(calls) == 1
+        for i in range(3):
+            alone = slope(*(z[i] if axis == 0 else z for z, axis in zip(given, axes, strict=True)))
+            for ours, right in zip(found, alone, strict=True):
+                assert_allclose(ours[i], right, atol=1e-6)
+
+
+@pytest.mark.parametrize("axes", [(0, 0, 0), (None, 0, 0), (0, None, 0), (0, None, None), (None, 0, None)])
+def test_vmap_between_matrices_is_one_batch(axes, calls):
+    rng = np.random.default_rng(0)
+    both = [jnp.asarray(rng.random(shape)) for shape in ((5, 12, 15), (5, 12), (5, 15))]
+    given = [z if axis == 0 else z[0] for z, axis in zip(both, axes, strict=True)]
+    slope = jax.value_and_grad(lambda M, a, b: sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, **OPTIONS), argnums=(0, 1, 2))
+    found, slopes = jax.vmap(slope, in_axes=axes)(*given)
+    assert len(calls) == 1
+    for i in range(5):
+        value, right = slope(*(z[i] if axis == 0 else z for z, axis in zip(given, axes, strict=True)))
+        assert_allclose(found[i], value, rtol=1e-6)
+        for ours, other in zip(slopes, right, strict=True):
+            assert_allclose(ours[i], other, atol=1e-6)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_vmap_over_batches(own, axis, calls):
+    """Four batches of five problems, with one cost, one for each problem, or one for each batch."""
+    rng = np.random.default_rng(0)
+    M = jnp.asarray(rng.random((*[4] * (axis == 0), *[5] * own, 12, 15)))
+    a, b = (jnp.asarray(rng.random((4, 5, k))) for k in (12, 15))
+    loss = functools.partial(sinkhorn_loss, reg=0.1, reg_m=1.0, **OPTIONS)
+    found = jax.vmap(loss, in_axes=(axis, 0, 0))(M, a, b)
+    assert len(calls) == 1
+    assert_allclose(found, [loss(M if axis is None else M[i], a[i], b[i]) for i in range(4)], rtol=1e-6)
+
+
+def test_vmap_keeps_the_scale_of_each_cost(calls):
+    a, _, M = inputs()
+    M = jnp.stack([M, 3 * M])
+    loss = functools.partial(sinkhorn_loss, reg=0.1, reg_m=1.0, scale_cost="max", **OPTIONS)
+    found = jax.vmap(loss, in_axes=(0, None))(M, a)
+    assert len(calls) == 2
+    assert_allclose(found[1], 3 * found[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
