@@ -11,9 +11,10 @@ extern __shared__ __align__(128) unsigned char memory[]; // a Seen for each warp
 
 #define THREADS 512
 #define WARPS (THREADS / 32)
-#define AHEAD 8                                                      // reads of a thread that are under way at once
-#define ENTRIES ((int)(16 / sizeof(cost)))                           // of M in 16 bytes
-#define HEAD 8                                                       // words of an answer before its trace
+#define AHEAD 4                            // reads of 16 bytes that a thread has under way at once
+#define ENTRIES ((int)(16 / sizeof(cost))) // of M in 16 bytes
+#define LINE (32 * ENTRIES)                // columns that a warp has at once
+#define HEAD 8                             // words of an answer before its trace
 #define TOLD (HEAD + TRACE_PASSES * (int)(sizeof(mapuot_stats) / 8)) // and before its vectors
 
 struct Plain {
@@ -101,22 +102,36 @@ __device__ __forceinline__ void empty(const State &S, const Plain &T)
         T.tops[q] = rank_of(-INF);
 }
 
+// ENTRIES of M from here on, of which the first `count` are there; whole: they lie at a multiple of 16 bytes
+__device__ __forceinline__ void read_entries(const cost *at, int64_t count, bool whole, cost (&x)[ENTRIES])
+{
+    if (whole && count >= ENTRIES) {
+        *(uint4 *)x = __ldg((const uint4 *)at);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < ENTRIES; e++)
+        x[e] = e < count ? at[e] : (cost)INF;
+}
+
 // alpha_i = -max_j(log b_j - M_ij / reg), a warp a row
 __device__ __forceinline__ void balance_rows(const State &S, const Plain &T)
 {
     const int lane = threadIdx.x % 32;
+    const bool whole = S.n % ENTRIES == 0;
     for (int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; i < S.m; i += (int64_t)gridDim.x * WARPS) {
-        const cost *row = T.M + i * S.n;
         double top = -INF;
-        for (int64_t j = lane; j < S.n; j += 32 * AHEAD) {
-            cost x[AHEAD];
+        for (int64_t j = ENTRIES * lane; j < S.n; j += LINE * AHEAD) {
+            alignas(16) cost x[AHEAD][ENTRIES];
 #pragma unroll
             for (int k = 0; k < AHEAD; k++)
-                x[k] = j + 32 * k < S.n ? row[j + 32 * k] : (cost)INF;
+                read_entries(T.M + i * S.n + j + LINE * k, S.n - j - LINE * k, whole, x[k]);
 #pragma unroll
             for (int k = 0; k < AHEAD; k++)
-                if (j + 32 * k < S.n)
-                    top = fmax(top, T.log_b[j + 32 * k] - x[k] * S.limits.inv_reg);
+#pragma unroll
+                for (int e = 0; e < ENTRIES; e++)
+                    if (j + LINE * k + e < S.n)
+                        top = fmax(top, T.log_b[j + LINE * k + e] - x[k][e] * S.limits.inv_reg);
         }
         top = warp_max(top);
         if (lane == 0)
@@ -124,29 +139,78 @@ __device__ __forceinline__ void balance_rows(const State &S, const Plain &T)
     }
 }
 
-// tops_j = max_i(alpha_i + log b_j - M_ij / reg), a warp 32 columns of some rows
+// ENTRIES of K to there
+__device__ __forceinline__ void copy_entries(real *to, const real (&x)[ENTRIES])
+{
+    constexpr int BYTES = ENTRIES * (int)sizeof(real);
+    if constexpr (BYTES >= 16) {
+#pragma unroll
+        for (int q = 0; q < BYTES / 16; q++)
+            ((uint4 *)to)[q] = ((const uint4 *)x)[q];
+    } else {
+        *(double *)to = *(const double *)x;
+    }
+}
+
+// What a warp has of a matrix: rows i to end of LINE columns, of which this lane has ENTRIES from j on
+struct Strip {
+    int64_t i, end, j;
+
+    // the strip of a warp, and of the same warp after as many as there are
+    __device__ __forceinline__ Strip(const State &S, int64_t warp, int64_t strips, int64_t parts)
+        : i(S.m * (warp / strips) / parts), end(S.m * (warp / strips + 1) / parts),
+          j(warp % strips * LINE + threadIdx.x % 32 * ENTRIES)
+    {
+    }
+
+    // Calls with (i, entries of M) for each of its rows, AHEAD of them read at once
+    template <typename F> __device__ __forceinline__ void each_row(const State &S, const Plain &T, F call) const
+    {
+        const bool whole = S.n % ENTRIES == 0;
+        for (int64_t first = i; first < end; first += AHEAD) {
+            alignas(16) cost x[AHEAD][ENTRIES];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                read_entries(T.M + (first + k) * S.n + j, first + k < end ? S.n - j : 0, whole, x[k]);
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                if (first + k < end)
+                    call(first + k, x[k]);
+        }
+    }
+};
+
+// Strips of the warps of the first blocks over so many columns
+template <typename F> __device__ __forceinline__ void each_strip(const State &S, int64_t columns, int blocks, F call)
+{
+    const int64_t strips = (columns + LINE - 1) / LINE, warps = (int64_t)blocks * WARPS;
+    const int64_t parts = warps > strips ? warps / strips : 1;
+    const int64_t own = (int)blockIdx.x < blocks ? (int64_t)blockIdx.x * WARPS + threadIdx.x / 32 : strips * parts;
+    for (int64_t q = own; q < strips * parts; q += warps)
+        call(Strip(S, q, strips, parts));
+}
+
+// tops_j = max_i(alpha_i + log b_j - M_ij / reg)
 __device__ __forceinline__ void balance_columns(const State &S, const Plain &T)
 {
-    const int64_t strips = (S.n + 31) / 32, warps = (int64_t)gridDim.x * WARPS;
-    const int64_t parts = warps > strips ? warps / strips : 1;
-    for (int64_t q = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; q < strips * parts; q += warps) {
-        const int64_t j = q % strips * 32 + threadIdx.x % 32, part = q / strips;
-        const int64_t end = S.m * (part + 1) / parts;
-        if (j >= S.n)
-            continue;
-        double top = -INF;
-        for (int64_t i = S.m * part / parts; i < end; i += AHEAD) {
-            cost x[AHEAD];
+    each_strip(S, S.n, gridDim.x, [&](const Strip &own) {
+        double top[ENTRIES], log_b[ENTRIES];
 #pragma unroll
-            for (int k = 0; k < AHEAD; k++)
-                x[k] = i + k < end ? T.M[(i + k) * S.n + j] : (cost)INF;
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++)
-                if (i + k < end)
-                    top = fmax(top, T.log_b[j] + __ldcg(T.alpha + i + k) - x[k] * S.limits.inv_reg);
+        for (int e = 0; e < ENTRIES; e++) {
+            top[e] = -INF;
+            log_b[e] = own.j + e < S.n ? T.log_b[own.j + e] : 0;
         }
-        atomicMax(T.tops + j, rank_of(top));
-    }
+        own.each_row(S, T, [&](int64_t i, const cost(&x)[ENTRIES]) {
+            const double alpha = T.alpha[i];
+#pragma unroll
+            for (int e = 0; e < ENTRIES; e++)
+                top[e] = fmax(top[e], log_b[e] + alpha - x[e] * S.limits.inv_reg);
+        });
+#pragma unroll
+        for (int e = 0; e < ENTRIES; e++)
+            if (own.j + e < S.n)
+                atomicMax(T.tops + own.j + e, rank_of(top[e]));
+    });
 }
 
 // What passes need of the rows and of the columns, around alpha and beta; safe: alpha is `least` and beta 0.
@@ -170,28 +234,27 @@ __device__ __forceinline__ void set_sides(const State &S, const Plain &T, bool s
     }
 }
 
-// K_ij = exp(alpha_i + beta_j - M_ij / reg), some columns of a row by a warp
-__device__ __forceinline__ void build(const State &S, const Plain &T, bool safe, double least)
+// K_ij = exp(alpha_i + beta_j - M_ij / reg), by the first blocks
+__device__ __forceinline__ void build(const State &S, const Plain &T, int blocks, bool safe, double least)
 {
-    const int64_t warps = (int64_t)gridDim.x * WARPS, span = 32 * AHEAD, each = (S.ld + span - 1) / span;
-    for (int64_t q = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; q < S.m * each; q += warps) {
-        const int64_t i = q / each, j = q % each * span + threadIdx.x % 32;
-        const cost *row = T.M + i * S.n;
-        real *to = S.kernel + i * S.ld;
-        const double alpha = safe ? least : __ldcg(T.alpha + i);
-        cost x[AHEAD];
+    each_strip(S, S.ld, blocks, [&](const Strip &own) {
+        double beta[ENTRIES];
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++)
-            x[k] = j + 32 * k < S.n ? row[j + 32 * k] : (cost)INF;
+        for (int e = 0; e < ENTRIES; e++)
+            beta[e] = safe || own.j + e >= S.n ? 0 : T.beta[own.j + e];
+        own.each_row(S, T, [&](int64_t i, const cost(&x)[ENTRIES]) {
+            const double alpha = safe ? least : T.alpha[i];
+            alignas(16) real entry[ENTRIES];
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            if (j + 32 * k >= S.ld)
-                continue;
-            const double beta = safe || j + 32 * k >= S.n ? 0 : __ldcg(T.beta + j + 32 * k);
-            const double p = stored_exp(alpha + beta - x[k] * S.limits.inv_reg);
-            to[j + 32 * k] = (real)(p >= S.limits.flush ? p : 0);
-        }
-    }
+            for (int e = 0; e < ENTRIES; e++) {
+                const double p = stored_exp(alpha + beta[e] - x[e] * S.limits.inv_reg);
+                entry[e] = (real)(p >= S.limits.flush ? p : 0);
+            }
+            real *to = S.kernel + i * S.ld + own.j;
+            if (own.j < S.ld)
+                copy_entries(to, entry);
+        });
+    });
 }
 
 // Progress before the first pass; one block
@@ -263,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     set_sides(S, T, safe, least);
     if (!safe)
         grid_barrier(counter, ended);
-    build(S, T, safe, least);
+    build(S, T, gridDim.x > 1 ? gridDim.x - 1 : 1, safe, least); // while the last one does what no other can share
     if (last)
         set_progress(S, T, safe, M, of_warps);
 }

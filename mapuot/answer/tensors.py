@@ -65,7 +65,11 @@ def array_of(x: Any) -> Any:
         return x.cpu().numpy()
     import cupy  # noqa: PLC0415 - only where torch brings GPU memory
 
-    return cupy.from_dlpack(x)
+    if not (x.is_contiguous() and x.numel() and x.is_floating_point()):
+        return cupy.from_dlpack(x)
+    # the same, without a look at the streams, which takes a fifth of a small solve: both work on one (stream_of)
+    memory = cupy.cuda.UnownedMemory(x.data_ptr(), x.numel() * x.element_size(), x, x.device.index)
+    return cupy.ndarray(tuple(x.shape), f"f{x.element_size()}", cupy.cuda.MemoryPointer(memory, 0))
 
 
 def tensor_of(x: Any, device: Any) -> Any:
@@ -83,7 +87,7 @@ def stream_of(device: Any) -> Any:
         return contextlib.nullcontext()
     import cupy  # noqa: PLC0415 - only for tensors on a GPU
 
-    stream = sys.modules["torch"].cuda.current_stream(device)
+    stream = sys.modules["torch"].cuda.current_stream(device.index)  # an index is found sooner than a device
     same = stream.cuda_stream == cupy.cuda.get_current_stream().ptr
     return contextlib.nullcontext() if same else cupy.cuda.Stream.from_external(stream)
 
