@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .answer.gradients import dual_value, marginal_gradient
+from .answer.result import Result
 from .answer.slopes import mass_slope, point_slope, point_slopes
 from .answer.tensors import array_of, check_csr, is_csr, stream_of, tensor_of
 from .api.batch import BatchResult, solve_batch
@@ -26,6 +27,7 @@ from .problem.kinds import as_costs
 from .problem.scale import matrices_of, scaled
 from .problem.sparse import Sparse
 from .problem.validate import as_choice, as_pair, as_positive
+from .route.on_device import one_call
 
 try:
     import torch
@@ -404,15 +406,21 @@ def as_tensor(x: Any, name: str, csr: bool = False) -> Any:
 
 
 class _SinkhornLoss(torch.autograd.Function):
-    """Dual values (p,) of a batch; what backward needs is in the BatchResult, the second output."""
+    """Dual values (p,) of a batch; what backward needs is in the BatchResult, the second output.
+
+    A plain problem on a GPU is solved by one call instead, whose Result is that output.
+    """
 
     @staticmethod
     def forward(a: Any, b: Any, M: Any, places: Any, reg: float, reg_m: Any, options: dict[str, Any]) -> Any:
         with stream_of(M.device):
             costs, A, B = map(array_of, (M, a, b))
             costs = costs if places is None else type(places)((costs, *places_of(places)), shape=places.shape)
-            result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **options)
-            return tensor_of(dual_value(result), M.device).to(widest(a, b, M)), result
+            alone = places is None and costs.ndim == 2 and A.ndim == B.ndim == 1
+            one = one_call(costs, A, B, reg, reg_m, **options) if alone else None
+            result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **options) if one is None else one
+            value = tensor_of(np.atleast_1d(dual_value(result)), M.device)
+            return value.to(widest(a, b, M)), result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -673,17 +681,17 @@ def solved(M: Any, a: Any, b: Any, values: Any, *more: Any) -> Any:
     return found if several else found[0]
 
 
-def first_derivatives(result: BatchResult, inputs: Any, needed: Any, grad: Any, places: Any) -> list[Any]:
+def first_derivatives(result: BatchResult | Result, inputs: Any, needed: Any, grad: Any, places: Any) -> list[Any]:
     """Return grad times dW/da, dW/db, dW/dM, each in the form of its input and where that lies; zeros if not needed."""
     weights, out = grad.astype(np.float64), []
     for tensor, need, name in zip(inputs, needed, ("rows", "cols", "plan"), strict=True):
         csr, slope = need and is_csr(tensor), np.zeros(())
         if need and name == "plan":
-            slope = result.plan_sum(weights)
+            slope = weights * result.plan if isinstance(result, Result) else result.plan_sum(weights)
             if csr or places is not None:
                 slope = in_places_of(array_of(tensor) if csr else places, slope)
         elif need:
-            slope = weights[:, None] * marginal_gradient(result, name)
+            slope = weights[:, None] * namespace(weights).asarray(marginal_gradient(result, name))
             slope = slope.sum(0) if tensor.ndim == 1 else slope
         found = tensor_of(slope, tensor.device).to(tensor.dtype)
         if csr:

@@ -41,10 +41,14 @@ def dual_value(result: BatchResult | Result) -> Any:
     return total
 
 
-def marginal_gradient(result: BatchResult, name: str) -> Any:
-    """Return dW/da (name "rows") or dW/db ("cols"), (p, m) or (p, n)."""
-    problem = result.problem
+def marginal_gradient(result: BatchResult | Result, name: str) -> Any:
+    """Return dW/da (name "rows") or dW/db ("cols"), (p, m) or (p, n), or (m,) or (n,) of one Result with masses > 0."""
     rows = name == "rows"
+    if isinstance(result, Result):
+        one = result.problem
+        own, across = one.sides if rows else one.sides[::-1]
+        return mass_slope(result.f if rows else result.g, float(own.rho[0]), one.reg, across.mass)
+    problem = result.problem
     side, other = (problem.rows, problem.B) if rows else (problem.cols, problem.A)
     mass = other.sum(1)[:, None] if problem.masked is None else problem.shares(result._backend, other.T, rows).T
     return mass_slope(continued(result, rows), float(side.rho[0]), problem.reg, mass)

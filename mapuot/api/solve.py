@@ -23,7 +23,7 @@ from ..ranks import join
 from ..route import on_device
 from ..route.on_device import posed
 from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, one_potential
-from ..route.plain import attempt
+from ..route.plain import LazyResult, attempt
 from ..status import FAILED, UNREACHED, not_converged, warn_not_converged
 
 
@@ -192,14 +192,14 @@ def solve(
     words = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
     free = warm_start is mask is callback is comm is checkpoint is symmetric is None and not progress
     free = free and isinstance(schedule, str) and schedule in SCHEDULES
-    if free and (plain := attempt(M, a, b, reg, reg_m, words, out)) is not None:
+    plain: LazyResult | None = attempt(M, a, b, reg, reg_m, words, out) if free else None
+    known = posed(M, a, b, reg, reg_m, words) if free and plain is None and out is None else None
+    plain = on_device.attempt(known, max_passes) if known else plain
+    if plain is not None:
         if not plain.converged:
             check_met(plain)
             warn_not_converged(not_converged(plain, tol, may_be_finer(plain.options, precision)))
         return plain
-    known = posed(M, a, b, reg, reg_m, words) if free and out is None else None
-    if known and (solved := on_device.attempt(known, max_passes)) is not None:
-        return solved
     ranks = join(comm)
     with ranks.together():
         if known and (found := on_device.plain_problem(known)) is not None:

@@ -81,6 +81,19 @@ def attempt(problem: Posed, most: int) -> DeviceResult | None:
     return DeviceResult(problem, found, begun)
 
 
+def one_call(
+    M: Any, a: Any, b: Any, reg: Any, reg_m: Any, tol: Any = 1e-6, max_passes: Any = 10_000, precision: str = "auto",
+    backend: str = "auto", threads: Any = None, **others: Any,
+) -> DeviceResult | None:  # fmt: skip
+    """Solve a plain problem on a device in one call, None where it is another one or needs more.
+
+    The options are those of `solve`, of which no ``others`` are plain.
+    """
+    words = "auto", "kl", "product", tol, None, max_passes, precision, backend, threads
+    problem = None if others else posed(M, a, b, reg, reg_m, words)
+    return None if problem is None else attempt(problem, max_passes)
+
+
 def plain_problem(given: Posed) -> Problem | None:
     """Return the Problem, by one read of M; None where that tells of something odd."""
     backend, cost, rows, cols, reg, _ = given

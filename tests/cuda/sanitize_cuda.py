@@ -50,6 +50,15 @@ def batches() -> None:
     print("log_matmul", flush=True)
 
 
+def whole() -> None:
+    """Plain problems in one call, balanced first or not, and pairs that are drawn from their plans."""
+    for m, n, dtype in ((100, 90, np.float32), (77, 515, np.float64), (640, 640, np.float32)):
+        M = cp.random.default_rng(0).random((m, n), dtype=dtype)
+        for reg in (0.1, 0.01):
+            assert len(solve(M, reg=reg, reg_m=1.0).sample(50)[0]) == 50
+    print("plain problems", flush=True)
+
+
 def corrected() -> None:
     """20 differences and the correction by clusters, whose matrix is made and renewed on the way."""
     coarse.LEAST_ENTRIES, coarse.SHARP, DeviceCoarse.every = 0, 0.0, 8
@@ -73,6 +82,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore", ConvergenceWarning)
     batches()
     points()
+    whole()
     corrected()
     cuda_launch.MAX_SLOTS, cuda_launch.RING_BYTES = 4, 0
     for n in COLUMNS:

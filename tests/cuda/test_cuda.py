@@ -9,9 +9,11 @@ from problems import pairs
 from scipy import sparse
 
 from mapuot import PointCloud, SeededMask, solve, solve_batch
-from mapuot.backends import Options, reference
+from mapuot.answer.gradients import dual_value, marginal_gradient
+from mapuot.backends import Options, host, reference
 from mapuot.files import load_checkpoint
 from mapuot.problem.problem import Problem
+from mapuot.route.on_device import one_call
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
@@ -370,10 +372,10 @@ def test_the_short_way_makes_the_same_problem(monkeypatch, given, reg, reg_m):
         found = solve(cp.asarray(M), *masses, reg=reg, reg_m=reg_m)
         assert found.n_passes == want.n_passes
         assert found.how == want.how
-        for name in ("log_u", "log_v", "row_marginal", "col_marginal"):
-            np.testing.assert_array_equal(getattr(found, name), getattr(want, name))
-        for name in ("objective", "dual", "error_bound", "mass"):
-            assert getattr(found, name) == getattr(want, name)
+        for name in ("log_u", "log_v", "row_marginal", "col_marginal", "objective", "dual", "mass"):
+            # the exponentials that one call begins with are the device's, whose last digit may be another than NumPy's
+            np.testing.assert_allclose(getattr(found, name), getattr(want, name), rtol=1e-13)
+        np.testing.assert_allclose(found.error_bound, want.error_bound, rtol=1e-3)  # of a gap that is a difference
 
 
 ONE_CALL = {  # how the costs and options differ from plain ones, and whether one call solves them
@@ -412,14 +414,32 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
     assert found.dual <= exact.objective
 
 
+@pytest.mark.parametrize("reg_m", [1.0, (np.inf, 1.0), (0.3, 2.0)])
+def test_what_a_loss_takes_of_one_call(reg_m):
+    """Value and slopes of one call, which torch's loss of one matrix makes, are those of a batch of one problem."""
+    if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
+        pytest.skip("takes persistent kernels")
+    M, a, b = cost(40, 30, 2)
+    given = cp.asarray(M), cp.asarray(a), cp.asarray(b)
+    assert one_call(*given, 0.05, reg_m, mask=SeededMask(0.5, 1)) is None
+    one, batch = (
+        one_call(*given, 0.05, reg_m, tol=1e-9),
+        solve_batch(*given, reg=0.05, reg_m=reg_m, tol=1e-9, precision="float64"),
+    )
+    np.testing.assert_allclose(dual_value(one), host(dual_value(batch))[0], rtol=1e-12)
+    for name in ("rows", "cols"):
+        np.testing.assert_allclose(marginal_gradient(one, name), host(marginal_gradient(batch, name))[0], atol=1e-8)
+    np.testing.assert_allclose(host(one.plan), host(batch.plan_sum(cp.ones(1))), atol=1e-8)
+
+
 @pytest.mark.filterwarnings("ignore::mapuot.errors.ConvergenceWarning")
-@pytest.mark.parametrize("one_call", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(
     ("words", "shape", "reg_m"),
     [("ordered", (40, 60), 1.0), ("ordered", (40, 60), (np.inf, 0.5)), ("ordered", (90, 130), 1.0),
      ("portable", (40, 60), 1.0), ("portable", (40, 60), (np.inf, 0.5))],
 )  # fmt: skip
-def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, reg_m, one_call):
+def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, reg_m, whole):
     """Costs of several scales, some of which are balanced first; then in threads, and after a solve that was stopped.
 
     The answers are those of new workspaces, to the bit where sums are ordered, and no cost outlives its solve.
@@ -430,7 +450,7 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, re
         monkeypatch.setattr(coarse, "SHARP", 0.0)
     module, calls = (cuda.import_module(f"mapuot.backends.cuda.{name}") for name in ("workspace", "plain"))
     M, *masses = map(cp.asarray, cost(*shape, 2))
-    symmetric = None if one_call and words == "ordered" else False
+    symmetric = None if whole and words == "ordered" else False
     kept, most = (calls.KEPT if symmetric is None else module.IDLE), module.MOST_IDLE
     scales = 1, 0.3, 8, 1, 1e-3, 1, 0.5
     costs = [(scale * M + k).astype((float, np.float32)[k % 2]) for k, scale in enumerate(scales)]
