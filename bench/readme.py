@@ -23,7 +23,7 @@ TABLES = {  # marker: (where its table stands, the records that it is of)
     "all-solve": ((RAW,), ["solve"]),
     "pass": ((RAW,), ["pass"]),
     "tensors": ((RAW,), ["tensors-nvidia-h200", "tensors"]),
-    "zoo": ((RAW,), ["zoo-nvidia-h200", "zoo"]),
+    "zoo": ((RAW,), ["zoo-nvidia-h200", "zoo", "zoo-intel"]),
     "points": ((RAW,), ["points-nvidia-h200", "points"]),
     "sparse": ((RAW,), ["sparse-nvidia-h200", "sparse"]),
     "words": (("docs/coming_from/words.md",), ["words"]),
