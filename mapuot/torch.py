@@ -20,7 +20,7 @@ from .api.batch import BatchResult, solve_batch
 from .api.divergence import check_options, self_costs
 from .api.solve import solve
 from .backends import host, namespace, pick
-from .backends.contract import any_of
+from .backends.contract import any_of, is_on_device
 from .penalties import F64
 from .problem.clouds import PointCloud
 from .problem.kinds import as_costs
@@ -322,7 +322,7 @@ class SamplesLoss(torch.nn.Module):
 
     def solved(self, rows: Measure, cols: Measure) -> list[Any]:
         """Solve the problem of a and b, and where it is debiased those of a and a, b and b, too."""
-        backend = "cuda" if rows.points.is_cuda else "cpu"
+        backend = "cuda" if is_on_device(rows.points) else "cpu"
         found = [self.solve(rows, cols, self.rho, backend)]
         if self.debias:
             found += [self.alone(side, rho, backend) for side, rho in zip((rows, cols), self.rho, strict=True)]
@@ -333,8 +333,8 @@ class SamplesLoss(torch.nn.Module):
         side = side.once()
         if self.cost is not None:
             return self.solve(side, side, (rho, rho), backend)
-        loss, points = (self.p, self.eps, rho, backend, repr(self.options)), array_of(side.points).astype(np.float64)
-        masses, at, held = array_of(side.masses), id(side.given), ALONE.get(id(side.given))
+        loss, points = (self.p, self.eps, rho, backend, repr(self.options)), read(side.points).astype(np.float64)
+        masses, at, held = read(side.masses), id(side.given), ALONE.get(id(side.given))
         same = held is not None and held.loss == loss and held.tensor() is side.given
         same = same and np.array_equal(held.starts, side.starts)  # type: ignore[union-attr]
         if held and same and are_equal(held.points, points) and are_equal(held.masses, masses):
@@ -380,6 +380,11 @@ def forget(at: int, ref: Any) -> None:
     held = ALONE.get(at)
     if held is not None and held.tensor is ref:
         del ALONE[at]
+
+
+def read(x: Any) -> Any:
+    """Return a tensor as an array, or an array as it is."""
+    return array_of(x) if isinstance(x, torch.Tensor) else x
 
 
 def are_equal(x: Any, y: Any) -> bool:
@@ -476,8 +481,8 @@ def cloud_of(rows: Measure, cols: Measure, how: tuple[str, float]) -> PointCloud
 
 def masses_of(rows: Measure, cols: Measure) -> tuple[Any, Any]:
     """Return the masses of both sides, of several clouds one behind the other."""
-    a = array_of(rows.masses)
-    b = a if cols is rows else array_of(cols.masses)
+    a = read(rows.masses)
+    b = a if cols is rows else read(cols.masses)
     return (host(a), host(b)) if rows.starts is None else (a, b)
 
 
@@ -557,6 +562,8 @@ class _Samples(torch.autograd.Function):
     def forward(x: Any, y: Any, a: Any, b: Any, loss: Any, rows: Measure, cols: Measure) -> Any:
         rows, cols = rows._replace(points=x, masses=a), cols._replace(points=y, masses=b)
         with stream_of(x.device):
+            if rows.starts is not None and x.is_cuda:  # read once, for all three problems
+                rows, cols = (z._replace(points=array_of(z.points), masses=array_of(z.masses)) for z in (rows, cols))
             solved = loss.solved(rows, cols)
             value, *alone = (host(dual_value(result)) for result in solved)
         value = value + loss.constant(*total_masses(solved[0])) - 0.5 * sum(alone)
@@ -582,8 +589,9 @@ class _Samples(torch.autograd.Function):
                     continue
                 starts, weight = ctx.sides[k % 2], grad
                 if starts is not None:
-                    weight = grad.repeat_interleave(torch.as_tensor(np.diff(starts), device=grad.device))
-                    weight = weight.reshape(-1, *[1] * (tensor.ndim - 1))
+                    sizes = np.diff(starts)
+                    repeats = int(sizes[0]) if (sizes == sizes[0]).all() else torch.as_tensor(sizes, device=grad.device)
+                    weight = grad.repeat_interleave(repeats).reshape(-1, *[1] * (tensor.ndim - 1))
                 found.append((weight * tensor_of(slope, grad.device)).to(tensor.dtype))
             return found
 

@@ -69,8 +69,8 @@ struct Batch {
     const float *M_narrow;             // p x m x n: M less its smallest entry
     const double *points_x, *points_y; // of all problems, one point after another
     const int64_t *places, *order;     // p x 4: first row, rows, first column, columns; which problem comes when
-    int64_t dim, narrow;               // of points; narrow 1: float32 passes come first, 2: and no others
-    double scale;                      // of the metric
+    int64_t dim, narrow;               // of points; narrow 1: float32 passes come first
+    double scale, ratio;               // of the metric; of this reg in the one asked for, which comes next
 };
 
 // How far the iteration is; a copy for each warp.

@@ -6,7 +6,7 @@
 // K is made in every pass and stored nowhere, twice a pass, once where one potential serves: of points that lie in
 // shared memory, or of the costs M.  Float32 passes come first; float64 ones go on from their potentials and their
 // differences, and certify.  K is made around other potentials where the scalings leave its range, so that every reg
-// works.  A warp sums RT rows at once, its lanes over the columns; then each lane has SIDE columns and sums over rows.
+// works.  A warp sums some rows at once, its lanes over the columns; then each lane has some columns and sums over rows.
 // Options: DIM (coordinates of a point, 0: of M), METRIC (a mapuot_metric), FORM (a mapuot_narrow_form) and those of
 // batch.cuh; NARROW and STORE 0.
 #define THREADS 256
@@ -14,14 +14,12 @@
 #include "batch_finish.cuh"
 #include "common/metric.h"
 
-#define RT 4              // rows of a warp at once
-#define SIDE 2            // columns of a lane at once
 #define STRETCH 32        // terms of a column that are summed before they go to float64
-#define MOST_PARTS 8      // of the rows, which warps share where there are few columns
+#define MOST_PARTS 8      // of the rows, for as many warps
+#define LEAST_PART 1024   // sums that parts have: 8 of 128 columns
 #define FIELDS (DIM + 2)  // of a point: its coordinates, the potential in K, its scale
 #define NARROW_SCALE 1e12 // a scale beyond it: K is made again
 #define NARROW_DEAD 1e-30 // a float32 sum below it: no mass is in reach
-#define ONLY_NARROW 2     // of Batch.narrow: a larger reg, at which nothing needs a certificate
 
 extern __shared__ __align__(128) unsigned char memory[];
 
@@ -36,23 +34,28 @@ struct Shared {
 struct Room {
     double *v, *row, *part; // n; K v, m; K^T u in parts, parts x n
     unsigned char *points;  // m x FIELDS of the rows, FIELDS x n of the columns, in float32 or in float64
-    int parts;
 };
 
-__device__ __forceinline__ int parts_of(int n)
+template <typename T> __device__ __forceinline__ constexpr bool is_narrow() { return sizeof(T) == 4; }
+
+// Rows of a warp at once, and columns of a lane: in float64 more of them took a third longer
+template <typename T> __device__ __forceinline__ constexpr int rows_at_once() { return is_narrow<T>() ? 8 : 4; }
+template <typename T> __device__ __forceinline__ constexpr int columns_at_once() { return is_narrow<T>() ? 4 : 2; }
+
+// Of the rows, which warps share where there are few columns
+template <typename T> __device__ __forceinline__ int parts_of(int n)
 {
-    const int units = (n + 32 * SIDE - 1) / (32 * SIDE);
+    const int units = (n + 32 * columns_at_once<T>() - 1) / (32 * columns_at_once<T>());
     return units >= MOST_PARTS ? 1 : MOST_PARTS / units;
 }
 
 __device__ __forceinline__ Room room_of(const Batch &S)
 {
     Room at;
-    at.parts = parts_of((int)S.n);
     at.v = (double *)memory;
     at.row = at.v + S.n;
     at.part = at.row + S.m;
-    at.points = (unsigned char *)(at.part + at.parts * S.n);
+    at.points = (unsigned char *)(at.part + (S.n < LEAST_PART ? LEAST_PART : S.n));
     return at;
 }
 
@@ -61,8 +64,6 @@ template <typename T> __device__ __forceinline__ T *columns_in(const Room &at, c
 {
     return (T *)at.points + FIELDS * S.m;
 }
-
-template <typename T> __device__ __forceinline__ constexpr bool is_narrow() { return sizeof(T) == 4; }
 
 // The record of one problem: behind the end of a smaller cloud no table is read or written.
 __device__ __forceinline__ void open_own(const Batch &S, Shared &all)
@@ -83,7 +84,11 @@ __device__ __forceinline__ void open_own(const Batch &S, Shared &all)
     own.log_u += problem * S.m, own.r += problem * S.m, own.row_absorbed += problem * S.m;
     own.log_v += problem * S.n, own.s += problem * S.n, own.report += problem;
     own.columns += problem * COLUMN_KINDS * S.n;
+    own.count += (int64_t)own.report->passes; // so many more
 }
+
+// Is this a larger reg, at which nothing is certified, as only the start of the next one counts?
+__device__ __forceinline__ bool is_larger(const Batch &S) { return S.ratio != 1; }
 
 // What multiplies coordinates in float32, and costs: exponents are binary there.
 template <typename T> __device__ __forceinline__ double unit_of(const Batch &S)
@@ -135,6 +140,7 @@ template <bool TOPS, typename T> __device__ __forceinline__ T added(T sum, T t, 
 template <typename T, bool TOPS = false> __device__ __forceinline__ void row_sums(const Shared &all, const Room &at)
 {
     const Batch &S = all.S;
+    constexpr int RT = rows_at_once<T>();
     const int m = (int)S.m, n = (int)S.n, lane = threadIdx.x % 32;
     const T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S), unit = (T)unit_of<T>(S);
 #pragma unroll 1
@@ -176,11 +182,13 @@ template <typename T, bool TOPS = false> __device__ __forceinline__ void row_sum
 template <typename T, bool TOPS = false> __device__ __forceinline__ void column_sums(const Shared &all, const Room &at)
 {
     const Batch &S = all.S;
-    const int m = (int)S.m, n = (int)S.n, lane = threadIdx.x % 32, chunks = (n + 32 * SIDE - 1) / (32 * SIDE);
+    constexpr int SIDE = columns_at_once<T>();
+    const int m = (int)S.m, n = (int)S.n, lane = threadIdx.x % 32, parts = parts_of<T>(n);
+    const int chunks = (n + 32 * SIDE - 1) / (32 * SIDE);
     const T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S), unit = (T)unit_of<T>(S);
 #pragma unroll 1
-    for (int q = threadIdx.x / 32; q < chunks * at.parts; q += WARPS) {
-        const int part = q / chunks, first = m * part / at.parts, last = m * (part + 1) / at.parts;
+    for (int q = threadIdx.x / 32; q < chunks * parts; q += WARPS) {
+        const int part = q / chunks, first = m * part / parts, last = m * (part + 1) / parts;
         T y[SIDE][DIM + 1];
         int to[SIDE];
         double sum[SIDE];
@@ -294,7 +302,7 @@ __device__ __forceinline__ void build_kernel(Shared &all, const Room &at, double
         __syncthreads();
         for (int j = threadIdx.x; j < n; j += THREADS) {
             double top = -INF;
-            for (int q = 0; q < at.parts; q++)
+            for (int q = 0; q < parts_of<T>(n); q++)
                 top = fmax(top, at.part[q * n + j]);
             columns[DIM * n + j] = col[WEIGHT * ld + j] > 0 ? (T)-top : (T)-INF;
         }
@@ -354,10 +362,12 @@ template <typename T> __device__ __forceinline__ bool row_half(Shared &all, cons
 }
 
 // The column half of a pass; returns whether K is to be made around other potentials.
-__device__ __forceinline__ bool column_half(Shared &all, const Room &at, double *col, int ld, Move &move, bool odd,
-                                            double dead)
+template <typename T>
+__device__ __forceinline__ bool column_half(Shared &all, const Room &at, double *col, int ld, Move &move, bool odd)
 {
     const Batch &S = all.S;
+    const int parts = parts_of<T>((int)S.n);
+    const double dead = is_narrow<T>() ? NARROW_DEAD : 0;
     const bool has_columns = (int)threadIdx.x / 32 < column_warps((int)S.n);
     move = find_move(S, all.work);
     bool lost = false, far = false;
@@ -366,7 +376,7 @@ __device__ __forceinline__ bool column_half(Shared &all, const Room &at, double 
             if (ONE_POTENTIAL)
                 return at.row[j];
             double sum = 0;
-            for (int q = 0; q < at.parts; q++)
+            for (int q = 0; q < parts; q++)
                 sum += at.part[q * S.n + j];
             return sum > dead ? sum : 0;
         });
@@ -401,7 +411,7 @@ __device__ __forceinline__ bool make_passes(Shared &all, const Room &at, double 
             build_kernel<T>(all, at, col, ld, plain);
         rebuild = plain = false;
         const bool odd = row_half<T>(all, at, col, ld);
-        far = column_half(all, at, col, ld, move, odd, is_narrow<T>() ? NARROW_DEAD : 0);
+        far = column_half<T>(all, at, col, ld, move, odd);
         const bool still = W.report.status == MAPUOT_RUNNING;
         if (is_narrow<T>() ? !still || W.standing[0].narrow == 0 || W.report.passes + 1 >= S.count
                            : !still || (W.report.passes >= S.count && !odd))
@@ -414,15 +424,22 @@ __device__ __forceinline__ void close_problem(const Shared &all, const double *c
 {
     const Batch &S = all.S;
     const double shift = all.work.standing[0].shift;
-    if (threadIdx.x == 0)
+    const bool larger = is_larger(S);
+    if (threadIdx.x == 0) {
         *S.report = all.work.report;
+        if (larger)
+            S.report->status = MAPUOT_RUNNING;
+    }
     for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
         S.log_u[i] += shift + move.off;
         S.r[i] *= move.kappa;
     }
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         const bool used = col[WEIGHT * ld + j] > 0;
-        S.log_v[j] = used ? col[NEW_G * ld + j] - col[NEW_F * ld + j] - shift : -INF;
+        const double log_v = used ? col[NEW_G * ld + j] - col[NEW_F * ld + j] - shift : -INF;
+        S.log_v[j] = log_v;
+        if (larger)
+            S.x[j] = isfinite(log_v) ? log_v * S.ratio : 0;
         S.s[j] = used ? col[MARGINAL * ld + j] : 0;
     }
 }
@@ -433,13 +450,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_made(const __grid
     open_own(S, all);
     __syncthreads();
     const int64_t made = (int64_t)all.S.report->passes;
-    if (all.S.report->status != MAPUOT_RUNNING || made >= S.count)
+    if (all.S.report->status != MAPUOT_RUNNING || made >= all.S.count)
         return;
     const Room at = room_of(all.S);
     const int ld = (int)all.S.n;
     double *col = S.columns ? all.S.columns : (double *)(at.points + sizeof(double) * FIELDS * (all.S.m + all.S.n));
     Move move;
-    bool narrow = S.narrow > 0 && (made + 1 < S.count || S.narrow == ONLY_NARROW), again = true;
+    const bool narrow = S.narrow > 0 && (made + 1 < all.S.count || is_larger(S));
+    bool again = true;
     if (threadIdx.x == 0) {
         all.work.report = *all.S.report;
         all.top = 0;
@@ -460,7 +478,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_made(const __grid
             again = true;
         }
     }
-    if (S.narrow != ONLY_NARROW) {
+    if (!(narrow && is_larger(S))) {
         __syncthreads();
         if (threadIdx.x == 0) {
             all.work.report.status = MAPUOT_RUNNING;

@@ -1,7 +1,8 @@
-// What a batch of clouds is asked beside its passes: between which costs those of a problem lie.
+// What a batch of clouds is asked beside its passes: between which costs those of a problem lie, and what its points are
+// multiplied by plans as.
 //
 // x and y hold the points of all problems, one after another; `places` has the first row, the rows, the first column and
-// the columns of each problem.  A block a problem; found: 2 x p, the least distance of two points and the largest, or
+// the columns of each problem.  A block a problem; of ranges found: 2 x p, the least distance of two points and the largest, or
 // bounds on them: by the boxes that hold either cloud, the largest also by balls around the middle of the columns.  What
 // is not finite makes the largest NaN.
 // Options: NORM (1 or 2, of a distance), STORE 0.
@@ -72,4 +73,49 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const double wide = length_of(most) * (1 + 1e-12);
     found[blockIdx.x] = length_of(least) * (1 - 1e-12);
     found[gridDim.x + blockIdx.x] = isnan(ball) ? ball : fmin(wide, ball);
+}
+
+// Tables of the points around the mean of the rows, with a column of ones: `rows` p x m x (d + 1), `columns` p x n x
+// (d + 1); behind the end of a smaller cloud they are 0.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cloud_tables(const double *x, const double *y, const int64_t *places, int64_t d, int64_t m, int64_t n, double *rows,
+                 double *columns)
+{
+    double *middle = (double *)memory;
+    const int64_t *at = places + 4 * blockIdx.x;
+    const int lane = threadIdx.x % 32, dim = (int)d;
+    x += at[0] * d, y += at[2] * d;
+    for (int k = threadIdx.x / 32; k < dim; k += THREADS / 32) {
+        double sum = 0;
+        for (int i = lane; i < (int)at[1]; i += 32)
+            sum += x[(int64_t)i * d + k];
+        sum = warp_sum(sum);
+        if (lane == 0)
+            middle[k] = sum / (double)at[1];
+    }
+    __syncthreads();
+    for (int side = 0; side < 2; side++) {
+        const double *points = side ? y : x;
+        const int64_t count = at[2 * side + 1], most = side ? n : m;
+        double *to = (side ? columns : rows) + blockIdx.x * most * (d + 1);
+        for (int64_t q = threadIdx.x; q < most * (d + 1); q += THREADS) {
+            const int64_t i = q / (d + 1), k = q % (d + 1);
+            to[q] = i >= count ? 0 : k < d ? points[i * d + k] - middle[k] : 1;
+        }
+    }
+}
+
+// scale (t_0 z - t) of all points z of a table (p x most x (d + 1)), of which the first `count` of a problem count: t_0
+// and t are the last column and the others of the table `moved`.  `to` has the points of all problems, one after
+// another; those of a problem begin at `first`.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cloud_slopes(const double *table, const double *moved, const int64_t *first, const int64_t *count, int64_t d,
+                 int64_t most, double scale, double *to)
+{
+    const int64_t at = blockIdx.x * most * (d + 1);
+    to += first[blockIdx.x] * d;
+    for (int64_t q = threadIdx.x; q < count[blockIdx.x] * d; q += THREADS) {
+        const int64_t here = at + q / d * (d + 1);
+        to[q] = scale * (moved[here + d] * table[here + q % d] - moved[here + q % d]);
+    }
 }

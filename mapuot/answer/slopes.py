@@ -255,7 +255,7 @@ def mass_slopes(result: Any, rows: bool) -> Any:
     side, weight, f = (p.rows, p.A, result.f) if rows else (p.cols, p.B, result.g)
     inside, other = clouds.inside(not rows), p.masses[rows]
     slope = penalties.mass_slope(xp.where(weight > 0, f, 0.0), rho_of(side), p.reg, xp.asarray(other)[:, None])
-    without = xp.asarray(inside) & ~(weight > 0)
+    without = ~(weight > 0) & xp.asarray(inside) if clouds.ragged else ~(weight > 0)
     if p.masked is not None or any_of(without):
         for i in np.flatnonzero(host(without.any(1)) | (p.masked is not None)):
             slope[i, xp.asarray(inside[i])] = xp.asarray(mass_slope(result[i], rows))

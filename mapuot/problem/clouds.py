@@ -317,9 +317,9 @@ class Clouds(Cost):
     def table(self, masses: Any, name: str, axis: int) -> Any:
         """Return the masses of the rows (``axis`` 0) or columns as a table; one vector may serve clouds of one size."""
         count, most = self.places[axis].count, self.shape[axis]
-        inside = self.inside(axis)
+        equal = bool((count == most).all())
         if masses is None:
-            return None if inside.all() else inside / count[:, None]
+            return None if equal else self.inside(axis) / count[:, None]
         read = there if is_on_device(masses[0] if is_list(masses) else masses) else array_in
         if is_list(masses):
             parts = [as_array(part, f"{name}[{i}]", read).ravel() for i, part in enumerate(masses)]
@@ -327,7 +327,8 @@ class Clouds(Cost):
                 raise ValueError(f"{name} must hold one mass for each point of each cloud")
             masses = namespace(*parts).concatenate(parts)
         elif np.ndim(masses) != 1 or len(masses) != count.sum() or (len(masses) == most and len(count) > 1):
-            if not inside.all():
+            if not equal:
+                inside = self.inside(axis)
                 masses = as_array(masses, name, read)
                 if masses.shape != inside.shape or any_of((masses != 0) & namespace(masses).asarray(~inside)):
                     raise ValueError(f"{name} must hold one mass for each point of each cloud")
@@ -346,8 +347,10 @@ class Clouds(Cost):
 
     def flat_of(self, table: Any, axis: int) -> Any:
         """Return what tables (p, m, ...) have of the points of all problems, one behind the other."""
-        flat, inside = table.reshape(-1, *table.shape[2:]), self.inside(axis)
-        return flat if inside.all() else flat[namespace(table).asarray(np.flatnonzero(inside))]
+        flat = table.reshape(-1, *table.shape[2:])
+        if (self.places[axis].count == self.shape[axis]).all():
+            return flat
+        return flat[namespace(table).asarray(np.flatnonzero(self.inside(axis)))]
 
     def inside(self, axis: int) -> Any:
         """Mask of the entries of a table with the points of all clouds, (p, m) or (p, n)."""

@@ -112,7 +112,10 @@ CASES = {
     "pairs": ("portable.cu", portable("float32", (1, 8, 2), SPARSE=1, SHORT_INDEX=1), PAIRS),
     "costs of points": ("point_costs.cu", {"METRIC": 0, "STORE": 0}, {"point_costs": (255, 0)}),
     "plans of clouds": ("point_costs.cu", {"METRIC": 0, "PLAN": 1, "STORE": 0}, {"point_costs": (255, 0)}),
-    "ranges of clouds": ("clouds.cu", {"NORM": 2, "STORE": 0}, {"cloud_ranges": (64, 0)}),
+    "clouds": (
+        "clouds.cu", {"NORM": 2, "STORE": 0},
+        dict.fromkeys(("cloud_ranges", "cloud_tables", "cloud_slopes"), (64, 0)),
+    ),
     "boxes": (
         "boxes.cu", {"METRIC": 0}, dict.fromkeys(("box_tilt", "box_masses", "box_turn", "box_runs"), (255, 0)),
     ),

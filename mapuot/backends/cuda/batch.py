@@ -32,6 +32,7 @@ PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
 NARROW_NOISE = 1e-6  # a float64 pass takes as long as ten; at 3e-7 float32 ones crept, 1.3 times as many at reg .001
 ROOM = 208 << 10  # bytes of shared memory that a block of batch_made.cu may ask for
 SHARED_ROOM = 96 << 10  # up to which two blocks share a multiprocessor: column vectors lie there, too
+LEAST_PART = 1024  # of batch_made.cu: sums that parts of the rows have
 LONE = 1 << 19  # pairs of a problem from which fewer than LONE_PROBLEMS are solved in less time one by one
 LONE_PROBLEMS = 16
 CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
@@ -39,7 +40,6 @@ CLIMBS = True  # by way of larger regs, where reg is small
 ONE_POTENTIAL = LEAVES = True  # passes can have log u = log v, and be left for ordinary ones
 FORMS = True  # the matrices of many clouds
 CHECK_PASSES = 8  # products between two looks at what still runs
-ONLY_NARROW = 2  # of Batch.narrow
 VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
 BATCH, REPORT, STANDING = (RECORDS[name] for name in ("Batch", "Report", "Standing"))
 STATUS_AT = list(REPORT.fields or ()).index("status")
@@ -81,7 +81,7 @@ def made_of(task: BatchProblem) -> int | None:
 def made_room(shape: tuple[int, int], dim: int) -> int:
     """Bytes of shared memory that a problem takes; twin: room_of of src_cuda/batch_made.cu."""
     m, n = shape
-    return 8 * (n + m + max(n, 512) + (dim + 2) * (m + n))
+    return 8 * (n + m + max(n, LEAST_PART) + (dim + 2) * (m + n))
 
 
 def bytes_each(task: BatchProblem, memory: int, precision: str) -> int:
@@ -249,6 +249,7 @@ class DeviceBatch:
 class MadeBatch(DeviceBatch):
     """Problems with costs of their own that are larger than registers: a block each makes K in every pass."""
 
+    started = False  # at a larger reg
     places: Any = None
     order: Any = None  # the largest first
     points: tuple[Any, Any] = (None, None)
@@ -278,8 +279,7 @@ class MadeBatch(DeviceBatch):
 
     def record(self, options: Options, reg: float) -> Any:
         record = super().record(options, reg)
-        narrow = options.precision == "float32"
-        record["narrow"] = narrow if options.last else narrow * ONLY_NARROW
+        record["narrow"], record["ratio"] = options.precision == "float32", reg / self.task.reg
         record["dim"], record["scale"] = self.dim, 1.0
         for name in ("places", "order"):
             if (array := getattr(self, name)) is not None:
@@ -291,7 +291,19 @@ class MadeBatch(DeviceBatch):
             record["M_narrow"] = self.narrow.data.ptr
         return record
 
-    def advance(self, record: Any, count: int) -> None:
+    def climb(self, reg: float, options: Options, count: int) -> None:
+        if self.started:
+            self.x *= self.task.reg / reg
+        self.started = True
+        self.make(self.record(options, reg), count)
+
+    def iterate(self, passes: int) -> int:
+        self.make(self.record(self.options, self.task.reg), passes)
+        self.read()
+        return int((self.stats["status"] == 0).sum())
+
+    def make(self, record: Any, count: int) -> None:
+        """Make at most so many passes more of each problem; those of a larger reg move the start on."""
         record["count"] = count
         known = {"DIM": self.dim, "METRIC": 0, "FORM": 0, "COST": 0, "NARROW": 0, "STORE": 0}
         if self.dim:
@@ -303,7 +315,6 @@ class MadeBatch(DeviceBatch):
         run = kernel("batch_made.cu", "batch_made", **known)
         run.max_dynamic_shared_size_bytes = max(run.max_dynamic_shared_size_bytes, self.room)
         run((self.p,), (256,), (by_value(record),), shared_mem=self.room)
-        self.read()
 
 
 class ProductBatch(DeviceBatch):

@@ -17,15 +17,21 @@ from .kernels import kernel
 CHUNK_BYTES = 1 << 30  # of the plans that are formed at once
 
 
+def launch(function: str, clouds: Any, room: int, *more: Any) -> None:
+    """Let a block work on each problem, with so many bytes of shared memory a coordinate."""
+    whole = clouds.whole
+    run = kernel("clouds.cu", function, NORM=int(whole.core[0].norm), STORE=0)
+    run.max_dynamic_shared_size_bytes = max(run.max_dynamic_shared_size_bytes, room * whole.dim)
+    x, y = (cp.ascontiguousarray(z) for z in (whole.rows, clouds.targets))
+    known = x, y, clouds.places_there, np.int64(whole.dim)
+    run((len(clouds),), (128,), (*known, *more), shared_mem=room * whole.dim)
+
+
 def range_of_clouds(clouds: Any) -> tuple[float, float]:
     """Return bounds on the costs of all problems; raises ValueError where they are not finite."""
-    whole, p, (metric, scale) = clouds.whole, len(clouds), clouds.whole.core
-    run = kernel("clouds.cu", "cloud_ranges", NORM=int(metric.norm), STORE=0)
-    x, y = (cp.ascontiguousarray(z) for z in (whole.rows, clouds.targets))
-    found = cp.empty((2, p))
-    room = 4 * 8 * whole.dim
-    run.max_dynamic_shared_size_bytes = max(run.max_dynamic_shared_size_bytes, room)
-    run((p,), (128,), (x, y, clouds.places_there, np.int64(whole.dim), found), shared_mem=room)
+    metric, scale = clouds.whole.core
+    found = cp.empty((2, len(clouds)))
+    launch("cloud_ranges", clouds, 32, found)
     least, most = found.get()
     with np.errstate(over="ignore"):
         low, high = scale * least.min() ** metric.degree, scale * most.max() ** metric.degree
@@ -41,42 +47,24 @@ def slopes(task: BatchProblem, exponents: Any, wanted: Any) -> list[Any]:
     ``exponents``: log u + log a and log v + log b, (p, m) and (p, n); the metric is a squared distance. Of points
     around the mean of x they are 2 scale (P 1 x - P y), and alike of the columns, by products with formed plans.
     """
-    clouds, (m, n) = task.several, task.shape
-    parts: list[list[Any]] = [[], []]
-    step = max(1, CHUNK_BYTES // (8 * m * n))
+    clouds, d = task.several, task.several.whole.dim
+    counts = [places.count for places in clouds.places]
+    out = [cp.empty((int(count.sum()), d)) if want else None for count, want in zip(counts, wanted, strict=True)]
+    where = cp.asarray(np.stack([x for count in counts for x in (np.cumsum(count) - count, count)]))
+    step = max(1, CHUNK_BYTES // (8 * task.shape[0] * task.shape[1]))
     for i0 in range(0, len(task), step):
         some = slice(i0, i0 + step)
         here = clouds.of(some)
+        (m, n), p = here.shape, len(here)
         alpha, beta = (cp.ascontiguousarray(x[some, :k]) for x, k in zip(exponents, here.shape, strict=True))
         P = clouds_tables(here, (alpha, beta, task.reg))
-        x, y = (points_of(here, axis) for axis in (0, 1))
-        middle = x.mean(1, keepdims=True)
-        if here.ragged:
-            middle = cp.matmul(cp.asarray(here.inside(0) / here.places[0].count[:, None])[:, None], x)
-        x, y = (with_ones(z - middle) for z in (x, y))
-        for k, (these, others) in enumerate(((x, y), (y, x))):
-            if wanted[k]:
-                moved = cp.matmul(P.swapaxes(-1, -2) if k else P, others)
-                slope = 2 * clouds.whole.core[1] * (moved[:, :, -1:] * these[:, :, :-1] - moved[:, :, :-1])
-                parts[k].append(here.flat_of(slope, k))
-    return [(cp.concatenate(part) if len(part) > 1 else part[0]) if part else None for part in parts]
-
-
-def points_of(clouds: Any, axis: int) -> Any:
-    """Return the points of the rows or of the columns of all problems, (p, m, d); behind a smaller cloud any others."""
-    points, places, most = (clouds.targets if axis else clouds.whole.rows), clouds.places[axis], clouds.shape[axis]
-    first = places.first
-    if (first == first[0]).all():
-        return cp.broadcast_to(points[first[0] : first[0] + most], (len(clouds), most, points.shape[1]))
-    if (places.count == most).all() and (np.diff(first) == most).all():
-        return points[first[0] : first[0] + len(clouds) * most].reshape(len(clouds), most, -1)
-    at = cp.minimum(cp.asarray(first)[:, None] + cp.arange(most)[None], len(points) - 1)
-    return points[at]
-
-
-def with_ones(points: Any) -> Any:
-    """Return the points with a column of ones, whose product is the marginal."""
-    table = cp.empty((*points.shape[:2], points.shape[2] + 1))
-    table[:, :, :-1] = points
-    table[:, :, -1] = 1.0
-    return table
+        tables = cp.empty((p, m, d + 1)), cp.empty((p, n, d + 1))
+        launch("cloud_tables", here, 8, np.int64(m), np.int64(n), *tables)
+        run = kernel("clouds.cu", "cloud_slopes", NORM=2, STORE=0)
+        for k, to in enumerate(out):
+            if to is not None:
+                moved = cp.matmul(P.swapaxes(1, 2) if k else P, tables[1 - k])
+                places, sizes = where[2 * k : 2 * k + 2, some], (np.int64(d), np.int64(here.shape[k]))
+                factor = np.float64(2 * clouds.whole.core[1])
+                run((p,), (128,), (tables[k], moved, places[0], places[1], *sizes, factor, to))
+    return out
