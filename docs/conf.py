@@ -17,12 +17,23 @@ html_css_files = ["site.css"]
 exclude_patterns = ["gallery/*", "auto/*.ipynb", "auto/*.py", "auto/*.json", "auto/*.md5", "auto/*.zip"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+suppress_warnings = ["config.cache"]  # of the function below
+default_role = "py:obj"  # `solve` in a docstring is a link
 templates_path = ["_templates"]
 autosummary_generate = True
 autodoc_typehints = "none"  # the docstrings tell, with shapes and units
 autodoc_mock_imports = [name for name in ("torch", "jax") if os.environ.get("MAPUOT_DOCS_MOCK", "1") == "1"]
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
+
+
+def readable(gallery: dict[str, object], page: str) -> None:
+    """Draw with letters that can be read where a picture is as wide as a phone."""
+    from matplotlib import pyplot as plt
+
+    plt.rcParams.update({"font.size": 13, "axes.titlesize": 14, "lines.markersize": 7})
+
+
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "auto",
@@ -33,7 +44,8 @@ sphinx_gallery_conf = {
     "min_reported_time": 1,
     "remove_config_comments": True,
     "show_memory": False,
-    "thumbnail_size": (480, 320),
+    "thumbnail_size": (480, 340),
+    "reset_modules": ("matplotlib", "seaborn", readable),
     "write_computation_times": False,
 }
 warnings.filterwarnings("ignore", message=".*FigureCanvasAgg is non-interactive.*")

@@ -2,7 +2,7 @@
 Choosing reg and reg_m by a path
 ================================
 
-One call solves a list of problems, each from the answer of the one before.
+One call solves a list of problems, and starts each from the previous answer.
 """
 
 import matplotlib.pyplot as plt
@@ -17,22 +17,23 @@ M = ((x[:, None] - y) ** 2).sum(-1)
 M /= np.median(M)
 
 # %%
-# Smaller reg: a sharper plan, more passes, and soon nothing new.
+# A smaller reg gives a sharper plan and takes more passes. Soon the answer hardly changes any more.
 
 regs = [0.3, 0.1, 0.03, 0.01, 0.003]
 by_reg = list(mapuot.path(M, regs=regs, reg_ms=1.0))
 ax = mapuot.plot.path(by_reg)
 
 # %%
-# Larger reg_m: more moves, in the end the outliers, too. Where the curve is flat, little depends on the choice.
+# With a larger reg_m more mass moves, in the end that of the outliers, too. Where the curve is flat, little depends on
+# the choice.
 
 reg_ms = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]
 ax = mapuot.plot.path(mapuot.path(M, regs=[0.03] * len(reg_ms), reg_ms=reg_ms))
 
 # %%
-# What reg does to the plan.
+# The links that hold half of the mass, at three values of reg.
 
-fig, panels = plt.subplots(1, 3, figsize=(11, 4), layout="constrained")
+fig, panels = plt.subplots(1, 3, figsize=(9, 3.6), layout="constrained")
 for result, ax in zip(by_reg[::2], panels, strict=True):
     mapuot.plot.links(result, x, y, ax=ax, keep=0.5)
     ax.set_title(f"reg {result.problem.reg}")

@@ -2,8 +2,8 @@
 Sparse matching with forbidden pairs
 ====================================
 
-Workers and jobs: a pair is allowed within a distance only. What cannot be matched stays, and nobody has to guess a
-threshold for the pairs that count.
+Workers are matched to jobs, and a worker can only take a job that is near. Who finds none stays without, and the pairs
+that matter are found without a threshold.
 """
 
 import matplotlib.pyplot as plt
@@ -20,7 +20,7 @@ result = mapuot.solve(M, a, b, reg=0.01, reg_m=0.2, penalty="tv")
 print(result)
 
 # %%
-# The fewest pairs that hold 95 % of what is matched, and everybody who is left out.
+# The lines are the fewest pairs that hold 95 % of the matched mass; the rings are workers without a job.
 
 pairs = result.sparse(keep=0.95)
 print(f"{pairs.nnz} of {np.isfinite(M).sum()} allowed pairs hold 95 % of the mass of {result.mass:.1f}")

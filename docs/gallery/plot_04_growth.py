@@ -2,10 +2,11 @@
 A population over time, with growth
 ===================================
 
-Cells of three fates at three times. One fate divides, one dies. Growth iterations learn the rates from the counts
-alone; descendants and ancestors then follow through both steps.
+Cells of three fates are sampled at three times. One fate divides, one dies. Growth iterations learn these rates from
+the counts alone; then descendants and ancestors are followed through both steps.
 """
 
+# sphinx_gallery_thumbnail_number = 2
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -24,7 +25,7 @@ for day in range(3):
 X, days, fate = np.vstack(X), np.array(days), np.array(fate)
 
 # %%
-# The rates come as multiples of the mean: 2 : 1 : 1/2 is what was put in.
+# The rates come out as multiples of their mean. They were 2 : 1 : 1/2.
 
 model = OTModel(X, days=days, epsilon=0.05, lambda1=1.0, lambda2=50.0, growth_iters=8)
 growth = model.coupling(0, 1).growth
@@ -32,10 +33,10 @@ for kind in range(3):
     print(f"fate {kind}: growth {growth[fate[days == 0] == kind].mean():.2f} of the mean")
 
 # %%
-# Where are the descendants of the first fate after two days?
+# Where are the descendants of the first fate after one and after two days? Red cells have most of them.
 
 found = model.descendants(fate[days == 0] == 0, 0, 2)
-fig, panels = plt.subplots(1, 3, figsize=(12, 4), layout="constrained", sharex=True, sharey=True)
+fig, panels = plt.subplots(1, 3, figsize=(9, 3.4), layout="constrained", sharex=True, sharey=True)
 panels[0].scatter(*X[days == 0].T, c=fate[days == 0] == 0, s=8, cmap="coolwarm")
 panels[1].scatter(*X[days == 1].T, c=model.descendants(fate[days == 0] == 0, 0, 1), s=8, cmap="coolwarm")
 panels[2].scatter(*X[days == 2].T, c=found, s=8, cmap="coolwarm")
@@ -43,14 +44,14 @@ for day, ax in enumerate(panels):
     ax.set_title(f"day {day}")
 
 # %%
-# The same days as one problem, a chain of three marginals: the fate of each cell of day 0, the share of its descendants
-# that is of the first kind on day 2, and the ancestors of these.
+# All days can also be one problem, a chain of three marginals. On the left the fate of each cell of day 0: the share of
+# its descendants on day 2 that are of the first kind. On the right the mass by which it is their ancestor.
 
 clouds = [X[days == day] for day in range(3)]
 costs = {(day, day + 1): mapuot.PointCloud(clouds[day], clouds[day + 1]) for day in range(2)}
 chain = mapuot.multimarginal(costs, [np.full(300, 1 / 300)] * 3, reg=0.02, reg_m=0.05, scale_cost="mean")
 first = chain.pair(0, 2)[:, fate[days == 2] == 0].sum(1)
-fig, panels = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharex=True, sharey=True)
+fig, panels = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained", sharex=True, sharey=True)
 for ax, color, title in zip(panels, (first / chain.pair(0, 2).sum(1), first), ("fate", "ancestors"), strict=True):
     fig.colorbar(ax.scatter(*clouds[0].T, c=color, s=8, cmap="coolwarm"), ax=ax)
     ax.set_title(f"day 0: {title} of the first kind")

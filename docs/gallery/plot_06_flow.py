@@ -2,7 +2,8 @@
 A gradient flow of points
 =========================
 
-Points roll down the debiased Sinkhorn divergence to a target, by ``Result.gradient``, which has a bound of its error.
+Points follow the gradient of the debiased Sinkhorn divergence to a target. ``Result.gradient`` has it, with a bound on
+its error.
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +18,7 @@ y = np.column_stack([np.cos(angle), np.sin(angle)]) * 0.5 + 0.5
 
 
 def slope(x, y, reg=0.01, reg_m=1.0):
-    """The gradient of the divergence by x; by symmetry that of OT(x, x) / 2 is the one of its rows."""
+    """Return the gradient of the divergence by x; that of OT(x, x) / 2 is, by symmetry, the gradient by its rows."""
     across = mapuot.solve(mapuot.PointCloud(x, y), reg=reg, reg_m=reg_m, tol=1e-4).gradient()
     within = mapuot.solve(mapuot.PointCloud(x, x), reg=reg, reg_m=reg_m, tol=1e-4).gradient()
     return across.x - within.x
@@ -30,9 +31,11 @@ for step in range(1, 31):
         frames[step] = x.copy()
 
 # %%
-fig, panels = plt.subplots(1, 4, figsize=(12, 3.2), layout="constrained", sharex=True, sharey=True)
-for ax, (step, points) in zip(panels, frames.items(), strict=True):
-    ax.scatter(*y.T, s=6, color="lightgrey")
-    ax.scatter(*points.T, s=6)
+# The target is grey, the moving points are blue.
+
+fig, panels = plt.subplots(2, 2, figsize=(7, 6.6), layout="constrained", sharex=True, sharey=True)
+for ax, (step, points) in zip(panels.flat, frames.items(), strict=True):
+    ax.scatter(*y.T, s=14, color="lightgrey")
+    ax.scatter(*points.T, s=14)
     ax.set_title(f"step {step}")
     ax.set_aspect("equal")

@@ -2,10 +2,11 @@
 Domain adaptation
 =================
 
-A classifier is trained where labels are known, moved to where they are not. The target lacks a class: balanced
-transport must fill its place, unbalanced transport leaves it behind.
+A classifier is trained on a source with labels and used on a target without. The target lacks one class. Balanced
+transport has to move that class somewhere; unbalanced transport leaves it behind.
 """
 
+# sphinx_gallery_thumbnail_number = 2
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.neighbors import KNeighborsClassifier
@@ -22,11 +23,16 @@ xt = centres[yt] @ turn + [1.8, -0.5] + 0.5 * rng.normal(size=(200, 2))
 print(f"as it is the classifier is right for {100 * KNeighborsClassifier(7).fit(xs, ys).score(xt, yt):.0f} %")
 
 # %%
-fig, panels = plt.subplots(1, 3, figsize=(12, 4), layout="constrained", sharex=True, sharey=True)
-panels[0].scatter(*xs.T, c=ys, s=10, cmap="viridis")
-panels[0].scatter(*xt.T, color="grey", s=10)
-panels[0].set_title("source in colour, target in grey")
-for ax, reg_m, name in ((panels[1], 1e3, "balanced, nearly"), (panels[2], 1.0, "unbalanced")):
+fig, ax = plt.subplots(figsize=(5, 4), layout="constrained")
+ax.scatter(*xs.T, c=ys, s=10, cmap="viridis")
+ax.scatter(*xt.T, color="grey", s=10)
+ax.set_title("source in colour, target in grey")
+
+# %%
+# The images of the source; the size of a point is the share of its mass that moves.
+
+fig, panels = plt.subplots(1, 2, figsize=(8, 4), layout="constrained", sharex=True, sharey=True)
+for ax, reg_m, name in ((panels[0], 1e3, "nearly balanced"), (panels[1], 1.0, "unbalanced")):
     transport = UnbalancedSinkhornTransport(reg_e=0.01, reg_m=reg_m, norm="median")
     moved = transport.fit(xs, Xt=xt).transform(xs)
     share = transport.result_.row_marginal * len(xs)

@@ -2,8 +2,8 @@
 Colour transfer
 ===============
 
-One photograph in the palette of another. Balanced transport must use the whole palette in its proportions, unbalanced
-transport leaves out what fits badly.
+One photograph in the palette of another. Balanced transport has to use the whole palette in its proportions; unbalanced
+transport leaves out colours that fit badly.
 """
 
 import matplotlib.pyplot as plt
@@ -19,9 +19,9 @@ cloud = mapuot.PointCloud(x, y, scale=1 / 3)  # the largest possible cost is 1
 pixels = photo.reshape(-1, 3)
 
 # %%
-# The map of `Result.map` is defined for every colour, not for the thousand of the sample alone.
+# ``Result.map`` is defined for every colour, not only for the thousand colours of the sample.
 
-fig, panels = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+fig, panels = plt.subplots(2, 2, figsize=(8, 5.6), layout="constrained")
 shown = {"photograph": photo, "palette": palette}
 for reg_m in (np.inf, 0.1):
     moved = mapuot.solve(cloud, reg=0.007, reg_m=reg_m, tol=1e-4).map(pixels)

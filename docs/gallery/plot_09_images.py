@@ -2,7 +2,8 @@
 A map between two images
 ========================
 
-Densities on a regular grid: `mapuot.Grid` multiplies along the axes, in the memory of the images.
+Two densities on a regular grid. ``mapuot.Grid`` multiplies along one axis after the other, and needs little more memory
+than the images.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +16,7 @@ x, y = np.moveaxis(grid.points().reshape(96, 128, 2), 2, 0)
 
 
 def blobs(*places):
-    """Bumps at (row, column, radius), over a thin haze; mass 1."""
+    """Return bumps at (row, column, radius) over a thin haze, of mass 1."""
     image = sum(np.exp(-((x - u) ** 2 + (y - v) ** 2) / (2 * w * w)) for u, v, w in places) + 0.01
     return image / image.sum()
 
@@ -27,19 +28,18 @@ way = (result.barycentric_map(grid.points()) - grid.points()).reshape(96, 128, 2
 print(result)
 
 # %%
-# Where each pixel of the first image goes, and how much leaves it.
+# Arrows show where pixels of the first image go. The lower pictures are the mass that leaves each pixel and the mass
+# that arrives, as shares of what is there.
 
-fig, panels = plt.subplots(1, 3, figsize=(13, 3.4), layout="constrained")
-for ax, image, title in (
-    (panels[0], a, "from"),
-    (panels[1], b, "to"),
-    (panels[2], result.row_marginal.reshape(96, 128) / a, "what leaves, by what is there"),
-):
-    fig.colorbar(ax.imshow(image, cmap="magma" if ax is panels[2] else "Blues"), ax=ax, shrink=0.8)
-    ax.set_title(title)
+fig, panels = plt.subplots(2, 2, figsize=(8, 5.6), layout="constrained")
+both = result.row_marginal.reshape(96, 128) / a, result.col_marginal.reshape(96, 128) / b
+titles = "from", "to", "share that leaves", "share that arrives"
+for ax, image, title in zip(panels.flat, (a, b, *both), titles, strict=True):
+    fig.colorbar(ax.imshow(image, cmap="magma" if ax in panels[1] else "Blues"), ax=ax)
+    ax.set(title=title, xticks=[], yticks=[])
 some = (slice(4, None, 8), slice(4, None, 8))
 rows, columns = np.mgrid[:96, :128]
-panels[0].quiver(
+panels[0, 0].quiver(
     columns[some], rows[some], 96 * way[some][..., 1], 96 * way[some][..., 0],
     angles="xy", scale_units="xy", scale=1, width=0.003, color="darkorange",
 )  # fmt: skip

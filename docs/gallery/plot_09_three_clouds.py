@@ -2,8 +2,9 @@
 Three clouds at once
 ====================
 
-The same cells seen by three instruments, each with noise of its own and with points that the others lack. One plan of
-all three matches triples; matched pair by pair, more of the ways around the three do not come back to where they began.
+Three instruments see the same cells, each with its own noise and with points that the others lack. One plan of all
+three clouds matches triples of cells. If the clouds are matched pair by pair, fewer of the ways from the first to the
+second, the third and back end where they began.
 """
 
 import matplotlib.pyplot as plt
@@ -22,18 +23,18 @@ masses = [np.full(len(x), 1 / 40) for x in clouds]
 costs = {(i, j): mapuot.PointCloud(clouds[i], clouds[j]) for i, j in ((0, 1), (1, 2), (0, 2))}
 
 # %%
-# Any two of the three have a cost, which makes a triangle; ``reg_m`` is what leaving a cell out may cost.
+# Any two of the three clouds have a cost, which makes a triangle. ``reg_m`` is the price of leaving a cell out.
 
 result = mapuot.multimarginal(costs, masses, reg=0.002, reg_m=0.05)
 print(result)
 kept = [result.marginal(k) / masses[k] for k in range(3)]
 
 # %%
-# The same, pair by pair: around the three, 0 to 1 to 2 to 0.
+# The same clouds matched pair by pair, and the way around: from cloud 0 to 1, 2, and back to 0.
 
 
 def around(couplings):
-    """How many points of the first cloud a way around leads back to themselves, along the largest entries."""
+    """Return how many points of the first cloud the way around leads back to themselves, and how many there are."""
     way = np.arange(len(clouds[0]))
     for P in couplings:
         way = P[way].argmax(1)
@@ -49,7 +50,7 @@ alone = [
 print("all at once:", *around([result.pair(i, j) for i, j in pairs]), "pair by pair:", *around(alone))
 
 # %%
-# Lines join each cell of the first instrument with its likeliest partners; strays keep little of their mass.
+# Lines join each cell of the first instrument with its likeliest partners. Little mass of the strays is matched.
 
 fig, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
 shift = np.array([0, 0.9])

@@ -2,8 +2,9 @@
 A barycentre with its couplings
 ===============================
 
-Three shapes of unequal mass around a marginal of which nothing is known: a star with a free centre. The plan's marginal
-there is their barycentre, and the same plan couples it with each shape, and the shapes with each other.
+Three shapes of unequal mass are matched to a fourth marginal of which nothing is known: a star with a free centre. The
+plan's marginal at the centre is the barycentre of the shapes. The same plan couples it with each shape, and the shapes
+with each other.
 """
 
 import matplotlib.pyplot as plt
@@ -21,28 +22,28 @@ shapes = [grid[x] for x in (ring, cross, square)]
 masses = [np.full(len(x), mass / len(x)) for x, mass in zip(shapes, (1.0, 1.2, 0.8), strict=True)]
 
 # %%
-# Marginal 3 is the centre: any point of the grid, with mass ``None``.
+# Marginal 3 is the centre. It may lie on any point of the grid, and its mass is ``None``, that is unknown.
 
 costs = {(k, 3): mapuot.PointCloud(shapes[k], grid) for k in range(3)}
 result = mapuot.multimarginal(costs, [*masses, None], reg=0.02, reg_m=1.0)
 print(result)
 
 # %%
-# On the left the barycentre; then each shape, in the colours of the angle at which its mass lies in the barycentre,
-# as ``conditional`` tells.
+# First the barycentre, then the three shapes. The colour of a point is the angle at which its mass lies in the
+# barycentre, as ``conditional`` tells.
 
-fig, panels = plt.subplots(1, 4, figsize=(10, 2.8), layout="constrained")
+fig, panels = plt.subplots(2, 2, figsize=(6.4, 6.6), layout="constrained")
 centre = result.marginal(3).reshape(size, size)
-panels[0].imshow(centre, extent=(-1, 1, 1, -1), cmap="gray_r")
-panels[0].set_title(f"barycentre, mass {centre.sum():.2f}")
-for k, (ax, shape) in enumerate(zip(panels[1:], shapes, strict=True)):
+panels[0, 0].imshow(centre, extent=(-1, 1, 1, -1), cmap="gray_r")
+panels[0, 0].set_title(f"barycentre, mass {centre.sum():.2f}")
+for k, (ax, shape) in enumerate(zip(panels.flat[1:], shapes, strict=True)):
     to = result.conditional(k, 3) @ grid
-    ax.scatter(shape[:, 1], shape[:, 0], c=np.arctan2(to[:, 0], to[:, 1]), cmap="hsv", s=8)
+    ax.scatter(shape[:, 1], shape[:, 0], c=np.arctan2(to[:, 0], to[:, 1]), cmap="hsv", s=16)
     ax.set(xlim=(-1, 1), ylim=(1, -1), aspect="equal", title=f"mass {masses[k].sum():.1f}")
-for ax in panels:
+for ax in panels.flat:
     ax.set(xticks=[], yticks=[])
 
 # %%
-# What the centre hides and the plan knows: where the ring lies in the square.
+# The plan also knows where each point of the ring lies in the square, and how far that is on average.
 
 print(np.abs(result.conditional(0, 2) @ shapes[2] - shapes[0]).mean().round(3))

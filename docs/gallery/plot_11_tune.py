@@ -1,9 +1,9 @@
 """
-Choosing by what the plan shall do
-==================================
+Choosing by what the plan should do
+===================================
 
-Patients of two groups are matched by thirty measurements. Nobody knows the right reg and reg_m; but it is easy to say
-that 70 % of the patients should find partners, and how sharp the choice of these should be.
+Patients of two groups are matched by thirty measurements. The right reg and reg_m are hard to guess. It is easier to
+say that 70 % of the patients should find partners, and how sharp the choice of partners should be.
 """
 
 import matplotlib.pyplot as plt
@@ -20,11 +20,11 @@ tuned = mapuot.tune(cloud, mass=0.7, sharpness=0.6, tol=1e-4)
 print(f"reg {tuned.reg:.3g}, reg_m {tuned.reg_m:.3g} after {len(tuned.curve)} solves")
 
 # %%
-# The answers on the way, and the one that was asked for (the cross); and who is matched: the tumours with the largest
-# radius are like none of the benign ones.
+# Left: the answers on the way, and the one that was asked for (the cross). Right: the tumours with the largest radius
+# resemble no benign one and stay without a match.
 
 mass, sharpness = np.array([(one.mass, one.sharpness) for one in tuned.curve]).T
-fig, panels = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+fig, panels = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
 points = panels[0].scatter(sharpness, mass, c=np.log10([one.problem.reg for one in tuned.curve]), s=20)
 panels[0].plot(tuned.result.sharpness, tuned.result.mass, "r+", markersize=16)
 panels[0].set(xlabel="sharpness", ylabel="mass", title="answers on the way")

@@ -2,9 +2,8 @@
 Pairs to train on, with labels
 ==============================
 
-Two sets of handwritten digits are paired image by image, each pair drawn from a plan without drawing one twice. The
-condition of a generative model, here which digit it is, must not change along a pair: ``labels`` with a price for
-different ones see to that.
+Two sets of handwritten digits are paired image by image. A generative model with a condition, here the digit, needs
+pairs of the same digit: ``labels`` with a price for unequal ones see to that. No pair is drawn twice.
 """
 
 import matplotlib.pyplot as plt
@@ -16,12 +15,12 @@ import mapuot
 digits = load_digits()
 x, y = digits.data[:400] / 16, digits.data[400:800] / 16
 labels = digits.target[:400], digits.target[400:800]
-fig, panels = plt.subplots(2, 1, figsize=(10, 5), layout="constrained")
+fig, panels = plt.subplots(2, 1, figsize=(8, 5.4), layout="constrained")
 for ax, how in zip(panels, ({}, {"labels": labels, "across": 20.0}), strict=True):
     result = mapuot.solve_sample(x, y, reg=0.02, reg_m=0.5, scale_cost="median", **how)
     i, j = result.sample(300, seed=0, replace=False)
     wrong = labels[0][i] != labels[1][j]
-    order = np.argsort(~wrong, kind="stable")[:20]  # those that differ come first
+    order = np.argsort(~wrong, kind="stable")[:10]  # those that differ come first
     pictures = [np.hstack(z[k[order]].reshape(-1, 8, 8)) for z, k in ((x, i), (y, j))]
     ax.imshow(np.insert(np.vstack(pictures), 8, 0.3, 0), cmap="gray_r")
     ax.set_title(f"{wrong.sum()} of 300 pairs change the digit {'with' if how else 'without'} labels")

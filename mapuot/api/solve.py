@@ -61,105 +61,117 @@ def solve(
     Parameters
     ----------
     M : (m, n) array, matrix of scipy.sparse or cupyx.scipy.sparse, PointCloud, Grid, function or path
-        Costs; float32 or float64 in any memory layout (others are converted); +inf forbids a pair. A function
-        ``M(i0, i1)`` of rows or a file (.npy, .npz, HDF5, Zarr) is read block by block and never held; with
-        ``backend="cuda"`` a function may make its rows on the device, where they stay.
-        Of a :class:`mapuot.PointCloud` each pass makes the costs, or the matrix is formed where that is quicker and
-        small (its ``form``); that of images and volumes, a :class:`mapuot.Grid`, never is.
-        Of a matrix of scipy.sparse (any format; duplicates add up) the stored entries are costs, explicit zeros, too
-        (in BSR and DIA format, which pad with zeros, these are refused); all other pairs are forbidden and never
-        visited, and the plan is a CSR array with its entries in the same places, of cupyx.scipy.sparse where M is.
-        Points that no pair connects are parts of their own, each with its own translation. A sparse CSR tensor of
-        PyTorch on the CPU is read as such a matrix.
+        Costs of moving a unit of mass from each row to each column; +inf forbids a pair.
+
+        - An array is float32 or float64, in any memory layout; other types are converted.
+        - A `PointCloud` makes its costs from points, a `Grid` those between the nodes of images or volumes.
+        - A sparse matrix, in any format, stores the costs of the allowed pairs, explicit zeros included; duplicates
+          add up, and all other pairs are forbidden. The plan is a CSR array with entries in the same places. A sparse
+          CSR tensor of PyTorch on the CPU is read in the same way. BSR and DIA matrices, which pad with zeros, are
+          refused where they hold zeros.
+        - A function ``M(i0, i1)`` returns the rows i0 to i1, and a file is .npy, .npz, HDF5 or Zarr. Both are read
+          block by block and never held. With ``backend="cuda"`` a function may make its rows on the device.
     a, b : (m,), (n,) arrays, optional
-        Masses, >= 0; left out, None or empty: equal masses of sum 1. With a `Grid` also of the shape of its nodes.
+        Masses, >= 0. Where they are left out, None or empty, all masses are equal and add up to 1. With a `Grid` they
+        may have the shape of its nodes.
     reg : float
         Entropic regularisation, > 0, in units of M.
     reg_m : float, inf, or a pair of them or of per-point vectors
-        Marginal penalty, in units of M; inf is the balanced constraint. ``penalty="range"``: the relative slack.
-        It has no default, since no number fits all units of M: 1 is a good one where M has a median of 1.
+        Marginal penalty of the rows and of the columns, in units of M; inf is the balanced constraint. With
+        ``penalty="range"`` it is the relative slack of the marginals. There is no default, because no number suits all
+        units of M; 1 is a good one where the median of M is 1.
     scale_cost : {"median", "mean", "max"}, optional
-        Take reg and reg_m (but of a "range") in units of this finite cost, ``result.scale_cost``. M stays as it is, and
-        so do the units of values and potentials. Of more than 2^22 costs it is that of some rows, drawn with one seed;
-        of a sparse M that of the stored ones; over ranks that of the whole M.
+        Take reg and reg_m (but not the slack of a "range") in units of this finite cost, which ``result.scale_cost``
+        tells. M, values and potentials keep their units. Of more than 2^22 costs, the number is found from some rows,
+        drawn with one seed; of a sparse M from the stored costs; over ranks from the whole M.
     method : {"auto", "translation_invariant", "sinkhorn", "map-uot"}
-        "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 5 to 20), "sinkhorn"
-        makes POT's iterates, "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings.
+        "auto" is the translation-invariant iteration with guarded Anderson acceleration of depth 5 to 20. "sinkhorn"
+        makes POT's iterates. "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings along.
     penalty : {"kl", "balanced", "tv", "l2", "range"} or a pair of them
+        The divergence D of both sides, or one for the rows and one for the columns.
     reference : {"product", "uniform"} or (m, n) array
-        c: a b^T, ones, or the given matrix (zeros forbid pairs), of a sparse M also a sparse one. The objective counts
-        the mass of all of c, that of forbidden pairs, too.
+        The measure c of the entropy: a b^T, ones, or a matrix, whose zeros forbid pairs; for a sparse M it may be
+        sparse. The objective counts the mass of all of c, also that of forbidden pairs.
     mask : SeededMask, optional
-        Keep random pairs only, ``1 / keep`` times the reference each: the problem is that of this reference measure,
-        which is made from the seed wherever it is needed and never stored.
+        Keep random pairs only, and count each of them ``1 / keep`` times in the reference. The seed determines the
+        pairs; nothing is stored.
     tol : float
-        Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this, whatever the penalties.
+        Stop when the certified error of the plan, ``|P - P*|_1 / mass``, is at most this.
     tol_gap : float, optional
         Stop also when ``gap <= tol_gap * |dual|`` and hard columns (balanced, range) miss at most ``tol_gap * mass``.
-        The value is certified then; ``error_bound`` says what is known of the plan, and is inf where nothing is.
+        This certifies the value; ``error_bound`` tells what is known of the plan, and is inf if nothing is.
     max_passes : int
-        Reads of K at most (and one more where the last was an extrapolation that the guard dropped, or in place).
+        Passes at most. One more is made where the last pass was an extrapolation that the guard dropped, and by
+        "map-uot".
     precision : {"auto", "float64", "mixed"}
-        Storage of K. Sums and potentials are float64 always; "auto" is "mixed" (float32 K) for tol >= 5e-7, but
-        "float64" for method "map-uot", whose plan is rounded in every pass: in float32 the bound grows by 2e-7 each.
-        A K that a GPU has no room for is stored in a coarser one, and made anew in every pass, some rows at once, where
-        that certifies too little or does not fit either.
+        Storage of K; sums and potentials are always float64. "mixed" is a float32 K. "auto" is "mixed" for tol >= 5e-7,
+        except for method "map-uot", whose plan is rounded in every pass, by 2e-7 in float32. If a GPU has no room for
+        K, K is stored in a coarser type, or each pass makes it block by block.
     backend : {"auto", "cpu", "cuda", "reference"}
+        "auto" solves where the arrays are. "cuda" sends NumPy arrays to the GPU. "reference" is the slow oracle.
     threads : int, optional
-        CPU threads; default: the cores this process may use, one for small problems.
+        CPU threads. Default: the cores that this process may use, and one for small problems.
     schedule : {"auto", "static"}
-        How threads share the rows of K: "static" is evenly, which gives the same bits whenever the number of threads is
-        the same; "auto" the same until one is 5 % behind the others (efficiency cores, another program), then by their
-        speed in the passes before, which changes the order of sums, and so the last digits, from one run to the next.
+        How threads share the rows of K. "static" shares them evenly, and runs with the same number of threads then have
+        the same bits. "auto" does so until one thread is 5 % behind the others (efficiency cores, another program);
+        from then on rows follow the speed of each thread, which changes the order of sums and so the last digits.
     symmetric : bool, optional
-        Whether rows and columns are the same problem: equal masses and penalties, and M (and a reference that is a
-        matrix) symmetric, of a `PointCloud` without y, say. Method "auto" then passes with one potential, log u =
-        log v, which takes some 2 to 12 passes at any reg. None finds out, by one look that ends at the first
-        difference, and over ranks of a `PointCloud` whose rows lie in order in y; True raises where they are not,
-        False makes ordinary passes.
+        Whether rows and columns are the same problem: equal masses and penalties, and a symmetric M (and a symmetric
+        reference, if it is a matrix), for example a `PointCloud` without y. Method "auto" then makes passes with one
+        potential, log u = log v, of which 2 to 12 suffice at any reg. None finds out by one look at M, which ends at
+        the first difference. True raises an error where the problem is not symmetric. False makes ordinary passes.
     warm_start : Result or (log_u, log_v), optional
-        Where to start; left after one pass where reg is small and that pass certifies nothing.
+        Where to start. It is given up after one pass if reg is small and that pass certifies nothing.
     callback : callable, optional
-        ``callback(stats)`` after every pass; a true return value stops the solve.
+        ``callback(stats)`` is called after every pass with its `Stats`; a true return value ends the solve.
     progress : bool
         Show a progress bar on standard error.
     comm : mpi4py communicator, optional
-        Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all. A
-        function or file M is that of the whole matrix; the Result is distributed as M is. What fails here on one rank
-        raises on all; of programs that start as ``mpiexec -n P python -m mpi4py program.py`` what fails elsewhere ends
-        the job, too. On GPUs each rank has one, that of its arrays or, by its number on the host, of those it sees; the
-        column sums go through NCCL (``mapuot[nccl]``), else through the host; environment MAPUOT_CUDA_MPI=1: through a
-        CUDA-aware MPI. A problem with balanced columns only, which one process solves transposed, is solved as given
-        over ranks and from a streamed M: the same plan, in more passes.
+        Solve over its ranks. Each rank gives its own rows of M, a, reg_m[0] and reference (possibly none), and all of
+        b; a function or a file is that of the whole matrix. The Result is distributed like M. An error on one rank is
+        raised on all; ``mpiexec -n P python -m mpi4py program.py`` also ends the job if a rank fails elsewhere. On GPUs
+        each rank uses one: that of its arrays, or the one that belongs to its number on the host. Column sums go
+        through NCCL (``mapuot[nccl]``), else through the host; with the environment variable MAPUOT_CUDA_MPI=1 through
+        a CUDA-aware MPI. If only the columns are balanced, one process solves the transposed problem, while ranks and
+        a streamed M are solved as given: the same plan in more passes.
     checkpoint : path, optional
-        Write the potentials to this file every minute (see :func:`mapuot.files.load_checkpoint`).
+        Write the potentials to this file every minute; `mapuot.files.load_checkpoint` reads them.
     out : (m, n) array, optional
-        Memory for the plan, in M's dtype and C order, where M lies (a file's: numpy); it is filled before `solve`
-        returns and is ``result.plan``. Over ranks that of the own block.
+        Memory for the plan, in M's dtype and in C order, on the device of M (NumPy for a file). It is filled before
+        `solve` returns, and is ``result.plan``. Over ranks it has the shape of the rank's block.
 
     Returns
     -------
     Result
-        Where M, a or b is a PyTorch tensor, tensors are read where they lie, those that require grad as data (with a
-        warning: `mapuot.torch.sinkhorn_loss` has the gradient), and all arrays of the Result are tensors there.
+        If M, a or b is a PyTorch tensor, all arrays of the Result are tensors on its device. No gradient goes through
+        `solve`, which warns of tensors that require one: `mapuot.torch.sinkhorn_loss` has the gradient.
 
     Raises
     ------
     InfeasibleError
-        A balanced point cannot be reached; no plan has marginals that both sides, balanced or ranges, allow; or pairs
-        that M or the reference forbids leave such points with partners of less mass only. Of an M that is not sparse
-        the last of these is found after the passes, where they have not converged.
+        No plan has the marginals that both sides allow: a balanced point has no allowed partner, the masses of two
+        balanced sides differ, or pairs that M or the reference forbids leave such points with partners of less mass
+        only. Unless M is sparse, the last of these is found only if the passes do not converge.
 
     Warns
     -----
     ConvergenceWarning
-        The certified error reached is above tol.
+        The certified error is above tol.
     ScalingWarning
-        Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8: finite costs that stand for inf.
+        Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8, as where finite costs stand for inf.
+
+    See Also
+    --------
+    solve_batch : many problems in one call
+    solve_sample : the costs between two clouds of points
+    path : one problem for many reg or reg_m
+    tune : find reg and reg_m from the mass that should move
+    multimarginal : more than two marginals
+    mapuot.torch.sinkhorn_loss : the value with its gradient
 
     Examples
     --------
-    A thousand points onto 1200 others that weigh half as much again; what is far stays where it is:
+    Match 1000 points with 1200 others, which weigh half as much again:
 
     >>> import numpy as np, mapuot
     >>> rng = np.random.default_rng(0)
@@ -174,7 +186,7 @@ def solve(
     >>> result.plan.shape
     (1000, 1200)
 
-    Balanced rows, soft columns, and a pair that is forbidden:
+    Move all mass of the rows, let the columns give way, and forbid a pair:
 
     >>> M[0, 0] = np.inf
     >>> result = mapuot.solve(M, a, b, reg=0.01, reg_m=(np.inf, 1.0))
@@ -256,9 +268,30 @@ def solve_sample(
 ) -> Result:
     """Solve entropic unbalanced optimal transport between two clouds of points.
 
-    Points, ``metric``, ``scale``, ``weights``, ``truncate``, ``form``, ``labels`` and ``across`` are those of a
-    :class:`PointCloud`, whose cost is ``scale * metric(x_i, y_j)``; masses, ``reg`` and ``reg_m``, in units of the
-    cost, and all options are those of :func:`solve`.
+    This is ``solve(PointCloud(x, y, metric, ...), a, b, reg=reg, reg_m=reg_m, ...)``.
+
+    Parameters
+    ----------
+    x, y : (m, d), (n, d) arrays
+        Points, one in a row.
+    a, b : (m,), (n,) arrays, optional
+        Masses, >= 0. Default: equal masses that add up to 1.
+    reg, reg_m : float; float, inf, or a pair
+        Entropic regularisation and marginal penalty, in units of the cost ``scale * metric(x_i, y_j)``, as in `solve`.
+    metric, scale, weights, truncate, form, labels, across
+        As in `PointCloud`.
+    **options
+        Whatever else `solve` takes.
+
+    Returns
+    -------
+    Result
+
+    See Also
+    --------
+    solve : any cost
+    PointCloud : the cost between two clouds
+    pairwise : divergences between all pairs of many clouds
 
     Examples
     --------
@@ -268,7 +301,7 @@ def solve_sample(
     >>> result.converged
     True
 
-    Points of two kinds, which it costs 0.2 to exchange:
+    Points of two kinds; a match between unequal kinds costs 0.2 more:
 
     >>> x, y, kinds = rng.random((300, 2)), rng.random((200, 2)), np.arange(300) % 2
     >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0, labels=(kinds, kinds[:200]), across=0.2)
