@@ -16,15 +16,55 @@ MUTED: ContextVar[bool] = ContextVar("MUTED", default=False)
 
 
 class ConvergenceWarning(UserWarning):
-    """The solver stopped before the certified error reached the tolerance; the text says how far it came."""
+    """Warning that a solve ended above its tolerance; the text says how far it came, and what helps.
+
+    See Also
+    --------
+    solve : warns of it
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot, warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     result = mapuot.solve(np.random.rand(30, 30), reg=0.01, reg_m=1.0, max_passes=2)
+    >>> caught[0].category.__name__, result.status
+    ('ConvergenceWarning', 'max_passes')
+    """
 
 
 class ScalingWarning(UserWarning):
-    """The answer is right, but the units look wrong: hardly any mass moves, or finite costs stand for inf."""
+    """Warning that an answer is right but its units look wrong: hardly any mass moves, or finite costs stand for inf.
+
+    See Also
+    --------
+    solve : warns of it
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot, warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     result = mapuot.solve(np.full((3, 3), 100.0), reg=0.1, reg_m=1.0)
+    >>> caught[0].category.__name__, result.mass < 1e-4
+    ('ScalingWarning', True)
+    """
 
 
 class InfeasibleError(ValueError):
-    """Error of a problem that no plan satisfies, for example where every pair of a balanced point is forbidden."""
+    """Error of a problem that no plan satisfies, for example where every pair of a balanced point is forbidden.
+
+    See Also
+    --------
+    solve : raises it
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> mapuot.solve([[np.inf, np.inf], [0.0, 1.0]], reg=0.1, reg_m=np.inf)
+    Traceback (most recent call last):
+    mapuot.errors.InfeasibleError: ...
+    """
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

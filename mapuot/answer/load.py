@@ -43,24 +43,33 @@ class Absent(Cost):
 
 
 def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "auto", threads: Any = None) -> Result:
-    """Read a Result that `Result.save` or ``mapuot solve -o`` wrote.
+    """Read an answer that `Result.save` or ``mapuot solve -o`` wrote.
 
     Parameters
     ----------
     path : path
         .npz, .h5 or .zarr.
     M : (m, n) array, PointCloud, function or path, optional
-        The cost that was solved, which the file does not hold; as `solve` takes it. Without it the Result has its
-        potentials, marginals, values and certificate, and what needs the plan raises a ValueError.
+        The cost that was solved, as `solve` takes it; the file does not contain it. Without M the Result has its
+        potentials, marginals, values and certificate, and whatever needs the plan raises a ValueError.
     reference : (m, n) array, optional
-        The reference matrix, where one was given to `solve`.
+        The reference matrix, if one was given to `solve`.
     backend, threads
-        Of what needs the plan, as of `solve`.
+        For whatever needs the plan, as in `solve`.
+
+    Returns
+    -------
+    Result
 
     Raises
     ------
     ValueError
         The file is no answer of mapuot, or M is not the matrix that was solved.
+
+    See Also
+    --------
+    Result.save : writes the file
+    mapuot.files.load_checkpoint : potentials of a solve that was broken off
 
     Examples
     --------

@@ -118,57 +118,68 @@ class Answer:
 
     @property
     def potentials(self) -> tuple[Any, Any]:
-        """The pair (f, g)."""
+        """Pair (f, g) of the dual potentials, in units of M."""
         return self.f, self.g
 
     @property
     def marginals(self) -> tuple[Any, Any]:
-        """The pair (row_marginal, col_marginal), in units of mass."""
+        """Pair (row_marginal, col_marginal), in units of mass."""
         return self.row_marginal, self.col_marginal
 
 
 class Result(Certified, Answer):
-    """Solution of one unbalanced optimal transport problem.
+    """Answer of `solve`: the potentials, the certificate, and the plan on request.
+
+    The plan is formed only when ``plan`` is read. ``apply``, ``barycentric_map``, ``map``, ``top_k``, ``sparse``,
+    ``push``, ``pull``, ``sample``, ``cost`` and ``objective`` work without it.
 
     Attributes
     ----------
     log_u, log_v : (m,), (n,) float64 arrays
         Log scalings in POT's convention: ``P_ij = u_i c_ij exp(-M_ij / reg) v_j``; -inf where a or b is 0.
+    f, g : (m,), (n,) float64 arrays
+        Dual potentials ``reg * log_u`` and ``reg * log_v``, in units of M.
     row_marginal, col_marginal : (m,), (n,) float64 arrays
         ``P 1`` and ``P^T 1``, in units of mass.
-    gap : float
-        At least objective minus dual value of this very iterate, in units of the objective; of hard constraints it
-        leaves out what they miss, times their prices. inf while the columns' miss more than tol_gap (where there is
-        none: tol) times the mass.
     error_bound : float
-        Certified bound on ``|P - P*|_1 / mass``; inf where nothing is known of it, as where `tol_gap` ended a solve
-        with hard sides early.
+        Certified bound on ``|P - P*|_1 / mass``: at most this share of the plan's mass lies elsewhere than in the
+        optimal plan P*. inf where nothing is known, for example if ``tol_gap`` ended a solve with hard sides early.
+    gap : float
+        Bound on the objective of this plan less the optimum, in units of the objective. What hard sides miss, times its
+        price, is not in it. inf while hard columns miss more than tol_gap (without tol_gap: tol) times the mass.
     converged : bool
+        Whether tol (or tol_gap) was reached.
     status : str
         "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow" (the plan is below 1e-290).
     n_passes : int
-        How often K was read. Between points of which pairs are skipped: over the kept pairs; those of the start and of
-        corrections, between groups of points, are not counted.
+        How often the kernel K was read. Where pairs of points are skipped, a pass reads the kept pairs only, and passes
+        between groups of points are not counted.
     trace : list of Stats
-        One entry a pass: gap, error, dual, mass, residual, seconds.
+        One entry for each pass: gap, error, dual, mass, residual, seconds.
     how : str
-        Which way the solve went: what its passes read (dense K in "tiles", stored "pairs", "points", "products" along
-        the axes of a grid; "then" what later ones read), whether rows and columns were "turned" round, how many larger
-        regs came first, what corrected the passes, and what was tried "after" a status that is no end.
+        Which way the solve went: what its passes read ("tiles" of a dense K, stored "pairs", "points", or "products"
+        along the axes of a grid), whether rows and columns were "turned" round, how many larger regs came first, what
+        corrected the passes, and what was tried "after" a stage failed.
     scale_cost : float
         The cost in units of which reg and reg_m were given to `solve`; 1 where they were in units of M.
 
+    See Also
+    --------
+    solve : returns it
+    load : reads a saved one
+    BatchResult : the answers of many problems
+
     Notes
     -----
-    The plan and all that needs it are made from M (and a reference matrix) as they are then: do not change them before.
-    Solved with ``comm``, each rank holds a Result of its own rows: ``log_u``, ``row_marginal``, ``plan``, ``apply``,
-    ``rows``, ``top_k``, ``sparse`` and ``barycentric_map`` are of them and need no other rank; everything of the
-    columns and all numbers are the same on every rank. ``cost``, ``apply_transpose`` (of the own rows of Y), ``gather``
-    and ``gather_plan`` make the ranks meet: every rank must call them.
+    Whatever needs the plan makes it from M (and from a reference matrix) at that moment; do not change them before.
 
-    Which number to read: ``error_bound`` is about the plan (how much of its mass lies elsewhere than in the optimal
-    one), ``gap`` about the value (how much more than the optimum it may cost). The bound grows as the root of the gap,
-    so that the value is known to more digits than the plan.
+    After a solve with ``comm`` each rank has a Result of its own rows. ``log_u``, ``row_marginal``, ``plan``,
+    ``apply``, ``rows``, ``top_k``, ``sparse`` and ``barycentric_map`` are about these rows and need no other rank.
+    Everything about the columns and all numbers are the same on every rank. ``cost``, ``apply_transpose`` (of the own
+    rows of Y), ``gather`` and ``gather_plan`` exchange data: all ranks have to call them.
+
+    ``error_bound`` is about the plan, ``gap`` about the value. The bound grows as the square root of the gap, so that
+    the value is known to more digits than the plan.
 
     Examples
     --------
@@ -223,17 +234,16 @@ class Result(Certified, Answer):
 
     @cached_property
     def mass(self) -> float:
-        """Transported mass, ``sum P``."""
+        """Mass that moves, ``sum P``."""
         with np.errstate(over="ignore", invalid="ignore"):
             return float(self.problem.rows.ranks.sum(self.row_marginal.sum()))
 
     @cached_property
     def objective(self) -> float:
-        """The primal value with every mass term (hard constraints count 0; see ``error_bound``).
+        """Value of the plan, with all mass terms; hard constraints count 0 (see ``error_bound``).
 
-        inf where all failed, and where one of its terms is beyond float64 (masses of 1e307).
-
-        The plan is summed from M in float64 for it, on first use; over ranks it is the plan as K is stored.
+        It is inf if the solve failed, or if one of its terms is beyond float64 (masses of 1e307). On first use the plan
+        is summed from M in float64; over ranks the plan is that of K as it is stored.
         """
         if self.status in FAILED:
             return np.inf
@@ -241,9 +251,9 @@ class Result(Certified, Answer):
 
     @cached_property
     def dual(self) -> float:
-        """The dual value less what rounding may add, a lower bound of every objective; -inf where all failed.
+        """Dual value less what rounding may add: a lower bound of every plan's objective; -inf if the solve failed.
 
-        The plan is summed from M in float64 for it, on first use; over ranks it is the last pass's.
+        On first use the plan is summed from M in float64; over ranks it is the dual value of the last pass.
         """
         if self.status in FAILED:
             return -np.inf
@@ -306,9 +316,9 @@ class Result(Certified, Answer):
 
     @cached_property
     def plan(self) -> Any:
-        """The plan P, (m, n), formed from M with a float64 exponent on first use, then kept; of a sparse M a CSR array.
+        """Plan P, (m, n), in units of mass: formed from M on first use, then kept; for a sparse M a CSR array.
 
-        In M's dtype; in float64 where float32 could not hold it (a mass above 3e38, or below 2e-31 an entry).
+        It has M's dtype, or float64 if float32 could not hold it (a mass above 3e38, or below 2e-31 an entry).
         """
         return self._formed.plan(0, self.problem.shape[0])
 
@@ -323,11 +333,15 @@ class Result(Certified, Answer):
 
     @cached_property
     def sharpness(self) -> float:
-        """How much a point tells of its partners, from 0 (the independent plan) to 1 (one partner only).
+        """Sharpness of the plan, from 0 (everybody goes everywhere) to 1 (everybody has one partner).
 
-        One less the entropy of the plan over that of the independent plan with the same marginals, both above the
-        larger entropy of a marginal, which is the least that a plan can have. It falls as reg grows. One read of M; NaN
-        of a plan without mass.
+        It is ``1 - (H - L) / (I - L)``: H is the entropy of the plan, I that of the independent plan with the same
+        marginals, and L the larger entropy of a marginal, which no plan can go below. It falls as reg grows. M is read
+        once; a plan without mass has NaN.
+
+        See Also
+        --------
+        tune : find the reg that gives a sharpness
 
         Examples
         --------
@@ -339,31 +353,36 @@ class Result(Certified, Answer):
         return sharpness(self)
 
     def apply(self, X: Any) -> Any:
-        """``P @ X`` for X of shape (n,) or (n, d), without forming P; float64."""
+        """Return ``P @ X`` for X of shape (n,) or (n, d), in float64, without forming P."""
         return self._stream.apply(X)
 
     def apply_transpose(self, Y: Any) -> Any:
-        """``P.T @ Y`` for Y of shape (m,) or (m, d), without forming P; float64."""
+        """Return ``P.T @ Y`` for Y of shape (m,) or (m, d), in float64, without forming P."""
         with self.problem.ranks.together():
             return self._stream.apply_transpose(Y)
 
     def barycentric_map(self, Y: Any) -> Any:
-        """The image of each row point: ``(P @ Y) / (P 1)`` for target points Y (n, d); NaN where no mass leaves."""
+        """Return the mean target of each row, ``(P @ Y) / (P 1)``, (m, d), for targets Y (n, d); NaN for idle rows.
+
+        See Also
+        --------
+        map : the map for any other point
+        """
         return self._stream.images(Y)
 
     def rows(self, i0: int, i1: int) -> Any:
-        """Rows i0 to i1 of the plan, (i1 - i0, n)."""
+        """Return the rows i0 to i1 of the plan, (i1 - i0, n)."""
         m, whole = self.problem.shape[0], all(isinstance(i, (int, np.integer)) for i in (i0, i1))
         if not whole or not 0 <= i0 <= i1 <= m:
             raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {shown(i0)}, {shown(i1)}")
         return self._formed.plan(i0, i1)
 
     def gather(self, x: Any, root: int = 0) -> Any:
-        """Row blocks of all ranks (``log_u``, ``rows``, ``top_k`` ...) stacked on rank ``root``; None elsewhere."""
+        """Stack the row blocks ``x`` of all ranks (``log_u``, say) on rank ``root``, and return None elsewhere."""
         return self.problem.ranks.gather(self._backend.to_numpy(x), root)
 
     def gather_plan(self, root: int = 0) -> Any:
-        """The whole plan on rank ``root``, None elsewhere."""
+        """Return the whole plan on rank ``root``, and None elsewhere."""
         if is_sparse(self.plan):
             return gathered(host(self.plan), self.problem.ranks, root)
         return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root)
@@ -396,9 +415,13 @@ class Result(Certified, Answer):
         return stream
 
     def top_k(self, k: int) -> tuple[Any, Any]:
-        """The k largest entries of each row, largest first: (column indices, values), both (m, k).
+        """Return the k largest entries of each row, largest first: (column indices, values), both (m, k).
 
-        Of a sparse M a row with fewer entries is filled up with -1 and 0.
+        With a sparse M, a row with fewer than k entries is filled up with index -1 and value 0.
+
+        See Also
+        --------
+        sparse : the largest entries of the whole plan
         """
         m, n = self.problem.shape
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
@@ -422,20 +445,30 @@ class Result(Certified, Answer):
     def sample(
         self, size: int, seed: Any = None, *, method: str = "independent", replace: bool = True
     ) -> tuple[Any, Any]:  # fmt: skip
-        """Pairs drawn from the plan, (i, j) with probability P_ij / mass; only rows that are drawn are made.
+        """Draw pairs from the plan: (i, j) with probability P_ij / mass. Only the rows that are drawn are made.
 
         Parameters
         ----------
         size : int
-            How many: i and j have this length, in the order in which pairs were drawn.
+            Number of pairs.
         seed : int, generator of NumPy or of PyTorch, or key of JAX, optional
+            Source of the random numbers; the same seed draws the same pairs.
         method : {"independent", "systematic", "rows"}
-            How rows are drawn: each independently of the others; by equal steps along the mass, in random order, so
-            that a row comes as often as its share of the mass says, but for one; or each row with mass equally often,
-            but for one, in their order. Columns are drawn independently, each from its row of the plan.
+            How rows are drawn. "independent": each by itself. "systematic": by equal steps along the mass, in random
+            order, so that each row is drawn as often as its share of the mass says, up to one. "rows": each row with
+            mass equally often, up to one, in order. Columns are drawn independently, each from its row of the plan.
         replace : bool
-            False: no pair comes twice, as of `numpy.random.Generator.choice`; of method "independent". All rows are
-            made, and a random number is drawn for each pair.
+            False draws no pair twice, as in `numpy.random.Generator.choice`, for method "independent" only. Then all
+            rows are made, and a random number is drawn for each pair.
+
+        Returns
+        -------
+        i, j : (size,) integer arrays
+            Rows and columns, in the order in which the pairs were drawn.
+
+        See Also
+        --------
+        mapuot.flow.OTPlanSampler : torchcfm's interface
 
         Examples
         --------
@@ -473,15 +506,25 @@ class Result(Certified, Answer):
         return holds_float32(float(self.row_marginal[rows].min()), len(self.log_v))
 
     def sparse(self, threshold: float | None = None, *, keep: float | None = None) -> Any:
-        """The larger entries of the plan as a CSR array of SciPy (of cupyx where M is CuPy's), without holding it.
+        """Return the largest entries of the plan as a sparse matrix, without holding the plan.
 
         Parameters
         ----------
         threshold : float
-            Keep the entries that are larger, in units of mass.
+            Keep the entries above this, in units of mass.
         keep : float
-            Or keep the fewest entries that hold this share of the mass, in (0, 1]; over ranks of the whole plan, and
-            all must call it. Entries that differ by less than 4e-9 of themselves count as equal.
+            Or keep the fewest entries that hold this share of the mass, in (0, 1]. Entries that differ by less than
+            4e-9 of themselves count as equal. Over ranks the share is that of the whole plan, and all ranks have to
+            call.
+
+        Returns
+        -------
+        csr_array (m, n)
+            Of SciPy; of cupyx if M is a CuPy array.
+
+        See Also
+        --------
+        top_k : the largest entries of each row
 
         Examples
         --------
@@ -536,11 +579,23 @@ class Result(Certified, Answer):
         return float(np.int64(found << shift).view(np.float64))
 
     def push(self, labels: Any) -> tuple[Any, F64]:
-        """Labels of the row points, moved with the mass: the share of each label in what arrives at a column.
+        """Move labels of the rows with the mass, and return the share of each label in what arrives at a column.
 
-        ``labels``, (m,), are of any kind that can be sorted, over ranks those of the own rows. Returned are the sorted
-        labels that occur, (k,), and the shares, (n, k): rows of sum 1, or of zeros where no mass arrives. Of numbers on
-        a device they lie there.
+        Parameters
+        ----------
+        labels : (m,) array or list
+            Labels of any kind that can be sorted; over ranks those of the own rows.
+
+        Returns
+        -------
+        classes : (k,) array
+            The labels that occur, sorted.
+        shares : (n, k) array
+            Rows with sum 1, or zeros where no mass arrives. On the device of the labels, if these are numbers on one.
+
+        See Also
+        --------
+        pull : labels of the columns, moved back
 
         Examples
         --------
@@ -559,9 +614,11 @@ class Result(Certified, Answer):
         return classes, shares(self.apply_transpose(one_hot(labels, classes)), labels)
 
     def pull(self, labels: Any) -> tuple[Any, F64]:
-        """Labels of the column points, moved back: the share of each in what leaves a row; (k,) and (m, k).
+        """Move labels of the columns back with the mass: (classes (k,), shares (m, k)) of what leaves each row.
 
-        As `push` the other way.
+        See Also
+        --------
+        push : the other direction, with an example
         """
         with self.problem.ranks.together():
             labels = as_labels(labels, self.problem.shape[1], "labels")
@@ -569,10 +626,14 @@ class Result(Certified, Answer):
         return classes, shares(self.apply(one_hot(labels, classes)), labels)
 
     def save(self, path: Any) -> None:
-        """Write the answer, without M and the plan, to an .npz, .h5 or .zarr file; :func:`mapuot.load` reads it.
+        """Write the answer, without M and the plan, to an .npz, .h5 or .zarr file.
 
         The file holds log_u, log_v, the marginals, a, b and their penalties, all values, the certificate and the trace.
-        Over ranks all must call it; rank 0 writes. A pickle of a Result carries M instead.
+        Over ranks all have to call it, and rank 0 writes. A pickle of a Result contains M as well.
+
+        See Also
+        --------
+        load : reads the file
         """
         if split_name(path, "")[1] not in ("npz", "hdf5", "zarr"):
             raise ValueError(f"path must end in .npz, .h5 or .zarr, got {shown(path)}")
@@ -582,23 +643,51 @@ class Result(Certified, Answer):
                 write(path, values)
 
     def gradient(self) -> Gradient:
-        """Derivatives of the objective by the points and masses of a `PointCloud`: x, y, a, b and a bound of the error.
+        """Return the derivatives of the objective by the points and masses of a `PointCloud`.
 
-        For KL or balanced sides with one reg_m each; what the value depends on through the plan is stationary.
-        Source: the envelope theorem; Feydy et al. 2019.
+        The plan is optimal, so that its own change does not count (the envelope theorem; Feydy et al. 2019). Both sides
+        must be KL or balanced, with one reg_m each.
+
+        Returns
+        -------
+        Gradient
+            ``x`` (m, d), ``y`` (n, d), ``a`` (m,), ``b`` (n,), and ``error``, a bound on the summed error of x, and of
+            y.
+
+        See Also
+        --------
+        hvp : the second derivative
+        mapuot.torch.SamplesLoss : a loss with gradients
         """
         return gradient(self)
 
     def hvp(self, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: bool = False) -> F64:
-        """The second derivative of the objective by the row points of a `PointCloud`, times w.
+        """Return the second derivative of the objective by the row points of a `PointCloud`, times w.
 
-        For metric "sqeuclidean", and KL or balanced sides with one reg_m each: what Newton's method and trust regions
-        take of a loss. ``w`` is a direction, (m, d) as the points x; returned is a product of the same shape, in units
-        of mass times cost over length squared, times w, to within tol and the error of the plan. It is found by
-        conjugate gradients on the system of the potentials, up to the relative residual ``tol`` or, with a warning,
-        ``max_steps``: two products of the plan a step; no matrix is formed. Of a cloud with itself, with equal masses
-        and reg_m, ``both`` moves the points of both sides by ``w``, as those of the self terms of a debiased loss; a
-        step is then one product. Formulas: mapuot/answer/curvature.py.
+        Newton's method and trust regions need it. The metric must be "sqeuclidean", and both sides KL or balanced, with
+        one reg_m each. No matrix is formed: conjugate gradients on the system of the potentials take two products with
+        the plan a step.
+
+        Parameters
+        ----------
+        w : (m, d) array
+            A direction in which the points x move.
+        tol : float
+            Relative residual at which the conjugate gradients stop.
+        max_steps : int
+            Steps at most; a warning says if they end here.
+        both : bool
+            For a cloud with itself, with equal masses and reg_m: move the points of both sides by w, as the self terms
+            of a debiased loss need. A step then takes one product.
+
+        Returns
+        -------
+        (m, d) array
+            In units of mass times cost over length squared, times w, to within tol and the error of the plan.
+
+        See Also
+        --------
+        gradient : the first derivative
 
         Examples
         --------
@@ -612,26 +701,37 @@ class Result(Certified, Answer):
         return hvp(self, w, tol, max_steps, both)
 
     def potential(self, points: Any, side: str = "rows") -> F64:
-        """The potential f (or with ``side="cols"`` g) continued to other points (k, d), in units of M.
+        """Return the potential f (with ``side="cols"``: g) at other points (k, d), in units of M.
 
         ``f(x) = -reg fi log sum_j b_j exp((g_j - c(x, y_j)) / reg)``, ``fi = reg_m / (reg_m + reg)``.
         """
         return potential(self, points, as_choice(side, "side", ("rows", "cols")) == "rows")
 
     def map(self, points: Any, values: Any = None, side: str = "rows") -> F64:
-        """The images of any points (k, d), the entropic map: the mean of the targets that such a point would have.
+        """Return the images of any points: the mean of the targets that each of them would have (the entropic map).
 
-        ``T(x) = sum_j w_j(x) y_j`` with weights ``b_j exp((g_j - c(x, y_j)) / reg)`` of sum 1: at the points of the
-        rows it is `barycentric_map` of the targets. Of squared distances it is ``x - (reg_m + reg) / (2 scale reg_m)``
-        times the gradient of `potential`. For a `PointCloud` of any metric; NaN where no target is in reach.
+        ``T(x) = sum_j w_j(x) y_j``, where the weights ``b_j exp((g_j - c(x, y_j)) / reg)`` are scaled to sum 1. At the
+        points of the rows this is `barycentric_map` of the targets. For squared distances it is
+        ``x - (reg_m + reg) / (2 scale reg_m)`` times the gradient of `potential`. It needs a `PointCloud`, of any
+        metric.
 
         Parameters
         ----------
         points : (k, d) array
+            Points like those of the rows.
         values : (n,) or (n, p) array, optional
-            What to take the mean of, in place of the points of the columns: expressions, or labels as zeros and ones.
+            Values of the targets to take the mean of, in place of their points: expressions, or labels as 0 and 1.
         side : {"rows", "cols"}
-            "cols": images of points like those of the columns, among the rows.
+            "cols" maps points like those of the columns to the rows.
+
+        Returns
+        -------
+        (k, d) array, or (k,) or (k, p) for values
+            NaN where no target is in reach.
+
+        See Also
+        --------
+        barycentric_map : the images of the rows
 
         References
         ----------
@@ -649,19 +749,26 @@ class Result(Certified, Answer):
         return image(self, points, values, as_choice(side, "side", ("rows", "cols")) == "rows")
 
     def interpolate(self, t: float, keep: float = 0.99) -> Way:
-        """Points and masses on the way from the rows, at t = 0, to the columns, at t = 1, of a `PointCloud`.
+        """Return points and masses at a time t on the way from the rows (t = 0) to the columns (t = 1).
 
-        Of every pair (i, j) the point i sends ``a_i P_ij / r_i`` and the point j receives ``b_j P_ij / s_j``, the
-        semi-couplings: what is left behind shrinks on the way, and what is made grows. Points go straight and masses
-        change evenly; for metric "wfr" both follow the Wasserstein-Fisher-Rao geodesic between the two. A point that
-        sends or receives nothing stays where it is. The pairs are the fewest that hold the share ``keep`` of the mass;
-        at both ends the masses add up to those given.
+        In each pair (i, j), point i sends ``a_i P_ij / r_i`` and point j receives ``b_j P_ij / s_j`` (the
+        semi-couplings), so that mass that is left behind shrinks on the way and mass that is made grows. Points move on
+        straight lines and masses change evenly; with metric "wfr" both follow the Wasserstein-Fisher-Rao geodesic. A
+        point that sends or receives nothing stays where it is. At both ends the masses add up to those given. The cost
+        must be a `PointCloud`.
+
+        Parameters
+        ----------
+        t : float
+            Time, from 0 to 1.
+        keep : float
+            Share of the mass in (0, 1] whose pairs, the fewest that hold it, are taken.
 
         Returns
         -------
         Way
-            ``points`` (k, d), ``masses`` (k,), ``velocity`` (k, d) and ``growth`` (k,); the latter two are derivatives
-            of the points and of the logarithms of the masses by t, what unbalanced flow matching learns.
+            ``points`` (k, d), ``masses`` (k,), ``velocity`` (k, d) and ``growth`` (k,). Velocity and growth are the
+            derivatives of the points and of the logarithms of the masses by t, which unbalanced flow matching learns.
 
         References
         ----------

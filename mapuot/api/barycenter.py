@@ -46,7 +46,41 @@ SAFE = 600.0  # exponents within this of the largest do not underflow in a float
 
 @dataclass(frozen=True)
 class BarycenterResult:
-    """Barycenters and how far their iteration came; n stands for H, W where the histograms are images."""
+    """Answer of `barycenter`: one barycenter q, or r of them for r vectors of weights.
+
+    Of images (H, W), read H, W where n stands below.
+
+    Attributes
+    ----------
+    q : (n,) or (r, n) float64 array
+        The barycenters, in units of mass.
+    log_u, log_v : (p, n) or (r, p, n) float64 arrays
+        Log scalings of the plan between each histogram (rows) and q (columns).
+    error_bound : float
+        Certified bound on ``|q - q*|_1 / |q|_1``, and on the mean error of the plans; inf where none is known, as for
+        balanced and debiased barycenters.
+    gap : float
+        Primal less dual value, in units of the objective; inf where it is not known.
+    change : float
+        Relative change of q in the last pass, in L1.
+    status : str
+        "converged", "max_passes", "stalled", "cancelled", "underflow" or "not finite".
+    n_passes, reg, scale_cost, how, shape
+        Passes made, the reg and the unit in which it was given, what the passes read, and the shape of a histogram.
+
+    See Also
+    --------
+    barycenter : returns it
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> t = np.linspace(0, 1, 21)
+    >>> A = np.exp(-((t - np.array([[0.3], [0.7]])) ** 2) / 0.01)
+    >>> found = mapuot.barycenter((t[:, None] - t) ** 2, A, reg=0.01, reg_m=1.0)
+    >>> found.q.shape, found.log_u.shape, found.error_bound <= 1e-6
+    ((21,), (2, 21), True)
+    """
 
     q: F64  # (n,), or (r, n) for r vectors of weights; units of mass
     log_u: F64  # (p, n) or (r, p, n): P_s = diag(u_s) exp(-M / reg) diag(v_s), rows A_s, columns q
@@ -67,7 +101,7 @@ class BarycenterResult:
 
     @property
     def potentials(self) -> tuple[F64, F64]:
-        """The pair (f, g) of each histogram with q, ``reg * log_u`` and ``reg * log_v``, in units of M."""
+        """Potentials (f, g) of each histogram with q, ``reg * log_u`` and ``reg * log_v``, in units of M."""
         return self.reg * self.log_u, self.reg * self.log_v
 
     def __repr__(self) -> str:
@@ -99,39 +133,40 @@ def barycenter(
     callback: Callable[[Stats], Any] | None = None,
     progress: bool = False,
 ) -> BarycenterResult:
-    """Barycenter of p histograms: the q of least weighted entropic transport cost to all of them.
+    """Find the barycenter of p histograms: the q with the least weighted transport cost to all of them.
 
     Parameters
     ----------
     M : (n, n) array, a matrix of scipy.sparse, or a Grid
-        Costs, finite; symmetric, with positive definite exp(-M / reg), if debiased: squared distances are. Of a sparse
-        one the stored entries are costs, and all other pairs are forbidden and never visited. Of a `Grid` products are
-        made along one axis after the other, so that images of a million nodes take a few seconds and no matrix.
+        Costs, finite. A sparse matrix stores the costs of the allowed pairs. A `Grid` forms no matrix; images of a
+        million nodes take a few seconds. A debiased barycenter needs a symmetric M whose exp(-M / reg) is positive
+        definite, such as squared distances.
     A : (p, n) array, or p images (p, H, W) of the shape of the Grid
         Histograms in rows, >= 0, zeros allowed.
     reg : float
         Entropic regularisation, > 0, in units of M (reference measure: ones).
     reg_m : float or inf
-        Marginal penalty, in units of M, on both sides of every plan; inf: the balanced barycenter, whose
-        histograms should have equal masses (q has their geometric mean).
+        Marginal penalty, in units of M, on both sides of every plan. inf is the balanced barycenter, for histograms of
+        equal masses; if they differ, q has their geometric mean.
     scale_cost : {"median", "mean", "max"}, optional
         Take reg and reg_m in units of this finite cost, ``result.scale_cost``.
     weights : (p,) or (r, p) array, optional
-        >= 0, scaled to sum 1; r vectors make r barycenters at once. Default: equal.
+        Weights of the histograms, >= 0, scaled to sum 1; r vectors give r barycenters at once. Default: equal weights.
     debiased : bool
         Subtract OT(q, q) / 2, which sharpens q. With one histogram, q is that histogram.
     tol : float
-        Certified error to reach, ``result.error_bound``, where reg_m is finite and the barycenter not debiased.
+        Stop when ``error_bound`` is at most this; for a finite reg_m without debiasing.
     tol_change : float
-        In the other cases: stop when a pass changes no q by more than this, relative, in L1. This is no bound on the
-        error. Balanced over a sparse M q must also have the histograms' mass, to this: where M connects too few
-        points, no q can.
+        In all other cases, stop when a pass changes no q by more than this, relative, in L1. This is no bound on the
+        error. A balanced q over a sparse M must also have the mass of the histograms, to this precision.
     max_passes : int
+        Passes at most.
     warm_start : BarycenterResult, optional
-        Start from the potentials of this answer, of as many histograms on as many points, at any reg.
+        Start from the potentials of this answer, which must have as many histograms and points; its reg may differ.
     callback : callable, optional
-        ``callback(stats)`` after every pass; a true return value stops the solve. The dual value lacks a constant; gap
-        and error are inf in passes that were not certified, and the residual of one that is not is the change of q.
+        ``callback(stats)`` is called after every pass with its `Stats`; a true return value ends the solve. The dual
+        value lacks a constant. In passes that were not certified, gap and error are inf, and the residual is the change
+        of q.
     progress : bool
         Show a progress bar on standard error.
 
@@ -142,13 +177,18 @@ def barycenter(
     Raises
     ------
     InfeasibleError
-        Balanced, and a sparse M connects a point that has mass with none that all histograms reach, or no pair leads
-        out of a part of it where the histograms have other shares of their mass.
+        A balanced barycenter over a sparse M does not exist: a point with mass is connected with no point that all
+        histograms reach, or the histograms have different shares of their mass in a part that no pair leaves.
 
     Warns
     -----
     ConvergenceWarning
         tol, or tol_change, was not reached.
+
+    See Also
+    --------
+    multimarginal : a barycenter with the couplings of all histograms, as a star with a free centre
+    mapuot.pot.barycenter_unbalanced : POT's signature
 
     Examples
     --------

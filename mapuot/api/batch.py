@@ -74,41 +74,52 @@ def solve_batch(
     Parameters
     ----------
     M : (m, n) or (p, m, n) array, matrix of scipy.sparse or cupyx.scipy.sparse, list of them, PointCloud or Grid
-        One cost for all problems, or one each; float32 or float64; +inf forbids a pair. A PointCloud of many clouds has
-        points of its own for each problem, as many as it likes. Of points and grids no K is shared: the problems are
-        solved one by one, on a core each, but for many clouds on a GPU, which are solved together, a block each.
-        One by one are those of a sparse matrix, or of p of them
-        that store the same pairs (CSR matrices over the same indices cost p times the memory of their data only);
-        parts of the pattern and its transpose are found once.
+        One cost for all problems, or one for each; float32 or float64; +inf forbids a pair.
+
+        - A `PointCloud` may have different points, and different numbers of points, for each problem. The problems are
+          solved one by one, each on a core; on a GPU together, a block each.
+        - A sparse matrix serves all problems; a list of p sparse matrices must store the same pairs. CSR matrices
+          over the same indices share these. Sparse problems and those of a `Grid` are solved one by one.
     A, B : (p, m) and (p, n) arrays, optional
-        Masses, >= 0; one vector serves all problems; left out or None: equal masses of sum 1. Of clouds of several
-        sizes a list of p vectors, or one vector of all of them, one behind the other.
+        Masses, >= 0; one vector serves all problems. Default: equal masses that add up to 1. For clouds of several
+        sizes they are lists of p vectors, or one vector in which the clouds follow each other.
     reg, reg_m, scale_cost, penalty, reference, mask, tol, tol_gap, max_passes, symmetric, progress
-        As in `solve`, common to all problems, each of which ends by itself. A reference matrix is (m, n); masked
+        As in `solve`, the same for all problems, each of which stops by itself. A reference matrix is (m, n). Masked
         problems are solved one by one.
     method : {"auto", "translation_invariant", "sinkhorn"}
+        As in `solve`.
     precision : {"auto", "float64", "mixed"}
-        Storage of K; "auto" takes float32 only where a float64 K would not stay in cache and tol allows it. On a
-        GPU float32 passes come first but for "float64", and float64 ones certify.
+        Storage of K. "auto" takes float32 only where a float64 K would not stay in cache and tol allows it. On a GPU
+        passes are float32 at first, except for "float64", and those that certify are float64.
     backend : {"auto", "cpu", "cuda", "reference"}
-        "auto": "cuda" where M, A or B is on a GPU; the tables of the result are then CuPy arrays, those of a
-        sparse M where A or B is one.
+        "auto" is "cuda" where M, A or B is on a GPU.
     threads : int, optional
-        CPU threads; default: the cores this process may use, one for small batches.
+        CPU threads. Default: the cores that this process may use, and one for small batches.
     warm_start : BatchResult or (log_u, log_v), optional
-        Shapes (p, m), (p, n).
+        Where to start; shapes (p, m), (p, n).
 
     Returns
     -------
     BatchResult
-        Where clouds have several sizes, its tables have as many columns as the largest; behind the points of a smaller
-        one log scalings are -inf and marginals 0, and ``result[i]`` has its own points only. Of PyTorch tensors as in
-        `solve`: all arrays are tensors, those of the problems, too.
+        If clouds have several sizes, its tables have as many columns as the largest cloud has points. Behind the points
+        of a smaller cloud, log scalings are -inf and marginals 0; ``result[i]`` has the points of its cloud only. If M,
+        A or B is a PyTorch tensor, all arrays are tensors.
 
     Raises
     ------
     InfeasibleError
-        As of `solve`. So are the warnings, one for all problems.
+        As in `solve`.
+
+    Warns
+    -----
+    ConvergenceWarning, ScalingWarning
+        As in `solve`, once for all problems.
+
+    See Also
+    --------
+    solve : one problem
+    pairwise : divergences between all pairs of many clouds
+    mapuot.torch.sinkhorn_loss : losses of a batch, with gradients
 
     Examples
     --------
@@ -120,7 +131,10 @@ def solve_batch(
     ((8,), True)
     >>> batch[3].plan.shape
     (50, 60)
-    >>> clouds = [rng.random((k, 3)) for k in (20, 35, 50)]  # each with one of 40 points
+
+    Clouds of three sizes, each matched with the same 40 points:
+
+    >>> clouds = [rng.random((k, 3)) for k in (20, 35, 50)]
     >>> batch = mapuot.solve_batch(mapuot.PointCloud(clouds, rng.random((40, 3))), reg=0.02, reg_m=1.0)
     >>> [one.plan.shape for one in batch]
     [(20, 40), (35, 40), (50, 40)]
@@ -343,18 +357,34 @@ class BatchRun:
 
 
 class BatchResult(Answer, Sequence[Result]):
-    """Solutions of a batch: arrays with one row, or one entry, a problem; ``result[i]`` is the `Result` of problem i.
+    """Answers of `solve_batch`: arrays with one row, or one entry, for each of p problems.
+
+    ``batch[i]`` is the `Result` of problem i, and ``for result in batch`` goes through all of them.
 
     Attributes
     ----------
-    log_u, log_v : (p, m), (p, n) float64 arrays, CuPy ones where M, A or B is on a GPU (of a sparse M: A or B)
-        Log scalings in POT's convention; -inf where the weight is 0.
-    row_marginal, col_marginal : (p, m), (p, n) float64 arrays, CuPy ones alike
-        ``P 1`` and ``P^T 1``, in units of mass.
+    log_u, log_v : (p, m), (p, n) float64 arrays
+        Log scalings in POT's convention; -inf where the mass of a point is 0. They are CuPy arrays where M, A or B is
+        on a GPU (with a sparse M: where A or B is).
+    row_marginal, col_marginal : (p, m), (p, n) float64 arrays
+        ``P 1`` and ``P^T 1``, in units of mass; on the device of log_u.
     gap, error_bound, dual, mass, n_passes, status, how : (p,) arrays
-        One entry a problem, as in `Result`.
+        One entry for each problem, as in `Result`.
     scale_cost : float
         The cost in units of which reg and reg_m were given; 1 where they were in units of M.
+
+    See Also
+    --------
+    solve_batch : returns it
+    Result : the answer of one problem
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> M = np.abs(np.linspace(0, 1, 5)[:, None] - np.linspace(0, 1, 6))
+    >>> batch = mapuot.solve_batch(M, np.full((3, 5), 0.2), reg=0.1, reg_m=1.0)
+    >>> len(batch), batch.row_marginal.shape, batch[0].plan.shape
+    (3, (3, 5), (5, 6))
     """
 
     scale_cost = 1.0

@@ -48,19 +48,23 @@ class Certificate:
     Attributes
     ----------
     error_bound : float
-        Bound on ``|P_S - P*|_1 / mass``, P* the plan of the dense problem; hard sides count as in `Result`.
+        Bound on ``|P_S - P*|_1 / mass`` for the sparse plan P_S and the optimal plan P* of the dense problem.
     objective, dual : float
-        Of the sparse plan by the dense costs; a lower bound of the dense optimum.
+        Objective of the sparse plan, and a lower bound of the dense optimum, both for the dense costs.
     missing : float
-        The share of mass that the dense plan of these potentials has in pairs that are not stored.
+        Share of the mass that the dense plan of the same potentials has in pairs that are not stored.
     pairs : (i, j, mass)
-        The pairs among them with most of it, largest first: where the pattern is best widened.
+        The missing pairs with most mass, largest first: those that are best added.
     result : Result
-        The sparse solve that this is about: with ``refine`` the last.
+        The sparse answer that the bound is about; with ``refine`` the last one.
     rounds : int
-        How often the pattern was widened.
+        How often pairs were added.
     converged : bool
-        error_bound is at most tol.
+        Whether error_bound is at most tol.
+
+    See Also
+    --------
+    certify : returns it
 
     Examples
     --------
@@ -98,23 +102,31 @@ def certify(
     backend: str = "auto",
     threads: int | None = None,
 ) -> Certificate:
-    """Bound the error of a sparse solve as an answer to the dense problem, by one pass over the dense costs.
+    """Bound the distance between the plan of a sparse solve and that of the dense problem, by one pass over all costs.
 
     Parameters
     ----------
     result : Result
-        Of `solve` with a sparse M and reference "product" or "uniform".
+        Answer of `solve` for a sparse M and the reference "product" or "uniform".
     M : (m, n) array, PointCloud, function or path
-        The costs of all pairs. An array takes a float64 K beside it, a `PointCloud` no memory.
+        Costs of all pairs. For an array a float64 K is made; a `PointCloud` needs no memory.
     refine : bool
-        Widen the pattern by the pairs that are missed most and solve again, until the bound is at most tol; each time
-        it at most doubles.
+        Add the pairs in which most mass is missed, and solve again, until the bound is at most tol. Each round at most
+        doubles the number of stored pairs.
     tol : float
-        The error_bound that is asked for. The dense plan has mass everywhere: what is outside the pattern counts.
+        The error_bound to reach, > 0. The dense plan has mass in all pairs; all that is not stored counts.
     rounds, pairs : int
-        How often the pattern is widened at most, and how many missing pairs are told.
+        Rounds of refinement at most, and how many of the missing pairs to return.
     backend, threads
-        Of the passes over M, as of `solve`.
+        For the passes over M, as in `solve`.
+
+    Returns
+    -------
+    Certificate
+
+    See Also
+    --------
+    knn_cost : the sparse cost of nearest neighbours
 
     Examples
     --------

@@ -27,30 +27,38 @@ def sinkhorn_divergence(
     M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None, M_a: Any = None,
     M_b: Any = None, **options: Any,
 ) -> Any:  # fmt: skip
-    """Debiased unbalanced Sinkhorn divergence.
+    """Compute the debiased Sinkhorn divergence ``OT(a, b) - (OT(a, a) + OT(b, b)) / 2 + reg / 2 (sum a - sum b)^2``.
+
+    It is 0 where a = b. ``OT(a, a)`` alone is not, because entropy blurs the plan.
 
     Parameters
     ----------
     M : (m, n) or (p, m, n) array, PointCloud or Grid
-        Costs between the points of a and those of b; a PointCloud may be that of many clouds of any sizes.
+        Costs between the points of a and those of b. A PointCloud may hold many pairs of clouds of any sizes.
     a, b : (m,), (n,) or (p, m), (p, n) arrays, optional
-        Masses, >= 0; one vector serves all problems of a batch; left out: equal masses of sum 1.
+        Masses, >= 0; one vector serves all problems of a batch. Default: equal masses that add up to 1.
     reg, reg_m : float; float or inf
-        As of `solve`, reg_m the same on both sides; inf: the balanced divergence of equal masses.
+        Entropic regularisation and marginal penalty, in units of M; reg_m is the same on both sides. inf is the
+        balanced divergence, for equal masses.
     scale_cost : {"median", "mean", "max"}, optional
-        Take both in units of this cost of M, for all three values.
+        Take reg and reg_m in units of this cost of M, for all three values.
     M_a, M_b : (m, m), (n, n) arrays, or (p, m, m), (p, n, n), optional
-        Costs within the points of a and within those of b; without both, those of a PointCloud are made of its
-        points, and any other M must be symmetric and serves for them.
+        Costs between the points of a, and between those of b. A PointCloud makes them from its points. Any other M
+        without M_a and M_b must be symmetric, and stands for both.
     **options
-        Whatever else `solve_batch` takes, but reference, mask, penalty and warm_start.
+        Whatever else `solve_batch` takes, except for reference, mask, penalty and warm_start.
 
     Returns
     -------
     divergence : float, or (p,) array
-        In units of M times mass. Each of the three values lacks its ``gap`` at most, some ``reg * mass * tol^2``; a
-        balanced one, whose gap leaves out what marginals miss, ``reg * mass * error_bound`` at most as long as no
-        entry of the optimal plan is more than twice that of the plan found (docs/mathematics.md, "Hard marginals").
+        In units of M times mass. Each of the three values is at most its ``gap`` below the optimum, about
+        ``reg * mass * tol^2``. A balanced value is at most ``reg * mass * error_bound`` below it, as long as no entry
+        of the optimal plan is more than twice that of the plan found (docs/mathematics.md, "Hard marginals").
+
+    See Also
+    --------
+    pairwise : all pairs of many clouds
+    mapuot.torch.sinkhorn_divergence, mapuot.torch.SamplesLoss : with gradients
 
     Examples
     --------

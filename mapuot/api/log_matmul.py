@@ -18,29 +18,33 @@ from ..problem.validate import as_array, as_threads, check_kind
 
 
 def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = False) -> Any:
-    """Log-semiring matrix product, ``out_ij = log sum_k exp(A_ik + B_kj)``, batched.
+    """Multiply matrices of logarithms: ``out_ij = log sum_k exp(A_ik + B_kj)``.
 
     Parameters
     ----------
     A : (m, k) or (p, m, k) array
         float32 or float64; -inf is an exact zero.
     B : (k, n) or (p, k, n) array
-        One for all products, or one each.
+        One for all p products, or one for each.
     threads : int, optional
-        Default: the cores this process may use, one for small products.
+        Default: the cores that this process may use, and one for small products.
     exact : bool
-        Take k exponentials for every entry, by its own maximum over k. The default does so only where the
-        product of exponentials could lose more than its rounding, and is some twenty times faster elsewhere.
+        Take k exponentials for every entry, relative to its own maximum over k. The default does so only where a
+        product of exponentials could lose more than its rounding; elsewhere it is some twenty times faster.
 
     Returns
     -------
     out : (m, n) or (p, m, n) array
-        -inf where every term is zero; NaN and +inf as in ``log(sum(exp(.)))``. float32 where both factors are.
+        -inf where every term is zero; NaN and +inf as in ``log(sum(exp(.)))``. float32 if both factors are.
 
     Raises
     ------
     ValueError, TypeError
         Shapes do not fit, or entries are not real.
+
+    See Also
+    --------
+    Grid : the cost between images, solved by such products
 
     Examples
     --------

@@ -32,26 +32,31 @@ def knn_cost(
     symmetric: bool = True,
     threads: int | None = None,
 ) -> csr_array:
-    """The costs between each point and its k nearest ones of the other cloud; all other pairs are left out.
+    """Make the sparse cost of each point's k nearest neighbours in the other cloud; all other pairs are forbidden.
 
-    A k-d tree finds them, which is quick in few dimensions: beyond some 15 it looks at most of the points.
+    A k-d tree finds the neighbours. It is quick in few dimensions; beyond some 15 it looks at most of the points.
 
     Parameters
     ----------
     x, y, metric, scale, weights
-        As of :class:`PointCloud`.
+        As in `PointCloud`.
     k : int
-        Neighbours of a point, at most as many as there are points in the other cloud.
+        Neighbours of a point, at most as many as the other cloud has points.
     symmetric : bool
-        Also the k points of x that are nearest to each of y, so that every point has partners; else only those of y
-        nearest to each of x.
+        Store the k points of x nearest to each point of y as well, so that every point has partners. False stores only
+        the k points of y nearest to each point of x.
     threads : int, optional
-        Default: the cores this process may use.
+        Default: the cores that this process may use.
 
     Returns
     -------
     (m, n) csr_array, float64
-        Sorted, at most k (m + n) entries; costs of 0 are stored, too.
+        Sorted, with at most k (m + n) entries; costs of 0 are stored, too.
+
+    See Also
+    --------
+    certify : bound the error that the missing pairs cause
+    solve : takes the matrix as M
 
     Examples
     --------

@@ -23,31 +23,36 @@ def pairwise(
     metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None, comm: Any = None,
     progress: bool = False, **options: Any,
 ) -> F64:  # fmt: skip
-    """Debiased Sinkhorn divergences between all pairs of k clouds of points, `sinkhorn_divergence` of each.
+    """Compute the debiased Sinkhorn divergences between all pairs of k clouds of points.
 
     Parameters
     ----------
     clouds : (k, n, d) array, or list of k arrays (n_i, d)
         Points, one in a row; clouds may have any sizes.
     masses : (k, n) array, or list of k vectors, optional
-        Masses of the points, >= 0; left out: equal masses of sum 1.
+        Masses of the points, >= 0. Default: equal masses that add up to 1 in each cloud.
     reg, reg_m : float; float or inf
-        As of `sinkhorn_divergence`.
+        Entropic regularisation and marginal penalty, in units of the cost; as in `sinkhorn_divergence`.
     scale_cost : {"median", "mean", "max"}, optional
-        Take both in units of this cost between the points of all clouds.
+        Take reg and reg_m in units of this cost between the points of all clouds.
     metric, scale, weights
-        As of `PointCloud`.
+        The cost, as in `PointCloud`.
     comm : mpi4py communicator, optional
-        Its ranks share the pairs; each gives all clouds and gets all divergences.
+        Its ranks share the pairs. Each rank gives all clouds and gets all divergences.
     progress : bool
         Show how many pairs are solved.
     **options
-        tol, max_passes, precision, threads and backend of `solve_batch`.
+        tol, max_passes, precision, threads and backend, as in `solve_batch`.
 
     Returns
     -------
     divergence : (k, k) array
         Symmetric, with zeros on its diagonal; in units of the cost times mass.
+
+    See Also
+    --------
+    sinkhorn_divergence : one pair
+    solve_batch : many pairs, with their plans
 
     Examples
     --------

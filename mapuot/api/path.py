@@ -16,26 +16,34 @@ from .solve import solve
 def path(
     M: Any, a: Any = None, b: Any = None, *, regs: Sequence[float], reg_ms: Any, **options: Any
 ) -> Iterator[Result]:
-    """Solve a sequence of problems that differ in reg and reg_m, each started from the last answer before it.
-
-    A Result is yielded for each reg, as soon as it is solved.
+    """Solve one problem for a list of reg and reg_m, each started from the previous answer.
 
     Parameters
     ----------
     M, a, b
-        As for :func:`solve`.
+        As in `solve`.
     regs : sequence of float
-        Entropic regularisations in the order to solve; from large to small is the quick way.
+        Entropic regularisations, in units of M, in the order in which to solve; from large to small is quickest.
     reg_ms : sequence, or one value for all
-        A list, or a tuple or array of as many numbers as ``regs`` has, holds one reg_m for each; else a number, a pair
-        (rows, columns) or a pair of per-point vectors is the reg_m of all. Two pairs or vectors for two regs may be
-        meant either way: a list of two, or of the pair twice, tells.
+        Marginal penalties, in units of M. A list, or a tuple or array of as many numbers as ``regs`` has, gives one
+        reg_m for each reg. A number, a pair (rows, columns) or a pair of per-point vectors is the reg_m of all. For two
+        regs, write a list of two pairs, so that a pair of numbers cannot be mistaken for them.
     **options
-        Whatever else :func:`solve` takes; ``warm_start`` is that of the first problem.
+        Whatever else `solve` takes; ``warm_start`` is that of the first problem.
+
+    Yields
+    ------
+    Result
+        One for each reg, as soon as it is solved.
+
+    See Also
+    --------
+    tune : find reg and reg_m
+    mapuot.plot.path : draw the answers
 
     Examples
     --------
-    How much moves, by the penalty for what stays:
+    How much mass moves at three prices for leaving it behind:
 
     >>> import numpy as np, mapuot
     >>> M = (np.linspace(0, 1, 40)[:, None] - np.linspace(0.5, 1.5, 40)) ** 2

@@ -23,7 +23,29 @@ MOST_STEPS, FARTHEST, FLAT = 12, 3 * STEP, 1e-6  # of secants: how many, how lon
 
 
 class Tuned(NamedTuple):
-    """Both numbers that `tune` found, the answer with them, and all answers on the way by reg and reg_m."""
+    """Answer of `tune`: the numbers it found, the Result that they give, and the Results on the way.
+
+    Attributes
+    ----------
+    reg, reg_m : float
+        In units of M, or of the cost that ``scale_cost`` names.
+    result : Result
+        The answer at this reg and reg_m.
+    curve : list of Result
+        All answers on the way, in order of reg and reg_m.
+
+    See Also
+    --------
+    tune : returns it
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> M = (np.linspace(0, 1, 30)[:, None] - np.linspace(0.2, 1.4, 20)) ** 2
+    >>> tuned = mapuot.tune(M, mass=0.9, sharpness=0.5)
+    >>> round(tuned.result.mass, 2), tuned.result in tuned.curve
+    (0.9, True)
+    """
 
     reg: float
     reg_m: float
@@ -35,34 +57,40 @@ def tune(
     M: Any, a: Any = None, b: Any = None, *, mass: float = 0.9, sharpness: float = 0.8, reg: float | None = None,
     reg_m: float | None = None, **options: Any,
 ) -> Tuned:  # fmt: skip
-    """Find the reg and reg_m with which the plan moves this share of the mass and is this sharp.
+    """Find the reg and reg_m with which the plan moves a given share of the mass and is as sharp as asked for.
 
-    Both are found together by secants, in some ten warm-started, certified solves; where these come to no end, and
-    where one is given, by a bracket each: the mass grows with reg_m, and the sharpness falls as reg grows.
+    Both numbers are found together by secants, in some ten certified solves, each started from the previous answer. If
+    the secants do not settle, or if one of the numbers is given, a bracket is halved instead: the mass grows with
+    reg_m, and the sharpness falls as reg grows.
 
     Parameters
     ----------
     M, a, b
-        As for :func:`solve`, in one process.
+        As in `solve`, in one process.
     mass : float
-        Share of the mass that moves, in (0, 1); of masses that differ, of their geometric mean, which moves where
-        reg_m is large.
+        Share of the mass that should move, in (0, 1). If a and b have different totals, it is the share of their
+        geometric mean.
     sharpness : float
-        `Result.sharpness` of the plan, in (0, 1).
+        Sharpness that the plan should have, in (0, 1); see `Result.sharpness`.
     reg, reg_m : float, optional
-        A number that is known: the other one alone is sought.
+        One of them may be given, in units of M; then only the other is sought.
     **options
-        Whatever else :func:`solve` takes, but penalties "balanced" and "range".
+        Whatever else `solve` takes, except for the penalties "balanced" and "range".
 
     Returns
     -------
     Tuned
-        ``reg`` and ``reg_m``, each to .1 %, ``result`` with them, and ``curve``, all answers on the way.
+        ``reg`` and ``reg_m``, each to .1 %, the ``result`` that they give, and ``curve``, all answers on the way.
 
     Raises
     ------
     ValueError
-        No reg or reg_m within 1e4 times the first one, .05 times and once the median cost, gives such a plan.
+        No such plan was found. The search covers a factor of 1e4 around reg = .05 and reg_m = 1 median costs.
+
+    See Also
+    --------
+    path : solve for a list of reg and reg_m
+    Result.sharpness : how sharp a plan is
 
     Examples
     --------

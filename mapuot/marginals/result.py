@@ -24,7 +24,7 @@ from .tree import Tree
 
 
 class MultiResult(Certified):
-    """Solution of one transport problem of many marginals.
+    """Answer of `multimarginal`: potentials, marginals and certificate; couplings on request.
 
     Attributes
     ----------
@@ -32,29 +32,36 @@ class MultiResult(Certified):
         Log scalings: ``P = R exp(sum_k log_u[k] - C / reg)``; 0 where the marginal is free, -inf where its mass is 0,
         inf where nothing reaches the point.
     gap : float
-        At least objective minus dual value of this very plan; what hard marginals miss is left out. inf while they
-        miss more than tol_gap (where there is none: tol) times the mass.
+        Bound on the objective of this plan less the optimum, without what hard marginals miss. inf while these miss
+        more than tol_gap (without tol_gap: tol) times the mass.
     error_bound : float
-        Certified bound on ``|P - P*|_1 / mass``, by Newton's step where several marginals are hard.
+        Certified bound on ``|P - P*|_1 / mass``. With two or more hard marginals it comes from a step of Newton's
+        method, of which one factor, the least eigenvalue of its equations, is an estimate.
     converged : bool
+        Whether tol (or tol_gap) was reached.
     status : str
         "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow".
     how : str
-        Which way the call took: "float32 tiles, 2 larger regs, corrected by 64 clusters".
+        Which way the call took, for example "float32 tiles, 2 larger regs, corrected by 64 clusters".
     n_passes : int
-        Passes made: how often each kernel was read, beside one more read for each certificate along a tree.
+        How often each kernel was read; along a tree each certificate takes one more read.
     trace : list of Stats
-        One entry a pass, those with larger regs first: gap, error, dual, mass, residual, seconds; gap and error are inf
-        where a pass along a tree was not certified.
+        One entry for each pass, larger regs first: gap, error, dual, mass, residual, seconds. Gap and error are inf in
+        passes along a tree that were not certified.
     scale_cost : float
         The cost in units of which reg and reg_m were given; 1 where they were in units of the costs.
 
+    See Also
+    --------
+    multimarginal : returns it
+    Result : the answer for two marginals
+
     Notes
     -----
-    The certificate is that of the plan of ``log_u``. Where kernels of a tree are stored in float32, its marginals and
-    its mass differ from what is told here by 6.3e-8 of themselves for each cost at most.
+    The certificate is that of the plan of ``log_u``. If the kernels of a tree are stored in float32, ``marginals`` and
+    ``mass`` may differ from those of that plan by 6.3e-8 of themselves for each cost.
 
-    Couplings are made from the costs as they are then: do not change them before.
+    Couplings are made from the costs when they are asked for; do not change the costs before.
 
     Examples
     --------
@@ -100,7 +107,7 @@ class MultiResult(Certified):
 
     @property
     def dual(self) -> float:
-        """The dual value less what rounding may add: a lower bound of every objective; -inf where all failed."""
+        """Dual value less what rounding may add: a lower bound of every plan's objective; -inf if the solve failed."""
         return self.trace[-1].dual
 
     @cached_property
@@ -114,12 +121,12 @@ class MultiResult(Certified):
 
     @cached_property
     def potentials(self) -> list[F64]:
-        """f_k = reg log_u[k], in units of the costs."""
+        """Dual potentials ``f_k = reg log_u[k]``, in units of the costs."""
         return [self.problem.reg * x for x in self.log_u]
 
     @property
     def mass(self) -> float:
-        """Transported mass, ``sum P``; NaN where no plan was found."""
+        """Mass of the plan, ``sum P``; NaN if no plan was found."""
         return math.nan if self._state is None else self._state.mass
 
     @property
@@ -142,18 +149,18 @@ class MultiResult(Certified):
 
     @cached_property
     def marginals(self) -> list[F64]:
-        """The marginals of the plan, (n_k,) each, in units of mass."""
+        """Marginals of the plan, (n_k,) each, in units of mass."""
         return [self.marginal(k) for k in range(len(self.problem.marginals))]
 
     def marginal(self, k: int) -> F64:
-        """The marginal k of the plan, (n_k,), in units of mass."""
+        """Return the marginal k of the plan, (n_k,), in units of mass."""
         k = self._number(k, "k")
         return self.problem.marginals[k].spread(self._found.marginal(self.problem, k), 0.0)
 
     def pair(self, i: int, j: int) -> Any:
-        """The coupling of two marginals, (n_i, n_j): the plan summed over all others; formed at each call.
+        """Return the coupling of two marginals, (n_i, n_j): the plan summed over all others, made at each call.
 
-        A CSR array with an entry for each stored pair where the cost of the two is a sparse matrix.
+        If the cost of the two is a sparse matrix, the coupling is a CSR array with entries in the same places.
         """
         i, j = self._two(i, j)
         edges = self.problem.edges
@@ -166,7 +173,7 @@ class MultiResult(Certified):
         return self.apply(i, j, np.eye(self.problem.marginals[j].size))
 
     def conditional(self, i: int, j: int) -> Any:
-        """Return where in marginal j the mass of each point of i is: rows of sum 1, NaN where there is none."""
+        """Return where in marginal j the mass of each point of i lies, (n_i, n_j): rows of sum 1, NaN without mass."""
         P, r = self.pair(i, j), self.marginal(i)
         with np.errstate(invalid="ignore", divide="ignore"):
             if not is_sparse(P):
@@ -175,7 +182,7 @@ class MultiResult(Certified):
         return P
 
     def apply(self, i: int, j: int, X: Any) -> F64:
-        """``pair(i, j) @ X`` for X of shape (n_j,) or (n_j, d); along a tree no coupling is held."""
+        """Return ``pair(i, j) @ X`` for X of shape (n_j,) or (n_j, d); along a tree no coupling is formed."""
         i, j = self._two(i, j)
         rows, cols = self.problem.marginals[i], self.problem.marginals[j]
         X, flat = as_columns(X, cols.size, "X")
@@ -192,7 +199,7 @@ class MultiResult(Certified):
 
     @cached_property
     def objective(self) -> float:
-        """The primal value with every mass term (hard marginals count 0; see ``error_bound``); inf where all failed."""
+        """Value of the plan, with all mass terms; hard marginals count 0. inf if the solve failed."""
         if self.status in FAILED:
             return np.inf
         problem, state = self.problem, self._found

@@ -48,34 +48,37 @@ def multimarginal(
     Parameters
     ----------
     costs : dict, (n_0, n_1, ...) array, path or callable
-        ``{(0, 1): M01, (1, 2): M12, ...}``: C is the sum of these pairwise costs, each an array, a
-        :class:`mapuot.PointCloud` or a matrix of scipy.sparse, and no array of all marginals is ever formed. The pairs
-        make a tree (a chain, a star) or the triangle of three marginals. A sparse matrix forbids what it does not
-        store, and that is never visited; in a triangle it is refused, as products of its kernels are full. Or C itself,
-        one axis a marginal: an array, of which a memory map or a dataset of h5py or zarr is read slab by slab; the path
-        of an .npy file; or ``function(i0, i1)``, which returns the slabs i0 to i1, (i1 - i0, n_1, ...). +inf forbids a
-        pair, or an entry.
+        Either ``{(0, 1): M01, (1, 2): M12, ...}``, pairwise costs whose sum is C; no array over all marginals is
+        formed. Each is an array, a `PointCloud` or a matrix of scipy.sparse, which forbids the pairs that it does not
+        store. The pairs make a tree (for example a chain or a star), or the triangle of three marginals, where sparse
+        costs are refused because products of their kernels are full.
+
+        Or C itself, with one axis for each marginal: an array (a memory map, or a dataset of h5py or zarr, is read slab
+        by slab), the path of an .npy file, or ``function(i0, i1)``, which returns the slabs i0 to i1,
+        (i1 - i0, n_1, ...).
+
+        +inf forbids a pair or an entry.
     masses : list of (n_k,) arrays or None
-        Masses, >= 0, of any totals; None leaves a marginal free: it has no penalty, and ones in R.
+        Masses, >= 0, of any totals. None leaves a marginal free: it has no penalty, and ones in R.
     reg : float
         Entropic regularisation, > 0, in units of the costs; the reference measure R is the product of the masses.
     reg_m : float, inf, or one for each marginal
-        Marginal penalty, in units of the costs; inf is the balanced constraint. Of a free marginal it is not read.
+        Marginal penalty, in units of the costs; inf is the balanced constraint. That of a free marginal is not read.
     scale_cost : {"median", "mean", "max"}, optional
-        Take reg and reg_m in units of this finite cost of all pairs together, ``result.scale_cost``.
+        Take reg and reg_m in units of this finite cost of all pairs together, which ``result.scale_cost`` tells.
     tol : float
         Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this.
     tol_gap : float, optional
         Stop also when ``gap <= tol_gap * |dual|`` and hard marginals miss at most ``tol_gap * mass``.
     max_passes : int
-        Passes at most (and one more where the last was an extrapolation that the guard dropped).
+        Passes at most. One more is made where the last pass was an extrapolation that the guard dropped.
     backend : str
-        "cpu"; "cuda" holds kernels on a GPU; "auto" takes the GPU where costs lie on one.
+        "cpu"; "cuda" stores the kernels on a GPU; "auto" takes the GPU where the costs are on one.
     threads : int, optional
-        Of passes on the CPU (products of a triangle have those of NumPy's BLAS). Default: the cores this process may
-        use, one for small problems.
+        Threads of passes on the CPU; the products of a triangle use those of NumPy's BLAS. Default: the cores that this
+        process may use, and one for small problems.
     callback : callable, optional
-        ``callback(stats)`` after every pass; a true return value stops the solve.
+        ``callback(stats)`` is called after every pass with its `Stats`; a true return value ends the solve.
     progress : bool
         Show a progress bar on standard error.
 
@@ -86,26 +89,31 @@ def multimarginal(
     Raises
     ------
     InfeasibleError
-        A balanced point cannot be reached, or balanced masses differ, of all points or of those that finite pairs of
-        a tree connect.
+        A balanced point cannot be reached, or the masses of balanced marginals differ, in all or in a part of a tree
+        that finite costs connect.
     NotImplementedError
-        A sparse cost on a GPU.
+        A sparse cost is to be solved on a GPU.
 
     Warns
     -----
     ConvergenceWarning
-        The certified error reached is above tol.
+        The certified error is above tol.
+
+    See Also
+    --------
+    solve : two marginals
+    barycenter : the mean of histograms without its couplings
 
     Notes
     -----
-    Everything runs in one process. A tree keeps the kernel of each cost, in float32 where they are large and tol lets
-    them, a triangle three in float64 and two products of their size, an array one kernel of its size. Kernels of trees
-    and arrays that do not fit into memory are made anew in each pass, from slabs by reading them once. On a GPU of
-    compute capability 9.0 or later a pass reads them once, on others twice and in float64, and all must fit.
+    Everything runs in one process. A tree keeps the kernel of each cost, in float32 where they are large and tol allows
+    it. A triangle keeps three kernels in float64 and two products of their size, an array one kernel of its size.
+    Kernels of trees and arrays that do not fit into memory are made anew in each pass. On a GPU all kernels must fit; a
+    pass reads them once where the compute capability is 9.0 or later, and twice, in float64, elsewhere.
 
     Examples
     --------
-    A population that grows by a tenth from one time to the next; the plan has one mass between all of them:
+    A population grows by a tenth from one time to the next, while the plan has the same mass at all times:
 
     >>> import numpy as np, mapuot
     >>> rng = np.random.default_rng(0)

@@ -28,43 +28,57 @@ def barycenter_unbalanced(
     *,
     tau: float | None = None,
 ) -> Any:
-    """Barycenter of unnormalised histograms: the q of least weighted unbalanced entropic cost to all of them.
+    """Compute the unbalanced barycenter of histograms: ``ot.unbalanced.barycenter_unbalanced`` on mapuot.
 
     Parameters
     ----------
     A, M : (n, k) and (n, n) arrays
-        k histograms in columns, zeros allowed; costs.
+        k histograms in columns, zeros allowed; costs between their points.
     reg, reg_m : float
-        In units of M; reg_m=inf is the balanced barycenter. The reference measure is ones, as in POT.
+        Entropic regularisation and marginal penalty, in units of M; reg_m=inf is the balanced barycenter. The reference
+        measure is ones, as in POT.
     method : str
-        "sinkhorn" or "sinkhorn_stabilized" (any case), which are answered alike. "sinkhorn_reg_scaling",
-        "sinkhorn_translation_invariant": "sinkhorn", with a warning, as in POT.
+        "sinkhorn" or "sinkhorn_stabilized" (in any case), with the same answer. "sinkhorn_reg_scaling" and
+        "sinkhorn_translation_invariant" warn and stand for "sinkhorn", as in POT.
     weights : (k,) array, optional
         Weights of the histograms, >= 0, default 1 / k.
     numItermax, stopThr : int, float
-        q comes at least as near to the barycenter as this stop would leave POT's method, by a certified error, in 1000
-        passes or numItermax, if that is more.
+        q is, by a certified error, at least as near to the barycenter as POT's method would stop. It may take 1000
+        passes, or numItermax if that is more.
     verbose, log : bool
-        A progress bar on standard error; return the log too.
+        Show a progress bar on standard error; return the log, too.
     tau : float, optional
-        POT's threshold of "sinkhorn_stabilized"; accepted, nothing overflows here.
+        POT's threshold of "sinkhorn_stabilized". It is checked and not needed.
 
     Returns
     -------
     q : (n,) array in A's dtype
     log : dict
-        Only with ``log=True``: err (of one element: the certified error of q, balanced the last change), niter (the
-        passes made), logu, logv (n, k).
+        Only with ``log=True``. err: a list of one number, the certified error of q (balanced: its last change). niter:
+        the passes made. logu, logv: (n, k).
 
     Raises
     ------
     NotImplementedError
-        A tensor requires grad.
+        A tensor requires a gradient.
 
     Warns
     -----
     ConvergenceWarning
         stopThr was not reached.
+
+    See Also
+    --------
+    mapuot.barycenter : the same in mapuot's own words, with sparse costs, images and debiasing
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> t = np.linspace(0, 1, 21)
+    >>> A = np.exp(-((t[:, None] - [0.3, 0.7]) ** 2) / 0.01)  # a histogram in each column
+    >>> q = mapuot.pot.barycenter_unbalanced(A, (t[:, None] - t) ** 2, reg=0.01, reg_m=1.0)
+    >>> round(float(t[q.argmax()]), 2)
+    0.5
     """
     name = method.lower() if isinstance(method, str) else method
     if name in ("sinkhorn_reg_scaling", "sinkhorn_translation_invariant"):

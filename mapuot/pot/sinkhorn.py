@@ -53,53 +53,60 @@ def sinkhorn_unbalanced(
     *,
     tau: float | None = None,
 ) -> Any:
-    """Unbalanced entropic transport plan: ``ot.sinkhorn_unbalanced`` on mapuot.
+    """Compute the unbalanced entropic transport plan: ``ot.unbalanced.sinkhorn_unbalanced`` on mapuot.
 
     ``min_P <P, M> + reg KL(P | c) + reg_m[0] KL(P 1 | a) + reg_m[1] KL(P^T 1 | b)``
 
     Parameters
     ----------
     a, b : (m,) and (n,) arrays, or b (n, k)
-        Masses, zeros allowed; empty means uniform with mass 1. For the k targets of a table b the k costs come back
-        instead of a plan.
+        Masses; zeros are allowed, and an empty array means equal masses that add up to 1. If b has k columns, k costs
+        are returned instead of a plan.
     M : (m, n) array or scipy.sparse matrix
-        Costs. numpy and CuPy arrays and lists as they are; torch, JAX and TensorFlow ones are converted and
-        the answer is of their kind. Pairs that a sparse matrix does not store are forbidden; c may be sparse, too.
+        Costs: an array of NumPy, CuPy, PyTorch, JAX or TensorFlow, or a list; the answer is of the same kind. Pairs
+        that a sparse matrix does not store are forbidden; then c may be sparse, too.
     reg, reg_m : float > 0; float, inf (balanced), or anything of length 1 or 2
-        In units of M.
+        Entropic regularisation and marginal penalty, in units of M.
     method : str, optional
-        None: ``stopThr`` is the certified relative plan error to reach, ``numItermax`` the passes at most. "sinkhorn",
-        "sinkhorn_stabilized", "sinkhorn_translation_invariant" or "sinkhorn_reg_scaling" (any case): an answer at least
-        as near to the solution as this method of POT stops at with this ``stopThr``, in 1000 passes or ``numItermax``,
-        if that is more.
+        None: ``stopThr`` is the certified relative error of the plan to reach, and ``numItermax`` the passes at most.
+        "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant" or "sinkhorn_reg_scaling" (in any case): the
+        answer is at least as near to the solution as POT's method of this name stops for this ``stopThr``, and may take
+        1000 passes, or ``numItermax`` if that is more.
     reg_type, c : {"kl", "entropy"}; (m, n) array, optional
-        The reference measure, default a b^T, for several b, too; "entropy" takes ones for it, and warns.
+        The reference measure; default a b^T, also for several b. "entropy" takes ones, with a warning.
     warmstart : (log u, log v), optional
-        Shapes (m,), (n,); for k targets also (m, k), (n, k).
+        Where to start; shapes (m,), (n,), or for k targets (m, k), (n, k).
     numItermax, stopThr : int, float
-        stopThr of 0 or less: the certified error 1e-10, without a warning where it is not reached.
+        See ``method``. A stopThr of 0 or less stands for a certified error of 1e-10, without a warning if that is not
+        reached.
     verbose, log : bool
-        A progress bar on standard error; return the log too.
+        Show a progress bar on standard error; return the log, too.
     tau : float, optional
-        POT's threshold of "sinkhorn_stabilized"; checked, and not needed.
+        POT's threshold of "sinkhorn_stabilized". It is checked and not needed.
 
     Returns
     -------
     plan : (m, n) array in M's dtype, of a sparse M a CSR array, or (k,) linear costs ``<P, M>`` for k targets
     log : dict
-        Only with ``log=True``. err: certified relative plan errors, one a pass (of k targets the largest reached);
-        logu, logv: scalings without a and b, (m,) and (n,) or with k columns; cost: ``<P, M>``; total_cost: the
-        objective with its mass terms ``sum q - sum p`` (POT leaves them out and so reports 0 at every optimum).
+        Only with ``log=True``. err: certified relative errors of the plan, one for each pass (for k targets the largest
+        at the end). logu, logv: log scalings without a and b, (m,) and (n,), or with k columns. cost: ``<P, M>``.
+        total_cost: the objective with its mass terms ``sum q - sum p``, which POT leaves out.
 
     Raises
     ------
     NotImplementedError, InfeasibleError
-        A tensor requires grad; no plan has both marginals.
+        A tensor requires a gradient; no plan has both balanced marginals.
 
     Warns
     -----
     ConvergenceWarning
         stopThr was not reached (POT is silent).
+
+    See Also
+    --------
+    sinkhorn_unbalanced2 : the cost instead of the plan
+    patched : make POT itself run on mapuot
+    mapuot.solve : the same in mapuot's own words
 
     Examples
     --------
@@ -114,7 +121,22 @@ def sinkhorn_unbalanced(
 
 
 def sinkhorn_knopp_unbalanced(a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any) -> Any:
-    """`sinkhorn_unbalanced` with method "sinkhorn": the other arguments, in this order, returns and errors are its."""
+    """Call `sinkhorn_unbalanced` with method "sinkhorn".
+
+    The other arguments follow in the order of `sinkhorn_unbalanced`, whose return values and errors it has.
+
+    See Also
+    --------
+    sinkhorn_unbalanced : all parameters
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> M = np.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> mapuot.pot.sinkhorn_knopp_unbalanced([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
+    array([[0.3221, 0.1185],
+           [0.1185, 0.3221]])
+    """
     return sinkhorn_unbalanced(a, b, M, reg, reg_m, "sinkhorn", *args, **options)
 
 
@@ -122,7 +144,23 @@ def sinkhorn_stabilized_unbalanced(
     a: Any, b: Any, M: Any, reg: float, reg_m: Any, reg_type: str = "kl", c: Any = None, warmstart: Any = None,
     tau: float = 1e5, *args: Any, **options: Any,
 ) -> Any:  # fmt: skip
-    """`sinkhorn_unbalanced` with method "sinkhorn_stabilized": the other arguments, returns and errors are its."""
+    """Call `sinkhorn_unbalanced` with method "sinkhorn_stabilized".
+
+    The other arguments, return values and errors are those of `sinkhorn_unbalanced`. Every call of mapuot is stable at
+    any reg; ``tau`` is checked and not needed.
+
+    See Also
+    --------
+    sinkhorn_unbalanced : all parameters
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> M = np.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> mapuot.pot.sinkhorn_stabilized_unbalanced([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
+    array([[0.3221, 0.1185],
+           [0.1185, 0.3221]])
+    """
     options["tau"] = tau
     return sinkhorn_unbalanced(a, b, M, reg, reg_m, "sinkhorn_stabilized", reg_type, c, warmstart, *args, **options)
 
@@ -130,9 +168,22 @@ def sinkhorn_stabilized_unbalanced(
 def sinkhorn_unbalanced_translation_invariant(
     a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any
 ) -> Any:
-    """`sinkhorn_unbalanced` with method "sinkhorn_translation_invariant", with its other arguments in this order.
+    """Call `sinkhorn_unbalanced` with method "sinkhorn_translation_invariant".
 
-    Unequal reg_m are answered rightly, where POT's own iteration ends elsewhere.
+    The other arguments follow in the order of `sinkhorn_unbalanced`, whose return values and errors it has. With two
+    different reg_m the answer is right, where POT's own iteration ends elsewhere.
+
+    See Also
+    --------
+    sinkhorn_unbalanced : all parameters
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> M = np.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> mapuot.pot.sinkhorn_unbalanced_translation_invariant([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
+    array([[0.3221, 0.1185],
+           [0.1185, 0.3221]])
     """
     return sinkhorn_unbalanced(a, b, M, reg, reg_m, "sinkhorn_translation_invariant", *args, **options)
 
@@ -155,12 +206,35 @@ def sinkhorn_unbalanced2(
     *,
     tau: float | None = None,
 ) -> Any:
-    """Cost of the unbalanced entropic plan: ``ot.sinkhorn_unbalanced2`` on mapuot; the plan is never formed.
+    """Compute the cost of the unbalanced entropic plan: ``ot.unbalanced.sinkhorn_unbalanced2`` on mapuot.
 
-    ``returnCost`` is "linear", ``<P, M>``, or "total", the objective with its mass terms (POT's lacks them), in units
-    of M times mass; for k targets they are (k,) arrays. All other arguments, the log and the errors are those of
-    `sinkhorn_unbalanced`. With "total" and without log, PyTorch tensors a, b, M that require grad get the gradient of
-    the objective from the potentials (`mapuot.torch.sinkhorn_loss`).
+    The plan is never formed. All arguments but ``returnCost``, the log and the errors are those of
+    `sinkhorn_unbalanced`.
+
+    Parameters
+    ----------
+    returnCost : {"linear", "total"}
+        ``<P, M>``, or the objective with its mass terms, which POT leaves out.
+
+    Returns
+    -------
+    cost : float, or (k,) array for k targets
+        In units of M times mass. With "total" and without ``log``, PyTorch tensors a, b, M that require it get the
+        gradient of the objective.
+    log : dict
+        Only with ``log=True``.
+
+    See Also
+    --------
+    sinkhorn_unbalanced : all parameters; the plan
+    mapuot.torch.sinkhorn_loss : a loss with gradients
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> M = np.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> round(float(mapuot.pot.sinkhorn_unbalanced2([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0)), 4)
+    0.237
     """
     if returnCost not in ("linear", "total"):
         raise ValueError(f"Unknown returnCost = {returnCost!r}: must be 'linear' or 'total'")

@@ -25,64 +25,71 @@ from .validate import as_array, check_kind
 
 
 class PointCloud(Given):
-    """The cost ``scale * metric(x_i, y_j)`` between two clouds of points, wherever a solver takes M.
+    """Cost ``scale * metric(x_i, y_j)`` between two clouds of points, which takes the place of M in every solver.
 
     Parameters
     ----------
     x, y : (m, d), (n, d) arrays
-        Points, one in a row; real and finite; NumPy, CuPy or torch, whose gradients are not followed; copied. Without
-        y the costs are those between the points of x. With ``comm`` x is the rank's own block and y is whole.
-        For `solve_batch` the points of many clouds, (p, m, d), or lists of p clouds of any sizes; one (n, d) may then
-        serve all problems.
+        Points, one in a row, real and finite; NumPy, CuPy or PyTorch (no gradient is followed). They are copied.
+        Without y the costs are those between the points of x. With ``comm``, x is the rank's own block and y is whole.
+        For `solve_batch` they are the points of p problems: (p, m, d), or lists of p clouds of any sizes; one (n, d)
+        array may serve all problems.
     metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"}
-        As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 -
-        2^-13 or more apart, as what they cost, 18 and more, hangs on the last digits of their coordinates: divide
-        these by twice the distance over which mass may travel, divided by pi.
+        As in ``scipy.spatial.distance.cdist``. "wfr", the Wasserstein-Fisher-Rao cost, is ``-2 log cos |x - y|``: scale
+        the points so that pi / 2 is the distance over which mass may just travel. It forbids pairs that are
+        pi / 2 - 2^-13 or more apart, because their costs, 18 and more, depend on the last digits of the coordinates.
     scale : float
         Factor of the metric, > 0.
     weights : (d,) array, optional
         One factor for each dimension, >= 0, as ``w`` of ``cdist``.
     truncate : "auto", float or None
-        Skip pairs whose share of the plan is provably negligible beside ``tol``; the bound on it is part of the
-        certificate. "auto": from 2^26 pairs on, on a GPU from 2^30, where the median cost is 30 reg or more; a number:
-        always, and only pairs that lie so many nats below the product of their masses, or more where ``tol`` asks for
-        it; None: never. Needs ``reference="product"`` and a metric other than "wfr".
+        Skip pairs whose share of the plan is provably negligible beside ``tol``; a bound on what they carry is part of
+        the certificate. "auto" does so from 2^26 pairs on (on a GPU from 2^30), if the median cost is at least 30 reg.
+        A number always does so, but skips only pairs that lie so many nats (or more, where ``tol`` asks for it) below
+        the product of their masses. None takes all pairs. It needs ``reference="product"`` and a metric other than
+        "wfr".
     form : "auto", float or None
-        Form the matrix in `solve` and `solve_batch` where passes over it take less time than passes that make its
-        costs, and where it takes at most so many bytes with its K, 16 a pair. "auto": on a CPU 2^26 pairs (1 GiB),
-        in d < 5 dimensions 2^(17 + 2 d); on a GPU a quarter of the free memory. None: never. A cloud whose
-        ``truncate`` is a number is not formed, nor one over several ranks.
+        Form the matrix in `solve` and `solve_batch` if reading it is quicker than making its costs, and if it takes at
+        most this many bytes together with its K, 16 a pair. "auto" stands on a CPU for 2^26 pairs (1 GiB), in d < 5
+        dimensions for 2^(17 + 2 d) pairs, and on a GPU for a quarter of the free memory. None never forms it. A cloud
+        over several ranks, or whose ``truncate`` is a number, is not formed.
     starts : (p + 1,) integers, or a tuple of two such arrays, optional
-        Of many clouds whose points lie one behind the other in x and in y: where each begins, and the end; None in
-        the tuple for a cloud that serves all problems.
+        Where each of p clouds begins in x and in y, and the end of the last, if the points of all clouds follow each
+        other in one array. In a tuple, None stands for a cloud that serves all problems.
     labels : pair of (m,) and (n,) arrays, optional
-        A label for each point of x and of y, of any kind that can be sorted. Different labels cost ``across`` more. A
-        label is one more coordinate of the points, and a pass takes as long as with so many dimensions.
+        A label for each point of x and of y, of any kind that can be sorted. Pairs with different labels cost
+        ``across`` more. Each label is one more coordinate of the points.
     across : float or inf
-        What different labels cost, in units of the cost: finite for "sqeuclidean" and "cityblock". With "wfr" inf
-        forbids such pairs; for another metric the labels are then problems of their own: `solve_batch` takes lists of
-        clouds, one for each label. Over ranks y must have every label.
+        What a pair with different labels costs in addition, in units of the cost: a finite number for "sqeuclidean" and
+        "cityblock", inf for "wfr". To forbid such pairs for another metric, solve one problem for each label, with
+        lists of clouds in `solve_batch`. Over ranks y must have every label.
 
     Attributes
     ----------
     x, y : (m, d), (n, d) float64 arrays
-        With labels a column for each of them, in sorted order, is behind the coordinates; derivatives by the points,
-        maps and what is between have these columns, too.
+        The points. Labels are further columns behind the coordinates, one for each label in sorted order; derivatives
+        by the points, maps and interpolated points have these columns, too.
     metric, scale, weights, truncate, form
         As given.
     shape, size, ndim, dtype
-        Those of the matrix; of many clouds (p, m, n), with the numbers of points of the largest ones.
+        As of the matrix; for many clouds the shape is (p, m, n), with the numbers of points of the largest clouds.
+
+    See Also
+    --------
+    solve_sample : solve between two clouds in one call
+    Grid : the cost between the nodes of images and volumes
+    knn_cost : the costs of nearest neighbours only
 
     Notes
     -----
-    Memory is that of the points, and of the matrix where ``form`` allows it, which a Result then keeps. Without it a
-    pass makes its costs, in float32 while the error is large (but for "wfr") and in float64 where it certifies. Costs
-    are made from differences of coordinates, so that no digits are lost where both are large.
-    ``numpy.asarray(cloud)`` forms the matrix. Points that lie on a GPU are solved there by ``backend="auto"``.
+    Memory is that of the points, and of the matrix if it is formed, which a Result then keeps. Otherwise each pass
+    makes the costs: in float32 while the error is large (except for "wfr"), in float64 where it certifies. Costs are
+    made from differences of coordinates, so that no digits are lost far from the origin. ``numpy.asarray(cloud)`` forms
+    the matrix. ``backend="auto"`` solves on the GPU where the points are on one.
 
-    The plan of a truncated solve is 0 where a pair is skipped, in every quantity of its Result: ``plan``, ``apply``,
-    ``cost``, ``objective``, marginals and mass are of that plan, ``error_bound`` is its distance from the optimal plan
-    between all pairs, and ``dual`` a lower bound for all pairs.
+    If pairs are skipped, the plan is 0 there in every quantity of the Result: ``plan``, ``apply``, ``cost``,
+    ``objective``, marginals and mass are those of that plan. ``error_bound`` is its distance from the optimal plan
+    between all pairs, and ``dual`` is a lower bound for all pairs.
 
     Examples
     --------
@@ -123,7 +130,7 @@ class PointCloud(Given):
         return part
 
     def within(self) -> tuple[PointCloud, PointCloud]:
-        """Return the costs within the points of the rows, and within those of the columns."""
+        """Return two costs: between the points of the rows, and between those of the columns."""
         return self._of(self._cost.within()), self._of(self._cost.transpose().within())
 
 

@@ -23,31 +23,36 @@ MOST_LISTED = 1 << 34  # entries of a plan that may be listed one by one, which 
 
 
 class Grid(Given):
-    """The cost ``scale * |x_i - y_j|^2`` between the nodes of two regular grids, wherever `solve` takes M.
+    """Cost ``scale * |x_i - y_j|^2`` between the nodes of two regular grids, which takes the place of M in `solve`.
 
     Parameters
     ----------
     shape : tuple of int
-        Nodes of the rows along each axis, d of them: the shape of an image or a volume. Node i lies at
-        ``spacing * i``.
+        Nodes of the rows along each of d axes: the shape of an image or a volume. Node i lies at ``spacing * i``.
     spacing : float or d of them
         Distance of neighbours along each axis, > 0.
     scale : float
         Factor of the squared distance, > 0.
     target : tuple of int, optional
-        Nodes of the columns along each axis; default: ``shape``.
+        Nodes of the columns along each axis. Default: ``shape``.
     offset : float or d of them
         Node j of the columns lies at ``offset + spacing * j``.
 
+    See Also
+    --------
+    PointCloud : points anywhere
+    barycenter : takes a Grid, too
+    log_matmul : the products that a pass is made of
+
     Notes
     -----
-    ``grid.nodes`` is the pair ``shape`` and ``target``; masses and reg_m of each point may have these shapes. All
-    vectors of an answer are flat, in C order: ``result.row_marginal.reshape(grid.nodes[0])``; ``grid.shape`` is that of
-    the matrix.
+    ``grid.nodes`` is the pair ``(shape, target)``; masses and per-point reg_m may have these shapes. All vectors of an
+    answer are flat, in C order: ``result.row_marginal.reshape(grid.nodes[0])``. ``grid.shape`` is the shape of the
+    matrix.
 
-    Penalties are KL and balanced, the reference is a b^T or ones, and passes are float64, all in one process; with
-    ``backend="cuda"`` their products are made on the GPU. The plan, and what lists its entries (``top_k``, ``sparse``,
-    ``sample``), is refused where it is too large; ``apply``, ``barycentric_map``, ``push`` and ``cost`` need no entry.
+    Penalties are "kl" and "balanced", the reference is a b^T or ones, and passes are float64, in one process. With
+    ``backend="cuda"`` the products are made on the GPU. For a large grid the plan and what lists its entries
+    (``top_k``, ``sparse``, ``sample``) are refused; ``apply``, ``barycentric_map``, ``push`` and ``cost`` work.
 
     Examples
     --------
@@ -74,7 +79,7 @@ class Grid(Given):
         self.nodes, self.spacing, self.offset, self.scale = cost.nodes, cost.spacing, cost.offset, cost.scale
 
     def points(self, side: str = "rows") -> F64:
-        """Return the coordinates of the rows' nodes, (m, d), or with ``side="cols"`` of the columns', (n, d)."""
+        """Return the coordinates of the nodes of the rows, (m, d), or with ``side="cols"`` of the columns, (n, d)."""
         rows = side == "rows"
         starts = [0.0] * len(self.spacing) if rows else self.offset
         lines = [o + h * np.arange(k) for k, h, o in zip(self.nodes[not rows], self.spacing, starts, strict=True)]

@@ -39,27 +39,31 @@ def philox(key: int, i: Any, j: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class SeededMask:
-    """A random mask of the pairs of a problem, ``mask=`` of the solvers, which is its seed and is never stored.
+    """Random mask of the pairs of a problem, for ``mask=`` of the solvers: a seed, from which the pairs follow.
 
-    Pair (i, j) is kept with probability ``keep``, by itself; what is kept counts ``1 / keep`` times, so that sums over
-    the kernel stay what they are on average. The masked problem is the one with the reference measure ``c / keep`` on
-    the pairs kept, and 0 on all others, and every number of its Result is of that problem.
+    Each pair (i, j) is kept with probability ``keep``, independently of the others. Kept pairs count ``1 / keep``
+    times, so that sums over the kernel stay the same on average. The masked problem has the reference measure ``c /
+    keep`` on the kept pairs and 0 elsewhere; every number of its Result is about that problem.
 
     Parameters
     ----------
     keep : float
-        The share of the pairs that is kept, 2^-64 <= keep <= 1.
+        Share of the pairs that is kept, 2^-64 <= keep <= 1.
     seed : int
         0 <= seed < 2^64.
     turned : bool
-        Whether pair (i, j) takes what belongs to (j, i): see ``T``.
+        Whether pair (i, j) takes the random bits of (j, i); see ``T``.
+
+    See Also
+    --------
+    solve : takes it as ``mask=``
 
     Notes
     -----
-    The 64 random bits of a pair are the first two words of Philox4x32-10, its key the seed and its counter (i, j), in
-    the numbering of the whole matrix: the same in every backend and instruction set, in any order, for any number of
-    threads and ranks. A pair costs some 3 ns where it is made (AVX-512): a few times in a solve that stores K, in every
-    pass where M is a PointCloud.
+    The 64 random bits of a pair are the first two words of Philox4x32-10 with the key ``seed`` and the counter (i, j),
+    in the numbering of the whole matrix. They are the same in every backend and instruction set, in any order, and for
+    any number of threads and ranks. A pair costs some 3 ns wherever it is made (AVX-512): a few times in a solve that
+    stores K, and in every pass if M is a PointCloud.
 
     Examples
     --------
@@ -115,9 +119,8 @@ class SeededMask:
     def sample(self, M: Any) -> Any:
         """Return the kept pairs of the costs M, (m, n), as a scipy.sparse.csr_array; zeros of M are stored, too.
 
-        A stored entry stands for ``1 / keep`` pairs: the masked problem is the one on these entries whose reference
-        measure is that of ``solve`` times ``1 / keep`` or, but for a constant in the objective, whose costs are
-        ``costs + reg * log(keep)``.
+        To solve the masked problem without the mask, multiply the reference by ``1 / keep`` on these entries, or add
+        ``reg * log(keep)`` to their costs, which changes the objective by a constant.
         """
         from scipy.sparse import csr_array  # noqa: PLC0415 - on first use
 
