@@ -43,12 +43,21 @@ def axes(ax: Any) -> Any:
 def convergence(result: Result, ax: Any = None) -> Any:
     """Draw the certified error and the relative gap after every pass, and the steps that the guard dropped.
 
-    Where a solve at small reg begins with larger ones, both rise when the next is taken up.
+    A solve at a small reg may begin with larger ones; both lines rise where the next reg is taken up.
 
     Parameters
     ----------
     result : Result
     ax : matplotlib Axes, optional
+        Where to draw; default: axes of a new figure.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    See Also
+    --------
+    path : answers at several reg
 
     Examples
     --------
@@ -131,9 +140,25 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
     ----------
     result : Result
     ax : matplotlib Axes, optional
-        Of the plan; the marginals take parts of it.
+        Where to draw the plan; the marginals take parts of these axes. Default: axes of a new figure.
     most : int
-        Rows and columns of the picture at most: neighbours are summed.
+        Rows and columns of the picture at most; neighbours are added up.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    See Also
+    --------
+    links : the pairs that hold most of the mass
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot, matplotlib
+    >>> matplotlib.use("agg")
+    >>> x, y = np.random.rand(30, 2), np.random.rand(20, 2)
+    >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
+    >>> ax = mapuot.plot.plan(result)
     """
     result, ax = taken(result, "result"), axes(ax)
     m, n = result.problem.shape
@@ -172,7 +197,7 @@ def plane(result: Result, x: Any, y: Any, ax: Any) -> tuple[F64, F64, Any]:
 
 
 def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> Any:
-    """Draw points of the plane and where their mass goes: an arrow from each row to the mean of its targets.
+    """Draw points of the plane, and an arrow from each point of the rows to the mean of its targets.
 
     Parameters
     ----------
@@ -180,8 +205,25 @@ def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> A
     x, y : (m, 2), (n, 2) arrays
         The points of the rows and of the columns.
     ax : matplotlib Axes, optional
+        Where to draw; default: axes of a new figure.
     most : int
-        Arrows at most, of the rows that move most; the stronger, the larger a part of the mass of its row moves.
+        Arrows at most, for the rows that move most mass. The larger the share that moves, the darker the arrow.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    See Also
+    --------
+    links : lines between pairs
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot, matplotlib
+    >>> matplotlib.use("agg")
+    >>> x, y = np.random.rand(30, 2), np.random.rand(20, 2)
+    >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
+    >>> ax = mapuot.plot.arrows(result, x, y)
     """
     result = taken(result, "result")
     x, y, ax = plane(result, x, y, ax)
@@ -196,17 +238,35 @@ def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> A
 
 
 def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, most: int = 5000) -> Any:
-    """Draw points of the plane and the pairs that hold most of the mass, as lines: the darker, the more mass.
+    """Draw points of the plane, and a line for each of the pairs that hold most of the mass.
 
     Parameters
     ----------
     result : Result
     x, y : (m, 2), (n, 2) arrays
+        The points of the rows and of the columns.
     ax : matplotlib Axes, optional
+        Where to draw; default: axes of a new figure.
     keep : float
         Share of the mass whose pairs are drawn, in (0, 1].
     most : int
-        Lines at most.
+        Lines at most. The more mass a pair has, the darker its line.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    See Also
+    --------
+    arrows : one arrow for each point
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot, matplotlib
+    >>> matplotlib.use("agg")
+    >>> x, y = np.random.rand(30, 2), np.random.rand(20, 2)
+    >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
+    >>> ax = mapuot.plot.links(result, x, y, keep=0.9)
     """
     result = taken(result, "result")
     x, y, ax = plane(result, x, y, ax)
@@ -222,15 +282,33 @@ def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, mos
 
 
 def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) -> Any:
-    """Draw the share of each point's mass that moves: above 1 the plan makes mass, below it leaves some behind.
+    """Draw the share of each point's mass that moves. Below 1 some mass stays behind, above 1 some is made.
 
     Parameters
     ----------
     result : Result
     x : (m, 2) array, optional
-        Points of the side in the plane, coloured by their share; without, the shares in order.
+        Points of the side in the plane, which are coloured by their share. Without x the shares are drawn in order.
     side : {"rows", "cols"}
+        Whose mass.
     ax : matplotlib Axes, optional
+        Where to draw; default: axes of a new figure.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    See Also
+    --------
+    plan : the plan between both marginals
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot, matplotlib
+    >>> matplotlib.use("agg")
+    >>> x, y = np.random.rand(30, 2), np.random.rand(20, 2)
+    >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
+    >>> ax = mapuot.plot.masses(result, x)
     """
     result, rows = taken(result, "result"), as_choice(side, "side", ("rows", "cols")) == "rows"
     given = getattr(result.problem, side).weight
@@ -252,12 +330,29 @@ def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) ->
 
 
 def path(results: Iterable[Result], ax: Any = None) -> Any:
-    """Draw mass, cost and passes along a :func:`mapuot.path`, against what changes in it: reg, or else reg_m.
+    """Draw mass, cost and passes of several answers against their reg, or against reg_m if reg is the same for all.
 
     Parameters
     ----------
     results : iterable of Result
+        Answers of `mapuot.path`, for example.
     ax : matplotlib Axes, optional
+        Where to draw; default: axes of a new figure.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    See Also
+    --------
+    mapuot.path : makes the answers
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot, matplotlib
+    >>> matplotlib.use("agg")
+    >>> answers = mapuot.path(np.random.rand(30, 20), regs=[0.1, 0.05, 0.02], reg_ms=1.0)
+    >>> ax = mapuot.plot.path(answers)
     """
     found = list(results)
     if not found:

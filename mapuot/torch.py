@@ -76,21 +76,21 @@ ALONE: dict[int, Alone] = {}  # by the identity of the tensor
 def sinkhorn_loss(
     M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, values: Any = None, **options: Any
 ) -> Any:
-    """Unbalanced entropic transport cost, differentiable once in a, b and M.
+    """Compute the optimal value of unbalanced entropic transport, differentiable once in a, b and M.
 
     Parameters
     ----------
     M : (m, n) or (p, m, n) tensor
-        Costs; +inf forbids a pair. Or a sparse CSR tensor (m, n) on the CPU: pairs that it does not store are forbidden
-        and never visited, and its gradient is a CSR tensor with the same indices.
+        Costs; +inf forbids a pair. It may be a sparse CSR tensor (m, n) on the CPU: pairs that it does not store are
+        forbidden, and its gradient is a CSR tensor with the same indices.
     a, b : (m,), (n,) or (p, m), (p, n) tensors, optional
-        Masses, >= 0, zeros allowed; one vector serves all problems of a batch; left out: equal masses of sum 1.
+        Masses, >= 0; one vector serves all problems of a batch. Default: equal masses that add up to 1.
     reg, reg_m : float > 0; float, inf, or a pair of them
-        In units of M; inf is the balanced constraint (the gradient is then determined up to a constant: it is right for
-        changes that keep the masses equal).
+        Entropic regularisation and marginal penalty, in units of M. inf is the balanced constraint; the gradients by a
+        and b are then right for changes that keep the masses equal, and known up to a constant.
     values : (nnz,) tensor, optional
-        Costs in the places of a sparse M, in place of its own, with a gradient of this shape. A CSR tensor that is made
-        of values that require grad works, too, but torch's own way from it to them makes a dense matrix.
+        Costs in the places of a sparse M, which take the place of its own and have a gradient of this shape. A CSR
+        tensor made of values that require a gradient works, too, but PyTorch's way back from it makes a dense matrix.
     **options
         scale_cost (a number to the gradient: it is held fixed), tol, max_passes, precision, threads, backend, progress
         and mask of `solve_batch`. Of a
@@ -106,11 +106,27 @@ def sinkhorn_loss(
     Raises
     ------
     RuntimeError
-        A second derivative is asked for: mapuot gives the first only.
+        A second derivative is asked for.
+
+    See Also
+    --------
+    SinkhornLoss : the same as a module
+    sample_loss : between clouds of points, without a matrix
+    sinkhorn_divergence : the debiased loss
+    mapuot.solve : the plan
 
     Notes
     -----
-    torch.vmap over dense problems is one batch of them; torch.func.grad and jacrev are as ``backward()``.
+    ``torch.vmap`` over problems with a dense M is one batch. ``torch.func.grad`` and ``jacrev`` do what ``backward()``
+    does.
+
+    Examples
+    --------
+    >>> import torch, mapuot.torch
+    >>> M, a = torch.rand(5, 4), torch.full((5,), 0.2, requires_grad=True)
+    >>> mapuot.torch.sinkhorn_loss(M, a, reg=0.1, reg_m=1.0).backward()
+    >>> a.grad.shape
+    torch.Size([5])
     """
     check_loss(options, reg_m)
     if isinstance(M, PointCloud):
@@ -122,11 +138,40 @@ def sample_loss(
     x: Any, y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: str = "sqeuclidean",
     scale: float = 1.0, **options: Any,
 ) -> Any:  # fmt: skip
-    """Unbalanced entropic transport cost between two clouds of points, differentiable once in x, y, a and b.
+    """Compute the value of unbalanced transport between clouds of points, differentiable once in x, y, a and b.
 
-    ``x`` and ``y`` are (m, d) and (n, d) tensors of points, between which the costs are those of a `mapuot.PointCloud`
-    with this metric and scale: their matrix is never formed, and the work is done on the CPU. Clouds of p problems, all
-    solved at once, are as `SamplesLoss` takes them. All else, the value, too, is as of `sinkhorn_loss`.
+    The matrix of the costs is never formed.
+
+    Parameters
+    ----------
+    x, y : (m, d), (n, d) tensors
+        Points; many clouds as `SamplesLoss` takes them, which are solved at once.
+    a, b : (m,), (n,) tensors, optional
+        Masses, >= 0. Default: equal masses that add up to 1.
+    reg, reg_m : float > 0; float, inf, or a pair of them
+        In units of the cost ``scale * metric(x_i, y_j)``.
+    metric, scale
+        As in `mapuot.PointCloud`.
+    **options
+        As in `sinkhorn_loss`.
+
+    Returns
+    -------
+    value : scalar or (p,) tensor
+        As of `sinkhorn_loss`.
+
+    See Also
+    --------
+    SamplesLoss : GeomLoss's conventions, debiased
+    sinkhorn_loss : for a matrix of costs
+
+    Examples
+    --------
+    >>> import torch, mapuot.torch
+    >>> x, y = torch.rand(30, 2, requires_grad=True), torch.rand(20, 2)
+    >>> mapuot.torch.sample_loss(x, y, reg=0.05, reg_m=1.0).backward()
+    >>> x.grad.shape
+    torch.Size([30, 2])
     """
     check_loss(options, reg_m)
     return value_of(Between(reg, reg_m, (metric, scale), options), *both_clouds(a, x, b, y))
@@ -135,11 +180,38 @@ def sample_loss(
 def sinkhorn_divergence(
     M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, M_a: Any = None, M_b: Any = None, **options: Any
 ) -> Any:
-    """Debiased unbalanced Sinkhorn divergence, differentiable once; `mapuot.sinkhorn_divergence` has the formula.
+    """Compute the debiased Sinkhorn divergence, differentiable once.
 
-    ``reg_m`` is one number, the same on both sides. ``M_a``, (m, m) or (p, m, m), and ``M_b`` are costs within the
-    points of a and within those of b; without both, M must be symmetric and serves for them. All else is as in
-    `sinkhorn_loss`.
+    Parameters
+    ----------
+    M, a, b, reg
+        As in `sinkhorn_loss`.
+    reg_m : float or inf
+        Marginal penalty, the same on both sides, in units of M.
+    M_a, M_b : (m, m), (n, n) or (p, m, m), (p, n, n) tensors, optional
+        Costs between the points of a, and between those of b. Without them M must be symmetric and stands for both.
+    **options
+        As in `sinkhorn_loss`.
+
+    Returns
+    -------
+    value : scalar or (p,) tensor
+        In units of M times mass; 0 where a = b.
+
+    See Also
+    --------
+    mapuot.sinkhorn_divergence : the formula, on arrays
+    SamplesLoss : between clouds of points
+
+    Examples
+    --------
+    >>> import torch, mapuot.torch
+    >>> t = torch.linspace(0, 1, 20)
+    >>> M, a = (t[:, None] - t) ** 2, torch.full((20,), 0.05, requires_grad=True)
+    >>> value = mapuot.torch.sinkhorn_divergence(M, a, torch.softmax(t, 0), reg=0.01, reg_m=1.0)
+    >>> value.backward()
+    >>> bool(value > 0), a.grad.shape
+    (True, torch.Size([20]))
     """
     check_options(options, reg_m)
     M, a, b, M_a, M_b = map(widened, (M, a, b, M_a, M_b))
@@ -176,9 +248,21 @@ def check_loss(options: dict[str, Any], reg_m: Any) -> None:
 
 
 class SinkhornLoss(torch.nn.Module):
-    """`sinkhorn_loss` as a module: ``SinkhornLoss(reg=..., reg_m=...)(M, a, b)``.
+    """Module that computes `sinkhorn_loss`: ``SinkhornLoss(reg=..., reg_m=...)(M, a, b)``.
 
-    ``reduction`` of the values of a batch is "mean", "sum" or "none"; all else is as in `sinkhorn_loss`.
+    Parameters
+    ----------
+    reg, reg_m
+        As in `sinkhorn_loss`.
+    reduction : {"mean", "sum", "none"}
+        What becomes of the values of a batch.
+    **options
+        As in `sinkhorn_loss`.
+
+    See Also
+    --------
+    sinkhorn_loss : the function
+    SinkhornDivergence : the debiased loss
 
     Examples
     --------
@@ -198,7 +282,7 @@ class SinkhornLoss(torch.nn.Module):
         self.reduction = as_choice(reduction, "reduction", ("mean", "sum", "none"))
 
     def forward(self, M: Any, a: Any = None, b: Any = None, **more: Any) -> Any:
-        """Return the value; ``more``: what else the function takes, ``values`` or ``M_a`` and ``M_b``."""
+        """Return the value. ``more`` are further arguments of the function: ``values``, or ``M_a`` and ``M_b``."""
         values = self.loss(M, a, b, reg=self.reg, reg_m=self.reg_m, **more, **self.options)
         return values if self.reduction == "none" else getattr(values, self.reduction)()
 
@@ -207,13 +291,28 @@ class SinkhornLoss(torch.nn.Module):
 
 
 class SinkhornDivergence(SinkhornLoss):
-    """`sinkhorn_divergence` as a module: ``SinkhornDivergence(reg=..., reg_m=...)(M, a, b, M_a=None, M_b=None)``."""
+    """Module that computes `sinkhorn_divergence`: ``SinkhornDivergence(reg=..., reg_m=...)(M, a, b)``.
+
+    Its parameters are those of `SinkhornLoss`; costs ``M_a`` and ``M_b`` may follow b.
+
+    See Also
+    --------
+    sinkhorn_divergence : the function
+
+    Examples
+    --------
+    >>> import torch, mapuot.torch
+    >>> t = torch.linspace(0, 1, 20, dtype=torch.float64)
+    >>> loss = mapuot.torch.SinkhornDivergence(reg=0.01, reg_m=1.0)
+    >>> bool(abs(loss((t[:, None] - t) ** 2)) < 1e-9)  # equal masses on both sides
+    True
+    """
 
     loss = staticmethod(sinkhorn_divergence)
 
 
 class SamplesLoss(torch.nn.Module):
-    """GeomLoss's ``SamplesLoss("sinkhorn")`` between clouds of points, to a certified ``tol``.
+    """Module with the arguments of GeomLoss's ``SamplesLoss("sinkhorn")``, certified to ``tol``.
 
     With eps = blur^p, rho = reach^p, and OT the value of `sinkhorn_loss` for the cost ``|x - y|^2 / 2`` (p = 2) or
     ``|x - y|`` (p = 1)::
@@ -224,31 +323,39 @@ class SamplesLoss(torch.nn.Module):
     Parameters
     ----------
     loss : {"sinkhorn"}
+        GeomLoss's other losses are no transport, and raise a NotImplementedError.
     p : {1, 2}
+        Exponent of the distance.
     blur : float
         > 0, in units of the coordinates.
     reach : float, optional
-        > 0, in units of the coordinates; None is balanced: the masses must then be equal.
+        > 0, in units of the coordinates. None is balanced transport, for equal masses.
     debias : bool
+        Subtract the self terms.
     potentials : bool
-        Return (F, G), of the shapes of the weights and without a gradient, in the place of the value: f and g, with
-        ``debias`` less those of OT(a, a) and OT(b, b).
+        Return potentials (F, G), in the shapes of the weights and without a gradient, instead of the value: f and g,
+        with ``debias`` less those of OT(a, a) and OT(b, b).
     cost : function, optional
-        ``cost(x, y)`` of (1, n, d) and (1, m, d) tensors, the (1, n, m) costs: these are formed, and the gradient goes
-        through the function.
+        ``cost(x, y)`` takes (1, n, d) and (1, m, d) tensors and returns the (1, n, m) costs. They are formed, and the
+        gradient goes through the function.
     reach_x, reach_y : float, optional
-        Of one side each, in the place of ``reach``. Where they differ the debiased value of equal clouds is not 0.
+        Reach of one side each, instead of ``reach``. If they differ, the debiased value of equal clouds is not 0.
     diameter, scaling, truncate, kernel, cluster_scale, verbose, backend
-        Taken, and not needed: no steps of larger blur are asked for, and no pair of points is left out unseen.
+        GeomLoss's, accepted and ignored: a solve stops at ``tol``.
     **options
-        tol, max_passes, precision and threads of `solve`.
+        tol, max_passes, precision and threads, as in `mapuot.solve`.
+
+    See Also
+    --------
+    sample_loss : without debiasing, for all metrics
+    mapuot.pairwise : divergences between all pairs of many clouds
 
     Notes
     -----
-    ``forward`` takes ``(x, y)``, ``(a, x, b, y)`` or ``(labels_x, a, x, labels_y, b, y)``, whose labels are not needed:
-    (n, d) and (m, d) points with (n,) and (m,) weights, for one value, or (p, n, d), (p, m, d), (p, n), (p, m) for p,
-    which are solved at once. Clouds of several sizes are lists of p tensors or nested tensors, their weights, too; one
-    (m, d) cloud with (m,) weights may serve all p. Tensors on a GPU are solved there. A cloud with itself is solved by
+    ``forward`` takes ``(x, y)``, ``(a, x, b, y)`` or ``(labels_x, a, x, labels_y, b, y)``, whose labels are ignored.
+    For one value the points are (n, d) and (m, d), with weights (n,) and (m,); for p values, which are solved at once,
+    (p, n, d), (p, m, d), (p, n), (p, m). Clouds of several sizes, and their weights, are lists of p tensors or nested
+    tensors. One (m, d) cloud may serve all p. Tensors on a GPU are solved there. A cloud with itself is solved by
     one potential, and once as long as its tensor and the numbers in it stay the same, as those of a fixed target do.
     Gradients are the derivatives of the value that is returned, by all four; GeomLoss's own, of a finite reach, are
     (rho + eps / 2) / (rho + eps) of them.

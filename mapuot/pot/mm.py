@@ -45,41 +45,47 @@ def mm_unbalanced(
     a: Any, b: Any, M: Any, reg_m: Any, c: Any = None, reg: float = 0, div: str = "kl", G0: Any = None,
     numItermax: int = 1000, stopThr: float = 1e-6, verbose: bool = False, log: bool = False,
 ) -> Any:  # fmt: skip
-    """Unbalanced transport plan without entropy: ``ot.unbalanced.mm_unbalanced``, certified, on GPUs, too.
+    """Compute an unbalanced transport plan without entropy, with a certificate: ``ot.unbalanced.mm_unbalanced``.
 
     ``min_P <P, M> + reg_m[0] KL(P 1 | a) + reg_m[1] KL(P^T 1 | b) + reg KL(P | c)``
 
     Parameters
     ----------
     a, b : (m,) and (n,) arrays
-        Masses, zeros allowed; empty means uniform with mass 1.
+        Masses; zeros are allowed, and an empty array means equal masses that add up to 1.
     M : (m, n) array
-        Costs, of NumPy, CuPy, PyTorch, JAX or TensorFlow, which the answer is of, too; inf forbids a pair.
+        Costs, an array of NumPy, CuPy, PyTorch, JAX or TensorFlow; the answer is of the same kind. inf forbids a pair.
     reg_m : float > 0, or a pair
+        Marginal penalty, in units of M.
     c, reg : (m, n) array, float >= 0
-        With a positive reg that of `mapuot.solve`, whose ``tol`` is then stopThr; c is a b^T by default.
+        A positive reg makes it the entropic problem of `mapuot.solve` with reference c (default a b^T) and tol stopThr.
     div : {"kl"}
-        POT's own function has "l2".
+        The penalty. POT's own function also has "l2".
     G0 : array, optional
-        Taken, and not needed: the problem is convex.
+        POT's starting plan. It is accepted and not needed, because the problem is convex.
     numItermax : int
-        Steps at most; POT's are shorter.
+        Steps at most; a step does more than one of POT's.
     stopThr : float
-        The certified gap to reach, ``primal - dual <= stopThr * primal``; POT's is a change of the plan.
+        The certified gap to reach, ``primal - dual <= stopThr * primal``. In POT it is a change of the plan.
     verbose, log : bool
-        A progress bar for positive reg; return the log, too.
+        Show a progress bar (for positive reg only); return the log, too.
 
     Returns
     -------
-    plan : (m, n) array in M's dtype; of float32 the log is that of the plan before it is rounded
+    plan : (m, n) array in M's dtype
+        If that is float32, the log is about the plan before it was rounded.
     log : dict
-        Only with ``log=True``. cost: ``<P, M>``; total_cost: the objective, at most ``gap`` above the optimum; f, g:
+        Only with ``log=True``. cost: ``<P, M>``. total_cost: the objective, at most ``gap`` above the optimum. f, g:
         potentials with ``f_i + g_j <= M_ij`` (for reg > 0 those of the entropic problem).
 
     Warns
     -----
     ConvergenceWarning
         stopThr was not reached.
+
+    See Also
+    --------
+    mapuot.solve : with entropy
 
     Examples
     --------

@@ -55,9 +55,26 @@ installed: dict[str, tuple[Any, Any]] = {}  # name: (POT's function, the one in 
 def patch() -> None:
     """Put mapuot's functions in the place of POT's, wherever a module of ``ot`` holds them.
 
-    After it ``ot.sinkhorn_unbalanced``, ``ot.unbalanced``, ``ot.da.UnbalancedSinkhornTransport`` and
+    From then on ``ot.sinkhorn_unbalanced``, ``ot.unbalanced``, ``ot.da.UnbalancedSinkhornTransport`` and
     ``ot.solve(..., unbalanced=...)`` run on mapuot. Names that a program imported from ``ot`` before the call keep
-    POT's functions. ImportError is raised where POT is not installed.
+    POT's functions. `mapuot.pot.unpatch` undoes it.
+
+    Raises
+    ------
+    ImportError
+        POT is not installed.
+
+    See Also
+    --------
+    patched : for a part of a program only
+
+    Examples
+    --------
+    >>> import mapuot, ot
+    >>> mapuot.pot.patch()
+    >>> ot.unbalanced.sinkhorn_unbalanced([0.5, 0.5], [0.5, 0.5], [[0.0, 1.0], [1.0, 0.0]], 1.0, 1.0).shape
+    (2, 2)
+    >>> mapuot.pot.unpatch()
     """
     if installed:
         return
@@ -79,7 +96,20 @@ def unpatch() -> None:
 
 @contextmanager
 def patched() -> Iterator[None]:
-    """``with patched():`` - POT runs on mapuot inside; an earlier `patch` stays in force afterwards."""
+    """Make POT run on mapuot within a ``with`` block; an earlier `patch` stays in force afterwards.
+
+    See Also
+    --------
+    patch : for a whole program
+
+    Examples
+    --------
+    >>> import mapuot, ot
+    >>> with mapuot.pot.patched():
+    ...     plan = ot.unbalanced.sinkhorn_unbalanced([0.5, 0.5], [0.5, 0.5], [[0.0, 1.0], [1.0, 0.0]], 1.0, 1.0)
+    >>> plan.shape
+    (2, 2)
+    """
     before = bool(installed)
     patch()
     try:

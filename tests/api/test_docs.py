@@ -12,7 +12,7 @@ import mapuot
 
 ROOT = Path(__file__).parents[2]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-NEEDS = {"torch": "torch", "jax": "jax", "cli": "click", "__main__": "click", "plot": "matplotlib"}
+NEEDS = {"torch": "torch", "jax": "jax", "cli": "click", "__main__": "click", "plot": "matplotlib", "patching": "ot"}
 
 
 def modules():
