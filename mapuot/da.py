@@ -54,44 +54,49 @@ MISSING_LABEL = -1  # POT's mark of a sample without label
 class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_output_keys=None):  # type: ignore[misc, call-arg]
     """Move samples of a source domain onto a target domain by unbalanced entropic transport.
 
-    The interface of ``ot.da.UnbalancedSinkhornTransport`` and of scikit-learn's estimators. The default
-    converges: POT's stops after ten iterations.
+    It has the interface of ``ot.da.UnbalancedSinkhornTransport``. By default it goes on until it has converged, while
+    POT's stops after ten iterations.
 
     Parameters
     ----------
     reg_e, reg_m : float > 0; float, inf, or anything of length 1 or 2
         Entropic regularisation and marginal penalty, in units of the (normalised) cost; inf is the balanced constraint.
     method : str, optional
-        A name of POT's, or None: what ``max_iter`` and ``tol`` mean, as of `mapuot.pot.sinkhorn_unbalanced`.
+        One of POT's names, or None; it says what ``max_iter`` and ``tol`` mean, as in `mapuot.pot.sinkhorn_unbalanced`.
     max_iter, tol : int, float
-        Passes at most; certified relative plan error to reach, with a named method POT's stopThr.
+        Passes at most, and the certified relative error of the plan to reach; with a named method POT's stopThr.
     verbose, log : bool
-        A progress bar on standard error; keep the solver's log in ``log_``.
+        Show a progress bar on standard error; keep the solver's log in ``log_``.
     metric : str or callable
         A metric of `scipy.spatial.distance.cdist`.
     norm : {None, "median", "max", "log", "loglog"}
-        Cost divided by its median or maximum, ``log(1 + M)``, or that twice.
+        Divide the cost by its median or maximum, or take ``log(1 + M)`` of it once or twice.
     distribution_estimation : callable, optional
-        ``f(X) -> (n_samples,)`` masses; None: uniform with mass 1.
+        ``f(X)`` returns the masses (n_samples,). Default: equal masses that add up to 1.
     out_of_sample_map : {"ferradans", "entropic"}
-        A new sample moves by the displacement of its nearest fitted sample, or to the mean of the targets that the
-        potentials give it (`Result.map`), which is smooth; that takes a metric of `PointCloud`, no labels, no method
-        and no logarithm for norm.
+        "ferradans" moves a new sample like its nearest fitted sample. "entropic" moves it to the mean of the targets
+        that the potentials give it (`mapuot.Result.map`), which is smooth; that needs a metric of `mapuot.PointCloud`,
+        and neither labels, a method, nor a logarithm as norm.
     limit_max : float
-        With labels on both sides: the cost between classes is this times the largest cost; inf forbids the
-        pair.
+        With labels on both sides, the cost between unequal classes is this times the largest cost; inf forbids it.
 
     Attributes
     ----------
     result_ : mapuot.Result
-        Potentials, marginals, certificate; everything of the plan without forming it.
+        The answer, with everything about the plan.
     coupling_, cost_ : (n_source, n_target) arrays
-        The plan, formed on first use; the cost, formed on first use where only its points are kept: beyond 2^27
-        entries, for a metric of `PointCloud` but "wfr" without labels, norm and method.
+        The plan, formed on first use, and the cost. Beyond 2^27 entries only the points are kept and the cost is formed
+        on first use, for a metric of `mapuot.PointCloud` other than "wfr", without labels, norm and method.
     xs_, xt_, mu_s, mu_t : (n_source, d), (n_target, d), (n_source,), (n_target,) arrays
-        Samples and their masses.
-    log_, n_features_in_, n_iter_ : dict, int, int
-        The log of `mapuot.pot.sinkhorn_unbalanced`, empty unless ``log``; as of scikit-learn.
+        The samples and their masses.
+    log_ : dict
+        The log of `mapuot.pot.sinkhorn_unbalanced`; empty unless ``log`` is set.
+    n_features_in_, n_iter_ : int
+        As in scikit-learn: the number of features, and of passes.
+
+    See Also
+    --------
+    TransportOnto : scikit-learn's interface, for pipelines
 
     Examples
     --------
@@ -119,7 +124,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     def fit(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> UnbalancedSinkhornTransport:
         """Solve the transport from Xs, (n_source, d), to Xt, (n_target, d).
 
-        ys and yt are class labels, -1 where unknown; they are used when both are given.
+        ys and yt are class labels, -1 where unknown. They are used only if both are given.
 
         Warns
         -----
@@ -256,15 +261,17 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         return moved
 
 
-class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap_output_keys=("transform",)):  # type: ignore[misc, call-arg]
+class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap_output_keys=("transform",)):  # type:
+ignore[misc, call-arg]
     """Move samples onto a target that is a parameter: an estimator for pipelines, searches and ``set_output``.
 
-    `UnbalancedSinkhornTransport` in scikit-learn's own shape: ``fit(X)``, ``transform(X)``, ``inverse_transform(X)``.
+    It is `UnbalancedSinkhornTransport` with the methods that scikit-learn asks for: ``fit(X)``, ``transform(X)`` and
+    ``inverse_transform(X)``.
 
     Parameters
     ----------
     target : (n_target, d) array, optional
-        The samples to move onto; None: those of ``fit``, which draws each one to the mean of its neighbours.
+        The samples to move onto. Default: those of ``fit``; each is then drawn to the mean of its neighbours.
     reg_e, reg_m, method, max_iter, tol, metric, norm, out_of_sample_map
         As in `UnbalancedSinkhornTransport`.
 
@@ -273,7 +280,11 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
     result_, coupling_, cost_, xs_, xt_, n_features_in_, n_iter_
         As in `UnbalancedSinkhornTransport`.
     feature_names_in_ : (d,) array of str
-        Only of a table whose columns have names.
+        The names of the columns, if X is a table that has some.
+
+    See Also
+    --------
+    UnbalancedSinkhornTransport : POT's interface
 
     Examples
     --------

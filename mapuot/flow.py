@@ -19,22 +19,28 @@ from .problem.validate import as_choice, as_count, as_positive
 
 
 class OTPlanSampler:
-    """Draw pairs of two batches from their entropic plan.
+    """Sampler that draws pairs of points of two batches from their entropic plan, with torchcfm's interface.
 
     Parameters
     ----------
     method : {"sinkhorn", "unbalanced"}
-        Balanced, or unbalanced with ``reg_m``; torchcfm's "exact" and "partial" are not entropic.
+        Balanced, or unbalanced with ``reg_m``. torchcfm's "exact" and "partial" are not entropic and raise an error.
     reg, reg_m : float
-        In units of the squared distances, or of the largest of them.
+        Entropic regularisation and marginal penalty, in units of the squared distances.
     normalize_cost : bool
-        Whether reg and reg_m are in units of the largest squared distance.
+        Take reg and reg_m in units of the largest squared distance.
     num_threads : int or "max"
+        CPU threads.
     warn : bool
-        As of torchcfm; a solve that falls short warns by itself.
+        Accepted for torchcfm's sake; a solve that does not converge warns anyway.
     seed : int or generator of NumPy, optional
+        Source of the random numbers.
     **options
-        Of :func:`mapuot.solve`: tol, backend and the like.
+        Whatever else `mapuot.solve` takes: tol, backend and so on.
+
+    See Also
+    --------
+    mapuot.Result.sample : draws pairs from any plan
 
     Examples
     --------
@@ -57,7 +63,7 @@ class OTPlanSampler:
         self.options: dict[str, Any] = {"threads": threads} | options
 
     def solved(self, x0: Any, x1: Any) -> Result:
-        """Return the answer between two batches, whose points may have any shape."""
+        """Return the `mapuot.Result` between two batches, whose points may have any shape."""
         rows, columns = (x.reshape(len(x), -1) for x in (x0, x1))
         if (like := tensor_among(rows, columns)) is not None:
             rows, columns = rows.detach().to(like.device), columns.detach().to(like.device)
@@ -69,7 +75,7 @@ class OTPlanSampler:
         return solve(M, reg=self.reg, reg_m=self.reg_m, scale_cost=scale, **self.options)
 
     def get_map(self, x0: Any, x1: Any) -> Any:
-        """Return the plan, as an array of NumPy."""
+        """Return the plan between two batches, as an array of NumPy."""
         plan = self.solved(x0, x1).plan
         return plan.cpu().numpy() if hasattr(plan, "cpu") else plan
 
@@ -86,12 +92,12 @@ class OTPlanSampler:
     def sample_plan_with_labels(
         self, x0: Any, x1: Any, y0: Any = None, y1: Any = None, replace: bool = True
     ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-        """Draw pairs, and return with them the labels of their points, None where none are given."""
+        """Draw pairs, and return (x0[i], x1[j], y0[i], y1[j]); labels that are not given are None."""
         i, j = self.solved(x0, x1).sample(len(x0), self.rng, replace=replace)
         return x0[i], x1[j], None if y0 is None else y0[i], None if y1 is None else y1[j]
 
     def sample_trajectory(self, X: Any) -> Any:
-        """Draw paths (batch, times, ...) through batches of points at several times, one plan after the other."""
+        """Draw paths through batches of points at several times, X and result (batch, times, ...), plan by plan."""
         X = X.detach().cpu().numpy() if hasattr(X, "detach") else np.asarray(X)
         at = [np.arange(len(X))]
         for k in range(X.shape[1] - 1):

@@ -30,14 +30,43 @@ OPTIONS = {"scale_cost", "tol", "max_passes", "precision", "threads"}
 
 
 def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
-    """Unbalanced entropic transport cost, differentiable once in a, b and M.
+    """Compute the optimal value of unbalanced entropic transport, differentiable once in a, b and M.
 
-    Arguments and value are those of `mapuot.torch.sinkhorn_loss`, but JAX arrays; reg and reg_m are numbers, known when
-    jit traces, and options are scale_cost (held fixed by the gradient), tol,
-    max_passes, precision and threads of `solve_batch`. Of arrays on a GPU, where CuPy
-    is installed, value and gradient are made there without a copy; under jit and vmap, and for arrays that lie on
-    several devices, on the CPU. vmap, of any depth, is one batch of all problems, but with scale_cost, of which each
-    has its own. From within jit an error comes as JAX's error of the callback.
+    Parameters
+    ----------
+    M : (m, n) or (p, m, n) array
+        Costs; +inf forbids a pair.
+    a, b : (m,), (n,) or (p, m), (p, n) arrays, optional
+        Masses, >= 0. Default: equal masses that add up to 1.
+    reg, reg_m : float > 0; float, inf, or a pair of them
+        Entropic regularisation and marginal penalty, in units of M: numbers that are known when ``jax.jit`` traces.
+    **options
+        scale_cost (which the gradient holds fixed), tol, max_passes, precision and threads, as in `mapuot.solve_batch`.
+
+    Returns
+    -------
+    value : scalar or (p,) array
+        The dual value, a lower bound of the optimum within the certified gap, in units of M times mass.
+
+    See Also
+    --------
+    sample_loss : between clouds of points, without a matrix
+    mapuot.torch.sinkhorn_loss : for PyTorch
+
+    Notes
+    -----
+    For arrays on a GPU, value and gradient are made there without a copy if CuPy is installed. Under ``jax.jit`` and
+    ``jax.vmap``, and for arrays on several devices, a callback solves on the CPU, and an error is raised as JAX's error
+    of the callback. ``vmap`` of any depth is one batch of all problems, except with scale_cost, for which each problem
+    is solved by itself.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, mapuot.jax
+    >>> M = jnp.abs(jnp.linspace(0, 1, 5)[:, None] - jnp.linspace(0, 1, 4))
+    >>> slope = jax.grad(lambda a: mapuot.jax.sinkhorn_loss(M, a, reg=0.1, reg_m=1.0))(jnp.full(5, 0.2))
+    >>> slope.shape
+    (5,)
     """
     settings = as_settings(reg, reg_m, options)
     if isinstance(M, PointCloud):
@@ -57,10 +86,36 @@ def sample_loss(
     x: Any, y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: str = "sqeuclidean",
     scale: float = 1.0, **options: Any,
 ) -> Any:  # fmt: skip
-    """Unbalanced entropic transport cost between two clouds of points, differentiable once in x, y, a and b.
+    """Compute the value of unbalanced transport between two clouds of points, differentiable once in x, y, a and b.
 
-    Arguments are those of `mapuot.torch.sample_loss`, but JAX arrays; all but points and masses are known when jit
-    traces. The options are those of `sinkhorn_loss`, and vmap is one batch of clouds; the matrix of costs is not kept.
+    The matrix of the costs is not kept.
+
+    Parameters
+    ----------
+    x, y : (m, d), (n, d) arrays
+        Points.
+    a, b : (m,), (n,) arrays, optional
+        Masses, >= 0. Default: equal masses that add up to 1.
+    reg, reg_m, metric, scale
+        As in `mapuot.torch.sample_loss`; they must be known when ``jax.jit`` traces.
+    **options
+        As in `sinkhorn_loss`.
+
+    Returns
+    -------
+    value : scalar
+        As of `sinkhorn_loss`. ``jax.vmap`` is one batch of clouds.
+
+    See Also
+    --------
+    sinkhorn_loss : for a matrix of costs
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, mapuot.jax
+    >>> x, y = jnp.linspace(0, 1, 5)[:, None], jnp.linspace(0.2, 1.2, 4)[:, None]
+    >>> jax.grad(lambda x: mapuot.jax.sample_loss(x, y, reg=0.05, reg_m=1.0))(x).shape
+    (5, 1)
     """
     settings = (*as_settings(reg, reg_m, options), metric, scale)
     x, y = jnp.asarray(x, dtype=jnp.result_type(float)), jnp.asarray(y, dtype=jnp.result_type(float))

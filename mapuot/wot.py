@@ -32,15 +32,29 @@ SAMPLED = 1 << 20  # pairs that the scale of a cost is taken from where it is no
 
 
 class Coupling:
-    """The coupling between two days; its methods never form it.
+    """Coupling between the cells of two days; its methods never form the matrix.
 
     Attributes
     ----------
     t0, t1 : float
+        The days.
     result : mapuot.Result
-        Rows are the cells of day t0, columns those of t1; its plan is wot's transport map.
+        The answer, with the cells of day t0 as rows and those of day t1 as columns. Its plan is wot's transport map.
     growths : list of (m,) arrays
-        Growth a day that each iteration began with, and the one that the last one found.
+        Growth per day with which each iteration began, and at the end the growth that the last one found.
+
+    See Also
+    --------
+    OTModel : makes it
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mapuot.wot import OTModel
+    >>> rng = np.random.default_rng(0)
+    >>> coupling = OTModel(rng.normal(size=(50, 3)), days=np.repeat([0, 1], [20, 30])).coupling(0, 1)
+    >>> coupling.shape, coupling.push_forward(np.ones(20)).shape
+    ((20, 30), (30,))
     """
 
     def __init__(self, t0: float, t1: float, result: Result, growths: list[F64]) -> None:
@@ -51,7 +65,7 @@ class Coupling:
 
     @property
     def growth(self) -> F64:
-        """Growth of each cell of day t0 in a day, as the last iteration found it: (m,)."""
+        """Growth per day of each cell of day t0, (m,), as the last iteration found it."""
         return self.growths[-1]
 
     @property
@@ -83,42 +97,49 @@ class Coupling:
 
 
 class OTModel:
-    """Couplings between the days of a time course, each solved when it is first asked for.
+    """Model of a time course of cells: couplings between its days, each solved when it is first asked for.
 
     Parameters
     ----------
     data : AnnData, or (cells, features) array
+        The cells of all days.
     days : (cells,) array, optional
         The day of each cell; by default ``data.obs[day_field]``.
     growth : (cells,) array, or a pair of gene sets, optional
-        Growth of each cell in a day; by default ``data.obs[cell_growth_rate_field]`` where there is one, else 1. Of a
-        tuple (birth, death), each (cells,) scores or a list of names of genes in ``data.var_names``, the growth is
-        ``exp(beta - delta)``, wot's rates of birth and of death by these scores: logistic curves from .3 to 1.7 a day,
-        in the middle at scores of .25 and .1. The score of a list is the mean of its genes' z-scores within 5 of 0.
+        Growth of each cell per day. Default: ``data.obs[cell_growth_rate_field]`` if it exists, else 1. A pair (birth,
+        death), each (cells,) scores or a list of names of genes in ``data.var_names``, gives the growth
+        ``exp(beta - delta)`` with wot's rates of birth and death: logistic curves of the scores from .3 to 1.7 per day,
+        with the middle at scores of .25 and .1. The score of a list is the mean of its genes' z-scores, cut at 5.
     day_field, cell_growth_rate_field : str
         wot's names of the columns of ``data.obs``.
     representation : str, optional
-        A name in ``data.obsm`` to take in place of ``data.X``, as it is.
+        Name in ``data.obsm`` of the coordinates to use as they are, in place of ``data.X``.
     local_pca : int
-        Principal components that both days are brought to, together; 0, or more than there are features: none.
+        Number of principal components, found for both days of a coupling together. 0, or more than there are features,
+        uses the features themselves.
     epsilon : float
         Entropic regularisation, > 0, in units of the scaled cost.
     lambda1, lambda2 : float or inf
         Penalties of the rows (growth) and of the columns.
     tau_a, tau_b : float in (0, 1], optional
-        moscot's form of the two: ``lambda = epsilon tau / (1 - tau)``; 1 is balanced.
+        moscot's form of the penalties: ``lambda = epsilon tau / (1 - tau)``; 1 is balanced.
     growth_iters : int
-        How often the coupling is solved, each time with the growth that was found before.
+        How often a coupling is solved, each time with the growth that the solve before it found.
     scale_cost : {"median", "mean", "max"} or float
-        What squared distances are divided by; wot takes the median, moscot the mean.
+        What squared distances are divided by. wot uses the median, moscot the mean.
     reference : {"uniform", "product"}
-        The constant measure of wot and, but for a factor, of moscot; or a b^T.
+        Reference measure of the entropy: constant, as in wot and (up to a factor) in moscot, or a b^T.
     **options
-        Of :func:`mapuot.solve`: tol, threads, backend and the like.
+        Whatever else `mapuot.solve` takes: tol, threads, backend and so on.
+
+    See Also
+    --------
+    Coupling : what ``coupling(t0, t1)`` returns
+    mapuot.multimarginal : all days as one problem
 
     Examples
     --------
-    One half of the cells doubles in a day, which only the counts tell:
+    Half of the cells double within a day. Only the counts show it:
 
     >>> import numpy as np
     >>> from mapuot.wot import OTModel
@@ -216,11 +237,11 @@ class OTModel:
         return [*pairwise(t for t in self.timepoints if t0 <= t <= t1)]
 
     def descendants(self, population: Any, t0: float, t1: float) -> F64:
-        """Return where the descendants on day t1 of cells of day t0 (weights or a mask) are, day by day, of sum 1."""
+        """Return the shares (sum 1) of day t1's cells among the descendants of cells of day t0 (weights or a mask)."""
         return self._followed(population, t0, self._steps(t0, t1), Coupling.push_forward)
 
     def ancestors(self, population: Any, t1: float, t0: float) -> F64:
-        """Return where the ancestors on day t0 of cells of day t1 (weights or a mask) are, day by day, of sum 1."""
+        """Return the shares (sum 1) of day t0's cells among the ancestors of cells of day t1 (weights or a mask)."""
         return self._followed(population, t1, self._steps(t0, t1)[::-1], Coupling.pull_back)
 
     def _followed(self, population: Any, day: float, steps: Any, move: Callable[[Coupling, F64], F64]) -> F64:

@@ -61,7 +61,40 @@ def seconds(text: Any) -> float:
 
 
 def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
-    """Return (log u, log v) to start an m x n problem from; ValueError where the file is of another shape."""
+    """Read the checkpoint of a solve, to go on from it.
+
+    Parameters
+    ----------
+    path : path
+        File that ``solve(..., checkpoint=path)`` wrote.
+    m, n : int
+        Rows and columns of the problem.
+    reg : float
+        Entropic regularisation of the solve that is to go on, in units of M; it may differ from that of the checkpoint.
+
+    Returns
+    -------
+    log_u, log_v : (m,), (n,) float64 arrays
+        For ``warm_start=`` of `mapuot.solve`.
+
+    Raises
+    ------
+    ValueError
+        The file is no checkpoint, or that of a problem of another shape.
+
+    See Also
+    --------
+    mapuot.solve : writes it
+
+    Examples
+    --------
+    >>> import os, tempfile, numpy as np, mapuot, mapuot.files
+    >>> M, path = np.random.rand(30, 20), os.path.join(tempfile.mkdtemp(), "state.npz")
+    >>> result = mapuot.solve(M, reg=0.05, reg_m=1.0, checkpoint=path)
+    >>> start = mapuot.files.load_checkpoint(path, 30, 20, reg=0.05)
+    >>> mapuot.solve(M, reg=0.05, reg_m=1.0, warm_start=start).n_passes <= result.n_passes
+    True
+    """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path must be that of a checkpoint, got {shown(path)}")
     path, start = Path(path), {"a": np.zeros(m), "b": np.zeros(n)}

@@ -54,7 +54,39 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 
 
 def open_matrix(text: Any, name: str = "M") -> Streamed:
-    """Open the rows of a matrix in a file; only its shape is read."""
+    """Open a matrix in a file, whose rows are read when they are needed; now only its shape is read.
+
+    Parameters
+    ----------
+    text : path
+        The file: .npy, .npz, CSV, HDF5, Zarr or .h5ad; ``file.h5:name`` names an array in it.
+    name : str
+        Array to open where ``text`` names none.
+
+    Returns
+    -------
+    Streamed
+        A cost that `solve` takes as M.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        There is no such matrix; the text names the file.
+
+    See Also
+    --------
+    read_vector : masses from a file
+    mapuot.solve : takes the path itself, too
+
+    Examples
+    --------
+    >>> import os, tempfile, numpy as np, mapuot, mapuot.files
+    >>> path = os.path.join(tempfile.mkdtemp(), "cost.npy")
+    >>> np.save(path, np.eye(3))
+    >>> M = mapuot.files.open_matrix(path)
+    >>> M.shape, mapuot.solve(M, np.full(3, 1 / 3), np.full(3, 1 / 3), reg=0.1, reg_m=1.0).converged
+    ((3, 3), True)
+    """
     blocks = Matrix(*split_name(text, name))
     return Streamed(blocks, blocks.array.shape, blocks.array.dtype)
 
@@ -119,7 +151,36 @@ class Matrix:
 
 
 def read_vector(text: Any, name: str) -> Any:
-    """Read a vector: the array that ``text`` names, or ``name`` in the file, or the one array that the file is."""
+    """Read a vector from a file.
+
+    Parameters
+    ----------
+    text : path
+        The file: .npy, .npz, CSV, HDF5, Zarr or .h5ad; ``file.h5:name`` names an array in it.
+    name : str
+        Array, or column of a CSV file, to read where ``text`` names none.
+
+    Returns
+    -------
+    (n,) array
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        There is no such vector; the text names the file.
+
+    See Also
+    --------
+    open_matrix : costs from a file
+
+    Examples
+    --------
+    >>> import os, tempfile, numpy as np, mapuot.files
+    >>> path = os.path.join(tempfile.mkdtemp(), "masses.npz")
+    >>> np.savez(path, a=[0.25, 0.75])
+    >>> mapuot.files.read_vector(path, "a")
+    array([0.25, 0.75])
+    """
     path, kind, inside = split_name(text, name)
     array = open_array(path, kind, inside)
     if len(array.shape) != 1 and (len(array.shape) != 2 or 1 not in array.shape):  # one line of a table is a vector

@@ -67,8 +67,19 @@ ALONE = Ranks()
 
 
 def own_rows(m: int, rank: int, size: int) -> tuple[int, int]:
-    """Return the rows [i0, i1) of ``rank`` among ``size``, of m rows; empty ones where there are more ranks.
+    """Return (i0, i1): of m rows, rank ``rank`` of ``size`` has the rows i0 to i1 - 1.
 
-    Every process knows the rows of all others. Ranks without rows idle: where rows are few and very long, give M.T.
+    Any process can ask for the rows of any rank. If there are more ranks than rows, some have none and idle; if M has
+    few, very long rows, give ``M.T`` instead.
+
+    See Also
+    --------
+    mapuot.solve : takes a rank's rows, with ``comm=``
+
+    Examples
+    --------
+    >>> import mapuot.ranks
+    >>> [mapuot.ranks.own_rows(10, rank, 4) for rank in range(4)]
+    [(0, 2), (2, 5), (5, 7), (7, 10)]
     """
     return m * rank // size, m * (rank + 1) // size
