@@ -261,8 +261,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         return moved
 
 
-class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap_output_keys=("transform",)):  # type:
-ignore[misc, call-arg]
+class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap_output_keys=("transform",)):  # type: ignore[misc, call-arg]
     """Move samples onto a target that is a parameter: an estimator for pipelines, searches and ``set_output``.
 
     It is `UnbalancedSinkhornTransport` with the methods that scikit-learn asks for: ``fit(X)``, ``transform(X)`` and
