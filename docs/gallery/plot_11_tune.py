@@ -25,11 +25,11 @@ print(f"reg {tuned.reg:.3g}, reg_m {tuned.reg_m:.3g} after {len(tuned.curve)} so
 
 mass, sharpness = np.array([(one.mass, one.sharpness) for one in tuned.curve]).T
 fig, panels = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
-points = panels[0].scatter(sharpness, mass, c=np.log10([one.problem.reg for one in tuned.curve]), s=20)
+points = panels[0].scatter(sharpness, mass, c=np.log10([one.problem.reg for one in tuned.curve]), s=80)
 panels[0].plot(tuned.result.sharpness, tuned.result.mass, "r+", markersize=16)
 panels[0].set(xlabel="sharpness", ylabel="mass", title="answers on the way")
 fig.colorbar(points, label="log10 reg")
 
 moves = tuned.result.row_marginal * ill.sum()
-panels[1].scatter(data.data[ill, 0], moves, s=8)
+panels[1].scatter(data.data[ill, 0], moves, s=14)
 panels[1].set(xlabel="mean radius of a malignant tumour", ylabel="mass of its matches", title="who is matched")
