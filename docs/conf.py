@@ -44,6 +44,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 1,
     "remove_config_comments": True,
     "show_memory": False,
+    "capture_repr": (),
     "thumbnail_size": (480, 340),
     "reset_modules": ("matplotlib", "seaborn", readable),
     "write_computation_times": False,

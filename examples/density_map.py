@@ -56,7 +56,9 @@ def halfway(grid: Any, result: Any, a: Any, b: Any) -> tuple[Any, Any]:
 def draw(path: Path, grid: Any, result: Any, a: Any, b: Any) -> None:
     middle, length = halfway(grid, result, a, b)
     reached = np.minimum(result.row_marginal.reshape(a.shape) / a, 2.0)  # above 1 where mass is made
-    figure, axes = plt.subplots(1, 5, figsize=(18, 3.8), layout="constrained")
+    figure, axes = plt.subplots(2, 3, figsize=(10.8, 7.2), layout="constrained")
+    axes = axes.ravel()
+    axes[5].axis("off")
     for axis, image, title, colours in (
         (axes[0], a, "from here", "Blues_r"), (axes[1], middle, "halfway", "Blues_r"),
         (axes[2], b, "to here", "Blues_r"), (axes[3], length, "way of each pixel", "viridis"),

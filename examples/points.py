@@ -42,15 +42,16 @@ def draw(path: Path, x: Any, y: Any, result: Any) -> None:
     """The shapes, the image of the first, and how much of each point's mass moves."""
     hue = np.arctan2(x[:, 1], x[:, 0])
     image, moved = result.barycentric_map(y), result.col_marginal * len(y)
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    figure, axes = plt.subplots(3, 1, figsize=(6, 12), layout="constrained")
     for axis, points, colour, title in (
         (axes[0], x, hue, "from here"), (axes[1], image, hue, "to here: the mean target of each point"),
         (axes[2], y, moved, "share of the target's mass that is reached"),
     ):  # fmt: skip
         some = np.random.default_rng(1).choice(len(points), min(SHOWN, len(points)), replace=False)
         dots = axis.scatter(*points[some].T, s=4, c=colour[some], cmap="viridis" if axis is axes[2] else "hsv", lw=0)
-        axis.set(xlim=(-0.7, 1.8), ylim=(-0.7, 0.9), xticks=[], yticks=[], aspect="equal", title=title)
-    figure.colorbar(dots, ax=axes[2], shrink=0.8)
+        axis.set(xlim=(-0.7, 1.8), ylim=(-0.7, 0.9), xticks=[], yticks=[], aspect="equal")
+        axis.set_title(title, fontsize=15)
+    figure.colorbar(dots, ax=axes[2], shrink=0.8, location="bottom")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
 

@@ -100,7 +100,8 @@ def flow(x: Any, y: Any, blur: float, reach: float, steps: int) -> Any:
 
 def draw(path: Path, x: Any, y: Any, stages: Any, curves: Any) -> None:
     hue = np.arctan2(x[:, 1], x[:, 0])
-    figure, axes = plt.subplots(1, 4, figsize=(15, 4), layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(7.5, 8), layout="constrained")
+    axes = axes.ravel()
     for axis, (title, points) in zip(axes, stages.items(), strict=False):
         axis.scatter(*y.T, s=3, c="lightgrey", lw=0)
         axis.scatter(*points.T, s=3, c=hue, cmap="hsv", lw=0)
