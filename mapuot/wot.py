@@ -1,10 +1,10 @@
 """Populations over time: couplings between days, with growth, under the names of wot and of moscot.
 
-wot's problem between days t0 and t1, in its own scale: row i has the mass ``G_i = growth_i ** (t1 - t0)``, every column
-the mass ``sum(G) / n``, the reference is 1/n for each pair, and lambda1, lambda2 are the penalties; a row of the
-coupling sums to about G_i. A growth iteration takes the row sums found for the next G. moscot says tau for
-``lambda / (lambda + epsilon)``; its masses add up to 1 and its reference is 1 for each pair, which gives the same plan
-but for a factor, 1 / sum(G) where a side is hard.
+The problem between days t0 and t1 is wot's, in its own scale. Row i has the mass ``G_i = growth_i ** (t1 - t0)``, every
+column the mass ``sum(G) / n``; the reference is 1/n for each pair, and lambda1 and lambda2 are the penalties. A row of
+the coupling sums to about G_i, and a growth iteration takes these sums as the next G. moscot's tau is
+``lambda / (lambda + epsilon)``. Its masses add up to 1 and its reference is 1 for each pair, which gives the same plan
+up to a factor (1 / sum(G) where a side is hard).
 Sources: Schiebinger et al., Optimal-transport analysis of single-cell gene expression, 2019; Klein et al., Mapping
 cells through time and space with moscot, 2025.
 """
