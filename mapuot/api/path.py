@@ -7,21 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from ..answer.result import Result
 from ..errors import shown
+from ..problem.cost import Cost, cost_of
+from ..problem.sparse import is_list_of_pairs
 from ..status import FAILED
+from .batch import solve_batch
 from .solve import solve
 
 
-def path(
-    M: Any, a: Any = None, b: Any = None, *, regs: Sequence[float], reg_ms: Any, **options: Any
-) -> Iterator[Result]:
+def path(M: Any, a: Any = None, b: Any = None, *, regs: Sequence[float], reg_ms: Any, **options: Any) -> Iterator[Any]:
     """Solve one problem for a list of reg and reg_m, each started from the previous answer.
 
     Parameters
     ----------
     M, a, b
-        As in `solve`.
+        As in `solve`, or those of a batch as in `solve_batch`: (p, m, n) costs, many clouds, a list of sparse matrices,
+        or one cost with (p, m) or (p, n) masses.
     regs : sequence of float
         Entropic regularisations, in units of M, in the order in which to solve; from large to small is quickest.
     reg_ms : sequence, or one value for all
@@ -29,11 +30,11 @@ def path(
         reg_m for each reg. A number, a pair (rows, columns) or a pair of per-point vectors is the reg_m of all. For two
         regs, write a list of two pairs, so that a pair of numbers cannot be mistaken for them.
     **options
-        Whatever else `solve` takes; ``warm_start`` is that of the first problem.
+        Whatever else `solve` takes, or `solve_batch` of a batch; ``warm_start`` is that of the first reg.
 
     Yields
     ------
-    Result
+    Result or BatchResult
         One for each reg, as soon as it is solved.
 
     See Also
@@ -56,10 +57,20 @@ def path(
     regs = list(regs)
     reg_ms = as_sequence(reg_ms, len(regs))
     warm_start = options.pop("warm_start", None)
+    solver: Any = solve_batch if is_batch(M, a, b) else solve
     for reg, reg_m in zip(regs, reg_ms, strict=True):
-        result = solve(M, a, b, reg=reg, reg_m=reg_m, warm_start=warm_start, **options)
-        warm_start = warm_start if result.status in FAILED else result
+        result = solver(M, a, b, reg=reg, reg_m=reg_m, warm_start=warm_start, **options)
+        warm_start = warm_start if np.isin(result.status, FAILED).all() else result
         yield result
+
+
+def is_batch(M: Any, a: Any, b: Any) -> bool:
+    """Tell whether these are the arguments of several problems."""
+    if is_list_of_pairs(M) or np.ndim(M) == 3:
+        return True
+    if isinstance(cost_of(M), Cost):  # whose masses may have the shape of a grid
+        return False
+    return any(np.ndim(x) == 2 and np.shape(x)[1] > 1 for x in (a, b))  # else a column of a table
 
 
 def as_sequence(reg_ms: Any, count: int) -> list[Any]:

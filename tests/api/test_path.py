@@ -41,6 +41,37 @@ def test_one_for_each_reg_or_for_all(regs, given, meant):
     np.testing.assert_allclose(masses(regs, given), right(regs, meant), rtol=2e-6)
 
 
+def batch_of(kind):
+    """The arguments of three problems of this kind."""
+    rng = np.random.default_rng(0)
+    x, y = ([rng.random((k, 2)) for k in sizes] for sizes in ((20, 31, 25), (30, 12, 18)))
+    A, B = (rng.uniform(0.5, 1, (3, k)) / k for k in (4, 5))
+    if kind == "clouds":
+        return mapuot.PointCloud(x, y), None, None
+    return (CASE.M, A, B) if kind == "one cost" else (np.stack([CASE.M, 2 * CASE.M, 3 * CASE.M]), A[0], None)
+
+
+@pytest.mark.parametrize("kind", ["clouds", "one cost", "own costs"])
+def test_a_batch_goes_from_answer_to_answer(kind, monkeypatch):
+    """Each starts from the one before it, so that it takes fewer passes than from nothing."""
+    M, a, b = batch_of(kind)
+    regs = [0.2, 0.19, 0.185]
+    answers = list(mapuot.path(M, a, b, regs=regs, reg_ms=1.0, tol=1e-8))
+    for reg, answer in zip(regs, answers, strict=True):
+        cold = mapuot.solve_batch(M, a, b, reg=reg, reg_m=1.0, tol=1e-8)
+        assert isinstance(answer, mapuot.BatchResult)
+        assert answer.converged.all()
+        np.testing.assert_allclose(answer.dual, cold.dual, rtol=1e-7)
+        assert reg == regs[0] or answer.n_passes.sum() < cold.n_passes.sum()
+
+
+def test_masses_in_a_column_are_one_problem():
+    first, second = (
+        next(iter(mapuot.path(CASE.M, a, CASE.b, regs=[0.5], reg_ms=1.0))) for a in (CASE.a, CASE.a[:, None])
+    )
+    np.testing.assert_array_equal(first.log_u, second.log_u)
+
+
 def test_a_far_warm_start_costs_one_pass(backend):
     """Where reg is small it is left for larger regs if its first pass proves nothing."""
     case = clouds(60, 45, seed=8, reg=0.0008, reg_m=1.0, ratio=1.2)
