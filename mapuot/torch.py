@@ -338,6 +338,9 @@ class SamplesLoss(torch.nn.Module):
     cost : function, optional
         ``cost(x, y)`` takes (1, n, d) and (1, m, d) tensors and returns the (1, n, m) costs. They are formed, and the
         gradient goes through the function.
+    static_y : bool
+        Leave OT(b, b) out of a debiased value: it is the same for every x, so that the derivatives by x and by a are
+        those of the whole value, in two solves for three. The derivatives by y and b are those of what is returned.
     reach_x, reach_y : float, optional
         Reach of one side each, instead of ``reach``. If they differ, the debiased value of equal clouds is not 0.
     diameter, scaling, truncate, kernel, cluster_scale, verbose, backend
@@ -374,7 +377,7 @@ class SamplesLoss(torch.nn.Module):
         self, loss: str = "sinkhorn", p: int = 2, blur: float = 0.05, reach: float | None = None, diameter: Any = None,
         scaling: Any = 0.5, truncate: Any = 5, cost: Any = None, kernel: Any = None, cluster_scale: Any = None,
         debias: bool = True, potentials: bool = False, verbose: Any = False, backend: str = "auto", *,
-        reach_x: float | None = None, reach_y: float | None = None, **options: Any,
+        reach_x: float | None = None, reach_y: float | None = None, static_y: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         if loss != "sinkhorn":
@@ -394,6 +397,7 @@ class SamplesLoss(torch.nn.Module):
         )
         self.cost: Any = cost if callable(cost) else None
         self.debias, self.potentials, self.options = bool(debias), bool(potentials), options
+        self.static_y = bool(static_y)
 
     def forward(self, *args: Any) -> Any:
         """Return the value, or the potentials, of clouds as the class takes them; of lists the potentials are lists."""
@@ -416,7 +420,9 @@ class SamplesLoss(torch.nn.Module):
         rho_x, rho_y = self.rho
         value = self.dense(a, x, b, y, self.rho)
         if self.debias:
-            value = value - 0.5 * (self.dense(a, x, a, x, (rho_x, rho_x)) + self.dense(b, y, b, y, (rho_y, rho_y)))
+            value = value - 0.5 * self.dense(a, x, a, x, (rho_x, rho_x))
+        if self.debias and not self.static_y:
+            value = value - 0.5 * self.dense(b, y, b, y, (rho_y, rho_y))
         return value + self.constant(a.sum(), b.sum())
 
     def constant(self, a: Any, b: Any) -> Any:
@@ -432,7 +438,8 @@ class SamplesLoss(torch.nn.Module):
         backend = "cuda" if is_on_device(rows.points) else "cpu"
         found = [self.solve(rows, cols, self.rho, backend)]
         if self.debias:
-            found += [self.alone(side, rho, backend) for side, rho in zip((rows, cols), self.rho, strict=True)]
+            sides = [*zip((rows, cols), self.rho, strict=True)][: 2 - self.static_y]
+            found += [self.alone(side, rho, backend) for side, rho in sides]
         return found
 
     def alone(self, side: Measure, rho: float, backend: str) -> Any:
@@ -469,7 +476,7 @@ class SamplesLoss(torch.nn.Module):
         if alone:
             with np.errstate(invalid="ignore"):  # of points without mass
                 both = (xp.asarray(x.f) + xp.asarray(x.g) for x in alone)
-                pair = [f - 0.5 * x for f, x in zip(pair, both, strict=True)]
+                pair[: len(alone)] = [f - 0.5 * x for f, x in zip(pair, both, strict=False)]
         out = []
         for side, f in zip((rows, cols), pair, strict=True):
             found = tensor_of(f, side.points.device).to(side.points.dtype)
@@ -721,12 +728,12 @@ def sample_slopes(solved: list[Any], loss: Any, needed: Any) -> list[Any]:
     masses = total_masses(ab)
     slopes = [*(point_slopes(ab, needed[:2]) if any(needed[:2]) else (None, None)), None, None]
     for k in (0, 1):
-        if needed[k] and alone:
+        if needed[k] and k < len(alone):
             slopes[k] = slopes[k] - for_all(point_slope(alone[k], True), slopes[k])
         if not needed[2 + k]:
             continue
         slope = mass_slope(ab, k == 0)
-        if alone:
+        if k < len(alone):
             slope = slope - for_all(0.5 * (mass_slope(alone[k], True) + mass_slope(alone[k], False)), slope)
         own, other = masses[k], masses[1 - k]
         constant = loss.eps * (own - other if loss.debias else 0.5 - other)

@@ -147,6 +147,31 @@ def test_a_cost_that_is_a_function():
         torch.testing.assert_close(left, right)
 
 
+def test_a_static_target_has_no_term_of_its_own(monkeypatch):
+    """The value lacks OT(b, b), for a cost that is a function, too; what depends on x has the same derivatives."""
+    tensors = measures(2, mass=1.4)
+    known = {"blur": 0.3, "reach": 1.0, **TIGHT}
+    whole, static = SamplesLoss(**known), SamplesLoss(**known, static_y=True)
+    _, _, b, y = tensors
+    own = SamplesLoss(**{**known, "debias": False})(b, y, b, y) + 0.3**2 * (b.sum(1) ** 2 - b.sum(1))  # OT(b, b)
+    torch.testing.assert_close(static(*tensors), whole(*tensors) + 0.5 * own)
+    slopes = (torch.autograd.grad(loss(*tensors).sum(), tensors[:2]) for loss in (whole, static))
+    for left, right in zip(*slopes, strict=True):
+        torch.testing.assert_close(left, right)
+    half = SamplesLoss(**known, static_y=True, cost=lambda x, y: 0.5 * ((x[:, :, None] - y[:, None]) ** 2).sum(-1))
+    torch.testing.assert_close(half(*tensors), static(*tensors))
+    for left, right in zip(*(torch.autograd.grad(f(*tensors).sum(), tensors) for f in (half, static)), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-8)
+    calls, solve = [], SamplesLoss.solve
+    monkeypatch.setattr(SamplesLoss, "solve", lambda self, *args: calls.append(args) or solve(self, *args))
+    static(*(z.detach().clone() for z in tensors))
+    assert len(calls) == 2
+    potentials = SamplesLoss(**known, static_y=True, potentials=True)(*tensors)
+    right = (SamplesLoss(**known, debias=debias, potentials=True)(*tensors)[k] for k, debias in ((0, True), (1, False)))
+    for ours, wanted in zip(potentials, right, strict=True):
+        torch.testing.assert_close(ours, wanted)
+
+
 def test_points_without_mass():
     a, x, b, y = measures(n=4, m=5)
     with torch.no_grad():
