@@ -46,7 +46,7 @@ except ImportError:  # scikit-learn is optional: whoever has none asks for no pa
 
 
 MOST_ENTRIES = 1 << 27  # of a cost that is formed where points would do: 1 GiB
-NEVER_FORMED = tuple(name for name, metric in METRICS.items() if metric.reach == np.inf)  # of these as of SciPy's
+NEVER_FORMED = tuple(name for name, metric in METRICS.items() if metric.reach == np.inf and metric.cdist)  # as SciPy's
 MISSING_LABEL = -1  # POT's mark of a sample without label
 
 

@@ -2,7 +2,7 @@
  *
  * Coordinates are subtracted before they are squared: distances of 1 between coordinates of 1e8 keep their digits.
  * Formulas: SciPy's cdist; WFR, the Wasserstein-Fisher-Rao cost -2 log cos |x - y| of Chizat, Peyre, Schmitzer, Vialard
- * 2018, forbids those that common/reach.h tells.  A new metric is one more case in points_blocks.
+ * 2018, forbids those that common/reach.h tells; of INNER the products of coordinates are taken off.  A new metric is one more case in points_blocks.
  */
 #ifndef MAPUOT_POINTS_H
 #define MAPUOT_POINTS_H
@@ -69,7 +69,11 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
                     const vd yq = v_load(y + q * points->ld + k + p * VL);
                     UNROLL
                     for (int r = 0; r < R; r++) {
-                        const vd t = v_sub(v_set(x[r * d + q]), yq);
+                        const vd xq = v_set(x[r * d + q]), t = v_sub(xq, yq);
+                        if (metric == MAPUOT_INNER) {
+                            sum[r][p] = v_fnma(xq, yq, sum[r][p]);
+                            continue;
+                        }
                         sum[r][p] = metric == MAPUOT_CITYBLOCK ? v_add(sum[r][p], v_max(t, v_sub(zero, t)))
                                                                : v_fma(t, t, sum[r][p]);
                     }
@@ -100,6 +104,9 @@ ALWAYS_INLINE void points_blocks(const mapuot_points *points, int64_t i, int64_t
         break;
     case MAPUOT_WFR:
         metric_block(points, i, j, count, out, ld, MAPUOT_WFR, R);
+        break;
+    case MAPUOT_INNER:
+        metric_block(points, i, j, count, out, ld, MAPUOT_INNER, R);
     }
 }
 

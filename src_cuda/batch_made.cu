@@ -114,7 +114,7 @@ __device__ __forceinline__ T exponent(T known, const T *x, const T *y, T unit, c
         T sum = 0;
 #pragma unroll
         for (int k = 0; k < DIM; k++)
-            sum = metric_sum(METRIC, sum, x[k] - y[k]);
+            sum = metric_sum(METRIC, sum, x[k], y[k]);
         return known - metric_of(METRIC, sum) * unit;
     } else if constexpr (is_narrow<T>()) {
         return fmaf(-S.M_narrow[i * width + j], unit, known);

@@ -60,10 +60,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
             for (int q = 0; q < EACH; q++)
 #pragma unroll
-                for (int e = 0; e < EACH; e++) {
-                    const double t = a[q] - b[e];
-                    sum[q][e] = metric_sum(METRIC, sum[q][e], t);
-                }
+                for (int e = 0; e < EACH; e++)
+                    sum[q][e] = metric_sum(METRIC, sum[q][e], a[q], b[e]);
         }
     }
 #pragma unroll

@@ -118,14 +118,14 @@ __device__ __forceinline__ void hold(uint4 *to, const coord *from, int count)
 // what one coordinate adds
 __device__ __forceinline__ coord grown(coord sum, coord x, coord y)
 {
-    const coord t = x - y;
 #if POINTS_NARROW
+    const coord t = x - y;
     return DOWN                      ? fmaf(-t, t, sum)
            : FORM == MAPUOT_PRODUCTS ? fmaf(x, y, sum)
            : FORM == MAPUOT_SIZES    ? sum + fabsf(t)
                                      : fmaf(t, t, sum);
 #else
-    return FORM == EXPANDED ? fma(x, y, sum) : metric_sum(FORM, sum, t);
+    return FORM == EXPANDED ? fma(x, y, sum) : metric_sum(FORM, sum, x, y);
 #endif
 }
 

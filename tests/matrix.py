@@ -111,6 +111,8 @@ def points(case, dtype, metric="sqeuclidean", form=None):
 def distances(x, y, metric="sqeuclidean", weights=None):
     """The costs by SciPy, written out where it has none."""
     w = np.ones(x.shape[1]) if weights is None else weights
+    if metric == "inner":
+        return -(x * w) @ y.T
     if metric != "wfr":
         return cdist(x, y, metric, w=w)
     distance = cdist(x, y, w=w)
@@ -138,6 +140,14 @@ def wfr(case, dtype):
     return points(case, dtype, "wfr")
 
 
+def inner(case, dtype):
+    """Costs of any sign, with addends."""
+    cloud, case = points(case, dtype, "inner")
+    r, c = (np.linspace(-0.4, 0.9, k) for k in case.shape)
+    cloud = mapuot.PointCloud(cloud.x, cloud.y, "inner", 0.7, cloud.weights, form=None, addends=(r, c))
+    return cloud, case.replace(M=case.M + 0.7 * (r[:, None] + c))
+
+
 def boxes(case, dtype):
     """Points of two groups far apart, whose pairs are skipped."""
     rng = np.random.default_rng(4)
@@ -157,10 +167,10 @@ def grid(case, dtype):
 
 KINDS = {
     f.__name__: f
-    for f in (dense, strided, function, pairs, points, formed, euclidean, cityblock, cosine, wfr, boxes, grid)
+    for f in (dense, strided, function, pairs, points, formed, euclidean, cityblock, cosine, wfr, inner, boxes, grid)
 }  # fmt: skip
 ARRAYS = "dense", "strided", "function"
-BY_SOLVE = "formed", "euclidean", "cityblock", "cosine", "wfr"
+BY_SOLVE = "formed", "euclidean", "cityblock", "cosine", "wfr", "inner"
 POINTS = "points", *BY_SOLVE
 
 

@@ -31,6 +31,8 @@ def between(result: Any, t: float, keep: float) -> Way:
     cloud = cloud_of(result)
     if cloud.core[0].unit:
         raise NotImplementedError("interpolate goes straight or along the geodesics of 'wfr', not on a sphere")
+    if cloud.core[0].inner:
+        raise NotImplementedError("interpolate is between points of a metric that is a distance, got 'inner'")
     if not 0 <= t <= 1:
         raise ValueError(f"t must be in [0, 1], got {t}")
     pairs = result.sparse(keep=keep).tocoo()

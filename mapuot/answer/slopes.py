@@ -53,7 +53,7 @@ def gradient(result: Any) -> Gradient:
     if result.problem.unlike(result._backend) is None:  # the optimal plan is symmetric
         x = point_slope(result, True)
         y = x.copy()
-    elif cloud.core[0].degree == 2:
+    elif cloud.core[0].degree == 2 or cloud.core[0].inner:
         x, y = (point_slope(result, rows) for rows in (True, False))
     else:
         x, y = block_slopes(result, cloud)
@@ -106,6 +106,9 @@ def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[
     if getattr(result.problem, "several", None) is not None:
         return slopes_of_all(result, wanted)
     cloud = check(result)
+    if cloud.core[0].inner:
+        parts = zip((True, False), wanted, strict=True)
+        return [inner_slope(result, cloud, rows) if want else None for rows, want in parts]
     if cloud.core[0].degree == 2:
         parts = zip((True, False), wanted, strict=True)
         return [chained(cloud, smooth_slope(result, cloud, rows), rows) if want else None for rows, want in parts]
@@ -156,6 +159,13 @@ def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> F64:
     x, y = centred(cloud)
     here, moved = (x, result.apply(with_ones(y))) if rows else (y, result.apply_transpose(with_ones(x)))
     return np.asarray(2 * cloud.core[1] * (moved[:, -1:] * here - moved[:, :-1]))
+
+
+def inner_slope(result: Any, cloud: PointCosts, rows: bool) -> F64:
+    """Return the slopes of scale (r_i + c_j - <x_i, y_j>), -scale P y of the rows."""
+    w = 1.0 if cloud.weights is None else cloud.weights
+    moved = result.apply(cloud.y) if rows else result.apply_transpose(cloud.x)
+    return np.asarray(-cloud.scale * w * moved)
 
 
 def centred(cloud: PointCosts) -> tuple[F64, F64]:
@@ -217,12 +227,15 @@ def slope_error(cloud: PointCosts, bound: float, largest: float) -> float:
     The plan's error times the most of |dc/dx|, and the rounding of sums of m or n terms with ``sizes`` before they
     cancel.
     """
-    metric, scale, w = cloud.core[0], cloud.scale, np.ones(cloud.dim) if cloud.weights is None else cloud.weights
+    metric, scale = cloud.core[0], cloud.scale
+    w = np.ones(cloud.dim - cloud.apart) if cloud.weights is None else cloud.weights
     rounding, root = (sum(cloud.shape) + 2 * cloud.dim + 16) * UNIT, float(np.sqrt(w.max()))
     if metric.norm == 1:
         steep = sizes = scale * float(np.sqrt((w**2).sum()))
     elif metric.degree == 1:
         steep = sizes = scale * root
+    elif metric.inner:
+        steep = sizes = scale * max(float(np.sqrt(((p * w) ** 2).sum(1).max())) for p in (cloud.x, cloud.y))
     elif metric.degree == 0:
         sine = float(np.exp(-0.5 * largest / scale))  # of the angle to pi / 2, by which the tangent is divided
         steep, sizes = 2 * scale * root / sine, 2 * scale * root / sine**2
@@ -287,12 +300,12 @@ def image(result: Any, points: Any, values: Any, rows: bool) -> F64:
 
 def powers(result: Any, cloud: PointCosts, points: Any, rows: bool) -> Iterator[tuple[int, F64]]:
     """Yield blocks of log v_j + log c_j - M_kj / reg from new points k to the columns j of ``cloud``."""
-    points = as_points(points, "points")
+    own, points = points is cloud.x, as_points(points, "points")
     p = result.problem
     other, log_v, log_c = (p.cols, result.log_v, p.log_reference[1])
     if not rows:
         other, log_v, log_c = (p.rows, result.log_u, p.log_reference[0])
-    here = cloud.beside(np.asarray(points, np.float64), "points")
+    here = cloud if own else cloud.beside(np.asarray(points, np.float64), "points")
     with np.errstate(invalid="ignore"):
         log_w = np.where(other.weight > 0, host(log_v) + log_c, -np.inf)
     step = max(1, BLOCK_ENTRIES // len(log_w))

@@ -269,7 +269,7 @@ def costs_of(cost: Any, i: Any, j: Any) -> F64:
     if cost.operator == "points":
         for k in range(0, len(i), BLOCK):
             part = slice(k, k + BLOCK)
-            data[part] = pair_costs(cost, cost.rows[i[part]] - cost.columns.T[j[part]])
+            data[part] = pair_costs(cost, cost.rows[i[part]], cost.columns.T[j[part]])
         return data
     order = np.argsort(i, kind="stable")
     for i0, i1, M, _ in cost.blocks():

@@ -71,6 +71,8 @@ def knn_cost(
     from scipy import sparse  # noqa: PLC0415 - on first use
 
     cloud, k = PointCosts(x, y, metric, scale, weights), as_count(k, "k")
+    if cloud.core[0].inner:
+        raise ValueError("metric must be a distance, whose least costs are those of near points, got 'inner'")
     shape, threads = cloud.shape, as_threads(threads)
     most = min(shape) if symmetric else shape[1]
     if k > most:
@@ -85,7 +87,7 @@ def knn_cost(
     row = np.repeat(np.arange(shape[0]), np.diff(places.indptr))
     for i in range(0, places.nnz, BLOCK):
         part = slice(i, i + BLOCK)
-        data[part] = pair_costs(cloud, rows[row[part]] - columns[places.indices[part]])
+        data[part] = pair_costs(cloud, rows[row[part]], columns[places.indices[part]])
     return sparse.csr_array((data, places.indices, places.indptr), shape=shape)
 
 
@@ -105,7 +107,7 @@ def pattern(index: Any, shape: tuple[int, int]) -> Any:
     return sparse.csr_array((np.ones(index.size, np.int8), index.ravel(), start), shape=shape)
 
 
-def pair_costs(cloud: PointCosts, t: Any) -> Any:
-    """The costs of pairs by the differences of their coordinates, as the core makes them."""
+def pair_costs(cloud: PointCosts, x: Any, y: Any) -> Any:
+    """The costs of pairs by the coordinates of their points, as the core makes them."""
     metric, scale = cloud.core
-    return scale * metric.of_differences(t)
+    return scale * metric.between(x, y)

@@ -2,11 +2,11 @@
 
     K_ij = 2^(row_i + col_j - c_ij)
 
-Rounding row and col would cost digits that no pass gets back: potentials of 1000 reg leave 6e-5 in an entry. But which
-scalings K absorbs is free within its range: they are moved by up to GRID / 2, to where row and col are whole multiples
-of GRID, whose sum is exact up to 2^15; a point so far away that its own is larger has fewer digits. Coordinates are
-centred where most of y lies, the same on all ranks. How many digits are left is a mean over masses: a point far from
-all others carries none or little.
+Rounding row and col would cost digits that no pass gets back: potentials of 1000 reg leave 6e-5 in an entry. But
+which scalings K absorbs is free within its range: they are moved by up to GRID / 2, to where row and col are whole
+multiples of GRID, whose sum is exact up to 2^15; a point so far away that its own is larger has fewer digits.
+Coordinates are centred where most of y lies, the same on all ranks; of inner products y alone. How many digits are
+left is a mean over masses: a point far from all others carries none or little.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ class NarrowPoints:
         """``size``: what `fitting` tells; ``exact``: what `centred` does, where that is known."""
         cloud, reg = problem.cost.cloud, problem.reg
         self.problem, self.size, form = problem, size, cloud.core[0].form
-        products = form == "squares" and cloud.dim > DIFFERENCES
-        self.form = FORMS["products" if products else form or "squares"]
+        expands = form == "squares" and cloud.dim > DIFFERENCES
+        self.form = FORMS["products" if expands else form or "squares"]
         x, y = centred(cloud, reg) if exact is None else exact
         x, self.y = x.astype(np.float32), y.astype(np.float32)
-        self.square_x: Any
-        self.square_y: Any
-        self.square_x, self.square_y = squares(x, self.y[:, : cloud.shape[1]]) if products else (0.0, 0.0)
-        self.x, xp = x + x if products else x, namespace(x)
+        self.own_x: Any = 0.0  # what the costs have of one point alone: squares, or addends
+        self.own_y: Any = 0.0
+        if expands:
+            self.own_x, self.own_y = squares(x, self.y[:, : cloud.shape[1]])
+        elif form == "products":
+            self.own_x, self.own_y = addends(cloud, reg, namespace(x))
+        self.x, xp = x + x if expands else x, namespace(x)
         self.row, self.col = xp.empty(len(x), np.float32), xp.empty(self.y.shape[1], np.float32)
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64] | None:
         """The scalings nearest to these that float32 holds, which row and col then hold; None: they are too large."""
-        row, col = (
-            np.rint((x * LOG2_E - square) / GRID) * GRID
-            for x, square in ((alpha, self.square_x), (beta, self.square_y))
-        )
+        row, col = (np.rint((x * LOG2_E - own) / GRID) * GRID for x, own in ((alpha, self.own_x), (beta, self.own_y)))
         used = row[np.isfinite(row)] if not np.may_share_memory(alpha, beta) else row[:0]  # of one potential: equal
         ranks = self.problem.ranks  # which must all hold the same columns
         middles = [x for x in ranks.all(median(used) if used.size else None) if x is not None]
@@ -78,7 +78,7 @@ class NarrowPoints:
         for power, out, moved in moves:
             out[:] = np.maximum(power + moved, LEFT_OUT)
             power[:] = np.where(np.isfinite(power), out.astype(np.float64) - moved, power)  # as float32 has a far point
-        scalings = (row + self.square_x) / LOG2_E, (col + self.square_y) / LOG2_E
+        scalings = (row + self.own_x) / LOG2_E, (col + self.own_y) / LOG2_E
         self.error = entry_error(self.problem, self.size, scalings)
         return scalings
 
@@ -96,6 +96,9 @@ def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
     metric, scale = cloud.core
     factor = metric.scaled(scale * LOG2_E / reg)
     rows, columns = cloud.coordinates(xp)
+    if metric.inner:
+        columns = columns[cloud.apart :]
+        return rows[:, cloud.apart :] * factor, (columns - origin(columns, cloud.shape[1], xp)) * factor
     first, centre = columns[:, :1], xp.asarray(middle(columns[:, : cloud.shape[1]]))
     x, y = rows - first[:, 0], columns - first
     x -= centre  # in place: they may be large
@@ -103,6 +106,24 @@ def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
     x *= factor
     y *= factor
     return x, y
+
+
+def origin(columns: Any, n: int, xp: Any) -> Any:
+    """Return where most of the points (d, n padded) lie, (d, 1)."""
+    return columns[:, :1] + xp.asarray(middle(columns[:, :n]))[:, None]
+
+
+def addends(cloud: PointCosts, reg: float, xp: Any) -> tuple[Any, Any]:
+    """Return what rows and columns cost by themselves where costs are inner products, in powers of 2.
+
+    With q the `origin` of y: r_i + c_j - <x_i, y_j> = (r_i - <x_i, q>) + c_j - <x_i, y_j - q>.
+    """
+    rows, columns = cloud.coordinates(xp)
+    n, apart, factor = cloud.shape[1], cloud.apart, cloud.core[1] * LOG2_E / reg
+    own_x = -(rows[:, apart:] @ origin(columns[apart:], n, xp)[:, 0])
+    if not apart:
+        return factor * own_x, 0.0
+    return factor * (own_x - rows[:, 0]), -factor * columns[1, :n]
 
 
 def some(points: Any, along: int = 1) -> F64:
@@ -126,10 +147,11 @@ def sizes(problem: Problem) -> list[float]:
     """Return the mean sizes of the coordinates of rows and of columns, centred and scaled as `centred` has them."""
     cloud, found = problem.cost.cloud, list[float]()
     (metric, scale), (rows, columns) = cloud.core, cloud.coordinates(namespace(problem.rows.weight))
-    factor, y = metric.scaled(scale * LOG2_E / problem.reg), columns[:, : cloud.shape[1]]
-    centre = middle(y) + host(y[:, 0])
-    for points, side in ((rows, problem.rows), (y.T, problem.cols)):
-        size, mass = factor * np.linalg.norm(some(points) - centre, metric.norm, 1), some(side.weight, cloud.dim)
+    factor, y = metric.scaled(scale * LOG2_E / problem.reg), columns[cloud.apart :, : cloud.shape[1]]
+    centre, along = middle(y) + host(y[:, 0]), len(y)
+    for points, side in ((rows[:, cloud.apart :], problem.rows), (y.T, problem.cols)):
+        beside = 0.0 if metric.inner and side is problem.rows else centre
+        size, mass = factor * np.linalg.norm(some(points) - beside, metric.norm, 1), some(side.weight, along)
         most = side.ranks.max(TAIL * float(np.median(size)) if len(size) else 0.0)
         total = float(side.ranks.sum(mass.sum()))
         found.append(float(side.ranks.sum((mass * np.minimum(size, most)).sum())) / total if total else most)
@@ -174,7 +196,7 @@ def entry_error(problem: Problem, size: float, scalings: tuple[F64, F64] | None 
         c += max(0.0, LOG2_E * sum(mean_over(side, log) for side, log in sides))
     if metric.degree == 1:
         return float(2.0**-24 * ((d + 4) * c + size))
-    if d > DIFFERENCES:
+    if d > DIFFERENCES or metric.inner:
         return float(2.0**-24 * PARTIAL * size**2)
     return float(2.0**-24 * ((d + 4) * c + 2 * math.sqrt(c) * size))
 

@@ -34,10 +34,11 @@ class PointCloud(Given):
         Without y the costs are those between the points of x. With ``comm``, x is the rank's own block and y is whole.
         For `solve_batch` they are the points of p problems: (p, m, d), or lists of p clouds of any sizes; one (n, d)
         array may serve all problems.
-    metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"}
+    metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr", "inner"}
         As in ``scipy.spatial.distance.cdist``. "wfr", the Wasserstein-Fisher-Rao cost, is ``-2 log cos |x - y|``: scale
         the points so that pi / 2 is the distance over which mass may just travel. It forbids pairs that are
         pi / 2 - 2^-13 or more apart, because their costs, 18 and more, depend on the last digits of the coordinates.
+        "inner" is ``-<x, y>``, minus the product, of any sign; see ``addends``.
     scale : float
         Factor of the metric, > 0.
     weights : (d,) array, optional
@@ -47,7 +48,7 @@ class PointCloud(Given):
         the certificate. "auto" does so from 2^26 pairs on (on a GPU from 2^30), if the median cost is at least 30 reg.
         A number always does so, but skips only pairs that lie so many nats (or more, where ``tol`` asks for it) below
         the product of their masses. None takes all pairs. It needs ``reference="product"`` and a metric other than
-        "wfr".
+        "wfr" and "inner".
     form : "auto", float or None
         Form the matrix in `solve` and `solve_batch` if reading it is quicker than making its costs, and if it takes at
         most this many bytes together with its K, 16 a pair. "auto" stands on a CPU for 2^26 pairs (1 GiB), in d < 5
@@ -63,13 +64,17 @@ class PointCloud(Given):
         What a pair with different labels costs in addition, in units of the cost: a finite number for "sqeuclidean" and
         "cityblock", inf for "wfr". To forbid such pairs for another metric, solve one problem for each label, with
         lists of clouds in `solve_batch`. Over ranks y must have every label.
+    addends : pair of (m,) and (n,) arrays, optional
+        What each row and each column costs by itself, for metric "inner", whose cost is then
+        ``scale * (r_i + c_j - <x_i, y_j>)``: finite numbers of any sign; one number serves all points of a side. Points
+        that are new have no addend, so that `Result.map` and `Result.potential` refuse them.
 
     Attributes
     ----------
     x, y : (m, d), (n, d) float64 arrays
         The points. Labels are further columns behind the coordinates, one for each label in sorted order; derivatives
         by the points, maps and interpolated points have these columns, too.
-    metric, scale, weights, truncate, form
+    metric, scale, weights, truncate, form, addends
         As given.
     shape, size, ndim, dtype
         As of the matrix; for many clouds the shape is (p, m, n), with the numbers of points of the largest clouds.
@@ -84,8 +89,9 @@ class PointCloud(Given):
     -----
     Memory is that of the points, and of the matrix if it is formed, which a Result then keeps. Otherwise each pass
     makes the costs: in float32 while the error is large (except for "wfr"), in float64 where it certifies. Costs are
-    made from differences of coordinates, so that no digits are lost far from the origin. ``numpy.asarray(cloud)`` forms
-    the matrix. ``backend="auto"`` solves on the GPU where the points are on one.
+    made from differences of coordinates, so that no digits are lost far from the origin; the
+    certificate counts the rounding of "inner", whose terms may cancel. ``numpy.asarray(cloud)`` forms the
+    matrix. ``backend="auto"`` solves on the GPU where the points are on one.
 
     If pairs are skipped, the plan is 0 there in every quantity of the Result: ``plan``, ``apply``, ``cost``,
     ``objective``, marginals and mass are those of that plan. ``error_bound`` is its distance from the optimal plan
@@ -106,18 +112,21 @@ class PointCloud(Given):
     def __init__(
         self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
         truncate: Any = "auto", form: Any = "auto", starts: Any = None, labels: Any = None, across: Any = None,
+        addends: Any = None,
     ) -> None:  # fmt: skip
         how = metric, scale, weights, truncate, form
         many = starts is not None or is_many(x) or is_many(y)
         if many and labels is not None:
             raise NotImplementedError("labels are for one cloud: with across=inf clouds of a list may be its labels")
-        super().__init__(Clouds(x, y, *how, starts) if many else PointCosts(x, y, *how, labels, across))
+        if many and (metric == "inner" or addends is not None):
+            raise NotImplementedError("metric 'inner' and addends are for one cloud: call solve for each problem")
+        super().__init__(Clouds(x, y, *how, starts) if many else PointCosts(x, y, *how, labels, across, addends))
 
     def _hold(self, cost: Any) -> None:
         super()._hold(cost)
         one = getattr(cost, "whole", cost)
         self.x, self.y, self.metric, self.scale = one.x, one.y, one.metric, one.scale
-        self.weights, self.truncate, self.form = one.weights, one.truncate, one.form
+        self.weights, self.truncate, self.form, self.addends = one.weights, one.truncate, one.form, one.addends
         if cost.ndim == 3:
             self.shape = (len(cost), *cost.shape)
 

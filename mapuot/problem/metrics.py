@@ -32,16 +32,26 @@ class Metric:
     unit: bool = False  # points are put on the unit sphere, and the cost is half their squared distance
     reach: float = math.inf  # pairs this far apart and farther are forbidden
     of_distance: Callable[[Any], Any] | None = None
+    inner: bool = False  # minus the product of the coordinates: of no distance, with addends of rows and columns
 
-    def of_differences(self, t: Any) -> Any:
-        """Return the costs from differences of coordinates (..., d)."""
+    def between(self, x: Any, y: Any) -> Any:
+        """Return the costs from the coordinates (..., d) of two points each."""
+        if self.inner:
+            return -(x * y).sum(-1)
+        t = x - y
         if self.norm != 2:
             return np.abs(t).sum(-1) if self.norm == 1 else np.abs(t).max(-1)
         squares = (t * t).sum(-1)
         return squares if self.degree == 2 else self.after(np.sqrt(squares))
 
+    def matrix(self, x: Any, y: Any) -> Any:
+        """Return the costs between all points of two clouds, (m, d) and (n, d), by SciPy."""
+        from scipy.spatial.distance import cdist  # noqa: PLC0415 - takes 90 ms, and few form the matrix
+
+        return -(x @ y.T) if self.inner else self.after(cdist(x, y, self.cdist))
+
     def after(self, found: Any) -> Any:
-        """Return the costs from what ``cdist`` gives."""
+        """Return the costs from distances, or from squares where these are the costs."""
         return found if self.of_distance is None else self.of_distance(found)
 
     def steep(self, distance: Any) -> Any:
@@ -50,7 +60,7 @@ class Metric:
 
     def scaled(self, factor: Any) -> Any:
         """Return the factor of coordinates that multiplies the costs by ``factor``."""
-        return np.sqrt(factor) if self.degree == 2 else factor
+        return np.sqrt(factor) if self.degree == 2 or self.inner else factor
 
     def label(self, across: float) -> float:
         """Return the coordinate of a label, at which different ones add ``across`` to the metric, or forbid pairs."""
@@ -81,4 +91,5 @@ METRICS = {
     "cityblock": Metric(NUMBERS["cityblock"], 1, 1, "sizes", "cityblock"),
     "cosine": Metric(SQUARES, 2, 2, "squares", "sqeuclidean", unit=True),
     "wfr": Metric(NUMBERS["wfr"], 2, 0, None, "euclidean", skips=False, reach=REACH, of_distance=wfr),
+    "inner": Metric(NUMBERS["inner"], 2, 0, "products", "", skips=False, inner=True),
 }

@@ -52,10 +52,11 @@ class PointCosts(Cost):
     unit = 0  # points of a box, where they are sorted so
     label = 0.0  # the coordinate of a label
     before = 0  # rows in front of the first, of a part of a cloud
+    apart = 0  # leading coordinates of the core that hold addends: (-r_i, 1) of a row, (1, -c_j) of a column
 
     def __init__(
         self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
-        truncate: Any = "auto", form: Any = "auto", labels: Any = None, across: Any = None,
+        truncate: Any = "auto", form: Any = "auto", labels: Any = None, across: Any = None, addends: Any = None,
     ) -> None:  # fmt: skip
         self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
         points = [self._read(x, "x")]
@@ -80,7 +81,11 @@ class PointCosts(Cost):
         if self.weights is not None:
             low, high = corners(self.y)
             self.middle = 0.5 * low + 0.5 * high  # of the columns, which all ranks have alike
-        self._set(*(self._scaled(p, name) for p, name in ((self.x, "x"), (self.y, "y"))))
+        rows, targets = (self._scaled(p, name) for p, name in ((self.x, "x"), (self.y, "y")))
+        if addends is not None:
+            self.apart = 2
+            rows, targets = self._beside(rows, targets, as_addends(addends, self.metric, (len(rows), len(targets))))
+        self._set(rows, targets)
 
     @staticmethod
     def _read(value: Any, name: str) -> Any:
@@ -97,7 +102,8 @@ class PointCosts(Cost):
             points = points / size_of(points)
         if self.weights is not None:
             with np.errstate(over="ignore", invalid="ignore"):
-                points = (points if metric.unit else points - self.middle) * metric.weighted(self.weights)
+                moved = points if metric.unit or metric.inner else points - self.middle
+                points = moved * metric.weighted(self.weights)
             if not np.isfinite(points).all():
                 raise ValueError(f"weights must leave {name} finite, got weights up to {self.weights.max()}")
         if metric.unit:
@@ -118,7 +124,7 @@ class PointCosts(Cost):
 
     @property
     def kind(self) -> str:
-        return f"points in {self.dim} dimensions, metric {self.metric!r}"
+        return f"points in {self.dim - self.apart} dimensions, metric {self.metric!r}"
 
     @property
     def core(self) -> tuple[Metric, float]:
@@ -126,8 +132,20 @@ class PointCosts(Cost):
         metric = METRICS[self.metric]
         return metric, 0.5 * self.scale if metric.unit else self.scale
 
+    @staticmethod
+    def _beside(rows: F64, columns: F64, addends: tuple[F64, F64]) -> tuple[F64, F64]:
+        """Return the coordinates with those of addends, whose product is -(r_i + c_j), in front of them."""
+        (r, c), one = addends, np.ones(1)
+        first = np.column_stack(np.broadcast_arrays(-r, one)), np.column_stack(np.broadcast_arrays(one, -c))
+        return np.hstack([first[0], rows]), np.hstack([first[1], columns])
+
+    @property
+    def addends(self) -> tuple[F64, F64] | None:
+        """Return what each row and each column costs by itself, beside the scale."""
+        return (-self.rows[:, 0], -self.columns[1, : self.shape[1]]) if self.apart else None
+
     def symmetric(self, backend: ModuleType) -> bool:
-        if self.shape[0] != self.shape[1]:
+        if self.shape[0] != self.shape[1] or self.core[0].inner:  # whose float32 passes move the columns alone
             return False
         return self.x is self.y or not any_of(self.rows != self.targets)
 
@@ -144,6 +162,8 @@ class PointCosts(Cost):
 
     def beside(self, points: F64, name: str) -> PointCosts:
         """Return the costs of other points to the same columns."""
+        if self.apart:
+            raise NotImplementedError(f"{name} must have no costs of their own: those of new points are in no addends")
         if points.shape[1] != self.dim:
             raise ValueError(f"{name} must have {self.dim} columns, as x and y have, got {points.shape[1]}")
         other = object.__new__(PointCosts)
@@ -153,6 +173,8 @@ class PointCosts(Cost):
 
     def within(self) -> PointCosts:
         """Return the costs between the points of the rows."""
+        if self.apart:
+            raise NotImplementedError("addends are for costs between two clouds: those within one have others")
         alone = object.__new__(type(self))
         vars(alone).update(vars(self), y=self.x)
         alone._set(self.rows, self.rows)
@@ -168,7 +190,7 @@ class PointCosts(Cost):
     @property
     def plain(self) -> bool:
         """Tell whether the core's coordinates are the given ones."""
-        return self.weights is None and not METRICS[self.metric].unit
+        return self.weights is None and not METRICS[self.metric].unit and not self.apart
 
     @property
     def targets(self) -> F64:
@@ -195,12 +217,15 @@ class PointCosts(Cost):
 
     def at(self, row: Any, column: Any) -> Any:
         metric, scale = self.core
-        return scale * metric.of_differences(self.rows[row] - self.targets[column])
+        return scale * metric.between(self.rows[row], self.targets[column])
 
     def transpose(self) -> PointCosts:
         turned = object.__new__(PointCosts)
         vars(turned).update(vars(self), x=self.y, y=self.x)
-        turned._set(np.ascontiguousarray(self.targets), self.rows)
+        rows, columns = np.ascontiguousarray(self.targets), self.rows
+        if self.apart:
+            rows, columns = self._beside(rows[:, self.apart :], columns[:, self.apart :], (-rows[:, 1], -columns[:, 0]))
+        turned._set(rows, columns)
         return turned
 
     def range(
@@ -236,10 +261,14 @@ class PointCosts(Cost):
     def error(self, largest: float) -> float:
         """Bound the rounding of a cost: d + 4 roundings, and those of coordinates that are scaled first.
 
-        The slope of "wfr" is 2 tan, at most e^(cost / 2). A square that passes flush counts as the least normal number.
+        Those of "inner" are of its terms, which may cancel, and 6 more of each product where there are weights. The
+        slope of "wfr" is 2 tan, at most e^(cost / 2). A square that passes flush counts as the least normal number.
         """
         metric, scale = self.core
         d, unit = self.dim, 2.0**-53
+        if metric.inner:
+            terms = scale * sizes_of_terms(self.rows, self.columns, self.apart)
+            return float((d + 10) * unit * terms + d * scale * LEAST_NORMAL + math.ulp(0.0))
         if metric.unit:
             moved = (d + 6) * unit
         elif self.weights is None:
@@ -264,11 +293,8 @@ class PointCosts(Cost):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """Form the matrix (m, n) by SciPy."""
-        from scipy.spatial.distance import cdist  # noqa: PLC0415 - takes 90 ms, and few form the matrix
-
         metric, scale = self.core
-        columns = self.columns[:, : self.shape[1]].T
-        costs = metric.after(cdist(self.rows, columns, metric.cdist))
+        costs = metric.matrix(self.rows, self.columns[:, : self.shape[1]].T)
         return (scale * costs).astype(dtype or np.float64, copy=False)
 
 
@@ -376,6 +402,14 @@ def farthest(points: Any, middle: F64, order: float) -> float:
     return math.sqrt(most) if order == 2 else most
 
 
+def sizes_of_terms(rows: F64, columns: F64, apart: int) -> float:
+    """Bound the sum of the sizes of the products of coordinates of any row (m, d) and column (d, n)."""
+    product = np.linalg.norm(rows[:, apart:], axis=1).max(initial=0.0)
+    product *= np.linalg.norm(columns[apart:], axis=0).max(initial=0.0)
+    alone = np.abs(rows[:, 0]).max(initial=0.0) + np.abs(columns[1]).max(initial=0.0) if apart else 0.0
+    return float(product + alone)
+
+
 def size_of(points: F64) -> F64:
     """Return each point's largest coordinate, (m, 1), or 1: divided by it, squares stay within float64."""
     size = np.abs(points).max(1, keepdims=True)
@@ -439,6 +473,22 @@ def as_price(value: Any) -> float:
     if not across >= 0:
         raise ValueError(f"across must be >= 0, got {across}")
     return across
+
+
+def as_addends(value: Any, metric: str, shape: tuple[int, int]) -> tuple[F64, F64]:
+    """Check what rows and columns cost by themselves: a pair of finite vectors, or of one number for all."""
+    if not METRICS[metric].inner:
+        raise ValueError(f"addends must be None but for metric 'inner', got some with {metric!r}")
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"addends must be a pair of vectors (m,) and (n,), got {shown(value)}")
+    found = []
+    for k, (one, count) in enumerate(zip(value, shape, strict=True)):
+        vector, name = as_array(host(one), f"addends[{k}]"), f"addends[{k}]"
+        check_kind(vector, name)
+        if vector.shape not in ((), (count,)) or not np.isfinite(vector).all():
+            raise ValueError(f"{name} must be a finite number or ({count},) of them, got {shown(one)}")
+        found.append(np.broadcast_to(np.asarray(vector, np.float64), (count,)))
+    return found[0], found[1]
 
 
 def as_weights(value: Any, d: int) -> F64:

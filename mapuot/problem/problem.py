@@ -144,7 +144,7 @@ class Common:
         """Tell whether the rows of this rank are the columns ``own`` of a cloud of which no pairs are skipped."""
         cloud, own, ranks = self.cost.cloud, self.own, self.rows.ranks
         n, count = self.shape[1], ranks.sum(self.shape[0])
-        if cloud is None or cloud.truncates(count * n) or not isinstance(self.reference, str):
+        if cloud is None or cloud.core[0].inner or cloud.truncates(count * n) or not isinstance(self.reference, str):
             return False
         return count == n and np.array_equal(cloud.rows, cloud.targets[own]) and self.rows.alike(self.cols, own)
 

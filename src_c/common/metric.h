@@ -5,9 +5,12 @@
 #include "common/reach.h"
 #include "common/record.h"
 
-/* The sum over coordinates after one more, of which t is the difference */
-FN double metric_sum(int metric, double sum, double t)
+/* The sum over coordinates after one more, x and y of the two points */
+FN double metric_sum(int metric, double sum, double x, double y)
 {
+    const double t = x - y;
+    if (metric == MAPUOT_INNER)
+        return fma(-x, y, sum);
     return metric == MAPUOT_CITYBLOCK ? sum + fabs(t) : fma(t, t, sum);
 }
 

@@ -19,7 +19,7 @@ typedef enum {
 
 /* The metrics between points that the cores know, and what float32 passes sum of them: squares of differences, products
  * (squares of the points are in the scalings then), squares under a root, or sizes of differences. */
-typedef enum { MAPUOT_SQEUCLIDEAN, MAPUOT_EUCLIDEAN, MAPUOT_CITYBLOCK, MAPUOT_WFR } mapuot_metric;
+typedef enum { MAPUOT_SQEUCLIDEAN, MAPUOT_EUCLIDEAN, MAPUOT_CITYBLOCK, MAPUOT_WFR, MAPUOT_INNER } mapuot_metric;
 typedef enum { MAPUOT_SQUARES, MAPUOT_PRODUCTS, MAPUOT_ROOTS, MAPUOT_SIZES } mapuot_narrow_form;
 
 typedef enum { MAPUOT_KL, MAPUOT_BALANCED, MAPUOT_TV, MAPUOT_L2, MAPUOT_RANGE } mapuot_penalty;

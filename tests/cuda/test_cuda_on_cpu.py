@@ -19,7 +19,7 @@ PARTS = {
     "one problem": ["cuda/test_cuda.py", "cuda/test_one_potential_cuda.py"],
     "batch": ["cuda/test_batch_cuda.py"],
     "ranks": ["cuda/test_cuda_ranks.py", "-k", "nccl"],
-    "points": ["cuda/test_points_cuda.py", "api/test_points.py", "api/test_masks.py"],
+    "points": ["cuda/test_points_cuda.py", "api/test_points.py", "api/test_inner.py", "api/test_masks.py"],
     "marginals": ["cuda/test_marginals_cuda.py"],
     "sparse": ["cuda/test_sparse_cuda.py"],
 }

@@ -48,7 +48,8 @@ def sizes_of(d: int, narrow: bool, masked: bool, kept: bool) -> tuple[int, int]:
 def sums_job(kl: tuple[bool, bool], memory: int, d: int, narrow: bool, form: int, **more: int) -> Job:
     """The kernel of passes in float32 or float64; ``more``: options of src_cuda/points.cuh other than for all pairs."""
     options = shape_options(Shape(1, 4, 2), "float64", kl, MEMORY=memory)
-    options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
+    options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form}
+    options["DIM"] = d if d <= DIM and "DEPTH" not in more else 0
     options |= {"KEPT": 0, "QUICK": 0, "MASKED": 0, "SPLIT": 1} | more
     options["POINT_BLOCKS"] = point_blocks(options)
     return "portable.cu", "tile_sums" if "DEPTH" in options else "point_sums", options

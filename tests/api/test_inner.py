@@ -1,0 +1,119 @@
+"""Metric "inner": minus the product of two points, with addends of rows and columns, and its certificates."""
+
+import math
+
+import numpy as np
+import pytest
+from conftest import CUDA
+from problems import Case, verify
+
+import mapuot
+
+
+def drawn(seed):
+    """A cloud of any size, dimension and distance from the origin, and the same problem in arrays."""
+    rng = np.random.default_rng([43, seed])
+    (m, n), d = rng.integers(1, 50, 2), rng.integers(1, 20)
+    away = 10.0 ** rng.integers(-1, 3) * rng.integers(0, 2)
+    x, y = (rng.normal(size=(k, d)) + away * rng.normal(size=d) for k in (m, n))
+    r, c = rng.normal(size=m), rng.normal(size=n)
+    if seed % 3 == 0:
+        r, c = (x**2).sum(1) / 2, (y**2).sum(1) / 2  # squared distances, whose terms cancel
+    scale, weights = 10.0 ** rng.uniform(-1, 1), rng.random(d) + 0.1 if seed % 4 == 1 else np.ones(d)
+    r = r - float((r[:, None] + c - (x * weights) @ y.T).min())
+    M = scale * (r[:, None] + c - (x * weights) @ y.T)
+    span = float(np.ptp(M)) or 1.0
+    a, b = rng.random(m) + 0.1, rng.random(n) + 0.1
+    reg_m = tuple(span * 10.0 ** rng.uniform(-2, 1) if rng.random() < 0.8 else math.inf for _ in range(2))
+    b *= a.sum() / b.sum() if min(reg_m) == math.inf else 1.0
+    form, given = (None, "auto")[seed % 2], weights if seed % 4 == 1 else None
+    cloud = mapuot.PointCloud(x, y, "inner", scale, given, form=form, addends=(r, c))
+    return cloud, Case(M, a, b, span * 10.0 ** rng.uniform(-2.2, 0), reg_m)
+
+
+@pytest.mark.parametrize("backend", ["cpu", *CUDA])
+@pytest.mark.parametrize("part", range(4))
+def test_certificates_of_random_problems_are_true(backend, part):
+    for seed in range(10 * part, 10 * part + (10 if backend == "cpu" else 3)):
+        cloud, case = drawn(seed)
+        np.testing.assert_allclose(np.asarray(cloud), case.M, atol=1e-11 * cloud.scale * np.abs(cloud.x).max() ** 2)
+        precision, tol = ("auto", "float64")[seed % 2], 10.0 ** -(2 + seed % 7)
+        result = case.replace(M=cloud).solve(backend=backend, precision=precision, tol=tol)
+        assert result.converged, result
+        worth = 4e-13 * float(sum(np.abs(z).max() for z in (*cloud.addends, cloud.x)) ** 2) / case.reg
+        if worth < 1e-9:  # else the costs in float64 are another problem than those that the oracle reads
+            verify(result, case)
+
+
+def test_turned_parts_and_pickles_have_the_same_costs():
+    cloud, case = drawn(5)
+    np.testing.assert_array_equal(np.asarray(cloud.transpose()), np.asarray(cloud).T)
+    np.testing.assert_array_equal(np.asarray(cloud[1:]), np.asarray(cloud)[1:])
+    assert not cloud._cost.symmetric(None)
+    for given, kept in zip(cloud.transpose().transpose().addends, cloud.addends, strict=True):
+        np.testing.assert_array_equal(given, kept)
+    assert cloud.addends[0].shape == (len(case.a),)
+
+
+def test_a_number_serves_all_rows():
+    x, y = np.eye(3), np.ones((4, 3))
+    cloud = mapuot.PointCloud(x, y, "inner", 2.0, addends=(1.0, np.arange(4.0)))
+    np.testing.assert_allclose(np.asarray(cloud), 2 * (1 + np.arange(4.0) - x @ y.T))
+
+
+def test_squared_distances_are_inner_products_with_squares_as_addends():
+    rng = np.random.default_rng(0)
+    x, y = rng.random((40, 6)), rng.random((30, 6))
+    squares = [(z**2).sum(1) for z in (x, y)]
+    inner = mapuot.PointCloud(x, y, "inner", 2.0, addends=(squares[0] / 2, squares[1] / 2), form=None)
+    plans = [mapuot.solve(M, reg=0.05, reg_m=1.0, tol=1e-9).plan for M in (inner, mapuot.PointCloud(x, y))]
+    assert np.abs(plans[0] - plans[1]).sum() <= 1e-8
+
+
+def test_slopes_with_addends_and_points_without_mass():
+    rng = np.random.default_rng(1)
+    x, y, (r, c) = rng.random((5, 2)), rng.random((4, 2)), (rng.random(5), rng.random(4))
+    a, b = np.array([0.0, 1.0, 1.2, 0.7, 0.4]), np.ones(4)
+
+    def value(x, a):
+        cloud = mapuot.PointCloud(x, y, "inner", 1.5, addends=(r, c))
+        return mapuot.solve(cloud, a, b, reg=0.2, reg_m=1.0, tol=1e-12)
+
+    found, step = value(x, a).gradient(), 1e-5
+    for index in np.ndindex(x.shape):
+        move = step * (np.arange(10).reshape(5, 2) == 2 * index[0] + index[1])
+        change = (value(x + move, a).dual - value(x - move, a).dual) / (2 * step)
+        assert found.x[index] == pytest.approx(change, rel=1e-4, abs=1e-7)
+    for i in range(1, 5):
+        move = step * np.eye(5)[i]
+        assert found.a[i] == pytest.approx((value(x, a + move).dual - value(x, a - move).dual) / (2 * step), rel=1e-4)
+    assert np.isfinite(found.a[0])
+
+
+def test_what_inner_products_cannot_do_is_refused():
+    x = np.eye(3)
+    for given, error, text in (
+        ({"metric": "euclidean", "addends": (0, 0)}, ValueError, "addends must be None but for metric 'inner'"),
+        ({"metric": "inner", "addends": 1.0}, TypeError, "addends must be a pair"),
+        ({"metric": "inner", "addends": ([1.0], 0)}, ValueError, r"addends\[0\] must be a finite number or \(3,\)"),
+        ({"metric": "inner", "addends": (0, [1, np.nan, 0])}, ValueError, r"addends\[1\] must be a finite number"),
+        ({"metric": "inner", "labels": ([0, 1, 1], [0, 0, 1]), "across": 1.0}, NotImplementedError, "labels take"),
+    ):
+        with pytest.raises(error, match=text):
+            mapuot.PointCloud(x, x, **given)
+    with pytest.raises(NotImplementedError, match="are for one cloud"):
+        mapuot.PointCloud([x, x], [x, x], "inner")
+    with pytest.raises(ValueError, match="metric must be a distance"):
+        mapuot.knn_cost(x, x, 1, metric="inner")
+    cloud = mapuot.PointCloud(x, x, "inner", addends=(1.0, 1.0))
+    result = mapuot.solve(cloud, reg=0.5, reg_m=1.0)
+    with pytest.raises(NotImplementedError, match="must have no costs of their own"):
+        result.map(x)
+    with pytest.raises(NotImplementedError, match="a metric that is a distance"):
+        result.interpolate(0.5)
+    with pytest.raises(NotImplementedError, match="'sqeuclidean', got 'inner'"):
+        result.hvp(x)
+    with pytest.raises(NotImplementedError, match="those within one have others"):
+        mapuot.sinkhorn_divergence(cloud, np.ones(3), np.ones(3), reg=0.5, reg_m=1.0)
+    with pytest.raises(NotImplementedError, match="metric 'inner'"):
+        mapuot.solve(mapuot.PointCloud(x, x, "inner", truncate=8.0), reg=0.5, reg_m=1.0)
