@@ -15,6 +15,7 @@ from launch import HERE, environment, finish, launcher, run, start
 from over_ranks import named
 from problems import clouds, csr_of
 from scipy import sparse
+from soak.trials import ENDS, rank_ends
 
 import mapuot
 from mapuot import files
@@ -25,21 +26,6 @@ CASES, ERROR_CASES = named(HERE / "over_ranks.py", HERE / "mpi" / "cases.py"), n
 RUNS = [("cases.py", size, case) for size in (1, 2, 3, 4) for case in CASES]
 RUNS += [("error_cases.py", size, case) for size in (1, 2, 3, 4) for case in ERROR_CASES]
 RUNS += [("cases.py", 7, "shapes"), ("cases.py", 7, "uneven_and_empty_blocks"), ("error_cases.py", 7, "one_bad_block")]
-PROGRAM = """
-import os, signal, sys, time
-import numpy as np
-from mpi4py import MPI
-import mapuot
-comm = MPI.COMM_WORLD
-M = np.random.default_rng(comm.rank).random((20, 30))
-def callback(stats):
-    if comm.rank == 1 and stats.n_pass == 3:
-        {action}
-a = np.full(20, 1 / 20 / comm.size)
-print("solving", flush=True)
-mapuot.solve(M, a, reg=.05, reg_m=1., tol=1e-13, precision="float64", comm=comm, callback=callback)
-print("survived", flush=True)
-"""
 
 
 @functools.cache
@@ -67,17 +53,6 @@ def test_case(program, size, case):
     assert not text, text
 
 
-def job(tmp_path, action, *runner):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(action=action))
-    begin = time.monotonic()
-    code, out, err = run(3, *runner, program, seconds=60)
-    assert time.monotonic() - begin < 50
-    assert code != 0
-    assert "survived" not in out
-    return err
-
-
 def test_every_row_has_one_rank():
     for m, size in [(5, 1), (5, 6), (11, 3), (7, 7)]:
         ends = [own_rows(m, rank, size) for rank in range(size)]
@@ -86,21 +61,11 @@ def test_every_row_has_one_rank():
 
 
 @pytest.mark.parametrize(
-    "runner", [(), pytest.param(("-m", "mpi4py"), marks=pytest.mark.nightly)], ids=["python", "mpi4py"]
+    "end", ["raise", *(pytest.param(end, marks=pytest.mark.nightly) for end in ENDS if end != "raise")]
 )
-def test_an_exception_ends_the_job_on_every_rank(tmp_path, runner):
-    err = job(tmp_path, "raise RuntimeError('this rank has had enough')", *runner)
-    assert "rank 1: this rank has had enough" in err
-
-
-@pytest.mark.nightly
-def test_a_rank_that_dies_ends_the_job(tmp_path):
-    job(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
-
-
-@pytest.mark.nightly
-def test_an_interrupt_of_one_rank_ends_the_job(tmp_path):
-    assert "KeyboardInterrupt" in job(tmp_path, "raise KeyboardInterrupt")
+def test_a_rank_that_ends_ends_the_job(end):
+    """By an exception, Ctrl-C or a signal, of Python alone; by mpi4py's runner: a trial of ../soak."""
+    rank_ends(end, 3, seconds=50.0)
 
 
 def test_the_wrong_launcher_is_told():

@@ -304,30 +304,33 @@ ENDS = {
 }  # fmt: skip
 
 
-def ranks(rng):
-    """A rank that dies in the middle of a solve: all end within 10 s, and say why."""
-    end = str(rng.choice([*ENDS]))
+def rank_ends(end, when, *runner, seconds=RANKS_END):
+    """A rank that ends in the middle of a solve: all end soon after it, and say why."""
     with tempfile.TemporaryDirectory() as folder:
         program, output = Path(folder) / "program.py", Path(folder) / "output"
         program.write_text(RANK)
-        command = [*launcher(), "-n", "3", sys.executable, "-m", "mpi4py", program, end, str(rng.integers(1, 6))]
+        command = [*launcher(), "-n", "3", sys.executable, *runner, program, end, str(when)]
         with output.open("w") as file:
             job = subprocess.Popen(command, stdout=file, stderr=file, env=environment(), start_new_session=True)
         until, died = time.monotonic() + PATIENCE, False
         while job.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
             if not died and "dying" in output.read_text():
-                until, died = time.monotonic() + RANKS_END, True
+                until, died = time.monotonic() + seconds, True
         said = output.read_text()
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
-            raise AssertionError(f"{end}: the ranks go on {RANKS_END} s after one died: {said}")
+            raise AssertionError(f"{end}: the ranks go on {seconds} s after one died: {said}")
     assert job.returncode != 0, said
     assert "survived" not in said, said
     assert ENDS[end] in said, (end, said)
     if end in ("raise", "memory", "read"):
         assert said.count(ENDS[end]) == 3, "every rank is told: " + said
+
+
+def ranks(rng):
+    rank_ends(str(rng.choice([*ENDS])), rng.integers(1, 6), "-m", "mpi4py")
 
 
 # ---- a GPU ----
