@@ -21,7 +21,7 @@ import numpy as np
 from . import __version__, files, plot
 from .answer.result import Result
 from .answer.store import contents
-from .answer.summary import as_table
+from .answer.summary import REFERENCES, as_table
 from .api.solve import solve
 from .backends import BACKENDS
 from .backends.draw import BLOCK_ENTRIES
@@ -39,7 +39,6 @@ from .status import told_bound
 
 F = TypeVar("F", bound=Callable[..., Any])
 NOT_CONVERGED = 3
-REFERENCES = ("product", "uniform")  # those that are no file
 DEFAULTS = inspect.signature(solve).parameters
 PLAN = "Write the plan: dense, the K largest of each row, all above X, or the fewest with a share S of it."
 

@@ -22,6 +22,7 @@ from .pot.sinkhorn import Arguments
 from .problem.clouds import PointCloud
 from .problem.labels import as_labels
 from .problem.metrics import METRICS
+from .problem.points import MOST_ENTRIES
 from .problem.scale import scale_of
 from .problem.validate import as_array, as_choice, as_count, as_float, as_positive, odd_scale
 from .status import Words
@@ -45,7 +46,6 @@ except ImportError:  # scikit-learn is optional: whoever has none asks for no pa
         """Stand-in without methods."""
 
 
-MOST_ENTRIES = 1 << 27  # of a cost that is formed where points would do: 1 GiB
 NEVER_FORMED = tuple(name for name, metric in METRICS.items() if metric.reach == np.inf and metric.cdist)  # as SciPy's
 MISSING_LABEL = -1  # POT's mark of a sample without label
 

@@ -24,7 +24,7 @@ NUMBERS = members("mapuot_penalty")
 
 @dataclass(frozen=True)
 class Penalty:
-    """What is known of a penalty beside its formulas, which are the functions below."""
+    """Properties of a penalty beside its formulas, which are the functions below."""
 
     number: int  # mapuot_penalty
     words: str  # for users

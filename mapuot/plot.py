@@ -24,7 +24,7 @@ from .problem.validate import as_array, as_choice, as_count, as_share, check_kin
 GIVEN, MOVED, LOST = "#9aa5b1", "#1f5fa8", "#c8502d"  # grey, blue, rust: told apart by all eyes
 MOST_SLICES = 1 << 24  # pairs of slices of a grid at most
 MOST_CELLS = 400  # of a picture of the plan, to a side
-LEAST = 1e-17  # errors below are drawn there
+LEAST_DRAWN = 1e-17  # errors below are drawn there
 
 
 def pyplot() -> Any:
@@ -73,10 +73,10 @@ def convergence(result: Result, ax: Any = None) -> Any:
     gap = np.array([stat.gap / abs(stat.dual) if stat.dual else np.inf for stat in result.trace])
     dropped = np.array([stat.rejected for stat in result.trace], bool)
     for values, colour, name in ((error, MOVED, "bound of the plan's error"), (gap, GIVEN, "gap / |dual|")):
-        drawn = np.where(np.isfinite(values), np.maximum(values, LEAST), np.nan)
+        drawn = np.where(np.isfinite(values), np.maximum(values, LEAST_DRAWN), np.nan)
         ax.plot(passes, drawn, color=colour, marker=".", label=name)
     if dropped.any():
-        at = np.where(np.isfinite(error[dropped]), np.maximum(error[dropped], LEAST), 1.0)
+        at = np.where(np.isfinite(error[dropped]), np.maximum(error[dropped], LEAST_DRAWN), 1.0)
         ax.plot(passes[dropped], at, "x", color=LOST, label="step dropped")
     ax.set(xlabel="pass", yscale="log", title=f"{result.status} after {result.n_passes} passes")
     ax.axhline(1.0, color=GIVEN, lw=0.8, ls=":")  # from here on the bound says something

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 Work = Callable[[], Any]
-LOOK = 0.1  # seconds between two looks for a Ctrl-C, which the system may have told to another thread
+LOOK_SECONDS = 0.1  # seconds between two looks for a Ctrl-C, which the system may have told to another thread
 
 
 def new_thread(work: Work) -> None:
@@ -70,14 +70,14 @@ def each(
         stop()
         error = None  # whose traceback has this frame
         while len(ended) < len(begun):
-            time.sleep(LOOK / 100)
+            time.sleep(LOOK_SECONDS / 100)
         raise
 
 
 def next_of(answers: SimpleQueue[Any]) -> Any:
     while True:
         try:
-            return answers.get(timeout=LOOK)
+            return answers.get(timeout=LOOK_SECONDS)
         except Empty:
             pass
 

@@ -24,10 +24,10 @@ from .errors import shown
 from .penalties import F64
 from .problem.clouds import PointCloud
 from .problem.labels import as_labels
+from .problem.points import MOST_ENTRIES
 from .problem.scale import SCALES
 from .problem.validate import as_array, as_choice, as_count, as_float, as_positive
 
-MOST_ENTRIES = 1 << 27  # of a cost that is formed: beyond it points take its place
 SAMPLED = 1 << 20  # pairs that the scale of a cost is taken from where it is not formed
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..penalties import F64
 from ..problem.sparse import is_sparse
 
-METHODS = ("independent", "systematic", "rows")
+DRAWS = ("independent", "systematic", "rows")
 
 
 def as_generator(seed: Any) -> np.random.Generator:

@@ -20,9 +20,9 @@ from ..ranks import ALONE
 from ..status import STATUSES
 from .result import Result
 from .store import FORMAT, MASKED, NUMBERS, TEXTS, VECTORS, trace_of
+from .summary import REFERENCES
 
 MASK = ("keep", "seed", "turned")
-REFERENCES = ("product", "uniform")
 ANSWERED = ("cost", "objective", "dual", "mass")  # NUMBERS of the answer, not of its problem
 SAME = 1e-6  # of the range of M: differences of float32 and float64 copies of one matrix
 

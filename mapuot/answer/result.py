@@ -27,7 +27,7 @@ from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, told_bound
 from .between import Way, between
 from .curvature import hvp
-from .draw import METHODS, as_generator, draw_once, draw_rows
+from .draw import DRAWS, as_generator, draw_once, draw_rows
 from .sharpness import sharpness
 from .slopes import Gradient, gradient, image, potential
 from .store import contents
@@ -483,7 +483,7 @@ class Result(Certified, Answer):
         """
         if self.problem.ranks.size > 1:
             raise NotImplementedError("sample needs the whole plan in one process, without comm")
-        size, method, rng = as_count(size, "size"), as_choice(method, "method", METHODS), as_generator(seed)
+        size, method, rng = as_count(size, "size"), as_choice(method, "method", DRAWS), as_generator(seed)
         if not 0 < self.mass < np.inf:
             raise ValueError(f"size must be of a plan with mass, got mass {self.mass}")
         if not replace:

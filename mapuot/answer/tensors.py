@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import warn
 from .result import Answer
 
-PLAIN = {float, int, bool, str, type(None)}
+NO_TENSORS = {float, int, bool, str, type(None)}
 
 
 def tensor_among(*values: Any) -> Any:
@@ -117,7 +117,7 @@ def listed(M: Any) -> Any:
 def answered(function: Callable[..., Any], like: Any, arguments: dict[str, Any]) -> Any:
     """Call ``function(**arguments)`` with its tensors read where they lie; return its answer as `Tensors`."""
     with stream_of(like.device):
-        arrays = {name: x if type(x) in PLAIN else taken(x, name) for name, x in arguments.items()}
+        arrays = {name: x if type(x) in NO_TENSORS else taken(x, name) for name, x in arguments.items()}
         return Tensors(function(**arrays), like.device, any(map(is_csr, listed(arguments["M"]))))
 
 

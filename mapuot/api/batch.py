@@ -23,7 +23,7 @@ from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
 from ..backends import Options, Stats, host, name_of, namespace, pick
 from ..backends.newton import misses
-from ..backends.workspace import FAR
+from ..backends.workspace import FAR_LOG
 from ..cached import cached_property
 from ..errors import MUTED, ScalingWarning, warn
 from ..penalties import F64
@@ -205,7 +205,7 @@ class BatchRun:
         left = np.flatnonzero((self.status != "converged") & (self.status != "max_passes"))
         if not len(left):
             return
-        if log_v is not None and not float(abs(log_v).max()) <= FAR:
+        if log_v is not None and not float(abs(log_v).max()) <= FAR_LOG:
             self.far = left
         if name_of(self.module) in BATCHED:  # on a GPU each would take 4 ms, whatever its size
             plain = np.broadcast_to(is_plain(self.task), len(self.task))[left]

@@ -17,9 +17,9 @@ from ..problem.validate import as_positive
 from .solve import solve
 
 FIRST_REG = 0.05  # of the median cost
-STEP, REACH = math.log(2.0), math.log(1e4)  # between those that are tried first, and how far from the first one
+LOG_STEP, RANGE = math.log(2.0), math.log(1e4)  # between those that are tried first, and how far from the first one
 CLOSE = 1e-3  # of the logarithms that are found
-MOST_STEPS, FARTHEST, FLAT = 12, 3 * STEP, 1e-6  # of secants: how many, how long, and where slopes tell nothing
+MOST_STEPS, LONGEST, FLAT = 12, 3 * LOG_STEP, 1e-6  # of secants: how many, how long, and where slopes tell nothing
 
 
 class Tuned(NamedTuple):
@@ -159,14 +159,14 @@ def secants(function: Callable[[Any], Any], first: tuple[float, float]) -> tuple
     """Return where two functions of two numbers are 0, by Broyden's method; None where a few steps come to no end."""
     x = np.array(first)
     f = function(tuple(x))
-    slopes = np.stack([(function(tuple(x + STEP * e)) - f) / STEP for e in np.eye(2)], 1)
+    slopes = np.stack([(function(tuple(x + LOG_STEP * e)) - f) / LOG_STEP for e in np.eye(2)], 1)
     for _ in range(MOST_STEPS):
         if not abs(np.linalg.det(slopes)) > FLAT:
             return None
         step = -np.linalg.solve(slopes, f)
-        step *= min(1.0, FARTHEST / float(abs(step).max()))
+        step *= min(1.0, LONGEST / float(abs(step).max()))
         x, before = x + step, f
-        if abs(x - first).max() > REACH:
+        if abs(x - first).max() > RANGE:
             return None
         f = function(tuple(x))
         if abs(step).max() < CLOSE and abs(f).max() < 10 * CLOSE:
@@ -181,16 +181,16 @@ def root(function: Callable[[float], float], first: float, what: str) -> float:
 
     low = high = first
     while function(low) > 0:
-        low, high = low - STEP, low
+        low, high = low - LOG_STEP, low
         check_reach(first - low, what)
     while function(high) < 0:
-        low, high = high, high + STEP
+        low, high = high, high + LOG_STEP
         check_reach(high - first, what)
     return low if low == high else float(brentq(function, low, high, xtol=CLOSE))
 
 
 def check_reach(way: float, what: str) -> None:
-    if way > REACH:
+    if way > RANGE:
         raise ValueError(f"{what} must be one that a plan of this problem can have")
 
 

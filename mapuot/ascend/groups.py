@@ -30,9 +30,9 @@ from ..problem.side import Side
 from ..ranks import ALONE
 
 GROUPS = 4096  # points of a side between which all pairs are taken; 8192 save passes, and took 1.1 to 2.2 times as long
-MOST_GROUPS, LEAST_POINTS = 32768, 16  # up to so many, where each then has so many points
+MOST_GROUPS, LEAST_IN_GROUP = 32768, 16  # up to so many, where each then has so many points
 SHARPER = 0.01  # a correction is solved to this share of the error of its pass
-LEAST_TOL = 1e-9  # of a correction
+CORRECTION_TOL = 1e-9  # of a correction
 MOST_PASSES = 200  # of a correction, which may not converge: hard points may want more than its masses are
 WIDE = 0.25  # mean squared distance from the middle of a group, in units in which a cost is reg, up to which they help
 TAKES = 15  # passes over all pairs of groups that take as long as a correction, which makes 6 to 12 and some sums
@@ -116,7 +116,7 @@ def known(log: F64) -> F64:
 
 def units_of(shape: tuple[int, int]) -> list[int]:
     """Return how many points a group of either side has in the mean: powers of 2."""
-    least = [max(-(-k // MOST_GROUPS), min(LEAST_POINTS, -(-k // GROUPS))) for k in shape]
+    least = [max(-(-k // MOST_GROUPS), min(LEAST_IN_GROUP, -(-k // GROUPS))) for k in shape]
     return [1 << (k - 1).bit_length() for k in least]
 
 
@@ -220,7 +220,7 @@ class Groups:
         if rows.scalar_rho == cols.scalar_rho == np.inf:  # equal masses, which is a common part of log v
             cols = dataclasses.replace(cols, weight=cols.weight * (rows.mass / cols.mass))
         task = dataclasses.replace(small, rows=rows, cols=cols)
-        options = dataclasses.replace(self.options, tol=max(SHARPER * min(error, 1.0), LEAST_TOL), tol_gap=-1.0)
+        options = dataclasses.replace(self.options, tol=max(SHARPER * min(error, 1.0), CORRECTION_TOL), tol_gap=-1.0)
         found = self.solve(task, options, (nexts[0] - shifts[0], nexts[1] - shifts[1]), MOST_PASSES)
         after = self.moved(self.plan(task, (found.log_u, found.log_v)), 1)[1]
         steep = self.factor * rate(cols, reg)[:, None] * (after - before)

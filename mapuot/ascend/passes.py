@@ -39,7 +39,7 @@ class PassCertificate:
 
 
 class Body(Protocol):
-    """What is asked of a problem and its kernels; its plans have ``mass`` and ``whole``."""
+    """Interface of what makes the passes of a problem by its kernels; its plans have ``mass`` and ``whole``."""
 
     reg: float
     certifies: bool  # else passes end when one changes ``change``, by ``tol_change`` at most

@@ -31,10 +31,10 @@ UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on
 MOST_SLOPES = 16  # dimensions up to which potentials are fitted across a box
 WORTH = 0.6  # share of pairs kept beyond which none are skipped
 ROUGH = 0.03  # certified error at which the first mask, of rough potentials, is made again
-GOAL, MOST = 0.2, 0.35  # of tol: what a new mask is to cost at the end, and what an old one may
+GOAL, OLD = 0.2, 0.35  # of tol: what a new mask is to cost at the end, and what an old one may
 ENOUGH = 0.3  # of tol: from there on the next pass certifies without a correction
 CORRECTION = 2  # passes over the kept pairs that a correction may cost; it saves two or three
-MOST_ERROR = 1.0  # up to which a pass is corrected: beyond it potentials are off by more than a reg
+CORRECTED_ERROR = 1.0  # up to which a pass is corrected: beyond it potentials are off by more than a reg
 WILD = 60.0  # nats that an entry of K may lie above what its potentials promise: float32 holds 88
 ORDER = 64  # entries of a matrix that take as long as a point that is put in order
 TRIALS = 16  # thresholds tried for a mask
@@ -139,7 +139,7 @@ Growths = Sequence[Callable[[F64], float]]  # of the rows and of the columns: of
 
 
 class Share(NamedTuple):
-    """What skipped pairs add to a certificate: a bound on their mass, and an error of the plan."""
+    """Share of skipped pairs in a certificate: a bound on their mass, and the error that they make in the plan."""
 
     mass: float = 0.0
     error: float = 0.0
@@ -397,7 +397,7 @@ class Truncation:
             more = share.error * (1 + part) + part * (1 + found)
         enough = self.judge.again(stat, more, self.problem.reg * share.mass, moved)
         self.take(stat, state, found)
-        costly = stat.status == "running" and not stat.rejected and share.error > max(MOST * self.tol, 0.5 * found)
+        costly = stat.status == "running" and not stat.rejected and share.error > max(OLD * self.tol, 0.5 * found)
         if costly or (stat.status == "converged" and not enough):
             self.goal, self.rough, stat.status = self.goal / 4, False, "absorb"
 
@@ -426,7 +426,7 @@ class Truncation:
         if made and (stat.rejected or (comparable and not error <= 0.5 * self.before)):
             plain, self.correct, self.plain = self.plain, None, None
             return plain if stat.rejected or not error <= self.before else workspace.next_log_v
-        if not error <= MOST_ERROR or error <= ENOUGH * self.tol:
+        if not error <= CORRECTED_ERROR or error <= ENOUGH * self.tol:
             self.plain = None
             return None
         self.before, self.plain, self.corrections = error, workspace.next_log_v, self.corrections + 1

@@ -29,7 +29,7 @@ MOST_POWER = 2.0**26  # of row and col: an exponent is then off by some units, a
 MOST_ERROR = 0.05  # of an entry, beyond which they tell nothing
 DIFFERENCES = 4  # dimensions up to which squares are summed of differences: more exact, twice the work
 SAMPLE, LEAST = 1 << 14, 256  # coordinates, and points, that tell the middle of a cloud and their sizes
-TAIL = 10.0  # times their median that sizes count with at most
+TAIL_MOST = 10.0  # times their median that sizes count with at most
 SLACK = 10.0  # that a cost with mass may lie above what the scalings of K tell, in powers of 2
 PARTIAL = 6.0  # roundings of the squares that a sum of products has, by their size: those of many sums cancel
 CORRECTED = 1e-4  # floor of float32 passes that are corrected: a float64 one falls to that of their rounding at once
@@ -152,7 +152,7 @@ def sizes(problem: Problem) -> list[float]:
     for points, side in ((rows[:, cloud.apart :], problem.rows), (y.T, problem.cols)):
         beside = 0.0 if metric.inner and side is problem.rows else centre
         size, mass = factor * np.linalg.norm(some(points) - beside, metric.norm, 1), some(side.weight, along)
-        most = side.ranks.max(TAIL * float(np.median(size)) if len(size) else 0.0)
+        most = side.ranks.max(TAIL_MOST * float(np.median(size)) if len(size) else 0.0)
         total = float(side.ranks.sum(mass.sum()))
         found.append(float(side.ranks.sum((mass * np.minimum(size, most)).sum())) / total if total else most)
     return found

@@ -1,4 +1,4 @@
-"""What the workspaces of cpu/ and cuda/ do alike around their kernels: choose what K absorbs, and read what it leaves.
+"""Workspaces of cpu/ and cuda/ around their kernels: choose what K absorbs, and read what passes leave.
 
     K_ij = c_ij exp(alpha_i + beta_j - M_ij / reg),   u_i = e^(log u_i - d_i),   v_j = e^(log v_j - e_j)
 
@@ -26,7 +26,7 @@ FARTHEST = 1e300  # log v beyond it is no number: only M and the reference say w
 FORGOTTEN = dict.fromkeys(("depth", "head", "have", "extrapolated"), 0) | {"since_absorb": 1}  # in a restart
 LEAST_LOG = 80.0  # nats below 1 that a float32 v may lie
 LARGEST_LOG = 85.0  # and above it: beyond e^85 a kernel's v is not the one asked for
-FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
+FAR_LOG = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
 
 
 def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64, float]:
@@ -38,7 +38,7 @@ def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64,
         return np.zeros_like(log_v), 0.0
     used = np.isfinite(log_v) & ~problem.left_out[1]
     centre = median(log_v[used]) if any_of(used & (log_v != 0)) else 0.0
-    shift = -centre if abs(centre) > FAR and not symmetric else 0.0
+    shift = -centre if abs(centre) > FAR_LOG and not symmetric else 0.0
     return np.where(used, log_v + shift, 0.0), shift
 
 
@@ -79,7 +79,7 @@ class KernelWorkspace(Workspace):
         with np.errstate(invalid="ignore"):
             plan_v = np.where(out_v, -np.inf, x + lb)
             reach = float(np.abs(x).max())
-            safe = reach <= FAR and problem.spread + reach <= self.safe_spread
+            safe = reach <= FAR_LOG and problem.spread + reach <= self.safe_spread
             if safe and not problem.forbidden and problem.c is None:
                 alpha, beta = np.full_like(la, problem.M_min / problem.reg), np.zeros_like(lb)
             elif self.truncation and self.truncation.known:

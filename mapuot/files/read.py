@@ -37,7 +37,7 @@ MOST_INFLATED = 1032  # bytes that deflate makes of one
 DEFAULTS = ("M", "a", "b", "c")  # what is looked for where no array is named
 COMPRESSED = ("data", "indices", "indptr")  # of rows or of columns
 ANNDATA = {"M": "X", "a": "obs/a", "b": "var/b"}
-NUMBERS = "biufc"  # kinds of dtype
+NUMBER_KINDS = "biufc"  # kinds of dtype
 CHECKED_BYTES = 1 << 20  # of a member, at once
 
 
@@ -213,7 +213,7 @@ def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
         return found | {name: np.asarray(node[name][:]) for name in names if name in node}
 
 
-def whole_member(path: Path, name: str, kinds: str = NUMBERS + "U") -> Any:
+def whole_member(path: Path, name: str, kinds: str = NUMBER_KINDS + "U") -> Any:
     """Read an array of an archive; one without a dimension is a number or a text."""
     array = open_member(path, name, kinds)
     assert array is not None
@@ -227,7 +227,7 @@ def open_array(path: Path, kind: str, name: str) -> Any:
     with reading(path, kind):
         array = OPENERS[kind](path, name)
         shape = getattr(array, "shape", None)
-        if shape is not None and array.dtype.kind not in NUMBERS:
+        if shape is not None and array.dtype.kind not in NUMBER_KINDS:
             raise ValueError(f"dtype {cut(str(array.dtype))} is none of numbers")
     if shape is None:  # there is no such name, or it is a group
         there = names_in(path, kind)
@@ -322,7 +322,7 @@ def npy_header(file: Any, kinds: str) -> tuple[tuple[int, ...], bool, Any]:
 class NpyFile:
     """An .npy file, or a member of an archive that is stored as it is, by plain reads: no page stays mapped."""
 
-    def __init__(self, path: Path, start: int = 0, stop: int | None = None, kinds: str = NUMBERS) -> None:
+    def __init__(self, path: Path, start: int = 0, stop: int | None = None, kinds: str = NUMBER_KINDS) -> None:
         self.path = path
         with path.open("rb") as file:
             file.seek(start)
@@ -359,7 +359,7 @@ def block_of(rows: slice, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     return *rows.indices(height)[:2], height, width
 
 
-def open_member(path: Path, name: str, kinds: str = NUMBERS) -> Any | None:
+def open_member(path: Path, name: str, kinds: str = NUMBER_KINDS) -> Any | None:
     """Open a member of an archive, which is read through once for its checksum."""
     with zipfile.ZipFile(path) as archive:
         if name + ".npy" not in archive.namelist():

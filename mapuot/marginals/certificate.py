@@ -20,7 +20,7 @@ from ..penalties import F64
 from .problem import MultiProblem
 from .state import State, translation
 
-HOST_ENTRIES = 8000  # of a state, whose differences the host has added up before a GPU has taken them
+HOST_STATE = 8000  # of a state, whose differences the host has added up before a GPU has taken them
 
 
 def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> PassCertificate:
@@ -68,7 +68,7 @@ def growth(x: float) -> float:
 
 
 class CertifiedBody:
-    """What trees and blocks have in common: the plan of a pass is translated and certified."""
+    """Base of trees and blocks: translates and certifies the plan of a pass."""
 
     certifies = True
     ends: list[int]
@@ -79,7 +79,7 @@ class CertifiedBody:
 
     @property
     def on_device(self) -> bool:
-        return self.problem.xp is not np and self.ends[-1] > HOST_ENTRIES
+        return self.problem.xp is not np and self.ends[-1] > HOST_STATE
 
     def find(self, state: F64, narrow: bool) -> State:
         """Make a pass of a state, and translate its plan."""

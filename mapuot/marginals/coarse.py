@@ -30,10 +30,10 @@ from .reach import oriented
 Vectors = dict[int, F64]
 TINY = float(np.finfo(float).tiny)
 SMALLER = 10  # clusters^3 at most half the entries of an edge, for five times as many of a pair: ten times its products
-MATRICES, LABELS = 2.0, 2800  # clusters take as long as 2 passes and 2800 reads of all rows and columns
+MATRICES, LABEL_READS = 2.0, 2800  # clusters take as long as 2 passes and 2800 reads of all rows and columns
 DEVICE = 25.0  # passes that clusters take on a GPU: 20 (of 10 x 1000 points) to 50 (5000)
-CHEAP, SHARP, WORTH = 3.0, 0.06, 2.2  # they come at once where they take no longer, or .06 costs / reg, and else where
-# 2.2 times as many passes are left: they save .45 of those
+CHEAP, SHARP_COST, WORTH = 3.0, 0.06, 2.2  # clusters are found at once where they take 3 passes, or .06 costs / reg,
+# at most, and else where 2.2 times as many passes are left: they save .45 of these
 DAMPED = 1 - 1e-10  # of what clusters exchange: what exchanges nothing else moves by 1e10 of its residual at most
 
 
@@ -82,9 +82,9 @@ class TreeCoarse:
         problem = tree.problem
         self.fi = problem.fi
         self.upwards = [k for k, _ in tree.order[::-1]]
-        labels = 0.0 if self.found else LABELS * sum(problem.shape) / sum(x.size for x in problem.edges.values())
+        labels = 0.0 if self.found else LABEL_READS * sum(problem.shape) / sum(x.size for x in problem.edges.values())
         passes = MATRICES + labels if problem.xp is np else DEVICE
-        cheap = max(CHEAP, SHARP * max(problem.sizes.values()) / problem.reg)
+        cheap = max(CHEAP, SHARP_COST * max(problem.sizes.values()) / problem.reg)
         self.worth, self.due = WORTH * passes, FIRST if passes <= cheap else math.inf
 
     @cached_property

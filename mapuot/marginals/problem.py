@@ -213,7 +213,7 @@ class MultiProblem:
 
     @property
     def reads(self) -> str:
-        """What passes read, in the words of `MultiResult.how`."""
+        """Name what passes read, in the words of `MultiResult.how`."""
         if self.storage == "made":
             return "rows made from the costs"
         return f"{self.storage} {'products' if self.kind == 'triangle' else 'pairs' if self.pairs_only else 'tiles'}"

@@ -22,7 +22,7 @@ from ..status import FAILED
 from .arrays import give, take
 from .sinkhorn import muted
 
-FIRST, FALL, LAST = 0.05, 0.5, 2e-4  # eps of the first step in units of the costs, its fall a step, the least
+FIRST_STEP, FALL, LAST = 0.05, 0.5, 2e-4  # eps of the first step in units of the costs, its fall a step, the least
 STEP_TOL = 1e-4  # of the plan of a step
 LEAST_GAP = 1e-12  # that stopThr can ask for
 
@@ -123,7 +123,7 @@ def steps(M: Any, a: Any, b: Any, rho: Any, tol: float, most: int) -> Bounded:
     xp = namespace(M)
     finite = M[xp.isfinite(M)]
     unit = min(float(abs(finite).mean()) if finite.size else 1.0, *rho) or 1.0
-    best, plan, eps = None, a[:, None] * b, FIRST * unit
+    best, plan, eps = None, a[:, None] * b, FIRST_STEP * unit
     zeros = np.zeros(M.shape[0]), np.zeros(M.shape[1])
     for k in range(most):
         with muted():

@@ -411,7 +411,7 @@ class Answers:
 
 @contextmanager
 def names_of_pot() -> Iterator[None]:
-    """What `mapuot` says of an argument, said of POT's."""
+    """Put POT's names of arguments into the messages of `mapuot`."""
     try:
         yield
     except (TypeError, ValueError) as error:

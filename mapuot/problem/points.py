@@ -25,7 +25,8 @@ from .validate import as_array, as_choice, as_float, as_positive, check_kind
 FORM_BYTES = 1 << 30  # that "auto" lets a formed matrix and K take in the memory of the host
 PAIR_BYTES = 16  # of a pair in a matrix that is formed and in its K
 AUTO_ENTRIES = FORM_BYTES // PAIR_BYTES  # pairs from which "auto" skips some: 2^26, up to which it forms the matrix
-FEW = 4  # dimensions up to which boxes around all points bound the range of the costs well enough
+MOST_ENTRIES = 1 << 27  # of a cost that a door forms where points would do: 1 GiB
+FEW_DIMENSIONS = 4  # dimensions up to which boxes around all points bound the range of the costs well enough
 LEAST_NORMAL = float(np.finfo(np.float64).tiny)
 MADE = ("x", "y", "rows", "columns")  # of a cloud, when they are asked for
 
@@ -232,7 +233,7 @@ class PointCosts(Cost):
         self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
     ) -> tuple[float, float, int, int]:
         """Return the range as every cost does; bounds where to look at all pairs would take longer than the solve."""
-        tight = self.dim <= FEW or self.truncates(self.size)
+        tight = self.dim <= FEW_DIMENSIONS or self.truncates(self.size)
         metric = METRICS[self.metric]
         bounded = tight and self.size >= AUTO_ENTRIES and metric.degree > 0
         return self.reached(self._bounds() if bounded else super().range(backend, threads, tell))

@@ -30,7 +30,7 @@ from .side import Side
 from .sparse import Parts
 
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
-LINES, MOST, TAIL = 16, 4096, 2.0  # of what `extent` looks at; twin: src_c/solve.c
+LINES, MOST_FAR, TAIL = 16, 4096, 2.0  # of what `extent` looks at; twin: src_c/solve.c
 VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
 
 
@@ -41,8 +41,8 @@ def heavy(weight: F64) -> Any:
 
 
 def some(weight: F64) -> Any:
-    """Choose all points where there are at most MOST, else each k-th."""
-    return np.arange(0, len(weight), -(-len(weight) // MOST))
+    """Choose all points where there are at most MOST_FAR, else each k-th."""
+    return np.arange(0, len(weight), -(-len(weight) // MOST_FAR))
 
 
 def farthest(costs: F64) -> float:

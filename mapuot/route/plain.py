@@ -32,8 +32,8 @@ from ..processor import SERIAL_ENTRIES
 from .options import METHODS, make_options
 from .stages import FORMED, in_words, ladder, newton_words, turned_sides
 
-F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
-NUMBERS = {float, int, np.float64, np.float32, np.int64, np.int32}
+SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+NUMBER_TYPES = {float, int, np.float64, np.float32, np.int64, np.int32}
 
 
 @functools.lru_cache(maxsize=64, typed=True)
@@ -66,7 +66,7 @@ def core() -> tuple[ModuleType, Any]:
 def number(value: Any) -> float:
     """Return a plain number as a float, and 0 for anything else, since no argument here may be 0."""
     try:
-        return float(value) if type(value) in NUMBERS else 0.0
+        return float(value) if type(value) in NUMBER_TYPES else 0.0
     except OverflowError:
         return 0.0
 
@@ -83,7 +83,7 @@ def masses(weight: Any, length: int) -> Any:
     if weight is None:
         return np.full(length, 1.0 / length)
     if type(weight) is np.ndarray and weight.shape == (length,) and weight.dtype.kind == "f":
-        return weight.astype(F64)
+        return weight.astype(DOUBLE)
     return None
 
 
@@ -97,7 +97,7 @@ def side_of(name: str, weight: Any, rho: float) -> Side:
 def readable(M: Any) -> Any:
     """Return the dtype of an array that the core can read, or of points whose matrix may be formed; None of others."""
     if type(M) is np.ndarray:
-        known = M.ndim == 2 and M.dtype in (F64, F32) and M.flags.c_contiguous and M.flags.aligned
+        known = M.ndim == 2 and M.dtype in (DOUBLE, SINGLE) and M.flags.c_contiguous and M.flags.aligned
     else:
         known = type(M) is PointCloud and M.ndim == 2 and cost_of(M).forms(FORM_BYTES) and not cost_of(M).on_device
     return M.dtype if known and 0 < M.size <= SERIAL_ENTRIES else None
@@ -130,7 +130,7 @@ def attempt(
     inside = out if dtype == cost.array.dtype else None  # of float32 points the costs are float64
     found = whole.solve(cost, a, b, reg, rho, options, arguments[5], ladder, inside)
     if (
-        found is None or (cost.cloud and found.forbidden) or (dtype == F32 and not holds_float32(found.mass, M.size))
+        found is None or (cost.cloud and found.forbidden) or (dtype == SINGLE and not holds_float32(found.mass, M.size))
         # a ScalingWarning is due (odd_scale in problem/validate.py)
         or is_sentinel((found.high - found.low) / reg) or moves_little(found.mass, *found.masses)
     ):  # fmt: skip

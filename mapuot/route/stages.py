@@ -28,7 +28,7 @@ BALANCED_TOL = 0.1  # the same where both sides are: a point far away finds its 
 WARM_ERROR = 1.0  # of a first pass: a warm start above it is left, where a cold one goes by way of larger regs
 TOGETHER = 60  # passes of one potential, after which ordinary ones go on: where they serve, 2 to 12 are enough
 INNER = 0.6  # of tol: for the pairs that are kept; the rest is for what is skipped
-FAR = 30.0  # median cost / reg below which "auto" skips nothing: most pairs count
+FAR_MEDIAN = 30.0  # median cost / reg below which "auto" skips nothing: most pairs count
 UNDONE = ("running", *FAILED)  # statuses of a solve that has no answer yet
 STALLED = ("stalled",)
 FORMED = "the matrix of the points"  # what passes read, in `Result.how`
@@ -197,4 +197,4 @@ def nats_of(problem: Problem, saves: bool, least: int) -> float | None:
         if reasons:
             raise NotImplementedError(f"truncate is not for {reasons[0]}: give truncate=None")
         return float(cloud.truncate)
-    return None if reasons or problem.usual < FAR * problem.reg else 0.0
+    return None if reasons or problem.usual < FAR_MEDIAN * problem.reg else 0.0

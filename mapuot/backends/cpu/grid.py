@@ -29,7 +29,7 @@ from .native import check
 from .operator import HostOperator
 from .workspace import HostWorkspace
 
-RUN = 256  # products that a sum of log_matmul takes one after the other
+TERMS = 256  # products that a sum of log_matmul takes one after the other
 PAGES = os.sysconf("SC_PHYS_PAGES")  # of memory
 LOGS = 400.0  # of scalings in a K, which are below 1e150, and of their sums
 
@@ -89,10 +89,11 @@ class GridOperator(HostOperator):
         """Bound the relative error of a sum beside that of its exponents, which is ``error``.
 
         On each axis exponents are added to and taken off four times, as are the logarithms of what came before, and
-        sums have runs of RUN products and then one of the runs; two exponentials and a logarithm round by 4 units each.
+        sums have runs of TERMS products and then one of the runs; two exponentials and a logarithm round by 4 units
+        each.
         """
         terms = (max(sizes) for sizes in zip(*self.grid.nodes, strict=True))
-        sums = UNIT * sum(RUN + n / RUN + 12 for n in terms)
+        sums = UNIT * sum(TERMS + n / TERMS + 12 for n in terms)
         return len(self.logs) * (error + 8 * UNIT * LOGS) + sums
 
     # ---- passes

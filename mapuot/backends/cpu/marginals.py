@@ -15,7 +15,7 @@ from ..._core import ffi, lib
 from ...penalties import F64
 from .native import pointer
 
-WORTH = len(ffi.typeof("mapuot_worth").fields)
+WORTHS = len(ffi.typeof("mapuot_worth").fields)
 
 
 class Points:
@@ -57,7 +57,7 @@ class Points:
 
     def worth(self, log_u: F64, log_s: F64 | None) -> F64:
         """Return the numbers of a mapuot_worth, a row each, of all marginals."""
-        out = np.empty((self.amounts[0], WORTH))
+        out = np.empty((self.amounts[0], WORTHS))
         at_points = ffi.NULL if log_s is None else pointer(log_s)
         lib.mapuot_worth_of(self.core, pointer(log_u), at_points, pointer(out, "mapuot_worth *"))
         return out.T

@@ -17,7 +17,7 @@ from ...problem.problem import EXPONENT_ROUNDING, VANISHING, BatchProblem
 from ...problem.validate import MASS_TOLERANCE
 from ..contract import Options, memory_of
 from ..records import STATS
-from ..workspace import FAR, STORAGE
+from ..workspace import FAR_LOG, STORAGE
 from .native import CODES, DTYPES, SERIAL, check, empty, pointer, pool_for
 from .workspace import NARROW_NOISE, SAFE_SPREAD, SCALES
 
@@ -99,7 +99,7 @@ def fill_task(
     task.stages, task.count, task.max_passes = stages, len(rows), max_passes
     task.m, task.n = shape
     task.M.row_stride, task.M.col_stride, task.M.dtype = *strides, CODES[dtype]
-    task.safe_spread, task.far = SAFE_SPREAD[options.precision], FAR
+    task.safe_spread, task.far = SAFE_SPREAD[options.precision], FAR_LOG
     task.mass_tolerance, task.exponent_rounding, task.vanishing = MASS_TOLERANCE, EXPONENT_ROUNDING, VANISHING
     task.scale_limit, task.most_scale = SCALES["scale_limit"], SCALES["most_scale"]
     terms, itemsize = task.terms, np.dtype(STORAGE[options.precision]).itemsize
