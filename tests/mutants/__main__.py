@@ -27,7 +27,7 @@ from pathlib import Path
 from .table import SEEK, TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = "src_c"  # what is compiled
+CORE = "src_c/"  # what is compiled
 PATIENCE = 5  # times that tests take without a change, and a minute: a change may slow them down
 BUILT = {"MAPUOT_ISAS": "scalar", "CFLAGS": "-O0"}  # every rule is in it; the vectors of others are checked against it
 if shutil.which("ccache"):
@@ -81,9 +81,10 @@ class Copy:
                 (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.folder / name, follow_symlinks=False)
 
-    def run(self, command, seconds, **more):
+    def run(self, command, seconds, emulated=False, **more):
         """(exit code, output); None where it took longer, and its processes are gone."""
-        paths = os.pathsep.join(map(str, (self.folder, self.folder / "tests")))
+        tests = self.folder / "tests"
+        paths = os.pathsep.join(map(str, (self.folder, *[tests / "cuda" / "cuda_on_cpu"] * emulated, tests)))
         threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         job = subprocess.Popen(
             [sys.executable, *command], cwd=self.folder, env={**os.environ, "PYTHONPATH": paths, **threads, **more},
@@ -109,7 +110,8 @@ class Copy:
 
     def tried(self, tests, seconds):
         """What tests say: "" where all of them pass, else the first that does not."""
-        code, out = self.run(["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *paths(tests)], seconds)
+        command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *paths(tests)]
+        code, out = self.run(command, seconds, tests.startswith("cuda/"))
         if code is None:
             return f"no end after {seconds:.0f} s"
         if code in (0, 1, 2):  # 2: what a test imports raises
@@ -139,13 +141,14 @@ class Copy:
 
 
 def seconds_without(tests):
-    """How long the tests take on the tree as it is, where they have to pass."""
+    """How long the tests take on the tree as it is, where they have to pass; those of kernels apart."""
     with tempfile.TemporaryDirectory(prefix="mapuot-mutants-") as folder:
         copy = Copy(folder)
         copy.build()
         begun = time.monotonic()
-        if told := copy.tried(tests, 3600):
-            raise WrongError(f"without a change: {told}")
+        for some in ([x for x in tests if x.startswith("cuda/") == emulated] for emulated in (False, True)):
+            if some and (told := copy.tried(" ".join(some), 3600)):
+                raise WrongError(f"without a change: {told}")
         return time.monotonic() - begun
 
 
@@ -181,7 +184,7 @@ def main(words):
         return told
 
     with ExitStack() as folders, ThreadPoolExecutor(given.jobs) as workers:
-        everything = " ".join(dict.fromkeys(word for entry in chosen for word in entry[3].split()))
+        everything = list(dict.fromkeys(word for entry in chosen for word in entry[3].split()))
         seconds = 60 + PATIENCE * seconds_without(everything) if everything else 60
         for (file, text, instead, _, reason), told in zip(chosen, workers.map(attempt, chosen), strict=True):
             line = f"{file}: {text}  ->  {instead}"

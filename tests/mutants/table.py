@@ -13,6 +13,8 @@ BOXES = "core/test_edges.py api/test_truncation.py hostile/test_hostile.py"
 MASKS = "api/test_masks.py"
 DRAWS = "core/test_edges.py api/test_result.py api/test_sparse.py"
 SEEK = {
+    "src_cuda/batch": "cuda/test_batch_cuda.py", "src_cuda/boxes": "cuda/test_points_cuda.py",
+    "src_cuda/": "cuda/test_cuda.py cuda/test_one_potential_cuda.py cuda/test_batch_cuda.py cuda/test_points_cuda.py",
     "src_c/common/mask": MASKS, "src_c/boxes": BOXES, "src_c/": CORE, "mapuot/problem/mask": MASKS,
     "mapuot/files": FILES, "mapuot/answer/load": FILES, "mapuot/answer": DRAWS, "mapuot/backends/draw": DRAWS,
     "mapuot/backends/boxes": BOXES, "mapuot/marginals": "core/test_edges.py api/test_marginals.py", "mapuot/": CORE,
@@ -26,6 +28,10 @@ FORMULAS = " ".join(
         "the_l2_prox_is_that_of_scipy",
     )
 )  # fmt: skip
+
+KERNELS = "cuda/test_cuda.py::test_every_penalty_equals_the_oracle"
+BATCHES = "cuda/test_batch_cuda.py::test_float64_passes_are_those_of_the_oracle"
+BOXES_OF_KERNELS = "cuda/test_points_cuda.py::test_boxes_keep_what_those_of_the_cpu_keep"
 
 TABLE = {
     "src_c/common/rules.h": {
@@ -536,6 +542,61 @@ TABLE = {
         ],
         "what is left is orthogonal to all directions of conjugate gradients, hence to y": [
             ("w->y[j] * (w->asked[j] - w->left[j])", "w->y[j] * w->asked[j]"),
+        ],
+    },
+    "src_cuda/finish_column.cuh": {
+        KERNELS: [
+            ("out[SUM_GAP] = found.gap;", "out[SUM_GAP] = 0.5 * found.gap;"),
+            ("out[SUM_HARD] = found.hard;", "out[SUM_HARD] = 0;"),
+            ("out[SUM_DUAL] = found.dual;", "out[SUM_DUAL] = 0;"),
+            ("? found.next : found.misfit;", "? found.next : 0;"),
+            ("-S.limits.rate_cols * x)", "S.limits.rate_cols * x)"),
+            ("S.x[c.j] = c.x - (F.p.shift + t.lam);", "S.x[c.j] = c.x - F.p.shift;"),
+            ("G = c.G + p.common;", "G = c.G;"),
+        ],
+    },
+    "src_cuda/finish_scalars.cuh": {
+        KERNELS: [
+            ("out.mass = move.kappa * row[ROW_MASS];", "out.mass = row[ROW_MASS];"),
+            ("S.limits.fi_rows * move.lam) +", "move.lam) +"),
+            ("S.hard_weight * S.limits.reg *", "0 * S.limits.reg *"),
+            ("out.dual = F.p.dual_constant + move", "out.dual = move"),
+            ("limits.exponent_error = p.exponent_error;", ""),
+            ("t[SUM_MISFIT], largest_scale(F))", "0, largest_scale(F))"),
+        ],
+        "cuda/test_one_potential_cuda.py::test_answers_are_those_of_the_cpu": [
+            ("both(S) * t[SUM_DUAL]", "t[SUM_DUAL]"),
+            ("both(S) * t[SUM_GAP], both", "t[SUM_GAP], both"),
+            ("both(S) * t[SUM_HARD]", "t[SUM_HARD]"),
+        ],
+    },
+    "src_cuda/batch_finish.cuh": {
+        BATCHES: [
+            ("limits.rho_rows * (p.mass_a - mass)", "limits.rho_rows * p.mass_a"),
+            ("soft ? 0 : loss, 0, 1)", "0, 0, 1)"),
+            ("+ shift * p.mass_a)", ")"),
+            ("move.weight * move.grow) : t[WORTH]", "move.weight) : t[WORTH]"),
+            ("out.mass = move.kappa * move.mass;", "out.mass = move.mass;"),
+        ],
+    },
+    "src_cuda/boxes.cu": {
+        BOXES_OF_KERNELS: [
+            ("H = B.x_half[i * B.d + k] + B.y_half[k * B.n + j]", "H = B.x_half[i * B.d + k]"),
+            ("fma(0.5 * fabs(p + q), H, sum)", "fma(0.25 * fabs(p + q), H, sum)"),
+            ("fma(r, s - D, fma(-s, s, sum))", "fma(-s, s, sum)"),
+            ("(B.x_log_mass[i] + B.y_log_mass[j])", "B.x_log_mass[i]"),
+            ("mass = kept ? 0 : exp(bound);", "mass = 0;"),
+            ("B.x_cut[i] + B.y_cut[j] < bound", "B.x_cut[i] < bound"),
+            ("const uint32_t before = own << 1 | (lane > 0 ? left : last) >> 31;", "const uint32_t before = own << 1;"),
+            ("log_mass[blockIdx.x] = known + log(total);", "log_mass[blockIdx.x] = known;"),
+        ],
+    },
+    "src_cuda/stream.cu": {
+        "cuda/test_cuda.py::test_pairs_are_drawn_where_the_cost_is": [
+            ("left = fmax(left - __shfl_sync(FULL, end - sum, chosen), 0);", ""),
+            ("if (ends[middle] > wanted)", "if (ends[middle] >= wanted + 0.1)"),
+            ("left = at[k] * __shfl_sync(FULL, end, 31);", "left = __shfl_sync(FULL, end, 31);"),
+            ("end += lane >= bit ? before : 0;", ""),
         ],
     },
     "mapuot/backends/newton.py": {
