@@ -118,6 +118,13 @@ def test_passes_equal_the_oracle(path, precision, shape, narrow):
     check_passes(shape, precision, narrow, 5)
 
 
+@pytest.mark.parametrize("reg_m", [(1.0, 3.0), (np.inf, 3.0)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_first_passes_equal_the_oracle(path, count, reg_m):
+    """While the common translation is large: later ones hardly move."""
+    check_passes((97, 131), "float64", False, count, reg_m=reg_m, mass=30.0)
+
+
 def test_portable_blocks_do_columns_in_rounds(monkeypatch):
     """Rows too wide for a block, in parts of 4 rows and of all columns; 3 blocks for 9001 columns."""
     monkeypatch.setenv("MAPUOT_CUDA", "portable")

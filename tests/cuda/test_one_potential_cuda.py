@@ -55,6 +55,24 @@ def test_answers_are_those_of_the_cpu(kind, reg):
         assert found.dual == pytest.approx(right.dual, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("path", ["persistent", "portable"])
+@pytest.mark.parametrize("penalty", ["kl", "tv", "range"])
+def test_certificates_are_those_of_the_oracle(penalty, path, monkeypatch):
+    """Both sides are as far from their optimum: the last of a few passes, far from converged, counts them twice."""
+    if path == "portable":
+        monkeypatch.setenv("MAPUOT_CUDA", "portable")
+    rng = np.random.default_rng(2)
+    x, a = rng.random((60, 2)), rng.random(60) + 0.1
+    M = ((x[:, None] - x) ** 2).sum(-1)
+    options = {"reg": 0.05, "reg_m": 0.3, "penalty": penalty, "precision": "float64", "tol": 1e-14, "max_passes": 4}
+    found, right = (mapuot.solve(M, a, a, backend=backend, **options) for backend in ("cuda", "reference"))
+    assert "one potential" in found.how
+    for one, other in zip(found.trace[-1:], right.trace[-1:], strict=True):
+        assert one.error == pytest.approx(other.error, rel=1e-3)
+        assert one.gap == pytest.approx(other.gap, rel=1e-3)
+
+
 @pytest.mark.parametrize("n", [40, 130])
 @pytest.mark.parametrize("reg", [0.1, 1e-3])
 @pytest.mark.parametrize("own", [False, True], ids=["one cost", "own costs"])
