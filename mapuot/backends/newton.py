@@ -119,10 +119,6 @@ class ColumnsNewton(Newton):
         r_met = r * np.exp(move)
         plan = backend.PlanStream(problem, log_u + move, log_v, threads)
         into = xp.asarray(np.divide(fi, r_met, out=np.zeros(m), where=r_met > 0))
-
-        def product(d: F64) -> F64:
-            return np.asarray(host(plan.apply_transpose(into * plan.apply(d))))
-
         s = np.asarray(host(plan.apply_transpose(np.ones(m))))
         apart = float(ranks.sum(float(np.abs(r_met - r).sum()))) / float(s.sum())
-        return self.solve(stat.error + apart, tol, log_v, s, product)
+        return self.solve(stat.error + apart, tol, log_v, s, plan.weighed(into))

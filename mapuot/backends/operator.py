@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,10 @@ class CostOperator(Drawn):
         """Return P^T Y, summed over the ranks."""
         Y, flat = self.as_columns(Y, self.shape[0], "Y")
         return self.told(self.over_ranks(self.product(Y, True)), flat)
+
+    def weighed(self, into: Any) -> Callable[[F64], F64]:
+        """Return d -> P^T (into * P d), from the host to the host: the product that Newton's step asks for."""
+        return lambda d: np.asarray(host(self.apply_transpose(into * self.apply(d))))
 
     def told(self, out: Any, flat: bool) -> Any:
         out = self.back(out)

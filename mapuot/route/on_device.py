@@ -24,9 +24,9 @@ from ..cached import cached_property
 from ..problem.cost import Dense
 from ..problem.problem import Problem
 from ..problem.side import Side
-from ..problem.validate import moves_little
+from ..problem.validate import MASS_TOLERANCE, moves_little
 from .plain import LazyResult, number, penalties_of, settings, side_of
-from .stages import SCALING_BELOW, turned_sides
+from .stages import SCALING_BELOW
 
 
 class Posed(NamedTuple):
@@ -53,7 +53,7 @@ def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ..
     ``arguments``: what `settings` in plain.py takes.
     """
     reg, rho = number(reg), penalties_of(reg_m)
-    if namespace(M) is np or rho is None or not 0 < reg < math.inf or rho[0] == rho[1] == math.inf:
+    if namespace(M) is np or rho is None or not 0 < reg < math.inf:
         return None
     if M.ndim != 2 or M.dtype.char not in "fd" or not (M.flags.c_contiguous and M.size):
         return None
@@ -64,6 +64,8 @@ def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ..
     rows, cols = (given_side(*x) for x in (("a", a, M.shape[0], rho[0]), ("b", b, M.shape[1], rho[1])))
     if options is None or rows is None or cols is None:
         return None
+    if rho[0] == rho[1] == math.inf and abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass:
+        return None
     backend = whole()[0]
     return Posed(backend, Dense(backend.asarray(M)), rows, cols, reg, options)
 
@@ -72,9 +74,8 @@ def attempt(problem: Posed, most: int) -> DeviceResult | None:
     """Solve a problem in one call, with at most so many passes; None: it needs more."""
     backend, cost, rows, cols, reg, options = problem
     begun = time.perf_counter()
-    turned = turned_sides(rows.penalty == "balanced", cols.penalty == "balanced", options)
-    if turned or not options.memory or backend.quicker_turned(cost):
-        return None
+    if cols.penalty == "balanced" or not options.memory or backend.quicker_turned(cost):
+        return None  # columns are met by turning them into rows, or by Newton's step
     found = whole()[1].solve(cost.array, rows, cols, reg, options, most, 1 / SCALING_BELOW)
     if found is None or moves_little(found.mass, rows.mass, cols.mass):  # a ScalingWarning is due
         return None

@@ -8,7 +8,7 @@ from matrix import ARRAYS, TOLS, cells, check
 from problems import pairs
 from scipy import sparse
 
-from mapuot import PointCloud, SeededMask, solve, solve_batch
+from mapuot import InfeasibleError, PointCloud, SeededMask, solve, solve_batch
 from mapuot.answer.gradients import dual_value, marginal_gradient
 from mapuot.backends import Options, host, reference
 from mapuot.files import load_checkpoint
@@ -398,6 +398,7 @@ ONE_CALL = {  # how the costs and options differ from plain ones, and whether on
     "one potential": (lambda M: M + M.T, {}, False),
     "larger regs": (lambda M: 400 * M, {}, False),
     "hard columns": (lambda M: M, {"reg_m": (1.0, np.inf)}, False),
+    "hard sides": (lambda M: M, {"reg_m": np.inf}, False),
     "few passes": (lambda M: M, {"max_passes": 2}, False),
     "columns apart": (np.asfortranarray, {}, False),
 }
@@ -422,6 +423,8 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
     plan = np.exp(found.log_u[:, None] + found.log_v - M / given["reg"]) * np.outer(a, a)
     assert np.abs(plan - exact.plan).sum() <= (found.error_bound + exact.error_bound) * exact.plan.sum()
     assert found.dual <= exact.objective
+    with pytest.raises(InfeasibleError, match="a and b must have equal masses"):
+        solve(cp.asarray(M), a, 2 * a, reg=0.05, reg_m=np.inf)
 
 
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 1.0), (0.3, 2.0)])

@@ -8,7 +8,7 @@ by block: numpy where M is numpy, else CuPy. Twin: backends/cpu/operator.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cupy as cp
@@ -29,7 +29,7 @@ from .arrays import Carrier, as_columns, free_memory, most_bytes, on_device
 from .kernels import ITEMSIZE, Strips, strips_for
 from .launch import device_limits
 from .one_read import OneRead
-from .stream import apply_rows, balance_rows, fill_rows, joined, reduce_rows, stream, view_of
+from .stream import WeighedProduct, apply_rows, balance_rows, fill_rows, joined, reduce_rows, stream, view_of
 
 TINY = float(np.finfo(float).tiny)
 
@@ -104,6 +104,12 @@ class DeviceOperator(CostOperator):
             else:
                 out[i0:i1] = part
         return cp.zeros((self.shape[turned], X.shape[1])) if out is None else out
+
+    def weighed(self, into: Any) -> Callable[[F64], F64]:
+        if not self.there or self.ranks.size > 1 or self.cost.operator != "tiles":
+            return super().weighed(into)
+        ((_, _, M, c),) = self.blocks()
+        return WeighedProduct(M, c, self.alpha, self.beta, self.reg, into)
 
     def own_sums(self) -> tuple[float, F64, F64]:
         (m, n), reg = self.shape, self.reg

@@ -72,7 +72,7 @@ def jobs() -> list[Job]:
             ("coarse.cu", "nearest", {"STORE": STORES[store], "COST": int(dtype == "float32")}) for store in DTYPES
         ]
     found += [job for d in range(1, DIM + 1) for memory in MEMORY for job in point_jobs(d, memory)]
-    found.append(("point_costs.cu", "point_costs", {"METRIC": METRICS["sqeuclidean"].number, "STORE": 0}))
+    found.append(("point_costs.cu", "point_costs", {"METRIC": METRICS["sqeuclidean"].number, "PLAN": 0, "STORE": 0}))
     return list({(file, tuple(sorted(options.items()))): (file, f, options) for file, f, options in found}.values())
 
 
