@@ -120,5 +120,9 @@ class ColumnsNewton(Newton):
         plan = backend.PlanStream(problem, log_u + move, log_v, threads)
         into = xp.asarray(np.divide(fi, r_met, out=np.zeros(m), where=r_met > 0))
         s = np.asarray(host(plan.apply_transpose(np.ones(m))))
-        apart = float(ranks.sum(float(np.abs(r_met - r).sum()))) / float(s.sum())
-        return self.solve(stat.error + apart, tol, log_v, s, plan.weighed(into))
+        with np.errstate(invalid="ignore"):
+            apart, mass = float(ranks.sum(float(np.abs(r_met - r).sum()))), float(s.sum())
+        if not (mass > 0 and math.isfinite(apart)):  # the plan has left the range of float64
+            self.record.error = math.inf
+            return GIVES_UP
+        return self.solve(stat.error + apart / mass, tol, log_v, s, plan.weighed(into))
