@@ -72,8 +72,8 @@ class PointCloud(Given):
     Attributes
     ----------
     x, y : (m, d), (n, d) float64 arrays
-        The points. Labels are further columns behind the coordinates, one for each label in sorted order; derivatives
-        by the points, maps and interpolated points have these columns, too.
+        The points; CuPy's arrays where many clouds lie on a GPU. Labels are further columns behind the coordinates, one
+        for each label in sorted order; derivatives by the points, maps and interpolated points have these columns, too.
     metric, scale, weights, truncate, form, addends
         As given.
     shape, size, ndim, dtype
@@ -92,6 +92,10 @@ class PointCloud(Given):
     made from differences of coordinates, so that no digits are lost far from the origin; the
     certificate counts the rounding of "inner", whose terms may cancel. ``numpy.asarray(cloud)`` forms the
     matrix. ``backend="auto"`` solves on the GPU where the points are on one.
+
+    Many clouds on a GPU stay there; with ``weights``, or for "cosine", their coordinates are scaled on the host first.
+    Up to 128 points, in more than 12 dimensions, and for "wfr" their matrices are formed, in 4 GiB at once; otherwise a
+    batch takes the memory of its points, of some 40 vectors of the columns and, for derivatives, of 1 GiB of plans.
 
     If pairs are skipped, the plan is 0 there in every quantity of the Result: ``plan``, ``apply``, ``cost``,
     ``objective``, marginals and mass are those of that plan. ``error_bound`` is its distance from the optimal plan
