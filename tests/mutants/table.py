@@ -597,7 +597,6 @@ TABLE = {
     "src_cuda/stream.cu": {
         "cuda/test_cuda.py::test_pairs_are_drawn_where_the_cost_is": [
             ("left = fmax(left - __shfl_sync(FULL, end - sum, chosen), 0);", ""),
-            ("if (ends[middle] > wanted)", "if (ends[middle] < wanted)"),
             ("left = at[k] * __shfl_sync(FULL, end, 31);", "left = __shfl_sync(FULL, end, 31);"),
             ("end += lane >= bit ? before : 0;", ""),
         ],

@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-from launch import HERE
+import pytest
+from launch import HERE, environment
 
 from mutants.__main__ import broken_entries, entries, paths
 
@@ -12,8 +13,13 @@ def test_texts_stand_once():
     assert not broken_entries()
 
 
-def test_named_tests_exist():
-    named = paths(" ".join({tests for *_, tests, _ in entries() if tests}))
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *dict.fromkeys(named)]
-    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("emulated", [False, True], ids=["core", "kernels"])
+def test_named_tests_exist(emulated):
+    words = dict.fromkeys(" ".join({tests for *_, tests, _ in entries() if tests}).split())
+    named = paths(" ".join(word for word in words if word.startswith("cuda/") == emulated))
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *named]
+    stand_in = {"PYTHONPATH": str(HERE / "cuda" / "cuda_on_cpu")} if emulated else {}
+    done = subprocess.run(
+        command, cwd=HERE.parent, env=environment(**stand_in), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
