@@ -415,6 +415,7 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
     M = change(M / M.max())
     made, workspace = [], cuda.Workspace
     monkeypatch.setattr(cuda, "Workspace", lambda *words: made.append(words) or workspace(*words))
+    monkeypatch.setattr(cuda.import_module("mapuot.backends.cuda.plain"), "ONCE", False)
     given = {"reg": 0.05, "reg_m": 1.0, **given}
     found = solve(cp.asarray(M), a, a, **given)
     assert bool(made) == (not whole)
@@ -428,12 +429,13 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
 
 
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 1.0), (0.3, 2.0)])
-def test_what_a_loss_takes_of_one_call(reg_m):
+def test_what_a_loss_takes_of_one_call(monkeypatch, reg_m):
     """Value and slopes of one call, which torch's loss of one matrix makes, are those of a batch of one problem."""
     if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
         pytest.skip("takes persistent kernels")
-    M, a, b = cost(40, 30, 2)
+    M, a, b = cost(40, 30, int(10 * np.sum(np.minimum(reg_m, 9))))  # with masses of its own
     given = cp.asarray(M), cp.asarray(a), cp.asarray(b)
+    assert one_call(*given, 0.05, reg_m, tol=1e-9) is None  # which came for the first time
     assert one_call(*given, 0.05, reg_m, mask=SeededMask(0.5, 1)) is None
     one, batch = (
         one_call(*given, 0.05, reg_m, tol=1e-9),
@@ -463,6 +465,7 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, re
         monkeypatch.setattr(coarse, "SHARP", 0.0)
     module, calls = (cuda.import_module(f"mapuot.backends.cuda.{name}") for name in ("workspace", "plain"))
     M, *masses = map(cp.asarray, cost(*shape, 2))
+    monkeypatch.setattr(calls, "ONCE", False)
     symmetric = None if whole and words == "ordered" else False
     kept, most = (calls.KEPT if symmetric is None else module.IDLE), module.MOST_IDLE
     scales = 1, 0.3, 8, 1, 1e-3, 1, 0.5
