@@ -14,14 +14,13 @@ import numpy as np
 from .. import penalties
 from ..backends import host, namespace, pick
 from ..backends.contract import any_of
+from ..backends.draw import BLOCK_ENTRIES
 from ..backends.kernel import UNIT
 from ..penalties import F64
 from ..problem.mask import Masked
 from ..problem.points import PointCosts, as_points, size_of
 from ..problem.side import Side
 from ..problem.validate import as_columns
-
-BLOCK_ENTRIES = 1 << 22  # costs that are held at once
 
 
 class Gradient(NamedTuple):

@@ -25,6 +25,7 @@ from ..ascend.carry_out import carry_out
 from ..ascend.loop import Run
 from ..backends import name_of, pick
 from ..backends.contract import host
+from ..backends.draw import BLOCK_ENTRIES
 from ..backends.rules import plan_error
 from ..cached import cached_property
 from ..files import opened
@@ -36,7 +37,6 @@ from ..problem.validate import as_count, as_positive, as_range, as_threads
 from ..route.options import make_options
 from .neighbours import BLOCK, pair_costs
 
-BLOCK_ENTRIES = 1 << 22  # of the dense plan that are looked at at once
 LITTLE = 0.1  # of tol: the mass that pairs may hold which are too small to be taken in
 PASSES = 10_000  # of one sparse solve
 

@@ -23,7 +23,7 @@ from ..problem.sparse import log_sums
 from .contract import Operator, host, namespace
 
 T = TypeVar("T")
-UNIT = 2.0**-53
+UNIT, TINY = 2.0**-53, float(np.finfo(float).tiny)
 FLUSH = 1e-150  # of factors, the largest of which is 1
 LEAST = {"float32": 1e-21, "float64": 1e-125, "made": 1e-125}  # of sums: what is flushed is then n UNIT at most
 FLUSH_PRODUCT, LEAST_PRODUCT = 1e-100, 1e-75  # as FLUSH and LEAST, for products of three factors in float64

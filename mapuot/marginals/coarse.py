@@ -20,7 +20,7 @@ import numpy as np
 
 from ..backends.coarse import EVERY, FIRST, Labels, clusters_of, features, find, rest
 from ..backends.contract import host
-from ..backends.kernel import LogKernel
+from ..backends.kernel import TINY, LogKernel
 from ..cached import cached_property
 from ..penalties import F64
 from ..processor import SERIAL_ENTRIES
@@ -28,7 +28,6 @@ from .problem import MultiProblem
 from .reach import oriented
 
 Vectors = dict[int, F64]
-TINY = float(np.finfo(float).tiny)
 SMALLER = 10  # clusters^3 at most half the entries of an edge, for five times as many of a pair: ten times its products
 MATRICES, LABEL_READS = 2.0, 2800  # clusters take as long as 2 passes and 2800 reads of all rows and columns
 DEVICE = 25.0  # passes that clusters take on a GPU: 20 (of 10 x 1000 points) to 50 (5000)

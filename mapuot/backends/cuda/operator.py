@@ -22,7 +22,7 @@ from ...ranks import ALONE, Ranks
 from ..coarse import Labels
 from ..contract import PAD, host
 from ..draw import runs
-from ..kernel import HOST_ENTRIES, Product
+from ..kernel import HOST_ENTRIES, TINY, Product
 from ..operator import BLOCK_BYTES, CostOperator
 from ..workspace import STORAGE
 from .arrays import Carrier, as_columns, free_memory, most_bytes, on_device
@@ -30,8 +30,6 @@ from .kernels import ITEMSIZE, Strips, strips_for
 from .launch import device_limits
 from .one_read import OneRead
 from .stream import WeighedProduct, apply_rows, balance_rows, fill_rows, joined, reduce_rows, stream, view_of
-
-TINY = float(np.finfo(float).tiny)
 
 
 class DeviceOperator(CostOperator):
