@@ -291,7 +291,7 @@ def test_pot_itself_where_it_is_patched():
 # ---- neighbours, and the dense problem that they stand for
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", [name for name in METRICS if name != "inner"])  # no distance: refused
 @pytest.mark.parametrize("weights", [None, [2.0, 0.5, 1.0]])
 def test_costs_of_neighbours(metric, weights):
     """The k least costs of each row, and where symmetric of each column, as SciPy's matrix has them."""
@@ -306,6 +306,11 @@ def test_costs_of_neighbours(metric, weights):
         wanted |= (np.sort(M, 0)[4] >= M) & symmetric
         np.testing.assert_array_equal(stored, wanted)
         assert S.has_canonical_format
+
+
+def test_a_cost_that_is_no_distance_has_no_neighbours():
+    with pytest.raises(ValueError, match="metric must be a distance"):
+        mapuot.knn_cost(np.eye(3), np.eye(3), 2, metric="inner")
 
 
 def test_costs_of_neighbours_at_no_distance():
