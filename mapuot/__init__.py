@@ -26,6 +26,7 @@ from .api.barycenter import BarycenterResult, barycenter
 from .api.batch import BatchResult, solve_batch
 from .api.certify import Certificate, certify
 from .api.divergence import sinkhorn_divergence
+from .api.gromov import GromovResult, gromov
 from .api.log_matmul import log_matmul
 from .api.neighbours import knn_cost
 from .api.pairwise import pairwise
@@ -46,6 +47,7 @@ __all__ = [
     "Certificate",
     "ConvergenceWarning",
     "Grid",
+    "GromovResult",
     "InfeasibleError",
     "MultiResult",
     "PointCloud",
@@ -59,6 +61,7 @@ __all__ = [
     "certify",
     "da",
     "flow",
+    "gromov",
     "knn_cost",
     "load",
     "log_matmul",

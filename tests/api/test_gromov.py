@@ -1,0 +1,173 @@
+"""`gromov` beside POT's functions from one start, its forms beside each other, and a copy with outliers found again."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import sparse
+from scipy.spatial.distance import cdist
+
+import mapuot
+
+ot = pytest.importorskip("ot")
+SETTLED = {"tol": 2e-5, "inner_tol": 1e-9, "max_iter": 400}
+
+
+def spaces(m=40, n=33, seed=0):
+    """Two clouds of different dimensions, their distances, and masses of sum 1."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(m, 3)) * [3, 2, 1], rng.normal(size=(n, 4)) * [2, 2, 1, 0.5]
+    a, b = rng.random(m) + 0.2, rng.random(n) + 0.2
+    return x, y, cdist(x, x, "sqeuclidean"), cdist(y, y, "sqeuclidean"), a / a.sum(), b / b.sum()
+
+
+@pytest.mark.parametrize("given_plan", [False, True])
+def test_unbalanced_is_what_pot_finds(given_plan):
+    x, y, A, B, a, b = spaces()
+    init = None
+    if given_plan:
+        init = np.outer(a, b) * np.random.default_rng(1).random((40, 33))
+    plan, _, log = ot.gromov.fused_unbalanced_gromov_wasserstein(
+        A, B, a, b, reg_marginals=(300.0, 200.0), epsilon=20.0, unbalanced_solver="sinkhorn_log", init_pi=init,
+        max_iter=500, tol=1e-10, max_iter_ot=5000, tol_ot=1e-12, log=True,
+    )  # fmt: skip
+    start = "independent" if init is None else init
+    found = mapuot.gromov(x, y, a, b, reg=20.0, reg_m=(300.0, 200.0), init=start, **SETTLED)
+    assert found.settled
+    assert found.converged
+    assert found.value <= log["fugw_cost"] * (1 + 1e-6)
+    assert np.abs(plan - found.plan).sum() <= 1e-4 * plan.sum()
+    assert found.value == pytest.approx(sum(found.parts), rel=1e-12)
+
+
+def test_fused_and_unbalanced_is_what_pot_finds():
+    x, y, A, B, a, b = spaces()
+    f, g = np.random.default_rng(2).random((40, 2)) * 5, np.random.default_rng(3).random((33, 2)) * 5
+    plan, *_ = ot.gromov.fused_unbalanced_gromov_wasserstein(
+        A, B, a, b, reg_marginals=600.0, epsilon=40.0, unbalanced_solver="sinkhorn_log", alpha=3.0,
+        M=cdist(f, g, "sqeuclidean"), max_iter=500, tol=1e-10, max_iter_ot=5000, tol_ot=1e-12,
+    )  # fmt: skip
+    for features in ((f, g), cdist(f, g, "sqeuclidean")):  # all terms of POT's objective, divided by 4
+        found = mapuot.gromov(
+            x, y, a, b, reg=10.0, reg_m=150.0, features=features, alpha=0.25, init="independent", **SETTLED
+        )
+        assert found.settled
+        assert np.abs(plan - found.plan).sum() <= 1e-4 * plan.sum()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_balanced_is_what_pot_finds_at_twice_the_reg(fused):
+    x, y, A, B, a, b = spaces(25, 20)
+    F = cdist(np.arange(25.0)[:, None], np.arange(20.0)[:, None])
+    if fused:
+        plan = ot.gromov.entropic_fused_gromov_wasserstein(
+            F, A, B, a, b, epsilon=40.0, alpha=0.4, max_iter=2000, tol=1e-12
+        )
+    else:
+        plan = ot.gromov.entropic_gromov_wasserstein(A, B, a, b, epsilon=40.0, max_iter=2000, tol=1e-12)
+    found = mapuot.gromov(
+        x, y, a, b, reg=20.0, reg_m=math.inf, features=F if fused else None, alpha=0.4, init="independent", **SETTLED
+    )
+    assert np.abs(plan - found.plan).sum() <= 1e-3
+    structure = np.einsum("ijkl,ij,kl", (A[:, None, :, None] - B[None, :, None, :]) ** 2, plan, plan)
+    value = 0.4 * structure + 0.6 * (F * plan).sum() if fused else structure
+    assert found.parts.structure + found.parts.features == pytest.approx(value, rel=1e-4)
+
+
+@pytest.mark.parametrize("reg_m", [300.0, math.inf, (300.0, math.inf), (math.inf, 300.0)])
+def test_points_matrices_and_both_are_one_problem(reg_m):
+    x, y, A, B, a, b = spaces()
+    b = 1.3 * b if reg_m != math.inf else b
+    found = [
+        mapuot.gromov(X, Y, a, b, reg=20.0, reg_m=reg_m, metric=metric, init="independent", **SETTLED)
+        for X, Y, metric in (
+            (x, y, "sqeuclidean"), (A, B, "precomputed"), (sparse.csr_array(A), sparse.csr_array(B), "precomputed"),
+            (x, B, ("sqeuclidean", "precomputed")), (A, y, ("precomputed", "sqeuclidean")),
+        )
+    ]  # fmt: skip
+    for one in found[1:]:
+        assert one.settled
+        assert one.value == pytest.approx(found[0].value, rel=1e-6)
+        assert (
+            np.abs(one.plan - found[0].plan).sum() <= 1e-3 * found[0].mass
+        )  # near the end steps shrink by a tenth each
+
+
+def test_the_objective_is_its_definition_and_the_change_bounds_the_plans():
+    x, y, A, B, a, b = spaces(12, 9)
+    found = mapuot.gromov(x, y, a, b, reg=20.0, reg_m=(300.0, 200.0), init="independent", **SETTLED)
+    P = np.asarray(found.plan, float)
+    mass, r, s = P.sum(), P.sum(1), P.sum(0)
+
+    def kl(p, q):
+        whole = np.multiply.outer(p, p).ravel(), np.multiply.outer(q, q).ravel()
+        return float((whole[0] * np.log(whole[0] / whole[1]) - whole[0] + whole[1]).sum())
+
+    structure = np.einsum("ijkl,ij,kl", (A[:, None, :, None] - B[None, :, None, :]) ** 2, P, P)
+    want = structure, 0.0, 300.0 * kl(r, a), 200.0 * kl(s, b), 20.0 * kl(P.ravel(), np.outer(a, b).ravel())
+    np.testing.assert_allclose(found.parts, want, rtol=1e-9, atol=1e-9)
+    C = np.einsum("ijkl,kl", (A[:, None, :, None] - B[None, :, None, :]) ** 2, P)
+    C += 300.0 * r @ np.log(r / a) + 200.0 * s @ np.log(s / b) + 20.0 * (P * np.log(P / np.outer(a, b))).sum()
+    step = mapuot.solve(C, a, b, reg=20.0 * mass, reg_m=(300.0 * mass, 200.0 * mass), tol=1e-10).plan
+    assert np.abs(step - P).sum() <= 3e-5 * mass  # the plan answers its own step
+    loose = mapuot.gromov(x, y, a, b, reg=20.0, reg_m=(300.0, 200.0), init=P * 1.2 / mass, tol=99.0, inner_tol=1e-6)
+    assert np.abs(loose.plan - P * 1.2 / mass).sum() <= loose.steps[0].change * loose.mass * (1 + 1e-9)
+
+
+def test_a_turned_shuffled_noisy_copy_with_outliers_is_matched():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 5)) * [5, 4, 3, 2, 1] + rng.exponential(2.0, (200, 5)) * [2, 1, 1, 1, 1]
+    turn, order = np.linalg.qr(rng.normal(size=(5, 5)))[0], rng.permutation(200)
+    copy = (x @ turn)[order] + 0.02 * rng.normal(size=(200, 5))
+    outliers = rng.normal(size=(40, 5)) @ np.diag([9.0, 9.0, 9.0, 9.0, 9.0])
+    y = np.vstack([copy, outliers])
+    a, b = np.full(200, 1 / 200), np.full(240, 1 / 200)
+    found = mapuot.gromov(x, y, a, b, reg=4.0, reg_m=400.0)
+    partner = found.top_k(1)[0][:, 0]
+    right = (partner < 200) & (order[np.minimum(partner, 199)] == np.arange(200))
+    assert right.mean() > 0.9
+    assert len(found.values) == 2
+    assert found.value == min(found.values)
+    assert found.col_marginal[200:].sum() < 0.5 * found.col_marginal.sum() * 40 / 240
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"X": np.zeros(3)}, ValueError, "X must be a non-empty matrix of points"),
+        ({"metric": "precomputed"}, ValueError, "X must be a square matrix of distances"),
+        ({"metric": "euclidean"}, ValueError, "metric must be one of"),
+        (
+            {"X": np.triu(np.ones((4, 4))), "metric": ("precomputed", "sqeuclidean")},
+            ValueError,
+            "X must be finite and sy",
+        ),
+        ({"a": -np.ones(4)}, ValueError, r"a must be \(4,\) finite numbers >= 0"),
+        ({"b": np.ones(3)}, ValueError, r"b must be \(5,\) finite"),
+        ({"reg": 0.0}, ValueError, "reg must be"),
+        ({"reg_m": (1.0, -1.0)}, ValueError, r"reg_m\[1\] must be > 0, or inf"),
+        ({"reg_m": (np.ones(4), 1.0)}, ValueError, r"reg_m\[0\] must be one number"),
+        ({"features": np.ones((4, 4))}, ValueError, "features must be a pair of arrays or a finite matrix"),
+        ({"features": (np.ones((4, 1)), np.ones((5, 2)))}, ValueError, "features must be"),
+        ({"features": np.ones((4, 5)), "alpha": 0.0}, ValueError, "alpha must be in"),
+        ({"init": "best"}, ValueError, "init must be one of"),
+        ({"init": np.ones((5, 4))}, ValueError, "init must be a plan"),
+        ({"init": []}, ValueError, "init must name a start"),
+        ({"comm": None}, TypeError, "options must be of"),
+        ({"max_iter": 0}, ValueError, "max_iter must be"),
+        ({"inner_tol": -1.0}, ValueError, "inner_tol must be"),
+    ],
+)
+def test_bad_input_is_refused_by_name(given, error, text):
+    rng = np.random.default_rng(0)
+    arguments = {"X": rng.random((4, 2)), "Y": rng.random((5, 3)), "reg": 0.1, "reg_m": 1.0} | given
+    with pytest.raises(error, match=text):
+        mapuot.gromov(**arguments)
+
+
+def test_steps_that_do_not_settle_are_told():
+    x, y, *_ = spaces(12, 9)
+    with pytest.warns(mapuot.ConvergenceWarning, match="still changes by"):
+        found = mapuot.gromov(x, y, reg=20.0, reg_m=math.inf, max_iter=1, init="independent")
+    assert not found.settled
+    assert "not settled" in repr(found)
