@@ -571,7 +571,7 @@ class _SinkhornLoss(torch.autograd.Function):
 
 
 class Between:
-    """What a value between clouds is made of: that of `sample_loss` is the dual value alone."""
+    """Terms of a value between clouds: the value of `sample_loss` is the dual value alone."""
 
     eps, debias = 0.0, False
 

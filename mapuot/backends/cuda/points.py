@@ -110,7 +110,7 @@ class PointIterate(Iterate):
         super().__init__(state, shape, "float64", kl, in_place=False, portable=True)
 
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
-        """Nothing yet: the kernels depend on the points."""
+        """Do nothing yet: the kernels depend on the points."""
 
     def job(self, passes: Passes, lists: Any = None) -> Job:
         """The kernel of their sums; ``lists``: of the DeviceBoxes; None: all pairs."""

@@ -115,7 +115,7 @@ class SparseIterate(Iterate):
         self.launch("sparse_columns", (others,), THREADS, parity, by_value(cols), self.scalars, np.int32(blocks))
 
     def gather(self) -> None:
-        """Nothing: the sums of a pass are in ``total`` already."""
+        """Do nothing: the sums of a pass are in ``total`` already."""
 
     def finish_kernels(self, total: int = 0) -> None:
         """The half that needs the columns' whole sums begins with the parts."""
