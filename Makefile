@@ -40,25 +40,41 @@ PYTHON_oldest ?= python3.10
 STACK_oldest := "numpy==1.24.*" "scipy==1.10.*" "cffi==1.15.*" "tqdm==4.60.*" "click==8.0.*"
 PYTHON_newest ?= $(firstword $(foreach name,python3.14 python3.13,$(shell command -v $(name))) $(PYTHON))
 
+# zig, from PyPI, compiles the wheels: it has the C libraries of all platforms, so that any machine builds for every other
+PLATFORMS := manylinux_2_17_x86_64 manylinux_2_17_aarch64 musllinux_1_2_x86_64 musllinux_1_2_aarch64 \
+	macosx_11_0_arm64 macosx_11_0_x86_64
+NATIVE = $(if $(filter Darwin,$(shell uname)),macosx_11_0,manylinux_2_17)_$(shell uname -m)
+TARGET_manylinux_2_17_x86_64 := x86_64-linux-gnu.2.17
+TARGET_manylinux_2_17_aarch64 := aarch64-linux-gnu.2.17
+TARGET_musllinux_1_2_x86_64 := x86_64-linux-musl
+TARGET_musllinux_1_2_aarch64 := aarch64-linux-musl
+TARGET_macosx_11_0_arm64 := aarch64-macos.11.0
+TARGET_macosx_11_0_x86_64 := x86_64-macos.11.0
 EPOCH = SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
-# from a clone: what lies about in the working tree is in no wheel
+ZIG = $(CURDIR)/$(BIN)/python-zig cc -target $(TARGET_$(1))
+MACOS = $(filter macosx%,$(1))
+# $(1): a platform, $(2): a folder. From a clone: what lies about in the working tree is in no wheel
 define build_wheel
-rm -rf $(1) && git clone -q . $(1)
-cd $(1) && $(EPOCH) PYTHONWARNINGS=ignore $(CURDIR)/$(BIN)/python setup.py -q sdist bdist_wheel
+rm -rf $(2)/$(1) && git clone -q . $(2)/$(1)
+cd $(2)/$(1) && $(EPOCH) PYTHONWARNINGS=ignore ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/$(2)-zig ZIG_LOCAL_CACHE_DIR=$(CURDIR)/$(2)-zig \
+CC="$(ZIG)" LDSHARED="$(ZIG) -shared -s $(if $(MACOS),-undefined dynamic_lookup)" \
+_PYTHON_HOST_PLATFORM=$(if $(MACOS),$(patsubst macosx_11_0_%,macosx-11.0-%,$(1)),linux-$(word 2,$(subst 2_17_, ,$(subst 1_2_, ,$(1))))) \
+$(CURDIR)/$(BIN)/python setup.py -q bdist_wheel
+
 endef
 
 .PHONY: help demo pictures test test-all test-gpu sanitize-gpu hostile fuzz mutants soak mpi-2 mpi-3 mpi-4 check check-arm check-musl \
-	test-arm wheel check-wheel test-oldest test-newest test-doors docs bench lint format asan tsan clean
+	test-arm wheels wheel check-wheels check-wheel test-oldest test-newest test-doors docs bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z0-9 -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
-demo: .venv/.demo ## recolour one photograph with the palette of another; pictures in build/demo
+demo: .venv/.ext .venv/.demo ## recolour one photograph with the palette of another; pictures in build/demo
 	$(BIN)/python examples/color_transfer.py $(ARGS)
 
-pictures: .venv/.demo .venv/.torch ## renew the pictures of docs/ with all examples
+pictures: .venv/.pictures ## renew the pictures of docs/ with all examples
 	for name in color_transfer barycenters gradient_flow flow_matching label_smoothing masked_training points populations \
 	registration density_map shapes; do \
 	$(BIN)/python examples/$$name.py --out docs || exit 1; done
@@ -111,15 +127,28 @@ test-arm: ## a slice of the tests on aarch64, by qemu; ARM_ROOT: a Debian for ar
 	-E PYTHONPATH=build/arm-python/lib:$(ARM_ROOT)/packages -E OPENBLAS_NUM_THREADS=1 $(ARM_ROOT)/usr/bin/python3 -P \
 	-m pytest -p no:cacheprovider $(or $(ARGS),tests/core/test_kernels.py tests/core/test_log_matmul.py)
 
-wheel: .venv/.wheel ## wheel and sdist of the last commit, into dist; the wheel has the same bytes wherever it is built
-	$(call build_wheel,build/wheel)
-	rm -rf dist && mkdir dist && mv build/wheel/dist/*.tar.gz dist/
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(EPOCH) auditwheel repair --wheel-dir dist build/wheel/dist/*.whl
-	@ls -l dist
+wheels: .venv/.wheel ## sdist and wheels of the last commit for all PLATFORMS, audited, into dist: the same bytes wherever built
+	rm -rf dist build/wheels && mkdir -p dist
+	$(foreach platform,$(PLATFORMS),$(call build_wheel,$(platform),build/wheels))
+	cd build/wheels/$(firstword $(PLATFORMS)) && $(EPOCH) PYTHONWARNINGS=ignore $(CURDIR)/$(BIN)/python setup.py -q sdist -d $(CURDIR)/dist
+	for platform in $(PLATFORMS); do case $$platform in \
+	macosx*) cp build/wheels/$$platform/dist/*.whl dist/;; \
+	*) PATH="$(CURDIR)/$(BIN):$$PATH" $(EPOCH) $(BIN)/auditwheel -v repair --plat $$platform --wheel-dir dist build/wheels/$$platform/dist/*.whl;; \
+	esac || exit 1; done
+	$(BIN)/abi3audit --strict dist/*.whl
+	$(BIN)/twine check --strict dist/*
+	@cd dist && ls -l && sha256sum *
 
-check-wheel: wheel ## another build of it, compared, and what it holds; wheel (without a compiler) and sdist installed and used
-	$(call build_wheel,build/wheel-again)
-	cmp build/wheel/dist/*.whl build/wheel-again/dist/*.whl
+wheel: ## sdist and the wheel of this machine alone
+	$(MAKE) --no-print-directory wheels PLATFORMS=$(NATIVE)
+
+check-wheels: wheels ## another build of them, compared
+	rm -rf build/wheels-again build/wheels-again-zig
+	$(foreach platform,$(PLATFORMS),$(call build_wheel,$(platform),build/wheels-again))
+	for platform in $(PLATFORMS); do \
+	cmp build/wheels/$$platform/dist/*.whl build/wheels-again/$$platform/dist/*.whl || exit 1; done
+
+check-wheel: wheel ## what it holds; wheel (without a compiler) and sdist installed and used
 	@! $(BIN)/python -m zipfile -l dist/*.whl | grep -E 'ffi_build|bench|tests'
 	@! tar tf dist/*.tar.gz | grep -E 'bench/results|\.(png|gif|so)$$'
 	rm -rf build/clean-wheel build/clean-sdist
@@ -133,12 +162,12 @@ check-wheel: wheel ## another build of it, compared, and what it holds; wheel (w
 test-oldest test-newest: test-%: wheel
 	@$(PYTHON_$*) -c '' 2>/dev/null || { echo "$@: skipped, there is no $(PYTHON_$*)"; exit 0; }; \
 	rm -rf build/$* && $(PYTHON_$*) -m venv build/$* && \
-	build/$*/bin/pip install -q $(STACK_$*) "$$(echo dist/*.whl)[test]" && \
+	$(BIN)/pip --python build/$*/bin/python install -q $(STACK_$*) --group test dist/*.whl && \
 	OPENBLAS_NUM_THREADS=1 build/$*/bin/pytest -p no:cacheprovider $(ARGS)
 
 test-doors: wheel ## the tests of the doors beside the libraries that users come from, in an environment of their own
 	rm -rf build/doors && $(PYTHON) -m venv build/doors && \
-	build/doors/bin/pip install -q "$$(echo dist/*.whl)[test,doors]" && build/doors/bin/pip install -q --no-deps wot && \
+	$(BIN)/pip --python build/doors/bin/python install -q --group test --group doors dist/*.whl && build/doors/bin/pip install -q --no-deps wot && \
 	build/doors/bin/pytest -p no:cacheprovider $(or $(ARGS),$(DOORS:%=tests/api/test_%.py))
 
 docs: .venv/.docs .venv/.test ## the site into build/docs: warnings are errors, the gallery is run, code blocks are tested
@@ -187,17 +216,25 @@ clean: ## remove all that was built or installed here
 	{ echo "Python's venv is incomplete. Debian, Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || \
 	{ echo "Python.h is missing. Debian, Ubuntu: apt install python3-dev" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --upgrade pip setuptools wheel cffi
+	@echo "making .venv, an environment of Python for this folder"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install -q --upgrade "pip>=25.1" "setuptools>=77" cffi
 	@touch $@
 
 .venv/.ext: .venv/.pip $(BUILD_FILES)
-	PYTHONWARNINGS=ignore $(BIN)/pip install -q --no-build-isolation -e .
+	@echo "compiling the C library, and installing NumPy and SciPy: a minute or two on idle cores"
+	@PYTHONWARNINGS=ignore $(BIN)/pip install -q --no-build-isolation -e .
 	@touch $@
 
-# the extras of pyproject.toml; mapuot itself is in place already
-.venv/.demo .venv/.torch .venv/.test .venv/.bench .venv/.lint .venv/.gpu .venv/.wheel .venv/.docs: .venv/.%: .venv/.ext
-	$(BIN)/pip install -q 'mapuot[$*]'
+# dependency groups of pyproject.toml, and the extra for a GPU
+.venv/.pictures .venv/.test .venv/.bench .venv/.lint .venv/.docs: .venv/.ext
+.venv/.demo .venv/.pictures .venv/.test .venv/.bench .venv/.lint .venv/.docs .venv/.wheel: .venv/.%: .venv/.pip
+	@echo "installing what $* needs, from PyPI"
+	@$(BIN)/pip install -q --group $*
+	@touch $@
+
+.venv/.gpu: .venv/.ext
+	$(BIN)/pip install -q 'mapuot[gpu]'
 	@touch $@
 
 # a build of its own beside .venv, and the C checker linked with the same objects

@@ -40,7 +40,7 @@ from .problem.clouds import PointCloud
 from .problem.grid import Grid
 from .problem.mask import SeededMask
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 __all__ = [
     "BarycenterResult",
     "BatchResult",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import platform
+import re
 import sys
 import traceback
 import warnings
@@ -40,6 +42,11 @@ from .status import told_bound
 F = TypeVar("F", bound=Callable[..., Any])
 NOT_CONVERGED = 3
 DEFAULTS = inspect.signature(solve).parameters
+LIBRARIES = (  # of which `mapuot info` tells the versions
+    "numpy", "scipy", "cffi", "cupy-cuda13x", "cupy-cuda12x", "mpi4py", "h5py", "zarr", "anndata", "pandas",
+    "matplotlib", "scikit-learn", "pot", "torch", "jax", "ott-jax", "moscot", "geomloss",
+)  # fmt: skip
+VARIABLES = ("MAPUOT_", "OMP_", "OPENBLAS_", "MKL_", "CUDA_", "CUPY_")  # how the names of those begin that info shows
 PLAN = "Write the plan: dense, the K largest of each row, all above X, or the fewest with a share S of it."
 
 
@@ -280,12 +287,14 @@ def print_values(result: Result, values: dict[str, Any]) -> None:
 
 @cli.command("info")
 def info_command() -> None:
-    """Show version, ISA, threads, caches, GPUs, MPI."""
+    """Show what a bug report needs: versions, machine, instruction set, threads, caches, GPUs, MPI, environment."""
     lines = {
-        "mapuot": __version__, "python": sys.version.split()[0], "numpy": np.__version__, "isa": isa(),
-        "threads": str(core_count()), "caches": caches(), "gpus": gpus(), "mpi": mpi_library(),
+        "mapuot": f"{__version__} in {Path(__file__).parent}",
+        "python": f"{sys.version.split()[0]} in {sys.prefix}", "system": platform.platform(),
+        "processor": processor(), "isa": isa(), "threads": str(core_count()), "caches": caches(), "gpus": gpus(),
+        "mpi": mpi_library(), "environment": environment(),
     }  # fmt: skip
-    for name in ("scipy", "h5py", "zarr", "matplotlib", "scikit-learn", "pot", "torch", "jax", "anndata"):
+    for name in LIBRARIES:
         lines[name] = module_version(name)
     for name, text in lines.items() if first_rank() else ():
         click.echo(f"{name:<12} {text}")
@@ -310,6 +319,21 @@ def module_version(name: str) -> str:
         return "not installed"
 
 
+def processor() -> str:
+    """Return the name of the processor, as Linux or Python tells it."""
+    try:
+        found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def environment() -> str:
+    """Return the variables that change what mapuot does."""
+    found = (f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES))
+    return " ".join(found) or "nothing set"
+
+
 def caches() -> str:
     found = []
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
@@ -325,9 +349,10 @@ def gpus() -> str:
     except ImportError:
         return "CuPy is not installed"
     if not cupy.cuda.is_available():
-        return "none"
+        return "none, or no driver"
     runtime = cupy.cuda.runtime
-    return ", ".join(runtime.getDeviceProperties(k)["name"].decode() for k in range(runtime.getDeviceCount()))
+    names = (runtime.getDeviceProperties(k)["name"].decode() for k in range(runtime.getDeviceCount()))
+    return f"{', '.join(names)}; CUDA {runtime.runtimeGetVersion()}, driver for {runtime.driverGetVersion()}"
 
 
 def mpi_library() -> str:

@@ -47,8 +47,8 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
     longer = f"raise {words.passes}, reg or {words.tol}"
     if (lost := lost_digits(result)) > tol / 4 and not finer:
         stalled = (
-            f"rounding of the exponents log u + log v - M / reg alone leaves some {lost:.0e} of the plan unknown: "
-            f"bring the costs nearer 0, raise reg, lower reg_m, or ask for a larger {words.tol}"
+            f"reg is so small beside M that rounding of M / reg alone leaves some {lost:.0e} of the plan unknown: "
+            f"raise reg, bring the costs nearer 0, lower reg_m, or ask for a larger {words.tol}"
         )
     if missed > 1e-6:
         stalled = f"hard marginals are missed by {missed:.1e} of the mass: they may be infeasible where M forbids pairs"
@@ -56,7 +56,7 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
     cure = {
         "max_passes": longer,
         "stalled": stalled,
-        "underflow": f"the plan is too small for float64: {nearer}",
+        "underflow": f"M is so far above reg_m that float64 cannot hold the plan: {nearer}",
         "not finite": f"the plan, or a scaling, overflows: {nearer}",
     }.get(result.status, nearer)
     why = words.passes if result.status == "max_passes" else result.status

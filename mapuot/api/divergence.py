@@ -108,7 +108,9 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
         return M.within()
     shape = tuple(np.shape(M))
     if len(shape) < 2 or shape[-1] != shape[-2]:
-        raise ValueError(f"M_a and M_b must be given where M is not square, got M of shape {shape}")
+        raise ValueError(
+            f"M_a and M_b, the costs within each side, must be given where M is not square, got M of shape {shape}"
+        )
     if isinstance(M, Grid):
         if M._cost.symmetric():
             return M, M

@@ -127,7 +127,8 @@ def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) 
 
 def check_kind(array: Any, name: str, kinds: str = "fiub") -> None:
     if array.dtype.kind not in kinds:
-        raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
+        cure = {"O": ": .astype(float) makes them of objects", "U": ": .astype(float) reads them from texts"}
+        raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}{cure.get(array.dtype.kind, '')}")
 
 
 def as_real(M: Any) -> Any:
@@ -151,11 +152,20 @@ def as_out(out: Any, shape: tuple[int, int], dtype: Any, M: Any) -> Any:
     return out
 
 
+def masses_hint(name: str, array: Any) -> str:
+    """Tell what the masses a and b are, to those who gave points or exchanged the two."""
+    if name not in ("a", "b"):
+        return ""
+    if array.ndim == 2 and min(array.shape) > 1:
+        return f": {name} has masses; costs between points x and y are made by mapuot.PointCloud(x, y)"
+    return f": one mass for each {'row' if name == 'a' else 'column'} of M"
+
+
 def as_vector(value: Any, length: int, name: str) -> F64:
     array = as_array(value, name)
     check_kind(array, name)
     if array.shape != (length,):
-        raise ValueError(f"{name} must have shape ({length},), got {array.shape}")
+        raise ValueError(f"{name} must have shape ({length},), got {array.shape}{masses_hint(name, array)}")
     return np.array(array, dtype=np.float64)  # a copy: the caller may reuse his
 
 
@@ -415,5 +425,5 @@ def odd_scale(spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any) 
     of = f" in {int(little.sum())} of {len(little)} problems" if len(little) > 1 else ""
     return (
         f"the plan moves almost nothing{of}, {moved:.1e} of a mass of {there:.1e}: M is far above reg_m; rescale M (by "
-        "its median, say), or raise reg_m"
+        "its median, as scale_cost='median' does), or raise reg_m"
     )

@@ -241,7 +241,7 @@ FUNCTIONS = {
     ]),
     "sinkhorn_divergence": (
         mapuot.sinkhorn_divergence, {"M": CASE.M, "A": CASE.a, "B": CASE.b, "reg": 0.1, "reg_m": 1.0}, [
-        ({}, ValueError, "M_a and M_b must be given where M is not square"),
+        ({}, ValueError, "M_a and M_b, the costs within each side, must be given where M is not square"),
         ({"M_a": SQUARE}, ValueError, "M_a and M_b must be given together"),
         ({"M_a": CASE.M, "M_b": CASE.M}, ValueError, "M_a must be square, got shape (4, 5)"),
         ({"M": np.triu(SQUARE + 1), "B": CASE.a}, ValueError, "not symmetric"),
