@@ -127,13 +127,19 @@ test-arm: ## a slice of the tests on aarch64, by qemu; ARM_ROOT: a Debian for ar
 	-E PYTHONPATH=build/arm-python/lib:$(ARM_ROOT)/packages -E OPENBLAS_NUM_THREADS=1 $(ARM_ROOT)/usr/bin/python3 -P \
 	-m pytest -p no:cacheprovider $(or $(ARGS),tests/core/test_kernels.py tests/core/test_log_matmul.py)
 
+# auditwheel repairs wheels of the machine that it runs on only, and reads no musl but there
+tag_wheel = cp build/wheels/$(1)/dist/*.whl build/wheels/$(1)/ && \
+	$(EPOCH) $(BIN)/wheel tags --remove --platform-tag $(1) build/wheels/$(1)/*.whl && mv build/wheels/$(1)/*.whl dist/
+
 wheels: .venv/.wheel ## sdist and wheels of the last commit for all PLATFORMS, audited, into dist: the same bytes wherever built
 	rm -rf dist build/wheels && mkdir -p dist
 	$(foreach platform,$(PLATFORMS),$(call build_wheel,$(platform),build/wheels))
 	cd build/wheels/$(firstword $(PLATFORMS)) && $(EPOCH) PYTHONWARNINGS=ignore $(CURDIR)/$(BIN)/python setup.py -q sdist -d $(CURDIR)/dist
 	for platform in $(PLATFORMS); do case $$platform in \
 	macosx*) cp build/wheels/$$platform/dist/*.whl dist/;; \
-	*) PATH="$(CURDIR)/$(BIN):$$PATH" $(EPOCH) $(BIN)/auditwheel -v repair --plat $$platform --wheel-dir dist build/wheels/$$platform/dist/*.whl;; \
+	$(NATIVE)) PATH="$(CURDIR)/$(BIN):$$PATH" $(EPOCH) $(BIN)/auditwheel repair --plat $$platform --wheel-dir dist build/wheels/$$platform/dist/*.whl;; \
+	manylinux*) $(BIN)/auditwheel show build/wheels/$$platform/dist/*.whl | grep -F "\"$$platform\"" && $(call tag_wheel,$$platform);; \
+	*) $(call tag_wheel,$$platform);; \
 	esac || exit 1; done
 	$(BIN)/abi3audit --strict dist/*.whl
 	$(BIN)/twine check --strict dist/*
