@@ -2,7 +2,8 @@
  *
  * Coordinates are subtracted before they are squared: distances of 1 between coordinates of 1e8 keep their digits.
  * Formulas: SciPy's cdist; WFR, the Wasserstein-Fisher-Rao cost -2 log cos |x - y| of Chizat, Peyre, Schmitzer, Vialard
- * 2018, forbids those that common/reach.h tells; of INNER the products of coordinates are taken off.  A new metric is one more case in points_blocks.
+ * 2018, forbids those that common/reach.h tells; INNER is minus the product of the coordinates.  A new metric is one
+ * more case in points_blocks.
  */
 #ifndef MAPUOT_POINTS_H
 #define MAPUOT_POINTS_H
