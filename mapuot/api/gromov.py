@@ -14,19 +14,19 @@ is an inner product of as many coordinates as the smaller space has, and two mor
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..answer.result import Result
-from ..errors import ConvergenceWarning, shown
+from ..errors import muted, shown
 from ..penalties import F64
 from ..problem.clouds import PointCloud
 from ..problem.points import as_points
 from ..problem.sparse import is_sparse
 from ..problem.validate import as_array, as_choice, as_count, as_float, as_pair, as_positive, check_kind
+from ..status import Words, not_converged, warn_not_converged
 from .solve import solve
 
 KINDS = "sqeuclidean", "precomputed"
@@ -350,7 +350,7 @@ def gromov(
     Warns
     -----
     ConvergenceWarning
-        ``max_iter`` steps did not settle the plan.
+        ``max_iter`` steps did not settle the plan, or the last step's problem ended above its tolerance.
 
     References
     ----------
@@ -390,9 +390,11 @@ def gromov(
     found = [descend(task, start, max_iter, tol, inner_tol, options) for start in starts(task, init, options)]
     best = min(found, key=lambda one: one.value if math.isfinite(one.value) else math.inf)
     best.values = [one.value for one in found]
+    if not best.converged:
+        warn_not_converged("gromov, the last step: " + not_converged(best, inner_tol, words=Words(tol="inner_tol")))
     if not best.settled:
-        text = f"gromov: the plan still changes by {best.steps[-1].change:.1e} after {max_iter} steps (tol {tol:.1e})"
-        warnings.warn(text, ConvergenceWarning, stacklevel=2)
+        change = best.steps[-1].change
+        warn_not_converged(f"gromov: the plan still changes by {change:.1e} after {max_iter} steps (tol {tol:.1e})")
     return best
 
 
@@ -414,8 +416,7 @@ def descend(
         cost = task.cost(state)
         reg, reg_m = task.reg * weight, tuple(rho * weight for rho in task.rho)
         start = start and (start[0] / reg, start[1] / reg)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # each step has its certificate, and only the last one counts
+        with muted():  # each step has its certificate, and only the last one counts
             result = solve(
                 cost.posed(), task.a, task.b, reg=reg, reg_m=reg_m, tol=close, warm_start=start, **options
             )  # fmt: skip
@@ -484,8 +485,7 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Known]:
     found = []
     for flips in range(min(SIGNS, 2**k)):
         signs = np.where((flips >> np.arange(k)) & 1, -1.0, 1.0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with muted():
             result = solve(PointCloud(x * signs, y), task.a, task.b, reg=0.05 * scale, reg_m=rho, tol=LOOSE, **options)
         if result.mass > 0:
             found.append(state_of(task, result, 0.05 * scale))

@@ -20,7 +20,7 @@ import numpy as np
 from ..answer.result import MOST_FLOAT32, Result
 from ..api.batch import solve_batch
 from ..api.solve import solve
-from ..errors import MUTED, ConvergenceWarning, warn
+from ..errors import ConvergenceWarning, muted, warn
 from ..problem.validate import as_array, as_count, as_float, as_pair, as_positive
 from ..status import Words, not_converged
 from .arrays import give, library, take, tracked
@@ -419,16 +419,6 @@ def names_of_pot() -> Iterator[None]:
         if name not in NAMES or type(error) not in (TypeError, ValueError):
             raise
         raise type(error)(f"{NAMES[name]} {rest.replace(name + '.', NAMES[name] + '.')}") from error
-
-
-@contextmanager
-def muted() -> Iterator[None]:
-    """Solves tell nothing of what did not converge: their caller here does."""
-    before = MUTED.set(True)
-    try:
-        yield
-    finally:
-        MUTED.reset(before)
 
 
 def warn_not_converged(result: Result, stop: float, words: Words) -> None:

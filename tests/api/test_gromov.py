@@ -171,3 +171,10 @@ def test_steps_that_do_not_settle_are_told():
         found = mapuot.gromov(x, y, reg=20.0, reg_m=math.inf, max_iter=1, init="independent")
     assert not found.settled
     assert "not settled" in repr(found)
+
+
+def test_a_last_step_that_did_not_converge_is_told():
+    x, y, *_ = spaces(12, 9)
+    with pytest.warns(mapuot.ConvergenceWarning, match="the last step: not converged .*inner_tol"):
+        found = mapuot.gromov(x, y, reg=20.0, reg_m=200.0, max_passes=1, init="independent")
+    assert not found.converged
