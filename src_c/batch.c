@@ -25,8 +25,7 @@ typedef struct {
     atomic_llong next;
 } batch_job;
 
-static void spread_side(mapuot_side *side, int64_t q)
-{
+static void spread_side(mapuot_side *side, int64_t q) {
     const int64_t step = q * padded(side->len);
     side->weight += step;
     side->absorbed += step;
@@ -36,8 +35,7 @@ static void spread_side(mapuot_side *side, int64_t q)
     side->marginal += step;
 }
 
-int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states)
-{
+int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states) {
     const mapuot_state first = states[0];
     const int64_t np = padded(first.n), width = entry_bytes(first.dtype);
     for (int64_t q = 1; q < p; q++) {
@@ -48,31 +46,25 @@ int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states)
         state->sums += q * (np + SCALARS);
         state->work += q * 3 * np;
         state->history += q * mapuot_history(first.limits.memory, first.n);
-        if (!shared)
-            state->kernel = (char *)state->kernel + q * first.m * first.ld * width;
+        if (!shared) state->kernel = (char *)state->kernel + q * first.m * first.ld * width;
     }
     return MAPUOT_RUNNING;
 }
 
 /* the next problem of the queue that is still running, -1 where there is none */
-static int64_t take(batch_job *job)
-{
+static int64_t take(batch_job *job) {
     for (;;) {
         int64_t i = atomic_fetch_add(&job->next, 1);
-        if (i >= job->p)
-            return -1;
-        if (job->stats[i].status == MAPUOT_RUNNING)
-            return i;
+        if (i >= job->p) return -1;
+        if (job->stats[i].status == MAPUOT_RUNNING) return i;
     }
 }
 
-static void one_pass(const batch_job *job, mapuot_state *const *states, int count)
-{
+static void one_pass(const batch_job *job, mapuot_state *const *states, int count) {
     for (int k = 0; k < count && job->shared; k++)
         memset(states[k]->sums, 0, (size_t)(padded(states[k]->n) + SCALARS) * sizeof(double));
     if (!job->shared) {
-        for (int k = 0; k < count; k++)
-            mapuot_row_pass(job->serial, states[k]);
+        for (int k = 0; k < count; k++) mapuot_row_pass(job->serial, states[k]);
         return;
     }
     const uint64_t before = begin_flush(states[0]->limits.reg);
@@ -81,8 +73,7 @@ static void one_pass(const batch_job *job, mapuot_state *const *states, int coun
 }
 
 /* what is left of a pass: the rest of it and, where hard columns nearly hold, Newton's step; returns its status */
-static int finish(const batch_job *job, mapuot_state *state, int64_t i, double *room)
-{
+static int finish(const batch_job *job, mapuot_state *state, int64_t i, double *room) {
     mapuot_stats two[2] = {0};
     int64_t made = 0;
     int status = mapuot_finish_pass(job->serial, state, two);
@@ -93,42 +84,35 @@ static int finish(const batch_job *job, mapuot_state *state, int64_t i, double *
 }
 
 /* the last pass of a problem that runs on, certified */
-static void look_back(const batch_job *job, int64_t i, double *room)
-{
+static void look_back(const batch_job *job, int64_t i, double *room) {
     int64_t made = 0;
     job->newton[i].wait = 0;
     if (mapuot_meet(job->serial, job->states + i, job->newton + i, room, 0, job->stats + i, &made) == MAPUOT_STALLED)
         job->stats[i].status = MAPUOT_RUNNING;
 }
 
-static void batch_task(void *context, int thread, int threads)
-{
+static void batch_task(void *context, int thread, int threads) {
     batch_job *job = context;
     mapuot_state *states[SLOTS];
     int64_t index[SLOTS], made[SLOTS];
     int held = 0, open = 1;
     double *room = job->room ? job->room + thread * job->room_len : NULL;
     (void)threads;
-    for (int64_t i; room && job->count == 0 && (i = take(job)) >= 0;)
-        look_back(job, i, room);
-    if (job->count == 0)
-        return;
+    for (int64_t i; room && job->count == 0 && (i = take(job)) >= 0;) look_back(job, i, room);
+    if (job->count == 0) return;
     for (;;) {
         while (open && held < job->slots) {
             const int64_t i = take(job);
             open = i >= 0;
-            if (!open)
-                break;
+            if (!open) break;
             index[held] = i;
             made[held] = 0;
             states[held++] = job->states + i;
         }
-        if (held == 0)
-            return;
+        if (held == 0) return;
         one_pass(job, states, held);
         for (int k = held - 1; k >= 0; k--) {
-            if (finish(job, states[k], index[k], room) == MAPUOT_RUNNING && ++made[k] < job->count)
-                continue;
+            if (finish(job, states[k], index[k], room) == MAPUOT_RUNNING && ++made[k] < job->count) continue;
             held--; /* the last one takes its place */
             index[k] = index[held];
             made[k] = made[held];
@@ -138,8 +122,7 @@ static void batch_task(void *context, int thread, int threads)
 }
 
 int mapuot_batch_iterate(mapuot_pool *pool, int64_t p, int32_t shared, int32_t slots, mapuot_state *states,
-                         int64_t count, mapuot_stats *stats, mapuot_newton *newton)
-{
+                         int64_t count, mapuot_stats *stats, mapuot_newton *newton) {
     batch_job job = {.p = p, .count = count, .shared = shared, .states = states, .stats = stats, .newton = newton};
     const int64_t room_len = newton ? mapuot_meet_room(states->m, states->n) : 0;
     job.slots = !shared || slots < 1 ? 1 : slots < SLOTS ? slots : SLOTS;

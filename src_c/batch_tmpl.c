@@ -15,60 +15,50 @@ enum { PROBLEMS = VL == 8 ? 4 : 2, DOT_ROWS = 4 };
 
 /* s[q][r] = K_r . v_q for R rows and Q problems */
 ALWAYS_INLINE void batch_dots(const real *K, int64_t ld, int64_t np, mapuot_state *const *states, double (*s)[TILE],
-                              const int R, const int Q)
-{
+                              const int R, const int Q) {
     vd sum[PROBLEMS][DOT_ROWS];
     const double *v[PROBLEMS];
     UNROLL
     for (int q = 0; q < Q; q++) {
         v[q] = states[q]->cols.scale;
         UNROLL
-        for (int r = 0; r < R; r++)
-            sum[q][r] = v_set(0);
+        for (int r = 0; r < R; r++) sum[q][r] = v_set(0);
     }
     for (int64_t j = 0; j < np; j += VL) {
         vd row[DOT_ROWS];
         UNROLL
-        for (int r = 0; r < R; r++)
-            row[r] = v_load_real(K + r * ld + j);
+        for (int r = 0; r < R; r++) row[r] = v_load_real(K + r * ld + j);
         UNROLL
         for (int q = 0; q < Q; q++) {
             vd x = v_load(v[q] + j);
             UNROLL
-            for (int r = 0; r < R; r++)
-                sum[q][r] = v_fma(row[r], x, sum[q][r]);
+            for (int r = 0; r < R; r++) sum[q][r] = v_fma(row[r], x, sum[q][r]);
         }
     }
     UNROLL
-    for (int q = 0; q < Q; q++)
-        UNROLL
-    for (int r = 0; r < R; r++)
-        s[q][r] = v_sum(sum[q][r]);
+    for (int q = 0; q < Q; q++) UNROLL
+    for (int r = 0; r < R; r++) s[q][r] = v_sum(sum[q][r]);
 }
 
 /* sums_q += sum_r u_qr K_r for R rows and all problems */
 ALWAYS_INLINE void batch_sums(const real *K, int64_t ld, int64_t np, mapuot_state *const *states, int count, int64_t i,
-                              const int R)
-{
+                              const int R) {
     for (int64_t j = 0; j < np; j += VL) {
         vd row[TILE];
         UNROLL
-        for (int r = 0; r < R; r++)
-            row[r] = v_load_real(K + r * ld + j);
+        for (int r = 0; r < R; r++) row[r] = v_load_real(K + r * ld + j);
         for (int q = 0; q < count; q++) {
             const double *u = states[q]->rows.scale + i;
             double *sums = states[q]->sums + j;
             vd sum = v_load(sums);
             UNROLL
-            for (int r = 0; r < R; r++)
-                sum = v_fma(row[r], v_set(u[r]), sum);
+            for (int r = 0; r < R; r++) sum = v_fma(row[r], v_set(u[r]), sum);
             v_store(sums, sum);
         }
     }
 }
 
-ALWAYS_INLINE void batch_tile(mapuot_state *const *states, int count, int64_t i, const int R)
-{
+ALWAYS_INLINE void batch_tile(mapuot_state *const *states, int count, int64_t i, const int R) {
     const int64_t n = states[0]->n, np = padded(n), ld = states[0]->ld;
     const int step = R < DOT_ROWS ? R : DOT_ROWS;
     const real *K = (const real *)states[0]->kernel + i * ld;
@@ -80,10 +70,8 @@ ALWAYS_INLINE void batch_tile(mapuot_state *const *states, int count, int64_t i,
             if (left == PROBLEMS)
                 batch_dots(K + r * ld, ld, np, states + q, part, step, PROBLEMS);
             else
-                for (int k = 0; k < left; k++)
-                    batch_dots(K + r * ld, ld, np, states + q + k, part + k, step, 1);
-            for (int k = 0; k < left; k++)
-                memcpy(s[k] + r, part[k], sizeof(double) * (size_t)step);
+                for (int k = 0; k < left; k++) batch_dots(K + r * ld, ld, np, states + q + k, part + k, step, 1);
+            for (int k = 0; k < left; k++) memcpy(s[k] + r, part[k], sizeof(double) * (size_t)step);
         }
         for (int k = 0; k < left; k++)
             if (states[0]->limits.symmetric)
@@ -91,17 +79,13 @@ ALWAYS_INLINE void batch_tile(mapuot_state *const *states, int count, int64_t i,
             else
                 prox_rows(states[q + k], i, R, s[k], states[q + k]->sums + np);
     }
-    if (!states[0]->limits.symmetric)
-        batch_sums(K, ld, np, states, count, i, R);
+    if (!states[0]->limits.symmetric) batch_sums(K, ld, np, states, count, i, R);
 }
 
 /* one read of K for count problems; sums are zero on entry */
-void KERNEL(batch_pass)(mapuot_state *const *states, int count)
-{
+void KERNEL(batch_pass)(mapuot_state *const *states, int count) {
     const int64_t m = states[0]->m;
     int64_t i = 0;
-    for (; i + TILE <= m; i += TILE)
-        batch_tile(states, count, i, TILE);
-    for (; i < m; i++)
-        batch_tile(states, count, i, 1);
+    for (; i + TILE <= m; i += TILE) batch_tile(states, count, i, TILE);
+    for (; i < m; i++) batch_tile(states, count, i, 1);
 }

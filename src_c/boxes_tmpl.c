@@ -15,8 +15,7 @@
 #include "vec.h"
 
 /* log of the bound for VL boxes of y from j on */
-ALWAYS_INLINE vd log_bound(const mapuot_boxes *boxes, int64_t i, int64_t j)
-{
+ALWAYS_INLINE vd log_bound(const mapuot_boxes *boxes, int64_t i, int64_t j) {
     const double *mid = boxes->x_mid + i * boxes->d, *half = boxes->x_half + i * boxes->d,
                  *slope = boxes->x_slope + i * boxes->d;
     const vd zero = v_set(0.0), by_2 = v_set(0.5);
@@ -36,31 +35,25 @@ ALWAYS_INLINE vd log_bound(const mapuot_boxes *boxes, int64_t i, int64_t j)
             sum = boxes->metric == MAPUOT_CITYBLOCK ? v_sub(sum, away) : v_fnma(away, away, sum);
         }
     }
-    if (boxes->metric == MAPUOT_EUCLIDEAN)
-        sum = v_sub(zero, v_sqrt(v_sub(zero, sum)));
+    if (boxes->metric == MAPUOT_EUCLIDEAN) sum = v_sub(zero, v_sqrt(v_sub(zero, sum)));
     return v_add(sum, v_add(v_set(boxes->x_log_mass[i]), v_load(boxes->y_log_mass + j)));
 }
 
 /* 1 where a box of y is kept by what first and run say */
-static void mark_runs(const box_args *args, int64_t i, double *kept)
-{
+static void mark_runs(const box_args *args, int64_t i, double *kept) {
     memset(kept, 0, (size_t)args->boxes->n * sizeof(double));
     for (int64_t k = args->first[i]; k < args->first[i + 1]; k++)
-        for (int64_t j = args->run[2 * k] / args->unit; j * args->unit < args->run[2 * k + 1]; j++)
-            kept[j] = 1.0;
+        for (int64_t j = args->run[2 * k] / args->unit; j * args->unit < args->run[2 * k + 1]; j++) kept[j] = 1.0;
 }
 
 /* counts, and with write writes, the runs of the boxes that are kept */
-static void tell_runs(const box_args *args, int64_t i, const double *kept)
-{
+static void tell_runs(const box_args *args, int64_t i, const double *kept) {
     const int64_t n = args->boxes->n;
     int64_t count = 0, width = 0;
     for (int64_t j = 0; j < n; j++) {
-        if (!(kept[j] > 0.0))
-            continue;
+        if (!(kept[j] > 0.0)) continue;
         const int64_t from = j;
-        while (j < n && kept[j] > 0.0)
-            j++;
+        while (j < n && kept[j] > 0.0) j++;
         if (args->write) {
             int32_t *run = args->run + 2 * (args->first[i] + count);
             run[0] = (int32_t)(from * args->unit);
@@ -73,8 +66,7 @@ static void tell_runs(const box_args *args, int64_t i, const double *kept)
     args->width[i] = width;
 }
 
-void ISA_OP(box_pairs)(const box_args *args, int64_t i0, int64_t i1, double *acc)
-{
+void ISA_OP(box_pairs)(const box_args *args, int64_t i0, int64_t i1, double *acc) {
     const mapuot_boxes *boxes = args->boxes;
     const int64_t n = boxes->n;
     const int given = args->first && !args->write;
@@ -83,18 +75,15 @@ void ISA_OP(box_pairs)(const box_args *args, int64_t i0, int64_t i1, double *acc
     for (int64_t i = i0; i < i1; i++) {
         vd total = zero;
         const vd cut = v_set(boxes->x_cut[i]);
-        if (given)
-            mark_runs(args, i, kept);
+        if (given) mark_runs(args, i, kept);
         for (int64_t j = 0; j < n; j += VL) {
             const vd bound = log_bound(boxes, i, j);
-            if (!given)
-                v_store(kept + j, v_if_less(v_add(cut, v_load(boxes->y_cut + j)), bound, one, zero));
+            if (!given) v_store(kept + j, v_if_less(v_add(cut, v_load(boxes->y_cut + j)), bound, one, zero));
             const vd mass = v_if_less(half, v_load(kept + j), zero, v_exp(bound));
             total = v_add(total, mass);
             v_store(acc + j, v_add(v_load(acc + j), mass));
         }
         args->row_mass[i] = v_sum(total);
-        if (!given)
-            tell_runs(args, i, kept);
+        if (!given) tell_runs(args, i, kept);
     }
 }

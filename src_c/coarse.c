@@ -13,28 +13,23 @@ typedef struct {
     int part;
 } coarse_job;
 
-static void coarse_task(void *context, int thread, int threads)
-{
+static void coarse_task(void *context, int thread, int threads) {
     const coarse_job *job = context;
     mapuot_active_kernels()->coarse->part(job->state, job->args, job->part, thread, threads);
 }
 
-static void share_part(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args, int part)
-{
+static void share_part(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args, int part) {
     coarse_job job = {state, args, part};
     pool_run(pool, coarse_task, &job);
 }
 
 /* the factor, of what the labelled passes of all processes left; from the next pass on steps are corrected */
-int mapuot_coarse_matrix(mapuot_pool *pool, mapuot_state *state, double fi)
-{
+int mapuot_coarse_matrix(mapuot_pool *pool, mapuot_state *state, double fi) {
     mapuot_coarse *coarse = &state->coarse;
     const int64_t k = coarse->clusters;
     double total = 0.0;
-    for (int64_t I = 0; I < k; I++)
-        total += coarse->mass[I];
-    for (int64_t I = 0; I < k; I++)
-        coarse->part[I] = coarse->mass[I] / total;
+    for (int64_t I = 0; I < k; I++) total += coarse->mass[I];
+    for (int64_t I = 0; I < k; I++) coarse->part[I] = coarse->mass[I] / total;
     coarse->fi = fi;
     share_part(pool, state, NULL, COARSE_WEIGH);
     share_part(pool, state, NULL, COARSE_PRODUCTS);
@@ -43,8 +38,7 @@ int mapuot_coarse_matrix(mapuot_pool *pool, mapuot_state *state, double fi)
     return MAPUOT_RUNNING;
 }
 
-void coarse_correct(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args)
-{
+void coarse_correct(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args) {
     share_part(pool, state, args, COARSE_GATHER);
     mapuot_active_kernels()->coarse->solve(state, mapuot_pool_threads(pool));
     share_part(pool, state, args, COARSE_SPREAD);
@@ -57,8 +51,7 @@ typedef struct {
 } points;
 
 /* the column of X in which these points lie farthest apart */
-static int64_t widest(const points *of, int64_t from, int64_t to)
-{
+static int64_t widest(const points *of, int64_t from, int64_t to) {
     int64_t found = 0;
     double most = -1.0;
     for (int64_t k = 0; k < of->width; k++) {
@@ -68,25 +61,21 @@ static int64_t widest(const points *of, int64_t from, int64_t to)
             low = x < low ? x : low;
             high = x > high ? x : high;
         }
-        if (high - low > most)
-            most = high - low, found = k;
+        if (high - low > most) most = high - low, found = k;
     }
     return found;
 }
 
 /* order the points so that those before the middle are not above it in column k: Hoare's selection */
-static void select(const points *of, int64_t from, int64_t to, int64_t middle, int64_t k)
-{
+static void select(const points *of, int64_t from, int64_t to, int64_t middle, int64_t k) {
     const double *X = of->X + k;
     int64_t *order = of->order, low = from, high = to - 1;
     while (low < high) {
         const double pivot = X[order[low + (high - low) / 2] * of->width];
         int64_t i = low, j = high;
         while (i <= j) {
-            while (X[order[i] * of->width] < pivot)
-                i++;
-            while (X[order[j] * of->width] > pivot)
-                j--;
+            while (X[order[i] * of->width] < pivot) i++;
+            while (X[order[j] * of->width] > pivot) j--;
             if (i <= j) {
                 const int64_t other = order[i];
                 order[i++] = order[j];
@@ -95,29 +84,25 @@ static void select(const points *of, int64_t from, int64_t to, int64_t middle, i
         }
         low = middle >= i ? i : low;
         high = middle <= j ? j : high;
-        if (middle > j && middle < i)
-            return;
+        if (middle > j && middle < i) return;
     }
 }
 
 /* how many points come before the middle of the range in column k, where these or the others are few and far from the rest,
  * in whose clusters they would move as these do; else 0 */
-static int64_t far_ones(const points *of, int64_t from, int64_t to, int64_t count, int64_t k)
-{
+static int64_t far_ones(const points *of, int64_t from, int64_t to, int64_t count, int64_t k) {
     double low = INFINITY, high = -INFINITY;
     int64_t before = 0, few;
     for (int64_t i = from; i < to; i++) {
         const double x = of->X[of->order[i] * of->width + k];
         low = fmin(low, x), high = fmax(high, x);
     }
-    for (int64_t i = from; i < to; i++)
-        before += of->X[of->order[i] * of->width + k] <= 0.5 * low + 0.5 * high;
+    for (int64_t i = from; i < to; i++) before += of->X[of->order[i] * of->width + k] <= 0.5 * low + 0.5 * high;
     few = before < to - from - before ? before : to - from - before;
     return low < high && few * count * FAR_SHARE <= to - from ? before : 0;
 }
 
-static void halve(const points *of, int64_t from, int64_t to, int64_t first, int64_t count)
-{
+static void halve(const points *of, int64_t from, int64_t to, int64_t first, int64_t count) {
     if (count > 1 && to - from > 1) {
         const int64_t middle = from + (to - from) * (count / 2) / count;
         select(of, from, to, middle, widest(of, from, to));
@@ -125,20 +110,16 @@ static void halve(const points *of, int64_t from, int64_t to, int64_t first, int
         halve(of, middle, to, first + count / 2, count - count / 2);
         return;
     }
-    for (int64_t i = from; i < to; i++)
-        of->label[of->order[i]] = first;
+    for (int64_t i = from; i < to; i++) of->label[of->order[i]] = first;
 }
 
-int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64_t *order, int64_t *label)
-{
+int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64_t *order, int64_t *label) {
     const points all = {width, X, order, label};
     int64_t from = 0, to = m, first = 0;
-    for (int64_t i = 0; i < m; i++)
-        order[i] = i;
+    for (int64_t i = 0; i < m; i++) order[i] = i;
     for (; first < MOST_ALONE && first < count - 1 && to - from > 1; first++) {
         const int64_t k = widest(&all, from, to), before = far_ones(&all, from, to, count - first, k);
-        if (before == 0)
-            break;
+        if (before == 0) break;
         select(&all, from, to, from + before, k);
         if (2 * before < to - from) {
             halve(&all, from, from + before, first, 1);
@@ -153,22 +134,17 @@ int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64
 }
 
 /* the middle, in whole units, and where so few are left in whole halves of a unit: any power of 2 of neighbours lie together */
-static int64_t middle_of(const points *of, int64_t from, int64_t to, int64_t *unit)
-{
-    while (*unit > 1 && to - from <= *unit)
-        *unit /= 2;
-    if (to - from <= 1)
-        return to;
+static int64_t middle_of(const points *of, int64_t from, int64_t to, int64_t *unit) {
+    while (*unit > 1 && to - from <= *unit) *unit /= 2;
+    if (to - from <= 1) return to;
     const int64_t units = (to - from + *unit - 1) / *unit, middle = from + units / 2 * *unit;
     select(of, from, to, middle, widest(of, from, to));
     return middle;
 }
 
-static void cut(const points *of, int64_t from, int64_t to, int64_t unit)
-{
+static void cut(const points *of, int64_t from, int64_t to, int64_t unit) {
     const int64_t middle = middle_of(of, from, to, &unit);
-    if (to - from <= 1)
-        return;
+    if (to - from <= 1) return;
     cut(of, from, middle, unit);
     cut(of, middle, to, unit);
 }
@@ -181,8 +157,7 @@ typedef struct {
     int last; /* 1: each part to its end, else one cut of each */
 } cuts;
 
-static void cut_task(void *context, int thread, int threads)
-{
+static void cut_task(void *context, int thread, int threads) {
     cuts *job = context;
     for (int64_t k = thread; k < job->parts; k += threads) {
         int64_t unit = job->unit;
@@ -193,11 +168,9 @@ static void cut_task(void *context, int thread, int threads)
     }
 }
 
-int mapuot_order(mapuot_pool *pool, int64_t m, int64_t width, const double *X, int64_t unit, int64_t *order)
-{
+int mapuot_order(mapuot_pool *pool, int64_t m, int64_t width, const double *X, int64_t unit, int64_t *order) {
     cuts job = {.all = {width, X, order, NULL}, .unit = unit, .parts = 1, .edge = {0, m}};
-    for (int64_t i = 0; i < m; i++)
-        order[i] = i;
+    for (int64_t i = 0; i < m; i++) order[i] = i;
     while (2 * job.parts <= MOST_PARTS && m / (2 * job.parts) > 2 * unit) {
         pool_run(pool, cut_task, &job);
         for (int64_t k = job.parts; k > 0; k--) {

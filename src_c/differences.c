@@ -9,19 +9,15 @@ enum { CHUNK = 1024 }; /* numbers of a part at a time, whose rows a cache holds 
 
 /* dots += V x, a row of V every ld numbers, x = y z */
 static void add_dots(int64_t rows, int64_t n, int64_t ld, const double *V, const double *y, const double *z,
-                     double *dots)
-{
+                     double *dots) {
     double x[CHUNK], some[MAX_MEMORY];
-    for (int64_t j = 0; j < n; j++)
-        x[j] = y[j] * z[j];
+    for (int64_t j = 0; j < n; j++) x[j] = y[j] * z[j];
     mapuot_active_kernels()->left->sweep(rows, n, ld, V, x, NULL, some, NULL);
-    for (int64_t i = 0; i < rows; i++)
-        dots[i] += some[i];
+    for (int64_t i = 0; i < rows; i++) dots[i] += some[i];
 }
 
 void mapuot_anderson_products(int64_t parts, const int64_t *ends, int64_t count, const double *dF,
-                              const double *residual, const double *weight, double *grams, double *rights)
-{
+                              const double *residual, const double *weight, double *grams, double *rights) {
     const int64_t ld = ends[parts - 1];
     memset(grams, 0, (size_t)(parts * count * count) * sizeof(double));
     memset(rights, 0, (size_t)(parts * count) * sizeof(double));
@@ -33,28 +29,25 @@ void mapuot_anderson_products(int64_t parts, const int64_t *ends, int64_t count,
             add_dots(count, n, ld, dF + j, residual + j, weight + j, rights);
         }
         for (int64_t i = 0; i < count; i++)
-            for (int64_t k = 0; k < i; k++)
-                grams[k * count + i] = grams[i * count + k];
+            for (int64_t k = 0; k < i; k++) grams[k * count + i] = grams[i * count + k];
     }
 }
 
-void mapuot_anderson_weights(int64_t p, int64_t count, const double *grams, const double *rights, double *gammas)
-{
+void mapuot_anderson_weights(int64_t p, int64_t count, const double *grams, const double *rights, double *gammas) {
     for (int64_t q = 0; q < p; q++)
         anderson_weights((int)count, count, grams + q * count * count, rights + q * count, gammas + q * count);
 }
 
 void mapuot_anderson_combined(int64_t parts, const int64_t *ends, int64_t count, const double *gammas, const double *dF,
-                              const double *dG, const double *residual, const double *image, double *step, double *left)
-{
+                              const double *dG, const double *residual, const double *image, double *step,
+                              double *left) {
     const left_kernels *kernels = mapuot_active_kernels()->left;
     const int64_t ld = ends[parts - 1];
     double minus[MAX_MEMORY];
     memcpy(step, image, (size_t)ld * sizeof(double));
     memcpy(left, residual, (size_t)ld * sizeof(double));
     for (int64_t part = 0, j = 0; part < parts; j = ends[part++]) {
-        for (int64_t i = 0; i < count; i++)
-            minus[i] = -gammas[part * count + i];
+        for (int64_t i = 0; i < count; i++) minus[i] = -gammas[part * count + i];
         kernels->sweep(count, ends[part] - j, ld, dG + j, NULL, minus, NULL, step + j);
         kernels->sweep(count, ends[part] - j, ld, dF + j, NULL, minus, NULL, left + j);
     }

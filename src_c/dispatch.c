@@ -34,13 +34,11 @@ static const mapuot_kernels *const tables[] = {MAPUOT_EACH_ISA(TABLE)};
 enum { TABLES = sizeof tables / sizeof *tables };
 
 /* whether this machine runs what was built for it with these instructions */
-static int runs_here(const char *isa)
-{
+static int runs_here(const char *isa) {
 #ifdef __x86_64__
     __builtin_cpu_init();
     const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (strcmp(isa, "avx2") == 0)
-        return avx2;
+    if (strcmp(isa, "avx2") == 0) return avx2;
     if (strcmp(isa, "avx512") == 0)
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
@@ -50,19 +48,16 @@ static int runs_here(const char *isa)
 }
 
 /* the table of that name if this machine can run it, the best one for "auto", else NULL */
-static const mapuot_kernels *find(const char *isa)
-{
+static const mapuot_kernels *find(const char *isa) {
     const int any = strcmp(isa, "auto") == 0;
     for (int k = TABLES - 1; k >= 0; k--)
-        if ((any || strcmp(isa, tables[k]->isa) == 0) && runs_here(tables[k]->isa))
-            return tables[k];
+        if ((any || strcmp(isa, tables[k]->isa) == 0) && runs_here(tables[k]->isa)) return tables[k];
     return NULL;
 }
 
 static _Atomic(const mapuot_kernels *) active;
 
-const mapuot_kernels *mapuot_active_kernels(void)
-{
+const mapuot_kernels *mapuot_active_kernels(void) {
     const mapuot_kernels *kernels = atomic_load(&active);
     if (!kernels) {
         const char *isa = getenv("MAPUOT_ISA");
@@ -75,11 +70,9 @@ const mapuot_kernels *mapuot_active_kernels(void)
 
 const char *mapuot_isa(void) { return mapuot_active_kernels()->isa; }
 
-int mapuot_set_isa(const char *isa)
-{
+int mapuot_set_isa(const char *isa) {
     const mapuot_kernels *kernels = find(isa);
-    if (!kernels)
-        return MAPUOT_BAD_ARGUMENT;
+    if (!kernels) return MAPUOT_BAD_ARGUMENT;
     atomic_store(&active, kernels);
     return MAPUOT_RUNNING;
 }

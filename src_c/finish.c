@@ -27,8 +27,7 @@ typedef struct {
     double out[MAX_THREADS][SWEEP_OUT];
 } sweep_job;
 
-static void sweep_task(void *context, int thread, int threads)
-{
+static void sweep_task(void *context, int thread, int threads) {
     sweep_job *job = context;
     const int64_t blocks = padded(job->state->n) / PAD;
     double out[SWEEP_OUT] = {0};
@@ -38,8 +37,7 @@ static void sweep_task(void *context, int thread, int threads)
 
 /* by all threads; a function of its own, since compilers that guard the stack touch every page of job's in each call */
 static __attribute__((noinline)) void share_sweep(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args,
-                                                  sweep_fn sweep, int residual, double *out)
-{
+                                                  sweep_fn sweep, int residual, double *out) {
     sweep_job job = {.state = state, .args = args, .sweep = sweep};
     pool_run(pool, sweep_task, &job);
     for (int t = 0; t < mapuot_pool_threads(pool); t++)
@@ -49,8 +47,7 @@ static __attribute__((noinline)) void share_sweep(mapuot_pool *pool, const mapuo
 
 /* one sweep over all columns; residual says that out[0] is a maximum */
 static void run_sweep(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args, sweep_fn sweep,
-                      int residual, double *out)
-{
+                      int residual, double *out) {
     const int64_t np = padded(state->n);
     const int threads = mapuot_pool_threads(pool);
     memset(out, 0, SWEEP_OUT * sizeof(double));
@@ -61,55 +58,44 @@ static void run_sweep(mapuot_pool *pool, const mapuot_state *state, const sweep_
 }
 
 /* solve A x = b, n <= MAX_MEMORY, symmetric positive definite after the ridge: Cholesky */
-static void solve_small(int n, double A[MAX_MEMORY][MAX_MEMORY], double *x)
-{
+static void solve_small(int n, double A[MAX_MEMORY][MAX_MEMORY], double *x) {
     for (int i = 0; i < n; i++)
         for (int j = 0; j <= i; j++) {
             double sum = A[i][j];
-            for (int k = 0; k < j; k++)
-                sum -= A[i][k] * A[j][k];
+            for (int k = 0; k < j; k++) sum -= A[i][k] * A[j][k];
             A[i][j] = i == j ? sqrt(fmax(sum, DBL_MIN)) : sum / A[j][j];
         }
     for (int i = 0; i < n; i++) {
-        for (int k = 0; k < i; k++)
-            x[i] -= A[i][k] * x[k];
+        for (int k = 0; k < i; k++) x[i] -= A[i][k] * x[k];
         x[i] /= A[i][i];
     }
     for (int i = n - 1; i >= 0; i--) {
-        for (int k = i + 1; k < n; k++)
-            x[i] -= A[k][i] * x[k];
+        for (int k = i + 1; k < n; k++) x[i] -= A[k][i] * x[k];
         x[i] /= A[i][i];
     }
 }
 
-void anderson_weights(int n, int64_t ld, const double *gram, const double *rhs, double *gamma)
-{
+void anderson_weights(int n, int64_t ld, const double *gram, const double *rhs, double *gamma) {
     double A[MAX_MEMORY][MAX_MEMORY], scale[MAX_MEMORY];
-    for (int i = 0; i < n; i++)
-        scale[i] = 1.0 / sqrt(fmax(gram[i * ld + i], DBL_MIN));
+    for (int i = 0; i < n; i++) scale[i] = 1.0 / sqrt(fmax(gram[i * ld + i], DBL_MIN));
     for (int i = 0; i < n; i++) {
-        for (int j = 0; j < n; j++)
-            A[i][j] = gram[i * ld + j] * scale[i] * scale[j] + (i == j ? RIDGE : 0.0);
+        for (int j = 0; j < n; j++) A[i][j] = gram[i * ld + j] * scale[i] * scale[j] + (i == j ? RIDGE : 0.0);
         gamma[i] = rhs[i] * scale[i];
     }
     solve_small(n, A, gamma);
-    for (int i = 0; i < n; i++)
-        gamma[i] *= scale[i];
+    for (int i = 0; i < n; i++) gamma[i] *= scale[i];
 }
 
 /* The weights of a state: its Gram matrix takes up the products of the last difference. */
-static void state_weights(mapuot_state *state, const double *dot, const double *rhs, sweep_args *args)
-{
+static void state_weights(mapuot_state *state, const double *dot, const double *rhs, sweep_args *args) {
     const int64_t n = args->depth, slot = args->slot, memory = (int64_t)state->limits.memory;
     double *gram = state->history + (2 * memory + 2) * padded(state->n);
-    for (int64_t i = 0; i < n; i++)
-        gram[i * memory + slot] = gram[slot * memory + i] = dot[i];
+    for (int64_t i = 0; i < n; i++) gram[i * memory + slot] = gram[slot * memory + i] = dot[i];
     anderson_weights((int)n, memory, gram, rhs, args->gamma);
 }
 
 /* what the pass translates: the shift, and what the sweeps need of it */
-static void translate(mapuot_state *state, finish_state *finish, double weight)
-{
+static void translate(mapuot_state *state, finish_state *finish, double weight) {
     const mapuot_limits *limits = &state->limits;
     mapuot_progress *p = &state->progress;
     finish->before = p->shift;
@@ -120,26 +106,22 @@ static void translate(mapuot_state *state, finish_state *finish, double weight)
     finish->args.q_factor = exp(limits->rate_cols * (p->shift - finish->args.base));
 }
 
-static double largest_scale(const finish_state *finish)
-{
+static double largest_scale(const finish_state *finish) {
     return fmax(finish->row_scalars[ROW_SCALE], finish->scale_v);
 }
 
 /* the sums of the in-place pass are column marginals: K^T u = s / v */
-static void marginals_to_sums(mapuot_state *state)
-{
+static void marginals_to_sums(mapuot_state *state) {
     for (int64_t j = 0; j < state->n; j++)
         state->sums[j] = state->cols.scale[j] > 0.0 ? state->sums[j] / state->cols.scale[j] : 0.0;
 }
 
 /* step 0: s = v K^T u, and what the translation needs */
-static void finish_marginal(mapuot_pool *pool, mapuot_state *state, finish_state *finish)
-{
+static void finish_marginal(mapuot_pool *pool, mapuot_state *state, finish_state *finish) {
     *finish = (finish_state){.args = {.slot = -1, .kappa = 1.0, .q_factor = 1.0}};
     finish->args.base = state->limits.lam_rate > 0 ? 0.0 : state->progress.shift;
     memcpy(finish->row_scalars, state->sums + padded(state->n), sizeof finish->row_scalars);
-    if (state->limits.in_place)
-        marginals_to_sums(state);
+    if (state->limits.in_place) marginals_to_sums(state);
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->marginal, 0, finish->sums);
     const double weight = finish->sums[SUM_WEIGHT];
     if (state->limits.lam_rate > 0 && !(weight > 1e-290 && weight < 1e290)) { /* where e^(-k x) ends: q by itself */
@@ -151,13 +133,11 @@ static void finish_marginal(mapuot_pool *pool, mapuot_state *state, finish_state
 
 /* One potential l = log u = log v: the rows are as far from their optimum as the columns, and G = (l + prox(s)) / 2, which
  * never lowers the dual value: it is concave, and as high at (prox, l) as at (l, prox). */
-static void average(mapuot_state *state, finish_state *finish)
-{
+static void average(mapuot_state *state, finish_state *finish) {
     const mapuot_side *rows = &state->rows, *cols = &state->cols;
     const double *x = state->work;
     double *image = state->work + 2 * padded(state->n), *row = finish->row_scalars;
-    for (int64_t j = 0; j < state->n; j++)
-        image[j] = 0.5 * (image[j] + x[j]);
+    for (int64_t j = 0; j < state->n; j++) image[j] = 0.5 * (image[j] + x[j]);
     for (int64_t i = 0, j = state->before; i < state->m; i++, j++) {
         rows->log_scale[i] = cols->absorbed[j] < INFINITY ? x[j] - cols->absorbed[j] : 0.0;
         rows->scale[i] = cols->scale[j];
@@ -169,8 +149,7 @@ static void average(mapuot_state *state, finish_state *finish)
 }
 
 /* step 1: translation, gap, G */
-static void finish_prox(mapuot_pool *pool, mapuot_state *state, finish_state *finish, mapuot_stats *stats)
-{
+static void finish_prox(mapuot_pool *pool, mapuot_state *state, finish_state *finish, mapuot_stats *stats) {
     const double *rows = finish->row_scalars;
     finish->mass = finish->sums[SUM_MASS];
     finish->scale_v = finish->sums[SUM_SCALE];
@@ -183,14 +162,12 @@ static void finish_prox(mapuot_pool *pool, mapuot_state *state, finish_state *fi
     stats->mass = finish->mass * finish->args.kappa;
     stats->lost = lost_mass(&state->limits, rows[ROW_SCALE], finish->scale_v, finish->mass);
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->prox, 0, finish->sums);
-    if (state->limits.symmetric)
-        average(state, finish);
+    if (state->limits.symmetric) average(state, finish);
 }
 
 /* The dual value as summed.  A translation takes the rows along: where they have one rho, their terms are rho (sum a -
  * mass), which must not be found by way of the mass before it; balanced ones gain reg lam sum a. */
-static double dual_value(const mapuot_state *state, const finish_state *finish, double mass)
-{
+static double dual_value(const mapuot_state *state, const finish_state *finish, double mass) {
     const mapuot_limits *limits = &state->limits;
     double rows = finish->row_scalars[ROW_DUAL];
     if (limits->lam_rate > 0 && limits->rho_rows > 0)
@@ -203,8 +180,7 @@ static double dual_value(const mapuot_state *state, const finish_state *finish, 
 /* What the image is translated by, in every part of M that no pair connects with the others by the masses there: it is
  * a problem of its own.  sweep_prox has left b e^(-k log v')
  * where log K^T u was. */
-static void translate_parts(mapuot_state *state)
-{
+static void translate_parts(mapuot_state *state) {
     const int64_t np = padded(state->n), count = state->parts;
     const double *next = state->work + np;
     double *image = state->work + 2 * np, *mass = state->part_sums, *weight = mass + count;
@@ -213,16 +189,13 @@ static void translate_parts(mapuot_state *state)
         mass[state->part[j]] += state->cols.marginal[j];
         weight[state->part[j]] += next[j];
     }
-    for (int64_t k = 0; k < count; k++)
-        mass[k] = next_translation(&state->limits, log_ratio_of(weight[k], mass[k]));
-    for (int64_t j = 0; j < state->n; j++)
-        image[j] += mass[state->part[j]];
+    for (int64_t k = 0; k < count; k++) mass[k] = next_translation(&state->limits, log_ratio_of(weight[k], mass[k]));
+    for (int64_t j = 0; j < state->n; j++) image[j] += mass[state->part[j]];
 }
 
 /* step 2: guard and certificate, then the differences of a step that the guard lets pass; none on an outgrown K, whose
  * image would lose what was won */
-static void finish_difference(mapuot_pool *pool, mapuot_state *state, finish_state *finish, mapuot_stats *stats)
-{
+static void finish_difference(mapuot_pool *pool, mapuot_state *state, finish_state *finish, mapuot_stats *stats) {
     const mapuot_limits *limits = &state->limits;
     mapuot_progress *p = &state->progress;
     const int64_t np = padded(state->n);
@@ -250,23 +223,18 @@ static void finish_difference(mapuot_pool *pool, mapuot_state *state, finish_sta
 }
 
 /* step 3: x = G, extrapolated where the guard allowed it */
-static void finish_advance(mapuot_pool *pool, mapuot_state *state, finish_state *finish, mapuot_stats *stats)
-{
+static void finish_advance(mapuot_pool *pool, mapuot_state *state, finish_state *finish, mapuot_stats *stats) {
     stats->residual = stats->rejected > 0 ? INFINITY : finish->sums[MAX_RESIDUAL];
-    if (finish->args.depth > 0)
-        state_weights(state, finish->sums + SUM_DOT, finish->sums + SUM_RHS, &finish->args);
-    if (state->progress.coarse && !(stats->rejected > 0))
-        coarse_correct(pool, state, &finish->args);
+    if (finish->args.depth > 0) state_weights(state, finish->sums + SUM_DOT, finish->sums + SUM_RHS, &finish->args);
+    if (state->progress.coarse && !(stats->rejected > 0)) coarse_correct(pool, state, &finish->args);
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->advance, 0, finish->sums);
 }
 
 /* step 4: the status */
-static int finish_judge(mapuot_state *state, finish_state *finish, mapuot_stats *stats)
-{
+static int finish_judge(mapuot_state *state, finish_state *finish, mapuot_stats *stats) {
     mapuot_limits *limits = &state->limits;
     mapuot_progress *p = &state->progress;
-    if (stats->rejected > 0 && !isfinite(p->shift))
-        p->shift = finish->before;
+    if (stats->rejected > 0 && !isfinite(p->shift)) p->shift = finish->before;
     judge(limits, p, stats, largest_scale(finish), finish->sums[SUM_ADVANCED]);
     const int coarse = p->status == MAPUOT_COARSE, made = makes_rows(state) && !(p->narrow > 0);
     if (coarse || (made && !state->exact)) { /* from here on K is remade from M in float64 in every pass */
@@ -280,8 +248,7 @@ static int finish_judge(mapuot_state *state, finish_state *finish, mapuot_stats 
     return (int)p->status;
 }
 
-int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *stats)
-{
+int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *stats) {
     finish_state finish;
     finish_marginal(pool, state, &finish);
     finish_prox(pool, state, &finish, stats);

@@ -15,8 +15,7 @@
 #include "prox_rows.h"
 
 /* the prox of rows whose s, in rows.marginal, the caller has found; behind the column sums go the row scalars */
-static void row_prox(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
-{
+static void row_prox(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
     enum { ROWS = 4 };
     for (int64_t i = i0; i < i1; i += ROWS) {
         double s[TILE] = {0};
@@ -28,8 +27,7 @@ static void row_prox(const mapuot_state *state, int64_t i0, int64_t i1, double *
 
 #define BIG 1e300 /* absorbed below it: the column is not left out */
 
-static void sweep_marginal(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
-{
+static void sweep_marginal(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out) {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
     double *log_sum = state->work + np, *q_out = state->work + 2 * np;
@@ -58,8 +56,7 @@ static void sweep_marginal(const mapuot_state *state, const sweep_args *args, in
 }
 
 /* columns that have no vector form; where a side has no one rho there is no translation, and no use of k and next */
-static void prox_each(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
-{
+static void prox_each(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out) {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
     const double reg = state->limits.reg;
@@ -67,8 +64,7 @@ static void prox_each(const mapuot_state *state, const sweep_args *args, int64_t
     for (int64_t j = j0; j < j1; j++) {
         const double rho = cols->rho[j], k = reg / rho, b = cols->weight[j];
         x_out[j] = image[j] = cols->log_scale[j];
-        if (cols->absorbed[j] == INFINITY)
-            continue;
+        if (cols->absorbed[j] == INFINITY) continue;
         const mapuot_column c = {
             cols->absorbed[j], b, log(b), rho, cols->upper ? cols->upper[j] : 0.0, k, 1 / (1 + k), cols->log_scale[j],
             cols->scale[j]};
@@ -84,8 +80,7 @@ static void prox_each(const mapuot_state *state, const sweep_args *args, int64_t
     }
 }
 
-static void sweep_prox(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
-{
+static void sweep_prox(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out) {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
     double *x_out = state->work, *log_sum = x_out + np, *image = log_sum + np;
@@ -122,8 +117,7 @@ static void sweep_prox(const mapuot_state *state, const sweep_args *args, int64_
             dual = v_fma(v_mul(b, v_set(state->limits.reg)), log_v, dual);
             next = v_add(next, b);
         }
-        if (several)
-            v_store(log_sum + j, v_mul(b, grown));
+        if (several) v_store(log_sum + j, v_mul(b, grown));
         v_store(x_out + j, x);
         v_store(image + j, G);
         v_store(cols->marginal + j, s);
@@ -138,13 +132,11 @@ enum { TOGETHER = 8 }; /* differences whose sums stay in registers: in memory a 
 
 /* <dF_i, dF_slot> and <dF_i, F>, weighted, of count differences from the first on */
 ALWAYS_INLINE void difference_sums(const mapuot_state *state, const double *F, const double *dF, int64_t slot,
-                                   int64_t first, int64_t count, int64_t j0, int64_t j1, double *out)
-{
+                                   int64_t first, int64_t count, int64_t j0, int64_t j1, double *out) {
     const int64_t np = padded(state->n);
     vd dot[TOGETHER], rhs[TOGETHER];
     UNROLL
-    for (int i = 0; i < TOGETHER; i++)
-        dot[i] = rhs[i] = v_set(0);
+    for (int i = 0; i < TOGETHER; i++) dot[i] = rhs[i] = v_set(0);
     for (int64_t j = j0; j < j1; j += VL) {
         const vd w = v_load(state->cols.weight + j), f = v_load(F + j), newest = v_load(dF + slot * np + j);
         UNROLL
@@ -163,8 +155,7 @@ ALWAYS_INLINE void difference_sums(const mapuot_state *state, const double *F, c
         }
 }
 
-static void sweep_difference(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
-{
+static void sweep_difference(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out) {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
     const double *x = state->work;
@@ -177,8 +168,7 @@ static void sweep_difference(const mapuot_state *state, const sweep_args *args, 
         vd F = v_sub(G, v_load(x + j));
         v_store(image + j, G);
         largest = v_max(largest, v_max(F, v_sub(zero, F)));
-        if (state->limits.memory == 0)
-            continue;
+        if (state->limits.memory == 0) continue;
         if (args->slot >= 0) {
             v_store(dF + args->slot * np + j, v_sub(F, v_load(F_last + j)));
             v_store(dG + args->slot * np + j, v_sub(G, v_load(G_last + j)));
@@ -188,14 +178,12 @@ static void sweep_difference(const mapuot_state *state, const sweep_args *args, 
     }
     double lane[VL];
     v_store(lane, largest);
-    for (int q = 0; q < VL; q++)
-        out[MAX_RESIDUAL] = lane[q] > out[MAX_RESIDUAL] ? lane[q] : out[MAX_RESIDUAL];
+    for (int q = 0; q < VL; q++) out[MAX_RESIDUAL] = lane[q] > out[MAX_RESIDUAL] ? lane[q] : out[MAX_RESIDUAL];
     for (int64_t i = 0; args->slot >= 0 && i < args->depth; i += TOGETHER)
         difference_sums(state, F_last, dF, args->slot, i, args->depth - i, j0, j1, out);
 }
 
-static void sweep_advance(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
-{
+static void sweep_advance(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out) {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
     const double *image = state->work + 2 * np, *dG = state->history + (2 + state->limits.memory) * np;
@@ -204,8 +192,7 @@ static void sweep_advance(const mapuot_state *state, const sweep_args *args, int
     vd scale = zero;
     for (int64_t j = j0; j < j1; j += VL) {
         vd x = v_load(image + j), e = v_load(cols->absorbed + j);
-        for (int i = 0; i < args->depth; i++)
-            x = v_fnma(v_set(args->gamma[i]), v_load(dG + i * np + j), x);
+        for (int i = 0; i < args->depth; i++) x = v_fnma(v_set(args->gamma[i]), v_load(dG + i * np + j), x);
         if (bounded) {
             vd bound = v_mul(v_load(cols->rho + j), rate);
             x = v_min(v_max(x, v_sub(shift, bound)), v_add(shift, bound));

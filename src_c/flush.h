@@ -13,26 +13,22 @@
 #define LEAST_REG 1e-150 /* in smaller units numbers that matter may be subnormal */
 
 /* Returns the state to put back. */
-static inline uint64_t begin_flush(double reg)
-{
+static inline uint64_t begin_flush(double reg) {
     uint64_t before = 0;
 #if defined(__SSE2__)
     before = _mm_getcsr();
-    if (reg >= LEAST_REG)
-        _mm_setcsr((unsigned)before | _MM_FLUSH_ZERO_ON);
+    if (reg >= LEAST_REG) _mm_setcsr((unsigned)before | _MM_FLUSH_ZERO_ON);
 #elif defined(__aarch64__)
     const uint64_t flush_zero = (uint64_t)1 << 24;
     __asm__ volatile("mrs %0, fpcr" : "=r"(before));
-    if (reg >= LEAST_REG)
-        __asm__ volatile("msr fpcr, %0" ::"r"(before | flush_zero));
+    if (reg >= LEAST_REG) __asm__ volatile("msr fpcr, %0" ::"r"(before | flush_zero));
 #else
     (void)reg;
 #endif
     return before;
 }
 
-static inline void end_flush(uint64_t before)
-{
+static inline void end_flush(uint64_t before) {
 #if defined(__SSE2__)
     _mm_setcsr((unsigned)before);
 #elif defined(__aarch64__)

@@ -31,8 +31,7 @@ static inline int64_t entry_bytes(mapuot_dtype dtype) { return dtype == MAPUOT_F
 static inline int64_t padded(int64_t n) { return (n + PAD - 1) / PAD * PAD; }
 
 /* whether M lies in memory column by column */
-static inline int is_turned(const mapuot_matrix *M)
-{
+static inline int is_turned(const mapuot_matrix *M) {
     const int64_t down = M->row_stride, step = M->col_stride;
     return M->data && !M->start && step != 1 && (down < 0 ? -down : down) < (step < 0 ? -step : step);
 }
@@ -47,8 +46,7 @@ typedef struct {
 } kept_runs;
 
 /* all of them from column `from` on as one, held by the caller, where none are left out */
-static inline kept_runs runs_of(const mapuot_kept *kept, int64_t i, int64_t from, int64_t np, int32_t whole[2])
-{
+static inline kept_runs runs_of(const mapuot_kept *kept, int64_t i, int64_t from, int64_t np, int32_t whole[2]) {
     if (!kept->first) {
         whole[0] = (int32_t)from, whole[1] = (int32_t)np;
         return (kept_runs){whole, 1};
@@ -61,14 +59,12 @@ static inline kept_runs runs_of(const mapuot_kept *kept, int64_t i, int64_t from
 static inline int64_t first_column(int64_t symmetric, int64_t i) { return symmetric ? i / PAD * PAD : 0; }
 
 /* whether a pass of one potential reads, or makes, half of K: pairs that are stored or kept, and shared rows, are read whole */
-static inline int is_halved(const mapuot_state *state)
-{
+static inline int is_halved(const mapuot_state *state) {
     return state->limits.symmetric && state->m == state->n && !state->M.start && !state->M.points.kept.first;
 }
 
 /* the runs of a row that a pass makes */
-static inline kept_runs runs_made(const mapuot_state *state, int64_t i, int32_t whole[2])
-{
+static inline kept_runs runs_made(const mapuot_state *state, int64_t i, int32_t whole[2]) {
     return runs_of(&state->M.points.kept, i, first_column(is_halved(state), i), padded(state->n), whole);
 }
 
@@ -89,8 +85,7 @@ typedef struct {
 } stream_args;
 
 /* the first column of row i that is built */
-static inline int64_t first_of(const stream_args *args, int64_t i)
-{
+static inline int64_t first_of(const stream_args *args, int64_t i) {
     return first_column(args->across, args->n - args->across + i);
 }
 
@@ -186,8 +181,7 @@ void coarse_correct(mapuot_pool *pool, const mapuot_state *state, const sweep_ar
 int pool_slowness(const mapuot_pool *pool, int thread); /* mapuot_pool_slow */
 
 /* The rows of thread t of T: whole tiles, as even as they come. */
-static inline int64_t first_row(int64_t m, int t, int T)
-{
+static inline int64_t first_row(int64_t m, int t, int T) {
     int64_t tiles = (m + TILE - 1) / TILE, row = tiles * t / T * TILE;
     return row < m ? row : m;
 }
@@ -196,13 +190,11 @@ enum { ROW_ENTRIES = 12 }; /* a row takes as long as so many stored entries more
 
 /* first_row by the work of the rows, where only some pairs of M are stored, or rows begin at first_column, the first one with
  * `across` columns. */
-static inline int64_t first_row_of(const mapuot_matrix *M, int64_t across, int64_t m, int t, int T)
-{
+static inline int64_t first_row_of(const mapuot_matrix *M, int64_t across, int64_t m, int t, int T) {
     const double part = (double)t / T, n = (double)across;
     if (!M->start && across && t < T) /* n i - i^2 / 2 entries before row i */
         return (int64_t)(n - sqrt(n * n - part * (double)m * (2.0 * n - (double)m))) / TILE * TILE;
-    if (!M->start)
-        return first_row(m, t, T);
+    if (!M->start) return first_row(m, t, T);
     const double total = (double)(M->start[m] - M->start[0] + ROW_ENTRIES * m);
     int64_t low = 0, high = (m + TILE - 1) / TILE;
     while (low < high) {

@@ -33,8 +33,7 @@ typedef struct {
     float *run; /* narrow column sums of up to RUN_ROWS rows */
 } range;
 
-static range range_of(const mapuot_state *state, const double *v, double *sums)
-{
+static range range_of(const mapuot_state *state, const double *v, double *sums) {
     return (range){state, padded(state->n), state->ld, v, state->narrow_v, sums, state->run};
 }
 
@@ -52,30 +51,24 @@ enum { MAKES_POINTS = sizeof(real) == 4 }; /* ...and those of narrow passes betw
 /* ---- rows from M ---- */
 
 /* Write out[k .. count), less than VL entries. */
-ALWAYS_INLINE void write_part(real *out, const double *entry, int64_t k, int64_t count)
-{
+ALWAYS_INLINE void write_part(real *out, const double *entry, int64_t k, int64_t count) {
     v_store_part_real(out + k, v_load(entry + k), (int)(count - k));
 }
 
 /* past the caches, line by line from the first whole one on, where K or the plan is larger than they are */
-ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, int nontemporal)
-{
+ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, int nontemporal) {
     const int64_t head = (int64_t)(-(uintptr_t)out % 64 / sizeof(real));
     int64_t k = 0;
     if (nontemporal && head < count && (uintptr_t)(out + head) % 64 == 0) {
-        for (; k < head; k += VL)
-            write_part(out, entry, k, k + VL < head ? k + VL : head);
-        for (k = head; k + VL <= count; k += VL)
-            v_stream_real(out + k, v_load(entry + k));
+        for (; k < head; k += VL) write_part(out, entry, k, k + VL < head ? k + VL : head);
+        for (k = head; k + VL <= count; k += VL) v_stream_real(out + k, v_load(entry + k));
     }
-    for (; k + VL <= count; k += VL)
-        v_store_real(out + k, v_load(entry + k));
+    for (; k + VL <= count; k += VL) v_store_real(out + k, v_load(entry + k));
     write_part(out, entry, k, count);
 }
 
 /* the rows [i0, i1) of K from column `from` on, with zeros behind them, or of the plan, to out and ld entries further each */
-ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, int64_t from, real *out, const int plan)
-{
+ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, int64_t from, real *out, const int plan) {
     _Alignas(64) double entry[BLOCK + PAD]; /* write_part loads a whole vector from the last of them on */
     const int64_t np = padded(args->n), step = rows_together(&args->M), width = columns_together(&args->M);
     panel near;
@@ -85,15 +78,13 @@ ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, in
             for (int64_t r = i; r < i1 && r < i + step; r++) {
                 int64_t count = args->n - j < width ? args->n - j : width;
                 entries(args, r, j, count, REAL_MIN_LOG, plan ? 0 : REAL_NARROW, &near, entry);
-                for (; !plan && j + count < np && count < width; count++)
-                    entry[count] = 0.0;
+                for (; !plan && j + count < np && count < width; count++) entry[count] = 0.0;
                 write_block(out + (r - i0) * args->ld + j - from, entry, count, args->nontemporal);
             }
 }
 
 /* make_rows for stored pairs: one row behind the other, from the first of the rows at hand on */
-static void make_runs(const stream_args *args, int64_t i0, int64_t i1, const int plan)
-{
+static void make_runs(const stream_args *args, int64_t i0, int64_t i1, const int plan) {
     _Alignas(64) double entry[BLOCK];
     real part[VL];
     for (int64_t i = i0; i < i1; i++) {
@@ -102,8 +93,7 @@ static void make_runs(const stream_args *args, int64_t i0, int64_t i1, const int
             const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK, whole = count / VL * VL;
             real *out = (real *)args->out + row.first + k;
             run_entries(args, i, row.first + k, count, REAL_MIN_LOG, plan ? 0 : REAL_NARROW, entry);
-            for (int64_t q = 0; q < whole; q += VL)
-                v_store_real(out + q, v_load(entry + q));
+            for (int64_t q = 0; q < whole; q += VL) v_store_real(out + q, v_load(entry + q));
             if (whole < count) {
                 v_store_real(part, v_load(entry + whole));
                 memcpy(out + whole, part, (size_t)(count - whole) * sizeof(real));
@@ -112,11 +102,9 @@ static void make_runs(const stream_args *args, int64_t i0, int64_t i1, const int
     }
 }
 
-static void build_kernel(const stream_args *args, int64_t i0, int64_t i1)
-{
+static void build_kernel(const stream_args *args, int64_t i0, int64_t i1) {
     const int64_t step = args->across ? PAD : i1 - i0;
-    if (args->M.start)
-        make_runs(args, i0, i1, 0);
+    if (args->M.start) make_runs(args, i0, i1, 0);
     for (int64_t i = i0, next; i < i1 && !args->M.start; i = next) {
         const int64_t from = first_of(args, i);
         next = i + step < i1 ? i + step : i1;
@@ -124,8 +112,7 @@ static void build_kernel(const stream_args *args, int64_t i0, int64_t i1)
     }
 }
 
-static void form_plan(const stream_args *args, int64_t i0, int64_t i1)
-{
+static void form_plan(const stream_args *args, int64_t i0, int64_t i1) {
     if (args->M.start)
         make_runs(args, i0, i1, 1);
     else
@@ -133,8 +120,7 @@ static void form_plan(const stream_args *args, int64_t i0, int64_t i1)
 }
 
 /* in the columns that they are kept with, one run behind the other */
-static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64_t i, int64_t count)
-{
+static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64_t i, int64_t count) {
     int32_t whole[2];
     const kept_runs runs = runs_made(state, i, whole);
     stream_args args = {.m = state->m,
@@ -161,10 +147,8 @@ static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64
 }
 
 /* R rows from i on, those of a tile made before being lost; narrow ones come with their dots s */
-ALWAYS_INLINE real *open_tile(const range *g, int64_t i, double *s, const form form, const source from, const int R)
-{
-    if (from == STORED)
-        return (real *)g->state->kernel + i * g->ld;
+ALWAYS_INLINE real *open_tile(const range *g, int64_t i, double *s, const form form, const source from, const int R) {
+    if (from == STORED) return (real *)g->state->kernel + i * g->ld;
     if (MAKES_POINTS && form == NARROW)
         made_tile(g->state, i, (float *)g->state->tile, s, R);
     else
@@ -175,40 +159,33 @@ ALWAYS_INLINE real *open_tile(const range *g, int64_t i, double *s, const form f
 /* ---- the halves of a tile ---- */
 
 /* the lines DOTS_AHEAD of column j in R rows, behind their end those of the rows that follow */
-ALWAYS_INLINE void request_ahead(const range *g, const real *K, const real *next, int64_t j, const int R)
-{
+ALWAYS_INLINE void request_ahead(const range *g, const real *K, const real *next, int64_t j, const int R) {
     const real *from = j + DOTS_AHEAD < g->np ? K + j + DOTS_AHEAD : next + j + DOTS_AHEAD - g->np;
     UNROLL
-    for (int r = 0; r < R; r++)
-        __builtin_prefetch(from + r * g->ld, 0, 3);
+    for (int r = 0; r < R; r++) __builtin_prefetch(from + r * g->ld, 0, 3);
 }
 
 /* half of the next tile, line by line, while the sums work out of cache: memory must not idle */
-ALWAYS_INLINE void request_half(const real *next, int64_t k, const int R)
-{
+ALWAYS_INLINE void request_half(const real *next, int64_t k, const int R) {
     UNROLL
     for (int q = 0; q < R / 2; q += 64 / (LINE * (int)sizeof(real)))
         __builtin_prefetch(next + R / 2 * k + q * LINE, 0, 2);
 }
 
 /* what prox_part needs of the rows from i on */
-ALWAYS_INLINE void request_rows(const mapuot_side *rows, int64_t i)
-{
+ALWAYS_INLINE void request_rows(const mapuot_side *rows, int64_t i) {
     const double *read[] = {rows->fi, rows->base, rows->absorbed, rows->weight, rows->rho};
     const double *written[] = {rows->scale, rows->log_scale, rows->marginal};
     UNROLL
     for (int f = 0; f < 5; f++)
-        if (read[f])
-            __builtin_prefetch(read[f] + i, 0, 3);
+        if (read[f]) __builtin_prefetch(read[f] + i, 0, 3);
     UNROLL
-    for (int f = 0; f < 3; f++)
-        __builtin_prefetch(written[f] + i, 1, 3);
+    for (int f = 0; f < 3; f++) __builtin_prefetch(written[f] + i, 1, 3);
 }
 
 /* sums += u_r row_r in VL columns from j on; the plan's rows also take the factors u_r and v_j */
 ALWAYS_INLINE void wide_columns(const range *g, const tile *done, const vd *scale, vd vj, int64_t j, const form form,
-                                const int R)
-{
+                                const int R) {
     vd column = v_load(g->sums + j);
     UNROLL
     for (int r = 0; r < R; r++) {
@@ -226,120 +203,95 @@ ALWAYS_INLINE void wide_columns(const range *g, const tile *done, const vd *scal
 
 /* s_r = K_r . v for R rows, written up to a multiple of VL; in the same sweep the column sums of the tile done */
 ALWAYS_INLINE void wide_dots(const range *g, const real *K, const real *next, const tile *done, double *s,
-                             const form form, const int R)
-{
+                             const form form, const int R) {
     vd sum[TILE], scale[TILE];
     UNROLL
-    for (int r = 0; r < R; r++)
-        sum[r] = v_set(0.0), scale[r] = v_set(done ? done->u[r] : 0.0);
+    for (int r = 0; r < R; r++) sum[r] = v_set(0.0), scale[r] = v_set(done ? done->u[r] : 0.0);
     for (int64_t j = 0; j < g->np; j += LINE) {
-        if (done)
-            request_ahead(g, K, next, j, R);
+        if (done) request_ahead(g, K, next, j, R);
         UNROLL
         for (int q = 0; q < LINE; q += VL) {
             const vd vj = v_load(g->v + j + q);
-            if (done)
-                wide_columns(g, done, scale, vj, j + q, form, R);
+            if (done) wide_columns(g, done, scale, vj, j + q, form, R);
             UNROLL
-            for (int r = 0; r < R; r++)
-                sum[r] = v_fma(v_load_real(K + r * g->ld + j + q), vj, sum[r]);
+            for (int r = 0; r < R; r++) sum[r] = v_fma(v_load_real(K + r * g->ld + j + q), vj, sum[r]);
         }
     }
     UNROLL
-    for (int r = 0; r < R; r += VL)
-        v_store(s + r, v_sum_each(sum + r, R - r));
+    for (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(sum + r, R - r));
 }
 
 /* the column sums of R rows; backwards where the tile is larger than L1: what was read last is still in it */
-ALWAYS_INLINE void wide_sums(const range *g, const tile *done, const real *next, const form form, const int R)
-{
+ALWAYS_INLINE void wide_sums(const range *g, const tile *done, const real *next, const form form, const int R) {
     const int backwards = R * g->np * (int64_t)sizeof(real) > L1_TILE;
     const int64_t step = backwards ? -LINE : LINE;
     vd scale[TILE];
     UNROLL
-    for (int r = 0; r < R; r++)
-        scale[r] = v_set(done->u[r]);
+    for (int r = 0; r < R; r++) scale[r] = v_set(done->u[r]);
     for (int64_t k = 0, j = backwards ? g->np - LINE : 0; k < g->np; k += LINE, j += step) {
-        if (next)
-            request_half(next, k, R);
+        if (next) request_half(next, k, R);
         UNROLL
-        for (int q = 0; q < LINE; q += VL)
-            wide_columns(g, done, scale, v_load(g->v + j + q), j + q, form, R);
+        for (int q = 0; q < LINE; q += VL) wide_columns(g, done, scale, v_load(g->v + j + q), j + q, form, R);
     }
 }
 
 #ifndef MAPUOT_DTYPE_F64
 /* run += u_r row_r in FL columns from j on; with flush, what has run up goes to sums in float64 */
-ALWAYS_INLINE void narrow_columns(const range *g, const tile *done, const vf *scale, int64_t j, int flush, const int R)
-{
+ALWAYS_INLINE void narrow_columns(const range *g, const tile *done, const vf *scale, int64_t j, int flush,
+                                  const int R) {
     vf column = f_load(g->run + j);
     UNROLL
-    for (int r = 0; r < R; r++)
-        column = f_fma(f_load_real(done->row + r * g->ld + j), scale[r], column);
-    if (flush)
-        f_add_to(g->sums + j, column);
+    for (int r = 0; r < R; r++) column = f_fma(f_load_real(done->row + r * g->ld + j), scale[r], column);
+    if (flush) f_add_to(g->sums + j, column);
     f_store(g->run + j, flush ? f_set(0.0f) : column);
 }
 
 /* wide_dots in float32 runs, for narrow K and v */
 ALWAYS_INLINE void narrow_dots(const range *g, const real *K, const real *next, const tile *done, int flush, double *s,
-                               const int R)
-{
+                               const int R) {
     const float *v = g->narrow_v;
     vd total[TILE];
     vf scale[TILE];
     UNROLL
-    for (int r = 0; r < R; r++)
-        total[r] = v_set(0.0), scale[r] = f_set(done ? (float)done->u[r] : 0.0f);
+    for (int r = 0; r < R; r++) total[r] = v_set(0.0), scale[r] = f_set(done ? (float)done->u[r] : 0.0f);
     for (int64_t j0 = 0; j0 < g->np; j0 += RUN) {
         const int64_t j1 = j0 + RUN < g->np ? j0 + RUN : g->np;
         vf sum[TILE];
         UNROLL
-        for (int r = 0; r < R; r++)
-            sum[r] = f_set(0.0f);
+        for (int r = 0; r < R; r++) sum[r] = f_set(0.0f);
         for (int64_t j = j0; j < j1; j += LINE) {
-            if (done)
-                request_ahead(g, K, next, j, R);
+            if (done) request_ahead(g, K, next, j, R);
             UNROLL
             for (int q = 0; q < LINE; q += FL) {
                 const vf vj = f_load(v + j + q);
-                if (done)
-                    narrow_columns(g, done, scale, j + q, flush, R);
+                if (done) narrow_columns(g, done, scale, j + q, flush, R);
                 UNROLL
-                for (int r = 0; r < R; r++)
-                    sum[r] = f_fma(f_load_real(K + r * g->ld + j + q), vj, sum[r]);
+                for (int r = 0; r < R; r++) sum[r] = f_fma(f_load_real(K + r * g->ld + j + q), vj, sum[r]);
             }
         }
         UNROLL
-        for (int r = 0; r < R; r++)
-            total[r] = v_add(total[r], f_fold(sum[r]));
+        for (int r = 0; r < R; r++) total[r] = v_add(total[r], f_fold(sum[r]));
     }
     UNROLL
-    for (int r = 0; r < R; r += VL)
-        v_store(s + r, v_sum_each(total + r, R - r));
+    for (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(total + r, R - r));
 }
 
-ALWAYS_INLINE void narrow_sums(const range *g, const tile *done, const real *next, int flush, const int R)
-{
+ALWAYS_INLINE void narrow_sums(const range *g, const tile *done, const real *next, int flush, const int R) {
     const int backwards = R * g->np * (int64_t)sizeof(real) > L1_TILE;
     const int64_t step = backwards ? -LINE : LINE;
     vf scale[TILE];
     UNROLL
-    for (int r = 0; r < R; r++)
-        scale[r] = f_set((float)done->u[r]);
+    for (int r = 0; r < R; r++) scale[r] = f_set((float)done->u[r]);
     for (int64_t k = 0, j = backwards ? g->np - LINE : 0; k < g->np; k += LINE, j += step) {
-        if (next)
-            request_half(next, k, R);
+        if (next) request_half(next, k, R);
         UNROLL
-        for (int q = 0; q < LINE; q += FL)
-            narrow_columns(g, done, scale, j + q, flush, R);
+        for (int q = 0; q < LINE; q += FL) narrow_columns(g, done, scale, j + q, flush, R);
     }
 }
 #endif
 
 ALWAYS_INLINE void dots(const range *g, const real *K, const real *next, const tile *done, int flush, double *s,
-                        const form form, const int R)
-{
+                        const form form, const int R) {
 #ifndef MAPUOT_DTYPE_F64
     if (form == NARROW) {
         narrow_dots(g, K, next, done, flush, s, R);
@@ -350,8 +302,7 @@ ALWAYS_INLINE void dots(const range *g, const real *K, const real *next, const t
     wide_dots(g, K, next, done, s, form, R);
 }
 
-ALWAYS_INLINE void sums(const range *g, const tile *done, const real *next, int flush, const form form, const int R)
-{
+ALWAYS_INLINE void sums(const range *g, const tile *done, const real *next, int flush, const form form, const int R) {
 #ifndef MAPUOT_DTYPE_F64
     if (form == NARROW) {
         narrow_sums(g, done, next, flush, R);
@@ -363,8 +314,7 @@ ALWAYS_INLINE void sums(const range *g, const tile *done, const real *next, int 
 }
 
 /* The columns [from, end) of a range as one of its own */
-ALWAYS_INLINE range part_of(const range *g, int64_t from, int64_t end)
-{
+ALWAYS_INLINE range part_of(const range *g, int64_t from, int64_t end) {
     range part = *g;
     part.np = end - from;
     part.v += from;
@@ -375,27 +325,24 @@ ALWAYS_INLINE range part_of(const range *g, int64_t from, int64_t end)
 }
 
 /* dots of a tile that was made, run by run; s has TILE places, and prox_rows reads more than R of them */
-ALWAYS_INLINE void made_tile_dots(const range *g, int64_t i, const real *K, double *s, const form form, const int R)
-{
+ALWAYS_INLINE void made_tile_dots(const range *g, int64_t i, const real *K, double *s, const form form, const int R) {
     int32_t whole[2];
     const kept_runs runs = runs_made(g->state, i, whole);
     double part_s[TILE];
     UNROLL
-    for (int r = 0; r < TILE; r++)
-        s[r] = 0.0;
+    for (int r = 0; r < TILE; r++) s[r] = 0.0;
     for (int64_t k = 0; k < runs.count; k++) {
         const range part = part_of(g, runs.run[2 * k], runs.run[2 * k + 1]);
         dots(&part, K, NULL, NULL, 0, part_s, form, R);
         UNROLL
-        for (int r = 0; r < R; r++)
-            s[r] += part_s[r];
+        for (int r = 0; r < R; r++) s[r] += part_s[r];
         K += part.np;
     }
 }
 
 /* and its column sums */
-ALWAYS_INLINE void made_tile_sums(const range *g, int64_t i, const tile *done, int flush, const form form, const int R)
-{
+ALWAYS_INLINE void made_tile_sums(const range *g, int64_t i, const tile *done, int flush, const form form,
+                                  const int R) {
     int32_t whole[2];
     const kept_runs runs = runs_made(g->state, i, whole);
     tile now = *done;
@@ -407,14 +354,12 @@ ALWAYS_INLINE void made_tile_sums(const range *g, int64_t i, const tile *done, i
 }
 
 /* whether the rows from i and from j on are of two boxes, whose runs differ */
-ALWAYS_INLINE int parted(const mapuot_kept *kept, int64_t i, int64_t j)
-{
+ALWAYS_INLINE int parted(const mapuot_kept *kept, int64_t i, int64_t j) {
     return kept->first && (kept->before + i) / kept->rows != (kept->before + j) / kept->rows;
 }
 
 /* u = prox(s) of R rows; the plan's s is that of K v times the old u, by which u grows */
-ALWAYS_INLINE void prox(const range *g, int64_t i, double *s, double *growth, const form form, const int R)
-{
+ALWAYS_INLINE void prox(const range *g, int64_t i, double *s, double *growth, const form form, const int R) {
     const double *u = g->state->rows.scale + i;
     UNROLL
     for (int r = 0; r < R && form == PLAN; r++) {
@@ -423,16 +368,14 @@ ALWAYS_INLINE void prox(const range *g, int64_t i, double *s, double *growth, co
     }
     prox_rows(g->state, i, R, s, g->sums + g->np);
     UNROLL
-    for (int r = 0; r < R && form == PLAN; r++)
-        growth[r] *= u[r];
+    for (int r = 0; r < R && form == PLAN; r++) growth[r] *= u[r];
 }
 
 /* Tiles of R rows from i0 on, upwards or downwards: every other pass goes downwards, since the rows read last are those
  * that the caches still hold. Plain: dots, prox, sums of a tile, then the next one, half of which the sums request.
  * Piped: the sums of a tile and the dots of the next in one sweep. Both make the same additions, bit for bit. */
 ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const int piped, const form form,
-                             const source from, const int R)
-{
+                             const source from, const int R) {
     const int64_t step = g->state->progress.passes & 1 ? -R : R;
     double s[TILE], growth[TILE];
     int64_t i = step < 0 ? i0 + (count - 1) * R : i0;
@@ -447,8 +390,7 @@ ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const in
             made_tile_dots(g, i, now.row, s, form, R);
         else if (!piped || t == 0)
             dots(g, now.row, NULL, NULL, 0, s, form, R);
-        if (!last)
-            request_rows(&g->state->rows, i + step);
+        if (!last) request_rows(&g->state->rows, i + step);
         prox(g, i, s, growth, form, R);
         if (piped && next)
             dots(g, next, t + 2 < count ? next + step * g->ld : next, &now, flush, s, form, R);
@@ -460,8 +402,7 @@ ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const in
 }
 
 ALWAYS_INLINE void tiles_or_pipe(const range *g, int64_t i0, int64_t count, const form form, const source from,
-                                 const int R)
-{
+                                 const int R) {
     if (from == STORED && g->state->piped)
         row_tiles(g, i0, count, 1, form, from, R);
     else
@@ -469,8 +410,7 @@ ALWAYS_INLINE void tiles_or_pipe(const range *g, int64_t i0, int64_t count, cons
 }
 
 ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const form form,
-                             const source from)
-{
+                             const source from) {
     const range g = range_of(state, form == PLAN ? state->history : state->cols.scale, sums);
     const int R = state->tile_rows;
     const int64_t count = (i1 - i0) / R, left = i1 - i0 - count * R;
@@ -484,8 +424,7 @@ ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, 
 }
 
 /* s = K v of R rows to rows.marginal */
-ALWAYS_INLINE void dots_tile(const range *g, int64_t i, const form form, const source from, const int R)
-{
+ALWAYS_INLINE void dots_tile(const range *g, int64_t i, const form form, const source from, const int R) {
     double s[TILE] = {0};
     const real *K = open_tile(g, i, s, form, from, R);
     if (from == MADE && form == WIDE)
@@ -495,19 +434,15 @@ ALWAYS_INLINE void dots_tile(const range *g, int64_t i, const form form, const s
     memcpy(g->state->rows.marginal + i, s, R * sizeof(double));
 }
 
-ALWAYS_INLINE void dots_range(const range *g, int64_t i0, int64_t i1, const form form, const source from)
-{
+ALWAYS_INLINE void dots_range(const range *g, int64_t i0, int64_t i1, const form form, const source from) {
     const int R = form == NARROW ? TILE : 4;
     int64_t i = i0;
-    for (; i + R <= i1; i += R)
-        dots_tile(g, i, form, from, R);
-    for (; i < i1; i++)
-        dots_tile(g, i, form, from, 1);
+    for (; i + R <= i1; i += R) dots_tile(g, i, form, from, R);
+    for (; i < i1; i++) dots_tile(g, i, form, from, 1);
 }
 
 /* what has run up, to float64 */
-ALWAYS_INLINE void flush_runs(const range *g, int64_t from)
-{
+ALWAYS_INLINE void flush_runs(const range *g, int64_t from) {
 #ifndef MAPUOT_DTYPE_F64
     for (int64_t j = from; j < g->np; j += FL) {
         f_add_to(g->sums + j, f_load(g->run + j));
@@ -520,8 +455,7 @@ ALWAYS_INLINE void flush_runs(const range *g, int64_t from)
 /* R rows of a symmetric K from first_column on: rows.marginal = K v, and behind the line of the diagonal sums += K^T v
  * for the rows below, of one read */
 ALWAYS_INLINE void half_tile(const range *g, int64_t i, const real *next, const form form, const source from,
-                             const int R)
-{
+                             const int R) {
     const int64_t first = first_column(1, i);
     const range line = part_of(g, first, first + PAD), rest = part_of(g, first + PAD, g->np);
     double s[TILE] = {0}, more[TILE] = {0};
@@ -533,30 +467,24 @@ ALWAYS_INLINE void half_tile(const range *g, int64_t i, const real *next, const 
         dots(&line, K, NULL, NULL, 0, s, form, R);
         dots(&rest, K + PAD, next, &done, 0, more, form, R);
     }
-    for (int r = 0; r < R; r++)
-        g->state->rows.marginal[i + r] = s[r] + more[r];
+    for (int r = 0; r < R; r++) g->state->rows.marginal[i + r] = s[r] + more[r];
 }
 
 /* Every other pass goes downwards, as row_tiles do. */
-ALWAYS_INLINE void half_tiles(const range *g, int64_t i0, int64_t i1, const form form, const source from, const int R)
-{
+ALWAYS_INLINE void half_tiles(const range *g, int64_t i0, int64_t i1, const form form, const source from, const int R) {
     const int64_t count = (i1 - i0) / R, down = g->state->progress.passes & 1;
     for (int64_t t = 0; t < count; t++) {
         const int64_t i = i0 + (down ? count - 1 - t : t) * R, next = t + 1 == count ? i : down ? i - R : i + R;
         half_tile(g, i, (real *)g->state->kernel + next * g->ld + first_column(1, next) + PAD, form, from, R);
-        if (form == NARROW && (t + 1) % (RUN_ROWS / R) == 0)
-            flush_runs(g, first_column(1, down ? i : i0));
+        if (form == NARROW && (t + 1) % (RUN_ROWS / R) == 0) flush_runs(g, first_column(1, down ? i : i0));
     }
-    for (int64_t i = i0 + count * R; i < i1; i++)
-        half_tile(g, i, (real *)g->state->kernel + i * g->ld, form, from, 1);
-    if (form == NARROW)
-        flush_runs(g, first_column(1, i0));
+    for (int64_t i = i0 + count * R; i < i1; i++) half_tile(g, i, (real *)g->state->kernel + i * g->ld, form, from, 1);
+    if (form == NARROW) flush_runs(g, first_column(1, i0));
 }
 
 /* one potential: half of the pairs stand for all */
 ALWAYS_INLINE void product_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const form form,
-                                 const source from)
-{
+                                 const source from) {
     const range g = range_of(state, state->cols.scale, sums);
     if (is_halved(state))
         half_tiles(&g, i0, i1, form, from, TILE);
@@ -569,8 +497,7 @@ ALWAYS_INLINE void product_range(const mapuot_state *state, int64_t i0, int64_t 
 enum { LONG_RUN = 128 }; /* pairs of a row from which on gathers are faster than loads one by one */
 
 /* K_i . v of a long row, in two chains of vectors */
-ALWAYS_INLINE double long_dot(const real *K, const run row, const double *v)
-{
+ALWAYS_INLINE double long_dot(const real *K, const run row, const double *v) {
     vd even = v_set(0), odd = v_set(0);
     double rest = 0;
     int64_t k = 0;
@@ -578,50 +505,39 @@ ALWAYS_INLINE double long_dot(const real *K, const run row, const double *v)
         even = v_fma(v_load_real(K + k), v_gather(v, row.column + k), even);
         odd = v_fma(v_load_real(K + k + VL), v_gather(v, row.column + k + VL), odd);
     }
-    for (; k < row.count; k++)
-        rest += K[k] * v[row.column[k]];
+    for (; k < row.count; k++) rest += K[k] * v[row.column[k]];
     return v_sum(v_add(even, odd)) + rest;
 }
 
 /* K_i . v in four chains: one would wait 4 cycles an entry for its sum */
-ALWAYS_INLINE double run_dot(const real *K, const run row, const double *v)
-{
-    if (row.count >= LONG_RUN)
-        return long_dot(K, row, v);
+ALWAYS_INLINE double run_dot(const real *K, const run row, const double *v) {
+    if (row.count >= LONG_RUN) return long_dot(K, row, v);
     double sum[4] = {0.0};
     int64_t k = 0;
     for (; k + 4 <= row.count; k += 4) {
         UNROLL
-        for (int q = 0; q < 4; q++)
-            sum[q] += K[k + q] * v[row.column[k + q]];
+        for (int q = 0; q < 4; q++) sum[q] += K[k + q] * v[row.column[k + q]];
     }
-    for (; k < row.count; k++)
-        sum[0] += K[k] * v[row.column[k]];
+    for (; k < row.count; k++) sum[0] += K[k] * v[row.column[k]];
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 /* all eight sums are other columns', so that none has to wait for another's store */
-ALWAYS_INLINE void run_sums(const real *K, const run row, double u, double *sums)
-{
+ALWAYS_INLINE void run_sums(const real *K, const run row, double u, double *sums) {
     int64_t k = 0;
     for (; k + 8 <= row.count; k += 8) {
         double sum[8];
-        for (int q = 0; q < 8; q += VL)
-            v_store(sum + q, v_mul(v_set(u), v_load_real(K + k + q)));
+        for (int q = 0; q < 8; q += VL) v_store(sum + q, v_mul(v_set(u), v_load_real(K + k + q)));
         UNROLL
-        for (int q = 0; q < 8; q++)
-            sum[q] += sums[row.column[k + q]];
+        for (int q = 0; q < 8; q++) sum[q] += sums[row.column[k + q]];
         UNROLL
-        for (int q = 0; q < 8; q++)
-            sums[row.column[k + q]] = sum[q];
+        for (int q = 0; q < 8; q++) sums[row.column[k + q]] = sum[q];
     }
-    for (; k < row.count; k++)
-        sums[row.column[k]] += u * K[k];
+    for (; k < row.count; k++) sums[row.column[k]] += u * K[k];
 }
 
 /* R rows from i on: their dots, u = prox(s), their column sums */
-ALWAYS_INLINE void run_tile(const range *g, int64_t i, const int R)
-{
+ALWAYS_INLINE void run_tile(const range *g, int64_t i, const int R) {
     const mapuot_state *state = g->state;
     const real *K = (const real *)state->kernel;
     double s[TILE] = {0.0};
@@ -631,23 +547,18 @@ ALWAYS_INLINE void run_tile(const range *g, int64_t i, const int R)
         s[r] = run_dot(K + rows[r].first, rows[r], g->v);
     }
     prox_rows(state, i, R, s, g->sums + g->np);
-    for (int r = 0; r < R; r++)
-        run_sums(K + rows[r].first, rows[r], state->rows.scale[i + r], g->sums);
+    for (int r = 0; r < R; r++) run_sums(K + rows[r].first, rows[r], state->rows.scale[i + r], g->sums);
 }
 
 /* whole tiles, and the rows left over one by one; every other pass downwards, as row_tiles does */
-static void run_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
-{
+static void run_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
     const range g = range_of(state, state->cols.scale, sums);
     const int64_t count = (i1 - i0) / TILE, down = state->progress.passes & 1;
-    for (int64_t t = 0; t < count; t++)
-        run_tile(&g, i0 + (down ? count - 1 - t : t) * TILE, TILE);
-    for (int64_t i = i0 + count * TILE; i < i1; i++)
-        run_tile(&g, i, 1);
+    for (int64_t t = 0; t < count; t++) run_tile(&g, i0 + (down ? count - 1 - t : t) * TILE, TILE);
+    for (int64_t i = i0 + count * TILE; i < i1; i++) run_tile(&g, i, 1);
 }
 
-static void run_dots(const mapuot_state *state, int64_t i0, int64_t i1)
-{
+static void run_dots(const mapuot_state *state, int64_t i0, int64_t i1) {
     for (int64_t i = i0; i < i1; i++) {
         const run row = run_of(&state->M, i);
         state->rows.marginal[i] = run_dot((const real *)state->kernel + row.first, row, state->cols.scale);
@@ -656,8 +567,7 @@ static void run_dots(const mapuot_state *state, int64_t i0, int64_t i1)
 
 /* ---- the passes ---- */
 
-static void row_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
-{
+static void row_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
     if (state->M.start)
         run_range(state, i0, i1, sums);
     else if (MAKES && makes_rows(state))
@@ -669,8 +579,7 @@ static void row_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *
 #ifdef MAPUOT_DTYPE_F64
 #define narrow_pass NULL /* a K in float64 has no passes in float32 */
 #else
-static void narrow_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
-{
+static void narrow_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
     if (MAKES_POINTS && makes_rows(state))
         row_range(state, i0, i1, sums, NARROW, MADE);
     else
@@ -679,15 +588,12 @@ static void narrow_pass(const mapuot_state *state, int64_t i0, int64_t i1, doubl
 #endif
 
 /* on entry history[j] = v_j / (the v_j that the plan holds), rows.scale the u that it holds */
-static void plan_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
-{
+static void plan_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
     row_range(state, i0, i1, sums, PLAN, STORED);
 }
 
-static void row_dots(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
-{
-    if (state->M.start)
-        run_dots(state, i0, i1);
+static void row_dots(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
+    if (state->M.start) run_dots(state, i0, i1);
 #ifndef MAPUOT_DTYPE_F64
     else if (MAKES_POINTS && state->progress.narrow && makes_rows(state))
         product_range(state, i0, i1, sums, NARROW, MADE);

@@ -6,8 +6,7 @@
 enum { ROWS = 4 }; /* of a sweep at a time */
 
 /* backwards, since a row of products lies on the numbers behind its own */
-static void products(int64_t rows, int64_t n, double flush, const double *x, double *p)
-{
+static void products(int64_t rows, int64_t n, double flush, const double *x, double *p) {
     const vd zero = v_set(0.0), least = v_set(flush);
     for (int64_t i = rows - 1; i >= 0; i--) {
         const vd y = v_set(p[i]);
@@ -20,8 +19,7 @@ static void products(int64_t rows, int64_t n, double flush, const double *x, dou
 
 /* dots of `count` rows, which are read before the first is written */
 ALWAYS_INLINE void some_rows(const int count, int64_t n, int64_t ld, const double *V, const double *x, const double *w,
-                             double *dots, double *sums, const int has_x, const int has_w)
-{
+                             double *dots, double *sums, const int has_x, const int has_w) {
     const vd zero = v_set(0.0);
     vd s[ROWS], u[ROWS];
     UNROLL
@@ -39,16 +37,13 @@ ALWAYS_INLINE void some_rows(const int count, int64_t n, int64_t ld, const doubl
             s[k] = has_x ? v_fma(a, y, s[k]) : s[k];
             sum = has_w ? v_fma(u[k], a, sum) : sum;
         }
-        if (has_w)
-            v_store_part(sums + j, sum, part);
+        if (has_w) v_store_part(sums + j, sum, part);
     }
-    for (int k = 0; has_x && k < count; k++)
-        dots[k] = v_sum(s[k]);
+    for (int k = 0; has_x && k < count; k++) dots[k] = v_sum(s[k]);
 }
 
 ALWAYS_INLINE void all_rows(int64_t rows, int64_t n, int64_t ld, const double *V, const double *x, const double *w,
-                            double *dots, double *sums, const int has_x, const int has_w)
-{
+                            double *dots, double *sums, const int has_x, const int has_w) {
     int64_t i = 0;
     for (; i + ROWS <= rows; i += ROWS)
         some_rows(ROWS, n, ld, V + i * ld, x, w + (has_w ? i : 0), dots + (has_x ? i : 0), sums, has_x, has_w);
@@ -57,8 +52,7 @@ ALWAYS_INLINE void all_rows(int64_t rows, int64_t n, int64_t ld, const double *V
 }
 
 static void sweep(int64_t rows, int64_t n, int64_t ld, const double *V, const double *x, const double *w, double *dots,
-                  double *sums)
-{
+                  double *sums) {
     const uint64_t before = begin_flush(1.0); /* terms are at most 1, and of sums below `least` the caller is told */
     if (x && w)
         all_rows(rows, n, ld, V, x, w, dots, sums, 1, 1);
@@ -69,8 +63,7 @@ static void sweep(int64_t rows, int64_t n, int64_t ld, const double *V, const do
     end_flush(before);
 }
 
-static void logs(int64_t n, const double *x, const double *shift, double more, double *out)
-{
+static void logs(int64_t n, const double *x, const double *shift, double more, double *out) {
     const vd one = v_set(1.0), zero = v_set(0.0);
     for (int64_t j = 0; j < n; j += VL) {
         const int part = v_part(n, j);

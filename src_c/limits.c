@@ -11,8 +11,7 @@ static const double ROUNDING[] = {0x1p-53, 0x1p-24}; /* by mapuot_dtype: half a 
 static const double FLUSH_LOG[] = {-708.0, -87.3};   /* entries of K below e^this are zero */
 enum { EXACT_ROUNDINGS = 12 };                       /* roundings of K's entries beneath which tol needs a finer K */
 
-void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits)
-{
+void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits) {
     const double reg = terms->reg, tol = terms->tol, rounding = ROUNDING[terms->dtype];
     const int one = !isnan(terms->rho_rows) && !isnan(terms->rho_cols);
     const double k1 = isnan(terms->rho_rows) ? 0.0 : reg / terms->rho_rows;
@@ -44,28 +43,24 @@ void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits)
     limits->narrow_floor = terms->noise * sqrt(1.0 + terms->largest_rho / reg);
 }
 
-int64_t mapuot_leading(int64_t n, int64_t entry_bytes)
-{
+int64_t mapuot_leading(int64_t n, int64_t entry_bytes) {
     const int64_t ld = padded(n);
     return ld * entry_bytes % 4096 == 0 ? ld + PAD : ld;
 }
 
 double mapuot_plan_error(double d) { return plan_error(d); }
 
-void mapuot_settle(const mapuot_limits *limits, mapuot_progress *progress, mapuot_stats *stats)
-{
+void mapuot_settle(const mapuot_limits *limits, mapuot_progress *progress, mapuot_stats *stats) {
     settle(limits, progress, stats);
 }
 
 int mapuot_judge(const mapuot_limits *limits, mapuot_progress *progress, mapuot_stats *stats, double scale,
-                 double next_v)
-{
+                 double next_v) {
     judge(limits, progress, stats, scale, next_v);
     return (int)progress->status;
 }
 
-int mapuot_judge_again(const mapuot_limits *limits, const mapuot_progress *progress, mapuot_stats *stats)
-{
+int mapuot_judge_again(const mapuot_limits *limits, const mapuot_progress *progress, mapuot_stats *stats) {
     count_extra(limits, stats);
     return is_enough(limits, progress, stats);
 }

@@ -19,8 +19,7 @@ typedef struct {
 } log_job;
 
 /* product q of the group as seen by a thread */
-static log_product member(const log_job *job, int64_t q, int thread)
-{
+static log_product member(const log_job *job, int64_t q, int thread) {
     const int64_t w = job->width, f = job->step_B ? q : 0;
     log_product one = job->product;
     one.A = (const char *)one.A + q * job->step_A * w;
@@ -33,8 +32,7 @@ static log_product member(const log_job *job, int64_t q, int thread)
     return one;
 }
 
-static void pack_task(void *context, int thread, int threads)
-{
+static void pack_task(void *context, int thread, int threads) {
     const log_job *job = context;
     const int64_t total = (job->step_B ? job->group : 1) * job->panels;
     for (int64_t t = total * thread / threads; t < total * (thread + 1) / threads; t++) {
@@ -43,8 +41,7 @@ static void pack_task(void *context, int thread, int threads)
     }
 }
 
-static void rows_task(void *context, int thread, int threads)
-{
+static void rows_task(void *context, int thread, int threads) {
     const log_job *job = context;
     const int64_t m = job->product.m, blocks = (m + ROW_BLOCK - 1) / ROW_BLOCK, total = job->group * blocks;
     const uint64_t before = begin_flush(1.0); /* the largest term of a sum is 1 */
@@ -57,16 +54,13 @@ static void rows_task(void *context, int thread, int threads)
 }
 
 /* F, col_shift, E and S in one allocation; NULL without memory */
-static void *allocate(log_job *job, int64_t group, int threads)
-{
+static void *allocate(log_job *job, int64_t group, int threads) {
     const int64_t shifts = group * job->panels * job->kernels->columns, w = job->width;
     const int64_t sizes[] = {shifts * 8, threads * job->size_S * 8, group * job->size_F * w, threads * job->size_E * w};
     int64_t offset[5] = {0};
     char *base = NULL;
-    for (int k = 0; k < 4; k++)
-        offset[k + 1] = offset[k] + (sizes[k] + 63) / 64 * 64;
-    if (posix_memalign((void **)&base, 64, (size_t)offset[4] + 64) != 0)
-        return NULL;
+    for (int k = 0; k < 4; k++) offset[k + 1] = offset[k] + (sizes[k] + 63) / 64 * 64;
+    if (posix_memalign((void **)&base, 64, (size_t)offset[4] + 64) != 0) return NULL;
     job->product.col_shift = (double *)base;
     job->product.S = (double *)(base + offset[1]);
     job->product.F = base + offset[2];
@@ -75,8 +69,7 @@ static void *allocate(log_job *job, int64_t group, int threads)
 }
 
 int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_t n, mapuot_dtype dtype, const void *A,
-                      const void *B, int32_t shared_B, int32_t exact, void *out, const int32_t *stop)
-{
+                      const void *B, int32_t shared_B, int32_t exact, void *out, const int32_t *stop) {
     const int threads = mapuot_pool_threads(pool);
     log_job job = {.kernels = mapuot_active_kernels()->dtype[dtype]->log_matmul, .width = entry_bytes(dtype)};
     job.product = (log_product){.m = m, .k = k, .n = n, .exact = exact, .stop = stop};
@@ -90,8 +83,7 @@ int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_
     const int64_t fit = GROUP_BYTES / (job.size_F * job.width + 1) + 1;
     const int64_t group = shared_B ? p : fit < p ? fit : p;
     void *memory = allocate(&job, shared_B ? 1 : group, threads);
-    if (!memory)
-        return MAPUOT_NO_MEMORY;
+    if (!memory) return MAPUOT_NO_MEMORY;
     for (int64_t q = 0; q < p && !stopped(&job.product); q += group) {
         job.group = p - q < group ? p - q : group;
         job.product.A = (const char *)A + q * job.step_A * job.width;

@@ -27,8 +27,7 @@ enum { LANES = FL };
 enum { ROWS = VL == 8 ? 8 : 4, VECS = VL == 8 ? 2 : 3, COLS = VECS * LANES };
 
 /* c_j = max_k B_kj and F_kj = exp(B_kj - c_j) for one panel of columns */
-void KERNEL(pack_columns)(const log_product *job, int64_t panel)
-{
+void KERNEL(pack_columns)(const log_product *job, int64_t panel) {
     const int64_t j0 = panel * COLS, count = job->n - j0 < COLS ? job->n - j0 : COLS;
     const real *B = (const real *)job->B + j0;
     real *F = (real *)job->F + panel * COLS * job->k, row[COLS];
@@ -37,8 +36,7 @@ void KERNEL(pack_columns)(const log_product *job, int64_t panel)
         top[q] = v_set(-INFINITY);
         odd[q] = v_set(0);
     }
-    for (int j = 0; j < COLS; j++)
-        row[j] = -INFINITY;
+    for (int j = 0; j < COLS; j++) row[j] = -INFINITY;
     for (int64_t k = 0; k < job->k; k++) {
         memcpy(row, B + k * job->n, (size_t)count * sizeof(real));
         for (int q = 0; q < COLS / VL; q++) {
@@ -61,14 +59,12 @@ void KERNEL(pack_columns)(const log_product *job, int64_t panel)
 }
 
 /* r = max_k A_k, 0 for a row of zeros, +inf for one with +inf or NaN; E_k = exp(A_k - r), at stride ROWS */
-static double pack_row(const real *A, int64_t count, real *E)
-{
+static double pack_row(const real *A, int64_t count, real *E) {
     enum { CHUNK = 64 };
     double top = -INFINITY;
     real part[CHUNK];
     for (int64_t k = 0; k < count; k++) {
-        if (!(A[k] < INFINITY))
-            return INFINITY;
+        if (!(A[k] < INFINITY)) return INFINITY;
         top = A[k] > top ? (double)A[k] : top;
     }
     top = top > -INFINITY ? top : 0.0;
@@ -78,66 +74,52 @@ static double pack_row(const real *A, int64_t count, real *E)
         memcpy(part, A + k0, (size_t)size * sizeof(real));
         for (int64_t k = 0; k < size; k += VL)
             v_store_real(part + k, v_exp_above(v_sub(v_load_real(part + k), v_set(top)), REAL_MIN_LOG, REAL_NARROW));
-        for (int64_t k = 0; k < size; k++)
-            E[(k0 + k) * ROWS] = part[k];
+        for (int64_t k = 0; k < size; k++) E[(k0 + k) * ROWS] = part[k];
     }
     return top;
 }
 
 /* S += E F over a run of k, for ROWS x COLS sums in registers */
-ALWAYS_INLINE void multiply(const real *E, const real *F, int64_t run, double *S, int64_t ld)
-{
+ALWAYS_INLINE void multiply(const real *E, const real *F, int64_t run, double *S, int64_t ld) {
     lanes sum[ROWS][VECS];
     UNROLL
-    for (int r = 0; r < ROWS; r++)
-        UNROLL
-    for (int q = 0; q < VECS; q++)
-        sum[r][q] = w_set(0);
+    for (int r = 0; r < ROWS; r++) UNROLL
+    for (int q = 0; q < VECS; q++) sum[r][q] = w_set(0);
     for (int64_t k = 0; k < run; k++) {
         lanes f[VECS];
         UNROLL
-        for (int q = 0; q < VECS; q++)
-            f[q] = w_load(F + k * COLS + q * LANES);
+        for (int q = 0; q < VECS; q++) f[q] = w_load(F + k * COLS + q * LANES);
         UNROLL
         for (int r = 0; r < ROWS; r++) {
             lanes e = w_set(E[k * ROWS + r]);
             UNROLL
-            for (int q = 0; q < VECS; q++)
-                sum[r][q] = w_fma(e, f[q], sum[r][q]);
+            for (int q = 0; q < VECS; q++) sum[r][q] = w_fma(e, f[q], sum[r][q]);
         }
     }
     UNROLL
-    for (int r = 0; r < ROWS; r++)
-        UNROLL
-    for (int q = 0; q < VECS; q++)
-        w_add_to(S + r * ld + q * LANES, sum[r][q]);
+    for (int r = 0; r < ROWS; r++) UNROLL
+    for (int q = 0; q < VECS; q++) w_add_to(S + r * ld + q * LANES, sum[r][q]);
 }
 
 /* one entry by plain loops: few columns, +inf, NaN */
-static double entry(const log_product *job, int64_t i, int64_t j)
-{
+static double entry(const log_product *job, int64_t i, int64_t j) {
     const real *a = (const real *)job->A + i * job->k, *b = (const real *)job->B + j;
     double top = -INFINITY, sum = 0.0;
     for (int64_t k = 0; k < job->k; k++) {
         double x = (double)a[k] + (double)b[k * job->n];
-        if (isnan(x))
-            return x;
+        if (isnan(x)) return x;
         top = fmax(top, x);
     }
-    if (isinf(top))
-        return top;
-    for (int64_t k = 0; k < job->k; k++)
-        sum += exp((double)a[k] + (double)b[k * job->n] - top);
+    if (isinf(top)) return top;
+    for (int64_t k = 0; k < job->k; k++) sum += exp((double)a[k] + (double)b[k * job->n] - top);
     return top + log(sum);
 }
 
 /* VL entries of a row by their own maxima: out = t_j + log sum_k exp(A_ik + B_kj - t_j) */
-ALWAYS_INLINE vd exact_entries(const log_product *job, int64_t i, int64_t j)
-{
+ALWAYS_INLINE vd exact_entries(const log_product *job, int64_t i, int64_t j) {
     const real *a = (const real *)job->A + i * job->k, *b = (const real *)job->B + j;
     vd top = v_set(-INFINITY), sum = v_set(0);
-    for (int64_t k = 0; k < job->k; k++)
-        top = v_max(top, v_add(v_set(a[k]), v_load_real(b + k * job->n)));
+    for (int64_t k = 0; k < job->k; k++) top = v_max(top, v_add(v_set(a[k]), v_load_real(b + k * job->n)));
     vd shift = v_if_less(v_set(-INFINITY), top, top, v_set(0));
     for (int64_t k = 0; k < job->k; k++) {
         vd x = v_sub(v_add(v_set(a[k]), v_load_real(b + k * job->n)), shift);
@@ -147,8 +129,7 @@ ALWAYS_INLINE vd exact_entries(const log_product *job, int64_t i, int64_t j)
 }
 
 /* out = r_i + c_j + log S_ij for VL columns from j (fewer at the end), or exactly where S is below the limit */
-ALWAYS_INLINE void finish_entries(const log_product *job, int64_t i, int64_t j, double row_shift, const double *S)
-{
+ALWAYS_INLINE void finish_entries(const log_product *job, int64_t i, int64_t j, double row_shift, const double *S) {
     const vd limit = v_set((double)job->k * exp(REAL_MIN_LOG) / REAL_EPS);
     const int64_t count = job->n - j < VL ? job->n - j : VL;
     const vd c = v_load(job->col_shift + j), s = v_load(S);
@@ -157,32 +138,27 @@ ALWAYS_INLINE void finish_entries(const log_product *job, int64_t i, int64_t j, 
     double low[VL];
     v_store(low, v_if_less(s, limit, v_set(1), v_set(0)));
     double flagged = job->exact, strange = v_sum(odd);
-    for (int q = 0; q < count; q++)
-        flagged += low[q];
+    for (int q = 0; q < count; q++) flagged += low[q];
     if (flagged > 0 && strange == 0 && count == VL) {
         v_store_real(out, exact_entries(job, i, j));
     } else if (flagged > 0 || strange > 0) {
-        for (int q = 0; q < count; q++)
-            out[q] = (real)entry(job, i, j + q);
+        for (int q = 0; q < count; q++) out[q] = (real)entry(job, i, j + q);
     } else {
         v_store_real(part, v_add(v_log(v_max(s, v_set(DBL_MIN))), v_add(c, v_set(row_shift))));
         memcpy(out, part, (size_t)count * sizeof(real));
     }
 }
 
-void KERNEL(log_rows)(const log_product *job, int64_t i0, int64_t i1)
-{
+void KERNEL(log_rows)(const log_product *job, int64_t i0, int64_t i1) {
     const int64_t k = job->k, panels = (job->n + COLS - 1) / COLS, ld = panels * COLS;
     real *E = (real *)job->E;
     double row_shift[ROW_BLOCK];
     memset(job->S, 0, (size_t)(ROW_BLOCK * ld) * sizeof(double));
     for (int64_t i = 0; i < ROW_BLOCK; i++) {
         real *row = E + i / ROWS * ROWS * k + i % ROWS;
-        if (i < i1 - i0)
-            row_shift[i] = pack_row((const real *)job->A + (i0 + i) * k, k, row);
+        if (i < i1 - i0) row_shift[i] = pack_row((const real *)job->A + (i0 + i) * k, k, row);
         if (i >= i1 - i0 || row_shift[i] == INFINITY)
-            for (int64_t q = 0; q < k; q++)
-                row[q * ROWS] = 0;
+            for (int64_t q = 0; q < k; q++) row[q * ROWS] = 0;
     }
     for (int64_t k0 = 0; k0 < k && !job->exact && !stopped(job); k0 += RUN_LENGTH) {
         const int64_t run = k - k0 < RUN_LENGTH ? k - k0 : RUN_LENGTH;
@@ -192,8 +168,7 @@ void KERNEL(log_rows)(const log_product *job, int64_t i0, int64_t i1)
                          job->S + i * ld + panel * COLS, ld);
     }
     for (int64_t j = 0; j < job->n && !stopped(job); j += VL)
-        for (int64_t i = i0; i < i1; i++)
-            finish_entries(job, i, j, row_shift[i - i0], job->S + (i - i0) * ld + j);
+        for (int64_t i = i0; i < i1; i++) finish_entries(job, i, j, row_shift[i - i0], job->S + (i - i0) * ld + j);
 }
 
 const log_matmul_kernels KERNEL(log_matmul) = {ROWS, COLS, KERNEL(pack_columns), KERNEL(log_rows)};

@@ -19,16 +19,14 @@ enum { PATH_SIZE = 1024, MOST_CPUS = 1 << 20 };
 /* ---- cores ---- */
 
 /* cores that the calling thread may run on */
-static int affinity(void)
-{
+static int affinity(void) {
 #ifdef __linux__
     for (int most = 1024; most <= MOST_CPUS; most *= 2) { /* a set smaller than the kernel's own is refused */
         cpu_set_t *set = CPU_ALLOC((size_t)most);
         const size_t size = CPU_ALLOC_SIZE((size_t)most);
         const int found = set && sched_getaffinity(0, size, set) == 0 ? CPU_COUNT_S(size, set) : 0;
         CPU_FREE(set);
-        if (found > 0)
-            return found;
+        if (found > 0) return found;
     }
 #endif
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
@@ -36,66 +34,54 @@ static int affinity(void)
 }
 
 /* whether word is one of a list with commas */
-static int listed(const char *list, const char *word)
-{
+static int listed(const char *list, const char *word) {
     const size_t length = strlen(word);
     for (const char *at = list; at; at = strchr(at, ','), at = at ? at + 1 : NULL)
-        if (strncmp(at, word, length) == 0 && (at[length] == ',' || at[length] == '\0'))
-            return 1;
+        if (strncmp(at, word, length) == 0 && (at[length] == ',' || at[length] == '\0')) return 1;
     return 0;
 }
 
 /* the path of this process in the hierarchy of version 2, or in that of version 1 with the CPU quotas */
-static int own_cgroup(const char *root, int version, char *path)
-{
+static int own_cgroup(const char *root, int version, char *path) {
     char name[PATH_SIZE], line[2 * PATH_SIZE];
     snprintf(name, sizeof name, "%s/proc/self/cgroup", root);
     FILE *file = fopen(name, "r");
     int found = 0;
     while (file && !found && fgets(line, sizeof line, file)) { /* number:controllers:path */
         char *list = strchr(line, ':'), *from = list ? strchr(list + 1, ':') : NULL;
-        if (!from)
-            continue;
+        if (!from) continue;
         *from++ = '\0';
         from[strcspn(from, "\n")] = '\0';
         found = (version == 2 ? list[1] == '\0' : listed(list + 1, "cpu")) && strlen(from) < PATH_SIZE;
-        if (found)
-            strcpy(path, from);
+        if (found) strcpy(path, from);
     }
-    if (file)
-        fclose(file);
+    if (file) fclose(file);
     return found;
 }
 
 /* up to two numbers of a file; "max" and what is missing read as nothing */
-static int numbers(const char *folder, const char *name, double *out)
-{
+static int numbers(const char *folder, const char *name, double *out) {
     char path[4 * PATH_SIZE];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     FILE *file = fopen(path, "r");
     const int count = file ? fscanf(file, "%lf %lf", out, out + 1) : 0;
-    if (file)
-        fclose(file);
+    if (file) fclose(file);
     return count;
 }
 
 /* The quota of one cgroup, in cores. */
-static double quota_of(const char *folder, int version)
-{
+static double quota_of(const char *folder, int version) {
     double quota[2] = {-1, 0}, period[2] = {0, 0};
-    if (version == 2)
-        return numbers(folder, "cpu.max", quota) == 2 && quota[1] > 0 ? quota[0] / quota[1] : INFINITY;
+    if (version == 2) return numbers(folder, "cpu.max", quota) == 2 && quota[1] > 0 ? quota[0] / quota[1] : INFINITY;
     const int known = numbers(folder, "cpu.cfs_quota_us", quota) + numbers(folder, "cpu.cfs_period_us", period);
     return known == 2 && quota[0] > 0 && period[0] > 0 ? quota[0] / period[0] : INFINITY;
 }
 
 /* the least quota from the cgroup of this process up to the mounted one; mounted: its path, at: where */
-static double least_quota(const char *root, const char *mounted, const char *at, int version)
-{
+static double least_quota(const char *root, const char *mounted, const char *at, int version) {
     char path[PATH_SIZE], folder[3 * PATH_SIZE];
     const size_t above = strcmp(mounted, "/") == 0 ? 0 : strlen(mounted);
-    if (!own_cgroup(root, version, path))
-        return INFINITY;
+    if (!own_cgroup(root, version, path)) return INFINITY;
     const char *below = path + above;
     /* a container may see its cgroup's path on the host, or one outside of its namespace, but only mount its own */
     if (strncmp(path, mounted, above) != 0 || (*below != '/' && *below != '\0') || strncmp(below, "/..", 3) == 0)
@@ -105,16 +91,13 @@ static double least_quota(const char *root, const char *mounted, const char *at,
     double quota = INFINITY;
     for (;;) {
         quota = fmin(quota, quota_of(folder, version));
-        if (end <= top)
-            return quota;
-        while (end > top && *--end != '/')
-            ;
+        if (end <= top) return quota;
+        while (end > top && *--end != '/');
         *end = '\0';
     }
 }
 
-double mapuot_quota(const char *root)
-{
+double mapuot_quota(const char *root) {
     char name[PATH_SIZE], mounted[PATH_SIZE], at[PATH_SIZE], type[32], options[PATH_SIZE], *line = NULL;
     size_t size = 0;
     double quota = INFINITY;
@@ -132,13 +115,11 @@ double mapuot_quota(const char *root)
             quota = fmin(quota, least_quota(root, mounted, at, 1));
     }
     free(line);
-    if (file)
-        fclose(file);
+    if (file) fclose(file);
     return quota;
 }
 
-int mapuot_cores(void)
-{
+int mapuot_cores(void) {
     static _Atomic double known; /* the quota: reading it takes .2 ms */
     double quota = atomic_load(&known);
     if (quota == 0.0) {
@@ -151,11 +132,9 @@ int mapuot_cores(void)
 
 /* ---- L2 ---- */
 
-static int64_t system_l2(void)
-{
+static int64_t system_l2(void) {
 #ifdef _SC_LEVEL2_CACHE_SIZE /* glibc; 0 on most aarch64 */
-    if (sysconf(_SC_LEVEL2_CACHE_SIZE) > 0)
-        return sysconf(_SC_LEVEL2_CACHE_SIZE);
+    if (sysconf(_SC_LEVEL2_CACHE_SIZE) > 0) return sysconf(_SC_LEVEL2_CACHE_SIZE);
 #endif
     for (int k = 0; k < 8; k++) { /* Linux */
         char folder[64];
@@ -167,8 +146,7 @@ static int64_t system_l2(void)
     return 1 << 20;
 }
 
-int64_t mapuot_l2_bytes(void)
-{
+int64_t mapuot_l2_bytes(void) {
     static atomic_llong known;
     int64_t bytes = atomic_load(&known);
     if (bytes <= 0) {

@@ -17,8 +17,7 @@ ALWAYS_INLINE vd sound_too(vd x, vd sound) { return v_fma(x, v_set(0), sound); }
 /* at least `before`, also where a lane is NaN: v_max takes its second then */
 ALWAYS_INLINE double largest_of(vd x, double before) { return v_top(v_max(x, v_set(before))); }
 
-static double log_amount(int64_t n, const double *x, const double *log_u, double rate)
-{
+static double log_amount(int64_t n, const double *x, const double *log_u, double rate) {
     const vd nothing = v_set(NOTHING);
     vd most = nothing, sum = v_set(0);
     for (int64_t j = 0; j < n; j += VL)
@@ -32,8 +31,7 @@ static double log_amount(int64_t n, const double *x, const double *log_u, double
 }
 
 static mapuot_worth worth(int64_t n, const double *log_weight, const double *weight, const double *log_u,
-                          const double *log_s, double rho, double reg)
-{
+                          const double *log_s, double rho, double reg) {
     const int hard = isinf(rho), soft = rho > 0 && !hard;
     const double rate = soft ? reg / rho : 0;
     const vd zero = v_set(0), slope = v_set(-rate);
@@ -53,8 +51,7 @@ static mapuot_worth worth(int64_t n, const double *log_weight, const double *wei
         value = v_add(value, term);
         size = v_add(size, size_of(term));
         amount = v_add(amount, q);
-        if (!log_s)
-            continue;
+        if (!log_s) continue;
         const vd y = v_add(x, at(log_s, n, j));
         const vd log_r = v_add(v_load_part(log_weight + j, v_part(n, j), v_set(NOTHING)), y), r = v_exp(log_r);
         sound = sound_too(y, sound);
@@ -68,8 +65,7 @@ static mapuot_worth worth(int64_t n, const double *log_weight, const double *wei
     return (mapuot_worth){largest, v_sum(value), v_sum(size), v_sum(amount), v_sum(gap), v_sum(both), v_sum(missed)};
 }
 
-static double shares(int64_t n, const double *const *x, double *out)
-{
+static double shares(int64_t n, const double *const *x, double *out) {
     const vd nothing = v_set(NOTHING);
     vd most = nothing, sum = v_set(0);
     for (int64_t j = 0; j < n; j += VL) {
@@ -87,8 +83,7 @@ static double shares(int64_t n, const double *const *x, double *out)
     return v_sum(sum);
 }
 
-static void change_sums(int64_t n, const double *weight, const double *change, double *out)
-{
+static void change_sums(int64_t n, const double *weight, const double *change, double *out) {
     vd squares = v_set(0), sizes = v_set(0);
     for (int64_t j = 0; j < n; j += VL) {
         const vd x = size_of(at(change, n, j)), once = v_mul(at(weight, n, j), x);
@@ -100,8 +95,7 @@ static void change_sums(int64_t n, const double *weight, const double *change, d
 }
 
 static double factors(int64_t n, const double *x, const double *y, const double *q, double flush, double *v,
-                      double *size)
-{
+                      double *size) {
     vd most = v_set(NOTHING), sizes = v_set(0), sound = sizes;
     for (int64_t j = 0; j < n; j += VL) {
         const vd sent = v_add(at(x, n, j), at(y, n, j)), z = v_sub(sent, at(q, n, j));
@@ -120,8 +114,7 @@ static double factors(int64_t n, const double *x, const double *y, const double 
 }
 
 static double base_of(int64_t n, const double *x, const double *y, const double *p, double rest, double *base,
-                      double *size)
-{
+                      double *size) {
     const vd share = v_set(rest);
     vd most = v_set(NOTHING), sizes = v_set(0), sound = sizes;
     for (int64_t i = 0; i < n; i += VL) {
@@ -132,15 +125,13 @@ static double base_of(int64_t n, const double *x, const double *y, const double 
         most = v_max(most, v_load_part(base + i, v_part(n, i), most));
     }
     const double own = largest_of(most, NOTHING) + v_sum(sound);
-    for (int64_t i = 0; i < n; i += VL)
-        v_store_part(base + i, v_sub(at(base, n, i), v_set(own)), v_part(n, i));
+    for (int64_t i = 0; i < n; i += VL) v_store_part(base + i, v_sub(at(base, n, i), v_set(own)), v_part(n, i));
     *size = largest_of(sizes, *size);
     return own;
 }
 
 static int late_of(int64_t n, const mapuot_side *rows, const double *near, const double *p, double fi, double shift,
-                   double least, double *late, double *log_u, double *size, double *largest)
-{
+                   double least, double *late, double *log_u, double *size, double *largest) {
     const vd one = v_set(1), zero = v_set(0), lowest = v_set(log(least)), low = v_set(1e-280), high = v_set(1e280);
     vd failed = zero, sizes = zero, scale = zero;
     for (int64_t i = 0; i < n; i += VL) {
@@ -161,16 +152,14 @@ static int late_of(int64_t n, const mapuot_side *rows, const double *near, const
 }
 
 static int up_of(int64_t n, const double *sums, const double *q, double shift, double least, double *up, double *near,
-                 double *size)
-{
+                 double *size) {
     const vd lowest = v_set(least > DBL_MIN ? least : DBL_MIN), none = v_set(INFINITY), zero = v_set(0), one = v_set(1);
     vd failed = zero, sizes = zero;
     for (int64_t j = 0; j < n; j += VL) {
         const vd sum = v_load_part(sums + j, v_part(n, j), v_set(DBL_MAX));
         failed = v_max(failed, v_if_less(lowest, sum, v_if_less(sum, none, zero, one), one));
     }
-    if (largest_of(failed, 0) > 0)
-        return 0;
+    if (largest_of(failed, 0) > 0) return 0;
     for (int64_t j = 0; j < n; j += VL) {
         const int count = v_part(n, j);
         const vd sum = v_load_part(sums + j, count, one);

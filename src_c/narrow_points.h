@@ -16,16 +16,12 @@ enum { SHORT = 512 };                                      /* columns whose prod
 
 /* 16 columns from j on of R rows from i on: the sums over the coordinates */
 ALWAYS_INLINE void narrow_metric(const mapuot_narrow_points *points, int64_t i, int64_t j, vf sum[][STEPS],
-                                 const int64_t d, const mapuot_narrow_form form, const int R)
-{
+                                 const int64_t d, const mapuot_narrow_form form, const int R) {
     const float *x = points->x + i * d, *y = points->y + j * d;
     UNROLL
-    for (int r = 0; r < R; r++)
-        UNROLL
-    for (int q = 0; q < STEPS; q++)
-        sum[r][q] = f_set(0.0f);
-    for (int64_t k = 0; k < d; k++, y += PAD)
-        UNROLL
+    for (int r = 0; r < R; r++) UNROLL
+    for (int q = 0; q < STEPS; q++) sum[r][q] = f_set(0.0f);
+    for (int64_t k = 0; k < d; k++, y += PAD) UNROLL
     for (int q = 0; q < STEPS; q++) {
         const vf yk = f_load(y + q * FL);
         UNROLL
@@ -44,23 +40,19 @@ ALWAYS_INLINE void narrow_metric(const mapuot_narrow_points *points, int64_t i, 
 /* R rows from i on, in the columns that they are kept with, to out, ld further each, and s_r = K_r . v, written up to a
  * multiple of VL */
 ALWAYS_INLINE void made_dots(const mapuot_state *state, int64_t i, float *out, double *s, const int64_t d,
-                             const mapuot_narrow_form form, const int R)
-{
+                             const mapuot_narrow_form form, const int R) {
     const mapuot_narrow_points *points = &state->narrow_points;
     int32_t whole[2];
     const kept_runs runs = runs_made(state, i, whole);
     vd total[TILE];
     UNROLL
-    for (int r = 0; r < R; r++)
-        total[r] = v_set(0.0);
+    for (int r = 0; r < R; r++) total[r] = v_set(0.0);
     for (int64_t k = 0, j = 0, end = 0; k < runs.count || j < end;) { /* SHORT columns of one run at a time */
-        if (j >= end)
-            j = runs.run[2 * k], end = runs.run[2 * k + 1], k++;
+        if (j >= end) j = runs.run[2 * k], end = runs.run[2 * k + 1], k++;
         const int64_t stop = j + SHORT < end ? j + SHORT : end;
         vf dot[MADE_ROWS];
         UNROLL
-        for (int r = 0; r < R; r++)
-            dot[r] = f_set(0.0f);
+        for (int r = 0; r < R; r++) dot[r] = f_set(0.0f);
         for (; j < stop; j += PAD, out += PAD) {
             vf sum[MADE_ROWS][STEPS];
             narrow_metric(points, i, j, sum, d, form, R);
@@ -78,17 +70,14 @@ ALWAYS_INLINE void made_dots(const mapuot_state *state, int64_t i, float *out, d
             }
         }
         UNROLL
-        for (int r = 0; r < R; r++)
-            total[r] = v_add(total[r], f_fold(dot[r]));
+        for (int r = 0; r < R; r++) total[r] = v_add(total[r], f_fold(dot[r]));
     }
     UNROLL
-    for (int r = 0; r < R; r += VL)
-        v_store(s + r, v_sum_each(total + r, R - r));
+    for (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(total + r, R - r));
 }
 
 /* Choose the text by form, and by d where a loop over few coordinates would take longer than they do. */
-ALWAYS_INLINE void made_rows(const mapuot_state *state, int64_t i, float *out, double *s, const int R)
-{
+ALWAYS_INLINE void made_rows(const mapuot_state *state, int64_t i, float *out, double *s, const int R) {
     const int64_t d = state->narrow_points.d;
     const mapuot_narrow_form form = state->narrow_points.form;
     if (form == MAPUOT_PRODUCTS)
@@ -105,11 +94,9 @@ ALWAYS_INLINE void made_rows(const mapuot_state *state, int64_t i, float *out, d
         made_dots(state, i, out, s, d, MAPUOT_SQUARES, R);
 }
 
-static __attribute__((noinline)) void made_tile(const mapuot_state *state, int64_t i, float *out, double *s, int R)
-{
+static __attribute__((noinline)) void made_tile(const mapuot_state *state, int64_t i, float *out, double *s, int R) {
     int r = 0;
-    for (; r + MADE_ROWS <= R; r += MADE_ROWS)
-        made_rows(state, i + r, out + r * state->ld, s + r, MADE_ROWS);
+    for (; r + MADE_ROWS <= R; r += MADE_ROWS) made_rows(state, i + r, out + r * state->ld, s + r, MADE_ROWS);
     if (MADE_ROWS > 4 && r + 4 <= R) {
         made_rows(state, i + r, out + r * state->ld, s + r, 4);
         r += 4;

@@ -29,11 +29,9 @@
 
 /* Where all rows and columns are hard the columns are asked for as much mass as the rows have in each part of M: both masses
  * may be apart by rounding, which no plan can meet.  Returns by how much. */
-static double even_out(mapuot_newton *w, const double *weight, const int32_t *part, int64_t parts)
-{
+static double even_out(mapuot_newton *w, const double *weight, const int32_t *part, int64_t parts) {
     double *have = w->t, *ask = w->d, apart = 0.0;
-    if (parts > w->n)
-        return 0.0;
+    if (parts > w->n) return 0.0;
     memset(have, 0, (size_t)parts * sizeof(double));
     memset(ask, 0, (size_t)parts * sizeof(double));
     for (int64_t j = 0; j < w->n; j++)
@@ -42,29 +40,23 @@ static double even_out(mapuot_newton *w, const double *weight, const int32_t *pa
             ask[part ? part[j] : 0] += weight[j];
         }
     for (int64_t j = 0; j < w->n; j++)
-        if (w->marginal[j] > 0.0)
-            w->asked[j] = weight[j] * (have[part ? part[j] : 0] / ask[part ? part[j] : 0]);
-    for (int64_t k = 0; k < parts; k++)
-        apart += fabs(have[k] - ask[k]);
+        if (w->marginal[j] > 0.0) w->asked[j] = weight[j] * (have[part ? part[j] : 0] / ask[part ? part[j] : 0]);
+    for (int64_t k = 0; k < parts; k++) apart += fabs(have[k] - ask[k]);
     return apart;
 }
 
 /* what is left / D is the next direction, but for the part along the last one; w->size: what is left, in the norm of 1 / D */
-static void direct(mapuot_newton *w)
-{
+static void direct(mapuot_newton *w) {
     double size = 0.0;
-    for (int64_t j = 0; j < w->n; j++)
-        size += w->left[j] * w->left[j] / w->diagonal[j];
+    for (int64_t j = 0; j < w->n; j++) size += w->left[j] * w->left[j] / w->diagonal[j];
     const double ratio = w->products > 0 ? size / w->size : 0.0;
-    for (int64_t j = 0; j < w->n; j++)
-        w->d[j] = w->left[j] / w->diagonal[j] + ratio * w->d[j];
+    for (int64_t j = 0; j < w->n; j++) w->d[j] = w->left[j] / w->diagonal[j] + ratio * w->d[j];
     w->ratios[w->products] = ratio;
     w->size = size;
 }
 
 int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rho, const double *log_v,
-                        const int32_t *part, int64_t parts)
-{
+                        const int32_t *part, int64_t parts) {
     const double sides = w->symmetric ? 2.0 : 1.0;
     int all = 1, reached = 1;
     double mass = 0.0, asked = 0.0, hard = 0.0;
@@ -85,8 +77,7 @@ int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rh
     w->products = 0;
     w->curvature = sides;
     w->apart = fmax(w->found - sides * hard / mass, 0.0);
-    if (all && w->hard_rows && !w->symmetric)
-        w->apart += even_out(w, weight, part, part ? parts : 1) / mass;
+    if (all && w->hard_rows && !w->symmetric) w->apart += even_out(w, weight, part, part ? parts : 1) / mass;
     for (int64_t j = 0; j < w->n; j++) {
         const double s = w->marginal[j], q = w->asked[j];
         const int in = s > 0.0 && q > 0.0;
@@ -101,10 +92,8 @@ int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rh
     w->error = w->found < INFINITY ? mapuot_newton_error(w->apart, w->most) : w->found;
     w->after = INFINITY;
     direct(w);
-    if (!(mass > 0.0) || !(w->found < INFINITY) || !(w->size < INFINITY) || !reached)
-        return MAPUOT_GIVES_UP;
-    if (w->size > 0.0)
-        return MAPUOT_ASKS;
+    if (!(mass > 0.0) || !(w->found < INFINITY) || !(w->size < INFINITY) || !reached) return MAPUOT_GIVES_UP;
+    if (w->size > 0.0) return MAPUOT_ASKS;
     w->error = w->found;
     return w->error <= w->tol ? MAPUOT_HOLDS : MAPUOT_GIVES_UP;
 }
@@ -112,25 +101,21 @@ int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rh
 double mapuot_newton_error(double apart, double bound) { return apart + bound * (1 + 2 * apart); }
 
 /* How many eigenvalues of the tridiagonal matrix of the conjugate gradients (Lanczos's) are below x, at most 1. */
-static int is_below(const mapuot_newton *w, double x)
-{
+static int is_below(const mapuot_newton *w, double x) {
     double pivot = 1.0;
     for (int64_t k = 0; k < w->products; k++) {
         const double a = 1.0 / w->steps_made[k] + (k ? w->ratios[k] / w->steps_made[k - 1] : 0.0);
         const double c = k ? w->ratios[k] / (w->steps_made[k - 1] * w->steps_made[k - 1]) : 0.0;
         pivot = a - x - (k ? c / pivot : 0.0);
-        if (!(pivot > 0.0))
-            return 1;
+        if (!(pivot > 0.0)) return 1;
     }
     return 0;
 }
 
 /* The least curvature of S relative to D that the directions so far have met, from below, to 5 %. */
-static double least_curvature(const mapuot_newton *w)
-{
+static double least_curvature(const mapuot_newton *w) {
     double high = w->curvature, low = high;
-    while (low > SINGULAR && is_below(w, low))
-        high = low, low *= 0.5;
+    while (low > SINGULAR && is_below(w, low)) high = low, low *= 0.5;
     while (high > 1.05 * low) {
         const double x = sqrt(low * high);
         if (is_below(w, x))
@@ -151,8 +136,7 @@ typedef struct {
 } look;
 
 /* max |sum_k y_k| over all choices of a point of each of many marginals */
-static double farthest(const mapuot_newton *w)
-{
+static double farthest(const mapuot_newton *w) {
     double lowest = 0.0, highest = 0.0;
     for (int64_t k = 0; k < w->marginals; k++) {
         double low = INFINITY, high = -INFINITY;
@@ -166,13 +150,11 @@ static double farthest(const mapuot_newton *w)
     return fmax(highest, -lowest);
 }
 
-static look look_at(const mapuot_newton *w)
-{
+static look look_at(const mapuot_newton *w) {
     look at = {0};
     double rate = 1.0, low = w->hard_rows ? INFINITY : 0.0, high = w->hard_rows ? -INFINITY : 0.0;
     for (int64_t j = 0; j < w->n; j++) {
-        if (!(w->marginal[j] > 0.0))
-            continue;
+        if (!(w->marginal[j] > 0.0)) continue;
         low = fmin(low, w->y[j]);
         high = fmax(high, w->y[j]);
         at.soft = fmax(at.soft, w->rate[j] * fabs(w->y[j]));
@@ -184,37 +166,30 @@ static look look_at(const mapuot_newton *w)
     }
     at.far = w->marginals ? farthest(w) : w->symmetric ? 2.0 * fmax(high, -low) : high - low;
     at.rest *= rate;
-    if (w->symmetric)
-        at.left *= 2.0, at.energy *= 2.0;
+    if (w->symmetric) at.left *= 2.0, at.energy *= 2.0;
     return at;
 }
 
 /* Neither plan is good enough: from here on the passes go on, unless that was tried often enough. */
-static int leave_open(mapuot_newton *w, double most)
-{
-    for (int64_t j = 0; j < w->n; j++)
-        w->y[j] = fmax(-LONGEST, fmin(LONGEST, w->y[j]));
+static int leave_open(mapuot_newton *w, double most) {
+    for (int64_t j = 0; j < w->n; j++) w->y[j] = fmax(-LONGEST, fmin(LONGEST, w->y[j]));
     w->wait = most <= MOST_W ? 1 : PASSES_BETWEEN;
     return w->tried++ < MOST_STEPS ? MAPUOT_OPEN : MAPUOT_GIVES_UP;
 }
 
 /* What is left of the equations, as a share of the mass that it moves: along paths or, of many marginals, by its energy and
  * the least curvature that the directions have met, an estimate. */
-static double moved_by_rest(mapuot_newton *w, const look *at, double sides, double noise, int singular)
-{
-    if (!w->marginals)
-        return w->paths * (at->left + noise) / w->mass;
+static double moved_by_rest(mapuot_newton *w, const look *at, double sides, double noise, int singular) {
+    if (!w->marginals) return w->paths * (at->left + noise) / w->mass;
     const int spent = w->size <= noise * noise / w->mass; /* what is left is rounding */
-    if (!(spent ? w->products > 0 : w->products > 1 && !singular))
-        return INFINITY;
+    if (!(spent ? w->products > 0 : w->products > 1 && !singular)) return INFINITY;
     w->curvature = least_curvature(w);
     return SAFETY * sqrt((sides * w->size / w->mass + noise * noise / (w->mass * w->mass)) / w->curvature);
 }
 
 /* The bounds of this plan and of that after the step, and whether the equations are solved far enough.  Where rows are soft,
  * what is left of them counts by the most that S^-1 makes of it, in energy and point by point: S >= least D. */
-static int judge_step(mapuot_newton *w, int singular)
-{
+static int judge_step(mapuot_newton *w, int singular) {
     const look at = look_at(w);
     const double sides = w->symmetric ? 2.0 : 1.0;
     const double share = w->marginals ? w->rounding : SUMS_ROUNDING * (8.0 + sqrt((double)w->m));
@@ -238,17 +213,14 @@ static int judge_step(mapuot_newton *w, int singular)
     }
     w->error = mapuot_newton_error(w->apart, fmin(w->most, here * hidden));
     w->after = step * hidden;
-    if (w->error <= w->tol)
-        return MAPUOT_HOLDS;
-    if (mapuot_newton_error(w->apart, w->after) <= w->tol)
-        return MAPUOT_HOLDS_AFTER;
+    if (w->error <= w->tol) return MAPUOT_HOLDS;
+    if (mapuot_newton_error(w->apart, w->after) <= w->tol) return MAPUOT_HOLDS_AFTER;
     if (singular || solved || most > HOPELESS || w->products >= MAPUOT_MOST_PRODUCTS || !(at.energy < INFINITY))
         return leave_open(w, most);
     return MAPUOT_ASKS;
 }
 
-int mapuot_newton_next(mapuot_newton *w)
-{
+int mapuot_newton_next(mapuot_newton *w) {
     double along = 0.0, plain = 0.0;
     for (int64_t j = 0; j < w->n; j++) {
         const double Dd = w->diagonal[j] * w->d[j];
@@ -256,8 +228,7 @@ int mapuot_newton_next(mapuot_newton *w)
         along += w->d[j] * w->t[j];
         plain += w->d[j] * Dd;
     }
-    if (!(along > SINGULAR * plain))
-        return judge_step(w, 1);
+    if (!(along > SINGULAR * plain)) return judge_step(w, 1);
     const double step = w->size / along;
     for (int64_t j = 0; j < w->n; j++) {
         w->y[j] += step * w->d[j];
@@ -273,17 +244,14 @@ int mapuot_newton_next(mapuot_newton *w)
 
 int64_t mapuot_newton_room(int64_t n) { return 7 * padded(n) + 2 * (MAPUOT_MOST_PRODUCTS + PAD); }
 
-void mapuot_newton_place(mapuot_newton *w, int64_t n, double *room)
-{
+void mapuot_newton_place(mapuot_newton *w, int64_t n, double *room) {
     double **vectors[] = {&w->asked, &w->diagonal, &w->rate, &w->left, &w->y, &w->d, &w->t};
-    for (int k = 0; k < 7; k++, room += padded(n))
-        *vectors[k] = room;
+    for (int k = 0; k < 7; k++, room += padded(n)) *vectors[k] = room;
     w->steps_made = room;
     w->ratios = room + MAPUOT_MOST_PRODUCTS + PAD;
 }
 
-void mapuot_newton_factors(const mapuot_state *state, double *factor, double *v)
-{
+void mapuot_newton_factors(const mapuot_state *state, double *factor, double *v) {
     const mapuot_side *rows = &state->rows, *cols = &state->cols;
     for (int64_t i = 0; i < state->m && !state->limits.symmetric;
          i++) { /* (fi / r) u kappa u: P^T ((fi / r) o P d) is v K^T (factor o K (v d)) */
@@ -297,8 +265,7 @@ void mapuot_newton_factors(const mapuot_state *state, double *factor, double *v)
 
 int64_t mapuot_meet_room(int64_t m, int64_t n) { return mapuot_newton_room(n) + padded(m) + 3 * padded(n) + PAD; }
 
-int mapuot_newton_solve(mapuot_pool *pool, const mapuot_state *state, mapuot_newton *w, double *room)
-{
+int mapuot_newton_solve(mapuot_pool *pool, const mapuot_state *state, mapuot_newton *w, double *room) {
     const int64_t n = state->n, np = padded(n);
     const mapuot_side *cols = &state->cols;
     double *v = room, *vd = v + np, *log_v = vd + np, *factor = log_v + np;
@@ -313,8 +280,7 @@ int mapuot_newton_solve(mapuot_pool *pool, const mapuot_state *state, mapuot_new
     w->marginal = cols->marginal;
     mapuot_newton_factors(state, factor, v);
     memset(vd, 0, (size_t)np * sizeof(double));
-    for (int64_t j = 0; j < n; j++)
-        log_v[j] = state->work[j] - state->progress.shift;
+    for (int64_t j = 0; j < n; j++) log_v[j] = state->work[j] - state->progress.shift;
     own.rows.factor = factor;
     own.rows.marginal = w->symmetric ? factor : own.rows.marginal; /* where such a pass has K v */
     own.cols.scale = vd;
@@ -322,34 +288,27 @@ int mapuot_newton_solve(mapuot_pool *pool, const mapuot_state *state, mapuot_new
     own.coarse.labelled = 0;
     int verdict = mapuot_newton_begin(w, cols->weight, cols->rho, log_v, NULL, 1);
     while (verdict == MAPUOT_ASKS) {
-        for (int64_t j = 0; j < n; j++)
-            vd[j] = v[j] * w->d[j];
-        if (mapuot_row_pass(pool, &own) < 0)
-            return MAPUOT_GIVES_UP;
-        for (int64_t j = 0; j < n; j++)
-            w->t[j] = (w->symmetric ? -v[j] : v[j]) * own.sums[j];
+        for (int64_t j = 0; j < n; j++) vd[j] = v[j] * w->d[j];
+        if (mapuot_row_pass(pool, &own) < 0) return MAPUOT_GIVES_UP;
+        for (int64_t j = 0; j < n; j++) w->t[j] = (w->symmetric ? -v[j] : v[j]) * own.sums[j];
         verdict = mapuot_newton_next(w);
     }
     return verdict;
 }
 
 /* The state goes on from log v + y. */
-static void move_on(mapuot_state *state, const mapuot_newton *w)
-{
-    for (int64_t j = 0; j < state->n; j++)
-        state->cols.log_scale[j] = state->work[j] + w->y[j];
+static void move_on(mapuot_state *state, const mapuot_newton *w) {
+    for (int64_t j = 0; j < state->n; j++) state->cols.log_scale[j] = state->work[j] + w->y[j];
     mapuot_set_scale(state);
     forget(&state->progress);
     state->progress.since_absorb = 1;
 }
 
 int mapuot_meet(mapuot_pool *pool, mapuot_state *state, mapuot_newton *w, double *room, int64_t passes_left,
-                mapuot_stats *stats, int64_t *made)
-{
+                mapuot_stats *stats, int64_t *made) {
     *made = 0;
     stats->status = (double)(state->progress.status = MAPUOT_RUNNING);
-    if (w->wait-- > 1)
-        return MAPUOT_RUNNING;
+    if (w->wait-- > 1) return MAPUOT_RUNNING;
     w->found = stats->error;
     w->tol = state->limits.tol;
     const int by_gap = state->limits.tol_gap >= 0 && w->found > w->tol; /* it ended the passes */
@@ -363,8 +322,7 @@ int mapuot_meet(mapuot_pool *pool, mapuot_state *state, mapuot_newton *w, double
         move_on(state, w);
     if (verdict == MAPUOT_HOLDS_AFTER && passes_left > 0 && !by_gap) {
         const int status = mapuot_iterate(pool, state, 1, stats + 1, made);
-        if (status != MAPUOT_CONVERGED && status != MAPUOT_RUNNING)
-            return status;
+        if (status != MAPUOT_CONVERGED && status != MAPUOT_RUNNING) return status;
         stats += 1;
         stats->error = mapuot_newton_error(stats->error, w->after);
         stats->status = stats->error <= state->limits.tol ? MAPUOT_CONVERGED : MAPUOT_RUNNING;

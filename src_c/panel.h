@@ -20,8 +20,7 @@ typedef struct {
     _Alignas(64) double at[PANEL];
 } panel;
 
-ALWAYS_INLINE void open_panel(panel *near, int64_t rows, int64_t end, int64_t n)
-{
+ALWAYS_INLINE void open_panel(panel *near, int64_t rows, int64_t end, int64_t n) {
     near->rows = rows;
     near->end = end;
     near->n = n;
@@ -29,34 +28,29 @@ ALWAYS_INLINE void open_panel(panel *near, int64_t rows, int64_t end, int64_t n)
 }
 
 /* the numbers of M from k on */
-ALWAYS_INLINE const char *entry_at(const mapuot_matrix *M, int64_t k)
-{
+ALWAYS_INLINE const char *entry_at(const mapuot_matrix *M, int64_t k) {
     return (const char *)M->data + k * entry_bytes(M->dtype);
 }
 
 /* number k of M */
-ALWAYS_INLINE double one_entry(const mapuot_matrix *M, int64_t k)
-{
+ALWAYS_INLINE double one_entry(const mapuot_matrix *M, int64_t k) {
     return M->dtype == MAPUOT_F64 ? ((const double *)M->data)[k] : (double)((const float *)M->data)[k];
 }
 
 /* VL x VL entries from number k on, whose columns lie in one piece */
-ALWAYS_INLINE void turn_block(const mapuot_matrix *M, int64_t k, double *out, int64_t width)
-{
+ALWAYS_INLINE void turn_block(const mapuot_matrix *M, int64_t k, double *out, int64_t width) {
     vd x[VL];
     UNROLL
     for (int q = 0; q < VL; q++, k += M->col_stride)
         x[q] = M->dtype == MAPUOT_F64 ? v_load((const double *)M->data + k) : v_load_f32((const float *)M->data + k);
     v_transpose(x);
     UNROLL
-    for (int r = 0; r < VL; r++)
-        v_store(out + r * width, x[r]);
+    for (int r = 0; r < VL; r++) v_store(out + r * width, x[r]);
 }
 
 /* the columns [j, j + count) of the rows from i on */
 static __attribute__((noinline, unused)) void fill_panel(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count,
-                                                         panel *near)
-{
+                                                         panel *near) {
     const int64_t down = M->row_stride, step = M->col_stride, start = i * down + j * step;
     const int64_t rows = near->end - i < near->rows ? near->end - i : near->rows, width = (count + VL - 1) / VL * VL;
     near->i = near->asked = i;
@@ -69,14 +63,12 @@ static __attribute__((noinline, unused)) void fill_panel(const mapuot_matrix *M,
         for (; down == 1 && k + VL == end && r + VL <= rows; r += VL)
             turn_block(M, start + r + k * step, near->at + r * width + k, width);
         for (; r < rows; r++)
-            for (int64_t q = k; q < end; q++)
-                near->at[r * width + q] = one_entry(M, start + r * down + q * step);
+            for (int64_t q = k; q < end; q++) near->at[r * width + q] = one_entry(M, start + r * down + q * step);
     }
 }
 
 /* row i's part of the lines of the next panel: to the right of this one, or the first of the rows below it */
-static __attribute__((noinline, unused)) void request_part(const mapuot_matrix *M, int64_t i, panel *near)
-{
+static __attribute__((noinline, unused)) void request_part(const mapuot_matrix *M, int64_t i, panel *near) {
     const int64_t right = near->j + near->width, part = (near->width + near->held - 1) / near->held;
     const int64_t first = right < near->n ? near->i : near->i + near->held;
     const int64_t rows = near->end - first < near->rows ? near->end - first : near->rows;
@@ -92,12 +84,9 @@ static __attribute__((noinline, unused)) void request_part(const mapuot_matrix *
 }
 
 /* M[i, j .. j + count) */
-ALWAYS_INLINE const double *panel_row(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, panel *near)
-{
-    if (j != near->j || i < near->i || i >= near->i + near->held)
-        fill_panel(M, i, j, count, near);
-    if (i == near->asked && (M->row_stride == 1 || M->row_stride == -1))
-        request_part(M, i, near);
+ALWAYS_INLINE const double *panel_row(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, panel *near) {
+    if (j != near->j || i < near->i || i >= near->i + near->held) fill_panel(M, i, j, count, near);
+    if (i == near->asked && (M->row_stride == 1 || M->row_stride == -1)) request_part(M, i, near);
     return near->at + (i - near->i) * near->width;
 }
 #endif

@@ -14,8 +14,7 @@
 #define HALF_PI_REST 6.123233995736766e-17 /* pi / 2 - HALF_PI */
 
 /* cos x for 0 <= x <= pi / 2 within 2 ulp: the series of the cosine up to pi / 4, that of the sine of pi / 2 - x above */
-ALWAYS_INLINE vd v_cos(vd x)
-{
+ALWAYS_INLINE vd v_cos(vd x) {
     const vd rest = v_add(v_sub(v_set(HALF_PI), x), v_set(HALF_PI_REST)), z = v_mul(x, x), w = v_mul(rest, rest);
     vd even = v_set(1.0 / 20922789888000.0), odd = v_set(-1.0 / 1307674368000.0);
     const double next_even[] = {
@@ -23,19 +22,15 @@ ALWAYS_INLINE vd v_cos(vd x)
     const double next_odd[] = {
         1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0, -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0, 1.0};
     UNROLL
-    for (int k = 0; k < 8; k++)
-        even = v_fma(even, z, v_set(next_even[k]));
+    for (int k = 0; k < 8; k++) even = v_fma(even, z, v_set(next_even[k]));
     UNROLL
-    for (int k = 0; k < 7; k++)
-        odd = v_fma(odd, w, v_set(next_odd[k]));
+    for (int k = 0; k < 7; k++) odd = v_fma(odd, w, v_set(next_odd[k]));
     return v_if_less(x, v_set(0.5 * HALF_PI), even, v_mul(odd, rest));
 }
 
 /* scale times the metric, from what was summed over the coordinates: squares, or for CITYBLOCK the distance itself */
-ALWAYS_INLINE vd point_cost(vd sum, const mapuot_metric metric, vd scale)
-{
-    if (metric == MAPUOT_EUCLIDEAN)
-        return v_mul(v_sqrt(sum), scale);
+ALWAYS_INLINE vd point_cost(vd sum, const mapuot_metric metric, vd scale) {
+    if (metric == MAPUOT_EUCLIDEAN) return v_mul(v_sqrt(sum), scale);
     if (metric == MAPUOT_WFR) {
         const vd value = v_mul(v_log(v_max(v_cos(v_sqrt(sum)), v_set(DBL_MIN))), v_mul(scale, v_set(-2.0)));
         return v_if_less(sum, v_set(REACH_SQUARED), v_max(value, v_set(0.0)), v_set(INFINITY));
@@ -50,8 +45,7 @@ enum { COORDINATES = 16 };
 /* R rows from i on, to out and ld entries further each; up to 4 of them share the loads of y, which some 64 coordinates
  * leave to L2 */
 ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out,
-                                int64_t ld, const mapuot_metric metric, const int R)
-{
+                                int64_t ld, const mapuot_metric metric, const int R) {
     const int64_t d = points->d;
     const double *x = points->x + i * d, *y = points->y + j;
     const vd zero = v_set(0.0), scale = v_set(points->scale);
@@ -60,10 +54,8 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
         for (int64_t k = 0; k < count; k += PAD) { /* y is padded so */
             vd sum[4][PAD / VL];
             UNROLL
-            for (int r = 0; r < R; r++)
-                UNROLL
-            for (int p = 0; p < PAD / VL; p++)
-                sum[r][p] = from > 0 ? v_load(out + r * ld + k + p * VL) : zero;
+            for (int r = 0; r < R; r++) UNROLL
+            for (int p = 0; p < PAD / VL; p++) sum[r][p] = from > 0 ? v_load(out + r * ld + k + p * VL) : zero;
             for (int64_t q = from; q < end; q++) {
                 UNROLL
                 for (int p = 0; p < PAD / VL; p++) {
@@ -81,8 +73,7 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
                 }
             }
             UNROLL
-            for (int r = 0; r < R; r++)
-                UNROLL
+            for (int r = 0; r < R; r++) UNROLL
             for (int p = 0; p < PAD / VL; p++)
                 v_store(out + r * ld + k + p * VL, end < d ? sum[r][p] : point_cost(sum[r][p], metric, scale));
         }
@@ -91,8 +82,7 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
 
 /* the costs of R rows from i on in the columns [j, j + count), and up to a multiple of PAD behind */
 ALWAYS_INLINE void points_blocks(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out,
-                                 int64_t ld, const int R)
-{
+                                 int64_t ld, const int R) {
     switch (points->metric) {
     case MAPUOT_SQEUCLIDEAN:
         metric_block(points, i, j, count, out, ld, MAPUOT_SQEUCLIDEAN, R);
@@ -111,8 +101,7 @@ ALWAYS_INLINE void points_blocks(const mapuot_points *points, int64_t i, int64_t
     }
 }
 
-ALWAYS_INLINE void points_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out)
-{
+ALWAYS_INLINE void points_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out) {
     points_blocks(points, i, j, count, out, 0, 1);
 }
 #endif

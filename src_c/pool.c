@@ -35,8 +35,7 @@ typedef struct {
     int thread;
 } worker_start;
 
-static inline void relax(void)
-{
+static inline void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -45,31 +44,26 @@ static inline void relax(void)
 }
 
 /* wait until the round differs from seen */
-static unsigned await_round(mapuot_pool *pool, unsigned seen)
-{
+static unsigned await_round(mapuot_pool *pool, unsigned seen) {
     for (int i = 0; i < pool->spins; i++) {
         unsigned round = atomic_load_explicit(&pool->round, memory_order_acquire);
-        if (round != seen)
-            return round;
+        if (round != seen) return round;
         relax();
     }
     pthread_mutex_lock(&pool->lock);
-    while (atomic_load(&pool->round) == seen)
-        pthread_cond_wait(&pool->wake, &pool->lock);
+    while (atomic_load(&pool->round) == seen) pthread_cond_wait(&pool->wake, &pool->lock);
     pthread_mutex_unlock(&pool->lock);
     return atomic_load(&pool->round);
 }
 
-static void *worker(void *argument)
-{
+static void *worker(void *argument) {
     worker_start start = *(worker_start *)argument;
     mapuot_pool *pool = start.pool;
     unsigned round = 0;
     free(argument);
     for (;;) {
         round = await_round(pool, round);
-        if (atomic_load(&pool->stop))
-            return NULL;
+        if (atomic_load(&pool->stop)) return NULL;
         pool->fn(pool->context, start.thread, pool->threads);
         if (atomic_fetch_sub_explicit(&pool->left, 1, memory_order_acq_rel) == 1) {
             pthread_mutex_lock(&pool->lock);
@@ -79,19 +73,16 @@ static void *worker(void *argument)
     }
 }
 
-static void next_round(mapuot_pool *pool)
-{
+static void next_round(mapuot_pool *pool) {
     pthread_mutex_lock(&pool->lock);
     atomic_fetch_add(&pool->round, 1);
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
 }
 
-void pool_run(mapuot_pool *pool, pool_fn fn, void *context)
-{
+void pool_run(mapuot_pool *pool, pool_fn fn, void *context) {
     if (pool->threads == 1 || pool->owner != getpid() || pthread_mutex_trylock(&pool->busy) != 0) {
-        for (int t = 0; t < pool->threads; t++)
-            fn(context, t, pool->threads);
+        for (int t = 0; t < pool->threads; t++) fn(context, t, pool->threads);
         return;
     }
     pool->fn = fn;
@@ -99,22 +90,18 @@ void pool_run(mapuot_pool *pool, pool_fn fn, void *context)
     atomic_store(&pool->left, pool->threads - 1);
     next_round(pool);
     fn(context, 0, pool->threads);
-    for (int i = 0; i < pool->spins && atomic_load_explicit(&pool->left, memory_order_acquire) > 0; i++)
-        relax();
+    for (int i = 0; i < pool->spins && atomic_load_explicit(&pool->left, memory_order_acquire) > 0; i++) relax();
     if (atomic_load_explicit(&pool->left, memory_order_acquire) > 0) {
         pthread_mutex_lock(&pool->lock);
-        while (atomic_load(&pool->left) > 0)
-            pthread_cond_wait(&pool->done, &pool->lock);
+        while (atomic_load(&pool->left) > 0) pthread_cond_wait(&pool->done, &pool->lock);
         pthread_mutex_unlock(&pool->lock);
     }
     pthread_mutex_unlock(&pool->busy);
 }
 
-static int start_worker(mapuot_pool *pool, int thread)
-{
+static int start_worker(mapuot_pool *pool, int thread) {
     worker_start *start = malloc(sizeof *start);
-    if (!start)
-        return 0;
+    if (!start) return 0;
     *start = (worker_start){pool, thread};
     if (pthread_create(&pool->workers[thread], NULL, worker, start) != 0) {
         free(start);
@@ -123,11 +110,9 @@ static int start_worker(mapuot_pool *pool, int thread)
     return 1;
 }
 
-mapuot_pool *mapuot_pool_new(int threads)
-{
+mapuot_pool *mapuot_pool_new(int threads) {
     mapuot_pool *pool = NULL;
-    if (threads < 1 || posix_memalign((void **)&pool, CACHE_LINE, sizeof *pool) != 0)
-        return NULL;
+    if (threads < 1 || posix_memalign((void **)&pool, CACHE_LINE, sizeof *pool) != 0) return NULL;
     memset(pool, 0, sizeof *pool);
     pool->owner = getpid();
     pool->threads = 1;
@@ -139,8 +124,7 @@ mapuot_pool *mapuot_pool_new(int threads)
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->done, NULL);
     int started = 1;
-    while (pool->workers && pool->slowness && started < threads && start_worker(pool, started))
-        started++;
+    while (pool->workers && pool->slowness && started < threads && start_worker(pool, started)) started++;
     pool->threads = started;
     if (started < threads) {
         mapuot_pool_free(pool);
@@ -149,15 +133,12 @@ mapuot_pool *mapuot_pool_new(int threads)
     return pool;
 }
 
-void mapuot_pool_free(mapuot_pool *pool)
-{
-    if (!pool)
-        return;
+void mapuot_pool_free(mapuot_pool *pool) {
+    if (!pool) return;
     if (pool->threads > 1 && pool->owner == getpid()) {
         atomic_store(&pool->stop, 1);
         next_round(pool);
-        for (int t = 1; t < pool->threads; t++)
-            pthread_join(pool->workers[t], NULL);
+        for (int t = 1; t < pool->threads; t++) pthread_join(pool->workers[t], NULL);
     }
     free(pool->workers);
     free(pool->slowness);

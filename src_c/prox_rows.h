@@ -9,8 +9,7 @@
 #include "vec.h"
 
 /* log scale = base - (1 - fi) shift - fi log s: KL and balanced, for the first count rows from i, at most VL */
-ALWAYS_INLINE void prox_part(const mapuot_state *state, int64_t i, int count, vd sum, double *scalars)
-{
+ALWAYS_INLINE void prox_part(const mapuot_state *state, int64_t i, int count, vd sum, double *scalars) {
     const mapuot_side *rows = &state->rows;
     const vd zero = v_set(0), one = v_set(1), tiny = v_set(DBL_MIN), shift = v_set(state->progress.shift);
     vd fi = v_load_part(rows->fi + i, count, zero), a = v_load_part(rows->weight + i, count, zero);
@@ -30,8 +29,7 @@ ALWAYS_INLINE void prox_part(const mapuot_state *state, int64_t i, int count, vd
     scalars[ROW_DEAD] += v_sum(v_sub(in, live));
 }
 
-static void prox_scalar(const mapuot_state *state, int64_t i, int count, const double *s, double *scalars)
-{
+static void prox_scalar(const mapuot_state *state, int64_t i, int count, const double *s, double *scalars) {
     const mapuot_side *rows = &state->rows;
     const double reg = state->limits.reg, shift = state->progress.shift;
     const int penalty = (int)rows->penalty;
@@ -50,11 +48,9 @@ static void prox_scalar(const mapuot_state *state, int64_t i, int count, const d
     }
 }
 
-ALWAYS_INLINE void prox_rows(const mapuot_state *state, int64_t i, const int count, const double *s, double *scalars)
-{
+ALWAYS_INLINE void prox_rows(const mapuot_state *state, int64_t i, const int count, const double *s, double *scalars) {
     if (state->rows.factor) {
-        for (int k = 0; k < count; k++)
-            state->rows.scale[i + k] = state->rows.factor[i + k] * s[k];
+        for (int k = 0; k < count; k++) state->rows.scale[i + k] = state->rows.factor[i + k] * s[k];
         return;
     }
     if (!state->rows.fi) {
@@ -62,7 +58,6 @@ ALWAYS_INLINE void prox_rows(const mapuot_state *state, int64_t i, const int cou
         return;
     }
     UNROLL
-    for (int k = 0; k < count; k += VL)
-        prox_part(state, i + k, count - k, v_load(s + k), scalars);
+    for (int k = 0; k < count; k += VL) prox_part(state, i + k, count - k, v_load(s + k), scalars);
 }
 #endif

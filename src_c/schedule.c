@@ -14,12 +14,10 @@ static const double LEAST = 3e-6;  /* and seconds above it: to fetch what lies i
 static const double WEIGHT = 0.25; /* a new pass's in the pace: one that another program interrupted must not rule */
 
 /* whether the slowest would be behind the others on even ranges */
-static int uneven(const mapuot_share *shares, int threads, int64_t m)
-{
+static int uneven(const mapuot_share *shares, int threads, int64_t m) {
     double sum = 0.0, slowest = 0.0;
     for (int t = 0; t < threads; t++) {
-        if (!(shares[t].pace > 0.0))
-            return 0;
+        if (!(shares[t].pace > 0.0)) return 0;
         sum += shares[t].pace;
         slowest = fmax(slowest, shares[t].pace);
     }
@@ -27,8 +25,7 @@ static int uneven(const mapuot_share *shares, int threads, int64_t m)
     return slowest > UNEVEN * mean && (slowest - mean) * (double)m / threads > LEAST;
 }
 
-void schedule_rows(row_schedule *schedule, mapuot_share *shares, int threads, int64_t m)
-{
+void schedule_rows(row_schedule *schedule, mapuot_share *shares, int threads, int64_t m) {
     const int64_t tiles = (m + TILE - 1) / TILE, claimed = uneven(shares, threads, m) ? tiles / CLAIMED : 0;
     double speed = 0.0, before = 0.0;
     schedule->shares = shares;
@@ -36,8 +33,7 @@ void schedule_rows(row_schedule *schedule, mapuot_share *shares, int threads, in
     schedule->m = m;
     schedule->open = claimed > 0 ? (tiles - claimed) * TILE : m;
     atomic_init(&schedule->next, schedule->open);
-    for (int t = 0; t < threads && claimed > 0; t++)
-        speed += 1.0 / shares[t].pace;
+    for (int t = 0; t < threads && claimed > 0; t++) speed += 1.0 / shares[t].pace;
     for (int t = 0; t < threads; t++) {
         shares[t].first = first_row(m, t, threads);
         if (claimed > 0) {
@@ -48,21 +44,18 @@ void schedule_rows(row_schedule *schedule, mapuot_share *shares, int threads, in
     }
 }
 
-int64_t last_row(const row_schedule *schedule, int thread)
-{
+int64_t last_row(const row_schedule *schedule, int thread) {
     return thread + 1 < schedule->threads ? schedule->shares[thread + 1].first : schedule->open;
 }
 
 /* Half of a worker's part of the rest at a time, so that all end together.  One that is slower than the mean leaves the
  * last tiles, for which all would wait, to the others. */
-int64_t claim_rows(row_schedule *schedule, int thread, int64_t *i0)
-{
+int64_t claim_rows(row_schedule *schedule, int thread, int64_t *i0) {
     const double part = schedule->shares[thread].part;
     long long next = atomic_load(&schedule->next);
     while (next < schedule->m) {
         const double mine = part * (double)(schedule->m - next);
-        if (mine < TILE / 2 && part * schedule->threads < 1.0)
-            return 0;
+        if (mine < TILE / 2 && part * schedule->threads < 1.0) return 0;
         const int64_t chunk = mine < 2 * TILE ? TILE : (int64_t)mine / (2 * TILE) * TILE, end = next + chunk;
         if (atomic_compare_exchange_weak(&schedule->next, &next, end)) {
             *i0 = next;
@@ -72,8 +65,7 @@ int64_t claim_rows(row_schedule *schedule, int thread, int64_t *i0)
     return 0;
 }
 
-void note_paces(mapuot_share *shares, int threads)
-{
+void note_paces(mapuot_share *shares, int threads) {
     for (int t = 0; t < threads; t++) {
         mapuot_share *share = shares + t;
         /* one without rows seems ever faster, until it has some again */

@@ -37,22 +37,19 @@ typedef struct {
 
 static const mapuot_matrix ONES = {0};
 
-static void *take(char **at, int64_t bytes)
-{
+static void *take(char **at, int64_t bytes) {
     void *place = *at;
     *at += (bytes + 63) / 64 * 64;
     return place;
 }
 
-static int64_t vectors_len(const mapuot_task *task)
-{
+static int64_t vectors_len(const mapuot_task *task) {
     const int64_t mp = padded(task->m), np = padded(task->n);
     return np + SCALARS + 3 * np + mapuot_history(task->terms.memory, task->n) + SIDE_VECTORS * (mp + np) + np + PAD;
 }
 
 /* places for all arrays of an attempt, from scratch on; returns the bytes that they take */
-static int64_t lay_out(const mapuot_task *task, attempt *t, char *scratch)
-{
+static int64_t lay_out(const mapuot_task *task, attempt *t, char *scratch) {
     char *at = scratch;
     const int64_t m = task->m, n = task->n, width = entry_bytes(task->terms.dtype), ld = mapuot_leading(n, width);
     mapuot_state *state = &t->state;
@@ -75,8 +72,7 @@ static int64_t lay_out(const mapuot_task *task, attempt *t, char *scratch)
     return at - scratch;
 }
 
-int64_t mapuot_solve_bytes(const mapuot_task *task)
-{
+int64_t mapuot_solve_bytes(const mapuot_task *task) {
     attempt t;
     static char origin[1]; /* only differences are formed */
     return lay_out(task, &t, origin);
@@ -85,22 +81,18 @@ int64_t mapuot_solve_bytes(const mapuot_task *task)
 /* ---- the arguments ---- */
 
 /* columns of y - from, coordinate by coordinate, and zeros behind n */
-static void turn(const attempt *t, const double *y, const double *from, double *columns)
-{
+static void turn(const attempt *t, const double *y, const double *from, double *columns) {
     const int64_t n = t->task->n, np = padded(n), d = t->task->M.points.d;
     for (int64_t k = 0; k < d; k++)
-        for (int64_t j = 0; j < np; j++)
-            columns[k * np + j] = j < n ? y[j * d + k] - (from ? from[k] : 0.0) : 0.0;
+        for (int64_t j = 0; j < np; j++) columns[k * np + j] = j < n ? y[j * d + k] - (from ? from[k] : 0.0) : 0.0;
 }
 
 /* M of a problem, in memory; that of points is made */
-static void take_matrix(attempt *t)
-{
+static void take_matrix(attempt *t) {
     const mapuot_task *task = t->task;
     t->M = task->M;
     t->M.data = t->problem->M;
-    if (!task->M.points.d)
-        return;
+    if (!task->M.points.d) return;
     mapuot_matrix made = task->M;
     turn(t, t->problem->y, NULL, t->columns);
     made.points.x = t->problem->x;
@@ -110,17 +102,14 @@ static void take_matrix(attempt *t)
     t->M = (mapuot_matrix){.data = t->costs, .row_stride = task->n, .col_stride = 1, .dtype = MAPUOT_F64};
 }
 
-static int is_marginal(int64_t len, const double *weight, double mass)
-{
+static int is_marginal(int64_t len, const double *weight, double mass) {
     int good = mass > 0.0 && mass < INFINITY;
-    for (int64_t k = 0; k < len; k++)
-        good &= weight[k] >= 0.0;
+    for (int64_t k = 0; k < len; k++) good &= weight[k] >= 0.0;
     return good;
 }
 
 /* Are rows and columns the same problem? */
-static int is_symmetric(const attempt *t)
-{
+static int is_symmetric(const attempt *t) {
     const mapuot_task *task = t->task;
     const mapuot_problem *p = t->problem;
     const int64_t n = task->n;
@@ -128,20 +117,15 @@ static int is_symmetric(const attempt *t)
            memcmp(p->a, p->b, (size_t)n * sizeof(double)) == 0 && mapuot_is_symmetric(t->serial, n, t->M);
 }
 
-static int is_plain(attempt *t)
-{
+static int is_plain(attempt *t) {
     const mapuot_task *task = t->task;
     mapuot_problem *p = t->problem;
     const double reg = task->terms.reg;
     double range[4];
-    if (!is_marginal(task->m, p->a, p->mass_a) || !is_marginal(task->n, p->b, p->mass_b))
-        return 0;
-    if (!(p->mass_a * p->mass_b < INFINITY))
-        return 0;
-    if (task->terms.largest_rho == 0.0 && fabs(p->mass_a - p->mass_b) > task->mass_tolerance * p->mass_a)
-        return 0;
-    if (mapuot_extrema(t->serial, task->m, task->n, t->M, range) != MAPUOT_RUNNING || range[2] > 0.0)
-        return 0;
+    if (!is_marginal(task->m, p->a, p->mass_a) || !is_marginal(task->n, p->b, p->mass_b)) return 0;
+    if (!(p->mass_a * p->mass_b < INFINITY)) return 0;
+    if (task->terms.largest_rho == 0.0 && fabs(p->mass_a - p->mass_b) > task->mass_tolerance * p->mass_a) return 0;
+    if (mapuot_extrema(t->serial, task->m, task->n, t->M, range) != MAPUOT_RUNNING || range[2] > 0.0) return 0;
     p->low = range[0];
     p->high = range[1];
     p->forbidden = range[3] > 0.0;
@@ -151,15 +135,13 @@ static int is_plain(attempt *t)
 
 /* ---- absorb ---- */
 
-static int by_size(const void *x, const void *y)
-{
+static int by_size(const void *x, const void *y) {
     const double a = *(const double *)x, b = *(const double *)y;
     return (a > b) - (a < b);
 }
 
 /* x = log v + shift, 0 where that is no number; returns the shift, which keeps a common part of thousands out of v */
-static double shifted(attempt *t)
-{
+static double shifted(attempt *t) {
     const int64_t n = t->task->n;
     const double *b = t->problem->b;
     int64_t used = 0;
@@ -174,14 +156,12 @@ static double shifted(attempt *t)
         const double centre = 0.5 * (t->x[(used - 1) / 2] + t->x[used / 2]);
         shift = fabs(centre) > t->task->far ? -centre : 0.0;
     }
-    for (int64_t j = 0; j < n; j++)
-        t->x[j] = b[j] > 0.0 && isfinite(t->log_v[j]) ? t->log_v[j] + shift : 0.0;
+    for (int64_t j = 0; j < n; j++) t->x[j] = b[j] > 0.0 && isfinite(t->log_v[j]) ? t->log_v[j] + shift : 0.0;
     return shift;
 }
 
 /* alpha and beta, so that K is at most 1 and each row and column in use has an entry 1 or near it; 0: a point is dead */
-static int choose_scaling(attempt *t)
-{
+static int choose_scaling(attempt *t) {
     const mapuot_task *task = t->task;
     const mapuot_problem *p = t->problem;
     const double reg = t->state.limits.reg;
@@ -193,8 +173,7 @@ static int choose_scaling(attempt *t)
         t->beta[j] = 0.0;
     }
     const int safe = reach <= task->far && (p->high - p->low) / reg + reach <= task->safe_spread && !p->forbidden;
-    for (int64_t i = 0; i < task->m; i++)
-        t->alpha[i] = safe ? p->low / reg : p->a[i] > 0.0 ? 0.0 : -INFINITY;
+    for (int64_t i = 0; i < task->m; i++) t->alpha[i] = safe ? p->low / reg : p->a[i] > 0.0 ? 0.0 : -INFINITY;
     if (!safe && mapuot_balance(t->serial, task->m, task->n, t->M, ONES, reg, t->plan_v, t->alpha, t->beta) < 0)
         return 0;
     int alive = 1;
@@ -211,60 +190,49 @@ static int choose_scaling(attempt *t)
     return alive;
 }
 
-static double largest_finite(int64_t len, const double *x)
-{
+static double largest_finite(int64_t len, const double *x) {
     double largest = 0.0;
-    for (int64_t k = 0; k < len; k++)
-        largest = isfinite(x[k]) ? fmax(largest, fabs(x[k])) : largest;
+    for (int64_t k = 0; k < len; k++) largest = isfinite(x[k]) ? fmax(largest, fabs(x[k])) : largest;
     return largest;
 }
 
-void mapuot_set_side(mapuot_side *side, const double *weight, const double *log_weight)
-{
+void mapuot_set_side(mapuot_side *side, const double *weight, const double *log_weight) {
     double *used = (double *)side->weight, *base = (double *)side->base;
     const double *d = side->absorbed, *fi = side->fi;
     for (int64_t k = 0; k < side->len; k++) {
         const int in = d[k] < INFINITY;
         used[k] = in ? weight[k] : 0.0;
-        if (base)
-            base[k] = in ? fi[k] * log_weight[k] - (1.0 - fi[k]) * d[k] : 0.0;
+        if (base) base[k] = in ? fi[k] * log_weight[k] - (1.0 - fi[k]) * d[k] : 0.0;
     }
 }
 
-void mapuot_set_scale(mapuot_state *state)
-{
+void mapuot_set_scale(mapuot_state *state) {
     for (int64_t j = 0; j < state->n; j++)
         state->cols.scale[j] = exp(state->cols.log_scale[j] - state->cols.absorbed[j]);
 }
 
-static void set_side(mapuot_side *side, const double *weight, const double *log_weight, const double *exponent)
-{
+static void set_side(mapuot_side *side, const double *weight, const double *log_weight, const double *exponent) {
     double *absorbed = (double *)side->absorbed;
-    for (int64_t k = 0; k < side->len; k++)
-        absorbed[k] = weight[k] > 0.0 ? exponent[k] - log_weight[k] : INFINITY;
+    for (int64_t k = 0; k < side->len; k++) absorbed[k] = weight[k] > 0.0 ? exponent[k] - log_weight[k] : INFINITY;
     mapuot_set_side(side, weight, log_weight);
 }
 
 /* max |log t| of the weights that count (problem/problem.py, largest_log) */
-static double largest_log(int64_t len, const double *log_weight)
-{
+static double largest_log(int64_t len, const double *log_weight) {
     double top = -INFINITY, largest = 0.0;
-    for (int64_t k = 0; k < len; k++)
-        top = fmax(top, log_weight[k]);
+    for (int64_t k = 0; k < len; k++) top = fmax(top, log_weight[k]);
     for (int64_t k = 0; k < len; k++)
         largest = log_weight[k] > top - 46.0 ? fmax(largest, fabs(log_weight[k])) : largest;
     return largest;
 }
 
 /* K around x = log v + shift */
-static int absorb(attempt *t)
-{
+static int absorb(attempt *t) {
     const mapuot_task *task = t->task;
     const mapuot_problem *p = t->problem;
     mapuot_state *state = &t->state;
     const double reg = state->limits.reg;
-    if (!choose_scaling(t))
-        return MAPUOT_BAD_ARGUMENT;
+    if (!choose_scaling(t)) return MAPUOT_BAD_ARGUMENT;
     const double largest = largest_finite(task->m, t->alpha) + largest_finite(task->n, t->beta) +
                            largest_log(task->m, p->log_a) + largest_log(task->n, p->log_b);
     const double paid = fmin((p->high - p->low) / reg, largest + fabs(p->low) / reg + task->vanishing);
@@ -273,8 +241,7 @@ static int absorb(attempt *t)
                         state->limits.symmetric ? task->n : 0, state->dtype, state->kernel, state->ld);
     set_side(&state->rows, p->a, p->log_a, t->alpha);
     set_side(&state->cols, p->b, p->log_b, t->beta);
-    for (int64_t j = 0; j < task->n; j++)
-        state->cols.log_scale[j] = p->b[j] > 0.0 ? t->x[j] : 0.0;
+    for (int64_t j = 0; j < task->n; j++) state->cols.log_scale[j] = p->b[j] > 0.0 ? t->x[j] : 0.0;
     mapuot_set_scale(state);
     state->progress.since_absorb = 0;
     return MAPUOT_RUNNING;
@@ -282,12 +249,10 @@ static int absorb(attempt *t)
 
 /* ---- passes ---- */
 
-static void place_side(mapuot_side *side, int64_t len, int64_t filled, double rho, double reg, double **at)
-{
+static void place_side(mapuot_side *side, int64_t len, int64_t filled, double rho, double reg, double **at) {
     const int64_t step = padded(len);
     double *v[SIDE_VECTORS];
-    for (int k = 0; k < SIDE_VECTORS; k++, *at += step)
-        v[k] = *at;
+    for (int k = 0; k < SIDE_VECTORS; k++, *at += step) v[k] = *at;
     *side = (mapuot_side){.len = len,
                           .penalty = rho < INFINITY ? MAPUOT_KL : MAPUOT_BALANCED,
                           .weight = v[0],
@@ -306,8 +271,7 @@ static void place_side(mapuot_side *side, int64_t len, int64_t filled, double rh
 }
 
 /* a state before its first pass on this reg, up to this tol */
-static void begin(attempt *t, double reg, double tol, int64_t symmetric)
-{
+static void begin(attempt *t, double reg, double tol, int64_t symmetric) {
     const mapuot_task *task = t->task;
     const mapuot_problem *p = t->problem;
     mapuot_state *state = &t->state;
@@ -350,8 +314,7 @@ static void begin(attempt *t, double reg, double tol, int64_t symmetric)
 }
 
 /* at most count passes; the last one is told in p->last */
-static int iterate(attempt *t, int64_t count)
-{
+static int iterate(attempt *t, int64_t count) {
     mapuot_problem *p = t->problem;
     const int64_t room = sizeof t->recent / sizeof *t->recent;
     mapuot_stats *stats = t->task->trace ? t->task->trace + p->made : t->recent;
@@ -364,15 +327,13 @@ static int iterate(attempt *t, int64_t count)
 }
 
 /* Newton's step from the last pass, and the pass after it where it makes one */
-static int meet(attempt *t, int64_t limit)
-{
+static int meet(attempt *t, int64_t limit) {
     mapuot_problem *p = t->problem;
     mapuot_stats two[2] = {p->last};
     int64_t made = 0;
     const int waits = t->newton.wait > 1;
     const int status = mapuot_meet(t->serial, &t->state, &t->newton, t->room, limit - p->made, two, &made);
-    if (t->task->trace)
-        memcpy(t->task->trace + p->made - 1, two, (size_t)(1 + made) * sizeof *two);
+    if (t->task->trace) memcpy(t->task->trace + p->made - 1, two, (size_t)(1 + made) * sizeof *two);
     p->made += made;
     p->last = two[made];
     t->certified = waits ? t->certified : p->made;
@@ -383,8 +344,7 @@ static int meet(attempt *t, int64_t limit)
 static void go_on(attempt *t) { memcpy(t->x, t->state.cols.log_scale, (size_t)t->task->n * sizeof(double)); }
 
 /* Pass on this reg until tol is reached, log_v to log_v; OUT_OF_PASSES where limit was. */
-static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmetric)
-{
+static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmetric) {
     mapuot_problem *p = t->problem;
     t->newton = (mapuot_newton){.all_products = t->newton.all_products};
     begin(t, reg, tol, symmetric);
@@ -393,8 +353,7 @@ static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmet
     while (status == MAPUOT_RUNNING) {
         status = iterate(t, limit - p->made);
         status = status == MAPUOT_CONVERGED && t->meets ? meet(t, limit) : status;
-        if ((status == MAPUOT_RUNNING || status == MAPUOT_ABSORB) && p->made >= limit)
-            break;
+        if ((status == MAPUOT_RUNNING || status == MAPUOT_ABSORB) && p->made >= limit) break;
         if (status == MAPUOT_ABSORB) {
             go_on(t);
             status = absorb(t);
@@ -418,10 +377,8 @@ static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmet
     return status == MAPUOT_ABSORB ? OUT_OF_PASSES : status;
 }
 
-static void scale(int64_t len, double *x, double factor)
-{
-    for (int64_t k = 0; k < len; k++)
-        x[k] = x[k] * factor;
+static void scale(int64_t len, double *x, double factor) {
+    for (int64_t k = 0; k < len; k++) x[k] = x[k] * factor;
 }
 
 /* ---- larger regs ---- */
@@ -429,25 +386,20 @@ static void scale(int64_t len, double *x, double factor)
 enum { LINES = 16, MOST_FAR = 4096, FEW = 8 };
 
 /* the points at which the cumulated mass passes an odd number of half LINES-ths of all */
-static void heavy(int64_t len, const double *weight, int64_t *at)
-{
+static void heavy(int64_t len, const double *weight, int64_t *at) {
     double total = 0.0, passed = weight[0];
-    for (int64_t k = 0; k < len; k++)
-        total += weight[k];
+    for (int64_t k = 0; k < len; k++) total += weight[k];
     for (int64_t line = 0, k = 0; line < LINES; at[line++] = k)
-        while (k < len - 1 && passed < ((double)line + 0.5) / LINES * total)
-            passed += weight[++k];
+        while (k < len - 1 && passed < ((double)line + 0.5) / LINES * total) passed += weight[++k];
 }
 
 /* the largest cost but one of a point i to the heavy points `at` of the other side */
-static double second_largest(const mapuot_matrix *M, int64_t i, int64_t step, const int64_t *at, int64_t along)
-{
+static double second_largest(const mapuot_matrix *M, int64_t i, int64_t step, const int64_t *at, int64_t along) {
     double first = -INFINITY, second = -INFINITY;
     for (int line = 0; line < LINES; line++) {
         const int64_t k = i * step + at[line] * along;
         const double cost = M->dtype == MAPUOT_F64 ? ((const double *)M->data)[k] : ((const float *)M->data)[k];
-        if (!isfinite(cost))
-            continue;
+        if (!isfinite(cost)) continue;
         second = fmax(second, fmin(first, cost));
         first = fmax(first, cost);
     }
@@ -455,13 +407,11 @@ static double second_largest(const mapuot_matrix *M, int64_t i, int64_t step, co
 }
 
 /* that cost of the farthest point but some of `len`; INFINITY where all are few */
-static double farthest(const mapuot_matrix *M, int64_t len, int64_t step, const int64_t *at, int64_t along)
-{
+static double farthest(const mapuot_matrix *M, int64_t len, int64_t step, const int64_t *at, int64_t along) {
     const int64_t each = (len + MOST_FAR - 1) / MOST_FAR, count = (len + each - 1) / each;
     const int64_t few = (count / 64 < 2 ? count / 64 : 2) + count / 1000;
     double top[FEW];
-    for (int q = 0; q < FEW; q++)
-        top[q] = -INFINITY;
+    for (int q = 0; q < FEW; q++) top[q] = -INFINITY;
     for (int64_t i = 0; few && i < len; i += each) {
         double cost = second_largest(M, i, step, at, along);
         for (int64_t q = 0; q <= few; q++) {
@@ -474,8 +424,7 @@ static double farthest(const mapuot_matrix *M, int64_t len, int64_t step, const 
 }
 
 /* The part of the range of M that counts: Problem.extent of mapuot/problem/problem.py. */
-static double extent(const attempt *t)
-{
+static double extent(const attempt *t) {
     const mapuot_problem *p = t->problem;
     const mapuot_matrix *M = &t->M;
     int64_t rows[LINES], cols[LINES];
@@ -487,8 +436,7 @@ static double extent(const attempt *t)
 }
 
 /* Carry out the stages of the task. */
-static int carry_out(attempt *t)
-{
+static int carry_out(attempt *t) {
     const mapuot_task *task = t->task;
     const mapuot_stage *own = task->stages + task->count - 1;
     t->newton = (mapuot_newton){0}; /* of the problem that this thread solved before */
@@ -497,11 +445,9 @@ static int carry_out(attempt *t)
     const int hard = isinf(task->terms.rho_rows) && isinf(task->terms.rho_cols);
     const double spread = task->count > 1 && whole > own[-1].spread && !hard ? extent(t) / reg : whole;
     t->problem->symmetric = t->problem->symmetric && t->problem->made < task->stages->most;
-    if (t->problem->symmetric)
-        own = task->stages;
+    if (t->problem->symmetric) own = task->stages;
     for (const mapuot_stage *stage = task->stages; stage < own && !t->problem->start; stage++) {
-        if (stage->symmetric || !(spread > stage->spread) || t->problem->made >= stage->most)
-            continue;
+        if (stage->symmetric || !(spread > stage->spread) || t->problem->made >= stage->most) continue;
         t->problem->larger += 1;
         t->meets = hard;
         scale(task->n, t->log_v, 1.0 / stage->reg);
@@ -517,8 +463,7 @@ static int carry_out(attempt *t)
 
 /* ---- the answer ---- */
 
-static int tell(attempt *t)
-{
+static int tell(attempt *t) {
     const mapuot_task *task = t->task;
     mapuot_problem *p = t->problem;
     const mapuot_side *rows = &t->state.rows, *cols = &t->state.cols;
@@ -533,19 +478,16 @@ static int tell(attempt *t)
         p->col_marginal[j] = cols->marginal[j];
         p->beta[j] = p->b[j] > 0.0 ? p->log_v[j] + p->log_b[j] : -INFINITY;
     }
-    if (!p->plan)
-        return MAPUOT_RUNNING;
+    if (!p->plan) return MAPUOT_RUNNING;
     return mapuot_form_plan(t->serial, task->m, task->n, t->M, ONES, task->terms.reg, p->alpha, p->beta, task->M.dtype,
                             p->plan, task->n);
 }
 
-static void solve_one(attempt *t, mapuot_problem *problem)
-{
+static void solve_one(attempt *t, mapuot_problem *problem) {
     const mapuot_task *task = t->task;
     problem->status = MAPUOT_BAD_ARGUMENT;
     take_matrix(t);
-    if (!is_plain(t))
-        return;
+    if (!is_plain(t)) return;
     if (problem->start)
         memcpy(t->log_v, problem->start, (size_t)task->n * sizeof(double));
     else
@@ -557,8 +499,7 @@ static void solve_one(attempt *t, mapuot_problem *problem)
 }
 
 /* 2 scale (r_i x_i - sum_j P_ij y_j), and of columns alike, with points around the mean of x, near which no digit is lost */
-static void slopes_of_one(attempt *t, mapuot_problem *p)
-{
+static void slopes_of_one(attempt *t, mapuot_problem *p) {
     const mapuot_task *task = t->task;
     const int64_t m = task->m, n = task->n, np = padded(n), d = task->M.points.d, e = d + 1;
     const double twice = 2.0 * task->M.points.scale, reg = task->terms.reg;
@@ -566,14 +507,11 @@ static void slopes_of_one(attempt *t, mapuot_problem *p)
     take_matrix(t);
     memset(mean, 0, (size_t)d * sizeof(double));
     for (int64_t i = 0; i < m; i++)
-        for (int64_t k = 0; k < d; k++)
-            mean[k] += p->x[i * d + k] / (double)m;
+        for (int64_t k = 0; k < d; k++) mean[k] += p->x[i * d + k] / (double)m;
     turn(t, p->y, mean, t->columns);
-    for (int64_t j = 0; j < np; j++)
-        t->columns[d * np + j] = j < n;
+    for (int64_t j = 0; j < np; j++) t->columns[d * np + j] = j < n;
     for (int64_t i = 0; i < m; i++)
-        for (int64_t k = 0; k < e; k++)
-            t->rows[i * e + k] = k < d ? p->x[i * d + k] - mean[k] : 1.0;
+        for (int64_t k = 0; k < e; k++) t->rows[i * e + k] = k < d ? p->x[i * d + k] - mean[k] : 1.0;
     if (p->x_slope) {
         p->status = mapuot_apply(t->serial, m, n, t->M, ONES, reg, p->alpha, p->beta, e, t->columns, t->moved);
         for (int64_t i = 0; i < m; i++)
@@ -600,8 +538,7 @@ typedef struct {
     atomic_llong next;
 } solve_job;
 
-static void solve_task(void *context, int thread, int threads)
-{
+static void solve_task(void *context, int thread, int threads) {
     solve_job *job = context;
     mapuot_task own = *job->task;
     attempt t = {.task = &own, .serial = job->serial};
@@ -616,32 +553,26 @@ static void solve_task(void *context, int thread, int threads)
 }
 
 static int for_each(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch,
-                    void (*work)(attempt *, mapuot_problem *))
-{
+                    void (*work)(attempt *, mapuot_problem *)) {
     const int alone = mapuot_pool_threads(pool) == 1;
     solve_job job = {
         .task = task, .problems = problems, .work = work, .serial = alone ? pool : mapuot_pool_new(1), .p = p};
-    if (!job.serial)
-        return MAPUOT_NO_MEMORY;
+    if (!job.serial) return MAPUOT_NO_MEMORY;
     job.scratch = scratch;
     job.bytes = mapuot_solve_bytes(task);
     atomic_init(&job.next, 0);
     pool_run(pool, solve_task, &job);
-    if (!alone)
-        mapuot_pool_free(job.serial);
+    if (!alone) mapuot_pool_free(job.serial);
     return MAPUOT_RUNNING;
 }
 
-int mapuot_solve(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch)
-{
+int mapuot_solve(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch) {
     return for_each(pool, task, p, problems, scratch, solve_one);
 }
 
-int mapuot_slopes(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch)
-{
+int mapuot_slopes(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch) {
     for_each(pool, task, p, problems, scratch, slopes_of_one);
     for (int64_t i = 0; i < p; i++)
-        if (problems[i].status < 0)
-            return (int)problems[i].status;
+        if (problems[i].status < 0) return (int)problems[i].status;
     return MAPUOT_RUNNING;
 }

@@ -15,14 +15,12 @@ typedef struct {
     int32_t whole[2];
 } walk;
 
-ALWAYS_INLINE void open_walk(const stream_args *args, int64_t i, int64_t width, walk *w)
-{
+ALWAYS_INLINE void open_walk(const stream_args *args, int64_t i, int64_t width, walk *w) {
     *w = (walk){.n = args->n, .k = -1, .width = width};
     w->runs = runs_of(&args->M.points.kept, i, 0, padded(args->n), w->whole);
 }
 
-ALWAYS_INLINE int next_block(walk *w)
-{
+ALWAYS_INLINE int next_block(walk *w) {
     w->at += w->count;
     while (w->at >= w->end && ++w->k < w->runs.count) {
         w->at = w->runs.run[2 * w->k];
@@ -33,8 +31,7 @@ ALWAYS_INLINE int next_block(walk *w)
 }
 
 /* Extrema of a block that has entries which are not finite. */
-ALWAYS_INLINE void odd_extrema(const double *M, int64_t count, vd *low, vd *high, double *acc)
-{
+ALWAYS_INLINE void odd_extrema(const double *M, int64_t count, vd *low, vd *high, double *acc) {
     const vd zero = v_set(0), one = v_set(1);
     vd finite = zero, infinite = zero;
     for (int64_t k = 0; k < count; k += VL) {
@@ -49,8 +46,7 @@ ALWAYS_INLINE void odd_extrema(const double *M, int64_t count, vd *low, vd *high
 }
 
 /* acc: min and max over finite entries, number of NaN or -inf, number of +inf */
-static void extrema(const stream_args *args, int64_t i0, int64_t i1, double *acc)
-{
+static void extrema(const stream_args *args, int64_t i0, int64_t i1, double *acc) {
     const int64_t step = rows_together(&args->M); /* else streams of 8 rows: n >= 1000 took twice as long */
     const int64_t width = columns_together(&args->M);
     vd low = v_set(INFINITY), high = v_set(-INFINITY);
@@ -78,30 +74,24 @@ static void extrema(const stream_args *args, int64_t i0, int64_t i1, double *acc
                     odd_extrema(M, count, &low, &high, acc);
             }
     v_store(lane, low);
-    for (int q = 0; q < VL; q++)
-        acc[0] = lane[q] < acc[0] ? lane[q] : acc[0];
+    for (int q = 0; q < VL; q++) acc[0] = lane[q] < acc[0] ? lane[q] : acc[0];
     v_store(lane, high);
-    for (int q = 0; q < VL; q++)
-        acc[1] = lane[q] > acc[1] ? lane[q] : acc[1];
+    for (int q = 0; q < VL; q++) acc[1] = lane[q] > acc[1] ? lane[q] : acc[1];
 }
 
 /* the exponents log c_ij + alpha_i + beta_j - M_ij / reg of a block, -inf behind count */
-ALWAYS_INLINE void log_entries(const stream_args *args, int64_t i, int64_t j, int64_t count, panel *near, double *out)
-{
+ALWAYS_INLINE void log_entries(const stream_args *args, int64_t i, int64_t j, int64_t count, panel *near, double *out) {
     exponents(args, i, j, count, near, out);
     if (has_shares(&args->c)) {
         double buffer[BLOCK];
         const double *c = share_block(&args->c, i, j, count, buffer);
-        for (int64_t k = 0; k < count; k++)
-            out[k] = c[k] > 0.0 ? out[k] + log(c[k]) : -INFINITY;
+        for (int64_t k = 0; k < count; k++) out[k] = c[k] > 0.0 ? out[k] + log(c[k]) : -INFINITY;
     }
-    for (int64_t k = count; k % VL; k++)
-        out[k] = -INFINITY;
+    for (int64_t k = count; k % VL; k++) out[k] = -INFINITY;
 }
 
 /* balance of stored pairs */
-static void balance_runs(const stream_args *args, int64_t i0, int64_t i1, double *acc)
-{
+static void balance_runs(const stream_args *args, int64_t i0, int64_t i1, double *acc) {
     _Alignas(64) double x[BLOCK];
     double *alpha = (double *)args->out;
     for (int64_t i = i0; i < i1; i++) {
@@ -110,8 +100,7 @@ static void balance_runs(const stream_args *args, int64_t i0, int64_t i1, double
         for (int64_t k = 0; k < row.count; k += BLOCK) {
             const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
             run_log_entries(args, i, row.first + k, count, x);
-            for (int64_t q = 0; q < count; q++)
-                top = x[q] > top ? x[q] : top;
+            for (int64_t q = 0; q < count; q++) top = x[q] > top ? x[q] : top;
         }
         alpha[i] = -top;
         for (int64_t k = 0; k < row.count && alpha[i] != INFINITY; k += BLOCK) {
@@ -126,47 +115,39 @@ static void balance_runs(const stream_args *args, int64_t i0, int64_t i1, double
 }
 
 /* alpha_i = -max_j (beta_j - M_ij / reg + log c_ij) of the rows of a tile */
-ALWAYS_INLINE void balance_rows(const stream_args *args, int64_t i, int64_t end, panel *near)
-{
+ALWAYS_INLINE void balance_rows(const stream_args *args, int64_t i, int64_t end, panel *near) {
     walk w;
     vd top[PANEL_ROWS];
     double x[BLOCK], lane[VL], *alpha = (double *)args->out;
-    for (int64_t r = i; r < end; r++)
-        top[r - i] = v_set(-INFINITY);
+    for (int64_t r = i; r < end; r++) top[r - i] = v_set(-INFINITY);
     for (open_walk(args, i, columns_together(&args->M), &w); next_block(&w);)
         for (int64_t r = i; r < end; r++) {
             log_entries(args, r, w.at, w.count, near, x);
-            for (int64_t k = 0; k < w.count; k += VL)
-                top[r - i] = v_max(top[r - i], v_load(x + k));
+            for (int64_t k = 0; k < w.count; k += VL) top[r - i] = v_max(top[r - i], v_load(x + k));
         }
     for (int64_t r = i; r < end; r++) {
         v_store(lane, top[r - i]);
         alpha[r] = -lane[0];
-        for (int q = 1; q < VL; q++)
-            alpha[r] = -lane[q] < alpha[r] ? -lane[q] : alpha[r];
+        for (int q = 1; q < VL; q++) alpha[r] = -lane[q] < alpha[r] ? -lane[q] : alpha[r];
     }
 }
 
 /* acc_j = max_i (alpha_i + beta_j - M_ij / reg + log c_ij) over those rows of a tile that have an entry */
-ALWAYS_INLINE void balance_columns(const stream_args *args, int64_t i, int64_t end, panel *near, double *acc)
-{
+ALWAYS_INLINE void balance_columns(const stream_args *args, int64_t i, int64_t end, panel *near, double *acc) {
     walk w;
     double x[BLOCK];
     for (open_walk(args, i, columns_together(&args->M), &w); next_block(&w);)
         for (int64_t r = i; r < end; r++) {
             const int64_t j = w.at, count = w.count;
-            if (args->alpha[r] == INFINITY)
-                continue;
+            if (args->alpha[r] == INFINITY) continue;
             log_entries(args, r, j, count, near, x);
-            for (int64_t k = 0; k < count; k++)
-                acc[j + k] = x[k] > acc[j + k] ? x[k] : acc[j + k];
+            for (int64_t k = 0; k < count; k++) acc[j + k] = x[k] > acc[j + k] ? x[k] : acc[j + k];
         }
 }
 
 /* alpha_i of balance_rows, written to out (= args->alpha, on entry 0, or -inf for a row to leave out), +inf where the row
  * has no entry; then, while the tile is in cache, acc_j of balance_columns.  beta is log v.  Or one of these halves. */
-static void balance(const stream_args *args, int64_t i0, int64_t i1, double *acc)
-{
+static void balance(const stream_args *args, int64_t i0, int64_t i1, double *acc) {
     panel near;
     const int64_t step = is_turned(&args->M) ? PANEL_ROWS : TILE;
     if (args->M.start) {
@@ -176,16 +157,13 @@ static void balance(const stream_args *args, int64_t i0, int64_t i1, double *acc
     open_panel(&near, step, i1, args->n);
     for (int64_t i = i0; i < i1; i += step) {
         const int64_t end = i + step < i1 ? i + step : i1;
-        if (args->half != COLUMN_HALF)
-            balance_rows(args, i, end, &near);
-        if (args->half != ROW_HALF)
-            balance_columns(args, i, end, &near, acc);
+        if (args->half != COLUMN_HALF) balance_rows(args, i, end, &near);
+        if (args->half != ROW_HALF) balance_columns(args, i, end, &near, acc);
     }
 }
 
 /* out = P X of stored pairs */
-static void apply_runs(const stream_args *args, int64_t i0, int64_t i1)
-{
+static void apply_runs(const stream_args *args, int64_t i0, int64_t i1) {
     _Alignas(64) double p[BLOCK];
     const int64_t np = padded(args->n), d = args->d;
     for (int64_t i = i0; i < i1; i++) {
@@ -196,15 +174,13 @@ static void apply_runs(const stream_args *args, int64_t i0, int64_t i1)
             const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
             run_entries(args, i, row.first + k, count, PLAN_MIN_LOG, 0, p);
             for (int64_t x = 0; x < d; x++)
-                for (int64_t q = 0; q < count; q++)
-                    out[x] += p[q] * args->X[x * np + row.column[k + q]];
+                for (int64_t q = 0; q < count; q++) out[x] += p[q] * args->X[x * np + row.column[k + q]];
         }
     }
 }
 
 /* out = P X for X transposed, d x padded(n), zero behind n */
-static void apply(const stream_args *args, int64_t i0, int64_t i1)
-{
+static void apply(const stream_args *args, int64_t i0, int64_t i1) {
     walk w;
     panel near;
     double p[TILE][BLOCK];
@@ -222,8 +198,7 @@ static void apply(const stream_args *args, int64_t i0, int64_t i1)
             const int64_t j = w.at, count = w.count;
             for (int r = 0; r < rows; r++) {
                 entries(args, i + r, j, count, PLAN_MIN_LOG, 0, &near, p[r]);
-                for (int64_t k = count; k % VL; k++)
-                    p[r][k] = 0.0;
+                for (int64_t k = count; k % VL; k++) p[r][k] = 0.0;
             }
             for (int64_t x = 0; x < d; x++)
                 for (int r = 0; r < rows; r++) {
@@ -237,8 +212,7 @@ static void apply(const stream_args *args, int64_t i0, int64_t i1)
 }
 
 /* acc += (P^T Y)^T of stored pairs */
-static void apply_transpose_runs(const stream_args *args, int64_t i0, int64_t i1, double *acc)
-{
+static void apply_transpose_runs(const stream_args *args, int64_t i0, int64_t i1, double *acc) {
     _Alignas(64) double p[BLOCK];
     const int64_t np = padded(args->n), d = args->d;
     for (int64_t i = i0; i < i1; i++) {
@@ -247,15 +221,13 @@ static void apply_transpose_runs(const stream_args *args, int64_t i0, int64_t i1
             const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
             run_entries(args, i, row.first + k, count, PLAN_MIN_LOG, 0, p);
             for (int64_t x = 0; x < d; x++)
-                for (int64_t q = 0; q < count; q++)
-                    acc[x * np + row.column[k + q]] += p[q] * args->X[i * d + x];
+                for (int64_t q = 0; q < count; q++) acc[x * np + row.column[k + q]] += p[q] * args->X[i * d + x];
         }
     }
 }
 
 /* acc (d x padded(n)) += (P^T Y)^T */
-static void apply_transpose(const stream_args *args, int64_t i0, int64_t i1, double *acc)
-{
+static void apply_transpose(const stream_args *args, int64_t i0, int64_t i1, double *acc) {
     walk w;
     panel near;
     double p[BLOCK];
@@ -270,20 +242,17 @@ static void apply_transpose(const stream_args *args, int64_t i0, int64_t i1, dou
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
                 const int64_t j = w.at, count = w.count;
                 entries(args, r, j, count, PLAN_MIN_LOG, 0, &near, p);
-                for (int64_t k = count; k % VL; k++)
-                    p[k] = 0.0;
+                for (int64_t k = count; k % VL; k++) p[k] = 0.0;
                 for (int64_t x = 0; x < d; x++) {
                     vd y = v_set(args->X[r * d + x]);
                     double *sum = acc + x * np + j;
-                    for (int64_t k = 0; k < count; k += VL)
-                        v_store(sum + k, v_fma(v_load(p + k), y, v_load(sum + k)));
+                    for (int64_t k = 0; k < count; k += VL) v_store(sum + k, v_fma(v_load(p + k), y, v_load(sum + k)));
                 }
             }
 }
 
 /* plan_sums of stored pairs */
-static void plan_sums_runs(const stream_args *args, int64_t i0, int64_t i1, double *acc)
-{
+static void plan_sums_runs(const stream_args *args, int64_t i0, int64_t i1, double *acc) {
     _Alignas(64) double p[BLOCK], buffer[BLOCK];
     const int64_t np = padded(args->n);
     for (int64_t i = i0; i < i1; i++) {
@@ -301,14 +270,12 @@ static void plan_sums_runs(const stream_args *args, int64_t i0, int64_t i1, doub
         }
         acc[np] += cost;
         acc[np + 1] += mass;
-        if (args->row_sum)
-            args->row_sum[i] = mass;
+        if (args->row_sum) args->row_sum[i] = mass;
     }
 }
 
 /* acc: padded(n) column sums, then <P, M> and the sum of P; row sums to row_sum */
-static void plan_sums(const stream_args *args, int64_t i0, int64_t i1, double *acc)
-{
+static void plan_sums(const stream_args *args, int64_t i0, int64_t i1, double *acc) {
     walk w;
     panel near;
     double p[BLOCK];
@@ -321,14 +288,12 @@ static void plan_sums(const stream_args *args, int64_t i0, int64_t i1, double *a
     open_panel(&near, PANEL / BLOCK, i1, args->n);
     for (int64_t i = i0; i < i1; i += TILE) {
         vd row[TILE];
-        for (int r = 0; r < TILE; r++)
-            row[r] = v_set(0);
+        for (int r = 0; r < TILE; r++) row[r] = v_set(0);
         for (open_walk(args, i, BLOCK, &w); next_block(&w);)
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
                 const int64_t j = w.at, count = w.count;
                 entries(args, r, j, count, PLAN_MIN_LOG, 0, &near, p);
-                for (int64_t k = count; k % VL; k++)
-                    p[k] = 0.0;
+                for (int64_t k = count; k % VL; k++) p[k] = 0.0;
                 const double *M = cost_block(&args->M, r, j, count, &near);
                 for (int64_t k = 0; k < count; k += VL) {
                     vd x = v_load(p + k), used = v_if_less(v_set(0), x, v_cost(M, k, count, 0.0), v_set(0));
@@ -339,26 +304,22 @@ static void plan_sums(const stream_args *args, int64_t i0, int64_t i1, double *a
             }
         for (int64_t r = i; r < i1 && r < i + TILE; r++) {
             acc[np + 1] += v_sum(row[r - i]);
-            if (args->row_sum)
-                args->row_sum[r] = v_sum(row[r - i]);
+            if (args->row_sum) args->row_sum[r] = v_sum(row[r - i]);
         }
     }
     acc[np] += v_sum(cost);
 }
 
 /* the costs of M, points, to out */
-static void costs(const stream_args *args, int64_t i0, int64_t i1)
-{
+static void costs(const stream_args *args, int64_t i0, int64_t i1) {
     enum { ROWS = 4 };
     _Alignas(64) double block[ROWS * BLOCK];
     for (int64_t j = 0; j < args->n; j += BLOCK)
         for (int64_t i = i0; i < i1; i += ROWS) {
             const int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK, rows = i1 - i < ROWS ? i1 - i : ROWS;
-            if (rows == ROWS)
-                points_blocks(&args->M.points, i, j, count, block, BLOCK, ROWS);
+            if (rows == ROWS) points_blocks(&args->M.points, i, j, count, block, BLOCK, ROWS);
             for (int64_t r = 0; r < rows; r++) {
-                if (rows < ROWS)
-                    points_block(&args->M.points, i + r, j, count, block + r * BLOCK);
+                if (rows < ROWS) points_block(&args->M.points, i + r, j, count, block + r * BLOCK);
                 memcpy((double *)args->out + (i + r) * args->ld + j, block + r * BLOCK, (size_t)count * sizeof(double));
             }
         }

@@ -20,22 +20,19 @@ enum { PAGE = 4096 };
 
 /* Memory that is new comes zeroed when it is first written, through the caches; stores past them then wait for these
  * lines (8192^2 float64 plan, in reads of M: 5.8, and 4.1 with every page touched first). */
-static void touch_rows(const stream_job *job, int64_t i0, int64_t i1)
-{
+static void touch_rows(const stream_job *job, int64_t i0, int64_t i1) {
     const int64_t row = job->args.n * job->width, pitch = job->args.ld * job->width;
     for (int64_t i = i0; i < i1; i++)
         for (int64_t k = first_of(&job->args, i) * job->width; k < row; k += PAGE)
             ((volatile char *)job->args.out)[i * pitch + k] = 0;
 }
 
-static void stream_task(void *context, int thread, int threads)
-{
+static void stream_task(void *context, int thread, int threads) {
     stream_job *job = context;
     const stream_args *args = &job->args;
     const int64_t i0 = first_row_of(&args->M, args->across, args->m, thread, threads);
     const int64_t i1 = first_row_of(&args->M, args->across, args->m, thread + 1, threads);
-    if (job->args.nontemporal)
-        touch_rows(job, i0, i1);
+    if (job->args.nontemporal) touch_rows(job, i0, i1);
     if (job->each)
         job->each(&job->args, i0, i1);
     else
@@ -43,36 +40,30 @@ static void stream_task(void *context, int thread, int threads)
 }
 
 /* run gather with an accumulator of len entries a thread, all starting at init; acc[0 .. len) is the first thread's */
-static int run_gather(mapuot_pool *pool, stream_job *job, int64_t len, double init)
-{
+static int run_gather(mapuot_pool *pool, stream_job *job, int64_t len, double init) {
     const int threads = mapuot_pool_threads(pool);
     job->len = (len + PAD - 1) / PAD * PAD;
     job->acc = NULL;
     if (posix_memalign((void **)&job->acc, 64, (size_t)(job->len * threads) * sizeof(double)) != 0)
         return MAPUOT_NO_MEMORY;
-    for (int64_t k = 0; k < job->len * threads; k++)
-        job->acc[k] = init;
+    for (int64_t k = 0; k < job->len * threads; k++) job->acc[k] = init;
     pool_run(pool, stream_task, job);
     return MAPUOT_RUNNING;
 }
 
-static double sum_threads(const stream_job *job, mapuot_pool *pool, int64_t k)
-{
+static double sum_threads(const stream_job *job, mapuot_pool *pool, int64_t k) {
     double sum = 0.0;
-    for (int t = 0; t < mapuot_pool_threads(pool); t++)
-        sum += job->acc[t * job->len + k];
+    for (int t = 0; t < mapuot_pool_threads(pool); t++) sum += job->acc[t * job->len + k];
     return sum;
 }
 
 static stream_job new_job(int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg, const double *alpha,
-                          const double *beta)
-{
+                          const double *beta) {
     return (stream_job){.args = {.m = m, .n = n, .M = M, .c = c, .inv_reg = 1.0 / reg, .alpha = alpha, .beta = beta}};
 }
 
 /* the transpose, where M lies */
-static mapuot_matrix turned(mapuot_matrix M)
-{
+static mapuot_matrix turned(mapuot_matrix M) {
     const mapuot_matrix given = M;
     M.row_stride = given.col_stride;
     M.col_stride = given.row_stride;
@@ -82,15 +73,12 @@ static mapuot_matrix turned(mapuot_matrix M)
     return M;
 }
 
-int mapuot_extrema(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double out[4])
-{
+int mapuot_extrema(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double out[4]) {
     stream_job job = new_job(m, n, M, (mapuot_matrix){0}, 1.0, NULL, NULL);
-    if (is_turned(&M))
-        job = new_job(n, m, turned(M), (mapuot_matrix){0}, 1.0, NULL, NULL);
+    if (is_turned(&M)) job = new_job(n, m, turned(M), (mapuot_matrix){0}, 1.0, NULL, NULL);
     job.gather = mapuot_active_kernels()->streams->extrema;
     int status = run_gather(pool, &job, 4, 0.0);
-    if (status != MAPUOT_RUNNING)
-        return status;
+    if (status != MAPUOT_RUNNING) return status;
     out[0] = INFINITY;
     out[1] = -INFINITY;
     for (int t = 0; t < mapuot_pool_threads(pool); t++) {
@@ -107,8 +95,7 @@ enum { SQUARE = 32 }; /* entries of M and of its transpose that are in cache tog
 
 /* the entries (i, j), j < i, of a square of M are those of its transpose; data: of type */
 #define SAME_SQUARE(type)                                                                                              \
-    static int same_square_of_##type(const mapuot_matrix *M, int64_t n, int64_t i0, int64_t j0)                        \
-    {                                                                                                                  \
+    static int same_square_of_##type(const mapuot_matrix *M, int64_t n, int64_t i0, int64_t j0) {                      \
         const type *data = M->data;                                                                                    \
         const int64_t down = M->row_stride, step = M->col_stride;                                                      \
         int same = 1;                                                                                                  \
@@ -127,8 +114,7 @@ typedef struct {
 } same_job;
 
 /* the rows of squares by turns, which makes their lengths even */
-static void same_task(void *context, int thread, int threads)
-{
+static void same_task(void *context, int thread, int threads) {
     same_job *job = context;
     const mapuot_matrix *M = &job->M;
     for (int64_t i = thread * SQUARE; i < job->n; i += threads * SQUARE)
@@ -137,8 +123,7 @@ static void same_task(void *context, int thread, int threads)
                 atomic_store(&job->differs, 1);
 }
 
-int mapuot_is_symmetric(mapuot_pool *pool, int64_t n, mapuot_matrix M)
-{
+int mapuot_is_symmetric(mapuot_pool *pool, int64_t n, mapuot_matrix M) {
     same_job job = {.M = M, .n = n};
     atomic_init(&job.differs, 0);
     pool_run(pool, same_task, &job);
@@ -146,43 +131,35 @@ int mapuot_is_symmetric(mapuot_pool *pool, int64_t n, mapuot_matrix M)
 }
 
 /* balance, or one half of it: rows to the job's out, columns to col_max */
-static int run_balance(mapuot_pool *pool, stream_job *job, int half, double *col_max)
-{
+static int run_balance(mapuot_pool *pool, stream_job *job, int half, double *col_max) {
     const int64_t n = job->args.n;
     job->args.half = half;
     job->gather = mapuot_active_kernels()->streams->balance;
     int status = run_gather(pool, job, n, -INFINITY);
-    if (status != MAPUOT_RUNNING)
-        return status;
+    if (status != MAPUOT_RUNNING) return status;
     for (int64_t j = 0; half != ROW_HALF && j < n; j++) {
         col_max[j] = -INFINITY;
-        for (int t = 0; t < mapuot_pool_threads(pool); t++)
-            col_max[j] = fmax(col_max[j], job->acc[t * job->len + j]);
+        for (int t = 0; t < mapuot_pool_threads(pool); t++) col_max[j] = fmax(col_max[j], job->acc[t * job->len + j]);
     }
     free(job->acc);
     return status;
 }
 
 /* Balance by the transpose: two reads of M in its own order take half the time of one across it. */
-static int balance_turned(mapuot_pool *pool, int64_t m, stream_job *job, double *alpha, double *col_max)
-{
+static int balance_turned(mapuot_pool *pool, int64_t m, stream_job *job, double *alpha, double *col_max) {
     int status = run_balance(pool, job, COLUMN_HALF, alpha);
-    if (status != MAPUOT_RUNNING)
-        return status;
+    if (status != MAPUOT_RUNNING) return status;
     for (int64_t i = 0; i < m; i++) /* rows without an entry are left out of the other half by -inf */
         alpha[i] = alpha[i] == -INFINITY ? -INFINITY : -alpha[i];
     job->args.out = col_max;
     status = run_balance(pool, job, ROW_HALF, NULL);
-    for (int64_t j = 0; j < job->args.m; j++)
-        col_max[j] = -col_max[j];
-    for (int64_t i = 0; i < m; i++)
-        alpha[i] = alpha[i] == -INFINITY ? INFINITY : alpha[i];
+    for (int64_t j = 0; j < job->args.m; j++) col_max[j] = -col_max[j];
+    for (int64_t i = 0; i < m; i++) alpha[i] = alpha[i] == -INFINITY ? INFINITY : alpha[i];
     return status;
 }
 
 int mapuot_balance(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
-                   const double *log_v, double *alpha, double *col_max)
-{
+                   const double *log_v, double *alpha, double *col_max) {
     if (is_turned(&M) && (!c.data || is_turned(&c))) {
         stream_job job = new_job(n, m, turned(M), turned(c), reg, log_v, alpha);
         return balance_turned(pool, m, &job, alpha, col_max);
@@ -192,8 +169,7 @@ int mapuot_balance(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, map
     return run_balance(pool, &job, BOTH_HALVES, col_max);
 }
 
-static int run_each(mapuot_pool *pool, stream_job *job, stream_fn each, void *out, int64_t ld, int64_t width)
-{
+static int run_each(mapuot_pool *pool, stream_job *job, stream_fn each, void *out, int64_t ld, int64_t width) {
     job->each = each;
     job->args.out = out;
     job->args.ld = ld;
@@ -203,16 +179,14 @@ static int run_each(mapuot_pool *pool, stream_job *job, stream_fn each, void *ou
     return MAPUOT_RUNNING;
 }
 
-int mapuot_costs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double *out)
-{
+int mapuot_costs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double *out) {
     stream_job job = new_job(m, n, M, (mapuot_matrix){0}, 1.0, NULL, NULL);
     return run_each(pool, &job, mapuot_active_kernels()->streams->costs, out, n, sizeof *out);
 }
 
 int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                         const double *alpha, const double *beta, int64_t across, mapuot_dtype dtype, void *K,
-                        int64_t ld)
-{
+                        int64_t ld) {
     const int transposed = across && is_turned(&M); /* it is M as well */
     stream_job job = new_job(m, n, transposed ? turned(M) : M, c, reg, alpha, beta);
     job.args.across = M.start ? 0 : across;
@@ -220,15 +194,13 @@ int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M
 }
 
 int mapuot_form_plan(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
-                     const double *alpha, const double *beta, mapuot_dtype dtype, void *P, int64_t ld)
-{
+                     const double *alpha, const double *beta, mapuot_dtype dtype, void *P, int64_t ld) {
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
     return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype]->form_plan, P, ld, entry_bytes(dtype));
 }
 
 int mapuot_apply(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
-                 const double *alpha, const double *beta, int64_t d, const double *Xt, double *out)
-{
+                 const double *alpha, const double *beta, int64_t d, const double *Xt, double *out) {
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
     job.args.d = d;
     job.args.X = Xt;
@@ -236,35 +208,29 @@ int mapuot_apply(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuo
 }
 
 int mapuot_apply_transpose(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
-                           const double *alpha, const double *beta, int64_t d, const double *Y, double *out_t)
-{
+                           const double *alpha, const double *beta, int64_t d, const double *Y, double *out_t) {
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
     job.args.d = d;
     job.args.X = Y;
     job.gather = mapuot_active_kernels()->streams->apply_transpose;
     int status = run_gather(pool, &job, d * padded(n), 0.0);
-    if (status != MAPUOT_RUNNING)
-        return status;
-    for (int64_t k = 0; k < d * padded(n); k++)
-        out_t[k] = sum_threads(&job, pool, k);
+    if (status != MAPUOT_RUNNING) return status;
+    for (int64_t k = 0; k < d * padded(n); k++) out_t[k] = sum_threads(&job, pool, k);
     free(job.acc);
     return status;
 }
 
 int mapuot_plan_sums(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
-                     const double *alpha, const double *beta, double out[2], double *row_sum, double *col_sum)
-{
+                     const double *alpha, const double *beta, double out[2], double *row_sum, double *col_sum) {
     const int64_t np = padded(n);
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
     job.args.row_sum = row_sum;
     job.gather = mapuot_active_kernels()->streams->plan_sums;
     int status = run_gather(pool, &job, np + 2, 0.0);
-    if (status != MAPUOT_RUNNING)
-        return status;
+    if (status != MAPUOT_RUNNING) return status;
     out[0] = sum_threads(&job, pool, np);
     out[1] = sum_threads(&job, pool, np + 1);
-    for (int64_t j = 0; col_sum && j < n; j++)
-        col_sum[j] = sum_threads(&job, pool, j);
+    for (int64_t j = 0; col_sum && j < n; j++) col_sum[j] = sum_threads(&job, pool, j);
     free(job.acc);
     return status;
 }

@@ -10,8 +10,7 @@
 #include "kernels.h"
 #include "marginals.h"
 
-static int through(mapuot_pool *pool, mapuot_edge *edge, const mapuot_messages *x)
-{
+static int through(mapuot_pool *pool, mapuot_edge *edge, const mapuot_messages *x) {
     const marginal_kernels *kernels = mapuot_active_kernels()->marginals;
     mapuot_state *state = edge->state;
     const mapuot_side *rows = &state->rows;
@@ -34,9 +33,7 @@ static int through(mapuot_pool *pool, mapuot_edge *edge, const mapuot_messages *
     return 1;
 }
 
-int64_t mapuot_tree_pass(int64_t first, int64_t count, mapuot_edge *edges, const mapuot_messages *x)
-{
-    while (first < count && edges[first].state && through(edges[first].pool, edges + first, x))
-        first++;
+int64_t mapuot_tree_pass(int64_t first, int64_t count, mapuot_edge *edges, const mapuot_messages *x) {
+    while (first < count && edges[first].state && through(edges[first].pool, edges + first, x)) first++;
     return first;
 }

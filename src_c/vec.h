@@ -29,21 +29,18 @@
 ALWAYS_INLINE int v_part(int64_t n, int64_t j) { return (int)(n - j < VL ? n - j : VL); }
 
 /* the largest lane */
-ALWAYS_INLINE double v_top(vd x)
-{
+ALWAYS_INLINE double v_top(vd x) {
     double lane[VL], top;
     v_store(lane, x);
     top = lane[0];
-    for (int k = 1; k < VL; k++)
-        top = lane[k] > top ? lane[k] : top;
+    for (int k = 1; k < VL; k++) top = lane[k] > top ? lane[k] : top;
     return top;
 }
 
 #define MAGIC 6755399441055744.0 /* 1.5 * 2^52: adding it leaves round(x) in the low bits */
 
 /* e^x within 1 ulp for x <= 709; 0 below lo (lo >= -708). degree 11: 3e-18; degree 6: 2e-9, for narrow K. */
-ALWAYS_INLINE vd v_exp_above(vd x, double lo, int narrow)
-{
+ALWAYS_INLINE vd v_exp_above(vd x, double lo, int narrow) {
     /* e^x = 2^k e^r, k = round(x / log 2), |r| <= log(2) / 2 */
     vd t = v_min(v_max(x, v_set(-708.0)), v_set(709.0));
     vd kd = v_fma(t, v_set(1.4426950408889634), v_set(MAGIC));
@@ -76,8 +73,7 @@ ALWAYS_INLINE vd v_exp_above(vd x, double lo, int narrow)
 ALWAYS_INLINE vd v_exp(vd x) { return v_exp_above(x, -708.0, 0); }
 
 /* log x within 1 ulp for normal x > 0 (the caller keeps x >= DBL_MIN). */
-ALWAYS_INLINE vd v_log(vd x)
-{
+ALWAYS_INLINE vd v_log(vd x) {
     vd e, m = v_split(x, &e);
     vd half = v_mul(m, v_set(0.5)), up = v_add(e, v_set(1.0));
     vd root = v_set(1.4142135623730951);
@@ -98,8 +94,7 @@ ALWAYS_INLINE vd v_log(vd x)
 }
 
 /* 2^t within 2e-7, 0 below 2^-126, for |t| < 2^22; degree 5 */
-ALWAYS_INLINE vf f_exp2(vf t)
-{
+ALWAYS_INLINE vf f_exp2(vf t) {
     const vf k = f_round(t), r = f_sub(t, k);
     vf p = f_fma(f_set(0x1.5bba14p-10f), r, f_set(0x1.3cea88p-7f));
     p = f_fma(p, r, f_set(0x1.c6b752p-5f));

@@ -21,33 +21,27 @@ ALWAYS_INLINE vd v_sqrt(vd a) { return vsqrtq_f64(a); }
 ALWAYS_INLINE vd v_max(vd a, vd b) { return vbslq_f64(vcgtq_f64(a, b), a, b); }
 ALWAYS_INLINE vd v_min(vd a, vd b) { return vbslq_f64(vcltq_f64(a, b), a, b); }
 ALWAYS_INLINE double v_sum(vd a) { return vaddvq_f64(a); }
-ALWAYS_INLINE vd v_gather(const double *p, const int32_t *at)
-{
+ALWAYS_INLINE vd v_gather(const double *p, const int32_t *at) {
     return vld1q_lane_f64(p + at[1], vld1q_dup_f64(p + at[0]), 1);
 }
 
-ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest)
-{
-    if (count >= VL)
-        return v_load(p);
+ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest) {
+    if (count >= VL) return v_load(p);
     return count > 0 ? vld1q_lane_f64(p, rest, 0) : rest;
 }
 
-ALWAYS_INLINE void v_store_part(double *p, vd x, int count)
-{
+ALWAYS_INLINE void v_store_part(double *p, vd x, int count) {
     if (count >= VL)
         v_store(p, x);
     else if (count > 0)
         vst1q_lane_f64(p, x, 0);
 }
 
-ALWAYS_INLINE vd v_sum_each(const vd *x, const int count)
-{
+ALWAYS_INLINE vd v_sum_each(const vd *x, const int count) {
     return vpaddq_f64(x[0], count > 1 ? x[1] : vdupq_n_f64(0.0));
 }
 
-ALWAYS_INLINE void v_transpose(vd *x)
-{
+ALWAYS_INLINE void v_transpose(vd *x) {
     const vd first = vzip1q_f64(x[0], x[1]);
     x[1] = vzip2q_f64(x[0], x[1]);
     x[0] = first;
@@ -55,14 +49,12 @@ ALWAYS_INLINE void v_transpose(vd *x)
 
 ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b) { return vbslq_f64(vcltq_f64(x, y), a, b); }
 
-ALWAYS_INLINE vd v_scale2(vd p, vd kd)
-{
+ALWAYS_INLINE vd v_scale2(vd p, vd kd) {
     int64x2_t k = vshlq_n_s64(vreinterpretq_s64_f64(kd), 52);
     return vreinterpretq_f64_s64(vaddq_s64(vreinterpretq_s64_f64(p), k));
 }
 
-ALWAYS_INLINE vd v_split(vd x, vd *e)
-{
+ALWAYS_INLINE vd v_split(vd x, vd *e) {
     const uint64x2_t b = vreinterpretq_u64_f64(x), fraction = vdupq_n_u64(0xfffffffffffffULL);
     *e = vsubq_f64(vcvtq_f64_u64(vshrq_n_u64(b, 52)), v_set(1023.0));
     return vbslq_f64(fraction, x, v_set(1.0));
@@ -70,14 +62,12 @@ ALWAYS_INLINE vd v_split(vd x, vd *e)
 
 ALWAYS_INLINE vd v_load_f32(const float *p) { return vcvt_f64_f32(vld1_f32(p)); }
 ALWAYS_INLINE void v_store_f32(float *p, vd x) { vst1_f32(p, vcvt_f32_f64(x)); }
-ALWAYS_INLINE vd v_load_part_f32(const float *p, int count)
-{
+ALWAYS_INLINE vd v_load_part_f32(const float *p, int count) {
     const float32x2_t one = {count > 0 ? *p : 0.0f, 0.0f};
     return count >= VL ? v_load_f32(p) : vcvt_f64_f32(one);
 }
 
-ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count)
-{
+ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count) {
     if (count >= VL)
         v_store_f32(p, x);
     else if (count > 0)
@@ -99,8 +89,7 @@ ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 ALWAYS_INLINE vf f_max(vf a, vf b) { return vmaxq_f32(a, b); }
 ALWAYS_INLINE vf f_sqrt(vf a) { return vsqrtq_f32(a); }
 ALWAYS_INLINE vf f_round(vf a) { return vrndnq_f32(a); }
-ALWAYS_INLINE vf f_scale2(vf p, vf k)
-{
+ALWAYS_INLINE vf f_scale2(vf p, vf k) {
     const int32x4_t e = vshlq_n_s32(vcvtnq_s32_f32(k), 23);
     return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), e));
 }
@@ -110,8 +99,7 @@ ALWAYS_INLINE vf f_if_less(vf x, vf y, vf a, vf b) { return vbslq_f32(vcltq_f32(
 ALWAYS_INLINE vd f_fold(vf x) { return vaddq_f64(vcvt_f64_f32(vget_low_f32(x)), vcvt_high_f64_f32(x)); }
 
 /* p[0 .. FL) += x in float64 */
-ALWAYS_INLINE void f_add_to(double *p, vf x)
-{
+ALWAYS_INLINE void f_add_to(double *p, vf x) {
     v_store(p, vaddq_f64(v_load(p), vcvt_f64_f32(vget_low_f32(x))));
     v_store(p + 2, vaddq_f64(v_load(p + 2), vcvt_high_f64_f32(x)));
 }

@@ -18,24 +18,20 @@ ALWAYS_INLINE vd v_min(vd a, vd b) { return a < b ? a : b; }
 ALWAYS_INLINE double v_sum(vd a) { return a; }
 ALWAYS_INLINE vd v_gather(const double *p, const int32_t *at) { return p[*at]; }
 ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest) { return count > 0 ? *p : rest; }
-ALWAYS_INLINE void v_store_part(double *p, vd x, int count)
-{
-    if (count > 0)
-        *p = x;
+ALWAYS_INLINE void v_store_part(double *p, vd x, int count) {
+    if (count > 0) *p = x;
 }
 ALWAYS_INLINE vd v_sum_each(const vd *x, const int count) { return count > 0 ? *x : 0.0; }
 ALWAYS_INLINE void v_transpose(vd *x) { (void)x; }
 ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b) { return x < y ? a : b; }
 
-ALWAYS_INLINE uint64_t bits_of(double x)
-{
+ALWAYS_INLINE uint64_t bits_of(double x) {
     uint64_t b;
     memcpy(&b, &x, 8);
     return b;
 }
 
-ALWAYS_INLINE double of_bits(uint64_t b)
-{
+ALWAYS_INLINE double of_bits(uint64_t b) {
     double x;
     memcpy(&x, &b, 8);
     return x;
@@ -43,8 +39,7 @@ ALWAYS_INLINE double of_bits(uint64_t b)
 
 ALWAYS_INLINE vd v_scale2(vd p, vd kd) { return of_bits(bits_of(p) + (bits_of(kd) << 52)); }
 
-ALWAYS_INLINE vd v_split(vd x, vd *e)
-{
+ALWAYS_INLINE vd v_split(vd x, vd *e) {
     uint64_t b = bits_of(x);
     *e = (double)((int64_t)(b >> 52) - 1023);
     return of_bits((b & 0xfffffffffffffULL) | 0x3ff0000000000000ULL);
@@ -53,10 +48,8 @@ ALWAYS_INLINE vd v_split(vd x, vd *e)
 ALWAYS_INLINE vd v_load_f32(const float *p) { return *p; }
 ALWAYS_INLINE void v_store_f32(float *p, vd x) { *p = (float)x; }
 ALWAYS_INLINE vd v_load_part_f32(const float *p, int count) { return count > 0 ? *p : 0.0; }
-ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count)
-{
-    if (count > 0)
-        *p = (float)x;
+ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count) {
+    if (count > 0) *p = (float)x;
 }
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { *p = (float)x; }
 
@@ -72,12 +65,10 @@ ALWAYS_INLINE vf f_sub(vf a, vf b) { return a - b; }
 ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return a * b + c; }
 ALWAYS_INLINE vf f_max(vf a, vf b) { return a > b ? a : b; }
 ALWAYS_INLINE vf f_sqrt(vf a) { return sqrtf(a); }
-ALWAYS_INLINE vf f_round(vf a)
-{
+ALWAYS_INLINE vf f_round(vf a) {
     return (a + 12582912.0f) - 12582912.0f;
 } /* |a| < 2^22: 1.5 2^23 leaves whole numbers */
-ALWAYS_INLINE vf f_scale2(vf p, vf k)
-{
+ALWAYS_INLINE vf f_scale2(vf p, vf k) {
     uint32_t b;
     memcpy(&b, &p, 4);
     b += (uint32_t)(int32_t)k << 23;

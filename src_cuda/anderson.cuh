@@ -22,8 +22,7 @@ struct Moments {
 
 // gamma: (D gram D + RIDGE) D^-1 gamma = D rhs, D = diag(gram)^-1/2, for up to 23 differences by Gauss and Jordan.  Lane i
 // brings rhs_i.
-__device__ __forceinline__ void solve_gamma(const double *gram, int depth, double rhs, double *gamma)
-{
+__device__ __forceinline__ void solve_gamma(const double *gram, int depth, double rhs, double *gamma) {
     const int lane = threadIdx.x % 32, b = lane % WIDE, a = lane < WIDE * HIGH ? lane / WIDE : HIGH - 1;
     const double scale = lane < depth ? rsqrt(fmax(gram[lane * (MEMORY + 1)], TINY)) : 0, right = rhs * scale;
     double A[ROWS_A_LANE][COLUMNS_A_LANE];
@@ -45,11 +44,9 @@ __device__ __forceinline__ void solve_gamma(const double *gram, int depth, doubl
             const double pivot = inverse(__shfl_sync(FULL, A[q][own], WIDE * s + column));
             double upper[COLUMNS_A_LANE], factor[ROWS_A_LANE];
 #pragma unroll
-            for (int c = 0; c < COLUMNS_A_LANE; c++)
-                upper[c] = __shfl_sync(FULL, A[q][c], WIDE * s + b) * pivot;
+            for (int c = 0; c < COLUMNS_A_LANE; c++) upper[c] = __shfl_sync(FULL, A[q][c], WIDE * s + b) * pivot;
 #pragma unroll
-            for (int p = 0; p < ROWS_A_LANE; p++)
-                factor[p] = __shfl_sync(FULL, A[p][own], WIDE * a + column);
+            for (int p = 0; p < ROWS_A_LANE; p++) factor[p] = __shfl_sync(FULL, A[p][own], WIDE * a + column);
 #pragma unroll
             for (int p = 0; p < ROWS_A_LANE; p++)
 #pragma unroll
@@ -59,15 +56,13 @@ __device__ __forceinline__ void solve_gamma(const double *gram, int depth, doubl
 #pragma unroll
     for (int q = 0; q < ROWS_A_LANE; q++) {
         const double own = __shfl_sync(FULL, scale, HIGH * q + a);
-        if (b == MEMORY % WIDE)
-            gamma[HIGH * q + a] = A[q][MEMORY / WIDE] * own;
+        if (b == MEMORY % WIDE) gamma[HIGH * q + a] = A[q][MEMORY / WIDE] * own;
     }
 }
 
 // Put the newest difference, in `slot`, into the Gram matrix of p; lane i returns the right-hand side of row i.
 template <typename Held>
-__device__ __forceinline__ double normal_equations(Held &p, const Moments &t, double c, int slot, int depth)
-{
+__device__ __forceinline__ double normal_equations(Held &p, const Moments &t, double c, int slot, int depth) {
     const int lane = threadIdx.x % 32;
     double rhs = 0, dot = 0;
     if (lane == slot) {
@@ -78,8 +73,7 @@ __device__ __forceinline__ double normal_equations(Held &p, const Moments &t, do
         dot = t.dot[lane] + c * p.ones[lane];
         rhs = t.rhs[lane] + c * p.ones[lane];
     }
-    if (lane < depth)
-        p.gram[lane * MEMORY + slot] = p.gram[slot * MEMORY + lane] = dot;
+    if (lane < depth) p.gram[lane * MEMORY + slot] = p.gram[slot * MEMORY + lane] = dot;
     __syncwarp();
     return rhs;
 }

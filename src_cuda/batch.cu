@@ -25,15 +25,13 @@ struct Lane {
     bool owns, mine; // there is such a row; this lane stores it
 };
 
-__device__ __forceinline__ Lane lane_of()
-{
+__device__ __forceinline__ Lane lane_of() {
     const int c = threadIdx.x % 16, k = c * RP / 16;
     return {(int)threadIdx.x / 16, c, (int)threadIdx.x / 16 * RT + (k < RT ? k : 0), k < RT,
             k < RT && c % (16 / RP) == 0};
 }
 
-__device__ __forceinline__ void open_rows(const Batch &S, Shared &all, int64_t problem)
-{
+__device__ __forceinline__ void open_rows(const Batch &S, Shared &all, int64_t problem) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < ROWS; i += THREADS) {
         const double a = i < (int)S.m ? S.A[problem * S.m + i] : 0;
@@ -41,21 +39,17 @@ __device__ __forceinline__ void open_rows(const Batch &S, Shared &all, int64_t p
         all.log_a[i] = a > 0 ? log(a) : 0;
     }
 #pragma unroll 1
-    for (int j = threadIdx.x; j < COLUMNS; j += THREADS)
-        all.v[j] = 0;
+    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) all.v[j] = 0;
 }
 
 // K around the potentials of the pass, or around none; then v.
 __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, const Lane &at, bool plain,
-                                             double (&K)[RT][CT])
-{
+                                             double (&K)[RT][CT]) {
     double *beta = columns(NEW_G);
     __syncthreads();
     if (plain) {
-        for (int j = threadIdx.x; j < COLUMNS; j += THREADS)
-            beta[j] = 0;
-        for (int i = threadIdx.x; i < ROWS; i += THREADS)
-            all.alpha[i] = S.low;
+        for (int j = threadIdx.x; j < COLUMNS; j += THREADS) beta[j] = 0;
+        for (int i = threadIdx.x; i < ROWS; i += THREADS) all.alpha[i] = S.low;
     } else {
         for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
             const bool used = j < (int)S.n && columns(WEIGHT)[j] > 0;
@@ -68,8 +62,7 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
     share_potentials(S, all.alpha, beta);
     double part[CT];
 #pragma unroll
-    for (int q = 0; q < CT; q++)
-        part[q] = at.c + 16 * q < (int)S.n ? beta[at.c + 16 * q] : -INF;
+    for (int q = 0; q < CT; q++) part[q] = at.c + 16 * q < (int)S.n ? beta[at.c + 16 * q] : -INF;
     const cost *from = M + at.g * RT * S.M_row + at.c * S.M_col;
     const int64_t step = 16 * S.M_col;
 #pragma unroll
@@ -93,23 +86,20 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
 
 // s = K v, u = prox(s), the warps' parts of K^T u and of the row scalar; true where K does not do.
 __device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane &at, const double (&K)[RT][CT],
-                                         double &log_u, double &r)
-{
+                                         double &log_u, double &r) {
     const double shift = all.work.standing[0].shift;
     bool odd = false;
     double s[RP];
     {
         double v[CT];
 #pragma unroll
-        for (int q = 0; q < CT; q++)
-            v[q] = all.v[at.c + 16 * q];
+        for (int q = 0; q < CT; q++) v[q] = all.v[at.c + 16 * q];
 #pragma unroll
         for (int k = 0; k < RP; k++) {
             s[k] = 0;
             if (k < RT)
 #pragma unroll
-                for (int q = 0; q < CT; q++)
-                    s[k] += K[k < RT ? k : 0][q] * v[q];
+                for (int q = 0; q < CT; q++) s[k] += K[k < RT ? k : 0][q] * v[q];
         }
     }
     const double sum = warp_sums<RP, 8>(s, threadIdx.x % 32);
@@ -119,28 +109,23 @@ __device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane
     const double u = row_scale(S, a, all.log_a[at.row], d, sum, shift, log_v, log_u, odd);
     r = (double)(u * sum);
     const double part = warp_sum(!at.mine ? 0 : S.k1 > 0 || ONE_POTENTIAL ? r : a > 0 ? a * (log_u + d) : 0);
-    if (threadIdx.x % 32 == 0)
-        all.work.row[threadIdx.x / 32] = part;
+    if (threadIdx.x % 32 == 0) all.work.row[threadIdx.x / 32] = part;
 #if ONE_POTENTIAL
-    if (at.mine && at.row < (int)S.n)
-        all.partial[0][at.row] = sum;
+    if (at.mine && at.row < (int)S.n) all.partial[0][at.row] = sum;
 #else
     double sums[CT];
 #pragma unroll
-    for (int q = 0; q < CT; q++)
-        sums[q] = 0;
+    for (int q = 0; q < CT; q++) sums[q] = 0;
 #pragma unroll
     for (int k = 0; k < RT; k++) {
         const double uk = __shfl_sync(FULL, u, k * (16 / RP), 16);
 #pragma unroll
-        for (int q = 0; q < CT; q++)
-            sums[q] += K[k][q] * uk;
+        for (int q = 0; q < CT; q++) sums[q] += K[k][q] * uk;
     }
 #pragma unroll
     for (int q = 0; q < CT; q++) {
         sums[q] += __shfl_xor_sync(FULL, sums[q], 16);
-        if (threadIdx.x % 32 < 16)
-            all.partial[threadIdx.x / 32][at.c + 16 * q] = sums[q];
+        if (threadIdx.x % 32 < 16) all.partial[threadIdx.x / 32][at.c + 16 * q] = sums[q];
     }
 #endif
     return odd;
@@ -148,11 +133,9 @@ __device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane
 
 // What the caller reads: the certified iterate.
 __device__ __forceinline__ void close_problem(const Batch &S, const Shared &all, int64_t problem, const Lane &at,
-                                              const Move &move, double log_u, double r)
-{
+                                              const Move &move, double log_u, double r) {
     const Work &W = all.work;
-    if (threadIdx.x == 0)
-        S.report[problem] = W.report;
+    if (threadIdx.x == 0) S.report[problem] = W.report;
 #pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         const double *col = columns(0) + j;
@@ -169,18 +152,15 @@ __device__ __forceinline__ void close_problem(const Batch &S, const Shared &all,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(const __grid_constant__ Batch S)
-{
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(const __grid_constant__ Batch S) {
     __shared__ Shared all;
     const int64_t problem = blockIdx.x;
     const cost *M = S.M + problem * S.M_problem;
     const Lane at = lane_of();
     const bool has_columns = (int)threadIdx.x / 32 < column_warps((int)S.n);
     double K[RT][CT];
-    if (S.report[problem].status != MAPUOT_RUNNING || S.report[problem].passes >= S.count)
-        return;
-    if (threadIdx.x == 0)
-        all.work.report = S.report[problem];
+    if (S.report[problem].status != MAPUOT_RUNNING || S.report[problem].passes >= S.count) return;
+    if (threadIdx.x == 0) all.work.report = S.report[problem];
     open_rows(S, all, problem);
     open_columns(S, all.work, problem, columns(0), COLUMNS);
     bool odd = false, plain = S.safe > 0, rebuild = S.m > 0; // nothing known here: a peeled loop is twice the code
@@ -188,8 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
     double log_u, r;
 #pragma unroll 1
     for (;;) {
-        if (rebuild)
-            build_kernel(S, all, M, at, plain, K);
+        if (rebuild) build_kernel(S, all, M, at, plain, K);
         plain = false;
         odd = __syncthreads_or(row_half(S, all, at, K, log_u, r));
         move = find_move(S, all.work);
@@ -197,8 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
         if (has_columns)
             dead = first_sweep(S, all.work, columns(0), COLUMNS, all.v, move, [&](int j) {
                 double sum = 0;
-                for (int w = 0; w < (ONE_POTENTIAL ? 1 : WARPS); w++)
-                    sum += all.partial[w][j];
+                for (int w = 0; w < (ONE_POTENTIAL ? 1 : WARPS); w++) sum += all.partial[w][j];
                 return sum;
             });
         const int depth = held(all.work);
@@ -208,11 +186,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
             __syncthreads();
         }
         bool far = false;
-        if (has_columns)
-            far = finish_columns(S, all.work, columns(0), COLUMNS, all.v, move, odd);
+        if (has_columns) far = finish_columns(S, all.work, columns(0), COLUMNS, all.v, move, odd);
         rebuild = __syncthreads_or(far);
-        if (all.work.report.status != MAPUOT_RUNNING || (all.work.report.passes >= S.count && !odd))
-            break;
+        if (all.work.report.status != MAPUOT_RUNNING || (all.work.report.passes >= S.count && !odd)) break;
     }
     close_problem(S, all, problem, at, move, log_u, r);
 }

@@ -95,48 +95,39 @@ struct Move {
 
 __device__ __forceinline__ int column_warps(int n) { return n < 32 * HOLDERS ? (n + 31) / 32 : HOLDERS; }
 
-__device__ __forceinline__ double total(const double *parts, int count)
-{
+__device__ __forceinline__ double total(const double *parts, int count) {
     double sum = 0;
 #pragma unroll 1
-    for (int w = 0; w < count; w++)
-        sum += parts[w];
+    for (int w = 0; w < count; w++) sum += parts[w];
     return sum;
 }
 
 // What each warp found, to every thread; scratch: WARPS numbers.
-__device__ __forceinline__ void meet(double x, double *scratch)
-{
+__device__ __forceinline__ void meet(double x, double *scratch) {
     __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        scratch[threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
     __syncthreads();
 }
 
 // The sum of x over the block, for every thread.
-__device__ __forceinline__ double block_sum(double x, double *scratch)
-{
+__device__ __forceinline__ double block_sum(double x, double *scratch) {
     meet(warp_sum(x), scratch);
     return total(scratch, WARPS);
 }
 
-__device__ __forceinline__ double block_max(double x, double *scratch)
-{
+__device__ __forceinline__ double block_max(double x, double *scratch) {
     meet(warp_max(x), scratch);
     double top = -INF;
-    for (int w = 0; w < WARPS; w++)
-        top = fmax(top, scratch[w]);
+    for (int w = 0; w < WARPS; w++) top = fmax(top, scratch[w]);
     return top;
 }
 
 // Weights and log v of problem `problem`; all threads.  The standing of every warp is that before the first pass.
-__device__ __forceinline__ void open_columns(const Batch &S, Work &W, int64_t problem, double *col, int ld)
-{
+__device__ __forceinline__ void open_columns(const Batch &S, Work &W, int64_t problem, double *col, int ld) {
     const int lane = threadIdx.x % 32;
     double a = 0, b = 0;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < (int)S.m; i += THREADS)
-        a += S.A[problem * S.m + i];
+    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) a += S.A[problem * S.m + i];
 #pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         const double w = S.B[problem * S.n + j];
@@ -149,8 +140,7 @@ __device__ __forceinline__ void open_columns(const Batch &S, Work &W, int64_t pr
     b = block_sum(b, W.row);
     const int warp = threadIdx.x / 32;
     Standing &p = W.standing[warp < HOLDERS ? warp : 0];
-    for (int q = lane; warp < HOLDERS && q < (int)(sizeof(Standing) / 8); q += 32)
-        ((double *)&p)[q] = 0;
+    for (int q = lane; warp < HOLDERS && q < (int)(sizeof(Standing) / 8); q += 32) ((double *)&p)[q] = 0;
     __syncwarp();
     if (lane == 0 && warp < HOLDERS) {
         p.best_dual = p.progress_dual = -INF;
@@ -164,8 +154,7 @@ __device__ __forceinline__ void open_columns(const Batch &S, Work &W, int64_t pr
 
 // v relative to K of a column; adds b e^(-k x); true where v leaves the range of this K.
 __device__ __forceinline__ bool scale_column(const Batch &S, double *col, int ld, double *v, int j, double x,
-                                             double &weight)
-{
+                                             double &weight) {
     const double w = col[WEIGHT * ld + j];
     const double scale = w > 0 ? exp(x - col[ABSORBED * ld + j]) : 0;
     col[X * ld + j] = x;
@@ -174,26 +163,21 @@ __device__ __forceinline__ bool scale_column(const Batch &S, double *col, int ld
     return !(scale < S.limits.scale_limit);
 }
 
-__device__ __forceinline__ void join_next(Work &W, double sum)
-{
+__device__ __forceinline__ void join_next(Work &W, double sum) {
     sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0)
-        W.next[threadIdx.x / 32] = sum;
+    if (threadIdx.x % 32 == 0) W.next[threadIdx.x / 32] = sum;
 }
 
 // The shift that makes the largest v 1, then v and q of every column; all threads, after K was made.
-__device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *col, int ld, double *v)
-{
+__device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *col, int ld, double *v) {
     double top = -INF, sum = 0;
 #pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
-        if (col[WEIGHT * ld + j] > 0)
-            top = fmax(top, col[X * ld + j] - col[ABSORBED * ld + j]);
+        if (col[WEIGHT * ld + j] > 0) top = fmax(top, col[X * ld + j] - col[ABSORBED * ld + j]);
     top = ONE_POTENTIAL ? 0 : block_max(top, W.next);
     __syncthreads();
 #pragma unroll 1
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
-        scale_column(S, col, ld, v, j, col[X * ld + j] - top, sum);
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) scale_column(S, col, ld, v, j, col[X * ld + j] - top, sum);
     join_next(W, sum);
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 * HOLDERS) {
         W.standing[threadIdx.x / 32].shift -= top;
@@ -205,10 +189,8 @@ __device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *c
 // u of a row relative to K, log u = fi (log a - log s) - (1 - fi) (d + shift), or log_v where that is the one potential;
 // a = 0: left out.  `odd`: K does not do.
 __device__ __forceinline__ double row_scale(const Batch &S, double a, double log_a, double d, double s, double shift,
-                                            double log_v, double &log_u, bool &odd)
-{
-    if (!(a > 0))
-        return 0;
+                                            double log_v, double &log_u, bool &odd) {
+    if (!(a > 0)) return 0;
     odd |= !(s > DEAD_SUM);
     log_u = ONE_POTENTIAL ? log_v : S.limits.fi_rows * (log_a - log(s)) - (1 - S.limits.fi_rows) * (d + shift);
     const double u = exp(log_u);
@@ -216,8 +198,7 @@ __device__ __forceinline__ double row_scale(const Batch &S, double a, double log
     return u;
 }
 
-__device__ __forceinline__ Move find_move(const Batch &S, const Work &W)
-{
+__device__ __forceinline__ Move find_move(const Batch &S, const Work &W) {
     Move move;
     move.mass = S.k1 > 0 || ONE_POTENTIAL ? total(W.row, WARPS) : W.standing[0].mass_a;
     move.weight = total(W.next, column_warps((int)S.n));
@@ -231,21 +212,18 @@ __device__ __forceinline__ Move find_move(const Batch &S, const Work &W)
 // Sweep 1: marginal, gap, G(x), f = G(x) - x and their sums; true where a column is dead.  sum_of(j): K^T u of column j.
 template <typename Sum>
 __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col, int ld, const double *v,
-                                            const Move &move, Sum sum_of)
-{
+                                            const Move &move, Sum sum_of) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const Standing &p = W.standing[warp];
     const double shift = p.shift + move.lam, k2 = S.limits.rate_cols;
     bool odd = false;
     double value[SUMS];
 #pragma unroll
-    for (int q = 0; q < SUMS; q++)
-        value[q] = 0;
+    for (int q = 0; q < SUMS; q++) value[q] = 0;
 #pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         const double sum = sum_of(j), w = col[WEIGHT * ld + j], x = col[X * ld + j];
-        if (!(w > 0))
-            continue;
+        if (!(w > 0)) continue;
         odd |= !(sum > DEAD_SUM);
         const mapuot_column c = {
             col[ABSORBED * ld + j], w, col[LOG_B * ld + j], k2 > 0 ? S.limits.rho_cols : INF, 0, k2, S.fi2, x, v[j]};
@@ -266,8 +244,7 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
         value[SUM_PF] += wP * f;
     }
     const double sum = warp_sums<SUMS>(value, lane);
-    if (lane % (32 / SUMS) == 0)
-        W.part[warp][lane / (32 / SUMS)] = sum;
+    if (lane % (32 / SUMS) == 0) W.part[warp][lane / (32 / SUMS)] = sum;
     return odd;
 }
 
@@ -275,18 +252,15 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
 __device__ __forceinline__ int held(const Work &W) { return W.standing[0].have > 0 ? (int)W.standing[0].depth : 0; }
 
 // Their products with f and its change P, b-weighted, each by one warp; all threads, after the first sweep.
-__device__ __forceinline__ void find_products(const Batch &S, Work &W, const double *col, int ld, int depth)
-{
+__device__ __forceinline__ void find_products(const Batch &S, Work &W, const double *col, int ld, int depth) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     double part[OWN_PRODUCTS][2];
 #pragma unroll
-    for (int q = 0; q < OWN_PRODUCTS; q++)
-        part[q][0] = part[q][1] = 0;
+    for (int q = 0; q < OWN_PRODUCTS; q++) part[q][0] = part[q][1] = 0;
 #pragma unroll 1
     for (int j = lane; j < (int)S.n && warp < depth; j += 32) {
         const double w = col[WEIGHT * ld + j];
-        if (!(w > 0))
-            continue;
+        if (!(w > 0)) continue;
         const double f = col[NEW_F * ld + j], wf = w * f, wP = w * (f - col[LAST * ld + j]);
 #pragma unroll
         for (int q = 0; q < OWN_PRODUCTS; q++)
@@ -300,8 +274,7 @@ __device__ __forceinline__ void find_products(const Batch &S, Work &W, const dou
     for (int q = 0; q < OWN_PRODUCTS; q++) {
         const int i = warp + q * WARPS;
         const double sum = warp_sums<2>(part[q], lane);
-        if (i < depth && lane % 16 == 0)
-            (lane == 0 ? W.dot : W.rhs)[i] = sum;
+        if (i < depth && lane % 16 == 0) (lane == 0 ? W.dot : W.rhs)[i] = sum;
     }
 }
 #endif

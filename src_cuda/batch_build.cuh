@@ -12,8 +12,7 @@
 #define COLUMNS (16 * CT)
 
 // M_ij / reg, 0 outside
-__device__ __forceinline__ double ratio(const Batch &S, const cost *M, int i, int j)
-{
+__device__ __forceinline__ double ratio(const Batch &S, const cost *M, int i, int j) {
     return i < (int)S.m && j < (int)S.n ? (double)M[i * S.M_row + j * S.M_col] * S.limits.inv_reg : 0;
 }
 
@@ -21,47 +20,39 @@ __device__ __forceinline__ double ratio(const Batch &S, const cost *M, int i, in
 // synchronised block calls: K is at most 1 and has an entry 1 in every row and column in use.  -inf: left out.
 // part: WARPS x COLUMNS.
 __device__ __forceinline__ void balance(const Batch &S, const cost *M, const double *a, double *alpha, double *beta,
-                                        float *part)
-{
+                                        float *part) {
     const int g = threadIdx.x / 16, c = threadIdx.x % 16;
 #pragma unroll 1
     for (int i = g * RT; i < (g + 1) * RT; i++) {
         double top = -INF;
 #pragma unroll 2
-        for (int j = c; j < COLUMNS; j += 16)
-            top = fmax(top, beta[j] - ratio(S, M, i, j));
+        for (int j = c; j < COLUMNS; j += 16) top = fmax(top, beta[j] - ratio(S, M, i, j));
         top = warp_max<16>(top);
-        if (c == 0)
-            alpha[i] = a[i] > 0 ? -top : -INF;
+        if (c == 0) alpha[i] = a[i] > 0 ? -top : -INF;
     }
     __syncwarp();
 #pragma unroll 1
     for (int j = c; j < COLUMNS; j += 16) {
         double top = -INF;
 #pragma unroll 2
-        for (int i = g * RT; i < (g + 1) * RT; i++)
-            top = fmax(top, alpha[i] - ratio(S, M, i, j));
+        for (int i = g * RT; i < (g + 1) * RT; i++) top = fmax(top, alpha[i] - ratio(S, M, i, j));
         top = fmax(top, __shfl_xor_sync(FULL, top, 16));
-        if (threadIdx.x % 32 < 16)
-            part[threadIdx.x / 32 * COLUMNS + j] = (float)top; // rounded: beta need not be sharp
+        if (threadIdx.x % 32 < 16) part[threadIdx.x / 32 * COLUMNS + j] = (float)top; // rounded: beta need not be sharp
     }
     __syncthreads();
 #pragma unroll 1
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         double top = -INF;
-        for (int w = 0; w < WARPS; w++)
-            top = fmax(top, (double)part[w * COLUMNS + j]);
+        for (int w = 0; w < WARPS; w++) top = fmax(top, (double)part[w * COLUMNS + j]);
         beta[j] = beta[j] > -INF ? -top : -INF;
     }
     __syncthreads();
 }
 
 // Of one potential K absorbs the mean of both: it is at most 1 as well, and symmetric.
-__device__ __forceinline__ void share_potentials(const Batch &S, double *alpha, double *beta)
-{
+__device__ __forceinline__ void share_potentials(const Batch &S, double *alpha, double *beta) {
     for (int j = threadIdx.x; ONE_POTENTIAL && j < (int)S.n; j += THREADS)
         alpha[j] = beta[j] = 0.5 * (alpha[j] + beta[j]);
-    if (ONE_POTENTIAL)
-        __syncthreads();
+    if (ONE_POTENTIAL) __syncthreads();
 }
 #endif

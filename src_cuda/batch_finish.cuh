@@ -4,15 +4,13 @@
 #define BATCH_FINISH_CUH
 #include "batch.cuh"
 
-__device__ __forceinline__ double c_mass_of(const Batch &S, const Standing &p)
-{
+__device__ __forceinline__ double c_mass_of(const Batch &S, const Standing &p) {
     return S.product ? p.mass_a * p.mass_b : (double)S.m * (double)S.n;
 }
 
 // The dual value as summed, after the translation; t: the sums of the first sweep.
 __device__ __forceinline__ double dual_value(const Batch &S, const Work &W, const Standing &p, const Move &move,
-                                             double mass, const double *t)
-{
+                                             double mass, const double *t) {
     const mapuot_limits &limits = S.limits;
     const double shift = p.shift + move.lam;
     double dual = limits.reg * (c_mass_of(S, p) - mass);
@@ -25,16 +23,14 @@ __device__ __forceinline__ double dual_value(const Batch &S, const Work &W, cons
 
 // Sweep 2: the next x by extrapolation (step 1), as it is (0), or the last image again (2); true where v goes too far.
 __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *col, int ld, double *v, const Standing &p,
-                                             int step, int slot, double c)
-{
+                                             int step, int slot, double c) {
     const int depth = step == MAPUOT_EXTRAPOLATE ? (int)p.depth : 0;
     double sum = 0;
     bool far = false;
 #pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         double x = col[IMAGE * ld + j];
-        if (!(col[WEIGHT * ld + j] > 0))
-            continue;
+        if (!(col[WEIGHT * ld + j] > 0)) continue;
         if (step < MAPUOT_GO_BACK) {
             const double G = col[NEW_G * ld + j] + c, f = col[NEW_F * ld + j] + c;
             double y = G;
@@ -43,8 +39,7 @@ __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *co
                 col[(DG + slot) * ld + j] = G - x;
             }
 #pragma unroll 4
-            for (int i = 0; i < depth; i++)
-                y -= p.gamma[i] * col[(DG + i) * ld + j];
+            for (int i = 0; i < depth; i++) y -= p.gamma[i] * col[(DG + i) * ld + j];
             col[LAST * ld + j] = f;
             col[IMAGE * ld + j] = G;
             x = y;
@@ -57,8 +52,7 @@ __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *co
 
 // What the pass decides, into p and out; t: the sums of the first sweep.  Returns the translation of the image.
 __device__ __forceinline__ double settle_pass(const Batch &S, const Work &W, Standing &p, const Move &move,
-                                              const double *t, Report &out)
-{
+                                              const double *t, Report &out) {
     mapuot_limits limits = S.limits;
     const bool soft = limits.rate_cols > 0;
     limits.dual_scale = limits.rho_rows * p.mass_a + limits.rho_cols * p.mass_b;
@@ -79,16 +73,13 @@ __device__ __forceinline__ double settle_pass(const Batch &S, const Work &W, Sta
 // Scalar work and sweep 2, by every warp that has columns; what warp 0 finds goes to W.report.  odd: the pass does not
 // count, K is to be rebuilt around the same x.  Returns whether K is to be rebuilt.
 __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *col, int ld, double *v,
-                                               const Move &move, bool odd)
-{
+                                               const Move &move, bool odd) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = column_warps((int)S.n);
     Standing &at = W.standing[warp];
     double *t = W.sums[warp], sum = 0, common = 0;
 #pragma unroll 1
-    for (int w = 0; w < warps; w++)
-        sum += lane < SUMS ? W.part[w][lane] : 0;
-    if (lane < SUMS)
-        t[lane] = sum;
+    for (int w = 0; w < warps; w++) sum += lane < SUMS ? W.part[w][lane] : 0;
+    if (lane < SUMS) t[lane] = sum;
     __syncwarp();
     Standing p = at;
     p.step = MAPUOT_REPEAT;
@@ -102,12 +93,10 @@ __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *
     } else {
         Report out;
         common = settle_pass(S, W, p, move, t, out);
-        if (threadIdx.x == 0)
-            W.report = out;
+        if (threadIdx.x == 0) W.report = out;
     }
     __syncwarp();
-    if (lane == 0)
-        (mapuot_progress &)at = p;
+    if (lane == 0) (mapuot_progress &)at = p;
     __syncwarp();
     const int step = (int)p.step, slot = (int)p.slot;
     if (step == MAPUOT_EXTRAPOLATE) {
@@ -117,8 +106,7 @@ __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *
         __syncwarp();
         const double gamma = lane < depth ? at.gamma[lane] : 0;
         const bool finite = __all_sync(FULL, isfinite(gamma));
-        if (lane < depth)
-            at.gamma[lane] = finite ? gamma : 0;
+        if (lane < depth) at.gamma[lane] = finite ? gamma : 0;
         __syncwarp();
     }
     const bool far = step < MAPUOT_REPEAT && second_sweep(S, W, col, ld, v, at, step, slot, common);

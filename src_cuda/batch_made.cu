@@ -43,14 +43,12 @@ template <typename T> __device__ __forceinline__ constexpr int rows_at_once() { 
 template <typename T> __device__ __forceinline__ constexpr int columns_at_once() { return is_narrow<T>() ? 4 : 2; }
 
 // Of the rows, which warps share where there are few columns
-template <typename T> __device__ __forceinline__ int parts_of(int n)
-{
+template <typename T> __device__ __forceinline__ int parts_of(int n) {
     const int units = (n + 32 * columns_at_once<T>() - 1) / (32 * columns_at_once<T>());
     return units >= MOST_PARTS ? 1 : MOST_PARTS / units;
 }
 
-__device__ __forceinline__ Room room_of(const Batch &S)
-{
+__device__ __forceinline__ Room room_of(const Batch &S) {
     Room at;
     at.v = (double *)memory;
     at.row = at.v + S.n;
@@ -60,16 +58,13 @@ __device__ __forceinline__ Room room_of(const Batch &S)
 }
 
 template <typename T> __device__ __forceinline__ T *rows_in(const Room &at) { return (T *)at.points; }
-template <typename T> __device__ __forceinline__ T *columns_in(const Room &at, const Batch &S)
-{
+template <typename T> __device__ __forceinline__ T *columns_in(const Room &at, const Batch &S) {
     return (T *)at.points + FIELDS * S.m;
 }
 
 // The record of one problem: behind the end of a smaller cloud no table is read or written.
-__device__ __forceinline__ void open_own(const Batch &S, Shared &all)
-{
-    if (threadIdx.x > 0)
-        return;
+__device__ __forceinline__ void open_own(const Batch &S, Shared &all) {
+    if (threadIdx.x > 0) return;
     const int64_t problem = S.order ? S.order[blockIdx.x] : blockIdx.x;
     Batch &own = all.S;
     own = S;
@@ -91,8 +86,7 @@ __device__ __forceinline__ void open_own(const Batch &S, Shared &all)
 __device__ __forceinline__ bool is_larger(const Batch &S) { return S.ratio != 1; }
 
 // What multiplies coordinates in float32, and costs: exponents are binary there.
-template <typename T> __device__ __forceinline__ double unit_of(const Batch &S)
-{
+template <typename T> __device__ __forceinline__ double unit_of(const Batch &S) {
     const double unit = S.scale * S.limits.inv_reg * (is_narrow<T>() ? LOG2E : 1);
     return DIM > 0 && is_narrow<T>() && FORM == MAPUOT_SQUARES ? sqrt(unit) : unit;
 }
@@ -100,8 +94,7 @@ template <typename T> __device__ __forceinline__ double unit_of(const Batch &S)
 // -M_ij / reg, but for what float32 leaves to alpha, on top of `known`; x, y: the coordinates of both points
 template <typename T>
 __device__ __forceinline__ T exponent(T known, const T *x, const T *y, T unit, const Batch &S, int64_t i, int64_t j,
-                                      int64_t width)
-{
+                                      int64_t width) {
     if constexpr (DIM > 0 && is_narrow<T>()) {
         T sum = FORM == MAPUOT_SQUARES ? known : 0;
 #pragma unroll
@@ -113,8 +106,7 @@ __device__ __forceinline__ T exponent(T known, const T *x, const T *y, T unit, c
     } else if constexpr (DIM > 0) {
         T sum = 0;
 #pragma unroll
-        for (int k = 0; k < DIM; k++)
-            sum = metric_sum(METRIC, sum, x[k], y[k]);
+        for (int k = 0; k < DIM; k++) sum = metric_sum(METRIC, sum, x[k], y[k]);
         return known - metric_of(METRIC, sum) * unit;
     } else if constexpr (is_narrow<T>()) {
         return fmaf(-S.M_narrow[i * width + j], unit, known);
@@ -128,8 +120,7 @@ __device__ __forceinline__ double power(double t) { return exp(t); }
 
 // What a sum starts from, and with one more term; TOPS: the largest exponent in its place
 #define NOTHING (TOPS ? (T) - INF : 0)
-template <bool TOPS, typename T> __device__ __forceinline__ T added(T sum, T t, T weight)
-{
+template <bool TOPS, typename T> __device__ __forceinline__ T added(T sum, T t, T weight) {
     if constexpr (TOPS)
         return sum > t ? sum : t;
     else
@@ -137,8 +128,7 @@ template <bool TOPS, typename T> __device__ __forceinline__ T added(T sum, T t, 
 }
 
 // K v of every row
-template <typename T, bool TOPS = false> __device__ __forceinline__ void row_sums(const Shared &all, const Room &at)
-{
+template <typename T, bool TOPS = false> __device__ __forceinline__ void row_sums(const Shared &all, const Room &at) {
     const Batch &S = all.S;
     constexpr int RT = rows_at_once<T>();
     const int m = (int)S.m, n = (int)S.n, lane = threadIdx.x % 32;
@@ -148,14 +138,12 @@ template <typename T, bool TOPS = false> __device__ __forceinline__ void row_sum
         T sum[RT];
         const T *own[RT];
 #pragma unroll
-        for (int r = 0; r < RT; r++)
-            own[r] = rows + FIELDS * (i0 + r < m ? i0 + r : m - 1), sum[r] = NOTHING;
+        for (int r = 0; r < RT; r++) own[r] = rows + FIELDS * (i0 + r < m ? i0 + r : m - 1), sum[r] = NOTHING;
 #pragma unroll 1
         for (int j = lane; j < n; j += 32) {
             T y[DIM + 1];
 #pragma unroll
-            for (int k = 0; k <= DIM; k++)
-                y[k] = columns[k * n + j];
+            for (int k = 0; k <= DIM; k++) y[k] = columns[k * n + j];
             const T v = columns[(DIM + 1) * n + j];
 #pragma unroll
             for (int r = 0; r < RT; r++) {
@@ -167,20 +155,18 @@ template <typename T, bool TOPS = false> __device__ __forceinline__ void row_sum
 #pragma unroll
             for (int r = 0; r < RT; r++) {
                 const double top = warp_max((double)sum[r]);
-                if (lane == 0 && i0 + r < m)
-                    at.row[i0 + r] = top;
+                if (lane == 0 && i0 + r < m) at.row[i0 + r] = top;
             }
         } else {
             const T total = warp_sums<RT>(sum, lane);
-            if (lane % (32 / RT) == 0 && i0 + lane / (32 / RT) < m)
-                at.row[i0 + lane / (32 / RT)] = total;
+            if (lane % (32 / RT) == 0 && i0 + lane / (32 / RT) < m) at.row[i0 + lane / (32 / RT)] = total;
         }
     }
 }
 
 // The parts of K^T u of every column
-template <typename T, bool TOPS = false> __device__ __forceinline__ void column_sums(const Shared &all, const Room &at)
-{
+template <typename T, bool TOPS = false>
+__device__ __forceinline__ void column_sums(const Shared &all, const Room &at) {
     const Batch &S = all.S;
     constexpr int SIDE = columns_at_once<T>();
     const int m = (int)S.m, n = (int)S.n, lane = threadIdx.x % 32, parts = parts_of<T>(n);
@@ -197,15 +183,13 @@ template <typename T, bool TOPS = false> __device__ __forceinline__ void column_
             const int j = (q % chunks * SIDE + e) * 32 + lane;
             to[e] = j < n ? j : n - 1, sum[e] = NOTHING;
 #pragma unroll
-            for (int k = 0; k <= DIM; k++)
-                y[e][k] = columns[k * n + to[e]];
+            for (int k = 0; k <= DIM; k++) y[e][k] = columns[k * n + to[e]];
         }
 #pragma unroll 1
         for (int i0 = first; i0 < last; i0 += STRETCH) {
             T here[SIDE];
 #pragma unroll
-            for (int e = 0; e < SIDE; e++)
-                here[e] = NOTHING;
+            for (int e = 0; e < SIDE; e++) here[e] = NOTHING;
 #pragma unroll 2
             for (int i = i0; i < i0 + STRETCH && i < last; i++) {
                 const T *x = rows + FIELDS * i;
@@ -215,19 +199,16 @@ template <typename T, bool TOPS = false> __device__ __forceinline__ void column_
                                           x[DIM + 1]);
             }
 #pragma unroll
-            for (int e = 0; e < SIDE; e++)
-                sum[e] = TOPS ? fmax(sum[e], (double)here[e]) : sum[e] + (double)here[e];
+            for (int e = 0; e < SIDE; e++) sum[e] = TOPS ? fmax(sum[e], (double)here[e]) : sum[e] + (double)here[e];
         }
 #pragma unroll
         for (int e = 0; e < SIDE; e++)
-            if ((q % chunks * SIDE + e) * 32 + lane < n)
-                at.part[part * n + to[e]] = sum[e];
+            if ((q % chunks * SIDE + e) * 32 + lane < n) at.part[part * n + to[e]] = sum[e];
     }
 }
 
 // Coordinates as passes in T read them: in float32 beside the first column, in units of which reg is one.
-template <typename T> __device__ __forceinline__ void place_points(const Shared &all, const Room &at)
-{
+template <typename T> __device__ __forceinline__ void place_points(const Shared &all, const Room &at) {
     const Batch &S = all.S;
     const double unit = is_narrow<T>() ? unit_of<T>(S) : 1;
     T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
@@ -246,20 +227,17 @@ template <typename T> __device__ __forceinline__ void place_points(const Shared 
 __device__ __forceinline__ double log_weight(const Batch &S, double w) { return S.product && w > 0 ? log(w) : 0; }
 
 // Exponents in T, in nats; `top` is what float32 costs lack of M, in units of reg.
-template <typename T> __device__ __forceinline__ T bits_of(double x, double top)
-{
+template <typename T> __device__ __forceinline__ T bits_of(double x, double top) {
     return is_narrow<T>() ? (T)((x - top) * LOG2E) : (T)x;
 }
 
-template <typename T> __device__ __forceinline__ double nats_of(T x, double top)
-{
+template <typename T> __device__ __forceinline__ double nats_of(T x, double top) {
     return is_narrow<T>() ? LN2 * (double)x + top : (double)x;
 }
 
 // The potentials in K, of tables into what passes in T read
 template <typename T>
-__device__ __forceinline__ void place_potentials(const Shared &all, const Room &at, const double *col, int ld)
-{
+__device__ __forceinline__ void place_potentials(const Shared &all, const Room &at, const double *col, int ld) {
     const Batch &S = all.S;
     T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
 #pragma unroll 1
@@ -277,14 +255,12 @@ __device__ __forceinline__ void place_potentials(const Shared &all, const Room &
 // K around log v of the pass, at most 1 with an entry 1 in every row and column in use, as balance of batch_build.cuh
 // makes it, or around none; then v.  What K absorbs is rounded as T has it.
 template <typename T>
-__device__ __forceinline__ void build_kernel(Shared &all, const Room &at, double *col, int ld, bool plain)
-{
+__device__ __forceinline__ void build_kernel(Shared &all, const Room &at, double *col, int ld, bool plain) {
     const Batch &S = all.S;
     const int m = (int)S.m, n = (int)S.n;
     T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
     __syncthreads();
-    for (int i = threadIdx.x; i < m; i += THREADS)
-        rows[FIELDS * i + DIM] = plain ? bits_of<T>(S.low, all.top) : 0;
+    for (int i = threadIdx.x; i < m; i += THREADS) rows[FIELDS * i + DIM] = plain ? bits_of<T>(S.low, all.top) : 0;
     for (int j = threadIdx.x; j < n; j += THREADS) {
         const double b = col[WEIGHT * ld + j], x = plain ? 0 : col[X * ld + j] + log_weight(S, b);
         columns[DIM * n + j] = b > 0 ? bits_of<T>(x, 0) : (T)-INF;
@@ -293,17 +269,14 @@ __device__ __forceinline__ void build_kernel(Shared &all, const Room &at, double
     if (!plain) {
         row_sums<T, true>(all, at);
         __syncthreads();
-        for (int i = threadIdx.x; i < m; i += THREADS)
-            rows[FIELDS * i + DIM] = S.A[i] > 0 ? (T)-at.row[i] : (T)-INF;
-        for (int j = threadIdx.x; j < n; j += THREADS)
-            columns[DIM * n + j] = 0;
+        for (int i = threadIdx.x; i < m; i += THREADS) rows[FIELDS * i + DIM] = S.A[i] > 0 ? (T)-at.row[i] : (T)-INF;
+        for (int j = threadIdx.x; j < n; j += THREADS) columns[DIM * n + j] = 0;
         __syncthreads();
         column_sums<T, true>(all, at);
         __syncthreads();
         for (int j = threadIdx.x; j < n; j += THREADS) {
             double top = -INF;
-            for (int q = 0; q < parts_of<T>(n); q++)
-                top = fmax(top, at.part[q * n + j]);
+            for (int q = 0; q < parts_of<T>(n); q++) top = fmax(top, at.part[q * n + j]);
             columns[DIM * n + j] = col[WEIGHT * ld + j] > 0 ? (T)-top : (T)-INF;
         }
     }
@@ -327,13 +300,11 @@ __device__ __forceinline__ void build_kernel(Shared &all, const Room &at, double
 }
 
 // s = K v, u = prox(s), the parts of K^T u and of the row scalar; true where K does not do.
-template <typename T> __device__ __forceinline__ bool row_half(Shared &all, const Room &at, const double *col, int ld)
-{
+template <typename T> __device__ __forceinline__ bool row_half(Shared &all, const Room &at, const double *col, int ld) {
     const Batch &S = all.S;
     const double shift = all.work.standing[0].shift;
     T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
-        columns[(DIM + 1) * S.n + j] = (T)at.v[j];
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) columns[(DIM + 1) * S.n + j] = (T)at.v[j];
     __syncthreads();
     row_sums<T>(all, at);
     __syncthreads();
@@ -352,19 +323,16 @@ template <typename T> __device__ __forceinline__ bool row_half(Shared &all, cons
         part += S.k1 > 0 || ONE_POTENTIAL ? u * s : a > 0 ? a * (log_u + d) : 0;
     }
     part = warp_sum(part);
-    if (threadIdx.x % 32 == 0)
-        all.work.row[threadIdx.x / 32] = part;
+    if (threadIdx.x % 32 == 0) all.work.row[threadIdx.x / 32] = part;
     odd = __syncthreads_or(odd);
-    if (!ONE_POTENTIAL)
-        column_sums<T>(all, at);
+    if (!ONE_POTENTIAL) column_sums<T>(all, at);
     __syncthreads();
     return odd;
 }
 
 // The column half of a pass; returns whether K is to be made around other potentials.
 template <typename T>
-__device__ __forceinline__ bool column_half(Shared &all, const Room &at, double *col, int ld, Move &move, bool odd)
-{
+__device__ __forceinline__ bool column_half(Shared &all, const Room &at, double *col, int ld, Move &move, bool odd) {
     const Batch &S = all.S;
     const int parts = parts_of<T>((int)S.n);
     const double dead = is_narrow<T>() ? NARROW_DEAD : 0;
@@ -373,11 +341,9 @@ __device__ __forceinline__ bool column_half(Shared &all, const Room &at, double 
     bool lost = false, far = false;
     if (has_columns)
         lost = first_sweep(S, all.work, col, ld, at.v, move, [&](int j) {
-            if (ONE_POTENTIAL)
-                return at.row[j];
+            if (ONE_POTENTIAL) return at.row[j];
             double sum = 0;
-            for (int q = 0; q < parts; q++)
-                sum += at.part[q * S.n + j];
+            for (int q = 0; q < parts; q++) sum += at.part[q * S.n + j];
             return sum > dead ? sum : 0;
         });
     const int depth = held(all.work);
@@ -386,29 +352,25 @@ __device__ __forceinline__ bool column_half(Shared &all, const Room &at, double 
         find_products(S, all.work, col, ld, depth);
         __syncthreads();
     }
-    if (has_columns)
-        far = finish_columns(S, all.work, col, ld, at.v, move, odd);
+    if (has_columns) far = finish_columns(S, all.work, col, ld, at.v, move, odd);
     return __syncthreads_or(far);
 }
 
 // Passes in T until the problem has ended, or float32 ones have done their work; the last pass of all is a float64 one.
 // Returns whether the next one needs another K.
 template <typename T>
-__device__ __forceinline__ bool make_passes(Shared &all, const Room &at, double *col, int ld, bool rebuild, Move &move)
-{
+__device__ __forceinline__ bool make_passes(Shared &all, const Room &at, double *col, int ld, bool rebuild,
+                                            Move &move) {
     Batch &S = all.S;
     Work &W = all.work;
     bool plain = rebuild && S.safe > 0, far = false;
-    if (threadIdx.x == 0)
-        S.limits.scale_limit = is_narrow<T>() ? NARROW_SCALE : 1e100;
+    if (threadIdx.x == 0) S.limits.scale_limit = is_narrow<T>() ? NARROW_SCALE : 1e100;
     place_points<T>(all, at);
-    if (!rebuild)
-        place_potentials<T>(all, at, col, ld);
+    if (!rebuild) place_potentials<T>(all, at, col, ld);
     __syncthreads();
 #pragma unroll 1
     for (;;) {
-        if (rebuild || far)
-            build_kernel<T>(all, at, col, ld, plain);
+        if (rebuild || far) build_kernel<T>(all, at, col, ld, plain);
         rebuild = plain = false;
         const bool odd = row_half<T>(all, at, col, ld);
         far = column_half<T>(all, at, col, ld, move, odd);
@@ -420,15 +382,13 @@ __device__ __forceinline__ bool make_passes(Shared &all, const Room &at, double 
 }
 
 // What the caller reads: the iterate of the last pass.
-__device__ __forceinline__ void close_problem(const Shared &all, const double *col, int ld, const Move &move)
-{
+__device__ __forceinline__ void close_problem(const Shared &all, const double *col, int ld, const Move &move) {
     const Batch &S = all.S;
     const double shift = all.work.standing[0].shift;
     const bool larger = is_larger(S);
     if (threadIdx.x == 0) {
         *S.report = all.work.report;
-        if (larger)
-            S.report->status = MAPUOT_RUNNING;
+        if (larger) S.report->status = MAPUOT_RUNNING;
     }
     for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
         S.log_u[i] += shift + move.off;
@@ -438,20 +398,17 @@ __device__ __forceinline__ void close_problem(const Shared &all, const double *c
         const bool used = col[WEIGHT * ld + j] > 0;
         const double log_v = used ? col[NEW_G * ld + j] - col[NEW_F * ld + j] - shift : -INF;
         S.log_v[j] = log_v;
-        if (larger)
-            S.x[j] = isfinite(log_v) ? log_v * S.ratio : 0;
+        if (larger) S.x[j] = isfinite(log_v) ? log_v * S.ratio : 0;
         S.s[j] = used ? col[MARGINAL * ld + j] : 0;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_made(const __grid_constant__ Batch S)
-{
+extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_made(const __grid_constant__ Batch S) {
     __shared__ Shared all;
     open_own(S, all);
     __syncthreads();
     const int64_t made = (int64_t)all.S.report->passes;
-    if (all.S.report->status != MAPUOT_RUNNING || made >= all.S.count)
-        return;
+    if (all.S.report->status != MAPUOT_RUNNING || made >= all.S.count) return;
     const Room at = room_of(all.S);
     const int ld = (int)all.S.n;
     double *col = S.columns ? all.S.columns : (double *)(at.points + sizeof(double) * FIELDS * (all.S.m + all.S.n));
@@ -464,15 +421,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_made(const __grid
     }
     open_columns(all.S, all.work, 0, col, ld);
     if (narrow) {
-        if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < HOLDERS)
-            all.work.standing[threadIdx.x / 32].narrow = 1;
-        if (threadIdx.x == 0)
-            all.top = DIM > 0 ? 0 : S.low;
+        if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < HOLDERS) all.work.standing[threadIdx.x / 32].narrow = 1;
+        if (threadIdx.x == 0) all.top = DIM > 0 ? 0 : S.low;
         __syncthreads();
         again = make_passes<float>(all, at, col, ld, true, move);
         if (all.work.report.status == MAPUOT_NOT_FINITE || all.work.report.status == MAPUOT_UNDERFLOW) {
-            if (threadIdx.x == 0)
-                all.S.report->passes = all.work.report.passes;
+            if (threadIdx.x == 0) all.S.report->passes = all.work.report.passes;
             __syncthreads();
             open_columns(all.S, all.work, 0, col, ld); // float32 does not do at all
             again = true;
@@ -484,8 +438,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_made(const __grid
             all.work.report.status = MAPUOT_RUNNING;
             all.top = 0;
         }
-        if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < HOLDERS)
-            widen_passes(&all.work.standing[threadIdx.x / 32]);
+        if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < HOLDERS) widen_passes(&all.work.standing[threadIdx.x / 32]);
         __syncthreads();
         make_passes<double>(all, at, col, ld, again, move);
     }

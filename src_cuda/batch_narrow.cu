@@ -9,15 +9,13 @@
 #include "batch_narrow.cuh"
 
 // 2^x, 0 below 2^-125; 2^52 + 2^51 leaves the whole part in the low word
-__device__ __forceinline__ float exp_2(double x)
-{
+__device__ __forceinline__ float exp_2(double x) {
     const double whole = x + 0x1.8p52;
     const float part = power_of((float)(x - (whole - 0x1.8p52)));
     return (float)x < -125 ? 0 : __int_as_float(__float_as_int(part) + (__double2loint(whole) << 23));
 }
 
-__device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_t problem)
-{
+__device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_t problem) {
     double a = 0, b = 0;
 #pragma unroll 1
     for (int i = threadIdx.x; i < ROWS; i += THREADS) {
@@ -27,8 +25,7 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
 #pragma unroll 1
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const double w = j < (int)S.n ? S.B[problem * S.n + j] : 0;
-        for (int kind = 0; kind < KINDS; kind++)
-            all.col[kind][j] = 0;
+        for (int kind = 0; kind < KINDS; kind++) all.col[kind][j] = 0;
         all.col[MASS][j] = (float)w;
         all.col[WEIGHT_B][j] = w > 0 && !S.product ? (float)exp(S.fi2 * log(w)) : (float)w;
         all.x[j] = w > 0 ? S.x[problem * S.n + j] : 0;
@@ -63,15 +60,13 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
 }
 
 // Column q of lane c of 16: fours side by side, what is left 16 apart
-__device__ __forceinline__ constexpr int column_of(int c, int q)
-{
+__device__ __forceinline__ constexpr int column_of(int c, int q) {
     return q < CT / 4 * 4 ? q / 4 * 64 + 4 * c + q % 4 : CT / 4 * 64 + q % 4 * 16 + c;
 }
 
 // K in registers from alpha and beta, 1 where a row or column is left out: its sum is no matter, and must not be 0.
 // A row is requested while the one before it is worked on; loads outside M go to its edge: no branches.
-__device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)[RT][CT])
-{
+__device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)[RT][CT]) {
     const int g = threadIdx.x / 16, c = threadIdx.x % 16, last = (int)S.m - 1;
     const double scale = -S.limits.inv_reg * LOG2E;
     cost next[CT], row[CT];
@@ -83,8 +78,7 @@ __device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, c
         for (int q = 0; q < CT; q++) {
             row[q] = next[q];
             const int j = column_of(c, q);
-            if (k + 1 < RT)
-                next[q] = from[(j < (int)S.n ? j : 0) * S.M_col];
+            if (k + 1 < RT) next[q] = from[(j < (int)S.n ? j : 0) * S.M_col];
         }
         __syncwarp(); // all are requested before the first is used
 #pragma unroll
@@ -97,14 +91,12 @@ __device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, c
 }
 
 // The potentials that K has absorbed: E, base, weights; the history stays.  x holds log v.
-__device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all, int turn)
-{
+__device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all, int turn) {
     double top = -INF, sum = 0;
 #pragma unroll 1
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const double w = j < (int)S.n ? (double)all.col[MASS][j] : 0, before = all.E[j];
-        if (!(w > 0))
-            continue;
+        if (!(w > 0)) continue;
         const double E = all.beta[j] + (S.product ? 0 : S.fi2 * log(w));
         all.E[j] = E;
         all.col[BASE][j] = (float)(-(1 - S.fi2) * LOG2E * all.beta[j]);
@@ -129,8 +121,7 @@ __device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all, int 
     }
 }
 
-__device__ __forceinline__ void absorb_rows(const Batch &S, Shared &all)
-{
+__device__ __forceinline__ void absorb_rows(const Batch &S, Shared &all) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, k = lane % RP, i = (2 * warp + lane / RP) * RT + k;
     double sum = 0;
     if (lane < 2 * RP) {
@@ -142,27 +133,22 @@ __device__ __forceinline__ void absorb_rows(const Batch &S, Shared &all)
         sum = used ? a * (all.alpha[i] + log_a) : 0;
     }
     sum = block_sum(sum, all.scratch);
-    if (threadIdx.x == 0)
-        all.offset_a = sum;
+    if (threadIdx.x == 0) all.offset_a = sum;
     __syncthreads();
 }
 
 // K around log v, or around nothing; then y and v.
-__device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, int turn, float (&K)[RT][CT])
-{
+__device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, int turn, float (&K)[RT][CT]) {
     const bool first = all.fresh > 1, plain = first && S.safe > 0;
 #pragma unroll 1
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const double w = all.col[MASS][j];
-        if (!first)
-            all.x[j] = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.step[turn].shift);
+        if (!first) all.x[j] = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.step[turn].shift);
         all.beta[j] = !(w > 0) ? -INF : plain ? 0 : all.x[j] + (S.product ? log(w) : 0);
     }
-    for (int i = threadIdx.x; plain && i < ROWS; i += THREADS)
-        all.alpha[i] = all.a[i] > 0 ? S.low : -INF;
+    for (int i = threadIdx.x; plain && i < ROWS; i += THREADS) all.alpha[i] = all.a[i] > 0 ? S.low : -INF;
     __syncthreads();
-    if (!plain)
-        balance(S, M, all.a, all.alpha, all.beta, all.join[0]);
+    if (!plain) balance(S, M, all.a, all.alpha, all.beta, all.join[0]);
     share_potentials(S, all.alpha, all.beta);
     absorb_columns(S, all, turn);
     absorb_rows(S, all);
@@ -170,19 +156,16 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
 }
 
 // u = prox(K v) of the rows of a warp, a row a lane: the sums of 16 lanes meet in shared memory
-__device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT])
-{
+__device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 16;
     float v[CT];
 #pragma unroll
-    for (int q = 0; q < CT; q++)
-        v[q] = all.v[column_of(c, q)];
+    for (int q = 0; q < CT; q++) v[q] = all.v[column_of(c, q)];
 #pragma unroll
     for (int k = 0; k < RT; k++) {
         float s = 0;
 #pragma unroll
-        for (int q = 0; q < CT; q++)
-            s = fmaf(K[k][q], v[q], s);
+        for (int q = 0; q < CT; q++) s = fmaf(K[k][q], v[q], s);
         all.join[warp][lane / 16 * HALF + 20 * k + c] = s;
     }
     __syncwarp();
@@ -196,8 +179,7 @@ __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float s
             sum += x[0] + x[1] + (x[2] + x[3]);
         }
 #if ONE_POTENTIAL
-        if (lane % RP < RT)
-            all.s[(2 * warp + lane / RP) * RT + lane % RP] = sum;
+        if (lane % RP < RT) all.s[(2 * warp + lane / RP) * RT + lane % RP] = sum;
     }
 #else
         log_u = all.row_base[warp][lane] - all.rates.rest1 * shift - all.rates.fi1 * log_2(sum);
@@ -208,24 +190,20 @@ __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float s
     }
     if (!(S.k1 > 0)) {
         const float logs = warp_sums<1>(&log_u, lane);
-        if (lane == 0)
-            all.row_logs[warp] = logs;
+        if (lane == 0) all.row_logs[warp] = logs;
     }
     __syncwarp();
 #endif
 }
 
 // The row half: u, and the parts of K^T u of each group
-__device__ __forceinline__ void row_half(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT])
-{
+__device__ __forceinline__ void row_half(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT]) {
     find_scales(S, all, shift, K);
-    if (ONE_POTENTIAL)
-        return;
+    if (ONE_POTENTIAL) return;
     const int warp = threadIdx.x / 32, g = threadIdx.x / 16, c = threadIdx.x % 16;
     float sums[CT];
 #pragma unroll
-    for (int q = 0; q < CT; q++)
-        sums[q] = 0;
+    for (int q = 0; q < CT; q++) sums[q] = 0;
 #pragma unroll
     for (int k = 0; k < RP; k += 4) {
         float u[4];
@@ -234,16 +212,13 @@ __device__ __forceinline__ void row_half(const Batch &S, Shared &all, float shif
         for (int r = 0; r < 4; r++)
             if (k + r < RT)
 #pragma unroll
-                for (int q = 0; q < CT; q++)
-                    sums[q] = fmaf(K[k + r < RT ? k + r : 0][q], u[r], sums[q]);
+                for (int q = 0; q < CT; q++) sums[q] = fmaf(K[k + r < RT ? k + r : 0][q], u[r], sums[q]);
     }
 #pragma unroll
-    for (int q = 0; q < CT; q++)
-        all.join[warp][g % 2 * (COLUMNS + 16) + column_of(c, q)] = sums[q];
+    for (int q = 0; q < CT; q++) all.join[warp][g % 2 * (COLUMNS + 16) + column_of(c, q)] = sums[q];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(const __grid_constant__ Batch S)
-{
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(const __grid_constant__ Batch S) {
     __shared__ Shared all;
     const int64_t problem = blockIdx.x;
     const cost *M = S.M + problem * S.M_problem;
@@ -253,8 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(con
     const int role = (threadIdx.x / 32 + blockIdx.x / processors) % WARPS, j = 64 * role + 2 * (threadIdx.x % 32);
     int passes = (int)S.report[problem].passes, turn = 0;
     float K[RT][CT];
-    if (S.report[problem].status != MAPUOT_RUNNING || passes + 1 >= (int)S.count)
-        return;
+    if (S.report[problem].status != MAPUOT_RUNNING || passes + 1 >= (int)S.count) return;
     open_problem(S, all, problem);
     int order = BUILD;
 #pragma unroll 1
@@ -293,9 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(con
     }
     for (int i = threadIdx.x; i < (int)S.n; i += THREADS) {
         const double x = all.E[i] + LN2 * ((double)all.col[Y][i] - (double)all.step[turn].shift);
-        if (all.col[MASS][i] > 0 && isfinite(x))
-            S.x[problem * S.n + i] = x;
+        if (all.col[MASS][i] > 0 && isfinite(x)) S.x[problem * S.n + i] = x;
     }
-    if (threadIdx.x == 0)
-        S.report[problem].passes = passes;
+    if (threadIdx.x == 0) S.report[problem].passes = passes;
 }

@@ -71,45 +71,40 @@ struct Shared {
     Rates rates;
 };
 
-__device__ __forceinline__ float reciprocal(float x)
-{
+__device__ __forceinline__ float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
 // log2 x, x > 0 and normal: the mantissa in [.75, 1.5), where the device's logarithm errs by 2^-22 at most
-__device__ __forceinline__ float log_2(float x)
-{
+__device__ __forceinline__ float log_2(float x) {
     const int e = (__float_as_int(x) - 0x3f400000) >> 23;
     float y;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(__int_as_float(__float_as_int(x) - (e << 23))));
     return (float)e + y;
 }
 
-__device__ __forceinline__ void load(const float *from, float (&x)[4])
-{
+__device__ __forceinline__ void load(const float *from, float (&x)[4]) {
     const float4 t = *(const float4 *)from;
     x[0] = t.x, x[1] = t.y, x[2] = t.z, x[3] = t.w;
 }
 
-__device__ __forceinline__ void load(const float *from, float (&x)[2])
-{
+__device__ __forceinline__ void load(const float *from, float (&x)[2]) {
     const float2 t = *(const float2 *)from;
     x[0] = t.x, x[1] = t.y;
 }
 
 __device__ __forceinline__ void store(float *to, const float (&x)[2]) { *(float2 *)to = make_float2(x[0], x[1]); }
 
-__device__ __forceinline__ void store(float *to, const float (&x)[4])
-{
+__device__ __forceinline__ void store(float *to, const float (&x)[4]) {
     *(float4 *)to = make_float4(x[0], x[1], x[2], x[3]);
 }
 
 // G = the next y, f = G - y of the lane's columns j and j + 1, before the translation; the warp's part of the sums: 16
 // lanes a sum, through shared memory.
-__device__ __forceinline__ void column_sums(Shared &all, const Step &at, int half, int j, float (&G)[2], float (&f)[2])
-{
+__device__ __forceinline__ void column_sums(Shared &all, const Step &at, int half, int j, float (&G)[2],
+                                            float (&f)[2]) {
     const float move = all.rates.rest2 * at.shift, fi = all.rates.fi2, k2 = all.rates.k2;
     const int lane = threadIdx.x % 32;
     float value[OF_Y + 1] = {}, sum[2] = {0, 0}, part[2];
@@ -144,8 +139,7 @@ __device__ __forceinline__ void column_sums(Shared &all, const Step &at, int hal
         }
     }
 #pragma unroll
-    for (int q = 0; q <= OF_Y; q++)
-        all.fold[half][q][lane] = value[q];
+    for (int q = 0; q <= OF_Y; q++) all.fold[half][q][lane] = value[q];
     __syncwarp();
     float joined = 0;
 #pragma unroll
@@ -155,28 +149,24 @@ __device__ __forceinline__ void column_sums(Shared &all, const Step &at, int hal
         joined += x[0] + x[1] + (x[2] + x[3]);
     }
     joined += __shfl_xor_sync(FULL, joined, 16);
-    if (lane < TOTALS)
-        all.sums[half][lane] = joined;
+    if (lane < TOTALS) all.sums[half][lane] = joined;
 }
 
 __device__ __forceinline__ float total(const Shared &all, int q) { return all.sums[0][q] + all.sums[1][q]; }
 
 // lam of the translation, binary; Q = sum q without its part of the shift
-__device__ __forceinline__ float translation(const Shared &all, float shift, float plan, float Q)
-{
+__device__ __forceinline__ float translation(const Shared &all, float shift, float plan, float Q) {
     const Rates &rate = all.rates;
     return rate.lam_rate > 0 ? rate.lam_rate * (log_2(plan) - log_2(Q) - rate.k2 * shift) : 0;
 }
 
-__device__ __forceinline__ bool sound(const Shared &all)
-{
+__device__ __forceinline__ bool sound(const Shared &all) {
     const float plan = total(all, PLAN); // NaN and inf fail every comparison
     return (plan > 0) & (plan < 1e38f) & (fabsf(total(all, SUM_QFF)) < 1e38f);
 }
 
 // What the pass was worth: dual value, mass, loss; the translation, so that the next pass can start.  One warp.
-__device__ __forceinline__ void assess(const Batch &S, Shared &all, const Step &at, Step &next)
-{
+__device__ __forceinline__ void assess(const Batch &S, Shared &all, const Step &at, Step &next) {
     const Rates &rate = all.rates;
     const float shift = at.shift;
     const float plan = S.k1 > 0 || ONE_POTENTIAL ? total(all, PLAN) : rate.mass_a, Q = total(all, SUM_Q);
@@ -189,15 +179,12 @@ __device__ __forceinline__ void assess(const Batch &S, Shared &all, const Step &
     dual -= ONE_POTENTIAL ? 2 * cols : cols;
     if (!(S.k1 > 0) && !ONE_POTENTIAL) {
         double logs = 0, moved = (double)(shift + rate.fi1 * lam) * all.mass_a;
-        for (int k = 0; k < WARPS; k++)
-            logs += (double)all.row_logs[k];
+        for (int k = 0; k < WARPS; k++) logs += (double)all.row_logs[k];
         dual += S.limits.reg * (all.offset_a + LN2 * (logs + moved));
     }
     const int lane = threadIdx.x % 32, moved_on = at.known > 0, known = S.limits.memory > 0 ? 1 + moved_on : 0;
-    if (lane < MEMORY)
-        next.slot[lane] = at.slot[lane + moved_on < MEMORY ? lane + moved_on : 0];
-    if (lane > 0)
-        return;
+    if (lane < MEMORY) next.slot[lane] = at.slot[lane + moved_on < MEMORY ? lane + moved_on : 0];
+    if (lane > 0) return;
     all.last = sound(all) ? SOUND : UNSOUND;
     all.dual = dual, all.mass = mass, all.loss = fmaxf(square * grow, 0);
     next.shift = shift + rate.fi1 * lam, next.known = known;
@@ -205,15 +192,13 @@ __device__ __forceinline__ void assess(const Batch &S, Shared &all, const Step &
 
 // What the block does after the last pass.  The error is estimated from the residual; no answer is certified here.  The
 // same warp, during the next pass.
-__device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapolated)
-{
+__device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapolated) {
     const Rates &rate = all.rates;
     const double dual = all.dual, best = all.best_dual;
     const float mass = all.mass, loss = all.loss, best_error = all.best_error, over = reciprocal(mass);
     const int last = all.last, lane = threadIdx.x % 32, missed = all.since_best + 1, fresh = all.fresh;
     bool far = false;
-    for (int j = lane; j < COLUMNS; j += 32)
-        far |= !(all.v[j] < LIMIT);
+    for (int j = lane; j < COLUMNS; j += 32) far |= !(all.v[j] < LIMIT);
     far = __any_sync(FULL, far);
     const float d = rate.error * loss * over;
     const float error = rate.k2 > 0 ? d * (1.0f / 3) + root_of(2 * d + d * d * (1.0f / 9))
@@ -224,8 +209,7 @@ __device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapol
     if (S.limits.tol_gap >= 0 && S.limits.rate_cols > 0)
         done |= S.limits.reg * (double)(d * mass) <= S.limits.tol_gap * fabs(dual);
     __syncwarp(); // every lane has read
-    if (lane > 0)
-        return;
+    if (lane > 0) return;
     const int kernel = far ? BUILD : GO_ON, unsound = BACK | (fresh ? STOP : BUILD);
     all.order = last == NOTHING ? kernel : last == UNSOUND ? unsound : rejected ? REJECT : done ? STOP : kernel;
     all.last = NOTHING;
@@ -241,14 +225,12 @@ __device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapol
 
 // The next y = G - sum gamma_i (difference of images)_i and v, the history; where the sums are of no use all stays.
 __device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, int j, const float (&G)[2],
-                                        const float (&f)[2])
-{
+                                        const float (&f)[2]) {
     float gamma[MEMORY], y[2] = {G[0], G[1]}, w[2], v[2], dF[2], dG[2], part[2];
     const bool usable = sound(all), extrapolate = at.known > 0;
     const Products now = products(all);
     anderson(at, now, gamma);
-    if (!usable || (COLUMNS < 128 && j >= COLUMNS))
-        return;
+    if (!usable || (COLUMNS < 128 && j >= COLUMNS)) return;
     load(&all.col[F_BEFORE][j], dF), load(&all.col[G_BEFORE + (turn ^ 1)][j], dG), load(&all.col[WEIGHT_B][j], w);
 #pragma unroll
     for (int i = 0; i < OLD; i++) {
@@ -269,25 +251,20 @@ __device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, i
 }
 
 // After a step that lost dual value, and before the first: on from the last image, without a history.
-__device__ __forceinline__ void restart(Shared &all, int turn)
-{
+__device__ __forceinline__ void restart(Shared &all, int turn) {
 #pragma unroll 1
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const float y = all.col[G_BEFORE + turn][j], w = all.col[WEIGHT_B][j];
         all.col[Y][j] = y;
         all.v[j] = w > 0 ? w * power_of(y) : 0;
-        for (int i = 0; i < MEMORY; i++)
-            all.col[DIFF_F + i][j] = all.col[DIFF_G + i][j] = 0;
+        for (int i = 0; i < MEMORY; i++) all.col[DIFF_F + i][j] = all.col[DIFF_G + i][j] = 0;
     }
     if (threadIdx.x < 2) {
         Step &step = all.step[threadIdx.x];
+        for (int i = 0; i < OLD; i++) step.rhs[i] = 0;
         for (int i = 0; i < OLD; i++)
-            step.rhs[i] = 0;
-        for (int i = 0; i < OLD; i++)
-            for (int k = 0; k <= i; k++)
-                step.gram[AT(i, k)] = i == k;
-        for (int i = 0; i < MEMORY; i++)
-            step.slot[i] = i * COLUMNS;
+            for (int k = 0; k <= i; k++) step.gram[AT(i, k)] = i == k;
+        for (int i = 0; i < MEMORY; i++) step.slot[i] = i * COLUMNS;
         step.known = 0;
     }
     __syncthreads();

@@ -10,8 +10,7 @@
 // Weights as the kernels read them, float64 and dense, with sum (NaN or inf where one is) and minimum of each problem.
 // step: entries from one problem's weights to the next one's, 0: one for all.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    weigh(const cost *from, int64_t step, int64_t length, double *to, double *mass, double *least)
-{
+    weigh(const cost *from, int64_t step, int64_t length, double *to, double *mass, double *least) {
     __shared__ double scratch[WARPS];
     double sum = 0, low = INF;
     for (int64_t i = threadIdx.x; i < length; i += THREADS) {
@@ -22,16 +21,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     sum = block_sum(sum, scratch);
     low = -block_max(-low, scratch);
-    if (threadIdx.x == 0)
-        mass[blockIdx.x] = sum, least[blockIdx.x] = low;
+    if (threadIdx.x == 0) mass[blockIdx.x] = sum, least[blockIdx.x] = low;
 }
 
 // The exponents of the plan, log u + log a and log v + log b, of reference a b^T, and what the potentials add to the
 // dual value: of a side with one rho -sum rho a (e^(-f / rho) - 1), balanced sum a f.  rho: 0 where balanced.
 extern "C" __global__ void __launch_bounds__(THREADS)
     close_problems(const double *A, const double *B, const double *log_u, const double *log_v, int64_t m, int64_t n,
-                   double reg, double rho_rows, double rho_cols, double *alpha, double *beta, double *dual)
-{
+                   double reg, double rho_rows, double rho_cols, double *alpha, double *beta, double *dual) {
     __shared__ double scratch[WARPS];
     double sum = 0;
     for (int side = 0; side < 2; side++) {
@@ -40,19 +37,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         double *to = side ? beta : alpha;
         for (int64_t i = threadIdx.x; i < count; i += THREADS) {
             const double w = weight[at + i], x = log_x[at + i];
-            if (w > 0)
-                sum += rho > 0 ? -rho * (w * expm1(-reg * x / rho)) : w * (reg * x);
+            if (w > 0) sum += rho > 0 ? -rho * (w * expm1(-reg * x / rho)) : w * (reg * x);
             to[at + i] = w > 0 && isfinite(x) ? x + log(w) : -INF;
         }
     }
     sum = block_sum(sum, scratch);
-    if (threadIdx.x == 0)
-        dual[blockIdx.x] = sum;
+    if (threadIdx.x == 0) dual[blockIdx.x] = sum;
 }
 
 // log v of the start, the potentials in K, v.
-extern "C" __global__ void __launch_bounds__(THREADS) open_problems(const __grid_constant__ Batch S)
-{
+extern "C" __global__ void __launch_bounds__(THREADS) open_problems(const __grid_constant__ Batch S) {
     __shared__ Work W;
     const int64_t problem = blockIdx.x;
     double *col = S.columns + problem * COLUMN_KINDS * S.n;
@@ -73,12 +67,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) open_problems(const __grid
 }
 
 // u = prox(K v), the row scalar (NaN: K does not do), r and log u without the translation of the pass.
-extern "C" __global__ void __launch_bounds__(THREADS) prox_rows(const __grid_constant__ Batch S)
-{
+extern "C" __global__ void __launch_bounds__(THREADS) prox_rows(const __grid_constant__ Batch S) {
     __shared__ double scratch[WARPS];
     const int64_t problem = blockIdx.x;
-    if (S.report[problem].status != MAPUOT_RUNNING)
-        return;
+    if (S.report[problem].status != MAPUOT_RUNNING) return;
     const double shift = S.standing[problem].shift;
     double part = 0;
     bool odd = false;
@@ -96,18 +88,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) prox_rows(const __grid_con
     }
     odd = __syncthreads_or(odd);
     part = block_sum(part, scratch);
-    if (threadIdx.x == 0)
-        S.row_scalar[problem] = odd ? INF - INF : part;
+    if (threadIdx.x == 0) S.row_scalar[problem] = odd ? INF - INF : part;
 }
 
 // The column half of the pass; where it is the last, the translation goes into what the caller reads.  4 blocks a
 // multiprocessor: with registers for 5 it would spill.
-extern "C" __global__ void __launch_bounds__(THREADS, 4) finish_problems(const __grid_constant__ Batch S)
-{
+extern "C" __global__ void __launch_bounds__(THREADS, 4) finish_problems(const __grid_constant__ Batch S) {
     __shared__ Work W;
     const int64_t problem = blockIdx.x;
-    if (S.report[problem].status != MAPUOT_RUNNING)
-        return;
+    if (S.report[problem].status != MAPUOT_RUNNING) return;
     double *col = S.columns + problem * COLUMN_KINDS * S.n;
     const int n = (int)S.n, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int q = lane; q < (int)(sizeof(Standing) / 8); q += 32)
@@ -116,8 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) finish_problems(const _
         W.row[warp] = warp == 0 ? S.row_scalar[problem] : 0;
         W.next[warp] = warp == 0 ? S.standing[problem].weight : 0;
     }
-    if (threadIdx.x == 0)
-        W.report = S.report[problem];
+    if (threadIdx.x == 0) W.report = S.report[problem];
     __syncthreads();
     const Move move = find_move(S, W);
     const double *sums = S.sums + problem * S.n;
@@ -131,13 +119,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) finish_problems(const _
     if (threadIdx.x == 0) {
         S.standing[problem] = W.standing[0];
         S.standing[problem].weight = total(W.next, WARPS);
-        if (W.report.status == MAPUOT_RUNNING && far)
-            W.report.status = MAPUOT_ABSORB;
+        if (W.report.status == MAPUOT_RUNNING && far) W.report.status = MAPUOT_ABSORB;
         S.report[problem] = W.report;
     }
     __syncthreads();
-    if (W.report.status == MAPUOT_RUNNING && W.report.passes < S.count)
-        return;
+    if (W.report.status == MAPUOT_RUNNING && W.report.passes < S.count) return;
     for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
         S.log_u[problem * S.m + i] += W.standing[0].shift + move.off;
         S.r[problem * S.m + i] *= move.kappa;

@@ -9,25 +9,21 @@ struct Products {
     float dot[MEMORY], rhs, mean;
 };
 
-__device__ __forceinline__ Products products(const Shared &all)
-{
+__device__ __forceinline__ Products products(const Shared &all) {
     Products out;
     const float P = total(all, OF_P);
     out.mean = P * all.rates.share;
 #pragma unroll
-    for (int i = 0; i < OLD; i++)
-        out.dot[i] = total(all, OF_DOT + i);
+    for (int i = 0; i < OLD; i++) out.dot[i] = total(all, OF_DOT + i);
     out.dot[OLD] = fmaxf(total(all, OF_PP) - P * out.mean, 1e-36f);
     out.rhs = total(all, OF_PF) - out.mean * total(all, OF_F);
     return out;
 }
 
 // The differences of the next pass: the oldest leaves.  One warp.
-__device__ __forceinline__ void shift_differences(const Shared &all, const Step &at, Step &next)
-{
+__device__ __forceinline__ void shift_differences(const Shared &all, const Step &at, Step &next) {
     const Products now = products(all);
-    if (threadIdx.x % 32 > 0)
-        return;
+    if (threadIdx.x % 32 > 0) return;
 #pragma unroll
     for (int i = 0; i < OLD; i++) {
         next.rhs[i] = i + 1 < OLD ? at.rhs[i + 1 < OLD ? i + 1 : 0] + now.dot[i + 1] : now.rhs;
@@ -39,14 +35,12 @@ __device__ __forceinline__ void shift_differences(const Shared &all, const Step 
 
 // (gram + NARROW_RIDGE diag)^-1 by sweeps: A is minus the inverse in the rows and columns up to p.  The same warp, during the
 // next pass.
-__device__ __forceinline__ void invert(Step &at)
-{
+__device__ __forceinline__ void invert(Step &at) {
     float A[AT(OLD, 0)], least[OLD];
 #pragma unroll
     for (int i = 0; i < OLD; i++) {
 #pragma unroll
-        for (int k = 0; k <= i; k++)
-            A[AT(i, k)] = at.gram[AT(i, k)];
+        for (int k = 0; k <= i; k++) A[AT(i, k)] = at.gram[AT(i, k)];
         least[i] = NARROW_RIDGE * A[AT(i, i)];
         A[AT(i, i)] += least[i];
     }
@@ -55,8 +49,7 @@ __device__ __forceinline__ void invert(Step &at)
         const float inverse = reciprocal(fmaxf(A[AT(p, p)], least[p]));
         float row[OLD];
 #pragma unroll
-        for (int i = 0; i < OLD; i++)
-            row[i] = i < p ? A[AT(p, i)] : A[AT(i, p)];
+        for (int i = 0; i < OLD; i++) row[i] = i < p ? A[AT(p, i)] : A[AT(i, p)];
 #pragma unroll
         for (int i = 0; i < OLD; i++)
 #pragma unroll
@@ -66,32 +59,27 @@ __device__ __forceinline__ void invert(Step &at)
                               : k == p         ? row[i] * inverse
                                                : fmaf(-row[i] * inverse, row[k], A[AT(i, k)]);
     }
-    if (threadIdx.x % 32 > 0)
-        return;
+    if (threadIdx.x % 32 > 0) return;
 #pragma unroll
     for (int i = 0; i < OLD; i++) {
         float sum = 0;
 #pragma unroll
-        for (int k = 0; k < OLD; k++)
-            sum = fmaf(-A[k < i ? AT(i, k) : AT(k, i)], at.rhs[k], sum);
+        for (int k = 0; k < OLD; k++) sum = fmaf(-A[k < i ? AT(i, k) : AT(k, i)], at.rhs[k], sum);
         at.solved[i] = sum;
     }
 #pragma unroll
-    for (int i = 0; i < AT(OLD, 0); i++)
-        at.inverse[i] = -A[i];
+    for (int i = 0; i < AT(OLD, 0); i++) at.inverse[i] = -A[i];
 }
 
 // Anderson's weights, the newest last: (gram + NARROW_RIDGE diag) gamma = rhs by blocks, the inverse of the old ones known.
 // With h = inverse dot and rhs_old = rhs + dot, inverse rhs_old is solved + h.
-__device__ __forceinline__ void anderson(const Step &at, const Products &now, float (&gamma)[MEMORY])
-{
+__device__ __forceinline__ void anderson(const Step &at, const Products &now, float (&gamma)[MEMORY]) {
     float h[OLD], s = now.dot[OLD] * (1 + NARROW_RIDGE), last = now.rhs, finite = 0;
 #pragma unroll
     for (int i = 0; i < OLD; i++) {
         h[i] = 0;
 #pragma unroll
-        for (int k = 0; k < OLD; k++)
-            h[i] = fmaf(at.inverse[k < i ? AT(i, k) : AT(k, i)], now.dot[k], h[i]);
+        for (int k = 0; k < OLD; k++) h[i] = fmaf(at.inverse[k < i ? AT(i, k) : AT(k, i)], now.dot[k], h[i]);
         gamma[i] = at.solved[i] + h[i];
         s = fmaf(-now.dot[i], h[i], s), last = fmaf(-now.dot[i], gamma[i], last);
     }
@@ -103,7 +91,6 @@ __device__ __forceinline__ void anderson(const Step &at, const Products &now, fl
     }
     finite += gamma[OLD];
 #pragma unroll
-    for (int i = 0; i < MEMORY; i++)
-        gamma[i] = isfinite(finite) ? gamma[i] : 0;
+    for (int i = 0; i < MEMORY; i++) gamma[i] = isfinite(finite) ? gamma[i] : 0;
 }
 #endif

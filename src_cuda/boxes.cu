@@ -19,29 +19,24 @@ struct Boxes {
 #define ROWS 64   // boxes of x that a block takes, one after the other; a thread has one box of y
 
 // (A + ridge) x = b in place of b, by Cholesky, in one thread: d numbers a row
-__device__ void solve_in_place(double (*A)[SLOPES], double *b, int d)
-{
+__device__ void solve_in_place(double (*A)[SLOPES], double *b, int d) {
     for (int j = 0; j < d; j++)
         for (int i = j; i < d; i++) {
             double sum = A[i][j];
-            for (int k = 0; k < j; k++)
-                sum -= A[i][k] * A[j][k];
+            for (int k = 0; k < j; k++) sum -= A[i][k] * A[j][k];
             A[i][j] = i == j ? sqrt(sum) : sum / A[j][j];
         }
     for (int i = 0; i < d; b[i] /= A[i][i], i++)
-        for (int k = 0; k < i; k++)
-            b[i] -= A[i][k] * b[k];
+        for (int k = 0; k < i; k++) b[i] -= A[i][k] * b[k];
     for (int i = d - 1; i >= 0; b[i] /= A[i][i], i--)
-        for (int k = i + 1; k < d; k++)
-            b[i] -= A[k][i] * b[k];
+        for (int k = i + 1; k < d; k++) b[i] -= A[k][i] * b[k];
 }
 
 // Mirrors tilted of mapuot/backends/boxes.py, a box a warp: slopes of log_scale by least squares (any slopes give a bound),
 // the log of the sum of e^(log - slope offset), and each point's share of it.  sizes: the largest |log| and |slope offset|.
 extern "C" __global__ void __launch_bounds__(32)
     box_tilt(const double *offset, const double *log_all, const double *scale_all, int64_t points, int64_t unit,
-             int64_t d, int fit, double *slope, double *log_mass, double *share, uint64_t *sizes)
-{
+             int64_t d, int fit, double *slope, double *log_mass, double *share, uint64_t *sizes) {
     __shared__ double A[SLOPES][SLOPES], b[SLOPES], mean[SLOPES];
     const int lane = threadIdx.x, dims = (int)d;
     const int64_t first = blockIdx.x * unit, left = points - first < unit ? points - first : unit;
@@ -57,11 +52,9 @@ extern "C" __global__ void __launch_bounds__(32)
     middle = warp_sum(middle) / count;
     for (int k = 0; fit && k < dims; k++) {
         double sum = 0;
-        for (int64_t i = lane; i < left; i += 32)
-            sum += used(i) ? X[i * d + k] : 0;
+        for (int64_t i = lane; i < left; i += 32) sum += used(i) ? X[i * d + k] : 0;
         sum = warp_sum(sum) / count;
-        if (lane == 0)
-            mean[k] = sum;
+        if (lane == 0) mean[k] = sum;
     }
     __syncwarp();
     for (int k = 0; fit && k < dims; k++)
@@ -70,25 +63,20 @@ extern "C" __global__ void __launch_bounds__(32)
             for (int64_t i = lane; i < left; i += 32)
                 sum += used(i) ? (X[i * d + k] - mean[k]) * (l <= k ? X[i * d + l] - mean[l] : scale[i] - middle) : 0;
             sum = warp_sum(sum);
-            if (lane == 0)
-                *(l <= k ? &A[k][l] : &b[k]) = sum;
+            if (lane == 0) *(l <= k ? &A[k][l] : &b[k]) = sum;
         }
     __syncwarp();
     if (fit && lane == 0) {
         double trace = 0;
-        for (int k = 0; k < dims; k++)
-            trace += A[k][k];
-        for (int k = 0; k < dims; k++)
-            A[k][k] += 1e-6 * trace + 1e-300;
+        for (int k = 0; k < dims; k++) trace += A[k][k];
+        for (int k = 0; k < dims; k++) A[k][k] += 1e-6 * trace + 1e-300;
         solve_in_place(A, b, dims);
-        for (int k = 0; k < dims; k++)
-            slope[blockIdx.x * d + k] = b[k] = isfinite(b[k]) ? b[k] : 0;
+        for (int k = 0; k < dims; k++) slope[blockIdx.x * d + k] = b[k] = isfinite(b[k]) ? b[k] : 0;
     }
     __syncwarp();
     const auto tilt = [&](int64_t i) {
         double off = 0;
-        for (int k = 0; fit && k < dims; k++)
-            off += X[i * d + k] * b[k];
+        for (int k = 0; fit && k < dims; k++) off += X[i * d + k] * b[k];
         return off;
     };
     for (int64_t i = lane; i < left; i += 32) {
@@ -105,20 +93,16 @@ extern "C" __global__ void __launch_bounds__(32)
         share[first + i] = own;
     }
     total = warp_sum(total);
-    for (int64_t i = lane; i < unit; i += 32)
-        share[first + i] /= total > 0 ? total : 1;
-    if (lane == 0)
-        log_mass[blockIdx.x] = known + log(total);
+    for (int64_t i = lane; i < unit; i += 32) share[first + i] /= total > 0 ? total : 1;
+    if (lane == 0) log_mass[blockIdx.x] = known + log(total);
     for (int q = 0; q < 2; q++) {
         const double most = warp_max(size[q]);
-        if (lane == 0)
-            atomicMax(sizes + q, (uint64_t)__double_as_longlong(most));
+        if (lane == 0) atomicMax(sizes + q, (uint64_t)__double_as_longlong(most));
     }
 }
 
 // log of the bound
-__device__ __forceinline__ double log_bound(const Boxes &B, int64_t i, int64_t j)
-{
+__device__ __forceinline__ double log_bound(const Boxes &B, int64_t i, int64_t j) {
     double sum = 0;
     for (int64_t k = 0; k < B.d; k++) {
         const double D = B.x_mid[i * B.d + k] - B.y_mid[k * B.n + j], H = B.x_half[i * B.d + k] + B.y_half[k * B.n + j];
@@ -139,8 +123,7 @@ __device__ __forceinline__ double log_bound(const Boxes &B, int64_t i, int64_t j
 // Sums of the bounds of skipped pairs: those of `bits` where they are given, else of the cuts, which are then noted
 // there.
 extern "C" __global__ void __launch_bounds__(256) box_masses(const __grid_constant__ Boxes B, int given, uint32_t *bits,
-                                                             int64_t words, double *row_mass, double *col_mass)
-{
+                                                             int64_t words, double *row_mass, double *col_mass) {
     const int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x, end = (int64_t)(blockIdx.y + 1) * ROWS;
     const int lane = threadIdx.x % 32;
     const bool there = j < B.n;
@@ -155,21 +138,17 @@ extern "C" __global__ void __launch_bounds__(256) box_masses(const __grid_consta
             mass = kept ? 0 : exp(bound);
         }
         const uint32_t all = __ballot_sync(FULL, kept);
-        if (!given && lane == 0 && j / 32 < words)
-            *word = all;
+        if (!given && lane == 0 && j / 32 < words) *word = all;
         total += mass;
         mass = warp_sum(mass);
-        if (lane == 0)
-            atomicAdd(row_mass + i, mass);
+        if (lane == 0) atomicAdd(row_mass + i, mass);
     }
-    if (there)
-        atomicAdd(col_mass + j, total);
+    if (there) atomicAdd(col_mass + j, total);
 }
 
 // The same bits with rows and columns exchanged: a warp for 32 x 32 of them.
 extern "C" __global__ void __launch_bounds__(32)
-    box_turn(const uint32_t *bits, int64_t words, int64_t rows, uint32_t *out, int64_t out_words, int64_t cols)
-{
+    box_turn(const uint32_t *bits, int64_t words, int64_t rows, uint32_t *out, int64_t out_words, int64_t cols) {
     const int64_t i = (int64_t)blockIdx.x * 32 + threadIdx.x, j = (int64_t)blockIdx.y * 32 + threadIdx.x;
     const uint32_t own = i < rows && blockIdx.y < words ? bits[i * words + blockIdx.y] : 0;
     uint32_t turned = 0;
@@ -177,15 +156,14 @@ extern "C" __global__ void __launch_bounds__(32)
         const uint32_t column = __ballot_sync(FULL, own >> k & 1);
         turned = (int)threadIdx.x == k ? column : turned;
     }
-    if (j < cols)
-        out[j * out_words + blockIdx.x] = turned;
+    if (j < cols) out[j * out_words + blockIdx.x] = turned;
 }
 
 // The runs of set bits of each row, a row a warp.  first null: how many there are, and bits in them; else they are written
 // where first says, in multiples of unit and up to limit.
-extern "C" __global__ void __launch_bounds__(32) box_runs(const uint32_t *bits, int64_t words, const int64_t *first,
-                                                          int64_t *count, int64_t *width, int *run, int unit, int limit)
-{
+extern "C" __global__ void __launch_bounds__(32)
+    box_runs(const uint32_t *bits, int64_t words, const int64_t *first, int64_t *count, int64_t *width, int *run,
+             int unit, int limit) {
     const int64_t i = blockIdx.x;
     const int lane = threadIdx.x;
     int64_t begun = first ? first[i] : 0, ended = begun, sum = 0;
@@ -213,8 +191,7 @@ extern "C" __global__ void __launch_bounds__(32) box_runs(const uint32_t *bits, 
         ended += __shfl_sync(FULL, upto[1], 31);
         last = __shfl_sync(FULL, own, 31);
     }
-    if (first)
-        return;
+    if (first) return;
     const double whole = warp_sum((double)sum);
     if (lane == 0) {
         count[i] = begun;

@@ -16,8 +16,7 @@ __device__ __forceinline__ double grown(double sum, double t) { return NORM == 1
 __device__ __forceinline__ double length_of(double sum) { return NORM == 1 ? sum : sqrt(sum); }
 
 // The largest distance of points from the middle of the columns; NaN where one is not finite.  All threads.
-__device__ __forceinline__ double radius(const double *points, int count, int d, const double *least, double *scratch)
-{
+__device__ __forceinline__ double radius(const double *points, int count, int d, const double *least, double *scratch) {
     double most = 0;
     bool bad = false;
     for (int i = threadIdx.x; i < count; i += THREADS) {
@@ -29,17 +28,14 @@ __device__ __forceinline__ double radius(const double *points, int count, int d,
     }
     most = warp_max(most);
     bad = __syncthreads_or(bad);
-    if (threadIdx.x % 32 == 0)
-        scratch[threadIdx.x / 32] = most;
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = most;
     __syncthreads();
-    for (int w = 0; w < THREADS / 32; w++)
-        most = fmax(most, scratch[w]);
+    for (int w = 0; w < THREADS / 32; w++) most = fmax(most, scratch[w]);
     return bad ? INF - INF : length_of(most);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    cloud_ranges(const double *x, const double *y, const int64_t *places, int64_t d, double *found)
-{
+    cloud_ranges(const double *x, const double *y, const int64_t *places, int64_t d, double *found) {
     __shared__ double scratch[THREADS / 32];
     double *box = (double *)memory;
     const int64_t *at = places + 4 * blockIdx.x;
@@ -54,16 +50,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             low = fmin(low, t), high = fmax(high, t);
         }
         low = -warp_max(-low), high = warp_max(high);
-        if (lane == 0)
-            box[(2 * side) * dim + k] = low, box[(2 * side + 1) * dim + k] = high;
+        if (lane == 0) box[(2 * side) * dim + k] = low, box[(2 * side + 1) * dim + k] = high;
     }
     __syncthreads();
     const double *columns = box + 2 * dim;
     const double rows_out = radius(x, (int)at[1], dim, columns, scratch);
     __syncthreads();
     const double ball = (rows_out + radius(y, (int)at[3], dim, columns, scratch)) * (1 + 1e-12);
-    if (threadIdx.x > 0)
-        return;
+    if (threadIdx.x > 0) return;
     double least = 0, most = 0;
     for (int k = 0; k < dim; k++) {
         const double a = box[k] - columns[dim + k], b = columns[k] - box[dim + k]; // gaps between the boxes
@@ -79,19 +73,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // (d + 1); behind the end of a smaller cloud they are 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cloud_tables(const double *x, const double *y, const int64_t *places, int64_t d, int64_t m, int64_t n, double *rows,
-                 double *columns)
-{
+                 double *columns) {
     double *middle = (double *)memory;
     const int64_t *at = places + 4 * blockIdx.x;
     const int lane = threadIdx.x % 32, dim = (int)d;
     x += at[0] * d, y += at[2] * d;
     for (int k = threadIdx.x / 32; k < dim; k += THREADS / 32) {
         double sum = 0;
-        for (int i = lane; i < (int)at[1]; i += 32)
-            sum += x[(int64_t)i * d + k];
+        for (int i = lane; i < (int)at[1]; i += 32) sum += x[(int64_t)i * d + k];
         sum = warp_sum(sum);
-        if (lane == 0)
-            middle[k] = sum / (double)at[1];
+        if (lane == 0) middle[k] = sum / (double)at[1];
     }
     __syncthreads();
     for (int side = 0; side < 2; side++) {
@@ -110,8 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // another; those of a problem begin at `first`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cloud_slopes(const double *table, const double *moved, const int64_t *first, const int64_t *count, int64_t d,
-                 int64_t most, double scale, double *to)
-{
+                 int64_t most, double scale, double *to) {
     const int64_t at = blockIdx.x * most * (d + 1);
     to += first[blockIdx.x] * d;
     for (int64_t q = threadIdx.x; q < count[blockIdx.x] * d; q += THREADS) {

@@ -16,8 +16,7 @@
 __device__ __forceinline__ double finite_or(double x, double top) { return isfinite(x) ? x : top; }
 
 // A matrix is made of no state that the guard has dropped, or that is not the last.
-__device__ __forceinline__ bool serves(const State &S, int parity)
-{
+__device__ __forceinline__ bool serves(const State &S, int parity) {
     const Progress &p = S.progress[parity];
     return p.status == MAPUOT_RUNNING && p.step < MAPUOT_GO_BACK;
 }
@@ -25,8 +24,7 @@ __device__ __forceinline__ bool serves(const State &S, int parity)
 // The nearest of the points `mark`, of which there are `count`; coordinate k of point i is X[sample_k across + i along].
 extern "C" __global__ void __launch_bounds__(256)
     nearest(const cost *X, int64_t across, int64_t along, const int64_t *sample, int samples, int64_t points,
-            const int64_t *mark, int count, double top, int64_t *label)
-{
+            const int64_t *mark, int count, double top, int64_t *label) {
     __shared__ double at[CLUSTERS * SAMPLES];
     for (int q = threadIdx.x; q < count * SAMPLES; q += 256) {
         const int k = q % SAMPLES;
@@ -34,13 +32,11 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     __syncthreads();
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (i >= points)
-        return;
+    if (i >= points) return;
     double x[SAMPLES], least = INF;
     int found = 0;
 #pragma unroll
-    for (int k = 0; k < SAMPLES; k++)
-        x[k] = k < samples ? finite_or(X[sample[k] * across + i * along], top) : 0;
+    for (int k = 0; k < SAMPLES; k++) x[k] = k < samples ? finite_or(X[sample[k] * across + i * along], top) : 0;
     for (int q = 0; q < count; q++) {
         double distance = 0;
 #pragma unroll
@@ -56,44 +52,36 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // The rows cluster by cluster, and where each of these begins; one block.
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    order_rows(const int64_t *label, int64_t m, int64_t *order, int64_t *first)
-{
+    order_rows(const int64_t *label, int64_t m, int64_t *order, int64_t *first) {
     __shared__ int begin[CLUSTERS + 1];
     const int I = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;
     const int64_t low = m * lane / TEAM, high = m * (lane + 1) / TEAM;
     int own = 0, before = 0, all = 0;
-    for (int64_t i = low; i < high; i++)
-        own += label[i] == I;
+    for (int64_t i = low; i < high; i++) own += label[i] == I;
 #pragma unroll
     for (int other = 0; other < TEAM; other++) {
         const int count = __shfl_sync(FULL, own, threadIdx.x % 32 - lane + other);
         before += other < lane ? count : 0;
         all += count;
     }
-    if (lane == 0)
-        begin[I + 1] = all;
+    if (lane == 0) begin[I + 1] = all;
     __syncthreads();
     if (threadIdx.x == 0) {
         begin[0] = 0;
-        for (int k = 0; k < CLUSTERS; k++)
-            begin[k + 1] += begin[k];
+        for (int k = 0; k < CLUSTERS; k++) begin[k + 1] += begin[k];
     }
     __syncthreads();
     int64_t at = begin[I] + before;
     for (int64_t i = low; i < high; i++)
-        if (label[i] == I)
-            order[at++] = i;
-    if (threadIdx.x <= CLUSTERS)
-        first[threadIdx.x] = begin[threadIdx.x];
+        if (label[i] == I) order[at++] = i;
+    if (threadIdx.x <= CLUSTERS) first[threadIdx.x] = begin[threadIdx.x];
 }
 
 // sums_Ij = v_j sum of u_i K_ij over the rows of cluster I = blockIdx.y; a thread has one chunk of columns.
-extern "C" __global__ void __launch_bounds__(256) cluster_rows(const __grid_constant__ State S, int parity)
-{
+extern "C" __global__ void __launch_bounds__(256) cluster_rows(const __grid_constant__ State S, int parity) {
     __shared__ double u[256];
     __shared__ int64_t row[256];
-    if (!serves(S, parity))
-        return;
+    if (!serves(S, parity)) return;
     const int64_t j = ((int64_t)blockIdx.x * 256 + threadIdx.x) * CHUNK, I = blockIdx.y;
     const int64_t end = S.coarse.first[I + 1];
     double acc[CHUNK] = {};
@@ -111,8 +99,7 @@ extern "C" __global__ void __launch_bounds__(256) cluster_rows(const __grid_cons
                 double x[CHUNK];
                 widen(__ldg((const uint4 *)(S.kernel + row[k] * S.ld + j)), x);
 #pragma unroll
-                for (int e = 0; e < CHUNK; e++)
-                    acc[e] = fma(u[k], x[e], acc[e]);
+                for (int e = 0; e < CHUNK; e++) acc[e] = fma(u[k], x[e], acc[e]);
             }
     }
     const double shift = S.progress[parity].shift;
@@ -125,25 +112,20 @@ extern "C" __global__ void __launch_bounds__(256) cluster_rows(const __grid_cons
 }
 
 // P_IJ of cluster I = blockIdx.x
-extern "C" __global__ void __launch_bounds__(BLOCK) cluster_blocks(const __grid_constant__ State S, int parity)
-{
-    if (!serves(S, parity))
-        return;
+extern "C" __global__ void __launch_bounds__(BLOCK) cluster_blocks(const __grid_constant__ State S, int parity) {
+    if (!serves(S, parity)) return;
     const int64_t J = threadIdx.x / TEAM, I = blockIdx.x;
     double sum = 0;
     for (int64_t j = threadIdx.x % TEAM; j < S.n; j += TEAM)
         sum += S.coarse.label[j] == J ? S.coarse.sums[I * S.ld + j] : 0;
     sum = warp_sum<TEAM>(sum);
-    if (threadIdx.x % TEAM == 0)
-        S.coarse.blocks[I * CLUSTERS + J] = sum;
+    if (threadIdx.x % TEAM == 0) S.coarse.blocks[I * CLUSTERS + J] = sum;
 }
 
 // Row J = blockIdx.x of S = sum_I P_I^T P_I / r_I, and s_J behind the matrix
-extern "C" __global__ void __launch_bounds__(BLOCK) cluster_products(const __grid_constant__ State S, int parity)
-{
+extern "C" __global__ void __launch_bounds__(BLOCK) cluster_products(const __grid_constant__ State S, int parity) {
     __shared__ double part[CLUSTERS]; // P_IJ / r_I
-    if (!serves(S, parity))
-        return;
+    if (!serves(S, parity)) return;
     const double *P = S.coarse.blocks;
     const int K = threadIdx.x / TEAM, lane = threadIdx.x % TEAM, J = blockIdx.x;
     double r = 0, s = 0, sum = 0;
@@ -153,36 +135,27 @@ extern "C" __global__ void __launch_bounds__(BLOCK) cluster_products(const __gri
     }
     r = warp_sum<TEAM>(r);
     s = warp_sum<TEAM>(s);
-    if (lane == 0)
-        part[K] = r > 0 ? P[K * CLUSTERS + J] / r : 0;
+    if (lane == 0) part[K] = r > 0 ? P[K * CLUSTERS + J] / r : 0;
     __syncthreads();
-    for (int I = lane; I < CLUSTERS; I += TEAM)
-        sum = fma(part[I], P[I * CLUSTERS + K], sum);
+    for (int I = lane; I < CLUSTERS; I += TEAM) sum = fma(part[I], P[I * CLUSTERS + K], sum);
     sum = warp_sum<TEAM>(sum);
-    if (lane == 0)
-        S.coarse.matrix[J * CLUSTERS + K] = sum;
-    if (threadIdx.x == 0)
-        S.coarse.matrix[CLUSTERS * CLUSTERS + J] = s;
+    if (lane == 0) S.coarse.matrix[J * CLUSTERS + K] = sum;
+    if (threadIdx.x == 0) S.coarse.matrix[CLUSTERS * CLUSTERS + J] = s;
 }
 
 // S becomes (I - J + fi 1 s^T / |s|)^-1 - I, J = fi diag(1 / s) S: Gauss and Jordan on its product with diag(s), which is
 // symmetric and positive definite, in registers, column TEAM c + lane of row i in A[c]; one block.
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    cluster_matrix(const __grid_constant__ State S, int parity, double fi)
-{
+    cluster_matrix(const __grid_constant__ State S, int parity, double fi) {
     __shared__ double s[CLUSTERS], row[2][CLUSTERS];
     __shared__ int bad;
-    if (!serves(S, parity))
-        return;
+    if (!serves(S, parity)) return;
     const int i = threadIdx.x / TEAM, lane = threadIdx.x % TEAM, team = threadIdx.x % 32 - lane;
     double A[CLUSTERS / TEAM], total = 0;
-    if (threadIdx.x < CLUSTERS)
-        s[threadIdx.x] = S.coarse.matrix[CLUSTERS * CLUSTERS + threadIdx.x];
-    if (threadIdx.x == 0)
-        bad = 0;
+    if (threadIdx.x < CLUSTERS) s[threadIdx.x] = S.coarse.matrix[CLUSTERS * CLUSTERS + threadIdx.x];
+    if (threadIdx.x == 0) bad = 0;
     __syncthreads();
-    for (int k = 0; k < CLUSTERS; k++)
-        total += s[k];
+    for (int k = 0; k < CLUSTERS; k++) total += s[k];
 #pragma unroll
     for (int c = 0; c < CLUSTERS / TEAM; c++) {
         const int k = TEAM * c + lane;
@@ -196,8 +169,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
             double *upper = row[l % 2];
             if (i == at)
 #pragma unroll
-                for (int c = 0; c < CLUSTERS / TEAM; c++)
-                    upper[TEAM * c + lane] = A[c];
+                for (int c = 0; c < CLUSTERS / TEAM; c++) upper[TEAM * c + lane] = A[c];
             const double factor = __shfl_sync(FULL, A[q], team + l);
             __syncthreads();
             const double pivot = 1 / fmax(upper[at], fmax(LEAST_PIVOT * s[at], TINY));
@@ -213,21 +185,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
         const int k = TEAM * c + lane;
         const double T = A[c] * s[k] - (i == k ? 1 : 0);
         S.coarse.matrix[i * CLUSTERS + k] = T;
-        if (!isfinite(T))
-            bad = 1;
+        if (!isfinite(T)) bad = 1;
     }
     __syncthreads();
-    if (threadIdx.x == 0)
-        S.progress[parity].coarse = total > 0 && isfinite(total) && !bad;
+    if (threadIdx.x == 0) S.progress[parity].coarse = total > 0 && isfinite(total) && !bad;
 }
 
 // R of the differences held, one block each, and of the last residual, in the last block, which finds the shares, too.
-extern "C" __global__ void __launch_bounds__(BLOCK) cluster_means(const __grid_constant__ State S, int parity)
-{
+extern "C" __global__ void __launch_bounds__(BLOCK) cluster_means(const __grid_constant__ State S, int parity) {
     __shared__ double mass[CLUSTERS];
     const int k = blockIdx.x, J = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;
-    if (!serves(S, parity) || (k < MOST_MEMORY && k >= S.progress[parity].depth))
-        return;
+    if (!serves(S, parity) || (k < MOST_MEMORY && k >= S.progress[parity].depth)) return;
     const double *F = k < MOST_MEMORY ? S.dF + k * S.n : S.residual;
     double own = 0, sum = 0;
     for (int64_t j = lane; j < S.n; j += TEAM) {

@@ -17,8 +17,7 @@ struct Past {
 __device__ __forceinline__ int64_t begin_of(const Past &P, int part) { return part > 0 ? P.ends[part - 1] : 0; }
 
 // A new difference, into one of the rows
-extern "C" __global__ void __launch_bounds__(256) add_difference(const __grid_constant__ Past P, int slot)
-{
+extern "C" __global__ void __launch_bounds__(256) add_difference(const __grid_constant__ Past P, int slot) {
     const int64_t at = slot * P.size;
     for (int64_t e = (int64_t)blockIdx.x * 256 + threadIdx.x; e < P.size; e += (int64_t)gridDim.x * 256) {
         P.dF[at + e] = P.residual[e] - P.residual_before[e];
@@ -27,13 +26,11 @@ extern "C" __global__ void __launch_bounds__(256) add_difference(const __grid_co
 }
 
 // sum w dF_i dF_j and, j = count, sum w dF_i F, over part blockIdx.y: pairs j <= i first, then those with F
-extern "C" __global__ void __launch_bounds__(256) products(const __grid_constant__ Past P)
-{
+extern "C" __global__ void __launch_bounds__(256) products(const __grid_constant__ Past P) {
     __shared__ double of_warp[8];
     const int count = (int)P.count, part = blockIdx.y;
     int i = 0, j = blockIdx.x;
-    while (i < count && j > i)
-        j -= ++i;
+    while (i < count && j > i) j -= ++i;
     if (i == count) // behind the pairs
         i = j, j = count;
     const double *x = P.dF + i * P.size, *y = j < count ? P.dF + j * P.size : P.residual;
@@ -41,22 +38,17 @@ extern "C" __global__ void __launch_bounds__(256) products(const __grid_constant
     for (int64_t e = begin_of(P, part) + threadIdx.x; e < P.ends[part]; e += 256)
         sum = fma(P.weight[e] * x[e], y[e], sum);
     sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0)
-        of_warp[threadIdx.x / 32] = sum;
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
     __syncthreads();
-    if (threadIdx.x > 0)
-        return;
-    for (int w = 1; w < 8; w++)
-        sum += of_warp[w];
+    if (threadIdx.x > 0) return;
+    for (int w = 1; w < 8; w++) sum += of_warp[w];
     double *out = P.sums + (int64_t)part * count * (count + 1);
     out[i * (count + 1) + j] = sum;
-    if (j < count)
-        out[j * (count + 1) + i] = sum;
+    if (j < count) out[j * (count + 1) + i] = sum;
 }
 
 // image - sum gamma_i dG_i and residual - sum gamma_i dF_i, of part blockIdx.y
-extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant__ Past P)
-{
+extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant__ Past P) {
     const double *gamma = P.gamma + blockIdx.y * P.count;
     for (int64_t e = begin_of(P, blockIdx.y) + blockIdx.x * 256 + threadIdx.x; e < P.ends[blockIdx.y];
          e += (int64_t)gridDim.x * 256) {

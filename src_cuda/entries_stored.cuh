@@ -18,35 +18,30 @@ struct Entries {
     int columns;
 
     // SPREAD: what lies behind a row is K, too, whose products with v = 0 are 0 and whose sums nobody reads.
-    __device__ __forceinline__ bool has(int thread, int c) const
-    {
+    __device__ __forceinline__ bool has(int thread, int c) const {
         return SPREAD || (c * GT + thread) * CHUNK < columns;
     }
 
-    __device__ __forceinline__ uint4 read(const unsigned char *tile, int thread, int q, int c) const
-    {
+    __device__ __forceinline__ uint4 read(const unsigned char *tile, int thread, int q, int c) const {
         const unsigned char *at = tile + (q * columns + (c * GT + thread) * CHUNK) * (int)sizeof(real);
         return has(thread, c) ? *(const uint4 *)at : make_uint4(0, 0, 0, 0);
     }
 
     // rows: so many the tile has; only with HOLD fewer than R, the others are zeros
-    __device__ __forceinline__ void open(const unsigned char *tile, int width, int thread, int rows = R)
-    {
+    __device__ __forceinline__ void open(const unsigned char *tile, int width, int thread, int rows = R) {
         columns = width;
 #if HOLD
 #pragma unroll
         for (int q = 0; q < R; q++)
 #pragma unroll
-            for (int c = 0; c < VPT; c++)
-                word[q][c] = q < rows ? read(tile, thread, q, c) : make_uint4(0, 0, 0, 0);
+            for (int c = 0; c < VPT; c++) word[q][c] = q < rows ? read(tile, thread, q, c) : make_uint4(0, 0, 0, 0);
 #else
         (void)rows;
         from = tile;
 #endif
     }
 
-    __device__ __forceinline__ void get(int thread, int q, int c, num (&k)[CHUNK]) const
-    {
+    __device__ __forceinline__ void get(int thread, int q, int c, num (&k)[CHUNK]) const {
 #if HOLD
         widen(word[q][c], k);
 #else

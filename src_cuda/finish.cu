@@ -15,21 +15,18 @@ struct RowsDone {
 
     __device__ __forceinline__ void arrive() const {}
     __device__ __forceinline__ void wait() const {}
-    __device__ __forceinline__ double sum(const State &S, int turn, int j) const
-    {
+    __device__ __forceinline__ double sum(const State &S, int turn, int j) const {
         return (from ? from : sums_of(S, turn))[j];
     }
     __device__ __forceinline__ const double *scalars(const State &S) const { return from ? from + S.ld : nullptr; }
 };
 
 extern "C" __global__ void __launch_bounds__(512)
-    finish(const __grid_constant__ State S, int parity, const double *from)
-{
+    finish(const __grid_constant__ State S, int parity, const double *from) {
     Finish &F = *(Finish *)memory;
     Progress *const to = S.progress + 1 - parity;
     if (stopped(S, parity)) {
-        if (blockIdx.x == 0)
-            copy_record(to, S.progress + parity);
+        if (blockIdx.x == 0) copy_record(to, S.progress + parity);
         return;
     }
     const bool corrected = open_finish(S, F, S.progress + parity);
@@ -37,10 +34,8 @@ extern "C" __global__ void __launch_bounds__(512)
     double *const next = scalars_of(S, (int)F.p.turn + 1);
     RowsDone done = {from};
     finish_half(S, F, done);
-    if (blockIdx.x > 0)
-        return;
-    if (threadIdx.x < NEXT_B)
-        next[threadIdx.x] = 0;
+    if (blockIdx.x > 0) return;
+    if (threadIdx.x < NEXT_B) next[threadIdx.x] = 0;
     close_finish(S, F, to, corrected);
 }
 

@@ -67,14 +67,12 @@ __device__ __forceinline__ int64_t own_copy(const State &S) { return S.solo ? bl
 // Where the pass puts its column sums, and where this block leaves its scalars for it
 __device__ __forceinline__ double *sums_of(const State &S, int turn) { return S.sums + turn % 3 * S.ld; }
 
-__device__ __forceinline__ double *scalars_of(const State &S, int turn)
-{
+__device__ __forceinline__ double *scalars_of(const State &S, int turn) {
     return S.scalars + turn % 2 * (S.parts > BLOCKS ? S.parts : BLOCKS) * SCALARS;
 }
 
 // Where the blocks post their sums over columns
-__device__ __forceinline__ double *partial_of(const State &S, int turn)
-{
+__device__ __forceinline__ double *partial_of(const State &S, int turn) {
     return S.partial + turn % 2 * S.parts * POSTS;
 }
 
@@ -82,8 +80,7 @@ __device__ __forceinline__ double *partial_of(const State &S, int turn)
 __device__ __forceinline__ int column_rounds(const State &S) { return ((int)S.share + LINE - 1) / LINE; }
 
 // The column of this thread, or of its partner, of those of block `part`, in that round
-__device__ __forceinline__ int column_of(const State &S, int part, int round)
-{
+__device__ __forceinline__ int column_of(const State &S, int part, int round) {
     const int share = (int)S.share, at = (int)threadIdx.x % LINE + round * LINE;
     const int j = part * share + at;
     return part < S.parts && at < share && j < S.n ? j : -1;
@@ -92,24 +89,20 @@ __device__ __forceinline__ int column_of(const State &S, int part, int round)
 // Threads of a block that hold columns, a multiple of 32
 __device__ __forceinline__ int column_threads(const State &S) { return S.share < LINE ? (int)S.share : LINE; }
 
-__device__ __forceinline__ void load_differences(const State &S, const double *from, int depth, Column &c)
-{
+__device__ __forceinline__ void load_differences(const State &S, const double *from, int depth, Column &c) {
     const int first = partner() * OWN_DIFFERENCES, count = c.held >= 0 ? depth - first : 0;
     const double *at = from + own_copy(S) * MEMORY + first * S.n + c.held;
 #pragma unroll
-    for (int i = 0; i < OWN_DIFFERENCES; i++, at += S.n)
-        c.d[i] = i < count ? *at : 0;
+    for (int i = 0; i < OWN_DIFFERENCES; i++, at += S.n) c.d[i] = i < count ? *at : 0;
 }
 
-__device__ __forceinline__ mapuot_column column_at(const State &S, int64_t own, int64_t j)
-{
+__device__ __forceinline__ mapuot_column column_at(const State &S, int64_t own, int64_t j) {
     const double upper = !KL_COLS && S.cols.penalty == MAPUOT_RANGE ? S.cols.upper[j] : 0;
     return {S.cols.absorbed[j], S.cols.weight[j], S.cols.log_weight[j], S.cols.rho[j],     upper,
             S.cols.rate[j],     S.cols.fi[j],     S.x_next[own + j],    S.v_scale[own + j]};
 }
 
-__device__ __forceinline__ void load_column(const State &S, const Finish &F, int part, int round, Column &c)
-{
+__device__ __forceinline__ void load_column(const State &S, const Finish &F, int part, int round, Column &c) {
     const int64_t own = own_copy(S);
     const int held = c.held = column_of(S, part, round), depth = F.p.have > 0 ? (int)F.p.depth : 0;
     const int j = c.j = partner() == 0 ? held : -1;
@@ -117,8 +110,7 @@ __device__ __forceinline__ void load_column(const State &S, const Finish &F, int
     c.weight = c.f = c.G = c.x = c.share = 0;
     c.label = -1;
     load_differences(S, S.dF, depth, c);
-    if (j < 0)
-        return;
+    if (j < 0) return;
     (mapuot_column &)c = column_at(S, own, j);
     c.image = S.image[own + j];
     c.last = S.residual[own + j];
@@ -128,14 +120,12 @@ __device__ __forceinline__ void load_column(const State &S, const Finish &F, int
     }
 }
 
-__device__ __forceinline__ void load_images(const State &S, const Finish &F, Column &c)
-{
+__device__ __forceinline__ void load_images(const State &S, const Finish &F, Column &c) {
     load_differences(S, S.dG, F.p.have > 0 ? (int)F.p.depth : 0, c);
 }
 
 // all but kappa, with the logarithm of `sum` beside
-__device__ __forceinline__ Translation half_translation(const State &S, const Finish &F, double sum, double &log_sum)
-{
+__device__ __forceinline__ Translation half_translation(const State &S, const Finish &F, double sum, double &log_sum) {
     const double(*x)[SCALARS] = F.join;
     const double mass = (x[0][ROW_MASS] + x[1][ROW_MASS]) + (x[2][ROW_MASS] + x[3][ROW_MASS]);
     const double B = (x[0][NEXT_B] + x[1][NEXT_B]) + (x[2][NEXT_B] + x[3][NEXT_B]);
@@ -145,8 +135,7 @@ __device__ __forceinline__ Translation half_translation(const State &S, const Fi
     return {lam, left_of_rows(&S.limits, lam), 1};
 }
 
-__device__ __forceinline__ Translation whole_translation(const State &S, const Finish &F)
-{
+__device__ __forceinline__ Translation whole_translation(const State &S, const Finish &F) {
     double unused;
     Translation t = half_translation(S, F, 1, unused);
     t.kappa = far_exp(t.off);
@@ -155,8 +144,7 @@ __device__ __forceinline__ Translation whole_translation(const State &S, const F
 
 // One column: its certificate and its image, into out[SUM_GAP .. SUM_DEAD].
 __device__ __forceinline__ void certify_column(const State &S, const Finish &F, Translation &t, double sum, Column &c,
-                                               double *out)
-{
+                                               double *out) {
     double log_sum;
     t = half_translation(S, F, sum, log_sum);
     const int penalty = KL_COLS ? (int)MAPUOT_KL : (int)S.cols.penalty;
@@ -165,8 +153,7 @@ __device__ __forceinline__ void certify_column(const State &S, const Finish &F, 
     const bool in = isfinite(c.absorbed);
     c.G = !in ? c.x : S.limits.symmetric ? 0.5 * (c.x + found.image) : found.image;
 #if SPARSE
-    if (S.apart.count > 0)
-        c.G += S.apart.move[S.apart.part[c.j]];
+    if (S.apart.count > 0) c.G += S.apart.move[S.apart.part[c.j]];
 #endif
     if (in) {
         out[SUM_GAP] = found.gap;
@@ -176,27 +163,23 @@ __device__ __forceinline__ void certify_column(const State &S, const Finish &F, 
         out[SUM_DEAD] = !(sum >= TINY) && sum == sum; // dead in this pass
         c.f = c.G - c.x;
     }
-    if (S.solo && blockIdx.x > 0)
-        return;
+    if (S.solo && blockIdx.x > 0) return;
     S.x[c.j] = c.x - (F.p.shift + t.lam);
     S.s[c.j] = in ? found.marginal : 0;
 }
 
 // Sweep 1, one column: certificate, image, and its own values.
 __device__ __forceinline__ void column_values(const State &S, Finish &F, double sum, Column &c,
-                                              double (&value)[SUM_DOT])
-{
+                                              double (&value)[SUM_DOT]) {
     const bool in = c.j >= 0 && isfinite(c.absorbed), before = F.p.have > 0;
     Translation t;
     if (c.j >= 0)
         certify_column(S, F, t, sum, c, value);
     else if (threadIdx.x == 0) // a block without columns
         t = whole_translation(S, F);
-    if (threadIdx.x == 0)
-        F.move = t;
+    if (threadIdx.x == 0) F.move = t;
     const double p = in && before ? c.f - c.last : 0, bp = c.weight * p, bf = c.weight * c.f;
-    if (!in)
-        return;
+    if (!in) return;
     value[SUM_ONES] = c.weight;
     value[SUM_F] = bf;
     value[SUM_P] = bp;
@@ -207,28 +190,23 @@ __device__ __forceinline__ void column_values(const State &S, Finish &F, double 
 }
 
 // sum gamma dG over the differences that lie in memory, all but the newest; to the column's own thread
-__device__ __forceinline__ double held_step(Finish &F, const Column &c)
-{
+__device__ __forceinline__ double held_step(Finish &F, const Column &c) {
     const int first = partner() * OWN_DIFFERENCES, slot = (int)F.p.slot, depth = F.p.step == 1 ? (int)F.p.depth : 0;
     double step = 0;
 #pragma unroll
     for (int i = 0; i < OWN_DIFFERENCES; i++)
-        if (first + i < depth && first + i != slot)
-            step = fma(F.p.gamma[first + i], c.d[i], step);
-    if (PARTNERS == 1)
-        return step;
+        if (first + i < depth && first + i != slot) step = fma(F.p.gamma[first + i], c.d[i], step);
+    if (PARTNERS == 1) return step;
     __syncthreads();
     F.value[threadIdx.x] = step;
     __syncthreads();
-    for (int q = 1; q < PARTNERS && partner() == 0; q++)
-        step += F.value[q * LINE + threadIdx.x];
+    for (int q = 1; q < PARTNERS && partner() == 0; q++) step += F.value[q * LINE + threadIdx.x];
     return step;
 }
 
 // Sweep 2, one column: differences, the next x and what the next pass needs of it; returns the next v.
 __device__ __forceinline__ double advance_column(const State &S, const Finish &F, const Column &c, double step,
-                                                 double &B, double &scale)
-{
+                                                 double &B, double &scale) {
     const Progress &p = F.p;
     const int64_t own = own_copy(S), at = own + c.j, old = own * MEMORY + c.j;
     const int slot = (int)p.slot;
@@ -242,16 +220,14 @@ __device__ __forceinline__ double advance_column(const State &S, const Finish &F
         S.residual[at] = f;
         S.image[at] = G;
         x = p.step > 0 ? G - step - p.gamma[slot] * (G - x) : G;
-        if (COARSE && p.coarse > 0)
-            x += F.correction[c.label];
+        if (COARSE && p.coarse > 0) x += F.correction[c.label];
     }
     if (!KL_COLS && S.cols.penalty == MAPUOT_TV) // |g| <= rho: beneath it the dual is -inf, above it flat
         x = clip(x, p.shift - c.rho * S.limits.inv_reg, p.shift + c.rho * S.limits.inv_reg);
     const double y = x - c.absorbed;
     const double2 values = far_exps(y < BOUND ? y : y == y ? BOUND : y, -S.limits.rate_cols * x);
     const double v = values.x;
-    if (S.ratio)
-        S.ratio[c.j] = c.v > 0 ? v / c.v : 0;
+    if (S.ratio) S.ratio[c.j] = c.v > 0 ? v / c.v : 0;
     S.narrow_v[at] = (float)v;
     S.x_next[at] = x;
     S.v_scale[at] = v;

@@ -12,8 +12,7 @@
 #include "finish_column.cuh"
 
 // Sum of the scalars of `count` blocks, in a fixed order; rows: the row scalars if they are not among them.
-__device__ __forceinline__ void join_scalars(Finish &F, const double *scalars, int count, const double *rows)
-{
+__device__ __forceinline__ void join_scalars(Finish &F, const double *scalars, int count, const double *rows) {
     const int q = threadIdx.x % 8, lane = threadIdx.x % 32;
     if (threadIdx.x < JOINERS) {
         double sum = 0;
@@ -22,14 +21,11 @@ __device__ __forceinline__ void join_scalars(Finish &F, const double *scalars, i
 #pragma unroll 1
         for (int k = first; k < count; k += 9 * JOINERS / 8, at += SCALARS * 9 * JOINERS / 8)
 #pragma unroll
-            for (int i = 0; i < 9; i++)
-                sum += k + i * JOINERS / 8 < count ? __ldcg(at + i * SCALARS * JOINERS / 8) : 0;
-        if (rows && q < NEXT_B)
-            sum = threadIdx.x < 8 ? __ldcg(rows + q) : 0;
+            for (int i = 0; i < 9; i++) sum += k + i * JOINERS / 8 < count ? __ldcg(at + i * SCALARS * JOINERS / 8) : 0;
+        if (rows && q < NEXT_B) sum = threadIdx.x < 8 ? __ldcg(rows + q) : 0;
         sum += __shfl_xor_sync(FULL, sum, 8);
         sum += __shfl_xor_sync(FULL, sum, 16);
-        if (lane < SCALARS)
-            F.join[threadIdx.x / 32][lane] = sum;
+        if (lane < SCALARS) F.join[threadIdx.x / 32][lane] = sum;
     }
     __syncthreads();
     if (threadIdx.x < SCALARS)
@@ -38,24 +34,20 @@ __device__ __forceinline__ void join_scalars(Finish &F, const double *scalars, i
 }
 
 // Two sums, or two maxima (never NaN)
-__device__ __forceinline__ double joined(int q, double x, double y)
-{
+__device__ __forceinline__ double joined(int q, double x, double y) {
     return q == MAX_F || q == MAX_MINUS ? (x > y ? x : y) : x + y;
 }
 
 // What a team has of one value, for each of its threads
-__device__ __forceinline__ double joined_team(int q, double x)
-{
+__device__ __forceinline__ double joined_team(int q, double x) {
 #pragma unroll
-    for (int bit = TEAM / 2; bit > 0; bit /= 2)
-        x = joined(q, x, __shfl_xor_sync(FULL, x, bit));
+    for (int bit = TEAM / 2; bit > 0; bit /= 2) x = joined(q, x, __shfl_xor_sync(FULL, x, bit));
     return x;
 }
 
 // A team sums one value over the block's columns, and what F is in a cluster's mean.  512 threads.
 __device__ __forceinline__ double strip_values(const State &S, Finish &F, const Column &c,
-                                               const double (&value)[SUM_DOT], double total, double &mean)
-{
+                                               const double (&value)[SUM_DOT], double total, double &mean) {
     const int q = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;
     for (int first = 0; first < column_threads(S); first += STRIP) {
         const int at = (int)threadIdx.x % LINE - first, held = partner() * OWN_DIFFERENCES;
@@ -63,14 +55,12 @@ __device__ __forceinline__ double strip_values(const State &S, Finish &F, const 
         __syncthreads();
         if (in && partner() == 0)
 #pragma unroll
-            for (int i = 0; i < SUM_DOT; i++)
-                F.value[i * STRIP + at] = value[i];
+            for (int i = 0; i < SUM_DOT; i++) F.value[i * STRIP + at] = value[i];
         if (COARSE && in && partner() == 0) {
             F.value[USED * STRIP + at] = c.share * c.f;
             F.label[at] = c.label;
         }
-        if (PARTNERS > 1)
-            __syncthreads();
+        if (PARTNERS > 1) __syncthreads();
         if (in)
 #pragma unroll
             for (int i = 0; i < OWN_DIFFERENCES; i++) {
@@ -80,12 +70,10 @@ __device__ __forceinline__ double strip_values(const State &S, Finish &F, const 
         __syncthreads();
         if (q < USED)
 #pragma unroll
-            for (int i = 0; i < STRIP; i += TEAM)
-                total = joined(q, total, F.value[q * STRIP + i + lane]);
+            for (int i = 0; i < STRIP; i += TEAM) total = joined(q, total, F.value[q * STRIP + i + lane]);
         if (COARSE && F.p.coarse > 0)
 #pragma unroll
-            for (int i = 0; i < STRIP; i += TEAM)
-                mean += F.label[i + lane] == q ? F.value[USED * STRIP + i + lane] : 0;
+            for (int i = 0; i < STRIP; i += TEAM) mean += F.label[i + lane] == q ? F.value[USED * STRIP + i + lane] : 0;
     }
     return total;
 }
@@ -93,8 +81,7 @@ __device__ __forceinline__ double strip_values(const State &S, Finish &F, const 
 // Sweep 1, this thread's columns of those of the block; thread TEAM q returns the block's sum q and part in mean q.
 template <typename Next>
 __device__ __forceinline__ double column_sweep(const State &S, Finish &F, int rounds, Column &c, double &mean,
-                                               Next next)
-{
+                                               Next next) {
     const int q = threadIdx.x / TEAM;
     double total = q == MAX_F || q == MAX_MINUS ? -1e38 : 0;
     mean = 0;
@@ -102,23 +89,20 @@ __device__ __forceinline__ double column_sweep(const State &S, Finish &F, int ro
         double value[SUM_DOT] = {};
         value[MAX_F] = value[MAX_MINUS] = -1e38;
         const double sum = next(round);
-        if ((int)threadIdx.x < column_threads(S))
-            column_values(S, F, sum, c, value);
+        if ((int)threadIdx.x < column_threads(S)) column_values(S, F, sum, c, value);
         if (rounds > 1 && c.j >= 0) {
             S.work[c.j] = c.f;
             S.work[S.n + c.j] = c.G;
         }
         total = strip_values(S, F, c, value, total, mean);
     }
-    if (COARSE)
-        mean = warp_sum<TEAM>(mean);
+    if (COARSE) mean = warp_sum<TEAM>(mean);
     return joined_team(q, total);
 }
 
 // The first `used` numbers at `partial` of every block, joined by every block in the same order; 512 threads, of which
 // thread TEAM q returns number q.
-__device__ __forceinline__ double join_posts(const State &S, Finish &F, const double *partial, int used, bool maxima)
-{
+__device__ __forceinline__ double join_posts(const State &S, Finish &F, const double *partial, int used, bool maxima) {
     const int own = threadIdx.x % VALUES, team = threadIdx.x / VALUES, parts = (int)S.parts;
     const int kind = maxima ? own : 0;
     const double none = kind == MAX_F || kind == MAX_MINUS ? -1e38 : 0;
@@ -137,8 +121,7 @@ __device__ __forceinline__ double join_posts(const State &S, Finish &F, const do
             }
         } while (__any_sync(FULL, wait));
 #pragma unroll
-        for (int i = 0; i < 5; i++)
-            total = joined(kind, total, value[i]);
+        for (int i = 0; i < 5; i++) total = joined(kind, total, value[i]);
     }
     __syncthreads();
     F.value[team * (VALUES + 1) + own] = total;
@@ -148,16 +131,12 @@ __device__ __forceinline__ double join_posts(const State &S, Finish &F, const do
 }
 
 // What the blocks post: the sums over all columns and, where steps are corrected, the clusters' means.
-__device__ __forceinline__ void finish_totals(const State &S, Finish &F, const double *partial)
-{
+__device__ __forceinline__ void finish_totals(const State &S, Finish &F, const double *partial) {
     const double total = join_posts(S, F, partial, USED, true);
-    if (threadIdx.x % TEAM == 0)
-        F.total[threadIdx.x / TEAM] = total;
-    if (!COARSE || !(F.p.coarse > 0))
-        return;
+    if (threadIdx.x % TEAM == 0) F.total[threadIdx.x / TEAM] = total;
+    if (!COARSE || !(F.p.coarse > 0)) return;
     const double mean = join_posts(S, F, partial + VALUES, CLUSTERS, false);
-    if (threadIdx.x % TEAM == 0)
-        F.mean[threadIdx.x / TEAM] = mean;
+    if (threadIdx.x % TEAM == 0) F.mean[threadIdx.x / TEAM] = mean;
 }
 
 #include "finish_scalars.cuh"
@@ -167,8 +146,7 @@ __device__ __forceinline__ num *next_v(const State &S, int turn) { return (num *
 
 // Sweep 2, and this block's part of B and sum v; c holds the column of the first of the rounds where `loaded`.
 __device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &c, int part, int rounds, int turn,
-                                             bool loaded, double &B, double &scale)
-{
+                                             bool loaded, double &B, double &scale) {
     B = scale = 0;
     for (int round = 0; round < rounds; round++) {
         if (!loaded) {
@@ -176,16 +154,13 @@ __device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &
             load_images(S, F, c);
         }
         const double step = held_step(F, c);
-        if (c.j < 0)
-            continue;
+        if (c.j < 0) continue;
         if (!loaded) {
             c.f = S.work[c.j];
             c.G = S.work[S.n + c.j];
         }
-        if (!(S.solo && blockIdx.x > 0))
-            ((column_total *)sums_of(S, turn + 2))[c.j] = 0;
-        if (F.p.step > 2 || !isfinite(c.absorbed))
-            continue;
+        if (!(S.solo && blockIdx.x > 0)) ((column_total *)sums_of(S, turn + 2))[c.j] = 0;
+        if (F.p.step > 2 || !isfinite(c.absorbed)) continue;
         const double v = advance_column(S, F, c, step, B, scale);
         if (PERSISTENT && !S.solo && !SPARSE) {
             post(next_v(S, turn + 1) + c.j, (num)v);
@@ -195,69 +170,56 @@ __device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &
 }
 
 // F.next holds the warps' sums of B and v.
-__device__ __forceinline__ void next_sums(Finish &F, double B, double scale)
-{
+__device__ __forceinline__ void next_sums(Finish &F, double B, double scale) {
     double value[2] = {B, scale};
     const int lane = threadIdx.x % 32;
     const double total = warp_sums<2>(value, lane);
-    if (lane % 16 == 0)
-        F.next[threadIdx.x / 32][lane / 16] = total;
+    if (lane % 16 == 0) F.next[threadIdx.x / 32][lane / 16] = total;
 }
 
 // The block's sums of B (first half of the first warp) and v (second half)
-__device__ __forceinline__ double next_total(const State &S, const Finish &F)
-{
+__device__ __forceinline__ double next_total(const State &S, const Finish &F) {
     const int warp = threadIdx.x % 16;
     return warp_sum<16>(warp < column_threads(S) / 32 ? F.next[warp][threadIdx.x / 16 % 2] : 0);
 }
 
 // The progress at `from`, for a block that makes passes from there on, and back to `to`; whether steps are corrected
-__device__ __forceinline__ bool open_finish(const State &S, Finish &F, const Progress *from)
-{
+__device__ __forceinline__ bool open_finish(const State &S, Finish &F, const Progress *from) {
     copy_record(&F.p, from);
     const bool corrected = COARSE && from->coarse > 0;
-    if (corrected && threadIdx.x < CLUSTERS)
-        F.last_mean[threadIdx.x] = S.coarse.mean[threadIdx.x];
+    if (corrected && threadIdx.x < CLUSTERS) F.last_mean[threadIdx.x] = S.coarse.mean[threadIdx.x];
     return corrected;
 }
 
-__device__ __forceinline__ void close_finish(const State &S, const Finish &F, Progress *to, bool corrected)
-{
+__device__ __forceinline__ void close_finish(const State &S, const Finish &F, Progress *to, bool corrected) {
     copy_record(to, &F.p);
-    if (corrected && threadIdx.x < CLUSTERS)
-        S.coarse.mean[threadIdx.x] = F.last_mean[threadIdx.x];
+    if (corrected && threadIdx.x < CLUSTERS) S.coarse.mean[threadIdx.x] = F.last_mean[threadIdx.x];
 }
 
 // Sweep 1 over this block's columns, `rounds` a thread; c holds what was loaded of the first.
 template <typename Rows>
 __device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c, int part, int rounds,
-                                            const Rows &done)
-{
+                                            const Rows &done) {
     const int turn = (int)F.p.turn;
     const double first = c.j >= 0 ? done.sum(S, turn, c.j) : 0;
     join_scalars(F, scalars_of(S, turn), gridDim.x, done.scalars(S));
     if (part >= S.parts) {
-        if (threadIdx.x < 32)
-            F.move = whole_translation(S, F);
+        if (threadIdx.x < 32) F.move = whole_translation(S, F);
         return;
     }
     double mean;
     const double total = column_sweep(S, F, rounds, c, mean, [&](int round) {
-        if (round == 0)
-            return first;
+        if (round == 0) return first;
         load_column(S, F, part, round, c);
         return c.j >= 0 ? done.sum(S, turn, c.j) : 0;
     });
     const int q = threadIdx.x / TEAM;
-    if (threadIdx.x % TEAM > 0)
-        return;
+    if (threadIdx.x % TEAM > 0) return;
     if (COARSE) {
-        if (F.p.coarse > 0)
-            post(partial_of(S, turn) + part * POSTS + VALUES + q, mean);
+        if (F.p.coarse > 0) post(partial_of(S, turn) + part * POSTS + VALUES + q, mean);
         take_back(partial_of(S, turn + 1) + part * POSTS + VALUES + q);
     }
-    if (q >= USED)
-        return;
+    if (q >= USED) return;
     if (S.solo) {
         F.total[q] = total;
     } else {
@@ -268,8 +230,7 @@ __device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c
 
 // The O(n) half.  done: the row half, whose blocks meet between arrive and wait; sum: K^T u of a column; scalars: those of
 // the rows, or null where each block has left its own.
-template <typename Rows> __device__ __forceinline__ void finish_half(const State &S, Finish &F, Rows &done)
-{
+template <typename Rows> __device__ __forceinline__ void finish_half(const State &S, Finish &F, Rows &done) {
     Column c;
     const int part = S.solo ? 0 : blockIdx.x, turn = (int)F.p.turn, rounds = column_rounds(S);
     double B, scale;
@@ -277,14 +238,11 @@ template <typename Rows> __device__ __forceinline__ void finish_half(const State
     load_column(S, F, part, 0, c);
     done.wait();
     first_sweep(S, F, c, part, rounds, done);
-    if (rounds == 1)
-        load_images(S, F, c);
-    if (!S.solo)
-        finish_totals(S, F, partial_of(S, turn));
+    if (rounds == 1) load_images(S, F, c);
+    if (!S.solo) finish_totals(S, F, partial_of(S, turn));
     finish_scalars(S, F);
     second_sweep(S, F, c, part, rounds, turn, rounds == 1, B, scale);
-    if ((int)threadIdx.x < column_threads(S) && part < S.parts)
-        next_sums(F, B, scale);
+    if ((int)threadIdx.x < column_threads(S) && part < S.parts) next_sums(F, B, scale);
     verdict(S, F, blockIdx.x == 0);
     __syncthreads();
     if (threadIdx.x < 32) { // joined in a fixed order: ranks must find the same bits
@@ -297,15 +255,13 @@ template <typename Rows> __device__ __forceinline__ void finish_half(const State
 }
 
 // total = what the blocks left in the row half: K^T u, then the row scalars; to be summed over several devices.
-extern "C" __global__ void __launch_bounds__(256) gather_sums(const __grid_constant__ State S, int blocks, int parity)
-{
+extern "C" __global__ void __launch_bounds__(256) gather_sums(const __grid_constant__ State S, int blocks, int parity) {
     const int turn = (int)S.progress[parity].turn;
     const int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (j < S.n) {
         double sum = 0;
 #if ORDERED
-        for (int q = 0; q < blocks / CLUSTER; q++)
-            sum += ((const num *)S.slab)[q * S.ld + j];
+        for (int q = 0; q < blocks / CLUSTER; q++) sum += ((const num *)S.slab)[q * S.ld + j];
 #else
         sum = ((const column_total *)sums_of(S, turn))[j];
 #endif
@@ -314,8 +270,7 @@ extern "C" __global__ void __launch_bounds__(256) gather_sums(const __grid_const
     if (blockIdx.x == 0) {
         __shared__ Finish F;
         join_scalars(F, scalars_of(S, turn), blocks, nullptr);
-        if (threadIdx.x < NEXT_B)
-            S.total[S.ld + threadIdx.x] = F.row[threadIdx.x];
+        if (threadIdx.x < NEXT_B) S.total[S.ld + threadIdx.x] = F.row[threadIdx.x];
     }
 }
 #endif

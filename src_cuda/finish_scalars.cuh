@@ -11,8 +11,7 @@
 __device__ __forceinline__ double both(const State &S) { return S.limits.symmetric ? 2.0 : 1.0; }
 
 // What the guard needs of the state.
-__device__ __forceinline__ void measure(const State &S, Finish &F, const Translation &move)
-{
+__device__ __forceinline__ void measure(const State &S, Finish &F, const Translation &move) {
     const double *t = F.total, *row = F.row;
     mapuot_stats &out = F.stats;
     out.mass = move.kappa * row[ROW_MASS];
@@ -29,16 +28,14 @@ __device__ __forceinline__ bool in_range(double x) { return x <= NARROW_LIMIT &&
 __device__ __forceinline__ double largest_scale(const Finish &F) { return fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]); }
 
 // May the numbers of a float32 pass be used at all?
-__device__ __forceinline__ bool usable(const Finish &F)
-{
+__device__ __forceinline__ bool usable(const Finish &F) {
     const mapuot_stats &out = F.stats;
     return in_range(F.row[ROW_SCALE]) && in_range(F.row[NEXT_SCALE]) && out.dead == 0 && isfinite(out.dual) &&
            isfinite(F.total[SUM_GAP] + F.total[SUM_HARD]) && out.mass > 0;
 }
 
 // Dual value and guard of the pass, or what it is repeated for; one thread.
-__device__ __forceinline__ void settle_pass(const State &S, Finish &F, const Translation &move, double common)
-{
+__device__ __forceinline__ void settle_pass(const State &S, Finish &F, const Translation &move, double common) {
     Progress &p = F.p;
     const double shift = p.shift;
     measure(S, F, move);
@@ -59,13 +56,11 @@ __device__ __forceinline__ void settle_pass(const State &S, Finish &F, const Tra
     p.offset = move.off;
     p.kappa = move.kappa;
     settle(&S.limits, &p, &F.stats);
-    if (F.stats.rejected > 0 && !isfinite(p.shift))
-        p.shift = shift;
+    if (F.stats.rejected > 0 && !isfinite(p.shift)) p.shift = shift;
 }
 
 // The limits of passes over the K that there is
-__device__ __forceinline__ mapuot_limits limits_of(const State &S, const Progress &p)
-{
+__device__ __forceinline__ mapuot_limits limits_of(const State &S, const Progress &p) {
     mapuot_limits limits = S.limits;
     limits.exponent_error = p.exponent_error;
     limits.dual_constant = p.dual_constant;
@@ -73,13 +68,11 @@ __device__ __forceinline__ mapuot_limits limits_of(const State &S, const Progres
 }
 
 // Certified error and status, while the second sweep goes on; the warp before the last one, then it keeps the trace.
-__device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep)
-{
+__device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep) {
     const double *t = F.total;
     mapuot_stats &out = F.stats;
     Progress &p = F.p;
-    if (threadIdx.x / 32 != blockDim.x / 32 - 2 || p.step == MAPUOT_REPEAT)
-        return;
+    if (threadIdx.x / 32 != blockDim.x / 32 - 2 || p.step == MAPUOT_REPEAT) return;
     if (threadIdx.x % 32 == 0) {
         const mapuot_limits limits = limits_of(S, p);
         certify(&limits, &p, &out, both(S) * t[SUM_GAP], both(S) * t[SUM_HARD], t[SUM_MISFIT], largest_scale(F));
@@ -94,8 +87,7 @@ __device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep)
 
 #if COARSE
 // Twin of src_c/coarse.c (coarse_correct): correction = T (R F - sum gamma R dF), each cluster by a team; all threads.
-__device__ __forceinline__ void coarse_step(const State &S, Finish &F, bool keep)
-{
+__device__ __forceinline__ void coarse_step(const State &S, Finish &F, bool keep) {
     const Progress &p = F.p;
     const int J = threadIdx.x / TEAM, lane = threadIdx.x % TEAM, slot = (int)p.slot;
     const double mean = F.mean[J] + p.common, newest = mean - F.last_mean[J];
@@ -107,23 +99,19 @@ __device__ __forceinline__ void coarse_step(const State &S, Finish &F, bool keep
     if (lane == 0) {
         F.left[J] = left;
         F.last_mean[J] = mean;
-        if (keep && slot >= 0)
-            S.coarse.mean_dF[slot * CLUSTERS + J] = newest;
+        if (keep && slot >= 0) S.coarse.mean_dF[slot * CLUSTERS + J] = newest;
     }
     __syncthreads();
 #pragma unroll
-    for (int K = lane; K < CLUSTERS; K += TEAM)
-        y = fma(S.coarse.matrix[J * CLUSTERS + K], F.left[K], y);
+    for (int K = lane; K < CLUSTERS; K += TEAM) y = fma(S.coarse.matrix[J * CLUSTERS + K], F.left[K], y);
     y = warp_sum<TEAM>(y);
-    if (lane == 0)
-        F.correction[J] = y;
+    if (lane == 0) F.correction[J] = y;
     __syncthreads();
 }
 #endif
 
 // The scalar work between the sweeps; every block does it on the same numbers, the weights beside the rest.
-__device__ __forceinline__ void finish_scalars(const State &S, Finish &F)
-{
+__device__ __forceinline__ void finish_scalars(const State &S, Finish &F) {
     const int warp = threadIdx.x / 32, slot = (int)F.p.head, depth = new_depth(&S.limits, &F.p);
     const bool weights = S.limits.memory > 0 && F.p.have > 0;
     __syncthreads();
@@ -139,13 +127,11 @@ __device__ __forceinline__ void finish_scalars(const State &S, Finish &F)
             const Moments sums = {t[SUM_ONES], t[SUM_F], t[SUM_P], t[SUM_PP], t[SUM_PF], t + SUM_DOT, t + SUM_RHS};
             solve_gamma(F.p.gram, depth, normal_equations(F.p, sums, common, slot, depth), F.p.gamma);
         }
-        if (threadIdx.x == 0)
-            settle_pass(S, F, move, common);
+        if (threadIdx.x == 0) settle_pass(S, F, move, common);
     }
     __syncthreads();
 #if COARSE
-    if (F.p.coarse > 0 && F.p.step < 2)
-        coarse_step(S, F, blockIdx.x == 0);
+    if (F.p.coarse > 0 && F.p.step < 2) coarse_step(S, F, blockIdx.x == 0);
 #endif
 }
 #endif

@@ -31,8 +31,7 @@ struct Shared {
 #define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)
 
 // The warps' products of the tile in a slot: behind the ring
-__device__ __forceinline__ double *part_of(int slots, int bytes, int slot)
-{
+__device__ __forceinline__ double *part_of(int slots, int bytes, int slot) {
     return (double *)(memory + RING_OFFSET + slots * bytes) + slot * R * WARPS;
 }
 
@@ -57,8 +56,7 @@ struct Part {
 };
 
 // The product of the factors of column j, 0 below flush
-__device__ __noinline__ double product_at(const Pass &P, int64_t j)
-{
+__device__ __noinline__ double product_at(const Pass &P, int64_t j) {
     double v = 1;
     for (int k = (int)P.axes - 1; k > 0; k--) {
         const int64_t first = P.starts[k], n = P.starts[k + 1] - first;
@@ -71,14 +69,12 @@ __device__ __noinline__ double product_at(const Pass &P, int64_t j)
 }
 
 // The first row of the tile of a step
-__device__ __forceinline__ int64_t row_at(const Part &g, int step)
-{
+__device__ __forceinline__ int64_t row_at(const Part &g, int step) {
     return (g.first + (g.back ? g.tiles - 1 - step : step)) * R;
 }
 
 // One thread starts the copy of a tile; a row beyond the last is the last one, whose u is 0.
-__device__ __forceinline__ void fetch(const Pass &P, const Part &g, int step, int slot)
-{
+__device__ __forceinline__ void fetch(const Pass &P, const Part &g, int step, int slot) {
     const int64_t row = row_at(g, step);
     const uint32_t bytes = g.columns * (uint32_t)sizeof(real),
                    to = shared_address(memory) + RING_OFFSET + slot * g.bytes;
@@ -90,18 +86,15 @@ __device__ __forceinline__ void fetch(const Pass &P, const Part &g, int step, in
 }
 
 // The sum over the strips of this lane's row, once all are posted
-__device__ __forceinline__ double whole_row(const double *from, int strips, int lane)
-{
+__device__ __forceinline__ double whole_row(const double *from, int strips, int lane) {
     double sum = 0;
     for (int first = lane % LANES; first < strips; first += LANES * LETTERS) {
         double x[LETTERS];
 #pragma unroll
-        for (int i = 0; i < LETTERS; i++)
-            x[i] = first + i * LANES < strips ? posted(from + first + i * LANES) : 0;
+        for (int i = 0; i < LETTERS; i++) x[i] = first + i * LANES < strips ? posted(from + first + i * LANES) : 0;
 #pragma unroll
         for (int i = 0; i < LETTERS; i++) {
-            while (is_unset(x[i]))
-                x[i] = posted(from + first + i * LANES);
+            while (is_unset(x[i])) x[i] = posted(from + first + i * LANES);
             sum += x[i];
         }
     }
@@ -110,8 +103,7 @@ __device__ __forceinline__ double whole_row(const double *from, int strips, int 
 }
 
 // u of the rows of every strips-th step
-__device__ __forceinline__ void clerk(const Pass &P, const Part &g, int strip)
-{
+__device__ __forceinline__ void clerk(const Pass &P, const Part &g, int strip) {
     const int lane = threadIdx.x % 32;
     const double own = P.own ? number_of(*P.own) : 0;
     for (int step = strip; step < g.tiles; step += P.strips) {
@@ -122,22 +114,20 @@ __device__ __forceinline__ void clerk(const Pass &P, const Part &g, int strip)
         if (lane % LANES == 0) {
             post(P.scale + i, u);
             take_back(P.old_scale + i);
-            if (i < P.m)
-                P.s[i] = s;
+            if (i < P.m) P.s[i] = s;
         }
     }
 }
 
 // The products of a warp's columns of a tile with v, for the courier
-__device__ __forceinline__ void leave_dots(const Entries &tile, int bytes, int slots, int slot, const double (&v)[CPT])
-{
+__device__ __forceinline__ void leave_dots(const Entries &tile, int bytes, int slots, int slot,
+                                           const double (&v)[CPT]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Shared &all = *(Shared *)memory;
     double s[R];
     tile_dots(tile, threadIdx.x, v, s);
     const double own = warp_sums<R>(s, lane);
-    if (lane % LANES == 0)
-        part_of(slots, bytes, slot)[lane / LANES * WARPS + warp] = own;
+    if (lane % LANES == 0) part_of(slots, bytes, slot)[lane / LANES * WARPS + warp] = own;
     __syncwarp();
     if (lane == 0)
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(all.ready + slot)) : "memory");
@@ -145,8 +135,7 @@ __device__ __forceinline__ void leave_dots(const Entries &tile, int bytes, int s
 
 // The block's products of each tile, to its clerk.  Who has left those of a step has taken up the tile that the step
 // before it did: its slot is free.
-__device__ __forceinline__ void courier(const Pass &P, const Part &g, int strip)
-{
+__device__ __forceinline__ void courier(const Pass &P, const Part &g, int strip) {
     const int lane = threadIdx.x % 32, slots = (int)P.slots, lag = (int)P.lag;
     Shared &all = *(Shared *)memory;
     int slot = 0, left = slots - 1 - lag;
@@ -164,16 +153,14 @@ __device__ __forceinline__ void courier(const Pass &P, const Part &g, int strip)
             take_back(P.old_part + at);
         }
         const int next = step - lag - 1 + slots;
-        if (lane == 0 && step > lag && next < g.tiles)
-            fetch(P, g, next, left);
+        if (lane == 0 && step > lag && next < g.tiles) fetch(P, g, next, left);
         slot = slot + 1 < slots ? slot + 1 : 0;
         left = left + 1 < slots ? left + 1 : 0;
     }
 }
 
 // A warp's sweep
-__device__ __forceinline__ void sweep(const Pass &P, const Part &g, const double (&v)[CPT], double (&acc)[CPT])
-{
+__device__ __forceinline__ void sweep(const Pass &P, const Part &g, const double (&v)[CPT], double (&acc)[CPT]) {
     const int lane = threadIdx.x % 32, slots = (int)P.slots, lag = (int)P.lag;
     const uint32_t full = shared_address(((Shared *)memory)->full);
     const unsigned char *ring = memory + RING_OFFSET;
@@ -192,10 +179,8 @@ __device__ __forceinline__ void sweep(const Pass &P, const Part &g, const double
         }
         if (late >= 0) {
             const double *at = P.scale + row_at(g, late) + lane / LANES;
-            if (late == 0)
-                letter = posted(at);
-            while (is_unset(letter))
-                letter = posted(at);
+            if (late == 0) letter = posted(at);
+            while (is_unset(letter)) letter = posted(at);
             __syncwarp();
             tile.open(ring + from * g.bytes, g.columns, threadIdx.x);
             add_tile(tile, threadIdx.x, letter, acc);
@@ -207,8 +192,7 @@ __device__ __forceinline__ void sweep(const Pass &P, const Part &g, const double
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 64, RESIDENT)
-    fused_pass(const __grid_constant__ Pass P, int back)
-{
+    fused_pass(const __grid_constant__ Pass P, int back) {
     Shared &all = *(Shared *)memory;
     const int strips = (int)P.strips, slice = (int)P.slice;
     const int stream = blockIdx.x / strips, strip = blockIdx.x % strips, streams = gridDim.x / strips;
@@ -227,8 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, RESIDENT)
             asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ready), "r"(WARPS) : "memory");
         }
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
-        for (int step = 0; step < P.slots && step < g.tiles; step++)
-            fetch(P, g, step, step);
+        for (int step = 0; step < P.slots && step < g.tiles; step++) fetch(P, g, step, step);
     }
     __syncthreads();
     if (threadIdx.x >= THREADS) {
@@ -249,18 +232,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, RESIDENT)
 #pragma unroll
     for (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * THREADS + threadIdx.x) * CHUNK + c % CHUNK;
-        if (j < g.columns)
-            P.sums[stream * P.ld + g.column + j] = acc[c];
+        if (j < g.columns) P.sums[stream * P.ld + g.column + j] = acc[c];
     }
 }
 
 // The streams' sums, which may lie on those of the first
-extern "C" __global__ void __launch_bounds__(256) join_streams(const double *sums, double *out, int64_t ld, int streams)
-{
+extern "C" __global__ void __launch_bounds__(256)
+    join_streams(const double *sums, double *out, int64_t ld, int streams) {
     for (int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x; j < ld; j += (int64_t)gridDim.x * 256) {
         double total = sums[j];
-        for (int q = 1; q < streams; q++)
-            total += sums[q * ld + j];
+        for (int q = 1; q < streams; q++) total += sums[q * ld + j];
         out[j] = total;
     }
 }

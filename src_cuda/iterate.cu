@@ -42,15 +42,13 @@ __device__ __forceinline__ Mail &own_mail() { return ((Shared *)memory)->mail; }
 
 #if !SPARSE
 // This block's share of the tiles and of shared memory; everything is zeroed once, so that no stale NaN is ever read.
-__device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, int group)
-{
+__device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, int group) {
     Shared &all = *(Shared *)memory;
     const int64_t tiles = (S.m + R - 1) / R;
     Ring g;
 #if SPREAD
     const Lie lie = lie_of(S, gridDim.x);
-    if (threadIdx.x == 0)
-        all.lie = lie;
+    if (threadIdx.x == 0) all.lie = lie;
     const int owner = blockIdx.x / CLUSTER, owners = lie.streams, slice = lie.slice, strip = strip_of(group);
     const bool works = owner < owners && strip < lie.strips;
     const int rings = (lie.strips + CLUSTER - 1) / CLUSTER;
@@ -81,8 +79,7 @@ __device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, i
     const int behind = SPREAD * 32 * CPT * (int)sizeof(real); // the last row, where a warp reads on
     for (int q = threadIdx.x; q < (rings * slots * g.bytes + behind) / 16; q += THREADS)
         words[q] = make_uint4(0, 0, 0, 0);
-    for (int q = threadIdx.x; q < GROUPS * R * NEXT_B; q += THREADS)
-        ((double *)all.exchange.row)[q] = 0;
+    for (int q = threadIdx.x; q < GROUPS * R * NEXT_B; q += THREADS) ((double *)all.exchange.row)[q] = 0;
     for (int q = threadIdx.x; q < GROUPS * SLOTS; q += THREADS)
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address((uint64_t *)all.full + q))
                      : "memory");
@@ -92,8 +89,7 @@ __device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, i
 }
 
 // Where this block finds v at the start of a launch
-__device__ __forceinline__ const num *first_v(const State &S)
-{
+__device__ __forceinline__ const num *first_v(const State &S) {
 #if NARROW
     return S.narrow_v + own_copy(S);
 #else
@@ -104,8 +100,7 @@ __device__ __forceinline__ const num *first_v(const State &S)
 #endif
 
 // No v is posted yet; columns without one count 0.
-__device__ __forceinline__ void open_posts(const State &S)
-{
+__device__ __forceinline__ void open_posts(const State &S) {
     for (int j = blockIdx.x * THREADS + threadIdx.x; j < S.ld; j += gridDim.x * THREADS)
         for (int turn = 0; turn < 2; turn++)
             if (j < S.n && isfinite(S.cols.absorbed[j]))
@@ -116,8 +111,7 @@ __device__ __forceinline__ void open_posts(const State &S)
 
 #if !SPARSE
 // v of this thread's columns; POSTED: once all of the warp's are there (warps that part would meet a cluster twice)
-template <bool POSTED> __device__ __forceinline__ void load_v(const num *from, const Ring &g, num (&v)[CPT])
-{
+template <bool POSTED> __device__ __forceinline__ void load_v(const num *from, const Ring &g, num (&v)[CPT]) {
     bool wait;
     do {
         wait = false;
@@ -145,8 +139,7 @@ template <bool POSTED> __device__ __forceinline__ void load_v(const num *from, c
 
 // s = K v, u = prox(s), column sums and row scalars of this block.  Between passes the ring waits in shared memory.
 // later: v is what the last pass of this launch has posted; lag: SPREAD, of u behind the products with v.
-__device__ __forceinline__ void row_half(const State &S, Shared &all, int group, bool later, int lag)
-{
+__device__ __forceinline__ void row_half(const State &S, Shared &all, int group, bool later, int lag) {
     const int turn = (int)all.finish.p.turn;
     alignas(16) num v[CPT];
     num acc[CPT];
@@ -156,8 +149,7 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group,
     Ring g = all.ring[group];
 #endif
 #pragma unroll
-    for (int c = 0; c < CPT; c++)
-        acc[c] = 0;
+    for (int c = 0; c < CPT; c++) acc[c] = 0;
     if (g.tiles) {
         if (later && !S.solo)
             load_v<true>(next_v(S, turn), g, v);
@@ -171,19 +163,16 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group,
     }
     __syncthreads();
 #if !SPREAD
-    if (threadIdx.x % GT == 0)
-        all.ring[group] = g;
+    if (threadIdx.x % GT == 0) all.ring[group] = g;
 #endif
     add_sums(S, g, acc, group, all.finish.value, (column_total *)sums_of(S, turn));
     const int slot = threadIdx.x % 32; // the last warp: the others may be at the sums still
     if ((int)threadIdx.x >= THREADS - 32 && slot < NEXT_B) {
         double sum = 0;
 #pragma unroll
-        for (int q = 0; q < GROUPS * R; q++)
-            sum += all.exchange.row[q][slot];
+        for (int q = 0; q < GROUPS * R; q++) sum += all.exchange.row[q][slot];
 #pragma unroll
-        for (int q = 0; q < GROUPS * R; q++)
-            all.exchange.row[q][slot] = 0;
+        for (int q = 0; q < GROUPS * R; q++) all.exchange.row[q][slot] = 0;
         scalars_of(S, turn)[blockIdx.x * SCALARS + slot] = sum;
     }
 }
@@ -191,15 +180,12 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group,
 #endif
 
 // K^T u of one column in this pass
-__device__ __forceinline__ double column_sum(const State &S, int turn, int j, int mode)
-{
-    if (mode == FINISH)
-        return __ldcg(S.total + j);
+__device__ __forceinline__ double column_sum(const State &S, int turn, int j, int mode) {
+    if (mode == FINISH) return __ldcg(S.total + j);
 #if ORDERED
     double sum = 0;
 #pragma unroll 16
-    for (int q = 0; q < (int)gridDim.x / CLUSTER; q++)
-        sum += __ldcg((const num *)S.slab + q * S.ld + j);
+    for (int q = 0; q < (int)gridDim.x / CLUSTER; q++) sum += __ldcg((const num *)S.slab + q * S.ld + j);
     return sum;
 #else
     return __ldcg((const column_total *)sums_of(S, turn) + j);
@@ -207,11 +193,9 @@ __device__ __forceinline__ double column_sum(const State &S, int turn, int j, in
 }
 
 // Solo: this block's copy of the vectors that the last launch left in the first one
-__device__ __forceinline__ void copy_vectors(const State &S)
-{
+__device__ __forceinline__ void copy_vectors(const State &S) {
     const int64_t own = own_copy(S);
-    if (own == 0)
-        return;
+    if (own == 0) return;
     for (int j = threadIdx.x; j < S.ld; j += blockDim.x) {
         S.x_next[own + j] = S.x_next[j];
         S.v_scale[own + j] = S.v_scale[j];
@@ -230,25 +214,19 @@ struct RowsDone {
     int mode;
     uint32_t *counter, &ended;
 
-    __device__ __forceinline__ void arrive()
-    {
-        if (mode & ROWS)
-            grid_arrive(counter, ended);
+    __device__ __forceinline__ void arrive() {
+        if (mode & ROWS) grid_arrive(counter, ended);
     }
 
-    __device__ __forceinline__ void wait() const
-    {
-        if (mode & ROWS)
-            grid_wait(counter, ended);
+    __device__ __forceinline__ void wait() const {
+        if (mode & ROWS) grid_wait(counter, ended);
     }
 
-    __device__ __forceinline__ double sum(const State &S, int turn, int j) const
-    {
+    __device__ __forceinline__ double sum(const State &S, int turn, int j) const {
         return column_sum(S, turn, j, mode);
     }
 
-    __device__ __forceinline__ const double *scalars(const State &S) const
-    {
+    __device__ __forceinline__ const double *scalars(const State &S) const {
         return mode == FINISH ? S.total + S.ld : nullptr;
     }
 };
@@ -260,18 +238,15 @@ struct RowsDone {
 struct Met {
     const double *x;
 
-    __device__ __forceinline__ Met(const double *from, int count) : x(from)
-    {
-        if (!HELD)
-            return;
+    __device__ __forceinline__ Met(const double *from, int count) : x(from) {
+        if (!HELD) return;
         double *held = (double *)(memory + RING_OFFSET);
         for (int q = 2 * threadIdx.x; q < count; q += 2 * THREADS)
             *(double2 *)(held + q) = __ldcg((const double2 *)(from + q));
         __syncthreads();
     }
 
-    __device__ __forceinline__ double operator()(int j) const
-    {
+    __device__ __forceinline__ double operator()(int j) const {
         return HELD ? ((const double *)(memory + RING_OFFSET))[j] : x[j];
     }
 };
@@ -279,29 +254,24 @@ struct Met {
 // At most `count` passes, `first` made before
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     iterate_pairs(const __grid_constant__ State S, const __grid_constant__ Half rows, const __grid_constant__ Half cols,
-                  int first, int count)
-{
+                  int first, int count) {
     Shared &all = *(Shared *)memory;
     Finish &F = all.finish;
     uint32_t *counter = S.barrier, ended = meeting_start(counter);
-    if (S.progress->status != MAPUOT_RUNNING || S.progress->passes >= first + count)
-        return;
+    if (S.progress->status != MAPUOT_RUNNING || S.progress->passes >= first + count) return;
     const bool corrected = open_finish(S, F, S.progress);
     __syncthreads();
     for (int pass = 0; pass < count; pass++) {
-        if (pass > 0)
-            grid_barrier(counter, ended); // v is there
+        if (pass > 0) grid_barrier(counter, ended); // v is there
         const int turn = (int)F.p.turn;
         row_half(S, rows, F.p.shift, Met(S.v_scale, (int)S.n), all.scratch, scalars_of(S, turn) + blockIdx.x * SCALARS);
         grid_barrier(counter, ended); // u is there
         column_half(cols, Met(S.u_scale, (int)S.m), all.scratch, sums_of(S, turn));
         RowsDone done = {ROWS | FINISH, counter, ended};
         finish_half(S, F, done);
-        if (F.p.status != MAPUOT_RUNNING || F.p.passes >= first + count || (corrected && F.p.coarse <= 0))
-            break;
+        if (F.p.status != MAPUOT_RUNNING || F.p.passes >= first + count || (corrected && F.p.coarse <= 0)) break;
     }
-    if (blockIdx.x == 0)
-        close_finish(S, F, S.progress, corrected);
+    if (blockIdx.x == 0) close_finish(S, F, S.progress, corrected);
 }
 #endif
 
@@ -314,8 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 // At most `count` passes, `first` made before; kept: tiles that stay in shared memory, or the lag where SPREAD.
 extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int slots, int kept, int first, int count,
-                                         int mode)
-{
+                                         int mode) {
     Shared &all = *(Shared *)memory;
     Finish &F = all.finish;
     const int group = threadIdx.x / GT;
@@ -324,8 +293,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
         return;
     const bool corrected = open_finish(S, F, S.progress);
     const Ring g = ring_open(S, slots, kept, group);
-    if (threadIdx.x % GT == 0)
-        all.ring[group] = g;
+    if (threadIdx.x % GT == 0) all.ring[group] = g;
 #if SPREAD
     empty_mail();
 #endif
@@ -333,15 +301,12 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
     group_barrier(group);
 #endif
     if (threadIdx.x % GT == 0 && mode & ROWS)
-        for (int t = 0; t < slots && t < g.tiles; t++)
-            fetch(S, g, t, t);
+        for (int t = 0; t < slots && t < g.tiles; t++) fetch(S, g, t, t);
     copy_vectors(S);
-    if (!S.solo && mode == (ROWS | FINISH))
-        open_posts(S);
+    if (!S.solo && mode == (ROWS | FINISH)) open_posts(S);
     __syncthreads();
     for (int pass = 0; pass < count; pass++) {
-        if (mode & ROWS)
-            row_half(S, all, group, pass > 0 && mode & FINISH, kept);
+        if (mode & ROWS) row_half(S, all, group, pass > 0 && mode & FINISH, kept);
         if (mode == ROWS) {
             grid_barrier(counter, ended);
             continue;
@@ -353,8 +318,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
         if (corrected && F.p.coarse <= 0) // dropped: the host decides when there is a new matrix
             break;
     }
-    if (blockIdx.x == 0 && mode & FINISH)
-        close_finish(S, F, S.progress, corrected);
+    if (blockIdx.x == 0 && mode & FINISH) close_finish(S, F, S.progress, corrected);
 #if CLUSTER > 1
     group_barrier(group); // no block leaves while a peer may still write to it
 #endif

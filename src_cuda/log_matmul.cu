@@ -33,14 +33,12 @@ typedef float real;
 __device__ __forceinline__ real shift_of(real top, bool odd) { return odd ? INF : top; }
 
 // Whether the sum S of an entry does not tell what its logarithm is
-__device__ __forceinline__ bool unknown(real S, real shift, real limit)
-{
+__device__ __forceinline__ bool unknown(real S, real shift, real limit) {
     return !(shift < INF) || (shift > -INF && !(S >= limit));
 }
 
 // r_i, by one warp
-__device__ __forceinline__ void row_shift(const real *A, int64_t i, int64_t k, real *r)
-{
+__device__ __forceinline__ void row_shift(const real *A, int64_t i, int64_t k, real *r) {
     real top = -INF;
     bool odd = false;
     for (int64_t q = threadIdx.x % 32; q < k; q += 32) {
@@ -49,16 +47,13 @@ __device__ __forceinline__ void row_shift(const real *A, int64_t i, int64_t k, r
         top = MAX(top, x);
     }
 #pragma unroll
-    for (int bit = 16; bit > 0; bit /= 2)
-        top = MAX(top, __shfl_xor_sync(FULL, top, bit));
+    for (int bit = 16; bit > 0; bit /= 2) top = MAX(top, __shfl_xor_sync(FULL, top, bit));
     odd = __any_sync(FULL, odd);
-    if (threadIdx.x % 32 == 0)
-        r[i] = shift_of(top, odd);
+    if (threadIdx.x % 32 == 0) r[i] = shift_of(top, odd);
 }
 
 // c of 32 columns of one B, by a block, 8 threads a column
-__device__ __forceinline__ void column_shifts(const real *B, int64_t block, int64_t k, int64_t n, real *c)
-{
+__device__ __forceinline__ void column_shifts(const real *B, int64_t block, int64_t k, int64_t n, real *c) {
     __shared__ real tops[8][32];
     __shared__ int odds[8][32];
     const int64_t blocks = (n + 31) / 32, product = block / blocks, j = block % blocks * 32 + threadIdx.x % 32;
@@ -73,8 +68,7 @@ __device__ __forceinline__ void column_shifts(const real *B, int64_t block, int6
     tops[part][lane] = top;
     odds[part][lane] = odd;
     __syncthreads();
-    if (part > 0 || j >= n)
-        return;
+    if (part > 0 || j >= n) return;
     for (int q = 1; q < 8; q++) {
         top = MAX(top, tops[q][lane]);
         odd |= odds[q][lane] != 0;
@@ -84,8 +78,7 @@ __device__ __forceinline__ void column_shifts(const real *B, int64_t block, int6
 
 // The first blocks find c, 32 columns each, the others r, 8 of the p m rows each.
 extern "C" __global__ void __launch_bounds__(256) shifts(const real *A, const real *B, int64_t m, int64_t k, int64_t n,
-                                                         int64_t rows, int64_t column_blocks, real *r, real *c)
-{
+                                                         int64_t rows, int64_t column_blocks, real *r, real *c) {
     const int64_t row = ((int64_t)blockIdx.x - column_blocks) * 8 + threadIdx.x / 32;
     if (blockIdx.x < column_blocks)
         column_shifts(B, blockIdx.x, k, n, c);
@@ -107,8 +100,7 @@ struct Tiles {
 __device__ __forceinline__ int place(int at, int q) { return q / RUN * 16 * RUN + at * RUN + q % RUN; }
 
 // The entries of tile k0 that this thread brings; outside they are zeros of the semiring.
-__device__ __forceinline__ void fetch(const Product &P, int64_t k0, real (&a)[PER], real (&b)[PER])
-{
+__device__ __forceinline__ void fetch(const Product &P, int64_t k0, real (&a)[PER], real (&b)[PER]) {
 #pragma unroll
     for (int q = 0; q < PER; q++) {
         const int64_t i = P.i0 + threadIdx.x / KT + q * (256 / KT), ka = k0 + threadIdx.x % KT;
@@ -119,17 +111,14 @@ __device__ __forceinline__ void fetch(const Product &P, int64_t k0, real (&a)[PE
 }
 
 // x as the sweep takes it: as it is, or e^(x - shift), where terms below e^LOW are dropped
-template <bool EXPONENTS> __device__ __forceinline__ real taken(real x, real shift)
-{
-    if (EXPONENTS)
-        return x - shift > LOW ? EXP(x - shift) : 0;
+template <bool EXPONENTS> __device__ __forceinline__ real taken(real x, real shift) {
+    if (EXPONENTS) return x - shift > LOW ? EXP(x - shift) : 0;
     return x;
 }
 
 // result = each(result, E_ik, F_kj) over all k, tile by tile.
 template <bool EXPONENTS, typename Each>
-__device__ __forceinline__ void sweep(const Product &P, Tiles &tiles, real (&result)[EACH][EACH], Each each)
-{
+__device__ __forceinline__ void sweep(const Product &P, Tiles &tiles, real (&result)[EACH][EACH], Each each) {
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16, j = threadIdx.x % TILE;
     real a[PER], b[PER], r[PER], c = 0;
 #pragma unroll
@@ -137,8 +126,7 @@ __device__ __forceinline__ void sweep(const Product &P, Tiles &tiles, real (&res
         const int64_t i = P.i0 + threadIdx.x / KT + q * (256 / KT);
         r[q] = EXPONENTS && i < P.m ? P.r[i] : 0;
     }
-    if (EXPONENTS && P.j0 + j < P.n)
-        c = P.c[P.j0 + j];
+    if (EXPONENTS && P.j0 + j < P.n) c = P.c[P.j0 + j];
     fetch(P, 0, a, b);
     for (int64_t k0 = 0; k0 < P.k; k0 += KT) {
         __syncthreads();
@@ -148,8 +136,7 @@ __device__ __forceinline__ void sweep(const Product &P, Tiles &tiles, real (&res
             tiles.F[threadIdx.x / TILE + q * (256 / TILE)][j] = taken<EXPONENTS>(b[q], c);
         }
         __syncthreads();
-        if (k0 + KT < P.k)
-            fetch(P, k0 + KT, a, b);
+        if (k0 + KT < P.k) fetch(P, k0 + KT, a, b);
 #pragma unroll
         for (int k = 0; k < KT; k++) {
             real e[EACH], f[EACH];
@@ -161,22 +148,18 @@ __device__ __forceinline__ void sweep(const Product &P, Tiles &tiles, real (&res
 #pragma unroll
             for (int y = 0; y < EACH; y++)
 #pragma unroll
-                for (int x = 0; x < EACH; x++)
-                    result[y][x] = each(result[y][x], e[y], f[x], y, x);
+                for (int x = 0; x < EACH; x++) result[y][x] = each(result[y][x], e[y], f[x], y, x);
         }
     }
 }
 
-__device__ __forceinline__ void fill(real (&result)[EACH][EACH], real x)
-{
+__device__ __forceinline__ void fill(real (&result)[EACH][EACH], real x) {
 #pragma unroll
-    for (int q = 0; q < EACH * EACH; q++)
-        result[q / EACH][q % EACH] = x;
+    for (int q = 0; q < EACH * EACH; q++) result[q / EACH][q % EACH] = x;
 }
 
 // Every entry of the tile by its own maximum over k.
-__device__ __forceinline__ void exact_tile(const Product &P, Tiles &tiles, real (&out)[EACH][EACH])
-{
+__device__ __forceinline__ void exact_tile(const Product &P, Tiles &tiles, real (&out)[EACH][EACH]) {
     real top[EACH][EACH];
     fill(top, -INF);
     sweep<false>(P, tiles, top, [](real s, real a, real b, int, int) { return MAX(s, a + b); });
@@ -198,8 +181,7 @@ enum { TILES, EXACT, REPAIR };
 // One tile of one product a block; step_B = 0: one B for all.
 extern "C" __global__ void __launch_bounds__(256)
     log_tiles(const real *A, const real *B, const real *r, const real *c, real *out, int64_t m, int64_t k, int64_t n,
-              int64_t step_B, int mode, const int *lost_some)
-{
+              int64_t step_B, int mode, const int *lost_some) {
     __shared__ Tiles tiles;
     const int64_t across = (n + TILE - 1) / TILE, down = (m + TILE - 1) / TILE;
     const int64_t product = blockIdx.x / (across * down), tile = blockIdx.x % (across * down);
@@ -216,11 +198,9 @@ extern "C" __global__ void __launch_bounds__(256)
     const real limit = (real)k * EXP(LOW) / EPS;
     real sum[EACH][EACH];
     bool lost = mode != TILES;
-    if (mode == REPAIR && *lost_some == 0)
-        return;
+    if (mode == REPAIR && *lost_some == 0) return;
     fill(sum, 0);
-    if (mode == TILES)
-        sweep<true>(P, tiles, sum, [](real s, real e, real f, int, int) { return s + e * f; });
+    if (mode == TILES) sweep<true>(P, tiles, sum, [](real s, real e, real f, int, int) { return s + e * f; });
 #pragma unroll
     for (int y = 0; y < EACH; y++)
 #pragma unroll
@@ -232,32 +212,27 @@ extern "C" __global__ void __launch_bounds__(256)
                 sum[y][x] = shift + LOG(sum[y][x]);
             }
         }
-    if (__syncthreads_or(lost))
-        exact_tile(P, tiles, sum);
+    if (__syncthreads_or(lost)) exact_tile(P, tiles, sum);
 #pragma unroll
     for (int y = 0; y < EACH; y++)
 #pragma unroll
         for (int x = 0; x < EACH; x++) {
             const int i = P.i0 + place(ty, y), j = P.j0 + place(tx, x);
-            if (i < m && j < n)
-                out[product * m * n + (int64_t)i * n + j] = sum[y][x];
+            if (i < m && j < n) out[product * m * n + (int64_t)i * n + j] = sum[y][x];
         }
 }
 
 // For products that a library multiplies: e^(x - shift) of a row of A, with its shift, or of B, with those of its product.
 extern "C" __global__ void __launch_bounds__(256)
-    exponentials(const real *x, const real *shift, real *out, int64_t length, int64_t rows, int of_A)
-{
+    exponentials(const real *x, const real *shift, real *out, int64_t length, int64_t rows, int of_A) {
     const int64_t at = blockIdx.x * length;
     shift += of_A ? (int64_t)blockIdx.x : blockIdx.x / rows * length;
-    for (int64_t q = threadIdx.x; q < length; q += 256)
-        out[at + q] = taken<true>(x[at + q], shift[of_A ? 0 : q]);
+    for (int64_t q = threadIdx.x; q < length; q += 256) out[at + q] = taken<true>(x[at + q], shift[of_A ? 0 : q]);
 }
 
 // and a row of its sums S, in place, log S + r_i + c_j; *lost counts the rows with entries that this cannot tell.
 extern "C" __global__ void __launch_bounds__(256)
-    log_sums(real *S, const real *r, const real *c, int64_t m, int64_t k, int64_t n, int64_t step_c, int *lost)
-{
+    log_sums(real *S, const real *r, const real *c, int64_t m, int64_t k, int64_t n, int64_t step_c, int *lost) {
     const real limit = (real)k * EXP(LOW) / EPS, row = r[blockIdx.x];
     bool bad = false;
     c += blockIdx.x / m * step_c;
@@ -267,6 +242,5 @@ extern "C" __global__ void __launch_bounds__(256)
         bad |= unknown(s, shift, limit);
         S[q] = shift + LOG(s);
     }
-    if (__syncthreads_or(bad) && threadIdx.x == 0)
-        atomicAdd(lost, 1);
+    if (__syncthreads_or(bad) && threadIdx.x == 0) atomicAdd(lost, 1);
 }

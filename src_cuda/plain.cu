@@ -40,27 +40,23 @@ struct Seen {
 };
 
 // The same of all threads of the block, for all of them; and the sums over them
-__device__ __forceinline__ Seen seen_by_all(Seen x, Seen *of_warps)
-{
+__device__ __forceinline__ Seen seen_by_all(Seen x, Seen *of_warps) {
     x = {-warp_max(-x.low), warp_max(x.high), warp_sum(x.odd), warp_sum(x.unlike)};
     __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        of_warps[threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
     __syncthreads();
     x = of_warps[threadIdx.x % WARPS];
     return {-warp_max<WARPS>(-x.low), warp_max<WARPS>(x.high), warp_sum<WARPS>(x.odd), warp_sum<WARPS>(x.unlike)};
 }
 
-__device__ __forceinline__ void see(Seen &all, cost &low, cost &high, cost x)
-{
+__device__ __forceinline__ void see(Seen &all, cost &low, cost &high, cost x) {
     low = fmin(low, x);
     high = fmax(high, x);
     all.odd += !isfinite(x);
 }
 
 // What this thread sees of M
-__device__ __forceinline__ Seen look(const State &S, const Plain &T)
-{
+__device__ __forceinline__ Seen look(const State &S, const Plain &T) {
     const int64_t total = S.m * S.n, chunks = total / ENTRIES, step = (int64_t)gridDim.x * THREADS;
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, left = chunks * ENTRIES + own;
     cost low = INF, high = -INF;
@@ -74,11 +70,9 @@ __device__ __forceinline__ Seen look(const State &S, const Plain &T)
         for (int i = 0; i < AHEAD; i++)
 #pragma unroll
             for (int e = 0; e < ENTRIES; e++)
-                if (q + i * step < chunks)
-                    see(all, low, high, x[i][e]);
+                if (q + i * step < chunks) see(all, low, high, x[i][e]);
     }
-    if (left < total)
-        see(all, low, high, T.M[left]);
+    if (left < total) see(all, low, high, T.M[left]);
     for (int64_t q = own; T.alike && q < S.m * 32; q += step) { // the tiles on the diagonal: see extrema in stream.cu
         const int64_t i = q / 32, j = i / 32 * 32 + q % 32;
         all.unlike += j < S.n && T.M[i * S.n + j] != T.M[j * S.n + i];
@@ -89,34 +83,26 @@ __device__ __forceinline__ Seen look(const State &S, const Plain &T)
 }
 
 // Empty what passes add to and post in, and the ranks of no column yet.
-__device__ __forceinline__ void empty(const State &S, const Plain &T)
-{
+__device__ __forceinline__ void empty(const State &S, const Plain &T) {
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
-    for (int64_t q = own; q < 2 * (S.parts > BLOCKS ? S.parts : BLOCKS) * SCALARS; q += step)
-        S.scalars[q] = 0;
-    for (int64_t q = own; q < 3 * S.ld; q += step)
-        S.sums[q] = 0;
-    for (int64_t q = own; q < 2 * S.parts * T.posts; q += step)
-        take_back(S.partial + q);
-    for (int64_t q = own; q < S.n; q += step)
-        T.tops[q] = rank_of(-INF);
+    for (int64_t q = own; q < 2 * (S.parts > BLOCKS ? S.parts : BLOCKS) * SCALARS; q += step) S.scalars[q] = 0;
+    for (int64_t q = own; q < 3 * S.ld; q += step) S.sums[q] = 0;
+    for (int64_t q = own; q < 2 * S.parts * T.posts; q += step) take_back(S.partial + q);
+    for (int64_t q = own; q < S.n; q += step) T.tops[q] = rank_of(-INF);
 }
 
 // ENTRIES of M from here on, of which the first `count` are there; whole: they lie at a multiple of 16 bytes
-__device__ __forceinline__ void read_entries(const cost *at, int64_t count, bool whole, cost (&x)[ENTRIES])
-{
+__device__ __forceinline__ void read_entries(const cost *at, int64_t count, bool whole, cost (&x)[ENTRIES]) {
     if (whole && count >= ENTRIES) {
         *(uint4 *)x = __ldg((const uint4 *)at);
         return;
     }
 #pragma unroll
-    for (int e = 0; e < ENTRIES; e++)
-        x[e] = e < count ? at[e] : (cost)INF;
+    for (int e = 0; e < ENTRIES; e++) x[e] = e < count ? at[e] : (cost)INF;
 }
 
 // alpha_i = -max_j(log b_j - M_ij / reg), a warp a row
-__device__ __forceinline__ void balance_rows(const State &S, const Plain &T)
-{
+__device__ __forceinline__ void balance_rows(const State &S, const Plain &T) {
     const int lane = threadIdx.x % 32;
     const bool whole = S.n % ENTRIES == 0;
     for (int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; i < S.m; i += (int64_t)gridDim.x * WARPS) {
@@ -124,29 +110,24 @@ __device__ __forceinline__ void balance_rows(const State &S, const Plain &T)
         for (int64_t j = ENTRIES * lane; j < S.n; j += LINE * AHEAD) {
             alignas(16) cost x[AHEAD][ENTRIES];
 #pragma unroll
-            for (int k = 0; k < AHEAD; k++)
-                read_entries(T.M + i * S.n + j + LINE * k, S.n - j - LINE * k, whole, x[k]);
+            for (int k = 0; k < AHEAD; k++) read_entries(T.M + i * S.n + j + LINE * k, S.n - j - LINE * k, whole, x[k]);
 #pragma unroll
             for (int k = 0; k < AHEAD; k++)
 #pragma unroll
                 for (int e = 0; e < ENTRIES; e++)
-                    if (j + LINE * k + e < S.n)
-                        top = fmax(top, T.log_b[j + LINE * k + e] - x[k][e] * S.limits.inv_reg);
+                    if (j + LINE * k + e < S.n) top = fmax(top, T.log_b[j + LINE * k + e] - x[k][e] * S.limits.inv_reg);
         }
         top = warp_max(top);
-        if (lane == 0)
-            T.alpha[i] = -top;
+        if (lane == 0) T.alpha[i] = -top;
     }
 }
 
 // ENTRIES of K to there
-__device__ __forceinline__ void copy_entries(real *to, const real (&x)[ENTRIES])
-{
+__device__ __forceinline__ void copy_entries(real *to, const real (&x)[ENTRIES]) {
     constexpr int BYTES = ENTRIES * (int)sizeof(real);
     if constexpr (BYTES >= 16) {
 #pragma unroll
-        for (int q = 0; q < BYTES / 16; q++)
-            ((uint4 *)to)[q] = ((const uint4 *)x)[q];
+        for (int q = 0; q < BYTES / 16; q++) ((uint4 *)to)[q] = ((const uint4 *)x)[q];
     } else {
         *(double *)to = *(const double *)x;
     }
@@ -159,13 +140,10 @@ struct Strip {
     // the strip of a warp, and of the same warp after as many as there are
     __device__ __forceinline__ Strip(const State &S, int64_t warp, int64_t strips, int64_t parts)
         : i(S.m * (warp / strips) / parts), end(S.m * (warp / strips + 1) / parts),
-          j(warp % strips * LINE + threadIdx.x % 32 * ENTRIES)
-    {
-    }
+          j(warp % strips * LINE + threadIdx.x % 32 * ENTRIES) {}
 
     // Calls with (i, entries of M) for each of its rows, AHEAD of them read at once
-    template <typename F> __device__ __forceinline__ void each_row(const State &S, const Plain &T, F call) const
-    {
+    template <typename F> __device__ __forceinline__ void each_row(const State &S, const Plain &T, F call) const {
         const bool whole = S.n % ENTRIES == 0;
         for (int64_t first = i; first < end; first += AHEAD) {
             alignas(16) cost x[AHEAD][ENTRIES];
@@ -174,25 +152,21 @@ struct Strip {
                 read_entries(T.M + (first + k) * S.n + j, first + k < end ? S.n - j : 0, whole, x[k]);
 #pragma unroll
             for (int k = 0; k < AHEAD; k++)
-                if (first + k < end)
-                    call(first + k, x[k]);
+                if (first + k < end) call(first + k, x[k]);
         }
     }
 };
 
 // Strips of the warps of the first blocks over so many columns
-template <typename F> __device__ __forceinline__ void each_strip(const State &S, int64_t columns, int blocks, F call)
-{
+template <typename F> __device__ __forceinline__ void each_strip(const State &S, int64_t columns, int blocks, F call) {
     const int64_t strips = (columns + LINE - 1) / LINE, warps = (int64_t)blocks * WARPS;
     const int64_t parts = warps > strips ? warps / strips : 1;
     const int64_t own = (int)blockIdx.x < blocks ? (int64_t)blockIdx.x * WARPS + threadIdx.x / 32 : strips * parts;
-    for (int64_t q = own; q < strips * parts; q += warps)
-        call(Strip(S, q, strips, parts));
+    for (int64_t q = own; q < strips * parts; q += warps) call(Strip(S, q, strips, parts));
 }
 
 // tops_j = max_i(alpha_i + log b_j - M_ij / reg)
-__device__ __forceinline__ void balance_columns(const State &S, const Plain &T)
-{
+__device__ __forceinline__ void balance_columns(const State &S, const Plain &T) {
     each_strip(S, S.n, gridDim.x, [&](const Strip &own) {
         double top[ENTRIES], log_b[ENTRIES];
 #pragma unroll
@@ -203,19 +177,16 @@ __device__ __forceinline__ void balance_columns(const State &S, const Plain &T)
         own.each_row(S, T, [&](int64_t i, const cost(&x)[ENTRIES]) {
             const double alpha = T.alpha[i];
 #pragma unroll
-            for (int e = 0; e < ENTRIES; e++)
-                top[e] = fmax(top[e], log_b[e] + alpha - x[e] * S.limits.inv_reg);
+            for (int e = 0; e < ENTRIES; e++) top[e] = fmax(top[e], log_b[e] + alpha - x[e] * S.limits.inv_reg);
         });
 #pragma unroll
         for (int e = 0; e < ENTRIES; e++)
-            if (own.j + e < S.n)
-                atomicMax(T.tops + own.j + e, rank_of(top[e]));
+            if (own.j + e < S.n) atomicMax(T.tops + own.j + e, rank_of(top[e]));
     });
 }
 
 // What passes need of the rows and of the columns, around alpha and beta; safe: alpha is `least` and beta 0.
-__device__ __forceinline__ void set_sides(const State &S, const Plain &T, bool safe, double least)
-{
+__device__ __forceinline__ void set_sides(const State &S, const Plain &T, bool safe, double least) {
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = own; i < S.m; i += step) {
         Point &p = ((Point *)S.point)[i];
@@ -235,13 +206,11 @@ __device__ __forceinline__ void set_sides(const State &S, const Plain &T, bool s
 }
 
 // K_ij = exp(alpha_i + beta_j - M_ij / reg), by the first blocks
-__device__ __forceinline__ void build(const State &S, const Plain &T, int blocks, bool safe, double least)
-{
+__device__ __forceinline__ void build(const State &S, const Plain &T, int blocks, bool safe, double least) {
     each_strip(S, S.ld, blocks, [&](const Strip &own) {
         double beta[ENTRIES];
 #pragma unroll
-        for (int e = 0; e < ENTRIES; e++)
-            beta[e] = safe || own.j + e >= S.n ? 0 : T.beta[own.j + e];
+        for (int e = 0; e < ENTRIES; e++) beta[e] = safe || own.j + e >= S.n ? 0 : T.beta[own.j + e];
         own.each_row(S, T, [&](int64_t i, const cost(&x)[ENTRIES]) {
             const double alpha = safe ? least : T.alpha[i];
             alignas(16) real entry[ENTRIES];
@@ -251,15 +220,13 @@ __device__ __forceinline__ void build(const State &S, const Plain &T, int blocks
                 entry[e] = (real)(p >= S.limits.flush ? p : 0);
             }
             real *to = S.kernel + i * S.ld + own.j;
-            if (own.j < S.ld)
-                copy_entries(to, entry);
+            if (own.j < S.ld) copy_entries(to, entry);
         });
     });
 }
 
 // Progress before the first pass; one block
-__device__ __forceinline__ void set_progress(const State &S, const Plain &T, bool safe, const Seen &M, Seen *of_warps)
-{
+__device__ __forceinline__ void set_progress(const State &S, const Plain &T, bool safe, const Seen &M, Seen *of_warps) {
     const double least = M.low / S.limits.reg;
     Seen rows = {0, safe ? fabs(least) : 0, 0, 0}, cols = {0, 0, 0, 0}; // high: a size; odd and unlike: sums
     for (int64_t i = threadIdx.x; i < S.m; i += THREADS) {
@@ -277,29 +244,25 @@ __device__ __forceinline__ void set_progress(const State &S, const Plain &T, boo
     cols = seen_by_all(cols, of_warps);
     copy_record(S.progress, T.start);
     __syncthreads();
-    if (threadIdx.x > 0)
-        return;
+    if (threadIdx.x > 0) return;
     const double terms = rows.high + cols.high + T.log_size;
     const double paid = fmin((M.high - M.low) / S.limits.reg, terms + fabs(least) + T.vanishing);
     Progress &p = *S.progress;
     p.exponent_error = T.rounding * (paid + terms);
     p.dual_constant = T.dual_constant + rows.odd;
-    if (!(-cols.low >= 1 / NARROW_LIMIT && -cols.low <= NARROW_LIMIT))
-        p.narrow = 0;
+    if (!(-cols.low >= 1 / NARROW_LIMIT && -cols.low <= NARROW_LIMIT)) p.narrow = 0;
     S.scalars[NEXT_SCALE] = cols.odd;
     S.scalars[NEXT_B] = T.mass; // sum b e^(-k x) of x = 0
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    begin(const __grid_constant__ State S, const __grid_constant__ Plain T)
-{
+    begin(const __grid_constant__ State S, const __grid_constant__ Plain T) {
     Seen *of_warps = (Seen *)memory;
     uint32_t *counter = S.barrier + 16, ended = meeting_start(counter); // beside those of the passes
     const double reg = S.limits.reg;
     Seen M = seen_by_all(look(S, T), of_warps);
     empty(S, T);
-    if (threadIdx.x == 0)
-        ((Seen *)T.range)[blockIdx.x] = M;
+    if (threadIdx.x == 0) ((Seen *)T.range)[blockIdx.x] = M;
     grid_barrier(counter, ended);
     M = {INF, -INF, 0, 0};
     if (threadIdx.x < gridDim.x) {
@@ -310,11 +273,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const double spread = (M.high - M.low) / reg, least = M.low / reg;
     const bool finite = isfinite(spread) && isfinite(least) && isfinite(M.high / reg);
     const bool safe = spread <= T.safe_spread, last = blockIdx.x == gridDim.x - 1;
-    if (last && threadIdx.x == 0)
-        ((Seen *)T.range)[BLOCKS] = M;
+    if (last && threadIdx.x == 0) ((Seen *)T.range)[BLOCKS] = M;
     if (M.odd > 0 || !finite || !(spread <= T.most_spread) || (T.alike && !(M.unlike > 0))) {
-        if (last && threadIdx.x == 0)
-            S.progress->status = MAPUOT_BAD_ARGUMENT;
+        if (last && threadIdx.x == 0) S.progress->status = MAPUOT_BAD_ARGUMENT;
         return;
     }
     if (!safe) {
@@ -324,17 +285,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         grid_barrier(counter, ended);
     }
     set_sides(S, T, safe, least);
-    if (!safe)
-        grid_barrier(counter, ended);
+    if (!safe) grid_barrier(counter, ended);
     build(S, T, gridDim.x > 1 ? gridDim.x - 1 : 1, safe, least); // while the last one does what no other can share
-    if (last)
-        set_progress(S, T, safe, M, of_warps);
+    if (last) set_progress(S, T, safe, M, of_warps);
 }
 
 // An answer: status, passes and range; the trace; log u, log v and the marginals; and, elsewhere, the exponents of the plan.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    tell(const __grid_constant__ State S, const __grid_constant__ Plain T, double *out, double *exponents)
-{
+    tell(const __grid_constant__ State S, const __grid_constant__ Plain T, double *out, double *exponents) {
     const Progress &p = *S.progress;
     const Seen &M = ((const Seen *)T.range)[BLOCKS];
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
@@ -344,8 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         out[2] = M.low;
         out[3] = M.high;
     }
-    if (p.status != MAPUOT_CONVERGED)
-        return;
+    if (p.status != MAPUOT_CONVERGED) return;
     for (int64_t q = own; q < p.passes * (int)(sizeof(mapuot_stats) / 8); q += step)
         out[HEAD + q] = ((const double *)S.trace)[q];
     double *log_u = out + TOLD, *log_v = log_u + S.m, *r = log_v + S.n, *s = r + S.m;

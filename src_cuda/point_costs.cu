@@ -19,24 +19,20 @@
 // DEPTH coordinates from k0 on of SIDE points on either side, of the last of m or n points for those behind it
 __device__ __forceinline__ void take(double (&x_here)[DEPTH][SIDE + 1], double (&y_here)[DEPTH][SIDE], const double *x,
                                      const double *y, int64_t i0, int64_t j0, int64_t k0, int64_t m, int64_t n,
-                                     int64_t ld, int64_t d)
-{
+                                     int64_t ld, int64_t d) {
     for (int q = threadIdx.x; q < DEPTH * SIDE; q += 256) {
         const int64_t i = i0 + q / DEPTH, k = k0 + q % DEPTH;
-        if (k < d)
-            x_here[q % DEPTH][q / DEPTH] = x[(i < m ? i : m - 1) * d + k];
+        if (k < d) x_here[q % DEPTH][q / DEPTH] = x[(i < m ? i : m - 1) * d + k];
     }
     for (int q = threadIdx.x; q < DEPTH * SIDE; q += 256) {
         const int64_t j = j0 + q % SIDE, k = k0 + q / SIDE;
-        if (k < d)
-            y_here[q / SIDE][q % SIDE] = y[k * ld + (j < n ? j : n - 1)];
+        if (k < d) y_here[q / SIDE][q % SIDE] = y[k * ld + (j < n ? j : n - 1)];
     }
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     point_costs(const double *x, const double *y, int64_t ld, int64_t m, int64_t n, int64_t d, double scale,
-                double *out, const int64_t *places, const double *alpha, const double *beta, double inv_reg)
-{
+                double *out, const int64_t *places, const double *alpha, const double *beta, double inv_reg) {
     __shared__ double x_here[DEPTH][SIDE + 1], y_here[DEPTH][SIDE];
     const int64_t across = (n + SIDE - 1) / SIDE, i0 = blockIdx.x / across * SIDE, j0 = blockIdx.x % across * SIDE;
     const int row = threadIdx.x / 16, col = threadIdx.x % 16;
@@ -55,13 +51,11 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int k = 0; k < depth; k++) {
             double a[EACH], b[EACH];
 #pragma unroll
-            for (int q = 0; q < EACH; q++)
-                a[q] = x_here[k][row + 16 * q], b[q] = y_here[k][col + 16 * q];
+            for (int q = 0; q < EACH; q++) a[q] = x_here[k][row + 16 * q], b[q] = y_here[k][col + 16 * q];
 #pragma unroll
             for (int q = 0; q < EACH; q++)
 #pragma unroll
-                for (int e = 0; e < EACH; e++)
-                    sum[q][e] = metric_sum(METRIC, sum[q][e], a[q], b[e]);
+                for (int e = 0; e < EACH; e++) sum[q][e] = metric_sum(METRIC, sum[q][e], a[q], b[e]);
         }
     }
 #pragma unroll

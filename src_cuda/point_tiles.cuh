@@ -19,8 +19,7 @@ struct Coordinates {
 };
 
 // 16 bytes from global to shared memory; they are there for all after all_here and a barrier
-__device__ __forceinline__ void bring(uint4 *to, const coord *from)
-{
+__device__ __forceinline__ void bring(uint4 *to, const coord *from) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"l"(__cvta_generic_to_shared(to)), "l"(from) : "memory");
 #else
@@ -28,37 +27,31 @@ __device__ __forceinline__ void bring(uint4 *to, const coord *from)
 #endif
 }
 
-__device__ __forceinline__ void all_here()
-{
+__device__ __forceinline__ void all_here() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
 // DEPTH coordinates of as many points as the array is wide
-template <int LOADS> __device__ __forceinline__ void bring(uint4 (&here)[DEPTH][LOADS], const coord *from, int64_t ld)
-{
+template <int LOADS> __device__ __forceinline__ void bring(uint4 (&here)[DEPTH][LOADS], const coord *from, int64_t ld) {
     const int first = threadIdx.x / LOADS, load = threadIdx.x % LOADS, rows = 256 / LOADS;
 #pragma unroll
     for (int q = 0; q < (DEPTH + rows - 1) / rows; q++) {
         const int k = first + rows * q;
-        if (DEPTH % rows == 0 || k < DEPTH)
-            bring(&here[k][load], from + k * ld + load * LOADED);
+        if (DEPTH % rows == 0 || k < DEPTH) bring(&here[k][load], from + k * ld + load * LOADED);
     }
 }
 
 // A thread's COUNT of the 16 COUNT numbers of a tile: LOADED at `part`, as many 16 loads further, ...
-template <int COUNT> __device__ __forceinline__ void own_of(const uint4 *all, int part, coord (&mine)[COUNT])
-{
+template <int COUNT> __device__ __forceinline__ void own_of(const uint4 *all, int part, coord (&mine)[COUNT]) {
 #pragma unroll
-    for (int q = 0; q < COUNT / LOADED; q++)
-        numbers_in(all[part + 16 * q], mine + LOADED * q);
+    for (int q = 0; q < COUNT / LOADED; q++) numbers_in(all[part + 16 * q], mine + LOADED * q);
 }
 
 // sum += what DEPTH coordinates add
 __device__ __forceinline__ void add_coordinates(const Coordinates &here, int to_part, int from_part,
-                                                coord (&sum)[TO_EACH][FROM_EACH])
-{
+                                                coord (&sum)[TO_EACH][FROM_EACH]) {
 #pragma unroll
     for (int k = 0; k < DEPTH; k++) {
         coord x[TO_EACH], y[FROM_EACH];
@@ -67,16 +60,14 @@ __device__ __forceinline__ void add_coordinates(const Coordinates &here, int to_
 #pragma unroll
         for (int q = 0; q < TO_EACH; q++)
 #pragma unroll
-            for (int e = 0; e < FROM_EACH; e++)
-                sum[q][e] = grown(sum[q][e], x[q], y[e]);
+            for (int e = 0; e < FROM_EACH; e++) sum[q][e] = grown(sum[q][e], x[q], y[e]);
     }
 }
 
 // acc_q += sum_e w_e K_qe
 __device__ __forceinline__ void add_products(const coord (&sum)[TO_EACH][FROM_EACH], const uint4 *to_log,
                                              const uint4 *from_log, const uint4 *weight, int to_part, int from_part,
-                                             coord factor, coord (&acc)[TO_EACH])
-{
+                                             coord factor, coord (&acc)[TO_EACH]) {
     coord own[TO_EACH], log[FROM_EACH], w[FROM_EACH];
     own_of(to_log, to_part, own);
     own_of(from_log, from_part, log);
@@ -84,8 +75,7 @@ __device__ __forceinline__ void add_products(const coord (&sum)[TO_EACH][FROM_EA
 #pragma unroll
     for (int q = 0; q < TO_EACH; q++)
 #pragma unroll
-        for (int e = 0; e < FROM_EACH; e++)
-            acc[q] += w[e] * power_of(exponent_of(own[q] + log[e], sum[q][e], factor));
+        for (int e = 0; e < FROM_EACH; e++) acc[q] += w[e] * power_of(exponent_of(own[q] + log[e], sum[q][e], factor));
 }
 
 // The arrays have room for whole tiles, but `weight`.
@@ -93,19 +83,16 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     tile_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
               const coord *from, const coord *from_log, const coord *weight, double *out, int64_t count, int64_t others,
               int64_t d, double scale, const int64_t *, const int *, int64_t from_ld,
-              const __grid_constant__ mapuot_mask)
-{
+              const __grid_constant__ mapuot_mask) {
     __shared__ Coordinates here[2];
     __shared__ uint4 own_log[TO_TILE / LOADED], log[FROM_TILE / LOADED], w[FROM_TILE / LOADED];
-    if (stopped(S, parity))
-        return;
+    if (stopped(S, parity)) return;
     const int from_part = threadIdx.x % 16, to_part = threadIdx.x / 16, chunks = (int)(d / DEPTH);
     const int64_t i0 = (int64_t)blockIdx.x * TO_TILE, tiles = (others + FROM_TILE - 1) / FROM_TILE;
     const int first = (int)(tiles * blockIdx.y / gridDim.y), end = (int)(tiles * (blockIdx.y + 1) / gridDim.y);
     coord acc[TO_EACH] = {};
     double total = 0;
-    if (threadIdx.x < TO_TILE)
-        ((coord *)own_log)[threadIdx.x] = to_log[i0 + threadIdx.x];
+    if (threadIdx.x < TO_TILE) ((coord *)own_log)[threadIdx.x] = to_log[i0 + threadIdx.x];
     bring(here[0].to, to + i0, to_ld);
     if (first < end) // no points to sum over may have no room at all
         bring(here[0].from, from + (int64_t)first * FROM_TILE, from_ld);
@@ -133,13 +120,11 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
         if ((POINTS_NARROW && (tile - first) % TILES_STRETCH == TILES_STRETCH - 1) || tile + 1 == end) {
             total += warp_sums<TO_EACH, 8>(acc, threadIdx.x);
 #pragma unroll
-            for (int q = 0; q < TO_EACH; q++)
-                acc[q] = 0;
+            for (int q = 0; q < TO_EACH; q++) acc[q] = 0;
         }
     }
     const int lanes = 16 / TO_EACH, q = from_part / lanes; // a point that gets sums has them in so many
     const int64_t i = i0 + (q / LOADED * 16 + to_part) * LOADED + q % LOADED;
-    if (from_part % lanes == 0 && i < count)
-        out[blockIdx.y * count + i] = total;
+    if (from_part % lanes == 0 && i < count) out[blockIdx.y * count + i] = total;
 }
 #endif

@@ -67,8 +67,7 @@ typedef double coord;
 
 #if QUICK
 // 2^t to 2e-9 of itself for t of up to 2^30 in size, 0 below 2^-1022: the polynomial errs by that at most where |r| <= .5
-__device__ __forceinline__ double power_of(double t)
-{
+__device__ __forceinline__ double power_of(double t) {
     const uint32_t size = (uint32_t)__double2hiint(t); // 1024 and more is INF, -1022 and less 0, by these bits
     const double whole = t + 0x1.8p52, r = t - (whole - 0x1.8p52);
     double p = 0x1.41fbbc24fa7ffp-13;
@@ -87,8 +86,7 @@ __device__ __forceinline__ double power_of(double t) { return exp(t); }
 #endif
 
 // The numbers in 16 bytes
-__device__ __forceinline__ void numbers_in(const uint4 &w, coord *to)
-{
+__device__ __forceinline__ void numbers_in(const uint4 &w, coord *to) {
 #if POINTS_NARROW
     to[0] = __uint_as_float(w.x), to[1] = __uint_as_float(w.y);
     to[2] = __uint_as_float(w.z), to[3] = __uint_as_float(w.w);
@@ -98,26 +96,22 @@ __device__ __forceinline__ void numbers_in(const uint4 &w, coord *to)
 }
 
 // COUNT numbers that all lanes of a group read alike
-template <int COUNT> __device__ __forceinline__ void take(const coord *from, coord (&to)[COUNT])
-{
+template <int COUNT> __device__ __forceinline__ void take(const coord *from, coord (&to)[COUNT]) {
 #pragma unroll
     for (int q = 0; q < COUNT / LOADED; q++)
         numbers_in(HELD ? ((const uint4 *)from)[q] : __ldg((const uint4 *)from + q), to + LOADED * q);
 }
 
 // COUNT blocks of FROM numbers each from global to shared memory, by all threads
-__device__ __forceinline__ void hold(uint4 *to, const coord *from, int count)
-{
-    for (int q = threadIdx.x; q < count * FROM / LOADED; q += 256)
-        to[q] = __ldg((const uint4 *)from + q);
+__device__ __forceinline__ void hold(uint4 *to, const coord *from, int count) {
+    for (int q = threadIdx.x; q < count * FROM / LOADED; q += 256) to[q] = __ldg((const uint4 *)from + q);
 }
 
 // Squares are taken off what is known of the exponent, one after the other, other sums are taken off it at the end.
 #define DOWN (POINTS_NARROW && FORM == MAPUOT_SQUARES)
 
 // what one coordinate adds
-__device__ __forceinline__ coord grown(coord sum, coord x, coord y)
-{
+__device__ __forceinline__ coord grown(coord sum, coord x, coord y) {
 #if POINTS_NARROW
     const coord t = x - y;
     return DOWN                      ? fmaf(-t, t, sum)
@@ -130,16 +124,13 @@ __device__ __forceinline__ coord grown(coord sum, coord x, coord y)
 }
 
 // the exponent, from the sum over the coordinates
-__device__ __forceinline__ coord exponent_of(coord known, coord sum, coord factor)
-{
-    if (DOWN)
-        return sum;
+__device__ __forceinline__ coord exponent_of(coord known, coord sum, coord factor) {
+    if (DOWN) return sum;
 #if POINTS_NARROW
     (void)factor;
     return FORM == MAPUOT_PRODUCTS ? known + sum : known - (FORM == MAPUOT_ROOTS ? root_of(sum) : sum);
 #else
-    if (FORM == EXPANDED)
-        return known + sum;
+    if (FORM == EXPANDED) return known + sum;
     if (FORM == MAPUOT_WFR) // QUICK: 2^-2^30 is 0
         return sum < REACH_SQUARED ? known + 2 * factor * log(cos(sqrt(sum))) : QUICK ? -0x1p30 : -INF;
     return known - factor * metric_of(FORM, sum);
@@ -154,14 +145,12 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     point_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
                const coord *from, const coord *from_log, const coord *weight, double *out, int64_t count,
                int64_t others, int64_t d, double scale, const int64_t *first, const int *run, int64_t unit,
-               const __grid_constant__ mapuot_mask mask)
-{
+               const __grid_constant__ mapuot_mask mask) {
 #if HELD
     __shared__ uint4 held_y[HELD * DIM * FROM / LOADED], held_log[HELD * FROM / LOADED], held_w[HELD * FROM / LOADED];
     int64_t held = 0; // the block that they begin with
 #endif
-    if (!TOPS && stopped(S, parity))
-        return;
+    if (!TOPS && stopped(S, parity)) return;
     const int group = threadIdx.x % 32 / LANES_EACH;
     const int64_t own_warp = ((int64_t)blockIdx.x * 8 + threadIdx.x / 32) * OWN,
                   i0 = own_warp + threadIdx.x % LANES_EACH;
@@ -176,8 +165,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
         own[q] = to_log[at[q]];
         acc[q] = total[q] = NOTHING;
 #pragma unroll
-        for (int k = 0; k < DIM; k++)
-            x[q][k] = to[k * to_ld + at[q]];
+        for (int k = 0; k < DIM; k++) x[q][k] = to[k * to_ld + at[q]];
     }
 #if KEPT
     const int64_t box = (own_warp < count ? own_warp : count - 1) / unit;
@@ -216,8 +204,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
 #endif
                     take(logs + here * FROM + half, y_log);
 #pragma unroll
-                    for (int k = 0; k < DIM; k++)
-                        take(ys + (here * DIM + k) * FROM + half, y[k]);
+                    for (int k = 0; k < DIM; k++) take(ys + (here * DIM + k) * FROM + half, y[k]);
                     take(ws + here * FROM + half, w);
 #pragma unroll
                     for (int e = 0; e < LOADED; e++)
@@ -226,8 +213,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
                             const coord known = own[q] + y_log[e];
                             coord sum = DOWN ? known : 0;
 #pragma unroll
-                            for (int k = 0; k < DIM; k++)
-                                sum = grown(sum, x[q][k], y[k][e]);
+                            for (int k = 0; k < DIM; k++) sum = grown(sum, x[q][k], y[k][e]);
                             ADD(acc[q], w[e], exponent_of(known, sum, factor), SHARE(q, half + e));
                         }
                 }
@@ -239,8 +225,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
                     for (int q = 0; q < RT; q++) {
                         const coord xk = to[k * to_ld + at[q]];
 #pragma unroll
-                        for (int e = 0; e < FROM; e++)
-                            sum[q][e] = grown(sum[q][e], xk, y[e]);
+                        for (int e = 0; e < FROM; e++) sum[q][e] = grown(sum[q][e], xk, y[e]);
                     }
                 }
                 take(from_log + b * FROM, y);
@@ -268,20 +253,16 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     for (int q = 0; q < RT; q++) {
         JOIN(total[q], acc[q]);
 #pragma unroll
-        for (int lanes = LANES_EACH; lanes < 32; lanes *= 2)
-            JOIN(total[q], __shfl_xor_sync(FULL, total[q], lanes));
-        if (group == 0 && i0 + q * LANES_EACH < count)
-            out[blockIdx.y * count + i0 + q * LANES_EACH] = total[q];
+        for (int lanes = LANES_EACH; lanes < 32; lanes *= 2) JOIN(total[q], __shfl_xor_sync(FULL, total[q], lanes));
+        if (group == 0 && i0 + q * LANES_EACH < count) out[blockIdx.y * count + i0 + q * LANES_EACH] = total[q];
     }
 }
 #endif
 
 // K^T u, a column a thread
 extern "C" __global__ void __launch_bounds__(256)
-    point_columns(const __grid_constant__ State S, int parity, const double *out, int parts, float *)
-{
+    point_columns(const __grid_constant__ State S, int parity, const double *out, int parts, float *) {
     const int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (!stopped(S, parity) && j < S.n)
-        sums_of(S, (int)S.progress[parity].turn)[j] = slabs(out, j, S.n, parts);
+    if (!stopped(S, parity) && j < S.n) sums_of(S, (int)S.progress[parity].turn)[j] = slabs(out, j, S.n, parts);
 }
 #endif

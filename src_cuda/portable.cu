@@ -16,11 +16,9 @@
 #include "stopped.cuh"
 
 // The parts of a sum, which lie one behind the other
-__device__ __forceinline__ double slabs(const double *out, int64_t i, int64_t count, int parts)
-{
+__device__ __forceinline__ double slabs(const double *out, int64_t i, int64_t count, int parts) {
     double total = 0;
-    for (int p = 0; p < parts && i < count; p++)
-        total += out[p * count + i];
+    for (int p = 0; p < parts && i < count; p++) total += out[p * count + i];
     return total;
 }
 #if POINTS
@@ -31,27 +29,22 @@ __device__ __forceinline__ double slabs(const double *out, int64_t i, int64_t co
 #endif
 
 // What the entries of a column are multiplied by: v or, IN_PLACE, v over the v that the plan holds
-__device__ __forceinline__ double column_factor(const State &S, int64_t j)
-{
+__device__ __forceinline__ double column_factor(const State &S, int64_t j) {
     return IN_PLACE ? S.ratio[j] : WIDEN * S.v_scale[j];
 }
 
 // What those of row i are multiplied by then: u = prox(s) or, IN_PLACE, u over the u that the plan holds, which is `held`;
 // sum: over the row, of the entries times their columns' factors
 __device__ __forceinline__ double row_factor(const State &S, int i, Point point, double sum, double held, double shift,
-                                             bool mine, double *row)
-{
-    if (S.limits.symmetric)
-        return WIDEN * same_scale(S, i, sum, mine, row);
-    if (!IN_PLACE)
-        return WIDEN * row_scale(S, i, point, sum, shift, mine, row);
+                                             bool mine, double *row) {
+    if (S.limits.symmetric) return WIDEN * same_scale(S, i, sum, mine, row);
+    if (!IN_PLACE) return WIDEN * row_scale(S, i, point, sum, shift, mine, row);
     const double u = row_scale(S, i, point, sum / (held > 0 ? held : 1), shift, mine, row);
     return held > 0 ? u / held : 0;
 }
 
 // acc: of a column, over some rows, of K u or of the new plan
-__device__ __forceinline__ void add_sum(const State &S, int turn, int64_t j, double acc)
-{
+__device__ __forceinline__ void add_sum(const State &S, int turn, int64_t j, double acc) {
     if (!IN_PLACE)
         atomicAdd(sums_of(S, turn) + j, acc);
     else if (S.v_scale[j] > 0)
@@ -59,8 +52,7 @@ __device__ __forceinline__ void add_sum(const State &S, int turn, int64_t j, dou
 }
 
 // acc_j += u P_ij, and, IN_PLACE, these entries back to where they lie
-__device__ __forceinline__ void rescale(double (&p)[CHUNK], const double *factor, double u, double *acc, real *to)
-{
+__device__ __forceinline__ void rescale(double (&p)[CHUNK], const double *factor, double u, double *acc, real *to) {
     uint4 word;
 #pragma unroll
     for (int e = 0; e < CHUNK; e++) {
@@ -72,51 +64,40 @@ __device__ __forceinline__ void rescale(double (&p)[CHUNK], const double *factor
 
 // u = prox(s), a row a thread, from the parts of its sum; narrow_u, where given: in float32 for sums in it
 extern "C" __global__ void __launch_bounds__(256)
-    join_rows(const __grid_constant__ State S, int parity, const double *out, int parts, float *narrow_u)
-{
-    if (stopped(S, parity) || S.m == 0)
-        return;
+    join_rows(const __grid_constant__ State S, int parity, const double *out, int parts, float *narrow_u) {
+    if (stopped(S, parity) || S.m == 0) return;
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x, at = i < S.m ? i : S.m - 1;
     RowSums row = {};
     const Progress &p = S.progress[parity];
     const double held = IN_PLACE ? S.u_scale[at] : 1;
     const double u = row_factor(S, (int)i, S.point[at], slabs(out, i, S.m, parts), held, p.shift, true, row);
-    if (narrow_u && i < S.m)
-        narrow_u[i] = (float)u;
-    if (IN_PLACE && i < S.m)
-        S.u_scale[S.m + i] = u;
+    if (narrow_u && i < S.m) narrow_u[i] = (float)u;
+    if (IN_PLACE && i < S.m) S.u_scale[S.m + i] = u;
 #pragma unroll
     for (int q = 0; q < NEXT_B; q++) {
         const double sum = warp_sum(row[q]);
-        if (threadIdx.x % 32 == 0)
-            atomicAdd(scalars_of(S, (int)p.turn) + q, sum);
+        if (threadIdx.x % 32 == 0) atomicAdd(scalars_of(S, (int)p.turn) + q, sum);
     }
 }
 
 // Sums over the block of R values: every lane gets the sum of row lane / LANES.
-__device__ __forceinline__ double block_sums(double (&s)[R], double *part)
-{
+__device__ __forceinline__ double block_sums(double (&s)[R], double *part) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const double mine = warp_sums<R>(s, lane);
-    if (lane % LANES == 0)
-        part[(lane / LANES) * GW + warp] = mine;
+    if (lane % LANES == 0) part[(lane / LANES) * GW + warp] = mine;
     __syncthreads();
     double total = 0;
-    for (int k = lane % LANES; k < GW; k += LANES)
-        total += part[(lane / LANES) * GW + k];
+    for (int k = lane % LANES; k < GW; k += LANES) total += part[(lane / LANES) * GW + k];
     return warp_sum<LANES>(total);
 }
 
 // The pass in one read: a tile is in registers for its row sums and for the column sums.
-extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant__ State S, int parity)
-{
+extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant__ State S, int parity) {
     __shared__ double part[2][R * GW];
     __shared__ RowSums row[R];
-    if (stopped(S, parity))
-        return;
+    if (stopped(S, parity)) return;
     const int turn = (int)S.progress[parity].turn;
-    for (int q = threadIdx.x; q < R * NEXT_B; q += GT)
-        row[0][q] = 0;
+    for (int q = threadIdx.x; q < R * NEXT_B; q += GT) row[0][q] = 0;
     __syncthreads();
     const int64_t tiles = (S.m + R - 1) / R, end = tiles * (blockIdx.x + 1) / gridDim.x;
     const int lane = threadIdx.x % 32;
@@ -159,24 +140,19 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
 #pragma unroll
     for (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * GT + threadIdx.x) * CHUNK + c % CHUNK;
-        if (j < S.ld)
-            add_sum(S, turn, j, acc[c]);
+        if (j < S.ld) add_sum(S, turn, j, acc[c]);
     }
     __syncthreads();
-    if (threadIdx.x >= NEXT_B)
-        return;
+    if (threadIdx.x >= NEXT_B) return;
     double total = 0;
-    for (int q = 0; q < R; q++)
-        total += row[q][threadIdx.x];
+    for (int q = 0; q < R; q++) total += row[q][threadIdx.x];
     atomicAdd(scalars_of(S, turn) + threadIdx.x, total);
 }
 
 // Wide rows, first read: the part of their sums that slab blockIdx.y of the columns makes, R rows a block at a time.
-extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant__ State S, int parity, double *out)
-{
+extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant__ State S, int parity, double *out) {
     __shared__ double part[2][R * GW];
-    if (stopped(S, parity))
-        return;
+    if (stopped(S, parity)) return;
     const int64_t chunks = S.ld / CHUNK, first = chunks * blockIdx.y / gridDim.y;
     const int64_t end = chunks * (blockIdx.y + 1) / gridDim.y;
     const int lane = threadIdx.x % 32;
@@ -185,72 +161,60 @@ extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant_
         const real *row[R]; // those beyond m are the last one, whose sums nobody takes
         double s[R] = {};
 #pragma unroll
-        for (int q = 0; q < R; q++)
-            row[q] = S.kernel + (t * R + q < S.m ? t * R + q : S.m - 1) * S.ld;
+        for (int q = 0; q < R; q++) row[q] = S.kernel + (t * R + q < S.m ? t * R + q : S.m - 1) * S.ld;
         for (int64_t j = (first + threadIdx.x) * CHUNK; j < end * CHUNK; j += GT * CHUNK) {
             uint4 w[R];
             double v[CHUNK];
 #pragma unroll
-            for (int q = 0; q < R; q++)
-                w[q] = __ldg((const uint4 *)(row[q] + j));
+            for (int q = 0; q < R; q++) w[q] = __ldg((const uint4 *)(row[q] + j));
 #pragma unroll
-            for (int e = 0; e < CHUNK; e++)
-                v[e] = column_factor(S, j + e);
+            for (int e = 0; e < CHUNK; e++) v[e] = column_factor(S, j + e);
 #pragma unroll
             for (int q = 0; q < R; q++) {
                 double x[CHUNK];
                 widen(w[q], x);
 #pragma unroll
-                for (int e = 0; e < CHUNK; e++)
-                    s[q] = fma(x[e], v[e], s[q]);
+                for (int e = 0; e < CHUNK; e++) s[q] = fma(x[e], v[e], s[q]);
             }
         }
         const double total = block_sums(s, part[k]);
         const int64_t i = t * R + lane / LANES;
-        if (threadIdx.x < 32 && lane % LANES == 0 && i < S.m)
-            out[blockIdx.y * S.m + i] = total;
+        if (threadIdx.x < 32 && lane % LANES == 0 && i < S.m) out[blockIdx.y * S.m + i] = total;
     }
 }
 
 // Wide rows, second read: the column sums over the rows of slab blockIdx.y, R rows at a time; a thread owns one chunk of
 // columns.
-extern "C" __global__ void __launch_bounds__(GT) column_sums(const __grid_constant__ State S, int parity)
-{
+extern "C" __global__ void __launch_bounds__(GT) column_sums(const __grid_constant__ State S, int parity) {
     const int64_t j = ((int64_t)blockIdx.x * GT + threadIdx.x) * CHUNK;
-    if (stopped(S, parity) || j >= S.ld)
-        return;
+    if (stopped(S, parity) || j >= S.ld) return;
     const double *factor = S.u_scale + IN_PLACE * S.m;
     const int64_t end = S.m * (blockIdx.y + 1) / gridDim.y;
     double acc[CHUNK] = {};
 #if IN_PLACE
     double v[CHUNK];
 #pragma unroll
-    for (int e = 0; e < CHUNK; e++)
-        v[e] = column_factor(S, j + e);
+    for (int e = 0; e < CHUNK; e++) v[e] = column_factor(S, j + e);
 #endif
     for (int64_t i = S.m * blockIdx.y / gridDim.y; i < end; i += R) {
         uint4 w[R];
 #pragma unroll
-        for (int q = 0; q < R; q++)
-            w[q] = *(const uint4 *)(S.kernel + (i + q < end ? i + q : end - 1) * S.ld + j);
+        for (int q = 0; q < R; q++) w[q] = *(const uint4 *)(S.kernel + (i + q < end ? i + q : end - 1) * S.ld + j);
 #pragma unroll
         for (int q = 0; q < R; q++) {
             double x[CHUNK];
-            if (i + q >= end)
-                break;
+            if (i + q >= end) break;
             widen(w[q], x);
 #if IN_PLACE
             rescale(x, v, factor[i + q], acc, S.kernel + (i + q) * S.ld + j);
 #else
             const double u = WIDEN * factor[i + q];
 #pragma unroll
-            for (int e = 0; e < CHUNK; e++)
-                acc[e] = fma(u, x[e], acc[e]);
+            for (int e = 0; e < CHUNK; e++) acc[e] = fma(u, x[e], acc[e]);
 #endif
         }
     }
     const int turn = (int)S.progress[parity].turn;
 #pragma unroll
-    for (int e = 0; e < CHUNK; e++)
-        add_sum(S, turn, j + e, acc[e]);
+    for (int e = 0; e < CHUNK; e++) add_sum(S, turn, j + e, acc[e]);
 }

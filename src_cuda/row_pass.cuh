@@ -42,8 +42,7 @@ typedef double column_total;
 #if PERSISTENT
 #include "bulk.cuh"
 
-__device__ __forceinline__ uint32_t cluster_rank()
-{
+__device__ __forceinline__ uint32_t cluster_rank() {
     uint32_t r = 0;
 #if CLUSTER > 1
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
@@ -51,8 +50,7 @@ __device__ __forceinline__ uint32_t cluster_rank()
     return r;
 }
 
-__device__ __forceinline__ void group_barrier(int group)
-{
+__device__ __forceinline__ void group_barrier(int group) {
 #if CLUSTER > 1
     __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -79,15 +77,13 @@ struct Ring {
     uint32_t full;       // shared address of the first slot's mbarrier
 };
 
-__device__ __forceinline__ Point point_of(const State &S, const Ring &g, int t)
-{
+__device__ __forceinline__ Point point_of(const State &S, const Ring &g, int t) {
     const int i = (g.first + t) * R + threadIdx.x % 32 / LANES, m = (int)S.m;
     return S.point[i < m ? i : m - 1];
 }
 
 // Start the copy of tile t (of this group) into a slot; one thread of the group calls.
-__device__ __forceinline__ void fetch(const State &S, const Ring &g, int t, int slot)
-{
+__device__ __forceinline__ void fetch(const State &S, const Ring &g, int t, int slot) {
     const int64_t row = (int64_t)(g.first + t) * R;
     const int rows = (int)(S.m - row < R ? S.m - row : R);
     const uint32_t bytes = g.columns * (uint32_t)sizeof(real);
@@ -97,8 +93,7 @@ __device__ __forceinline__ void fetch(const State &S, const Ring &g, int t, int 
 #if CLUSTER > 1
 #pragma unroll
     for (int r = 0; r < R; r++)
-        if (r < rows)
-            copy_in(to + r * bytes, from + r * S.ld, bytes, full);
+        if (r < rows) copy_in(to + r * bytes, from + r * S.ld, bytes, full);
 #else
     copy_in(to, from, bytes * rows, full);
 #endif
@@ -110,8 +105,7 @@ struct Exchange {
 };
 
 // Put the sums of R rows of this warp where every warp of the group (and of the cluster) finds them.
-__device__ __forceinline__ void publish(Exchange &x, int group, int phase, num s, int warp, int lane)
-{
+__device__ __forceinline__ void publish(Exchange &x, int group, int phase, num s, int warp, int lane) {
     num *at = &x.part[group][phase][(lane / LANES) * PARTS + cluster_rank() * GW + warp];
 #if CLUSTER > 1
     const int peer = lane % LANES;
@@ -125,26 +119,22 @@ __device__ __forceinline__ void publish(Exchange &x, int group, int phase, num s
 #endif
     }
 #else
-    if (lane % LANES == 0)
-        *at = s;
+    if (lane % LANES == 0) *at = s;
 #endif
 }
 
-__device__ __forceinline__ num gather(const Exchange &x, int group, int phase, int lane)
-{
+__device__ __forceinline__ num gather(const Exchange &x, int group, int phase, int lane) {
     const num *from = &x.part[group][phase][(lane / LANES) * PARTS];
     num s = 0;
 #pragma unroll
     for (int k = 0; k < (PARTS + LANES - 1) / LANES; k++)
-        if (k * LANES + lane % LANES < PARTS)
-            s += from[k * LANES + lane % LANES];
+        if (k * LANES + lane % LANES < PARTS) s += from[k * LANES + lane % LANES];
     return warp_sum<LANES>(s);
 }
 
 #if NARROW
 // What float32 sums of a few rows are added to, without loss: sum takes acc, acc keeps what sum's rounding has dropped.
-__device__ __forceinline__ void fold(num (&acc)[CPT], num (&sum)[CPT])
-{
+__device__ __forceinline__ void fold(num (&acc)[CPT], num (&sum)[CPT]) {
 #pragma unroll
     for (int c = 0; c < CPT; c++) {
         const num before = sum[c];
@@ -161,8 +151,7 @@ struct Step {
     int stream, kept, credit; // what comes next of the two kinds
 };
 
-__device__ __forceinline__ void next_step(Ring &g, Step &s)
-{
+__device__ __forceinline__ void next_step(Ring &g, Step &s) {
     s.credit += g.kept;
     s.streams = s.credit < g.tiles;
     if (!s.streams) {
@@ -178,11 +167,9 @@ __device__ __forceinline__ void next_step(Ring &g, Step &s)
 }
 
 // Fill the slot that this step has left, if any tile is left to come.
-__device__ __forceinline__ void refill(const State &S, Ring &g, const Step &s, int thread)
-{
+__device__ __forceinline__ void refill(const State &S, Ring &g, const Step &s, int thread) {
     const int ahead = g.forward ? s.tile + g.slots : s.tile - g.slots;
-    if (!s.streams || ahead < g.kept || ahead >= g.tiles)
-        return;
+    if (!s.streams || ahead < g.kept || ahead >= g.tiles) return;
     g.parity ^= 1u << s.slot;
     if (thread == GT - 32) // the last warp: the first one counts the rows
         fetch(S, g, ahead, s.slot);
@@ -191,8 +178,7 @@ __device__ __forceinline__ void refill(const State &S, Ring &g, const Step &s, i
 // The sweep over this group's tiles.  A slot is filled again once all warps have left it: HOLD after the barrier of
 // its own step, since the tile is in registers, else after that of the next one.
 __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, int group, double shift,
-                                         const num (&v)[CPT], num (&acc)[CPT])
-{
+                                         const num (&v)[CPT], num (&acc)[CPT]) {
     const int thread = threadIdx.x % GT, lane = threadIdx.x % 32, warp = thread / 32;
     const bool mine = warp == 0 && lane % LANES == 0 && cluster_rank() == 0;
     Step now = {0, 0, false, g.forward ? g.kept : g.tiles - 1, 0, 0}, last = now;
@@ -203,14 +189,12 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
     num sum[CPT] = {};
 #endif
     next_step(g, now);
-    if (HOLD && g.tiles)
-        point = point_of(S, g, now.tile);
+    if (HOLD && g.tiles) point = point_of(S, g, now.tile);
     for (int k = 0; k < g.tiles; k++) {
         const int i = (g.first + now.tile) * R + lane / LANES;
         Entries tile;
         num s[R];
-        if (!HOLD)
-            point = point_of(S, g, now.tile);
+        if (!HOLD) point = point_of(S, g, now.tile);
         await(g.full + now.slot * 8, (g.parity >> now.slot) & 1);
         tile.open(memory + g.tile + now.slot * g.bytes, g.columns, thread);
         tile_dots(tile, thread, v, s);
@@ -223,18 +207,15 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
         last = now;
         left = now.streams ? now.slot : left;
         next_step(g, now);
-        if (HOLD && k + 1 < g.tiles)
-            point = point_of(S, g, now.tile);
+        if (HOLD && k + 1 < g.tiles) point = point_of(S, g, now.tile);
         add_tile(tile, thread, u, acc);
 #if NARROW
-        if (k % (SHORT / R) == SHORT / R - 1)
-            fold(acc, sum);
+        if (k % (SHORT / R) == SHORT / R - 1) fold(acc, sum);
 #endif
     }
 #if NARROW
 #pragma unroll
-    for (int c = 0; c < CPT; c++)
-        acc[c] += sum[c];
+    for (int c = 0; c < CPT; c++) acc[c] += sum[c];
 #endif
     g.slot = left;
     g.forward = !g.forward;
@@ -242,21 +223,17 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
 
 #if (NARROW || ORDERED) && !SPREAD
 // The first group of the block gathers the sums of all groups: stage[group - 1][chunk][thread].
-__device__ __forceinline__ void join_groups(num (&acc)[CPT], int group, num *stage)
-{
-    if (GROUPS == 1)
-        return;
+__device__ __forceinline__ void join_groups(num (&acc)[CPT], int group, num *stage) {
+    if (GROUPS == 1) return;
     const int thread = threadIdx.x % GT;
 #pragma unroll
     for (int c = 0; c < CPT; c++)
-        if (group > 0)
-            stage[((group - 1) * CPT + c) * GT + thread] = acc[c];
+        if (group > 0) stage[((group - 1) * CPT + c) * GT + thread] = acc[c];
     __syncthreads();
     for (int q = 0; q < GROUPS - 1; q++)
 #pragma unroll
         for (int c = 0; c < CPT; c++)
-            if (group == 0)
-                acc[c] += stage[(q * CPT + c) * GT + thread];
+            if (group == 0) acc[c] += stage[(q * CPT + c) * GT + thread];
     __syncthreads();
 }
 #endif
@@ -264,15 +241,12 @@ __device__ __forceinline__ void join_groups(num (&acc)[CPT], int group, num *sta
 #if ORDERED
 // The block's column sums into its row of the slab
 __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *stage,
-                                         column_total *)
-{
+                                         column_total *) {
 #if SPREAD
-    if (g.tiles == 0)
-        return;
+    if (g.tiles == 0) return;
 #else
     join_groups(acc, group, (num *)stage);
-    if (group > 0)
-        return;
+    if (group > 0) return;
 #endif
     num *to = (num *)S.slab + (int64_t)(blockIdx.x / CLUSTER) * S.ld + g.column;
 #pragma unroll
@@ -280,8 +254,7 @@ __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&ac
         const int j = (c * GT + threadIdx.x % GT) * CHUNK;
 #pragma unroll
         for (int e = 0; e < CHUNK; e++)
-            if (j < g.columns)
-                to[j + e] = acc[c * CHUNK + e];
+            if (j < g.columns) to[j + e] = acc[c * CHUNK + e];
     }
 }
 #else
@@ -289,12 +262,10 @@ __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&ac
 // narrow passes.  Where they are short (SHORT_SUMS) float64 would take 2 to 5 us longer, as much as the whole sweep.
 #if SHORT_SUMS
 __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *stage,
-                                         column_total *to)
-{
+                                         column_total *to) {
     to += g.column;
     join_groups(acc, group, (num *)stage);
-    if (group > 0)
-        return;
+    if (group > 0) return;
 #pragma unroll
     for (int c = 0; c < VPT; c++) {
         const int j = (c * GT + threadIdx.x) * CHUNK;
@@ -310,8 +281,7 @@ __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&ac
 #else
 // to += acc, in float64, by bulk reductions of one warp's chunks at a time; stage: 128 numbers of every warp.
 __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *all,
-                                         column_total *to)
-{
+                                         column_total *to) {
     const int thread = threadIdx.x % GT, lane = threadIdx.x % 32;
     double *stage = all + threadIdx.x / 32 * 128;
 #pragma unroll
@@ -331,8 +301,7 @@ __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&ac
                          : "memory");
         __syncwarp();
     }
-    if (lane == 0)
-        asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async;" ::: "memory");
+    if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async;" ::: "memory");
 }
 #endif
 #endif

@@ -5,15 +5,12 @@
 #include "state.cuh"
 
 #if !KL_ROWS // out of line: the hot loop keeps its registers; log u itself, since a bound on it must not be rounded
-__device__ __noinline__ double general_prox(const State &S, Point p, double s, double shift)
-{
-    if (isinf(p.x))
-        return -INF;
+__device__ __noinline__ double general_prox(const State &S, Point p, double s, double shift) {
+    if (isinf(p.x)) return -INF;
     return prox_log((int)S.rows.penalty, log(s) - p.x - shift, p.y, log(p.y), p.z, p.w, S.limits.reg);
 }
 
-__device__ __noinline__ double general_dual(const State &S, Point p, double log_u)
-{
+__device__ __noinline__ double general_dual(const State &S, Point p, double log_u) {
     return dual_term((int)S.rows.penalty, S.limits.reg * log_u, p.y, p.z, p.w);
 }
 #endif
@@ -28,16 +25,14 @@ struct Row {
     float whole, part, fi, rest, rho, mass; // rho: -rho, mass: reg a, as in Point
 };
 
-__device__ __forceinline__ Row row_of(Point p, double shift)
-{
+__device__ __forceinline__ Row row_of(Point p, double shift) {
     const double t = (p.x - (1 - p.y) * shift) * LOG2E;
     const float whole = rintf((float)t), fi = (float)p.y;
     return {whole, (float)(t - whole), fi, (float)(p.y - fi), (float)p.z, (float)p.w};
 }
 
 // u from s; the exponents apart, so that their size costs no digits.  log2 u is low + high.
-__device__ __forceinline__ float short_prox(Row p, float s, float &high, float &low)
-{
+__device__ __forceinline__ float short_prox(Row p, float s, float &high, float &low) {
     const int bits = __float_as_int(s), e = (bits - 0x3f400000) >> 23; // mantissa in [.75, 1.5)
     const float m = __int_as_float(bits - (e << 23)), exponent = (float)e, product = p.fi * exponent;
     float log_m, u;
@@ -55,8 +50,7 @@ __device__ __forceinline__ Row row_of(Point p, double) { return p; }
 
 // u of row i, from s = (K v)_i: 0 where it is dead, left out or beyond m; where it is `mine`, the row is stored and
 // counted.  log u is relative to K.
-__device__ __forceinline__ num row_scale(const State &S, int i, Row p, num s, double shift, bool mine, double *row)
-{
+__device__ __forceinline__ num row_scale(const State &S, int i, Row p, num s, double shift, bool mine, double *row) {
     const bool live = s >= (num)(NARROW ? 1.2e-38 : TINY), there = i < (int)S.m;
 #if NARROW && KL_ROWS
     float high, low;
@@ -73,8 +67,7 @@ __device__ __forceinline__ num row_scale(const State &S, int i, Row p, num s, do
     const double value = exp(log_u < BOUND ? log_u : BOUND);
     const num u = s == s ? (num)value : s;
 #endif
-    if (!mine || !there)
-        return there ? u : (num)0;
+    if (!mine || !there) return there ? u : (num)0;
 #if NARROW && KL_ROWS
     const double log_u = ((double)high + (double)low) * LN2;
 #endif
@@ -104,13 +97,10 @@ __device__ __forceinline__ num row_scale(const State &S, int i, Row p, num s, do
 
 #if !NARROW
 // row_scale where one potential serves both sides: u is v, whatever the prox of s, and the dual terms are the columns'.
-__device__ __forceinline__ double same_scale(const State &S, int i, double s, bool mine, double *row)
-{
-    if (i >= (int)S.m)
-        return 0;
+__device__ __forceinline__ double same_scale(const State &S, int i, double s, bool mine, double *row) {
+    if (i >= (int)S.m) return 0;
     const double v = S.v_scale[i], r = v * s, absorbed = S.cols.absorbed[i];
-    if (!mine)
-        return v;
+    if (!mine) return v;
     S.u_log[i] = S.x_next[i] - absorbed;
     S.r[i] = r;
     S.u_scale[i] = v;

@@ -46,8 +46,7 @@ struct Run {
 };
 
 // use(run) for all rows of this block; all its threads come along, also those without a row
-template <typename Use> __device__ __forceinline__ void each_run(const Runs &runs, Use use)
-{
+template <typename Use> __device__ __forceinline__ void each_run(const Runs &runs, Use use) {
     const int lanes = (int)runs.lanes, each = RUN_THREADS / lanes;
     for (int64_t slot = (int64_t)blockIdx.x * each; slot < runs.count; slot += (int64_t)gridDim.x * each) {
         const int64_t at = slot + threadIdx.x / lanes;
@@ -55,8 +54,7 @@ template <typename Use> __device__ __forceinline__ void each_run(const Runs &run
         if (at < runs.count) {
             run.row = runs.list ? runs.list[at] : at;
             run.first = runs.start[run.row], run.end = runs.start[run.row + 1];
-            if (!runs.list && run.end - run.first > runs.most)
-                run.row = -1, run.end = run.first;
+            if (!runs.list && run.end - run.first > runs.most) run.row = -1, run.end = run.first;
         }
         use(run);
     }
@@ -71,21 +69,16 @@ struct Larger {
 };
 
 // What the threads of a row have, joined; every one of them gets it.  part: RUN_THREADS / 32 numbers of the block.
-template <typename Join> __device__ __forceinline__ double joined_run(const Runs &runs, double x, double *part)
-{
+template <typename Join> __device__ __forceinline__ double joined_run(const Runs &runs, double x, double *part) {
     const int lanes = (int)runs.lanes;
-    for (int bit = (lanes < 32 ? lanes : 32) / 2; bit > 0; bit /= 2)
-        x = Join::of(x, __shfl_xor_sync(FULL, x, bit));
-    if (lanes <= 32)
-        return x;
+    for (int bit = (lanes < 32 ? lanes : 32) / 2; bit > 0; bit /= 2) x = Join::of(x, __shfl_xor_sync(FULL, x, bit));
+    if (lanes <= 32) return x;
     __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
     __syncthreads();
     x = part[0];
 #pragma unroll
-    for (int q = 1; q < RUN_THREADS / 32; q++)
-        x = Join::of(x, part[q]);
+    for (int q = 1; q < RUN_THREADS / 32; q++) x = Join::of(x, part[q]);
     return x;
 }
 
@@ -98,8 +91,7 @@ struct Ahead {
 // Those from `first` on that a row has, `lanes` apart.  Behind the end it reads the last entry once more: loads under a
 // condition would wait for each other.
 __device__ __forceinline__ void ask_ahead(const Runs &runs, const real *K, int64_t row, uint32_t first, uint32_t count,
-                                          Ahead &ahead)
-{
+                                          Ahead &ahead) {
     const uint32_t lanes = (uint32_t)runs.lanes;
     const place *index = runs.index + row;
     const real *from = K + row;
@@ -112,27 +104,22 @@ __device__ __forceinline__ void ask_ahead(const Runs &runs, const real *K, int64
 }
 
 // What they meet; met(j): x_j
-template <typename Met> __device__ __forceinline__ void ask_met(const Ahead &ahead, Met met, double (&y)[AHEAD])
-{
+template <typename Met> __device__ __forceinline__ void ask_met(const Ahead &ahead, Met met, double (&y)[AHEAD]) {
 #pragma unroll
-    for (int q = 0; q < AHEAD; q++)
-        y[q] = met(ahead.at[q]);
+    for (int q = 0; q < AHEAD; q++) y[q] = met(ahead.at[q]);
 }
 
 __device__ __forceinline__ double sum_ahead(const Ahead &ahead, const double (&y)[AHEAD], uint32_t first,
-                                            uint32_t lanes, uint32_t count, double sum)
-{
+                                            uint32_t lanes, uint32_t count, double sum) {
 #pragma unroll
-    for (int q = 0; q < AHEAD; q++)
-        sum = fma(first + q * lanes < count ? (double)ahead.own[q] : 0, y[q], sum);
+    for (int q = 0; q < AHEAD; q++) sum = fma(first + q * lanes < count ? (double)ahead.own[q] : 0, y[q], sum);
     return sum;
 }
 
 // K_i . x; a thread asks for AHEAD of its entries, and then for what these meet, before it waits for either.
 template <typename Met>
 __device__ __forceinline__ double run_dot(const Runs &runs, int64_t first, uint32_t count, const real *K, Met met,
-                                          double *part)
-{
+                                          double *part) {
     const uint32_t lanes = (uint32_t)runs.lanes;
     double sum = 0;
     for (uint32_t k = threadIdx.x % lanes; k < count; k += AHEAD * lanes) {
@@ -150,8 +137,7 @@ __device__ __forceinline__ double run_dot(const Runs &runs, int64_t first, uint3
 // next step needs is under way while this one is summed, which takes the registers of two.
 template <typename Met>
 __device__ __forceinline__ double warp_dots(const Runs &runs, const real *K, int64_t begin, int count, int each,
-                                            Met met)
-{
+                                            Met met) {
     const int lanes = (int)runs.lanes, teams = 32 / lanes, lane = threadIdx.x % 32;
     double whole = 0;
 #if PERSISTENT
@@ -159,15 +145,13 @@ __device__ __forceinline__ double warp_dots(const Runs &runs, const real *K, int
     uint32_t own = __shfl_sync(FULL, count, lane / lanes), k = lane % lanes;
     Ahead ahead;
     double sum = 0;
-    if (k < own)
-        ask_ahead(runs, K, row, k, own, ahead);
+    if (k < own) ask_ahead(runs, K, row, k, own, ahead);
     for (int step = 0; step * teams < each;) {
         const Ahead now = ahead;
         const uint32_t first = k, length = own;
         const bool more = __any_sync(FULL, k + AHEAD * lanes < own);
         double y[AHEAD];
-        if (first < length)
-            ask_met(now, met, y);
+        if (first < length) ask_met(now, met, y);
         if (more) {
             k += AHEAD * lanes;
         } else {
@@ -177,12 +161,9 @@ __device__ __forceinline__ double warp_dots(const Runs &runs, const real *K, int
             own = from < each ? own : 0;
             k = lane % lanes;
         }
-        if (k < own)
-            ask_ahead(runs, K, row, k, own, ahead);
-        if (first < length)
-            sum = sum_ahead(now, y, first, lanes, length, sum);
-        if (more)
-            continue;
+        if (k < own) ask_ahead(runs, K, row, k, own, ahead);
+        if (first < length) sum = sum_ahead(now, y, first, lanes, length, sum);
+        if (more) continue;
         const double one = __shfl_sync(FULL, joined_run<Plus>(runs, sum, nullptr), lane % teams * lanes);
         whole = lane / teams == step ? one : whole;
         sum = 0;
@@ -203,8 +184,7 @@ __device__ __forceinline__ double warp_dots(const Runs &runs, const real *K, int
 // The sums of all rows of a launch that are short, some rows in a warp's hands at once, a lane for the sum of each:
 // use(row, prepare(row), sum) by all lanes of a warp together, with row -1 by one that has none.
 template <typename Met, typename Prepare, typename Use>
-__device__ __forceinline__ void each_sum(const Runs &runs, const real *K, Met met, Prepare prepare, Use use)
-{
+__device__ __forceinline__ void each_sum(const Runs &runs, const real *K, Met met, Prepare prepare, Use use) {
     if (runs.count == 0) // of a rank that has none
         return;
     const uint32_t teams = 32 / (uint32_t)runs.lanes, lane = threadIdx.x % 32; // as int, 8 bytes spill on sm_80
@@ -236,8 +216,7 @@ struct Scratch {
 
 // use(row, prepare(row), sum) for the sums of all rows of one half, by all lanes of a warp together, row -1: none
 template <typename Met, typename Prepare, typename Use>
-__device__ __forceinline__ void half_sums(const Half &half, Met met, double *part, Prepare prepare, Use use)
-{
+__device__ __forceinline__ void half_sums(const Half &half, Met met, double *part, Prepare prepare, Use use) {
     each_run(half.long_runs, [&](const Run &run) {
         const int64_t row = run.lane == 0 ? run.row : -1;
         const auto own = prepare(row < 0 ? 0 : row);
@@ -249,12 +228,10 @@ __device__ __forceinline__ void half_sums(const Half &half, Met met, double *par
 // s = K v and u = prox(s); out: NEXT_B numbers, what this block has of the row scalars
 template <typename Met>
 __device__ __forceinline__ void row_half(const State &S, const Half &half, double shift, Met met, Scratch &scratch,
-                                         double *out)
-{
+                                         double *out) {
     const int lane = threadIdx.x % 32;
     RowSums &held = scratch.row[threadIdx.x / 32];
-    if (lane < NEXT_B)
-        held[lane] = 0;
+    if (lane < NEXT_B) held[lane] = 0;
     half_sums(
         half, met, scratch.part, [&](int64_t i) { return S.point[i]; },
         [&](int64_t i, const Point &own, double s) {
@@ -264,103 +241,83 @@ __device__ __forceinline__ void row_half(const State &S, const Half &half, doubl
             else if (i >= 0)
                 row_scale(S, (int)i, own, s, shift, true, row);
             const double sum = warp_sums<8>(row, lane);
-            if (lane % 4 == 0 && lane / 4 < NEXT_B)
-                held[lane / 4] += sum;
+            if (lane % 4 == 0 && lane / 4 < NEXT_B) held[lane / 4] += sum;
         });
     __syncthreads();
-    if (threadIdx.x >= NEXT_B)
-        return;
+    if (threadIdx.x >= NEXT_B) return;
     double sum = 0;
 #pragma unroll
-    for (int q = 0; q < RUN_THREADS / 32; q++)
-        sum += scratch.row[q][threadIdx.x];
+    for (int q = 0; q < RUN_THREADS / 32; q++) sum += scratch.row[q][threadIdx.x];
     out[threadIdx.x] = sum;
 }
 
 // K^T u
 template <typename Met>
-__device__ __forceinline__ void column_half(const Half &half, Met met, Scratch &scratch, double *sums)
-{
+__device__ __forceinline__ void column_half(const Half &half, Met met, Scratch &scratch, double *sums) {
     half_sums(
         half, met, scratch.part, [](int64_t) { return 0; },
         [&](int64_t j, int, double sum) {
-            if (j >= 0)
-                sums[j] = sum;
+            if (j >= 0) sums[j] = sum;
         });
 }
 
 #if !PERSISTENT
 // scalars: what each block leaves of its rows, NEXT_B numbers
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
-    sparse_rows(const __grid_constant__ State S, int parity, const __grid_constant__ Half half, double *scalars)
-{
+    sparse_rows(const __grid_constant__ State S, int parity, const __grid_constant__ Half half, double *scalars) {
     __shared__ Scratch scratch;
     const auto met = [&](int j) { return __ldg(S.v_scale + j); };
-    if (!stopped(S, parity))
-        row_half(S, half, S.progress[parity].shift, met, scratch, scalars + blockIdx.x * NEXT_B);
+    if (!stopped(S, parity)) row_half(S, half, S.progress[parity].shift, met, scratch, scalars + blockIdx.x * NEXT_B);
 }
 
 // K^T u; and behind it the row scalars of `blocks` blocks of sparse_rows
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_columns(const __grid_constant__ State S, int parity, const __grid_constant__ Half half,
-                   const double *scalars, int blocks)
-{
+                   const double *scalars, int blocks) {
     __shared__ Scratch scratch;
-    if (stopped(S, parity))
-        return;
+    if (stopped(S, parity)) return;
     column_half(half, [&](int i) { return __ldg(S.u_scale + i); }, scratch, S.total);
-    if (blockIdx.x > 0)
-        return;
+    if (blockIdx.x > 0) return;
     const Runs whole = {1, RUN_THREADS, 0, nullptr, nullptr, nullptr};
     for (int q = 0; q < NEXT_B; q++) {
         double sum = 0;
-        for (int k = threadIdx.x; k < blocks; k += RUN_THREADS)
-            sum += scalars[k * NEXT_B + q];
+        for (int k = threadIdx.x; k < blocks; k += RUN_THREADS) sum += scalars[k * NEXT_B + q];
         sum = joined_run<Plus>(whole, sum, scratch.part);
-        if (threadIdx.x == 0)
-            S.total[S.ld + q] = sum;
+        if (threadIdx.x == 0) S.total[S.ld + q] = sum;
     }
 }
 
 // The mass and sum b e^(-k log v') of pieces of parts, a warp each: those of the columns before their image moves
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
-    part_sums(const __grid_constant__ State S, int parity)
-{
-    if (stopped(S, parity))
-        return;
+    part_sums(const __grid_constant__ State S, int parity) {
+    if (stopped(S, parity)) return;
     const int64_t piece = ((int64_t)blockIdx.x * RUN_THREADS + threadIdx.x) / 32;
-    if (piece >= S.apart.pieces)
-        return;
+    if (piece >= S.apart.pieces) return;
     const double shift = S.progress[parity].shift;
     double mass = 0, weight = 0;
     for (int64_t k = S.apart.piece[piece] + threadIdx.x % 32; k < S.apart.piece[piece + 1]; k += 32) {
         const int64_t j = S.apart.order[k];
         const mapuot_column c = column_at(S, 0, j);
-        if (!isfinite(c.absorbed))
-            continue;
+        if (!isfinite(c.absorbed)) continue;
         const double sum = S.total[j];
         const mapuot_column_out found = column_values((int)MAPUOT_KL, &c, sum, log(sum), shift, 0, S.limits.reg);
         mass += found.marginal;
         weight += found.next;
     }
     mass = warp_sum(mass), weight = warp_sum(weight);
-    if (threadIdx.x % 32 == 0)
-        S.apart.sums[2 * piece] = mass, S.apart.sums[2 * piece + 1] = weight;
+    if (threadIdx.x % 32 == 0) S.apart.sums[2 * piece] = mass, S.apart.sums[2 * piece + 1] = weight;
 }
 
 // What each part's image is translated by, a warp a part
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
-    part_moves(const __grid_constant__ State S, int parity)
-{
+    part_moves(const __grid_constant__ State S, int parity) {
     const int64_t k = ((int64_t)blockIdx.x * RUN_THREADS + threadIdx.x) / 32;
-    if (stopped(S, parity) || k >= S.apart.count)
-        return;
+    if (stopped(S, parity) || k >= S.apart.count) return;
     double mass = 0, weight = 0;
     for (int64_t piece = S.apart.first[k] + threadIdx.x % 32; piece < S.apart.first[k + 1]; piece += 32)
         mass += S.apart.sums[2 * piece], weight += S.apart.sums[2 * piece + 1];
     mass = warp_sum(mass), weight = warp_sum(weight);
-    if (threadIdx.x % 32 == 0)
-        S.apart.move[k] = next_translation(&S.limits, log_ratio_of(weight, mass));
+    if (threadIdx.x % 32 == 0) S.apart.move[k] = next_translation(&S.limits, log_ratio_of(weight, mass));
 }
 #endif
 #endif

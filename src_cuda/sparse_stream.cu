@@ -13,14 +13,12 @@ struct Pairs {
 };
 
 // x = alpha_i + beta_j - M_ij / reg of entry k in row i, and c_ij
-__device__ __forceinline__ double exponent(const Pairs &P, const Runs &runs, int64_t i, int64_t k, double &share)
-{
+__device__ __forceinline__ double exponent(const Pairs &P, const Runs &runs, int64_t i, int64_t k, double &share) {
     share = P.c ? P.c[k] : 1;
     return P.alpha[i] + P.beta[runs.index[k]] - (double)P.M[k] * P.inv_reg;
 }
 
-__device__ __forceinline__ double plan_entry(const Pairs &P, const Runs &runs, int64_t i, int64_t k)
-{
+__device__ __forceinline__ double plan_entry(const Pairs &P, const Runs &runs, int64_t i, int64_t k) {
     double share;
     const double x = exponent(P, runs, i, k, share);
     return share > 0 ? share * exp(x) : 0; // also where e^x is beyond all numbers
@@ -29,8 +27,7 @@ __device__ __forceinline__ double plan_entry(const Pairs &P, const Runs &runs, i
 // K, entries below `flush` being 0, or, with flush = 0, the plan; out[k - before] for entry k
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_entries(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, real *out, int64_t before,
-                   double flush)
-{
+                   double flush) {
     each_run(runs, [&](const Run &run) {
         for (int64_t k = run.first + run.lane; k < run.end; k += runs.lanes) {
             const double p = plan_entry(P, runs, run.row, k);
@@ -41,8 +38,7 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
 
 // out_i = max_j log(entry), -inf of a row without entries
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
-    sparse_max(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, double *out)
-{
+    sparse_max(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, double *out) {
     __shared__ double part[RUN_THREADS / 32];
     each_run(runs, [&](const Run &run) {
         double top = -INF;
@@ -52,15 +48,13 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
             top = fmax(top, P.c ? x + log(share) : x);
         }
         top = joined_run<Larger>(runs, top, part);
-        if (run.lane == 0 && run.row >= 0)
-            out[run.row] = top;
+        if (run.lane == 0 && run.row >= 0) out[run.row] = top;
     });
 }
 
 // out_i = sum_j P_ij, cost_i = sum_j P_ij M_ij
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
-    sparse_sums(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, double *out, double *cost_out)
-{
+    sparse_sums(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, double *out, double *cost_out) {
     __shared__ double part[RUN_THREADS / 32];
     each_run(runs, [&](const Run &run) {
         double sum = 0, paid = 0;
@@ -71,8 +65,7 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
         }
         sum = joined_run<Plus>(runs, sum, part);
         paid = joined_run<Plus>(runs, paid, part);
-        if (run.lane == 0 && run.row >= 0)
-            out[run.row] = sum, cost_out[run.row] = paid;
+        if (run.lane == 0 && run.row >= 0) out[run.row] = sum, cost_out[run.row] = paid;
     });
 }
 
@@ -80,22 +73,19 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
 #define COLUMNS 4
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_apply(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, const double *X, int64_t d,
-                 int64_t x0, double *out)
-{
+                 int64_t x0, double *out) {
     __shared__ double part[RUN_THREADS / 32];
     each_run(runs, [&](const Run &run) {
         double sum[COLUMNS] = {};
         for (int64_t k = run.first + run.lane; k < run.end; k += runs.lanes) {
             const double p = plan_entry(P, runs, run.row, k), *x = X + runs.index[k] * d + x0;
 #pragma unroll
-            for (int q = 0; q < COLUMNS; q++)
-                sum[q] = x0 + q < d ? fma(p, x[q], sum[q]) : 0;
+            for (int q = 0; q < COLUMNS; q++) sum[q] = x0 + q < d ? fma(p, x[q], sum[q]) : 0;
         }
 #pragma unroll
         for (int q = 0; q < COLUMNS; q++) {
             const double whole = joined_run<Plus>(runs, sum[q], part);
-            if (run.lane == 0 && run.row >= 0 && x0 + q < d)
-                out[run.row * d + x0 + q] = whole;
+            if (run.lane == 0 && run.row >= 0 && x0 + q < d) out[run.row * d + x0 + q] = whole;
         }
     });
 }

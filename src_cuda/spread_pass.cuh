@@ -23,8 +23,7 @@ struct Lie {
     int64_t tiles, steps;       // of all; of the longest stream
 };
 
-__device__ __forceinline__ Lie lie_of(const State &S, int blocks)
-{
+__device__ __forceinline__ Lie lie_of(const State &S, int blocks) {
     const int chunks = (int)S.ld / CHUNK, clusters = blocks / CLUSTER, share = chunks / CLUSTER;
     const int64_t tiles = (S.m + R - 1) / R;
     const int streams = clusters < tiles ? clusters : (int)tiles, each = share < WIDTH / CHUNK ? share : WIDTH / CHUNK;
@@ -38,17 +37,14 @@ struct Letter {
     uint64_t word[WORDS];
 };
 
-__device__ __forceinline__ bool is_of(const Letter &x, uint32_t step)
-{
+__device__ __forceinline__ bool is_of(const Letter &x, uint32_t step) {
     bool is = true;
 #pragma unroll
-    for (int i = 0; i < WORDS; i++)
-        is &= (uint32_t)(x.word[i] >> 32) == step;
+    for (int i = 0; i < WORDS; i++) is &= (uint32_t)(x.word[i] >> 32) == step;
     return is;
 }
 
-__device__ __forceinline__ num number(const Letter &x)
-{
+__device__ __forceinline__ num number(const Letter &x) {
 #if NARROW
     return __uint_as_float((uint32_t)x.word[0]);
 #else
@@ -56,8 +52,7 @@ __device__ __forceinline__ num number(const Letter &x)
 #endif
 }
 
-__device__ __forceinline__ Letter letter_of(num x, uint32_t step)
-{
+__device__ __forceinline__ Letter letter_of(num x, uint32_t step) {
     const uint64_t stamp = (uint64_t)step << 32;
 #if NARROW
     return {{stamp | __float_as_uint(x)}};
@@ -74,8 +69,7 @@ struct Mail {
 
 __device__ __forceinline__ Mail &own_mail();
 
-__device__ __forceinline__ Letter look(const Letter &at)
-{
+__device__ __forceinline__ Letter look(const Letter &at) {
     Letter x;
 #pragma unroll
     for (int i = 0; i < WORDS; i++)
@@ -87,8 +81,7 @@ __device__ __forceinline__ Letter look(const Letter &at)
 }
 
 // Into the mailbox of that block where it is in this one's
-__device__ __forceinline__ void send(const Letter &to, const Letter &x, int block)
-{
+__device__ __forceinline__ void send(const Letter &to, const Letter &x, int block) {
     uint32_t remote;
 #pragma unroll
     for (int i = 0; i < WORDS; i++) {
@@ -98,33 +91,27 @@ __device__ __forceinline__ void send(const Letter &to, const Letter &x, int bloc
 }
 
 // The products of a row with the strips; step % CLUSTER is the block of its clerk
-__device__ __forceinline__ Letter *part_mail(uint32_t step, int row)
-{
+__device__ __forceinline__ Letter *part_mail(uint32_t step, int row) {
     return own_mail().part[step / CLUSTER % (MAIL / CLUSTER)][row];
 }
 
 __device__ __forceinline__ Letter &scale_mail(uint32_t step, int row) { return own_mail().scale[step % MAIL][row]; }
 
 // No letter of an earlier launch is left; the cluster meets before the first one is sent.
-__device__ __forceinline__ void empty_mail()
-{
-    for (int q = threadIdx.x; q < (int)sizeof(Mail) / 8; q += THREADS)
-        ((uint64_t *)&own_mail())[q] = 0;
+__device__ __forceinline__ void empty_mail() {
+    for (int q = threadIdx.x; q < (int)sizeof(Mail) / 8; q += THREADS) ((uint64_t *)&own_mail())[q] = 0;
 }
 
 // ---- the sweep
 
-__device__ __forceinline__ int around(int slot, int turn, int slots)
-{
+__device__ __forceinline__ int around(int slot, int turn, int slots) {
     return turn > 0 ? (slot + 1 < slots ? slot + 1 : 0) : (slot > 0 ? slot - 1 : slots - 1);
 }
 
 // The sum over all strips of the row of this lane, once all are there
-__device__ __forceinline__ num whole_row(const Letter *from, int strips, uint32_t step, int lane)
-{
+__device__ __forceinline__ num whole_row(const Letter *from, int strips, uint32_t step, int lane) {
     double sum = 0;
-    while (__any_sync(FULL, !is_of(look(*from), step)))
-        ;
+    while (__any_sync(FULL, !is_of(look(*from), step)));
 #pragma unroll 1
     for (int first = 0; first < strips; first += LANES * LETTERS) {
         Letter letter[LETTERS] = {};
@@ -141,22 +128,19 @@ __device__ __forceinline__ num whole_row(const Letter *from, int strips, uint32_
             }
         } while (__any_sync(FULL, wait));
 #pragma unroll
-        for (int i = 0; i < LETTERS; i++)
-            sum += number(letter[i]); // 0 beyond the last
+        for (int i = 0; i < LETTERS; i++) sum += number(letter[i]); // 0 beyond the last
     }
     return (num)warp_sum<LANES>(sum);
 }
 
 // What the clerk of a step does: u of the rows from i on, from their products with all strips.  Out of line: the sweep
 // keeps its registers.
-__device__ __noinline__ void clerk(const State &S, const Lie &lie, uint32_t step, int i, double shift, RowSums *sums)
-{
+__device__ __noinline__ void clerk(const State &S, const Lie &lie, uint32_t step, int i, double shift, RowSums *sums) {
     const int lane = threadIdx.x % 32, row = lane / LANES;
     const Row kept = row_of(S.point[i + row < (int)S.m ? i + row : (int)S.m - 1], shift);
     const num s = whole_row(part_mail(step, row), lie.strips, step, lane);
     const num u = (num)WIDEN * row_scale(S, i + row, kept, s, shift, lane % LANES == 0, sums[row]);
-    if (lane % LANES < CLUSTER)
-        send(scale_mail(step, row), letter_of(u, step), lane % LANES);
+    if (lane % LANES < CLUSTER) send(scale_mail(step, row), letter_of(u, step), lane % LANES);
 }
 
 // A worker's sweep; tile t lies in slot t % slots.  It is the clerk of every period-th step, a step late, when most
@@ -164,8 +148,7 @@ __device__ __noinline__ void clerk(const State &S, const Lie &lie, uint32_t step
 // which takes 1.5 steps, and the clerk that needs them would begin where this one ends (100000 columns: 1.17 and, with
 // float64 sums, 1.36 times as long).  What is not needed in every step stays in shared memory (lie, g, shift).
 __device__ __forceinline__ void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag,
-                                            const double &shift, RowSums *sums, const num (&v)[CPT], num (&acc)[CPT])
-{
+                                            const double &shift, RowSums *sums, const num (&v)[CPT], num (&acc)[CPT]) {
     const int lane = threadIdx.x % 32, row = lane / LANES, strip = strip_of(group), slots = g.slots, tiles = g.tiles,
               turn = g.forward ? 1 : -1;
     const uint32_t period = lie.strips / CLUSTER * CLUSTER, start = g.step; // step % CLUSTER is the block of its clerk
@@ -196,19 +179,16 @@ __device__ __forceinline__ void spread_pass(const State &S, const Lie &lie, Ring
         }
         if (k >= lag) {
             const uint32_t step = start + k - lag;
-            while (__any_sync(FULL, !is_of(letter, step)))
-                letter = look(scale_mail(step, row));
+            while (__any_sync(FULL, !is_of(letter, step))) letter = look(scale_mail(step, row));
             entries.open(memory + g.tile + from * g.bytes, g.columns, lane);
             add_tile(entries, lane, number(letter), acc);
 #if NARROW
-            if (step % (SHORT / R) == 0)
-                fold(acc, sum);
+            if (step % (SHORT / R) == 0) fold(acc, sum);
 #endif
             __syncwarp();
             if (k - lag + slots < tiles) { // the tile for the slot that this one has left
                 parity ^= 1u << from;
-                if (lane == 0)
-                    fetch(S, g, turn > 0 ? k - lag + slots : tiles - 1 - (k - lag + slots), from);
+                if (lane == 0) fetch(S, g, turn > 0 ? k - lag + slots : tiles - 1 - (k - lag + slots), from);
             }
             from = around(from, turn, slots);
         }
@@ -217,8 +197,7 @@ __device__ __forceinline__ void spread_pass(const State &S, const Lie &lie, Ring
     }
 #if NARROW
 #pragma unroll
-    for (int c = 0; c < CPT; c++)
-        acc[c] += sum[c];
+    for (int c = 0; c < CPT; c++) acc[c] += sum[c];
 #endif
     __syncwarp();
     if (lane == 0) {

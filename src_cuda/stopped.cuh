@@ -8,11 +8,9 @@
 #define POINTS 0
 #endif
 
-__device__ __forceinline__ bool stopped(const State &S, int parity)
-{
+__device__ __forceinline__ bool stopped(const State &S, int parity) {
 #if POINTS
-    if (POINTS_NARROW != (S.progress[parity].narrow > 0))
-        return true;
+    if (POINTS_NARROW != (S.progress[parity].narrow > 0)) return true;
 #endif
     return S.progress[parity].status != MAPUOT_RUNNING;
 }

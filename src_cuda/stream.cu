@@ -42,8 +42,7 @@ template <typename T> struct Way {
     int64_t col, step, i0;
     bool turned;
 
-    __device__ __forceinline__ Way(const T *A, int64_t row, int64_t col, int64_t i0) : from(A), col(col), i0(i0)
-    {
+    __device__ __forceinline__ Way(const T *A, int64_t row, int64_t col, int64_t i0) : from(A), col(col), i0(i0) {
         const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
         turned = col != 1 && row < col;
         from += turned ? (i0 + tx) * row + ty * col : (i0 + ty) * row + tx * col;
@@ -51,14 +50,12 @@ template <typename T> struct Way {
     }
 
     // What this thread reads of the tile at column j0, `missing` outside
-    __device__ __forceinline__ void request(const View &V, int64_t j0, double missing, T (&found)[SIDE / STEP]) const
-    {
+    __device__ __forceinline__ void request(const View &V, int64_t j0, double missing, T (&found)[SIDE / STEP]) const {
         const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
         const T *at = from + j0 * col;
         if (i0 + SIDE <= V.m && j0 + SIDE <= V.n) {
 #pragma unroll
-            for (int k = 0; k < SIDE / STEP; k++, at += step)
-                found[k] = *at;
+            for (int k = 0; k < SIDE / STEP; k++, at += step) found[k] = *at;
             return;
         }
 #pragma unroll
@@ -70,22 +67,17 @@ template <typename T> struct Way {
 
     // value[k] = A[i0 + ty + STEP k, j0 + tx], from what its threads have read
     template <typename N>
-    __device__ __forceinline__ void take(const T (&found)[SIDE / STEP], Tile<N> &tile, N (&value)[SIDE / STEP]) const
-    {
+    __device__ __forceinline__ void take(const T (&found)[SIDE / STEP], Tile<N> &tile, N (&value)[SIDE / STEP]) const {
         const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
 #pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++)
-            value[k] = (N)found[k];
-        if (!turned)
-            return;
+        for (int k = 0; k < SIDE / STEP; k++) value[k] = (N)found[k];
+        if (!turned) return;
         __syncthreads();
 #pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++)
-            tile.x[ty + STEP * k][tx] = value[k];
+        for (int k = 0; k < SIDE / STEP; k++) tile.x[ty + STEP * k][tx] = value[k];
         __syncthreads();
 #pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++)
-            value[k] = tile.x[tx][ty + STEP * k];
+        for (int k = 0; k < SIDE / STEP; k++) value[k] = tile.x[tx][ty + STEP * k];
     }
 };
 
@@ -94,8 +86,7 @@ struct Span {
     int64_t begin, end;
 };
 
-__device__ __forceinline__ Span span_of(int64_t columns)
-{
+__device__ __forceinline__ Span span_of(int64_t columns) {
     const int64_t tiles = (columns + SIDE - 1) / SIDE;
     return {tiles * blockIdx.y / gridDim.y * SIDE, tiles * (blockIdx.y + 1) / gridDim.y * SIDE};
 }
@@ -107,8 +98,7 @@ struct Exponents {
     cost ahead[SIDE / STEP];
     double alpha[SIDE / STEP]; // of this thread's rows, -inf outside
 
-    __device__ __forceinline__ Exponents(const View &V, int64_t i0, int64_t j0) : M(V.M, V.M_row, V.M_col, i0)
-    {
+    __device__ __forceinline__ Exponents(const View &V, int64_t i0, int64_t j0) : M(V.M, V.M_row, V.M_col, i0) {
         M.request(V, j0, INF, ahead);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++) {
@@ -119,15 +109,13 @@ struct Exponents {
 
     // x = alpha_i + beta_j - M_ij / reg (-inf outside), M_ij and c_ij (1 without c) times the mask
     __device__ __forceinline__ void next(const View &V, int64_t j0, Tile<double> &tile, double (&x)[SIDE / STEP],
-                                         double (&shares)[SIDE / STEP], double (&costs)[SIDE / STEP])
-    {
+                                         double (&shares)[SIDE / STEP], double (&costs)[SIDE / STEP]) {
         const int64_t j = j0 + threadIdx.x % 32;
         const double beta = j < V.n ? V.beta[j] : -INF;
         M.take(ahead, tile, costs);
         M.request(V, j0 + SIDE, INF, ahead);
 #pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++)
-            shares[k] = 1;
+        for (int k = 0; k < SIDE / STEP; k++) shares[k] = 1;
         if (V.c) {
             const Way<share> c(V.c, V.c_row, V.c_col, M.i0);
             share found[SIDE / STEP];
@@ -136,12 +124,10 @@ struct Exponents {
         }
 #if MASKED
 #pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++)
-            shares[k] *= mask_weight(&V.mask, M.i0 + threadIdx.x / 32 + STEP * k, j);
+        for (int k = 0; k < SIDE / STEP; k++) shares[k] *= mask_weight(&V.mask, M.i0 + threadIdx.x / 32 + STEP * k, j);
 #endif
 #pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++)
-            x[k] = alpha[k] + beta - costs[k] * V.inv_reg;
+        for (int k = 0; k < SIDE / STEP; k++) x[k] = alpha[k] + beta - costs[k] * V.inv_reg;
     }
 };
 
@@ -151,8 +137,7 @@ __device__ __forceinline__ double weighed(double c, double x) { return c > 0 ? c
 #define RESIDENT (MASKED ? 3 : 4) // blocks of a multiprocessor: a mask takes registers
 // K (entries below `flush` are zero; columns n .. ld too) or, with flush = 0, the plan.
 extern "C" __global__ void __launch_bounds__(256, RESIDENT)
-    build_kernel(const __grid_constant__ View V, real *out, int64_t ld, double flush)
-{
+    build_kernel(const __grid_constant__ View V, real *out, int64_t ld, double flush) {
     __shared__ Tile<double> tile;
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
@@ -168,8 +153,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++, at += STEP * ld) {
             const double p = c[k] * stored_exp(x[k]);
-            if (in && STEP * k < left)
-                *at = (real)(p >= flush ? p : 0);
+            if (in && STEP * k < left) *at = (real)(p >= flush ? p : 0);
         }
     }
 }
@@ -178,36 +162,28 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
 // what each is multiplied with.
 enum { SUM, LARGEST, LARGER };
 extern "C" __global__ void __launch_bounds__(256)
-    join_parts(const double *part, int64_t count, int parts, int how, const double *factor, double *out)
-{
+    join_parts(const double *part, int64_t count, int parts, int how, const double *factor, double *out) {
     const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x;
-    if (i >= count)
-        return;
+    if (i >= count) return;
     double all = how == LARGER ? fmax(out[i], part[i]) : part[i];
-    for (int p = 1; p < parts; p++)
-        all = how == SUM ? all + part[p * count + i] : fmax(all, part[p * count + i]);
+    for (int p = 1; p < parts; p++) all = how == SUM ? all + part[p * count + i] : fmax(all, part[p * count + i]);
     out[i] = factor ? factor[i] * all : all;
 }
 
 // alpha_i = -max_j of the parts of row_max, -inf where used_i was: a row left out.  +inf: a row without pairs, whose used_i
 // becomes -inf.
 extern "C" __global__ void __launch_bounds__(256)
-    balance_rows(const double *part, int64_t count, int parts, double *used, double *alpha)
-{
+    balance_rows(const double *part, int64_t count, int parts, double *used, double *alpha) {
     const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x;
-    if (i >= count)
-        return;
+    if (i >= count) return;
     double top = part[i];
-    for (int p = 1; p < parts; p++)
-        top = fmax(top, part[p * count + i]);
+    for (int p = 1; p < parts; p++) top = fmax(top, part[p * count + i]);
     alpha[i] = used[i] = used[i] == -INF ? -INF : -top;
-    if (top == -INF)
-        used[i] = -INF;
+    if (top == -INF) used[i] = -INF;
 }
 
 // out_i = max_j log(entry)
-extern "C" __global__ void __launch_bounds__(256, 3) row_max(const __grid_constant__ View V, double *out)
-{
+extern "C" __global__ void __launch_bounds__(256, 3) row_max(const __grid_constant__ View V, double *out) {
     __shared__ Tile<double> tile;
     const int ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
@@ -215,28 +191,24 @@ extern "C" __global__ void __launch_bounds__(256, 3) row_max(const __grid_consta
     Exponents rows(V, i0, span.begin);
     double top[SIDE / STEP];
 #pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++)
-        top[k] = -INF;
+    for (int k = 0; k < SIDE / STEP; k++) top[k] = -INF;
     for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
         rows.next(V, j0, tile, x, c, M);
 #pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++)
-            top[k] = fmax(top[k], V.c || MASKED ? x[k] + far_log(c[k]) : x[k]);
+        for (int k = 0; k < SIDE / STEP; k++) top[k] = fmax(top[k], V.c || MASKED ? x[k] + far_log(c[k]) : x[k]);
     }
 #pragma unroll
     for (int k = 0; k < SIDE / STEP; k++) {
         const double high = warp_max(top[k]);
         const int64_t i = i0 + ty + STEP * k;
-        if (threadIdx.x % 32 == 0 && i < V.m)
-            out[blockIdx.y * V.m + i] = high;
+        if (threadIdx.x % 32 == 0 && i < V.m) out[blockIdx.y * V.m + i] = high;
     }
 }
 
 // out_i = sum_j P_ij, cost_i = sum_j P_ij M_ij
 extern "C" __global__ void __launch_bounds__(256)
-    plan_sums(const __grid_constant__ View V, double *out, double *cost_out)
-{
+    plan_sums(const __grid_constant__ View V, double *out, double *cost_out) {
     __shared__ Tile<double> tile;
     const int ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
@@ -257,16 +229,14 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int k = 0; k < SIDE / STEP; k++) {
         const double s = warp_sum(sum[k]), w = warp_sum(paid[k]);
         const int64_t i = i0 + ty + STEP * k;
-        if (threadIdx.x % 32 == 0 && i < V.m)
-            out[blockIdx.y * V.m + i] = s, cost_out[blockIdx.y * V.m + i] = w;
+        if (threadIdx.x % 32 == 0 && i < V.m) out[blockIdx.y * V.m + i] = s, cost_out[blockIdx.y * V.m + i] = w;
     }
 }
 
 // out_i,x = sum_j P_ij X_jx for the COLUMNS columns of X from x0 on; X is n x d, out m x d
 #define COLUMNS 4
 extern "C" __global__ void __launch_bounds__(256)
-    apply(const __grid_constant__ View V, const double *X, int64_t d, int64_t x0, double *out)
-{
+    apply(const __grid_constant__ View V, const double *X, int64_t d, int64_t x0, double *out) {
     __shared__ Tile<double> tile;
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
@@ -282,8 +252,7 @@ extern "C" __global__ void __launch_bounds__(256)
             const double y = j < V.n && x0 + q < d ? X[j * d + x0 + q] : 0;
 #pragma unroll
             for (int k = 0; k < SIDE / STEP; k++) {
-                if (q == 0)
-                    x[k] = weighed(c[k], x[k]);
+                if (q == 0) x[k] = weighed(c[k], x[k]);
                 sum[k][q] = fma(x[k], y, sum[k][q]);
             }
         }
@@ -294,8 +263,7 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int q = 0; q < COLUMNS; q++) {
             const double s = warp_sum(sum[k][q]);
             const int64_t i = i0 + ty + STEP * k;
-            if (tx == 0 && i < V.m && x0 + q < d)
-                out[(blockIdx.y * V.m + i) * d + x0 + q] = s;
+            if (tx == 0 && i < V.m && x0 + q < d) out[(blockIdx.y * V.m + i) * d + x0 + q] = s;
         }
 }
 
@@ -305,12 +273,10 @@ extern "C" __global__ void __launch_bounds__(256)
 // lies in.
 extern "C" __global__ void __launch_bounds__(256)
     draw(const __grid_constant__ View V, const double *ends, int64_t *rows, const double *at, int64_t i0, int64_t count,
-         int64_t *out)
-{
+         int64_t *out) {
     const int lane = threadIdx.x % 32;
     const int64_t k = blockIdx.x * (int64_t)8 + threadIdx.x / 32;
-    if (k >= count)
-        return;
+    if (k >= count) return;
     int64_t i = rows[k] - i0;
     if (ends) {
         const double wanted = __longlong_as_double(rows[k]);
@@ -323,8 +289,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 i = middle + 1;
         }
         __syncwarp();
-        if (lane == 0)
-            rows[k] = i;
+        if (lane == 0) rows[k] = i;
     }
     double left = 0; // of the mass to pass, in the columns that are left: first, first + step, ..
     int64_t first = 0, step = 1;
@@ -343,22 +308,19 @@ extern "C" __global__ void __launch_bounds__(256)
             const double before = __shfl_sync(FULL, end, lane >= bit ? lane - bit : lane);
             end += lane >= bit ? before : 0;
         }
-        if (step == 1)
-            left = at[k] * __shfl_sync(FULL, end, 31);
+        if (step == 1) left = at[k] * __shfl_sync(FULL, end, 31);
         const int passed = (int)warp_max(sum > 0 && end > left ? 32 - lane : 0);
         const int chosen = passed ? 32 - passed : (int)warp_max(sum > 0 ? lane : 0);
         left = fmax(left - __shfl_sync(FULL, end - sum, chosen), 0);
         first += chosen * step;
         step *= 32;
     } while (step < V.n);
-    if (lane == 0)
-        out[k] = first;
+    if (lane == 0) out[k] = first;
 }
 
 // out, 5 numbers a block: min and max over finite entries, number of NaN or -inf, number of +inf, and how many entries
 // of the tiles on the diagonal differ from those across it: of hardly any M that is not symmetric none
-extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant__ View V, double *out)
-{
+extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant__ View V, double *out) {
     __shared__ Tile<cost> tile;
     __shared__ double part[8][5];
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
@@ -379,12 +341,10 @@ extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant_
         }
         bool plain = i0 + SIDE <= V.m && j0 + SIDE <= V.n;
 #pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++)
-            plain = plain && isfinite(M[k]);
+        for (int k = 0; k < SIDE / STEP; k++) plain = plain && isfinite(M[k]);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++) {
-            if (!plain && (i0 + ty + STEP * k >= V.m || j0 + tx >= V.n))
-                continue;
+            if (!plain && (i0 + ty + STEP * k >= V.m || j0 + tx >= V.n)) continue;
             if (plain || isfinite(M[k]))
                 least = fmin(least, M[k]), most = fmax(most, M[k]);
             else if (M[k] == (cost)INF)
@@ -395,11 +355,9 @@ extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant_
     }
     double low = -warp_max(-(double)least), high = warp_max((double)most);
     double nans = warp_sum(bad), infs = warp_sum(infinite), unlike = warp_sum(lopsided);
-    if (tx == 0)
-        part[ty][0] = low, part[ty][1] = high, part[ty][2] = nans, part[ty][3] = infs, part[ty][4] = unlike;
+    if (tx == 0) part[ty][0] = low, part[ty][1] = high, part[ty][2] = nans, part[ty][3] = infs, part[ty][4] = unlike;
     __syncthreads();
-    if (threadIdx.x > 0)
-        return;
+    if (threadIdx.x > 0) return;
     for (int w = 1; w < 8; w++) {
         low = fmin(low, part[w][0]), high = fmax(high, part[w][1]);
         nans += part[w][2], infs += part[w][3], unlike += part[w][4];

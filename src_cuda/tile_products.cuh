@@ -5,8 +5,7 @@
 #define TILE_PRODUCTS_CUH
 
 // s_q = sum_j K_ij v_j over this thread's columns, for the R rows of a tile.
-__device__ __forceinline__ void tile_dots(const Entries &tile, int thread, const num (&v)[CPT], num (&s)[R])
-{
+__device__ __forceinline__ void tile_dots(const Entries &tile, int thread, const num (&v)[CPT], num (&s)[R]) {
 #pragma unroll
     for (int q = 0; q < R; q++) {
         num even = 0, odd = 0;
@@ -25,8 +24,7 @@ __device__ __forceinline__ void tile_dots(const Entries &tile, int thread, const
 }
 
 // acc_j += u_i K_ij; lane q LANES of every warp holds u of row q.
-__device__ __forceinline__ void add_tile(const Entries &tile, int thread, num u, num (&acc)[CPT])
-{
+__device__ __forceinline__ void add_tile(const Entries &tile, int thread, num u, num (&acc)[CPT]) {
 #pragma unroll
     for (int q = 0; q < R; q++) {
         const num uq = __shfl_sync(FULL, u, q * LANES);
@@ -35,8 +33,7 @@ __device__ __forceinline__ void add_tile(const Entries &tile, int thread, num u,
             num k[CHUNK];
             tile.get(thread, q, c, k);
 #pragma unroll
-            for (int e = 0; e < CHUNK; e++)
-                acc[c * CHUNK + e] = fma(uq, k[e], acc[c * CHUNK + e]);
+            for (int e = 0; e < CHUNK; e++) acc[c * CHUNK + e] = fma(uq, k[e], acc[c * CHUNK + e]);
         }
     }
 }

@@ -32,39 +32,31 @@ struct Largest {
 };
 #define WORDS ((int)(sizeof(Largest) / 8))
 
-__device__ __forceinline__ void begin(Largest *found)
-{
-    if (threadIdx.x < WORDS)
-        ((int64_t *)found)[threadIdx.x] = rank_of(-INF);
+__device__ __forceinline__ void begin(Largest *found) {
+    if (threadIdx.x < WORDS) ((int64_t *)found)[threadIdx.x] = rank_of(-INF);
 }
 
-__device__ __forceinline__ void raise(int64_t *rank, double x)
-{
+__device__ __forceinline__ void raise(int64_t *rank, double x) {
     x = warp_max(isnan(x) ? INF : x);
-    if (threadIdx.x % 32 == 0)
-        atomicMax(rank, rank_of(x));
+    if (threadIdx.x % 32 == 0) atomicMax(rank, rank_of(x));
 }
 
 // The largest x of a block, for all its threads
-__device__ double block_max(double x)
-{
+__device__ double block_max(double x) {
     __shared__ double of_warp[32];
     x = warp_max(x);
     __syncthreads(); // the last one has been read
-    if (threadIdx.x % 32 == 0)
-        of_warp[threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
     __syncthreads();
     double top = -INF;
-    for (int w = 0; w < (int)blockDim.x / 32; w++)
-        top = fmax(top, of_warp[w]);
+    for (int w = 0; w < (int)blockDim.x / 32; w++) top = fmax(top, of_warp[w]);
     return top;
 }
 
 __device__ __forceinline__ double larger(double x, double y) { return x > y || isnan(x) ? x : y; }
 
 // v = e^(y - q - top), y made by `y_of`; its largest is 1, and what lies below flush is 0.  One block
-template <typename F> __device__ void factors(const Edge &edge, double flush, Largest *found, F y_of)
-{
+template <typename F> __device__ void factors(const Edge &edge, double flush, Largest *found, F y_of) {
     double size = 0, top = -INF;
     for (int64_t j = threadIdx.x; j < edge.n; j += blockDim.x) {
         const double y = y_of(j);
@@ -82,8 +74,7 @@ template <typename F> __device__ void factors(const Edge &edge, double flush, La
 
 // base of point i of an edge's child, and what it adds to the largest
 __device__ __forceinline__ void open_row(const Edge &edge, double log_weight, double near, int64_t i, double &a_size,
-                                         double &own)
-{
+                                         double &own) {
     const double rest = 1 - edge.fi, a = log_weight + rest * near;
     edge.base[i] = a - rest * edge.p[i];
     a_size = larger(fabs(a), a_size);
@@ -92,22 +83,18 @@ __device__ __forceinline__ void open_row(const Edge &edge, double log_weight, do
 
 // v of all edges from `first` on, a block each, and base of those that no later edge completes
 extern "C" __global__ void __launch_bounds__(1024)
-    open_pass(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int first)
-{
+    open_pass(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int first) {
     const Edge edge = edges[first + blockIdx.x];
     Largest *found = largest + first + blockIdx.x;
     begin(found);
     __shared__ int waits;
-    if (threadIdx.x == 0)
-        waits = 0;
+    if (threadIdx.x == 0) waits = 0;
     __syncthreads();
     for (int e = first + threadIdx.x; e < first + (int)blockIdx.x; e += blockDim.x)
-        if (edges[e].above == first + blockIdx.x)
-            waits = 1;
+        if (edges[e].above == first + blockIdx.x) waits = 1;
     const double *weight = x.log_weight + edge.parent, *sent = x.sent + edge.message;
     factors(edge, x.flush, found, [=](int64_t j) { return weight[j] + sent[j]; });
-    if (waits)
-        return;
+    if (waits) return;
     double a_size = 0, own = -INF;
     for (int64_t i = threadIdx.x; i < edge.m; i += blockDim.x)
         open_row(edge, x.log_weight[edge.child + i], x.near[edge.child + i], i, a_size, own);
@@ -116,8 +103,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 }
 
 // late = log s, log u = -fi log (s near), of the child's point i
-__device__ __forceinline__ void close_row(const Messages &x, const Edge &edge, Largest *found, int64_t i)
-{
+__device__ __forceinline__ void close_row(const Messages &x, const Edge &edge, Largest *found, int64_t i) {
     double low = -INF, size = 0, u = 0;
     if (i < edge.m) {
         const double log_s = log(edge.s[i]), late = log_s + (number_of(found->top) - edge.p[i]);
@@ -134,22 +120,19 @@ __device__ __forceinline__ void close_row(const Messages &x, const Edge &edge, L
 
 // The message to the parent's point j, added to what it has, and base of the edge above; -1: none
 __device__ __forceinline__ void close_column(const Messages &x, const Edge &edge, const Edge *edges, Largest *largest,
-                                             Largest *found, int64_t above, int64_t j)
-{
+                                             Largest *found, int64_t above, int64_t j) {
     double low = -INF, high = -INF, size = 0, a_size = 0, own = -INF;
     if (j < edge.n) {
         double sum = 0;
 #pragma unroll 8
-        for (int64_t q = 0; q < edge.streams; q++)
-            sum += x.sums[q * edge.ld + j];
+        for (int64_t q = 0; q < edge.streams; q++) sum += x.sums[q * edge.ld + j];
         const double up = log(sum) + (number_of(found->own) - edge.fi * number_of(found->top) - edge.q[j]);
         const double near = x.near[edge.parent + j] += up;
         x.up[edge.message + j] = up;
         low = -sum;
         high = sum;
         size = fabs(up);
-        if (above >= 0)
-            open_row(edges[above], x.log_weight[edge.parent + j], near, j, a_size, own);
+        if (above >= 0) open_row(edges[above], x.log_weight[edge.parent + j], near, j, a_size, own);
     }
     raise(&found->low_sum, low);
     raise(&found->high_sum, high);
@@ -163,8 +146,7 @@ __device__ __forceinline__ void close_column(const Messages &x, const Edge &edge
 // After fused_pass over edge e: the first blocks have its rows, the others its columns.  Nothing may be written for edges
 // from `end` on, which the pass does not reach: their vectors may be no more.
 extern "C" __global__ void __launch_bounds__(256)
-    close_edge(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e, int end)
-{
+    close_edge(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e, int end) {
     const Edge &edge = edges[e];
     const int64_t rows = (edge.m + 255) / 256, block = blockIdx.x;
     if (block < rows)
@@ -176,8 +158,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // v of edge e on the way back, from all that the parent has but what the child has sent.  One block
 extern "C" __global__ void __launch_bounds__(1024)
-    open_back(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e)
-{
+    open_back(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e) {
     const Edge edge = edges[e];
     begin(largest + e);
     __syncthreads();
@@ -190,8 +171,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 
 // What comes back to the child
 extern "C" __global__ void __launch_bounds__(256)
-    close_back(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e)
-{
+    close_back(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e) {
     const Edge &edge = edges[e];
     const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x;
     double low = -INF, size = 0;

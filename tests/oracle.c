@@ -50,41 +50,33 @@ static real lower(const side *s, int i) { return (real)(s->rho[i] < 1 ? 1 - s->r
 static real upper(const side *s, int i) { return (real)(1 + s->rho[i]) * s->t[i]; }
 
 /* w + log w = z */
-static real omega(real z)
-{
+static real omega(real z) {
     real w = z > 1 ? z - F(log)(z) : F(exp)(z < -1 ? z : 0.56L * z - 0.57L);
     for (int i = 0; i < 60 && w > 0; i++) {
         real next = w - (w + F(log)(w) - z) / (1 + 1 / w);
         next = next > 0 ? next : w / 2;
-        if (F(fabs)(next - w) <= UNIT * w)
-            return next;
+        if (F(fabs)(next - w) <= UNIT * w) return next;
         w = next;
     }
     return w;
 }
 
 /* z with z + k expm1(z) + c = 0: log(r / t) of an L2 point, k = rho t / reg, c = log t - log s */
-static real log_ratio(real k, real c)
-{
+static real log_ratio(real k, real c) {
     real z = F(log)(omega(F(log)(k) - c + k)) - F(log)(k);
-    if (!(z > -1 && z < 1))
-        z = z > -1 && z < 1e4000L ? z : smaller(z, 0) > -1e9L ? z : -c - k;
-    if (F(fabs)(c) < k / 2)
-        z = -c / (1 + k);
+    if (!(z > -1 && z < 1)) z = z > -1 && z < 1e4000L ? z : smaller(z, 0) > -1e9L ? z : -c - k;
+    if (F(fabs)(c) < k / 2) z = -c / (1 + k);
     for (int i = 0; i < 100; i++) {
         real step = (z + k * F(expm1)(z) + c) / (1 + k * F(exp)(z));
-        if (!(F(fabs)(step) < 1e4500L))
-            break;
+        if (!(F(fabs)(step) < 1e4500L)) break;
         z -= step;
-        if (F(fabs)(step) <= UNIT * F(fabs)(z))
-            break;
+        if (F(fabs)(step) <= UNIT * F(fabs)(z)) break;
     }
     return z;
 }
 
 /* log u of point i that sees the kernel e^log_s; its slope d log u / d log s is -*slope */
-static real prox(const side *s, int i, real log_s, real reg, real *slope)
-{
+static real prox(const side *s, int i, real log_s, real reg, real *slope) {
     const real rho = s->rho[i], t = s->t[i], k = rho / reg, balanced = s->log_t[i] - log_s;
     *slope = 0;
     switch (s->kind) {
@@ -113,11 +105,9 @@ static real prox(const side *s, int i, real log_s, real reg, real *slope)
 }
 
 /* what the point adds to the dual value */
-static real dual_term(const side *s, int i, real x, real reg)
-{
+static real dual_term(const side *s, int i, real x, real reg) {
     const real rho = s->rho[i], t = s->t[i], f = reg * x;
-    if (t == 0 && x == -INF)
-        return 0;
+    if (t == 0 && x == -INF) return 0;
     switch (s->kind) {
     case KL:
         return rho == INF ? f * t : -rho * t * F(expm1)(-f / rho);
@@ -131,11 +121,9 @@ static real dual_term(const side *s, int i, real x, real reg)
 }
 
 /* D(r|t) + D*(-f) + f r, and what a hard penalty does not allow; log_s: r = e^(x + log_s) */
-static real gap_term(const side *s, int i, real x, real log_s, real reg, real *hard)
-{
+static real gap_term(const side *s, int i, real x, real log_s, real reg, real *hard) {
     const real rho = s->rho[i], t = s->t[i], f = reg * x, r = F(exp)(x + log_s), k = rho / reg;
-    if (t == 0 && x == -INF)
-        return 0;
+    if (t == 0 && x == -INF) return 0;
     switch (s->kind) {
     case KL: {
         if (rho == INF) {
@@ -159,8 +147,7 @@ static real gap_term(const side *s, int i, real x, real log_s, real reg, real *h
     }
 }
 
-static real divergence(const side *s, int i, real r)
-{
+static real divergence(const side *s, int i, real r) {
     const real rho = s->rho[i], t = s->t[i];
     if (s->kind == KL) {
         const real x = r > 0 && t > 0 ? F(log1p)((r - t) / t) : 1;
@@ -170,21 +157,16 @@ static real divergence(const side *s, int i, real r)
     return s->kind == TV ? rho * F(fabs)(r - t) : s->kind == L2 ? rho * (r - t) * (r - t) / 2 : 0;
 }
 
-static real log_sum(const real *k, int stride, const real *x, int count)
-{
+static real log_sum(const real *k, int stride, const real *x, int count) {
     real top = -INF, sum = 0;
-    for (int j = 0; j < count; j++)
-        top = larger(top, k[(int64_t)j * stride] + x[j]);
-    if (top == -INF)
-        return -INF;
-    for (int j = 0; j < count; j++)
-        sum += F(exp)(k[(int64_t)j * stride] + x[j] - top);
+    for (int j = 0; j < count; j++) top = larger(top, k[(int64_t)j * stride] + x[j]);
+    if (top == -INF) return -INF;
+    for (int j = 0; j < count; j++) sum += F(exp)(k[(int64_t)j * stride] + x[j] - top);
     return top + F(log)(sum);
 }
 
 /* everything at p->cols.x; returns the dual value of (y(x), x), *residual = |s (G - x)|_1 / mass */
-static real evaluate(problem *p, real *residual)
-{
+static real evaluate(problem *p, real *residual) {
     const int m = p->m, n = p->n;
     side *rows = &p->rows, *cols = &p->cols;
     real value = p->reg * p->c_mass, mass = 0, left = 0;
@@ -192,8 +174,7 @@ static real evaluate(problem *p, real *residual)
     for (int i = 0; i < m; i++) {
         rows->sum[i] = rows->slope[i] = 0;
         rows->x[i] = -INF;
-        if (!rows->alive[i])
-            continue;
+        if (!rows->alive[i]) continue;
         rows->log_s[i] = log_sum(p->log_k + (int64_t)i * n, 1, cols->x, n);
         rows->x[i] = prox(rows, i, rows->log_s[i], p->reg, &rows->slope[i]);
         rows->sum[i] = F(exp)(rows->log_s[i] + rows->x[i]);
@@ -206,8 +187,7 @@ static real evaluate(problem *p, real *residual)
         }
     }
     for (int j = 0; j < n; j++) {
-        if (!cols->alive[j])
-            continue;
+        if (!cols->alive[j]) continue;
         cols->log_s[j] = log_sum(p->log_k + j, n, rows->x, m);
         cols->image[j] = prox(cols, j, cols->log_s[j], p->reg, &cols->slope[j]);
         value += dual_term(cols, j, cols->x[j], p->reg);
@@ -221,27 +201,22 @@ static real evaluate(problem *p, real *residual)
 
 /* J d = G - x by Gauss with row pivots; a pivot that is rounding (both sides hard) leaves its unknown 0, and 1 is
  * returned */
-static int newton_step(problem *p)
-{
+static int newton_step(problem *p) {
     int singular = 0;
     const int m = p->m, n = p->n;
     real *J = p->J, *d = p->step;
     for (int j = 0; j < n; j++) {
-        for (int k = 0; k < n; k++)
-            J[j * n + k] = j == k;
+        for (int k = 0; k < n; k++) J[j * n + k] = j == k;
         d[j] = p->cols.alive[j] ? p->cols.image[j] - p->cols.x[j] : 0;
-        if (!p->cols.alive[j] || p->cols.slope[j] == 0)
-            continue;
+        if (!p->cols.alive[j] || p->cols.slope[j] == 0) continue;
         for (int i = 0; i < m; i++) {
             const real w = p->cols.slope[j] * p->A[j * m + i] * p->rows.slope[i];
-            for (int k = 0; k < n && w > 0; k++)
-                J[j * n + k] -= p->cols.alive[k] ? w * p->B[i * n + k] : 0;
+            for (int k = 0; k < n && w > 0; k++) J[j * n + k] -= p->cols.alive[k] ? w * p->B[i * n + k] : 0;
         }
     }
     for (int k = 0; k < n; k++) {
         int top = k;
-        for (int i = k + 1; i < n; i++)
-            top = F(fabs)(J[i * n + k]) > F(fabs)(J[top * n + k]) ? i : top;
+        for (int i = k + 1; i < n; i++) top = F(fabs)(J[i * n + k]) > F(fabs)(J[top * n + k]) ? i : top;
         for (int j = 0; j < n && top != k; j++) {
             const real held = J[k * n + j];
             J[k * n + j] = J[top * n + j];
@@ -251,43 +226,36 @@ static int newton_step(problem *p)
         d[k] = d[top];
         d[top] = held;
         if (F(fabs)(J[k * n + k]) < 100 * n * UNIT) {
-            for (int j = 0; j < n; j++)
-                J[k * n + j] = j == k;
+            for (int j = 0; j < n; j++) J[k * n + j] = j == k;
             d[k] = 0;
             singular = 1;
-            for (int i = 0; i < k; i++)
-                J[i * n + k] = 0;
+            for (int i = 0; i < k; i++) J[i * n + k] = 0;
         }
         for (int i = k + 1; i < n; i++) {
             const real w = J[i * n + k] / J[k * n + k];
-            for (int j = k; j < n && w != 0; j++)
-                J[i * n + j] -= w * J[k * n + j];
+            for (int j = k; j < n && w != 0; j++) J[i * n + j] -= w * J[k * n + j];
             d[i] -= w * d[k];
         }
     }
     for (int k = n - 1; k >= 0; k--) {
-        for (int j = k + 1; j < n; j++)
-            d[k] -= J[k * n + j] * d[j];
+        for (int j = k + 1; j < n; j++) d[k] -= J[k * n + j] * d[j];
         d[k] /= J[k * n + k];
     }
     return singular;
 }
 
-static real moved_by(problem *p, real by)
-{
+static real moved_by(problem *p, real by) {
     real residual, value, k = -INF;
     for (int j = 0; j < p->n && p->cols.kind == TV; j++)
         k = p->cols.alive[j] ? larger(k, -p->cols.rho[j] / p->reg - p->trial[j]) : k;
-    for (int j = 0; j < p->n; j++)
-        p->cols.x[j] = p->trial[j] + by;
+    for (int j = 0; j < p->n; j++) p->cols.x[j] = p->trial[j] + by;
     value = by < k ? -INF : evaluate(p, &residual);
     return value == value ? value : -INF;
 }
 
 /* x + constant where the dual is largest: bracketed by doubling, then thirds. Where J is singular Newton does not see
  * it: flat but for the ends of a total variation or range, which may be 1e9 away. */
-static void translate(problem *p)
-{
+static void translate(problem *p) {
     real low = 0, high = 0, middle;
     memcpy(p->trial, p->cols.x, p->n * sizeof(real));
     const real here = moved_by(p, 0);
@@ -308,29 +276,24 @@ static void translate(problem *p)
     }
     middle = (low + high) / 2;
     middle = moved_by(p, middle) > here ? middle : 0;
-    for (int j = 0; j < p->n; j++)
-        p->step[j] = middle;
+    for (int j = 0; j < p->n; j++) p->step[j] = middle;
 }
 
 /* |change of the plan|_1 / mass by the step, to first order */
-static real plan_change(const problem *p)
-{
+static real plan_change(const problem *p) {
     const int m = p->m, n = p->n;
     real change = 0, mass = 0;
     for (int i = 0; i < m; i++) {
         real row = 0;
+        for (int j = 0; j < n && p->rows.alive[i]; j++) row += p->B[i * n + j] > 0 ? p->B[i * n + j] * p->step[j] : 0;
         for (int j = 0; j < n && p->rows.alive[i]; j++)
-            row += p->B[i * n + j] > 0 ? p->B[i * n + j] * p->step[j] : 0;
-        for (int j = 0; j < n && p->rows.alive[i]; j++)
-            if (p->P[i * n + j] > 0)
-                change += p->P[i * n + j] * F(fabs)(p->step[j] - p->rows.slope[i] * row);
+            if (p->P[i * n + j] > 0) change += p->P[i * n + j] * F(fabs)(p->step[j] - p->rows.slope[i] * row);
         mass += p->rows.sum[i];
     }
     return change / mass;
 }
 
-static void move(problem *p, const real *from, real by)
-{
+static void move(problem *p, const real *from, real by) {
     for (int j = 0; j < p->n; j++) {
         real x = from[j] + by * p->step[j];
         if (p->cols.kind == TV) {
@@ -342,8 +305,7 @@ static void move(problem *p, const real *from, real by)
 }
 
 /* from cols.x to the optimum for p->reg; returns the plan's change by the last Newton step (at the answer) */
-static real climb(problem *p, real tol, int *passes)
-{
+static real climb(problem *p, real tol, int *passes) {
     const size_t size = p->n * sizeof(real);
     real residual, value = evaluate(p, &residual), least = INF;
     memcpy(p->best, p->cols.x, size);
@@ -361,8 +323,7 @@ static real climb(problem *p, real tol, int *passes)
             memcpy(p->best, p->cols.x, size);
         } else
             poor++;
-        if (change <= tol || (least < 1e-9L && poor > 6) || poor > PATIENCE)
-            break;
+        if (change <= tol || (least < 1e-9L && poor > 6) || poor > PATIENCE) break;
         memcpy(p->trial, p->cols.x, size);
         real by = 1, next = -INF, after = INF;
         int better = 0;
@@ -376,8 +337,7 @@ static real climb(problem *p, real tol, int *passes)
         if (!better) { /* the plain image, which never lowers the dual */
             memcpy(p->cols.x, p->trial, size);
             evaluate(p, &residual);
-            for (int j = 0; j < p->n; j++)
-                p->step[j] = p->cols.alive[j] ? p->cols.image[j] - p->cols.x[j] : 0;
+            for (int j = 0; j < p->n; j++) p->step[j] = p->cols.alive[j] ? p->cols.image[j] - p->cols.x[j] : 0;
             move(p, p->trial, 1);
             next = evaluate(p, &after);
         }
@@ -392,8 +352,7 @@ static real climb(problem *p, real tol, int *passes)
 
 static void *zeros(size_t count, size_t size) { return calloc(count ? count : 1, size); }
 
-static void open_side(side *s, int count, int kind, const double *t, const double *rho)
-{
+static void open_side(side *s, int count, int kind, const double *t, const double *rho) {
     real *space = zeros(6 * (size_t)count, sizeof(real));
     *s = (side){.count = count,
                 .kind = kind,
@@ -406,12 +365,10 @@ static void open_side(side *s, int count, int kind, const double *t, const doubl
                 .slope = space + 4 * count,
                 .sum = space + 5 * count,
                 .alive = zeros(count, 1)};
-    for (int i = 0; i < count; i++)
-        s->log_t[i] = F(log)((real)t[i]);
+    for (int i = 0; i < count; i++) s->log_t[i] = F(log)((real)t[i]);
 }
 
-static void set_kernel(problem *p, const double *M, const double *c, int reference)
-{
+static void set_kernel(problem *p, const double *M, const double *c, int reference) {
     p->c_mass = 0;
     for (int i = 0; i < p->m; i++)
         for (int j = 0; j < p->n; j++) {
@@ -425,8 +382,7 @@ static void set_kernel(problem *p, const double *M, const double *c, int referen
 }
 
 /* points that can carry mass; a point that wants mass and has no partner left pays for it: returned (inf: infeasible) */
-static real find_alive(problem *p)
-{
+static real find_alive(problem *p) {
     side *sides[2] = {&p->rows, &p->cols};
     real paid = 0;
     for (int k = 0; k < 2; k++)
@@ -458,21 +414,18 @@ static real find_alive(problem *p)
     free(wants);
     for (int i = 0; i < p->m; i++)
         for (int j = 0; j < p->n; j++)
-            if (!p->rows.alive[i] || !p->cols.alive[j])
-                p->log_k[i * p->n + j] = -INF;
+            if (!p->rows.alive[i] || !p->cols.alive[j]) p->log_k[i * p->n + j] = -INF;
     return paid;
 }
 
-static void report(problem *p, real step, real paid, int passes, double *out)
-{
+static void report(problem *p, real step, real paid, int passes, double *out) {
     real gap = 0, hard = 0, scale = p->reg * p->c_mass + paid, primal = p->reg * p->c_mass + paid, mass = 0,
          dual = paid;
     side *sides[2] = {&p->rows, &p->cols};
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < sides[k]->count; i++) {
             const side *s = sides[k];
-            if (!s->alive[i])
-                continue;
+            if (!s->alive[i]) continue;
             gap += gap_term(s, i, s->x[i], s->log_s[i], p->reg, &hard);
             const real f = s->x[i] > -INF ? p->reg * s->x[i] : 0, d = divergence(s, i, s->sum[i]);
             const real value = dual_term(s, i, s->x[i], p->reg);
@@ -495,8 +448,7 @@ static void report(problem *p, real step, real paid, int passes, double *out)
  * steps of 4, from reg_from. Returns 0, or 1 if no plan with mass is feasible: nothing is reported then. */
 int oracle(int m, int n, const double *M, const double *c, int reference, double reg, int row_kind, int col_kind,
            const double *a, const double *b, const double *rho_a, const double *rho_b, const double *start,
-           double reg_from, long double *log_u, long double *log_v, long double *plan, double *out)
-{
+           double reg_from, long double *log_u, long double *log_v, long double *plan, double *out) {
     const size_t mn = (size_t)m * n;
     problem p = {.m = m, .n = n, .reg = reg};
     open_side(&p.rows, m, row_kind, a, rho_a);
@@ -512,34 +464,27 @@ int oracle(int m, int n, const double *M, const double *c, int reference, double
     int passes = 0, levels = 0, empty = 1;
     set_kernel(&p, M, c, reference);
     const real paid = find_alive(&p);
-    for (int i = 0; i < m; i++)
-        empty &= !p.rows.alive[i];
+    for (int i = 0; i < m; i++) empty &= !p.rows.alive[i];
     real step = INF;
     if (!empty && paid < INF) {
-        while (reg * F(pow)(4, levels) * 4 <= reg_from && !start)
-            levels++;
+        while (reg * F(pow)(4, levels) * 4 <= reg_from && !start) levels++;
         for (int j = 0; j < n; j++)
             p.cols.x[j] = p.cols.alive[j] ? start && start[j] > -1e300 && start[j] < 1e300 ? start[j] : 0 : -INF;
         for (; levels >= 0; levels--) {
             p.reg = reg * F(pow)(4, levels);
             set_kernel(&p, M, c, reference);
             find_alive(&p);
-            for (int j = 0; j < n; j++)
-                p.cols.x[j] = p.cols.alive[j] ? p.cols.x[j] : -INF;
+            for (int j = 0; j < n; j++) p.cols.x[j] = p.cols.alive[j] ? p.cols.x[j] : -INF;
             int spent = 0;
             step = climb(&p, levels ? 1e-3L : 8 * UNIT, &spent);
             passes += spent;
-            for (int j = 0; j < n && levels; j++)
-                p.cols.x[j] *= 4;
+            for (int j = 0; j < n && levels; j++) p.cols.x[j] *= 4;
         }
         report(&p, step, paid, passes, out);
     }
-    for (int i = 0; i < m; i++)
-        log_u[i] = (long double)p.rows.x[i];
-    for (int j = 0; j < n; j++)
-        log_v[j] = (long double)p.cols.x[j];
-    for (size_t k = 0; k < mn; k++)
-        plan[k] = (long double)p.P[k];
+    for (int i = 0; i < m; i++) log_u[i] = (long double)p.rows.x[i];
+    for (int j = 0; j < n; j++) log_v[j] = (long double)p.cols.x[j];
+    for (size_t k = 0; k < mn; k++) plan[k] = (long double)p.P[k];
     free(p.log_k);
     free(p.rows.log_t);
     free(p.cols.log_t);

@@ -24,8 +24,7 @@ static int64_t first_entry(int64_t len, int t, int threads) { return len / LINE 
 
 EXPORT mapuot_pool *bench_pool(int threads) { return mapuot_pool_new(threads); }
 
-static void fill_task(void *context, int thread, int threads)
-{
+static void fill_task(void *context, int thread, int threads) {
     const job *todo = context;
     for (int64_t k = first_entry(todo->len, thread, threads); k < first_entry(todo->len, thread + 1, threads); k++)
         todo->x[k] = 1.0;
@@ -33,8 +32,7 @@ static void fill_task(void *context, int thread, int threads)
 
 /* the sum of len doubles, read as `streams` equal parts side by side, 8 lines a step */
 static inline __attribute__((always_inline)) double read_streams(const double *x, int64_t len, int64_t ahead,
-                                                                 const int streams)
-{
+                                                                 const int streams) {
     const int64_t part = len / streams;
     const int lines = 8 / streams;
     line sum[8];
@@ -43,20 +41,17 @@ static inline __attribute__((always_inline)) double read_streams(const double *x
 #pragma GCC unroll 8
         for (int s = 0; s < 8; s++) {
             const double *p = x + s / lines * part + k + s % lines * LINE;
-            if (ahead)
-                __builtin_prefetch(p + ahead * LINE, 0, 3);
+            if (ahead) __builtin_prefetch(p + ahead * LINE, 0, 3);
             sum[s] += *(const line *)p;
         }
     }
     double total = 0.0;
     for (int s = 0; s < 8; s++)
-        for (int q = 0; q < LINE; q++)
-            total += sum[s][q];
+        for (int q = 0; q < LINE; q++) total += sum[s][q];
     return total;
 }
 
-static void read_task(void *context, int thread, int threads)
-{
+static void read_task(void *context, int thread, int threads) {
     const job *todo = context;
     const int64_t k0 = first_entry(todo->len, thread, threads), len = first_entry(todo->len, thread + 1, threads) - k0;
     const double *x = todo->x + k0;
@@ -69,8 +64,7 @@ static void read_task(void *context, int thread, int threads)
 }
 
 /* x = -x: a read and a write of the same line, as in the in-place pass */
-static void scale_task(void *context, int thread, int threads)
-{
+static void scale_task(void *context, int thread, int threads) {
     const job *todo = context;
     const int64_t k1 = first_entry(todo->len, thread + 1, threads);
     for (int64_t r = 0; r < todo->repeats; r++)
@@ -78,20 +72,17 @@ static void scale_task(void *context, int thread, int threads)
             *(line *)(todo->x + k) = -*(line *)(todo->x + k);
 }
 
-EXPORT void bench_fill(mapuot_pool *pool, double *x, int64_t len)
-{
+EXPORT void bench_fill(mapuot_pool *pool, double *x, int64_t len) {
     pool_run(pool, fill_task, &(job){.x = x, .len = len});
 }
 
 /* out: one sum a thread, 8 entries apart; streams: 1, 4 or 8 */
 EXPORT void bench_read(mapuot_pool *pool, double *x, int64_t len, int streams, int64_t ahead, int64_t repeats,
-                       double *out)
-{
+                       double *out) {
     job todo = {.x = x, .len = len, .streams = streams, .ahead = ahead, .repeats = repeats, .out = out};
     pool_run(pool, read_task, &todo);
 }
 
-EXPORT void bench_scale(mapuot_pool *pool, double *x, int64_t len, int64_t repeats)
-{
+EXPORT void bench_scale(mapuot_pool *pool, double *x, int64_t len, int64_t repeats) {
     pool_run(pool, scale_task, &(job){.x = x, .len = len, .repeats = repeats});
 }

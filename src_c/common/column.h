@@ -21,15 +21,13 @@ typedef struct {
 } mapuot_column_out;
 
 /* G of a KL or balanced column */
-FN double kl_image(const mapuot_column *c, double log_sum, double shift, double offset)
-{
+FN double kl_image(const mapuot_column *c, double log_sum, double shift, double offset) {
     return fma(1 - c->fi, shift, c->fi * (c->log_weight - (log_sum - c->absorbed + offset)));
 }
 
 /* A KL or balanced column whose image, q = b e^(-k log v), b e^(-k G) and kappa are known. */
 FN mapuot_column_out kl_column(const mapuot_column *c, double sum, double log_sum, double shift, double offset,
-                               double reg, double image, double q, double next, double kappa)
-{
+                               double reg, double image, double q, double next, double kappa) {
     mapuot_column_out out = {c->v * sum * kappa, image, 0, 0, 0, 0, next, kappa};
     const double log_v = c->x - shift;
     if (isinf(c->rho)) {
@@ -47,8 +45,7 @@ FN mapuot_column_out kl_column(const mapuot_column *c, double sum, double log_su
  *   s = v K^T u,  G = fi log(b / K^T u),  gap = rho q h(log(s / q)),  q = b e^(-k log v),  h(t) = t e^t - e^t + 1
  * A column that this pass found without mass keeps its x. */
 FN mapuot_column_out column_values(int penalty, const mapuot_column *c, double sum, double log_sum, double shift,
-                                   double offset, double reg)
-{
+                                   double offset, double reg) {
     mapuot_column_out out;
     const double log_v = c->x - shift;
     const int dead = !(sum >= TINY);

@@ -7,8 +7,7 @@
 #include "common/record.h"
 
 /* Words 0 (low) and 1 of the block with this key and counter, each of two words, of four. */
-FN uint64_t philox(uint64_t key, uint64_t low, uint64_t high)
-{
+FN uint64_t philox(uint64_t key, uint64_t low, uint64_t high) {
     uint32_t a = (uint32_t)low, b = (uint32_t)(low >> 32), c = (uint32_t)high, d = (uint32_t)(high >> 32);
     uint32_t p = (uint32_t)key, q = (uint32_t)(key >> 32);
     for (int round = 0; round < 10; round++) {
@@ -25,8 +24,7 @@ FN uint64_t philox(uint64_t key, uint64_t low, uint64_t high)
 
 /* What an entry of a block of rows weighs: 0 or 1 / keep.  The block begins at (row, col) of what the sweep calls rows
  * and columns, which `turned` exchanges. */
-FN double mask_weight(const mapuot_mask *mask, int64_t i, int64_t j)
-{
+FN double mask_weight(const mapuot_mask *mask, int64_t i, int64_t j) {
     const uint64_t row = (uint64_t)(mask->row + i), col = (uint64_t)(mask->col + j);
     const uint64_t bits = mask->turned ? philox((uint64_t)mask->key, col, row) : philox((uint64_t)mask->key, row, col);
     return bits <= (uint64_t)mask->limit ? mask->weight : 0.0;

@@ -11,10 +11,8 @@
 FN double clip(double x, double low, double high) { return fmin(fmax(x, low), high); }
 
 /* omega + log omega = z: three Halley steps from the asymptotes and, between them, from the tangent at 1 */
-FN double wright_omega(double z)
-{
-    if (z < -36)
-        return exp(z);
+FN double wright_omega(double z) {
+    if (z < -36) return exp(z);
     double w = z > 1 ? z - log(z) : exp(z < -1 ? z : 0.5 * z - 0.5);
     for (int i = 0; i < 3; i++) {
         const double r = z - w - log(w), p = 2 * (1 + w) * (1 + w + 2 * r / 3);
@@ -23,8 +21,7 @@ FN double wright_omega(double z)
     return w;
 }
 
-FN double prox_log(int penalty, double log_s, double t, double log_t, double rho, double upper, double reg)
-{
+FN double prox_log(int penalty, double log_s, double t, double log_t, double rho, double upper, double reg) {
     const double balanced = log_t - log_s, bound = rho / reg; /* r = t */
     switch (penalty) {
     case MAPUOT_KL: /* (t / s)^fi */
@@ -43,8 +40,7 @@ FN double prox_log(int penalty, double log_s, double t, double log_t, double rho
 }
 
 /* -D*(-f), what the point adds to the dual value; of total variation -inf beneath -rho (rounding apart) */
-FN double dual_term(int penalty, double f, double t, double rho, double upper)
-{
+FN double dual_term(int penalty, double f, double t, double rho, double upper) {
     switch (penalty) {
     case MAPUOT_KL:
     case MAPUOT_BALANCED:
@@ -59,16 +55,13 @@ FN double dual_term(int penalty, double f, double t, double rho, double upper)
 }
 
 /* How far r is from what a hard penalty allows; 0 for the soft ones */
-FN double violation(int penalty, double r, double t, double rho, double upper)
-{
-    if (penalty == MAPUOT_RANGE)
-        return fmax(0.0, fmax(rho * t - r, r - upper * t));
+FN double violation(int penalty, double r, double t, double rho, double upper) {
+    if (penalty == MAPUOT_RANGE) return fmax(0.0, fmax(rho * t - r, r - upper * t));
     return penalty <= MAPUOT_BALANCED && isinf(rho) ? fabs(r - t) : 0;
 }
 
 /* h(x) / x^2, h(x) = x e^x - e^x + 1 = sum over k of (k - 1) x^k / k!, to 1e-15 for |x| < 1/4.  Twin: kl.h */
-FN double kl_series(double x)
-{
+FN double kl_series(double x) {
     const double late = 1.0 / 5760 + x * (1.0 / 45360 + x * (1.0 / 403200 + x * (1.0 / 3991680 + x / 43545600)));
     return 0.5 + x * (1.0 / 3 + x * (0.125 + x * (1.0 / 30 + x * (1.0 / 144 + x * (1.0 / 840 + x * late)))));
 }
@@ -82,12 +75,10 @@ FN int at_bound(double f, double rho) { return fabs(f) >= rho * (1 - 1e-15); }
 
 /* How far r is from the marginals for which f is optimal, where the penalty has kinks: t in one of total variation, 0 to t
  * or t to inf at its ends; an end of a range, all of it where f = 0.  INF of other penalties. */
-FN double misfit(int penalty, double f, double r, double t, double rho, double upper)
-{
+FN double misfit(int penalty, double f, double r, double t, double rho, double upper) {
     if (penalty == MAPUOT_TV) {
         const double beyond = rho * (1 + 1e-15);
-        if (fabs(f) > beyond)
-            return f > 0 ? r : INF;
+        if (fabs(f) > beyond) return f > 0 ? r : INF;
         return !at_bound(f, rho) ? fabs(r - t) : fmax(0.0, f > 0 ? r - t : t - r);
     }
     if (penalty == MAPUOT_RANGE)
@@ -96,13 +87,11 @@ FN double misfit(int penalty, double f, double r, double t, double rho, double u
 }
 
 /* Fenchel-Young gap D(r|t) + D*(-f) + f r of the soft part, >= 0; of a range at r clipped into it */
-FN double gap_term(int penalty, double f, double r, double t, double rho, double upper)
-{
+FN double gap_term(int penalty, double f, double r, double t, double rho, double upper) {
     switch (penalty) {
     case MAPUOT_KL:
     case MAPUOT_BALANCED: {
-        if (isinf(rho) || t == 0)
-            return 0;
+        if (isinf(rho) || t == 0) return 0;
         const double q = t * exp(-f / rho);
         return rho * (r > 0 ? kl_gap(q, r, log(r) - log(t) + f / rho) : q);
     }

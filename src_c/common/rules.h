@@ -23,8 +23,7 @@
 #define LARGEST 1.7976931348623157e308
 
 /* log(x / y), by the quotient where that is a number: where x is near y, log x - log y would lose digits */
-FN double log_ratio_of(double x, double y)
-{
+FN double log_ratio_of(double x, double y) {
     const double ratio = x / y;
     return ratio > 1e-290 && ratio < 1e290 ? log(ratio) : log(x) - log(y);
 }
@@ -33,8 +32,7 @@ FN double log_ratio_of(double x, double y)
  * A: the mass, B = sum b e^(-k log v).  B comes as sum b e^(-k x), x = log v + shift, whose terms stay near 1 however far
  * v is; log_ratio = log(A / that sum).  0 where there is none or a sum has left the range of float64: the pass is then
  * a plain one. */
-FN double translation(const mapuot_limits *limits, double log_ratio, double shift)
-{
+FN double translation(const mapuot_limits *limits, double log_ratio, double shift) {
     const double lam = limits->lam_rate * (log_ratio - limits->rate_cols * shift);
     return limits->lam_rate > 0 && isfinite(lam) ? lam : 0;
 }
@@ -43,23 +41,19 @@ FN double translation(const mapuot_limits *limits, double log_ratio, double shif
 FN double left_of_rows(const mapuot_limits *limits, double lam) { return (limits->fi_rows - 1) * lam; }
 
 /* fi2 mu, mu = (log B' - log A') / (reg/rho1 + fi2 reg/rho2), put on the image; log_ratio = log(B' / A') */
-FN double next_translation(const mapuot_limits *limits, double log_ratio)
-{
+FN double next_translation(const mapuot_limits *limits, double log_ratio) {
     const double common = limits->mu_rate * log_ratio;
     return limits->mu_rate > 0 && isfinite(common) ? common : 0;
 }
 
 /* |P - P*|_1 / mass from d = gap / (reg mass) >= KL(P* | P) / mass: |p - q|_1^2 <= (2/3 |p| + 4/3 |q|) KL(p | q) */
-FN double plan_error(double d)
-{
-    if (d > 1e100)
-        return 0.7 * d;
+FN double plan_error(double d) {
+    if (d > 1e100) return 0.7 * d;
     return d > 0 ? d * (1.0 / 3) + sqrt(2 * d + d * d * (1.0 / 9)) : d == d ? 0 : d;
 }
 
 /* Relative rounding of an entry of K: once, of a plan in place in every pass again; passes: made on this K before. */
-FN double entry_error(const mapuot_limits *limits, int64_t passes)
-{
+FN double entry_error(const mapuot_limits *limits, int64_t passes) {
     return limits->storage_error * (limits->in_place ? 1 + (double)passes : 1);
 }
 
@@ -75,8 +69,7 @@ FN double size_of_log(double x) { return 0.7 * (1 + fabs((double)ilogb(x))); }
 /* The gap of the plan that K rounds: its marginals r are off by up to d r.  sqrt(gap) then grows by d sqrt(rho mass) at
  * most (KL: rho r is the second derivative; L2: rho / 2 sum r^2 <= rho / 2 mass^2), that of total variation by 2 rho d r
  * and that of a hard side by d r |f|, |f| / reg <= log_size. */
-FN double gap_of_rounded(const mapuot_limits *limits, double gap, double mass, double d, double log_size)
-{
+FN double gap_of_rounded(const mapuot_limits *limits, double gap, double mass, double d, double log_size) {
     const double root = sqrt(fmax(gap, 0.0)) + d * sqrt(mass * (limits->rho_kl + 0.5 * limits->rho_l2 * mass));
     const double linear = 2 * limits->rho_tv + limits->hard_sides * limits->reg * log_size;
     return gap < 0 ? gap : root * root * (1 + 3 * d) + d * mass * linear;
@@ -84,8 +77,7 @@ FN double gap_of_rounded(const mapuot_limits *limits, double gap, double mass, d
 
 /* Bound on the mass that zeros hide: entries of K below flush, and u and products below TINY, for many of which
  * LEAST_MASS stands */
-FN double lost_mass(const mapuot_limits *limits, double scale_u, double scale_v, double mass)
-{
+FN double lost_mass(const mapuot_limits *limits, double scale_u, double scale_v, double mass) {
     return ((limits->flush * scale_u + LEAST_MASS) * scale_v + LEAST_MASS * scale_u) * OVER(mass);
 }
 
@@ -93,28 +85,24 @@ FN double lost_mass(const mapuot_limits *limits, double scale_u, double scale_v,
 FN int is_clipped(const mapuot_limits *limits, double scale) { return !(scale < limits->most_scale); }
 
 /* Are points in use dead, is mass hidden or a scaling clipped, for want of a fresh K?  scale: the larger of sum u, sum v. */
-FN int outgrown(const mapuot_limits *limits, const mapuot_progress *p, const mapuot_stats *out, double scale)
-{
+FN int outgrown(const mapuot_limits *limits, const mapuot_progress *p, const mapuot_stats *out, double scale) {
     return p->since_absorb > 0 &&
            (out->dead > p->dead || is_clipped(limits, scale) > (p->clipped > 0) || out->lost > MOST_LOST);
 }
 
-FN int leaves_range(const mapuot_limits *limits, double sum_v)
-{
+FN int leaves_range(const mapuot_limits *limits, double sum_v) {
     return !(sum_v <= limits->scale_limit && sum_v * limits->scale_limit >= 1);
 }
 
 /* How far a step may lower the dual value before the guard drops it: what rounding alone makes of it.  Float32 sums of
  * some thousand terms err by SUMS_NOISE of the mass and, through the marginals, by 1e-7 of rho a; without the second
  * term small reg took half as many passes again. */
-FN double guard_slack(const mapuot_limits *limits, const mapuot_progress *p, double mass)
-{
+FN double guard_slack(const mapuot_limits *limits, const mapuot_progress *p, double mass) {
     return p->narrow > 0 ? SUMS_NOISE * limits->reg * mass + 1e-7 * limits->dual_scale
                          : 1e-13 * fabs(p->best_dual) + 2e-15 * limits->dual_scale;
 }
 
-FN int new_depth(const mapuot_limits *limits, const mapuot_progress *p)
-{
+FN int new_depth(const mapuot_limits *limits, const mapuot_progress *p) {
     return (int)(p->depth < limits->memory && p->head == p->depth ? p->depth + 1 : p->depth);
 }
 
@@ -122,11 +110,9 @@ FN void forget(mapuot_progress *p) { p->depth = p->head = p->have = p->extrapola
 
 /* The guard, and where the next step comes from: no step that lowers the dual value, and none without a past.  A coarse
  * correction whose step is dropped was wrong: it rests until a new one is made. */
-FN void settle(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out)
-{
+FN void settle(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out) {
     p->slot = -1;
-    if (out->dead > p->dead)
-        out->dual = -INF; /* a point that is in use counted as unreached: this is no dual value */
+    if (out->dead > p->dead) out->dual = -INF; /* a point that is in use counted as unreached: this is no dual value */
     out->rejected = p->extrapolated > 0 && !(out->dual >= p->best_dual - guard_slack(limits, p, out->mass));
     if (out->rejected > 0) {
         forget(p);
@@ -148,29 +134,25 @@ FN void settle(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *ou
 
 /* The pass counts for nothing: it is made again, on a fresh K.  Its step may still be dropped then: without the guard one
  * extrapolation far off could cost ten times the passes, or a stall (632 passes, now 62). */
-FN void repeat(mapuot_progress *p, mapuot_stats *out)
-{
+FN void repeat(mapuot_progress *p, mapuot_stats *out) {
     p->step = MAPUOT_REPEAT;
     out->rejected = 1;
     out->dual = -INF;
 }
 
 /* Of all terms that a gap is the difference of. */
-FN double size_of_terms(const mapuot_limits *limits, const mapuot_stats *out)
-{
+FN double size_of_terms(const mapuot_limits *limits, const mapuot_stats *out) {
     return fabs(out->dual) + limits->dual_scale + limits->reg * out->mass;
 }
 
 /* A gap is a sum of terms >= 0 and a dual value is finite: what is not so by more than rounding proves nothing. */
-FN int is_sound(const mapuot_limits *limits, const mapuot_stats *out, double gap)
-{
+FN int is_sound(const mapuot_limits *limits, const mapuot_stats *out, double gap) {
     return isfinite(out->dual) && isfinite(out->mass) && gap >= -GAP_NOISE * size_of_terms(limits, out);
 }
 
 /* Is u of some row no prox of its sum, because it is clipped, or left out as dead?  The terms of such a row are in neither
  * the gap nor the dual value. */
-FN int proves_nothing(const mapuot_limits *limits, const mapuot_stats *out, double scale)
-{
+FN int proves_nothing(const mapuot_limits *limits, const mapuot_stats *out, double scale) {
     return out->dead > 0 || is_clipped(limits, scale);
 }
 
@@ -178,18 +160,16 @@ FN int proves_nothing(const mapuot_limits *limits, const mapuot_stats *out, doub
  * that under the root the rounding of marginals is 1e-8 and more.  Another bound is linear: the state is optimal for marginals
  * moved by the misfit, and what that moves of the plan flows along falling potentials, on paths of at most so many edges
  * (docs/mathematics.md).  The smaller one counts. */
-FN double certified_error(const mapuot_limits *limits, const mapuot_stats *out, double gap, double hard, double misfit)
-{
+FN double certified_error(const mapuot_limits *limits, const mapuot_stats *out, double gap, double hard,
+                          double misfit) {
     const double over = OVER(out->mass), error = plan_error(gap * over * limits->inv_reg) +
                                                  limits->missed * (hard * over + (limits->missed > 1) * SUM_NOISE);
-    if (!(limits->path > 0))
-        return error;
+    if (!(limits->path > 0)) return error;
     return fmin(error, limits->path * (misfit * over + SUM_NOISE));
 }
 
 /* Count what the caller knows to be missing in what a pass sees: of the plan, and on either side of the optimum. */
-FN void count_extra(const mapuot_limits *limits, mapuot_stats *out)
-{
+FN void count_extra(const mapuot_limits *limits, mapuot_stats *out) {
     out->error += limits->extra_error;
     out->gap += limits->extra_gap;
     out->dual -= limits->extra_gap;
@@ -204,8 +184,7 @@ FN void count_extra(const mapuot_limits *limits, mapuot_stats *out)
  * sizes at most.  All of log u, log v, shift and lam count with 4 e = 4.5e-16; what K absorbed is in exponent_error, 8 e
  * of all its terms, of which those of u are at most a half, and M / reg is in s of the rows, too: a quarter, 4 e, is left. */
 FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out, double gap, double hard,
-                double misfit, double scale)
-{
+                double misfit, double scale) {
     const double allowed = limits->tol_gap >= 0 ? limits->tol_gap : fmax(limits->tol, 0.0), mass = out->mass;
     const double logs = fabs(p->shift) + fabs(p->lam) + size_of_log(scale) + size_of_log(mass);
     const double log_size =
@@ -218,8 +197,7 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     const double prox = exponent_growth(0.25 * limits->exponent_error + 4.5e-16 * logs); /* without M / reg */
     p->moved = mass * (limits->reg * entries + limits->rho_kl * prox) + 1e-15 * terms;
     /* all rows may err alike: 199 equal rows of 180 columns did by 1.1e-7 of rho a, which is above guard_slack */
-    if (p->narrow > 0)
-        p->moved += SUMS_NOISE * (limits->reg * mass + limits->dual_scale);
+    if (p->narrow > 0) p->moved += SUMS_NOISE * (limits->reg * mass + limits->dual_scale);
     /* a bound of 1e278 errs by its share, too: its mass is a sum of such entries */
     out->error = certified_error(limits, out, gap, hard, misfit) * (1 + 2 * entries) +
                  storage_error(limits, p->since_absorb) + rounding + out->lost;
@@ -231,8 +209,7 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
 }
 
 /* May the solve end?  The optimum is at least |dual| less what the dual value lost to rounding and to extra_gap. */
-FN int is_enough(const mapuot_limits *limits, const mapuot_progress *p, const mapuot_stats *out)
-{
+FN int is_enough(const mapuot_limits *limits, const mapuot_progress *p, const mapuot_stats *out) {
     const double least = fabs(out->dual) - p->moved - limits->extra_gap;
     const int small = limits->tol_gap >= 0 && isfinite(out->dual) && out->gap <= limits->tol_gap * least;
     return out->error <= limits->tol || small;
@@ -240,8 +217,7 @@ FN int is_enough(const mapuot_limits *limits, const mapuot_progress *p, const ma
 
 /* Has the certificate stood still for long, or beside a clipped scaling for a while?  Slow progress of the dual value
  * adds up until it counts. */
-FN int stalled(mapuot_progress *p, const mapuot_stats *out, int clipped)
-{
+FN int stalled(mapuot_progress *p, const mapuot_stats *out, int clipped) {
     p->since_best += 1;
     if (out->error < p->best_error * (1 - 1e-3) || out->dual > p->progress_dual + 1e-9 * fabs(out->dual)) {
         p->best_error = fmin(p->best_error, out->error);
@@ -252,15 +228,13 @@ FN int stalled(mapuot_progress *p, const mapuot_stats *out, int clipped)
 }
 
 /* Only a pass in float64 certifies: float32 ones give way once they have done their work, or can do no more. */
-FN void widen_passes(mapuot_progress *p)
-{
+FN void widen_passes(mapuot_progress *p) {
     p->narrow = 0;
     p->best_dual = -INF;
 }
 
 /* Have float32 passes reached their floor?  Near it the error stood for 100 of 640 passes, while it still crept. */
-FN int at_floor(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out)
-{
+FN int at_floor(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out) {
     const int fell = !(p->floor_error > 0) || out->error < 0.8 * p->floor_error;
     p->floor_passes = fell ? 0 : p->floor_passes + 1;
     p->floor_error = fell ? out->error : p->floor_error;
@@ -270,35 +244,28 @@ FN int at_floor(const mapuot_limits *limits, mapuot_progress *p, const mapuot_st
 
 /* The status after a pass, which counts from here on.  scale: the larger of sum u and sum v, next_v: sum v of the next
  * pass, or 1 where it is looked at before that pass. */
-FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out, double scale, double next_v)
-{
+FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out, double scale,
+                 double next_v) {
     const int done = is_enough(limits, p, out);
     const int floor = limits->extra_error > 0 && out->error <= 2 * limits->extra_error; /* the rest does not fall */
     const int clipped = is_clipped(limits, scale), fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
     const double storage = storage_error(limits, p->since_absorb - 1);
-    if (out->rejected > 0 && limits->symmetric && p->dropped >= MOST_DROPPED)
-        return MAPUOT_STALLED;
+    if (out->rejected > 0 && limits->symmetric && p->dropped >= MOST_DROPPED) return MAPUOT_STALLED;
     if (out->rejected > 0)
         return left || p->step == MAPUOT_REPEAT ? MAPUOT_ABSORB
                                                 : MAPUOT_RUNNING; /* what the next starts from is finite */
-    if (isnan(out->mass) || (isnan(out->dual) && out->mass <= LARGEST))
-        return MAPUOT_NOT_FINITE;
+    if (isnan(out->mass) || (isnan(out->dual) && out->mass <= LARGEST)) return MAPUOT_NOT_FINITE;
     if (out->mass < LEAST_MASS || (out->dead > 0 && out->residual < STILL)) /* nothing but a fresh K may help */
         return fresh ? MAPUOT_UNDERFLOW : MAPUOT_ABSORB;
     if (stalled(p, out, clipped) && !done)
         return out->mass > LARGEST || clipped ? MAPUOT_NOT_FINITE : out->dead > 0 ? MAPUOT_UNDERFLOW : MAPUOT_STALLED;
-    if (left && !((done || floor) && fresh))
-        return MAPUOT_ABSORB; /* the next v has left the range of this K */
-    if (out->mass > LARGEST)
-        return MAPUOT_NOT_FINITE;
-    if ((done || floor) && !(p->narrow > 0))
-        return done ? MAPUOT_CONVERGED : MAPUOT_STALLED;
+    if (left && !((done || floor) && fresh)) return MAPUOT_ABSORB; /* the next v has left the range of this K */
+    if (out->mass > LARGEST) return MAPUOT_NOT_FINITE;
+    if ((done || floor) && !(p->narrow > 0)) return done ? MAPUOT_CONVERGED : MAPUOT_STALLED;
     /* float64 passes over a K that is made take three times as long */
-    if (p->narrow > 0 && limits->made && !fresh && scale > NARROW_LIMIT)
-        return MAPUOT_ABSORB;
+    if (p->narrow > 0 && limits->made && !fresh && scale > NARROW_LIMIT) return MAPUOT_ABSORB;
     /* K as stored is solved to half of what its rounding costs, and that is too much: go on without it */
-    if (!done && limits->finer && out->error - storage <= fmax(limits->tol, storage) / 2)
-        return MAPUOT_COARSE;
+    if (!done && limits->finer && out->error - storage <= fmax(limits->tol, storage) / 2) return MAPUOT_COARSE;
     if (p->narrow > 0 && limits->tol >= 0 &&
         (done || at_floor(limits, p, out) || p->since_best >= NARROW_PATIENCE || scale > NARROW_LIMIT || out->dead > 0))
         widen_passes(p); /* dead ones may have mass below all numbers of float32 */
@@ -310,8 +277,7 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     return MAPUOT_RUNNING;
 }
 
-FN void judge(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out, double scale, double next_v)
-{
+FN void judge(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out, double scale, double next_v) {
     p->passes += 1;
     p->since_absorb += 1;
     out->status = (double)(p->status = status_of(limits, p, out, scale, next_v));

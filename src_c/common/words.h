@@ -26,8 +26,7 @@ typedef struct {
 } mapuot_three;
 
 /* three exponentials at once: their instructions overlap */
-FAR_FN mapuot_three exponentials(double x, double y, double z)
-{
+FAR_FN mapuot_three exponentials(double x, double y, double z) {
     const mapuot_three out = {exp(x), exp(y), exp(z)};
     return out;
 }

@@ -33,22 +33,18 @@ static int buffer_count;
 static char where[160];
 static long checks, failures;
 
-static void expect(const char *what, int64_t i, double got, double want, double rtol, double atol)
-{
+static void expect(const char *what, int64_t i, double got, double want, double rtol, double atol) {
     checks++;
-    if (got == want || fabs(got - want) <= rtol * fabs(want) + atol || (isnan(got) && isnan(want)))
-        return;
+    if (got == want || fabs(got - want) <= rtol * fabs(want) + atol || (isnan(got) && isnan(want))) return;
     if (failures++ < 20)
         fprintf(stderr, "%s: %s[%lld] = %.17g, expected %.17g\n", where, what, (long long)i, got, want);
 }
 
 /* an array that starts skew bytes behind a cache line */
-static void *guarded(size_t bytes, size_t skew)
-{
+static void *guarded(size_t bytes, size_t skew) {
     void *raw = NULL;
     const size_t used = skew + bytes;
-    if (buffer_count == MAX_BUFFERS || posix_memalign(&raw, 64, used + 2 * GUARD + (used + GUARD == 0)) != 0)
-        abort();
+    if (buffer_count == MAX_BUFFERS || posix_memalign(&raw, 64, used + 2 * GUARD + (used + GUARD == 0)) != 0) abort();
     memset(raw, 0xff, used + 2 * GUARD);
     buffers[buffer_count].raw = raw;
     buffers[buffer_count].used = used;
@@ -59,8 +55,7 @@ static void *guarded(size_t bytes, size_t skew)
 static double *vector(int64_t n, size_t skew) { return guarded((size_t)n * sizeof(double), skew); }
 
 /* free the buffers from the given one on; nothing may have been written around them */
-static void release(int from)
-{
+static void release(int from) {
     while (buffer_count > from) {
         unsigned char *raw = buffers[--buffer_count].raw;
         size_t used = buffers[buffer_count].used;
@@ -74,8 +69,7 @@ static void release(int from)
 }
 
 /* what a kernel writes: numbers within rtol and atol of what scalar kernels make, of NOTES nothing is asked */
-static void *written(void *data, int kind, double rtol, double atol)
-{
+static void *written(void *data, int kind, double rtol, double atol) {
     for (int k = buffer_count - 1; k >= 0; k--)
         if (buffers[k].data == data) {
             buffers[k].kind = kind;
@@ -88,19 +82,16 @@ static void *written(void *data, int kind, double rtol, double atol)
 
 static uint64_t seed = 1;
 
-static double uniform(double lo, double hi)
-{
+static double uniform(double lo, double hi) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     return lo + (hi - lo) * (double)(seed >> 11) * 0x1p-53;
 }
 
-static double stored(const void *K, mapuot_dtype dtype, int64_t k)
-{
+static double stored(const void *K, mapuot_dtype dtype, int64_t k) {
     return dtype == MAPUOT_F64 ? ((const double *)K)[k] : ((const float *)K)[k];
 }
 
-static void store(void *K, mapuot_dtype dtype, int64_t k, double value)
-{
+static void store(void *K, mapuot_dtype dtype, int64_t k, double value) {
     if (dtype == MAPUOT_F64)
         ((double *)K)[k] = value;
     else
@@ -108,8 +99,7 @@ static void store(void *K, mapuot_dtype dtype, int64_t k, double value)
 }
 
 /* the buffers from middle on are those of a run, the ones from `from` on those of the same run by scalar kernels */
-static void compare(int from, int middle)
-{
+static void compare(int from, int middle) {
     for (int a = from, b = middle; a < middle; a++, b++) {
         const int kind = buffers[a].kind;
         const size_t bytes = buffers[a].used - (size_t)(buffers[a].data - buffers[a].raw - GUARD);

@@ -7,16 +7,14 @@
 #include "check_streams.h"
 
 /* sums, then scale and marginal of the rows */
-static void keep_rows(const mapuot_state *state, double *out)
-{
+static void keep_rows(const mapuot_state *state, double *out) {
     const int64_t len = padded(state->n) + SCALARS, m = state->m;
     memcpy(out, state->sums, (size_t)len * sizeof(double));
     memcpy(out + len, state->rows.scale, (size_t)m * sizeof(double));
     memcpy(out + len + m, state->rows.marginal, (size_t)m * sizeof(double));
 }
 
-static void check_made(int64_t m, int64_t n, int layout, int kind, mapuot_pool *pool)
-{
+static void check_made(int64_t m, int64_t n, int layout, int kind, mapuot_pool *pool) {
     const int from = buffer_count, threads = mapuot_pool_threads(pool);
     const int64_t len = padded(n) + SCALARS + 2 * m;
     const problem p = new_problem(m, n, layout % PAIRS);
@@ -49,8 +47,7 @@ static void check_made(int64_t m, int64_t n, int layout, int kind, mapuot_pool *
 }
 
 /* a pass over the K of stored pairs, and the products of its rows */
-static void run_pairs(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool)
-{
+static void run_pairs(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool) {
     const mapuot_dtype dtype = (mapuot_dtype)(form % 2);
     const int64_t len = padded(n) + SCALARS + 2 * m;
     const problem p = new_problem(m, n, PAIRS + (int)(m % 2));
@@ -58,8 +55,7 @@ static void run_pairs(int64_t m, int64_t n, int kind, int form, mapuot_pool *poo
     mapuot_state state = new_state(m, n, dtype, kind, MAPUOT_KL, 1, mapuot_pool_threads(pool));
     double *out = written(vector(2 * len, 0), MAPUOT_F64, 10 * rtol, 10 * rtol * (double)m);
     double *const notes[] = {state.sums, state.partial, state.rows.scale, state.rows.log_scale, state.rows.marginal};
-    for (int k = 0; k < 5; k++)
-        written(notes[k], NOTES, 0, 0);
+    for (int k = 0; k < 5; k++) written(notes[k], NOTES, 0, 0);
     state.kernel = written(guarded((size_t)entries_of(&p, 0) * width[dtype], width[dtype]), dtype, rtol, 2.5e-38);
     state.M = p.M;
     mapuot_build_kernel(pool, m, n, p.M, p.c, p.reg, p.alpha, p.beta, 0, dtype, state.kernel, 0);

@@ -8,8 +8,7 @@
 enum { MIXED_RHO = MAPUOT_RANGE + 1, SIDE_KINDS }; /* KL with some rho infinite has no vector form */
 enum { WIDE, NARROW, IN_PLACE, PARTS, FORMS };
 
-static void new_side(mapuot_side *side, int64_t len, int64_t size, int kind, double reg, size_t skew)
-{
+static void new_side(mapuot_side *side, int64_t len, int64_t size, int kind, double reg, size_t skew) {
     const mapuot_penalty penalty = kind == MIXED_RHO ? MAPUOT_KL : (mapuot_penalty)kind;
     double *weight = vector(size, skew), *rho = vector(size, skew), *absorbed = vector(size, skew);
     double *upper = vector(size, skew), *fi = vector(size, skew), *base = vector(size, skew);
@@ -17,8 +16,7 @@ static void new_side(mapuot_side *side, int64_t len, int64_t size, int kind, dou
     side->log_scale = vector(size, skew);
     side->scale = vector(size, skew);
     side->marginal = vector(size, skew);
-    if (kind == MAPUOT_RANGE)
-        side->upper = upper;
+    if (kind == MAPUOT_RANGE) side->upper = upper;
     if (kind <= MAPUOT_BALANCED) {
         side->fi = fi;
         side->base = base;
@@ -27,8 +25,7 @@ static void new_side(mapuot_side *side, int64_t len, int64_t size, int kind, dou
         const int out = i >= len || i % 5 == 3;
         weight[i] = out ? 0.0 : uniform(0.1, 2.0);
         rho[i] = i >= len ? 1.0 : kind == MAPUOT_RANGE ? uniform(0.5, 0.9) : uniform(0.1, 3.0);
-        if (kind == MAPUOT_BALANCED || (kind == MIXED_RHO && i % 2))
-            rho[i] = i >= len ? 1.0 : INFINITY;
+        if (kind == MAPUOT_BALANCED || (kind == MIXED_RHO && i % 2)) rho[i] = i >= len ? 1.0 : INFINITY;
         upper[i] = uniform(1.0, 1.5);
         absorbed[i] = out ? INFINITY : uniform(-2, 2);
         fi[i] = isinf(rho[i]) ? 1.0 : rho[i] / (rho[i] + reg);
@@ -39,8 +36,7 @@ static void new_side(mapuot_side *side, int64_t len, int64_t size, int kind, dou
     }
 }
 
-static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows, int cols, int memory, int threads)
-{
+static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows, int cols, int memory, int threads) {
     const int64_t np = padded(n);
     mapuot_state state = {.m = m, .n = n, .ld = np + 16 * (m % 2), .dtype = dtype};
     state.limits = (mapuot_limits){
@@ -58,21 +54,17 @@ static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows
     state.partial = vector(threads * (np + SCALARS), 0);
     state.work = vector(3 * np, 0);
     state.history = vector(mapuot_history(memory, n), 0);
-    for (int64_t k = 0; k < 3 * np; k++)
-        state.work[k] = 0.0;
-    for (int64_t k = 0; k < (2 * memory + 2) * np; k++)
-        state.history[k] = uniform(-1, 1);
+    for (int64_t k = 0; k < 3 * np; k++) state.work[k] = 0.0;
+    for (int64_t k = 0; k < (2 * memory + 2) * np; k++) state.history[k] = uniform(-1, 1);
     state.limits.memory = memory;
     return state;
 }
 
-static int has_form(mapuot_dtype dtype, int form)
-{
+static int has_form(mapuot_dtype dtype, int form) {
     return form != NARROW || mapuot_active_kernels()->dtype[dtype]->narrow_pass != NULL;
 }
 
-static void run_pass(mapuot_pool *pool, mapuot_state *state, int form)
-{
+static void run_pass(mapuot_pool *pool, mapuot_state *state, int form) {
     if (form != PARTS) {
         mapuot_row_pass(pool, state);
         return;
@@ -82,8 +74,7 @@ static void run_pass(mapuot_pool *pool, mapuot_state *state, int form)
 }
 
 /* tiles of every height, plain and piped, upwards and downwards: the sums agree, plain and piped bit for bit */
-static void check_ways(mapuot_state *state, mapuot_pool *pool)
-{
+static void check_ways(mapuot_state *state, mapuot_pool *pool) {
     const int64_t len = padded(state->n) + SCALARS;
     double *plain = calloc((size_t)len, sizeof *plain);
     for (int down = 0; down < 2; down++, state->progress.passes++)
@@ -94,15 +85,13 @@ static void check_ways(mapuot_state *state, mapuot_pool *pool)
             memcpy(plain, state->sums, (size_t)len * sizeof *plain);
             state->piped = 1;
             mapuot_row_pass(pool, state);
-            for (int64_t j = 0; j < len; j++)
-                expect("piped against plain", j, state->sums[j], plain[j], 0, 0);
+            for (int64_t j = 0; j < len; j++) expect("piped against plain", j, state->sums[j], plain[j], 0, 0);
         }
     free(plain);
 }
 
 /* rows shared by speed, the last worker a slow one that makes its pass twice: the same u, and sums but for their order */
-static void check_shares(mapuot_state *state, mapuot_pool *pool)
-{
+static void check_shares(mapuot_state *state, mapuot_pool *pool) {
     const int threads = mapuot_pool_threads(pool);
     const int64_t np = padded(state->n), len = np + SCALARS, m = state->m, tiles = (m + TILE - 1) / TILE;
     const int64_t ranged = (tiles - tiles / 8) * TILE;
@@ -119,8 +108,7 @@ static void check_shares(mapuot_state *state, mapuot_pool *pool)
         for (int t = 0; t < threads && turn > 1; t++) /* before, their own: none, then that of one pass */
             shares[t].pace = t < threads - 1 ? 1.0 : turn;
         mapuot_row_pass(pool, state);
-        for (int t = 0; t < threads; t++)
-            rows += shares[t].rows;
+        for (int t = 0; t < threads; t++) rows += shares[t].rows;
         expect("rows of all workers", turn, (double)rows, (double)m, 0, 0);
         if (turn > 1 && threads > 1 && tiles >= 8)
             expect("first row of a slow worker", turn, (double)shares[threads - 1].first,
@@ -128,8 +116,7 @@ static void check_shares(mapuot_state *state, mapuot_pool *pool)
         for (int64_t j = 0; j < len; j++)
             expect("sums of uneven shares", j, state->sums[j], even[j], rtol,
                    j == np + ROW_DUAL ? rtol * (double)m : 0);
-        for (int64_t i = 0; i < m; i++)
-            expect("u of uneven shares", i, state->rows.scale[i], even[len + i], 0, 0);
+        for (int64_t i = 0; i < m; i++) expect("u of uneven shares", i, state->rows.scale[i], even[len + i], 0, 0);
     }
     mapuot_pool_slow(pool, threads - 1, 1);
     state->shares = NULL;
@@ -137,8 +124,7 @@ static void check_shares(mapuot_state *state, mapuot_pool *pool)
 }
 
 /* a pass of one form; narrow sums of vectors are compared with wide ones of scalar kernels, which have no others */
-static void run_rows(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool)
-{
+static void run_rows(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool) {
     const mapuot_dtype dtype = (mapuot_dtype)(form / FORMS);
     const int64_t np = padded(n), threads = mapuot_pool_threads(pool);
     const double entries = 3 * rounding[dtype] + 1e-12;
@@ -152,15 +138,13 @@ static void run_rows(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool
     memset(state.run, 0, (size_t)(np * threads) * sizeof(float));
     state.tile_rows = 2 << (m + n) % 3;
     state.piped = (int)(m % 2);
-    for (int64_t j = 0; j < np; j++)
-        state.history[j] = j < n ? uniform(0.5, 2.0) : 0.0;
+    for (int64_t j = 0; j < np; j++) state.history[j] = j < n ? uniform(0.5, 2.0) : 0.0;
     written(state.partial, NOTES, 0, 0);
     written(state.sums, MAPUOT_F64, rtol, 10 * rtol * (double)m);
     written(state.rows.scale, MAPUOT_F64, rtol, 0);
     written(state.rows.marginal, MAPUOT_F64, rtol, 0);
     written(state.rows.log_scale, MAPUOT_F64, 0, rtol);
-    if (form == IN_PLACE)
-        written(state.kernel, dtype, entries, 0);
+    if (form == IN_PLACE) written(state.kernel, dtype, entries, 0);
     if (form < IN_PLACE) {
         check_ways(&state, pool);
         check_shares(&state, pool);
@@ -169,8 +153,7 @@ static void run_rows(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool
 }
 
 /* K v of a symmetric K with no number before the line of a row's diagonal, upwards and downwards, against plain loops */
-static void check_half(int64_t n, mapuot_dtype dtype, int form, mapuot_pool *pool)
-{
+static void check_half(int64_t n, mapuot_dtype dtype, int form, mapuot_pool *pool) {
     const int from = buffer_count;
     const int64_t np = padded(n), runs = np * mapuot_pool_threads(pool);
     mapuot_state state = new_state(n, n, dtype, MAPUOT_KL, MAPUOT_KL, 1, mapuot_pool_threads(pool));
@@ -195,8 +178,7 @@ static void check_half(int64_t n, mapuot_dtype dtype, int form, mapuot_pool *poo
 }
 
 /* the four sweeps in order, cut in two at a random place */
-static void run_sweeps(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool)
-{
+static void run_sweeps(int64_t m, int64_t n, int kind, int form, mapuot_pool *pool) {
     const int64_t np = padded(n), cut = np / PAD / 2 * PAD;
     const sweep_kernels *table = mapuot_active_kernels()->sweeps;
     const sweep_fn sweeps[] = {table->marginal, table->prox, table->difference, table->advance};
@@ -209,10 +191,8 @@ static void run_sweeps(int64_t m, int64_t n, int kind, int form, mapuot_pool *po
     mapuot_state state = new_state(m, n, MAPUOT_F64, MAPUOT_KL, kind, MAX_MEMORY, mapuot_pool_threads(pool));
     state.limits.in_place = form;
     double *const numbers[] = {state.work, state.history, state.cols.log_scale, state.cols.scale, state.cols.marginal};
-    for (int k = 0; k < 5; k++)
-        written(numbers[k], MAPUOT_F64, 1e-12, k < 3 ? 1e-13 : 0);
-    for (int64_t j = 0; j < np; j++)
-        state.sums[j] = j >= n || j % 11 == 7 ? 0.0 : uniform(0.1, 2);
+    for (int k = 0; k < 5; k++) written(numbers[k], MAPUOT_F64, 1e-12, k < 3 ? 1e-13 : 0);
+    for (int64_t j = 0; j < np; j++) state.sums[j] = j >= n || j % 11 == 7 ? 0.0 : uniform(0.1, 2);
     memset(out, 0, 4 * SWEEP_OUT * sizeof *out);
     for (int q = 0; q < 4; q++) {
         sweeps[q](&state, &args, 0, cut, out + q * SWEEP_OUT);

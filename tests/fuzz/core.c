@@ -28,44 +28,34 @@ static unsigned byte(void) { return left ? left--, *input++ : 0; }
 static int64_t below(int64_t n) { return (int64_t)(byte() % (unsigned)n); }
 
 /* a number: mostly a tame one, else the very bits */
-static double number(void)
-{
+static double number(void) {
     static const double odd[] = {0,         -0.0,   1,     -1,     INFINITY, -INFINITY, NAN,
                                  0x1p-1074, 1e-308, 1e308, -1e308, 1e-30,    1e30,      745};
     const unsigned kind = byte();
     double x = 0;
-    if (kind < 160)
-        return kind / 32.0;
-    if (kind < 200)
-        return odd[kind % (sizeof odd / sizeof *odd)];
-    if (kind < 230)
-        return ldexp(1 + kind / 256.0, (int)byte() * 9 - 1150);
-    for (int k = 0; k < 8; k++)
-        ((unsigned char *)&x)[k] = (unsigned char)byte();
+    if (kind < 160) return kind / 32.0;
+    if (kind < 200) return odd[kind % (sizeof odd / sizeof *odd)];
+    if (kind < 230) return ldexp(1 + kind / 256.0, (int)byte() * 9 - 1150);
+    for (int k = 0; k < 8; k++) ((unsigned char *)&x)[k] = (unsigned char)byte();
     return x;
 }
 
 /* the first few from the input, the rest repeat them */
-static void fill(double *x, int64_t count)
-{
+static void fill(double *x, int64_t count) {
     double kept[24];
     const int64_t fresh = 1 + below(24);
-    for (int64_t k = 0; k < fresh; k++)
-        kept[k] = number();
-    for (int64_t k = 0; k < count; k++)
-        x[k] = kept[k % fresh];
+    for (int64_t k = 0; k < fresh; k++) kept[k] = number();
+    for (int64_t k = 0; k < count; k++) x[k] = kept[k % fresh];
 }
 
-static double *numbers(int64_t count)
-{
+static double *numbers(int64_t count) {
     double *x = vector(count, 0);
     fill(x, count);
     return x;
 }
 
 /* m x n entries of a buffer that ends with the last one reached: rows, columns, backwards, overlapping, or one for all */
-static mapuot_matrix matrix(int64_t m, int64_t n)
-{
+static mapuot_matrix matrix(int64_t m, int64_t n) {
     const int64_t layout = below(8), gap = below(3);
     int64_t rows = n + gap, cols = 1, first = 0, last;
     if (layout == 1) {
@@ -97,8 +87,7 @@ static mapuot_matrix matrix(int64_t m, int64_t n)
             uint64_t bits;
             memcpy(&bits, wide + k, 8);
             memcpy(narrow + k, &bits, 4); /* any bits again: a conversion would make inf of most */
-            if (k % 2)
-                narrow[k] = fabs(wide[k]) < 1e30 ? (float)wide[k] : 1.0f;
+            if (k % 2) narrow[k] = fabs(wide[k]) < 1e30 ? (float)wide[k] : 1.0f;
         }
         M.data = narrow + first;
     }
@@ -107,8 +96,7 @@ static mapuot_matrix matrix(int64_t m, int64_t n)
 
 static void status_is_one(int status) { MUST(status >= MAPUOT_BAD_ARGUMENT && status <= MAPUOT_COARSE); }
 
-static void streams(mapuot_pool *pool, int64_t m, int64_t n)
-{
+static void streams(mapuot_pool *pool, int64_t m, int64_t n) {
     const mapuot_matrix M = matrix(m, n), other = matrix(m, n), none = {0};
     const mapuot_matrix c = below(3) == 0 ? none : below(2) ? M : other; /* c may be M itself */
     const int64_t np = padded(n), d = 1 + below(9), what = below(7), ld = np + 16 * below(2);
@@ -141,20 +129,15 @@ static void streams(mapuot_pool *pool, int64_t m, int64_t n)
 /* ---- passes ---- */
 
 /* what the binding would have made of other arguments: other numbers of the same signs */
-static void spoil(mapuot_state *state)
-{
+static void spoil(mapuot_state *state) {
     mapuot_side *const sides[] = {&state->rows, &state->cols};
     const unsigned which = byte();
     for (int k = 0; k < 2; k++) {
         const int64_t len = sides[k]->len;
-        if (which & 1u << k)
-            fill((double *)sides[k]->weight, len);
-        if (which & 4u << k)
-            fill((double *)sides[k]->absorbed, len);
-        if (which & 16u << k)
-            fill(sides[k]->scale, len);
-        if (which & 64u << k)
-            fill((double *)sides[k]->rho, len);
+        if (which & 1u << k) fill((double *)sides[k]->weight, len);
+        if (which & 4u << k) fill((double *)sides[k]->absorbed, len);
+        if (which & 16u << k) fill(sides[k]->scale, len);
+        if (which & 64u << k) fill((double *)sides[k]->rho, len);
     }
     if (byte() % 2)
         for (int64_t i = 0; i < state->m; i++)
@@ -173,8 +156,7 @@ static void spoil(mapuot_state *state)
     state->limits.dual_scale = fmax(0, number());
 }
 
-static mapuot_state fuzzed_state(int64_t m, int64_t n, int threads, int may_be_narrow)
-{
+static mapuot_state fuzzed_state(int64_t m, int64_t n, int threads, int may_be_narrow) {
     const mapuot_dtype dtype = (mapuot_dtype)below(2);
     const int memory = (int)below(MAX_MEMORY + 1), np = (int)padded(n);
     mapuot_state state = new_state(m, n, dtype, (int)below(SIDE_KINDS), (int)below(SIDE_KINDS), memory, threads);
@@ -188,8 +170,7 @@ static mapuot_state fuzzed_state(int64_t m, int64_t n, int threads, int may_be_n
     state.progress.narrow = may_be_narrow && dtype != MAPUOT_F64 && below(2);
     state.limits.in_place = !state.progress.narrow && memory == 0 && below(3) == 0;
     if (state.limits.in_place)
-        for (int64_t j = 0; j < np; j++)
-            state.history[j] = state.cols.scale[j];
+        for (int64_t j = 0; j < np; j++) state.history[j] = state.cols.scale[j];
     state.limits.finer = dtype != MAPUOT_F64 && !state.limits.in_place && below(2);
     if (state.limits.finer) { /* where the storage is too coarse for tol, passes make K from M */
         state.M = matrix(m, n);
@@ -204,8 +185,7 @@ static mapuot_state fuzzed_state(int64_t m, int64_t n, int threads, int may_be_n
     return state;
 }
 
-static void told_is_sound(const mapuot_state *state, const mapuot_stats *stats, int64_t count)
-{
+static void told_is_sound(const mapuot_state *state, const mapuot_stats *stats, int64_t count) {
     for (int64_t k = 0; k < count; k++) {
         status_is_one((int)stats[k].status);
         if (stats[k].status == MAPUOT_CONVERGED) {
@@ -216,8 +196,7 @@ static void told_is_sound(const mapuot_state *state, const mapuot_stats *stats, 
     }
 }
 
-static void passes(mapuot_pool *pool, int64_t m, int64_t n)
-{
+static void passes(mapuot_pool *pool, int64_t m, int64_t n) {
     const int64_t count = 1 + below(30);
     mapuot_state state = fuzzed_state(m, n, mapuot_pool_threads(pool), 1);
     mapuot_stats *stats = guarded((size_t)count * sizeof(mapuot_stats), 0);
@@ -233,8 +212,7 @@ static void passes(mapuot_pool *pool, int64_t m, int64_t n)
     told_is_sound(&state, stats, made);
 }
 
-static void batch(mapuot_pool *pool, int64_t m, int64_t n)
-{
+static void batch(mapuot_pool *pool, int64_t m, int64_t n) {
     enum { MOST_PROBLEMS = 20 };
     const int64_t p = 1 + below(MOST_PROBLEMS), np = padded(n), mp = padded(m), shared = below(2);
     mapuot_state states[MOST_PROBLEMS], *first = states;
@@ -249,8 +227,7 @@ static void batch(mapuot_pool *pool, int64_t m, int64_t n)
         double **outputs[] = {&sides[k]->log_scale, &sides[k]->scale, &sides[k]->marginal};
         for (int j = 0; j < 6; j++) {
             double **from = j < 3 ? (double **)inputs[j] : outputs[j - 3];
-            if (!from)
-                continue;
+            if (!from) continue;
             double *table = vector(p * size, 0);
             for (int64_t i = 0; i < p * size; i++)
                 table[i] = i % size < len ? (*from)[i % size] : j == 1 ? INFINITY : 0.0;
@@ -276,8 +253,7 @@ static void batch(mapuot_pool *pool, int64_t m, int64_t n)
 
 /* ---- products of logarithms ---- */
 
-static void products(mapuot_pool *pool, int64_t m, int64_t n)
-{
+static void products(mapuot_pool *pool, int64_t m, int64_t n) {
     const int64_t p = 1 + below(4), k = 1 + below(MOST), shared = below(2);
     const mapuot_dtype dtype = (mapuot_dtype)below(2);
     const int32_t stop = below(8) == 0;
@@ -293,13 +269,11 @@ static void products(mapuot_pool *pool, int64_t m, int64_t n)
     MUST(status == MAPUOT_RUNNING);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
-{
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const char *const isas[] = {"scalar", "avx2", "avx512", "auto"};
     input = data;
     left = size;
-    for (int k = 0; k < POOLS && !pools[k]; k++)
-        pools[k] = mapuot_pool_new(k + 1);
+    for (int k = 0; k < POOLS && !pools[k]; k++) pools[k] = mapuot_pool_new(k + 1);
     const unsigned what = byte();
     mapuot_set_isa(isas[byte() % 4]);
     MUST(mapuot_set_isa("none") == MAPUOT_BAD_ARGUMENT);

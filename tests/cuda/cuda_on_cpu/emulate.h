@@ -49,8 +49,7 @@ static double3 make_double3(double x, double y, double z) { return {x, y, z}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-template <typename To, typename From> static To bits(From x)
-{
+template <typename To, typename From> static To bits(From x) {
     To y;
     memcpy(&y, &x, sizeof y);
     return y;
@@ -118,25 +117,19 @@ static void *arguments;
 #define threadIdx (self->index)
 #define blockIdx (self->block->index)
 
-static void change()
-{
-    if (!_setjmp(self->place))
-        _longjmp(home, 1);
+static void change() {
+    if (!_setjmp(self->place)) _longjmp(home, 1);
 }
 
-static void resume(Fiber &f)
-{
+static void resume(Fiber &f) {
     self = &f;
-    if (_setjmp(home))
-        return;
-    if (f.begun)
-        _longjmp(f.place, 1);
+    if (_setjmp(home)) return;
+    if (f.begun) _longjmp(f.place, 1);
     f.begun = true;
     setcontext(&f.context);
 }
 
-static void meet(Barrier &b, int expected)
-{
+static void meet(Barrier &b, int expected) {
     if (++b.count == expected) {
         b.count = 0;
         b.turn++;
@@ -147,8 +140,7 @@ static void meet(Barrier &b, int expected)
     change();
 }
 
-static void leave(Barrier &b, int expected)
-{
+static void leave(Barrier &b, int expected) {
     if (expected > 0 && b.count == expected) {
         b.count = 0;
         b.turn++;
@@ -158,8 +150,7 @@ static void leave(Barrier &b, int expected)
 static Warp &own_warp() { return self->block->warps[self->id / 32]; }
 static void __syncthreads() { meet(self->block->whole, self->block->live); }
 
-static int __syncthreads_or(int x)
-{
+static int __syncthreads_or(int x) {
     int *vote = self->block->vote, now = self->votes++ % 2;
     vote[now] |= x != 0;
     __syncthreads();
@@ -172,15 +163,13 @@ static int __syncthreads_or(int x)
 static void __syncwarp() { meet(own_warp().barrier, own_warp().live); }
 static void named_barrier(int id, int expected) { meet(self->block->named[id], expected); }
 
-static void cluster_barrier(int size)
-{
+static void cluster_barrier(int size) {
     Block &first = blocks[self->block->index.x / size * size];
     meet(first.named[15], size * (int)blockDim.x);
 }
 
 // in the shared memory of block `rank` of the own cluster: what lies at that address of the own one
-static void *in_cluster(int size, unsigned address, int rank)
-{
+static void *in_cluster(int size, unsigned address, int rank) {
     return blocks[self->block->index.x / size * size + rank].shared + address;
 }
 
@@ -194,14 +183,12 @@ struct Arrivals {
 
 static void mbarrier_init(void *at, unsigned each) { *(Arrivals *)at = {each, 0}; }
 static void mbarrier_arrive(void *at) { ((Arrivals *)at)->all++; }
-static bool mbarrier_in_phase(const void *at, unsigned parity)
-{
+static bool mbarrier_in_phase(const void *at, unsigned parity) {
     const volatile Arrivals *x = (const volatile Arrivals *)at;
     return (x->all / x->each & 1) == parity;
 }
 
-template <typename T> static T shuffled(T x, int from)
-{
+template <typename T> static T shuffled(T x, int from) {
     Warp &w = own_warp();
     T y;
     memcpy(w.slot[self->id % 32], &x, sizeof x);
@@ -211,41 +198,35 @@ template <typename T> static T shuffled(T x, int from)
     return y;
 }
 
-template <typename T> static T __shfl_sync(unsigned, T x, int from, int width = 32)
-{
+template <typename T> static T __shfl_sync(unsigned, T x, int from, int width = 32) {
     return shuffled(x, (self->id & -width) | (from & (width - 1)));
 }
 
 template <typename T> static T __shfl_xor_sync(unsigned, T x, int bit) { return shuffled(x, self->id % 32 ^ bit); }
 
-static bool __any_sync(unsigned, bool x)
-{
+static bool __any_sync(unsigned, bool x) {
     Warp &w = own_warp();
     bool any = false;
     w.slot[self->id % 32][0] = x;
     meet(w.barrier, w.live);
-    for (int lane = 0; lane < 32; lane++)
-        any |= w.slot[lane][0] != 0;
+    for (int lane = 0; lane < 32; lane++) any |= w.slot[lane][0] != 0;
     meet(w.barrier, w.live);
     return any;
 }
 
-static unsigned __ballot_sync(unsigned, bool x)
-{
+static unsigned __ballot_sync(unsigned, bool x) {
     Warp &w = own_warp();
     unsigned all = 0;
     w.slot[self->id % 32][0] = x;
     meet(w.barrier, w.live);
-    for (int lane = 0; lane < 32; lane++)
-        all |= (unsigned)(w.slot[lane][0] != 0) << lane;
+    for (int lane = 0; lane < 32; lane++) all |= (unsigned)(w.slot[lane][0] != 0) << lane;
     meet(w.barrier, w.live);
     return all;
 }
 
 static bool __all_sync(unsigned mask, bool x) { return !__any_sync(mask, !x); }
 
-static void start()
-{
+static void start() {
     Fiber *own = self;
     body(arguments);
     own->done = true;
@@ -256,13 +237,11 @@ static void start()
 }
 
 // blocks [first, last) side by side; abort where all wait for one another
-static void run_blocks(int first, int last, int shared)
-{
+static void run_blocks(int first, int last, int shared) {
     const size_t stack = 1 << 16, threads = blockDim.x * blockDim.y, count = (last - first) * threads;
     static std::vector<char *> stacks;
     std::vector<unsigned char> memory((last - first) * (shared + 256) + 256, 0xa5);
-    while (stacks.size() < count)
-        stacks.push_back((char *)malloc(stack));
+    while (stacks.size() < count) stacks.push_back((char *)malloc(stack));
     blocks.assign(last - first, Block());
     fibers.assign(count, Fiber());
     for (size_t i = 0; i < count; i++) {
@@ -289,25 +268,21 @@ static void run_blocks(int first, int last, int shared)
         bool moved = false;
         for (Fiber &f : fibers) {
             left += !f.done;
-            if (f.done || (f.at && f.at->turn == f.turn))
-                continue;
+            if (f.done || (f.at && f.at->turn == f.turn)) continue;
             f.at = nullptr;
             moved = true;
             resume(f);
         }
-        if (left > 0 && !moved)
-            abort();
+        if (left > 0 && !moved) abort();
     }
 }
 
-template <typename... A, size_t... I> static void call(void (*f)(A...), void **with, std::index_sequence<I...>)
-{
+template <typename... A, size_t... I> static void call(void (*f)(A...), void **with, std::index_sequence<I...>) {
     f(*(std::decay_t<A> *)with[I]...);
 }
 
 // shape: of the grid and the blocks (x, y each), bytes of dynamic shared memory, whether the launch is cooperative
-template <typename... A> static void launch(void (*f)(A...), const int *shape, void **with)
-{
+template <typename... A> static void launch(void (*f)(A...), const int *shape, void **with) {
     struct Bound {
         void (*f)(A...);
         void **with;
@@ -317,6 +292,5 @@ template <typename... A> static void launch(void (*f)(A...), const int *shape, v
     gridDim = {(unsigned)shape[0], (unsigned)shape[1], 1};
     blockDim = {(unsigned)shape[2], (unsigned)shape[3], 1};
     const int count = shape[0] * shape[1], together = shape[5] ? count : 1;
-    for (int first = 0; first < count; first += together)
-        run_blocks(first, first + together, shape[4]);
+    for (int first = 0; first < count; first += together) run_blocks(first, first + together, shape[4]);
 }
