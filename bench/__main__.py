@@ -1,7 +1,5 @@
 """``python -m bench NAME [--quick] [--threads N] [--out DIR]``; ``python -m bench compare A.json B.json``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

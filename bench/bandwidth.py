@@ -4,8 +4,6 @@ bench/src/bandwidth.c is compiled for this machine into build/bench by the first
 and loaded by ctypes. It has thread pools of its own. Arrays are float64, aligned to 64 bytes (``native.empty``).
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

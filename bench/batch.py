@@ -14,8 +14,6 @@ none of it, plain and as a CUDA graph, and a solve to a certified 1e-6 against a
 the plan within 1e-5.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

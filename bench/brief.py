@@ -3,8 +3,6 @@
 A table has at most five columns; ``docs/speed_tables.md`` has all columns of the same records.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from . import common

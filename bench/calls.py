@@ -5,8 +5,6 @@ compared with a solve to 1e-11 before anything is timed; the calls of a row are 
 (exp(-M / reg) underflows) its time is that of the failure, and the row counts for no mean.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial

@@ -8,8 +8,6 @@ alpha and beta from the sums alone, c (a pass in two halves; GPUs only) from the
 measured it is a model.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -8,8 +8,6 @@ that long to turn over), so that each candidate finds its own data in the caches
 Minimum, median and quartiles are kept; ratios are formed from samples of the same round, and of minima.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

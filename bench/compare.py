@@ -1,7 +1,5 @@
 """compare: the numbers that two result files of one part have in common, as ratios B / A."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the parts on a GPU share: device events, limits of the device, memory, and workspaces whose passes never end."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -13,8 +13,6 @@ perceptron of torchcfm's examples in the plane, three layers of 64, and four lay
 single cells. reg is .05 and reg_m 1 in units of the mean squared distance.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time

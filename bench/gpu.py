@@ -10,8 +10,6 @@ points: a whole solve, plan not formed, of squared distances in 3-D that lie on 
 a function makes there.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Iterable

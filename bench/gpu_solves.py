@@ -4,8 +4,6 @@ Every answer is certified by our gap; peers.py tells how many iterations POT and
 "as called" is one call with POT's own stop. Peaks are bytes beyond M.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

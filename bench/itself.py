@@ -5,8 +5,6 @@ masses on a grid of as many nodes, and as a batch of four; reg .1 to 1e-5, reg_m
 most passes count. One thread.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from itertools import product

@@ -1,7 +1,5 @@
 """Ranks without MPI: processes of one host that meet through pipes, for GPUs whose sums NCCL makes anyway."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import traceback

@@ -6,8 +6,6 @@ takes its own number of iterations and certifies nothing; its "tensorized" form 
 points. "self" is the problem of the first cloud with itself, "cross" that of both.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The process makes M, a and b, runs the solver once on a small problem, resets th
 memory, makes the call and reads the mark again. Given as a multiple of the bytes of M.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -10,8 +10,6 @@
 Every method's result is checked against numpy before it is timed.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -6,8 +6,6 @@ and compares the certified error with the true one, |P - P*|_1 / mass(P), by New
 which starts at the potentials of that call.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from typing import Any

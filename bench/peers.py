@@ -5,8 +5,6 @@ iterates, then checked on POT's answer), so that neither its loose nor its stric
 loosest threshold that certifies; its reference measure is uniform, so that c = a b^T goes into its cost.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import time

@@ -15,8 +15,6 @@ Unbalanced ones (not --quick; on a GPU to 1e-6 at the blur .05 of half the squar
 reg / range(M) 1e-3), with seconds and memory; one image pair as Grid and, up to 128 x 128 on a CPU, as PointCloud.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import math

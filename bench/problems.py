@@ -6,8 +6,6 @@ c  histograms on a line, a mixture of bumps each, masses 1 and 0.8
 d  a matrix of independent uniform costs
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

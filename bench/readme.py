@@ -1,7 +1,5 @@
 """readme: writes the tables of README.md and docs/ between their markers, from the records of their parts."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ on the CPU. GeomLoss stops after a number of steps that ``scaling`` sets (.5 by 
 those of the value against our solve to 1e-9. Ours is the fastest of TOLS whose value is as near as GeomLoss's.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from functools import partial
 from typing import Any

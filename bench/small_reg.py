@@ -6,8 +6,6 @@ pass is one read of K; one thread, or with --device gpu the GPU that CuPy finds,
 checkout. Times are of the same calls, the two checkouts in turns.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Every answer is certified before it is timed. POT runs exactly as many iteration
 do not suffice its time to CAP stands and the row is marked. "POT as called" is one call with POT's own defaults.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

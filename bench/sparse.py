@@ -9,8 +9,6 @@ With --device gpu on the GPU that CuPy finds: whole passes, of a launch of many,
 "mixed" is a float32 K.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import subprocess

@@ -8,8 +8,6 @@ Triangles of three clouds. Chains of ten populations against ten pair solves of 
 With --device gpu costs are CuPy's arrays, and cyclic updates and OTT run there, too; memory is not measured.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import tracemalloc

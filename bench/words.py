@@ -7,8 +7,6 @@ mm_unbalanced that of the value, against a solve to 1e-10 (1e-9) of the same pro
 by default.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

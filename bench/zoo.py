@@ -10,8 +10,6 @@ they are (to tune them takes 94 s a shape), and GeomLoss's own number of them at
 "auto" takes where no pair is skipped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

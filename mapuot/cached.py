@@ -5,8 +5,6 @@ would stop every thread that asks another result for its plan, and a child forke
 a lock two threads that ask one result at once may both form its plan; the later one is kept.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import TYPE_CHECKING, Any
 

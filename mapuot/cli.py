@@ -3,8 +3,6 @@
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is written all the same).
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import platform

@@ -1,7 +1,5 @@
 """The numbers that Python shares with C and CUDA, read from the enums of src_c/common/record.h, which both compile."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

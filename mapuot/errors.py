@@ -1,7 +1,5 @@
 """Warnings and errors of mapuot. Bad arguments raise plain ValueError or TypeError that name the argument."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 import warnings

@@ -4,8 +4,6 @@ The batch's costs are made and solved where its tensors lie, and only the rows t
 interface: Tong et al., Improving and generalizing flow-based generative models with minibatch optimal transport, 2024.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@ are none: a callback solves on the CPU, and JAX copies what lies on a GPU there 
 host memory only. The formulas are those of answer/gradients.py. Twin: torch.py.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from importlib.util import find_spec
 from typing import Any

@@ -6,8 +6,6 @@ The C twin is src_c/common/penalty.h. Sources: Chizat, Peyre, Schmitzer, Vialard
 range); the L2 prox through the Wright omega function follows from its optimality condition.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Every function draws into ``ax``, by default axes of a new figure, and returns i
 first one draws. What is drawn of a plan comes block by block: no function holds it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any, cast

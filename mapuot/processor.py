@@ -1,7 +1,5 @@
 """Processor: the cores that a process may use, how many threads are worth starting, and the instruction set."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

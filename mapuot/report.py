@@ -4,8 +4,6 @@ The page is complete in itself: pictures are in it, nothing is loaded, and a pol
 was given (names of files, options) is escaped.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Callable

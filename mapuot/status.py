@@ -1,7 +1,5 @@
 """Statuses of a pass and of a solve, and the text that tells a user why a solve did not converge."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

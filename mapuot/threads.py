@@ -5,8 +5,6 @@
 is dropped. Here threads share only what C does as one step: an iterator, lists, queues.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import time

@@ -9,8 +9,6 @@ Sources: Schiebinger et al., Optimal-transport analysis of single-cell gene expr
 cells through time and space with moscot, 2025.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise

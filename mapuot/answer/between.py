@@ -7,8 +7,6 @@ Of "wfr" a pair at distance d with masses m0 and m1 is on the geodesic of the co
 with p = (1 - t) sqrt m0, q = t sqrt m1 and theta the way from x. Source: Chizat, Peyre, Schmitzer, Vialard 2018.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

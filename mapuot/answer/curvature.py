@@ -17,8 +17,6 @@ system is left, (1 + reg / rho) r df + P df = sum_j P_ij h_ij. Divided by r its 
 positive kernel, so that some ten products by P are enough at every reg.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pairs drawn from a plan: rows by the row sums first, then a column of each of these rows, which alone are made."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from typing import Any

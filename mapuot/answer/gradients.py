@@ -11,8 +11,6 @@ whose reference is a_i b_j w_ij, sum_j w_ij b_j stands for |b|, and w_ij b_j for
 Sources: Feydy et al. 2019, Sejourne et al. 2019.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Results: potentials and certificate are there at once, everything that needs the matrix is made on first use."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator
 from html import escape

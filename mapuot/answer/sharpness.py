@@ -7,8 +7,6 @@ less the normalised entropy of Zhang, Mousavi-Hosseini, Klein and Cuturi, On fit
 couplings, 2025.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ By the envelope theorem only what depends on a point directly counts: dW/dx_i = 
 formula of the derivatives by the masses, and its sources, are in gradients.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ The command line writes the same, so that its answers load, too. Every number, t
 its own; the trace is a table of one row a pass, columns `TRACE`, its status an index into `STATUSES`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

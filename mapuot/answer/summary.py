@@ -1,7 +1,5 @@
 """A Result at a glance, as the words and numbers that notebooks and reports show."""
 
-from __future__ import annotations
-
 from html import escape
 from typing import Any
 

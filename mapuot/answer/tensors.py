@@ -4,8 +4,6 @@ Nothing here imports torch: where a tensor is among the arguments, its library i
 answer; mapuot.torch has the loss that has one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

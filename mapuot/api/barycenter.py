@@ -7,8 +7,6 @@ follows from q's optimality, sum_s w_s v_s^(-reg / reg_m) = d^(-reg / reg_m)). A
 entries at stored pairs only; scalings are 0 at points without mass, or that no pair reaches.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

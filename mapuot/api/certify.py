@@ -11,8 +11,6 @@ stored have no mass in it; so two bounds hold, and the smaller one is told:
 The second is of soft sides, by |p - q|^2 <= (2/3 |p| + 4/3 |q|) KL(p | q).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

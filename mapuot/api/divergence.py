@@ -7,8 +7,6 @@ exp(-M / reg), such as squared distances, it is >= 0, and 0 only where a = b. So
 Peyre, Sinkhorn divergences for unbalanced optimal transport, 2019.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ What a step of Sinkhorn's algorithm on logarithms is made of. The kernels expone
 GPU (CuPy, or what has its array interface) stay there.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import ModuleType
 from typing import Any

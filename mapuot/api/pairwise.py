@@ -1,7 +1,5 @@
 """Divergences between all pairs of many clouds, of which each is solved with itself once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

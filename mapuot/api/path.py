@@ -1,7 +1,5 @@
 """`path`: problems that differ in reg and reg_m, one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`solve`: reads the arguments of one problem, has it solved, and warns where the answer fell short."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """`tune`: the reg and reg_m at which a plan moves as much, and is as sharp, as one wants."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

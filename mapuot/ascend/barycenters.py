@@ -8,8 +8,6 @@ then miss the optimum by gap = rho sum_s w_s KL(P_s 1 | A_s u_s^(-reg / rho)). F
 "Barycenters".
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

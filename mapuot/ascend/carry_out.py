@@ -1,7 +1,5 @@
 """The driver: carries out the stages of a route over one `Run`, and tells what was carried out."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys

@@ -13,8 +13,6 @@ width of the kernel, and where it costs no more than CORRECTION passes (backends
 and nothing else, as the certificate is that of the pass. Formulas: docs/mathematics.md.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from types import ModuleType
 from typing import Any, NamedTuple

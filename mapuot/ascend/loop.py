@@ -1,7 +1,5 @@
 """A solve under way: passes until the certificate holds; K is built anew when the scalings outgrow it."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

@@ -5,8 +5,6 @@ worth, and the state that follows. A certificate may take products that a pass d
 change tells when it is worth them. The guard and the stopping rule are those of src_c/common/rules.h.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -5,8 +5,6 @@ potentials of a rough solve, of all pairs where these are few, else between grou
 passes: groups.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from types import ModuleType
 from typing import Any

@@ -4,8 +4,6 @@
 src_cuda. What the two share is in workspace.py; none of them knows of the loop that uses it.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from importlib import import_module
 from pathlib import Path

@@ -7,8 +7,6 @@ with error' and gap of the kept pairs alone; the second gap, of KL sides only, i
 boxes: src_c/boxes_tmpl.c. Derivation: docs/mathematics.md.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The formulas stand in docs/mathematics.md, the arithmetic in src_c/coarse_tmpl.c
 Clusters come from some columns of M, without coordinates; any clusters are right, good ones are quick.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Callable

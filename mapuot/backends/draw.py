@@ -1,7 +1,5 @@
 """Drawn: pairs that are drawn from a plan, by the rows of the plan that hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -8,8 +8,6 @@ next in float64, and where that is not enough, the sums are made from the costs,
 this rounds is told beside the sums. An operator holds K: cpu/operator.py, cuda/operator.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The numbers are stated in src_c/limits.c; here the members of a problem and of the options go into its arguments.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

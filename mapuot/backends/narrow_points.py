@@ -9,8 +9,6 @@ Coordinates are centred where most of y lies, the same on all ranks; of inner pr
 left is a mean over masses: a point far from all others carries none or little.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

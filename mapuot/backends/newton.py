@@ -1,7 +1,5 @@
 """Newton's step towards hard columns, asked of the C library (src_c/newton.c) by drivers that make its products."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """CostOperator: what the operators of all backends and costs do alike; a child says how products are made."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Every member is 8 bytes wide (a double, an int64_t, a pointer or a record of the
 Sources: src_c/common/record.h, which cffi reads too, and src_cuda/{state,batch,stream}.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ The iteration is the one of src_c/finish_tmpl.c, written on logarithms. Sources:
 (translation invariance); Walker, Ni 2011 (Anderson acceleration).
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from typing import Any

@@ -5,8 +5,6 @@ has stalled. A driver that makes passes elsewhere fills the records of these rul
 The library is loaded at the first question, so that importing this module does not need it.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any

@@ -6,8 +6,6 @@ with d = alpha - log a, e = beta - log b (log a, log b where c = a b^T). A point
 dead one, whose every partner is left out or forbidden, +inf; both have alpha or beta -inf, so that K is 0 there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

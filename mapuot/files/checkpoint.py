@@ -3,8 +3,6 @@
 One side is enough: a pass makes the other. It is kept in units of M (reg log x), so that it serves another reg, too.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

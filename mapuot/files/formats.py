@@ -1,7 +1,5 @@
 """Names of files: ``file`` or ``file:array``, the format by the suffix, and the library that reads it."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from pathlib import Path

@@ -5,8 +5,6 @@ float32), a block, and 8 bytes a row or column of the file. Compressed columns a
 each row. Rows that are out of order, or hold a pair twice, are mended in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any

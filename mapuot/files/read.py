@@ -9,8 +9,6 @@ A file may come from anyone (SECURITY.md): what its header claims is compared wi
 members of an .npz with their checksum, and whatever a reader raises comes as a ValueError that names the file.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -4,8 +4,6 @@ A file appears under its name when it is complete: it is written beside it and r
 an .npz, attributes of HDF5 and Zarr.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import platform

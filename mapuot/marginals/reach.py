@@ -5,8 +5,6 @@ at. Parts are problems of their own but for the sum of what they cost: each has 
 (state.py), and in each of them balanced marginals have equal masses.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

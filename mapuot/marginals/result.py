@@ -1,7 +1,5 @@
 """Results of `multimarginal`: potentials, marginals and certificate at once, couplings on request."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from importlib import import_module

@@ -1,7 +1,5 @@
 """`multimarginal`: one problem of many marginals, its arguments sorted, solved and, where it fell short, warned of."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The border to other array libraries: numpy, CuPy and lists pass, torch, JAX, TensorFlow are converted."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Unbalanced entropic barycenters: POT's functions, answered by the certified passes of `mapuot.barycenter`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

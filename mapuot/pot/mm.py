@@ -7,8 +7,6 @@ certificate is that of the problem without entropy: f = -rho log(P 1 / a), and i
 f_i = min_j M_ij - g_j, are feasible for the dual, whose value is rho sum a (1 - e^(-f / rho)) and that of g.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

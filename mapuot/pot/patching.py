@@ -4,8 +4,6 @@ It answers the question that its caller asked: the plan, cost or barycenter, at 
 own stop would leave it (`sinkhorn.demand`). Where a gradient is to go through, the call is left to POT's function.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

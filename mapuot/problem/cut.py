@@ -1,7 +1,5 @@
 """Masses that no plan meets since pairs are forbidden: points whose partners may have too little mass, proven."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Make a `Cost` of what a user gives as M: an array, points, stored pairs, a function or a file of rows."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Labels of points: what share of the mass that a plan brings to a point has which label, and labels that cost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

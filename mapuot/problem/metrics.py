@@ -4,8 +4,6 @@ The formulas of a pass are in src_c/points.h and, of CUDA, in src_c/common/metri
 differentiated follows from the fields here. The C twins of `wfr` and of `REACH` are there and in src_c/common/reach.h.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

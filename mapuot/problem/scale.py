@@ -1,7 +1,5 @@
 """The scale of costs, in units of which reg and reg_m may be given: their median, mean or largest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@
 ranks an error that one rank finds is raised on all, and arguments that must be the same on all are compared.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence

@@ -4,8 +4,6 @@
 together on one rank, ``device_sum`` the sums on GPUs; mpi4py and CuPy are imported on first use.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .alone import ALONE, Ranks, own_rows

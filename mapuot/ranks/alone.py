@@ -4,8 +4,6 @@ What a rank knows of its block only (a sum, a maximum, an error) becomes common 
 cost nothing where there is one process. Over MPI: mpi.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

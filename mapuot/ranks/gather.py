@@ -5,8 +5,6 @@ must call the same function; an error of one reaches the others before, or in th
 those of a communicator, `MpiRanks`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

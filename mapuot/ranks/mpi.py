@@ -8,8 +8,6 @@ Errors: each such meeting carries an error slot, so that a rank that failed meet
 GPUs have none, and each rank meets the others before it waits for its GPU.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

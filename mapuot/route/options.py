@@ -1,7 +1,5 @@
 """Options that a workspace reads, from the words of a user (method, precision, tol)."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import ModuleType
 from typing import Any

@@ -8,8 +8,6 @@ A plain problem's stages are carried out by src_c/solve.c, those of many margina
 regs of all of them, and of batches, are stated here. How a pass reads K (tiles, points, on a GPU) its backend decides.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -4,8 +4,6 @@ The host's work is done by src_c/differences.c, a device's by src_cuda/differenc
 For two marginals: src_c/finish_tmpl.c.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

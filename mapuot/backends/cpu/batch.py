@@ -4,8 +4,6 @@ K = exp((M_min - M) / reg) is in no problem's own scaling, so that all can share
 it stops with status "absorb" and is for the caller to solve alone. C side: src_c/batch.c. Twin: backends/cuda/batch.py.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

@@ -7,8 +7,6 @@ makes again by its own maximum (src_c/log_matmul.h). An engine makes the product
 of the rows and the O(n) half of a pass are the host's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from types import ModuleType

@@ -3,8 +3,6 @@
 Of a W that lies on a device the sums are made there, and the rest here.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
 from typing import Any
 

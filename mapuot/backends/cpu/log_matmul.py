@@ -1,7 +1,5 @@
 """log_matmul in C: src_c/log_matmul.c over the thread pool. Twin: backends/cuda/log_matmul.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ A call of numpy on a vector takes 1 us and more, and a pass would make a hundred
 kernels are.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import Any
 

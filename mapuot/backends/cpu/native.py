@@ -1,7 +1,5 @@
 """Calls of the C core: aligned memory, pointers, matrices, thread pools and status codes."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -4,8 +4,6 @@
 plan is made from M in float64, block by block. C side: src_c/solver.c, streams.c. Twin: backends/cuda/operator.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

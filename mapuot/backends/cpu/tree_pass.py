@@ -3,8 +3,6 @@
 Twin: backends/cuda/tree_pass.py.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..._core import ffi, lib

@@ -4,8 +4,6 @@
 thread that will read them. Twin: backends/cuda/workspace.py; oracle: backends/reference.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

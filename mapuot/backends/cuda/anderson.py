@@ -4,8 +4,6 @@ On the host their sums take 3 ms for 20 differences of 45,000 numbers, and here 
 src_cuda/differences.cu. Twin of mapuot/backends/cpu/anderson.py.
 """
 
-from __future__ import annotations
-
 import cupy as cp
 import numpy as np
 

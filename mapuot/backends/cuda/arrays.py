@@ -1,7 +1,5 @@
 """Matrices on the device as they are: CuPy arrays and what speaks DLPack in place, numpy ones in row blocks."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any

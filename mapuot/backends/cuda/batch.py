@@ -7,8 +7,6 @@ matrix products in float64, all of them together. Costs of clouds are formed her
 backends/cpu/batch.py; device side: src_cuda/batch_narrow.cu, batch.cu, batch_made.cu, batch_products.cu.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Which pairs are kept is what the CPU keeps: backends/boxes.py says how. Memory is a bit for each pair of boxes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import cupy as cp

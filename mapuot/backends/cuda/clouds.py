@@ -3,8 +3,6 @@
 Device side: src_cuda/clouds.cu and point_costs.cu. Twin of the slopes: backends/cpu/plain.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import cupy as cp

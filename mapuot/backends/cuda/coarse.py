@@ -3,8 +3,6 @@
 A matrix is made between two launches without a read: a pass, the kernels on the state that it left, and further passes.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

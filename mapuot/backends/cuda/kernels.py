@@ -4,8 +4,6 @@ The text of the headers goes into the source, so that CuPy's cache sees every ed
 ``module`` and what is built on it. Twin of src_c/dispatch.c.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

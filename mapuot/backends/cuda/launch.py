@@ -8,8 +8,6 @@ The environment variable MAPUOT_CUDA may hold "portable", "ordered" (sums in a f
 and "racecheck" (see RACECHECK in common.cuh). Twin of src_c/solver.c (mapuot_iterate).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from dataclasses import replace

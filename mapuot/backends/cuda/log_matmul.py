@@ -3,8 +3,6 @@
 Twin: backends/cpu/log_matmul.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import cupy as cp

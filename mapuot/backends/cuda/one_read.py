@@ -1,7 +1,5 @@
 """One read of a K on the device: src_cuda/fused_pass.cu, from sm_90 on, and the vectors that go there and back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cupy as cp

@@ -6,8 +6,6 @@ multiprocessors together, K is in float64 and CuPy's products read it twice. The
 by block: numpy where M is numpy, else CuPy. Twin: backends/cpu/operator.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ time. A pair takes 4 or 8 bytes of M, as many of K, and an index of 2 where rows
 4, all of it twice. Passes over them: sparse.py. Device side: src_cuda/sparse_stream.cu.
 """
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -5,8 +5,6 @@ the state before the first pass; the passes are those of `Iterate`; ``tell`` lea
 What belongs to the sides, reg and the options is kept for the next call, but not K. Twin: backends/cpu/plain.py.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any, NamedTuple
 

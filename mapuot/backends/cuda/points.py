@@ -4,8 +4,6 @@ Passes are those of the portable kernels, their row half in the place of those t
 work in float32 while the error is large, in float64 from then on. Twin: backends/cpu/workspace.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

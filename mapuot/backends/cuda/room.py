@@ -1,7 +1,5 @@
 """Vectors of the host and their copies on the device, for work that goes there and back in each pass."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 import cupy as cp

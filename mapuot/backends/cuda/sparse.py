@@ -5,8 +5,6 @@ src_cuda/iterate.cu); else, over ranks, and where no pair connects parts of M, w
 they are those of the portable kernels, with a row half of their own: src_cuda/sparse.cuh. Twin of src_c/sparse.h.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import cupy as cp

@@ -3,8 +3,6 @@
 Twin of src_c/streams.c; the kernels are in src_cuda/stream.cu.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from typing import Any

@@ -6,8 +6,6 @@ and fused_pass and close_edge of each edge (src_cuda/tree_pass.cu). Then the hos
 backends/cpu/tree_pass.py, and goes the way back from the root, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import accumulate, takewhile

@@ -6,8 +6,6 @@ squared distances of points in up to four dimensions; what else there is (other 
 skipped pairs, sparse costs) is compiled when it is needed.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import cupy as cp

@@ -7,8 +7,6 @@ rows, a pass is row_pass, the sum over the ranks and finish_pass, and up to PASS
 rank finishes on the same sums with the same grid, so that all make the same decisions. Twin: backends/cpu/workspace.py.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
