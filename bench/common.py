@@ -51,18 +51,11 @@ def machine() -> dict[str, Any]:
     from mapuot.backends.cpu import native
 
     return {
-        "cpu": cpu_model(),
-        "isa": native.isa(),
-        "caches": caches(),
-        "cores": core_count(),
-        "load": os.getloadavg()[0],
+        "cpu": cpu_model(), "isa": native.isa(), "caches": caches(), "cores": core_count(), "load": os.getloadavg()[0],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "python": platform.python_version(),
-        "compiler": compiler(),
-        "blas": blas(),
-        "packages": versions(),
+        "python": platform.python_version(), "compiler": compiler(), "blas": blas(), "packages": versions(),
         "commit": commit(),
-    }
+    }  # fmt: skip
 
 
 def on_gpu(data: dict[str, Any]) -> bool:

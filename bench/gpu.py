@@ -174,14 +174,11 @@ def passes(sizes: list[tuple[int, int]], read: float) -> list[dict[str, Any]]:
     sums = {True: "float32", False: "float32, float64 sums"}
     cases: list[tuple[str, Callable[[int, int], Any]]] = [
         ("float32", lambda m, n: our_passes(m, n, "float32", sums)),
-        ("float64", lambda m, n: our_passes(m, n, "float64", {False: "float64"})),
-        ("in place", in_place_pass),
+        ("float64", lambda m, n: our_passes(m, n, "float64", {False: "float64"})), ("in place", in_place_pass),
         ("paper's design", lambda m, n: in_place_pass(m, n, Shape(8, 8, 4))),
-        ("POT torch", lambda m, n: pot_pass(m, n, "torch")),
-        ("POT torch, graph", lambda m, n: pot_pass(m, n, "graph")),
-        ("POT cupy", lambda m, n: pot_pass(m, n, "cupy")),
-        ("four sweeps", four_sweeps),
-    ]
+        ("POT torch", lambda m, n: pot_pass(m, n, "torch")), ("POT torch, graph", lambda m, n: pot_pass(m, n, "graph")),
+        ("POT cupy", lambda m, n: pot_pass(m, n, "cupy")), ("four sweeps", four_sweeps),
+    ]  # fmt: skip
     rows = []
     for m, n in sizes:
         row: dict[str, Any] = {"m": m, "n": n, "limit": 4 * m * n / read}

@@ -100,18 +100,12 @@ def colours(rng: Any, n: int, d: int) -> Any:
 
 
 MADE: Sets = {
-    "uniform": (uniform, (3, 1, 2, 10, 50, 300, 3000)),
-    "normal": (lambda rng, n, d: rng.normal(size=(n, d)), (3,)),
-    "clusters": (clusters, (3, 2, 10)),
-    "clusters, heavy tails": (functools.partial(clusters, heavy=True), (3,)),
-    "Student-t, 2 degrees": (student, (3, 10)),
-    "one outlier": (outlier, (3,)),
-    "lattice": (lattice, (3, 2)),
-    "1e6 + uniform": (far, (3,)),
-    "spiral and sheet": (spiral, (3, 2)),
-    "unequal masses": (uniform, (3,)),
+    "uniform": (uniform, (3, 1, 2, 10, 50, 300, 3000)), "normal": (lambda rng, n, d: rng.normal(size=(n, d)), (3,)),
+    "clusters": (clusters, (3, 2, 10)), "clusters, heavy tails": (functools.partial(clusters, heavy=True), (3,)),
+    "Student-t, 2 degrees": (student, (3, 10)), "one outlier": (outlier, (3,)), "lattice": (lattice, (3, 2)),
+    "1e6 + uniform": (far, (3,)), "spiral and sheet": (spiral, (3, 2)), "unequal masses": (uniform, (3,)),
     "zero masses": (uniform, (3,)),
-}
+}  # fmt: skip
 SHIPPED: Sets = {
     "digits": (of_sklearn("digits"), (64,)),
     "wine": (of_sklearn("wine"), (13,)),

@@ -42,42 +42,11 @@ from .problem.mask import SeededMask
 
 __version__ = "1.0.0"
 __all__ = [
-    "BarycenterResult",
-    "BatchResult",
-    "Certificate",
-    "ConvergenceWarning",
-    "Grid",
-    "GromovResult",
-    "InfeasibleError",
-    "MultiResult",
-    "PointCloud",
-    "Result",
-    "ScalingWarning",
-    "SeededMask",
-    "Stats",
-    "Tuned",
-    "__version__",
-    "barycenter",
-    "certify",
-    "da",
-    "flow",
-    "gromov",
-    "knn_cost",
-    "load",
-    "log_matmul",
-    "multimarginal",
-    "pairwise",
-    "path",
-    "pot",
-    "sinkhorn_divergence",
-    "solve",
-    "solve_batch",
-    "solve_sample",
-    "tune",
-    "wot",
-]
-
-
+    "BarycenterResult", "BatchResult", "Certificate", "ConvergenceWarning", "Grid", "GromovResult", "InfeasibleError",
+    "MultiResult", "PointCloud", "Result", "ScalingWarning", "SeededMask", "Stats", "Tuned", "__version__",
+    "barycenter", "certify", "da", "flow", "gromov", "knn_cost", "load", "log_matmul", "multimarginal", "pairwise",
+    "path", "pot", "sinkhorn_divergence", "solve", "solve_batch", "solve_sample", "tune", "wot",
+]  # fmt: skip
 DOORS = "da", "flow", "jax", "plot", "torch", "wot"  # imported on first use; those in __all__ need no extra
 
 

@@ -27,14 +27,9 @@ def kept_thread(work: Work) -> None:
 
 
 def each(
-    function: Callable[[Any], Any],
-    items: Iterable[Any],
-    stop: Work,
-    *,
-    threads: int = 1,
-    start: Callable[[Work], None] = new_thread,
-    told: Work = lambda: None,
-) -> None:
+    function: Callable[[Any], Any], items: Iterable[Any], stop: Work, *, threads: int = 1,
+    start: Callable[[Work], None] = new_thread, told: Work = lambda: None,
+) -> None:  # fmt: skip
     """Call ``function(item)`` for all items in other threads, at most so many, and ``told()`` here after each.
 
     The first exception of a call is raised, or one of this thread, Ctrl-C above all, when ``stop()`` has been called

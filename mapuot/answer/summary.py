@@ -53,15 +53,12 @@ def facts(result: Any) -> dict[str, str]:
         "problem": f"{m} x {n}, costs from {number(p.M_min)} to {number(p.M_max)}" + ", some inf" * bool(p.forbidden),
         "reg": f"{number(p.reg)} (1/{number(p.spread)} of the range of M)" if p.spread > 0 else number(p.reg),
         "rows": f"mass {number(p.rows.mass)}, {side_words(p.rows)}",
-        "columns": f"mass {number(p.cols.mass)}, {side_words(p.cols)}",
-        "reference": reference,
+        "columns": f"mass {number(p.cols.mass)}, {side_words(p.cols)}", "reference": reference,
         "certificate": certificate_words(result),
         "error_bound": f"{result.error_bound:.2e}" if result.error_bound < 1 else "none yet",
-        "gap": f"{result.gap:.2e}",
-        "mass": f"{number(result.mass)}: {' and '.join(moved)}",
-        "how": result.how,
+        "gap": f"{result.gap:.2e}", "mass": f"{number(result.mass)}: {' and '.join(moved)}", "how": result.how,
         **told_sharpness(result),
-    }
+    }  # fmt: skip
 
 
 def as_table(result: Any) -> str:

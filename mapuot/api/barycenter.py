@@ -116,21 +116,10 @@ class BarycenterResult:
 
 
 def barycenter(
-    M: Any,
-    A: Any,
-    *,
-    reg: float,
-    reg_m: float = np.inf,
-    scale_cost: str | None = None,
-    weights: Any = None,
-    debiased: bool = False,
-    tol: float = 1e-6,
-    tol_change: float = 1e-6,
-    max_passes: int = 10_000,
-    warm_start: BarycenterResult | None = None,
-    callback: Callable[[Stats], Any] | None = None,
-    progress: bool = False,
-) -> BarycenterResult:
+    M: Any, A: Any, *, reg: float, reg_m: float = np.inf, scale_cost: str | None = None, weights: Any = None,
+    debiased: bool = False, tol: float = 1e-6, tol_change: float = 1e-6, max_passes: int = 10_000,
+    warm_start: BarycenterResult | None = None, callback: Callable[[Stats], Any] | None = None, progress: bool = False,
+) -> BarycenterResult:  # fmt: skip
     """Find the barycenter of p histograms: the q with the least weighted transport cost to all of them.
 
     Parameters

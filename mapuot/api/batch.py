@@ -48,27 +48,11 @@ COARSE_PASSES = 200  # of each larger reg at most
 
 
 def solve_batch(
-    M: Any,
-    A: Any = None,
-    B: Any = None,
-    *,
-    reg: float,
-    reg_m: Any,
-    scale_cost: str | None = None,
-    method: str = "auto",
-    penalty: Any = "kl",
-    reference: Any = "product",
-    mask: Any = None,
-    tol: float = 1e-6,
-    tol_gap: float | None = None,
-    max_passes: int = 10_000,
-    precision: str = "auto",
-    backend: str = "auto",
-    threads: int | None = None,
-    symmetric: bool | None = None,
-    warm_start: Any = None,
-    progress: bool = False,
-) -> BatchResult:
+    M: Any, A: Any = None, B: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None,
+    method: str = "auto", penalty: Any = "kl", reference: Any = "product", mask: Any = None, tol: float = 1e-6,
+    tol_gap: float | None = None, max_passes: int = 10_000, precision: str = "auto", backend: str = "auto",
+    threads: int | None = None, symmetric: bool | None = None, warm_start: Any = None, progress: bool = False,
+) -> BatchResult:  # fmt: skip
     """Solve p unbalanced optimal transport problems, each to its own certificate.
 
     Parameters

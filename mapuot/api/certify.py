@@ -90,16 +90,9 @@ class Certificate:
 
 
 def certify(
-    result: Result,
-    M: Any,
-    *,
-    refine: bool = False,
-    tol: float = 1e-2,
-    rounds: int = 10,
-    pairs: int = 1000,
-    backend: str = "auto",
-    threads: int | None = None,
-) -> Certificate:
+    result: Result, M: Any, *, refine: bool = False, tol: float = 1e-2, rounds: int = 10, pairs: int = 1000,
+    backend: str = "auto", threads: int | None = None,
+) -> Certificate:  # fmt: skip
     """Bound the distance between the plan of a sparse solve and that of the dense problem, by one pass over all costs.
 
     Parameters

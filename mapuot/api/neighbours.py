@@ -22,16 +22,9 @@ BLOCK = 1 << 20  # pairs whose coordinates are gathered at once
 
 
 def knn_cost(
-    x: Any,
-    y: Any,
-    k: int,
-    *,
-    metric: str = "sqeuclidean",
-    scale: float = 1.0,
-    weights: Any = None,
-    symmetric: bool = True,
-    threads: int | None = None,
-) -> csr_array:
+    x: Any, y: Any, k: int, *, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
+    symmetric: bool = True, threads: int | None = None,
+) -> csr_array:  # fmt: skip
     """Make the sparse cost of each point's k nearest neighbours in the other cloud; all other pairs are forbidden.
 
     A k-d tree finds the neighbours. It is quick in few dimensions; beyond some 15 it looks at most of the points.

@@ -26,32 +26,13 @@ from ..status import FAILED, UNREACHED, not_converged, warn_not_converged
 
 
 def solve(
-    M: Any,
-    a: Any = None,
-    b: Any = None,
-    *,
-    reg: float,
-    reg_m: Any,
-    scale_cost: str | None = None,
-    method: str = "auto",
-    penalty: Any = "kl",
-    reference: Any = "product",
-    mask: Any = None,
-    tol: float = 1e-6,
-    tol_gap: float | None = None,
-    max_passes: int = 10_000,
-    precision: str = "auto",
-    backend: str = "auto",
-    threads: int | None = None,
-    schedule: str = "auto",
-    symmetric: bool | None = None,
-    warm_start: Any = None,
-    callback: Callable[[Stats], Any] | None = None,
-    progress: bool = False,
-    comm: Any = None,
-    checkpoint: Any = None,
+    M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None,
+    method: str = "auto", penalty: Any = "kl", reference: Any = "product", mask: Any = None, tol: float = 1e-6,
+    tol_gap: float | None = None, max_passes: int = 10_000, precision: str = "auto", backend: str = "auto",
+    threads: int | None = None, schedule: str = "auto", symmetric: bool | None = None, warm_start: Any = None,
+    callback: Callable[[Stats], Any] | None = None, progress: bool = False, comm: Any = None, checkpoint: Any = None,
     out: Any = None,
-) -> Result:
+) -> Result:  # fmt: skip
     """Solve entropic unbalanced optimal transport, with a certificate.
 
     ``min_P <P, M> + reg KL(P | c) + reg_m[0] D(P 1 | a) + reg_m[1] D(P^T 1 | b)``
@@ -248,22 +229,10 @@ def solve(
 
 
 def solve_sample(
-    x: Any,
-    y: Any,
-    a: Any = None,
-    b: Any = None,
-    *,
-    reg: float,
-    reg_m: Any,
-    metric: str = "sqeuclidean",
-    scale: float = 1.0,
-    weights: Any = None,
-    truncate: Any = "auto",
-    form: Any = "auto",
-    labels: Any = None,
-    across: Any = None,
-    **options: Any,
-) -> Result:
+    x: Any, y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: str = "sqeuclidean",
+    scale: float = 1.0, weights: Any = None, truncate: Any = "auto", form: Any = "auto", labels: Any = None,
+    across: Any = None, **options: Any,
+) -> Result:  # fmt: skip
     """Solve entropic unbalanced optimal transport between two clouds of points.
 
     This is ``solve(PointCloud(x, y, metric, ...), a, b, reg=reg, reg_m=reg_m, ...)``.

@@ -29,14 +29,9 @@ class Run:
     stopped: Callable[[], bool] = staticmethod(lambda: False)  # asked after every call of the core: end as cancelled
 
     def __init__(
-        self,
-        module: Any,
-        max_passes: int,
-        callback: Callable[[Stats], Any] | None = None,
-        progress: bool = False,
-        ranks: Ranks = ALONE,
-        checkpoint: Any = None,
-    ) -> None:
+        self, module: Any, max_passes: int, callback: Callable[[Stats], Any] | None = None, progress: bool = False,
+        ranks: Ranks = ALONE, checkpoint: Any = None,
+    ) -> None:  # fmt: skip
         self.module, self.max_passes, self.callback, self.ranks = module, max_passes, callback, ranks
         self.heard = ranks.max(bool(callback))  # by some rank, after every pass
         self.checkpoint = Checkpoint(checkpoint) if checkpoint is not None and ranks.rank == 0 else None

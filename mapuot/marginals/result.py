@@ -75,14 +75,9 @@ class MultiResult(Certified):
     """
 
     def __init__(
-        self,
-        problem: MultiProblem,
-        state: State | None,
-        body: Tree | JointBlocks,
-        trace: list[Stats],
-        status: str,
+        self, problem: MultiProblem, state: State | None, body: Tree | JointBlocks, trace: list[Stats], status: str,
         how: str,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.problem, self.trace, self.status, self.how = problem, trace, status, how
         self._body, self._state = body, state
 

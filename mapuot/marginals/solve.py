@@ -25,20 +25,10 @@ from .tree import Tree
 
 
 def multimarginal(
-    costs: Any,
-    masses: Any,
-    *,
-    reg: float,
-    reg_m: Any,
-    scale_cost: str | None = None,
-    tol: float = 1e-6,
-    tol_gap: float | None = None,
-    max_passes: int = 10_000,
-    backend: str = "auto",
-    threads: int | None = None,
-    callback: Callable[[Stats], Any] | None = None,
-    progress: bool = False,
-) -> MultiResult:
+    costs: Any, masses: Any, *, reg: float, reg_m: Any, scale_cost: str | None = None, tol: float = 1e-6,
+    tol_gap: float | None = None, max_passes: int = 10_000, backend: str = "auto", threads: int | None = None,
+    callback: Callable[[Stats], Any] | None = None, progress: bool = False,
+) -> MultiResult:  # fmt: skip
     """Solve entropic unbalanced transport between many marginals at once, with a certificate.
 
     ``min_P <P, C> + reg KL(P | R) + sum_k reg_m[k] KL(P_k | masses[k])``

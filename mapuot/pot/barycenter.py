@@ -13,19 +13,9 @@ from .sinkhorn import DEFAULT_ITER, LEAST_TOL, demand, muted
 
 
 def barycenter_unbalanced(
-    A: Any,
-    M: Any,
-    reg: float,
-    reg_m: float,
-    method: str = "sinkhorn",
-    weights: Any = None,
-    numItermax: int = 1000,
-    stopThr: float = 1e-6,
-    verbose: bool = False,
-    log: bool = False,
-    *,
-    tau: float | None = None,
-) -> Any:
+    A: Any, M: Any, reg: float, reg_m: float, method: str = "sinkhorn", weights: Any = None, numItermax: int = 1000,
+    stopThr: float = 1e-6, verbose: bool = False, log: bool = False, *, tau: float | None = None,
+) -> Any:  # fmt: skip
     """Compute the unbalanced barycenter of histograms: ``ot.unbalanced.barycenter_unbalanced`` on mapuot.
 
     Parameters

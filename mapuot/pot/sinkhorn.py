@@ -37,22 +37,10 @@ LEAST_TOL = 1e-10  # certified whatever stopThr: the rounding of M / reg allows 
 
 
 def sinkhorn_unbalanced(
-    a: Any,
-    b: Any,
-    M: Any,
-    reg: float,
-    reg_m: Any,
-    method: str | None = None,
-    reg_type: str = "kl",
-    c: Any = None,
-    warmstart: Any = None,
-    numItermax: int = 1000,
-    stopThr: float = 1e-6,
-    verbose: bool = False,
-    log: bool = False,
-    *,
+    a: Any, b: Any, M: Any, reg: float, reg_m: Any, method: str | None = None, reg_type: str = "kl", c: Any = None,
+    warmstart: Any = None, numItermax: int = 1000, stopThr: float = 1e-6, verbose: bool = False, log: bool = False, *,
     tau: float | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Compute the unbalanced entropic transport plan: ``ot.unbalanced.sinkhorn_unbalanced`` on mapuot.
 
     ``min_P <P, M> + reg KL(P | c) + reg_m[0] KL(P 1 | a) + reg_m[1] KL(P^T 1 | b)``
@@ -189,23 +177,10 @@ def sinkhorn_unbalanced_translation_invariant(
 
 
 def sinkhorn_unbalanced2(
-    a: Any,
-    b: Any,
-    M: Any,
-    reg: float,
-    reg_m: Any,
-    method: str | None = None,
-    reg_type: str = "kl",
-    c: Any = None,
-    warmstart: Any = None,
-    returnCost: str = "linear",
-    numItermax: int = 1000,
-    stopThr: float = 1e-6,
-    verbose: bool = False,
-    log: bool = False,
-    *,
-    tau: float | None = None,
-) -> Any:
+    a: Any, b: Any, M: Any, reg: float, reg_m: Any, method: str | None = None, reg_type: str = "kl", c: Any = None,
+    warmstart: Any = None, returnCost: str = "linear", numItermax: int = 1000, stopThr: float = 1e-6,
+    verbose: bool = False, log: bool = False, *, tau: float | None = None,
+) -> Any:  # fmt: skip
     """Compute the cost of the unbalanced entropic plan: ``ot.unbalanced.sinkhorn_unbalanced2`` on mapuot.
 
     The plan is never formed. All arguments but ``returnCost``, the log and the errors are those of
