@@ -10,7 +10,7 @@ JOBS ?= 2
 WORKERS = -n $(JOBS) --dist loadgroup
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-CFLAGS_check := -O3 -g
+CFLAGS_check := -g
 CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS_tsan := -O1 -g -fsanitize=thread
 # -O1 takes clang ten minutes for a kernel
