@@ -97,14 +97,6 @@ def test_every_form_of_the_arguments():
     assert (ragged.log_u[2, 4:] == -np.inf).all()
 
 
-def test_a_cloud_with_itself_has_one_potential():
-    x, _, a, _ = clouds(5, 3)
-    result = solve_batch(PointCloud(x), a, a, reg=0.05, reg_m=1.0)
-    assert all("one potential" in how for how in result.how)
-    assert_allclose(result.log_u, result.log_v)
-    assert_as_alone(result, x, x, a, a, reg=0.05, reg_m=1.0)
-
-
 @pytest.mark.parametrize("options", [{"form": None}, {"truncate": 40.0}], ids=str)
 def test_matrices_that_must_not_be_formed(options):
     x, y, a, b = clouds(3, 2, 50)
@@ -129,25 +121,6 @@ def test_gradients(metric, weights):
     assert (same.x.shape, same.b.shape) == ((3, *x[0].shape), (3, len(y[0])))
 
 
-def test_from_a_start_and_with_few_passes():
-    x, y, a, b = clouds(7, 2, 30)
-    cold = solve_batch(PointCloud(x, y), a, b, reg=0.01, reg_m=1.0)
-    warm = solve_batch(PointCloud(x, y), a, b, reg=0.01, reg_m=1.0, warm_start=cold)
-    assert (warm.n_passes <= 3).all()
-    with pytest.warns(mapuot.ConvergenceWarning, match="7 of 7 problems not converged"):
-        short = solve_batch(PointCloud(x, y), a, b, reg=0.01, reg_m=1.0, max_passes=4)
-    assert (short.status == "max_passes").all()
-
-
-def test_divergence_of_clouds():
-    x, y, a, b = clouds(4, 2, 20)
-    values = mapuot.sinkhorn_divergence(PointCloud(x, y), a, b, reg=0.05, reg_m=1.0)
-    for i in range(4):
-        want = mapuot.sinkhorn_divergence(PointCloud(x[i], y[i]), a[i], b[i], reg=0.05, reg_m=1.0)
-        assert values[i] == pytest.approx(want, abs=1e-8)
-    assert_allclose(mapuot.sinkhorn_divergence(PointCloud(x), a, a, reg=0.05, reg_m=1.0), 0.0, atol=1e-9)
-
-
 def test_all_pairs():
     """The matrix is symmetric, and its entries are the divergences of each pair alone."""
     x, _, a, _ = clouds(7, 2, 30, seed=4)
@@ -166,18 +139,3 @@ def test_all_pairs():
         mapuot.pairwise(x[0], reg=0.05, reg_m=1.0)
     with pytest.raises(TypeError, match="penalty"):
         mapuot.pairwise(x, reg=0.05, reg_m=1.0, penalty="tv")
-
-
-def test_refusals():
-    x, y, a, b = clouds(3)
-    for make, match in (
-        (lambda: PointCloud(x, y[:2]), "many clouds"), (lambda: PointCloud([*x[:2], x[2][:, :1]], y), "equally"),
-        (lambda: PointCloud(x[0], y[0], starts=[0, 3]), "starts"), (lambda: PointCloud([x[0], x[1][:0]], y), r"x\[1\]"),
-        (lambda: solve(PointCloud(x, y), reg=1.0, reg_m=1.0), "M must"),
-        (lambda: solve_batch(PointCloud(x, y), b, b, reg=1.0, reg_m=1.0), "A must"),
-        (lambda: solve_batch(PointCloud(x, y), a, np.ones((3, 60)), reg=1.0, reg_m=1.0), "B must"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=match):
-            make()
-    with pytest.raises(NotImplementedError, match="mask"):
-        solve_batch(PointCloud(x, y), a, b, reg=1.0, reg_m=1.0, mask=mapuot.SeededMask(0.5, 0))

@@ -77,17 +77,3 @@ def test_both_sides_of_a_cloud_with_itself_move(reg, reg_m, symmetric):
     slope, value = result.gradient(), [2 * (w * z.gradient().x).sum() for z in (there, back)]
     assert (there.dual - back.dual) / (2 * h) == pytest.approx(np.mean(value), rel=1e-4, abs=1e-9)
     np.testing.assert_array_equal(slope.x, slope.y)
-
-
-def test_a_potential_that_moves_alone_takes_few_steps():
-    """One product a step, where both potentials of small regs take hundreds."""
-    x, _, a, _ = clouds(200)
-    result, w = alone(x, a, 1e-3, 100.0), np.random.default_rng(3).normal(size=x.shape)
-    exact = result.hvp(w, tol=1e-12, both=True)
-    assert np.abs(result.hvp(w, tol=1e-8, max_steps=25, both=True) - exact).max() <= 1e-6 * np.abs(exact).max()
-
-
-def test_both_is_for_a_cloud_with_itself():
-    x, y, a, b = clouds()
-    with pytest.raises(ValueError, match="both must be False"):
-        solved(x, y, a, b, 0.05, 1.0).hvp(x, both=True)

@@ -131,40 +131,6 @@ def test_a_turned_shuffled_noisy_copy_with_outliers_is_matched():
     assert found.col_marginal[200:].sum() < 0.5 * found.col_marginal.sum() * 40 / 240
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "text"),
-    [
-        ({"X": np.zeros(3)}, ValueError, "X must be a non-empty matrix of points"),
-        ({"metric": "precomputed"}, ValueError, "X must be a square matrix of distances"),
-        ({"metric": "euclidean"}, ValueError, "metric must be one of"),
-        (
-            {"X": np.triu(np.ones((4, 4))), "metric": ("precomputed", "sqeuclidean")},
-            ValueError,
-            "X must be finite and sy",
-        ),
-        ({"a": -np.ones(4)}, ValueError, r"a must be \(4,\) finite numbers >= 0"),
-        ({"b": np.ones(3)}, ValueError, r"b must be \(5,\) finite"),
-        ({"reg": 0.0}, ValueError, "reg must be"),
-        ({"reg_m": (1.0, -1.0)}, ValueError, r"reg_m\[1\] must be > 0, or inf"),
-        ({"reg_m": (np.ones(4), 1.0)}, ValueError, r"reg_m\[0\] must be one number"),
-        ({"features": np.ones((4, 4))}, ValueError, "features must be a pair of arrays or a finite matrix"),
-        ({"features": (np.ones((4, 1)), np.ones((5, 2)))}, ValueError, "features must be"),
-        ({"features": np.ones((4, 5)), "alpha": 0.0}, ValueError, "alpha must be in"),
-        ({"init": "best"}, ValueError, "init must be one of"),
-        ({"init": np.ones((5, 4))}, ValueError, "init must be a plan"),
-        ({"init": []}, ValueError, "init must name a start"),
-        ({"comm": None}, TypeError, "options must be of"),
-        ({"max_iter": 0}, ValueError, "max_iter must be"),
-        ({"inner_tol": -1.0}, ValueError, "inner_tol must be"),
-    ],
-)
-def test_bad_input_is_refused_by_name(given, error, text):
-    rng = np.random.default_rng(0)
-    arguments = {"X": rng.random((4, 2)), "Y": rng.random((5, 3)), "reg": 0.1, "reg_m": 1.0} | given
-    with pytest.raises(error, match=text):
-        mapuot.gromov(**arguments)
-
-
 def test_steps_that_do_not_settle_are_told():
     x, y, *_ = spaces(12, 9)
     with pytest.warns(mapuot.ConvergenceWarning, match="still changes by"):

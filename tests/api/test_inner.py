@@ -61,15 +61,6 @@ def test_a_number_serves_all_rows():
     np.testing.assert_allclose(np.asarray(cloud), 2 * (1 + np.arange(4.0) - x @ y.T))
 
 
-def test_squared_distances_are_inner_products_with_squares_as_addends():
-    rng = np.random.default_rng(0)
-    x, y = rng.random((40, 6)), rng.random((30, 6))
-    squares = [(z**2).sum(1) for z in (x, y)]
-    inner = mapuot.PointCloud(x, y, "inner", 2.0, addends=(squares[0] / 2, squares[1] / 2), form=None)
-    plans = [mapuot.solve(M, reg=0.05, reg_m=1.0, tol=1e-9).plan for M in (inner, mapuot.PointCloud(x, y))]
-    assert np.abs(plans[0] - plans[1]).sum() <= 1e-8
-
-
 def test_slopes_with_addends_and_points_without_mass():
     rng = np.random.default_rng(1)
     x, y, (r, c) = rng.random((5, 2)), rng.random((4, 2)), (rng.random(5), rng.random(4))
@@ -88,32 +79,3 @@ def test_slopes_with_addends_and_points_without_mass():
         move = step * np.eye(5)[i]
         assert found.a[i] == pytest.approx((value(x, a + move).dual - value(x, a - move).dual) / (2 * step), rel=1e-4)
     assert np.isfinite(found.a[0])
-
-
-def test_what_inner_products_cannot_do_is_refused():
-    x = np.eye(3)
-    for given, error, text in (
-        ({"metric": "euclidean", "addends": (0, 0)}, ValueError, "addends must be None but for metric 'inner'"),
-        ({"metric": "inner", "addends": 1.0}, TypeError, "addends must be a pair"),
-        ({"metric": "inner", "addends": ([1.0], 0)}, ValueError, r"addends\[0\] must be a finite number or \(3,\)"),
-        ({"metric": "inner", "addends": (0, [1, np.nan, 0])}, ValueError, r"addends\[1\] must be a finite number"),
-        ({"metric": "inner", "labels": ([0, 1, 1], [0, 0, 1]), "across": 1.0}, NotImplementedError, "labels take"),
-    ):
-        with pytest.raises(error, match=text):
-            mapuot.PointCloud(x, x, **given)
-    with pytest.raises(NotImplementedError, match="are for one cloud"):
-        mapuot.PointCloud([x, x], [x, x], "inner")
-    with pytest.raises(ValueError, match="metric must be a distance"):
-        mapuot.knn_cost(x, x, 1, metric="inner")
-    cloud = mapuot.PointCloud(x, x, "inner", addends=(1.0, 1.0))
-    result = mapuot.solve(cloud, reg=0.5, reg_m=1.0)
-    with pytest.raises(NotImplementedError, match="must have no costs of their own"):
-        result.map(x)
-    with pytest.raises(NotImplementedError, match="a metric that is a distance"):
-        result.interpolate(0.5)
-    with pytest.raises(NotImplementedError, match="'sqeuclidean', got 'inner'"):
-        result.hvp(x)
-    with pytest.raises(NotImplementedError, match="those within one have others"):
-        mapuot.sinkhorn_divergence(cloud, np.ones(3), np.ones(3), reg=0.5, reg_m=1.0)
-    with pytest.raises(NotImplementedError, match="metric 'inner'"):
-        mapuot.solve(mapuot.PointCloud(x, x, "inner", truncate=8.0), reg=0.5, reg_m=1.0)

@@ -124,16 +124,6 @@ def test_vmap_keeps_the_scale_of_each_cost(calls):
     assert_allclose(found[1], 3 * found[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("sign", "options", "error", "text"),
-    [(1, {"penalty": "tv"}, TypeError, "options may be"), (-1, {}, ValueError, "A must be")],
-)
-def test_what_is_told(sign, options, error, text):
-    a, b, M = inputs()
-    with pytest.raises(error, match=text):
-        sinkhorn_loss(M, sign * a, b, reg=0.1, reg_m=1.0, **options)
-
-
 def device(platform):
     """The first device of this kind, or no test."""
     try:
