@@ -4,6 +4,7 @@ import itertools
 
 import oracle
 import pytest
+from conftest import CUDA
 from matrix import PLAIN, POINTS, TOLS, TRAITS, Cell, allowed, cells, check
 
 import mapuot
@@ -11,12 +12,18 @@ import mapuot
 pytestmark = pytest.mark.skipif(oracle.compiler() is None, reason="needs a C compiler and a long double of its own")
 
 
-@pytest.mark.parametrize("precision", TOLS)
+RUNS = [
+    ("cpu", "float64"), ("cpu", "auto"), pytest.param("reference", "float64", marks=pytest.mark.nightly),
+    *(pytest.param(*param.values, tol, marks=param.marks) for param in CUDA for tol in TOLS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("backend", "precision"), RUNS)
 @pytest.mark.parametrize("cell", cells(), ids=str)
-def test_cell(cell, precision, backend, monkeypatch):
+def test_cell(cell, backend, precision, monkeypatch):
     kind, door, _, traits = cell
-    if backend == "reference" and (door == "marginals" or precision == "auto"):
-        pytest.skip("the reference has one precision, and no marginals")
+    if backend == "reference" and door == "marginals":
+        pytest.skip("the reference knows no marginals")
     if (backend, door, traits.pairs) == ("reference", "in_place", "apart"):
         pytest.skip("the reference certifies no plan in place where columns have no partner")
     if backend == "cuda" and kind in POINTS and traits.reference == "given":

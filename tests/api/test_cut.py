@@ -23,7 +23,7 @@ FORBIDDEN = np.where(CUT, M, np.inf)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("method", ["auto", "sinkhorn"])
 def test_the_points_are_named(method, backend):
-    call = {"reg": 0.1, "reg_m": np.inf, "method": method, "backend": backend}
+    call = {"reg": 0.1, "reg_m": np.inf, "method": method, "backend": backend, "max_passes": 500}
     with pytest.raises(mapuot.InfeasibleError, match=re.escape("M " + TOLD.replace("connect", "connects"))):
         mapuot.solve(FORBIDDEN, A, B, **call)
     with pytest.raises(mapuot.InfeasibleError, match=re.escape(TOLD)):
@@ -34,7 +34,7 @@ def test_the_points_are_named(method, backend):
 
 
 def test_every_kind_of_cost():
-    call = {"reg": 0.1, "reg_m": np.inf}
+    call = {"reg": 0.1, "reg_m": np.inf, "max_passes": 1000}
     x, y = np.random.default_rng(0).random((4, 2)), np.random.default_rng(1).random((5, 2))
     for cost in (mapuot.PointCloud(x, y, form=None), mapuot.PointCloud(x, y), lambda i0, i1: M[i0:i1]):
         with pytest.raises(mapuot.InfeasibleError, match=re.escape(TOLD)):

@@ -22,7 +22,7 @@ pytestmark = [
 # named methods
 
 
-@pytest.mark.parametrize("count", [2, 10, 1000])
+@pytest.mark.parametrize("count", [2, 1000])
 @pytest.mark.parametrize("reg_m", [1.0, (1.0, 3.0), (2, np.inf), np.inf, [0.7]], ids=str)
 @pytest.mark.parametrize("reference", ["kl", "entropy", "matrix"])
 def test_named_methods_are_nearer_than_pots(reg_m, reference, count):
@@ -80,18 +80,6 @@ def test_float32_stays_float32():
     theirs, _ = ot.sinkhorn_unbalanced(a, b, M, REG, 1.0, "sinkhorn", log=True)
     assert plan.dtype == log["logu"].dtype == log["logv"].dtype == np.float32 == log["cost"].dtype
     assert_allclose(plan, theirs, rtol=1e-3)
-
-
-def test_costs_without_a_plan():
-    """The total has the mass terms, which POT's lacks."""
-    a, b, M, c = arrays()
-    for rest, reference in (({}, "product"), ({"c": c}, c), ({"reg_type": "Entropy"}, "uniform")):
-        exact = mapuot.solve(M, a, b, reg=REG, reg_m=(1.0, 2.0), reference=reference, tol=1e-11)
-        call = dict(reg=REG, reg_m=(1.0, 2.0), stopThr=1e-10, log=True, **rest)
-        for kind, key, value in (("linear", "cost", exact.cost), ("total", "total_cost", exact.objective)):
-            found, log = pot.sinkhorn_unbalanced2(a, b, M, returnCost=kind, **call)
-            assert found == log[key]
-            assert_allclose(found, value, rtol=1e-9)
 
 
 # the ways to write the arguments

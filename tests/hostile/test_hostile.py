@@ -57,7 +57,7 @@ def test_two_precisions_agree():
     if library(True) is None:
         pytest.skip("no __float128")
     compared = 0
-    for index in range(30):
+    for index in range(15):
         problem = draw(np.random.default_rng([5, index]))
         pair = [call(problem, None, quad) for quad in (False, True)]
         if None in pair or not all(one.good for one in pair):
@@ -66,7 +66,7 @@ def test_two_precisions_agree():
         off = np.abs(pair[0].plan - pair[1].plan).sum() / pair[1].plan.sum()
         assert off <= pair[0].error + pair[1].error, index
         assert abs(pair[0].dual - pair[1].dual) <= 1e-14 * pair[1].scale, index
-    assert compared > 15
+    assert compared > 7
 
 
 # ---- the judge
@@ -126,25 +126,25 @@ def test_a_lie_is_found(kind, lie):
 # ---- the slice
 
 SEED = 11
+COUNTS = {"truncated": 24, "clouds": 8, "batch": 12, "sparse batch": 12}  # a third of those in boxes skip pairs
 
 
 @functools.cache
 def slice_of(how):
-    count = 30 if how == "truncated" else 22  # a third of those problems skip pairs
-    return block(Runner("cpu", over_ranks=False), how, seed=SEED, first=0, count=count, largest=12)
+    return block(Runner("cpu", over_ranks=False), how, seed=SEED, first=0, count=COUNTS.get(how, 18), largest=12)
 
 
 @pytest.mark.parametrize("how", PATHS)
 def test_slice(how):
     found = slice_of(how)
-    assert found["totals"]["judged"] >= 15
+    assert found["totals"]["judged"] >= 0.6 * COUNTS.get(how, 18)
     assert [f for f in found["failures"] if is_false(f["kind"])] == []
-    assert (found["totals"].get("truncated", 0) >= 6) == (how == "truncated")
+    assert (found["totals"].get("truncated", 0) >= 4) == (how == "truncated")
 
 
 def test_one_path_in_processes():
     """The program itself: counts, and exit code 1 if and only if something failed."""
-    words = [sys.executable, "-m", "hostile", "--only", "cold reference", "--count", "40", "--seed", "2"]
+    words = [sys.executable, "-m", "hostile", "--only", "cold reference", "--count", "12", "--seed", "2"]
     done = subprocess.run(words, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False)
     assert "compared with an independent answer" in done.stdout, done.stdout + done.stderr
     assert done.returncode == (" 0 false claims, 0 other failures" not in done.stdout)
