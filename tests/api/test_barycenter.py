@@ -131,7 +131,7 @@ def test_pots_barycenter_is_answered(method, weights):
     call = {"reg": 0.05, "reg_m": 0.7, "method": method, "weights": weights, "log": True}
     theirs, log = ot.unbalanced.barycenter_unbalanced(A, M, **call)
     q, ours = pot.barycenter_unbalanced(A, M, **call)
-    limit = by_formulas(A, -M / 0.05, 0.05, 0.7, 1200, weights)[0]
+    limit = by_formulas(A, -M / 0.05, 0.05, 0.7, 500, weights)[0]
     assert list(ours) == list(log)
     assert np.abs(q - limit).sum() <= max(np.abs(theirs - limit).sum(), ours["err"][-1] * limit.sum())
     assert_allclose(pot.barycenter_unbalanced(A.tolist(), M.tolist(), **call | {"log": False}), q, rtol=1e-14)
@@ -276,7 +276,7 @@ def reachable(S, A):
 
 def test_no_balanced_barycenter_that_no_plans_can_have():
     rng, seen = np.random.default_rng(5), []
-    for _ in range(60):
+    for _ in range(30):
         n, p = rng.integers(2, 8), rng.integers(2, 4)
         S = sparse.csr_array(
             rng.random((n, n)) * ((rng.random((n, n)) < rng.uniform(0.2, 0.9)) | np.eye(n, dtype=bool))
@@ -289,4 +289,4 @@ def test_no_balanced_barycenter_that_no_plans_can_have():
             found = False
         seen.append((found, reachable(S, A)))
     assert not any(found and not can for found, can in seen)
-    assert sum(found for found, _ in seen) >= sum(can for _, can in seen) - 1 > 20, seen
+    assert sum(found for found, _ in seen) >= sum(can for _, can in seen) - 1 > 9, seen

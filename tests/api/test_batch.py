@@ -1,6 +1,5 @@
 """solve_batch: every problem is the answer of `solve`, certified, in any company; odd problems are solved alone."""
 
-import pickle
 from importlib import import_module
 
 import numpy as np
@@ -11,8 +10,6 @@ from numpy.testing import assert_allclose
 import mapuot
 from mapuot import solve, solve_batch
 from mapuot.backends.cpu import batch as cpu_batch
-
-REG_M = [1.0, (0.5, 3.0), np.inf, (np.inf, 1.0), (1.0, np.inf)]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "mixed"])
@@ -110,11 +107,3 @@ def test_result_is_a_sequence():
     assert "5 problems 37x53" in repr(result)
     with pytest.raises(IndexError):
         result[5]
-
-
-def test_result_can_be_pickled(backend):
-    M, A, B = histograms()
-    result = solve_batch(M, A, B, reg=0.05, reg_m=1.0, backend=backend)
-    again = pickle.loads(pickle.dumps(result))
-    np.testing.assert_array_equal(again.log_u, result.log_u)
-    np.testing.assert_array_equal(again[1].plan, result[1].plan)

@@ -94,14 +94,6 @@ def test_pickle_and_clone():
     assert not hasattr(copy, "coupling_")
 
 
-def test_a_target_as_a_parameter():
-    xs, _, xt, _ = domains()
-    ours = TransportOnto(xt, reg_e=0.5).fit(xs)
-    right = UnbalancedSinkhornTransport(reg_e=0.5).fit(xs, Xt=xt)
-    assert_allclose(ours.transform(xs), right.transform(xs))
-    assert_allclose(ours.inverse_transform(xt), right.inverse_transform(Xt=xt))
-
-
 def test_tables_come_out_as_tables():
     import pandas as pd
 

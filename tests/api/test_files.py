@@ -183,38 +183,6 @@ def test_a_file_of_one_array(tmp_path):
     same(case.replace(M=tmp_path / "M.zarr").solve(), case.solve())
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_damaged_files(tmp_path, name):
-    path = write(tmp_path / name, clouds(40, 21).M)
-    if path.suffix == ".zarr":
-        (path / "zarr.json").write_text("{")
-    else:
-        path.write_bytes(path.read_bytes()[:-999])
-    with pytest.raises(ValueError, match=f"{name} cannot be read as"):
-        files.open_matrix(path)
-
-
-def test_weights_are_no_paths(tmp_path):
-    path = write(tmp_path / "plain.npz", clouds(12, 9).M)
-    with pytest.raises(TypeError, match=r"a must be an array, got .*plain\.npz.*read_vector"):
-        mapuot.solve(path, path, reg=0.1, reg_m=1.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"a": None}, "a must be given where M is a function"),
-        ({"b": None}, "b must be given where M is a function"),
-        ({"M": lambda i0, i1: np.zeros((i1 - i0, 4))}, r"M must give shape \(6, 5\) for rows 0 to 6, got \(6, 4\)"),
-        ({"M": lambda i0, i1: np.full((i1 - i0, 5), np.nan)}, "M must not hold NaN"),
-    ],
-)
-def test_bad_functions(change, text):
-    call = {"M": lambda i0, i1: np.zeros((i1 - i0, 5)), "a": np.ones(6), "b": np.ones(5)} | change
-    with pytest.raises(ValueError, match=text):
-        mapuot.solve(**call, reg=1.0, reg_m=1.0)
-
-
 # ---- checkpoints ----
 
 

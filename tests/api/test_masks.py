@@ -91,24 +91,6 @@ def test_as_many_are_kept_as_should_be(keep, seed):
         assert abs(both - keep**2) < 6 * keep / np.sqrt(off.sum())
 
 
-def test_bits_are_uniform():
-    first, second, *_ = masks.philox(7, *(np.uint64(x) for x in np.ogrid[:512, :512]))
-    for word in (first, second):
-        for shift in (0, 8, 16, 24):
-            count = np.bincount(((word >> np.uint64(shift)) & np.uint64(255)).ravel().astype(int), minlength=256)
-            assert stats.chisquare(count).pvalue > 1e-5
-
-
-def test_masked_sums_are_unbiased():
-    """The mean over 400 seeds of K' v and K'^T u is K v and K^T u, within what independent weights scatter."""
-    case, count = clouds(40, 50), 400
-    K = case.c * np.exp(-case.M / case.reg)
-    found = np.mean([K * by_numpy(mapuot.SeededMask(0.1, seed), K.shape) for seed in range(count)], 0)
-    for axis in (0, 1):
-        sigma = np.sqrt((1 / 0.1 - 1) * (K**2).sum(axis) / count)
-        assert (np.abs(found.sum(axis) - K.sum(axis)) < 5 * sigma).all()
-
-
 @pytest.mark.parametrize("keep", [1.0, 0.5, 0.1, 2.0**-64, 0.1 + 2.0**-54])
 def test_the_limit_is_exact(keep):
     limit = mapuot.SeededMask(keep, 0)._limit

@@ -65,13 +65,6 @@ def test_a_batch_goes_from_answer_to_answer(kind, monkeypatch):
         assert reg == regs[0] or answer.n_passes.sum() < cold.n_passes.sum()
 
 
-def test_masses_in_a_column_are_one_problem():
-    first, second = (
-        next(iter(mapuot.path(CASE.M, a, CASE.b, regs=[0.5], reg_ms=1.0))) for a in (CASE.a, CASE.a[:, None])
-    )
-    np.testing.assert_array_equal(first.log_u, second.log_u)
-
-
 def test_a_far_warm_start_costs_one_pass(backend):
     """Where reg is small it is left for larger regs if its first pass proves nothing."""
     case = clouds(60, 45, seed=8, reg=0.0008, reg_m=1.0, ratio=1.2)

@@ -11,7 +11,7 @@ from matrix import distances
 import mapuot
 from mapuot.answer.slopes import slope_error
 from mapuot.backends import cpu
-from mapuot.problem.metrics import METRICS, REACH
+from mapuot.problem.metrics import METRICS
 from mapuot.problem.points import PointCosts
 
 
@@ -232,14 +232,6 @@ def test_wfr_forbids_what_rounding_would_price(backend, d):
     assert cloud._cost.error(18.02) < 1e-10
 
 
-def test_wfr_ends_where_the_core_says(backend):
-    """The reach of SciPy's matrix and that of src_c/common/reach.h."""
-    cloud = mapuot.PointCloud([[0.0]], [[REACH * (1 - 2.0**-40)], [REACH * (1 + 2.0**-40)]], "wfr")
-    np.testing.assert_array_equal(np.isfinite(cloud), [[True, False]])
-    result = mapuot.solve(cloud, reg=2.0, reg_m=5.0, tol=1e-9, backend=backend)
-    np.testing.assert_array_equal(result.plan > 0, [[True, False]])
-
-
 def test_the_error_of_costs_below_their_coordinates():
     """Where weights or squares leave no digit of a cost, what it may be off by is not 0, however small it is itself."""
     near = mapuot.PointCloud([[1e8]], [[1e8 + 2.0**-26]], "sqeuclidean", 1e16, [0.3])
@@ -448,23 +440,3 @@ def test_labels_of_many_points_whose_pairs_are_skipped():
     assert "of the pairs" in result.how
     exact = mapuot.solve(np.asarray(cloud), reg=0.004, reg_m=1.0, tol=1e-9)
     assert np.abs(result.plan - exact.plan).sum() <= result.error_bound * exact.mass * 1.01
-
-
-@pytest.mark.parametrize(
-    ("more", "error", "text"),
-    [
-        ({"labels": np.zeros(3)}, ValueError, "labels must be a pair"),
-        ({"labels": (np.zeros(3), np.zeros(4))}, ValueError, r"labels\[1\] must have shape \(5,\), got \(4,\)"),
-        ({"across": None}, TypeError, "across must be a number"),
-        ({"across": -1.0}, ValueError, "across must be >= 0"),
-        ({"across": math.inf}, NotImplementedError, "labels take a finite across with metric"),
-        ({"metric": "euclidean"}, NotImplementedError, "labels take a finite across with metric"),
-        ({"metric": "cosine"}, NotImplementedError, "labels take a finite across with metric"),
-        ({"metric": "wfr"}, NotImplementedError, "labels take a finite across with metric"),
-        ({"x": [np.ones((3, 2))] * 2}, NotImplementedError, "labels are for one cloud"),
-    ],
-)
-def test_labels_that_are_refused(more, error, text):
-    given = {"x": np.ones((3, 2)), "y": np.ones((5, 2)), "labels": (np.zeros(3), np.zeros(5)), "across": 1.0}
-    with pytest.raises(error, match=text):
-        mapuot.PointCloud(**given | more)

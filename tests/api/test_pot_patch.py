@@ -46,10 +46,6 @@ def test_signature_is_pots(name):
             assert ours[key].default == theirs[key].default
 
 
-def test_the_top_level_has_names_of_its_own():
-    assert not hasattr(mapuot, "sinkhorn_unbalanced")
-
-
 # POT on mapuot
 
 

@@ -18,10 +18,6 @@ from mapuot.problem.metrics import METRICS
 from mapuot.problem.sparse import Sparse
 
 
-def near(one, other):
-    return np.abs(one - other).sum() <= 1e-9 * other.sum()
-
-
 def solve(M, a, b, **options):
     """The answer at reg .1 and reg_m 1, but for the options."""
     return mapuot.solve(M, a, b, **({"reg": 0.1, "reg_m": 1.0} | options))
@@ -100,14 +96,6 @@ def test_padding_is_no_cost(kind):
     assert mapuot.solve(whole, reg=1.0, reg_m=1.0).plan.nnz == whole.nnz
 
 
-def test_pairs_are_drawn_from_the_plan():
-    S, M, a, b = pairs(70, 50, 0.2, parts=2)
-    got, want = (solve(x, a, b, tol=1e-9) for x in (S, M))
-    i, j = got.sample(2000, 0)
-    found = np.bincount(i * 50 + j, minlength=3500).reshape(70, 50) / 2000
-    assert np.abs(found - want.plan / want.mass).sum() <= 1.2 * np.sqrt(S.nnz / 2000)  # of noise about .8
-
-
 def test_the_plan_is_the_callers():
     """To drop its zeros changes neither M nor another plan."""
     S, _, a, b = pairs(20, 30, 0.3)
@@ -126,7 +114,7 @@ def test_parts_take_no_more_passes_than_one(backend, reg_m):
     parts, passes, alone = [], [], []
     rng = np.random.default_rng(5)
     for seed in range(8):
-        S, _, a, b = pairs(25, 25, 0.3, seed)
+        S, _, a, b = pairs(15, 15, 0.3, seed)
         parts.append((S, a, b * 10.0 ** rng.uniform(-1, 1)))
     whole = [sparse.block_diag([p[0] for p in parts], "csr"), *(np.concatenate([p[k] for p in parts]) for k in (1, 2))]
     options = {"tol": 1e-6, "method": "translation_invariant", "max_passes": 3000, "backend": backend}
@@ -182,17 +170,6 @@ def test_a_weight_of_zero_parts_them():
     problem = solve(S, a, b).problem
     assert problem.parts.count == 2
     assert problem.parts.rows.tolist() == [0, 1]
-
-
-def test_threads_share_entries():
-    """A row that has half of all entries is not one of many."""
-    rng = np.random.default_rng(0)
-    M = np.where(rng.random((400, 4000)) < 0.002, 1.0, np.inf)
-    M[17] = 0.5
-    a, b = rng.random(400), rng.random(4000)
-    got = [solve(csr_of(M), a, b, reg_m=1.0, threads=t, tol=1e-8).plan for t in (1, 2, 5)]
-    for plan in got[1:]:
-        assert near(plan.data, got[0].data)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -267,27 +244,6 @@ def test_names_of_pot(dtype, given):
     assert total == pytest.approx(exact, rel=rtol)
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
-def test_pot_itself_where_it_is_patched():
-    """`ot.solve` and the rest take a sparse M with a reg: plan, value and potentials are those with inf elsewhere."""
-    ot = pytest.importorskip("ot")
-    S, M, a, b = pairs(12, 15, 0.5)
-    with mapuot.pot.patched():
-        got, want = (ot.solve(x, a, b, reg=0.1, unbalanced=1.0) for x in (S, M))
-        assert isinstance(got.plan, sparse.csr_array)
-        np.testing.assert_allclose(got.plan.toarray(), want.plan, rtol=1e-5, atol=1e-9)
-        assert got.value == pytest.approx(want.value, rel=1e-6)
-        assert got.value_linear == pytest.approx(want.value_linear, rel=1e-6)
-        for name in ("sinkhorn_unbalanced", "sinkhorn_unbalanced2"):
-            for options in ({}, {"log": True}, {"method": "sinkhorn", "numItermax": 9, "log": True}, {"stopThr": 0}):
-                got, want = (getattr(ot.unbalanced, name)(a, b, x, 0.1, 1.0, **options) for x in (S, M))
-                got, want = (x[0] if isinstance(x, tuple) else x for x in (got, want))
-                got = got.toarray() if sparse.issparse(got) else got
-                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-9)
-        got, want = (ot.barycenter_unbalanced(np.ones((12, 2)), x[:, :12], 0.1, 1.0) for x in (S, np.fmin(M, 50)))
-        np.testing.assert_allclose(got, want, rtol=1e-5)
-
-
 # ---- neighbours, and the dense problem that they stand for
 
 
@@ -306,11 +262,6 @@ def test_costs_of_neighbours(metric, weights):
         wanted |= (np.sort(M, 0)[4] >= M) & symmetric
         np.testing.assert_array_equal(stored, wanted)
         assert S.has_canonical_format
-
-
-def test_a_cost_that_is_no_distance_has_no_neighbours():
-    with pytest.raises(ValueError, match="metric must be a distance"):
-        mapuot.knn_cost(np.eye(3), np.eye(3), 2, metric="inner")
 
 
 def test_costs_of_neighbours_at_no_distance():

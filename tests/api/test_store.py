@@ -120,21 +120,6 @@ def test_what_is_no_answer(change, text, tmp_path):
         mapuot.load(tmp_path / "x.npz")
 
 
-@pytest.mark.parametrize("name", sorted(store.contents(CASES["plain"].solve())))
-@pytest.mark.parametrize("damage", ["gone", "text", "number", "table"])
-def test_a_damaged_answer_is_told_or_not_needed(name, damage, tmp_path):
-    """Whatever one entry becomes, what is read says so, or is the answer still."""
-    values = store.contents(CASES["plain"].solve())
-    values |= {name: {"text": "abc", "number": 0.5, "table": np.ones((2, 2)), "gone": None}[damage]}
-    np.savez(tmp_path / "x.npz", **{key: value for key, value in values.items() if value is not None})
-    try:
-        again = mapuot.load(tmp_path / "x.npz")
-    except ValueError as error:
-        assert "x.npz" in str(error)  # noqa: PT017
-    else:
-        assert repr(again).startswith("<mapuot.Result 23x31")
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [("x.npy", r"path must end in \.npz, \.h5 or \.zarr"), ("x.txt", "must end in one of")],

@@ -170,33 +170,6 @@ def test_moscots_tau_is_a_lambda():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("tau", [(0.9, 1.0), (0.9, 0.8)])
-@pytest.mark.parametrize("grows", [False, True])
-def test_beside_moscot(tau, grows):
-    """The plan of its masses and a constant reference; where a side is hard, that of the model, else up to its mass."""
-    time = pytest.importorskip("moscot.problems.time", reason="needs moscot: make test-doors")
-    anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
-    X, days, kind = course(((25, 15), (20, 12)))
-    C = ((X[days == 0][:, None] - X[days == 1]) ** 2).sum(-1)
-    C, rate = C / C.mean(), np.where(kind == 0, 1.5, 0.6) if grows else np.ones(len(kind))
-    mass = np.where(days == 0, rate, 1.0) / np.where(days == 0, rate[days == 0].sum(), 32.0)
-    names = [f"cell {i}" for i in range(len(kind))]
-    cells = anndata.AnnData(X, obs=pandas.DataFrame({"day": pandas.Categorical(days), "mass": mass}, index=names))
-    cells.obsm["X_pca"] = X
-    problem = time.TemporalProblem(cells).prepare(time_key="day", joint_attr="X_pca", a="mass", b="mass")
-    words = {"epsilon": 0.1, "tau_a": tau[0], "tau_b": tau[1], "threshold": 1e-6, "max_iterations": 10**5}
-    problem = problem.solve(scale_cost="mean", **words)
-    theirs = np.asarray(problem[0.0, 1.0].solution.transport_matrix, float)
-    reg_m = tuple(np.inf if t == 1 else 0.1 * t / (1 - t) for t in tau)
-    ours = mapuot.solve(C, mass[days == 0], mass[days == 1], reg=0.1, reg_m=reg_m, reference="uniform", tol=1e-9)
-    np.testing.assert_allclose(ours.plan, theirs, atol=2e-5 * theirs.max())
-    model = OTModel(X, days=days, growth=rate, epsilon=0.1, tau_a=tau[0], tau_b=tau[1], scale_cost="mean", tol=1e-9)
-    P = model.coupling(0, 1).result.plan
-    total = rate[days == 0].sum() if tau[1] == 1 else P.sum() / theirs.sum()
-    np.testing.assert_allclose(P / total, theirs, atol=2e-5 * theirs.max())
-
-
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tau", [(1.0, 1.0), (0.9, 1.0), (0.9, 0.8)])
 @pytest.mark.parametrize("given", ["points", "costs"])
 def test_backend_of_moscot(tau, given):

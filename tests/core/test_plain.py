@@ -1,6 +1,5 @@
 """The short way for small plain problems: the same answer, pass by pass, as the ordinary one, and nothing else."""
 
-import threading
 import warnings
 from importlib import import_module
 
@@ -157,34 +156,3 @@ def test_a_call_that_would_take_long_is_left(monkeypatch):
     assert type(result) is mapuot.Result
     assert result.converged
     assert result.n_passes > 5
-
-
-def test_records_of_calls_in_many_threads(monkeypatch):
-    """Another thread takes the last kept records between two steps of this one; and those of a few are kept only."""
-    core = import_module("mapuot.backends.cpu.plain")
-
-    class Raced(list):
-        def __len__(self):
-            return 1
-
-    monkeypatch.setattr(core, "kept", Raced())
-    case = clouds(9, 8)
-    right = short(case).log_u
-    monkeypatch.setattr(core, "kept", [])
-    meet, found = threading.Barrier(48), []
-    Call = core.Call
-
-    def slow():  # all of them are under way at once
-        meet.wait(60)
-        return Call()
-
-    monkeypatch.setattr(core, "Call", slow)
-    threads = [threading.Thread(target=lambda: found.append(short(case).log_u)) for _ in range(meet.parties)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(core.kept) < meet.parties  # two threads may put theirs back at once
-    assert len(found) == meet.parties
-    for log_u in found:
-        np.testing.assert_array_equal(log_u, right)

@@ -107,21 +107,6 @@ def test_warm_start_after_a_large_translation(backend):
     assert relative_error(warm.plan, cold.plan) < 1e-8
 
 
-def test_path_solves_each_problem_from_the_one_before(backend):
-    case = clouds(25, 20, ratio=1.5)
-    arguments, regs, reg_ms = (case.M, case.a, case.b), [0.2, 0.05, 0.0125], [1.0, (1.0, 2.0), 2.0]
-    results = list(mapuot.path(*arguments, regs=regs, reg_ms=reg_ms, tol=1e-8, backend=backend))
-    for result, reg, reg_m in zip(results, regs, reg_ms, strict=True):
-        one = case.replace(reg=reg, reg_m=reg_m)
-        assert verify(result, one).error < 1e-8
-    lonely = case.replace(reg=regs[-1], reg_m=reg_ms[-1]).solve(tol=1e-8, backend=backend)
-    assert results[-1].n_passes <= lonely.n_passes
-    same = mapuot.path(*arguments, regs=regs, reg_ms=(1.0, 2.0), warm_start=results[0], backend=backend)
-    assert next(same).problem.reg == 0.2
-    assert [r.problem.reg for r in same] == regs[1:]
-    assert len(list(mapuot.path(*arguments, regs=iter(regs), reg_ms=1.0))) == len(regs)
-
-
 # ---- stops ----
 
 
@@ -136,18 +121,6 @@ def test_callback_sees_every_pass_and_can_cancel(backend):
     assert (cancelled.status, cancelled.converged, cancelled.n_passes) == ("cancelled", False, 7)
     assert cancelled.error_bound == cancelled.trace[-1].error
     verify(cancelled, case)
-
-
-def test_callback_cancels_while_reg_comes_down(backend):
-    case, seen = clouds(30, 20, reg=1e-4), []
-
-    def third(stats):
-        seen.append(stats)
-        return stats.n_pass == 3
-
-    cancelled = case.solve(callback=third, backend=backend)
-    assert (cancelled.status, cancelled.n_passes, len(seen)) == ("cancelled", 4, 4)
-    assert np.isfinite(cancelled.f).all()
 
 
 def test_callback_error_reaches_the_caller(backend):
@@ -202,6 +175,8 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_of_a_call_stays(backend, name):
     """No cycle of references holds the cost, or a device's vectors, until Python looks for cycles, perhaps never."""
+    if backend == "reference":
+        pytest.skip("arrays of NumPy in its own frames")
     case = clouds(12, 9)
     CALLS[name](case.M, case, backend=backend)  # what is made once
     M = case.M.copy()

@@ -65,12 +65,6 @@ def test_rows_are_shared_by_speed_only_where_speeds_differ():
     assert np.median(rows, axis=0)[1] < 1000 / threads / 2
 
 
-def test_what_a_schedule_may_be():
-    for wrong in ("dynamic", None, 1, ["static"]):
-        with pytest.raises(ValueError, match="schedule must be one of"):
-            CASE.solve(schedule=wrong)
-
-
 def test_threads_by_default_are_one_for_small_and_all_for_large():
     """Pools of more than one thread, which are made when they are first asked for and kept."""
     small, large, cores = clouds(20, 20), clouds(700, 700), core_count()
@@ -110,7 +104,7 @@ def test_few_pools_are_kept():
     if not tasks.is_dir():
         pytest.skip("threads are counted in /proc")
     before = len(list(tasks.iterdir()))
-    for k in range(100):
+    for k in range(27):
         clouds(9, 9).solve(threads=2 + k % 9, tol=1e-3)
     gc.collect()
     assert len(list(tasks.iterdir())) <= before + 9 + 8 + 7 + 6

@@ -359,16 +359,6 @@ def test_pairs_are_drawn_where_the_cost_is(kind):
     np.testing.assert_array_equal(i.get(), np.repeat(np.arange(37), 2))
 
 
-def test_what_a_function_makes_on_the_device_is_read_again():
-    M, a, b = cost(90, 70, 2)
-    there = cp.asarray(M)
-    made = solve(lambda i0, i1: there[i0:i1], a, b, reg=0.05, reg_m=1.0, backend="cuda")
-    np.testing.assert_array_equal(np.asarray(made.problem.M), M)
-    there[40, 7] = np.nan
-    with pytest.raises(ValueError, match="M must not hold NaN or -inf, got 1 such entr"):
-        made.apply(np.ones(70))
-
-
 @pytest.mark.parametrize("given", ["none", "host", "device", "zeros"])
 @pytest.mark.parametrize(("reg", "reg_m"), [(0.05, 1.0), (0.05, (np.inf, 0.5)), (0.05, (0.5, np.inf)), (5e-4, 0.5)])
 def test_the_short_way_makes_the_same_problem(monkeypatch, given, reg, reg_m):
@@ -609,15 +599,6 @@ def test_a_plan_that_does_not_fit(monkeypatch):
     assert result.rows(3, 5).shape == (2, 40)
 
 
-@pytest.mark.parametrize(("m", "n"), [(150, 210), (200, 100)])
-def test_a_coarse_storage_gives_way_to_float64(m, n):
-    """Its tiles are flatter, so that more blocks share the rows, each with its own vectors for few columns."""
-    M, a, b = weighted(m, n, 1, mass=1.2)
-    found = solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0, tol=1e-9, precision="mixed")
-    assert found.converged
-    assert found.error_bound <= 1e-9
-
-
 @pytest.mark.parametrize(("shape", "points"), [((97, 131), 0), ((300, 515), 0), ((97, 131), 3)])
 def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape, points):
     M, a, b = weighted(*shape)
@@ -634,9 +615,7 @@ def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape, points):
 
 def test_unknown_switch(monkeypatch):
     monkeypatch.setenv("MAPUOT_CUDA", "fast")
-    with pytest.raises(
-        ValueError, match="MAPUOT_CUDA may hold 'portable', 'ordered' and 'racecheck', got \\['fast'\\]"
-    ):
+    with pytest.raises(ValueError, match=r"'portable', 'ordered' and 'racecheck', got \['fast'\]"):
         solve(cp.ones((3, 3)), reg=1.0, reg_m=1.0)
 
 
