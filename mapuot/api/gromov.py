@@ -13,26 +13,29 @@ is an inner product of as many coordinates as the smaller space has, and two mor
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..answer.result import Result
+from ..backends import pick
 from ..errors import muted, shown
 from ..penalties import F64
 from ..problem.clouds import PointCloud
 from ..problem.points import as_points
 from ..problem.sparse import is_sparse
-from ..problem.validate import as_array, as_choice, as_count, as_float, as_pair, as_positive, check_kind
+from ..problem.validate import as_array, as_choice, as_count, as_float, as_pair, as_positive, as_weight, check_kind
 from ..status import Words, not_converged, warn_not_converged
 from .solve import solve
 
 KINDS = "sqeuclidean", "precomputed"
-STARTS = "independent", "axes"
+STARTS = "independent", "axes", "coarse"
 LOOSE = 1e-2  # tol of the first inner solve; later ones follow the change of the plan, by SHARE of it
 SHARE = 0.1
+SOME = 1000  # points of each space that a coarse start is found between
+COARSE = 40, 1e-2, 1e-3  # steps there at most, tol, inner_tol
 SIGNS = 8  # directions of the axes that are tried
 ROUNDING = 2.0**-50  # of the terms of a value
 OPTIONS = "threads", "backend", "precision", "max_passes"  # of `solve`, which a user may give
@@ -75,11 +78,14 @@ class GromovResult(Result):
     steps : list of Step
         One entry a step of the start that was kept: ``change``, ``objective``, ``mass``, and of the inner solve
         ``error_bound`` and ``n_passes``. ``change`` bounds ``|Q - P|_1 / mass`` for the plan Q before and the exact
-        answer P of the step.
+        answer P of the step, which has Q's own marginals on hard sides; what these miss of the masses is added.
     values : list of float
         Objectives that all starts came to, by which the best was kept.
     settled : bool
         Whether the last change was at most ``tol``.
+    coarse : GromovResult or None
+        The answer between some of the points where this one began with it; its ``values`` tell what the starts that
+        were tried there came to. The ``change`` of the first step is inf then: no plan of all points came before it.
 
     See Also
     --------
@@ -101,6 +107,9 @@ class GromovResult(Result):
     steps: list[Step]
     values: list[float]
     settled: bool
+    coarse: GromovResult | None = None
+    _task: Task
+    _plan: Plan
 
     def __repr__(self) -> str:
         (m, n), state = self.problem.shape, "settled" if self.settled else "not settled"
@@ -108,16 +117,21 @@ class GromovResult(Result):
 
 
 class Space:
-    """The distances within one space, as points or as a matrix, and what a step asks of them."""
+    """The distances within one space, as points or as a matrix, and what a step asks of them.
+
+    Points have X = phi J phi^T with the rows (|x|^2, 1, x) of phi, and J turns (q, 1, x) into (1, q, -2 x). A plan is
+    then known by its moments phi^T P; beside a matrix by its rows.
+    """
+
+    phi: Any = None  # (m, d + 2), of points
+    matrix: Any = None
 
     def __init__(self, given: Any, kind: str, name: str) -> None:
-        self.matrix: Any = None
         if kind == "sqeuclidean":
             points = np.asarray(as_points(given, name), np.float64)
-            self.x = points - points.mean(0)
-            square = (self.x**2).sum(1)
-            self.phi = np.column_stack([square, np.ones(len(points)), self.x])
-            self.count = len(points)
+            x = points - points.mean(0)
+            self.phi = np.column_stack([(x**2).sum(1), np.ones(len(x)), x])
+            self.count = len(x)
             return
         A = given if is_sparse(given) else as_array(given, name)
         check_kind(A, name, "fiu")
@@ -126,38 +140,79 @@ class Space:
         if not np.isfinite(A.data if is_sparse(A) else A).all() or abs(A - A.T).max() > 1e-12 * abs(A).max():
             raise ValueError(f"{name} must be finite and symmetric for metric 'precomputed'")
         self.matrix = A.tocsr().astype(np.float64) if is_sparse(A) else np.asarray(A, np.float64)
-        self.squares = self.matrix.multiply(self.matrix).tocsr() if is_sparse(A) else self.matrix**2
         self.count = A.shape[0]
+
+    def part(self, chosen: Any) -> Space:
+        """Return the space of some of the points, whose coordinates stay as they are."""
+        one = object.__new__(Space)
+        one.count = len(chosen)
+        if self.matrix is None:
+            one.phi = self.phi[chosen]
+        else:
+            one.matrix = self.matrix[chosen][:, chosen]
+        return one
 
     def square_means(self, w: F64) -> F64:
         """Return sum_k X_ik^2 w_k of every i."""
         if self.matrix is not None:
-            return np.asarray(self.squares @ w)
-        q, x = self.phi[:, 0], self.x
+            return np.asarray((self.matrix.multiply(self.matrix) if is_sparse(self.matrix) else self.matrix**2) @ w)
+        q, x = self.phi[:, 0], self.phi[:, 2:]
         second, first, third = x.T @ (x * w[:, None]), w @ x, (w * q) @ x
         rest = w @ q**2 + 2 * q * (w @ q) - 4 * q * (x @ first) - 4 * (x @ third)
         return np.asarray(q**2 * w.sum() + rest + 4 * ((x @ second) * x).sum(1))
 
-    def by(self, phi: F64) -> F64:
-        """Return R of X = L R^T times columns (k,) of moments: (|x|^2, 1, x) become (1, |x|^2, -2 x)."""
-        return np.concatenate([phi[1:2], phi[:1], -2 * phi[2:]])
+    def fold(self, Z: Any) -> Any:
+        """Return phi^T Z of points, Z (m, k) itself beside a matrix."""
+        return Z if self.phi is None else self.phi.T @ Z
+
+    def times(self, Z: Any) -> Any:
+        """Return what X does to folded columns: X Z, folded back for a matrix and not yet for points."""
+        return self.matrix @ Z if self.phi is None else np.concatenate([Z[1:2], Z[:1], -2 * Z[2:]])
 
 
-class Known(NamedTuple):
-    """What a step needs of a plan: its product, marginals, and <P, log(P / a b^T)>."""
+class Plan(NamedTuple):
+    """What a step needs of a plan P; everything but the logarithms is linear in it."""
 
-    apply: Callable[[F64], F64]
-    apply_transpose: Callable[[F64], F64]
-    whole: Callable[[], F64]
-    r: F64
+    r: F64  # marginals
     s: F64
-    entropy: float
+    rows: F64  # sum_k X_ik^2 r_k
+    cols: F64
+    cross: Any  # P, folded by both spaces
+    moved: Any  # X P Y, as `Space.times` leaves it
+    features: float  # <P, F>
+    logs: tuple[float, float, float]  # <r, log(r / a)>, <s, log(s / b)>, <P, log(P / a b^T)>
 
-    def scaled(self, factor: float) -> Known:
-        """Return the state of the plan times a number."""
-        mass, f = float(self.r.sum()), factor
-        products = (lambda Z: f * self.apply(Z)), (lambda Z: f * self.apply_transpose(Z)), (lambda: f * self.whole())
-        return Known(*products, f * self.r, f * self.s, f * (self.entropy + mass * math.log(f)))
+    @property
+    def mass(self) -> float:
+        return float(self.r.sum())
+
+    @property
+    def structure(self) -> float:
+        """Return sum (X_ik - Y_jl)^2 P_ij P_kl."""
+        return float(self.r @ self.rows + self.s @ self.cols) - 2 * float((self.cross * self.moved).sum())
+
+    def scaled(self, f: float) -> Plan:
+        """Return the plan times a number."""
+        found: dict[str, Any] = {name: f * getattr(self, name) for name in self._fields[:-1]}
+        found["logs"] = tuple(f * (z + self.mass * math.log(f)) for z in self.logs)
+        return self._replace(**found)
+
+
+class Factors:
+    """A plan as a product of matrices, which tells what a `Result` tells."""
+
+    def __init__(self, *matrices: F64) -> None:
+        self.matrices = matrices
+
+    def apply(self, Z: F64) -> F64:
+        return functools.reduce(lambda Z, A: A @ Z, reversed(self.matrices), Z)
+
+    def apply_transpose(self, Z: F64) -> F64:
+        return functools.reduce(lambda Z, A: A.T @ Z, self.matrices, Z)
+
+    @property
+    def plan(self) -> F64:
+        return functools.reduce(np.matmul, self.matrices)
 
 
 class Task:
@@ -168,29 +223,47 @@ class Task:
     ) -> None:
         self.X, self.Y, self.a, self.b, self.reg, self.rho, self.alpha = X, Y, a, b, reg, rho, alpha
         self.hard = math.inf in rho
-        self.F: Any = None
-        self.features: Any = None
-        if isinstance(features, tuple):
-            middle = features[0].mean(0)
-            self.features = features[0] - middle, features[1] - middle
-        elif features is not None:
-            self.F = features
+        self.F = None if isinstance(features, tuple) else features
+        f, g = features if isinstance(features, tuple) else (np.empty((X.count, 0)), np.empty((Y.count, 0)))
+        self.f, self.g = (f - f.mean(0), g - f.mean(0)) if f.size else (f, g)
+        sizes = float(a.sum()), float(b.sum())
+        self.prices = [*zip((*rho, reg), (*sizes, sizes[0] * sizes[1]), strict=True)]
 
-    def independent(self) -> Known:
-        """Return the state of the plan a b^T, times a number where a side is hard."""
-        return self.of_product(self.a, self.b)
+    def part(self, rows: tuple[Any, F64], cols: tuple[Any, F64]) -> Task:
+        """Return the problem of some points of both spaces, which have these masses."""
+        (i, a), (j, b) = rows, cols
+        features = self.F[i][:, j] if self.F is not None else (self.f[i], self.g[j]) if self.f.size else None
+        return Task(self.X.part(i), self.Y.part(j), a, b, self.reg, self.rho, features, self.alpha)
 
-    def of_product(self, a: F64, b: F64) -> Known:
-        total = math.sqrt(a.sum() * b.sum()) if not self.hard else 1 / (b if self.rho[0] == math.inf else a).sum()
-        f = total / (a.sum() * b.sum()) if not self.hard else total
-        plan = Known(
-            lambda Z: np.multiply.outer(a, b @ Z), lambda Z: np.multiply.outer(b, a @ Z), lambda: np.outer(a, b),
-            a * b.sum(), b * a.sum(), 0.0,
-        )  # fmt: skip
-        return plan.scaled(f)
+    def known(self, r: F64, s: F64, cross: Any, features: float, logs: tuple[float, float, float]) -> Plan:
+        moved = self.Y.times(self.X.times(cross).T).T
+        return Plan(r, s, self.X.square_means(r), self.Y.square_means(s), cross, moved, features, logs)
 
-    def given(self, P: Any) -> Known:
-        """Return the state of a plan, (m, n)."""
+    def plan(self, P: Any, r: F64, s: F64, logs: tuple[float, float, float]) -> Plan:
+        """Return what a step needs of a `Factors` or a `Result`, by one product with it."""
+        X, Y, f, g = self.X, self.Y, self.f, self.g
+        whole = P.plan if self.F is not None or (X.phi is None and Y.phi is None) else None
+        if Y.phi is not None:
+            Z = P.apply(np.hstack([g, Y.phi]))
+            cross, shared = X.fold(Z[:, g.shape[1] :]), Z[:, : g.shape[1]]
+        elif X.phi is not None:
+            Z = P.apply_transpose(np.hstack([X.phi, f]))
+            cross, shared = Z[:, : X.phi.shape[1]].T, P.apply(g) if g.size else f
+        else:
+            cross, shared = np.asarray(whole, np.float64), P.apply(g) if g.size else f
+        features = float(r @ (f**2).sum(1) + s @ (g**2).sum(1) - 2 * (f * shared).sum())
+        features += float((whole * self.F).sum()) if self.F is not None else 0.0
+        return self.known(r, s, cross, features, logs)
+
+    def independent(self) -> Plan:
+        """Return the plan a b^T, times a number where a side is hard or its mass is not the mean."""
+        (low, A), (_, B), (_, whole) = self.prices
+        logs = whole * math.log(B), whole * math.log(A), 0.0
+        plan = self.plan(Factors(self.a[:, None], self.b[None]), self.a * B, self.b * A, logs)
+        return plan.scaled((math.sqrt(whole) if not self.hard else A if low == math.inf else B) / whole)
+
+    def given(self, P: Any) -> Plan:
+        """Return what a step needs of a plan, (m, n)."""
         P = P.plan if isinstance(P, Result) else P
         P = P.toarray() if is_sparse(P) else as_array(P, "init")
         shape = self.X.count, self.Y.count
@@ -199,77 +272,85 @@ class Task:
         P, c = np.asarray(P, np.float64), np.outer(self.a, self.b)
         if (P[c == 0] > 0).any():
             raise ValueError("init must have no mass where a or b has none")
-        entropy = relative_entropy(P, c)
-        state = Known(lambda Z: P @ Z, lambda Z: P.T @ Z, lambda: P, P.sum(1), P.sum(0), entropy)
-        if not self.hard:
-            return state
-        return state.scaled(float((self.a if self.rho[0] == math.inf else self.b).sum() / P.sum()))
+        r, s, (low, A), (_, B) = P.sum(1), P.sum(0), *self.prices[:2]
+        logs = relative_entropy(r, self.a), relative_entropy(s, self.b), relative_entropy(P, c)
+        plan = self.plan(Factors(P), r, s, logs)
+        return plan.scaled((A if low == math.inf else B) / plan.mass) if self.hard else plan
 
-    def divergences(self, state: Known) -> tuple[float, float]:
-        """Return <r, log(r / a)> and <s, log(s / b)>."""
-        sides = (state.r, self.a), (state.s, self.b)
-        x, y = (relative_entropy(p, q) for p, q in sides)
-        return x, y
+    def answer(self, result: Result) -> Plan:
+        """Return what a step needs of an answer; <P, log(P / a b^T)> is that of its potentials and its cost."""
+        cost, *sums = result._sums  # of the plan itself: marginals of the last pass may lag behind it
+        r, s = (np.asarray(z, np.float64) for z in sums)
+        potentials = (np.where(w > 0, z, 0.0) for w, z in ((r, result.log_u), (s, result.log_v)))
+        entropy = sum(float(w @ z) for w, z in zip((r, s), potentials, strict=True)) - cost / result.problem.reg
+        return self.plan(result, r, s, (relative_entropy(r, self.a), relative_entropy(s, self.b), entropy))
 
-    def cost(self, state: Known) -> StepCost:
+    def lifted(self, plan: Plan, rows: Any, cols: Any) -> Plan:
+        """Return what a step needs of a plan between these points, of which no other has any mass."""
+        r, s, cross = np.zeros(self.X.count), np.zeros(self.Y.count), plan.cross
+        r[rows], s[cols] = plan.r, plan.s
+        if self.X.phi is None:
+            cross = placed(cross, rows, self.X.count)
+        if self.Y.phi is None:
+            cross = placed(cross.T, cols, self.Y.count).T
+        return self.known(r, s, cross, plan.features, plan.logs)
+
+    def cost(self, plan: Plan) -> StepCost:
         """Return the cost of the step after a plan."""
-        X, Y, alpha = self.X, self.Y, self.alpha
-        r, c = alpha * X.square_means(state.r), alpha * Y.square_means(state.s)
-        if not self.hard:
-            x, y = self.divergences(state)
-            r = r + self.rho[0] * x + self.rho[1] * y + self.reg * state.entropy
-        M, left, right = self.F, np.empty((X.count, 0)), np.empty((Y.count, 0))
-        if M is not None:
-            M = 0.5 * (1 - alpha) * M
-        if X.matrix is None and Y.matrix is None:
-            H = X.phi.T @ state.apply(Y.phi)
-            G = Y.by(X.by(H).T).T  # (dX + 2, dY + 2)
-            left, right = (X.phi, Y.phi @ G.T) if X.phi.shape[1] <= Y.phi.shape[1] else (X.phi @ G, Y.phi)
-        elif X.matrix is None:
-            left, right = X.phi, X.by((Y.matrix @ state.apply_transpose(X.phi)).T).T
-        elif Y.matrix is None:
-            left, right = Y.by((X.matrix @ state.apply(Y.phi)).T).T, Y.phi
+        X, Y, alpha, G = self.X, self.Y, self.alpha, plan.moved
+        r, c, M = alpha * plan.rows + self.constant(plan), alpha * plan.cols, self.F
+        M = None if M is None else 0.5 * (1 - alpha) * M
+        if X.phi is None and Y.phi is None:
+            M = -2 * alpha * G if M is None else M - 2 * alpha * G
+            left, right = np.empty((X.count, 0)), np.empty((Y.count, 0))
+        elif Y.phi is None or (X.phi is not None and X.phi.shape[1] <= Y.phi.shape[1]):
+            left, right = X.phi, G.T if Y.phi is None else Y.phi @ G.T
         else:
-            product = X.matrix @ (Y.matrix @ state.whole().T).T
-            M = -2 * alpha * product if M is None else M - 2 * alpha * product
-        left = 2 * alpha * left
-        if self.features is not None:
-            part, (f, g) = 1 - alpha, self.features
-            left, right = np.hstack([left, part * f]), np.hstack([right, g])
-            r, c = r + 0.5 * part * (f**2).sum(1), c + 0.5 * part * (g**2).sum(1)
-        return StepCost(r, c, left, right, M)
+            left, right = G if X.phi is None else X.phi @ G, Y.phi
+        half, f, g = 0.5 * (1 - alpha), self.f, self.g
+        left, right = np.hstack([2 * alpha * left, 2 * half * f]), np.hstack([right, g])
+        return StepCost(r + half * (f**2).sum(1), c + half * (g**2).sum(1), left, right, M)
 
-    def parts(self, state: Known) -> Terms:
-        """Return the terms of the objective at a plan."""
-        cost = self.plain.cost(state).paid(state)
-        mass, (x, y) = float(state.r.sum()), self.divergences(state)
-        features = 0.0
-        if self.F is not None:
-            features = float((state.whole() * self.F).sum())
-        elif self.features is not None:
-            f, g = self.features
-            features = float(state.r @ (f**2).sum(1) + state.s @ (g**2).sum(1) - 2 * (f * state.apply(g)).sum())
-        rows, columns = (
-            0.0 if rho == math.inf else rho * (2 * mass * (z - mass + w.sum()) + (mass - w.sum()) ** 2)
-            for rho, z, w in zip(self.rho, (x, y), (self.a, self.b), strict=True)
-        )
-        whole = float(self.a.sum() * self.b.sum())
-        entropy = self.reg * (2 * mass * (state.entropy - mass + whole) + (mass - whole) ** 2)
-        return Terms(float(cost), (1 - self.alpha) * features, float(rows), float(columns), entropy)
+    def constant(self, plan: Plan) -> float:
+        """Return k of a plan, 0 where a hard side fixes the mass."""
+        return 0.0 if self.hard else sum(rho * z for (rho, _), z in zip(self.prices, plan.logs, strict=True))
 
-    @property
-    def plain(self) -> Task:
-        """The task without features and constants, whose cost is that of the structures."""
-        return Task(self.X, self.Y, self.a, self.b, self.reg, (math.inf, math.inf), None, self.alpha)
+    def divergences(self, plan: Plan) -> list[tuple[float, float, float]]:
+        """Return (price, KL, difference of the masses) of both marginals and of the plan; a hard side has price 0."""
+        mass, logs = plan.mass, zip(self.prices, plan.logs, strict=True)
+        return [(0.0 if rho == math.inf else rho, z - mass + whole, mass - whole) for (rho, whole), z in logs]
 
-    def excess(self, state: Known, cost: StepCost, dual: float, weight: float) -> float:
-        """Bound how much more a plan costs than the least of the step's problem, whose dual value is given."""
-        mass, (x, y) = float(state.r.sum()), self.divergences(state)
-        value = cost.paid(state) + weight * self.reg * (state.entropy - mass + float(self.a.sum() * self.b.sum()))
-        for rho, z, w in zip(self.rho, (x, y), (self.a, self.b), strict=True):
-            value += 0.0 if rho == math.inf else weight * rho * (z - mass + w.sum())
-        size = float(np.abs(cost.r) @ state.r + np.abs(cost.c) @ state.s) + abs(value)
-        return max(0.0, value - dual) + ROUNDING * size
+    def parts(self, plan: Plan) -> Terms:
+        """Return the terms of the objective at a plan: KL(p x p | q x q) = 2 |p| KL(p | q) + (|p| - |q|)^2."""
+        paid = (rho * (2 * plan.mass * z + apart**2) for rho, z, apart in self.divergences(plan))
+        return Terms(self.alpha * plan.structure, (1 - self.alpha) * plan.features, *paid)
+
+    def excess(self, plan: Plan, cost: StepCost, result: Result) -> tuple[float, float]:
+        """Bound how much more a plan costs than the least of its own step, and return what it misses of hard sides.
+
+        The least is that of plans with the marginals of this one on hard sides, which the dual value is moved to.
+        """
+        value = self.alpha * plan.structure + 0.5 * (1 - self.alpha) * plan.features + plan.mass * self.constant(plan)
+        value += plan.mass * sum(rho * z for rho, z, _ in self.divergences(plan))
+        size, missed = float(np.abs(cost.r) @ plan.r + np.abs(cost.c) @ plan.s) + abs(value), 0.0
+        sides = zip(self.rho, result.potentials, (plan.r, plan.s), (self.a, self.b), strict=True)
+        for _, f, p, w in (side for side in sides if side[0] == math.inf):
+            value -= float(f[w > 0] @ (p - w)[w > 0])
+            missed += float(np.abs(p - w).sum())
+        return max(0.0, value - result.dual) + ROUNDING * size, missed
+
+
+def relative_entropy(p: F64, q: F64) -> float:
+    """Return <p, log(p / q)>, where p is 0 wherever q is."""
+    used = p > 0
+    return float((p[used] * np.log(p[used] / q[used])).sum())
+
+
+def placed(some: F64, chosen: Any, count: int) -> F64:
+    """Return rows among others, which are 0."""
+    found = np.zeros((count, *some.shape[1:]))
+    found[chosen] = some
+    return found
 
 
 class StepCost(NamedTuple):
@@ -280,13 +361,6 @@ class StepCost(NamedTuple):
     left: F64
     right: F64
     M: Any
-
-    def paid(self, state: Known) -> float:
-        """Return what a plan pays."""
-        value = float(self.r @ state.r + self.c @ state.s)
-        if self.left.shape[1]:
-            value -= float((self.left * state.apply(self.right)).sum())
-        return value if self.M is None else value + float((self.M * state.whole()).sum())
 
     def posed(self) -> Any:
         """Return M for `solve`: points, or an array where a part of it is one."""
@@ -330,9 +404,10 @@ def gromov(
         What both spaces share: points, whose costs F are squared distances, or F itself.
     alpha : float
         Share of the structures, in (0, 1], beside the features; 1 where there are none.
-    init : {"auto", "independent", "axes"}, (m, n) plan, Result, or a list of them
+    init : {"auto", "independent", "axes", "coarse"}, (m, n) plan, Result, or a list of them
         Where to start: from a b^T, from points laid on each other by the principal axes of both clouds, in up to 8
-        directions of these, or from a plan. "auto" tries both of points, and the first otherwise.
+        directions of these, from the best answer between 1000 points of each space, drawn by their masses, or from a
+        plan. "auto" of points tries the first two up to 2000 points and takes "coarse" beyond; else it takes the first.
     max_iter : int
         Steps at most.
     tol : float
@@ -380,16 +455,18 @@ def gromov(
         raise TypeError(f"options must be of {OPTIONS}, got {sorted(given)}")
     reg, tol, max_iter = as_positive(reg, "reg"), as_positive(tol, "tol"), as_count(max_iter, "max_iter")
     low, high = (as_positive_or_inf(x, f"reg_m[{k}]") for k, x in enumerate(as_pair(reg_m, "reg_m")))
-    a, b = (as_masses(w, space.count, name) for w, space, name in ((a, spaces[0], "a"), (b, spaces[1], "b")))
+    a, b = (as_weight(w, z.count, name, pick("cpu")) for w, z, name in zip((a, b), spaces, "ab", strict=True))
     features = as_features(features, spaces[0].count, spaces[1].count)
     alpha = 1.0 if features is None else as_float(alpha, "alpha")
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
     task = Task(spaces[0], spaces[1], a, b, reg, (low, high), features, alpha)
     inner_tol = as_positive(inner_tol, "inner_tol")
-    found = [descend(task, start, max_iter, tol, inner_tol, options) for start in starts(task, init, options)]
-    best = min(found, key=lambda one: one.value if math.isfinite(one.value) else math.inf)
-    best.values = [one.value for one in found]
+    found = []
+    for plan, some in starts(task, init, options):
+        found.append(descend(task, plan, max_iter, tol, inner_tol, options, some is not None))
+        found[-1].coarse = some
+    best = best_of(found)
     if not best.converged:
         warn_not_converged("gromov, the last step: " + not_converged(best, inner_tol, words=Words(tol="inner_tol")))
     if not best.settled:
@@ -398,22 +475,15 @@ def gromov(
     return best
 
 
-def relative_entropy(p: F64, q: F64) -> float:
-    """Return <p, log(p / q)>, where p is 0 wherever q is."""
-    used = p > 0
-    return float((p[used] * np.log(p[used] / q[used])).sum())
-
-
 def descend(
-    task: Task, state: Known, max_iter: int, tol: float, inner_tol: float, options: dict[str, Any]
+    task: Task, plan: Plan, max_iter: int, tol: float, inner_tol: float, options: dict[str, Any], lifted: bool = False
 ) -> GromovResult:
-    """Take steps from a plan until it changes no more."""
+    """Take steps from a plan until it changes no more; how much a ``lifted`` one does is not known."""
     steps: list[Step] = []
     start: Any = None
     settled, close, parts, result = False, LOOSE, Terms(*[math.nan] * 5), None
     while len(steps) < max_iter and not settled:
-        weight = float(state.r.sum())
-        cost = task.cost(state)
+        weight, cost = plan.mass, task.cost(plan)
         reg, reg_m = task.reg * weight, tuple(rho * weight for rho in task.rho)
         start = start and (start[0] / reg, start[1] / reg)
         with muted():  # each step has its certificate, and only the last one counts
@@ -423,45 +493,44 @@ def descend(
         if not result.mass > 0 or not math.isfinite(result.mass):
             raise ValueError(f"reg and reg_m must leave a plan with mass, got {shown(task.reg)} and {shown(task.rho)}")
         start = result.potentials  # in units of costs, as reg follows the mass
-        over = task.excess(state, cost, result.dual, weight) / reg
-        change = math.sqrt((2 * weight + 4 * result.mass) / 3 * over) / result.mass  # Pinsker, of measures of any mass
-        state = state_of(task, result, reg)
-        parts = task.parts(state)
-        steps.append(Step(change, sum(parts), result.mass, result.error_bound, result.n_passes))
+        over, missed = task.excess(plan, cost, result) if steps or not lifted else (math.inf, 0.0)
+        plan = task.answer(result)
+        apart = math.sqrt((2 * weight + 4 * plan.mass) / 3 * over / reg)  # Pinsker, of measures of any mass
+        change = (apart + missed) / plan.mass
+        parts = task.parts(plan)
+        steps.append(Step(change, sum(parts), plan.mass, result.error_bound, result.n_passes))
         settled = change <= tol and close <= inner_tol
-        close = max(inner_tol, min(close, SHARE * change))
-        if change <= tol:
-            close = inner_tol
-        if not task.hard:
-            state = state.scaled(math.sqrt(weight / result.mass))
+        close = inner_tol if change <= tol else max(inner_tol, min(close, SHARE * change))
+        plan = plan if task.hard else plan.scaled(math.sqrt(weight / plan.mass))
     found = GromovResult.__new__(GromovResult)
     vars(found).update(vars(result))
     found.value, found.parts, found.steps, found.settled, found.values = sum(parts), parts, steps, settled, []
+    found._task, found._plan = task, plan
     return found
 
 
-def state_of(task: Task, result: Result, reg: float) -> Known:
-    """Return the state of an answer; <P, log(P / a b^T)> is that of its potentials and its cost."""
-    cost, *sums = result._sums  # of the plan itself: marginals of the last pass may lag behind it
-    r, s = (np.asarray(z, np.float64) for z in sums)
-    logs = (np.where(w > 0, z, 0.0) for w, z in ((r, result.log_u), (s, result.log_v)))
-    entropy = sum(float(w @ z) for w, z in zip((r, s), logs, strict=True)) - cost / reg
-    return Known(result.apply, result.apply_transpose, lambda: np.asarray(result.plan, np.float64), r, s, entropy)
+def best_of(found: list[GromovResult]) -> GromovResult:
+    """Return the answer with the least objective, which is told all of them."""
+    best = min(found, key=lambda one: one.value if math.isfinite(one.value) else math.inf)
+    best.values = [one.value for one in found]
+    return best
 
 
-def starts(task: Task, init: Any, options: dict[str, Any]) -> list[Known]:
-    """Return the states to start from."""
-    points = task.X.matrix is None and task.Y.matrix is None
+def starts(task: Task, init: Any, options: dict[str, Any]) -> list[tuple[Plan, GromovResult | None]]:
+    """Return the plans to start from, with the answer between some of the points where a plan is lifted from there."""
+    points, many = task.X.phi is not None and task.Y.phi is not None, max(task.X.count, task.Y.count) > 2 * SOME
     if isinstance(init, str) and init == "auto":
-        init = [*STARTS] if points else ["independent"]
-    found = []
+        init = ["independent"] if not points else ["coarse"] if many else ["independent", "axes"]
+    found: list[tuple[Plan, GromovResult | None]] = []
     for one in init if isinstance(init, list) else [init]:
         if not isinstance(one, str):
-            found.append(task.given(one))
+            found.append((task.given(one), None))
         elif as_choice(one, "init", STARTS) == "independent":
-            found.append(task.independent())
+            found.append((task.independent(), None))
+        elif one == "coarse":
+            found.append(by_some(task, options))
         elif points:
-            found += by_axes(task, options)
+            found += [(plan, None) for plan in by_axes(task, options)]
         else:
             raise ValueError("init must not be 'axes' where a metric is 'precomputed': there are no axes")
     if not found:
@@ -469,11 +538,32 @@ def starts(task: Task, init: Any, options: dict[str, Any]) -> list[Known]:
     return found
 
 
-def by_axes(task: Task, options: dict[str, Any]) -> list[Known]:
+def by_some(task: Task, options: dict[str, Any]) -> tuple[Plan, GromovResult]:
+    """Return the best plan between some of the points, lifted, and the answer that it is of."""
+    (rows, a), (cols, b) = drawn(task.a), drawn(task.b)
+    part = task.part((rows, a), (cols, b))
+    found = [descend(part, plan, *COARSE, options) for plan, _ in starts(part, "auto", options)]
+    best = best_of(found)
+    return task.lifted(best._plan, rows, cols), best
+
+
+def drawn(mass: F64) -> tuple[Any, F64]:
+    """Draw SOME points by their masses, the same in every call, and return their numbers and masses."""
+    order = np.random.default_rng(0).permutation(len(mass))
+    ends, total = np.cumsum(mass[order]), float(mass.sum())
+    if len(mass) <= SOME:
+        return np.flatnonzero(mass), mass[mass > 0]
+    at = np.searchsorted(ends, (np.arange(SOME) + 0.5) / SOME * ends[-1])
+    chosen, count = np.unique(order[at], return_counts=True)
+    return chosen, np.asarray(count * (total / SOME), np.float64)
+
+
+def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
     """Return the best plan between points on the principal axes of both clouds, in several directions of the axes."""
     clouds = []
     for space, w in ((task.X, task.a), (task.Y, task.b)):
-        x = space.x - w @ space.x / w.sum()
+        x = space.phi[:, 2:]
+        x = x - w @ x / w.sum()
         axes = np.linalg.svd(x * np.sqrt(w)[:, None], full_matrices=False)[2]
         z = x @ axes.T
         third = np.sign(w @ z**3)
@@ -488,19 +578,8 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Known]:
         with muted():
             result = solve(PointCloud(x * signs, y), task.a, task.b, reg=0.05 * scale, reg_m=rho, tol=LOOSE, **options)
         if result.mass > 0:
-            found.append(state_of(task, result, 0.05 * scale))
-    return [min(found, key=lambda state: sum(task.parts(state)))] if found else []
-
-
-def as_masses(value: Any, count: int, name: str) -> F64:
-    """Check the masses of a space, finite and >= 0."""
-    if value is None:
-        return np.full(count, 1 / count)
-    w = as_array(value, name)
-    check_kind(w, name, "fiu")
-    if w.shape != (count,) or not np.isfinite(w).all() or (w < 0).any() or not w.sum() > 0:
-        raise ValueError(f"{name} must be ({count},) finite numbers >= 0, not all 0, got {shown(value)}")
-    return np.asarray(w, np.float64)
+            found.append(task.answer(result))
+    return [min(found, key=lambda plan: sum(task.parts(plan)))] if found else []
 
 
 def as_positive_or_inf(value: Any, name: str) -> float:

@@ -8,6 +8,7 @@ from scipy import sparse
 from scipy.spatial.distance import cdist
 
 import mapuot
+from mapuot.api import gromov as gromov_module
 
 ot = pytest.importorskip("ot")
 SETTLED = {"tol": 2e-5, "inner_tol": 1e-9, "max_iter": 400}
@@ -129,6 +130,30 @@ def test_a_turned_shuffled_noisy_copy_with_outliers_is_matched():
     assert len(found.values) == 2
     assert found.value == min(found.values)
     assert found.col_marginal[200:].sum() < 0.5 * found.col_marginal.sum() * 40 / 240
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "precomputed", ("precomputed", "sqeuclidean")])
+@pytest.mark.parametrize("reg_m", [4.0, math.inf])
+def test_a_start_between_some_points_leads_to_the_plan_of_all(metric, reg_m, monkeypatch):
+    monkeypatch.setattr(gromov_module, "SOME", 50)
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(120, 3)) * [3, 2, 1] + rng.exponential(2.0, (120, 3)) * [2, 1, 1]
+    order, a, F = rng.permutation(120), rng.random(120) + 0.5, rng.random((120, 2))
+    a *= 1.2 / a.sum()
+    kinds = (metric, metric) if isinstance(metric, str) else metric
+    spaces = [
+        z if kind == "sqeuclidean" else cdist(z, z, "sqeuclidean") for z, kind in zip((x, x[order]), kinds, strict=True)
+    ]
+    given = {"reg": 1.0, "reg_m": 100 * reg_m, "metric": metric, "features": (F, F[order]), "alpha": 0.9}
+    found = mapuot.gromov(*spaces, a, a[order], init="coarse", **given)
+    assert found.settled
+    assert found.coarse.problem.shape[0] <= 50
+    assert found.coarse.problem.rows.mass == pytest.approx(a.sum())
+    assert found.steps[0].change == math.inf
+    own = mapuot.gromov(*spaces, a, a[order], init=found, **given)
+    assert own.value == pytest.approx(found.value, rel=1e-6)
+    assert (order[found.top_k(1)[0][:, 0]] == np.arange(120)).mean() > 0.9
+    assert mapuot.gromov(*spaces, a, a[order], init="independent", **given).coarse is None
 
 
 def test_steps_that_do_not_settle_are_told():

@@ -450,7 +450,7 @@ FUNCTIONS = {
             ("metric", "X must be a square matrix of distances", "precomputed"),
             ("metric", " must be one of", "euclidean"),
             ({"X": np.triu(np.ones((4, 4))), "metric": ("precomputed", "sqeuclidean")}, "X must be finite and sy"),
-            ("a", " must be (4,) finite numbers >= 0", -np.ones(4)), ("b", " must be (5,) finite", ONE),
+            ("a", " must be >= 0, got -1", -np.ones(4)), ("b", " must have shape (5,)", ONE),
             ("reg", " must be", 0.0), ("reg_m", "[1] must be > 0, or inf", (1.0, -1.0)),
             ("reg_m", "[0] must be one number", (np.ones(4), 1.0)),
             ("features", " must be a pair of arrays or a finite matrix", np.ones((4, 4))),
