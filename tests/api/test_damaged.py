@@ -61,23 +61,13 @@ def npy(shape="(30, 20)", descr="'<f8'", length=None, version=b"\x01\x00", data=
     return b"\x93NUMPY" + version + size.to_bytes(2 if version == b"\x01\x00" else 4, "little") + text + data
 
 
-FORGED = {
-    "rows": npy("(1 << 50, 20)".replace("1 << 50", str(1 << 50))),
-    "columns": npy(f"(1, {1 << 60})"),
-    "both": npy(f"({1 << 62}, {1 << 62})"),
-    "negative": npy("(-30, -20)"),
-    "one negative": npy("(-1, 20)"),
-    "length": npy(length=4_000_000_000, version=b"\x02\x00"),
-    "version": npy(version=b"\x07\x00"),
-    "objects": npy(descr="'|O'"),
-    "nothing": npy("(4000000000, 4000000000)", descr="'|V0'"),
-    "records": npy(descr="[('x', '<f8')]"),
-    "deep": npy("(" * 5000 + ")" * 5000),
-    "long": npy("(30, 20)" + " " * 60000),
-    "code": npy("__import__('os').abort()"),
-    "text": npy("('30', 20)"),
-    "unfinished": b"\x93NUMPY\x01",
-}
+FORGED = {"rows": npy("(1 << 50, 20)".replace("1 << 50", str(1 << 50))), "columns": npy(f"(1, {1 << 60})"),
+          "both": npy(f"({1 << 62}, {1 << 62})"), "negative": npy("(-30, -20)"), "one negative": npy("(-1, 20)"),
+          "length": npy(length=4_000_000_000, version=b"\x02\x00"), "version": npy(version=b"\x07\x00"),
+          "objects": npy(descr="'|O'"), "nothing": npy("(4000000000, 4000000000)", descr="'|V0'"),
+          "records": npy(descr="[('x', '<f8')]"), "deep": npy("(" * 5000 + ")" * 5000),
+          "long": npy("(30, 20)" + " " * 60000), "code": npy("__import__('os').abort()"), "text": npy("('30', 20)"),
+          "unfinished": b"\x93NUMPY\x01"}  # fmt: skip
 LIMITED = """
 import resource, sys
 from mapuot import files
@@ -166,34 +156,6 @@ def test_pipes_and_folders_are_no_files(tmp_path, name):
         files.find_vector(tmp_path / name, "a")
     with pytest.raises(ValueError, match="no regular file"):
         files.load_checkpoint(tmp_path / name, 3, 3, 1.0)
-
-
-KILLED = """
-import os, signal, sys
-from mapuot import files
-def blocks():
-    yield [[0.0]]
-    os.kill(os.getpid(), signal.SIGKILL)
-files.write(sys.argv[1], {"plan": files.Blocks((2, 1), float, blocks())})
-"""
-
-
-@pytest.mark.parametrize("name", ["out.npz", "out.h5", "out.zarr", "odd[1]*.npz"])
-def test_the_next_write_removes_what_a_killed_one_left(tmp_path, name):
-    pytest.importorskip("h5py")
-    pytest.importorskip("zarr")
-    path, living = tmp_path / name, subprocess.Popen(["sleep", "100"])
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False, timeout=120)
-    assert done.returncode == -signal.SIGKILL
-    (part,) = tmp_path.iterdir()
-    other = part.with_name(part.name.replace(part.name.split(".")[-2], str(living.pid)))
-    other.touch()
-    try:
-        files.write(path, {"x": np.ones(3)})
-        assert sorted(tmp_path.iterdir()) == sorted([path, other]), "of a living process"
-    finally:
-        living.kill()
-        living.wait()
 
 
 def test_fortran_order_is_read_by_plain_reads(tmp_path):

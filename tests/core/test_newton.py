@@ -130,17 +130,6 @@ def test_both_bounds_hold_and_are_near(seed, apart, rho):
     assert error_after <= w.after <= max(apart, 1e-9)
 
 
-def test_one_scaling_to_meet_is_told_exactly():
-    """Two points a side: the only freedom is one number, and the bounds are nearly reached."""
-    for t in (1e-2, 1e-4, 1e-6):
-        best = np.array([[0.4, 0.1], [0.1, 0.4]])
-        P = best * np.exp(t * np.array([-1.0, 1.0]))
-        P *= (best.sum(1) / P.sum(1))[:, None]
-        _, w, _ = step(P, np.zeros(2), best.sum(0), 1.0, 1e-300)
-        error = np.abs(P - best).sum()
-        assert error <= w.error <= 1.6 * error
-
-
 def test_what_cannot_be_met_is_not_certified():
     P = np.array([[0.5, 1e-30], [1e-30, 0.5]])
     verdict, w, _ = step(P, np.zeros(2), np.array([0.6, 0.4]), 1.0, 1e-6)
@@ -279,7 +268,6 @@ def test_one_potential(reg, backend):
         assert verify(found, case).error <= found.error_bound
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.parametrize("seed", range(20))
 def test_a_pass_after_a_dropped_step_is_certified_too(seed):
     """A limit ends a solve where the guard dropped the last step; the pass made after it misses hard columns."""

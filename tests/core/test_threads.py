@@ -11,11 +11,9 @@ from problems import clouds, relative_error
 from soak.trials import Child
 
 import mapuot
-from mapuot.backends import cpu
 from mapuot.backends.cpu import native
 from mapuot.backends.cpu.operator import HostOperator
 from mapuot.processor import core_count
-from mapuot.route.options import make_options
 
 CASE = clouds(90, 70, reg=0.02, reg_m=(1.0, 3.0), ratio=1.3)
 
@@ -35,34 +33,6 @@ def test_same_answer_for_any_number_of_threads(precision, method):
         np.testing.assert_allclose(many.apply(X), one.apply(X), atol=2 * tol)
         np.testing.assert_allclose(many.apply_transpose(Y), one.apply_transpose(Y), atol=2 * tol)
         np.testing.assert_allclose(many.cost, one.cost, rtol=2 * tol)
-
-
-def test_rows_are_shared_by_speed_only_where_speeds_differ():
-    """A worker 20 times as slow as the others gets fewer rows; "static" heeds no clock and keeps its bits."""
-    case, threads = clouds(1000, 800, reg=0.02, reg_m=1.0), 3
-    options = {"precision": "float64", "tol": 1e-300, "max_passes": 40, "method": "sinkhorn"}
-    pool = native.pool_of(threads)
-
-    def found(schedule):
-        with pytest.warns(mapuot.ConvergenceWarning):
-            return case.solve(threads=threads, schedule=schedule, **options).log_u
-
-    even = found("static")
-    problem = mapuot.problem.problem.Problem.from_arrays(case.M, case.a, case.b, 0.02, 1.0, "kl", "product", cpu)
-    workspace = cpu.Workspace(problem, make_options("sinkhorn", "float64", 1e-300, None, threads))
-    workspace.absorb(np.zeros(800))
-    native.lib.mapuot_pool_slow(pool, 1, 20)
-    try:
-        np.testing.assert_array_equal(found("static"), even)
-        np.testing.assert_allclose(found("auto"), even, rtol=0, atol=1e-12)
-        rows = []
-        for _ in range(40):
-            workspace.make_passes(1)
-            rows.append([share.rows for share in workspace.shares])
-    finally:
-        native.lib.mapuot_pool_slow(pool, 1, 1)
-    assert {sum(each) for each in rows} == {1000}
-    assert np.median(rows, axis=0)[1] < 1000 / threads / 2
 
 
 def test_threads_by_default_are_one_for_small_and_all_for_large():

@@ -38,7 +38,7 @@ def main():
     parser.add_argument("--only", choices=[*KINDS])
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    told, made, failed, seed, first = [], Counter(), Counter(), given.seed, None
+    told, made, failed, took, seed, first = [], Counter(), Counter(), Counter(), given.seed, None
     for number in (signal.SIGINT, signal.SIGTERM):  # the children of this process may have got it, too
         signal.signal(number, lambda *_: told.append(True))
     kinds, order = [given.only] if given.only else [*KINDS], np.random.default_rng(given.seed)
@@ -47,7 +47,7 @@ def main():
         if first is None and after > seconds / 10:
             first = resident()
         weights = np.array([WEIGHTS.get(kind, 2) for kind in kinds], float)
-        kind = str(order.choice(kinds, p=weights / weights.sum()))
+        kind, trial = str(order.choice(kinds, p=weights / weights.sum())), time.monotonic()
         try:
             KINDS[kind](np.random.default_rng(seed))
         except pytest.skip.Exception as reason:
@@ -59,9 +59,9 @@ def main():
                 break
             failed[kind] += 1
             print(f"FAILED: {kind}, seed {seed}\n{traceback.format_exc()}", flush=True)
-        made[kind], seed = made[kind] + 1, seed + 1
+        made[kind], took[kind], seed = made[kind] + 1, took[kind] + time.monotonic() - trial, seed + 1
     for kind, count in made.items():
-        print(f"{kind:<10} {count:>8} trials {failed[kind]:>8} failed")
+        print(f"{kind:<10} {count:>8} trials {failed[kind]:>8} failed {took[kind]:>9.0f} s")
     grown = resident() - (first or resident())
     print(f"seeds {given.seed} to {seed - 1}, {dict(counts)}, {grown:.1f} MiB more than after a tenth of the time")
     sys.exit(bool(failed.total() or grown > GROWTH))
