@@ -266,17 +266,14 @@ def stated(kind, door, pair):
 def allowed(kind, door, pair, t):
     """Whether such a problem exists, is taken, and has a plan."""
     hard = [p in ("balanced", "range") for p in pair]
-    taken = [
-        kind in (*ARRAYS, "pairs") or t.pairs == "open",
-        kind != "pairs" or (t.pairs != "open" and t.mask == "no mask"),
-        kind == "pairs" or t.reference != "given as pairs",
-        (kind == "boxes") == (t.shape == "boxes"),
-        kind != "boxes" or (t.reference, t.mask) == ("product", "no mask"),
-        kind != "grid" or (t.mask == "no mask" and t.dtype == "float64" and t.reference in ("product", "uniform")),
-        door != "marginals" or (t.mask == "no mask" and t.reference == "product" and t.rho == "number"),
-        door not in ("path", "marginals") or t.start == "cold",
-        "balanced" not in pair or pair[0] != pair[1] or t.rho == "number",
-    ]
+    taken = [kind in (*ARRAYS, "pairs") or t.pairs == "open",
+             kind != "pairs" or (t.pairs != "open" and t.mask == "no mask"),
+             kind == "pairs" or t.reference != "given as pairs", (kind == "boxes") == (t.shape == "boxes"),
+             kind != "boxes" or (t.reference, t.mask) == ("product", "no mask"),
+             kind != "grid" or (t.mask == "no mask" and t.dtype == "float64" and t.reference in ("product", "uniform")),
+             door != "marginals" or (t.mask == "no mask" and t.reference == "product" and t.rho == "number"),
+             door not in ("path", "marginals") or t.start == "cold",
+             "balanced" not in pair or pair[0] != pair[1] or t.rho == "number"]  # fmt: skip
     hopeless = [
         t.pairs == "apart" and t.shape not in ("usual", "wide"), {"range", "tv"} & {*pair} and t.reg < 0.05,
         kind == "boxes" and "range" in pair and (t.start, t.masses) != ("cold", "all"),

@@ -19,7 +19,6 @@ def solved(x, y, a, b, reg, reg_m, weights=None, tol=1e-12):
     return mapuot.solve(cloud, a, b, reg=reg, reg_m=reg_m, tol=tol, precision="float64", threads=1)
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.parametrize("reg_m", REG_M, ids=str)
 @pytest.mark.parametrize("reg", [0.5, 0.05, 0.01])
 @pytest.mark.parametrize("weights", [None, (1.0, 2.0, 0.5)], ids=["plain", "weighted"])
@@ -62,7 +61,6 @@ def alone(x, a, reg, reg_m, **options):
     return mapuot.solve(cloud, a, a, reg=reg, reg_m=reg_m, tol=1e-12, precision="float64", threads=1, **options)
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.parametrize("symmetric", [None, False])
 @pytest.mark.parametrize("reg_m", [1.0, 0.02, np.inf])
 @pytest.mark.parametrize("reg", [0.5, 0.02, 1e-3])

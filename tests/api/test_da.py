@@ -10,10 +10,7 @@ from numpy.testing import assert_allclose
 import mapuot
 from mapuot.da import TransportOnto, UnbalancedSinkhornTransport
 
-pytestmark = [
-    pytest.mark.usefixtures("pot_backend"),
-    pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning"),
-]
+pytestmark = pytest.mark.usefixtures("pot_backend")
 
 
 def domains(m=14, n=11, seed=0):
@@ -31,11 +28,9 @@ def fitted_pair(labels=False, **parameters):
     return ours, ot.da.UnbalancedSinkhornTransport(**same).fit(Xs=xs, Xt=xt, **known)
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [{}, {"norm": "max"}, {"norm": "median"}, {"norm": "log"}, {"norm": "loglog"}, {"metric": "euclidean"}],
-    ids=str,
-)
+@pytest.mark.parametrize("parameters",
+                         [{}, {"norm": "max"}, {"norm": "median"}, {"norm": "log"}, {"norm": "loglog"},
+                          {"metric": "euclidean"}], ids=str)  # fmt: skip
 def test_agrees_with_pot(parameters):
     ours, theirs = fitted_pair(**parameters)
     xs, ys, xt, yt = domains()

@@ -20,8 +20,8 @@ def clouds(m=20, n=25, seed=0):
     return a / a.sum(), b / b.sum(), cost(x, y), cost(x, x), cost(y, y)
 
 
-@pytest.mark.parametrize("reg_m", [0.1, 1.0, 100.0, np.inf])
-@pytest.mark.parametrize("reg", [1.0, 0.05, 1e-3])
+@pytest.mark.parametrize("reg_m", [0.1, 100.0, np.inf])
+@pytest.mark.parametrize("reg", [1.0, 1e-3])
 def test_definition(reg, reg_m):
     a, b, M, M_a, M_b = clouds()
     b = b if np.isinf(reg_m) else 2 * b
@@ -69,7 +69,7 @@ def test_never_below_its_certified_error_and_within_it_for_equal_measures(balanc
     if (kind, backend) == ("grid", "reference"):
         pytest.skip("grids have no reference")
     rng = np.random.default_rng([len(kind), balanced])
-    for trial in range(8):
+    for trial in range(4):
         n, way = 5 * int(rng.integers(1, 7)), ("equal", "turned round", "near", "other")[trial % 4]
         x, a = rng.random((n, 2)) * 10.0 ** rng.uniform(-1, 1), rng.random(n) ** 3 + 1e-3
         y, b = x + 1e-6 * (way == "near") * rng.standard_normal(x.shape), a.copy()

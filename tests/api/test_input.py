@@ -14,28 +14,16 @@ def call(M=CASE.M, a=CASE.a, b=CASE.b, **changes):
     return mapuot.solve(M, a, b, **{"reg": 0.05, "reg_m": 1.0, **changes})
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"a": CASE.a.tolist(), "b": tuple(CASE.b)},
-        {"M": CASE.M.tolist()},
-        {"M": CASE.M.astype(">f8"), "a": CASE.a.astype(">f8"), "b": CASE.b.astype(">f4")},
-        {"M": CASE.M.astype(np.longdouble)},
-        {"M": np.asmatrix(CASE.M)},
-        {"M": np.ma.array(CASE.M)},
-        {"reg": np.float32(0.05), "reg_m": np.float64(1.0)},
-        {"reg": np.array(0.05), "reg_m": np.array(1.0)},
-        {"reg_m": [1.0]},
-        {"reg_m": np.array([1.0, 1.0])},
-        {"reg_m": (np.ones(4), np.ones(5))},
-        {"penalty": ("kl", "kl")},
-        {"penalty": ["kl", "kl"]},
-        {"penalty": "KL"},
-        {"a": CASE.a[:, None], "b": CASE.b[:, None].tolist()},
-        {"max_passes": np.int64(1000)},
-        {"reference": np.outer(CASE.a, CASE.b)},
-    ],
-)
+@pytest.mark.parametrize("arguments",
+                         [{"a": CASE.a.tolist(), "b": tuple(CASE.b)}, {"M": CASE.M.tolist()},
+                          {"M": CASE.M.astype(">f8"), "a": CASE.a.astype(">f8"), "b": CASE.b.astype(">f4")},
+                          {"M": CASE.M.astype(np.longdouble)}, {"M": np.asmatrix(CASE.M)}, {"M": np.ma.array(CASE.M)},
+                          {"reg": np.float32(0.05), "reg_m": np.float64(1.0)},
+                          {"reg": np.array(0.05), "reg_m": np.array(1.0)}, {"reg_m": [1.0]},
+                          {"reg_m": np.array([1.0, 1.0])}, {"reg_m": (np.ones(4), np.ones(5))},
+                          {"penalty": ("kl", "kl")}, {"penalty": ["kl", "kl"]}, {"penalty": "KL"},
+                          {"a": CASE.a[:, None], "b": CASE.b[:, None].tolist()}, {"max_passes": np.int64(1000)},
+                          {"reference": np.outer(CASE.a, CASE.b)}])  # fmt: skip
 def test_other_spellings(arguments, backend):
     result, right = call(**arguments, backend=backend), call(backend=backend)
     assert relative_error(result.plan, right.plan) < 2e-6

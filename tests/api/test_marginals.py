@@ -418,7 +418,6 @@ def test_hard_masses_that_differ_are_not_certified_as_met(shape):
     assert 4e-7 <= result.error_bound < 1e-5
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.nightly) for k in range(1, 4))])
 @pytest.mark.parametrize("kind", ["any", "hard", "stored pairs", "corrected steps"])
 @pytest.mark.parametrize("storage", ["float64", "float32"])
@@ -563,7 +562,6 @@ def test_the_objective_of_masses_far_apart_is_told_without_a_warning():
     assert 0 < result.objective < np.inf
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 def test_gaps_are_those_of_costs_as_they_are(narrow):
     """Kernels in float32 round them; rho / reg of 1e10 shows it."""
     rng, rho = np.random.default_rng(0), 1e9

@@ -18,25 +18,15 @@ def right(regs, reg_ms):
     return [mapuot.solve(CASE.M, CASE.a, CASE.b, reg=x, reg_m=y).mass for x, y in zip(regs, reg_ms, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("regs", "given", "meant"),
-    [
-        ([1, 0.5], [0.1, 10.0], [0.1, 10.0]),
-        ([1, 0.5], np.array([0.1, 10.0]), [0.1, 10.0]),
-        ([1, 0.5], (0.1, 10.0), [0.1, 10.0]),
-        ([1, 0.5, 0.2], (0.1, 1.0, 10.0), [0.1, 1.0, 10.0]),
-        ([1, 0.5, 0.2], np.array([0.1, 1.0, 10.0]), [0.1, 1.0, 10.0]),
-        ([1, 0.5, 0.2], PAIR, [PAIR] * 3),
-        ([1, 0.5, 0.2], np.array(PAIR), [PAIR] * 3),
-        ([1, 0.5, 0.2], np.array([PAIR] * 3), [PAIR] * 3),
-        ([1, 0.5], [PAIR, PAIR], [PAIR] * 2),
-        ([1, 0.5, 0.2], (np.full(4, 0.1), np.full(5, 10.0)), [PAIR] * 3),
-        ([1], PAIR, [PAIR]),
-        ([1, 0.5], np.array(0.1), [0.1] * 2),
-        ([1, 0.5], [np.inf, 1.0], [np.inf, 1.0]),
-        (np.array([1, 0.5]), 0.1, [0.1] * 2),
-    ],
-)
+@pytest.mark.parametrize(("regs", "given", "meant"),
+                         [([1, 0.5], [0.1, 10.0], [0.1, 10.0]), ([1, 0.5], np.array([0.1, 10.0]), [0.1, 10.0]),
+                          ([1, 0.5], (0.1, 10.0), [0.1, 10.0]), ([1, 0.5, 0.2], (0.1, 1.0, 10.0), [0.1, 1.0, 10.0]),
+                          ([1, 0.5, 0.2], np.array([0.1, 1.0, 10.0]), [0.1, 1.0, 10.0]),
+                          ([1, 0.5, 0.2], PAIR, [PAIR] * 3), ([1, 0.5, 0.2], np.array(PAIR), [PAIR] * 3),
+                          ([1, 0.5, 0.2], np.array([PAIR] * 3), [PAIR] * 3), ([1, 0.5], [PAIR, PAIR], [PAIR] * 2),
+                          ([1, 0.5, 0.2], (np.full(4, 0.1), np.full(5, 10.0)), [PAIR] * 3), ([1], PAIR, [PAIR]),
+                          ([1, 0.5], np.array(0.1), [0.1] * 2), ([1, 0.5], [np.inf, 1.0], [np.inf, 1.0]),
+                          (np.array([1, 0.5]), 0.1, [0.1] * 2)])  # fmt: skip
 def test_one_for_each_reg_or_for_all(regs, given, meant):
     np.testing.assert_allclose(masses(regs, given), right(regs, meant), rtol=2e-6)
 

@@ -118,16 +118,13 @@ def test_path_draws_what_changes():
         plot.path([])
 
 
-@pytest.mark.parametrize(
-    ("draw", "text"),
-    [
-        (lambda r, x, y: plot.arrows(r, x[:, :1], y), r"x must be points in the plane, shape \(30, 2\)"),
-        (lambda r, x, y: plot.links(r, x, y[:3]), r"y must be points in the plane, shape \(23, 2\)"),
-        (lambda r, x, y: plot.masses(r, side="left"), "side must be one of"),
-        (lambda r, x, y: plot.plan(r, most=0), "most must be an integer >= 1"),
-        (lambda r, x, y: plot.links(r, x, y, keep=2), "keep must be a share"),
-    ],
-)
+@pytest.mark.parametrize(("draw", "text"),
+                         [(lambda r, x, y: plot.arrows(r, x[:, :1], y),
+                           r"x must be points in the plane, shape \(30, 2\)"),
+                          (lambda r, x, y: plot.links(r, x, y[:3]), r"y must be points in the plane, shape \(23, 2\)"),
+                          (lambda r, x, y: plot.masses(r, side="left"), "side must be one of"),
+                          (lambda r, x, y: plot.plan(r, most=0), "most must be an integer >= 1"),
+                          (lambda r, x, y: plot.links(r, x, y, keep=2), "keep must be a share")])  # fmt: skip
 def test_bad_arguments(solved, draw, text):
     with pytest.raises(ValueError, match=text):
         draw(*solved)

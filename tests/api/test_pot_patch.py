@@ -12,22 +12,13 @@ from problems import arrays
 import mapuot
 from mapuot import pot
 
-FUNCTIONS = (
-    "sinkhorn_unbalanced",
-    "sinkhorn_unbalanced2",
-    "sinkhorn_knopp_unbalanced",
-    "sinkhorn_stabilized_unbalanced",
-    "sinkhorn_unbalanced_translation_invariant",
-    "barycenter_unbalanced",
-    "barycenter_unbalanced_sinkhorn",
-    "barycenter_unbalanced_stabilized",
-)
+FUNCTIONS = ("sinkhorn_unbalanced", "sinkhorn_unbalanced2", "sinkhorn_knopp_unbalanced",
+             "sinkhorn_stabilized_unbalanced", "sinkhorn_unbalanced_translation_invariant", "barycenter_unbalanced",
+             "barycenter_unbalanced_sinkhorn", "barycenter_unbalanced_stabilized")  # fmt: skip
 REG = 0.1
 pytestmark = [
     pytest.mark.usefixtures("pot_backend"),
-    pytest.mark.filterwarnings(
-        "ignore::mapuot.ConvergenceWarning", "ignore:If reg_type|Stabilized Unbalanced|Reg_type not"
-    ),
+    pytest.mark.filterwarnings("ignore:If reg_type|Stabilized Unbalanced|Reg_type not"),
 ]
 
 

@@ -510,11 +510,8 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "changes", "words"),
-    ROWS,
-    ids=[f"{row[0]}-{next(iter(row[2]), None)}-{k}" for k, row in enumerate(ROWS)],
-)
+@pytest.mark.parametrize(("name", "error", "changes", "words"), ROWS,
+                         ids=[f"{row[0]}-{next(iter(row[2]), None)}-{k}" for k, row in enumerate(ROWS)])  # fmt: skip
 def test_refused(name, error, changes, words):
     function, good, _ = FUNCTIONS[name]
     argument, text = words
@@ -543,13 +540,8 @@ def test_unreachable_hard_point_is_named(backend, where, reg_m, name, form):
         call(M=M, reg_m=reg_m, backend=backend)
 
 
-SPOILED = {
-    "grad": lambda x: x.requires_grad_(),
-    "bfloat16": lambda x: x.bfloat16(),
-    "sparse": lambda x: x.to_sparse(),
-    "meta": lambda x: x.to("meta"),
-    "complex": lambda x: x + 1j,
-}
+SPOILED = {"grad": lambda x: x.requires_grad_(), "bfloat16": lambda x: x.bfloat16(), "sparse": lambda x: x.to_sparse(),
+           "meta": lambda x: x.to("meta"), "complex": lambda x: x + 1j}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["M", "a", "b", "reg_m", "reference", "warm_start"])
@@ -710,18 +702,13 @@ def test_an_odd_problem_is_told_once_what_to_do(name):
 # ---- warnings of numpy from inside ----
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"reg_m": 1.7e308},
-        {"M": CASE.M * 1e300, "reg": 1e295},
-        {"a": CASE.a * 1e150, "b": CASE.b * 1e150},
-        {"penalty": "l2", "reg_m": 1e300, "a": CASE.a * 1e100, "b": CASE.b * 1e100},
-        {"warm_start": (np.full(4, 1e308), np.full(5, -1e308))},
-        {"reg": 1e-3, "method": "sinkhorn", "warm_start": (np.full(4, 700.0), np.full(5, -700.0))},
-    ],
-    ids=range(6),
-)
+@pytest.mark.parametrize("changes",
+                         [{"reg_m": 1.7e308}, {"M": CASE.M * 1e300, "reg": 1e295},
+                          {"a": CASE.a * 1e150, "b": CASE.b * 1e150},
+                          {"penalty": "l2", "reg_m": 1e300, "a": CASE.a * 1e100, "b": CASE.b * 1e100},
+                          {"warm_start": (np.full(4, 1e308), np.full(5, -1e308))},
+                          {"reg": 1e-3, "method": "sinkhorn", "warm_start": (np.full(4, 700.0), np.full(5, -700.0))}],
+                         ids=range(6))  # fmt: skip
 def test_numpy_says_nothing_from_inside(changes):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

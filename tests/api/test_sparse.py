@@ -446,21 +446,17 @@ def test_the_memory_of_a_file_is_that_of_its_pairs(form, monkeypatch):
         assert peak <= (12 + 1 + 1) * rows.size + (1 << 14) * 100 + 8 * 5000 * 4  # the order is looked at in 2 bytes
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("indptr", [0, 2, 1, 3], "indptr must begin at 0 and never fall"),
-        ("indptr", [1, 2, 3, 3], "indptr must begin at 0 and never fall"),
-        ("indptr", [0, 1, 3], "indptr must be 4 integers, got shape (3,)"),
-        ("indptr", [0.0, 1.0, 2.0, 3.0], "indptr must be 4 integers"),
-        ("indptr", [0, 1, 2, 4], "indptr must end at most at the 3 stored costs, got 4"),
-        ("indices", [0, 1, 7], "indices must be in 0..4, got 0 and 7"),
-        ("indices", [0, -1, 2], "indices must be in 0..4, got -1 and 2"),
-        ("indices", [0.0, 1.0, 2.0], "indices must be integers"),
-        ("data", [1j, 2j, 3j], "data must hold real numbers, got dtype complex128"),
-        ("shape", [3, 2**31], "a sparse M must have at most 2147483647 columns"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "text"),
+                         [("indptr", [0, 2, 1, 3], "indptr must begin at 0 and never fall"),
+                          ("indptr", [1, 2, 3, 3], "indptr must begin at 0 and never fall"),
+                          ("indptr", [0, 1, 3], "indptr must be 4 integers, got shape (3,)"),
+                          ("indptr", [0.0, 1.0, 2.0, 3.0], "indptr must be 4 integers"),
+                          ("indptr", [0, 1, 2, 4], "indptr must end at most at the 3 stored costs, got 4"),
+                          ("indices", [0, 1, 7], "indices must be in 0..4, got 0 and 7"),
+                          ("indices", [0, -1, 2], "indices must be in 0..4, got -1 and 2"),
+                          ("indices", [0.0, 1.0, 2.0], "indices must be integers"),
+                          ("data", [1j, 2j, 3j], "data must hold real numbers, got dtype complex128"),
+                          ("shape", [3, 2**31], "a sparse M must have at most 2147483647 columns")])  # fmt: skip
 def test_groups_that_lie(tmp_path, name, value, text):
     h5py = pytest.importorskip("h5py")
     values = {"indptr": [0, 1, 2, 3], "indices": [0, 1, 2], "data": [1.0, 2.0, 3.0], "shape": [3, 5]} | {name: value}

@@ -11,13 +11,10 @@ from problems import clouds, with_forbidden, with_zeros
 import mapuot
 from mapuot.answer import store
 
-CASES = {
-    "plain": clouds(23, 31, reg=0.05, reg_m=(0.7, 2.0), ratio=1.4),
-    "zeros": with_forbidden(with_zeros(clouds(16, 9))),
-    "range": clouds(12, 10, reg_m=0.3, penalty="range"),
-    "hard": clouds(8, 6, reg_m=(1.0, np.inf)),
-    "matrix": clouds(12, 10, reference=np.random.default_rng(0).integers(1, 9, (12, 10)) / 8),
-}
+CASES = {"plain": clouds(23, 31, reg=0.05, reg_m=(0.7, 2.0), ratio=1.4),
+         "zeros": with_forbidden(with_zeros(clouds(16, 9))), "range": clouds(12, 10, reg_m=0.3, penalty="range"),
+         "hard": clouds(8, 6, reg_m=(1.0, np.inf)),
+         "matrix": clouds(12, 10, reference=np.random.default_rng(0).integers(1, 9, (12, 10)) / 8)}  # fmt: skip
 FORMATS = {".npz": "numpy", ".h5": "h5py", ".zarr": "zarr"}  # and what each needs
 
 
@@ -92,27 +89,21 @@ def test_what_needs_m_says_so(tmp_path):
         mapuot.load(path, matrix.M)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"log_u": np.zeros(3)}, "log_u must be 23 numbers"),
-        ({"log_v": None}, "it lacks 'log_v'"),
-        ({"format": 7}, "format must be 1 or 2, got 7"),
-        ({"a": np.full(23, np.nan)}, "a must be 23 numbers"),
-        ({"penalty_b": "magic"}, "penalty_b must be one of"),
-        ({"trace": np.zeros((2, 3))}, "trace must have 9 columns"),
-        ({"reg": -1.0}, "reg must be > 0"),
-        ({"cost": "dear"}, "could not convert"),
-        ({"dual": np.nan}, "dual must be a number, got NaN"),
-        ({"mass": -1.0}, "mass must be >= 0"),
-        ({"b": np.full(31, -0.1)}, "b must be finite and have some mass"),
-        ({"a": np.r_[np.ones(22), -0.1]}, "a must be >= 0"),
-        ({"row_marginal": np.full(23, -1e-9)}, "row_marginal must be >= 0"),
-        ({"rho_a": np.full(23, -2.0)}, "rho_a must be >= 0"),
-        ({"trace": np.zeros((0, 9))}, "trace must end in a pass"),
-        ({"trace": np.full((1, 9), [1, 0, np.nan, 0, 1, 0, 0, 1, 0])}, "trace must end in a pass"),
-    ],
-)
+@pytest.mark.parametrize(("change", "text"),
+                         [({"log_u": np.zeros(3)}, "log_u must be 23 numbers"), ({"log_v": None}, "it lacks 'log_v'"),
+                          ({"format": 7}, "format must be 1 or 2, got 7"),
+                          ({"a": np.full(23, np.nan)}, "a must be 23 numbers"),
+                          ({"penalty_b": "magic"}, "penalty_b must be one of"),
+                          ({"trace": np.zeros((2, 3))}, "trace must have 9 columns"),
+                          ({"reg": -1.0}, "reg must be > 0"), ({"cost": "dear"}, "could not convert"),
+                          ({"dual": np.nan}, "dual must be a number, got NaN"), ({"mass": -1.0}, "mass must be >= 0"),
+                          ({"b": np.full(31, -0.1)}, "b must be finite and have some mass"),
+                          ({"a": np.r_[np.ones(22), -0.1]}, "a must be >= 0"),
+                          ({"row_marginal": np.full(23, -1e-9)}, "row_marginal must be >= 0"),
+                          ({"rho_a": np.full(23, -2.0)}, "rho_a must be >= 0"),
+                          ({"trace": np.zeros((0, 9))}, "trace must end in a pass"),
+                          ({"trace": np.full((1, 9), [1, 0, np.nan, 0, 1, 0, 0, 1, 0])},
+                           "trace must end in a pass")])  # fmt: skip
 def test_what_is_no_answer(change, text, tmp_path):
     values = store.contents(CASES["plain"].solve()) | change
     np.savez(tmp_path / "x.npz", **{name: value for name, value in values.items() if value is not None})

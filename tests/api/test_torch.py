@@ -22,7 +22,6 @@ def tensors(p=None, m=4, n=5, seed=0, own=False, dtype=torch.float64):
     return [torch.tensor(x, dtype=dtype, requires_grad=True) for x in (a, b, M)]
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.parametrize("reg_m", REG_M, ids=str)
 @pytest.mark.parametrize("reg", [1.0, 0.05, 2e-3])
 def test_gradcheck(reg, reg_m):

@@ -11,12 +11,9 @@ import mapuot
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((30, 2)), RNG.random((40, 2)) + 0.1
-COSTS = {
-    "dense": ((X[:, None] - Y) ** 2).sum(-1),
-    "points": mapuot.PointCloud(X, Y),
-    "sparse": sparse.csr_array(((X[:, None] - Y) ** 2).sum(-1) * (RNG.random((30, 40)) < 0.5)),
-    "grid": mapuot.Grid((5, 6), spacing=0.2),
-}
+COSTS = {"dense": ((X[:, None] - Y) ** 2).sum(-1), "points": mapuot.PointCloud(X, Y),
+         "sparse": sparse.csr_array(((X[:, None] - Y) ** 2).sum(-1) * (RNG.random((30, 40)) < 0.5)),
+         "grid": mapuot.Grid((5, 6), spacing=0.2)}  # fmt: skip
 
 
 def entropy(p):

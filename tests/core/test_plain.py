@@ -1,6 +1,5 @@
 """The short way for small plain problems: the same answer, pass by pass, as the ordinary one, and nothing else."""
 
-import warnings
 from importlib import import_module
 
 import numpy as np
@@ -12,9 +11,7 @@ from mapuot.route.plain import PlainResult
 
 
 def short(case, **options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
-        return case.solve(**options)
+    return case.solve(**options)
 
 
 def ordinary(monkeypatch, case, **options):
@@ -56,23 +53,11 @@ def test_is_the_ordinary_way_pass_by_pass(shape, reg, reg_m, monkeypatch):
     compare(short(case), ordinary(monkeypatch, case))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"method": "translation_invariant"},
-        {"method": "sinkhorn"},
-        {"precision": "float64"},
-        {"precision": "mixed", "tol": 6e-7},
-        {"tol": 1e-10},
-        {"tol_gap": 1e-3},
-        {"max_passes": 1},
-        {"max_passes": 2},
-        {"max_passes": 7},
-        {"max_passes": 20},
-        {"threads": 1, "backend": "cpu"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options",
+                         [{"method": "translation_invariant"}, {"method": "sinkhorn"}, {"precision": "float64"},
+                          {"precision": "mixed", "tol": 6e-7}, {"tol": 1e-10}, {"tol_gap": 1e-3}, {"max_passes": 1},
+                          {"max_passes": 2}, {"max_passes": 7}, {"max_passes": 20}, {"threads": 1, "backend": "cpu"}],
+                         ids=str)  # fmt: skip
 @pytest.mark.parametrize("reg", [0.1, 1e-3])
 def test_options(options, reg, monkeypatch):
     case = clouds(40, 50, reg=reg, seed=5)

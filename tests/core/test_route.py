@@ -84,7 +84,6 @@ HOW = {
 
 
 @pytest.mark.parametrize("name", HOW)
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 def test_how(name, tmp_path):
     case, options, how = HOW[name]
     result = case.solve(**options)
@@ -97,7 +96,6 @@ def test_how(name, tmp_path):
 
 
 @pytest.mark.parametrize("most", [1, 2, 20, 10_000])
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 def test_how_tells_larger_regs_that_were_carried_out(most):
     case = clouds(9, 8, reg=1e-6)
     core, driver = case.solve(max_passes=most), case.solve(max_passes=most, callback=lambda _: None)

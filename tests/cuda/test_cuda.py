@@ -341,7 +341,7 @@ def test_answers_lie_where_the_cost_does(form):
             function(M, a, b, reg=0.1, reg_m=1.0, backend="cpu")
 
 
-@pytest.mark.parametrize("kind", ["C", "F", "masked", "reference"])
+@pytest.mark.parametrize("kind", ["C", pytest.param("F", marks=SLOW), "masked", "reference"])
 def test_pairs_are_drawn_where_the_cost_is(kind):
     """By chi-square of 37 x 71 pairs against the plan."""
     rng, size = np.random.default_rng(0), 20_000
@@ -394,7 +394,6 @@ ONE_CALL = {  # how the costs and options differ from plain ones, and whether on
 }
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.errors.ConvergenceWarning")
 @pytest.mark.parametrize("case", ONE_CALL)
 def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
     """Without a Problem and a workspace; what one call does not do is solved as it always was, and none is wrong."""
@@ -437,7 +436,6 @@ def test_what_a_loss_takes_of_one_call(monkeypatch, reg_m):
     np.testing.assert_allclose(host(one.plan), host(batch.plan_sum(cp.ones(1))), atol=1e-8)
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.errors.ConvergenceWarning")
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(
     ("words", "shape", "reg_m"),
@@ -528,17 +526,15 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, h
     np.testing.assert_allclose(found.row_marginal, exact.row_marginal, rtol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.errors.ConvergenceWarning")
 @pytest.mark.parametrize(
     ("place", "shape", "reg", "precision"),
-    [("host", (12, 20_000), 0.05, "mixed"), ("host", (10_000, 150), 0.05, "mixed"),
-     ("device", (400, 1500), 0.001, "float64"), ("host", (6000, 20_000), 0.05, "mixed")],
+    [("host", (12, 20_000), 0.05, "mixed"), pytest.param("host", (10_000, 150), 0.05, "mixed", marks=SLOW),
+     pytest.param("device", (400, 1500), 0.001, "float64", marks=SLOW),
+     pytest.param("host", (6000, 20_000), 0.05, "mixed", marks=SLOW)],
 )  # fmt: skip
 def test_no_more_memory_is_taken_than_counted(monkeypatch, place, shape, reg, precision):
     """Of matrices in several blocks and of one on the device, a reference beside each; of a large one without."""
     large, counted, pool = shape[0] * shape[1] > 10**7, [], cp.cuda.MemoryPool()
-    if large and "cuda_on_cpu" in cp.__file__:
-        pytest.skip("takes a GPU")
     if not large:
         monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 1 << 20)
     module = cuda.import_module("mapuot.backends.cuda.workspace")

@@ -204,7 +204,6 @@ def test_costs_on_the_device_stay_there(shape, forbidden, monkeypatch):
     check(result, costs, masses, 0.05, [1.0] * 3)
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.parametrize(
     ("stored", "count", "least"),
     [(False, 15, 14), (True, 15, 14), pytest.param(True, 2000, 1980, marks=pytest.mark.slow)],

@@ -55,7 +55,6 @@ def test_answers_are_those_of_the_cpu(kind, reg):
         assert found.dual == pytest.approx(right.dual, rel=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.parametrize("path", ["persistent", "portable"])
 @pytest.mark.parametrize("penalty", ["kl", "tv", "range"])
 def test_certificates_are_those_of_the_oracle(penalty, path, monkeypatch):

@@ -175,7 +175,6 @@ def test_quick_powers_are_within_their_error(monkeypatch, metric):
     assert 0 < max(off) < 1e-7 * max(1.0, *largest)
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.parametrize(("d", "far"), [(2, 1.0), (7, 1.0), (21, 1.0), (70, 1.0), (3, 1e8)])
 def test_what_first_passes_tell_holds(d, far):
     """Bounds and dual values of passes over rounded coordinates, in each of the forms, also far from 0."""

@@ -81,7 +81,6 @@ def failures(trial, backend):
     return [f for p, c in zip(trial.problems, call(trial, backend), strict=True) for f in judge(p, c, options)[0]]
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("how", ["cold", "stream", "batch"])
 def test_every_claim_is_true(how, name, backend):
@@ -132,7 +131,6 @@ def test_a_float32_plan_loses_nothing_to_flushing(backend):
     assert (plan > 0).all()
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 def test_unreachable_is_not_for_a_start_to_say(backend):
     """Which points are unreachable is a matter of M and the reference, not of where the solve begins."""
     M, reference = np.array([[0, 0], [0, 0], [0, 2e6]]), np.array([[90.0, 200], [30, 200], [100, 200]])
@@ -145,7 +143,6 @@ def test_unreachable_is_not_for_a_start_to_say(backend):
         assert np.isfinite(found.log_v).all()
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 def test_a_path_goes_on_behind_a_failure():
     """A problem beyond the range of float64 gives no start to the next."""
     M, a = np.full((3, 1), -2.0), np.ones(3)
@@ -156,7 +153,6 @@ def test_a_path_goes_on_behind_a_failure():
     assert answers[1].status == alone.status
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_what_failed_holds_no_nan(backend):
     """Beyond float64: "not finite", bounds of inf, marginals of inf or numbers, and words of overflow."""
@@ -172,7 +168,6 @@ def test_what_failed_holds_no_nan(backend):
             assert not np.isnan(getattr(found, name)).any(), name
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_where_hardly_any_mass_moves_in_one_problem_of_a_batch(backend):
     """Beside a problem whose mass over that which is there is beyond float64."""

@@ -102,22 +102,16 @@ def test_a_true_claim_passes():
     assert kinds(problem, claim, trial) == set()
 
 
-@pytest.mark.parametrize(
-    ("kind", "lie"),
-    [
-        ("plan error", lambda c: {"log_v": c.log_v + 1e-6}),
-        ("not met", lambda c: {"error_bound": 1e-7}),
-        ("dual above", lambda c: {"dual": c.dual * (1 + 1e-12)}),
-        ("gap untrue", lambda c: {"log_v": c.log_v + 1e-4, "gap": 0.0}),
-        ("negative gap", lambda c: {"gap": -1e-9}),
-        ("nan", lambda c: {"dual": np.nan}),
-        ("nan", lambda c: {"error_bound": np.inf}),
-        ("mass", lambda c: {"mass": c.mass * 1.001}),
-        ("row_marginal", lambda c: {"row_marginal": c.row_marginal * 1.001}),
-        ("objective", lambda c: {"objective": c.objective * (1 + 1e-9)}),
-        ("float32 plan", lambda c: {"plan": np.zeros_like(c.plan, np.float32)}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "lie"),
+                         [("plan error", lambda c: {"log_v": c.log_v + 1e-6}),
+                          ("not met", lambda c: {"error_bound": 1e-7}),
+                          ("dual above", lambda c: {"dual": c.dual * (1 + 1e-12)}),
+                          ("gap untrue", lambda c: {"log_v": c.log_v + 1e-4, "gap": 0.0}),
+                          ("negative gap", lambda c: {"gap": -1e-9}), ("nan", lambda c: {"dual": np.nan}),
+                          ("nan", lambda c: {"error_bound": np.inf}), ("mass", lambda c: {"mass": c.mass * 1.001}),
+                          ("row_marginal", lambda c: {"row_marginal": c.row_marginal * 1.001}),
+                          ("objective", lambda c: {"objective": c.objective * (1 + 1e-9)}),
+                          ("float32 plan", lambda c: {"plan": np.zeros_like(c.plan, np.float32)})])  # fmt: skip
 def test_a_lie_is_found(kind, lie):
     problem, trial, claim = honest()
     assert kind in kinds(problem, dataclasses.replace(claim, **lie(claim)), trial)

@@ -19,12 +19,8 @@ from .problem import ODDS
 from .trial import NUMBERS, OVER_RANKS, Trial, call, call_over_ranks, draw_trial
 
 SECONDS = 60  # one trial may take: far more is a hang
-REFUSED = (
-    "must not be so small that M / reg overflows",
-    "must have positive, finite mass",
-    "must be finite, >= 0 and not all",
-    "must be 'product' or 'uniform' for points on a GPU",
-)
+REFUSED = ("must not be so small that M / reg overflows", "must have positive, finite mass",
+           "must be finite, >= 0 and not all", "must be 'product' or 'uniform' for points on a GPU")  # fmt: skip
 
 
 class Runner:

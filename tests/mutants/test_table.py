@@ -13,7 +13,7 @@ def test_texts_stand_once():
     assert not broken_entries()
 
 
-@pytest.mark.parametrize("emulated", [False, True], ids=["core", "kernels"])
+@pytest.mark.parametrize("emulated", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["core", "kernels"])
 def test_named_tests_exist(emulated):
     words = dict.fromkeys(" ".join({tests for *_, tests, _ in entries() if tests}).split())
     named = paths(" ".join(word for word in words if word.startswith("cuda/") == emulated))
