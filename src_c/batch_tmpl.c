@@ -18,26 +18,20 @@ ALWAYS_INLINE void batch_dots(const real *K, int64_t ld, int64_t np, mapuot_stat
                               const int R, const int Q) {
     vd sum[PROBLEMS][DOT_ROWS];
     const double *v[PROBLEMS];
-    UNROLL
-    for (int q = 0; q < Q; q++) {
+    UNROLLED (int q = 0; q < Q; q++) {
         v[q] = states[q]->cols.scale;
-        UNROLL
-        for (int r = 0; r < R; r++) sum[q][r] = v_set(0);
+        UNROLLED (int r = 0; r < R; r++) sum[q][r] = v_set(0);
     }
     for (int64_t j = 0; j < np; j += VL) {
         vd row[DOT_ROWS];
-        UNROLL
-        for (int r = 0; r < R; r++) row[r] = v_load_real(K + r * ld + j);
-        UNROLL
-        for (int q = 0; q < Q; q++) {
+        UNROLLED (int r = 0; r < R; r++) row[r] = v_load_real(K + r * ld + j);
+        UNROLLED (int q = 0; q < Q; q++) {
             vd x = v_load(v[q] + j);
-            UNROLL
-            for (int r = 0; r < R; r++) sum[q][r] = v_fma(row[r], x, sum[q][r]);
+            UNROLLED (int r = 0; r < R; r++) sum[q][r] = v_fma(row[r], x, sum[q][r]);
         }
     }
-    UNROLL
-    for (int q = 0; q < Q; q++) UNROLL
-    for (int r = 0; r < R; r++) s[q][r] = v_sum(sum[q][r]);
+    UNROLLED (int q = 0; q < Q; q++)
+        UNROLLED (int r = 0; r < R; r++) s[q][r] = v_sum(sum[q][r]);
 }
 
 /* sums_q += sum_r u_qr K_r for R rows and all problems */
@@ -45,14 +39,12 @@ ALWAYS_INLINE void batch_sums(const real *K, int64_t ld, int64_t np, mapuot_stat
                               const int R) {
     for (int64_t j = 0; j < np; j += VL) {
         vd row[TILE];
-        UNROLL
-        for (int r = 0; r < R; r++) row[r] = v_load_real(K + r * ld + j);
+        UNROLLED (int r = 0; r < R; r++) row[r] = v_load_real(K + r * ld + j);
         for (int q = 0; q < count; q++) {
             const double *u = states[q]->rows.scale + i;
             double *sums = states[q]->sums + j;
             vd sum = v_load(sums);
-            UNROLL
-            for (int r = 0; r < R; r++) sum = v_fma(row[r], v_set(u[r]), sum);
+            UNROLLED (int r = 0; r < R; r++) sum = v_fma(row[r], v_set(u[r]), sum);
             v_store(sums, sum);
         }
     }
@@ -67,17 +59,14 @@ ALWAYS_INLINE void batch_tile(mapuot_state *const *states, int count, int64_t i,
         double s[PROBLEMS][TILE] = {{0}};
         for (int r = 0; r < R; r += step) {
             double part[PROBLEMS][TILE];
-            if (left == PROBLEMS)
-                batch_dots(K + r * ld, ld, np, states + q, part, step, PROBLEMS);
+            if (left == PROBLEMS) batch_dots(K + r * ld, ld, np, states + q, part, step, PROBLEMS);
             else
                 for (int k = 0; k < left; k++) batch_dots(K + r * ld, ld, np, states + q + k, part + k, step, 1);
             for (int k = 0; k < left; k++) memcpy(s[k] + r, part[k], sizeof(double) * (size_t)step);
         }
         for (int k = 0; k < left; k++)
-            if (states[0]->limits.symmetric)
-                memcpy(states[q + k]->sums + i, s[k], R * sizeof(double));
-            else
-                prox_rows(states[q + k], i, R, s[k], states[q + k]->sums + np);
+            if (states[0]->limits.symmetric) memcpy(states[q + k]->sums + i, s[k], R * sizeof(double));
+            else prox_rows(states[q + k], i, R, s[k], states[q + k]->sums + np);
     }
     if (!states[0]->limits.symmetric) batch_sums(K, ld, np, states, count, i, R);
 }

@@ -161,10 +161,8 @@ static void cut_task(void *context, int thread, int threads) {
     cuts *job = context;
     for (int64_t k = thread; k < job->parts; k += threads) {
         int64_t unit = job->unit;
-        if (job->last)
-            cut(&job->all, job->edge[k], job->edge[k + 1], unit);
-        else
-            job->middle[k] = middle_of(&job->all, job->edge[k], job->edge[k + 1], &unit);
+        if (job->last) cut(&job->all, job->edge[k], job->edge[k + 1], unit);
+        else job->middle[k] = middle_of(&job->all, job->edge[k], job->edge[k + 1], &unit);
     }
 }
 

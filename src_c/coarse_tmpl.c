@@ -70,17 +70,13 @@ static void products(const mapuot_coarse *coarse, int64_t np, int thread, int th
             vd sum[TOGETHER][TOGETHER];
             some_rows(coarse, np, I, left);
             some_rows(coarse, np, L, right);
-            UNROLL
-            for (int i = 0; i < TOGETHER * TOGETHER; i++) sum[i / TOGETHER][i % TOGETHER] = v_set(0);
+            UNROLLED (int i = 0; i < TOGETHER * TOGETHER; i++) sum[i / TOGETHER][i % TOGETHER] = v_set(0);
             for (int64_t j = 0; j < np; j += VL) {
                 vd x[TOGETHER];
-                UNROLL
-                for (int i = 0; i < TOGETHER; i++) x[i] = v_load_f32(right[i] + j);
-                UNROLL
-                for (int i = 0; i < TOGETHER; i++) {
+                UNROLLED (int i = 0; i < TOGETHER; i++) x[i] = v_load_f32(right[i] + j);
+                UNROLLED (int i = 0; i < TOGETHER; i++) {
                     const vd y = v_load_f32(left[i] + j);
-                    UNROLL
-                    for (int k = 0; k < TOGETHER; k++) sum[i][k] = v_fma(x[k], y, sum[i][k]);
+                    UNROLLED (int k = 0; k < TOGETHER; k++) sum[i][k] = v_fma(x[k], y, sum[i][k]);
                 }
             }
             for (int i = 0; i < TOGETHER && I + i < clusters; i++)
@@ -140,10 +136,9 @@ static void gather(const mapuot_state *state, const sweep_args *args, int64_t j0
     for (int64_t I = 0; I < clusters; I += TOGETHER) {
         vd sum[TOGETHER];
         some_rows(coarse, np, I, rows);
-        UNROLL
-        for (int i = 0; i < TOGETHER; i++) sum[i] = v_set(0);
-        for (int64_t j = j0; j < j1; j += VL) UNROLL
-        for (int i = 0; i < TOGETHER; i++) sum[i] = v_fma(v_load_f32(rows[i] + j), v_load(F + j), sum[i]);
+        UNROLLED (int i = 0; i < TOGETHER; i++) sum[i] = v_set(0);
+        for (int64_t j = j0; j < j1; j += VL)
+            UNROLLED (int i = 0; i < TOGETHER; i++) sum[i] = v_fma(v_load_f32(rows[i] + j), v_load(F + j), sum[i]);
         for (int i = 0; i < TOGETHER && I + i < clusters; i++) y[I + i] = v_sum(sum[i]);
     }
 }
@@ -174,8 +169,7 @@ static void spread(const mapuot_state *state, int64_t j0, int64_t j1) {
         for (int i = 0; i < TOGETHER; i++) part[i] = v_set(I + i < coarse->clusters ? y[I + i] : 0.0);
         for (int64_t j = j0; j < j1; j += VL) {
             vd sum = v_load(x + j);
-            UNROLL
-            for (int i = 0; i < TOGETHER; i++) sum = v_fma(part[i], v_load_f32(rows[i] + j), sum);
+            UNROLLED (int i = 0; i < TOGETHER; i++) sum = v_fma(part[i], v_load_f32(rows[i] + j), sum);
             v_store(x + j, sum);
         }
     }
@@ -187,14 +181,10 @@ static void coarse_part(const mapuot_state *state, const sweep_args *args, int p
     const mapuot_coarse *coarse = &state->coarse;
     const int64_t np = padded(state->n), blocks = np / PAD;
     const int64_t j0 = blocks * thread / threads * PAD, j1 = blocks * (thread + 1) / threads * PAD;
-    if (part == COARSE_WEIGH)
-        weigh(coarse, np, j0, j1);
-    else if (part == COARSE_PRODUCTS)
-        products(coarse, np, thread, threads);
-    else if (part == COARSE_GATHER)
-        gather(state, args, j0, j1, coarse->sums + thread * coarse->clusters);
-    else
-        spread(state, j0, j1);
+    if (part == COARSE_WEIGH) weigh(coarse, np, j0, j1);
+    else if (part == COARSE_PRODUCTS) products(coarse, np, thread, threads);
+    else if (part == COARSE_GATHER) gather(state, args, j0, j1, coarse->sums + thread * coarse->clusters);
+    else spread(state, j0, j1);
 }
 
 const coarse_kernels ISA_OP(coarse) = {coarse_rows, coarse_part, coarse_factor, coarse_solve};

@@ -51,10 +51,8 @@ static void run_sweep(mapuot_pool *pool, const mapuot_state *state, const sweep_
     const int64_t np = padded(state->n);
     const int threads = mapuot_pool_threads(pool);
     memset(out, 0, SWEEP_OUT * sizeof(double));
-    if (np < PARALLEL_SWEEP || threads == 1 || threads > MAX_THREADS)
-        sweep(state, args, 0, np, out);
-    else
-        share_sweep(pool, state, args, sweep, residual, out);
+    if (np < PARALLEL_SWEEP || threads == 1 || threads > MAX_THREADS) sweep(state, args, 0, np, out);
+    else share_sweep(pool, state, args, sweep, residual, out);
 }
 
 /* solve A x = b, n <= MAX_MEMORY, symmetric positive definite after the ridge: Cholesky */
@@ -170,10 +168,8 @@ static void finish_prox(mapuot_pool *pool, mapuot_state *state, finish_state *fi
 static double dual_value(const mapuot_state *state, const finish_state *finish, double mass) {
     const mapuot_limits *limits = &state->limits;
     double rows = finish->row_scalars[ROW_DUAL];
-    if (limits->lam_rate > 0 && limits->rho_rows > 0)
-        rows = limits->rho_rows * (limits->row_weight - mass);
-    else if (limits->lam_rate > 0)
-        rows += limits->reg * finish->lam * limits->row_weight;
+    if (limits->lam_rate > 0 && limits->rho_rows > 0) rows = limits->rho_rows * (limits->row_weight - mass);
+    else if (limits->lam_rate > 0) rows += limits->reg * finish->lam * limits->row_weight;
     return rows + finish->sums[SUM_DUAL] + limits->dual_constant - limits->reg * mass;
 }
 
@@ -201,10 +197,8 @@ static void finish_difference(mapuot_pool *pool, mapuot_state *state, finish_sta
     const int64_t np = padded(state->n);
     const double scale = largest_scale(finish);
     stats->dual = dual_value(state, finish, stats->mass);
-    if (outgrown(limits, p, stats, scale))
-        repeat(p, stats);
-    else
-        settle(limits, p, stats);
+    if (outgrown(limits, p, stats, scale)) repeat(p, stats);
+    else settle(limits, p, stats);
     certify(limits, p, stats, finish->sums[SUM_GAP], finish->sums[SUM_HARD], finish->sums[SUM_MISFIT], scale);
     finish->args.common = next_translation(limits, log_ratio_of(finish->sums[SUM_NEXT], stats->mass));
     if (stats->rejected > 0) { /* from the last image, or from the same v on a fresh K */

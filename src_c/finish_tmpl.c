@@ -135,20 +135,17 @@ ALWAYS_INLINE void difference_sums(const mapuot_state *state, const double *F, c
                                    int64_t first, int64_t count, int64_t j0, int64_t j1, double *out) {
     const int64_t np = padded(state->n);
     vd dot[TOGETHER], rhs[TOGETHER];
-    UNROLL
-    for (int i = 0; i < TOGETHER; i++) dot[i] = rhs[i] = v_set(0);
+    UNROLLED (int i = 0; i < TOGETHER; i++) dot[i] = rhs[i] = v_set(0);
     for (int64_t j = j0; j < j1; j += VL) {
         const vd w = v_load(state->cols.weight + j), f = v_load(F + j), newest = v_load(dF + slot * np + j);
-        UNROLL
-        for (int i = 0; i < TOGETHER; i++)
+        UNROLLED (int i = 0; i < TOGETHER; i++)
             if (i < count) {
                 const vd weighted = v_mul(w, v_load(dF + (first + i) * np + j));
                 dot[i] = v_fma(weighted, newest, dot[i]);
                 rhs[i] = v_fma(weighted, f, rhs[i]);
             }
     }
-    UNROLL
-    for (int i = 0; i < TOGETHER; i++)
+    UNROLLED (int i = 0; i < TOGETHER; i++)
         if (i < count) {
             out[SUM_DOT + first + i] += v_sum(dot[i]);
             out[SUM_RHS + first + i] += v_sum(rhs[i]);

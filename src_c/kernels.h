@@ -199,10 +199,8 @@ static inline int64_t first_row_of(const mapuot_matrix *M, int64_t across, int64
     int64_t low = 0, high = (m + TILE - 1) / TILE;
     while (low < high) {
         const int64_t tile = (low + high) / 2, row = tile * TILE;
-        if ((double)(M->start[row] - M->start[0] + ROW_ENTRIES * row) < part * total)
-            low = tile + 1;
-        else
-            high = tile;
+        if ((double)(M->start[row] - M->start[0] + ROW_ENTRIES * row) < part * total) low = tile + 1;
+        else high = tile;
     }
     return t == T || low * TILE > m ? m : low * TILE;
 }

@@ -113,10 +113,8 @@ static void build_kernel(const stream_args *args, int64_t i0, int64_t i1) {
 }
 
 static void form_plan(const stream_args *args, int64_t i0, int64_t i1) {
-    if (args->M.start)
-        make_runs(args, i0, i1, 1);
-    else
-        make_rows(args, i0, i1, 0, (real *)args->out + i0 * args->ld, 1);
+    if (args->M.start) make_runs(args, i0, i1, 1);
+    else make_rows(args, i0, i1, 0, (real *)args->out + i0 * args->ld, 1);
 }
 
 /* in the columns that they are kept with, one run behind the other */
@@ -149,10 +147,8 @@ static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64
 /* R rows from i on, those of a tile made before being lost; narrow ones come with their dots s */
 ALWAYS_INLINE real *open_tile(const range *g, int64_t i, double *s, const form form, const source from, const int R) {
     if (from == STORED) return (real *)g->state->kernel + i * g->ld;
-    if (MAKES_POINTS && form == NARROW)
-        made_tile(g->state, i, (float *)g->state->tile, s, R);
-    else
-        make_tile(g->state, i, R);
+    if (MAKES_POINTS && form == NARROW) made_tile(g->state, i, (float *)g->state->tile, s, R);
+    else make_tile(g->state, i, R);
     return (real *)g->state->tile;
 }
 
@@ -161,14 +157,12 @@ ALWAYS_INLINE real *open_tile(const range *g, int64_t i, double *s, const form f
 /* the lines DOTS_AHEAD of column j in R rows, behind their end those of the rows that follow */
 ALWAYS_INLINE void request_ahead(const range *g, const real *K, const real *next, int64_t j, const int R) {
     const real *from = j + DOTS_AHEAD < g->np ? K + j + DOTS_AHEAD : next + j + DOTS_AHEAD - g->np;
-    UNROLL
-    for (int r = 0; r < R; r++) __builtin_prefetch(from + r * g->ld, 0, 3);
+    UNROLLED (int r = 0; r < R; r++) __builtin_prefetch(from + r * g->ld, 0, 3);
 }
 
 /* half of the next tile, line by line, while the sums work out of cache: memory must not idle */
 ALWAYS_INLINE void request_half(const real *next, int64_t k, const int R) {
-    UNROLL
-    for (int q = 0; q < R / 2; q += 64 / (LINE * (int)sizeof(real)))
+    UNROLLED (int q = 0; q < R / 2; q += 64 / (LINE * (int)sizeof(real)))
         __builtin_prefetch(next + R / 2 * k + q * LINE, 0, 2);
 }
 
@@ -176,19 +170,16 @@ ALWAYS_INLINE void request_half(const real *next, int64_t k, const int R) {
 ALWAYS_INLINE void request_rows(const mapuot_side *rows, int64_t i) {
     const double *read[] = {rows->fi, rows->base, rows->absorbed, rows->weight, rows->rho};
     const double *written[] = {rows->scale, rows->log_scale, rows->marginal};
-    UNROLL
-    for (int f = 0; f < 5; f++)
+    UNROLLED (int f = 0; f < 5; f++)
         if (read[f]) __builtin_prefetch(read[f] + i, 0, 3);
-    UNROLL
-    for (int f = 0; f < 3; f++) __builtin_prefetch(written[f] + i, 1, 3);
+    UNROLLED (int f = 0; f < 3; f++) __builtin_prefetch(written[f] + i, 1, 3);
 }
 
 /* sums += u_r row_r in VL columns from j on; the plan's rows also take the factors u_r and v_j */
 ALWAYS_INLINE void wide_columns(const range *g, const tile *done, const vd *scale, vd vj, int64_t j, const form form,
                                 const int R) {
     vd column = v_load(g->sums + j);
-    UNROLL
-    for (int r = 0; r < R; r++) {
+    UNROLLED (int r = 0; r < R; r++) {
         real *at = done->row + r * g->ld + j;
         if (form == PLAN) {
             const vd p = v_mul(v_mul(v_load_real(at), vj), scale[r]);
@@ -205,20 +196,16 @@ ALWAYS_INLINE void wide_columns(const range *g, const tile *done, const vd *scal
 ALWAYS_INLINE void wide_dots(const range *g, const real *K, const real *next, const tile *done, double *s,
                              const form form, const int R) {
     vd sum[TILE], scale[TILE];
-    UNROLL
-    for (int r = 0; r < R; r++) sum[r] = v_set(0.0), scale[r] = v_set(done ? done->u[r] : 0.0);
+    UNROLLED (int r = 0; r < R; r++) sum[r] = v_set(0.0), scale[r] = v_set(done ? done->u[r] : 0.0);
     for (int64_t j = 0; j < g->np; j += LINE) {
         if (done) request_ahead(g, K, next, j, R);
-        UNROLL
-        for (int q = 0; q < LINE; q += VL) {
+        UNROLLED (int q = 0; q < LINE; q += VL) {
             const vd vj = v_load(g->v + j + q);
             if (done) wide_columns(g, done, scale, vj, j + q, form, R);
-            UNROLL
-            for (int r = 0; r < R; r++) sum[r] = v_fma(v_load_real(K + r * g->ld + j + q), vj, sum[r]);
+            UNROLLED (int r = 0; r < R; r++) sum[r] = v_fma(v_load_real(K + r * g->ld + j + q), vj, sum[r]);
         }
     }
-    UNROLL
-    for (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(sum + r, R - r));
+    UNROLLED (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(sum + r, R - r));
 }
 
 /* the column sums of R rows; backwards where the tile is larger than L1: what was read last is still in it */
@@ -226,12 +213,10 @@ ALWAYS_INLINE void wide_sums(const range *g, const tile *done, const real *next,
     const int backwards = R * g->np * (int64_t)sizeof(real) > L1_TILE;
     const int64_t step = backwards ? -LINE : LINE;
     vd scale[TILE];
-    UNROLL
-    for (int r = 0; r < R; r++) scale[r] = v_set(done->u[r]);
+    UNROLLED (int r = 0; r < R; r++) scale[r] = v_set(done->u[r]);
     for (int64_t k = 0, j = backwards ? g->np - LINE : 0; k < g->np; k += LINE, j += step) {
         if (next) request_half(next, k, R);
-        UNROLL
-        for (int q = 0; q < LINE; q += VL) wide_columns(g, done, scale, v_load(g->v + j + q), j + q, form, R);
+        UNROLLED (int q = 0; q < LINE; q += VL) wide_columns(g, done, scale, v_load(g->v + j + q), j + q, form, R);
     }
 }
 
@@ -240,8 +225,7 @@ ALWAYS_INLINE void wide_sums(const range *g, const tile *done, const real *next,
 ALWAYS_INLINE void narrow_columns(const range *g, const tile *done, const vf *scale, int64_t j, int flush,
                                   const int R) {
     vf column = f_load(g->run + j);
-    UNROLL
-    for (int r = 0; r < R; r++) column = f_fma(f_load_real(done->row + r * g->ld + j), scale[r], column);
+    UNROLLED (int r = 0; r < R; r++) column = f_fma(f_load_real(done->row + r * g->ld + j), scale[r], column);
     if (flush) f_add_to(g->sums + j, column);
     f_store(g->run + j, flush ? f_set(0.0f) : column);
 }
@@ -252,40 +236,32 @@ ALWAYS_INLINE void narrow_dots(const range *g, const real *K, const real *next, 
     const float *v = g->narrow_v;
     vd total[TILE];
     vf scale[TILE];
-    UNROLL
-    for (int r = 0; r < R; r++) total[r] = v_set(0.0), scale[r] = f_set(done ? (float)done->u[r] : 0.0f);
+    UNROLLED (int r = 0; r < R; r++) total[r] = v_set(0.0), scale[r] = f_set(done ? (float)done->u[r] : 0.0f);
     for (int64_t j0 = 0; j0 < g->np; j0 += RUN) {
         const int64_t j1 = j0 + RUN < g->np ? j0 + RUN : g->np;
         vf sum[TILE];
-        UNROLL
-        for (int r = 0; r < R; r++) sum[r] = f_set(0.0f);
+        UNROLLED (int r = 0; r < R; r++) sum[r] = f_set(0.0f);
         for (int64_t j = j0; j < j1; j += LINE) {
             if (done) request_ahead(g, K, next, j, R);
-            UNROLL
-            for (int q = 0; q < LINE; q += FL) {
+            UNROLLED (int q = 0; q < LINE; q += FL) {
                 const vf vj = f_load(v + j + q);
                 if (done) narrow_columns(g, done, scale, j + q, flush, R);
-                UNROLL
-                for (int r = 0; r < R; r++) sum[r] = f_fma(f_load_real(K + r * g->ld + j + q), vj, sum[r]);
+                UNROLLED (int r = 0; r < R; r++) sum[r] = f_fma(f_load_real(K + r * g->ld + j + q), vj, sum[r]);
             }
         }
-        UNROLL
-        for (int r = 0; r < R; r++) total[r] = v_add(total[r], f_fold(sum[r]));
+        UNROLLED (int r = 0; r < R; r++) total[r] = v_add(total[r], f_fold(sum[r]));
     }
-    UNROLL
-    for (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(total + r, R - r));
+    UNROLLED (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(total + r, R - r));
 }
 
 ALWAYS_INLINE void narrow_sums(const range *g, const tile *done, const real *next, int flush, const int R) {
     const int backwards = R * g->np * (int64_t)sizeof(real) > L1_TILE;
     const int64_t step = backwards ? -LINE : LINE;
     vf scale[TILE];
-    UNROLL
-    for (int r = 0; r < R; r++) scale[r] = f_set((float)done->u[r]);
+    UNROLLED (int r = 0; r < R; r++) scale[r] = f_set((float)done->u[r]);
     for (int64_t k = 0, j = backwards ? g->np - LINE : 0; k < g->np; k += LINE, j += step) {
         if (next) request_half(next, k, R);
-        UNROLL
-        for (int q = 0; q < LINE; q += FL) narrow_columns(g, done, scale, j + q, flush, R);
+        UNROLLED (int q = 0; q < LINE; q += FL) narrow_columns(g, done, scale, j + q, flush, R);
     }
 }
 #endif
@@ -329,13 +305,11 @@ ALWAYS_INLINE void made_tile_dots(const range *g, int64_t i, const real *K, doub
     int32_t whole[2];
     const kept_runs runs = runs_made(g->state, i, whole);
     double part_s[TILE];
-    UNROLL
-    for (int r = 0; r < TILE; r++) s[r] = 0.0;
+    UNROLLED (int r = 0; r < TILE; r++) s[r] = 0.0;
     for (int64_t k = 0; k < runs.count; k++) {
         const range part = part_of(g, runs.run[2 * k], runs.run[2 * k + 1]);
         dots(&part, K, NULL, NULL, 0, part_s, form, R);
-        UNROLL
-        for (int r = 0; r < R; r++) s[r] += part_s[r];
+        UNROLLED (int r = 0; r < R; r++) s[r] += part_s[r];
         K += part.np;
     }
 }
@@ -361,14 +335,12 @@ ALWAYS_INLINE int parted(const mapuot_kept *kept, int64_t i, int64_t j) {
 /* u = prox(s) of R rows; the plan's s is that of K v times the old u, by which u grows */
 ALWAYS_INLINE void prox(const range *g, int64_t i, double *s, double *growth, const form form, const int R) {
     const double *u = g->state->rows.scale + i;
-    UNROLL
-    for (int r = 0; r < R && form == PLAN; r++) {
+    UNROLLED (int r = 0; r < R && form == PLAN; r++) {
         growth[r] = u[r] > 0.0 ? 1.0 / u[r] : 0.0;
         s[r] *= growth[r];
     }
     prox_rows(g->state, i, R, s, g->sums + g->np);
-    UNROLL
-    for (int r = 0; r < R && form == PLAN; r++) growth[r] *= u[r];
+    UNROLLED (int r = 0; r < R && form == PLAN; r++) growth[r] *= u[r];
 }
 
 /* Tiles of R rows from i0 on, upwards or downwards: every other pass goes downwards, since the rows read last are those
@@ -386,27 +358,20 @@ ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const in
         const real *next = last || from == MADE ? NULL : (real *)g->state->kernel + (i + step) * g->ld;
         if (form == NARROW && from == MADE)
             ; /* they came with the tile */
-        else if (from == MADE)
-            made_tile_dots(g, i, now.row, s, form, R);
-        else if (!piped || t == 0)
-            dots(g, now.row, NULL, NULL, 0, s, form, R);
+        else if (from == MADE) made_tile_dots(g, i, now.row, s, form, R);
+        else if (!piped || t == 0) dots(g, now.row, NULL, NULL, 0, s, form, R);
         if (!last) request_rows(&g->state->rows, i + step);
         prox(g, i, s, growth, form, R);
-        if (piped && next)
-            dots(g, next, t + 2 < count ? next + step * g->ld : next, &now, flush, s, form, R);
-        else if (from == MADE)
-            made_tile_sums(g, i, &now, flush, form, R);
-        else
-            sums(g, &now, piped ? NULL : next, flush, form, R);
+        if (piped && next) dots(g, next, t + 2 < count ? next + step * g->ld : next, &now, flush, s, form, R);
+        else if (from == MADE) made_tile_sums(g, i, &now, flush, form, R);
+        else sums(g, &now, piped ? NULL : next, flush, form, R);
     }
 }
 
 ALWAYS_INLINE void tiles_or_pipe(const range *g, int64_t i0, int64_t count, const form form, const source from,
                                  const int R) {
-    if (from == STORED && g->state->piped)
-        row_tiles(g, i0, count, 1, form, from, R);
-    else
-        row_tiles(g, i0, count, 0, form, from, R);
+    if (from == STORED && g->state->piped) row_tiles(g, i0, count, 1, form, from, R);
+    else row_tiles(g, i0, count, 0, form, from, R);
 }
 
 ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const form form,
@@ -414,12 +379,9 @@ ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, 
     const range g = range_of(state, form == PLAN ? state->history : state->cols.scale, sums);
     const int R = state->tile_rows;
     const int64_t count = (i1 - i0) / R, left = i1 - i0 - count * R;
-    if (R == 8)
-        tiles_or_pipe(&g, i0, count, form, from, 8);
-    else if (R == 4)
-        tiles_or_pipe(&g, i0, count, form, from, 4);
-    else
-        tiles_or_pipe(&g, i0, count, form, from, 2);
+    if (R == 8) tiles_or_pipe(&g, i0, count, form, from, 8);
+    else if (R == 4) tiles_or_pipe(&g, i0, count, form, from, 4);
+    else tiles_or_pipe(&g, i0, count, form, from, 2);
     row_tiles(&g, i1 - left, left, 0, form, from, 1);
 }
 
@@ -427,10 +389,8 @@ ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, 
 ALWAYS_INLINE void dots_tile(const range *g, int64_t i, const form form, const source from, const int R) {
     double s[TILE] = {0};
     const real *K = open_tile(g, i, s, form, from, R);
-    if (from == MADE && form == WIDE)
-        made_tile_dots(g, i, K, s, WIDE, R);
-    else if (from == STORED)
-        dots(g, K, NULL, NULL, 0, s, form, R);
+    if (from == MADE && form == WIDE) made_tile_dots(g, i, K, s, WIDE, R);
+    else if (from == STORED) dots(g, K, NULL, NULL, 0, s, form, R);
     memcpy(g->state->rows.marginal + i, s, R * sizeof(double));
 }
 
@@ -486,10 +446,8 @@ ALWAYS_INLINE void half_tiles(const range *g, int64_t i0, int64_t i1, const form
 ALWAYS_INLINE void product_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const form form,
                                  const source from) {
     const range g = range_of(state, state->cols.scale, sums);
-    if (is_halved(state))
-        half_tiles(&g, i0, i1, form, from, TILE);
-    else
-        dots_range(&g, i0, i1, form, from);
+    if (is_halved(state)) half_tiles(&g, i0, i1, form, from, TILE);
+    else dots_range(&g, i0, i1, form, from);
 }
 
 /* ---- stored pairs ---- */
@@ -515,8 +473,7 @@ ALWAYS_INLINE double run_dot(const real *K, const run row, const double *v) {
     double sum[4] = {0.0};
     int64_t k = 0;
     for (; k + 4 <= row.count; k += 4) {
-        UNROLL
-        for (int q = 0; q < 4; q++) sum[q] += K[k + q] * v[row.column[k + q]];
+        UNROLLED (int q = 0; q < 4; q++) sum[q] += K[k + q] * v[row.column[k + q]];
     }
     for (; k < row.count; k++) sum[0] += K[k] * v[row.column[k]];
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
@@ -528,10 +485,8 @@ ALWAYS_INLINE void run_sums(const real *K, const run row, double u, double *sums
     for (; k + 8 <= row.count; k += 8) {
         double sum[8];
         for (int q = 0; q < 8; q += VL) v_store(sum + q, v_mul(v_set(u), v_load_real(K + k + q)));
-        UNROLL
-        for (int q = 0; q < 8; q++) sum[q] += sums[row.column[k + q]];
-        UNROLL
-        for (int q = 0; q < 8; q++) sums[row.column[k + q]] = sum[q];
+        UNROLLED (int q = 0; q < 8; q++) sum[q] += sums[row.column[k + q]];
+        UNROLLED (int q = 0; q < 8; q++) sums[row.column[k + q]] = sum[q];
     }
     for (; k < row.count; k++) sums[row.column[k]] += u * K[k];
 }
@@ -568,22 +523,17 @@ static void run_dots(const mapuot_state *state, int64_t i0, int64_t i1) {
 /* ---- the passes ---- */
 
 static void row_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
-    if (state->M.start)
-        run_range(state, i0, i1, sums);
-    else if (MAKES && makes_rows(state))
-        row_range(state, i0, i1, sums, WIDE, MADE);
-    else
-        row_range(state, i0, i1, sums, WIDE, STORED);
+    if (state->M.start) run_range(state, i0, i1, sums);
+    else if (MAKES && makes_rows(state)) row_range(state, i0, i1, sums, WIDE, MADE);
+    else row_range(state, i0, i1, sums, WIDE, STORED);
 }
 
 #ifdef MAPUOT_DTYPE_F64
 #define narrow_pass NULL /* a K in float64 has no passes in float32 */
 #else
 static void narrow_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
-    if (MAKES_POINTS && makes_rows(state))
-        row_range(state, i0, i1, sums, NARROW, MADE);
-    else
-        row_range(state, i0, i1, sums, NARROW, STORED);
+    if (MAKES_POINTS && makes_rows(state)) row_range(state, i0, i1, sums, NARROW, MADE);
+    else row_range(state, i0, i1, sums, NARROW, STORED);
 }
 #endif
 
@@ -597,13 +547,10 @@ static void row_dots(const mapuot_state *state, int64_t i0, int64_t i1, double *
 #ifndef MAPUOT_DTYPE_F64
     else if (MAKES_POINTS && state->progress.narrow && makes_rows(state))
         product_range(state, i0, i1, sums, NARROW, MADE);
-    else if (state->progress.narrow)
-        product_range(state, i0, i1, sums, NARROW, STORED);
+    else if (state->progress.narrow) product_range(state, i0, i1, sums, NARROW, STORED);
 #endif
-    else if (MAKES && makes_rows(state))
-        product_range(state, i0, i1, sums, WIDE, MADE);
-    else
-        product_range(state, i0, i1, sums, WIDE, STORED);
+    else if (MAKES && makes_rows(state)) product_range(state, i0, i1, sums, WIDE, MADE);
+    else product_range(state, i0, i1, sums, WIDE, STORED);
 }
 
 void KERNEL(batch_pass)(mapuot_state *const *states, int count);

@@ -5,8 +5,7 @@
 
 ALWAYS_INLINE vd v_horner(vd x, const double *coefficient, const int count) {
     vd sum = v_set(coefficient[0]);
-    UNROLL
-    for (int k = 1; k < count; k++) sum = v_fma(sum, x, v_set(coefficient[k]));
+    UNROLLED (int k = 1; k < count; k++) sum = v_fma(sum, x, v_set(coefficient[k]));
     return sum;
 }
 

@@ -22,8 +22,7 @@ ALWAYS_INLINE void some_rows(const int count, int64_t n, int64_t ld, const doubl
                              double *dots, double *sums, const int has_x, const int has_w) {
     const vd zero = v_set(0.0);
     vd s[ROWS], u[ROWS];
-    UNROLL
-    for (int k = 0; k < count; k++) {
+    UNROLLED (int k = 0; k < count; k++) {
         s[k] = zero;
         u[k] = has_w ? v_set(w[k]) : zero;
     }
@@ -31,8 +30,7 @@ ALWAYS_INLINE void some_rows(const int count, int64_t n, int64_t ld, const doubl
         const int part = v_part(n, j);
         const vd y = has_x ? v_load_part(x + j, part, zero) : zero;
         vd sum = has_w ? v_load_part(sums + j, part, zero) : zero;
-        UNROLL
-        for (int k = 0; k < count; k++) {
+        UNROLLED (int k = 0; k < count; k++) {
             const vd a = v_load_part(V + k * ld + j, part, zero);
             s[k] = has_x ? v_fma(a, y, s[k]) : s[k];
             sum = has_w ? v_fma(u[k], a, sum) : sum;
@@ -54,12 +52,9 @@ ALWAYS_INLINE void all_rows(int64_t rows, int64_t n, int64_t ld, const double *V
 static void sweep(int64_t rows, int64_t n, int64_t ld, const double *V, const double *x, const double *w, double *dots,
                   double *sums) {
     const uint64_t before = begin_flush(1.0); /* terms are at most 1, and of sums below `least` the caller is told */
-    if (x && w)
-        all_rows(rows, n, ld, V, x, w, dots, sums, 1, 1);
-    else if (x)
-        all_rows(rows, n, ld, V, x, w, dots, sums, 1, 0);
-    else
-        all_rows(rows, n, ld, V, x, w, dots, sums, 0, 1);
+    if (x && w) all_rows(rows, n, ld, V, x, w, dots, sums, 1, 1);
+    else if (x) all_rows(rows, n, ld, V, x, w, dots, sums, 1, 0);
+    else all_rows(rows, n, ld, V, x, w, dots, sums, 0, 1);
     end_flush(before);
 }
 

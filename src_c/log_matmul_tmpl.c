@@ -82,23 +82,18 @@ static double pack_row(const real *A, int64_t count, real *E) {
 /* S += E F over a run of k, for ROWS x COLS sums in registers */
 ALWAYS_INLINE void multiply(const real *E, const real *F, int64_t run, double *S, int64_t ld) {
     lanes sum[ROWS][VECS];
-    UNROLL
-    for (int r = 0; r < ROWS; r++) UNROLL
-    for (int q = 0; q < VECS; q++) sum[r][q] = w_set(0);
+    UNROLLED (int r = 0; r < ROWS; r++)
+        UNROLLED (int q = 0; q < VECS; q++) sum[r][q] = w_set(0);
     for (int64_t k = 0; k < run; k++) {
         lanes f[VECS];
-        UNROLL
-        for (int q = 0; q < VECS; q++) f[q] = w_load(F + k * COLS + q * LANES);
-        UNROLL
-        for (int r = 0; r < ROWS; r++) {
+        UNROLLED (int q = 0; q < VECS; q++) f[q] = w_load(F + k * COLS + q * LANES);
+        UNROLLED (int r = 0; r < ROWS; r++) {
             lanes e = w_set(E[k * ROWS + r]);
-            UNROLL
-            for (int q = 0; q < VECS; q++) sum[r][q] = w_fma(e, f[q], sum[r][q]);
+            UNROLLED (int q = 0; q < VECS; q++) sum[r][q] = w_fma(e, f[q], sum[r][q]);
         }
     }
-    UNROLL
-    for (int r = 0; r < ROWS; r++) UNROLL
-    for (int q = 0; q < VECS; q++) w_add_to(S + r * ld + q * LANES, sum[r][q]);
+    UNROLLED (int r = 0; r < ROWS; r++)
+        UNROLLED (int q = 0; q < VECS; q++) w_add_to(S + r * ld + q * LANES, sum[r][q]);
 }
 
 /* one entry by plain loops: few columns, +inf, NaN */

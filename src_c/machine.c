@@ -109,8 +109,7 @@ double mapuot_quota(const char *root) {
         if (!rest || sscanf(line, "%*s %*s %*s %1023s %1023s", mounted, at) != 2 ||
             sscanf(rest, " - %31s %*s %1023s", type, options) != 2)
             continue;
-        if (strcmp(type, "cgroup2") == 0)
-            quota = fmin(quota, least_quota(root, mounted, at, 2));
+        if (strcmp(type, "cgroup2") == 0) quota = fmin(quota, least_quota(root, mounted, at, 2));
         else if (strcmp(type, "cgroup") == 0 && listed(options, "cpu"))
             quota = fmin(quota, least_quota(root, mounted, at, 1));
     }

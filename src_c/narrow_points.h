@@ -18,23 +18,18 @@ enum { SHORT = 512 };                                      /* columns whose prod
 ALWAYS_INLINE void narrow_metric(const mapuot_narrow_points *points, int64_t i, int64_t j, vf sum[][STEPS],
                                  const int64_t d, const mapuot_narrow_form form, const int R) {
     const float *x = points->x + i * d, *y = points->y + j * d;
-    UNROLL
-    for (int r = 0; r < R; r++) UNROLL
-    for (int q = 0; q < STEPS; q++) sum[r][q] = f_set(0.0f);
-    for (int64_t k = 0; k < d; k++, y += PAD) UNROLL
-    for (int q = 0; q < STEPS; q++) {
-        const vf yk = f_load(y + q * FL);
-        UNROLL
-        for (int r = 0; r < R; r++) {
-            const vf xk = f_set(x[r * d + k]), t = f_sub(yk, xk); /* so: x is an operand in memory */
-            if (form == MAPUOT_PRODUCTS)
-                sum[r][q] = f_fma(xk, yk, sum[r][q]);
-            else if (form == MAPUOT_SIZES)
-                sum[r][q] = f_add(sum[r][q], f_max(t, f_sub(xk, yk)));
-            else
-                sum[r][q] = f_fma(t, t, sum[r][q]);
+    UNROLLED (int r = 0; r < R; r++)
+        UNROLLED (int q = 0; q < STEPS; q++) sum[r][q] = f_set(0.0f);
+    for (int64_t k = 0; k < d; k++, y += PAD)
+        UNROLLED (int q = 0; q < STEPS; q++) {
+            const vf yk = f_load(y + q * FL);
+            UNROLLED (int r = 0; r < R; r++) {
+                const vf xk = f_set(x[r * d + k]), t = f_sub(yk, xk); /* so: x is an operand in memory */
+                if (form == MAPUOT_PRODUCTS) sum[r][q] = f_fma(xk, yk, sum[r][q]);
+                else if (form == MAPUOT_SIZES) sum[r][q] = f_add(sum[r][q], f_max(t, f_sub(xk, yk)));
+                else sum[r][q] = f_fma(t, t, sum[r][q]);
+            }
         }
-    }
 }
 
 /* R rows from i on, in the columns that they are kept with, to out, ld further each, and s_r = K_r . v, written up to a
@@ -45,22 +40,18 @@ ALWAYS_INLINE void made_dots(const mapuot_state *state, int64_t i, float *out, d
     int32_t whole[2];
     const kept_runs runs = runs_made(state, i, whole);
     vd total[TILE];
-    UNROLL
-    for (int r = 0; r < R; r++) total[r] = v_set(0.0);
+    UNROLLED (int r = 0; r < R; r++) total[r] = v_set(0.0);
     for (int64_t k = 0, j = 0, end = 0; k < runs.count || j < end;) { /* SHORT columns of one run at a time */
         if (j >= end) j = runs.run[2 * k], end = runs.run[2 * k + 1], k++;
         const int64_t stop = j + SHORT < end ? j + SHORT : end;
         vf dot[MADE_ROWS];
-        UNROLL
-        for (int r = 0; r < R; r++) dot[r] = f_set(0.0f);
+        UNROLLED (int r = 0; r < R; r++) dot[r] = f_set(0.0f);
         for (; j < stop; j += PAD, out += PAD) {
             vf sum[MADE_ROWS][STEPS];
             narrow_metric(points, i, j, sum, d, form, R);
-            UNROLL
-            for (int q = 0; q < STEPS; q++) {
+            UNROLLED (int q = 0; q < STEPS; q++) {
                 const vf col = f_load(points->col + j + q * FL), v = f_load(state->narrow_v + j + q * FL);
-                UNROLL
-                for (int r = 0; r < R; r++) {
+                UNROLLED (int r = 0; r < R; r++) {
                     const vf c = form == MAPUOT_ROOTS ? f_sqrt(sum[r][q]) : sum[r][q];
                     const vf known = f_add(f_set(points->row[i + r]), col);
                     const vf K = f_exp2(form == MAPUOT_PRODUCTS ? f_add(known, c) : f_sub(known, c));
@@ -69,29 +60,21 @@ ALWAYS_INLINE void made_dots(const mapuot_state *state, int64_t i, float *out, d
                 }
             }
         }
-        UNROLL
-        for (int r = 0; r < R; r++) total[r] = v_add(total[r], f_fold(dot[r]));
+        UNROLLED (int r = 0; r < R; r++) total[r] = v_add(total[r], f_fold(dot[r]));
     }
-    UNROLL
-    for (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(total + r, R - r));
+    UNROLLED (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(total + r, R - r));
 }
 
 /* Choose the text by form, and by d where a loop over few coordinates would take longer than they do. */
 ALWAYS_INLINE void made_rows(const mapuot_state *state, int64_t i, float *out, double *s, const int R) {
     const int64_t d = state->narrow_points.d;
     const mapuot_narrow_form form = state->narrow_points.form;
-    if (form == MAPUOT_PRODUCTS)
-        made_dots(state, i, out, s, d, MAPUOT_PRODUCTS, R);
-    else if (form == MAPUOT_SIZES)
-        made_dots(state, i, out, s, d, MAPUOT_SIZES, R);
-    else if (form == MAPUOT_ROOTS)
-        made_dots(state, i, out, s, d, MAPUOT_ROOTS, R);
-    else if (d == 2)
-        made_dots(state, i, out, s, 2, MAPUOT_SQUARES, R);
-    else if (d == 3)
-        made_dots(state, i, out, s, 3, MAPUOT_SQUARES, R);
-    else
-        made_dots(state, i, out, s, d, MAPUOT_SQUARES, R);
+    if (form == MAPUOT_PRODUCTS) made_dots(state, i, out, s, d, MAPUOT_PRODUCTS, R);
+    else if (form == MAPUOT_SIZES) made_dots(state, i, out, s, d, MAPUOT_SIZES, R);
+    else if (form == MAPUOT_ROOTS) made_dots(state, i, out, s, d, MAPUOT_ROOTS, R);
+    else if (d == 2) made_dots(state, i, out, s, 2, MAPUOT_SQUARES, R);
+    else if (d == 3) made_dots(state, i, out, s, 3, MAPUOT_SQUARES, R);
+    else made_dots(state, i, out, s, d, MAPUOT_SQUARES, R);
 }
 
 static __attribute__((noinline)) void made_tile(const mapuot_state *state, int64_t i, float *out, double *s, int R) {

@@ -118,10 +118,8 @@ static double least_curvature(const mapuot_newton *w) {
     while (low > SINGULAR && is_below(w, low)) high = low, low *= 0.5;
     while (high > 1.05 * low) {
         const double x = sqrt(low * high);
-        if (is_below(w, x))
-            high = x;
-        else
-            low = x;
+        if (is_below(w, x)) high = x;
+        else low = x;
     }
     return low;
 }
@@ -314,12 +312,9 @@ int mapuot_meet(mapuot_pool *pool, mapuot_state *state, mapuot_newton *w, double
     const int by_gap = state->limits.tol_gap >= 0 && w->found > w->tol; /* it ended the passes */
     int verdict = mapuot_newton_solve(pool, state, w, room);
     stats->error = w->error;
-    if (verdict == MAPUOT_HOLDS || (by_gap && passes_left > 0))
-        stats->status = MAPUOT_CONVERGED;
-    else if (verdict == MAPUOT_GIVES_UP)
-        stats->status = MAPUOT_STALLED;
-    else if (passes_left > 0)
-        move_on(state, w);
+    if (verdict == MAPUOT_HOLDS || (by_gap && passes_left > 0)) stats->status = MAPUOT_CONVERGED;
+    else if (verdict == MAPUOT_GIVES_UP) stats->status = MAPUOT_STALLED;
+    else if (passes_left > 0) move_on(state, w);
     if (verdict == MAPUOT_HOLDS_AFTER && passes_left > 0 && !by_gap) {
         const int status = mapuot_iterate(pool, state, 1, stats + 1, made);
         if (status != MAPUOT_CONVERGED && status != MAPUOT_RUNNING) return status;

@@ -40,12 +40,10 @@ ALWAYS_INLINE double one_entry(const mapuot_matrix *M, int64_t k) {
 /* VL x VL entries from number k on, whose columns lie in one piece */
 ALWAYS_INLINE void turn_block(const mapuot_matrix *M, int64_t k, double *out, int64_t width) {
     vd x[VL];
-    UNROLL
-    for (int q = 0; q < VL; q++, k += M->col_stride)
+    UNROLLED (int q = 0; q < VL; q++, k += M->col_stride)
         x[q] = M->dtype == MAPUOT_F64 ? v_load((const double *)M->data + k) : v_load_f32((const float *)M->data + k);
     v_transpose(x);
-    UNROLL
-    for (int r = 0; r < VL; r++) v_store(out + r * width, x[r]);
+    UNROLLED (int r = 0; r < VL; r++) v_store(out + r * width, x[r]);
 }
 
 /* the columns [j, j + count) of the rows from i on */

@@ -21,10 +21,8 @@ ALWAYS_INLINE vd v_cos(vd x) {
         -1.0 / 87178291200.0, 1.0 / 479001600.0, -1.0 / 3628800.0, 1.0 / 40320.0, -1.0 / 720.0, 1.0 / 24.0, -0.5, 1.0};
     const double next_odd[] = {
         1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0, -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0, 1.0};
-    UNROLL
-    for (int k = 0; k < 8; k++) even = v_fma(even, z, v_set(next_even[k]));
-    UNROLL
-    for (int k = 0; k < 7; k++) odd = v_fma(odd, w, v_set(next_odd[k]));
+    UNROLLED (int k = 0; k < 8; k++) even = v_fma(even, z, v_set(next_even[k]));
+    UNROLLED (int k = 0; k < 7; k++) odd = v_fma(odd, w, v_set(next_odd[k]));
     return v_if_less(x, v_set(0.5 * HALF_PI), even, v_mul(odd, rest));
 }
 
@@ -53,15 +51,12 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
         end = from + COORDINATES < d ? from + COORDINATES : d;
         for (int64_t k = 0; k < count; k += PAD) { /* y is padded so */
             vd sum[4][PAD / VL];
-            UNROLL
-            for (int r = 0; r < R; r++) UNROLL
-            for (int p = 0; p < PAD / VL; p++) sum[r][p] = from > 0 ? v_load(out + r * ld + k + p * VL) : zero;
+            UNROLLED (int r = 0; r < R; r++)
+                UNROLLED (int p = 0; p < PAD / VL; p++) sum[r][p] = from > 0 ? v_load(out + r * ld + k + p * VL) : zero;
             for (int64_t q = from; q < end; q++) {
-                UNROLL
-                for (int p = 0; p < PAD / VL; p++) {
+                UNROLLED (int p = 0; p < PAD / VL; p++) {
                     const vd yq = v_load(y + q * points->ld + k + p * VL);
-                    UNROLL
-                    for (int r = 0; r < R; r++) {
+                    UNROLLED (int r = 0; r < R; r++) {
                         const vd xq = v_set(x[r * d + q]), t = v_sub(xq, yq);
                         if (metric == MAPUOT_INNER) {
                             sum[r][p] = v_fnma(xq, yq, sum[r][p]);
@@ -72,10 +67,9 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
                     }
                 }
             }
-            UNROLL
-            for (int r = 0; r < R; r++) UNROLL
-            for (int p = 0; p < PAD / VL; p++)
-                v_store(out + r * ld + k + p * VL, end < d ? sum[r][p] : point_cost(sum[r][p], metric, scale));
+            UNROLLED (int r = 0; r < R; r++)
+                UNROLLED (int p = 0; p < PAD / VL; p++)
+                    v_store(out + r * ld + k + p * VL, end < d ? sum[r][p] : point_cost(sum[r][p], metric, scale));
         }
     }
 }

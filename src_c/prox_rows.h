@@ -19,8 +19,7 @@ ALWAYS_INLINE void prox_part(const mapuot_state *state, int64_t i, int count, vd
     vd u = v_mul(v_exp(x), live), r = v_mul(u, sum), dual;
     if (rows->penalty == MAPUOT_KL) /* rho (a - r): r = a e^(-f / rho) is exact after the prox */
         dual = v_mul(v_mul(v_load_part(rows->rho + i, count, zero), in), v_sub(a, r));
-    else
-        dual = v_mul(v_mul(a, v_set(state->limits.reg)), v_if_less(zero, live, v_add(v_add(x, d), shift), zero));
+    else dual = v_mul(v_mul(a, v_set(state->limits.reg)), v_if_less(zero, live, v_add(v_add(x, d), shift), zero));
     v_store_part(rows->scale + i, u, count);
     v_store_part(rows->log_scale + i, x, count);
     v_store_part(rows->marginal + i, r, count);
@@ -57,7 +56,6 @@ ALWAYS_INLINE void prox_rows(const mapuot_state *state, int64_t i, const int cou
         prox_scalar(state, i, count, s, scalars);
         return;
     }
-    UNROLL
-    for (int k = 0; k < count; k += VL) prox_part(state, i + k, count - k, v_load(s + k), scalars);
+    UNROLLED (int k = 0; k < count; k += VL) prox_part(state, i + k, count - k, v_load(s + k), scalars);
 }
 #endif

@@ -24,5 +24,5 @@ typedef float real;
 #endif
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLLED(...) _Pragma("GCC unroll 16") for (__VA_ARGS__) /* a loop of few steps, all of them written out */
 #endif

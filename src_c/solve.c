@@ -488,10 +488,8 @@ static void solve_one(attempt *t, mapuot_problem *problem) {
     problem->status = MAPUOT_BAD_ARGUMENT;
     take_matrix(t);
     if (!is_plain(t)) return;
-    if (problem->start)
-        memcpy(t->log_v, problem->start, (size_t)task->n * sizeof(double));
-    else
-        memset(t->log_v, 0, (size_t)task->n * sizeof(double));
+    if (problem->start) memcpy(t->log_v, problem->start, (size_t)task->n * sizeof(double));
+    else memset(t->log_v, 0, (size_t)task->n * sizeof(double));
     problem->larger = 0;
     problem->status = carry_out(t);
     if ((problem->status == MAPUOT_CONVERGED || problem->status == OUT_OF_PASSES) && tell(t) < 0)

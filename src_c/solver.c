@@ -88,10 +88,8 @@ static void rows_task(void *context, int thread, int threads) {
     const uint64_t before = begin_flush(state->limits.in_place ? 0.0 : state->limits.reg); /* a plan grows again */
     if (state->coarse.labelled)
         mapuot_active_kernels()->coarse->rows(state, pass_of(state, job->part), thread, threads, sums);
-    else if (job->schedule.shares)
-        sum_share(job, state, thread, sums);
-    else
-        sum_range(job, state, thread, i0, i1, sums);
+    else if (job->schedule.shares) sum_share(job, state, thread, sums);
+    else sum_range(job, state, thread, i0, i1, sums);
     end_flush(before);
 }
 

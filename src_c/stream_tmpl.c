@@ -70,8 +70,7 @@ static void extrema(const stream_args *args, int64_t i0, int64_t i1, double *acc
                 if (v_sum(odd) == 0.0) {
                     low = least;
                     high = most;
-                } else
-                    odd_extrema(M, count, &low, &high, acc);
+                } else odd_extrema(M, count, &low, &high, acc);
             }
     v_store(lane, low);
     for (int q = 0; q < VL; q++) acc[0] = lane[q] < acc[0] ? lane[q] : acc[0];

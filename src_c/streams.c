@@ -33,10 +33,8 @@ static void stream_task(void *context, int thread, int threads) {
     const int64_t i0 = first_row_of(&args->M, args->across, args->m, thread, threads);
     const int64_t i1 = first_row_of(&args->M, args->across, args->m, thread + 1, threads);
     if (job->args.nontemporal) touch_rows(job, i0, i1);
-    if (job->each)
-        job->each(&job->args, i0, i1);
-    else
-        job->gather(&job->args, i0, i1, job->acc + thread * job->len);
+    if (job->each) job->each(&job->args, i0, i1);
+    else job->gather(&job->args, i0, i1, job->acc + thread * job->len);
 }
 
 /* run gather with an accumulator of len entries a thread, all starting at init; acc[0 .. len) is the first thread's */

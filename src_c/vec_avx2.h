@@ -37,10 +37,8 @@ ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest) {
 }
 
 ALWAYS_INLINE void v_store_part(double *p, vd x, int count) {
-    if (count >= VL)
-        v_store(p, x);
-    else
-        _mm256_maskstore_pd(p, v_first(count), x);
+    if (count >= VL) v_store(p, x);
+    else _mm256_maskstore_pd(p, v_first(count), x);
 }
 
 ALWAYS_INLINE vd v_sum_each(const vd *x, const int count) {
@@ -86,10 +84,8 @@ ALWAYS_INLINE vd v_load_part_f32(const float *p, int count) {
 }
 
 ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count) {
-    if (count >= VL)
-        v_store_f32(p, x);
-    else
-        _mm_maskstore_ps(p, v_first_f32(count), _mm256_cvtpd_ps(x));
+    if (count >= VL) v_store_f32(p, x);
+    else _mm_maskstore_ps(p, v_first_f32(count), _mm256_cvtpd_ps(x));
 }
 
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { _mm_stream_ps(p, _mm256_cvtpd_ps(x)); }

@@ -27,12 +27,9 @@ ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest) {
 
 /* no mask where it can be helped: the next load of p would wait */
 ALWAYS_INLINE void v_store_part(double *p, vd x, int count) {
-    if (count >= VL)
-        v_store(p, x);
-    else if (count == VL / 2)
-        _mm256_storeu_pd(p, _mm512_castpd512_pd256(x));
-    else
-        _mm512_mask_storeu_pd(p, (__mmask8)((1 << count) - 1), x);
+    if (count >= VL) v_store(p, x);
+    else if (count == VL / 2) _mm256_storeu_pd(p, _mm512_castpd512_pd256(x));
+    else _mm512_mask_storeu_pd(p, (__mmask8)((1 << count) - 1), x);
 }
 
 /* the quarters of a, then of b, added in pairs */
@@ -42,8 +39,7 @@ ALWAYS_INLINE vd v_fold_lanes(vd a, vd b) {
 
 ALWAYS_INLINE vd v_sum_each(const vd *x, const int count) {
     vd pair[4], zero = _mm512_setzero_pd();
-    UNROLL
-    for (int k = 0; k < 4; k++) {
+    UNROLLED (int k = 0; k < 4; k++) {
         vd a = 2 * k < count ? x[2 * k] : zero, b = 2 * k + 1 < count ? x[2 * k + 1] : zero;
         pair[k] = _mm512_add_pd(_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
     }
@@ -52,13 +48,11 @@ ALWAYS_INLINE vd v_sum_each(const vd *x, const int count) {
 
 ALWAYS_INLINE void v_transpose(vd *x) {
     vd pair[VL];
-    UNROLL
-    for (int k = 0; k < VL; k += 2) {
+    UNROLLED (int k = 0; k < VL; k += 2) {
         pair[k] = _mm512_unpacklo_pd(x[k], x[k + 1]);
         pair[k + 1] = _mm512_unpackhi_pd(x[k], x[k + 1]);
     }
-    UNROLL
-    for (int k = 0; k < 2; k++) { /* lanes k, k + 2, k + 4 and k + 6 */
+    UNROLLED (int k = 0; k < 2; k++) { /* lanes k, k + 2, k + 4 and k + 6 */
         const vd a = _mm512_shuffle_f64x2(pair[k], pair[k + 2], 0x88),
                  b = _mm512_shuffle_f64x2(pair[k], pair[k + 2], 0xdd);
         const vd c = _mm512_shuffle_f64x2(pair[k + 4], pair[k + 6], 0x88);
@@ -91,10 +85,8 @@ ALWAYS_INLINE vd v_load_part_f32(const float *p, int count) {
 }
 
 ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count) {
-    if (count >= VL)
-        v_store_f32(p, x);
-    else
-        _mm256_mask_storeu_ps(p, (__mmask8)((1 << count) - 1), _mm512_cvtpd_ps(x));
+    if (count >= VL) v_store_f32(p, x);
+    else _mm256_mask_storeu_ps(p, (__mmask8)((1 << count) - 1), _mm512_cvtpd_ps(x));
 }
 
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { _mm256_stream_ps(p, _mm512_cvtpd_ps(x)); }

@@ -31,10 +31,8 @@ ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest) {
 }
 
 ALWAYS_INLINE void v_store_part(double *p, vd x, int count) {
-    if (count >= VL)
-        v_store(p, x);
-    else if (count > 0)
-        vst1q_lane_f64(p, x, 0);
+    if (count >= VL) v_store(p, x);
+    else if (count > 0) vst1q_lane_f64(p, x, 0);
 }
 
 ALWAYS_INLINE vd v_sum_each(const vd *x, const int count) {
@@ -68,10 +66,8 @@ ALWAYS_INLINE vd v_load_part_f32(const float *p, int count) {
 }
 
 ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count) {
-    if (count >= VL)
-        v_store_f32(p, x);
-    else if (count > 0)
-        *p = (float)vgetq_lane_f64(x, 0);
+    if (count >= VL) v_store_f32(p, x);
+    else if (count > 0) *p = (float)vgetq_lane_f64(x, 0);
 }
 
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { v_store_f32(p, x); }

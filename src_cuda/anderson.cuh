@@ -26,35 +26,26 @@ __device__ __forceinline__ void solve_gamma(const double *gram, int depth, doubl
     const int lane = threadIdx.x % 32, b = lane % WIDE, a = lane < WIDE * HIGH ? lane / WIDE : HIGH - 1;
     const double scale = lane < depth ? rsqrt(fmax(gram[lane * (MEMORY + 1)], TINY)) : 0, right = rhs * scale;
     double A[ROWS_A_LANE][COLUMNS_A_LANE];
-#pragma unroll
-    for (int q = 0; q < ROWS_A_LANE; q++)
-#pragma unroll
-        for (int c = 0; c < COLUMNS_A_LANE; c++) {
+    UNROLLED (int q = 0; q < ROWS_A_LANE; q++)
+        UNROLLED (int c = 0; c < COLUMNS_A_LANE; c++) {
             const int i = HIGH * q + a, k = WIDE * c + b;
             const double left = __shfl_sync(FULL, scale, i), other = __shfl_sync(FULL, scale, k);
             const double last = __shfl_sync(FULL, right, i);
             A[q][c] = k == MEMORY ? last : i < depth && k < depth ? gram[i * MEMORY + k] * left * other : 0;
             A[q][c] += i == k ? RIDGE : 0;
         }
-#pragma unroll
-    for (int q = 0; q < ROWS_A_LANE; q++) // unrolled: a register has no number that changes
-#pragma unroll 1
-        for (int s = 0; s < HIGH && HIGH * q + s < depth; s++) {
+    UNROLLED (int q = 0; q < ROWS_A_LANE; q++) // unrolled: a register has no number that changes
+        ROLLED (int s = 0; s < HIGH && HIGH * q + s < depth; s++) {
             const int own = HIGH * q / WIDE, column = HIGH * q % WIDE + s; // where the diagonal is
             const double pivot = inverse(__shfl_sync(FULL, A[q][own], WIDE * s + column));
             double upper[COLUMNS_A_LANE], factor[ROWS_A_LANE];
-#pragma unroll
-            for (int c = 0; c < COLUMNS_A_LANE; c++) upper[c] = __shfl_sync(FULL, A[q][c], WIDE * s + b) * pivot;
-#pragma unroll
-            for (int p = 0; p < ROWS_A_LANE; p++) factor[p] = __shfl_sync(FULL, A[p][own], WIDE * a + column);
-#pragma unroll
-            for (int p = 0; p < ROWS_A_LANE; p++)
-#pragma unroll
-                for (int c = 0; c < COLUMNS_A_LANE; c++)
+            UNROLLED (int c = 0; c < COLUMNS_A_LANE; c++) upper[c] = __shfl_sync(FULL, A[q][c], WIDE * s + b) * pivot;
+            UNROLLED (int p = 0; p < ROWS_A_LANE; p++) factor[p] = __shfl_sync(FULL, A[p][own], WIDE * a + column);
+            UNROLLED (int p = 0; p < ROWS_A_LANE; p++)
+                UNROLLED (int c = 0; c < COLUMNS_A_LANE; c++)
                     A[p][c] = p == q && a == s ? upper[c] : fma(-factor[p], upper[c], A[p][c]);
         }
-#pragma unroll
-    for (int q = 0; q < ROWS_A_LANE; q++) {
+    UNROLLED (int q = 0; q < ROWS_A_LANE; q++) {
         const double own = __shfl_sync(FULL, scale, HIGH * q + a);
         if (b == MEMORY % WIDE) gamma[HIGH * q + a] = A[q][MEMORY / WIDE] * own;
     }

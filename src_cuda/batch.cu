@@ -32,14 +32,12 @@ __device__ __forceinline__ Lane lane_of() {
 }
 
 __device__ __forceinline__ void open_rows(const Batch &S, Shared &all, int64_t problem) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < ROWS; i += THREADS) {
+    ROLLED (int i = threadIdx.x; i < ROWS; i += THREADS) {
         const double a = i < (int)S.m ? S.A[problem * S.m + i] : 0;
         all.a[i] = a;
         all.log_a[i] = a > 0 ? log(a) : 0;
     }
-#pragma unroll 1
-    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) all.v[j] = 0;
+    ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) all.v[j] = 0;
 }
 
 // K around the potentials of the pass, or around none; then v.
@@ -61,24 +59,19 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
     __syncthreads();
     share_potentials(S, all.alpha, beta);
     double part[CT];
-#pragma unroll
-    for (int q = 0; q < CT; q++) part[q] = at.c + 16 * q < (int)S.n ? beta[at.c + 16 * q] : -INF;
+    UNROLLED (int q = 0; q < CT; q++) part[q] = at.c + 16 * q < (int)S.n ? beta[at.c + 16 * q] : -INF;
     const cost *from = M + at.g * RT * S.M_row + at.c * S.M_col;
     const int64_t step = 16 * S.M_col;
-#pragma unroll
-    for (int k = 0; k < RT; k++) {
+    UNROLLED (int k = 0; k < RT; k++) {
         const double alpha = at.g * RT + k < (int)S.m ? all.alpha[at.g * RT + k] : -INF;
-#pragma unroll
-        for (int q = 0; q < CT; q++) {
+        UNROLLED (int q = 0; q < CT; q++) {
             const double x = alpha + part[q];
             K[k][q] = exp(x - (x > -INF ? (double)from[k * S.M_row + q * step] : 0) * S.limits.inv_reg);
         }
     }
-#pragma unroll 1
-    for (int i = threadIdx.x; i < ROWS; i += THREADS)
+    ROLLED (int i = threadIdx.x; i < ROWS; i += THREADS)
         all.absorbed[i] = all.a[i] > 0 ? all.alpha[i] - (S.product ? all.log_a[i] : 0) : 0;
-#pragma unroll 1
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
+    ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS)
         columns(ABSORBED)[j] = columns(WEIGHT)[j] > 0 ? beta[j] - (S.product ? columns(LOG_B)[j] : 0) : 0;
     __syncthreads();
     start_columns(S, all.work, columns(0), COLUMNS, all.v);
@@ -92,14 +85,11 @@ __device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane
     double s[RP];
     {
         double v[CT];
-#pragma unroll
-        for (int q = 0; q < CT; q++) v[q] = all.v[at.c + 16 * q];
-#pragma unroll
-        for (int k = 0; k < RP; k++) {
+        UNROLLED (int q = 0; q < CT; q++) v[q] = all.v[at.c + 16 * q];
+        UNROLLED (int k = 0; k < RP; k++) {
             s[k] = 0;
             if (k < RT)
-#pragma unroll
-                for (int q = 0; q < CT; q++) s[k] += K[k < RT ? k : 0][q] * v[q];
+                UNROLLED (int q = 0; q < CT; q++) s[k] += K[k < RT ? k : 0][q] * v[q];
         }
     }
     const double sum = warp_sums<RP, 8>(s, threadIdx.x % 32);
@@ -114,16 +104,12 @@ __device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane
     if (at.mine && at.row < (int)S.n) all.partial[0][at.row] = sum;
 #else
     double sums[CT];
-#pragma unroll
-    for (int q = 0; q < CT; q++) sums[q] = 0;
-#pragma unroll
-    for (int k = 0; k < RT; k++) {
+    UNROLLED (int q = 0; q < CT; q++) sums[q] = 0;
+    UNROLLED (int k = 0; k < RT; k++) {
         const double uk = __shfl_sync(FULL, u, k * (16 / RP), 16);
-#pragma unroll
-        for (int q = 0; q < CT; q++) sums[q] += K[k][q] * uk;
+        UNROLLED (int q = 0; q < CT; q++) sums[q] += K[k][q] * uk;
     }
-#pragma unroll
-    for (int q = 0; q < CT; q++) {
+    UNROLLED (int q = 0; q < CT; q++) {
         sums[q] += __shfl_xor_sync(FULL, sums[q], 16);
         if (threadIdx.x % 32 < 16) all.partial[threadIdx.x / 32][at.c + 16 * q] = sums[q];
     }
@@ -136,8 +122,7 @@ __device__ __forceinline__ void close_problem(const Batch &S, const Shared &all,
                                               const Move &move, double log_u, double r) {
     const Work &W = all.work;
     if (threadIdx.x == 0) S.report[problem] = W.report;
-#pragma unroll 1
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+    ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         const double *col = columns(0) + j;
         const bool used = col[WEIGHT * COLUMNS] > 0;
         const int64_t to = problem * S.n + j;
@@ -166,8 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
     bool odd = false, plain = S.safe > 0, rebuild = S.m > 0; // nothing known here: a peeled loop is twice the code
     Move move;
     double log_u, r;
-#pragma unroll 1
-    for (;;) {
+    ROLLED (;;) {
         if (rebuild) build_kernel(S, all, M, at, plain, K);
         plain = false;
         odd = __syncthreads_or(row_half(S, all, at, K, log_u, r));

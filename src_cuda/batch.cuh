@@ -97,8 +97,7 @@ __device__ __forceinline__ int column_warps(int n) { return n < 32 * HOLDERS ? (
 
 __device__ __forceinline__ double total(const double *parts, int count) {
     double sum = 0;
-#pragma unroll 1
-    for (int w = 0; w < count; w++) sum += parts[w];
+    ROLLED (int w = 0; w < count; w++) sum += parts[w];
     return sum;
 }
 
@@ -126,10 +125,8 @@ __device__ __forceinline__ double block_max(double x, double *scratch) {
 __device__ __forceinline__ void open_columns(const Batch &S, Work &W, int64_t problem, double *col, int ld) {
     const int lane = threadIdx.x % 32;
     double a = 0, b = 0;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) a += S.A[problem * S.m + i];
-#pragma unroll 1
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+    ROLLED (int i = threadIdx.x; i < (int)S.m; i += THREADS) a += S.A[problem * S.m + i];
+    ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         const double w = S.B[problem * S.n + j];
         col[WEIGHT * ld + j] = w;
         col[LOG_B * ld + j] = w > 0 ? log(w) : 0;
@@ -171,13 +168,11 @@ __device__ __forceinline__ void join_next(Work &W, double sum) {
 // The shift that makes the largest v 1, then v and q of every column; all threads, after K was made.
 __device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *col, int ld, double *v) {
     double top = -INF, sum = 0;
-#pragma unroll 1
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
+    ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS)
         if (col[WEIGHT * ld + j] > 0) top = fmax(top, col[X * ld + j] - col[ABSORBED * ld + j]);
     top = ONE_POTENTIAL ? 0 : block_max(top, W.next);
     __syncthreads();
-#pragma unroll 1
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) scale_column(S, col, ld, v, j, col[X * ld + j] - top, sum);
+    ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS) scale_column(S, col, ld, v, j, col[X * ld + j] - top, sum);
     join_next(W, sum);
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 * HOLDERS) {
         W.standing[threadIdx.x / 32].shift -= top;
@@ -218,10 +213,8 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
     const double shift = p.shift + move.lam, k2 = S.limits.rate_cols;
     bool odd = false;
     double value[SUMS];
-#pragma unroll
-    for (int q = 0; q < SUMS; q++) value[q] = 0;
-#pragma unroll 1
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+    UNROLLED (int q = 0; q < SUMS; q++) value[q] = 0;
+    ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         const double sum = sum_of(j), w = col[WEIGHT * ld + j], x = col[X * ld + j];
         if (!(w > 0)) continue;
         odd |= !(sum > DEAD_SUM);
@@ -255,23 +248,19 @@ __device__ __forceinline__ int held(const Work &W) { return W.standing[0].have >
 __device__ __forceinline__ void find_products(const Batch &S, Work &W, const double *col, int ld, int depth) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     double part[OWN_PRODUCTS][2];
-#pragma unroll
-    for (int q = 0; q < OWN_PRODUCTS; q++) part[q][0] = part[q][1] = 0;
-#pragma unroll 1
-    for (int j = lane; j < (int)S.n && warp < depth; j += 32) {
+    UNROLLED (int q = 0; q < OWN_PRODUCTS; q++) part[q][0] = part[q][1] = 0;
+    ROLLED (int j = lane; j < (int)S.n && warp < depth; j += 32) {
         const double w = col[WEIGHT * ld + j];
         if (!(w > 0)) continue;
         const double f = col[NEW_F * ld + j], wf = w * f, wP = w * (f - col[LAST * ld + j]);
-#pragma unroll
-        for (int q = 0; q < OWN_PRODUCTS; q++)
+        UNROLLED (int q = 0; q < OWN_PRODUCTS; q++)
             if (warp + q * WARPS < depth) {
                 const double d = col[(DF + warp + q * WARPS) * ld + j];
                 part[q][0] += wP * d;
                 part[q][1] += wf * d;
             }
     }
-#pragma unroll
-    for (int q = 0; q < OWN_PRODUCTS; q++) {
+    UNROLLED (int q = 0; q < OWN_PRODUCTS; q++) {
         const int i = warp + q * WARPS;
         const double sum = warp_sums<2>(part[q], lane);
         if (i < depth && lane % 16 == 0) (lane == 0 ? W.dot : W.rhs)[i] = sum;

@@ -22,8 +22,7 @@ __device__ __forceinline__ double ratio(const Batch &S, const cost *M, int i, in
 __device__ __forceinline__ void balance(const Batch &S, const cost *M, const double *a, double *alpha, double *beta,
                                         float *part) {
     const int g = threadIdx.x / 16, c = threadIdx.x % 16;
-#pragma unroll 1
-    for (int i = g * RT; i < (g + 1) * RT; i++) {
+    ROLLED (int i = g * RT; i < (g + 1) * RT; i++) {
         double top = -INF;
 #pragma unroll 2
         for (int j = c; j < COLUMNS; j += 16) top = fmax(top, beta[j] - ratio(S, M, i, j));
@@ -31,8 +30,7 @@ __device__ __forceinline__ void balance(const Batch &S, const cost *M, const dou
         if (c == 0) alpha[i] = a[i] > 0 ? -top : -INF;
     }
     __syncwarp();
-#pragma unroll 1
-    for (int j = c; j < COLUMNS; j += 16) {
+    ROLLED (int j = c; j < COLUMNS; j += 16) {
         double top = -INF;
 #pragma unroll 2
         for (int i = g * RT; i < (g + 1) * RT; i++) top = fmax(top, alpha[i] - ratio(S, M, i, j));
@@ -40,8 +38,7 @@ __device__ __forceinline__ void balance(const Batch &S, const cost *M, const dou
         if (threadIdx.x % 32 < 16) part[threadIdx.x / 32 * COLUMNS + j] = (float)top; // rounded: beta need not be sharp
     }
     __syncthreads();
-#pragma unroll 1
-    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+    ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         double top = -INF;
         for (int w = 0; w < WARPS; w++) top = fmax(top, (double)part[w * COLUMNS + j]);
         beta[j] = beta[j] > -INF ? -top : -INF;

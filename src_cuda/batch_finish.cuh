@@ -27,8 +27,7 @@ __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *co
     const int depth = step == MAPUOT_EXTRAPOLATE ? (int)p.depth : 0;
     double sum = 0;
     bool far = false;
-#pragma unroll 1
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+    ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         double x = col[IMAGE * ld + j];
         if (!(col[WEIGHT * ld + j] > 0)) continue;
         if (step < MAPUOT_GO_BACK) {
@@ -77,8 +76,7 @@ __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = column_warps((int)S.n);
     Standing &at = W.standing[warp];
     double *t = W.sums[warp], sum = 0, common = 0;
-#pragma unroll 1
-    for (int w = 0; w < warps; w++) sum += lane < SUMS ? W.part[w][lane] : 0;
+    ROLLED (int w = 0; w < warps; w++) sum += lane < SUMS ? W.part[w][lane] : 0;
     if (lane < SUMS) t[lane] = sum;
     __syncwarp();
     Standing p = at;

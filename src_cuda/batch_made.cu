@@ -97,16 +97,14 @@ __device__ __forceinline__ T exponent(T known, const T *x, const T *y, T unit, c
                                       int64_t width) {
     if constexpr (DIM > 0 && is_narrow<T>()) {
         T sum = FORM == MAPUOT_SQUARES ? known : 0;
-#pragma unroll
-        for (int k = 0; k < DIM; k++) {
+        UNROLLED (int k = 0; k < DIM; k++) {
             const T t = x[k] - y[k];
             sum = FORM == MAPUOT_SQUARES ? fmaf(-t, t, sum) : FORM == MAPUOT_SIZES ? sum + fabsf(t) : fmaf(t, t, sum);
         }
         return FORM == MAPUOT_SQUARES ? sum : known - (FORM == MAPUOT_ROOTS ? root_of(sum) : sum);
     } else if constexpr (DIM > 0) {
         T sum = 0;
-#pragma unroll
-        for (int k = 0; k < DIM; k++) sum = metric_sum(METRIC, sum, x[k], y[k]);
+        UNROLLED (int k = 0; k < DIM; k++) sum = metric_sum(METRIC, sum, x[k], y[k]);
         return known - metric_of(METRIC, sum) * unit;
     } else if constexpr (is_narrow<T>()) {
         return fmaf(-S.M_narrow[i * width + j], unit, known);
@@ -121,10 +119,8 @@ __device__ __forceinline__ double power(double t) { return exp(t); }
 // What a sum starts from, and with one more term; TOPS: the largest exponent in its place
 #define NOTHING (TOPS ? (T) - INF : 0)
 template <bool TOPS, typename T> __device__ __forceinline__ T added(T sum, T t, T weight) {
-    if constexpr (TOPS)
-        return sum > t ? sum : t;
-    else
-        return is_narrow<T>() ? fmaf(power(t), weight, sum) : fma(power(t), weight, sum);
+    if constexpr (TOPS) return sum > t ? sum : t;
+    else return is_narrow<T>() ? fmaf(power(t), weight, sum) : fma(power(t), weight, sum);
 }
 
 // K v of every row
@@ -133,27 +129,21 @@ template <typename T, bool TOPS = false> __device__ __forceinline__ void row_sum
     constexpr int RT = rows_at_once<T>();
     const int m = (int)S.m, n = (int)S.n, lane = threadIdx.x % 32;
     const T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S), unit = (T)unit_of<T>(S);
-#pragma unroll 1
-    for (int i0 = threadIdx.x / 32 * RT; i0 < m; i0 += WARPS * RT) {
+    ROLLED (int i0 = threadIdx.x / 32 * RT; i0 < m; i0 += WARPS * RT) {
         T sum[RT];
         const T *own[RT];
-#pragma unroll
-        for (int r = 0; r < RT; r++) own[r] = rows + FIELDS * (i0 + r < m ? i0 + r : m - 1), sum[r] = NOTHING;
-#pragma unroll 1
-        for (int j = lane; j < n; j += 32) {
+        UNROLLED (int r = 0; r < RT; r++) own[r] = rows + FIELDS * (i0 + r < m ? i0 + r : m - 1), sum[r] = NOTHING;
+        ROLLED (int j = lane; j < n; j += 32) {
             T y[DIM + 1];
-#pragma unroll
-            for (int k = 0; k <= DIM; k++) y[k] = columns[k * n + j];
+            UNROLLED (int k = 0; k <= DIM; k++) y[k] = columns[k * n + j];
             const T v = columns[(DIM + 1) * n + j];
-#pragma unroll
-            for (int r = 0; r < RT; r++) {
+            UNROLLED (int r = 0; r < RT; r++) {
                 const int i = i0 + r < m ? i0 + r : m - 1;
                 sum[r] = added<TOPS>(sum[r], exponent(own[r][DIM] + y[DIM], own[r], y, unit, S, i, j, all.width), v);
             }
         }
         if constexpr (TOPS) {
-#pragma unroll
-            for (int r = 0; r < RT; r++) {
+            UNROLLED (int r = 0; r < RT; r++) {
                 const double top = warp_max((double)sum[r]);
                 if (lane == 0 && i0 + r < m) at.row[i0 + r] = top;
             }
@@ -172,37 +162,30 @@ __device__ __forceinline__ void column_sums(const Shared &all, const Room &at) {
     const int m = (int)S.m, n = (int)S.n, lane = threadIdx.x % 32, parts = parts_of<T>(n);
     const int chunks = (n + 32 * SIDE - 1) / (32 * SIDE);
     const T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S), unit = (T)unit_of<T>(S);
-#pragma unroll 1
-    for (int q = threadIdx.x / 32; q < chunks * parts; q += WARPS) {
+    ROLLED (int q = threadIdx.x / 32; q < chunks * parts; q += WARPS) {
         const int part = q / chunks, first = m * part / parts, last = m * (part + 1) / parts;
         T y[SIDE][DIM + 1];
         int to[SIDE];
         double sum[SIDE];
-#pragma unroll
-        for (int e = 0; e < SIDE; e++) {
+        UNROLLED (int e = 0; e < SIDE; e++) {
             const int j = (q % chunks * SIDE + e) * 32 + lane;
             to[e] = j < n ? j : n - 1, sum[e] = NOTHING;
-#pragma unroll
-            for (int k = 0; k <= DIM; k++) y[e][k] = columns[k * n + to[e]];
+            UNROLLED (int k = 0; k <= DIM; k++) y[e][k] = columns[k * n + to[e]];
         }
-#pragma unroll 1
-        for (int i0 = first; i0 < last; i0 += STRETCH) {
+        ROLLED (int i0 = first; i0 < last; i0 += STRETCH) {
             T here[SIDE];
-#pragma unroll
-            for (int e = 0; e < SIDE; e++) here[e] = NOTHING;
+            UNROLLED (int e = 0; e < SIDE; e++) here[e] = NOTHING;
 #pragma unroll 2
             for (int i = i0; i < i0 + STRETCH && i < last; i++) {
                 const T *x = rows + FIELDS * i;
-#pragma unroll
-                for (int e = 0; e < SIDE; e++)
+                UNROLLED (int e = 0; e < SIDE; e++)
                     here[e] = added<TOPS>(here[e], exponent(x[DIM] + y[e][DIM], x, y[e], unit, S, i, to[e], all.width),
                                           x[DIM + 1]);
             }
-#pragma unroll
-            for (int e = 0; e < SIDE; e++) sum[e] = TOPS ? fmax(sum[e], (double)here[e]) : sum[e] + (double)here[e];
+            UNROLLED (int e = 0; e < SIDE; e++)
+                sum[e] = TOPS ? fmax(sum[e], (double)here[e]) : sum[e] + (double)here[e];
         }
-#pragma unroll
-        for (int e = 0; e < SIDE; e++)
+        UNROLLED (int e = 0; e < SIDE; e++)
             if ((q % chunks * SIDE + e) * 32 + lane < n) at.part[part * n + to[e]] = sum[e];
     }
 }
@@ -212,13 +195,11 @@ template <typename T> __device__ __forceinline__ void place_points(const Shared 
     const Batch &S = all.S;
     const double unit = is_narrow<T>() ? unit_of<T>(S) : 1;
     T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
-#pragma unroll 1
-    for (int q = threadIdx.x; q < DIM * (int)S.m; q += THREADS) {
+    ROLLED (int q = threadIdx.x; q < DIM * (int)S.m; q += THREADS) {
         const int i = q / (DIM + !DIM), k = q % (DIM + !DIM);
         rows[FIELDS * i + k] = (T)((S.points_x[q] - (is_narrow<T>() ? S.points_y[k] : 0)) * unit);
     }
-#pragma unroll 1
-    for (int q = threadIdx.x; q < DIM * (int)S.n; q += THREADS) {
+    ROLLED (int q = threadIdx.x; q < DIM * (int)S.n; q += THREADS) {
         const int j = q / (DIM + !DIM), k = q % (DIM + !DIM);
         columns[k * S.n + j] = (T)((S.points_y[q] - (is_narrow<T>() ? S.points_y[k] : 0)) * unit);
     }
@@ -240,13 +221,11 @@ template <typename T>
 __device__ __forceinline__ void place_potentials(const Shared &all, const Room &at, const double *col, int ld) {
     const Batch &S = all.S;
     T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
+    ROLLED (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
         const double a = S.A[i];
         rows[FIELDS * i + DIM] = a > 0 ? bits_of<T>(S.row_absorbed[i] + log_weight(S, a), all.top) : (T)-INF;
     }
-#pragma unroll 1
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+    ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         const double b = col[WEIGHT * ld + j];
         columns[DIM * S.n + j] = b > 0 ? bits_of<T>(col[ABSORBED * ld + j] + log_weight(S, b), 0) : (T)-INF;
     }
@@ -310,8 +289,7 @@ template <typename T> __device__ __forceinline__ bool row_half(Shared &all, cons
     __syncthreads();
     double part = 0;
     bool odd = false;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
+    ROLLED (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
         const double a = S.A[i], d = S.row_absorbed[i], s = at.row[i], log_a = a > 0 ? log(a) : 0;
         const double log_v = ONE_POTENTIAL && a > 0 ? col[X * ld + i] - col[ABSORBED * ld + i] : 0;
         double log_u = -INF;
@@ -368,8 +346,7 @@ __device__ __forceinline__ bool make_passes(Shared &all, const Room &at, double 
     place_points<T>(all, at);
     if (!rebuild) place_potentials<T>(all, at, col, ld);
     __syncthreads();
-#pragma unroll 1
-    for (;;) {
+    ROLLED (;;) {
         if (rebuild || far) build_kernel<T>(all, at, col, ld, plain);
         rebuild = plain = false;
         const bool odd = row_half<T>(all, at, col, ld);

@@ -17,13 +17,11 @@ __device__ __forceinline__ float exp_2(double x) {
 
 __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_t problem) {
     double a = 0, b = 0;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < ROWS; i += THREADS) {
+    ROLLED (int i = threadIdx.x; i < ROWS; i += THREADS) {
         all.a[i] = i < (int)S.m ? S.A[problem * S.m + i] : 0;
         a += all.a[i];
     }
-#pragma unroll 1
-    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+    ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const double w = j < (int)S.n ? S.B[problem * S.n + j] : 0;
         for (int kind = 0; kind < KINDS; kind++) all.col[kind][j] = 0;
         all.col[MASS][j] = (float)w;
@@ -70,19 +68,16 @@ __device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, c
     const int g = threadIdx.x / 16, c = threadIdx.x % 16, last = (int)S.m - 1;
     const double scale = -S.limits.inv_reg * LOG2E;
     cost next[CT], row[CT];
-#pragma unroll
-    for (int k = -1; k < RT; k++) {
+    UNROLLED (int k = -1; k < RT; k++) {
         const int i = g * RT + k + 1;
         const cost *from = M + (i < last ? i : last) * S.M_row;
-#pragma unroll
-        for (int q = 0; q < CT; q++) {
+        UNROLLED (int q = 0; q < CT; q++) {
             row[q] = next[q];
             const int j = column_of(c, q);
             if (k + 1 < RT) next[q] = from[(j < (int)S.n ? j : 0) * S.M_col];
         }
         __syncwarp(); // all are requested before the first is used
-#pragma unroll
-        for (int q = 0; k >= 0 && q < CT; q++) {
+        UNROLLED (int q = 0; k >= 0 && q < CT; q++) {
             const double potential = all.alpha[i - 1] + all.beta[column_of(c, q)];
             const float entry = exp_2(fma((double)row[q], scale, LOG2E * potential));
             K[k < 0 ? 0 : k][q] = potential > -INF ? entry : 1;
@@ -93,8 +88,7 @@ __device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, c
 // The potentials that K has absorbed: E, base, weights; the history stays.  x holds log v.
 __device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all, int turn) {
     double top = -INF, sum = 0;
-#pragma unroll 1
-    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+    ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const double w = j < (int)S.n ? (double)all.col[MASS][j] : 0, before = all.E[j];
         if (!(w > 0)) continue;
         const double E = all.beta[j] + (S.product ? 0 : S.fi2 * log(w));
@@ -108,8 +102,7 @@ __device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all, int 
     }
     top = ONE_POTENTIAL ? 0 : block_max(top, all.scratch);
     sum = block_sum(sum, all.scratch);
-#pragma unroll 1
-    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+    ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const float y = all.col[MASS][j] > 0 ? (float)((all.x[j] - all.E[j] - top) * LOG2E) : 0;
         all.col[Y][j] = y;
         all.v[j] = all.col[WEIGHT_B][j] * power_of(y);
@@ -140,8 +133,7 @@ __device__ __forceinline__ void absorb_rows(const Batch &S, Shared &all) {
 // K around log v, or around nothing; then y and v.
 __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, int turn, float (&K)[RT][CT]) {
     const bool first = all.fresh > 1, plain = first && S.safe > 0;
-#pragma unroll 1
-    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+    ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const double w = all.col[MASS][j];
         if (!first) all.x[j] = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.step[turn].shift);
         all.beta[j] = !(w > 0) ? -INF : plain ? 0 : all.x[j] + (S.product ? log(w) : 0);
@@ -159,21 +151,17 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
 __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 16;
     float v[CT];
-#pragma unroll
-    for (int q = 0; q < CT; q++) v[q] = all.v[column_of(c, q)];
-#pragma unroll
-    for (int k = 0; k < RT; k++) {
+    UNROLLED (int q = 0; q < CT; q++) v[q] = all.v[column_of(c, q)];
+    UNROLLED (int k = 0; k < RT; k++) {
         float s = 0;
-#pragma unroll
-        for (int q = 0; q < CT; q++) s = fmaf(K[k][q], v[q], s);
+        UNROLLED (int q = 0; q < CT; q++) s = fmaf(K[k][q], v[q], s);
         all.join[warp][lane / 16 * HALF + 20 * k + c] = s;
     }
     __syncwarp();
     [[maybe_unused]] float log_u = 0;
     if (lane < 2 * RP) {
         float sum = 0;
-#pragma unroll
-        for (int q = 0; q < 16; q += 4) {
+        UNROLLED (int q = 0; q < 16; q += 4) {
             float x[4];
             load(&all.join[warp][lane / RP * HALF + lane % RP * 20 + q], x);
             sum += x[0] + x[1] + (x[2] + x[3]);
@@ -202,20 +190,15 @@ __device__ __forceinline__ void row_half(const Batch &S, Shared &all, float shif
     if (ONE_POTENTIAL) return;
     const int warp = threadIdx.x / 32, g = threadIdx.x / 16, c = threadIdx.x % 16;
     float sums[CT];
-#pragma unroll
-    for (int q = 0; q < CT; q++) sums[q] = 0;
-#pragma unroll
-    for (int k = 0; k < RP; k += 4) {
+    UNROLLED (int q = 0; q < CT; q++) sums[q] = 0;
+    UNROLLED (int k = 0; k < RP; k += 4) {
         float u[4];
         load(&all.u[warp][g % 2 * RP + k], u);
-#pragma unroll
-        for (int r = 0; r < 4; r++)
+        UNROLLED (int r = 0; r < 4; r++)
             if (k + r < RT)
-#pragma unroll
-                for (int q = 0; q < CT; q++) sums[q] = fmaf(K[k + r < RT ? k + r : 0][q], u[r], sums[q]);
+                UNROLLED (int q = 0; q < CT; q++) sums[q] = fmaf(K[k + r < RT ? k + r : 0][q], u[r], sums[q]);
     }
-#pragma unroll
-    for (int q = 0; q < CT; q++) all.join[warp][g % 2 * (COLUMNS + 16) + column_of(c, q)] = sums[q];
+    UNROLLED (int q = 0; q < CT; q++) all.join[warp][g % 2 * (COLUMNS + 16) + column_of(c, q)] = sums[q];
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(const __grid_constant__ Batch S) {
@@ -233,32 +216,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(con
     int order = BUILD;
 #pragma unroll 1
     while (order & (BUILD | REJECT)) {
-        if (order & BUILD)
-            build_kernel(S, all, M, turn, K);
-        else
-            restart(all, turn);
-#pragma unroll 1
-        for (;;) {
+        if (order & BUILD) build_kernel(S, all, M, turn, K);
+        else restart(all, turn);
+        ROLLED (;;) {
             Step &at = all.step[turn], &next = all.step[turn ^ 1];
             row_half(S, all, at.shift, K);
             __syncthreads();
             float G[2] = {0, 0}, f[2] = {0, 0};
-            if (role < COLUMN_HALVES)
-                column_sums(all, at, role, j, G, f);
-            else if (role == JUDGE)
-                judge(S, all, next.known > 1);
-            else
-                invert(at);
+            if (role < COLUMN_HALVES) column_sums(all, at, role, j, G, f);
+            else if (role == JUDGE) judge(S, all, next.known > 1);
+            else invert(at);
             __syncthreads();
             order = all.order;
             if (order != GO_ON || passes + 1 >= (int)S.count) // the last pass is that of batch.cu
                 break;
-            if (role < COLUMN_HALVES)
-                advance(all, at, turn, j, G, f);
-            else if (role == JUDGE)
-                assess(S, all, at, next);
-            else if (at.known > 0)
-                shift_differences(all, at, next);
+            if (role < COLUMN_HALVES) advance(all, at, turn, j, G, f);
+            else if (role == JUDGE) assess(S, all, at, next);
+            else if (at.known > 0) shift_differences(all, at, next);
             __syncthreads();
             passes++;
             turn ^= 1;

@@ -112,8 +112,7 @@ __device__ __forceinline__ void column_sums(Shared &all, const Step &at, int hal
 #if ONE_POTENTIAL
         load(&all.s[j], sum);
 #else
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
+        UNROLLED (int g = 0; g < GROUPS; g++) {
             load(&all.join[g / 2][g % 2 * (COLUMNS + 16) + j], part);
             sum[0] += part[0], sum[1] += part[1];
         }
@@ -121,8 +120,7 @@ __device__ __forceinline__ void column_sums(Shared &all, const Step &at, int hal
         float v[2], y[2], w[2], base[2], weight[2], before[2], wP[2];
         load(&all.v[j], v), load(&all.col[Y][j], y), load(&all.col[MASS][j], w), load(&all.col[BASE][j], base);
         load(&all.col[WEIGHT_Q][j], weight), load(&all.col[F_BEFORE][j], before);
-#pragma unroll
-        for (int q = 0; q < 2; q++) {
+        UNROLLED (int q = 0; q < 2; q++) {
             const float next = base[q] + move - fi * log_2(sum[q]), Q = weight[q] * power_of(-k2 * y[q]);
             G[q] = !(sum[q] > DEAD) ? NONE : ONE_POTENTIAL ? 0.5f * (y[q] + next) : next;
             f[q] = G[q] - y[q];
@@ -132,18 +130,15 @@ __device__ __forceinline__ void column_sums(Shared &all, const Step &at, int hal
             value[OF_F] += w[q] * f[q], value[OF_Y] += w[q] * y[q];
             value[OF_P] += wP[q], value[OF_PP] += wP[q] * P, value[OF_PF] += wP[q] * f[q];
         }
-#pragma unroll
-        for (int i = 0; i < OLD; i++) {
+        UNROLLED (int i = 0; i < OLD; i++) {
             load(&all.col[DIFF_F][at.slot[i] + j], part);
             value[OF_DOT + i] = wP[0] * part[0] + wP[1] * part[1];
         }
     }
-#pragma unroll
-    for (int q = 0; q <= OF_Y; q++) all.fold[half][q][lane] = value[q];
+    UNROLLED (int q = 0; q <= OF_Y; q++) all.fold[half][q][lane] = value[q];
     __syncwarp();
     float joined = 0;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
+    UNROLLED (int k = 0; k < 4; k++) {
         float x[4];
         load(&all.fold[half][lane % TOTALS][lane / TOTALS * 16 + 4 * k], x);
         joined += x[0] + x[1] + (x[2] + x[3]);
@@ -232,13 +227,11 @@ __device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, i
     anderson(at, now, gamma);
     if (!usable || (COLUMNS < 128 && j >= COLUMNS)) return;
     load(&all.col[F_BEFORE][j], dF), load(&all.col[G_BEFORE + (turn ^ 1)][j], dG), load(&all.col[WEIGHT_B][j], w);
-#pragma unroll
-    for (int i = 0; i < OLD; i++) {
+    UNROLLED (int i = 0; i < OLD; i++) {
         load(&all.col[DIFF_G][at.slot[i] + j], part);
         y[0] = fmaf(-gamma[i], part[0], y[0]), y[1] = fmaf(-gamma[i], part[1], y[1]);
     }
-#pragma unroll
-    for (int q = 0; q < 2; q++) {
+    UNROLLED (int q = 0; q < 2; q++) {
         dF[q] = f[q] - dF[q] - now.mean, dG[q] = G[q] - dG[q];
         y[q] = extrapolate ? fmaf(-gamma[OLD], dG[q], y[q]) : G[q];
         y[q] = w[q] > 0 ? y[q] : 0;
@@ -252,8 +245,7 @@ __device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, i
 
 // After a step that lost dual value, and before the first: on from the last image, without a history.
 __device__ __forceinline__ void restart(Shared &all, int turn) {
-#pragma unroll 1
-    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+    ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const float y = all.col[G_BEFORE + turn][j], w = all.col[WEIGHT_B][j];
         all.col[Y][j] = y;
         all.v[j] = w > 0 ? w * power_of(y) : 0;

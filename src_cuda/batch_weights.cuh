@@ -13,8 +13,7 @@ __device__ __forceinline__ Products products(const Shared &all) {
     Products out;
     const float P = total(all, OF_P);
     out.mean = P * all.rates.share;
-#pragma unroll
-    for (int i = 0; i < OLD; i++) out.dot[i] = total(all, OF_DOT + i);
+    UNROLLED (int i = 0; i < OLD; i++) out.dot[i] = total(all, OF_DOT + i);
     out.dot[OLD] = fmaxf(total(all, OF_PP) - P * out.mean, 1e-36f);
     out.rhs = total(all, OF_PF) - out.mean * total(all, OF_F);
     return out;
@@ -24,11 +23,9 @@ __device__ __forceinline__ Products products(const Shared &all) {
 __device__ __forceinline__ void shift_differences(const Shared &all, const Step &at, Step &next) {
     const Products now = products(all);
     if (threadIdx.x % 32 > 0) return;
-#pragma unroll
-    for (int i = 0; i < OLD; i++) {
+    UNROLLED (int i = 0; i < OLD; i++) {
         next.rhs[i] = i + 1 < OLD ? at.rhs[i + 1 < OLD ? i + 1 : 0] + now.dot[i + 1] : now.rhs;
-#pragma unroll
-        for (int k = 0; k <= i; k++)
+        UNROLLED (int k = 0; k <= i; k++)
             next.gram[AT(i, k)] = i + 1 < OLD ? at.gram[i + 1 < OLD ? AT(i + 1, k + 1) : 0] : now.dot[k + 1];
     }
 }
@@ -37,60 +34,47 @@ __device__ __forceinline__ void shift_differences(const Shared &all, const Step 
 // next pass.
 __device__ __forceinline__ void invert(Step &at) {
     float A[AT(OLD, 0)], least[OLD];
-#pragma unroll
-    for (int i = 0; i < OLD; i++) {
-#pragma unroll
-        for (int k = 0; k <= i; k++) A[AT(i, k)] = at.gram[AT(i, k)];
+    UNROLLED (int i = 0; i < OLD; i++) {
+        UNROLLED (int k = 0; k <= i; k++) A[AT(i, k)] = at.gram[AT(i, k)];
         least[i] = NARROW_RIDGE * A[AT(i, i)];
         A[AT(i, i)] += least[i];
     }
-#pragma unroll
-    for (int p = 0; p < OLD; p++) {
+    UNROLLED (int p = 0; p < OLD; p++) {
         const float inverse = reciprocal(fmaxf(A[AT(p, p)], least[p]));
         float row[OLD];
-#pragma unroll
-        for (int i = 0; i < OLD; i++) row[i] = i < p ? A[AT(p, i)] : A[AT(i, p)];
-#pragma unroll
-        for (int i = 0; i < OLD; i++)
-#pragma unroll
-            for (int k = 0; k <= i; k++)
+        UNROLLED (int i = 0; i < OLD; i++) row[i] = i < p ? A[AT(p, i)] : A[AT(i, p)];
+        UNROLLED (int i = 0; i < OLD; i++)
+            UNROLLED (int k = 0; k <= i; k++)
                 A[AT(i, k)] = i == p && k == p ? -inverse
                               : i == p         ? row[k] * inverse
                               : k == p         ? row[i] * inverse
                                                : fmaf(-row[i] * inverse, row[k], A[AT(i, k)]);
     }
     if (threadIdx.x % 32 > 0) return;
-#pragma unroll
-    for (int i = 0; i < OLD; i++) {
+    UNROLLED (int i = 0; i < OLD; i++) {
         float sum = 0;
-#pragma unroll
-        for (int k = 0; k < OLD; k++) sum = fmaf(-A[k < i ? AT(i, k) : AT(k, i)], at.rhs[k], sum);
+        UNROLLED (int k = 0; k < OLD; k++) sum = fmaf(-A[k < i ? AT(i, k) : AT(k, i)], at.rhs[k], sum);
         at.solved[i] = sum;
     }
-#pragma unroll
-    for (int i = 0; i < AT(OLD, 0); i++) at.inverse[i] = -A[i];
+    UNROLLED (int i = 0; i < AT(OLD, 0); i++) at.inverse[i] = -A[i];
 }
 
 // Anderson's weights, the newest last: (gram + NARROW_RIDGE diag) gamma = rhs by blocks, the inverse of the old ones known.
 // With h = inverse dot and rhs_old = rhs + dot, inverse rhs_old is solved + h.
 __device__ __forceinline__ void anderson(const Step &at, const Products &now, float (&gamma)[MEMORY]) {
     float h[OLD], s = now.dot[OLD] * (1 + NARROW_RIDGE), last = now.rhs, finite = 0;
-#pragma unroll
-    for (int i = 0; i < OLD; i++) {
+    UNROLLED (int i = 0; i < OLD; i++) {
         h[i] = 0;
-#pragma unroll
-        for (int k = 0; k < OLD; k++) h[i] = fmaf(at.inverse[k < i ? AT(i, k) : AT(k, i)], now.dot[k], h[i]);
+        UNROLLED (int k = 0; k < OLD; k++) h[i] = fmaf(at.inverse[k < i ? AT(i, k) : AT(k, i)], now.dot[k], h[i]);
         gamma[i] = at.solved[i] + h[i];
         s = fmaf(-now.dot[i], h[i], s), last = fmaf(-now.dot[i], gamma[i], last);
     }
     gamma[OLD] = last * reciprocal(fmaxf(s, NARROW_RIDGE * now.dot[OLD]));
-#pragma unroll
-    for (int i = 0; i < OLD; i++) {
+    UNROLLED (int i = 0; i < OLD; i++) {
         gamma[i] = fmaf(-h[i], gamma[OLD], gamma[i]);
         finite += gamma[i];
     }
     finite += gamma[OLD];
-#pragma unroll
-    for (int i = 0; i < MEMORY; i++) gamma[i] = isfinite(finite) ? gamma[i] : 0;
+    UNROLLED (int i = 0; i < MEMORY; i++) gamma[i] = isfinite(finite) ? gamma[i] : 0;
 }
 #endif

@@ -35,12 +35,10 @@ extern "C" __global__ void __launch_bounds__(256)
     if (i >= points) return;
     double x[SAMPLES], least = INF;
     int found = 0;
-#pragma unroll
-    for (int k = 0; k < SAMPLES; k++) x[k] = k < samples ? finite_or(X[sample[k] * across + i * along], top) : 0;
+    UNROLLED (int k = 0; k < SAMPLES; k++) x[k] = k < samples ? finite_or(X[sample[k] * across + i * along], top) : 0;
     for (int q = 0; q < count; q++) {
         double distance = 0;
-#pragma unroll
-        for (int k = 0; k < SAMPLES; k++) {
+        UNROLLED (int k = 0; k < SAMPLES; k++) {
             const double d = x[k] - at[q * SAMPLES + k];
             distance = fma(d, d, distance);
         }
@@ -58,8 +56,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     const int64_t low = m * lane / TEAM, high = m * (lane + 1) / TEAM;
     int own = 0, before = 0, all = 0;
     for (int64_t i = low; i < high; i++) own += label[i] == I;
-#pragma unroll
-    for (int other = 0; other < TEAM; other++) {
+    UNROLLED (int other = 0; other < TEAM; other++) {
         const int count = __shfl_sync(FULL, own, threadIdx.x % 32 - lane + other);
         before += other < lane ? count : 0;
         all += count;
@@ -98,8 +95,7 @@ extern "C" __global__ void __launch_bounds__(256) cluster_rows(const __grid_cons
             for (int k = 0; k < count; k++) {
                 double x[CHUNK];
                 widen(__ldg((const uint4 *)(S.kernel + row[k] * S.ld + j)), x);
-#pragma unroll
-                for (int e = 0; e < CHUNK; e++) acc[e] = fma(u[k], x[e], acc[e]);
+                UNROLLED (int e = 0; e < CHUNK; e++) acc[e] = fma(u[k], x[e], acc[e]);
             }
     }
     const double shift = S.progress[parity].shift;
@@ -156,32 +152,26 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     if (threadIdx.x == 0) bad = 0;
     __syncthreads();
     for (int k = 0; k < CLUSTERS; k++) total += s[k];
-#pragma unroll
-    for (int c = 0; c < CLUSTERS / TEAM; c++) {
+    UNROLLED (int c = 0; c < CLUSTERS / TEAM; c++) {
         const int k = TEAM * c + lane;
         A[c] = (i == k ? s[i] : 0) + fi * (s[i] * s[k] / total - S.coarse.matrix[i * CLUSTERS + k]);
     }
-#pragma unroll
-    for (int q = 0; q < CLUSTERS / TEAM; q++) // unrolled: a register has no number that changes
-#pragma unroll 1
-        for (int l = 0; l < TEAM; l++) {
+    UNROLLED (int q = 0; q < CLUSTERS / TEAM; q++) // unrolled: a register has no number that changes
+        ROLLED (int l = 0; l < TEAM; l++) {
             const int at = TEAM * q + l;
             double *upper = row[l % 2];
             if (i == at)
-#pragma unroll
-                for (int c = 0; c < CLUSTERS / TEAM; c++) upper[TEAM * c + lane] = A[c];
+                UNROLLED (int c = 0; c < CLUSTERS / TEAM; c++) upper[TEAM * c + lane] = A[c];
             const double factor = __shfl_sync(FULL, A[q], team + l);
             __syncthreads();
             const double pivot = 1 / fmax(upper[at], fmax(LEAST_PIVOT * s[at], TINY));
-#pragma unroll
-            for (int c = 0; c < CLUSTERS / TEAM; c++) {
+            UNROLLED (int c = 0; c < CLUSTERS / TEAM; c++) {
                 const double scaled = TEAM * c + lane == at ? pivot : upper[TEAM * c + lane] * pivot;
                 const double kept = TEAM * c + lane == at ? 0 : A[c];
                 A[c] = i == at ? scaled : fma(-factor, scaled, kept);
             }
         }
-#pragma unroll
-    for (int c = 0; c < CLUSTERS / TEAM; c++) {
+    UNROLLED (int c = 0; c < CLUSTERS / TEAM; c++) {
         const int k = TEAM * c + lane;
         const double T = A[c] * s[k] - (i == k ? 1 : 0);
         S.coarse.matrix[i * CLUSTERS + k] = T;

@@ -10,6 +10,7 @@
 // meets where a group would, which compute-sanitizer can follow; for problems that give every group as many tiles).
 #ifndef COMMON_CUH
 #define COMMON_CUH
+#include "loops.cuh"
 
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
@@ -76,8 +77,7 @@ __device__ __forceinline__ void widen(const uint4 &w, num (&k)[CHUNK]) {
     k[0] = __hiloint2double(x[1], x[0]);
     k[1] = __hiloint2double(x[3], x[2]);
 #else
-#pragma unroll
-    for (int i = 0; i < 4; i++)
+    UNROLLED (int i = 0; i < 4; i++)
 #if NARROW
         k[i] = __uint_as_float(x[i]);
 #elif IN_PLACE
@@ -122,22 +122,19 @@ template <typename T> __device__ __forceinline__ void copy_record(T *to, const T
 
 // Of N lanes next to each other: the sum, the largest, each for all of them
 template <int N = 32, typename T> __device__ __forceinline__ T warp_sum(T s) {
-#pragma unroll
-    for (int bit = N / 2; bit > 0; bit /= 2) s += __shfl_xor_sync(FULL, s, bit);
+    UNROLLED (int bit = N / 2; bit > 0; bit /= 2) s += __shfl_xor_sync(FULL, s, bit);
     return s;
 }
 
 template <int N = 32> __device__ __forceinline__ double warp_max(double s) {
-#pragma unroll
-    for (int bit = N / 2; bit > 0; bit /= 2) s = fmax(s, __shfl_xor_sync(FULL, s, bit));
+    UNROLLED (int bit = N / 2; bit > 0; bit /= 2) s = fmax(s, __shfl_xor_sync(FULL, s, bit));
     return s;
 }
 
 // Sums over a warp of N values held by every lane: lane l returns the sum of value l / (32 / N).
 template <int N, int BIT = 16, typename T> __device__ __forceinline__ T warp_sums(T *x, int lane) {
     if constexpr (N > 1) {
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
+        UNROLLED (int i = 0; i < N / 2; i++) {
             const T low = x[i], high = x[i + N / 2];
             x[i] = (lane & BIT ? high : low) + __shfl_xor_sync(FULL, lane & BIT ? low : high, BIT);
         }
@@ -191,10 +188,8 @@ __device__ __forceinline__ void grid_barrier(uint32_t *counter, uint32_t &ended)
 #define UNSET 0xfff4fff4u
 
 template <typename T> __device__ __forceinline__ bool is_unset(T x) {
-    if constexpr (sizeof(T) == 8)
-        return (uint32_t)__double2hiint(x) == UNSET;
-    else
-        return __float_as_uint(x) == UNSET;
+    if constexpr (sizeof(T) == 8) return (uint32_t)__double2hiint(x) == UNSET;
+    else return __float_as_uint(x) == UNSET;
 }
 
 __device__ __forceinline__ void post(double *to, double x) {
@@ -206,10 +201,8 @@ __device__ __forceinline__ void post(float *to, float x) {
 }
 
 template <typename T> __device__ __forceinline__ void take_back(T *to) {
-    if constexpr (sizeof(T) == 8)
-        post(to, __hiloint2double(UNSET, 0));
-    else
-        post(to, __uint_as_float(UNSET));
+    if constexpr (sizeof(T) == 8) post(to, __hiloint2double(UNSET, 0));
+    else post(to, __uint_as_float(UNSET));
 }
 
 __device__ __forceinline__ double posted(const double *from) {

@@ -31,10 +31,9 @@ struct Entries {
     __device__ __forceinline__ void open(const unsigned char *tile, int width, int thread, int rows = R) {
         columns = width;
 #if HOLD
-#pragma unroll
-        for (int q = 0; q < R; q++)
-#pragma unroll
-            for (int c = 0; c < VPT; c++) word[q][c] = q < rows ? read(tile, thread, q, c) : make_uint4(0, 0, 0, 0);
+        UNROLLED (int q = 0; q < R; q++)
+            UNROLLED (int c = 0; c < VPT; c++)
+                word[q][c] = q < rows ? read(tile, thread, q, c) : make_uint4(0, 0, 0, 0);
 #else
         (void)rows;
         from = tile;

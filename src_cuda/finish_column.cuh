@@ -92,8 +92,7 @@ __device__ __forceinline__ int column_threads(const State &S) { return S.share <
 __device__ __forceinline__ void load_differences(const State &S, const double *from, int depth, Column &c) {
     const int first = partner() * OWN_DIFFERENCES, count = c.held >= 0 ? depth - first : 0;
     const double *at = from + own_copy(S) * MEMORY + first * S.n + c.held;
-#pragma unroll
-    for (int i = 0; i < OWN_DIFFERENCES; i++, at += S.n) c.d[i] = i < count ? *at : 0;
+    UNROLLED (int i = 0; i < OWN_DIFFERENCES; i++, at += S.n) c.d[i] = i < count ? *at : 0;
 }
 
 __device__ __forceinline__ mapuot_column column_at(const State &S, int64_t own, int64_t j) {
@@ -173,8 +172,7 @@ __device__ __forceinline__ void column_values(const State &S, Finish &F, double 
                                               double (&value)[SUM_DOT]) {
     const bool in = c.j >= 0 && isfinite(c.absorbed), before = F.p.have > 0;
     Translation t;
-    if (c.j >= 0)
-        certify_column(S, F, t, sum, c, value);
+    if (c.j >= 0) certify_column(S, F, t, sum, c, value);
     else if (threadIdx.x == 0) // a block without columns
         t = whole_translation(S, F);
     if (threadIdx.x == 0) F.move = t;
@@ -193,8 +191,7 @@ __device__ __forceinline__ void column_values(const State &S, Finish &F, double 
 __device__ __forceinline__ double held_step(Finish &F, const Column &c) {
     const int first = partner() * OWN_DIFFERENCES, slot = (int)F.p.slot, depth = F.p.step == 1 ? (int)F.p.depth : 0;
     double step = 0;
-#pragma unroll
-    for (int i = 0; i < OWN_DIFFERENCES; i++)
+    UNROLLED (int i = 0; i < OWN_DIFFERENCES; i++)
         if (first + i < depth && first + i != slot) step = fma(F.p.gamma[first + i], c.d[i], step);
     if (PARTNERS == 1) return step;
     __syncthreads();

@@ -18,10 +18,9 @@ __device__ __forceinline__ void join_scalars(Finish &F, const double *scalars, i
         double sum = 0;
         const int first = threadIdx.x / 8;
         const double *at = scalars + SCALARS * first + (q < SCALARS ? q : 0);
-#pragma unroll 1
-        for (int k = first; k < count; k += 9 * JOINERS / 8, at += SCALARS * 9 * JOINERS / 8)
-#pragma unroll
-            for (int i = 0; i < 9; i++) sum += k + i * JOINERS / 8 < count ? __ldcg(at + i * SCALARS * JOINERS / 8) : 0;
+        ROLLED (int k = first; k < count; k += 9 * JOINERS / 8, at += SCALARS * 9 * JOINERS / 8)
+            UNROLLED (int i = 0; i < 9; i++)
+                sum += k + i * JOINERS / 8 < count ? __ldcg(at + i * SCALARS * JOINERS / 8) : 0;
         if (rows && q < NEXT_B) sum = threadIdx.x < 8 ? __ldcg(rows + q) : 0;
         sum += __shfl_xor_sync(FULL, sum, 8);
         sum += __shfl_xor_sync(FULL, sum, 16);
@@ -40,8 +39,7 @@ __device__ __forceinline__ double joined(int q, double x, double y) {
 
 // What a team has of one value, for each of its threads
 __device__ __forceinline__ double joined_team(int q, double x) {
-#pragma unroll
-    for (int bit = TEAM / 2; bit > 0; bit /= 2) x = joined(q, x, __shfl_xor_sync(FULL, x, bit));
+    UNROLLED (int bit = TEAM / 2; bit > 0; bit /= 2) x = joined(q, x, __shfl_xor_sync(FULL, x, bit));
     return x;
 }
 
@@ -54,26 +52,23 @@ __device__ __forceinline__ double strip_values(const State &S, Finish &F, const 
         const bool in = at >= 0 && at < STRIP;
         __syncthreads();
         if (in && partner() == 0)
-#pragma unroll
-            for (int i = 0; i < SUM_DOT; i++) F.value[i * STRIP + at] = value[i];
+            UNROLLED (int i = 0; i < SUM_DOT; i++) F.value[i * STRIP + at] = value[i];
         if (COARSE && in && partner() == 0) {
             F.value[USED * STRIP + at] = c.share * c.f;
             F.label[at] = c.label;
         }
         if (PARTNERS > 1) __syncthreads();
         if (in)
-#pragma unroll
-            for (int i = 0; i < OWN_DIFFERENCES; i++) {
+            UNROLLED (int i = 0; i < OWN_DIFFERENCES; i++) {
                 F.value[(SUM_DOT + held + i) * STRIP + at] = c.d[i] * F.value[SUM_P * STRIP + at];
                 F.value[(SUM_RHS + held + i) * STRIP + at] = c.d[i] * F.value[SUM_F * STRIP + at];
             }
         __syncthreads();
         if (q < USED)
-#pragma unroll
-            for (int i = 0; i < STRIP; i += TEAM) total = joined(q, total, F.value[q * STRIP + i + lane]);
+            UNROLLED (int i = 0; i < STRIP; i += TEAM) total = joined(q, total, F.value[q * STRIP + i + lane]);
         if (COARSE && F.p.coarse > 0)
-#pragma unroll
-            for (int i = 0; i < STRIP; i += TEAM) mean += F.label[i + lane] == q ? F.value[USED * STRIP + i + lane] : 0;
+            UNROLLED (int i = 0; i < STRIP; i += TEAM)
+                mean += F.label[i + lane] == q ? F.value[USED * STRIP + i + lane] : 0;
     }
     return total;
 }
@@ -107,21 +102,18 @@ __device__ __forceinline__ double join_posts(const State &S, Finish &F, const do
     const int kind = maxima ? own : 0;
     const double none = kind == MAX_F || kind == MAX_MINUS ? -1e38 : 0;
     double total = none;
-#pragma unroll 1
-    for (int first = team; first < parts; first += TEAM * 5) {
+    ROLLED (int first = team; first < parts; first += TEAM * 5) {
         double value[5];
         bool wait;
         do {
             wait = false;
-#pragma unroll
-            for (int i = 0; i < 5; i++) {
+            UNROLLED (int i = 0; i < 5; i++) {
                 const int q = first + TEAM * i;
                 value[i] = q < parts && own < used ? posted(partial + q * POSTS + own) : none;
                 wait |= is_unset(value[i]);
             }
         } while (__any_sync(FULL, wait));
-#pragma unroll
-        for (int i = 0; i < 5; i++) total = joined(kind, total, value[i]);
+        UNROLLED (int i = 0; i < 5; i++) total = joined(kind, total, value[i]);
     }
     __syncthreads();
     F.value[team * (VALUES + 1) + own] = total;

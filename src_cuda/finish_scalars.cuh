@@ -102,8 +102,7 @@ __device__ __forceinline__ void coarse_step(const State &S, Finish &F, bool keep
         if (keep && slot >= 0) S.coarse.mean_dF[slot * CLUSTERS + J] = newest;
     }
     __syncthreads();
-#pragma unroll
-    for (int K = lane; K < CLUSTERS; K += TEAM) y = fma(S.coarse.matrix[J * CLUSTERS + K], F.left[K], y);
+    UNROLLED (int K = lane; K < CLUSTERS; K += TEAM) y = fma(S.coarse.matrix[J * CLUSTERS + K], F.left[K], y);
     y = warp_sum<TEAM>(y);
     if (lane == 0) F.correction[J] = y;
     __syncthreads();

@@ -80,8 +80,7 @@ __device__ __forceinline__ void fetch(const Pass &P, const Part &g, int step, in
                    to = shared_address(memory) + RING_OFFSET + slot * g.bytes;
     const uint32_t full = shared_address(((Shared *)memory)->full + slot);
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes * R) : "memory");
-#pragma unroll
-    for (int q = 0; q < R; q++)
+    UNROLLED (int q = 0; q < R; q++)
         copy_in(to + q * bytes, P.kernel + (row + q < P.m ? row + q : P.m - 1) * P.ld + g.column, bytes, full);
 }
 
@@ -90,10 +89,8 @@ __device__ __forceinline__ double whole_row(const double *from, int strips, int 
     double sum = 0;
     for (int first = lane % LANES; first < strips; first += LANES * LETTERS) {
         double x[LETTERS];
-#pragma unroll
-        for (int i = 0; i < LETTERS; i++) x[i] = first + i * LANES < strips ? posted(from + first + i * LANES) : 0;
-#pragma unroll
-        for (int i = 0; i < LETTERS; i++) {
+        UNROLLED (int i = 0; i < LETTERS; i++) x[i] = first + i * LANES < strips ? posted(from + first + i * LANES) : 0;
+        UNROLLED (int i = 0; i < LETTERS; i++) {
             while (is_unset(x[i])) x[i] = posted(from + first + i * LANES);
             sum += x[i];
         }
@@ -215,22 +212,18 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, RESIDENT)
     }
     __syncthreads();
     if (threadIdx.x >= THREADS) {
-        if (threadIdx.x < THREADS + 32)
-            courier(P, g, strip);
-        else
-            clerk(P, g, strip);
+        if (threadIdx.x < THREADS + 32) courier(P, g, strip);
+        else clerk(P, g, strip);
         return;
     }
     double v[CPT], acc[CPT];
-#pragma unroll
-    for (int c = 0; c < CPT; c++) {
+    UNROLLED (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * THREADS + threadIdx.x) * CHUNK + c % CHUNK;
         v[c] = j < g.columns ? WIDEN * (P.axes ? product_at(P, g.column + j) : P.v[g.column + j]) : 0;
         acc[c] = 0;
     }
     sweep(P, g, v, acc);
-#pragma unroll
-    for (int c = 0; c < CPT; c++) {
+    UNROLLED (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * THREADS + threadIdx.x) * CHUNK + c % CHUNK;
         if (j < g.columns) P.sums[stream * P.ld + g.column + j] = acc[c];
     }

@@ -103,10 +103,8 @@ __device__ __forceinline__ const num *first_v(const State &S) {
 __device__ __forceinline__ void open_posts(const State &S) {
     for (int j = blockIdx.x * THREADS + threadIdx.x; j < S.ld; j += gridDim.x * THREADS)
         for (int turn = 0; turn < 2; turn++)
-            if (j < S.n && isfinite(S.cols.absorbed[j]))
-                take_back(next_v(S, turn) + j);
-            else
-                post(next_v(S, turn) + j, (num)0);
+            if (j < S.n && isfinite(S.cols.absorbed[j])) take_back(next_v(S, turn) + j);
+            else post(next_v(S, turn) + j, (num)0);
 }
 
 #if !SPARSE
@@ -115,20 +113,15 @@ template <bool POSTED> __device__ __forceinline__ void load_v(const num *from, c
     bool wait;
     do {
         wait = false;
-#pragma unroll
-        for (int c = 0; c < VPT; c++) {
+        UNROLLED (int c = 0; c < VPT; c++) {
             const int j = (c * GT + threadIdx.x % GT) * CHUNK;
-#pragma unroll
-            for (int e = 0; e < CHUNK; e += 16 / (int)sizeof(num))
+            UNROLLED (int e = 0; e < CHUNK; e += 16 / (int)sizeof(num))
                 if (j < g.columns) {
                     const num *at = from + g.column + j + e;
-                    if constexpr (POSTED)
-                        posted(at, v + c * CHUNK + e);
-                    else
-                        *(uint4 *)(v + c * CHUNK + e) = *(const uint4 *)at; // v of this block, from L1
+                    if constexpr (POSTED) posted(at, v + c * CHUNK + e);
+                    else *(uint4 *)(v + c * CHUNK + e) = *(const uint4 *)at; // v of this block, from L1
                 }
-#pragma unroll
-            for (int e = 0; e < CHUNK; e++) {
+            UNROLLED (int e = 0; e < CHUNK; e++) {
                 v[c * CHUNK + e] = j < g.columns ? v[c * CHUNK + e] : 0;
                 wait |= POSTED && is_unset(v[c * CHUNK + e]);
                 v[c * CHUNK + e] *= WIDEN;
@@ -148,13 +141,10 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group,
 #else
     Ring g = all.ring[group];
 #endif
-#pragma unroll
-    for (int c = 0; c < CPT; c++) acc[c] = 0;
+    UNROLLED (int c = 0; c < CPT; c++) acc[c] = 0;
     if (g.tiles) {
-        if (later && !S.solo)
-            load_v<true>(next_v(S, turn), g, v);
-        else
-            load_v<false>(first_v(S), g, v);
+        if (later && !S.solo) load_v<true>(next_v(S, turn), g, v);
+        else load_v<false>(first_v(S), g, v);
 #if SPREAD
         spread_pass(S, all.lie, g, group, lag, all.finish.p.shift, all.exchange.row + group * R, v, acc);
 #else
@@ -169,10 +159,8 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group,
     const int slot = threadIdx.x % 32; // the last warp: the others may be at the sums still
     if ((int)threadIdx.x >= THREADS - 32 && slot < NEXT_B) {
         double sum = 0;
-#pragma unroll
-        for (int q = 0; q < GROUPS * R; q++) sum += all.exchange.row[q][slot];
-#pragma unroll
-        for (int q = 0; q < GROUPS * R; q++) all.exchange.row[q][slot] = 0;
+        UNROLLED (int q = 0; q < GROUPS * R; q++) sum += all.exchange.row[q][slot];
+        UNROLLED (int q = 0; q < GROUPS * R; q++) all.exchange.row[q][slot] = 0;
         scalars_of(S, turn)[blockIdx.x * SCALARS + slot] = sum;
     }
 }

@@ -6,6 +6,8 @@
 // maximum of each entry over k: one sweep for the maxima, one for a sum of exponentials.  -inf is an exact zero, NaN and
 // +inf end where log(sum(exp(.))) puts them, since a row or column that holds one goes that way too.
 // Options: WIDE (1 float64, 0 float32), TILE (32 or 64).
+#include "loops.cuh"
+
 typedef long long int64_t;
 #if WIDE
 typedef double real;
@@ -46,8 +48,7 @@ __device__ __forceinline__ void row_shift(const real *A, int64_t i, int64_t k, r
         odd |= !(x < INF);
         top = MAX(top, x);
     }
-#pragma unroll
-    for (int bit = 16; bit > 0; bit /= 2) top = MAX(top, __shfl_xor_sync(FULL, top, bit));
+    UNROLLED (int bit = 16; bit > 0; bit /= 2) top = MAX(top, __shfl_xor_sync(FULL, top, bit));
     odd = __any_sync(FULL, odd);
     if (threadIdx.x % 32 == 0) r[i] = shift_of(top, odd);
 }
@@ -80,10 +81,8 @@ __device__ __forceinline__ void column_shifts(const real *B, int64_t block, int6
 extern "C" __global__ void __launch_bounds__(256) shifts(const real *A, const real *B, int64_t m, int64_t k, int64_t n,
                                                          int64_t rows, int64_t column_blocks, real *r, real *c) {
     const int64_t row = ((int64_t)blockIdx.x - column_blocks) * 8 + threadIdx.x / 32;
-    if (blockIdx.x < column_blocks)
-        column_shifts(B, blockIdx.x, k, n, c);
-    else if (row < rows)
-        row_shift(A, row, k, r);
+    if (blockIdx.x < column_blocks) column_shifts(B, blockIdx.x, k, n, c);
+    else if (row < rows) row_shift(A, row, k, r);
 }
 
 struct Product {
@@ -101,8 +100,7 @@ __device__ __forceinline__ int place(int at, int q) { return q / RUN * 16 * RUN 
 
 // The entries of tile k0 that this thread brings; outside they are zeros of the semiring.
 __device__ __forceinline__ void fetch(const Product &P, int64_t k0, real (&a)[PER], real (&b)[PER]) {
-#pragma unroll
-    for (int q = 0; q < PER; q++) {
+    UNROLLED (int q = 0; q < PER; q++) {
         const int64_t i = P.i0 + threadIdx.x / KT + q * (256 / KT), ka = k0 + threadIdx.x % KT;
         const int64_t j = P.j0 + threadIdx.x % TILE, kb = k0 + threadIdx.x / TILE + q * (256 / TILE);
         a[q] = i < P.m && ka < P.k ? P.A[i * P.k + ka] : -INF;
@@ -121,8 +119,7 @@ template <bool EXPONENTS, typename Each>
 __device__ __forceinline__ void sweep(const Product &P, Tiles &tiles, real (&result)[EACH][EACH], Each each) {
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16, j = threadIdx.x % TILE;
     real a[PER], b[PER], r[PER], c = 0;
-#pragma unroll
-    for (int q = 0; q < PER; q++) {
+    UNROLLED (int q = 0; q < PER; q++) {
         const int64_t i = P.i0 + threadIdx.x / KT + q * (256 / KT);
         r[q] = EXPONENTS && i < P.m ? P.r[i] : 0;
     }
@@ -130,32 +127,26 @@ __device__ __forceinline__ void sweep(const Product &P, Tiles &tiles, real (&res
     fetch(P, 0, a, b);
     for (int64_t k0 = 0; k0 < P.k; k0 += KT) {
         __syncthreads();
-#pragma unroll
-        for (int q = 0; q < PER; q++) {
+        UNROLLED (int q = 0; q < PER; q++) {
             tiles.E[threadIdx.x % KT][threadIdx.x / KT + q * (256 / KT)] = taken<EXPONENTS>(a[q], r[q]);
             tiles.F[threadIdx.x / TILE + q * (256 / TILE)][j] = taken<EXPONENTS>(b[q], c);
         }
         __syncthreads();
         if (k0 + KT < P.k) fetch(P, k0 + KT, a, b);
-#pragma unroll
-        for (int k = 0; k < KT; k++) {
+        UNROLLED (int k = 0; k < KT; k++) {
             real e[EACH], f[EACH];
-#pragma unroll
-            for (int q = 0; q < EACH; q++) {
+            UNROLLED (int q = 0; q < EACH; q++) {
                 e[q] = tiles.E[k][place(ty, q)];
                 f[q] = tiles.F[k][place(tx, q)];
             }
-#pragma unroll
-            for (int y = 0; y < EACH; y++)
-#pragma unroll
-                for (int x = 0; x < EACH; x++) result[y][x] = each(result[y][x], e[y], f[x], y, x);
+            UNROLLED (int y = 0; y < EACH; y++)
+                UNROLLED (int x = 0; x < EACH; x++) result[y][x] = each(result[y][x], e[y], f[x], y, x);
         }
     }
 }
 
 __device__ __forceinline__ void fill(real (&result)[EACH][EACH], real x) {
-#pragma unroll
-    for (int q = 0; q < EACH * EACH; q++) result[q / EACH][q % EACH] = x;
+    UNROLLED (int q = 0; q < EACH * EACH; q++) result[q / EACH][q % EACH] = x;
 }
 
 // Every entry of the tile by its own maximum over k.
@@ -163,15 +154,13 @@ __device__ __forceinline__ void exact_tile(const Product &P, Tiles &tiles, real 
     real top[EACH][EACH];
     fill(top, -INF);
     sweep<false>(P, tiles, top, [](real s, real a, real b, int, int) { return MAX(s, a + b); });
-#pragma unroll
-    for (int q = 0; q < EACH * EACH; q++) {
+    UNROLLED (int q = 0; q < EACH * EACH; q++) {
         real &x = top[q / EACH][q % EACH];
         x = x > -INF && x < INF ? x : 0;
     }
     fill(out, 0);
     sweep<false>(P, tiles, out, [&](real s, real a, real b, int y, int x) { return s + EXP(a + b - top[y][x]); });
-#pragma unroll
-    for (int q = 0; q < EACH * EACH; q++)
+    UNROLLED (int q = 0; q < EACH * EACH; q++)
         out[q / EACH][q % EACH] = top[q / EACH][q % EACH] + LOG(out[q / EACH][q % EACH]);
 }
 
@@ -201,10 +190,8 @@ extern "C" __global__ void __launch_bounds__(256)
     if (mode == REPAIR && *lost_some == 0) return;
     fill(sum, 0);
     if (mode == TILES) sweep<true>(P, tiles, sum, [](real s, real e, real f, int, int) { return s + e * f; });
-#pragma unroll
-    for (int y = 0; y < EACH; y++)
-#pragma unroll
-        for (int x = 0; x < EACH; x++) {
+    UNROLLED (int y = 0; y < EACH; y++)
+        UNROLLED (int x = 0; x < EACH; x++) {
             const int i = P.i0 + place(ty, y), j = P.j0 + place(tx, x);
             if (i < m && j < n) {
                 const real shift = P.r[i] + P.c[j];
@@ -213,10 +200,8 @@ extern "C" __global__ void __launch_bounds__(256)
             }
         }
     if (__syncthreads_or(lost)) exact_tile(P, tiles, sum);
-#pragma unroll
-    for (int y = 0; y < EACH; y++)
-#pragma unroll
-        for (int x = 0; x < EACH; x++) {
+    UNROLLED (int y = 0; y < EACH; y++)
+        UNROLLED (int x = 0; x < EACH; x++) {
             const int i = P.i0 + place(ty, y), j = P.j0 + place(tx, x);
             if (i < m && j < n) out[product * m * n + (int64_t)i * n + j] = sum[y][x];
         }

@@ -63,13 +63,10 @@ __device__ __forceinline__ Seen look(const State &S, const Plain &T) {
     Seen all = {0, 0, 0, 0};
     for (int64_t q = own; q < chunks; q += AHEAD * step) {
         alignas(16) cost x[AHEAD][ENTRIES];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
+        UNROLLED (int i = 0; i < AHEAD; i++)
             *(uint4 *)x[i] = __ldg((const uint4 *)T.M + (q + i * step < chunks ? q + i * step : q));
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-#pragma unroll
-            for (int e = 0; e < ENTRIES; e++)
+        UNROLLED (int i = 0; i < AHEAD; i++)
+            UNROLLED (int e = 0; e < ENTRIES; e++)
                 if (q + i * step < chunks) see(all, low, high, x[i][e]);
     }
     if (left < total) see(all, low, high, T.M[left]);
@@ -97,8 +94,7 @@ __device__ __forceinline__ void read_entries(const cost *at, int64_t count, bool
         *(uint4 *)x = __ldg((const uint4 *)at);
         return;
     }
-#pragma unroll
-    for (int e = 0; e < ENTRIES; e++) x[e] = e < count ? at[e] : (cost)INF;
+    UNROLLED (int e = 0; e < ENTRIES; e++) x[e] = e < count ? at[e] : (cost)INF;
 }
 
 // alpha_i = -max_j(log b_j - M_ij / reg), a warp a row
@@ -109,12 +105,10 @@ __device__ __forceinline__ void balance_rows(const State &S, const Plain &T) {
         double top = -INF;
         for (int64_t j = ENTRIES * lane; j < S.n; j += LINE * AHEAD) {
             alignas(16) cost x[AHEAD][ENTRIES];
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++) read_entries(T.M + i * S.n + j + LINE * k, S.n - j - LINE * k, whole, x[k]);
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++)
-#pragma unroll
-                for (int e = 0; e < ENTRIES; e++)
+            UNROLLED (int k = 0; k < AHEAD; k++)
+                read_entries(T.M + i * S.n + j + LINE * k, S.n - j - LINE * k, whole, x[k]);
+            UNROLLED (int k = 0; k < AHEAD; k++)
+                UNROLLED (int e = 0; e < ENTRIES; e++)
                     if (j + LINE * k + e < S.n) top = fmax(top, T.log_b[j + LINE * k + e] - x[k][e] * S.limits.inv_reg);
         }
         top = warp_max(top);
@@ -126,8 +120,7 @@ __device__ __forceinline__ void balance_rows(const State &S, const Plain &T) {
 __device__ __forceinline__ void copy_entries(real *to, const real (&x)[ENTRIES]) {
     constexpr int BYTES = ENTRIES * (int)sizeof(real);
     if constexpr (BYTES >= 16) {
-#pragma unroll
-        for (int q = 0; q < BYTES / 16; q++) ((uint4 *)to)[q] = ((const uint4 *)x)[q];
+        UNROLLED (int q = 0; q < BYTES / 16; q++) ((uint4 *)to)[q] = ((const uint4 *)x)[q];
     } else {
         *(double *)to = *(const double *)x;
     }
@@ -147,11 +140,9 @@ struct Strip {
         const bool whole = S.n % ENTRIES == 0;
         for (int64_t first = i; first < end; first += AHEAD) {
             alignas(16) cost x[AHEAD][ENTRIES];
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++)
+            UNROLLED (int k = 0; k < AHEAD; k++)
                 read_entries(T.M + (first + k) * S.n + j, first + k < end ? S.n - j : 0, whole, x[k]);
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++)
+            UNROLLED (int k = 0; k < AHEAD; k++)
                 if (first + k < end) call(first + k, x[k]);
         }
     }
@@ -169,18 +160,15 @@ template <typename F> __device__ __forceinline__ void each_strip(const State &S,
 __device__ __forceinline__ void balance_columns(const State &S, const Plain &T) {
     each_strip(S, S.n, gridDim.x, [&](const Strip &own) {
         double top[ENTRIES], log_b[ENTRIES];
-#pragma unroll
-        for (int e = 0; e < ENTRIES; e++) {
+        UNROLLED (int e = 0; e < ENTRIES; e++) {
             top[e] = -INF;
             log_b[e] = own.j + e < S.n ? T.log_b[own.j + e] : 0;
         }
         own.each_row(S, T, [&](int64_t i, const cost(&x)[ENTRIES]) {
             const double alpha = T.alpha[i];
-#pragma unroll
-            for (int e = 0; e < ENTRIES; e++) top[e] = fmax(top[e], log_b[e] + alpha - x[e] * S.limits.inv_reg);
+            UNROLLED (int e = 0; e < ENTRIES; e++) top[e] = fmax(top[e], log_b[e] + alpha - x[e] * S.limits.inv_reg);
         });
-#pragma unroll
-        for (int e = 0; e < ENTRIES; e++)
+        UNROLLED (int e = 0; e < ENTRIES; e++)
             if (own.j + e < S.n) atomicMax(T.tops + own.j + e, rank_of(top[e]));
     });
 }
@@ -209,13 +197,11 @@ __device__ __forceinline__ void set_sides(const State &S, const Plain &T, bool s
 __device__ __forceinline__ void build(const State &S, const Plain &T, int blocks, bool safe, double least) {
     each_strip(S, S.ld, blocks, [&](const Strip &own) {
         double beta[ENTRIES];
-#pragma unroll
-        for (int e = 0; e < ENTRIES; e++) beta[e] = safe || own.j + e >= S.n ? 0 : T.beta[own.j + e];
+        UNROLLED (int e = 0; e < ENTRIES; e++) beta[e] = safe || own.j + e >= S.n ? 0 : T.beta[own.j + e];
         own.each_row(S, T, [&](int64_t i, const cost(&x)[ENTRIES]) {
             const double alpha = safe ? least : T.alpha[i];
             alignas(16) real entry[ENTRIES];
-#pragma unroll
-            for (int e = 0; e < ENTRIES; e++) {
+            UNROLLED (int e = 0; e < ENTRIES; e++) {
                 const double p = stored_exp(alpha + beta[e] - x[e] * S.limits.inv_reg);
                 entry[e] = (real)(p >= S.limits.flush ? p : 0);
             }

@@ -50,18 +50,13 @@ extern "C" __global__ void __launch_bounds__(256)
         const int depth = d - k0 < DEPTH ? (int)(d - k0) : DEPTH;
         for (int k = 0; k < depth; k++) {
             double a[EACH], b[EACH];
-#pragma unroll
-            for (int q = 0; q < EACH; q++) a[q] = x_here[k][row + 16 * q], b[q] = y_here[k][col + 16 * q];
-#pragma unroll
-            for (int q = 0; q < EACH; q++)
-#pragma unroll
-                for (int e = 0; e < EACH; e++) sum[q][e] = metric_sum(METRIC, sum[q][e], a[q], b[e]);
+            UNROLLED (int q = 0; q < EACH; q++) a[q] = x_here[k][row + 16 * q], b[q] = y_here[k][col + 16 * q];
+            UNROLLED (int q = 0; q < EACH; q++)
+                UNROLLED (int e = 0; e < EACH; e++) sum[q][e] = metric_sum(METRIC, sum[q][e], a[q], b[e]);
         }
     }
-#pragma unroll
-    for (int q = 0; q < EACH; q++)
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
+    UNROLLED (int q = 0; q < EACH; q++)
+        UNROLLED (int e = 0; e < EACH; e++) {
             const int64_t i = i0 + row + 16 * q, j = j0 + col + 16 * e;
             if (i < m && j < n) {
                 const double found = scale * metric_of(METRIC, sum[q][e]);

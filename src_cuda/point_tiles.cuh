@@ -36,8 +36,7 @@ __device__ __forceinline__ void all_here() {
 // DEPTH coordinates of as many points as the array is wide
 template <int LOADS> __device__ __forceinline__ void bring(uint4 (&here)[DEPTH][LOADS], const coord *from, int64_t ld) {
     const int first = threadIdx.x / LOADS, load = threadIdx.x % LOADS, rows = 256 / LOADS;
-#pragma unroll
-    for (int q = 0; q < (DEPTH + rows - 1) / rows; q++) {
+    UNROLLED (int q = 0; q < (DEPTH + rows - 1) / rows; q++) {
         const int k = first + rows * q;
         if (DEPTH % rows == 0 || k < DEPTH) bring(&here[k][load], from + k * ld + load * LOADED);
     }
@@ -45,22 +44,18 @@ template <int LOADS> __device__ __forceinline__ void bring(uint4 (&here)[DEPTH][
 
 // A thread's COUNT of the 16 COUNT numbers of a tile: LOADED at `part`, as many 16 loads further, ...
 template <int COUNT> __device__ __forceinline__ void own_of(const uint4 *all, int part, coord (&mine)[COUNT]) {
-#pragma unroll
-    for (int q = 0; q < COUNT / LOADED; q++) numbers_in(all[part + 16 * q], mine + LOADED * q);
+    UNROLLED (int q = 0; q < COUNT / LOADED; q++) numbers_in(all[part + 16 * q], mine + LOADED * q);
 }
 
 // sum += what DEPTH coordinates add
 __device__ __forceinline__ void add_coordinates(const Coordinates &here, int to_part, int from_part,
                                                 coord (&sum)[TO_EACH][FROM_EACH]) {
-#pragma unroll
-    for (int k = 0; k < DEPTH; k++) {
+    UNROLLED (int k = 0; k < DEPTH; k++) {
         coord x[TO_EACH], y[FROM_EACH];
         own_of(here.to[k], to_part, x);
         own_of(here.from[k], from_part, y);
-#pragma unroll
-        for (int q = 0; q < TO_EACH; q++)
-#pragma unroll
-            for (int e = 0; e < FROM_EACH; e++) sum[q][e] = grown(sum[q][e], x[q], y[e]);
+        UNROLLED (int q = 0; q < TO_EACH; q++)
+            UNROLLED (int e = 0; e < FROM_EACH; e++) sum[q][e] = grown(sum[q][e], x[q], y[e]);
     }
 }
 
@@ -72,10 +67,9 @@ __device__ __forceinline__ void add_products(const coord (&sum)[TO_EACH][FROM_EA
     own_of(to_log, to_part, own);
     own_of(from_log, from_part, log);
     own_of(weight, from_part, w);
-#pragma unroll
-    for (int q = 0; q < TO_EACH; q++)
-#pragma unroll
-        for (int e = 0; e < FROM_EACH; e++) acc[q] += w[e] * power_of(exponent_of(own[q] + log[e], sum[q][e], factor));
+    UNROLLED (int q = 0; q < TO_EACH; q++)
+        UNROLLED (int e = 0; e < FROM_EACH; e++)
+            acc[q] += w[e] * power_of(exponent_of(own[q] + log[e], sum[q][e], factor));
 }
 
 // The arrays have room for whole tiles, but `weight`.
@@ -119,8 +113,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
         add_products(sum, own_log, log, w, to_part, from_part, (coord)scale, acc);
         if ((POINTS_NARROW && (tile - first) % TILES_STRETCH == TILES_STRETCH - 1) || tile + 1 == end) {
             total += warp_sums<TO_EACH, 8>(acc, threadIdx.x);
-#pragma unroll
-            for (int q = 0; q < TO_EACH; q++) acc[q] = 0;
+            UNROLLED (int q = 0; q < TO_EACH; q++) acc[q] = 0;
         }
     }
     const int lanes = 16 / TO_EACH, q = from_part / lanes; // a point that gets sums has them in so many

@@ -97,8 +97,7 @@ __device__ __forceinline__ void numbers_in(const uint4 &w, coord *to) {
 
 // COUNT numbers that all lanes of a group read alike
 template <int COUNT> __device__ __forceinline__ void take(const coord *from, coord (&to)[COUNT]) {
-#pragma unroll
-    for (int q = 0; q < COUNT / LOADED; q++)
+    UNROLLED (int q = 0; q < COUNT / LOADED; q++)
         numbers_in(HELD ? ((const uint4 *)from)[q] : __ldg((const uint4 *)from + q), to + LOADED * q);
 }
 
@@ -159,13 +158,11 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     coord own[RT], x[RT][DIM + 1], acc[RT];
     double total[RT];
     int64_t at[RT];
-#pragma unroll
-    for (int q = 0; q < RT; q++) {
+    UNROLLED (int q = 0; q < RT; q++) {
         at[q] = i0 + q * LANES_EACH < count ? i0 + q * LANES_EACH : count - 1;
         own[q] = to_log[at[q]];
         acc[q] = total[q] = NOTHING;
-#pragma unroll
-        for (int k = 0; k < DIM; k++) x[q][k] = to[k * to_ld + at[q]];
+        UNROLLED (int k = 0; k < DIM; k++) x[q][k] = to[k * to_ld + at[q]];
     }
 #if KEPT
     const int64_t box = (own_warp < count ? own_warp : count - 1) / unit;
@@ -191,8 +188,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
 #endif
             for (const int64_t stop = b + STRETCH * SPLIT < end ? b + STRETCH * SPLIT : end; b < stop; b += SPLIT) {
 #if DIM
-#pragma unroll
-                for (int half = 0; half < FROM; half += LOADED) {
+                UNROLLED (int half = 0; half < FROM; half += LOADED) {
                     coord y[DIM][LOADED], y_log[LOADED], w[LOADED];
 #if HELD
                     const int here = (int)(b - held);
@@ -203,17 +199,13 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
                     const coord *const ys = from, *const logs = from_log, *const ws = weight;
 #endif
                     take(logs + here * FROM + half, y_log);
-#pragma unroll
-                    for (int k = 0; k < DIM; k++) take(ys + (here * DIM + k) * FROM + half, y[k]);
+                    UNROLLED (int k = 0; k < DIM; k++) take(ys + (here * DIM + k) * FROM + half, y[k]);
                     take(ws + here * FROM + half, w);
-#pragma unroll
-                    for (int e = 0; e < LOADED; e++)
-#pragma unroll
-                        for (int q = 0; q < RT; q++) {
+                    UNROLLED (int e = 0; e < LOADED; e++)
+                        UNROLLED (int q = 0; q < RT; q++) {
                             const coord known = own[q] + y_log[e];
                             coord sum = DOWN ? known : 0;
-#pragma unroll
-                            for (int k = 0; k < DIM; k++) sum = grown(sum, x[q][k], y[k][e]);
+                            UNROLLED (int k = 0; k < DIM; k++) sum = grown(sum, x[q][k], y[k][e]);
                             ADD(acc[q], w[e], exponent_of(known, sum, factor), SHARE(q, half + e));
                         }
                 }
@@ -221,19 +213,15 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
                 coord sum[RT][FROM] = {}, y[FROM], w[FROM];
                 for (int64_t k = 0; k < d; k++) {
                     take(from + (b * d + k) * FROM, y);
-#pragma unroll
-                    for (int q = 0; q < RT; q++) {
+                    UNROLLED (int q = 0; q < RT; q++) {
                         const coord xk = to[k * to_ld + at[q]];
-#pragma unroll
-                        for (int e = 0; e < FROM; e++) sum[q][e] = grown(sum[q][e], xk, y[e]);
+                        UNROLLED (int e = 0; e < FROM; e++) sum[q][e] = grown(sum[q][e], xk, y[e]);
                     }
                 }
                 take(from_log + b * FROM, y);
                 take(weight + b * FROM, w);
-#pragma unroll
-                for (int q = 0; q < RT; q++)
-#pragma unroll
-                    for (int e = 0; e < FROM; e++) {
+                UNROLLED (int q = 0; q < RT; q++)
+                    UNROLLED (int e = 0; e < FROM; e++) {
                         const coord known = own[q] + y[e],
                                     power = exponent_of(known, (DOWN ? known : 0) + sum[q][e], factor);
                         ADD(acc[q], w[e], power, SHARE(q, e));
@@ -241,19 +229,17 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
 #endif
             }
 #if POINTS_NARROW
-#pragma unroll
-            for (int q = 0; q < RT; q++) {
+            UNROLLED (int q = 0; q < RT; q++) {
                 JOIN(total[q], acc[q]);
                 acc[q] = NOTHING;
             }
 #endif
         }
     }
-#pragma unroll
-    for (int q = 0; q < RT; q++) {
+    UNROLLED (int q = 0; q < RT; q++) {
         JOIN(total[q], acc[q]);
-#pragma unroll
-        for (int lanes = LANES_EACH; lanes < 32; lanes *= 2) JOIN(total[q], __shfl_xor_sync(FULL, total[q], lanes));
+        UNROLLED (int lanes = LANES_EACH; lanes < 32; lanes *= 2)
+            JOIN(total[q], __shfl_xor_sync(FULL, total[q], lanes));
         if (group == 0 && i0 + q * LANES_EACH < count) out[blockIdx.y * count + i0 + q * LANES_EACH] = total[q];
     }
 }

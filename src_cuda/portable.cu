@@ -45,17 +45,14 @@ __device__ __forceinline__ double row_factor(const State &S, int i, Point point,
 
 // acc: of a column, over some rows, of K u or of the new plan
 __device__ __forceinline__ void add_sum(const State &S, int turn, int64_t j, double acc) {
-    if (!IN_PLACE)
-        atomicAdd(sums_of(S, turn) + j, acc);
-    else if (S.v_scale[j] > 0)
-        atomicAdd(sums_of(S, turn) + j, acc / S.v_scale[j]);
+    if (!IN_PLACE) atomicAdd(sums_of(S, turn) + j, acc);
+    else if (S.v_scale[j] > 0) atomicAdd(sums_of(S, turn) + j, acc / S.v_scale[j]);
 }
 
 // acc_j += u P_ij, and, IN_PLACE, these entries back to where they lie
 __device__ __forceinline__ void rescale(double (&p)[CHUNK], const double *factor, double u, double *acc, real *to) {
     uint4 word;
-#pragma unroll
-    for (int e = 0; e < CHUNK; e++) {
+    UNROLLED (int e = 0; e < CHUNK; e++) {
         acc[e] += p[e] *= factor[e] * u;
         ((real *)&word)[e] = (real)p[e];
     }
@@ -73,8 +70,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const double u = row_factor(S, (int)i, S.point[at], slabs(out, i, S.m, parts), held, p.shift, true, row);
     if (narrow_u && i < S.m) narrow_u[i] = (float)u;
     if (IN_PLACE && i < S.m) S.u_scale[S.m + i] = u;
-#pragma unroll
-    for (int q = 0; q < NEXT_B; q++) {
+    UNROLLED (int q = 0; q < NEXT_B; q++) {
         const double sum = warp_sum(row[q]);
         if (threadIdx.x % 32 == 0) atomicAdd(scalars_of(S, (int)p.turn) + q, sum);
     }
@@ -102,8 +98,7 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
     const int64_t tiles = (S.m + R - 1) / R, end = tiles * (blockIdx.x + 1) / gridDim.x;
     const int lane = threadIdx.x % 32;
     double v[CPT], acc[CPT];
-#pragma unroll
-    for (int c = 0; c < CPT; c++) {
+    UNROLLED (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * GT + threadIdx.x) * CHUNK + c % CHUNK;
         v[c] = j < S.ld ? column_factor(S, j) : 0;
         acc[c] = 0;
@@ -122,11 +117,9 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
         const bool mine = threadIdx.x < 32 && lane % LANES == 0;
         const double u = row_factor(S, (int)i, point, total, held, S.progress[parity].shift, mine, row[lane / LANES]);
 #if IN_PLACE
-#pragma unroll
-        for (int q = 0; q < R; q++) {
+        UNROLLED (int q = 0; q < R; q++) {
             const double uq = __shfl_sync(FULL, u, q * LANES);
-#pragma unroll
-            for (int c = 0; c < VPT; c++) {
+            UNROLLED (int c = 0; c < VPT; c++) {
                 double p[CHUNK];
                 tile.get(threadIdx.x, q, c, p);
                 if (q < rows && tile.has(threadIdx.x, c))
@@ -137,8 +130,7 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
         add_tile(tile, threadIdx.x, u, acc);
 #endif
     }
-#pragma unroll
-    for (int c = 0; c < CPT; c++) {
+    UNROLLED (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * GT + threadIdx.x) * CHUNK + c % CHUNK;
         if (j < S.ld) add_sum(S, turn, j, acc[c]);
     }
@@ -160,21 +152,16 @@ extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant_
     for (int64_t t = blockIdx.x; t * R < S.m; t += gridDim.x, k ^= 1) {
         const real *row[R]; // those beyond m are the last one, whose sums nobody takes
         double s[R] = {};
-#pragma unroll
-        for (int q = 0; q < R; q++) row[q] = S.kernel + (t * R + q < S.m ? t * R + q : S.m - 1) * S.ld;
+        UNROLLED (int q = 0; q < R; q++) row[q] = S.kernel + (t * R + q < S.m ? t * R + q : S.m - 1) * S.ld;
         for (int64_t j = (first + threadIdx.x) * CHUNK; j < end * CHUNK; j += GT * CHUNK) {
             uint4 w[R];
             double v[CHUNK];
-#pragma unroll
-            for (int q = 0; q < R; q++) w[q] = __ldg((const uint4 *)(row[q] + j));
-#pragma unroll
-            for (int e = 0; e < CHUNK; e++) v[e] = column_factor(S, j + e);
-#pragma unroll
-            for (int q = 0; q < R; q++) {
+            UNROLLED (int q = 0; q < R; q++) w[q] = __ldg((const uint4 *)(row[q] + j));
+            UNROLLED (int e = 0; e < CHUNK; e++) v[e] = column_factor(S, j + e);
+            UNROLLED (int q = 0; q < R; q++) {
                 double x[CHUNK];
                 widen(w[q], x);
-#pragma unroll
-                for (int e = 0; e < CHUNK; e++) s[q] = fma(x[e], v[e], s[q]);
+                UNROLLED (int e = 0; e < CHUNK; e++) s[q] = fma(x[e], v[e], s[q]);
             }
         }
         const double total = block_sums(s, part[k]);
@@ -193,15 +180,12 @@ extern "C" __global__ void __launch_bounds__(GT) column_sums(const __grid_consta
     double acc[CHUNK] = {};
 #if IN_PLACE
     double v[CHUNK];
-#pragma unroll
-    for (int e = 0; e < CHUNK; e++) v[e] = column_factor(S, j + e);
+    UNROLLED (int e = 0; e < CHUNK; e++) v[e] = column_factor(S, j + e);
 #endif
     for (int64_t i = S.m * blockIdx.y / gridDim.y; i < end; i += R) {
         uint4 w[R];
-#pragma unroll
-        for (int q = 0; q < R; q++) w[q] = *(const uint4 *)(S.kernel + (i + q < end ? i + q : end - 1) * S.ld + j);
-#pragma unroll
-        for (int q = 0; q < R; q++) {
+        UNROLLED (int q = 0; q < R; q++) w[q] = *(const uint4 *)(S.kernel + (i + q < end ? i + q : end - 1) * S.ld + j);
+        UNROLLED (int q = 0; q < R; q++) {
             double x[CHUNK];
             if (i + q >= end) break;
             widen(w[q], x);
@@ -209,12 +193,10 @@ extern "C" __global__ void __launch_bounds__(GT) column_sums(const __grid_consta
             rescale(x, v, factor[i + q], acc, S.kernel + (i + q) * S.ld + j);
 #else
             const double u = WIDEN * factor[i + q];
-#pragma unroll
-            for (int e = 0; e < CHUNK; e++) acc[e] = fma(u, x[e], acc[e]);
+            UNROLLED (int e = 0; e < CHUNK; e++) acc[e] = fma(u, x[e], acc[e]);
 #endif
         }
     }
     const int turn = (int)S.progress[parity].turn;
-#pragma unroll
-    for (int e = 0; e < CHUNK; e++) add_sum(S, turn, j + e, acc[e]);
+    UNROLLED (int e = 0; e < CHUNK; e++) add_sum(S, turn, j + e, acc[e]);
 }

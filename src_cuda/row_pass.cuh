@@ -91,8 +91,7 @@ __device__ __forceinline__ void fetch(const State &S, const Ring &g, int t, int 
     const real *from = S.kernel + row * S.ld + g.column;
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes * rows) : "memory");
 #if CLUSTER > 1
-#pragma unroll
-    for (int r = 0; r < R; r++)
+    UNROLLED (int r = 0; r < R; r++)
         if (r < rows) copy_in(to + r * bytes, from + r * S.ld, bytes, full);
 #else
     copy_in(to, from, bytes * rows, full);
@@ -126,8 +125,7 @@ __device__ __forceinline__ void publish(Exchange &x, int group, int phase, num s
 __device__ __forceinline__ num gather(const Exchange &x, int group, int phase, int lane) {
     const num *from = &x.part[group][phase][(lane / LANES) * PARTS];
     num s = 0;
-#pragma unroll
-    for (int k = 0; k < (PARTS + LANES - 1) / LANES; k++)
+    UNROLLED (int k = 0; k < (PARTS + LANES - 1) / LANES; k++)
         if (k * LANES + lane % LANES < PARTS) s += from[k * LANES + lane % LANES];
     return warp_sum<LANES>(s);
 }
@@ -135,8 +133,7 @@ __device__ __forceinline__ num gather(const Exchange &x, int group, int phase, i
 #if NARROW
 // What float32 sums of a few rows are added to, without loss: sum takes acc, acc keeps what sum's rounding has dropped.
 __device__ __forceinline__ void fold(num (&acc)[CPT], num (&sum)[CPT]) {
-#pragma unroll
-    for (int c = 0; c < CPT; c++) {
+    UNROLLED (int c = 0; c < CPT; c++) {
         const num before = sum[c];
         sum[c] = before + acc[c];
         acc[c] -= sum[c] - before;
@@ -214,8 +211,7 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
 #endif
     }
 #if NARROW
-#pragma unroll
-    for (int c = 0; c < CPT; c++) acc[c] += sum[c];
+    UNROLLED (int c = 0; c < CPT; c++) acc[c] += sum[c];
 #endif
     g.slot = left;
     g.forward = !g.forward;
@@ -226,13 +222,11 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
 __device__ __forceinline__ void join_groups(num (&acc)[CPT], int group, num *stage) {
     if (GROUPS == 1) return;
     const int thread = threadIdx.x % GT;
-#pragma unroll
-    for (int c = 0; c < CPT; c++)
+    UNROLLED (int c = 0; c < CPT; c++)
         if (group > 0) stage[((group - 1) * CPT + c) * GT + thread] = acc[c];
     __syncthreads();
     for (int q = 0; q < GROUPS - 1; q++)
-#pragma unroll
-        for (int c = 0; c < CPT; c++)
+        UNROLLED (int c = 0; c < CPT; c++)
             if (group == 0) acc[c] += stage[(q * CPT + c) * GT + thread];
     __syncthreads();
 }
@@ -249,11 +243,9 @@ __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&ac
     if (group > 0) return;
 #endif
     num *to = (num *)S.slab + (int64_t)(blockIdx.x / CLUSTER) * S.ld + g.column;
-#pragma unroll
-    for (int c = 0; c < VPT; c++) {
+    UNROLLED (int c = 0; c < VPT; c++) {
         const int j = (c * GT + threadIdx.x % GT) * CHUNK;
-#pragma unroll
-        for (int e = 0; e < CHUNK; e++)
+        UNROLLED (int e = 0; e < CHUNK; e++)
             if (j < g.columns) to[j + e] = acc[c * CHUNK + e];
     }
 }
@@ -266,11 +258,9 @@ __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&ac
     to += g.column;
     join_groups(acc, group, (num *)stage);
     if (group > 0) return;
-#pragma unroll
-    for (int c = 0; c < VPT; c++) {
+    UNROLLED (int c = 0; c < VPT; c++) {
         const int j = (c * GT + threadIdx.x) * CHUNK;
-#pragma unroll
-        for (int e = 0; e < CHUNK; e += 4)
+        UNROLLED (int e = 0; e < CHUNK; e += 4)
             if (j < g.columns)
                 asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + j + e),
                              "f"(acc[c * CHUNK + e]), "f"(acc[c * CHUNK + e + 1]), "f"(acc[c * CHUNK + e + 2]),
@@ -284,12 +274,10 @@ __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&ac
                                          column_total *to) {
     const int thread = threadIdx.x % GT, lane = threadIdx.x % 32;
     double *stage = all + threadIdx.x / 32 * 128;
-#pragma unroll
-    for (int c = 0; c < VPT; c++) {
+    UNROLLED (int c = 0; c < VPT; c++) {
         const int first = (c * GT + thread - lane) * CHUNK, left = g.columns - first;
         const uint32_t bytes = (left < 32 * CHUNK ? left : 32 * CHUNK) * 8;
-#pragma unroll
-        for (int e = 0; e < CHUNK; e += 2)
+        UNROLLED (int e = 0; e < CHUNK; e += 2)
             *(double2 *)(stage + lane * CHUNK + e) =
                 make_double2((double)acc[c * CHUNK + e], (double)acc[c * CHUNK + e + 1]);
         asm volatile("fence.proxy.async;" ::: "memory");

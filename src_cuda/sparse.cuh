@@ -77,8 +77,7 @@ template <typename Join> __device__ __forceinline__ double joined_run(const Runs
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
     __syncthreads();
     x = part[0];
-#pragma unroll
-    for (int q = 1; q < RUN_THREADS / 32; q++) x = Join::of(x, part[q]);
+    UNROLLED (int q = 1; q < RUN_THREADS / 32; q++) x = Join::of(x, part[q]);
     return x;
 }
 
@@ -95,8 +94,7 @@ __device__ __forceinline__ void ask_ahead(const Runs &runs, const real *K, int64
     const uint32_t lanes = (uint32_t)runs.lanes;
     const place *index = runs.index + row;
     const real *from = K + row;
-#pragma unroll
-    for (int q = 0; q < AHEAD; q++) {
+    UNROLLED (int q = 0; q < AHEAD; q++) {
         const uint32_t p = first + q * lanes < count ? first + q * lanes : count - 1;
         ahead.at[q] = __ldg(index + p);
         ahead.own[q] = __ldg(from + p);
@@ -105,14 +103,12 @@ __device__ __forceinline__ void ask_ahead(const Runs &runs, const real *K, int64
 
 // What they meet; met(j): x_j
 template <typename Met> __device__ __forceinline__ void ask_met(const Ahead &ahead, Met met, double (&y)[AHEAD]) {
-#pragma unroll
-    for (int q = 0; q < AHEAD; q++) y[q] = met(ahead.at[q]);
+    UNROLLED (int q = 0; q < AHEAD; q++) y[q] = met(ahead.at[q]);
 }
 
 __device__ __forceinline__ double sum_ahead(const Ahead &ahead, const double (&y)[AHEAD], uint32_t first,
                                             uint32_t lanes, uint32_t count, double sum) {
-#pragma unroll
-    for (int q = 0; q < AHEAD; q++) sum = fma(first + q * lanes < count ? (double)ahead.own[q] : 0, y[q], sum);
+    UNROLLED (int q = 0; q < AHEAD; q++) sum = fma(first + q * lanes < count ? (double)ahead.own[q] : 0, y[q], sum);
     return sum;
 }
 
@@ -236,18 +232,15 @@ __device__ __forceinline__ void row_half(const State &S, const Half &half, doubl
         half, met, scratch.part, [&](int64_t i) { return S.point[i]; },
         [&](int64_t i, const Point &own, double s) {
             double row[8] = {};
-            if (i >= 0 && S.limits.symmetric)
-                same_scale(S, (int)i, s, true, row);
-            else if (i >= 0)
-                row_scale(S, (int)i, own, s, shift, true, row);
+            if (i >= 0 && S.limits.symmetric) same_scale(S, (int)i, s, true, row);
+            else if (i >= 0) row_scale(S, (int)i, own, s, shift, true, row);
             const double sum = warp_sums<8>(row, lane);
             if (lane % 4 == 0 && lane / 4 < NEXT_B) held[lane / 4] += sum;
         });
     __syncthreads();
     if (threadIdx.x >= NEXT_B) return;
     double sum = 0;
-#pragma unroll
-    for (int q = 0; q < RUN_THREADS / 32; q++) sum += scratch.row[q][threadIdx.x];
+    UNROLLED (int q = 0; q < RUN_THREADS / 32; q++) sum += scratch.row[q][threadIdx.x];
     out[threadIdx.x] = sum;
 }
 

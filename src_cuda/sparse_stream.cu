@@ -79,11 +79,9 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
         double sum[COLUMNS] = {};
         for (int64_t k = run.first + run.lane; k < run.end; k += runs.lanes) {
             const double p = plan_entry(P, runs, run.row, k), *x = X + runs.index[k] * d + x0;
-#pragma unroll
-            for (int q = 0; q < COLUMNS; q++) sum[q] = x0 + q < d ? fma(p, x[q], sum[q]) : 0;
+            UNROLLED (int q = 0; q < COLUMNS; q++) sum[q] = x0 + q < d ? fma(p, x[q], sum[q]) : 0;
         }
-#pragma unroll
-        for (int q = 0; q < COLUMNS; q++) {
+        UNROLLED (int q = 0; q < COLUMNS; q++) {
             const double whole = joined_run<Plus>(runs, sum[q], part);
             if (run.lane == 0 && run.row >= 0 && x0 + q < d) out[run.row * d + x0 + q] = whole;
         }

@@ -39,8 +39,7 @@ struct Letter {
 
 __device__ __forceinline__ bool is_of(const Letter &x, uint32_t step) {
     bool is = true;
-#pragma unroll
-    for (int i = 0; i < WORDS; i++) is &= (uint32_t)(x.word[i] >> 32) == step;
+    UNROLLED (int i = 0; i < WORDS; i++) is &= (uint32_t)(x.word[i] >> 32) == step;
     return is;
 }
 
@@ -71,8 +70,7 @@ __device__ __forceinline__ Mail &own_mail();
 
 __device__ __forceinline__ Letter look(const Letter &at) {
     Letter x;
-#pragma unroll
-    for (int i = 0; i < WORDS; i++)
+    UNROLLED (int i = 0; i < WORDS; i++)
         asm volatile("ld.relaxed.cluster.shared::cta.u64 %0, [%1];"
                      : "=l"(x.word[i])
                      : "r"(shared_address(at.word + i))
@@ -83,8 +81,7 @@ __device__ __forceinline__ Letter look(const Letter &at) {
 // Into the mailbox of that block where it is in this one's
 __device__ __forceinline__ void send(const Letter &to, const Letter &x, int block) {
     uint32_t remote;
-#pragma unroll
-    for (int i = 0; i < WORDS; i++) {
+    UNROLLED (int i = 0; i < WORDS; i++) {
         asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(to.word + i)), "r"(block));
         asm volatile("st.relaxed.cluster.shared::cluster.u64 [%0], %1;" ::"r"(remote), "l"(x.word[i]) : "memory");
     }
@@ -112,14 +109,12 @@ __device__ __forceinline__ int around(int slot, int turn, int slots) {
 __device__ __forceinline__ num whole_row(const Letter *from, int strips, uint32_t step, int lane) {
     double sum = 0;
     while (__any_sync(FULL, !is_of(look(*from), step)));
-#pragma unroll 1
-    for (int first = 0; first < strips; first += LANES * LETTERS) {
+    ROLLED (int first = 0; first < strips; first += LANES * LETTERS) {
         Letter letter[LETTERS] = {};
         bool wait;
         do {
             wait = false;
-#pragma unroll
-            for (int i = 0; i < LETTERS; i++) {
+            UNROLLED (int i = 0; i < LETTERS; i++) {
                 const int p = first + i * LANES + lane % LANES;
                 if (p < strips && !is_of(letter[i], step)) {
                     letter[i] = look(from[p]);
@@ -127,8 +122,7 @@ __device__ __forceinline__ num whole_row(const Letter *from, int strips, uint32_
                 }
             }
         } while (__any_sync(FULL, wait));
-#pragma unroll
-        for (int i = 0; i < LETTERS; i++) sum += number(letter[i]); // 0 beyond the last
+        UNROLLED (int i = 0; i < LETTERS; i++) sum += number(letter[i]); // 0 beyond the last
     }
     return (num)warp_sum<LANES>(sum);
 }
@@ -196,8 +190,7 @@ __device__ __forceinline__ void spread_pass(const State &S, const Lie &lie, Ring
             letter = look(scale_mail(start + k + 1 - lag, row));
     }
 #if NARROW
-#pragma unroll
-    for (int c = 0; c < CPT; c++) acc[c] += sum[c];
+    UNROLLED (int c = 0; c < CPT; c++) acc[c] += sum[c];
 #endif
     __syncwarp();
     if (lane == 0) {

@@ -54,12 +54,10 @@ template <typename T> struct Way {
         const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
         const T *at = from + j0 * col;
         if (i0 + SIDE <= V.m && j0 + SIDE <= V.n) {
-#pragma unroll
-            for (int k = 0; k < SIDE / STEP; k++, at += step) found[k] = *at;
+            UNROLLED (int k = 0; k < SIDE / STEP; k++, at += step) found[k] = *at;
             return;
         }
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++, at += step) {
+        UNROLLED (int k = 0; k < SIDE / STEP; k++, at += step) {
             const int64_t i = i0 + (turned ? tx : ty + STEP * k), j = j0 + (turned ? ty + STEP * k : tx);
             found[k] = i < V.m && j < V.n ? *at : (T)missing;
         }
@@ -69,15 +67,12 @@ template <typename T> struct Way {
     template <typename N>
     __device__ __forceinline__ void take(const T (&found)[SIDE / STEP], Tile<N> &tile, N (&value)[SIDE / STEP]) const {
         const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) value[k] = (N)found[k];
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) value[k] = (N)found[k];
         if (!turned) return;
         __syncthreads();
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) tile.x[ty + STEP * k][tx] = value[k];
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) tile.x[ty + STEP * k][tx] = value[k];
         __syncthreads();
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) value[k] = tile.x[tx][ty + STEP * k];
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) value[k] = tile.x[tx][ty + STEP * k];
     }
 };
 
@@ -100,8 +95,7 @@ struct Exponents {
 
     __device__ __forceinline__ Exponents(const View &V, int64_t i0, int64_t j0) : M(V.M, V.M_row, V.M_col, i0) {
         M.request(V, j0, INF, ahead);
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) {
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) {
             const int64_t i = i0 + threadIdx.x / 32 + STEP * k;
             alpha[k] = i < V.m ? V.alpha[i] : -INF;
         }
@@ -114,8 +108,7 @@ struct Exponents {
         const double beta = j < V.n ? V.beta[j] : -INF;
         M.take(ahead, tile, costs);
         M.request(V, j0 + SIDE, INF, ahead);
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) shares[k] = 1;
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) shares[k] = 1;
         if (V.c) {
             const Way<share> c(V.c, V.c_row, V.c_col, M.i0);
             share found[SIDE / STEP];
@@ -123,11 +116,10 @@ struct Exponents {
             c.take(found, tile, shares);
         }
 #if MASKED
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) shares[k] *= mask_weight(&V.mask, M.i0 + threadIdx.x / 32 + STEP * k, j);
+        UNROLLED (int k = 0; k < SIDE / STEP; k++)
+            shares[k] *= mask_weight(&V.mask, M.i0 + threadIdx.x / 32 + STEP * k, j);
 #endif
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) x[k] = alpha[k] + beta - costs[k] * V.inv_reg;
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) x[k] = alpha[k] + beta - costs[k] * V.inv_reg;
     }
 };
 
@@ -150,8 +142,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
         rows.next(V, j0, tile, x, c, M);
         const bool in = j0 + tx < ld;
         real *at = to + j0;
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++, at += STEP * ld) {
+        UNROLLED (int k = 0; k < SIDE / STEP; k++, at += STEP * ld) {
             const double p = c[k] * stored_exp(x[k]);
             if (in && STEP * k < left) *at = (real)(p >= flush ? p : 0);
         }
@@ -190,16 +181,13 @@ extern "C" __global__ void __launch_bounds__(256, 3) row_max(const __grid_consta
     const Span span = span_of(V.n);
     Exponents rows(V, i0, span.begin);
     double top[SIDE / STEP];
-#pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++) top[k] = -INF;
+    UNROLLED (int k = 0; k < SIDE / STEP; k++) top[k] = -INF;
     for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
         rows.next(V, j0, tile, x, c, M);
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) top[k] = fmax(top[k], V.c || MASKED ? x[k] + far_log(c[k]) : x[k]);
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) top[k] = fmax(top[k], V.c || MASKED ? x[k] + far_log(c[k]) : x[k]);
     }
-#pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++) {
+    UNROLLED (int k = 0; k < SIDE / STEP; k++) {
         const double high = warp_max(top[k]);
         const int64_t i = i0 + ty + STEP * k;
         if (threadIdx.x % 32 == 0 && i < V.m) out[blockIdx.y * V.m + i] = high;
@@ -218,15 +206,13 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
         rows.next(V, j0, tile, x, c, M);
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) {
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) {
             const double p = weighed(c[k], x[k]);
             sum[k] += p;
             paid[k] += p > 0 ? p * M[k] : 0;
         }
     }
-#pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++) {
+    UNROLLED (int k = 0; k < SIDE / STEP; k++) {
         const double s = warp_sum(sum[k]), w = warp_sum(paid[k]);
         const int64_t i = i0 + ty + STEP * k;
         if (threadIdx.x % 32 == 0 && i < V.m) out[blockIdx.y * V.m + i] = s, cost_out[blockIdx.y * V.m + i] = w;
@@ -247,20 +233,16 @@ extern "C" __global__ void __launch_bounds__(256)
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
         rows.next(V, j0, tile, x, c, M);
         const int64_t j = j0 + tx;
-#pragma unroll
-        for (int q = 0; q < COLUMNS; q++) {
+        UNROLLED (int q = 0; q < COLUMNS; q++) {
             const double y = j < V.n && x0 + q < d ? X[j * d + x0 + q] : 0;
-#pragma unroll
-            for (int k = 0; k < SIDE / STEP; k++) {
+            UNROLLED (int k = 0; k < SIDE / STEP; k++) {
                 if (q == 0) x[k] = weighed(c[k], x[k]);
                 sum[k][q] = fma(x[k], y, sum[k][q]);
             }
         }
     }
-#pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++)
-#pragma unroll
-        for (int q = 0; q < COLUMNS; q++) {
+    UNROLLED (int k = 0; k < SIDE / STEP; k++)
+        UNROLLED (int q = 0; q < COLUMNS; q++) {
             const double s = warp_sum(sum[k][q]);
             const int64_t i = i0 + ty + STEP * k;
             if (tx == 0 && i < V.m && x0 + q < d) out[(blockIdx.y * V.m + i) * d + x0 + q] = s;
@@ -283,10 +265,8 @@ extern "C" __global__ void __launch_bounds__(256)
         int64_t last = V.m - 1;
         for (i = 0; i < last;) {
             const int64_t middle = (i + last) / 2;
-            if (ends[middle] > wanted)
-                last = middle;
-            else
-                i = middle + 1;
+            if (ends[middle] > wanted) last = middle;
+            else i = middle + 1;
         }
         __syncwarp();
         if (lane == 0) rows[k] = i;
@@ -303,8 +283,7 @@ extern "C" __global__ void __launch_bounds__(256)
             sum += weighed(share, V.alpha[i] + V.beta[j] - (double)V.M[i * V.M_row + j * V.M_col] * V.inv_reg);
         }
         double end = sum;
-#pragma unroll
-        for (int bit = 1; bit < 32; bit *= 2) {
+        UNROLLED (int bit = 1; bit < 32; bit *= 2) {
             const double before = __shfl_sync(FULL, end, lane >= bit ? lane - bit : lane);
             end += lane >= bit ? before : 0;
         }
@@ -340,17 +319,12 @@ extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant_
             lopsided += i < V.m && j < V.n && M[k] != V.M[j * V.M_row + i * V.M_col];
         }
         bool plain = i0 + SIDE <= V.m && j0 + SIDE <= V.n;
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) plain = plain && isfinite(M[k]);
-#pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) {
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) plain = plain && isfinite(M[k]);
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) {
             if (!plain && (i0 + ty + STEP * k >= V.m || j0 + tx >= V.n)) continue;
-            if (plain || isfinite(M[k]))
-                least = fmin(least, M[k]), most = fmax(most, M[k]);
-            else if (M[k] == (cost)INF)
-                infinite++;
-            else
-                bad++;
+            if (plain || isfinite(M[k])) least = fmin(least, M[k]), most = fmax(most, M[k]);
+            else if (M[k] == (cost)INF) infinite++;
+            else bad++;
         }
     }
     double low = -warp_max(-(double)least), high = warp_max((double)most);

@@ -6,15 +6,12 @@
 
 // s_q = sum_j K_ij v_j over this thread's columns, for the R rows of a tile.
 __device__ __forceinline__ void tile_dots(const Entries &tile, int thread, const num (&v)[CPT], num (&s)[R]) {
-#pragma unroll
-    for (int q = 0; q < R; q++) {
+    UNROLLED (int q = 0; q < R; q++) {
         num even = 0, odd = 0;
-#pragma unroll
-        for (int c = 0; c < VPT; c++) {
+        UNROLLED (int c = 0; c < VPT; c++) {
             num k[CHUNK];
             tile.get(thread, q, c, k);
-#pragma unroll
-            for (int e = 0; e < CHUNK; e += 2) {
+            UNROLLED (int e = 0; e < CHUNK; e += 2) {
                 even = fma(k[e], v[c * CHUNK + e], even);
                 odd = fma(k[e + 1], v[c * CHUNK + e + 1], odd);
             }
@@ -25,15 +22,12 @@ __device__ __forceinline__ void tile_dots(const Entries &tile, int thread, const
 
 // acc_j += u_i K_ij; lane q LANES of every warp holds u of row q.
 __device__ __forceinline__ void add_tile(const Entries &tile, int thread, num u, num (&acc)[CPT]) {
-#pragma unroll
-    for (int q = 0; q < R; q++) {
+    UNROLLED (int q = 0; q < R; q++) {
         const num uq = __shfl_sync(FULL, u, q * LANES);
-#pragma unroll
-        for (int c = 0; c < VPT; c++) {
+        UNROLLED (int c = 0; c < VPT; c++) {
             num k[CHUNK];
             tile.get(thread, q, c, k);
-#pragma unroll
-            for (int e = 0; e < CHUNK; e++) acc[c * CHUNK + e] = fma(uq, k[e], acc[c * CHUNK + e]);
+            UNROLLED (int e = 0; e < CHUNK; e++) acc[c * CHUNK + e] = fma(uq, k[e], acc[c * CHUNK + e]);
         }
     }
 }

@@ -149,8 +149,7 @@ extern "C" __global__ void __launch_bounds__(256)
     close_edge(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e, int end) {
     const Edge &edge = edges[e];
     const int64_t rows = (edge.m + 255) / 256, block = blockIdx.x;
-    if (block < rows)
-        close_row(x, edge, largest + e, block * 256 + threadIdx.x);
+    if (block < rows) close_row(x, edge, largest + e, block * 256 + threadIdx.x);
     else
         close_column(x, edge, edges, largest, largest + e, edge.above < end ? edge.above : -1,
                      (block - rows) * 256 + threadIdx.x);

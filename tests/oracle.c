@@ -269,10 +269,8 @@ static void translate(problem *p) {
     }
     for (int i = 0; i < 250; i++) {
         const real third = (high - low) / 3;
-        if (moved_by(p, low + third) < moved_by(p, high - third))
-            low += third;
-        else
-            high -= third;
+        if (moved_by(p, low + third) < moved_by(p, high - third)) low += third;
+        else high -= third;
     }
     middle = (low + high) / 2;
     middle = moved_by(p, middle) > here ? middle : 0;
@@ -321,8 +319,7 @@ static real climb(problem *p, real tol, int *passes) {
             poor = change < least / 2 ? 0 : poor + 1;
             least = change;
             memcpy(p->best, p->cols.x, size);
-        } else
-            poor++;
+        } else poor++;
         if (change <= tol || (least < 1e-9L && poor > 6) || poor > PATIENCE) break;
         memcpy(p->trial, p->cols.x, size);
         real by = 1, next = -INF, after = INF;

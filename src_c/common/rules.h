@@ -272,8 +272,7 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     if (fresh) {         /* what a fresh K leaves dead or clipped stays so */
         p->dead = out->dead;
         p->clipped = clipped;
-    } else if (out->lost > limits->flush_tol || scale > limits->scale_limit)
-        return MAPUOT_ABSORB;
+    } else if (out->lost > limits->flush_tol || scale > limits->scale_limit) return MAPUOT_ABSORB;
     return MAPUOT_RUNNING;
 }
 

@@ -92,10 +92,8 @@ static double stored(const void *K, mapuot_dtype dtype, int64_t k) {
 }
 
 static void store(void *K, mapuot_dtype dtype, int64_t k, double value) {
-    if (dtype == MAPUOT_F64)
-        ((double *)K)[k] = value;
-    else
-        ((float *)K)[k] = (float)value;
+    if (dtype == MAPUOT_F64) ((double *)K)[k] = value;
+    else ((float *)K)[k] = (float)value;
 }
 
 /* the buffers from middle on are those of a run, the ones from `from` on those of the same run by scalar kernels */

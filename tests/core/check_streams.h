@@ -77,10 +77,8 @@ static int64_t entries_of(const problem *p, int64_t ld) {
 
 static problem new_problem(int64_t m, int64_t n, int layout) {
     problem p = {.m = m, .n = n, .reg = 0.013};
-    if (layout >= PAIRS)
-        p = new_pairs(m, n, (mapuot_dtype)(layout - PAIRS));
-    else
-        p.M = laid_out(m, n, layout, layout % 2 ? INFINITY : 0.5);
+    if (layout >= PAIRS) p = new_pairs(m, n, (mapuot_dtype)(layout - PAIRS));
+    else p.M = laid_out(m, n, layout, layout % 2 ? INFINITY : 0.5);
     if (layout < PAIRS && layout % 3 == 1) p.c = laid_out(m, n, (layout + 2) % DENSE_LAYOUTS, 0.0);
     if (layout < PAIRS && layout % 4 >= 2) /* two thirds of the pairs, their numbers beyond 32 bits */
         p.c.mask = (mapuot_mask){.key = 11 + layout,
