@@ -6,12 +6,13 @@ import re
 import sys
 import time
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mapuot.processor import core_count
 
-from . import common
+from . import common, device
 
 PARTS = {
     "pass": "one pass over K against the read limit, POT's two products and the paper's four sweeps",
@@ -36,6 +37,7 @@ ALONE = {  # not in "all"
     "gpu": "one GPU: passes, tile shapes, dense points",
     "gpu-solves": "one GPU: whole solves against POT and OTT",
 }
+ON_GPU = ("gpu", "gpu-solves")  # whatever --device says
 FILES = {"pass": "one_pass", "self": "itself"}  # a keyword of Python, and a name that says nothing there
 
 
@@ -43,10 +45,21 @@ def module_of(name: str) -> Any:
     return import_module("bench." + FILES.get(name, name.replace("-", "_")))
 
 
+def hindrance(name: str, module: Any, args: argparse.Namespace) -> str:
+    """Say why a part cannot be measured here, "" where it can; NEEDS of a part are packages."""
+    if (args.device == "gpu" or name in ON_GPU) and (reason := device.missing()):
+        return reason
+    lacking = [package for package in getattr(module, "NEEDS", ()) if not find_spec(package)]
+    return f"{' and '.join(lacking)} not installed" if lacking else ""
+
+
 def run_part(name: str, args: argparse.Namespace) -> None:
     print(f"== {name}: {({**PARTS, **ALONE})[name]}", flush=True)
     module, begin = module_of(name), time.perf_counter()
-    found = module.run(args)
+    reason = hindrance(name, module, args)
+    found = {"skipped": reason} if reason else module.run(args)
+    if not reason and (args.device == "gpu" or name in ON_GPU):
+        found["device"] = device.device_name()
     file = name + (re.sub(r"\W+", "-", f" {found['device']}").lower() if common.on_gpu(found) else "")
     data = common.plain({"part": name, "machine": common.machine(), "quick": args.quick, **found})
     data["seconds"] = round(time.perf_counter() - begin, 1)

@@ -29,6 +29,7 @@ import mapuot
 
 from . import common, device, peers
 
+NEEDS = ("torch",)
 SIZES, BROADCAST, SECONDS = (64, 128, 256, 512), 256, 2.0  # broadcast: the largest n of it
 GPU_SIZES, GPU_BROADCAST = (64, 128, 256, 512, 1024, 2048), 512
 ERRORS = {"float64": 1e-13, "float32": 2e-5}  # of log_matmul, absolute
@@ -435,10 +436,6 @@ def all_pairs(k: int, threads: int | None) -> dict[str, Any]:
 
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
-    if gpu and (reason := device.missing()):
-        return {"skipped": reason}
-    if not find_spec("torch"):
-        return {"skipped": "torch is not installed"}
     torch = import_module("torch")
     sizes = (GPU_SIZES if gpu else SIZES)[: 2 if args.quick else None]
     cases = [(dtype, 1, n) for dtype in ("float64", "float32") for n in sizes]
@@ -456,7 +453,7 @@ def run(args: Any) -> dict[str, Any]:
         data["clouds"] = [clouds_loss(*size, gpu) for size in sizes]
         data["pairs"] = all_pairs(10 if args.quick else 200, None if gpu else args.threads)
         data["losses"] = losses(8 if args.quick else BATCH, args.threads, gpu)
-    return data | {"device": device.device_name() if gpu else "cpu"}
+    return data
 
 
 def tables(data: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 A part is a module with ``run(args) -> dict`` (JSON-ready) and ``tables(data) -> str``: the tables, in Markdown, that
 are printed and that ``bench readme`` puts between the markers of README.md and docs/. ``panels(data)``, where a part
 has it, is its picture. Times are seconds. ``interleave`` takes one sample of every candidate in turn, so that a busy
-neighbour slows all of them alike; calls that are not timed come first, for 20 ms (a cache that others have filled takes
+neighbour slows all of them alike; calls that are not timed come first, for 40 ms (a cache that others have filled takes
 that long to turn over), so that each candidate finds its own data in the caches, as it does in a solver's loop.
 Minimum, median and quartiles are kept; ratios are formed from samples of the same round, and of minima.
 """
@@ -37,7 +37,7 @@ RESULTS = ROOT / "bench" / "results"  # the record that README.md and docs/ quot
 PACKAGES = ["numpy", "scipy", "POT", "scikit-learn", "matplotlib", "ott-jax", "jax", "geomloss", "torch",
             "cupy-cuda13x", "nvidia-nccl-cu13"]  # fmt: skip
 SAMPLE = 2e-3  # seconds that one sample lasts at least
-WARM = 2e-2  # seconds of untimed calls before a sample, one call at least
+WARM = 4e-2  # seconds of untimed calls before a sample, one call at least: threads of OpenBLAS spin on for 30 ms
 
 Timings = dict[Any, list[float]]
 sys.path.append(str(ROOT / "tests"))  # where the oracle lies

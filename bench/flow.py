@@ -25,8 +25,9 @@ import numpy as np
 import mapuot
 from mapuot import pot
 
-from . import common, device
+from . import common
 
+NEEDS = ("torch",)
 SIZE, COUNT, QUICK_COUNT, TURN = 128, 1000, 60, 20
 CASES = ((0.05, 1.0), (0.5, 1.0), (0.5, 4.0))  # reg, reg_m; squared distances as they are, up to some 40
 JUDGED = 50
@@ -179,8 +180,6 @@ def training(n: int, d: int, width: int, layers: int, pairs: Callable[[Any, Any]
 
 
 def steps_on_gpu(args: Any) -> dict[str, Any]:
-    if reason := device.missing():
-        return {"skipped": reason}
     rows = []
     for n in BATCHES[: 1 if args.quick else None]:
         for shape in NETWORKS[: 1 if args.quick else None]:
@@ -194,14 +193,12 @@ def steps_on_gpu(args: Any) -> dict[str, Any]:
                         times[name].append((time.perf_counter() - begun) / STEPS)
             best = {name: min(x) for name, x in times.items()}
             rows.append({"n": n, "network": shape, "seconds": best})
-    return {"device": device.device_name(), "steps": rows}
+    return {"steps": rows}
 
 
 def run(args: Any) -> dict[str, Any]:
-    try:
-        import torch
-    except ImportError:
-        return {"skipped": "torch is not installed"}
+    import torch
+
     torch.manual_seed(0)
     if args.device == "gpu":
         return steps_on_gpu(args)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from . import common
-from .device import device_name, elapsed, endless, free_pools, limits, missing, wall
+from .device import device_name, elapsed, endless, free_pools, limits, wall
 
 SIZES = [(512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (16384, 16384), (32768, 32768),
          (50000, 50000), (65536, 1024), (1024, 65536), (16384, 49152), (10000, 50000), (10000, 65536), (6000, 100000),
@@ -276,8 +276,6 @@ def point_line(row: dict[str, Any]) -> str:
 
 
 def run(args: Any) -> dict[str, Any]:
-    if reason := missing():
-        return {"skipped": reason}
     data: dict[str, Any] = {"device": device_name()}
     sizes, tiles = (SIZES[1:5:3], 2048) if args.quick else (SIZES, 8192)
     begin = time.perf_counter()

@@ -17,8 +17,9 @@ import numpy as np
 import mapuot
 
 from . import common
-from .device import device_name, missing, wall
+from .device import wall
 
+NEEDS = ("torch",)
 SIZES, GPU_SIZES = (1_000, 5_000), (1_000, 5_000, 100_000)
 CASES = tuple((blur, reach) for blur in (0.05, 0.01) for reach in (0.3, None))
 TOLS = (1e-3, 1e-6)
@@ -96,15 +97,10 @@ def measured(n: int, blur: float, reach: float | None, gpu: bool) -> dict[str, A
 
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
-    if gpu and (why := missing()):
-        return {"skipped": why}
-    if not importlib.util.find_spec("torch"):
-        return {"skipped": "torch is not installed"}
     sizes = (300,) if args.quick else GPU_SIZES if gpu else SIZES
     if args.size:
         sizes = (args.size,)
-    found = {"rows": [measured(n, *case, gpu) for n in sizes for case in CASES]}
-    return found | ({"device": device_name()} if gpu else {})
+    return {"rows": [measured(n, *case, gpu) for n in sizes for case in CASES]}
 
 
 def tables(*found: dict[str, Any]) -> str:

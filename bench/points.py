@@ -32,7 +32,7 @@ from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
 
 from . import common
-from .device import device_name, elapsed, endless, missing
+from .device import elapsed, endless
 from .sparse import row_pass
 
 SIZES, GPU_SIZES, QUICK_SIZE = (4_000, 10_000), (10_000, 100_000), 1_500
@@ -314,8 +314,6 @@ def images(side: int, threads: int, backend: str) -> list[dict[str, Any]]:
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
     sizes = (args.size,) if args.size else (QUICK_SIZE,) if args.quick else GPU_SIZES if gpu else SIZES
-    if gpu and (reason := missing()):
-        return {"skipped": reason}
     dimensions, backend = DIMENSIONS[1:2] if args.quick else DIMENSIONS, "cuda" if gpu else "cpu"
     cases = [(n, d, reg) for n in sizes for d in dimensions for reg in (*REGS, *[SMALL] * (d <= FEW))]
     parts: list[tuple[str, Callable[..., Any], list[Any]]] = [
@@ -332,7 +330,7 @@ def run(args: Any) -> dict[str, Any]:
         parts += [("to_error", to_error, [(LARGE[0], reg, rho) for reg in REGS for rho in ERROR_RHOS]),
                   ("large", large, [(n,) for n in LARGE])]  # fmt: skip
     found: dict[str, Any] = {name: [] for name, _, _ in parts}
-    found |= {"n": max(sizes), "device": device_name() if gpu else "cpu"}
+    found["n"] = max(sizes)
     with common.blas_threads(args.threads):
         for name, call, jobs in parts:
             for job in tqdm(jobs, desc=name, file=sys.stderr):

@@ -5,7 +5,6 @@ on the CPU. GeomLoss stops after a number of steps that ``scaling`` sets (.5 by 
 those of the value against our solve to 1e-9. Ours is the fastest of TOLS whose value is as near as GeomLoss's.
 """
 
-import importlib.util
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from . import brief, common
 from .loss import EXACT, step
 
+NEEDS = ("torch", "geomloss")
 SIZE, CASES = 600, ((0.05, 0.3), (0.05, None))
 SCALINGS, TOLS = (0.5, 0.7, 0.9, 0.99), (1.0, 0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-6)
 
@@ -47,9 +47,6 @@ def case(n: int, blur: float, reach: float | None, budget: float) -> dict[str, A
 
 
 def run(args: Any) -> dict[str, Any]:
-    missing = [name for name in ("torch", "geomloss") if not importlib.util.find_spec(name)]
-    if missing:
-        return {"skipped": f"{' and '.join(missing)} not installed"}
     n = 60 if args.quick else args.size or SIZE
     return {"n": n, "cases": [case(n, *one, 0.2 if args.quick else 2.0) for one in CASES]}
 

@@ -84,9 +84,7 @@ def both(sizes: int, device: str, before: Path) -> list[dict[str, Any]]:
 def run(args: Any) -> dict[str, Any]:
     sizes, device = 1 if args.quick else len(SIZES), args.device
     rows = both(sizes, device, args.before) if args.before else list(counts(SIZES[:sizes], device))
-    from bench.device import device_name
-
-    return {"rows": rows, "device": device_name() if device == "gpu" else "cpu"}
+    return {"rows": rows}
 
 
 def tables(*found: dict[str, Any]) -> str:

@@ -14,7 +14,6 @@ from . import common, peers, problems
 TOL = 1e-6
 REGS, RHOS, SIZES, SMALL = (0.1, 0.01), (0.1, 1.0, 10.0), (2000, 5000), (100, 500)
 LONG = 4.0  # seconds from which one run has to do
-TURN = 0.15  # seconds: OpenBLAS's threads spin on for 30 ms after a call of POT, on the cores of the next candidate
 
 
 def time_case(n: int, reg: float, rho: float, threads: int, budget: float) -> dict[str, Any]:
@@ -40,7 +39,7 @@ def time_case(n: int, reg: float, rho: float, threads: int, budget: float) -> di
     if n <= peers.OTT_UP_TO and (ott := peers.ott(case, TOL)):
         error = peers.certify(ott(), case)
         row["OTT-JAX"], calls["OTT-JAX"] = {"error": error, "reached": error <= TOL}, ott
-    row["seconds"] = {**common.summaries(common.interleave(calls, budget, (3, 50), turn=TURN)), **seconds}
+    row["seconds"] = {**common.summaries(common.interleave(calls, budget, (3, 50))), **seconds}
     best, others = row["seconds"]["mapuot"], set(row["seconds"]) - {"mapuot", "mapuot, no plan"}
     row["speedup"] = {k: {key: row["seconds"][k][key] / best[key] for key in ("min", "median")} for k in others}
     return row

@@ -23,7 +23,7 @@ from tqdm import tqdm
 import mapuot
 
 from . import common
-from .device import REG, RHO, device_name, endless
+from .device import REG, RHO, endless
 
 SIZE, QUICK_SIZE = 20_000, 1_000
 DENSITIES = (0.001, 0.01, 0.1, 0.5)
@@ -183,8 +183,7 @@ def run(args: Any) -> dict[str, Any]:
     backend = "cuda" if gpu else "cpu"
     parts = passes_of_parts(backend)
     whole = {} if args.quick else {"large": large(backend, args.threads)}
-    device = device_name() if gpu else "cpu"
-    return {"n": n, "device": device, "threads": args.threads, "passes": found, "parts": parts, **whole}
+    return {"n": n, "threads": args.threads, "passes": found, "parts": parts, **whole}
 
 
 def tables(*found: dict[str, Any]) -> str:

@@ -238,7 +238,7 @@ def run(args: Any) -> dict[str, Any]:
         threes = [triangle_case(n, reg, rho, args.threads, xp) for n in triangles for reg, rho in CASES[:3]]
         chains = [chain_case(n, reg, rho, args.threads, xp) for n in chain_sizes for reg, rho in CASES[:3]]
     found = {"arrays": arrays, "passes": passes, "triangles": threes, "chains": chains, "most_reads": MOST_READS}
-    return found | {"limits": LIMITS, "device": "cpu" if xp is np else device.device_name()}
+    return found | {"limits": LIMITS}
 
 
 def tables(*found: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ import mapuot
 
 from . import common, peers
 from . import points as of_points
-from .device import device_name, missing, wall
+from .device import wall
 
 SIZE, GPU_SIZE, QUICK_SIZE, POT_SIZE = 4_000, 20_000, 300, 1_000
 REGS, RHO, TOL = (0.05, 0.005), 1.0, 1e-6  # reg and reg_m are of the median cost
@@ -212,8 +212,6 @@ def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float) -> None:
 
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
-    if gpu and (reason := missing()):
-        return {"skipped": reason}
     size = args.size or (QUICK_SIZE if args.quick else GPU_SIZE if gpu else SIZE)
     shipped = {k: v for k, v in SHIPPED.items() if importlib.util.find_spec(NEEDS.get(k, "sklearn"))}
     cases = [
@@ -225,7 +223,7 @@ def run(args: Any) -> dict[str, Any]:
     with common.blas_threads(1):
         measured("uniform", QUICK_SIZE, 3, REGS[0], gpu)  # what is imported and compiled once
         found = [measured(*case, gpu) for case in tqdm(cases, file=sys.stderr)]
-    return {"n": size, "rows": found, "device": device_name() if gpu else "cpu"}
+    return {"n": size, "rows": found}
 
 
 def tables(*found: dict[str, Any]) -> str:
