@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "common/column.h"
 #include "common/rules.h"
 #include "kernels.h"
 
@@ -129,13 +130,16 @@ static void finish_marginal(mapuot_pool *pool, mapuot_state *state, finish_state
     }
 }
 
-/* One potential l = log u = log v: the rows are as far from their optimum as the columns, and G = (l + prox(s)) / 2, which
- * never lowers the dual value: it is concave, and as high at (prox, l) as at (l, prox). */
+/* One potential l = log u = log v: the rows are as far from their optimum as the columns, and G lies between l and
+ * prox(s). */
 static void average(mapuot_state *state, finish_state *finish) {
     const mapuot_side *rows = &state->rows, *cols = &state->cols;
     const double *x = state->work;
     double *image = state->work + 2 * padded(state->n), *row = finish->row_scalars;
-    for (int64_t j = 0; j < state->n; j++) image[j] = 0.5 * (image[j] + x[j]);
+    for (int64_t j = 0; j < state->n; j++) {
+        const double k = cols->penalty <= MAPUOT_BALANCED ? state->limits.reg / cols->rho[j] : 0.0;
+        image[j] = x[j] + own_part(1.0 / (1.0 + k)) * (image[j] - x[j]);
+    }
     for (int64_t i = 0, j = state->before; i < state->m; i++, j++) {
         rows->log_scale[i] = cols->absorbed[j] < INFINITY ? x[j] - cols->absorbed[j] : 0.0;
         rows->scale[i] = cols->scale[j];

@@ -224,7 +224,8 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
         const double next = k2 > 0 ? w * exp(-k2 * (image - shift)) : w, q = col[Q * ld + j] * move.grow;
         const mapuot_column_out out =
             kl_column(&c, sum, log_sum, shift, move.off, S.limits.reg, image, q, next, move.kappa);
-        const double G = ONE_POTENTIAL ? 0.5 * (x + out.image) : out.image, f = G - x, P = f - col[LAST * ld + j];
+        const double G = ONE_POTENTIAL ? x + own_part(S.fi2) * (out.image - x) : out.image, f = G - x,
+                     P = f - col[LAST * ld + j];
         value[LOSS] += out.gap + out.hard;
         value[WORTH] += k2 > 0 ? out.next : out.dual;
         col[NEW_G * ld + j] = G;

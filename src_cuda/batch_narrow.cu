@@ -44,7 +44,9 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
                 (float)(1 - S.fi2),      (float)(1 - fi), (float)S.limits.rate_cols};
         rate.lam_rate = (float)S.limits.lam_rate, rate.mass_a = (float)a, rate.mass_b = (float)b,
         rate.share = ONE_POTENTIAL ? 0 : (float)(1 / b); // no translation makes up for a constant then
-        const double half = LN2 * (1 + S.limits.rate_cols) * (ONE_POTENTIAL ? 2 : 1), sides = ONE_POTENTIAL ? 2 : 1;
+        const double own = ONE_POTENTIAL ? own_part(S.fi2) : 1, sides = ONE_POTENTIAL ? 2 : 1;
+        const double half = LN2 * (1 + S.limits.rate_cols) / own;
+        rate.own = (float)own;
         rate.error = (float)(sides * half * (rate.k2 > 0 ? 0.5 * S.limits.rho_cols * S.limits.inv_reg * half : 1));
         rate.tol = (float)fmax(S.limits.tol, S.limits.narrow_floor);
         rate.dual_0 = S.limits.reg * c + S.limits.rho_rows * a + S.limits.rho_cols * b,

@@ -41,7 +41,7 @@ enum { COLUMN_HALVES = 2, JUDGE = COLUMN_HALVES, DIFFERENCES };
 
 // Constants of a problem.  dual = dual_0 - dual_mass mass - rho2 sum q where both sides are KL.
 struct Rates {
-    float fi1, fi2, rest1, rest2, both, k2, lam_rate, mass_a, mass_b, share; // rest = 1 - fi, both = 1 - fi1 fi2
+    float fi1, fi2, rest1, rest2, both, k2, lam_rate, mass_a, mass_b, share, own; // rest = 1 - fi, both = 1 - fi1 fi2
     float error, tol; // gap / (reg mass) = error sum q f^2 / mass, balanced |s - b|_1 = error (sum q f^2 mass)^1/2
     double dual_0, dual_mass, slack, mass_slack;
 };
@@ -122,7 +122,7 @@ __device__ __forceinline__ void column_sums(Shared &all, const Step &at, int hal
         load(&all.col[WEIGHT_Q][j], weight), load(&all.col[F_BEFORE][j], before);
         UNROLLED (int q = 0; q < 2; q++) {
             const float next = base[q] + move - fi * log_2(sum[q]), Q = weight[q] * power_of(-k2 * y[q]);
-            G[q] = !(sum[q] > DEAD) ? NONE : ONE_POTENTIAL ? 0.5f * (y[q] + next) : next;
+            G[q] = !(sum[q] > DEAD) ? NONE : ONE_POTENTIAL ? y[q] + all.rates.own * (next - y[q]) : next;
             f[q] = G[q] - y[q];
             const float P = f[q] - before[q], Qf = Q * f[q];
             wP[q] = w[q] * P;

@@ -150,7 +150,8 @@ __device__ __forceinline__ void certify_column(const State &S, const Finish &F, 
     const mapuot_column_out found = column_values(penalty, &c, sum, log_sum, F.p.shift + t.lam, t.off, S.limits.reg);
     t.kappa = found.kappa;
     const bool in = isfinite(c.absorbed);
-    c.G = !in ? c.x : S.limits.symmetric ? 0.5 * (c.x + found.image) : found.image;
+    const double fi = penalty <= MAPUOT_BALANCED ? c.fi : 1;
+    c.G = !in ? c.x : S.limits.symmetric ? c.x + own_part(fi) * (found.image - c.x) : found.image;
 #if SPARSE
     if (S.apart.count > 0) c.G += S.apart.move[S.apart.part[c.j]];
 #endif

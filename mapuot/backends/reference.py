@@ -190,7 +190,7 @@ class ReferenceWorkspace:
         both = 1 + together
         moved, gap, error = self.certify(dual, mass, both * gap, both * hard, both * misfit, rounding)
         image = side_prox(cols, log_sum(self.log_k + unreached(log_u)[:, None], 0), reg, out_v)
-        image = 0.5 * (log_v + image) if together else self.translate_cols(image, mass)
+        image = self.towards(image, log_v) if together else self.translate_cols(image, mass)
         self.log_u, self.log_v, self.r, self.s = log_u, log_v, r, s
         self.passes += 1
         rejected, residual = self.advance(log_v, image, dual)
@@ -254,6 +254,13 @@ class ReferenceWorkspace:
                 mu = float((log_sum(terms[part], 0) - np.log(s[part].sum())) / (k1 + fi2 * k2))
                 image[part] += fi2 * mu if math.isfinite(mu) else 0.0
         return image
+
+    def towards(self, image: F64, log_v: F64) -> F64:
+        """x + (prox - x) / (1 + fi / 2), of one potential x."""
+        side = self.problem.cols
+        fi = 1 / (1 + self.problem.reg / side.rho) if side.penalty in ("kl", "balanced") else 1.0
+        part = 1 / (1 + 0.5 * fi)
+        return np.asarray((1 - part) * log_v + part * image)
 
     def fenchel_young(self, side: Side, log_x: F64, marginal: F64) -> float:
         used = np.isfinite(log_x)  # a point that nothing reaches, log x = inf, leaves no gap

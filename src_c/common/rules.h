@@ -233,12 +233,14 @@ FN void widen_passes(mapuot_progress *p) {
     p->best_dual = -INF;
 }
 
-/* Have float32 passes reached their floor?  Near it the error stood for 100 of 640 passes, while it still crept. */
+/* Have float32 passes reached their floor?  Near it the error stood for 100 of 640 passes, while it still crept.  The few
+ * passes of one potential end above it: differences of float32 passes with float64 ones led the next three astray. */
 FN int at_floor(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out) {
     const int fell = !(p->floor_error > 0) || out->error < 0.8 * p->floor_error;
+    const double near = limits->symmetric ? NEAR_FLOOR : 1;
     p->floor_passes = fell ? 0 : p->floor_passes + 1;
     p->floor_error = fell ? out->error : p->floor_error;
-    return out->error <= limits->narrow_floor ||
+    return out->error <= near * limits->narrow_floor ||
            (p->floor_passes >= FLOOR_PASSES && out->error <= NEAR_FLOOR * limits->narrow_floor);
 }
 

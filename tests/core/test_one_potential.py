@@ -68,7 +68,7 @@ def test_takes_twelve_passes_at_most(reg, reg_m, backend):
         result = solve(M, a, a, reg=reg, reg_m=reg_m, backend=backend, callback=lambda stats: None)
         assert result.converged, name
         assert TOGETHER in result.how, name
-        assert result.n_passes <= 12 + (name == "pairs"), name  # neighbours alone: what they miss counts along paths
+        assert result.n_passes <= 12, name
         np.testing.assert_allclose(result.log_u, result.log_v, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(result.row_marginal, result.col_marginal, rtol=1e-12)
 
@@ -110,7 +110,7 @@ SIDES = {
 
 @pytest.mark.parametrize("name", SIDES)
 def test_certificates_are_those_of_the_oracle(name):
-    """Pass by pass: both sides are as far from their optimum, and the next potential is the mean of two."""
+    """Pass by pass: both sides are as far from their optimum, and the next potential lies between two."""
     x, a = cloud(20, seed=5)
     case = Case(squared(x), a, a, 0.05, **SIDES[name])
     found, right = (case.solve(backend=backend, max_passes=6, tol=1e-14) for backend in ("cpu", "reference"))

@@ -411,6 +411,8 @@ NEAR = {"floor_error": 1.2e-3, "floor_passes": 5}  # beside an error of 1e-3
 GIVE_WAY = [  # (the pass, the state before it, limits, sum of scales, whether float64 passes follow, the status)
     ({}, {}, {}, 1.0, False, "running"),
     ({}, {}, {"narrow_floor": 1e-3}, 1.0, True, "running"),
+    ({}, {}, {"narrow_floor": 1e-4, "symmetric": 1}, 1.0, True, "running"),
+    ({}, {}, {"narrow_floor": 0.99e-4, "symmetric": 1}, 1.0, False, "running"),
     ({}, NEAR, {"narrow_floor": 1.01e-4}, 1.0, True, "running"),
     ({}, NEAR, {"narrow_floor": 0.99e-4}, 1.0, False, "running"),
     ({}, {**NEAR, "floor_passes": 4}, {"narrow_floor": 1.01e-4}, 1.0, False, "running"),
