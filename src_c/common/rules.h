@@ -252,10 +252,9 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     const int floor = limits->extra_error > 0 && out->error <= 2 * limits->extra_error; /* the rest does not fall */
     const int clipped = is_clipped(limits, scale), fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
     const double storage = storage_error(limits, p->since_absorb - 1);
-    if (out->rejected > 0 && limits->symmetric && p->dropped >= MOST_DROPPED) return MAPUOT_STALLED;
-    if (out->rejected > 0)
-        return left || p->step == MAPUOT_REPEAT ? MAPUOT_ABSORB
-                                                : MAPUOT_RUNNING; /* what the next starts from is finite */
+    if (out->rejected > 0 && (left || p->step == MAPUOT_REPEAT)) /* what the next starts from is finite */
+        return MAPUOT_ABSORB;
+    if (out->rejected > 0) return limits->symmetric && p->dropped >= MOST_DROPPED ? MAPUOT_STALLED : MAPUOT_RUNNING;
     if (isnan(out->mass) || (isnan(out->dual) && out->mass <= LARGEST)) return MAPUOT_NOT_FINITE;
     if (out->mass < LEAST_MASS || (out->dead > 0 && out->residual < STILL)) /* nothing but a fresh K may help */
         return fresh ? MAPUOT_UNDERFLOW : MAPUOT_ABSORB;

@@ -147,6 +147,16 @@ def test_a_kernel_that_alternates_is_left():
     verify(result, Case(M, a, a, 1e-3, 0.5))
 
 
+def test_marginals_of_a_solve_that_ends_far_from_its_kernel():
+    """The last steps were dropped, and the potentials before them are beyond what K can hold."""
+    M = np.array([[np.inf, 2, 2, 2], [2, np.inf, 2, 1], [2, 2, np.inf, 1], [2, 1, 1, np.inf]])
+    a = np.array([0.13, 0.18, 0.02, 0.93])
+    options = {"reg": 3.0, "reg_m": 1e8, "penalty": "l2", "reference": "uniform", "precision": "float64"}
+    with pytest.warns(mapuot.ConvergenceWarning):
+        result = solve(M, a, a, max_passes=11, **options)
+    np.testing.assert_allclose(result.row_marginal, result.plan.sum(1), rtol=1e-9)
+
+
 def test_what_differs_is_solved_as_ever():
     x, a = cloud(30)
     M = squared(x)

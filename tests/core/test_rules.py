@@ -366,6 +366,7 @@ ENDS = [  # (the pass, the state before it, limits, sums of scales and of the ne
     ({"rejected": 1}, {"dropped": 2}, {"symmetric": 1}, (1, 1), "stalled"),
     ({"rejected": 1}, {"dropped": 1}, {"symmetric": 1}, (1, 1), "running"),
     ({"rejected": 1}, {"dropped": 2}, {}, (1, 1), "running"),
+    ({"rejected": 1}, {"dropped": 2}, {"symmetric": 1}, (1, 1e101), "absorb"),
     ({}, {"dropped": 2}, {"symmetric": 1}, (1, 1), "running"),
     ({"dead": 1}, {"since_best": 249, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "underflow"),
     ({}, {"since_best": 249, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "stalled"),

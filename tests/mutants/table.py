@@ -95,6 +95,7 @@ TABLE = {
             ("out->error <= near * limits->narrow_floor ||", ""),
             ("near = limits->symmetric ? NEAR_FLOOR : 1;", "near = 1;"),
             ("p->dropped >= MOST_DROPPED", "p->dropped > MOST_DROPPED"),
+            ("(left || p->step == MAPUOT_REPEAT)", "(p->step == MAPUOT_REPEAT)"),
             ("out->error <= 2 * limits->extra_error", "out->error <= 4 * limits->extra_error"),
             ("p->progress_dual = fmax(p->progress_dual, out->dual);", ""),
             ("p->best_error = fmin(p->best_error, out->error);", ""),
