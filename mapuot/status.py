@@ -28,13 +28,11 @@ def told_bound(error: float, name: str = "error") -> str:
     return f"{name} {error:.1e}" if error < 1 else "nothing certified yet"
 
 
-def told_miss(error: float, tol: float, words: Words = OURS, largest: str = "") -> str:
+def told_miss(error: float, tol: float, words: Words = OURS) -> str:
     """Put a certified error above ``tol`` into words."""
     if error < 1:
-        return f"{largest}certified relative plan error {error:.2e} > {words.tol} {tol:.2e}"
-    return (
-        f"{largest}certified relative plan error above 1, so far nothing is known of the plan ({words.tol} {tol:.2e})"
-    )
+        return f"certified relative plan error {error:.2e} > {words.tol} {tol:.2e}"
+    return f"certified relative plan error above 1, so far nothing is known of the plan ({words.tol} {tol:.2e})"
 
 
 def not_converged(result: Any, tol: float, finer: bool = False, words: Words = OURS) -> str:

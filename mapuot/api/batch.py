@@ -35,10 +35,10 @@ from ..problem.sparse import is_list_of_pairs
 from ..problem.validate import as_choice, as_count, as_start, odd_scale
 from ..processor import core_count
 from ..progress import bar as progress_bar
-from ..route.options import METHODS, PRECISIONS, make_options, one_potential, options_alone
+from ..route.options import METHODS, PRECISIONS, make_options, may_be_finer, one_potential, options_alone
 from ..route.plain import in_core, is_plain
 from ..route.stages import FORMED, TOGETHER, climb, in_words, ladder, turned
-from ..status import FAILED, told_miss, warn_not_converged
+from ..status import FAILED, not_converged, warn_not_converged
 from ..threads import each
 from .solve import check_met
 
@@ -149,9 +149,9 @@ def solve_batch(
     if not result.converged.all():
         for i in np.flatnonzero(~result.converged) if problem.forbidden or problem.c is not None else ():
             check_met(result[i], f"problem {i}: ")
-        told = told_miss(result.error_bound.max(), tol, largest="largest ")
-        count = f"{int((~result.converged).sum())} of {len(result)} problems"
-        warn_not_converged(f"{count} not converged: {told}; raise max_passes, reg or tol")
+        count, worst = (~result.converged).sum(), int(np.where(result.converged, -1.0, result.error_bound).argmax())
+        why = not_converged(result[worst], tol, may_be_finer(options, precision))
+        warn_not_converged(f"{count} of {len(result)} problems not converged; problem {worst}, the farthest: {why}")
     return result
 
 

@@ -8,7 +8,7 @@ from ..answer.result import Result
 from ..answer.tensors import answered, tensor_among
 from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
-from ..backends import Options, Stats, host, pick
+from ..backends import Stats, host, pick
 from ..errors import MUTED, ScalingWarning, shown, warn
 from ..problem.clouds import PointCloud
 from ..problem.cut import check_cut
@@ -20,7 +20,7 @@ from ..progress import bar as progress_bar
 from ..ranks import join
 from ..route import on_device
 from ..route.on_device import posed
-from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, one_potential
+from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, may_be_finer, one_potential
 from ..route.plain import LazyResult, attempt
 from ..status import FAILED, UNREACHED, not_converged, warn_not_converged
 
@@ -314,8 +314,3 @@ def first_read(cost: Any, progress: bool) -> Iterator[Callable[[int], Any] | Non
         return
     with progress_bar(True, total=cost.shape[0], desc="mapuot: reading M", unit="row") as bar:
         yield bar.update
-
-
-def may_be_finer(options: Options, precision: str) -> bool:
-    """Tell whether a warning should name float64; "auto" has tried it already."""
-    return precision not in ("auto", "float64") and options.precision != "float64"

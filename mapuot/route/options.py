@@ -54,3 +54,8 @@ def options_alone(options: Options, precision: str, entries: int) -> Options:
     """Return the options of one problem that its batch gave up: one thread, and float64 where K stays in cache."""
     small = precision == "auto" and entries <= SMALL_ENTRIES
     return dataclasses.replace(options, threads=1, precision="float64" if small else options.precision)
+
+
+def may_be_finer(options: Options, precision: str) -> bool:
+    """Tell whether a warning should name float64; "auto" has tried it already."""
+    return precision not in ("auto", "float64") and options.precision != "float64"

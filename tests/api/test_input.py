@@ -132,5 +132,8 @@ def test_cure_fits_the_cause():
     assert "float64" not in str(told[0].message)
     with pytest.warns(mapuot.ConvergenceWarning, match="precision='float64'"):
         call(tol=1e-300, precision="mixed", max_passes=3000)
-    with pytest.warns(mapuot.ConvergenceWarning, match=r"rounding of M / reg .* bring the costs nearer 0"):
-        mapuot.solve(1e15 + CASE.M, reg=0.1, reg_m=np.inf, tol=1e-3)
+    far, words = 1e15 + CASE.M, r"not converged.*rounding of M / reg .* bring the costs nearer 0"
+    with pytest.warns(mapuot.ConvergenceWarning, match=words):
+        mapuot.solve(far, reg=0.1, reg_m=np.inf, tol=1e-3)
+    with pytest.warns(mapuot.ConvergenceWarning, match=f"1 of 2 problems {words}"):
+        mapuot.solve_batch(np.stack([CASE.M, far]), reg=0.1, reg_m=np.inf, tol=1e-3)
