@@ -22,7 +22,7 @@ struct Moments {
 
 // gamma: (D gram D + RIDGE) D^-1 gamma = D rhs, D = diag(gram)^-1/2, for up to 23 differences by Gauss and Jordan.  Lane i
 // brings rhs_i.
-__device__ __forceinline__ void solve_gamma(const double *gram, int depth, double rhs, double *gamma) {
+FN void solve_gamma(const double *gram, int depth, double rhs, double *gamma) {
     const int lane = threadIdx.x % 32, b = lane % WIDE, a = lane < WIDE * HIGH ? lane / WIDE : HIGH - 1;
     const double scale = lane < depth ? rsqrt(fmax(gram[lane * (MEMORY + 1)], TINY)) : 0, right = rhs * scale;
     double A[ROWS_A_LANE][COLUMNS_A_LANE];
@@ -52,8 +52,7 @@ __device__ __forceinline__ void solve_gamma(const double *gram, int depth, doubl
 }
 
 // Put the newest difference, in `slot`, into the Gram matrix of p; lane i returns the right-hand side of row i.
-template <typename Held>
-__device__ __forceinline__ double normal_equations(Held &p, const Moments &t, double c, int slot, int depth) {
+template <typename Held> FN double normal_equations(Held &p, const Moments &t, double c, int slot, int depth) {
     const int lane = threadIdx.x % 32;
     double rhs = 0, dot = 0;
     if (lane == slot) {

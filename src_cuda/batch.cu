@@ -12,7 +12,7 @@
 // COLUMN_KINDS x COLUMNS numbers, what the columns are; the launch brings it
 extern __shared__ __align__(128) unsigned char memory[];
 
-__device__ __forceinline__ double *columns(int kind) { return (double *)memory + kind * COLUMNS; }
+FN double *columns(int kind) { return (double *)memory + kind * COLUMNS; }
 
 struct Shared {
     Work work;
@@ -25,13 +25,13 @@ struct Lane {
     bool owns, mine; // there is such a row; this lane stores it
 };
 
-__device__ __forceinline__ Lane lane_of() {
+FN Lane lane_of() {
     const int c = threadIdx.x % 16, k = c * RP / 16;
     return {(int)threadIdx.x / 16, c, (int)threadIdx.x / 16 * RT + (k < RT ? k : 0), k < RT,
             k < RT && c % (16 / RP) == 0};
 }
 
-__device__ __forceinline__ void open_rows(const Batch &S, Shared &all, int64_t problem) {
+FN void open_rows(const Batch &S, Shared &all, int64_t problem) {
     ROLLED (int i = threadIdx.x; i < ROWS; i += THREADS) {
         const double a = i < (int)S.m ? S.A[problem * S.m + i] : 0;
         all.a[i] = a;
@@ -41,8 +41,7 @@ __device__ __forceinline__ void open_rows(const Batch &S, Shared &all, int64_t p
 }
 
 // K around the potentials of the pass, or around none; then v.
-__device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, const Lane &at, bool plain,
-                                             double (&K)[RT][CT]) {
+FN void build_kernel(const Batch &S, Shared &all, const cost *M, const Lane &at, bool plain, double (&K)[RT][CT]) {
     double *beta = columns(NEW_G);
     __syncthreads();
     if (plain) {
@@ -78,8 +77,7 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
 }
 
 // s = K v, u = prox(s), the warps' parts of K^T u and of the row scalar; true where K does not do.
-__device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane &at, const double (&K)[RT][CT],
-                                         double &log_u, double &r) {
+FN bool row_half(const Batch &S, Shared &all, const Lane &at, const double (&K)[RT][CT], double &log_u, double &r) {
     const double shift = all.work.standing[0].shift;
     bool odd = false;
     double s[RP];
@@ -118,8 +116,8 @@ __device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane
 }
 
 // What the caller reads: the certified iterate.
-__device__ __forceinline__ void close_problem(const Batch &S, const Shared &all, int64_t problem, const Lane &at,
-                                              const Move &move, double log_u, double r) {
+FN void close_problem(const Batch &S, const Shared &all, int64_t problem, const Lane &at, const Move &move,
+                      double log_u, double r) {
     const Work &W = all.work;
     if (threadIdx.x == 0) S.report[problem] = W.report;
     ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS) {

@@ -15,7 +15,7 @@
 #ifndef ONE_POTENTIAL
 #define ONE_POTENTIAL 0
 #endif
-#define FAR_FN __device__ __forceinline__ // a call would spill what the sweep holds
+#define FAR_FN FN // a call would spill what the sweep holds
 #include "anderson.cuh"
 #include "common/column.h"
 
@@ -93,28 +93,28 @@ struct Move {
     double lam, off, kappa, grow, mass, weight;
 };
 
-__device__ __forceinline__ int column_warps(int n) { return n < 32 * HOLDERS ? (n + 31) / 32 : HOLDERS; }
+FN int column_warps(int n) { return n < 32 * HOLDERS ? (n + 31) / 32 : HOLDERS; }
 
-__device__ __forceinline__ double total(const double *parts, int count) {
+FN double total(const double *parts, int count) {
     double sum = 0;
     ROLLED (int w = 0; w < count; w++) sum += parts[w];
     return sum;
 }
 
 // What each warp found, to every thread; scratch: WARPS numbers.
-__device__ __forceinline__ void meet(double x, double *scratch) {
+FN void meet(double x, double *scratch) {
     __syncthreads();
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
     __syncthreads();
 }
 
 // The sum of x over the block, for every thread.
-__device__ __forceinline__ double block_sum(double x, double *scratch) {
+FN double block_sum(double x, double *scratch) {
     meet(warp_sum(x), scratch);
     return total(scratch, WARPS);
 }
 
-__device__ __forceinline__ double block_max(double x, double *scratch) {
+FN double block_max(double x, double *scratch) {
     meet(warp_max(x), scratch);
     double top = -INF;
     for (int w = 0; w < WARPS; w++) top = fmax(top, scratch[w]);
@@ -122,7 +122,7 @@ __device__ __forceinline__ double block_max(double x, double *scratch) {
 }
 
 // Weights and log v of problem `problem`; all threads.  The standing of every warp is that before the first pass.
-__device__ __forceinline__ void open_columns(const Batch &S, Work &W, int64_t problem, double *col, int ld) {
+FN void open_columns(const Batch &S, Work &W, int64_t problem, double *col, int ld) {
     const int lane = threadIdx.x % 32;
     double a = 0, b = 0;
     ROLLED (int i = threadIdx.x; i < (int)S.m; i += THREADS) a += S.A[problem * S.m + i];
@@ -150,8 +150,7 @@ __device__ __forceinline__ void open_columns(const Batch &S, Work &W, int64_t pr
 }
 
 // v relative to K of a column; adds b e^(-k x); true where v leaves the range of this K.
-__device__ __forceinline__ bool scale_column(const Batch &S, double *col, int ld, double *v, int j, double x,
-                                             double &weight) {
+FN bool scale_column(const Batch &S, double *col, int ld, double *v, int j, double x, double &weight) {
     const double w = col[WEIGHT * ld + j];
     const double scale = w > 0 ? exp(x - col[ABSORBED * ld + j]) : 0;
     col[X * ld + j] = x;
@@ -160,13 +159,13 @@ __device__ __forceinline__ bool scale_column(const Batch &S, double *col, int ld
     return !(scale < S.limits.scale_limit);
 }
 
-__device__ __forceinline__ void join_next(Work &W, double sum) {
+FN void join_next(Work &W, double sum) {
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) W.next[threadIdx.x / 32] = sum;
 }
 
 // The shift that makes the largest v 1, then v and q of every column; all threads, after K was made.
-__device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *col, int ld, double *v) {
+FN void start_columns(const Batch &S, Work &W, double *col, int ld, double *v) {
     double top = -INF, sum = 0;
     ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS)
         if (col[WEIGHT * ld + j] > 0) top = fmax(top, col[X * ld + j] - col[ABSORBED * ld + j]);
@@ -183,8 +182,8 @@ __device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *c
 
 // u of a row relative to K, log u = fi (log a - log s) - (1 - fi) (d + shift), or log_v where that is the one potential;
 // a = 0: left out.  `odd`: K does not do.
-__device__ __forceinline__ double row_scale(const Batch &S, double a, double log_a, double d, double s, double shift,
-                                            double log_v, double &log_u, bool &odd) {
+FN double row_scale(const Batch &S, double a, double log_a, double d, double s, double shift, double log_v,
+                    double &log_u, bool &odd) {
     if (!(a > 0)) return 0;
     odd |= !(s > DEAD_SUM);
     log_u = ONE_POTENTIAL ? log_v : S.limits.fi_rows * (log_a - log(s)) - (1 - S.limits.fi_rows) * (d + shift);
@@ -193,7 +192,7 @@ __device__ __forceinline__ double row_scale(const Batch &S, double a, double log
     return u;
 }
 
-__device__ __forceinline__ Move find_move(const Batch &S, const Work &W) {
+FN Move find_move(const Batch &S, const Work &W) {
     Move move;
     move.mass = S.k1 > 0 || ONE_POTENTIAL ? total(W.row, WARPS) : W.standing[0].mass_a;
     move.weight = total(W.next, column_warps((int)S.n));
@@ -206,8 +205,7 @@ __device__ __forceinline__ Move find_move(const Batch &S, const Work &W) {
 
 // Sweep 1: marginal, gap, G(x), f = G(x) - x and their sums; true where a column is dead.  sum_of(j): K^T u of column j.
 template <typename Sum>
-__device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col, int ld, const double *v,
-                                            const Move &move, Sum sum_of) {
+FN bool first_sweep(const Batch &S, Work &W, double *col, int ld, const double *v, const Move &move, Sum sum_of) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const Standing &p = W.standing[warp];
     const double shift = p.shift + move.lam, k2 = S.limits.rate_cols;
@@ -243,10 +241,10 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
 }
 
 // Differences that the next step has to be orthogonal to, beside the newest; read before the standing changes.
-__device__ __forceinline__ int held(const Work &W) { return W.standing[0].have > 0 ? (int)W.standing[0].depth : 0; }
+FN int held(const Work &W) { return W.standing[0].have > 0 ? (int)W.standing[0].depth : 0; }
 
 // Their products with f and its change P, b-weighted, each by one warp; all threads, after the first sweep.
-__device__ __forceinline__ void find_products(const Batch &S, Work &W, const double *col, int ld, int depth) {
+FN void find_products(const Batch &S, Work &W, const double *col, int ld, int depth) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     double part[OWN_PRODUCTS][2];
     UNROLLED (int q = 0; q < OWN_PRODUCTS; q++) part[q][0] = part[q][1] = 0;

@@ -12,15 +12,14 @@
 #define COLUMNS (16 * CT)
 
 // M_ij / reg, 0 outside
-__device__ __forceinline__ double ratio(const Batch &S, const cost *M, int i, int j) {
+FN double ratio(const Batch &S, const cost *M, int i, int j) {
     return i < (int)S.m && j < (int)S.n ? (double)M[i * S.M_row + j * S.M_col] * S.limits.inv_reg : 0;
 }
 
 // alpha = -max_j(beta_j - M_ij / reg), beta_j = -max_i(alpha_i - M_ij / reg), where beta comes as log v_j b_j and the
 // synchronised block calls: K is at most 1 and has an entry 1 in every row and column in use.  -inf: left out.
 // part: WARPS x COLUMNS.
-__device__ __forceinline__ void balance(const Batch &S, const cost *M, const double *a, double *alpha, double *beta,
-                                        float *part) {
+FN void balance(const Batch &S, const cost *M, const double *a, double *alpha, double *beta, float *part) {
     const int g = threadIdx.x / 16, c = threadIdx.x % 16;
     ROLLED (int i = g * RT; i < (g + 1) * RT; i++) {
         double top = -INF;
@@ -47,7 +46,7 @@ __device__ __forceinline__ void balance(const Batch &S, const cost *M, const dou
 }
 
 // Of one potential K absorbs the mean of both: it is at most 1 as well, and symmetric.
-__device__ __forceinline__ void share_potentials(const Batch &S, double *alpha, double *beta) {
+FN void share_potentials(const Batch &S, double *alpha, double *beta) {
     for (int j = threadIdx.x; ONE_POTENTIAL && j < (int)S.n; j += THREADS)
         alpha[j] = beta[j] = 0.5 * (alpha[j] + beta[j]);
     if (ONE_POTENTIAL) __syncthreads();

@@ -4,13 +4,12 @@
 #define BATCH_FINISH_CUH
 #include "batch.cuh"
 
-__device__ __forceinline__ double c_mass_of(const Batch &S, const Standing &p) {
+FN double c_mass_of(const Batch &S, const Standing &p) {
     return S.product ? p.mass_a * p.mass_b : (double)S.m * (double)S.n;
 }
 
 // The dual value as summed, after the translation; t: the sums of the first sweep.
-__device__ __forceinline__ double dual_value(const Batch &S, const Work &W, const Standing &p, const Move &move,
-                                             double mass, const double *t) {
+FN double dual_value(const Batch &S, const Work &W, const Standing &p, const Move &move, double mass, const double *t) {
     const mapuot_limits &limits = S.limits;
     const double shift = p.shift + move.lam;
     double dual = limits.reg * (c_mass_of(S, p) - mass);
@@ -22,8 +21,8 @@ __device__ __forceinline__ double dual_value(const Batch &S, const Work &W, cons
 }
 
 // Sweep 2: the next x by extrapolation (step 1), as it is (0), or the last image again (2); true where v goes too far.
-__device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *col, int ld, double *v, const Standing &p,
-                                             int step, int slot, double c) {
+FN bool second_sweep(const Batch &S, Work &W, double *col, int ld, double *v, const Standing &p, int step, int slot,
+                     double c) {
     const int depth = step == MAPUOT_EXTRAPOLATE ? (int)p.depth : 0;
     double sum = 0;
     bool far = false;
@@ -50,8 +49,7 @@ __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *co
 }
 
 // What the pass decides, into p and out; t: the sums of the first sweep.  Returns the translation of the image.
-__device__ __forceinline__ double settle_pass(const Batch &S, const Work &W, Standing &p, const Move &move,
-                                              const double *t, Report &out) {
+FN double settle_pass(const Batch &S, const Work &W, Standing &p, const Move &move, const double *t, Report &out) {
     mapuot_limits limits = S.limits;
     const bool soft = limits.rate_cols > 0;
     limits.dual_scale = limits.rho_rows * p.mass_a + limits.rho_cols * p.mass_b;
@@ -71,8 +69,7 @@ __device__ __forceinline__ double settle_pass(const Batch &S, const Work &W, Sta
 
 // Scalar work and sweep 2, by every warp that has columns; what warp 0 finds goes to W.report.  odd: the pass does not
 // count, K is to be rebuilt around the same x.  Returns whether K is to be rebuilt.
-__device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *col, int ld, double *v,
-                                               const Move &move, bool odd) {
+FN bool finish_columns(const Batch &S, Work &W, double *col, int ld, double *v, const Move &move, bool odd) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = column_warps((int)S.n);
     Standing &at = W.standing[warp];
     double *t = W.sums[warp], sum = 0, common = 0;

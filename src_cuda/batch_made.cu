@@ -36,19 +36,19 @@ struct Room {
     unsigned char *points;  // m x FIELDS of the rows, FIELDS x n of the columns, in float32 or in float64
 };
 
-template <typename T> __device__ __forceinline__ constexpr bool is_narrow() { return sizeof(T) == 4; }
+template <typename T> FN constexpr bool is_narrow() { return sizeof(T) == 4; }
 
 // Rows of a warp at once, and columns of a lane: in float64 more of them took a third longer
-template <typename T> __device__ __forceinline__ constexpr int rows_at_once() { return is_narrow<T>() ? 8 : 4; }
-template <typename T> __device__ __forceinline__ constexpr int columns_at_once() { return is_narrow<T>() ? 4 : 2; }
+template <typename T> FN constexpr int rows_at_once() { return is_narrow<T>() ? 8 : 4; }
+template <typename T> FN constexpr int columns_at_once() { return is_narrow<T>() ? 4 : 2; }
 
 // Of the rows, which warps share where there are few columns
-template <typename T> __device__ __forceinline__ int parts_of(int n) {
+template <typename T> FN int parts_of(int n) {
     const int units = (n + 32 * columns_at_once<T>() - 1) / (32 * columns_at_once<T>());
     return units >= MOST_PARTS ? 1 : MOST_PARTS / units;
 }
 
-__device__ __forceinline__ Room room_of(const Batch &S) {
+FN Room room_of(const Batch &S) {
     Room at;
     at.v = (double *)memory;
     at.row = at.v + S.n;
@@ -57,13 +57,11 @@ __device__ __forceinline__ Room room_of(const Batch &S) {
     return at;
 }
 
-template <typename T> __device__ __forceinline__ T *rows_in(const Room &at) { return (T *)at.points; }
-template <typename T> __device__ __forceinline__ T *columns_in(const Room &at, const Batch &S) {
-    return (T *)at.points + FIELDS * S.m;
-}
+template <typename T> FN T *rows_in(const Room &at) { return (T *)at.points; }
+template <typename T> FN T *columns_in(const Room &at, const Batch &S) { return (T *)at.points + FIELDS * S.m; }
 
 // The record of one problem: behind the end of a smaller cloud no table is read or written.
-__device__ __forceinline__ void open_own(const Batch &S, Shared &all) {
+FN void open_own(const Batch &S, Shared &all) {
     if (threadIdx.x > 0) return;
     const int64_t problem = S.order ? S.order[blockIdx.x] : blockIdx.x;
     Batch &own = all.S;
@@ -83,18 +81,17 @@ __device__ __forceinline__ void open_own(const Batch &S, Shared &all) {
 }
 
 // Is this a larger reg, at which nothing is certified, as only the start of the next one counts?
-__device__ __forceinline__ bool is_larger(const Batch &S) { return S.ratio != 1; }
+FN bool is_larger(const Batch &S) { return S.ratio != 1; }
 
 // What multiplies coordinates in float32, and costs: exponents are binary there.
-template <typename T> __device__ __forceinline__ double unit_of(const Batch &S) {
+template <typename T> FN double unit_of(const Batch &S) {
     const double unit = S.scale * S.limits.inv_reg * (is_narrow<T>() ? LOG2E : 1);
     return DIM > 0 && is_narrow<T>() && FORM == MAPUOT_SQUARES ? sqrt(unit) : unit;
 }
 
 // -M_ij / reg, but for what float32 leaves to alpha, on top of `known`; x, y: the coordinates of both points
 template <typename T>
-__device__ __forceinline__ T exponent(T known, const T *x, const T *y, T unit, const Batch &S, int64_t i, int64_t j,
-                                      int64_t width) {
+FN T exponent(T known, const T *x, const T *y, T unit, const Batch &S, int64_t i, int64_t j, int64_t width) {
     if constexpr (DIM > 0 && is_narrow<T>()) {
         T sum = FORM == MAPUOT_SQUARES ? known : 0;
         UNROLLED (int k = 0; k < DIM; k++) {
@@ -113,18 +110,18 @@ __device__ __forceinline__ T exponent(T known, const T *x, const T *y, T unit, c
     }
 }
 
-__device__ __forceinline__ float power(float t) { return power_of(t); }
-__device__ __forceinline__ double power(double t) { return exp(t); }
+FN float power(float t) { return power_of(t); }
+FN double power(double t) { return exp(t); }
 
 // What a sum starts from, and with one more term; TOPS: the largest exponent in its place
 #define NOTHING (TOPS ? (T) - INF : 0)
-template <bool TOPS, typename T> __device__ __forceinline__ T added(T sum, T t, T weight) {
+template <bool TOPS, typename T> FN T added(T sum, T t, T weight) {
     if constexpr (TOPS) return sum > t ? sum : t;
     else return is_narrow<T>() ? fmaf(power(t), weight, sum) : fma(power(t), weight, sum);
 }
 
 // K v of every row
-template <typename T, bool TOPS = false> __device__ __forceinline__ void row_sums(const Shared &all, const Room &at) {
+template <typename T, bool TOPS = false> FN void row_sums(const Shared &all, const Room &at) {
     const Batch &S = all.S;
     constexpr int RT = rows_at_once<T>();
     const int m = (int)S.m, n = (int)S.n, lane = threadIdx.x % 32;
@@ -155,8 +152,7 @@ template <typename T, bool TOPS = false> __device__ __forceinline__ void row_sum
 }
 
 // The parts of K^T u of every column
-template <typename T, bool TOPS = false>
-__device__ __forceinline__ void column_sums(const Shared &all, const Room &at) {
+template <typename T, bool TOPS = false> FN void column_sums(const Shared &all, const Room &at) {
     const Batch &S = all.S;
     constexpr int SIDE = columns_at_once<T>();
     const int m = (int)S.m, n = (int)S.n, lane = threadIdx.x % 32, parts = parts_of<T>(n);
@@ -191,7 +187,7 @@ __device__ __forceinline__ void column_sums(const Shared &all, const Room &at) {
 }
 
 // Coordinates as passes in T read them: in float32 beside the first column, in units of which reg is one.
-template <typename T> __device__ __forceinline__ void place_points(const Shared &all, const Room &at) {
+template <typename T> FN void place_points(const Shared &all, const Room &at) {
     const Batch &S = all.S;
     const double unit = is_narrow<T>() ? unit_of<T>(S) : 1;
     T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
@@ -205,20 +201,15 @@ template <typename T> __device__ __forceinline__ void place_points(const Shared 
     }
 }
 
-__device__ __forceinline__ double log_weight(const Batch &S, double w) { return S.product && w > 0 ? log(w) : 0; }
+FN double log_weight(const Batch &S, double w) { return S.product && w > 0 ? log(w) : 0; }
 
 // Exponents in T, in nats; `top` is what float32 costs lack of M, in units of reg.
-template <typename T> __device__ __forceinline__ T bits_of(double x, double top) {
-    return is_narrow<T>() ? (T)((x - top) * LOG2E) : (T)x;
-}
+template <typename T> FN T bits_of(double x, double top) { return is_narrow<T>() ? (T)((x - top) * LOG2E) : (T)x; }
 
-template <typename T> __device__ __forceinline__ double nats_of(T x, double top) {
-    return is_narrow<T>() ? LN2 * (double)x + top : (double)x;
-}
+template <typename T> FN double nats_of(T x, double top) { return is_narrow<T>() ? LN2 * (double)x + top : (double)x; }
 
 // The potentials in K, of tables into what passes in T read
-template <typename T>
-__device__ __forceinline__ void place_potentials(const Shared &all, const Room &at, const double *col, int ld) {
+template <typename T> FN void place_potentials(const Shared &all, const Room &at, const double *col, int ld) {
     const Batch &S = all.S;
     T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
     ROLLED (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
@@ -233,8 +224,7 @@ __device__ __forceinline__ void place_potentials(const Shared &all, const Room &
 
 // K around log v of the pass, at most 1 with an entry 1 in every row and column in use, as balance of batch_build.cuh
 // makes it, or around none; then v.  What K absorbs is rounded as T has it.
-template <typename T>
-__device__ __forceinline__ void build_kernel(Shared &all, const Room &at, double *col, int ld, bool plain) {
+template <typename T> FN void build_kernel(Shared &all, const Room &at, double *col, int ld, bool plain) {
     const Batch &S = all.S;
     const int m = (int)S.m, n = (int)S.n;
     T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
@@ -279,7 +269,7 @@ __device__ __forceinline__ void build_kernel(Shared &all, const Room &at, double
 }
 
 // s = K v, u = prox(s), the parts of K^T u and of the row scalar; true where K does not do.
-template <typename T> __device__ __forceinline__ bool row_half(Shared &all, const Room &at, const double *col, int ld) {
+template <typename T> FN bool row_half(Shared &all, const Room &at, const double *col, int ld) {
     const Batch &S = all.S;
     const double shift = all.work.standing[0].shift;
     T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
@@ -309,8 +299,7 @@ template <typename T> __device__ __forceinline__ bool row_half(Shared &all, cons
 }
 
 // The column half of a pass; returns whether K is to be made around other potentials.
-template <typename T>
-__device__ __forceinline__ bool column_half(Shared &all, const Room &at, double *col, int ld, Move &move, bool odd) {
+template <typename T> FN bool column_half(Shared &all, const Room &at, double *col, int ld, Move &move, bool odd) {
     const Batch &S = all.S;
     const int parts = parts_of<T>((int)S.n);
     const double dead = is_narrow<T>() ? NARROW_DEAD : 0;
@@ -336,9 +325,7 @@ __device__ __forceinline__ bool column_half(Shared &all, const Room &at, double 
 
 // Passes in T until the problem has ended, or float32 ones have done their work; the last pass of all is a float64 one.
 // Returns whether the next one needs another K.
-template <typename T>
-__device__ __forceinline__ bool make_passes(Shared &all, const Room &at, double *col, int ld, bool rebuild,
-                                            Move &move) {
+template <typename T> FN bool make_passes(Shared &all, const Room &at, double *col, int ld, bool rebuild, Move &move) {
     Batch &S = all.S;
     Work &W = all.work;
     bool plain = rebuild && S.safe > 0, far = false;
@@ -359,7 +346,7 @@ __device__ __forceinline__ bool make_passes(Shared &all, const Room &at, double 
 }
 
 // What the caller reads: the iterate of the last pass.
-__device__ __forceinline__ void close_problem(const Shared &all, const double *col, int ld, const Move &move) {
+FN void close_problem(const Shared &all, const double *col, int ld, const Move &move) {
     const Batch &S = all.S;
     const double shift = all.work.standing[0].shift;
     const bool larger = is_larger(S);

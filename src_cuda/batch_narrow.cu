@@ -9,13 +9,13 @@
 #include "batch_narrow.cuh"
 
 // 2^x, 0 below 2^-125; 2^52 + 2^51 leaves the whole part in the low word
-__device__ __forceinline__ float exp_2(double x) {
+FN float exp_2(double x) {
     const double whole = x + 0x1.8p52;
     const float part = power_of((float)(x - (whole - 0x1.8p52)));
     return (float)x < -125 ? 0 : __int_as_float(__float_as_int(part) + (__double2loint(whole) << 23));
 }
 
-__device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_t problem) {
+FN void open_problem(const Batch &S, Shared &all, int64_t problem) {
     double a = 0, b = 0;
     ROLLED (int i = threadIdx.x; i < ROWS; i += THREADS) {
         all.a[i] = i < (int)S.m ? S.A[problem * S.m + i] : 0;
@@ -60,13 +60,13 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
 }
 
 // Column q of lane c of 16: fours side by side, what is left 16 apart
-__device__ __forceinline__ constexpr int column_of(int c, int q) {
+FN constexpr int column_of(int c, int q) {
     return q < CT / 4 * 4 ? q / 4 * 64 + 4 * c + q % 4 : CT / 4 * 64 + q % 4 * 16 + c;
 }
 
 // K in registers from alpha and beta, 1 where a row or column is left out: its sum is no matter, and must not be 0.
 // A row is requested while the one before it is worked on; loads outside M go to its edge: no branches.
-__device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)[RT][CT]) {
+FN void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)[RT][CT]) {
     const int g = threadIdx.x / 16, c = threadIdx.x % 16, last = (int)S.m - 1;
     const double scale = -S.limits.inv_reg * LOG2E;
     cost next[CT], row[CT];
@@ -88,7 +88,7 @@ __device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, c
 }
 
 // The potentials that K has absorbed: E, base, weights; the history stays.  x holds log v.
-__device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all, int turn) {
+FN void absorb_columns(const Batch &S, Shared &all, int turn) {
     double top = -INF, sum = 0;
     ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const double w = j < (int)S.n ? (double)all.col[MASS][j] : 0, before = all.E[j];
@@ -116,7 +116,7 @@ __device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all, int 
     }
 }
 
-__device__ __forceinline__ void absorb_rows(const Batch &S, Shared &all) {
+FN void absorb_rows(const Batch &S, Shared &all) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, k = lane % RP, i = (2 * warp + lane / RP) * RT + k;
     double sum = 0;
     if (lane < 2 * RP) {
@@ -133,7 +133,7 @@ __device__ __forceinline__ void absorb_rows(const Batch &S, Shared &all) {
 }
 
 // K around log v, or around nothing; then y and v.
-__device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, int turn, float (&K)[RT][CT]) {
+FN void build_kernel(const Batch &S, Shared &all, const cost *M, int turn, float (&K)[RT][CT]) {
     const bool first = all.fresh > 1, plain = first && S.safe > 0;
     ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const double w = all.col[MASS][j];
@@ -150,7 +150,7 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
 }
 
 // u = prox(K v) of the rows of a warp, a row a lane: the sums of 16 lanes meet in shared memory
-__device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT]) {
+FN void find_scales(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 16;
     float v[CT];
     UNROLLED (int q = 0; q < CT; q++) v[q] = all.v[column_of(c, q)];
@@ -187,7 +187,7 @@ __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float s
 }
 
 // The row half: u, and the parts of K^T u of each group
-__device__ __forceinline__ void row_half(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT]) {
+FN void row_half(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT]) {
     find_scales(S, all, shift, K);
     if (ONE_POTENTIAL) return;
     const int warp = threadIdx.x / 32, g = threadIdx.x / 16, c = threadIdx.x % 16;

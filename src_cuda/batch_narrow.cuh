@@ -71,40 +71,37 @@ struct Shared {
     Rates rates;
 };
 
-__device__ __forceinline__ float reciprocal(float x) {
+FN float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
 // log2 x, x > 0 and normal: the mantissa in [.75, 1.5), where the device's logarithm errs by 2^-22 at most
-__device__ __forceinline__ float log_2(float x) {
+FN float log_2(float x) {
     const int e = (__float_as_int(x) - 0x3f400000) >> 23;
     float y;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(__int_as_float(__float_as_int(x) - (e << 23))));
     return (float)e + y;
 }
 
-__device__ __forceinline__ void load(const float *from, float (&x)[4]) {
+FN void load(const float *from, float (&x)[4]) {
     const float4 t = *(const float4 *)from;
     x[0] = t.x, x[1] = t.y, x[2] = t.z, x[3] = t.w;
 }
 
-__device__ __forceinline__ void load(const float *from, float (&x)[2]) {
+FN void load(const float *from, float (&x)[2]) {
     const float2 t = *(const float2 *)from;
     x[0] = t.x, x[1] = t.y;
 }
 
-__device__ __forceinline__ void store(float *to, const float (&x)[2]) { *(float2 *)to = make_float2(x[0], x[1]); }
+FN void store(float *to, const float (&x)[2]) { *(float2 *)to = make_float2(x[0], x[1]); }
 
-__device__ __forceinline__ void store(float *to, const float (&x)[4]) {
-    *(float4 *)to = make_float4(x[0], x[1], x[2], x[3]);
-}
+FN void store(float *to, const float (&x)[4]) { *(float4 *)to = make_float4(x[0], x[1], x[2], x[3]); }
 
 // G = the next y, f = G - y of the lane's columns j and j + 1, before the translation; the warp's part of the sums: 16
 // lanes a sum, through shared memory.
-__device__ __forceinline__ void column_sums(Shared &all, const Step &at, int half, int j, float (&G)[2],
-                                            float (&f)[2]) {
+FN void column_sums(Shared &all, const Step &at, int half, int j, float (&G)[2], float (&f)[2]) {
     const float move = all.rates.rest2 * at.shift, fi = all.rates.fi2, k2 = all.rates.k2;
     const int lane = threadIdx.x % 32;
     float value[OF_Y + 1] = {}, sum[2] = {0, 0}, part[2];
@@ -147,21 +144,21 @@ __device__ __forceinline__ void column_sums(Shared &all, const Step &at, int hal
     if (lane < TOTALS) all.sums[half][lane] = joined;
 }
 
-__device__ __forceinline__ float total(const Shared &all, int q) { return all.sums[0][q] + all.sums[1][q]; }
+FN float total(const Shared &all, int q) { return all.sums[0][q] + all.sums[1][q]; }
 
 // lam of the translation, binary; Q = sum q without its part of the shift
-__device__ __forceinline__ float translation(const Shared &all, float shift, float plan, float Q) {
+FN float translation(const Shared &all, float shift, float plan, float Q) {
     const Rates &rate = all.rates;
     return rate.lam_rate > 0 ? rate.lam_rate * (log_2(plan) - log_2(Q) - rate.k2 * shift) : 0;
 }
 
-__device__ __forceinline__ bool sound(const Shared &all) {
+FN bool sound(const Shared &all) {
     const float plan = total(all, PLAN); // NaN and inf fail every comparison
     return (plan > 0) & (plan < 1e38f) & (fabsf(total(all, SUM_QFF)) < 1e38f);
 }
 
 // What the pass was worth: dual value, mass, loss; the translation, so that the next pass can start.  One warp.
-__device__ __forceinline__ void assess(const Batch &S, Shared &all, const Step &at, Step &next) {
+FN void assess(const Batch &S, Shared &all, const Step &at, Step &next) {
     const Rates &rate = all.rates;
     const float shift = at.shift;
     const float plan = S.k1 > 0 || ONE_POTENTIAL ? total(all, PLAN) : rate.mass_a, Q = total(all, SUM_Q);
@@ -187,7 +184,7 @@ __device__ __forceinline__ void assess(const Batch &S, Shared &all, const Step &
 
 // What the block does after the last pass.  The error is estimated from the residual; no answer is certified here.  The
 // same warp, during the next pass.
-__device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapolated) {
+FN void judge(const Batch &S, Shared &all, bool extrapolated) {
     const Rates &rate = all.rates;
     const double dual = all.dual, best = all.best_dual;
     const float mass = all.mass, loss = all.loss, best_error = all.best_error, over = reciprocal(mass);
@@ -219,8 +216,7 @@ __device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapol
 #include "batch_weights.cuh"
 
 // The next y = G - sum gamma_i (difference of images)_i and v, the history; where the sums are of no use all stays.
-__device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, int j, const float (&G)[2],
-                                        const float (&f)[2]) {
+FN void advance(Shared &all, const Step &at, int turn, int j, const float (&G)[2], const float (&f)[2]) {
     float gamma[MEMORY], y[2] = {G[0], G[1]}, w[2], v[2], dF[2], dG[2], part[2];
     const bool usable = sound(all), extrapolate = at.known > 0;
     const Products now = products(all);
@@ -244,7 +240,7 @@ __device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, i
 }
 
 // After a step that lost dual value, and before the first: on from the last image, without a history.
-__device__ __forceinline__ void restart(Shared &all, int turn) {
+FN void restart(Shared &all, int turn) {
     ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const float y = all.col[G_BEFORE + turn][j], w = all.col[WEIGHT_B][j];
         all.col[Y][j] = y;

@@ -9,7 +9,7 @@ struct Products {
     float dot[MEMORY], rhs, mean;
 };
 
-__device__ __forceinline__ Products products(const Shared &all) {
+FN Products products(const Shared &all) {
     Products out;
     const float P = total(all, OF_P);
     out.mean = P * all.rates.share;
@@ -20,7 +20,7 @@ __device__ __forceinline__ Products products(const Shared &all) {
 }
 
 // The differences of the next pass: the oldest leaves.  One warp.
-__device__ __forceinline__ void shift_differences(const Shared &all, const Step &at, Step &next) {
+FN void shift_differences(const Shared &all, const Step &at, Step &next) {
     const Products now = products(all);
     if (threadIdx.x % 32 > 0) return;
     UNROLLED (int i = 0; i < OLD; i++) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ void shift_differences(const Shared &all, const Step 
 
 // (gram + NARROW_RIDGE diag)^-1 by sweeps: A is minus the inverse in the rows and columns up to p.  The same warp, during the
 // next pass.
-__device__ __forceinline__ void invert(Step &at) {
+FN void invert(Step &at) {
     float A[AT(OLD, 0)], least[OLD];
     UNROLLED (int i = 0; i < OLD; i++) {
         UNROLLED (int k = 0; k <= i; k++) A[AT(i, k)] = at.gram[AT(i, k)];
@@ -61,7 +61,7 @@ __device__ __forceinline__ void invert(Step &at) {
 
 // Anderson's weights, the newest last: (gram + NARROW_RIDGE diag) gamma = rhs by blocks, the inverse of the old ones known.
 // With h = inverse dot and rhs_old = rhs + dot, inverse rhs_old is solved + h.
-__device__ __forceinline__ void anderson(const Step &at, const Products &now, float (&gamma)[MEMORY]) {
+FN void anderson(const Step &at, const Products &now, float (&gamma)[MEMORY]) {
     float h[OLD], s = now.dot[OLD] * (1 + NARROW_RIDGE), last = now.rhs, finite = 0;
     UNROLLED (int i = 0; i < OLD; i++) {
         h[i] = 0;

@@ -7,16 +7,16 @@
 // read by generic loads, with 64-bit addresses.
 extern __shared__ __align__(128) unsigned char memory[];
 
-__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+FN uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-__device__ __forceinline__ void await(uint32_t full, uint32_t parity) {
+FN void await(uint32_t full, uint32_t parity) {
     asm volatile("{\n.reg .pred done;\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra AGAIN;\n}" ::"r"(full),
                  "r"(parity)
                  : "memory");
 }
 
-__device__ __forceinline__ void copy_in(uint32_t to, const void *from, uint32_t bytes, uint32_t full) {
+FN void copy_in(uint32_t to, const void *from, uint32_t bytes, uint32_t full) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(full)
                  : "memory");

@@ -12,11 +12,11 @@
 
 extern __shared__ __align__(128) unsigned char memory[]; // least and largest coordinates of the rows, of the columns
 
-__device__ __forceinline__ double grown(double sum, double t) { return NORM == 1 ? sum + fabs(t) : fma(t, t, sum); }
-__device__ __forceinline__ double length_of(double sum) { return NORM == 1 ? sum : sqrt(sum); }
+FN double grown(double sum, double t) { return NORM == 1 ? sum + fabs(t) : fma(t, t, sum); }
+FN double length_of(double sum) { return NORM == 1 ? sum : sqrt(sum); }
 
 // The largest distance of points from the middle of the columns; NaN where one is not finite.  All threads.
-__device__ __forceinline__ double radius(const double *points, int count, int d, const double *least, double *scratch) {
+FN double radius(const double *points, int count, int d, const double *least, double *scratch) {
     double most = 0;
     bool bad = false;
     for (int i = threadIdx.x; i < count; i += THREADS) {

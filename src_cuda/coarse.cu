@@ -13,10 +13,10 @@
 #define LEAST_PIVOT 1e-10 // of the diagonal, as in coarse_tmpl.c
 #define BLOCK (CLUSTERS * TEAM)
 
-__device__ __forceinline__ double finite_or(double x, double top) { return isfinite(x) ? x : top; }
+FN double finite_or(double x, double top) { return isfinite(x) ? x : top; }
 
 // A matrix is made of no state that the guard has dropped, or that is not the last.
-__device__ __forceinline__ bool serves(const State &S, int parity) {
+FN bool serves(const State &S, int parity) {
     const Progress &p = S.progress[parity];
     return p.status == MAPUOT_RUNNING && p.step < MAPUOT_GO_BACK;
 }

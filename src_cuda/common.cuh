@@ -10,7 +10,7 @@
 // meets where a group would, which compute-sanitizer can follow; for problems that give every group as many tiles).
 #ifndef COMMON_CUH
 #define COMMON_CUH
-#include "loops.cuh"
+#include "words.cuh"
 
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
@@ -71,7 +71,7 @@ struct alignas(16) Point {
 };
 
 // The entries of one chunk of K; into float64, times 2^-896 where K is not float64.
-__device__ __forceinline__ void widen(const uint4 &w, num (&k)[CHUNK]) {
+FN void widen(const uint4 &w, num (&k)[CHUNK]) {
     const uint32_t x[4] = {w.x, w.y, w.z, w.w};
 #if STORE == 0
     k[0] = __hiloint2double(x[1], x[0]);
@@ -95,7 +95,7 @@ __device__ __noinline__ double2 far_logs(double x, double y) { return make_doubl
 __device__ __noinline__ double2 far_exps(double x, double y) { return make_double2(exp(x), exp(y)); }
 
 // 1 / x, x > 0 and normal, to rounding: no slow path
-__device__ __forceinline__ double inverse(double x) {
+FN double inverse(double x) {
     double y;
     asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
     y = fma(y, fma(-x, y, 1.0), y);
@@ -103,36 +103,36 @@ __device__ __forceinline__ double inverse(double x) {
 }
 
 // 2^t and the root of t in one instruction, which errs in the last bits and takes what is below 2^-126 for 0
-__device__ __forceinline__ float power_of(float t) {
+FN float power_of(float t) {
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t));
     return e;
 }
 
-__device__ __forceinline__ float root_of(float t) {
+FN float root_of(float t) {
     float root;
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(t));
     return root;
 }
 
 // The same numbers for every thread: to and from global memory, 8 bytes each
-template <typename T> __device__ __forceinline__ void copy_record(T *to, const T *from) {
+template <typename T> FN void copy_record(T *to, const T *from) {
     for (int q = threadIdx.x; q < (int)(sizeof(T) / 8); q += blockDim.x) ((double *)to)[q] = ((const double *)from)[q];
 }
 
 // Of N lanes next to each other: the sum, the largest, each for all of them
-template <int N = 32, typename T> __device__ __forceinline__ T warp_sum(T s) {
+template <int N = 32, typename T> FN T warp_sum(T s) {
     UNROLLED (int bit = N / 2; bit > 0; bit /= 2) s += __shfl_xor_sync(FULL, s, bit);
     return s;
 }
 
-template <int N = 32> __device__ __forceinline__ double warp_max(double s) {
+template <int N = 32> FN double warp_max(double s) {
     UNROLLED (int bit = N / 2; bit > 0; bit /= 2) s = fmax(s, __shfl_xor_sync(FULL, s, bit));
     return s;
 }
 
 // Sums over a warp of N values held by every lane: lane l returns the sum of value l / (32 / N).
-template <int N, int BIT = 16, typename T> __device__ __forceinline__ T warp_sums(T *x, int lane) {
+template <int N, int BIT = 16, typename T> FN T warp_sums(T *x, int lane) {
     if constexpr (N > 1) {
         UNROLLED (int i = 0; i < N / 2; i++) {
             const T low = x[i], high = x[i + N / 2];
@@ -145,30 +145,28 @@ template <int N, int BIT = 16, typename T> __device__ __forceinline__ T warp_sum
 }
 
 // An integer in the order of the doubles, for atomicMax, and the double of it
-__device__ __forceinline__ int64_t rank_of(double x) {
+FN int64_t rank_of(double x) {
     const int64_t bits = __double_as_longlong(x);
     return bits ^ ((bits >> 63) & 0x7fffffffffffffffLL);
 }
 
-__device__ __forceinline__ double number_of(int64_t rank) {
-    return __longlong_as_double(rank ^ ((rank >> 63) & 0x7fffffffffffffffLL));
-}
+FN double number_of(int64_t rank) { return __longlong_as_double(rank ^ ((rank >> 63) & 0x7fffffffffffffffLL)); }
 
 // All blocks of the grid meet; what they wrote to global memory before is visible after (read it with __ldcg).
 // The counter only grows, so thread 0 knows from meeting_start on at which count each meeting ends.
-__device__ __forceinline__ uint32_t meeting_start(const uint32_t *counter) {
+FN uint32_t meeting_start(const uint32_t *counter) {
     return *(const volatile uint32_t *)counter / gridDim.x * gridDim.x;
 }
 
 // Work between arriving and waiting must not touch what the other blocks read or write; the last warp keeps out of it.
-__device__ __forceinline__ void grid_arrive(uint32_t *counter, uint32_t &ended) {
+FN void grid_arrive(uint32_t *counter, uint32_t &ended) {
     __syncthreads();
     ended += gridDim.x;
     if (threadIdx.x == blockDim.x - 32)
         asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-__device__ __forceinline__ void grid_wait(const uint32_t *counter, uint32_t ended) {
+FN void grid_wait(const uint32_t *counter, uint32_t ended) {
     if (threadIdx.x == blockDim.x - 32) {
         uint32_t now;
         do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
@@ -178,7 +176,7 @@ __device__ __forceinline__ void grid_wait(const uint32_t *counter, uint32_t ende
     __syncthreads();
 }
 
-__device__ __forceinline__ void grid_barrier(uint32_t *counter, uint32_t &ended) {
+FN void grid_barrier(uint32_t *counter, uint32_t &ended) {
     grid_arrive(counter, ended);
     grid_wait(counter, ended);
 }
@@ -187,36 +185,32 @@ __device__ __forceinline__ void grid_barrier(uint32_t *counter, uint32_t &ended)
 // holds UNSET (in a double the high half), a NaN with bits that no arithmetic returns, and is read until it does not.
 #define UNSET 0xfff4fff4u
 
-template <typename T> __device__ __forceinline__ bool is_unset(T x) {
+template <typename T> FN bool is_unset(T x) {
     if constexpr (sizeof(T) == 8) return (uint32_t)__double2hiint(x) == UNSET;
     else return __float_as_uint(x) == UNSET;
 }
 
-__device__ __forceinline__ void post(double *to, double x) {
-    asm volatile("st.relaxed.gpu.global.f64 [%0], %1;" ::"l"(to), "d"(x) : "memory");
-}
+FN void post(double *to, double x) { asm volatile("st.relaxed.gpu.global.f64 [%0], %1;" ::"l"(to), "d"(x) : "memory"); }
 
-__device__ __forceinline__ void post(float *to, float x) {
-    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
-}
+FN void post(float *to, float x) { asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory"); }
 
-template <typename T> __device__ __forceinline__ void take_back(T *to) {
+template <typename T> FN void take_back(T *to) {
     if constexpr (sizeof(T) == 8) post(to, __hiloint2double(UNSET, 0));
     else post(to, __uint_as_float(UNSET));
 }
 
-__device__ __forceinline__ double posted(const double *from) {
+FN double posted(const double *from) {
     double x;
     asm volatile("ld.relaxed.gpu.global.f64 %0, [%1];" : "=d"(x) : "l"(from) : "memory");
     return x;
 }
 
 // 16 bytes
-__device__ __forceinline__ void posted(const double *from, double *x) {
+FN void posted(const double *from, double *x) {
     asm volatile("ld.relaxed.gpu.global.v2.f64 {%0, %1}, [%2];" : "=d"(x[0]), "=d"(x[1]) : "l"(from) : "memory");
 }
 
-__device__ __forceinline__ void posted(const float *from, float *x) {
+FN void posted(const float *from, float *x) {
     asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
                  : "l"(from)

@@ -14,7 +14,7 @@ struct Past {
     double *step, *left; // what is made of image and of residual
 };
 
-__device__ __forceinline__ int64_t begin_of(const Past &P, int part) { return part > 0 ? P.ends[part - 1] : 0; }
+FN int64_t begin_of(const Past &P, int part) { return part > 0 ? P.ends[part - 1] : 0; }
 
 // A new difference, into one of the rows
 extern "C" __global__ void __launch_bounds__(256) add_difference(const __grid_constant__ Past P, int slot) {

@@ -18,17 +18,15 @@ struct Entries {
     int columns;
 
     // SPREAD: what lies behind a row is K, too, whose products with v = 0 are 0 and whose sums nobody reads.
-    __device__ __forceinline__ bool has(int thread, int c) const {
-        return SPREAD || (c * GT + thread) * CHUNK < columns;
-    }
+    FN bool has(int thread, int c) const { return SPREAD || (c * GT + thread) * CHUNK < columns; }
 
-    __device__ __forceinline__ uint4 read(const unsigned char *tile, int thread, int q, int c) const {
+    FN uint4 read(const unsigned char *tile, int thread, int q, int c) const {
         const unsigned char *at = tile + (q * columns + (c * GT + thread) * CHUNK) * (int)sizeof(real);
         return has(thread, c) ? *(const uint4 *)at : make_uint4(0, 0, 0, 0);
     }
 
     // rows: so many the tile has; only with HOLD fewer than R, the others are zeros
-    __device__ __forceinline__ void open(const unsigned char *tile, int width, int thread, int rows = R) {
+    FN void open(const unsigned char *tile, int width, int thread, int rows = R) {
         columns = width;
 #if HOLD
         UNROLLED (int q = 0; q < R; q++)
@@ -40,7 +38,7 @@ struct Entries {
 #endif
     }
 
-    __device__ __forceinline__ void get(int thread, int q, int c, num (&k)[CHUNK]) const {
+    FN void get(int thread, int q, int c, num (&k)[CHUNK]) const {
 #if HOLD
         widen(word[q][c], k);
 #else

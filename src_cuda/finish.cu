@@ -13,12 +13,10 @@ extern __shared__ __align__(128) unsigned char memory[]; // a Finish
 struct RowsDone {
     const double *from;
 
-    __device__ __forceinline__ void arrive() const {}
-    __device__ __forceinline__ void wait() const {}
-    __device__ __forceinline__ double sum(const State &S, int turn, int j) const {
-        return (from ? from : sums_of(S, turn))[j];
-    }
-    __device__ __forceinline__ const double *scalars(const State &S) const { return from ? from + S.ld : nullptr; }
+    FN void arrive() const {}
+    FN void wait() const {}
+    FN double sum(const State &S, int turn, int j) const { return (from ? from : sums_of(S, turn))[j]; }
+    FN const double *scalars(const State &S) const { return from ? from + S.ld : nullptr; }
 };
 
 extern "C" __global__ void __launch_bounds__(512)

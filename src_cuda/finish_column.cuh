@@ -59,49 +59,47 @@ struct Column : mapuot_column {
 };
 
 // Which of a column's partners this thread is; the first has the column itself.
-__device__ __forceinline__ int partner() { return (int)threadIdx.x / LINE; }
+FN int partner() { return (int)threadIdx.x / LINE; }
 
 // Where a block keeps the vectors of the iteration: one copy for all, or its own.
-__device__ __forceinline__ int64_t own_copy(const State &S) { return S.solo ? blockIdx.x * S.ld : 0; }
+FN int64_t own_copy(const State &S) { return S.solo ? blockIdx.x * S.ld : 0; }
 
 // Where the pass puts its column sums, and where this block leaves its scalars for it
-__device__ __forceinline__ double *sums_of(const State &S, int turn) { return S.sums + turn % 3 * S.ld; }
+FN double *sums_of(const State &S, int turn) { return S.sums + turn % 3 * S.ld; }
 
-__device__ __forceinline__ double *scalars_of(const State &S, int turn) {
+FN double *scalars_of(const State &S, int turn) {
     return S.scalars + turn % 2 * (S.parts > BLOCKS ? S.parts : BLOCKS) * SCALARS;
 }
 
 // Where the blocks post their sums over columns
-__device__ __forceinline__ double *partial_of(const State &S, int turn) {
-    return S.partial + turn % 2 * S.parts * POSTS;
-}
+FN double *partial_of(const State &S, int turn) { return S.partial + turn % 2 * S.parts * POSTS; }
 
 // Columns a thread has to do
-__device__ __forceinline__ int column_rounds(const State &S) { return ((int)S.share + LINE - 1) / LINE; }
+FN int column_rounds(const State &S) { return ((int)S.share + LINE - 1) / LINE; }
 
 // The column of this thread, or of its partner, of those of block `part`, in that round
-__device__ __forceinline__ int column_of(const State &S, int part, int round) {
+FN int column_of(const State &S, int part, int round) {
     const int share = (int)S.share, at = (int)threadIdx.x % LINE + round * LINE;
     const int j = part * share + at;
     return part < S.parts && at < share && j < S.n ? j : -1;
 }
 
 // Threads of a block that hold columns, a multiple of 32
-__device__ __forceinline__ int column_threads(const State &S) { return S.share < LINE ? (int)S.share : LINE; }
+FN int column_threads(const State &S) { return S.share < LINE ? (int)S.share : LINE; }
 
-__device__ __forceinline__ void load_differences(const State &S, const double *from, int depth, Column &c) {
+FN void load_differences(const State &S, const double *from, int depth, Column &c) {
     const int first = partner() * OWN_DIFFERENCES, count = c.held >= 0 ? depth - first : 0;
     const double *at = from + own_copy(S) * MEMORY + first * S.n + c.held;
     UNROLLED (int i = 0; i < OWN_DIFFERENCES; i++, at += S.n) c.d[i] = i < count ? *at : 0;
 }
 
-__device__ __forceinline__ mapuot_column column_at(const State &S, int64_t own, int64_t j) {
+FN mapuot_column column_at(const State &S, int64_t own, int64_t j) {
     const double upper = !KL_COLS && S.cols.penalty == MAPUOT_RANGE ? S.cols.upper[j] : 0;
     return {S.cols.absorbed[j], S.cols.weight[j], S.cols.log_weight[j], S.cols.rho[j],     upper,
             S.cols.rate[j],     S.cols.fi[j],     S.x_next[own + j],    S.v_scale[own + j]};
 }
 
-__device__ __forceinline__ void load_column(const State &S, const Finish &F, int part, int round, Column &c) {
+FN void load_column(const State &S, const Finish &F, int part, int round, Column &c) {
     const int64_t own = own_copy(S);
     const int held = c.held = column_of(S, part, round), depth = F.p.have > 0 ? (int)F.p.depth : 0;
     const int j = c.j = partner() == 0 ? held : -1;
@@ -119,12 +117,12 @@ __device__ __forceinline__ void load_column(const State &S, const Finish &F, int
     }
 }
 
-__device__ __forceinline__ void load_images(const State &S, const Finish &F, Column &c) {
+FN void load_images(const State &S, const Finish &F, Column &c) {
     load_differences(S, S.dG, F.p.have > 0 ? (int)F.p.depth : 0, c);
 }
 
 // all but kappa, with the logarithm of `sum` beside
-__device__ __forceinline__ Translation half_translation(const State &S, const Finish &F, double sum, double &log_sum) {
+FN Translation half_translation(const State &S, const Finish &F, double sum, double &log_sum) {
     const double(*x)[SCALARS] = F.join;
     const double mass = (x[0][ROW_MASS] + x[1][ROW_MASS]) + (x[2][ROW_MASS] + x[3][ROW_MASS]);
     const double B = (x[0][NEXT_B] + x[1][NEXT_B]) + (x[2][NEXT_B] + x[3][NEXT_B]);
@@ -134,7 +132,7 @@ __device__ __forceinline__ Translation half_translation(const State &S, const Fi
     return {lam, left_of_rows(&S.limits, lam), 1};
 }
 
-__device__ __forceinline__ Translation whole_translation(const State &S, const Finish &F) {
+FN Translation whole_translation(const State &S, const Finish &F) {
     double unused;
     Translation t = half_translation(S, F, 1, unused);
     t.kappa = far_exp(t.off);
@@ -142,8 +140,7 @@ __device__ __forceinline__ Translation whole_translation(const State &S, const F
 }
 
 // One column: its certificate and its image, into out[SUM_GAP .. SUM_DEAD].
-__device__ __forceinline__ void certify_column(const State &S, const Finish &F, Translation &t, double sum, Column &c,
-                                               double *out) {
+FN void certify_column(const State &S, const Finish &F, Translation &t, double sum, Column &c, double *out) {
     double log_sum;
     t = half_translation(S, F, sum, log_sum);
     const int penalty = KL_COLS ? (int)MAPUOT_KL : (int)S.cols.penalty;
@@ -169,8 +166,7 @@ __device__ __forceinline__ void certify_column(const State &S, const Finish &F, 
 }
 
 // Sweep 1, one column: certificate, image, and its own values.
-__device__ __forceinline__ void column_values(const State &S, Finish &F, double sum, Column &c,
-                                              double (&value)[SUM_DOT]) {
+FN void column_values(const State &S, Finish &F, double sum, Column &c, double (&value)[SUM_DOT]) {
     const bool in = c.j >= 0 && isfinite(c.absorbed), before = F.p.have > 0;
     Translation t;
     if (c.j >= 0) certify_column(S, F, t, sum, c, value);
@@ -189,7 +185,7 @@ __device__ __forceinline__ void column_values(const State &S, Finish &F, double 
 }
 
 // sum gamma dG over the differences that lie in memory, all but the newest; to the column's own thread
-__device__ __forceinline__ double held_step(Finish &F, const Column &c) {
+FN double held_step(Finish &F, const Column &c) {
     const int first = partner() * OWN_DIFFERENCES, slot = (int)F.p.slot, depth = F.p.step == 1 ? (int)F.p.depth : 0;
     double step = 0;
     UNROLLED (int i = 0; i < OWN_DIFFERENCES; i++)
@@ -203,8 +199,7 @@ __device__ __forceinline__ double held_step(Finish &F, const Column &c) {
 }
 
 // Sweep 2, one column: differences, the next x and what the next pass needs of it; returns the next v.
-__device__ __forceinline__ double advance_column(const State &S, const Finish &F, const Column &c, double step,
-                                                 double &B, double &scale) {
+FN double advance_column(const State &S, const Finish &F, const Column &c, double step, double &B, double &scale) {
     const Progress &p = F.p;
     const int64_t own = own_copy(S), at = own + c.j, old = own * MEMORY + c.j;
     const int slot = (int)p.slot;

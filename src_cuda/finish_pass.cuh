@@ -12,7 +12,7 @@
 #include "finish_column.cuh"
 
 // Sum of the scalars of `count` blocks, in a fixed order; rows: the row scalars if they are not among them.
-__device__ __forceinline__ void join_scalars(Finish &F, const double *scalars, int count, const double *rows) {
+FN void join_scalars(Finish &F, const double *scalars, int count, const double *rows) {
     const int q = threadIdx.x % 8, lane = threadIdx.x % 32;
     if (threadIdx.x < JOINERS) {
         double sum = 0;
@@ -33,19 +33,17 @@ __device__ __forceinline__ void join_scalars(Finish &F, const double *scalars, i
 }
 
 // Two sums, or two maxima (never NaN)
-__device__ __forceinline__ double joined(int q, double x, double y) {
-    return q == MAX_F || q == MAX_MINUS ? (x > y ? x : y) : x + y;
-}
+FN double joined(int q, double x, double y) { return q == MAX_F || q == MAX_MINUS ? (x > y ? x : y) : x + y; }
 
 // What a team has of one value, for each of its threads
-__device__ __forceinline__ double joined_team(int q, double x) {
+FN double joined_team(int q, double x) {
     UNROLLED (int bit = TEAM / 2; bit > 0; bit /= 2) x = joined(q, x, __shfl_xor_sync(FULL, x, bit));
     return x;
 }
 
 // A team sums one value over the block's columns, and what F is in a cluster's mean.  512 threads.
-__device__ __forceinline__ double strip_values(const State &S, Finish &F, const Column &c,
-                                               const double (&value)[SUM_DOT], double total, double &mean) {
+FN double strip_values(const State &S, Finish &F, const Column &c, const double (&value)[SUM_DOT], double total,
+                       double &mean) {
     const int q = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;
     for (int first = 0; first < column_threads(S); first += STRIP) {
         const int at = (int)threadIdx.x % LINE - first, held = partner() * OWN_DIFFERENCES;
@@ -75,8 +73,7 @@ __device__ __forceinline__ double strip_values(const State &S, Finish &F, const 
 
 // Sweep 1, this thread's columns of those of the block; thread TEAM q returns the block's sum q and part in mean q.
 template <typename Next>
-__device__ __forceinline__ double column_sweep(const State &S, Finish &F, int rounds, Column &c, double &mean,
-                                               Next next) {
+FN double column_sweep(const State &S, Finish &F, int rounds, Column &c, double &mean, Next next) {
     const int q = threadIdx.x / TEAM;
     double total = q == MAX_F || q == MAX_MINUS ? -1e38 : 0;
     mean = 0;
@@ -97,7 +94,7 @@ __device__ __forceinline__ double column_sweep(const State &S, Finish &F, int ro
 
 // The first `used` numbers at `partial` of every block, joined by every block in the same order; 512 threads, of which
 // thread TEAM q returns number q.
-__device__ __forceinline__ double join_posts(const State &S, Finish &F, const double *partial, int used, bool maxima) {
+FN double join_posts(const State &S, Finish &F, const double *partial, int used, bool maxima) {
     const int own = threadIdx.x % VALUES, team = threadIdx.x / VALUES, parts = (int)S.parts;
     const int kind = maxima ? own : 0;
     const double none = kind == MAX_F || kind == MAX_MINUS ? -1e38 : 0;
@@ -123,7 +120,7 @@ __device__ __forceinline__ double join_posts(const State &S, Finish &F, const do
 }
 
 // What the blocks post: the sums over all columns and, where steps are corrected, the clusters' means.
-__device__ __forceinline__ void finish_totals(const State &S, Finish &F, const double *partial) {
+FN void finish_totals(const State &S, Finish &F, const double *partial) {
     const double total = join_posts(S, F, partial, USED, true);
     if (threadIdx.x % TEAM == 0) F.total[threadIdx.x / TEAM] = total;
     if (!COARSE || !(F.p.coarse > 0)) return;
@@ -134,11 +131,11 @@ __device__ __forceinline__ void finish_totals(const State &S, Finish &F, const d
 #include "finish_scalars.cuh"
 
 // Where v is posted for the passes after it
-__device__ __forceinline__ num *next_v(const State &S, int turn) { return (num *)(S.next_v + turn % 2 * S.ld); }
+FN num *next_v(const State &S, int turn) { return (num *)(S.next_v + turn % 2 * S.ld); }
 
 // Sweep 2, and this block's part of B and sum v; c holds the column of the first of the rounds where `loaded`.
-__device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &c, int part, int rounds, int turn,
-                                             bool loaded, double &B, double &scale) {
+FN void second_sweep(const State &S, Finish &F, Column &c, int part, int rounds, int turn, bool loaded, double &B,
+                     double &scale) {
     B = scale = 0;
     for (int round = 0; round < rounds; round++) {
         if (!loaded) {
@@ -162,7 +159,7 @@ __device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &
 }
 
 // F.next holds the warps' sums of B and v.
-__device__ __forceinline__ void next_sums(Finish &F, double B, double scale) {
+FN void next_sums(Finish &F, double B, double scale) {
     double value[2] = {B, scale};
     const int lane = threadIdx.x % 32;
     const double total = warp_sums<2>(value, lane);
@@ -170,28 +167,27 @@ __device__ __forceinline__ void next_sums(Finish &F, double B, double scale) {
 }
 
 // The block's sums of B (first half of the first warp) and v (second half)
-__device__ __forceinline__ double next_total(const State &S, const Finish &F) {
+FN double next_total(const State &S, const Finish &F) {
     const int warp = threadIdx.x % 16;
     return warp_sum<16>(warp < column_threads(S) / 32 ? F.next[warp][threadIdx.x / 16 % 2] : 0);
 }
 
 // The progress at `from`, for a block that makes passes from there on, and back to `to`; whether steps are corrected
-__device__ __forceinline__ bool open_finish(const State &S, Finish &F, const Progress *from) {
+FN bool open_finish(const State &S, Finish &F, const Progress *from) {
     copy_record(&F.p, from);
     const bool corrected = COARSE && from->coarse > 0;
     if (corrected && threadIdx.x < CLUSTERS) F.last_mean[threadIdx.x] = S.coarse.mean[threadIdx.x];
     return corrected;
 }
 
-__device__ __forceinline__ void close_finish(const State &S, const Finish &F, Progress *to, bool corrected) {
+FN void close_finish(const State &S, const Finish &F, Progress *to, bool corrected) {
     copy_record(to, &F.p);
     if (corrected && threadIdx.x < CLUSTERS) S.coarse.mean[threadIdx.x] = F.last_mean[threadIdx.x];
 }
 
 // Sweep 1 over this block's columns, `rounds` a thread; c holds what was loaded of the first.
 template <typename Rows>
-__device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c, int part, int rounds,
-                                            const Rows &done) {
+FN void first_sweep(const State &S, Finish &F, Column &c, int part, int rounds, const Rows &done) {
     const int turn = (int)F.p.turn;
     const double first = c.j >= 0 ? done.sum(S, turn, c.j) : 0;
     join_scalars(F, scalars_of(S, turn), gridDim.x, done.scalars(S));
@@ -222,7 +218,7 @@ __device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c
 
 // The O(n) half.  done: the row half, whose blocks meet between arrive and wait; sum: K^T u of a column; scalars: those of
 // the rows, or null where each block has left its own.
-template <typename Rows> __device__ __forceinline__ void finish_half(const State &S, Finish &F, Rows &done) {
+template <typename Rows> FN void finish_half(const State &S, Finish &F, Rows &done) {
     Column c;
     const int part = S.solo ? 0 : blockIdx.x, turn = (int)F.p.turn, rounds = column_rounds(S);
     double B, scale;

@@ -8,10 +8,10 @@
 #include "anderson.cuh"
 
 // How often the columns' terms count: of one potential those of the rows are the same.
-__device__ __forceinline__ double both(const State &S) { return S.limits.symmetric ? 2.0 : 1.0; }
+FN double both(const State &S) { return S.limits.symmetric ? 2.0 : 1.0; }
 
 // What the guard needs of the state.
-__device__ __forceinline__ void measure(const State &S, Finish &F, const Translation &move) {
+FN void measure(const State &S, Finish &F, const Translation &move) {
     const double *t = F.total, *row = F.row;
     mapuot_stats &out = F.stats;
     out.mass = move.kappa * row[ROW_MASS];
@@ -23,19 +23,19 @@ __device__ __forceinline__ void measure(const State &S, Finish &F, const Transla
     out.rejected = 0;
 }
 
-__device__ __forceinline__ bool in_range(double x) { return x <= NARROW_LIMIT && x >= 1 / NARROW_LIMIT; }
+FN bool in_range(double x) { return x <= NARROW_LIMIT && x >= 1 / NARROW_LIMIT; }
 
-__device__ __forceinline__ double largest_scale(const Finish &F) { return fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]); }
+FN double largest_scale(const Finish &F) { return fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]); }
 
 // May the numbers of a float32 pass be used at all?
-__device__ __forceinline__ bool usable(const Finish &F) {
+FN bool usable(const Finish &F) {
     const mapuot_stats &out = F.stats;
     return in_range(F.row[ROW_SCALE]) && in_range(F.row[NEXT_SCALE]) && out.dead == 0 && isfinite(out.dual) &&
            isfinite(F.total[SUM_GAP] + F.total[SUM_HARD]) && out.mass > 0;
 }
 
 // Dual value and guard of the pass, or what it is repeated for; one thread.
-__device__ __forceinline__ void settle_pass(const State &S, Finish &F, const Translation &move, double common) {
+FN void settle_pass(const State &S, Finish &F, const Translation &move, double common) {
     Progress &p = F.p;
     const double shift = p.shift;
     measure(S, F, move);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void settle_pass(const State &S, Finish &F, const Tra
 }
 
 // The limits of passes over the K that there is
-__device__ __forceinline__ mapuot_limits limits_of(const State &S, const Progress &p) {
+FN mapuot_limits limits_of(const State &S, const Progress &p) {
     mapuot_limits limits = S.limits;
     limits.exponent_error = p.exponent_error;
     limits.dual_constant = p.dual_constant;
@@ -68,7 +68,7 @@ __device__ __forceinline__ mapuot_limits limits_of(const State &S, const Progres
 }
 
 // Certified error and status, while the second sweep goes on; the warp before the last one, then it keeps the trace.
-__device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep) {
+FN void verdict(const State &S, Finish &F, bool keep) {
     const double *t = F.total;
     mapuot_stats &out = F.stats;
     Progress &p = F.p;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep) {
 
 #if COARSE
 // Twin of src_c/coarse.c (coarse_correct): correction = T (R F - sum gamma R dF), each cluster by a team; all threads.
-__device__ __forceinline__ void coarse_step(const State &S, Finish &F, bool keep) {
+FN void coarse_step(const State &S, Finish &F, bool keep) {
     const Progress &p = F.p;
     const int J = threadIdx.x / TEAM, lane = threadIdx.x % TEAM, slot = (int)p.slot;
     const double mean = F.mean[J] + p.common, newest = mean - F.last_mean[J];
@@ -110,7 +110,7 @@ __device__ __forceinline__ void coarse_step(const State &S, Finish &F, bool keep
 #endif
 
 // The scalar work between the sweeps; every block does it on the same numbers, the weights beside the rest.
-__device__ __forceinline__ void finish_scalars(const State &S, Finish &F) {
+FN void finish_scalars(const State &S, Finish &F) {
     const int warp = threadIdx.x / 32, slot = (int)F.p.head, depth = new_depth(&S.limits, &F.p);
     const bool weights = S.limits.memory > 0 && F.p.have > 0;
     __syncthreads();

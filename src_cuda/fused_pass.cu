@@ -31,7 +31,7 @@ struct Shared {
 #define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)
 
 // The warps' products of the tile in a slot: behind the ring
-__device__ __forceinline__ double *part_of(int slots, int bytes, int slot) {
+FN double *part_of(int slots, int bytes, int slot) {
     return (double *)(memory + RING_OFFSET + slots * bytes) + slot * R * WARPS;
 }
 
@@ -69,12 +69,10 @@ __device__ __noinline__ double product_at(const Pass &P, int64_t j) {
 }
 
 // The first row of the tile of a step
-__device__ __forceinline__ int64_t row_at(const Part &g, int step) {
-    return (g.first + (g.back ? g.tiles - 1 - step : step)) * R;
-}
+FN int64_t row_at(const Part &g, int step) { return (g.first + (g.back ? g.tiles - 1 - step : step)) * R; }
 
 // One thread starts the copy of a tile; a row beyond the last is the last one, whose u is 0.
-__device__ __forceinline__ void fetch(const Pass &P, const Part &g, int step, int slot) {
+FN void fetch(const Pass &P, const Part &g, int step, int slot) {
     const int64_t row = row_at(g, step);
     const uint32_t bytes = g.columns * (uint32_t)sizeof(real),
                    to = shared_address(memory) + RING_OFFSET + slot * g.bytes;
@@ -85,7 +83,7 @@ __device__ __forceinline__ void fetch(const Pass &P, const Part &g, int step, in
 }
 
 // The sum over the strips of this lane's row, once all are posted
-__device__ __forceinline__ double whole_row(const double *from, int strips, int lane) {
+FN double whole_row(const double *from, int strips, int lane) {
     double sum = 0;
     for (int first = lane % LANES; first < strips; first += LANES * LETTERS) {
         double x[LETTERS];
@@ -100,7 +98,7 @@ __device__ __forceinline__ double whole_row(const double *from, int strips, int 
 }
 
 // u of the rows of every strips-th step
-__device__ __forceinline__ void clerk(const Pass &P, const Part &g, int strip) {
+FN void clerk(const Pass &P, const Part &g, int strip) {
     const int lane = threadIdx.x % 32;
     const double own = P.own ? number_of(*P.own) : 0;
     for (int step = strip; step < g.tiles; step += P.strips) {
@@ -117,8 +115,7 @@ __device__ __forceinline__ void clerk(const Pass &P, const Part &g, int strip) {
 }
 
 // The products of a warp's columns of a tile with v, for the courier
-__device__ __forceinline__ void leave_dots(const Entries &tile, int bytes, int slots, int slot,
-                                           const double (&v)[CPT]) {
+FN void leave_dots(const Entries &tile, int bytes, int slots, int slot, const double (&v)[CPT]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Shared &all = *(Shared *)memory;
     double s[R];
@@ -132,7 +129,7 @@ __device__ __forceinline__ void leave_dots(const Entries &tile, int bytes, int s
 
 // The block's products of each tile, to its clerk.  Who has left those of a step has taken up the tile that the step
 // before it did: its slot is free.
-__device__ __forceinline__ void courier(const Pass &P, const Part &g, int strip) {
+FN void courier(const Pass &P, const Part &g, int strip) {
     const int lane = threadIdx.x % 32, slots = (int)P.slots, lag = (int)P.lag;
     Shared &all = *(Shared *)memory;
     int slot = 0, left = slots - 1 - lag;
@@ -157,7 +154,7 @@ __device__ __forceinline__ void courier(const Pass &P, const Part &g, int strip)
 }
 
 // A warp's sweep
-__device__ __forceinline__ void sweep(const Pass &P, const Part &g, const double (&v)[CPT], double (&acc)[CPT]) {
+FN void sweep(const Pass &P, const Part &g, const double (&v)[CPT], double (&acc)[CPT]) {
     const int lane = threadIdx.x % 32, slots = (int)P.slots, lag = (int)P.lag;
     const uint32_t full = shared_address(((Shared *)memory)->full);
     const unsigned char *ring = memory + RING_OFFSET;

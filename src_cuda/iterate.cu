@@ -37,12 +37,12 @@ struct Shared {
 #define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)
 
 #if SPREAD
-__device__ __forceinline__ Mail &own_mail() { return ((Shared *)memory)->mail; }
+FN Mail &own_mail() { return ((Shared *)memory)->mail; }
 #endif
 
 #if !SPARSE
 // This block's share of the tiles and of shared memory; everything is zeroed once, so that no stale NaN is ever read.
-__device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, int group) {
+FN Ring ring_open(const State &S, int slots, int kept, int group) {
     Shared &all = *(Shared *)memory;
     const int64_t tiles = (S.m + R - 1) / R;
     Ring g;
@@ -89,7 +89,7 @@ __device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, i
 }
 
 // Where this block finds v at the start of a launch
-__device__ __forceinline__ const num *first_v(const State &S) {
+FN const num *first_v(const State &S) {
 #if NARROW
     return S.narrow_v + own_copy(S);
 #else
@@ -100,7 +100,7 @@ __device__ __forceinline__ const num *first_v(const State &S) {
 #endif
 
 // No v is posted yet; columns without one count 0.
-__device__ __forceinline__ void open_posts(const State &S) {
+FN void open_posts(const State &S) {
     for (int j = blockIdx.x * THREADS + threadIdx.x; j < S.ld; j += gridDim.x * THREADS)
         for (int turn = 0; turn < 2; turn++)
             if (j < S.n && isfinite(S.cols.absorbed[j])) take_back(next_v(S, turn) + j);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void open_posts(const State &S) {
 
 #if !SPARSE
 // v of this thread's columns; POSTED: once all of the warp's are there (warps that part would meet a cluster twice)
-template <bool POSTED> __device__ __forceinline__ void load_v(const num *from, const Ring &g, num (&v)[CPT]) {
+template <bool POSTED> FN void load_v(const num *from, const Ring &g, num (&v)[CPT]) {
     bool wait;
     do {
         wait = false;
@@ -132,7 +132,7 @@ template <bool POSTED> __device__ __forceinline__ void load_v(const num *from, c
 
 // s = K v, u = prox(s), column sums and row scalars of this block.  Between passes the ring waits in shared memory.
 // later: v is what the last pass of this launch has posted; lag: SPREAD, of u behind the products with v.
-__device__ __forceinline__ void row_half(const State &S, Shared &all, int group, bool later, int lag) {
+FN void row_half(const State &S, Shared &all, int group, bool later, int lag) {
     const int turn = (int)all.finish.p.turn;
     alignas(16) num v[CPT];
     num acc[CPT];
@@ -168,7 +168,7 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group,
 #endif
 
 // K^T u of one column in this pass
-__device__ __forceinline__ double column_sum(const State &S, int turn, int j, int mode) {
+FN double column_sum(const State &S, int turn, int j, int mode) {
     if (mode == FINISH) return __ldcg(S.total + j);
 #if ORDERED
     double sum = 0;
@@ -181,7 +181,7 @@ __device__ __forceinline__ double column_sum(const State &S, int turn, int j, in
 }
 
 // Solo: this block's copy of the vectors that the last launch left in the first one
-__device__ __forceinline__ void copy_vectors(const State &S) {
+FN void copy_vectors(const State &S) {
     const int64_t own = own_copy(S);
     if (own == 0) return;
     for (int j = threadIdx.x; j < S.ld; j += blockDim.x) {
@@ -202,21 +202,17 @@ struct RowsDone {
     int mode;
     uint32_t *counter, &ended;
 
-    __device__ __forceinline__ void arrive() {
+    FN void arrive() {
         if (mode & ROWS) grid_arrive(counter, ended);
     }
 
-    __device__ __forceinline__ void wait() const {
+    FN void wait() const {
         if (mode & ROWS) grid_wait(counter, ended);
     }
 
-    __device__ __forceinline__ double sum(const State &S, int turn, int j) const {
-        return column_sum(S, turn, j, mode);
-    }
+    FN double sum(const State &S, int turn, int j) const { return column_sum(S, turn, j, mode); }
 
-    __device__ __forceinline__ const double *scalars(const State &S) const {
-        return mode == FINISH ? S.total + S.ld : nullptr;
-    }
+    FN const double *scalars(const State &S) const { return mode == FINISH ? S.total + S.ld : nullptr; }
 };
 
 #if SPARSE
@@ -226,7 +222,7 @@ struct RowsDone {
 struct Met {
     const double *x;
 
-    __device__ __forceinline__ Met(const double *from, int count) : x(from) {
+    FN Met(const double *from, int count) : x(from) {
         if (!HELD) return;
         double *held = (double *)(memory + RING_OFFSET);
         for (int q = 2 * threadIdx.x; q < count; q += 2 * THREADS)
@@ -234,9 +230,7 @@ struct Met {
         __syncthreads();
     }
 
-    __device__ __forceinline__ double operator()(int j) const {
-        return HELD ? ((const double *)(memory + RING_OFFSET))[j] : x[j];
-    }
+    FN double operator()(int j) const { return HELD ? ((const double *)(memory + RING_OFFSET))[j] : x[j]; }
 };
 
 // At most `count` passes, `first` made before

@@ -6,7 +6,7 @@
 // maximum of each entry over k: one sweep for the maxima, one for a sum of exponentials.  -inf is an exact zero, NaN and
 // +inf end where log(sum(exp(.))) puts them, since a row or column that holds one goes that way too.
 // Options: WIDE (1 float64, 0 float32), TILE (32 or 64).
-#include "loops.cuh"
+#include "words.cuh"
 
 typedef long long int64_t;
 #if WIDE
@@ -32,15 +32,13 @@ typedef float real;
 #define PER (TILE * KT / 256)     // entries of a tile that a thread brings in
 
 // r or c: the maximum, -inf where all is zero, +inf where there is a +inf or a NaN.
-__device__ __forceinline__ real shift_of(real top, bool odd) { return odd ? INF : top; }
+FN real shift_of(real top, bool odd) { return odd ? INF : top; }
 
 // Whether the sum S of an entry does not tell what its logarithm is
-__device__ __forceinline__ bool unknown(real S, real shift, real limit) {
-    return !(shift < INF) || (shift > -INF && !(S >= limit));
-}
+FN bool unknown(real S, real shift, real limit) { return !(shift < INF) || (shift > -INF && !(S >= limit)); }
 
 // r_i, by one warp
-__device__ __forceinline__ void row_shift(const real *A, int64_t i, int64_t k, real *r) {
+FN void row_shift(const real *A, int64_t i, int64_t k, real *r) {
     real top = -INF;
     bool odd = false;
     for (int64_t q = threadIdx.x % 32; q < k; q += 32) {
@@ -54,7 +52,7 @@ __device__ __forceinline__ void row_shift(const real *A, int64_t i, int64_t k, r
 }
 
 // c of 32 columns of one B, by a block, 8 threads a column
-__device__ __forceinline__ void column_shifts(const real *B, int64_t block, int64_t k, int64_t n, real *c) {
+FN void column_shifts(const real *B, int64_t block, int64_t k, int64_t n, real *c) {
     __shared__ real tops[8][32];
     __shared__ int odds[8][32];
     const int64_t blocks = (n + 31) / 32, product = block / blocks, j = block % blocks * 32 + threadIdx.x % 32;
@@ -96,10 +94,10 @@ struct Tiles {
 };
 
 // Place q of a thread's rows (at = threadIdx.x / 16) or columns (% 16) in the tile
-__device__ __forceinline__ int place(int at, int q) { return q / RUN * 16 * RUN + at * RUN + q % RUN; }
+FN int place(int at, int q) { return q / RUN * 16 * RUN + at * RUN + q % RUN; }
 
 // The entries of tile k0 that this thread brings; outside they are zeros of the semiring.
-__device__ __forceinline__ void fetch(const Product &P, int64_t k0, real (&a)[PER], real (&b)[PER]) {
+FN void fetch(const Product &P, int64_t k0, real (&a)[PER], real (&b)[PER]) {
     UNROLLED (int q = 0; q < PER; q++) {
         const int64_t i = P.i0 + threadIdx.x / KT + q * (256 / KT), ka = k0 + threadIdx.x % KT;
         const int64_t j = P.j0 + threadIdx.x % TILE, kb = k0 + threadIdx.x / TILE + q * (256 / TILE);
@@ -109,14 +107,14 @@ __device__ __forceinline__ void fetch(const Product &P, int64_t k0, real (&a)[PE
 }
 
 // x as the sweep takes it: as it is, or e^(x - shift), where terms below e^LOW are dropped
-template <bool EXPONENTS> __device__ __forceinline__ real taken(real x, real shift) {
+template <bool EXPONENTS> FN real taken(real x, real shift) {
     if (EXPONENTS) return x - shift > LOW ? EXP(x - shift) : 0;
     return x;
 }
 
 // result = each(result, E_ik, F_kj) over all k, tile by tile.
 template <bool EXPONENTS, typename Each>
-__device__ __forceinline__ void sweep(const Product &P, Tiles &tiles, real (&result)[EACH][EACH], Each each) {
+FN void sweep(const Product &P, Tiles &tiles, real (&result)[EACH][EACH], Each each) {
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16, j = threadIdx.x % TILE;
     real a[PER], b[PER], r[PER], c = 0;
     UNROLLED (int q = 0; q < PER; q++) {
@@ -145,12 +143,12 @@ __device__ __forceinline__ void sweep(const Product &P, Tiles &tiles, real (&res
     }
 }
 
-__device__ __forceinline__ void fill(real (&result)[EACH][EACH], real x) {
+FN void fill(real (&result)[EACH][EACH], real x) {
     UNROLLED (int q = 0; q < EACH * EACH; q++) result[q / EACH][q % EACH] = x;
 }
 
 // Every entry of the tile by its own maximum over k.
-__device__ __forceinline__ void exact_tile(const Product &P, Tiles &tiles, real (&out)[EACH][EACH]) {
+FN void exact_tile(const Product &P, Tiles &tiles, real (&out)[EACH][EACH]) {
     real top[EACH][EACH];
     fill(top, -INF);
     sweep<false>(P, tiles, top, [](real s, real a, real b, int, int) { return MAX(s, a + b); });

@@ -40,7 +40,7 @@ struct Seen {
 };
 
 // The same of all threads of the block, for all of them; and the sums over them
-__device__ __forceinline__ Seen seen_by_all(Seen x, Seen *of_warps) {
+FN Seen seen_by_all(Seen x, Seen *of_warps) {
     x = {-warp_max(-x.low), warp_max(x.high), warp_sum(x.odd), warp_sum(x.unlike)};
     __syncthreads();
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
@@ -49,14 +49,14 @@ __device__ __forceinline__ Seen seen_by_all(Seen x, Seen *of_warps) {
     return {-warp_max<WARPS>(-x.low), warp_max<WARPS>(x.high), warp_sum<WARPS>(x.odd), warp_sum<WARPS>(x.unlike)};
 }
 
-__device__ __forceinline__ void see(Seen &all, cost &low, cost &high, cost x) {
+FN void see(Seen &all, cost &low, cost &high, cost x) {
     low = fmin(low, x);
     high = fmax(high, x);
     all.odd += !isfinite(x);
 }
 
 // What this thread sees of M
-__device__ __forceinline__ Seen look(const State &S, const Plain &T) {
+FN Seen look(const State &S, const Plain &T) {
     const int64_t total = S.m * S.n, chunks = total / ENTRIES, step = (int64_t)gridDim.x * THREADS;
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, left = chunks * ENTRIES + own;
     cost low = INF, high = -INF;
@@ -80,7 +80,7 @@ __device__ __forceinline__ Seen look(const State &S, const Plain &T) {
 }
 
 // Empty what passes add to and post in, and the ranks of no column yet.
-__device__ __forceinline__ void empty(const State &S, const Plain &T) {
+FN void empty(const State &S, const Plain &T) {
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     for (int64_t q = own; q < 2 * (S.parts > BLOCKS ? S.parts : BLOCKS) * SCALARS; q += step) S.scalars[q] = 0;
     for (int64_t q = own; q < 3 * S.ld; q += step) S.sums[q] = 0;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void empty(const State &S, const Plain &T) {
 }
 
 // ENTRIES of M from here on, of which the first `count` are there; whole: they lie at a multiple of 16 bytes
-__device__ __forceinline__ void read_entries(const cost *at, int64_t count, bool whole, cost (&x)[ENTRIES]) {
+FN void read_entries(const cost *at, int64_t count, bool whole, cost (&x)[ENTRIES]) {
     if (whole && count >= ENTRIES) {
         *(uint4 *)x = __ldg((const uint4 *)at);
         return;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void read_entries(const cost *at, int64_t count, bool
 }
 
 // alpha_i = -max_j(log b_j - M_ij / reg), a warp a row
-__device__ __forceinline__ void balance_rows(const State &S, const Plain &T) {
+FN void balance_rows(const State &S, const Plain &T) {
     const int lane = threadIdx.x % 32;
     const bool whole = S.n % ENTRIES == 0;
     for (int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; i < S.m; i += (int64_t)gridDim.x * WARPS) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void balance_rows(const State &S, const Plain &T) {
 }
 
 // ENTRIES of K to there
-__device__ __forceinline__ void copy_entries(real *to, const real (&x)[ENTRIES]) {
+FN void copy_entries(real *to, const real (&x)[ENTRIES]) {
     constexpr int BYTES = ENTRIES * (int)sizeof(real);
     if constexpr (BYTES >= 16) {
         UNROLLED (int q = 0; q < BYTES / 16; q++) ((uint4 *)to)[q] = ((const uint4 *)x)[q];
@@ -131,12 +131,12 @@ struct Strip {
     int64_t i, end, j;
 
     // the strip of a warp, and of the same warp after as many as there are
-    __device__ __forceinline__ Strip(const State &S, int64_t warp, int64_t strips, int64_t parts)
+    FN Strip(const State &S, int64_t warp, int64_t strips, int64_t parts)
         : i(S.m * (warp / strips) / parts), end(S.m * (warp / strips + 1) / parts),
           j(warp % strips * LINE + threadIdx.x % 32 * ENTRIES) {}
 
     // Calls with (i, entries of M) for each of its rows, AHEAD of them read at once
-    template <typename F> __device__ __forceinline__ void each_row(const State &S, const Plain &T, F call) const {
+    template <typename F> FN void each_row(const State &S, const Plain &T, F call) const {
         const bool whole = S.n % ENTRIES == 0;
         for (int64_t first = i; first < end; first += AHEAD) {
             alignas(16) cost x[AHEAD][ENTRIES];
@@ -149,7 +149,7 @@ struct Strip {
 };
 
 // Strips of the warps of the first blocks over so many columns
-template <typename F> __device__ __forceinline__ void each_strip(const State &S, int64_t columns, int blocks, F call) {
+template <typename F> FN void each_strip(const State &S, int64_t columns, int blocks, F call) {
     const int64_t strips = (columns + LINE - 1) / LINE, warps = (int64_t)blocks * WARPS;
     const int64_t parts = warps > strips ? warps / strips : 1;
     const int64_t own = (int)blockIdx.x < blocks ? (int64_t)blockIdx.x * WARPS + threadIdx.x / 32 : strips * parts;
@@ -157,7 +157,7 @@ template <typename F> __device__ __forceinline__ void each_strip(const State &S,
 }
 
 // tops_j = max_i(alpha_i + log b_j - M_ij / reg)
-__device__ __forceinline__ void balance_columns(const State &S, const Plain &T) {
+FN void balance_columns(const State &S, const Plain &T) {
     each_strip(S, S.n, gridDim.x, [&](const Strip &own) {
         double top[ENTRIES], log_b[ENTRIES];
         UNROLLED (int e = 0; e < ENTRIES; e++) {
@@ -174,7 +174,7 @@ __device__ __forceinline__ void balance_columns(const State &S, const Plain &T) 
 }
 
 // What passes need of the rows and of the columns, around alpha and beta; safe: alpha is `least` and beta 0.
-__device__ __forceinline__ void set_sides(const State &S, const Plain &T, bool safe, double least) {
+FN void set_sides(const State &S, const Plain &T, bool safe, double least) {
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = own; i < S.m; i += step) {
         Point &p = ((Point *)S.point)[i];
@@ -194,7 +194,7 @@ __device__ __forceinline__ void set_sides(const State &S, const Plain &T, bool s
 }
 
 // K_ij = exp(alpha_i + beta_j - M_ij / reg), by the first blocks
-__device__ __forceinline__ void build(const State &S, const Plain &T, int blocks, bool safe, double least) {
+FN void build(const State &S, const Plain &T, int blocks, bool safe, double least) {
     each_strip(S, S.ld, blocks, [&](const Strip &own) {
         double beta[ENTRIES];
         UNROLLED (int e = 0; e < ENTRIES; e++) beta[e] = safe || own.j + e >= S.n ? 0 : T.beta[own.j + e];
@@ -212,7 +212,7 @@ __device__ __forceinline__ void build(const State &S, const Plain &T, int blocks
 }
 
 // Progress before the first pass; one block
-__device__ __forceinline__ void set_progress(const State &S, const Plain &T, bool safe, const Seen &M, Seen *of_warps) {
+FN void set_progress(const State &S, const Plain &T, bool safe, const Seen &M, Seen *of_warps) {
     const double least = M.low / S.limits.reg;
     Seen rows = {0, safe ? fabs(least) : 0, 0, 0}, cols = {0, 0, 0, 0}; // high: a size; odd and unlike: sums
     for (int64_t i = threadIdx.x; i < S.m; i += THREADS) {

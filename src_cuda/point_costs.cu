@@ -17,9 +17,8 @@
 #define EACH 4
 
 // DEPTH coordinates from k0 on of SIDE points on either side, of the last of m or n points for those behind it
-__device__ __forceinline__ void take(double (&x_here)[DEPTH][SIDE + 1], double (&y_here)[DEPTH][SIDE], const double *x,
-                                     const double *y, int64_t i0, int64_t j0, int64_t k0, int64_t m, int64_t n,
-                                     int64_t ld, int64_t d) {
+FN void take(double (&x_here)[DEPTH][SIDE + 1], double (&y_here)[DEPTH][SIDE], const double *x, const double *y,
+             int64_t i0, int64_t j0, int64_t k0, int64_t m, int64_t n, int64_t ld, int64_t d) {
     for (int q = threadIdx.x; q < DEPTH * SIDE; q += 256) {
         const int64_t i = i0 + q / DEPTH, k = k0 + q % DEPTH;
         if (k < d) x_here[q % DEPTH][q / DEPTH] = x[(i < m ? i : m - 1) * d + k];

@@ -19,7 +19,7 @@ struct Coordinates {
 };
 
 // 16 bytes from global to shared memory; they are there for all after all_here and a barrier
-__device__ __forceinline__ void bring(uint4 *to, const coord *from) {
+FN void bring(uint4 *to, const coord *from) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"l"(__cvta_generic_to_shared(to)), "l"(from) : "memory");
 #else
@@ -27,14 +27,14 @@ __device__ __forceinline__ void bring(uint4 *to, const coord *from) {
 #endif
 }
 
-__device__ __forceinline__ void all_here() {
+FN void all_here() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
 // DEPTH coordinates of as many points as the array is wide
-template <int LOADS> __device__ __forceinline__ void bring(uint4 (&here)[DEPTH][LOADS], const coord *from, int64_t ld) {
+template <int LOADS> FN void bring(uint4 (&here)[DEPTH][LOADS], const coord *from, int64_t ld) {
     const int first = threadIdx.x / LOADS, load = threadIdx.x % LOADS, rows = 256 / LOADS;
     UNROLLED (int q = 0; q < (DEPTH + rows - 1) / rows; q++) {
         const int k = first + rows * q;
@@ -43,13 +43,12 @@ template <int LOADS> __device__ __forceinline__ void bring(uint4 (&here)[DEPTH][
 }
 
 // A thread's COUNT of the 16 COUNT numbers of a tile: LOADED at `part`, as many 16 loads further, ...
-template <int COUNT> __device__ __forceinline__ void own_of(const uint4 *all, int part, coord (&mine)[COUNT]) {
+template <int COUNT> FN void own_of(const uint4 *all, int part, coord (&mine)[COUNT]) {
     UNROLLED (int q = 0; q < COUNT / LOADED; q++) numbers_in(all[part + 16 * q], mine + LOADED * q);
 }
 
 // sum += what DEPTH coordinates add
-__device__ __forceinline__ void add_coordinates(const Coordinates &here, int to_part, int from_part,
-                                                coord (&sum)[TO_EACH][FROM_EACH]) {
+FN void add_coordinates(const Coordinates &here, int to_part, int from_part, coord (&sum)[TO_EACH][FROM_EACH]) {
     UNROLLED (int k = 0; k < DEPTH; k++) {
         coord x[TO_EACH], y[FROM_EACH];
         own_of(here.to[k], to_part, x);
@@ -60,9 +59,8 @@ __device__ __forceinline__ void add_coordinates(const Coordinates &here, int to_
 }
 
 // acc_q += sum_e w_e K_qe
-__device__ __forceinline__ void add_products(const coord (&sum)[TO_EACH][FROM_EACH], const uint4 *to_log,
-                                             const uint4 *from_log, const uint4 *weight, int to_part, int from_part,
-                                             coord factor, coord (&acc)[TO_EACH]) {
+FN void add_products(const coord (&sum)[TO_EACH][FROM_EACH], const uint4 *to_log, const uint4 *from_log,
+                     const uint4 *weight, int to_part, int from_part, coord factor, coord (&acc)[TO_EACH]) {
     coord own[TO_EACH], log[FROM_EACH], w[FROM_EACH];
     own_of(to_log, to_part, own);
     own_of(from_log, from_part, log);

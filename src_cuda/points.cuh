@@ -67,7 +67,7 @@ typedef double coord;
 
 #if QUICK
 // 2^t to 2e-9 of itself for t of up to 2^30 in size, 0 below 2^-1022: the polynomial errs by that at most where |r| <= .5
-__device__ __forceinline__ double power_of(double t) {
+FN double power_of(double t) {
     const uint32_t size = (uint32_t)__double2hiint(t); // 1024 and more is INF, -1022 and less 0, by these bits
     const double whole = t + 0x1.8p52, r = t - (whole - 0x1.8p52);
     double p = 0x1.41fbbc24fa7ffp-13;
@@ -82,11 +82,11 @@ __device__ __forceinline__ double power_of(double t) {
     return p * __hiloint2double(large ? 0x7ff00000u : size >= 0xc08ff000u ? 0 : power, 0);
 }
 #else
-__device__ __forceinline__ double power_of(double t) { return exp(t); }
+FN double power_of(double t) { return exp(t); }
 #endif
 
 // The numbers in 16 bytes
-__device__ __forceinline__ void numbers_in(const uint4 &w, coord *to) {
+FN void numbers_in(const uint4 &w, coord *to) {
 #if POINTS_NARROW
     to[0] = __uint_as_float(w.x), to[1] = __uint_as_float(w.y);
     to[2] = __uint_as_float(w.z), to[3] = __uint_as_float(w.w);
@@ -96,13 +96,13 @@ __device__ __forceinline__ void numbers_in(const uint4 &w, coord *to) {
 }
 
 // COUNT numbers that all lanes of a group read alike
-template <int COUNT> __device__ __forceinline__ void take(const coord *from, coord (&to)[COUNT]) {
+template <int COUNT> FN void take(const coord *from, coord (&to)[COUNT]) {
     UNROLLED (int q = 0; q < COUNT / LOADED; q++)
         numbers_in(HELD ? ((const uint4 *)from)[q] : __ldg((const uint4 *)from + q), to + LOADED * q);
 }
 
 // COUNT blocks of FROM numbers each from global to shared memory, by all threads
-__device__ __forceinline__ void hold(uint4 *to, const coord *from, int count) {
+FN void hold(uint4 *to, const coord *from, int count) {
     for (int q = threadIdx.x; q < count * FROM / LOADED; q += 256) to[q] = __ldg((const uint4 *)from + q);
 }
 
@@ -110,7 +110,7 @@ __device__ __forceinline__ void hold(uint4 *to, const coord *from, int count) {
 #define DOWN (POINTS_NARROW && FORM == MAPUOT_SQUARES)
 
 // what one coordinate adds
-__device__ __forceinline__ coord grown(coord sum, coord x, coord y) {
+FN coord grown(coord sum, coord x, coord y) {
 #if POINTS_NARROW
     const coord t = x - y;
     return DOWN                      ? fmaf(-t, t, sum)
@@ -123,7 +123,7 @@ __device__ __forceinline__ coord grown(coord sum, coord x, coord y) {
 }
 
 // the exponent, from the sum over the coordinates
-__device__ __forceinline__ coord exponent_of(coord known, coord sum, coord factor) {
+FN coord exponent_of(coord known, coord sum, coord factor) {
     if (DOWN) return sum;
 #if POINTS_NARROW
     (void)factor;

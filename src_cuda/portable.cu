@@ -16,7 +16,7 @@
 #include "stopped.cuh"
 
 // The parts of a sum, which lie one behind the other
-__device__ __forceinline__ double slabs(const double *out, int64_t i, int64_t count, int parts) {
+FN double slabs(const double *out, int64_t i, int64_t count, int parts) {
     double total = 0;
     for (int p = 0; p < parts && i < count; p++) total += out[p * count + i];
     return total;
@@ -29,14 +29,12 @@ __device__ __forceinline__ double slabs(const double *out, int64_t i, int64_t co
 #endif
 
 // What the entries of a column are multiplied by: v or, IN_PLACE, v over the v that the plan holds
-__device__ __forceinline__ double column_factor(const State &S, int64_t j) {
-    return IN_PLACE ? S.ratio[j] : WIDEN * S.v_scale[j];
-}
+FN double column_factor(const State &S, int64_t j) { return IN_PLACE ? S.ratio[j] : WIDEN * S.v_scale[j]; }
 
 // What those of row i are multiplied by then: u = prox(s) or, IN_PLACE, u over the u that the plan holds, which is `held`;
 // sum: over the row, of the entries times their columns' factors
-__device__ __forceinline__ double row_factor(const State &S, int i, Point point, double sum, double held, double shift,
-                                             bool mine, double *row) {
+FN double row_factor(const State &S, int i, Point point, double sum, double held, double shift, bool mine,
+                     double *row) {
     if (S.limits.symmetric) return WIDEN * same_scale(S, i, sum, mine, row);
     if (!IN_PLACE) return WIDEN * row_scale(S, i, point, sum, shift, mine, row);
     const double u = row_scale(S, i, point, sum / (held > 0 ? held : 1), shift, mine, row);
@@ -44,13 +42,13 @@ __device__ __forceinline__ double row_factor(const State &S, int i, Point point,
 }
 
 // acc: of a column, over some rows, of K u or of the new plan
-__device__ __forceinline__ void add_sum(const State &S, int turn, int64_t j, double acc) {
+FN void add_sum(const State &S, int turn, int64_t j, double acc) {
     if (!IN_PLACE) atomicAdd(sums_of(S, turn) + j, acc);
     else if (S.v_scale[j] > 0) atomicAdd(sums_of(S, turn) + j, acc / S.v_scale[j]);
 }
 
 // acc_j += u P_ij, and, IN_PLACE, these entries back to where they lie
-__device__ __forceinline__ void rescale(double (&p)[CHUNK], const double *factor, double u, double *acc, real *to) {
+FN void rescale(double (&p)[CHUNK], const double *factor, double u, double *acc, real *to) {
     uint4 word;
     UNROLLED (int e = 0; e < CHUNK; e++) {
         acc[e] += p[e] *= factor[e] * u;
@@ -77,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // Sums over the block of R values: every lane gets the sum of row lane / LANES.
-__device__ __forceinline__ double block_sums(double (&s)[R], double *part) {
+FN double block_sums(double (&s)[R], double *part) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const double mine = warp_sums<R>(s, lane);
     if (lane % LANES == 0) part[(lane / LANES) * GW + warp] = mine;

@@ -42,7 +42,7 @@ typedef double column_total;
 #if PERSISTENT
 #include "bulk.cuh"
 
-__device__ __forceinline__ uint32_t cluster_rank() {
+FN uint32_t cluster_rank() {
     uint32_t r = 0;
 #if CLUSTER > 1
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
@@ -50,7 +50,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     return r;
 }
 
-__device__ __forceinline__ void group_barrier(int group) {
+FN void group_barrier(int group) {
 #if CLUSTER > 1
     __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -77,13 +77,13 @@ struct Ring {
     uint32_t full;       // shared address of the first slot's mbarrier
 };
 
-__device__ __forceinline__ Point point_of(const State &S, const Ring &g, int t) {
+FN Point point_of(const State &S, const Ring &g, int t) {
     const int i = (g.first + t) * R + threadIdx.x % 32 / LANES, m = (int)S.m;
     return S.point[i < m ? i : m - 1];
 }
 
 // Start the copy of tile t (of this group) into a slot; one thread of the group calls.
-__device__ __forceinline__ void fetch(const State &S, const Ring &g, int t, int slot) {
+FN void fetch(const State &S, const Ring &g, int t, int slot) {
     const int64_t row = (int64_t)(g.first + t) * R;
     const int rows = (int)(S.m - row < R ? S.m - row : R);
     const uint32_t bytes = g.columns * (uint32_t)sizeof(real);
@@ -104,7 +104,7 @@ struct Exchange {
 };
 
 // Put the sums of R rows of this warp where every warp of the group (and of the cluster) finds them.
-__device__ __forceinline__ void publish(Exchange &x, int group, int phase, num s, int warp, int lane) {
+FN void publish(Exchange &x, int group, int phase, num s, int warp, int lane) {
     num *at = &x.part[group][phase][(lane / LANES) * PARTS + cluster_rank() * GW + warp];
 #if CLUSTER > 1
     const int peer = lane % LANES;
@@ -122,7 +122,7 @@ __device__ __forceinline__ void publish(Exchange &x, int group, int phase, num s
 #endif
 }
 
-__device__ __forceinline__ num gather(const Exchange &x, int group, int phase, int lane) {
+FN num gather(const Exchange &x, int group, int phase, int lane) {
     const num *from = &x.part[group][phase][(lane / LANES) * PARTS];
     num s = 0;
     UNROLLED (int k = 0; k < (PARTS + LANES - 1) / LANES; k++)
@@ -132,7 +132,7 @@ __device__ __forceinline__ num gather(const Exchange &x, int group, int phase, i
 
 #if NARROW
 // What float32 sums of a few rows are added to, without loss: sum takes acc, acc keeps what sum's rounding has dropped.
-__device__ __forceinline__ void fold(num (&acc)[CPT], num (&sum)[CPT]) {
+FN void fold(num (&acc)[CPT], num (&sum)[CPT]) {
     UNROLLED (int c = 0; c < CPT; c++) {
         const num before = sum[c];
         sum[c] = before + acc[c];
@@ -148,7 +148,7 @@ struct Step {
     int stream, kept, credit; // what comes next of the two kinds
 };
 
-__device__ __forceinline__ void next_step(Ring &g, Step &s) {
+FN void next_step(Ring &g, Step &s) {
     s.credit += g.kept;
     s.streams = s.credit < g.tiles;
     if (!s.streams) {
@@ -164,7 +164,7 @@ __device__ __forceinline__ void next_step(Ring &g, Step &s) {
 }
 
 // Fill the slot that this step has left, if any tile is left to come.
-__device__ __forceinline__ void refill(const State &S, Ring &g, const Step &s, int thread) {
+FN void refill(const State &S, Ring &g, const Step &s, int thread) {
     const int ahead = g.forward ? s.tile + g.slots : s.tile - g.slots;
     if (!s.streams || ahead < g.kept || ahead >= g.tiles) return;
     g.parity ^= 1u << s.slot;
@@ -174,8 +174,7 @@ __device__ __forceinline__ void refill(const State &S, Ring &g, const Step &s, i
 
 // The sweep over this group's tiles.  A slot is filled again once all warps have left it: HOLD after the barrier of
 // its own step, since the tile is in registers, else after that of the next one.
-__device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, int group, double shift,
-                                         const num (&v)[CPT], num (&acc)[CPT]) {
+FN void row_pass(const State &S, Ring &g, Exchange &x, int group, double shift, const num (&v)[CPT], num (&acc)[CPT]) {
     const int thread = threadIdx.x % GT, lane = threadIdx.x % 32, warp = thread / 32;
     const bool mine = warp == 0 && lane % LANES == 0 && cluster_rank() == 0;
     Step now = {0, 0, false, g.forward ? g.kept : g.tiles - 1, 0, 0}, last = now;
@@ -219,7 +218,7 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
 
 #if (NARROW || ORDERED) && !SPREAD
 // The first group of the block gathers the sums of all groups: stage[group - 1][chunk][thread].
-__device__ __forceinline__ void join_groups(num (&acc)[CPT], int group, num *stage) {
+FN void join_groups(num (&acc)[CPT], int group, num *stage) {
     if (GROUPS == 1) return;
     const int thread = threadIdx.x % GT;
     UNROLLED (int c = 0; c < CPT; c++)
@@ -234,8 +233,7 @@ __device__ __forceinline__ void join_groups(num (&acc)[CPT], int group, num *sta
 
 #if ORDERED
 // The block's column sums into its row of the slab
-__device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *stage,
-                                         column_total *) {
+FN void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *stage, column_total *) {
 #if SPREAD
     if (g.tiles == 0) return;
 #else
@@ -253,8 +251,7 @@ __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&ac
 // The sums of blocks are added in float64 where rows are wide: 132 additions in float32 would be a third of the floor of
 // narrow passes.  Where they are short (SHORT_SUMS) float64 would take 2 to 5 us longer, as much as the whole sweep.
 #if SHORT_SUMS
-__device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *stage,
-                                         column_total *to) {
+FN void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *stage, column_total *to) {
     to += g.column;
     join_groups(acc, group, (num *)stage);
     if (group > 0) return;
@@ -270,8 +267,7 @@ __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&ac
 }
 #else
 // to += acc, in float64, by bulk reductions of one warp's chunks at a time; stage: 128 numbers of every warp.
-__device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *all,
-                                         column_total *to) {
+FN void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *all, column_total *to) {
     const int thread = threadIdx.x % GT, lane = threadIdx.x % 32;
     double *stage = all + threadIdx.x / 32 * 128;
     UNROLLED (int c = 0; c < VPT; c++) {

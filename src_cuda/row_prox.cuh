@@ -25,14 +25,14 @@ struct Row {
     float whole, part, fi, rest, rho, mass; // rho: -rho, mass: reg a, as in Point
 };
 
-__device__ __forceinline__ Row row_of(Point p, double shift) {
+FN Row row_of(Point p, double shift) {
     const double t = (p.x - (1 - p.y) * shift) * LOG2E;
     const float whole = rintf((float)t), fi = (float)p.y;
     return {whole, (float)(t - whole), fi, (float)(p.y - fi), (float)p.z, (float)p.w};
 }
 
 // u from s; the exponents apart, so that their size costs no digits.  log2 u is low + high.
-__device__ __forceinline__ float short_prox(Row p, float s, float &high, float &low) {
+FN float short_prox(Row p, float s, float &high, float &low) {
     const int bits = __float_as_int(s), e = (bits - 0x3f400000) >> 23; // mantissa in [.75, 1.5)
     const float m = __int_as_float(bits - (e << 23)), exponent = (float)e, product = p.fi * exponent;
     float log_m, u;
@@ -45,12 +45,12 @@ __device__ __forceinline__ float short_prox(Row p, float s, float &high, float &
 }
 #else
 typedef Point Row;
-__device__ __forceinline__ Row row_of(Point p, double) { return p; }
+FN Row row_of(Point p, double) { return p; }
 #endif
 
 // u of row i, from s = (K v)_i: 0 where it is dead, left out or beyond m; where it is `mine`, the row is stored and
 // counted.  log u is relative to K.
-__device__ __forceinline__ num row_scale(const State &S, int i, Row p, num s, double shift, bool mine, double *row) {
+FN num row_scale(const State &S, int i, Row p, num s, double shift, bool mine, double *row) {
     const bool live = s >= (num)(NARROW ? 1.2e-38 : TINY), there = i < (int)S.m;
 #if NARROW && KL_ROWS
     float high, low;
@@ -97,7 +97,7 @@ __device__ __forceinline__ num row_scale(const State &S, int i, Row p, num s, do
 
 #if !NARROW
 // row_scale where one potential serves both sides: u is v, whatever the prox of s, and the dual terms are the columns'.
-__device__ __forceinline__ double same_scale(const State &S, int i, double s, bool mine, double *row) {
+FN double same_scale(const State &S, int i, double s, bool mine, double *row) {
     if (i >= (int)S.m) return 0;
     const double v = S.v_scale[i], r = v * s, absorbed = S.cols.absorbed[i];
     if (!mine) return v;

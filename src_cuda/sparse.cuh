@@ -46,7 +46,7 @@ struct Run {
 };
 
 // use(run) for all rows of this block; all its threads come along, also those without a row
-template <typename Use> __device__ __forceinline__ void each_run(const Runs &runs, Use use) {
+template <typename Use> FN void each_run(const Runs &runs, Use use) {
     const int lanes = (int)runs.lanes, each = RUN_THREADS / lanes;
     for (int64_t slot = (int64_t)blockIdx.x * each; slot < runs.count; slot += (int64_t)gridDim.x * each) {
         const int64_t at = slot + threadIdx.x / lanes;
@@ -61,15 +61,15 @@ template <typename Use> __device__ __forceinline__ void each_run(const Runs &run
 }
 
 struct Plus {
-    __device__ __forceinline__ static double of(double x, double y) { return x + y; }
+    FN static double of(double x, double y) { return x + y; }
 };
 
 struct Larger {
-    __device__ __forceinline__ static double of(double x, double y) { return fmax(x, y); }
+    FN static double of(double x, double y) { return fmax(x, y); }
 };
 
 // What the threads of a row have, joined; every one of them gets it.  part: RUN_THREADS / 32 numbers of the block.
-template <typename Join> __device__ __forceinline__ double joined_run(const Runs &runs, double x, double *part) {
+template <typename Join> FN double joined_run(const Runs &runs, double x, double *part) {
     const int lanes = (int)runs.lanes;
     for (int bit = (lanes < 32 ? lanes : 32) / 2; bit > 0; bit /= 2) x = Join::of(x, __shfl_xor_sync(FULL, x, bit));
     if (lanes <= 32) return x;
@@ -89,8 +89,7 @@ struct Ahead {
 
 // Those from `first` on that a row has, `lanes` apart.  Behind the end it reads the last entry once more: loads under a
 // condition would wait for each other.
-__device__ __forceinline__ void ask_ahead(const Runs &runs, const real *K, int64_t row, uint32_t first, uint32_t count,
-                                          Ahead &ahead) {
+FN void ask_ahead(const Runs &runs, const real *K, int64_t row, uint32_t first, uint32_t count, Ahead &ahead) {
     const uint32_t lanes = (uint32_t)runs.lanes;
     const place *index = runs.index + row;
     const real *from = K + row;
@@ -102,20 +101,19 @@ __device__ __forceinline__ void ask_ahead(const Runs &runs, const real *K, int64
 }
 
 // What they meet; met(j): x_j
-template <typename Met> __device__ __forceinline__ void ask_met(const Ahead &ahead, Met met, double (&y)[AHEAD]) {
+template <typename Met> FN void ask_met(const Ahead &ahead, Met met, double (&y)[AHEAD]) {
     UNROLLED (int q = 0; q < AHEAD; q++) y[q] = met(ahead.at[q]);
 }
 
-__device__ __forceinline__ double sum_ahead(const Ahead &ahead, const double (&y)[AHEAD], uint32_t first,
-                                            uint32_t lanes, uint32_t count, double sum) {
+FN double sum_ahead(const Ahead &ahead, const double (&y)[AHEAD], uint32_t first, uint32_t lanes, uint32_t count,
+                    double sum) {
     UNROLLED (int q = 0; q < AHEAD; q++) sum = fma(first + q * lanes < count ? (double)ahead.own[q] : 0, y[q], sum);
     return sum;
 }
 
 // K_i . x; a thread asks for AHEAD of its entries, and then for what these meet, before it waits for either.
 template <typename Met>
-__device__ __forceinline__ double run_dot(const Runs &runs, int64_t first, uint32_t count, const real *K, Met met,
-                                          double *part) {
+FN double run_dot(const Runs &runs, int64_t first, uint32_t count, const real *K, Met met, double *part) {
     const uint32_t lanes = (uint32_t)runs.lanes;
     double sum = 0;
     for (uint32_t k = threadIdx.x % lanes; k < count; k += AHEAD * lanes) {
@@ -132,8 +130,7 @@ __device__ __forceinline__ double run_dot(const Runs &runs, int64_t first, uint3
 // K_i . x of the rows that a warp has at once, `teams` of them a step: the sum of row k to lane k.  PERSISTENT: what the
 // next step needs is under way while this one is summed, which takes the registers of two.
 template <typename Met>
-__device__ __forceinline__ double warp_dots(const Runs &runs, const real *K, int64_t begin, int count, int each,
-                                            Met met) {
+FN double warp_dots(const Runs &runs, const real *K, int64_t begin, int count, int each, Met met) {
     const int lanes = (int)runs.lanes, teams = 32 / lanes, lane = threadIdx.x % 32;
     double whole = 0;
 #if PERSISTENT
@@ -180,7 +177,7 @@ __device__ __forceinline__ double warp_dots(const Runs &runs, const real *K, int
 // The sums of all rows of a launch that are short, some rows in a warp's hands at once, a lane for the sum of each:
 // use(row, prepare(row), sum) by all lanes of a warp together, with row -1 by one that has none.
 template <typename Met, typename Prepare, typename Use>
-__device__ __forceinline__ void each_sum(const Runs &runs, const real *K, Met met, Prepare prepare, Use use) {
+FN void each_sum(const Runs &runs, const real *K, Met met, Prepare prepare, Use use) {
     if (runs.count == 0) // of a rank that has none
         return;
     const uint32_t teams = 32 / (uint32_t)runs.lanes, lane = threadIdx.x % 32; // as int, 8 bytes spill on sm_80
@@ -212,7 +209,7 @@ struct Scratch {
 
 // use(row, prepare(row), sum) for the sums of all rows of one half, by all lanes of a warp together, row -1: none
 template <typename Met, typename Prepare, typename Use>
-__device__ __forceinline__ void half_sums(const Half &half, Met met, double *part, Prepare prepare, Use use) {
+FN void half_sums(const Half &half, Met met, double *part, Prepare prepare, Use use) {
     each_run(half.long_runs, [&](const Run &run) {
         const int64_t row = run.lane == 0 ? run.row : -1;
         const auto own = prepare(row < 0 ? 0 : row);
@@ -223,8 +220,7 @@ __device__ __forceinline__ void half_sums(const Half &half, Met met, double *par
 
 // s = K v and u = prox(s); out: NEXT_B numbers, what this block has of the row scalars
 template <typename Met>
-__device__ __forceinline__ void row_half(const State &S, const Half &half, double shift, Met met, Scratch &scratch,
-                                         double *out) {
+FN void row_half(const State &S, const Half &half, double shift, Met met, Scratch &scratch, double *out) {
     const int lane = threadIdx.x % 32;
     RowSums &held = scratch.row[threadIdx.x / 32];
     if (lane < NEXT_B) held[lane] = 0;
@@ -245,8 +241,7 @@ __device__ __forceinline__ void row_half(const State &S, const Half &half, doubl
 }
 
 // K^T u
-template <typename Met>
-__device__ __forceinline__ void column_half(const Half &half, Met met, Scratch &scratch, double *sums) {
+template <typename Met> FN void column_half(const Half &half, Met met, Scratch &scratch, double *sums) {
     half_sums(
         half, met, scratch.part, [](int64_t) { return 0; },
         [&](int64_t j, int, double sum) {

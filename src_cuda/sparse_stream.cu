@@ -13,12 +13,12 @@ struct Pairs {
 };
 
 // x = alpha_i + beta_j - M_ij / reg of entry k in row i, and c_ij
-__device__ __forceinline__ double exponent(const Pairs &P, const Runs &runs, int64_t i, int64_t k, double &share) {
+FN double exponent(const Pairs &P, const Runs &runs, int64_t i, int64_t k, double &share) {
     share = P.c ? P.c[k] : 1;
     return P.alpha[i] + P.beta[runs.index[k]] - (double)P.M[k] * P.inv_reg;
 }
 
-__device__ __forceinline__ double plan_entry(const Pairs &P, const Runs &runs, int64_t i, int64_t k) {
+FN double plan_entry(const Pairs &P, const Runs &runs, int64_t i, int64_t k) {
     double share;
     const double x = exponent(P, runs, i, k, share);
     return share > 0 ? share * exp(x) : 0; // also where e^x is beyond all numbers

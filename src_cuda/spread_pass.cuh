@@ -23,7 +23,7 @@ struct Lie {
     int64_t tiles, steps;       // of all; of the longest stream
 };
 
-__device__ __forceinline__ Lie lie_of(const State &S, int blocks) {
+FN Lie lie_of(const State &S, int blocks) {
     const int chunks = (int)S.ld / CHUNK, clusters = blocks / CLUSTER, share = chunks / CLUSTER;
     const int64_t tiles = (S.m + R - 1) / R;
     const int streams = clusters < tiles ? clusters : (int)tiles, each = share < WIDTH / CHUNK ? share : WIDTH / CHUNK;
@@ -31,19 +31,19 @@ __device__ __forceinline__ Lie lie_of(const State &S, int blocks) {
 }
 
 // The strip of a worker: next to each other are those of different blocks, so that what is left over is.
-__device__ __forceinline__ int strip_of(int group) { return group * CLUSTER + (int)cluster_rank(); }
+FN int strip_of(int group) { return group * CLUSTER + (int)cluster_rank(); }
 
 struct Letter {
     uint64_t word[WORDS];
 };
 
-__device__ __forceinline__ bool is_of(const Letter &x, uint32_t step) {
+FN bool is_of(const Letter &x, uint32_t step) {
     bool is = true;
     UNROLLED (int i = 0; i < WORDS; i++) is &= (uint32_t)(x.word[i] >> 32) == step;
     return is;
 }
 
-__device__ __forceinline__ num number(const Letter &x) {
+FN num number(const Letter &x) {
 #if NARROW
     return __uint_as_float((uint32_t)x.word[0]);
 #else
@@ -51,7 +51,7 @@ __device__ __forceinline__ num number(const Letter &x) {
 #endif
 }
 
-__device__ __forceinline__ Letter letter_of(num x, uint32_t step) {
+FN Letter letter_of(num x, uint32_t step) {
     const uint64_t stamp = (uint64_t)step << 32;
 #if NARROW
     return {{stamp | __float_as_uint(x)}};
@@ -66,9 +66,9 @@ struct Mail {
     Letter part[MAIL / CLUSTER][R][CLUSTER * GROUPS], scale[MAIL][R];
 };
 
-__device__ __forceinline__ Mail &own_mail();
+FN Mail &own_mail();
 
-__device__ __forceinline__ Letter look(const Letter &at) {
+FN Letter look(const Letter &at) {
     Letter x;
     UNROLLED (int i = 0; i < WORDS; i++)
         asm volatile("ld.relaxed.cluster.shared::cta.u64 %0, [%1];"
@@ -79,7 +79,7 @@ __device__ __forceinline__ Letter look(const Letter &at) {
 }
 
 // Into the mailbox of that block where it is in this one's
-__device__ __forceinline__ void send(const Letter &to, const Letter &x, int block) {
+FN void send(const Letter &to, const Letter &x, int block) {
     uint32_t remote;
     UNROLLED (int i = 0; i < WORDS; i++) {
         asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(to.word + i)), "r"(block));
@@ -88,25 +88,23 @@ __device__ __forceinline__ void send(const Letter &to, const Letter &x, int bloc
 }
 
 // The products of a row with the strips; step % CLUSTER is the block of its clerk
-__device__ __forceinline__ Letter *part_mail(uint32_t step, int row) {
-    return own_mail().part[step / CLUSTER % (MAIL / CLUSTER)][row];
-}
+FN Letter *part_mail(uint32_t step, int row) { return own_mail().part[step / CLUSTER % (MAIL / CLUSTER)][row]; }
 
-__device__ __forceinline__ Letter &scale_mail(uint32_t step, int row) { return own_mail().scale[step % MAIL][row]; }
+FN Letter &scale_mail(uint32_t step, int row) { return own_mail().scale[step % MAIL][row]; }
 
 // No letter of an earlier launch is left; the cluster meets before the first one is sent.
-__device__ __forceinline__ void empty_mail() {
+FN void empty_mail() {
     for (int q = threadIdx.x; q < (int)sizeof(Mail) / 8; q += THREADS) ((uint64_t *)&own_mail())[q] = 0;
 }
 
 // ---- the sweep
 
-__device__ __forceinline__ int around(int slot, int turn, int slots) {
+FN int around(int slot, int turn, int slots) {
     return turn > 0 ? (slot + 1 < slots ? slot + 1 : 0) : (slot > 0 ? slot - 1 : slots - 1);
 }
 
 // The sum over all strips of the row of this lane, once all are there
-__device__ __forceinline__ num whole_row(const Letter *from, int strips, uint32_t step, int lane) {
+FN num whole_row(const Letter *from, int strips, uint32_t step, int lane) {
     double sum = 0;
     while (__any_sync(FULL, !is_of(look(*from), step)));
     ROLLED (int first = 0; first < strips; first += LANES * LETTERS) {
@@ -141,8 +139,8 @@ __device__ __noinline__ void clerk(const State &S, const Lie &lie, uint32_t step
 // products will have come, or two where u may be much later: a clerk sends its own next products only after its duty,
 // which takes 1.5 steps, and the clerk that needs them would begin where this one ends (100000 columns: 1.17 and, with
 // float64 sums, 1.36 times as long).  What is not needed in every step stays in shared memory (lie, g, shift).
-__device__ __forceinline__ void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag,
-                                            const double &shift, RowSums *sums, const num (&v)[CPT], num (&acc)[CPT]) {
+FN void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag, const double &shift, RowSums *sums,
+                    const num (&v)[CPT], num (&acc)[CPT]) {
     const int lane = threadIdx.x % 32, row = lane / LANES, strip = strip_of(group), slots = g.slots, tiles = g.tiles,
               turn = g.forward ? 1 : -1;
     const uint32_t period = lie.strips / CLUSTER * CLUSTER, start = g.step; // step % CLUSTER is the block of its clerk

@@ -8,7 +8,7 @@
 #define POINTS 0
 #endif
 
-__device__ __forceinline__ bool stopped(const State &S, int parity) {
+FN bool stopped(const State &S, int parity) {
 #if POINTS
     if (POINTS_NARROW != (S.progress[parity].narrow > 0)) return true;
 #endif

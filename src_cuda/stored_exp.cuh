@@ -4,7 +4,7 @@
 #include "common.cuh"
 
 // e^x of an entry that is stored: as it is in float64, else within 2e-9, as v_exp_above of src_c/vec.h does; 0 below -708.
-__device__ __forceinline__ double stored_exp(double x) {
+FN double stored_exp(double x) {
 #if STORE == 0
     return exp(x);
 #else

@@ -42,7 +42,7 @@ template <typename T> struct Way {
     int64_t col, step, i0;
     bool turned;
 
-    __device__ __forceinline__ Way(const T *A, int64_t row, int64_t col, int64_t i0) : from(A), col(col), i0(i0) {
+    FN Way(const T *A, int64_t row, int64_t col, int64_t i0) : from(A), col(col), i0(i0) {
         const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
         turned = col != 1 && row < col;
         from += turned ? (i0 + tx) * row + ty * col : (i0 + ty) * row + tx * col;
@@ -50,7 +50,7 @@ template <typename T> struct Way {
     }
 
     // What this thread reads of the tile at column j0, `missing` outside
-    __device__ __forceinline__ void request(const View &V, int64_t j0, double missing, T (&found)[SIDE / STEP]) const {
+    FN void request(const View &V, int64_t j0, double missing, T (&found)[SIDE / STEP]) const {
         const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
         const T *at = from + j0 * col;
         if (i0 + SIDE <= V.m && j0 + SIDE <= V.n) {
@@ -64,8 +64,7 @@ template <typename T> struct Way {
     }
 
     // value[k] = A[i0 + ty + STEP k, j0 + tx], from what its threads have read
-    template <typename N>
-    __device__ __forceinline__ void take(const T (&found)[SIDE / STEP], Tile<N> &tile, N (&value)[SIDE / STEP]) const {
+    template <typename N> FN void take(const T (&found)[SIDE / STEP], Tile<N> &tile, N (&value)[SIDE / STEP]) const {
         const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
         UNROLLED (int k = 0; k < SIDE / STEP; k++) value[k] = (N)found[k];
         if (!turned) return;
@@ -81,7 +80,7 @@ struct Span {
     int64_t begin, end;
 };
 
-__device__ __forceinline__ Span span_of(int64_t columns) {
+FN Span span_of(int64_t columns) {
     const int64_t tiles = (columns + SIDE - 1) / SIDE;
     return {tiles * blockIdx.y / gridDim.y * SIDE, tiles * (blockIdx.y + 1) / gridDim.y * SIDE};
 }
@@ -93,7 +92,7 @@ struct Exponents {
     cost ahead[SIDE / STEP];
     double alpha[SIDE / STEP]; // of this thread's rows, -inf outside
 
-    __device__ __forceinline__ Exponents(const View &V, int64_t i0, int64_t j0) : M(V.M, V.M_row, V.M_col, i0) {
+    FN Exponents(const View &V, int64_t i0, int64_t j0) : M(V.M, V.M_row, V.M_col, i0) {
         M.request(V, j0, INF, ahead);
         UNROLLED (int k = 0; k < SIDE / STEP; k++) {
             const int64_t i = i0 + threadIdx.x / 32 + STEP * k;
@@ -102,8 +101,8 @@ struct Exponents {
     }
 
     // x = alpha_i + beta_j - M_ij / reg (-inf outside), M_ij and c_ij (1 without c) times the mask
-    __device__ __forceinline__ void next(const View &V, int64_t j0, Tile<double> &tile, double (&x)[SIDE / STEP],
-                                         double (&shares)[SIDE / STEP], double (&costs)[SIDE / STEP]) {
+    FN void next(const View &V, int64_t j0, Tile<double> &tile, double (&x)[SIDE / STEP], double (&shares)[SIDE / STEP],
+                 double (&costs)[SIDE / STEP]) {
         const int64_t j = j0 + threadIdx.x % 32;
         const double beta = j < V.n ? V.beta[j] : -INF;
         M.take(ahead, tile, costs);
@@ -124,7 +123,7 @@ struct Exponents {
 };
 
 // c e^x, also where c is 0 and e^x beyond all numbers
-__device__ __forceinline__ double weighed(double c, double x) { return c > 0 ? c * exp(x) : 0; }
+FN double weighed(double c, double x) { return c > 0 ? c * exp(x) : 0; }
 
 #define RESIDENT (MASKED ? 3 : 4) // blocks of a multiprocessor: a mask takes registers
 // K (entries below `flush` are zero; columns n .. ld too) or, with flush = 0, the plan.

@@ -5,7 +5,7 @@
 #define TILE_PRODUCTS_CUH
 
 // s_q = sum_j K_ij v_j over this thread's columns, for the R rows of a tile.
-__device__ __forceinline__ void tile_dots(const Entries &tile, int thread, const num (&v)[CPT], num (&s)[R]) {
+FN void tile_dots(const Entries &tile, int thread, const num (&v)[CPT], num (&s)[R]) {
     UNROLLED (int q = 0; q < R; q++) {
         num even = 0, odd = 0;
         UNROLLED (int c = 0; c < VPT; c++) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void tile_dots(const Entries &tile, int thread, const
 }
 
 // acc_j += u_i K_ij; lane q LANES of every warp holds u of row q.
-__device__ __forceinline__ void add_tile(const Entries &tile, int thread, num u, num (&acc)[CPT]) {
+FN void add_tile(const Entries &tile, int thread, num u, num (&acc)[CPT]) {
     UNROLLED (int q = 0; q < R; q++) {
         const num uq = __shfl_sync(FULL, u, q * LANES);
         UNROLLED (int c = 0; c < VPT; c++) {

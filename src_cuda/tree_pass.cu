@@ -32,11 +32,11 @@ struct Largest {
 };
 #define WORDS ((int)(sizeof(Largest) / 8))
 
-__device__ __forceinline__ void begin(Largest *found) {
+FN void begin(Largest *found) {
     if (threadIdx.x < WORDS) ((int64_t *)found)[threadIdx.x] = rank_of(-INF);
 }
 
-__device__ __forceinline__ void raise(int64_t *rank, double x) {
+FN void raise(int64_t *rank, double x) {
     x = warp_max(isnan(x) ? INF : x);
     if (threadIdx.x % 32 == 0) atomicMax(rank, rank_of(x));
 }
@@ -53,7 +53,7 @@ __device__ double block_max(double x) {
     return top;
 }
 
-__device__ __forceinline__ double larger(double x, double y) { return x > y || isnan(x) ? x : y; }
+FN double larger(double x, double y) { return x > y || isnan(x) ? x : y; }
 
 // v = e^(y - q - top), y made by `y_of`; its largest is 1, and what lies below flush is 0.  One block
 template <typename F> __device__ void factors(const Edge &edge, double flush, Largest *found, F y_of) {
@@ -73,8 +73,7 @@ template <typename F> __device__ void factors(const Edge &edge, double flush, La
 }
 
 // base of point i of an edge's child, and what it adds to the largest
-__device__ __forceinline__ void open_row(const Edge &edge, double log_weight, double near, int64_t i, double &a_size,
-                                         double &own) {
+FN void open_row(const Edge &edge, double log_weight, double near, int64_t i, double &a_size, double &own) {
     const double rest = 1 - edge.fi, a = log_weight + rest * near;
     edge.base[i] = a - rest * edge.p[i];
     a_size = larger(fabs(a), a_size);
@@ -103,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 }
 
 // late = log s, log u = -fi log (s near), of the child's point i
-__device__ __forceinline__ void close_row(const Messages &x, const Edge &edge, Largest *found, int64_t i) {
+FN void close_row(const Messages &x, const Edge &edge, Largest *found, int64_t i) {
     double low = -INF, size = 0, u = 0;
     if (i < edge.m) {
         const double log_s = log(edge.s[i]), late = log_s + (number_of(found->top) - edge.p[i]);
@@ -119,8 +118,8 @@ __device__ __forceinline__ void close_row(const Messages &x, const Edge &edge, L
 }
 
 // The message to the parent's point j, added to what it has, and base of the edge above; -1: none
-__device__ __forceinline__ void close_column(const Messages &x, const Edge &edge, const Edge *edges, Largest *largest,
-                                             Largest *found, int64_t above, int64_t j) {
+FN void close_column(const Messages &x, const Edge &edge, const Edge *edges, Largest *largest, Largest *found,
+                     int64_t above, int64_t j) {
     double low = -INF, high = -INF, size = 0, a_size = 0, own = -INF;
     if (j < edge.n) {
         double sum = 0;

@@ -4,8 +4,7 @@
 #define MAPUOT_WORDS_H
 
 #ifdef __cplusplus
-#include "common.cuh" /* src_cuda: the types, INF and TINY */
-#define FN __device__ __forceinline__
+#include "common.cuh" /* src_cuda: the types, FN, INF and TINY */
 #ifndef FAR_FN
 #define FAR_FN __device__ __noinline__ /* instructions that run once a pass wait for their fetch: they must be few */
 #endif
