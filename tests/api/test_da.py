@@ -1,7 +1,5 @@
 """mapuot.da against ot.da and scikit-learn's conventions."""
 
-import pickle
-
 import numpy as np
 import ot
 import pytest
@@ -74,19 +72,6 @@ def test_a_sample_without_mass_stays():
     assert_allclose(estimator.transform(xs)[4], xs[4])
     assert_allclose(estimator.mu_s, weights)
     assert_allclose(estimator.transform(xs[4:5] + 1e-6), xs[4:5] + 1e-6)
-
-
-def test_pickle_and_clone():
-    from sklearn.base import clone
-
-    xs, _, xt, _ = domains()
-    estimator = UnbalancedSinkhornTransport(reg_e=0.5).fit(xs, Xt=xt)
-    again = pickle.loads(pickle.dumps(estimator))
-    assert_allclose(again.transform(xs), estimator.transform(xs))
-    assert_allclose(again.coupling_, estimator.coupling_)
-    copy = clone(estimator)
-    assert copy.get_params() == estimator.get_params()
-    assert not hasattr(copy, "coupling_")
 
 
 def test_tables_come_out_as_tables():

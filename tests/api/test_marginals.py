@@ -497,19 +497,6 @@ def test_costs_below_zero_hide_no_mass():
     check(result, costs, masses, 0.012, [450.0, 260.0, 190.0])
 
 
-@pytest.mark.parametrize("shape", ["chain", "star", "tree", "array"])
-@pytest.mark.parametrize("reg", [0.1, 0.01, 1e-3])
-def test_kernels_in_float32(shape, reg, narrow):
-    """Plans are those of Newton's method to what two roundings of each kernel may do."""
-    costs, masses = problem(shape, 4, 5 if shape == "array" else 6)
-    result = mapuot.multimarginal(costs, masses, reg=reg, reg_m=1.0)
-    assert result.problem.storage == "float32"
-    assert result.converged
-    if reg > 0.05:  # nothing has taken the kernels to float64
-        assert result._body.kernel.storage if shape == "array" else result._body.storage
-    assert check(result, costs, masses, reg, [1.0] * 4, storage=3 * STORED) < 1e-6
-
-
 @pytest.mark.parametrize("as_array", [False, True])
 def test_the_price_of_a_tiny_mass_is_not_lost(as_array):
     """As of two marginals in tests/core/test_penalties.py: rho a = 7e-327 is below all numbers, its factor 1e299."""

@@ -194,23 +194,3 @@ def test_the_command_writes_one(tmp_path, monkeypatch):
     done = CliRunner().invoke(cli.cli, [*arguments[:-1], "again.html", "-o", "out.h5ad", "--plan", "dense"])
     assert done.exit_code == 0, done.output
     assert "largest difference" in (tmp_path / "again.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.mpi
-def test_ranks_write_one_together(tmp_path):
-    """What a side is in words takes all ranks; the plan's picture is of one process only."""
-    from launch import run
-
-    case = clouds(20, 15)
-    np.savez(tmp_path / "in.npz", M=case.M, a=case.a, b=case.b)
-    arguments = ["--reg", "0.1", "--reg-m", "0.3,0.2", "--penalty", "range"]
-    code, _, err = run(
-        2, "-m", "mapuot.cli", "solve", tmp_path / "in.npz", *arguments, "-o", tmp_path / "out.npz",
-        "--report", tmp_path / "out.html",
-    )  # fmt: skip
-    assert code == 0, err
-    page = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
-    assert "20 x 15" in page.text
-    assert page.tags.count("img") == 1
-    one = mapuot.solve(case.M, case.a, case.b, reg=0.1, reg_m=(0.3, 0.2), penalty="range")
-    np.testing.assert_allclose(mapuot.load(tmp_path / "out.npz", case.M).plan, one.plan, atol=1e-5)

@@ -153,7 +153,7 @@ def test_starts_that_are_hundreds_of_nats_away(size):
     compare(x, y, a, b, 1e-3, warm_start=start)
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("d", [1, *(pytest.param(d, marks=pytest.mark.nightly) for d in (2, 3))])
 def test_groups_correct_passes(monkeypatch, d):
     """A handful of passes, far fewer than without, balanced sides and points without mass among them."""
     monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 800 if d > 1 else 200)

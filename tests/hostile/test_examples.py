@@ -85,6 +85,8 @@ def failures(trial, backend):
 @pytest.mark.parametrize("how", ["cold", "stream", "batch"])
 def test_every_claim_is_true(how, name, backend):
     example, options, *start = EXAMPLES[name]
+    if backend == "reference" and how != "cold":
+        pytest.skip("takes functions and batches as it takes arrays")
     if (start and how == "stream") or (how == "batch" and options.get("method") == "map-uot"):
         pytest.skip("functions need no start of their own, batches have no plan in place")
     start = tuple(x[None] for x in start[0]) if start and how == "batch" else start[0] if start else None
