@@ -17,7 +17,6 @@ from . import common, device
 PARTS = {
     "pass": "one pass over K against the read limit, POT's two products and the paper's four sweeps",
     "solve": "time to a certified answer against POT",
-    "memory": "peak memory beyond M",
     "calls": "POT's functions as programs call them, patched and as they are",
     "zoo": "the data that users have: clusters, heavy tails, outliers, lattices, real data, beside POT",
     "points": "costs of points made in every pass, against a stored matrix and, on a GPU, flash-sinkhorn",
