@@ -67,8 +67,6 @@ def run_part(name: str, args: argparse.Namespace) -> None:
         print(f"skipped: {data['skipped']}")
     else:
         print(common.aligned(module.tables(data)))
-        if hasattr(module, "panels"):
-            common.picture(path.with_suffix(".png"), module.panels(data))
     print(f"-- {path} after {data['seconds']} s\n", flush=True)
 
 
@@ -82,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=where)
     options.add_argument("--size", type=int, help="for zoo, points and sparse: how many")
     options.add_argument("--before", type=Path, help="for small-reg: a checkout, built in place, to compare with")
-    options.add_argument("--out", type=Path, help="folder of JSON and PNG (default: build/bench)")
+    options.add_argument("--out", type=Path, help="folder of JSON (default: build/bench)")
     for name, text in {**PARTS, **ALONE, "all": "every part of the CPU"}.items():
         commands.add_parser(name, help=text, parents=[options])
     commands.add_parser("readme", help="write README.md's tables from bench/results or --out", parents=[options])

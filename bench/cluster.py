@@ -213,18 +213,6 @@ def tables(data: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
-def panels(data: dict[str, Any]) -> list[common.Panel]:
-    """Draw strong and weak scaling, and (figure 16 of the paper) the speed-up over POT on one process."""
-    m, unit, jobs = data["model"], data.get("unit", "ranks"), data["jobs"]
-    counts = [one["ranks"] for one in jobs]
-    curves = [("strong speed-up", m["strong"]), ("weak efficiency", m["weak"])]
-    if "over POT" in jobs[0]["median"]:
-        one = jobs[0]["seconds"]["POT"] / jobs[0]["seconds"]["weak one"]
-        curves.append(("over POT", [one * x for x in m["strong"]]))
-    lines = [{"model": (m["ranks"], y), "measured": (counts, [x["median"][key] for x in jobs])} for key, y in curves]
-    return [common.Panel(unit, key, drawn) for (key, _), drawn in zip(curves, lines, strict=True)]
-
-
 # ---- GPUs of one host ----
 
 

@@ -1,11 +1,11 @@
 """What every part of the benchmark shares: the machine's description, timing in turns, and the writer of its results.
 
 A part is a module with ``run(args) -> dict`` (JSON-ready) and ``tables(data) -> str``: the tables, in Markdown, that
-are printed and that ``bench readme`` puts between the markers of README.md and docs/. ``panels(data)``, where a part
-has it, is its picture. Times are seconds. ``interleave`` takes one sample of every candidate in turn, so that a busy
-neighbour slows all of them alike; calls that are not timed come first, for 40 ms (a cache that others have filled takes
-that long to turn over), so that each candidate finds its own data in the caches, as it does in a solver's loop.
-Minimum, median and quartiles are kept; ratios are formed from samples of the same round, and of minima.
+are printed and that ``bench readme`` puts between the markers of README.md and docs/. Times are seconds. ``interleave``
+takes one sample of every candidate in turn, so that a busy neighbour slows all of them alike; calls that are not timed
+come first, for 40 ms (a cache that others have filled takes that long to turn over), so that each candidate finds its
+own data in the caches, as it does in a solver's loop. Minimum, median and quartiles are kept; ratios are formed from
+samples of the same round, and of minima.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from mapuot.processor import core_count
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "bench"
 RESULTS = ROOT / "bench" / "results"  # the record that README.md and docs/ quote
-PACKAGES = ["numpy", "scipy", "POT", "scikit-learn", "matplotlib", "ott-jax", "jax", "geomloss", "torch",
+PACKAGES = ["numpy", "scipy", "POT", "scikit-learn", "ott-jax", "jax", "geomloss", "torch",
             "cupy-cuda13x", "nvidia-nccl-cu13"]  # fmt: skip
 SAMPLE = 2e-3  # seconds that one sample lasts at least
 WARM = 4e-2  # seconds of untimed calls before a sample, one call at least: threads of OpenBLAS spin on for 30 ms
@@ -308,42 +307,3 @@ def three(x: float) -> str:
 
 def milliseconds(seconds: dict[str, float]) -> str:
     return f"{1e3 * seconds['min']:,.{0 if seconds['min'] >= 0.1 else 1}f}"
-
-
-@dataclass
-class Panel:
-    """One pair of axes of a picture; ``lines`` are {name: (x, y)}, drawn on logarithms where ``log`` names an axis."""
-
-    x: str
-    y: str
-    lines: dict[str, tuple[Any, Any]]
-    log: str = "xy"
-    style: str = "o-"
-    title: str = ""
-    ticks: list[str] = field(default_factory=list)  # of x = 0, 1, ...
-    width: float = 5.5
-
-
-def picture(path: Path, panels: list[Panel]) -> None:
-    """Draw panels side by side into a PNG."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    size = sum(panel.width for panel in panels), 4.0
-    fig, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False)
-    for axis, panel in zip(axes[0], panels, strict=True):
-        for name, (x, y) in panel.lines.items():
-            axis.plot(x, y, panel.style, label=name)
-        for name in panel.log:
-            getattr(axis, f"set_{name}scale")("log")
-        if panel.ticks:
-            axis.set_xticks(range(len(panel.ticks)), panel.ticks, fontsize=7)
-        axis.set(xlabel=panel.x, ylabel=panel.y)
-        axis.set_title(panel.title, fontsize=9)
-        axis.legend(fontsize=8)
-        axis.grid(alpha=0.3)
-    fig.tight_layout()
-    fig.savefig(path, dpi=110)
-    plt.close(fig)

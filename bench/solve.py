@@ -60,7 +60,7 @@ def run(args: Any) -> dict[str, Any]:
 
 
 def tables(data: dict[str, Any]) -> str:
-    """Times to the certified answer, of the largest problems; the picture has all."""
+    """Times to the certified answer, of the largest problems."""
     largest, rows = max(r["n"] for r in data["solves"]), []
     for r in (r for r in data["solves"] if r["n"] == largest):
         cells = [str(r["reg"]), str(r["rho"]), r["passes"], common.milliseconds(r["seconds"]["mapuot"])]
@@ -78,12 +78,3 @@ def tables(data: dict[str, Any]) -> str:
         )
     text = [f"{common.machine_line(data)}, n = {largest}:", common.table(header, rows)]
     return common.text_of(*text, f"Geometric means of the speed-up: {'; '.join(means)}.")
-
-
-def panels(data: dict[str, Any]) -> list[common.Panel]:
-    rows = data["solves"]
-    names = ("POT", "POT, translation-invariant", "mapuot")
-    lines = {name: (range(len(rows)), [r["seconds"][name]["min"] for r in rows]) for name in names}
-    ticks = [f"{r['n']}\n{r['reg']:g}\n{r['rho']:g}" for r in rows]
-    label = f"seconds to a certified {data['tol']:g}, plan returned"
-    return [common.Panel("n, reg, reg_m", label, lines, log="y", ticks=ticks, width=11)]

@@ -207,11 +207,3 @@ def tables(*found: dict[str, Any]) -> str:
                 f"in {x['passes']} passes, {x['solve']:.1f} s, at most {x['peak'] / 2**30:.1f} GiB on the host."
             )
     return common.text_of(*text)
-
-
-def panels(data: dict[str, Any]) -> list[common.Panel]:
-    lines = {}
-    for pattern in dict.fromkeys(p["pattern"] for p in data["passes"]):
-        mine = [p for p in data["passes"] if p["pattern"] == pattern and p["n"] == data["n"]]
-        lines[pattern] = [p["density"] for p in mine], [p["seconds"]["mixed"] for p in mine]
-    return [common.Panel("stored share of the pairs", "seconds a pass", lines)]

@@ -1,4 +1,4 @@
-"""The pictures and tables of the benchmark, from records as its parts make them."""
+"""The tables of the benchmark, from records as its parts make them."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "bench").is_dir():
     pytest.skip("no benchmark beside an installed package", allow_module_level=True)
-pytest.importorskip("matplotlib")
 sys.path.append(str(ROOT))
 
 from bench import passes, readme  # noqa: E402
