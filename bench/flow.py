@@ -35,8 +35,6 @@ TOL = 1e-4
 NETWORKS = (2, 64, 3), (50, 1024, 4)  # dimensions, width and layers
 BATCHES, STEPS, ROUNDS, ITERATIONS = (256, 1024), 20, 15, 100  # of a GPU
 
-Draw = Callable[[Any, Any], tuple[Any, Any, Any]]
-
 
 def data(count: int) -> Any:
     """Eight blobs on a circle of radius 4, as many points as all minibatches take."""
