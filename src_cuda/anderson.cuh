@@ -3,8 +3,6 @@
 // gamma = argmin |F - sum gamma_i dF_i| weighted by b: normal equations with normalised columns and a small ridge.  The
 // residuals of a pass gain a constant c, its translation, that is not known yet when they are summed, so that
 // <F, .> = <f, .> + c <1, .>.
-#ifndef ANDERSON_CUH
-#define ANDERSON_CUH
 #include "state.cuh"
 
 // Sums over the columns, weighted by b: of 1, f, P (the change of f), P P, P f, and of P and f times the differences held
@@ -67,4 +65,3 @@ template <typename Held> FN double normal_equations(Held &p, const Moments &t, d
     __syncwarp();
     return rhs;
 }
-#endif

@@ -7,8 +7,6 @@
 // Loops over columns are not unrolled: a pass whose code outgrows the instruction cache waits for its code.
 // Options: THREADS, COST (of M: 0 float64, 1 float32), ONE_POTENTIAL (1: rows and columns are the same problem, log u is
 // log v, so that K v is K^T u, too; no shift parts the two).
-#ifndef BATCH_CUH
-#define BATCH_CUH
 #ifndef MEMORY
 #define MEMORY 12 // differences of float64 passes: as many as shared memory of 64 KB has room for
 #endif
@@ -265,4 +263,3 @@ FN void find_products(const Batch &S, Work &W, const double *col, int ld, int de
         if (i < depth && lane % 16 == 0) (lane == 0 ? W.dot : W.rhs)[i] = sum;
     }
 }
-#endif

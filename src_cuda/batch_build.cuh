@@ -3,8 +3,6 @@
 // Thread (g, c) of GROUPS x 16 keeps rows g RT .. (g + 1) RT - 1 and columns c, c + 16, .. (CT of them) of
 // K = exp(alpha_i + beta_j - M_ij / reg) from the first pass to the last.
 // Options: GROUPS, RT, CT, RESIDENT (blocks a multiprocessor) and those of batch.cuh.
-#ifndef BATCH_BUILD_CUH
-#define BATCH_BUILD_CUH
 #define THREADS (16 * GROUPS)
 #include "batch.cuh"
 
@@ -51,4 +49,3 @@ FN void share_potentials(const Batch &S, double *alpha, double *beta) {
         alpha[j] = beta[j] = 0.5 * (alpha[j] + beta[j]);
     if (ONE_POTENTIAL) __syncthreads();
 }
-#endif

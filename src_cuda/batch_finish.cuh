@@ -1,7 +1,5 @@
 // The scalar work of a problem of a batch, as common/rules.h decides it, and the second sweep over its columns.
 // Included after batch.cuh.
-#ifndef BATCH_FINISH_CUH
-#define BATCH_FINISH_CUH
 #include "batch.cuh"
 
 FN double c_mass_of(const Batch &S, const Standing &p) {
@@ -107,4 +105,3 @@ FN bool finish_columns(const Batch &S, Work &W, double *col, int ld, double *v, 
     const bool far = step < MAPUOT_REPEAT && second_sweep(S, W, col, ld, v, at, step, slot, common);
     return odd || far;
 }
-#endif

@@ -1,8 +1,6 @@
 // What a narrow pass does once K^T u is summed, in float32: the rules of common/rules.h (translation, guard, stopping) for
 // an estimate that certifies nothing.  Two warps have the columns, two columns a lane; beside them one warp judges the
 // last pass and one prepares Anderson's weights.  Included by batch_narrow.cu, whose header explains the quantities.
-#ifndef BATCH_NARROW_CUH
-#define BATCH_NARROW_CUH
 #define MEMORY 5 // differences of float32 passes
 #include "batch_build.cuh"
 
@@ -257,4 +255,3 @@ FN void restart(Shared &all, int turn) {
     }
     __syncthreads();
 }
-#endif

@@ -1,8 +1,6 @@
 // Anderson's weights of a narrow pass.  What needs the old differences alone, the inverse of their matrix, is found
 // beside the column half by a warp of its own, so that few operations wait for the newest.
 // Included by batch_narrow.cuh.
-#ifndef BATCH_WEIGHTS_CUH
-#define BATCH_WEIGHTS_CUH
 
 // Inner products of the newest difference P without its mean: dot_i = <P, D_i>, index OLD: with itself; rhs = <f, P>
 struct Products {
@@ -77,4 +75,3 @@ FN void anderson(const Step &at, const Products &now, float (&gamma)[MEMORY]) {
     finite += gamma[OLD];
     UNROLLED (int i = 0; i < MEMORY; i++) gamma[i] = isfinite(finite) ? gamma[i] : 0;
 }
-#endif

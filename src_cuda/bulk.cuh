@@ -1,6 +1,4 @@
 // A block's shared memory, and bulk copies into it that an mbarrier counts: sm_90.
-#ifndef BULK_CUH
-#define BULK_CUH
 #include "common.cuh"
 
 // All of a block's shared memory.  Tiles are found by their offset from here: through a stored pointer they would be
@@ -21,5 +19,3 @@ FN void copy_in(uint32_t to, const void *from, uint32_t bytes, uint32_t full) {
                  "l"(from), "r"(bytes), "r"(full)
                  : "memory");
 }
-
-#endif

@@ -8,8 +8,6 @@
 // of a tile), CLUSTER, KL_ROWS and KL_COLS (1: the side is KL or balanced), SPREAD (1: a row is spread over the warps
 // of a cluster), ORDERED (1: sums over blocks in a fixed order, bitwise repeatable), RACECHECK (1: the whole block
 // meets where a group would, which compute-sanitizer can follow; for problems that give every group as many tiles).
-#ifndef COMMON_CUH
-#define COMMON_CUH
 #include "words.cuh"
 
 typedef long long int64_t;
@@ -216,5 +214,3 @@ FN void posted(const float *from, float *x) {
                  : "l"(from)
                  : "memory");
 }
-
-#endif

@@ -4,8 +4,6 @@
 // The seam between row_pass and what K is: a source opens a tile and gives one thread its entries, chunk by chunk,
 // twice, for the row sums and for the column sums.  Another source is a header of its own, with a struct Entries of the
 // same open and get, and one more choice of header in row_pass.cuh.
-#ifndef ENTRIES_STORED_CUH
-#define ENTRIES_STORED_CUH
 #include "common.cuh"
 
 // This thread's entries of a tile: kept in registers (HOLD) or read again from shared memory.
@@ -46,4 +44,3 @@ struct Entries {
 #endif
     }
 };
-#endif

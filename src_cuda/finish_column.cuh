@@ -1,6 +1,4 @@
 // Mirrors src_c/finish_tmpl.c: what finish_pass does to one column; finish_pass.cuh explains it.
-#ifndef FINISH_COLUMN_CUH
-#define FINISH_COLUMN_CUH
 #include "common/column.h"
 #include "state.cuh"
 
@@ -149,9 +147,7 @@ FN void certify_column(const State &S, const Finish &F, Translation &t, double s
     const bool in = isfinite(c.absorbed);
     const double fi = penalty <= MAPUOT_BALANCED ? c.fi : 1;
     c.G = !in ? c.x : S.limits.symmetric ? c.x + own_part(fi) * (found.image - c.x) : found.image;
-#if SPARSE
-    if (S.apart.count > 0) c.G += S.apart.move[S.apart.part[c.j]];
-#endif
+    if (SPARSE && S.apart.count > 0) c.G += S.apart.move[S.apart.part[c.j]];
     if (in) {
         out[SUM_GAP] = found.gap;
         out[SUM_DUAL] = found.dual;
@@ -228,4 +224,3 @@ FN double advance_column(const State &S, const Finish &F, const Column &c, doubl
     scale += v;
     return v;
 }
-#endif

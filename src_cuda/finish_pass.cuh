@@ -7,8 +7,6 @@
 //   2 difference  every block: mu, dual value, guard, status, Anderson's weights gamma
 //     advance     x = G - sum gamma dG, put back into the domain of the dual, v = e^x, B of the new x
 // Sources: Sejourne, Vialard, Peyre 2022 (translation); Walker, Ni 2011 (Anderson, type II).
-#ifndef FINISH_PASS_CUH
-#define FINISH_PASS_CUH
 #include "finish_column.cuh"
 
 // Sum of the scalars of `count` blocks, in a fixed order; rows: the row scalars if they are not among them.
@@ -261,4 +259,3 @@ extern "C" __global__ void __launch_bounds__(256) gather_sums(const __grid_const
         if (threadIdx.x < NEXT_B) S.total[S.ld + threadIdx.x] = F.row[threadIdx.x];
     }
 }
-#endif

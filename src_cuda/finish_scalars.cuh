@@ -3,8 +3,6 @@
 // Every block does it on the same numbers: one warp finds Anderson's weights, beside it one thread finds the dual value
 // and guards the last step.  What the next sweep does not wait for, the certified error and the status, comes later
 // (verdict).
-#ifndef FINISH_SCALARS_CUH
-#define FINISH_SCALARS_CUH
 #include "anderson.cuh"
 
 // How often the columns' terms count: of one potential those of the rows are the same.
@@ -133,4 +131,3 @@ FN void finish_scalars(const State &S, Finish &F) {
     if (F.p.coarse > 0 && F.p.step < 2) coarse_step(S, F, blockIdx.x == 0);
 #endif
 }
-#endif

@@ -63,9 +63,7 @@ FN Ring ring_open(const State &S, int slots, int kept, int group) {
 #endif
     g.first = works ? (int)(tiles * owner / owners) : 0;
     g.tiles = works ? (int)(tiles * (owner + 1) / owners) - g.first : 0;
-#if !SPREAD
-    g.kept = kept < g.tiles ? kept : g.tiles;
-#endif
+    if (!SPREAD) g.kept = kept < g.tiles ? kept : g.tiles;
     g.slots = slots - g.kept;
     g.slot = g.kept;
     g.forward = true;
@@ -152,9 +150,7 @@ FN void row_half(const State &S, Shared &all, int group, bool later, int lag) {
 #endif
     }
     __syncthreads();
-#if !SPREAD
-    if (threadIdx.x % GT == 0) all.ring[group] = g;
-#endif
+    if (!SPREAD && threadIdx.x % GT == 0) all.ring[group] = g;
     add_sums(S, g, acc, group, all.finish.value, (column_total *)sums_of(S, turn));
     const int slot = threadIdx.x % 32; // the last warp: the others may be at the sums still
     if ((int)threadIdx.x >= THREADS - 32 && slot < NEXT_B) {
@@ -170,14 +166,11 @@ FN void row_half(const State &S, Shared &all, int group, bool later, int lag) {
 // K^T u of one column in this pass
 FN double column_sum(const State &S, int turn, int j, int mode) {
     if (mode == FINISH) return __ldcg(S.total + j);
-#if ORDERED
     double sum = 0;
+    if (!ORDERED) return __ldcg((const column_total *)sums_of(S, turn) + j);
 #pragma unroll 16
     for (int q = 0; q < (int)gridDim.x / CLUSTER; q++) sum += __ldcg((const num *)S.slab + q * S.ld + j);
     return sum;
-#else
-    return __ldcg((const column_total *)sums_of(S, turn) + j);
-#endif
 }
 
 // Solo: this block's copy of the vectors that the last launch left in the first one
@@ -279,9 +272,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
 #if SPREAD
     empty_mail();
 #endif
-#if CLUSTER > 1
-    group_barrier(group);
-#endif
+    if (CLUSTER > 1) group_barrier(group);
     if (threadIdx.x % GT == 0 && mode & ROWS)
         for (int t = 0; t < slots && t < g.tiles; t++) fetch(S, g, t, t);
     copy_vectors(S);
@@ -301,9 +292,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
             break;
     }
     if (blockIdx.x == 0 && mode & FINISH) close_finish(S, F, S.progress, corrected);
-#if CLUSTER > 1
-    group_barrier(group); // no block leaves while a peer may still write to it
-#endif
+    if (CLUSTER > 1) group_barrier(group); // no block leaves while a peer may still write to it
 }
 
 #endif

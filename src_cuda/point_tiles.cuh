@@ -6,8 +6,6 @@
 // 6 for 32).  A pair's sum over the coordinates has the same order for the rows and for the columns, so that both have
 // the same bits of K_ij.
 // Option: DEPTH (coordinates at a time, of which `d` is a multiple; 0: points.cuh makes these sums).
-#ifndef POINT_TILES_CUH
-#define POINT_TILES_CUH
 #define TO_EACH 8
 #define FROM_EACH (POINTS_NARROW ? 8 : 4)
 #define TO_TILE (16 * TO_EACH)
@@ -118,4 +116,3 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     const int64_t i = i0 + (q / LOADED * 16 + to_part) * LOADED + q % LOADED;
     if (from_part % lanes == 0 && i < count) out[blockIdx.y * count + i] = total;
 }
-#endif

@@ -15,8 +15,6 @@
 // a mapuot_metric, or EXPANDED: squares are in the logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond),
 // DEPTH (not 0: the sums are those of point_tiles.cuh), POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are
 // multiplied by a mask, whose rows are the points that get sums).
-#ifndef POINTS_CUH
-#define POINTS_CUH
 #include "common/mask.h"
 #include "common/metric.h"
 
@@ -251,4 +249,3 @@ extern "C" __global__ void __launch_bounds__(256)
     const int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (!stopped(S, parity) && j < S.n) sums_of(S, (int)S.progress[parity].turn)[j] = slabs(out, j, S.n, parts);
 }
-#endif

@@ -176,10 +176,8 @@ extern "C" __global__ void __launch_bounds__(GT) column_sums(const __grid_consta
     const double *factor = S.u_scale + IN_PLACE * S.m;
     const int64_t end = S.m * (blockIdx.y + 1) / gridDim.y;
     double acc[CHUNK] = {};
-#if IN_PLACE
-    double v[CHUNK];
-    UNROLLED (int e = 0; e < CHUNK; e++) v[e] = column_factor(S, j + e);
-#endif
+    double v[CHUNK]; // of a plan in place
+    UNROLLED (int e = 0; IN_PLACE && e < CHUNK; e++) v[e] = column_factor(S, j + e);
     for (int64_t i = S.m * blockIdx.y / gridDim.y; i < end; i += R) {
         uint4 w[R];
         UNROLLED (int q = 0; q < R; q++) w[q] = *(const uint4 *)(S.kernel + (i + q < end ? i + q : end - 1) * S.ld + j);
@@ -187,12 +185,9 @@ extern "C" __global__ void __launch_bounds__(GT) column_sums(const __grid_consta
             double x[CHUNK];
             if (i + q >= end) break;
             widen(w[q], x);
-#if IN_PLACE
-            rescale(x, v, factor[i + q], acc, S.kernel + (i + q) * S.ld + j);
-#else
             const double u = WIDEN * factor[i + q];
-            UNROLLED (int e = 0; e < CHUNK; e++) acc[e] = fma(u, x[e], acc[e]);
-#endif
+            if (IN_PLACE) rescale(x, v, factor[i + q], acc, S.kernel + (i + q) * S.ld + j);
+            UNROLLED (int e = 0; !IN_PLACE && e < CHUNK; e++) acc[e] = fma(u, x[e], acc[e]);
         }
     }
     const int turn = (int)S.progress[parity].turn;

@@ -7,8 +7,6 @@
 // is what the next one needs first, and few enough of them all stay in the cache (4096^2 float32).
 // In a cluster, each block owns a slice of the columns and the row sums are exchanged through distributed memory.
 // NARROW: float32 throughout, but the exponent of u and the row scalars.
-#ifndef ROW_PASS_CUH
-#define ROW_PASS_CUH
 #include "row_prox.cuh"
 
 #define THREADS 512
@@ -44,9 +42,7 @@ typedef double column_total;
 
 FN uint32_t cluster_rank() {
     uint32_t r = 0;
-#if CLUSTER > 1
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-#endif
+    if (CLUSTER > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
 
@@ -130,7 +126,6 @@ FN num gather(const Exchange &x, int group, int phase, int lane) {
     return warp_sum<LANES>(s);
 }
 
-#if NARROW
 // What float32 sums of a few rows are added to, without loss: sum takes acc, acc keeps what sum's rounding has dropped.
 FN void fold(num (&acc)[CPT], num (&sum)[CPT]) {
     UNROLLED (int c = 0; c < CPT; c++) {
@@ -139,7 +134,6 @@ FN void fold(num (&acc)[CPT], num (&sum)[CPT]) {
         acc[c] -= sum[c] - before;
     }
 }
-#endif
 
 // One step of a sweep: the tiles that stay are spread evenly among those that stream by.
 struct Step {
@@ -181,9 +175,7 @@ FN void row_pass(const State &S, Ring &g, Exchange &x, int group, double shift, 
     int left = now.slot;
     double *row = x.row[group * R + lane / LANES];
     Point point;
-#if NARROW
-    num sum[CPT] = {};
-#endif
+    num sum[CPT] = {}; // of narrow passes
     next_step(g, now);
     if (HOLD && g.tiles) point = point_of(S, g, now.tile);
     for (int k = 0; k < g.tiles; k++) {
@@ -205,18 +197,13 @@ FN void row_pass(const State &S, Ring &g, Exchange &x, int group, double shift, 
         next_step(g, now);
         if (HOLD && k + 1 < g.tiles) point = point_of(S, g, now.tile);
         add_tile(tile, thread, u, acc);
-#if NARROW
-        if (k % (SHORT / R) == SHORT / R - 1) fold(acc, sum);
-#endif
+        if (NARROW && k % (SHORT / R) == SHORT / R - 1) fold(acc, sum);
     }
-#if NARROW
-    UNROLLED (int c = 0; c < CPT; c++) acc[c] += sum[c];
-#endif
+    UNROLLED (int c = 0; NARROW && c < CPT; c++) acc[c] += sum[c];
     g.slot = left;
     g.forward = !g.forward;
 }
 
-#if (NARROW || ORDERED) && !SPREAD
 // The first group of the block gathers the sums of all groups: stage[group - 1][chunk][thread].
 FN void join_groups(num (&acc)[CPT], int group, num *stage) {
     if (GROUPS == 1) return;
@@ -229,17 +216,13 @@ FN void join_groups(num (&acc)[CPT], int group, num *stage) {
             if (group == 0) acc[c] += stage[(q * CPT + c) * GT + thread];
     __syncthreads();
 }
-#endif
 
 #if ORDERED
 // The block's column sums into its row of the slab
 FN void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *stage, column_total *) {
-#if SPREAD
-    if (g.tiles == 0) return;
-#else
-    join_groups(acc, group, (num *)stage);
-    if (group > 0) return;
-#endif
+    if (SPREAD && g.tiles == 0) return;
+    if (!SPREAD) join_groups(acc, group, (num *)stage);
+    if (!SPREAD && group > 0) return;
     num *to = (num *)S.slab + (int64_t)(blockIdx.x / CLUSTER) * S.ld + g.column;
     UNROLLED (int c = 0; c < VPT; c++) {
         const int j = (c * GT + threadIdx.x % GT) * CHUNK;
@@ -291,6 +274,5 @@ FN void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, doub
 #endif
 #if SPREAD
 #include "spread_pass.cuh"
-#endif
 #endif
 #endif

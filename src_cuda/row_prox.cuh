@@ -1,6 +1,4 @@
 // Mirrors src_c/prox_rows.h (prox_rows): u = prox(s) of one row, its marginal and what it adds to the row scalars.
-#ifndef ROW_PROX_CUH
-#define ROW_PROX_CUH
 #include "common/penalty.h"
 #include "state.cuh"
 
@@ -109,5 +107,4 @@ FN double same_scale(const State &S, int i, double s, bool mine, double *row) {
     row[ROW_DEAD] += !(s >= TINY) && isfinite(absorbed);
     return v;
 }
-#endif
 #endif

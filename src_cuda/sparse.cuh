@@ -7,8 +7,6 @@
 // where 16 bits hold every row's and column's number, sums in float64.  SPARSE 1: the halves of a pass of iterate.cu and
 // portable.cu are those here; between launches of portable.cu the image is translated part by part, too, as
 // translate_parts of src_c/finish.c does.
-#ifndef SPARSE_CUH
-#define SPARSE_CUH
 #include "common.cuh"
 
 #ifndef RUN_THREADS
@@ -307,6 +305,5 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     mass = warp_sum(mass), weight = warp_sum(weight);
     if (threadIdx.x % 32 == 0) S.apart.move[k] = next_translation(&S.limits, log_ratio_of(weight, mass));
 }
-#endif
 #endif
 #endif

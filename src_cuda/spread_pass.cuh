@@ -7,8 +7,6 @@
 // Numbers travel as letters: 32 bits beside the number of the step, written at once, so that a reader knows by the word
 // itself whether it has come; no order of writes, nothing to take back.  Who posts step k has taken up step
 // k - lag - 1, for which all of the cluster have posted theirs: a mailbox holds MAIL > lag steps.
-#ifndef SPREAD_PASS_CUH
-#define SPREAD_PASS_CUH
 
 #define MAIL SLOTS                   // steps that a mailbox holds
 #define WORDS ((int)sizeof(num) / 4) // letters of a number
@@ -44,11 +42,8 @@ FN bool is_of(const Letter &x, uint32_t step) {
 }
 
 FN num number(const Letter &x) {
-#if NARROW
-    return __uint_as_float((uint32_t)x.word[0]);
-#else
-    return __hiloint2double((int)(uint32_t)x.word[WORDS - 1], (int)(uint32_t)x.word[0]);
-#endif
+    return NARROW ? (num)__uint_as_float((uint32_t)x.word[0])
+                  : (num)__hiloint2double((int)(uint32_t)x.word[WORDS - 1], (int)(uint32_t)x.word[0]);
 }
 
 FN Letter letter_of(num x, uint32_t step) {
@@ -150,9 +145,7 @@ FN void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag,
     int to = (g.forward ? 0 : tiles - 1) % slots, from = to;
     Letter letter = {};
     Entries entries;
-#if NARROW
-    num sum[CPT] = {};
-#endif
+    num sum[CPT] = {}; // of narrow passes
     for (int k = 0; k < tiles + lag; k++) {
         if (k < tiles) {
             num s[R];
@@ -174,9 +167,7 @@ FN void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag,
             while (__any_sync(FULL, !is_of(letter, step))) letter = look(scale_mail(step, row));
             entries.open(memory + g.tile + from * g.bytes, g.columns, lane);
             add_tile(entries, lane, number(letter), acc);
-#if NARROW
-            if (step % (SHORT / R) == 0) fold(acc, sum);
-#endif
+            if (NARROW && step % (SHORT / R) == 0) fold(acc, sum);
             __syncwarp();
             if (k - lag + slots < tiles) { // the tile for the slot that this one has left
                 parity ^= 1u << from;
@@ -187,9 +178,7 @@ FN void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag,
         if (k + 1 >= lag && k + 1 < tiles + lag) // what the next step takes up, on its way beside its products
             letter = look(scale_mail(start + k + 1 - lag, row));
     }
-#if NARROW
-    UNROLLED (int c = 0; c < CPT; c++) acc[c] += sum[c];
-#endif
+    UNROLLED (int c = 0; NARROW && c < CPT; c++) acc[c] += sum[c];
     __syncwarp();
     if (lane == 0) {
         g.parity = parity;
@@ -197,4 +186,3 @@ FN void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag,
         g.forward = turn < 0;
     }
 }
-#endif

@@ -2,8 +2,6 @@
 // reads the records from this text.
 // K holds the log scalings d_i (rows) and e_j (columns); the plan is diag(u) K diag(v) with
 // log u_i = d_i + shift + offset + u_log_i,  log v_j = x_j - shift = e_j - shift + log(v_scale_j).
-#ifndef STATE_CUH
-#define STATE_CUH
 #include "common.cuh"
 
 #include "common/rules.h"
@@ -89,4 +87,3 @@ struct Progress : mapuot_progress {
         dual_constant; // mapuot_limits has the same: they are K's, which a device may build by itself
     double gram[MOST_MEMORY * MOST_MEMORY], ones[MOST_MEMORY], gamma[MOST_MEMORY];
 };
-#endif

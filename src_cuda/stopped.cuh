@@ -1,7 +1,5 @@
 // Do the kernels of a pass pass by?  Where the solve has ended or, POINTS 1, where it is the turn of the passes in the
 // other precision.
-#ifndef STOPPED_CUH
-#define STOPPED_CUH
 #include "state.cuh"
 
 #ifndef POINTS
@@ -14,4 +12,3 @@ FN bool stopped(const State &S, int parity) {
 #endif
     return S.progress[parity].status != MAPUOT_RUNNING;
 }
-#endif

@@ -1,6 +1,4 @@
 // An entry of K from its exponent.  Options: STORE.
-#ifndef STORED_EXP_CUH
-#define STORED_EXP_CUH
 #include "common.cuh"
 
 // e^x of an entry that is stored: as it is in float64, else within 2e-9, as v_exp_above of src_c/vec.h does; 0 below -708.
@@ -21,4 +19,3 @@ FN double stored_exp(double x) {
     return in ? __hiloint2double(__double2hiint(p) + (__double2loint(kd) << 20), __double2loint(p)) : 0;
 #endif
 }
-#endif

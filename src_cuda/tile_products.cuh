@@ -1,8 +1,6 @@
 // Mirrors src_c/kernels_tmpl.c: one thread's products of a tile with v and with u, for every sweep over tiles.
 //
 // The entries come from a struct Entries (entries_stored.cuh), included before; the shape is R rows of VPT chunks.
-#ifndef TILE_PRODUCTS_CUH
-#define TILE_PRODUCTS_CUH
 
 // s_q = sum_j K_ij v_j over this thread's columns, for the R rows of a tile.
 FN void tile_dots(const Entries &tile, int thread, const num (&v)[CPT], num (&s)[R]) {
@@ -31,4 +29,3 @@ FN void add_tile(const Entries &tile, int thread, num u, num (&acc)[CPT]) {
         }
     }
 }
-#endif

@@ -232,7 +232,7 @@ def point_blocks(options: dict[str, int]) -> int:
 
 @cache
 def source(name: str) -> str:
-    """A kernel file with the text of its headers in place of their first #include."""
+    """A kernel file with the text of its headers in place of their first #include: they need no guards."""
     seen: set[str] = set()
 
     def text(match: re.Match[str]) -> str:
