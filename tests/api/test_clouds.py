@@ -121,6 +121,15 @@ def test_gradients(metric, weights):
     assert (same.x.shape, same.b.shape) == ((3, *x[0].shape), (3, len(y[0])))
 
 
+def test_divergence_of_clouds():
+    x, y, a, b = clouds(4, 2, 20)
+    values = mapuot.sinkhorn_divergence(PointCloud(x, y), a, b, reg=0.05, reg_m=1.0)
+    for i in range(4):
+        want = mapuot.sinkhorn_divergence(PointCloud(x[i], y[i]), a[i], b[i], reg=0.05, reg_m=1.0)
+        assert values[i] == pytest.approx(want, abs=1e-8)
+    assert_allclose(mapuot.sinkhorn_divergence(PointCloud(x), a, a, reg=0.05, reg_m=1.0), 0.0, atol=1e-9)
+
+
 def test_all_pairs():
     """The matrix is symmetric, and its entries are the divergences of each pair alone."""
     x, _, a, _ = clouds(7, 2, 30, seed=4)

@@ -74,6 +74,14 @@ def test_a_sample_without_mass_stays():
     assert_allclose(estimator.transform(xs[4:5] + 1e-6), xs[4:5] + 1e-6)
 
 
+def test_a_target_as_a_parameter():
+    xs, _, xt, _ = domains()
+    ours = TransportOnto(xt, reg_e=0.5).fit(xs)
+    right = UnbalancedSinkhornTransport(reg_e=0.5).fit(xs, Xt=xt)
+    assert_allclose(ours.transform(xs), right.transform(xs))
+    assert_allclose(ours.inverse_transform(xt), right.inverse_transform(Xt=xt))
+
+
 def test_tables_come_out_as_tables():
     import pandas as pd
 

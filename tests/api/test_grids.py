@@ -67,6 +67,17 @@ def test_what_rounding_hides_is_no_certificate():
     assert known.gap <= 1e-9 * abs(known.dual)
 
 
+def test_a_divergence_of_images():
+    grid = mapuot.Grid((6, 5), 0.2)
+    a, b = masses(grid)
+    M = np.asarray(grid)
+    want = mapuot.sinkhorn_divergence(M, np.stack([a.ravel(), b.ravel()]), b.ravel(), reg=0.05, reg_m=1.0)
+    assert mapuot.sinkhorn_divergence(grid, a, b, reg=0.05, reg_m=1.0) == pytest.approx(want[0], rel=1e-6)
+    assert_allclose(
+        mapuot.sinkhorn_divergence(grid, np.stack([a, b]), b, reg=0.05, reg_m=1.0), want, rtol=1e-6, atol=1e-12
+    )
+
+
 def test_what_is_too_large_is_refused_before_it_is_made():
     grid = mapuot.Grid((100, 100, 100))
     result = mapuot.solve(grid, reg=1e4, reg_m=1e4, tol=1.0)

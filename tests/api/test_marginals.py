@@ -482,6 +482,8 @@ def test_a_pass_that_fails_certifies_nothing(monkeypatch):
     with pytest.warns(mapuot.ConvergenceWarning):
         result = mapuot.multimarginal(costs, masses, reg=0.002, reg_m=1.0)
     assert (result.status, result.error_bound, result.dual) == ("underflow", np.inf, -np.inf)
+    with pytest.raises(ValueError, match="no plan was found: underflow"):
+        result.marginal(0)
     assert not any(kernel.operator.state.coarse.labelled for kernel in failed[-1].kernels.values())
 
 

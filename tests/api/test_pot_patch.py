@@ -91,6 +91,9 @@ def test_ot_solve_runs_on_mapuot(patched):
         assert_allclose(sol.value_linear, exact.cost, rtol=1e-8)
     again = ot.solve(M, a, b, reg=0.05, unbalanced=[1.0, 2.0], potentials_init=sol.potentials)
     assert_allclose(again.plan, exact.plan, atol=1e-9)
+    A, square = np.stack([a, a[::-1]], axis=1), M @ M.T
+    found = ot.barycenter_unbalanced(A, square, REG, 1.0)
+    assert_allclose(found, pot.barycenter_unbalanced(A, square, REG, 1.0), rtol=1e-12)
 
 
 def test_patched_several_targets_keep_pots_reference(patched):
