@@ -11,11 +11,9 @@ from mapuot.penalties import PENALTIES
 from mapuot.problem.metrics import METRICS
 
 COMMON = sorted(records.COMMON)
-DEVICE = [
-    ("iterate.cu", kernels.RECORDS, [*COMMON, "Side", "State", "Progress"]),
-    ("batch.cu", kernels.RECORDS, ["Batch", "Report", "Standing"]),
-    ("stream.cu", {"View": kernels.VIEW}, ["View"]),
-]
+DEVICE = [("iterate.cu", kernels.RECORDS, [*COMMON, "Side", "State", "Progress"]),
+          ("batch.cu", kernels.RECORDS, ["Batch", "Report", "Standing"]),
+          ("stream.cu", {"View": kernels.VIEW}, ["View"])]  # fmt: skip
 
 
 def options(file):

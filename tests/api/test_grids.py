@@ -9,11 +9,8 @@ import mapuot
 from mapuot.backends import cpu
 from mapuot.backends.cpu.grid import GridOperator
 
-GRIDS = {
-    "line": mapuot.Grid(17, 0.1, 2.0, target=23, offset=0.45),
-    "image": mapuot.Grid((6, 7), (0.2, 0.15)),
-    "volume": mapuot.Grid((3, 4, 5), 0.3, target=(4, 2, 3), offset=(0.1, -0.4, 0.2)),
-}
+GRIDS = {"line": mapuot.Grid(17, 0.1, 2.0, target=23, offset=0.45), "image": mapuot.Grid((6, 7), (0.2, 0.15)),
+         "volume": mapuot.Grid((3, 4, 5), 0.3, target=(4, 2, 3), offset=(0.1, -0.4, 0.2))}  # fmt: skip
 
 
 @pytest.fixture(params=GRIDS)

@@ -11,10 +11,8 @@ from mapuot import pot
 
 METHODS = ("sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 REG = 0.1
-pytestmark = [
-    pytest.mark.usefixtures("pot_backend"),
-    pytest.mark.filterwarnings("ignore:reg_type='entropy'|If reg_type|Stabilized Unbalanced"),
-]
+pytestmark = [pytest.mark.usefixtures("pot_backend"),
+              pytest.mark.filterwarnings("ignore:reg_type='entropy'|If reg_type|Stabilized Unbalanced")]  # fmt: skip
 
 
 # named methods

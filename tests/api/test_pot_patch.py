@@ -16,10 +16,8 @@ FUNCTIONS = ("sinkhorn_unbalanced", "sinkhorn_unbalanced2", "sinkhorn_knopp_unba
              "sinkhorn_stabilized_unbalanced", "sinkhorn_unbalanced_translation_invariant", "barycenter_unbalanced",
              "barycenter_unbalanced_sinkhorn", "barycenter_unbalanced_stabilized")  # fmt: skip
 REG = 0.1
-pytestmark = [
-    pytest.mark.usefixtures("pot_backend"),
-    pytest.mark.filterwarnings("ignore:If reg_type|Stabilized Unbalanced|Reg_type not"),
-]
+pytestmark = [pytest.mark.usefixtures("pot_backend"),
+              pytest.mark.filterwarnings("ignore:If reg_type|Stabilized Unbalanced|Reg_type not")]  # fmt: skip
 
 
 # the surface

@@ -47,10 +47,8 @@ def test_it_agrees_with_geomloss(p, reach, debias):
             left = want[k] - factor * got[k]
             left = left - left.mean(-1, keepdim=True) * (reach is None)
             assert left.abs().max() <= 1e-2 * (got[k] - got[k].mean(-1, keepdim=True)).abs().max()
-    pairs = (
-        geomloss.SamplesLoss("sinkhorn", potentials=True, **slow, **common)(*tensors),
-        SamplesLoss("sinkhorn", potentials=True, **common, **TIGHT)(*tensors),
-    )
+    pairs = (geomloss.SamplesLoss("sinkhorn", potentials=True, **slow, **common)(*tensors),
+             SamplesLoss("sinkhorn", potentials=True, **common, **TIGHT)(*tensors))  # fmt: skip
     for left, right in zip(*pairs, strict=True):
         apart = left - right
         assert (apart - apart.mean(-1, keepdim=True) * (reach is None)).abs().max() <= 2e-3

@@ -69,10 +69,8 @@ def test_other_arguments_of_tensors():
             again = mapuot.solve(M_again, a, b, reg=CASE.reg, reg_m=(rho, 1.0), reference=c, warm_start=start)
             assert again.n_passes <= 2
     assert mapuot.solve(CASE.M, CASE.a, CASE.b, reg=CASE.reg, reg_m=1.0, warm_start=found).converged
-    assert_same(
-        mapuot.solve(CASE.M, a, CASE.b, reg=0.1, reg_m=1.0).plan,
-        mapuot.solve(CASE.M, CASE.a, CASE.b, reg=0.1, reg_m=1.0).plan,
-    )
+    assert_same(mapuot.solve(CASE.M, a, CASE.b, reg=0.1, reg_m=1.0).plan,
+                mapuot.solve(CASE.M, CASE.a, CASE.b, reg=0.1, reg_m=1.0).plan)  # fmt: skip
     regs = [0.5, 0.1]
     paths = (mapuot.path(*three, regs=regs, reg_ms=1.0) for three in ((M, a, b), (CASE.M, CASE.a, CASE.b)))
     for x, y in zip(*paths, strict=True):
@@ -82,10 +80,8 @@ def test_other_arguments_of_tensors():
 def test_a_batch_of_tensors():
     M, a, b = tensors()
     A = torch.stack([a, a.flip(0)])
-    found, right = (
-        mapuot.solve_batch(M, A, b, reg=0.1, reg_m=1.0),
-        mapuot.solve_batch(CASE.M, A.numpy(), CASE.b, reg=0.1, reg_m=1.0),
-    )
+    found, right = (mapuot.solve_batch(M, A, b, reg=0.1, reg_m=1.0),
+                    mapuot.solve_batch(CASE.M, A.numpy(), CASE.b, reg=0.1, reg_m=1.0))  # fmt: skip
     for name in ("log_u", "row_marginal", "gap", "error_bound", "cost", "n_passes", "converged"):
         assert_same(getattr(found, name), getattr(right, name))
     assert_same(found.plan, right.plan)

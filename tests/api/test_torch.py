@@ -81,11 +81,8 @@ def test_forbidden_pairs():
 def test_half_precision_is_solved_in_float32(dtype, autocast, loss):
     """Value and gradient of the numbers that the half tensors hold; each gradient in its input's dtype."""
     a, b, M = (x.detach() for x in tensors(p=2, dtype=torch.float32))
-    given = {
-        "loss": [M, a, b],
-        "divergence": [(M[:, :4] - M[:, :4].T).abs(), a, a.flip(1)],
-        "points": [torch.rand(4, 2), torch.rand(5, 2), a[0], b[0]],
-    }[loss]
+    given = {"loss": [M, a, b], "divergence": [(M[:, :4] - M[:, :4].T).abs(), a, a.flip(1)],
+             "points": [torch.rand(4, 2), torch.rand(5, 2), a[0], b[0]]}[loss]  # fmt: skip
     half = [x.to(dtype).requires_grad_() for x in given]
     wide = [x.detach().float().requires_grad_() for x in half]
 
@@ -151,10 +148,8 @@ def test_bad_arguments(change, error, text):
 def test_modules_are_the_functions(kind):
     a, b, M = tensors(p=3, m=4, n=4)
     M = (M + M.T).detach()
-    module, function = {
-        "loss": (mapuot.torch.SinkhornLoss, sinkhorn_loss),
-        "divergence": (mapuot.torch.SinkhornDivergence, sinkhorn_divergence),
-    }[kind]
+    module, function = {"loss": (mapuot.torch.SinkhornLoss, sinkhorn_loss),
+                        "divergence": (mapuot.torch.SinkhornDivergence, sinkhorn_divergence)}[kind]  # fmt: skip
     right = function(M, a, b, reg=0.2, reg_m=1.0, **TIGHT)
     assert_allclose(module(reg=0.2, reg_m=1.0, reduction="none", **TIGHT)(M, a, b).detach(), right.detach())
     for reduction in ("mean", "sum"):

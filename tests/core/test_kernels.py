@@ -109,14 +109,10 @@ def layouts(M):
     spread, odd = np.full((2 * m, 3 * n), np.nan, M.dtype), np.full(m * n + 1, np.nan, M.dtype)
     spread[::2, ::3] = M
     odd[1:] = M.ravel()
-    return {
-        "C": np.ascontiguousarray(M),
-        "Fortran": np.asfortranarray(M),
-        "backwards": np.ascontiguousarray(M[::-1, ::-1])[::-1, ::-1],
-        "spread": spread[::2, ::3],
-        "odd start": odd[1:].reshape(m, n),
-        "transposed backwards": np.ascontiguousarray(M.T[::-1])[::-1].T,
-    }
+    return {"C": np.ascontiguousarray(M), "Fortran": np.asfortranarray(M),
+            "backwards": np.ascontiguousarray(M[::-1, ::-1])[::-1, ::-1], "spread": spread[::2, ::3],
+            "odd start": odd[1:].reshape(m, n),
+            "transposed backwards": np.ascontiguousarray(M.T[::-1])[::-1].T}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -47,14 +47,9 @@ def neighbours(x, k=8):
 def each_kind(x, reg_m):
     """(name, M) of one problem after the other."""
     M, nodes = squared(x), (10, 9)
-    return {
-        "array": M,
-        "float32": M.astype(np.float32),
-        "points": PointCloud(x),
-        "the same points twice": PointCloud(x, x.copy(), metric="euclidean"),
-        "pairs": neighbours(x),
-        "grid": Grid(nodes, spacing=0.1),
-    }
+    return {"array": M, "float32": M.astype(np.float32), "points": PointCloud(x),
+            "the same points twice": PointCloud(x, x.copy(), metric="euclidean"), "pairs": neighbours(x),
+            "grid": Grid(nodes, spacing=0.1)}  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

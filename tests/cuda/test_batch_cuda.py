@@ -345,10 +345,8 @@ def test_bound_counts_the_rounding_of_far_exponents(far, reg_m):
     options = {"backend": "cuda", "precision": "float64", "max_passes": 300}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        one, two = (
-            solve_batch(M, A, B, reg=0.1, reg_m=reg_m, **options),
-            solve_batch(3 * M, A, B, reg=0.3, reg_m=3 * reg_m, **options),
-        )
+        one, two = (solve_batch(M, A, B, reg=0.1, reg_m=reg_m, **options),
+                    solve_batch(3 * M, A, B, reg=0.3, reg_m=3 * reg_m, **options))  # fmt: skip
     for x, y in zip(one, two, strict=True):
         assert np.abs(x.plan - y.plan).sum() <= (x.error_bound + y.error_bound) * x.plan.sum()
     if far > 1e8:

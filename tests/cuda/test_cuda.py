@@ -426,10 +426,8 @@ def test_what_a_loss_takes_of_one_call(monkeypatch, reg_m):
     given = cp.asarray(M), cp.asarray(a), cp.asarray(b)
     assert one_call(*given, 0.05, reg_m, tol=1e-9) is None  # which came for the first time
     assert one_call(*given, 0.05, reg_m, mask=SeededMask(0.5, 1)) is None
-    one, batch = (
-        one_call(*given, 0.05, reg_m, tol=1e-9),
-        solve_batch(*given, reg=0.05, reg_m=reg_m, tol=1e-9, precision="float64"),
-    )
+    one, batch = (one_call(*given, 0.05, reg_m, tol=1e-9),
+                  solve_batch(*given, reg=0.05, reg_m=reg_m, tol=1e-9, precision="float64"))  # fmt: skip
     np.testing.assert_allclose(dual_value(one), host(dual_value(batch))[0], rtol=1e-12)
     for name in ("rows", "cols"):
         np.testing.assert_allclose(marginal_gradient(one, name), host(marginal_gradient(batch, name))[0], atol=1e-8)

@@ -84,10 +84,8 @@ STREAM = {"build_kernel": (84, 0), "row_max": (84, 0)}
 STREAM |= dict.fromkeys(("plan_sums", "apply", "draw", "extrema", "join_parts", "balance_rows"), (255, 0))
 STORED = dict.fromkeys(("sparse_entries", "sparse_max", "sparse_sums", "sparse_apply"), (64, 0))
 TREE = {"open_pass": (64, 0), "open_back": (64, 0), "close_edge": (255, 0), "close_back": (255, 0)}
-CLUSTERS = dict.fromkeys(
-    ("nearest", "order_rows", "cluster_rows", "cluster_blocks", "cluster_products", "cluster_matrix", "cluster_means"),
-    (255, 0),
-)
+CLUSTERS = dict.fromkeys(("nearest", "order_rows", "cluster_rows", "cluster_blocks", "cluster_products",
+                          "cluster_matrix", "cluster_means"), (255, 0))  # fmt: skip
 # name: (file, options, {function: (registers, bytes spilled) at most}); float64 passes certify, once: some words spill
 CASES = {
     "rows of a warp": ("iterate.cu", persistent("float32", 512, 1), {"iterate": (BLOCK, 32), "ring_offset": (255, 0)}),

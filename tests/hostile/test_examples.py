@@ -105,11 +105,8 @@ def test_a_finer_k_begins_with_a_pass(how, backend):
         assert failures(Trial(how, (example,), options), backend) == []
 
 
-FLOAT32 = [
-    ([[1.0]], 1.0, (1.0, 1.0), [1e-40]),
-    ([[-200.0]], 1.0, (9e3, 50.0), [1e60]),
-    ([[0.5]], 1.0, (1.0, 1.0), [1.0]),
-]
+FLOAT32 = [([[1.0]], 1.0, (1.0, 1.0), [1e-40]), ([[-200.0]], 1.0, (9e3, 50.0), [1e60]),
+           ([[0.5]], 1.0, (1.0, 1.0), [1.0])]  # fmt: skip
 
 
 @pytest.mark.parametrize(("M", "reg", "reg_m", "weight"), FLOAT32)

@@ -98,11 +98,8 @@ def case_instruction_sets_that_differ(job):
         native.set_isa("scalar")
     got = f"got '{best}' on rank 0, 'scalar' on {SIZE - 1}"
     try:
-        job.refused(
-            ValueError,
-            "the instruction set (MAPUOT_ISA lowers it) must be the same on every rank, " + got,
-            job.block(clouds(33, 21)),
-        )
+        job.refused(ValueError, "the instruction set (MAPUOT_ISA lowers it) must be the same on every rank, " + got,
+                    job.block(clouds(33, 21)))  # fmt: skip
     finally:
         native.set_isa(best)
 
