@@ -1,6 +1,6 @@
 """Every kernel compiles without a GPU, within the registers that its launch asks for and without spills in hot loops.
 
-`make test` compiles each kernel once, for sm_90. Other architectures and more shapes are nightly.
+`make test` compiles each kernel once, for sm_90. Other architectures are nightly.
 """
 
 import re
@@ -136,94 +136,16 @@ CASES = {
     "tree": ("tree_pass.cu", {"STORE": 0}, TREE),
     "clusters": ("coarse.cu", {"STORE": 1, "COST": 1}, CLUSTERS),
 }  # fmt: skip
-
-STORES_OF_PAIRS = [(dtype, kl, short) for dtype in kernels.STORES for kl, short in ((True, 0), (True, 1), (False, 1))]
-MORE = {  # what only other architectures or rare options compile otherwise
-    **{
-        f"passes {dtype} {ld} {narrow}": (
-            "iterate.cu", persistent(dtype, ld, narrow), {"iterate": (BLOCK, 32 if narrow else 200)}
-        )
-        for dtype, ld, narrow in [("float32", 8192, 1), ("float32", 32768, 1), ("float32", 20000, 0)]
-    },
-    **{
-        f"general penalties {narrow} {memory}": (
-            "iterate.cu", persistent("float32", 2048, narrow, False, MEMORY=memory), {"iterate": (BLOCK, 9999)}
-        )
-        for narrow in (0, 1) for memory in kernels.MEMORY
-    },
-    "ordered": ("iterate.cu", persistent("float32", 1024, 1, ORDERED=1), {"iterate": (BLOCK, 200)}),
-    **{
-        f"passes over pairs {dtype} {kl}": (
-            "iterate.cu",
-            portable(dtype, (16, 8, 2), kl, MEMORY=20, SPARSE=1, SHORT_INDEX=1, HELD=0, OWN_DIFFERENCES=own),
-            {"iterate_pairs": (BLOCK, 800)},
-        )
-        for dtype, kl, own in (("float64", True, 5), ("float32", False, 20))
-    },
-    "portable float64": (
-        "portable.cu", portable("float64", (16, 16, 1)), {"row_pass": (128, 96)},
-    ),
-    **{
-        f"finish {dtype} {kl} {more}": finish(portable(dtype, (16, 16, 1), kl, **more), 9999)
-        for dtype, kl, more in (
-            ("float64", True, {"MEMORY": 5}), ("float32", False, {}), ("float64", True, {"SPARSE": 1}),
-            ("float64", True, {"POINTS": 1, "POINTS_NARROW": 1}),
-        )
-    },
-    "wide rows float64": ("portable.cu", portable("float64", (8, 8, 4), MEMORY=5), WIDE_ROWS),
-    **{
-        f"points {options}": ("portable.cu", points(*options, KEPT=1, QUICK=0, SPLIT=4), {"point_sums": (128, 192)})
-        for options in ((1, 1, 0), (1, 2, 4), (0, 3, 2))
-    },
-    "masked points": ("portable.cu", points(0, 0, 3, MASKED=1), {"point_sums": (255, 32)}),
-    **{
-        f"tiles of points {narrow} {quick} {form}": (
-            "portable.cu", points(narrow, form, 0, QUICK=quick, DEPTH=16 if narrow else 8),
-            {"tile_sums": (128 if narrow else 168, 32)},
-        )
-        for narrow, quick, form in [(1, 0, 2), (1, 0, 3), (0, 1, -1), (0, 0, 3)]
-    },
-    **{
-        f"pairs {dtype} {kl} {short}": (
-            "portable.cu", portable(dtype, (1, 8, 2), kl, SPARSE=1, SHORT_INDEX=short),
-            PAIRS | {"sparse_rows": (64, 0 if kl else 12)},
-        )
-        for dtype, kl, short in STORES_OF_PAIRS
-    },
-    **{f"boxes {metric}": ("boxes.cu", {"METRIC": metric}, {"box_masses": (255, 0)}) for metric in (1, 2)},
-    "streams over float64 pairs": ("sparse_stream.cu", {"STORE": 0, "COST": 0, "SHORT_INDEX": 1}, STORED),
-    **{
-        f"streams {cost} {masked}": ("stream.cu", {"STORE": 1, "COST": cost, "REFERENCE": 1, "MASKED": masked}, STREAM)
-        for cost, masked in ((0, 0), (0, 1))
-    },
-    **{
-        f"batch {narrow} {one}": blocks(128, 128, narrow, ONE_POTENTIAL=one)
-        for narrow in (True, False) for one in (0, 1)
-    },
-    **{
-        f"batch of clouds {dim} {form} {one}": made(dim, METRIC=metric, FORM=form, ONE_POTENTIAL=one)
-        for dim, metric, form in ((0, 0, 0), (2, 1, 2), (12, 0, 0)) for one in (0, 1)
-    },
-    **{
-        f"log_matmul {wide} {tile}": ("log_matmul.cu", {"WIDE": wide, "TILE": tile}, {"log_sums": (255, 0)})
-        for wide, tile in ((0, 32), (0, 64), (1, 32))
-    },
-    **{
-        f"many marginals {m} {n} {dtype}": one_read(m, n, dtype)
-        for dtype in kernels.STORES for m, n in [(300, 7 * 1001), (100, 1000 * 1000), (10**5, 77), (1, 1)]
-    },
-    "float64 clusters": ("coarse.cu", {"STORE": 0, "COST": 0}, CLUSTERS),
-}  # fmt: skip
 NEWER = ("iterate.cu", "fused_pass.cu")  # bulk copies
 ALL = [
-    pytest.param(name, arch, marks=() if name in CASES and arch == "sm_90" else pytest.mark.nightly)
-    for name in (*CASES, *MORE) for arch in ARCHES if arch != "sm_80" or (CASES | MORE)[name][0] not in NEWER
+    pytest.param(name, arch, marks=() if arch == "sm_90" else pytest.mark.nightly)
+    for name in CASES for arch in ARCHES if arch != "sm_80" or CASES[name][0] not in NEWER
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "arch"), ALL)
 def test_kernels_hold_their_registers(name, arch):
-    file, options, limits = (CASES | MORE)[name]
+    file, options, limits = CASES[name]
     used = usage(file, arch, options)
     for function, most in limits.items():
         assert all(x <= y for x, y in zip(used[function], most, strict=True)), (function, used[function], most)
