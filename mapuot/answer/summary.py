@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.contract import any_of
 from .sharpness import told_sharpness
 
 REFERENCES = {"product": "a b^T", "uniform": "ones"}
@@ -32,7 +33,7 @@ def certificate_words(result: Any) -> str:
     if not result.error_bound < 1:
         told = "nothing is certified yet"
     elif any(
-        side.ranks.max(bool(side.hard.any())) or side.penalty == "range"
+        side.ranks.max(any_of(side.hard)) or side.penalty == "range"
         for side in (result.problem.rows, result.problem.cols)
     ):
         told = f"error_bound {result.error_bound:.1e} counts what hard marginals miss, relative to the mass"

@@ -21,7 +21,7 @@ from ..problem.points import Kept
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_columns
-from .contract import LEAST_MASS, PAD, Stats, host, namespace
+from .contract import LEAST_MASS, PAD, Stats, any_of, host, namespace
 from .draw import Drawn
 from .rules import Judge, plan_error
 
@@ -254,7 +254,7 @@ class Boxes:
         problem, mass = self.problem, self.mass
         found: list[Callable[[F64], float]] = []
         halves = (problem.rows, self.rows, state.log_u, state.r), (problem.cols, self.cols, state.log_v, state.s)
-        if not all(side.penalty == "kl" and not side.ranks.max(bool(side.hard.any())) for side, *_ in halves):
+        if not all(side.penalty == "kl" and not side.ranks.max(any_of(side.hard)) for side, *_ in halves):
             return []
         for (side, half, log, r), tilt in zip(halves, sides, strict=True):
             if near is None:
@@ -322,7 +322,8 @@ def grown(side: Side, half: Half, f: F64, r: F64, shares: F64, bound: F64) -> fl
         inner = np.where(r > 0, r * np.log1p(t / r), 0.0)
         value = inner + t * (np.log(r + t) - log_q) - t
         value = np.where(t > 0, side.rho * np.maximum(value, 0.0), 0.0)
-    return float(value.sum()) if not np.isnan(value).any() else math.inf
+    total = float(value.sum())  # of numbers >= 0: NaN if one is
+    return math.inf if math.isnan(total) else total
 
 
 def near_terms(half: Half, side: Side, reg: float, r: F64, tilt: Tilted, near: float) -> tuple[F64, F64]:
@@ -337,7 +338,8 @@ def grown_near(half: Half, square: F64, linear: F64, mass: float, bound: F64) ->
     t = mass * bound[: half.boxes]
     with np.errstate(invalid="ignore", over="ignore"):
         value = np.where(t > 0, t * (t * square + linear), 0.0)
-    return float(value.sum()) if not np.isnan(value).any() else math.inf
+    total = float(value.sum())  # of numbers >= 0: NaN if one is
+    return math.inf if math.isnan(total) else total
 
 
 class Truncation:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..penalties import F64
 from ..problem.problem import Problem
-from .contract import Stats, Workspace, host, namespace
+from .contract import Stats, Workspace, any_of, host, namespace
 from .rules import core
 
 VERDICTS = HOLDS, HOLDS_AFTER, OPEN, GIVES_UP = "holds", "holds after", "open", "gives up"  # mapuot_verdict
@@ -17,7 +17,7 @@ VERDICTS = HOLDS, HOLDS_AFTER, OPEN, GIVES_UP = "holds", "holds after", "open", 
 def misses(problem: Any) -> bool:
     """Tell whether columns may miss marginals that are hard, where the prox of both sides is a logarithm."""
     rows, cols = problem.rows, problem.cols
-    return rows.logarithmic and cols.logarithmic and bool(cols.hard.any())
+    return rows.logarithmic and cols.logarithmic and any_of(cols.hard)
 
 
 class Newton:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host, largest, namespace
+from ..backends.contract import any_of, host, largest, namespace
 from ..cached import cached_property
 from ..errors import InfeasibleError
 from ..penalties import F64, project
@@ -263,7 +263,7 @@ class Problem(Common):
         for side, dead in ((self.rows, dead_rows), (self.cols, dead_cols)):
             needs = side.rho > 0 if side.penalty == "range" else side.hard
             hard = dead & (side.weight > 0) & needs
-            if hard.any():
+            if any_of(hard):
                 point = f"{side.name}[{int(np.argmax(hard))}]"
                 by = "M and the mask forbid" if self.masked else "M forbids"
                 raise InfeasibleError(f"{by} every pair of {point}, which must be transported")
@@ -330,7 +330,7 @@ class BatchProblem(Common):
 
     @property
     def alike(self) -> bool:
-        equal = self.A is self.B or (self.A.shape == self.B.shape and bool((self.A == self.B).all()))
+        equal = self.A is self.B or (self.A.shape == self.B.shape and not any_of(self.A != self.B))
         return equal and super().alike
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host, namespace
+from ..backends.contract import any_of, host, namespace
 from ..errors import InfeasibleError, shown
 from ..penalties import F64, PENALTIES
 from ..ranks import ALONE, Ranks
@@ -201,7 +201,7 @@ def as_start(
     xp, given = namespace(log_u), (log_u.shape, log_v.shape)
     if shapes != given:
         raise ValueError(f"warm_start must have shapes {', '.join(map(str, shapes))}, got {', '.join(map(str, given))}")
-    if xp.isnan(log_u).any() or xp.isnan(log_v).any():
+    if any_of(xp.isnan(log_u)) or any_of(xp.isnan(log_v)):
         raise ValueError("warm_start must not hold NaN")
     return xp.where(xp.isfinite(log_u), log_u, 0.0), xp.where(xp.isfinite(log_v), log_v, 0.0)
 

@@ -187,6 +187,21 @@ def test_every_width_up_to_a_cluster_has_a_shape():
         assert kernels.shape_for(131088, dtype, narrow) is None
 
 
+def test_a_long_kernel_is_compiled_without_the_others_of_its_file():
+    flags = ["-std=c++17", "-arch=sm_90", "--ptxas-options=-v", "-DSTORE=1", "-DCOST=1", "-DREFERENCE=1", "-DMASKED=0"]
+    log = compiled(kernels.source_of("stream.cu", "extrema"), flags)
+    assert re.findall(r"Compiling entry function '(\w+)'", log) == ["extrema"]
+    log = compiled(kernels.source_of("stream.cu", ""), flags)
+    assert set(re.findall(r"Compiling entry function '(\w+)'", log)) == {"balance_rows", "join_parts"}
+
+
+@pytest.mark.parametrize("file", sorted(p.name for p in kernels.SOURCE.glob("*.cu")))
+def test_every_kernel_of_a_file_is_found_by_its_name(file):
+    names = [m.group(2) for m in kernels.ENTRY.finditer(kernels.source(file))]
+    assert len(names) == len(set(names)) == kernels.source(file).count('extern "C"')
+    assert kernels.ALONE.get(file, set()) <= set(names)
+
+
 def test_records_are_words():
     for record in (kernels.STATE, kernels.PROGRESS, kernels.TRACE, kernels.PASS):
         assert record.itemsize % 8 == 0

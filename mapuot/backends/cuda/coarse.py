@@ -12,7 +12,7 @@ import numpy as np
 from ...problem.cost import LANDMARKS, some_of
 from ..coarse import FOUND, Coarse, Labels, clusters_of
 from ..contract import Stats, host
-from .kernels import CLUSTERS, STORES, by_value, kernel
+from .kernels import CLUSTERS, STORES, Job, begin, by_value, kernel
 from .launch import TRACE_PASSES
 
 TEAMS = 512  # threads of a block that has 8 for each cluster
@@ -28,6 +28,13 @@ def words_of(n: int, ld: int) -> dict[str, int]:
 def words_of_clusters(m: int, n: int, ld: int) -> int:
     """Bound the memory of the correction: its arrays and labels, and before these some rows and columns of M."""
     return sum(words_of(n, ld).values()) + 2 * m + n + LANDMARKS * max(m, n)
+
+
+def jobs(store: int, cost: int) -> list[Job]:
+    """List the kernels of a correction; ``cost``: the type of what clusters are found by."""
+    names = "order_rows", "cluster_rows", "cluster_blocks", "cluster_products", "cluster_means", "cluster_matrix"
+    nearest = "coarse.cu", "nearest", {"STORE": store, "COST": cost}
+    return [nearest, *(("coarse.cu", name, {"STORE": store, "COST": 0}) for name in names)]
 
 
 class DeviceCoarse(Coarse):
@@ -50,6 +57,7 @@ class DeviceCoarse(Coarse):
     def open(self) -> None:
         """The arrays of the correction, their addresses in the state."""
         cost, (state, n, ld) = self.problem.cost, (self.workspace.state, self.problem.shape[1], self.workspace.ld)
+        begin(jobs(STORES[self.workspace.dtype], int(self.problem.M.dtype == np.float32)))
         if cost not in FOUND:
             FOUND[cost] = self.find()
         self.arrays = FOUND[cost]._asdict() | {name: cp.zeros(count) for name, count in words_of(n, ld).items()}

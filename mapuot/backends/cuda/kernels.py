@@ -1,14 +1,16 @@
 """The device code: one source string a kernel file, compiled once for its options, and the shape that fits a problem.
 
-The text of the headers goes into the source, so that CuPy's cache sees every edit. Nothing here needs a GPU but
-``module`` and what is built on it. Twin of src_c/dispatch.c.
+The text of the headers goes into the source, so that CuPy's cache sees every edit. A compiler takes nearly all its time
+for code that it emits, so that kernels which are long, or seldom needed, are compiled ``ALONE``: the range of a matrix
+takes .14 s, its whole file .8. Nothing here needs a GPU but ``kernel`` and what is built on it. Twin of
+src_c/dispatch.c.
 """
 
 import math
 import os
 import re
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -18,9 +20,15 @@ from .. import records
 from ..contract import MEMORY, PAD, memory_of
 
 COOPERATIVE = ("plain.cu", "iterate.cu", "fused_pass.cu", "finish.cu")  # files whose blocks wait for each other
+ALONE = {
+    "stream.cu": {"build_kernel", "row_max", "plan_sums", "apply", "draw", "extrema"},
+    "portable.cu": {"point_sums", "tile_sums"},
+}
 STORES = {"float64": 0, "float32": 1}
 ITEMSIZE = {"float64": 8, "float32": 4}
 THREADS, SCALARS, BLOCKS = 512, 7, 256
+# options of points.cuh for kernels that look at no coordinates
+ANY_POINTS = {"FORM": 0, "DIM": 1, "KEPT": 0, "QUICK": 0, "TOPS": 0, "MASKED": 0, "SPLIT": 1, "POINT_BLOCKS": 1}
 MAX_SLOTS, MAIL = 32, 16  # slots of a ring; where rows are spread, as many as steps that a mailbox holds
 POSTS, CLUSTERS = 128, 64  # numbers that a block posts at most; clusters of a coarse correction
 SPREAD_COLUMNS = 32768  # rows wider than this are spread
@@ -210,6 +218,22 @@ def finish_job(options: dict[str, int]) -> Job:
     return "finish.cu", "finish", {name: options[name] for name in names if name in options}
 
 
+def ring_job(job: Job) -> Job:
+    """What tells the shared memory of a function before its ring."""
+    return job[0], "ring_offset", job[2]
+
+
+def portable_jobs(options: dict[str, int], sums: str, *others: str) -> list[Job]:
+    """The kernels of portable.cu with these options, and the finish of their passes.
+
+    Between points ``sums`` alone depends on the metric, the dimension and the pairs: others are compiled for all.
+    """
+    every = options if "POINTS" not in options else {k: x for k, x in options.items() if k != "DEPTH"} | ANY_POINTS
+    finish = finish_job(options)
+    jobs = [("portable.cu", sums, options), *(("portable.cu", name, every) for name in others)]
+    return [*jobs, finish, ring_job(finish)]
+
+
 def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
     """Return the options by which K lies in a block's registers: 16 lanes share a row, GROUPS of them the rows."""
     m, n = shape
@@ -249,31 +273,59 @@ def source(name: str) -> str:
     return expand(name)
 
 
+ENTRY = re.compile(r'extern "C" (__global__ void(?:\s+__launch_bounds__\([^)]*\)|\s+SHAPE)?\s+(\w+)\()')
+
+
+@cache
+def source_of(name: str, part: str) -> str:
+    """A kernel file of which one function is emitted, or, where ``part`` is "", all but those that are ``ALONE``.
+
+    The others are templates that nothing instantiates.
+    """
+    alone = ALONE.get(name, set())
+
+    def entry(match: re.Match[str]) -> str:
+        function = match.group(2)
+        emitted = function == part if part else function not in alone
+        return match.group() if emitted else "template <int> " + match.group(1)
+
+    return ENTRY.sub(entry, source(name))
+
+
 def by_value(record: Any) -> Any:
     """A view of a 0-d record to pass to a kernel: without its field names, each of which CuPy would read (80 us)."""
     return record.view(f"V{record.itemsize}")
 
 
-@cache
-def module(device: int, name: str, *options: tuple[str, int]) -> Any:
-    """The compiled module of one file on one device (CuPy caches the binary on disk)."""
-    import cupy  # noqa: PLC0415
-
-    flags = ("-std=c++17", *(f"-D{key}={value}" for key, value in options))
-    cooperative = name in COOPERATIVE
-    return cupy.RawModule(code=source(name), options=flags, enable_cooperative_groups=cooperative)
-
-
 LOADED: dict[tuple[Any, ...], Any] = {}  # functions by device, file, name and options
+MODULES: dict[tuple[Any, ...], Future[Any]] = {}  # by device, file, part and options
 
 
 def kernel(name: str, function: str, **options: int) -> Any:
+    """The compiled function on the current device."""
     import cupy  # noqa: PLC0415
 
     key = cupy.cuda.runtime.getDevice(), name, function, *sorted(options.items())
     if key not in LOADED:
-        LOADED[key] = module(key[0], name, *key[3:]).get_function(function)
+        begin([(name, function, options)])
+        LOADED[key] = MODULES[module_key(*key)].result().get_function(function)
     return LOADED[key]
+
+
+def module_key(device: int, name: str, function: str, *options: tuple[str, int]) -> tuple[Any, ...]:
+    """The key of the module that has a function."""
+    return device, name, function if function in ALONE.get(name, ()) else "", *options
+
+
+def compiled(device: int, name: str, part: str, *options: tuple[str, int]) -> Any:
+    """Compile a part of a file for a device, or take it from the disk, where CuPy keeps it."""
+    import cupy  # noqa: PLC0415
+
+    flags, cooperative = ("-std=c++17", *(f"-D{word}={value}" for word, value in options)), name in COOPERATIVE
+    with cupy.cuda.Device(device):
+        found = cupy.RawModule(code=source_of(name, part), options=flags, enable_cooperative_groups=cooperative)
+        _ = found.module  # compiled, and loaded there
+    return found
 
 
 @cache
@@ -286,18 +338,22 @@ def ring_offset(name: str, **options: int) -> int:
     return int(out[0])
 
 
-def together(jobs: Iterable[Job]) -> None:
-    """Load these functions; files that must be compiled for them are compiled at once, as NVRTC leaves the GIL."""
+def begin(jobs: Iterable[Job]) -> None:
+    """Let these functions be compiled, all at once, as NVRTC leaves the GIL; `kernel` waits for the one it is asked."""
     import cupy  # noqa: PLC0415
 
     device = cupy.cuda.runtime.getDevice()
-    missing = [(n, f, options) for n, f, options in jobs if (device, n, f, *sorted(options.items())) not in LOADED]
-    if len(missing) < 2:
-        return
+    keys = {module_key(device, name, function, *sorted(options.items())): None for name, function, options in jobs}
+    missing = [key for key in keys if key not in MODULES]
+    if missing:
+        pool = ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1))
+        MODULES.update({key: pool.submit(compiled, *key) for key in missing})
+        pool.shutdown(wait=False)
 
-    def load(job: Job) -> None:
-        with cupy.cuda.Device(device):
-            kernel(job[0], job[1], **job[2])
 
-    with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool:
-        list(pool.map(load, missing))
+def together(jobs: Iterable[Job]) -> None:
+    """Load these functions, of which those that must be compiled are so at once."""
+    jobs = list(jobs)
+    begin(jobs)
+    for name, function, options in jobs:
+        kernel(name, function, **options)

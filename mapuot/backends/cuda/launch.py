@@ -28,10 +28,10 @@ from .kernels import (
     Job,
     Shape,
     by_value,
-    finish_job,
     kernel,
     line,
     memory_for,
+    portable_jobs,
     portable_shape,
     ring_offset,
     shape_for,
@@ -119,11 +119,8 @@ def persistent_jobs(m: int, n: int, dtype: str, kl: tuple[bool, bool]) -> list[J
     """List what is compiled for passes over such a K on a device that can run the persistent kernel."""
     memory = memory_for(m, n, ITEMSIZE[dtype])
     found = enumerate(shapes_for(-(-n // PAD) * PAD, dtype))
-    return [
-        ("iterate.cu", "iterate", pass_options(shape, dtype, kl, bool(narrow), memory))
-        for narrow, shape in found
-        if shape is not None
-    ]
+    options = [pass_options(shape, dtype, kl, bool(narrow), memory) for narrow, shape in found if shape is not None]
+    return [("iterate.cu", function, known) for known in options for function in ("iterate", "ring_offset")]
 
 
 class Persistent:
@@ -135,7 +132,7 @@ class Persistent:
         _, processors, shared = device_limits(cp.cuda.Device().id)
         options = pass_options(shape, dtype, kl, narrow, memory)
         self.shape, self.run = shape, kernel("iterate.cu", "iterate", **options)
-        self.gather_run = kernel("iterate.cu", "gather_sums", **options)
+        self.options = options
         offset = ring_offset("iterate.cu", **options)
         self.parts = self.slabs = 0
         if shape.SPREAD:
@@ -180,7 +177,8 @@ class Persistent:
         self.run((self.parts,), (THREADS,), (by_value(state), *map(np.int32, sizes)), shared_mem=self.shared)
 
     def gather(self, state: Any, n: int) -> None:
-        self.gather_run((-(-n // 256),), (256,), (by_value(state), np.int32(self.parts), np.int32(0)))
+        run = kernel("iterate.cu", "gather_sums", **self.options)
+        run((-(-n // 256),), (256,), (by_value(state), np.int32(self.parts), np.int32(0)))
 
 
 @lru_cache(maxsize=256)
@@ -310,11 +308,11 @@ class Iterate:
 
     def take_kernels(self, options: dict[str, int], *names: str) -> None:
         """Load kernels of portable.cu, and the finish of their passes."""
-        finish = finish_job(options)
-        together([("portable.cu", names[0], options), finish])
-        self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
-        self.finish_run = kernel("finish.cu", "finish", **finish[2])
-        self.finish_shared = ring_offset("finish.cu", **finish[2])
+        jobs = portable_jobs(options, *names)
+        together(jobs)
+        self.kernels = {name: kernel(file, name, **own) for file, name, own in jobs}
+        self.finish_run = self.kernels["finish"]
+        self.finish_shared = ring_offset("finish.cu", **jobs[-1][2])
 
     def launch(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
         self.kernels[name](grid, (threads,), (by_value(self.state), *arguments))

@@ -56,7 +56,7 @@ class Prepared:
         """``most``: passes; ``spread``: range(M) / reg above which larger regs come first."""
         self.sides = rows, cols  # whose ids a key names: they stay what they are
         problem = Problem(Dense(M), rows, cols, reg, "product", 0.0, 0.0, False, rows.mass * cols.mass)
-        workspace = DeviceWorkspace(problem, options)
+        workspace = DeviceWorkspace(problem, options, beside=jobs(M.dtype, options.precision))
         self.fits = not workspace.some and workspace.launch.persistent and workspace.lies.size <= IDLE_WORDS
         if not self.fits:
             return

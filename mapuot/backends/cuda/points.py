@@ -23,7 +23,7 @@ from ..records import put
 from ..rules import START
 from .arrays import need_memory
 from .boxes import DeviceBoxes
-from .kernels import MASK, Job, Shape, by_value, finish_job, point_blocks, shape_options, together
+from .kernels import MASK, Job, Shape, begin, by_value, point_blocks, portable_jobs, shape_options, together
 from .launch import Iterate, switches
 from .workspace import DeviceWorkspace
 
@@ -34,6 +34,7 @@ SLABS, WAVES = 64, 8  # parts of a sum at most, and how often they may fill the 
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # of float64 powers of 2 by a short polynomial; the least tol that has room for it
 QUICK_MOST = 2.0**-22  # error of the exponents up to which they are below 2^30 in size, and what is left out at -2^30
 QUICK_OUT = -(2.0**30)
+ENDS = "join_rows", "point_columns"  # of the sums over the rows and over the columns
 EXPANDED = -1  # FORM of points.cuh beside the metrics: quick passes expand squared distances
 
 
@@ -100,8 +101,11 @@ class PointIterate(Iterate):
 
     lists: list[Any]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
 
-    def __init__(self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool], masked: Masked | None) -> None:
-        self.kl, self.ld, self.masked = kl, shape[2], int(masked is not None)
+    def __init__(
+        self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool], masked: Masked | None, tiled: bool
+    ) -> None:  # fmt: skip
+        """``tiled``: passes over all pairs are those of point_tiles.cuh."""
+        self.kl, self.ld, self.masked, self.tiled = kl, shape[2], int(masked is not None), tiled
         self.masks = np.zeros(2, MASK)  # of the sums over rows and of those over columns
         for mask, cut in zip(self.masks, (masked, masked.T) if masked else (), strict=False):
             put(mask, cut.words())
@@ -110,28 +114,29 @@ class PointIterate(Iterate):
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Do nothing yet: the kernels depend on the points."""
 
-    def job(self, passes: Passes, lists: Any = None) -> Job:
-        """The kernel of their sums; ``lists``: of the DeviceBoxes; None: all pairs."""
-        rows, narrow = passes.sides[0], passes.narrow
-        d, kept = len(rows.to), lists is not None
+    def job(
+        self, d: int, narrow: bool, form: int, lists: Any = None, quick: bool = False, tops: bool = False
+    ) -> Job:  # fmt: skip
+        """The kernel of sums in ``d`` dimensions; ``lists``: of the DeviceBoxes; None: all pairs."""
+        kept = lists is not None
         most = 32 * sizes_of(d, narrow, bool(self.masked), kept)[0]
         warp = min(most, *(unit for *_, unit in lists)) if kept else most  # one box at most
-        more = {"KEPT": int(kept), "QUICK": int(passes.quick), "MASKED": self.masked, "SPLIT": most // warp}
-        more |= ({"DEPTH": rows.depth} if rows.depth else {}) | ({"TOPS": 1} if passes.tops else {})
-        return sums_job(self.kl, self.memory, d, narrow, passes.form, **more)
+        more = {"KEPT": int(kept), "QUICK": int(quick), "MASKED": self.masked, "SPLIT": most // warp}
+        more |= {"DEPTH": depth_of(d, "float32" if narrow else "float64")} if self.tiled else {}
+        return sums_job(self.kl, self.memory, d, narrow, form, **more, **({"TOPS": 1} if tops else {}))
 
     def take(self, passes: Passes, lists: Any) -> None:
         (rows, cols), narrow = passes.sides, passes.narrow
         self.graphs, self.sides, self.factor = {}, passes.sides, passes.factor
         none = [(np.uint64(0),) * 2 + (other.ld,) for other in (cols, rows)]
         self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or none]
-        _, self.sums, options = self.job(passes, lists)
         d = len(rows.to)
+        _, self.sums, options = self.job(d, narrow, passes.form, lists, passes.quick, passes.tops)
         each, at_once = sizes_of(d, narrow, bool(self.masked), lists is not None)
         self.block, self.resident = 256 * each // options["SPLIT"], options["POINT_BLOCKS"]
         if rows.depth:
             self.block, at_once = TO_TILE, FROM_TILE[rows.log.dtype.name]
-        self.take_kernels(options, self.sums, "join_rows", "point_columns", "gather_sums")
+        self.take_kernels(options, self.sums, *ENDS, "gather_sums")
         self.slabs = [self.parts_of(to, other.ld // at_once) for to, other in ((rows, cols), (cols, rows))]
         u, v = self.state["u_scale"], self.state["v_scale"]
         self.narrow_u = cp.zeros(rows.ld, np.float32) if narrow else np.uint64(0)
@@ -148,8 +153,8 @@ class PointIterate(Iterate):
         return max(parts, key=lambda k: waves[k] / math.ceil(waves[k]))
 
     def row_kernels(self) -> None:
-        parity, ends = np.int32(self.parity), ("join_rows", "point_columns")
-        for k, name in enumerate(ends):
+        parity = np.int32(self.parity)
+        for k, name in enumerate(ENDS):
             to, slabs = self.sides[k], self.slabs[k]
             if to.count == 0:  # rows of a rank that has none
                 continue
@@ -214,7 +219,10 @@ class PointWorkspace(DeviceWorkspace):
         self.most = int(self.problem.ranks.max(m))
         vectors = 8 * (40 + 7 * self.cloud.dim) * (m + n) + 8 * SLABS * max(m, n)
         need_memory(0, self.dtype, vectors)
-        self.launch = PointIterate(self.state, (self.most, n, self.ld), self.kl, self.problem.masked)
+        masked = self.problem.masked
+        self.launch = PointIterate(self.state, (self.most, n, self.ld), self.kl, masked, self.tiled)
+        needed = [] if self.truncation else self.needed()
+        begin(needed)
         found = self.narrow_points
         self.narrow = self.sides(found.x, found.y) if found else None
         if self.expands and self.exact:
@@ -222,15 +230,16 @@ class PointWorkspace(DeviceWorkspace):
             self.squares = narrow_points.squares(x, y[:, :n])
             x *= 2
             self.products = self.sides(x, y)
-        self.compile()
+        together(needed)
 
-    def compile(self) -> None:
-        """Compile what passes over all pairs need, first and last ones at once."""
-        if not self.truncation:
-            kinds = (True, False) if self.narrow else (False,)
-            jobs = [self.launch.job(self.passes_of(narrow)) for narrow in kinds]
-            jobs += [] if self.tiled else [self.launch.job(self.tops)]
-            together([*jobs, *(finish_job(options) for *_, options in jobs)])
+    def needed(self) -> list[Job]:
+        """List the kernels of passes over all pairs: first ones, last ones and what they are balanced by."""
+        d, exact, found = self.cloud.dim, self.cloud.core[0].number, self.narrow_points
+        jobs = [self.launch.job(found.x.shape[1], True, found.form)] if found else []
+        quick = self.quick_error > 0
+        jobs.append(self.launch.job(d, False, EXPANDED if quick and self.expands else exact, quick=quick))
+        jobs += [] if self.tiled else [self.launch.job(d, False, exact, tops=True)]
+        return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ENDS, "gather_sums")]
 
     def passes_of(self, narrow: bool) -> Passes:
         """Return the passes of a precision; float64 ones use quick powers and expand squares if the error allows it."""

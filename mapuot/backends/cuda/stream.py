@@ -13,6 +13,7 @@ import numpy as np
 from ...penalties import F64
 from ...problem.cost import Dense
 from ...problem.mask import Masked
+from ..contract import any_of
 from ..cpu.operator import extrema as extrema_on_host
 from ..cpu.operator import is_symmetric as on_host
 from ..records import put
@@ -62,7 +63,7 @@ def parts(rows: int, columns: int, least: int = 32) -> tuple[int, int]:
 
 def is_symmetric(M: Any) -> bool:
     """Tell whether a matrix, wherever it lies, is its transpose; of several on the device whether all are."""
-    return bool((M.swapaxes(-1, -2) == M).all()) if isinstance(M, cp.ndarray) else on_host(M)
+    return not any_of(M.swapaxes(-1, -2) != M) if isinstance(M, cp.ndarray) else on_host(M)
 
 
 def extrema(M: Any, threads: int | None = None) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ rank finishes on the same sums with the same grid, so that all make the same dec
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -30,7 +31,21 @@ from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, told
 from ..rules import START
 from ..workspace import LARGEST_LOG, KernelWorkspace
 from .coarse import DeviceCoarse, words_of_clusters
-from .kernels import BLOCKS, ITEMSIZE, POSTS, PROGRESS, SCALARS, SOLO_COLUMNS, STATE, STORES, TRACE, UNSET, memory_for
+from .kernels import (
+    BLOCKS,
+    ITEMSIZE,
+    POSTS,
+    PROGRESS,
+    SCALARS,
+    SOLO_COLUMNS,
+    STATE,
+    STORES,
+    TRACE,
+    UNSET,
+    Job,
+    begin,
+    memory_for,
+)
 from .launch import TRACE_PASSES, Iterate, Lie, switches
 from .operator import DeviceOperator
 from .stream import stream_job
@@ -132,8 +147,12 @@ class DeviceWorkspace(KernelWorkspace):
     sides: Any = None  # which the key names by their ids, kept for them to stay what they are
     read_all = False  # nothing is under way on the device
 
-    def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
+    def __init__(
+        self, problem: Problem, options: Options, skip: Truncation | None = None, beside: Iterable[Job] = ()
+    ) -> None:  # fmt: skip
+        """``beside``: what else the caller needs, compiled at the same time."""
         super().__init__(problem, options, skip)
+        begin(beside)
         self.safe_spread = SAFE_SPREAD
         self.ld = -(-problem.shape[1] // PAD) * PAD
         self.held = isinstance(problem.rows.weight, cp.ndarray)  # its vectors, and what is made of them

@@ -241,7 +241,7 @@ def translated(code):
 class RawModule:
     def __init__(self, code, options=(), enable_cooperative_groups=False):
         self.cooperative = enable_cooperative_groups
-        text = translated(code)
+        text = translated(code.replace("template <int> __global__", 'extern "C" __global__'))  # one library a file
         defines = [option for option in options if option.startswith("-D")]
         key = hashlib.sha256(repr((text, defines, HEADER.read_text())).encode()).hexdigest()[:24]
         path = CACHE / f"{key}.so"
@@ -254,6 +254,8 @@ class RawModule:
                 subprocess.run(["g++", *flags, *defines, f"-I{HEADER.parent}", "-o", built, source], check=True)
                 built.rename(path)
         self.library = ctypes.CDLL(path)
+
+    module = True
 
     def get_function(self, name):
         return Function(getattr(self.library, f"launch_{name}"), self.cooperative and name in COOPERATIVE)
