@@ -48,9 +48,8 @@ class NarrowPoints:
     def __init__(self, problem: Problem, size: float, exact: tuple[F64, F64] | None = None) -> None:
         """``size``: what `fitting` tells; ``exact``: what `centred` does, where that is known."""
         cloud, reg = problem.cost.cloud, problem.reg
-        self.problem, self.size, form = problem, size, cloud.core[0].form
-        expands = form == "squares" and cloud.dim > DIFFERENCES
-        self.form = FORMS["products" if expands else form or "squares"]
+        self.problem, self.size, (_, self.form) = problem, size, form_of(cloud)
+        form, expands = cloud.core[0].form, expands_squares(cloud)
         x, y = centred(cloud, reg) if exact is None else exact
         x, self.y = x.astype(np.float32), y.astype(np.float32)
         self.own_x: Any = 0.0  # what the costs have of one point alone: squares, or addends
@@ -59,7 +58,9 @@ class NarrowPoints:
             self.own_x, self.own_y = squares(x, self.y[:, : cloud.shape[1]])
         elif form == "products":
             self.own_x, self.own_y = addends(cloud, reg, namespace(x))
-        self.x, xp = x + x if expands else x, namespace(x)
+        self.x, xp = x + x if expands else x, namespace(problem.rows.weight)
+        if xp is np:  # potentials are the host's, wherever points lie
+            self.own_x, self.own_y = host(self.own_x), host(self.own_y)
         self.row, self.col = xp.empty(len(x), np.float32), xp.empty(self.y.shape[1], np.float32)
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64] | None:
@@ -84,6 +85,17 @@ class NarrowPoints:
         """Return the limits of passes, which give way to float64 ones at a floor, or where tol is reached."""
         floor = CORRECTED if skip and skip.correct else floor
         return {"storage_error": self.error, "narrow_floor": floor + 3 * self.error, "finer": 0, "made": 1}
+
+
+def expands_squares(cloud: PointCosts) -> bool:
+    """Tell whether float32 passes expand squared distances."""
+    return cloud.core[0].form == "squares" and cloud.dim > DIFFERENCES
+
+
+def form_of(cloud: PointCosts) -> tuple[int, int]:
+    """Return the dimensions and the form of float32 passes."""
+    form = "products" if expands_squares(cloud) else cloud.core[0].form or "squares"
+    return cloud.dim - cloud.apart, FORMS[form]
 
 
 def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
@@ -144,7 +156,8 @@ def middle(y: Any) -> F64:
 def sizes(problem: Problem) -> list[float]:
     """Return the mean sizes of the coordinates of rows and of columns, centred and scaled as `centred` has them."""
     cloud, found = problem.cost.cloud, list[float]()
-    (metric, scale), (rows, columns) = cloud.core, cloud.coordinates(namespace(problem.rows.weight))
+    xp = namespace(*(cloud.here or (problem.rows.weight,)))
+    (metric, scale), (rows, columns) = cloud.core, cloud.coordinates(xp)
     factor, y = metric.scaled(scale * LOG2_E / problem.reg), columns[cloud.apart :, : cloud.shape[1]]
     centre, along = middle(y) + host(y[:, 0]), len(y)
     for points, side in ((rows[:, cloud.apart :], problem.rows), (y.T, problem.cols)):

@@ -20,7 +20,7 @@ from ..penalties import F64
 from ..processor import SERIAL_ENTRIES
 from .cost import Cost, Given, joint_range
 from .metrics import METRICS
-from .points import PAIR_BYTES, PointCosts, as_points
+from .points import PAIR_BYTES, PointCosts, as_points, there
 from .validate import as_array, check_kind
 
 
@@ -72,8 +72,9 @@ class PointCloud(Given):
     Attributes
     ----------
     x, y : (m, d), (n, d) float64 arrays
-        The points; CuPy's arrays where many clouds lie on a GPU. Labels are further columns behind the coordinates, one
-        for each label in sorted order; derivatives by the points, maps and interpolated points have these columns, too.
+        The points, on the host; CuPy's arrays where many clouds lie on a GPU. Labels are further columns behind the
+        coordinates, one for each label in sorted order; derivatives by the points, maps and interpolated points have
+        these columns, too.
     metric, scale, weights, truncate, form, addends
         As given.
     shape, size, ndim, dtype
@@ -89,11 +90,12 @@ class PointCloud(Given):
     -----
     Memory is that of the points, and of the matrix if it is formed, which a Result then keeps. Otherwise each pass
     makes the costs: in float32 while the error is large (except for "wfr"), in float64 where it certifies. Costs are
-    made from differences of coordinates, so that no digits are lost far from the origin; the
-    certificate counts the rounding of "inner", whose terms may cancel. ``numpy.asarray(cloud)`` forms the
-    matrix. ``backend="auto"`` solves on the GPU where the points are on one.
+    made from differences of coordinates, so that no digits are lost far from the origin; a matrix that is formed of
+    squared distances in 16 dimensions or more on a GPU is a product of coordinates from the middle of the points on.
+    The certificate counts the rounding of these, and of "inner", whose terms may cancel. ``numpy.asarray(cloud)`` forms
+    the matrix. ``backend="auto"`` solves on the GPU where the points are on one.
 
-    Many clouds on a GPU stay there; with ``weights``, or for "cosine", their coordinates are scaled on the host first.
+    Points on a GPU stay there; with ``weights``, or for "cosine", their coordinates are scaled on the host first.
     Up to 128 points, in more than 12 dimensions, and for "wfr" their matrices are formed, in 4 GiB at once; otherwise a
     batch takes the memory of its points, of some 40 vectors of the columns and, for derivatives, of 1 GiB of plans.
 
@@ -129,10 +131,18 @@ class PointCloud(Given):
     def _hold(self, cost: Any) -> None:
         super()._hold(cost)
         one = getattr(cost, "whole", cost)
-        self.x, self.y, self.metric, self.scale = one.x, one.y, one.metric, one.scale
+        self.metric, self.scale = one.metric, one.scale
         self.weights, self.truncate, self.form, self.addends = one.weights, one.truncate, one.form, one.addends
         if cost.ndim == 3:
             self.shape = (len(cost), *cost.shape)
+
+    @property
+    def x(self) -> Any:
+        return getattr(self._cost, "whole", self._cost).x
+
+    @property
+    def y(self) -> Any:
+        return getattr(self._cost, "whole", self._cost).y
 
     def __getitem__(self, rows: Any) -> PointCloud:
         """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans.
@@ -162,7 +172,7 @@ class AllPoints(PointCosts):
     """The points of all problems of a batch, which are checked and scaled together."""
 
     @staticmethod
-    def _read(value: Any, name: str) -> Any:
+    def _read(value: Any, name: str, stays: bool) -> Any:
         return value  # that `as_flat` has checked
 
     def _set(self, rows: F64, columns: F64) -> None:
@@ -405,13 +415,6 @@ def is_many(value: Any) -> bool:
 def array_in(value: Any) -> Any:
     """Return an array on the host, of a tensor without its graph."""
     return value.detach().cpu().numpy() if type(value).__module__ == "torch" else host(value)
-
-
-def there(value: Any) -> Any:
-    """Return an array on the device, of a tensor without its graph."""
-    import cupy  # noqa: PLC0415 - only for what lies on a GPU
-
-    return cupy.asarray(value.detach() if type(value).__module__ == "torch" else value)
 
 
 def flat_points(value: Any, name: str, read: Callable[[Any], Any]) -> Any:

@@ -71,7 +71,8 @@ def formed(cost: Any, backend: ModuleType, ranks: Ranks = ALONE, threads: int | 
     """Return the matrix of a cloud that may be formed, where the backend reads it in less time; else ``cost``."""
     cloud, most = cost.cloud, getattr(backend, "form_bytes", None)
     if cloud is cost is not None and most and ranks.size == 1 and cloud.forms(most(cloud)):
-        return Formed(cloud, backend.costs(cloud, threads))
+        form = getattr(backend, "formed", None)
+        return Formed(cloud, *form(cloud, threads)) if form else Formed(cloud, backend.costs(cloud, threads))
     return cost
 
 
@@ -124,7 +125,9 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
         M = np.asarray(M)
     if isinstance(M, Cost) and M.remade:
         cost = formed(as_cost(M, backend), backend)
-        return Formed(cost.cloud, host(cost.array)) if isinstance(cost, Formed) else cost  # answers lie where M does
+        if isinstance(cost, Formed):
+            return Formed(cost.cloud, host(cost.array), cost.rounding)  # answers lie where M does
+        return cost
     if stores_pairs(M):
         return as_pairs(M, backend, ALONE, None, None)
     if is_list_of_pairs(M):

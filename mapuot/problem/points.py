@@ -28,7 +28,7 @@ AUTO_ENTRIES = FORM_BYTES // PAIR_BYTES  # pairs from which "auto" skips some: 2
 MOST_ENTRIES = 1 << 27  # of a cost that a door forms where points would do: 1 GiB
 FEW_DIMENSIONS = 4  # dimensions up to which boxes around all points bound the range of the costs well enough
 LEAST_NORMAL = float(np.finfo(np.float64).tiny)
-MADE = ("x", "y", "rows", "columns")  # of a cloud, when they are asked for
+MADE = ("x", "y", "rows", "columns")  # of a cloud whose points are sorted or lie on a GPU, when they are asked for
 
 
 class Kept(NamedTuple):
@@ -43,13 +43,23 @@ class Kept(NamedTuple):
 
 
 class PointCosts(Cost):
-    """The `Cost` of a `PointCloud`, which every pass makes from its coordinates."""
+    """The `Cost` of a `PointCloud`, which every pass makes from its coordinates.
+
+    Points that are given on a GPU as the core reads them stay there, ``there``; a copy on the host is made for what
+    asks for one.
+    """
 
     dim: int  # of the points
     middle: F64  # (d,), of points with weights
     held = at_hand = True
     operator = "points"
     on_device = False  # whether points came from a GPU, where "auto" then solves
+    there: tuple[Any, Any] | None = None  # (rows, columns) on a device
+    x: Any  # (m, d)
+    y: Any  # (n, d)
+    rows: Any  # (m, d)
+    columns: Any  # (d, n padded)
+    alone = False  # whether x and y are the same points
     unit = 0  # points of a box, where they are sorted so
     label = 0.0  # the coordinate of a label
     before = 0  # rows in front of the first, of a part of a cloud
@@ -60,9 +70,10 @@ class PointCosts(Cost):
         truncate: Any = "auto", form: Any = "auto", labels: Any = None, across: Any = None, addends: Any = None,
     ) -> None:  # fmt: skip
         self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
-        points = [self._read(x, "x")]
-        points.append(points[0] if y is None or y is x else self._read(y, "y"))
-        self.on_device = any(map(is_on_device, (x, y)))
+        self.on_device, self.weights = any(map(is_on_device, (x, y))), weights
+        stays = self.on_device and labels is None is addends and self.plain
+        points = [self._read(x, "x", stays)]
+        points.append(points[0] if y is None or y is x else self._read(y, "y", stays))
         if points[0].shape[1] != points[1].shape[1]:
             raise ValueError(f"x and y must have equally many columns, got {points[0].shape[1]}, {points[1].shape[1]}")
         self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)
@@ -73,12 +84,17 @@ class PointCosts(Cost):
             points[0] = np.hstack([points[0], columns[0]])
             points[1] = points[0] if same and columns[0] is columns[1] else np.hstack([points[1], columns[1]])
             weights = None if weights is None else np.append(weights, np.ones(columns[0].shape[1]))
-        xp, same = namespace(points[0]), points[0] is points[1]
-        self.x = xp.array(points[0], dtype=np.float64, order="C")  # the caller may change x and y
-        self.y = self.x if same else xp.array(points[1], dtype=np.float64, order="C")
         self.truncate = as_auto(truncate, "truncate", "nats")
         self.form = as_auto(form, "form", "bytes")
         self.weights = weights
+        xp, self.alone = namespace(*points), points[0] is points[1]
+        x = xp.array(points[0], dtype=np.float64, order="C")  # the caller may change x and y
+        y = x if self.alone else xp.array(points[1], dtype=np.float64, order="C")
+        if stays:
+            self._set(x, y)
+        if self.there:
+            return
+        self.x, self.y = x, y
         if self.weights is not None:
             low, high = corners(self.y)
             self.middle = 0.5 * low + 0.5 * high  # of the columns, which all ranks have alike
@@ -89,9 +105,9 @@ class PointCosts(Cost):
         self._set(rows, targets)
 
     @staticmethod
-    def _read(value: Any, name: str) -> Any:
-        """Return the points as an array."""
-        return as_points(value, name)
+    def _read(value: Any, name: str, stays: bool) -> Any:
+        """Return the points as an array, which ``stays`` on the current device."""
+        return as_points(value, name, stays)
 
     def _scaled(self, points: F64, name: str) -> F64:
         """Return the coordinates that the core subtracts: weighted, and for "cosine" those of unit vectors.
@@ -119,9 +135,43 @@ class PointCosts(Cost):
         return scaled
 
     def _set(self, rows: F64, columns: F64) -> None:
+        """Take points (m, d) and (n, d): a mask is of these rows, whatever cloud they are a part of."""
         self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
-        self.rows, self.before = rows, 0  # (m, d); a mask is of these, whatever cloud they are a part of
-        self.columns = np.ascontiguousarray(padded(columns).T)  # (d, n padded)
+        xp, n, self.before = namespace(rows), len(columns), 0
+        table = xp.empty((self.dim, n + -n % PAD))  # the core reads PAD entries at once
+        table[:, :n] = columns.T
+        table[:, n:] = table[:, n - 1 : n]
+        if xp is np:
+            self.rows, self.columns = rows, table
+        else:
+            self.there = rows, table
+
+    def __getattr__(self, name: str) -> Any:
+        """Make a copy on the host of points on a device when it is first asked for, and keep it."""
+        if name not in MADE or self.there is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name == "y":
+            found = self.x if self.alone else np.ascontiguousarray(self.columns[:, : self.shape[1]].T)
+        else:
+            found = self.x if name == "rows" else host(self.there[name == "columns"])
+        vars(self)[name] = found
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: points of the host."""
+        return vars(self) | ({name: getattr(self, name) for name in MADE} | {"there": None} if self.there else {})
+
+    def _other(self, kind: type[PointCosts] | None = None, **own: Any) -> PointCosts:
+        """Return a cloud that has all but its points, and what stands in ``own``, in common with this one."""
+        other = object.__new__(kind or PointCosts)
+        vars(other).update({name: x for name, x in vars(self).items() if name not in (*MADE, "there", "alone")}, **own)
+        return other
+
+    @property
+    def here(self) -> tuple[Any, Any] | None:
+        """The coordinates of rows and columns, where they lie on the current device."""
+        there = self.there
+        return there if there and there[0].device == namespace(there[0]).cuda.Device() else None
 
     @property
     def kind(self) -> str:
@@ -148,6 +198,8 @@ class PointCosts(Cost):
     def symmetric(self, backend: ModuleType) -> bool:
         if self.shape[0] != self.shape[1] or self.core[0].inner:  # whose float32 passes move the columns alone
             return False
+        if self.there:
+            return self.alone or not any_of(self.there[0] != self.there[1][:, : self.shape[1]].T)
         return self.x is self.y or not any_of(self.rows != self.targets)
 
     def __len__(self) -> int:
@@ -155,9 +207,15 @@ class PointCosts(Cost):
 
     def __getitem__(self, rows: Any) -> PointCosts:
         """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans."""
-        part, rows = object.__new__(PointCosts), as_rows(rows, len(self))
-        vars(part).update(vars(self), x=self.x[rows], rows=np.ascontiguousarray(self.rows[rows]))
-        part.shape = len(part.rows), self.shape[1]
+        rows = as_rows(rows, len(self))
+        if self.there:
+            xp = namespace(self.there[0])
+            own = xp.ascontiguousarray(self.there[0][rows if isinstance(rows, slice) else xp.asarray(rows)])
+            part = self._other(there=(own, self.there[1]))
+        else:
+            own = np.ascontiguousarray(self.rows[rows])
+            part = self._other(x=self.x[rows], y=self.y, rows=own, columns=self.columns)
+        part.shape = len(own), self.shape[1]
         part.before = self.before + rows.start if isinstance(rows, slice) else 0
         return part
 
@@ -167,8 +225,7 @@ class PointCosts(Cost):
             raise NotImplementedError(f"{name} must have no costs of their own: those of new points are in no addends")
         if points.shape[1] != self.dim:
             raise ValueError(f"{name} must have {self.dim} columns, as x and y have, got {points.shape[1]}")
-        other = object.__new__(PointCosts)
-        vars(other).update(vars(self), x=points)
+        other = self._other(x=points, y=self.y)
         other._set(self._scaled(points, name), self.targets)
         return other
 
@@ -176,9 +233,9 @@ class PointCosts(Cost):
         """Return the costs between the points of the rows."""
         if self.apart:
             raise NotImplementedError("addends are for costs between two clouds: those within one have others")
-        alone = object.__new__(type(self))
-        vars(alone).update(vars(self), y=self.x)
-        alone._set(self.rows, self.rows)
+        alone = self._other(type(self), **({} if self.there else {"x": self.x, "y": self.x}), alone=True)
+        rows = self.there[0] if self.there else self.rows
+        alone._set(rows, rows)
         return alone
 
     def read(self, i0: int, i1: int) -> PointCosts:
@@ -196,10 +253,13 @@ class PointCosts(Cost):
     @property
     def targets(self) -> F64:
         """Points of the columns, (n, d), in the layout of ``rows``."""
-        return self.y if self.plain else self.columns[:, : self.shape[1]].T
+        found: F64 = self.y if self.plain else self.columns[:, : self.shape[1]].T
+        return found
 
     def coordinates(self, xp: ModuleType = np) -> tuple[Any, Any]:
         """Return (rows, columns) in arrays of NumPy or CuPy."""
+        if xp is not np and (here := self.here):
+            return here
         return xp.asarray(self.rows), xp.asarray(self.columns)
 
     def truncates(self, pairs: int) -> bool:
@@ -221,8 +281,11 @@ class PointCosts(Cost):
         return scale * metric.between(self.rows[row], self.targets[column])
 
     def transpose(self) -> PointCosts:
-        turned = object.__new__(PointCosts)
-        vars(turned).update(vars(self), x=self.y, y=self.x)
+        if self.there:
+            turned = self._other(alone=self.alone)
+            turned._set(namespace(self.there[0]).ascontiguousarray(self.there[1][:, : self.shape[1]].T), self.there[0])
+            return turned
+        turned = self._other(x=self.y, y=self.x, alone=self.alone)
         rows, columns = np.ascontiguousarray(self.targets), self.rows
         if self.apart:
             rows, columns = self._beside(rows[:, self.apart :], columns[:, self.apart :], (-rows[:, 1], -columns[:, 0]))
@@ -286,8 +349,10 @@ class PointCosts(Cost):
         return float((d + 4) * unit * largest + slope * moved + lost)
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> PointCosts:
-        """Return the cloud unchanged: each rank gives the points of its own block."""
-        return self
+        """Return the cloud: each rank gives the points of its own block, on the host, since ranks choose a device."""
+        if ranks.size == 1 or not self.there:
+            return self
+        return self._other(**{name: getattr(self, name) for name in MADE})
 
     def sum(self) -> float:
         raise TypeError("reference must be 'product', 'uniform' or a matrix, got a PointCloud")
@@ -302,9 +367,11 @@ class PointCosts(Cost):
 class Formed(Dense):
     """The matrix of a cloud, formed where passes over it take less time, and the cloud."""
 
-    def __init__(self, cloud: PointCosts, array: Any) -> None:
+    def __init__(self, cloud: PointCosts, array: Any, rounding: float = 0.0) -> None:
+        """``rounding``: that the entries have beside that of the cloud's."""
         super().__init__(array)
         self.cloud, self.dtype = cloud, cloud.dtype  # the plan's; entries are float64
+        self.rounding = rounding
 
     def __reduce__(self) -> Any:
         return as_it_is, (self.cloud,)
@@ -317,7 +384,7 @@ class Formed(Dense):
         return bool(self.cloud.symmetric(backend))
 
     def transpose(self) -> Formed:
-        return Formed(self.cloud.transpose(), self._array.T)
+        return Formed(self.cloud.transpose(), self._array.T, self.rounding)
 
     def range(
         self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
@@ -326,7 +393,7 @@ class Formed(Dense):
         return found
 
     def error(self, largest: float) -> float:
-        return float(self.cloud.error(largest))
+        return float(self.cloud.error(largest)) + self.rounding
 
 
 def as_it_is(cloud: PointCosts) -> PointCosts:
@@ -337,11 +404,9 @@ def as_it_is(cloud: PointCosts) -> PointCosts:
 class Ordered(PointCosts):
     """A cloud whose points are in another order; they are put into it when they are first asked for."""
 
-    there: tuple[Any, Any] | None = None  # its coordinates on a device
-
     def __init__(self, whole: PointCosts, rows: Any, cols: Any) -> None:
         own = vars(whole).items()
-        vars(self).update({name: value for name, value in own if name not in MADE})
+        vars(self).update({name: value for name, value in own if name not in (*MADE, "there")})
         self.whole, self.order, self.before = whole, (rows, cols), 0
 
     def __getattr__(self, name: str) -> Any:
@@ -366,8 +431,8 @@ class Ordered(PointCosts):
         if self.there is not None:
             return self.there
         rows, cols = xp.asarray(self.order[0]), xp.asarray(padded(self.order[1]))
-        columns = xp.asarray(self.whole.columns)[:, cols]
-        return xp.asarray(self.whole.rows)[rows], xp.ascontiguousarray(columns)
+        whole_rows, whole_columns = self.whole.coordinates(xp)
+        return whole_rows[rows], xp.ascontiguousarray(whole_columns[:, cols])
 
     def placed(self, xp: ModuleType) -> Ordered:
         """Return the cloud with its coordinates on a device, for as long as the new object lives."""
@@ -430,17 +495,28 @@ def corners(points: F64) -> tuple[F64, F64]:
     return np.concatenate([low, rest]).min(0), np.concatenate([high, rest]).max(0)
 
 
-def as_points(value: Any, name: str) -> Any:
-    """Check a real, finite matrix of points, (m, d)."""
+def as_points(value: Any, name: str, stays: bool = False) -> Any:
+    """Check a real, finite matrix of points, (m, d), which ``stays`` on the current device, or is the host's."""
     if type(value).__module__ == "torch":
-        value = value.detach().cpu()
-    points = as_array(host(value), name)
+        value = value.detach() if stays else value.detach().cpu()
+    points = as_array(value, name, there) if stays else as_array(host(value), name)
     check_kind(points, name)
     if points.ndim != 2 or 0 in points.shape:
         raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}")
-    if not np.isfinite(points).all():
-        raise ValueError(f"{name} must be finite, got NaN or inf in point {int(np.argmin(np.isfinite(points).all(1)))}")
+    if stays and np.isfinite(float(points.sum())):  # which no NaN and no inf can be in
+        return points
+    finite = np.isfinite(host(points)).all(1)
+    if not finite.all():
+        raise ValueError(f"{name} must be finite, got NaN or inf in point {int(np.argmin(finite))}")
     return points
+
+
+def there(value: Any) -> Any:
+    """Return an array on the current device, of a tensor without its graph."""
+    import cupy  # noqa: PLC0415 - only for what lies on a GPU
+
+    array = cupy.from_dlpack(value.detach()) if type(value).__module__ == "torch" else cupy.asarray(value)
+    return array if array.device == cupy.cuda.Device() else cupy.asarray(array.get())
 
 
 def as_rows(value: Any, m: int) -> Any:

@@ -1,6 +1,7 @@
 """Points on a GPU: float32 and float64 passes against those of the oracle, whole solves against the CPU's."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import mapuot
 from mapuot.ascend.truncation import in_boxes
 from mapuot.backends import cpu
 from mapuot.backends.boxes import Boxes, Iterated
+from mapuot.backends.contract import host
 from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
 
@@ -69,6 +71,47 @@ def test_balancing_finds_the_largest_exponents(metric, d):
 def test_points_that_lie_on_a_gpu_are_solved_there(on_gpu):
     x, y = (p.view(Tensor) if there else p for p, there in zip(clouds(20, 9, 2)[:2], on_gpu, strict=True))
     assert ("GPU" in mapuot.solve(mapuot.PointCloud(x, y), reg=0.1, reg_m=1.0).how) == any(on_gpu)
+
+
+@pytest.mark.parametrize("form", [None, "auto"])
+@pytest.mark.parametrize(("metric", "d"), [("sqeuclidean", 3), ("sqeuclidean", 21), ("cosine", 18), ("cityblock", 5)])
+def test_where_points_lie_changes_no_answer(metric, d, form):
+    """Whole clouds, some rows, turned clouds and those of one set of points."""
+    x, y, _, _ = clouds(60, 45, d)
+    words = {"reg": 0.05, "reg_m": 1.0, "backend": "cuda"}
+    there, here = (mapuot.PointCloud(put(x), put(y), metric, form=form) for put in (cp.asarray, np.asarray))
+    alone = [mapuot.PointCloud(put(x), metric=metric, form=form) for put in (cp.asarray, np.asarray)]
+    pairs = [(there, here), (there[7:40], here[7:40]), (there[::3], here[::3]), alone]
+    pairs += [(there.transpose(), here.transpose()), (there.within()[0], alone[1])]
+    for one, other in [*pairs, (pickle.loads(pickle.dumps(there)), here)]:
+        found, known = (mapuot.solve(cloud, **words) for cloud in (one, other))
+        np.testing.assert_allclose(found.log_u, known.log_u, atol=1e-5)
+        assert found.converged
+        assert found.how == known.how
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    np.testing.assert_array_equal(there.x, x)
+    np.testing.assert_array_equal(there.y, y)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_points_on_a_gpu_that_are_not_finite_are_named(value):
+    x, y, _, _ = clouds(20, 9, 2)
+    x[7, 1] = value
+    with pytest.raises(ValueError, match="x must be finite, got NaN or inf in point 7"):
+        mapuot.PointCloud(cp.asarray(x), cp.asarray(y))
+
+
+@pytest.mark.parametrize(("d", "far", "outlier"), [(16, 0.0, 0.0), (40, 1e6, 0.0), (300, 0.0, 1e4), (64, 1e8, 1e3)])
+def test_a_matrix_of_products_errs_by_what_is_told(d, far, outlier):
+    x, y, _, _ = clouds(50, 40, d)
+    x[3] += outlier
+    x, y = x + far, y + far
+    cloud = mapuot.PointCloud(x, y, scale=3.0)._cost
+    M, rounding = cuda.formed(cloud)
+    wide = x.astype(np.longdouble)[:, None] - y.astype(np.longdouble)
+    error = np.abs(host(M).astype(np.longdouble) - 3 * (wide * wide).sum(-1)).max()
+    assert error <= rounding
+    assert 0 < rounding <= 1e-15 * (6 * d + 80) * cloud.range(cuda)[1]
 
 
 def test_a_restart_far_from_its_kernel_has_the_v_that_it_tells():

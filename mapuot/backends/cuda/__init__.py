@@ -12,7 +12,7 @@ import numpy as np
 from ..cpu.grid import GridOperator, grid_workspace
 from ..operator import parts_of
 
-PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "form_bytes"), "arrays")
+PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "formed", "form_bytes"), "arrays")
 PLACES |= {"extrema": "stream", "is_symmetric": "stream", "weigh": "batch", "closed": "batch"}
 PLACES |= {"range_of_clouds": "clouds", "slopes": "clouds"}
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")

@@ -15,6 +15,7 @@ from ...problem.points import AUTO_ENTRIES, PAIR_BYTES, Ordered, PointCosts
 from ...problem.problem import Problem
 from ...problem.side import Side
 from ...problem.validate import check_columns
+from ..narrow_points import LOG2_E, centred, squares
 from .kernels import ITEMSIZE, STORES, kernel
 
 NUMBERS = (
@@ -28,6 +29,7 @@ NUMBERS = (
 )  # of a Side, cached there
 BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
 COSTS = 64  # rows and columns that a block of point_costs.cu makes
+MANY = 16  # dimensions from which on a product of matrices forms costs sooner than differences do
 FEW = 12  # dimensions up to which a pass over 20,000 points takes less time than one over their K
 
 
@@ -148,7 +150,8 @@ class Carrier:
 
     def __call__(self, M: Any) -> Any:
         if isinstance(M, PointCosts):
-            self.columns = cp.asarray(M.columns) if self.columns is None else self.columns
+            if self.columns is None:
+                self.columns = M.here[1] if M.here else cp.asarray(M.columns)
             return costs(M, columns=self.columns)
         if isinstance(M, cp.ndarray):
             return M
@@ -176,8 +179,29 @@ def form_bytes(cloud: PointCosts) -> int:
 def costs(cloud: PointCosts, threads: int | None = None, columns: Any = None) -> Any:
     """Form the matrix of points, in float64; ``columns``: theirs, where they lie on the device."""
     (m, n), (metric, scale) = cloud.shape, cloud.core
-    columns = cp.asarray(cloud.columns) if columns is None else columns
-    return tables(cloud.rows, columns, metric.number, scale, cp.empty((m, n)))
+    rows, own = cloud.here or (cloud.rows, cloud.columns if columns is None else columns)
+    return tables(rows, cp.asarray(own), metric.number, scale, cp.empty((m, n)))
+
+
+def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, float]:
+    """Form the matrix of points, and bound the rounding that it has beside that of `costs`.
+
+    Squared distances in many dimensions are one product of matrices: |x|^2 + |y|^2 - 2 <x, y>, from the middle of y on.
+    With u = 2^-53 and s the largest |x|^2 and the largest |y|^2 together, the d + 2 terms of a sum have the size 2 s,
+    of which it errs by d + 2 u; the squares err by d + 1 u of s; coordinates by 6.3 u of the root of s, which is 18 u
+    of s, and by their factor, 8 u of s.
+    """
+    d = cloud.dim
+    if cloud.core[0].degree != 2 or d < MANY:
+        return costs(cloud), 0.0
+    x, y = centred(cloud, LOG2_E, cp)
+    y = y[:, : cloud.shape[1]]
+    left, right = cp.empty((len(x), d + 2)), cp.empty((d + 2, y.shape[1]))
+    left[:, d], right[d + 1] = sizes = squares(x, y)
+    left[:, d + 1] = right[d] = 1
+    x *= -2
+    left[:, :d], right[:d] = x, y
+    return left @ right, 2.0**-53 * (3 * d + 40) * sum(float(size.max()) for size in sizes)
 
 
 def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places: Any = None, plan: Any = None) -> Any:

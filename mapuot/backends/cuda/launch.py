@@ -41,6 +41,7 @@ from .kernels import (
 
 TRACE_PASSES = 256  # passes that the record of one launch holds
 GRAPH_PASSES = 18  # passes of a captured graph: a multiple of the 6 turns of the buffers
+FIRST_PASSES = 6  # that come before one is captured, which takes 1 ms
 SHARE, SMALL_SHARE = 128, 64  # columns that a block does at least; where there are few
 FEW_COLUMNS = 1024  # up to here a smaller grid meets sooner than a larger one reads
 RING_BYTES = 1 << 16  # of shared memory for the tiles that stream by; the rest keeps tiles
@@ -206,6 +207,7 @@ class Iterate:
         self.memory = memory_for(self.m, self.n, ITEMSIZE[dtype])
         self.parity = 0
         self.graphs: dict[int, Any] = {}
+        self.begun = False  # passes were made by these kernels
         self.wide: Persistent | None = None
         self.narrow: Persistent | None = None
         self.parts, self.copies, self.slab, self.solo = 0, 1, 1, False
@@ -344,8 +346,9 @@ class Iterate:
 
     def portable(self, count: int) -> None:
         """Launches alternate between the halves of progress; GRAPH_PASSES of them are one captured graph."""
-        if count < GRAPH_PASSES:
-            self.passes(count)
+        if count < GRAPH_PASSES or not self.begun:
+            self.passes(min(count, FIRST_PASSES))
+            self.begun = True
             return
         if self.parity not in self.graphs:
             with cp.cuda.Stream(non_blocking=True) as stream:

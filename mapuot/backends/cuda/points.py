@@ -127,7 +127,7 @@ class PointIterate(Iterate):
 
     def take(self, passes: Passes, lists: Any) -> None:
         (rows, cols), narrow = passes.sides, passes.narrow
-        self.graphs, self.sides, self.factor = {}, passes.sides, passes.factor
+        self.graphs, self.begun, self.sides, self.factor = {}, False, passes.sides, passes.factor
         none = [(np.uint64(0),) * 2 + (other.ld,) for other in (cols, rows)]
         self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or none]
         d = len(rows.to)
@@ -192,6 +192,8 @@ class PointWorkspace(DeviceWorkspace):
     """Workspace of a solve between points."""
 
     launch: PointIterate
+    narrow: tuple[PackedSide, PackedSide] | None = None
+    squares: Any
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
         if not isinstance(problem.unmasked, str):
@@ -204,14 +206,9 @@ class PointWorkspace(DeviceWorkspace):
         self.expands = self.quick and expansion <= QUICK_ERROR
         self.powers_error = QUICK_ERROR + (expansion if self.expands else 0.0)
         self.quick_error = self.powers_error * self.quick  # of an entry of float64 passes
-        size = narrow_points.fitting(problem) if options.precision != "float64" else None
-        known, xp = size is not None or self.expands, namespace(problem.rows.weight)
-        self.exact = narrow_points.centred(self.cloud, problem.reg, xp) if known else None
-        if size is not None:
-            self.narrow_points = narrow_points.NarrowPoints(problem, size, self.exact)
+        self.size = narrow_points.fitting(problem) if options.precision != "float64" else None
         self.tiled = self.cloud.dim > DIM and not problem.masked and skip is None
         super().__init__(problem, options, skip)
-        self.exact = None
         self.coarse.wanted = False  # its labelled pass reads a K
 
     def take_kernel(self) -> None:
@@ -223,20 +220,29 @@ class PointWorkspace(DeviceWorkspace):
         self.launch = PointIterate(self.state, (self.most, n, self.ld), self.kl, masked, self.tiled)
         needed = [] if self.truncation else self.needed()
         begin(needed)
-        found = self.narrow_points
-        self.narrow = self.sides(found.x, found.y) if found else None
-        if self.expands and self.exact:
-            x, y = self.exact
-            self.squares = narrow_points.squares(x, y[:, :n])
+        self.place()
+        together(needed)
+
+    def place(self) -> None:
+        """Lay out the points for float32 passes, and for float64 ones that expand squares."""
+        cloud, reg, weight = self.cloud, self.problem.reg, self.problem.rows.weight
+        if self.size is None and not self.expands:
+            return
+        x, y = narrow_points.centred(cloud, reg, namespace(*(cloud.here or (weight,))))
+        if self.size is not None:
+            found = self.narrow_points = narrow_points.NarrowPoints(self.problem, self.size, (x, y))
+            self.narrow = self.sides(found.x, found.y)
+        if self.expands:
+            squares = narrow_points.squares(x, y[:, : cloud.shape[1]])
+            self.squares = tuple(map(host, squares)) if namespace(weight) is np else squares
             x *= 2
             self.products = self.sides(x, y)
-        together(needed)
 
     def needed(self) -> list[Job]:
         """List the kernels of passes over all pairs: first ones, last ones and what they are balanced by."""
-        d, exact, found = self.cloud.dim, self.cloud.core[0].number, self.narrow_points
-        jobs = [self.launch.job(found.x.shape[1], True, found.form)] if found else []
-        quick = self.quick_error > 0
+        d, exact, quick = self.cloud.dim, self.cloud.core[0].number, self.quick_error > 0
+        few, form = narrow_points.form_of(self.cloud)
+        jobs = [] if self.size is None else [self.launch.job(few, True, form)]
         jobs.append(self.launch.job(d, False, EXPANDED if quick and self.expands else exact, quick=quick))
         jobs += [] if self.tiled else [self.launch.job(d, False, exact, tops=True)]
         return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ENDS, "gather_sums")]
