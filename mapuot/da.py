@@ -4,8 +4,6 @@ Images of the samples come from ``Result.apply``; the plan is formed only if ``c
 Out-of-sample map: Ferradans, Papadakis, Peyre, Aujol 2014.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from operator import attrgetter
@@ -121,7 +119,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         self.distribution_estimation, self.limit_max = distribution_estimation, limit_max
         self.out_of_sample_map = out_of_sample_map
 
-    def fit(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> UnbalancedSinkhornTransport:
+    def fit(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> "UnbalancedSinkhornTransport":
         """Solve the transport from Xs, (n_source, d), to Xt, (n_target, d).
 
         ys and yt are class labels, -1 where unknown. They are used only if both are given.
@@ -304,7 +302,7 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
         self.out_of_sample_map = out_of_sample_map
         self.target = target
 
-    def fit(self, X: Any, y: Any = None) -> TransportOnto:  # type: ignore[override]
+    def fit(self, X: Any, y: Any = None) -> "TransportOnto":  # type: ignore[override]
         """Solve the transport from X, (n_samples, d), to the target; y is not used."""
         super().fit(X, None, X if self.target is None else self.target)
         columns = getattr(X, "columns", None)

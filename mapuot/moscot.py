@@ -5,8 +5,6 @@ pushes and pulls through the plan, are those of a certified `Result`, ``problem[
 squared distances stay points, and no matrix is formed. wot.py has a model of its own for time courses.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -72,7 +70,7 @@ class Solution(BaseDiscreteSolverOutput):
     def potentials(self) -> tuple[Any, Any]:
         return self.result.f, self.result.g
 
-    def to(self, device: Any = None) -> Solution:
+    def to(self, device: Any = None) -> "Solution":
         """Return the answer as it is: mapuot solves where the cost lies."""
         return self
 

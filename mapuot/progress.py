@@ -3,15 +3,13 @@
 tqdm would add 50 ms to `import mapuot`, and most calls show no bar. `Hidden` takes the same calls as a bar.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 
 class Hidden:
     """Stand-in for a bar that nobody asked for."""
 
-    def __enter__(self) -> Hidden:
+    def __enter__(self) -> "Hidden":
         return self
 
     def __exit__(self, *error: object) -> None:

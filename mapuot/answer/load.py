@@ -1,7 +1,5 @@
 """Read the file of an answer, which `Result.save` or the command line wrote, as a Result (`load`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -38,7 +36,7 @@ class Absent(Cost):
     def read(self, i0: int, i1: int) -> Any:
         raise ValueError("M must be given for what needs the plan: mapuot.load(path, M)")
 
-    def transpose(self) -> Absent:
+    def transpose(self) -> "Absent":
         return Absent(self.shape[::-1], self.dtype)
 
 

@@ -5,8 +5,6 @@ certificate, guarded Anderson acceleration and end. A problem that such a K cann
 still within the core where it is plain (route/plain.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from importlib import import_module
@@ -52,7 +50,7 @@ def solve_batch(
     method: str = "auto", penalty: Any = "kl", reference: Any = "product", mask: Any = None, tol: float = 1e-6,
     tol_gap: float | None = None, max_passes: int = 10_000, precision: str = "auto", backend: str = "auto",
     threads: int | None = None, symmetric: bool | None = None, warm_start: Any = None, progress: bool = False,
-) -> BatchResult:  # fmt: skip
+) -> "BatchResult":  # fmt: skip
     """Solve p unbalanced optimal transport problems, each to its own certificate.
 
     Parameters
@@ -332,7 +330,7 @@ class BatchRun:
         self.n_passes[i], self.status[i] = spent + result.n_passes, result.status
         self.how[i] = f"{result.how}, alone"
 
-    def result(self, problem: BatchProblem, turns: bool) -> BatchResult:
+    def result(self, problem: BatchProblem, turns: bool) -> "BatchResult":
         potentials, marginals = self.tables[:2], self.tables[2:]
         if turns:
             potentials, marginals = potentials[::-1], marginals[::-1]

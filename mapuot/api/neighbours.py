@@ -4,8 +4,6 @@ The costs are those of a `PointCloud`, from differences of coordinates: `certify
 other.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +22,7 @@ BLOCK = 1 << 20  # pairs whose coordinates are gathered at once
 def knn_cost(
     x: Any, y: Any, k: int, *, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
     symmetric: bool = True, threads: int | None = None,
-) -> csr_array:  # fmt: skip
+) -> "csr_array":  # fmt: skip
     """Make the sparse cost of each point's k nearest neighbours in the other cloud; all other pairs are forbidden.
 
     A k-d tree finds the neighbours. It is quick in few dimensions; beyond some 15 it looks at most of the points.

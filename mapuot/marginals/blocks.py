@@ -12,8 +12,6 @@ products stay within float64; log w less the shifts is what multiplies them. Mat
 them, vectors on the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +54,7 @@ class JointBlocks(CertifiedBody):
 
     coarse = None  # no clusters: marginals are solved on W together
 
-    def __init__(self, problem: MultiProblem, before: JointBlocks | None = None) -> None:
+    def __init__(self, problem: MultiProblem, before: "JointBlocks | None" = None) -> None:
         super().__init__(problem)
         hard = [k for k, x in enumerate(problem.marginals) if x.hard]
         apart = hard[0] if hard else next(k for k, x in enumerate(problem.marginals) if not x.free)
@@ -204,7 +202,7 @@ class Tensor:
             total += spread(self.tops[m], m, rest.ndim)
         return total.ravel()
 
-    def read(self, left: Left, log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
+    def read(self, left: "Left", log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
         """Return (log s_0, W, its base, the least of its sums) by one read, for log u_0 = -fi log s_0."""
         R, W, base, least = self.kernel.read_factors(left.product, float(left.top.sum()), log_weight, fi, narrow)
         if self.kernel.dtype != "float32":
@@ -293,7 +291,7 @@ class Triangle:
         L = self.xp.concatenate([block for _, _, block in kernel.operator.logarithms(kernel.cost)])
         return L if i < j else L.T
 
-    def read(self, left: Left, log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
+    def read(self, left: "Left", log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
         """Return (log s_0, W, its base, the least of its sums) by two products, for log u_0 = -fi log s_0."""
         (K01, K02, K12), xp = self.K, self.xp
         if self.on_logs:
@@ -308,7 +306,7 @@ class Triangle:
         W *= K12
         return R, few_here(W), base, LEAST_PRODUCT
 
-    def read_logs(self, left: Left, log_weight: F64, fi: float) -> tuple[F64, Any, float, float]:
+    def read_logs(self, left: "Left", log_weight: F64, fi: float) -> tuple[F64, Any, float, float]:
         """Find what `read` finds; W is the plan of two marginals, each row and column divided by its largest entry."""
         (L01, L02, L12), xp = self.K, self.xp
         log_w = left.log_weight + left.log_u

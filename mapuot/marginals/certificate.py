@@ -3,8 +3,6 @@
 Formulas: docs/mathematics.md, "Many marginals".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -99,7 +97,7 @@ class CertifiedBody:
         """Move the potentials of each marginal by its number in ``lam``."""
         return state.translated(self.problem, lam)
 
-    def newton(self) -> MarginalsNewton | None:
+    def newton(self) -> "MarginalsNewton | None":
         """Return what certifies hard marginals, None where each pass meets the only one."""
         return MarginalsNewton(self.problem) if len(self.problem.hard) > 1 else None
 

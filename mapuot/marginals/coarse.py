@@ -8,8 +8,6 @@ is any step, which the guard may drop; good ones are quick. Formulas: docs/mathe
 For two marginals: src_c/coarse_tmpl.c.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Iterator
@@ -73,7 +71,7 @@ def serves(problem: MultiProblem) -> bool:
 class TreeCoarse:
     """The correction of one tree at one reg, and in which passes it is made; ``before``: that of a larger reg."""
 
-    def __init__(self, tree: CorrectedTree, before: TreeCoarse | None) -> None:
+    def __init__(self, tree: CorrectedTree, before: "TreeCoarse | None") -> None:
         self.tree = weakref.proxy(tree)  # the tree holds this: a circle would keep kernels until it is collected
         self.on, self.passes, self.dropped, self.labelled = False, 0, 0, False
         self.corrected = False  # have steps been corrected?

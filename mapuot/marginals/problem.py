@@ -5,8 +5,6 @@ everything below sees positive masses and at least one way to each point. A free
 reference measure and no penalty.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -168,7 +166,7 @@ class MultiProblem:
         operator = load(engine).operator_of(cost, self.reg, threads=threads)
         return LogKernel(operator, ends, self.storage)
 
-    def stored_for(self, tol: float, tol_gap: float) -> MultiProblem:
+    def stored_for(self, tol: float, tol_gap: float) -> "MultiProblem":
         """Choose float32 for kernels that are large, where its rounding, of all costs together, is well below tol.
 
         Where not even these fit, rows are made anew in each pass, but for kernels of stored pairs and on a GPU.
@@ -225,7 +223,7 @@ class MultiProblem:
         return "triangle" if len(self.edges) == len(self.marginals) else "tree"
 
     @classmethod
-    def from_arguments(cls, costs: Any, masses: Any, reg: Any, reg_m: Any, xp: Any = np) -> MultiProblem:
+    def from_arguments(cls, costs: Any, masses: Any, reg: Any, reg_m: Any, xp: Any = np) -> "MultiProblem":
         reg, masses = as_positive(reg, "reg"), as_masses(masses)
         rho = as_penalties(reg_m, masses)
         edges, array = (

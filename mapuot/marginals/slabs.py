@@ -3,8 +3,6 @@
 ``matrix`` is what a kernel is made of: one marginal as rows, all others together as columns.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -27,7 +25,7 @@ class Slabs:
         self.function, self.shape, self.held = function, shape, held
 
     @classmethod
-    def of(cls, costs: Any, masses: list[Any], xp: Any = np) -> Slabs:
+    def of(cls, costs: Any, masses: list[Any], xp: Any = np) -> "Slabs":
         """Take up what `multimarginal` was given; a function has the shape of its masses, an array of ``xp`` stays."""
         if callable(costs) and not hasattr(costs, "shape"):
             if any(x is None for x in masses):
@@ -73,7 +71,7 @@ class Slabs:
         m, n = self.shape[0], math.prod(self.shape[1:])
         return Streamed(lambda i0, i1: self.read(i0, i1).reshape(i1 - i0, n), (m, n), self.read(0, 1).dtype)
 
-    def cut(self, kept: list[Any]) -> Slabs:
+    def cut(self, kept: list[Any]) -> "Slabs":
         """Return the cost of some points of each marginal."""
         shape = tuple(map(len, kept))
         if shape == self.shape:

@@ -4,8 +4,6 @@ The points of all marginals lie one behind the other, so that what a pass does b
 however many marginals there are: a call of numpy takes 1 us, as long as 1000 points.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +27,7 @@ class PerPoint:
     def __setitem__(self, k: int, values: Any) -> None:
         self.flat[self.places[k]] = values
 
-    def moved(self, move: Callable[..., F64], *by: Any) -> PerPoint:
+    def moved(self, move: Callable[..., F64], *by: Any) -> "PerPoint":
         return PerPoint(move(self.flat, *by), self.places)
 
 
@@ -70,7 +68,7 @@ class State:
     def marginal(self, problem: MultiProblem, k: int) -> F64:
         return self.marginals(problem)[problem.places[k]]
 
-    def translated(self, problem: MultiProblem, lam: F64) -> State:
+    def translated(self, problem: MultiProblem, lam: F64) -> "State":
         """Move log_u by lam, a number for each marginal and part; the mass grows by e^(sum of lam over marginals)."""
         total = lam.sum(0)
         log_u, log_s = self.log_u.moved(problem.points.moved, lam), self.log_s

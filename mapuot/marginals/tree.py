@@ -15,8 +15,6 @@ What l sends, w_l times all but m_{k -> l}, is the whole state: what is extrapol
 the certificate, of one plan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
@@ -37,7 +35,7 @@ from .state import PerPoint, State
 class Tree(CertifiedBody):
     """Passes of a problem whose costs are a tree; ``before``: those of another reg, whose kernels make room."""
 
-    def __init__(self, problem: MultiProblem, before: Tree | None = None) -> None:
+    def __init__(self, problem: MultiProblem, before: "Tree | None" = None) -> None:
         super().__init__(problem)
         self.root = root_of(problem)
         self.order = walk(problem.edges, self.root)

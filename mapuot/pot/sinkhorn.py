@@ -8,8 +8,6 @@ fi = reg_m / (reg_m + reg); behind a change of stopThr about stopThr fi1 fi2 is 
 gone below stopThr by another factor fi1 fi2.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -244,7 +242,7 @@ class Arguments:
     verbose: bool = False
     words: Words = WORDS  # the caller's for max_iter and stop
 
-    def run(self, method: str | None, tau: float | None = None) -> Answers:
+    def run(self, method: str | None, tau: float | None = None) -> "Answers":
         """Answer this call by the certified solver."""
         name, like = method_name(method), self.M
         if tau is not None:
@@ -288,12 +286,12 @@ class Arguments:
             raise ValueError(f"reg_type must be 'kl' or 'entropy', got {self.reg_type!r}")
         return "product" if self.c is None else self.c
 
-    def target(self, options: dict[str, Any], like: Any) -> Answers:
+    def target(self, options: dict[str, Any], like: Any) -> "Answers":
         """Solve for one b; err is the certified error of every pass."""
         result = solve(self.M, self.a, self.b, warm_start=self.start(), **options)
         return Answers([result], [stat.error for stat in result.trace], False, like)
 
-    def targets(self, options: dict[str, Any], like: Any) -> Answers:
+    def targets(self, options: dict[str, Any], like: Any) -> "Answers":
         """Solve for b with a target in each column; err is the largest certified error that is left."""
         a, start = self.a if np.size(self.a) else None, self.start()
         if start is not None:  # one column serves all targets

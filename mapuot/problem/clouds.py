@@ -6,8 +6,6 @@ forms those of many problems at once. Points that are given on a GPU stay there,
 to unit length first; what else reads them has a copy on the host, made when it is first asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -144,7 +142,7 @@ class PointCloud(Given):
     def y(self) -> Any:
         return getattr(self._cost, "whole", self._cost).y
 
-    def __getitem__(self, rows: Any) -> PointCloud:
+    def __getitem__(self, rows: Any) -> "PointCloud":
         """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans.
 
         Where there are many clouds, ``rows`` is the number of a problem, whose costs are returned, or a slice of them.
@@ -152,7 +150,7 @@ class PointCloud(Given):
         part: PointCloud = self._of(self._cost.of(rows) if self.ndim == 3 else self._cost[rows])
         return part
 
-    def within(self) -> tuple[PointCloud, PointCloud]:
+    def within(self) -> "tuple[PointCloud, PointCloud]":
         """Return two costs: between the points of the rows, and between those of the columns."""
         return self._of(self._cost.within()), self._of(self._cost.transpose().within())
 
@@ -203,12 +201,12 @@ class Clouds(Cost):
         p = max(sizes, default=1)
         self._hold(whole, *(Places(*(np.broadcast_to(k, (p,)) for k in places)) for places in (row_places, col_places)))
 
-    def _hold(self, whole: AllPoints, rows: Places, cols: Places) -> Clouds:
+    def _hold(self, whole: AllPoints, rows: Places, cols: Places) -> "Clouds":
         self.whole, self.places, self.dtype = whole, (rows, cols), whole.dtype
         self.shape = int(rows.count.max()), int(cols.count.max())
         return self
 
-    def placed(self, xp: ModuleType) -> Clouds:
+    def placed(self, xp: ModuleType) -> "Clouds":
         """Return the clouds with their points in arrays of NumPy, or of CuPy."""
         whole = self.whole
         if namespace(whole.x) is xp:
@@ -221,7 +219,7 @@ class Clouds(Cost):
         return object.__new__(Clouds)._hold(found, *self.places)
 
     @cached_property
-    def at_home(self) -> Clouds:
+    def at_home(self) -> "Clouds":
         """The clouds with their points on the host."""
         return self.placed(np)
 
@@ -306,17 +304,17 @@ class Clouds(Cost):
         same = np.array_equal(rows.first, cols.first) and np.array_equal(rows.count, cols.count)
         return same and self.whole.symmetric(backend)
 
-    def transpose(self) -> Clouds:
+    def transpose(self) -> "Clouds":
         turned = object.__new__(AllPoints)
         vars(turned).update(vars(self.whole), x=self.whole.y, y=self.whole.x)
         turned._set(self.targets, self.whole.rows)
         return object.__new__(Clouds)._hold(turned, *self.places[::-1])
 
-    def within(self) -> Clouds:
+    def within(self) -> "Clouds":
         """Return the costs within the points of the rows of each problem."""
         return object.__new__(Clouds)._hold(self.whole.within(), self.places[0], self.places[0])  # type: ignore[arg-type]
 
-    def part(self, a: Any, b: Any, ranks: Any) -> Clouds:
+    def part(self, a: Any, b: Any, ranks: Any) -> "Clouds":
         """Return the costs unchanged: a batch is solved by one process."""
         return self
 

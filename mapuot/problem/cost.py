@@ -5,8 +5,6 @@ own. A matrix in memory is one block and is not copied; any other comes BLOCK_BY
 larger than memory takes as much memory as its K. Everything that reads M asks here; a new kind of cost is a new class.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
@@ -97,7 +95,7 @@ class Cost:
         raise NotImplementedError
 
     def blocks(
-        self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
+        self, c: "Cost | None" = None, i0: int = 0, i1: int | None = None, most: int | None = None
     ) -> Iterator[tuple[int, int, Any, Any]]:
         """Yield (k0, k1, rows of M, rows of c or None) over the rows i0 to i1, ``most`` bytes of M at once.
 
@@ -253,20 +251,20 @@ class Dense(Cost):
         matrices = self._array if self._array.ndim == 3 and self.xp is np else [self._array]  # a device looks at all
         return m == n and not self.lopsided and all(backend.is_symmetric(M) for M in matrices)
 
-    def transpose(self) -> Dense:
+    def transpose(self) -> "Dense":
         """Return a view with rows and columns exchanged."""
         return Dense(self._array.swapaxes(-1, -2))
 
-    def of(self, i: Any) -> Dense:
+    def of(self, i: Any) -> "Dense":
         """Return the matrix of problem i of a batch, or the matrices of a slice."""
         return self if self._array.ndim == 2 else Dense(self._array[i])
 
     @property
-    def flat(self) -> Dense:
+    def flat(self) -> "Dense":
         """Matrices of a batch, one below the other."""
         return self if self._array.ndim == 2 else Dense(self._array.reshape(-1, self.shape[1]))
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> Dense:
+    def part(self, a: Any, b: Any, ranks: Ranks) -> "Dense":
         """Return the cost unchanged: the array that a rank gives is its block."""
         return self
 
@@ -291,7 +289,7 @@ class Streamed(Cost):
     @classmethod
     def made(
         cls, function: Callable[..., Any], a: Any, b: Any, ranks: Ranks, convert: Callable[[Any], Any] = np.asarray
-    ) -> Streamed:
+    ) -> "Streamed":
         """Make the block of this rank of a matrix that a function gives; a and b tell its shape."""
         if b is None or np.size(b) == 0:
             raise ValueError("b must be given where M is a function: it tells the number of columns")
@@ -309,12 +307,12 @@ class Streamed(Cost):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice) -> Streamed:
+    def __getitem__(self, rows: slice) -> "Streamed":
         i0, i1, _ = rows.indices(self.shape[0])
         shape = max(0, i1 - i0), self.shape[1]
         return Streamed(self.function, shape, self.dtype, self.start + i0, self.convert)
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> Streamed:
+    def part(self, a: Any, b: Any, ranks: Ranks) -> "Streamed":
         return self[slice(*own_part(a, self.shape[0], ranks))]
 
     def blocks(

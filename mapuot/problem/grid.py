@@ -4,8 +4,6 @@ The cost is a sum over the axes, so that exp(-M / reg) is a product of small mat
 it takes n^(1 + 1/d) multiplications, and no more memory than its vectors (backends/cpu/grid.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -67,7 +65,7 @@ class Grid(Given):
     array([0.6, 0.5])
     """
 
-    _cost: GridCosts
+    _cost: "GridCosts"
 
     def __init__(
         self, shape: Any, spacing: Any = 1.0, scale: float = 1.0, *, target: Any = None, offset: Any = 0.0
@@ -129,11 +127,11 @@ class GridCosts(Cost):
             out += C[i].reshape(len(out), *(-1 if axis == k else 1 for axis in range(len(self.spacing))))
         return out.reshape(len(out), -1)
 
-    def transpose(self) -> GridCosts:
+    def transpose(self) -> "GridCosts":
         back = tuple(-o for o in self.offset)
         return GridCosts(self.nodes[1], self.spacing, self.scale, target=self.nodes[0], offset=back)
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> GridCosts:
+    def part(self, a: Any, b: Any, ranks: Ranks) -> "GridCosts":
         if ranks.size > 1:
             raise NotImplementedError(f"{self.kind} is solved in one process: comm must be None")
         return self

@@ -6,8 +6,6 @@ It is made anew wherever an entry of K or of the plan is made, and never stored.
 src_c/common/mask.h. Source: Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as 1, 2, 3, 2011.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable
@@ -96,7 +94,7 @@ class SeededMask:
         object.__setattr__(self, "turned", bool(self.turned))
 
     @property
-    def T(self) -> SeededMask:  # noqa: N802 - numpy's word
+    def T(self) -> "SeededMask":  # noqa: N802 - numpy's word
         """Mask of the transposed matrix: ``mask.T`` with M.T is the problem of ``mask`` with M."""
         return replace(self, turned=not self.turned)
 
@@ -161,21 +159,21 @@ class Masked(Cost):
         """Return the base, where it is a matrix, changed."""
         return self.base if isinstance(self.base, str) else change(self.base)
 
-    def read(self, i0: int, i1: int) -> Masked:
+    def read(self, i0: int, i1: int) -> "Masked":
         base = self.changed(lambda c: Dense(c.read(i0, i1)))
         return Masked(base, self.mask, (i1 - i0, self.shape[1]), self.row + i0, self.col)
 
-    def with_given(self, move: Callable[[Any], Any]) -> Masked:
+    def with_given(self, move: Callable[[Any], Any]) -> "Masked":
         """Return the reference with ``move(given)`` in the place of the user's numbers."""
         base = self.changed(lambda c: Dense(move(c.array)))
         return Masked(base, self.mask, self.shape, self.row, self.col)
 
-    def transpose(self) -> Masked:
+    def transpose(self) -> "Masked":
         base = self.changed(lambda c: c.transpose())
         return Masked(base, self.mask.T, self.shape[::-1], self.col, self.row)
 
     @property
-    def T(self) -> Masked:  # noqa: N802 - as of an array
+    def T(self) -> "Masked":  # noqa: N802 - as of an array
         return self.transpose()
 
     def weights(self) -> Any:

@@ -4,8 +4,6 @@ The metrics are those of SciPy's ``cdist``, and the Wasserstein-Fisher-Rao cost 
 2018. C side: src_c/points.h.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from types import ModuleType
@@ -161,7 +159,7 @@ class PointCosts(Cost):
         """Return what a pickle holds: points of the host."""
         return vars(self) | ({name: getattr(self, name) for name in MADE} | {"there": None} if self.there else {})
 
-    def _other(self, kind: type[PointCosts] | None = None, **own: Any) -> PointCosts:
+    def _other(self, kind: "type[PointCosts] | None" = None, **own: Any) -> "PointCosts":
         """Return a cloud that has all but its points, and what stands in ``own``, in common with this one."""
         other = object.__new__(kind or PointCosts)
         vars(other).update({name: x for name, x in vars(self).items() if name not in (*MADE, "there", "alone")}, **own)
@@ -205,7 +203,7 @@ class PointCosts(Cost):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: Any) -> PointCosts:
+    def __getitem__(self, rows: Any) -> "PointCosts":
         """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans."""
         rows = as_rows(rows, len(self))
         if self.there:
@@ -219,7 +217,7 @@ class PointCosts(Cost):
         part.before = self.before + rows.start if isinstance(rows, slice) else 0
         return part
 
-    def beside(self, points: F64, name: str) -> PointCosts:
+    def beside(self, points: F64, name: str) -> "PointCosts":
         """Return the costs of other points to the same columns."""
         if self.apart:
             raise NotImplementedError(f"{name} must have no costs of their own: those of new points are in no addends")
@@ -229,7 +227,7 @@ class PointCosts(Cost):
         other._set(self._scaled(points, name), self.targets)
         return other
 
-    def within(self) -> PointCosts:
+    def within(self) -> "PointCosts":
         """Return the costs between the points of the rows."""
         if self.apart:
             raise NotImplementedError("addends are for costs between two clouds: those within one have others")
@@ -238,10 +236,10 @@ class PointCosts(Cost):
         alone._set(rows, rows)
         return alone
 
-    def read(self, i0: int, i1: int) -> PointCosts:
+    def read(self, i0: int, i1: int) -> "PointCosts":
         return self if i1 - i0 == self.shape[0] else self[i0:i1]
 
-    def sorted(self, rows: Any, cols: Any) -> Ordered:
+    def sorted(self, rows: Any, cols: Any) -> "Ordered":
         """Return the cloud with its points in these orders."""
         return Ordered(self, rows, cols)
 
@@ -268,7 +266,7 @@ class PointCosts(Cost):
         return isinstance(self.truncate, float) or (known and bool(self.truncate) and pairs >= AUTO_ENTRIES)
 
     @property
-    def cloud(self) -> PointCosts:
+    def cloud(self) -> "PointCosts":
         return self
 
     def forms(self, most: float) -> bool:
@@ -280,7 +278,7 @@ class PointCosts(Cost):
         metric, scale = self.core
         return scale * metric.between(self.rows[row], self.targets[column])
 
-    def transpose(self) -> PointCosts:
+    def transpose(self) -> "PointCosts":
         if self.there:
             turned = self._other(alone=self.alone)
             turned._set(namespace(self.there[0]).ascontiguousarray(self.there[1][:, : self.shape[1]].T), self.there[0])
@@ -348,7 +346,7 @@ class PointCosts(Cost):
         lost = scale * (math.sqrt(least) if metric.norm == 2 and metric.degree != 2 else least) + math.ulp(0.0)
         return float((d + 4) * unit * largest + slope * moved + lost)
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> PointCosts:
+    def part(self, a: Any, b: Any, ranks: Ranks) -> "PointCosts":
         """Return the cloud: each rank gives the points of its own block, on the host, since ranks choose a device."""
         if ranks.size == 1 or not self.there:
             return self
@@ -383,7 +381,7 @@ class Formed(Dense):
     def symmetric(self, backend: ModuleType) -> bool:
         return bool(self.cloud.symmetric(backend))
 
-    def transpose(self) -> Formed:
+    def transpose(self) -> "Formed":
         return Formed(self.cloud.transpose(), self._array.T, self.rounding)
 
     def range(
@@ -434,7 +432,7 @@ class Ordered(PointCosts):
         whole_rows, whole_columns = self.whole.coordinates(xp)
         return whole_rows[rows], xp.ascontiguousarray(whole_columns[:, cols])
 
-    def placed(self, xp: ModuleType) -> Ordered:
+    def placed(self, xp: ModuleType) -> "Ordered":
         """Return the cloud with its coordinates on a device, for as long as the new object lives."""
         found = Ordered(self.whole, *self.order)
         found.unit, found.there = self.unit, self.coordinates(xp)

@@ -5,8 +5,6 @@
 with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's convention (a and b are not in them).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -235,7 +233,7 @@ class Problem(Common):
         rows, cols = self.rows, self.cols
         return project(rows.penalty, log_u, rows.rho, self.reg), project(cols.penalty, log_v, cols.rho, self.reg)
 
-    def transpose(self) -> Problem:
+    def transpose(self) -> "Problem":
         """Exchange rows and columns (a view of M, no copy)."""
         return dataclasses.replace(self, **self.exchanged)
 
@@ -272,7 +270,7 @@ class Problem(Common):
     def from_arrays(
         cls, M: Any, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
         ranks: Ranks = ALONE, threads: int | None = None,
-    ) -> Problem:  # fmt: skip
+    ) -> "Problem":  # fmt: skip
         """Make the problem of arguments as `solve` takes them."""
         cost = as_cost(M, backend, ranks, a, b)
         return cls.from_cost(cost, a, b, reg, reg_m, penalty, reference, backend, ranks, threads)
@@ -281,7 +279,7 @@ class Problem(Common):
     def from_cost(
         cls, cost: Cost, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
         ranks: Ranks = ALONE, threads: int | None = None, mask: Any = None, tell: Callable[[int], Any] | None = None,
-    ) -> Problem:  # fmt: skip
+    ) -> "Problem":  # fmt: skip
         """Make a problem from a cost, over ranks from the block of this rank, with a SeededMask or None.
 
         ``tell`` is called with the number of rows of each block that the first look at M has read.
@@ -367,7 +365,7 @@ class BatchProblem(Common):
         """Tell whether problems have their own numbers of points."""
         return self.several is not None and self.several.ragged
 
-    def part(self, i0: int, i1: int) -> BatchProblem:
+    def part(self, i0: int, i1: int) -> "BatchProblem":
         cost = self.cost.of(slice(i0, i1))
         (m, n), c_mass = cost.shape, self.c_mass[i0:i1]  # those of its largest clouds
         A, B, masses = self.A[i0:i1, :m], self.B[i0:i1, :n], (self.masses[0][i0:i1], self.masses[1][i0:i1])
@@ -379,10 +377,10 @@ class BatchProblem(Common):
             if one.parts or (one.rows.demands and one.cols.demands and not self.balanced):
                 validate.check_parts(one.rows, one.cols, one.parts, f"problem {i}: ")
 
-    def transpose(self) -> BatchProblem:
+    def transpose(self) -> "BatchProblem":
         return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A, masses=self.masses[::-1])
 
-    def on_host(self) -> BatchProblem:
+    def on_host(self) -> "BatchProblem":
         """Return the batch with NumPy arrays."""
         cost = self.several.at_home if self.several else Dense(host(self.M))
         return dataclasses.replace(self, cost=cost, A=host(self.A), B=host(self.B))
@@ -391,7 +389,7 @@ class BatchProblem(Common):
     def from_arrays(
         cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
         mask: Any = None,
-    ) -> BatchProblem:  # fmt: skip
+    ) -> "BatchProblem":  # fmt: skip
         """Make the problems of arguments as `solve_batch` takes them."""
         cost, reg = as_costs(M, backend), validate.as_positive(reg, "reg")
         (m, n), flat = cost.shape, cost.flat

@@ -1,7 +1,5 @@
 """Sides of a problem: the masses of the rows (a) or of the columns (b), with their penalty."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +29,7 @@ class Side:
     upper: F64 | None = None  # "range": the upper factor
     ranks: Ranks = ALONE  # that share this side's points
 
-    def of(self, weight: F64) -> Side:
+    def of(self, weight: F64) -> "Side":
         """Return the side of another problem of its batch, which may have fewer points."""
         k = len(weight)
         return replace(self, weight=weight, rho=self.rho[:k], upper=None if self.upper is None else self.upper[:k])
@@ -72,7 +70,7 @@ class Side:
         """Mask of the points with rho = inf."""
         return np.isinf(self.rho)
 
-    def alike(self, other: Side, own: slice = slice(None)) -> bool:
+    def alike(self, other: "Side", own: slice = slice(None)) -> bool:
         """Tell whether another side, or its points ``own``, has the same masses and the same penalty."""
         vectors = (self.weight, other.weight), (self.rho, other.rho), (self.upper, other.upper)
         same = (x is y or (x is not None and y is not None and np.array_equal(x, y[own])) for x, y in vectors)

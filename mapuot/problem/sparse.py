@@ -4,8 +4,6 @@ What is not stored is never visited: K, the plan and all products have entries i
 pair connects are problems of their own (``parts_between``). C side: src_c/sparse.h.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -62,7 +60,7 @@ class Sparse(Cost):
         self.on_device = on_device
 
     @classmethod
-    def of_matrix(cls, M: Any, name: str = "M") -> Sparse:
+    def of_matrix(cls, M: Any, name: str = "M") -> "Sparse":
         """Make the cost of a SciPy matrix: duplicates are added up, explicit zeros kept; a CSR matrix is not copied.
 
         Zeros in blocks and in diagonals are refused: they may be padding.
@@ -99,13 +97,13 @@ class Sparse(Cost):
         return len(self.data)
 
     @property
-    def pairs(self) -> Sparse:
+    def pairs(self) -> "Sparse":
         return self
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice) -> Sparse:
+    def __getitem__(self, rows: slice) -> "Sparse":
         """Return some rows, without a copy."""
         i0, i1, _ = rows.indices(self.shape[0])
         start = self.start[i0 : max(i0, i1) + 1]
@@ -113,7 +111,7 @@ class Sparse(Cost):
         shape = len(start) - 1, self.shape[1]
         return Sparse(self.data[k0:k1], self.column[k0:k1], start, shape, on_device=self.on_device)
 
-    def read(self, i0: int, i1: int) -> Sparse:
+    def read(self, i0: int, i1: int) -> "Sparse":
         return self if i1 - i0 == self.shape[0] else self[i0:i1]
 
     def place(self, i: int, ld: int) -> int:
@@ -147,7 +145,7 @@ class Sparse(Cost):
         pairs = (self.start - self.start[0], turned.start), (self.column, turned.column), (self.data, turned.data)
         return all(np.array_equal(x, y) for x, y in pairs)
 
-    def transpose(self) -> Sparse:
+    def transpose(self) -> "Sparse":
         turned = Sparse.of_matrix(self.matrix().T.tocsr())
         turned.on_device = self.on_device
         return turned
@@ -184,7 +182,7 @@ class Sparse(Cost):
         low, high, bad, infinite = self.range(backend, threads)
         return low, high, bad, infinite - (self.all_pairs - self.size)
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> Sparse:
+    def part(self, a: Any, b: Any, ranks: Ranks) -> "Sparse":
         return self[slice(*own_part(a, self.shape[0], ranks))]
 
     def sum(self) -> float:
@@ -204,7 +202,7 @@ class Sparse(Cost):
         place = np.minimum(np.searchsorted(theirs, mine), self.size - 1)
         return np.where(theirs[place] == mine, self.data[place], 0)
 
-    def taken_from(self, other: Any) -> Sparse:
+    def taken_from(self, other: Any) -> "Sparse":
         """Return the numbers of another cost in these places."""
         data = other.at(self.row_numbers(), self.column)
         return Sparse(np.ascontiguousarray(data, np.float64), self.column, self.start, self.shape)
@@ -273,7 +271,7 @@ class SparseCosts(Cost):
         self.shape, self.dtype = places.shape, data[0].dtype
 
     @classmethod
-    def of_matrices(cls, matrices: Any) -> SparseCosts:
+    def of_matrices(cls, matrices: Any) -> "SparseCosts":
         """Make the costs of a batch from matrices, without a copy where they are CSR of SciPy with equal indices."""
         for i, M in enumerate(matrices):
             if not is_sparse(M):
@@ -313,14 +311,14 @@ class SparseCosts(Cost):
     def symmetric(self, backend: ModuleType) -> bool:
         return all(self.of(i).symmetric(backend) for i in range(len(self)))
 
-    def of(self, i: Any) -> Sparse | SparseCosts:
+    def of(self, i: Any) -> "Sparse | SparseCosts":
         """Return the cost of problem i, or the costs of a slice of the problems."""
         if isinstance(i, slice):
             return SparseCosts(self.data[i], self.places)
         places = self.places
         return Sparse(self.data[i], places.column, places.start, places.shape, places.known, places.on_device)
 
-    def transpose(self) -> SparseCosts:
+    def transpose(self) -> "SparseCosts":
         turned = Sparse(np.arange(float(self.size)), self.places.column, self.places.start, self.shape).transpose()
         order, turned.on_device = turned.data.astype(np.int64), self.places.on_device
         return SparseCosts([x[order] for x in self.data], turned)

@@ -6,8 +6,6 @@ What is odd goes through problem/validate.py, which names what is wrong. `attemp
 becomes a Problem (`plain_problem`) and is solved anew by all stages. Twin: route/plain.py.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import time
@@ -70,7 +68,7 @@ def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ..
     return Posed(backend, Dense(backend.asarray(M)), rows, cols, reg, options)
 
 
-def attempt(problem: Posed, most: int) -> DeviceResult | None:
+def attempt(problem: Posed, most: int) -> "DeviceResult | None":
     """Solve a problem in one call, with at most so many passes; None: it needs more."""
     backend, cost, rows, cols, reg, options = problem
     begun = time.perf_counter()
@@ -85,7 +83,7 @@ def attempt(problem: Posed, most: int) -> DeviceResult | None:
 def one_call(
     M: Any, a: Any, b: Any, reg: Any, reg_m: Any, tol: Any = 1e-6, max_passes: Any = 10_000, precision: str = "auto",
     backend: str = "auto", threads: Any = None, **others: Any,
-) -> DeviceResult | None:  # fmt: skip
+) -> "DeviceResult | None":  # fmt: skip
     """Solve a plain problem on a device in one call, None where it is another one or needs more.
 
     The options are those of `solve`, of which no ``others`` are plain.

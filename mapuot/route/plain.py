@@ -6,8 +6,6 @@ by the same passes, so that the answer is the same. What it finds odd, cannot ho
 way from its beginning, where it is refused or solved.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Iterator
@@ -105,7 +103,7 @@ def readable(M: Any) -> Any:
 
 def attempt(
     M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...], plan: Any = None
-) -> PlainResult | None:  # fmt: skip
+) -> "PlainResult | None":  # fmt: skip
     """Solve a plain problem; return None where it is another one.
 
     ``arguments``: what `settings` takes; ``plan``: memory for the plan, or True for a new array.

@@ -3,8 +3,6 @@
 The records that a call fills are kept for the next one: to make them takes longer than to solve 64 x 64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -38,7 +36,7 @@ PROBLEM: Any = np.dtype(
 # one potential)
 Ladder = Callable[[Options, int], list[tuple[float, float, float, float, int, bool]]]
 
-kept: list[Call] = []  # records of calls that are over; a call takes its own out of the list while it runs
+kept: "list[Call]" = []  # records of calls that are over; a call takes its own out of the list while it runs
 
 
 class Found(NamedTuple):
