@@ -1,12 +1,16 @@
 /* dispatch.c - which kernels run: the best instruction set that the processor and the operating system support.
  *
  * MAPUOT_EACH_ISA(DO), DO(isa) for all that are built, the best last, comes from setup.py, which compiles them.
- * MAPUOT_ISA=scalar|avx2|avx512|neon lowers the choice. Every feature that the flags there name is tested;
- * __builtin_cpu_supports also asks XGETBV whether the operating system saves the registers.
+ * MAPUOT_ISA=scalar|avx2|avx512|neon lowers the choice. Every feature that the flags there name is asked of CPUID, and
+ * XGETBV tells whether the operating system saves the registers. (__builtin_cpu_supports is a part of the compiler's
+ * library, and that of zig, which compiles the wheels, has no feature on any machine.)
  */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
 #include "kernels.h"
 
@@ -33,19 +37,26 @@ MAPUOT_EACH_ISA(DECLARE)
 static const mapuot_kernels *const tables[] = {MAPUOT_EACH_ISA(TABLE)};
 enum { TABLES = sizeof tables / sizeof *tables };
 
+#ifdef __x86_64__
+#define ALL(bits, of) (((of) & (bits)) == (bits))
+enum { YMM = 6, ZMM = YMM | 0xe0 }; /* XCR0: registers that the operating system saves */
+
 /* whether this machine runs what was built for it with these instructions */
 static int runs_here(const char *isa) {
-#ifdef __x86_64__
-    __builtin_cpu_init();
-    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (strcmp(isa, "avx2") == 0) return avx2;
-    if (strcmp(isa, "avx512") == 0)
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
-#endif
+    unsigned a, b, c, d, saved;
+    if (strcmp(isa, "scalar") == 0) return 1;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !ALL(bit_FMA | bit_AVX | bit_OSXSAVE, c)) return 0;
+    __asm__("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !ALL(bit_AVX2, b)) return 0;
+    if (strcmp(isa, "avx2") == 0) return ALL(YMM, saved);
+    return ALL(bit_AVX512F | bit_AVX512DQ | bit_AVX512VL | bit_AVX512BW, b) && ALL(ZMM, saved);
+}
+#else
+static int runs_here(const char *isa) {
     (void)isa; /* every aarch64 has NEON */
     return 1;
 }
+#endif
 
 /* the table of that name if this machine can run it, the best one for "auto", else NULL */
 static const mapuot_kernels *find(const char *isa) {
