@@ -21,6 +21,7 @@ from .api.divergence import check_options, self_costs
 from .api.solve import solve
 from .backends import host, namespace, pick
 from .backends.contract import any_of, is_on_device
+from .compiled import compilable
 from .penalties import F64
 from .problem.clouds import PointCloud
 from .problem.kinds import as_costs
@@ -73,6 +74,7 @@ class Alone(NamedTuple):
 ALONE: dict[int, Alone] = {}  # by the identity of the tensor
 
 
+@compilable(M=2, a=1, b=1)
 def sinkhorn_loss(
     M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, values: Any = None, **options: Any
 ) -> Any:
@@ -118,7 +120,7 @@ def sinkhorn_loss(
     Notes
     -----
     ``torch.vmap`` over problems with a dense M is one batch. ``torch.func.grad`` and ``jacrev`` do what ``backward()``
-    does.
+    does. To ``torch.compile`` a loss of dense tensors on the CPU is one operator, without a break of the graph.
 
     Examples
     --------
@@ -134,6 +136,7 @@ def sinkhorn_loss(
     return solved(M, a, b, values, reg, reg_m, options)
 
 
+@compilable(x=2, y=2)
 def sample_loss(
     x: Any, y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: str = "sqeuclidean",
     scale: float = 1.0, **options: Any,
@@ -177,6 +180,7 @@ def sample_loss(
     return value_of(Between(reg, reg_m, (metric, scale), options), *both_clouds(a, x, b, y))
 
 
+@compilable(M=2, a=1, b=1)
 def sinkhorn_divergence(
     M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, M_a: Any = None, M_b: Any = None, **options: Any
 ) -> Any:
@@ -380,6 +384,8 @@ class SamplesLoss(torch.nn.Module):
         reach_x: float | None = None, reach_y: float | None = None, static_y: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
+        words = {"p": p, "blur": blur, "reach": reach, "debias": debias, "static_y": static_y}
+        self.words = words | {"reach_x": reach_x, "reach_y": reach_y} | options  # that its value depends on
         if loss != "sinkhorn":
             raise NotImplementedError(f"loss must be 'sinkhorn', got {loss!r}: the others transport nothing")
         if p not in METRICS:
@@ -401,6 +407,14 @@ class SamplesLoss(torch.nn.Module):
 
     def forward(self, *args: Any) -> Any:
         """Return the value, or the potentials, of clouds as the class takes them; of lists the potentials are lists."""
+        if torch.compiler.is_compiling() and self.cost is None and not self.potentials and len(args) in (2, 4):
+            a, x, b, y = args if len(args) == 4 else (None, args[0], None, args[1])
+            return samples_value(x, y, a, b, **self.words)
+        return self.called(*args)
+
+    @torch.compiler.disable
+    def called(self, *args: Any) -> Any:
+        """Return what ``forward`` does, outside of a compiled program."""
         if len(args) not in (2, 4, 6):
             raise ValueError(f"SamplesLoss takes (x, y), (a, x, b, y) or (l_x, a, x, l_y, b, y), got {len(args)}")
         *first, x = args[: len(args) // 2]
@@ -487,6 +501,12 @@ class SamplesLoss(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"loss={self.loss!r}, p={self.p}, blur={self.blur}, reach={self.reach}, debias={self.debias}"
+
+
+@compilable(x=2, y=2)
+def samples_value(x: Any, y: Any, a: Any, b: Any, **words: Any) -> Any:
+    """Return the value of a `SamplesLoss` of these arguments."""
+    return SamplesLoss(**words)(*((x, y) if a is b is None else (a, x, b, y)))
 
 
 def forget(at: int, ref: Any) -> None:
@@ -784,9 +804,8 @@ class _FirstDerivative(torch.autograd.Function):
         raise RuntimeError("mapuot.torch has no second derivatives: the loss can be differentiated once")
 
 
-@torch.compiler.disable
 def solved(M: Any, a: Any, b: Any, values: Any, *more: Any) -> Any:
-    """Return one value or (p,) values; a break of the graph to torch.compile, since torch does nothing here."""
+    """Return one value or (p,) values."""
     M, places = as_tensor(M, "M", csr=True), None
     a, b = (
         equal(k, M) if x is None else as_tensor(x, name) for x, k, name in zip((a, b), M.shape[-2:], "ab", strict=False)

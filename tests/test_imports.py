@@ -8,7 +8,7 @@ import mapuot
 
 ROOT = Path(mapuot.__file__).parent
 ABOVE = {"mapuot.api.solve", "mapuot.api.batch", "mapuot.ascend.carry_out", "mapuot.ascend.loop"}
-NAMES = ("pot", "torch", "jax", "da", "flow", "cli", "moscot", "wot", "plot", "report", "__main__")
+NAMES = ("pot", "torch", "compiled", "jax", "da", "flow", "cli", "moscot", "wot", "plot", "report", "__main__")
 DOORS = tuple(f"mapuot.{name}" for name in NAMES)
 
 

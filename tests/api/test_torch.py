@@ -7,6 +7,7 @@ from numpy.testing import assert_allclose
 torch = pytest.importorskip("torch")
 
 import mapuot  # noqa: E402
+from mapuot import compiled  # noqa: E402
 from mapuot.torch import sinkhorn_divergence, sinkhorn_loss  # noqa: E402
 
 TIGHT = {"tol": 1e-10, "threads": 1}
@@ -201,6 +202,46 @@ def test_transforms_of_points():
         torch.vmap(loss)(x[None])
     with pytest.raises(NotImplementedError, match="not over batches of them"):
         torch.vmap(lambda M: sinkhorn_loss(M, reg=0.1, reg_m=1.0))(torch.rand(2, 3, 4, 4))
+
+
+# ---- compiled programs
+
+X, Y = torch.linspace(0, 1, 18, dtype=torch.float64).reshape(9, 2), torch.linspace(0.2, 0.9, 14).reshape(7, 2)
+A, SQUARE = torch.linspace(0.05, 0.2, 9, dtype=torch.float64), (X[:, None] - X[None]).square().sum(-1)
+COMPILED = {
+    "one": (lambda M, a: 2 * sinkhorn_loss(M.sin(), a, reg=0.1, reg_m=1.0), (SQUARE, A)),
+    "in float32": (lambda M: sinkhorn_loss(M, reg=0.1, reg_m=(1.0, 2.0)), (SQUARE.float(),)),
+    "batch": (lambda M, a: sinkhorn_loss(M, a, reg=0.1, reg_m=1.0), (torch.stack([SQUARE, 2 * SQUARE]), A)),
+    "module": (mapuot.torch.SinkhornLoss(reg=0.1, reg_m=1.0), (torch.stack([SQUARE, 2 * SQUARE]),)),
+    "divergence": (lambda M, a: sinkhorn_divergence(M + M.T, a, reg=0.1, reg_m=1.0), (SQUARE, A)),
+    "points": (lambda x, y: mapuot.torch.sample_loss(x, y, reg=0.1, reg_m=1.0), (X, Y.double())),
+    "samples": (mapuot.torch.SamplesLoss(blur=0.1, reach=0.5), (A, X, torch.full((7,), 0.1), Y)),
+    "many": (mapuot.torch.SamplesLoss(blur=0.1, debias=False), (torch.stack([X, X**2]), torch.stack([X**3, X]))),
+    "lists": (lambda x, y: mapuot.torch.SamplesLoss(blur=0.1, reach=0.5)([x, y], [y, x]), (X, Y.double())),
+}
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_a_compiled_loss_is_one_operator(case):
+    """No break of the graph, as value and gradient without a compiler, and nothing kept when both are told."""
+    loss, given = COMPILED[case]
+    found = []
+    for call in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        inputs = [x.detach().clone().requires_grad_() for x in given]
+        value = call(*inputs)
+        found.append((value.detach(), *torch.autograd.grad(value.sum(), inputs)))
+        del value
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        assert_allclose(other, one, rtol=1e-6, atol=1e-9)
+    assert not compiled.KEPT
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_sparse_loss_breaks_the_graph():
+    M = torch.rand(5, 6, dtype=torch.float64).to_sparse_csr()
+    found = torch.compile(lambda M: 2 * sinkhorn_loss(M, reg=0.1, reg_m=1.0), backend="aot_eager")(M)
+    assert_allclose(found, 2 * sinkhorn_loss(M, reg=0.1, reg_m=1.0))
 
 
 # ---- sparse costs
