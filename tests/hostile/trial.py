@@ -192,11 +192,14 @@ def draw_batch(how: str, rng: Any, problem: Problem, options: dict[str, Any]) ->
 # ---- calling
 
 
-def arguments(problem: Problem, truncate: Any = "auto") -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tuple[tuple[Any, ...], dict[str, Any]]:
     M = problem.M
     if problem.points is not None:
         form = "auto" if len(problem.a) % 2 else None  # half of them by the matrix
-        M = mapuot.PointCloud(*problem.points, truncate=truncate, form=form)
+        x, y, *how = problem.points
+        if backend == "cuda" and len(problem.b) % 2:  # half of them from where they are solved
+            x, y = map(import_module("cupy").asarray, (x, y))
+        M = mapuot.PointCloud(x, y, *how, truncate=truncate, form=form)
     if problem.grid is not None:
         M = mapuot.Grid(*problem.grid[:3], target=problem.grid[3], offset=problem.grid[4])
     named = {"reg": problem.reg, "reg_m": problem.reg_m, "penalty": problem.penalty, "reference": problem.reference}
@@ -222,7 +225,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     """The claims of the library about each problem of the trial; what it raises passes."""
     options = {"backend": backend, **trial.options}
     first, start = trial.problems[0], trial.start
-    positional, named = arguments(first, options.pop("truncate", "auto"))
+    positional, named = arguments(first, options.pop("truncate", "auto"), backend)
     if backend == "cuda" and trial.how in ("cold", "warm") and type(positional[0]) is np.ndarray and first.M.size % 2:
         import cupy
 
