@@ -10,11 +10,14 @@
 // bytes.  Float32 sums run over STRETCH points, beyond them in float64.  out has gridDim.y slabs, one a part of the points
 // summed over.
 // TOPS 1 (float64, not QUICK): not the sums, but max_j of to_i + from_j - c_ij / reg, -INF where there is none.
+// HALVED 1: of one potential, whose rows and columns are the same points with the same w.  A block sums from its own points
+// on; behind them an entry counts for both of its points, and fold_halves adds what so comes from the blocks before: rows of
+// out behind its slabs, one a block.
 // KEPT 1: pairs are skipped, a warp's points lie in one box of `unit`, and it sums over the runs of that box.
-// Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), TOPS, KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow:
-// a mapuot_metric, or EXPANDED: squares are in the logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond),
-// DEPTH (not 0: the sums are those of point_tiles.cuh), POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are
-// multiplied by a mask, whose rows are the points that get sums).
+// Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), TOPS, HALVED (not 0: DIM is not 0, TOPS, KEPT and MASKED are), KEPT,
+// SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric, or EXPANDED: squares are in the logarithms
+// and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond), DEPTH (not 0: the sums are those of point_tiles.cuh),
+// POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are multiplied by a mask, whose rows are the points that get sums).
 #include "common/mask.h"
 #include "common/metric.h"
 
@@ -28,6 +31,9 @@
 #endif
 #ifndef TOPS
 #define TOPS 0
+#endif
+#ifndef HALVED
+#define HALVED 0
 #endif
 #ifndef DEPTH
 #define DEPTH 0
@@ -55,11 +61,13 @@ typedef double coord;
 #endif
 #if TOPS
 #define NOTHING (-INF)
-#define ADD(to, w, t, share) to = fmax(to, (share) > 0 ? (t) : -INF)
+#define ENTRY(t) (t)
+#define ADD(to, w, entry, share) to = fmax(to, (share) > 0 ? (entry) : -INF)
 #define JOIN(to, x) to = fmax(to, x)
 #else
 #define NOTHING 0
-#define ADD(to, w, t, share) to += w * power_of(t) * share
+#define ENTRY(t) power_of(t)
+#define ADD(to, w, entry, share) to += w * (entry) * share
 #define JOIN(to, x) to += x
 #endif
 
@@ -137,6 +145,25 @@ FN coord exponent_of(coord known, coord sum, coord factor) {
 #if DEPTH
 #include "point_tiles.cuh"
 #endif
+#if HALVED
+// The sums over a warp of one number for each of FROM points, the one of point k into to[k].
+FN void add_lanes(coord (&x)[FROM], double *to) {
+    const int lane = threadIdx.x % 32, upper = lane & 16, odd = lane & 8;
+    coord pair[2], sum;
+    UNROLLED (int e = 0; e < 2; e++)
+        pair[e] = (upper ? x[2 + e] : x[e]) + __shfl_xor_sync(FULL, upper ? x[e] : x[2 + e], 16);
+    sum = (odd ? pair[1] : pair[0]) + __shfl_xor_sync(FULL, odd ? pair[0] : pair[1], 8);
+    UNROLLED (int lanes = 4; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(FULL, sum, lanes);
+    if (lane % 8 == 0) to[lane / 8] = sum;
+}
+
+// What the warps of a block have found for a point in each thread; from `least` on such sums count.
+FN void put_across(const double (*across)[HELD * FROM], double *to, int64_t j, int64_t least, int64_t end) {
+    double total = 0;
+    UNROLLED (int w = 0; w < 8; w++) total += across[w][threadIdx.x];
+    if (j >= least && j < end) to[j] = total;
+}
+#endif
 #if !DEPTH
 extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     point_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
@@ -147,13 +174,18 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     __shared__ uint4 held_y[HELD * DIM * FROM / LOADED], held_log[HELD * FROM / LOADED], held_w[HELD * FROM / LOADED];
     int64_t held = 0; // the block that they begin with
 #endif
+#if HALVED
+    __shared__ double across[8][HELD * FROM];
+    const int64_t least = (blockIdx.x + 1) * (int64_t)(8 * OWN);
+    double *const to_across = out + (gridDim.y + blockIdx.x) * count;
+#endif
     if (!TOPS && stopped(S, parity)) return;
     const int group = threadIdx.x % 32 / LANES_EACH;
     const int64_t own_warp = ((int64_t)blockIdx.x * 8 + threadIdx.x / 32) * OWN,
                   i0 = own_warp + threadIdx.x % LANES_EACH;
     const int64_t blocks = (others + FROM - 1) / FROM;
     const coord factor = (coord)scale;
-    coord own[RT], x[RT][DIM + 1], acc[RT];
+    coord own[RT], x[RT][DIM + 1], acc[RT], mine[RT];
     double total[RT];
     int64_t at[RT];
     UNROLLED (int q = 0; q < RT; q++) {
@@ -161,6 +193,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
         own[q] = to_log[at[q]];
         acc[q] = total[q] = NOTHING;
         UNROLLED (int k = 0; k < DIM; k++) x[q][k] = to[k * to_ld + at[q]];
+        if (HALVED) mine[q] = weight[at[q]]; // points that a last block has twice have none behind them
     }
 #if KEPT
     const int64_t box = (own_warp < count ? own_warp : count - 1) / unit;
@@ -169,23 +202,28 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
         const int end = run[2 * k + 1] / FROM < blocks ? run[2 * k + 1] / FROM : (int)blocks;
 #else
     {
-        int64_t b = blocks * blockIdx.y / gridDim.y + group;
-        const int64_t begin = b, end = blocks * (blockIdx.y + 1) / gridDim.y;
+        const int64_t before = HALVED ? blockIdx.x * (int64_t)(8 * OWN / FROM) : 0, left = blocks - before;
+        int64_t b = before + left * blockIdx.y / gridDim.y + group;
+        const int64_t begin = b, end = before + left * (blockIdx.y + 1) / gridDim.y;
 #endif
         while (b < end) {
 #if HELD
             if ((b - begin) % HELD == 0) {
-                const int count = end - b < HELD ? (int)(end - b) : HELD;
-                held = b;
+                const int some = end - b < HELD ? (int)(end - b) : HELD;
                 __syncthreads(); // those before are read
-                hold(held_y, from + b * DIM * FROM, count * DIM);
-                hold(held_log, from_log + b * FROM, count);
-                hold(held_w, weight + b * FROM, count);
+#if HALVED
+                if (b > begin) put_across(across, to_across, held * FROM + threadIdx.x, least, count);
+#endif
+                held = b;
+                hold(held_y, from + b * DIM * FROM, some * DIM);
+                hold(held_log, from_log + b * FROM, some);
+                hold(held_w, weight + b * FROM, some);
                 __syncthreads();
             }
 #endif
             for (const int64_t stop = b + STRETCH * SPLIT < end ? b + STRETCH * SPLIT : end; b < stop; b += SPLIT) {
 #if DIM
+                coord both[FROM] = {};
                 UNROLLED (int half = 0; half < FROM; half += LOADED) {
                     coord y[DIM][LOADED], y_log[LOADED], w[LOADED];
 #if HELD
@@ -204,9 +242,14 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
                             const coord known = own[q] + y_log[e];
                             coord sum = DOWN ? known : 0;
                             UNROLLED (int k = 0; k < DIM; k++) sum = grown(sum, x[q][k], y[k][e]);
-                            ADD(acc[q], w[e], exponent_of(known, sum, factor), SHARE(q, half + e));
+                            const coord entry = ENTRY(exponent_of(known, sum, factor));
+                            ADD(acc[q], w[e], entry, SHARE(q, half + e));
+                            if (HALVED) both[half + e] += mine[q] * entry;
                         }
                 }
+#if HALVED
+                if (b * FROM >= least) add_lanes(both, across[threadIdx.x / 32] + (b - held) * FROM);
+#endif
 #else
                 coord sum[RT][FROM] = {}, y[FROM], w[FROM];
                 for (int64_t k = 0; k < d; k++) {
@@ -222,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
                     UNROLLED (int e = 0; e < FROM; e++) {
                         const coord known = own[q] + y[e],
                                     power = exponent_of(known, (DOWN ? known : 0) + sum[q][e], factor);
-                        ADD(acc[q], w[e], power, SHARE(q, e));
+                        ADD(acc[q], w[e], ENTRY(power), SHARE(q, e));
                     }
 #endif
             }
@@ -233,6 +276,11 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
             }
 #endif
         }
+#if HALVED
+        __syncthreads();
+        if (begin < end)
+            put_across(across, to_across, held * FROM + threadIdx.x, least, end * FROM < count ? end * FROM : count);
+#endif
     }
     UNROLLED (int q = 0; q < RT; q++) {
         JOIN(total[q], acc[q]);
@@ -240,6 +288,16 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
             JOIN(total[q], __shfl_xor_sync(FULL, total[q], lanes));
         if (group == 0 && i0 + q * LANES_EACH < count) out[blockIdx.y * count + i0 + q * LANES_EACH] = total[q];
     }
+}
+#endif
+
+#if HALVED
+// Put the sum of each point into the first slab: its slabs, and what the blocks of points before it have found.
+extern "C" __global__ void __launch_bounds__(256)
+    fold_halves(const __grid_constant__ State S, int parity, double *out, int64_t count, int parts) {
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (stopped(S, parity) || i >= count) return;
+    out[i] = slabs(out, i, count, parts) + slabs(out + parts * count, i, count, (int)(i / (8 * OWN)));
 }
 #endif
 

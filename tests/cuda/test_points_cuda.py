@@ -1,5 +1,6 @@
 """Points on a GPU: float32 and float64 passes against those of the oracle, whole solves against the CPU's."""
 
+import dataclasses
 import math
 import pickle
 
@@ -168,6 +169,29 @@ def test_sums_are_those_of_the_numbers_that_they_get(monkeypatch, shape, metric,
     assert (u > 0).all()
     got = launch.out[: launch.slabs[1] * n].get().reshape(-1, n).sum(0)
     np.testing.assert_allclose(got, u @ K, rtol={"quick": 3e-9, "float64": 1e-12}.get(kind, 3e-5))
+
+
+@pytest.mark.parametrize(("n", "d"), [(1100, 2), *(pytest.param(*x, marks=SLOW) for x in [(1024, 1), (2333, 4)])])
+@pytest.mark.parametrize("kind", ["narrow", "quick", "float64"])
+def test_half_of_the_pairs_stand_for_all_by_one_potential(monkeypatch, n, d, kind):
+    """Beyond the points of one block, of 1024, an entry counts for both of its points."""
+    if kind != "narrow":
+        monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
+    x, _, a, _ = clouds(n, 1, d)
+    cloud = mapuot.PointCloud(x, weights=np.full(d, 1 / d), truncate=None, form=None)
+    problem = Problem.from_arrays(cloud, a, a, 0.05, 1.0, "kl", "product", cuda)
+    options = make_options("auto", "float64" if kind == "float64" else "mixed", 1e-6, None, 1)
+    workspace = cuda.Workspace(problem, dataclasses.replace(options, symmetric=True))
+    workspace.absorb(np.linspace(-1, 1, n))
+    launch = workspace.launch
+    assert launch.halved
+    launch.row_kernels()
+    p, q = (side.to[:d, :n].get().T.astype(np.float64) for side in launch.sides)
+    log = launch.sides[0].log[:n].get().astype(np.float64)
+    c = -p @ q.T if kind == "quick" else cdist(p, q, "sqeuclidean") * launch.factor
+    v = workspace.arrays["narrow_v" if kind == "narrow" else "v_scale"][:n].get()
+    right = (np.exp if kind == "float64" else np.exp2)(log[:, None] + log - c) @ v
+    np.testing.assert_allclose(launch.out[:n].get(), right, rtol={"quick": 3e-9, "float64": 1e-12}.get(kind, 3e-5))
 
 
 @pytest.mark.parametrize("d", [3, 21])

@@ -525,6 +525,12 @@ TABLE = {
             ("move.weight * move.grow) : t[WORTH]", "move.weight) : t[WORTH]"),
         ],
     },
+    "src_cuda/points.cuh": {
+        "cuda/test_points_cuda.py::test_half_of_the_pairs_stand_for_all_by_one_potential": [
+            ("(int)(i / (8 * OWN))", "0"),
+            ("if (HALVED) both[half + e] += mine[q] * entry;", ""),
+        ],
+    },
     "src_cuda/boxes.cu": {
         BOXES_OF_KERNELS: [
             ("H = B.x_half[i * B.d + k] + B.y_half[k * B.n + j]", "H = B.x_half[i * B.d + k]"),

@@ -35,6 +35,7 @@ QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # of float64 powers of 2 by a short polynom
 QUICK_MOST = 2.0**-22  # error of the exponents up to which they are below 2^30 in size, and what is left out at -2^30
 QUICK_OUT = -(2.0**30)
 ENDS = "join_rows", "point_columns"  # of the sums over the rows and over the columns
+MOST_ACROSS = 2**26  # sums of points by blocks of others, half a GiB, up to which half of the pairs stand for all
 EXPANDED = -1  # FORM of points.cuh beside the metrics: quick passes expand squared distances
 
 
@@ -52,6 +53,11 @@ def sums_job(kl: tuple[bool, bool], memory: int, d: int, narrow: bool, form: int
     options |= {"KEPT": 0, "QUICK": 0, "MASKED": 0, "SPLIT": 1} | more
     options["POINT_BLOCKS"] = point_blocks(options)
     return "portable.cu", "tile_sums" if "DEPTH" in options else "point_sums", options
+
+
+def ends_of(options: dict[str, int]) -> tuple[str, ...]:
+    """Name the kernels that follow sums of these options."""
+    return *ENDS, "gather_sums", *(["fold_halves"] if "HALVED" in options else [])
 
 
 def depth_of(d: int, dtype: str) -> int:
@@ -102,10 +108,12 @@ class PointIterate(Iterate):
     lists: list[Any]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
 
     def __init__(
-        self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool], masked: Masked | None, tiled: bool
+        self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool], masked: Masked | None, tiled: bool,
+        together: bool,
     ) -> None:  # fmt: skip
-        """``tiled``: passes over all pairs are those of point_tiles.cuh."""
+        """``tiled``: passes over all pairs are those of point_tiles.cuh; ``together``: of one potential, all rows."""
         self.kl, self.ld, self.masked, self.tiled = kl, shape[2], int(masked is not None), tiled
+        self.together, self.count = together, shape[0]
         self.masks = np.zeros(2, MASK)  # of the sums over rows and of those over columns
         for mask, cut in zip(self.masks, (masked, masked.T) if masked else (), strict=False):
             put(mask, cut.words())
@@ -123,6 +131,8 @@ class PointIterate(Iterate):
         warp = min(most, *(unit for *_, unit in lists)) if kept else most  # one box at most
         more = {"KEPT": int(kept), "QUICK": int(quick), "MASKED": self.masked, "SPLIT": most // warp}
         more |= {"DEPTH": depth_of(d, "float32" if narrow else "float64")} if self.tiled else {}
+        whole, across = d > DIM or kept or self.masked or tops, self.count * -(-self.count // (8 * most))
+        more |= {"HALVED": 1} if self.together and not whole and across <= MOST_ACROSS else {}
         return sums_job(self.kl, self.memory, d, narrow, form, **more, **({"TOPS": 1} if tops else {}))
 
     def take(self, passes: Passes, lists: Any) -> None:
@@ -136,14 +146,16 @@ class PointIterate(Iterate):
         self.block, self.resident = 256 * each // options["SPLIT"], options["POINT_BLOCKS"]
         if rows.depth:
             self.block, at_once = TO_TILE, FROM_TILE[rows.log.dtype.name]
-        self.take_kernels(options, self.sums, *ENDS, "gather_sums")
+        self.halved = "HALVED" in options
+        self.take_kernels(options, self.sums, *ends_of(options))
         self.slabs = [self.parts_of(to, other.ld // at_once) for to, other in ((rows, cols), (cols, rows))]
         u, v = self.state["u_scale"], self.state["v_scale"]
         self.narrow_u = cp.zeros(rows.ld, np.float32) if narrow else np.uint64(0)
         self.weights = [np.uint64(v), np.uint64(u)]  # of the points summed over
         if narrow:
             self.weights = [np.uint64(self.state["narrow_v"]), self.narrow_u]
-        self.out = cp.empty(max(s * side.count for s, side in zip(self.slabs, self.sides, strict=True)))
+        across = rows.count * -(-rows.count // self.block) * self.halved
+        self.out = cp.empty(max(s * side.count for s, side in zip(self.slabs, self.sides, strict=True)) + across)
 
     def parts_of(self, to: PackedSide, most: int) -> int:
         """Into how many parts a sum is cut, so that the last blocks to run leave few multiprocessors idle."""
@@ -155,14 +167,12 @@ class PointIterate(Iterate):
     def row_kernels(self) -> None:
         parity = np.int32(self.parity)
         for k, name in enumerate(ENDS):
-            to, slabs = self.sides[k], self.slabs[k]
+            to = self.sides[k]
             if to.count == 0:  # rows of a rank that has none
                 continue
-            if k == 1 and self.state["limits"]["symmetric"]:  # K^T u is K v, which is there
-                self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(self.slabs[0]), self.narrow_u)
-                continue
-            self.sum_over(k, self.weights[k])
-            self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(slabs), self.narrow_u)
+            if k == 0 or not self.state["limits"]["symmetric"]:  # else K^T u is K v, which is there
+                parts = np.int32(len(self.sum_over(k, self.weights[k])))
+            self.launch(name, (-(-to.count // 256),), 256, parity, self.out, parts, self.narrow_u)
 
     def sum_over(self, k: int, weights: Any) -> Any:
         """Find K w (k = 0) or K^T w (1), in parts that lie one behind the other."""
@@ -172,6 +182,10 @@ class PointIterate(Iterate):
             self.sums, (-(-to.count // self.block), slabs), 256, np.int32(self.parity), to.to, np.int64(to.ld), to.log,
             other.packed, other.log, weights, self.out, *numbers, *self.lists[k], by_value(self.masks[k, ...]),
         )  # fmt: skip
+        if self.halved:
+            folded = np.int32(self.parity), self.out, np.int64(to.count), np.int32(slabs)
+            self.launch("fold_halves", (-(-to.count // 256),), 256, *folded)
+            slabs = 1
         return self.out[: slabs * to.count].reshape(slabs, to.count)
 
     def tops(self, k: int, x: Any) -> Any:
@@ -217,7 +231,8 @@ class PointWorkspace(DeviceWorkspace):
         vectors = 8 * (40 + 7 * self.cloud.dim) * (m + n) + 8 * SLABS * max(m, n)
         need_memory(0, self.dtype, vectors)
         masked = self.problem.masked
-        self.launch = PointIterate(self.state, (self.most, n, self.ld), self.kl, masked, self.tiled)
+        one = self.options.symmetric and self.problem.ranks.size == 1
+        self.launch = PointIterate(self.state, (self.most, n, self.ld), self.kl, masked, self.tiled, one)
         needed = [] if self.truncation else self.needed()
         begin(needed)
         self.place()
@@ -245,7 +260,7 @@ class PointWorkspace(DeviceWorkspace):
         jobs = [] if self.size is None else [self.launch.job(few, True, form)]
         jobs.append(self.launch.job(d, False, EXPANDED if quick and self.expands else exact, quick=quick))
         jobs += [] if self.tiled else [self.launch.job(d, False, exact, tops=True)]
-        return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ENDS, "gather_sums")]
+        return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ends_of(options))]
 
     def passes_of(self, narrow: bool) -> Passes:
         """Return the passes of a precision; float64 ones use quick powers and expand squares if the error allows it."""
