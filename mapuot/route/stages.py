@@ -114,9 +114,13 @@ def stages(problem: Problem, options: Options, most: int, warm: bool, skips: boo
 
 
 def climb(problem: Any, options: Options, most: int) -> list[Stage]:
-    """List the stages at larger regs of a problem of any kind; the named methods have none."""
+    """List the stages at larger regs of a problem of any kind; the named methods have none.
+
+    After one potential, which seldom needs them, they are those of the range of M: to find its extent takes a tenth of
+    a solve.
+    """
     whole = larger_regs(problem.M_max - problem.M_min, problem.reg) if options.memory else []
-    regs = larger_regs(problem.extent, problem.reg) if whole else []
+    regs = whole if options.symmetric else larger_regs(problem.extent, problem.reg) if whole else []
     tol = max(options.tol, BALANCED_TOL if problem.balanced else COARSE_TOL)
     return [Stage(reg, tol, options.precision, options.memory, most, UNDONE, "here") for reg in regs]
 

@@ -1,5 +1,6 @@
 """The way that a problem takes: `route` as a pure function, and `Result.how`, which tells what was carried out."""
 
+import dataclasses
 import math
 import pickle
 import re
@@ -178,6 +179,16 @@ def test_the_core_and_the_driver_see_the_same_extent():
                 driver = mapuot.solve(M, a, b, callback=lambda _: None, **options)
             assert core.how == f"{driver.how}, one call of the core"
             assert core.problem.extent == driver.problem.extent < core.problem.M_max - core.problem.M_min
+
+
+def test_one_potential_does_not_ask_for_the_extent():
+    x = with_one_far(100.0)[0]
+    problem = Problem.from_arrays(((x[:, None] - x) ** 2).sum(-1), None, None, 0.001, 1.0, "kl", "product", cpu)
+    options = make_options("auto", "auto", 1e-6, None, 1)
+    found = route(problem, dataclasses.replace(options, symmetric=True), 100)
+    assert "extent" not in vars(problem)
+    assert found.stages[0].symmetric
+    assert len(found.stages) > len(route(problem, options, 100).stages) + 2
 
 
 def test_the_extent_leaves_out_few_points_and_no_tails():
