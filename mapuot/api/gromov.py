@@ -9,6 +9,8 @@ and whose reg and reg_m are multiplied by the mass of Q; P is then multiplied by
 hard. Source: Sejourne, Vialard, Peyre 2021, algorithm 1. The sum is (X^2 Q 1)_i + (Y^2 Q^T 1)_j - 2 (X Q Y^T)_ij. Of
 squared distances between points X = L R^T with the rows (|x|^2, 1, x) of L: its squares are moments, and the last term
 is an inner product of as many coordinates as the smaller space has, and two more. No matrix of pairs is then formed.
+What a step needs of a plan is linear in it, so that every other step may begin at Anderson's extrapolation of the plans
+before it (Pratapa, Suryanarayana, Pask 2016), which is left where the objective rises.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..answer.result import Result
+from ..answer.slopes import Gradient, mass_slope
 from ..backends import pick
 from ..errors import muted, shown
 from ..penalties import F64
@@ -34,8 +37,11 @@ KINDS = "sqeuclidean", "precomputed"
 STARTS = "independent", "axes", "coarse"
 LOOSE = 1e-2  # tol of the first inner solve; later ones follow the change of the plan, by SHARE of it
 SHARE = 0.1
-SOME = 1000  # points of each space that a coarse start is found between
+FAR, REST = 2.0, 5  # steps that an extrapolation saves, and steps after one that led nowhere
+AHEAD = 0.5  # share of the mass that it moves at most
+SOME = 500  # points of each space that a coarse start is found between
 COARSE = 40, 1e-2, 1e-3  # steps there at most, tol, inner_tol
+FIRST = 5, 1e-2, 1e-2  # steps from each direction of the axes, tol, inner_tol
 SIGNS = 8  # directions of the axes that are tried
 ROUNDING = 2.0**-50  # of the terms of a value
 OPTIONS = "threads", "backend", "precision", "max_passes"  # of `solve`, which a user may give
@@ -78,14 +84,15 @@ class GromovResult(Result):
     steps : list of Step
         One entry a step of the start that was kept: ``change``, ``objective``, ``mass``, and of the inner solve
         ``error_bound`` and ``n_passes``. ``change`` bounds ``|Q - P|_1 / mass`` for the plan Q before and the exact
-        answer P of the step, which has Q's own marginals on hard sides; what these miss of the masses is added.
+        answer P of the step, which has Q's own marginals on hard sides; what these miss of the masses is added. It is
+        inf where the step began at an extrapolation of the plans before it, or at one lifted from some of the points.
     values : list of float
         Objectives that all starts came to, by which the best was kept.
     settled : bool
         Whether the last change was at most ``tol``.
     coarse : GromovResult or None
         The answer between some of the points where this one began with it; its ``values`` tell what the starts that
-        were tried there came to. The ``change`` of the first step is inf then: no plan of all points came before it.
+        were tried there came to.
 
     See Also
     --------
@@ -110,6 +117,31 @@ class GromovResult(Result):
     coarse: GromovResult | None = None
     _task: Task
     _plan: Plan
+
+    def gradient(self) -> Gradient:
+        """Return the derivatives of ``value`` by the points and masses, at a plan that answers its own step.
+
+        The envelope theorem: there the plan's own change does not count. Both spaces must be of points. Where both
+        sides are hard, derivatives by masses are known up to a constant.
+
+        Returns
+        -------
+        Gradient
+            ``x`` (m, d), ``y`` (n, e), ``a`` (m,), ``b`` (n,); ``error`` is inf, as nothing bounds how far the plan is
+            from one that answers its own step.
+        """
+        task, plan, (X, Y) = self._task, self._plan, (self._task.X, self._task.Y)
+        if X.phi is None or Y.phi is None:
+            raise NotImplementedError("gradient is for metric 'sqeuclidean' on both sides: distances have no points")
+        sides = (X, Y, plan.r, self.apply(Y.phi)), (Y, X, plan.s, self.apply_transpose(X.phi))
+        x, y = (own.slope(own, w[:, None] * own.phi) - own.slope(other, Z) for own, other, w, Z in sides)
+        (low, A), (high, B), (reg, whole) = task.prices
+        mass, paid = plan.mass, zip(task.prices, plan.logs, strict=True)
+        more = sum(rho * z for (rho, _), z in paid if rho < math.inf)  # what one more unit of mass costs, by the logs
+        rows = reg * B * (whole - mass) + (more if low == math.inf else low * (A - mass))
+        cols = reg * A * (whole - mass) + (more if high == math.inf else high * (B - mass))
+        a, b = mass_slope(self, True) + rows, mass_slope(self, False) + cols
+        return Gradient(8 * task.alpha * x, 8 * task.alpha * y, 2 * a, 2 * b, math.inf)
 
     def __repr__(self) -> str:
         (m, n), state = self.problem.shape, "settled" if self.settled else "not settled"
@@ -169,6 +201,11 @@ class Space:
         """Return what X does to folded columns: X Z, folded back for a matrix and not yet for points."""
         return self.matrix @ Z if self.phi is None else np.concatenate([Z[1:2], Z[:1], -2 * Z[2:]])
 
+    def slope(self, other: Space, A: F64) -> F64:
+        """Return sum_k D_ik (x_i - x_k) of every point i, for D = A J A^T with the J of a space."""
+        W, x = other.times(A.T).T, self.phi[:, 2:]
+        return np.asarray(x * (W @ A.sum(0))[:, None] - W @ (A.T @ x))
+
 
 class Plan(NamedTuple):
     """What a step needs of a plan P; everything but the logarithms is linear in it."""
@@ -190,6 +227,19 @@ class Plan(NamedTuple):
     def structure(self) -> float:
         """Return sum (X_ik - Y_jl)^2 P_ij P_kl."""
         return float(self.r @ self.rows + self.s @ self.cols) - 2 * float((self.cross * self.moved).sum())
+
+    def mixed(self, others: list[Plan], shares: F64) -> Plan:
+        """Return this plan with shares of others in its place, by what a step needs of each: linear, logarithms too."""
+        found: dict[str, Any] = {}
+        for name in self._fields[:-1]:
+            own = getattr(self, name)
+            found[name] = own - sum(
+                share * (own - getattr(one, name)) for one, share in zip(others, shares, strict=True)
+            )
+        logs = np.array(self.logs) - sum(
+            share * np.subtract(self.logs, one.logs) for one, share in zip(others, shares, strict=True)
+        )
+        return self._replace(**found, logs=tuple(logs.tolist()))
 
     def scaled(self, f: float) -> Plan:
         """Return the plan times a number."""
@@ -294,6 +344,16 @@ class Task:
         if self.Y.phi is None:
             cross = placed(cross.T, cols, self.Y.count).T
         return self.known(r, s, cross, plan.features, plan.logs)
+
+    @property
+    def depth(self) -> int:
+        """Steps that an extrapolation looks back at; a plan beside a matrix has as many numbers as this."""
+        return 5 if self.X.phi is not None and self.Y.phi is not None else 2
+
+    def vector(self, plan: Plan) -> F64:
+        """Return the folded plan as a vector, in which each moment counts by its size."""
+        rows, cols = (1.0 if z.phi is None else np.sqrt((z.phi**2).mean(0)) for z in (self.X, self.Y))
+        return np.asarray(plan.cross / np.reshape(rows, (-1, 1)) / cols).ravel()
 
     def cost(self, plan: Plan) -> StepCost:
         """Return the cost of the step after a plan."""
@@ -405,9 +465,10 @@ def gromov(
     alpha : float
         Share of the structures, in (0, 1], beside the features; 1 where there are none.
     init : {"auto", "independent", "axes", "coarse"}, (m, n) plan, Result, or a list of them
-        Where to start: from a b^T, from points laid on each other by the principal axes of both clouds, in up to 8
-        directions of these, from the best answer between 1000 points of each space, drawn by their masses, or from a
-        plan. "auto" of points tries the first two up to 2000 points and takes "coarse" beyond; else it takes the first.
+        Where to start: from a b^T, from points laid on each other by the principal axes of both clouds, the best
+        of up to 8 directions of these after 5 steps, from the best answer between 500 points of each space, drawn by
+        their masses, or from a plan. "auto" of points tries the first two up to 1000 points and takes "coarse" beyond;
+        else it takes the first.
     max_iter : int
         Steps at most.
     tol : float
@@ -464,7 +525,7 @@ def gromov(
     inner_tol = as_positive(inner_tol, "inner_tol")
     found = []
     for plan, some in starts(task, init, options):
-        found.append(descend(task, plan, max_iter, tol, inner_tol, options, some is not None))
+        found.append(descend(task, plan, max_iter, tol, inner_tol, options, some is None))
         found[-1].coarse = some
     best = best_of(found)
     if not best.converged:
@@ -476,12 +537,14 @@ def gromov(
 
 
 def descend(
-    task: Task, plan: Plan, max_iter: int, tol: float, inner_tol: float, options: dict[str, Any], lifted: bool = False
+    task: Task, plan: Plan, max_iter: int, tol: float, inner_tol: float, options: dict[str, Any], known: bool = True
 ) -> GromovResult:
-    """Take steps from a plan until it changes no more; how much a ``lifted`` one does is not known."""
+    """Take steps from a plan until it changes no more; not ``known``: it is lifted, and none between all points."""
     steps: list[Step] = []
+    trail: list[tuple[Plan, Plan]] = []  # the last steps: from which plan to which
     start: Any = None
-    settled, close, parts, result = False, LOOSE, Terms(*[math.nan] * 5), None
+    left: Plan | None = None  # the plan that an extrapolated one was made of
+    close, parts, least, rest, settled = LOOSE, Terms(*[math.nan] * 5), math.inf, 0, False
     while len(steps) < max_iter and not settled:
         weight, cost = plan.mass, task.cost(plan)
         reg, reg_m = task.reg * weight, tuple(rho * weight for rho in task.rho)
@@ -493,20 +556,44 @@ def descend(
         if not result.mass > 0 or not math.isfinite(result.mass):
             raise ValueError(f"reg and reg_m must leave a plan with mass, got {shown(task.reg)} and {shown(task.rho)}")
         start = result.potentials  # in units of costs, as reg follows the mass
-        over, missed = task.excess(plan, cost, result) if steps or not lifted else (math.inf, 0.0)
-        plan = task.answer(result)
+        over, missed = task.excess(plan, cost, result) if known and left is None else (math.inf, 0.0)
+        begun, plan, known = plan, task.answer(result), True
         apart = math.sqrt((2 * weight + 4 * plan.mass) / 3 * over / reg)  # Pinsker, of measures of any mass
-        change = (apart + missed) / plan.mass
-        parts = task.parts(plan)
+        change, parts = (apart + missed) / plan.mass, task.parts(plan)
         steps.append(Step(change, sum(parts), plan.mass, result.error_bound, result.n_passes))
         settled = change <= tol and close <= inner_tol
         close = inner_tol if change <= tol else max(inner_tol, min(close, SHARE * change))
         plan = plan if task.hard else plan.scaled(math.sqrt(weight / plan.mass))
+        trail, last = [*trail[-task.depth :], (begun, plan)], plan
+        if left is not None and not sum(parts) <= least:  # it led nowhere: back to where it left
+            plan, trail, rest = left, [], REST
+        plain, left, least, rest = left is None, None, sum(parts), rest - 1
+        if plain and rest < 0 and not settled and (far := ahead(task, trail, change)) is not None:
+            left, plan = plan, far
     found = GromovResult.__new__(GromovResult)
     vars(found).update(vars(result))
     found.value, found.parts, found.steps, found.settled, found.values = sum(parts), parts, steps, settled, []
-    found._task, found._plan = task, plan
+    found._task, found._plan = task, last
     return found
+
+
+def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float) -> Plan | None:
+    """Return where steps lead, by Anderson's extrapolation of what a step needs; None where that is not far.
+
+    The last step changed the plan by ``change`` of its mass; AHEAD of the mass is moved at most.
+    """
+    left = [task.vector(after) - task.vector(before) for before, after in trail]
+    if len(left) < 3:
+        return None
+    moves = np.stack([left[-1] - one for one in left[:-1]], 1)
+    share: Any = np.linalg.lstsq(moves, left[-1], rcond=1e-2)[0]
+    plans = [after for _, after in trail]
+    found = plans[-1].mixed(plans[:-1], share)
+    far = float(np.linalg.norm(task.vector(found) - task.vector(plans[-1])) / np.linalg.norm(left[-1]))
+    if not far > 0:
+        return None
+    found = plans[-1].mixed(plans[:-1], share * min(1.0, AHEAD / change / far))
+    return found if far >= FAR and found.mass > AHEAD * plans[-1].mass else None
 
 
 def best_of(found: list[GromovResult]) -> GromovResult:
@@ -559,7 +646,10 @@ def drawn(mass: F64) -> tuple[Any, F64]:
 
 
 def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
-    """Return the best plan between points on the principal axes of both clouds, in several directions of the axes."""
+    """Return the best plan after a few steps from points on the principal axes of both clouds, in several directions.
+
+    Before these steps the objectives tell little: outliers turn the axes.
+    """
     clouds = []
     for space, w in ((task.X, task.a), (task.Y, task.b)):
         x = space.phi[:, 2:]
@@ -578,8 +668,8 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
         with muted():
             result = solve(PointCloud(x * signs, y), task.a, task.b, reg=0.05 * scale, reg_m=rho, tol=LOOSE, **options)
         if result.mass > 0:
-            found.append(task.answer(result))
-    return [min(found, key=lambda plan: sum(task.parts(plan)))] if found else []
+            found.append(descend(task, task.answer(result), *FIRST, options))
+    return [best_of(found)._plan] if found else []
 
 
 def as_positive_or_inf(value: Any, name: str) -> float:

@@ -156,6 +156,28 @@ def test_a_start_between_some_points_leads_to_the_plan_of_all(metric, reg_m, mon
     assert mapuot.gromov(*spaces, a, a[order], init="independent", **given).coarse is None
 
 
+@pytest.mark.parametrize("reg_m", [(40.0, 60.0), math.inf, (math.inf, 60.0), (40.0, math.inf)])
+def test_slopes_are_differences_of_the_objective(reg_m):
+    rng = np.random.default_rng(5)
+    x, y, _, _, a, b = spaces(9, 8)
+    b = b if reg_m == math.inf else 1.2 * b
+    given = {"reg": 12.0, "reg_m": reg_m, "features": (rng.normal(size=(9, 2)), rng.normal(size=(8, 2))), "alpha": 0.7}
+    result = mapuot.gromov(x, y, a, b, init="independent", **given, **SETTLED)
+    slopes = result.gradient()[:4]
+    for k, slope in enumerate(slopes):
+        way = rng.normal(size=slope.shape) * (1.0 if k < 2 else 0.05)
+        way -= way.mean() * (k > 1 and reg_m == math.inf)  # both masses stay equal
+        far = []
+        for step in (-1e-3, 1e-3):
+            moved = [z + step * way if i == k else z for i, z in enumerate((x, y, a, b))]
+            far.append(mapuot.gromov(*moved, init=result, **given, **SETTLED).value)
+        assert (far[1] - far[0]) / 2e-3 == pytest.approx(float((slope * way).sum()), rel=1e-3)
+    with pytest.raises(NotImplementedError, match="distances have no points"):
+        mapuot.gromov(
+            cdist(x, x), y, a, b, metric=("precomputed", "sqeuclidean"), init="independent", **given
+        ).gradient()
+
+
 def test_steps_that_do_not_settle_are_told():
     x, y, *_ = spaces(12, 9)
     with pytest.warns(mapuot.ConvergenceWarning, match="still changes by"):
