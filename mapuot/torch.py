@@ -18,6 +18,7 @@ from .answer.slopes import mass_slope, point_slope, point_slopes
 from .answer.tensors import array_of, check_csr, is_csr, stream_of, tensor_of
 from .api.batch import BatchResult, solve_batch
 from .api.divergence import check_options, self_costs
+from .api.gromov import gromov
 from .api.solve import solve
 from .backends import host, namespace, pick
 from .backends.contract import any_of, is_on_device
@@ -770,6 +771,72 @@ def for_all(slope: Any, like: Any) -> Any:
     xp = namespace(like)
     slope = xp.asarray(host(slope)) if xp is np else xp.asarray(slope)
     return slope if len(slope) == len(like) else xp.concatenate([slope] * (len(like) // len(slope)))
+
+
+def gromov_loss(
+    X: Any, Y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any
+) -> Any:  # fmt: skip
+    """Compute the objective of `mapuot.gromov` between two clouds, differentiable once in X, Y, a and b.
+
+    The slopes are those of a plan that answers its own step: what is left of ``steps`` at the end is missing in them.
+
+    Parameters
+    ----------
+    X, Y : (m, d), (n, e) tensors
+        Points of two spaces that share no coordinates.
+    a, b : (m,), (n,) tensors, optional
+        Masses, >= 0. Default: equal masses that add up to 1.
+    reg, reg_m
+        As in `mapuot.gromov`; where both sides are inf, slopes by masses are known up to a constant.
+    **options
+        Whatever else `mapuot.gromov` takes of points.
+
+    Returns
+    -------
+    value : scalar tensor
+        float64 where an argument is, else float32.
+
+    See Also
+    --------
+    sample_loss : between clouds that share coordinates
+    mapuot.gromov : the plan
+
+    Examples
+    --------
+    >>> import torch, mapuot.torch
+    >>> x, y = torch.rand(20, 2, requires_grad=True), torch.rand(15, 3)
+    >>> mapuot.torch.gromov_loss(x, y, reg=0.05, reg_m=1.0).backward()
+    >>> x.grad.shape
+    torch.Size([20, 2])
+    """
+    X, Y = as_tensor(X, "X"), as_tensor(Y, "Y")
+    masses = (
+        equal(len(z), z) if w is None else as_tensor(w, name) for w, z, name in zip((a, b), (X, Y), "ab", strict=True)
+    )
+    where = {"backend": "cuda"} if X.is_cuda else {}
+    return _Gromov.apply(X, Y, *masses, {"reg": reg, "reg_m": reg_m} | where | options)[0]
+
+
+class _Gromov(torch.autograd.Function):
+    """Value of `gromov_loss`; the answer, which has its slopes, is the second output."""
+
+    @staticmethod
+    def forward(X: Any, Y: Any, a: Any, b: Any, options: dict[str, Any]) -> Any:
+        result = gromov(*(z.detach().cpu().numpy() for z in (X, Y, a, b)), **options)
+        return torch.as_tensor(result.value, dtype=widest(X, Y, a, b), device=X.device), result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:4])
+        ctx.result = output[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any, _: Any) -> Any:
+        def slopes(grad: Any, *inputs: Any) -> list[Any]:
+            found = zip(ctx.result.gradient()[:4], inputs, strict=True)
+            return [(grad * torch.as_tensor(slope, device=z.device)).to(z.dtype) for slope, z in found]
+
+        return (*_FirstDerivative.apply(slopes, grad, *ctx.saved_tensors), None)
 
 
 class _FirstDerivative(torch.autograd.Function):

@@ -335,3 +335,18 @@ def test_no_dense_copy_of_stored_costs():
     result = mapuot.solve(M.detach(), a.detach(), a.detach(), reg=0.1, reg_m=1.0)
     for slope in (values.grad, M.grad.values()):
         assert_allclose(slope, result.plan.values(), atol=1e-6 / n)
+
+
+def test_gromov_loss_has_the_slopes_of_its_answer():
+    rng = np.random.default_rng(0)
+    given = [rng.normal(size=(9, 2)), rng.normal(size=(8, 3)), rng.random(9) + 0.2, rng.random(8) + 0.2]
+    options = {"reg": 0.5, "reg_m": 5.0, "init": "independent"}
+    tensors = [torch.tensor(z, requires_grad=True) for z in given]
+    value, result = mapuot.torch.gromov_loss(*tensors, **options), mapuot.gromov(*given, **options)
+    (2 * value).backward()
+    assert float(value) == result.value
+    for tensor, slope in zip(tensors, result.gradient()[:4], strict=True):
+        assert_allclose(tensor.grad.numpy(), 2 * slope, rtol=1e-12)
+    alone = tensors[0].detach().float().requires_grad_()
+    mapuot.torch.gromov_loss(alone, tensors[1].detach(), **options).backward()
+    assert alone.grad.dtype == torch.float32
