@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from problems import Case, verify
 from scipy.spatial.distance import cdist
 
 import mapuot
@@ -360,3 +361,23 @@ def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
             assert table.sum() == round(want.share * kept.size)
             if turned:
                 np.testing.assert_array_equal(table, kept.T)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "cityblock", "cosine", "inner"])
+def test_points_whose_matrix_has_no_room_are_stored_as_k(metric):
+    """A float32 K of 4 bytes a pair, made of points block by block, where matrix and K together would take 16."""
+    x, y, a, b = clouds(45, 37, 14)
+    a[7] = b[3] = 0.0
+    size = len(a) * len(b)
+    cloud = mapuot.PointCloud(x, y, metric, form=4 * size)
+    for reg_m, tol in (((1.0, 2.0), 1e-6), ((math.inf, 2.0), 1e-3)):
+        result = mapuot.solve(cloud, a, b, reg=0.05, reg_m=reg_m, tol=tol, backend="cuda")
+        assert result.how.startswith("float32 tiles on a GPU")
+        assert result.converged
+        verify(result, Case(np.asarray(cloud), a, b, 0.05, reg_m))
+        Z = np.hstack([y, y])  # of more columns than a row of the plan is multiplied by as it is made
+        np.testing.assert_allclose(result.apply(Z), result.plan @ Z, atol=1e-13)
+        np.testing.assert_allclose(result.apply_transpose(x), result.plan.T @ x, atol=1e-13)
+    for other in (mapuot.PointCloud(x, y, metric, form=4 * size - 1), mapuot.PointCloud(x, y, metric, form=None)):
+        assert "points" in mapuot.solve(other, a, b, reg=0.05, reg_m=1.0, tol=0.1, backend="cuda").how
+    assert "points" in mapuot.solve(cloud, a, b, reg=0.05, reg_m=1.0, tol=1e-8, backend="cuda").how

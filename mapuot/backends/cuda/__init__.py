@@ -46,7 +46,10 @@ def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N80
     """Make the workspace of a solve: of a K of all pairs or of stored ones, between points, or on a grid."""
     if problem.cost.operator == "products":
         return grid_workspace(problem, options, *engine())
-    return maker(problem.cost.operator)(problem, options, skip)
+    operator = problem.cost.operator
+    if operator == "points" and skip is None and import_module(f"{__name__}.arrays").keeps_K(problem, options):
+        operator = "tiles"
+    return maker(operator)(problem, options, skip)
 
 
 @cache

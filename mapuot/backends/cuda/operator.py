@@ -29,6 +29,8 @@ from .launch import device_limits
 from .one_read import OneRead
 from .stream import WeighedProduct, apply_rows, balance_rows, fill_rows, joined, reduce_rows, stream, view_of
 
+FEW_COLUMNS = 4  # which a kernel multiplies a row of the plan by, as it is made
+
 
 class DeviceOperator(CostOperator):
     """K on the current device, its rows padded with zeros, and the plan."""
@@ -91,7 +93,12 @@ class DeviceOperator(CostOperator):
             alpha, beta, Y = self.alpha[i0:i1], self.beta, X
             if turned:
                 M, c, alpha, beta, Y = M.T, None if c is None else c.T, beta, alpha, X[i0:i1]  # noqa: PLW2901
-            part = apply_rows(M, c, alpha, beta, self.reg, Y)
+            if self.there or X.shape[1] <= FEW_COLUMNS:
+                part = apply_rows(M, c, alpha, beta, self.reg, Y)
+            else:  # a plan that is formed has one exponential for all columns
+                P = cp.empty(M.shape)
+                fill_rows(P, "float64", M, c, alpha, beta, self.reg)
+                part = P @ Y
             if i1 - i0 == self.shape[0]:
                 return part
             out = cp.zeros((self.shape[turned], X.shape[1])) if out is None else out

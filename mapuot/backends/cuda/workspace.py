@@ -168,7 +168,7 @@ class DeviceWorkspace(KernelWorkspace):
 
     def open_coarse(self) -> None:
         """Passes that clusters may correct."""
-        corrects = self.launch.memory > MEMORY[0] and not self.some
+        corrects = self.launch.memory > MEMORY[0] and not self.some and self.problem.cost.operator == "tiles"
         self.coarse = DeviceCoarse(self, self.problem, int(self.state["limits"]["memory"]) if corrects else 0)
 
     def take(self, problem: Problem) -> None:
@@ -185,6 +185,7 @@ class DeviceWorkspace(KernelWorkspace):
     def reads(self) -> str:
         """Name what passes read now, and by which kernels."""
         what = "float64 rows" if self.some else super().reads
+        what = f"{self.dtype} tiles" if type(self) is DeviceWorkspace and not self.some else what
         return f"{what} on a GPU, {'persistent' if self.launch.persistent else 'portable'}"
 
     def take_kernel(self) -> None:
