@@ -27,6 +27,7 @@ PARTS = {
     "scaling": "GeomLoss's loss by its scaling, and ours at the same error",
     "words": "calls of other libraries as programs make them, and the same in our words",
     "flow": "the minibatches of flow matching through a DataLoader, against the loop that programs have",
+    "gromov": "spaces without common coordinates, beside POT and OTT",
     "cluster": "ranks of this machine, and the communication model",
 }
 ALONE = {  # not in "all"
@@ -76,9 +77,9 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--quick", action="store_true", help="smaller and fewer, to test the benchmark itself")
     options.add_argument("--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)")
-    where = "for batch, zoo, points, tensors, sparse, flow, loss and small-reg (default: %(default)s)"
+    where = "for batch, zoo, points, tensors, sparse, flow, loss, gromov and small-reg (default: %(default)s)"
     options.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=where)
-    options.add_argument("--size", type=int, help="for zoo, points and sparse: how many")
+    options.add_argument("--size", type=int, help="for zoo, points, sparse and gromov: how many")
     options.add_argument("--before", type=Path, help="for small-reg: a checkout, built in place, to compare with")
     options.add_argument("--out", type=Path, help="folder of JSON (default: build/bench)")
     for name, text in {**PARTS, **ALONE, "all": "every part of the CPU"}.items():

@@ -1,0 +1,177 @@
+"""gromov: spaces without common coordinates, beside POT's and OTT's Gromov-Wasserstein.
+
+Skewed points in 30 dimensions and their copy: turned, shuffled, with a little noise, and with outliers in the place of
+a fifth of them. ``matched`` is the share of the points with a true partner that have it as their heaviest one. POT and
+mapuot solve the unbalanced problem from the same start a b^T, with POT's own limits; at 5000 points POT makes one step.
+OTT solves the balanced problem, also by plans of low rank. Each call is a process of its own, whose peak of memory is
+beyond what the points take; on a GPU it is what CuPy's pool holds. ``cpu`` is the time of all threads, which a busy
+machine leaves as it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from . import common
+from .device import device_name, missing
+
+SIZES, GPU_SIZES = (1000, 2000, 5000), (2000, 20_000, 100_000)
+DIMENSIONS, NOISE, OUTLIERS = 30, 0.02, 0.2
+REG, RHO = 0.03, 0.3  # in units of the squared variance of the points
+POT_STEPS = {5000: 1}  # of POT, by the number of points; 100 elsewhere
+RANK, RANKED = 100, 20_000  # of OTT's plans of low rank, and points of which they are asked for
+LONGEST, GPU_LONGEST = 1800.0, 45.0  # seconds, after which a call is ended; OTT's on a GPU
+
+
+def problem(n: int) -> tuple[Any, Any, Any, float]:
+    """Return both clouds, for each point of the first ones its copy's number or -1, and the squared variance."""
+    rng, size, kept = np.random.default_rng(0), 2 * 0.85 ** np.arange(DIMENSIONS), round(n * (1 - OUTLIERS))
+    x = (rng.normal(size=(n, DIMENSIONS)) + rng.exponential(size=(n, DIMENSIONS)) - 1) * size
+    turn, order = np.linalg.qr(rng.normal(size=(DIMENSIONS, DIMENSIONS)))[0], rng.permutation(n)[:kept]
+    copy = x[order] + NOISE * rng.normal(size=(kept, DIMENSIONS))
+    y = np.vstack([copy, 2 * size * rng.normal(size=(n - kept, DIMENSIONS))]) @ turn
+    partner = np.full(n, -1)
+    partner[order] = np.arange(kept)
+    return x, y, partner, float(x.var(0).sum() ** 2)
+
+
+def share(found: Any, partner: Any) -> float:
+    return float((np.asarray(found) == partner)[partner >= 0].mean())
+
+
+def clocks() -> Any:
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+def ours(n: int, init: str, **options: Any) -> dict[str, Any]:
+    """Return seconds and what is known of the answer."""
+    import mapuot
+
+    x, y, partner, unit = problem(n)  # of which a first step compiles what a GPU needs
+    mapuot.gromov(x, y, reg=unit, reg_m=unit, max_iter=1, tol=99.0, init="independent", **options)
+    before, begun = peak_of(options, start=True), clocks()
+    result = mapuot.gromov(x, y, reg=REG * unit, reg_m=RHO * unit, init=init, **options)
+    taken = clocks() - begun
+    return {
+        "seconds": taken[0], "cpu": taken[1], "memory": peak_of(options) - before, "value": result.value / unit,
+        "settled": result.settled,
+        "steps": len(result.steps), "change": result.steps[-1].change, "bound": result.error_bound,
+        "passes": sum(step.n_passes for step in result.steps), "matched": share(result.top_k(1)[0][:, 0], partner),
+    }  # fmt: skip
+
+
+def pot(n: int, steps: int) -> dict[str, Any]:
+    """Return the same of POT's unbalanced function."""
+    import ot
+
+    x, y, partner, unit = problem(n)
+    before, begun = peak_of({}, start=True), clocks()
+    X, Y = ot.dist(x, x), ot.dist(y, y)
+    plan, _, log = ot.gromov.fused_unbalanced_gromov_wasserstein(
+        X, Y, reg_marginals=RHO * unit, epsilon=REG * unit, max_iter=steps, log=True
+    )
+    taken = clocks() - begun
+    return {
+        "seconds": taken[0], "cpu": taken[1], "memory": peak_of({}) - before, "value": float(log["fugw_cost"]) / unit,
+        "settled": len(log["error"]) < steps, "matched": share(plan.argmax(1), partner),
+    }  # fmt: skip
+
+
+def ott(n: int, rank: int) -> dict[str, Any]:
+    """Return the same of OTT's balanced problem; its epsilon is twice a reg, as POT's balanced one is."""
+    import jax
+
+    jax.config.update("jax_enable_x64", rank < 0)
+    from ott.geometry.pointcloud import PointCloud
+    from ott.problems.quadratic.quadratic_problem import QuadraticProblem
+    from ott.solvers.linear.sinkhorn import Sinkhorn
+    from ott.solvers.quadratic import gromov_wasserstein as dense
+    from ott.solvers.quadratic import gromov_wasserstein_lr as low
+
+    x, y, partner, unit = problem(n)
+    given = QuadraticProblem(PointCloud(x), PointCloud(y))
+    if rank < 0:
+        solver: Any = dense.GromovWasserstein(linear_solver=Sinkhorn(), epsilon=2 * REG * unit, relative_epsilon=None)
+    else:
+        solver = low.LRGromovWasserstein(rank=rank, epsilon=0.0)
+    before, begun = peak_of({}, start=True), clocks()
+    found = jax.block_until_ready(solver(given))
+    taken = clocks() - begun
+    return {
+        "seconds": taken[0], "cpu": taken[1], "memory": peak_of({}) - before, "settled": bool(found.converged),
+        "matched": share(np.asarray(found.matrix).argmax(1), partner) if n <= max(SIZES) else None,
+    }  # fmt: skip
+
+
+def peak_of(options: dict[str, Any], start: bool = False) -> float:
+    """Return the most MiB so far; ``start``: forget what was before."""
+    if options.get("backend") == "cuda":
+        import cupy as cp
+
+        pool = cp.get_default_memory_pool()
+        if start:
+            pool.free_all_blocks()
+        return float(pool.total_bytes() / 2**20)
+    return float(common.forget_peak() if start else common.status("VmHWM")) / 2**20
+
+
+def measured(call: str, most: float = LONGEST) -> dict[str, Any]:
+    """Return what a call of this module finds in a process of its own, in ``most`` seconds."""
+    code = (
+        f"import json, warnings; warnings.simplefilter('ignore'); from bench import gromov; print(json.dumps({call}))"
+    )
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=common.ROOT, timeout=most
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not in {most:.0f} s"}
+    return json.loads(child.stdout) if child.returncode == 0 else {"failed": child.stderr.strip()[-200:]}
+
+
+def run(args: Any) -> dict[str, Any]:
+    gpu = args.device == "gpu"
+    if gpu and (why := missing()):
+        return {"skipped": why}
+    sizes = (args.size,) if args.size else (300,) if args.quick else GPU_SIZES if gpu else SIZES
+    rows = []
+    for n in sizes:
+        options = "backend='cuda'" if gpu else f"threads={args.threads}"
+        row: dict[str, Any] = {"n": n, "mapuot": measured(f"gromov.ours({n}, 'auto', {options})")}
+        if not gpu:
+            row["mapuot, start a b^T"] = measured(f"gromov.ours({n}, 'independent', {options})")
+            row["POT"] = measured(f"gromov.pot({n}, {POT_STEPS.get(n, 100)})")
+        if importlib.util.find_spec("ott") and n <= RANKED:
+            most = GPU_LONGEST if gpu else LONGEST
+            row |= {"OTT, balanced": measured(f"gromov.ott({n}, -1)", most)} if n <= max(SIZES) else {}
+            row[f"OTT, balanced, rank {RANK}"] = measured(f"gromov.ott({n}, {RANK})", most)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return {"rows": rows, "reg": REG, "rho": RHO} | ({"device": device_name()} if gpu else {})
+
+
+def tables(*found: dict[str, Any]) -> str:
+    """Return seconds, by the clock and of all threads, memory and the share that is matched."""
+    text = []
+    for data in found:
+        clock = ["seconds"] if common.on_gpu(data) else ["seconds", "cpu"]
+        lines = []
+        for row in data["rows"]:
+            for name, one in row.items():
+                if name != "n":
+                    own = [one.get(key) for key in (*clock, "memory", "matched")]
+                    cells = [one.get("failed", "")] + [""] * len(clock)
+                    if "failed" not in one:
+                        cells = [*own[:-1], "" if own[-1] is None else f"{100 * own[-1]:.1f} %"]
+                    stopped = "" if one.get("settled", True) else ", stopped"
+                    lines.append([f"{row['n']:,}", name + stopped, *("" if x is None else x for x in cells)])
+        head = ["points", "", "seconds", *(["CPU s"] if len(clock) > 1 else []), "MiB", "matched"]
+        text += [f"{common.machine_line(data)}:", common.table(head, lines)]
+    return common.text_of(*text)
