@@ -513,7 +513,10 @@ def there(value: Any) -> Any:
     """Return an array on the current device, of a tensor without its graph."""
     import cupy  # noqa: PLC0415 - only for what lies on a GPU
 
-    array = cupy.from_dlpack(value.detach()) if type(value).__module__ == "torch" else cupy.asarray(value)
+    if type(value).__module__ == "torch":
+        value = value.detach()
+        value = cupy.from_dlpack(value) if value.is_cuda else value.numpy()
+    array = cupy.asarray(value)
     return array if array.device == cupy.cuda.Device() else cupy.asarray(array.get())
 
 

@@ -344,7 +344,7 @@ def begin(jobs: Iterable[Job]) -> None:
 
     device = cupy.cuda.runtime.getDevice()
     keys = {module_key(device, name, function, *sorted(options.items())): None for name, function, options in jobs}
-    missing = [key for key in keys if key not in MODULES]
+    missing = [key for key in keys if key not in MODULES or (MODULES[key].done() and MODULES[key].exception())]
     if missing:
         pool = ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1))
         MODULES.update({key: pool.submit(compiled, *key) for key in missing})
