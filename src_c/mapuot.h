@@ -234,12 +234,14 @@ typedef struct {
     const int64_t *start;   /* marginals + 1 */
     double rounding;        /* of the marginals of many, and of what is asked of them, relative */
     double reg, tol, found; /* found: the error of the pass, with what hard columns miss in it */
+    double rough;           /* > 0: a step that proves nothing, of equations solved but for this share of their size */
+    int64_t enough;         /* products of such a step at most */
     const double *marginal; /* n: s */
     double *asked, *diagonal, *rate, *left, *y, *d, *t; /* n each */
     double *steps_made, *ratios;                        /* MAPUOT_MOST_PRODUCTS + 1 each */
     double error;                                       /* of the plan of the pass, certified */
     double after; /* bound on that of the next one, without the error that its pass finds (mapuot_newton_error) */
-    double mass, missed, apart, most, size, curvature, paths;
+    double mass, missed, apart, most, size, first, curvature, paths;
     int64_t products, all_products; /* of this step and of all */
     int64_t tried, wait;            /* all three 0 before the first step of a solve */
 } mapuot_newton;
@@ -347,6 +349,12 @@ int mapuot_balance(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, map
 int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                         const double *alpha, const double *beta, int64_t across, mapuot_dtype dtype, void *K,
                         int64_t ld);
+/* The pairs with log c_ij + alpha_i + beta_j - M_ij / reg >= least, row by row: count (m) of each row, and for each thread,
+ * which has whole rows of its own, one after the other, `room` columns and costs, of which found (threads) are in use.
+ * RUNNING, or ABSORB where a thread has more. */
+int mapuot_near_pairs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                      const double *alpha, const double *beta, double least, int64_t room, int64_t *count,
+                      int64_t *found, int32_t *column, double *data);
 int mapuot_form_plan(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                      const double *alpha, const double *beta, mapuot_dtype dtype, void *P, int64_t ld);
 int mapuot_apply(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,

@@ -92,6 +92,7 @@ int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rh
     w->error = w->found < INFINITY ? mapuot_newton_error(w->apart, w->most) : w->found;
     w->after = INFINITY;
     direct(w);
+    w->first = w->size;
     if (!(mass > 0.0) || !(w->found < INFINITY) || !(w->size < INFINITY) || !reached) return MAPUOT_GIVES_UP;
     if (w->size > 0.0) return MAPUOT_ASKS;
     w->error = w->found;
@@ -226,7 +227,8 @@ int mapuot_newton_next(mapuot_newton *w) {
         along += w->d[j] * w->t[j];
         plain += w->d[j] * Dd;
     }
-    if (!(along > SINGULAR * plain)) return judge_step(w, 1);
+    const int rough = w->rough > 0.0;
+    if (!(along > SINGULAR * plain)) return rough ? MAPUOT_OPEN : judge_step(w, 1);
     const double step = w->size / along;
     for (int64_t j = 0; j < w->n; j++) {
         w->y[j] += step * w->d[j];
@@ -235,7 +237,9 @@ int mapuot_newton_next(mapuot_newton *w) {
     w->steps_made[w->products++] = step;
     w->all_products += 1;
     direct(w);
-    return judge_step(w, 0);
+    if (!rough) return judge_step(w, 0);
+    const int most = w->enough < MAPUOT_MOST_PRODUCTS ? (int)w->enough : MAPUOT_MOST_PRODUCTS;
+    return w->size <= w->rough * w->rough * w->first || w->products >= most ? MAPUOT_OPEN : MAPUOT_ASKS;
 }
 
 /* ---- products by passes over the K of a state ---- */

@@ -309,6 +309,39 @@ static void plan_sums(const stream_args *args, int64_t i0, int64_t i1, double *a
     acc[np] += v_sum(cost);
 }
 
+/* pairs whose exponents log c_ij + alpha_i + beta_j - M_ij / reg are at least `least`, row by row: how many each row has,
+ * their columns and costs */
+static int64_t near_pairs(const stream_args *args, int64_t i0, int64_t i1, double least, int64_t room, int64_t *count,
+                          int32_t *column, double *data) {
+    enum { GROUP = 32 }; /* most of which have no such pair */
+    _Alignas(64) double x[BLOCK];
+    int64_t found = 0;
+    panel near;
+    open_panel(&near, PANEL / BLOCK, i1, args->n);
+    for (int64_t i = i0; i < i1; i++) {
+        const int64_t before = found;
+        for (int64_t j = 0; j < args->n; j += BLOCK) {
+            const int64_t width = args->n - j < BLOCK ? args->n - j : BLOCK;
+            if (found + width > room) return -1;
+            log_entries(args, i, j, width, &near, x);
+            const double *M = cost_block(&args->M, i, j, width, &near);
+            for (int64_t k = 0; k < width; k += GROUP) {
+                const int64_t end = k + GROUP < width ? k + GROUP : width;
+                vd top = v_load(x + k);
+                for (int64_t q = k + VL; q < end; q += VL) top = v_max(top, v_load(x + q));
+                if (!(v_top(top) >= least)) continue;
+                for (int64_t q = k; q < end; q++) {
+                    column[found] = (int32_t)(j + q);
+                    data[found] = M[q];
+                    found += x[q] >= least;
+                }
+            }
+        }
+        count[i] = found - before;
+    }
+    return found;
+}
+
 /* the costs of M, points, to out */
 static void costs(const stream_args *args, int64_t i0, int64_t i1) {
     enum { ROWS = 4 };
@@ -324,4 +357,4 @@ static void costs(const stream_args *args, int64_t i0, int64_t i1) {
         }
 }
 
-const stream_kernels ISA_OP(streams) = {extrema, balance, apply_transpose, plan_sums, apply, costs};
+const stream_kernels ISA_OP(streams) = {extrema, balance, apply_transpose, plan_sums, apply, costs, near_pairs};

@@ -15,6 +15,7 @@ from ..problem.points import Formed
 from ..problem.problem import Problem
 from ..problem.validate import as_start
 from ..route.stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, newton_words, route
+from .kept import RUNG_TOL, KeptPairs
 from .loop import Run
 from .truncation import begun, ended, in_boxes
 
@@ -36,6 +37,7 @@ class Done(NamedTuple):
     before: str  # the status before it
     reads: str  # what its passes read
     clusters: int  # that corrected them
+    share: float  # of the pairs that they read, 0 where that is all of them
 
 
 def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool) -> Result:
@@ -45,7 +47,10 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     """
     given, prefers = (bool(start[0].any()), bool(start[1].any())), getattr(run.module, "quicker_turned", None)
     together, skips_from = getattr(run.module, "SKIPS_TOGETHER", False), getattr(run.module, "SKIPS_FROM", 0)
-    way = route(problem, options, run.max_passes, given, escalate, bool(run.saves), prefers, together, skips_from)
+    keeps = getattr(run.module, "KEEPS_PAIRS", False)
+    way = route(
+        problem, options, run.max_passes, given, escalate, bool(run.saves), prefers, together, skips_from, keeps
+    )
     task, start = (problem.transpose(), start[::-1]) if way.turned else (problem, start)
     if options.symmetric:
         mean = 0.5 * (start[0] + start[1]) if all(given) and problem.ranks.size == 1 else start[1]
@@ -76,7 +81,7 @@ def all_stages(
 
     ``whole``: the task of all pairs, which a stage that begins at zeros takes.
     """
-    done, cancelled = list[Done](), False
+    done, cancelled, kept = list[Done](), False, KeptPairs(run, way.options.threads)
     for stage in way.stages:
         if run.status not in stage.after:
             continue
@@ -84,12 +89,15 @@ def all_stages(
             task, skip = whole, None
             log_v = np.zeros(task.shape[1])
         larger, before = stage.reg != task.reg, run.status
-        if larger and (cancelled or run.n_passes >= stage.most):
+        if (larger or stage.kept) and (cancelled or run.n_passes >= stage.most):
             continue
         run.limit = run.n_passes + 1 if cancelled else stage.most  # one pass, for potentials of the reg asked for
-        log_v = one_stage(run, task, stage, way.options, log_v, skip)
-        done.append(Done(stage, before, run.reads, run.clusters))
-        if larger:
+        found = one_stage(run, task, stage, way.options, log_v, skip, kept)
+        if found is None:
+            continue
+        log_v = found
+        done.append(Done(stage, before, run.reads, run.clusters, kept.share))
+        if larger or (stage.kept and run.status != "converged"):
             cancelled, run.status = run.status == "cancelled", "running"
         elif stage.symmetric and run.n_passes < run.max_passes and run.status in ("max_passes", *NO_ANSWER):
             run.status = "running"
@@ -99,14 +107,20 @@ def all_stages(
 
 
 def one_stage(
-    run: Run, task: Any, stage: Stage, options: Options, log_v: F64, skip: Truncation | None
-) -> F64:  # fmt: skip
-    """Make the passes of one stage; log v, before and after them, is for the reg asked for."""
-    options, ratio = stage.options(options), float(stage.reg / task.reg)
+    run: Run, task: Any, stage: Stage, options: Options, log_v: F64, skip: Truncation | None, kept: KeptPairs
+) -> F64 | None:  # fmt: skip
+    """Make the passes of one stage; log v, before and after them, is for the reg asked for.
+
+    None is returned where a stage of kept pairs was not made, since there are too many of them.
+    """
+    options, ratio, kept.share = stage.options(options), float(stage.reg / task.reg), 0.0
     if ratio == 1.0:
-        return run.run(task, options, log_v, stage.leave, skip)
+        solve = kept.solve if stage.kept else functools.partial(run.run, leave=stage.leave, skip=skip)
+        return solve(task, options, log_v)
     task, log_v = dataclasses.replace(task, reg=stage.reg), log_v * (task.reg / stage.reg)
-    return run.run(task, dataclasses.replace(options, last=task.balanced), log_v, stage.leave, skip) * ratio
+    options = dataclasses.replace(options, last=task.balanced)
+    found = kept.passes(task, dataclasses.replace(options, tol=RUNG_TOL), log_v) if stage.kept else None
+    return (run.run(task, options, log_v, stage.leave, skip) if found is None else found) * ratio
 
 
 def between_all(
@@ -137,6 +151,8 @@ def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None
         more.append("corrected by groups of points")
     for x in own[len(first) :]:
         more.append(f"after {x.before!r} {x.reads}" + " without extrapolation" * (x.stage.memory == 0))
+    if shares := [x.share for x in done if x.share]:
+        more.append(f"{100 * max(shares):.2g} % of the pairs kept" + f" in {len(shares)} stages" * (len(shares) > 1))
     more += newton_words(products)
     if problem.ranks.size > 1:
         more.append(f"on {problem.ranks.size} ranks")

@@ -21,6 +21,8 @@ from ..ranks import ALONE, Ranks
 from ..status import FAILED, GOES_ON, told_bound
 
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
+REACH = 3.0  # nats that one of Newton's steps moves a column, at most: far off it points anywhere
+ROUGH = 0.1  # share of its equations that such a step leaves, at most
 
 
 class Run:
@@ -45,6 +47,7 @@ class Run:
         self.status = "running"
         self.reads, self.clusters = "", 0  # of the last run: what its passes read, and what corrected them
         self.certified: Stats | None = None  # the last pass that Newton's step has certified
+        self.reach = REACH  # nats that the next of Newton's steps may move a column
         self.next_step = 0  # the pass from which on Newton's step is tried
         self.products = 0  # that Newton's steps towards hard columns took
         self.trace: list[Stats] = []
@@ -77,7 +80,8 @@ class Run:
                 newton.record.all_products = self.products
             workspace.absorb(log_v)
             fresh, reads = True, workspace.reads
-            quick = not self.heard and self.ranks.max(problem.size) <= self.module.QUICK_ENTRIES
+            single = self.heard or options.leaps
+            quick = not single and self.ranks.max(problem.size) <= self.module.QUICK_ENTRIES
             count = self.module.QUICK_PASSES if quick and leave == math.inf else 1
             while True:
                 begun = time.perf_counter()
@@ -90,14 +94,14 @@ class Run:
                 ended = self.status not in (*GOES_ON, *FAILED)
                 if ended and options.in_place and not (fresh and len(stats) == 1):
                     self.certify_in_place(workspace)
-                if newton and self.status in ("converged", "stalled"):
-                    self.status = self.meet(workspace, newton, tol)
+                self.status = self.stepped(workspace, newton, tol)
                 fresh = self.renewed(workspace, skip, self.trace[-1])
                 if self.status != "running" and not fresh:
                     break
                 if self.saves and self.ranks.max(bool(self.checkpoint and self.checkpoint.due)):
                     self.save(workspace, problem)
-                count = self.next_count(len(stats), self.ranks.max(time.perf_counter() - begun))
+                seconds = self.ranks.max(time.perf_counter() - begun)
+                count = 1 if single else self.next_count(len(stats), seconds)
             if stats[-1].rejected:
                 ended_as = self.status
                 self.leave_rejected(workspace, stats[-1])
@@ -110,6 +114,14 @@ class Run:
             self.clusters = coarse.count if coarse and coarse.corrected else 0
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
             return workspace.next_log_v.copy()
+
+    def stepped(self, workspace: Workspace, newton: Any, tol: float) -> str:
+        """Make Newton's step after the last pass, where one is due; return the status."""
+        if newton and self.status in ("converged", "stalled"):
+            return self.meet(workspace, newton, tol)
+        if workspace.options.leaps and self.status == "running":
+            self.leap(workspace, self.trace[-1])
+        return self.status
 
     def meet(self, workspace: Workspace, newton: Any, tol: float) -> str:
         """Certify a pass that hard columns nearly meet by Newton's step, or go on from there; return the status."""
@@ -134,6 +146,18 @@ class Run:
             last.status = "converged" if last.error <= tol else "running"
             status = status if last.status == "running" and status == "max_passes" else last.status
         return status
+
+    def leap(self, workspace: Workspace, stat: Stats) -> None:
+        """Go on from Newton's step, which the guard may drop: after a plain pass another one then goes half as far."""
+        self.reach = 0.5 * self.reach if stat.rejected else min(REACH, 1.5 * self.reach)
+        if stat.rejected or self.n_passes < self.next_step:
+            return
+        log_v, products = workspace.leap(min(ROUGH, math.sqrt(stat.error)), self.reach)
+        self.products += products
+        if log_v is None:
+            self.next_step = self.n_passes + MOST_A_CALL
+        else:
+            workspace.restart(log_v, guarded=True)
 
     def end(self, workspace: Workspace, newton: Any, tol: float) -> None:
         """Settle the status; certify the last pass of a solve that was cancelled or has not met its hard columns."""
@@ -217,7 +241,5 @@ class Run:
         return max(1, min(count, left - workspace.estimates))
 
     def next_count(self, made: int, seconds: float) -> int:
-        """Return how many passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""
-        if self.heard:
-            return 1
+        """Return how many passes to ask of the core next: what fits SECONDS_A_CALL."""
         return max(1, min(2 * made, MOST_A_CALL, int(made * SECONDS_A_CALL / max(seconds, 1e-6))))

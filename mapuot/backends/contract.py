@@ -66,6 +66,7 @@ class Options:
     schedule: str = "auto"  # of rows over threads: evenly ("static"), or by their speed
     symmetric: bool = False  # rows and columns are the same problem: passes of one potential, log u = log v
     last: bool = True  # at the reg asked for, where errors are certified
+    leaps: bool = False  # Newton's steps, which prove nothing, between passes
 
     @property
     def allowed(self) -> float:
@@ -122,11 +123,18 @@ class Workspace(Protocol):
     def corrected(self, stat: Stats) -> F64 | None:
         """Return the log v to go on from in a solve that skips pairs, None where it is the next one of the pass."""
 
-    def restart(self, log_v: F64) -> None:
-        """Go on from this log v on the same K."""
+    def restart(self, log_v: F64, guarded: bool = False) -> None:
+        """Go on from this log v on the same K; ``guarded``: the guard may drop the step to it."""
 
     def newton(self) -> Any:
         """Return Newton's steps (newton.py) that certify what misses hard marginals, None where passes meet all."""
+
+    def leap(self, rough: float, reach: float) -> tuple[F64 | None, int]:
+        """Return the log v that Newton's step from the last pass leads to, and the products that it took.
+
+        Its equations are solved but for the share ``rough``, and no column moves by more than ``reach`` nats. None is
+        returned where there is no such step.
+        """
 
     def newton_product(self) -> Callable[[F64], F64]:
         """Return the product for Newton's step from the last pass, where it makes products."""

@@ -111,7 +111,7 @@ class KernelWorkspace(Workspace):
         comparable, self.compared = narrow == self.compared, narrow
         return truncation.corrected(self, stat, floor, comparable)
 
-    def restart(self, log_v: F64) -> None:
+    def restart(self, log_v: F64, guarded: bool = False) -> None:
         """Go on from this log v on the same K; one that passes overwrite, or that v outgrows, is built anew."""
         e, off_v = self.absorbed
         log_v = namespace(e).asarray(log_v)
@@ -120,7 +120,7 @@ class KernelWorkspace(Workspace):
             self.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
             return
         self.set_cols(e, off_v, x, None)
-        put(self.progress, FORGOTTEN)
+        put(self.progress, FORGOTTEN | {"extrapolated": int(guarded)})
         self.send_progress()
 
     @property
@@ -206,6 +206,10 @@ class KernelWorkspace(Workspace):
     def newton(self) -> Any:
         """Return what certifies hard columns, None where passes meet all."""
         return ColumnsNewton(self.problem) if misses(self.problem) else None
+
+    def leap(self, rough: float, reach: float) -> tuple[F64 | None, int]:
+        """Return where a rough Newton's step leads to, and its products; only where some pairs are kept."""
+        raise NotImplementedError
 
     def newton_product(self) -> Callable[[F64], F64]:
         """Return the product for Newton's step from the last pass, where ``makes_products``."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ..backends.contract import Options
 from ..problem.problem import Common, Problem
+from ..processor import SERIAL_ENTRIES
 from ..status import FAILED
 
 SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
@@ -24,6 +25,7 @@ MOST_RUNGS = 40  # larger regs, up to 1e24 times the one asked for
 COARSE_TOL = 0.5  # certified error at which a larger reg has done its work
 BALANCED_TOL = 0.1  # the same where both sides are: a point far away finds its potential at larger regs in few passes
 WARM_ERROR = 1.0  # of a first pass: a warm start above it is left, where a cold one goes by way of larger regs
+KEPT_BELOW = 5e-4  # reg / range(M) under which passes over the pairs that may carry mass are tried
 TOGETHER = 60  # passes of one potential, after which ordinary ones go on: where they serve, 2 to 12 are enough
 INNER = 0.6  # of tol: for the pairs that are kept; the rest is for what is skipped
 FAR_MEDIAN = 30.0  # median cost / reg below which "auto" skips nothing: most pairs count
@@ -45,6 +47,7 @@ class Stage(NamedTuple):
     begin: str  # "start": as given; "zeros": cold, and all pairs count; "here": where the last stage ended
     leave: float = math.inf  # certified error above which its first pass is the only one
     symmetric: bool = False  # passes of one potential, log u = log v
+    kept: bool = False  # passes over the pairs that may carry mass, where these are few
 
     def options(self, asked: Options) -> Options:
         """Return the options that the workspace of this stage reads."""
@@ -68,20 +71,23 @@ class Route(NamedTuple):
 def route(
     problem: Problem, options: Options, most: int, given: tuple[bool, bool] = (False, False), escalate: bool = False,
     saves: bool = False, prefers: Callable[[Any], bool] | None = None, together: bool = False, skips_from: int = 0,
+    keeps: bool = False,
 ) -> Route:  # fmt: skip
     """Decide which way a problem goes; over ranks all must call it.
 
     ``most``: passes; ``given``: whether it starts from a log u and from a log v; ``escalate``: K may be stored in a
     finer type than that of the options; ``saves``: a checkpoint is written; ``prefers(cost)``: whether the backend
     would rather read the columns as rows; ``together``: the backend skips pairs in passes of one potential, too;
-    ``skips_from``: how many pairs there must be, where nobody says that some are to be skipped.
+    ``skips_from``: how many pairs there must be, where nobody says that some are to be skipped; ``keeps``: the backend
+    finds pairs that may carry mass.
     """
     turns = turned(problem, options) or quicker(problem, options, given, prefers)
     turns = problem.turns and turns and not options.symmetric
     nats = nats_of(problem, saves, skips_from) if together or not options.symmetric else None
     warm = bool(problem.ranks.max(given[0] if turns else given[1]))
     options = options if nats is None else inner(options)
-    return Route(turns, warm, nats, options, stages(problem, options, most, warm, nats is not None, escalate))
+    keeps = keeps and keeps_pairs(problem, options)
+    return Route(turns, warm, nats, options, stages(problem, options, most, warm, nats is not None, escalate, keeps))
 
 
 def inner(options: Options) -> Options:
@@ -90,13 +96,29 @@ def inner(options: Options) -> Options:
     return dataclasses.replace(options, tol=INNER * options.tol, tol_gap=tol_gap)
 
 
-def stages(problem: Problem, options: Options, most: int, warm: bool, skips: bool, escalate: bool) -> tuple[Stage, ...]:
+def keeps_pairs(problem: Problem, options: Options) -> bool:
+    """Tell whether passes over the pairs that may carry mass can serve."""
+    cost = problem.cost
+    whole = cost.operator == "tiles" and cost.held and problem.ranks.size == 1 and problem.masked is None
+    quick = problem.rows.logarithmic and problem.cols.logarithmic and options.memory > 0 and not options.symmetric
+    return whole and quick and cost.size > SERIAL_ENTRIES
+
+
+def stages(
+    problem: Problem, options: Options, most: int, warm: bool, skips: bool, escalate: bool, keeps: bool = False
+) -> tuple[Stage, ...]:
     """List the runs of passes that are tried, in order."""
     reg, tol, storage, memory = problem.reg, options.tol, options.precision, options.memory
     found = climb(problem, options, most // 2)
     begin, leave = "zeros", math.inf
     if found:
         found[0], begin, leave = found[0]._replace(begin="zeros"), "here", math.inf if skips else WARM_ERROR
+    if keeps:
+        small = KEPT_BELOW * (problem.M_max - problem.M_min)
+        found = [stage._replace(kept=stage.reg < small) for stage in found]
+        found += [Stage(reg, tol, storage, memory, most // 2, UNDONE, "here", kept=True)] * (
+            bool(found) and reg < small
+        )
     found.append(Stage(reg, tol, storage, memory, most, UNDONE, begin))
     if options.symmetric:
         found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "here", leave))

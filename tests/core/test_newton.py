@@ -30,7 +30,7 @@ def near_optimum(seed, rho, apart, m=9, n=12):
     return (masses / s)[:, None] ** fi * K * np.exp(log_v), log_v, best, fi
 
 
-def step(P, log_v, b, fi, tol, rho=None, symmetric=False, extra=0.0):
+def step(P, log_v, b, fi, tol, rho=None, symmetric=False, extra=0.0, rough=0.0, enough=300):
     """The verdict on a plan whose rows hold, the record, and the vectors of the step."""
     n, s = P.shape[1], P.sum(0)
     w, room = ffi.new("mapuot_newton *"), np.full(lib.mapuot_newton_room(n), np.nan)  # it may hold anything
@@ -39,7 +39,7 @@ def step(P, log_v, b, fi, tol, rho=None, symmetric=False, extra=0.0):
     w.marginal, *vectors = (ffi.from_buffer("double *", x) for x in kept)
     (w.m, w.n), w.reg, w.hard_rows, w.tol = P.shape, REG, fi == 1, tol
     w.least = 0.0 if symmetric else 1 - fi
-    w.symmetric, hard = symmetric, np.isinf(kept[2])
+    w.symmetric, hard, w.rough, w.enough = symmetric, np.isinf(kept[2]), rough, enough
     w.found = (1 + symmetric) * np.abs(s - b)[hard].sum() / s.sum() + extra
     verdict = lib.mapuot_newton_begin(w, *vectors, ffi.NULL, 1)
     at = {name: np.frombuffer(ffi.buffer(getattr(w, name), 8 * n)) for name in VECTORS}
@@ -47,6 +47,23 @@ def step(P, log_v, b, fi, tol, rho=None, symmetric=False, extra=0.0):
         at["t"][:] = -P @ at["d"] if symmetric else P.T @ (fi / P.sum(1) * (P @ at["d"]))
         verdict = lib.mapuot_newton_next(w)
     return verdict, w, {name: x.copy() for name, x in at.items()}
+
+
+@pytest.mark.parametrize("rho", [0.2, 50.0])
+def test_a_rough_step_leaves_the_share_it_is_told(rho):
+    """Of its equations, with soft columns, too, which it need not certify; or ends after so many products."""
+    P, log_v, best, fi = near_optimum(3, rho, 2.0)
+    rates = np.full(P.shape[1], REG / rho)
+    b = best.sum(0) * np.exp(rates * log_v)
+    for rough, enough in ((0.5, 300), (1e-3, 300), (1e-9, 2)):
+        verdict, w, at = step(P, log_v, b, fi, 0.0, np.full(P.shape[1], rho), rough=rough, enough=enough)
+        D = P.sum(0) + rates * b * np.exp(-rates * log_v)
+        asked = b * np.exp(-rates * log_v) - P.sum(0)
+        left = asked - D * at["y"] + P.T @ (P @ at["y"] * fi / P.sum(1))
+        size, first = (np.sqrt((x**2 / D).sum()) for x in (left, asked))
+        assert verdict == lib.MAPUOT_OPEN
+        assert (size <= 1.001 * rough * first) == (w.products < enough)
+        assert w.products == enough or size > 1e-3 * rough * first
 
 
 def bounds(P, log_v, b, fi, rho, symmetric, extra, y):

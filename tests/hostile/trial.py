@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -20,14 +21,15 @@ from over_ranks import Job
 from scipy import sparse
 
 import mapuot
-from mapuot.ascend import groups
+from mapuot.ascend import groups, kept
 from mapuot.backends import boxes
+from mapuot.route import stages
 
 from .problem import Problem, draw, draw_boxes, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho
 
 PATHS = (
     "cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids", "sparse batch", "truncated", "self",
-    "clouds",
+    "clouds", "kept",
 )  # fmt: skip
 OVER_RANKS = "ranks", "sparse ranks"  # one job each, in step
 NUMBERS = {  # of the generators: never renumber
@@ -111,7 +113,18 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
         options["method"] = "auto"
     if how == "grids":
         options["precision"] = "float64"
+    if how == "kept":
+        problem, options = draw_kept(rng, problem), options | {"method": "auto", "symmetric": False}
     return problem, options
+
+
+def draw_kept(rng: Any, problem: Problem) -> Problem:
+    """Return a problem of a small reg, one of three with costs of a few values only."""
+    size = spread(problem.M) or 1.0
+    M = np.round(3 / size * problem.M) * size / 3 if rng.random() < 0.3 else problem.M
+    reg = size * 10.0 ** rng.uniform(-7, -3)
+    pair = tuple(draw_rho(rng, p, reg, t) for p, t in zip(problem.penalty, (problem.a, problem.b), strict=True))
+    return problem.replace(M=M.astype(problem.M.dtype), reg=reg, reg_m=pair).feasible()
 
 
 def draw_trial(how: str, rng: Any, largest: int) -> Trial:
@@ -122,7 +135,7 @@ def draw_apart(how: str, rng: Any, largest: int) -> Trial:
     problem, options = draw_call(how, rng, largest)
     if how in OVER_RANKS:
         return draw_over_ranks(how, rng, problem, options)
-    if how in ("cold", "stream", "points", "sparse", "grids", "truncated", "clouds"):
+    if how in ("cold", "stream", "points", "sparse", "grids", "truncated", "clouds", "kept"):
         return Trial(how, (problem,), options)
     if how == "warm":
         return Trial(how, (problem,), options, draw_start(rng, problem))
@@ -234,9 +247,15 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
-    if trial.how in ("cold", "warm", "points", "grids", "truncated", "clouds"):
-        always = mock.patch.multiple(boxes, WORTH=WORTH, CORRECTION=math.inf)
-        with always, mock.patch.multiple(groups, GROUPS=GROUPS, WIDE=math.inf):
+    if trial.how in ("cold", "warm", "points", "grids", "truncated", "clouds", "kept"):
+        few = {"NATS": 4.0, "MOVE": 0.0} if first.M.size % 3 == 0 else {}  # some pairs are missed at first
+        keeps = {"SERIAL_ENTRIES": 0, "KEPT_BELOW": 1.0} if trial.how == "kept" else {}
+        with ExitStack() as always:
+            always.enter_context(mock.patch.multiple(boxes, WORTH=WORTH, CORRECTION=math.inf))
+            always.enter_context(mock.patch.multiple(groups, GROUPS=GROUPS, WIDE=math.inf))
+            if keeps:
+                always.enter_context(mock.patch.multiple(stages, **keeps))
+                always.enter_context(mock.patch.multiple(kept, MOST_SHARE=1.0, **few))
             return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start))]
     if trial.how == "sparse":
         c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)

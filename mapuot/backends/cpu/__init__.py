@@ -13,6 +13,7 @@ from .operator import HostOperator, asarray, costs, extrema, is_symmetric, to_nu
 from .plain import slopes
 from .tree_pass import TreePass
 from .workspace import (
+    KEEPS_PAIRS,
     LEAST_BOX,
     ONE_POTENTIAL,
     QUICK_ENTRIES,

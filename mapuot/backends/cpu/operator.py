@@ -14,6 +14,7 @@ from ..._core import ffi, lib
 from ...penalties import F64
 from ...problem.cost import Cost
 from ...problem.points import Kept, PointCosts
+from ...problem.sparse import Sparse
 from ...processor import SERIAL_ENTRIES
 from ...ranks import ALONE, Ranks
 from ..coarse import Labels
@@ -133,6 +134,27 @@ class HostOperator(CostOperator):
             check(lib.mapuot_balance(*call, pointer(x), pointer(alpha[i0:i1]), pointer(part)))
             np.maximum(top, part, out=top)
         return top
+
+    def near(self, alpha: F64, beta: F64, nats: float, most: int) -> Sparse | None:
+        """Return the pairs whose exponents are so far below 0 at most; None where there are more than ``most``."""
+        if native.is_turned(self.cost.array):  # rows of the transpose lie in one piece
+            turned = HostOperator(self.cost.transpose(), self.reg, self.c and self.c.transpose())
+            turned.pool = self.pool
+            pairs = turned.near(beta, alpha, nats, most)
+            return None if pairs is None else pairs.transpose()
+        (m, n), threads = self.shape, lib.mapuot_pool_threads(self.pool)
+        busy = min(threads, -(-m // native.TILE))
+        room = n + min(most, 4 * most // busy)  # of a thread; memory that none writes to is none
+        start, found, parts = np.zeros(m + 1, np.int64), np.zeros(threads, np.int64), []
+        for i0, i1, call in self.blocks():
+            column, data = np.empty((threads, room), np.int32), np.empty((threads, room))
+            counts = (pointer(x, "int64_t *") for x in (start[i0 + 1 : i1 + 1], found))
+            to = -nats, room, *counts, pointer(column, "int32_t *"), pointer(data)
+            if check(lib.mapuot_near_pairs(*call, pointer(alpha[i0:i1]), pointer(beta), *to)) == lib.MAPUOT_ABSORB:
+                return None
+            parts += [(column[t, :count], data[t, :count]) for t, count in enumerate(found.tolist())]
+        columns, costs = (np.concatenate(x) for x in zip(*parts, strict=True))
+        return Sparse(costs, columns, np.cumsum(start), self.shape) if len(costs) <= most else None
 
     def passes(self, narrow: bool, sums: F64) -> Any:
         """Make the record of passes, whose column sums go to ``sums``; narrow: some of them sum in float32."""

@@ -30,6 +30,7 @@ from .operator import HostOperator
 
 NARROW_NOISE = 2e-6  # some 3e-8 in a marginal; near the floor that 1e-7 tells a tenth of the passes crept
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
+KEEPS_PAIRS = True  # pairs that may carry mass are found
 ONE_POTENTIAL = True  # passes can have log u = log v
 SKIPS_TOGETHER = RANKS_TOGETHER = True  # such passes can skip pairs of points, and be of ranks that share rows
 LEAST_BOX = 16  # columns that vectors are padded to; a tile has 8 rows
@@ -54,7 +55,7 @@ class HostWorkspace(KernelWorkspace):
         super().__init__(problem, options, skip)
         m, n = problem.shape
         # every pass makes its rows, in float32 or, as an exact one, in float64
-        self.made, pairs = problem.cost.operator == "points", problem.cost.operator == "pairs"
+        self.made, pairs = problem.cost.remade or options.precision == "made", problem.cost.operator == "pairs"
         self.dtype = self.storage()
         memory = memory_of(options.memory, problem.ranks.min(m), np.dtype(STORAGE[self.dtype]).itemsize)
         self.safe_spread = SAFE_SPREAD[self.dtype]
@@ -84,6 +85,7 @@ class HostWorkspace(KernelWorkspace):
         if self.limits.finer and not self.made:
             self.operator.open_tile()
         self.coarse = Coarse(self, problem, memory)
+        self.leaps: Any = None  # record of rough Newton's steps, and its room
         self.makes_products = not (self.operator.summed or options.in_place)
         self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
         self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
@@ -91,12 +93,13 @@ class HostWorkspace(KernelWorkspace):
     @property
     def reads(self) -> str:
         """Name what passes read now: rows that they make, where K has turned out too coarse."""
-        made = not self.made and self.state.exact
+        made = self.problem.cost.operator == "tiles" and self.state.exact
         return f"{'float64' if self.state.exact else self.dtype} {'rows' if made else self.problem.cost.operator}"
 
     def storage(self) -> str:
         """Return the storage of K, which may be another than was asked for."""
-        problem, dtype, kind = self.problem, self.dtype, self.problem.cost.operator
+        problem, kind = self.problem, self.problem.cost.operator
+        dtype = "float64" if self.dtype == "made" else self.dtype
         self.size = narrow_points.fitting(problem) if dtype != "float64" else None
         coarse = kind == "points" and self.size is None
         if coarse or (kind == "pairs" and limits_of(problem, self.options, dtype, NARROW_NOISE)["finer"]):
@@ -289,6 +292,15 @@ class HostWorkspace(KernelWorkspace):
             return np.asarray((-v[:n] if symmetric else v[:n]) * self.sums[:n])
 
         return product
+
+    def leap(self, rough: float, reach: float) -> tuple[F64 | None, int]:
+        (m, n), state = self.problem.shape, self.state
+        newton, room = self.leaps = self.leaps or (ffi.new("mapuot_newton *"), native.zeros(lib.mapuot_meet_room(m, n)))
+        newton.rough, newton.enough = rough, max(1, native.CALL_WORK // self.problem.size)
+        verdict = lib.mapuot_newton_solve(self.pool, state, newton, pointer(room))
+        y = np.frombuffer(ffi.buffer(newton.y, 8 * n))
+        log_v = self.work[:n] - self.progress.shift + np.clip(y, -reach, reach)
+        return (None if verdict == lib.MAPUOT_GIVES_UP else log_v), newton.products
 
     def potentials(self) -> tuple[F64, F64]:
         rows, progress = self.row_side, self.progress

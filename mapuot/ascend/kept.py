@@ -1,0 +1,88 @@
+"""Kept pairs of a dense M: where reg is small, most pairs carry no mass, and passes need not read them.
+
+The potentials of a larger reg tell which pairs may matter: those whose exponents at this reg are near the largest of
+their row or of their column. These pairs alone are a sparse problem (problem/sparse.py), with cheap Newton's steps. It
+proves nothing of M: the pairs are found anew every few passes, from potentials that lie too high where a pair was
+missed, and a pass over all pairs certifies the answer, or the search goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ..backends.contract import Options
+from ..backends.newton import misses
+from ..backends.operator import parts_of
+from ..penalties import F64
+from ..problem.problem import Problem, heavy
+from ..route.stages import INNER
+from .loop import Run
+
+NATS = 25.0  # below the largest exponent of a row and of a column: all such pairs have e^-25 of its mass each, at most
+MOVE = 20.0  # nats beside them from one reg to the next, by which potentials may move
+MOST_SHARE = 0.03  # of the pairs: more of them take as long as passes over all
+EVERY = 10  # passes after which the pairs are found anew
+RUNG_TOL = 0.1  # certified error, for these pairs, at which a larger reg has done its work
+ROUNDS = 3  # passes over all pairs that may leave the answer to another search
+
+
+class KeptPairs:
+    """The pairs that one solve keeps, from stage to stage."""
+
+    def __init__(self, run: Run, threads: int | None) -> None:
+        self.run, self.threads = run, threads
+        self.task: Problem | None = None  # of the pairs that were kept last
+        self.share = 0.0  # of all pairs, at the beginning of the last stage
+
+    def passes(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
+        """Make the passes of a stage over kept pairs; return the next log v, None where there are too many pairs."""
+        run, most = self.run, self.run.limit
+        own, made = dataclasses.replace(options, precision="float64", leaps=True), False
+        while run.n_passes < most and (pairs := self.found(task, log_v)) is not None:
+            self.share = self.share if made else pairs.size / task.size
+            made, run.limit = True, min(most, run.n_passes + EVERY)
+            log_v = run.run(pairs, own, log_v)
+            if run.status in ("converged", "cancelled"):
+                break
+        run.limit = most
+        return log_v if made else None
+
+    def solve(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
+        """Solve at the reg asked for, as ``passes``; "converged" is the status of a pass over all pairs alone."""
+        run, answer = self.run, None
+        inner = dataclasses.replace(options, tol=INNER * options.tol)
+        exact = dataclasses.replace(options, precision="float64" if misses(task) else "made")
+        for _ in range(ROUNDS):
+            found = self.passes(task, inner, log_v if answer is None else answer)
+            answer = answer if found is None else found
+            if found is None or run.status == "cancelled":
+                break
+            answer = run.run(task, exact, found, leave=options.tol)
+            if run.status != "running":
+                break
+        return answer
+
+    def found(self, task: Problem, log_v: F64) -> Problem | None:
+        """Find the pairs that may carry mass at potentials near log v, None where they are many."""
+        before, backend = self.task, self.run.module
+        nats = NATS if before is not None and before.reg == task.reg else NATS + MOVE
+        (out_u, out_v), (_, log_b) = task.left_out, task.log_reference
+        x = np.where(out_v, -np.inf, np.where(np.isfinite(log_v), log_v, 0.0) + log_b)
+        sample = x - task.cost.at(heavy(task.rows.weight)[:, None], np.arange(len(x))) / task.reg
+        if np.mean(sample > sample.max(1, keepdims=True) - nats) > MOST_SHARE:
+            return None
+        known = task if before is None else dataclasses.replace(before, reg=task.reg)
+        operator, alpha = backend.operator_of(*parts_of(task), self.threads), np.where(out_u, -np.inf, 0.0)
+        whole = operator if before is None else backend.operator_of(*parts_of(known), self.threads)
+        beta = x - whole.balance(alpha, x)
+        for exponents in alpha, beta:
+            exponents[~np.isfinite(exponents)] = -np.inf
+        pairs = operator.near(alpha, beta, nats, int(2 * MOST_SHARE * task.size))
+        if pairs is None:
+            return None
+        reference: Any = task.reference if task.c is None else pairs.taken_from(task.c)
+        self.task = dataclasses.replace(task, cost=pairs, reference=reference, forbidden=True)
+        return self.task
