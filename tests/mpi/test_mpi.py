@@ -89,7 +89,7 @@ def make_problem(path, m=61, n=47, reg=0.02, **more):
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("kind", [".npz", ".h5", ".zarr", "pairs", "points"])
+@pytest.mark.parametrize("kind", [".npz", ".h5", pytest.param(".zarr", marks=pytest.mark.nightly), "pairs", "points"])
 def test_command_line(tmp_path, size, kind):
     """Each process has its rows; the plan is one array, or one CSR matrix, again; of points, one may have no row."""
     pytest.importorskip("h5py")
