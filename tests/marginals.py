@@ -49,12 +49,12 @@ def problem(shape, count, sizes=6, seed=0, ratio=1.2):
     return {pair: M / top for pair, M in costs.items()}, masses
 
 
-def drifting(reg_m):
-    """(costs, masses) of a chain of eight clouds of 300 points that drift, large enough for clusters."""
+def drifting(reg_m, n=300, count=8):
+    """(costs, masses) of a chain of clouds of n points that drift; eight of 300 are large enough for clusters."""
     rng = np.random.default_rng(0)
-    clouds = [rng.random((300, 2)) * 0.6 + 0.04 * k for k in range(8)]
-    costs = {(k, k + 1): ((clouds[k][:, None] - clouds[k + 1]) ** 2).sum(2) for k in range(7)}
-    return costs, [rng.dirichlet(np.full(300, 3.0)) * (1.0 if reg_m == np.inf else 1.1**k) for k in range(8)]
+    clouds = [rng.random((n, 2)) * 0.6 + 0.04 * k for k in range(count)]
+    costs = {(k, k + 1): ((clouds[k][:, None] - clouds[k + 1]) ** 2).sum(2) for k in range(count - 1)}
+    return costs, [rng.dirichlet(np.full(n, 3.0)) * (1.0 if reg_m == np.inf else 1.1**k) for k in range(count)]
 
 
 def whole(costs, masses, sizes=None):
