@@ -7,6 +7,7 @@ on torch's current stream.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, NamedTuple
 
@@ -22,7 +23,6 @@ from .api.gromov import gromov
 from .api.solve import solve
 from .backends import host, namespace, pick
 from .backends.contract import any_of, is_on_device
-from .compiled import compilable
 from .penalties import F64
 from .problem.clouds import PointCloud
 from .problem.kinds import as_costs
@@ -33,12 +33,16 @@ from .route.on_device import one_call
 
 try:
     import torch
+    from torch.autograd.function import once_differentiable
+
+    from .compiled import compilable
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.torch needs PyTorch: pip install torch") from error
 
 METRICS = {1: ("euclidean", 1.0), 2: ("sqeuclidean", 0.5)}  # of SamplesLoss, by p
 FORMULAS = {"Norm2(X-Y)": 1, "(SqDist(X,Y) / IntCst(2))": 2}  # GeomLoss's own words for these two costs
 BACKENDS = "auto", "tensorized", "online", "multiscale"
+SECOND_TOL = 1e-9  # of the potentials' move, beside the error of the plan
 
 
 class Measure(NamedTuple):
@@ -144,7 +148,8 @@ def sample_loss(
 ) -> Any:  # fmt: skip
     """Compute the value of unbalanced transport between clouds of points, differentiable once in x, y, a and b.
 
-    The matrix of the costs is never formed.
+    The matrix of the costs is never formed. Where x of one pair of clouds alone requires a gradient and the metric is
+    "sqeuclidean", it is differentiable twice: products with the Hessian are `mapuot.Result.hvp`.
 
     Parameters
     ----------
@@ -366,7 +371,7 @@ class SamplesLoss(torch.nn.Module):
     tensors. One (m, d) cloud may serve all p. Tensors on a GPU are solved there. A cloud with itself is solved by
     one potential, and once as long as its tensor and the numbers in it stay the same, as those of a fixed target do.
     Gradients are the derivatives of the value that is returned, by all four; GeomLoss's own, of a finite reach, are
-    (rho + eps / 2) / (rho + eps) of them.
+    (rho + eps / 2) / (rho + eps) of them. Second derivatives are those of `sample_loss`.
 
     Examples
     --------
@@ -730,8 +735,27 @@ class _Samples(torch.autograd.Function):
                 found.append((weight * tensor_of(slope, grad.device)).to(tensor.dtype))
             return found
 
+        if ctx.sides[0] is None and needed == (True, False, False, False) and has_hvp(ctx.solved[0]):
+            slopes.second = functools.partial(second_derivative, ctx.solved, grad.detach())  # type: ignore[attr-defined]
         found = _FirstDerivative.apply(slopes, grad, *ctx.saved_tensors)
         return (*(x if need else None for x, need in zip(found, needed, strict=True)), None, None, None)
+
+
+def has_hvp(result: Result) -> bool:
+    """Tell whether the second derivative by the points of the rows is known."""
+    metric = result.problem.cost.cloud.core[0]
+    return metric.degree == 2 and not metric.unit
+
+
+def second_derivative(solved: list[Any], grad: Any, move: Any, *_: Any) -> tuple[Any, ...]:
+    """Return the derivatives of <move, grad dW/dx> by grad and by x, and None for y, a and b."""
+    (ab, *alone), w = solved, host(array_of(move)).astype(np.float64)
+    with stream_of(grad.device):
+        slope, moved = host(point_slopes(ab, (True, False))[0]), ab.hvp(w, SECOND_TOL)
+        for aa in alone[:1]:
+            slope, moved = slope - host(point_slope(aa, True)), moved - 0.5 * aa.hvp(w, SECOND_TOL, both=True)
+    by_x = grad * tensor_of(moved, grad.device)
+    return grad.new_tensor((w * slope).sum()), by_x.to(move.dtype), None, None, None
 
 
 def total_masses(result: Any) -> Any:
@@ -848,7 +872,7 @@ class _FirstDerivative(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        ctx.second = getattr(inputs[0], "second", None)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, slopes: Any, grad: Any, *depend: Any) -> Any:
@@ -867,8 +891,13 @@ class _FirstDerivative(torch.autograd.Function):
         return tuple(map(torch.stack, zip(*own, strict=True))), (0,) * len(depend)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError("mapuot.torch has no second derivatives: the loss can be differentiated once")
+        if ctx.second is None:
+            raise RuntimeError(
+                "mapuot.torch has no second derivatives but those of squared distances of two clouds by x alone"
+            )
+        return None, *ctx.second(*grads)
 
 
 def solved(M: Any, a: Any, b: Any, values: Any, *more: Any) -> Any:

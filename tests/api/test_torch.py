@@ -1,4 +1,4 @@
-"""The torch losses: values and gradients against finite differences, zero weights, autocast, no second order."""
+"""The torch losses: values and gradients against finite differences, zero weights, autocast, refused second orders."""
 
 import numpy as np
 import pytest
