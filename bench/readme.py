@@ -11,7 +11,8 @@ from .common import RESULTS, ROOT
 
 RAW = "docs/speed_tables.md"
 TABLES = {  # marker: (where its table stands, the records that it is of)
-    "front": (("README.md", "docs/index.md"), ["solve", "words"]),
+    "front": (("README.md", "docs/index.md"), ["solve", "words", "gromov"]),
+    "gromov": (("docs/guide/spaces.md",), ["gromov", "gromov-nvidia-h200"]),
     "solve": (("docs/speed.md",), ["solve"]),
     "brief-pass": (("docs/speed.md",), ["pass"]),
     "brief-gpu": (("docs/speed.md",), ["gpu-nvidia-h200"]),
