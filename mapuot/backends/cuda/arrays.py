@@ -181,7 +181,7 @@ def form_bytes(cloud: PointCosts) -> int:
 def keeps_K(problem: Problem, options: Options) -> bool:  # noqa: N802
     """Tell whether passes read a stored float32 K of points in many dimensions, whose matrix has no room.
 
-    One H200, 100,000 points in 30 dimensions: 9 ms a pass, for 50 in float32 and 108 in float64 that make the entries.
+    One H200, 100,000 points in 30 dimensions: 9 ms a pass, for 108 of a float64 one that makes the entries.
     """
     cloud, size = problem.cost.cloud, ITEMSIZE["float32"] * problem.size
     if options.precision != "float32" or options.tol < KEPT_TOL or cloud.dim <= FEW or problem.ranks.size > 1:
