@@ -381,3 +381,13 @@ def test_points_whose_matrix_has_no_room_are_stored_as_k(metric):
     for other in (mapuot.PointCloud(x, y, metric, form=4 * size - 1), mapuot.PointCloud(x, y, metric, form=None)):
         assert "points" in mapuot.solve(other, a, b, reg=0.05, reg_m=1.0, tol=0.1, backend="cuda").how
     assert "points" in mapuot.solve(cloud, a, b, reg=0.05, reg_m=1.0, tol=1e-8, backend="cuda").how
+
+
+def test_gromov_is_that_of_the_cpu():
+    x, y, a, b = clouds(30, 25, 3)
+    y = np.hstack([y, y[:, :1] ** 2])
+    given = {"a": a / a.sum(), "b": b / b.sum(), "reg": 0.02, "reg_m": 0.2, "init": "independent"}
+    here, there = (mapuot.gromov(x, y, backend=name, **given) for name in ("cpu", "cuda"))
+    assert there.settled
+    assert there.value == pytest.approx(here.value, rel=1e-7)
+    np.testing.assert_allclose(there.gradient().x, here.gradient().x, atol=1e-4 * np.abs(here.gradient().x).max())
