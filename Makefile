@@ -7,7 +7,7 @@ C_FILES = $(shell find src_c src_cuda tests bench -name '*.[ch]' -o -name '*.cu'
 CHECKED := $(wildcard tests/core/check_*.[ch]) $(shell find mapuot -name '*.py')
 ARGS ?=
 JOBS ?= 2
-WORKERS = -n $(JOBS) --dist loadgroup
+WORKERS = -n $(JOBS) --dist loadgroup  # tests are handed out one by one, so that the longest begin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 CFLAGS_check := -g

@@ -1,6 +1,5 @@
 """Ranks of MPI, each job a process of its own: the cases of tests/mpi, and jobs that must die."""
 
-import functools
 import itertools
 import json
 import os
@@ -12,7 +11,6 @@ import time
 import numpy as np
 import pytest
 from launch import HERE, environment, finish, launcher, run, start
-from over_ranks import named
 from problems import clouds, csr_of
 from scipy import sparse
 from soak.trials import ENDS, rank_ends
@@ -22,35 +20,24 @@ from mapuot import files
 from mapuot.ranks import own_rows
 
 pytestmark = pytest.mark.mpi
-CASES, ERROR_CASES = named(HERE / "over_ranks.py", HERE / "mpi" / "cases.py"), named(HERE / "mpi" / "error_cases.py")
-RUNS = [("cases.py", size, case) for size in (1, 2, 3, 4) for case in CASES]
-RUNS += [("error_cases.py", size, case) for size in (1, 2, 3, 4) for case in ERROR_CASES]
-RUNS += [("cases.py", 7, "shapes"), ("cases.py", 7, "uneven_and_empty_blocks"), ("error_cases.py", 7, "one_bad_block")]
+JOBS = [(program, size, "") for program in ("cases.py", "error_cases.py") for size in (1, 2, 3, 4)]
+JOBS += [("cases.py", 7, "shapes uneven_and_empty_blocks"), ("error_cases.py", 7, "one_bad_block")]
 
 
-@functools.cache
-def failures(program, size):
-    """What failed in one job that runs all cases."""
-    cases = [case for name, ranks, case in RUNS if (name, ranks) == (program, size)]
-    code, out, err = run(size, "-m", "mpi4py", HERE / "mpi" / program, *cases, seconds=240)
+@pytest.mark.parametrize(
+    ("program", "size", "only"),
+    [pytest.param(*job, marks=() if job[1] == 2 else pytest.mark.nightly) for job in JOBS],
+)
+def test_cases(program, size, only):
+    """One job runs all cases, or those named; what failed is told of each."""
+    code, out, err = run(size, "-m", "mpi4py", HERE / "mpi" / program, *only.split(), seconds=240)
     last = out.strip().rpartition("\n")[2]
     assert last.startswith("{"), f"exit code {code} in {last}\n{err[-3000:]}"
     data = json.loads(last)
     assert data["size"] == size, "mpiexec and mpi4py do not belong together"
-    return data["failures"]
-
-
-def run_of(program, size, case):
-    """A case as a parameter: one worker of pytest-xdist runs all of one job."""
-    job = pytest.mark.xdist_group(f"{program} on {size}")
-    return pytest.param(program, size, case, marks=job if size == 2 else (job, pytest.mark.nightly))
-
-
-@pytest.mark.parametrize(("program", "size", "case"), [run_of(*one) for one in RUNS])
-def test_case(program, size, case):
-    launcher()
-    text = failures(program, size)[case]
-    assert not text, text
+    failed = [f"{case}: {text}" for case, text in data["failures"].items() if text]
+    assert data["failures"]
+    assert not failed, "\n".join(failed)
 
 
 def test_every_row_has_one_rank():
