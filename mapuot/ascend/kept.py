@@ -24,6 +24,8 @@ from .loop import Run
 NATS = 25.0  # below the largest exponent of a row and of a column: all such pairs have e^-25 of its mass each, at most
 MOVE = 20.0  # nats beside them from one reg to the next, by which potentials may move
 MOST_SHARE = 0.03  # of the pairs: more of them take as long as passes over all
+MOST_OF_LINES = 8.0  # in a row, where they grow as nats^.5, as on a line: Newton's steps take many products there
+GROWTH = 2.8  # of the pairs up to four times the nats: 2 on a line, 4 in a plane
 EVERY = 10  # passes after which the pairs are found anew
 RUNG_TOL = 0.1  # certified error, for these pairs, at which a larger reg has done its work
 ROUNDS = 3  # passes over all pairs that may leave the answer to another search
@@ -71,8 +73,7 @@ class KeptPairs:
         nats = NATS if before is not None and before.reg == task.reg else NATS + MOVE
         (out_u, out_v), (_, log_b) = task.left_out, task.log_reference
         x = np.where(out_v, -np.inf, np.where(np.isfinite(log_v), log_v, 0.0) + log_b)
-        sample = x - task.cost.at(heavy(task.rows.weight)[:, None], np.arange(len(x))) / task.reg
-        if np.mean(sample > sample.max(1, keepdims=True) - nats) > MOST_SHARE:
+        if self.are_many(task, x, nats):
             return None
         known = task if before is None else dataclasses.replace(before, reg=task.reg)
         operator, alpha = backend.operator_of(*parts_of(task), self.threads), np.where(out_u, -np.inf, 0.0)
@@ -86,3 +87,10 @@ class KeptPairs:
         reference: Any = task.reference if task.c is None else pairs.taken_from(task.c)
         self.task = dataclasses.replace(task, cost=pairs, reference=reference, forbidden=True)
         return self.task
+
+    def are_many(self, task: Problem, x: F64, nats: float) -> bool:
+        """Tell whether too many pairs matter beside columns of these exponents, by some rows."""
+        some = x - task.cost.at(heavy(task.rows.weight)[:, None], np.arange(len(x))) / task.reg
+        below = some.max(1, keepdims=True) - some
+        share, wide = np.mean(below < nats), np.mean(below < 4 * nats)
+        return bool(share > (MOST_SHARE if wide > GROWTH * share else min(MOST_SHARE, MOST_OF_LINES / len(x))))

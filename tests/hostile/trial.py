@@ -255,7 +255,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
             always.enter_context(mock.patch.multiple(groups, GROUPS=GROUPS, WIDE=math.inf))
             if keeps:
                 always.enter_context(mock.patch.multiple(stages, **keeps))
-                always.enter_context(mock.patch.multiple(kept, MOST_SHARE=1.0, **few))
+                always.enter_context(mock.patch.multiple(kept, MOST_SHARE=1.0, MOST_OF_LINES=math.inf, **few))
             return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start))]
     if trial.how == "sparse":
         c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)

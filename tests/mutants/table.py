@@ -292,7 +292,7 @@ TABLE = {
             ("answer = run.run(task, exact, found, leave=options.tol)", "answer = found"),
         ],
         "core/test_kept.py::test_the_way_is_left_where_many_pairs_matter": [
-            ("> MOST_SHARE:", "> 1:"),
+            ("MOST_SHARE if wide > GROWTH * share else min(", "min(1.0, "),
         ],
         "core/test_kept.py::test_it_ends_where_it_is_told_to": [
             ("if run.status in (\"converged\", \"cancelled\"):", "if run.status == \"converged\":"),
