@@ -30,6 +30,7 @@ from .sharpness import sharpness
 from .slopes import Gradient, gradient, image, potential
 from .store import contents
 from .summary import as_table
+from .unregularised import unregularised_bounds
 
 ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
 LEAST_FLOAT32, MOST_FLOAT32 = 2e-31, 3e38  # 2^24 times the least entry, 1.2e-38, that is not flushed; the largest sum
@@ -350,6 +351,36 @@ class Result(Certified, Answer):
         [1.0, 0.56, 0.14, 0.0]
         """
         return sharpness(self)
+
+    def unregularised_bounds(self) -> tuple[float, float]:
+        """Bound the optimal value of the problem without entropy, from below and from above.
+
+        That problem has the same cost, masses and penalties, and ``reg = 0``; pairs that the reference forbids are
+        allowed in it. Both bounds are true for every answer; they are close where ``reg * mass * log(n)`` is small
+        beside the value. M is read twice.
+
+        Returns
+        -------
+        low, high : float
+            In units of the objective. ``high`` is inf where a side is hard, as the plan may miss its marginal.
+
+        See Also
+        --------
+        dual : a lower bound of the value with entropy
+        mapuot.pot.mm_unbalanced : solves without entropy
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> M = (np.linspace(0, 1, 50)[:, None] - np.linspace(0.1, 1.2, 40)) ** 2
+        >>> for reg in (1e-2, 1e-4, 1e-6):
+        ...     low, high = mapuot.solve(M, reg=reg, reg_m=1.0).unregularised_bounds()
+        ...     print(f"{low:.6f} to {high:.6f}")
+        0.017260 to 0.022044
+        0.017447 to 0.017461
+        0.017460 to 0.017460
+        """
+        return unregularised_bounds(self)
 
     def apply(self, X: Any) -> Any:
         """Return ``P @ X`` for X of shape (n,) or (n, d), in float64, without forming P."""

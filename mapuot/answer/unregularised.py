@@ -1,0 +1,66 @@
+"""What a plan with entropy tells of the problem without: a lower and an upper bound on its optimal value.
+
+    f_i = min_j (M_ij - g_j),   then g_j = min_i (M_ij - f_i):   f_i + g_j <= M_ij for all pairs
+
+is a point of the dual without entropy, found from any g by one read of M, so that its value is a lower bound. The plan
+itself is allowed there, too, but for what hard marginals miss; what it costs without its entropy is an upper bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import penalties
+from ..backends.contract import host
+from ..problem.problem import EXPONENT_ROUNDING
+from ..status import FAILED
+
+ROUNDING = 2.0**-50  # 8 roundings of the sizes of all terms of a sum
+
+
+def unregularised_bounds(result: Any) -> tuple[float, float]:
+    """Return the bounds of ``Result.unregularised_bounds``."""
+    if result.problem.ranks.size > 1:
+        raise NotImplementedError("unregularised_bounds is for one process: gather M and solve there")
+    if result.status in FAILED:
+        return -np.inf, np.inf
+    with np.errstate(invalid="ignore", over="ignore"):
+        return lowest(result), highest(result)
+
+
+def lowest(result: Any) -> float:
+    """Return the dual value, without entropy, of the best point that g gives."""
+    p, reg = result.problem, result.problem.reg
+    operator = result._backend.operator_of(p.cost, reg, None, p.ranks, result._threads)
+    out_u, out_v = (host(x) for x in p.left_out)
+    log_v = host(result.log_v)
+    x = np.where(out_v, -np.inf, np.where(np.isfinite(log_v), log_v, 0.0))
+    alpha = np.where(out_u, -np.inf, 0.0)
+    top = operator.balance(alpha, x)
+    known = np.abs(np.concatenate([y[np.isfinite(y)] for y in (alpha, x)])).max(initial=0.0)
+    largest = max(abs(p.M_min), abs(p.M_max))
+    slack = 2 * EXPONENT_ROUNDING * (2 * known + largest / reg) * reg + p.cost.error(p.M_max)
+    low = size = 0.0
+    for side, y, out in ((p.rows, alpha, out_u), (p.cols, x - top, out_v)):
+        f = np.where(out, -np.inf, reg * y - slack)
+        term = penalties.dual_term(side.penalty, f, side.weight, side.rho, side.upper)
+        low, size = low + float(term.sum()), size + float(np.abs(term).sum())
+    low -= ROUNDING * size
+    return -np.inf if np.isnan(low) else low
+
+
+def highest(result: Any) -> float:
+    """Return what the plan costs without its entropy; inf where hard sides may miss what is asked of them."""
+    p = result.problem
+    if p.rows.demands or p.cols.demands:
+        return np.inf
+    mass, sides = result._values()
+    cost = size = float(result.cost)
+    size = abs(size) + 2 * max(0.0, -p.M_min) * mass
+    for side, t, _, r in sides:
+        term = penalties.divergence(side.penalty, r, t, side.rho, side.upper)
+        cost, size = cost + float(term.sum()), size + float(np.abs(term).sum())
+    cost += ROUNDING * size + p.cost.error(p.M_max) * mass
+    return np.inf if np.isnan(cost) else cost
