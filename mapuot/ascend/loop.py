@@ -102,7 +102,7 @@ class Run:
                     self.save(workspace, problem)
                 seconds = self.ranks.max(time.perf_counter() - begun)
                 count = 1 if single else self.next_count(len(stats), seconds)
-            if stats[-1].rejected:
+            if stats[-1].rejected and self.status != "converged":  # Newton's step from there may have been certified
                 ended_as = self.status
                 self.leave_rejected(workspace, stats[-1])
                 self.status = ended_as if newton else self.status  # that pass has yet to be certified

@@ -152,6 +152,21 @@ def test_marginals_of_a_solve_that_ends_far_from_its_kernel():
     np.testing.assert_allclose(result.row_marginal, result.plan.sum(1), rtol=1e-9)
 
 
+@pytest.mark.parametrize("tol", [1e-4, 1.6e-5, 1e-6])
+def test_hard_sides_of_a_kernel_that_is_left_by_newtons_step(tol):
+    """A dropped step ends one potential, Newton's step from there the solve: no pass follows that is not certified."""
+    lower = [[0.13], [0.49, 0.99], [0.27, 0.55, 0.34], [0.3, 0.49, 0.28, 0.56], [0, 0.27, 0.17, 0.07, 0.62]]
+    lower.append([0.13, 0.65, 0.35, 0.34, 0.71, 1.11])
+    M = np.array([row + [0.0] * (6 - len(row)) for row in lower])
+    M, a = np.maximum(M, M.T), np.array([0.58, 0.46, 0.81, 0.45, 0.5, 0.63])
+    found = list(
+        mapuot.path(M, a, a, regs=[6e-4, 2.7e-3], reg_ms=np.inf, tol=tol, precision="float64", max_passes=3000)
+    )
+    assert "one potential, from a warm start, Newton's step" in found[1].how
+    for result, reg in zip(found, (6e-4, 2.7e-3), strict=True):
+        verify(result, Case(M, a, a, reg, np.inf), "float64")
+
+
 def test_what_differs_is_solved_as_ever():
     x, a = cloud(30)
     M = squared(x)
