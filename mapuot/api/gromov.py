@@ -510,6 +510,8 @@ def gromov(
     (True, True)
     """
     kinds = metric if isinstance(metric, tuple) else (metric, metric)
+    if len(kinds) != 2:
+        raise ValueError(f"metric must be one of {[*KINDS]} or a pair of them, got {shown(metric)}")
     spaces = [Space(z, as_choice(k, "metric", KINDS), name) for z, k, name in zip((X, Y), kinds, "XY", strict=True)]
     given = options.keys() - set(OPTIONS)
     if given:

@@ -400,7 +400,7 @@ FUNCTIONS = {
     "gromov": (mapuot.gromov, {"X": POINTS[:4], "Y": POINTS[4:], "reg": 0.1, "reg_m": 1.0}, {
         V: [("X", " must be a non-empty matrix of points", np.zeros(3)),
             ("metric", "X must be a square matrix of distances", "precomputed"),
-            ("metric", " must be one of", "euclidean"),
+            ("metric", " must be one of", "euclidean", ("sqeuclidean",) * 3),
             ({"X": np.triu(np.ones((4, 4))), "metric": ("precomputed", "sqeuclidean")}, "X must be finite and sy"),
             ("a", " must be >= 0, got -1", -np.ones(4)), ("b", " must have shape (5,)", ONE),
             ("reg", " must be", 0.0), ("reg_m", "[1] must be > 0, or inf", (1.0, -1.0)),
