@@ -184,6 +184,9 @@ def test_steps_that_do_not_settle_are_told():
         found = mapuot.gromov(x, y, reg=20.0, reg_m=math.inf, max_iter=1, init="independent")
     assert not found.settled
     assert "not settled" in repr(found)
+    assert found.how in str(found)  # of a step that the core solved in one call, too
+    assert (len(found.log_u), len(found.log_v)) == (12, 9)
+    np.testing.assert_allclose(found.row_marginal, found.plan.sum(1), atol=1e-6)
 
 
 def test_a_last_step_that_did_not_converge_is_told():
