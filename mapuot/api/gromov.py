@@ -353,6 +353,7 @@ class Task:
     def vector(self, plan: Plan) -> F64:
         """Return the folded plan as a vector, in which each moment counts by its size."""
         rows, cols = (1.0 if z.phi is None else np.sqrt((z.phi**2).mean(0)) for z in (self.X, self.Y))
+        rows, cols = (np.where(z > 0, z, 1.0) for z in (rows, cols))  # of a coordinate that all points share: 0
         return np.asarray(plan.cross / np.reshape(rows, (-1, 1)) / cols).ravel()
 
     def cost(self, plan: Plan) -> StepCost:
@@ -672,7 +673,7 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
         clouds.append(z * np.where(third == 0, 1.0, third))
     k = min(z.shape[1] for z in clouds)
     x, y = (z[:, :k] for z in clouds)
-    scale = float(task.a @ (x**2).sum(1) / task.a.sum())
+    scale = float(task.a @ (x**2).sum(1) / task.a.sum()) or 1.0  # all mass lies in one point
     rho = tuple(np.inf if p == math.inf else scale for p in task.rho)
     found = []
     for flips in range(min(SIGNS, 2**k)):

@@ -178,6 +178,16 @@ def test_slopes_are_differences_of_the_objective(reg_m):
         ).gradient()
 
 
+def test_coordinates_that_all_points_share_change_nothing():
+    """Of points of a plane in space, and of all mass in one point."""
+    x, y, *_, a, b = spaces()
+    flat = np.column_stack([x, np.zeros(24)])
+    found, right = (mapuot.gromov(z, y, a, b, reg=2.0, reg_m=50.0, max_iter=200) for z in (flat, x))
+    assert found.value == pytest.approx(right.value, rel=1e-6)
+    one = mapuot.gromov(x, y, np.eye(24)[3], b, reg=2.0, reg_m=50.0)
+    np.testing.assert_allclose(one.plan[3], one.plan.sum(0))
+
+
 def test_steps_that_do_not_settle_are_told():
     x, y, *_ = spaces(12, 9)
     with pytest.warns(mapuot.ConvergenceWarning, match="still changes by"):
