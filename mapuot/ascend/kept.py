@@ -19,6 +19,7 @@ from ..backends.operator import parts_of
 from ..penalties import F64
 from ..problem.problem import Problem, heavy
 from ..route.stages import INNER
+from ..status import FAILED
 from .loop import Run
 
 NATS = 25.0  # below the largest exponent of a row and of a column: all such pairs have e^-25 of its mass each, at most
@@ -47,7 +48,7 @@ class KeptPairs:
             self.share = self.share if made else pairs.size / task.size
             made, run.limit = True, min(most, run.n_passes + EVERY)
             log_v = run.run(pairs, own, log_v)
-            if run.status in ("converged", "cancelled"):
+            if run.status in ("converged", "cancelled", *FAILED):
                 break
         run.limit = most
         return log_v if made else None

@@ -121,6 +121,16 @@ def test_it_ends_where_it_is_told_to(options, small):
     verify(result, case)
 
 
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+def test_pairs_that_leave_no_mass_are_found_once(small):
+    """Since no others would have any, either."""
+    case = clouds(40, 30, 1e-5, 0.01)
+    result = case.replace(M=case.M + 100).solve(symmetric=False, max_passes=400)
+    assert WAY in result.how
+    assert result.status == "underflow"
+    assert result.n_passes < 30
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.usefixtures("isa")
