@@ -297,7 +297,7 @@ TABLE = {
             ("answer = run.run(task, exact, found, leave=options.tol)", "answer = found"),
         ],
         "core/test_kept.py::test_the_way_is_left_where_many_pairs_matter": [
-            ("MOST_SHARE if wide > GROWTH * share else min(", "min(1.0, "),
+            ("MOST_OF_LINES / len(x)", "1.0"),
         ],
         "core/test_kept.py::test_it_ends_where_it_is_told_to": [
             ('if run.status in ("converged", "cancelled", *FAILED):', 'if run.status in ("converged", *FAILED):'),
