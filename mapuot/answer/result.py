@@ -362,7 +362,8 @@ class Result(Certified, Answer):
         Returns
         -------
         low, high : float
-            In units of the objective. ``high`` is inf where a side is hard, as the plan may miss its marginal.
+            In units of the objective. ``high`` is inf where a side is hard, as the plan may miss its marginal. ``low``
+            may be -inf where penalties "tv" or "l2" have points of mass 0, which only the plan without entropy may use.
 
         See Also
         --------

@@ -67,3 +67,13 @@ def test_any_answer_gives_true_bounds(most):
     for low, high in (of_array, of_points, of_pairs):
         assert low <= best[1]
         assert high >= best[0]
+
+
+@pytest.mark.parametrize("penalty", ["tv", "l2"])
+def test_points_without_mass_may_take_some_without_entropy(penalty):
+    """The product of the masses forbids them: here all mass would go to the second row, at a cost of .2 at most."""
+    M, a, b = np.array([[10.0], [0.0]]), np.array([1.0, 0.0]), np.ones(1)
+    result = mapuot.solve(M, a, b, reg=1e-3, reg_m=(0.1, 100.0), penalty=(penalty, "kl"))
+    low, high = result.unregularised_bounds()
+    assert low <= 0.2
+    assert high > 9
