@@ -18,7 +18,7 @@ from ..backends.newton import misses
 from ..backends.operator import parts_of
 from ..penalties import F64
 from ..problem.problem import Problem, heavy
-from ..route.stages import INNER
+from ..route.stages import INNER, WARM_ERROR
 from ..status import FAILED
 from .loop import Run
 
@@ -54,7 +54,10 @@ class KeptPairs:
         return log_v if made else None
 
     def solve(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
-        """Solve at the reg asked for, as ``passes``; "converged" is the status of a pass over all pairs alone."""
+        """Solve at the reg asked for, as ``passes``; "converged" is the status of a pass over all pairs alone.
+
+        Where these pairs led far astray, the log v to go on from is the one that they began with.
+        """
         run, answer = self.run, None
         inner = dataclasses.replace(options, tol=INNER * options.tol)
         exact = dataclasses.replace(options, precision="float64" if misses(task) else "made")
@@ -66,7 +69,7 @@ class KeptPairs:
             answer = run.run(task, exact, found, leave=options.tol)
             if run.status != "running":
                 break
-        return answer
+        return log_v if answer is not None and run.trace[-1].error > WARM_ERROR else answer
 
     def found(self, task: Problem, log_v: F64) -> Problem | None:
         """Find the pairs that may carry mass at potentials near log v, None where they are many."""

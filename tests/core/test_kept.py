@@ -131,6 +131,15 @@ def test_pairs_that_leave_no_mass_are_found_once(small):
     assert result.n_passes < 30
 
 
+def test_potentials_that_pairs_led_astray_are_left():
+    """From them passes over all pairs would not find back; from those before they do."""
+    x, y = np.random.default_rng(0).random((2, 700, 3))
+    M = ((x[:, None] - y) ** 2).sum(-1)
+    result = mapuot.solve(M, reg=1e-5 * M.max(), reg_m=(1.0, np.inf), threads=1, max_passes=5000)
+    assert WAY in result.how
+    assert result.converged
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.usefixtures("isa")
