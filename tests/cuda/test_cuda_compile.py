@@ -105,7 +105,9 @@ CASES = {
     "wide rows": ("portable.cu", portable("float32", (8, 8, 4), MEMORY=5), WIDE_ROWS),
     "points": ("portable.cu", points(1, 0, 3), {"point_sums": (128, 0), "point_columns": (128, 0)}),
     "quick powers": ("portable.cu", points(0, 0, 3, QUICK=1), {"point_sums": (128, 0)}),
-    "half of the pairs": ("portable.cu", points(0, -1, 3, QUICK=1, HALVED=1), {"point_sums": (128, 0)}),
+    "half of the pairs": (
+        "portable.cu", points(0, -1, 3, QUICK=1, HALVED=1), {"point_sums": (128, 0), "fold_halves": (64, 0)},
+    ),
     "largest exponents": ("portable.cu", points(0, 0, 3, KEPT=1, TOPS=1), {"point_sums": (128, 0)}),
     "tiles of points": ("portable.cu", points(1, 1, 0, DEPTH=16), {"tile_sums": (128, 32)}),
     "pairs": ("portable.cu", portable("float32", (1, 8, 2), SPARSE=1, SHORT_INDEX=1), PAIRS),
