@@ -231,15 +231,11 @@ class Plan(NamedTuple):
     def mixed(self, others: list[Plan], shares: F64) -> Plan:
         """Return this plan with shares of others in its place, by what a step needs of each: linear, logarithms too."""
         found: dict[str, Any] = {}
-        for name in self._fields[:-1]:
-            own = getattr(self, name)
-            found[name] = own - sum(
-                share * (own - getattr(one, name)) for one, share in zip(others, shares, strict=True)
-            )
-        logs = np.array(self.logs) - sum(
-            share * np.subtract(self.logs, one.logs) for one, share in zip(others, shares, strict=True)
-        )
-        return self._replace(**found, logs=tuple(logs.tolist()))
+        for name in self._fields:
+            own, *theirs = (np.asarray(getattr(plan, name)) for plan in (self, *others))
+            found[name] = own - sum(share * (own - one) for one, share in zip(theirs, shares, strict=True))
+        found |= {"features": float(found["features"]), "logs": tuple(found["logs"].tolist())}
+        return self._replace(**found)
 
     def scaled(self, f: float) -> Plan:
         """Return the plan times a number."""
@@ -350,11 +346,17 @@ class Task:
         """Steps that an extrapolation looks back at; a plan beside a matrix has as many numbers as this."""
         return 5 if self.X.phi is not None and self.Y.phi is not None else 2
 
+    @functools.cached_property
+    def sizes(self) -> tuple[Any, Any]:
+        """Sizes of the rows and of the columns of a folded plan; beside a matrix all count alike."""
+        rows, cols = (np.ones(1) if z.phi is None else np.sqrt((z.phi**2).mean(0)) for z in (self.X, self.Y))
+        rows, cols = (np.where(z > 0, z, 1.0) for z in (rows, cols))  # of a coordinate that all points share: 0
+        return rows[:, None], cols
+
     def vector(self, plan: Plan) -> F64:
         """Return the folded plan as a vector, in which each moment counts by its size."""
-        rows, cols = (1.0 if z.phi is None else np.sqrt((z.phi**2).mean(0)) for z in (self.X, self.Y))
-        rows, cols = (np.where(z > 0, z, 1.0) for z in (rows, cols))  # of a coordinate that all points share: 0
-        return np.asarray(plan.cross / np.reshape(rows, (-1, 1)) / cols).ravel()
+        rows, cols = self.sizes
+        return np.asarray(plan.cross / rows / cols).ravel()
 
     def cost(self, plan: Plan) -> StepCost:
         """Return the cost of the step after a plan."""
