@@ -528,10 +528,10 @@ def test_jax_takes_real_numbers():
             sinkhorn_loss(*spoiled, reg=0.1, reg_m=1.0)
     for words, error, text in (
         ({"reg": HUGE}, ValueError, "reg must be a positive"), ({"penalty": "tv"}, TypeError, "options may be"),
-        ({"A": -given[1]}, ValueError, "A must be"),
+        ({"a": -given[1]}, ValueError, "A must be"),
     ):  # fmt: skip
         with pytest.raises(error, match=text):
-            sinkhorn_loss(given[0], **{"A": given[1], "B": given[2], "reg": 0.1, "reg_m": 1.0} | words)
+            sinkhorn_loss(given[0], **{"a": given[1], "b": given[2], "reg": 0.1, "reg_m": 1.0} | words)
 
 
 # ---- callbacks ----
