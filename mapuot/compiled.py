@@ -23,7 +23,6 @@ from torch import Tensor
 Call = tuple[str, tuple[tuple[str, int], ...], dict[str, Any]]
 
 LOSSES: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {}  # by name; what tells how many problems there are
-NAMES: dict[str, tuple[str, ...]] = {}  # of their parameters
 CALLS: list[Call] = []  # of compiled programs
 KEPT: dict[int, tuple[list[Tensor], Tensor]] = {}  # by a value's number: its inputs, and the value with its graph
 NUMBERS, WORKERS = itertools.count(), ThreadPoolExecutor()
@@ -44,13 +43,13 @@ def compilable(**single: int) -> Callable[[Any], Any]:
 
     def decorated(loss: Any) -> Any:
         LOSSES[loss.__name__] = loss, single
-        outside = torch.compiler.disable(loss)
+        outside, names = torch.compiler.disable(loss), tuple(inspect.signature(loss).parameters)
 
         @functools.wraps(loss)
         def call(*args: Any, **options: Any) -> Any:
             if not torch.compiler.is_compiling():
                 return outside(*args, **options)
-            given = [*zip(NAMES[loss.__name__], args, strict=False), *options.items()]
+            given = [*zip(names, args, strict=False), *options.items()]
             found = [(name, x, tensors_in(x)) for name, x in given]
             inputs = [t for *_, tensors in found for t in tensors or []]
             if any(x.layout != torch.strided or x.device.type != "cpu" for x in inputs):
@@ -59,7 +58,6 @@ def compilable(**single: int) -> Callable[[Any], Any]:
             rest = {name: x for name, x, tensors in found if tensors is None}
             return torch.ops.mapuot.value(inputs, number_of(loss.__name__, places, rest))[0]
 
-        NAMES[loss.__name__] = tuple(inspect.signature(loss).parameters)
         return call
 
     return decorated
