@@ -273,7 +273,10 @@ class Task:
         f, g = features if isinstance(features, tuple) else (np.empty((X.count, 0)), np.empty((Y.count, 0)))
         self.f, self.g = (f - f.mean(0), g - f.mean(0)) if f.size else (f, g)
         sizes = float(a.sum()), float(b.sum())
-        self.prices = [*zip((*rho, reg), (*sizes, sizes[0] * sizes[1]), strict=True)]
+        whole = sizes[0] * sizes[1]
+        if not 0 < whole * whole < math.inf:  # KL is of products of measures
+            raise ValueError(f"a and b must have masses whose product has a square within float64, got {sizes}")
+        self.prices = [*zip((*rho, reg), (*sizes, whole), strict=True)]
 
     def part(self, rows: tuple[Any, F64], cols: tuple[Any, F64]) -> Task:
         """Return the problem of some points of both spaces, which have these masses."""
@@ -621,7 +624,7 @@ def best_of(found: list[GromovResult]) -> GromovResult:
 def starts(task: Task, init: Any, options: dict[str, Any]) -> list[tuple[Plan, GromovResult | None]]:
     """Return the plans to start from, with the answer between some of the points where a plan is lifted from there."""
     points, many = task.X.phi is not None and task.Y.phi is not None, max(task.X.count, task.Y.count) > 2 * SOME
-    if isinstance(init, str) and init == "auto":
+    if isinstance(init, str) and as_choice(init, "init", ("auto", *STARTS)) == "auto":
         init = ["independent"] if not points else ["coarse"] if many else ["independent", "axes"]
     found: list[tuple[Plan, GromovResult | None]] = []
     for one in init if isinstance(init, list) else [init]:
@@ -636,7 +639,8 @@ def starts(task: Task, init: Any, options: dict[str, Any]) -> list[tuple[Plan, G
         else:
             raise ValueError("init must not be 'axes' where a metric is 'precomputed': there are no axes")
     if not found:
-        raise ValueError("init must name a start, got []")
+        none = "init must name a start, got []", "reg and reg_m must leave a plan with mass from init 'axes'"
+        raise ValueError(none[init != []])
     return found
 
 
