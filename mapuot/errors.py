@@ -85,6 +85,18 @@ def muted() -> Iterator[None]:
         MUTED.reset(before)
 
 
+@contextmanager
+def renamed(names: dict[str, str]) -> Iterator[None]:
+    """Put a caller's names of arguments, {ours: the caller's}, into messages that begin with ours."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        name, _, rest = str(error).partition(" ")
+        if name not in names or type(error) not in (TypeError, ValueError):
+            raise
+        raise type(error)(f"{names[name]} {rest.replace(name + '.', names[name] + '.')}") from error
+
+
 def shown(value: Any) -> str:
     """Return repr(value) for a message, one line, cut off; its type where repr fails (an int of 5000 digits)."""
     try:

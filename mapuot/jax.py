@@ -14,6 +14,7 @@ import numpy as np
 from .answer.gradients import dual_value, marginal_gradient
 from .api.batch import solve_batch
 from .backends import namespace
+from .errors import renamed
 from .problem.clouds import PointCloud
 from .problem.validate import as_float, as_pair, as_positive
 
@@ -25,6 +26,7 @@ except ImportError as error:  # pragma: no cover
 
 
 OPTIONS = {"scale_cost", "tol", "max_passes", "precision", "threads"}
+NAMES = {"A": "a", "B": "b"}  # of `solve_batch`, and ours
 
 
 def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
@@ -153,7 +155,8 @@ def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any,
     def solved(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
         lead, (x, y, a, b) = together((x, y, a, b), (2, 2, 1, 1))
         y, a, b = (z[0] if len(z) == 1 else z for z in (y, a, b))
-        result = solve_batch(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(options))
+        with renamed(NAMES):
+            result = solve_batch(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(options))
         found = dual_value(result), *result.gradient()[:4]
         return tuple(np.asarray(z, dtype=x.dtype).reshape((*lead, *z.shape[1:])) for z in found)
 
@@ -200,7 +203,8 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
     reg, reg_m, options = settings
 
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
-        result = solve_batch(M, a, b, reg=reg, reg_m=reg_m, **dict(options))
+        with renamed(NAMES):
+            result = solve_batch(M, a, b, reg=reg, reg_m=reg_m, **dict(options))
         slopes, xp = (marginal_gradient(result, "rows"), marginal_gradient(result, "cols")), namespace(result.log_u)
         found = dual_value(result), *slopes, result.log_u, result.log_v, result.problem.reg
         return tuple(xp.asarray(x, dtype=M.dtype) for x in found)

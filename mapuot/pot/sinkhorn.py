@@ -9,8 +9,6 @@ gone below stopThr by another factor fi1 fi2.
 """
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ import numpy as np
 from ..answer.result import MOST_FLOAT32, Result
 from ..api.batch import solve_batch
 from ..api.solve import solve
-from ..errors import ConvergenceWarning, muted, warn
+from ..errors import ConvergenceWarning, muted, renamed, warn
 from ..problem.validate import as_array, as_count, as_float, as_pair, as_positive
 from ..status import Words, not_converged
 from .arrays import give, library, take, tracked
@@ -257,7 +255,7 @@ class Arguments:
         self.max_iter, self.stop = as_count(self.max_iter, self.words.passes), as_float(self.stop, self.words.tol)
         if several and (0 in self.b.shape or self.b.shape[:1] != shape[1:]):
             raise ValueError(f"b must have shape (n,) or (n, k) for M of shape {shape}, got {self.b.shape}")
-        with names_of_pot():
+        with renamed(NAMES):
             options = {"reg": self.reg, "reg_m": self.reg_m, "reference": reference, **self.limits(name)}
             with muted():
                 answers = (self.targets if several else self.target)(options, like)
@@ -380,18 +378,6 @@ class Answers:
     def vectors(self, values: list[Any]) -> Any:
         table = [*map(self.results[0]._backend.to_numpy, values)]
         return give(self.narrowed(np.stack(table, axis=1) if self.several else table[0]), self.like)
-
-
-@contextmanager
-def names_of_pot() -> Iterator[None]:
-    """Put POT's names of arguments into the messages of `mapuot`."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        name, _, rest = str(error).partition(" ")
-        if name not in NAMES or type(error) not in (TypeError, ValueError):
-            raise
-        raise type(error)(f"{NAMES[name]} {rest.replace(name + '.', NAMES[name] + '.')}") from error
 
 
 def warn_not_converged(result: Result, stop: float, words: Words) -> None:

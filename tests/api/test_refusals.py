@@ -407,7 +407,9 @@ FUNCTIONS = {
             ("reg_m", "[0] must be one number", (np.ones(4), 1.0)),
             ("features", " must be a pair of arrays or a finite matrix", np.ones((4, 4))),
             ("features", " must be", (np.ones((4, 1)), np.ones((5, 2)))),
-            ({"features": np.ones((4, 5)), "alpha": 0.0}, "alpha must be in"), ("init", " must be one of", "best"),
+            ({"features": np.ones((4, 5)), "alpha": 0.0}, "alpha must be in"),
+            ("init", " must be one of ['auto', ", "best"),
+            *(({"a": np.full(4, x), "b": np.full(5, x)}, "a and b must have masses") for x in (1e200, 1e90, 1e-200)),
             ("init", " must be a plan", np.ones((5, 4))), ("init", " must name a start", []),
             ("max_iter", " must be", 0), ("inner_tol", " must be", -1.0)],
         T: [("comm", "options must be of", None)]}),
@@ -528,7 +530,7 @@ def test_jax_takes_real_numbers():
             sinkhorn_loss(*spoiled, reg=0.1, reg_m=1.0)
     for words, error, text in (
         ({"reg": HUGE}, ValueError, "reg must be a positive"), ({"penalty": "tv"}, TypeError, "options may be"),
-        ({"a": -given[1]}, ValueError, "A must be"),
+        ({"a": -given[1]}, ValueError, "^a must be"), ({"b": -given[2]}, ValueError, "^b must be"),
     ):  # fmt: skip
         with pytest.raises(error, match=text):
             sinkhorn_loss(given[0], **{"a": given[1], "b": given[2], "reg": 0.1, "reg_m": 1.0} | words)
