@@ -45,12 +45,8 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
 
     ``start``: (log u, log v); ``escalate``: K may be stored in a finer type than that of the options.
     """
-    given, prefers = (bool(start[0].any()), bool(start[1].any())), getattr(run.module, "quicker_turned", None)
-    together, skips_from = getattr(run.module, "SKIPS_TOGETHER", False), getattr(run.module, "SKIPS_FROM", 0)
-    keeps = getattr(run.module, "KEEPS_PAIRS", False)
-    way = route(
-        problem, options, run.max_passes, given, escalate, bool(run.saves), prefers, together, skips_from, keeps
-    )
+    given, saves = (bool(start[0].any()), bool(start[1].any())), bool(run.saves)
+    way = route(problem, options, run.max_passes, run.module, given=given, escalate=escalate, saves=saves)
     task, start = (problem.transpose(), start[::-1]) if way.turned else (problem, start)
     if options.symmetric:
         mean = 0.5 * (start[0] + start[1]) if all(given) and problem.ranks.size == 1 else start[1]

@@ -11,7 +11,7 @@ regs of all of them, and of batches, are stated here. How a pass reads K (tiles,
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..backends.contract import Options
@@ -69,24 +69,24 @@ class Route(NamedTuple):
 
 
 def route(
-    problem: Problem, options: Options, most: int, given: tuple[bool, bool] = (False, False), escalate: bool = False,
-    saves: bool = False, prefers: Callable[[Any], bool] | None = None, together: bool = False, skips_from: int = 0,
-    keeps: bool = False,
+    problem: Problem, options: Options, most: int, backend: ModuleType | None = None, *,
+    given: tuple[bool, bool] = (False, False), escalate: bool = False, saves: bool = False,
 ) -> Route:  # fmt: skip
     """Decide which way a problem goes; over ranks all must call it.
 
-    ``most``: passes; ``given``: whether it starts from a log u and from a log v; ``escalate``: K may be stored in a
-    finer type than that of the options; ``saves``: a checkpoint is written; ``prefers(cost)``: whether the backend
-    would rather read the columns as rows; ``together``: the backend skips pairs in passes of one potential, too;
-    ``skips_from``: how many pairs there must be, where nobody says that some are to be skipped; ``keeps``: the backend
-    finds pairs that may carry mass.
+    ``most``: passes; ``backend``: says whether it would rather read the columns as rows (``quicker_turned``), whether
+    it skips pairs in passes of one potential, too (``SKIPS_TOGETHER``), how many pairs there must be where nobody says
+    that some are to be skipped (``SKIPS_FROM``), and whether it finds pairs that may carry mass (``KEEPS_PAIRS``);
+    ``given``: whether it starts from a log u and from a log v; ``escalate``: K may be stored in a finer type than that
+    of the options; ``saves``: a checkpoint is written.
     """
-    turns = turned(problem, options) or quicker(problem, options, given, prefers)
+    turns = turned(problem, options) or quicker(problem, options, given, getattr(backend, "quicker_turned", None))
     turns = problem.turns and turns and not options.symmetric
-    nats = nats_of(problem, saves, skips_from) if together or not options.symmetric else None
+    skips = getattr(backend, "SKIPS_TOGETHER", False) or not options.symmetric
+    nats = nats_of(problem, saves, getattr(backend, "SKIPS_FROM", 0)) if skips else None
     warm = bool(problem.ranks.max(given[0] if turns else given[1]))
     options = options if nats is None else inner(options)
-    keeps = keeps and keeps_pairs(problem, options)
+    keeps = getattr(backend, "KEEPS_PAIRS", False) and keeps_pairs(problem, options)
     return Route(turns, warm, nats, options, stages(problem, options, most, warm, nats is not None, escalate, keeps))
 
 
