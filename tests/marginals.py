@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 import scipy.sparse
+from problems import csr_of
 
 import mapuot
 from mapuot.marginals.tree import Tree
@@ -223,11 +224,7 @@ def hardened(masses, rho, rng):
 
 def as_stored(costs):
     """The finite entries of dense costs as sparse matrices."""
-    found = {}
-    for pair, M in costs.items():
-        i, j = np.nonzero(np.isfinite(M))
-        found[pair] = scipy.sparse.csr_array((M[i, j], (i, j)), shape=M.shape)
-    return found
+    return {pair: csr_of(M) for pair, M in costs.items()}
 
 
 def one_random(seed, narrow=False, backend="cpu", hard=False):

@@ -213,8 +213,7 @@ class ReferenceWorkspace:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             terms = sum(x.dual_scale for x in sides) + reg * problem.c_mass + abs(dual) + prices * (mass + hard)
             moved = mass * (reg + kl / 4) * rounding + 1e-15 * terms  # 2 of the 8 roundings lie between u and r
-            distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
-            error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9))
+            error = penalties.plan_error(max(gap, 0.0) / (reg * mass))  # >= KL(P* | P) / mass
             error += self.edges * float(hard / mass + 2**-51) if self.edges > 1 else float(hard / mass)
             error = min(error, 2 * min(problem.shape) * float(misfit / mass + 2**-51))
             error += rounding * (1 + 2 * error)

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from problems import pairs
+from problems import csr_of, pairs
 from scipy import sparse
 
 import mapuot
@@ -65,8 +65,7 @@ def full_and_empty(rng, m, n, share):
     """(M, S): a share of all pairs, dense and stored, a row and a column of all of them, and one each without any."""
     M = np.where(rng.random((m, n)) < share, rng.random((m, n)), np.inf)
     M[17], M[:, 1234], M[40], M[:, 5] = rng.random(n), rng.random(m), np.inf, np.inf
-    i, j = np.nonzero(np.isfinite(M))
-    return M, sparse.csr_array((M[i, j], (i, j)), shape=M.shape)
+    return M, csr_of(M)
 
 
 @pytest.mark.parametrize(
