@@ -50,12 +50,7 @@ def certify(answer: Answer, case: Case) -> float:
         used = t > 0
         terms = penalties.gap_term("kl", reg * log_x[used], marginal[used], t[used], np.full(used.sum(), rho), None)
         gap += float(terms.sum())
-    return error_of(gap, reg * mass)
-
-
-def error_of(gap: float, scale: float) -> float:
-    d = max(gap, 0.0) / scale
-    return d / 3 + math.sqrt(2 * d + d * d / 9)
+    return penalties.plan_error(max(gap, 0.0) / (reg * mass))
 
 
 def ours(case: Case, tol: float, **options: Any) -> Any:

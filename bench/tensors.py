@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import mapuot
-from mapuot.penalties import kl_divergence
+from mapuot.penalties import kl_divergence, plan_error
 
 from . import common, device, peers
 from .bandwidth import Buffer
@@ -92,7 +92,7 @@ class Cyclic:
             return sum(float(np.abs(r - a).sum()) for r, a in zip(sums, self.masses, strict=True)) / mass
         for r, a, w in zip(sums, self.masses, self.w, strict=True):
             gap += self.rho * float(kl_divergence(r, a * (w / a) ** (-self.reg / self.rho)).sum())
-        return peers.error_of(gap, self.reg * mass)
+        return plan_error(max(gap, 0.0) / (self.reg * mass))
 
 
 @functools.cache

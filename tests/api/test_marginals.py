@@ -439,7 +439,7 @@ def test_no_false_certificate(storage, kind, part, monkeypatch):
     assert len(solved) >= {"stored pairs": 0.5, "hard": 0.7}.get(kind, 1) * count
     assert sum(converged for converged, _ in solved) >= (0.9 * len(solved) if kind == "hard" else len(solved) - 2)
     assert narrow or np.median([ratio for converged, ratio in solved if converged]) > 0.1 or kind != "hard"
-    assert len(steps) > 2 * count or kind != "corrected steps"
+    assert len(steps) > count or kind != "corrected steps"  # else it tells nothing of them
 
 
 @pytest.mark.parametrize(("reg_m", "most"), [(0.05, 0.5), (1.0, 0.6), (np.inf, 0.7)])
