@@ -1,9 +1,10 @@
 """Losses of `mapuot.torch` within ``torch.compile``: one operator, into which the compiler does not look.
 
 A compiler runs a loss on tensors without numbers. What it then sees is ``mapuot::value`` of the tensors, whose shape
-follows from theirs, and ``mapuot::slopes`` for the way back; at run time they call the loss and ``backward()`` as a
-program without a compiler does. The way back of a value is kept as long as its second output lives, an integer that
-names it. Tensors on a GPU, and costs that are sparse, break the graph: there a loss is called as it is.
+follows from theirs, and ``mapuot::slope`` of one of them for the way back; at run time they call the loss and
+``backward()`` as a program without a compiler does, on the stream that the compiled program has. The way back of a
+value is kept as long as its second output lives, an integer that names it. Problems of torch.vmap are one batch to
+both. Costs that are sparse break the graph: there a loss is called as it is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 
 # a loss, its tensors (0), or how many are in a list, by name, and its other arguments
 Call = tuple[str, tuple[tuple[str, int], ...], dict[str, Any]]
@@ -52,7 +54,7 @@ def compilable(**single: int) -> Callable[[Any], Any]:
             given = [*zip(names, args, strict=False), *options.items()]
             found = [(name, x, tensors_in(x)) for name, x in given]
             inputs = [t for *_, tensors in found for t in tensors or []]
-            if any(x.layout != torch.strided or x.device.type != "cpu" for x in inputs):
+            if any(x.layout != torch.strided for x in inputs):
                 return outside(*args, **options)
             places = tuple((name, 0 if isinstance(x, Tensor) else len(x)) for name, x, ts in found if ts is not None)
             rest = {name: x for name, x, tensors in found if tensors is None}
@@ -80,22 +82,31 @@ def arguments(inputs: list[Tensor], number: int) -> tuple[str, dict[str, Any]]:
 
 
 VALUE = "(Tensor[] inputs, int number) -> (Tensor, Tensor)"
-SLOPES = "(Tensor grad, Tensor name, Tensor[] inputs, bool[] needed) -> Tensor[]"
+SLOPE = "(Tensor grad, Tensor name, Tensor[] inputs, int place) -> Tensor"
+TAGS = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()  # PyTorch 2.5 has none
+torch.library.define("mapuot::value", VALUE, tags=TAGS)
+torch.library.define("mapuot::slope", SLOPE, tags=TAGS)
 
 
-@torch.library.custom_op("mapuot::value", mutates_args=(), schema=VALUE)
+@torch.library.impl("mapuot::value", "CompositeExplicitAutograd")
 def value(inputs: list[Tensor], number: int) -> tuple[Tensor, Tensor]:
     """Return the value of a loss, and what names its way back."""
     inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
     loss, given = arguments(inputs, number)
-    found = WORKERS.submit(LOSSES[loss][0], **given).result()  # an operator runs below autograd, a thread does not
+    stream = torch.cuda.current_stream(inputs[0].device) if inputs[0].is_cuda else None
+
+    def work() -> Any:
+        with torch.cuda.stream(stream):
+            return LOSSES[loss][0](**given)
+
+    found = WORKERS.submit(work).result()  # an operator runs below autograd, a thread does not
     name = torch.tensor(next(NUMBERS))
     KEPT[int(name)] = inputs, found
     weakref.finalize(name, KEPT.pop, int(name), None)
     return found.detach(), name
 
 
-@value.register_fake
+@torch.library.register_fake("mapuot::value")
 def value_without_numbers(inputs: list[Tensor], number: int) -> tuple[Tensor, Tensor]:
     loss, given = arguments(inputs, number)
     several = []
@@ -109,29 +120,83 @@ def value_without_numbers(inputs: list[Tensor], number: int) -> tuple[Tensor, Te
     return inputs[0].new_empty(several[:1], dtype=dtype), torch.empty((), dtype=torch.int64)
 
 
-@torch.library.custom_op("mapuot::slopes", mutates_args=(), schema=SLOPES)
-def slopes(grad: Tensor, name: Tensor, inputs: list[Tensor], needed: list[bool]) -> list[Tensor]:
-    """Return grad times the derivatives of a value by its inputs, zeros where they are not needed."""
-    kept, found = KEPT[int(name)]
-    wanted = [x for x, need in zip(kept, needed, strict=True) if need]
-    some = iter(torch.autograd.grad(found, wanted, grad, retain_graph=True, materialize_grads=True))
-    return [next(some).clone() if need else torch.zeros_like(x) for x, need in zip(inputs, needed, strict=True)]
+@torch.library.impl("mapuot::slope", "CompositeExplicitAutograd")
+def slope(grad: Tensor, name: Tensor, inputs: list[Tensor], place: int) -> Tensor:
+    """Return grad times the derivative of a value by one of its inputs."""
+    kept, found = KEPT[int(name)]  # in this thread: on a GPU it is the one that another's way back would wait for
+    (one,) = torch.autograd.grad(found, kept[place], grad, retain_graph=True, materialize_grads=True)
+    return one.clone(memory_format=torch.contiguous_format)
 
 
-@slopes.register_fake
-def slopes_without_numbers(grad: Tensor, name: Tensor, inputs: list[Tensor], needed: list[bool]) -> list[Tensor]:
-    return [torch.empty_like(x) for x in inputs]
+@torch.library.register_fake("mapuot::slope")
+def slope_without_numbers(grad: Tensor, name: Tensor, inputs: list[Tensor], place: int) -> Tensor:
+    return inputs[place].new_empty(inputs[place].shape)
 
 
-def keep(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(output[1], *inputs[0])
+def stacked(size: int, inputs: list[Tensor], dims: list[int | None]) -> list[Tensor]:
+    """Return the inputs of all problems of torch.vmap, those that they share once for each."""
+    return [x.expand(size, *x.shape) if at is None else x.movedim(at, 0) for x, at in zip(inputs, dims, strict=True)]
 
 
-def way_back(ctx: Any, grad: Tensor, _: Any) -> tuple[list[Tensor | None], None]:
-    name, *inputs = ctx.saved_tensors
-    needed = list(ctx.needs_input_grad[0])
-    found = torch.ops.mapuot.slopes(grad, name, inputs, needed)
-    return [x if need else None for x, need in zip(found, needed, strict=True)], None
+@torch.library.register_vmap("mapuot::value")
+def values(info: Any, dims: Any, inputs: list[Tensor], number: int) -> Any:
+    one = [x if at is None else x.select(at, 0) for x, at in zip(inputs, dims[0], strict=True)]
+    if value_without_numbers(one, number)[0].ndim or any(count for _, count in CALLS[number][1]):
+        raise NotImplementedError("torch.vmap goes over single problems, and not over batches of them")
+    return torch.ops.mapuot.value(stacked(info.batch_size, inputs, dims[0]), number), (0, None)
 
 
-value.register_autograd(way_back, setup_context=keep)
+@torch.library.register_vmap("mapuot::slope")
+def slopes(info: Any, dims: Any, grad: Tensor, name: Tensor, inputs: list[Tensor], place: int) -> Any:
+    """Return the slopes of the problems of a batch, or those of one answer for each of several weights."""
+    (grads,), size = stacked(info.batch_size, [grad], dims[:1]), info.batch_size
+    if any(at is not None for at in dims[2]):
+        return torch.ops.mapuot.slope(grads, name, stacked(size, inputs, dims[2]), place), 0
+    return torch.stack([torch.ops.mapuot.slope(one, name, inputs, place) for one in grads]), 0
+
+
+class _Value(torch.autograd.Function):
+    """``mapuot::value`` with its way back; a slope that nobody needs is left out by the compiler."""
+
+    @staticmethod
+    def forward(ctx: Any, number: int, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            found, name = torch.ops.mapuot.value(list(inputs), number)
+        ctx.save_for_backward(name, *inputs)
+        ctx.mark_non_differentiable(name)
+        return found, name
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        name, *inputs = ctx.saved_tensors
+        places = enumerate(ctx.needs_input_grad[1:])
+        return None, *(torch.ops.mapuot.slope(grad, name, inputs, k) if need else None for k, need in places)
+
+
+class _Slope(torch.autograd.Function):
+    """``mapuot::slope``, which has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, place: int, grad: Tensor, name: Tensor, *inputs: Tensor) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.mapuot.slope(grad, name, list(inputs), place)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError("a compiled loss of mapuot.torch has no second derivatives")
+
+
+def applied(function: Any, *args: Any) -> Any:
+    """Apply a function within an operator, where a transform of torch.func is under way already."""
+    with enable_single_level_autograd_function():
+        return super(torch.autograd.Function, function).apply(*args)
+
+
+@torch.library.impl("mapuot::value", "Autograd")
+def value_with_way_back(inputs: list[Tensor], number: int) -> Any:
+    return applied(_Value, number, *inputs)
+
+
+@torch.library.impl("mapuot::slope", "Autograd")
+def slope_without_way_back(grad: Tensor, name: Tensor, inputs: list[Tensor], place: int) -> Any:
+    return applied(_Slope, place, grad, name, *inputs)

@@ -125,7 +125,8 @@ def sinkhorn_loss(
     Notes
     -----
     ``torch.vmap`` over problems with a dense M is one batch. ``torch.func.grad`` and ``jacrev`` do what ``backward()``
-    does. To ``torch.compile`` a loss of dense tensors on the CPU is one operator, without a break of the graph.
+    does. To ``torch.compile`` a loss of dense tensors is one operator, without a break of the graph; a CUDA graph holds
+    no loss, whose solve ends when the host has read its certificate.
 
     Examples
     --------

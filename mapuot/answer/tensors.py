@@ -85,7 +85,10 @@ def stream_of(device: Any) -> Any:
         return contextlib.nullcontext()
     import cupy  # noqa: PLC0415 - only for tensors on a GPU
 
-    stream = sys.modules["torch"].cuda.current_stream(device.index)  # an index is found sooner than a device
+    of_torch = sys.modules["torch"].cuda
+    if of_torch.is_current_stream_capturing():
+        raise RuntimeError("a CUDA graph cannot hold a solve, which ends when the host has read its certificate")
+    stream = of_torch.current_stream(device.index)  # an index is found sooner than a device
     same = stream.cuda_stream == cupy.cuda.get_current_stream().ptr
     return contextlib.nullcontext() if same else cupy.cuda.Stream.from_external(stream)
 

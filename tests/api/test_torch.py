@@ -1,7 +1,10 @@
 """The torch losses: values and gradients against finite differences, zero weights, autocast, refused second orders."""
 
+import contextlib
+
 import numpy as np
 import pytest
+from conftest import CUDA
 from numpy.testing import assert_allclose
 
 torch = pytest.importorskip("torch")
@@ -10,6 +13,7 @@ import mapuot  # noqa: E402
 from mapuot import compiled  # noqa: E402
 from mapuot.torch import sinkhorn_divergence, sinkhorn_loss  # noqa: E402
 
+DEVICES = ["cpu", *(CUDA if torch.cuda.is_available() else [])]
 TIGHT = {"tol": 1e-10, "threads": 1}
 REG_M = [1.0, (0.3, 5.0), 1e3]
 
@@ -165,11 +169,14 @@ def test_modules_are_the_functions(kind):
         module(reg=-1, reg_m=1.0)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (None, 0, 0), (None, None, 0)])
-def test_transforms_of_torch_func(dims):
-    """vmap is a batch; grad, jacrev and both orders of vmap with grad are backward()."""
-    a, b, M = (x.detach() for x in tensors(p=3))
-    inputs = [a, b, M * torch.tensor([1.0, 1.5, 0.7], dtype=M.dtype)[:, None, None]]
+@pytest.mark.parametrize("way", ["called", "compiled"])
+def test_transforms_of_torch_func(dims, way, device):
+    """vmap is a batch; grad, jacrev and both orders of vmap with grad are backward(), in a compiled program, too."""
+    torch.compiler.reset()
+    a, b, M = (x.detach().to(device) for x in tensors(p=3))
+    inputs = [a, b, M * torch.tensor([1.0, 1.5, 0.7], dtype=M.dtype, device=device)[:, None, None]]
     inputs = [x if at == 0 else x[0] for x, at in zip(inputs, dims, strict=True)]
 
     def loss(a, b, M):
@@ -180,13 +187,17 @@ def test_transforms_of_torch_func(dims):
     values = [loss(*row) for row in leaves]
     sum(values).backward()
     mapped = torch.vmap(loss, dims)
-    assert_allclose(mapped(*inputs), torch.stack(values).detach(), rtol=1e-9)
-    for k, at in enumerate(dims):
-        right = torch.stack([row[k].grad for row in leaves])
-        assert_allclose(torch.vmap(torch.func.grad(loss, k), dims)(*inputs), right, rtol=1e-6, atol=1e-12)
-        assert_allclose(torch.func.jacrev(loss, k)(*rows[0]), right[0], rtol=1e-6, atol=1e-12)
-        whole = torch.func.grad(lambda *x: mapped(*x).sum(), k)(*inputs)
-        assert_allclose(whole, right if at == 0 else right.sum(0), rtol=1e-6, atol=1e-12)
+    right = [torch.stack([row[k].grad for row in leaves]) for k in range(3)]
+    whole = [x if at == 0 else x.sum(0) for x, at in zip(right, dims, strict=True)]
+    for function, given, wanted in (
+        (mapped, inputs, torch.stack(values).detach()),
+        (torch.vmap(torch.func.grad(loss, (0, 1, 2)), dims), inputs, right),
+        (torch.func.jacrev(loss, (0, 1, 2)), rows[0], [x[0] for x in right]),
+        (torch.func.grad(lambda *x: mapped(*x).sum(), (0, 1, 2)), inputs, whole),
+    ):
+        run = function if way == "called" else torch.compile(function, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(run(*given), type(run(*given))(wanted), rtol=1e-6, atol=1e-12)
+    assert not compiled.KEPT
 
 
 def test_transforms_of_points():
@@ -221,20 +232,30 @@ COMPILED = {
 }
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", COMPILED)
-def test_a_compiled_loss_is_one_operator(case):
+def test_a_compiled_loss_is_one_operator(case, device):
     """No break of the graph, as value and gradient without a compiler, and nothing kept when both are told."""
     loss, given = COMPILED[case]
     found = []
     for call in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
-        inputs = [x.detach().clone().requires_grad_() for x in given]
-        value = call(*inputs)
-        found.append((value.detach(), *torch.autograd.grad(value.sum(), inputs)))
-        del value
-    for one, other in zip(*found, strict=True):
-        assert one.dtype == other.dtype
-        assert_allclose(other, one, rtol=1e-6, atol=1e-9)
+        inputs = [x.detach().to(device).clone().requires_grad_() for x in given]
+        with contextlib.nullcontext() if device == "cpu" else torch.cuda.stream(torch.cuda.Stream()):
+            value = call(*inputs)
+            found.append((value.detach(), *torch.autograd.grad(value.sum(), inputs)))
+            del value
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-9)
     assert not compiled.KEPT
+
+
+def test_a_compiled_loss_has_no_second_derivatives():
+    """It says so instead of zeros; and no batch is mapped over."""
+    torch.compiler.reset()
+    slope = torch.func.jacrev(COMPILED["in float32"][0])
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.compile(torch.func.jacrev(slope), backend="aot_eager")(SQUARE.float())
+    with pytest.raises(Exception, match="not over batches of them"):
+        torch.compile(torch.vmap(COMPILED["batch"][0], (0, None)), backend="aot_eager")(SQUARE.expand(2, 2, 9, 9), A)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
