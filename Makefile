@@ -56,6 +56,7 @@ MACOS = $(filter macosx%,$(1))
 # $(1): a platform, $(2): a folder. From a clone: what lies about in the working tree is in no wheel
 define build_wheel
 rm -rf $(2)/$(1) && git clone -q . $(2)/$(1)
+$(if $(filter manylinux%,$(1)),cp -r build/ahead $(2)/$(1)/mapuot/_ahead)
 cd $(2)/$(1) && $(EPOCH) PYTHONWARNINGS=ignore ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/$(2)-zig ZIG_LOCAL_CACHE_DIR=$(CURDIR)/$(2)-zig \
 CC="$(ZIG)" LDSHARED="$(ZIG) -shared -s $(if $(MACOS),-undefined dynamic_lookup)" \
 _PYTHON_HOST_PLATFORM=$(if $(MACOS),$(patsubst macosx_11_0_%,macosx-11.0-%,$(1)),linux-$(word 2,$(subst 2_17_, ,$(subst 1_2_, ,$(1))))) \
@@ -131,7 +132,7 @@ test-arm: ## a slice of the tests on aarch64, by qemu; ARM_ROOT: a Debian for ar
 tag_wheel = cp build/wheels/$(1)/dist/*.whl build/wheels/$(1)/ && \
 	$(EPOCH) $(BIN)/wheel tags --remove --platform-tag $(1) build/wheels/$(1)/*.whl && mv build/wheels/$(1)/*.whl dist/
 
-wheels: .venv/.wheel ## sdist and wheels of the last commit for all PLATFORMS, audited, into dist: the same bytes wherever built
+wheels: .venv/.wheel $(if $(filter manylinux%,$(PLATFORMS)),build/ahead/.done) ## sdist and wheels of the last commit for all PLATFORMS, audited, into dist: the same bytes wherever built
 	rm -rf dist build/wheels && mkdir -p dist
 	$(foreach platform,$(PLATFORMS),$(call build_wheel,$(platform),build/wheels))
 	cd build/wheels/$(firstword $(PLATFORMS)) && $(EPOCH) PYTHONWARNINGS=ignore $(CURDIR)/$(BIN)/python setup.py -q sdist -d $(CURDIR)/dist
@@ -147,6 +148,12 @@ wheels: .venv/.wheel ## sdist and wheels of the last commit for all PLATFORMS, a
 
 wheel: ## sdist and the wheel of this machine alone
 	$(MAKE) --no-print-directory wheels PLATFORMS=$(NATIVE)
+
+# binaries of the CUDA kernels, for the platforms that CuPy has wheels for
+build/ahead/.done: .venv/.test $(wildcard src_cuda/*) $(wildcard src_c/common/*) $(wildcard mapuot/backends/cuda/*.py)
+	rm -rf build/ahead
+	PYTHONPATH=tests/cuda/cuda_on_cpu $(BIN)/python src_cuda/ahead.py build/ahead
+	@touch $@
 
 check-wheels: wheels ## another build of them, compared
 	rm -rf build/wheels-again build/wheels-again-zig

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import ahead
 import numpy as np
 import pytest
 from matrix import ARRAYS, TOLS, cells, check
@@ -593,20 +594,43 @@ def test_a_plan_that_does_not_fit(monkeypatch):
     assert result.rows(3, 5).shape == (2, 40)
 
 
-@pytest.mark.parametrize(("shape", "points"), [((97, 131), 0), ((300, 515), 0), ((97, 131), 3)])
-def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape, points):
+FIRST = [((300, 515), "array"), ((64, 64), "batch"), *(((97, 131), what) for what in ("array", "sparse", 3, 50))]
+
+
+@pytest.mark.parametrize(("shape", "what"), FIRST)
+def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape, what):
     M, a, b = weighted(*shape)
     rng = np.random.default_rng(0)
-    M = PointCloud(*(rng.random((n, points)) for n in shape), form=None) if points else cp.asarray(M)
     monkeypatch.setattr(kernels, "LOADED", {})
     monkeypatch.setattr(kernels, "MODULES", {})
     monkeypatch.setattr(cuda.import_module("mapuot.backends.cuda.launch"), "READY", set())
-    result = solve(M, a, b, reg=0.05, reg_m=1.0, backend="cuda")
-    assert result.converged if points else result.plan.shape == shape
-    jobs = warm_up.jobs()
+    if what == "batch":
+        result = solve_batch(cp.asarray(M), np.stack([a, a]), np.stack([b, b]), reg=0.05, reg_m=1.0)
+        assert result.converged.all()
+    else:
+        x = [rng.random((n, what)) for n in shape] if isinstance(what, int) else ()
+        M = PointCloud(*x, form=None) if x else sparse.csr_array(M) if what == "sparse" else cp.asarray(M)
+        assert solve(M, a, b, reg=0.05, reg_m=1.0, backend="cuda").marginals[0].shape == shape[:1]
+    jobs = warm_up.jobs(90)
     known = {kernels.module_key(0, file, function, *sorted(options.items())) for file, function, options in jobs}
-    assert len(kernels.MODULES) > 2
+    assert len(kernels.MODULES) > 1
     assert set(kernels.MODULES) <= known
+
+
+def test_a_device_takes_what_was_compiled_ahead(monkeypatch, tmp_path):
+    if "cuda_on_cpu" in cp.__file__:
+        pytest.skip("binaries are for GPUs")
+    nvrtc, arch = ahead.library() or pytest.skip("needs NVRTC 13"), int(cp.cuda.Device().compute_capability)
+    job = file, part, options = "point_costs.cu", "", (("METRIC", 0), ("PLAN", 0), ("STORE", 0))
+    flags = [*kernels.flags_of(options), "-ftz=true", f"-arch=sm_{arch}"]
+    binary, _ = ahead.compiled(nvrtc, kernels.source_of(file, part), flags)
+    ahead.pack(tmp_path, {(arch, file, part): {kernels.key_of(*job): binary}})
+    for name, value in (("LOADED", {}), ("MODULES", {}), ("AHEAD", tmp_path)):
+        monkeypatch.setattr(kernels, name, value)
+    cloud = PointCloud(*np.random.default_rng(0).random((2, 70, 3)))
+    assert solve(cloud, reg=0.1, reg_m=1.0, backend="cuda").converged
+    assert kernels.kernel(file, "point_costs", **dict(options)).file_path is not None
+    assert kernels.loaded(b"no binary", False) is None
 
 
 def test_unknown_switch(monkeypatch):

@@ -5,6 +5,7 @@
 
 import re
 
+import ahead
 import numpy as np
 import pytest
 from nvrtc import compiled
@@ -203,6 +204,22 @@ def test_every_kernel_of_a_file_is_found_by_its_name(file):
     names = [m.group(2) for m in kernels.ENTRY.finditer(kernels.source(file))]
     assert len(names) == len(set(names)) == kernels.source(file).count('extern "C"')
     assert kernels.ALONE.get(file, set()) <= set(names)
+
+
+def test_a_binary_is_found_by_all_that_it_is_made_of(monkeypatch, tmp_path):
+    file, options = "point_costs.cu", [("METRIC", 0), ("PLAN", 0), ("STORE", 0)]
+    made = {(arch, file, ""): {kernels.key_of(file, "", options): b"of %d" % arch} for arch in (80, 90, 100)}
+    for folder in ("one", "other"):
+        ahead.pack(tmp_path / folder, made)
+    files = [[path.read_bytes() for path in sorted(tmp_path.glob(f"{folder}/*/*"))] for folder in ("one", "other")]
+    assert files[0] == files[1]
+    assert len(files[0]) == 3
+    monkeypatch.setattr(kernels, "AHEAD", tmp_path / "one")
+    found = {arch: kernels.ahead(arch, file, "", options) for arch in (75, 80, 89, 90, 100, 103, 120)}
+    assert found == {75: None, 80: b"of 80", 89: b"of 80", 90: b"of 90", 100: b"of 100", 103: b"of 100", 120: None}
+    assert kernels.ahead(90, file, "", [("METRIC", 1), *options[1:]]) is None
+    monkeypatch.setattr(kernels, "source_of", lambda name, part: "another text")
+    assert kernels.ahead(90, file, "", options) is None
 
 
 def test_records_are_words():

@@ -22,7 +22,7 @@ from ..limits import limits_of
 from ..narrow_points import FORMS as NARROW_FORMS
 from ..records import STALLED, STATUS, put
 from .arrays import FEW, clouds_tables
-from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, by_value, kernel, small_options
+from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, Job, by_value, kernel, small_options
 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
@@ -109,19 +109,28 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     return record
 
 
-def small_kernel(shape: tuple[int, int], narrow: bool, cost: str, symmetric: bool = False) -> tuple[Any, int, int]:
-    """batch_narrow or batch_solve for that shape, its threads a block and the shared memory that the launch brings."""
-    options = small_options(shape, narrow) | ({"ONE_POTENTIAL": 1} if symmetric else {})
+def small_job(shape: tuple[int, int], narrow: bool, cost: str, symmetric: bool = False) -> Job:
+    """batch_narrow or batch_solve for that shape."""
+    options = {"COST": int(cost == "float32"), **({"ONE_POTENTIAL": 1} if symmetric else {})}
     file, function = ("batch_narrow.cu", "batch_narrow") if narrow else ("batch.cu", "batch_solve")
-    run, shared = kernel(file, function, COST=int(cost == "float32"), **options), 0
+    return file, function, small_options(shape, narrow) | options
+
+
+def small_kernel(shape: tuple[int, int], narrow: bool, cost: str, symmetric: bool = False) -> tuple[Any, int, int]:
+    """The kernel of `small_job`, its threads a block and the shared memory that the launch brings."""
+    file, function, options = small_job(shape, narrow, cost, symmetric)
+    run, shared = kernel(file, function, **options), 0
     if not narrow:
         run.max_dynamic_shared_size_bytes = shared = 8 * BATCH_KINDS * 16 * options["CT"]
     return run, 16 * options["GROUPS"], shared
 
 
+def step_options(cost: str, symmetric: bool = False) -> dict[str, int]:
+    return {"COST": int(cost == "float32"), "NARROW": 0, "STORE": 0} | ({"ONE_POTENTIAL": 1} if symmetric else {})
+
+
 def step_kernel(function: str, cost: str, symmetric: bool = False) -> Any:
-    known = {"COST": int(cost == "float32"), "NARROW": 0, "STORE": 0} | ({"ONE_POTENTIAL": 1} if symmetric else {})
-    return kernel("batch_products.cu", function, **known)
+    return kernel("batch_products.cu", function, **step_options(cost, symmetric))
 
 
 def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:

@@ -6,9 +6,12 @@ takes .14 s, its whole file .8. Nothing here needs a GPU but ``kernel`` and what
 src_c/dispatch.c.
 """
 
+import hashlib
 import math
 import os
 import re
+import tarfile
+import tempfile
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,6 +21,8 @@ from typing import Any
 from ...enums import SOURCE
 from .. import records
 from ..contract import MEMORY, PAD, memory_of
+
+AHEAD = SOURCE.parent / "_ahead"  # binaries that a wheel brings: src_cuda/ahead.py
 
 COOPERATIVE = ("plain.cu", "iterate.cu", "fused_pass.cu", "finish.cu")  # files whose blocks wait for each other
 ALONE = {
@@ -317,14 +322,57 @@ def module_key(device: int, name: str, function: str, *options: tuple[str, int])
     return device, name, function if function in ALONE.get(name, ()) else "", *options
 
 
-def compiled(device: int, name: str, part: str, *options: tuple[str, int]) -> Any:
-    """Compile a part of a file for a device, or take it from the disk, where CuPy keeps it."""
+def flags_of(options: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Flags of the compiler, but for those that CuPy adds."""
+    return "-std=c++17", *(f"-D{word}={value}" for word, value in options)
+
+
+def key_of(name: str, part: str, options: Iterable[tuple[str, int]]) -> str:
+    """Name a binary by all that it is made of, so that no other is ever taken for it."""
+    return hashlib.sha256("\0".join([*flags_of(options), source_of(name, part)]).encode()).hexdigest()
+
+
+def ahead(capability: int, name: str, part: str, options: Iterable[tuple[str, int]]) -> bytes | None:
+    """The binary that the wheel brings, of the device's architecture or of an older one with its major number."""
+    for folder in AHEAD.glob(f"sm_{capability // 10}?"):
+        path = folder / f"{name}.{part}.tar.xz"
+        if int(folder.name[3:]) <= capability and path.exists():
+            with tarfile.open(path) as archive:
+                key = key_of(name, part, options)
+                member = next((member for member in archive if member.name == key), None)
+                file = archive.extractfile(member) if member else None
+                if file:
+                    return file.read()
+    return None
+
+
+def loaded(binary: bytes, cooperative: bool) -> Any:
+    """A module of a binary; None where the driver is too old for it."""
     import cupy  # noqa: PLC0415
 
-    flags, cooperative = ("-std=c++17", *(f"-D{word}={value}" for word, value in options)), name in COOPERATIVE
-    with cupy.cuda.Device(device):
-        found = cupy.RawModule(code=source_of(name, part), options=flags, enable_cooperative_groups=cooperative)
-        _ = found.module  # compiled, and loaded there
+    with tempfile.NamedTemporaryFile(prefix=hashlib.sha256(binary).hexdigest()) as file:
+        file.write(binary)
+        file.flush()
+        found = cupy.RawModule(path=file.name, enable_cooperative_groups=cooperative)
+        try:
+            _ = found.module
+        except cupy.cuda.driver.CUDADriverError:
+            return None
+    return found
+
+
+def compiled(device: int, name: str, part: str, *options: tuple[str, int]) -> Any:
+    """Take a part of a file for a device from the wheel, or from the disk, where CuPy keeps it, or compile it."""
+    import cupy  # noqa: PLC0415
+
+    cooperative = name in COOPERATIVE
+    with cupy.cuda.Device(device) as here:
+        binary = ahead(int(here.compute_capability), name, part, options) if AHEAD.exists() else None
+        found = loaded(binary, cooperative) if binary else None
+        if found is None:
+            code, flags = source_of(name, part), flags_of(options)
+            found = cupy.RawModule(code=code, options=flags, enable_cooperative_groups=cooperative)
+            _ = found.module  # compiled, and loaded there
     return found
 
 

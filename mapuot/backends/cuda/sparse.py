@@ -26,6 +26,7 @@ PIECE = 256  # columns of a part that a warp sums
 ROW_SCALARS = 5  # NEXT_B of state.cuh
 BESIDE = 1 << 15  # bytes of shared memory for all else, at most
 HELD = 64  # entries of a row in the mean from which on what they meet is read from shared memory
+OWN = {MEMORY[0]: (5,), MEMORY[1]: (5, 10, 20)}  # differences that a thread may keep of so many
 KERNELS = "sparse_rows", "sparse_columns", "part_sums", "part_moves"
 
 
@@ -41,6 +42,18 @@ def halves_of(pairs: DevicePairs, kernels: tuple[Any, Any], threads: int) -> lis
     return halves
 
 
+def pair_options(
+    dtype: str, kl: tuple[bool, bool], memory: int, own: int, short: bool = True, held: bool = True
+) -> dict[str, int]:
+    """Options of ``iterate_pairs``; own: differences that a thread keeps; held: vectors lie in shared memory."""
+    options = shape_options(Shape(16, 8, 2), dtype, kl, MEMORY=memory, OWN_DIFFERENCES=own)
+    return options | {"SPARSE": 1, "SHORT_INDEX": int(short), "HELD": int(held)}
+
+
+def portable_options(dtype: str, kl: tuple[bool, bool], memory: int, short: int) -> dict[str, int]:
+    return shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=memory) | {"SPARSE": 1, "SHORT_INDEX": short}
+
+
 class PairPasses(Persistent):
     """Passes over stored pairs in one cooperative launch, a block a multiprocessor: ``iterate_pairs`` of iterate.cu."""
 
@@ -48,11 +61,10 @@ class PairPasses(Persistent):
         """``share``: columns of a block, which it has in hand at once."""
         _, self.blocks, most = device_limits(cp.cuda.Device().id)
         sides = pairs.rows, pairs.cols
-        own = MEMORY[0] if memory == MEMORY[0] else next(d for d in (5, 10, 20) if share * memory <= ALL_THREADS * d)
-        options = shape_options(Shape(16, 8, 2), dtype, kl, MEMORY=memory, OWN_DIFFERENCES=own)
+        own = next(d for d in OWN[memory] if memory == MEMORY[0] or share * memory <= ALL_THREADS * d)
         longest = max(runs.count for runs in sides)
         held = 8 * longest + BESIDE <= most and len(pairs.rows.index) >= HELD * longest
-        options |= {"SPARSE": 1, "SHORT_INDEX": int(pairs.rows.index.itemsize == 2), "HELD": int(held)}
+        options = pair_options(dtype, kl, memory, own, pairs.rows.index.itemsize == 2, held)
         self.run = kernel("iterate.cu", "iterate_pairs", **options)
         self.shared = ring_offset("iterate.cu", **options) + held * (8 * longest + 16)
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
@@ -93,8 +105,7 @@ class SparseIterate(Iterate):
                 return
         self.split_columns(min(-(-self.n // line(self.memory)), self.processors))
         self.most = GRAPH_PASSES
-        options = shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=self.memory)
-        self.take_kernels(options | {"SPARSE": 1, "SHORT_INDEX": self.short}, *KERNELS)
+        self.take_kernels(portable_options(dtype, kl, self.memory, self.short), *KERNELS)
 
     def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
         """The entries of K row by row and column by column."""

@@ -1,9 +1,9 @@
 """Compile ahead what first solves on this device would wait for (``mapuot warm-up``).
 
 CuPy keeps compiled files on disk (CUPY_CACHE_DIR), by source, options and compiler, so that a machine compiles each
-once. Taken are square problems of every shape of the row half, KL or balanced, costs in float32 and float64, and
-squared distances of points in up to four dimensions; what else there is (other penalties, batches, other points,
-skipped pairs, sparse costs) is compiled when it is needed.
+once; the wheels of Linux bring them for GPUs of most kinds (src_cuda/ahead.py). Taken are square problems of every
+shape of the row half, KL or balanced, costs in float32 and float64, squared distances of points, batches of some sizes
+and sparse costs; what else there is (other penalties, metrics, sizes of a batch) is compiled when it is needed.
 """
 
 from types import SimpleNamespace
@@ -15,7 +15,9 @@ from ...problem.metrics import METRICS
 from ..contract import MEMORY
 from ..narrow_points import FORMS
 from . import coarse, plain
+from .batch import small_job, step_options
 from .kernels import (
+    ITEMSIZE,
     MODULES,
     NARROW_SHAPES,
     PORTABLE_SHAPES,
@@ -30,47 +32,69 @@ from .kernels import (
     together,
 )
 from .launch import ROW_KERNELS, device_limits, persistent_jobs
-from .points import DIM, ENDS, EXPANDED, sums_job
-from .stream import stream_job
+from .points import DIM, EXPANDED, depth_of, ends_of, sums_job
+from .sparse import KERNELS, OWN, pair_options, portable_options
+from .stream import PLAIN, stream_job
 
 KL = (True, True)
 DTYPES = ("float32", "float64")  # of K, and of M
+DEEP = 8, 10, 30, 50, 64  # dimensions, in tiles that serve most others, too
+BATCHED = 32, 64, 128  # points of a side of small problems
 
 
 def pass_jobs(n: int, dtype: str, persistent: bool) -> list[Job]:
     if persistent:
         return persistent_jobs(n, n, dtype, KL)
     shape = portable_shape(n, dtype)
-    held = {"MEMORY": memory_for(n, n, 8)}
+    held = {"MEMORY": memory_for(n, n, ITEMSIZE[dtype])}
     return portable_jobs(shape_options(shape, dtype, KL, **held), *ROW_KERNELS[True], "gather_sums") if shape else []
 
 
 def point_jobs(d: int, memory: int) -> list[Job]:
-    """List first passes over squared distances, last ones, and what they are balanced by."""
-    jobs = [sums_job(KL, memory, d, True, FORMS["squares"]), sums_job(KL, memory, d, False, EXPANDED, QUICK=1)]
-    jobs.append(sums_job(KL, memory, d, False, METRICS["sqeuclidean"].number, TOPS=1))
-    return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ENDS, "gather_sums")]
+    """List first passes over squared distances and last ones, of all pairs or of half, and what balances them."""
+    few, jobs = d <= DIM, [sums_job(KL, memory, d, False, METRICS["sqeuclidean"].number, TOPS=1)]
+    for part in ({}, {"HALVED": 1}) if few else ({},):
+        for dtype, form, quick in (("float32", FORMS["squares" if few else "products"], 0), ("float64", EXPANDED, 1)):
+            more = part if few else {"DEPTH": depth_of(d, dtype)}
+            jobs.append(sums_job(KL, memory, d, dtype == "float32", form, QUICK=quick, **more))
+    return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ends_of(options), "gather_sums")]
 
 
-def jobs() -> list[Job]:
+def pair_jobs(memory: int, persistent: bool) -> list[Job]:
+    """List passes over stored pairs of fewer than 65536 rows and columns."""
+    if not persistent:
+        return portable_jobs(portable_options("float32", KL, memory, 1), *KERNELS)
+    options = [pair_options("float32", KL, memory, own, held=held) for own in OWN[memory] for held in (False, True)]
+    return [("iterate.cu", "iterate_pairs", each) for each in options]
+
+
+def jobs(capability: int) -> list[Job]:
     """List each kernel with its options."""
-    persistent = device_limits(cp.cuda.Device().id)[0] >= 90
+    persistent = capability >= 90
     shapes = (*NARROW_SHAPES, *WIDE_SHAPES) if persistent else PORTABLE_SHAPES
     widths = sorted({min(shape.width, SPREAD_COLUMNS) for shape in shapes})
     widths += [1 << k for k in range(SPREAD_COLUMNS.bit_length(), 18)] if persistent else []  # those of clusters
     found = [job for n in widths for dtype in DTYPES for job in pass_jobs(n, dtype, persistent)]
+    found += [job for shape in PORTABLE_SHAPES for job in pass_jobs(shape.width, "float32", False)]  # of one potential
     for dtype in DTYPES:
-        M = SimpleNamespace(dtype=np.dtype(dtype))
+        M, cost = SimpleNamespace(dtype=np.dtype(dtype)), int(dtype == "float32")
         found += [stream_job("build_kernel", M, None, STORES[store]) for store in DTYPES]
         found += [stream_job(function, M, None) for function in ("extrema", "row_max", "plan_sums", "apply", "draw")]
         found += [job for store in DTYPES for job in plain.jobs(M.dtype, store)]
-        found += [job for store in STORES.values() for job in coarse.jobs(store, int(dtype == "float32"))]
-    found += [job for d in range(1, DIM + 1) for memory in MEMORY for job in point_jobs(d, memory)]
-    found.append(("point_costs.cu", "point_costs", {"METRIC": METRICS["sqeuclidean"].number, "PLAN": 0, "STORE": 0}))
-    return found
+        found += [job for store in STORES.values() for job in coarse.jobs(store, cost)]
+        found += [small_job((n, n), narrow, dtype) for n in BATCHED for narrow in (True, False)]
+        made = {"DIM": 0, "METRIC": 0, "FORM": 0, "COST": cost, "NARROW": 0, "STORE": 0}
+        found += [("batch_made.cu", "batch_made", made), ("batch_products.cu", "weigh", step_options(dtype))]
+        stored = {"COST": cost, "SHORT_INDEX": 1}
+        found += [("sparse_stream.cu", "sparse_sums", stored | {"STORE": store}) for store in STORES.values()]
+    for memory in MEMORY:
+        found += pair_jobs(memory, persistent)
+        found += [job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, memory)]
+    point_costs = {"METRIC": METRICS["sqeuclidean"].number, "PLAN": 0, "STORE": 0}
+    return [*found, ("stream.cu", "join_parts", PLAIN), ("point_costs.cu", "point_costs", point_costs)]
 
 
 def warm_up() -> int:
     """Compile; how many parts of files."""
-    together(jobs())
+    together(jobs(device_limits(cp.cuda.Device().id)[0]))
     return len(MODULES)
