@@ -9,7 +9,7 @@ import numpy as np
 try:
     import cupy as cp
 except ImportError as error:  # pragma: no cover
-    raise ImportError("backend 'cuda' needs CuPy: pip install 'mapuot[gpu]' (for CUDA 12: cupy-cuda12x)") from error
+    raise ImportError("backend 'cuda' needs CuPy: pip install 'mapuot[gpu]', for CUDA 12 'mapuot[gpu12]'") from error
 
 from ...problem.points import AUTO_ENTRIES, PAIR_BYTES, Ordered, PointCosts
 from ...problem.problem import Problem
