@@ -147,17 +147,20 @@ def test_progress_bar_is_on_standard_error(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-CALLS = {"solve": lambda M, case, **more: mapuot.solve(M, case.a, case.b, reg=0.05, reg_m=1.0, **more),
-         "ordinary": lambda M, case,
-         **more: mapuot.solve(M, case.a, case.b, reg=0.05, reg_m=1.0, penalty=("kl", "tv"), **more),
-         "streamed": lambda M, case,
-         **more: mapuot.solve(lambda i, j: M[i:j], case.a, case.b, reg=0.05, reg_m=1.0, **more), "points": lambda M,
-         case, **more: mapuot.solve(mapuot.PointCloud(M, M + 0.1, form=None), reg=0.05, reg_m=1.0, precision="float64",
-                                    **more), "batch": lambda M, case,
-         **more: mapuot.solve_batch(M, case.a, case.b, reg=0.05, reg_m=1.0, **more), "batch, alone": lambda M, case,
-         **more: mapuot.solve_batch(M, np.tile(case.a, (3, 1)), case.b, reg=0.05, reg_m=1.0, penalty=("kl", "tv"),
-                                    reference=M + 1, **more), "path": lambda M, case,
-         **more: [*mapuot.path(M, case.a, case.b, regs=[0.5, 0.1], reg_ms=1.0, **more)]}  # fmt: skip
+NUMBERS = {"reg": 0.05, "reg_m": 1.0}
+CALLS = {
+    "solve": lambda M, a, b, **more: mapuot.solve(M, a, b, **NUMBERS, **more),
+    "ordinary": lambda M, a, b, **more: mapuot.solve(M, a, b, penalty=("kl", "tv"), **NUMBERS, **more),
+    "streamed": lambda M, a, b, **more: mapuot.solve(lambda i, j: M[i:j], a, b, **NUMBERS, **more),
+    "points": lambda M, a, b, **more: mapuot.solve(
+        mapuot.PointCloud(M, M + 0.1, form=None), precision="float64", **NUMBERS, **more
+    ),
+    "batch": lambda M, a, b, **more: mapuot.solve_batch(M, a, b, **NUMBERS, **more),
+    "batch, alone": lambda M, a, b, **more: mapuot.solve_batch(
+        M, np.tile(a, (3, 1)), b, penalty=("kl", "tv"), reference=M + 1, **NUMBERS, **more
+    ),
+    "path": lambda M, a, b, **more: [*mapuot.path(M, a, b, regs=[0.5, 0.1], reg_ms=1.0, **more)],
+}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -166,13 +169,13 @@ def test_nothing_of_a_call_stays(backend, name):
     if backend == "reference":
         pytest.skip("arrays of NumPy in its own frames")
     case = clouds(12, 9)
-    CALLS[name](case.M, case, backend=backend)  # what is made once
+    CALLS[name](case.M, case.a, case.b, backend=backend)  # what is made once
     M = case.M.copy()
     alive = weakref.ref(M)
     gc.collect()
     gc.disable()
     try:
-        CALLS[name](M, case, backend=backend)
+        CALLS[name](M, case.a, case.b, backend=backend)
         del M
         end = time.monotonic() + 20
         while alive() is not None and time.monotonic() < end:  # a thread that has just ended lets go
