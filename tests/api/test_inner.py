@@ -45,10 +45,11 @@ def test_certificates_of_random_problems_are_true(backend, part):
             verify(result, case)
 
 
-def test_turned_parts_and_pickles_have_the_same_costs():
+def test_turned_clouds_and_parts_have_the_same_costs():
+    """But for their rounding: a BLAS may add up the products of matrices of other shapes in another order."""
     cloud, case = drawn(5)
-    np.testing.assert_array_equal(np.asarray(cloud.transpose()), np.asarray(cloud).T)
-    np.testing.assert_array_equal(np.asarray(cloud[1:]), np.asarray(cloud)[1:])
+    for one, right in ((cloud.transpose(), np.asarray(cloud).T), (cloud[1:], np.asarray(cloud)[1:])):
+        np.testing.assert_allclose(np.asarray(one), right, rtol=0, atol=2 * cloud._cost.error(0.0))
     assert not cloud._cost.symmetric(None)
     for given, kept in zip(cloud.transpose().transpose().addends, cloud.addends, strict=True):
         np.testing.assert_array_equal(given, kept)
