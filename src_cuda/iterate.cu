@@ -1,4 +1,4 @@
-// Mirrors src_c/solver.c (mapuot_iterate): many passes in one cooperative launch, one block a multiprocessor, sm_90+.
+// Mirrors src_c/solver.c (mapuot_iterate): many passes in one cooperative launch, one block a multiprocessor, sm_80+.
 //
 // row_pass, a meeting of the grid, then the O(n) finish_pass spread over all blocks, which post to each other their
 // sums and the next v (UNSET in common.cuh: two more meetings cost 1.3 to 2.6 us).  With few columns (solo) every block
@@ -79,9 +79,12 @@ FN Ring ring_open(const State &S, int slots, int kept, int group) {
         words[q] = make_uint4(0, 0, 0, 0);
     for (int q = threadIdx.x; q < GROUPS * R * NEXT_B; q += THREADS) ((double *)all.exchange.row)[q] = 0;
     for (int q = threadIdx.x; q < GROUPS * SLOTS; q += THREADS)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address((uint64_t *)all.full + q))
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address((uint64_t *)all.full + q)),
+                     "r"(BULK ? 1 : GT)
                      : "memory");
+#if BULK
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+#endif
     __syncthreads();
     return g;
 }
@@ -273,7 +276,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
     empty_mail();
 #endif
     if (CLUSTER > 1) group_barrier(group);
-    if (threadIdx.x % GT == 0 && mode & ROWS)
+    if ((!BULK || threadIdx.x % GT == 0) && mode & ROWS)
         for (int t = 0; t < slots && t < g.tiles; t++) fetch(S, g, t, t);
     copy_vectors(S);
     if (!S.solo && mode == (ROWS | FINISH)) open_posts(S);

@@ -78,14 +78,16 @@ FN Point point_of(const State &S, const Ring &g, int t) {
     return S.point[i < m ? i : m - 1];
 }
 
-// Start the copy of tile t (of this group) into a slot; one thread of the group calls.
+// Start the copy of tile t (of this group) into a slot; one thread of the group calls, or all where not BULK.
 FN void fetch(const State &S, const Ring &g, int t, int slot) {
     const int64_t row = (int64_t)(g.first + t) * R;
     const int rows = (int)(S.m - row < R ? S.m - row : R);
     const uint32_t bytes = g.columns * (uint32_t)sizeof(real);
     const uint32_t to = shared_address(memory) + g.tile + slot * g.bytes, full = g.full + slot * 8;
     const real *from = S.kernel + row * S.ld + g.column;
+#if BULK
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes * rows) : "memory");
+#endif
 #if CLUSTER > 1
     UNROLLED (int r = 0; r < R; r++)
         if (r < rows) copy_in(to + r * bytes, from + r * S.ld, bytes, full);
@@ -162,7 +164,7 @@ FN void refill(const State &S, Ring &g, const Step &s, int thread) {
     const int ahead = g.forward ? s.tile + g.slots : s.tile - g.slots;
     if (!s.streams || ahead < g.kept || ahead >= g.tiles) return;
     g.parity ^= 1u << s.slot;
-    if (thread == GT - 32) // the last warp: the first one counts the rows
+    if (!BULK || thread == GT - 32) // the last warp: the first one counts the rows
         fetch(S, g, ahead, s.slot);
 }
 
@@ -240,12 +242,25 @@ FN void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, doub
     if (group > 0) return;
     UNROLLED (int c = 0; c < VPT; c++) {
         const int j = (c * GT + threadIdx.x) * CHUNK;
+#if BULK
         UNROLLED (int e = 0; e < CHUNK; e += 4)
             if (j < g.columns)
                 asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + j + e),
                              "f"(acc[c * CHUNK + e]), "f"(acc[c * CHUNK + e + 1]), "f"(acc[c * CHUNK + e + 2]),
                              "f"(acc[c * CHUNK + e + 3])
                              : "memory");
+#else
+        UNROLLED (int e = 0; e < CHUNK; e++)
+            if (j < g.columns) atomicAdd(to + j + e, acc[c * CHUNK + e]);
+#endif
+    }
+}
+#elif !BULK
+FN void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *, column_total *to) {
+    UNROLLED (int c = 0; c < VPT; c++) {
+        const int j = (c * GT + threadIdx.x % GT) * CHUNK;
+        UNROLLED (int e = 0; e < CHUNK; e++)
+            if (j < g.columns) atomicAdd(to + g.column + j + e, (double)acc[c * CHUNK + e]);
     }
 }
 #else

@@ -94,3 +94,7 @@ if __name__ == "__main__":
     if "racecheck" not in switches():
         passes(1030, "float64", False)
         passes(1030, "float32", False, True)
+        processors = cuda_launch.device_limits(0)[1]
+        cuda_launch.device_limits = lambda device: (86, processors, 99 << 10)  # without bulk copies and clusters
+        for narrow in (True, False):
+            passes(4096, "float32", narrow)

@@ -1,8 +1,9 @@
-"""Launches of passes: the persistent cooperative kernel on sm_90 and later, else the portable kernels.
+"""Launches of passes: the persistent cooperative kernel on sm_80 and later, else the portable kernels.
 
-The persistent kernel keeps K in flight through shared memory and never comes back to the host between passes; it is
-compiled twice, for float32 sums (narrow) and for float64 sums, and the two are launched one after the other: the first
-one stops where float64 must go on. The portable one is two or four launches a pass, of which the last is the finish.
+The persistent kernel keeps K in flight through shared memory and never comes back to the host between passes; before
+sm_90, which has clusters and bulk copies, only where a block covers a row. It is compiled twice, for float32 sums
+(narrow) and for float64 sums, and the two are launched one after the other: the first one stops where float64 must go
+on. The portable one is two or four launches a pass, of which the last is the finish.
 All leave the same record.
 The environment variable MAPUOT_CUDA may hold "portable", "ordered" (sums in a fixed order: bitwise repeatable answers)
 and "racecheck" (see RACECHECK in common.cuh). Twin of src_c/solver.c (mapuot_iterate).
@@ -39,6 +40,7 @@ from .kernels import (
     together,
 )
 
+PERSISTENT, BULK = 80, 90  # compute capabilities from which on there are persistent kernels, and bulk copies
 TRACE_PASSES = 256  # passes that the record of one launch holds
 GRAPH_PASSES = 18  # passes of a captured graph: a multiple of the 6 turns of the buffers
 FIRST_PASSES = 6  # that come before one is captured, which takes 1 ms
@@ -106,21 +108,27 @@ def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> 
     return count.value if status == 0 else 0
 
 
-def pass_options(shape: Shape, dtype: str, kl: tuple[bool, bool], narrow: bool, memory: int) -> dict[str, int]:
+def pass_options(
+    shape: Shape, dtype: str, kl: tuple[bool, bool], narrow: bool, memory: int, bulk: bool
+) -> dict[str, int]:  # fmt: skip
+    """``bulk``: the device has bulk copies."""
     words = {"ORDERED": int("ordered" in switches()), "RACECHECK": int("racecheck" in switches())}
+    words |= {} if bulk else {"BULK": 0}
     return shape_options(shape, dtype, kl, NARROW=int(narrow), MEMORY=memory, **words)
 
 
-def shapes_for(ld: int, dtype: str) -> tuple[Shape | None, Shape | None]:
-    """Return the shapes of wide and of narrow passes."""
-    return shape_for(ld, dtype), None if dtype == "float64" else shape_for(ld, dtype, True)
+def shapes_for(ld: int, dtype: str, bulk: bool) -> tuple[Shape | None, Shape | None]:
+    """Return the shapes of wide and of narrow passes; without ``bulk`` copies there are no clusters, too."""
+    found = shape_for(ld, dtype), None if dtype == "float64" else shape_for(ld, dtype, True)
+    wide, narrow = (shape if shape and (bulk or shape.CLUSTER == 1) else None for shape in found)
+    return wide, narrow if wide else None
 
 
-def persistent_jobs(m: int, n: int, dtype: str, kl: tuple[bool, bool]) -> list[Job]:
+def persistent_jobs(m: int, n: int, dtype: str, kl: tuple[bool, bool], bulk: bool) -> list[Job]:
     """List what is compiled for passes over such a K on a device that can run the persistent kernel."""
     memory = memory_for(m, n, ITEMSIZE[dtype])
-    found = enumerate(shapes_for(-(-n // PAD) * PAD, dtype))
-    options = [pass_options(shape, dtype, kl, bool(narrow), memory) for narrow, shape in found if shape is not None]
+    found = enumerate(shapes_for(-(-n // PAD) * PAD, dtype, bulk))
+    options = [pass_options(shape, dtype, kl, bool(k), memory, bulk) for k, shape in found if shape is not None]
     return [("iterate.cu", function, known) for known in options for function in ("iterate", "ring_offset")]
 
 
@@ -130,8 +138,8 @@ class Persistent:
     def __init__(
         self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], narrow: bool, memory: int
     ) -> None:
-        _, processors, shared = device_limits(cp.cuda.Device().id)
-        options = pass_options(shape, dtype, kl, narrow, memory)
+        capability, processors, shared = device_limits(cp.cuda.Device().id)
+        options = pass_options(shape, dtype, kl, narrow, memory, capability >= BULK)
         self.shape, self.run = shape, kernel("iterate.cu", "iterate", **options)
         self.options = options
         offset = ring_offset("iterate.cu", **options)
@@ -213,8 +221,8 @@ class Iterate:
         self.parts, self.copies, self.slab, self.solo = 0, 1, 1, False
         self.ordered = "ordered" in switches()
         capability, self.processors, _ = device_limits(cp.cuda.Device().id)
-        if capability >= 90 and not (in_place or portable or "portable" in switches()):
-            self.fit(ld, dtype, kl, beside)
+        if capability >= PERSISTENT and not (in_place or portable or "portable" in switches()):
+            self.fit(ld, dtype, kl, beside, capability >= BULK)
         self.persistent = self.wide is not None
         if not self.persistent:
             self.fit_portable(ld, dtype, kl)
@@ -223,13 +231,13 @@ class Iterate:
     def lie(self) -> Lie:
         return Lie(self.parts, self.copies, self.memory, self.slab, self.ordered)
 
-    def fit(self, ld: int, dtype: str, kl: tuple[bool, bool], beside: tuple[Job, ...]) -> None:
+    def fit(self, ld: int, dtype: str, kl: tuple[bool, bool], beside: tuple[Job, ...], bulk: bool) -> None:
         """The two persistent kernels, where they fit."""
         made: list[Persistent | None] = []
-        here, shapes = (cp.cuda.runtime.getDevice(), switches()), shapes_for(ld, dtype)
+        here, shapes = (cp.cuda.runtime.getDevice(), switches()), shapes_for(ld, dtype, bulk)
         kind = *here, shapes, dtype, kl, self.memory
         if kind not in READY:
-            together([*persistent_jobs(self.m, self.n, dtype, kl), *beside])
+            together([*persistent_jobs(self.m, self.n, dtype, kl, bulk), *beside])
             READY.add(kind)
         for narrow, shape in zip((False, True), shapes, strict=True):
             lie = self.m, ld, dtype, kl, narrow, self.memory

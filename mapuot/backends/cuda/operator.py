@@ -25,7 +25,7 @@ from ..operator import BLOCK_BYTES, CostOperator
 from ..workspace import STORAGE
 from .arrays import Carrier, as_columns, free_memory, most_bytes, on_device
 from .kernels import ITEMSIZE, Strips, strips_for
-from .launch import device_limits
+from .launch import BULK, device_limits
 from .one_read import OneRead
 from .stream import WeighedProduct, apply_rows, balance_rows, fill_rows, joined, reduce_rows, stream, view_of
 
@@ -225,7 +225,7 @@ class DeviceOperator(CostOperator):
     def strips(self, dtype: str) -> Strips | None:
         """Return how one read of K lies on the device; None where it has no bulk copies, or rows are too wide."""
         capability, processors, shared = device_limits(cp.cuda.Device().id)
-        return strips_for(self.shape[0], self.ld, ITEMSIZE[dtype], processors, shared) if capability >= 90 else None
+        return strips_for(self.shape[0], self.ld, ITEMSIZE[dtype], processors, shared) if capability >= BULK else None
 
     def open(self, dtype: str) -> str:
         return dtype if self.strips(dtype) else "float64"

@@ -1,6 +1,6 @@
 """Passes over the stored pairs of a sparse M on the device (pairs.py), a launch for many or a few launches each.
 
-From sm_90 on, up to 65536 rows and columns, many passes are one cooperative launch (``iterate_pairs`` of
+From sm_80 on, up to 65536 rows and columns, many passes are one cooperative launch (``iterate_pairs`` of
 src_cuda/iterate.cu); else, over ranks, and where no pair connects parts of M, whose image is translated part by part,
 they are those of the portable kernels, with a row half of their own: src_cuda/sparse.cuh. Twin of src_c/sparse.h.
 """
@@ -16,7 +16,7 @@ from ..records import put
 from .arrays import need_memory
 from .kernels import ITEMSIZE, Shape, by_value, kernel, line, ring_offset, shape_options
 from .kernels import THREADS as ALL_THREADS
-from .launch import GRAPH_PASSES, SHARE, TRACE_PASSES, Iterate, Persistent, device_limits, switches
+from .launch import GRAPH_PASSES, PERSISTENT, SHARE, TRACE_PASSES, Iterate, Persistent, device_limits, switches
 from .pairs import SHORT, THREADS, DevicePairs, PairOperator, blocks_for, index_bytes
 from .workspace import DeviceWorkspace
 
@@ -48,10 +48,6 @@ def pair_options(
     """Options of ``iterate_pairs``; own: differences that a thread keeps; held: vectors lie in shared memory."""
     options = shape_options(Shape(16, 8, 2), dtype, kl, MEMORY=memory, OWN_DIFFERENCES=own)
     return options | {"SPARSE": 1, "SHORT_INDEX": int(short), "HELD": int(held)}
-
-
-def portable_options(dtype: str, kl: tuple[bool, bool], memory: int, short: int) -> dict[str, int]:
-    return shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=memory) | {"SPARSE": 1, "SHORT_INDEX": short}
 
 
 class PairPasses(Persistent):
@@ -96,7 +92,7 @@ class SparseIterate(Iterate):
 
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Few blocks in the finish, where columns are many: each of them joins what all have left."""
-        newer = device_limits(cp.cuda.Device().id)[0] >= 90 and "portable" not in switches()
+        newer = device_limits(cp.cuda.Device().id)[0] >= PERSISTENT and "portable" not in switches()
         if self.alone and newer and max(self.m, self.n) <= SHORT:
             self.split_columns(min(self.processors, -(-self.n // SHARE)))
             if self.share <= ALL_THREADS:
@@ -105,7 +101,8 @@ class SparseIterate(Iterate):
                 return
         self.split_columns(min(-(-self.n // line(self.memory)), self.processors))
         self.most = GRAPH_PASSES
-        self.take_kernels(portable_options(dtype, kl, self.memory, self.short), *KERNELS)
+        options = shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=self.memory)
+        self.take_kernels(options | {"SPARSE": 1, "SHORT_INDEX": self.short}, *KERNELS)
 
     def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
         """The entries of K row by row and column by column."""

@@ -31,9 +31,9 @@ from .kernels import (
     shape_options,
     together,
 )
-from .launch import ROW_KERNELS, device_limits, persistent_jobs
+from .launch import BULK, ROW_KERNELS, device_limits, persistent_jobs
 from .points import DIM, EXPANDED, depth_of, ends_of, sums_job
-from .sparse import KERNELS, OWN, pair_options, portable_options
+from .sparse import OWN, pair_options
 from .stream import PLAIN, stream_job
 
 KL = (True, True)
@@ -42,9 +42,7 @@ DEEP = 8, 10, 30, 50, 64  # dimensions, in tiles that serve most others, too
 BATCHED = 32, 64, 128  # points of a side of small problems
 
 
-def pass_jobs(n: int, dtype: str, persistent: bool) -> list[Job]:
-    if persistent:
-        return persistent_jobs(n, n, dtype, KL)
+def portable_pass_jobs(n: int, dtype: str) -> list[Job]:
     shape = portable_shape(n, dtype)
     held = {"MEMORY": memory_for(n, n, ITEMSIZE[dtype])}
     return portable_jobs(shape_options(shape, dtype, KL, **held), *ROW_KERNELS[True], "gather_sums") if shape else []
@@ -60,22 +58,21 @@ def point_jobs(d: int, memory: int) -> list[Job]:
     return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ends_of(options), "gather_sums")]
 
 
-def pair_jobs(memory: int, persistent: bool) -> list[Job]:
+def pair_jobs(memory: int) -> list[Job]:
     """List passes over stored pairs of fewer than 65536 rows and columns."""
-    if not persistent:
-        return portable_jobs(portable_options("float32", KL, memory, 1), *KERNELS)
     options = [pair_options("float32", KL, memory, own, held=held) for own in OWN[memory] for held in (False, True)]
     return [("iterate.cu", "iterate_pairs", each) for each in options]
 
 
 def jobs(capability: int) -> list[Job]:
     """List each kernel with its options."""
-    persistent = capability >= 90
-    shapes = (*NARROW_SHAPES, *WIDE_SHAPES) if persistent else PORTABLE_SHAPES
-    widths = sorted({min(shape.width, SPREAD_COLUMNS) for shape in shapes})
-    widths += [1 << k for k in range(SPREAD_COLUMNS.bit_length(), 18)] if persistent else []  # those of clusters
-    found = [job for n in widths for dtype in DTYPES for job in pass_jobs(n, dtype, persistent)]
-    found += [job for shape in PORTABLE_SHAPES for job in pass_jobs(shape.width, "float32", False)]  # of one potential
+    widths = sorted({min(shape.width, SPREAD_COLUMNS) for shape in (*NARROW_SHAPES, *WIDE_SHAPES)})
+    widths += [1 << k for k in range(SPREAD_COLUMNS.bit_length(), 18)]  # those of clusters
+    bulk = capability >= BULK
+    found = [job for n in widths for dtype in DTYPES for job in persistent_jobs(n, n, dtype, KL, bulk)]
+    found += [
+        job for shape in PORTABLE_SHAPES for job in portable_pass_jobs(shape.width, "float32")
+    ]  # of one potential
     for dtype in DTYPES:
         M, cost = SimpleNamespace(dtype=np.dtype(dtype)), int(dtype == "float32")
         found += [stream_job("build_kernel", M, None, STORES[store]) for store in DTYPES]
@@ -88,7 +85,7 @@ def jobs(capability: int) -> list[Job]:
         stored = {"COST": cost, "SHORT_INDEX": 1}
         found += [("sparse_stream.cu", "sparse_sums", stored | {"STORE": store}) for store in STORES.values()]
     for memory in MEMORY:
-        found += pair_jobs(memory, persistent)
+        found += pair_jobs(memory)
         found += [job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, memory)]
     point_costs = {"METRIC": METRICS["sqeuclidean"].number, "PLAN": 0, "STORE": 0}
     return [*found, ("stream.cu", "join_parts", PLAIN), ("point_costs.cu", "point_costs", point_costs)]

@@ -42,6 +42,7 @@ PTX = {  # what an asm statement starts with: the C++ in its place, {0} the firs
     "{\\n.reg .pred done": "while (mbarrier_in_phase(from_shared({0}), {1})) change();",
     "cp.async.cg": "memcpy(self->block->shared + (size_t)({0}), {1}, 16);",
     "cp.async.wait_all": "",
+    "cp.async.mbarrier": "mbarrier_arrive(from_shared({0}));",
     "cp.async.bulk.wait_group": "",
     "cp.async.bulk.shared": "memcpy(from_shared({0}), {1}, {2});",
     "cp.reduce.async.bulk": "for (unsigned q = 0; q < {2} / 8; q++) ({0})[q] += ((double *)from_shared({1}))[q];",
