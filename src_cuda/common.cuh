@@ -129,6 +129,25 @@ template <int N = 32> FN double warp_max(double s) {
     return s;
 }
 
+// Of a block, which are as many for all its threads: what ``join`` makes of the 32 numbers at most that warps made of theirs
+template <typename F> __device__ double of_block(double x, double none, F join) {
+    __shared__ double of_warp[32];
+    const int lane = threadIdx.x % 32;
+    x = join(x);
+    __syncthreads(); // the last one has been read
+    if (lane == 0) of_warp[threadIdx.x / 32] = x;
+    __syncthreads();
+    return join(lane < (int)blockDim.x / 32 ? of_warp[lane] : none);
+}
+
+__device__ double block_max(double x) {
+    return of_block(x, -INF, [](double y) { return warp_max(y); });
+}
+
+__device__ double block_sum(double x) {
+    return of_block(x, 0, [](double y) { return warp_sum(y); });
+}
+
 // Sums over a warp of N values held by every lane: lane l returns the sum of value l / (32 / N).
 template <int N, int BIT = 16, typename T> FN T warp_sums(T *x, int lane) {
     if constexpr (N > 1) {

@@ -27,7 +27,6 @@ extern "C" __global__ void __launch_bounds__(256) add_difference(const __grid_co
 
 // sum w dF_i dF_j and, j = count, sum w dF_i F, over part blockIdx.y: pairs j <= i first, then those with F
 extern "C" __global__ void __launch_bounds__(256) products(const __grid_constant__ Past P) {
-    __shared__ double of_warp[8];
     const int count = (int)P.count, part = blockIdx.y;
     int i = 0, j = blockIdx.x;
     while (i < count && j > i) j -= ++i;
@@ -37,11 +36,8 @@ extern "C" __global__ void __launch_bounds__(256) products(const __grid_constant
     double sum = 0;
     for (int64_t e = begin_of(P, part) + threadIdx.x; e < P.ends[part]; e += 256)
         sum = fma(P.weight[e] * x[e], y[e], sum);
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
-    __syncthreads();
+    sum = block_sum(sum);
     if (threadIdx.x > 0) return;
-    for (int w = 1; w < 8; w++) sum += of_warp[w];
     double *out = P.sums + (int64_t)part * count * (count + 1);
     out[i * (count + 1) + j] = sum;
     if (j < count) out[j * (count + 1) + i] = sum;

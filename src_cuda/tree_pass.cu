@@ -41,18 +41,6 @@ FN void raise(int64_t *rank, double x) {
     if (threadIdx.x % 32 == 0) atomicMax(rank, rank_of(x));
 }
 
-// The largest x of a block, for all its threads
-__device__ double block_max(double x) {
-    __shared__ double of_warp[32];
-    x = warp_max(x);
-    __syncthreads(); // the last one has been read
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
-    __syncthreads();
-    double top = -INF;
-    for (int w = 0; w < (int)blockDim.x / 32; w++) top = fmax(top, of_warp[w]);
-    return top;
-}
-
 FN double larger(double x, double y) { return x > y || isnan(x) ? x : y; }
 
 // v = e^(y - q - top), y made by `y_of`; its largest is 1, and what lies below flush is 0.  One block

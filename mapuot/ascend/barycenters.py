@@ -18,7 +18,7 @@ from ..backends.kernel import UNIT
 from ..backends.rules import plan_error
 from ..errors import InfeasibleError
 from ..penalties import F64
-from .passes import PassCertificate
+from .passes import PassCertificate, changed
 
 
 def scaled(fi: float, log_t: F64, log_s: F64) -> F64:
@@ -57,8 +57,9 @@ class Barycenter:
     not certified: they end when one changes q by ``tol_change`` at most, and ``lacking(q)`` of its mass is not missing.
     """
 
-    coarse, narrow, on_device, alone, rough = None, False, False, 0.0, 0.0
+    coarse, narrow, xp, alone, rough = None, False, np, 0.0, 0.0
     kept: Means | None = None  # of the last pass that was no dropped step
+    changed = staticmethod(changed)
     change, lacks = math.inf, 0.0  # of q in the last pass, relative, in L1
 
     def __init__(

@@ -48,7 +48,7 @@ class Body(Protocol):
     narrow: bool  # may its first passes sum in float32?
     rough: float  # the largest rho / reg, by which the noise of such sums grows
     width: int  # points of its largest part
-    on_device: bool  # is Anderson's history better held there?
+    xp: Any  # numpy, or CuPy, on whose device its states lie
 
     def start(self, state: F64) -> F64:
         """Make ready for passes from a state, and return it."""
@@ -65,6 +65,9 @@ class Body(Protocol):
     def image(self, found: Any, exact: bool) -> F64:
         """Return the state that follows; exact: it is found from a whole plan."""
 
+    def changed(self, image: F64, state: F64) -> tuple[F64, float]:
+        """Return what follows a state less that, and the largest size of it."""
+
     def guess(self, residual: F64, found: Any) -> tuple[float, float]:
         """Guess (gap, what hard marginals miss) by the last change of the state."""
 
@@ -73,6 +76,11 @@ class Body(Protocol):
 
     def metric(self, found: Any) -> F64:
         """Weigh the state's entries, for Anderson's step."""
+
+
+def changed(image: F64, state: F64) -> tuple[F64, float]:
+    change = image - state
+    return change, largest_of(change)
 
 
 def passes_left(guesses: list[float], tol: float) -> float:
@@ -91,7 +99,7 @@ class Ascent:
     def __init__(self, body: Any, options: Options) -> None:
         """``body``: a `Body`."""
         self.body, self.options, self.reads, self.coarse, self.number = body, options, body.reads, body.coarse, 0
-        self.history = load("cuda" if body.on_device else "cpu").History(memory_of(DEPTH, body.width, 8), body.ends)
+        self.history = load("cpu" if body.xp is np else "cuda").History(memory_of(DEPTH, body.width, 8), body.ends)
         floor = max(NARROW_FLOOR * math.sqrt(1 + body.rough), 10 * options.tol)
         self.judge = Judge(tol=options.tol, tol_gap=options.tol_gap, reg=body.reg, narrow_floor=floor)
         self.alone = body.alone
@@ -103,8 +111,9 @@ class Ascent:
 
     def absorb(self, log_v: F64 | None = None) -> None:
         """Make kernels around a state, from which passes go on."""
-        start = np.zeros(1) if log_v is None else log_v
-        self.next_log_v = self.body.start(np.broadcast_to(start, self.body.ends[-1:]).copy())
+        xp = self.body.xp
+        start = xp.asarray(np.zeros(1) if log_v is None else log_v)
+        self.next_log_v = self.body.start(xp.broadcast_to(start, (self.body.ends[-1],)).copy())
 
     def iterate(self, count: int) -> list[Stats]:
         made: list[Stats] = []
@@ -114,7 +123,7 @@ class Ascent:
 
     def restart(self, state: F64) -> None:
         """Go on from this state, which the guard may drop."""
-        self.next_log_v, self.extrapolated = state, True
+        self.next_log_v, self.extrapolated = self.body.xp.asarray(state), True
         self.history.clear()
 
     def newton(self) -> Any:
@@ -175,8 +184,7 @@ class Ascent:
         if self.exact and not self.found.whole:
             value = self.completed()
         image = self.body.image(self.found, self.exact)
-        change = image - self.next_log_v
-        self.residual = largest_of(change)
+        change, self.residual = self.body.changed(image, self.next_log_v)
         if not math.isfinite(self.residual):
             return self.failed(math.nan)
         if (self.narrow or not self.found.whole) and self.is_due(value, change):
@@ -227,7 +235,7 @@ class Ascent:
     def failed(self, mass: float) -> Stats:
         """End the solve: the plan of this pass cannot be certified."""
         self.found = self.found if self.found is not None and self.found.whole else None
-        self.next_log_v = np.zeros(self.body.ends[-1])
+        self.next_log_v = self.body.xp.zeros(self.body.ends[-1])
         self.residual = math.inf
         stat = self.told(PassCertificate(), mass)
         self.judge.judge(stat)
@@ -240,7 +248,7 @@ class Ascent:
             image, residual = self.history.next(self.body.metric(self.found), self.alone)
         if self.coarse and self.coarse.on and not self.exact:
             self.extrapolated = True
-            image = image + self.coarse.step(residual)
+            image = image + self.body.xp.asarray(self.coarse.step(residual))
         return image
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ascend.passes import PassCertificate
+from ..ascend.passes import PassCertificate, changed
 from ..backends import Stats
 from ..backends.kernel import UNIT
 from ..backends.newton import GIVES_UP, HOLDS_AFTER, OPEN, Newton
@@ -17,8 +17,6 @@ from ..backends.rules import core, plan_error
 from ..penalties import F64
 from .problem import MultiProblem
 from .state import State, translation
-
-HOST_STATE = 8000  # of a state, whose differences the host has added up before a GPU has taken them
 
 
 def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> PassCertificate:
@@ -31,7 +29,8 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
     the dual value is known.
     """
     reg, mass, soft, hard = problem.reg, state.mass, problem.soft, problem.hard
-    worth = problem.points.worth(state.log_u.flat, state.log_s.flat if state.log_s else None)
+    worth, log_s = state.worth, state.log_s.flat if state.log_s else None
+    worth = problem.points.worth(state.log_u.flat, log_s) if worth is None else worth
     sizes, values, value_sizes, amounts, gaps, boths, misses = worth.tolist()  # inf, where exponentials leave float64
     rho = [x.rho for x in problem.marginals]
     dual = reg * (problem.reference_mass - mass) + problem.constant + sum(values)
@@ -68,16 +67,13 @@ def growth(x: float) -> float:
 class CertifiedBody:
     """Base of trees and blocks: translates and certifies the plan of a pass."""
 
-    certifies = True
+    certifies, xp = True, np
+    changed = staticmethod(changed)
     ends: list[int]
 
     def __init__(self, problem: MultiProblem) -> None:
         self.problem, self.reg, self.reads, self.narrow = problem, problem.reg, problem.reads, problem.narrow
         self.rough, self.width = float(problem.rho[problem.soft].max(initial=0.0) / problem.reg), max(problem.shape)
-
-    @property
-    def on_device(self) -> bool:
-        return self.problem.xp is not np and self.ends[-1] > HOST_STATE
 
     def find(self, state: F64, narrow: bool) -> State:
         """Make a pass of a state, and translate its plan."""
@@ -135,8 +131,8 @@ class MarginalsNewton(Newton):
             return GIVES_UP
         if not workspace.found.whole:
             workspace.conclude(stat)
-        found, body, record = workspace.found, workspace.body, self.record
-        value = body.certified(found, math.inf)
+        body, record = workspace.body, self.record
+        value, found = body.certified(workspace.found, math.inf), workspace.found.brought()
         r = found.marginals(body.problem)[self.at]
         missed = float(np.abs(self.weight - r)[self.hard].sum()) + self.uneven
         apart, record.rounding = value.rounding
@@ -151,7 +147,7 @@ class MarginalsNewton(Newton):
 
     def start(self, workspace: Any, backend: Any) -> F64:
         """Return the state to go on from."""
-        return np.asarray(workspace.body.stepped(workspace.found, self.spread(self.y)))
+        return np.asarray(workspace.body.stepped(workspace.found.brought(), self.spread(self.y)))
 
     def spread(self, d: F64) -> F64:
         """Put numbers of the points of marginals that are not free among all, 0 at the others."""

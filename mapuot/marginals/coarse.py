@@ -174,7 +174,7 @@ class TreeCoarse:
     def step(self, residual: F64) -> F64:
         """Return J (I - J)^-1 F: what Newton's step for the clusters adds to the image, at all entries of the state."""
         self.corrected = True
-        tree, means = self.tree, np.bincount(self.cells, self.weight * residual) / self.masses
+        tree, means = self.tree, np.bincount(self.cells, self.weight * host(residual)) / self.masses
         F = {k: means[part] for k, part in self.places.items()}
         own: Vectors = {}  # what goes up whatever comes down
         met: Vectors = {}  # what of that stays at each marginal

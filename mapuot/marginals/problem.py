@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backends import load, pick
 from ..backends.contract import SMALL_ENTRIES
-from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of, log_sum, log_sums_by
+from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of
 from ..cached import cached_property
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
@@ -94,10 +94,6 @@ class MultiProblem:
         """The largest |log mass| of each marginal, added up."""
         return sum(largest_of(x.log_weight) for x in self.marginals)
 
-    def log_sums_at(self, k: int, x: F64) -> F64:
-        """Return log sum e^x over the points of a marginal, by part."""
-        return np.array([log_sum(x)]) if self.labels is None else log_sums_by(self.labels[k], self.parts, x)
-
     # ---- the points of all marginals, one behind the other
 
     @cached_property
@@ -145,18 +141,37 @@ class MultiProblem:
         """rho / reg, a row for each marginal: 0 where it is hard or free."""
         return np.where(np.isinf(self.rho), 0.0, self.rho / self.reg)[:, None]
 
-    def points_of(self, edges: list[tuple[int, int]]) -> Any:
-        """Make what sums over the points, and over the messages of a tree's edges (child, parent)."""
-        children, parents = [k for k, _ in edges], [parent for _, parent in edges]
-        found = load("cpu").Points(self.shape, self.log_weight, self.weight, self.rho, self.reg, parents)
-        if self.labels is not None:
-            marginal = np.repeat(np.arange(len(self.shape)), self.shape)
-            found.part(self.parts, marginal * self.parts + np.concatenate(self.labels), children)
-        return found
+    @cached_property
+    def root(self) -> int:
+        """The marginal of a tree nearest to the farthest one, a hard one if there is one: the plan meets that."""
+
+        def height(root: int) -> int:
+            far: dict[int, int] = {-1: -1}
+            for k, parent in walk(self.edges, root):
+                far[k] = far[parent] + 1
+            return max(far.values())
+
+        return min(self.hard or range(len(self.marginals)), key=height)
+
+    @cached_property
+    def order(self) -> list[tuple[int, int]]:
+        """Marginals of a tree and their parents, from the root outwards."""
+        return walk(self.edges, self.root)
+
+    @property
+    def inner(self) -> list[tuple[int, int]]:
+        """All of a tree but the root, each after those below it; nothing where there is none."""
+        return self.order[:0:-1] if self.kind == "tree" else []
 
     @cached_property
     def points(self) -> Any:
-        return self.points_of([])
+        """Sums over the points, and over the messages of a tree's edges, where the vectors lie."""
+        engine = "cuda" if self.kind == "tree" and self.xp is not np else "cpu"
+        found = load(engine).Points(self.shape, self.log_weight, self.weight, self.rho, self.reg, self.inner)
+        if self.labels is not None:
+            marginal = np.repeat(np.arange(len(self.shape)), self.shape)
+            found.part(self.parts, marginal * self.parts + np.concatenate(self.labels))
+        return found
 
     def kernel(self, cost: Cost, pair: Any) -> LogKernel:
         """Make room for the kernel of two neighbours' cost, as rows and columns, or of the array ("all")."""

@@ -1,7 +1,8 @@
 """State of a pass, whatever the shape of the costs: potentials and, for each marginal, what the others send there.
 
 The points of all marginals lie one behind the other, so that what a pass does beside its products takes a few calls,
-however many marginals there are: a call of numpy takes 1 us, as long as 1000 points.
+however many marginals there are: a call of numpy takes 1 us, as long as 1000 points. Vectors of a tree whose kernels
+are on a device lie there, too, until the solve ends.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.contract import host, namespace
 from ..backends.kernel import log_sum
 from ..penalties import F64
 from .problem import MultiProblem
@@ -25,7 +27,7 @@ class PerPoint:
         return self.flat[self.places[k]]
 
     def __setitem__(self, k: int, values: Any) -> None:
-        self.flat[self.places[k]] = values
+        self.flat[self.places[k]] = namespace(self.flat).asarray(values)
 
     def moved(self, move: Callable[..., F64], *by: Any) -> "PerPoint":
         return PerPoint(move(self.flat, *by), self.places)
@@ -46,6 +48,7 @@ class State:
     storage: float = 0.0
     messages: dict[str, PerPoint] = field(default_factory=dict)  # along a tree: "up" to the root, "back" from it
     by_part: F64 | None = None  # log_mass of each part, where there are several
+    worth: Any = None  # of a pass on a device, numbers of its plan for the certificate
 
     @property
     def whole(self) -> bool:
@@ -67,6 +70,12 @@ class State:
 
     def marginal(self, problem: MultiProblem, k: int) -> F64:
         return self.marginals(problem)[problem.places[k]]
+
+    def brought(self) -> "State":
+        """Return the state with its vectors on the host."""
+        messages = {name: x.moved(host) for name, x in self.messages.items()}
+        log_s = None if self.log_s is None else self.log_s.moved(host)
+        return replace(self, log_u=self.log_u.moved(host), log_s=log_s, messages=messages)
 
     def translated(self, problem: MultiProblem, lam: F64) -> "State":
         """Move log_u by lam, a number for each marginal and part; the mass grows by e^(sum of lam over marginals)."""

@@ -17,18 +17,22 @@ the certificate, of one plan.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import pairwise
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
 
 from ..backends import load
+from ..backends.contract import host
+from ..backends.cpu.marginals import Closed
 from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of, log_sum
 from ..penalties import F64
 from .certificate import CertifiedBody
 from .coarse import TreeCoarse, serves
 from .problem import MultiProblem
-from .reach import oriented, path, walk
+from .reach import oriented, path
 from .state import PerPoint, State
 
 
@@ -37,13 +41,11 @@ class Tree(CertifiedBody):
 
     def __init__(self, problem: MultiProblem, before: "Tree | None" = None) -> None:
         super().__init__(problem)
-        self.root = root_of(problem)
-        self.order = walk(problem.edges, self.root)
+        self.xp, self.root, self.order, self.inner = problem.xp, problem.root, problem.order, problem.inner
         self.parent = dict(self.order)
         self.children: dict[int, list[int]] = {k: [] for k in self.parent}
         for k, parent in self.order[1:]:
             self.children[parent].append(k)
-        self.inner = self.order[:0:-1]  # all but the root, each after those below it
         self.kernels: dict[int, LogKernel] = (
             before.kernels
             if before
@@ -53,9 +55,8 @@ class Tree(CertifiedBody):
             kernel.start(problem.reg)
         edges = [(k, parent, self.kernels[k], problem.fi[k]) for k, parent in self.inner]
         engine = load("cpu" if problem.xp is np else "cuda")
-        self.whole_pass = engine.TreePass(edges, problem.starts.tolist(), problem.log_weight)
-        self.below, self.points = [k for k, _ in self.inner], problem.points_of(self.inner)
-        starts = self.points.message.tolist()
+        self.whole_pass, self.points = engine.TreePass(edges, problem), problem.points
+        self.below, starts = [k for k, _ in self.inner], self.points.message.tolist()
         self.ends: list[int] = starts[1:]
         self.edges = {k: slice(i, j) for k, i, j in zip(self.below, starts, self.ends, strict=False)}
         self.coarse: TreeCoarse | None = (
@@ -87,28 +88,29 @@ class Tree(CertifiedBody):
         self.near.flat.fill(0.0)
         for kernel in self.kernels.values():
             kernel.begin()
+        close = partial(self.points.close, self.root, problem.fi[self.root], out, state)
         while done < len(self.inner):
-            errors = self.whole_pass.run(done, state, narrow)
+            errors = self.whole_pass.run(done, state, narrow, close)
             self.errors |= {k: x for (k, _), x in zip(self.inner[done:], errors, strict=False)}
             done += len(errors)
             if done < len(self.inner):
                 self.through(*self.inner[done], sent, log_u, up, narrow)
                 done += 1
-        log_u[self.root] = problem.prox(self.root, self.near[self.root])
-        self.mass_shares: F64 | None = None
+                if done == len(self.inner):
+                    close()
         self.builds = {k: x.builds for k, x in self.kernels.items()}
-        at_root = problem.marginals[self.root].log_weight + log_u[self.root] + self.near[self.root]
-        masses = problem.log_sums_at(self.root, at_root)
+        self.closed: Closed = self.points.read()
+        masses = self.closed.masses
         rounding = sum(self.errors.values())
         return State(log_u, None, log_sum(masses), rounding, self.storage, {"up": up}, masses)
 
     def through(self, k: int, parent: int, sent: PerPoint, log_u: PerPoint, up: PerPoint, narrow: bool) -> None:
         """Find the messages of one edge, whatever its kernel must do for them."""
-        x, near, problem = self.problem.marginals[k], self.near[k], self.problem
-        fi, y = problem.fi[k], problem.marginals[parent].log_weight + sent[k]
+        x, near, problem = self.problem.marginals[k], host(self.near[k]), self.problem
+        fi, y = problem.fi[k], problem.marginals[parent].log_weight + host(sent[k])
         a = x.log_weight + (1 - fi) * near
-        self.late[k], up[k], self.errors[k] = self.kernels[k].through(y, a, fi, narrow)
-        log_u[k] = problem.prox(k, near + self.late[k])
+        late, up[k], self.errors[k] = self.kernels[k].through(y, a, fi, narrow)
+        self.late[k], log_u[k] = late, problem.prox(k, near + late)
         self.near[parent] += up[k]
 
     @property
@@ -118,21 +120,30 @@ class Tree(CertifiedBody):
     def complete(self, found: State) -> None:
         """Find the messages from the root, for the u and the messages to the root of the last pass."""
         problem, errors = self.problem, self.errors  # a marginal is made of one product of each edge: the worse one
-        log_s = PerPoint(self.near.flat.copy(), problem.places)
-        back, up = PerPoint(np.zeros_like(log_s.flat), problem.places), found.messages["up"]
-        made = self.whole_pass.back(self.near.flat, found.log_u.flat, up.flat, back.flat)
-        known = {k: error for (k, _), error in zip(self.order[1:], made, strict=False)}
-        for k, _ in self.order:
-            log_s[k] += back[k]
-            for i in self.children[k]:
-                error = known.get(i, 0.0)
-                if i not in known:
-                    belief = problem.marginals[k].log_weight + found.log_u[k] + log_s[k] - up[i]
-                    back[i], error = self.kernels[i].into_rows(belief)
-                anew = self.kernels[i].builds > self.builds[i]  # stored in float32, its rounding is another one now
-                errors[i] = max(errors[i], error) + (2 * NARROW_ENTRY if anew and found.storage else 0.0)
+        back, up = PerPoint(np.zeros_like(self.near.flat), problem.places), found.messages["up"]
+        made = self.whole_pass.back(back.flat)
+        log_s = PerPoint(self.near.flat + back.flat, problem.places)
+        for (i, k), known in zip_longest(self.order[1:], made):
+            error = known
+            if known is None:
+                belief = problem.marginals[k].log_weight + host(found.log_u[k] + log_s[k] - up[i])
+                back[i], error = self.kernels[i].into_rows(belief)
+                log_s[i] += back[i]
+            anew = self.kernels[i].builds > self.builds[i]  # stored in float32, its rounding is another one now
+            errors[i] = max(errors[i], error) + (2 * NARROW_ENTRY if anew and found.storage else 0.0)
         found.messages["back"] = back
         found.log_s, found.rounding, found.storage = log_s, sum(errors.values()), max(found.storage, self.storage)
+
+    def find(self, state: F64, narrow: bool) -> State:
+        if self.xp is np:
+            return super().find(state, narrow)
+        self.last = self.sweep(state, narrow)
+        closed, self.lam = self.closed, self.closed.lam
+        masses, up = closed.masses + self.lam.sum(0), PerPoint(closed.up, self.edges)
+        log_u, worth = PerPoint(closed.log_u, self.problem.places), closed.worth
+        return replace(
+            self.last, log_u=log_u, log_mass=log_sum(masses), by_part=masses, messages={"up": up}, worth=worth
+        )
 
     def shares(self, lam: F64) -> F64:
         """Add up what each message to the root takes of the translation: the shifts of all u that it holds."""
@@ -144,30 +155,41 @@ class Tree(CertifiedBody):
     def translated(self, state: State, lam: F64) -> State:
         below, points = self.shares(lam), self.points
         moved, messages = state.translated(self.problem, lam), state.messages
-        moved.messages = {"up": messages["up"].moved(points.moved_messages, below, self.below)}
+        moved.messages = {"up": messages["up"].moved(points.moved_messages, below)}
         if "back" in messages:
             moved.messages["back"] = messages["back"].moved(points.moved, lam.sum(0) - below)
         return moved
 
     def image(self, found: State, exact: bool) -> F64:
         """Return what each parent sends next, from a translated plan; exact: by messages of one age."""
+        sent: F64 | None = self.closed.sent
+        if sent is not None and not exact:
+            return sent
         back = found.messages["back"].flat if exact else self.late.flat  # before it is moved by lam.sum(0) - below
         lam = self.lam
         moved = (self.shares(lam) if exact else lam.sum(0)) - lam  # near: all u below but its own
-        sent: F64 = self.points.at_edges(found.log_u.flat, back, self.near.flat, moved, found.messages["up"].flat)
-        return sent
+        vectors = found.log_u.flat, back, self.near.flat, moved, found.messages["up"].flat
+        following: F64 = self.points.at_edges(*vectors)
+        return following
+
+    def changed(self, image: F64, state: F64) -> tuple[F64, float]:
+        closed = self.closed
+        return (closed.change, closed.largest) if image is closed.sent else super().changed(image, state)
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
         """Guess (gap, what hard marginals miss), as if marginals were off by the change of their parents' messages."""
-        sums = dict(zip(self.below, self.points.change_sums(self.metric(found), residual).tolist(), strict=True))
+        closed = self.closed
+        found_sums = closed.sums if residual is closed.change else self.points.change_sums(self.metric(found), residual)
+        sums = dict(zip(self.below, found_sums.tolist(), strict=True))
         gap = sum(self.problem.rho[k] * sums[k][0] for k in self.problem.soft if k in sums)
         return 0.5 * found.mass * gap, found.mass * sum(sums[k][1] for k in self.problem.hard if k in sums)
 
     def metric(self, found: State) -> F64:
         """Weigh the state's entries by shares of the mass at their points, found with messages that are late."""
-        if self.mass_shares is None:
-            self.mass_shares = self.points.mass_shares(found.log_u.flat, self.near.flat, self.late.flat)
-        return self.mass_shares
+        if self.closed.shares is None:
+            self.closed.shares = self.points.mass_shares(found.log_u.flat, self.near.flat, self.late.flat)
+        shares: F64 = self.closed.shares
+        return shares
 
     # ---- products of a whole state's plan ----
 
@@ -235,16 +257,3 @@ class Tree(CertifiedBody):
 
     def cost(self, state: State) -> float:
         return sum(kernel.plan_cost(*self.beliefs(k, state)) for k, kernel in self.kernels.items())
-
-
-def root_of(problem: MultiProblem) -> int:
-    """Choose the marginal nearest to the farthest one, a hard one if there is one: the certified plan meets it."""
-    hard = [k for k, x in enumerate(problem.marginals) if x.hard]
-
-    def height(root: int) -> int:
-        far: dict[int, int] = {-1: -1}
-        for k, parent in walk(problem.edges, root):
-            far[k] = far[parent] + 1
-        return max(far.values())
-
-    return min(hard or range(len(problem.marginals)), key=height)

@@ -178,9 +178,8 @@ def certified(allowed=1e-3, **given):
     space = types.SimpleNamespace
     worth = np.array([given.pop(name, value) for name, value in WORTH.items()])
     problem = space(reg=0.5, soft=[0], hard=[1], marginals=[space(rho=40.0), space(rho=np.inf)], reference_mass=3.0,
-                    constant=0.0, log_sizes=1.0, largest=1.0, cost_error=0.0, shape=(3, 4),
-                    points=space(worth=lambda *_: worth))  # fmt: skip
-    state = {"mass": 2.0, "log_u": space(flat=None), "log_s": None, "rounding": 0.0, "storage": 0.0, "whole": True}
+                    constant=0.0, log_sizes=1.0, largest=1.0, cost_error=0.0, shape=(3, 4))  # fmt: skip
+    state = {"mass": 2.0, "worth": worth, "log_s": None, "rounding": 0.0, "storage": 0.0, "whole": True}
     return certify(problem, space(**{**state, **given}), np.zeros((2, 1)), allowed)
 
 

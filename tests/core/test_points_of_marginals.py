@@ -20,12 +20,12 @@ def labelled(request, rng):
     """(points, marginal of each, cell of each, log weights)."""
     owner, parts = np.repeat(np.arange(len(SHAPE)), SHAPE), request.param
     log_weight = np.where(owner == 2, 0.0, rng.normal(size=len(owner)) * 3)
-    points = Points(SHAPE, log_weight, np.exp(log_weight), np.array(RHO), REG, [parent for _, parent in EDGES])
+    points = Points(SHAPE, log_weight, np.exp(log_weight), np.array(RHO), REG, EDGES)
     cell = owner * parts + rng.integers(parts, size=len(owner))
     for k, start in enumerate(points.start[:-1]):  # every part of every marginal that has as many points
         cell[start : start + min(parts, SHAPE[k])] = k * parts + np.arange(min(parts, SHAPE[k]))
     if parts > 1:
-        points.part(parts, cell, [k for k, _ in EDGES])
+        points.part(parts, cell)
     return points, owner, cell, log_weight
 
 
@@ -93,7 +93,7 @@ def test_moves(isa, labelled, rng):
     child = np.repeat(children, [SHAPE[k] for k in parents])
     of_child = child * points.amounts[1] + cell[at_parents] % points.amounts[1]
     sent = rng.normal(size=len(child))
-    np.testing.assert_array_equal(points.moved_messages(sent, by, children.tolist()), sent + by.ravel()[of_child])
+    np.testing.assert_array_equal(points.moved_messages(sent, by), sent + by.ravel()[of_child])
     y, z = rng.normal(size=(2, len(owner)))
     want = (x + y + z + by.ravel()[cell])[at_parents] - sent
     np.testing.assert_array_equal(points.at_edges(x, y, z, by, sent), want)

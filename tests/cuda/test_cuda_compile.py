@@ -139,6 +139,11 @@ CASES = {
     ),
     "many marginals": one_read(512, 512 * 512),
     "differences": ("differences.cu", {"STORE": 0}, dict.fromkeys(("add_difference", "products", "combine"), (64, 0))),
+    "points of marginals": (
+        "marginals.cu", {"STORE": 0},
+        dict.fromkeys(("log_amounts", "close_root", "translation", "worth", "moved", "at_edges", "mass_shares",
+                       "change_sums"), (64, 64)),  # what waits while a block's sum is found, once each
+    ),
     "tree": ("tree_pass.cu", {"STORE": 0}, TREE),
     "clusters": ("coarse.cu", {"STORE": 1, "COST": 1}, CLUSTERS),
 }  # fmt: skip

@@ -1,6 +1,8 @@
 """Many marginals on a GPU: one read of K against plain products, whole solves against Newton's method and the CPU."""
 
+import functools
 import gc
+import types
 import weakref
 
 import numpy as np
@@ -10,14 +12,16 @@ from scipy.sparse import csr_array
 
 import mapuot
 from mapuot.backends.contract import host
+from mapuot.backends.cpu import marginals as cpu_marginals
 from mapuot.backends.cuda.kernels import Strips
+from mapuot.marginals.state import translation
 from mapuot.problem.cost import Dense
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from mapuot.backends.cuda import one_read, operator  # noqa: E402
+from mapuot.backends.cuda import marginals, one_read, operator  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -133,6 +137,52 @@ def test_turns_on_the_device_are_those_on_the_host(shape, monkeypatch):
     assert there.n_passes == here.n_passes
     for k in range(3):
         np.testing.assert_allclose(there.marginal(k), here.marginal(k), rtol=1e-9)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("hard", [True, False])
+@pytest.mark.parametrize("odd", [0.0, np.nan, np.inf, -1e5])
+def test_sums_over_points_are_those_of_the_host(parts, hard, odd):
+    """One by one, and those that follow a pass beside what is made of them on the host."""
+    shape, edges, reg, rng = (5, 1100, 40, 33), [(0, 2), (1, 2), (2, 3)], 0.05, np.random.default_rng(7)
+    rho, owner = np.array([2.0, np.inf if hard else 0.3, 0.0, 50.0]), np.repeat(np.arange(4), shape)
+    log_weight = np.where(owner == 2, 0.0, rng.normal(size=len(owner)))
+    given = shape, log_weight, np.exp(log_weight), rho, reg, edges
+    here, there = cpu_marginals.Points(*given), marginals.DevicePoints(*given)
+    labels = [rng.permutation(np.arange(n) % parts) for n in shape]
+    for points in (here, there) if parts > 1 else ():
+        points.part(parts, owner * parts + np.concatenate(labels))
+    out = {name: rng.normal(size=len(owner)) for name in ("near", "late", "log_u")}
+    out["up"], state = rng.normal(size=(2, here.message[-1]))
+    out["late"][3] += odd
+    device = {name: cp.asarray(x) for name, x in out.items()}
+    there.close(3, 0.9, device, cp.asarray(state))
+    here.close(3, 0.9, out, state)
+    found, masses = there.read(), here.read().masses
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12)
+    space, ratios = types.SimpleNamespace, np.where(np.isinf(rho), 0.0, rho / reg)[:, None]
+    problem = space(ratios=ratios, hard=[1] * hard, points=here)
+    lam = translation(problem, space(log_masses=masses, log_u=space(flat=out["log_u"])))
+    below = lam + np.array([0.0, 0.0, 1.0, 0.0])[:, None] * (lam[0] + lam[1])
+    log_u, up = here.moved(out["log_u"], lam), here.moved_messages(out["up"], below)
+    sent = here.at_edges(log_u, out["late"], out["near"], lam.sum(0) - lam, up)
+    shares, change = here.mass_shares(log_u, out["near"], out["late"]), sent - state
+    want = [masses, lam, log_u, up, here.worth(log_u, None), sent, change, np.abs(change).max(), shares]
+    told = vars(found)
+    with np.errstate(invalid="ignore"):
+        for x, y in zip(told.values(), [*want, here.change_sums(shares, change)], strict=True):
+            if np.isfinite(y).all():
+                close(host(x), y)
+            else:
+                assert not np.isfinite(host(x)).all()
+    log_s = out["late"] - log_u
+    x, y = there.worth(cp.asarray(log_u), cp.asarray(log_s)), here.worth(log_u, log_s)
+    sound = np.isfinite(y[0])
+    np.testing.assert_array_equal(np.isfinite(x[0]), sound)
+    close(x[:, sound], y[:, sound])
+    if np.isfinite(log_s).all():
+        close(there.log_amounts(cp.asarray(log_s)), here.log_amounts(log_s))
+    np.testing.assert_array_equal(host(there.moved(cp.asarray(log_s), lam)), here.moved(log_s, lam))
 
 
 @pytest.mark.parametrize("edges", ["one call", "some read twice", "each its own"])

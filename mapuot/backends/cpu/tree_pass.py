@@ -3,6 +3,9 @@
 Twin: backends/cuda/tree_pass.py.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from ..._core import ffi, lib
@@ -16,8 +19,9 @@ LARGE_ENTRIES = 1 << 24  # of a kernel whose product is a call of its own: Ctrl-
 class TreePass:
     """``mapuot_tree_pass`` over edges (child, parent, kernel, fi), each after those below it."""
 
-    def __init__(self, edges: list[tuple[int, int, LogKernel, float]], points: list[int], log_weight: F64) -> None:
-        """Fill the records; ``points``: where each marginal begins, log_weight: log masses. ``out``: the sums found."""
+    def __init__(self, edges: list[tuple[int, int, LogKernel, float]], problem: Any) -> None:
+        """Fill the records; ``problem``: a `MultiProblem`. ``out``: the sums found."""
+        points, log_weight = problem.starts.tolist(), problem.log_weight
         self.kernels = [kernel for _, _, kernel, _ in edges]
         self.builds, self.messages = [-1] * len(edges), ffi.new("mapuot_messages *")
         self.messages.flush, self.messages.noise = FLUSH, NARROW_SUMS
@@ -44,13 +48,18 @@ class TreePass:
             edge.narrow = operator.narrow and kernel.dtype == "float32"
             operator.rows["fi"][:] = edge.fi
 
-    def run(self, first: int, sent: F64, narrow: bool) -> list[float]:
-        """Pass the edges from ``first`` on, up to one that is left to the caller; return what each rounds at most."""
+    def run(self, first: int, sent: F64, narrow: bool, close: Callable[[], Any]) -> list[float]:
+        """Pass the edges from ``first`` on, up to one that is left to the caller; return what each rounds at most.
+
+        ``close``: what is done after the last edge.
+        """
         self.refresh()
         self.messages.sent, self.messages.narrow = pointer(sent), narrow
         end = int(lib.mapuot_tree_pass(first, len(self.kernels), self.edges, self.messages))
+        if end == len(self.kernels):
+            close()
         return [self.edges[k].error for k in range(first, end)]
 
-    def back(self, near: F64, log_u: F64, up: F64, out: F64) -> list[float]:
+    def back(self, out: F64) -> list[float]:
         """Make no messages from the root: the caller finds them edge by edge."""
         return []

@@ -16,8 +16,8 @@ PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "formed", "form_bytes"),
 PLACES |= {"extrema": "stream", "is_symmetric": "stream", "weigh": "batch", "closed": "batch"}
 PLACES |= {"range_of_clouds": "clouds", "slopes": "clouds"}
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
-CLASSES = {"TreePass": "DeviceTreePass", "History": "DeviceHistory"}
-PLACES |= {"TreePass": "tree_pass", "History": "anderson"}  # of many marginals
+CLASSES = {"TreePass": "DeviceTreePass", "History": "DeviceHistory", "Points": "DevicePoints"}
+PLACES |= {"TreePass": "tree_pass", "History": "anderson", "Points": "marginals"}  # of many marginals
 WORKSPACES = {
     "tiles": ("workspace", "workspace_of"), "points": ("points", "PointWorkspace"),
     "pairs": ("sparse", "SparseWorkspace"),
