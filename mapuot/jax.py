@@ -13,7 +13,7 @@ import numpy as np
 
 from .answer.gradients import dual_value, marginal_gradient
 from .api.batch import solve_batch
-from .backends import namespace
+from .backends import host, namespace
 from .errors import renamed
 from .problem.clouds import PointCloud
 from .problem.validate import as_float, as_pair, as_positive
@@ -160,6 +160,14 @@ def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any,
         found = dual_value(result), *result.gradient()[:4]
         return tuple(np.asarray(z, dtype=x.dtype).reshape((*lead, *z.shape[1:])) for z in found)
 
+    def solved_once(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
+        cloud, xp = PointCloud(x, y, metric, scale), namespace(x)
+        result = solve_batch(cloud, host(a), host(b), reg=reg, reg_m=reg_m, **dict(options))[0]
+        return tuple(xp.asarray(z, dtype=x.dtype) for z in (dual_value(result), *result.gradient()[:4]))
+
+    if not any(isinstance(z, jax.core.Tracer) for z in (x, y, a, b)):
+        value, *slopes = solved_there(solved_once, x, y, a, b)
+        return value, slopes
     kinds = tuple(jax.ShapeDtypeStruct(shape, x.dtype) for shape in ((), x.shape, y.shape, a.shape, b.shape))
     value, *slopes = jax.pure_callback(solved, kinds, x, y, a, b, vmap_method=way_of(options))
     return value, slopes
@@ -247,16 +255,19 @@ def solved_there(solved: Any, *arrays: Any) -> list[Any]:
 
 def _backward(settings: Any, kept: Any, grad: Any) -> tuple[Any, Any, Any]:
     a, b, M, slope_a, slope_b, log_u, log_v, reg = kept
+    return grad[:, None] * slope_a, grad[:, None] * slope_b, plan_sum(M, (a, b, log_u, log_v, grad), reg)
 
-    def plan(a: Any, b: Any, M: Any, log_u: Any, log_v: Any, weight: Any) -> Any:
+
+@jax.jit  # once for all calls: 85 ms each without it
+def plan_sum(M: Any, parts: tuple[Any, ...], reg: Any) -> Any:
+    """Return the plans times their weights, the last of ``parts``: each, or their sum where all have one M."""
+
+    def plan(M: Any, a: Any, b: Any, log_u: Any, log_v: Any, weight: Any) -> Any:
         return weight * a[:, None] * b * jnp.exp(log_u[:, None] + log_v - M / reg)
 
-    parts = (a, b, log_u, log_v, grad)
     if M.ndim == 3:
-        dM = jax.vmap(lambda M, a, b, u, v, w: plan(a, b, M, u, v, w))(M, *parts)
-    else:
-        dM = jax.lax.scan(lambda s, x: (s + plan(x[0], x[1], M, *x[2:]), None), jnp.zeros_like(M), parts)[0]
-    return grad[:, None] * slope_a, grad[:, None] * slope_b, dM
+        return jax.vmap(plan)(M, *parts)
+    return jax.lax.scan(lambda s, x: (s + plan(M, *x), None), jnp.zeros_like(M), parts)[0]
 
 
 _loss.defvjp(_forward, _backward)
