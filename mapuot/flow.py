@@ -12,7 +12,7 @@ import numpy as np
 from .answer.draw import as_generator
 from .answer.result import Result
 from .answer.tensors import tensor_among
-from .api.solve import solve
+from .api.solve import solve, solve_later
 from .problem.validate import as_choice, as_count, as_positive
 
 
@@ -61,10 +61,16 @@ class OTPlanSampler:
         self.options: dict[str, Any] = {"threads": threads} | options
 
     def solved(self, x0: Any, x1: Any) -> Result:
-        """Return the `mapuot.Result` between two batches, whose points may have any shape."""
+        """Return the `mapuot.Result` between two batches, whose points may have any shape.
+
+        Of tensors on a GPU the solve goes on there until something is asked of the Result: begun for the next batch
+        before the network learns from this one, it costs no time to wait for.
+        """
         rows, columns = (x.reshape(len(x), -1) for x in (x0, x1))
         if (like := tensor_among(rows, columns)) is not None:
             rows, columns = rows.detach().to(like.device), columns.detach().to(like.device)
+            if like.is_cuda and not self.normalize_cost:
+                return solve_later(rows, columns, reg=self.reg, reg_m=self.reg_m, **self.options)
         centre = rows.mean(0)
         rows, columns = rows - centre, columns - centre
         M = (rows**2).sum(1)[:, None] + (columns**2).sum(1) - 2 * rows @ columns.T

@@ -563,7 +563,7 @@ class _SinkhornLoss(torch.autograd.Function):
             costs, A, B = map(array_of, (M, a, b))
             costs = costs if places is None else type(places)((costs, *places_of(places)), shape=places.shape)
             alone = places is None and costs.ndim == 2 and A.ndim == B.ndim == 1
-            one = one_call(costs, A, B, reg, reg_m, **options) if alone else None
+            one = one_call(costs, A, B, reg, reg_m, **options)() if alone else None
             result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **options) if one is None else one
             value = tensor_of(np.atleast_1d(dual_value(result)), M.device)
             return value.to(widest(a, b, M)), result

@@ -276,7 +276,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (last) set_progress(S, T, safe, M, of_warps);
 }
 
-// An answer: status, passes and range; the trace; log u, log v and the marginals; and, elsewhere, the exponents of the plan.
+// An answer: status, passes and range; the trace; log u, log v and the marginals.  Elsewhere, for what is drawn from the plan:
+// its exponents and the marginal of its rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
     tell(const __grid_constant__ State S, const __grid_constant__ Plain T, double *out, double *exponents) {
     const Progress &p = *S.progress;
@@ -295,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int64_t i = own; i < S.m; i += step) {
         const double log_a = T.log_a[i], x = S.u_log[i] + (T.alpha[i] - log_a) + (p.shift + p.offset);
         log_u[i] = x;
-        r[i] = S.r[i] * p.kappa;
+        r[i] = exponents[S.m + S.n + i] = S.r[i] * p.kappa;
         exponents[i] = isfinite(x) ? x + log_a : -INF;
     }
     for (int64_t j = own; j < S.n; j += step) {

@@ -1,11 +1,11 @@
 // Mirrors src_c/points.h: a block of the costs between points as a matrix in float64, for the streams over M.
 //
-// x is m x d, one point after another, y d x ld, one coordinate after another.  A block of 16 x 16 threads makes 64 x 64
+// x is m x d, one point after another; coordinate k of point j of y lies at k ld + j step.  A block of 16 x 16 threads makes 64 x 64
 // entries, 4 x 4 a thread, from DEPTH coordinates at a time in shared memory; of each entry they are added up in order.
 // Of many clouds block row b makes the m x n costs of problem b, whose points are runs of x and y; behind the end of a
 // smaller cloud its last point stands.  PLAN 1: not the costs, but exp(alpha_i + beta_j - M_ij / reg), of (p x) m and n
 // exponents.
-// Options: METRIC (a mapuot_metric), PLAN, STORE 0.
+// Options: METRIC (a mapuot_metric), PLAN, STORE 0, COST (of the coordinates: 0 float64, 1 float32).
 #include "common.cuh"
 #include "common/metric.h"
 
@@ -17,20 +17,20 @@
 #define EACH 4
 
 // DEPTH coordinates from k0 on of SIDE points on either side, of the last of m or n points for those behind it
-FN void take(double (&x_here)[DEPTH][SIDE + 1], double (&y_here)[DEPTH][SIDE], const double *x, const double *y,
-             int64_t i0, int64_t j0, int64_t k0, int64_t m, int64_t n, int64_t ld, int64_t d) {
+FN void take(double (&x_here)[DEPTH][SIDE + 1], double (&y_here)[DEPTH][SIDE], const cost *x, const cost *y, int64_t i0,
+             int64_t j0, int64_t k0, int64_t m, int64_t n, int64_t step, int64_t ld, int64_t d) {
     for (int q = threadIdx.x; q < DEPTH * SIDE; q += 256) {
         const int64_t i = i0 + q / DEPTH, k = k0 + q % DEPTH;
         if (k < d) x_here[q % DEPTH][q / DEPTH] = x[(i < m ? i : m - 1) * d + k];
     }
     for (int q = threadIdx.x; q < DEPTH * SIDE; q += 256) {
         const int64_t j = j0 + q % SIDE, k = k0 + q / SIDE;
-        if (k < d) y_here[q / SIDE][q % SIDE] = y[k * ld + (j < n ? j : n - 1)];
+        if (k < d) y_here[q / SIDE][q % SIDE] = y[k * ld + (j < n ? j : n - 1) * step];
     }
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    point_costs(const double *x, const double *y, int64_t ld, int64_t m, int64_t n, int64_t d, double scale,
+    point_costs(const cost *x, const cost *y, int64_t step, int64_t ld, int64_t m, int64_t n, int64_t d, double scale,
                 double *out, const int64_t *places, const double *alpha, const double *beta, double inv_reg) {
     __shared__ double x_here[DEPTH][SIDE + 1], y_here[DEPTH][SIDE];
     const int64_t across = (n + SIDE - 1) / SIDE, i0 = blockIdx.x / across * SIDE, j0 = blockIdx.x % across * SIDE;
@@ -39,12 +39,12 @@ extern "C" __global__ void __launch_bounds__(256)
     int64_t here = m, there = n; // points of the rows and columns of this problem
     if (places) {                // first row, rows, first column, columns
         const int64_t *own = places + 4 * blockIdx.y;
-        x += own[0] * d, here = own[1], y += own[2], there = own[3], out += blockIdx.y * m * n;
+        x += own[0] * d, here = own[1], y += own[2] * step, there = own[3], out += blockIdx.y * m * n;
         alpha += blockIdx.y * m, beta += blockIdx.y * n;
     }
     for (int64_t k0 = 0; k0 < d; k0 += DEPTH) {
         __syncthreads();
-        take(x_here, y_here, x, y, i0, j0, k0, here, there, ld, d);
+        take(x_here, y_here, x, y, i0, j0, k0, here, there, step, ld, d);
         __syncthreads();
         const int depth = d - k0 < DEPTH ? (int)(d - k0) : DEPTH;
         for (int k = 0; k < depth; k++) {

@@ -248,52 +248,55 @@ extern "C" __global__ void __launch_bounds__(256)
         }
 }
 
-// out_k: in the row rows_k - i0 the column in which its mass, added up, passes the share at_k.  A warp for each k: lane l
-// adds up the columns l, l + 32, ..; the lane in which the share is passed leaves its columns to all lanes, and so on.
-// ends: null, or the mass up to the end of each row; rows_k then comes as the bits of a mass, and becomes the row that this
-// lies in.
-extern "C" __global__ void __launch_bounds__(256)
-    draw(const __grid_constant__ View V, const double *ends, int64_t *rows, const double *at, int64_t i0, int64_t count,
-         int64_t *out) {
+// The place in which the masses of n places, added up, pass this share of all.  A warp finds it: lane l adds up the places
+// l, l + 32, ..; the lane in which the share is passed leaves its places to all lanes, and so on.
+template <typename F> FN int64_t passed(int64_t n, double share, F mass) {
     const int lane = threadIdx.x % 32;
-    const int64_t k = blockIdx.x * (int64_t)8 + threadIdx.x / 32;
-    if (k >= count) return;
-    int64_t i = rows[k] - i0;
-    if (ends) {
-        const double wanted = __longlong_as_double(rows[k]);
-        int64_t last = V.m - 1;
-        for (i = 0; i < last;) {
-            const int64_t middle = (i + last) / 2;
-            if (ends[middle] > wanted) last = middle;
-            else i = middle + 1;
-        }
-        __syncwarp();
-        if (lane == 0) rows[k] = i;
-    }
-    double left = 0; // of the mass to pass, in the columns that are left: first, first + step, ..
+    double left = 0; // of the mass to pass, in the places that are left: first, first + step, ..
     int64_t first = 0, step = 1;
     do {
         double sum = 0;
-        for (int64_t j = first + lane * step; j < V.n; j += 32 * step) {
-            double share = V.c ? (double)V.c[i * V.c_row + j * V.c_col] : 1;
-#if MASKED
-            share *= mask_weight(&V.mask, i, j);
-#endif
-            sum += weighed(share, V.alpha[i] + V.beta[j] - (double)V.M[i * V.M_row + j * V.M_col] * V.inv_reg);
-        }
+        for (int64_t j = first + lane * step; j < n; j += 32 * step) sum += mass(j);
         double end = sum;
         UNROLLED (int bit = 1; bit < 32; bit *= 2) {
             const double before = __shfl_sync(FULL, end, lane >= bit ? lane - bit : lane);
             end += lane >= bit ? before : 0;
         }
-        if (step == 1) left = at[k] * __shfl_sync(FULL, end, 31);
+        if (step == 1) left = share * __shfl_sync(FULL, end, 31);
         const int passed = (int)warp_max(sum > 0 && end > left ? 32 - lane : 0);
         const int chosen = passed ? 32 - passed : (int)warp_max(sum > 0 ? lane : 0);
         left = fmax(left - __shfl_sync(FULL, end - sum, chosen), 0);
         first += chosen * step;
         step *= 32;
-    } while (step < V.n);
-    if (lane == 0) out[k] = first;
+    } while (step < n);
+    return first;
+}
+
+// Number k of a seed, in [0, 1)
+FN double uniform(int64_t seed, int64_t k, int which) {
+    return (double)(philox((uint64_t)seed, (uint64_t)k, (uint64_t)which) >> 11) * 0x1p-53;
+}
+
+// out_k: in the row rows_k - i0 the column in which its mass, added up, passes the share at_k; a warp for each k.
+// masses: null, or those of all rows; then rows_k becomes the row in which these pass the share row_at_k.  Without at and
+// row_at the shares are random numbers of the seed.
+extern "C" __global__ void __launch_bounds__(256)
+    draw(const __grid_constant__ View V, const double *masses, const double *row_at, const double *at, int64_t seed,
+         int64_t *rows, int64_t i0, int64_t count, int64_t *out) {
+    const int64_t k = blockIdx.x * (int64_t)8 + threadIdx.x / 32;
+    if (k >= count) return;
+    int64_t i = masses ? 0 : rows[k] - i0;
+    if (masses) i = passed(V.m, row_at ? row_at[k] : uniform(seed, k, 0), [&](int64_t q) { return masses[q]; });
+    const int64_t found = passed(V.n, at ? at[k] : uniform(seed, k, 1), [&](int64_t j) {
+        double share = V.c ? (double)V.c[i * V.c_row + j * V.c_col] : 1;
+#if MASKED
+        share *= mask_weight(&V.mask, i, j);
+#endif
+        return weighed(share, V.alpha[i] + V.beta[j] - (double)V.M[i * V.M_row + j * V.M_col] * V.inv_reg);
+    });
+    if (threadIdx.x % 32 > 0) return;
+    if (masses) rows[k] = i;
+    out[k] = found;
 }
 
 // out, 5 numbers a block: min and max over finite entries, number of NaN or -inf, number of +inf, and how many entries

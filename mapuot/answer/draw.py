@@ -27,14 +27,13 @@ def draw_rows(r: F64, size: int, rng: np.random.Generator, method: str) -> Any:
     if method == "rows":
         used = np.flatnonzero(r > 0)
         return used[((np.arange(size) + rng.random()) * (len(used) / size)).astype(np.int64) % len(used)]
-    return np.searchsorted(*draw_masses(r, size, rng, method), side="right")
+    ends, shares = np.cumsum(r), row_shares(size, rng, method)
+    return np.searchsorted(ends, np.minimum(shares * ends[-1], np.nextafter(ends[-1], 0.0)), side="right")
 
 
-def draw_masses(r: F64, size: int, rng: np.random.Generator, method: str) -> tuple[F64, F64]:
-    """Return the cumulated masses of the rows, and ``size`` masses, each of which lies in the row that is drawn."""
-    ends = np.cumsum(r)
-    steps = rng.random(size) if method == "independent" else (rng.permutation(size) + rng.random()) / size
-    return ends, np.minimum(steps * ends[-1], np.nextafter(ends[-1], 0.0))
+def row_shares(size: int, rng: np.random.Generator, method: str) -> F64:
+    """Return the shares of all mass that lie in the rows that are drawn."""
+    return rng.random(size) if method == "independent" else (rng.permutation(size) + rng.random()) / size
 
 
 def draw_once(blocks: Iterable[tuple[int, Any]], size: int, rng: np.random.Generator) -> tuple[Any, Any]:

@@ -2,20 +2,22 @@
 
 Plain: an array on the device, masses in floating point or none, KL or balanced sides of one reg_m each, c = a b^T.
 What is odd goes through problem/validate.py, which names what is wrong. `attempt` carries out the one stage
-(route/stages.py) of a problem that needs no other, by the same passes. What that call finds odd, or cannot finish,
-becomes a Problem (`plain_problem`) and is solved anew by all stages. Twin: route/plain.py.
+(route/stages.py) of a problem that needs no other, by the same passes; `one_call` lets it go on while the host does.
+What that call finds odd, or cannot finish, becomes a Problem (`plain_problem`) and is solved anew by all stages.
+Twin: route/plain.py.
 """
 
 import functools
 import math
 import time
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..answer.draw import draw_masses
+from ..answer.draw import row_shares
 from ..backends import Options, host, namespace, pick
 from ..backends.operator import parts_of
 from ..cached import cached_property
@@ -68,29 +70,48 @@ def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ..
     return Posed(backend, Dense(backend.asarray(M)), rows, cols, reg, options)
 
 
-def attempt(problem: Posed, most: int) -> "DeviceResult | None":
-    """Solve a problem in one call, with at most so many passes; None: it needs more."""
+def begin(problem: Posed, most: int) -> "Callable[[], DeviceResult | None]":
+    """Launch a solve of at most so many passes; what is returned waits for it, and tells None: it needs more."""
     backend, cost, rows, cols, reg, options = problem
     begun = time.perf_counter()
     if cols.penalty == "balanced" or not options.memory or backend.quicker_turned(cost):
-        return None  # columns are met by turning them into rows, or by Newton's step
-    found = whole()[1].solve(cost.array, rows, cols, reg, options, most, 1 / SCALING_BELOW)
-    if found is None or moves_little(found.mass, rows.mass, cols.mass):  # a ScalingWarning is due
-        return None
-    return DeviceResult(problem, found, begun)
+        return nothing  # columns are met by turning them into rows, or by Newton's step
+    sent = whole()[1].begin(cost.array, rows, cols, reg, options, most, 1 / SCALING_BELOW)
+
+    def answer() -> "DeviceResult | None":
+        found = sent and sent.told()
+        if found is None or moves_little(found.mass, rows.mass, cols.mass):  # a ScalingWarning is due
+            return None
+        return DeviceResult(problem, found, begun)
+
+    return answer
+
+
+def distances(x: Any, y: Any) -> Any:
+    """Return the squared distances of points on the current device."""
+    return whole()[1].distances(*(whole()[0].asarray(z) for z in (x, y)))
+
+
+def nothing() -> None:
+    """Tell that a problem needs more than one call."""
+
+
+def attempt(problem: Posed, most: int) -> "DeviceResult | None":
+    """Solve a problem in one call, with at most so many passes; None: it needs more."""
+    return begin(problem, most)()
 
 
 def one_call(
     M: Any, a: Any, b: Any, reg: Any, reg_m: Any, tol: Any = 1e-6, max_passes: Any = 10_000, precision: str = "auto",
     backend: str = "auto", threads: Any = None, **others: Any,
-) -> "DeviceResult | None":  # fmt: skip
-    """Solve a plain problem on a device in one call, None where it is another one or needs more.
+) -> "Callable[[], DeviceResult | None]":  # fmt: skip
+    """Launch a solve of a plain problem on a device; what is returned tells None where it is another one or needs more.
 
     The options are those of `solve`, of which no ``others`` are plain.
     """
     words = "auto", "kl", "product", tol, None, max_passes, precision, backend, threads
     problem = None if others else posed(M, a, b, reg, reg_m, words)
-    return None if problem is None else attempt(problem, max_passes)
+    return nothing if problem is None else begin(problem, max_passes)
 
 
 def plain_problem(given: Posed) -> Problem | None:
@@ -122,15 +143,18 @@ class DeviceResult(LazyResult):
         return f"{self.options.precision} tiles on a GPU, persistent"
 
     def _pairs(self, size: int, rng: np.random.Generator, method: str) -> tuple[Any, Any]:
-        if method == "rows" or not self._holds(slice(None)):
+        if method == "rows":
             return super()._pairs(size, rng, method)
-        stream: Any = self._formed
-        masses = draw_masses(self.row_marginal, size, rng, method)  # whose rows the device finds
-        return stream.draw_at(*masses, rng.random(size))  # type: ignore[no-any-return]
+        given = self._found.exponents
+        if method == "independent":  # numbers that the device makes of a seed need no transfer
+            seed = int(rng.integers(1 << 63))
+            return self._found.prepared.drawn(self._cost.array, given, size, seed)  # type: ignore[no-any-return]
+        shares = row_shares(size, rng, method), rng.random(size)
+        return self._new_stream().draw_by(given[sum(self._cost.shape) :], *shares)  # type: ignore[no-any-return]
 
     def _new_stream(self) -> Any:
-        m = self._cost.shape[0]
-        alpha, beta = self._found.exponents[:m], self._found.exponents[m:]
+        m, n = self._cost.shape
+        alpha, beta = self._found.exponents[:m], self._found.exponents[m : m + n]
         return self._backend.operator_of(*parts_of(self.problem), self._threads).take(alpha, beta)
 
 

@@ -179,6 +179,7 @@ class LazyResult(Result):
         ends = 0, m, m + n, 2 * m + n, 2 * (m + n), 3 * (m + n)
         return self._found.numbers[ends[k] : ends[k + 1]]
 
+    mass = property(lambda self: self._found.mass)
     log_u = property(lambda self: self._part(0))
     log_v = property(lambda self: self._part(1))
     row_marginal = property(lambda self: self._part(2))

@@ -14,7 +14,7 @@ from mapuot.answer.gradients import dual_value, marginal_gradient
 from mapuot.backends import Options, host, reference
 from mapuot.files import load_checkpoint
 from mapuot.problem.problem import Problem
-from mapuot.route.on_device import one_call
+from mapuot.route.on_device import distances, one_call
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
@@ -346,12 +346,13 @@ def test_answers_lie_where_the_cost_does(form):
             function(M, a, b, reg=0.1, reg_m=1.0, backend="cpu")
 
 
-@pytest.mark.parametrize("kind", ["C", pytest.param("F", marks=SLOW), "masked", "reference"])
+@pytest.mark.parametrize("kind", ["C", pytest.param("F", marks=SLOW), "masked", "reference", "one call"])
 def test_pairs_are_drawn_where_the_cost_is(kind):
-    """By chi-square of 37 x 71 pairs against the plan."""
+    """By chi-square of 37 x 71 pairs against the plan; of one call by numbers that the device makes."""
     rng, size = np.random.default_rng(0), 20_000
     M = ((rng.random((37, 1, 2)) - rng.random((71, 2))) ** 2).sum(-1)
-    M[3, 5:40] = np.inf
+    if kind != "one call":
+        M[3, 5:40] = np.inf
     more = {"masked": {"mask": SeededMask(0.7, seed=3)}, "reference": {"reference": cp.asarray(rng.random(M.shape))}}
     found = solve(cp.asarray(M, order="F" if kind == "F" else "C"), reg=0.1, reg_m=1.0, **more.get(kind, {}))
     share = found.plan.get() / found.plan.get().sum() * size
@@ -422,6 +423,26 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
         solve(cp.asarray(M), a, 2 * a, reg=0.05, reg_m=np.inf)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_solves_go_on_until_they_are_asked(dtype):
+    """Several of one shape, between points on the device: each has its own answer, in any order, and one is dropped."""
+    if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
+        pytest.skip("takes persistent kernels")
+    points = [
+        [np.random.default_rng(k).normal(size=(n, d)).astype(dtype) for n in (40, 33)] for k, d in enumerate((1, 2, 9))
+    ]
+    costs = [distances(*map(cp.asarray, both)) for both in points]
+    begun = [one_call(M, None, None, 0.3, 1.0, tol=1e-9) for M in costs]
+    del begun[1]
+    for k in (2, 0):
+        x, y = (z.astype(np.float64) for z in points[k])
+        M = ((x[:, None] - y) ** 2).sum(-1)
+        np.testing.assert_allclose(costs[k].get(), M, rtol=1e-13, atol=1e-14)
+        found, right = begun.pop()(), solve(M, reg=0.3, reg_m=1.0, tol=1e-10)
+        assert np.abs(found.plan.get() - right.plan).sum() <= 2e-9 * right.mass
+        assert found.mass == found.trace[-1].mass
+
+
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 1.0), (0.3, 2.0)])
 def test_what_a_loss_takes_of_one_call(monkeypatch, reg_m):
     """Value and slopes of one call, which torch's loss of one matrix makes, are those of a batch of one problem."""
@@ -429,9 +450,9 @@ def test_what_a_loss_takes_of_one_call(monkeypatch, reg_m):
         pytest.skip("takes persistent kernels")
     M, a, b = cost(40, 30, int(10 * np.sum(np.minimum(reg_m, 9))))  # with masses of its own
     given = cp.asarray(M), cp.asarray(a), cp.asarray(b)
-    assert one_call(*given, 0.05, reg_m, tol=1e-9) is None  # which came for the first time
-    assert one_call(*given, 0.05, reg_m, mask=SeededMask(0.5, 1)) is None
-    one, batch = (one_call(*given, 0.05, reg_m, tol=1e-9),
+    assert one_call(*given, 0.05, reg_m, tol=1e-9)() is None  # which came for the first time
+    assert one_call(*given, 0.05, reg_m, mask=SeededMask(0.5, 1))() is None
+    one, batch = (one_call(*given, 0.05, reg_m, tol=1e-9)(),
                   solve_batch(*given, reg=0.05, reg_m=reg_m, tol=1e-9, precision="float64"))  # fmt: skip
     np.testing.assert_allclose(dual_value(one), host(dual_value(batch))[0], rtol=1e-12)
     for name in ("rows", "cols"):

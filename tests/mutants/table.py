@@ -331,8 +331,8 @@ TABLE = {
             ("used = np.flatnonzero(r > 0)", "used = np.arange(len(r))"),
         ],
         "core/test_edges.py::test_rows_without_mass_are_never_drawn": [
-            ("ends = np.cumsum(r)", "ends = np.arange(1.0, len(r) + 1)"),
-            ("rng, method), side=\"right\")", "rng, method), side=\"left\")"),
+            ("ends, shares = np.cumsum(r)", "ends, shares = np.arange(1.0, len(r) + 1)"),
+            ("0.0)), side=\"right\")", "0.0)), side=\"left\")"),
         ],
         "api/test_result.py::test_pairs_are_drawn_from_the_plan[cpu-210-systematic]": [
             ("rng.permutation(size) + rng.random()", "rng.permutation(size) + rng.random(size)"),
@@ -572,7 +572,7 @@ TABLE = {
     "src_cuda/stream.cu": {
         "cuda/test_cuda.py::test_pairs_are_drawn_where_the_cost_is": [
             ("left = fmax(left - __shfl_sync(FULL, end - sum, chosen), 0);", ""),
-            ("left = at[k] * __shfl_sync(FULL, end, 31);", "left = __shfl_sync(FULL, end, 31);"),
+            ("left = share * __shfl_sync(FULL, end, 31);", "left = __shfl_sync(FULL, end, 31);"),
             ("end += lane >= bit ? before : 0;", ""),
         ],
     },

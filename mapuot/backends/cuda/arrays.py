@@ -224,7 +224,7 @@ def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places:
     """
     (m, n), grid = out.shape[-2:], (1, *out.shape)[-3]
     run = kernel("point_costs.cu", "point_costs", METRIC=metric, PLAN=int(plan is not None), STORE=0)
-    sizes = np.int64(columns.shape[1]), np.int64(m), np.int64(n), np.int64(len(columns))
+    sizes = tuple(map(np.int64, (1, columns.shape[1], m, n, len(columns))))
     points = cp.ascontiguousarray(cp.asarray(rows)), columns
     nowhere = np.uint64(0)
     alpha, beta, reg = plan or (nowhere, nowhere, 1.0)

@@ -131,47 +131,40 @@ class DeviceOperator(CostOperator):
                 k1 = min(k0 + rows, i1)
                 yield k0, k1, cp.asarray(M[k0 - i0 : k1 - i0], np.float64) / -self.reg
 
-    def draw_at(self, ends: F64, wanted: F64, at: F64) -> tuple[Any, Any]:
-        """Draw pairs of a cost on the device: a row where ``ends``, the masses added up, first pass a mass wanted."""
-        count, given = len(at), cp.empty(2 * len(at) + len(ends))
-        given.set(np.concatenate((wanted, at, ends)))
-        found = cp.empty(count, np.int64)
+    def draw_by(self, masses: Any, *shares: F64) -> tuple[Any, Any]:
+        """Draw pairs of a cost on the device: rows whose masses pass these shares, and a column of each."""
+        rows, found = cp.empty((2, len(shares[0])), np.int64)
         ((_, _, M, c),) = self.blocks()
-        places = given.data.ptr + 16 * count, given.data.ptr, found.data.ptr
-        self.launch_draw(M, c, self.alpha, places, 8 * count, 0, count)
-        return given[:count].view(np.int64), found
+        self.launch_draw(M, c, self.alpha, (masses, *on_device(*shares), np.int64(0), rows), 0, found)
+        return rows, found
 
-    def launch_draw(
-        self, M: Any, c: Any, alpha: Any, places: tuple[int, int, int], behind: int, i0: int, count: int
-    ) -> None:  # fmt: skip
+    def launch_draw(self, M: Any, c: Any, alpha: Any, given: tuple[Any, ...], i0: int, found: Any) -> None:
         """Draw a column of each row, a warp for each, which makes its row as it adds it up.
 
-        ``places``: the addresses of the ends of rows (or 0), of the rows wanted, where i0 is the first of this block,
-        and of the columns found; those of the shares lie ``behind`` bytes after the rows.
+        ``given``: the words of the kernel from ``masses`` to ``rows``, of which i0 is the first of this block.
         """
-        ends, rows, out = places
-        words = *map(np.uint64, (ends, rows, rows + behind)), np.int64(i0), np.int64(count), np.uint64(out)
-        view = view_of(M, c, alpha, self.beta, self.reg)
-        stream("draw", M, c)((-(-count // 8),), (256,), (view, *words))
+        view, words = view_of(M, c, alpha, self.beta, self.reg), (np.int64(i0), np.int64(len(found)), found)
+        stream("draw", M, c)((-(-len(found) // 8),), (256,), (view, *given, *words))
 
     def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
         (m, n), here, count = self.shape, self.cost.xp is cp, len(rows)
         order = slice(None) if here else np.argsort(rows, kind="stable")
         rows = rows[order].astype(np.int64)
-        wanted, found = cp.empty((2, count)), cp.empty(count, np.int64)
+        wanted, found, nothing = cp.empty((2, count)), cp.empty(count, np.int64), np.uint64(0)
         wanted.set(np.stack((rows.view(np.float64), at[order])))
+        sought, shares = wanted[0].view(np.int64), wanted[1]
         for i0, i1 in [(0, m)] if here else runs(np.unique(rows), n):
             for k0, k1, M, c in self.blocks(i0, i1):
                 first, last = (0, count) if here else np.searchsorted(rows, (k0, k1)).tolist()
                 if first < last:
-                    places = 0, wanted.data.ptr + 8 * first, found.data.ptr + 8 * first
-                    alpha = self.alpha if here else self.alpha[k0:k1]
-                    self.launch_draw(M, c, alpha, places, 8 * count, k0, last - first)
+                    alpha, own = self.alpha if here else self.alpha[k0:k1], slice(first, last)
+                    given = nothing, nothing, shares[own], np.int64(0), sought[own]
+                    self.launch_draw(M, c, alpha, given, k0, found[own])
         if here:
-            return wanted[0].view(np.int64), found
-        given = np.empty((2, count), np.int64)
-        given[:, order] = rows, found.get()
-        return given[0], given[1]
+            return sought, found
+        drawn = np.empty((2, count), np.int64)
+        drawn[:, order] = rows, found.get()
+        return drawn[0], drawn[1]
 
     # ---- K
 

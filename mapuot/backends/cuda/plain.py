@@ -6,19 +6,22 @@ What belongs to the sides, reg and the options is kept for the next call, but no
 """
 
 from collections import OrderedDict
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import cupy as cp
 import numpy as np
 
 from ...problem.cost import Dense
+from ...problem.metrics import METRICS
 from ...problem.problem import EXPONENT_ROUNDING, VANISHING, Problem
 from ...problem.side import Side
 from ..contract import MEMORY, Options
 from ..records import CONVERGED, STATS
-from .arrays import on_device, pinned
+from .arrays import COSTS, on_device, pinned
 from .kernels import BLOCKS, PLAIN, POSTS, STORES, THREADS, Job, by_value, kernel
-from .launch import BOTH, TRACE_PASSES, device_limits, switches
+from .launch import BOTH, TRACE_PASSES, Launch, device_limits, switches
+from .stream import stream, view_of
 from .workspace import IDLE_WORDS, MOST_IDLE, QUICK_PASSES, SAFE_SPREAD, DeviceWorkspace
 
 MOST_ENTRIES = 1 << 24  # of M: a larger one takes longer than what the host does before and after
@@ -35,10 +38,54 @@ class Told(NamedTuple):
     """Answer of one call."""
 
     numbers: Any  # log u, log v and the marginals, one after the other, on the host
-    exponents: Any  # log u + log a and log v + log b, on the device
+    exponents: Any  # log u + log a, log v + log b and the marginal of the rows, on the device
     passes: bytes  # the records of all passes
     mass: float
     range: tuple[float, float]  # of M
+    prepared: Any  # what draws from the plan
+
+
+@lru_cache(maxsize=64)
+def formed(device: int, m: int, n: int, d: int, dtype: str) -> tuple[Launch, int]:
+    """Return the launch of `distances` of these sizes, and its blocks."""
+    options = {"METRIC": METRICS["sqeuclidean"].number, "PLAN": 0, "STORE": 0, "COST": int(dtype == "f")}
+    run = kernel("point_costs.cu", "point_costs", **options)
+    nothing = np.uint64(0), np.uint64(0), np.uint64(0), np.float64(0)
+    words = None, None, *map(np.int64, (d, 1, m, n, d)), np.float64(1), None, *nothing
+    return Launch(run, 0, words), -(-m // COSTS) * -(-n // COSTS)
+
+
+def distances(x: Any, y: Any) -> Any:
+    """Return the squared distances, in float64, of points in C order that lie on the current device."""
+    (m, d), n = x.shape, len(y)
+    if x.dtype.char not in "fd" or x.dtype != y.dtype:
+        x, y = (z.astype(np.float64) for z in (x, y))
+    launch, blocks = formed(cp.cuda.runtime.getDevice(), m, n, d, x.dtype.char)
+    out = cp.empty((m, n))
+    launch(blocks, 256, cp.cuda.get_current_stream().ptr, x.data.ptr, y.data.ptr, out.data.ptr)
+    return out
+
+
+class Sent:
+    """A solve under way on the device, which `tell` ends."""
+
+    def __init__(self, prepared: Any, numbers: Any, exponents: Any) -> None:
+        self.prepared, self.numbers, self.exponents = prepared, numbers, exponents
+        self.ended = cp.cuda.Event(disable_timing=True)
+        self.ended.record()
+
+    def told(self) -> Told | None:
+        """Wait for the answer; None where the problem is not plain, or not solved yet."""
+        self.ended.synchronize()
+        status, passes, low, high = self.numbers[:4].tolist()
+        if status != CONVERGED:
+            return None
+        trace = self.numbers[HEAD : HEAD + int(passes) * STATS.itemsize // 8]
+        mass = float(trace[MASS - TRACED])
+        return Told(self.numbers[TOLD:], self.exponents, trace.tobytes(), mass, (low, high), self.prepared)
+
+    def __del__(self) -> None:
+        self.ended.synchronize()  # before others have the room that the device writes to
 
 
 def jobs(cost: Any, dtype: str) -> list[Job]:
@@ -54,7 +101,7 @@ class Prepared:
         self, M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float
     ) -> None:  # fmt: skip
         """``most``: passes; ``spread``: range(M) / reg above which larger regs come first."""
-        self.sides = rows, cols  # whose ids a key names: they stay what they are
+        self.sides, self.reg = (rows, cols), reg  # whose ids a key names: they stay what they are
         problem = Problem(Dense(M), rows, cols, reg, "product", 0.0, 0.0, False, rows.mass * cols.mass)
         workspace = DeviceWorkspace(problem, options, beside=jobs(M.dtype, options.precision))
         self.fits = not workspace.some and workspace.launch.persistent and workspace.lies.size <= IDLE_WORDS
@@ -91,39 +138,46 @@ class Prepared:
     def compile(self, M: Any, dtype: str) -> None:
         """Make the launches, as far as M does not matter."""
         (m, n), processors = self.shape, device_limits(cp.cuda.Device().id)[1]
-        self.begin, self.tell = (kernel(file, function, **options) for file, function, options in jobs(M.dtype, dtype))
-        self.grid = (max(1, min(processors, BLOCKS, -(-m * n // BLOCK_ENTRIES))),)
-        self.tell_grid = (max(1, min(processors, (m + n) // THREADS)),)
-        self.records = by_value(self.state), by_value(self.record)
-        launch = self.workspace.launch
-        self.passes = [
-            (one.run, (one.parts,), one.shared, (self.records[0], *map(np.int32, (one.slots, one.kept, 0)), self.most))
-            for one in (launch.narrow, launch.wide)
-            if one is not None
-        ]
+        begin, tell = (kernel(file, function, **options) for file, function, options in jobs(M.dtype, dtype))
+        records = by_value(self.state), by_value(self.record)
+        self.launches = [(Launch(begin, THREADS // 32 * WARP_BYTES, records, True),
+                          max(1, min(processors, BLOCKS, -(-m * n // BLOCK_ENTRIES))))]  # fmt: skip
+        for one in (self.workspace.launch.narrow, self.workspace.launch.wide):
+            if one is not None:
+                words = records[0], *map(np.int32, (one.slots, one.kept, 0)), self.most, np.int32(BOTH)
+                self.launches.append((Launch(one.run, one.shared, words, True), one.parts))
+        self.tell = Launch(tell, 0, (*records, None, None)), max(1, min(processors, (m + n) // THREADS))
+        self.view, nothing = np.frombuffer(bytearray(view_of(M, None, None, None, self.reg)), np.uint64), np.uint64(0)
+        words = self.view, None, nothing, nothing, None, None, np.int64(0), None, None
+        self.draw = Launch(stream("draw", M, None), 0, words)
 
-    def __call__(self, M: Any) -> Told | None:
-        """Solve; None where the problem is not plain, or not solved yet."""
+    def drawn(self, M: Any, exponents: Any, size: int, seed: int) -> tuple[Any, Any]:
+        """Draw pairs from the plan of these exponents, behind which are the masses of the rows."""
+        m, n = self.shape
+        pairs, at = cp.empty((2, size), np.int64), exponents.data.ptr
+        to = pairs.data.ptr
+        with self.draw.lock:
+            self.view[VIEWED] = M.data.ptr, at, at + 8 * m
+            given = at + 8 * (m + n), seed, to, size, to + 8 * size
+            self.draw(-(-size // 8), 256, cp.cuda.get_current_stream().ptr, *given)
+        return pairs[0], pairs[1]
+
+    def __call__(self, M: Any, on: int) -> Sent | None:
+        """Launch a solve on this stream; None where it has no room."""
         m, n = self.shape
         try:
-            K, exponents, numbers = cp.empty(*self.K), cp.empty(m + n), pinned(self.words)
+            K, exponents, numbers = cp.empty(*self.K), cp.empty(2 * m + n), pinned(self.words)
         except MemoryError:  # the ordinary way may find room in a coarser storage
             return None
         self.state["kernel"], self.record["M"] = K.data.ptr, M.data.ptr
-        self.begin(self.grid, (THREADS,), self.records, shared_mem=THREADS // 32 * WARP_BYTES)
-        for run, grid, shared, arguments in self.passes:
-            run(grid, (THREADS,), (*arguments, ALL), shared_mem=shared)
-        to = np.uint64(numbers.__array_interface__["data"][0])
-        self.tell(self.tell_grid, (THREADS,), (*self.records, to, exponents))
-        cp.cuda.get_current_stream().synchronize()
-        status, passes, low, high = numbers[:4].tolist()
-        if status != CONVERGED:
-            return None
-        trace = numbers[HEAD : HEAD + int(passes) * STATS.itemsize // 8]
-        return Told(numbers[TOLD:], exponents, trace.tobytes(), float(trace[MASS - TRACED]), (low, high))
+        for launch, blocks in self.launches:
+            launch(blocks, THREADS, on)
+        tell, blocks = self.tell
+        tell(blocks, THREADS, on, numbers.__array_interface__["data"][0], exponents.data.ptr)
+        return Sent(self, numbers, exponents)
 
 
-ALL = np.int32(BOTH)
+VIEWED = [2, 8, 9]  # words of a View: M, alpha and beta
 ONCE = True  # masses that come for the first time go the ordinary way: to prepare takes as long as such a solve
 MOST_SEEN = 64
 SEEN: OrderedDict[Any, None] = OrderedDict()  # keys of calls whose masses came once
@@ -135,10 +189,10 @@ def is_even(side: Side) -> bool:
     return bool(side.weight.min() == side.weight.max())
 
 
-def solve(
+def begin(
     M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float
-) -> Told | None:  # fmt: skip
-    """Solve a problem of a C-contiguous array on the device; None: it is not plain after all, needs more, or came once.
+) -> Sent | None:  # fmt: skip
+    """Launch a solve of a C-contiguous array on the device; None: it is not plain after all, or came once.
 
     ``most``: passes; ``spread``: range(M) / reg above which larger regs come first.
     """
@@ -154,8 +208,8 @@ def solve(
                 SEEN.popitem(last=False)
             return None
         prepared = Prepared(M, rows, cols, reg, options, most, spread)
-    found = prepared(M) if prepared.fits else None
+    sent = prepared(M, here[1]) if prepared.fits else None
     KEPT[key] = prepared
     if len(KEPT) > MOST_IDLE:
         KEPT.popitem(last=False)
-    return found
+    return sent

@@ -263,11 +263,13 @@ class RawModule:
 
 
 class Function:
-    kernel = types.SimpleNamespace(ptr=0)
     max_dynamic_shared_size_bytes = 0
+    made = []  # noqa: RUF012 - by the number that stands for the address
 
     def __init__(self, launch, cooperative):
         self.launch, self.cooperative = launch, cooperative
+        self.kernel = types.SimpleNamespace(ptr=len(Function.made))
+        Function.made.append(self)
 
     def __call__(self, grid, block, args, shared_mem=0):
         shape = (ctypes.c_int * 6)(*(*grid, 1)[:2], *(*block, 1)[:2], shared_mem, self.cooperative)
@@ -279,6 +281,11 @@ class Function:
             call()
         else:
             Stream.captured.append(call)
+
+
+def launch_kernel(function, gx, gy, gz, bx, by, bz, shared, stream, with_, extra=0):
+    one = Function.made[function]
+    one.launch((ctypes.c_int * 6)(gx, gy, bx, by, shared, one.cooperative), ctypes.c_void_p(with_))
 
 
 class Stream:
@@ -335,7 +342,9 @@ def get_default_memory_pool():
 
 cuda = types.ModuleType("cupy.cuda")
 cuda.Device, cuda.Stream, cuda.get_current_stream, cuda.is_available = Device, Stream, Stream, lambda: True
+cuda.driver = types.SimpleNamespace(launchKernel=launch_kernel, launchCooperativeKernel=launch_kernel)
 cuda.nccl, cuda.alloc_pinned_memory = nccl, bytearray
+cuda.Event = lambda disable_timing: types.SimpleNamespace(record=lambda: None, synchronize=lambda: None)
 cuda.MemoryPool, cuda.using_allocator = MemoryPool, using_allocator
 cuda.runtime = types.SimpleNamespace(
     getDeviceCount=lambda: int(os.environ.get("EMULATED_GPUS", "1")),
