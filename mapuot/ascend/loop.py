@@ -21,8 +21,6 @@ from ..ranks import ALONE, Ranks
 from ..status import FAILED, GOES_ON, told_bound
 
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
-REACH = 3.0  # nats that one of Newton's steps moves a column, at most: far off it points anywhere
-ROUGH = 0.1  # share of its equations that such a step leaves, at most
 
 
 class Run:
@@ -47,7 +45,6 @@ class Run:
         self.status = "running"
         self.reads, self.clusters = "", 0  # of the last run: what its passes read, and what corrected them
         self.certified: Stats | None = None  # the last pass that Newton's step has certified
-        self.reach = REACH  # nats that the next of Newton's steps may move a column
         self.next_step = 0  # the pass from which on Newton's step is tried
         self.products = 0  # that Newton's steps towards hard columns took
         self.trace: list[Stats] = []
@@ -80,7 +77,7 @@ class Run:
                 newton.record.all_products = self.products
             workspace.absorb(log_v)
             fresh, reads = True, workspace.reads
-            single = self.heard or options.leaps
+            single = self.heard or (options.leaps and not workspace.leaps_within)
             quick = not single and self.ranks.max(problem.size) <= self.module.QUICK_ENTRIES
             count = self.module.QUICK_PASSES if quick and leave == math.inf else 1
             while True:
@@ -119,8 +116,9 @@ class Run:
         """Make Newton's step after the last pass, where one is due; return the status."""
         if newton and self.status in ("converged", "stalled"):
             return self.meet(workspace, newton, tol)
-        if workspace.options.leaps and self.status == "running":
-            self.leap(workspace, self.trace[-1])
+        if workspace.options.leaps:
+            on = self.status == "running" and self.n_passes >= self.next_step
+            self.products += workspace.leap(self.trace[-1], on)
         return self.status
 
     def meet(self, workspace: Workspace, newton: Any, tol: float) -> str:
@@ -146,18 +144,6 @@ class Run:
             last.status = "converged" if last.error <= tol else "running"
             status = status if last.status == "running" and status == "max_passes" else last.status
         return status
-
-    def leap(self, workspace: Workspace, stat: Stats) -> None:
-        """Go on from Newton's step, which the guard may drop: after a plain pass another one then goes half as far."""
-        self.reach = 0.5 * self.reach if stat.rejected else min(REACH, 1.5 * self.reach)
-        if stat.rejected or self.n_passes < self.next_step:
-            return
-        log_v, products = workspace.leap(min(ROUGH, math.sqrt(stat.error)), self.reach)
-        self.products += products
-        if log_v is None:
-            self.next_step = self.n_passes + MOST_A_CALL
-        else:
-            workspace.restart(log_v, guarded=True)
 
     def end(self, workspace: Workspace, newton: Any, tol: float) -> None:
         """Settle the status; certify the last pass of a solve that was cancelled or has not met its hard columns."""

@@ -108,6 +108,7 @@ class Workspace(Protocol):
     options: Options
     coarse: Any  # the coarse correction of its passes (backends/coarse.py)
     makes_products: bool  # for Newton's step (newton.py), which else takes those of the plan
+    leaps_within: bool  # a call that makes several passes makes the steps of ``leap`` between them
     estimates: bool = False  # passes are float32 ones between points, whose errors are estimates: none may be last
 
     @property
@@ -129,11 +130,11 @@ class Workspace(Protocol):
     def newton(self) -> Any:
         """Return Newton's steps (newton.py) that certify what misses hard marginals, None where passes meet all."""
 
-    def leap(self, rough: float, reach: float) -> tuple[F64 | None, int]:
-        """Return the log v that Newton's step from the last pass leads to, and the products that it took.
+    def leap(self, stat: Stats, on: bool) -> int:
+        """Go on from Newton's step from the last pass, which the guard may drop, where one is due.
 
-        Its equations are solved but for the share ``rough``, and no column moves by more than ``reach`` nats. None is
-        returned where there is no such step.
+        Its equations are solved roughly. Returned are the products that it took, or those of all steps since this was
+        asked last, where passes make them (``leaps_within``). Not ``on``: no step follows this pass.
         """
 
     def newton_product(self) -> Callable[[F64], F64]:

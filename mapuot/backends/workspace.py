@@ -50,7 +50,7 @@ class KernelWorkspace(Workspace):
     dead: tuple[Any, Any]  # masks of the rows and columns that no mass can reach
     absorbed: tuple[F64, Any]  # what K holds of log v, and which columns are left out
     narrow_points: Any = None  # of float32 passes that make their rows (narrow_points.py)
-    makes_products = False  # for Newton's step
+    makes_products = leaps_within = False  # for Newton's step
     narrow_pass = compared = False  # was the last pass a float32 one, and the last whose error was compared?
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
@@ -207,8 +207,8 @@ class KernelWorkspace(Workspace):
         """Return what certifies hard columns, None where passes meet all."""
         return ColumnsNewton(self.problem) if misses(self.problem) else None
 
-    def leap(self, rough: float, reach: float) -> tuple[F64 | None, int]:
-        """Return where a rough Newton's step leads to, and its products; only where some pairs are kept."""
+    def leap(self, stat: Stats, on: bool) -> int:
+        """Go on from a rough Newton's step; only where some pairs are kept."""
         raise NotImplementedError
 
     def newton_product(self) -> Callable[[F64], F64]:

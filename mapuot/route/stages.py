@@ -76,7 +76,7 @@ def route(
 
     ``most``: passes; ``backend``: says whether it would rather read the columns as rows (``quicker_turned``), whether
     it skips pairs in passes of one potential, too (``SKIPS_TOGETHER``), how many pairs there must be where nobody says
-    that some are to be skipped (``SKIPS_FROM``), and whether it finds pairs that may carry mass (``KEEPS_PAIRS``);
+    that some are to be skipped (``SKIPS_FROM``), and whether to find pairs that may carry mass pays (``keeps_pairs``);
     ``given``: whether it starts from a log u and from a log v; ``escalate``: K may be stored in a finer type than that
     of the options; ``saves``: a checkpoint is written.
     """
@@ -86,7 +86,8 @@ def route(
     nats = nats_of(problem, saves, getattr(backend, "SKIPS_FROM", 0)) if skips else None
     warm = bool(problem.ranks.max(given[0] if turns else given[1]))
     options = options if nats is None else inner(options)
-    keeps = getattr(backend, "KEEPS_PAIRS", False) and keeps_pairs(problem, options)
+    pays = getattr(backend, "keeps_pairs", None)
+    keeps = pays is not None and keeps_pairs(problem, options) and pays(problem)
     return Route(turns, warm, nats, options, stages(problem, options, most, warm, nats is not None, escalate, keeps))
 
 

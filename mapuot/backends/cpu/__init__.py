@@ -13,7 +13,6 @@ from .operator import HostOperator, asarray, costs, extrema, is_symmetric, to_nu
 from .plain import slopes
 from .tree_pass import TreePass
 from .workspace import (
-    KEEPS_PAIRS,
     LEAST_BOX,
     ONE_POTENTIAL,
     QUICK_ENTRIES,
@@ -33,6 +32,11 @@ def form_bytes(cloud: Any) -> int:
     large ones take to form: 4000 points at reg .05 of the range, .6 and .7 of the time in 2 and 3, 1.4 in 20.
     """
     return min(FORM_BYTES, 16 << (17 + 2 * min(cloud.dim, 5)))
+
+
+def keeps_pairs(problem: Any) -> bool:
+    """Tell whether pairs that may carry mass are found."""
+    return True
 
 
 def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract

@@ -30,11 +30,12 @@ from .operator import HostOperator
 
 NARROW_NOISE = 2e-6  # some 3e-8 in a marginal; near the floor that 1e-7 tells a tenth of the passes crept
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
-KEEPS_PAIRS = True  # pairs that may carry mass are found
 ONE_POTENTIAL = True  # passes can have log u = log v
 SKIPS_TOGETHER = RANKS_TOGETHER = True  # such passes can skip pairs of points, and be of ranks that share rows
 LEAST_BOX = 16  # columns that vectors are padded to; a tile has 8 rows
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
+REACH = 3.0  # nats that one of Newton's steps moves a column, at most: far off it points anywhere
+ROUGH = 0.1  # share of its equations that such a step leaves, at most
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0}  # range(M) / reg that K holds unbalanced
 
 
@@ -86,6 +87,7 @@ class HostWorkspace(KernelWorkspace):
             self.operator.open_tile()
         self.coarse = Coarse(self, problem, memory)
         self.leaps: Any = None  # record of rough Newton's steps, and its room
+        self.reach = REACH  # nats that the next of them may move a column
         self.makes_products = not (self.operator.summed or options.in_place)
         self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
         self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
@@ -293,14 +295,20 @@ class HostWorkspace(KernelWorkspace):
 
         return product
 
-    def leap(self, rough: float, reach: float) -> tuple[F64 | None, int]:
+    def leap(self, stat: Stats, on: bool) -> int:
+        """After a plain pass a step goes half as far as the one before it that the guard dropped."""
         (m, n), state = self.problem.shape, self.state
+        self.reach = 0.5 * self.reach if stat.rejected else min(REACH, 1.5 * self.reach)
+        if stat.rejected or not on or self.reach < 0:
+            return 0
         newton, room = self.leaps = self.leaps or (ffi.new("mapuot_newton *"), native.zeros(lib.mapuot_meet_room(m, n)))
-        newton.rough, newton.enough = rough, max(1, native.CALL_WORK // self.problem.size)
-        verdict = lib.mapuot_newton_solve(self.pool, state, newton, pointer(room))
+        newton.rough, newton.enough = min(ROUGH, math.sqrt(stat.error)), max(1, native.CALL_WORK // self.problem.size)
+        if lib.mapuot_newton_solve(self.pool, state, newton, pointer(room)) == lib.MAPUOT_GIVES_UP:
+            self.reach = -math.inf
+            return int(newton.products)
         y = np.frombuffer(ffi.buffer(newton.y, 8 * n))
-        log_v = self.work[:n] - self.progress.shift + np.clip(y, -reach, reach)
-        return (None if verdict == lib.MAPUOT_GIVES_UP else log_v), newton.products
+        self.restart(self.work[:n] - self.progress.shift + np.clip(y, -self.reach, self.reach), guarded=True)
+        return int(newton.products)
 
     def potentials(self) -> tuple[F64, F64]:
         rows, progress = self.row_side, self.progress
