@@ -9,6 +9,7 @@ missed, and a pass over all pairs certifies the answer, or the search goes on.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ MOST_SHARE = 0.03  # of the pairs: more of them take as long as passes over all
 MOST_OF_LINES = 8.0  # in a row, where they grow as nats^.5, as on a line: Newton's steps take many products there
 GROWTH = 2.8  # of the pairs up to four times the nats: 2 on a line, 4 in a plane
 EVERY = 10  # passes after which the pairs are found anew
+MOST_PASSES = 1000  # of a stage: those that end took 450 at most
 RUNG_TOL = 0.1  # certified error, for these pairs, at which a larger reg has done its work
 ROUNDS = 3  # passes over all pairs that may leave the answer to another search
 
@@ -39,10 +41,12 @@ class KeptPairs:
         self.run, self.threads = run, threads
         self.task: Problem | None = None  # of the pairs that were kept last
         self.share = 0.0  # of all pairs, at the beginning of the last stage
+        self.largest = math.inf  # reg that may have few enough
 
     def passes(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
         """Make the passes of a stage over kept pairs; return the next log v, None where there are too many pairs."""
-        run, most = self.run, self.run.limit
+        run, limit = self.run, self.run.limit
+        most = min(limit, run.n_passes + MOST_PASSES)
         own, made = dataclasses.replace(options, precision="float64", leaps=True), False
         while run.n_passes < most and (pairs := self.found(task, log_v)) is not None:
             self.share = self.share if made else pairs.size / task.size
@@ -50,7 +54,7 @@ class KeptPairs:
             log_v = run.run(pairs, own, log_v)
             if run.status in ("converged", "cancelled", *FAILED):
                 break
-        run.limit = most
+        run.limit = limit
         return log_v if made else None
 
     def solve(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
@@ -74,10 +78,11 @@ class KeptPairs:
     def found(self, task: Problem, log_v: F64) -> Problem | None:
         """Find the pairs that may carry mass at potentials near log v, None where they are many."""
         before, backend = self.task, self.run.module
-        nats = NATS if before is not None and before.reg == task.reg else NATS + MOVE
+        fresh = before is None or before.reg != task.reg
+        nats = NATS + MOVE * fresh
         (out_u, out_v), (_, log_b) = task.left_out, task.log_reference
         x = np.where(out_v, -np.inf, np.where(np.isfinite(log_v), log_v, 0.0) + log_b)
-        if self.are_many(task, x, nats):
+        if fresh and (task.reg > self.largest or self.are_many(task, x, nats)):
             return None
         known = task if before is None else dataclasses.replace(before, reg=task.reg)
         operator, alpha = backend.operator_of(*parts_of(task), self.threads), np.where(out_u, -np.inf, 0.0)
@@ -97,4 +102,8 @@ class KeptPairs:
         some = x - task.cost.at(heavy(task.rows.weight)[:, None], np.arange(len(x))) / task.reg
         below = some.max(1, keepdims=True) - some
         share, wide = np.mean(below < nats), np.mean(below < 4 * nats)
-        return bool(share > (MOST_SHARE if wide > GROWTH * share else min(MOST_SHARE, MOST_OF_LINES / len(x))))
+        line = wide <= GROWTH * share
+        most = min(MOST_SHARE, MOST_OF_LINES / len(x)) if line else MOST_SHARE
+        if line and share > most and wide < 0.5:  # where most pairs are near, more nats tell nothing
+            self.largest = float(4 * task.reg * (most / share) ** 2)
+        return bool(share > most)
