@@ -5,13 +5,23 @@
 // does all of finish_pass for itself.  K stays in flight or in shared memory from the first pass to the last.  Every
 // block holds the same Progress and stops at the same pass.  The NARROW kernel runs while progress.narrow is 1, the
 // other one after it; each returns at once where it has nothing to do.  SPARSE 1: K has stored pairs only, twice, by
-// rows and by columns (sparse.cuh); a pass has two more meetings, where u and where v are known to all.
+// rows and by columns (sparse.cuh); a pass has two more meetings, where u and where v are known to all.  LEAPS 1:
+// Newton's steps lead from one pass to the next (newton.cuh).
 #define PERSISTENT 1
+#ifndef LEAPS
+#define LEAPS 0
+#endif
 #include "row_pass.cuh"
 #include "finish_pass.cuh"
 #if SPARSE
 #define RUN_THREADS THREADS
 #include "sparse.cuh"
+#endif
+
+#if CLUSTER > 1
+#define SHAPE __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+#else
+#define SHAPE __launch_bounds__(THREADS, 1)
 #endif
 
 enum { ROWS = 1, FINISH = 2 }; // mode: the halves to do; one alone: once, through S.total
@@ -229,10 +239,13 @@ struct Met {
     FN double operator()(int j) const { return HELD ? ((const double *)(memory + RING_OFFSET))[j] : x[j]; }
 };
 
+#if LEAPS
+#include "newton.cuh"
+#endif
+
 // At most `count` passes, `first` made before
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    iterate_pairs(const __grid_constant__ State S, const __grid_constant__ Half rows, const __grid_constant__ Half cols,
-                  int first, int count) {
+extern "C" __global__ void SHAPE iterate_pairs(const __grid_constant__ State S, const __grid_constant__ Half rows,
+                                               const __grid_constant__ Half cols, int first, int count) {
     Shared &all = *(Shared *)memory;
     Finish &F = all.finish;
     uint32_t *counter = S.barrier, ended = meeting_start(counter);
@@ -241,12 +254,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     for (int pass = 0; pass < count; pass++) {
         if (pass > 0) grid_barrier(counter, ended); // v is there
+#if LEAPS
+        leap(S, F, rows, cols, all.scratch, counter, ended);
+#endif
         const int turn = (int)F.p.turn;
         row_half(S, rows, F.p.shift, Met(S.v_scale, (int)S.n), all.scratch, scalars_of(S, turn) + blockIdx.x * SCALARS);
         grid_barrier(counter, ended); // u is there
         column_half(cols, Met(S.u_scale, (int)S.m), all.scratch, sums_of(S, turn));
+#if LEAPS
+        translate_parts(S, F, counter, ended);
+#endif
         RowsDone done = {ROWS | FINISH, counter, ended};
         finish_half(S, F, done);
+#if LEAPS
+        look_ahead(F);
+#endif
         if (F.p.status != MAPUOT_RUNNING || F.p.passes >= first + count || (corrected && F.p.coarse <= 0)) break;
     }
     if (blockIdx.x == 0) close_finish(S, F, S.progress, corrected);
@@ -254,12 +276,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
 
 #if !SPARSE
-#if CLUSTER > 1
-#define SHAPE __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-#else
-#define SHAPE __launch_bounds__(THREADS, 1)
-#endif
-
 // At most `count` passes, `first` made before; kept: tiles that stay in shared memory, or the lag where SPREAD.
 extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int slots, int kept, int first, int count,
                                          int mode) {

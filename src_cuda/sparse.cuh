@@ -247,6 +247,31 @@ template <typename Met> FN void column_half(const Half &half, Met met, Scratch &
         });
 }
 
+// The mass and sum b e^(-k log v') of a piece of a part, by a warp: those of the columns before their image moves
+FN void sum_piece(const State &S, int64_t piece, const double *total, double shift) {
+    double mass = 0, weight = 0;
+    for (int64_t k = S.apart.piece[piece] + threadIdx.x % 32; k < S.apart.piece[piece + 1]; k += 32) {
+        const int64_t j = S.apart.order[k];
+        const mapuot_column c = column_at(S, 0, j);
+        if (!isfinite(c.absorbed)) continue;
+        const double sum = total[j];
+        const mapuot_column_out found = column_values((int)MAPUOT_KL, &c, sum, log(sum), shift, 0, S.limits.reg);
+        mass += found.marginal;
+        weight += found.next;
+    }
+    mass = warp_sum(mass), weight = warp_sum(weight);
+    if (threadIdx.x % 32 == 0) S.apart.sums[2 * piece] = mass, S.apart.sums[2 * piece + 1] = weight;
+}
+
+// What a part's image is translated by, by a warp
+FN void move_part(const State &S, int64_t k) {
+    double mass = 0, weight = 0;
+    for (int64_t piece = S.apart.first[k] + threadIdx.x % 32; piece < S.apart.first[k + 1]; piece += 32)
+        mass += S.apart.sums[2 * piece], weight += S.apart.sums[2 * piece + 1];
+    mass = warp_sum(mass), weight = warp_sum(weight);
+    if (threadIdx.x % 32 == 0) S.apart.move[k] = next_translation(&S.limits, log_ratio_of(weight, mass));
+}
+
 #if !PERSISTENT
 // scalars: what each block leaves of its rows, NEXT_B numbers
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
@@ -273,37 +298,16 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     }
 }
 
-// The mass and sum b e^(-k log v') of pieces of parts, a warp each: those of the columns before their image moves
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     part_sums(const __grid_constant__ State S, int parity) {
-    if (stopped(S, parity)) return;
     const int64_t piece = ((int64_t)blockIdx.x * RUN_THREADS + threadIdx.x) / 32;
-    if (piece >= S.apart.pieces) return;
-    const double shift = S.progress[parity].shift;
-    double mass = 0, weight = 0;
-    for (int64_t k = S.apart.piece[piece] + threadIdx.x % 32; k < S.apart.piece[piece + 1]; k += 32) {
-        const int64_t j = S.apart.order[k];
-        const mapuot_column c = column_at(S, 0, j);
-        if (!isfinite(c.absorbed)) continue;
-        const double sum = S.total[j];
-        const mapuot_column_out found = column_values((int)MAPUOT_KL, &c, sum, log(sum), shift, 0, S.limits.reg);
-        mass += found.marginal;
-        weight += found.next;
-    }
-    mass = warp_sum(mass), weight = warp_sum(weight);
-    if (threadIdx.x % 32 == 0) S.apart.sums[2 * piece] = mass, S.apart.sums[2 * piece + 1] = weight;
+    if (!stopped(S, parity) && piece < S.apart.pieces) sum_piece(S, piece, S.total, S.progress[parity].shift);
 }
 
-// What each part's image is translated by, a warp a part
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     part_moves(const __grid_constant__ State S, int parity) {
     const int64_t k = ((int64_t)blockIdx.x * RUN_THREADS + threadIdx.x) / 32;
-    if (stopped(S, parity) || k >= S.apart.count) return;
-    double mass = 0, weight = 0;
-    for (int64_t piece = S.apart.first[k] + threadIdx.x % 32; piece < S.apart.first[k + 1]; piece += 32)
-        mass += S.apart.sums[2 * piece], weight += S.apart.sums[2 * piece + 1];
-    mass = warp_sum(mass), weight = warp_sum(weight);
-    if (threadIdx.x % 32 == 0) S.apart.move[k] = next_translation(&S.limits, log_ratio_of(weight, mass));
+    if (!stopped(S, parity) && k < S.apart.count) move_part(S, k);
 }
 #endif
 #endif

@@ -87,3 +87,30 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
         }
     });
 }
+
+// The end of a row's or a column's way to the least number of its part, half of which the next one is spared
+FN int end_of(volatile int *next, int i) {
+    for (int to; (to = next[i]) != i; i = to) next[i] = next[to];
+    return i;
+}
+
+// next: of each row, and of each column behind the m rows, a number of its part that is no larger, at first its own
+extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
+    join_parts_of(const __grid_constant__ Runs runs, int *next, int m) {
+    each_run(runs, [&](const Run &run) {
+        for (int64_t k = run.first + run.lane; k < run.end; k += runs.lanes) {
+            int low = (int)run.row, high = m + runs.index[k];
+            for (;;) {
+                const int one = end_of(next, low), other = end_of(next, high);
+                low = one < other ? one : other, high = one < other ? other : one;
+                if (low == high || atomicCAS(next + high, high, low) == high) break;
+            }
+        }
+    });
+}
+
+// Each number's end
+extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT) end_parts(int *next, int count) {
+    const int i = blockIdx.x * RUN_THREADS + threadIdx.x;
+    if (i < count) next[i] = end_of(next, i);
+}

@@ -51,6 +51,15 @@ struct Apart {
     double *sums, *move;         // pieces x 2: mass and weight; count: what the image is moved by
 };
 
+// Newton's steps between passes over stored pairs (newton.cuh)
+struct Leap {
+    int64_t most, even;        // products of a step at most; 1: all points are hard, so that both masses must be one
+    struct Equation *equation; // n
+    double *y, *vd, *Sd;       // n: the step, v d and S d
+    double *mid, *factor;      // m: the rows' sums, and what they are multiplied with
+    double *sums;              // 2 x BLOCKS x 8, used in turn
+};
+
 // Arrays of length n with `copies` have one copy a block where every block does all of finish_pass (solo).
 struct State {
     int64_t m, n, ld;
@@ -79,11 +88,14 @@ struct State {
     double hard_weight; // a of the rows with rho = inf
     Coarse coarse;
     Apart apart;
+    Leap leap;
 };
 
 struct Progress : mapuot_progress {
     int64_t turn; // passes and repeated passes: which of the buffers is in use
     double exponent_error,
         dual_constant; // mapuot_limits has the same: they are K's, which a device may build by itself
+    double reach;      // nats that the next of Newton's steps moves a column at most; 0: as at first, < 0: none follows
+    int64_t leaps, products; // 1: the next pass starts from such a step; products that all steps took
     double gram[MOST_MEMORY * MOST_MEMORY], ones[MOST_MEMORY], gamma[MOST_MEMORY];
 };

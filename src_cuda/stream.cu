@@ -193,6 +193,39 @@ extern "C" __global__ void __launch_bounds__(256, 3) row_max(const __grid_consta
     }
 }
 
+// Pairs whose exponents log c_ij + alpha_i + beta_j - M_ij / reg are at least `least`: how many each row has in this part of
+// the columns, in count, a number a row and part.  With `column`: they and their costs from place count on, in their order.
+extern "C" __global__ void __launch_bounds__(256)
+    near_pairs(const __grid_constant__ View V, double least, int64_t *count, int *column, double *data) {
+    __shared__ Tile<double> tile;
+    const int lane = threadIdx.x % 32;
+    const int64_t i0 = (int64_t)blockIdx.x * SIDE;
+    const Span span = span_of(V.n);
+    Exponents rows(V, i0, span.begin);
+    int64_t found[SIDE / STEP], *own[SIDE / STEP];
+    UNROLLED (int k = 0; k < SIDE / STEP; k++) {
+        const int64_t i = i0 + threadIdx.x / 32 + STEP * k;
+        own[k] = count + (i < V.m ? i : V.m - 1) * gridDim.y + blockIdx.y;
+        found[k] = column ? *own[k] : 0;
+    }
+    for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
+        double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
+        rows.next(V, j0, tile, x, c, M);
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) {
+            const bool near = (V.c ? x[k] + far_log(c[k]) : x[k]) >= least;
+            const uint32_t all = __ballot_sync(FULL, near);
+            if (column && near) {
+                const int64_t at = found[k] + __popc(all & ((1u << lane) - 1));
+                column[at] = (int)(j0 + lane);
+                data[at] = M[k];
+            }
+            found[k] += __popc(all);
+        }
+    }
+    UNROLLED (int k = 0; k < SIDE / STEP; k++)
+        if (!column && lane == 0 && i0 + threadIdx.x / 32 + STEP * k < V.m) *own[k] = found[k];
+}
+
 // out_i = sum_j P_ij, cost_i = sum_j P_ij M_ij
 extern "C" __global__ void __launch_bounds__(256)
     plan_sums(const __grid_constant__ View V, double *out, double *cost_out) {

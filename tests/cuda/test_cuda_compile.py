@@ -82,8 +82,10 @@ def finish(options, spilled=200):
 
 PAIRS = dict.fromkeys(("part_sums", "part_moves", "sparse_rows", "sparse_columns"), (64, 0))
 STREAM = {"build_kernel": (84, 0), "row_max": (84, 0)}
-STREAM |= dict.fromkeys(("plan_sums", "apply", "draw", "extrema", "join_parts", "balance_rows"), (255, 0))
-STORED = dict.fromkeys(("sparse_entries", "sparse_max", "sparse_sums", "sparse_apply"), (64, 0))
+STREAM |= dict.fromkeys(("plan_sums", "apply", "draw", "extrema", "join_parts", "balance_rows", "near_pairs"), (255, 0))
+STORED = dict.fromkeys(
+    ("sparse_entries", "sparse_max", "sparse_sums", "sparse_apply", "join_parts_of", "end_parts"), (64, 0)
+)
 TREE = {"open_pass": (64, 0), "open_back": (64, 0), "close_edge": (255, 0), "close_back": (255, 0)}
 CLUSTERS = dict.fromkeys(("nearest", "order_rows", "cluster_rows", "cluster_blocks", "cluster_products",
                           "cluster_matrix", "cluster_means"), (255, 0))  # fmt: skip
@@ -98,6 +100,11 @@ CASES = {
         "iterate.cu",  # what spills is read again once a row or once a pass, not once an entry
         portable("float32", (16, 8, 2), MEMORY=20, SPARSE=1, SHORT_INDEX=1, HELD=1, OWN_DIFFERENCES=10),
         {"iterate_pairs": (BLOCK, 800)},
+    ),
+    "steps between them": (  # of a cluster; of all blocks the same spills
+        "iterate.cu",
+        portable("float64", (16, 8, 2, 8), MEMORY=5, SPARSE=1, SHORT_INDEX=1, HELD=1, LEAPS=1),
+        {"iterate_pairs": (BLOCK, 500)},
     ),
     "portable": (
         "portable.cu", portable("float32", (16, 16, 1)),
@@ -151,8 +158,9 @@ NIGHTLY = pytest.mark.nightly
 
 
 def needs_bulk(file, options, _):
-    """Has it bulk copies, which sm_80 has not?"""
-    return file == "fused_pass.cu" or (file == "iterate.cu" and "SPARSE" not in options and "BULK" not in options)
+    """Has it bulk copies or clusters, which sm_80 has not?"""
+    clusters = options.get("CLUSTER", 1) > 1
+    return file == "fused_pass.cu" or (file == "iterate.cu" and (clusters or not {"SPARSE", "BULK"} & {*options}))
 
 
 FEW = ("rows of a warp", 12, "sm_90"), ("points", 12, "sm_80"), ("streams", 12, "sm_100")  # of the older compiler's

@@ -17,7 +17,8 @@ PARTS = {"regimes": ["core/test_regimes.py", "core/test_penalties.py", "hostile/
          "matrix": ["test_matrix.py"], "one problem": ["cuda/test_cuda.py", "cuda/test_one_potential_cuda.py"],
          "batch": ["cuda/test_batch_cuda.py"], "ranks": ["cuda/test_cuda_ranks.py", "-k", "nccl"],
          "points": ["cuda/test_points_cuda.py", "api/test_points.py", "api/test_inner.py", "api/test_masks.py"],
-         "marginals": ["cuda/test_marginals_cuda.py"], "sparse": ["cuda/test_sparse_cuda.py"]}  # fmt: skip
+         "marginals": ["cuda/test_marginals_cuda.py"], "sparse": ["cuda/test_sparse_cuda.py"],
+         "kept": ["cuda/test_kept_cuda.py"]}  # fmt: skip
 NIGHTLY = "regimes", "ranks"  # what the matrix does in another form; what only several GPUs do
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}")
 

@@ -239,11 +239,13 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     options = {"backend": backend, **trial.options}
     first, start = trial.problems[0], trial.start
     positional, named = arguments(first, options.pop("truncate", "auto"), backend)
-    if backend == "cuda" and trial.how in ("cold", "warm") and type(positional[0]) is np.ndarray and first.M.size % 2:
+    on_device = trial.how == "kept" or (trial.how in ("cold", "warm") and first.M.size % 2)
+    if backend == "cuda" and on_device and type(positional[0]) is np.ndarray:
         import cupy
 
         positional = (cupy.asarray(positional[0]), *positional[1:])  # on the device, where some are solved in one call
         import_module("mapuot.backends.cuda.plain").ONCE = False
+        vars(import_module("mapuot.backends.cuda.sparse")).update(KEPT_SIZE=0, KEPT_REG=1.0)
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)

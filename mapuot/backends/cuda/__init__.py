@@ -14,7 +14,7 @@ from ..operator import parts_of
 
 PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "formed", "form_bytes"), "arrays")
 PLACES |= {"extrema": "stream", "is_symmetric": "stream", "weigh": "batch", "closed": "batch"}
-PLACES |= {"range_of_clouds": "clouds", "slopes": "clouds"}
+PLACES |= {"keeps_pairs": "sparse", "range_of_clouds": "clouds", "slopes": "clouds"}
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
 CLASSES = {"TreePass": "DeviceTreePass", "History": "DeviceHistory", "Points": "DevicePoints"}
 PLACES |= {"TreePass": "tree_pass", "History": "anderson", "Points": "marginals"}  # of many marginals

@@ -26,7 +26,7 @@ AHEAD = SOURCE.parent / "_ahead"  # binaries that a wheel brings: src_cuda/ahead
 
 COOPERATIVE = ("plain.cu", "iterate.cu", "fused_pass.cu", "finish.cu")  # files whose blocks wait for each other
 ALONE = {
-    "stream.cu": {"build_kernel", "row_max", "plan_sums", "apply", "draw", "extrema"},
+    "stream.cu": {"build_kernel", "row_max", "plan_sums", "apply", "draw", "extrema", "near_pairs"},
     "portable.cu": {"point_sums", "tile_sums"},
 }
 STORES = {"float64": 0, "float32": 1}

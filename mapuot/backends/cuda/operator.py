@@ -16,6 +16,7 @@ from ...cached import cached_property
 from ...penalties import F64
 from ...problem.cost import Cost
 from ...problem.mask import Masked
+from ...problem.sparse import Sparse
 from ...ranks import ALONE, Ranks
 from ..coarse import Labels
 from ..contract import PAD, host
@@ -27,9 +28,37 @@ from .arrays import Carrier, as_columns, free_memory, most_bytes, on_device
 from .kernels import ITEMSIZE, Strips, strips_for
 from .launch import BULK, device_limits
 from .one_read import OneRead
-from .stream import WeighedProduct, apply_rows, balance_rows, fill_rows, joined, reduce_rows, stream, view_of
+from .stream import (
+    WeighedProduct,
+    apply_rows,
+    balance_rows,
+    fill_rows,
+    joined,
+    near_pairs,
+    reduce_rows,
+    stream,
+    view_of,
+)
 
 FEW_COLUMNS = 4  # which a kernel multiplies a row of the plan by, as it is made
+
+
+class NearPairs(Sparse):
+    """Pairs of a dense M on the device that may carry mass, whose arrays stay there.
+
+    No parts are told of: pairs between two of them are left out for now, not forbidden.
+    """
+
+    def parts_between(self, out_rows: Any, out_cols: Any, ranks: Ranks = ALONE) -> None:  # type: ignore[override]
+        return None
+
+    def row_numbers(self) -> Any:
+        return cp.searchsorted(self.start, cp.arange(self.size), side="right") - 1
+
+    def taken_from(self, other: Any) -> Sparse:
+        row, column = self.row_numbers(), self.column
+        given = other.at(row, column) if other.xp is cp else other.at(row.get(), column.get())
+        return NearPairs(cp.asarray(given, np.float64), column, self.start, self.shape, on_device=True)
 
 
 class DeviceOperator(CostOperator):
@@ -182,6 +211,16 @@ class DeviceOperator(CostOperator):
         found = told.get()
         alpha[:] = found[:m]
         return np.asarray(found[m:])
+
+    def near(self, alpha: F64, beta: F64, nats: float, most: int) -> Sparse | None:
+        """Return the pairs of an M on the device whose exponents are so far below 0 at most; None: over ``most``."""
+        ((_, _, M, c),) = self.blocks()
+        alpha, beta = on_device(alpha, beta)
+        found = near_pairs(M, c, (alpha, beta, self.reg), -nats, most)
+        if found is None:
+            return None
+        data, column, start = found
+        return NearPairs(data, column, start, self.shape, on_device=True)
 
     def store(self, dtype: str, rows: int | None = None) -> None:
         """``rows``: of K at once, all of them by default."""

@@ -12,7 +12,7 @@ import cupy as cp
 import numpy as np
 
 from ...penalties import F64
-from ...problem.sparse import Sparse
+from ...problem.sparse import Parts, Sparse
 from .. import records
 from ..draw import Drawn
 from ..records import put
@@ -100,9 +100,25 @@ class DevicePairs:
         row = cp.searchsorted(start, cp.arange(cost.size), side="right") - 1
         key = column.astype(np.int64) * m + row  # no two are equal: any sort gives this order
         order = cp.argsort(key)
-        ends = cp.cumsum(cp.bincount(column, minlength=n)).astype(np.int64)
-        turned = cp.concatenate([cp.zeros(1, np.int64), ends])
+        turned = cp.searchsorted(key[order], cp.arange(n + 1) * m).astype(np.int64)
         self.cols = Runs(turned, row[order].astype(index), M[order], None if shares is None else shares[order])
+
+    def parts(self) -> Parts | None:
+        """Find what no pair connects, None where that is all."""
+        m, n = self.rows.count, self.cols.count
+        end = cp.arange(m + n, dtype=np.int32)
+        options = {"STORE": 0, "COST": 0, "SHORT_INDEX": int(self.rows.index.itemsize == 2)}
+        run = kernel("sparse_stream.cu", "join_parts_of", **options)
+        for record, _ in self.rows.records():
+            run((blocks_for(record),), (THREADS,), (by_value(record), end, np.int32(m)))
+        kernel("sparse_stream.cu", "end_parts", **options)(
+            (-(-len(end) // THREADS),), (THREADS,), (end, np.int32(m + n))
+        )
+        label = end[m:].get()
+        number = np.cumsum(np.isin(np.arange(m), label))  # of the parts, each of which ends at a row
+        count = int(number[-1])
+        cols = np.where(label < m, number[np.minimum(label, m - 1)] - 1, count)
+        return Parts(count, None, cols.astype(np.int32)) if count > 1 else None
 
 
 class Last:

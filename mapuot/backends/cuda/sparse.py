@@ -11,12 +11,12 @@ import cupy as cp
 import numpy as np
 
 from .. import records
-from ..contract import MEMORY
+from ..contract import MEMORY, Stats, any_of
 from ..records import put
 from .arrays import need_memory
-from .kernels import ITEMSIZE, Shape, by_value, kernel, line, ring_offset, shape_options
+from .kernels import BLOCKS, ITEMSIZE, Shape, by_value, kernel, line, ring_offset, shape_options
 from .kernels import THREADS as ALL_THREADS
-from .launch import GRAPH_PASSES, PERSISTENT, SHARE, TRACE_PASSES, Iterate, Persistent, device_limits, switches
+from .launch import BULK, GRAPH_PASSES, PERSISTENT, SHARE, TRACE_PASSES, Iterate, Persistent, device_limits, switches
 from .pairs import SHORT, THREADS, DevicePairs, PairOperator, blocks_for, index_bytes
 from .workspace import DeviceWorkspace
 
@@ -27,7 +27,28 @@ ROW_SCALARS = 5  # NEXT_B of state.cuh
 BESIDE = 1 << 15  # bytes of shared memory for all else, at most
 HELD = 64  # entries of a row in the mean from which on what they meet is read from shared memory
 OWN = {MEMORY[0]: (5,), MEMORY[1]: (5, 10, 20)}  # differences that a thread may keep of so many
+CLUSTER, CLUSTER_PAIRS = 8, 1 << 15  # blocks that meet soonest, and pairs up to which they read as fast as they meet
+KEPT_SIZE, KEPT_REG = 1 << 22, 5e-6  # pairs, and reg / range(M): of fewer, and above, passes over all take less time
+LEAP = "equation", "y", "vd", "Sd", "mid", "factor", "sums"  # vectors of Leap in state.cuh
+MOST_PRODUCTS = 300  # of one of Newton's steps: MAPUOT_MOST_PRODUCTS
 KERNELS = "sparse_rows", "sparse_columns", "part_sums", "part_moves"
+
+
+def many_at_once(shape: tuple[int, int]) -> bool:
+    """Tell whether many passes over stored pairs are one launch."""
+    newer = device_limits(cp.cuda.Device().id)[0] >= PERSISTENT and "portable" not in switches()
+    return newer and max(shape) <= SHORT
+
+
+def keeps_pairs(problem: Any) -> bool:
+    """Tell whether passes over pairs that may carry mass pay, where M lies on the device.
+
+    Not where both sides are hard: products of Newton's steps towards them are asked for by the host.
+    """
+    clusters = device_limits(cp.cuda.Device().id)[0] >= BULK
+    here = clusters and problem.cost.xp is cp and many_at_once(problem.shape) and problem.size >= KEPT_SIZE
+    sharp = problem.reg < KEPT_REG * (problem.M_max - problem.M_min)
+    return here and sharp and not all(any_of(side.hard) for side in problem.sides)
 
 
 def halves_of(pairs: DevicePairs, kernels: tuple[Any, Any], threads: int) -> list[Any]:
@@ -43,24 +64,31 @@ def halves_of(pairs: DevicePairs, kernels: tuple[Any, Any], threads: int) -> lis
 
 
 def pair_options(
-    dtype: str, kl: tuple[bool, bool], memory: int, own: int, short: bool = True, held: bool = True
+    dtype: str, kl: tuple[bool, bool], memory: int, own: int, short: bool = True, held: bool = True, **more: int
 ) -> dict[str, int]:
     """Options of ``iterate_pairs``; own: differences that a thread keeps; held: vectors lie in shared memory."""
     options = shape_options(Shape(16, 8, 2), dtype, kl, MEMORY=memory, OWN_DIFFERENCES=own)
-    return options | {"SPARSE": 1, "SHORT_INDEX": int(short), "HELD": int(held)}
+    return options | {"SPARSE": 1, "SHORT_INDEX": int(short), "HELD": int(held)} | more
 
 
 class PairPasses(Persistent):
-    """Passes over stored pairs in one cooperative launch, a block a multiprocessor: ``iterate_pairs`` of iterate.cu."""
+    """Passes over stored pairs in one cooperative launch of ``iterate_pairs`` (iterate.cu), a block a multiprocessor.
 
-    def __init__(self, pairs: DevicePairs, share: int, dtype: str, kl: tuple[bool, bool], memory: int) -> None:
-        """``share``: columns of a block, which it has in hand at once."""
-        _, self.blocks, most = device_limits(cp.cuda.Device().id)
+    Where Newton's steps lead from pass to pass (``leaps``) over few pairs it is one cluster, whose blocks meet sooner.
+    """
+
+    def __init__(
+        self, pairs: DevicePairs, share: int, dtype: str, kl: tuple[bool, bool], memory: int, leaps: bool, cluster: int
+    ) -> None:
+        """``share``: columns of a block, all of which it has in hand at once, or some where there are ``leaps``."""
+        processors, most = device_limits(cp.cuda.Device().id)[1:]
+        self.blocks = processors if cluster == 1 else cluster
         sides = pairs.rows, pairs.cols
         own = next(d for d in OWN[memory] if memory == MEMORY[0] or share * memory <= ALL_THREADS * d)
         longest = max(runs.count for runs in sides)
         held = 8 * longest + BESIDE <= most and len(pairs.rows.index) >= HELD * longest
-        options = pair_options(dtype, kl, memory, own, pairs.rows.index.itemsize == 2, held)
+        more = {"CLUSTER": cluster, "LEAPS": 1} if leaps else {}
+        options = pair_options(dtype, kl, memory, own, pairs.rows.index.itemsize == 2, held, **more)
         self.run = kernel("iterate.cu", "iterate_pairs", **options)
         self.shared = ring_offset("iterate.cu", **options) + held * (8 * longest + 16)
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
@@ -80,23 +108,27 @@ class SparseIterate(Iterate):
 
     def __init__(
         self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], pairs: DevicePairs,
-        alone: bool = False,
+        alone: bool = False, leaps: bool = False,
     ) -> None:  # fmt: skip
         """``shape``: of the rank with the most rows, whose numbers may be longer than those of the own ``pairs``.
 
-        ``alone``: no ranks share the rows, and all of M is one part.
+        ``alone``: no ranks share the rows, and all of M is one part, or those are known to passes with ``leaps``,
+        Newton's steps between them.
         """
         self.at_once: PairPasses | None = None
+        self.leaps = leaps
         self.several, self.alone, self.pairs, self.short = False, alone, pairs, int(pairs.rows.index.itemsize == 2)
         super().__init__(state, shape, dtype, kl, in_place=False, portable=True)
 
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Few blocks in the finish, where columns are many: each of them joins what all have left."""
-        newer = device_limits(cp.cuda.Device().id)[0] >= PERSISTENT and "portable" not in switches()
-        if self.alone and newer and max(self.m, self.n) <= SHORT:
-            self.split_columns(min(self.processors, -(-self.n // SHARE)))
-            if self.share <= ALL_THREADS:
-                self.wide = self.at_once = PairPasses(self.pairs, self.share, dtype, kl, self.memory)
+        if self.alone and many_at_once((self.m, self.n)):
+            cluster = CLUSTER if self.leaps and len(self.pairs.rows.index) <= CLUSTER_PAIRS else 1
+            self.memory = MEMORY[0] if self.leaps else self.memory
+            self.split_columns(min(cluster if cluster > 1 else self.processors, -(-self.n // SHARE)))
+            if self.leaps or self.share <= ALL_THREADS:
+                kind = dtype, kl, self.memory, self.leaps, cluster
+                self.wide = self.at_once = PairPasses(self.pairs, self.share, *kind)
                 self.persistent, self.most = True, TRACE_PASSES
                 return
         self.split_columns(min(-(-self.n // line(self.memory)), self.processors))
@@ -137,6 +169,7 @@ class SparseWorkspace(DeviceWorkspace):
 
     makes = PairOperator
     launch: SparseIterate
+    counted = 0  # products of Newton's steps that the loop knows of
 
     def find_room(self, stores: list[str]) -> None:
         m, cost = self.problem.shape[0], self.problem.cost
@@ -149,17 +182,35 @@ class SparseWorkspace(DeviceWorkspace):
         n, operator = self.problem.shape[1], self.operator
         self.pairs = operator.pairs  # as long as the workspace lives
         operator.store(self.dtype)
-        alone = self.problem.ranks.size == 1 and self.problem.parts is None
-        self.launch = SparseIterate(self.state, (self.most, n, self.ld), self.dtype, self.kl, self.pairs, alone)
+        leaps = self.leaps_within = self.options.leaps
+        self.apart = self.pairs.parts() if leaps else self.problem.parts
+        alone = self.problem.ranks.size == 1 and (leaps or self.apart is None)
+        self.launch = SparseIterate(self.state, (self.most, n, self.ld), self.dtype, self.kl, self.pairs, alone, leaps)
         self.launch.take(self.pairs, operator.K)
 
     def constants(self) -> None:
         super().constants()
         self.take_parts()
+        if self.options.leaps:
+            self.take_leaps()
+
+    def take_leaps(self) -> None:
+        """Make room for Newton's steps."""
+        (m, _), (rows, cols), state = self.problem.shape, self.problem.sides, self.state["leap"]
+        columns, other = cp.zeros((7, self.ld)), cp.zeros((2, m + m % 2))
+        self.steps = columns, other, cp.zeros(2 * BLOCKS * 8)
+        places = [columns, *columns[4:], *other, self.steps[2]]
+        put(state, {name: x.data.ptr for name, x in zip(LEAP, places, strict=True)})
+        even = rows.rho[0] == np.inf and bool((cols.hard | (cols.weight == 0)).all())
+        put(state, {"most": MOST_PRODUCTS, "even": even})
+
+    def leap(self, stat: Stats, on: bool) -> int:
+        made, self.counted = int(self.progress["products"]) - self.counted, int(self.progress["products"])
+        return made
 
     def take_parts(self) -> None:
         """Point the state at the part of each column, where M has parts: each has a translation of its own."""
-        parts, limits = self.problem.parts, self.state["limits"]
+        parts, limits = self.apart, self.state["limits"]
         if parts is None or not limits["mu_rate"] > 0:
             return
         limits["lam_rate"] = 0.0

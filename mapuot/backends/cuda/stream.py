@@ -126,6 +126,21 @@ def apply_rows(M: Any, c: Any, alpha: Any, beta: Any, reg: float, X: Any) -> Any
     return joined("apply", out)
 
 
+def near_pairs(M: Any, c: Any, exponents: tuple[Any, Any, float], least: float, most: int) -> Any:
+    """Return costs, columns and starts of rows of the pairs with exponents from ``least`` on; None: over ``most``."""
+    grid, none, run = parts(*M.shape), np.uint64(0), stream("near_pairs", M, c)
+    view, count = view_of(M, c, *exponents), cp.empty((len(M), grid[1]), np.int64)
+    run(grid, (256,), (view, np.float64(least), count, none, none))
+    start = cp.zeros(count.size + 1, np.int64)
+    cp.cumsum(count.ravel(), out=start[1:])
+    size = int(start[-1])
+    if size > most:
+        return None
+    data, column = cp.empty(size), cp.empty(size, np.int32)
+    run(grid, (256,), (view, np.float64(least), start, column, data))
+    return data, column, start[:: grid[1]].copy()
+
+
 class WeighedProduct:
     """Products d -> P^T (into * P d) of a matrix on the device: a copy there, four launches and one wait for each."""
 

@@ -17,6 +17,7 @@ from ..narrow_points import FORMS
 from . import coarse, plain
 from .batch import small_job, step_options
 from .kernels import (
+    ALONE,
     ITEMSIZE,
     MODULES,
     NARROW_SHAPES,
@@ -33,7 +34,7 @@ from .kernels import (
 )
 from .launch import BULK, ROW_KERNELS, device_limits, persistent_jobs
 from .points import DIM, EXPANDED, depth_of, ends_of, sums_job
-from .sparse import OWN, pair_options
+from .sparse import CLUSTER, OWN, pair_options
 from .stream import PLAIN, stream_job
 
 KL = (True, True)
@@ -58,9 +59,12 @@ def point_jobs(d: int, memory: int) -> list[Job]:
     return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ends_of(options), "gather_sums")]
 
 
-def pair_jobs(memory: int) -> list[Job]:
+def pair_jobs(memory: int, bulk: bool) -> list[Job]:
     """List passes over stored pairs of fewer than 65536 rows and columns."""
     options = [pair_options("float32", KL, memory, own, held=held) for own in OWN[memory] for held in (False, True)]
+    if bulk and memory == MEMORY[0]:  # of a dense M
+        lies = (1, False), (1, True), (CLUSTER, False)
+        options += [pair_options("float64", KL, memory, memory, held=h, CLUSTER=c, LEAPS=1) for c, h in lies]
     return [("iterate.cu", "iterate_pairs", each) for each in options]
 
 
@@ -76,7 +80,7 @@ def jobs(capability: int) -> list[Job]:
     for dtype in DTYPES:
         M, cost = SimpleNamespace(dtype=np.dtype(dtype)), int(dtype == "float32")
         found += [stream_job("build_kernel", M, None, STORES[store]) for store in DTYPES]
-        found += [stream_job(function, M, None) for function in ("extrema", "row_max", "plan_sums", "apply", "draw")]
+        found += [stream_job(function, M, None) for function in sorted(ALONE["stream.cu"] - {"build_kernel"})]
         found += [job for store in DTYPES for job in plain.jobs(M.dtype, store)]
         found += [job for store in STORES.values() for job in coarse.jobs(store, cost)]
         found += [small_job((n, n), narrow, dtype) for n in BATCHED for narrow in (True, False)]
@@ -85,7 +89,7 @@ def jobs(capability: int) -> list[Job]:
         stored = {"COST": cost, "SHORT_INDEX": 1}
         found += [("sparse_stream.cu", "sparse_sums", stored | {"STORE": store}) for store in STORES.values()]
     for memory in MEMORY:
-        found += pair_jobs(memory)
+        found += pair_jobs(memory, bulk)
         found += [job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, memory)]
     point_costs = {"METRIC": METRICS["sqeuclidean"].number, "PLAN": 0, "STORE": 0}
     return [*found, ("stream.cu", "join_parts", PLAIN), ("point_costs.cu", "point_costs", point_costs)]

@@ -154,6 +154,7 @@ class DeviceWorkspace(KernelWorkspace):
         super().__init__(problem, options, skip)
         begin(beside)
         self.safe_spread = SAFE_SPREAD
+        self.dtype = "float64" if self.dtype == "made" else self.dtype  # K is read sooner than it is made
         self.ld = -(-problem.shape[1] // PAD) * PAD
         self.held = isinstance(problem.rows.weight, cp.ndarray)  # its vectors, and what is made of them
         self.kl = problem.rows.logarithmic, problem.cols.logarithmic
@@ -360,7 +361,7 @@ class DeviceWorkspace(KernelWorkspace):
         for k, value in enumerate(next_sums, SCALARS - 2):
             self.staged["scalars"][k] = value
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= largest(v) <= NARROW_LIMIT
-        self.progress["turn"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
+        put(self.progress, dict.fromkeys(("turn", "since_absorb", "status", "leaps"), 0))
         if not self.fresh:
             self.arrays["left"].fill(0)
         self.fresh, self.downloaded = False, None

@@ -67,6 +67,11 @@ static double rsqrt(double x) { return 1 / sqrt(x); }
 template <typename T> static T __ldg(const T *p) { return *p; }
 template <typename T> static T __ldcg(const T *p) { return *p; }
 template <typename T> static T atomicAdd(T *p, T x) { return (*p += x) - x; }
+template <typename T> static T atomicCAS(T *p, T from, T to) {
+    const T was = *p;
+    *p = was == from ? to : was;
+    return was;
+}
 template <typename T> static T atomicMax(T *p, T x) { return *p = x > *p ? x : *p; }
 static int __popc(unsigned x) { return __builtin_popcount(x); }
 static long long __double_as_longlong(double x) { return bits<long long>(x); }
