@@ -30,7 +30,7 @@ JOBS += [("cases.py", 7, "shapes uneven_and_empty_blocks"), ("error_cases.py", 7
 )
 def test_cases(program, size, only):
     """One job runs all cases, or those named; what failed is told of each."""
-    code, out, err = run(size, "-m", "mpi4py", HERE / "mpi" / program, *only.split(), seconds=240)
+    code, out, err = run(size, "-m", "mpi4py", HERE / "mpi" / program, *only.split(), seconds=600)
     last = out.strip().rpartition("\n")[2]
     assert last.startswith("{"), f"exit code {code} in {last}\n{err[-3000:]}"
     data = json.loads(last)
