@@ -82,7 +82,7 @@ def lanes() -> list[Lane]:
     for how in OVER_RANKS:
         found += [Lane(f"{how} {count}", how, ranks=count, share=0.3) for count in (2, 3) if has_mpi()]
     on_gpu = ("", 1.0) if has_gpu() else (" on cpu", 0.02)
-    for how in ("cold", "warm", "batch", "path", "sparse", "points", "truncated", "kept"):
+    for how in ("cold", "warm", "batch", "path", "sparse", "points", "truncated", "kept", "self"):
         found.append(Lane(f"{how} cuda{on_gpu[0]}", how, "cuda", emulated=bool(on_gpu[0]), share=on_gpu[1]))
     return found
 

@@ -51,8 +51,8 @@ class Problem(Case):
             "reference": c if isinstance(c, str) else c[:k, :k] + c[:k, :k].T,
         }
         if self.points is not None:
-            x, _, metric, scale = self.points
-            more |= {"points": (x[:k], x[:k], metric, scale), "M": distances(x[:k], x[:k], metric, scale)}
+            x, metric, scale = self.points[0][:k], *self.points[2:]
+            more |= {"points": (x, x, metric, scale), "M": distances(x, x, metric, scale)}
         own = [self.reg_m[0]] * 2 if np.ndim(self.reg_m[0]) == 0 else [self.reg_m[0][..., :k]] * 2
         a = self.a[:k] if self.a[:k].any() else np.ones(k)
         return self.replace(a=a, b=a, reg_m=tuple(own), penalty=(self.penalty[0],) * 2, **more)
