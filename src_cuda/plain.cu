@@ -1,8 +1,9 @@
 // Mirrors is_plain, begin and absorb of src_c/solve.c: from M to a state before its first pass in one cooperative launch, and
 // from the last pass to the numbers of an answer in another, so that the host reads nothing before these.
 //
-// Plain: M in C order, finite, all masses positive, c = a b^T, no larger reg first, and not one potential.  What is found
-// not to be so, or not to end, is told by its status, and the host goes the ordinary way from its beginning.
+// Plain: M in C order, finite, all masses positive, c = a b^T, no larger reg first, and one potential only where the host
+// knows that it serves.  What is found not to be so, or not to end, is told by its status, and the host goes the ordinary
+// way from its beginning.
 // Options: STORE (of K), COST (of M: 0 float64, 1 float32).
 #include "state.cuh"
 #include "stored_exp.cuh"
@@ -29,6 +30,7 @@ struct Plain {
     double most_spread;          // and up to which no larger reg comes first
     double log_size;             // of a and of b, added up
     double rounding, vanishing;  // EXPONENT_ROUNDING and VANISHING of mapuot/problem/problem.py
+    double cost_rate, cost_rest; // the rounding of a cost is at most rate x + rest, x the largest
     double dual_constant;        // without what hard rows add
     double mass;                 // of b
     int64_t alike;               // 1: rows and columns are the same problem if M is its transpose
@@ -173,17 +175,26 @@ FN void balance_columns(const State &S, const Plain &T) {
     });
 }
 
-// What passes need of the rows and of the columns, around alpha and beta; safe: alpha is `least` and beta 0.
-FN void set_sides(const State &S, const Plain &T, bool safe, double least) {
+// What a side absorbs where it need not be balanced: all of the least exponent or, of one potential, half of it each
+struct Safe {
+    bool is;
+    double alpha, beta;
+};
+
+// What passes need of the rows and of the columns, around alpha and beta; of one potential these are the mean of both.
+FN void set_sides(const State &S, const Plain &T, const Safe &safe) {
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+    const bool one = S.limits.symmetric && !safe.is;
     for (int64_t i = own; i < S.m; i += step) {
         Point &p = ((Point *)S.point)[i];
-        const double alpha = safe ? least : __ldcg(T.alpha + i), log_a = T.log_a[i];
+        const double log_a = T.log_a[i], found = safe.is ? safe.alpha : __ldcg(T.alpha + i);
+        const double alpha = one ? 0.5 * (found + T.log_b[i] - number_of(__ldcg(T.tops + i))) : found;
         T.alpha[i] = alpha;
         p.x = p.y * log_a - (1 - p.y) * (alpha - log_a);
     }
     for (int64_t j = own; j < S.n; j += step) {
-        const double log_b = T.log_b[j], beta = safe ? 0 : log_b - number_of(__ldcg(T.tops + j));
+        const double log_b = T.log_b[j];
+        const double beta = safe.is ? safe.beta : one ? T.alpha[j] : log_b - number_of(__ldcg(T.tops + j));
         const double e = beta - log_b, v = exp(-e);
         T.beta[j] = beta;
         ((double *)S.cols.absorbed)[j] = e;
@@ -194,12 +205,13 @@ FN void set_sides(const State &S, const Plain &T, bool safe, double least) {
 }
 
 // K_ij = exp(alpha_i + beta_j - M_ij / reg), by the first blocks
-FN void build(const State &S, const Plain &T, int blocks, bool safe, double least) {
+FN void build(const State &S, const Plain &T, int blocks, const Safe &safe) {
     each_strip(S, S.ld, blocks, [&](const Strip &own) {
         double beta[ENTRIES];
-        UNROLLED (int e = 0; e < ENTRIES; e++) beta[e] = safe || own.j + e >= S.n ? 0 : T.beta[own.j + e];
+        UNROLLED (int e = 0; e < ENTRIES; e++)
+            beta[e] = safe.is ? safe.beta : own.j + e >= S.n ? 0 : __ldcg(T.beta + own.j + e);
         own.each_row(S, T, [&](int64_t i, const cost(&x)[ENTRIES]) {
-            const double alpha = safe ? least : T.alpha[i];
+            const double alpha = safe.is ? safe.alpha : __ldcg(T.alpha + i);
             alignas(16) real entry[ENTRIES];
             UNROLLED (int e = 0; e < ENTRIES; e++) {
                 const double p = stored_exp(alpha + beta[e] - x[e] * S.limits.inv_reg);
@@ -212,16 +224,16 @@ FN void build(const State &S, const Plain &T, int blocks, bool safe, double leas
 }
 
 // Progress before the first pass; one block
-FN void set_progress(const State &S, const Plain &T, bool safe, const Seen &M, Seen *of_warps) {
+FN void set_progress(const State &S, const Plain &T, const Safe &safe, const Seen &M, Seen *of_warps) {
     const double least = M.low / S.limits.reg;
-    Seen rows = {0, safe ? fabs(least) : 0, 0, 0}, cols = {0, 0, 0, 0}; // high: a size; odd and unlike: sums
+    Seen rows = {0, 0, 0, 0}, cols = {0, 0, 0, 0}; // high: a size; odd and unlike: sums
     for (int64_t i = threadIdx.x; i < S.m; i += THREADS) {
-        const double alpha = safe ? least : __ldcg(T.alpha + i);
+        const double alpha = safe.is ? safe.alpha : __ldcg(T.alpha + i);
         rows.high = fmax(rows.high, fabs(alpha));
-        rows.odd += S.point[i].w * (alpha - T.log_a[i]);
+        rows.odd += S.limits.symmetric ? 0 : S.point[i].w * (alpha - T.log_a[i]); // else the columns' terms count twice
     }
     for (int64_t j = threadIdx.x; j < S.n; j += THREADS) {
-        const double log_b = T.log_b[j], beta = safe ? 0 : log_b - number_of(__ldcg(T.tops + j)), v = exp(log_b - beta);
+        const double beta = safe.is ? safe.beta : __ldcg(T.beta + j), v = exp(T.log_b[j] - beta);
         cols.high = fmax(cols.high, fabs(beta));
         cols.low = fmin(cols.low, -v);
         cols.odd += v;
@@ -234,7 +246,7 @@ FN void set_progress(const State &S, const Plain &T, bool safe, const Seen &M, S
     const double terms = rows.high + cols.high + T.log_size;
     const double paid = fmin((M.high - M.low) / S.limits.reg, terms + fabs(least) + T.vanishing);
     Progress &p = *S.progress;
-    p.exponent_error = T.rounding * (paid + terms);
+    p.exponent_error = T.rounding * (paid + terms) + (T.cost_rate * M.high + T.cost_rest) / S.limits.reg;
     p.dual_constant = T.dual_constant + rows.odd;
     if (!(-cols.low >= 1 / NARROW_LIMIT && -cols.low <= NARROW_LIMIT)) p.narrow = 0;
     S.scalars[NEXT_SCALE] = cols.odd;
@@ -258,29 +270,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     M = seen_by_all(M, of_warps);
     const double spread = (M.high - M.low) / reg, least = M.low / reg;
     const bool finite = isfinite(spread) && isfinite(least) && isfinite(M.high / reg);
-    const bool safe = spread <= T.safe_spread, last = blockIdx.x == gridDim.x - 1;
+    const double shared = S.limits.symmetric ? 0.5 * least : 0;
+    const Safe safe = {spread <= T.safe_spread, least - shared, shared};
+    const bool last = blockIdx.x == gridDim.x - 1;
     if (last && threadIdx.x == 0) ((Seen *)T.range)[BLOCKS] = M;
     if (M.odd > 0 || !finite || !(spread <= T.most_spread) || (T.alike && !(M.unlike > 0))) {
         if (last && threadIdx.x == 0) S.progress->status = MAPUOT_BAD_ARGUMENT;
         return;
     }
-    if (!safe) {
+    if (!safe.is) {
         balance_rows(S, T);
         grid_barrier(counter, ended);
         balance_columns(S, T);
         grid_barrier(counter, ended);
     }
-    set_sides(S, T, safe, least);
-    if (!safe) grid_barrier(counter, ended);
-    build(S, T, gridDim.x > 1 ? gridDim.x - 1 : 1, safe, least); // while the last one does what no other can share
+    set_sides(S, T, safe);
+    if (!safe.is) grid_barrier(counter, ended);
+    build(S, T, gridDim.x > 1 ? gridDim.x - 1 : 1, safe); // while the last one does what no other can share
     if (last) set_progress(S, T, safe, M, of_warps);
 }
 
-// An answer: status, passes and range; the trace; log u, log v and the marginals.  Elsewhere, for what is drawn from the plan:
-// its exponents and the marginal of its rows.
+// An answer, of this half of progress: status, passes and range; the trace; log u, log v and the marginals.  Elsewhere, for
+// what is drawn from the plan: its exponents and the marginal of its rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    tell(const __grid_constant__ State S, const __grid_constant__ Plain T, double *out, double *exponents) {
-    const Progress &p = *S.progress;
+    tell(const __grid_constant__ State S, const __grid_constant__ Plain T, int parity, double *out, double *exponents) {
+    const Progress &p = S.progress[parity];
     const Seen &M = ((const Seen *)T.range)[BLOCKS];
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     if (own == 0) {

@@ -97,6 +97,12 @@ class ColumnsNewton(Newton):
         stat.error = float(self.record.error)
         return found
 
+    def together(self, plan: Any, found: float, tol: float, log_v: F64) -> str:
+        """Find the step of one potential from a pass with the error ``found``, by products of its plan."""
+        self.record.symmetric, self.record.least = True, 0.0
+        marginal = host(plan.apply(np.ones(len(log_v))))
+        return self.solve(found, tol, log_v, marginal, lambda d: -host(plan.apply(d)))
+
     def step_of_plan(self, workspace: Workspace, backend: Any, stat: Stats, tol: float) -> str:
         """Find the step where a workspace makes no products: by those of its plan, made from M.
 
@@ -106,8 +112,7 @@ class ColumnsNewton(Newton):
         (m, n), rows, ranks = problem.shape, problem.rows, problem.ranks
         log_u, log_v = (np.asarray(backend.to_numpy(x)) for x in workspace.potentials())
         if workspace.options.symmetric:
-            plan = backend.PlanStream(problem, log_u, log_v, threads)
-            return self.solve(stat.error, tol, log_v, host(plan.apply(np.ones(n))), lambda d: -host(plan.apply(d)))
+            return self.together(backend.PlanStream(problem, log_u, log_v, threads), stat.error, tol, log_v)
         own = backend.PlanStream(problem, log_u, log_v, threads).apply(np.ones(n))
         r, xp = host(own), namespace(own)
         fi = 1 / (1 + problem.reg / rows.rho)

@@ -56,7 +56,7 @@ STATS = COMMON["mapuot_stats"]
 # of mapuot_status, in order
 STATUS = (*STATUSES[:6], "running")
 ABSORB, COARSE = 2, 6  # its members that a workspace answers itself; after "coarse" the passes go on
-CONVERGED, STALLED = 1, 3  # its members at which the kernels of a GPU rest
+RUNNING, CONVERGED, STALLED = 0, 1, 3  # others: the kernels of a GPU rest at the last two
 
 
 def told(table: Any, first: int) -> list[Stats]:

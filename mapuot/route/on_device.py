@@ -1,12 +1,14 @@
 """Solve a plain problem on a GPU by one call of the backend, or make its Problem with the few checks that it needs.
 
-Plain: an array on the device, masses in floating point or none, KL or balanced sides of one reg_m each, c = a b^T.
+Plain: an array on the device or points there whose matrix is formed, masses in floating point or none, KL or balanced
+sides of one reg_m each, c = a b^T.
 What is odd goes through problem/validate.py, which names what is wrong. `attempt` carries out the one stage
 (route/stages.py) of a problem that needs no other, by the same passes; `one_call` lets it go on while the host does.
 What that call finds odd, or cannot finish, becomes a Problem (`plain_problem`) and is solved anew by all stages.
 Twin: route/plain.py.
 """
 
+import dataclasses
 import functools
 import math
 import time
@@ -19,14 +21,20 @@ import numpy as np
 
 from ..answer.draw import row_shares
 from ..backends import Options, host, namespace, pick
+from ..backends.newton import HOLDS, ColumnsNewton, misses
 from ..backends.operator import parts_of
 from ..cached import cached_property
-from ..problem.cost import Dense
+from ..problem.clouds import PointCloud
+from ..problem.cost import Dense, cost_of
+from ..problem.kinds import formed
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import MASS_TOLERANCE, moves_little
 from .plain import LazyResult, number, penalties_of, settings, side_of
-from .stages import SCALING_BELOW
+from .stages import FORMED, TOGETHER, in_words, newton_words
+
+MOST_SPREAD = 1e3  # range(M) / reg up to which no larger reg is worth its 4 ms here: it saves up to 10 passes of .03 ms
+MET = 0.3  # of tol, to which hard columns of one potential are met before Newton's step, which cannot be made twice
 
 
 class Posed(NamedTuple):
@@ -53,9 +61,7 @@ def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ..
     ``arguments``: what `settings` in plain.py takes.
     """
     reg, rho = number(reg), penalties_of(reg_m)
-    if namespace(M) is np or rho is None or not 0 < reg < math.inf:
-        return None
-    if M.ndim != 2 or M.dtype.char not in "fd" or not (M.flags.c_contiguous and M.size):
+    if rho is None or not 0 < reg < math.inf or not is_readable(M):
         return None
     try:
         options = settings(*arguments, where=("auto", "cuda"))
@@ -67,22 +73,41 @@ def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ..
     if rho[0] == rho[1] == math.inf and abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass:
         return None
     backend = whole()[0]
-    return Posed(backend, Dense(backend.asarray(M)), rows, cols, reg, options)
+    if type(M) is not PointCloud:
+        return Posed(backend, Dense(backend.asarray(M)), rows, cols, reg, options)
+    cost = formed(cost_of(M), backend)
+    if cost.cloud.alone and options.memory and rows.alike(cols):
+        options = dataclasses.replace(options, symmetric=True)
+    return None if cost is cost.cloud else Posed(backend, cost, rows, cols, reg, options)
+
+
+def is_readable(M: Any) -> bool:
+    """Tell whether M is an array on a device, or points there whose costs round by p x + q, x the largest of them."""
+    if type(M) is not PointCloud:
+        return namespace(M) is not np and M.ndim == 2 and M.dtype.char in "fd" and M.flags.c_contiguous and M.size > 0
+    cloud = cost_of(M)
+    return bool(M.ndim == 2 and cloud.here and cloud.plain and cloud.core[0].degree > 0)
 
 
 def begin(problem: Posed, most: int) -> "Callable[[], DeviceResult | None]":
     """Launch a solve of at most so many passes; what is returned waits for it, and tells None: it needs more."""
     backend, cost, rows, cols, reg, options = problem
     begun = time.perf_counter()
-    if cols.penalty == "balanced" or not options.memory or backend.quicker_turned(cost):
+    one = options.symmetric
+    if (cols.penalty == "balanced" and not one) or not options.memory or backend.quicker_turned(cost):
         return nothing  # columns are met by turning them into rows, or by Newton's step
-    sent = whole()[1].begin(cost.array, rows, cols, reg, options, most, 1 / SCALING_BELOW)
+    most, spread = (min(most, TOGETHER), math.inf) if one else (most, MOST_SPREAD)
+    least, passes = cost.error(0.0), options
+    if cols.penalty == "balanced":
+        passes = dataclasses.replace(options, tol=MET * options.tol)
+    sent = whole()[1].begin(cost.array, rows, cols, reg, passes, most, spread, (cost.error(1.0) - least, least))
 
     def answer() -> "DeviceResult | None":
         found = sent and sent.told()
         if found is None or moves_little(found.mass, rows.mass, cols.mass):  # a ScalingWarning is due
             return None
-        return DeviceResult(problem, found, begun)
+        result = DeviceResult(problem, found, begun)
+        return result if result.meets(cost.array) else None
 
     return answer
 
@@ -128,10 +153,21 @@ class DeviceResult(LazyResult):
     """The `Result` of a problem that one call has solved on a device, where the exponents of its plan stay."""
 
     status = "converged"
+    products = 0  # of Newton's step
 
     def __init__(self, problem: Posed, found: Any, begun: float) -> None:
-        super().__init__(problem.backend, problem.cost, found, problem.options, begun)
-        self._posed = problem
+        cost = problem.cost.cloud or problem.cost  # whose plan is made of the points
+        super().__init__(problem.backend, cost, found, problem.options, begun)
+        self._posed = problem._replace(cost=cost)
+
+    def meets(self, M: Any) -> bool:
+        """Certify what columns of one potential miss by Newton's step; tell whether the answer holds."""
+        if not misses(self.problem):
+            return True
+        newton, last = ColumnsNewton(self.problem), self.trace[-1]
+        verdict = newton.together(self._of(Dense(M)), last.error, self.options.tol, self.log_v)
+        last.error, self.products = float(newton.record.error), newton.products
+        return verdict == HOLDS
 
     @cached_property
     def problem(self) -> Problem:  # type: ignore[override]
@@ -140,10 +176,12 @@ class DeviceResult(LazyResult):
 
     @cached_property
     def how(self) -> str:  # type: ignore[override]
-        return f"{self.options.precision} tiles on a GPU, persistent"
+        reads, one = f"{self.options.precision} tiles on a GPU", self.options.symmetric
+        more = [FORMED] * (self._cost.cloud is not None) + ["one potential"] * one + newton_words(self.products)
+        return in_words(f"{reads}, {'portable' if one else 'persistent'}", 0, *more)
 
     def _pairs(self, size: int, rng: np.random.Generator, method: str) -> tuple[Any, Any]:
-        if method == "rows":
+        if method == "rows" or self._cost.cloud is not None:
             return super()._pairs(size, rng, method)
         given = self._found.exponents
         if method == "independent":  # numbers that the device makes of a seed need no transfer
@@ -153,9 +191,13 @@ class DeviceResult(LazyResult):
         return self._new_stream().draw_by(given[sum(self._cost.shape) :], *shares)  # type: ignore[no-any-return]
 
     def _new_stream(self) -> Any:
-        m, n = self._cost.shape
+        return self._of(self._cost)
+
+    def _of(self, cost: Any) -> Any:
+        """Return the plan, made from this cost."""
+        m, n = cost.shape
         alpha, beta = self._found.exponents[:m], self._found.exponents[m : m + n]
-        return self._backend.operator_of(*parts_of(self.problem), self._threads).take(alpha, beta)
+        return self._backend.operator_of(cost, *parts_of(self.problem)[1:], self._threads).take(alpha, beta)
 
 
 FEW_POINTS = 1 << 14  # of a side that is kept for later calls: with more points a solve takes long anyway

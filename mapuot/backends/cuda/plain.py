@@ -1,8 +1,9 @@
 """Plain problems solved whole on a device: the host sends one record, and reads one when the passes have ended.
 
-Four launches, of which none waits for the host: ``begin`` (src_cuda/plain.cu) finds the range of M, builds K and sets
-the state before the first pass; the passes are those of `Iterate`; ``tell`` leaves the answer in memory of the host.
-What belongs to the sides, reg and the options is kept for the next call, but not K. Twin: backends/cpu/plain.py.
+Launches of which none waits for the host: ``begin`` (src_cuda/plain.cu) finds the range of M, builds K and sets the
+state before the first pass; the passes are those of `Iterate`; ``tell`` leaves the answer in memory of the host. Of
+one potential, whose passes are launches, there are TOGETHER_AT_ONCE between two looks at it. What belongs to the sides,
+reg and the options is kept for the next call, but not K. Twin: backends/cpu/plain.py.
 """
 
 from collections import OrderedDict
@@ -14,17 +15,19 @@ import numpy as np
 
 from ...problem.cost import Dense
 from ...problem.metrics import METRICS
+from ...problem.points import AUTO_ENTRIES
 from ...problem.problem import EXPONENT_ROUNDING, VANISHING, Problem
 from ...problem.side import Side
 from ..contract import MEMORY, Options
-from ..records import CONVERGED, STATS
+from ..records import CONVERGED, RUNNING, STATS
 from .arrays import COSTS, on_device, pinned
 from .kernels import BLOCKS, PLAIN, POSTS, STORES, THREADS, Job, by_value, kernel
 from .launch import BOTH, TRACE_PASSES, Launch, device_limits, switches
 from .stream import stream, view_of
 from .workspace import IDLE_WORDS, MOST_IDLE, QUICK_PASSES, SAFE_SPREAD, DeviceWorkspace
 
-MOST_ENTRIES = 1 << 24  # of M: a larger one takes longer than what the host does before and after
+MOST_ENTRIES = AUTO_ENTRIES  # of M: a larger one takes longer than what the host does before and after
+TOGETHER_AT_ONCE = 8  # passes of one potential from one look to the next: most solves take 5 to 10
 BLOCK_ENTRIES = 1 << 11  # of M that a block of ``begin`` looks at at least: a smaller grid meets sooner
 HEAD = 8  # words of an answer before its trace
 TOLD = HEAD + TRACE_PASSES * STATS.itemsize // 8  # and before log u, log v and the marginals
@@ -74,12 +77,17 @@ class Sent:
         self.ended = cp.cuda.Event(disable_timing=True)
         self.ended.record()
 
+    @property
+    def status(self) -> int:
+        """Wait for the status."""
+        self.ended.synchronize()
+        return int(self.numbers[0])
+
     def told(self) -> Told | None:
         """Wait for the answer; None where the problem is not plain, or not solved yet."""
-        self.ended.synchronize()
-        status, passes, low, high = self.numbers[:4].tolist()
-        if status != CONVERGED:
+        if self.status != CONVERGED:
             return None
+        passes, low, high = self.numbers[1:4].tolist()
         trace = self.numbers[HEAD : HEAD + int(passes) * STATS.itemsize // 8]
         mass = float(trace[MASS - TRACED])
         return Told(self.numbers[TOLD:], self.exponents, trace.tobytes(), mass, (low, high), self.prepared)
@@ -104,12 +112,13 @@ class Prepared:
         self.sides, self.reg = (rows, cols), reg  # whose ids a key names: they stay what they are
         problem = Problem(Dense(M), rows, cols, reg, "product", 0.0, 0.0, False, rows.mass * cols.mass)
         workspace = DeviceWorkspace(problem, options, beside=jobs(M.dtype, options.precision))
-        self.fits = not workspace.some and workspace.launch.persistent and workspace.lies.size <= IDLE_WORDS
+        fits = workspace.launch.persistent or options.symmetric
+        self.fits = fits and not workspace.some and workspace.lies.size <= IDLE_WORDS
         if not self.fits:
             return
         workspace.absorb(np.zeros(M.shape[1]))  # of a range 0: what depends on M, ``begin`` makes anew
-        coarse = workspace.coarse  # which takes as long as so many passes, before it is of use
-        self.most = np.int32(min(most, QUICK_PASSES, coarse.due if coarse.wanted else most))
+        coarse = workspace.coarse  # which takes as long as ``due`` passes, and as long again before it is of use
+        self.most = np.int32(min(most, QUICK_PASSES, 2 * coarse.due if coarse.wanted else most))
         self.fill(workspace, problem, spread)
         self.K = (M.shape[0], workspace.ld), workspace.operator.K.dtype
         workspace.close()
@@ -125,12 +134,14 @@ class Prepared:
         self.start = cp.asarray(np.frombuffer(workspace.progress.tobytes(), np.float64))
         self.beside = cp.zeros(4 * (BLOCKS + 1) + n)
         self.record = np.zeros((), PLAIN)
-        arrays, soft = workspace.arrays, float((rows.soft_rho * rows.weight).sum())
+        symmetric = workspace.options.symmetric
+        arrays, soft = workspace.arrays, 0.0 if symmetric else float((rows.soft_rho * rows.weight).sum())
         addresses = {"alpha": arrays["alpha"], "beta": arrays["beta"], "log_a": self.logs[0], "log_b": self.logs[1]}
         addresses |= {"range": self.beside, "tops": self.beside[4 * (BLOCKS + 1) :], "start": self.start}
         numbers = {"safe_spread": SAFE_SPREAD, "most_spread": spread, "log_size": rows.log_size + cols.log_size}
         numbers |= {"rounding": EXPONENT_ROUNDING, "vanishing": VANISHING, "mass": cols.mass}
-        numbers |= {"dual_constant": workspace.dual_constants()[0] + soft, "alike": problem.alike and m == n}
+        numbers |= {"dual_constant": workspace.dual_constants()[0] + soft}
+        numbers |= {"alike": problem.alike and m == n and not symmetric}
         numbers["posts"] = POSTS if launch.memory > MEMORY[0] else FEW_POSTS
         for name, value in ({k: x.data.ptr for k, x in addresses.items()} | numbers).items():
             self.record[name] = value
@@ -146,7 +157,7 @@ class Prepared:
             if one is not None:
                 words = records[0], *map(np.int32, (one.slots, one.kept, 0)), self.most, np.int32(BOTH)
                 self.launches.append((Launch(one.run, one.shared, words, True), one.parts))
-        self.tell = Launch(tell, 0, (*records, None, None)), max(1, min(processors, (m + n) // THREADS))
+        self.tell = Launch(tell, 0, (*records, None, None, None)), max(1, min(processors, (m + n) // THREADS))
         self.view, nothing = np.frombuffer(bytearray(view_of(M, None, None, None, self.reg)), np.uint64), np.uint64(0)
         words = self.view, None, nothing, nothing, None, None, np.int64(0), None, None
         self.draw = Launch(stream("draw", M, None), 0, words)
@@ -162,19 +173,28 @@ class Prepared:
             self.draw(-(-size // 8), 256, cp.cuda.get_current_stream().ptr, *given)
         return pairs[0], pairs[1]
 
-    def __call__(self, M: Any, on: int) -> Sent | None:
-        """Launch a solve on this stream; None where it has no room."""
+    def __call__(self, M: Any, on: int, rounding: tuple[float, float]) -> Sent | None:
+        """Launch a solve on this stream, of one potential to its end; None where it has no room."""
         m, n = self.shape
         try:
             K, exponents, numbers = cp.empty(*self.K), cp.empty(2 * m + n), pinned(self.words)
         except MemoryError:  # the ordinary way may find room in a coarser storage
             return None
         self.state["kernel"], self.record["M"] = K.data.ptr, M.data.ptr
+        self.record["cost_rate"], self.record["cost_rest"] = rounding
+        of, passes, (tell, parts) = self.workspace.launch, 0, self.tell
+        of.parity = 0
         for launch, blocks in self.launches:
             launch(blocks, THREADS, on)
-        tell, blocks = self.tell
-        tell(blocks, THREADS, on, numbers.__array_interface__["data"][0], exponents.data.ptr)
-        return Sent(self, numbers, exponents)
+        while True:
+            if not of.persistent:
+                count = min(TOGETHER_AT_ONCE, int(self.most) - passes)
+                of.passes(count)
+                passes += count
+            tell(parts, THREADS, on, of.parity, numbers.__array_interface__["data"][0], exponents.data.ptr)
+            sent = Sent(self, numbers, exponents)
+            if of.persistent or passes >= self.most or sent.status != RUNNING:
+                return sent
 
 
 VIEWED = [2, 8, 9]  # words of a View: M, alpha and beta
@@ -190,11 +210,13 @@ def is_even(side: Side) -> bool:
 
 
 def begin(
-    M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float
+    M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float,
+    rounding: tuple[float, float] = (0.0, 0.0),
 ) -> Sent | None:  # fmt: skip
     """Launch a solve of a C-contiguous array on the device; None: it is not plain after all, or came once.
 
-    ``most``: passes; ``spread``: range(M) / reg above which larger regs come first.
+    ``most``: passes; ``spread``: range(M) / reg above which larger regs come first; ``rounding``: (p, q), where that of
+    a cost is p x + q at most, x the largest one.
     """
     if M.size > MOST_ENTRIES or M.data.ptr % ALIGNED:
         return None
@@ -208,7 +230,7 @@ def begin(
                 SEEN.popitem(last=False)
             return None
         prepared = Prepared(M, rows, cols, reg, options, most, spread)
-    sent = prepared(M, here[1]) if prepared.fits else None
+    sent = prepared(M, here[1], rounding) if prepared.fits else None
     KEPT[key] = prepared
     if len(KEPT) > MOST_IDLE:
         KEPT.popitem(last=False)
