@@ -87,7 +87,7 @@ class Coarse:
     """
 
     step: float = STEP
-    most, labels, every, look = MOST_CLUSTERS, LABELS, EVERY, LOOK  # a device has others: cuda/coarse.py
+    most, labels, every, look, sharp = MOST_CLUSTERS, LABELS, EVERY, LOOK, SHARP  # a device has others: cuda/coarse.py
 
     def __init__(self, workspace: Any, problem: Problem, memory: int) -> None:
         self.workspace, self.problem = weakref.proxy(workspace), problem  # in a cycle M would stay until it is found
@@ -102,7 +102,7 @@ class Coarse:
             total = int(problem.rows.ranks.sum(m))
             entries, size = total * n, problem.rows.ranks.size
             self.count = clusters_of(m, entries, max(1, int(min(self.most, math.sqrt(self.step * total))) // size))
-            cost = 0 if problem.spread > SHARP else self.labels * (total + n) + CALLS
+            cost = 0 if problem.spread > self.sharp else self.labels * (total + n) + CALLS
             self.due = max(FIRST, cost // max(1, entries))
             self.fi = 1 / math.prod(1 + problem.reg / rho for rho in rhos if rho is not None)
             few = min(problem.rows.ranks.sum(self.count), clusters_of(n, entries, self.most))

@@ -17,7 +17,7 @@ PASSES = coarse.FIRST + 4  # the last three are corrected
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """A first matrix after FIRST passes at any reg, of any K."""
-    monkeypatch.setattr(coarse, "SHARP", 0.0)
+    monkeypatch.setattr(coarse.Coarse, "sharp", 0.0)
     monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
 
 

@@ -61,7 +61,7 @@ def whole() -> None:
 
 def corrected() -> None:
     """20 differences and the correction by clusters, whose matrix is made and renewed on the way."""
-    coarse.LEAST_ENTRIES, coarse.SHARP, DeviceCoarse.every = 0, 0.0, 8
+    coarse.LEAST_ENTRIES, DeviceCoarse.sharp, DeviceCoarse.every = 0, 0.0, 8
     rng = np.random.default_rng(0)
     x, y = rng.random((256, 2)), rng.random((530, 2))
     M = cp.asarray(((x[:, None] - y) ** 2).sum(-1).astype(np.float32))

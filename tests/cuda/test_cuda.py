@@ -161,7 +161,7 @@ def test_deep_memory_equals_the_oracle(path):
 @pytest.fixture
 def corrected(monkeypatch):
     """A matrix after the first passes of any K and every 8 passes; what is found of each M."""
-    monkeypatch.setattr(coarse, "SHARP", 0.0)
+    monkeypatch.setattr(cuda_coarse.DeviceCoarse, "sharp", 0.0)
     monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
     device, found = cuda_coarse.DeviceCoarse, []
     find = device.find
@@ -474,7 +474,7 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, re
     monkeypatch.setenv("MAPUOT_CUDA", words)
     if shape[0] > 40:  # clusters correct its passes
         monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
-        monkeypatch.setattr(coarse, "SHARP", 0.0)
+        monkeypatch.setattr(cuda_coarse.DeviceCoarse, "sharp", 0.0)
     module, calls = (cuda.import_module(f"mapuot.backends.cuda.{name}") for name in ("workspace", "plain"))
     M, *masses = map(cp.asarray, cost(*shape, 2))
     monkeypatch.setattr(calls, "ONCE", False)
