@@ -148,16 +148,15 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     }
 }
 
-// out_i of the parts that `count` sums or maxima have, one behind the other; LARGER: or what it is already.  factor: null, or
-// what each is multiplied with.
+// out_i of the parts that `count` sums or maxima have, one behind the other; LARGER: or what it is already.
 enum { SUM, LARGEST, LARGER };
 extern "C" __global__ void __launch_bounds__(256)
-    join_parts(const double *part, int64_t count, int parts, int how, const double *factor, double *out) {
+    join_parts(const double *part, int64_t count, int parts, int how, double *out) {
     const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x;
     if (i >= count) return;
     double all = how == LARGER ? fmax(out[i], part[i]) : part[i];
     for (int p = 1; p < parts; p++) all = how == SUM ? all + part[p * count + i] : fmax(all, part[p * count + i]);
-    out[i] = factor ? factor[i] * all : all;
+    out[i] = all;
 }
 
 // alpha_i = -max_j of the parts of row_max, -inf where used_i was: a row left out.  +inf: a row without pairs, whose used_i

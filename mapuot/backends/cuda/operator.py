@@ -24,21 +24,11 @@ from ..draw import runs
 from ..kernel import HOST_ENTRIES, TINY, Product
 from ..operator import BLOCK_BYTES, CostOperator
 from ..workspace import STORAGE
-from .arrays import Carrier, as_columns, free_memory, most_bytes, on_device
+from .arrays import Carrier, as_columns, free_memory, most_bytes, on_device, pinned
 from .kernels import ITEMSIZE, Strips, strips_for
 from .launch import BULK, device_limits
 from .one_read import OneRead
-from .stream import (
-    WeighedProduct,
-    apply_rows,
-    balance_rows,
-    fill_rows,
-    joined,
-    near_pairs,
-    reduce_rows,
-    stream,
-    view_of,
-)
+from .stream import apply_rows, balance_rows, fill_rows, joined, near_pairs, reduce_rows, stream, view_of
 
 FEW_COLUMNS = 4  # which a kernel multiplies a row of the plan by, as it is made
 
@@ -138,10 +128,21 @@ class DeviceOperator(CostOperator):
         return cp.zeros((self.shape[turned], X.shape[1])) if out is None else out
 
     def weighed(self, into: Any) -> Callable[[F64], F64]:
-        if not self.there or self.ranks.size > 1 or self.cost.operator != "tiles":
+        """Return products with the plan, which is formed where it has room: that takes as long as one of them."""
+        size = 8 * self.cost.size
+        if not self.there or self.ranks.size > 1 or self.cost.operator != "tiles" or size > free_memory(size):
             return super().weighed(into)
-        ((_, _, M, c),) = self.blocks()
-        return WeighedProduct(M, c, self.alpha, self.beta, self.reg, into)
+        ((_, _, M, c),), (m, n) = self.blocks(), self.shape
+        P, d, sent, found = cp.empty((m, n)), cp.empty(n), pinned(n), pinned(n)
+        fill_rows(P, "float64", M, c, self.alpha, self.beta, self.reg)
+
+        def product(x: F64) -> F64:
+            """Return one product, in memory that the next one overwrites."""
+            sent[:] = x
+            d.set(sent, stream=cp.cuda.get_current_stream())
+            return ((into * (P @ d)) @ P).get(out=found)  # type: ignore[no-any-return]
+
+        return product
 
     def own_sums(self) -> tuple[float, F64, F64]:
         (m, n), reg = self.shape, self.reg

@@ -10,14 +10,13 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from ...penalties import F64
 from ...problem.cost import Dense
 from ...problem.mask import Masked
 from ..contract import any_of
 from ..cpu.operator import extrema as extrema_on_host
 from ..cpu.operator import is_symmetric as on_host
 from ..records import put
-from .arrays import Carrier, most_bytes, pinned
+from .arrays import Carrier, most_bytes
 from .kernels import STORES, VIEW, Job, by_value, kernel
 
 VIEW_WORDS = struct.Struct("2q2Q4q2Qd6q")  # of VIEW
@@ -98,7 +97,7 @@ def joined(function: str, found: Any, out: Any = None, more: bool = False) -> An
     how = 0 if function != "row_max" else 2 if more else 1
     run, count = kernel("stream.cu", "join_parts", **PLAIN), out.size
     sizes = np.int64(count), np.int32(len(found)), np.int32(how)
-    run((-(-count // 256),), (256,), (found, *sizes, np.uint64(0), out))
+    run((-(-count // 256),), (256,), (found, *sizes, out))
     return out
 
 
@@ -139,38 +138,3 @@ def near_pairs(M: Any, c: Any, exponents: tuple[Any, Any, float], least: float, 
     data, column = cp.empty(size), cp.empty(size, np.int32)
     run(grid, (256,), (view, np.float64(least), start, column, data))
     return data, column, start[:: grid[1]].copy()
-
-
-class WeighedProduct:
-    """Products d -> P^T (into * P d) of a matrix on the device: a copy there, four launches and one wait for each."""
-
-    def __init__(self, M: Any, c: Any, alpha: Any, beta: Any, reg: float, into: Any) -> None:
-        """``into``: m factors, on the device as alpha and beta are."""
-        (m, n), turned = M.shape, None if c is None else c.T
-        self.held = M, c, alpha, beta, into
-        self.joins = kernel("stream.cu", "join_parts", **PLAIN)
-        self.d, self.sent, self.found = cp.empty(n), pinned(n), pinned(n)
-        middle, there = cp.empty(m), np.uint64(self.found.__array_interface__["data"][0])
-        self.halves = (
-            self.half(M, c, alpha, beta, reg, self.d, into, middle),
-            self.half(M.T, turned, beta, alpha, reg, middle, np.uint64(0), there),
-        )
-
-    @staticmethod
-    def half(M: Any, c: Any, alpha: Any, beta: Any, reg: float, X: Any, factor: Any, out: Any) -> tuple[Any, ...]:
-        """Return one product: its kernel, grid and words, and the words that join its parts."""
-        grid, rows = parts(*M.shape), len(M)
-        found = cp.empty((grid[1], rows))
-        words = view_of(M, c, alpha, beta, reg), X, np.int64(1), np.int64(0), found
-        return stream("apply", M, c), grid, words, (found, np.int64(rows), np.int32(grid[1]), np.int32(0), factor, out)
-
-    def __call__(self, d: F64) -> F64:
-        """Return one product, in memory that the next one overwrites."""
-        self.sent[:] = d
-        self.d.set(self.sent, stream=cp.cuda.get_current_stream())
-        for run, grid, words, join in self.halves:
-            run(grid, (256,), words)
-            self.joins((-(-int(join[1]) // 256),), (256,), join)
-        cp.cuda.get_current_stream().synchronize()
-        out: F64 = self.found
-        return out
