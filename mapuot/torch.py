@@ -703,8 +703,9 @@ class _Samples(torch.autograd.Function):
     def forward(x: Any, y: Any, a: Any, b: Any, loss: Any, rows: Measure, cols: Measure) -> Any:
         rows, cols = rows._replace(points=x, masses=a), cols._replace(points=y, masses=b)
         with stream_of(x.device):
-            if rows.starts is not None and x.is_cuda:  # read once, for all three problems
-                rows, cols = (z._replace(points=array_of(z.points), masses=array_of(z.masses)) for z in (rows, cols))
+            if x.is_cuda:  # read once, for all three problems; of one the masses are the host's
+                there = array_of if rows.starts is not None else lambda z: host(array_of(z))
+                rows, cols = (z._replace(points=array_of(z.points), masses=there(z.masses)) for z in (rows, cols))
             solved = loss.solved(rows, cols)
             value, *alone = (host(dual_value(result)) for result in solved)
         value = value + loss.constant(*total_masses(solved[0])) - 0.5 * sum(alone)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends import host
 from ..errors import ConvergenceWarning, warn
 from ..penalties import F64
 from ..problem.validate import as_array, as_count, as_positive, check_kind
@@ -54,7 +55,7 @@ def product(
 ) -> F64:  # fmt: skip
     """Return H w for costs slope / 2 |x - y|^2; ``both``: y is x and moves with it, so that P^T is P."""
     reg, (r, s), along = result.problem.reg, (result.row_marginal, result.col_marginal), (x * w).sum(1)
-    gradient = smooth_slope(result, result.problem.cost.cloud, True)
+    gradient = host(smooth_slope(result, result.problem.cost.cloud, True))
     moved = result.apply_transpose(np.column_stack([w, along]))
     rows, cols = (gradient * w).sum(1), slope * (moved[:, -1] - (y * moved[:, :-1]).sum(1))
     if both:

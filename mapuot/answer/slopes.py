@@ -48,10 +48,10 @@ def gradient(result: Any) -> Gradient:
         return Gradient(x, y, a, b, np.array(errors) * result.mass)
     cloud = check(result)
     if result.problem.unlike(result._backend) is None:  # the optimal plan is symmetric
-        x = point_slope(result, True)
+        x = host(point_slope(result, True))
         y = x.copy()
     elif cloud.core[0].degree == 2 or cloud.core[0].inner:
-        x, y = (point_slope(result, rows) for rows in (True, False))
+        x, y = (host(point_slope(result, rows)) for rows in (True, False))
     else:
         x, y = block_slopes(result, cloud)
     error = slope_error(cloud, result.error_bound, result.problem.M_max) * result.mass
@@ -140,7 +140,7 @@ def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
         for table, slope, end, places, rows in zip(out, one, ends, clouds.places, (True, False), strict=True):
             if table is not None:
                 part = table[end[i] - places.count[i] : end[i]]
-                part[:] = chained(clouds.of(i), part, rows) if slope is None else slope
+                part[:] = chained(clouds.of(i), part, rows) if slope is None else host(slope)
     return out
 
 
@@ -151,11 +151,12 @@ def plan_exponents(p: Any, result: Any) -> list[Any]:
         return [xp.where(xp.isfinite(x), x + xp.log(w), -np.inf) for x, w in sides]
 
 
-def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> F64:
-    """Return the slopes of scale |x - y|^2 by the core's coordinates: 2 scale (r x - P y) of the rows."""
+def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> Any:
+    """Return the slopes of scale |x - y|^2 by the core's coordinates, where these lie: 2 scale (r x - P y), of rows."""
     x, y = centred(cloud)
     here, moved = (x, result.apply(with_ones(y))) if rows else (y, result.apply_transpose(with_ones(x)))
-    return np.asarray(2 * cloud.core[1] * (moved[:, -1:] * here - moved[:, :-1]))
+    moved = namespace(here).asarray(moved)
+    return 2 * cloud.core[1] * (moved[:, -1:] * here - moved[:, :-1])
 
 
 def inner_slope(result: Any, cloud: PointCosts, rows: bool) -> F64:
@@ -165,17 +166,22 @@ def inner_slope(result: Any, cloud: PointCosts, rows: bool) -> F64:
     return np.asarray(-cloud.scale * w * moved)
 
 
-def centred(cloud: PointCosts) -> tuple[F64, F64]:
+def centred(cloud: PointCosts) -> tuple[Any, Any]:
     """Return both clouds around the origin, as the core has them: r x - P y loses digits of x - y far away from it."""
     if cloud.core[0].unit:
         return cloud.rows, cloud.targets
+    if cloud.here:
+        rows, columns = cloud.here
+        centre = rows.mean(0)
+        return rows - centre, columns[:, : cloud.shape[1]].T - centre
     centre, factor = cloud.x.mean(0), 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
     return (cloud.x - centre) * factor, (cloud.y - centre) * factor
 
 
-def with_ones(points: F64) -> F64:
+def with_ones(points: Any) -> Any:
     """Add a column of ones to the points, so that one product of the plan gives its marginal, too."""
-    return np.column_stack([points, np.ones(len(points))])
+    xp, n = namespace(points), len(points)
+    return xp.concatenate([points, xp.ones((n, 1))], axis=1)
 
 
 def block_slopes(result: Any, cloud: PointCosts) -> tuple[F64, F64]:
@@ -203,6 +209,8 @@ def block_slopes(result: Any, cloud: PointCosts) -> tuple[F64, F64]:
 
 def chained(cloud: PointCosts, slope: F64, rows: bool) -> F64:
     """Turn a derivative of squared distances by the core's coordinates into one by the caller's."""
+    if cloud.plain:
+        return slope
     points, scaled = (cloud.x, cloud.rows) if rows else (cloud.y, cloud.columns[:, : len(slope)].T)
     factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
     if cloud.core[0].unit:

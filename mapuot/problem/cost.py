@@ -240,8 +240,12 @@ class Dense(Cost):
         return self._array if i1 - i0 == self.shape[0] else self._array[i0:i1]
 
     def at(self, row: Any, column: Any) -> Any:
-        """Return these entries."""
-        return host(self._array[row, column])
+        """Return these entries; on a device whole rows or columns, where few: by both indices CuPy takes .4 ms."""
+        few, axis = (column, 1) if np.size(column) < np.size(row) else (row, 0)
+        if self.xp is np or np.size(few) > LANDMARKS:
+            return host(self._array[row, column])
+        lines, place = host(self._array.take(np.ravel(few), axis)), np.arange(np.size(few)).reshape(np.shape(few))
+        return lines[row, place] if axis else lines[place, column]
 
     def landmarks(self) -> tuple[Any, Any]:
         rows, columns = some_of(self.shape)
