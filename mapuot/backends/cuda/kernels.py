@@ -34,6 +34,8 @@ ITEMSIZE = {"float64": 8, "float32": 4}
 THREADS, SCALARS, BLOCKS = 512, 7, 256
 # options of points.cuh for kernels that look at no coordinates
 ANY_POINTS = {"FORM": 0, "DIM": 1, "KEPT": 0, "QUICK": 0, "TOPS": 0, "MASKED": 0, "SPLIT": 1, "POINT_BLOCKS": 1}
+ANY_POINTS |= {"HALVED": 1}  # one kernel more, of a pass over half of the pairs
+ANY_SIDES = {"KL_ROWS": 1, "KL_COLS": 1, "MEMORY": MEMORY[0]}  # and for sums between points, which know no penalty
 MAX_SLOTS, MAIL = 32, 16  # slots of a ring; where rows are spread, as many as steps that a mailbox holds
 POSTS, CLUSTERS = 128, 64  # numbers that a block posts at most; clusters of a coarse correction
 SPREAD_COLUMNS = 32768  # rows wider than this are spread
@@ -231,11 +233,14 @@ def ring_job(job: Job) -> Job:
 def portable_jobs(options: dict[str, int], sums: str, *others: str) -> list[Job]:
     """The kernels of portable.cu with these options, and the finish of their passes.
 
-    Between points ``sums`` alone depends on the metric, the dimension and the pairs: others are compiled for all.
+    Between points ``sums`` alone depends on the metric, the dimension and the pairs, and not on the penalties: it is
+    compiled for all of these, and the others for all of those.
     """
-    every = options if "POINTS" not in options else {k: x for k, x in options.items() if k != "DEPTH"} | ANY_POINTS
+    own = every = options
+    if "POINTS" in options:
+        own, every = options | ANY_SIDES, {k: x for k, x in options.items() if k != "DEPTH"} | ANY_POINTS
     finish = finish_job(options)
-    jobs = [("portable.cu", sums, options), *(("portable.cu", name, every) for name in others)]
+    jobs = [("portable.cu", sums, own), *(("portable.cu", name, every) for name in others)]
     return [*jobs, finish, ring_job(finish)]
 
 
