@@ -180,7 +180,7 @@ def test_kernels_hold_their_registers(name, cuda, arch):
 
 def test_no_kernel_is_forgotten():
     texts = [path.read_text() for path in kernels.SOURCE.glob("*.cu*")]
-    kernel = r'extern "C" __global__[^;{]*?(\w+)\((?:const|int|real) '
+    kernel = r'extern "C" __global__[^;{]*?(\w+)\((?:const|int|int64_t|real) '
     there = {name for text in texts for name in re.findall(kernel, text)}
     assert there == {name for _, _, limits in CASES.values() for name in limits}
 
