@@ -179,7 +179,8 @@ class _Slope(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, place: int, grad: Tensor, name: Tensor, *inputs: Tensor) -> Tensor:
         with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.mapuot.slope(grad, name, list(inputs), place)  # type: ignore[no-any-return]
+            found: Tensor = torch.ops.mapuot.slope(grad, name, list(inputs), place)
+        return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
