@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 from judge import Claim, claim_of, claim_over_ranks
 from oracle import spread
-from over_ranks import Job
+from over_ranks import Job, own_points
 from scipy import sparse
 
 import mapuot
@@ -31,9 +31,9 @@ PATHS = (
     "cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids", "sparse batch", "truncated", "self",
     "clouds", "kept",
 )  # fmt: skip
-OVER_RANKS = "ranks", "sparse ranks"  # one job each, in step
+OVER_RANKS = "ranks", "sparse ranks", "point ranks"  # one job each, in step
 NUMBERS = {  # of the generators: never renumber
-    name: k for k, name in enumerate((*PATHS[:6], OVER_RANKS[0], *PATHS[6:9], OVER_RANKS[1], *PATHS[9:]))
+    name: k for k, name in enumerate((*PATHS[:6], OVER_RANKS[0], *PATHS[6:9], OVER_RANKS[1], *PATHS[9:], OVER_RANKS[2]))
 }
 BATCHES = "batch", "sparse batch"
 MOST_PASSES = 3000
@@ -101,13 +101,14 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
     """A problem that the path can solve, and options."""
     drawn = {"points": draw_points, "grids": draw_grid}
     drawn |= dict.fromkeys(("sparse", "sparse ranks", "sparse batch"), draw_pairs)
+    drawn |= {"point ranks": lambda rng, most: draw_points(rng, most) if rng.random() < 0.5 else draw_boxes(rng)}
     drawn |= {"truncated": lambda rng, _: draw_boxes(rng), "clouds": lambda rng, _: draw_boxes(rng, uneven=True)}
     problem = drawn[how](rng, largest) if how in drawn else draw(rng, largest, plain=how == "pot")
     options = draw_options(rng)
     if how == "truncated":
         options["truncate"] = float(rng.choice([0.5, 3.0, 8.0]))
-    if how == "clouds":  # half of them by all pairs
-        skips = problem.points[2] != "wfr" and rng.random() < 0.5
+    if how in ("clouds", "point ranks"):  # half of them by all pairs
+        skips = problem.points[2] != "wfr" and str(problem.reference) == "product" and rng.random() < 0.5
         options["truncate"] = float(rng.choice([0.5, 3.0, 8.0])) if skips else None
     if how in drawn and options["method"] == "map-uot":  # there is no K to overwrite
         options["method"] = "auto"
@@ -253,9 +254,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     if trial.how in ("cold", "warm", "points", "grids", "truncated", "clouds", "kept"):
         few = {"NATS": 4.0, "MOVE": 0.0} if first.M.size % 3 == 0 else {}  # some pairs are missed at first
         keeps = {"SERIAL_ENTRIES": 0, "KEPT_BELOW": 1.0} if trial.how == "kept" else {}
-        with ExitStack() as always:
-            always.enter_context(mock.patch.multiple(boxes, WORTH=WORTH, CORRECTION=math.inf))
-            always.enter_context(mock.patch.multiple(groups, GROUPS=GROUPS, WIDE=math.inf))
+        with skipping() as always:
             if keeps:
                 always.enter_context(mock.patch.multiple(stages, **keeps))
                 always.enter_context(mock.patch.multiple(kept, MOST_SHARE=1.0, MOST_OF_LINES=math.inf, **few))
@@ -293,17 +292,29 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     return [call_pot(first, trial)]
 
 
-def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:
+def skipping() -> ExitStack:
+    """A context in which few boxes are worth their pairs, and are corrected by groups."""
+    always = ExitStack()
+    always.enter_context(mock.patch.multiple(boxes, WORTH=WORTH, CORRECTION=math.inf))
+    always.enter_context(mock.patch.multiple(groups, GROUPS=GROUPS, WIDE=math.inf))
+    return always
+
+
+def call_over_ranks(trial: Trial, comm: Any, backend: str) -> list[Claim]:
     """The claims, on rank 0, of ranks that give their own blocks; the others return an empty list."""
     job, pairs = Job(comm), trial.how == "sparse ranks"
     own = job.block(trial.problems[0], form=stored if pairs else np.asarray)
     if pairs and not isinstance(own.reference, str):
         own = own.replace(reference=sparse.csr_array(own.reference))
     i0, i1 = job.bounds(trial.problems[0].shape[0])
+    options = {"backend": backend, **trial.options}
+    if trial.problems[0].points is not None:
+        x, y, metric, scale = trial.problems[0].points
+        skips = options.pop("truncate", "auto")
+        own = own.replace(M=own_points(x, y, i0, i1, metric=metric, scale=scale, truncate=skips))
     start = None if trial.start is None else (trial.start[0][i0:i1], trial.start[1])
-    claim = claim_over_ranks(
-        own.solve(comm=comm, warm_start=start, **{"backend": "cpu", **trial.options}), comm.Get_rank()
-    )
+    with skipping():
+        claim = claim_over_ranks(own.solve(comm=comm, warm_start=start, **options), job.ranks.rank)
     return [] if claim is None else [claim]
 
 

@@ -41,7 +41,7 @@ class Runner:
         return self.comm is None or self.comm.Get_rank() == 0
 
     def claims(self, trial: Trial) -> list[Any]:
-        return call(trial, self.backend) if self.comm is None else call_over_ranks(trial, self.comm)
+        return call(trial, self.backend) if self.comm is None else call_over_ranks(trial, self.comm, self.backend)
 
     def verdict(self, trial: Trial) -> tuple[str, list[Failure], list[dict[str, float]]]:
         """("answered", "refused" or "raised", failures, figures of each problem)."""
