@@ -316,12 +316,13 @@ static int64_t near_pairs(const stream_args *args, int64_t i0, int64_t i1, doubl
     enum { GROUP = 32 }; /* most of which have no such pair */
     _Alignas(64) double x[BLOCK];
     int64_t found = 0;
+    walk w;
     panel near;
     open_panel(&near, PANEL / BLOCK, i1, args->n);
     for (int64_t i = i0; i < i1; i++) {
         const int64_t before = found;
-        for (int64_t j = 0; j < args->n; j += BLOCK) {
-            const int64_t width = args->n - j < BLOCK ? args->n - j : BLOCK;
+        for (open_walk(args, i, BLOCK, &w); next_block(&w);) {
+            const int64_t j = w.at, width = w.count;
             if (found + width > room) return -1;
             log_entries(args, i, j, width, &near, x);
             const double *M = cost_block(&args->M, i, j, width, &near);

@@ -110,6 +110,7 @@ def one_stage(
     None is returned where a stage of kept pairs was not made, since there are too many of them.
     """
     options, ratio, kept.share = stage.options(options), float(stage.reg / task.reg), 0.0
+    kept.skip = skip
     if ratio == 1.0:
         solve = kept.solve if stage.kept else functools.partial(run.run, leave=stage.leave, skip=skip)
         return solve(task, options, log_v)

@@ -1,4 +1,4 @@
-"""Kept pairs of a dense M: where reg is small, most pairs carry no mass, and passes need not read them.
+"""Kept pairs of a dense M or of points: where reg is small, most pairs carry no mass, and passes need not read them.
 
 The potentials of a larger reg tell which pairs may matter: those whose exponents at this reg are near the largest of
 their row or of their column. These pairs alone are a sparse problem (problem/sparse.py), with cheap Newton's steps. It
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.boxes import ROUGH, Iterated, Truncation
 from ..backends.contract import Options
 from ..backends.newton import misses
 from ..backends.operator import parts_of
@@ -31,6 +32,7 @@ GROWTH = 2.8  # of the pairs up to four times the nats: 2 on a line, 4 in a plan
 EVERY = 10  # passes after which the pairs are found anew
 MOST_PASSES = 1000  # of a stage: those that end took 450 at most
 RUNG_TOL = 0.1  # certified error, for these pairs, at which a larger reg has done its work
+START_TOL = 1.0  # certified error of passes that skip pairs of points, from which on these pairs serve
 ROUNDS = 3  # passes over all pairs that may leave the answer to another search
 
 
@@ -39,6 +41,7 @@ class KeptPairs:
 
     def __init__(self, run: Run, threads: int | None) -> None:
         self.run, self.threads = run, threads
+        self.skip: Truncation | None = None  # the pairs of points that are never looked at, in the stage under way
         self.task: Problem | None = None  # of the pairs that were kept last
         self.share = 0.0  # of all pairs, at the beginning of the last stage
         self.largest = math.inf  # reg that may have few enough
@@ -52,6 +55,9 @@ class KeptPairs:
             self.share = self.share if made else pairs.size / task.size
             made, run.limit = True, min(most, run.n_passes + EVERY)
             log_v = run.run(pairs, own, log_v)
+            if self.skip and run.trace[-1].error < 1:
+                self.skip.state = Iterated(*run.potentials, *run.marginals)
+                self.skip.known, self.skip.rough = True, run.trace[-1].error > ROUGH
             if run.status in ("converged", "cancelled", *FAILED):
                 break
         run.limit = limit
@@ -65,27 +71,45 @@ class KeptPairs:
         run, answer = self.run, None
         inner = dataclasses.replace(options, tol=INNER * options.tol)
         exact = dataclasses.replace(options, precision="float64" if misses(task) else "made")
-        for _ in range(ROUNDS):
+        if self.skip:
+            if self.skip.correct or self.are_many(task, column_exponents(task, log_v), NATS):
+                return None
+            log_v = self.approach(task, options, log_v)
+        for _ in range(ROUNDS if run.status != "cancelled" else 0):
             found = self.passes(task, inner, log_v if answer is None else answer)
             answer = answer if found is None else found
             if found is None or run.status == "cancelled":
                 break
-            answer = run.run(task, exact, found, leave=options.tol)
+            answer = run.run(task, exact, found, leave=options.tol, skip=self.skip)
             if run.status != "running":
                 break
-        return log_v if answer is not None and run.trace[-1].error > WARM_ERROR else answer
+        if answer is None:
+            return log_v if self.skip else None
+        return log_v if run.trace[-1].error > WARM_ERROR else answer
+
+    def approach(self, task: Problem, options: Options, log_v: F64) -> F64:
+        """Make passes that skip pairs of points, up to where kept ones serve: groups are off by hundreds of nats."""
+        run, skip = self.run, self.skip
+        assert skip
+        asked = skip.tol, skip.tol_gap
+        skip.aim(START_TOL, -1.0)
+        log_v = run.run(task, dataclasses.replace(options, tol=START_TOL, tol_gap=-1.0), log_v, skip=skip)
+        skip.aim(*asked)
+        run.status = "running" if run.status == "converged" else run.status
+        return log_v
 
     def found(self, task: Problem, log_v: F64) -> Problem | None:
         """Find the pairs that may carry mass at potentials near log v, None where they are many."""
         before, backend = self.task, self.run.module
         fresh = before is None or before.reg != task.reg
-        nats = NATS + MOVE * fresh
-        (out_u, out_v), (_, log_b) = task.left_out, task.log_reference
-        x = np.where(out_v, -np.inf, np.where(np.isfinite(log_v), log_v, 0.0) + log_b)
+        nats = NATS + MOVE * (fresh and not self.skip)
+        x, out_u = column_exponents(task, log_v), task.left_out[0]
         if fresh and (task.reg > self.largest or self.are_many(task, x, nats)):
             return None
         known = task if before is None else dataclasses.replace(before, reg=task.reg)
         operator, alpha = backend.operator_of(*parts_of(task), self.threads), np.where(out_u, -np.inf, 0.0)
+        if self.skip:
+            operator.kept = self.skip.renew(operator.pool, nats=nats)
         whole = operator if before is None else backend.operator_of(*parts_of(known), self.threads)
         beta = x - whole.balance(alpha, x)
         for exponents in alpha, beta:
@@ -107,3 +131,9 @@ class KeptPairs:
         if line and share > most and wide < 0.5:  # where most pairs are near, more nats tell nothing
             self.largest = float(4 * task.reg * (most / share) ** 2)
         return bool(share > most)
+
+
+def column_exponents(task: Problem, log_v: F64) -> F64:
+    """Return the exponents of the plan beside columns, those of log v with 0 in the place of what is not finite."""
+    known: F64 = np.where(np.isfinite(log_v), log_v, 0.0) + task.log_reference[1]
+    return np.where(task.left_out[1], -np.inf, known)

@@ -357,24 +357,32 @@ class Truncation:
         ``correct(state, error)`` returns the log v to go on from after a pass, and costs as much as ``pairs`` pairs do;
         ``together``: rows and columns are the same, solved by one potential.
         """
-        self.problem, self.state, self.tol, self.tol_gap = problem, start, tol, tol_gap
+        self.problem, self.state = problem, start
         self.correct, self.pairs, self.before, self.together = correct, pairs, math.inf, together
         self.corrections = 0  # that were made
         self.plain: F64 | None = None  # where the pass before would have gone on without a correction
-        self.nats, self.rough, self.goal = nats, rough, GOAL * tol
+        self.nats, self.rough = nats, rough
         self.settled: Stats | None = None
-        self.judge = Judge(tol=tol, tol_gap=tol_gap)
+        self.aim(tol, tol_gap)
         self.hidden = 0.0  # bound on the mass that the last pass looked at skipped
         sums = float(problem.rows.ranks.sum(start.r.sum())), float(start.s.sum())
         self.known = all(0 < x < math.inf for x in sums)  # are the sums of K, about? else it is balanced
         self.boxes: Boxes | None = None
         self.kept: Kept | None = None
 
-    def renew(self, pool: Any, kind: type[Boxes] = Boxes) -> Kept | None:
-        """Choose the mask anew, for the last state that was not dropped; ``kind``: the boxes of the backend."""
+    def aim(self, tol: float, tol_gap: float) -> None:
+        """Choose what the certificate is to be, and what skipped pairs may add to it."""
+        self.tol, self.tol_gap, self.goal = tol, tol_gap, GOAL * tol
+        self.judge = Judge(tol=tol, tol_gap=tol_gap)
+
+    def renew(self, pool: Any, kind: type[Boxes] = Boxes, nats: float = 0.0) -> Kept | None:
+        """Choose the mask anew, for the last state that was not dropped.
+
+        ``kind``: the boxes of the backend; ``nats``: that a pair which is skipped lies below its share, at least.
+        """
         self.boxes = self.boxes or kind(self.problem, pool, self.together)
         goal, least = (max(self.goal, 0.1 * ROUGH), 2.0) if self.rough else (self.goal, math.log(1 / self.tol) - 2)
-        self.kept = self.boxes.make(self.state, goal, max(self.nats, least), self.tol)
+        self.kept = self.boxes.make(self.state, goal, max(self.nats, least, nats), self.tol)
         self.known = self.known and self.boxes.wild <= WILD
         whole = float(self.problem.rows.ranks.sum(self.problem.shape[0])) * self.problem.shape[1]
         if self.pairs > CORRECTION * whole * (self.kept.share if self.kept else 1.0):

@@ -100,7 +100,7 @@ def inner(options: Options) -> Options:
 def keeps_pairs(problem: Problem, options: Options) -> bool:
     """Tell whether passes over the pairs that may carry mass can serve."""
     cost = problem.cost
-    whole = cost.operator == "tiles" and cost.held and problem.ranks.size == 1 and problem.masked is None
+    whole = cost.operator in ("tiles", "points") and cost.held and problem.ranks.size == 1 and problem.masked is None
     quick = problem.rows.logarithmic and problem.cols.logarithmic and options.memory > 0 and not options.symmetric
     return whole and quick and cost.size > SERIAL_ENTRIES
 
@@ -114,18 +114,17 @@ def stages(
     begin, leave = "zeros", math.inf
     if found:
         found[0], begin, leave = found[0]._replace(begin="zeros"), "here", math.inf if skips else WARM_ERROR
-    if keeps:
-        small = KEPT_BELOW * (problem.M_max - problem.M_min)
-        found = [stage._replace(kept=stage.reg < small) for stage in found]
-        found += [Stage(reg, tol, storage, memory, most // 2, UNDONE, "here", kept=True)] * (
-            bool(found) and reg < small
-        )
-    found.append(Stage(reg, tol, storage, memory, most, UNDONE, begin))
+    small = KEPT_BELOW * (problem.M_max - problem.M_min)
+    found = [stage._replace(kept=keeps and stage.reg < small) for stage in found]
+    keeps = keeps and bool(found) and reg < small
+    own = [Stage(reg, tol, storage, memory, most // 2, UNDONE, "here", kept=True)] * keeps
+    found += [*own, Stage(reg, tol, storage, memory, most, UNDONE, begin)]
     if options.symmetric:
         found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "here", leave))
         found.insert(0, Stage(reg, tol, storage, memory, min(most, TOGETHER), UNDONE, "start", symmetric=True))
     elif warm or skips:
         found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "start", leave))
+        found[:0] = own * (skips and not warm)
     kinks = memory > 0 and (problem.rows.kind.kinks or problem.cols.kind.kinks)
     if kinks:
         found.append(Stage(reg, tol, storage, 0, most, STALLED, "here"))

@@ -47,7 +47,7 @@ def keeps_pairs(problem: Any) -> bool:
     """
     clusters = device_limits(cp.cuda.Device().id)[0] >= BULK
     here = clusters and problem.cost.xp is cp and many_at_once(problem.shape) and problem.size >= KEPT_SIZE
-    sharp = problem.reg < KEPT_REG * (problem.M_max - problem.M_min)
+    sharp = problem.cost.operator == "tiles" and problem.reg < KEPT_REG * (problem.M_max - problem.M_min)
     return here and sharp and not all(any_of(side.hard) for side in problem.sides)
 
 
