@@ -4,8 +4,7 @@
  * share_block.  Some rows of an M that lies column by column are turned round at once (panel.h).  Of a block of M only
  * count entries may be read (v_cost); what is made of one is written up to a multiple of VL, meaningless behind count.
  */
-#ifndef MAPUOT_COST_H
-#define MAPUOT_COST_H
+#pragma once
 #include "common/mask.h"
 #include "kernels.h"
 #include "points.h"
@@ -112,4 +111,3 @@ ALWAYS_INLINE void entries(const stream_args *args, int64_t i, int64_t j, int64_
         v_store(out + k, v_if_less(p, least, v_set(0.0), p));
     }
 }
-#endif

@@ -3,8 +3,7 @@
  * Arguments keep their subnormal numbers where the processor can tell the two apart (x86), and the state of the calling
  * thread is put back.
  */
-#ifndef MAPUOT_FLUSH_H
-#define MAPUOT_FLUSH_H
+#pragma once
 #include <stdint.h>
 #ifdef __SSE2__
 #include <xmmintrin.h>
@@ -37,4 +36,3 @@ static inline void end_flush(uint64_t before) {
     (void)before;
 #endif
 }
-#endif

@@ -15,8 +15,7 @@
  * Zeros: a point left out (absorbed = +inf) has scale 0 and marginal 0 and adds nothing; a point whose kernel sum is
  * below DBL_MIN is dead: its scale is 0 in this pass and it is counted, so that the caller can rebuild K.
  */
-#ifndef MAPUOT_KERNELS_H
-#define MAPUOT_KERNELS_H
+#pragma once
 #include <math.h>
 #include <stddef.h>
 
@@ -208,4 +207,3 @@ static inline int64_t first_row_of(const mapuot_matrix *M, int64_t across, int64
     }
     return t == T || low * TILE > m ? m : low * TILE;
 }
-#endif

@@ -1,6 +1,5 @@
 /* kl.h - vectors of the Kullback-Leibler terms near 0, where their closed forms cancel. Twin: common/penalty.h. */
-#ifndef MAPUOT_KL_H
-#define MAPUOT_KL_H
+#pragma once
 #include "vec.h"
 
 ALWAYS_INLINE vd v_horner(vd x, const double *coefficient, const int count) {
@@ -25,4 +24,3 @@ ALWAYS_INLINE vd v_expm1_of(vd x, vd exponential) {
     const vd near = v_mul(x, v_horner(x, series, 12));
     return v_if_less(v_mul(x, x), v_set(0.0625), near, v_sub(exponential, v_set(1)));
 }
-#endif

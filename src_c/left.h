@@ -1,6 +1,5 @@
 /* left.h - the contract between left.c and its vectors: arrays of any alignment and length. */
-#ifndef MAPUOT_LEFT_H
-#define MAPUOT_LEFT_H
+#pragma once
 #include "kernels.h"
 
 typedef struct left_kernels {
@@ -13,4 +12,3 @@ typedef struct left_kernels {
     /* log x - shift + more, x at least DBL_MIN */
     void (*logs)(int64_t n, const double *x, const double *shift, double more, double *out);
 } left_kernels;
-#endif

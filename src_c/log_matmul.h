@@ -7,8 +7,7 @@
  * lo = -708 and eps = 2^-53 in float64: S_ij down to k 3e-292; -87.3 and 2^-24 in float32: k 2e-31.
  * Zeros: -inf is an exact zero; a sum of zeros is -inf.  A row or column that holds +inf or NaN is made entry by entry.
  */
-#ifndef MAPUOT_LOG_MATMUL_H
-#define MAPUOT_LOG_MATMUL_H
+#pragma once
 #include "kernels.h"
 
 typedef struct {
@@ -32,4 +31,3 @@ typedef struct log_matmul_kernels {
     void (*pack_columns)(const log_product *job, int64_t panel);
     void (*log_rows)(const log_product *job, int64_t i0, int64_t i1); /* i1 - i0 <= ROW_BLOCK */
 } log_matmul_kernels;
-#endif

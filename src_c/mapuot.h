@@ -2,12 +2,11 @@
  *
  * The caller owns every array; the library owns only its thread pools and starts no thread elsewhere.
  * No call prints, and no call returns into the caller's code.  Every call returns a mapuot_status.
- * Only include guards and #include stand here as preprocessor lines: the Python binding reads this file and
+ * Only #pragma once and #include stand here as preprocessor lines: the Python binding reads this file and
  * common/record.h, which has the records that the rules of a pass work on.
  * The words (m n a b M reg reg_m u v K) are explained once, in kernels.h.
  */
-#ifndef MAPUOT_H
-#define MAPUOT_H
+#pragma once
 #include "common/record.h"
 
 typedef enum { MAPUOT_F64, MAPUOT_F32 } mapuot_dtype;
@@ -484,5 +483,3 @@ void mapuot_anderson_weights(int64_t p, int64_t count, const double *grams, cons
 void mapuot_anderson_combined(int64_t parts, const int64_t *ends, int64_t count, const double *gammas, const double *dF,
                               const double *dG, const double *residual, const double *image, double *step,
                               double *left);
-
-#endif

@@ -1,6 +1,5 @@
 /* marginals.h - the contract between marginals.c, tree.c and their vectors: n points of one marginal, of any alignment. */
-#ifndef MAPUOT_MARGINALS_H
-#define MAPUOT_MARGINALS_H
+#pragma once
 #include "mapuot.h"
 
 /* What points at `size` and `largest` is raised to the largest |number|, or number, of its kind. */
@@ -25,4 +24,3 @@ typedef struct marginal_kernels {
     int (*up)(int64_t n, const double *sums, const double *q, double shift, double least, double *up, double *near,
               double *size);
 } marginal_kernels;
-#endif

@@ -6,8 +6,7 @@
  * with the squares of the rounded coordinates in them).  What is left is the rounding of c.  Who fills the record:
  * mapuot/backends/narrow_points.py.  In float64: points.h by way of cost.h.
  */
-#ifndef MAPUOT_NARROW_POINTS_H
-#define MAPUOT_NARROW_POINTS_H
+#pragma once
 #include "kernels.h"
 #include "vec.h"
 
@@ -94,4 +93,3 @@ static __attribute__((noinline)) void made_tile(const mapuot_state *state, int64
         s[r] = one[0];
     }
 }
-#endif

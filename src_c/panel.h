@@ -6,8 +6,7 @@
  * which memory gives twice as fast as those of 8 rows.  Rows are asked for in order, panel by panel.
  * Contract: the entries themselves, as float64, so that no bit depends on how M lies in memory.
  */
-#ifndef MAPUOT_PANEL_H
-#define MAPUOT_PANEL_H
+#pragma once
 #include "kernels.h"
 #include "vec.h"
 
@@ -87,4 +86,3 @@ ALWAYS_INLINE const double *panel_row(const mapuot_matrix *M, int64_t i, int64_t
     if (i == near->asked && (M->row_stride == 1 || M->row_stride == -1)) request_part(M, i, near);
     return near->at + (i - near->i) * near->width;
 }
-#endif

@@ -5,8 +5,7 @@
  * 2018, forbids those that common/reach.h tells; INNER is minus the product of the coordinates.  A new metric is one
  * more case in points_blocks.
  */
-#ifndef MAPUOT_POINTS_H
-#define MAPUOT_POINTS_H
+#pragma once
 #include "common/reach.h"
 #include "kernels.h"
 #include "vec.h"
@@ -98,4 +97,3 @@ ALWAYS_INLINE void points_blocks(const mapuot_points *points, int64_t i, int64_t
 ALWAYS_INLINE void points_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out) {
     points_blocks(points, i, j, count, out, 0, 1);
 }
-#endif

@@ -2,8 +2,7 @@
  * problem (kernels_tmpl.c) and over many (batch_tmpl.c).  KL and balanced rows in vectors, the rest through common/penalty.h.
  * s is read up to a multiple of VL: what lies behind count must be finite.
  */
-#ifndef MAPUOT_PROX_ROWS_H
-#define MAPUOT_PROX_ROWS_H
+#pragma once
 #include "kernels.h"
 #include "common/penalty.h"
 #include "vec.h"
@@ -58,4 +57,3 @@ ALWAYS_INLINE void prox_rows(const mapuot_state *state, int64_t i, const int cou
     }
     UNROLLED (int k = 0; k < count; k += VL) prox_part(state, i + k, count - k, v_load(s + k), scalars);
 }
-#endif

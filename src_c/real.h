@@ -1,6 +1,5 @@
 /* real.h - the only place that knows how symbols are named: KERNEL(op) -> op_f32_avx512, ISA_OP(op) -> op_avx512. */
-#ifndef MAPUOT_REAL_H
-#define MAPUOT_REAL_H
+#pragma once
 #include <stdint.h>
 #include <string.h>
 
@@ -25,4 +24,3 @@ typedef float real;
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define UNROLLED(...) _Pragma("GCC unroll 16") for (__VA_ARGS__) /* a loop of few steps, all of them written out */
-#endif

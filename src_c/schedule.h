@@ -1,6 +1,5 @@
 /* schedule.h - the rows of one pass, shared among workers of unequal speed; schedule.c has the rule. */
-#ifndef MAPUOT_SCHEDULE_H
-#define MAPUOT_SCHEDULE_H
+#pragma once
 #include <stdatomic.h>
 
 #include "kernels.h"
@@ -19,4 +18,3 @@ int64_t last_row(const row_schedule *schedule, int thread); /* where its range e
 int64_t claim_rows(row_schedule *schedule, int thread, int64_t *i0);
 /* after a pass: what it tells of the workers' pace */
 void note_paces(mapuot_share *shares, int threads);
-#endif

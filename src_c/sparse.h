@@ -5,8 +5,7 @@
  * AVX-512's scatters take half as long again.  A column occurs once in a row, so that its sums do not collide.
  * Contract: mapuot_matrix in mapuot.h.  Twin: backends/reference.py, which fills in the forbidden pairs.
  */
-#ifndef MAPUOT_SPARSE_H
-#define MAPUOT_SPARSE_H
+#pragma once
 #include "cost.h"
 
 /* entries [first, first + count) of data, K and column */
@@ -64,4 +63,3 @@ ALWAYS_INLINE void run_log_entries(const stream_args *args, int64_t i, int64_t k
     const double *c = stored_block(&args->c, k, count, buffer);
     for (int64_t q = 0; q < count; q++) out[q] += log(c[q]);
 }
-#endif

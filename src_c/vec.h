@@ -8,8 +8,7 @@
  * and, built on them, v_exp and v_log; on FL lanes of float32: f_set f_load f_store f_add f_sub f_fma f_max
  * f_sqrt f_round f_scale2 (p 2^k, k whole) f_if_less f_fold f_add_to, and f_exp2 of them.
  */
-#ifndef MAPUOT_VEC_H
-#define MAPUOT_VEC_H
+#pragma once
 #include <float.h>
 #include <math.h>
 
@@ -119,5 +118,4 @@ ALWAYS_INLINE vf f_exp2(vf t) {
 #define v_stream_real v_stream_f32
 #define REAL_MIN_LOG (-87.3)
 #define REAL_NARROW 1
-#endif
 #endif

@@ -2,8 +2,7 @@
  *
  * A thread of the CUDA core, of single solves and of batches, does it to its column; the C core does it to the columns of
  * penalties that have no vector form, and its sweeps over the others (finish_tmpl.c) are checked against it. */
-#ifndef MAPUOT_COLUMN_H
-#define MAPUOT_COLUMN_H
+#pragma once
 #include "common/penalty.h"
 
 /* log v = x - shift; v relative to K, which holds the potential e = absorbed; k = reg / rho, fi = rho / (rho + reg) */
@@ -72,4 +71,3 @@ FN mapuot_column_out column_values(int penalty, const mapuot_column *c, double s
     }
     return out;
 }
-#endif

@@ -2,8 +2,7 @@
  * numbering of the whole matrix, Philox4x32-10 makes 64 bits from the key and the counter (i, j); it is kept where they
  * are at most `limit`, keep 2^64 - 1.  Integers only, so that every machine and every order of a sweep gets the same mask.
  * Source: Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as 1, 2, 3, 2011.  Oracle: mapuot/problem/mask.py. */
-#ifndef MAPUOT_MASK_H
-#define MAPUOT_MASK_H
+#pragma once
 #include "common/record.h"
 
 /* Words 0 (low) and 1 of the block with this key and counter, each of two words, of four. */
@@ -29,4 +28,3 @@ FN double mask_weight(const mapuot_mask *mask, int64_t i, int64_t j) {
     const uint64_t bits = mask->turned ? philox((uint64_t)mask->key, col, row) : philox((uint64_t)mask->key, row, col);
     return bits <= (uint64_t)mask->limit ? mask->weight : 0.0;
 }
-#endif

@@ -1,7 +1,6 @@
 /* metric.h - the metrics between points, one pair at a time, in float64, for CUDA; in vectors: points.h.
  * Oracle: mapuot/problem/metrics.py, which says what REACH is. */
-#ifndef MAPUOT_METRIC_H
-#define MAPUOT_METRIC_H
+#pragma once
 #include "common/reach.h"
 #include "common/record.h"
 
@@ -18,4 +17,3 @@ FN double metric_of(int metric, double sum) {
     if (metric == MAPUOT_WFR) return sum < REACH_SQUARED ? fmax(0.0, -2 * log(cos(sqrt(sum)))) : INF;
     return sum;
 }
-#endif

@@ -4,8 +4,7 @@
  * rho is reg_m of the point, inf = hard; MAPUOT_RANGE: lower t <= r <= upper t with rho the lower factor.
  * KL and balanced have vector forms in prox_rows.h and finish_tmpl.c.  The oracle, mapuot/penalties.py, shares nothing.
  * Formulas: Chizat, Peyre, Schmitzer, Vialard 2018; L2 through the Wright omega function w + log w = z. */
-#ifndef MAPUOT_PENALTY_H
-#define MAPUOT_PENALTY_H
+#pragma once
 #include "common/record.h"
 
 FN double clip(double x, double low, double high) { return fmin(fmax(x, low), high); }
@@ -109,4 +108,3 @@ FN double gap_term(int penalty, double f, double r, double t, double rho, double
         return fmax(0.0, f * r - dual_term(penalty, f, t, rho, upper));
     }
 }
-#endif

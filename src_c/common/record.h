@@ -1,8 +1,7 @@
 /* record.h - the records that the rules of a pass work on; one text for C, CUDA and, read as text, for cffi and numpy
  * (mapuot/backends/records.py).  Every member is 8 bytes wide, so that all compilers lay them out alike.
- * Only include guards and one inclusion stand here as preprocessor lines. */
-#ifndef MAPUOT_RECORD_H
-#define MAPUOT_RECORD_H
+ * Only "#pragma once" and one inclusion stand here as preprocessor lines. */
+#pragma once
 #include "common/words.h"
 
 typedef enum {
@@ -106,4 +105,3 @@ typedef struct {
     double rejected; /* 1: the guard dropped the extrapolated step */
     double status;
 } mapuot_stats;
-#endif

@@ -3,8 +3,7 @@
  * One pass calls, in this order: translation, settle (the state that the guard and the next step depend on), certify and
  * judge.  Formulas and bounds: docs/mathematics.md.  The oracle, backends/reference.py, shares nothing.
  * Mirrored in float32 by src_cuda/batch_narrow.cuh, which certifies nothing. */
-#ifndef MAPUOT_RULES_H
-#define MAPUOT_RULES_H
+#pragma once
 #include "common/record.h"
 
 #define STALL_PASSES 250   /* passes without progress before a solve is given up */
@@ -289,4 +288,3 @@ FN void judge(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out
     if (proves_nothing(limits, out, scale)) /* only now: its progress may be that of a solve which recovers */
         out->dual = -INF;
 }
-#endif

@@ -1,7 +1,6 @@
 /* words.h - the few words in which C11 and CUDA C++ (NVRTC, and the emulation of it on the CPU) differ, so that the rules
  * of a pass beside this file are stated once for all of them.  FN marks a function; all arithmetic is float64. */
-#ifndef MAPUOT_WORDS_H
-#define MAPUOT_WORDS_H
+#pragma once
 
 #ifdef __cplusplus
 #include "common.cuh" /* src_cuda: the types, FN, INF and TINY */
@@ -29,4 +28,3 @@ FAR_FN mapuot_three exponentials(double x, double y, double z) {
     const mapuot_three out = {exp(x), exp(y), exp(z)};
     return out;
 }
-#endif

@@ -2,8 +2,7 @@
  * reads them; under the address sanitizer the guards are its own), expectations, storage types, and the comparison of all
  * buffers of a run with those of the same run by scalar kernels.
  */
-#ifndef CHECK_BUFFERS_H
-#define CHECK_BUFFERS_H
+#pragma once
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -109,4 +108,3 @@ static void compare(int from, int middle) {
                    stored(buffers[a].data, (mapuot_dtype)kind, (int64_t)k), buffers[a].rtol, buffers[a].atol);
     }
 }
-#endif

@@ -1,8 +1,7 @@
 /* check_made.h - passes whose rows are made from M, tile by tile (MADE), against the same passes over a K that
  * build_kernel has written from that M (STORED): equal bit for bit; and passes over stored pairs.
  */
-#ifndef CHECK_MADE_H
-#define CHECK_MADE_H
+#pragma once
 #include "check_passes.h"
 #include "check_streams.h"
 
@@ -64,4 +63,3 @@ static void run_pairs(int64_t m, int64_t n, int kind, int form, mapuot_pool *poo
     mapuot_row_dots(pool, &state);
     keep_rows(&state, out + len);
 }
-#endif

@@ -1,8 +1,7 @@
 /* check_passes.h - row_pass, its products and prox, narrow_pass, plan_pass and the sweeps of finish_pass, for every penalty;
  * passes in other orders, and by workers of other speeds, against those as they are.
  */
-#ifndef CHECK_PASSES_H
-#define CHECK_PASSES_H
+#pragma once
 #include "check_buffers.h"
 
 enum { MIXED_RHO = MAPUOT_RANGE + 1, SIDE_KINDS }; /* KL with some rho infinite has no vector form */
@@ -201,4 +200,3 @@ static void run_sweeps(int64_t m, int64_t n, int kind, int form, mapuot_pool *po
     for (int64_t j = 0; j < np; j++)
         expect("left out", j, isinf(state.cols.absorbed[j]) && state.cols.scale[j] != 0, 0, 0, 0);
 }
-#endif

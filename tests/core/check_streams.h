@@ -1,8 +1,7 @@
 /* check_streams.h - everything that streams over M: build_kernel, form_plan, apply, apply_transpose, plan_sums, extrema,
  * balance; on layouts that no BLAS would take. tests/core/test_kernels.py holds the scalar ones to numpy.
  */
-#ifndef CHECK_STREAMS_H
-#define CHECK_STREAMS_H
+#pragma once
 #include "check_buffers.h"
 #include "common/mask.h"
 
@@ -135,4 +134,3 @@ static void run_streams(int64_t m, int64_t n, int layout, int form, mapuot_pool 
     for (int64_t i = 0; i < m; i++) alpha[i] = isinf(p.alpha[i]) ? -INFINITY : 0.0;
     mapuot_balance(pool, m, n, p.M, p.c, p.reg, p.beta, alpha, top);
 }
-#endif

@@ -277,7 +277,7 @@ def source(name: str) -> str:
         return expand(header)
 
     def expand(file: str) -> str:
-        whole = re.sub(r"#include <.*?>\n", "", (SOURCE / file).read_text())  # of C: CUDA has what they declare
+        whole = re.sub(r"#include <.*?>\n|#pragma once\n", "", (SOURCE / file).read_text())  # CUDA has what C declares
         return re.sub(r'#include "(.*?)"', text, whole)
 
     return expand(name)

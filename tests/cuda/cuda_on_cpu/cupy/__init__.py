@@ -214,7 +214,7 @@ def without_ptx(match):
 
 
 def conditions(code):
-    """The #if lines that stand around the end of ``code``; guards of headers are #ifndef."""
+    """The #if lines that stand around the end of ``code``; an #ifndef is none."""
     found = []
     for line in re.findall(r"^ *#(?:if|endif).*", code, re.MULTILINE):
         if "#endif" in line:
