@@ -29,13 +29,17 @@ from .problem import Problem, draw, draw_boxes, draw_grid, draw_masses, draw_pai
 
 PATHS = (
     "cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids", "sparse batch", "truncated", "self",
-    "clouds", "kept",
+    "clouds", "kept", "kept points",
 )  # fmt: skip
 OVER_RANKS = "ranks", "sparse ranks", "point ranks"  # one job each, in step
 NUMBERS = {  # of the generators: never renumber
-    name: k for k, name in enumerate((*PATHS[:6], OVER_RANKS[0], *PATHS[6:9], OVER_RANKS[1], *PATHS[9:], OVER_RANKS[2]))
+    name: k
+    for k, name in enumerate(
+        (*PATHS[:6], OVER_RANKS[0], *PATHS[6:9], OVER_RANKS[1], *PATHS[9:14], OVER_RANKS[2], *PATHS[14:])
+    )
 }
 BATCHES = "batch", "sparse batch"
+KEPT = "kept", "kept points"
 MOST_PASSES = 3000
 GROUPS = 20  # points of a side between which all pairs are taken: of more there are groups, which correct passes
 WORTH = 0.98  # share of pairs up to which some are skipped: few boxes have more
@@ -103,26 +107,27 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
     drawn |= dict.fromkeys(("sparse", "sparse ranks", "sparse batch"), draw_pairs)
     drawn |= {"point ranks": lambda rng, most: draw_points(rng, most) if rng.random() < 0.5 else draw_boxes(rng)}
     drawn |= {"truncated": lambda rng, _: draw_boxes(rng), "clouds": lambda rng, _: draw_boxes(rng, uneven=True)}
+    drawn["kept points"] = lambda rng, _: draw_boxes(rng, uneven=bool(rng.random() < 0.5))
     problem = drawn[how](rng, largest) if how in drawn else draw(rng, largest, plain=how == "pot")
     options = draw_options(rng)
     if how == "truncated":
         options["truncate"] = float(rng.choice([0.5, 3.0, 8.0]))
-    if how in ("clouds", "point ranks"):  # half of them by all pairs
+    if how in ("clouds", "kept points", "point ranks"):  # half of them by all pairs
         skips = problem.points[2] != "wfr" and str(problem.reference) == "product" and rng.random() < 0.5
         options["truncate"] = float(rng.choice([0.5, 3.0, 8.0])) if skips else None
     if how in drawn and options["method"] == "map-uot":  # there is no K to overwrite
         options["method"] = "auto"
     if how == "grids":
         options["precision"] = "float64"
-    if how == "kept":
+    if how in KEPT:
         problem, options = draw_kept(rng, problem), options | {"method": "auto", "symmetric": False}
     return problem, options
 
 
 def draw_kept(rng: Any, problem: Problem) -> Problem:
-    """Return a problem of a small reg, one of three with costs of a few values only."""
+    """Return a problem of a small reg, one of three, unless of points, with costs of a few values only."""
     size = spread(problem.M) or 1.0
-    M = np.round(3 / size * problem.M) * size / 3 if rng.random() < 0.3 else problem.M
+    M = np.round(3 / size * problem.M) * size / 3 if rng.random() < 0.3 and not problem.points else problem.M
     reg = size * 10.0 ** rng.uniform(-7, -3)
     pair = tuple(draw_rho(rng, p, reg, t) for p, t in zip(problem.penalty, (problem.a, problem.b), strict=True))
     return problem.replace(M=M.astype(problem.M.dtype), reg=reg, reg_m=pair).feasible()
@@ -136,7 +141,7 @@ def draw_apart(how: str, rng: Any, largest: int) -> Trial:
     problem, options = draw_call(how, rng, largest)
     if how in OVER_RANKS:
         return draw_over_ranks(how, rng, problem, options)
-    if how in ("cold", "stream", "points", "sparse", "grids", "truncated", "clouds", "kept"):
+    if how in ("cold", "stream", "points", "sparse", "grids", "truncated", "clouds", *KEPT):
         return Trial(how, (problem,), options)
     if how == "warm":
         return Trial(how, (problem,), options, draw_start(rng, problem))
@@ -251,12 +256,13 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
-    if trial.how in ("cold", "warm", "points", "grids", "truncated", "clouds", "kept"):
+    if trial.how in ("cold", "warm", "points", "grids", "truncated", "clouds", *KEPT):
         few = {"NATS": 4.0, "MOVE": 0.0} if first.M.size % 3 == 0 else {}  # some pairs are missed at first
-        keeps = {"SERIAL_ENTRIES": 0, "KEPT_BELOW": 1.0} if trial.how == "kept" else {}
+        keeps = {"SERIAL_ENTRIES": 0, "KEPT_BELOW": 1.0} if trial.how in KEPT else {}
         with skipping() as always:
             if keeps:
                 always.enter_context(mock.patch.multiple(stages, **keeps))
+                always.enter_context(mock.patch.object(groups.Groups, "correct", None))
                 always.enter_context(mock.patch.multiple(kept, MOST_SHARE=1.0, MOST_OF_LINES=math.inf, **few))
             return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start))]
     if trial.how == "sparse":
