@@ -45,7 +45,7 @@ class Run:
         self.status = "running"
         self.reads, self.clusters = "", 0  # of the last run: what its passes read, and what corrected them
         self.certified: Stats | None = None  # the last pass that Newton's step has certified
-        self.next_step = 0  # the pass from which on Newton's step is tried
+        self.next_meet = 0  # the pass from which on a step towards hard columns is tried; no leap comes before it
         self.products = 0  # that Newton's steps towards hard columns took
         self.trace: list[Stats] = []
         self.potentials: Any
@@ -117,13 +117,13 @@ class Run:
         if newton and self.status in ("converged", "stalled"):
             return self.meet(workspace, newton, tol)
         if workspace.options.leaps:
-            on = self.status == "running" and self.n_passes >= self.next_step
+            on = self.status == "running" and self.n_passes >= self.next_meet
             self.products += workspace.leap(self.trace[-1], on)
         return self.status
 
     def meet(self, workspace: Workspace, newton: Any, tol: float) -> str:
         """Certify a pass that hard columns nearly meet by Newton's step, or go on from there; return the status."""
-        if self.n_passes < self.next_step:
+        if self.n_passes < self.next_meet:
             return "running"
         last = self.trace[-1]
         by_gap = self.status == "converged" and workspace.options.tol_gap >= 0 and last.error > tol
@@ -134,7 +134,7 @@ class Run:
         last.status = "running"
         if found == GIVES_UP or self.n_passes >= self.limit:
             return "stalled" if found == GIVES_UP else "max_passes"
-        self.next_step = self.n_passes + newton.wait
+        self.next_meet = self.n_passes + newton.wait
         workspace.restart(newton.start(workspace, self.module))
         if found == OPEN:
             return "running"
