@@ -33,6 +33,7 @@ PARTS = {
 ALONE = {  # not in "all"
     "passes": "passes to convergence, and the certificate, against Newton (the same on every machine)",
     "small-reg": "passes where reg is small, now and of another checkout (the same on every machine)",
+    "kept": "kept pairs against all where reg is small, beside POT's exact solvers and Newton's method",
     "self": "passes of points with themselves, by one potential (the same on every machine)",
     "gpu": "one GPU: passes, tile shapes, dense points",
     "gpu-solves": "one GPU: whole solves against POT and OTT",
@@ -79,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)")
     where = "for batch, zoo, points, tensors, sparse, flow, loss, gromov and small-reg (default: %(default)s)"
     options.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=where)
-    options.add_argument("--size", type=int, help="for zoo, points, sparse and gromov: how many")
+    options.add_argument("--size", type=int, help="for zoo, points, sparse, gromov and kept: how many")
     options.add_argument("--before", type=Path, help="for small-reg: a checkout, built in place, to compare with")
     options.add_argument("--out", type=Path, help="folder of JSON (default: build/bench)")
     for name, text in {**PARTS, **ALONE, "all": "every part of the CPU"}.items():

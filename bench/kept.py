@@ -106,10 +106,11 @@ def run(args: Any) -> dict[str, Any]:
 
 
 def tables(*found: dict[str, Any]) -> str:
-    """Geometric means over the clouds, ratios with the largest of one; "-" where some did not end in the time given."""
+    """Geometric means over the clouds; in brackets the largest ratio, and how many of the others ended in time."""
     header = ["n", "reg_m", "reg / range(M)", "s", "of all pairs", "unconverged, of all pairs"]
     header += ["value off by", "exact / ours", "SNS / ours"]
-    rows, every = [], [row for data in found for row in data["rows"]]
+    rows = []
+    every = [{k: np.inf if x == "inf" else x for k, x in row.items()} for data in found for row in data["rows"]]
     for n, rho, reg in sorted({(r["n"], r["rho"], r["reg"]) for r in every}, key=lambda key: (*key[:2], -key[2])):
         some = [r for r in every if (r["n"], r["rho"], r["reg"]) == (n, rho, reg)]
         ratios = [r["seconds"] / r["all"] for r in some]
@@ -119,7 +120,7 @@ def tables(*found: dict[str, Any]) -> str:
         cells.append(f"{common.geometric_mean(ratios):.2f} ({max(ratios):.2f})")
         cells += [f"{open_ones[0]}, {open_ones[1]} of {len(some)}", f"{max(abs(r['error']) for r in some):.0e}"]
         for key in ("emd" if rho == np.inf else "mm", "sns"):
-            times = [r[key] / r["seconds"] if r.get(key) else np.inf for r in some]
-            cells.append(f"{common.geometric_mean(times):.2g}" if max(times) < np.inf else "-")
+            times = [r[key] / r["seconds"] for r in some if r.get(key, np.inf) < np.inf]
+            cells.append(f"{common.geometric_mean(times):.2g} ({len(times)})" if times else "-")
         rows.append(cells)
     return common.table(header, rows)

@@ -25,6 +25,7 @@ TABLES = {  # marker: (where its table stands, the records that it is of)
     "zoo": ((RAW,), ["zoo-nvidia-h200", "zoo", "zoo-intel"]),
     "points": ((RAW,), ["points-nvidia-h200", "points"]),
     "sparse": ((RAW,), ["sparse-nvidia-h200", "sparse"]),
+    "kept": ((RAW,), ["kept"]),
     "words": (("docs/coming_from/words.md",), ["words"]),
     "scaling": (("docs/coming_from/geomloss.md",), ["scaling"]),
     "small-reg": (("docs/mathematics.md",), ["small-reg", "small-reg-nvidia-h200"]),
