@@ -130,7 +130,7 @@ def draw_kept(rng: Any, problem: Problem) -> Problem:
     M = np.round(3 / size * problem.M) * size / 3 if rng.random() < 0.3 and not problem.points else problem.M
     reg = size * 10.0 ** rng.uniform(-7, -3)
     pair = tuple(draw_rho(rng, p, reg, t) for p, t in zip(problem.penalty, (problem.a, problem.b), strict=True))
-    return problem.replace(M=M.astype(problem.M.dtype), reg=reg, reg_m=pair).feasible()
+    return problem.replace(M=M.astype(problem.M.dtype), reg=reg, reg_m=pair, points=problem.points).feasible()
 
 
 def draw_trial(how: str, rng: Any, largest: int) -> Trial:
