@@ -20,13 +20,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..backends import load
 from ..backends.contract import host
-from ..backends.cpu.marginals import Closed
 from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of, log_sum
 from ..penalties import F64
 from .certificate import CertifiedBody
@@ -34,6 +33,9 @@ from .coarse import TreeCoarse, serves
 from .problem import MultiProblem
 from .reach import oriented, path
 from .state import PerPoint, State
+
+if TYPE_CHECKING:  # import mapuot does not need the C library
+    from ..backends.cpu.marginals import Closed
 
 
 class Tree(CertifiedBody):
