@@ -10,8 +10,10 @@ both. Costs that are sparse break the graph: there a loss is called as it is.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import itertools
+import pickle
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +27,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 Call = tuple[str, tuple[tuple[str, int], ...], dict[str, Any]]
 
 LOSSES: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {}  # by name; what tells how many problems there are
-CALLS: list[Call] = []  # of compiled programs
+CALLS: dict[int, Call] = {}  # of compiled programs, which outlive a process in the compiler's cache
 KEPT: dict[int, tuple[list[Tensor], Tensor]] = {}  # by a value's number: its inputs, and the value with its graph
 NUMBERS, WORKERS = itertools.count(), ThreadPoolExecutor()
 
@@ -67,11 +69,11 @@ def compilable(**single: int) -> Callable[[Any], Any]:
 
 @torch.compiler.assume_constant_result
 def number_of(loss: str, places: Any, rest: Any) -> int:
-    """Return the number of a call, by which the operator knows it."""
+    """Return the number of a call, by which the operator knows it: a hash of what it is called with."""
     wanted = loss, places, rest
-    if wanted not in CALLS:
-        CALLS.append(wanted)
-    return CALLS.index(wanted)
+    number = int.from_bytes(hashlib.sha256(pickle.dumps(wanted)).digest()[:7], "big")
+    CALLS[number] = wanted
+    return number
 
 
 def arguments(inputs: list[Tensor], number: int) -> tuple[str, dict[str, Any]]:
@@ -188,7 +190,18 @@ class _Slope(torch.autograd.Function):
 
 
 def applied(function: Any, *args: Any) -> Any:
-    """Apply a function within an operator, where a transform of torch.func is under way already."""
+    """Apply a function within an operator, where a transform of torch.func is under way already.
+
+    The way back is of the innermost gradient alone: a second one around it would find zeros, and is refused.
+    """
+    unwrapped, at_once = torch._C._functorch.get_unwrapped, torch._C._functorch.is_batchedtensor
+    traced = torch._C._functorch.is_gradtrackingtensor
+    for x in args:
+        inner = unwrapped(x) if isinstance(x, Tensor) and traced(x) else None
+        while inner is not None and at_once(inner):
+            inner = unwrapped(inner)
+        if inner is not None and (traced(inner) or inner.requires_grad):
+            raise NotImplementedError("a compiled loss of mapuot.torch has one gradient, and none around it")
     with enable_single_level_autograd_function():
         return super(torch.autograd.Function, function).apply(*args)
 
