@@ -155,6 +155,8 @@ class Tensors:
         return dir(self.arrays)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "arrays":  # an AttributeError within the solve
+            raise AttributeError(name)
         with stream_of(self.device):
             return self._as_tensors(getattr(self.arrays, name))
 

@@ -295,13 +295,17 @@ def solve_later(x: Any, y: Any, **options: Any) -> Result:
     Result
         What is wrong with the problem, and what it warns of, is told when something is asked of it.
     """
+    masses = options.pop("a", None), options.pop("b", None)
     with stream_of(x.device):
-        costs = on_device.distances(*(array_of(z.contiguous()) for z in (x, y)))
-        answer = on_device.one_call(costs, None, None, **options)
+        costs, there = on_device.distances(*(array_of(z.contiguous()) for z in (x, y)))
+        answer = on_device.one_call(costs, *masses, **options)
 
     def found() -> Result:
         result = answer()
-        return solve(costs, **options) if result is None else result
+        if result is not None:
+            return result
+        there.synchronize()  # another stream may be asked
+        return solve(costs, *masses, **options)
 
     return Tensors(found, x.device)  # type: ignore[return-value]
 

@@ -112,9 +112,9 @@ def begin(problem: Posed, most: int) -> "Callable[[], DeviceResult | None]":
     return answer
 
 
-def distances(x: Any, y: Any) -> Any:
-    """Return the squared distances of points on the current device."""
-    return whole()[1].distances(*(whole()[0].asarray(z) for z in (x, y)))
+def distances(x: Any, y: Any) -> tuple[Any, Any]:
+    """Return the squared distances of points on the current device, and the event that they are there."""
+    return whole()[1].distances(*(whole()[0].asarray(z) for z in (x, y)))  # type: ignore[no-any-return]
 
 
 def nothing() -> None:

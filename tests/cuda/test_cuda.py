@@ -431,7 +431,7 @@ def test_solves_go_on_until_they_are_asked(dtype):
     points = [
         [np.random.default_rng(k).normal(size=(n, d)).astype(dtype) for n in (40, 33)] for k, d in enumerate((1, 2, 9))
     ]
-    costs = [distances(*map(cp.asarray, both)) for both in points]
+    costs = [distances(*map(cp.asarray, both))[0] for both in points]
     begun = [one_call(M, None, None, 0.3, 1.0, tol=1e-9) for M in costs]
     del begun[1]
     for k in (2, 0):
@@ -441,6 +441,8 @@ def test_solves_go_on_until_they_are_asked(dtype):
         found, right = begun.pop()(), solve(M, reg=0.3, reg_m=1.0, tol=1e-10)
         assert np.abs(found.plan.get() - right.plan).sum() <= 2e-9 * right.mass
         assert found.mass == found.trace[-1].mass
+    with pytest.raises(ValueError, match="as many dimensions"):
+        distances(*(cp.asarray(points[k][0]) for k in (1, 2)))
 
 
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 1.0), (0.3, 2.0)])

@@ -58,15 +58,19 @@ def formed(device: int, m: int, n: int, d: int, dtype: str) -> tuple[Launch, int
     return Launch(run, 0, words), -(-m // COSTS) * -(-n // COSTS)
 
 
-def distances(x: Any, y: Any) -> Any:
-    """Return the squared distances, in float64, of points in C order that lie on the current device."""
+def distances(x: Any, y: Any) -> tuple[Any, Any]:
+    """Return the squared distances, in float64, of points in C order on the current device, and their event."""
+    if x.shape[1:] != y.shape[1:] or not x.size or not y.size:
+        raise ValueError(f"the two clouds must have points of as many dimensions, got shapes {x.shape} and {y.shape}")
     (m, d), n = x.shape, len(y)
     if x.dtype.char not in "fd" or x.dtype != y.dtype:
         x, y = (z.astype(np.float64) for z in (x, y))
     launch, blocks = formed(cp.cuda.runtime.getDevice(), m, n, d, x.dtype.char)
     out = cp.empty((m, n))
     launch(blocks, 256, cp.cuda.get_current_stream().ptr, x.data.ptr, y.data.ptr, out.data.ptr)
-    return out
+    ended = cp.cuda.Event(disable_timing=True)
+    ended.record()
+    return out, ended
 
 
 class Sent:
@@ -104,6 +108,8 @@ def jobs(cost: Any, dtype: str) -> list[Job]:
 
 class Prepared:
     """The launches of calls that have all but M in common."""
+
+    ended: Any = None  # an event behind the last of them
 
     def __init__(
         self, M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float
@@ -201,7 +207,7 @@ VIEWED = [2, 8, 9]  # words of a View: M, alpha and beta
 ONCE = True  # masses that come for the first time go the ordinary way: to prepare takes as long as such a solve
 MOST_SEEN = 64
 SEEN: OrderedDict[Any, None] = OrderedDict()  # keys of calls whose masses came once
-KEPT: OrderedDict[Any, Prepared] = OrderedDict()  # of calls that are over; one under way has taken its own out
+KEPT: OrderedDict[Any, Prepared] = OrderedDict()  # of calls that are over, or go on without the host
 
 
 def is_even(side: Side) -> bool:
@@ -230,7 +236,10 @@ def begin(
                 SEEN.popitem(last=False)
             return None
         prepared = Prepared(M, rows, cols, reg, options, most, spread)
+    elif prepared.ended:  # a handle of a stream may be that of another thread's, or of one that is gone
+        cp.cuda.get_current_stream().wait_event(prepared.ended)
     sent = prepared(M, here[1], rounding) if prepared.fits else None
+    prepared.ended = sent.ended if sent else None
     KEPT[key] = prepared
     if len(KEPT) > MOST_IDLE:
         KEPT.popitem(last=False)

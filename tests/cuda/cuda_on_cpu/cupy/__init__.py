@@ -301,6 +301,9 @@ class Stream:
     def __exit__(self, *error):
         pass
 
+    def wait_event(self, event):
+        pass
+
     def synchronize(self):
         pass
 
