@@ -162,7 +162,8 @@ def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any,
 
     def solved_once(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
         cloud, xp = PointCloud(x, y, metric, scale), namespace(x)
-        result = solve_batch(cloud, host(a), host(b), reg=reg, reg_m=reg_m, **dict(options))[0]
+        with renamed(NAMES):
+            result = solve_batch(cloud, host(a), host(b), reg=reg, reg_m=reg_m, **dict(options))[0]
         return tuple(xp.asarray(z, dtype=x.dtype) for z in (dual_value(result), *result.gradient()[:4]))
 
     if not any(isinstance(z, jax.core.Tracer) for z in (x, y, a, b)):

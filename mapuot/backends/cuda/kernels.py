@@ -6,6 +6,7 @@ takes .14 s, its whole file .8. Nothing here needs a GPU but ``kernel`` and what
 src_c/dispatch.c.
 """
 
+import contextlib
 import hashlib
 import math
 import os
@@ -338,12 +339,15 @@ def key_of(name: str, part: str, options: Iterable[tuple[str, int]]) -> str:
 
 
 def ahead(capability: int, name: str, part: str, options: Iterable[tuple[str, int]]) -> bytes | None:
-    """The binary that the wheel brings, of the device's architecture or of an older one with its major number."""
+    """The binary that the wheel brings, of the device's architecture or of an older one with its major number.
+
+    None where an archive cannot be read, as by a Python without lzma, too.
+    """
     for folder in AHEAD.glob(f"sm_{capability // 10}?"):
         path = folder / f"{name}.{part}.tar.xz"
         if int(folder.name[3:]) <= capability and path.exists():
-            with tarfile.open(path) as archive:
-                key = key_of(name, part, options)
+            key = key_of(name, part, options)
+            with contextlib.suppress(tarfile.TarError, OSError, EOFError), tarfile.open(path) as archive:
                 member = next((member for member in archive if member.name == key), None)
                 file = archive.extractfile(member) if member else None
                 if file:
