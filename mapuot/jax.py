@@ -152,18 +152,18 @@ def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any,
     """Return the dual value, and for backward the slopes by points and masses."""
     reg, reg_m, options, metric, scale = settings
 
+    def answer(x: Any, y: Any, a: Any, b: Any) -> Any:
+        with renamed(NAMES):
+            return solve_batch(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(options))
+
     def solved(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
         lead, (x, y, a, b) = together((x, y, a, b), (2, 2, 1, 1))
-        y, a, b = (z[0] if len(z) == 1 else z for z in (y, a, b))
-        with renamed(NAMES):
-            result = solve_batch(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(options))
+        result = answer(x, *(z[0] if len(z) == 1 else z for z in (y, a, b)))
         found = dual_value(result), *result.gradient()[:4]
         return tuple(np.asarray(z, dtype=x.dtype).reshape((*lead, *z.shape[1:])) for z in found)
 
     def solved_once(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
-        cloud, xp = PointCloud(x, y, metric, scale), namespace(x)
-        with renamed(NAMES):
-            result = solve_batch(cloud, host(a), host(b), reg=reg, reg_m=reg_m, **dict(options))[0]
+        xp, result = namespace(x), answer(x, y, host(a), host(b))[0]
         return tuple(xp.asarray(z, dtype=x.dtype) for z in (dual_value(result), *result.gradient()[:4]))
 
     if not any(isinstance(z, jax.core.Tracer) for z in (x, y, a, b)):

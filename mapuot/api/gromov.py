@@ -639,8 +639,9 @@ def starts(task: Task, init: Any, options: dict[str, Any]) -> list[tuple[Plan, G
         else:
             raise ValueError("init must not be 'axes' where a metric is 'precomputed': there are no axes")
     if not found:
-        none = "init must name a start, got []", "reg and reg_m must leave a plan with mass from init 'axes'"
-        raise ValueError(none[init != []])
+        if init == []:
+            raise ValueError("init must name a start, got []")
+        raise ValueError("reg and reg_m must leave a plan with mass from init 'axes'")
     return found
 
 
