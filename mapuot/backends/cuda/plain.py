@@ -217,7 +217,7 @@ def is_even(side: Side) -> bool:
 
 def begin(
     M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float,
-    rounding: tuple[float, float] = (0.0, 0.0),
+    rounding: tuple[float, float],
 ) -> Sent | None:  # fmt: skip
     """Launch a solve of a C-contiguous array on the device; None: it is not plain after all, or came once.
 
