@@ -3,15 +3,14 @@
     make mutants                             all of table.py: each with the tests that are named beside it
     make mutants ARGS="--only plan_error"    those whose file, text or test has this word in it
     make mutants ARGS="--seek --only mask"   the same with all tests that could notice, and which one does
-    make mutants ARGS="--record FILE"        go on where a run that wrote FILE has stopped
 
 A change is noticed when a test fails, or hangs. Exit code 1 where a change survives without a reason in the table, 2
 where the table is wrong: a text that is not there once, a change that does not compile, a test that fails without it.
 """
 
 import argparse
-import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +31,7 @@ PATIENCE = 5  # times that tests take without a change, and a minute: a change m
 BUILT = {"MAPUOT_ISAS": "scalar", "CFLAGS": "-O0"}  # every rule is in it; the vectors of others are checked against it
 if shutil.which("ccache"):
     BUILT |= {"CC": "ccache gcc", "CCACHE_NOHASHDIR": "1"}
+CHANGE = re.compile(r"\{\{(.*?)(?:~>(.*?))?\}\}", re.DOTALL)
 
 
 class WrongError(Exception):
@@ -43,7 +43,8 @@ def entries():
     for file, guards in TABLE.items():
         for guard, changes in guards.items():
             tests, reason = (guard, "") if ".py" in guard else ("", guard)
-            yield from ((file, *change, tests, reason) for change in changes)
+            for before, old, new, after in map(CHANGE.split, changes):
+                yield file, before + old + after, before + (new or "") + after, tests, reason
 
 
 def broken_entries():
@@ -54,19 +55,6 @@ def broken_entries():
 
 def paths(tests):
     return [f"tests/{word}" for word in tests.split()]
-
-
-def mark(file, text, instead, tests):
-    """What a record knows a trial by: another one when the file or its tests are edited."""
-    read = dict.fromkeys((file, *(path.partition("::")[0] for path in paths(tests))))
-    whole = (file, text, instead, tests, *((ROOT / name).read_text() for name in read))
-    return hashlib.sha1("\0".join(whole).encode()).hexdigest()
-
-
-def recorded(path):
-    """What earlier trials told, by their marks."""
-    lines = path.read_text().splitlines() if path and path.exists() else []
-    return dict(line.split(" ", 1) for line in lines)
 
 
 class Copy:
@@ -157,31 +145,24 @@ def main(words):
     parser.add_argument("--only", default="", help="changes with this word in their file, text or test")
     parser.add_argument("--seek", action="store_true", help="run all tests that could notice, not those of the table")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="changes at once")
-    parser.add_argument("--record", type=Path, help="file of what trials told: those in it are not made again")
     given = parser.parse_args(words)
     chosen = [entry for entry in entries() if given.only in " ".join((entry[0], entry[1], entry[3]))]
     if given.seek:
         area = lambda file: next(tests for start, tests in SEEK.items() if file.startswith(start))  # noqa: E731
         chosen = [(*entry[:3], area(entry[0]), entry[4]) for entry in chosen]
-    counts, survivors, wrong, known = Counter(), [], [], recorded(given.record)
+    counts, survivors, wrong = Counter(), [], []
     begun, here = time.monotonic(), threading.local()
 
     def attempt(entry):
         *change, tests, reason = entry
         if not tests:  # nothing can notice it
             return f"explained: {reason}"
-        if told := known.get(mark(*change, tests)):
-            return told
         if not hasattr(here, "copy"):
             here.copy = Copy(folders.enter_context(tempfile.TemporaryDirectory(prefix="mapuot-mutants-")))
         try:
-            told = here.copy.trial(*change, tests, seconds) or "SURVIVES" + " as expected: " * bool(reason) + reason
+            return here.copy.trial(*change, tests, seconds) or "SURVIVES" + " as expected: " * bool(reason) + reason
         except WrongError as error:
             return f"WRONG: {error}"
-        if given.record:
-            with given.record.open("a") as record:
-                record.write(f"{mark(*change, tests)} {told}\n")
-        return told
 
     with ExitStack() as folders, ThreadPoolExecutor(given.jobs) as workers:
         everything = list(dict.fromkeys(word for entry in chosen for word in entry[3].split()))
