@@ -17,7 +17,7 @@ from . import common, device
 PARTS = {
     "pass": "one pass over K against the read limit, POT's two products and the paper's four sweeps",
     "solve": "time to a certified answer against POT",
-    "calls": "POT's functions as programs call them, patched and as they are",
+    "calls": "POT's functions on minibatches, and ours in their place",
     "zoo": "the data that users have: clusters, heavy tails, outliers, lattices, real data, beside POT",
     "points": "costs of points made in every pass, against a stored matrix and, on a GPU, flash-sinkhorn",
     "sparse": "passes over stored pairs by density and pattern, against the dense pass and SciPy's products",
@@ -26,7 +26,6 @@ PARTS = {
     "loss": "a debiased loss with its gradient, against GeomLoss",
     "scaling": "GeomLoss's loss by its scaling, and ours at the same error",
     "words": "calls of other libraries as programs make them, and the same in our words",
-    "flow": "the minibatches of flow matching through a DataLoader, against the loop that programs have",
     "gromov": "spaces without common coordinates, beside POT and OTT",
     "cluster": "ranks of this machine, and the communication model",
 }
@@ -34,12 +33,12 @@ ALONE = {  # not in "all"
     "passes": "passes to convergence, and the certificate, against Newton (the same on every machine)",
     "small-reg": "passes where reg is small, now and of another checkout (the same on every machine)",
     "kept": "kept pairs against all where reg is small, beside POT's exact solvers and Newton's method",
-    "self": "passes of points with themselves, by one potential (the same on every machine)",
     "gpu": "one GPU: passes, tile shapes, dense points",
     "gpu-solves": "one GPU: whole solves against POT and OTT",
+    "flow": "one GPU: training steps of flow matching, by where their pairs come from",
 }
-ON_GPU = ("gpu", "gpu-solves")  # whatever --device says
-FILES = {"pass": "one_pass", "self": "itself"}  # a keyword of Python, and a name that says nothing there
+ON_GPU = ("gpu", "gpu-solves", "flow")  # whatever --device says
+FILES = {"pass": "one_pass"}  # a keyword of Python
 
 
 def module_of(name: str) -> Any:
@@ -78,9 +77,9 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--quick", action="store_true", help="smaller and fewer, to test the benchmark itself")
     options.add_argument("--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)")
-    where = "for batch, zoo, points, tensors, sparse, flow, loss, gromov and small-reg (default: %(default)s)"
+    where = "for batch, zoo, points, tensors, sparse, loss, gromov and small-reg (default: %(default)s)"
     options.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=where)
-    options.add_argument("--size", type=int, help="for zoo, points, sparse, gromov and kept: how many")
+    options.add_argument("--size", type=int, help="for calls, zoo, points, sparse, gromov and kept: how many")
     options.add_argument("--before", type=Path, help="for small-reg: a checkout, built in place, to compare with")
     options.add_argument("--out", type=Path, help="folder of JSON (default: build/bench)")
     for name, text in {**PARTS, **ALONE, "all": "every part of the CPU"}.items():

@@ -16,9 +16,10 @@ import mapuot
 
 from . import common, peers
 
-EXACT = 1e-10
+EXACT, WRONG = 1e-10, 1e-3  # WRONG: of our answers, an error that stops the benchmark
 
-Row = tuple[str, Callable[[], Any], Callable[[], Any], Any]  # name, before, after, the exact answer
+Call = Callable[[], Any]
+Row = tuple[str, Call, Call, Any]  # name, before, after, the exact answer
 
 
 def batch(n: int, seed: int = 0) -> Any:
@@ -52,7 +53,7 @@ def of_pot(n: int) -> list[Row]:
         return float((plan * costs).sum() + 0.5 * sum((x * np.log(x / a) - x + a).sum() for x in (r, s)))
 
     best = mapuot.pot.mm_unbalanced(a, a, costs, 0.5, stopThr=1e-9, log=True)[1]["total_cost"]
-    without: list[Callable[[], Any]] = [
+    without: list[Call] = [
         lambda call=call: objective(call(a, a, costs, 0.5))  # type: ignore[misc]
         for call in (ot.unbalanced.mm_unbalanced, mapuot.pot.mm_unbalanced)
     ]
@@ -139,13 +140,18 @@ def run(args: Any) -> dict[str, Any]:
         except ImportError as missing:
             found.append({"call": make.__name__.replace("_", " "), "skipped": str(missing)})
             continue
-        for name, before, after, exact in rows:
-            off = {who: apart(peers.quiet(call), exact) for who, call in (("before", before), ("after", after))}
-            calls = {"before": before, "after": after}
-            times = peers.quiet(lambda calls=calls: common.interleave(calls, 0.2 if args.quick else 2.0, (3, 50)))
-            seconds = {who: min(times[who]) for who in calls}
-            found.append({"call": name, "seconds": seconds, "error": off})
+        found += [timed(*row, 0.2 if args.quick else 2.0) for row in rows]
     return {"threads": args.threads, "words": found}
+
+
+def timed(name: str, before: Call, after: Call, exact: Any, budget: float) -> dict[str, Any]:
+    """Return the errors of both calls, and their least seconds, in turns."""
+    calls = {"before": before, "after": after}
+    off = {who: apart(peers.quiet(call), exact) for who, call in calls.items()}
+    if not off["after"] < WRONG:
+        raise RuntimeError(f"{name}: our answer is off by {off['after']}")
+    times = peers.quiet(lambda: common.interleave(calls, budget, (3, 50)))
+    return {"call": name, "seconds": {who: min(times[who]) for who in calls}, "error": off}
 
 
 def apart(found: Any, exact: Any) -> float:
