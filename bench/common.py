@@ -144,6 +144,14 @@ def output(command: list[str]) -> str:
         return ""
 
 
+def alone(expression: str, most: float | None = None) -> Any:
+    """Return what an expression of this package's modules is in a process of its own, which has ``most`` seconds."""
+    code = f"import json, warnings; warnings.simplefilter('ignore'); from bench import {expression.partition('.')[0]}; "
+    command = [sys.executable, "-c", f"{code} print(json.dumps({expression}))"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=most)
+    return json.loads(done.stdout.strip().rpartition("\n")[2])
+
+
 def status(key: str) -> int:
     """Return an entry of /proc/self/status in bytes; "VmHWM" is the most memory held since ``forget_peak``."""
     match = re.search(rf"^{key}:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
@@ -271,6 +279,11 @@ def table(header: list[str], rows: list[list[Any]]) -> str:
     """Return a table in Markdown; floats have three digits, and a table without rows is empty."""
     lines = [header, ["---"] * len(header), *([three(x) if isinstance(x, float) else x for x in row] for row in rows)]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) if rows else ""
+
+
+def each(tables: Callable[[dict[str, Any]], str]) -> Callable[..., str]:
+    """Make the tables of one record those of several."""
+    return lambda *found: text_of(*map(tables, found))
 
 
 def aligned(text: str) -> str:

@@ -3,16 +3,15 @@
 Patterns of n x n pairs: "uniform", each pair with the same odds; "kNN", the neighbours of points in the plane in random
 order; "banded", next to the diagonal; "power-law", rows whose lengths fall as 1 / rank. "SciPy" is POT's iteration on a
 CSR array, K v and K^T u with K's transpose at hand. Seconds of passes in turn; bytes that K and its indices take.
-Whole solves: eight clouds that no pair connects against each of them alone, in passes, and a million points with 32
-neighbours each, certified 1e-4, in seconds and the most memory of a process that makes and solves it.
+A million points with 32 neighbours each, certified 1e-4, in seconds and the most memory of a process that makes and
+solves it.
 With --device gpu on the GPU that CuPy finds: whole passes, of a launch of many, beside the dense ones of float32 sums.
 "mixed" is a float32 K.
 """
 
 import functools
-import json
-import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,24 +30,6 @@ STORED = {"mixed": "float32", "float64": "float64"}
 MOST_PAIRS = 5 * 10**7  # stored, of one case
 MOST_BYTES = 1 << 31  # of a dense K
 NEIGHBOURS, POINTS = 32, 1_000_000  # of a cloud that no dense K has room for
-PARTS, PART = 8, 1_000  # clouds that no pair connects, points of each
-
-LARGE = """
-import json, time
-import numpy as np
-import mapuot
-from bench.common import status
-
-rng = np.random.default_rng(0)
-start = time.perf_counter()
-M = mapuot.knn_cost(rng.random(({n}, 2)), rng.random(({n}, 2)), {k}, threads={threads})
-M.data /= M.data.mean()
-made = time.perf_counter()
-r = mapuot.solve(M, None, None, reg=0.5, reg_m=5.0, tol=1e-4, backend={backend!r}, threads={threads})
-end = time.perf_counter()
-told = {{"neighbours": made - start, "solve": end - made, "passes": r.n_passes, "error": r.error_bound}}
-print(json.dumps({{"n": {n}, "k": {k}, "pairs": M.nnz, "peak": status("VmHWM"), **told}}))
-"""
 
 
 def lengths(pattern: str, n: int, density: float) -> Any:
@@ -133,33 +114,16 @@ def measured(pattern: str, n: int, density: float, passes: Callable[[Any], Any])
             "MiB": {name: size / 2**20 for name, size in held.items()}}  # fmt: skip
 
 
-def passes_of_parts(backend: str) -> list[dict[str, Any]]:
-    """Passes of the clouds together and of each alone, masses up to a hundred times another's."""
-    rng, clouds, masses = np.random.default_rng(3), [], []
-    for _ in range(PARTS):
-        S = mapuot.knn_cost(rng.random((PART, 2)), rng.random((PART, 2)), NEIGHBOURS)
-        S.data /= S.data.mean()
-        clouds.append(S)
-        masses.append([10.0 ** rng.uniform(-1, 1) / PART * (0.1 + rng.random(PART)) for _ in range(2)])
-    together, (a, b) = sparse.csr_array(sparse.block_diag(clouds)), np.concatenate(masses, axis=1)
-    found = []
-    for reg_m in (0.5, 5.0, 50.0):
-
-        def passes(M: Any, a: Any, b: Any, reg_m: float = reg_m) -> int:
-            return mapuot.solve(M, a, b, reg=0.1, reg_m=reg_m, reference="uniform", backend=backend).n_passes
-
-        alone = [passes(S, *one) for S, one in zip(clouds, masses, strict=True)]
-        found.append({"reg_m": reg_m, "together": passes(together, a, b), "alone": alone})
-    return found
-
-
 def large(backend: str, threads: int) -> dict[str, Any]:
-    """What a process of its own tells of the certified solve of a million points."""
-    code = LARGE.format(n=POINTS, k=NEIGHBOURS, backend=backend, threads=threads)
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    child = subprocess.run(command, capture_output=True, text=True, check=True, cwd=common.ROOT)
-    found: dict[str, Any] = json.loads(child.stdout)
-    return found
+    """Solve a million points to a certified 1e-4 in a process of their own, whose most memory is told."""
+    rng, start = np.random.default_rng(0), time.perf_counter()
+    M = mapuot.knn_cost(rng.random((POINTS, 2)), rng.random((POINTS, 2)), NEIGHBOURS, threads=threads)
+    M.data /= M.data.mean()
+    made = time.perf_counter()
+    r = mapuot.solve(M, None, None, reg=0.5, reg_m=5.0, tol=1e-4, backend=backend, threads=threads)
+    solved, told = time.perf_counter() - made, {"passes": r.n_passes, "error": r.error_bound}
+    told |= {"n": POINTS, "k": NEIGHBOURS, "pairs": M.nnz, "peak": common.status("VmHWM")}
+    return told | {"neighbours": made - start, "solve": solved}
 
 
 def run(args: Any) -> dict[str, Any]:
@@ -180,30 +144,27 @@ def run(args: Any) -> dict[str, Any]:
         found = [measured(*case, passes) for case in tqdm(cases, file=sys.stderr)]
     if gpu and not args.quick:
         found.append(measured("kNN", POINTS, NEIGHBOURS / POINTS, functools.partial(gpu_passes, dense=None)))
-    backend = "cuda" if gpu else "cpu"
-    parts = passes_of_parts(backend)
-    whole = {} if args.quick else {"large": large(backend, args.threads)}
-    return {"n": n, "threads": args.threads, "passes": found, "parts": parts, **whole}
+    call = f"sparse.large({'cuda' if gpu else 'cpu'!r}, {args.threads})"
+    whole = {} if args.quick else {"large": common.alone(call)}
+    return {"n": n, "threads": args.threads, "passes": found, **whole}
 
 
-def tables(*found: dict[str, Any]) -> str:
-    """Passes over stored pairs beside the dense pass, by pattern and share of the pairs; a paragraph a machine."""
-    text = []
-    for data in found:
-        rows: dict[str, list[str]] = {}
-        shares = sorted({p["density"] for p in data["passes"] if p["pattern"] == "uniform"})
-        for p in (p for p in data["passes"] if p["n"] == data["n"]):
-            seconds = p["seconds"]
-            times = f" ({seconds['dense mixed'] / seconds['mixed']:.1f})" if "dense mixed" in seconds else ""
-            rows.setdefault(p["pattern"], []).append(f"{1e3 * seconds['mixed']:.3g}{times}")
-        dense = [p["seconds"]["dense mixed"] for p in data["passes"] if "dense mixed" in p["seconds"]]
-        beside = f", the dense pass {1e3 * min(dense):.3g} ms" if dense else ""
-        text.append(f"{common.machine_line(data)}, n = {data['n']}{beside}:")
-        head = ["pairs", *(f"{100 * share:g} %" for share in shares)]
-        text.append(common.table(head, [[name, *cells] for name, cells in rows.items()]))
-        if x := data.get("large"):
-            text.append(
-                f"{x['n']:,} points with {x['k']} neighbours, {x['pairs']:,} pairs: certified {x['error']:.1e} "
-                f"in {x['passes']} passes, {x['solve']:.1f} s, at most {x['peak'] / 2**30:.1f} GiB on the host."
-            )
-    return common.text_of(*text)
+@common.each
+def tables(data: dict[str, Any]) -> str:
+    """Passes over stored pairs beside the dense pass, by pattern and share of the pairs."""
+    rows: dict[str, list[str]] = {}
+    shares = sorted({p["density"] for p in data["passes"] if p["pattern"] == "uniform"})
+    for p in (p for p in data["passes"] if p["n"] == data["n"]):
+        seconds = p["seconds"]
+        times = f" ({seconds['dense mixed'] / seconds['mixed']:.1f})" if "dense mixed" in seconds else ""
+        rows.setdefault(p["pattern"], []).append(f"{1e3 * seconds['mixed']:.3g}{times}")
+    dense = [p["seconds"]["dense mixed"] for p in data["passes"] if "dense mixed" in p["seconds"]]
+    beside = f", the dense pass {1e3 * min(dense):.3g} ms" if dense else ""
+    head, text = ["pairs", *(f"{100 * share:g} %" for share in shares)], ""
+    if x := data.get("large"):
+        text = (
+            f"{x['n']:,} points with {x['k']} neighbours, {x['pairs']:,} pairs: certified {x['error']:.1e} "
+            f"in {x['passes']} passes, {x['solve']:.1f} s, at most {x['peak'] / 2**30:.1f} GiB on the host."
+        )
+    passes = common.table(head, [[name, *cells] for name, cells in rows.items()])
+    return common.text_of(f"{common.machine_line(data)}, n = {data['n']}{beside}:", passes, text)
