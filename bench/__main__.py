@@ -58,7 +58,7 @@ def run_part(name: str, args: argparse.Namespace) -> None:
     module, begin = module_of(name), time.perf_counter()
     reason = hindrance(name, module, args)
     found = {"skipped": reason} if reason else module.run(args)
-    if not reason and (args.device == "gpu" or name in ON_GPU):
+    if not reason and (args.device == "gpu" or name in ON_GPU or (name == "cluster" and args.gpus)):
         found["device"] = device.device_name()
     file = name + (re.sub(r"\W+", "-", f" {found['device']}").lower() if common.on_gpu(found) else "")
     data = common.plain({"part": name, "machine": common.machine(), "quick": args.quick, **found})
@@ -79,7 +79,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)")
     where = "for batch, zoo, points, tensors, sparse, loss, gromov and small-reg (default: %(default)s)"
     options.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=where)
-    options.add_argument("--size", type=int, help="for calls, zoo, points, sparse, gromov and kept: how many")
+    options.add_argument("--size", type=int, help="for calls, zoo, points, sparse, gromov, kept and cluster: how many")
+    options.add_argument("--gpus", default="", help="for cluster: numbers of GPUs, as 1,2,4; with --size whole solves")
     options.add_argument("--before", type=Path, help="for small-reg: a checkout, built in place, to compare with")
     options.add_argument("--out", type=Path, help="folder of JSON (default: build/bench)")
     for name, text in {**PARTS, **ALONE, "all": "every part of the CPU"}.items():

@@ -1,14 +1,12 @@
 """cluster: ranks of this machine against its threads, GPUs of one host, and the communication model to 4096 ranks.
 
 ``python -m bench cluster`` needs mpiexec: in one job, rank 0 alone with P threads and P ranks of one thread take turns,
-while those who wait sleep; beside them POT's two products on one process, P threads. ``python -m bench.cluster --gpus
-1,2,4`` needs no MPI: one process a GPU, sums through NCCL; with ``--large N`` instead it solves N x N points in 3-D,
-whose rows each GPU makes for itself. Model: T(P) = bytes(K) / (P BW) + c + alpha log2 P + beta n, BW from one rank,
-alpha and beta from the sums alone, c (a pass in two halves; GPUs only) from the weak runs; beyond the ranks
-measured it is a model.
+while those who wait sleep; beside them POT's two products on one process, P threads. ``--gpus 1,2,4`` needs no MPI: one
+process a GPU, sums through NCCL; with ``--size N``, too, it solves N x N points in 3-D, whose rows each GPU makes for
+itself. Model: T(P) = bytes(K) / (P BW) + c + alpha log2 P + beta n, BW from one rank, alpha and beta from the sums
+alone, c (a pass in two halves; GPUs only) from the weak runs; beyond the ranks measured it is a model.
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -25,7 +23,7 @@ import numpy as np
 from mapuot.ranks import ALONE, own_rows
 
 from . import common
-from .device import REG, RHO, device_name, endless
+from .device import REG, RHO, endless
 from .gpu import REGS, point_rows
 from .local import spawn
 
@@ -110,7 +108,8 @@ def worker(shape: tuple[int, int], rounds: int, passes: int) -> dict[str, Any]:
         times["weak"].append(together(comm, weak, passes))
         times["POT"].append(turn(comm, two_products))
         time.sleep(0.05)  # until the threads of BLAS, which spin for 30 ms, are asleep
-    return {"times": times, "sums": sum_times(ranks, comm.Barrier, np)}
+    found = {"times": times, "sums": sum_times(ranks, comm.Barrier, np)}
+    return found if comm.rank == 0 else {}
 
 
 def sum_times(ranks: Any, barrier: Any, xp: Any) -> list[float]:
@@ -136,7 +135,7 @@ def job(size: int, shape: tuple[int, int], rounds: int, passes: int) -> Any:
     mpiexec = shutil.which("mpiexec", path=path)
     if mpiexec is None:
         return None
-    command = [mpiexec, "-n", str(size), sys.executable, "-m", "mpi4py", "-m", "bench.cluster", "--worker"]
+    command = [mpiexec, "-n", str(size), sys.executable, "-m", "mpi4py", "-m", "bench.cluster"]
     env = {**os.environ, "OPENBLAS_NUM_THREADS": str(size)}
     text = json.dumps([shape, rounds, passes])
     done = subprocess.run([*command, text], capture_output=True, text=True, env=env, cwd=common.ROOT, check=False)
@@ -145,7 +144,9 @@ def job(size: int, shape: tuple[int, int], rounds: int, passes: int) -> Any:
     return json.loads(done.stdout.strip().rpartition("\n")[2])
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: Any) -> dict[str, Any]:
+    if counts := [int(x) for x in args.gpus.split(",") if x]:
+        return run_large(counts, args.size) if args.size else run_gpus(counts, args.quick)
     shape, rounds, passes = ((2048, 2048), 3, 5) if args.quick else ((8192, 8192), 9, 10)
     jobs = []
     for size in range(2, args.threads + 1):
@@ -202,7 +203,9 @@ def model(
 
 
 def tables(data: dict[str, Any]) -> str:
-    jobs, m = data["jobs"], data["model"]
+    jobs, m = data["jobs"], data.get("model")
+    if "n" in data or not m:
+        return "\n".join(map(str, jobs.items() if "n" in data else jobs))
     shapes = (" x ".join(map(str, data[name])) for name in ("shape", "weak shape"))
     rows = [[one["ranks"], *(1e3 * x for x in one["seconds"].values()), *one["median"].values()] for one in jobs]
     head = [data.get("unit", "ranks"), *(f"{k}, ms a pass" for k in jobs[0]["seconds"]), *jobs[0]["median"]]
@@ -266,7 +269,7 @@ def gpu_worker(ranks: Any, strong: int, weak: int, rounds: int, passes: int) -> 
     import mapuot
 
     cp.cuda.Device(ranks.rank).use()
-    found: dict[str, Any] = {"device": device_name(ranks.rank)}
+    found: dict[str, Any] = {}
     found["weak"] = gpu_times(ranks, weak * ranks.size, weak, rounds, passes)
     found["strong"] = gpu_times(ranks, strong, strong, rounds, passes)
     small = 1500
@@ -303,10 +306,7 @@ def run_gpus(counts: list[int], quick: bool) -> dict[str, Any]:
             "parts": {name: one[name].get("parts") for name in kinds}, "sums": one.get("sums"), "way": one.get("way"),
             "error": max(x["error"] for x in found[count]), "passes": one["passes"],
         })  # fmt: skip
-    data = {
-        "unit": "GPUs", "device": found[first][0]["device"], "commit": common.commit(), "packages": common.versions(),
-        "shape": [strong, strong], "weak shape": [weak, weak], "jobs": jobs,
-    }  # fmt: skip
+    data = {"unit": "GPUs", "shape": [strong, strong], "weak shape": [weak, weak], "jobs": jobs}
     if jobs[-1]["sums"]:
         medians = {name: {count: float(np.median(times[count][name])) for count in counts} for name in kinds}
         alone = medians["strong"][first], medians["weak"][first]
@@ -322,7 +322,7 @@ def large_worker(ranks: Any, n: int, rounds: int, passes: int) -> dict[str, Any]
 
     cp.cuda.Device(ranks.rank).use()
     pool, rows, weight = cp.get_default_memory_pool(), point_rows(n), np.full(n, 1 / n)
-    found: dict[str, Any] = {"device": device_name(), "solves": []}
+    found: dict[str, Any] = {"solves": []}
     for reg in REGS:
         times, comm = [], ranks if ranks.size > 1 else None
         own = weight[slice(*own_rows(n, ranks.rank, ranks.size))]
@@ -342,35 +342,10 @@ def large_worker(ranks: Any, n: int, rounds: int, passes: int) -> dict[str, Any]
 
 def run_large(counts: list[int], n: int) -> dict[str, Any]:
     jobs = {count: spawn(large_worker, count, n, 5, 24)[0] for count in counts}
-    return {"n": n, "commit": common.commit(), "packages": common.versions(), "jobs": jobs}
+    return {"n": n, "jobs": jobs}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--gpus", default="1,2,4", help="numbers of GPUs (default: %(default)s)")
-    parser.add_argument("--large", type=int, help="whole solves of so many points")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=common.OUT)
-    args = parser.parse_args()
-    if args.worker:
-        found = worker(*json.loads(args.worker))
-        from mpi4py import MPI
-
-        if MPI.COMM_WORLD.rank == 0:
-            print(json.dumps(common.plain(found)))
-        return
-    counts = [int(x) for x in args.gpus.split(",")]
-    if args.large:
-        data = common.plain(run_large(counts, args.large))
-        for count, one in data["jobs"].items():
-            print(count, "GPUs:", *one["solves"], one["pass"], sep="\n")
-        print(common.save("cluster-large-gpu", data, args.out))
-        return
-    data = common.plain(run_gpus(counts, args.quick))
-    print(*data["jobs"], *([common.aligned(tables(data))] if "model" in data else []), sep="\n")
-    print(common.save("cluster-gpu", data, args.out))
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # a rank of ``job``
+    answer = worker(*json.loads(sys.argv[1]))
+    if answer:
+        print(json.dumps(common.plain(answer)))

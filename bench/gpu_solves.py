@@ -22,17 +22,6 @@ OTT_UP_TO = 2000
 OURS = {"mapuot": "mixed", "mapuot, float64 K": "float64"}
 
 
-def make(n: int) -> tuple[Any, Any, Any]:
-    """Clouds in the plane, range(M) = 1, masses 1 and 1.2."""
-    import cupy as cp
-
-    rng = np.random.default_rng(n)
-    M = problems.squared_distances(*(cp.asarray(rng.random((n, 2))) for _ in range(2)))
-    a, b = 0.2 + rng.random((2, n))
-    M /= M.max()
-    return M, a / a.sum(), 1.2 * b / b.sum()
-
-
 def solve(case: peers.Case, **options: Any) -> Any:
     return peers.ours(case, TOL, backend="cuda", **options)
 
@@ -89,10 +78,13 @@ def ott_case(case: peers.Case) -> dict[str, Any]:
 
 
 def solves(n: int, grid: list[tuple[float, float]]) -> list[dict[str, Any]]:
+    import cupy as cp
+
     free_pools()
-    data, rows = make(n), []
+    (M, a, b), rows = problems.make("a", n, n, seed=3, mass=1.2), []
+    M = cp.asarray(M)
     for reg, reg_m in grid:
-        case = (*data, reg, reg_m)
+        case = (M, a, b, reg, reg_m)
         row: dict[str, Any] = {"n": n, "reg": reg, "reg_m": reg_m}
         row |= {name: our_case(case, precision) for name, precision in OURS.items()}
         for peer in (pot_cases, ott_case) if n <= OTT_UP_TO else (pot_cases,):
