@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -125,16 +124,12 @@ def peak_of(options: dict[str, Any], start: bool = False) -> float:
 
 def measured(call: str, most: float = LONGEST) -> dict[str, Any]:
     """Return what a call of this module finds in a process of its own, in ``most`` seconds."""
-    code = (
-        f"import json, warnings; warnings.simplefilter('ignore'); from bench import gromov; print(json.dumps({call}))"
-    )
     try:
-        child = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=common.ROOT, timeout=most
-        )
+        return dict(common.alone(call, most))
     except subprocess.TimeoutExpired:
         return {"failed": f"not in {most:.0f} s"}
-    return json.loads(child.stdout) if child.returncode == 0 else {"failed": child.stderr.strip()[-200:]}
+    except subprocess.CalledProcessError as error:
+        return {"failed": error.stderr.strip()[-200:]}
 
 
 def run(args: Any) -> dict[str, Any]:
@@ -158,21 +153,17 @@ def run(args: Any) -> dict[str, Any]:
     return {"rows": rows, "reg": REG, "rho": RHO} | ({"device": device_name()} if gpu else {})
 
 
-def tables(*found: dict[str, Any]) -> str:
+@common.each
+def tables(data: dict[str, Any]) -> str:
     """Return seconds, by the clock and of all threads, memory and the share that is matched."""
-    text = []
-    for data in found:
-        clock = ["seconds"] if common.on_gpu(data) else ["seconds", "cpu"]
-        lines = []
-        for row in data["rows"]:
-            for name, one in row.items():
-                if name != "n":
-                    own = [one.get(key) for key in (*clock, "memory", "matched")]
-                    cells = [one.get("failed", "")] + [""] * len(clock)
-                    if "failed" not in one:
-                        cells = [*own[:-1], "" if own[-1] is None else f"{100 * own[-1]:.1f} %"]
-                    stopped = "" if one.get("settled", True) else ", stopped"
-                    lines.append([f"{row['n']:,}", name + stopped, *("" if x is None else x for x in cells)])
-        head = ["points", "", "seconds", *(["CPU s"] if len(clock) > 1 else []), "MiB", "matched"]
-        text += [f"{common.machine_line(data)}:", common.table(head, lines)]
-    return common.text_of(*text)
+    lines, clock = [], ["seconds"] if common.on_gpu(data) else ["seconds", "cpu"]
+    for row in data["rows"]:
+        for name, one in [*row.items()][1:]:
+            *own, matched = (one.get(key, "") for key in (*clock, "memory", "matched"))
+            cells = [*own, "" if matched in ("", None) else f"{100 * matched:.1f} %"]
+            stopped = "" if one.get("settled", True) else ", stopped"
+            lines.append(
+                [f"{row['n']:,}", name + stopped, *(cells if "failed" not in one else [one["failed"], *cells[1:]])]
+            )
+    head = ["points", "", "seconds", *(["CPU s"] if len(clock) > 1 else []), "MiB", "matched"]
+    return common.text_of(f"{common.machine_line(data)}:", common.table(head, lines))

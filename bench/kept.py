@@ -105,12 +105,12 @@ def run(args: Any) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def tables(*found: dict[str, Any]) -> str:
+def tables(data: dict[str, Any]) -> str:
     """Geometric means over the clouds; in brackets the largest ratio, and how many of the others ended in time."""
     header = ["n", "reg_m", "reg / range(M)", "s", "of all pairs", "unconverged, of all pairs"]
     header += ["value off by", "exact / ours", "SNS / ours"]
     rows = []
-    every = [{k: np.inf if x == "inf" else x for k, x in row.items()} for data in found for row in data["rows"]]
+    every = [{k: np.inf if x == "inf" else x for k, x in row.items()} for row in data["rows"]]
     for n, rho, reg in sorted({(r["n"], r["rho"], r["reg"]) for r in every}, key=lambda key: (*key[:2], -key[2])):
         some = [r for r in every if (r["n"], r["rho"], r["reg"]) == (n, rho, reg)]
         ratios = [r["seconds"] / r["all"] for r in some]

@@ -32,11 +32,11 @@ SCALINGS = (0.5, 0.9)  # of GeomLoss and flash-sinkhorn: their default, and step
 
 
 def step(loss: Callable[[Any, Any], Any], x: Any, y: Any) -> tuple[float, Any]:
-    """Return the value and its gradient for x."""
+    """Return the value, of many clouds their sum, and its gradient for x."""
     at = x.clone().requires_grad_()
     value = loss(at, y.clone())  # a new tensor: no answer of a fixed target
-    value.backward()
-    return float(value.detach()), at.grad.double()
+    value.sum().backward()
+    return float(value.detach().sum()), at.grad.double()
 
 
 def losses(n: int, tols: list[float], gpu: bool, **known: Any) -> dict[str, tuple[Callable[[Any, Any], Any], bool]]:
@@ -126,20 +126,10 @@ def cells(row: dict[str, Any], names: list[str]) -> list[Any]:
     return [*line, f"{own['passes']} of {cross['passes']}", f"{own['seconds'] / cross['seconds']:.2g}"]
 
 
-def tables(*found: dict[str, Any]) -> str:
+@common.each
+def tables(data: dict[str, Any]) -> str:
     """Return milliseconds of each loss with the error of its gradient, and what self terms cost of cross terms."""
-    text = []
-    for data in found:
-        names = list(dict.fromkeys(name for row in data["rows"] for name in row["losses"]))
-        lines = [cells(row, names) for row in data["rows"]]
-        head = [
-            "points",
-            "blur",
-            "reach",
-            "exact to",
-            *(f"{name}: ms" for name in names),
-            "self passes of cross",
-            "time",
-        ]
-        text += [f"{common.machine_line(data)}:", common.table(head, lines)]
-    return common.text_of(*text)
+    names = list(dict.fromkeys(name for row in data["rows"] for name in row["losses"]))
+    head = ["points", "blur", "reach", "exact to", *(f"{name}: ms" for name in names), "self passes of cross", "time"]
+    lines = [cells(row, names) for row in data["rows"]]
+    return common.text_of(f"{common.machine_line(data)}:", common.table(head, lines))

@@ -21,6 +21,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,146 +121,116 @@ def device_passes(n: int, d: int) -> dict[str, Any]:
 # ---- a solve
 
 
-def peak(call: Callable[[], Any]) -> tuple[Any, float, float]:
-    """Return (answer, seconds, bytes beyond what was held before)."""
+def row(
+    who: str, call: Callable[[], Any], missed: Callable[[Any], dict[str, float]] = lambda found: {}
+) -> dict[str, Any]:
+    """Return what a call takes, MiB beyond what was held before among it, what it tells, and what it ``missed``."""
     before, begun = common.forget_peak(), time.perf_counter()
-    answer = call()
-    return answer, time.perf_counter() - begun, common.status("VmHWM") - before
+    found = call()
+    made = {"who": who, "seconds": time.perf_counter() - begun, "MiB": (common.status("VmHWM") - before) / 2**20}
+    if isinstance(found, mapuot.Result):
+        made |= {"bound": found.error_bound, "kept": found.skipped.kept.share if found.skipped else 1.0}
+    return made | {"iterations": found.n_passes, **missed(found)}
 
 
-def rows_of(problem: Any, potentials: tuple[Any, Any], reg: float) -> Any:
-    """Sampled rows of the plan of (log u, log v), in float64."""
-    x, y, a, b = problem
+def plan_missed(cloud: Any, reg: float, exact: Any) -> Callable[[Any], dict[str, float]]:
+    """Return a function that tells the error of an answer's plan, of sampled rows in float64."""
+    x, y, a, b = cloud
     some = np.random.default_rng(0).choice(len(x), min(ROWS, len(x)), replace=False)
-    log_u, log_v = potentials
-    with np.errstate(over="ignore"):
-        exponent = log_u[some, None] + log_v - cdist(x[some], y, "sqeuclidean") / reg
-        return a[some, None] * b * np.exp(exponent)
+
+    def rows(found: Any) -> Any:
+        with np.errstate(over="ignore"):
+            exponent = found.log_u[some, None] + found.log_v - cdist(x[some], y, "sqeuclidean") / reg
+            return a[some, None] * b * np.exp(exponent)
+
+    truth = rows(exact)
+    return lambda found: {"error": float(np.abs(rows(found) - truth).sum() / truth.sum())}
 
 
-def solves(n: int, d: int, reg: float) -> list[dict[str, Any]]:
-    problem = x, y, a, b = clouds(n, d)
-
-    def solve(tol: float, truncate: float | None = None) -> Any:
-        cloud = mapuot.PointCloud(x, y, truncate=truncate)
-        return mapuot.solve(cloud, a, b, reg=reg, reg_m=RHO, tol=tol, backend="cuda")
-
-    exact = solve(1e-9)
-    truth, found = rows_of(problem, (exact.log_u, exact.log_v), reg), []
-
-    def judged(name: str, call: Callable[[], tuple[Any, Any, Any]]) -> None:
-        (log_u, log_v, told), seconds, memory = peak(call)
-        error = float(np.abs(rows_of(problem, (log_u, log_v), reg) - truth).sum() / truth.sum())
-        found.append({"n": n, "d": d, "reg": reg, "who": name, "seconds": seconds, "error": error, **told,
-                      "MiB": memory / 2**20})  # fmt: skip
-
-    def ours(truncate: float | None) -> tuple[Any, Any, Any]:
-        result = solve(1e-6, truncate)
-        kept = result.skipped.kept.share if result.skipped else 1.0
-        return result.log_u, result.log_v, {
-            "bound": result.error_bound, "iterations": result.n_passes, "kept": kept,
-        }  # fmt: skip
-
-    for truncate in (None, 1.0)[: 1 + (reg == SMALL)]:
-        ours(truncate)  # compiles
-        judged("points" + ", truncated" * (truncate is not None), functools.partial(ours, truncate))
-    if importlib.util.find_spec("flash_sinkhorn") and d in FLASH_DIMENSIONS:
-        for tf32 in (True, False):
-            call = functools.partial(flash, x, y, a, b, reg, RHO, tf32)
-            call(2)  # compiles
-            for iterations in ITERATIONS:
-                if iterations == ITERATIONS[0] or found[-1]["seconds"] * iterations / ITERATIONS[0] <= LONG:
-                    name = f"flash-sinkhorn, {'TF32' if tf32 else 'float32'}, {iterations} iterations"
-                    judged(name, functools.partial(call, iterations))
-    return found
+def solver(cloud: Any, reg: float, rho: float) -> Callable[..., Any]:
+    """Return solves of these points on a GPU."""
+    x, y, a, b = cloud
+    known: dict[str, Any] = {"reg": reg, "reg_m": rho, "backend": "cuda", "max_passes": 2000}
+    return lambda tol, **options: mapuot.solve(mapuot.PointCloud(x, y, **options), a, b, tol=tol, **known)
 
 
-def flash(
-    x: Any, y: Any, a: Any, b: Any, reg: float, rho: float, tf32: bool, iterations: int, tune: bool = True
-) -> tuple[Any, Any, Any]:
-    """Return log u, log v and the iterations; to ``tune`` its kernels takes 94 s for each number of points (H200)."""
+def flash(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float, iterations: int = 0, **options: Any) -> Any:
+    """Return flash-sinkhorn's answer after so many iterations, 0: by its multiscale solver.
+
+    To tune its kernels (``autotune``) takes 94 s for each number of points (H200).
+    """
     import torch
     from flash_sinkhorn import SamplesLoss
 
-    tensors = (torch.from_numpy(z).float().cuda() for z in (x, a, y, b))
-    x_, a_, y_, b_ = tensors
-    loss = SamplesLoss(blur=math.sqrt(reg), reach=math.sqrt(rho), eps=reg, n_iters=iterations, potentials=True,
-                       normalize=False, use_epsilon_scaling=False, allow_tf32=tf32, autotune=tune)  # fmt: skip
-    f, g = (z.double().cpu().numpy() / reg for z in loss(a_, x_, b_, y_))
-    return f, g, {"iterations": iterations}
+    known: dict[str, Any] = {"blur": math.sqrt(reg), "potentials": True}
+    if iterations:
+        known |= {"reach": math.sqrt(rho), "eps": reg, "n_iters": iterations, "normalize": False}
+        known["use_epsilon_scaling"] = False
+    loss = SamplesLoss(**known, **options)
+    f, g = (z.double().cpu().numpy() / reg for z in loss(*(torch.from_numpy(z).float().cuda() for z in (a, x, b, y))))
+    made = iterations or loss.last_multiscale_info.fine_updates
+    return SimpleNamespace(log_u=f, log_v=g, n_passes=made)
 
 
-# ---- to a plan error
+def solves(n: int, d: int, reg: float) -> list[dict[str, Any]]:
+    cloud, found = clouds(n, d), []
+    solve, case = solver(cloud, reg, RHO), {"n": n, "d": d, "reg": reg}
+    missed = plan_missed(cloud, reg, solve(1e-9, truncate=None))
+    for truncate in (None, 1.0)[: 1 + (reg == SMALL)]:
+        call = functools.partial(solve, 1e-6, truncate=truncate)
+        call()  # compiles
+        found.append(case | row("points" + ", truncated" * (truncate is not None), call, missed))
+    for tf32 in (True, False) if importlib.util.find_spec("flash_sinkhorn") and d in FLASH_DIMENSIONS else ():
+        call = functools.partial(flash, *cloud, reg, RHO, allow_tf32=tf32)
+        call(iterations=2)  # compiles
+        for count in ITERATIONS:
+            if count == ITERATIONS[0] or found[-1]["seconds"] * count / ITERATIONS[0] <= LONG:
+                name = f"flash-sinkhorn, {'TF32' if tf32 else 'float32'}, {count} iterations"
+                found.append(case | row(name, functools.partial(call, iterations=count), missed))
+    return found
 
 
 def to_error(n: int, reg: float, rho: float) -> dict[str, Any]:
     """Seconds to PLAN_ERROR; flash-sinkhorn's are those of its longest try where LONGEST or its floor comes first."""
-    problem = x, y, a, b = clouds(n, 3)
-
-    def ours(tol: float) -> Any:
-        return mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=reg, reg_m=rho, tol=tol, backend="cuda")
-
-    exact = ours(1e-9)
-    truth = rows_of(problem, (exact.log_u, exact.log_v), reg)
-
-    def missed(potentials: Any) -> float:
-        return float(np.abs(rows_of(problem, potentials, reg) - truth).sum() / truth.sum())
-
-    ours(PLAN_ERROR)  # compiles
-    result, seconds, _ = peak(lambda: ours(PLAN_ERROR))
-    row = {"n": n, "reg": reg, "rho": rho, "seconds": seconds, "iterations": result.n_passes,
-           "error": missed((result.log_u, result.log_v)), "bound": result.error_bound}  # fmt: skip
-    if importlib.util.find_spec("flash_sinkhorn"):
-        row["flash"] = [least_iterations(x, y, a, b, reg, rho, tf32, missed) for tf32 in (True, False)]
-    return row
-
-
-def least_iterations(
-    x: Any, y: Any, a: Any, b: Any, reg: float, rho: float, tf32: bool, missed: Callable[[Any], float]
-) -> dict[str, Any]:
-    flash(x, y, a, b, reg, rho, tf32, 2)  # compiles
-    iterations, seconds, error = 8, 0.0, math.inf
-    while error > PLAN_ERROR and 2 * seconds < LONGEST:
-        iterations *= 2
-        (log_u, log_v, _), seconds, _ = peak(functools.partial(flash, x, y, a, b, reg, rho, tf32, iterations))
-        error = missed((log_u, log_v))
-    return {"TF32": tf32, "iterations": iterations, "seconds": seconds, "error": error, "reached": error <= PLAN_ERROR}
+    cloud = clouds(n, 3)
+    solve, tries = solver(cloud, reg, rho), []
+    missed = plan_missed(cloud, reg, solve(1e-9))
+    solve(PLAN_ERROR)  # compiles
+    ours = row("mapuot", lambda: solve(PLAN_ERROR), missed)
+    for tf32 in (True, False) if importlib.util.find_spec("flash_sinkhorn") else ():
+        flash(*cloud, reg, rho, 2, allow_tf32=tf32)  # compiles
+        iterations, last = 8, {"seconds": 0.0, "error": math.inf}
+        while last["error"] > PLAN_ERROR and 2 * last["seconds"] < LONGEST:
+            iterations *= 2
+            call = functools.partial(flash, *cloud, reg, rho, iterations, allow_tf32=tf32)
+            last = row("flash-sinkhorn", call, missed)
+        tries.append({"TF32": tf32, "reached": last["error"] <= PLAN_ERROR, **last})
+    return {"n": n, "reg": reg, "rho": rho, **ours} | ({"flash": tries} if tries else {})
 
 
 # ---- large clouds
 
 
 def large(n: int) -> list[dict[str, Any]]:
-    rng = np.random.default_rng(n)
-    x, y, w = rng.random((n, 3)), rng.random((n, 3)), np.full(n, 1 / n)
-    found = []
-
-    def judged(name: str, call: Callable[[], tuple[Any, Any, Any]]) -> None:
-        call()  # compiles
-        (log_u, log_v, told), seconds, _ = peak(call)
-        missed = max(marginal_missed(x, y, log_u, log_v), marginal_missed(y, x, log_v, log_u))
-        found.append({"n": n, "who": name, "seconds": seconds, "marginals": missed, **told})
-
-    def ours(tol: float) -> tuple[Any, Any, Any]:
-        result = mapuot.solve(
-            mapuot.PointCloud(x, y), w, w, reg=LARGE_REG, reg_m=math.inf, tol=tol, backend="cuda", max_passes=2000
-        )
-        return result.log_u, result.log_v, {"bound": result.error_bound, "iterations": result.n_passes}
-
-    def multiscale() -> tuple[Any, Any, Any]:
-        import torch
-        from flash_sinkhorn import SamplesLoss
-
-        tensors = (torch.from_numpy(z).float().cuda() for z in (w, x, w, y))
-        loss = SamplesLoss(blur=math.sqrt(LARGE_REG), potentials=True, backend="multiscale", tol=FLASH_TOL)
-        f, g = (z.double().cpu().numpy() / LARGE_REG for z in loss(*tensors))
-        return f, g, {"iterations": loss.last_multiscale_info.fine_updates}
-
-    judged("mapuot, 1e-6", lambda: ours(1e-6))
-    judged(f"mapuot, {FLASH_TOL:g}", lambda: ours(FLASH_TOL))
+    rng, w = np.random.default_rng(n), np.full(n, 1 / n)
+    cloud = x, y, *_ = rng.random((n, 3)), rng.random((n, 3)), w, w
+    solve = solver(cloud, LARGE_REG, math.inf)
+    calls: dict[str, Callable[[], Any]] = {
+        f"mapuot, {tol:g}": functools.partial(solve, tol) for tol in (1e-6, FLASH_TOL)
+    }
     if importlib.util.find_spec("flash_sinkhorn"):
-        judged(f"flash-sinkhorn, multiscale, {FLASH_TOL:g}", multiscale)
-    return found
+        more = {"backend": "multiscale", "tol": FLASH_TOL}
+        calls[f"flash-sinkhorn, multiscale, {FLASH_TOL:g}"] = functools.partial(flash, *cloud, LARGE_REG, RHO, **more)
+
+    def missed(found: Any) -> dict[str, float]:
+        pairs = (x, y, found.log_u, found.log_v), (y, x, found.log_v, found.log_u)
+        return {"marginals": max(marginal_missed(*pair) for pair in pairs)}
+
+    rows = []
+    for name, call in calls.items():
+        call()  # compiles
+        rows.append({"n": n, **row(name, call, missed)})
+    return rows
 
 
 def marginal_missed(x: Any, y: Any, log_u: Any, log_v: Any) -> float:
@@ -281,10 +252,7 @@ def unbalanced(n: int, threads: int, gpu: bool) -> list[dict[str, Any]]:
 
     if gpu:
         solved()  # compiles
-    result, seconds, memory = peak(solved)
-    kept = result.skipped.kept.share if result.skipped else 1.0
-    return [{"n": n, "who": f"mapuot, unbalanced, reg {reg:g}, {tol:g}", "iterations": result.n_passes,
-             "seconds": seconds, "bound": result.error_bound, "kept": kept, "MiB": memory / 2**20}]  # fmt: skip
+    return [{"n": n, **row(f"mapuot, unbalanced, reg {reg:g}, {tol:g}", solved)}]
 
 
 # ---- images
@@ -298,17 +266,12 @@ def images(side: int, threads: int, backend: str) -> list[dict[str, Any]]:
     costs: dict[str, Any] = {"Grid": grid}
     if side <= 128 or backend == "cuda":
         costs["PointCloud"] = mapuot.PointCloud(points, points)
-    found = []
-    for reg in REGS:
-        for name, cost in costs.items():
-            result, seconds, memory = peak(
-                lambda M=cost, reg=reg: mapuot.solve(
-                    M, a / a.sum(), 1.2 * b / b.sum(), reg=reg, reg_m=RHO, threads=threads, backend=backend
-                )
-            )  # type: ignore[misc]
-            found.append({"side": side, "reg": reg, "who": name, "iterations": result.n_passes, "seconds": seconds,
-                          "bound": result.error_bound, "MiB": memory / 2**20})  # fmt: skip
-    return found
+    known: dict[str, Any] = {"reg_m": RHO, "threads": threads, "backend": backend}
+    solve = functools.partial(mapuot.solve, a=a / a.sum(), b=1.2 * b / b.sum(), **known)
+    return [
+        {"side": side, "reg": reg, **row(name, functools.partial(solve, cost, reg=reg))}
+        for reg in REGS for name, cost in costs.items()
+    ]  # fmt: skip
 
 
 def run(args: Any) -> dict[str, Any]:
@@ -339,25 +302,24 @@ def run(args: Any) -> dict[str, Any]:
     return found
 
 
-def tables(*found: dict[str, Any]) -> str:
-    """Passes over points, and solves beside peers as "seconds (error of the plan)"; a paragraph a machine."""
-    text = []
-    for data in found:
-        gpu = common.on_gpu(data)
-        kinds = [k for k in ("float32", "last", "float64", "stored float32") if k in data["passes"][0]["seconds"]]
-        rows = [
-            [p["n"], p["d"], *(p["pairs_a_second"][k] / 1e9 if k in p["seconds"] else "" for k in kinds),
-             *([common.short(p["of_ex2"])] if gpu else [])]
-            for p in data["passes"]
-        ]  # fmt: skip
-        names = [f"{k}, 10^9 {'evaluations' if gpu else 'pairs'} a second" for k in kinds]
-        head = ["points", "dimensions", *names, *(["float32, of 2^x"] if gpu else [])]
-        text += [f"{common.machine_line(data)}:", common.table(head, rows)]
-        if "solves" in data:
-            text.append(solve_table(data["solves"]))
-        if data.get("to_error"):
-            head, cells, mean = error_rows(data["to_error"])
-            text += [common.table(head, cells), f"The geometric mean is {mean:.3g} times ours."]
+@common.each
+def tables(data: dict[str, Any]) -> str:
+    """Passes over points, and solves beside peers as "seconds (error of the plan)"."""
+    gpu = common.on_gpu(data)
+    kinds = [k for k in ("float32", "last", "float64", "stored float32") if k in data["passes"][0]["seconds"]]
+    rows = [
+        [p["n"], p["d"], *(p["pairs_a_second"][k] / 1e9 if k in p["seconds"] else "" for k in kinds),
+         *([common.short(p["of_ex2"])] if gpu else [])]
+        for p in data["passes"]
+    ]  # fmt: skip
+    names = [f"{k}, 10^9 {'evaluations' if gpu else 'pairs'} a second" for k in kinds]
+    head = ["points", "dimensions", *names, *(["float32, of 2^x"] if gpu else [])]
+    text = [f"{common.machine_line(data)}:", common.table(head, rows)]
+    if "solves" in data:
+        text.append(solve_table(data["solves"]))
+    if data.get("to_error"):
+        head, cells, mean = error_rows(data["to_error"])
+        text += [common.table(head, cells), f"The geometric mean is {mean:.3g} times ours."]
     return common.text_of(*text)
 
 

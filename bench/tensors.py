@@ -29,7 +29,6 @@ SHAPES = ((64, 64, 64), (128, 128, 128), (256, 200, 300), (257, 199, 301), (400,
 MOST_READS, TOL, OTT_TOL = 1200, 1e-6, 1e-3
 LONG = 10.0  # seconds of a call that is made once
 COUNTED = 64  # points up to which the reads of cyclic updates are counted; of more points, those of so many
-LIMITS = {"pass": 0.85, "chain": 1.3, "reads": 20.0, "ott": 50.0}
 
 
 def clouds(n: int, count: int, ratio: float = 1.1) -> tuple[list[Any], list[Any]]:
@@ -237,39 +236,37 @@ def run(args: Any) -> dict[str, Any]:
         passes = [pass_case(shape, count or args.threads, xp) for count in counts for shape in shapes]
         threes = [triangle_case(n, reg, rho, args.threads, xp) for n in triangles for reg, rho in CASES[:3]]
         chains = [chain_case(n, reg, rho, args.threads, xp) for n in chain_sizes for reg, rho in CASES[:3]]
-    found = {"arrays": arrays, "passes": passes, "triangles": threes, "chains": chains, "most_reads": MOST_READS}
-    return found | {"limits": LIMITS}
+    return {"arrays": arrays, "passes": passes, "triangles": threes, "chains": chains, "most_reads": MOST_READS}
 
 
-def tables(*found: dict[str, Any]) -> str:
+@common.each
+def tables(data: dict[str, Any]) -> str:
     """Arrays of three marginals beside cyclic updates and OTT, passes over them, triangles, chains beside ten pairs."""
-    text = []
-    for data in found:
-        gpu = common.on_gpu(data)
-        arrays, passes, chains = [], [], []
-        for r in data["arrays"]:
-            ott = r.get("ott", {})
-            arrays.append([f"{r['n']}^3", *words(r), r["reads"], f"{1e3 * r['seconds']:.3g}"])
-            for way in (r["cyclic"], r["cyclic, translated"]):
-                arrays[-1] += [way["reads"] or f"> {data['most_reads']}", f"{way['least_seconds'] / r['seconds']:.2g}"]
-            arrays[-1].append(f"{ott['seconds'] / r['loose_seconds']:.2g}" if "seconds" in ott else "")
-        for r in data["passes"]:
-            parts = [f"{r[key]:.2f}".removeprefix("0") for key in ("of_limit", "wide_of_limit") if key in r]
-            passes.append([" x ".join(map(str, r["shape"])), *([] if gpu else [r["threads"]]), r["storage"], *parts])
-        triangles = [[r["n"], *words(r), r["reads"], common.three(1e3 * r["seconds"])] for r in data["triangles"]]
-        for r in data["chains"]:
-            cells = [r["n"], *words(r), r["reads"], max(r["pair_passes"])]
-            chains.append([*cells, common.milliseconds(r["times"]["chain"]), f"{r['ratio']['of_minima']:.2f}"])
-        cyclic = ["cyclic: reads", "x", "translated: reads", "x", "OTT to 1e-3: x"]
-        each = ["K", "pass, of the read limit"]
-        chain_head = ["chain of ten, points", "reg", "reg_m", "reads", "of a pair", "ms", "times ten pairs"]
-        text += [
-            f"{common.machine_line(data)}:",
-            common.table(["array", "reg", "reg_m", "reads", "ms", *cyclic], arrays),
-            common.table(["array", *each] if gpu else ["array", "threads", *each, "with float64 sums"], passes),
-            common.table(["triangle, points", "reg", "reg_m", "reads", "ms"], triangles),
-            common.table(chain_head, chains),
-        ]
+    gpu = common.on_gpu(data)
+    arrays, passes, chains = [], [], []
+    for r in data["arrays"]:
+        ott = r.get("ott", {})
+        arrays.append([f"{r['n']}^3", *words(r), r["reads"], f"{1e3 * r['seconds']:.3g}"])
+        for way in (r["cyclic"], r["cyclic, translated"]):
+            arrays[-1] += [way["reads"] or f"> {data['most_reads']}", f"{way['least_seconds'] / r['seconds']:.2g}"]
+        arrays[-1].append(f"{ott['seconds'] / r['loose_seconds']:.2g}" if "seconds" in ott else "")
+    for r in data["passes"]:
+        parts = [f"{r[key]:.2f}".removeprefix("0") for key in ("of_limit", "wide_of_limit") if key in r]
+        passes.append([" x ".join(map(str, r["shape"])), *([] if gpu else [r["threads"]]), r["storage"], *parts])
+    triangles = [[r["n"], *words(r), r["reads"], common.three(1e3 * r["seconds"])] for r in data["triangles"]]
+    for r in data["chains"]:
+        cells = [r["n"], *words(r), r["reads"], max(r["pair_passes"])]
+        chains.append([*cells, common.milliseconds(r["times"]["chain"]), f"{r['ratio']['of_minima']:.2f}"])
+    cyclic = ["cyclic: reads", "x", "translated: reads", "x", "OTT to 1e-3: x"]
+    each = ["K", "pass, of the read limit"]
+    chain_head = ["chain of ten, points", "reg", "reg_m", "reads", "of a pair", "ms", "times ten pairs"]
+    text = [
+        f"{common.machine_line(data)}:",
+        common.table(["array", "reg", "reg_m", "reads", "ms", *cyclic], arrays),
+        common.table(["array", *each] if gpu else ["array", "threads", *each, "with float64 sums"], passes),
+        common.table(["triangle, points", "reg", "reg_m", "reads", "ms"], triangles),
+        common.table(chain_head, chains),
+    ]
     return common.text_of(*text)
 
 

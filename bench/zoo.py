@@ -176,7 +176,7 @@ def timed_peers(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float) -> dict[
     """Return the seconds of each peer, None where it is not there or does not take these points."""
     calls = {
         "torch": lambda *case: torch_iterations(*case, reg, rho),
-        "flash_sinkhorn": lambda *case: of_points.flash(*case, reg, rho, False, ITERATIONS, tune=False),
+        "flash_sinkhorn": lambda *case: of_points.flash(*case, reg, rho, ITERATIONS, allow_tf32=False, autotune=False),
         "geomloss": lambda *case: geomloss(*case, reg, rho),
     }
     case = x, y, a, b
@@ -226,49 +226,46 @@ def run(args: Any) -> dict[str, Any]:
     return {"n": size, "rows": found}
 
 
-def tables(*found: dict[str, Any]) -> str:
+@common.each
+def tables(data: dict[str, Any]) -> str:
     """Passes and time a pair of every set, beside those of the uniform one, and what is the median and the worst."""
-    text = []
-    for data in found:
-        rows, lines, ratios = data["rows"], [], []
-        beside = {
-            r["reg"]: r["ways"]["points"]["passes"] for r in reversed(rows) if r["set"] == "uniform" and r["d"] == 3
-        }
-        for r in rows:
-            points, cut, dense = (r["ways"][way] for way in ("points", "truncated", "matrix"))
-            cells = [told(points), points["ns_a_pair"], told(cut), f"{100 * cut['kept']:.3g} %",
-                     cut["ns_a_pair"] / cut["kept"], told(dense), dense["ns_a_pair"]]  # fmt: skip
-            if theirs := r.get("POT"):
-                times = theirs["seconds"] / theirs["ours"]
-                ratios += [times] * theirs["reached"]
-                known = theirs["reached"] or "carried_on" in theirs
-                more = "" if theirs["reached"] else "> "
-                cells += [f"{more}{theirs['iterations']}", f"{more}{times:.3g}"] if known else ["fails", ""]
-            for name, seconds in r.get("peers", {}).items():
-                own = points if r["d"] <= MADE_DIMENSIONS and r["n"] >= GPU_SIZE else dense
-                times = seconds / own["seconds"] if seconds else None
-                cells.append(f"{times:.3g}" if times else "")
-                ratios += [times] if times and name == "flash_sinkhorn" else []
-            lines.append([r["set"], r["n"], r["d"], common.short(r["reg"]), *cells])
-        gpu = common.on_gpu(data)
-        peer = "flash-sinkhorn" if gpu else "POT"
-        columns = (
-            [f"{x}: times ours" for x in ("torch", peer, "GeomLoss")] if gpu else [f"{peer}: iterations", "times ours"]
-        )
-        head = ["set", "points", "d", "reg", "points: passes", "ns a pair", "truncated: passes", "kept",
-                "ns a kept pair", "matrix: passes", "ns a pair", *columns]  # fmt: skip
-        ours = [(r["ways"]["points"]["passes"] / beside[r["reg"]], r["set"]) for r in rows if r["reg"] in beside]
-        most = max(ours)
-        text += [
-            f"{common.machine_line(data)}:", common.table(head[: len(lines[0])], lines),
-            f"Passes over those of uniform points in 3-D: {np.median([x for x, _ in ours]):.2g} in the median, "
-            f"{most[0]:.2g} at most ({most[1]})."
-            + (f" {peer} takes {np.median(ratios):.3g} times our seconds in the median, from {min(ratios):.3g} to "
-               f"{max(ratios):.3g}." if ratios else ""),
-            "Beside uniform points of as many dimensions, all pairs taken, these take more than twice the time a pair: "
-            f"{exceptions(rows, 'ns_a_pair', 2.0)}; and these more than 1.5 times the passes: "
-            f"{exceptions(rows, 'passes', 1.5)}.",
-        ]  # fmt: skip
+    rows, lines, ratios = data["rows"], [], []
+    beside = {r["reg"]: r["ways"]["points"]["passes"] for r in reversed(rows) if r["set"] == "uniform" and r["d"] == 3}
+    for r in rows:
+        points, cut, dense = (r["ways"][way] for way in ("points", "truncated", "matrix"))
+        cells = [told(points), points["ns_a_pair"], told(cut), f"{100 * cut['kept']:.3g} %",
+                 cut["ns_a_pair"] / cut["kept"], told(dense), dense["ns_a_pair"]]  # fmt: skip
+        if theirs := r.get("POT"):
+            times = theirs["seconds"] / theirs["ours"]
+            ratios += [times] * theirs["reached"]
+            known = theirs["reached"] or "carried_on" in theirs
+            more = "" if theirs["reached"] else "> "
+            cells += [f"{more}{theirs['iterations']}", f"{more}{times:.3g}"] if known else ["fails", ""]
+        for name, seconds in r.get("peers", {}).items():
+            own = points if r["d"] <= MADE_DIMENSIONS and r["n"] >= GPU_SIZE else dense
+            times = seconds / own["seconds"] if seconds else None
+            cells.append(f"{times:.3g}" if times else "")
+            ratios += [times] if times and name == "flash_sinkhorn" else []
+        lines.append([r["set"], r["n"], r["d"], common.short(r["reg"]), *cells])
+    gpu = common.on_gpu(data)
+    peer = "flash-sinkhorn" if gpu else "POT"
+    columns = (
+        [f"{x}: times ours" for x in ("torch", peer, "GeomLoss")] if gpu else [f"{peer}: iterations", "times ours"]
+    )
+    head = ["set", "points", "d", "reg", "points: passes", "ns a pair", "truncated: passes", "kept",
+            "ns a kept pair", "matrix: passes", "ns a pair", *columns]  # fmt: skip
+    ours = [(r["ways"]["points"]["passes"] / beside[r["reg"]], r["set"]) for r in rows if r["reg"] in beside]
+    most = max(ours)
+    text = [
+        f"{common.machine_line(data)}:", common.table(head[: len(lines[0])], lines),
+        f"Passes over those of uniform points in 3-D: {np.median([x for x, _ in ours]):.2g} in the median, "
+        f"{most[0]:.2g} at most ({most[1]})."
+        + (f" {peer} takes {np.median(ratios):.3g} times our seconds in the median, from {min(ratios):.3g} to "
+           f"{max(ratios):.3g}." if ratios else ""),
+        "Beside uniform points of as many dimensions, all pairs taken, these take more than twice the time a pair: "
+        f"{exceptions(rows, 'ns_a_pair', 2.0)}; and these more than 1.5 times the passes: "
+        f"{exceptions(rows, 'passes', 1.5)}.",
+    ]  # fmt: skip
     return common.text_of(*text)
 
 
