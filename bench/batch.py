@@ -15,8 +15,6 @@ the plan within 1e-5.
 """
 
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -27,7 +25,7 @@ import numpy as np
 
 import mapuot
 
-from . import common, device, peers
+from . import common, device, loss, peers
 
 NEEDS = ("torch",)
 SIZES, BROADCAST, SECONDS = (64, 128, 256, 512), 256, 2.0  # broadcast: the largest n of it
@@ -39,20 +37,8 @@ BLUR, REACH, SAMPLE = 0.05, 0.5, 8  # of losses between clouds; pairs that POT s
 SOME, MOST_ROUNDS = 8, 2048  # problems of which one after another is timed on a GPU; of a loop of torch
 CLOSE = 1e-5  # plan error that torch's iterations are counted to: float32 does not reach ours
 FIRST, LAST = 4, 20  # passes: their difference leaves the launch and the making of K out
-MEMORY = """
-import sys
-import numpy as np
-import torch, mapuot
-from bench.common import forget_peak, status
-n, kind = int(sys.argv[1]), sys.argv[2]
-A, B = np.random.default_rng(0).normal(size=(2, n, n))
-a, b = torch.from_numpy(A), torch.from_numpy(B)
-mapuot.log_matmul(A[:8, :8], B[:8, :8], threads=2)
-torch.logsumexp(torch.zeros(8, 8, 8), 1)
-before = forget_peak()
-out = mapuot.log_matmul(A, B) if kind == "mapuot" else torch.logsumexp(a[:, :, None] + b[None], 1)
-print(max(status("VmHWM") - before - A.nbytes, 0.0) / 2**20)
-"""
+
+OURS = "mapuot 1e-06"  # of the losses between clouds
 
 Calls = dict[str, Callable[[], Any]]
 
@@ -104,13 +90,20 @@ def product(dtype: str, p: int, n: int, gpu: bool) -> dict[str, Any]:
     if gpu:
         row["mib"] = {name: device.peak(call) - A.nbytes / 2**20 for name, call in calls.items()}
     elif dtype == "float64" and n <= BROADCAST:
-        row["mib"] = {kind: memory(n, kind) for kind in ("mapuot", "broadcast")}
+        row["mib"] = {kind: common.alone(f"batch.memory({n}, {kind!r})") for kind in ("mapuot", "broadcast")}
     return row
 
 
 def memory(n: int, kind: str) -> float:
-    command = [sys.executable, "-c", MEMORY, str(n), kind]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True, cwd=common.ROOT).stdout)
+    """Return the MiB that one product takes beyond its answer, in a process of its own."""
+    torch = import_module("torch")
+    A, B = np.random.default_rng(0).normal(size=(2, n, n))
+    a, b = torch.from_numpy(A), torch.from_numpy(B)
+    mapuot.log_matmul(A[:8, :8], B[:8, :8], threads=2)
+    torch.logsumexp(torch.zeros(8, 8, 8), 1)
+    before = common.forget_peak()
+    out = mapuot.log_matmul(A, B) if kind == "mapuot" else torch.logsumexp(a[:, :, None] + b[None], 1)
+    return max(common.status("VmHWM") - before - out.nbytes, 0.0) / 2**20
 
 
 # ---- batches
@@ -153,7 +146,7 @@ def gpu_batch(own: bool) -> dict[str, Any]:
     while theirs > CLOSE and needed < 1000:
         iterate(10)
         needed, theirs = needed + 10, plan_error(plan, tight)
-    graph = device.elapsed(in_a_graph(lambda: iterate(10)), 7) / 10
+    graph = device.elapsed(device.in_a_graph(lambda: iterate(10)), 7) / 10
     return {
         "p": PROBLEMS, "n": SIZE, "own": own, "passes": float(result.n_passes.mean()), "error": error,
         "pass": seconds_a_pass(M, A, B, "mixed"), "float64 pass": seconds_a_pass(M, A, B, "float64"),
@@ -211,19 +204,6 @@ def torch_problem(M: Any, A: Any, B: Any) -> tuple[Any, Any]:
     return iterate, plan
 
 
-def in_a_graph(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a call that replays torch's work of ``call`` as one CUDA graph."""
-    torch = import_module("torch")
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    recorded = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(recorded):
-        call()
-    return recorded.replay
-
-
 def plan_error(plan: Any, tight: Any) -> float:
     """Return the largest error of some problems' plans, relative to the mass."""
     cp = import_module("cupy")
@@ -261,7 +241,7 @@ def dual(torch: Any, a: Any, b: Any, u: Any, v: Any, mass: Any) -> Any:
     return sides[0] + sides[1] + REG * (a.sum(1) * b.sum(1) - mass)
 
 
-def losses(p: int, threads: int, gpu: bool) -> dict[str, Any]:
+def histograms_loss(p: int, threads: int, gpu: bool) -> dict[str, Any]:
     """Time value and gradient by a; on a CPU the log-domain graph, 20 GiB for all, is timed on some and scaled."""
     from mapuot.torch import sinkhorn_loss
 
@@ -299,35 +279,23 @@ def losses(p: int, threads: int, gpu: bool) -> dict[str, Any]:
 # ---- many clouds
 
 
-def slope_of(value: Any, x: Any, y: Any) -> Any:
-    """Return the gradient of a loss for x."""
-    at = x.clone().requires_grad_()
-    value(at, y.clone()).sum().backward()  # a new tensor: no answer of a fixed target
-    return at.grad
-
-
 def losses_between(x: Any, y: Any, gpu: bool) -> Calls:
     """Return the gradients of the debiased loss by name; on a GPU one after another is of SOME problems."""
-    from mapuot.torch import SamplesLoss
+    calls: Calls = {}
 
-    torch, known = import_module("torch"), {"p": 2, "blur": BLUR, "reach": REACH}
-
-    def one_by_one(loss: Any) -> Callable[[], Any]:
+    def one_by_one(value: Any, x: Any, y: Any) -> Any:
         few = SOME if gpu else len(x)
-        return lambda: torch.stack([slope_of(loss, *pair) for pair in zip(x[:few], y[:few], strict=True)])
+        return torch.stack([loss.step(value, *pair)[1] for pair in zip(x[:few], y[:few], strict=True)])
 
-    ours = SamplesLoss(**known)
-    calls: Calls = {"mapuot": partial(slope_of, ours, x, y), "one by one": one_by_one(ours)}
-    if gpu:
-        calls["mapuot 1e-3"] = partial(slope_of, SamplesLoss(**known, tol=1e-3), x, y)
-    if find_spec("geomloss"):
-        for scaling in (0.5, 0.9) if gpu else (0.5,):
-            theirs = import_module("geomloss").SamplesLoss("sinkhorn", backend="tensorized", scaling=scaling, **known)
-            calls[f"GeomLoss {scaling}" if gpu else "GeomLoss"] = partial(slope_of, theirs, x, y)
-    if gpu and find_spec("flash_sinkhorn"):
-        more = {"half_cost": True, "debias": True, "allow_tf32": False, "autotune": False}
-        flash = import_module("flash_sinkhorn").SamplesLoss(**known, **more)
-        calls["flash-sinkhorn"] = one_by_one(lambda x, y: flash(x.float(), y.float()).double())
+    torch, tols = import_module("torch"), [1e-6, 1e-3] if gpu else [1e-6]
+    for name, (value, single) in loss.losses(x.shape[1], tols, gpu, blur=BLUR, reach=REACH).items():
+        points = [z.float() if single else z for z in (x, y)]
+        if name.startswith("flash"):
+            calls[name] = partial(one_by_one, value, *points)
+        else:
+            calls[name] = partial(lambda *given: loss.step(*given)[1], value, *points)
+        if name == OURS:
+            calls["one by one"] = partial(one_by_one, value, x, y)
     return calls
 
 
@@ -342,7 +310,7 @@ def clouds_loss(p: int, n: int, d: int, gpu: bool) -> dict[str, Any]:
     torch = import_module("torch")
     rng, kind = np.random.default_rng(0), {"dtype": torch.float64, "device": "cuda" if gpu else "cpu"}
     x, y = (torch.tensor(np.sqrt(3 / d) * rng.random((p, n, d)), **kind) for _ in range(2))
-    tight = slope_of(SamplesLoss(p=2, blur=BLUR, reach=REACH, tol=1e-10), x, y)
+    tight = loss.step(SamplesLoss(p=2, blur=BLUR, reach=REACH, tol=1e-10), x, y)[1]
     factor = (REACH**2 + BLUR**2 / 2) / (REACH**2 + BLUR**2)
     row: dict[str, Any] = {"p": p, "n": n, "d": d, "times": {}, "errors": {}, "failed": {}}
     wanted = {}
@@ -354,13 +322,13 @@ def clouds_loss(p: int, n: int, d: int, gpu: bool) -> dict[str, Any]:
             continue
         wanted[name] = call
         row["errors"][name] = float((found - tight[: len(found)]).norm() / tight[: len(found)].norm())
-    assert row["errors"]["mapuot"] < 1e-4, row["errors"]
+    assert row["errors"][OURS] < 1e-4, row["errors"]
     if not gpu:
         return row | {"times": timed(wanted, gpu)}
     for name, call in wanted.items():
-        part = SOME / p if name in ("one by one", "flash-sinkhorn") else 1.0
+        part = SOME / p if name == "one by one" or name.startswith("flash") else 1.0
         row["times"][name] = device.wall(call) / part
-    for name in ("mapuot", "mapuot 1e-3"):
+    for name in [name for name in wanted if name.startswith("mapuot")]:
         row["times"][f"torch as {name}"], row[f"torch as {name}"] = torch_loop(x, y, tight, row["errors"][name])
     return row
 
@@ -452,7 +420,7 @@ def run(args: Any) -> dict[str, Any]:
         sizes = ((16, 32, 3),) if args.quick else ((256, 64, 3), (256, 100, 3), (256, 256, 3), (256, 256, 64))
         data["clouds"] = [clouds_loss(*size, gpu) for size in sizes]
         data["pairs"] = all_pairs(10 if args.quick else 200, None if gpu else args.threads)
-        data["losses"] = losses(8 if args.quick else BATCH, args.threads, gpu)
+        data["losses"] = histograms_loss(8 if args.quick else BATCH, args.threads, gpu)
     return data
 
 

@@ -81,6 +81,20 @@ def wall(call: Callable[[], Any], repeat: int = 1) -> float:
     return min(times)
 
 
+def in_a_graph(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a call that replays torch's work of ``call`` as one CUDA graph."""
+    import torch
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        call()
+    return recorded.replay
+
+
 def limits() -> dict[str, float]:
     """Return the bytes a second of reading and of copying in the device's memory."""
     import cupy as cp
