@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from .. import penalties
-from ..backends import PlanStream, Stats, name_of, pick
-from ..backends.boxes import KeptStream, Sorted
+from ..backends import Stats, name_of, pick
+from ..backends.boxes import KeptPlan, Sorted
 from ..backends.contract import host, namespace
 from ..backends.draw import BLOCK_ENTRIES
+from ..backends.operator import Operator
 from ..cached import cached_property
 from ..errors import shown
 from ..files import split_name, write
@@ -289,17 +290,17 @@ class Result(Certified, Answer):
         return mass, ((p.rows, p.rows.weight, self.f, r), (p.cols, p.cols.weight, self.g, s))
 
     @cached_property
-    def _stream(self) -> PlanStream:
+    def _stream(self) -> Operator:
         return self._new_stream()
 
-    def _new_stream(self) -> PlanStream:
-        stream: PlanStream = self._backend.PlanStream(self.problem, self.log_u, self.log_v, self._threads)
+    def _new_stream(self) -> Operator:
+        stream: Operator = self._backend.plan_of(self.problem, self.log_u, self.log_v, self._threads)
         if self.skipped is None:
             return stream
-        return KeptStream(self.skipped, pick("cpu").PlanStream, stream, self.log_u, self.log_v, self._threads)
+        return KeptPlan(self.skipped, pick("cpu").plan_of, stream, self.log_u, self.log_v, self._threads)
 
     @property
-    def _formed(self) -> PlanStream:
+    def _formed(self) -> Operator:
         """Return the stream that makes the plan, in a dtype that holds its mass."""
         if self._stream.dtype == np.float32:
             entries = self.problem.cost.size * self.problem.ranks.size  # about, without asking the other ranks
@@ -421,7 +422,7 @@ class Result(Certified, Answer):
     def _blocks(self) -> Iterator[tuple[int, Any]]:
         return self._blocks_of(self._formed)
 
-    def _blocks_of(self, stream: PlanStream) -> Iterator[tuple[int, Any]]:
+    def _blocks_of(self, stream: Operator) -> Iterator[tuple[int, Any]]:
         m, n = self.problem.shape
         self.problem.cost.check_listed()
         if self.problem.cost.operator == "pairs":
@@ -437,7 +438,7 @@ class Result(Certified, Answer):
         return ((i0, host(block)) for i0, block in self._blocks_of(self._wide))
 
     @property
-    def _wide(self) -> PlanStream:
+    def _wide(self) -> Operator:
         """Return a float64 stream; where the plan is float32 a second one, since other threads may use the plan's."""
         stream = self._formed
         if stream.dtype != np.float64:

@@ -184,7 +184,7 @@ class Groups:
             return known(workspace.potentials()[0])
 
     def plan(self, problem: Problem, logs: tuple[F64, F64]) -> Any:
-        return self.backend.PlanStream(problem, *logs, self.options.threads)
+        return self.backend.plan_of(problem, *logs, self.options.threads)
 
     def moved(self, plan: Any, axis: int) -> tuple[F64, F64]:
         """Return the sums of a plan over the groups of a side, and how far their means lie from their images.

@@ -22,7 +22,7 @@ from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_columns
 from .contract import LEAST_MASS, PAD, Stats, any_of, host, namespace
-from .draw import Drawn
+from .operator import Operator
 from .rules import Judge, plan_error
 
 UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on: bounds must not take as long as passes
@@ -488,24 +488,15 @@ class Sorted(NamedTuple):
         return host(out[0]), host(out[1])
 
 
-class KeptStream(Drawn):
-    """The plan of the pairs that are kept, a `PlanStream`."""
+class KeptPlan(Operator):
+    """The plan of the pairs that are kept: rows of all pairs without the others, products of the sorted problem."""
 
-    def __init__(self, found: Sorted, stream: Any, whole: Any, log_u: F64, log_v: F64, threads: int | None) -> None:
-        """Make it of ``whole``, the stream of all pairs, and of ``stream``, the CPU's class, which can skip pairs."""
-        self.found, self.whole, self.cost, self.shape = found, whole, whole.cost, whole.shape
-        logs = (log_v, log_u) if found.turned else (log_u, log_v)
-        self.stream = stream(
-            found.problem, *(x[at] for x, at in zip(logs, found.order, strict=True)), threads, found.kept
-        )
-
-    @property
-    def dtype(self) -> Any:
-        return self.whole.dtype
-
-    @dtype.setter
-    def dtype(self, value: Any) -> None:
-        self.whole.dtype = value
+    def __init__(self, found: Sorted, plan_of: Any, whole: Operator, log_u: F64, log_v: F64, threads: Any) -> None:
+        """``whole``: the plan of all pairs; ``plan_of``: the CPU's, whose products can skip pairs."""
+        super().__init__(whole.cost, whole.reg, whole.c, whole.ranks)
+        self.found, self.whole = found, whole
+        logs = zip((log_v, log_u) if found.turned else (log_u, log_v), found.order, strict=True)
+        self.own = plan_of(found.problem, *(x[at] for x, at in logs), threads, found.kept)
 
     @cached_property
     def skips(self) -> tuple[Any, Any, Any]:
@@ -522,6 +513,7 @@ class KeptStream(Drawn):
         return (skipped.T, box[1], box[0]) if self.found.turned else (skipped, box[0], box[1])
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
+        self.whole.dtype = self.dtype
         out = self.whole.plan(i0, i1, out)
         skipped, rows, cols = self.skips
         for i in range(i0, i1):
@@ -532,23 +524,15 @@ class KeptStream(Drawn):
     def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
         return as_columns(host(X), length, name)
 
-    def apply(self, X: Any, name: str = "X") -> Any:
-        X, flat = self.as_columns(X, self.shape[1], name)
-        return self._product(X, not self.found.turned, flat)
-
-    def apply_transpose(self, Y: Any) -> Any:
-        Y, flat = self.as_columns(Y, self.shape[0], "Y")
-        return self._product(Y, self.found.turned, flat)
-
-    def _product(self, X: F64, forth: bool, flat: bool) -> Any:
-        """Return P X, or P^T X where not ``forth``, of the sorted plan."""
+    def product(self, X: F64, turned: bool) -> F64:
+        forth = turned == self.found.turned
         to, come = self.found.order if forth else self.found.order[::-1]
-        found = self.stream.apply(X[come]) if forth else self.stream.apply_transpose(X[come])
-        out = np.empty_like(found)
+        found = self.own.product(X[come], not forth)
+        out: F64 = np.empty_like(found)
         out[to] = found
-        return out[:, 0] if flat else out
+        return out
 
-    def sums(self) -> tuple[float, F64, F64]:
-        cost, *sums = self.stream.sums()
+    def own_sums(self) -> tuple[float, F64, F64]:
+        cost, *sums = self.own.own_sums()
         rows, cols = self.found.back(sums)
         return (cost, cols, rows) if self.found.turned else (cost, rows, cols)

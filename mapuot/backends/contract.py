@@ -8,8 +8,8 @@ A backend is a module (or package) with
     weigh(table, p) -> ((p, length) float64 weights, their masses, their minima)
     Workspace(problem, options, skip)   one solve: K, the potentials, the iteration; skip: the state of the pairs of
                                         points that it skips (boxes.Truncation), or None
-    operator_of(cost, reg, c, ranks, threads)   the `Operator` of a cost
-    PlanStream(problem, log_u, log_v, threads)   the operator that has taken these potentials: their plan, from M
+    operator_of(cost, reg, c, ranks, threads)   the `Operator` (operator.py) of a cost
+    plan_of(problem, log_u, log_v, threads)     the operator that has taken these potentials: their plan, from M
     LEAST_BOX   points of a box where pairs of points are skipped (boxes.py), at least
     ONE_POTENTIAL   True where passes can be those of one potential, log u = log v (Options.symmetric)
     QUICK_ENTRIES, QUICK_PASSES   K up to so large makes so many passes before the first is timed
@@ -157,85 +157,6 @@ class Workspace(Protocol):
 
     def close(self) -> None:
         """Give K's memory back."""
-
-
-class PlanStream(Protocol):
-    """The plan P_ij = c_ij exp(log u_i + log v_j - M_ij / reg), never held unless asked for."""
-
-    dtype: Any  # of what ``plan`` returns: M's, unless it is set
-
-    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        """Form the rows i0 to i1, in ``out`` where it is given; of a sparse M a CSR array."""
-
-    def apply(self, X: Any, name: str = "X") -> Any:
-        """Return P X; ``name`` is the caller's word for X in errors."""
-
-    def apply_transpose(self, Y: Any) -> Any: ...
-    def images(self, Y: Any) -> Any:
-        """Return (P Y) / (P 1)."""
-
-    def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
-        """Return (rows, columns): in each of these rows the column at which the share ``at`` of its mass is reached."""
-
-    def sums(self) -> tuple[float, F64, F64]:
-        """Return (<P, M>, row sums, column sums), computed from M in float64."""
-
-
-class Operator(PlanStream, Protocol):
-    """All products with the matrix c_ij exp(alpha_i + beta_j - M_ij / reg) of one cost, of whatever kind.
-
-    Built, it is the K of passes; with the exponents of potentials (``take``) it is their plan, from M in float64.
-    """
-
-    cost: Any
-    reg: float
-    stored: str  # the storage of K, "" while there is none
-
-    def take(self, alpha: Any, beta: Any) -> Any:
-        """Be the matrix with these exponents, and return it."""
-
-    def balance(self, alpha: F64, x: F64) -> F64:
-        """Set alpha_i = -max_j (x_j - M_ij / reg), and return max_i (alpha_i + x_j - M_ij / reg) of each column.
-
-        Rows whose alpha is -inf do not count and keep it; rows without a finite entry get +inf.
-        """
-
-    def store(self, dtype: str) -> None:
-        """Make room for K in this storage, "float64", "float32" or "made", that of another one given back first."""
-
-    def build(self, alpha: F64, beta: F64) -> None:
-        """Make K of these exponents."""
-
-    def open(self, dtype: str) -> str:
-        """Make ready for ``fused`` and ``dots``, and return the storage that K can have for these."""
-
-    def fused(self, v: Any, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
-        """Return log s of s = K v, the sums K^T u and the largest u of u = exp(base) s^-fi, by one read of K.
-
-        The sums hold until the next read; on a GPU they stay there if they are many.
-        """
-
-    def dots(self, v: Any) -> F64:
-        """Return K v."""
-
-    def logarithms(self, cost: Any) -> Iterator[tuple[int, int, Any]]:
-        """Yield blocks (i0, i1, -M / reg) of this cost or of its transpose, in float64, where K lies."""
-
-    @property
-    def matrix(self) -> Any:
-        """Return the stored K where it lies: as a matrix, of stored pairs as a CSR array."""
-
-    def label(self, labels: Any) -> None:
-        """Let passes from here on tell what clusters of rows exchange with columns; None: no longer."""
-
-    def exchanged(self) -> tuple[F64, Any]:
-        """Return what the last labelled pass told: each cluster's mass but for a factor; its shares of the columns."""
-
-    def product(self, X: Any, turned: bool) -> Any:
-        """Return P X or, of the rows of this rank, P^T X, (length, d)."""
-
-    def own_sums(self) -> tuple[float, F64, F64]:
-        """Return `sums` of the rows of this rank."""
 
 
 def name_of(backend: ModuleType) -> str:

@@ -1,4 +1,4 @@
-"""Drawn: pairs that are drawn from a plan, by the rows of the plan that hold them."""
+"""Pairs that are drawn from a plan, by the rows of the plan that hold them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,8 +7,6 @@ import numpy as np
 
 from ..penalties import F64
 from ..problem.sparse import is_sparse
-from ..problem.validate import as_columns
-from .contract import PlanStream, host, namespace
 
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
 APART = 1 << 13  # entries of unwanted rows between two wanted ones that take less time than a second call
@@ -56,30 +54,3 @@ def columns_of_pairs(block: Any, rows: Any, at: F64) -> Any:
     place = np.searchsorted(ends, ends[here] + at, side="right") - 1
     last = np.searchsorted(ends, ends[beyond], side="left") - 1  # which has mass
     return block.indices[np.clip(place, here, np.minimum(last, beyond - 1))]
-
-
-class Drawn(PlanStream):
-    """Base of plans: pairs are drawn from the rows that the plan makes."""
-
-    cost: Any
-    shape: tuple[int, int]
-    as_columns = staticmethod(as_columns)  # (length, d) factors in the memory of this backend, and whether one vector
-
-    def images(self, Y: Any) -> Any:
-        """Return (P Y) / (P 1), both from one product; NaN where there is no mass."""
-        Y, flat = self.as_columns(Y, self.shape[1], "Y")
-        moved = self.apply(namespace(Y).concatenate([Y, namespace(Y).ones((len(Y), 1))], axis=1))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            image = moved[:, :-1] / moved[:, -1:]
-        return image[:, 0] if flat else image
-
-    def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
-        """Return (rows, columns), as `PlanStream.draw` does, where the caller has M."""
-        order, found = np.argsort(rows, kind="stable"), np.empty(len(rows), np.int64)
-        ordered, xp = rows[order], self.cost.xp
-        for i0, i1 in runs(np.unique(rows), self.shape[1]):
-            some = slice(*np.searchsorted(ordered, (i0, i1)))
-            if some.start < some.stop:
-                block = host(self.plan(i0, i1))
-                found[order[some]] = columns_in(block, ordered[some] - i0, at[order[some]])
-        return xp.asarray(rows), xp.asarray(found)

@@ -18,7 +18,7 @@ import numpy as np
 from ..penalties import F64
 from ..problem.cost import Cost
 from ..problem.sparse import log_sums
-from .contract import Operator, host, namespace
+from .contract import host, namespace
 
 T = TypeVar("T")
 UNIT, TINY = 2.0**-53, float(np.finfo(float).tiny)
@@ -73,10 +73,10 @@ class LogKernel:
     builds = 0  # how often K was made for this reg
     absorbed = 0.0  # the largest of p and of q
 
-    def __init__(self, operator: Operator, ends: tuple[float, float], dtype: str = "float64") -> None:
+    def __init__(self, operator: Any, ends: tuple[float, float], dtype: str = "float64") -> None:
         """Hold no K yet; ``ends``: the least entry of the cost, and the largest in size; dtype: storage, or "made"."""
         self.asked, self.ends = operator.open(dtype), ends
-        self.operator: Any = operator  # a backend's own: see the passes along trees
+        self.operator: Any = operator
         self.cost: Cost = operator.cost
         self.p, self.q = np.zeros(self.cost.shape[0]), np.zeros(self.cost.shape[1])
         self.start(operator.reg)
@@ -119,7 +119,7 @@ class LogKernel:
 
     def finer(self) -> bool:
         """Go over to float64, if K is in float32."""
-        narrow = self.dtype == "float32"
+        narrow: bool = self.dtype == "float32"
         self.dtype = "float64" if narrow else self.dtype
         return narrow
 

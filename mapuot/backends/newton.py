@@ -112,15 +112,15 @@ class ColumnsNewton(Newton):
         (m, n), rows, ranks = problem.shape, problem.rows, problem.ranks
         log_u, log_v = (np.asarray(backend.to_numpy(x)) for x in workspace.potentials())
         if workspace.options.symmetric:
-            return self.together(backend.PlanStream(problem, log_u, log_v, threads), stat.error, tol, log_v)
-        own = backend.PlanStream(problem, log_u, log_v, threads).apply(np.ones(n))
+            return self.together(backend.plan_of(problem, log_u, log_v, threads), stat.error, tol, log_v)
+        own = backend.plan_of(problem, log_u, log_v, threads).apply(np.ones(n))
         r, xp = host(own), namespace(own)
         fi = 1 / (1 + problem.reg / rows.rho)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             asked = np.where(rows.hard, rows.weight, rows.weight * np.exp(-problem.reg * log_u / rows.rho))
             move = np.where(r > 0, fi * np.log(asked / r), 0.0)
         r_met = r * np.exp(move)
-        plan = backend.PlanStream(problem, log_u + move, log_v, threads)
+        plan = backend.plan_of(problem, log_u + move, log_v, threads)
         into = xp.asarray(np.divide(fi, r_met, out=np.zeros(m), where=r_met > 0))
         s = np.asarray(host(plan.apply_transpose(np.ones(m))))
         with np.errstate(invalid="ignore"):

@@ -20,7 +20,7 @@ from ..status import FAILED
 from .coarse import Coarse, Labels
 from .contract import LEAST_MASS, Options, Stats, memory_of, weigh  # noqa: F401 - a word of the contract
 from .newton import ColumnsNewton, misses
-from .operator import CostOperator, parts_of
+from .operator import Operator, parts_of
 
 STALL_PASSES = 250
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large makes so many passes before the first is timed
@@ -348,7 +348,7 @@ class ReferenceWorkspace:
         del self.log_k, self.P
 
 
-class ReferencePlan(CostOperator):
+class ReferencePlan(Operator):
     """Plan of given potentials, which the reference holds as a matrix."""
 
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
@@ -373,4 +373,4 @@ class ReferencePlan(CostOperator):
         return float(cost.sum()), self.P.sum(1), self.P.sum(0)
 
 
-Workspace, PlanStream = ReferenceWorkspace, ReferencePlan  # the words of contract.py
+Workspace, plan_of = ReferenceWorkspace, ReferencePlan  # the words of contract.py

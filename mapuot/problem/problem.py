@@ -154,7 +154,7 @@ class Common:
         c, nothing = Masked(base, cut.mask, cut.shape, cut.row, cut.col), xp.broadcast_to(xp.zeros(1), self.shape)
         task = Problem(Dense(nothing), self.rows, self.cols, 1.0, c, 0.0, 0.0, False, 0.0)
         task = task if rows else task.transpose()
-        return backend.PlanStream(task, *map(np.zeros, task.shape), threads).apply(X)
+        return backend.plan_of(task, *map(np.zeros, task.shape), threads).apply(X)
 
     @property
     def exchanged(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def weights_of(mask, shape, row=0, col=0, module=cpu, dtype=float, threads=1):
     c, ones = masks.Masked("uniform", mask, shape, row, col), [np.ones(k) for k in shape]
     zeros = Dense(np.broadcast_to(np.zeros(1, dtype), shape))
     task = Problem.from_cost(zeros, *ones, 1.0, 1.0, "kl", "uniform", module)
-    stream = module.PlanStream(dataclasses.replace(task, reference=c), *map(np.zeros, shape), threads)
+    stream = module.plan_of(dataclasses.replace(task, reference=c), *map(np.zeros, shape), threads)
     return np.asarray(stream.plan(0, shape[0]))
 
 

@@ -128,7 +128,7 @@ def test_streams(isa, threads, dtype):
         M = case.M.astype(dtype)
         name = list(layouts(M))[k % 6]
         case = case.replace(M=layouts(M)[name])
-        P, stream = plan_of(case, log_u, log_v), cpu.PlanStream(make_problem(case), log_u, log_v, threads)
+        P, stream = plan_of(case, log_u, log_v), cpu.plan_of(make_problem(case), log_u, log_v, threads)
         plan = stream.plan(0, shape[0])
         assert plan.dtype == dtype
         np.testing.assert_allclose(plan, P, rtol=1e-13 if dtype == "float64" else 1.2e-7, err_msg=name)
@@ -240,7 +240,7 @@ def test_indices_beyond_2_to_the_31(isa, dtype):
     np.testing.assert_array_equal(K[2, :40], one.operator.matrix[2])
     for got, right in zip(two.potentials(), one.potentials(), strict=True):
         np.testing.assert_array_equal(got, right)
-    streams = [cpu.PlanStream(w.problem, *one.potentials()) for w in (one, two)]
+    streams = [cpu.plan_of(w.problem, *one.potentials()) for w in (one, two)]
     np.testing.assert_array_equal(streams[0].plan(0, 3), streams[1].plan(0, 3))
     np.testing.assert_array_equal(*(s.apply(np.ones(40)) for s in streams))
 

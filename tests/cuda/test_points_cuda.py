@@ -126,7 +126,7 @@ def test_a_restart_far_from_its_kernel_has_the_v_that_it_tells():
     workspace.iterate(1)
     workspace.restart(workspace.potentials()[1] + np.array([120.0, *8 * [0.0]]))
     workspace.iterate(1)
-    plan = cpu.PlanStream(problem, *map(np.asarray, workspace.potentials())).plan(0, 20)
+    plan = cpu.plan_of(problem, *map(np.asarray, workspace.potentials())).plan(0, 20)
     for axis, marginal in zip((1, 0), workspace.marginals(), strict=True):
         np.testing.assert_allclose(plan.sum(axis), np.asarray(marginal), rtol=1e-9, atol=1e-12)
 

@@ -51,7 +51,7 @@ def operator_of(cost: Any, *parts: Any, **more: Any) -> Any:
     return (GridOperator if cost.operator == "products" else HostOperator)(cost, *parts, **more)
 
 
-def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None, kept: Any = None) -> Any:  # noqa: N802
+def plan_of(problem: Any, log_u: Any, log_v: Any, threads: int | None = None, kept: Any = None) -> Any:
     """Make the plan of given potentials; ``kept``: of these pairs of points."""
     more = {} if kept is None else {"kept": kept}
     return operator_of(*parts_of(problem), threads, **more).take(*problem.exponents(log_u, log_v))

@@ -19,7 +19,7 @@ from ...processor import SERIAL_ENTRIES
 from ...ranks import ALONE, Ranks
 from ..coarse import Labels
 from ..kernel import Product
-from ..operator import CostOperator
+from ..operator import Operator
 from ..workspace import STORAGE
 from . import native
 from .native import DTYPES, call_bytes, check, empty, matrix, padded, pointer, pool_for, zeros
@@ -51,7 +51,7 @@ def costs(cloud: PointCosts, threads: int | None = None) -> F64:
     return out
 
 
-class HostOperator(CostOperator):
+class HostOperator(Operator):
     """K in memory, its rows padded to 64 bytes, the record of passes over it, and the plan.
 
     A storage "made" holds no K: each pass makes its rows in float64, tile by tile; of a cost that comes in blocks,

@@ -73,7 +73,7 @@ def operator_of(cost: Any, *parts: Any, **more: Any) -> Any:
     return getattr(import_module(f"{__name__}.{place}"), name)(cost, *parts, **more)
 
 
-def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:  # noqa: N802
+def plan_of(problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:
     """The plan of given potentials."""
     return operator_of(*parts_of(problem), threads).take(*problem.exponents(log_u, log_v))
 

@@ -22,7 +22,7 @@ from ..coarse import Labels
 from ..contract import PAD, host
 from ..draw import runs
 from ..kernel import HOST_ENTRIES, TINY, Product
-from ..operator import BLOCK_BYTES, CostOperator
+from ..operator import BLOCK_BYTES, Operator
 from ..workspace import STORAGE
 from .arrays import Carrier, as_columns, free_memory, most_bytes, on_device, pinned
 from .kernels import ITEMSIZE, Strips, strips_for
@@ -51,7 +51,7 @@ class NearPairs(Sparse):
         return NearPairs(cp.asarray(given, np.float64), column, self.start, self.shape, on_device=True)
 
 
-class DeviceOperator(CostOperator):
+class DeviceOperator(Operator):
     """K on the current device, its rows padded with zeros, and the plan."""
 
     as_columns = staticmethod(as_columns)

@@ -14,7 +14,7 @@ import numpy as np
 from ...penalties import F64
 from ...problem.sparse import Parts, Sparse
 from .. import records
-from ..draw import Drawn
+from ..operator import Operator
 from ..records import put
 from ..workspace import STORAGE
 from .arrays import on_device
@@ -148,7 +148,7 @@ class PairOperator(DeviceOperator):
 
     cost: Sparse
 
-    draw = Drawn.draw  # of the rows that `plan` makes
+    draw = Operator.draw  # of the rows that `plan` makes
 
     @property
     def pairs(self) -> DevicePairs:
