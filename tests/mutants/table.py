@@ -261,6 +261,8 @@ TABLE = {
         "core/test_edges.py::test_columns_without_mass_are_never_drawn": [
             "float64), {{~>0 * }}left)", "(ends >{{~>=}} wanted", "{{ends[here] + }}at", 'side="{{left~>right}}") -',
         ],
+    },
+    "mapuot/backends/operator.py": {
         "the shares are independent of the rows that they are drawn for": ["[{{order[some]~>some}}])"],
     },
     "mapuot/files/read.py": {
