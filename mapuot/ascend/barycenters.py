@@ -18,7 +18,7 @@ from ..backends.kernel import UNIT
 from ..backends.rules import plan_error
 from ..errors import InfeasibleError
 from ..penalties import F64
-from .passes import PassCertificate, changed
+from .passes import Body, PassCertificate
 
 
 def scaled(fi: float, log_t: F64, log_s: F64) -> F64:
@@ -50,16 +50,14 @@ class Means:
         return self.log_kv is not None
 
 
-class Barycenter:
+class Barycenter(Body):
     """The body of passes (passes.Body) of p histograms A (p, n) and one weighting; a state is log v, 0 where v is 0.
 
     ``kernel`` has products with K and its transpose on logarithms, (p, n) -> (p, n). Balanced or debiased passes are
     not certified: they end when one changes q by ``tol_change`` at most, and ``lacking(q)`` of its mass is not missing.
     """
 
-    coarse, narrow, xp, alone, rough = None, False, np, 0.0, 0.0
     kept: Means | None = None  # of the last pass that was no dropped step
-    changed = staticmethod(changed)
     change, lacks = math.inf, 0.0  # of q in the last pass, relative, in L1
 
     def __init__(

@@ -14,13 +14,14 @@ and nothing else, as the certificate is that of the pass. Formulas: docs/mathema
 """
 
 import dataclasses
+from contextlib import closing
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..backends.boxes import ROUGH, Iterated
-from ..backends.contract import Options, closing, host, namespace
+from ..backends.contract import Options, host, namespace
 from ..penalties import F64
 from ..problem.points import PointCosts
 from ..problem.problem import Problem

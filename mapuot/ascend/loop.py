@@ -4,14 +4,15 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from ..backends.boxes import Truncation
-from ..backends.contract import SECONDS_A_CALL, Options, Stats, Workspace, closing
+from ..backends.contract import SECONDS_A_CALL, Options, Stats
 from ..backends.newton import GIVES_UP, HOLDS, OPEN
+from ..backends.workspace import Workspace
 from ..errors import shown
 from ..files import Checkpoint
 from ..penalties import F64
@@ -110,7 +111,8 @@ class Run:
             coarse = workspace.coarse
             self.clusters = coarse.count if coarse and coarse.corrected else 0
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
-            return workspace.next_log_v.copy()
+            following: F64 = workspace.next_log_v.copy()
+            return following
 
     def stepped(self, workspace: Workspace, newton: Any, tol: float) -> str:
         """Make Newton's step after the last pass, where one is due; return the status."""

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -36,51 +36,37 @@ class PassCertificate:
     rounding: tuple[float, float] = (math.inf, math.inf)  # its part of the error; that of marginals, for Newton's step
 
 
-class Body(Protocol):
-    """Interface of what makes the passes of a problem by its kernels; its plans have ``mass`` and ``whole``."""
+class Body:
+    """What makes the passes of a problem by its kernels; its plans have ``mass`` and ``whole``.
+
+    Children add these words:
+
+    start(state)               make ready for passes from a state, and return it
+    find(state, narrow)        a pass: the plan of a state, translated; narrow: its sums may be in float32
+    completed()                the last plan, made whole
+    certified(found, allowed)  the `PassCertificate` of a plan, whose hard marginals may miss ``allowed`` of the mass;
+                               of one that is not whole its dual value
+    image(found, exact)        the state that follows; exact: it is found from a whole plan
+    guess(residual, found)     (gap, what hard marginals miss) by the last change of the state
+    metric(found)              weights of the state's entries, for Anderson's step
+    newton()                   Newton's steps that certify what misses hard marginals, None where there are none
+    """
 
     reg: float
-    certifies: bool  # else passes end when one changes ``change``, by ``tol_change`` at most
+    certifies = True  # else passes end when one changes ``change``, by ``tol_change`` at most
     ends: list[int]  # of the parts of a state
-    alone: float  # how much of Anderson's weights each of them has for itself, until the guard drops a step
-    coarse: Any  # what corrects its steps, if anything does
+    alone = 0.0  # how much of Anderson's weights each of them has for itself, until the guard drops a step
+    coarse: Any = None  # what corrects its steps, if anything does
     reads: str  # what its passes read
-    narrow: bool  # may its first passes sum in float32?
-    rough: float  # the largest rho / reg, by which the noise of such sums grows
+    narrow = False  # may its first passes sum in float32?
+    rough = 0.0  # the largest rho / reg, by which the noise of such sums grows
     width: int  # points of its largest part
-    xp: Any  # numpy, or CuPy, on whose device its states lie
-
-    def start(self, state: F64) -> F64:
-        """Make ready for passes from a state, and return it."""
-
-    def find(self, state: F64, narrow: bool) -> Any:
-        """Make a pass: the plan of a state, translated; narrow: its sums may be in float32."""
-
-    def completed(self) -> Any:
-        """Make the last plan whole."""
-
-    def certified(self, found: Any, allowed: float) -> PassCertificate:
-        """Certify a plan whose hard marginals miss at most ``allowed`` of the mass; not whole: its dual value."""
-
-    def image(self, found: Any, exact: bool) -> F64:
-        """Return the state that follows; exact: it is found from a whole plan."""
+    xp: Any = np  # numpy, or CuPy, on whose device its states lie
 
     def changed(self, image: F64, state: F64) -> tuple[F64, float]:
         """Return what follows a state less that, and the largest size of it."""
-
-    def guess(self, residual: F64, found: Any) -> tuple[float, float]:
-        """Guess (gap, what hard marginals miss) by the last change of the state."""
-
-    def newton(self) -> Any:
-        """Return Newton's steps that certify what misses hard marginals, None where there are none."""
-
-    def metric(self, found: Any) -> F64:
-        """Weigh the state's entries, for Anderson's step."""
-
-
-def changed(image: F64, state: F64) -> tuple[F64, float]:
-    change = image - state
-    return change, largest_of(change)
+        change = image - state
+        return change, largest_of(change)
 
 
 def passes_left(guesses: list[float], tol: float) -> float:
@@ -92,7 +78,7 @@ def passes_left(guesses: list[float], tol: float) -> float:
 
 
 class Ascent:
-    """The passes of one body, as mapuot.ascend.loop.Run asks for them (backends.contract.Workspace)."""
+    """The passes of one body, as mapuot.ascend.loop.Run asks for them (backends.workspace.Workspace)."""
 
     estimates = False
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import shown
 from ..problem.cost import cost_of
-from .contract import Options, Stats, Workspace, closing, host, is_on_device, name_of, namespace
+from .contract import Options, Stats, host, is_on_device, name_of, namespace
 
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 

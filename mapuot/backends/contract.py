@@ -6,8 +6,8 @@ A backend is a module (or package) with
                                         also tells how many pairs on both sides of the diagonal it saw that differ
     is_symmetric(M) -> whether a square matrix is its transpose
     weigh(table, p) -> ((p, length) float64 weights, their masses, their minima)
-    Workspace(problem, options, skip)   one solve: K, the potentials, the iteration; skip: the state of the pairs of
-                                        points that it skips (boxes.Truncation), or None
+    Workspace(problem, options, skip)   one solve (workspace.py): K, the potentials, the iteration; skip: the state of
+                                        the pairs of points that it skips (boxes.Truncation), or None
     operator_of(cost, reg, c, ranks, threads)   the `Operator` (operator.py) of a cost
     plan_of(problem, log_u, log_v, threads)     the operator that has taken these potentials: their plan, from M
     LEAST_BOX   points of a box where pairs of points are skipped (boxes.py), at least
@@ -29,11 +29,9 @@ and for a batch ``api/batch.py`` with storage, bytes_each, CHUNK_BYTES and batch
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -102,63 +100,6 @@ class Stats:
     seconds: float = 0.0  # since the solve began
 
 
-class Workspace(Protocol):
-    """State of one solve; potentials are float64 vectors, on the host or a device, in POT's convention."""
-
-    options: Options
-    coarse: Any  # the coarse correction of its passes (backends/coarse.py)
-    makes_products: bool  # for Newton's step (newton.py), which else takes those of the plan
-    leaps_within: bool  # a call that makes several passes makes the steps of ``leap`` between them
-    estimates: bool = False  # passes are float32 ones between points, whose errors are estimates: none may be last
-
-    @property
-    def reads(self) -> str:
-        """Name what passes read now, in the words of `Result.how`: "float32 tiles"."""
-
-    def absorb(self, log_v: F64 | None = None) -> None:
-        """(Re)build K around log v, by default the next one: no entry that matters over- or underflows."""
-
-    def iterate(self, count: int) -> list[Stats]:
-        """Make at most ``count`` passes, fewer if the status of the last is not "running"."""
-
-    def corrected(self, stat: Stats) -> F64 | None:
-        """Return the log v to go on from in a solve that skips pairs, None where it is the next one of the pass."""
-
-    def restart(self, log_v: F64, guarded: bool = False) -> None:
-        """Go on from this log v on the same K; ``guarded``: the guard may drop the step to it."""
-
-    def newton(self) -> Any:
-        """Return Newton's steps (newton.py) that certify what misses hard marginals, None where passes meet all."""
-
-    def leap(self, stat: Stats, on: bool) -> int:
-        """Go on from Newton's step from the last pass, which the guard may drop, where one is due.
-
-        Its equations are solved roughly. Returned are the products that it took, or those of all steps since this was
-        asked last, where passes make them (``leaps_within``). Not ``on``: no step follows this pass.
-        """
-
-    def newton_product(self) -> Callable[[F64], F64]:
-        """Return the product for Newton's step from the last pass, where it makes products."""
-
-    def widen(self) -> None:
-        """Make float64 passes from here on."""
-
-    def conclude(self, stat: Stats) -> None:
-        """Complete the numbers of the last pass of a run."""
-
-    @property
-    def next_log_v(self) -> F64: ...
-
-    def potentials(self) -> tuple[F64, F64]:
-        """Return (log u, log v) of the last certified iterate."""
-
-    def marginals(self) -> tuple[F64, F64]:
-        """Return the marginals (r, s) of the last certified iterate."""
-
-    def close(self) -> None:
-        """Give K's memory back."""
-
-
 def name_of(backend: ModuleType) -> str:
     """Return the name of a backend module, as ``pick`` takes it."""
     return backend.__name__.rpartition(".")[2]
@@ -204,11 +145,3 @@ def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
     weights = np.ascontiguousarray(np.broadcast_to(np.asarray(table, dtype=np.float64), (p, table.shape[-1])))
     with np.errstate(invalid="ignore", over="ignore"):
         return weights, weights.sum(1), weights.min(1)
-
-
-@contextmanager
-def closing(workspace: Workspace) -> Iterator[Workspace]:
-    try:
-        yield workspace
-    finally:
-        workspace.close()

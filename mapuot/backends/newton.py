@@ -8,7 +8,7 @@ import numpy as np
 
 from ..penalties import F64
 from ..problem.problem import Problem
-from .contract import Stats, Workspace, any_of, host, namespace
+from .contract import Stats, any_of, host, namespace
 from .rules import core
 
 VERDICTS = HOLDS, HOLDS_AFTER, OPEN, GIVES_UP = "holds", "holds after", "open", "gives up"  # mapuot_verdict
@@ -81,11 +81,11 @@ class ColumnsNewton(Newton):
         if parts:
             self.part, self.parts = np.ascontiguousarray(parts.cols, np.int32), parts.count + 1
 
-    def start(self, workspace: Workspace, backend: Any) -> F64:
+    def start(self, workspace: Any, backend: Any) -> F64:
         """Return the log v to go on from."""
         return np.asarray(backend.to_numpy(workspace.potentials()[1]) + self.y)
 
-    def step(self, workspace: Workspace, backend: Any, stat: Stats, tol: float) -> str:
+    def step(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:
         """Find the step from the last pass; its error takes the place of what columns miss in ``stat``."""
         self.record.symmetric = symmetric = workspace.options.symmetric
         self.record.least *= not symmetric
@@ -103,7 +103,7 @@ class ColumnsNewton(Newton):
         marginal = host(plan.apply(np.ones(len(log_v))))
         return self.solve(found, tol, log_v, marginal, lambda d: -host(plan.apply(d)))
 
-    def step_of_plan(self, workspace: Workspace, backend: Any, stat: Stats, tol: float) -> str:
+    def step_of_plan(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:
         """Find the step where a workspace makes no products: by those of its plan, made from M.
 
         The rows of that plan are met first, by the change of log u that its prox makes.

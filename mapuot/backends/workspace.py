@@ -15,7 +15,7 @@ from ..penalties import F64
 from ..problem.problem import Problem
 from .boxes import Iterated, Truncation
 from .coarse import Coarse
-from .contract import Options, Stats, Workspace, any_of, host, largest, median, namespace
+from .contract import Options, Stats, any_of, host, largest, median, namespace
 from .newton import ColumnsNewton, misses
 from .records import put
 
@@ -40,17 +40,21 @@ def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64,
     return np.where(used, log_v + shift, 0.0), shift
 
 
-class KernelWorkspace(Workspace):
-    """One solve that holds K: its setting up, shared by the backends, over their words at the end of the class."""
+class Workspace:
+    """One solve that holds K: its setting up, shared by the backends, over their words at the end of the class.
 
-    coarse: Coarse
+    Potentials are float64 vectors, on the host or a device, in POT's convention.
+    """
+
+    coarse: Coarse  # the coarse correction of its passes (coarse.py)
     progress: Any  # mapuot_progress
     operator: Any  # the `Operator` that holds K, of the backend
     safe_spread: float  # range(M) / reg, and the reach of log v, that K holds with nothing absorbed but M's minimum
     dead: tuple[Any, Any]  # masks of the rows and columns that no mass can reach
     absorbed: tuple[F64, Any]  # what K holds of log v, and which columns are left out
     narrow_points: Any = None  # of float32 passes that make their rows (narrow_points.py)
-    makes_products = leaps_within = False  # for Newton's step
+    makes_products = False  # for Newton's step (newton.py), which else takes those of the plan
+    leaps_within = False  # a call that makes several passes makes the steps of ``leap`` between them
     narrow_pass = compared = False  # was the last pass a float32 one, and the last whose error was compared?
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
@@ -60,11 +64,11 @@ class KernelWorkspace(Workspace):
 
     @property
     def reads(self) -> str:
-        """Name what passes read now, in the words of `Result.how`."""
+        """Name what passes read now, in the words of `Result.how`: "float32 tiles"."""
         return f"{self.dtype} {self.problem.cost.operator}"
 
     def absorb(self, log_v: F64 | None = None) -> None:
-        """Choose alpha and beta so that K is at most 1 and each row and column in use has an entry 1; build K."""
+        """(Re)build K around log v, by default the next one: at most 1, with a 1 in each row and column in use."""
         problem = self.problem
         if self.truncation:
             self.take_mask(self.truncation)
@@ -112,7 +116,10 @@ class KernelWorkspace(Workspace):
         return truncation.corrected(self, stat, floor, comparable)
 
     def restart(self, log_v: F64, guarded: bool = False) -> None:
-        """Go on from this log v on the same K; one that passes overwrite, or that v outgrows, is built anew."""
+        """Go on from this log v on the same K; one that passes overwrite, or that v outgrows, is built anew.
+
+        ``guarded``: the guard may drop the step to it.
+        """
         e, off_v = self.absorbed
         log_v = namespace(e).asarray(log_v)
         x = np.where(off_v | ~np.isfinite(log_v), 0.0, log_v + self.progress_of("shift"))
@@ -135,9 +142,10 @@ class KernelWorkspace(Workspace):
         return bool(self.progress_of("coarse"))
 
     def iterate(self, count: int) -> list[Stats]:
-        """Make passes; where pairs are skipped, one, whose numbers are those of the problem between all points.
+        """Make at most ``count`` passes, fewer if the status of the last is not "running".
 
-        A float32 one certifies nothing and is looked at only where it is the last: ``conclude``.
+        Where pairs are skipped it makes one, whose numbers are those of the problem between all points. A float32 one
+        certifies nothing and is looked at only where it is the last: ``conclude``.
         """
         if not self.truncation:
             return self.coarse.iterate(count)
@@ -152,20 +160,22 @@ class KernelWorkspace(Workspace):
         return stats
 
     @property
-    def estimates(self) -> bool:  # type: ignore[override]
+    def estimates(self) -> bool:
+        """Tell whether passes are float32 ones between points, whose errors are estimates: none may be last."""
         return self.narrow_points is not None and self.progress_of("narrow") > 0
 
     def widen(self) -> None:
+        """Make float64 passes from here on."""
         put(self.progress, {"narrow": 0, "best_dual": -np.inf})
         self.take_float64()
 
     def conclude(self, stat: Stats) -> None:
-        """Settle the last pass of a run."""
+        """Complete the numbers of the last pass of a run."""
         if self.truncation:
             self.truncation.settle(stat, self.iterate_state(), self.progress_of("moved"))
 
     def iterate_state(self) -> Iterated:
-        return Iterated(*map(self.to_numpy, (*self.potentials(), *self.marginals())))
+        return Iterated(*self.potentials(), *self.marginals())
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """Return alpha_i = -max_j(log v_j - M_ij / reg), beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg).
@@ -194,26 +204,36 @@ class KernelWorkspace(Workspace):
 
     # ---- what a backend adds ----
 
-    @staticmethod
-    def to_numpy(x: Any) -> F64:
-        """Bring a vector of this backend to the host."""
-        return np.asarray(x)
-
     def progress_of(self, name: str) -> float:
         """Read a member of mapuot_progress."""
         raise NotImplementedError
 
     def newton(self) -> Any:
-        """Return what certifies hard columns, None where passes meet all."""
+        """Return Newton's steps (newton.py) that certify what misses hard marginals, None where passes meet all."""
         return ColumnsNewton(self.problem) if misses(self.problem) else None
 
     def leap(self, stat: Stats, on: bool) -> int:
-        """Go on from a rough Newton's step; only where some pairs are kept."""
+        """Go on from Newton's step from the last pass, which the guard may drop, where one is due.
+
+        Its equations are solved roughly. Returned are the products that it took, or those of all steps since this was
+        asked last, where passes make them (``leaps_within``). Not ``on``: no step follows this pass.
+        """
         raise NotImplementedError
 
     def newton_product(self) -> Callable[[F64], F64]:
         """Return the product for Newton's step from the last pass, where ``makes_products``."""
         raise NotImplementedError
+
+    def potentials(self) -> tuple[F64, F64]:
+        """Return (log u, log v) of the last certified iterate."""
+        raise NotImplementedError
+
+    def marginals(self) -> tuple[F64, F64]:
+        """Return the marginals (r, s) of the last certified iterate."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give K's memory back."""
 
     def take_mask(self, truncation: Truncation) -> None:
         """Make the mask anew and tell it to the kernels."""

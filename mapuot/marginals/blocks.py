@@ -52,8 +52,6 @@ class JointBlocks(CertifiedBody):
     ``order`` puts the marginal that is set apart first: a hard one, if there is one, which the plan then meets.
     """
 
-    coarse = None  # no clusters: marginals are solved on W together
-
     def __init__(self, problem: MultiProblem, before: "JointBlocks | None" = None) -> None:
         super().__init__(problem)
         hard = [k for k, x in enumerate(problem.marginals) if x.hard]
@@ -62,7 +60,7 @@ class JointBlocks(CertifiedBody):
         self.order = [apart, *(k for k in range(len(problem.marginals)) if k != apart)]
         others, self.hole = [problem.marginals[k] for k in self.order[1:]], problem.places[apart]
         self.sizes = [len(first.kept), *(len(x.kept) for x in others)]
-        self.ends, self.alone = [sum(self.sizes[1:])], 0.0
+        self.ends = [sum(self.sizes[1:])]
         fi, threads = [problem.fi[k] for k in self.order[1:]], problem.threads if problem.xp is np else 1
         self.left: Left = load("cpu").Left(self.sizes[1:], self.others(problem.log_weight), fi, threads)
         rhos = self.others(np.repeat(problem.rho, problem.shape))

@@ -4,12 +4,11 @@ Formulas: docs/mathematics.md, "Many marginals".
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..ascend.passes import PassCertificate, changed
+from ..ascend.passes import Body, PassCertificate
 from ..backends import Stats
 from ..backends.kernel import UNIT
 from ..backends.newton import GIVES_UP, HOLDS_AFTER, OPEN, Newton
@@ -64,12 +63,14 @@ def growth(x: float) -> float:
     return x * (1 + x) if x <= 1 else math.inf
 
 
-class CertifiedBody:
-    """Base of trees and blocks: translates and certifies the plan of a pass."""
+class CertifiedBody(Body):
+    """Base of trees and blocks: translates and certifies the plan of a pass.
 
-    certifies, xp = True, np
-    changed = staticmethod(changed)
-    ends: list[int]
+    For Newton's steps children add these words:
+
+    tangent(found)     d -> sum_l P_kl d_l, l other than k, at the points of all k, with a whole plan
+    stepped(found, y)  the state that a step y of all log u leads to, to first order
+    """
 
     def __init__(self, problem: MultiProblem) -> None:
         self.problem, self.reg, self.reads, self.narrow = problem, problem.reg, problem.reads, problem.narrow
@@ -96,14 +97,6 @@ class CertifiedBody:
     def newton(self) -> "MarginalsNewton | None":
         """Return what certifies hard marginals, None where each pass meets the only one."""
         return MarginalsNewton(self.problem) if len(self.problem.hard) > 1 else None
-
-    def tangent(self, found: State) -> Callable[[F64], F64]:
-        """Return the product of sum_l P_kl d_l, l other than k, at the points of all k, with a whole plan."""
-        raise NotImplementedError
-
-    def stepped(self, found: State, y: F64) -> F64:
-        """Return the state that a step y of all log u leads to, to first order."""
-        raise NotImplementedError
 
     def sweep(self, state: F64, narrow: bool) -> State:
         """Make a pass of a state."""

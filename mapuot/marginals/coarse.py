@@ -12,13 +12,13 @@ import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..backends.coarse import EVERY, FIRST, Labels, clusters_of, features, find, rest
 from ..backends.contract import host
-from ..backends.kernel import TINY, LogKernel
+from ..backends.kernel import TINY
 from ..cached import cached_property
 from ..penalties import F64
 from ..processor import SERIAL_ENTRIES
@@ -32,20 +32,6 @@ DEVICE = 25.0  # passes that clusters take on a GPU: 20 (of 10 x 1000 points) to
 CHEAP, SHARP_COST, WORTH = 3.0, 0.06, 2.2  # clusters are found at once where they take 3 passes, or .06 costs / reg,
 # at most, and else where 2.2 times as many passes are left: they save .45 of these
 DAMPED = 1 - 1e-10  # of what clusters exchange: what exchanges nothing else moves by 1e10 of its residual at most
-
-
-class CorrectedTree(Protocol):
-    """Interface of tree.py's Tree that is read here."""
-
-    problem: MultiProblem
-    root: int
-    order: list[tuple[int, int]]  # marginals and their parents, from the root outwards
-    inner: list[tuple[int, int]]  # all but the root, each after those below it
-    parent: dict[int, int]
-    children: dict[int, list[int]]
-    kernels: dict[int, LogKernel]  # by the child of each edge
-    edges: dict[int, slice]  # where the entries of a state lie that belong to it
-    ends: list[int]
 
 
 def clustered(problem: MultiProblem) -> list[Labels]:
@@ -69,9 +55,9 @@ def serves(problem: MultiProblem) -> bool:
 
 
 class TreeCoarse:
-    """The correction of one tree at one reg, and in which passes it is made; ``before``: that of a larger reg."""
+    """The correction of one `Tree` at one reg, and in which passes it is made; ``before``: that of a larger reg."""
 
-    def __init__(self, tree: CorrectedTree, before: "TreeCoarse | None") -> None:
+    def __init__(self, tree: Any, before: "TreeCoarse | None") -> None:
         self.tree = weakref.proxy(tree)  # the tree holds this: a circle would keep kernels until it is collected
         self.on, self.passes, self.dropped, self.labelled = False, 0, 0, False
         self.corrected = False  # have steps been corrected?

@@ -23,7 +23,7 @@ from ..limits import fill, limits_of
 from ..operator import parts_of
 from ..records import STATS, put, told
 from ..rules import START
-from ..workspace import STORAGE, KernelWorkspace
+from ..workspace import STORAGE, Workspace
 from . import native
 from .native import check, empty, matrix, padded, pointer
 from .operator import HostOperator
@@ -46,7 +46,7 @@ def names_of(side: Side) -> list[str]:
     return names + ["upper"] * (side.upper is not None)
 
 
-class HostWorkspace(KernelWorkspace):
+class HostWorkspace(Workspace):
     """One solve: the two sides, Anderson's history, and the C state that points at them and at an operator's K."""
 
     def __init__(

@@ -332,11 +332,6 @@ class PointWorkspace(DeviceWorkspace):
             x, alpha, top = plan_v, alpha.get(), ranks.max(top.get())
         return alpha, np.where((top == -np.inf) | (x == -np.inf), np.inf, -top)
 
-    @staticmethod
-    def to_numpy(x: Any) -> Any:
-        """Return a vector unchanged: a solve that skips pairs has its vectors on the device."""
-        return x
-
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
         found = self.narrow_points.fitted(alpha, beta) if self.narrow and self.narrow_points else None
         if self.narrow and self.problem.ranks.max(found is None):  # on all ranks in float64 from here on

@@ -29,7 +29,7 @@ from ..limits import limits_of
 from ..operator import parts_of
 from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, told
 from ..rules import START
-from ..workspace import LARGEST_LOG, KernelWorkspace
+from ..workspace import LARGEST_LOG, Workspace
 from .coarse import DeviceCoarse, words_of_clusters
 from .kernels import (
     BLOCKS,
@@ -133,7 +133,7 @@ class Views(dict[str, Any]):
         return part
 
 
-class DeviceWorkspace(KernelWorkspace):
+class DeviceWorkspace(Workspace):
     """One solve: both sides, the column sums, Anderson's history, and the State that points at them and at K.
 
     A K that the device has no room for, in the storage asked for or a coarser one, is made anew in every pass, ``some``
