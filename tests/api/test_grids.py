@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from scipy.spatial.distance import cdist
 
 import mapuot
-from mapuot.backends import cpu
 from mapuot.backends.cpu.grid import GridOperator
 
 GRIDS = {"line": mapuot.Grid(17, 0.1, 2.0, target=23, offset=0.45), "image": mapuot.Grid((6, 7), (0.2, 0.15)),
@@ -22,16 +20,6 @@ def masses(grid, ratio=1.3, seed=0):
     rng = np.random.default_rng(seed)
     a, b = (rng.random(nodes) + 0.1 for nodes in grid.nodes)
     return a / a.sum(), ratio * b / b.sum()
-
-
-def test_costs_are_squared_distances_of_the_nodes(grid):
-    M = grid.scale * cdist(grid.points(), grid.points("cols"), "sqeuclidean")
-    assert_allclose(np.asarray(grid), M, atol=1e-14)
-    assert_allclose(grid._cost.read(2, 5), M[2:5], atol=1e-14)
-    assert_allclose(np.asarray(grid.transpose()), M.T, atol=1e-14)
-    low, high, *odd = grid._cost.range(cpu)
-    assert_allclose((low, high, *odd), (M.min(), M.max(), 0, 0), atol=1e-14)
-    assert grid.shape == M.shape
 
 
 @pytest.mark.parametrize("reg", [1.0, 1e-2, 1e-5])

@@ -117,42 +117,6 @@ def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
         assert not skipped.all(0).any()
 
 
-def adversarial():
-    rng = np.random.default_rng(5)
-    x, y, a, b = clouds(200, 180, 3)
-    far = x.copy(), y.copy(), a.copy(), b.copy()
-    far[0][:5] += 30.0
-    far[1][:5] += 30.0
-    far[2][:5] = far[3][:5] = 1e6
-    yield "one far cluster with all the mass", *far
-    line = np.sort(rng.random(200))[:, None] * np.array([1.0, 2.0, 3.0])
-    yield "a line", line, line[:180] + 1e-3, a, b
-    yield "lonely points", 40.0 * rng.random((200, 3)), 40.0 * rng.random((180, 3)), a, b
-    yield "duplicates", np.repeat(x[:10], 20, 0), np.repeat(y[:9], 20, 0), a, b
-    zero = a.copy(), b.copy()
-    zero[0][::2] = 0.0
-    zero[1][10:150] = 0.0
-    yield "empty weights", x, y, *zero
-    yield "all at one place but one", np.vstack([np.zeros((199, 3)), np.ones((1, 3))]), y, a, b
-    yield "masses over decades", x, y, 10.0 ** rng.uniform(-12, 3, 200), 10.0 ** rng.uniform(-12, 3, 180)
-    yield "displaced by 100", x, y + 100.0, a, b
-
-
-@pytest.mark.parametrize("case", list(adversarial()), ids=lambda case: case[0])
-@pytest.mark.parametrize("reg", [1e-3, 0.1])
-@pytest.mark.parametrize("reg_m", [1.0, 100.0, (1.0, math.inf)])
-def test_clouds_that_try_the_bounds(case, reg, reg_m):
-    compare(*case[1:], reg=reg, reg_m=reg_m, tol=1e-5)
-
-
-@pytest.mark.parametrize("size", [300.0, -300.0])
-def test_starts_that_are_hundreds_of_nats_away(size):
-    x, y, a, b = clouds()
-    rng = np.random.default_rng(0)
-    start = size * rng.random(260), -size * rng.random(220)
-    compare(x, y, a, b, 1e-3, warm_start=start)
-
-
 @pytest.mark.parametrize("d", [1, *(pytest.param(d, marks=pytest.mark.nightly) for d in (2, 3))])
 def test_groups_correct_passes(monkeypatch, d):
     """A handful of passes, far fewer than without, balanced sides and points without mass among them."""
