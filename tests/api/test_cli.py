@@ -80,6 +80,16 @@ def test_weights_of_their_own(case):
     np.testing.assert_allclose(np.load("2.npz")["log_u"], mapuot.solve(case.M, reg=0.05, reg_m=1.0).log_u, rtol=1e-12)
 
 
+def test_points(case):
+    np.save("x.npy", np.random.default_rng(0).random((30, 3)))
+    np.save("y.npy", np.random.default_rng(1).random((20, 3)))
+    points = ["--points", "x.npy", "y.npy", "--metric", "euclidean"]
+    assert call(*points, "-o", "out.npz", "--plan", "dense").exit_code == 0
+    want = mapuot.solve_sample(np.load("x.npy"), np.load("y.npy"), reg=0.05, reg_m=1.0, metric="euclidean")
+    np.testing.assert_allclose(np.load("out.npz")["plan"], want.plan, rtol=1e-6, atol=1e-12)
+    assert call().exit_code == call("M.npy", *points).exit_code == 2
+
+
 def test_options_reach_the_solver(case):
     np.save("c.npy", np.ones((40, 21)))
     more = ["--penalty", "kl", "--reference", "c.npy", "--precision", "float64", "--method", "translation_invariant"]

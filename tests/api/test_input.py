@@ -69,26 +69,16 @@ def test_none_or_empty_masses_are_uniform():
 
 
 def test_layouts_give_the_same_answer():
+    """Strides and addresses that are no multiple of 8, and memory that must not be written."""
     case = clouds(9, 13)
-    M, right = case.M, case.solve(tol=1e-10).plan
-    wide = np.full((18, 39), np.nan)
-    wide[::2, ::3] = M
     record = np.zeros((9, 13), [("flag", "u1"), ("cost", "f8")])
-    record["cost"] = M
-    shifted = np.frombuffer(b"x" + M.tobytes(), np.uint8)[1:].view(np.float64).reshape(M.shape)
-    frozen = M.copy()
+    record["cost"] = case.M
+    shifted = np.frombuffer(b"x" + case.M.tobytes(), np.uint8)[1:].view(np.float64).reshape(9, 13)
+    frozen = case.M.copy()
     frozen.flags.writeable = False
-    for other in (
-        np.asfortranarray(M),
-        np.ascontiguousarray(M[::-1, ::-1])[::-1, ::-1],
-        wide[::2, ::3],
-        record["cost"],  # the stride is no multiple of 8
-        shifted,  # nor is the address
-        frozen,
-    ):
-        np.testing.assert_array_equal(case.replace(M=other).solve(tol=1e-10).plan, right)
     a, b = np.repeat(case.a, 2)[::2], case.b[::-1].copy()[::-1]
-    np.testing.assert_array_equal(case.replace(a=a, b=b).solve(tol=1e-10).plan, right)
+    for changes in ({"M": record["cost"]}, {"M": shifted}, {"M": frozen}, {"a": a, "b": b}):
+        np.testing.assert_array_equal(case.replace(**changes).solve(tol=1e-10).plan, case.solve(tol=1e-10).plan)
 
 
 def test_dtypes_of_the_plan(backend):

@@ -313,39 +313,9 @@ def test_when_a_cloud_is_formed():
         for rows, formed in ((most >> 12, True), ((most >> 12) + 1, False)):
             cloud = mapuot.PointCloud(np.zeros((rows, dim)), np.ones((1 << 12, dim)))._cost
             assert cloud.forms(cpu.form_bytes(cloud)) == formed
-    for value, error in ((0, ValueError), ("never", ValueError), ([1], TypeError)):
-        with pytest.raises(error, match="form must be"):
-            mapuot.PointCloud(x, y, form=value)
 
 
 # ---- doors
-
-
-@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cosine"])
-def test_the_torch_loss_by_points(metric):
-    torch = pytest.importorskip("torch")
-    from mapuot.torch import sample_loss, sinkhorn_loss
-
-    tensors = [torch.tensor(z, requires_grad=True) for z in clouds(5, 4, 2)]
-
-    def loss(x, y, a, b):
-        return sample_loss(x, y, a, b, reg=0.2, reg_m=(0.5, 1.0), metric=metric, scale=1.5, tol=1e-11)
-
-    assert torch.autograd.gradcheck(loss, tensors, atol=1e-5)
-    x, y, a, b = tensors
-    if metric == "sqeuclidean":  # autograd through the matrix
-        M = 1.5 * ((x[:, None] - y) ** 2).sum(2)
-        value = sinkhorn_loss(M, a, b, reg=0.2, reg_m=(0.5, 1.0), tol=1e-11)
-        assert float(loss(*tensors)) == pytest.approx(float(value), rel=1e-9)
-        slopes = torch.autograd.grad(loss(*tensors), tensors)
-        for got, want in zip(slopes, torch.autograd.grad(value, tensors), strict=True):
-            torch.testing.assert_close(got, want, atol=1e-8, rtol=1e-6)
-    slope = torch.autograd.grad(loss(*tensors), x, create_graph=True)[0]
-    with pytest.raises(RuntimeError, match="second"):
-        slope.sum().backward()
-    with pytest.raises(TypeError, match="sample_loss"):
-        sinkhorn_loss(mapuot.PointCloud(x, y), a, b, reg=0.2, reg_m=1.0)
-    assert sample_loss(x.detach().float(), y.detach().float(), reg=0.2, reg_m=1.0).dtype == torch.float32
 
 
 def test_the_jax_loss_by_points():
@@ -360,25 +330,6 @@ def test_the_jax_loss_by_points():
         np.testing.assert_allclose(got, want, atol=1e-5)
     with pytest.raises(TypeError, match="sample_loss"):
         sinkhorn_loss(mapuot.PointCloud(x, y), a, b, reg=0.2, reg_m=1.0)
-
-
-def test_the_command_line_takes_points(tmp_path):
-    pytest.importorskip("click")
-    from click.testing import CliRunner
-
-    from mapuot.cli import cli
-
-    x, y, *_ = clouds(30, 20, 3)
-    np.save(tmp_path / "x.npy", x)
-    np.save(tmp_path / "y.npy", y)
-    arguments = ["solve", "--points", str(tmp_path / "x.npy"), str(tmp_path / "y.npy"), "--metric", "euclidean"]
-    arguments += ["--reg", "0.1", "--reg-m", "1", "-o", str(tmp_path / "out.npz"), "--plan", "dense"]
-    found = CliRunner().invoke(cli, arguments)
-    assert found.exit_code == 0, found.output
-    want = mapuot.solve_sample(x, y, reg=0.1, reg_m=1.0, metric="euclidean")
-    np.testing.assert_allclose(np.load(tmp_path / "out.npz")["plan"], want.plan, rtol=1e-6, atol=1e-12)
-    for wrong in (["solve", "--reg", "1", "--reg-m", "1"], ["solve", "M.npy", *arguments[1:]]):
-        assert CliRunner().invoke(cli, wrong).exit_code == 2
 
 
 @pytest.mark.parametrize("end", ["max_passes", "cancelled"])

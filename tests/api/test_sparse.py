@@ -347,16 +347,6 @@ def test_refinement_ends_within_tol(penalty):
 # ---- doors
 
 
-@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
-def test_files(tmp_path, form):
-    S, _, a, b = pairs(20, 30, 0.3)
-    want = solve(S, a, b)
-    for compressed in (True, False):
-        sparse.save_npz(tmp_path / "S.npz", S.asformat(form), compressed=compressed)
-        got = solve(tmp_path / "S.npz", a, b)
-        np.testing.assert_array_equal(got.plan.data, want.plan.data)
-
-
 def write_group(file, inside, given):
     """Store a CSR or CSC matrix as AnnData does."""
     group = file.create_group(inside)
@@ -365,16 +355,20 @@ def write_group(file, inside, given):
         group[member] = getattr(given, member)
 
 
-@pytest.mark.parametrize("form", ["csr", "csc"])
-def test_groups_of_anndata(tmp_path, form):
-    h5py = pytest.importorskip("h5py")
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("kind", ["packed.npz", "S.npz", "S.h5", "S.h5ad"])
+def test_files(tmp_path, kind, form):
     S, _, a, b = pairs(20, 30, 0.3)
-    want = solve(S, a, b)
-    for name, inside in (("S.h5", "some/M"), ("S.h5ad", "X")):
-        with h5py.File(tmp_path / name, "w") as file:
-            write_group(file, inside, S.asformat(form))
-        path = tmp_path / name if inside == "X" else f"{tmp_path / name}:{inside}"
-        np.testing.assert_array_equal(solve(path, a, b).plan.data, want.plan.data)
+    path, given = tmp_path / kind, S.asformat(form)
+    if path.suffix == ".npz":
+        sparse.save_npz(path, given, compressed="packed" in kind)
+    elif form == "coo":
+        pytest.skip("AnnData has none")
+    else:
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            write_group(file, "X" if path.suffix == ".h5ad" else "some/M", given)
+    path = f"{path}:some/M" if path.suffix == ".h5" else path
+    np.testing.assert_array_equal(solve(path, a, b).plan.data, solve(S, a, b).plan.data)
 
 
 class Slices:
@@ -502,15 +496,15 @@ def test_what_belongs_to_a_file_of_pairs(tmp_path):
     assert "--plan dense needs a dense M" in str(done.exception)
 
 
-@pytest.mark.parametrize("change", ["shape", "indices", "format"])
+@pytest.mark.parametrize(
+    "change", [{"shape": np.array([3, 30])}, {"indices": np.arange(9)}, {"format": np.array(b"dia")}]
+)
 def test_files_that_lie(tmp_path, change):
-    S, _, a, b = pairs(20, 30, 0.3)
-    values = {"format": np.array(b"csr"), "shape": np.array(S.shape), "data": S.data, "indices": S.indices}
-    values["indptr"] = S.indptr
-    values[change] = {"shape": np.array([3, 30]), "indices": S.indices + 25, "format": np.array(b"dia")}[change]
-    np.savez(tmp_path / "S.npz", **values)
+    S = sparse.csr_array(np.eye(9))
+    values = {"format": np.array(b"csr"), "shape": np.array([9, 8]), "indices": S.indices % 8, "indptr": S.indptr}
+    np.savez(tmp_path / "S.npz", data=S.data, **(values | change))
     with pytest.raises(ValueError, match=re.escape("S.npz cannot be read as npz")):
-        solve(tmp_path / "S.npz", a, b)
+        mapuot.solve(tmp_path / "S.npz", reg=0.1, reg_m=1.0)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

@@ -111,20 +111,24 @@ def test_half_precision_is_solved_in_float32(dtype, autocast, loss):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("stored", [False, True])
-def test_no_second_derivative(stored):
-    if stored:
+@pytest.mark.parametrize("kind", ["matrix", "pairs", "points"])
+def test_no_second_derivative(kind):
+    x, b, M = tensors()
+    if kind == "pairs":
         a, b, _, x, csr = csr_case()
         loss = sinkhorn_loss(csr(x.detach()), a, b, reg=0.1, reg_m=1.0, values=x)
+    elif kind == "points":
+        x = M
+        loss = mapuot.torch.sample_loss(x, 2 * x.detach(), reg=0.1, reg_m=1.0, metric="euclidean")
     else:
-        x, b, M = tensors()
         loss = sinkhorn_loss(M, x, b, reg=0.1, reg_m=1.0)
     slope = torch.autograd.grad(loss, x, create_graph=True)[0]
-    with pytest.raises(RuntimeError, match="no second derivatives"):
+    with pytest.raises(RuntimeError, match="second"):
         slope.sum().backward()
 
 
 REFUSED = [
+    ({"M": lambda: mapuot.PointCloud(np.ones((4, 2)), np.ones((5, 2)))}, TypeError, "sample_loss"),
     ({"A": np.ones(4)}, TypeError, "takes tensors, got ndarray"),
     ({"reference": "uniform"}, TypeError, "reference, penalty and warm_start"),
     ({"reg": -0.1}, ValueError, "reg must be"),
