@@ -56,9 +56,6 @@ def test_what_mm_unbalanced_tells():
     a, b, M = problem()
     with pytest.warns(mapuot.ConvergenceWarning, match="mm_unbalanced not converged: gap"):
         mapuot.pot.mm_unbalanced(a, b, M, 1.0, numItermax=2)
-    for more, text in (({"div": "l2"}, "div must be"), ({"reg_m": np.inf}, "reg_m"), ({"stopThr": 0}, "stopThr")):
-        with pytest.raises(ValueError, match=text):
-            mapuot.pot.mm_unbalanced(**{"a": a, "b": b, "M": M, "reg_m": 1.0} | more)
 
 
 def test_tensors_come_back():

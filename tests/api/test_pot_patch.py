@@ -72,12 +72,6 @@ def test_patch_reaches_every_holder_and_goes_back():
     assert [getattr(module, name) for module, name in holders()] == before
 
 
-def test_patch_goes_back_after_an_error():
-    with pytest.raises(KeyError), pot.patched():
-        raise KeyError
-    assert ot.sinkhorn_unbalanced.__module__ == "ot.unbalanced._sinkhorn"
-
-
 def test_ot_solve_runs_on_mapuot(patched):
     a, b, M, _ = arrays()
     a[0] = 0  # POT divides by zero here
@@ -120,8 +114,6 @@ def test_unknown_keywords_give_one_warning_a_name(patched):
     assert len(told) == 1
     assert "'numItermaxx'" in told[0]
     assert {x.filename for x in seen} == {__file__}
-    with pytest.raises(TypeError, match="numItermaxx"):
-        pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, numItermaxx=3)
 
 
 def calls_that_do_not_converge():

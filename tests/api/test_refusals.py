@@ -18,6 +18,7 @@ from scipy import sparse
 
 import mapuot
 from mapuot import da, pot
+from mapuot.flow import OTPlanSampler
 from mapuot.wot import OTModel
 
 CASE = clouds(4, 5)
@@ -44,6 +45,9 @@ POTS = {**dict(zip("abM", arrays()[:3], strict=True)), "reg": 0.1, "reg_m": 1.0}
 UNEQUAL = {"a": np.ones(13), "b": np.ones(17), "reg_m": np.inf}
 LABELS = {"x": np.ones((3, 2)), "y": np.ones((5, 2)), "labels": (np.zeros(3), np.zeros(5)), "across": 1.0}
 CLOUDS = [[POINTS[k : k + 4] for k in range(3)], [POINTS[k : k + 5] for k in range(3)]]
+PARTS = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
+APART_B = ("connects a[0], a[1] with b[0], b[1] only",
+           "connects b[2] with a[2], a[3], a[4], a[5], a[6] and 2 others of a only")  # fmt: skip
 APART = "labels take a finite across with metric"
 
 
@@ -353,7 +357,8 @@ FUNCTIONS = {
             ("Xt", "Xs has 2 features, but Xt has 5", np.ones((3, 5))),
             ("ys", " must have shape (4,), got (3,)", np.zeros(3)),
             ("yt", " must have shape (4,), got (5,)", np.zeros(5)), ("norm", " must be None", "foo"),
-            ("out_of_sample_map", " must be", "foo"), ("method", "Unknown method", "foo"), ("max_iter", " must be", 0)],
+            ("out_of_sample_map", " must be", "foo"), ("method", "Unknown method", "foo"), ("max_iter", " must be", 0),
+            ({"metric": "chebyshev", "out_of_sample_map": "entropic"}, "ferradans")],
         T: [("limit_max", " must be a number, got 'x'", "x"), ("tol", " must be a number, got 'small'", "small"),
             ("distribution_estimation", " must be ", "even")]}),
     "da.transform": (lambda **x: fit().transform(POINTS, **x), {}, {
@@ -390,7 +395,23 @@ FUNCTIONS = {
     "Result.rows": (call().rows, {"i0": 0, "i1": 2}, {
         V: [("i0", "rows must satisfy 0 <= i0 <= i1 <= 4, got ", -1, 0.5), ("i1", "rows must satisfy 0 <= i0", 5)]}),
     "Result.top_k": (call().top_k, {}, {V: [("k", " must be in 1..5, got ", 0, 6, 2.5, "3", True)]}),
-    "Result.sample": (call().sample, {}, {V: [("size", " must be an integer", 0, 2.5, True)]}),
+    "Result.sample": (call().sample, {"size": 21, "replace": False}, {
+        V: [("size", " must be an integer", 0, 2.5, True), ({}, "at most the 20 "), ("method", "replace", "rows")]}),
+    "SeededMask.sample": (MASK.sample, {}, {
+        V: [("M", " must be a matrix of real numbers", np.zeros(3), np.zeros((2, 2), complex))]}),
+    "pairwise": (mapuot.pairwise, {"clouds": CLOUDS[0], "reg": 0.05, "reg_m": 1.0}, {
+        V: [("clouds", " must hold", POINTS)], T: [("penalty", "penalty", "tv")]}),
+    "OTPlanSampler": (OTPlanSampler, {}, {V: [("method", "method", "exact")]}),
+    "pot.mm_unbalanced": (pot.mm_unbalanced, {k: POTS[k] for k in ("a", "b", "M", "reg_m")}, {
+        V: [("div", " must be", "l2"), ("reg_m", "reg_m", np.inf), ("stopThr", "stopThr", 0)]}),
+    "GromovResult.gradient": (lambda **x: mapuot.gromov(**x).gradient(), {"reg": 20.0, "reg_m": 9.0}, {
+        N: [({"X": SQUARE, "Y": POINTS, "metric": ("precomputed", "sqeuclidean")}, "distances have no points")]}),
+    "solve of parts": (mapuot.solve, {"M": PARTS, "a": np.ones(9), "reg": 0.1, "reg_m": np.inf}, {
+        I: [("b", f"M {APART_B[0]}, where 2 must be transported and 1.5 may be", [1.0, 0.5, 7.5]),
+            ({"b": [0.9, 0.6, 15.0], "reg_m": (1.0, np.inf), "penalty": ("range", "balanced")},
+             f"M {APART_B[1]}, where 15 must be transported")]}),
+    "solve_batch of parts": (mapuot.solve_batch, {"M": PARTS, "A": np.ones((2, 9)), "reg": 0.1, "reg_m": np.inf}, {
+        I: [("B", f"problem 1: M {APART_B[0]}", [[1.0, 1.0, 7.0], [1.0, 0.5, 7.5]])]}),
     "Result.save": (call().save, {}, {
         V: [("path", r" must end in .npz, .h5 or .zarr", "x.npy"), ("path", "must end in one of", "x.txt")]}),
     "load": (mapuot.load, {}, {FileNotFoundError: [("path", "none.npz", "none.npz")]}),
