@@ -62,30 +62,6 @@ def test_small_reg_stays_in_the_core(reg, reg_m, options, monkeypatch):
         assert_as_alone(result, M, A, B, reg, reg_m, **options)
 
 
-def test_small_reg_with_forbidden_pairs_and_points_apart():
-    """A point that nothing reaches is more than the core takes: that problem is solved alone, the others are not."""
-    M, A, B = minibatches()
-    M[3, :, ::2][:, 1:] = np.inf
-    M[4, 5] = np.inf
-    result = solve_batch(M, A, B, reg=0.02, reg_m=1.0)
-    assert_as_alone(result, M, A, B, 0.02, 1.0)
-    assert result.row_marginal[4, 5] == 0
-
-
-def test_small_reg_from_a_start_and_with_few_passes(monkeypatch):
-    M, A, B = minibatches()
-    cold = solve_batch(M, A, B, reg=0.01, reg_m=1.0)
-    monkeypatch.setattr(mapuot.api.batch.BatchRun, "alone", None)
-    warm = solve_batch(M, A, B, reg=0.01, reg_m=1.0, warm_start=cold)
-    assert (warm.n_passes <= 3).all()
-    assert (cold.n_passes > 10).all()
-    assert_as_alone(warm, M, A, B, 0.01, 1.0)
-    with pytest.warns(mapuot.ConvergenceWarning, match="7 of 7 problems not converged"):
-        short = solve_batch(M, A, B, reg=0.01, reg_m=1.0, max_passes=4)
-    assert (short.status == "max_passes").all()
-    assert (short.n_passes <= 5).all()
-
-
 def test_what_a_long_problem_leaves_is_solved_alone(monkeypatch):
     core = import_module("mapuot.backends.cpu.plain")
     monkeypatch.setattr(core, "MOST_PASSES", 6)

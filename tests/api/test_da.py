@@ -180,5 +180,3 @@ def test_the_entropic_map_of_new_samples_is_that_of_the_result(norm, backend):
     M = ((new[:, None] - y) ** 2).sum(-1) * estimator.result_.problem.cost.cloud.scale
     weight = np.exp((estimator.result_.g - M) / 0.1)
     np.testing.assert_allclose(estimator.transform(new), weight @ y / weight.sum(1)[:, None], atol=1e-9)
-    with pytest.raises(ValueError, match="ferradans"):
-        UnbalancedSinkhornTransport(metric="chebyshev", out_of_sample_map="entropic").fit(x, Xt=y)

@@ -41,8 +41,6 @@ def test_images_labels_and_normalised_costs():
     assert len(np.unique(np.c_[x.reshape(16, -1), y.reshape(16, -1)], axis=0)) == 16
     i, j = sampler.sample_map(P, 8)
     assert len(i) == len(j) == 8
-    with pytest.raises(ValueError, match="method"):
-        OTPlanSampler("exact")
 
 
 def test_trajectories_follow_the_plans():

@@ -170,16 +170,6 @@ def test_a_static_target_has_no_term_of_its_own(monkeypatch):
         torch.testing.assert_close(ours, wanted)
 
 
-def test_slopes_are_made_where_they_are_wanted_and_once():
-    a, x, b, y = measures(mass=1.4)
-    loss = SamplesLoss(blur=0.3, reach=1.0)
-    only = torch.autograd.grad(loss(a.detach(), x, b.detach(), y.detach()), x, create_graph=True)[0]
-    torch.testing.assert_close(only, torch.autograd.grad(loss(a, x, b, y), x)[0])
-    every = torch.autograd.grad(loss(a, x, b, y), x, create_graph=True)[0]
-    with pytest.raises(RuntimeError, match="no second derivatives"):
-        every.sum().backward()
-
-
 @pytest.mark.parametrize("reach", [None, 0.8])
 @pytest.mark.parametrize("how", [{}, {"debias": False}, {"static_y": True}], ids=str)
 def test_gradgradcheck_by_x_alone(reach, how):
