@@ -14,7 +14,7 @@ from launch import HERE, environment
 MISSING = {"a system with fibers by ucontext": sys.platform == "linux", "g++": shutil.which("g++") is not None}
 MISSING = [name for name, found in MISSING.items() if not found]
 PARTS = {"regimes": ["core/test_regimes.py", "core/test_penalties.py", "hostile/test_examples.py"],
-         "matrix": ["test_matrix.py"], "one problem": ["cuda/test_cuda.py", "cuda/test_one_potential_cuda.py"],
+         "matrix": ["test_matrix.py"], "one problem": ["cuda/test_cuda.py", "core/test_one_potential.py"],
          "batch": ["cuda/test_batch_cuda.py"], "ranks": ["cuda/test_cuda_ranks.py", "-k", "nccl"],
          "points": ["cuda/test_points_cuda.py", "api/test_points.py", "api/test_inner.py", "api/test_masks.py"],
          "marginals": ["cuda/test_marginals_cuda.py"], "sparse": ["cuda/test_sparse_cuda.py"],

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from problems import Case, verify
+from problems import Case, relative_error, verify
 from scipy.spatial.distance import cdist
 
 import mapuot
@@ -15,6 +15,7 @@ from mapuot.backends import cpu
 from mapuot.backends.boxes import Boxes, Iterated
 from mapuot.backends.contract import host
 from mapuot.problem.problem import Problem
+from mapuot.route import on_device
 from mapuot.route.options import make_options
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
@@ -392,3 +393,32 @@ def test_gromov_is_that_of_the_cpu():
     assert there.settled
     assert there.value == pytest.approx(here.value, rel=1e-7)
     np.testing.assert_allclose(there.gradient().x, here.gradient().x, atol=1e-4 * np.abs(here.gradient().x).max())
+
+
+@pytest.mark.parametrize("dim", [3, 17])
+@pytest.mark.parametrize("tol", [1e-3, 1e-8])
+@pytest.mark.parametrize(("reg", "reg_m"), [(2.0, 0.3), (1e-3, 0.3), (0.01, np.inf)])
+def test_points_on_the_device_are_solved_in_one_call(monkeypatch, dim, tol, reg, reg_m):
+    """With themselves, and with others as long as no larger reg is worth it; a call that ends too soon is made anew."""
+    plain = cuda.import_module("mapuot.backends.cuda.plain")
+    monkeypatch.setattr(plain, "ONCE", False)
+    rng = np.random.default_rng(3)
+    x, y, a = rng.random((60, dim)), rng.random((50, dim)), rng.random(60) + 0.1
+    given, solved = {"reg": reg, "reg_m": reg_m, "tol": tol}, on_device.attempt
+    whole = []
+    monkeypatch.setattr(on_device, "attempt", lambda *words: whole.append(solved(*words)) or whole[-1])
+    for z, b in ((None, a), (y, a[:50] * a.sum() / a[:50].sum())):
+        there = None if z is None else cp.asarray(z)
+        found = mapuot.solve(mapuot.PointCloud(cp.asarray(x), there), a, b, **given)
+        right = mapuot.solve(mapuot.PointCloud(x, z), a, b, **given | {"tol": 1e-10}, precision="float64")
+        assert found.converged
+        assert ("one potential" in found.how) == (z is None)
+        bound = found.error_bound + right.error_bound
+        assert relative_error(host(found.plan), right.plan) <= bound <= 2 * tol
+        for own, other in zip(found.gradient()[:2], right.gradient()[:2], strict=True):
+            assert np.abs(own - other).sum() <= found.gradient().error + right.gradient().error
+    assert whole[0] is not None
+    assert (whole[1] is not None) == (reg == 2.0)
+    for count in (2, 9):  # the second look is after fewer passes than the first
+        few = mapuot.solve(mapuot.PointCloud(cp.asarray(x)), a, a, **given | {"max_passes": count, "tol": 1e-17})
+        assert (few.n_passes, few.status) == (count, "max_passes")

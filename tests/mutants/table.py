@@ -15,7 +15,7 @@ MASKS = "api/test_masks.py"
 DRAWS = "core/test_edges.py api/test_result.py api/test_sparse.py"
 SEEK = {
     "src_cuda/batch": "cuda/test_batch_cuda.py", "src_cuda/boxes": "cuda/test_points_cuda.py",
-    "src_cuda/": "cuda/test_cuda.py cuda/test_one_potential_cuda.py cuda/test_batch_cuda.py cuda/test_points_cuda.py",
+    "src_cuda/": "cuda/test_cuda.py core/test_one_potential.py cuda/test_batch_cuda.py cuda/test_points_cuda.py",
     "src_c/common/mask": MASKS, "src_c/boxes": BOXES, "src_c/": CORE, "mapuot/problem/mask": MASKS,
     "mapuot/files": FILES, "mapuot/answer/load": FILES, "mapuot/answer": DRAWS, "mapuot/backends/draw": DRAWS,
     "mapuot/backends/boxes": BOXES, "mapuot/marginals": "core/test_edges.py api/test_marginals.py", "mapuot/": CORE,
@@ -397,8 +397,8 @@ TABLE = {
             "= {{move.kappa * }}row", "{{S.hard_weight~>0}} *", "{{F.p.dual_constant + }}move",
             "{{t[SUM_MISFIT]~>0}},",
         ],
-        "cuda/test_one_potential_cuda.py::test_answers_are_those_of_the_cpu": ["+ {{both(S) * }}t["],
-        "cuda/test_one_potential_cuda.py::test_certificates_are_those_of_the_oracle": [
+        "core/test_one_potential.py::test_certificates_are_those_of_the_oracle[cuda-kl]": ["+ {{both(S) * }}t["],
+        "core/test_one_potential.py::test_certificates_are_those_of_the_oracle[cuda-range]": [
             "out, {{both(S) * }}t", "], {{both(S) * }}t",
         ],
     },
