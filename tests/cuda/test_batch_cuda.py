@@ -1,14 +1,13 @@
-"""log_matmul, solve_batch and the torch losses on a GPU against the CPU; skipped where there is none."""
+"""solve_batch and the torch losses on a GPU against the CPU; skipped where there is none."""
 
 import warnings
 
 import numpy as np
-import products
 import pytest
 from batches import assert_solved, histograms
 from numpy.testing import assert_allclose
 
-from mapuot import PointCloud, log_matmul, solve, solve_batch
+from mapuot import PointCloud, solve, solve_batch
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
@@ -16,38 +15,10 @@ if not cp.cuda.is_available():
 
 from mapuot.backends import host, reference  # noqa: E402
 from mapuot.backends.cuda import batch as cuda_batch  # noqa: E402
-from mapuot.backends.cuda import log_matmul as cuda_log_matmul  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 REG_M = [1.0, (0.5, 3.0), np.inf, (np.inf, 1.0), (1.0, np.inf)]
 SIZES = [(37, 53), (128, 128), (1, 1), (3, 17), (100, 100), (128, 1), pytest.param((150, 200), marks=pytest.mark.slow)]
-FAR = [pytest.param(scale, marks=pytest.mark.slow) for scale in (400.0, 1e4)]  # most entries leave the fast path
-
-
-@pytest.mark.parametrize("path", ["tiles of 32", "tiles of 64", "cuBLAS"])
-@pytest.mark.parametrize("scale", [1.0, 30.0, *FAR])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_log_matmul(monkeypatch, dtype, scale, path):
-    monkeypatch.setitem(cuda_log_matmul.LIBRARY_TERMS, dtype, 0 if path == "cuBLAS" else 1 << 60)
-    monkeypatch.setattr(cuda_log_matmul, "FEW_TILES", 1 << 60 if path == "tiles of 32" else 0)
-    for shape in [*products.SHAPES, (130, 70, 150)]:
-        A, B = products.factors(*shape, dtype, scale)
-        on_gpu = cp.asarray(A), cp.asarray(B)
-        for exact in (False, True):
-            out = log_matmul(*on_gpu, exact=exact)
-            assert isinstance(out, cp.ndarray)
-            products.assert_right(out.get(), A, B)
-        shared = log_matmul(on_gpu[0], on_gpu[1][1])
-        products.assert_right(shared.get(), A, np.broadcast_to(B[1], B.shape))
-
-
-def test_log_matmul_of_nothing_and_of_everything():
-    A, B = products.factors(5, 6, 20, zeros=0)
-    A[0, 1, 2], A[0, 2, 3], B[1, 4, 5] = np.inf, np.nan, np.inf
-    B[0, 2, 3] = -np.inf
-    out = log_matmul(cp.asarray(A), cp.asarray(B)).get()
-    assert_allclose(out, log_matmul(A, B), rtol=1e-13)
-    assert np.isneginf(log_matmul(cp.zeros((2, 0)), cp.zeros((0, 3))).get()).all()
 
 
 def batch_of(size, ratio, own):
@@ -95,23 +66,6 @@ def test_float64_passes_are_those_of_the_oracle(depth, monkeypatch):
         assert abs(int(result.n_passes[i]) - right.n_passes) <= 1 + right.n_passes // 20
         used = np.isfinite(right.log_u)
         assert_allclose(result[i].log_u[used], right.log_u[used], atol=1e-6)
-
-
-def test_precision_tolerance_and_methods():
-    M, A, B = batch_of((40, 50), 1.5, False)
-    for options in ({"precision": "float64"}, {"precision": "mixed"}, {"method": "sinkhorn"}, {"reference": "uniform"}):
-        found = solve_batch(M, A, B, reg=0.05, reg_m=1.0, backend="cuda", tol=1e-8, **options)
-        assert_solved(found, M, A, B, 0.05, 1.0, tol=1e-8, reference=options.get("reference", "product"))  # fmt: skip
-    tight = solve_batch(M, A, B, reg=0.05, reg_m=1.0, backend="cuda", tol=1e-11)
-    right = solve_batch(M, A, B, reg=0.05, reg_m=1.0, tol=1e-12)
-    used = np.isfinite(right.log_u)
-    assert_allclose(tight.log_u[used], right.log_u[used], atol=1e-9)
-    with pytest.warns(UserWarning, match="5 of 5 problems not converged"):
-        short = solve_batch(M, A, B, reg=0.02, reg_m=1.0, backend="cuda", max_passes=2)
-    assert (short.n_passes == 2).all()
-    assert np.isfinite(short.gap).all()
-    warm = solve_batch(M, A, B, reg=0.05, reg_m=1.0, backend="cuda", warm_start=tight)
-    assert (warm.n_passes <= 4).all()
 
 
 def clouds_of(sizes, d, seed=3):

@@ -227,22 +227,6 @@ def test_every_penalty_equals_the_oracle(path, penalty, reg_m, mass):
     check_passes((128, 66), "float64", False, 8, 0.1, reg_m, penalty, mass, memory=memory)
 
 
-@pytest.mark.parametrize(
-    "shape", [(130, 1030), (21, 8300), *(pytest.param(x, marks=SLOW) for x in [(60, 40), (20, 7000)])]
-)
-@pytest.mark.parametrize("precision", ["float64", "mixed"])
-def test_plan_pass_makes_the_same_iterates(shape, precision):
-    M, a, b = weighted(*shape)
-    few = {"tol": 1e-13, "max_passes": 15, "precision": precision}
-    with pytest.warns(Warning, match="not converged"):
-        expected = solve(M, a, b, reg=0.05, reg_m=1.0, backend="reference", method="sinkhorn", **few)
-    with pytest.warns(Warning, match="not converged"):
-        found = solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0, method="map-uot", **few)
-    tol = 1e-11 if precision == "float64" else 1e-5
-    np.testing.assert_allclose(found.log_u, expected.log_u, rtol=tol, atol=tol)
-    np.testing.assert_allclose(found.log_v, expected.log_v, rtol=tol, atol=tol)
-
-
 @pytest.fixture
 def turning(monkeypatch):
     """Rows of more than 64 columns are long; the shapes of the K that are made."""
@@ -363,25 +347,6 @@ def test_pairs_are_drawn_where_the_cost_is(kind):
         assert ((count - share)[used] ** 2 / share[used]).mean() < 1.15  # 1 +- .04 for independent draws
     i, _ = found.sample(2 * 37, 1, method="rows")
     np.testing.assert_array_equal(i.get(), np.repeat(np.arange(37), 2))
-
-
-@pytest.mark.parametrize("given", ["none", "host", "device", "zeros"])
-@pytest.mark.parametrize(("reg", "reg_m"), [(0.05, 1.0), (0.05, (np.inf, 0.5)), (0.05, (0.5, np.inf)), (5e-4, 0.5)])
-def test_the_short_way_makes_the_same_problem(monkeypatch, given, reg, reg_m):
-    """Twice, since sides of equal masses are shared; a callback, or masses of 0, make a call go the ordinary way."""
-    monkeypatch.setenv("MAPUOT_CUDA", "ordered")
-    M, a, b = cost(40, 60, 2)
-    a[:3] *= given != "zeros"
-    masses = {"none": (None, None), "device": (cp.asarray(a), cp.asarray(b, dtype=np.float32))}.get(given, (a, b))
-    want = solve(cp.asarray(M), *masses, reg=reg, reg_m=reg_m, callback=lambda stats: None)
-    for _ in range(2):
-        found = solve(cp.asarray(M), *masses, reg=reg, reg_m=reg_m)
-        assert found.n_passes == want.n_passes
-        assert found.how == want.how
-        for name in ("log_u", "log_v", "row_marginal", "col_marginal", "objective", "dual", "mass"):
-            # the exponentials that one call begins with are the device's, whose last digit may be another than NumPy's
-            np.testing.assert_allclose(getattr(found, name), getattr(want, name), rtol=1e-13)
-        np.testing.assert_allclose(found.error_bound, want.error_bound, rtol=1e-3)  # of a gap that is a difference
 
 
 ONE_CALL = {  # how the costs and options differ from plain ones, and whether one call solves them

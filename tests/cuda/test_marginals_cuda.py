@@ -109,19 +109,6 @@ def narrow(monkeypatch):
     monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
 
 
-@pytest.mark.parametrize("shape", ["chain", "star", "array"])
-@pytest.mark.parametrize("reg", [0.1, 0.01])
-def test_plans_are_those_of_newton(shape, reg, narrow):
-    costs, masses = problem(shape, 3, 6)
-    for tol, storage in ((1e-6, "float32"), (1e-9, "float64")):
-        result = mapuot.multimarginal(costs, masses, reg=reg, reg_m=1.0, tol=tol, backend="cuda")
-        cpu = mapuot.multimarginal(costs, masses, reg=reg, reg_m=1.0, tol=tol)
-        assert result.converged
-        assert abs(result.n_passes - cpu.n_passes) <= 2  # Anderson's steps are the same
-        assert result.problem.storage == storage
-        assert check(result, costs, masses, reg, [1.0] * 3, storage=2 * STORED * (storage == "float32")) < tol
-
-
 @pytest.mark.parametrize("shape", ["array", "triangle"])
 def test_turns_on_the_device_are_those_on_the_host(shape, monkeypatch):
     """Of an array, or a triangle, that is too large to come back in each pass."""
