@@ -13,6 +13,7 @@ from typing import Any
 import judge
 import numpy as np
 import oracle
+from judge import measure
 from scipy import sparse
 
 import mapuot
@@ -122,44 +123,20 @@ def plan_of(case: Case, log_u: Any, log_v: Any) -> Any:
     return judge.plan_of(case, log_u, log_v).astype(float)
 
 
-@dataclass(frozen=True)
-class Report:
-    """What ``verify`` found: the measure of the potentials, and the plan's true relative error."""
-
-    plan: Any
-    objective: float
-    dual: float
-    scale: float
-    violation: float
-    error: float
-
-
-def measure(case: Case, log_u: Any, log_v: Any, best: Any = None) -> Report:
-    """Plan, objective and dual value of potentials, every term from its definition."""
-    found = judge.measure(case, log_u, log_v)
-    error = np.nan if best is None else judge.relative(found.plan, best.plan)
-    return Report(found.plan.astype(float), found.primal, found.dual, found.scale, found.violation, error)
-
-
-def verify(result: mapuot.Result, case: Case, precision: str = "float64") -> Report:
-    """Assert that every number of a Result is that of its potentials, and that its certificate is true."""
+def verify(result: mapuot.Result, case: Case, precision: str = "float64") -> float:
+    """Assert that every number of a Result is that of its potentials and its certificate true; the plan's error."""
     claim = judge.claim_of(result)
     best = oracle.answer(case) or oracle.answer(case, result.log_v)
     assert best is not None, "the oracle did not converge"
     failures, _ = judge.judge(case, claim, {"precision": precision}, best)
     assert not failures, failures
-    report = measure(case, result.log_u, result.log_v, best)
-    P, finite = report.plan, np.abs(np.asarray(case.M)[np.isfinite(case.M)])
-    logs = [np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (result.log_u, result.log_v)]
-    rounding = 8 * EPS * (8 + sum(logs) + finite.max(initial=0.0) / case.reg)  # of an entry of P
-    close(claim.plan, P, rounding if claim.plan.dtype == np.float64 else 2e-7, 1e-30 * P.sum())
-    cost = P[P > 0] @ np.asarray(case.M, float)[P > 0]
-    close(result.cost, cost, rounding, rounding * P.sum() * finite.max(initial=0.0))
-    return report
-
-
-def close(given: Any, right: Any, rtol: float, atol: float = 0.0) -> None:
-    np.testing.assert_allclose(given, right, rtol=rtol, atol=atol)
+    found = measure(case, result.log_u, result.log_v)
+    P, M = found.plan.astype(float), np.asarray(case.M, float)
+    dearest, near = np.abs(M[np.isfinite(M)]).max(initial=0.0), np.testing.assert_allclose
+    rounding = 2 * found.exponent + 8 * EPS * dearest / case.reg  # of an entry of P
+    near(claim.plan, P, rtol=rounding if claim.plan.dtype == np.float64 else 2e-7, atol=1e-30 * P.sum())
+    near(result.cost, P[P > 0] @ M[P > 0], rtol=rounding, atol=rounding * P.sum() * dearest)
+    return judge.relative(found.plan, best.plan)
 
 
 def optimum(case: Case) -> Any:

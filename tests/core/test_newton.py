@@ -223,7 +223,7 @@ def test_error_bound_is_true_of_every_method(method, reg_m, tol, backend):
         case = case.replace(b=case.b * (case.a.sum() / case.b.sum()))
         found = case.solve(method=method, tol=tol, max_passes=100_000, backend=backend)
         assert found.converged
-        assert verify(found, case).error <= found.error_bound <= tol
+        assert verify(found, case) <= found.error_bound <= tol
 
 
 def test_the_least_curvature_is_that_of_the_stiffest_row():

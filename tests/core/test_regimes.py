@@ -15,9 +15,9 @@ def checked(case, backend="cpu", precision="float64", tol=1e-9, below=None, **op
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", mapuot.ScalingWarning)  # of what some regimes are about
         result = case.solve(backend=backend, tol=tol, precision=precision, **options)
-    report = verify(result, case, precision)
+    error = verify(result, case, precision)
     assert result.converged
-    assert report.error <= (tol * 1.01 + 1e-12 if below is None else below)
+    assert error <= (tol * 1.01 + 1e-12 if below is None else below)
     return result
 
 
