@@ -52,14 +52,6 @@ def case_a_kernel_that_one_rank_has_no_room_for(job):
     job.same(result.log_v, [s.error for s in result.trace])
 
 
-def case_wide_small_reg_and_precisions(job):
-    job.check(clouds(113, 631, reg=0.004), within=1e-10, passes=8)
-    case = clouds(170, 650)
-    for method in ("sinkhorn", "translation_invariant", "map-uot"):
-        job.check(case.replace(reg=0.2), method=method, precision="float64", tol=1e-9)
-    job.check(case, within=1e-4, passes=3, precision="mixed")
-
-
 def case_portable_kernels(job):
     with mock.patch.dict(os.environ, PORTABLE):
         for shape in [(37, 29), (70, 1030), (9, 20001), (5, 66000)]:

@@ -21,7 +21,7 @@ if not cp.cuda.is_available():
 
 FEW = (
     "callbacks errors_reach_everyone where_rows_lie a_kernel_that_one_rank_has_no_room_for "
-    "points stored_pairs pairs_from_the_device truncated_points"
+    "stored_pairs pairs_from_the_device truncated_points"
     if "EMULATED_GPUS" in os.environ
     else ""
 )

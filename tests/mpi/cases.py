@@ -2,13 +2,11 @@
 
 import contextlib
 import itertools
-import math
 import os
 import sys
 import tempfile
 import warnings
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import over_ranks
@@ -20,8 +18,6 @@ from problems import clouds, csr_of
 from scipy import sparse
 
 import mapuot
-from mapuot.ascend import groups
-from mapuot.backends import boxes
 from mapuot.backends.coarse import FOUND
 from mapuot.backends.cpu import QUICK_ENTRIES
 from mapuot.processor import SERIAL_ENTRIES
@@ -78,32 +74,6 @@ def case_scale_of_the_costs(job):
             assert abs(got.scale_cost / want - 1) < 1e-12, (kind, how)
 
 
-def case_truncated_points(job):
-    """Each rank skips pairs of its own boxes; the bound is of all of them."""
-    rng = np.random.default_rng(5)
-    x, y, a, b = rng.random((300, 2)), 0.9 * rng.random((260, 2)) + 0.2, rng.random(300) + 0.1, rng.random(260) + 0.1
-    x = x[np.argsort(x[:, 0])]  # ranks have points that are near each other, so that all find pairs to skip
-    a[3:40] = 0.0
-    lies = job.bounds(300), job.bounds(300, "uneven"), (0, 300) if RANK == 0 else (300, 300)
-    for penalty, reg_m, blocks in (
-        ("kl", (1.0, 2.0), lies),
-        ("l2", 1.0, lies[:1]),
-        (("balanced", "kl"), 1.0, lies[:1]),
-    ):
-        exact = mapuot.PointCloud(x, y, truncate=None)
-        want = mapuot.solve(exact, a, b, reg=3e-4, reg_m=reg_m, penalty=penalty, tol=1e-10)
-        for (i0, i1), most in itertools.product(blocks, (groups.GROUPS, 150)):  # by groups of 2, of the own rows
-            warm = (want.log_u[i0:i1] + 0.1, want.log_v - 0.1) if blocks is not lies else None
-            options = {"penalty": penalty, "tol": 1e-5, "comm": COMM, "warm_start": warm}
-            always = mock.patch.object(boxes, "CORRECTION", math.inf)
-            with always, mock.patch.multiple(groups, GROUPS=most, WIDE=math.inf):
-                mine = own_points(x, y, i0, i1, truncate=3.0)
-                got = mapuot.solve(mine, a[i0:i1], b, reg=3e-4, reg_m=reg_m, **options)
-            job.within_bounds(got, want, i0, i1, hard=5.0 if "balanced" in penalty else 1.0)
-            assert set(COMM.allgather(got.skipped.kept.share)) == {got.skipped.kept.share}
-            assert got.skipped.kept.share < 0.6
-
-
 def case_all_pairs(job):
     """Ranks share the pairs of many clouds; all get the matrix of one process."""
     rng = np.random.default_rng(6)
@@ -132,20 +102,6 @@ def case_one_potential(job):
             own = own_points(x, z, i0, i1, form=None)
             other = mapuot.solve(own, a[i0:i1], b, reg=0.1, reg_m=0.3, comm=COMM)
             assert "one potential" not in other.how, other.how
-
-
-def case_far_points(job):
-    """All ranks hold the same float32 columns, far ones too; else errors differ, and ranks wait for each other."""
-    rng = np.random.default_rng(0)
-    x, y, a, b = rng.normal(size=(34, 8)), rng.normal(size=(35, 8)), rng.random(34) + 0.01, rng.random(35) + 0.01
-    x[-2:], y[:2] = 30.0 * rng.normal(size=(2, 8)), 30.0 * rng.normal(size=(2, 8))
-    i0, i1 = job.bounds(34)
-    for reg_m in (10.0, 100.0):
-        want = mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=0.05, reg_m=reg_m, tol=1e-10, precision="float64")
-        own = own_points(x, y, i0, i1, form=None)
-        got = mapuot.solve(own, a[i0:i1], b, reg=0.05, reg_m=reg_m, comm=COMM)
-        assert "float32" in got.how, got.how
-        job.within_bounds(got, want, i0, i1)
 
 
 def case_blocks_that_differ_by_a_row(job):
