@@ -2,7 +2,7 @@
  *
  * The mathematics, the bound of the fast path and the zero policy: log_matmul.h.  S is accumulated in runs of
  * RUN_LENGTH products (float32: short runs in float32, their totals in float64) and held for ROW_BLOCK rows at a time.
- * Oracle: log_matmul_reference in tests/core/test_log_matmul.py.
+ * Oracle: right_of in tests/core/test_log_matmul.py.
  */
 #include "log_matmul.h"
 #include "vec.h"
