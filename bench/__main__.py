@@ -16,7 +16,7 @@ from . import common, device
 
 PARTS = {
     "pass": "one pass over K against the read limit, POT's two products and the paper's four sweeps",
-    "solve": "time to a certified answer against POT",
+    "solve": "time to a certified answer against POT and OTT",
     "calls": "POT's functions on minibatches, and ours in their place",
     "zoo": "the data that users have: clusters, heavy tails, outliers, lattices, real data, beside POT",
     "points": "costs of points made in every pass, against a stored matrix and, on a GPU, flash-sinkhorn",
@@ -34,10 +34,9 @@ ALONE = {  # not in "all"
     "small-reg": "passes where reg is small, now and of another checkout (the same on every machine)",
     "kept": "kept pairs against all where reg is small, beside POT's exact solvers and Newton's method",
     "gpu": "one GPU: passes, tile shapes, dense points",
-    "gpu-solves": "one GPU: whole solves against POT and OTT",
     "flow": "one GPU: training steps of flow matching, by where their pairs come from",
 }
-ON_GPU = ("gpu", "gpu-solves", "flow")  # whatever --device says
+ON_GPU = ("gpu", "flow")  # whatever --device says
 FILES = {"pass": "one_pass"}  # a keyword of Python
 
 
@@ -77,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--quick", action="store_true", help="smaller and fewer, to test the benchmark itself")
     options.add_argument("--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)")
-    where = "for batch, zoo, points, tensors, sparse, loss, gromov and small-reg (default: %(default)s)"
+    where = "for solve, batch, zoo, points, tensors, sparse, loss, gromov and small-reg (default: %(default)s)"
     options.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=where)
     options.add_argument("--size", type=int, help="for calls, zoo, points, sparse, gromov, kept and cluster: how many")
     options.add_argument("--gpus", default="", help="for cluster: numbers of GPUs, as 1,2,4; with --size whole solves")

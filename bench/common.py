@@ -22,7 +22,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,6 @@ from mapuot.processor import core_count
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "bench"
 RESULTS = ROOT / "bench" / "results"  # the record that README.md and docs/ quote
-PACKAGES = ["numpy", "scipy", "POT", "scikit-learn", "ott-jax", "jax", "geomloss", "torch",
-            "cupy-cuda13x", "nvidia-nccl-cu13"]  # fmt: skip
 SAMPLE = 2e-3  # seconds that one sample lasts at least
 WARM = 4e-2  # seconds of untimed calls before a sample, one call at least: threads of OpenBLAS spin on for 30 ms
 
@@ -46,14 +43,15 @@ sys.path.append(str(ROOT / "tests"))  # where the oracle lies
 
 
 def machine() -> dict[str, Any]:
-    """Return what a reader needs to repeat a run: CPU, caches, ISA, compiler flags, package versions, commit."""
+    """Return what a reader needs to repeat a run."""
     from mapuot.backends.cpu import native
 
+    told = output([sys.executable, "-m", "mapuot", "info"])  # versions of libraries, caches, GPUs, MPI
     return {
-        "cpu": cpu_model(), "isa": native.isa(), "caches": caches(), "cores": core_count(), "load": os.getloadavg()[0],
+        "cpu": cpu_model(), "isa": native.isa(), "cores": core_count(), "load": os.getloadavg()[0],
+        "info": re.sub(r" in /\S*", "", told).splitlines(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "python": platform.python_version(), "compiler": compiler(), "blas": blas(), "packages": versions(),
-        "commit": commit(),
+        "compiler": compiler(), "blas": blas(), "commit": commit(),
     }  # fmt: skip
 
 
@@ -78,18 +76,6 @@ def cpu_model() -> str:
     if not named:
         return platform.processor() or platform.machine()
     return f"{named.get('model name')} (family {named.get('cpu family')}, model {named.get('model')})"
-
-
-def caches() -> dict[str, int]:
-    """Return the bytes of the data caches that the first core sees, by level: {"L1": ..., "L2": ..., "L3": ...}."""
-    sizes: dict[str, int] = {}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        with contextlib.suppress(OSError, ValueError):
-            if (index / "type").read_text().strip() != "Instruction":
-                size = (index / "size").read_text().strip()
-                unit = {"K": 2**10, "M": 2**20}.get(size[-1], 1)
-                sizes["L" + (index / "level").read_text().strip()] = int(size.rstrip("KM")) * unit
-    return sizes
 
 
 def compiler() -> dict[str, str]:
@@ -119,14 +105,6 @@ def blas() -> list[str]:
     from threadpoolctl import threadpool_info
 
     return [f"{p['internal_api']} {p['version']} {p.get('architecture')} {p['num_threads']}" for p in threadpool_info()]
-
-
-def versions() -> dict[str, str]:
-    found = {}
-    for name in ["mapuot", *PACKAGES]:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def commit() -> str:
@@ -288,19 +266,15 @@ def each(tables: Callable[[dict[str, Any]], str]) -> Callable[..., str]:
 
 def aligned(text: str) -> str:
     """Return a text whose Markdown tables have columns of one width, for a screen."""
-    found, block = [], []
-    for line in [*text.split("\n"), ""]:
-        if line.startswith("|"):
-            block.append([cell.strip() for cell in line.strip("|").split(" | ")])
-            continue
-        if block:
-            widths = [max(map(len, column)) for column in zip(*block, strict=True)]
-            found += [
-                "  ".join(f"{x:>{w}}" for x, w in zip(row, widths, strict=True)) for row in block if row[0] != "---"
-            ]
-            block = []
-        found.append(line)
-    return "\n".join(found).rstrip()
+
+    def block(found: re.Match[str]) -> str:
+        rows = [
+            [x.strip() for x in line.strip("|").split(" | ")] for line in found[0].splitlines() if "---" not in line
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(f"{x:>{w}}" for x, w in zip(row, widths, strict=True)) for row in rows) + "\n"
+
+    return re.sub(r"(^\|.*\n)+", block, text + "\n", flags=re.M).rstrip()
 
 
 def text_of(*parts: str) -> str:

@@ -1,7 +1,6 @@
 """What the parts on a GPU share: device events, limits of the device, memory, and workspaces whose passes never end."""
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,8 @@ import numpy as np
 from mapuot.backends import Options
 from mapuot.problem.problem import Problem
 from mapuot.ranks import ALONE
+
+from . import common
 
 ENOUGH, MOST_CALLS = 0.1, 20
 REG, RHO = 0.05, 1.0
@@ -74,10 +75,7 @@ def wall(call: Callable[[], Any], repeat: int = 1) -> float:
     times: list[float] = []
     while len(times) < repeat or (sum(times) < ENOUGH and len(times) < MOST_CALLS):
         cp.cuda.Device().synchronize()
-        begin = time.perf_counter()
-        call()
-        cp.cuda.Device().synchronize()
-        times.append(time.perf_counter() - begin)
+        times.append(common.sample(waited(call)))
     return min(times)
 
 
@@ -93,6 +91,17 @@ def in_a_graph(call: Callable[[], Any]) -> Callable[[], Any]:
     with torch.cuda.graph(recorded):
         call()
     return recorded.replay
+
+
+def waited(call: Callable[[], Any]) -> Callable[[], None]:
+    """Return a call that ends when the device has done its work."""
+    import cupy as cp
+
+    def whole() -> None:
+        call()
+        cp.cuda.Device().synchronize()
+
+    return whole
 
 
 def limits() -> dict[str, float]:

@@ -7,6 +7,7 @@ loosest threshold that certifies; its reference measure is uniform, so that c = 
 
 import functools
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -20,9 +21,9 @@ from mapuot import penalties
 from . import common
 from .device import on_host
 
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # POT imports JAX, which would take most memory
 CAP = 5000
 SAMPLE, PATIENCE = 500, 20.0
-OTT_UP_TO = 500  # points a side, on a CPU
 POT_METHODS = {"POT": "sinkhorn", "POT, translation-invariant": "sinkhorn_translation_invariant"}
 OUR_TWIN = {"POT": "sinkhorn", "POT, translation-invariant": "translation_invariant"}
 
