@@ -13,8 +13,6 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CFLAGS_check := -g
 CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS_tsan := -O1 -g -fsanitize=thread
-# -O1 takes clang ten minutes for a kernel
-CFLAGS_fuzz := -O0 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 SECONDS ?= 60
 TARGETS ?= core readers arguments
 
@@ -96,12 +94,8 @@ sanitize-gpu: .venv/.gpu ## the CUDA kernels under compute-sanitizer: memory, th
 hostile: .venv/.test ## random problems on every path against an independent answer (ARGS="--count 20000 --seed 7 --only warm")
 	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)
 
-fuzz: build/fuzz/.done .venv/.test ## arbitrary bytes as calls of C, files and arguments, each for SECONDS=60 (clang; atheris if installed); TARGETS=core
-	mkdir -p build/fuzz/found/core
-	export PYTHONPATH=tests; for target in $(TARGETS); do case $$target in \
-	core) build/fuzz/core -max_total_time=$(SECONDS) -max_len=1024 -print_final_stats=1 -artifact_prefix=build/fuzz/ \
-	build/fuzz/found/core tests/fuzz/corpus/core;; \
-	*) $(BIN)/python -m fuzz $$target --seconds $(SECONDS) --keep build/fuzz/found/$$target;; esac || exit 1; done
+fuzz: build/asan/.done .venv/.test ## arbitrary bytes as files, as arguments and as numbers of the core, under sanitizers, each for SECONDS=60; TARGETS=core
+	for target in $(TARGETS); do $(call sanitized,asan) $(BIN)/python -m fuzz $$target --seconds $(SECONDS) || exit 1; done
 
 mutants: .venv/.test ## change one rule of the library at a time: does the test that is named for it fail? (ARGS="--only plan_error")
 	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
@@ -204,20 +198,13 @@ format: .venv/.lint ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
 
+sanitized = LD_PRELOAD="$$($(CC) -print-file-name=lib$(1).so) $$($(CC) -print-file-name=libstdc++.so)" \
+	PYTHONPATH=$(CURDIR)/build/$(1)/lib:$(CURDIR)/tests ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1 allocator_may_return_null=1" OPENBLAS_NUM_THREADS=1
+
 asan tsan: %: build/%/.done .venv/.test ## the checker and the tests under the address or thread sanitizer
 	build/$@/check_kernels
-	LD_PRELOAD="$$($(CC) -print-file-name=lib$@.so) $$($(CC) -print-file-name=libstdc++.so)" PYTHONPATH=$(CURDIR)/build/$@/lib \
-	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1 allocator_may_return_null=1" OPENBLAS_NUM_THREADS=1 \
-	$(BIN)/pytest $(ARGS)
-
-build/fuzz/.done: .venv/.ext tests/fuzz/core.c $(wildcard tests/core/check_*.h)
-	rm -rf build/fuzz
-	CC=clang CFLAGS="$(CFLAGS_fuzz)" $(BIN)/python setup.py -q build_ext --core --build-temp build/fuzz
-	clang -std=c11 -D_GNU_SOURCE -D__SANITIZE_ADDRESS__ -Wall -Wextra -Wno-unused-function -pthread \
-	$(subst fuzzer-no-link,fuzzer,$(CFLAGS_fuzz)) -Isrc_c -Itests/core -o build/fuzz/core \
-	tests/fuzz/core.c $$(find build/fuzz -path '*/src_c/*.o') -lm
-	@touch $@
+	$(call sanitized,$@) $(BIN)/pytest $(ARGS)
 
 clean: ## remove all that was built or installed here
 	rm -rf .venv build dist *.egg-info mapuot/*.so .pytest_cache .mypy_cache .ruff_cache

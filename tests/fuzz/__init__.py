@@ -1,4 +1,4 @@
-"""Arbitrary bytes as calls: ``core.c`` for the C interface, ``targets.py`` for files, checkpoints and arguments."""
+"""Arbitrary bytes as files, as arguments of calls and as the numbers that the C core gets: ``targets.py``."""
 
 from pathlib import Path
 
@@ -26,8 +26,10 @@ def mutated(data, other, rng):
 
 
 def inputs(target, seed):
-    """Yield the corpus of a target, then mutations of it without end."""
-    rng, known = np.random.default_rng(seed), [path.read_bytes() for path in sorted((CORPUS / target).iterdir())]
+    """Yield the corpus of a target, then mutations of it without end; any bytes are numbers for the core."""
+    rng, folder = np.random.default_rng(seed), CORPUS / target
+    known = [path.read_bytes() for path in sorted(folder.iterdir())] if folder.exists() else []
+    known = known or [rng.bytes(300) for _ in range(100)]
     yield from known
     while True:
         yield mutated(known[rng.integers(len(known))], known[rng.integers(len(known))], rng)

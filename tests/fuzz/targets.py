@@ -1,7 +1,8 @@
-"""What one input of a fuzzer does in Python: ``readers`` takes it as a file, ``arguments`` as the arguments of a call.
+"""What one input of a fuzzer does: a file for ``readers``, a call for ``arguments``, numbers of any bits for ``core``.
 
 An input may be refused, by a ValueError or TypeError that names the file or an argument, or answered; any other
-exception, a warning of numpy from inside, or an answer that is converged and no number is a finding.
+exception, a warning of numpy from inside, or an answer that is converged and no number is a finding. What the C core
+reads or writes beyond its arrays is found by the sanitizers that `make fuzz` runs under.
 """
 
 import math
@@ -11,11 +12,17 @@ import struct
 import tempfile
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+from conftest import ISAS, available
+from core.test_kernels import read_by_all_streams
+from problems import clouds
 
 import mapuot
 from mapuot import files
+from mapuot.backends.cpu import batch, native, workspace
+from mapuot.backends.records import told
 
 FOLDER = Path(tempfile.mkdtemp(prefix="mapuot-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))  # noqa: PTH112
 SUFFIXES = (".npy", ".npz", ".npz", ".csv", ".npz")
@@ -113,6 +120,16 @@ class Reader:
             return np.repeat(array, 2, axis=-1)[..., ::2]
         return array
 
+    def bits(self, *shape):
+        """Numbers of any bits; a matrix in any layout: backwards, by columns, or of one row."""
+        layout, dtype = self.below(6), (np.float64, np.float32)[self.below(2)] if len(shape) == 2 else np.float64
+        with np.errstate(all="ignore"):
+            array = np.resize(np.array([self.number() for _ in range(1 + self.below(24))]), shape).astype(dtype)
+        if len(shape) == 1 or layout > 3:
+            return array
+        one_row = np.broadcast_to(array[:1], shape)
+        return (np.asfortranarray(array), array[::-1, ::-1], np.repeat(array, 2, 1)[:, ::2], one_row)[layout]
+
     def masses(self, shape):
         """Mostly >= 0."""
         array = self.array(shape)
@@ -180,4 +197,81 @@ def arguments(data):
             assert not np.isnan(np.asarray(result.log_u)).any(), result
 
 
-TARGETS = {"readers": readers, "arguments": arguments}
+# ---- the core ----
+
+LIMITS = (
+    "tol", "tol_gap", "storage_error", "exponent_error", "flush", "scale_limit", "most_scale", "lam_rate", "mu_rate",
+    "dual_constant", "dual_scale",
+)  # fmt: skip
+SIDES = "kl", "balanced", "tv", "l2", "range"
+
+
+class DoneError(Exception):
+    """Enough passes were made of a spoiled state."""
+
+
+def spoiled(reader, make, sides, states):
+    """Make passes after numbers of any bits have come into K, both sides and the limits; what they tell is sound."""
+
+    def passes(self, _):
+        every = states(self)
+        m, n, ld = every[0].m, every[0].n, every[0].ld
+        for side, size in zip(sides(self), (m, n), strict=True):
+            for name in ("weight", "absorbed", "scale", "rho"):
+                if reader.below(3) == 0:
+                    side[name][..., :size] = reader.bits(size)
+        K = (self.operator if hasattr(self, "operator") else self).K
+        with np.errstate(over="ignore"):
+            K[: K.size // ld * ld].reshape(-1, ld)[reader.below(9) :: 9, :n] = reader.bits(n)
+        for state in every:
+            for name in LIMITS:
+                if reader.below(4) == 0:
+                    value = reader.number()
+                    setattr(state.limits, name, value if name.startswith(("tol", "lam", "mu")) else abs(value))
+        made = make(self, 1 + reader.below(30))
+        stats = made if isinstance(made, list) else told(self.stats, 1)
+        for stat, state in zip(stats, every if len(every) > 1 else every * len(stats), strict=True):
+            if stat.status == "converged":
+                assert stat.error <= state.limits.tol or stat.gap <= state.limits.tol_gap * abs(stat.dual), stat
+                assert stat.error >= 0, stat
+                assert math.isfinite(stat.mass), stat
+        raise DoneError
+
+    return passes
+
+
+def core(data):
+    """Streams over costs of any numbers and layout, by each instruction set; passes and batches of spoiled states."""
+    reader, isas = Reader(data), [*filter(available, ISAS)]
+    m, n, threads, what = 1 + reader.below(40), 1 + reader.below(40), 1 + reader.below(3), reader.below(3)
+    native.set_isa(isas[reader.below(len(isas))])
+    case = clouds(m, n, 0.1, (0.4, 0.7), penalty=(SIDES[reader.below(5)], SIDES[reader.below(5)]))
+    options = {"precision": ("auto", "float64", "mixed")[reader.below(3)], "tol": 10.0 ** -reader.below(12)}
+    on_one = spoiled(
+        reader, workspace.HostWorkspace.make_passes, lambda w: (w.row_side, w.col_side), lambda w: [w.state]
+    )
+    on_many = spoiled(reader, batch.HostBatch.iterate, lambda w: (w.rows, w.cols), lambda w: [*w.states])
+    try:
+        if what == 0:
+            M, X = reader.bits(m, n), native.zeros(2 * native.padded(n))
+            X.reshape(2, -1)[:, :n] = reader.bits(2, n)
+            c = (None, M, reader.bits(m, n))[reader.below(3)]
+            vectors = reader.bits(m), reader.bits(n), X, np.ascontiguousarray(reader.bits(m, 2), float)
+            found = read_by_all_streams(M, c, vectors, threads)["extrema"]
+            assert found[2:].sum() <= m * n
+        elif what == 1:
+            options["method"] = ("auto", "sinkhorn", "map-uot")[reader.below(3)]
+            with mock.patch.object(workspace.HostWorkspace, "make_passes", on_one):
+                case.solve(callback=lambda stats: None, threads=threads, **options)
+        else:
+            A, M = np.stack([case.a] * (1 + reader.below(20))), case.M
+            with mock.patch.object(batch.HostBatch, "iterate", on_many):
+                M = M if reader.below(2) else np.stack([M] * len(A))
+                mapuot.solve_batch(M, A, case.b, reg=0.1, reg_m=case.reg_m, penalty=case.penalty, **options)
+    except (DoneError, mapuot.InfeasibleError):
+        pass
+    finally:
+        native.set_isa("auto")
+
+
+TARGETS = {"readers": readers, "arguments": arguments, "core": core}
