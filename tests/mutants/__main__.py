@@ -2,7 +2,6 @@
 
     make mutants                             all of table.py: each with the tests that are named beside it
     make mutants ARGS="--only plan_error"    those whose file, text or test has this word in it
-    make mutants ARGS="--seek --only mask"   the same with all tests that could notice, and which one does
 
 A change is noticed when a test fails, or hangs. Exit code 1 where a change survives without a reason in the table, 2
 where the table is wrong: a text that is not there once, a change that does not compile, a test that fails without it.
@@ -23,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from .table import SEEK, TABLE
+from .table import EXPLAINED, TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = "src_c/"  # what is compiled
@@ -40,11 +39,10 @@ class WrongError(Exception):
 
 def entries():
     """(file, text, instead, the tests that notice, "" or the reason why none can) of the whole table."""
-    for file, guards in TABLE.items():
-        for guard, changes in guards.items():
-            tests, reason = (guard, "") if ".py" in guard else ("", guard)
-            for before, old, new, after in map(CHANGE.split, changes):
-                yield file, before + old + after, before + (new or "") + after, tests, reason
+    table = [(file, change, tests, "") for file, (tests, changes) in TABLE.items() for change in changes]
+    for file, change, tests, reason in table + [(*key, "", reason) for key, reason in EXPLAINED.items()]:
+        before, old, new, after = CHANGE.split(change)
+        yield file, before + old + after, before + (new or "") + after, tests, reason
 
 
 def broken_entries():
@@ -143,13 +141,9 @@ def seconds_without(tests):
 def main(words):
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default="", help="changes with this word in their file, text or test")
-    parser.add_argument("--seek", action="store_true", help="run all tests that could notice, not those of the table")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="changes at once")
     given = parser.parse_args(words)
     chosen = [entry for entry in entries() if given.only in " ".join((entry[0], entry[1], entry[3]))]
-    if given.seek:
-        area = lambda file: next(tests for start, tests in SEEK.items() if file.startswith(start))  # noqa: E731
-        chosen = [(*entry[:3], area(entry[0]), entry[4]) for entry in chosen]
     counts, survivors, wrong = Counter(), [], []
     begun, here = time.monotonic(), threading.local()
 
@@ -160,7 +154,7 @@ def main(words):
         if not hasattr(here, "copy"):
             here.copy = Copy(folders.enter_context(tempfile.TemporaryDirectory(prefix="mapuot-mutants-")))
         try:
-            return here.copy.trial(*change, tests, seconds) or "SURVIVES" + " as expected: " * bool(reason) + reason
+            return here.copy.trial(*change, tests, seconds) or "SURVIVES"
         except WrongError as error:
             return f"WRONG: {error}"
 
