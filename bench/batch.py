@@ -272,7 +272,6 @@ def histograms_loss(p: int, threads: int, gpu: bool) -> dict[str, Any]:
     row = {"p": p, "points": POINTS, "steps": STEPS, "times": times, "errors": errors}
     if gpu:
         row["mib"] = {name: device.peak(call) for name, call in calls.items()}
-        row["by_tol"] = {tol: device.peak(lambda tol=tol: ours(tol)) for tol in (1e-2, 1e-10)}
     return row
 
 

@@ -175,7 +175,6 @@ def summed(found: dict[str, Any], size: int) -> dict[str, Any]:
         "ranks": size,
         "seconds": {name: min(values) for name, values in times.items()},
         "median": {name: float(np.median(values)) for name, values in ratio.items()},
-        "quartiles": {name: np.percentile(values, [25, 75]).tolist() for name, values in ratio.items()},
         "sums": found["sums"],
     }
 
@@ -223,10 +222,8 @@ def gpu_times(ranks: Any, m: int, n: int, rounds: int, passes: int, M: Any = Non
     """Seconds a pass as a solve makes them, by the clock of the slowest rank; and of its parts, by device events."""
     import cupy as cp
 
-    made, times = (
-        shared(costs(*own_rows(m, ranks.rank, ranks.size), n, cp) if M is None else M, m, ranks, None, True),
-        [],
-    )
+    M = costs(*own_rows(m, ranks.rank, ranks.size), n, cp) if M is None else M
+    made, times = shared(M, m, ranks, None, True), []
     made.iterate(16)
     for _ in range(rounds):
         made.progress["since_best"] = 0  # or it would stall after 250 passes
@@ -263,24 +260,13 @@ def gpu_parts(ranks: Any, made: Any, passes: int) -> dict[str, float]:
 
 
 def gpu_worker(ranks: Any, strong: int, weak: int, rounds: int, passes: int) -> dict[str, Any]:
-    """Time on one GPU of several weak and strong passes, the sums alone, and the answer against one process."""
+    """Time on one GPU of several weak and strong passes, and the sums alone; test_cuda_ranks.py has the answers."""
     import cupy as cp
-
-    import mapuot
 
     cp.cuda.Device(ranks.rank).use()
     found: dict[str, Any] = {}
     found["weak"] = gpu_times(ranks, weak * ranks.size, weak, rounds, passes)
     found["strong"] = gpu_times(ranks, strong, strong, rounds, passes)
-    small = 1500
-    i0, i1 = own_rows(small, ranks.rank, ranks.size)
-    M, a, b = costs(0, small, 1100), np.full(small, 1 / small), np.full(1100, 1 / 1100)
-    exact: dict[str, Any] = {"reg": REG, "reg_m": RHO, "precision": "float64", "tol": 1e-12}
-    mine = mapuot.solve(cp.asarray(M[i0:i1]), a[i0:i1], b, comm=ranks, **exact)
-    one = mapuot.solve(cp.asarray(M), a, b, **exact)
-    pairs = ((mine.log_v, one.log_v), (mine.log_u, one.log_u[i0:i1]))
-    found["error"] = float(max(np.abs(x - y).max() for x, y in pairs))
-    found["passes"] = [mine.n_passes, one.n_passes]
     if ranks.size > 1:
         found["sums"] = sum_times(ranks, lambda: ranks.exchange(None), cp)
         found["way"] = ranks.device_sum.way
@@ -290,27 +276,23 @@ def gpu_worker(ranks: Any, strong: int, weak: int, rounds: int, passes: int) -> 
 def run_gpus(counts: list[int], quick: bool) -> dict[str, Any]:
     strong, weak, rounds, passes = (8192, 4096, 3, 24) if quick else (65536, 32768, 7, 48)
     found = {count: spawn(gpu_worker, count, strong, weak, rounds, passes) for count in counts}
-    times = {
-        count: {name: np.array(found[count][0][name]["seconds"]) for name in ("weak", "strong")} for count in counts
+    kinds, first, jobs = ("weak", "strong"), counts[0], []
+    medians = {
+        count: {name: float(np.median(one[0][name]["seconds"])) for name in kinds} for count, one in found.items()
     }
-    first, jobs = counts[0], []
     for count in counts:
-        one, kinds = found[count][0], times[count]
-        jobs.append({
-            "ranks": count, "seconds": {name: float(np.median(kinds[name])) for name in kinds},
-            "median": {
-                "weak efficiency": float(np.median(times[first]["weak"]) / np.median(kinds["weak"])),
-                "strong speed-up": first * float(np.median(times[first]["strong"]) / np.median(kinds["strong"])),
-            },
-            "quartiles": {name: np.percentile(kinds[name], [25, 75]) for name in kinds},
-            "parts": {name: one[name].get("parts") for name in kinds}, "sums": one.get("sums"), "way": one.get("way"),
-            "error": max(x["error"] for x in found[count]), "passes": one["passes"],
-        })  # fmt: skip
+        one, own, alone = found[count][0], medians[count], medians[first]
+        ratios = {
+            "weak efficiency": alone["weak"] / own["weak"],
+            "strong speed-up": first * alone["strong"] / own["strong"],
+        }
+        parts = {name: one[name].get("parts") for name in kinds}
+        told = {"parts": parts, "sums": one.get("sums"), "way": one.get("way")}
+        jobs.append({"ranks": count, "seconds": own, "median": ratios, **told})
     data = {"unit": "GPUs", "shape": [strong, strong], "weak shape": [weak, weak], "jobs": jobs}
     if jobs[-1]["sums"]:
-        medians = {name: {count: float(np.median(times[count][name])) for count in counts} for name in kinds}
-        alone = medians["strong"][first], medians["weak"][first]
-        data["model"] = model(4 * strong**2, alone, jobs[-1]["sums"], (strong, weak), medians["weak"])
+        weaker = {count: own["weak"] for count, own in medians.items()}
+        data["model"] = model(4 * strong**2, (alone["strong"], alone["weak"]), jobs[-1]["sums"], (strong, weak), weaker)
     return data
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,41 +24,32 @@ REGS, RHOS, SIZES = (0.1, 0.01, 1e-3, 2e-4), (0.05, 1.0, 20.0), (700, 3000)
 CHILD = "import sys, runpy; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2])['answer'](*sys.argv[3:])"
 
 
-def points_of(d: int, clustered: bool, m: int) -> tuple[Any, Any, Any]:
+def clouds(d: int, clustered: bool, m: int) -> tuple[Any, Any, Any]:
     rng, n = np.random.default_rng(9000 + 10 * d + clustered), m * 6 // 7
     x, y = rng.random((m, d)), rng.random((n, d)) * 0.9 + 0.2
     if clustered:
         centres = rng.normal(size=(5, d))
         x = centres[rng.integers(5, size=m)] + 0.2 * rng.normal(size=(m, d))
         y = centres[rng.integers(5, size=n)] + 0.3 * rng.normal(size=(n, d))
-    return x, y, rng
-
-
-def clouds(d: int, clustered: bool, m: int) -> tuple[Any, Any, Any]:
-    x, y, rng = points_of(d, clustered, m)
     M = (x * x).sum(1)[:, None] + (y * y).sum(1) - 2 * x @ y.T
     M -= M.min()
-    return M / M.max(), rng.dirichlet(np.ones(m)), 1.2 * rng.dirichlet(np.ones(len(y)))
+    return M / M.max(), rng.dirichlet(np.ones(m)), 1.2 * rng.dirichlet(np.ones(n))
 
 
 def counts(sizes: tuple[int, ...], device: str) -> Iterator[dict[str, Any]]:
     """One row a problem, solved by the mapuot that the path finds first."""
     import mapuot
 
-    for n in sizes:
-        for d in (1, 2, 3, 10):
-            for clustered in (False, True):
-                M, a, b = clouds(d, clustered, n)
-                if device == "gpu":
-                    M = import_module("cupy").asarray(M)
-                    mapuot.solve(M, a, b, reg=REGS[-1], reg_m=1.0)  # compiles the kernels of this size
-                for reg in REGS:
-                    for rho in RHOS:
-                        begun = time.perf_counter()
-                        result = mapuot.solve(M, a, b, reg=reg, reg_m=rho, threads=1)
-                        seconds = time.perf_counter() - begun
-                        row = {"n": n, "d": d, "clustered": clustered, "reg": reg, "rho": rho, "seconds": seconds}
-                        yield {**row, "passes": result.n_passes, "status": result.status}
+    for n, d, clustered in product(sizes, (1, 2, 3, 10), (False, True)):
+        M, a, b = clouds(d, clustered, n)
+        if device == "gpu":
+            M = import_module("cupy").asarray(M)
+            mapuot.solve(M, a, b, reg=REGS[-1], reg_m=1.0)  # compiles the kernels of this size
+        for reg, rho in product(REGS, RHOS):
+            begun = time.perf_counter()
+            result = mapuot.solve(M, a, b, reg=reg, reg_m=rho, threads=1)
+            row = {"n": n, "d": d, "clustered": clustered, "reg": reg, "rho": rho, "passes": result.n_passes}
+            yield {**row, "seconds": time.perf_counter() - begun, "status": result.status}
 
 
 def answer(sizes: str, device: str) -> None:

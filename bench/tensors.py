@@ -2,15 +2,14 @@
 
 Arrays of three marginals: reads of the array to a certified 1e-6 by cyclic updates in numpy (one read a marginal, as
 everybody writes them; with and without the translation), by OTT's MMSinkhorn (balanced, to its own 1e-3), and by us;
-time and memory beyond the array of the calls themselves. The pass of ours against the read limit of its kernel.
-Triangles of three clouds. Chains of ten populations against ten pair solves of the same sizes, in turns.
+time of the calls themselves. The pass of ours against the read limit of its kernel. Triangles of three clouds. Chains
+of ten populations against ten pair solves of the same sizes, in turns.
 
-With --device gpu costs are CuPy's arrays, and cyclic updates and OTT run there, too; memory is not measured.
+With --device gpu costs are CuPy's arrays, and cyclic updates and OTT run there, too.
 """
 
 import functools
 import math
-import tracemalloc
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -111,14 +110,9 @@ def read_seconds(C: Any, masses: list[Any], reg: float) -> float:
     return min(sample(lambda k=k: run.sums(k)) for k in (0, 1, 2, 0, 1, 2))
 
 
-def measured(call: Callable[[], Any], repeat: int = 2) -> tuple[Any, float, float]:
-    """(answer, seconds of the best of some calls, MiB that numpy takes at most in one more)."""
-    seconds = min(common.sample(lambda: peers.quiet(call)) for _ in range(repeat))
-    tracemalloc.start()
-    answer = peers.quiet(call)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return answer, seconds, peak / 2**20
+def measured(call: Callable[[], Any], repeat: int = 2) -> tuple[Any, float]:
+    """Return an answer and the least seconds of some calls."""
+    return peers.quiet(call), min(common.sample(lambda: peers.quiet(call)) for _ in range(repeat))
 
 
 def array_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[str, Any]:
@@ -126,9 +120,9 @@ def array_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[st
     C = xp.asarray(C)
     repeat = 2 if xp is np else 5
     solve = functools.partial(mapuot.multimarginal, C, masses, reg=reg, reg_m=rho, threads=threads)
-    ours, seconds, memory = measured(functools.partial(solve, tol=TOL), repeat)
+    ours, seconds = measured(functools.partial(solve, tol=TOL), repeat)
     row: dict[str, Any] = {"n": n, "reg": reg, "rho": rho, "reads": ours.n_passes, "error": ours.error_bound}
-    row |= {"seconds": seconds, "memory": memory, "status": ours.status}
+    row |= {"seconds": seconds, "status": ours.status}
     each = read_seconds(C, masses, reg)
     for name, translate in (("cyclic", False), ("cyclic, translated", True)):
         reads = cyclic_reads(min(n, COUNTED), reg, rho, translate)
@@ -192,11 +186,11 @@ def pass_case(shape: tuple[int, ...], threads: int, xp: Any) -> dict[str, Any]:
 def triangle_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[str, Any]:
     points, masses = clouds(n, 3)
     costs = {(i, j): xp.asarray(squares(points[i], points[j])) for i, j in ((0, 1), (0, 2), (1, 2))}
-    found, seconds, memory = measured(
+    found, seconds = measured(
         functools.partial(mapuot.multimarginal, costs, masses, reg=reg, reg_m=rho, tol=TOL, threads=threads)
     )
     return {"n": n, "reg": reg, "rho": rho, "reads": found.n_passes, "error": found.error_bound, "seconds": seconds,
-            "memory": memory, "status": found.status}  # fmt: skip
+            "status": found.status}  # fmt: skip
 
 
 def chain_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[str, Any]:
