@@ -18,14 +18,12 @@ from ..ascend.barycenters import Barycenter
 from ..ascend.loop import Run
 from ..ascend.passes import Engine
 from ..backends import Stats, host, load, pick
-from ..backends.kernel import UNIT
-from ..cached import cached_property
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
 from ..problem.cost import cost_of
 from ..problem.kinds import as_cost, as_costs, as_whole_cost, stores_pairs
 from ..problem.scale import matrices_of, scaled
-from ..problem.sparse import Sparse, log_sums
+from ..problem.sparse import Sparse
 from ..problem.validate import (
     MASS_TOLERANCE,
     as_array,
@@ -37,9 +35,6 @@ from ..problem.validate import (
 )
 from ..route.options import make_options
 from ..status import told_bound, told_miss, warn_not_converged
-from .log_matmul import log_matmul
-
-SAFE = 600.0  # exponents within this of the largest do not underflow in a float64 product
 
 
 @dataclass(frozen=True)
@@ -202,11 +197,11 @@ def barycenter(
     A, M, reg, rho = checked(A, M, reg, reg_m)
     if debiased and not M.symmetric(load("cpu")):
         raise ValueError("M must be symmetric, to the last bit, for a debiased barycenter: take (M + M.T) / 2")
-    kernel, options, found = KernelProducts(M, reg), make_options("auto", "float64", tol, None, None), []
+    operator, options, found = load("cpu").operator_of(M, reg), make_options("auto", "float64", tol, None, None), []
     callback, weightings = as_callback(callback), np.atleast_2d(table / table.sum(-1, keepdims=True))
     for w, start in zip(weightings, starts_of(warm_start, A, reg, len(weightings)), strict=True):
         lacking = PartMasses(M, A, w).lacking if M.operator == "pairs" and rho == np.inf else None
-        body = Barycenter(A, kernel, reg, rho, w, debiased, tol_change, lacking)
+        body = Barycenter(A, operator, rho, w, debiased, tol_change, lacking)
         found.append(Run(Engine(lambda body, before: body), max_passes, callback, progress))
         with found[-1].shown():
             found[-1].run(body, options, start)
@@ -284,59 +279,6 @@ class PartMasses:
         found = np.bincount(self.parts.cols, q, self.parts.count + 1)[: self.parts.count]
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.where(self.wanted > 0, np.abs(found / self.wanted - 1), 0.0).max(initial=0.0))
-
-
-class KernelProducts:
-    """Products with K = exp(-M / reg) and its transpose on logarithms, for x (p, n)."""
-
-    def __init__(self, cost: Any, reg: float) -> None:
-        low, high = cost.finite_range(load("cpu"))[:2]
-        self.cost, self.reg, self.low, self.spread = cost, reg, low / reg, (high - low) / reg
-        self.operator = load("cpu").operator_of(cost, reg)
-        self.reads = {"tiles": "dense K"}.get(cost.operator, cost.operator)
-        exponents = UNIT * 4 * (abs(self.low) + self.spread)
-        sums = cost.operator == "products"
-        self.error = self.operator.apart(exponents) if sums else exponents + UNIT * (cost.shape[1] + 16)
-
-    @cached_property
-    def K(self) -> Any:  # noqa: N802 - the word of the formulas
-        """K but for a factor, so that its largest entry is 1."""
-        n = self.cost.shape[0]
-        self.operator.open("float64")
-        self.operator.store("float64")
-        self.operator.build(np.full(n, self.low), np.zeros(n))
-        return self.operator.matrix
-
-    @cached_property
-    def costs(self) -> tuple[Any, Any]:
-        """The costs by row and by column, of an array as logarithms of K."""
-        pairs = self.cost.operator == "pairs"
-        costs = self.cost if pairs else np.concatenate([L for _, _, L in self.operator.logarithms(self.cost)])
-        return costs, costs.transpose()
-
-    def log_dot(self, x: F64) -> F64:
-        """Return log(K e^x), -inf where no pair ends."""
-        return self.product(x, False)
-
-    def log_dot_transpose(self, x: F64) -> F64:
-        """Return log(K^T e^x), -inf where no pair ends."""
-        return self.product(x, True)
-
-    def product(self, x: F64, turned: bool) -> F64:
-        """Multiply by K, or take maxima of sums where that underflows; along one axis after the other on a grid."""
-        if self.cost.operator == "products":
-            along = self.operator.log_dot_transpose if turned else self.operator.log_dot
-            return np.stack([along(one) for one in x])
-        top = x.max(axis=1, keepdims=True)
-        least = x.min(axis=1, keepdims=True)
-        if least.min() == -np.inf:
-            top = np.where(np.isneginf(top), 0.0, top)
-            least = np.where(np.isneginf(x), top, x).min(axis=1, keepdims=True)
-        if (top - least).max() + self.spread < SAFE:
-            return np.asarray(np.log(np.exp(x - top) @ (self.K if turned else self.K.T)) + (top - self.low))
-        if self.cost.operator == "pairs":
-            return np.stack([log_sums(self.costs[turned], one, self.reg) for one in x])
-        return np.asarray(log_matmul(self.costs[turned], x.T).T)
 
 
 def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, float]:

@@ -53,7 +53,7 @@ class Means:
 class Barycenter(Body):
     """The body of passes (passes.Body) of p histograms A (p, n) and one weighting; a state is log v, 0 where v is 0.
 
-    ``kernel`` has products with K and its transpose on logarithms, (p, n) -> (p, n). Balanced or debiased passes are
+    ``operator`` has products with K and its transpose on logarithms, (p, n) -> (p, n). Balanced or debiased passes are
     not certified: they end when one changes q by ``tol_change`` at most, and ``lacking(q)`` of its mass is not missing.
     """
 
@@ -61,14 +61,27 @@ class Barycenter(Body):
     change, lacks = math.inf, 0.0  # of q in the last pass, relative, in L1
 
     def __init__(
-        self, A: F64, kernel: Any, reg: float, rho: float, weights: F64, debiased: bool, tol_change: float, lacking: Any
+        self, A: F64, operator: Any, rho: float, weights: F64, debiased: bool, tol_change: float, lacking: Any
     ) -> None:
-        self.A, self.kernel, self.reg, self.rho, self.weights = A.astype(np.float64), kernel, reg, rho, weights
+        self.A, self.operator, self.reg, self.rho, self.weights = (
+            A.astype(np.float64),
+            operator,
+            operator.reg,
+            rho,
+            weights,
+        )
+        reg, kind, rounding = self.reg, operator.cost.operator, 4 * UNIT * sum(map(abs, operator.ends))
+        self.error = operator.apart(rounding) or rounding + UNIT * (A.shape[1] + 16)  # of sums
         self.fi, self.debiased, self.tol_change, self.lacking = 1 / (1 + reg / rho), debiased, tol_change, lacking
         self.certifies = rho < math.inf and not debiased
         with np.errstate(divide="ignore"):
             self.log_a, self.log_w = np.log(self.A), np.log(weights)[:, None]
-        self.size, self.ends, self.width, self.reads = A.size, [A.size], A.shape[1], kernel.reads
+        self.size, self.ends, self.width, self.reads = (
+            A.size,
+            [A.size],
+            A.shape[1],
+            {"tiles": "dense K"}.get(kind, kind),
+        )
         self.held, self.log_d = np.ones(A.shape, bool), np.zeros(self.width)
         self.terms = self.rho * float(weights @ self.A.sum(1))  # the size of the dual's terms
 
@@ -84,18 +97,18 @@ class Barycenter(Body):
 
     def find(self, state: F64, narrow: bool) -> Means:
         """Make a pass from log v: u, q and v by their formulas, on logarithms."""
-        log_v, fi, kernel = state.reshape(self.A.shape), self.fi, self.kernel
-        log_kv = kernel.log_dot(log_v if self.held.all() else np.where(self.held, log_v, -np.inf))
+        log_v, fi, products = state.reshape(self.A.shape), self.fi, self.operator.log_products
+        log_kv = products(log_v if self.held.all() else np.where(self.held, log_v, -np.inf))
         if fi == 1:
             self.check_reachable(log_kv)
         log_u, amount = scaled(fi, self.log_a, log_kv), 0.0
-        log_s = kernel.log_dot_transpose(log_u)
+        log_s = products(log_u, True)
         if self.certifies:
             log_u, log_s, log_q, amount = self.translated(log_u, log_s)
         else:
             log_q = self.log_mean(log_s) + self.log_d / fi
         if self.debiased:
-            self.log_d = 0.5 * (self.log_d + scaled(fi, log_q, kernel.log_dot(self.log_d[None])[0]))
+            self.log_d = 0.5 * (self.log_d + scaled(fi, log_q, products(self.log_d[None])[0]))
         self.last = Means(log_u, scaled(fi, log_q, log_s), np.exp(log_q), log_s, amount)
         return self.last
 
@@ -114,7 +127,7 @@ class Barycenter(Body):
 
     def completed(self) -> Means:
         """Find what the last plans have for rows."""
-        self.last.log_kv = self.kernel.log_dot(self.last.log_v)
+        self.last.log_kv = self.operator.log_products(self.last.log_v)
         return self.last
 
     def image(self, found: Means, exact: bool) -> F64:
@@ -182,7 +195,7 @@ class Barycenter(Body):
         kl = float(self.weights @ (asked * (t * grown - (grown - t))).sum(1))  # KL(r | asked)
         both = float(self.weights @ (asked * (2 + grown)).sum(1))
         sizes = largest(log_u) + largest(found.log_v) + largest(log_kv)
-        delta = self.kernel.error + UNIT * (4 * sizes + 4 * largest(self.log_a) + 16)
+        delta = self.error + UNIT * (4 * sizes + 4 * largest(self.log_a) + 16)
         slip = 8 * UNIT * (self.rho / self.reg + largest(found.log_v) + 1)
         root = math.sqrt(self.rho) * (math.sqrt(max(kl, 0.0)) + 2 * delta * math.sqrt(both + mass))
         if root < math.inf and mass > 0 and delta + slip < 0.1:

@@ -10,7 +10,6 @@ this rounds is told beside the sums. An operator holds K: cpu/operator.py, cuda/
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,23 +47,6 @@ def sound(product: Callable[[], T], absorb: Callable[[], Any], finer: Callable[[
                 raise
         absorb()
         fresh = True
-
-
-@dataclass
-class Product:
-    """A vector over the points of several marginals together: the product of their factors, 0 below ``flush``."""
-
-    factors: F64  # one behind the other
-    size: Any  # of each
-    flush: float = FLUSH_PRODUCT
-
-    def vector(self, xp: Any) -> Any:
-        """Return the vector unchanged."""
-        factors = np.split(self.factors, np.cumsum(self.size)[:-1])
-        y = xp.asarray(factors[0])
-        for x in factors[1:]:
-            y = (y[:, None] * xp.asarray(x)).ravel()
-        return xp.where(y < self.flush, 0.0, y)
 
 
 class LogKernel:
@@ -162,12 +144,15 @@ class LogKernel:
         return R, np.log(sums) + (own - self.q)
 
     def read_factors(
-        self, v: F64 | Product, top: float, a: F64, fi: float, narrow: bool
+        self, v: F64, top: float, a: F64, fi: float, narrow: bool, sizes: Any = None
     ) -> tuple[F64, Any, float, float]:
-        """Return (R, sums, their log scale beside q, the least that they may be) of columns e^(q + top) v."""
+        """Return (R, sums, their log scale beside q, the least that they may be) of columns e^(q + top) v.
+
+        ``sizes``: v holds factors of such sizes, see `Operator`.
+        """
         base = a - (1 - fi) * self.p
         own = float(base.max())
-        log_s, sums, largest = self.operator.fused(v, base - own, fi, narrow)
+        log_s, sums, largest = self.operator.fused(v, base - own, fi, narrow, sizes)
         self.check_rows(log_s.min())
         return log_s + (top - self.p), sums, own - fi * top, LEAST[self.dtype] * largest
 

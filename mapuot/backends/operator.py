@@ -9,9 +9,10 @@ Those that hold a K have these words as well:
     build(alpha, beta)  make K of these exponents
     matrix              K where it lies: as a matrix, of stored pairs as a CSR array
     open(dtype)         make ready for ``fused`` and ``dots``, and return the storage that K can have for these
-    fused(v, base, fi, narrow) -> (log s of s = K v, the sums K^T u, the largest u), u = exp(base) s^-fi, by one read
-                        of K; the sums hold until the next read, and stay on a GPU if they are many
-    dots(v)             K v
+    fused(v, base, fi, narrow, sizes) -> (log s of s = K v, the sums K^T u, the largest u), u = exp(base) s^-fi, by one
+                        read of K; the sums hold until the next read, and stay on a GPU if they are many
+    dots(v, sizes)      K v; ``sizes``: v holds factors of so many points each, one behind the other, whose product over
+                        all pairs, triples and so on is the vector, 0 below FLUSH_PRODUCT of kernel.py
     label(labels)       let passes from here on tell what clusters of rows exchange with columns; None: no longer
     exchanged()         what the last such pass told: each cluster's mass but for a factor; its shares of the columns
 """

@@ -202,7 +202,8 @@ class Tensor:
 
     def read(self, left: "Left", log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
         """Return (log s_0, W, its base, the least of its sums) by one read, for log u_0 = -fi log s_0."""
-        R, W, base, least = self.kernel.read_factors(left.product, float(left.top.sum()), log_weight, fi, narrow)
+        terms = left.factor, float(left.top.sum()), log_weight, fi, narrow
+        R, W, base, least = self.kernel.read_factors(*terms, left.size)
         if self.kernel.dtype != "float32":
             least *= LEAST_PRODUCT / LEAST["float64"]
         return R, W, base, least

@@ -74,6 +74,9 @@ class GridOperator(HostOperator):
         """Return the logarithms of the products with the columns."""
         return self.along(self.turned, t, self.grid.nodes[0])
 
+    def log_products(self, x: F64, turned: bool = False) -> F64:
+        return np.stack([*map(self.log_dot_transpose if turned else self.log_dot, x)])
+
     def along(self, factors: list[Any], t: F64, nodes: tuple[int, ...]) -> F64:
         x = self.asarray(t).reshape(nodes)
         for k, L in enumerate(factors):

@@ -11,7 +11,7 @@ import numpy as np
 from ..._core import ffi, lib
 from ...penalties import F64
 from ..contract import host, namespace
-from ..kernel import Product, StaleError, largest_of
+from ..kernel import FLUSH_PRODUCT, StaleError, largest_of
 from . import native
 from .native import check, empty, pointer
 
@@ -35,8 +35,7 @@ class Left:
         core.pool, core.axes, core.size = pool, axes, pointer(self.size, "int64_t *")
         for name, x in {**vectors, "log_weight": log_weight, "fi": self.fi, "top": self.top}.items():
             setattr(core, name, pointer(x))
-        self.product = Product(self.factor, self.size)
-        core.flush, self.held = self.product.flush, vectors
+        core.flush, self.held = FLUSH_PRODUCT, vectors
         self.shift_size = 0.0
 
     def around(self, shift: list[F64]) -> None:

@@ -5,27 +5,29 @@ plan is made from M in float64, block by block. C side: src_c/solver.c, streams.
 """
 
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ..._core import ffi, lib
+from ...cached import cached_property
 from ...penalties import F64
 from ...problem.cost import Cost
 from ...problem.points import Kept, PointCosts
-from ...problem.sparse import Sparse
+from ...problem.sparse import Sparse, log_sums
 from ...processor import SERIAL_ENTRIES
 from ...ranks import ALONE, Ranks
 from ..coarse import Labels
-from ..kernel import Product
+from ..kernel import FLUSH_PRODUCT
 from ..operator import Operator
 from ..workspace import STORAGE
-from . import native
+from . import log_matmul, native
 from .native import DTYPES, call_bytes, check, empty, matrix, padded, pointer, pool_for, zeros
 
 ROWS = ("weight", "rho", "absorbed", "fi", "base", "log_scale", "scale", "marginal")
-
+SAFE = 600.0  # exponents within this of the largest do not underflow in a float64 product
 
 asarray = to_numpy = np.asarray
 
@@ -250,9 +252,9 @@ class HostOperator(Operator):
         point_at(state.rows, self.rows, slice(None))
         return "float64" if dtype == "made" and self.pairs else dtype
 
-    def fused(self, v: F64 | Product, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
+    def fused(self, v: F64, base: F64, fi: float, narrow: bool, sizes: Any = None) -> tuple[F64, Any, float]:
         rows = self.rows
-        self.take_factors(v)
+        self.take_vector(v, sizes)
         rows["base"][:], rows["fi"][:] = base, fi
         self.state.progress.narrow = narrow and self.narrow and self.stored == "float32"
         self.state.progress.passes ^= 1  # the rows read last come first
@@ -261,19 +263,57 @@ class HostOperator(Operator):
         plain = r.min() > 1e-280 and r.max() < 1e280
         sums, largest = self.col_sums[: self.shape[1]], float(rows["scale"].max())
         with np.errstate(divide="ignore", invalid="ignore"):
-            log_s = np.log(r) - rows["log_scale"] if plain else np.log(self.dots(v))
+            log_s = np.log(r) - rows["log_scale"] if plain else np.log(self.dots(v, sizes))
         return log_s, sums, largest
 
-    def take_factors(self, v: F64 | Product) -> None:
-        """Set v of the next pass."""
-        if isinstance(v, Product):
-            size, factors = pointer(v.size, "int64_t *"), pointer(v.factors)
-            lib.mapuot_product(len(v.size), size, factors, v.flush, pointer(self.v))
-        else:
-            self.v[: len(v)] = v
+    # ---- products on logarithms
 
-    def dots(self, v: F64 | Product) -> F64:
-        self.take_factors(v)
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """The least M / reg, and how far the largest is from it."""
+        low, high = self.cost.finite_range(sys.modules[__name__])[:2]  # which has ``extrema``
+        return low / self.reg, (high - low) / self.reg
+
+    @cached_property
+    def plain(self) -> Any:
+        """K that absorbs a number alone, so that its largest entry is 1."""
+        self.open("float64")
+        self.store("float64")
+        self.build(np.full(self.shape[0], self.ends[0]), np.zeros(self.shape[1]))
+        return self.matrix
+
+    @cached_property
+    def both_ways(self) -> tuple[Any, Any]:
+        """The costs by row and by column, of an array as logarithms of K."""
+        costs = self.cost if self.pairs else np.concatenate([L for _, _, L in self.logarithms(self.cost)])
+        return costs, costs.transpose()
+
+    def log_products(self, x: F64, turned: bool = False) -> F64:
+        """Return log(K e^x) or log(K^T e^x) of vectors x (p, n), K = exp(-M / reg); -inf where no pair ends.
+
+        They are one product with K, or sums beside their maxima where that underflows.
+        """
+        top, least = x.max(axis=1, keepdims=True), x.min(axis=1, keepdims=True)
+        if least.min() == -np.inf:
+            top = np.where(np.isneginf(top), 0.0, top)
+            least = np.where(np.isneginf(x), top, x).min(axis=1, keepdims=True)
+        if (top - least).max() + self.ends[1] < SAFE:
+            K = self.plain if turned else self.plain.T
+            return np.asarray(np.log(np.exp(x - top) @ K) + (top - self.ends[0]))
+        if self.pairs:
+            return np.stack([log_sums(self.both_ways[turned], one, self.reg) for one in x])
+        L, t = (np.ascontiguousarray(z) for z in (self.both_ways[turned][None], x.T))
+        return np.asarray(log_matmul.product(L, t, False, None)[0].T)
+
+    def take_vector(self, v: F64, sizes: Any) -> None:
+        """Set v of the next pass."""
+        if sizes is None:
+            self.v[: len(v)] = v
+        else:
+            lib.mapuot_product(len(sizes), pointer(sizes, "int64_t *"), pointer(v), FLUSH_PRODUCT, pointer(self.v))
+
+    def dots(self, v: F64, sizes: Any = None) -> F64:
+        self.take_vector(v, sizes)
         sums = self.col_sums.copy()
         self.row_pass(self.rows, call=lib.mapuot_row_dots)
         self.col_sums[:] = sums

@@ -6,7 +6,7 @@ import cupy as cp
 import numpy as np
 
 from ...penalties import F64
-from ..kernel import HOST_ENTRIES, Product
+from ..kernel import FLUSH_PRODUCT, HOST_ENTRIES
 from .kernels import PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, row_bytes
 from .room import Room
 
@@ -39,27 +39,27 @@ class OneRead:
                 record[name], record[f"old_{name}"] = posts[back].data.ptr, posts[1 - back].data.ptr
         self.own, self.size = self.records, [0]  # the same of calls, by factors of such sizes
 
-    def open(self, v: Product) -> None:
+    def open(self, size: list[int], flush: float) -> None:
         """Room for what calls send and bring, and for their sums, which go back with s where they are few."""
-        self.size, self.starts = v.size.tolist(), np.cumsum([0, *v.size]).view(np.float64)  # which go along
+        self.size, self.starts = size, np.cumsum([0, *size]).view(np.float64)  # which go along
         few = self.ld if self.n <= HOST_ENTRIES else 0
-        sizes = {"starts": len(self.starts), "factors": len(v.factors), "base": self.m, "s": self.m}
+        sizes = {"starts": len(self.starts), "factors": sum(size), "base": self.m, "s": self.m}
         self.room = Room({**sizes, "sums": few})
         self.sums = cp.empty(0 if few and self.shape.streams == 1 else self.shape.streams * self.ld)
         self.own = self.records.copy()
         self.out = self.room.there[self.room.at["sums"]] if few else self.sums[: self.ld]
         address = self.room.address
         known = {"v": address("factors"), "s": address("s"), "starts": address("starts"), "axes": len(self.size)}
-        for name, value in {**known, "flush": v.flush}.items():
+        for name, value in {**known, "flush": flush}.items():
             self.own[name] = value
 
-    def __call__(self, v: F64 | Product, base: F64, fi: float) -> tuple[F64, Any]:
+    def __call__(self, v: F64, base: F64, fi: float, sizes: Any) -> tuple[F64, Any]:
         """(s = K v, K^T u), u = e^base s^-fi, until the next call: a copy there, a launch or two, and a copy back."""
-        v = v if isinstance(v, Product) else Product(v, np.array([len(v)]), 0.0)
-        if v.size.tolist() != self.size:
-            self.open(v)
+        size = [len(v)] if sizes is None else sizes.tolist()
+        if size != self.size:
+            self.open(size, 0.0 if sizes is None else FLUSH_PRODUCT)
         room, few = self.room, self.n <= HOST_ENTRIES
-        room.send(starts=self.starts, factors=v.factors, base=base)
+        room.send(starts=self.starts, factors=v, base=base)
         self.sweep(fi)
         room.bring("s", *["sums"] * few)
         return room["s"], room["sums"][: self.n] if few else self.out[: self.n]

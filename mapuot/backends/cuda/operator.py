@@ -21,7 +21,7 @@ from ...ranks import ALONE, Ranks
 from ..coarse import Labels
 from ..contract import PAD, host
 from ..draw import runs
-from ..kernel import HOST_ENTRIES, TINY, Product
+from ..kernel import FLUSH_PRODUCT, HOST_ENTRIES, TINY
 from ..operator import BLOCK_BYTES, Operator
 from ..workspace import STORAGE
 from .arrays import Carrier, as_columns, free_memory, most_bytes, on_device, pinned
@@ -269,24 +269,29 @@ class DeviceOperator(Operator):
         shape = self.strips(self.stored)
         return OneRead(self, shape) if shape else None
 
-    def fused(self, v: F64 | Product, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
-        s, sums = self.one_read(v, base, fi) if self.one_read else (self.dots(v), None)
+    def fused(self, v: F64, base: F64, fi: float, narrow: bool, sizes: Any = None) -> tuple[F64, Any, float]:
+        s, sums = self.one_read(v, base, fi, sizes) if self.one_read else (self.dots(v, sizes), None)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             log_s = np.log(s)
             u = np.exp(base - fi * log_s)
         if self.labels and 0 < u.max() < np.inf:
-            self.clusters = self.exchange(self.labels, u / u.max(), self.vector(v))
+            self.clusters = self.exchange(self.labels, u / u.max(), self.vector(v, sizes))
         if sums is None:
             sums = cp.asarray(u) @ self.matrix
         return log_s, host(sums) if self.shape[1] <= HOST_ENTRIES else sums, float(u.max())
 
-    def vector(self, v: F64 | Product) -> Any:
-        return v.vector(cp) if isinstance(v, Product) else cp.asarray(v)
+    def vector(self, v: F64, sizes: Any) -> Any:
+        """Return the vector v, or that of which it holds the factors, on the device."""
+        factors = [cp.asarray(x) for x in np.split(v, [] if sizes is None else np.cumsum(sizes)[:-1])]
+        out = factors[0]
+        for x in factors[1:]:
+            out = (out[:, None] * x).ravel()
+        return out if sizes is None else cp.where(out < FLUSH_PRODUCT, 0.0, out)
 
-    def dots(self, v: F64 | Product) -> F64:
+    def dots(self, v: F64, sizes: Any = None) -> F64:
         if self.one_read:
-            return self.one_read(v, np.zeros(self.shape[0]), 0.0)[0]
-        return np.asarray(host(self.matrix @ self.vector(v)))
+            return self.one_read(v, np.zeros(self.shape[0]), 0.0, sizes)[0]
+        return np.asarray(host(self.matrix @ self.vector(v, sizes)))
 
     def label(self, labels: Labels | None) -> None:
         self.labels = labels
