@@ -12,7 +12,6 @@ import zipfile
 
 import numpy as np
 import pytest
-from fuzz import mutated
 from problems import clouds
 
 import mapuot
@@ -28,17 +27,8 @@ def write(path, **arrays):
 
 
 def test_damaged_checkpoints(tmp_path):
-    path, rng = tmp_path / "state.npz", np.random.default_rng(2)
-    files.Checkpoint(path).save("b", np.linspace(0, 1, 20), 0.1, 7)
-    right, whole = files.load_checkpoint(path, 30, 20, 0.1)[1], path.read_bytes()
-    for _ in range(300):
-        path.write_bytes(mutated(whole, whole[::-1], rng))
-        try:
-            found = files.load_checkpoint(path, 30, 20, 0.1)
-        except ValueError as error:
-            assert "state.npz" in str(error)  # noqa: PT017
-        else:
-            np.testing.assert_array_equal(found[1], right)
+    """What is damaged at random: readers of tests/fuzz."""
+    path = tmp_path / "state.npz"
     (tmp_path / "text.npz").write_text("no")
     np.save(tmp_path / "one.npy", np.ones(3))
     wrong = [{"x": 1}, {"side": "b"}, {"side": np.array(["b"] * 2), "potential": "x"}, {"side": 1, "potential": CASE.b}]

@@ -1,7 +1,6 @@
 """Pictures of results show what the result holds; the report is one page that loads nothing."""
 
 import re
-import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -117,12 +116,6 @@ def test_path_draws_what_changes():
 def test_bad_arguments(solved, draw, text):
     with pytest.raises(ValueError, match=text):
         draw(*solved)
-
-
-def test_without_matplotlib(monkeypatch, solved):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'mapuot\[plot\]'"):
-        plot.convergence(solved[0])
 
 
 class Page(HTMLParser):

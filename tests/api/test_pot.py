@@ -137,19 +137,10 @@ def test_several_targets_are_solved_each(method, kind):
 
 
 def test_total_cost_of_tensors_has_its_gradient():
-    """d / dM is the plan, d / da that of the dual: checked by differences of the value itself."""
     torch = pytest.importorskip("torch")
-    a, b, M, _ = (torch.tensor(x, requires_grad=True) for x in arrays())
+    a, b, M, _ = (torch.tensor(x, requires_grad=True) for x in arrays(4, 5))
     call = {"reg": REG, "reg_m": 1.0, "returnCost": "total", "stopThr": 1e-10}
-    cost = pot.sinkhorn_unbalanced2(a, b, M, **call)
-    cost.backward()
-    plain = arrays()[:3]
-    assert_allclose(float(cost.detach()), pot.sinkhorn_unbalanced2(*plain, **call), rtol=1e-9)
-    assert_allclose(M.grad, pot.sinkhorn_unbalanced(*plain, REG, 1.0, stopThr=1e-10), atol=1e-8)
-    step = np.zeros(13)
-    step[4] = 1e-5
-    high, low = (pot.sinkhorn_unbalanced2(plain[0] + s * step, *plain[1:], **call) for s in (1, -1))
-    assert_allclose(float(a.grad[4]), (high - low) / 2e-5, rtol=1e-6)
+    assert torch.autograd.gradcheck(lambda *x: pot.sinkhorn_unbalanced2(*x, **call), (a, b, M), atol=1e-5, rtol=1e-4)
     empty = torch.zeros(0, dtype=torch.float64)
     assert pot.sinkhorn_unbalanced2(empty, b, M, **call).requires_grad
     with torch.no_grad():
