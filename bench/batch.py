@@ -182,24 +182,17 @@ def seconds_a_pass(M: Any, A: Any, B: Any, precision: str) -> float:
 
 
 def torch_problem(M: Any, A: Any, B: Any) -> tuple[Any, Any]:
-    """(iterate(k), plan(i)): u = (a / K v)^fi, v = (b / K^T u)^fi in torch, float32, from u = v = 1."""
+    """(iterate(k), plan(i)) in torch, float32, from u = v = 1."""
     torch = import_module("torch")
     M, a, b = (torch.from_dlpack(x) for x in (M, A, B))
-    K = torch.exp(-M / REG) * a[:, :, None] * b[:, None] if M.ndim == 3 else torch.exp(-M / REG)
-    u, v, fi = torch.ones_like(a), torch.ones_like(b), RHO / (RHO + REG)
+    K, u, v = torch.exp(-M / REG), torch.ones_like(a), torch.ones_like(b)
 
     def iterate(count: int) -> None:
-        for _ in range(count):
-            if K.ndim == 3:
-                u.copy_((a / torch.bmm(K, v[:, :, None])[:, :, 0]) ** fi)
-                v.copy_((b / torch.bmm(u[:, None], K)[:, 0]) ** fi)
-            else:
-                u.copy_((1 / ((b * v) @ K.T)) ** fi)
-                v.copy_((1 / ((a * u) @ K)) ** fi)
+        for x, new in zip((u, v), peers.torch_scalings(K, a, b, RHO / (RHO + REG), count, u, v), strict=True):
+            x.copy_(new)
 
     def plan(i: int) -> Any:
-        P = u[i, :, None] * (K[i] if K.ndim == 3 else K) * v[i]
-        return P if K.ndim == 3 else a[i, :, None] * P * b[i]
+        return (a * u)[i, :, None] * (K[i] if K.ndim == 3 else K) * (b * v)[i]
 
     return iterate, plan
 
@@ -216,23 +209,16 @@ def plan_error(plan: Any, tight: Any) -> float:
 
 def unrolled(torch: Any, a: Any, b: Any, M: Any) -> Any:
     """The loss by autograd: plain unbalanced iterations on logarithms, then the dual value."""
-    fi, log_k = RHO / (RHO + REG), -M / REG
     log_a, log_b = torch.log(a), torch.log(b)
-    f, g = torch.zeros_like(a), torch.zeros_like(b)  # log u, log v
-    for _ in range(STEPS):
-        f = -fi * torch.logsumexp(log_k + (g + log_b)[:, None, :], 2)
-        g = -fi * torch.logsumexp(log_k.T + (f + log_a)[:, None, :], 2)
-    mass = torch.exp(log_k + (f + log_a)[:, :, None] + (g + log_b)[:, None, :]).sum((1, 2))
+    f, g = peers.torch_logs(-M / REG, log_a, log_b, RHO / (RHO + REG), STEPS)
+    mass = torch.exp(-M / REG + (f + log_a)[:, :, None] + (g + log_b)[:, None, :]).sum((1, 2))
     return dual(torch, a, b, torch.exp(f), torch.exp(g), mass)
 
 
 def shared_steps(torch: Any, a: Any, b: Any, M: Any) -> Any:
     """Make the loss by matrix products in the scaling form: the quickest that torch can do; right at this reg only."""
-    fi, K = RHO / (RHO + REG), torch.exp(-M / REG)
-    u, v = torch.ones_like(a), torch.ones_like(b)
-    for _ in range(STEPS):
-        u = ((v * b) @ K.T) ** -fi
-        v = ((u * a) @ K) ** -fi
+    K = torch.exp(-M / REG)
+    u, v = peers.torch_scalings(K, a, b, RHO / (RHO + REG), STEPS, torch.ones_like(a), torch.ones_like(b))
     return dual(torch, a, b, u, v, (((u * a) @ K) * v * b).sum(1))
 
 
@@ -340,16 +326,11 @@ def torch_loop(x: Any, y: Any, tight: Any, error: float) -> tuple[float, dict[st
     """
     torch = import_module("torch")
     eps, fi = BLUR**2, REACH**2 / (REACH**2 + BLUR**2)
-    log_w = -float(np.log(x.shape[1]))
 
     def plan(x: Any, y: Any, rounds: int, alone: bool) -> Any:
-        C = -(torch.cdist(x, y) ** 2) / (2 * eps) + 2 * log_w
-        f, g = (torch.zeros(x.shape[:2], dtype=x.dtype, device=x.device) for _ in range(2))
-        for _ in range(rounds):
-            new = -fi * (torch.logsumexp(C + g[:, None, :], 2) - log_w)
-            f = 0.5 * (f + new) if alone else new
-            g = f if alone else -fi * (torch.logsumexp(C + f[:, :, None], 1) - log_w)
-        P = torch.exp(C + f[:, :, None] + g[:, None, :])
+        log_k, log_w = -(torch.cdist(x, y) ** 2) / (2 * eps), torch.full_like(x[:, :, 0], -float(np.log(x.shape[1])))
+        f, g = peers.torch_logs(log_k, log_w, log_w, fi, rounds, alone)
+        P = torch.exp(log_k + (f + log_w)[:, :, None] + (g + log_w)[:, None, :])
         return P.sum(2, keepdim=True) * x - P @ y
 
     def gradient(rounds: int, dtype: Any) -> Any:

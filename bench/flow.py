@@ -15,7 +15,7 @@ import numpy as np
 
 from mapuot.flow import OTPlanSampler
 
-from . import common
+from . import common, peers
 
 NEEDS = ("torch",)
 TOL = 1e-4
@@ -69,13 +69,9 @@ def iterated(x0: Any, x1: Any) -> tuple[Any, Any]:
     """Draw pairs after ITERATIONS unbalanced steps between equal masses."""
     import torch
 
-    M, unit = torch.cdist(x0, x1) ** 2, unit_of(x0)
-    n, fi = len(M), 1.0 / (1.0 + 0.05)
-    K = torch.exp(M / (-0.05 * unit)) / n**2
-    v = torch.ones(n, device=M.device)
-    for _ in range(ITERATIONS):
-        u = (K @ v * n) ** -fi
-        v = (u @ K * n) ** -fi
+    K, ones = torch.exp(torch.cdist(x0, x1) ** 2 / (-0.05 * unit_of(x0))), torch.ones(len(x0), device=x0.device)
+    n, a = len(x0), ones / len(x0)
+    u, v = peers.torch_scalings(K, a, a, 1.0 / (1.0 + 0.05), ITERATIONS, ones, ones)
     drawn = torch.multinomial((u[:, None] * K * v).ravel(), n, replacement=True)
     return x0[drawn // n], x1[drawn % n]
 

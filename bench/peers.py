@@ -106,6 +106,30 @@ def pot_default(case: Case, given: Case | None = None) -> dict[str, Any]:
     return {"iterations": iterations, "error": certify(tuple(answer), case), "seconds": seconds}
 
 
+def torch_logs(log_k: Any, log_a: Any, log_b: Any, fi: float, rounds: int, alone: bool = False) -> tuple[Any, Any]:
+    """Return log u and log v after so many unbalanced iterations in torch; ``alone``: of points with themselves."""
+    import torch
+
+    f, g = torch.zeros_like(log_a), torch.zeros_like(log_b)
+    for _ in range(rounds):
+        new = -fi * torch.logsumexp(log_k + (g + log_b)[..., None, :], -1)
+        f = 0.5 * (f + new) if alone else new
+        g = f if alone else -fi * torch.logsumexp(log_k + (f + log_a)[..., :, None], -2)
+    return f, g
+
+
+def torch_scalings(K: Any, a: Any, b: Any, fi: float, rounds: int, u: Any, v: Any) -> tuple[Any, Any]:
+    """Return u and v after so many iterations as POT makes them, in torch; K of one or of each of many problems."""
+
+    def product(K: Any, x: Any) -> Any:
+        return x @ K.mT if K.ndim == 2 else (K @ x[..., None])[..., 0]
+
+    for _ in range(rounds):
+        u = product(K, b * v) ** -fi
+        v = product(K.mT, a * u) ** -fi
+    return u, v
+
+
 def ott(case: Case, tol: float) -> Callable[[], Answer] | None:
     """Return a call of OTT-JAX, compiled, on the device that JAX finds; None where it is not installed."""
     try:

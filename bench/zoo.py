@@ -194,10 +194,7 @@ def torch_iterations(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float) -> 
     import torch
 
     x, y, a, b = (torch.as_tensor(z, dtype=torch.float32, device="cuda") for z in (x, y, a, b))
-    M, fi, f, g = torch.cdist(x, y) ** 2 / reg, rho / (rho + reg), torch.zeros_like(a), torch.zeros_like(b)
-    for _ in range(ITERATIONS):
-        f = -fi * torch.logsumexp((g + torch.log(b))[None, :] - M, 1)
-        g = -fi * torch.logsumexp((f + torch.log(a))[:, None] - M, 0)
+    peers.torch_logs(-(torch.cdist(x, y) ** 2) / reg, torch.log(a), torch.log(b), rho / (rho + reg), ITERATIONS)
 
 
 def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float) -> None:
