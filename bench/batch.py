@@ -4,9 +4,8 @@ log_matmul against ``torch.logsumexp`` over the broadcast sum and against expone
 matrix product (right only while nothing underflows): time, and the peak of memory beyond the answer. Batches of
 histograms on one cost against POT's function and `solve`, problem by problem, with the plan errors reached. Loss and
 gradient at 100 points, 512 histograms, against autograd through 100 torch iterations, on logarithms and by matrix
-products in the scaling form. Debiased losses of many clouds at once, against those one by one and GeomLoss's batches;
-divergences between all pairs of clouds, against POT's solves of some of them. On a CPU log_matmul runs on one thread,
-in float64 and float32, the rest in float64.
+products in the scaling form. Divergences between all pairs of clouds, against POT's solves of some of them. On a CPU
+log_matmul runs on one thread, in float64 and float32, the rest in float64.
 
 With --device gpu (device events; float32): instead of POT, passes of 1024 problems of 128 x 128 (translation, Anderson
 and an error estimate in float32, or the certificate in float64) against torch.bmm's unbalanced iteration, which does
@@ -16,7 +15,6 @@ the plan within 1e-5.
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -25,7 +23,7 @@ import numpy as np
 
 import mapuot
 
-from . import common, device, loss, peers
+from . import common, device, peers
 
 NEEDS = ("torch",)
 SIZES, BROADCAST, SECONDS = (64, 128, 256, 512), 256, 2.0  # broadcast: the largest n of it
@@ -33,12 +31,9 @@ GPU_SIZES, GPU_BROADCAST = (64, 128, 256, 512, 1024, 2048), 512
 ERRORS = {"float64": 1e-13, "float32": 2e-5}  # of log_matmul, absolute
 REG, RHO, POINTS, BATCH, STEPS = 0.05, 1.0, 100, 512, 100
 PROBLEMS, SIZE = 1024, 128
-BLUR, REACH, SAMPLE = 0.05, 0.5, 8  # of losses between clouds; pairs that POT solves of them
-SOME, MOST_ROUNDS = 8, 2048  # problems of which one after another is timed on a GPU; of a loop of torch
+SAMPLE = 8  # pairs of clouds that POT solves
 CLOSE = 1e-5  # plan error that torch's iterations are counted to: float32 does not reach ours
 FIRST, LAST = 4, 20  # passes: their difference leaves the launch and the making of K out
-
-OURS = "mapuot 1e-06"  # of the losses between clouds
 
 Calls = dict[str, Callable[[], Any]]
 
@@ -261,93 +256,7 @@ def histograms_loss(p: int, threads: int, gpu: bool) -> dict[str, Any]:
     return row
 
 
-# ---- many clouds
-
-
-def losses_between(x: Any, y: Any, gpu: bool) -> Calls:
-    """Return the gradients of the debiased loss by name; on a GPU one after another is of SOME problems."""
-    calls: Calls = {}
-
-    def one_by_one(value: Any, x: Any, y: Any) -> Any:
-        few = SOME if gpu else len(x)
-        return torch.stack([loss.step(value, *pair)[1] for pair in zip(x[:few], y[:few], strict=True)])
-
-    torch, tols = import_module("torch"), [1e-6, 1e-3] if gpu else [1e-6]
-    for name, (value, single) in loss.losses(x.shape[1], tols, gpu, blur=BLUR, reach=REACH).items():
-        points = [z.float() if single else z for z in (x, y)]
-        if name.startswith("flash"):
-            calls[name] = partial(one_by_one, value, *points)
-        else:
-            calls[name] = partial(lambda *given: loss.step(*given)[1], value, *points)
-        if name == OURS:
-            calls["one by one"] = partial(one_by_one, value, x, y)
-    return calls
-
-
-def clouds_loss(p: int, n: int, d: int, gpu: bool) -> dict[str, Any]:
-    """Time value and gradient of a debiased loss of p clouds: at once, one by one, and what others have.
-
-    Errors are those of the gradients, of all problems together, relative to a solve to 1e-10. GeomLoss's and
-    flash-sinkhorn's slopes are a known part of the derivative.
-    """
-    from mapuot.torch import SamplesLoss
-
-    torch = import_module("torch")
-    rng, kind = np.random.default_rng(0), {"dtype": torch.float64, "device": "cuda" if gpu else "cpu"}
-    x, y = (torch.tensor(np.sqrt(3 / d) * rng.random((p, n, d)), **kind) for _ in range(2))
-    tight = loss.step(SamplesLoss(p=2, blur=BLUR, reach=REACH, tol=1e-10), x, y)[1]
-    factor = (REACH**2 + BLUR**2 / 2) / (REACH**2 + BLUR**2)
-    row: dict[str, Any] = {"p": p, "n": n, "d": d, "times": {}, "errors": {}, "failed": {}}
-    wanted = {}
-    for name, call in losses_between(x, y, gpu).items():
-        try:
-            found = call() / (factor if name.startswith(("GeomLoss", "flash")) else 1.0)
-        except Exception as error:  # a peer without this case
-            row["failed"][name] = f"{type(error).__name__}: {error}"[:200]
-            continue
-        wanted[name] = call
-        row["errors"][name] = float((found - tight[: len(found)]).norm() / tight[: len(found)].norm())
-    assert row["errors"][OURS] < 1e-4, row["errors"]
-    if not gpu:
-        return row | {"times": timed(wanted, gpu)}
-    for name, call in wanted.items():
-        part = SOME / p if name == "one by one" or name.startswith("flash") else 1.0
-        row["times"][name] = device.wall(call) / part
-    for name in [name for name in wanted if name.startswith("mapuot")]:
-        row["times"][f"torch as {name}"], row[f"torch as {name}"] = torch_loop(x, y, tight, row["errors"][name])
-    return row
-
-
-def torch_loop(x: Any, y: Any, tight: Any, error: float) -> tuple[float, dict[str, Any]]:
-    """Return the seconds of a batched torch loop on logarithms whose gradient has at most this error, and its rounds.
-
-    Its gradient is by the plans, without a graph; the self terms take a quarter of the rounds, by averaged steps. The
-    rounds are doubled until the error is reached; float32 is taken where it can reach it.
-    """
-    torch = import_module("torch")
-    eps, fi = BLUR**2, REACH**2 / (REACH**2 + BLUR**2)
-
-    def plan(x: Any, y: Any, rounds: int, alone: bool) -> Any:
-        log_k, log_w = -(torch.cdist(x, y) ** 2) / (2 * eps), torch.full_like(x[:, :, 0], -float(np.log(x.shape[1])))
-        f, g = peers.torch_logs(log_k, log_w, log_w, fi, rounds, alone)
-        P = torch.exp(log_k + (f + log_w)[:, :, None] + (g + log_w)[:, None, :])
-        return P.sum(2, keepdim=True) * x - P @ y
-
-    def gradient(rounds: int, dtype: Any) -> Any:
-        at, to = x.to(dtype), y.to(dtype)
-        return (plan(at, to, rounds, False) - plan(at, at, max(rounds // 4, 8), True)).double()
-
-    best: tuple[float, dict[str, Any]] = (np.inf, {})
-    for dtype in (torch.float32, torch.float64):
-        rounds, reached = 16, np.inf
-        while rounds <= MOST_ROUNDS and reached > error:
-            rounds *= 2
-            reached = float((gradient(rounds, dtype) - tight).norm() / tight.norm())
-        if reached <= error:
-            taken = device.wall(lambda: gradient(rounds, dtype))  # noqa: B023 - called here
-            best = min(best, (taken, {"rounds": rounds, "dtype": str(dtype), "error": reached}), key=lambda t: t[0])
-            break
-    return best
+# ---- all pairs of clouds
 
 
 def all_pairs(k: int, threads: int | None) -> dict[str, Any]:
@@ -357,7 +266,7 @@ def all_pairs(k: int, threads: int | None) -> dict[str, Any]:
     """
     ot, rng = import_module("ot") if find_spec("ot") else None, np.random.default_rng(0)
     points = [rng.random((size, 3)) + 0.3 * rng.random(3) for size in rng.integers(200, 801, k)]
-    reg, pairs = BLUR**2, [rng.choice(k, 2, replace=False) for _ in range(SAMPLE)]
+    reg, pairs = 0.05**2, [rng.choice(k, 2, replace=False) for _ in range(SAMPLE)]
     options: dict[str, Any] = {"threads": threads} if threads else {"backend": "cuda"}
 
     def theirs() -> None:
@@ -397,8 +306,6 @@ def run(args: Any) -> dict[str, Any]:
         data["batches"] = (
             [gpu_batch(own) for own in (True, False)] if gpu else [batch(*x, args.threads) for x in shapes]
         )
-        sizes = ((16, 32, 3),) if args.quick else ((256, 64, 3), (256, 100, 3), (256, 256, 3), (256, 256, 64))
-        data["clouds"] = [clouds_loss(*size, gpu) for size in sizes]
         data["pairs"] = all_pairs(10 if args.quick else 200, None if gpu else args.threads)
         data["losses"] = histograms_loss(8 if args.quick else BATCH, args.threads, gpu)
     return data
@@ -426,15 +333,6 @@ def tables(data: dict[str, Any]) -> str:
         rows = [[f"{r['p']} x {r['n']}^2", *(1e3 * r["times"][k] for k in keys),
                  *(f"{r['errors'][k]:.1e}" for k in ("mapuot", "POT"))] for r in data["batches"]]  # fmt: skip
         text.append(common.table(["batch", *(f"{k}, ms" for k in keys), "error", "POT's"], rows))
-    if "clouds" in data:
-        names = list(dict.fromkeys(name for r in data["clouds"] for name in r["times"]))
-        rows = [
-            [f"{r['p']} x {r['n']} points, d = {r['d']}",
-             *(f"{1e3 * r['times'][k]:.3g} ({r['errors'].get(k, r.get(k, {}).get('error', 0)):.0e})"
-               if r["times"].get(k, np.inf) < np.inf else "" for k in names)] for r in data["clouds"]
-        ]  # fmt: skip
-        head = ["debiased loss and gradient", *(f"{k}: ms (error)" for k in names)]
-        text.append(common.table(head, rows))
     if "pairs" in data:
         r = data["pairs"]
         head = [f"all {r['pairs']} pairs of {r['clouds']} clouds", "mapuot, s", "POT, by some pairs, s"]

@@ -5,8 +5,9 @@ Uniform points in 3-D, the second cloud moved by .2; `SamplesLoss` by p = 2 at e
 to a solve to 1e-9, to 1e-6 of clouds above MATRIX_SIZE; balanced at the smaller blur, where rounding ends the cross
 term at a bound of 2e-5 to 1e-4, to 1e-4 and 1e-3. GeomLoss and flash-sinkhorn take their own number of iterations, by
 their scaling, and certify nothing; GeomLoss's "tensorized" form stores the matrix, of up to MATRIX_SIZE points, and its
-other forms need KeOps. "self" is the problem of the first cloud with itself, "cross" that of both. Rows are told as
-they are measured.
+other forms need KeOps. "self" is the problem of the first cloud with itself, "cross" that of both. Of MANY pairs of
+clouds at once errors are those of all gradients together; beside them stand ours one by one and, on a GPU, a batched
+loop of torch that comes as near. Rows are told as they are measured.
 """
 
 import importlib.util
@@ -19,7 +20,7 @@ import numpy as np
 
 import mapuot
 
-from . import common
+from . import common, peers
 from .device import wall
 
 NEEDS = ("torch",)
@@ -28,6 +29,8 @@ CASES = tuple((blur, reach) for blur in (0.05, 0.01) for reach in (0.3, None))
 TOLS = (1e-3, 1e-6)
 MATRIX_SIZE, LONGEST = 20_000, 2.0  # points of which peers form a matrix; seconds after which a call is not repeated
 EXACT, HARD, MOST_PASSES = 1e-9, (1e-4, 1e-3), 10_000  # HARD: of balanced clouds at the smaller blur, small and large
+MANY = tuple(((256, n, d), (0.05, 0.5)) for n, d in ((64, 3), (100, 3), (256, 3), (256, 64)))  # pairs of clouds at once
+SOME, MOST_ROUNDS = 8, 2048  # pairs of which one after another is timed on a GPU; of a loop of torch
 SCALINGS = (0.5, 0.9)  # of GeomLoss and flash-sinkhorn: their default, and steps with which they are nearer
 
 
@@ -59,6 +62,13 @@ def losses(n: int, tols: list[float], gpu: bool, **known: Any) -> dict[str, tupl
     return found
 
 
+def one_by_one(loss: Callable[[Any, Any], Any], x: Any, y: Any) -> tuple[float, Any]:
+    """Return the same of one pair of clouds after the other; on a GPU of SOME."""
+    few = SOME if x.is_cuda else len(x)
+    found = [step(loss, *pair) for pair in zip(x[:few], y[:few], strict=True)]
+    return sum(value for value, _ in found), importlib.import_module("torch").stack([slope for _, slope in found])
+
+
 def timed(call: Callable[[], Any], gpu: bool) -> tuple[float, Any]:
     """Return the least seconds of some calls, of a long one of one, after one that compiles; and its answer."""
     call()
@@ -69,60 +79,98 @@ def timed(call: Callable[[], Any], gpu: bool) -> tuple[float, Any]:
     return taken, answer
 
 
-def measured(n: int, blur: float, reach: float | None, gpu: bool) -> dict[str, Any]:
-    """Return seconds and errors of all losses, and seconds and passes of the two kinds of term."""
+def measured(p: int, n: int, d: int, blur: float, reach: float | None, gpu: bool) -> dict[str, Any]:
+    """Return seconds and errors of all losses, and of one pair of clouds seconds and passes of both kinds of term."""
     import torch
 
     from mapuot.torch import SamplesLoss
 
     rng, kind = np.random.default_rng(0), {"dtype": torch.float64, "device": "cuda" if gpu else "cpu"}
-    x, y = torch.tensor(rng.random((n, 3)), **kind), torch.tensor(rng.random((n, 3)) + 0.2, **kind)
+    shape, known = (n, d) if p == 1 else (p, n, d), {"blur": blur, "reach": reach}
+    x, y = (torch.tensor(np.sqrt(3 / d) * rng.random(shape) + move, **kind) for move in (0.0, 0.2 * (p == 1)))
     large, hard = n > MATRIX_SIZE, reach is None and blur == min(blur for blur, _ in CASES)
     exact = HARD[large] if hard else TOLS[-1] if large else EXACT
     tols = [tol for tol in TOLS if tol >= exact]
-    row: dict[str, Any] = {"n": n, "blur": blur, "reach": reach, "exact": exact, "losses": {}, "terms": {}}
-    value, slope = step(SamplesLoss(p=2, blur=blur, reach=reach, tol=exact, max_passes=MOST_PASSES), x, y)
+    row: dict[str, Any] = {"p": p, "n": n, "d": d, **known, "exact": exact, "losses": {}, "terms": {}}
+    value, slope = step(SamplesLoss(p=2, tol=exact, max_passes=MOST_PASSES, **known), x, y)
     factor = 1.0 if reach is None else (reach**2 + blur**2 / 2) / (reach**2 + blur**2)  # GeomLoss's slopes are so much
-    for name, (loss, single) in losses(n, tols, gpu, blur=blur, reach=reach).items():
-        points = [z.float() if single else z for z in (x, y)]
+    calls = {}
+    for name, (loss, single) in losses(n, tols, gpu, **known).items():
+        way = one_by_one if p > 1 and name.startswith("flash") else step
+        calls[name] = partial(way, loss, *(z.float() if single else z for z in (x, y))), factor if single else 1.0
+    if p > 1:
+        calls["one by one"] = partial(one_by_one, SamplesLoss(p=2, **known), x, y), 1.0
+    for name, (call, times) in calls.items():
         try:
-            taken, (found, gradient) = timed(partial(step, loss, *points), gpu)
+            taken, (found, gradient) = timed(call, gpu)
         except Exception as error:  # a peer without this case
             row["losses"][name] = {"failed": f"{type(error).__name__}: {error}"[:200]}
             continue
-        gradient = gradient / factor if single else gradient
+        right, part = slope[: len(gradient)], len(gradient) / len(slope)
         row["losses"][name] = {
-            "seconds": taken, "value_error": abs(found / value - 1),
-            "slope_error": float((gradient - slope).norm() / slope.norm()),
+            "seconds": taken / part, "value_error": abs(found / value - 1) if part == 1 else None,
+            "slope_error": float((gradient / times - right).norm() / right.norm()),
         }  # fmt: skip
+        if p > 1 and gpu and name.startswith("mapuot"):
+            row["losses"][f"torch as {name}"] = torch_loop(x, y, slope, row["losses"][name]["slope_error"], **known)
     reg, reg_m = blur**2, np.inf if reach is None else reach**2
-    for name, other in (("self", x), ("cross", y)):
-        cost = mapuot.PointCloud(x, other, scale=0.5)
-        taken, result = timed(
-            partial(mapuot.solve, cost, reg=reg, reg_m=reg_m, tol=tols[-1], max_passes=MOST_PASSES), gpu
-        )
-        row["terms"][name] = {
-            "seconds": taken, "passes": result.n_passes, "status": result.status, "bound": result.error_bound,
-            "how": result.how,
-        }  # fmt: skip
+    for name, other in (("self", x), ("cross", y)) if p == 1 else ():
+        call = partial(mapuot.solve, mapuot.PointCloud(x, other, scale=0.5), reg=reg, reg_m=reg_m, tol=tols[-1])
+        taken, result = timed(partial(call, max_passes=MOST_PASSES), gpu)
+        told = {"passes": result.n_passes, "status": result.status, "bound": result.error_bound, "how": result.how}
+        row["terms"][name] = {"seconds": taken, **told}
     print(*cells(row, list(row["losses"])), sep=", ", flush=True)
     return row
 
 
+def torch_loop(x: Any, y: Any, tight: Any, error: float, blur: float, reach: float) -> dict[str, Any]:
+    """Return what a batched torch loop on logarithms takes to a gradient of at most this error.
+
+    Its gradient is by the plans, without a graph; the self terms take a quarter of the rounds, by averaged steps. The
+    rounds are doubled until the error is reached; float32 is taken where it can reach it.
+    """
+    import torch
+
+    eps, fi = blur**2, reach**2 / (reach**2 + blur**2)
+
+    def plan(x: Any, y: Any, rounds: int, alone: bool) -> Any:
+        log_k, log_w = -(torch.cdist(x, y) ** 2) / (2 * eps), torch.full_like(x[:, :, 0], -float(np.log(x.shape[1])))
+        f, g = peers.torch_logs(log_k, log_w, log_w, fi, rounds, alone)
+        P = torch.exp(log_k + (f + log_w)[:, :, None] + (g + log_w)[:, None, :])
+        return P.sum(2, keepdim=True) * x - P @ y
+
+    def gradient(rounds: int, dtype: Any) -> Any:
+        at, to = x.to(dtype), y.to(dtype)
+        return (plan(at, to, rounds, False) - plan(at, at, max(rounds // 4, 8), True)).double()
+
+    for dtype in (torch.float32, torch.float64):
+        rounds, reached = 16, np.inf
+        while rounds <= MOST_ROUNDS and reached > error:
+            rounds *= 2
+            reached = float((gradient(rounds, dtype) - tight).norm() / tight.norm())
+        if reached <= error:
+            taken = wall(lambda: gradient(rounds, dtype))  # noqa: B023 - called here
+            return {"seconds": taken, "rounds": rounds, "dtype": str(dtype), "slope_error": reached}
+    return {"failed": f"not in {MOST_ROUNDS} rounds"}
+
+
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
-    sizes = (300,) if args.quick else GPU_SIZES if gpu else SIZES
-    if args.size:
-        sizes = (args.size,)
-    return {"rows": [measured(n, *case, gpu) for n in sizes for case in CASES]}
+    sizes = (args.size,) if args.size else (300,) if args.quick else GPU_SIZES if gpu else SIZES
+    many = [((16, 32, 3), MANY[0][1])] if args.quick else [] if args.size else MANY
+    cases = [*(((1, n, 3), case) for n in sizes for case in CASES), *many]
+    return {"rows": [measured(*size, *case, gpu) for size, case in cases]}
 
 
 def cells(row: dict[str, Any], names: list[str]) -> list[Any]:
     """Return a line of the table, of these losses."""
-    own, cross = row["terms"]["self"], row["terms"]["cross"]
-    line = [row["n"], row["blur"], row["reach"] or "balanced", common.short(row["exact"])]
+    points = row["n"] if row["p"] == 1 else f"{row['p']} x {row['n']}, {row['d']}-D"
+    line = [points, row["blur"], row["reach"] or "balanced", common.short(row["exact"])]
     for one in (row["losses"].get(name, {}) for name in names):
         line.append(f"{1e3 * one['seconds']:.3g} ({one['slope_error']:.0e})" if "seconds" in one else "")
+    if not row["terms"]:
+        return [*line, "", ""]
+    own, cross = row["terms"]["self"], row["terms"]["cross"]
     return [*line, f"{own['passes']} of {cross['passes']}", f"{own['seconds'] / cross['seconds']:.2g}"]
 
 
