@@ -39,7 +39,6 @@ def by_formulas(A, log_k, reg, reg_m, count, weights=None, log_v=0.0):
 
 
 def plans(found, M, reg):
-    """The plans of a barycenter, (p, n, n)."""
     with np.errstate(invalid="ignore"):
         return np.exp(found.log_u[:, :, None] - M / reg + found.log_v[:, None, :])
 
@@ -127,7 +126,6 @@ def test_dtype_and_warnings():
 
 
 def test_many_weightings_at_once():
-    """`mapuot.barycenter` runs POT's iteration for every vector of weights."""
     A, M = histograms()
     table = np.array([[0.2, 0.3, 0.5], [1, 1, 2], [1, 0, 0]])
     for reg_m in (1.0, np.inf):

@@ -115,7 +115,6 @@ def test_divergence_of_clouds():
 
 
 def test_all_pairs():
-    """The matrix is symmetric, and its entries are the divergences of each pair alone."""
     x, _, a, _ = clouds(7, 2, 30, seed=4)
     a[3] = 2 * a[3]
     x[6], a[6] = np.concatenate([x[6], x[5]]), np.concatenate([a[6], a[5]]) / 2  # the largest is no row

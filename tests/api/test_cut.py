@@ -51,7 +51,6 @@ def test_every_kind_of_cost():
 
 
 def most_wanting(allowed, rows, cols):
-    """The largest excess of what columns must take in over what their partners may give, over all sets of columns."""
     sets = itertools.product((False, True), repeat=len(cols))
     return max(cols[list(s)].sum() - rows[allowed[:, list(s)].any(1)].sum() for s in sets)
 

@@ -18,7 +18,6 @@ def domains(m=14, n=11, seed=0):
 
 
 def fitted_pair(labels=False, **parameters):
-    """Ours and POT's estimator of the same plain iteration."""
     xs, ys, xt, yt = domains()
     same = {"reg_e": 1.0, "reg_m": 2.0, "method": "sinkhorn", "max_iter": 300, "tol": 1e-12} | parameters
     known = {"ys": ys, "yt": yt} if labels else {}
@@ -144,7 +143,6 @@ def test_what_does_not_fit_is_told(monkeypatch):
 
 
 def test_without_scikit_learn():
-    """mapuot.da imports, fits and transforms without scikit-learn."""
     import subprocess
     import sys
 

@@ -15,7 +15,6 @@ NEEDS = {"torch": "torch", "jax": "jax", "cli": "click", "__main__": "click", "p
 
 
 def modules():
-    """Those with examples."""
     for path in Path(mapuot.__file__).parent.rglob("*.py"):
         if ">>> " in path.read_text(encoding="utf-8"):
             yield "mapuot." + ".".join(path.relative_to(Path(mapuot.__file__).parent).with_suffix("").parts)

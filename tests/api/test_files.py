@@ -20,7 +20,6 @@ def small_blocks(monkeypatch):
 
 
 def write(path, M, **more):
-    """The matrix in the format and with the packing that the name says."""
     kind, packed = path.suffix, path.stem == "packed"
     if kind == ".npy":
         np.save(path, np.asfortranarray(M) if path.stem == "fortran" else M)
@@ -83,15 +82,6 @@ def test_formats(small_blocks, tmp_path, name):
         with pytest.raises(ValueError, match=r"holds no array 'Q', but .*M"):
             files.open_matrix(f"{path}:Q")
     assert files.find_vector(path, "w") is None
-
-
-@pytest.mark.parametrize("dtype", ["float16", "int32", ">f8", "uint8"])
-def test_dtypes(tmp_path, dtype):
-    M = (clouds(30, 20).M * 100).astype(dtype)
-    path = write(tmp_path / "plain.npy", M)
-    found, right = (mapuot.solve(x, reg=5.0, reg_m=100.0) for x in (path, M))
-    np.testing.assert_allclose(found.plan, right.plan, rtol=1e-6)
-    assert found.plan.dtype == right.plan.dtype
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5", ".zarr"])

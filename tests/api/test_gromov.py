@@ -15,7 +15,6 @@ SETTLED = {"tol": 2e-5, "inner_tol": 1e-9, "max_iter": 400}
 
 
 def spaces(m=24, n=20, seed=0):
-    """Two clouds of different dimensions, their distances, and masses of sum 1."""
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(m, 3)) * [3, 2, 1], rng.normal(size=(n, 4)) * [2, 2, 1, 0.5]
     a, b = rng.random(m) + 0.2, rng.random(n) + 0.2

@@ -61,7 +61,6 @@ def test_jit_vmap_and_a_zero_weight():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Count the batches that are solved."""
     found, solve = [], mapuot.jax.solve_batch
     monkeypatch.setattr(mapuot.jax, "solve_batch", lambda *args, **more: found.append(args) or solve(*args, **more))
     return found
@@ -115,7 +114,6 @@ def test_vmap_keeps_the_scale_of_each_cost(calls):
 
 
 def device(platform):
-    """The first device of this kind, or no test."""
     try:
         found = jax.devices(platform)[0]
     except RuntimeError:

@@ -53,7 +53,6 @@ def by_numpy(mask, shape, row=0, col=0):
 
 
 def masked(case, mask):
-    """The same problem with a reference matrix."""
     return case.replace(reference=case.c * by_numpy(mask, case.M.shape))
 
 

@@ -32,7 +32,6 @@ def test_one_for_each_reg_or_for_all(regs, given, meant):
 
 
 def batch_of(kind):
-    """The arguments of three problems of this kind."""
     rng = np.random.default_rng(0)
     x, y = ([rng.random((k, 2)) for k in sizes] for sizes in ((20, 31, 25), (30, 12, 18)))
     A, B = (rng.uniform(0.5, 1, (3, k)) / k for k in (4, 5))

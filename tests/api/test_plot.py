@@ -119,8 +119,6 @@ def test_bad_arguments(solved, draw, text):
 
 
 class Page(HTMLParser):
-    """Tags, links and text of a page."""
-
     def __init__(self, text):
         super().__init__()
         self.tags, self.sources, self.text = [], [], ""

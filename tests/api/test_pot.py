@@ -81,14 +81,6 @@ def test_float32_stays_float32():
 # the ways to write the arguments
 
 
-def test_forms_of_reg_m():
-    a, b, M, _ = arrays()
-    for method in (None, "sinkhorn"):
-        expected = pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, method)
-        for reg_m in (1, np.float32(1), np.int64(1), [1], (1.0, 1), np.ones(1), np.ones(2), np.array(1.0)):
-            assert_allclose(pot.sinkhorn_unbalanced(a, b, M, REG, reg_m, method), expected, rtol=1e-14)
-
-
 def test_lists_and_empty_marginals():
     M = [[0.0, 1.0], [1.0, 0.0]]
     half = [0.5, 0.5]

@@ -57,7 +57,6 @@ def call(M=CASE.M, a=CASE.a, b=CASE.b, **changes):
 
 
 def changed(x, value):
-    """A copy of x with one entry exchanged."""
     x = np.array(x)
     x.flat[x.size // 2] = value
     return x

@@ -44,31 +44,21 @@ def test_rows_of_every_length(isa, dtype, length):
 
 
 def test_every_format():
-    """CSR, CSC, COO with duplicates, indices of 64 bits or unsorted, matrices and arrays, entries that are 0 or inf."""
-    S, M, a, b = pairs(20, 30, 0.3)
-    S.data[::5] = 0.0
-    S.data[3::11] = np.inf
-    M = Sparse.of_matrix(S).__array__()
-    want = solve(M, a, b, tol=1e-9).plan
-    coo = S.tocoo()
-    half = np.where(np.isfinite(coo.data), coo.data / 2, coo.data)
-    twice = (np.r_[half, half], (np.r_[coo.row, coo.row], np.r_[coo.col, coo.col]))
+    """Those that the lane sparse of tests/hostile does not draw: unsorted rows, blocks, keys, float32, integers."""
+    S, _, a, b = pairs(20, 30, 0.3)
+    S.data[::5], S.data[3::11] = 0.0, np.inf
+    want = solve(np.asarray(Sparse.of_matrix(S)), a, b, tol=1e-9).plan
     unsorted = S.copy()
     for i in range(20):
         row = slice(*unsorted.indptr[i : i + 2])
         unsorted.indices[row], unsorted.data[row] = unsorted.indices[row][::-1].copy(), unsorted.data[row][::-1].copy()
     unsorted.has_sorted_indices = False
-    long = sparse.csr_array((S.data, S.indices.astype(np.int64), S.indptr.astype(np.int64)), shape=S.shape)
-    given = [
-        S, S.tocsc(), coo, sparse.coo_array(twice, shape=S.shape), unsorted, long, sparse.csr_matrix(S), S.tobsr(),
-        S.astype(np.float32), S.todok(),
-    ]  # fmt: skip
+    given = [S, unsorted, sparse.csr_matrix(S), S.tobsr(), S.astype(np.float32), S.todok()]
     for one in given:
         kept = one.copy()
         got = solve(one, a, b, tol=1e-9).plan
         assert got.nnz == S.nnz
-        fine = 1e-9 if one.dtype == np.float64 else 1e-5
-        assert np.abs(got.toarray() - want).sum() <= fine * want.sum()
+        assert np.abs(got.toarray() - want).sum() <= (1e-9 if one.dtype == np.float64 else 1e-5) * want.sum()
         assert (kept != one).nnz == 0, "the caller's matrix is as it was"
     assert not unsorted.has_sorted_indices
     for plan in mapuot.solve_batch(given, a, b, reg=0.1, reg_m=1.0, tol=1e-9, threads=3).plan:
@@ -155,7 +145,6 @@ def test_parts_of_blocks_are_those_of_the_whole(seed, monkeypatch):
 
 
 def test_a_weight_of_zero_parts_them():
-    """A point without mass connects nothing."""
     S = sparse.csr_array(np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]))
     a, b = np.ones(2), np.array([1.0, 0.0, 1.0])
     problem = solve(S, a, b).problem
@@ -320,7 +309,6 @@ def test_refinement_ends_within_tol(penalty):
 
 
 def write_group(file, inside, given):
-    """Store a CSR or CSC matrix as AnnData does."""
     group = file.create_group(inside)
     group.attrs["encoding-type"], group.attrs["shape"] = f"{given.format}_matrix", given.shape
     for member in ("data", "indices", "indptr"):

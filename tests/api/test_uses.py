@@ -119,7 +119,6 @@ def test_tune_keeps_what_is_given():
 
 
 def scaled_calls():
-    """Functions of scale_cost, reg and reg_m, each with the costs whose scale counts."""
     M, clouds = ((X[:, None] - X) ** 2).sum(-1), [X[:9], X[9:14] + 1, X[14:]]
     A, several, points = RNG.random((3, 30)), RNG.random((3, 30, 40)), np.concatenate(clouds)
     pairs, of_clouds = [COSTS["sparse"], 2 * COSTS["sparse"]], mapuot.PointCloud(clouds, Y)
