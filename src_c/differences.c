@@ -1,5 +1,5 @@
 /* differences.c - products of Anderson's differences of a state of many marginals, and the step made of them
- * (mapuot/backends/cpu/anderson.py).  Twin: src_cuda/differences.cu.
+ * (mapuot/backends/cpu/marginals.py).  Twin: src_cuda/differences.cu.
  */
 #include <string.h>
 

@@ -1,5 +1,5 @@
 // Anderson's differences of a state of many marginals, on the device: their sums, and the step made of them.
-// Twin of mapuot/backends/cpu/anderson.py (History).  A state is made of parts, one behind the other; sums are those of each
+// Twin of mapuot/backends/cpu/marginals.py (History).  A state is made of parts, one behind the other; sums are those of each
 // part, in a fixed order.
 #include "common.cuh"
 

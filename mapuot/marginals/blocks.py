@@ -41,7 +41,7 @@ from .reach import oriented
 from .state import PerPoint, State, translation
 
 if TYPE_CHECKING:
-    from ..backends.cpu.left import Left
+    from ..backends.cpu.marginals import Left
 
 STEPS = 2  # on W a pass: as many each time, since Anderson's differences are those of one map
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from mapuot.backends.cpu.anderson import History
+from mapuot.backends.cpu.marginals import History
 
 
 def weights(residual, dF, weight):

@@ -7,7 +7,7 @@ import pytest
 from mapuot._core import lib
 from numpy.testing import assert_allclose
 
-from mapuot.backends.cpu.left import Left
+from mapuot.backends.cpu.marginals import Left
 from mapuot.backends.cpu.native import pointer
 from mapuot.backends.kernel import FLUSH_PRODUCT, StaleError
 

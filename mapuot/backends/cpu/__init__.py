@@ -5,13 +5,10 @@ from typing import Any
 from ...problem.points import FORM_BYTES
 from ..contract import weigh
 from ..operator import parts_of
-from .anderson import History
 from .grid import GridOperator, grid_workspace
-from .left import Left
-from .marginals import Points
+from .marginals import History, Left, Points, TreePass
 from .operator import HostOperator, asarray, costs, extrema, is_symmetric, to_numpy
 from .plain import slopes
-from .tree_pass import TreePass
 from .workspace import (
     LEAST_BOX,
     ONE_POTENTIAL,

@@ -1,21 +1,42 @@
-"""The O(n) work of a pass over many marginals, whose points lie one behind the other, by src_c/marginals.c.
+"""What a pass over many marginals needs beside the products of their kernels, by the C core.
 
-A call of numpy on a vector takes 1 us and more, and a pass would make a hundred. Of an array or a triangle vectors are
-the host's, wherever the kernels are. Twin for trees: mapuot/backends/cuda/marginals.py.
+    Points     O(n) work: all points lie one behind the other, as a call of numpy takes 1 us and a pass would make a
+               hundred (src_c/marginals.c)
+    TreePass   ``mapuot_tree_pass``: messages along a tree whose kernels are in memory, in one call (src_c/tree.c)
+    Left       turns of all marginals but one of an array or a triangle, on what that one leaves of the kernel
+               (src_c/left.c); of a W that lies on a device the sums are made there, and the rest here
+    History    Anderson's differences of a state, and the step made of them: docs/mathematics.md
+               (src_c/differences.c; for two marginals src_c/finish_tmpl.c)
+
+Of an array or a triangle vectors are the host's, wherever the kernels are. Twin for trees: backends/cuda/marginals.py.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from ..._core import ffi, lib
 from ...penalties import F64
-from ..kernel import log_sum, log_sums_by
-from .native import pointer
+from ..contract import host, namespace
+from ..kernel import (
+    FLUSH,
+    FLUSH_PRODUCT,
+    LEAST,
+    NARROW_SUMS,
+    LogKernel,
+    StaleError,
+    largest_of,
+    log_sum,
+    log_sums_by,
+)
+from . import native
+from .native import check, empty, pointer
 
 WORTHS = len(ffi.typeof("mapuot_worth").fields)
+LARGE_ENTRIES = 1 << 24  # of a kernel whose product is a call of its own: Ctrl-C waits for the end of a call
 
 
 @dataclass
@@ -124,3 +145,205 @@ class Points:
         out = np.empty((len(self.parents), 2))
         lib.mapuot_change_sums(self.core, *map(pointer, (weight, change, out)))
         return out
+
+
+class TreePass:
+    """``mapuot_tree_pass`` over edges (child, parent, kernel, fi), each after those below it."""
+
+    def __init__(self, edges: list[tuple[int, int, LogKernel, float]], problem: Any) -> None:
+        """Fill the records; ``problem``: a `MultiProblem`. ``out``: the sums found."""
+        points, log_weight = problem.starts.tolist(), problem.log_weight
+        self.kernels = [kernel for _, _, kernel, _ in edges]
+        self.builds, self.messages = [-1] * len(edges), ffi.new("mapuot_messages *")
+        self.messages.flush, self.messages.noise = FLUSH, NARROW_SUMS
+        self.log_weight, self.messages.log_weight = log_weight, pointer(log_weight)
+        self.edges, ends = ffi.new("mapuot_edge[]", len(edges)), 0
+        for edge, (child, parent, kernel, fi) in zip(self.edges, edges, strict=True):
+            edge.pool, edge.fi, edge.base = kernel.operator.pool, fi, pointer(kernel.operator.rows["base"])
+            edge.child, edge.parent, edge.message = points[child], points[parent], ends
+            ends += kernel.cost.shape[1]
+        self.out = {name: np.zeros(len(log_weight)) for name in ("near", "late", "log_u")} | {"up": np.zeros(ends)}
+        for name, array in self.out.items():
+            setattr(self.messages, name, pointer(array))
+
+    def refresh(self) -> None:
+        """Point at kernels that have been made since."""
+        for k, (kernel, edge) in enumerate(zip(self.kernels, self.edges, strict=True)):
+            if kernel.builds == self.builds[k]:
+                continue
+            self.builds[k], operator = kernel.builds, kernel.operator
+            held = kernel.builds > 0 and kernel.dtype != "made" and kernel.cost.size <= LARGE_ENTRIES
+            edge.state = operator.state if held else ffi.NULL
+            edge.p, edge.q, edge.least = pointer(kernel.p), pointer(kernel.q), LEAST[kernel.dtype]
+            edge.sizes = kernel.absorbed + kernel.largest
+            edge.narrow = operator.narrow and kernel.dtype == "float32"
+            operator.rows["fi"][:] = edge.fi
+
+    def run(self, first: int, sent: F64, narrow: bool, close: Callable[[], Any]) -> list[float]:
+        """Pass the edges from ``first`` on, up to one that is left to the caller; return what each rounds at most.
+
+        ``close``: what is done after the last edge.
+        """
+        self.refresh()
+        self.messages.sent, self.messages.narrow = pointer(sent), narrow
+        end = int(lib.mapuot_tree_pass(first, len(self.kernels), self.edges, self.messages))
+        if end == len(self.kernels):
+            close()
+        return [self.edges[k].error for k in range(first, end)]
+
+    def back(self, out: F64) -> list[float]:
+        """Make no messages from the root: the caller finds them edge by edge."""
+        return []
+
+
+class Left:
+    """W e^(base - shift_1 - shift_2 ...), and the state: log u of the marginals of its axes, one behind the other."""
+
+    W: Any = None
+
+    def __init__(self, sizes: list[int], log_weight: F64, fi: list[float], threads: int | None = 1) -> None:
+        ends, axes = [0, *accumulate(sizes)], len(sizes)
+        self.parts = [slice(*part) for part in pairwise(ends)]
+        self.size, self.fi, self.top = np.array(sizes, np.int64), np.array(fi, float), np.zeros(axes)
+        self.log_weight, rest = log_weight, int(np.prod(self.size[:-1]))
+        names = "log_u", "log_s", "sums", "factor", "shift"
+        vectors = dict(zip(names, native.vectors(*[ends[-1]] * len(names)), strict=True))
+        self.log_u, self.log_s, self.sums, self.factor, self.shift = vectors.values()
+        pool = self.pool = native.pool_for(threads, rest * sizes[-1])
+        vectors |= {"work": empty(2 * rest), "partial": empty(lib.mapuot_pool_threads(pool) * max(sizes))}
+        core = self.core = ffi.new("mapuot_left *")
+        core.pool, core.axes, core.size = pool, axes, pointer(self.size, "int64_t *")
+        for name, x in {**vectors, "log_weight": log_weight, "fi": self.fi, "top": self.top}.items():
+            setattr(core, name, pointer(x))
+        core.flush, self.held = FLUSH_PRODUCT, vectors
+        self.shift_size = 0.0
+
+    def around(self, shift: list[F64]) -> None:
+        np.concatenate(shift, out=self.shift)
+        self.shift_size = sum(largest_of(x) for x in shift)
+
+    def factors(self, log_u: F64) -> None:
+        """Copy log_u here and make the factors of it."""
+        self.log_u[:] = log_u
+        settle(lib.mapuot_left_factors(self.core))
+
+    def read(self, W: Any, base: float, least: float) -> None:
+        """Find log s of all axes on W e^base; StaleError where a sum is below ``least``."""
+        core, self.W, self.there = self.core, W, namespace(W) is not np
+        core.W = ffi.NULL if self.there else pointer(W)
+        core.base, core.least = base, least
+        if self.there:
+            for k in range(len(self.parts)):
+                self.contract(k)
+        settle(lib.mapuot_left_read(core))
+
+    def move(self, shifts: F64) -> None:
+        """Move log u by common shifts, that of the marginal set apart first."""
+        self.core.base += shifts[0]
+        self.top += shifts[1:]
+        self.log_u += np.repeat(shifts[1:], self.size)
+
+    def turn(self, given: bool) -> None:
+        """Make the axes in turn best for the others; given: the sums of the first axis are at hand."""
+        if not self.there:
+            settle(lib.mapuot_left_turn(self.core, 0, len(self.parts), given))
+            return
+        for k in np.flatnonzero(self.fi).tolist():
+            if not given:
+                self.contract(k)
+            given = False
+            settle(lib.mapuot_left_turn(self.core, k, k + 1, True))
+
+    @property
+    def log_mass(self) -> float:
+        """Return the log mass of the plan, after a read and after the last turn."""
+        return float(self.core.log_mass)
+
+    def contract(self, k: int) -> None:
+        """Sum W over all axes but k, each weighted by its factors."""
+        W, xp = self.W.reshape(self.size.tolist()), namespace(self.W)
+        factors = [self.factor[part] for part in self.parts]
+        for x in factors[:k:-1]:
+            W = W @ xp.asarray(x)
+        for x in factors[:k]:
+            W = (xp.asarray(x) @ W.reshape(len(x), -1)).reshape(W.shape[1:])
+        self.sums[self.parts[k]] = host(W)
+
+
+def settle(status: int) -> None:
+    if check(status) == lib.MAPUOT_ABSORB:
+        raise StaleError
+
+
+class History:
+    """Differences of a state made of parts that end at ``ends``, ``depth`` of them at most."""
+
+    def __init__(self, depth: int, ends: list[int]) -> None:
+        self.parts = [slice(i, j) for i, j in zip([0, *ends], ends, strict=False)]
+        self.depth = depth
+        self.residual = self.image = np.zeros(0)
+        self.clear()
+        self.open(ends)
+
+    def clear(self) -> None:
+        self.made, self.begun = 0, False
+
+    @property
+    def count(self) -> int:
+        return min(self.made, self.depth)
+
+    def add(self, residual: F64, image: F64) -> bool:
+        """Take up a pass; tell whether there is a difference to extrapolate with."""
+        self.take(residual, image, self.made % self.depth if self.begun else None)
+        self.made += self.begun
+        self.residual, self.image, self.begun = residual, image, True
+        return self.made > 0
+
+    def next(self, weight: F64, alone: float) -> tuple[F64, F64]:
+        """Return (G - sum gamma_i dG_i, F - sum gamma_i dF_i), the latter as small as can be in the norm of ``weight``.
+
+        G and F are the image and the residual that came last; ``alone``: how much of gamma each part has for itself, 1
+        where parts hardly know of each other.
+        """
+        grams, rights = self.products(weight)
+        gram, right = grams.sum(0), rights.sum(0)  # the sums over all parts
+        if not alone or len(self.parts) == 1:
+            gamma = weights_of(gram[None], right[None])
+            return self.combined(np.repeat(gamma, len(self.parts), 0))
+        found = weights_of(np.concatenate([grams, gram[None]]), np.concatenate([rights, right[None]]))
+        return self.combined(alone * found[:-1] + (1 - alone) * found[-1])
+
+    # ---- where the differences are held
+
+    def open(self, ends: list[int]) -> None:
+        self.ends: Any = np.array(ends, np.int64)
+        self.dF, self.dG = np.empty((self.depth, ends[-1])), np.empty((self.depth, ends[-1]))
+
+    def take(self, residual: F64, image: F64, slot: int | None) -> None:
+        """Keep the difference from the pass before in a slot, if there is one."""
+        if slot is not None:
+            np.subtract(residual, self.residual, out=self.dF[slot])
+            np.subtract(image, self.image, out=self.dG[slot])
+
+    def products(self, weight: F64) -> tuple[F64, F64]:
+        """Return sum w dF_i dF_j and sum w dF_i F of each part."""
+        parts, count = len(self.parts), self.count
+        grams, rights = np.empty((parts, count, count)), np.empty((parts, count))
+        vectors = self.dF, self.residual, weight, grams, rights
+        lib.mapuot_anderson_products(parts, pointer(self.ends, "int64_t *"), count, *map(pointer, vectors))
+        return grams, rights
+
+    def combined(self, gammas: F64) -> tuple[F64, F64]:
+        """Return what ``next`` returns, for a row of gammas for each part."""
+        image, residual, ends = np.empty_like(self.image), np.empty_like(self.residual), pointer(self.ends, "int64_t *")
+        vectors = np.ascontiguousarray(gammas), self.dF, self.dG, self.residual, self.image, image, residual
+        lib.mapuot_anderson_combined(len(self.parts), ends, self.count, *map(pointer, vectors))
+        return image, residual
+
+
+def weights_of(grams: F64, rights: F64) -> F64:
+    """Solve for gamma with the least |F - sum gamma_i dF_i|, by normal equations whose columns are normalised."""
+    grams, gammas = np.ascontiguousarray(grams), np.empty(rights.shape)
+    vectors = grams, np.ascontiguousarray(rights), gammas
+    lib.mapuot_anderson_weights(*rights.shape, *map(pointer, vectors))
+    return gammas

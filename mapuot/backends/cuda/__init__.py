@@ -17,7 +17,7 @@ PLACES |= {"extrema": "stream", "is_symmetric": "stream", "weigh": "batch", "clo
 PLACES |= {"keeps_pairs": "sparse", "range_of_clouds": "clouds", "slopes": "clouds"}
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
 CLASSES = {"TreePass": "DeviceTreePass", "History": "DeviceHistory", "Points": "DevicePoints"}
-PLACES |= {"TreePass": "tree_pass", "History": "anderson", "Points": "marginals"}  # of many marginals
+PLACES |= dict.fromkeys(CLASSES, "marginals")
 WORKSPACES = {
     "tiles": ("workspace", "workspace_of"), "points": ("points", "PointWorkspace"),
     "pairs": ("sparse", "SparseWorkspace"),

@@ -11,6 +11,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install 'mapuot[gpu]', for CUDA 12 'mapuot[gpu12]'") from error
 
+from ...penalties import F64
 from ...problem.points import AUTO_ENTRIES, PAIR_BYTES, Ordered, PointCosts
 from ...problem.problem import Problem
 from ...problem.side import Side
@@ -138,6 +139,42 @@ def held_side(side: Side) -> Side:
 def most_bytes(M: Any) -> int | None:
     """Bytes of M to move to the device at once; None: it is there."""
     return None if isinstance(M, cp.ndarray) else BLOCK_BYTES
+
+
+class Room:
+    """Vectors one behind the other on the device, and as many numbers of the host that copies are quick from and to."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        ends = dict(zip(sizes, itertools.accumulate(sizes.values()), strict=True))
+        self.at = {name: slice(end - sizes[name], end) for name, end in ends.items()}
+        total = sum(sizes.values())
+        self.there = cp.zeros(total)
+        self.here = pinned(total)
+
+    def __getitem__(self, name: str) -> F64:
+        part: F64 = self.here[self.at[name]]
+        return part
+
+    def send(self, **vectors: F64) -> None:
+        """Vectors that lie one behind the other here; of one that is shorter than its room, its first numbers.
+
+        They are on their way until something is brought.
+        """
+        for name, x in vectors.items():
+            self[name][: len(x)] = x
+        part = self.span(*vectors)
+        self.there[part].set(self.here[part], stream=cp.cuda.get_current_stream())
+
+    def bring(self, *names: str) -> None:
+        """Return vectors in pinned memory, once the device has filled them."""
+        part = self.span(*names)
+        self.there[part].get(out=self.here[part])
+
+    def span(self, *names: str) -> slice:
+        return slice(self.at[names[0]].start, self.at[names[-1]].stop)
+
+    def address(self, name: str) -> int:
+        return int(self.there[self.at[name]].data.ptr)
 
 
 class Carrier:

@@ -1,8 +1,21 @@
-"""The O(n) work of a pass along a tree on a device, where its vectors lie: numbers of marginals and edges come back.
+"""What a pass along a tree needs beside the products of its kernels, on a device, where its vectors lie.
 
-Device side: src_cuda/marginals.cu. Twin of mapuot/backends/cpu/marginals.py.
+    DevicePoints    O(n) work, of which numbers of marginals and edges come back (src_cuda/marginals.cu)
+    DeviceTreePass  a pass is open_pass, and fused_pass and close_edge of each edge (src_cuda/tree_pass.cu). Then the
+                    host waits for ten numbers of each edge, and judges it by the rule of `LogKernel`, up to the first
+                    whose sums are not sound: that one and those after it are left to the caller. The way back from
+                    the root goes alike
+    DeviceHistory   Anderson's differences, whose sums come to the host, which sends the weights
+                    (src_cuda/differences.cu): for 20 of 45,000 numbers the host takes 3 ms, all of it here a tenth
+
+Twin of mapuot/backends/cpu/marginals.py.
 """
 
+import math
+from collections import namedtuple
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import accumulate, takewhile
 from typing import Any
 
 import cupy as cp
@@ -11,9 +24,10 @@ import numpy as np
 from ...penalties import F64
 from .. import records
 from ..cpu import marginals
-from .arrays import on_device
+from ..kernel import FLUSH, LEAST, LogKernel, StaleError, check_sums
+from .arrays import Room, on_device
 from .kernels import Job, begin, by_value, kernel
-from .room import Room
+from .one_read import OneRead
 
 MARGINALS = records.read("marginals.cu")["Marginals"]
 NAMES = (
@@ -23,7 +37,10 @@ JOBS: list[Job] = [("marginals.cu", name, {"STORE": 0}) for name in NAMES]
 THREADS, WHOLE = 256, 1024  # of a block; of one that makes a sum
 TURNS = 8  # numbers of marginals that may be on their way at once: until some come back
 NONE = np.uint64(0)
-WORDS = records.read("tree_pass.cu")["Largest"].names or ()  # of an edge, which come back together with those of points
+EDGE, MESSAGES, LARGEST = map(records.read("tree_pass.cu").__getitem__, ("Edge", "Messages", "Largest"))
+WORDS = LARGEST.names or ()  # of an edge, which come back together with those of points
+OWN, LARGEST_OF = WORDS.index("own"), namedtuple("LARGEST_OF", WORDS)
+PAST = records.read("differences.cu")["Past"]
 
 
 class DevicePoints(marginals.Points):
@@ -143,3 +160,179 @@ class DevicePoints(marginals.Points):
     def change_sums(self, weight: Any, change: Any) -> F64:
         self.sum_of("change_sums", len(self.edges), weight, change, self.at["changes"])
         return self.told("changes", 3)[:, :2]
+
+
+class DeviceTreePass:
+    """Passes over edges (child, parent, kernel, fi), each after those below it."""
+
+    def __init__(self, edges: list[tuple[int, int, LogKernel, float]], problem: Any) -> None:
+        """``problem``: a `MultiProblem`; ``out``: what is found."""
+        points, log_weight = problem.starts.tolist(), problem.log_weight
+        self.kernels, self.log_weight = [edge[2] for edge in edges], log_weight
+        self.shapes = [owner.cost.shape for owner in self.kernels]
+        self.builds, self.vectors = [-1] * len(edges), dict[int, Any]()
+        self.passes = dict[int, OneRead]()
+        self.edges, self.there = np.zeros(len(edges), EDGE), cp.empty(len(edges) * EDGE.itemsize, np.uint8)
+        self.places = list[tuple[slice, slice, slice]]()  # of a child's and its parent's points, and their message
+        children, parents = [edge[0] for edge in edges], [edge[1] for edge in edges]
+        messages = [0, *accumulate(n for _, n in self.shapes)]
+        for k, (child, parent, owner, fi) in enumerate(edges):
+            last = parent not in parents[k + 1 :] and parent in children
+            above = children.index(parent) if last else -1
+            m, n = self.shapes[k]
+            known = {"m": m, "n": n, "ld": owner.operator.ld, "message": messages[k], "above": above, "fi": fi}
+            for name, value in {**known, "child": points[child], "parent": points[parent]}.items():
+                self.edges[k][name] = value
+            starts = (points[child], m), (points[parent], n), (messages[k], n)
+            self.places.append(tuple(slice(i, i + size) for i, size in starts))  # type: ignore[arg-type]
+        sizes = dict.fromkeys(("near", "late", "log_u"), len(log_weight)) | {"up": messages[-1]}
+        self.out = {name: cp.zeros(size) for name, size in sizes.items()}
+        self.messages, self.weight = np.zeros((), MESSAGES), cp.asarray(log_weight)
+        self.messages["flush"] = FLUSH
+        for name, x in {**self.out, "log_weight": self.weight}.items():
+            self.messages[name] = x.data.ptr
+        self.points, self.sums = problem.points, cp.empty(0)
+        self.largest = self.points.room.address("largest")
+        self.zeros, self.fi = cp.zeros(max(m for m, _ in self.shapes)), [edge[3] for edge in edges]
+        names = "open_pass", "close_edge", "open_back", "close_back"
+        self.functions = {name: kernel("tree_pass.cu", name, STORE=0) for name in names}
+
+    def held(self, k: int) -> bool:
+        """Tell whether the device can pass an edge; renew the pointers to a kernel that has been made since."""
+        owner, edge, (m, _) = self.kernels[k], self.edges[k], self.shapes[k]
+        one = owner.operator.one_read if owner.builds else None
+        if one is None or owner.operator.labels is not None:
+            return False
+        if owner.builds != self.builds[k]:
+            self.builds[k], self.passes[k] = owner.builds, one
+            self.vectors[k] = p, q = on_device(owner.p, owner.q)
+            for name, x in {"p": p, "q": q, "v": one.v, "base": one.ends, "s": one.ends[m:]}.items():
+                edge[name] = x.data.ptr
+            edge["streams"] = one.shape.streams
+            if self.sums.size < one.shape.streams * one.ld:
+                self.sums = cp.empty(one.shape.streams * one.ld)
+                self.messages["sums"] = self.sums.data.ptr
+            self.there.set(self.edges.view(np.uint8))
+        return True
+
+    def launch(self, name: str, blocks: int, threads: int, *edges: int) -> None:
+        arguments = by_value(self.messages), self.there, np.uint64(self.largest), *map(np.int32, edges)
+        self.functions[name]((blocks,), (threads,), arguments)
+
+    def run(self, first: int, sent: Any, narrow: bool, close: Callable[[], Any]) -> list[float]:
+        """The edges from ``first`` on, up to one that is left to the caller: what each of them rounds at most.
+
+        ``close``: what is launched after the last edge, before the host waits.
+        """
+        end = first
+        for k, owner in enumerate(self.kernels[first:], first):
+            if not owner.builds:  # as LogKernel does where it finds none
+                _, parent, message = self.places[k]
+                owner.absorb(self.log_weight[parent] + sent[message].get(), False)
+        while end < len(self.kernels) and self.held(end):
+            end += 1
+        if end == first:
+            return []
+        before, self.messages["sent"] = self.out["near"].copy() if first else 0.0, sent.data.ptr
+        self.launch("open_pass", end - first, WHOLE, first)
+        for k in range(first, end):
+            (m, n), own = self.shapes[k], self.largest + k * LARGEST.itemsize + 8 * OWN
+            one = self.passes[k]
+            one.launch(self.sums, one.ends.data.ptr, own, self.fi[k])
+            self.launch("close_edge", -(-m // THREADS) - (-n // THREADS), THREADS, k, end)
+        if end == len(self.kernels):
+            close()
+        errors = self.judged(range(first, end), partial(through_error, narrow=narrow))
+        if len(errors) < end - first:  # that of sound edges alone
+            self.out["near"][:] = before
+            for _, parent, message in self.places[first : first + len(errors)]:
+                self.out["near"][parent] += self.out["up"][message]
+        return errors
+
+    def back(self, out: Any) -> list[float]:
+        """Messages from the root of the last pass into ``out``, the last edge first, up to one that is left.
+
+        Returned is what each of them rounds at most.
+        """
+        order = [*takewhile(self.held, [*range(len(self.kernels))][::-1])]
+        self.messages["back"] = out.data.ptr
+        for k in order:
+            self.launch("open_back", 1, WHOLE, k)
+            self.passes[k].launch(self.sums, self.zeros.data.ptr, 0, 0.0)
+            self.launch("close_back", -(-self.shapes[k][0] // THREADS), THREADS, k)
+        errors = self.judged(order, back_error)
+        for k in order[len(errors) :]:
+            out[self.places[k][0]] = 0.0
+        return errors
+
+    def judged(self, edges: Iterable[int], error: Callable[..., float]) -> list[float]:
+        """Judge the sums of edges, up to the first edge whose sums are not sound."""
+        found, errors = numbers(self.points.told("largest", len(WORDS))).tolist(), list[float]()
+        for k in edges:
+            try:
+                errors.append(error(self.kernels[k], LARGEST_OF(*found[k])))
+            except StaleError:
+                break
+        return errors
+
+
+def numbers(ranks: F64) -> F64:
+    """Return the numbers whose ranks rank_of (common.cuh) gives as integers."""
+    bits = ranks.view(np.int64)
+    return (bits ^ ((bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF))).view(np.float64)
+
+
+def through_error(owner: LogKernel, x: Any, narrow: bool) -> float:
+    """Bound of the rounding of an edge's messages; StaleError where its sums are not sound."""
+    if not (math.isfinite(x.top) and math.isfinite(x.own)):
+        raise StaleError
+    owner.check_rows(-x.low_s)
+    check_sums(-x.low_sum, x.high_sum, LEAST[owner.dtype] * x.u)
+    return owner.rounding_through(x.y, x.a, x.late, x.out, narrow)
+
+
+def back_error(owner: LogKernel, x: Any) -> float:
+    """Return the error of an edge's sums on the way back from the root."""
+    if not math.isfinite(x.top):
+        raise StaleError
+    owner.check_rows(-x.low_s)
+    return owner.rounding(x.y + x.late)
+
+
+class DeviceHistory(marginals.History):
+    def open(self, ends: list[int]) -> None:
+        size, parts, depth = ends[-1], len(ends), self.depth
+        self.widest = max(part.stop - part.start for part in self.parts)
+        self.room = Room({"gamma": parts * depth, "sums": parts * depth * (depth + 1)})
+        self.differences, self.ends = cp.empty((2, depth, size)), cp.asarray(np.array(ends, np.int64))
+        past = self.past = np.zeros((), PAST)
+        past["size"], past["ends"] = size, self.ends.data.ptr
+        past["dF"], past["dG"] = (x.data.ptr for x in self.differences)
+        past["gamma"], past["sums"] = map(self.room.address, ("gamma", "sums"))
+        names = "add_difference", "products", "combine"
+        self.functions = {name: kernel("differences.cu", name, STORE=0) for name in names}
+
+    def launch(self, name: str, grid: tuple[int, ...], *arguments: np.int32) -> None:
+        self.functions[name](grid, (THREADS,), (by_value(self.past), *arguments))
+
+    def take(self, residual: Any, image: Any, slot: int | None) -> None:
+        self.past["residual"], self.past["image"] = residual.data.ptr, image.data.ptr
+        if slot is not None:
+            before: tuple[Any, Any] = self.residual, self.image
+            self.past["residual_before"], self.past["image_before"] = (x.data.ptr for x in before)
+            self.launch("add_difference", (-(-len(image) // THREADS),), np.int32(slot))
+
+    def products(self, weight: Any) -> tuple[F64, F64]:
+        parts, count = len(self.parts), self.count
+        self.past["count"], self.past["weight"] = count, weight.data.ptr
+        self.launch("products", (count * (count + 1) // 2 + count, parts))
+        self.room.bring("sums")
+        sums = self.room["sums"][: parts * count * (count + 1)].reshape(parts, count, count + 1)
+        return sums[:, :, :count], sums[:, :, count]
+
+    def combined(self, gammas: F64) -> tuple[Any, Any]:
+        self.room.send(gamma=gammas.ravel())
+        step, left = cp.empty_like(self.image), cp.empty_like(self.image)
+        self.past["step"], self.past["left"] = step.data.ptr, left.data.ptr
+        self.launch("combine", (-(-self.widest // THREADS), len(self.parts)))
+        return step, left

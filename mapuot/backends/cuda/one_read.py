@@ -7,8 +7,8 @@ import numpy as np
 
 from ...penalties import F64
 from ..kernel import FLUSH_PRODUCT, HOST_ENTRIES
+from .arrays import Room
 from .kernels import PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, row_bytes
-from .room import Room
 
 
 class OneRead:
