@@ -242,6 +242,30 @@ def test_couplings_of_stored_pairs_are_sparse():
     np.testing.assert_allclose(result.cost, dense.cost, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_stored_pairs_are_summed_entry_by_entry_where_kernels_cannot(dtype, monkeypatch):
+    """In float64 whatever they are given in; so is the coupling."""
+    costs, masses = problem("chain", 3, 9)
+    stored = {
+        pair: S.astype(dtype)
+        for pair, S in as_stored({p: np.where(M < 0.5, M, np.inf) for p, M in costs.items()}).items()
+    }
+    wide = {pair: S.astype(np.float64) for pair, S in stored.items()}
+    plain, same = (mapuot.multimarginal(x, masses, reg=0.05, reg_m=1.0, tol=1e-11) for x in (stored, wide))
+    assert same.converged
+
+    def stale(self, y, product):
+        raise StaleError
+
+    monkeypatch.setattr("mapuot.backends.kernel.LogKernel.sound", stale)
+    slow = mapuot.multimarginal(stored, masses, reg=0.05, reg_m=1.0, tol=1e-11)
+    for other in (plain, slow):
+        assert other.n_passes == same.n_passes
+        for i, j in ((0, 1), (0, 2)):
+            P, Q = (x.toarray() if scipy.sparse.issparse(x) else x for x in (other.pair(i, j), same.pair(i, j)))
+            np.testing.assert_allclose(P, Q, rtol=1e-9)
+
+
 @pytest.mark.parametrize("reg", [0.02, 0.3])
 def test_a_triangle_of_float32_costs_is_solved_in_float64(reg):
     """An exponent that is rounded to float32 is off by 1e-7 of its size, which no certificate knows of."""

@@ -332,6 +332,24 @@ def test_the_jax_loss_by_points():
         sinkhorn_loss(mapuot.PointCloud(x, y), a, b, reg=0.2, reg_m=1.0)
 
 
+@pytest.mark.parametrize("end", ["max_passes", "cancelled"])
+def test_no_solve_ends_on_float32_passes(end):
+    """The far pair's own rounding is no part of the mean that float32 passes count: bounds were 31 times too small."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        d = int(rng.integers(1, 6))
+        x, y, far = rng.random((34, d)), rng.random((24, d)), 10 ** rng.uniform(1, 2.3)
+        x[0], y[0] = far, far + 0.01 * rng.random(d)
+        cloud, regs = mapuot.PointCloud(x, y, form=None), {"reg": 0.01, "reg_m": (0.3, 0.03)}
+        exact = mapuot.solve(np.asarray(cloud), tol=1e-10, precision="float64", **regs)
+        for most in (1, 2, 5):
+            limit = {"max_passes": most} if end == "max_passes" else {"callback": lambda s, most=most: s.n_pass >= most}
+            found = mapuot.solve(cloud, **regs, **limit)
+            error = np.abs(found.plan - exact.plan).sum() / found.mass
+            assert error <= found.error_bound + exact.error_bound
+            assert found.objective - exact.dual <= found.gap * (1 + 1e-9) + 1e-10 * abs(exact.dual)
+
+
 @pytest.mark.parametrize(("metric", "across"), [("sqeuclidean", 0.7), ("cityblock", 0.7), ("wfr", math.inf)])
 @pytest.mark.parametrize("weights", [None, (0.4, 1.3)])
 @pytest.mark.parametrize("form", ["auto", None])
