@@ -1,7 +1,5 @@
 """solve_batch and the torch losses on a GPU against the CPU; skipped where there is none."""
 
-import warnings
-
 import numpy as np
 import pytest
 from batches import assert_solved, histograms
@@ -90,28 +88,21 @@ def assert_clouds_solved(result, cloud, A, B, reg, reg_m):
 SEVERAL = ((5, 300, 129, 17, 200, 64, 31), (257, 8, 130, 40, 128, 192, 33))
 
 
-@pytest.mark.parametrize("reg_m", [1.0, np.inf])
-@pytest.mark.parametrize("sizes", [((20, 45), (30, 11)), ((150, 131), (140, 133)), ((140, 140), (150, 150))])
-def test_clouds_are_solved_on_the_device(sizes, reg_m):
-    """Points without mass, and clouds with themselves."""
-    x, y, a, b = clouds_of(sizes, 3)
-    for cloud, A, B, one in ((PointCloud(x, y), a, b, ""), (PointCloud(x), a, a, "one potential")):
-        result = solve_batch(cloud, A, B, reg=0.004, reg_m=reg_m, backend="cuda")
-        if reg_m < np.inf:
-            assert all("together" in how and one in how for how in result.how)
-        assert_clouds_solved(result, cloud, A, B, 0.004, reg_m)
-
-
-@pytest.mark.parametrize(("d", "metric"), [(2, "euclidean"), (3, "cityblock"), (64, "sqeuclidean"), (5, "cosine")])
-@pytest.mark.parametrize("sizes", [((150,), (140,)), SEVERAL])
-def test_k_is_made_of_points_or_of_costs(d, metric, sizes):
-    """One cloud and clouds of very different sizes, in few dimensions and in many; both precisions."""
+@pytest.mark.parametrize(
+    ("d", "metric", "reg", "reg_m"),
+    [(2, "euclidean", 0.05, 1.0), (3, "cityblock", 0.05, 1.0), (64, "sqeuclidean", 0.05, 1.0), (5, "cosine", 0.05, 1.0),
+     (3, "sqeuclidean", 0.004, 1.0), (3, "sqeuclidean", 0.004, np.inf)],
+)  # fmt: skip
+@pytest.mark.parametrize("sizes", [((150,), (140,)), ((20, 45), (30, 11)), SEVERAL])
+def test_clouds_are_solved_on_the_device(d, metric, reg, reg_m, sizes):
+    """One cloud and clouds of very different sizes, with points without mass, and with themselves; both precisions."""
     x, y, a, b = clouds_of(sizes, d)
     for precision in ("auto", "float64"):
-        for cloud, A, B in ((PointCloud(x, y, metric), a, b), (PointCloud(x, metric=metric), a, a)):
-            result = solve_batch(cloud, A, B, reg=0.05, reg_m=(1.0, 1.0), backend="cuda", precision=precision)
-            assert all("together" in how for how in result.how)
-            assert_clouds_solved(result, cloud, A, B, 0.05, 1.0)
+        for cloud, A, B, one in ((PointCloud(x, y, metric), a, b, ""), (PointCloud(x, metric=metric), a, a, "one pot")):
+            result = solve_batch(cloud, A, B, reg=reg, reg_m=(reg_m, reg_m), backend="cuda", precision=precision)
+            if reg_m < np.inf:
+                assert all("together" in how and one in how for how in result.how)
+            assert_clouds_solved(result, cloud, A, B, reg, reg_m)
 
 
 @pytest.mark.parametrize("sizes", [((140, 140), (150, 150)), ((20, 145), (130, 11)), ((20, 25), (30, 11))])
@@ -286,22 +277,3 @@ def test_torch_streams_and_gradcheck():
     value.backward()
     assert torch.isfinite(a.grad).all()
     assert float(value.detach()) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reg_m", [np.inf, 1e12])
-@pytest.mark.parametrize("far", [1e6, 1e8, 1e9, 1e10])
-def test_bound_counts_the_rounding_of_far_exponents(far, reg_m):
-    """Costs far from zero: the same problems in units three times as large differ by the rounding of M / reg."""
-    rng = np.random.default_rng(5)
-    M, A, B = far + rng.random((6, 7)), rng.random((3, 6)) + 0.1, rng.random((3, 7)) + 0.1
-    A, B = A / A.sum(1, keepdims=True), B / B.sum(1, keepdims=True)
-    options = {"backend": "cuda", "precision": "float64", "max_passes": 300}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        one, two = (solve_batch(M, A, B, reg=0.1, reg_m=reg_m, **options),
-                    solve_batch(3 * M, A, B, reg=0.3, reg_m=3 * reg_m, **options))  # fmt: skip
-    for x, y in zip(one, two, strict=True):
-        assert np.abs(x.plan - y.plan).sum() <= (x.error_bound + y.error_bound) * x.plan.sum()
-    if far > 1e8:
-        assert not one.converged.any()

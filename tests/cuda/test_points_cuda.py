@@ -245,19 +245,6 @@ def test_quick_powers_are_within_their_error(monkeypatch, metric):
     assert 0 < max(off) < 1e-7 * max(1.0, *largest)
 
 
-@pytest.mark.parametrize(("d", "far"), [(2, 1.0), (7, 1.0), (21, 1.0), (70, 1.0), (3, 1e8)])
-def test_what_first_passes_tell_holds(d, far):
-    """Bounds and dual values of passes over rounded coordinates, in each of the forms, also far from 0."""
-    x, y, a, b = clouds(50, 40, d)
-    cloud = mapuot.PointCloud(x + far, y + far, weights=np.full(d, 1 / d), form=None)
-    want = mapuot.solve(np.asarray(cloud), a, b, reg=0.02, reg_m=2.0, tol=1e-11, backend="cpu")
-    for count in range(1, 9):
-        got = mapuot.solve(cloud, a, b, reg=0.02, reg_m=2.0, backend="cuda", max_passes=count)
-        assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * max(got.mass, want.mass)
-        assert got.trace[-1].dual <= want.objective + 1e-12 * abs(want.objective)
-        assert got.objective - want.dual <= got.gap + 1e-12 * abs(want.objective)
-
-
 def test_what_a_gpu_does_not_take_is_said():
     x, y, a, b = clouds(5, 4, 2)
     with pytest.raises(NotImplementedError, match="reference"):
@@ -286,28 +273,6 @@ def test_pairs_are_skipped_as_on_the_cpu():
         assert got.dual <= exact.objective
         np.testing.assert_allclose(got.apply(y), got.plan @ y, rtol=1e-9)
         np.testing.assert_allclose(got.col_marginal, got.plan.sum(0), rtol=1e-6)
-
-
-@pytest.mark.parametrize("truncate", [3.0, None])
-def test_hard_columns_are_certified(truncate):
-    """By products with the kept pairs: those of columns, of which half are far from all others, exchange little."""
-    x, y, a, b = clouds(300, 280, 1)
-    x[::2] += 3.0
-    y[::2] += 3.0
-    b *= a.sum() / b.sum()
-    exact = mapuot.solve(
-        mapuot.PointCloud(x, y, truncate=None), a, b, reg=2e-3, reg_m=(5.0, np.inf), tol=1e-10, backend="cpu"
-    )
-    start = exact.log_u, exact.log_v + 1e-3 * np.sin(np.arange(280))
-    cloud = mapuot.PointCloud(x, y, truncate=truncate, form=None)
-    for method, tol in (("auto", 1e-3), ("translation_invariant", 1e-3), ("translation_invariant", 1e-6)):
-        got = mapuot.solve(
-            cloud, a, b, reg=2e-3, reg_m=(5.0, np.inf), method=method, tol=tol, warm_start=start, backend="cuda"
-        )
-        assert got.converged
-        assert ("turned" in got.how, "Newton" in got.how) == ((True, False) if method == "auto" else (False, True))
-        assert truncate is None or got.skipped.kept.share < 0.9
-        assert np.abs(got.plan - exact.plan).sum() <= (got.error_bound + exact.error_bound) * exact.mass
 
 
 def test_groups_correct_passes(monkeypatch):

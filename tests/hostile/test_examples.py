@@ -65,6 +65,18 @@ EXAMPLES = {
     "no prox": (problem([[1.8, 0], [1, 0], [1, 0], [3.1, 0], [2.4, 1], [0.88, 0.37]],
                         [2.7e-5, 1.4e-5, 1.6e-5, 2.6e-4, 0, 4.5e-4], [4.5e-4, 2e-4], 0.0034, (1e6, INF), ("l2", "kl"),
                         "uniform"), {"method": "map-uot"}),
+    # entries that leave float64 while v is far from its end are zeros for good: 20 times the mass in these
+    **{f"in place, {rho}, {most}": (problem([[0.3814, 0.9001, 1.7691, 0.9409], [1.5737, 0.4134, 0.2239, 1.0445]],
+                                            [0.93, 1678], [1.12, 3.5e-7, 1662, 3e-6], 7.7e-4, (rho, 0.076)),
+                                    {"method": "map-uot", "tol": 1e-2, "max_passes": most})
+       for rho in (10.0, 1000.0) for most in (100, 10_000)},
+    # weights of 1e-200 put every v below 1e-150
+    "smallest": (problem(np.arange(20).reshape(4, 5) % 7 / 7, [2.5e-201] * 4, [2e-201] * 5, 0.1, (1.0, 1.0)), {}),
+    # a start whose plan overflows certifies nothing
+    **{f"overflow, {far}, {method}": (problem([[0, 0], [0, 0]], [0.5, 0.5], [0.5, 0.5], 10.0, (1.0, 0.01)),
+                                      FLOAT64 | {"tol_gap": 1e-3, "method": method},
+                                      (np.zeros(2), np.array([far, -far])))
+       for far in (800.0, 2000.0) for method in ("auto", "sinkhorn", "map-uot")},
     # what remains of a start at 1e5 is small again, but went through its digits
     "far start": (problem([[0]], [1], [1], 20.0, (3e9, 23.0)), {}, (np.zeros(1), np.full(1, 1e4))),
     "far start below": (problem([[0]], [1], [1], 20.0, (3e9, 23.0)), {}, (np.zeros(1), np.full(1, -1e5))),
@@ -92,17 +104,6 @@ def test_every_claim_is_true(how, name, backend):
     start = tuple(x[None] for x in start[0]) if start and how == "batch" else start[0] if start else None
     how = "warm" if start and how == "cold" else how
     assert failures(Trial(how, (example,), {"max_passes": 3000, **options}, start), backend) == []
-
-
-@pytest.mark.parametrize("how", ["cold", "stream", "sparse"])
-def test_a_finer_k_begins_with_a_pass(how, backend):
-    """K turns out too coarse for tol in the last pass allowed: the answer is that pass's, not of a K without one."""
-    M = [[4.0253, INF, INF], [INF, 3.5017, INF], [INF, INF, 5.1905]]
-    sides = [0.253, 1, 0.0747], [0.5, 0.7011, 0.7755]
-    example = problem(M, *sides, 0.0394, (1.5, 1.2633), ("range", "kl"), "uniform")
-    for count in range(1, 6):
-        options = {"tol": 1e-9, "max_passes": count, "precision": "mixed", "method": "sinkhorn"}
-        assert failures(Trial(how, (example,), options), backend) == []
 
 
 FLOAT32 = [([[1.0]], 1.0, (1.0, 1.0), [1e-40]), ([[-200.0]], 1.0, (9e3, 50.0), [1e60]),
@@ -140,16 +141,6 @@ def test_unreachable_is_not_for_a_start_to_say(backend):
         found = mapuot.solve(M, np.ones(3), np.ones(2), reg=3e6, reg_m=(8e6, 5e7), warm_start=start, **options)
         assert found.mass == pytest.approx(right.mass, rel=1e-5)
         assert np.isfinite(found.log_v).all()
-
-
-def test_a_path_goes_on_behind_a_failure():
-    """A problem beyond the range of float64 gives no start to the next."""
-    M, a = np.full((3, 1), -2.0), np.ones(3)
-    answers = list(mapuot.path(M, a, np.ones(1), regs=[1e-3, 1e-3], reg_ms=[(2e-6, 200.0), (1.0, 3e-3)]))
-    alone = mapuot.solve(M, a, np.ones(1), reg=1e-3, reg_m=(1.0, 3e-3))
-    assert not answers[0].converged
-    assert answers[0].dual == -INF
-    assert answers[1].status == alone.status
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
