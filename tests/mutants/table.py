@@ -89,7 +89,7 @@ TABLE = {
     "src_c/finish.c": (
         "core/test_one_potential.py::test_certificates_are_those_of_the_oracle "
         "core/test_kernels.py::test_passes_by_penalty[scalar-balanced] "
-        "core/test_one_potential.py::test_kernels_that_are_not_positive[0.0]", [
+        "core/test_kernels.py::test_passes_by_penalty[scalar-kl]", [
         "{{finish->sums[SUM_GAP] *= 2.0;}}", "{{finish->sums[SUM_HARD] *= 2.0;}}", "0{{ / (1.0 + k)}})",
         "{{row[ROW_DUAL] = finish->sums[SUM_DUAL];}}", "{{- limits->reg * mass}}",
         "{{rows += limits->reg * finish->lam * limits->row_weight}}",
