@@ -260,7 +260,7 @@ def gpu_parts(ranks: Any, made: Any, passes: int) -> dict[str, float]:
 
 
 def gpu_worker(ranks: Any, strong: int, weak: int, rounds: int, passes: int) -> dict[str, Any]:
-    """Time on one GPU of several weak and strong passes, and the sums alone; tests/cuda/test_cuda_ranks.py has the answers."""
+    """Time weak and strong passes on a GPU of several, and sums; tests/cuda/test_cuda_ranks.py has the answers."""
     import cupy as cp
 
     cp.cuda.Device(ranks.rank).use()
