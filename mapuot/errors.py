@@ -1,6 +1,7 @@
 """Warnings and errors of mapuot. Bad arguments raise plain ValueError or TypeError that name the argument."""
 
 import pickle
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 OURS = ("mapuot", "ot")  # POT's classes call our functions: their callers are meant
 MOST_SHOWN = 80  # characters of a value in a message
+OF_BATCH = {"A": "a", "B": "b"}  # names of `solve_batch`, and of those who take one problem, too
 
 # set where the caller of a solve tells of what did not converge himself, in his own words
 MUTED: ContextVar[bool] = ContextVar("MUTED", default=False)
@@ -91,10 +93,11 @@ def renamed(names: dict[str, str]) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        name, _, rest = str(error).partition(" ")
-        if name not in names or type(error) not in (TypeError, ValueError):
+        begin = re.match(r"\w*(,? (and )?\w\b)*", str(error))  # "A", or "M, A and B"
+        told = re.findall(r"\w+", begin[0]) if begin else ()
+        if type(error) not in (TypeError, ValueError, InfeasibleError) or names.keys().isdisjoint(told):
             raise
-        raise type(error)(f"{names[name]} {rest.replace(name + '.', names[name] + '.')}") from error
+        raise type(error)(re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))) from error
 
 
 def shown(value: Any) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from .answer.gradients import dual_value, marginal_gradient
 from .api.batch import solve_batch
 from .backends import host, namespace
-from .errors import renamed
+from .errors import OF_BATCH, renamed
 from .problem.clouds import PointCloud
 from .problem.validate import as_float, as_pair, as_positive
 
@@ -26,7 +26,6 @@ except ImportError as error:  # pragma: no cover
 
 
 OPTIONS = {"scale_cost", "tol", "max_passes", "precision", "threads"}
-NAMES = {"A": "a", "B": "b"}  # of `solve_batch`, and ours
 
 
 def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
@@ -153,30 +152,33 @@ def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any,
     reg, reg_m, options, metric, scale = settings
 
     def answer(x: Any, y: Any, a: Any, b: Any) -> Any:
-        with renamed(NAMES):
+        with renamed(OF_BATCH):
             return solve_batch(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(options))
 
     def solved(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
         lead, (x, y, a, b) = together((x, y, a, b), (2, 2, 1, 1))
         result = answer(x, *(z[0] if len(z) == 1 else z for z in (y, a, b)))
-        found = dual_value(result), *result.gradient()[:4]
-        return tuple(np.asarray(z, dtype=x.dtype).reshape((*lead, *z.shape[1:])) for z in found)
+        tables = dual_value(result), *result.gradient()[:4]
+        return tuple(np.asarray(z, dtype=x.dtype).reshape((*lead, *z.shape[1:])) for z in tables)
 
     def solved_once(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
         xp, result = namespace(x), answer(x, y, host(a), host(b))[0]
         return tuple(xp.asarray(z, dtype=x.dtype) for z in (dual_value(result), *result.gradient()[:4]))
 
-    if not any(isinstance(z, jax.core.Tracer) for z in (x, y, a, b)):
-        value, *slopes = solved_there(solved_once, x, y, a, b)
-        return value, slopes
-    kinds = tuple(jax.ShapeDtypeStruct(shape, x.dtype) for shape in ((), x.shape, y.shape, a.shape, b.shape))
-    value, *slopes = jax.pure_callback(solved, kinds, x, y, a, b, vmap_method=way_of(options))
+    value, *slopes = found(solved_once, solved, ((), x.shape, y.shape, a.shape, b.shape), (x, y, a, b), options)
     return value, slopes
 
 
-def way_of(options: Any) -> str:
-    """Tell how vmap calls back: once for all problems, or for each where each has costs in units of its own."""
-    return "sequential" if dict(options).get("scale_cost") else "expand_dims"
+def found(here: Any, back: Any, shapes: Any, arrays: Any, options: Any) -> Any:
+    """Call ``here`` on arrays that are there, or have JAX call ``back`` on those that it traces.
+
+    vmap calls back once for all problems, or for each where each has costs in units of its own.
+    """
+    if not any(isinstance(z, jax.core.Tracer) for z in arrays):
+        return solved_there(here, *arrays)
+    kinds = tuple(jax.ShapeDtypeStruct(shape, arrays[-1].dtype) for shape in shapes)
+    way = "sequential" if dict(options).get("scale_cost") else "expand_dims"
+    return jax.pure_callback(back, kinds, *arrays, vmap_method=way)
 
 
 def together(arrays: Any, ndims: Any) -> tuple[tuple[int, ...], list[Any]]:
@@ -195,11 +197,7 @@ def together(arrays: Any, ndims: Any) -> tuple[tuple[int, ...], list[Any]]:
     return lead, out
 
 
-def _sample_backward(settings: Any, slopes: Any, grad: Any) -> tuple[Any, ...]:
-    return tuple(grad * slope for slope in slopes)
-
-
-_sample_loss.defvjp(_sample_forward, _sample_backward)
+_sample_loss.defvjp(_sample_forward, lambda settings, slopes, grad: tuple(grad * slope for slope in slopes))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -212,15 +210,12 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
     reg, reg_m, options = settings
 
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
-        with renamed(NAMES):
+        with renamed(OF_BATCH):
             result = solve_batch(M, a, b, reg=reg, reg_m=reg_m, **dict(options))
         slopes, xp = (marginal_gradient(result, "rows"), marginal_gradient(result, "cols")), namespace(result.log_u)
-        found = dual_value(result), *slopes, result.log_u, result.log_v, result.problem.reg
-        return tuple(xp.asarray(x, dtype=M.dtype) for x in found)
+        told = dual_value(result), *slopes, result.log_u, result.log_v, result.problem.reg
+        return tuple(xp.asarray(x, dtype=M.dtype) for x in told)
 
-    if not any(isinstance(x, jax.core.Tracer) for x in (a, b, M)):
-        value, *found = solved_there(solved, a, b, M)
-        return value, (a, b, M, *found)
     shapes, p, ndim = (a.shape[:1], a.shape, b.shape, a.shape, b.shape, ()), len(a), M.ndim
 
     def all_solved(*arrays: Any) -> tuple[Any, ...]:
@@ -231,13 +226,12 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
         else:  # of p problems each
             M = np.broadcast_to(M[:, None] if ndim == 2 else M, (len(a) // p, p, *M.shape[-2:]))
             M = M.reshape(-1, *M.shape[-2:])
-        *found, scale = solved(a, b, M)
-        tables = (x.reshape((*lead, p, *x.shape[1:])) for x in found)
+        *told, scale = solved(a, b, M)
+        tables = (x.reshape((*lead, p, *x.shape[1:])) for x in told)
         return *tables, np.full(lead, scale)
 
-    kinds = tuple(jax.ShapeDtypeStruct(shape, M.dtype) for shape in shapes)
-    value, *found = jax.pure_callback(all_solved, kinds, a, b, M, vmap_method=way_of(options))
-    return value, (a, b, M, *found)
+    value, *kept = found(solved, all_solved, shapes, (a, b, M), options)
+    return value, (a, b, M, *kept)
 
 
 def solved_there(solved: Any, *arrays: Any) -> list[Any]:

@@ -8,7 +8,8 @@ on torch's current stream.
 from __future__ import annotations
 
 import functools
-import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from .api.gromov import gromov
 from .api.solve import solve
 from .backends import host, namespace, pick
 from .backends.contract import any_of, is_on_device
+from .errors import OF_BATCH, renamed
 from .penalties import F64
 from .problem.clouds import PointCloud
 from .problem.kinds import as_costs
@@ -34,6 +36,7 @@ from .route.on_device import one_call
 try:
     import torch
     from torch.autograd.function import once_differentiable
+    from torch.utils.weak import WeakTensorKeyDictionary
 
     from .compiled import compilable
 except ImportError as error:  # pragma: no cover
@@ -66,9 +69,8 @@ class Measure(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """The problem of a cloud with itself as it was last solved, kept as long as the tensor of the points lives."""
+    """The problem of a cloud with itself as it was last solved."""
 
-    tensor: weakref.ref[Any]
     loss: Any  # what tells its numbers apart from those of another loss
     points: F64
     masses: F64
@@ -76,7 +78,7 @@ class Alone(NamedTuple):
     result: Any
 
 
-ALONE: dict[int, Alone] = {}  # by the identity of the tensor
+ALONE: Any = WeakTensorKeyDictionary()  # of each tensor of points that lives, its last `Alone`
 
 
 @compilable(M=2, a=1, b=1)
@@ -239,6 +241,11 @@ def sinkhorn_divergence(
 def equal(size: int, like: Any) -> Any:
     """Make equal masses of sum 1 where ``like`` lies, in its precision."""
     return torch.full((size,), 1 / max(1, size), dtype=like.dtype, device=like.device)
+
+
+def as_masses(w: Any, name: str, size: int, like: Any) -> Any:
+    """Return masses as a tensor, equal ones where none are given."""
+    return equal(size, like) if w is None else as_tensor(w, name)
 
 
 def widened(x: Any) -> Any:
@@ -469,15 +476,13 @@ class SamplesLoss(torch.nn.Module):
         if self.cost is not None:
             return self.solve(side, side, (rho, rho), backend)
         loss, points = (self.p, self.eps, rho, backend, repr(self.options)), read(side.points).astype(np.float64)
-        masses, at, held = read(side.masses), id(side.given), ALONE.get(id(side.given))
-        same = held is not None and held.loss == loss and held.tensor() is side.given
-        same = same and np.array_equal(held.starts, side.starts)  # type: ignore[union-attr]
-        if held and same and are_equal(held.points, points) and are_equal(held.masses, masses):
+        masses, held = read(side.masses), ALONE.get(side.given)
+        same = held is not None and held.loss == loss and np.array_equal(held.starts, side.starts)
+        if same and are_equal(held.points, points) and are_equal(held.masses, masses):
             return held.result
         result = self.solve(side, side, (rho, rho), backend)
         if np.all(result.converged):
-            gone = weakref.ref(side.given, lambda ref: forget(at, ref))
-            ALONE[at] = Alone(gone, loss, points, masses.copy(), side.starts, result)
+            ALONE[side.given] = Alone(loss, points, masses.copy(), side.starts, result)
         return result
 
     def solve(self, rows: Measure, cols: Measure, rho: Any, backend: str) -> Any:
@@ -516,13 +521,6 @@ def samples_value(x: Any, y: Any, a: Any, b: Any, **words: Any) -> Any:
     return SamplesLoss(**words)(*((x, y) if a is b is None else (a, x, b, y)))
 
 
-def forget(at: int, ref: Any) -> None:
-    """Drop the answer of a tensor that is no more."""
-    held = ALONE.get(at)
-    if held is not None and held.tensor is ref:
-        del ALONE[at]
-
-
 def read(x: Any) -> Any:
     """Return a tensor as an array, or an array as it is."""
     return array_of(x) if isinstance(x, torch.Tensor) else x
@@ -551,49 +549,56 @@ def as_tensor(x: Any, name: str, csr: bool = False) -> Any:
     return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
 
 
-class _SinkhornLoss(torch.autograd.Function):
-    """Dual values (p,) of a batch; what backward needs is in the BatchResult, the second output.
+@dataclass(eq=False)
+class Task:
+    """What a loss solves, as functions of its tensors."""
 
-    A plain problem on a GPU is solved by one call instead, whose Result is that output.
-    """
+    solve: Callable[..., Any]  # (*tensors) -> the value as an array, and the answer
+    slopes: Callable[..., Any]  # (answer, needed, grad, *tensors) -> grad times each slope, None where not needed
+    second: Callable[..., Any] | None = None  # (answer, grad) -> the second derivative by the first tensor, or None
+    vmap: bool = False  # whether problems of torch.vmap are one batch
+
+
+class _Value(torch.autograd.Function):
+    """Value of a task at its tensors; the answer, which the way back needs, is the second output."""
 
     @staticmethod
-    def forward(a: Any, b: Any, M: Any, places: Any, reg: float, reg_m: Any, options: dict[str, Any]) -> Any:
-        with stream_of(M.device):
-            costs, A, B = map(array_of, (M, a, b))
-            costs = costs if places is None else type(places)((costs, *places_of(places)), shape=places.shape)
-            alone = places is None and costs.ndim == 2 and A.ndim == B.ndim == 1
-            one = one_call(costs, A, B, reg, reg_m, **options)() if alone else None
-            result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **options) if one is None else one
-            value = tensor_of(np.atleast_1d(dual_value(result)), M.device)
-            return value.to(widest(a, b, M)), result
+    def forward(task: Task, *tensors: Any) -> Any:
+        device = tensors[0].device
+        with stream_of(device):
+            value, answer = task.solve(*tensors)
+            return tensor_of(value, device).to(widest(*tensors)), answer
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:3])
-        ctx.places, ctx.result = inputs[3], output[1]
+        ctx.task, ctx.answer = inputs[0], output[1]
+        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Any, _: Any) -> Any:
-        needed = tuple(ctx.needs_input_grad[:3])
+        task, answer, needed = ctx.task, ctx.answer, tuple(ctx.needs_input_grad[1:])
 
         def slopes(grad: Any, *inputs: Any) -> list[Any]:
             with stream_of(grad.device):
-                return first_derivatives(ctx.result, inputs, needed, array_of(grad), ctx.places)
+                found = zip(task.slopes(answer, needed, grad, *inputs), inputs, strict=True)
+            return [(grad.new_zeros(()) if slope is None else slope).to(z.dtype) for slope, z in found]
 
+        if task.second and needed == (True, *[False] * (len(needed) - 1)):
+            slopes.second = task.second(answer, grad.detach())  # type: ignore[attr-defined]
         found = _FirstDerivative.apply(slopes, grad, *ctx.saved_tensors)
-        return (*(x if need else None for x, need in zip(found, needed, strict=True)), None, None, None, None)
+        return None, *(x if need else None for x, need in zip(found, needed, strict=True))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, a: Any, b: Any, M: Any, places: Any, *more: Any) -> Any:
+    def vmap(info: Any, in_dims: Any, task: Task, *tensors: Any) -> Any:
         """Solve the problems of torch.vmap, whose results have one value each, as one batch."""
-        several = (x.ndim - (at is not None) > k for x, at, k in zip((a, b, M), in_dims, (1, 1, 2), strict=False))
-        if places is not None or any(several):
+        dims = in_dims[1:]
+        several = (x.ndim - (at is not None) > k for x, at, k in zip(tensors, dims, (1, 1, 2), strict=False))
+        if not task.vmap or any(several):
             raise NotImplementedError(
                 "torch.vmap goes over single problems with a dense M, and not over batches of them"
             )
-        moved = [x if at is None else x.movedim(at, 0) for x, at in zip((a, b, M), in_dims, strict=False)]
-        values, result = _SinkhornLoss.apply(*moved, places, *more)
+        moved = [x if at is None else x.movedim(at, 0) for x, at in zip(tensors, dims, strict=True)]
+        values, result = _Value.apply(task, *moved)
         return (values[:, None], result), (0, None)
 
 
@@ -607,7 +612,8 @@ class Between:
 
     def solved(self, rows: Measure, cols: Measure) -> list[Any]:
         """Solve the problem, or all of them."""
-        found = solve_batch(cloud_of(rows, cols, self.how), *masses_of(rows, cols), **self.options)
+        with renamed(OF_BATCH):
+            found = solve_batch(cloud_of(rows, cols, self.how), *masses_of(rows, cols), **self.options)
         return [found[0] if rows.starts is None else found]
 
     def constant(self, a: Any, b: Any) -> Any:
@@ -629,7 +635,9 @@ def masses_of(rows: Measure, cols: Measure) -> tuple[Any, Any]:
 
 def solved_between(rows: Measure, cols: Measure, how: Any, more: dict[str, Any]) -> Any:
     """Solve one problem, or all of them at once."""
-    return (solve if rows.starts is None else solve_batch)(cloud_of(rows, cols, how), *masses_of(rows, cols), **more)
+    given = cloud_of(rows, cols, how), *masses_of(rows, cols)
+    with renamed(OF_BATCH):
+        return (solve if rows.starts is None else solve_batch)(*given, **more)
 
 
 def both_clouds(a: Any, x: Any, b: Any, y: Any) -> tuple[Measure, Measure]:
@@ -692,61 +700,41 @@ def parts_of(value: Any) -> Any:
 
 
 def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
-    """Return the value of a loss between clouds, one for each problem."""
-    return _Samples.apply(rows.points, cols.points, rows.masses, cols.masses, loss, rows, cols)[0]
+    """Return the value of a loss between clouds, one for each problem.
+
+    Slopes by points take one product of each plan, those by masses nothing.
+    """
+
+    def solve(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        sides = [rows._replace(points=x, masses=a), cols._replace(points=y, masses=b)]
+        if x.is_cuda:  # read once, for all three problems; of one the masses are the host's
+            there = array_of if rows.starts is not None else lambda z: host(array_of(z))
+            sides = [z._replace(points=array_of(z.points), masses=there(z.masses)) for z in sides]
+        solved = loss.solved(*sides)
+        value, *alone = (host(dual_value(result)) for result in solved)
+        return np.asarray(value + loss.constant(*total_masses(solved[0])) - 0.5 * sum(alone)), solved
+
+    def slopes(solved: list[Any], needed: Any, grad: Any, *inputs: Any) -> list[Any]:
+        found, starts = sample_slopes(solved, loss, needed), (rows.starts, cols.starts)
+        weights = [grad if z is None else spread(grad, np.diff(z)) for z in starts] * 2
+        return [
+            None if slope is None else weight.reshape(-1, *[1] * (z.ndim - 1)) * tensor_of(slope, grad.device)
+            for slope, weight, z in zip(found, weights, inputs, strict=True)
+        ]
+
+    def second(solved: list[Any], grad: Any) -> Any:
+        metric = solved[0].problem.cost.cloud.core[0]
+        known = metric.degree == 2 and not metric.unit
+        return functools.partial(second_derivative, solved, grad) if known else None
+
+    task = Task(solve, slopes, second if rows.starts is None else None)
+    return _Value.apply(task, rows.points, cols.points, rows.masses, cols.masses)[0]
 
 
-class _Samples(torch.autograd.Function):
-    """Value of a loss between clouds; slopes by points take one product of each plan, those by masses for nothing."""
-
-    @staticmethod
-    def forward(x: Any, y: Any, a: Any, b: Any, loss: Any, rows: Measure, cols: Measure) -> Any:
-        rows, cols = rows._replace(points=x, masses=a), cols._replace(points=y, masses=b)
-        with stream_of(x.device):
-            if x.is_cuda:  # read once, for all three problems; of one the masses are the host's
-                there = array_of if rows.starts is not None else lambda z: host(array_of(z))
-                rows, cols = (z._replace(points=array_of(z.points), masses=there(z.masses)) for z in (rows, cols))
-            solved = loss.solved(rows, cols)
-            value, *alone = (host(dual_value(result)) for result in solved)
-        value = value + loss.constant(*total_masses(solved[0])) - 0.5 * sum(alone)
-        return torch.as_tensor(value, device=x.device).to(widest(x, y, a, b)), solved
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, y, a, b, loss, rows, cols = inputs
-        ctx.save_for_backward(x, y, a, b)
-        ctx.loss, ctx.solved, ctx.sides = loss, output[1], (rows.starts, cols.starts)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any, _: Any) -> Any:
-        needed = tuple(ctx.needs_input_grad[:4])
-
-        def slopes(grad: Any, *inputs: Any) -> list[Any]:
-            found = []
-            with stream_of(grad.device):
-                found_slopes = sample_slopes(ctx.solved, ctx.loss, needed)
-            for k, (tensor, slope) in enumerate(zip(inputs, found_slopes, strict=True)):
-                if slope is None:
-                    found.append(torch.zeros_like(tensor))
-                    continue
-                starts, weight = ctx.sides[k % 2], grad
-                if starts is not None:
-                    sizes = np.diff(starts)
-                    repeats = int(sizes[0]) if (sizes == sizes[0]).all() else torch.as_tensor(sizes, device=grad.device)
-                    weight = grad.repeat_interleave(repeats).reshape(-1, *[1] * (tensor.ndim - 1))
-                found.append((weight * tensor_of(slope, grad.device)).to(tensor.dtype))
-            return found
-
-        if ctx.sides[0] is None and needed == (True, False, False, False) and has_hvp(ctx.solved[0]):
-            slopes.second = functools.partial(second_derivative, ctx.solved, grad.detach())  # type: ignore[attr-defined]
-        found = _FirstDerivative.apply(slopes, grad, *ctx.saved_tensors)
-        return (*(x if need else None for x, need in zip(found, needed, strict=True)), None, None, None)
-
-
-def has_hvp(result: Result) -> bool:
-    """Tell whether the second derivative by the points of the rows is known."""
-    metric = result.problem.cost.cloud.core[0]
-    return metric.degree == 2 and not metric.unit
+def spread(grad: Any, sizes: Any) -> Any:
+    """Repeat the weight of each problem for its points."""
+    even = int(sizes[0]) if (sizes == sizes[0]).all() else torch.as_tensor(sizes, device=grad.device)
+    return grad.repeat_interleave(even)
 
 
 def second_derivative(solved: list[Any], grad: Any, move: Any, *_: Any) -> tuple[Any, ...]:
@@ -836,33 +824,17 @@ def gromov_loss(
     torch.Size([20, 2])
     """
     X, Y = as_tensor(X, "X"), as_tensor(Y, "Y")
-    masses = (
-        equal(len(z), z) if w is None else as_tensor(w, name) for w, z, name in zip((a, b), (X, Y), "ab", strict=True)
-    )
-    where = {"backend": "cuda"} if X.is_cuda else {}
-    return _Gromov.apply(X, Y, *masses, {"reg": reg, "reg_m": reg_m} | where | options)[0]
+    masses = (as_masses(w, name, len(z), z) for w, name, z in ((a, "a", X), (b, "b", Y)))
+    options = {"reg": reg, "reg_m": reg_m} | ({"backend": "cuda"} if X.is_cuda else {}) | options
 
+    def solve(*tensors: Any) -> tuple[Any, Any]:
+        result = gromov(*(z.detach().cpu().numpy() for z in tensors), **options)
+        return np.asarray(result.value), result
 
-class _Gromov(torch.autograd.Function):
-    """Value of `gromov_loss`; the answer, which has its slopes, is the second output."""
+    def slopes(result: Any, _: Any, grad: Any, *inputs: Any) -> list[Any]:
+        return [grad * torch.as_tensor(slope, device=grad.device) for slope in result.gradient()[:4]]
 
-    @staticmethod
-    def forward(X: Any, Y: Any, a: Any, b: Any, options: dict[str, Any]) -> Any:
-        result = gromov(*(z.detach().cpu().numpy() for z in (X, Y, a, b)), **options)
-        return torch.as_tensor(result.value, dtype=widest(X, Y, a, b), device=X.device), result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:4])
-        ctx.result = output[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any, _: Any) -> Any:
-        def slopes(grad: Any, *inputs: Any) -> list[Any]:
-            found = zip(ctx.result.gradient()[:4], inputs, strict=True)
-            return [(grad * torch.as_tensor(slope, device=z.device)).to(z.dtype) for slope, z in found]
-
-        return (*_FirstDerivative.apply(slopes, grad, *ctx.saved_tensors), None)
+    return _Value.apply(Task(solve, slopes), X, Y, *masses)[0]
 
 
 class _FirstDerivative(torch.autograd.Function):
@@ -902,12 +874,10 @@ class _FirstDerivative(torch.autograd.Function):
         return None, *ctx.second(*grads)
 
 
-def solved(M: Any, a: Any, b: Any, values: Any, *more: Any) -> Any:
+def solved(M: Any, a: Any, b: Any, values: Any, reg: float, reg_m: Any, options: dict[str, Any]) -> Any:
     """Return one value or (p,) values."""
     M, places = as_tensor(M, "M", csr=True), None
-    a, b = (
-        equal(k, M) if x is None else as_tensor(x, name) for x, k, name in zip((a, b), M.shape[-2:], "ab", strict=False)
-    )
+    a, b = (as_masses(w, name, k, M) for w, name, k in zip((a, b), "ab", M.shape[-2:], strict=False))
     several = M.ndim == 3 or a.ndim == 2 or b.ndim == 2
     if values is not None:
         if not is_csr(M):
@@ -916,15 +886,27 @@ def solved(M: Any, a: Any, b: Any, values: Any, *more: Any) -> Any:
         if values.shape != places.data.shape or values.device != M.device:
             wanted = f"one for each of the {len(places.data)} stored costs of M, on its device"
             raise ValueError(f"values must be {wanted}, got shape {tuple(values.shape)} on {values.device}")
-    found = _SinkhornLoss.apply(a, b, M if values is None else values, places, *more)[0]
+
+    def solve(a: Any, b: Any, M: Any) -> tuple[Any, Any]:
+        costs, A, B = map(array_of, (M, a, b))
+        costs = costs if places is None else type(places)((costs, *places_of(places)), shape=places.shape)
+        one = None
+        with renamed(OF_BATCH):
+            if places is None and costs.ndim == 2 and A.ndim == B.ndim == 1:
+                one = one_call(costs, A, B, reg, reg_m, **options)()  # of a plain problem on a GPU
+            result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **options) if one is None else one
+        return np.atleast_1d(dual_value(result)), result
+
+    task = Task(solve, functools.partial(first_derivatives, places), vmap=places is None)
+    found = _Value.apply(task, a, b, M if values is None else values)[0]
     return found if several else found[0]
 
 
-def first_derivatives(result: BatchResult | Result, inputs: Any, needed: Any, grad: Any, places: Any) -> list[Any]:
-    """Return grad times dW/da, dW/db, dW/dM, each in the form of its input and where that lies; zeros if not needed."""
-    weights, out = grad.astype(np.float64), []
+def first_derivatives(places: Any, result: BatchResult | Result, needed: Any, grad: Any, *inputs: Any) -> list[Any]:
+    """Return grad times dW/da, dW/db, dW/dM, each in the form of its input and where that lies."""
+    weights, out = array_of(grad).astype(np.float64), []
     for tensor, need, name in zip(inputs, needed, ("rows", "cols", "plan"), strict=True):
-        csr, slope = need and is_csr(tensor), np.zeros(())
+        csr, slope, found = need and is_csr(tensor), None, None
         if need and name == "plan":
             slope = weights * result.plan if isinstance(result, Result) else result.plan_sum(weights)
             if csr or places is not None:
@@ -932,8 +914,9 @@ def first_derivatives(result: BatchResult | Result, inputs: Any, needed: Any, gr
         elif need:
             slope = weights[:, None] * namespace(weights).asarray(marginal_gradient(result, name))
             slope = slope.sum(0) if tensor.ndim == 1 else slope
-        found = tensor_of(slope, tensor.device).to(tensor.dtype)
-        if csr:
+        if slope is not None:
+            found = tensor_of(slope, tensor.device)
+        if csr and found is not None:
             found = torch.sparse_csr_tensor(tensor.crow_indices(), tensor.col_indices(), found, tensor.shape)
         out.append(found)
     return out

@@ -16,13 +16,13 @@ import numpy as np
 from ..answer.result import MOST_FLOAT32, Result
 from ..api.batch import solve_batch
 from ..api.solve import solve
-from ..errors import ConvergenceWarning, muted, renamed, warn
+from ..errors import OF_BATCH, ConvergenceWarning, muted, renamed, warn
 from ..problem.validate import as_array, as_count, as_float, as_pair, as_positive
 from ..status import Words, not_converged
 from .arrays import give, library, take, tracked
 
 WORDS = Words("numItermax", "stopThr")
-NAMES = {"reference": "c", "warm_start": "warmstart", "A": "a", "B": "b"}  # ours, POT's
+NAMES = {"reference": "c", "warm_start": "warmstart"} | OF_BATCH  # ours, POT's
 BACKEND = "auto"  # of every function here: by the arrays
 STOP, DEFAULT_ITER = 1e-6, 1000  # POT's stopThr and numItermax; a named method may take so many passes at least
 NAMED = {"sinkhorn": 2, "sinkhorn_stabilized": 11, "sinkhorn_translation_invariant": 2}  # powers of fi1 fi2 left to go

@@ -139,6 +139,9 @@ REFUSED = [
     ({"values": torch.ones(20)}, TypeError, "values must be None where M is dense"),
     ({"M": lambda: torch.ones(4, 5).to_sparse_csr(), "values": torch.ones(19)}, ValueError,
      "values must be one for each of the"),
+    ({"A": -torch.ones(2, 4)}, ValueError, "^a must be >= 0"),
+    ({"A": torch.ones(3, 4), "B": torch.ones(2, 5)}, ValueError, "^M, a and b must hold"),
+    ({"A": torch.ones(2, 4), "reg_m": np.inf}, mapuot.InfeasibleError, "^a and b must have equal masses"),
     ({"M": lambda: torch.ones(4, 5).to_sparse_csr(), "values": 3.0}, TypeError, "takes tensors, got float for values"),
 ]  # fmt: skip
 
