@@ -17,12 +17,13 @@ from .backends.contract import host
 from .penalties import F64
 from .problem.grid import GridCosts
 from .problem.sparse import is_sparse
-from .problem.validate import as_array, as_choice, as_count, as_share, check_kind
+from .problem.validate import as_choice, as_count, as_numbers, as_share
 
 GIVEN, MOVED, LOST = "#9aa5b1", "#1f5fa8", "#c8502d"  # grey, blue, rust: told apart by all eyes
 MOST_SLICES = 1 << 24  # pairs of slices of a grid at most
 MOST_CELLS = 400  # of a picture of the plan, to a side
 LEAST_DRAWN = 1e-17  # errors below are drawn there
+PLANE = "points in the plane, shape ({}, 2)"
 
 
 def pyplot() -> Any:
@@ -47,11 +48,6 @@ def convergence(result: Result, ax: Any = None) -> Any:
     ----------
     result : Result
     ax : matplotlib Axes, optional
-        Where to draw; default: axes of a new figure.
-
-    Returns
-    -------
-    matplotlib Axes
 
     See Also
     --------
@@ -138,13 +134,9 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
     ----------
     result : Result
     ax : matplotlib Axes, optional
-        Where to draw the plan; the marginals take parts of these axes. Default: axes of a new figure.
+        The marginals take parts of these axes.
     most : int
         Rows and columns of the picture at most; neighbours are added up.
-
-    Returns
-    -------
-    matplotlib Axes
 
     See Also
     --------
@@ -177,17 +169,10 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
     return ax
 
 
-def as_plane(value: Any, length: int, name: str) -> F64:
-    points = as_array(value, name)
-    check_kind(points, name)
-    if points.shape != (length, 2):
-        raise ValueError(f"{name} must be points in the plane, shape ({length}, 2), got {points.shape}")
-    return np.asarray(points, np.float64)
-
-
 def plane(result: Result, x: Any, y: Any, ax: Any) -> tuple[F64, F64, Any]:
     m, n = result.problem.shape
-    x, y, ax = as_plane(x, m, "x"), as_plane(y, n, "y"), axes(ax)
+    x, y = (as_numbers(z, name, PLANE.format(k), (k, 2)) for z, name, k in ((x, "x", m), (y, "y", n)))
+    ax = axes(ax)
     ax.scatter(*y.T, s=8, color=LOST, alpha=0.5, label="columns")
     ax.scatter(*x.T, s=8, color=MOVED, alpha=0.5, label="rows")
     ax.set_aspect("equal")
@@ -203,13 +188,8 @@ def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> A
     x, y : (m, 2), (n, 2) arrays
         The points of the rows and of the columns.
     ax : matplotlib Axes, optional
-        Where to draw; default: axes of a new figure.
     most : int
         Arrows at most, for the rows that move most mass. The larger the share that moves, the darker the arrow.
-
-    Returns
-    -------
-    matplotlib Axes
 
     See Also
     --------
@@ -244,15 +224,10 @@ def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, mos
     x, y : (m, 2), (n, 2) arrays
         The points of the rows and of the columns.
     ax : matplotlib Axes, optional
-        Where to draw; default: axes of a new figure.
     keep : float
         Share of the mass whose pairs are drawn, in (0, 1].
     most : int
         Lines at most. The more mass a pair has, the darker its line.
-
-    Returns
-    -------
-    matplotlib Axes
 
     See Also
     --------
@@ -290,11 +265,6 @@ def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) ->
     side : {"rows", "cols"}
         Whose mass.
     ax : matplotlib Axes, optional
-        Where to draw; default: axes of a new figure.
-
-    Returns
-    -------
-    matplotlib Axes
 
     See Also
     --------
@@ -312,8 +282,9 @@ def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) ->
     given = getattr(result.problem, side).weight
     moved = np.asarray(result.row_marginal if rows else result.col_marginal)
     share = np.divide(moved, given, out=np.full(len(given), np.nan), where=given > 0)
-    points, ax = None if x is None else as_plane(x, len(given), "x"), axes(ax)
-    if points is not None:
+    ax = axes(ax)
+    if x is not None:
+        points = as_numbers(x, "x", PLANE.format(len(given)), (len(given), 2))
         most = max(1.0, float(np.nanmax(np.abs(share - 1), initial=0.0)) + 1)
         drawn = ax.scatter(*points.T, c=share, cmap="RdBu", vmin=2 - most, vmax=most, s=12, edgecolors="grey", lw=0.2)
         ax.figure.colorbar(drawn, ax=ax, label="moved / given")
@@ -335,11 +306,6 @@ def path(results: Iterable[Result], ax: Any = None) -> Any:
     results : iterable of Result
         Answers of `mapuot.path`, for example.
     ax : matplotlib Axes, optional
-        Where to draw; default: axes of a new figure.
-
-    Returns
-    -------
-    matplotlib Axes
 
     See Also
     --------

@@ -550,7 +550,7 @@ def as_tensor(x: Any, name: str, csr: bool = False) -> Any:
 
 
 @dataclass(eq=False)
-class Task:
+class Loss:
     """What a loss solves, as functions of its tensors."""
 
     solve: Callable[..., Any]  # (*tensors) -> the value as an array, and the answer
@@ -559,11 +559,11 @@ class Task:
     vmap: bool = False  # whether problems of torch.vmap are one batch
 
 
-class _Value(torch.autograd.Function):
+class _Loss(torch.autograd.Function):
     """Value of a task at its tensors; the answer, which the way back needs, is the second output."""
 
     @staticmethod
-    def forward(task: Task, *tensors: Any) -> Any:
+    def forward(task: Loss, *tensors: Any) -> Any:
         device = tensors[0].device
         with stream_of(device):
             value, answer = task.solve(*tensors)
@@ -589,7 +589,7 @@ class _Value(torch.autograd.Function):
         return None, *(x if need else None for x, need in zip(found, needed, strict=True))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, task: Task, *tensors: Any) -> Any:
+    def vmap(info: Any, in_dims: Any, task: Loss, *tensors: Any) -> Any:
         """Solve the problems of torch.vmap, whose results have one value each, as one batch."""
         dims = in_dims[1:]
         several = (x.ndim - (at is not None) > k for x, at, k in zip(tensors, dims, (1, 1, 2), strict=False))
@@ -598,7 +598,7 @@ class _Value(torch.autograd.Function):
                 "torch.vmap goes over single problems with a dense M, and not over batches of them"
             )
         moved = [x if at is None else x.movedim(at, 0) for x, at in zip(tensors, dims, strict=True)]
-        values, result = _Value.apply(task, *moved)
+        values, result = _Loss.apply(task, *moved)
         return (values[:, None], result), (0, None)
 
 
@@ -727,8 +727,8 @@ def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
         known = metric.degree == 2 and not metric.unit
         return functools.partial(second_derivative, solved, grad) if known else None
 
-    task = Task(solve, slopes, second if rows.starts is None else None)
-    return _Value.apply(task, rows.points, cols.points, rows.masses, cols.masses)[0]
+    task = Loss(solve, slopes, second if rows.starts is None else None)
+    return _Loss.apply(task, rows.points, cols.points, rows.masses, cols.masses)[0]
 
 
 def spread(grad: Any, sizes: Any) -> Any:
@@ -834,7 +834,7 @@ def gromov_loss(
     def slopes(result: Any, _: Any, grad: Any, *inputs: Any) -> list[Any]:
         return [grad * torch.as_tensor(slope, device=grad.device) for slope in result.gradient()[:4]]
 
-    return _Value.apply(Task(solve, slopes), X, Y, *masses)[0]
+    return _Loss.apply(Loss(solve, slopes), X, Y, *masses)[0]
 
 
 class _FirstDerivative(torch.autograd.Function):
@@ -897,8 +897,8 @@ def solved(M: Any, a: Any, b: Any, values: Any, reg: float, reg_m: Any, options:
             result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **options) if one is None else one
         return np.atleast_1d(dual_value(result)), result
 
-    task = Task(solve, functools.partial(first_derivatives, places), vmap=places is None)
-    found = _Value.apply(task, a, b, M if values is None else values)[0]
+    task = Loss(solve, functools.partial(first_derivatives, places), vmap=places is None)
+    found = _Loss.apply(task, a, b, M if values is None else values)[0]
     return found if several else found[0]
 
 

@@ -24,7 +24,7 @@ from .problem.clouds import PointCloud
 from .problem.labels import as_labels
 from .problem.points import MOST_ENTRIES
 from .problem.scale import SCALES
-from .problem.validate import as_array, as_choice, as_count, as_float, as_positive
+from .problem.validate import as_array, as_choice, as_count, as_float, as_numbers, as_positive
 
 SAMPLED = 1 << 20  # pairs that the scale of a cost is taken from where it is not formed
 
@@ -245,10 +245,10 @@ class OTModel:
     def _followed(self, population: Any, day: float, steps: Any, move: Callable[[Coupling, F64], F64]) -> F64:
         """Follow cells of a day through couplings, one after the other, in shares of what moves."""
         count = int((self.days == day).sum())
-        p: F64 = np.asarray(as_array(population, "population"), np.float64)
-        if p.shape != (count,) or not np.isfinite(p).all() or (p < 0).any() or not p.sum() > 0:
-            text = f"population must be {count} weights >= 0 or a mask with a cell in it, got {shown(population)}"
-            raise ValueError(text)
+        wanted = f"{count} weights >= 0 or a mask with a cell in it"
+        p: F64 = np.asarray(as_numbers(population, "population", wanted, (count,), least=0.0), np.float64)
+        if not p.sum() > 0:
+            raise ValueError(f"population must be {wanted}, got {shown(population)}")
         p = p / p.sum()
         for pair in steps:
             p = move(self.coupling(*pair), p)

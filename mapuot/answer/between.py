@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..penalties import F64
+from ..problem.validate import as_float, as_share
 from .slopes import cloud_of
 
 
@@ -24,8 +25,39 @@ class Way(NamedTuple):
     growth: F64
 
 
-def between(result: Any, t: float, keep: float) -> Way:
-    """See ``Result.interpolate``."""
+def between(result: Any, t: float, keep: float = 0.99) -> Way:
+    """Return points and masses at a time t on the way from the rows (t = 0) to the columns (t = 1).
+
+    In each pair (i, j), point i sends ``a_i P_ij / r_i`` and point j receives ``b_j P_ij / s_j`` (the semi-couplings),
+    so that mass that is left behind shrinks on the way and mass that is made grows. Points move on straight lines and
+    masses change evenly; with metric "wfr" both follow the Wasserstein-Fisher-Rao geodesic. A point that sends or
+    receives nothing stays where it is. At both ends the masses add up to those given. The cost must be a `PointCloud`.
+
+    Parameters
+    ----------
+    t : float
+        Time, from 0 to 1.
+    keep : float
+        Share of the mass in (0, 1] whose pairs, the fewest that hold it, are taken.
+
+    Returns
+    -------
+    Way
+        ``points`` (k, d), ``masses`` (k,), ``velocity`` (k, d) and ``growth`` (k,). Velocity and growth are the
+        derivatives of the points and of the logarithms of the masses by t, which unbalanced flow matching learns.
+
+    References
+    ----------
+    Chizat, Peyre, Schmitzer, Vialard, Unbalanced optimal transport: dynamic and Kantorovich formulations, 2018.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> result = mapuot.solve_sample([[0.0], [5.0]], [[1.0], [6.0]], reg=0.01, reg_m=1e3)
+    >>> result.interpolate(0.5).points.round(2).T
+    array([[0.5, 5.5]])
+    """
+    t, keep = as_float(t, "t"), as_share(keep, "keep")
     cloud = cloud_of(result)
     if cloud.core[0].unit:
         raise NotImplementedError("interpolate goes straight or along the geodesics of 'wfr', not on a sphere")

@@ -1,7 +1,7 @@
 """Results: potentials and certificate are there at once, everything that needs the matrix is made on first use."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from importlib import import_module
 from types import ModuleType
@@ -21,17 +21,14 @@ from ..files import split_name, write
 from ..penalties import F64
 from ..problem.labels import as_labels, classes_of, one_hot, shares
 from ..problem.problem import Problem
+from ..problem.side import Side
 from ..problem.sparse import entries, gathered, is_sparse, top_of
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, told_bound
-from .between import Way, between
-from .curvature import hvp
+from . import between, curvature, sharpness, slopes, unregularised
 from .draw import DRAWS, as_generator, draw_once, draw_rows
-from .sharpness import sharpness
-from .slopes import Gradient, gradient, image, potential
 from .store import contents
 from .summary import as_table
-from .unregularised import unregularised_bounds
 
 ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
 LEAST_FLOAT32, MOST_FLOAT32 = 2e-31, 3e38  # 2^24 times the least entry, 1.2e-38, that is not flushed; the largest sum
@@ -198,6 +195,10 @@ class Result(Certified, Answer):
 
     problem: Problem
     skipped: Sorted | None = None  # of a solve that skipped pairs
+    sharpness = cached_property(sharpness.sharpness)
+    unregularised_bounds = unregularised.unregularised_bounds
+    gradient, potential, map = slopes.gradient, slopes.potential, slopes.image
+    hvp, interpolate = curvature.hvp, between.between
 
     def __init__(
         self, problem: Problem, backend: ModuleType, potentials: tuple[F64, F64], marginals: tuple[F64, F64] | None,
@@ -332,58 +333,6 @@ class Result(Certified, Answer):
         """Linear transport cost ``<P, M>``, without forming P."""
         return self._sums[0]
 
-    @cached_property
-    def sharpness(self) -> float:
-        """Sharpness of the plan, from 0 (everybody goes everywhere) to 1 (everybody has one partner).
-
-        It is ``1 - (H - L) / (I - L)``: H is the entropy of the plan, I that of the independent plan with the same
-        marginals, and L the larger entropy of a marginal, which no plan can go below. It falls as reg grows. M is read
-        once; a plan without mass has NaN.
-
-        See Also
-        --------
-        tune : find the reg that gives a sharpness
-
-        Examples
-        --------
-        >>> import numpy as np, mapuot
-        >>> M = (np.arange(9.0)[:, None] - np.arange(9.0)) ** 2
-        >>> [round(mapuot.solve(M, reg=reg, reg_m=9.0).sharpness, 2) for reg in (0.1, 1.0, 10.0, 100.0)]
-        [1.0, 0.56, 0.14, 0.0]
-        """
-        return sharpness(self)
-
-    def unregularised_bounds(self) -> tuple[float, float]:
-        """Bound the optimal value of the problem without entropy, from below and from above.
-
-        That problem has the same cost, masses and penalties, and ``reg = 0``; pairs that the reference forbids are
-        allowed in it. Both bounds are true for every answer; they are close where ``reg * mass * log(n)`` is small
-        beside the value. M is read twice.
-
-        Returns
-        -------
-        low, high : float
-            In units of the objective. ``high`` is inf where a side is hard, as the plan may miss its marginal. ``low``
-            may be -inf where penalties "tv" or "l2" have points of mass 0, which only the plan without entropy may use.
-
-        See Also
-        --------
-        dual : a lower bound of the value with entropy
-        mapuot.pot.mm_unbalanced : solves without entropy
-
-        Examples
-        --------
-        >>> import numpy as np, mapuot
-        >>> M = (np.linspace(0, 1, 50)[:, None] - np.linspace(0.1, 1.2, 40)) ** 2
-        >>> for reg in (1e-2, 1e-4, 1e-6):
-        ...     low, high = mapuot.solve(M, reg=reg, reg_m=1.0).unregularised_bounds()
-        ...     print(f"{low:.6f} to {high:.6f}")
-        0.017260 to 0.022044
-        0.017447 to 0.017461
-        0.017460 to 0.017460
-        """
-        return unregularised_bounds(self)
-
     def apply(self, X: Any) -> Any:
         """Return ``P @ X`` for X of shape (n,) or (n, d), in float64, without forming P."""
         return self._stream.apply(X)
@@ -396,9 +345,7 @@ class Result(Certified, Answer):
     def barycentric_map(self, Y: Any) -> Any:
         """Return the mean target of each row, ``(P @ Y) / (P 1)``, (m, d), for targets Y (n, d); NaN for idle rows.
 
-        See Also
-        --------
-        map : the map for any other point
+        `map` is the map for any other point.
         """
         return self._stream.images(Y)
 
@@ -450,10 +397,6 @@ class Result(Certified, Answer):
         """Return the k largest entries of each row, largest first: (column indices, values), both (m, k).
 
         With a sparse M, a row with fewer than k entries is filled up with index -1 and value 0.
-
-        See Also
-        --------
-        sparse : the largest entries of the whole plan
         """
         m, n = self.problem.shape
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
@@ -497,10 +440,6 @@ class Result(Certified, Answer):
         -------
         i, j : (size,) integer arrays
             Rows and columns, in the order in which the pairs were drawn.
-
-        See Also
-        --------
-        mapuot.flow.OTPlanSampler : torchcfm's interface
 
         Examples
         --------
@@ -553,10 +492,6 @@ class Result(Certified, Answer):
         -------
         csr_array (m, n)
             Of SciPy; of cupyx if M is a CuPy array.
-
-        See Also
-        --------
-        top_k : the largest entries of each row
 
         Examples
         --------
@@ -625,10 +560,6 @@ class Result(Certified, Answer):
         shares : (n, k) array
             Rows with sum 1, or zeros where no mass arrives. On the device of the labels, if these are numbers on one.
 
-        See Also
-        --------
-        pull : labels of the columns, moved back
-
         Examples
         --------
         >>> import numpy as np, mapuot
@@ -639,33 +570,23 @@ class Result(Certified, Answer):
         >>> classes[shares.argmax(1)]
         array(['old', 'old', 'new'], dtype='<U3')
         """
-        rows = self.problem.rows.ranks
-        with self.problem.ranks.together():
-            labels = as_labels(labels, self.problem.shape[0], "labels")
-            classes = classes_of(labels, rows, "labels")
-        return classes, shares(self.apply_transpose(one_hot(labels, classes)), labels)
+        return self._moved(labels, self.problem.rows, self.apply_transpose)
 
     def pull(self, labels: Any) -> tuple[Any, F64]:
-        """Move labels of the columns back with the mass: (classes (k,), shares (m, k)) of what leaves each row.
+        """Move labels of the columns back with the mass: (classes (k,), shares (m, k)) of what leaves each row."""
+        return self._moved(labels, self.problem.cols, self.apply)
 
-        See Also
-        --------
-        push : the other direction, with an example
-        """
+    def _moved(self, labels: Any, side: Side, apply: Callable[[Any], Any]) -> tuple[Any, F64]:
         with self.problem.ranks.together():
-            labels = as_labels(labels, self.problem.shape[1], "labels")
-            classes = classes_of(labels, self.problem.cols.ranks, "labels")
-        return classes, shares(self.apply(one_hot(labels, classes)), labels)
+            labels = as_labels(labels, len(side.weight), "labels")
+            classes = classes_of(labels, side.ranks, "labels")
+        return classes, shares(apply(one_hot(labels, classes)), labels)
 
     def save(self, path: Any) -> None:
         """Write the answer, without M and the plan, to an .npz, .h5 or .zarr file.
 
         The file holds log_u, log_v, the marginals, a, b and their penalties, all values, the certificate and the trace.
-        Over ranks all have to call it, and rank 0 writes. A pickle of a Result contains M as well.
-
-        See Also
-        --------
-        load : reads the file
+        Over ranks all have to call it, and rank 0 writes; `load` reads it. A pickle of a Result contains M as well.
         """
         if split_name(path, "")[1] not in ("npz", "hdf5", "zarr"):
             raise ValueError(f"path must end in .npz, .h5 or .zarr, got {shown(path)}")
@@ -673,144 +594,3 @@ class Result(Certified, Answer):
         with self.problem.ranks.together():
             if self.problem.ranks.rank == 0:
                 write(path, values)
-
-    def gradient(self) -> Gradient:
-        """Return the derivatives of the objective by the points and masses of a `PointCloud`.
-
-        The plan is optimal, so that its own change does not count (the envelope theorem; Feydy et al. 2019). Both sides
-        must be KL or balanced, with one reg_m each.
-
-        Returns
-        -------
-        Gradient
-            ``x`` (m, d), ``y`` (n, d), ``a`` (m,), ``b`` (n,), and ``error``, a bound on the summed error of x, and of
-            y.
-
-        See Also
-        --------
-        hvp : the second derivative
-        mapuot.torch.SamplesLoss : a loss with gradients
-        """
-        return gradient(self)
-
-    def hvp(self, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: bool = False) -> F64:
-        """Return the second derivative of the objective by the row points of a `PointCloud`, times w.
-
-        Newton's method and trust regions need it. The metric must be "sqeuclidean", and both sides KL or balanced, with
-        one reg_m each. No matrix is formed: conjugate gradients on the system of the potentials take two products with
-        the plan a step.
-
-        Parameters
-        ----------
-        w : (m, d) array
-            A direction in which the points x move.
-        tol : float
-            Relative residual at which the conjugate gradients stop.
-        max_steps : int
-            Steps at most; a warning says if they end here.
-        both : bool
-            For a cloud with itself, with equal masses and reg_m: move the points of both sides by w, as the self terms
-            of a debiased loss need. A step then takes one product.
-
-        Returns
-        -------
-        (m, d) array
-            In units of mass times cost over length squared, times w, to within tol and the error of the plan.
-
-        See Also
-        --------
-        gradient : the first derivative
-
-        Examples
-        --------
-        >>> import numpy as np, mapuot
-        >>> x = np.random.default_rng(0).random((40, 2))
-        >>> result = mapuot.solve(mapuot.PointCloud(x, x + 0.1), reg=0.05, reg_m=1.0)
-        >>> shift = np.ones((40, 2))  # of all points together, along which the slope of the objective grows by
-        >>> float((shift * result.hvp(shift)).sum().round(1))
-        2.9
-        """
-        return hvp(self, w, tol, max_steps, both)
-
-    def potential(self, points: Any, side: str = "rows") -> F64:
-        """Return the potential f (with ``side="cols"``: g) at other points (k, d), in units of M.
-
-        ``f(x) = -reg fi log sum_j b_j exp((g_j - c(x, y_j)) / reg)``, ``fi = reg_m / (reg_m + reg)``.
-        """
-        return potential(self, points, as_choice(side, "side", ("rows", "cols")) == "rows")
-
-    def map(self, points: Any, values: Any = None, side: str = "rows") -> F64:
-        """Return the images of any points: the mean of the targets that each of them would have (the entropic map).
-
-        ``T(x) = sum_j w_j(x) y_j``, where the weights ``b_j exp((g_j - c(x, y_j)) / reg)`` are scaled to sum 1. At the
-        points of the rows this is `barycentric_map` of the targets. For squared distances it is
-        ``x - (reg_m + reg) / (2 scale reg_m)`` times the gradient of `potential`. It needs a `PointCloud`, of any
-        metric.
-
-        Parameters
-        ----------
-        points : (k, d) array
-            Points like those of the rows.
-        values : (n,) or (n, p) array, optional
-            Values of the targets to take the mean of, in place of their points: expressions, or labels as 0 and 1.
-        side : {"rows", "cols"}
-            "cols" maps points like those of the columns to the rows.
-
-        Returns
-        -------
-        (k, d) array, or (k,) or (k, p) for values
-            NaN where no target is in reach.
-
-        See Also
-        --------
-        barycentric_map : the images of the rows
-
-        References
-        ----------
-        Pooladian, Niles-Weed, Entropic estimation of optimal transport maps, 2021.
-
-        Examples
-        --------
-        >>> import numpy as np, mapuot
-        >>> x = np.stack(np.meshgrid(*[np.linspace(0, 1, 11)] * 2), -1).reshape(-1, 2)
-        >>> result = mapuot.solve_sample(x, x + [1.0, 0.0], reg=0.01, reg_m=np.inf)
-        >>> result.map([[0.5, 0.5], [0.24, 0.64]]).round(1)
-        array([[1.5, 0.5],
-               [1.2, 0.6]])
-        """
-        return image(self, points, values, as_choice(side, "side", ("rows", "cols")) == "rows")
-
-    def interpolate(self, t: float, keep: float = 0.99) -> Way:
-        """Return points and masses at a time t on the way from the rows (t = 0) to the columns (t = 1).
-
-        In each pair (i, j), point i sends ``a_i P_ij / r_i`` and point j receives ``b_j P_ij / s_j`` (the
-        semi-couplings), so that mass that is left behind shrinks on the way and mass that is made grows. Points move on
-        straight lines and masses change evenly; with metric "wfr" both follow the Wasserstein-Fisher-Rao geodesic. A
-        point that sends or receives nothing stays where it is. At both ends the masses add up to those given. The cost
-        must be a `PointCloud`.
-
-        Parameters
-        ----------
-        t : float
-            Time, from 0 to 1.
-        keep : float
-            Share of the mass in (0, 1] whose pairs, the fewest that hold it, are taken.
-
-        Returns
-        -------
-        Way
-            ``points`` (k, d), ``masses`` (k,), ``velocity`` (k, d) and ``growth`` (k,). Velocity and growth are the
-            derivatives of the points and of the logarithms of the masses by t, which unbalanced flow matching learns.
-
-        References
-        ----------
-        Chizat, Peyre, Schmitzer, Vialard, Unbalanced optimal transport: dynamic and Kantorovich formulations, 2018.
-
-        Examples
-        --------
-        >>> import numpy as np, mapuot
-        >>> result = mapuot.solve_sample([[0.0], [5.0]], [[1.0], [6.0]], reg=0.01, reg_m=1e3)
-        >>> result.interpolate(0.5).points.round(2).T
-        array([[0.5, 5.5]])
-        """
-        return between(self, as_float(t, "t"), as_share(keep, "keep"))

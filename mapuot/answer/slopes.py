@@ -18,7 +18,7 @@ from ..penalties import F64
 from ..problem.mask import Masked
 from ..problem.points import PointCosts, as_points, size_of
 from ..problem.side import Side
-from ..problem.validate import as_columns
+from ..problem.validate import as_choice, as_columns
 
 
 class Gradient(NamedTuple):
@@ -38,7 +38,16 @@ class Gradient(NamedTuple):
 
 
 def gradient(result: Any) -> Gradient:
-    """See ``Result.gradient`` and ``BatchResult.gradient``."""
+    """Return the derivatives of the objective by the points and masses of a `PointCloud`.
+
+    The plan is optimal, so that its own change does not count (the envelope theorem; Feydy et al. 2019). Both sides
+    must be KL or balanced, with one reg_m each.
+
+    Returns
+    -------
+    Gradient
+        ``x`` (m, d), ``y`` (n, d), ``a`` (m,), ``b`` (n,), and ``error``, a bound on the summed error of x, and of y.
+    """
     clouds = getattr(result.problem, "several", None)
     if clouds is not None:
         errors = [slope_error(clouds.of(i), result.error_bound[i], result.problem.M_max) for i in range(len(result))]
@@ -280,15 +289,52 @@ def mass_slopes(result: Any, rows: bool) -> Any:
     return clouds.flat_of(slope, int(not rows))
 
 
-def potential(result: Any, points: Any, rows: bool = True) -> F64:
-    """See ``Result.potential``."""
+def potential(result: Any, points: Any, side: str = "rows") -> F64:
+    """Return the potential f (with ``side="cols"``: g) at other points (k, d), in units of M.
+
+    ``f(x) = -reg fi log sum_j b_j exp((g_j - c(x, y_j)) / reg)``, ``fi = reg_m / (reg_m + reg)``.
+    """
+    rows = as_choice(side, "side", ("rows", "cols")) == "rows"
     if result.problem.masked:
         raise ValueError("mask: a masked problem has no potential away from its points, whose pairs alone it names")
     return fixed_point(result, points, rows)
 
 
-def image(result: Any, points: Any, values: Any, rows: bool) -> F64:
-    """See ``Result.map``."""
+def image(result: Any, points: Any, values: Any = None, side: str = "rows") -> F64:
+    """Return the images of any points: the mean of the targets that each of them would have (the entropic map).
+
+    ``T(x) = sum_j w_j(x) y_j``, where the weights ``b_j exp((g_j - c(x, y_j)) / reg)`` are scaled to sum 1. At the
+    points of the rows this is ``barycentric_map`` of the targets. For squared distances it is
+    ``x - (reg_m + reg) / (2 scale reg_m)`` times the gradient of ``potential``. It needs a `PointCloud`, of any metric.
+
+    Parameters
+    ----------
+    points : (k, d) array
+        Points like those of the rows.
+    values : (n,) or (n, p) array, optional
+        Values of the targets to take the mean of, in place of their points: expressions, or labels as 0 and 1.
+    side : {"rows", "cols"}
+        "cols" maps points like those of the columns to the rows.
+
+    Returns
+    -------
+    (k, d) array, or (k,) or (k, p) for values
+        NaN where no target is in reach.
+
+    References
+    ----------
+    Pooladian, Niles-Weed, Entropic estimation of optimal transport maps, 2021.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> x = np.stack(np.meshgrid(*[np.linspace(0, 1, 11)] * 2), -1).reshape(-1, 2)
+    >>> result = mapuot.solve_sample(x, x + [1.0, 0.0], reg=0.01, reg_m=np.inf)
+    >>> result.map([[0.5, 0.5], [0.24, 0.64]]).round(1)
+    array([[1.5, 0.5],
+           [1.2, 0.6]])
+    """
+    rows = as_choice(side, "side", ("rows", "cols")) == "rows"
     p = result.problem
     if p.masked or not isinstance(p.unmasked, str):
         raise ValueError("a map needs reference 'product' or 'uniform', which tells of new points, too, and no mask")

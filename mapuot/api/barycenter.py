@@ -30,6 +30,7 @@ from ..problem.validate import (
     as_callback,
     as_count,
     as_float,
+    as_numbers,
     as_positive,
     told_points,
 )
@@ -288,10 +289,9 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, floa
         M = as_cost(host(M), pick("reference")) if stores_pairs(M) else as_whole_cost(M, pick("reference"))
     if A.shape[1] != M.shape[0] or M.shape[0] != M.shape[1]:
         raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
-    if A.dtype.kind not in "fiub":
-        raise TypeError(f"A must hold real numbers, got dtype {A.dtype}")
-    if not np.isfinite(A).all() or (A < 0).any() or not (A.sum(1) > 0).all():
-        raise ValueError("A must be finite and >= 0 with positive mass in each histogram")
+    A = as_numbers(A, "A", "finite and >= 0", A.shape, least=0.0)
+    if not (A.sum(1) > 0).all():
+        raise ValueError("A must have positive mass in each histogram")
     if not M.size:
         raise ValueError("M must store a pair, got a sparse matrix with none")
     if any(M.finite_range(load("cpu"))[2:4]):
@@ -304,11 +304,10 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, floa
 def as_weights(value: Any, count: int) -> F64:
     """(count,) or (r, count) weights as given; equal ones of sum 1 for None."""
     weights = np.full(count, 1.0 / count) if value is None else as_array(value, "weights")
-    if weights.dtype.kind not in "fiub":
-        raise TypeError(f"weights must hold real numbers, got dtype {weights.dtype}")
-    fits = weights.ndim in (1, 2) and weights.shape[-1:] == (count,) and weights.size > 0
-    if not fits or not np.isfinite(weights).all() or (weights < 0).any() or not (weights.sum(-1) > 0).all():
-        raise ValueError(
-            f"weights must be ({count},) or (r, {count}), finite, >= 0 and not all zero, got {shown(value)}"
-        )
-    return weights.astype(np.float64)
+    wanted, shapes = (
+        f"({count},) or (r, {count}), finite, >= 0 and not all zero",
+        ((count,), (*weights.shape[:1], count)),
+    )
+    if not as_numbers(weights, "weights", wanted, *shapes, least=0.0).any(-1).all() or not weights.size:
+        raise ValueError(f"weights must be {wanted}, got {shown(value)}")
+    return np.asarray(weights, np.float64)

@@ -29,7 +29,17 @@ from ..penalties import F64
 from ..problem.clouds import PointCloud
 from ..problem.points import as_points
 from ..problem.sparse import is_sparse
-from ..problem.validate import as_array, as_choice, as_count, as_float, as_pair, as_positive, as_weight, check_kind
+from ..problem.validate import (
+    as_array,
+    as_choice,
+    as_count,
+    as_float,
+    as_numbers,
+    as_pair,
+    as_positive,
+    as_weight,
+    check_kind,
+)
 from ..status import Words, not_converged, warn_not_converged
 from .solve import solve
 
@@ -314,13 +324,12 @@ class Task:
     def given(self, P: Any) -> Plan:
         """Return what a step needs of a plan, (m, n)."""
         P = P.plan if isinstance(P, Result) else P
-        P = P.toarray() if is_sparse(P) else as_array(P, "init")
         shape = self.X.count, self.Y.count
-        if P.shape != shape or not np.isfinite(P).all() or (P < 0).any() or not P.sum() > 0:
-            raise ValueError(f"init must be a plan {shape} of finite numbers >= 0, not all 0, got shape {P.shape}")
+        wanted = f"a plan {shape} of finite numbers >= 0, not all 0"
+        P = as_numbers(P.toarray() if is_sparse(P) else P, "init", wanted, shape, least=0.0)
         P, c = np.asarray(P, np.float64), np.outer(self.a, self.b)
-        if (P[c == 0] > 0).any():
-            raise ValueError("init must have no mass where a or b has none")
+        if (P[c == 0] > 0).any() or not P.any():
+            raise ValueError(f"init must be {wanted}, and have no mass where a or b has none")
         r, s, (low, A), (_, B) = P.sum(1), P.sum(0), *self.prices[:2]
         logs = relative_entropy(r, self.a), relative_entropy(s, self.b), relative_entropy(P, c)
         plan = self.plan(Factors(P), r, s, logs)
@@ -711,8 +720,5 @@ def as_features(value: Any, m: int, n: int) -> Any:
         if (len(f), len(g)) != (m, n) or f.shape[1] != g.shape[1]:
             raise ValueError(f"features must be ({m}, k) and ({n}, k) arrays, got shapes {f.shape} and {g.shape}")
         return f, g
-    F = as_array(value, "features")
-    check_kind(F, "features", "fiu")
-    if F.shape != (m, n) or not np.isfinite(F).all():
-        raise ValueError(f"features must be a pair of arrays or a finite matrix ({m}, {n}), got shape {F.shape}")
+    F = as_numbers(value, "features", f"a pair of arrays or a finite matrix ({m}, {n})", (m, n), kinds="fiu")
     return np.asarray(F, np.float64)

@@ -18,7 +18,7 @@ from ..ranks import Ranks
 from .cost import Cost, Dense
 from .labels import coordinates
 from .metrics import METRICS, Metric
-from .validate import as_array, as_choice, as_float, as_positive, check_kind
+from .validate import as_array, as_choice, as_float, as_numbers, as_positive, check_kind
 
 FORM_BYTES = 1 << 30  # that "auto" lets a formed matrix and K take in the memory of the host
 PAIR_BYTES = 16  # of a pair in a matrix that is formed and in its K
@@ -559,19 +559,15 @@ def as_addends(value: Any, metric: str, shape: tuple[int, int]) -> tuple[F64, F6
         raise ValueError(f"addends must be None but for metric 'inner', got some with {metric!r}")
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"addends must be a pair of vectors (m,) and (n,), got {shown(value)}")
-    found = []
-    for k, (one, count) in enumerate(zip(value, shape, strict=True)):
-        vector, name = as_array(host(one), f"addends[{k}]"), f"addends[{k}]"
-        check_kind(vector, name)
-        if vector.shape not in ((), (count,)) or not np.isfinite(vector).all():
-            raise ValueError(f"{name} must be a finite number or ({count},) of them, got {shown(one)}")
-        found.append(np.broadcast_to(np.asarray(vector, np.float64), (count,)))
-    return found[0], found[1]
+    told = "a finite number or ({},) of them"
+    both = ((as_numbers(host(z), f"addends[{k}]", told.format(n), (), (n,)), n)
+            for k, (z, n) in enumerate(zip(value, shape, strict=True)))  # fmt: skip
+    r, c = (np.array(np.broadcast_to(z, (n,)), np.float64) for z, n in both)
+    return r, c
 
 
 def as_weights(value: Any, d: int) -> F64:
-    weights = as_array(value, "weights")
-    check_kind(weights, "weights")
-    if weights.shape != (d,) or not (np.isfinite(weights).all() and (weights >= 0).all() and (weights > 0).any()):
+    weights = as_numbers(value, "weights", f"{d} finite numbers >= 0, not all 0", (d,), least=0.0)
+    if not weights.any():
         raise ValueError(f"weights must be {d} finite numbers >= 0, not all 0, got {value!r}")
     return np.array(weights, np.float64)

@@ -129,6 +129,18 @@ def check_kind(array: Any, name: str, kinds: str = "fiub") -> None:
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}{cure.get(array.dtype.kind, '')}")
 
 
+def as_numbers(
+    value: Any, name: str, wanted: str, *shapes: tuple[int, ...], kinds: str = "fiub", least: float = -MOST
+) -> Any:
+    """Return an array of finite numbers >= ``least`` of one of these shapes, which are ``wanted``."""
+    array = as_array(value, name)
+    check_kind(array, name, kinds)
+    wrong = f"shape {array.shape}" * (array.shape not in shapes) or "NaN or inf" * (not np.isfinite(array).all())
+    if wrong or (array < least).any():
+        raise ValueError(f"{name} must be {wanted}, got {wrong or array.min()}")
+    return array
+
+
 def as_real(M: Any) -> Any:
     """Return M where the core can read it, else a copy: float32 or float64, native, aligned, whole strides."""
     dtype = M.dtype
