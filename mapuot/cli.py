@@ -60,7 +60,6 @@ def numbers(ctx: Any, param: Any, value: str) -> Any:
 
 
 def plan_form(ctx: Any, param: Any, value: str | None) -> tuple[str, Any] | None:
-    """dense, top:K, sparse:THRESHOLD or keep:SHARE."""
     form, _, number = (value or "").partition(":")
     try:
         if form == "top" and int(number) > 0:
@@ -77,7 +76,6 @@ def plan_form(ctx: Any, param: Any, value: str | None) -> tuple[str, Any] | None
 
 
 def seeded_mask(ctx: Any, param: Any, value: str | None) -> SeededMask | None:
-    """KEEP,SEED."""
     if value is None:
         return None
     keep, _, seed = value.partition(",")
@@ -231,7 +229,6 @@ def check_plan(plan: Any, M: Any) -> None:
 
 
 def costs(problem: str | None, points: tuple[str, str] | None, metric: str) -> Any:
-    """Return the cost of one file, or between the points of two."""
     if points:
         return PointCloud(files.open_matrix(points[0], "x"), files.open_matrix(points[1], "y"), metric)
     return files.open_cost(problem)
@@ -318,7 +315,6 @@ def module_version(name: str) -> str:
 
 
 def processor() -> str:
-    """Return the name of the processor, as Linux or Python tells it."""
     try:
         found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
     except OSError:
@@ -327,7 +323,6 @@ def processor() -> str:
 
 
 def environment() -> str:
-    """Return the variables that change what mapuot does."""
     found = (f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES))
     return " ".join(found) or "nothing set"
 

@@ -227,7 +227,6 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         return self._fitted().pull(as_labels(yt, len(self.xt_), "yt"))[1]
 
     def _fitted(self) -> Result:
-        """Return the Result of `fit`."""
         if not hasattr(self, "result_"):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet: call fit with Xs and Xt first")
         return self.result_
@@ -356,7 +355,6 @@ def as_samples(X: Any, name: str) -> F64:
 
 
 def normalised(M: F64, norm: str | None) -> F64:
-    """Bring the cost to the scale that ``norm`` names."""
     if norm is None:
         return M
     if norm in ("median", "max"):

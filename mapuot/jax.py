@@ -49,8 +49,7 @@ def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: An
 
     See Also
     --------
-    sample_loss : between clouds of points, without a matrix
-    mapuot.torch.sinkhorn_loss : for PyTorch
+    sample_loss, mapuot.torch.sinkhorn_loss
 
     Notes
     -----
@@ -93,21 +92,19 @@ def sample_loss(
     ----------
     x, y : (m, d), (n, d) arrays
         Points.
-    a, b : (m,), (n,) arrays, optional
-        Masses, >= 0. Default: equal masses that add up to 1.
-    reg, reg_m, metric, scale
-        As in `mapuot.torch.sample_loss`; they must be known when ``jax.jit`` traces.
-    **options
-        As in `sinkhorn_loss`.
+    a, b, reg, reg_m, **options
+        As in `sinkhorn_loss`, for the cost ``scale * metric(x_i, y_j)``.
+    metric, scale
+        As in `mapuot.PointCloud`; they must be known when ``jax.jit`` traces.
 
     Returns
     -------
     value : scalar
-        As of `sinkhorn_loss`. ``jax.vmap`` is one batch of clouds.
+        ``jax.vmap`` is one batch of clouds.
 
     See Also
     --------
-    sinkhorn_loss : for a matrix of costs
+    sinkhorn_loss
 
     Examples
     --------
@@ -124,7 +121,6 @@ def sample_loss(
 
 
 def equal(size: int, like: Any) -> Any:
-    """Make equal masses of sum 1 in the precision of ``like``."""
     return jnp.full(size, 1 / max(1, size), dtype=like.dtype)
 
 

@@ -63,7 +63,6 @@ class Measure(NamedTuple):
         return Measure(self.points[:k], self.masses[:k], self.given) if k else self
 
     def parts(self) -> tuple[Any, Any]:
-        """Return the masses and the points of each cloud."""
         sizes = np.diff(self.starts).tolist()
         return torch.split(self.masses, sizes), torch.split(self.points, sizes)
 
@@ -102,8 +101,7 @@ def sinkhorn_loss(
         tensor made of values that require a gradient works, too, but PyTorch's way back from it makes a dense matrix.
     **options
         scale_cost (a number to the gradient: it is held fixed), tol, max_passes, precision, threads, backend, progress
-        and mask of `solve_batch`. Of a
-        `mapuot.SeededMask` value and gradient are those of the masked problem, the same pairs in both.
+        and mask of `solve_batch`. With a mask value and gradient are those of the masked problem.
 
     Returns
     -------
@@ -119,10 +117,7 @@ def sinkhorn_loss(
 
     See Also
     --------
-    SinkhornLoss : the same as a module
-    sample_loss : between clouds of points, without a matrix
-    sinkhorn_divergence : the debiased loss
-    mapuot.solve : the plan
+    SinkhornLoss, sample_loss, sinkhorn_divergence, mapuot.solve
 
     Notes
     -----
@@ -158,24 +153,18 @@ def sample_loss(
     ----------
     x, y : (m, d), (n, d) tensors
         Points; many clouds as `SamplesLoss` takes them, which are solved at once.
-    a, b : (m,), (n,) tensors, optional
-        Masses, >= 0. Default: equal masses that add up to 1.
-    reg, reg_m : float > 0; float, inf, or a pair of them
-        In units of the cost ``scale * metric(x_i, y_j)``.
+    a, b, reg, reg_m, **options
+        As in `sinkhorn_loss`, for the cost ``scale * metric(x_i, y_j)``.
     metric, scale
         As in `mapuot.PointCloud`.
-    **options
-        As in `sinkhorn_loss`.
 
     Returns
     -------
     value : scalar or (p,) tensor
-        As of `sinkhorn_loss`.
 
     See Also
     --------
-    SamplesLoss : GeomLoss's conventions, debiased
-    sinkhorn_loss : for a matrix of costs
+    SamplesLoss, sinkhorn_loss
 
     Examples
     --------
@@ -197,24 +186,21 @@ def sinkhorn_divergence(
 
     Parameters
     ----------
-    M, a, b, reg
+    M, a, b, reg, **options
         As in `sinkhorn_loss`.
     reg_m : float or inf
         Marginal penalty, the same on both sides, in units of M.
     M_a, M_b : (m, m), (n, n) or (p, m, m), (p, n, n) tensors, optional
         Costs between the points of a, and between those of b. Without them M must be symmetric and stands for both.
-    **options
-        As in `sinkhorn_loss`.
 
     Returns
     -------
     value : scalar or (p,) tensor
-        In units of M times mass; 0 where a = b.
+        In units of M times mass; 0 where a = b. `mapuot.sinkhorn_divergence` has the formula.
 
     See Also
     --------
-    mapuot.sinkhorn_divergence : the formula, on arrays
-    SamplesLoss : between clouds of points
+    mapuot.sinkhorn_divergence, SamplesLoss
 
     Examples
     --------
@@ -239,7 +225,6 @@ def sinkhorn_divergence(
 
 
 def equal(size: int, like: Any) -> Any:
-    """Make equal masses of sum 1 where ``like`` lies, in its precision."""
     return torch.full((size,), 1 / max(1, size), dtype=like.dtype, device=like.device)
 
 
@@ -270,17 +255,14 @@ class SinkhornLoss(torch.nn.Module):
 
     Parameters
     ----------
-    reg, reg_m
+    reg, reg_m, **options
         As in `sinkhorn_loss`.
     reduction : {"mean", "sum", "none"}
         What becomes of the values of a batch.
-    **options
-        As in `sinkhorn_loss`.
 
     See Also
     --------
-    sinkhorn_loss : the function
-    SinkhornDivergence : the debiased loss
+    sinkhorn_loss, SinkhornDivergence
 
     Examples
     --------
@@ -315,7 +297,7 @@ class SinkhornDivergence(SinkhornLoss):
 
     See Also
     --------
-    sinkhorn_divergence : the function
+    sinkhorn_divergence
 
     Examples
     --------
@@ -368,8 +350,7 @@ class SamplesLoss(torch.nn.Module):
 
     See Also
     --------
-    sample_loss : without debiasing, for all metrics
-    mapuot.pairwise : divergences between all pairs of many clouds
+    sample_loss, mapuot.pairwise
 
     Notes
     -----
@@ -517,7 +498,6 @@ class SamplesLoss(torch.nn.Module):
 
 @compilable(x=2, y=2)
 def samples_value(x: Any, y: Any, a: Any, b: Any, **words: Any) -> Any:
-    """Return the value of a `SamplesLoss` of these arguments."""
     return SamplesLoss(**words)(*((x, y) if a is b is None else (a, x, b, y)))
 
 
@@ -634,7 +614,6 @@ def masses_of(rows: Measure, cols: Measure) -> tuple[Any, Any]:
 
 
 def solved_between(rows: Measure, cols: Measure, how: Any, more: dict[str, Any]) -> Any:
-    """Solve one problem, or all of them at once."""
     given = cloud_of(rows, cols, how), *masses_of(rows, cols)
     with renamed(OF_BATCH):
         return (solve if rows.starts is None else solve_batch)(*given, **more)
@@ -800,10 +779,8 @@ def gromov_loss(
         Points of two spaces that share no coordinates.
     a, b : (m,), (n,) tensors, optional
         Masses, >= 0. Default: equal masses that add up to 1.
-    reg, reg_m
+    reg, reg_m, **options
         As in `mapuot.gromov`; where both sides are inf, slopes by masses are known up to a constant.
-    **options
-        Whatever else `mapuot.gromov` takes of points.
 
     Returns
     -------
@@ -812,8 +789,7 @@ def gromov_loss(
 
     See Also
     --------
-    sample_loss : between clouds that share coordinates
-    mapuot.gromov : the plan
+    sample_loss, mapuot.gromov
 
     Examples
     --------

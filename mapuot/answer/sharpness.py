@@ -19,7 +19,6 @@ QUICK_PAIRS = 1 << 24  # up to which a summary reads M for it: some .1 s
 
 
 def x_log_x(x: Any) -> Any:
-    """Return x log x, 0 at 0."""
     return x * np.log(np.where(x > 0, x, 1.0))
 
 

@@ -57,7 +57,6 @@ def trace_table(trace: list[Stats]) -> Any:
 
 
 def trace_of(table: Any) -> list[Stats]:
-    """Return the stats that a table of `trace_table` holds."""
     if table.ndim != 2 or table.shape[1] != len(TRACE):
         raise ValueError(f"trace must have {len(TRACE)} columns, got shape {table.shape}")
     found = []

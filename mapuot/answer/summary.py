@@ -29,7 +29,6 @@ def side_words(side: Any) -> str:
 
 
 def certificate_words(result: Any) -> str:
-    """Say what the certificate promises."""
     if not result.error_bound < 1:
         told = "nothing is certified yet"
     elif any(

@@ -29,7 +29,6 @@ def tensor_among(*values: Any) -> Any:
 
 
 def is_csr(x: Any) -> bool:
-    """Tell whether x is a tensor that is sparse by rows."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor) and x.layout == torch.sparse_csr
 
@@ -45,7 +44,6 @@ def check_csr(x: Any, name: str) -> None:
 
 
 def requires_grad(x: Any) -> bool:
-    """Tell whether a gradient is to go through a tensor."""
     return bool(x.requires_grad and sys.modules["torch"].is_grad_enabled())
 
 
@@ -113,7 +111,6 @@ def taken(x: Any, name: str) -> Any:
 
 
 def listed(M: Any) -> Any:
-    """Return M as a list of matrices."""
     return M if isinstance(M, (list, tuple)) else (M,)
 
 

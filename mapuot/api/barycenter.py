@@ -76,18 +76,18 @@ class BarycenterResult:
     ((21,), (2, 21), True)
     """
 
-    q: F64  # (n,), or (r, n) for r vectors of weights; units of mass
-    log_u: F64  # (p, n) or (r, p, n): P_s = diag(u_s) exp(-M / reg) diag(v_s), rows A_s, columns q
+    q: F64  # P_s = diag(u_s) exp(-M / reg) diag(v_s), rows A_s, columns q
+    log_u: F64
     log_v: F64
     reg: float
     n_passes: int
-    change: float  # of the last pass: max over barycenters of |q - q_before|_1 / |q|_1; sparse M: at least what q lacks
-    gap: float  # primal less dual value, in units of the objective; inf: not known
-    error_bound: float  # sum_s w_s |P_s - P_s*|_1 / |q|_1 is at most this, and so is |q - q*|_1 / |q|_1; inf: not known
-    status: str  # as of `Result`: "converged", "max_passes", "stalled", "cancelled", "underflow" or "not finite"
-    how: str  # what the passes read: "dense K", "pairs" or "products"
-    shape: tuple[int, ...]  # of a histogram: (n,), or (H, W) of an image
-    scale_cost: float = 1.0  # the cost in units of which reg and reg_m were given
+    change: float  # the most of several barycenters; of a sparse M at least what q lacks
+    gap: float
+    error_bound: float  # of sum_s w_s |P_s - P_s*|_1 / |q|_1, and so of |q - q*|_1 / |q|_1
+    status: str
+    how: str  # "dense K", "pairs" or "products"
+    shape: tuple[int, ...]  # (n,), or (H, W) of an image
+    scale_cost: float = 1.0
 
     @property
     def converged(self) -> bool:
@@ -229,7 +229,6 @@ def starts_of(warm_start: Any, A: F64, reg: float, count: int) -> F64:
 
 
 def why_not(run: Run, tol: float) -> str:
-    """Return what a warning says of passes that did not converge."""
     body: Barycenter = run.potentials[1]
     if body.certifies:
         cure = "rounding allows no better: raise tol" * (run.status == "stalled")

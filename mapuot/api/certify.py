@@ -78,7 +78,7 @@ class Certificate:
     objective: float
     dual: float
     missing: float
-    pairs: tuple[Any, Any, F64]
+    pairs: tuple[Any, ...]
     result: Result
     rounds: int
     converged: bool
@@ -148,9 +148,10 @@ def certify(
         seen = Sweep(result, near, tol, wanted)
         bound = seen.bound()
         if bound <= tol or not refine or done == rounds or not len(seen.mass):
-            return Certificate(
-                bound, seen.objective, near.dual, seen.missing, seen.largest(pairs), result, done, bound <= tol
-            )
+            order = np.argsort(-seen.mass, kind="stable")[:pairs]
+            missing, most = (seen.outside / near.mass if near.mass > 0 else math.inf), (seen.i, seen.j, seen.mass)
+            worst = tuple(x[order] for x in most)
+            return Certificate(bound, seen.objective, near.dual, missing, worst, result, done, bound <= tol)
         result = solved_again(result, seen, near, cost, tol)
         done += 1
 
@@ -192,17 +193,13 @@ class Sweep:
             self.apart += float(np.abs(block[row, stored.indices] - stored.data).sum(dtype=np.float64))
             block[row, stored.indices] = 0.0
             self.outside += float(block.sum())
-            self.keep(block, i0, floor)
-
-    def keep(self, block: F64, i0: int, floor: float) -> None:
-        """Take in what is above the floor, and drop the least of too many."""
-        i, j = np.nonzero(block > floor)
-        self.i, self.j = np.r_[self.i, i + i0], np.r_[self.j, j]
-        self.mass = np.r_[self.mass, block[i, j]]
-        if len(self.mass) > 2 * self.most:
-            self.choose(self.most)
+            i, j = np.nonzero(block > floor)
+            self.i, self.j, self.mass = np.r_[self.i, i + i0], np.r_[self.j, j], np.r_[self.mass, block[i, j]]
+            if len(self.mass) > 2 * most:
+                self.choose(most)
 
     def choose(self, count: int) -> None:
+        """Drop the least of more than so many pairs."""
         if len(self.mass) > count:
             order = np.argpartition(-self.mass, count - 1)[:count]
             self.i, self.j, self.mass = self.i[order], self.j[order], self.mass[order]
@@ -213,14 +210,6 @@ class Sweep:
         P, pairs = self.result.plan.data, self.result.problem.cost.pairs
         more = costs_of(self.near.problem.cost, pairs.row_numbers(), pairs.column) - pairs.data
         return self.result.objective + float(np.where(P > 0, more, 0.0) @ P)
-
-    @property
-    def missing(self) -> float:
-        return self.outside / self.near.mass if self.near.mass > 0 else math.inf
-
-    def largest(self, count: int) -> tuple[Any, Any, F64]:
-        order = np.argsort(-self.mass, kind="stable")[:count]
-        return self.i[order], self.j[order], self.mass[order]
 
     def bound(self) -> float:
         """The smaller of both bounds of the head of this file."""

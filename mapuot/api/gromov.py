@@ -248,7 +248,6 @@ class Plan(NamedTuple):
         return self._replace(**found)
 
     def scaled(self, f: float) -> Plan:
-        """Return the plan times a number."""
         found: dict[str, Any] = {name: f * getattr(self, name) for name in self._fields[:-1]}
         found["logs"] = tuple(f * (z + self.mass * math.log(f)) for z in self.logs)
         return self._replace(**found)

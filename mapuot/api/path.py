@@ -63,7 +63,6 @@ def path(M: Any, a: Any = None, b: Any = None, *, regs: Sequence[float], reg_ms:
 
 
 def is_batch(M: Any, a: Any, b: Any) -> bool:
-    """Tell whether these are the arguments of several problems."""
     if is_list_of_pairs(M) or np.ndim(M) == 3:
         return True
     if isinstance(cost_of(M), Cost):  # whose masses may have the shape of a grid

@@ -115,7 +115,6 @@ def tune(
     log_reg = math.log(as_positive(reg, "reg") if reg is not None else FIRST_REG * start)
 
     def apart(both: Any) -> Any:
-        """Return how far the plan of these two is from what is wanted."""
         return np.array(
             [logit(search.solve(*both).sharpness) - logit(sharp), logit(search.share(*both)) - logit(share)]
         )

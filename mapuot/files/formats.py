@@ -24,7 +24,6 @@ def split_name(text: Any, default: str) -> tuple[Path, str, str]:
 
 
 def library(kind: str) -> Any:
-    """Return the module that reads and writes a format."""
     name = LIBRARIES[kind]
     try:
         module = import_module(name)

@@ -40,7 +40,6 @@ class PairsFile(Cost):
             raise ValueError(f"a sparse M must have at most {MOST_COLUMNS} columns, got {n}")
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> Sparse:
-        """Read the rows of this rank."""
         return self.read(*own_part(a, self.shape[0], ranks))
 
     def read(self, i0: int, i1: int) -> Sparse:
@@ -51,7 +50,6 @@ class PairsFile(Cost):
         return np.asarray(self.read(0, self.shape[0]), dtype)
 
     def by_rows(self, i0: int, i1: int) -> Sparse:
-        """Read the rows i0 to i1 of a matrix of compressed rows."""
         start = self.bounds[i0 : i1 + 1] - self.bounds[i0]
         data, column = np.empty(start[-1], self.dtype), np.empty(start[-1], np.int32)
         for k0, k1 in steps(self.bounds[i0], self.bounds[i1]):

@@ -326,7 +326,7 @@ class NpyFile:
             file.seek(start)
             self.shape, self.fortran, self.dtype = npy_header(file, kinds)
             self.offset = file.tell()
-        check_size(self.shape, self.dtype, self.offset, path.stat().st_size if stop is None else stop)
+        check_size(self, path.stat().st_size if stop is None else stop)
 
     def __getitem__(self, rows: slice) -> Any:
         i0, i1, height, width = block_of(rows, self.shape)
@@ -344,9 +344,9 @@ class NpyFile:
         return found.reshape(i1 - i0, width) if len(self.shape) > 1 else found
 
 
-def check_size(shape: tuple[int, ...], dtype: Any, start: int, stop: int) -> None:
+def check_size(array: Any, stop: int) -> None:
     """Raise where a file is too short for the entries that its header claims."""
-    end = start + math.prod(shape) * dtype.itemsize
+    end = array.offset + math.prod(array.shape) * array.dtype.itemsize
     if stop < end:
         raise ValueError(f"cut off at byte {stop} of {end}")
 
@@ -387,7 +387,7 @@ class PackedMember:
         self.stream = zipfile.ZipFile(path).open(name + ".npy")  # noqa: SIM115  read on until the end
         self.shape, fortran, self.dtype = npy_header(self.stream, kinds)
         self.offset = self.stream.tell()
-        check_size(self.shape, self.dtype, self.offset, size)
+        check_size(self, size)
         if fortran and len(self.shape) > 1:
             raise ValueError(f"{name} is compressed in Fortran order, which cannot be read by rows")
 

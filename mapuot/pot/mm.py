@@ -64,7 +64,8 @@ def mm_unbalanced(
     numItermax : int
         Steps at most; a step does more than one of POT's.
     stopThr : float
-        The certified gap to reach, ``primal - dual <= stopThr * primal``. In POT it is a change of the plan.
+        The certified gap to reach, ``primal - dual <= stopThr * primal``, else a ConvergenceWarning. In POT it is a
+        change of the plan.
     verbose, log : bool
         Show a progress bar (for positive reg only); return the log, too.
 
@@ -75,11 +76,6 @@ def mm_unbalanced(
     log : dict
         Only with ``log=True``. cost: ``<P, M>``. total_cost: the objective, at most ``gap`` above the optimum. f, g:
         potentials with ``f_i + g_j <= M_ij`` (for reg > 0 those of the entropic problem).
-
-    Warns
-    -----
-    ConvergenceWarning
-        stopThr was not reached.
 
     See Also
     --------
@@ -145,20 +141,14 @@ def steps(M: Any, a: Any, b: Any, rho: Any, tol: float, most: int) -> Bounded:
 def certified(plan: Any, M: Any, a: Any, b: Any, rho: Any) -> Bounded:
     """Return a plan with its value, and a lower bound of all plans' values."""
     xp = namespace(M)
-    r, s = plan.sum(1), plan.sum(0)
+    r, s, allowed = plan.sum(1), plan.sum(0), xp.isfinite(M)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         f = xp.where(r > 0, -rho[0] * xp.log(r / a), -np.inf)  # of rows without mass the columns take no heed
-        g = transformed(M, f[:, None], 0)
-        f = transformed(M, g, 1)
+        g = xp.where(allowed, M - f[:, None], np.inf).min(0)  # the largest potential that the other leaves
+        f = xp.where(allowed, M - g, np.inf).min(1)
         duals = (t * (x * -xp.expm1(-y / t))[x > 0].sum() for t, x, y in zip(rho, (a, b), (f, g), strict=True))
         primal = paid(plan, M) + sum(t * divergence(x, y) for t, x, y in zip(rho, (r, s), (a, b), strict=True))
         return Bounded(plan, f, g, float(primal), float(sum(duals)))
-
-
-def transformed(M: Any, x: Any, axis: int) -> Any:
-    """Return the largest potential that x leaves: the minimum of M - x over allowed pairs."""
-    xp = namespace(M)
-    return xp.where(xp.isfinite(M), M - x, np.inf).min(axis)
 
 
 def paid(plan: Any, M: Any) -> Any:
@@ -168,7 +158,6 @@ def paid(plan: Any, M: Any) -> Any:
 
 
 def divergence(p: Any, q: Any) -> Any:
-    """Return KL(p | q) with its mass terms."""
     xp = namespace(p)
     used = p > 0
     return xp.where(used, p * xp.log(xp.where(used, p, 1.0) / xp.where(used, q, 1.0)), 0.0).sum() - p.sum() + q.sum()

@@ -44,6 +44,8 @@ OWN_METHOD = {  # of the functions of one method; the others are told it
     "barycenter_unbalanced_stabilized": "sinkhorn_stabilized",
 }
 
+# with the name and the documentation of POT's function, but with its own place
+named_as = functools.partial(functools.wraps, assigned=("__name__", "__qualname__", "__doc__"))
 NUMBERS = (float, int, np.floating, np.integer)
 
 told: set[str] = set()  # unknown keywords that were warned of
@@ -160,18 +162,12 @@ def parameters_of(original: Callable[..., Any], first: int) -> list[str]:
     return [x.name for x in parameters if x.kind is not x.VAR_KEYWORD]
 
 
-def named_as(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with the name and the documentation of POT's."""
-    call = functools.wraps(original)(call)
-    call.__module__ = __name__
-    return call
-
-
 def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., Any]:
     """Make the stand-in of one of POT's Sinkhorn functions; ``own``: the method of one that has but one."""
     order = parameters_of(original, 5)
     names, plain = {*order, "tau"}, "returnCost" not in order
 
+    @named_as(original)
     def call(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, *args: Any, **kwargs: Any) -> Any:
         if plain and not (args or kwargs):
             plan = quick(a, b, M, reg, reg_m, own or "sinkhorn")
@@ -194,7 +190,7 @@ def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., 
         answers = request.run(name, given.get("tau") if name == "sinkhorn_stabilized" else None)
         return answers.plan(log) if plain else answers.cost(cost, log)
 
-    return named_as(original, call)
+    return call
 
 
 def with_gradient(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, given: dict[str, Any]) -> Any:
@@ -214,10 +210,11 @@ def of_barycenter(original: Callable[..., Any], own: str | None) -> Callable[...
     order = parameters_of(original, 0)
     named: dict[str, Any] = {} if own is None else {"method": own}
 
+    @named_as(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         wrong = len(args) > len(order) or kwargs.keys() & order[: len(args)]
         if wrong or any(map(tracked, (*args, *kwargs.values()))):
             return original(*args, **kwargs)
         return barycenter_unbalanced(**dict(zip(order, args, strict=False)), **kwargs, **named)
 
-    return named_as(original, call)
+    return call

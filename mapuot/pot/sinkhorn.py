@@ -9,6 +9,7 @@ gone below stopThr by another factor fi1 fi2.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -79,18 +80,12 @@ def sinkhorn_unbalanced(
     Raises
     ------
     NotImplementedError, InfeasibleError
-        A tensor requires a gradient; no plan has both balanced marginals.
-
-    Warns
-    -----
-    ConvergenceWarning
-        stopThr was not reached (POT is silent).
+        A tensor requires a gradient; no plan has both balanced marginals. A ConvergenceWarning says that stopThr was
+        not reached (POT is silent).
 
     See Also
     --------
-    sinkhorn_unbalanced2 : the cost instead of the plan
-    patched : make POT itself run on mapuot
-    mapuot.solve : the same in mapuot's own words
+    sinkhorn_unbalanced2, patched, mapuot.solve
 
     Examples
     --------
@@ -104,34 +99,18 @@ def sinkhorn_unbalanced(
     return call.run(method, tau).plan(log)
 
 
-def sinkhorn_knopp_unbalanced(a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any) -> Any:
-    """Call `sinkhorn_unbalanced` with method "sinkhorn".
+def of_method(name: str, method: str, more: str = "") -> Callable[..., Any]:
+    """Make the function that POT has for one method, of its arguments in POT's order."""
 
-    The other arguments follow in the order of `sinkhorn_unbalanced`, whose return values and errors it has.
+    def call(a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any) -> Any:
+        if method == "sinkhorn_stabilized" and len(args) > 3:  # where POT's function has tau
+            return sinkhorn_unbalanced(a, b, M, reg, reg_m, method, *args[:3], *args[4:], tau=args[3], **options)
+        return sinkhorn_unbalanced(a, b, M, reg, reg_m, method, *args, **options)
 
-    See Also
-    --------
-    sinkhorn_unbalanced : all parameters
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"""Call `sinkhorn_unbalanced` with method "{method}".
 
-    Examples
-    --------
-    >>> import numpy as np, mapuot
-    >>> M = np.array([[0.0, 1.0], [1.0, 0.0]])
-    >>> mapuot.pot.sinkhorn_knopp_unbalanced([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
-    array([[0.3221, 0.1185],
-           [0.1185, 0.3221]])
-    """
-    return sinkhorn_unbalanced(a, b, M, reg, reg_m, "sinkhorn", *args, **options)
-
-
-def sinkhorn_stabilized_unbalanced(
-    a: Any, b: Any, M: Any, reg: float, reg_m: Any, reg_type: str = "kl", c: Any = None, warmstart: Any = None,
-    tau: float = 1e5, *args: Any, **options: Any,
-) -> Any:  # fmt: skip
-    """Call `sinkhorn_unbalanced` with method "sinkhorn_stabilized".
-
-    The other arguments, return values and errors are those of `sinkhorn_unbalanced`. Every call of mapuot is stable at
-    any reg; ``tau`` is checked and not needed.
+    The other arguments follow in the order of `sinkhorn_unbalanced`, whose return values and errors it has.{more}
 
     See Also
     --------
@@ -141,35 +120,22 @@ def sinkhorn_stabilized_unbalanced(
     --------
     >>> import numpy as np, mapuot
     >>> M = np.array([[0.0, 1.0], [1.0, 0.0]])
-    >>> mapuot.pot.sinkhorn_stabilized_unbalanced([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
+    >>> mapuot.pot.{name}([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
     array([[0.3221, 0.1185],
            [0.1185, 0.3221]])
     """
-    options["tau"] = tau
-    return sinkhorn_unbalanced(a, b, M, reg, reg_m, "sinkhorn_stabilized", reg_type, c, warmstart, *args, **options)
+    return call
 
 
-def sinkhorn_unbalanced_translation_invariant(
-    a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any
-) -> Any:
-    """Call `sinkhorn_unbalanced` with method "sinkhorn_translation_invariant".
-
-    The other arguments follow in the order of `sinkhorn_unbalanced`, whose return values and errors it has. With two
-    different reg_m the answer is right, where POT's own iteration ends elsewhere.
-
-    See Also
-    --------
-    sinkhorn_unbalanced : all parameters
-
-    Examples
-    --------
-    >>> import numpy as np, mapuot
-    >>> M = np.array([[0.0, 1.0], [1.0, 0.0]])
-    >>> mapuot.pot.sinkhorn_unbalanced_translation_invariant([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
-    array([[0.3221, 0.1185],
-           [0.1185, 0.3221]])
-    """
-    return sinkhorn_unbalanced(a, b, M, reg, reg_m, "sinkhorn_translation_invariant", *args, **options)
+sinkhorn_knopp_unbalanced = of_method("sinkhorn_knopp_unbalanced", "sinkhorn")
+sinkhorn_stabilized_unbalanced = of_method(
+    "sinkhorn_stabilized_unbalanced", "sinkhorn_stabilized",
+    "\n    tau stands behind warmstart; it is checked and not needed, as every call is stable at any reg.",
+)  # fmt: skip
+sinkhorn_unbalanced_translation_invariant = of_method(
+    "sinkhorn_unbalanced_translation_invariant", "sinkhorn_translation_invariant",
+    "\n    With two different reg_m the answer is right, where POT's own iteration ends elsewhere.",
+)  # fmt: skip
 
 
 def sinkhorn_unbalanced2(
@@ -241,7 +207,6 @@ class Arguments:
     words: Words = WORDS  # the caller's for max_iter and stop
 
     def run(self, method: str | None, tau: float | None = None) -> "Answers":
-        """Answer this call by the certified solver."""
         name, like = method_name(method), self.M
         if tau is not None:
             as_positive(tau, "tau")
@@ -258,7 +223,7 @@ class Arguments:
         with renamed(NAMES):
             options = {"reg": self.reg, "reg_m": self.reg_m, "reference": reference, **self.limits(name)}
             with muted():
-                answers = (self.targets if several else self.target)(options, like)
+                answers = self.answers(several, options, like)
         worst = max(answers.results, key=lambda result: float(result.error_bound))
         if self.stop > 0:
             warn_not_converged(worst, max(options["tol"], self.stop), self.words)
@@ -274,7 +239,6 @@ class Arguments:
         return {"tol": tol, "max_passes": passes, "backend": BACKEND, "progress": self.verbose}
 
     def reference(self, several: bool) -> Any:
-        """Return c in the words of `mapuot.solve`."""
         kind = self.reg_type.lower() if isinstance(self.reg_type, str) else self.reg_type
         kind = ("entropy" if several else "kl") if kind is None else kind
         if kind == "entropy":
@@ -284,29 +248,22 @@ class Arguments:
             raise ValueError(f"reg_type must be 'kl' or 'entropy', got {self.reg_type!r}")
         return "product" if self.c is None else self.c
 
-    def target(self, options: dict[str, Any], like: Any) -> "Answers":
-        """Solve for one b; err is the certified error of every pass."""
-        result = solve(self.M, self.a, self.b, warm_start=self.start(), **options)
-        return Answers([result], [stat.error for stat in result.trace], False, like)
-
-    def targets(self, options: dict[str, Any], like: Any) -> "Answers":
-        """Solve for b with a target in each column; err is the largest certified error that is left."""
-        a, start = self.a if np.size(self.a) else None, self.start()
+    def answers(self, several: bool, options: dict[str, Any], like: Any) -> "Answers":
+        """Solve; err is the certified error of every pass, of ``several`` targets the largest that is left."""
+        start, a = self.warmstart, self.a if np.size(self.a) else None
+        if start is not None:
+            if not isinstance(start, (tuple, list)) or len(start) != 2:
+                raise TypeError(f"warmstart must be a pair (log u, log v), got {type(start).__name__}")
+            start = [take(x, "warmstart") for x in start]
+        if not several:
+            result = solve(self.M, a, self.b, warm_start=start, **options)
+            return Answers([result], [stat.error for stat in result.trace], False, like)
         if start is not None:  # one column serves all targets
-            count = self.b.shape[1]
-            start = [np.asarray(x, np.float64) for x in start]
+            count, start = self.b.shape[1], [np.asarray(x, np.float64) for x in start]
             start = tuple(np.stack([x] * count if x.ndim < 2 else [*x.T[:count]]) for x in start)
         found = solve_batch(self.M, a, self.b.T, warm_start=start, **options)
         _ = found.cost  # of all in one product
         return Answers(list(found), [float(found.error_bound.max())], True, like)
-
-    def start(self) -> Any:
-        """Return the warm start as arrays, None where none is given."""
-        if self.warmstart is None:
-            return None
-        if not isinstance(self.warmstart, (tuple, list)) or len(self.warmstart) != 2:
-            raise TypeError(f"warmstart must be a pair (log u, log v), got {type(self.warmstart).__name__}")
-        return [take(x, "warmstart") for x in self.warmstart]
 
 
 def differentiable(a: Any, b: Any, M: Any, reg_type: Any, c: Any, warmstart: Any) -> bool:
@@ -354,8 +311,7 @@ class Answers:
         return (value, self.log()) if log else value
 
     def cost(self, kind: str, log: bool) -> Any:
-        value = self.costs(kind)
-        return (value, self.log()) if log else value
+        return (self.costs(kind), self.log()) if log else self.costs(kind)
 
     def costs(self, kind: str) -> Any:
         values = [r.cost if kind == "linear" else r.objective for r in self.results]

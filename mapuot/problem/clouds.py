@@ -162,7 +162,6 @@ class Places(NamedTuple):
     count: Any
 
     def run(self, i: int) -> slice:
-        """Return the points of problem i."""
         return slice(int(self.first[i]), int(self.first[i] + self.count[i]))
 
 
@@ -207,7 +206,6 @@ class Clouds(Cost):
         return self
 
     def placed(self, xp: ModuleType) -> "Clouds":
-        """Return the clouds with their points in arrays of NumPy, or of CuPy."""
         whole = self.whole
         if namespace(whole.x) is xp:
             return self
@@ -220,7 +218,6 @@ class Clouds(Cost):
 
     @cached_property
     def at_home(self) -> "Clouds":
-        """The clouds with their points on the host."""
         return self.placed(np)
 
     def __len__(self) -> int:
@@ -250,7 +247,6 @@ class Clouds(Cost):
 
     @property
     def ragged(self) -> bool:
-        """Tell whether some clouds have more points than others."""
         return any(bool((places.count != k).any()) for places, k in zip(self.places, self.shape, strict=True))
 
     def forms(self, most: float) -> bool:
@@ -283,7 +279,6 @@ class Clouds(Cost):
         return columns
 
     def of(self, i: Any) -> Any:
-        """Return the costs of problem i, or of a slice of the problems."""
         if isinstance(i, slice):
             if i.indices(len(self)) == (0, len(self), 1):
                 return self

@@ -108,7 +108,6 @@ class GridCosts(Cost):
         return f"a grid of {' x '.join(map(str, self.nodes[0]))} nodes"
 
     def symmetric(self, backend: ModuleType | None = None) -> bool:
-        """Tell whether rows and columns are the same nodes."""
         return self.nodes[0] == self.nodes[1] and not any(self.offset)
 
     @property
@@ -121,7 +120,6 @@ class GridCosts(Cost):
         return self.shape[0]
 
     def read(self, i0: int, i1: int) -> F64:
-        """Return the rows i0 to i1 as an array."""
         out = np.zeros((i1 - i0, *self.nodes[1]))
         for k, (C, i) in enumerate(zip(self.axes, np.unravel_index(np.arange(i0, i1), self.nodes[0]), strict=True)):
             out += C[i].reshape(len(out), *(-1 if axis == k else 1 for axis in range(len(self.spacing))))
@@ -139,7 +137,6 @@ class GridCosts(Cost):
     def range(
         self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
     ) -> tuple[float, float, int, int]:
-        """Return the sums of the axes' ranges."""
         return sum(float(C.min()) for C in self.axes), sum(float(C.max()) for C in self.axes), 0, 0
 
     def error(self, largest: float) -> float:

@@ -100,7 +100,6 @@ class SeededMask:
 
     @property
     def _weight(self) -> float:
-        """Weight of a kept pair, ``1 / keep``."""
         return 1 / self.keep
 
     @property

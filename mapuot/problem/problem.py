@@ -82,7 +82,6 @@ class Common:
 
     @property
     def spread(self) -> float:
-        """range(M) / reg."""
         return (self.M_max - self.M_min) / self.reg
 
     @property
@@ -111,12 +110,10 @@ class Common:
 
     @property
     def balanced(self) -> bool:
-        """Tell whether all rows and columns are balanced."""
         return self.rows.penalty == self.cols.penalty == "balanced"
 
     @property
     def alike(self) -> bool:
-        """Tell whether both sides have the same masses and penalties."""
         return self.rows.alike(self.cols)
 
     def unlike(self, backend: ModuleType) -> str | None:

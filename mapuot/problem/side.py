@@ -67,7 +67,6 @@ class Side:
 
     @cached_property
     def hard(self) -> Any:
-        """Mask of the points with rho = inf."""
         return np.isinf(self.rho)
 
     def alike(self, other: "Side", own: slice = slice(None)) -> bool:
@@ -88,7 +87,6 @@ class Side:
 
     @cached_property
     def soft_rho(self) -> F64:
-        """rho, 0 where it is inf."""
         return np.where(self.hard, 0.0, self.rho)
 
     @cached_property

@@ -132,7 +132,6 @@ class Sparse(Cost):
         return csr_matrix((data, cupy.asarray(column), cupy.asarray(start)), shape=self.shape)
 
     def matrix(self) -> Any:
-        """Return the stored costs as a CSR array."""
         return self.with_data(self.data)
 
     def symmetric(self, backend: ModuleType) -> bool:
@@ -186,7 +185,6 @@ class Sparse(Cost):
         return self[slice(*own_part(a, self.shape[0], ranks))]
 
     def sum(self) -> float:
-        """Add up all stored costs; inf where the sum is beyond float64."""
         with np.errstate(over="ignore"):
             return float(self.data.sum(dtype=np.float64))
 

@@ -355,7 +355,6 @@ def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: 
 
 
 def as_sides(a: F64, b: F64, penalty: Any, reg_m: Any, ranks: Ranks = ALONE) -> tuple[Side, Side]:
-    """Make both sides from checked masses."""
     kinds, pair = as_penalties(penalty), as_pair(reg_m, "reg_m")
     rows = as_side("a", a, kinds[0], pair[0], "reg_m[0]", ranks)
     return rows, as_side("b", b, kinds[1], pair[1], "reg_m[1]")
