@@ -22,7 +22,7 @@ from .problem.labels import as_labels
 from .problem.metrics import METRICS
 from .problem.points import MOST_ENTRIES
 from .problem.scale import scale_of
-from .problem.validate import as_array, as_choice, as_count, as_float, as_positive, odd_scale
+from .problem.validate import as_array, as_choice, as_count, as_float, as_positive, as_rho, odd_scale
 from .status import Words
 
 try:
@@ -235,10 +235,8 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         """Move samples of one side: the fitted ones to their images, others as ``out_of_sample_map`` says."""
         result, fitted = self._fitted(), self.xs_ if rows else self.xt_
         if X.shape[1] != fitted.shape[1]:
-            raise ValueError(
-                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {fitted.shape[1]} "
-                "features as input"
-            )
+            wanted = f"{type(self).__name__} is expecting {fitted.shape[1]} features as input"
+            raise ValueError(f"X has {X.shape[1]} features, but {wanted}")
         if self.out_of_sample_map == "entropic":
             image = result.map(X, side="rows" if rows else "cols")
             return np.where(np.isfinite(image), image, X)
@@ -368,6 +366,5 @@ def normalised(M: F64, norm: str | None) -> F64:
 def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
     """Raise, in place, the cost between samples of different known classes."""
     labelled = (ys != MISSING_LABEL)[:, None] & (yt != MISSING_LABEL)
-    factor = as_float(limit_max, "limit_max")
-    limit = np.inf if factor == np.inf else as_positive(factor, "limit_max") * M.max()
+    limit = as_rho(limit_max, "limit_max") * M.max()
     np.maximum(M, limit, out=M, where=labelled & (ys[:, None] != yt))

@@ -30,9 +30,7 @@ img { max-width: 100%; height: auto } .no { color: #a3290b } .yes { color: #1163
 """
 
 
-def page(
-    result: Result, facts: str, title: str, given: dict[str, Any], values: dict[str, Any], versions: dict[str, str]
-) -> str:
+def page(result: Result, facts: str, title: str, given: Any, values: dict[str, Any], versions: Any) -> str:
     """Write the page as text; over ranks it has no pictures of the plan.
 
     ``facts`` is ``summary.as_table(result)`` and ``values`` is ``store.contents(result)``, for which all ranks meet;

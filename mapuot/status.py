@@ -42,10 +42,8 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
     stalled = f"rounding allows no better: ask for a larger {words.tol}" + " or precision='float64'" * finer
     longer = f"raise {words.passes}, reg or {words.tol}"
     if (lost := lost_digits(result)) > tol / 4 and not finer:
-        stalled = (
-            f"reg is so small beside M that rounding of M / reg alone leaves some {lost:.0e} of the plan unknown: "
-            f"raise reg, bring the costs nearer 0, lower reg_m, or ask for a larger {words.tol}"
-        )
+        why = f"reg is so small beside M that rounding of M / reg alone leaves some {lost:.0e} of the plan unknown"
+        stalled = f"{why}: raise reg, bring the costs nearer 0, lower reg_m, or ask for a larger {words.tol}"
     if missed > 1e-6:
         stalled = f"hard marginals are missed by {missed:.1e} of the mass: they may be infeasible where M forbids pairs"
         longer += f"; {stalled}" * forbidden

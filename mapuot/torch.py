@@ -393,9 +393,8 @@ class SamplesLoss(torch.nn.Module):
         self.loss, self.p, self.blur, self.reach = loss, int(p), as_positive(blur, "blur"), reach
         reaches = {"reach_x": reach if reach_x is None else reach_x, "reach_y": reach if reach_y is None else reach_y}
         self.eps = self.blur**self.p
-        self.rho = tuple(
-            np.inf if r is None else as_positive(r, "reach" if r is reach else k) ** p for k, r in reaches.items()
-        )
+        named = (("reach" if r is reach else k, r) for k, r in reaches.items())
+        self.rho = tuple(np.inf if r is None else as_positive(r, name) ** p for name, r in named)
         self.cost: Any = cost if callable(cost) else None
         self.debias, self.potentials, self.options = bool(debias), bool(potentials), options
         self.static_y = bool(static_y)
@@ -663,9 +662,7 @@ def points_of(z: Any, w: Any, name: str, weights: str) -> Measure:
         w = equal(wanted[-1], z).expand(wanted)
     w = as_tensor(w, weights)
     if is_mapped(z) or is_mapped(w):
-        raise NotImplementedError(
-            f"{name} must hold all clouds, as (p, n, d) points or a list: torch.vmap goes over none"
-        )
+        raise NotImplementedError(f"{name} must hold all clouds, as (p, n, d) or a list: torch.vmap goes over none")
     if w.shape not in (wanted, (*wanted, 1)):
         raise ValueError(f"{weights} must have shape {tuple(wanted)}, one a point, got {tuple(w.shape)}")
     return Measure(z.reshape(-1, z.shape[-1]), w.reshape(-1), given, starts)
@@ -696,10 +693,9 @@ def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
     def slopes(solved: list[Any], needed: Any, grad: Any, *inputs: Any) -> list[Any]:
         found, starts = sample_slopes(solved, loss, needed), (rows.starts, cols.starts)
         weights = [grad if z is None else spread(grad, np.diff(z)) for z in starts] * 2
-        return [
-            None if slope is None else weight.reshape(-1, *[1] * (z.ndim - 1)) * tensor_of(slope, grad.device)
-            for slope, weight, z in zip(found, weights, inputs, strict=True)
-        ]
+        shaped = (w.reshape(-1, *[1] * (z.ndim - 1)) for w, z in zip(weights, inputs, strict=True))
+        pairs = zip(found, shaped, strict=True)
+        return [None if slope is None else w * tensor_of(slope, grad.device) for slope, w in pairs]
 
     def second(solved: list[Any], grad: Any) -> Any:
         metric = solved[0].problem.cost.cloud.core[0]
@@ -844,9 +840,7 @@ class _FirstDerivative(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         if ctx.second is None:
-            raise RuntimeError(
-                "mapuot.torch has no second derivatives but those of squared distances of two clouds by x alone"
-            )
+            raise RuntimeError("mapuot.torch has no second derivatives but of squared distances of clouds, by x alone")
         return None, *ctx.second(*grads)
 
 

@@ -24,7 +24,7 @@ from .problem.clouds import PointCloud
 from .problem.labels import as_labels
 from .problem.points import MOST_ENTRIES
 from .problem.scale import SCALES
-from .problem.validate import as_array, as_choice, as_count, as_float, as_numbers, as_positive
+from .problem.validate import as_array, as_choice, as_count, as_float, as_numbers, as_positive, as_rho
 
 SAMPLED = 1 << 20  # pairs that the scale of a cost is taken from where it is not formed
 
@@ -132,8 +132,7 @@ class OTModel:
 
     See Also
     --------
-    Coupling : what ``coupling(t0, t1)`` returns
-    mapuot.multimarginal : all days as one problem
+    Coupling, mapuot.multimarginal
 
     Examples
     --------
@@ -261,8 +260,7 @@ class OTModel:
 def as_lambda(value: Any, tau: Any, epsilon: float, names: tuple[str, str]) -> float:
     """Check wot's lambda, or make it of moscot's tau."""
     if tau is None:
-        number = as_float(value, names[0])
-        return math.inf if number == math.inf else as_positive(number, names[0])
+        return as_rho(value, names[0])
     share = as_float(tau, names[1])
     if not 0 < share <= 1:
         raise ValueError(f"{names[1]} must be in (0, 1], got {share}")

@@ -20,7 +20,7 @@ from .result import Result
 from .store import FORMAT, MASKED, NUMBERS, TEXTS, VECTORS, trace_of
 from .summary import REFERENCES
 
-MASK = ("keep", "seed", "turned")
+MASK, MORE = ("keep", "seed", "turned"), ("format", "forbidden", "trace", "how", "upper_a", "upper_b")
 ANSWERED = ("cost", "objective", "dual", "mass")  # NUMBERS of the answer, not of its problem
 SAME = 1e-6  # of the range of M: differences of float32 and float64 copies of one matrix
 
@@ -66,8 +66,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
 
     See Also
     --------
-    Result.save : writes the file
-    mapuot.files.load_checkpoint : potentials of a solve that was broken off
+    Result.save, mapuot.files.load_checkpoint
 
     Examples
     --------
@@ -80,9 +79,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     >>> mapuot.load(path, M).plan.shape
     (5, 4)
     """
-    values = read_values(
-        path, (*VECTORS, *NUMBERS, *TEXTS, *MASK, "format", "forbidden", "trace", "how", "upper_a", "upper_b")
-    )
+    values = read_values(path, (*VECTORS, *NUMBERS, *TEXTS, *MASK, *MORE))
     try:
         sides, trace = checked(values)
     except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -106,11 +103,9 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     if "mask" in values:
         c = Masked(c, values["mask"], shape)
     problem = Problem(cost, rows, cols, values["reg"], c, low, high, forbidden, values["c_mass"])
-    potentials, marginals = (
-        (values[first], values[second]) for first, second in (("log_u", "log_v"), ("row_marginal", "col_marginal"))
-    )
-    how = str(values.get("how", ""))
-    result = Result(problem, module, potentials, marginals, trace, values["status"], as_threads(threads), how)
+    log_u, log_v, *marginals = (values[name] for name in VECTORS[:4])
+    last = values["status"], as_threads(threads), str(values.get("how", ""))
+    result = Result(problem, module, (log_u, log_v), tuple(marginals), trace, *last)
     vars(result).update({name: values[name] for name in ANSWERED})
     return result
 
@@ -140,9 +135,8 @@ def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
         vector = values[name]
         if vector.dtype.kind != "f" or vector.shape != (length,) or np.isnan(vector).any():
             raise ValueError(f"{name} must be {length} numbers, got {shown(vector)}")
-    rows, cols = (
-        Side(s, values[s], values["penalty_" + s], values["rho_" + s], values.get("upper_" + s)) for s in "ab"
-    )
+    told = ((s, values[s], values["penalty_" + s], values["rho_" + s], values.get("upper_" + s)) for s in "ab")
+    rows, cols = (Side(*each) for each in told)
     trace = trace_of(values["trace"])
     check_signs(values, trace)
     return (rows, cols), trace
@@ -171,7 +165,5 @@ def check_same(cost: Cost, shape: tuple[int, int], saved: tuple[float, float, bo
     far = SAME * max(1e-300, abs(saved[0]), abs(saved[1]))
     near = all(abs(x - y) <= far for x, y in zip(saved[:2], given[:2], strict=True))
     if not near or saved[2] != given[2]:
-        raise ValueError(
-            f"M must be the matrix that was solved, whose finite entries lie in [{saved[0]:.6g}, {saved[1]:.6g}], got "
-            f"one in [{given[0]:.6g}, {given[1]:.6g}]"
-        )
+        own, other = (f"[{low:.6g}, {high:.6g}]" for low, high in (saved[:2], given[:2]))
+        raise ValueError(f"M must be the matrix that was solved, whose finite entries lie in {own}, got one in {other}")

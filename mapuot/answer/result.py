@@ -163,9 +163,7 @@ class Result(Certified, Answer):
 
     See Also
     --------
-    solve : returns it
-    load : reads a saved one
-    BatchResult : the answers of many problems
+    solve, load, BatchResult
 
     Notes
     -----

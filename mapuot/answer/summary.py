@@ -21,9 +21,8 @@ def side_words(side: Any) -> str:
     if side.penalty == "balanced":
         return "balanced"
     if side.penalty == "range":
-        return (
-            f"between {number(low)} and {number(float(side.ranks.max(np.max(side.upper, initial=0.0))))} of each mass"
-        )
+        high = float(side.ranks.max(np.max(side.upper, initial=0.0)))
+        return f"between {number(low)} and {number(high)} of each mass"
     one = number(low) if low == high else f"{number(low)} to {number(high)}"
     return f"{side.kind.words}, reg_m {one}"
 
@@ -31,10 +30,7 @@ def side_words(side: Any) -> str:
 def certificate_words(result: Any) -> str:
     if not result.error_bound < 1:
         told = "nothing is certified yet"
-    elif any(
-        side.ranks.max(any_of(side.hard)) or side.penalty == "range"
-        for side in (result.problem.rows, result.problem.cols)
-    ):
+    elif any(side.ranks.max(any_of(side.hard)) or side.penalty == "range" for side in result.problem.sides):
         told = f"error_bound {result.error_bound:.1e} counts what hard marginals miss, relative to the mass"
     else:
         told = f"the plan is within {result.error_bound:.1e} of the optimal one, in L1 and relative to its mass"

@@ -103,10 +103,8 @@ def taken(x: Any, name: str) -> Any:
         return x
     check_csr(x, name)
     if requires_grad(x):
-        warn(
-            f"{name} requires grad and is taken as data: no gradient goes through this call; "
-            "mapuot.torch.sinkhorn_loss is the cost with its gradient"
-        )
+        text = f"{name} requires grad and is taken as data: no gradient goes through this call"
+        warn(f"{text}; mapuot.torch.sinkhorn_loss is the cost with its gradient")
     return array_of(x)
 
 

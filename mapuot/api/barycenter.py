@@ -20,20 +20,11 @@ from ..ascend.passes import Engine
 from ..backends import Stats, host, load, pick
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
+from ..problem import validate
 from ..problem.cost import cost_of
 from ..problem.kinds import as_cost, as_costs, as_whole_cost, stores_pairs
 from ..problem.scale import matrices_of, scaled
 from ..problem.sparse import Sparse
-from ..problem.validate import (
-    MASS_TOLERANCE,
-    as_array,
-    as_callback,
-    as_count,
-    as_float,
-    as_numbers,
-    as_positive,
-    told_points,
-)
 from ..route.options import make_options
 from ..status import told_bound, told_miss, warn_not_converged
 
@@ -105,10 +96,8 @@ class BarycenterResult:
         state = "converged" if self.converged else "not converged"
         mass = self.q.sum(tuple(range(-axes, 0)))
         masses = f"mass {mass:.6g}" if mass.ndim == 0 else f"masses {mass.min():.6g} to {mass.max():.6g}"
-        return (
-            f"<mapuot.BarycenterResult {several} of {p} histograms on {n} points, {state} after "
-            f"{self.n_passes} passes, {told_bound(self.error_bound)}, last change {self.change:.1e}, {masses}>"
-        )
+        ended = f"{state} after {self.n_passes} passes, {told_bound(self.error_bound)}, last change {self.change:.1e}"
+        return f"<mapuot.BarycenterResult {several} of {p} histograms on {n} points, {ended}, {masses}>"
 
 
 def barycenter(
@@ -170,8 +159,7 @@ def barycenter(
 
     See Also
     --------
-    multimarginal : a barycenter with the couplings of all histograms, as a star with a free centre
-    mapuot.pot.barycenter_unbalanced : POT's signature
+    multimarginal, mapuot.pot.barycenter_unbalanced
 
     Examples
     --------
@@ -187,8 +175,8 @@ def barycenter(
     """
     if scale_cost is not None:
         return scaled(barycenter, locals(), matrices_of(as_costs(M, pick("auto", M))))  # type: ignore[no-any-return]
-    A, max_passes = as_array(A, "A"), as_count(max_passes, "max_passes")
-    tol, tol_change = as_positive(tol, "tol"), as_positive(tol_change, "tol_change")
+    A, max_passes = validate.as_array(A, "A"), validate.as_count(max_passes, "max_passes")
+    tol, tol_change = validate.as_positive(tol, "tol"), validate.as_positive(tol_change, "tol_change")
     images = A.shape[1:]
     if images == getattr(cost_of(M), "nodes", (None,))[0]:
         A = A.reshape(len(A), -1)
@@ -199,7 +187,7 @@ def barycenter(
     if debiased and not M.symmetric(load("cpu")):
         raise ValueError("M must be symmetric, to the last bit, for a debiased barycenter: take (M + M.T) / 2")
     operator, options, found = load("cpu").operator_of(M, reg), make_options("auto", "float64", tol, None, None), []
-    callback, weightings = as_callback(callback), np.atleast_2d(table / table.sum(-1, keepdims=True))
+    callback, weightings = validate.as_callback(callback), np.atleast_2d(table / table.sum(-1, keepdims=True))
     for w, start in zip(weightings, starts_of(warm_start, A, reg, len(weightings)), strict=True):
         lacking = PartMasses(M, A, w).lacking if M.operator == "pairs" and rho == np.inf else None
         body = Barycenter(A, operator, rho, w, debiased, tol_change, lacking)
@@ -266,11 +254,11 @@ class PartMasses:
         """Raise where balanced histograms have other shares of their mass in a part of M, (parts, p)."""
         used = np.flatnonzero(weights > 0)
         some = shares[:, used]
-        wrong = np.ptp(some, axis=1) > MASS_TOLERANCE
+        wrong = np.ptp(some, axis=1) > validate.MASS_TOLERANCE
         if wrong.any():
             k = int(wrong.argmax())
             s, t = used[some[k].argmax()], used[some[k].argmin()]
-            points = told_points(f"A[{s}]", self.parts.rows == k)
+            points = validate.told_points(f"A[{s}]", self.parts.rows == k)
             held = f"{shares[k, s]:.6g} of A[{s}], but {shares[k, t]:.6g} of A[{t}]"
             raise InfeasibleError(f"M connects {points} with no other points, and there is {held}")
 
@@ -288,25 +276,23 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, floa
         M = as_cost(host(M), pick("reference")) if stores_pairs(M) else as_whole_cost(M, pick("reference"))
     if A.shape[1] != M.shape[0] or M.shape[0] != M.shape[1]:
         raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
-    A = as_numbers(A, "A", "finite and >= 0", A.shape, least=0.0)
+    A = validate.as_numbers(A, "A", "finite and >= 0", A.shape, least=0.0)
     if not (A.sum(1) > 0).all():
         raise ValueError("A must have positive mass in each histogram")
     if not M.size:
         raise ValueError("M must store a pair, got a sparse matrix with none")
     if any(M.finite_range(load("cpu"))[2:4]):
         raise ValueError("M must be finite")
-    reg = as_positive(reg, "reg")
-    rho = as_float(reg_m, "reg_m")
-    return A, M, reg, rho if rho == np.inf else as_positive(rho, "reg_m")
+    return A, M, validate.as_positive(reg, "reg"), validate.as_rho(reg_m, "reg_m")
 
 
 def as_weights(value: Any, count: int) -> F64:
     """(count,) or (r, count) weights as given; equal ones of sum 1 for None."""
-    weights = np.full(count, 1.0 / count) if value is None else as_array(value, "weights")
+    weights = np.full(count, 1.0 / count) if value is None else validate.as_array(value, "weights")
     wanted, shapes = (
         f"({count},) or (r, {count}), finite, >= 0 and not all zero",
         ((count,), (*weights.shape[:1], count)),
     )
-    if not as_numbers(weights, "weights", wanted, *shapes, least=0.0).any(-1).all() or not weights.size:
+    if not validate.as_numbers(weights, "weights", wanted, *shapes, least=0.0).any(-1).all() or not weights.size:
         raise ValueError(f"weights must be {wanted}, got {shown(value)}")
     return np.asarray(weights, np.float64)

@@ -166,9 +166,7 @@ def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
 class BatchRun:
     """Solve of a batch under way, whose answers are filled in chunk by chunk and problem by problem."""
 
-    def __init__(
-        self, module: ModuleType, task: BatchProblem, options: Options, precision: str, max_passes: int
-    ) -> None:
+    def __init__(self, module: Any, task: BatchProblem, options: Options, precision: str, max_passes: int) -> None:
         self.module, self.task, self.options, self.precision = module, task, options, precision
         self.max_passes, self.stopped = max_passes, False
         p = len(task)

@@ -55,8 +55,7 @@ def sinkhorn_divergence(
 
     See Also
     --------
-    pairwise : all pairs of many clouds
-    mapuot.torch.sinkhorn_divergence, mapuot.torch.SamplesLoss : with gradients
+    pairwise, mapuot.torch.sinkhorn_divergence, mapuot.torch.SamplesLoss
 
     Examples
     --------
@@ -74,9 +73,8 @@ def sinkhorn_divergence(
         return scaled(sinkhorn_divergence, locals(), matrices_of(as_costs(M, pick("auto", M))))
     M_a, M_b = self_costs(M, M_a, M_b)
     a, b, _ = as_vectors(M, a, b, None)
-    ab, aa, bb = (
-        solve_batch(*three, reg=reg, reg_m=reg_m, **options) for three in ((M, a, b), (M_a, a, a), (M_b, b, b))
-    )
+    three = (M, a, b), (M_a, a, a), (M_b, b, b)
+    ab, aa, bb = (solve_batch(*one, reg=reg, reg_m=reg_m, **options) for one in three)
     mass_a, mass_b = ab.problem.masses
     w_ab, w_aa, w_bb = (host(dual_value(result)) for result in (ab, aa, bb))
     value = w_ab - 0.5 * (w_aa + w_bb) + 0.5 * ab.problem.reg * (mass_a - mass_b) ** 2
@@ -106,9 +104,7 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
         return M.within()
     shape = tuple(np.shape(M))
     if len(shape) < 2 or shape[-1] != shape[-2]:
-        raise ValueError(
-            f"M_a and M_b, the costs within each side, must be given where M is not square, got M of shape {shape}"
-        )
+        raise ValueError(f"M_a and M_b, costs within each side, must be given where M is not square, got shape {shape}")
     if isinstance(M, Grid):
         if M._cost.symmetric():
             return M, M

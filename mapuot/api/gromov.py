@@ -26,20 +26,11 @@ from ..answer.slopes import Gradient, mass_slope
 from ..backends import pick
 from ..errors import muted, shown
 from ..penalties import F64
+from ..problem import validate
 from ..problem.clouds import PointCloud
 from ..problem.points import as_points
 from ..problem.sparse import is_sparse
-from ..problem.validate import (
-    as_array,
-    as_choice,
-    as_count,
-    as_float,
-    as_numbers,
-    as_pair,
-    as_positive,
-    as_weight,
-    check_kind,
-)
+from ..problem.validate import as_positive, check_kind
 from ..status import Words, not_converged, warn_not_converged
 from .solve import solve
 
@@ -175,7 +166,7 @@ class Space:
             self.phi = np.column_stack([(x**2).sum(1), np.ones(len(x)), x])
             self.count = len(x)
             return
-        A = given if is_sparse(given) else as_array(given, name)
+        A = given if is_sparse(given) else validate.as_array(given, name)
         check_kind(A, name, "fiu")
         if A.ndim != 2 or A.shape[0] != A.shape[1] or 0 in A.shape:
             raise ValueError(f"{name} must be a square matrix of distances for metric 'precomputed', got {A.shape}")
@@ -273,9 +264,7 @@ class Factors:
 class Task:
     """A problem of `gromov`: both spaces, masses and penalties, and the costs of a step."""
 
-    def __init__(
-        self, X: Space, Y: Space, a: F64, b: F64, reg: float, rho: tuple[float, float], features: Any, alpha: float
-    ) -> None:
+    def __init__(self, X: Space, Y: Space, a: F64, b: F64, reg: float, rho: Any, features: Any, alpha: float) -> None:
         self.X, self.Y, self.a, self.b, self.reg, self.rho, self.alpha = X, Y, a, b, reg, rho, alpha
         self.hard = math.inf in rho
         self.F = None if isinstance(features, tuple) else features
@@ -325,7 +314,7 @@ class Task:
         P = P.plan if isinstance(P, Result) else P
         shape = self.X.count, self.Y.count
         wanted = f"a plan {shape} of finite numbers >= 0, not all 0"
-        P = as_numbers(P.toarray() if is_sparse(P) else P, "init", wanted, shape, least=0.0)
+        P = validate.as_numbers(P.toarray() if is_sparse(P) else P, "init", wanted, shape, least=0.0)
         P, c = np.asarray(P, np.float64), np.outer(self.a, self.b)
         if (P[c == 0] > 0).any() or not P.any():
             raise ValueError(f"init must be {wanted}, and have no mass where a or b has none")
@@ -526,15 +515,16 @@ def gromov(
     kinds = metric if isinstance(metric, tuple) else (metric, metric)
     if len(kinds) != 2:
         raise ValueError(f"metric must be one of {[*KINDS]} or a pair of them, got {shown(metric)}")
-    spaces = [Space(z, as_choice(k, "metric", KINDS), name) for z, k, name in zip((X, Y), kinds, "XY", strict=True)]
+    both = zip((X, Y), (validate.as_choice(kind, "metric", KINDS) for kind in kinds), "XY", strict=True)
+    spaces = [Space(*each) for each in both]
     given = options.keys() - set(OPTIONS)
     if given:
         raise TypeError(f"options must be of {OPTIONS}, got {sorted(given)}")
-    reg, tol, max_iter = as_positive(reg, "reg"), as_positive(tol, "tol"), as_count(max_iter, "max_iter")
-    low, high = (as_positive_or_inf(x, f"reg_m[{k}]") for k, x in enumerate(as_pair(reg_m, "reg_m")))
-    a, b = (as_weight(w, z.count, name, pick("cpu")) for w, z, name in zip((a, b), spaces, "ab", strict=True))
+    reg, tol, max_iter = as_positive(reg, "reg"), as_positive(tol, "tol"), validate.as_count(max_iter, "max_iter")
+    low, high = (validate.as_rho(x, f"reg_m[{k}]") for k, x in enumerate(validate.as_pair(reg_m, "reg_m")))
+    a, b = (validate.as_weight(w, z.count, name, pick("cpu")) for w, z, name in zip((a, b), spaces, "ab", strict=True))
     features = as_features(features, spaces[0].count, spaces[1].count)
-    alpha = 1.0 if features is None else as_float(alpha, "alpha")
+    alpha = 1.0 if features is None else validate.as_float(alpha, "alpha")
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
     task = Task(spaces[0], spaces[1], a, b, reg, (low, high), features, alpha)
@@ -632,13 +622,13 @@ def best_of(found: list[GromovResult]) -> GromovResult:
 def starts(task: Task, init: Any, options: dict[str, Any]) -> list[tuple[Plan, GromovResult | None]]:
     """Return the plans to start from, with the answer between some of the points where a plan is lifted from there."""
     points, many = task.X.phi is not None and task.Y.phi is not None, max(task.X.count, task.Y.count) > 2 * SOME
-    if isinstance(init, str) and as_choice(init, "init", ("auto", *STARTS)) == "auto":
+    if isinstance(init, str) and validate.as_choice(init, "init", ("auto", *STARTS)) == "auto":
         init = ["independent"] if not points else ["coarse"] if many else ["independent", "axes"]
     found: list[tuple[Plan, GromovResult | None]] = []
     for one in init if isinstance(init, list) else [init]:
         if not isinstance(one, str):
             found.append((task.given(one), None))
-        elif as_choice(one, "init", STARTS) == "independent":
+        elif validate.as_choice(one, "init", STARTS) == "independent":
             found.append((task.independent(), None))
         elif one == "coarse":
             found.append(by_some(task, options))
@@ -700,16 +690,6 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
     return [best_of(found)._plan] if found else []
 
 
-def as_positive_or_inf(value: Any, name: str) -> float:
-    """Check a penalty of a side: one number > 0, or inf."""
-    if np.ndim(value):
-        raise ValueError(f"{name} must be one number, > 0 or inf, got a vector: products of measures have one")
-    found = as_float(value, name)
-    if not found > 0:
-        raise ValueError(f"{name} must be > 0, or inf, got {shown(value)}")
-    return found
-
-
 def as_features(value: Any, m: int, n: int) -> Any:
     """Check what both spaces share: a pair of points with equally many columns, or a matrix of costs."""
     if value is None:
@@ -719,5 +699,5 @@ def as_features(value: Any, m: int, n: int) -> Any:
         if (len(f), len(g)) != (m, n) or f.shape[1] != g.shape[1]:
             raise ValueError(f"features must be ({m}, k) and ({n}, k) arrays, got shapes {f.shape} and {g.shape}")
         return f, g
-    F = as_numbers(value, "features", f"a pair of arrays or a finite matrix ({m}, {n})", (m, n), kinds="fiu")
+    F = validate.as_numbers(value, "features", f"a pair of arrays or a finite matrix ({m}, {n})", (m, n), kinds="fiu")
     return np.asarray(F, np.float64)

@@ -46,8 +46,7 @@ def knn_cost(
 
     See Also
     --------
-    certify : bound the error that the missing pairs cause
-    solve : takes the matrix as M
+    certify, solve
 
     Examples
     --------

@@ -49,8 +49,7 @@ def pairwise(
 
     See Also
     --------
-    sinkhorn_divergence : one pair
-    solve_batch : many pairs, with their plans
+    sinkhorn_divergence, solve_batch
 
     Examples
     --------

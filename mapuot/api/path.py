@@ -37,8 +37,7 @@ def path(M: Any, a: Any = None, b: Any = None, *, regs: Sequence[float], reg_ms:
 
     See Also
     --------
-    tune : find reg and reg_m
-    mapuot.plot.path : draw the answers
+    tune, mapuot.plot.path
 
     Examples
     --------
@@ -80,10 +79,9 @@ def as_sequence(reg_ms: Any, count: int) -> list[Any]:
         if len(members) != count and len(members) <= 2:
             return [reg_ms] * count
         if len(members) == count == 2 and any(isinstance(x, list | tuple) or np.ndim(x) > 0 for x in members):
-            raise ValueError(
-                f"reg_ms must be a list where two regs have two vectors or pairs, got {shown(reg_ms)}: [x, y] is one "
-                "for each reg, [(x, y)] * 2 rows and columns of both"
-            )
+            hint = "[x, y] is one for each reg, [(x, y)] * 2 rows and columns of both"
+            wanted = "a list where two regs have two vectors or pairs"
+            raise ValueError(f"reg_ms must be {wanted}, got {shown(reg_ms)}: {hint}")
     if len(members) != count:
         raise ValueError(f"reg_ms must have the length of regs, {count}, got {len(members)}")
     return list(members)

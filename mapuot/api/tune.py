@@ -87,8 +87,7 @@ def tune(
 
     See Also
     --------
-    path : solve for a list of reg and reg_m
-    Result.sharpness : how sharp a plan is
+    path, Result.sharpness
 
     Examples
     --------
@@ -115,9 +114,8 @@ def tune(
     log_reg = math.log(as_positive(reg, "reg") if reg is not None else FIRST_REG * start)
 
     def apart(both: Any) -> Any:
-        return np.array(
-            [logit(search.solve(*both).sharpness) - logit(sharp), logit(search.share(*both)) - logit(share)]
-        )
+        found = search.solve(*both).sharpness, search.share(*both)
+        return np.array([logit(x) - logit(wanted) for x, wanted in zip(found, (sharp, share), strict=True)])
 
     both = secants(apart, (log_reg, found_m[0])) if reg is None and reg_m is None else None
     if both is not None:

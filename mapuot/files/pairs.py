@@ -24,9 +24,7 @@ class PairsFile(Cost):
     operator = "pairs"
     kind = Sparse.kind
 
-    def __init__(
-        self, arrays: dict[str, Any], form: str, shape: Any, told: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def __init__(self, arrays: Any, form: str, shape: Any, told: Callable[[], AbstractContextManager[None]]) -> None:
         (m, n), self.form, self.told = (int(k) for k in shape), form, told
         self.data, self.indices = arrays["data"], arrays["indices"]
         if self.data.dtype.kind not in "fiu":

@@ -73,8 +73,7 @@ def open_matrix(text: Any, name: str = "M") -> Streamed:
 
     See Also
     --------
-    read_vector : masses from a file
-    mapuot.solve : takes the path itself, too
+    read_vector, mapuot.solve
 
     Examples
     --------

@@ -88,11 +88,8 @@ def barycenter_unbalanced(
         )  # fmt: skip
     reached = found.error_bound if found.error_bound < np.inf else found.change
     if stop > 0 and not (found.converged or reached <= stop):
-        warn(
-            f"barycenter not converged after {found.n_passes} iterations: last change {reached:.2e} >= stopThr "
-            f"{stop:.2e}; raise numItermax, reg or stopThr",
-            ConvergenceWarning,
-        )
+        why = f"last change {reached:.2e} >= stopThr {stop:.2e}; raise numItermax, reg or stopThr"
+        warn(f"barycenter not converged after {found.n_passes} iterations: {why}", ConvergenceWarning)
     dtype = np.float32 if histograms.dtype == np.float32 else np.float64
     q, log_u, log_v = (give(x.astype(dtype), A) for x in (found.q, found.log_u.T, found.log_v.T))
     return (q, {"err": [reached], "niter": found.n_passes, "logu": log_u, "logv": log_v}) if log else q

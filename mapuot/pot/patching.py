@@ -15,23 +15,12 @@ import numpy as np
 
 from ..answer.result import Result
 from ..api.solve import solve
-from ..errors import warn
+from ..errors import muted, warn
 from ..route.plain import attempt
 from . import sinkhorn
 from .arrays import tracked
 from .barycenter import barycenter_unbalanced
-from .sinkhorn import (
-    DEFAULT_ITER,
-    STOP,
-    WORDS,
-    Arguments,
-    demand,
-    differentiable,
-    loss,
-    method_name,
-    muted,
-    warn_not_converged,
-)
+from .sinkhorn import DEFAULT_ITER, STOP
 
 OWN_METHOD = {  # of the functions of one method; the others are told it
     "sinkhorn_unbalanced": None,
@@ -136,7 +125,7 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
         return None
     reg, rho = float(reg), float(reg_m)
     try:
-        tol = demand(reg, rho, rho, STOP, name)
+        tol = sinkhorn.demand(reg, rho, rho, STOP, name)
     except (ValueError, ZeroDivisionError):  # reg_m / reg beneath the range of float64
         return None
     arguments = "auto", "kl", "product", tol, None, DEFAULT_ITER, "auto", sinkhorn.BACKEND, None
@@ -145,7 +134,7 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
         with muted():
             result = solve(M, a, b, reg=reg, reg_m=rho, tol=tol, max_passes=DEFAULT_ITER, backend=sinkhorn.BACKEND)
     if not result.converged:
-        warn_not_converged(result, STOP, WORDS)
+        sinkhorn.warn_not_converged(result, STOP, sinkhorn.WORDS)
     return result.plan
 
 
@@ -183,9 +172,12 @@ def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., 
         cost, log = given.get("returnCost", "linear"), bool(given.get("log", False))
         if cost not in ("linear", "total"):
             raise ValueError(f"Unknown returnCost = {cost!r}: must be 'linear' or 'total'")
-        name = own or method_name(method) or "sinkhorn"
-        request = Arguments(a, b, M, reg, reg_m, given.get("reg_type"), given.get("c"), given.get("warmstart"))
-        request.max_iter, request.stop = given.get("numItermax", DEFAULT_ITER), given.get("stopThr", STOP)
+        name = own or sinkhorn.method_name(method) or "sinkhorn"
+        request = sinkhorn.Arguments(a, b, M, reg, reg_m, given.get("reg_type"), given.get("c"), given.get("warmstart"))
+        request.max_iter, request.stop = (
+            given.get("numItermax", DEFAULT_ITER),
+            given.get("stopThr", STOP),
+        )
         request.verbose = given.get("verbose", False)
         answers = request.run(name, given.get("tau") if name == "sinkhorn_stabilized" else None)
         return answers.plan(log) if plain else answers.cost(cost, log)
@@ -200,9 +192,10 @@ def with_gradient(original: Callable[..., Any], args: tuple[Any, ...], kwargs: A
     """
     a, b, M, reg, reg_m = args[:5]
     asked = given.get("log") or given.get("returnCost") != "total"
-    if asked or not differentiable(a, b, M, given.get("reg_type", "kl"), given.get("c"), given.get("warmstart")):
+    plain = given.get("reg_type", "kl"), given.get("c"), given.get("warmstart")
+    if asked or not sinkhorn.differentiable(a, b, M, *plain):
         return original(*args, **kwargs)
-    return loss(a, b, M, reg, reg_m, given.get("stopThr", STOP), given.get("numItermax", DEFAULT_ITER))
+    return sinkhorn.loss(a, b, M, reg, reg_m, given.get("stopThr", STOP), given.get("numItermax", DEFAULT_ITER))
 
 
 def of_barycenter(original: Callable[..., Any], own: str | None) -> Callable[..., Any]:

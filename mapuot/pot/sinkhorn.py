@@ -163,8 +163,7 @@ def sinkhorn_unbalanced2(
 
     See Also
     --------
-    sinkhorn_unbalanced : all parameters; the plan
-    mapuot.torch.sinkhorn_loss : a loss with gradients
+    sinkhorn_unbalanced, mapuot.torch.sinkhorn_loss
 
     Examples
     --------
@@ -323,13 +322,9 @@ class Answers:
         return x.astype(self.dtype) if held.all() else x
 
     def log(self) -> dict[str, Any]:
-        return {
-            "err": self.err,
-            "logu": self.vectors([r.log_u for r in self.results]),
-            "logv": self.vectors([r.log_v for r in self.results]),
-            "cost": self.costs("linear"),
-            "total_cost": self.costs("total"),
-        }
+        logu, logv = (self.vectors([getattr(r, name) for r in self.results]) for name in ("log_u", "log_v"))
+        costs = {"cost": self.costs("linear"), "total_cost": self.costs("total")}
+        return {"err": self.err, "logu": logu, "logv": logv} | costs
 
     def vectors(self, values: list[Any]) -> Any:
         table = [*map(self.results[0]._backend.to_numpy, values)]

@@ -16,10 +16,10 @@ from ..backends.contract import any_of, host, is_on_device, namespace
 from ..cached import cached_property
 from ..penalties import F64
 from ..processor import SERIAL_ENTRIES
-from .cost import Cost, Given, joint_range
+from .cost import Cost, Given, Range, Tell, joint_range
 from .metrics import METRICS
 from .points import PAIR_BYTES, PointCosts, as_points, there
-from .validate import as_array, check_kind
+from .validate import as_array
 
 
 class PointCloud(Given):
@@ -80,9 +80,7 @@ class PointCloud(Given):
 
     See Also
     --------
-    solve_sample : solve between two clouds in one call
-    Grid : the cost between the nodes of images and volumes
-    knn_cost : the costs of nearest neighbours only
+    solve_sample, Grid, knn_cost
 
     Notes
     -----
@@ -124,7 +122,7 @@ class PointCloud(Given):
             raise NotImplementedError("labels are for one cloud: with across=inf clouds of a list may be its labels")
         if many and (metric == "inner" or addends is not None):
             raise NotImplementedError("metric 'inner' and addends are for one cloud: call solve for each problem")
-        super().__init__(Clouds(x, y, *how, starts) if many else PointCosts(x, y, *how, labels, across, addends))
+        super().__init__(Clouds(x, y, *how, starts=starts) if many else PointCosts(x, y, *how, labels, across, addends))
 
     def _hold(self, cost: Any) -> None:
         super()._hold(cost)
@@ -183,16 +181,14 @@ class Clouds(Cost):
     ndim = 3
     operator = "points"
 
-    def __init__(
-        self, x: Any, y: Any, metric: str, scale: float, weights: Any, truncate: Any, form: Any, starts: Any = None
-    ) -> None:
+    def __init__(self, x: Any, y: Any, metric: str, scale: float, weights: Any, *how: Any, starts: Any = None) -> None:
         first, second = starts if isinstance(starts, tuple) else (starts, starts)
         on_device = any(is_on_device(z[0] if is_list(z) else z) for z in (x, y))
         read = there if on_device and weights is None and metric in METRICS and not METRICS[metric].unit else array_in
         rows, row_places = as_flat(x, "x", first, read)
         same = y is None or y is x
         columns, col_places = (None, row_places) if same else as_flat(y, "y", second, read)
-        whole = AllPoints(rows, columns, metric, scale, weights, truncate, form)
+        whole = AllPoints(rows, columns, metric, scale, weights, *how)
         whole.on_device = on_device
         sizes = {len(places.first) for places in (row_places, col_places)} - {1}
         if len(sizes) > 1:
@@ -200,21 +196,25 @@ class Clouds(Cost):
         p = max(sizes, default=1)
         self._hold(whole, *(Places(*(np.broadcast_to(k, (p,)) for k in places)) for places in (row_places, col_places)))
 
-    def _hold(self, whole: AllPoints, rows: Places, cols: Places) -> "Clouds":
+    def _hold(self, whole: PointCosts, rows: Places, cols: Places) -> "Clouds":
         self.whole, self.places, self.dtype = whole, (rows, cols), whole.dtype
         self.shape = int(rows.count.max()), int(cols.count.max())
         return self
+
+    @staticmethod
+    def _of(whole: PointCosts, rows: Places, cols: Places) -> "Clouds":
+        return object.__new__(Clouds)._hold(whole, rows, cols)
 
     def placed(self, xp: ModuleType) -> "Clouds":
         whole = self.whole
         if namespace(whole.x) is xp:
             return self
-        asarray, found = host if xp is np else xp.asarray, object.__new__(AllPoints)
+        asarray = host if xp is np else xp.asarray
         x, rows = asarray(whole.x), asarray(whole.rows)
         y, targets = (x, rows) if whole.x is whole.y else (asarray(whole.y), asarray(self.targets))
-        vars(found).update(vars(whole), x=x, y=y)
+        found = whole._other(AllPoints, x=x, y=y)
         found._set(rows, targets)
-        return object.__new__(Clouds)._hold(found, *self.places)
+        return self._of(found, *self.places)
 
     @cached_property
     def at_home(self) -> "Clouds":
@@ -283,12 +283,11 @@ class Clouds(Cost):
             if i.indices(len(self)) == (0, len(self), 1):
                 return self
             parts = (Places(places.first[i], places.count[i]) for places in self.places)
-            return object.__new__(Clouds)._hold(self.whole, *parts)
+            return self._of(self.whole, *parts)
         if self.at_home is not self:
             return self.at_home.of(i)
         whole, (rows, cols) = self.whole, (places.run(i) for places in self.places)
-        one = object.__new__(PointCosts)
-        vars(one).update(vars(whole), x=whole.x[rows], y=whole.y[cols])
+        one = whole._other(x=whole.x[rows], y=whole.y[cols])
         if whole.x is whole.y and rows == cols:
             one.y = one.x
         one._set(whole.rows[rows], self.targets[cols])
@@ -300,22 +299,19 @@ class Clouds(Cost):
         return same and self.whole.symmetric(backend)
 
     def transpose(self) -> "Clouds":
-        turned = object.__new__(AllPoints)
-        vars(turned).update(vars(self.whole), x=self.whole.y, y=self.whole.x)
+        turned = self.whole._other(AllPoints, x=self.whole.y, y=self.whole.x)
         turned._set(self.targets, self.whole.rows)
-        return object.__new__(Clouds)._hold(turned, *self.places[::-1])
+        return self._of(turned, *self.places[::-1])
 
     def within(self) -> "Clouds":
         """Return the costs within the points of the rows of each problem."""
-        return object.__new__(Clouds)._hold(self.whole.within(), self.places[0], self.places[0])  # type: ignore[arg-type]
+        return self._of(self.whole.within(), self.places[0], self.places[0])
 
     def part(self, a: Any, b: Any, ranks: Any) -> "Clouds":
         """Return the costs unchanged: a batch is solved by one process."""
         return self
 
-    def range(
-        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
-    ) -> tuple[float, float, int, int]:
+    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
         """Return bounds for all problems where the metric has them; the core finds the range of each that it solves."""
         if not METRICS[self.whole.metric].degree:
             bounds = 0.0, 0.0, 0, 1
@@ -410,31 +406,20 @@ def array_in(value: Any) -> Any:
     return value.detach().cpu().numpy() if type(value).__module__ == "torch" else host(value)
 
 
-def flat_points(value: Any, name: str, read: Callable[[Any], Any]) -> Any:
-    """Check a real matrix of points, (m, d); what lies on a device is known to be finite when its range is."""
-    if read is array_in:
-        return as_points(value, name)
-    points = as_array(value, name, read)
-    check_kind(points, name)
-    if points.ndim != 2 or 0 in points.shape:
-        raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}")
-    return points
-
-
 def as_flat(value: Any, name: str, starts: Any, read: Callable[[Any], Any]) -> tuple[Any, Places]:
     """Return the points of all clouds one behind the other, and where each cloud lies; one cloud may serve all.
 
-    ``read`` makes an array of what is given.
+    ``read`` makes an array of what is given; what lies on a device is known to be finite when its range is.
     """
     if starts is not None:
         starts = np.asarray(host(starts))
-        points = flat_points(value, name, read)
+        points = as_points(value, name, read is there, False)
         rising = starts.ndim == 1 and len(starts) > 1 and starts.dtype.kind in "iu" and (np.diff(starts) > 0).all()
         if not (rising and starts[0] == 0 and starts[-1] == len(points)):
             raise ValueError(f"starts of {name} must be integers that rise from 0 to its {len(points)} points")
         return points, Places(starts[:-1].astype(np.int64), np.diff(starts).astype(np.int64))
     if is_list(value):
-        parts = [flat_points(part, f"{name}[{i}]", read) for i, part in enumerate(value)]
+        parts = [as_points(part, f"{name}[{i}]", read is there, False) for i, part in enumerate(value)]
         if len({part.shape[1] for part in parts}) != 1:
             raise ValueError(f"{name} must hold clouds of points with equally many coordinates")
         count = np.array([len(part) for part in parts], np.int64)
@@ -442,6 +427,6 @@ def as_flat(value: Any, name: str, starts: Any, read: Callable[[Any], Any]) -> t
     points = as_array(value, name, read)
     if points.ndim == 3 and 0 not in points.shape:
         p, m, d = points.shape
-        return flat_points(points.reshape(-1, d), name, read), Places(m * np.arange(p), np.full(p, m))
-    points = flat_points(points, name, read)
+        return as_points(points.reshape(-1, d), name, read is there, False), Places(m * np.arange(p), np.full(p, m))
+    points = as_points(points, name, read is there, False)
     return points, Places(np.zeros(1, np.int64), np.array([len(points)]))

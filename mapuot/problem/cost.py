@@ -20,6 +20,11 @@ LANDMARKS = 16  # rows (columns) of M by which columns (rows) are told apart
 RANGE_BYTES, DEVICE_RANGE_BYTES = 1 << 28, 1 << 34  # bytes read at once: Ctrl-C waits 30 ms for them, 5 on a device
 
 
+Range = tuple[float, float, int, int]  # smallest, largest finite entry, number of NaN or -inf, of +inf
+Blocks = Iterator[tuple[int, int, Any, Any]]  # (k0, k1, rows of M, rows of c or None)
+Tell = Callable[[int], Any] | None  # called with the number of rows of each block that was read
+
+
 class Cost:
     """Interface of a cost: a matrix (m, n) of float32 or float64."""
 
@@ -94,9 +99,7 @@ class Cost:
         """Return the block of this rank, where this is the whole matrix; a and b are the rank's masses, or None."""
         raise NotImplementedError
 
-    def blocks(
-        self, c: "Cost | None" = None, i0: int = 0, i1: int | None = None, most: int | None = None
-    ) -> Iterator[tuple[int, int, Any, Any]]:
+    def blocks(self, c: "Cost | None" = None, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:
         """Yield (k0, k1, rows of M, rows of c or None) over the rows i0 to i1, ``most`` bytes of M at once.
 
         By default an array is one block, and blocks of a matrix that is not in memory have BLOCK_BYTES.
@@ -109,9 +112,7 @@ class Cost:
             k1 = min(k0 + step, i1)
             yield k0, k1, self.read(k0, k1), None if c is None else c.read(k0, k1)
 
-    def range(
-        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
-    ) -> tuple[float, float, int, int]:
+    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
         """Return (smallest, largest finite entry, number of NaN or -inf, number of +inf); 0, 0 where none is finite.
 
         ``tell`` is called with the number of rows of each block that was read.
@@ -130,7 +131,7 @@ class Cost:
                 low, high = min(low, found[0]), max(high, found[1])
         return (low, high, bad, infinite) if low <= high else (0.0, 0.0, bad, infinite)
 
-    def finite_range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+    def finite_range(self, backend: ModuleType, threads: int | None = None) -> Range:
         """Return the range of a reference, whose pairs that are not stored are 0."""
         return self.range(backend, threads)
 
@@ -177,9 +178,7 @@ class Cost:
         """Raise where the plan has more entries than anyone can wait for."""
 
 
-def joint_range(
-    found: Iterable[tuple[tuple[float, float, int, int], int]],
-) -> tuple[float, float, int, int]:
+def joint_range(found: Iterable[tuple[Range, int]]) -> Range:
     """Return the range of several costs together; ``found`` has the range and the number of pairs of each."""
     ranges = [*found]
     seen = [x[:2] for x, pairs in ranges if x[2] + x[3] < pairs] or [(0.0, 0.0)]
@@ -292,9 +291,7 @@ class Streamed(Cost):
         self.dtype = held_type(dtype)
 
     @classmethod
-    def made(
-        cls, function: Callable[..., Any], a: Any, b: Any, ranks: Ranks, convert: Callable[[Any], Any] = np.asarray
-    ) -> "Streamed":
+    def made(cls, function: Callable[..., Any], a: Any, b: Any, ranks: Ranks, convert: Any = np.asarray) -> "Streamed":
         """Make the block of this rank of a matrix that a function gives; a and b tell its shape."""
         if b is None or np.size(b) == 0:
             raise ValueError("b must be given where M is a function: it tells the number of columns")
@@ -320,9 +317,7 @@ class Streamed(Cost):
     def part(self, a: Any, b: Any, ranks: Ranks) -> "Streamed":
         return self[slice(*own_part(a, self.shape[0], ranks))]
 
-    def blocks(
-        self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
-    ) -> Iterator[tuple[int, int, Any, Any]]:
+    def blocks(self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:
         """Yield blocks as every cost does, and check each: a second read may give NaN where the first gave a number."""
         for k0, k1, M, c_rows in super().blocks(c, i0, i1, most):
             for block, name in ((M, "M"), (getattr(c_rows, "given", c_rows), "reference")):

@@ -5,7 +5,6 @@ it takes n^(1 + 1/d) multiplications, and no more memory than its vectors (backe
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from ..penalties import F64
 from ..ranks import Ranks
-from .cost import Cost, Given
+from .cost import Cost, Given, Range, Tell
 from .validate import MOST, as_count, as_positive
 
 MOST_LISTED = 1 << 34  # entries of a plan that may be listed one by one, which takes minutes
@@ -38,9 +37,7 @@ class Grid(Given):
 
     See Also
     --------
-    PointCloud : points anywhere
-    barycenter : takes a Grid, too
-    log_matmul : the products that a pass is made of
+    PointCloud, barycenter, log_matmul
 
     Notes
     -----
@@ -67,9 +64,7 @@ class Grid(Given):
 
     _cost: "GridCosts"
 
-    def __init__(
-        self, shape: Any, spacing: Any = 1.0, scale: float = 1.0, *, target: Any = None, offset: Any = 0.0
-    ) -> None:
+    def __init__(self, shape: Any, spacing: Any = 1.0, scale: Any = 1.0, *, target: Any = None, offset: Any = 0.0):
         super().__init__(GridCosts(shape, spacing, scale, target=target, offset=offset))
 
     def _hold(self, cost: Any) -> None:
@@ -134,9 +129,7 @@ class GridCosts(Cost):
             raise NotImplementedError(f"{self.kind} is solved in one process: comm must be None")
         return self
 
-    def range(
-        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
-    ) -> tuple[float, float, int, int]:
+    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
         return sum(float(C.min()) for C in self.axes), sum(float(C.max()) for C in self.axes), 0, 0
 
     def error(self, largest: float) -> float:
@@ -153,10 +146,9 @@ class GridCosts(Cost):
 
     def check_listed(self) -> None:
         if self.size > MOST_LISTED:
-            raise MemoryError(
-                f"the plan of {self.kind} has {self.size:.1e} entries, too many to be made one by one: apply, "
-                "barycentric_map, push and rows need no list of them"
-            )
+            many = f"{self.size:.1e} entries, too many to be made one by one"
+            cure = "apply, barycentric_map, push and rows need no list of them"
+            raise MemoryError(f"the plan of {self.kind} has {many}: {cure}")
 
 
 def flat(value: Any, nodes: tuple[int, ...]) -> Any:

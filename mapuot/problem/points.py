@@ -5,7 +5,6 @@ The metrics are those of SciPy's ``cdist``, and the Wasserstein-Fisher-Rao cost 
 """
 
 import math
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from ..backends.contract import PAD, any_of, host, is_on_device, namespace
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import Ranks
-from .cost import Cost, Dense
+from .cost import Cost, Dense, Range, Tell
 from .labels import coordinates
 from .metrics import METRICS, Metric
 from .validate import as_array, as_choice, as_float, as_numbers, as_positive, check_kind
@@ -125,9 +124,8 @@ class PointCosts(Cost):
             points = points / size_of(points)
             zero = ~(points != 0).any(1)
             if zero.any():
-                raise ValueError(
-                    f"{name} must hold no zero vector for metric {self.metric!r}, {int(np.argmax(zero))} is one"
-                )
+                which = int(np.argmax(zero))
+                raise ValueError(f"{name} must hold no zero vector for metric {self.metric!r}, {which} is one")
             points = points / np.sqrt((points**2).sum(1, keepdims=True))
         scaled: F64 = namespace(points).ascontiguousarray(points)
         return scaled
@@ -290,22 +288,20 @@ class PointCosts(Cost):
         turned._set(rows, columns)
         return turned
 
-    def range(
-        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
-    ) -> tuple[float, float, int, int]:
+    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
         """Return the range as every cost does; bounds where to look at all pairs would take longer than the solve."""
         tight = self.dim <= FEW_DIMENSIONS or self.truncates(self.size)
         metric = METRICS[self.metric]
         bounded = tight and self.size >= AUTO_ENTRIES and metric.degree > 0
         return self.reached(self._bounds() if bounded else super().range(backend, threads, tell))
 
-    def reached(self, found: tuple[float, float, int, int]) -> tuple[float, float, int, int]:
+    def reached(self, found: Range) -> Range:
         """Return the range ``found``; raise where a pair costs inf and the metric has no reach that forbids it."""
         if found[3] and METRICS[self.metric].reach == math.inf:
             raise ValueError(f"x and y must be so near each other that their {self.metric} costs are finite")
         return found
 
-    def _bounds(self) -> tuple[float, float, int, int]:
+    def _bounds(self) -> Range:
         """Bound the costs by the boxes that hold all points; the largest also by the balls around their middle."""
         metric, scale = self.core
         y = self.columns[:, : self.shape[1]]
@@ -384,10 +380,9 @@ class Formed(Dense):
     def transpose(self) -> "Formed":
         return Formed(self.cloud.transpose(), self._array.T, self.rounding)
 
-    def range(
-        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
-    ) -> tuple[float, float, int, int]:
-        found: tuple[float, float, int, int] = self.cloud.reached(super().range(backend, threads, tell))
+    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
+        found: Range = self.cloud.reached(super().range(backend, threads, tell))
+        self.lopsided = False  # the cloud tells, whatever a GPU's products make of (i, j) and (j, i)
         return found
 
     def error(self, largest: float) -> float:
@@ -493,15 +488,18 @@ def corners(points: F64) -> tuple[F64, F64]:
     return np.concatenate([low, rest]).min(0), np.concatenate([high, rest]).max(0)
 
 
-def as_points(value: Any, name: str, stays: bool = False) -> Any:
-    """Check a real, finite matrix of points, (m, d), which ``stays`` on the current device, or is the host's."""
+def as_points(value: Any, name: str, stays: bool = False, looked_at: bool = True) -> Any:
+    """Check a real, finite matrix of points, (m, d), which ``stays`` on the current device, or is the host's.
+
+    Not ``looked_at``: one that stays may hold NaN or inf.
+    """
     if type(value).__module__ == "torch":
         value = value.detach() if stays else value.detach().cpu()
     points = as_array(value, name, there) if stays else as_array(host(value), name)
     check_kind(points, name)
     if points.ndim != 2 or 0 in points.shape:
         raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}")
-    if stays and np.isfinite(float(points.sum())):  # which no NaN and no inf can be in
+    if stays and (not looked_at or np.isfinite(float(points.sum()))):  # which no NaN and no inf can be in
         return points
     finite = np.isfinite(host(points)).all(1)
     if not finite.all():

@@ -7,7 +7,7 @@ with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's conve
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,7 @@ from ..penalties import F64, project
 from ..ranks import ALONE, Ranks
 from . import validate
 from .clouds import Clouds
-from .cost import Cost, Dense
+from .cost import Blocks, Cost, Dense
 from .kinds import as_cost, as_costs, formed
 from .mask import Masked, as_mask
 from .side import Side
@@ -176,9 +176,7 @@ class Problem(Common):
         """Tell whether the columns can be read as rows."""
         return self.ranks.size == 1 and self.cost.turns
 
-    def blocks(
-        self, i0: int = 0, i1: int | None = None, most: int | None = None
-    ) -> Iterator[tuple[int, int, Any, Any]]:
+    def blocks(self, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:
         """Yield (k0, k1, rows of M, rows of c or None), see ``Cost.blocks``."""
         return self.cost.blocks(self.c, i0, i1, most)
 
@@ -193,11 +191,9 @@ class Problem(Common):
         sides = [host(side.weight) for side in (self.rows, self.cols)]
         if self.ranks.size > 1 or not self.cost.at_hand or (self.rows.demands and self.cols.demands):
             return whole
-        far = [
-            farthest(self.cost.at(some(sides[0])[:, None], heavy(sides[1]))),
-            farthest(self.cost.at(heavy(sides[0]), some(sides[1])[:, None])),
-        ]
-        return min(whole, TAIL * (max(far) - self.M_min))
+        rows = farthest(self.cost.at(some(sides[0])[:, None], heavy(sides[1])))
+        columns = farthest(self.cost.at(heavy(sides[0]), some(sides[1])[:, None]))
+        return min(whole, TAIL * (max(rows, columns) - self.M_min))
 
     @property
     def usual(self) -> float:

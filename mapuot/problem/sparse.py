@@ -6,7 +6,7 @@ pair connects are problems of their own (``parts_between``). C side: src_c/spars
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from ..backends.contract import host, is_on_device, namespace
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
-from .cost import Cost, held_type, joint_range, own_part
+from .cost import Blocks, Cost, Range, Tell, held_type, joint_range, own_part
 
 MOST_COLUMNS = 2**31 - 1  # of which an index has 32 bits
 PARTS_AT_ONCE = 1 << 22  # pairs between which parts are looked for: 180 MB
@@ -87,9 +87,8 @@ class Sparse(Cost):
         start, (m, n) = np.ascontiguousarray(csr.indptr, np.int64), M.shape
         data, column = csr.data[: start[-1]], csr.indices[: start[-1]]
         column = np.ascontiguousarray(column, np.int32)
-        return cls(
-            np.ascontiguousarray(data, held_type(csr.dtype)), column, start, (int(m), int(n)), on_device=on_device
-        )
+        data = np.ascontiguousarray(data, held_type(csr.dtype))
+        return cls(data, column, start, (int(m), int(n)), on_device=on_device)
 
     @property
     def size(self) -> int:
@@ -155,9 +154,7 @@ class Sparse(Cost):
         whole[self.row_numbers(), self.column] = self.data
         return whole
 
-    def blocks(
-        self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
-    ) -> Iterator[tuple[int, int, Any, Any]]:
+    def blocks(self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:
         """Yield blocks as every cost does, ``most`` bytes of stored numbers at once and one row at least."""
         i1 = self.shape[0] if i1 is None else i1
         most = sys.maxsize if most is None else max(1, most // self.dtype.itemsize)
@@ -167,9 +164,7 @@ class Sparse(Cost):
             yield i0, k1, self.read(i0, k1), None if c is None else c.read(i0, k1)
             i0 = k1
 
-    def range(
-        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
-    ) -> tuple[float, float, int, int]:
+    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
         """Return the range as every cost does; pairs that are not stored count as +inf."""
         absent = self.shape[0] * self.shape[1] - self.size
         if not self.size:
@@ -177,7 +172,7 @@ class Sparse(Cost):
         low, high, bad, infinite, *_ = backend.extrema(self.data[None], threads)
         return low, high, bad, infinite + absent
 
-    def finite_range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+    def finite_range(self, backend: ModuleType, threads: int | None = None) -> Range:
         low, high, bad, infinite = self.range(backend, threads)
         return low, high, bad, infinite - (self.all_pairs - self.size)
 
@@ -287,9 +282,8 @@ class SparseCosts(Cost):
                 data.append(M.data[: first.size])
                 continue
             one = Sparse.of_matrix(M, f"M[{i}]")
-            if one.shape != first.shape or not all(
-                map(np.array_equal, (one.start, one.column), (first.start, first.column))
-            ):
+            places = (one.start, one.column), (first.start, first.column)
+            if one.shape != first.shape or not all(map(np.array_equal, *places)):
                 raise ValueError(f"M[{i}] must store the same pairs as M[0]: solve those that differ one by one")
             data.append(one.data)
         return cls([np.ascontiguousarray(x, dtype) for x in data], first)
@@ -321,9 +315,7 @@ class SparseCosts(Cost):
         order, turned.on_device = turned.data.astype(np.int64), self.places.on_device
         return SparseCosts([x[order] for x in self.data], turned)
 
-    def range(
-        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
-    ) -> tuple[float, float, int, int]:
+    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
         return joint_range((self.of(i).range(backend, threads), self.places.all_pairs) for i in range(len(self)))
 
 
@@ -371,10 +363,9 @@ def is_sparse(value: Any) -> bool:
 def check_padding(M: Any, name: str) -> None:
     """Refuse blocks (BSR) and diagonals (DIA) that hold zeros: a cost of 0 looks like padding, which allows no pair."""
     if M.format in PADDED and getattr(M, "blocksize", None) != (1, 1) and M.count_nonzero() < M.nnz:
-        raise ValueError(
-            f"{name} must not be in {M.format.upper()} format where it holds zeros, which may be costs or padding: "
-            f"pass a CSR matrix; of {name}.tocsr() eliminate_zeros() forbids these pairs"
-        )
+        why = "where it holds zeros, which may be costs or padding"
+        cure = f"pass a CSR matrix; of {name}.tocsr() eliminate_zeros() forbids these pairs"
+        raise ValueError(f"{name} must not be in {M.format.upper()} format {why}: {cure}")
 
 
 def is_list_of_pairs(value: Any) -> bool:

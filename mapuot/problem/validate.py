@@ -62,6 +62,13 @@ def as_positive(
     return number
 
 
+def as_rho(value: Any, name: str) -> float:
+    """Check the penalty of a side that has one number."""
+    if np.ndim(value):
+        raise ValueError(f"{name} must be one number, > 0 or inf, got {shown(value)}")
+    return as_positive(value, name, math.inf, "> 0, or inf")
+
+
 def as_share(value: Any, name: str) -> float:
     return as_positive(value, name, 1.0, "a share in (0, 1]")
 
@@ -129,9 +136,7 @@ def check_kind(array: Any, name: str, kinds: str = "fiub") -> None:
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}{cure.get(array.dtype.kind, '')}")
 
 
-def as_numbers(
-    value: Any, name: str, wanted: str, *shapes: tuple[int, ...], kinds: str = "fiub", least: float = -MOST
-) -> Any:
+def as_numbers(value: Any, name: str, wanted: str, *shapes: Any, kinds: str = "fiub", least: float = -MOST) -> Any:
     """Return an array of finite numbers >= ``least`` of one of these shapes, which are ``wanted``."""
     array = as_array(value, name)
     check_kind(array, name, kinds)
@@ -199,9 +204,7 @@ def on_host(x: Any) -> Any:
     return np.asarray(host(x))
 
 
-def as_start(
-    value: Any, shapes: tuple[Any, Any], convert: Callable[[Any], Any] = on_host, what: str = "a Result"
-) -> tuple[Any, Any]:
+def as_start(value: Any, shapes: Any, convert: Any = on_host, what: str = "a Result") -> tuple[Any, Any]:
     """Return (log u, log v) of these shapes to start from, 0 where they are not finite."""
     try:
         pair = [as_array(x, "warm_start", convert) for x in value]
@@ -377,18 +380,14 @@ def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") ->
     count = parts.count if parts else 1
     numbers = (parts.rows, parts.cols) if parts else [np.zeros(len(side.weight), int) for side in (rows, cols)]
     sides = tuple(zip((rows, cols), numbers, strict=True))
-    sums = [
-        [np.asarray(side.ranks.sum(np.bincount(number, x, count + 1)))[:count] for x in side.limits]
-        for side, number in sides
-    ]
+    totals = ([side.ranks.sum(np.bincount(number, x, count + 1)) for x in side.limits] for side, number in sides)
+    sums = [[np.asarray(total)[:count] for total in pair] for pair in totals]
     for one in (0, 1):
         least, most = sums[one][0], sums[1 - one][1]
         wrong = least > most * (1 + MASS_TOLERANCE)
         if wrong.any():
             k = int(np.argmax(wrong))
-            points, others = (
-                told_points(side.name, number == k, side.ranks) for side, number in (sides[one], sides[1 - one])
-            )
+            points, others = (told_points(x.name, at == k, x.ranks) for x, at in (sides[one], sides[1 - one]))
             amounts = f"{least[k]:.6g} must be transported and {most[k]:.6g} may be"
             if parts is None:
                 text = f"{which}no plan has marginals that {sides[one][0].name} and {sides[1 - one][0].name} allow"
@@ -421,10 +420,8 @@ def moves_little(mass: Any, mass_a: Any, mass_b: Any) -> Any:
 def odd_scale(spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any) -> str | None:
     """Return the text of a ScalingWarning for a problem, or for some of a batch; None where units look right."""
     if is_sentinel(spread):
-        return (
-            f"M reaches {M_max:.1e}, and its range is {spread:.1e} times reg: where such costs are to forbid pairs, "
-            "use inf, which takes fewer passes; else raise reg"
-        )
+        cure = "where such costs are to forbid pairs, use inf, which takes fewer passes; else raise reg"
+        return f"M reaches {M_max:.1e}, and its range is {spread:.1e} times reg: {cure}"
     little = np.atleast_1d(moves_little(mass, mass_a, mass_b))
     if not little.any():
         return None
@@ -432,7 +429,5 @@ def odd_scale(spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any) 
     worst = int(np.argmin(moved / there))
     moved, there = moved[worst], there[worst]
     of = f" in {int(little.sum())} of {len(little)} problems" if len(little) > 1 else ""
-    return (
-        f"the plan moves almost nothing{of}, {moved:.1e} of a mass of {there:.1e}: M is far above reg_m; rescale M (by "
-        "its median, as scale_cost='median' does), or raise reg_m"
-    )
+    cure = "M is far above reg_m; rescale M (by its median, as scale_cost='median' does), or raise reg_m"
+    return f"the plan moves almost nothing{of}, {moved:.1e} of a mass of {there:.1e}: {cure}"

@@ -50,10 +50,8 @@ def check_launcher(MPI: Any) -> None:
     count = launched()
     if count > 1 and MPI.COMM_WORLD.size == 1:
         library = MPI.Get_library_version().split("\n")[0].strip()
-        raise RuntimeError(
-            f"the launcher started {count} processes, but each sees only itself: mpiexec must be the one of the MPI "
-            f"library that mpi4py uses ({library})"
-        )
+        cure = f"mpiexec must be the one of the MPI library that mpi4py uses ({library})"
+        raise RuntimeError(f"the launcher started {count} processes, but each sees only itself: {cure}")
 
 
 class MpiRanks(Ranks):
