@@ -166,10 +166,7 @@ def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any,
 
 
 def found(here: Any, back: Any, shapes: Any, arrays: Any, options: Any) -> Any:
-    """Call ``here`` on arrays that are there, or have JAX call ``back`` on those that it traces.
-
-    vmap calls back once for all problems, or for each where each has costs in units of its own.
-    """
+    """Call ``here`` on arrays that are there, or have JAX call ``back``: once for all of vmap, or for each scale."""
     if not any(isinstance(z, jax.core.Tracer) for z in arrays):
         return solved_there(here, *arrays)
     kinds = tuple(jax.ShapeDtypeStruct(shape, arrays[-1].dtype) for shape in shapes)

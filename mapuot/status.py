@@ -59,10 +59,7 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
 
 
 def lost_digits(result: Any) -> float:
-    """Estimate the plan error that no pass can go below: the rounding of exponents, amplified where sides are stiff.
-
-    0 where it is not known: over ranks, which would have to meet for it, and of many marginals.
-    """
+    """Estimate the plan error below which no pass goes, by the rounding of exponents; 0 where it is not known."""
     problem = result.problem
     if not hasattr(problem, "exponent_error") or problem.ranks.size > 1 or result.status in FAILED:
         return 0.0

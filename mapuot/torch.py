@@ -676,10 +676,7 @@ def parts_of(value: Any) -> Any:
 
 
 def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
-    """Return the value of a loss between clouds, one for each problem.
-
-    Slopes by points take one product of each plan, those by masses nothing.
-    """
+    """Return the value of a loss between clouds, one for each problem; slopes by points take a product of each plan."""
 
     def solve(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
         sides = [rows._replace(points=x, masses=a), cols._replace(points=y, masses=b)]

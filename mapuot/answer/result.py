@@ -45,10 +45,7 @@ def numbers(tables: Any, instead: float) -> Any:
 
 
 def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
-    """Return reg (|c| - mass) + sum f r + sum D(r | t) over both sides, of one problem or of each of a batch.
-
-    It is inf where the plan has left float64 so far that its terms are no numbers.
-    """
+    """Return reg (|c| - mass) + sum f r + sum D(r | t) of both sides, of one problem or of each; inf if no number."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = problem.reg * (problem.c_mass - mass)
         for side, t, f, r in sides:
@@ -341,10 +338,7 @@ class Result(Certified, Answer):
             return self._stream.apply_transpose(Y)
 
     def barycentric_map(self, Y: Any) -> Any:
-        """Return the mean target of each row, ``(P @ Y) / (P 1)``, (m, d), for targets Y (n, d); NaN for idle rows.
-
-        `map` is the map for any other point.
-        """
+        """Return the mean target of each row, ``(P @ Y) / (P 1)``, (m, d), for targets Y (n, d); NaN for idle rows."""
         return self._stream.images(Y)
 
     def rows(self, i0: int, i1: int) -> Any:

@@ -105,10 +105,7 @@ def point_slope(result: Any, rows: bool) -> Any:
 
 
 def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[Any]:
-    """Return the derivatives by x and by y, None of what is not wanted.
-
-    Of many clouds the points of all problems are one behind the other.
-    """
+    """Return the derivatives by x and by y, None if not wanted; points of many clouds lie one behind the other."""
     if getattr(result.problem, "several", None) is not None:
         return slopes_of_all(result, wanted)
     cloud = check(result)

@@ -442,10 +442,7 @@ class BatchResult(Answer, Sequence[Result]):
 
     @cached_property
     def plan(self) -> Any:
-        """All plans as one array, (p, m, n), in M's dtype, formed on first use; of a sparse M a list of CSR arrays.
-
-        ``result[i].plan`` is that of problem i alone.
-        """
+        """All plans as one array, (p, m, n), in M's dtype, formed on first use; of a sparse M a list of CSR arrays."""
         p, xp = self.problem, namespace(self.problem.M)
         if p.cost.operator == "pairs" or p.ragged:
             return [one.plan for one in self]

@@ -186,10 +186,7 @@ def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., 
 
 
 def with_gradient(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, given: dict[str, Any]) -> Any:
-    """The objective with its gradient from the potentials, which is exact; anything else is left to POT.
-
-    POT's own "total" lacks the mass terms: it and its gradient are 0 at every optimum.
-    """
+    """The objective with its exact gradient; anything else is left to POT, whose total lacks mass terms."""
     a, b, M, reg, reg_m = args[:5]
     asked = given.get("log") or given.get("returnCost") != "total"
     plain = given.get("reg_type", "kl"), given.get("c"), given.get("warmstart")

@@ -113,10 +113,7 @@ class Cost:
             yield k0, k1, self.read(k0, k1), None if c is None else c.read(k0, k1)
 
     def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
-        """Return (smallest, largest finite entry, number of NaN or -inf, number of +inf); 0, 0 where none is finite.
-
-        ``tell`` is called with the number of rows of each block that was read.
-        """
+        """Return the `Range` of all entries, 0 and 0 where none is finite."""
         low, high, bad, infinite = math.inf, -math.inf, 0, 0
         there = namespace(self.array) is not np or (self.remade and getattr(backend, "MAKES_COSTS", False))
         most = DEVICE_RANGE_BYTES if there else RANGE_BYTES

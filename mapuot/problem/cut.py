@@ -45,10 +45,7 @@ def check_cut(problem: Problem, log_u: F64, log_v: F64, which: str = "") -> None
 
 
 def best_partners(problem: Problem, log_u: F64, log_v: F64) -> tuple[F64, F64]:
-    """Return the largest log v among the partners of each row of this rank, and the largest log u of each column.
-
-    Partners are the points of a pair that neither M nor the reference forbids; where there is none the value is -inf.
-    """
+    """Return the largest log v that M and the reference allow each row of this rank, log u each column; else -inf."""
     of_rows, of_cols = np.full(len(log_u), -np.inf), np.full(len(log_v), -np.inf)
     for i0, i1, M, c in problem.blocks(most=BLOCK_BYTES):
         if problem.cost.operator == "pairs":

@@ -489,10 +489,7 @@ def corners(points: F64) -> tuple[F64, F64]:
 
 
 def as_points(value: Any, name: str, stays: bool = False, looked_at: bool = True) -> Any:
-    """Check a real, finite matrix of points, (m, d), which ``stays`` on the current device, or is the host's.
-
-    Not ``looked_at``: one that stays may hold NaN or inf.
-    """
+    """Check points, (m, d), finite if ``looked_at``, which ``stay`` on the current device, or are the host's."""
     if type(value).__module__ == "torch":
         value = value.detach() if stays else value.detach().cpu()
     points = as_array(value, name, there) if stays else as_array(host(value), name)

@@ -44,10 +44,7 @@ def some(weight: F64) -> Any:
 
 
 def farthest(costs: F64) -> float:
-    """Return how far points lie, but for the few farthest of them; inf where there are too few points to tell.
-
-    ``costs`` has LINES costs of each point, the second largest of which counts.
-    """
+    """Return how far points lie but for the few farthest, inf of too few, by the second largest of LINES costs each."""
     second = np.sort(np.where(np.isfinite(costs), costs, -np.inf), 1)[:, -2]
     count = len(second)
     few = min(2, count // 64) + count // 1000
@@ -273,10 +270,7 @@ class Problem(Common):
         cls, cost: Cost, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
         ranks: Ranks = ALONE, threads: int | None = None, mask: Any = None, tell: Callable[[int], Any] | None = None,
     ) -> "Problem":  # fmt: skip
-        """Make a problem from a cost, over ranks from the block of this rank, with a SeededMask or None.
-
-        ``tell`` is called with the number of rows of each block that the first look at M has read.
-        """
+        """Make a problem from a cost, over ranks from the block of this rank, with a SeededMask or None."""
         reg = validate.as_positive(reg, "reg")
         m, n = cost.shape
         ranks.same(**{"the number of columns of M": n})

@@ -25,10 +25,7 @@ Told = tuple[int, Any, Any]  # how many parts, the columns that are in one, and 
 
 
 class Parts:
-    """The parts of M that no pair connects: how many, and which each row and each column belongs to.
-
-    Points without a partner are in none: they have the number ``count``.
-    """
+    """The parts of M that no pair connects: how many, and those of rows and columns; ``count``: without a partner."""
 
     def __init__(self, count: int, rows: Any, cols: Any) -> None:
         self.count, self.rows, self.cols = count, rows, cols
@@ -320,10 +317,7 @@ class SparseCosts(Cost):
 
 
 def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
-    """Join the parts of blocks of rows that have columns in common.
-
-    Return how many there are, for each block the new numbers of its own parts, and the number of each column.
-    """
+    """Join parts of blocks of rows: return how many, each block's new numbers, and the number of each column."""
     from scipy import sparse  # noqa: PLC0415 - on first use
     from scipy.sparse import csgraph  # noqa: PLC0415
 

@@ -373,10 +373,7 @@ def check_masses(rows: Side, cols: Side, mass_a: Any, mass_b: Any, names: str = 
 
 
 def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") -> None:
-    """Raise where a part of M, or all of it, must take in more mass than it can get, by rows or by columns.
-
-    ``which`` problem of a batch it is stands before the message.
-    """
+    """Raise where a part of M, or all of it, must take in more mass than it can get, in the problem ``which``."""
     count = parts.count if parts else 1
     numbers = (parts.rows, parts.cols) if parts else [np.zeros(len(side.weight), int) for side in (rows, cols)]
     sides = tuple(zip((rows, cols), numbers, strict=True))

@@ -215,7 +215,7 @@ FUNCTIONS = {
             ("regs", " must be a sequence of numbers", np.array(1.0))]}),
     "sinkhorn_divergence": (mapuot.sinkhorn_divergence, {"M": CASE.M, "A": CASE.a, "B": CASE.b, "reg": 0.1,
              "reg_m": 1.0}, {
-        V: [({}, "M_a and M_b, the costs within each side, must be given where M is not square"),
+        V: [({}, "M_a and M_b, costs within each side, must be given where M is not square"),
             ("M_a", " and M_b must be given together", SQUARE),
             ({"M_a": CASE.M, "M_b": CASE.M}, "M_a must be square, got shape (4, 5)"),
             ({"M": np.triu(SQUARE + 1), "B": CASE.a}, "not symmetric"),
@@ -260,7 +260,7 @@ FUNCTIONS = {
             ({"M": S[:, :4], "debiased": True}, "M must be symmetric"), ("M", " must store a pair", CSR((4, 4))),
             ("M", " must be finite", S[:, :4] * np.inf), ("weights", " must be", [1.0, -1.0, 1.0, 1.0]),
             ("tol_change", " must be", 0), ("reg", " must be a positive finite number", HUGE),
-            ("reg_m", " must be a number, got 1000", HUGE)],
+            ("reg_m", " must be > 0, or inf, got 1000", HUGE)],
         T: [("A", " must hold real numbers, got dtype complex", SQUARE + 1j),
             ("A", " must hold real numbers", SQUARE.astype(str)), ("weights", " must hold real numbers", "some")]}),
     "certify": (mapuot.certify, {"result": mapuot.solve(S, reg=0.1, reg_m=1.0), "M": S.toarray() + 1}, {
@@ -350,7 +350,7 @@ FUNCTIONS = {
         V: [("weights", " must have shape", [1, 2])]}),
     "da": (fit, {}, {
         V: [("reg_e", " must be a positive finite number, got ", -1, HUGE),
-            ("limit_max", " must be a positive finite number", np.nan, -1), ("Xt", " must be given", None),
+            ("limit_max", " must be > 0, or inf", np.nan, -1), ("Xt", " must be given", None),
             ("Xs", " must not be masked", MASKED), ("Xs", " must be a 2-D array", ONE),
             ("Xs", " must not hold NaN", np.full((3, 2), np.nan)),
             ("Xt", "Xs has 2 features, but Xt has 5", np.ones((3, 5))),
@@ -358,14 +358,14 @@ FUNCTIONS = {
             ("yt", " must have shape (4,), got (5,)", np.zeros(5)), ("norm", " must be None", "foo"),
             ("out_of_sample_map", " must be", "foo"), ("method", "Unknown method", "foo"), ("max_iter", " must be", 0),
             ({"metric": "chebyshev", "out_of_sample_map": "entropic"}, "ferradans")],
-        T: [("limit_max", " must be a number, got 'x'", "x"), ("tol", " must be a number, got 'small'", "small"),
+        T: [("limit_max", " must be > 0, or inf, got 'x'", "x"), ("tol", " must be a number, got 'small'", "small"),
             ("distribution_estimation", " must be ", "even")]}),
     "da.transform": (lambda **x: fit().transform(POINTS, **x), {}, {
         V: [("batch_size", " must be an integer >= 1", -1, 0, 2.5)]}),
     "OTModel": (course, {}, {
         V: [("days", " must be given", None), ("days", " must have shape (12,), got (2,)", [1, 2]),
             ("growth", " must be finite and > 0", np.zeros(12)), ("epsilon", " must be a positive finite number", 0),
-            ("lambda1", " must be a positive finite number", -1), ("tau_b", " must be in (0, 1]", 1.5),
+            ("lambda1", " must be > 0, or inf", -1), ("tau_b", " must be in (0, 1]", 1.5),
             ("growth_iters", " must be an integer >= 1", 0), ("local_pca", " must be an integer >= 0", -3),
             ("scale_cost", " must be one of", "mode"), ("reference", " must be one of", "a")]}),
     "OTModel.coupling": (lambda t0=0, t1=1, **x: course(**x).coupling(t0, t1), {}, {
