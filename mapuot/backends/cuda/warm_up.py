@@ -2,8 +2,8 @@
 
 CuPy keeps compiled files on disk (CUPY_CACHE_DIR), by source, options and compiler, so that a machine compiles each
 once; the wheels of Linux bring them for GPUs of most kinds (src_cuda/ahead.py). Taken are square problems of every
-shape of the row half, KL or balanced, costs in float32 and float64, squared distances of points, batches of some sizes
-and sparse costs; what else there is (other penalties, metrics, sizes of a batch) is compiled when it is needed.
+shape of the row half, KL or balanced, costs in float32 and float64, squared distances of points, of all pairs or kept
+ones, batches of some sizes, sparse costs and trees; what else there is (other penalties, metrics, sizes of a batch) is compiled when it is needed.
 """
 
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ import numpy as np
 from ...problem.metrics import METRICS
 from ..contract import MEMORY
 from ..narrow_points import FORMS
-from . import coarse, plain
+from . import coarse, marginals, plain
 from .batch import small_job, step_options
 from .kernels import (
     ALONE,
@@ -30,10 +30,11 @@ from .kernels import (
     portable_jobs,
     portable_shape,
     shape_options,
+    strips_for,
     together,
 )
 from .launch import BULK, ROW_KERNELS, device_limits, persistent_jobs
-from .points import DIM, EXPANDED, depth_of, ends_of, sums_job
+from .points import DIM, EXPANDED, depth_of, ends_of, sizes_of, sums_job
 from .sparse import CLUSTER, OWN, pair_options
 from .stream import PLAIN, stream_job
 
@@ -41,6 +42,8 @@ KL = (True, True)
 DTYPES = ("float32", "float64")  # of K, and of M
 DEEP = 8, 10, 30, 50, 64  # dimensions, in tiles that serve most others, too
 BATCHED = 32, 64, 128  # points of a side of small problems
+BOXES = 32, 64  # points of a box, where pairs are skipped
+PROCESSORS, SHARED, LONG = 132, 227 << 10, (256, 768, 1280, 1792, 4096, 8192, 12288, 16384)  # of an H200; columns of K
 
 
 def portable_pass_jobs(n: int, dtype: str) -> list[Job]:
@@ -50,13 +53,26 @@ def portable_pass_jobs(n: int, dtype: str) -> list[Job]:
 
 
 def point_jobs(d: int, memory: int) -> list[Job]:
-    """List first passes over squared distances and last ones, of all pairs or of half, and what balances them."""
-    few, jobs = d <= DIM, [sums_job(KL, memory, d, False, METRICS["sqeuclidean"].number, TOPS=1)]
-    for part in ({}, {"HALVED": 1}) if few else ({},):
-        for dtype, form, quick in (("float32", FORMS["squares" if few else "products"], 0), ("float64", EXPANDED, 1)):
-            more = part if few else {"DEPTH": depth_of(d, dtype)}
-            jobs.append(sums_job(KL, memory, d, dtype == "float32", form, QUICK=quick, **more))
+    """List first passes over squared distances, last ones and what balances them: of all pairs, half or kept ones."""
+    few, number, jobs = d <= DIM, METRICS["sqeuclidean"].number, list[Job]()
+    kinds = [("float32", FORMS["squares" if few else "products"], {}), ("float64", EXPANDED, {"QUICK": 1})]
+    for lie in ({}, {"HALVED": 1}, *({"KEPT": unit} for unit in BOXES)) if few else ({},):
+        for dtype, form, more in [*kinds, *([("float64", number, {"TOPS": 1})] if few and "HALVED" not in lie else [])]:
+            narrow, part = dtype == "float32", lie if few else {"DEPTH": depth_of(d, dtype)}
+            if unit := lie.get("KEPT"):
+                part = {"KEPT": 1, "SPLIT": 32 * sizes_of(d, narrow, False, True)[0] // unit}
+            jobs.append(sums_job(KL, memory, d, narrow, form, **more, **part))
     return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ends_of(options), "gather_sums")]
+
+
+def tree_jobs(bulk: bool) -> list[Job]:
+    """List passes over the messages of a tree, and reads of K by blocks of an H200."""
+    files = ("tree_pass.cu", "open_pass"), ("differences.cu", "products")
+    found = [*marginals.JOBS, *((*file, {"STORE": 0}) for file in files)]
+    for dtype in DTYPES if bulk else ():
+        shapes = (strips_for(n, n, ITEMSIZE[dtype], PROCESSORS, SHARED) for n in LONG)
+        found += [("fused_pass.cu", "fused_pass", {"STORE": STORES[dtype], **x.options}) for x in shapes if x]
+    return found
 
 
 def pair_jobs(memory: int, bulk: bool) -> list[Job]:
@@ -91,8 +107,9 @@ def jobs(capability: int) -> list[Job]:
     for memory in MEMORY:
         found += pair_jobs(memory, bulk)
         found += [job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, memory)]
-    point_costs = {"METRIC": METRICS["sqeuclidean"].number, "PLAN": 0, "STORE": 0}
-    return [*found, ("stream.cu", "join_parts", PLAIN), ("point_costs.cu", "point_costs", point_costs)]
+    metric = {"METRIC": METRICS["sqeuclidean"].number}
+    found += [("point_costs.cu", "point_costs", metric | {"PLAN": 0, "STORE": 0}), ("boxes.cu", "box_runs", metric)]
+    return [*found, *tree_jobs(bulk), ("stream.cu", "join_parts", PLAIN)]
 
 
 def warm_up() -> int:
