@@ -21,6 +21,7 @@ from ..problem.problem import Problem
 from ..problem.side import Side
 from .boxes import Truncation
 from .contract import any_of, host, median, namespace
+from .tables import copied, laid, squares
 
 GRID = 2.0**-8
 MOST_POWER = 2.0**26  # of row and col: an exponent is then off by some units, all of them of one point
@@ -46,19 +47,19 @@ class NarrowPoints:
     error = 0.0
 
     def __init__(self, problem: Problem, size: float, exact: tuple[F64, F64] | None = None) -> None:
-        """``size``: what `fitting` tells; ``exact``: what `centred` does, where that is known."""
+        """``size``: what `fitting` tells; ``exact``: what `centred` tells of points on a GPU, which stay in float64."""
         cloud, reg = problem.cost.cloud, problem.reg
         self.problem, self.size, (_, self.form) = problem, size, form_of(cloud)
         form, expands = cloud.core[0].form, expands_squares(cloud)
-        x, y = centred(cloud, reg) if exact is None else exact
-        x, self.y = x.astype(np.float32), y.astype(np.float32)
+        points: Any = exact or [p.astype(np.float32) for p in centred(cloud, reg)]
+        x, self.y = points
         self.own_x: Any = 0.0  # what the costs have of one point alone: squares, or addends
         self.own_y: Any = 0.0
         if expands:
-            self.own_x, self.own_y = squares(x, self.y[:, : cloud.shape[1]])
+            self.own_x, self.own_y = squares(x.T, True), squares(self.y[:, : cloud.shape[1]], True)
         elif form == "products":
             self.own_x, self.own_y = addends(cloud, reg, namespace(x))
-        self.x, xp = x + x if expands else x, namespace(problem.rows.weight)
+        self.x, xp = x + x if expands and exact is None else x, namespace(problem.rows.weight)
         if xp is np:  # potentials are the host's, wherever points lie
             self.own_x, self.own_y = host(self.own_x), host(self.own_y)
         self.row, self.col = xp.empty(len(x), np.float32), xp.empty(self.y.shape[1], np.float32)
@@ -109,13 +110,8 @@ def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
     if metric.inner:
         columns = columns[cloud.apart :]
         return rows[:, cloud.apart :] * factor, (columns - origin(columns, cloud.shape[1], xp)) * factor
-    first, centre = columns[:, :1], xp.asarray(middle(columns[:, : cloud.shape[1]]))
-    x, y = rows - first[:, 0], columns - first
-    x -= centre  # in place: they may be large
-    y -= centre[:, None]
-    x *= factor
-    y *= factor
-    return x, y
+    moved = columns[:, :1], middle(columns[:, : cloud.shape[1]])[:, None], factor
+    return laid(xp.empty(rows.shape).T, rows.T, *moved).T, laid(xp.empty(columns.shape), columns, *moved)
 
 
 def origin(columns: Any, n: int, xp: Any) -> Any:
@@ -139,7 +135,8 @@ def addends(cloud: PointCosts, reg: float, xp: Any) -> tuple[Any, Any]:
 def some(points: Any, along: int = 1) -> F64:
     """Return some of the points (m, d), or numbers (m,) of points with ``along`` coordinates, on the host."""
     count = max(LEAST, SAMPLE // (points.shape[1] if points.ndim > 1 else along))
-    return np.asarray(host(points[:: max(1, len(points) // count)]))
+    found = points[:: max(1, len(points) // count)]
+    return copied(found) if found.ndim > 1 else copied(found[None])[0]
 
 
 def middle(y: Any) -> F64:
@@ -147,7 +144,7 @@ def middle(y: Any) -> F64:
 
     It is the mean of the half of them that is nearest to their median: between points of y, and no outlier moves it.
     """
-    points = some(y.T) - host(y[:, 0])
+    points = some(y.T) - copied(y[:, :1])[:, 0]
     apart = np.abs(points - np.median(points, 0)).sum(1)
     found: F64 = points[np.argsort(apart, kind="stable")[: -(-len(points) // 2)]].mean(0)
     return found
@@ -159,7 +156,7 @@ def sizes(problem: Problem) -> list[float]:
     xp = namespace(*(cloud.here or (problem.rows.weight,)))
     (metric, scale), (rows, columns) = cloud.core, cloud.coordinates(xp)
     factor, y = metric.scaled(scale * LOG2_E / problem.reg), columns[cloud.apart :, : cloud.shape[1]]
-    centre, along = middle(y) + host(y[:, 0]), len(y)
+    centre, along = middle(y) + copied(y[:, :1])[:, 0], len(y)
     for points, side in ((rows[:, cloud.apart :], problem.rows), (y.T, problem.cols)):
         beside = 0.0 if metric.inner and side is problem.rows else centre
         size, mass = factor * np.linalg.norm(some(points) - beside, metric.norm, 1), some(side.weight, along)
@@ -167,11 +164,6 @@ def sizes(problem: Problem) -> list[float]:
         total = float(side.ranks.sum(mass.sum()))
         found.append(float(side.ranks.sum((mass * np.minimum(size, most)).sum())) / total if total else most)
     return found
-
-
-def squares(x: Any, y: Any) -> tuple[F64, F64]:
-    """|x|^2 and |y|^2 of points (m, d) and (d, n), in float64."""
-    return np.square(x, dtype=np.float64).sum(1), np.square(y, dtype=np.float64).sum(0)
 
 
 def product_error(problem: Problem) -> float:

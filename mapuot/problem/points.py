@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backends.contract import PAD, any_of, host, is_on_device, namespace
+from ..backends.tables import laid
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import Ranks
@@ -85,8 +86,8 @@ class PointCosts(Cost):
         self.form = as_auto(form, "form", "bytes")
         self.weights = weights
         xp, self.alone = namespace(*points), points[0] is points[1]
-        x = xp.array(points[0], dtype=np.float64, order="C")  # the caller may change x and y
-        y = x if self.alone else xp.array(points[1], dtype=np.float64, order="C")
+        x = laid(xp.empty(points[0].shape).T, points[0].T).T  # the caller may change x and y
+        y = x if self.alone else laid(xp.empty(points[1].shape).T, points[1].T).T
         if stays:
             self._set(x, y)
         if self.there:
@@ -134,9 +135,7 @@ class PointCosts(Cost):
         """Take points (m, d) and (n, d): a mask is of these rows, whatever cloud they are a part of."""
         self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
         xp, n, self.before = namespace(rows), len(columns), 0
-        table = xp.empty((self.dim, n + -n % PAD))  # the core reads PAD entries at once
-        table[:, :n] = columns.T
-        table[:, n:] = table[:, n - 1 : n]
+        table = laid(xp.empty((self.dim, n + -n % PAD)), columns.T)  # the core reads PAD entries at once
         if xp is np:
             self.rows, self.columns = rows, table
         else:

@@ -16,9 +16,11 @@ from ...problem.points import AUTO_ENTRIES, PAIR_BYTES, Ordered, PointCosts
 from ...problem.problem import Problem
 from ...problem.side import Side
 from ...problem.validate import check_columns
+from .. import narrow_points
 from ..contract import Options
-from ..narrow_points import LOG2_E, centred, squares
+from ..tables import squares
 from .kernels import ITEMSIZE, STORES, kernel
+from .lay import lay
 
 NUMBERS = (
     "log_size",
@@ -244,13 +246,11 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, float]:
     d = cloud.dim
     if cloud.core[0].degree != 2 or d < MANY:
         return costs(cloud), 0.0
-    x, y = centred(cloud, LOG2_E, cp)
+    x, y = narrow_points.centred(cloud, narrow_points.LOG2_E, cp)
     y = y[:, : cloud.shape[1]]
-    left, right = cp.empty((len(x), d + 2)), cp.empty((d + 2, y.shape[1]))
-    left[:, d], right[d + 1] = sizes = squares(x, y)
-    left[:, d + 1] = right[d] = 1
-    x *= -2
-    left[:, :d], right[:d] = x, y
+    left, right, sizes = cp.empty((len(x), d + 2)), cp.empty((d + 2, y.shape[1])), (squares(x.T), squares(y))
+    lay(left.T[:d], x.T, factor=-2.0), lay(left.T[d:], sizes[0][None], rest=1.0)
+    lay(right[:d], y), lay(right[d:], rest=1.0), lay(right[d + 1 :], sizes[1][None])
     return left @ right, 2.0**-53 * (3 * d + 40) * sum(float(size.max()) for size in sizes)
 
 

@@ -9,6 +9,7 @@ from ...penalties import F64
 from ..kernel import FLUSH_PRODUCT, HOST_ENTRIES
 from .arrays import Room
 from .kernels import PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, row_bytes
+from .lay import fill
 
 
 class OneRead:
@@ -28,7 +29,7 @@ class OneRead:
         self.v, self.ends = cp.zeros(ld), cp.empty(2 * m)  # base, and s
         self.part, self.scale = (cp.empty((2, count)) for count in (rows * shape.strips, rows))
         for posts in (self.part, self.scale):
-            posts.view(np.uint64).fill(UNSET)
+            fill(posts.ravel(), UNSET)
         self.records = np.zeros(2, PASS)  # posts take turns
         for back, record in enumerate(self.records):
             for name in ("strips", "slice", "slots", "lag"):

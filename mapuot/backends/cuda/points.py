@@ -21,10 +21,12 @@ from ..contract import PAD, Options, Stats, host, namespace
 from ..cpu.native import pool_for
 from ..records import put
 from ..rules import START
+from ..tables import squares
 from .arrays import need_memory
 from .boxes import DeviceBoxes
-from .kernels import MASK, Job, Shape, begin, by_value, point_blocks, portable_jobs, shape_options, together
+from .kernels import MASK, Job, Shape, begin, by_value, kernel, point_blocks, portable_jobs, shape_options, together
 from .launch import Iterate, switches
+from .lay import lay
 from .workspace import DeviceWorkspace
 
 DIM = 4  # dimensions whose coordinates a thread keeps in registers
@@ -71,23 +73,21 @@ class PackedSide:
     ``tiled``: for point_tiles.cuh, whole tiles of points and ``depth`` coordinates a step, one after another for both.
     """
 
-    def __init__(self, points: Any, count: int, tiled: bool = False) -> None:
+    def __init__(self, points: Any, count: int, tiled: bool, dtype: Any, factor: float) -> None:
         """``points``: (d, count) and, behind it, what is not looked at."""
         d, unit = len(points), TO_TILE if tiled else PAD
-        self.depth = depth_of(d, points.dtype.name) if tiled else 0
+        self.depth = depth_of(d, np.dtype(dtype).name) if tiled else 0
         room = -(-count // unit) * unit
         self.count, self.ld = count, room
-        self.to = cp.zeros((-(-d // self.depth) * self.depth if tiled else d, room), points.dtype)
-        self.to[:d, :count] = cp.asarray(points)[:, :count]  # turned there, where that is not slow
-        self.packed = self.to
+        self.to = cp.empty((-(-d // self.depth) * self.depth if tiled else d, room), dtype)
+        self.packed = lay(self.to, points[:, :count], factor=factor, rest=0.0)
         if not tiled:
             at_once = sizes_of(d, True, False, False)[1]
-            self.packed = cp.ascontiguousarray(self.to.reshape(d, -1, at_once).swapaxes(0, 1))
-        self.log = cp.zeros(room, points.dtype)
+            self.packed = lay(cp.empty((room // at_once, d, at_once), dtype), self.to)
+        self.log = cp.zeros(room, dtype)
 
-    def set(self, log: Any, left_out: float) -> None:
-        self.log[self.count :] = left_out
-        self.log[: self.count] = cp.asarray(log)
+    def set(self, log: Any, left_out: float, finite: bool = False) -> None:
+        lay(self.log[None], cp.asarray(log)[None], rest=left_out, finite=finite)
 
 
 class Passes(NamedTuple):
@@ -188,12 +188,17 @@ class PointIterate(Iterate):
             slabs = 1
         return self.out[: slabs * to.count].reshape(slabs, to.count)
 
-    def tops(self, k: int, x: Any) -> Any:
-        """Return max_j of x_j - c_ij / reg for each row i (k = 0), or of x_i - c_ij / reg for each column (1)."""
+    def tops(self, k: int, x: Any, mask: Any, hidden: float) -> Any:
+        """Return -max_j of x_j - c_ij / reg, or ``hidden``, for each row i (k = 0); of x_i for each column (1)."""
         to, other = self.sides[k], self.sides[1 - k]
-        to.log.fill(0)
-        other.set(x, -np.inf)
-        return self.sum_over(k, other.log).max(0) if to.count else cp.empty(0)
+        lay(to.log[None], rest=0.0)
+        other.set(x, -np.inf, True)
+        out = cp.empty(to.count)
+        if to.count:
+            tops = self.sum_over(k, other.log)
+            numbers = np.int64(len(tops)), np.int64(to.count), cp.asarray(mask), np.float64(hidden)
+            kernel("lay.cu", "balance", STORE=0)((-(-to.count // 256),), (256,), (tops, *numbers, out))
+        return out
 
     def product(self, k: int, x: Any) -> Any:
         """Return K x (k = 0) or K^T x (1), by float64 passes."""
@@ -243,15 +248,14 @@ class PointWorkspace(DeviceWorkspace):
         cloud, reg, weight = self.cloud, self.problem.reg, self.problem.rows.weight
         if self.size is None and not self.expands:
             return
-        x, y = narrow_points.centred(cloud, reg, namespace(*(cloud.here or (weight,))))
+        x, y = map(cp.asarray, narrow_points.centred(cloud, reg, namespace(*(cloud.here or (weight,)))))
         if self.size is not None:
-            found = self.narrow_points = narrow_points.NarrowPoints(self.problem, self.size, (x, y))
-            self.narrow = self.sides(found.x, found.y)
+            self.narrow_points = narrow_points.NarrowPoints(self.problem, self.size, (x, y))
+            self.narrow = self.sides(x, y, np.float32, 1.0 + narrow_points.expands_squares(cloud))
         if self.expands:
-            squares = narrow_points.squares(x, y[:, : cloud.shape[1]])
-            self.squares = tuple(map(host, squares)) if namespace(weight) is np else squares
-            x *= 2
-            self.products = self.sides(x, y)
+            found = squares(x.T), squares(y[:, : cloud.shape[1]])
+            self.squares = tuple(map(host, found)) if namespace(weight) is np else found
+            self.products = self.sides(x, y, factor=2.0)
 
     def needed(self) -> list[Job]:
         """List the kernels of passes over all pairs: first ones, last ones and what they are balanced by."""
@@ -278,10 +282,10 @@ class PointWorkspace(DeviceWorkspace):
         metric, scale = self.cloud.core
         return Passes(self.wide, False, metric.number, scale / self.problem.reg, tops=True)
 
-    def sides(self, x: Any, y: Any) -> tuple[PackedSide, PackedSide]:
-        """Fill the sides of points, (m, d) and (d, n padded)."""
+    def sides(self, x: Any, y: Any, dtype: Any = np.float64, factor: float = 1.0) -> tuple[PackedSide, PackedSide]:
+        """Fill the sides of points, (m, d) times a factor, and (d, n padded)."""
         m, n = self.problem.shape
-        return PackedSide(x.T, m, self.tiled), PackedSide(y, n, self.tiled)
+        return PackedSide(x.T, m, self.tiled, dtype, factor), PackedSide(y, n, self.tiled, dtype, 1.0)
 
     @cached_property
     def wide(self) -> tuple[PackedSide, PackedSide]:
@@ -325,12 +329,10 @@ class PointWorkspace(DeviceWorkspace):
             return super().balance(out_u, plan_v)
         x, ranks = cp.asarray(plan_v), self.problem.ranks
         self.launch.take(self.tops, self.kept_lists)
-        alpha = cp.where(cp.asarray(out_u), -np.inf, -self.launch.tops(0, x))
-        top = self.launch.tops(1, cp.where(cp.isfinite(alpha), alpha, -np.inf))
+        alpha = self.launch.tops(0, x, out_u, -np.inf)
+        beta = self.launch.tops(1, alpha, plan_v == -np.inf, np.inf)
         self.choose()
-        if namespace(plan_v) is np:
-            x, alpha, top = plan_v, alpha.get(), ranks.max(top.get())
-        return alpha, np.where((top == -np.inf) | (x == -np.inf), np.inf, -top)
+        return (alpha.get(), -ranks.max(-beta.get())) if namespace(plan_v) is np else (alpha, beta)
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
         found = self.narrow_points.fitted(alpha, beta) if self.narrow and self.narrow_points else None

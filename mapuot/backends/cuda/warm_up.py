@@ -3,7 +3,8 @@
 CuPy keeps compiled files on disk (CUPY_CACHE_DIR), by source, options and compiler, so that a machine compiles each
 once; the wheels of Linux bring them for GPUs of most kinds (src_cuda/ahead.py). Taken are square problems of every
 shape of the row half, KL or balanced, costs in float32 and float64, squared distances of points, of all pairs or kept
-ones, batches of some sizes, sparse costs and trees; what else there is (other penalties, metrics, sizes of a batch) is compiled when it is needed.
+ones, batches of some sizes, sparse costs and trees; what else there is (other penalties, metrics, sizes of a batch) is
+compiled when it is needed.
 """
 
 from types import SimpleNamespace
@@ -109,7 +110,7 @@ def jobs(capability: int) -> list[Job]:
         found += [job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, memory)]
     metric = {"METRIC": METRICS["sqeuclidean"].number}
     found += [("point_costs.cu", "point_costs", metric | {"PLAN": 0, "STORE": 0}), ("boxes.cu", "box_runs", metric)]
-    return [*found, *tree_jobs(bulk), ("stream.cu", "join_parts", PLAIN)]
+    return [*found, *tree_jobs(bulk), ("lay.cu", "lay", {"STORE": 0}), ("stream.cu", "join_parts", PLAIN)]
 
 
 def warm_up() -> int:

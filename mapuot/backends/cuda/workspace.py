@@ -47,6 +47,7 @@ from .kernels import (
     memory_for,
 )
 from .launch import TRACE_PASSES, Iterate, Lie, switches
+from .lay import fill
 from .operator import DeviceOperator
 from .stream import stream_job
 
@@ -370,7 +371,7 @@ class DeviceWorkspace(Workspace):
     def send_progress(self) -> None:
         """Progress as it is here, with all that is staged; nothing is posted yet."""
         self.read_all = False
-        self.arrays["partial"].fill(UNSET)
+        fill(self.arrays["partial"], UNSET)
         if self.held:
             self.send_report()
             return
