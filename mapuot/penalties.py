@@ -162,5 +162,5 @@ def gap_term(kind: str, f: F64, r: F64, t: F64, rho: F64, upper: F64 | None) -> 
 
 
 def plan_error(d: float) -> float:
-    """|P - P*|_1 / mass from d >= KL(P* | P) / mass, docs/mathematics.md (10); twin: rules.h. Sums: at most both."""
-    return d / 3 + math.sqrt(2 * d + d * d / 9) if d >= 0 else math.inf
+    """|P - P*|_1 / mass from d >= KL(P* | P) / mass: docs/mathematics.md (10). Twin: src_c/common/rules.h."""
+    return d / 3 + math.sqrt(2 * d + d * d / 9) if d >= 0 else math.inf  # of a sum: at most the sum of both
