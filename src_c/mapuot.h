@@ -235,6 +235,7 @@ typedef struct {
     double reg, tol, found; /* found: the error of the pass, with what hard columns miss in it */
     double rough;           /* > 0: a step that proves nothing, of equations solved but for this share of their size */
     int64_t enough;         /* products of such a step at most */
+    double reach;           /* > 0: nats by which it may move a column; it is cut there, amid its equations */
     const double *marginal; /* n: s */
     double *asked, *diagonal, *rate, *left, *y, *d, *t; /* n each */
     double *steps_made, *ratios;                        /* MAPUOT_MOST_PRODUCTS + 1 each */

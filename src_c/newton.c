@@ -25,6 +25,7 @@
 #define SUMS_ROUNDING 2e-16 /* times 8 + sqrt(m): sums of columns may be off by this share of the mass */
 #define LONGEST 1.0         /* change of log v by a step that proves too little */
 #define MOST_STEPS 60
+#define FARTHEST 1e9     /* nats along a direction without curvature, of a step that is cut */
 #define PASSES_BETWEEN 8 /* two steps, the first of which was too far off to be solved */
 
 /* Where all rows and columns are hard the columns are asked for as much mass as the rows have in each part of M: both masses
@@ -220,22 +221,28 @@ static int judge_step(mapuot_newton *w, int singular) {
 }
 
 int mapuot_newton_next(mapuot_newton *w) {
-    double along = 0.0, plain = 0.0;
+    double along = 0.0, plain = 0.0, far = 0.0;
     for (int64_t j = 0; j < w->n; j++) {
         const double Dd = w->diagonal[j] * w->d[j];
         w->t[j] = w->marginal[j] > 0.0 ? Dd - w->t[j] : 0.0;
         along += w->d[j] * w->t[j];
         plain += w->d[j] * Dd;
     }
-    const int rough = w->rough > 0.0;
-    if (!(along > SINGULAR * plain)) return rough ? MAPUOT_OPEN : judge_step(w, 1);
-    const double step = w->size / along;
+    const int rough = w->rough > 0.0, curved = along > SINGULAR * plain;
+    const int cut = rough && w->reach > 0.0;
+    if (!curved && !cut) return rough ? MAPUOT_OPEN : judge_step(w, 1);
+    const double step = curved ? w->size / along : FARTHEST;
     for (int64_t j = 0; j < w->n; j++) {
         w->y[j] += step * w->d[j];
         w->left[j] -= step * w->t[j];
+        far = fmax(far, fabs(w->y[j]));
     }
     w->steps_made[w->products++] = step;
     w->all_products += 1;
+    if (cut && far > w->reach) { /* no column is cut by itself, which would point elsewhere */
+        for (int64_t j = 0; j < w->n; j++) w->y[j] *= w->reach / far;
+        return MAPUOT_OPEN;
+    }
     direct(w);
     if (!rough) return judge_step(w, 0);
     const int most = w->enough < MAPUOT_MOST_PRODUCTS ? (int)w->enough : MAPUOT_MOST_PRODUCTS;

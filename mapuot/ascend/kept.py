@@ -20,6 +20,7 @@ from ..backends.newton import misses
 from ..backends.operator import parts_of
 from ..penalties import F64
 from ..problem.problem import Problem, heavy
+from ..problem.sparse import Parts
 from ..route.stages import INNER, WARM_ERROR
 from ..status import FAILED
 from .loop import Run
@@ -33,6 +34,9 @@ EVERY = 10  # passes after which the pairs are found anew
 MOST_PASSES = 1000  # of a stage: those that end took 450 at most
 RUNG_TOL = 0.1  # certified error, for these pairs, at which a larger reg has done its work
 START_TOL = 1.0  # certified error of passes that skip pairs of points, from which on these pairs serve
+APART = 1e-12  # of the mass: parts of these pairs that lack more than it exchange mass by other pairs
+SWEEPS = 20  # over the parts that do, at most
+ROWS = 64  # of M that are looked at at once
 ROUNDS = 3  # passes over all pairs that may leave the answer to another search
 
 
@@ -51,7 +55,8 @@ class KeptPairs:
         run, limit = self.run, self.run.limit
         most = min(limit, run.n_passes + MOST_PASSES)
         own, made = dataclasses.replace(options, precision="float64", leaps=True), False
-        while run.n_passes < most and (pairs := self.found(task, log_v)) is not None:
+        while run.n_passes < most and (found := self.found(task, log_v)) is not None:
+            pairs, log_v = found
             self.share = self.share if made else pairs.size / task.size
             made, run.limit = True, min(most, run.n_passes + EVERY)
             log_v = run.run(pairs, own, log_v)
@@ -98,28 +103,37 @@ class KeptPairs:
         run.status = "running" if run.status == "converged" else run.status
         return log_v
 
-    def found(self, task: Problem, log_v: F64) -> Problem | None:
-        """Find the pairs that may carry mass at potentials near log v, None where they are many."""
+    def found(self, task: Problem, log_v: F64) -> tuple[Problem, F64] | None:
+        """Find the pairs that may carry mass at potentials near log v, and these potentials; None: pairs are many."""
         before, backend = self.task, self.run.module
         fresh = before is None or before.reg != task.reg
         nats = NATS + MOVE * (fresh and not self.skip)
-        x, out_u = column_exponents(task, log_v), task.left_out[0]
+        x = column_exponents(task, log_v)
         if fresh and (task.reg > self.largest or self.are_many(task, x, nats)):
             return None
         known = task if before is None else dataclasses.replace(before, reg=task.reg)
-        operator, alpha = backend.operator_of(*parts_of(task), self.threads), np.where(out_u, -np.inf, 0.0)
+        operator = backend.operator_of(*parts_of(task), self.threads)
         if self.skip:
             operator.kept = self.skip.renew(operator.pool, nats=nats)
         whole = operator if before is None else backend.operator_of(*parts_of(known), self.threads)
-        beta = x - whole.balance(alpha, x)
-        for exponents in alpha, beta:
-            exponents[~np.isfinite(exponents)] = -np.inf
-        pairs = operator.near(alpha, beta, nats, int(2 * MOST_SHARE * task.size))
-        if pairs is None:
-            return None
-        reference: Any = task.reference if task.c is None else pairs.taken_from(task.c)
-        self.task = dataclasses.replace(task, cost=pairs, reference=reference, forbidden=True)
-        return self.task
+        own, moves = task, np.zeros_like(x)
+        for last in (not task.balanced, True):
+            alpha = np.where(task.left_out[0], -np.inf, 0.0)
+            beta = x + moves - whole.balance(alpha, x + moves)
+            for exponents in alpha, beta:
+                exponents[~np.isfinite(exponents)] = -np.inf
+            pairs = operator.near(alpha, beta, nats, int(2 * MOST_SHARE * task.size))
+            if pairs is None:
+                return None
+            reference: Any = task.reference if task.c is None else pairs.taken_from(task.c)
+            own = dataclasses.replace(task, cost=pairs, reference=reference, forbidden=True)
+            if last or not own.parts:
+                break
+            moves = moves_of_parts(task, own.parts, alpha, beta)
+            if not moves.any():
+                break
+        self.task = own
+        return own, log_v + moves
 
     def are_many(self, task: Problem, x: F64, nats: float) -> bool:
         """Tell whether too many pairs matter beside columns of these exponents, by some rows."""
@@ -137,3 +151,38 @@ def column_exponents(task: Problem, log_v: F64) -> F64:
     """Return the exponents of the plan beside columns, those of log v with 0 in the place of what is not finite."""
     known: F64 = np.where(np.isfinite(log_v), log_v, 0.0) + task.log_reference[1]
     return np.where(task.left_out[1], -np.inf, known)
+
+
+def moves_of_parts(task: Problem, parts: Parts, alpha: F64, beta: F64) -> F64:
+    """Return by how much log v must move for parts of kept pairs to exchange the mass that they lack, both sides hard.
+
+    Passes over kept pairs cannot, and those over all pairs move a part by a constant each. With e^f_kl the mass from
+    part k to part l, its largest entry a_i e^(alpha_i + beta_j - M_ij / reg), and x_k the move of the columns of part k
+    (its rows go the other way),
+
+        sum_l e^(f_kl + x_l - x_k) - e^(f_lk + x_k - x_l) = a_k - b_k,
+
+    which is quadratic in e^x_k: the parts are moved one by one.
+    """
+    count, cols = parts.count, parts.cols
+    have = np.bincount(parts.rows, task.rows.weight, count + 1) - np.bincount(cols, task.cols.weight, count + 1)
+    moves, flow = np.zeros(count), np.full((count, count), -np.inf)
+    if np.abs(have).sum() <= APART * task.rows.mass:
+        return np.zeros(len(cols))
+    for k in range(count):
+        rows, others = np.flatnonzero(parts.rows == k), np.flatnonzero((cols != k) & (cols < count))
+        for i in range(0, len(rows), ROWS):
+            some = rows[i : i + ROWS]
+            log = (task.rows.log_weight + alpha)[some, None] - task.cost.at(some[:, None], others) / task.reg
+            np.maximum.at(flow[k], cols[others], log.max(0) + beta[others])
+    for _ in range(SWEEPS):
+        before = moves.copy()
+        for k, rest in enumerate(0.5 * have[:count]):
+            out, into = np.logaddexp.reduce([flow[k] + moves, flow[:, k] - moves], 1)
+            root = np.log(abs(rest) + np.hypot(rest, np.exp(0.5 * (out + into)))) if rest else 0.5 * (out + into)
+            move = out - root if rest > 0 else root - into
+            moves[k] = move if np.isfinite(move) else moves[k]
+        if np.abs(moves - before).max() < 1:
+            break
+    found: F64 = np.append(moves, 0.0)[cols]
+    return found

@@ -46,7 +46,7 @@ class Run:
         self.status = "running"
         self.reads, self.clusters = "", 0  # of the last run: what its passes read, and what corrected them
         self.certified: Stats | None = None  # the last pass that Newton's step has certified
-        self.next_meet = 0  # the pass from which on a step towards hard columns is tried; no leap comes before it
+        self.next_meet = 0  # the pass from which on a step towards hard columns is tried
         self.products = 0  # that Newton's steps towards hard columns took
         self.trace: list[Stats] = []
         self.potentials: Any
@@ -117,16 +117,15 @@ class Run:
     def stepped(self, workspace: Workspace, newton: Any, tol: float) -> str:
         """Make Newton's step after the last pass, where one is due; return the status."""
         if newton and self.status in ("converged", "stalled"):
-            return self.meet(workspace, newton, tol)
+            if self.n_passes >= self.next_meet:
+                return self.meet(workspace, newton, tol)
+            self.status = "running" if self.n_passes < self.limit else "max_passes"
         if workspace.options.leaps:
-            on = self.status == "running" and self.n_passes >= self.next_meet
-            self.products += workspace.leap(self.trace[-1], on)
+            self.products += workspace.leap(self.trace[-1], self.status == "running")
         return self.status
 
     def meet(self, workspace: Workspace, newton: Any, tol: float) -> str:
         """Certify a pass that hard columns nearly meet by Newton's step, or go on from there; return the status."""
-        if self.n_passes < self.next_meet:
-            return "running"
         last = self.trace[-1]
         by_gap = self.status == "converged" and workspace.options.tol_gap >= 0 and last.error > tol
         found, self.products = newton.step(workspace, self.module, last, tol), newton.products

@@ -59,12 +59,21 @@ def tails(reg, reg_m):
     return case.replace(M=M / M.max(), a=10.0 ** rng.uniform(-6, 0, 40), b=10.0 ** rng.uniform(-6, 0, 35))
 
 
+def apart(reg):
+    """Three clusters that hardly exchange mass; there is more of it in two of them than their columns ask for."""
+    case = clouds(36, 30, reg, np.inf)
+    far = np.add.outer(np.arange(36) % 3, -(np.arange(30) % 3)) ** 2
+    M = case.M + 4 * far
+    return case.replace(M=M / M.max())
+
+
 CASES = {  # those behind the first few take too long without a GPU, on one
     "few": clouds(12, 11, 2e-4, 1.0),
     "unequal": clouds(60, 50, 2e-5, (0.1, 20.0), ratio=1.7),
     "semi-relaxed": clouds(60, 50, 1e-4, (np.inf, 0.3), ratio=1.2),
     "turned": clouds(60, 50, 1e-4, (0.3, np.inf), ratio=1.2),
     "balanced": clouds(30, 25, 1e-4, np.inf),
+    "apart": apart(2e-5),
     "one rho each": clouds(60, 50, 2e-5, (np.linspace(0.1, 2, 60), 1.0)),
     "forbidden": with_forbidden(clouds(60, 50, 2e-5, 1.0)),
     "zeros": with_zeros(clouds(60, 50, 2e-5, 1.0)),
