@@ -29,7 +29,7 @@ NATS = 25.0  # below the largest exponent of a row and of a column: all such pai
 MOVE = 20.0  # nats beside them from one reg to the next, by which potentials may move
 MOST_SHARE = 0.03  # of the pairs: more of them take as long as passes over all
 MOST_OF_LINES = 8.0  # in a row, where they grow as nats^.5, as on a line: Newton's steps take many products there
-GROWTH = 2.4  # of the pairs up to four times the nats: 2 on a line, 4 in a plane
+GROWTH = 2.4  # of the pairs up to four times the nats: 2 on a line, 4 in a plane, 1 beyond the size of a cluster
 EVERY = 10  # passes after which the pairs are found anew
 MOST_PASSES = 1000  # of a stage: those that end took 450 at most
 RUNG_TOL = 0.1  # certified error, for these pairs, at which a larger reg has done its work
@@ -139,8 +139,8 @@ class KeptPairs:
         """Tell whether too many pairs matter beside columns of these exponents, by some rows."""
         some = x - task.cost.at(heavy(task.rows.weight)[:, None], np.arange(len(x))) / task.reg
         below = some.max(1, keepdims=True) - some
-        share, wide = np.mean(below < nats), np.mean(below < 4 * nats)
-        line = wide <= GROWTH * share
+        narrow, share, wide = (np.mean(below < k * nats) for k in (0.25, 1, 4))
+        line = max(wide / share, share / narrow) <= GROWTH
         most = min(MOST_SHARE, MOST_OF_LINES / len(x)) if line else MOST_SHARE
         if line and share > most and wide < 0.5:  # where most pairs are near, more nats tell nothing
             self.largest = float(4 * task.reg * (most / share) ** 2)
