@@ -51,7 +51,7 @@ def machine() -> dict[str, Any]:
         "cpu": cpu_model(), "isa": native.isa(), "cores": core_count(), "load": os.getloadavg()[0],
         "info": re.sub(r" in /\S*", "", told).splitlines(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "compiler": compiler(), "blas": blas(), "commit": commit(),
+        "compiler": output(["cc", "--version"]).partition("\n")[0], "blas": blas(), "commit": commit(),
     }  # fmt: skip
 
 
@@ -76,18 +76,6 @@ def cpu_model() -> str:
     if not named:
         return platform.processor() or platform.machine()
     return f"{named.get('model name')} (family {named.get('cpu family')}, model {named.get('model')})"
-
-
-def compiler() -> dict[str, str]:
-    """Return the compiler's version and the flags of setup.py."""
-    rules = build_rules()
-    version = output(["cc", "--version"]).splitlines()
-    return {
-        "version": version[0] if version else "unknown",
-        "flags": " ".join(rules.FLAGS),
-        "isa_flags": ", ".join(f"{isa}: {flags}" for isa, flags in rules.ISA_FLAGS.items()),
-        "CFLAGS": os.environ.get("CFLAGS", ""),
-    }
 
 
 @functools.cache
