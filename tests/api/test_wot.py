@@ -92,8 +92,9 @@ def test_growth_of_gene_sets():
     by_name = ["gene 3", "gene 4"], np.array(["gene 2", "gene 5", "gene 6"])
     for pair in (by_name, (birth, death), (birth, by_name[1])):
         np.testing.assert_allclose(OTModel(cells, growth=pair).growth, np.exp(beta - delta), rtol=1e-12)
-    weight = OTModel(cells, growth=by_name, local_pca=0).coupling(0, 2).result.problem.rows.weight
-    np.testing.assert_allclose(weight, np.exp(2 * (beta - delta))[days == 0], rtol=1e-12)
+    coupling = OTModel(cells, growth=by_name, local_pca=0).coupling(0, 2)
+    np.testing.assert_allclose(coupling.result.problem.rows.weight, np.exp(2 * (beta - delta))[days == 0], rtol=1e-12)
+    np.testing.assert_allclose(coupling.growths[-1] ** 2, coupling.result.row_marginal)
     for pair, text in (((birth,), "pair"), ((["gene 9"], death), "gene 9"), ((birth[:3], death), "shape")):
         with pytest.raises(ValueError, match=text):
             OTModel(cells, growth=pair)
@@ -110,14 +111,6 @@ def test_scores_beside_wot_and_rates_beside_moscot():
     birth, death = (np.asarray(scores.score_gene_sets(cells, sets[:, [k]])["score"]) for k in (0, 1))
     found = OTModel(cells, days=np.zeros(90), growth=(["a", "c"], ["b", "d"])).growth
     np.testing.assert_allclose(found, np.exp(moscot.beta(birth) - moscot.delta(death)), rtol=1e-6)
-
-
-def test_growth_is_of_a_day():
-    X, days, kind = course(((40, 30), (60, 20)))
-    rate = np.where(kind == 0, 2.0, 0.5)
-    model = OTModel(X, days=days * 2, growth=rate)
-    np.testing.assert_allclose(model.coupling(0, 2).result.problem.rows.weight, rate[days == 0] ** 2)
-    np.testing.assert_allclose(model.coupling(0, 2).growths[-1] ** 2, model.coupling(0, 2).result.row_marginal)
 
 
 def test_descendants_and_ancestors_follow_the_days():
