@@ -89,8 +89,8 @@ static void make_runs(const stream_args *args, int64_t i0, int64_t i1, const int
     real part[VL];
     for (int64_t i = i0; i < i1; i++) {
         const run row = run_of(&args->M, i);
-        for (int64_t k = 0; k < row.count; k += BLOCK) {
-            const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK, whole = count / VL * VL;
+        BLOCKS_OF(row) {
+            const int64_t whole = count / VL * VL;
             real *out = (real *)args->out + row.first + k;
             run_entries(args, i, row.first + k, count, REAL_MIN_LOG, plan ? 0 : REAL_NARROW, entry);
             for (int64_t q = 0; q < whole; q += VL) v_store_real(out + q, v_load(entry + q));
@@ -220,7 +220,6 @@ ALWAYS_INLINE void wide_sums(const range *g, const tile *done, const real *next,
     }
 }
 
-#ifndef MAPUOT_DTYPE_F64
 /* run += u_r row_r in FL columns from j on; with flush, what has run up goes to sums in float64 */
 ALWAYS_INLINE void narrow_columns(const range *g, const tile *done, const vf *scale, int64_t j, int flush,
                                   const int R) {
@@ -264,29 +263,16 @@ ALWAYS_INLINE void narrow_sums(const range *g, const tile *done, const real *nex
         UNROLLED (int q = 0; q < LINE; q += FL) narrow_columns(g, done, scale, j + q, flush, R);
     }
 }
-#endif
 
 ALWAYS_INLINE void dots(const range *g, const real *K, const real *next, const tile *done, int flush, double *s,
                         const form form, const int R) {
-#ifndef MAPUOT_DTYPE_F64
-    if (form == NARROW) {
-        narrow_dots(g, K, next, done, flush, s, R);
-        return;
-    }
-#endif
-    (void)flush;
-    wide_dots(g, K, next, done, s, form, R);
+    if (form == NARROW) narrow_dots(g, K, next, done, flush, s, R);
+    else wide_dots(g, K, next, done, s, form, R);
 }
 
 ALWAYS_INLINE void sums(const range *g, const tile *done, const real *next, int flush, const form form, const int R) {
-#ifndef MAPUOT_DTYPE_F64
-    if (form == NARROW) {
-        narrow_sums(g, done, next, flush, R);
-        return;
-    }
-#endif
-    (void)flush;
-    wide_sums(g, done, next, form, R);
+    if (form == NARROW) narrow_sums(g, done, next, flush, R);
+    else wide_sums(g, done, next, form, R);
 }
 
 /* The columns [from, end) of a range as one of its own */
@@ -403,13 +389,10 @@ ALWAYS_INLINE void dots_range(const range *g, int64_t i0, int64_t i1, const form
 
 /* what has run up, to float64 */
 ALWAYS_INLINE void flush_runs(const range *g, int64_t from) {
-#ifndef MAPUOT_DTYPE_F64
     for (int64_t j = from; j < g->np; j += FL) {
         f_add_to(g->sums + j, f_load(g->run + j));
         f_store(g->run + j, f_set(0.0f));
     }
-#endif
-    (void)g, (void)from;
 }
 
 /* R rows of a symmetric K from first_column on: rows.marginal = K v, and behind the line of the diagonal sums += K^T v
@@ -544,11 +527,9 @@ static void plan_pass(const mapuot_state *state, int64_t i0, int64_t i1, double 
 
 static void row_dots(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
     if (state->M.start) run_dots(state, i0, i1);
-#ifndef MAPUOT_DTYPE_F64
     else if (MAKES_POINTS && state->progress.narrow && makes_rows(state))
         product_range(state, i0, i1, sums, NARROW, MADE);
-    else if (state->progress.narrow) product_range(state, i0, i1, sums, NARROW, STORED);
-#endif
+    else if (MAKES_POINTS && state->progress.narrow) product_range(state, i0, i1, sums, NARROW, STORED);
     else if (MAKES && makes_rows(state)) product_range(state, i0, i1, sums, WIDE, MADE);
     else product_range(state, i0, i1, sums, WIDE, STORED);
 }

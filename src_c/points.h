@@ -3,7 +3,7 @@
  * Coordinates are subtracted before they are squared: distances of 1 between coordinates of 1e8 keep their digits.
  * Formulas: SciPy's cdist; WFR, the Wasserstein-Fisher-Rao cost -2 log cos |x - y| of Chizat, Peyre, Schmitzer, Vialard
  * 2018, forbids those that common/reach.h tells; INNER is minus the product of the coordinates.  A new metric is one
- * more case in points_blocks.
+ * more line in points_blocks.
  */
 #pragma once
 #include "common/reach.h"
@@ -76,22 +76,13 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
 /* the costs of R rows from i on in the columns [j, j + count), and up to a multiple of PAD behind */
 ALWAYS_INLINE void points_blocks(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out,
                                  int64_t ld, const int R) {
-    switch (points->metric) {
-    case MAPUOT_SQEUCLIDEAN:
-        metric_block(points, i, j, count, out, ld, MAPUOT_SQEUCLIDEAN, R);
-        break;
-    case MAPUOT_EUCLIDEAN:
-        metric_block(points, i, j, count, out, ld, MAPUOT_EUCLIDEAN, R);
-        break;
-    case MAPUOT_CITYBLOCK:
-        metric_block(points, i, j, count, out, ld, MAPUOT_CITYBLOCK, R);
-        break;
-    case MAPUOT_WFR:
-        metric_block(points, i, j, count, out, ld, MAPUOT_WFR, R);
-        break;
-    case MAPUOT_INNER:
-        metric_block(points, i, j, count, out, ld, MAPUOT_INNER, R);
-    }
+#define OF_METRIC(name)                                                                                                \
+    if (points->metric == name) metric_block(points, i, j, count, out, ld, name, R)
+    OF_METRIC(MAPUOT_SQEUCLIDEAN);
+    OF_METRIC(MAPUOT_EUCLIDEAN);
+    OF_METRIC(MAPUOT_CITYBLOCK);
+    OF_METRIC(MAPUOT_WFR);
+    OF_METRIC(MAPUOT_INNER);
 }
 
 ALWAYS_INLINE void points_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out) {

@@ -19,6 +19,10 @@ ALWAYS_INLINE run run_of(const mapuot_matrix *M, int64_t i) {
     return (run){first, M->start[i + 1] - M->start[i], M->column + first};
 }
 
+/* the blocks of a run: k entries behind its first one, count of them */
+#define BLOCKS_OF(row)                                                                                                 \
+    for (int64_t k = 0, count; (count = row.count - k < BLOCK ? row.count - k : BLOCK) > 0; k += BLOCK)
+
 /* count numbers of a matrix from entry k on, as float64: in place where they are that */
 ALWAYS_INLINE const double *stored_block(const mapuot_matrix *M, int64_t k, int64_t count, double *buffer) {
     if (M->dtype == MAPUOT_F64) return (const double *)M->data + k;

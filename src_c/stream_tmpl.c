@@ -96,14 +96,13 @@ static void balance_runs(const stream_args *args, int64_t i0, int64_t i1, double
     for (int64_t i = i0; i < i1; i++) {
         const run row = run_of(&args->M, i);
         double top = -INFINITY;
-        for (int64_t k = 0; k < row.count; k += BLOCK) {
-            const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
+        BLOCKS_OF(row) {
             run_log_entries(args, i, row.first + k, count, x);
             for (int64_t q = 0; q < count; q++) top = x[q] > top ? x[q] : top;
         }
         alpha[i] = -top;
-        for (int64_t k = 0; k < row.count && alpha[i] != INFINITY; k += BLOCK) {
-            const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
+        BLOCKS_OF(row) {
+            if (alpha[i] == INFINITY) break;
             run_log_entries(args, i, row.first + k, count, x);
             for (int64_t q = 0; q < count; q++) {
                 double *most = acc + row.column[k + q];
@@ -161,6 +160,12 @@ static void balance(const stream_args *args, int64_t i0, int64_t i1, double *acc
     }
 }
 
+/* the plan's entries of a block, zeros behind count */
+ALWAYS_INLINE void plan_entries(const stream_args *args, int64_t i, int64_t j, int64_t count, panel *near, double *p) {
+    entries(args, i, j, count, PLAN_MIN_LOG, 0, near, p);
+    for (int64_t k = count; k % VL; k++) p[k] = 0.0;
+}
+
 /* out = P X of stored pairs */
 static void apply_runs(const stream_args *args, int64_t i0, int64_t i1) {
     _Alignas(64) double p[BLOCK];
@@ -169,8 +174,7 @@ static void apply_runs(const stream_args *args, int64_t i0, int64_t i1) {
         const run row = run_of(&args->M, i);
         double *out = (double *)args->out + i * d;
         memset(out, 0, (size_t)d * sizeof(double));
-        for (int64_t k = 0; k < row.count; k += BLOCK) {
-            const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
+        BLOCKS_OF(row) {
             run_entries(args, i, row.first + k, count, PLAN_MIN_LOG, 0, p);
             for (int64_t x = 0; x < d; x++)
                 for (int64_t q = 0; q < count; q++) out[x] += p[q] * args->X[x * np + row.column[k + q]];
@@ -195,10 +199,7 @@ static void apply(const stream_args *args, int64_t i0, int64_t i1) {
         memset(out + i * d, 0, (size_t)(rows * d) * sizeof(double));
         for (open_walk(args, i, BLOCK, &w); next_block(&w);) {
             const int64_t j = w.at, count = w.count;
-            for (int r = 0; r < rows; r++) {
-                entries(args, i + r, j, count, PLAN_MIN_LOG, 0, &near, p[r]);
-                for (int64_t k = count; k % VL; k++) p[r][k] = 0.0;
-            }
+            for (int r = 0; r < rows; r++) plan_entries(args, i + r, j, count, &near, p[r]);
             for (int64_t x = 0; x < d; x++)
                 for (int r = 0; r < rows; r++) {
                     vd sum = v_set(0);
@@ -216,8 +217,7 @@ static void apply_transpose_runs(const stream_args *args, int64_t i0, int64_t i1
     const int64_t np = padded(args->n), d = args->d;
     for (int64_t i = i0; i < i1; i++) {
         const run row = run_of(&args->M, i);
-        for (int64_t k = 0; k < row.count; k += BLOCK) {
-            const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
+        BLOCKS_OF(row) {
             run_entries(args, i, row.first + k, count, PLAN_MIN_LOG, 0, p);
             for (int64_t x = 0; x < d; x++)
                 for (int64_t q = 0; q < count; q++) acc[x * np + row.column[k + q]] += p[q] * args->X[i * d + x];
@@ -240,8 +240,7 @@ static void apply_transpose(const stream_args *args, int64_t i0, int64_t i1, dou
         for (open_walk(args, i, BLOCK, &w); next_block(&w);)
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
                 const int64_t j = w.at, count = w.count;
-                entries(args, r, j, count, PLAN_MIN_LOG, 0, &near, p);
-                for (int64_t k = count; k % VL; k++) p[k] = 0.0;
+                plan_entries(args, r, j, count, &near, p);
                 for (int64_t x = 0; x < d; x++) {
                     vd y = v_set(args->X[r * d + x]);
                     double *sum = acc + x * np + j;
@@ -257,8 +256,7 @@ static void plan_sums_runs(const stream_args *args, int64_t i0, int64_t i1, doub
     for (int64_t i = i0; i < i1; i++) {
         const run row = run_of(&args->M, i);
         double mass = 0.0, cost = 0.0;
-        for (int64_t k = 0; k < row.count; k += BLOCK) {
-            const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
+        BLOCKS_OF(row) {
             run_entries(args, i, row.first + k, count, PLAN_MIN_LOG, 0, p);
             const double *M = stored_block(&args->M, row.first + k, count, buffer);
             for (int64_t q = 0; q < count; q++) {
@@ -291,8 +289,7 @@ static void plan_sums(const stream_args *args, int64_t i0, int64_t i1, double *a
         for (open_walk(args, i, BLOCK, &w); next_block(&w);)
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
                 const int64_t j = w.at, count = w.count;
-                entries(args, r, j, count, PLAN_MIN_LOG, 0, &near, p);
-                for (int64_t k = count; k % VL; k++) p[k] = 0.0;
+                plan_entries(args, r, j, count, &near, p);
                 const double *M = cost_block(&args->M, r, j, count, &near);
                 for (int64_t k = 0; k < count; k += VL) {
                     vd x = v_load(p + k), used = v_if_less(v_set(0), x, v_cost(M, k, count, 0.0), v_set(0));

@@ -105,6 +105,7 @@ ALWAYS_INLINE vf f_exp2(vf t) {
 
 #if defined(MAPUOT_DTYPE_F64)
 #define v_load_real v_load
+#define f_load_real(p) f_load((const float *)(p)) /* no pass over a K in float64 is narrow */
 #define v_store_real v_store
 #define v_store_part_real v_store_part
 #define v_stream_real v_stream

@@ -1,21 +1,11 @@
 /* vec_avx2.h - the vocabulary of vec.h on four lanes: AVX2 and FMA. */
 #include <immintrin.h>
 #define VL 4
+#define FL 8
 typedef __m256d vd;
-
-ALWAYS_INLINE vd v_set(double x) { return _mm256_set1_pd(x); }
-ALWAYS_INLINE vd v_load(const double *p) { return _mm256_loadu_pd(p); }
-ALWAYS_INLINE void v_store(double *p, vd x) { _mm256_storeu_pd(p, x); }
-ALWAYS_INLINE void v_stream(double *p, vd x) { _mm256_stream_pd(p, x); }
-ALWAYS_INLINE vd v_add(vd a, vd b) { return _mm256_add_pd(a, b); }
-ALWAYS_INLINE vd v_sub(vd a, vd b) { return _mm256_sub_pd(a, b); }
-ALWAYS_INLINE vd v_mul(vd a, vd b) { return _mm256_mul_pd(a, b); }
-ALWAYS_INLINE vd v_div(vd a, vd b) { return _mm256_div_pd(a, b); }
-ALWAYS_INLINE vd v_fma(vd a, vd b, vd c) { return _mm256_fmadd_pd(a, b, c); }
-ALWAYS_INLINE vd v_fnma(vd a, vd b, vd c) { return _mm256_fnmadd_pd(a, b, c); }
-ALWAYS_INLINE vd v_sqrt(vd a) { return _mm256_sqrt_pd(a); }
-ALWAYS_INLINE vd v_max(vd a, vd b) { return _mm256_max_pd(a, b); }
-ALWAYS_INLINE vd v_min(vd a, vd b) { return _mm256_min_pd(a, b); }
+typedef __m256 vf;
+#define MM(op, lanes) _mm256_##op##_##lanes
+#include "vec_x86.h"
 
 ALWAYS_INLINE double v_sum(vd a) {
     __m128d s = _mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
@@ -90,18 +80,6 @@ ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count) {
 
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { _mm_stream_ps(p, _mm256_cvtpd_ps(x)); }
 
-/* float32 lanes, for the narrow pass: FL of them */
-#define FL 8
-typedef __m256 vf;
-
-ALWAYS_INLINE vf f_set(float x) { return _mm256_set1_ps(x); }
-ALWAYS_INLINE vf f_load(const float *p) { return _mm256_loadu_ps(p); }
-ALWAYS_INLINE void f_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
-ALWAYS_INLINE vf f_add(vf a, vf b) { return _mm256_add_ps(a, b); }
-ALWAYS_INLINE vf f_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
-ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
-ALWAYS_INLINE vf f_max(vf a, vf b) { return _mm256_max_ps(a, b); }
-ALWAYS_INLINE vf f_sqrt(vf a) { return _mm256_sqrt_ps(a); }
 ALWAYS_INLINE vf f_round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 ALWAYS_INLINE vf f_scale2(vf p, vf k) {
     __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(k), 23);

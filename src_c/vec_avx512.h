@@ -1,21 +1,12 @@
 /* vec_avx512.h - the vocabulary of vec.h on eight lanes: AVX-512 F, DQ, VL, BW. */
 #include <immintrin.h>
 #define VL 8
+#define FL 16
 typedef __m512d vd;
+typedef __m512 vf;
+#define MM(op, lanes) _mm512_##op##_##lanes
+#include "vec_x86.h"
 
-ALWAYS_INLINE vd v_set(double x) { return _mm512_set1_pd(x); }
-ALWAYS_INLINE vd v_load(const double *p) { return _mm512_loadu_pd(p); }
-ALWAYS_INLINE void v_store(double *p, vd x) { _mm512_storeu_pd(p, x); }
-ALWAYS_INLINE void v_stream(double *p, vd x) { _mm512_stream_pd(p, x); }
-ALWAYS_INLINE vd v_add(vd a, vd b) { return _mm512_add_pd(a, b); }
-ALWAYS_INLINE vd v_sub(vd a, vd b) { return _mm512_sub_pd(a, b); }
-ALWAYS_INLINE vd v_mul(vd a, vd b) { return _mm512_mul_pd(a, b); }
-ALWAYS_INLINE vd v_div(vd a, vd b) { return _mm512_div_pd(a, b); }
-ALWAYS_INLINE vd v_fma(vd a, vd b, vd c) { return _mm512_fmadd_pd(a, b, c); }
-ALWAYS_INLINE vd v_fnma(vd a, vd b, vd c) { return _mm512_fnmadd_pd(a, b, c); }
-ALWAYS_INLINE vd v_sqrt(vd a) { return _mm512_sqrt_pd(a); }
-ALWAYS_INLINE vd v_max(vd a, vd b) { return _mm512_max_pd(a, b); }
-ALWAYS_INLINE vd v_min(vd a, vd b) { return _mm512_min_pd(a, b); }
 ALWAYS_INLINE double v_sum(vd a) { return _mm512_reduce_add_pd(a); }
 ALWAYS_INLINE vd v_gather(const double *p, const int32_t *at) {
     return _mm512_i32gather_pd(_mm256_loadu_si256((const __m256i *)at), p, 8);
@@ -91,18 +82,6 @@ ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count) {
 
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { _mm256_stream_ps(p, _mm512_cvtpd_ps(x)); }
 
-/* float32 lanes, for the narrow pass: FL of them */
-#define FL 16
-typedef __m512 vf;
-
-ALWAYS_INLINE vf f_set(float x) { return _mm512_set1_ps(x); }
-ALWAYS_INLINE vf f_load(const float *p) { return _mm512_loadu_ps(p); }
-ALWAYS_INLINE void f_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
-ALWAYS_INLINE vf f_add(vf a, vf b) { return _mm512_add_ps(a, b); }
-ALWAYS_INLINE vf f_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
-ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
-ALWAYS_INLINE vf f_max(vf a, vf b) { return _mm512_max_ps(a, b); }
-ALWAYS_INLINE vf f_sqrt(vf a) { return _mm512_sqrt_ps(a); }
 ALWAYS_INLINE vf f_round(vf a) { return _mm512_roundscale_ps(a, 0); }
 ALWAYS_INLINE vf f_scale2(vf p, vf k) { return _mm512_scalef_ps(p, k); }
 ALWAYS_INLINE vf f_if_less(vf x, vf y, vf a, vf b) {
