@@ -1,7 +1,7 @@
 /* marginals.c - the O(n) work of a pass over many marginals, one marginal or one message after the other.
  *
- * What it is for: mapuot/marginals/state.py (translation), certificate.py (certify) and tree.py; docs/mathematics.md, "Many
- * marginals".
+ * What it is for: mapuot/backends/cpu/marginals.py (translation), mapuot/marginals/certificate.py (certify) and tree.py;
+ * docs/mathematics.md, "Many marginals".
  */
 #include "marginals.h"
 

@@ -54,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(1024) close_root(const __grid_const
     if (threadIdx.x == 0) out[blockIdx.x] = found;
 }
 
-// Twin of mapuot/marginals/state.py (translation).  below: of what each message to the root holds; rest: of all marginals but
-// the own one.  A thread for each part
+// Twin of mapuot/backends/cpu/marginals.py (translation).  below: of what each message to the root holds; rest: of all
+// marginals but the own one.  A thread for each part
 extern "C" __global__ void __launch_bounds__(256)
     translation(const __grid_constant__ Marginals X, const double *log_mass, const double *log_A, double *lam,
                 double *below, double *rest) {

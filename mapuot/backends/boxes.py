@@ -105,25 +105,6 @@ class Tilted(NamedTuple):
     largest: float  # size of the terms that were added, for their rounding
 
 
-def tilted(half: Half, log_scale: F64, log: F64, smooth: bool) -> Tilted:
-    """Take the slopes off ``log``, the exponent of the plan beside the cost.
-
-    The slopes are fitted to ``log_scale``, the exponent without masses, which is smooth.
-    """
-    slope = half.slopes(np.where(np.isneginf(log), np.nan, log_scale)) if smooth else np.zeros_like(half.mid)
-    off = (half.offset * slope[:, None]).sum(2)
-    flat = half.split(log, -np.inf) - off
-    top = flat.max(1)
-    known = np.isfinite(top)
-    shares = np.exp(flat - np.where(known, top, 0.0)[:, None])
-    total = shares.sum(1)
-    with np.errstate(divide="ignore"):
-        log_mass = np.where(known, top, 0.0) + np.log(total)
-    shares = shares / np.where(total > 0, total, 1.0)[:, None]
-    finite = np.abs(log[np.isfinite(log)]).max(initial=0.0)
-    return Tilted(slope, log_mass, shares, float(finite + np.abs(off).max(initial=0.0)))
-
-
 class Iterated(NamedTuple):
     """Iterate of a solve: log scalings, and marginals of the pairs that are kept."""
 
@@ -171,7 +152,7 @@ class Boxes:
         """Return both sides without their slopes, and the arrays that describe them to the kernels."""
         alpha, beta = self.problem.exponents(state.log_u, state.log_v)
         logs = (self.rows, state.log_u, alpha), (self.cols, state.log_v, beta)
-        sides = [self.tilted(half, log_scale, log, self.smooth) for half, log_scale, log in logs[: 2 - self.together]]
+        sides = [self.tilted(half, log_scale, log) for half, log_scale, log in logs[: 2 - self.together]]
         sides *= 1 + self.together
         rounding = 2.0**-48 * (sum(side.largest for side in sides) + self.reach)
         if not rounding < 1:
@@ -194,8 +175,23 @@ class Boxes:
         """Return terms of two sides, of sides that are the same a half of their sum each."""
         return (0.5 * (row + column),) * 2 if self.together else (row, column)
 
-    def tilted(self, half: Half, log_scale: F64, log: F64, smooth: bool) -> Tilted:
-        return tilted(half, log_scale, log, smooth)
+    def tilted(self, half: Half, log_scale: F64, log: F64) -> Tilted:
+        """Take the slopes off ``log``, the exponent of the plan beside the cost.
+
+        The slopes are fitted to ``log_scale``, the exponent without masses, which is smooth.
+        """
+        slope = half.slopes(np.where(np.isneginf(log), np.nan, log_scale)) if self.smooth else np.zeros_like(half.mid)
+        off = (half.offset * slope[:, None]).sum(2)
+        flat = half.split(log, -np.inf) - off
+        top = flat.max(1)
+        known = np.isfinite(top)
+        shares = np.exp(flat - np.where(known, top, 0.0)[:, None])
+        total = shares.sum(1)
+        with np.errstate(divide="ignore"):
+            log_mass = np.where(known, top, 0.0) + np.log(total)
+        shares = shares / np.where(total > 0, total, 1.0)[:, None]
+        finite = np.abs(log[np.isfinite(log)]).max(initial=0.0)
+        return Tilted(slope, log_mass, shares, float(finite + np.abs(off).max(initial=0.0)))
 
     def sweep(self, arrays: dict[str, Any], kept: Kept | None = None) -> tuple[Any, F64, F64]:
         """Return how many boxes each box of rows keeps, and bounds on the mass of the others, by rows and by columns.

@@ -4,6 +4,7 @@ Every member is 8 bytes wide (a double, an int64_t, a pointer or a record of the
 Sources: src_c/common/record.h, which cffi reads too, and src_cuda/{state,batch,stream}.
 """
 
+import functools
 import re
 from functools import cache
 from typing import Any
@@ -68,10 +69,7 @@ def told(table: Any, first: int) -> list[Stats]:
 
 
 def put(record: Any, values: dict[str, Any]) -> None:
-    """Set named members of a record of cffi or of NumPy."""
-    if isinstance(record, (np.ndarray, np.void)):
-        for name, value in values.items():
-            record[name] = value
-    else:
-        for name, value in values.items():
-            setattr(record, name, value)
+    """Set named members of a record of cffi or of NumPy: an array on a device gives its address, None is none."""
+    store = record.__setitem__ if isinstance(record, (np.ndarray, np.void)) else functools.partial(setattr, record)
+    for name, value in values.items():
+        store(name, 0 if value is None else getattr(getattr(value, "data", None), "ptr", value))

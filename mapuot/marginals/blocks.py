@@ -38,7 +38,7 @@ from ..penalties import F64
 from .certificate import CertifiedBody
 from .problem import MultiProblem
 from .reach import oriented
-from .state import PerPoint, State, translation
+from .state import PerPoint, State
 
 if TYPE_CHECKING:
     from ..backends.cpu.marginals import Left
@@ -125,7 +125,7 @@ class JointBlocks(CertifiedBody):
             left.turn(given=True)
             for _ in range(1, self.steps):
                 moved = State(self.in_order(log_u0, left.log_u), None, left.log_mass, 0.0)
-                shifts = translation(self.problem, moved)[self.order, 0]
+                shifts = self.problem.points.translation(moved.log_masses, moved.log_u.flat)[self.order, 0]
                 log_u0 = log_u0 + shifts[0]
                 left.move(shifts)
                 left.turn(given=False)

@@ -15,7 +15,7 @@ from ..backends.newton import GIVES_UP, HOLDS_AFTER, OPEN, Newton
 from ..backends.rules import core, plan_error
 from ..penalties import F64
 from .problem import MultiProblem
-from .state import State, translation
+from .state import State
 
 
 def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> PassCertificate:
@@ -79,7 +79,7 @@ class CertifiedBody(Body):
     def find(self, state: F64, narrow: bool) -> State:
         """Make a pass of a state, and translate its plan."""
         self.last = self.sweep(state, narrow)
-        self.lam = translation(self.problem, self.last)
+        self.lam = self.problem.points.translation(self.last.log_masses, self.last.log_u.flat)
         return self.translated(self.last, self.lam)
 
     def completed(self) -> State:

@@ -137,11 +137,6 @@ class MultiProblem:
         return [k for k, x in enumerate(self.marginals) if x.hard]
 
     @cached_property
-    def ratios(self) -> F64:
-        """rho / reg, a row for each marginal: 0 where it is hard or free."""
-        return np.where(np.isinf(self.rho), 0.0, self.rho / self.reg)[:, None]
-
-    @cached_property
     def root(self) -> int:
         """The marginal of a tree nearest to the farthest one, a hard one if there is one: the plan meets that."""
 

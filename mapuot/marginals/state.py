@@ -48,7 +48,7 @@ class State:
     storage: float = 0.0
     messages: dict[str, PerPoint] = field(default_factory=dict)  # along a tree: "up" to the root, "back" from it
     by_part: F64 | None = None  # log_mass of each part, where there are several
-    worth: Any = None  # of a pass on a device, numbers of its plan for the certificate
+    worth: Any = None  # of a pass along a tree, numbers of its plan for the certificate
 
     @property
     def whole(self) -> bool:
@@ -84,18 +84,3 @@ class State:
         log_s = None if log_s is None else log_s.moved(problem.points.moved, total - lam)
         masses = self.log_masses + total
         return replace(self, log_u=log_u, log_s=log_s, log_mass=log_sum(masses), by_part=masses)
-
-
-def translation(problem: MultiProblem, state: State) -> F64:
-    """Find the best common shifts lam of log u: A_k e^(-lam_k reg / rho_k) = c for all k, c the mass of the plan.
-
-    A_k = sum a_k u_k^(-reg / rho_k). With R_k = rho_k / reg, log c = (log mass + sum R_k log A_k) / (1 + sum R_k), but
-    the mass of a hard marginal where there is one. A row for each marginal, a column for each part of the problem.
-    """
-    log_mass, R, hard = state.log_masses, problem.ratios, problem.hard
-    log_A = problem.points.log_amounts(state.log_u.flat)
-    log_c = log_A[hard[0]] if hard else (log_mass + (R * log_A).sum(0)) / (1 + R.sum())
-    lam: F64 = R * (log_A - log_c)
-    if hard:
-        lam[hard[0]] = log_c - log_mass - lam.sum(0)
-    return lam if np.isfinite(lam).all() else np.where(np.isfinite(lam).all(0), lam, 0.0)

@@ -20,7 +20,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from .coarse import TreeCoarse, serves
 from .problem import MultiProblem
 from .reach import oriented, path
 from .state import PerPoint, State
-
-if TYPE_CHECKING:  # import mapuot does not need the C library
-    from ..backends.cpu.marginals import Closed
 
 
 class Tree(CertifiedBody):
@@ -101,7 +98,7 @@ class Tree(CertifiedBody):
                 if done == len(self.inner):
                     close()
         self.builds = {k: x.builds for k, x in self.kernels.items()}
-        self.closed: Closed = self.points.read()
+        self.closed: Any = self.points.read()
         masses = self.closed.masses
         rounding = sum(self.errors.values())
         return State(log_u, None, log_sum(masses), rounding, self.storage, {"up": up}, masses)
@@ -137,8 +134,6 @@ class Tree(CertifiedBody):
         found.log_s, found.rounding, found.storage = log_s, sum(errors.values()), max(found.storage, self.storage)
 
     def find(self, state: F64, narrow: bool) -> State:
-        if self.xp is np:
-            return super().find(state, narrow)
         self.last = self.sweep(state, narrow)
         closed, self.lam = self.closed, self.closed.lam
         masses, up = closed.masses + self.lam.sum(0), PerPoint(closed.up, self.edges)
@@ -147,15 +142,8 @@ class Tree(CertifiedBody):
             self.last, log_u=log_u, log_mass=log_sum(masses), by_part=masses, messages={"up": up}, worth=worth
         )
 
-    def shares(self, lam: F64) -> F64:
-        """Add up what each message to the root takes of the translation: the shifts of all u that it holds."""
-        below = lam.copy()
-        for k, parent in self.inner:
-            below[parent] += below[k]
-        return below
-
     def translated(self, state: State, lam: F64) -> State:
-        below, points = self.shares(lam), self.points
+        below, points = self.points.below(lam), self.points
         moved, messages = state.translated(self.problem, lam), state.messages
         moved.messages = {"up": messages["up"].moved(points.moved_messages, below)}
         if "back" in messages:
@@ -164,14 +152,11 @@ class Tree(CertifiedBody):
 
     def image(self, found: State, exact: bool) -> F64:
         """Return what each parent sends next, from a translated plan; exact: by messages of one age."""
-        sent: F64 | None = self.closed.sent
-        if sent is not None and not exact:
-            return sent
-        back = found.messages["back"].flat if exact else self.late.flat  # before it is moved by lam.sum(0) - below
-        lam = self.lam
-        moved = (self.shares(lam) if exact else lam.sum(0)) - lam  # near: all u below but its own
-        vectors = found.log_u.flat, back, self.near.flat, moved, found.messages["up"].flat
-        following: F64 = self.points.at_edges(*vectors)
+        following: F64 = self.closed.sent
+        if exact:
+            moved, messages = self.points.below(self.lam) - self.lam, found.messages  # near: all u below but its own
+            vectors = found.log_u.flat, messages["back"].flat, self.near.flat, moved, messages["up"].flat
+            following = self.points.at_edges(*vectors)
         return following
 
     def changed(self, image: F64, state: F64) -> tuple[F64, float]:
@@ -188,8 +173,6 @@ class Tree(CertifiedBody):
 
     def metric(self, found: State) -> F64:
         """Weigh the state's entries by shares of the mass at their points, found with messages that are late."""
-        if self.closed.shares is None:
-            self.closed.shares = self.points.mass_shares(found.log_u.flat, self.near.flat, self.late.flat)
         shares: F64 = self.closed.shares
         return shares
 

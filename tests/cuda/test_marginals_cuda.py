@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import types
 import weakref
 
 import numpy as np
@@ -14,7 +13,6 @@ import mapuot
 from mapuot.backends.contract import host
 from mapuot.backends.cpu import marginals as cpu_marginals
 from mapuot.backends.cuda.kernels import Strips
-from mapuot.marginals.state import translation
 from mapuot.problem.cost import Dense
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
@@ -144,20 +142,12 @@ def test_sums_over_points_are_those_of_the_host(parts, hard, odd):
     out["late"][3] += odd
     device = {name: cp.asarray(x) for name, x in out.items()}
     there.close(3, 0.9, device, cp.asarray(state))
-    here.close(3, 0.9, out, state)
-    found, masses = there.read(), here.read().masses
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12)
-    space, ratios = types.SimpleNamespace, np.where(np.isinf(rho), 0.0, rho / reg)[:, None]
-    problem = space(ratios=ratios, hard=[1] * hard, points=here)
-    lam = translation(problem, space(log_masses=masses, log_u=space(flat=out["log_u"])))
-    below = lam + np.array([0.0, 0.0, 1.0, 0.0])[:, None] * (lam[0] + lam[1])
-    log_u, up = here.moved(out["log_u"], lam), here.moved_messages(out["up"], below)
-    sent = here.at_edges(log_u, out["late"], out["near"], lam.sum(0) - lam, up)
-    shares, change = here.mass_shares(log_u, out["near"], out["late"]), sent - state
-    want = [masses, lam, log_u, up, here.worth(log_u, None), sent, change, np.abs(change).max(), shares]
-    told = vars(found)
+    with np.errstate(invalid="ignore", over="ignore"):
+        here.close(3, 0.9, out, state)
+    close, found = functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12), here.read()
+    log_u, lam = found.log_u, found.lam
     with np.errstate(invalid="ignore"):
-        for x, y in zip(told.values(), [*want, here.change_sums(shares, change)], strict=True):
+        for x, y in zip(vars(there.read()).values(), vars(found).values(), strict=True):
             if np.isfinite(y).all():
                 close(host(x), y)
             else:

@@ -41,18 +41,18 @@ LARGE_ENTRIES = 1 << 24  # of a kernel whose product is a call of its own: Ctrl-
 
 @dataclass
 class Closed:
-    """The log mass of a pass along a tree, by part; on a device all else that follows, by messages that are late."""
+    """The log mass of a pass along a tree, by part, and all that follows, by messages that are late."""
 
     masses: F64
-    lam: Any = None  # the translation, and what it makes of log u and of the messages to the root
-    log_u: Any = None
-    up: Any = None
-    worth: Any = None  # numbers of that plan, as `Points.worth` gives them
-    sent: Any = None  # the state that follows, its change and the largest of that
-    change: Any = None
-    largest: float = 0.0
-    shares: Any = None  # of mass, and `Points.change_sums` with them
-    sums: Any = None
+    lam: Any  # the translation, and what it makes of log u and of the messages to the root
+    log_u: Any
+    up: Any
+    worth: Any  # numbers of that plan, as `Points.worth` gives them
+    sent: Any  # the state that follows, its change and the largest of that
+    change: Any
+    largest: float
+    shares: Any  # of mass, and `Points.change_sums` with them
+    sums: Any
 
 
 class Points:
@@ -70,6 +70,7 @@ class Points:
         self.message = np.array([0, *accumulate(shape[k] for k in self.parents)], np.int64)
         self.amounts = len(shape), 1
         self.held = log_weight, weight, rho  # which the record points at
+        self.hard, self.ratios = np.flatnonzero(np.isinf(rho)), np.where(np.isinf(rho), 0.0, rho / reg)[:, None]
         core = self.core = ffi.new("mapuot_marginals *")
         core.count, core.parts, core.edges, core.reg = len(shape), 1, len(edges), reg
         for name in ("start", "message"):
@@ -96,12 +97,36 @@ class Points:
     def close(self, k: int, fi: float, out: dict[str, F64], state: F64) -> None:
         """Close a pass from a state: find log u of the root k, and what `read` tells then."""
         root, parts = slice(self.start[k], self.start[k + 1]), self.amounts[1]
-        near, log_u = out["near"][root], out["log_u"][root]
-        log_u[:] = -fi * near if fi else 0.0
-        x = self.held[0][root] + log_u + near
-        self.closed = Closed(
-            np.array([log_sum(x)]) if parts == 1 else log_sums_by(self.labels[0][root] - k * parts, parts, x)
-        )
+        near, late, log_u = out["near"], out["late"], out["log_u"]
+        log_u[root] = -fi * near[root] if fi else 0.0
+        x = self.held[0][root] + log_u[root] + near[root]
+        masses = np.array([log_sum(x)]) if parts == 1 else log_sums_by(self.labels[0][root] - k * parts, parts, x)
+        lam = self.translation(masses, log_u)
+        log_u, up = self.moved(log_u, lam), self.moved_messages(out["up"], self.below(lam))
+        sent = self.at_edges(log_u, late, near, lam.sum(0) - lam, up)
+        change, shares = sent - state, self.mass_shares(log_u, near, late)
+        known = masses, lam, log_u, up, self.worth(log_u, None), sent, change, largest_of(change), shares
+        self.closed = Closed(*known, self.change_sums(shares, change))
+
+    def translation(self, log_masses: F64, log_u: F64) -> F64:
+        """Find the best common shifts lam of log u: A_k e^(-lam_k reg / rho_k) = c for all k, c the mass of the plan.
+
+        A_k = sum a_k u_k^(-reg / rho_k). With R_k = rho_k / reg, log c = (log mass + sum R_k log A_k) / (1 + sum R_k),
+        but the mass of a hard marginal where there is one. A row for each marginal, a column for each part.
+        """
+        R, hard, log_A = self.ratios, self.hard.tolist(), self.log_amounts(log_u)
+        log_c = log_A[hard[0]] if hard else (log_masses + (R * log_A).sum(0)) / (1 + R.sum())
+        lam: F64 = R * (log_A - log_c)
+        if hard:
+            lam[hard[0]] = log_c - log_masses - lam.sum(0)
+        return lam if np.isfinite(lam).all() else np.where(np.isfinite(lam).all(0), lam, 0.0)
+
+    def below(self, lam: F64) -> F64:
+        """Add up what each message to the root takes of a translation: the shifts of all u that it holds."""
+        below = lam.copy()
+        for k, parent in self.edges:
+            below[parent] += below[k]
+        return below
 
     def read(self) -> Closed:
         """Return what is known of the pass that was closed last."""

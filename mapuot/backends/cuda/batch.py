@@ -212,10 +212,9 @@ class DeviceBatch:
         record, M = constants(self.task, options, reg), self.M
         if M is not None:
             strides = [s // M.itemsize for s in M.strides]
-            record["M"], record["M_row"], record["M_col"] = M.data.ptr, strides[-2], strides[-1]
-            record["M_problem"] = strides[0] if M.ndim == 3 else 0
-        for name, array in (("A", self.A), ("B", self.B), *self.arrays.items()):
-            record[name] = array.data.ptr
+            last = {"M_row": strides[-2], "M_col": strides[-1], "M_problem": strides[0] if M.ndim == 3 else 0}
+            put(record, {"M": M, **last})
+        put(record, {"A": self.A, "B": self.B, **self.arrays})
         return record
 
     def iterate(self, passes: int) -> int:
@@ -286,16 +285,11 @@ class MadeBatch(DeviceBatch):
 
     def record(self, options: Options, reg: float) -> Any:
         record = super().record(options, reg)
-        record["narrow"], record["ratio"] = options.precision == "float32", reg / self.task.reg
-        record["dim"], record["scale"] = self.dim, 1.0
-        for name in ("places", "order"):
-            if (array := getattr(self, name)) is not None:
-                record[name] = array.data.ptr
-        if self.dim:
-            record["points_x"], record["points_y"] = (z.data.ptr for z in self.points)
-            record["scale"] = self.task.several.whole.core[1]
-        else:
-            record["M_narrow"] = self.narrow.data.ptr
+        x, y = self.points
+        put(record, {"points_x": x, "points_y": y, "M_narrow": self.narrow, "places": self.places, "order": self.order})
+        scale = self.task.several.whole.core[1] if self.dim else 1.0
+        numbers = {"narrow": options.precision == "float32", "ratio": reg / self.task.reg}
+        put(record, {**numbers, "dim": self.dim, "scale": scale})
         return record
 
     def climb(self, reg: float, options: Options, count: int) -> None:

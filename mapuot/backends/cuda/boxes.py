@@ -13,7 +13,7 @@ from ...problem.points import Kept
 from ...problem.problem import Problem
 from ..boxes import MOST_SLOPES, Boxes, Half, Iterated, Tilted
 from ..contract import namespace
-from ..records import read
+from ..records import put, read
 from .arrays import need_memory
 from .kernels import by_value, kernel
 
@@ -48,10 +48,10 @@ class DeviceBoxes(Boxes):
         *sides, arrays = super().take(state)
         return sides[0], sides[1], {name: cp.asarray(array) for name, array in arrays.items()}
 
-    def tilted(self, half: Half, log_scale: F64, log: F64, smooth: bool) -> Tilted:
+    def tilted(self, half: Half, log_scale: F64, log: F64) -> Tilted:
         (count, unit, d), sizes = half.offset.shape, cp.zeros(2, np.uint64)
         flat, log_mass, shares = (cp.asarray(log), cp.asarray(log_scale)), cp.empty(count), cp.empty((count, unit))
-        slope, fit = cp.zeros((count, d)), np.int32(smooth and d <= MOST_SLOPES)
+        slope, fit = cp.zeros((count, d)), np.int32(self.smooth and d <= MOST_SLOPES)
         numbers = np.int64(half.count), np.int64(unit), np.int64(d), fit
         self.call("box_tilt", (count,), 32, self.offset[half], *flat, *numbers, slope, log_mass, shares, sizes)
         largest = float(sizes.get().view(np.float64).sum())
@@ -61,10 +61,7 @@ class DeviceBoxes(Boxes):
         on = {name: cp.asarray(array) for name, array in arrays.items()}
         m, words = self.bits.shape
         n = len(on["y_log_mass"])
-        for name, value in ({"m": m, "n": n, "d": self.rows.mid.shape[1], "metric": self.metric}).items():
-            self.record[name] = value
-        for name, array in on.items():
-            self.record[name] = array.data.ptr
+        put(self.record, {**on, "m": m, "n": n, "d": self.rows.mid.shape[1], "metric": self.metric})
         row_mass, col_mass = cp.zeros(m), cp.zeros(n)
         self.call(
             "box_masses", (-(-words * BITS // 256), -(-m // ROWS)), 256, by_value(self.record),

@@ -12,6 +12,7 @@ import numpy as np
 from ...problem.cost import LANDMARKS, some_of
 from ..coarse import FOUND, Coarse, Labels, clusters_of
 from ..contract import Stats, host
+from ..records import put
 from .kernels import CLUSTERS, STORES, Job, begin, by_value, kernel
 from .launch import TRACE_PASSES
 
@@ -62,8 +63,7 @@ class DeviceCoarse(Coarse):
         if cost not in FOUND:
             FOUND[cost] = self.find()
         self.arrays = FOUND[cost]._asdict() | {name: cp.zeros(count) for name, count in words_of(n, ld).items()}
-        for name, array in self.arrays.items():
-            state["coarse"][name] = array.data.ptr
+        put(state["coarse"], self.arrays)
         self.workspace.launch.graphs.clear()  # they hold the state as it was
 
     def find(self) -> Labels:

@@ -50,10 +50,8 @@ class DevicePoints(marginals.Points):
         super().__init__(shape, log_weight, weight, rho, reg, edges)
         self.closes = False  # is what a pass has found on its way?
         self.record, self.there, self.turn = np.zeros((), MARGINALS), list[Any](), 0
-        hard = np.flatnonzero(np.isinf(rho))
-        numbers = {"count": len(shape), "edges": len(self.edges), "hard": hard[0] if len(hard) else -1, "reg": reg}
-        for name, value in numbers.items():
-            self.record[name] = value
+        numbers = {"count": len(shape), "edges": len(self.edges), "hard": [*self.hard, -1][0], "reg": reg}
+        records.put(self.record, numbers)
         begin(JOBS)
         self.functions = {name: kernel(file, name, **options) for file, name, options in JOBS}
         self.put(log_weight=log_weight, weight=weight, rho=rho, child=self.children, parent=self.parents)
@@ -65,8 +63,7 @@ class DevicePoints(marginals.Points):
         """Send vectors of 8 bytes that the record points at."""
         found = on_device(*(x.view(np.float64) for x in vectors.values()))
         self.there += found
-        for name, x in zip(vectors, found, strict=True):
-            self.record[name] = x.data.ptr
+        records.put(self.record, dict(zip(vectors, found, strict=True)))
 
     def part(self, parts: int, cells: Any) -> None:
         super().part(parts, cells)
@@ -114,8 +111,9 @@ class DevicePoints(marginals.Points):
         sent = self.at_edges(log_u, late, near, "rest", up)
         change, shares = sent - state, self.mass_shares(log_u, near, late)
         self.sum_of("change_sums", len(self.edges), shares, change, self.at["changes"])
+        late_ones = dict.fromkeys(("masses", "lam", "worth", "largest", "sums"))
         vectors = {"log_u": log_u, "up": up, "sent": sent, "change": change, "shares": shares}
-        self.closed, self.closes = marginals.Closed(np.empty(0), **vectors), True
+        self.closed, self.closes = marginals.Closed(**late_ones, **vectors), True  # type: ignore[arg-type]
 
     def read(self) -> marginals.Closed:
         if self.closes:
@@ -181,16 +179,13 @@ class DeviceTreePass:
             above = children.index(parent) if last else -1
             m, n = self.shapes[k]
             known = {"m": m, "n": n, "ld": owner.operator.ld, "message": messages[k], "above": above, "fi": fi}
-            for name, value in {**known, "child": points[child], "parent": points[parent]}.items():
-                self.edges[k][name] = value
+            records.put(self.edges[k], {**known, "child": points[child], "parent": points[parent]})
             starts = (points[child], m), (points[parent], n), (messages[k], n)
             self.places.append(tuple(slice(i, i + size) for i, size in starts))  # type: ignore[arg-type]
         sizes = dict.fromkeys(("near", "late", "log_u"), len(log_weight)) | {"up": messages[-1]}
         self.out = {name: cp.zeros(size) for name, size in sizes.items()}
         self.messages, self.weight = np.zeros((), MESSAGES), cp.asarray(log_weight)
-        self.messages["flush"] = FLUSH
-        for name, x in {**self.out, "log_weight": self.weight}.items():
-            self.messages[name] = x.data.ptr
+        records.put(self.messages, {**self.out, "log_weight": self.weight, "flush": FLUSH})
         self.points, self.sums = problem.points, cp.empty(0)
         self.largest = self.points.room.address("largest")
         self.zeros, self.fi = cp.zeros(max(m for m, _ in self.shapes)), [edge[3] for edge in edges]
@@ -206,9 +201,8 @@ class DeviceTreePass:
         if owner.builds != self.builds[k]:
             self.builds[k], self.passes[k] = owner.builds, one
             self.vectors[k] = p, q = on_device(owner.p, owner.q)
-            for name, x in {"p": p, "q": q, "v": one.v, "base": one.ends, "s": one.ends[m:]}.items():
-                edge[name] = x.data.ptr
-            edge["streams"] = one.shape.streams
+            vectors = {"p": p, "q": q, "v": one.v, "base": one.ends, "s": one.ends[m:]}
+            records.put(edge, {**vectors, "streams": one.shape.streams})
             if self.sums.size < one.shape.streams * one.ld:
                 self.sums = cp.empty(one.shape.streams * one.ld)
                 self.messages["sums"] = self.sums.data.ptr
@@ -306,9 +300,9 @@ class DeviceHistory(marginals.History):
         self.room = Room({"gamma": parts * depth, "sums": parts * depth * (depth + 1)})
         self.differences, self.ends = cp.empty((2, depth, size)), cp.asarray(np.array(ends, np.int64))
         past = self.past = np.zeros((), PAST)
-        past["size"], past["ends"] = size, self.ends.data.ptr
-        past["dF"], past["dG"] = (x.data.ptr for x in self.differences)
-        past["gamma"], past["sums"] = map(self.room.address, ("gamma", "sums"))
+        dF, dG = self.differences
+        known = {"size": size, "ends": self.ends, "dF": dF, "dG": dG}
+        records.put(past, {**known, **{name: self.room.address(name) for name in ("gamma", "sums")}})
         names = "add_difference", "products", "combine"
         self.functions = {name: kernel("differences.cu", name, STORE=0) for name in names}
 
@@ -316,10 +310,9 @@ class DeviceHistory(marginals.History):
         self.functions[name](grid, (THREADS,), (by_value(self.past), *arguments))
 
     def take(self, residual: Any, image: Any, slot: int | None) -> None:
-        self.past["residual"], self.past["image"] = residual.data.ptr, image.data.ptr
+        records.put(self.past, {"residual": residual, "image": image})
         if slot is not None:
-            before: tuple[Any, Any] = self.residual, self.image
-            self.past["residual_before"], self.past["image_before"] = (x.data.ptr for x in before)
+            records.put(self.past, {"residual_before": self.residual, "image_before": self.image})
             self.launch("add_difference", (-(-len(image) // THREADS),), np.int32(slot))
 
     def products(self, weight: Any) -> tuple[F64, F64]:

@@ -25,10 +25,10 @@ from ..kernel import FLUSH_PRODUCT, HOST_ENTRIES, TINY
 from ..operator import BLOCK_BYTES, Operator
 from ..workspace import STORAGE
 from .arrays import Carrier, as_columns, free_memory, most_bytes, on_device, pinned
-from .kernels import ITEMSIZE, Strips, strips_for
+from .kernels import ITEMSIZE, Strips, kernel, strips_for
 from .launch import BULK, device_limits
 from .one_read import OneRead
-from .stream import apply_rows, balance_rows, fill_rows, joined, near_pairs, reduce_rows, stream, view_of
+from .stream import PLAIN, apply_rows, fill_rows, joined, parts, reduce_rows, stream, view_of
 
 FEW_COLUMNS = 4  # which a kernel multiplies a row of the plan by, as it is made
 
@@ -203,10 +203,12 @@ class DeviceOperator(Operator):
         if m == 0:
             return np.full(n, -np.inf)
         (beta, used), told = on_device(x, alpha), cp.empty(m + n)
+        balances = kernel("stream.cu", "balance_rows", **PLAIN)
         for i0, i1, M, c in self.blocks():
             rows = used[i0:i1]
             (high,) = reduce_rows("row_max", M, c, rows, beta, reg)
-            balance_rows(high, rows, told[i0:i1])
+            numbers = np.int64(i1 - i0), np.int32(len(high))
+            balances((-(-(i1 - i0) // 256),), (256,), (high, *numbers, rows, told[i0:i1]))
             (high,) = reduce_rows("row_max", M.T, None if c is None else c.T, beta, rows, reg)
             joined("row_max", high, told[m:], i0 > 0)
         found = told.get()
@@ -216,12 +218,18 @@ class DeviceOperator(Operator):
     def near(self, alpha: F64, beta: F64, nats: float, most: int) -> Sparse | None:
         """Return the pairs of an M on the device whose exponents are so far below 0 at most; None: over ``most``."""
         ((_, _, M, c),) = self.blocks()
-        alpha, beta = on_device(alpha, beta)
-        found = near_pairs(M, c, (alpha, beta, self.reg), -nats, most)
-        if found is None:
+        grid, none, run = parts(*M.shape), np.uint64(0), stream("near_pairs", M, c)
+        alpha, beta = on_device(alpha, beta)  # which live as long as the view
+        view, count = view_of(M, c, alpha, beta, self.reg), cp.empty((len(M), grid[1]), np.int64)
+        run(grid, (256,), (view, np.float64(-nats), count, none, none))
+        start = cp.zeros(count.size + 1, np.int64)
+        cp.cumsum(count.ravel(), out=start[1:])
+        size = int(start[-1])
+        if size > most:
             return None
-        data, column, start = found
-        return NearPairs(data, column, start, self.shape, on_device=True)
+        data, column = cp.empty(size), cp.empty(size, np.int32)
+        run(grid, (256,), (view, np.float64(-nats), start, column, data))
+        return NearPairs(data, column, start[:: grid[1]].copy(), self.shape, on_device=True)
 
     def store(self, dtype: str, rows: int | None = None) -> None:
         """``rows``: of K at once, all of them by default."""

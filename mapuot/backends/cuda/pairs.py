@@ -58,8 +58,8 @@ class Runs:
         found = []
         for count, lanes, rows in ((i1 - i0, self.lanes, None), (len(long), threads, long)):
             record = np.zeros((), RUNS)
-            put(record, {"count": count, "lanes": lanes, "most": self.most, "index": self.index.data.ptr})
-            put(record, {"start": self.start[i0:].data.ptr, "list": 0 if rows is None else rows.data.ptr})
+            put(record, {"count": count, "lanes": lanes, "most": self.most})
+            put(record, {"index": self.index, "start": self.start[i0:], "list": rows})
             found.append((record, rows))
         return found if len(long) else found[:1]
 
@@ -69,8 +69,7 @@ class Runs:
         """A stream over the rows [i0, i1); ``exponents``: alpha, whose first number is of row i0, beta and reg."""
         alpha, beta, reg = exponents
         pairs = np.zeros((), PAIRS)
-        put(pairs, {"M": self.M.data.ptr, "c": 0 if self.c is None else self.c.data.ptr, "inv_reg": 1 / reg})
-        put(pairs, {"alpha": alpha.data.ptr, "beta": beta.data.ptr})
+        put(pairs, {"M": self.M, "c": self.c, "inv_reg": 1 / reg, "alpha": alpha, "beta": beta})
         store = "float64" if function != "sparse_entries" else OF_BYTES[arguments[0].itemsize]
         kinds = {"COST": int(self.M.dtype == np.float32), "SHORT_INDEX": int(self.index.itemsize == 2)}
         run = kernel("sparse_stream.cu", function, STORE=STORES[store], **kinds)

@@ -19,7 +19,7 @@ from ...problem.points import AUTO_ENTRIES
 from ...problem.problem import EXPONENT_ROUNDING, VANISHING, Problem
 from ...problem.side import Side
 from ..contract import MEMORY, Options
-from ..records import CONVERGED, RUNNING, STATS
+from ..records import CONVERGED, RUNNING, STATS, put
 from .arrays import COSTS, on_device, pinned
 from .kernels import BLOCKS, PLAIN, POSTS, STORES, THREADS, Job, by_value, kernel
 from .launch import BOTH, TRACE_PASSES, Launch, device_limits, switches
@@ -148,9 +148,8 @@ class Prepared:
         numbers |= {"rounding": EXPONENT_ROUNDING, "vanishing": VANISHING, "mass": cols.mass}
         numbers |= {"dual_constant": workspace.dual_constants()[0] + soft}
         numbers |= {"alike": problem.alike and m == n and not symmetric}
-        numbers["posts"] = POSTS if launch.memory > MEMORY[0] else FEW_POSTS
-        for name, value in ({k: x.data.ptr for k, x in addresses.items()} | numbers).items():
-            self.record[name] = value
+        numbers |= {"posts": POSTS if launch.memory > MEMORY[0] else FEW_POSTS}
+        put(self.record, {**addresses, **numbers})
 
     def compile(self, M: Any, dtype: str) -> None:
         """Make the launches, as far as M does not matter."""

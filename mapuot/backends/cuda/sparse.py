@@ -200,9 +200,8 @@ class SparseWorkspace(DeviceWorkspace):
         columns, other = cp.zeros((7, self.ld)), cp.zeros((2, m + m % 2))
         self.steps = columns, other, cp.zeros(2 * BLOCKS * 8)
         places = [columns, *columns[4:], *other, self.steps[2]]
-        put(state, {name: x.data.ptr for name, x in zip(LEAP, places, strict=True)})
         even = rows.rho[0] == np.inf and bool((cols.hard | (cols.weight == 0)).all())
-        put(state, {"most": MOST_PRODUCTS, "even": even})
+        put(state, {**dict(zip(LEAP, places, strict=True)), "most": MOST_PRODUCTS, "even": even})
 
     def leap(self, stat: Stats, on: bool) -> int:
         made, self.counted = int(self.progress["products"]) - self.counted, int(self.progress["products"])
@@ -222,8 +221,7 @@ class SparseWorkspace(DeviceWorkspace):
         words["piece"] = np.append(piece, len(parts.cols))
         self.parts = {name: cp.asarray(values.astype(np.int64)) for name, values in words.items()}
         self.parts |= {"sums": cp.zeros(2 * len(piece)), "move": cp.zeros(len(length))}
-        put(self.state["apart"], {"count": len(length), "pieces": len(piece)})
-        put(self.state["apart"], {name: array.data.ptr for name, array in self.parts.items()})
+        put(self.state["apart"], {**self.parts, "count": len(length), "pieces": len(piece)})
         self.launch.several = True
 
     def close(self) -> None:

@@ -109,12 +109,6 @@ def reduce_rows(function: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float
     return out
 
 
-def balance_rows(found: Any, used: Any, alpha: Any) -> None:
-    """Rows of alpha from the parts of row_max; ``used``: as the columns meet them, on entry -inf where left out."""
-    run, count = kernel("stream.cu", "balance_rows", **PLAIN), len(used)
-    run((-(-count // 256),), (256,), (found, np.int64(count), np.int32(len(found)), used, alpha))
-
-
 def apply_rows(M: Any, c: Any, alpha: Any, beta: Any, reg: float, X: Any) -> Any:
     """Products of the rows with the columns of X."""
     (m, n), d = M.shape, X.shape[1]
@@ -123,18 +117,3 @@ def apply_rows(M: Any, c: Any, alpha: Any, beta: Any, reg: float, X: Any) -> Any
     for x0 in range(0, d, 4):
         stream("apply", M, c)(grid, (256,), (view, X, np.int64(d), np.int64(x0), out))
     return joined("apply", out)
-
-
-def near_pairs(M: Any, c: Any, exponents: tuple[Any, Any, float], least: float, most: int) -> Any:
-    """Return costs, columns and starts of rows of the pairs with exponents from ``least`` on; None: over ``most``."""
-    grid, none, run = parts(*M.shape), np.uint64(0), stream("near_pairs", M, c)
-    view, count = view_of(M, c, *exponents), cp.empty((len(M), grid[1]), np.int64)
-    run(grid, (256,), (view, np.float64(least), count, none, none))
-    start = cp.zeros(count.size + 1, np.int64)
-    cp.cumsum(count.ravel(), out=start[1:])
-    size = int(start[-1])
-    if size > most:
-        return None
-    data, column = cp.empty(size), cp.empty(size, np.int32)
-    run(grid, (256,), (view, np.float64(least), start, column, data))
-    return data, column, start[:: grid[1]].copy()
