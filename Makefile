@@ -104,8 +104,7 @@ soak: .venv/.test ## threads, forks, signals, kills, full disks, little memory, 
 	PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)
 
 mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
-	for program in cases error_cases; do \
-	PYTHONPATH=tests timeout 300 $(BIN)/mpiexec -n $(@:mpi-%=%) $(BIN)/python -m mpi4py tests/mpi/$$program.py || exit 1; done
+	PYTHONPATH=tests timeout 300 $(BIN)/mpiexec -n $(@:mpi-%=%) $(BIN)/python -m mpi4py tests/mpi/cases.py
 
 check: build/check/.done ## compare every C kernel with its scalar twin
 	build/check/check_kernels $(ARGS)

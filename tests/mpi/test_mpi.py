@@ -20,17 +20,15 @@ from mapuot import files
 from mapuot.ranks import own_rows
 
 pytestmark = pytest.mark.mpi
-JOBS = [(program, size, "") for program in ("cases.py", "error_cases.py") for size in (1, 2, 3, 4)]
-JOBS += [("cases.py", 7, "shapes uneven_and_empty_blocks"), ("error_cases.py", 7, "one_bad_block")]
+NIGHTLY = pytest.mark.nightly
+JOBS = [(2, ""), *(pytest.param(size, "", marks=NIGHTLY) for size in (1, 3, 4)),
+        pytest.param(7, "shapes uneven_and_empty_blocks one_bad_block", marks=NIGHTLY)]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("program", "size", "only"),
-    [pytest.param(*job, marks=() if job[1] == 2 else pytest.mark.nightly) for job in JOBS],
-)
-def test_cases(program, size, only):
+@pytest.mark.parametrize(("size", "only"), JOBS)
+def test_cases(size, only):
     """One job runs all cases, or those named; what failed is told of each."""
-    code, out, err = run(size, "-m", "mpi4py", HERE / "mpi" / program, *only.split(), seconds=600)
+    code, out, err = run(size, "-m", "mpi4py", HERE / "mpi" / "cases.py", *only.split(), seconds=600)
     last = out.strip().rpartition("\n")[2]
     assert last.startswith("{"), f"exit code {code} in {last}\n{err[-3000:]}"
     data = json.loads(last)
@@ -47,9 +45,7 @@ def test_every_row_has_one_rank():
         assert all(one[1] == other[0] for one, other in itertools.pairwise(ends))
 
 
-@pytest.mark.parametrize(
-    "end", ["raise", *(pytest.param(end, marks=pytest.mark.nightly) for end in ENDS if end != "raise")]
-)
+@pytest.mark.parametrize("end", ["raise", *(pytest.param(end, marks=NIGHTLY) for end in ENDS if end != "raise")])
 def test_a_rank_that_ends_ends_the_job(end):
     """By an exception, Ctrl-C or a signal, of Python alone; by mpi4py's runner: a trial of ../soak."""
     rank_ends(end, 3, seconds=50.0)
@@ -75,8 +71,8 @@ def make_problem(path, m=61, n=47, reg=0.02, **more):
     return case
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("kind", [".npz", ".h5", pytest.param(".zarr", marks=pytest.mark.nightly), "pairs", "points"])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=NIGHTLY)])
+@pytest.mark.parametrize("kind", [".npz", ".h5", pytest.param(".zarr", marks=NIGHTLY), "pairs", "points"])
 def test_command_line(tmp_path, size, kind):
     """Each process has its rows; the plan is one array, or one CSR matrix, again; of points, one may have no row."""
     pytest.importorskip("h5py")
@@ -129,7 +125,7 @@ def test_command_line_says_not_converged(tmp_path):
     assert err.count("not converged") == 1
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.nightly), 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=NIGHTLY), 2])
 def test_killed_job_goes_on_from_its_checkpoint(tmp_path, size, monkeypatch):
     """SIGKILL in the middle of a slow method; the resumed job certifies the answer of an uninterrupted one."""
     case = make_problem(tmp_path / "in.npz", 200, 180, reg=5e-3, reg_m=500.0)
