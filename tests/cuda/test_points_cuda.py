@@ -34,12 +34,18 @@ def clouds(m, n, d, seed=0):
     return rng.random((m, d)) + 0.1, rng.random((n, d)) * 0.9 + 0.2, rng.random(m) + 0.1, rng.random(n) + 0.1
 
 
+def begun(cloud, a, b, precision="mixed", reg_m=(1.0, 2.0), tol=1e-6, module=cuda, **more):
+    """A workspace whose K is there."""
+    problem = Problem.from_arrays(cloud, a, b, 0.05, reg_m, "kl", "product", module)
+    options = dataclasses.replace(make_options("auto", precision, tol, None, 1), **more)
+    workspace = module.Workspace(problem, options)
+    workspace.absorb(np.linspace(-1, 1, len(b)))
+    return workspace
+
+
 def passes(module, cloud, a, b, precision, count=3, tol=1e-13):
     """(stats, potentials, marginals) after so many."""
-    problem = Problem.from_arrays(cloud, a, b, 0.05, (1.0, 2.0), "kl", "product", module)
-    workspace = module.Workspace(problem, make_options("auto", precision, tol, None, 1))
-    workspace.absorb(np.linspace(-1, 1, len(b)))
-    stats = []
+    workspace, stats = begun(cloud, a, b, precision, tol=tol, module=module), []
     while len(stats) < count and (not stats or stats[-1].status == "running"):
         stats += workspace.iterate(count - len(stats))
     return stats, *workspace.potentials(), *workspace.marginals()
@@ -58,8 +64,7 @@ def test_balancing_finds_the_largest_exponents(metric, d):
     x, y, a, b = clouds(37, 60, d)
     x[5], a[7], b[50] = 30.0, 0.0, 0.0  # one that "wfr" leaves without a partner, and two without mass
     cloud = mapuot.PointCloud(x, y, metric)
-    problem = Problem.from_arrays(cloud, a, b, 0.05, (1.0, 2.0), "kl", "product", cuda)
-    workspace = cuda.Workspace(problem, make_options("auto", "float64", 1e-9, None, 1))
+    workspace = begun(cloud, a, b, "float64", tol=1e-9)
     log = np.where(b > 0, np.linspace(-9, 9, len(b)), -np.inf)
     with np.errstate(invalid="ignore"):
         alpha, beta = workspace.balance(a == 0, log)
@@ -120,13 +125,11 @@ def test_a_matrix_of_products_errs_by_what_is_told(d, far, outlier):
 def test_a_restart_far_from_its_kernel_has_the_v_that_it_tells():
     """A v beyond what the kernels hold was cut, while its log was told whole: error 3.4e-2 certified to 9.2e-3."""
     x, y, a, b = clouds(20, 9, 2)
-    problem = Problem.from_arrays(mapuot.PointCloud(x, y), a, b, 0.05, (np.inf, 2.0), "kl", "product", cuda)
-    workspace = cuda.Workspace(problem, make_options("auto", "float64", 1e-13, None, 1))
-    workspace.absorb(np.zeros(9))
+    workspace = begun(mapuot.PointCloud(x, y), a, b, "float64", (np.inf, 2.0), 1e-13)
     workspace.iterate(1)
     workspace.restart(workspace.potentials()[1] + np.array([120.0, *8 * [0.0]]))
     workspace.iterate(1)
-    plan = cpu.plan_of(problem, *map(np.asarray, workspace.potentials())).plan(0, 20)
+    plan = cpu.plan_of(workspace.problem, *map(np.asarray, workspace.potentials())).plan(0, 20)
     for axis, marginal in zip((1, 0), workspace.marginals(), strict=True):
         np.testing.assert_allclose(plan.sum(axis), np.asarray(marginal), rtol=1e-9, atol=1e-12)
 
@@ -156,10 +159,7 @@ def test_sums_are_those_of_the_numbers_that_they_get(monkeypatch, shape, metric,
         monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
     x, y, a, b = clouds(*shape)
     cloud = mapuot.PointCloud(x, y, metric, weights=np.full(shape[2], 1 / shape[2]), truncate=None, form=None)
-    problem = Problem.from_arrays(cloud, a, b, 0.05, 1.0, "kl", "product", cuda)
-    options = make_options("auto", "float64" if kind == "float64" else "mixed", 1e-6, None, 1)
-    workspace = cuda.Workspace(problem, options)
-    workspace.absorb(np.linspace(-1, 1, len(b)))
+    workspace = begun(cloud, a, b, "float64" if kind == "float64" else "mixed", 1.0)
     launch, (m, n, d) = workspace.launch, shape
     launch.row_kernels()
     p, q = (side.to[:d, :count].get().T.astype(np.float64) for side, count in zip(launch.sides, (m, n), strict=True))
@@ -181,10 +181,7 @@ def test_half_of_the_pairs_stand_for_all_by_one_potential(monkeypatch, n, d, kin
         monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
     x, _, a, _ = clouds(n, 1, d)
     cloud = mapuot.PointCloud(x, weights=np.full(d, 1 / d), truncate=None, form=None)
-    problem = Problem.from_arrays(cloud, a, a, 0.05, 1.0, "kl", "product", cuda)
-    options = make_options("auto", "float64" if kind == "float64" else "mixed", 1e-6, None, 1)
-    workspace = cuda.Workspace(problem, dataclasses.replace(options, symmetric=True))
-    workspace.absorb(np.linspace(-1, 1, n))
+    workspace = begun(cloud, a, a, "float64" if kind == "float64" else "mixed", 1.0, symmetric=True)
     launch = workspace.launch
     assert launch.halved
     launch.row_kernels()
@@ -204,9 +201,7 @@ def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
         monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
     x, y, a, b = clouds(45, 70, d)
     cloud = mapuot.PointCloud(x, y, weights=np.full(d, 1 / d), truncate=None, form=None)
-    problem = Problem.from_arrays(cloud, a, b, 0.05, 1.0, "kl", "product", cuda)
-    workspace = cuda.Workspace(problem, make_options("auto", "mixed", 1e-6, None, 1))
-    workspace.absorb(np.linspace(-1, 1, len(b)))
+    workspace = begun(cloud, a, b, reg_m=1.0)
     launch, found = workspace.launch, []
     run = launch.launch
 

@@ -84,20 +84,8 @@ def squared_distances(rng: Any, m: int, n: int) -> Any:
     return ((x[:, None] - y) ** 2).sum(2)
 
 
-def integers(rng: Any, m: int, n: int) -> Any:
-    return rng.integers(0, 4, (m, n)).astype(float)
-
-
 def constant(rng: Any, m: int, n: int) -> Any:
     return np.full((m, n), rng.choice([0.0, 1.0, -2.0, 1e4])) + rng.choice([0.0, 1e-9]) * rng.random((m, n))
-
-
-def over_decades(rng: Any, m: int, n: int) -> Any:
-    return 10.0 ** rng.uniform(-3, 3, (m, n))
-
-
-def sentinels(rng: Any, m: int, n: int) -> Any:
-    return np.where(rng.random((m, n)) < 0.3, 10.0 ** rng.uniform(1, 6), rng.random((m, n)))
 
 
 def with_sentinels(rng: Any, M: Any) -> Any:
@@ -112,11 +100,11 @@ def with_sentinels(rng: Any, M: Any) -> Any:
 COSTS: tuple[Callable[[Any, int, int], Any], ...] = (
     *[lambda rng, m, n: rng.random((m, n))] * 3,
     *[squared_distances] * 2,
-    integers,
+    lambda rng, m, n: rng.integers(0, 4, (m, n)).astype(float),
     constant,
-    over_decades,
+    lambda rng, m, n: 10.0 ** rng.uniform(-3, 3, (m, n)),
     lambda rng, m, n: rng.standard_normal((m, n)),
-    sentinels,
+    lambda rng, m, n: np.where(rng.random((m, n)) < 0.3, 10.0 ** rng.uniform(1, 6), rng.random((m, n))),
 )
 
 

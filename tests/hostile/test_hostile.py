@@ -1,7 +1,6 @@
 """A short slice of `make hostile`, and the tests of the tool: its answer, its judge."""
 
 import dataclasses
-import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -123,15 +122,11 @@ SEED = 11
 COUNTS = {"truncated": 24, "clouds": 8, "batch": 12, "sparse batch": 12}  # a third of those in boxes skip pairs
 
 
-@functools.cache
-def slice_of(how):
-    return block(Runner("cpu", over_ranks=False), how, seed=SEED, first=0, count=COUNTS.get(how, 18), largest=12)
-
-
 @pytest.mark.parametrize("how", PATHS)
 def test_slice(how):
-    found = slice_of(how)
-    assert found["totals"]["judged"] >= 0.6 * COUNTS.get(how, 18)
+    count = COUNTS.get(how, 18)
+    found = block(Runner("cpu", over_ranks=False), how, seed=SEED, first=0, count=count, largest=12)
+    assert found["totals"]["judged"] >= 0.6 * count
     assert [f for f in found["failures"] if is_false(f["kind"])] == []
     assert (found["totals"].get("truncated", 0) >= 4) == (how == "truncated")
 
