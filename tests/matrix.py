@@ -120,26 +120,6 @@ def distances(x, y, metric="sqeuclidean", weights=None):
         return np.where(distance < REACH, -2 * np.log(np.cos(distance)), np.inf)
 
 
-def formed(case, dtype):
-    return points(case, dtype, form="auto")
-
-
-def euclidean(case, dtype):
-    return points(case, dtype, "euclidean")
-
-
-def cityblock(case, dtype):
-    return points(case, dtype, "cityblock")
-
-
-def cosine(case, dtype):
-    return points(case, dtype, "cosine")
-
-
-def wfr(case, dtype):
-    return points(case, dtype, "wfr")
-
-
 def inner(case, dtype):
     """Costs of any sign, with addends."""
     cloud, case = points(case, dtype, "inner")
@@ -165,12 +145,14 @@ def grid(case, dtype):
     return cost, case.replace(M=0.7 * distances(x, y + offset))
 
 
+METRICS = "euclidean", "cityblock", "cosine", "wfr"
 KINDS = {
-    f.__name__: f
-    for f in (dense, strided, function, pairs, points, formed, euclidean, cityblock, cosine, wfr, inner, boxes, grid)
+    **{f.__name__: f for f in (dense, strided, function, pairs, points)},
+    "formed": functools.partial(points, form="auto"), **{x: functools.partial(points, metric=x) for x in METRICS},
+    **{f.__name__: f for f in (inner, boxes, grid)},
 }  # fmt: skip
 ARRAYS = "dense", "strided", "function"
-BY_SOLVE = "formed", "euclidean", "cityblock", "cosine", "wfr", "inner"
+BY_SOLVE = "formed", *METRICS, "inner"
 POINTS = "points", *BY_SOLVE
 
 
@@ -205,18 +187,6 @@ def solve(M, case, **options):
     return mapuot.solve(M, case.a, case.b, reg=case.reg, reg_m=case.reg_m, penalty=case.penalty, **options)
 
 
-def sinkhorn(M, case, **options):
-    return solve(M, case, method="sinkhorn", **options)
-
-
-def invariant(M, case, **options):
-    return solve(M, case, method="translation_invariant", **options)
-
-
-def in_place(M, case, **options):
-    return solve(M, case, method="map-uot", **options)
-
-
 def path(M, case, **options):
     steps = {"regs": [4 * case.reg, case.reg], "reg_ms": [case.reg_m] * 2, "penalty": case.penalty}
     return list(mapuot.path(M, case.a, case.b, **steps, **options))[-1]
@@ -242,7 +212,9 @@ def marginals(M, case, precision="auto", **options):
     return mapuot.multimarginal({(0, 1): M}, [case.a, case.b], reg=case.reg, reg_m=case.reg_m, **options)
 
 
-DOORS = {f.__name__: f for f in (solve, sinkhorn, invariant, in_place, path, batch, batch_of_costs, marginals)}
+METHODS = {"sinkhorn": "sinkhorn", "invariant": "translation_invariant", "in_place": "map-uot"}
+DOORS = {"solve": solve, **{name: functools.partial(solve, method=method) for name, method in METHODS.items()}}
+DOORS |= {f.__name__: f for f in (path, batch, batch_of_costs, marginals)}
 REFUSED = {
     ("batch", "function"), ("batch", "boxes"), ("marginals", "function"), ("marginals", "boxes"),
     *itertools.product(("in_place",), set(KINDS) - {"dense", "strided"}),

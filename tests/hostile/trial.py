@@ -287,11 +287,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         tables = zip(results, results.objective, results.error_bound, results.gap, results.dual, strict=True)
         return [
             dataclasses.replace(
-                claim_of(result),
-                objective=float(objective),
-                error_bound=float(bound),
-                gap=float(gap),
-                dual=float(dual),
+                claim_of(result), objective=float(objective), error_bound=float(bound), gap=float(gap), dual=float(dual)
             )
             for result, objective, bound, gap, dual in tables
         ]
