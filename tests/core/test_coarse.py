@@ -50,28 +50,30 @@ def test_points_far_from_all_others_are_clusters_of_their_own():
     assert np.bincount(label).max() <= -(-400 // 12)
 
 
+SIDES = {"kl": ((0.8, 2.5), 1.3), "rows balanced": ((np.inf, 2.5), 1.3), "balanced": ((np.inf, np.inf), 1.0)}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sides", ["kl", "rows balanced", "balanced"])
+@pytest.mark.parametrize("sides", SIDES)
 def test_corrected_passes(isa, threads, dtype, sides, monkeypatch):
     """As the oracle makes them, with zeros, forbidden pairs and blocks of rows that end within a tile.
 
     The second labelled pass is itself corrected by the first one's matrix.
     """
     monkeypatch.setattr(coarse.Coarse, "every", 1)
-    reg_m = {"kl": (0.8, 2.5), "rows balanced": (np.inf, 2.5), "balanced": (np.inf, np.inf)}[sides]
-    ratio = 1.0 if sides == "balanced" else 1.3
+    reg_m, ratio = SIDES[sides]
     for k, shape in enumerate([(9, 8), (33, 70), (97, 45)]):
         case = clouds(*shape, reg=0.2, reg_m=reg_m, ratio=ratio)
         case = (case, with_zeros(case), with_forbidden(case))[k if sides == "kl" else 0]
         compare_passes(case, PASSES, 100 * DTYPES[dtype], dtype=dtype, threads=threads)
 
 
-@pytest.mark.parametrize("sides", ["kl", "rows balanced", "balanced"])
+@pytest.mark.parametrize("sides", SIDES)
 def test_corrected_steps(isa, sides, monkeypatch):
     """Far from the answer, by the first matrix and, in a labelled pass and after it, by both."""
     monkeypatch.setattr(coarse.Coarse, "every", 1)
-    reg_m = {"kl": (0.8, 2.5), "rows balanced": (np.inf, 2.5), "balanced": (np.inf, np.inf)}[sides]
-    problem = make_problem(clouds(97, 90, reg=0.002, reg_m=reg_m, ratio=1.0 if sides == "balanced" else 1.3))
+    reg_m, ratio = SIDES[sides]
+    problem = make_problem(clouds(97, 90, reg=0.002, reg_m=reg_m, ratio=ratio))
     given = [module.Workspace(problem, options(dtype="float64", threads=1)) for module in (cpu, reference)]
     for workspace in given:
         workspace.absorb(np.zeros(90))

@@ -172,33 +172,21 @@ def test_vectors_outside_of_shared_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("reg", [0.05, 1e-3])
-def test_a_k_of_its_own_is_made_anew_around_the_potentials(reg, on_device, monkeypatch):
-    """Over 128 points: all on the device, where no problem is left for the CPU."""
-    monkeypatch.setattr("mapuot.api.batch.BatchRun.plainly", None)
-    M, A, B = batch_of((150, 140), 1.5, True)
+@pytest.mark.parametrize(
+    ("own", "reg", "unused"), [(True, 0.05, "plainly"), (True, 1e-3, "plainly"), (False, 2e-3, "alone")]
+)
+def test_batches_of_more_than_128_points(own, reg, unused, on_device, monkeypatch):
+    """With a cost each, all on the device, around the potentials; on one cost by the C core: .2 ms each, not 4."""
+    M, A, B = batch_of((150, 140), 1.5, own)
+    monkeypatch.setattr(f"mapuot.api.batch.BatchRun.{unused}", None)
     given = [cp.asarray(x) if on_device else x for x in (M, A, B)]
     result = solve_batch(*given, reg=reg, reg_m=1.0, backend="cuda")
     monkeypatch.undo()
+    assert isinstance(result.log_u, cp.ndarray if on_device else np.ndarray)
     right = solve_batch(M, A, B, reg=reg, reg_m=1.0, tol=1e-9)
     assert result.converged.all()
-    assert (
-        np.abs(host(result.plan) - right.plan).sum((1, 2)) <= (result.error_bound + right.error_bound) * right.mass
-    ).all()
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_what_has_no_kernel_is_solved_by_the_cpu(on_device, monkeypatch):
-    """Over 128 points on one cost at a small reg: by the C core, where each takes .2 ms, not 4."""
-    M, A, B = batch_of((150, 140), 1.5, False)
-    monkeypatch.setattr("mapuot.api.batch.BatchRun.alone", None)
-    given = [cp.asarray(x) if on_device else x for x in (M, A, B)]
-    result = solve_batch(*given, reg=2e-3, reg_m=1.0, backend="cuda", tol=1e-9)
-    assert isinstance(result.log_u, cp.ndarray if on_device else np.ndarray)
-    right = solve_batch(M, A, B, reg=2e-3, reg_m=1.0, tol=1e-9)
-    assert result.converged.all()
-    for name in ("log_u", "log_v", "row_marginal", "col_marginal", "dual", "mass"):
-        assert_allclose(host(getattr(result, name)), getattr(right, name), rtol=1e-6, atol=1e-6, err_msg=name)
+    off = np.abs(host(result.plan) - right.plan).sum((1, 2))
+    assert (off <= (result.error_bound + right.error_bound) * right.mass).all()
 
 
 def test_shapes_cover_every_size():
