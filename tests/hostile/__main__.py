@@ -11,6 +11,7 @@ Exit code 1 if anything failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -60,13 +61,10 @@ class Lane:
         return [sys.executable, "-m", *worker]
 
     def environment(self) -> dict[str, str]:
-        folders = [TESTS / "cuda" / "cuda_on_cpu"] * self.emulated + [TESTS]
-        more = {"MAPUOT_ISA": self.isa} if self.isa else {}
-        folders += [Path(name) for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if name]
-        more |= {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONWARNINGS": "ignore"}
-        if self.ranks:
-            return launch.environment(**more)
-        return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **more}
+        found = launch.environment(PYTHONWARNINGS="ignore", **({"MAPUOT_ISA": self.isa} if self.isa else {}))
+        if self.emulated:
+            found["PYTHONPATH"] = f"{TESTS / 'cuda' / 'cuda_on_cpu'}{os.pathsep}{found['PYTHONPATH']}"
+        return found
 
 
 def lanes() -> list[Lane]:
@@ -79,25 +77,13 @@ def lanes() -> list[Lane]:
         for how in ("cold", "warm", "batch")
     ]
     found += [Lane(f"{how} reference", how, "reference", share=0.2) for how in ("cold", "warm", "batch")]
-    for how in OVER_RANKS:
-        found += [Lane(f"{how} {count}", how, ranks=count, share=0.3) for count in (2, 3) if has_mpi()]
+    with contextlib.suppress(pytest.skip.Exception):
+        found += [Lane(f"{how} {count}", how, ranks=count, share=0.3) for how in OVER_RANKS for count in (2, 3)
+                  if launch.launcher()]  # fmt: skip
     on_gpu = ("", 1.0) if has_gpu() else (" on cpu", 0.02)
     for how in ("cold", "warm", "batch", "path", "sparse", "points", "truncated", "kept", "self"):
         found.append(Lane(f"{how} cuda{on_gpu[0]}", how, "cuda", emulated=bool(on_gpu[0]), share=on_gpu[1]))
     return found
-
-
-def wanted(found: list[Lane], words: list[str]) -> list[Lane]:
-    """Those of these names; a word that is no name means every path that has it in its name."""
-    names = [lane.name for lane in found]
-    return [x for x in found if any(x.name == word if word in names else word in x.name for word in words)]
-
-
-def has_mpi() -> bool:
-    try:
-        return bool(launch.launcher())
-    except pytest.skip.Exception:
-        return False
 
 
 def run(lane: Lane, *words: Any) -> dict[str, Any]:
@@ -129,7 +115,11 @@ def arguments(words: list[str]) -> argparse.Namespace:
 def main(words: list[str]) -> int:
     args = arguments(words)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, and its children
-    chosen = wanted(lanes(), args.only.split(","))
+    words, names = (
+        args.only.split(","),
+        [lane.name for lane in lanes()],
+    )  # no name: all that have it
+    chosen = [x for x in lanes() if any(x.name == word if word in names else word in x.name for word in words)]
     begun = time.perf_counter()
     jobs = []
     for lane in chosen:
