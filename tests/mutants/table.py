@@ -296,7 +296,7 @@ TABLE = {
         "cuda/test_points_cuda.py::test_points_whose_matrix_has_no_room_are_stored_as_k[inner] "
         "cuda/test_points_cuda.py::test_a_matrix_of_products_errs_by_what_is_told", [
         '"{{ or options.tol < KEPT_TOL}}', "{{size <= float(cloud.form or 0)~>True}}", "2.0**-{{53~>60}} * (3 *",
-        "{{centred(cloud, LOG2_E, cp~>(1.0 * z for z in cloud.coordinates(cp)}}",
+        "{{narrow_points.centred(cloud, narrow_points.LOG2_E, cp~>(1.0 * z for z in cloud.coordinates(cp)}}",
     ]),
     "mapuot/backends/newton.py": (
         "core/test_newton.py::test_the_least_curvature_is_that_of_the_stiffest_row "
