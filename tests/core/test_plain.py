@@ -21,6 +21,7 @@ def compare(ours, theirs):
     assert isinstance(ours, PlainResult)
     assert not isinstance(theirs, PlainResult)
     assert (ours.status, ours.n_passes) == (theirs.status, theirs.n_passes)
+    assert ours.how == f"{theirs.how}, one call of the core"
     for x, y in zip(ours.trace, theirs.trace, strict=True):
         assert (x.n_pass, x.status, x.rejected, x.mass) == (y.n_pass, y.status, y.rejected, y.mass)
         for name in ("gap", "error", "dual", "residual"):
@@ -60,10 +61,19 @@ def test_options(options, reg, monkeypatch):
     compare(case.solve(**options), ordinary(monkeypatch, case, **options))
 
 
+def with_one_far(case):
+    """The same problem with a point far from all others, which no larger reg is for."""
+    M = case.M.copy()
+    M[7] *= 1e3
+    return with_zeros(case.replace(M=M))
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize("change", [with_zeros, with_forbidden, lambda case: case], ids=["zeros", "forbidden", "plain"])
+@pytest.mark.parametrize(
+    "change", [with_zeros, with_forbidden, with_one_far, lambda case: case], ids=["zeros", "forbidden", "far", "plain"]
+)
 @pytest.mark.parametrize("reg", [0.2, 2e-3])
-def test_zeros_and_forbidden_pairs(dtype, change, reg, monkeypatch):
+def test_zeros_forbidden_pairs_and_points_far_away(dtype, change, reg, monkeypatch):
     case = change(clouds(60, 45, reg=reg, seed=2))
     case = case.replace(M=case.M.astype(dtype))
     compare(case.solve(), ordinary(monkeypatch, case))
