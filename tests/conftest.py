@@ -85,6 +85,7 @@ def has_gpu() -> bool:
 
 
 CUDA = [pytest.param("cuda", marks=pytest.mark.gpu)] if has_gpu() else []
+collect_ignore_glob = [] if CUDA else ["cuda/test_*_cuda.py", "cuda/test_cuda.py", "cuda/test_cuda_ranks.py"]
 
 
 @pytest.fixture(params=["cpu", "reference", *CUDA])

@@ -1,18 +1,14 @@
-"""solve_batch and the torch losses on a GPU against the CPU; skipped where there is none."""
+"""solve_batch and the torch losses on a GPU against the CPU."""
 
+import cupy as cp
 import numpy as np
 import pytest
 from batches import assert_solved, histograms
 from numpy.testing import assert_allclose
 
 from mapuot import PointCloud, solve, solve_batch
-
-cp = pytest.importorskip("cupy", reason="needs CuPy")
-if not cp.cuda.is_available():
-    pytest.skip("no GPU", allow_module_level=True)
-
-from mapuot.backends import host, reference  # noqa: E402
-from mapuot.backends.cuda import batch as cuda_batch  # noqa: E402
+from mapuot.backends import host, reference
+from mapuot.backends.cuda import batch as cuda_batch
 
 pytestmark = pytest.mark.gpu
 REG_M = [1.0, (0.5, 3.0), np.inf, (np.inf, 1.0), (1.0, np.inf)]

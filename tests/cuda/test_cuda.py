@@ -1,32 +1,26 @@
-"""The CUDA backend against the oracle: same iterates, same certificate, same plan; skipped where there is no GPU."""
+"""The CUDA backend against the oracle: same iterates, same certificate, same plan."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import ahead
+import cupy as cp
 import numpy as np
 import pytest
+from cupyx.scipy import sparse as device_sparse
 from matrix import ARRAYS, TOLS, cells, check
 from problems import pairs
 from scipy import sparse
 
 from mapuot import InfeasibleError, PointCloud, SeededMask, solve, solve_batch
 from mapuot.answer.gradients import dual_value, marginal_gradient
-from mapuot.backends import Options, host, reference
+from mapuot.backends import Options, coarse, cuda, host, reference
+from mapuot.backends.cuda import arrays as cuda_arrays
+from mapuot.backends.cuda import coarse as cuda_coarse
+from mapuot.backends.cuda import kernels, warm_up
+from mapuot.backends.cuda import operator as cuda_operator
 from mapuot.files import load_checkpoint
 from mapuot.problem.problem import Problem
 from mapuot.route.on_device import distances, one_call
-
-cp = pytest.importorskip("cupy", reason="needs CuPy")
-if not cp.cuda.is_available():
-    pytest.skip("no GPU", allow_module_level=True)
-
-from cupyx.scipy import sparse as device_sparse  # noqa: E402
-
-from mapuot.backends import coarse, cuda  # noqa: E402
-from mapuot.backends.cuda import arrays as cuda_arrays  # noqa: E402
-from mapuot.backends.cuda import coarse as cuda_coarse  # noqa: E402
-from mapuot.backends.cuda import kernels, warm_up  # noqa: E402
-from mapuot.backends.cuda import operator as cuda_operator  # noqa: E402
 
 pytestmark, SLOW = pytest.mark.gpu, pytest.mark.slow
 

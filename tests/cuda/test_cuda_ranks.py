@@ -7,16 +7,13 @@ import functools
 import os
 import sys
 
+import cupy as cp
 import pytest
 from launch import HERE
 from over_ranks import named
 
 pytestmark = pytest.mark.gpu
 CASES = named(HERE / "over_ranks.py", HERE / "cuda" / "cuda_ranks.py")
-
-cp = pytest.importorskip("cupy", reason="needs CuPy")
-if not cp.cuda.is_available():
-    pytest.skip("no GPU", allow_module_level=True)
 
 
 FEW = (

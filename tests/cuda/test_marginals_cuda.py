@@ -4,6 +4,7 @@ import functools
 import gc
 import weakref
 
+import cupy as cp
 import numpy as np
 import pytest
 from marginals import STORED, check, drifting, edge_by_edge, one_random, problem
@@ -12,14 +13,9 @@ from scipy.sparse import csr_array
 import mapuot
 from mapuot.backends.contract import host
 from mapuot.backends.cpu import marginals as cpu_marginals
+from mapuot.backends.cuda import marginals, one_read, operator
 from mapuot.backends.cuda.kernels import Strips
 from mapuot.problem.cost import Dense
-
-cp = pytest.importorskip("cupy", reason="needs CuPy")
-if not cp.cuda.is_available():
-    pytest.skip("no GPU", allow_module_level=True)
-
-from mapuot.backends.cuda import marginals, one_read, operator  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import pickle
 
+import cupy as cp
 import numpy as np
 import pytest
 from problems import Case, relative_error, verify
@@ -11,19 +12,13 @@ from scipy.spatial.distance import cdist
 
 import mapuot
 from mapuot.ascend.truncation import in_boxes
-from mapuot.backends import cpu
+from mapuot.backends import cpu, cuda
 from mapuot.backends.boxes import Boxes, Iterated
 from mapuot.backends.contract import host
+from mapuot.backends.cuda.boxes import DeviceBoxes
 from mapuot.problem.problem import Problem
 from mapuot.route import on_device
 from mapuot.route.options import make_options
-
-cp = pytest.importorskip("cupy", reason="needs CuPy")
-if not cp.cuda.is_available():
-    pytest.skip("no GPU", allow_module_level=True)
-
-from mapuot.backends import cuda  # noqa: E402
-from mapuot.backends.cuda.boxes import DeviceBoxes  # noqa: E402
 
 pytestmark, SLOW = pytest.mark.gpu, pytest.mark.slow
 SHAPES = [(33, 300, 3), (20, 30, 13)]

@@ -5,23 +5,16 @@ from itertools import product
 
 import numpy as np
 import pytest
+from cupyx.scipy import sparse as device_sparse
 from problems import csr_of, pairs
 from scipy import sparse
 
 import mapuot
-from mapuot.backends import cpu
+from mapuot.backends import cpu, cuda
+from mapuot.backends.cuda import pairs as stored
+from mapuot.backends.cuda import sparse as on_gpu
 from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
-
-cp = pytest.importorskip("cupy", reason="needs CuPy")
-if not cp.cuda.is_available():
-    pytest.skip("no GPU", allow_module_level=True)
-
-from cupyx.scipy import sparse as device_sparse  # noqa: E402
-
-from mapuot.backends import cuda  # noqa: E402
-from mapuot.backends.cuda import pairs as stored  # noqa: E402
-from mapuot.backends.cuda import sparse as on_gpu  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
