@@ -117,6 +117,8 @@ def one_stage(
     task, log_v = dataclasses.replace(task, reg=stage.reg), log_v * (task.reg / stage.reg)
     options = dataclasses.replace(options, last=task.balanced)
     found = kept.passes(task, dataclasses.replace(options, tol=RUNG_TOL), log_v) if stage.kept else None
+    if found is None and stage.kept and task.balanced and not skip:
+        found = kept.among_all(task, options, log_v)
     return (run.run(task, options, log_v, stage.leave, skip) if found is None else found) * ratio
 
 

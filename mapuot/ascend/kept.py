@@ -35,6 +35,7 @@ MOST_PASSES = 1000  # of a stage: those that end took 450 at most
 RUNG_TOL = 0.1  # certified error, for these pairs, at which a larger reg has done its work
 START_TOL = 1.0  # certified error of passes that skip pairs of points, from which on these pairs serve
 APART = 1e-12  # of the mass: parts of these pairs that lack more than it exchange mass by other pairs
+PATIENCE = 200  # passes over all pairs, where there are too many to keep some, after which parts of these are moved
 SWEEPS = 20  # over the parts that do, at most
 ROWS = 64  # of M that are looked at at once
 ROUNDS = 3  # passes over all pairs that may leave the answer to another search
@@ -89,8 +90,23 @@ class KeptPairs:
             if run.status != "running":
                 break
         if answer is None:
-            return log_v if self.skip else None
+            return log_v if self.skip else self.among_all(task, options, log_v) if task.balanced else None
         return log_v if run.trace[-1].error > WARM_ERROR else answer
+
+    def among_all(self, task: Problem, options: Options, log_v: F64) -> F64:
+        """Make passes over all pairs, both sides hard; move parts that hardly exchange mass where these do not end."""
+        run, limit = self.run, self.run.limit
+        while run.n_passes < limit:
+            run.limit = min(limit, run.n_passes + PATIENCE)
+            log_v = run.run(task, options, log_v)
+            found = None
+            if run.status == "max_passes":
+                found = self.near(task, column_exponents(task, log_v), NATS, task.size // 4, task)
+            if found is None or not found[1].any():
+                break
+            log_v = log_v + found[1]
+        run.limit = limit
+        return log_v
 
     def approach(self, task: Problem, options: Options, log_v: F64) -> F64:
         """Make passes that skip pairs of points, up to where kept ones serve: groups are off by hundreds of nats."""
@@ -105,35 +121,46 @@ class KeptPairs:
 
     def found(self, task: Problem, log_v: F64) -> tuple[Problem, F64] | None:
         """Find the pairs that may carry mass at potentials near log v, and these potentials; None: pairs are many."""
-        before, backend = self.task, self.run.module
+        before = self.task
         fresh = before is None or before.reg != task.reg
         nats = NATS + MOVE * (fresh and not self.skip)
         x = column_exponents(task, log_v)
         if fresh and (task.reg > self.largest or self.are_many(task, x, nats)):
             return None
         known = task if before is None else dataclasses.replace(before, reg=task.reg)
+        found = self.near(task, x, nats, int(2 * MOST_SHARE * task.size), known)
+        if found is None:
+            return None
+        self.task, moves = found
+        return self.task, log_v + moves
+
+    def near(self, task: Problem, x: F64, nats: float, most: int, known: Problem) -> tuple[Problem, F64] | None:
+        """Keep pairs beside columns of these exponents, ``most`` at most; return them, and moves of log v.
+
+        ``known``: whose pairs tell the exponents of rows. Parts whose masses differ are moved, both sides hard.
+        """
+        backend, moves = self.run.module, np.zeros_like(x)
         operator = backend.operator_of(*parts_of(task), self.threads)
         if self.skip:
             operator.kept = self.skip.renew(operator.pool, nats=nats)
-        whole = operator if before is None else backend.operator_of(*parts_of(known), self.threads)
-        own, moves = task, np.zeros_like(x)
+        whole = operator if known is task else backend.operator_of(*parts_of(known), self.threads)
         for last in (not task.balanced, True):
             alpha = np.where(task.left_out[0], -np.inf, 0.0)
             beta = x + moves - whole.balance(alpha, x + moves)
             for exponents in alpha, beta:
                 exponents[~np.isfinite(exponents)] = -np.inf
-            pairs = operator.near(alpha, beta, nats, int(2 * MOST_SHARE * task.size))
+            pairs = operator.near(alpha, beta, nats, most)
             if pairs is None:
                 return None
             reference: Any = task.reference if task.c is None else pairs.taken_from(task.c)
             own = dataclasses.replace(task, cost=pairs, reference=reference, forbidden=True)
             if last or not own.parts:
                 break
-            moves = moves_of_parts(task, own.parts, alpha, beta)
+            sums = backend.operator_of(*parts_of(own), self.threads).take(alpha, x).apply(np.ones(len(x)))
+            moves = moves_of_parts(task, own.parts, task.rows.log_weight + alpha - np.log(sums), x)
             if not moves.any():
                 break
-        self.task = own
-        return own, log_v + moves
+        return own, moves
 
     def are_many(self, task: Problem, x: F64, nats: float) -> bool:
         """Tell whether too many pairs matter beside columns of these exponents, by some rows."""
@@ -153,28 +180,30 @@ def column_exponents(task: Problem, log_v: F64) -> F64:
     return np.where(task.left_out[1], -np.inf, known)
 
 
-def moves_of_parts(task: Problem, parts: Parts, alpha: F64, beta: F64) -> F64:
+def moves_of_parts(task: Problem, parts: Parts, rows: F64, cols: F64) -> F64:
     """Return by how much log v must move for parts of kept pairs to exchange the mass that they lack, both sides hard.
 
     Passes over kept pairs cannot, and those over all pairs move a part by a constant each. With e^f_kl the mass from
-    part k to part l, its largest entry a_i e^(alpha_i + beta_j - M_ij / reg), and x_k the move of the columns of part k
+    part k to part l in the plan of these exponents, which meets its rows, and x_k the move of the columns of part k
     (its rows go the other way),
 
         sum_l e^(f_kl + x_l - x_k) - e^(f_lk + x_k - x_l) = a_k - b_k,
 
     which is quadratic in e^x_k: the parts are moved one by one.
     """
-    count, cols = parts.count, parts.cols
-    have = np.bincount(parts.rows, task.rows.weight, count + 1) - np.bincount(cols, task.cols.weight, count + 1)
+    count, part = parts.count, parts.cols
+    have = np.bincount(parts.rows, task.rows.weight, count + 1) - np.bincount(part, task.cols.weight, count + 1)
     moves, flow = np.zeros(count), np.full((count, count), -np.inf)
     if np.abs(have).sum() <= APART * task.rows.mass:
-        return np.zeros(len(cols))
+        return np.zeros(len(part))
     for k in range(count):
-        rows, others = np.flatnonzero(parts.rows == k), np.flatnonzero((cols != k) & (cols < count))
-        for i in range(0, len(rows), ROWS):
-            some = rows[i : i + ROWS]
-            log = (task.rows.log_weight + alpha)[some, None] - task.cost.at(some[:, None], others) / task.reg
-            np.maximum.at(flow[k], cols[others], log.max(0) + beta[others])
+        own, others = np.flatnonzero(parts.rows == k), np.flatnonzero((part != k) & (part < count))
+        for i in range(0, len(own), ROWS):
+            pairs = own[i : i + ROWS, None], others
+            log = (
+                rows[pairs[0]] - task.cost.at(*pairs) / task.reg + (0 if task.c is None else np.log(task.c.at(*pairs)))
+            )
+            np.logaddexp.at(flow[k], part[others], np.logaddexp.reduce(log, 0) + cols[others])
     for _ in range(SWEEPS):
         before = moves.copy()
         for k, rest in enumerate(0.5 * have[:count]):
@@ -184,5 +213,5 @@ def moves_of_parts(task: Problem, parts: Parts, alpha: F64, beta: F64) -> F64:
             moves[k] = move if np.isfinite(move) else moves[k]
         if np.abs(moves - before).max() < 1:
             break
-    found: F64 = np.append(moves, 0.0)[cols]
+    found: F64 = np.append(moves, 0.0)[part]
     return found

@@ -98,6 +98,19 @@ def test_answers_are_true(name, backend, small):
 
 
 @needs_oracle
+def test_parts_are_moved_where_passes_read_all_pairs(small, monkeypatch):
+    """Else nearly three thousand of them follow."""
+    monkeypatch.setattr(kept, "MOST_SHARE", 0.0)
+    monkeypatch.setattr(kept, "PATIENCE", 20)
+    case = CASES["apart"]
+    result = case.solve(symmetric=False)
+    assert WAY not in result.how
+    assert result.converged
+    assert result.n_passes < 1500
+    verify(result, case)
+
+
+@needs_oracle
 @pytest.mark.parametrize("truncate", [None, 3.0])
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 0.3), (0.3, np.inf)])
 def test_answers_between_points_are_true(reg_m, truncate, small, monkeypatch):
