@@ -31,17 +31,13 @@ try:
 except ImportError:  # scikit-learn is optional: whoever has none asks for no parameters by name
     NotFittedError = AttributeError
 
-    class BaseEstimator:  # type: ignore[no-redef]
+    class Plain:
         """Stand-in without methods: the estimator has its own."""
 
-        def __init_subclass__(cls, auto_wrap_output_keys: Any = None) -> None:
+        def __init_subclass__(cls, **_: Any) -> None:
             super().__init_subclass__()
 
-    class TransformerMixin:  # type: ignore[no-redef]
-        """Stand-in without methods."""
-
-    class OneToOneFeatureMixin:  # type: ignore[no-redef]
-        """Stand-in without methods."""
+    BaseEstimator, TransformerMixin, OneToOneFeatureMixin = (type(name, (Plain,), {}) for name in "BTO")
 
 
 NEVER_FORMED = tuple(name for name, metric in METRICS.items() if metric.reach == np.inf and metric.cdist)  # as SciPy's
@@ -87,10 +83,8 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         on first use, for a metric of `mapuot.PointCloud` other than "wfr", without labels, norm and method.
     xs_, xt_, mu_s, mu_t : (n_source, d), (n_target, d), (n_source,), (n_target,) arrays
         The samples and their masses.
-    log_ : dict
-        The log of `mapuot.pot.sinkhorn_unbalanced`; empty unless ``log`` is set.
-    n_features_in_, n_iter_ : int
-        As in scikit-learn: the number of features, and of passes.
+    log_, n_features_in_, n_iter_ : dict, int, int
+        The log of `mapuot.pot.sinkhorn_unbalanced`, if ``log`` is set; the number of features, and of passes.
 
     See Also
     --------
@@ -122,14 +116,9 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     def fit(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> "UnbalancedSinkhornTransport":
         """Solve the transport from Xs, (n_source, d), to Xt, (n_target, d).
 
-        ys and yt are class labels, -1 where unknown. They are used only if both are given.
-
-        Warns
-        -----
-        ConvergenceWarning
-            ``tol`` was not reached in ``max_iter``.
-        ScalingWarning
-            Less than 1e-4 of the mass moves: the costs are far above ``reg_m`` (see ``norm``).
+        ys and yt are class labels, -1 where unknown. They are used only if both are given. A ConvergenceWarning says
+        that ``tol`` was not reached in ``max_iter``, a ScalingWarning that less than 1e-4 of the mass moves, as the
+        costs are far above ``reg_m`` (see ``norm``).
         """
         as_choice(self.out_of_sample_map, "out_of_sample_map", ("ferradans", "entropic"))
         Xs = as_samples(Xs, "Xs")
@@ -267,12 +256,10 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
     target : (n_target, d) array, optional
         The samples to move onto. Default: those of ``fit``; each is then drawn to the mean of its neighbours.
     reg_e, reg_m, method, max_iter, tol, metric, norm, out_of_sample_map
-        As in `UnbalancedSinkhornTransport`.
+        As in `UnbalancedSinkhornTransport`, whose attributes it has.
 
     Attributes
     ----------
-    result_, coupling_, cost_, xs_, xt_, n_features_in_, n_iter_
-        As in `UnbalancedSinkhornTransport`.
     feature_names_in_ : (d,) array of str
         The names of the columns, if X is a table that has some.
 

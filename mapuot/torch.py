@@ -759,9 +759,7 @@ def for_all(slope: Any, like: Any) -> Any:
     return slope if len(slope) == len(like) else xp.concatenate([slope] * (len(like) // len(slope)))
 
 
-def gromov_loss(
-    X: Any, Y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any
-) -> Any:  # fmt: skip
+def gromov_loss(X: Any, Y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
     """Compute the objective of `mapuot.gromov` between two clouds, differentiable once in X, Y, a and b.
 
     The slopes are those of a plan that answers its own step: what is left of ``steps`` at the end is missing in them.

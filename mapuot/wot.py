@@ -34,10 +34,8 @@ class Coupling:
 
     Attributes
     ----------
-    t0, t1 : float
-        The days.
-    result : mapuot.Result
-        The answer, with the cells of day t0 as rows and those of day t1 as columns. Its plan is wot's transport map.
+    t0, t1, result : float, float, mapuot.Result
+        The days, and the answer, with the cells of day t0 as rows and those of t1 as columns: wot's transport map.
     growths : list of (m,) arrays
         Growth per day with which each iteration began, and at the end the growth that the last one found.
 
@@ -115,10 +113,8 @@ class OTModel:
     local_pca : int
         Number of principal components, found for both days of a coupling together. 0, or more than there are features,
         uses the features themselves.
-    epsilon : float
-        Entropic regularisation, > 0, in units of the scaled cost.
-    lambda1, lambda2 : float or inf
-        Penalties of the rows (growth) and of the columns.
+    epsilon, lambda1, lambda2 : float > 0; float or inf
+        Entropic regularisation, and penalties of the rows (growth) and of the columns, in units of the scaled cost.
     tau_a, tau_b : float in (0, 1], optional
         moscot's form of the penalties: ``lambda = epsilon tau / (1 - tau)``; 1 is balanced.
     growth_iters : int

@@ -76,18 +76,13 @@ def hvp(result: Any, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: boo
     return np.asarray(factor * moved)
 
 
-def product(
-    result: Any, x: F64, y: F64, slope: float, w: F64, both: bool, tol: float, max_steps: int
-) -> F64:  # fmt: skip
+def product(result: Any, x: F64, y: F64, slope: float, w: F64, both: bool, tol: float, max_steps: int) -> F64:
     """Return H w for costs slope / 2 |x - y|^2; ``both``: y is x and moves with it, so that P^T is P."""
-    reg, (r, s), along = result.problem.reg, (result.row_marginal, result.col_marginal), (x * w).sum(1)
+    reg, r, along = result.problem.reg, result.row_marginal, (x * w).sum(1)
     gradient = host(smooth_slope(result, result.problem.cost.cloud, True))
     moved = result.apply_transpose(np.column_stack([w, along]))
     rows, cols = (gradient * w).sum(1), slope * (moved[:, -1] - (y * moved[:, :-1]).sum(1))
-    if both:
-        df = dg = potential_moved(result, r, rows + cols, tol, max_steps)
-    else:
-        df, dg = potentials_moved(result, r, s, rows, cols, tol, max_steps)
+    df, dg = potentials_moved(result, rows, cols, both, tol, max_steps)
     image = result.apply(with_ones(y) * dg[:, None])
     out = slope * (r[:, None] * w - (moved[:, :-1] if both else 0.0))
     out += (df[:, None] * gradient + slope * (image[:, -1:] * x - image[:, :-1])) / reg
@@ -99,29 +94,22 @@ def product(
     return np.asarray(2 * out if both else out)
 
 
-def potentials_moved(
-    result: Any, r: F64, s: F64, rows: F64, cols: F64, tol: float, max_steps: int
-) -> tuple[F64, F64]:  # fmt: skip
-    """Return (df, dg), with dg eliminated."""
-    on_rows, on_cols = (diagonal(result, *side) for side in ((r, "rows"), (s, "cols")))
-    size = float((rows**2 / on_rows).sum() + (cols**2 / on_cols).sum())
-    df = conjugate_gradients(
-        lambda step: on_rows * step - result.apply(result.apply_transpose(step) / on_cols),
-        rows - result.apply(cols / on_cols), on_rows, size, tol, max_steps,
-    )  # fmt: skip
-    return df, (cols - result.apply_transpose(df)) / on_cols
+def potentials_moved(result: Any, rows: F64, cols: F64, both: bool, tol: float, max_steps: int) -> tuple[F64, F64]:
+    """Return (df, dg), with dg eliminated; where ``both`` clouds are one they are the same."""
+    on_rows, on_cols = diagonal(result, "rows", result.row_marginal), diagonal(result, "cols", result.col_marginal)
+
+    def image(step: F64) -> F64:
+        moved = result.apply(step if both else result.apply_transpose(step) / on_cols)
+        return np.asarray(on_rows * step + moved if both else on_rows * step - moved)
+
+    sizes = (rows + cols) ** 2 / on_rows if both else rows**2 / on_rows
+    size = float(sizes.sum() + (0.0 if both else (cols**2 / on_cols).sum()))
+    left = rows + cols if both else rows - result.apply(cols / on_cols)
+    df = conjugate_gradients(image, left, on_rows, size, tol, max_steps)
+    return df, df if both else (cols - result.apply_transpose(df)) / on_cols
 
 
-def potential_moved(result: Any, r: F64, rows: F64, tol: float, max_steps: int) -> F64:
-    """Return df = dg."""
-    on_rows = diagonal(result, r, "rows")
-    size = float((rows**2 / on_rows).sum())
-    return conjugate_gradients(
-        lambda step: on_rows * step + result.apply(step), rows, on_rows, size, tol, max_steps
-    )  # fmt: skip
-
-
-def diagonal(result: Any, marginal: F64, name: str) -> F64:
+def diagonal(result: Any, name: str, marginal: F64) -> F64:
     """Return (1 + reg / rho) times the marginal, and 1 where that is 0."""
     rho = rho_of(getattr(result.problem, name))
     return np.where(marginal > 0, (1 + result.problem.reg / rho) * marginal, 1.0)

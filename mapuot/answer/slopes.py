@@ -59,10 +59,8 @@ def gradient(result: Any) -> Gradient:
     if result.problem.unlike(result._backend) is None:  # the optimal plan is symmetric
         x = host(point_slope(result, True))
         y = x.copy()
-    elif cloud.core[0].degree == 2 or cloud.core[0].inner:
-        x, y = (host(point_slope(result, rows)) for rows in (True, False))
     else:
-        x, y = block_slopes(result, cloud)
+        x, y = map(host, point_slopes(result))
     error = slope_error(cloud, result.error_bound, result.problem.M_max) * result.mass
     return Gradient(x, y, mass_slope(result, True), mass_slope(result, False), error)
 
@@ -109,13 +107,14 @@ def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[
     if getattr(result.problem, "several", None) is not None:
         return slopes_of_all(result, wanted)
     cloud = check(result)
-    if cloud.core[0].inner:
-        parts = zip((True, False), wanted, strict=True)
-        return [inner_slope(result, cloud, rows) if want else None for rows, want in parts]
-    if cloud.core[0].degree == 2:
-        parts = zip((True, False), wanted, strict=True)
-        return [chained(cloud, smooth_slope(result, cloud, rows), rows) if want else None for rows, want in parts]
-    return [slope if want else None for slope, want in zip(block_slopes(result, cloud), wanted, strict=True)]
+    inner = cloud.core[0].inner
+    if not inner and cloud.core[0].degree != 2:
+        return [slope if want else None for slope, want in zip(block_slopes(result, cloud), wanted, strict=True)]
+
+    def of_side(rows: bool) -> Any:
+        return inner_slope(result, cloud, rows) if inner else chained(cloud, smooth_slope(result, cloud, rows), rows)
+
+    return [of_side(rows) if want else None for rows, want in zip((True, False), wanted, strict=True)]
 
 
 def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:

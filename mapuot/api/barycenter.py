@@ -120,8 +120,6 @@ def barycenter(
     reg_m : float or inf
         Marginal penalty, in units of M, on both sides of every plan. inf is the balanced barycenter, for histograms of
         equal masses; if they differ, q has their geometric mean.
-    scale_cost : {"median", "mean", "max"}, optional
-        Take reg and reg_m in units of this finite cost, ``result.scale_cost``.
     weights : (p,) or (r, p) array, optional
         Weights of the histograms, >= 0, scaled to sum 1; r vectors give r barycenters at once. Default: equal weights.
     debiased : bool
@@ -131,31 +129,18 @@ def barycenter(
     tol_change : float
         In all other cases, stop when a pass changes no q by more than this, relative, in L1. This is no bound on the
         error. A balanced q over a sparse M must also have the mass of the histograms, to this precision.
-    max_passes : int
-        Passes at most.
     warm_start : BarycenterResult, optional
         Start from the potentials of this answer, which must have as many histograms and points; its reg may differ.
-    callback : callable, optional
-        ``callback(stats)`` is called after every pass with its `Stats`; a true return value ends the solve. The dual
-        value lacks a constant. In passes that were not certified, gap and error are inf, and the residual is the change
-        of q.
-    progress : bool
-        Show a progress bar on standard error.
-
-    Returns
-    -------
-    BarycenterResult
+    scale_cost, max_passes, callback, progress
+        As in `solve`. The dual value of a pass lacks a constant. In passes that were not certified, gap and error are
+        inf, and the residual is the change of q.
 
     Raises
     ------
     InfeasibleError
         A balanced barycenter over a sparse M does not exist: a point with mass is connected with no point that all
-        histograms reach, or the histograms have different shares of their mass in a part that no pair leaves.
-
-    Warns
-    -----
-    ConvergenceWarning
-        tol, or tol_change, was not reached.
+        histograms reach, or the histograms have different shares of their mass in a part that no pair leaves. A
+        ConvergenceWarning says that tol, or tol_change, was not reached.
 
     See Also
     --------

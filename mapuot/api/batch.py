@@ -65,20 +65,16 @@ def solve_batch(
     A, B : (p, m) and (p, n) arrays, optional
         Masses, >= 0; one vector serves all problems. Default: equal masses that add up to 1. For clouds of several
         sizes they are lists of p vectors, or one vector in which the clouds follow each other.
-    reg, reg_m, scale_cost, penalty, reference, mask, tol, tol_gap, max_passes, symmetric, progress
-        As in `solve`, the same for all problems, each of which stops by itself. A reference matrix is (m, n). Masked
-        problems are solved one by one.
-    method : {"auto", "translation_invariant", "sinkhorn"}
-        As in `solve`.
+    reg, reg_m, scale_cost, method, penalty, reference, mask, tol, tol_gap, max_passes, symmetric, progress
+        As in `solve`, the same for all problems, each of which stops by itself; method "map-uot" is not for batches. A
+        reference matrix is (m, n). Masked problems are solved one by one.
     precision : {"auto", "float64", "mixed"}
         Storage of K. "auto" takes float32 only where a float64 K would not stay in cache and tol allows it. On a GPU
         passes are float32 at first, except for "float64", and those that certify are float64.
     backend : {"auto", "cpu", "cuda", "reference"}
         "auto" is "cuda" where M, A or B is on a GPU.
-    threads : int, optional
-        CPU threads. Default: the cores that this process may use, and one for small batches.
-    warm_start : BatchResult or (log_u, log_v), optional
-        Where to start; shapes (p, m), (p, n).
+    threads, warm_start : int; BatchResult or (log_u, log_v) of shapes (p, m), (p, n), optional
+        As in `solve`.
 
     Returns
     -------
@@ -90,12 +86,7 @@ def solve_batch(
     Raises
     ------
     InfeasibleError
-        As in `solve`.
-
-    Warns
-    -----
-    ConvergenceWarning, ScalingWarning
-        As in `solve`, once for all problems.
+        As in `solve`, whose warnings are given once for all problems.
 
     See Also
     --------

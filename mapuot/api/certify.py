@@ -55,10 +55,8 @@ class Certificate:
         The missing pairs with most mass, largest first: those that are best added.
     result : Result
         The sparse answer that the bound is about; with ``refine`` the last one.
-    rounds : int
-        How often pairs were added.
-    converged : bool
-        Whether error_bound is at most tol.
+    rounds, converged : int, bool
+        How often pairs were added, and whether error_bound is at most tol.
 
     See Also
     --------
@@ -110,10 +108,6 @@ def certify(
         Rounds of refinement at most, and how many of the missing pairs to return.
     backend, threads
         For the passes over M, as in `solve`.
-
-    Returns
-    -------
-    Certificate
 
     See Also
     --------

@@ -35,11 +35,8 @@ def sinkhorn_divergence(
         Costs between the points of a and those of b. A PointCloud may hold many pairs of clouds of any sizes.
     a, b : (m,), (n,) or (p, m), (p, n) arrays, optional
         Masses, >= 0; one vector serves all problems of a batch. Default: equal masses that add up to 1.
-    reg, reg_m : float; float or inf
-        Entropic regularisation and marginal penalty, in units of M; reg_m is the same on both sides. inf is the
-        balanced divergence, for equal masses.
-    scale_cost : {"median", "mean", "max"}, optional
-        Take reg and reg_m in units of this cost of M, for all three values.
+    reg, reg_m, scale_cost : float; float or inf; {"median", "mean", "max"}, optional
+        As in `solve_batch`, in units of M or of this cost of M for all three values; reg_m is the same on both sides.
     M_a, M_b : (m, m), (n, n) arrays, or (p, m, m), (p, n, n), optional
         Costs between the points of a, and between those of b. A PointCloud makes them from its points. Any other M
         without M_a and M_b must be symmetric, and stands for both.

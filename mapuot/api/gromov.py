@@ -455,13 +455,11 @@ def gromov(
     X, Y : (m, d), (n, e) arrays, or (m, m), (n, n) arrays or matrices of scipy.sparse
         Points, whose distances are squared Euclidean ones and are never formed; for ``metric="precomputed"`` distances,
         symmetric, where entries that a sparse matrix does not store are 0.
-    a, b : (m,), (n,) arrays, optional
-        Masses, >= 0; left out: equal masses of sum 1.
+    a, b, reg_m
+        As in `solve`; reg_m in units of reg, one number a side.
     reg : float
         Entropic regularisation, > 0, in units of squared distances (of points: of the fourth power of a length). Half
         of ``epsilon`` of POT's balanced functions, and all of that of its unbalanced one.
-    reg_m : float, inf, or a pair of them
-        Marginal penalty, in units of reg; inf is the balanced constraint.
     metric : {"sqeuclidean", "precomputed"} or a pair of them
     features : pair of (m, k) and (n, k) arrays, or (m, n) array, optional
         What both spaces share: points, whose costs F are squared distances, or F itself.
@@ -472,24 +470,17 @@ def gromov(
         of up to 8 directions of these after 5 steps, from the best answer between 500 points of each space, drawn by
         their masses, or from a plan. "auto" of points tries the first two up to 1000 points and takes "coarse" beyond;
         else it takes the first.
-    max_iter : int
-        Steps at most.
-    tol : float
-        Stop when the plan changes by at most this share of its mass, see ``steps`` of the answer.
-    inner_tol : float
-        ``tol`` of `solve` for the last steps; those before follow the change of the plan.
-    **options
-        ``threads``, ``backend``, ``precision`` and ``max_passes`` of :func:`solve`.
+    max_iter, tol : int, float
+        Steps at most; stop when the plan changes by at most this share of its mass, see ``steps`` of the answer.
+    inner_tol, **options
+        ``tol`` of `solve` for the last steps, while those before follow the change of the plan; its ``threads``,
+        ``backend``, ``precision`` and ``max_passes``.
 
     Returns
     -------
     GromovResult
-        A `Result` of the last step's problem, with the value of the objective and the steps.
-
-    Warns
-    -----
-    ConvergenceWarning
-        ``max_iter`` steps did not settle the plan, or the last step's problem ended above its tolerance.
+        A `Result` of the last step's problem, with the value of the objective and the steps. A ConvergenceWarning says
+        that ``max_iter`` steps did not settle the plan, or that the last step's problem ended above its tolerance.
 
     References
     ----------
@@ -556,9 +547,7 @@ def descend(
         reg, reg_m = task.reg * weight, tuple(rho * weight for rho in task.rho)
         start = start and (start[0] / reg, start[1] / reg)
         with muted():  # each step has its certificate, and only the last one counts
-            result = solve(
-                cost.posed(), task.a, task.b, reg=reg, reg_m=reg_m, tol=close, warm_start=start, **options
-            )  # fmt: skip
+            result = solve(cost.posed(), task.a, task.b, reg=reg, reg_m=reg_m, tol=close, warm_start=start, **options)
         if not result.mass > 0 or not math.isfinite(result.mass):
             raise ValueError(f"reg and reg_m must leave a plan with mass, got {shown(task.reg)} and {shown(task.rho)}")
         start = result.potentials  # in units of costs, as reg follows the mass

@@ -25,7 +25,7 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
     B : (k, n) or (p, k, n) array
         One for all p products, or one for each.
     threads : int, optional
-        Default: the cores that this process may use, and one for small products.
+        As in `solve`.
     exact : bool
         Take k exponentials for every entry, relative to its own maximum over k. The default does so only where a
         product of exponentials could lose more than its rounding; elsewhere it is some twenty times faster.
@@ -34,11 +34,6 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
     -------
     out : (m, n) or (p, m, n) array
         -inf where every term is zero; NaN and +inf as in ``log(sum(exp(.)))``. float32 if both factors are.
-
-    Raises
-    ------
-    ValueError, TypeError
-        Shapes do not fit, or entries are not real.
 
     See Also
     --------

@@ -29,10 +29,8 @@ def pairwise(
         Points, one in a row; clouds may have any sizes.
     masses : (k, n) array, or list of k vectors, optional
         Masses of the points, >= 0. Default: equal masses that add up to 1 in each cloud.
-    reg, reg_m : float; float or inf
-        Entropic regularisation and marginal penalty, in units of the cost; as in `sinkhorn_divergence`.
-    scale_cost : {"median", "mean", "max"}, optional
-        Take reg and reg_m in units of this cost between the points of all clouds.
+    reg, reg_m, scale_cost : float; float or inf; {"median", "mean", "max"}, optional
+        As in `sinkhorn_divergence`; in units of the cost, or of this one between the points of all clouds.
     metric, scale, weights
         The cost, as in `PointCloud`.
     comm : mpi4py communicator, optional

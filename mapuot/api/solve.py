@@ -241,18 +241,10 @@ def solve_sample(
     ----------
     x, y : (m, d), (n, d) arrays
         Points, one in a row.
-    a, b : (m,), (n,) arrays, optional
-        Masses, >= 0. Default: equal masses that add up to 1.
-    reg, reg_m : float; float, inf, or a pair
-        Entropic regularisation and marginal penalty, in units of the cost ``scale * metric(x_i, y_j)``, as in `solve`.
+    a, b, reg, reg_m, **options
+        As in `solve`, in units of the cost ``scale * metric(x_i, y_j)``.
     metric, scale, weights, truncate, form, labels, across
         As in `PointCloud`.
-    **options
-        Whatever else `solve` takes.
-
-    Returns
-    -------
-    Result
 
     See Also
     --------
@@ -283,17 +275,8 @@ def solve_sample(
 def solve_later(x: Any, y: Any, **options: Any) -> Result:
     """Begin a solve for the squared distances of tensors of points; its Result waits for the GPU when it is asked.
 
-    Parameters
-    ----------
-    x, y : (m, d), (n, d) tensors on one GPU
-        Points, read on its current stream.
-    **options
-        As in `solve`.
-
-    Returns
-    -------
-    Result
-        What is wrong with the problem, and what it warns of, is told when something is asked of it.
+    x and y are (m, d) and (n, d) tensors on one GPU, read on its current stream, and the options those of `solve`. What
+    is wrong with the problem, and what it warns of, is told when something is asked of the Result.
     """
     masses = options.pop("a", None), options.pop("b", None)
     with stream_of(x.device):

@@ -25,10 +25,8 @@ class Tuned(NamedTuple):
 
     Attributes
     ----------
-    reg, reg_m : float
-        In units of M, or of the cost that ``scale_cost`` names.
-    result : Result
-        The answer at this reg and reg_m.
+    reg, reg_m, result : float, float, Result
+        In units of M, or of the cost that ``scale_cost`` names; the answer at this reg and reg_m.
     curve : list of Result
         All answers on the way, in order of reg and reg_m.
 
@@ -78,12 +76,8 @@ def tune(
     Returns
     -------
     Tuned
-        ``reg`` and ``reg_m``, each to .1 %, the ``result`` that they give, and ``curve``, all answers on the way.
-
-    Raises
-    ------
-    ValueError
-        No such plan was found. The search covers a factor of 1e4 around reg = .05 and reg_m = 1 median costs.
+        ``reg`` and ``reg_m``, each to .1 %, the ``result`` that they give, and ``curve``, all answers on the way. A
+        ValueError says that no such plan was found within a factor of 1e4 around reg = .05 and reg_m = 1 median costs.
 
     See Also
     --------

@@ -65,10 +65,8 @@ def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
     ----------
     path : path
         File that ``solve(..., checkpoint=path)`` wrote.
-    m, n : int
-        Rows and columns of the problem.
-    reg : float
-        Entropic regularisation of the solve that is to go on, in units of M; it may differ from that of the checkpoint.
+    m, n, reg : int, int, float
+        Rows and columns of the problem, and the reg of the solve that is to go on, which may be another, in units of M.
 
     Returns
     -------

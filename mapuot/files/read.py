@@ -153,18 +153,13 @@ def read_vector(text: Any, name: str) -> Any:
     Parameters
     ----------
     text : path
-        The file: .npy, .npz, CSV, HDF5, Zarr or .h5ad; ``file.h5:name`` names an array in it.
+        As in `open_matrix`, whose errors it raises.
     name : str
         Array, or column of a CSV file, to read where ``text`` names none.
 
     Returns
     -------
     (n,) array
-
-    Raises
-    ------
-    ValueError, FileNotFoundError
-        There is no such vector; the text names the file.
 
     See Also
     --------

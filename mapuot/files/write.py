@@ -161,10 +161,8 @@ def write_hdf5(path: Path, values: dict[str, Any]) -> None:
         for name, value in values.items():
             if isinstance(value, Blocks):
                 fill(file.create_dataset(name, value.shape, value.dtype), value)
-            elif np.ndim(value) == 0:
-                file.attrs[name] = value
             else:
-                file[name] = value
+                (file if np.ndim(value) else file.attrs)[name] = value
 
 
 def write_zarr(path: Path, values: dict[str, Any]) -> None:

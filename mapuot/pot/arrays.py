@@ -33,9 +33,7 @@ def take(x: Any, name: str) -> Any:
                 "gives the answer alone"
             )
         return array_of(x)
-    if root == "jax":
-        return np.asarray(x)
-    if root == "pandas":
+    if root in ("jax", "pandas"):
         return np.asarray(x)
     return x.numpy() if root == "tensorflow" else x
 
@@ -49,6 +47,4 @@ def give(x: Any, like: Any) -> Any:
         return sys.modules["jax"].numpy.asarray(x)
     if root == "tensorflow":
         return sys.modules["tensorflow"].convert_to_tensor(x)
-    if root == "cupy":
-        return sys.modules["cupy"].asarray(x)
-    return x
+    return sys.modules["cupy"].asarray(x) if root == "cupy" else x

@@ -30,13 +30,9 @@ def barycenter_unbalanced(
         "sinkhorn_translation_invariant" warn and stand for "sinkhorn", as in POT.
     weights : (k,) array, optional
         Weights of the histograms, >= 0, default 1 / k.
-    numItermax, stopThr : int, float
-        q is, by a certified error, at least as near to the barycenter as POT's method would stop. It may take 1000
-        passes, or numItermax if that is more.
-    verbose, log : bool
-        Show a progress bar on standard error; return the log, too.
-    tau : float, optional
-        POT's threshold of "sinkhorn_stabilized". It is checked and not needed.
+    numItermax, stopThr, verbose, log, tau
+        As in `mapuot.pot.sinkhorn_unbalanced` of a named method: q is, by a certified error, at least as near to the
+        barycenter as POT's method would stop.
 
     Returns
     -------

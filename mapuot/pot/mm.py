@@ -49,21 +49,14 @@ def mm_unbalanced(
 
     Parameters
     ----------
-    a, b : (m,) and (n,) arrays
-        Masses; zeros are allowed, and an empty array means equal masses that add up to 1.
-    M : (m, n) array
-        Costs, an array of NumPy, CuPy, PyTorch, JAX or TensorFlow; the answer is of the same kind. inf forbids a pair.
-    reg_m : float > 0, or a pair
-        Marginal penalty, in units of M.
+    a, b, M, reg_m
+        As in `mapuot.pot.sinkhorn_unbalanced`, for one dense M, in which inf forbids a pair, and finite reg_m.
     c, reg : (m, n) array, float >= 0
         A positive reg makes it the entropic problem of `mapuot.solve` with reference c (default a b^T) and tol stopThr.
-    div : {"kl"}
-        The penalty. POT's own function also has "l2".
-    G0 : array, optional
-        POT's starting plan. It is accepted and not needed, because the problem is convex.
-    numItermax : int
+    div, G0 : {"kl"}; array, optional
+        The penalty, of which POT's own function also has "l2", and its starting plan, which a convex problem needs not.
+    numItermax, stopThr : int, float
         Steps at most; a step does more than one of POT's.
-    stopThr : float
         The certified gap to reach, ``primal - dual <= stopThr * primal``, else a ConvergenceWarning. In POT it is a
         change of the plan.
     verbose, log : bool

@@ -35,8 +35,14 @@ class Cost:
     pairs: Any = None  # the cost itself, where it stores some pairs only (`Sparse`)
     lopsided = False  # known not to be its transpose
     wide = False  # passes are float64 ones, whatever storage is asked for
+    at_hand = False  # whether ``at`` can return single entries
     shape: tuple[int, int]
     dtype: Any
+    read: Callable[[int, int], Any]  # the rows i0 to i1 as an array
+    at: Callable[[Any, Any], Any]  # these entries on the host
+    transpose: Callable[[], Any]
+    part: Callable[[Any, Any, Ranks], Any]  # the block of this rank of a whole matrix, by the rank's masses, or None
+    landmarks: Callable[[], tuple[Any, Any]]  # LANDMARKS rows and columns, by which points are put into clusters
 
     @property
     def remade(self) -> bool:
@@ -81,23 +87,12 @@ class Cost:
         """Tell whether ``transpose`` costs nothing."""
         return self.held
 
-    def read(self, i0: int, i1: int) -> Any:
-        """Return the rows i0 to i1 as an array."""
-        raise NotImplementedError
-
     def place(self, i: int, ld: int) -> int:
         """Return the number of the entry with which row i of K begins; ``ld`` entries are a row of a dense K."""
         return i * ld
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return host(self.read(0, self.shape[0])).astype(dtype or self.dtype, copy=False)
-
-    def transpose(self) -> Any:
-        raise NotImplementedError
-
-    def part(self, a: Any, b: Any, ranks: Ranks) -> Any:
-        """Return the block of this rank, where this is the whole matrix; a and b are the rank's masses, or None."""
-        raise NotImplementedError
 
     def blocks(self, c: "Cost | None" = None, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:
         """Yield (k0, k1, rows of M, rows of c or None) over the rows i0 to i1, ``most`` bytes of M at once.
@@ -134,16 +129,6 @@ class Cost:
 
     def note(self, i0: int, M: Any) -> None:
         """Keep what later calls need of the rows from i0 on, which ``range`` is reading."""
-
-    at_hand = False  # whether ``at`` can return single entries
-
-    def at(self, row: Any, column: Any) -> Any:
-        """Return these entries on the host."""
-        raise NotImplementedError
-
-    def landmarks(self) -> tuple[Any, Any]:
-        """Return some rows of M and some columns, LANDMARKS at most, by which points are put into clusters."""
-        raise NotImplementedError
 
     def error(self, largest: float) -> float:
         """Bound the rounding of an entry by the largest one; costs that are given as numbers have none."""

@@ -26,10 +26,8 @@ class Grid(Given):
     ----------
     shape : tuple of int
         Nodes of the rows along each of d axes: the shape of an image or a volume. Node i lies at ``spacing * i``.
-    spacing : float or d of them
-        Distance of neighbours along each axis, > 0.
-    scale : float
-        Factor of the squared distance, > 0.
+    spacing, scale : float or d of them; float
+        Distance of neighbours along each axis, and factor of the squared distance, > 0.
     target : tuple of int, optional
         Nodes of the columns along each axis. Default: ``shape``.
     offset : float or d of them

@@ -4,6 +4,7 @@ The metrics are those of SciPy's ``cdist``, and the Wasserstein-Fisher-Rao cost 
 2018. C side: src_c/points.h.
 """
 
+import copy
 import math
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -367,7 +368,7 @@ class Formed(Dense):
         self.rounding = rounding
 
     def __reduce__(self) -> Any:
-        return as_it_is, (self.cloud,)
+        return copy.copy, (self.cloud,)
 
     @property
     def kind(self) -> str:  # type: ignore[override]
@@ -386,11 +387,6 @@ class Formed(Dense):
 
     def error(self, largest: float) -> float:
         return float(self.cloud.error(largest)) + self.rounding
-
-
-def as_it_is(cloud: PointCosts) -> PointCosts:
-    """Return the cloud that a pickle of a `Formed` holds."""
-    return cloud
 
 
 class Ordered(PointCosts):

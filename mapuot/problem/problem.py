@@ -396,14 +396,13 @@ class BatchProblem(Common):
         c_mass = validate.product_mass(mass_a, mass_b, "A", "B") if c == "product" else np.full(p, mass)
         if c == "uniform" and isinstance(cost, Clouds):
             c_mass = cost.pairs_of_each.astype(np.float64)
+        c = c if mask is None else Masked(c, as_mask(mask, cost), (m, n))
+        problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, (mass_a, mass_b), c_mass)
         if mask is None:
-            problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, (mass_a, mass_b), c_mass)
             both = rows.demands and cols.demands and not problem.balanced
             if both or (cost.operator == "pairs" and rows.demands | cols.demands):
                 problem.check_parts()
             return problem
-        c = Masked(c, as_mask(mask, cost), (m, n))
-        problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, (mass_a, mass_b), c_mass)
         product = problem.unmasked == "product"
         shares = problem.shares(backend, B.T if product else xp.ones(n))
         c_mass = host((A * shares.T).sum(1)) if product else np.full(p, float(shares.sum()))

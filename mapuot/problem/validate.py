@@ -28,9 +28,6 @@ LITTLE_MASS = 1e-4  # of what there is: less is hardly meant to be moved
 SENTINEL = 1e8  # range(M) / reg: no unit of real costs; it takes some 40 passes where inf takes 14
 
 
-# ---- numbers and names ----
-
-
 def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
     known = [*choices]
     if not isinstance(value, str) or value not in known:
@@ -108,9 +105,6 @@ def as_penalties(value: Any) -> tuple[str, str]:
     if len(pair) != 2 or any(not isinstance(p, str) or p.lower() not in PENALTIES for p in pair):
         raise ValueError(f"penalty must be one of {sorted(PENALTIES)} or a pair of them, got {shown(value)}")
     return pair[0].lower(), pair[1].lower()
-
-
-# ---- arrays ----
 
 
 def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) -> Any:
@@ -221,9 +215,6 @@ def as_start(value: Any, shapes: Any, convert: Any = on_host, what: str = "a Res
     return xp.where(xp.isfinite(log_u), log_u, 0.0), xp.where(xp.isfinite(log_v), log_v, 0.0)
 
 
-# ---- the cost ----
-
-
 def as_range(
     cost: Cost, reg: float, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None,
     tell: Callable[[int], Any] | None = None,
@@ -286,9 +277,6 @@ def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
         both = " and ".join(names)
         raise ValueError(f"{both} must have masses whose product, that of {' '.join(names)}^T, is finite: rescale them")
     return mass
-
-
-# ---- masses and penalties ----
 
 
 def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE) -> F64:
@@ -399,9 +387,6 @@ def told_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:
     found = np.concatenate(ranks.all(first + index[:5]))[:5]
     some = ", ".join(f"{name}[{i}]" for i in found)
     return some if count <= 5 else f"{some} and {count - 5} others of {name}"
-
-
-# ---- answers ----
 
 
 def is_sentinel(spread: float) -> bool:

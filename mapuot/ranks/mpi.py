@@ -88,8 +88,6 @@ class MpiRanks(Ranks):
     def __reduce__(self) -> Any:
         raise TypeError("a Result over MPI holds rows of one rank: gather what is wanted, or solve without comm")
 
-    # ---- rare: one pickle a rank, with its error ----
-
     def exchange(self, value: Any, error: BaseException | None = None) -> list[Any]:
         """Return the values of all ranks in their order; raise the errors of some ranks on all."""
         found = self.allgather((value, None if error is None else packed(error)))
@@ -217,8 +215,6 @@ class MpiRanks(Ranks):
 
     def stream(self, blocks: Iterable[Any]) -> Iterator[Any]:
         return stream(self, blocks)
-
-    # ---- every pass ----
 
     @contextmanager
     def adding(self, sums: Any) -> Iterator[None]:
