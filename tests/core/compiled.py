@@ -83,27 +83,16 @@ COLUMN = "marginal", "image", "gap", "hard", "dual", "misfit", "next"  # members
 
 
 class Penalties:
-    """The functions of mapuot.penalties on arrays, made by src_c/common/penalty.h."""
+    """The functions of mapuot.penalties on arrays, made by src_c/common/penalty.h, which takes r last."""
 
     @staticmethod
-    def each(name, kind, x, t, rho, upper, *more):
-        number, upper = penalties.NUMBERS[kind], 0.0 if upper is None else upper
-        numbers = np.broadcast_arrays(x, t, rho, upper, *more)
-        call = np.vectorize(lambda *one: rule(name, number, *map(float, one)), otypes=[float])
-        return call(*numbers)
+    def each(name, kind, *numbers):
+        call = np.vectorize(lambda *one: rule(name, penalties.NUMBERS[kind], *map(float, one)), otypes=[float])
+        return call(*(0.0 if x is None else x for x in numbers))
 
     def prox(self, kind, log_s, t, rho, upper, reg):
         with np.errstate(divide="ignore"):
             return self.each("prox", kind, log_s, t, rho, upper, np.log(t), reg)
 
-    def dual_term(self, kind, f, t, rho, upper):
-        return self.each("dual_term", kind, f, t, rho, upper)
-
-    def violation(self, kind, r, t, rho, upper):
-        return self.each("violation", kind, r, t, rho, upper)
-
-    def gap_term(self, kind, f, r, t, rho, upper):
-        return self.each("gap_term", kind, f, t, rho, upper, r)
-
-    def misfit(self, kind, f, r, t, rho, upper):
-        return self.each("misfit", kind, f, t, rho, upper, r)
+    def __getattr__(self, name):
+        return lambda kind, f, *more: self.each(name, kind, f, *more[-3:], *more[:-3])

@@ -68,7 +68,7 @@ NAMES = (
     "M|a|b|reg|reg_m|method|penalty|reference|tol|tol_gap|max_passes|precision|backend|threads|warm_start|callback|"
     "checkpoint|A|B|regs|reg_ms|weights|exact|comm|X|Y|k|rows|threshold"
 )
-NAMED = re.compile(rf"^({NAMES})\b|\b({NAMES})\b must|^Unknown method|^the batch must|'map-uot'")
+NAMED = re.compile(rf"^({NAMES})\b|\b({NAMES})\b must|^Unknown method|^the batch must|^no plan has|'map-uot'")
 NUMBERS = (
     0.0, -0.0, 1.0, 0.5, 2, -1, 1e-300, 5e-324, 1e300, 1.7e308, 1e-8, 1e8, math.inf, -math.inf, math.nan, 10**400, True,
     None, "1", b"ab", 1j, "auto", "kl", "tv", "range", "l2", "balanced", "sinkhorn", "mixed", "float64",
