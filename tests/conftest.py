@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("batches", "judge", "launch", "matrix", "nvrtc", "problems")
+pytest.register_assert_rewrite("judge", "launch", "matrix", "nvrtc", "problems")
 
 ON_CPU = any(Path(folder).name == "cuda_on_cpu" for folder in sys.path)  # the CUDA kernels, without a GPU
 if ON_CPU:

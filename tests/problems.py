@@ -101,6 +101,18 @@ def arrays(m: int = 13, n: int = 17, seed: int = 0, dtype: type = float) -> list
     return [x.astype(dtype) for x in (rng.random(m) + 0.1, rng.random(n) + 0.2, M, c)]
 
 
+def histograms(
+    p: int = 5, m: int = 37, n: int = 53, ratio: float = 1.5, seed: int = 0, zeros: bool = True
+) -> tuple[Any, ...]:
+    """(M, A, B): p pairs of histograms on two clouds; every third weight of the first problem 0."""
+    case = clouds(m, n, seed=seed)
+    rng = np.random.default_rng(seed)
+    A, B = rng.uniform(0.2, 1, (p, m)), rng.uniform(0.2, 1, (p, n))
+    if zeros:
+        A[0, 1::3] = B[0, 2::3] = 0.0
+    return case.M, A, ratio * B * (A.sum(1) / B.sum(1))[:, None]
+
+
 def with_zeros(case: Case, every: int = 3) -> Case:
     """The same problem with every third mass of both sides 0."""
     a, b = case.a.copy(), case.b.copy()

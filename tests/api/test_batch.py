@@ -4,8 +4,8 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from batches import histograms
 from numpy.testing import assert_allclose
+from problems import histograms
 
 import mapuot
 from mapuot import solve, solve_batch

@@ -33,15 +33,6 @@ def rate_at(owner):
     return np.array([REG / x if 0 < x < np.inf else 0.0 for x in RHO])[owner]
 
 
-def test_log_amounts(isa, labelled, rng):
-    points, owner, cell, log_weight = labelled
-    log_u = rng.normal(size=len(owner)) * 20
-    terms, count = log_weight - rate_at(owner) * log_u, np.prod(points.amounts)
-    used = np.isin(np.arange(count), cell)
-    want = np.log(np.bincount(cell, np.exp(terms), count)[used])
-    np.testing.assert_allclose(points.log_amounts(log_u).ravel()[used], want, rtol=1e-13, atol=1e-13)
-
-
 @pytest.mark.parametrize("spread", [1e-6, 0.1, 30.0])
 def test_worth(isa, labelled, rng, spread):
     points, owner, _, log_weight = labelled
@@ -82,21 +73,6 @@ def test_a_large_mass_is_not_lost_where_its_slope_is_steep(isa):
     _, _, _, amount, gap, both, _ = points.worth(log_u, 0.2 - 2 * log_u).ravel()
     want = q, q * (0.2 * np.exp(0.2) - np.exp(0.2) + 1), q * (1 + np.exp(0.2))
     np.testing.assert_allclose((amount, gap, both), want, rtol=1e-12)
-
-
-def test_moves(isa, labelled, rng):
-    points, owner, cell, _ = labelled
-    children, parents = map(np.array, zip(*EDGES, strict=True))
-    by, x = rng.normal(size=points.amounts), rng.normal(size=len(owner))
-    np.testing.assert_array_equal(points.moved(x, by), x + by.ravel()[cell])
-    at_parents = np.concatenate([np.flatnonzero(owner == k) for k in parents])
-    child = np.repeat(children, [SHAPE[k] for k in parents])
-    of_child = child * points.amounts[1] + cell[at_parents] % points.amounts[1]
-    sent = rng.normal(size=len(child))
-    np.testing.assert_array_equal(points.moved_messages(sent, by), sent + by.ravel()[of_child])
-    y, z = rng.normal(size=(2, len(owner)))
-    want = (x + y + z + by.ravel()[cell])[at_parents] - sent
-    np.testing.assert_array_equal(points.at_edges(x, y, z, by, sent), want)
 
 
 def test_shares_and_changes(isa, labelled, rng):
