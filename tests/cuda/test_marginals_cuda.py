@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 import mapuot
 from mapuot.backends.contract import host
 from mapuot.backends.cpu import marginals as cpu_marginals
-from mapuot.backends.cuda import marginals, one_read, operator
+from mapuot.backends.cuda import marginals, operator
 from mapuot.backends.cuda.kernels import Strips
 from mapuot.problem.cost import Dense
 
@@ -28,7 +28,8 @@ def made(m, n, dtype, shape=None):
     made.store(dtype)
     made.build(np.zeros(m), np.zeros(n))
     if shape is not None:
-        made.one_read = one_read.OneRead(made, shape)
+        made.lay_out(shape)
+        made.strips = shape
     return made
 
 
@@ -109,8 +110,7 @@ def test_turns_on_the_device_are_those_on_the_host(shape, monkeypatch):
     costs, masses = problem(shape, 3, 6)
     masses[1] = None
     here = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 1.0, np.inf], backend="cuda")
-    for place in ("one_read", "operator"):
-        monkeypatch.setattr(f"mapuot.backends.cuda.{place}.HOST_ENTRIES", 0)
+    monkeypatch.setattr("mapuot.backends.cuda.operator.HOST_ENTRIES", 0)
     monkeypatch.setattr("mapuot.marginals.blocks.HOST_ENTRIES", 0)
     there = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 1.0, np.inf], backend="cuda")
     assert there._body.left.there

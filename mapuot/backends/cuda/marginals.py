@@ -27,7 +27,6 @@ from ..cpu import marginals
 from ..kernel import FLUSH, LEAST, LogKernel, StaleError, check_sums
 from .arrays import Room, on_device
 from .kernels import Job, begin, by_value, kernel
-from .one_read import OneRead
 
 MARGINALS = records.read("marginals.cu")["Marginals"]
 NAMES = (
@@ -169,7 +168,6 @@ class DeviceTreePass:
         self.kernels, self.log_weight = [edge[2] for edge in edges], log_weight
         self.shapes = [owner.cost.shape for owner in self.kernels]
         self.builds, self.vectors = [-1] * len(edges), dict[int, Any]()
-        self.passes = dict[int, OneRead]()
         self.edges, self.there = np.zeros(len(edges), EDGE), cp.empty(len(edges) * EDGE.itemsize, np.uint8)
         self.places = list[tuple[slice, slice, slice]]()  # of a child's and its parent's points, and their message
         children, parents = [edge[0] for edge in edges], [edge[1] for edge in edges]
@@ -195,16 +193,16 @@ class DeviceTreePass:
     def held(self, k: int) -> bool:
         """Tell whether the device can pass an edge; renew the pointers to a kernel that has been made since."""
         owner, edge, (m, _) = self.kernels[k], self.edges[k], self.shapes[k]
-        one = owner.operator.one_read if owner.builds else None
-        if one is None or owner.operator.labels is not None:
+        one = owner.operator
+        if not owner.builds or one.strips is None or one.labels is not None:
             return False
         if owner.builds != self.builds[k]:
-            self.builds[k], self.passes[k] = owner.builds, one
+            self.builds[k] = owner.builds
             self.vectors[k] = p, q = on_device(owner.p, owner.q)
             vectors = {"p": p, "q": q, "v": one.v, "base": one.ends, "s": one.ends[m:]}
-            records.put(edge, {**vectors, "streams": one.shape.streams})
-            if self.sums.size < one.shape.streams * one.ld:
-                self.sums = cp.empty(one.shape.streams * one.ld)
+            records.put(edge, {**vectors, "streams": one.strips.streams})
+            if self.sums.size < one.strips.streams * one.ld:
+                self.sums = cp.empty(one.strips.streams * one.ld)
                 self.messages["sums"] = self.sums.data.ptr
             self.there.set(self.edges.view(np.uint8))
         return True
@@ -231,8 +229,8 @@ class DeviceTreePass:
         self.launch("open_pass", end - first, WHOLE, first)
         for k in range(first, end):
             (m, n), own = self.shapes[k], self.largest + k * LARGEST.itemsize + 8 * OWN
-            one = self.passes[k]
-            one.launch(self.sums, one.ends.data.ptr, own, self.fi[k])
+            one = self.kernels[k].operator
+            one.launch_read(self.sums, one.ends.data.ptr, own, self.fi[k])
             self.launch("close_edge", -(-m // THREADS) - (-n // THREADS), THREADS, k, end)
         if end == len(self.kernels):
             close()
@@ -252,7 +250,7 @@ class DeviceTreePass:
         self.messages["back"] = out.data.ptr
         for k in order:
             self.launch("open_back", 1, WHOLE, k)
-            self.passes[k].launch(self.sums, self.zeros.data.ptr, 0, 0.0)
+            self.kernels[k].operator.launch_read(self.sums, self.zeros.data.ptr, 0, 0.0)
             self.launch("close_back", -(-self.shapes[k][0] // THREADS), THREADS, k)
         errors = self.judged(order, back_error)
         for k in order[len(errors) :]:

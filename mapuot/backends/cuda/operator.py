@@ -23,11 +23,12 @@ from ..contract import PAD, host
 from ..draw import runs
 from ..kernel import FLUSH_PRODUCT, HOST_ENTRIES, TINY
 from ..operator import BLOCK_BYTES, Operator
+from ..records import put
 from ..workspace import STORAGE
-from .arrays import Carrier, as_columns, free_memory, most_bytes, on_device, pinned
-from .kernels import ITEMSIZE, Strips, kernel, strips_for
+from .arrays import Carrier, Room, as_columns, free_memory, most_bytes, on_device, pinned
+from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, row_bytes, strips_for
 from .launch import BULK, device_limits
-from .one_read import OneRead
+from .lay import fill
 from .stream import PLAIN, apply_rows, fill_rows, joined, parts, reduce_rows, stream, view_of
 
 FEW_COLUMNS = 4  # which a kernel multiplies a row of the plan by, as it is made
@@ -233,7 +234,8 @@ class DeviceOperator(Operator):
 
     def store(self, dtype: str, rows: int | None = None) -> None:
         """``rows``: of K at once, all of them by default."""
-        vars(self).pop("one_read", None)  # what was before goes first
+        for name in ("strips", "v", "ends", "posts", "room", "parts", "out"):  # what was before goes first
+            vars(self).pop(name, None)
         self.K, rows = None, self.shape[0] if rows is None else rows
         needed = rows * self.ld * ITEMSIZE[dtype]
         if needed > (free := free_memory(needed)):
@@ -263,22 +265,86 @@ class DeviceOperator(Operator):
 
     # ---- passes with ``base`` and ``fi`` in the place of a prox
 
-    def strips(self, dtype: str) -> Strips | None:
-        """Return how one read of K lies on the device; None where it has no bulk copies, or rows are too wide."""
+    def strips_of(self, dtype: str) -> Strips | None:
+        """Return how one read of such a K lies; None where a device has no bulk copies, or rows are too wide."""
         capability, processors, shared = device_limits(cp.cuda.Device().id)
         return strips_for(self.shape[0], self.ld, ITEMSIZE[dtype], processors, shared) if capability >= BULK else None
 
     def open(self, dtype: str) -> str:
-        return dtype if self.strips(dtype) else "float64"
+        return dtype if self.strips_of(dtype) else "float64"
 
     @cached_property
-    def one_read(self) -> OneRead | None:
-        """The pass over K as it lies; None where the device has none of that kind."""
-        shape = self.strips(self.stored)
-        return OneRead(self, shape) if shape else None
+    def strips(self) -> Strips | None:
+        """How one read of K lies, which is made ready; None where K is read twice."""
+        shape = self.strips_of(self.stored)
+        if shape:
+            self.lay_out(shape)
+        return shape
+
+    def lay_out(self, shape: Strips) -> None:
+        """Make the kernels and vectors of one read of K, and its records, whose posts take turns."""
+        (m, _), options = self.shape, {"STORE": STORES[self.stored], **shape.options}
+        self.run, self.join = (kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams"))
+        row = row_bytes(shape.slice, self.K.itemsize, shape.THREADS)
+        self.shared = ring_offset("fused_pass.cu", **options) + shape.slots * shape.R * row
+        self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
+        rows = -(-m // shape.R) * shape.R
+        self.v, self.ends = cp.zeros(self.ld), cp.empty(2 * m)  # base, and s
+        self.posts = part, scale = cp.empty((2, rows * shape.strips)), cp.empty((2, rows))
+        for posts in self.posts:
+            fill(posts.ravel(), UNSET)
+        self.records, self.turn = np.zeros(2, PASS), 0
+        for back, record in enumerate(self.records):
+            put(record, {name: getattr(shape, name) for name in ("strips", "slice", "slots", "lag")})
+            put(record, {"m": m, "ld": self.ld, "kernel": self.K, "v": self.v, "s": self.ends[m:]})
+            put(record, {"part": part[back], "old_part": part[1 - back]})
+            put(record, {"scale": scale[back], "old_scale": scale[1 - back]})
+        self.own, self.sizes = self.records, [0]  # the same of calls, by factors of such sizes
+
+    def make_room(self, sizes: list[int], flush: float) -> None:
+        """Make room for what calls send and bring, and for their sums, which go back with s where they are few."""
+        (m, n), streams = self.shape, self.strips.streams if self.strips else 0
+        self.sizes, self.starts = sizes, np.cumsum([0, *sizes]).view(np.float64)  # which go along
+        few = self.ld if n <= HOST_ENTRIES else 0
+        self.room = Room({"starts": len(self.starts), "factors": sum(sizes), "base": m, "s": m, "sums": few})
+        self.parts = cp.empty(0 if few and streams == 1 else streams * self.ld)
+        self.out = self.room.there[self.room.at["sums"]] if few else self.parts[: self.ld]
+        self.own, address = self.records.copy(), self.room.address
+        known = {"v": address("factors"), "s": address("s"), "starts": address("starts"), "axes": len(sizes)}
+        put(self.own, {**known, "flush": flush})
+
+    def read(self, v: F64, base: F64, fi: float, sizes: Any) -> tuple[F64, Any]:
+        """(s = K v, K^T u), u = e^base s^-fi, until the next call: a copy there, a launch or two, and a copy back."""
+        own = [len(v)] if sizes is None else sizes.tolist()
+        if own != self.sizes:
+            self.make_room(own, 0.0 if sizes is None else FLUSH_PRODUCT)
+        room, n = self.room, self.shape[1]
+        room.send(starts=self.starts, factors=v, base=base)
+        self.sweep(fi)
+        room.bring("s", *["sums"] * (n <= HOST_ENTRIES))
+        return room["s"], room["sums"][:n] if n <= HOST_ENTRIES else self.out[:n]
+
+    def sweep(self, fi: float) -> None:
+        """Launch a read of K with the vectors that were sent last."""
+        assert self.strips
+        sums, streams = self.parts if self.parts.size else self.out, self.strips.streams
+        self.launch_read(sums, self.room.address("base"), 0, fi, self.own)
+        if streams > 1:
+            grid = (min(-(-self.ld // 256), streams * self.strips.strips),)
+            self.join(grid, (256,), (sums, self.out, np.int64(self.ld), np.int32(streams)))
+
+    def launch_read(self, sums: Any, base: int, own: int, fi: float, records: Any = None) -> None:
+        """The pass of what ``v`` and the address ``base`` hold, less the number at ``own``; a row of sums a stream."""
+        assert self.strips
+        turn, blocks = self.turn, self.strips.streams * self.strips.strips
+        records = self.records if records is None else records
+        record, threads = records[turn : turn + 1].reshape(()), self.strips.THREADS + 64
+        record["sums"], record["base"], record["own"], record["fi"] = sums.data.ptr, base, own, fi
+        self.run((blocks,), (threads,), (by_value(record), np.int32(turn)), shared_mem=self.shared)
+        self.turn = 1 - turn
 
     def fused(self, v: F64, base: F64, fi: float, narrow: bool, sizes: Any = None) -> tuple[F64, Any, float]:
-        s, sums = self.one_read(v, base, fi, sizes) if self.one_read else (self.dots(v, sizes), None)
+        s, sums = self.read(v, base, fi, sizes) if self.strips else (self.dots(v, sizes), None)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             log_s = np.log(s)
             u = np.exp(base - fi * log_s)
@@ -297,8 +363,8 @@ class DeviceOperator(Operator):
         return out if sizes is None else cp.where(out < FLUSH_PRODUCT, 0.0, out)
 
     def dots(self, v: F64, sizes: Any = None) -> F64:
-        if self.one_read:
-            return self.one_read(v, np.zeros(self.shape[0]), 0.0, sizes)[0]
+        if self.strips:
+            return self.read(v, np.zeros(self.shape[0]), 0.0, sizes)[0]
         return np.asarray(host(self.matrix @ self.vector(v, sizes)))
 
     def label(self, labels: Labels | None) -> None:
