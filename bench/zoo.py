@@ -112,7 +112,7 @@ SHIPPED: Sets = {
     "breast cancer": (of_sklearn("breast_cancer"), (30,)),
     "colours of photographs": (colours, (3,)),
 }
-NEEDS = {"colours of photographs": "skimage"}  # the others: sklearn
+LIBRARIES = {"colours of photographs": "skimage"}  # the others: sklearn
 
 
 def draw(name: str, n: int, d: int) -> tuple[Any, Any, Any, Any, float]:
@@ -210,7 +210,7 @@ def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float) -> None:
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
     size = args.size or (QUICK_SIZE if args.quick else GPU_SIZE if gpu else SIZE)
-    shipped = {k: v for k, v in SHIPPED.items() if importlib.util.find_spec(NEEDS.get(k, "sklearn"))}
+    shipped = {k: v for k, v in SHIPPED.items() if importlib.util.find_spec(LIBRARIES.get(k, "sklearn"))}
     cases = [
         (name, min(size, FEW) if d > LARGE else size, d, share)
         for name, (_, dimensions) in (MADE | shipped).items()
