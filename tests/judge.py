@@ -50,6 +50,7 @@ class Claim:
     pass_dual: Any = None  # the last pass's, in the trace
     kept: Any = None  # of a solve that skipped pairs: the pairs that its plan is not 0 on
     bounds: bool = True  # the plan's error where both sides are hard, too
+    how: str = ""
 
 
 def claim_of(result: Any) -> Claim:
@@ -61,6 +62,7 @@ def claim_of(result: Any) -> Claim:
     kept = plan > 0 if result.skipped is not None else None
     return Claim(
         bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, kept,
+        how=str(result.how),
     )  # fmt: skip
 
 
@@ -197,7 +199,11 @@ def judge(
     if any(np.isnan(x).any() for x in (claim.plan, claim.log_u, claim.log_v)):
         return found, {}
     mine = measure(problem, claim.log_u, claim.log_v, claim.kept)
-    figures: dict[str, float] = {"converged": claim.converged, "truncated": claim.kept is not None}
+    figures: dict[str, float] = {
+        "converged": claim.converged,
+        "truncated": claim.kept is not None,
+        "kept": "pairs kept" in claim.how,
+    }
     storage = STORAGE[options.get("precision", "auto")]
     found += met_failures(claim, options)
     found += error_failures(problem, claim, best, mine, storage, figures)

@@ -21,7 +21,8 @@ from mapuot.route import on_device
 from mapuot.route.options import make_options
 
 pytestmark, SLOW = pytest.mark.gpu, pytest.mark.slow
-SHAPES = [(33, 300, 3), (20, 30, 13)]
+WIDE = [pytest.param(shape, marks=SLOW) for shape in [(300, 40, 2), (257, 129, 21), (1, 2, 40)]]
+SHAPES = [(33, 300, 3), (20, 30, 13), (131, 300, 5), *WIDE]
 
 
 def clouds(m, n, d, seed=0):
@@ -141,31 +142,6 @@ def test_passes_are_those_of_the_cpu(shape, metric, precision):
     assert got[0][-1].mass == pytest.approx(want[0][-1].mass, rel=tol)
     for found, right in zip(got[1:], want[1:], strict=True):
         np.testing.assert_allclose(found, right, rtol=tol, atol=tol)
-
-
-@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock"])
-@pytest.mark.parametrize(
-    "shape", [(131, 300, 5), (300, 40, 2), *(pytest.param(x, marks=SLOW) for x in [(257, 129, 21), (1, 2, 40)])]
-)
-@pytest.mark.parametrize("kind", ["narrow", "quick", "float64"])
-def test_sums_are_those_of_the_numbers_that_they_get(monkeypatch, shape, metric, kind):
-    """K^T u of the coordinates and logarithms on the device, also over tiles that are not full."""
-    if kind != "narrow":
-        monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
-    x, y, a, b = clouds(*shape)
-    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(shape[2], 1 / shape[2]), truncate=None, form=None)
-    workspace = begun(cloud, a, b, "float64" if kind == "float64" else "mixed", 1.0)
-    launch, (m, n, d) = workspace.launch, shape
-    launch.row_kernels()
-    p, q = (side.to[:d, :count].get().T.astype(np.float64) for side, count in zip(launch.sides, (m, n), strict=True))
-    row, col = (side.log[:count].get().astype(np.float64) for side, count in zip(launch.sides, (m, n), strict=True))
-    expands = metric == "sqeuclidean" and (kind == "quick" or (kind == "narrow" and d > 4))
-    c = -p @ q.T if expands else cdist(p, q, metric) * launch.factor
-    K = (np.exp if kind == "float64" else np.exp2)(row[:, None] + col - c)
-    u = (launch.narrow_u if kind == "narrow" else workspace.arrays["u_scale"])[:m].get()
-    assert (u > 0).all()
-    got = launch.out[: launch.slabs[1] * n].get().reshape(-1, n).sum(0)
-    np.testing.assert_allclose(got, u @ K, rtol={"quick": 3e-9, "float64": 1e-12}.get(kind, 3e-5))
 
 
 @pytest.mark.parametrize(("n", "d"), [(1100, 2), *(pytest.param(*x, marks=SLOW) for x in [(1024, 1), (2333, 4)])])

@@ -101,7 +101,7 @@ def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: 
         for numbers in figures:
             totals["without reference"] += "no reference" in numbers
             totals["judged"] += "no reference" not in numbers
-            for name in ("converged", "truncated", "tol >= 1e-7", "of them stalled"):
+            for name in ("converged", "truncated", "kept", "tol >= 1e-7", "of them stalled"):
                 totals[name] += bool(numbers.get(name))
             worst = {name: max(value, numbers.get(name, 0.0)) for name, value in worst.items()}
         failures += [{"index": index, "kind": f.kind, "size": f.size, "text": f.text} for f in found]
