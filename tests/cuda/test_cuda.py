@@ -59,12 +59,6 @@ def run(
     return stats, workspace.potentials(), workspace.marginals()
 
 
-def same(found, expected, tol):
-    """Assert that potentials and marginals of two runs agree."""
-    for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
-        np.testing.assert_allclose(x, y, rtol=tol, atol=tol)
-
-
 def check_passes(shape, precision, narrow, count, reg=0.05, reg_m=(1.0, 3.0), penalty="kl", mass=1.3, **more):
     """Assert that so many passes are the oracle's; both."""
     M, a, b = weighted(*shape, mass=mass)
@@ -77,7 +71,8 @@ def check_passes(shape, precision, narrow, count, reg=0.05, reg_m=(1.0, 3.0), pe
     if precision == "float64" and not narrow:  # but for what each counts of the rounding of exponents
         for one, other in zip(found[0], expected[0], strict=True):
             np.testing.assert_allclose([one.error, one.gap], [other.error, other.gap], rtol=1e-4, atol=1e-9)
-    same(found, expected, tol)
+    for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
+        np.testing.assert_allclose(x, y, rtol=tol, atol=tol)
     return found, expected
 
 

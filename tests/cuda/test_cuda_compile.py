@@ -246,12 +246,6 @@ def test_a_binary_is_found_by_all_that_it_is_made_of(monkeypatch, tmp_path):
     assert kernels.ahead(90, file, "", options) is None
 
 
-def test_records_are_words():
-    for record in (kernels.STATE, kernels.PROGRESS, kernels.TRACE, kernels.PASS):
-        assert record.itemsize % 8 == 0
-        assert np.zeros((), record).nbytes == record.itemsize
-
-
 def test_a_driverless_machine_gets_one_clear_sentence(monkeypatch):
     cupy = pytest.importorskip("cupy", reason="needs CuPy")
     from mapuot.backends import cuda
