@@ -130,9 +130,7 @@ def slope(grad: Tensor, name: Tensor, inputs: list[Tensor], place: int) -> Tenso
     return one.clone(memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("mapuot::slope")
-def slope_without_numbers(grad: Tensor, name: Tensor, inputs: list[Tensor], place: int) -> Tensor:
-    return inputs[place].new_empty(inputs[place].shape)
+torch.library.register_fake("mapuot::slope", lambda grad, name, x, place: x[place].new_empty(x[place].shape))
 
 
 def stacked(size: int, inputs: list[Tensor], dims: list[int | None]) -> list[Tensor]:
@@ -206,11 +204,5 @@ def applied(function: Any, *args: Any) -> Any:
         return super(torch.autograd.Function, function).apply(*args)
 
 
-@torch.library.impl("mapuot::value", "Autograd")
-def value_with_way_back(inputs: list[Tensor], number: int) -> Any:
-    return applied(_Value, number, *inputs)
-
-
-@torch.library.impl("mapuot::slope", "Autograd")
-def slope_without_way_back(grad: Tensor, name: Tensor, inputs: list[Tensor], place: int) -> Any:
-    return applied(_Slope, place, grad, name, *inputs)
+torch.library.impl("mapuot::value", "Autograd", lambda inputs, number: applied(_Value, number, *inputs))
+torch.library.impl("mapuot::slope", "Autograd", lambda grad, name, x, place: applied(_Slope, place, grad, name, *x))

@@ -5,6 +5,7 @@ pushes and pulls through the plan, are those of a certified `Result`, ``problem[
 squared distances stay points, and no matrix is formed. wot.py has a model of its own for time courses.
 """
 
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -48,27 +49,13 @@ class Solution(BaseDiscreteSolverOutput):
     def _ones(self, n: int) -> F64:
         return np.ones(n)
 
-    @property
-    def transport_matrix(self) -> Any:
-        """The plan."""
-        return self.result.plan
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.result.problem.shape
-
-    @property
-    def converged(self) -> bool:
-        return self.result.converged
+    transport_matrix, shape = property(attrgetter("result.plan")), property(attrgetter("result.problem.shape"))
+    converged, potentials = property(attrgetter("result.converged")), property(attrgetter("result.potentials"))
 
     @property
     def cost(self) -> float:
         """The value of the potentials by moscot's own backend, which leaves out constants."""
         return float(compute_kl_reg_cost(self.result.f, self.result.g, self.prob, lse_mode=True))
-
-    @property
-    def potentials(self) -> tuple[Any, Any]:
-        return self.result.f, self.result.g
 
     def to(self, device: Any = None) -> "Solution":
         """Return the answer as it is: mapuot solves where the cost lies."""

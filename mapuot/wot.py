@@ -132,8 +132,6 @@ class OTModel:
 
     Examples
     --------
-    Half of the cells double within a day. Only the counts show it:
-
     >>> import numpy as np
     >>> from mapuot.wot import OTModel
     >>> rng = np.random.default_rng(0)

@@ -148,8 +148,6 @@ def barycenter(
 
     Examples
     --------
-    Halfway between two bumps lies one bump:
-
     >>> import numpy as np, mapuot
     >>> t = np.linspace(0, 1, 101)
     >>> A = np.exp(-((t - np.array([[0.2], [0.6]])) ** 2) / 0.002)

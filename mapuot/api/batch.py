@@ -104,13 +104,6 @@ def solve_batch(
     ((8,), True)
     >>> batch[3].plan.shape
     (50, 60)
-
-    Clouds of three sizes, each matched with the same 40 points:
-
-    >>> clouds = [rng.random((k, 3)) for k in (20, 35, 50)]
-    >>> batch = mapuot.solve_batch(mapuot.PointCloud(clouds, rng.random((40, 3))), reg=0.02, reg_m=1.0)
-    >>> [one.plan.shape for one in batch]
-    [(20, 40), (35, 40), (50, 40)]
     """
     if (like := tensor_among(*listed(M), A, B)) is not None:
         given = locals()

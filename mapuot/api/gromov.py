@@ -493,8 +493,6 @@ def gromov(
 
     Examples
     --------
-    A cloud is found again that was turned and shuffled:
-
     >>> import numpy as np, mapuot
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(60, 3)) * [3.0, 2.0, 1.0]

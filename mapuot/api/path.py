@@ -41,8 +41,6 @@ def path(M: Any, a: Any = None, b: Any = None, *, regs: Sequence[float], reg_ms:
 
     Examples
     --------
-    How much mass moves at three prices for leaving it behind:
-
     >>> import numpy as np, mapuot
     >>> M = (np.linspace(0, 1, 40)[:, None] - np.linspace(0.5, 1.5, 40)) ** 2
     >>> answers = mapuot.path(M, regs=[0.01] * 3, reg_ms=[0.1, 1.0, 10.0])

@@ -150,8 +150,6 @@ def solve(
 
     Examples
     --------
-    Match 1000 points with 1200 others, which weigh half as much again:
-
     >>> import numpy as np, mapuot
     >>> rng = np.random.default_rng(0)
     >>> x, y = rng.random((1000, 2)), rng.random((1200, 2))
@@ -164,13 +162,6 @@ def solve(
     1.2037 moves at a cost of 0.0122
     >>> result.plan.shape
     (1000, 1200)
-
-    Move all mass of the rows, let the columns give way, and forbid a pair:
-
-    >>> M[0, 0] = np.inf
-    >>> result = mapuot.solve(M, a, b, reg=0.01, reg_m=(np.inf, 1.0))
-    >>> float(result.plan[0, 0]), bool(np.allclose(result.row_marginal, a))
-    (0.0, True)
     """
     if (like := tensor_among(M, a, b)) is not None:
         given = locals()
@@ -259,14 +250,6 @@ def solve_sample(
     >>> result = mapuot.solve_sample(rng.random((300, 2)), rng.random((200, 2)), reg=0.05, reg_m=1.0)
     >>> result.converged
     True
-
-    Points of two kinds; a match between unequal kinds costs 0.2 more:
-
-    >>> x, y, kinds = rng.random((300, 2)), rng.random((200, 2)), np.arange(300) % 2
-    >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0, labels=(kinds, kinds[:200]), across=0.2)
-    >>> shares = result.push(kinds)[1]
-    >>> print(f"{shares[kinds[:200] == 0, 0].mean():.2f} of what comes to kind 0 is of kind 0")
-    0.97 of what comes to kind 0 is of kind 0
     """
     cloud = PointCloud(x, y, metric, scale, weights, truncate, form, labels=labels, across=across)
     return solve(cloud, a, b, reg=reg, reg_m=reg_m, **options)

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -64,10 +65,7 @@ class Common:
     M_max: float
     forbidden: bool  # some M_ij is inf
 
-    @property
-    def M(self) -> Any:  # noqa: N802
-        """The cost as an array, or as an object that `numpy.asarray` reads as one."""
-        return self.cost.array
+    M = property(attrgetter("cost.array"))  # an array, or an object that `numpy.asarray` reads as one
 
     @property
     def shape(self) -> tuple[int, int]:
