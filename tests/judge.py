@@ -6,7 +6,7 @@ the storage for what is documented as K's (marginals, mass, objective); none for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,15 +69,12 @@ def claim_of(result: Any) -> Claim:
 def claim_over_ranks(result: Any, rank: int) -> Claim | None:
     """The claim of all ranks together, on rank 0; None on the others."""
     plan = result.gather_plan(0)
-    rows = [result.gather(x, 0) for x in (result.log_u, result.row_marginal)]
+    log_u, row_marginal = (result.gather(x, 0) for x in (result.log_u, result.row_marginal))
     if rank:
         return None
-    plan = plan.toarray() if sparse.issparse(plan) else plan.get() if hasattr(plan, "get") else plan
-    numbers = result.gap, result.error_bound, result.dual, result.objective, result.mass
-    return Claim(
-        result.converged, result.status, plan, rows[0], result.log_v, *numbers, rows[1], result.col_marginal,
-        kept=plan > 0 if result.skipped is not None else None,
-    )  # fmt: skip
+    plan = plan.toarray() if sparse.issparse(plan) else host(plan)
+    kept = plan > 0 if result.skipped is not None else None
+    return replace(claim_of(result), plan=plan, log_u=log_u, row_marginal=row_marginal, kept=kept)
 
 
 def is_false(kind: str) -> bool:

@@ -22,22 +22,10 @@ from mapuot.problem.problem import Problem
 LONG, LAST = np.longdouble, np.nextafter(1.0, 0.0)
 
 
-class Stub:
-    """A generator that draws these numbers."""
-
-    def __init__(self, *numbers):
-        self.numbers = np.array(numbers)
-
-    def random(self, size):
-        assert size == len(self.numbers)
-        return self.numbers
-
-
 def test_rows_without_mass_are_never_drawn():
     """Where a row ends the next one with mass begins; at 1, but for its last digit, is the last one with mass."""
-    rows = draw_rows(
-        np.array([0.0, 1.0, 0.0, 2.0, 1.0, 0.0]), 5, Stub(0.0, 0.25, np.nextafter(0.25, 0), 0.75, LAST), "independent"
-    )
+    drawn = types.SimpleNamespace(random=lambda size: np.array([0.0, 0.25, np.nextafter(0.25, 0), 0.75, LAST]))
+    rows = draw_rows(np.array([0.0, 1.0, 0.0, 2.0, 1.0, 0.0]), 5, drawn, "independent")
     np.testing.assert_array_equal(rows, [1, 3, 1, 4, 4])
 
 
