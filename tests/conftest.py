@@ -95,7 +95,6 @@ def backend(request):
 
 @pytest.fixture
 def pot_backend(backend, monkeypatch):
-    """What mapuot.pot and mapuot.da run on."""
     from mapuot.pot import sinkhorn
 
     monkeypatch.setattr(sinkhorn, "BACKEND", backend)

@@ -319,7 +319,6 @@ def marginal_failures(problem: Any, claim: Claim, mine: Measure, storage: float)
 
 
 def size_of(x: Any) -> Any:
-    """The largest finite absolute value."""
     x = np.asarray(x)
     return np.abs(x[np.isfinite(x)]).max(initial=0)
 

@@ -34,7 +34,6 @@ def environment(**more):
 
 
 def start(ranks, *command, **options):
-    """A running job: ``python command`` on so many ranks."""
     return subprocess.Popen(
         [*launcher(), "-n", str(ranks), sys.executable, *map(str, command)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=HERE.parent, **options,

@@ -27,7 +27,6 @@ def edges_of(shape, count, rng):
 
 
 def array_of(costs, sizes):
-    """The sum of pairwise costs as one array."""
     total = np.zeros(sizes)
     for (i, j), M in costs.items():
         ordered = np.asarray(M) if i < j else np.asarray(M).T
@@ -223,7 +222,6 @@ def hardened(masses, rho, rng):
 
 
 def as_stored(costs):
-    """The finite entries of dense costs as sparse matrices."""
     return {pair: csr_of(M) for pair, M in costs.items()}
 
 

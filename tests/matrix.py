@@ -273,7 +273,6 @@ class Cell(NamedTuple):
         return "-".join([self.kind, self.door, *self.pair, *unusual])
 
     def meetings(self):
-        """Every two values of this cell."""
         return set(itertools.combinations(zip(AXES, (*self[:3], *self.traits), strict=True), 2))
 
 

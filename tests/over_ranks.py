@@ -26,13 +26,11 @@ FLOAT64 = {"precision": "float64", "tol": 1e-12}
 
 
 def named(*programs):
-    """The names of the cases of programs."""
     lines = [line for path in programs for line in path.read_text().splitlines()]
     return [line[9:].partition("(")[0] for line in lines if line.startswith("def case_")]
 
 
 def numbers(x):
-    """A plan or a product as an array of NumPy."""
     return host(x.toarray() if hasattr(x, "toarray") else x)
 
 
@@ -61,7 +59,6 @@ class Job:
         return ends[rank], ends[rank + 1]
 
     def block(self, case, split="even", form=None):
-        """The same problem with the own rows only."""
         i0, i1 = self.bounds(len(case.a), split)
         rho = case.reg_m
         if isinstance(rho, tuple) and np.ndim(rho[0]) == 1:
@@ -150,7 +147,6 @@ class Job:
             assert np.abs(numbers(whole) - dense).sum() <= (hard * got.error_bound + want.error_bound) * want.mass
 
     def refused(self, kind, text, case, **options):
-        """The same error on every rank."""
         try:
             case.solve(comm=self.comm, **options)
         except kind as error:

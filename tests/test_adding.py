@@ -69,7 +69,6 @@ def copy(tmp_path):
 
 
 def run(folder, program):
-    """Run a program on the copy, whose tests and oracle it may import."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(folder / "tests")])}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, env=env, capture_output=True, text=True, check=False
@@ -78,7 +77,6 @@ def run(folder, program):
 
 
 def build(folder):
-    """Build the copy's extension, for one instruction set."""
     for old in (folder / "mapuot").glob("_core*.so"):
         old.unlink()
     env = {**os.environ, "MAPUOT_ISAS": "scalar", "CFLAGS": "-O0", "PYTHONWARNINGS": "ignore"}

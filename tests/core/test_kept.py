@@ -194,7 +194,6 @@ def test_near_pairs(order, dtype, backend):
 
 @pytest.fixture
 def on_gpu():
-    """The modules of pairs on a GPU."""
     if not CUDA:
         pytest.skip("needs a GPU")
     from mapuot.backends.cuda import pairs, sparse

@@ -41,7 +41,6 @@ def assert_right(out, A, B):
 
 @pytest.fixture(params=PATHS)
 def array(request, monkeypatch):
-    """Where the factors lie."""
     if request.param == "cpu":
         return np.asarray
     import cupy

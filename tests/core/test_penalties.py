@@ -86,7 +86,6 @@ LAWS = {"python": penalties, "c": compiled.Penalties()}
 
 @pytest.fixture(params=LAWS)
 def formulas(request):
-    """mapuot.penalties, and src_c/common/penalty.h compiled by itself."""
     return LAWS[request.param]
 
 

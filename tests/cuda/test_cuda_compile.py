@@ -41,7 +41,6 @@ def portable(dtype, shape, kl=True, **more):
 
 
 def points(narrow, form, dim, **more):
-    """Options of sums between points."""
     known = {"POINTS": 1, "POINTS_NARROW": narrow, "FORM": form, "DIM": dim, "KEPT": 0, "MASKED": 0}
     known |= more
     return portable("float64", (1, 4, 2), **known, POINT_BLOCKS=kernels.point_blocks(known))

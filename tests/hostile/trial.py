@@ -102,7 +102,6 @@ def draw_start(rng: Any, problem: Problem) -> Any:
 
 
 def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]]:
-    """A problem that the path can solve, and options."""
     drawn = {"points": draw_points, "grids": draw_grid}
     drawn |= dict.fromkeys(("sparse", "sparse ranks", "sparse batch"), draw_pairs)
     drawn |= {"point ranks": lambda rng, most: draw_points(rng, most) if rng.random() < 0.5 else draw_boxes(rng)}

@@ -27,7 +27,6 @@ WEIGHTS = {"calls": 8, "threads": 4, "ranks": 1}  # how often of each kind, the 
 
 
 def resident():
-    """MiB of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
