@@ -55,16 +55,13 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     ----------
     reg_e, reg_m : float > 0; float, inf, or anything of length 1 or 2
         Entropic regularisation and marginal penalty, in units of the (normalised) cost; inf is the balanced constraint.
-    method : str, optional
-        One of POT's names, or None; it says what ``max_iter`` and ``tol`` mean, as in `mapuot.pot.sinkhorn_unbalanced`.
-    max_iter, tol : int, float
-        Passes at most, and the certified relative error of the plan to reach; with a named method POT's stopThr.
+    method, max_iter, tol : str, optional; int; float
+        As ``method``, ``numItermax`` and ``stopThr`` of `mapuot.pot.sinkhorn_unbalanced`.
     verbose, log : bool
         Show a progress bar on standard error; keep the solver's log in ``log_``.
-    metric : str or callable
-        A metric of `scipy.spatial.distance.cdist`.
-    norm : {None, "median", "max", "log", "loglog"}
-        Divide the cost by its median or maximum, or take ``log(1 + M)`` of it once or twice.
+    metric, norm : str or callable; {None, "median", "max", "log", "loglog"}
+        A metric of `scipy.spatial.distance.cdist`. Divide the cost by its median or maximum, or take ``log(1 + M)`` of
+        it once or twice.
     distribution_estimation : callable, optional
         ``f(X)`` returns the masses (n_samples,). Default: equal masses that add up to 1.
     out_of_sample_map : {"ferradans", "entropic"}

@@ -324,17 +324,12 @@ class SamplesLoss(torch.nn.Module):
     ----------
     loss : {"sinkhorn"}
         GeomLoss's other losses are no transport, and raise a NotImplementedError.
-    p : {1, 2}
-        Exponent of the distance.
-    blur : float
-        > 0, in units of the coordinates.
-    reach : float, optional
-        > 0, in units of the coordinates. None is balanced transport, for equal masses.
-    debias : bool
-        Subtract the self terms.
-    potentials : bool
-        Return potentials (F, G), in the shapes of the weights and without a gradient, instead of the value: f and g,
-        with ``debias`` less those of OT(a, a) and OT(b, b).
+    p, blur, reach : {1, 2}; float; float, optional
+        Exponent of the distance, and > 0, in units of the coordinates. Without reach transport is balanced, for equal
+        masses.
+    debias, potentials : bool
+        Subtract the self terms. Return potentials (F, G), in the shapes of the weights and without a gradient, instead
+        of the value: f and g, with ``debias`` less those of OT(a, a) and OT(b, b).
     cost : function, optional
         ``cost(x, y)`` takes (1, n, d) and (1, m, d) tensors and returns the (1, n, m) costs. They are formed, and the
         gradient goes through the function.
@@ -343,10 +338,9 @@ class SamplesLoss(torch.nn.Module):
         those of the whole value, in two solves for three. The derivatives by y and b are those of what is returned.
     reach_x, reach_y : float, optional
         Reach of one side each, instead of ``reach``. If they differ, the debiased value of equal clouds is not 0.
-    diameter, scaling, truncate, kernel, cluster_scale, verbose, backend
-        GeomLoss's, accepted and ignored: a solve stops at ``tol``.
-    **options
-        tol, max_passes, precision and threads, as in `mapuot.solve`.
+    diameter, scaling, truncate, kernel, cluster_scale, verbose, backend, **options
+        GeomLoss's are accepted and ignored: a solve stops at ``tol``. tol, max_passes, precision and threads are as in
+        `mapuot.solve`.
 
     See Also
     --------

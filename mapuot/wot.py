@@ -97,10 +97,8 @@ class OTModel:
 
     Parameters
     ----------
-    data : AnnData, or (cells, features) array
-        The cells of all days.
-    days : (cells,) array, optional
-        The day of each cell; by default ``data.obs[day_field]``.
+    data, days : AnnData, or (cells, features) array; (cells,) array, optional
+        The cells of all days, and the day of each; by default ``data.obs[day_field]``.
     growth : (cells,) array, or a pair of gene sets, optional
         Growth of each cell per day. Default: ``data.obs[cell_growth_rate_field]`` if it exists, else 1. A pair (birth,
         death), each (cells,) scores or a list of names of genes in ``data.var_names``, gives the growth
@@ -121,10 +119,9 @@ class OTModel:
         How often a coupling is solved, each time with the growth that the solve before it found.
     scale_cost : {"median", "mean", "max"} or float
         What squared distances are divided by. wot uses the median, moscot the mean.
-    reference : {"uniform", "product"}
-        Reference measure of the entropy: constant, as in wot and (up to a factor) in moscot, or a b^T.
-    **options
-        Whatever else `mapuot.solve` takes: tol, threads, backend and so on.
+    reference, **options : {"uniform", "product"}
+        Reference measure of the entropy: constant, as in wot and (up to a factor) in moscot, or a b^T; and whatever
+        else `mapuot.solve` takes.
 
     See Also
     --------

@@ -457,21 +457,16 @@ class BatchResult(Answer, Sequence[Result]):
             U, K, V, scale = factors
             U *= (scale * namespace(K).asarray(weights, dtype=np.float64))[:, None]
             return K * (U.T @ V) if K.ndim == 2 else U[:, :, None] * K * V[:, None, :]
-        weights = host(weights)
-        if self.problem.cost.operator == "pairs":
-            plans = (float(w) * self[i].plan.astype(np.float64) for i, w in enumerate(weights))
-            if self.problem.M.ndim == 3:
-                return list(plans)
-            total = next(plans)
-            for plan in plans:  # all have their entries, zeros, too, in the same places
-                total.data += plan.data
-            return total
-        plans = (float(w) * self[i].plan for i, w in enumerate(weights))
+        pairs, each = self.problem.cost.operator == "pairs", zip(host(weights), self, strict=True)
+        plans = (float(w) * (one.plan.astype(np.float64) if pairs else one.plan) for w, one in each)
         if self.problem.M.ndim == 3:
-            return xp.stack([*plans]).astype(np.float64)
-        total = xp.zeros(self.problem.shape)
+            return list(plans) if pairs else xp.stack([*plans]).astype(np.float64)
+        total = next(plans) if pairs else xp.zeros(self.problem.shape)
         for plan in plans:
-            total += plan
+            if pairs:  # all have their entries, zeros, too, in the same places
+                total.data += plan.data
+            else:
+                total += plan
         return total
 
     def _factors(self) -> tuple[Any, Any, Any, Any] | None:

@@ -37,10 +37,8 @@ class PointCloud(Given):
         the points so that pi / 2 is the distance over which mass may just travel. It forbids pairs that are
         pi / 2 - 2^-13 or more apart, because their costs, 18 and more, depend on the last digits of the coordinates.
         "inner" is ``-<x, y>``, minus the product, of any sign; see ``addends``.
-    scale : float
-        Factor of the metric, > 0.
-    weights : (d,) array, optional
-        One factor for each dimension, >= 0, as ``w`` of ``cdist``.
+    scale, weights : float > 0; (d,) array >= 0, optional
+        Factor of the metric, and one for each dimension, as ``w`` of ``cdist``.
     truncate : "auto", float or None
         Skip pairs whose share of the plan is provably negligible beside ``tol``; a bound on what they carry is part of
         the certificate. "auto" does so from 2^26 pairs on (on a GPU from 2^30), if the median cost is at least 30 reg.
@@ -73,10 +71,8 @@ class PointCloud(Given):
         The points, on the host; CuPy's arrays where many clouds lie on a GPU. Labels are further columns behind the
         coordinates, one for each label in sorted order; derivatives by the points, maps and interpolated points have
         these columns, too.
-    metric, scale, weights, truncate, form, addends
-        As given.
-    shape, size, ndim, dtype
-        As of the matrix; for many clouds the shape is (p, m, n), with the numbers of points of the largest clouds.
+    metric, scale, weights, truncate, form, addends, shape, size, ndim, dtype
+        As given, and of the matrix; for many clouds the shape is (p, m, n), with m and n of the largest clouds.
 
     See Also
     --------

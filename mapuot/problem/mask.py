@@ -45,10 +45,8 @@ class SeededMask:
 
     Parameters
     ----------
-    keep : float
-        Share of the pairs that is kept, 2^-64 <= keep <= 1.
-    seed : int
-        0 <= seed < 2^64.
+    keep, seed : float, int
+        Share of the pairs that is kept, 2^-64 <= keep <= 1, and 0 <= seed < 2^64.
     turned : bool
         Whether pair (i, j) takes the random bits of (j, i); see ``T``.
 
