@@ -173,11 +173,6 @@ class LogKernel:
         """Return (v, top) with y = q + top + log v, v at most 1."""
         return scaled(y - self.q, FLUSH)
 
-    def plan_apply(self, x: F64, y: F64, Y: F64, axis: int) -> F64:
-        """Return P Y (axis 1) or P^T Y (axis 0), P_ij = exp(x_i + y_j - C_ij / reg) from C in float64."""
-        plan = self.operator.take(x, y)
-        return np.asarray(host(plan.apply(Y) if axis else plan.apply_transpose(Y)))
-
     def plan_cost(self, x: F64, y: F64) -> float:
         """Return <P, C> of the plan P_ij = exp(x_i + y_j - C_ij / reg)."""
         return float(self.operator.take(x, y).own_sums()[0])

@@ -218,7 +218,8 @@ class Tree(CertifiedBody):
         """Return P_ij Y, along the path from j to i: what a marginal expects of Y is what its neighbour expects."""
         for near, k in pairwise(path(self.problem.edges, j, i)):
             child = k if self.parent[k] == near else near
-            Y = self.kernels[child].plan_apply(*self.beliefs(child, state), Y, int(child == k))
+            plan = self.kernels[child].operator.take(*self.beliefs(child, state))
+            Y = np.asarray(host(plan.apply(Y) if child == k else plan.apply_transpose(Y)))
             if k != i:
                 r = state.marginal(self.problem, k)[:, None]
                 Y = np.divide(Y, r, out=np.zeros_like(Y), where=r > 0)

@@ -122,11 +122,11 @@ def test_the_same_bits_each_time():
 def test_the_pairs_used_last_are_given_back():
     S, _, a, b = pairs(20, 30, 0.3)
     result = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, backend="cuda")
-    assert stored.Last.held is not None
+    assert len(stored.LAST) == 1
     assert of_problem(result.problem) is of_problem(result.problem)
     del result
     gc.collect()
-    assert stored.Last.held is None
+    assert len(stored.LAST) == 0
 
 
 def test_pairs_of_a_reference_that_is_gone_are_not_those_of_none():

@@ -124,7 +124,7 @@ class Points:
     def below(self, lam: F64) -> F64:
         """Add up what each message to the root takes of a translation: the shifts of all u that it holds."""
         below = lam.copy()
-        for k, parent in self.edges:
+        for k, parent in self.edges.tolist():
             below[parent] += below[k]
         return below
 

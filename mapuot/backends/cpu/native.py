@@ -132,11 +132,6 @@ def matrix(array: Any, kept: Kept | None = None) -> Any:
     return view[0]
 
 
-def is_turned(M: Any) -> bool:
-    """Tell whether a matrix lies in memory column by column."""
-    return abs(M.strides[0]) < abs(M.strides[1])
-
-
 def split(X: F64, count: int) -> Any:
     """Label the rows of X by 0 ... count - 1, a power of 2: median splits along the widest column."""
     X, label, order = np.ascontiguousarray(X), np.empty(len(X), np.int64), np.empty(len(X), np.int64)

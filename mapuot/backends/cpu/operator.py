@@ -139,7 +139,8 @@ class HostOperator(Operator):
 
     def near(self, alpha: F64, beta: F64, nats: float, most: int) -> Sparse | None:
         """Return the pairs whose exponents are so far below 0 at most; None where there are more than ``most``."""
-        if self.cost.operator == "tiles" and native.is_turned(self.cost.array):  # rows of the transpose lie together
+        down, across = map(abs, self.cost.array.strides) if self.cost.operator == "tiles" else (1, 1)
+        if down < across:  # rows of the transpose lie together
             turned = HostOperator(self.cost.transpose(), self.reg, self.c and self.c.transpose())
             turned.pool = self.pool
             pairs = turned.near(beta, alpha, nats, most)

@@ -158,9 +158,21 @@ def closed(task: BatchProblem, log_u: Any, log_v: Any) -> tuple[F64, Any, Any]:
 
 
 class DeviceBatch:
-    """The arrays of p problems on the device, one row a problem, and the record that points at them."""
+    """The arrays of p problems on the device, one row a problem, and the record that points at them.
+
+    ``source``: K lies in a block's "registers", or it is "made" by a block in every pass, of costs or points of each
+    problem's own, or one K makes "products" for all.
+    """
+
+    dim = 0  # of points, of which K is made in every pass
+    started = False  # at a larger reg
+    places: Any = None
+    order: Any = None  # the largest first
+    points: tuple[Any, Any] = (None, None)
+    narrow: Any = None  # M less its smallest entry, in float32
 
     def __init__(self, task: BatchProblem, options: Options, log_v: Any) -> None:
+        self.source = "registers" if is_small(task) else "products" if task.one_cost else "made"
         self.M, self.task = self.costs(task)
         (m, n), p = task.shape, len(task)
         self.options, self.p = options, p
@@ -179,16 +191,45 @@ class DeviceBatch:
 
     def costs(self, task: BatchProblem) -> tuple[Any, BatchProblem]:
         """Return the costs that kernels read, and the problem with the range of these."""
-        return clouds_tables(task.cost) if task.several else cp.asarray(task.M), task
+        clouds, made = task.several, self.source == "made"
+        if made and clouds:
+            self.dim, self.places = made_of(task) or 0, clouds.places_there
+            if clouds.ragged:
+                self.order = cp.asarray(np.argsort(-clouds.pairs_of_each, kind="stable").astype(np.int64))
+        if self.dim:
+            self.points = tuple(cp.ascontiguousarray(z) for z in (clouds.whole.rows, clouds.targets))
+            return None, task
+        M = clouds_tables(clouds) if clouds else cp.asarray(task.M)
+        if not made:
+            return M, task
+        low, high = float(M.min()), float(M.max())
+        self.narrow = cp.empty(M.shape, np.float32)
+        cp.subtract(M, low, out=self.narrow, casting="same_kind")
+        return M, replace(task, M_min=low, M_max=high)
 
     def vectors(self, m: int, n: int) -> dict[str, int]:
         """Return the vectors of each problem beside those that all kernels have, with their lengths."""
-        return {}
+        if self.source == "products":
+            lengths = BATCH_KINDS * n, m, n, m, m, n, 1, STANDING.itemsize // 8
+            return dict(zip(VECTORS, lengths, strict=True))
+        if self.source == "registers":
+            return {}
+        self.room = made_room((m, n), self.dim)
+        columns = 8 * BATCH_KINDS * n
+        held = self.room + columns <= SHARED_ROOM
+        self.room += held * columns
+        return {"row_absorbed": m} | ({} if held else {"columns": BATCH_KINDS * n})
 
     def climb(self, reg: float, options: Options, count: int) -> None:
         """A larger reg first: log v of its answer, in the units of the reg asked for, is a better start."""
-        self.x *= self.task.reg / reg
-        self.advance(self.record(options, reg), self.passes + count)
+        made = self.source == "made"  # whose passes move the start on
+        if self.started or not made:
+            self.x *= self.task.reg / reg
+        self.started = True
+        if made:
+            self.make(self.record(options, reg, count))
+            return
+        self.advance(self.record(options, reg, self.passes + count))
         self.go_on(slice(None), reg / self.task.reg)
 
     def leave(self) -> Any:
@@ -208,32 +249,77 @@ class DeviceBatch:
         self.arrays["report"][there, STATUS_AT] = 0.0
         self.stats["status"][which] = 0.0
 
-    def record(self, options: Options, reg: float) -> Any:
-        record, M = constants(self.task, options, reg), self.M
+    def record(self, options: Options, reg: float, count: int = 0) -> Any:
+        """Return the record of a call: ``count`` passes of each problem, those of earlier calls among them if not made.
+
+        The passes of another reg than the one asked for are told its ``ratio`` to that.
+        """
+        record, M, (x, y) = constants(self.task, options, reg), self.M, self.points
         if M is not None:
             strides = [s // M.itemsize for s in M.strides]
             last = {"M_row": strides[-2], "M_col": strides[-1], "M_problem": strides[0] if M.ndim == 3 else 0}
             put(record, {"M": M, **last})
-        put(record, {"A": self.A, "B": self.B, **self.arrays})
+        put(record, {"A": self.A, "B": self.B, "count": count, **self.arrays})
+        if self.source == "made":
+            numbers = {"narrow": options.precision == "float32", "ratio": reg / self.task.reg, "dim": self.dim}
+            put(record, {**numbers, "scale": self.task.several.whole.core[1] if self.dim else 1.0})
+            put(record, {"points_x": x, "points_y": y, "M_narrow": self.narrow})
+            put(record, {"places": self.places, "order": self.order})
         return record
 
     def iterate(self, passes: int) -> int:
         """Make at most so many passes of each problem that still runs; return how many run then."""
         self.passes += passes
-        self.advance(self.record(self.options, self.task.reg), self.passes)
+        count = passes if self.source == "made" else self.passes
+        self.advance(self.record(self.options, self.task.reg, count))
         return int((self.stats["status"] == 0).sum())
 
-    def advance(self, record: Any, count: int) -> None:
-        """A block a problem: float32 passes, then float64 ones."""
-        record["count"] = count
-        if self.options.precision == "float32":
-            self.launch(record, True)
-        self.launch(record, False)
+    def advance(self, record: Any) -> None:
+        {"registers": self.in_registers, "products": self.multiply, "made": self.make}[self.source](record)
         self.read()
+
+    def in_registers(self, record: Any) -> None:
+        """A block a problem: float32 passes, then float64 ones."""
+        for narrow in (True, False) if self.options.precision == "float32" else (False,):
+            self.launch(record, narrow)
 
     def launch(self, record: Any, narrow: bool) -> None:
         run, threads, shared = small_kernel(self.task.shape, narrow, self.M.dtype.name, self.options.symmetric)
         run((self.p,), (threads,), (by_value(record),), shared_mem=shared)
+
+    def make(self, record: Any) -> None:
+        """Make at most so many passes more of each problem; those of a larger reg move the start on."""
+        known = {"DIM": self.dim, "METRIC": 0, "FORM": 0, "COST": 0, "NARROW": 0, "STORE": 0}
+        if self.dim:
+            metric = self.task.several.whole.core[0]
+            known |= {"METRIC": metric.number, "FORM": NARROW_FORMS[metric.form]}
+        else:
+            known["COST"] = int(self.M.dtype == np.float32)
+        known |= {"ONE_POTENTIAL": 1} if self.options.symmetric else {}
+        run = kernel("batch_made.cu", "batch_made", **known)
+        run.max_dynamic_shared_size_bytes = max(run.max_dynamic_shared_size_bytes, self.room)
+        run((self.p,), (256,), (by_value(record),), shared_mem=self.room)
+
+    def multiply(self, record: Any) -> None:
+        """S = V K^T, U = prox(S), then U K, which S is of one potential, for all problems at once."""
+        symmetric, arrays, status, made = self.options.symmetric, self.arrays, self.stats["status"], 0
+        record["safe"], count = 1.0, int(record["count"])
+        if symmetric:
+            record["sums"] = record["row_sums"]
+        names = ("open_problems", "prox_rows", "finish_problems")
+        steps = {name: step_kernel(name, self.M.dtype.name, symmetric) for name in names}
+        argument = (by_value(record),)
+        K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["limits"]["reg"]))
+        steps["open_problems"]((self.p,), (128,), argument)
+        while (status == 0).any() and (made := int(self.stats["passes"][status == 0].max())) < count:
+            for _ in range(min(CHECK_PASSES, count - made)):
+                cp.matmul(arrays["v"], K.T, out=arrays["row_sums"])
+                steps["prox_rows"]((self.p,), (128,), argument)
+                if not symmetric:
+                    cp.matmul(arrays["u"], K, out=arrays["sums"])
+                steps["finish_problems"]((self.p,), (128,), argument)
+            self.read()
+            status = self.stats["status"]
 
     def read(self) -> None:
         self.stats = self.arrays["report"].get().view(REPORT)[:, 0]
@@ -252,106 +338,4 @@ class DeviceBatch:
         return self.arrays["r"], self.arrays["s"]
 
 
-class MadeBatch(DeviceBatch):
-    """Problems with costs of their own that are larger than registers: a block each makes K in every pass."""
-
-    started = False  # at a larger reg
-    places: Any = None
-    order: Any = None  # the largest first
-    points: tuple[Any, Any] = (None, None)
-    narrow: Any = None  # M less its smallest entry, in float32
-
-    def costs(self, task: BatchProblem) -> tuple[Any, BatchProblem]:
-        self.dim, clouds = made_of(task) or 0, task.several
-        if clouds:
-            self.places, sizes = clouds.places_there, clouds.pairs_of_each
-            if clouds.ragged:
-                self.order = cp.asarray(np.argsort(-sizes, kind="stable").astype(np.int64))
-        if self.dim:
-            self.points = tuple(cp.ascontiguousarray(z) for z in (clouds.whole.rows, clouds.targets))
-            return None, task
-        M = clouds_tables(clouds) if clouds else cp.asarray(task.M)
-        low, high = float(M.min()), float(M.max())
-        self.narrow = cp.empty(M.shape, np.float32)
-        cp.subtract(M, low, out=self.narrow, casting="same_kind")
-        return M, replace(task, M_min=low, M_max=high)
-
-    def vectors(self, m: int, n: int) -> dict[str, int]:
-        self.room = made_room((m, n), self.dim)
-        columns = 8 * BATCH_KINDS * n
-        held = self.room + columns <= SHARED_ROOM
-        self.room += held * columns
-        return {"row_absorbed": m} | ({} if held else {"columns": BATCH_KINDS * n})
-
-    def record(self, options: Options, reg: float) -> Any:
-        record = super().record(options, reg)
-        x, y = self.points
-        put(record, {"points_x": x, "points_y": y, "M_narrow": self.narrow, "places": self.places, "order": self.order})
-        scale = self.task.several.whole.core[1] if self.dim else 1.0
-        numbers = {"narrow": options.precision == "float32", "ratio": reg / self.task.reg}
-        put(record, {**numbers, "dim": self.dim, "scale": scale})
-        return record
-
-    def climb(self, reg: float, options: Options, count: int) -> None:
-        if self.started:
-            self.x *= self.task.reg / reg
-        self.started = True
-        self.make(self.record(options, reg), count)
-
-    def iterate(self, passes: int) -> int:
-        self.make(self.record(self.options, self.task.reg), passes)
-        self.read()
-        return int((self.stats["status"] == 0).sum())
-
-    def make(self, record: Any, count: int) -> None:
-        """Make at most so many passes more of each problem; those of a larger reg move the start on."""
-        record["count"] = count
-        known = {"DIM": self.dim, "METRIC": 0, "FORM": 0, "COST": 0, "NARROW": 0, "STORE": 0}
-        if self.dim:
-            metric = self.task.several.whole.core[0]
-            known |= {"METRIC": metric.number, "FORM": NARROW_FORMS[metric.form]}
-        else:
-            known["COST"] = int(self.M.dtype == np.float32)
-        known |= {"ONE_POTENTIAL": 1} if self.options.symmetric else {}
-        run = kernel("batch_made.cu", "batch_made", **known)
-        run.max_dynamic_shared_size_bytes = max(run.max_dynamic_shared_size_bytes, self.room)
-        run((self.p,), (256,), (by_value(record),), shared_mem=self.room)
-
-
-class ProductBatch(DeviceBatch):
-    """Problems on one cost that are larger than registers: a pass of all is two matrix products."""
-
-    def vectors(self, m: int, n: int) -> dict[str, int]:
-        lengths = (BATCH_KINDS * n, m, n, m, m, n, 1, STANDING.itemsize // 8)
-        return dict(zip(VECTORS, lengths, strict=True))
-
-    def advance(self, record: Any, count: int) -> None:
-        """S = V K^T, U = prox(S), then U K, which S is of one potential, for all problems at once."""
-        symmetric, arrays, status = self.options.symmetric, self.arrays, self.stats["status"]
-        record["count"], record["safe"] = count, 1.0
-        if symmetric:
-            record["sums"] = record["row_sums"]
-        names = ("open_problems", "prox_rows", "finish_problems")
-        steps = {name: step_kernel(name, self.M.dtype.name, symmetric) for name in names}
-        argument = (by_value(record),)
-        K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["limits"]["reg"]))
-        steps["open_problems"]((self.p,), (128,), argument)
-        while (status == 0).any() and (made := self.made()) < count:
-            for _ in range(min(CHECK_PASSES, count - made)):
-                cp.matmul(arrays["v"], K.T, out=arrays["row_sums"])
-                steps["prox_rows"]((self.p,), (128,), argument)
-                if not symmetric:
-                    cp.matmul(arrays["u"], K, out=arrays["sums"])
-                steps["finish_problems"]((self.p,), (128,), argument)
-            self.read()
-            status = self.stats["status"]
-
-    def made(self) -> int:
-        """Return the most passes of a problem that still runs."""
-        return int(self.stats["passes"][self.stats["status"] == 0].max(initial=0))
-
-
-def batch_of(task: BatchProblem, options: Options, log_v: Any) -> DeviceBatch:
-    """Return the batch of these problems, in the way that suits their size."""
-    kind = DeviceBatch if is_small(task) else ProductBatch if task.one_cost else MadeBatch
-    return kind(task, options, log_v)
+batch_of = DeviceBatch  # the word of api/batch.py

@@ -226,11 +226,6 @@ def finish_job(options: dict[str, int]) -> Job:
     return "finish.cu", "finish", {name: options[name] for name in names if name in options}
 
 
-def ring_job(job: Job) -> Job:
-    """What tells the shared memory of a function before its ring."""
-    return job[0], "ring_offset", job[2]
-
-
 def portable_jobs(options: dict[str, int], sums: str, *others: str) -> list[Job]:
     """The kernels of portable.cu with these options, and the finish of their passes.
 
@@ -242,7 +237,7 @@ def portable_jobs(options: dict[str, int], sums: str, *others: str) -> list[Job]
         own, every = options | ANY_SIDES, {k: x for k, x in options.items() if k != "DEPTH"} | ANY_POINTS
     finish = finish_job(options)
     jobs = [("portable.cu", sums, own), *(("portable.cu", name, every) for name in others)]
-    return [*jobs, finish, ring_job(finish)]
+    return [*jobs, finish, (finish[0], "ring_offset", finish[2])]  # what tells the shared memory before its ring
 
 
 def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:

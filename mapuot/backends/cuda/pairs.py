@@ -30,18 +30,14 @@ SHORT = 1 << 16  # rows and columns, up to here, whose numbers have 16 bits
 OF_BYTES = {size: name for name, size in ITEMSIZE.items()}
 
 
-def lanes_of(mean: float) -> int:
-    """Threads of a row of so many entries in the mean."""
-    return min(32, 1 << max(0, int(np.ceil(np.log2(max(1.0, mean / EACH))))))
-
-
 class Runs:
     """The stored pairs row by row, of M or of its transpose: ``Runs`` of sparse.cuh for all rows or for some."""
 
     def __init__(self, start: Any, index: Any, M: Any, c: Any) -> None:
         self.start, self.index, self.M, self.c = start, index, M, c
         self.count = len(start) - 1
-        self.lanes = lanes_of(len(index) / max(1, self.count))
+        mean = len(index) / max(1, self.count)
+        self.lanes = min(32, 1 << max(0, int(np.ceil(np.log2(max(1.0, mean / EACH))))))  # threads of a row
         self.most = LONG * self.lanes
         self.long = cp.flatnonzero(cp.diff(start) > self.most).astype(np.int64)
 
@@ -120,26 +116,20 @@ class DevicePairs:
         return Parts(count, None, cols.astype(np.int32)) if count > 1 else None
 
 
-class Last:
-    """The pairs used last stay on the device while their cost lives: solves at one reg after another read them."""
-
-    held: tuple[Any, Any, int, DevicePairs] | None = None  # weak references to the cost and to c, the device
+LAST: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # the pairs that were used last, while their
+# cost lives: solves at one reg after another read them; with c, by a weak reference, and their device
 
 
 def pairs_of(cost: Any, c: Any) -> DevicePairs:
-    device, held = cp.cuda.Device().id, Last.held
-    if held is not None and held[0]() is cost and held[1]() is c and held[2] == device:
-        return held[3]
-    Last.held = held = None  # their memory first
+    """Return the pairs of a cost and of c, which stay on the device until others are asked for."""
+    device, (known_c, known_device, pairs) = cp.cuda.Device().id, LAST.get(cost, (None, None, None))
+    if known_device == device and (known_c is c if known_c is None else known_c() is c is not None):
+        return pairs  # type: ignore[no-any-return]
+    pairs = None
+    LAST.clear()  # their memory first
     pairs = DevicePairs(cost, c)
-    Last.held = weakref.ref(cost, forget), (lambda: None) if c is None else weakref.ref(c, forget), device, pairs
+    LAST[cost] = None if c is None else weakref.ref(c), device, pairs
     return pairs
-
-
-def forget(gone: Any) -> None:
-    """Either of both: a c that is no more must not pass for none."""
-    if Last.held is not None and gone in Last.held[:2]:
-        Last.held = None
 
 
 class PairOperator(DeviceOperator):
