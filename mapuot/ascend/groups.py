@@ -162,7 +162,12 @@ class Groups:
         logs = known(result.log_u), known(result.log_v)
         if self.units == [1, 1]:
             return logs
-        return self.reached(0, logs[1]), self.reached(1, logs[0])
+        return self.reached(0, logs[1]), self.agreed(self.reached(1, logs[0]))
+
+    def agreed(self, log_v: F64) -> F64:
+        """Return a log v that each rank has made for itself: a GPU's last bits differ, and no rank may stop alone."""
+        found: F64 = self.whole.rows.ranks.max(log_v)
+        return found
 
     def reached(self, axis: int, log: F64) -> F64:
         """Return log u (``axis`` 0) or log v of the points by half a pass from ``log`` of the other side's groups.
@@ -224,7 +229,7 @@ class Groups:
         after = self.moved(self.plan(task, (found.log_u, found.log_v)), 1)[1]
         steep = self.factor * rate(cols, reg)[:, None] * (after - before)
         step = self.levels[1].spread(known(found.log_v + shifts[1] - nexts[1]), steep)
-        return known(images[1]) + step
+        return self.agreed(known(images[1]) + step)
 
 
 def together(side: Side) -> Side:
