@@ -61,9 +61,9 @@ class OTPlanSampler:
     def solved(self, x0: Any, x1: Any) -> Result:
         """Return the `mapuot.Result` between two batches, whose points may have any shape.
 
-        Of tensors on a GPU the solve of the method "unbalanced" goes on there until something is asked of the Result,
-        which must be on the same stream: begun for the next batch before the network learns from this one, it costs no
-        time to wait for. Problems that one call does not solve, and balanced ones, are solved when they are asked.
+        Of tensors on a GPU the solve goes on there until something is asked of the Result, which must be on the same
+        stream: begun for the next batch before the network learns from this one, it costs no time to wait for. Problems
+        that one call does not solve are solved when they are asked, and of balanced ones Newton's step is made then.
         """
         rows, columns = (x.reshape(len(x), -1) for x in (x0, x1))
         if (like := tensor_among(rows, columns)) is not None:

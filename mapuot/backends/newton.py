@@ -97,12 +97,6 @@ class ColumnsNewton(Newton):
         stat.error = float(self.record.error)
         return found
 
-    def together(self, plan: Any, found: float, tol: float, log_v: F64) -> str:
-        """Find the step of one potential from a pass with the error ``found``, by products of its plan."""
-        self.record.symmetric, self.record.least = True, 0.0
-        marginal = host(plan.apply(np.ones(len(log_v))))
-        return self.solve(found, tol, log_v, marginal, lambda d: -host(plan.apply(d)))
-
     def step_of_plan(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:
         """Find the step where a workspace makes no products: by those of its plan, made from M.
 
@@ -112,7 +106,8 @@ class ColumnsNewton(Newton):
         (m, n), rows, ranks = problem.shape, problem.rows, problem.ranks
         log_u, log_v = (np.asarray(backend.to_numpy(x)) for x in workspace.potentials())
         if workspace.options.symmetric:
-            return self.together(backend.plan_of(problem, log_u, log_v, threads), stat.error, tol, log_v)
+            apply = backend.plan_of(problem, log_u, log_v, threads).apply
+            return self.solve(stat.error, tol, log_v, host(apply(np.ones(n))), lambda d: -host(apply(d)))
         own = backend.plan_of(problem, log_u, log_v, threads).apply(np.ones(n))
         r, xp = host(own), namespace(own)
         fi = 1 / (1 + problem.reg / rows.rho)
