@@ -247,6 +247,8 @@ def test_a_compiled_loss_is_one_operator(case, device):
     found = []
     for call in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
         inputs = [x.detach().to(device).clone().requires_grad_() for x in given]
+        if device == "cuda":
+            torch.cuda.synchronize()  # another stream reads them
         with contextlib.nullcontext() if device == "cpu" else torch.cuda.stream(torch.cuda.Stream()):
             value = call(*inputs)
             found.append((value.detach(), *torch.autograd.grad(value.sum(), inputs)))
