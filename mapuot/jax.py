@@ -2,7 +2,7 @@
 
 Arrays that are there are read where they lie, on a GPU through CuPy, and nothing is copied. Under jit and vmap there
 are none: a callback solves on the CPU, and JAX copies what lies on a GPU there and back, since it calls Python with
-host memory only. The formulas are those of answer/gradients.py. Twin: torch.py.
+host memory only. The formulas are those of answer/slopes.py. Twin: torch.py.
 """
 
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .answer.gradients import dual_value, marginal_gradient
+from .answer.slopes import dual_value, marginal_gradient
 from .api.batch import solve_batch
 from .backends import host, namespace
 from .errors import OF_BATCH, renamed

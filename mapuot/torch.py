@@ -1,6 +1,6 @@
 """PyTorch losses on mapuot: the gradient comes from the potentials, so no graph goes through the iterations.
 
-The value is the dual optimum W(a, b, M) of `solve` with the reference a b^T; answer/gradients.py has the
+The value is the dual optimum W(a, b, M) of `solve` with the reference a b^T; answer/slopes.py has the
 formulas. Tensors are read where they lie, on the CPU or (through CuPy) on the GPU, where all of the work is then done,
 on torch's current stream.
 """
@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .answer.gradients import dual_value, marginal_gradient
 from .answer.result import Result
-from .answer.slopes import mass_slope, point_slope, point_slopes
+from .answer.slopes import dual_value, marginal_gradient, mass_slope, point_slope, point_slopes
 from .answer.tensors import array_of, check_csr, is_csr, stream_of, tensor_of
 from .api.batch import BatchResult, solve_batch
 from .api.divergence import check_options, self_costs

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..answer.gradients import dual_value
+from ..answer.slopes import dual_value
 from ..backends import host, namespace, pick
 from ..penalties import F64
 from ..problem.clouds import Clouds, Places, PointCloud

@@ -8,7 +8,7 @@ import pytest
 from problems import clouds
 
 import mapuot
-from mapuot.answer.gradients import dual_value, marginal_gradient
+from mapuot.answer.slopes import dual_value, marginal_gradient
 from mapuot.backends import cpu, pick
 from mapuot.problem import mask as masks
 from mapuot.problem.cost import Dense

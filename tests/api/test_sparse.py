@@ -10,7 +10,7 @@ from problems import csr_of, pairs
 from scipy import sparse
 
 import mapuot
-from mapuot.answer.gradients import marginal_gradient
+from mapuot.answer.slopes import marginal_gradient
 from mapuot.files import pairs as pairs_of_files
 from mapuot.files.pairs import PairsFile
 from mapuot.problem import sparse as sparse_costs

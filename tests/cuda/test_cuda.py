@@ -12,7 +12,7 @@ from problems import pairs
 from scipy import sparse
 
 from mapuot import InfeasibleError, PointCloud, SeededMask, solve, solve_batch
-from mapuot.answer.gradients import dual_value, marginal_gradient
+from mapuot.answer.slopes import dual_value, marginal_gradient
 from mapuot.backends import Options, coarse, cuda, host, reference
 from mapuot.backends.cuda import arrays as cuda_arrays
 from mapuot.backends.cuda import coarse as cuda_coarse

@@ -141,8 +141,6 @@ TABLE = {
         "{{np.add(power, np.log(np.asarray((masked if rows else masked.T).read(i0, i1))), out=power)~>pass}}",
         "{{p.shares(result._backend, other.weight, rows~>other.weight.sum(}}",
         "slope{{ - (slope * scaled).sum(1, keepdims=True) * scaled}}",
-    ]),
-    "mapuot/answer/gradients.py": ("api/test_masks.py::test_derivatives_by_the_masses", [
         "0{{ if np.isinf(rho) else 1 / (1 + p.reg / rho)}}", "mass = {{~>0 * }}other.sum",
         "{{problem.shares(result._backend, other.T, rows).T~>other.sum(1)[:, None]}}",
         "{{cost = cost + xp.asarray(np.log(np.asarray(p.masked if rows else p.masked.T)))~>pass}}",
