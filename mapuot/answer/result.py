@@ -131,8 +131,6 @@ class Result(Certified, Answer):
     ----------
     log_u, log_v : (m,), (n,) float64 arrays
         Log scalings in POT's convention: ``P_ij = u_i c_ij exp(-M_ij / reg) v_j``; -inf where a or b is 0.
-    f, g : (m,), (n,) float64 arrays
-        Dual potentials ``reg * log_u`` and ``reg * log_v``, in units of M.
     row_marginal, col_marginal : (m,), (n,) float64 arrays
         ``P 1`` and ``P^T 1``, in units of mass.
     error_bound : float
@@ -141,10 +139,9 @@ class Result(Certified, Answer):
     gap : float
         Bound on the objective of this plan less the optimum, in units of the objective. What hard sides miss, times its
         price, is not in it. inf while hard columns miss more than tol_gap (without tol_gap: tol) times the mass.
-    converged : bool
-        Whether tol (or tol_gap) was reached.
-    status : str
-        "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow" (the plan is below 1e-290).
+    converged, status : bool, str
+        Whether tol (or tol_gap) was reached, and "converged", "max_passes", "stalled", "cancelled", "not finite" or
+        "underflow" (the plan is below 1e-290).
     n_passes : int
         How often the kernel K was read. Where pairs of points are skipped, a pass reads the kept pairs only, and passes
         between groups of points are not counted.

@@ -44,14 +44,12 @@ class BarycenterResult:
     error_bound : float
         Certified bound on ``|q - q*|_1 / |q|_1``, and on the mean error of the plans; inf where none is known, as for
         balanced and debiased barycenters.
-    gap : float
-        Primal less dual value, in units of the objective; inf where it is not known.
-    change : float
-        Relative change of q in the last pass, in L1.
-    status : str
-        "converged", "max_passes", "stalled", "cancelled", "underflow" or "not finite".
-    n_passes, reg, scale_cost, how, shape
-        Passes made, the reg and the unit in which it was given, what the passes read, and the shape of a histogram.
+    gap, change : float
+        Primal less dual value, in units of the objective, inf where it is not known; relative change of q in the last
+        pass, in L1.
+    status, n_passes, reg, scale_cost, how, shape
+        As of a `Result`; passes made, the reg and the unit in which it was given, what the passes read, and the
+        shape of a histogram.
 
     See Also
     --------

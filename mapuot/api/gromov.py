@@ -78,10 +78,9 @@ class GromovResult(Result):
 
     Attributes
     ----------
-    value : float
-        Objective of `gromov` at the plan.
-    parts : Terms
-        Its terms: ``structure``, ``features``, ``rows``, ``columns``, ``entropy``, whose sum it is.
+    value, parts : float, Terms
+        Objective of `gromov` at the plan, and the terms whose sum it is: ``structure``, ``features``, ``rows``,
+        ``columns``, ``entropy``.
     steps : list of Step
         One entry a step of the start that was kept: ``change``, ``objective``, ``mass``, and of the inner solve
         ``error_bound`` and ``n_passes``. ``change`` bounds ``|Q - P|_1 / mass`` for the plan Q before and the exact

@@ -53,12 +53,10 @@ def solve(
     a, b : (m,), (n,) arrays, optional
         Masses, >= 0. Where they are left out, None or empty, all masses are equal and add up to 1. With a `Grid` they
         may have the shape of its nodes.
-    reg : float
-        Entropic regularisation, > 0, in units of M.
-    reg_m : float, inf, or a pair of them or of per-point vectors
-        Marginal penalty of the rows and of the columns, in units of M; inf is the balanced constraint. With
-        ``penalty="range"`` it is the relative slack of the marginals. There is no default, because no number suits all
-        units of M; 1 is a good one where the median of M is 1.
+    reg, reg_m : float > 0; float, inf, or a pair of them or of per-point vectors
+        Entropic regularisation, and marginal penalty of the rows and of the columns, in units of M; inf is the balanced
+        constraint. With ``penalty="range"`` reg_m is the relative slack of the marginals. There is no default, because
+        no number suits all units of M; 1 is a good reg_m where the median of M is 1.
     scale_cost : {"median", "mean", "max"}, optional
         Take reg and reg_m (but not the slack of a "range") in units of this finite cost, which ``result.scale_cost``
         tells. M, values and potentials keep their units. Of more than 2^22 costs, the number is found from some rows,
@@ -101,10 +99,9 @@ def solve(
         the first difference. True raises an error where the problem is not symmetric. False makes ordinary passes.
     warm_start : Result or (log_u, log_v), optional
         Where to start. It is given up after one pass if reg is small and that pass certifies nothing.
-    callback : callable, optional
-        ``callback(stats)`` is called after every pass with its `Stats`; a true return value ends the solve.
-    progress : bool
-        Show a progress bar on standard error.
+    callback, progress : callable, optional; bool
+        ``callback(stats)`` is called after every pass with its `Stats`, and a true return value ends the solve.
+        ``progress`` shows a bar on standard error.
     comm : mpi4py communicator, optional
         Solve over its ranks. Each rank gives its own rows of M, a, reg_m[0] and reference (possibly none), and all of
         b; a function or a file is that of the whole matrix. The Result is distributed like M. An error on one rank is
@@ -134,10 +131,9 @@ def solve(
 
     Warns
     -----
-    ConvergenceWarning
-        The certified error is above tol.
-    ScalingWarning
-        Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8, as where finite costs stand for inf.
+    ConvergenceWarning, ScalingWarning
+        The certified error is above tol. Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8, as where
+        finite costs stand for inf.
 
     See Also
     --------
