@@ -216,7 +216,7 @@ def case_matrix(job):
             found, _ = judge.judge(case, claim, FLOAT64, matrix.best_of(kind, pair, traits))
             assert not found, (kind, changes, pair, found)
         assert result.converged, (kind, changes, pair, result.status)
-        assert kind != "boxes" or result.skipped is not None
+        assert kind != "boxes" or job.backend == "cuda" or result.skipped is not None  # all are in one box there
 
 
 def case_shapes(job):
