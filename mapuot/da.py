@@ -113,9 +113,14 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     def fit(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> "UnbalancedSinkhornTransport":
         """Solve the transport from Xs, (n_source, d), to Xt, (n_target, d).
 
-        ys and yt are class labels, -1 where unknown. They are used only if both are given. A ConvergenceWarning says
-        that ``tol`` was not reached in ``max_iter``, a ScalingWarning that less than 1e-4 of the mass moves, as the
-        costs are far above ``reg_m`` (see ``norm``).
+        ys and yt are class labels, -1 where unknown. They are used only if both are given.
+
+        Warns
+        -----
+        ConvergenceWarning
+            ``tol`` was not reached in ``max_iter``.
+        ScalingWarning
+            Less than 1e-4 of the mass moves: the costs are far above ``reg_m`` (see ``norm``).
         """
         as_choice(self.out_of_sample_map, "out_of_sample_map", ("ferradans", "entropic"))
         Xs = as_samples(Xs, "Xs")

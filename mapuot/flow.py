@@ -27,8 +27,10 @@ class OTPlanSampler:
         Entropic regularisation and marginal penalty, in units of the squared distances.
     normalize_cost : bool
         Take reg and reg_m in units of the largest squared distance.
-    num_threads, warn : int or "max", bool
-        CPU threads; a solve that does not converge warns anyway.
+    num_threads : int or "max"
+        CPU threads.
+    warn : bool
+        Ignored, accepted for torchcfm's sake; a solve that does not converge warns anyway.
     seed : int or generator of NumPy, optional
         Source of the random numbers.
     **options

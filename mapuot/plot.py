@@ -49,6 +49,10 @@ def convergence(result: Result, ax: Any = None) -> Any:
     result : Result
     ax : matplotlib Axes, optional
 
+    Returns
+    -------
+    matplotlib Axes
+
     See Also
     --------
     path : answers at several reg
@@ -138,6 +142,10 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
     most : int
         Rows and columns of the picture at most; neighbours are added up.
 
+    Returns
+    -------
+    matplotlib Axes
+
     See Also
     --------
     links : the pairs that hold most of the mass
@@ -191,6 +199,10 @@ def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> A
     most : int
         Arrows at most, for the rows that move most mass. The larger the share that moves, the darker the arrow.
 
+    Returns
+    -------
+    matplotlib Axes
+
     See Also
     --------
     links : lines between pairs
@@ -229,6 +241,10 @@ def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, mos
     most : int
         Lines at most. The more mass a pair has, the darker its line.
 
+    Returns
+    -------
+    matplotlib Axes
+
     See Also
     --------
     arrows : one arrow for each point
@@ -265,6 +281,10 @@ def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) ->
     side : {"rows", "cols"}
         Whose mass.
     ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    matplotlib Axes
 
     See Also
     --------
@@ -306,6 +326,10 @@ def path(results: Iterable[Result], ax: Any = None) -> Any:
     results : iterable of Result
         Answers of `mapuot.path`, for example.
     ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    matplotlib Axes
 
     See Also
     --------

@@ -119,9 +119,10 @@ class OTModel:
         How often a coupling is solved, each time with the growth that the solve before it found.
     scale_cost : {"median", "mean", "max"} or float
         What squared distances are divided by. wot uses the median, moscot the mean.
-    reference, **options : {"uniform", "product"}
-        Reference measure of the entropy: constant, as in wot and (up to a factor) in moscot, or a b^T; and whatever
-        else `mapuot.solve` takes.
+    reference : {"uniform", "product"}
+        Reference measure of the entropy: constant, as in wot and (up to a factor) in moscot, or a b^T.
+    **options
+        Whatever else `mapuot.solve` takes: tol, threads, backend and so on.
 
     See Also
     --------

@@ -55,6 +55,10 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     backend, threads
         For whatever needs the plan, as in `solve`.
 
+    Returns
+    -------
+    Result
+
     Raises
     ------
     ValueError

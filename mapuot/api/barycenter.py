@@ -47,9 +47,10 @@ class BarycenterResult:
     gap, change : float
         Primal less dual value, in units of the objective, inf where it is not known; relative change of q in the last
         pass, in L1.
-    status, n_passes, reg, scale_cost, how, shape
-        As of a `Result`; passes made, the reg and the unit in which it was given, what the passes read, and the
-        shape of a histogram.
+    status : str
+        "converged", "max_passes", "stalled", "cancelled", "underflow" or "not finite".
+    n_passes, reg, scale_cost, how, shape
+        Passes made, the reg and the unit in which it was given, what the passes read, and the shape of a histogram.
 
     See Also
     --------
@@ -133,12 +134,20 @@ def barycenter(
         As in `solve`. The dual value of a pass lacks a constant. In passes that were not certified, gap and error are
         inf, and the residual is the change of q.
 
+    Returns
+    -------
+    BarycenterResult
+
     Raises
     ------
     InfeasibleError
         A balanced barycenter over a sparse M does not exist: a point with mass is connected with no point that all
-        histograms reach, or the histograms have different shares of their mass in a part that no pair leaves. A
-        ConvergenceWarning says that tol, or tol_change, was not reached.
+        histograms reach, or the histograms have different shares of their mass in a part that no pair leaves.
+
+    Warns
+    -----
+    ConvergenceWarning
+        tol, or tol_change, was not reached.
 
     See Also
     --------

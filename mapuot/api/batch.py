@@ -86,7 +86,12 @@ def solve_batch(
     Raises
     ------
     InfeasibleError
-        As in `solve`, whose warnings are given once for all problems.
+        As in `solve`.
+
+    Warns
+    -----
+    ConvergenceWarning, ScalingWarning
+        As in `solve`, once for all problems.
 
     See Also
     --------

@@ -117,6 +117,10 @@ def certify(
     backend, threads
         For the passes over M, as in `solve`.
 
+    Returns
+    -------
+    Certificate
+
     See Also
     --------
     knn_cost : the sparse cost of nearest neighbours

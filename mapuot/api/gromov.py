@@ -478,8 +478,12 @@ def gromov(
     Returns
     -------
     GromovResult
-        A `Result` of the last step's problem, with the value of the objective and the steps. A ConvergenceWarning says
-        that ``max_iter`` steps did not settle the plan, or that the last step's problem ended above its tolerance.
+        A `Result` of the last step's problem, with the value of the objective and the steps.
+
+    Warns
+    -----
+    ConvergenceWarning
+        ``max_iter`` steps did not settle the plan, or the last step's problem ended above its tolerance.
 
     References
     ----------

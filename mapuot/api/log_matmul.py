@@ -35,6 +35,11 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
     out : (m, n) or (p, m, n) array
         -inf where every term is zero; NaN and +inf as in ``log(sum(exp(.)))``. float32 if both factors are.
 
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes do not fit, or entries are not real.
+
     See Also
     --------
     Grid : the cost between images, solved by such products

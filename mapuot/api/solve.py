@@ -233,6 +233,10 @@ def solve_sample(
     metric, scale, weights, truncate, form, labels, across
         As in `PointCloud`.
 
+    Returns
+    -------
+    Result
+
     See Also
     --------
     solve : any cost

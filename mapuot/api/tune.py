@@ -76,8 +76,12 @@ def tune(
     Returns
     -------
     Tuned
-        ``reg`` and ``reg_m``, each to .1 %, the ``result`` that they give, and ``curve``, all answers on the way. A
-        ValueError says that no such plan was found within a factor of 1e4 around reg = .05 and reg_m = 1 median costs.
+        ``reg`` and ``reg_m``, each to .1 %, the ``result`` that they give, and ``curve``, all answers on the way.
+
+    Raises
+    ------
+    ValueError
+        No such plan was found. The search covers a factor of 1e4 around reg = .05 and reg_m = 1 median costs.
 
     See Also
     --------

@@ -153,13 +153,18 @@ def read_vector(text: Any, name: str) -> Any:
     Parameters
     ----------
     text : path
-        As in `open_matrix`, whose errors it raises.
+        As in `open_matrix`.
     name : str
         Array, or column of a CSV file, to read where ``text`` names none.
 
     Returns
     -------
     (n,) array
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        There is no such vector; the text names the file.
 
     See Also
     --------

@@ -44,7 +44,12 @@ def barycenter_unbalanced(
     Raises
     ------
     NotImplementedError
-        A tensor requires a gradient. A ConvergenceWarning says that stopThr was not reached.
+        A tensor requires a gradient.
+
+    Warns
+    -----
+    ConvergenceWarning
+        stopThr was not reached.
 
     See Also
     --------

@@ -57,8 +57,7 @@ def mm_unbalanced(
         The penalty, of which POT's own function also has "l2", and its starting plan, which a convex problem needs not.
     numItermax, stopThr : int, float
         Steps at most; a step does more than one of POT's.
-        The certified gap to reach, ``primal - dual <= stopThr * primal``, else a ConvergenceWarning. In POT it is a
-        change of the plan.
+        The certified gap to reach, ``primal - dual <= stopThr * primal``. In POT it is a change of the plan.
     verbose, log : bool
         Show a progress bar (for positive reg only); return the log, too.
 
@@ -69,6 +68,11 @@ def mm_unbalanced(
     log : dict
         Only with ``log=True``. cost: ``<P, M>``. total_cost: the objective, at most ``gap`` above the optimum. f, g:
         potentials with ``f_i + g_j <= M_ij`` (for reg > 0 those of the entropic problem).
+
+    Warns
+    -----
+    ConvergenceWarning
+        stopThr was not reached.
 
     See Also
     --------

@@ -64,9 +64,10 @@ def sinkhorn_unbalanced(
     numItermax, stopThr : int, float
         See ``method``. A stopThr of 0 or less stands for a certified error of 1e-10, without a warning if that is not
         reached.
-    verbose, log, tau : bool, bool; float, optional
-        Show a progress bar on standard error; return the log, too. POT's threshold of "sinkhorn_stabilized" is checked
-        and not needed.
+    verbose, log : bool
+        Show a progress bar on standard error; return the log, too.
+    tau : float, optional
+        POT's threshold of "sinkhorn_stabilized". It is checked and not needed.
 
     Returns
     -------
@@ -79,8 +80,12 @@ def sinkhorn_unbalanced(
     Raises
     ------
     NotImplementedError, InfeasibleError
-        A tensor requires a gradient; no plan has both balanced marginals. A ConvergenceWarning says that stopThr was
-        not reached (POT is silent).
+        A tensor requires a gradient; no plan has both balanced marginals.
+
+    Warns
+    -----
+    ConvergenceWarning
+        stopThr was not reached (POT is silent).
 
     See Also
     --------
