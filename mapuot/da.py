@@ -355,5 +355,6 @@ def normalised(M: F64, norm: str | None) -> F64:
 def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
     """Raise, in place, the cost between samples of different known classes."""
     labelled = (ys != MISSING_LABEL)[:, None] & (yt != MISSING_LABEL)
-    limit = as_rho(limit_max, "limit_max") * M.max()
+    limit = as_rho(limit_max, "limit_max")
+    limit = limit if limit == np.inf else limit * M.max()  # costs may all be 0
     np.maximum(M, limit, out=M, where=labelled & (ys[:, None] != yt))

@@ -543,20 +543,20 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.task, ctx.answer = inputs[0], output[1]
+        ctx.slopes, ctx.second, ctx.answer = inputs[0].slopes, inputs[0].second, output[1]
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Any, _: Any) -> Any:
-        task, answer, needed = ctx.task, ctx.answer, tuple(ctx.needs_input_grad[1:])
+        answer, needed = ctx.answer, tuple(ctx.needs_input_grad[1:])
 
         def slopes(grad: Any, *inputs: Any) -> list[Any]:
             with stream_of(grad.device):
-                found = zip(task.slopes(answer, needed, grad, *inputs), inputs, strict=True)
+                found = zip(ctx.slopes(answer, needed, grad, *inputs), inputs, strict=True)
             return [(grad.new_zeros(()) if slope is None else slope).to(z.dtype) for slope, z in found]
 
-        if task.second and needed == (True, *[False] * (len(needed) - 1)):
-            slopes.second = task.second(answer, grad.detach())  # type: ignore[attr-defined]
+        if ctx.second and needed == (True, *[False] * (len(needed) - 1)):
+            slopes.second = ctx.second(answer, grad.detach())  # type: ignore[attr-defined]
         found = _FirstDerivative.apply(slopes, grad, *ctx.saved_tensors)
         return None, *(x if need else None for x, need in zip(found, needed, strict=True))
 
@@ -670,6 +670,7 @@ def parts_of(value: Any) -> Any:
 
 def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
     """Return the value of a loss between clouds, one for each problem; slopes by points take a product of each plan."""
+    starts = rows.starts, cols.starts  # alone outlives the solve: with the points the way back would hold their graph
 
     def solve(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
         sides = [rows._replace(points=x, masses=a), cols._replace(points=y, masses=b)]
@@ -681,7 +682,7 @@ def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
         return np.asarray(value + loss.constant(*total_masses(solved[0])) - 0.5 * sum(alone)), solved
 
     def slopes(solved: list[Any], needed: Any, grad: Any, *inputs: Any) -> list[Any]:
-        found, starts = sample_slopes(solved, loss, needed), (rows.starts, cols.starts)
+        found = sample_slopes(solved, loss, needed)
         weights = [grad if z is None else spread(grad, np.diff(z)) for z in starts] * 2
         shaped = (w.reshape(-1, *[1] * (z.ndim - 1)) for w, z in zip(weights, inputs, strict=True))
         pairs = zip(found, shaped, strict=True)

@@ -25,7 +25,7 @@ class Way(NamedTuple):
     growth: F64
 
 
-def between(result: Any, t: float, keep: float = 0.99) -> Way:
+def interpolate(result: Any, t: float, keep: float = 0.99) -> Way:
     """Return points and masses at a time t on the way from the rows (t = 0) to the columns (t = 1).
 
     In each pair (i, j), point i sends ``a_i P_ij / r_i`` and point j receives ``b_j P_ij / s_j`` (the semi-couplings),

@@ -189,8 +189,8 @@ class Result(Certified, Answer):
     skipped: Sorted | None = None  # of a solve that skipped pairs
     sharpness = cached_property(sharpness.sharpness)
     unregularised_bounds = unregularised.unregularised_bounds
-    gradient, potential, map = slopes.gradient, slopes.potential, slopes.image
-    hvp, interpolate = curvature.hvp, between.between
+    gradient, potential, map = slopes.gradient, slopes.potential, slopes.map
+    hvp, interpolate = curvature.hvp, between.interpolate
 
     def __init__(
         self, problem: Problem, backend: ModuleType, potentials: tuple[F64, F64], marginals: tuple[F64, F64] | None,

@@ -71,7 +71,7 @@ def gradient(result: Any) -> Gradient:
         x = host(point_slope(result, True))
         y = x.copy()
     else:
-        x, y = map(host, point_slopes(result))
+        x, y = (host(z) for z in point_slopes(result))
     error = slope_error(cloud, result.error_bound, result.problem.M_max) * result.mass
     return Gradient(x, y, mass_slope(result, True), mass_slope(result, False), error)
 
@@ -136,14 +136,14 @@ def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
     xp = namespace(clouds.whole.x)
     if smooth and clouds.whole.plain and xp is not np:
         there = namespace(result.log_u) is xp
-        exponents = result._closed[1:] if there else map(xp.asarray, plan_exponents(p, result))
+        exponents = result._closed[1:] if there else [xp.asarray(z) for z in plan_exponents(p, result)]
         found = result._backend.slopes(p, [*exponents], wanted)
         return list(found) if there else [x if x is None else host(x) for x in found]
     core = clouds.solved_whole & smooth
     sizes = [(int(places.count.sum()), clouds.whole.dim) for places in clouds.places]
     out = [np.empty(size) if want else None for size, want in zip(sizes, wanted, strict=True)]
     if core.any():
-        exponents = [*map(host, plan_exponents(p, result))]
+        exponents = [host(z) for z in plan_exponents(p, result)]
         found = pick("cpu").slopes(p.on_host(), np.flatnonzero(core), exponents, wanted, result._threads)
         for table, slope, places in zip(out, found, clouds.places, strict=True):
             if table is not None:
@@ -307,7 +307,7 @@ def potential(result: Any, points: Any, side: str = "rows") -> F64:
     return fixed_point(result, points, rows)
 
 
-def image(result: Any, points: Any, values: Any = None, side: str = "rows") -> F64:
+def map(result: Any, points: Any, values: Any = None, side: str = "rows") -> F64:
     """Return the images of any points: the mean of the targets that each of them would have (the entropic map).
 
     ``T(x) = sum_j w_j(x) y_j``, where the weights ``b_j exp((g_j - c(x, y_j)) / reg)`` are scaled to sum 1. At the

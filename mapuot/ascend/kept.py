@@ -36,6 +36,7 @@ RUNG_TOL = 0.1  # certified error, for these pairs, at which a larger reg has do
 START_TOL = 1.0  # certified error of passes that skip pairs of points, from which on these pairs serve
 APART = 1e-12  # of the mass: parts of these pairs that lack more than it exchange mass by other pairs
 PATIENCE = 200  # passes over all pairs, where there are too many to keep some, after which parts of these are moved
+MOST_PARTS = 1000  # of which each pair's mass is found: 2 s
 SWEEPS = 20  # over the parts that do, at most
 ROWS = 64  # of M that are looked at at once
 ROUNDS = 3  # passes over all pairs that may leave the answer to another search
@@ -193,9 +194,9 @@ def moves_of_parts(task: Problem, parts: Parts, rows: F64, cols: F64) -> F64:
     """
     count, part = parts.count, parts.cols
     have = np.bincount(parts.rows, task.rows.weight, count + 1) - np.bincount(part, task.cols.weight, count + 1)
-    moves, flow = np.zeros(count), np.full((count, count), -np.inf)
-    if np.abs(have).sum() <= APART * task.rows.mass:
+    if count > MOST_PARTS or np.abs(have).sum() <= APART * task.rows.mass:
         return np.zeros(len(part))
+    moves, flow = np.zeros(count), np.full((count, count), -np.inf)
     for k in range(count):
         own, others = np.flatnonzero(parts.rows == k), np.flatnonzero((part != k) & (part < count))
         for i in range(0, len(own), ROWS):

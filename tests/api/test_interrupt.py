@@ -7,6 +7,7 @@ import _thread
 import dis
 import functools
 import itertools
+import os
 import signal
 import sys
 import threading
@@ -19,6 +20,7 @@ from scipy.sparse import issparse
 from soak.trials import Child
 
 import mapuot
+from mapuot.ascend.loop import Run
 from mapuot.backends.cpu import native, operator
 
 CASE = clouds(48, 40)
@@ -80,6 +82,30 @@ def test_calls_of_few_rows_change_nothing(monkeypatch):
             found.append((result.log_u, plan, result.apply(np.ones(case.M.shape[1]))))
         for one, other in zip(*found, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("penalty", ["kl", "tv"])
+def test_problems_of_a_batch_that_are_solved_alone(monkeypatch, penalty):
+    """In threads, which know nothing of Ctrl-C: each makes one more call of the core at most."""
+    made, interrupted, others = [], threading.Event(), _thread._count()
+    record = Run.record
+
+    def counted(run, stats):
+        made.append(len(stats))
+        if len(made) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+            interrupted.set()
+        if interrupted.is_set():
+            time.sleep(0.05)  # the main thread gets its turn
+        return record(run, stats)
+
+    monkeypatch.setattr(Run, "record", counted)
+    A, B = np.tile(CASE.a, (60, 1)), np.tile(CASE.b, (60, 1))
+    arguments = {"penalty": penalty, "method": "sinkhorn", "tol": 1e-13, "max_passes": 10**6, "threads": 2}
+    with pytest.raises(KeyboardInterrupt):
+        mapuot.solve_batch(CASE.M, A, B, reg=2e-4, reg_m=10.0, reference=np.ones_like(CASE.M), **arguments)
+    assert threads_end(others)
+    assert len(made) < 60
 
 
 def threads_end(count, seconds=60):

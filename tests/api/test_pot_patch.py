@@ -72,6 +72,12 @@ def test_patch_reaches_every_holder_and_goes_back():
     assert [getattr(module, name) for module, name in holders()] == before
 
 
+def test_patch_goes_back_after_an_error():
+    with pytest.raises(KeyError), pot.patched():
+        raise KeyError
+    assert ot.sinkhorn_unbalanced.__module__ == "ot.unbalanced._sinkhorn"
+
+
 def test_ot_solve_runs_on_mapuot(patched):
     a, b, M, _ = arrays()
     a[0] = 0  # POT divides by zero here

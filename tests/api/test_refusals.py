@@ -675,6 +675,25 @@ def test_an_odd_problem_is_told_once_what_to_do(name):
 # ---- warnings of numpy from inside ----
 
 
+@pytest.mark.parametrize("changes",
+                         [{"reg_m": 1.7e308}, {"M": CASE.M * 1e300, "reg": 1e295},
+                          {"a": CASE.a * 1e150, "b": CASE.b * 1e150},
+                          {"penalty": "l2", "reg_m": 1e300, "a": CASE.a * 1e100, "b": CASE.b * 1e100},
+                          {"warm_start": (np.full(4, 1e308), np.full(5, -1e308))},
+                          {"reg": 1e-3, "method": "sinkhorn", "warm_start": (np.full(4, 700.0), np.full(5, -700.0))}],
+                         ids=range(6))  # fmt: skip
+def test_numpy_says_nothing_from_inside(changes):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", RuntimeWarning)
+        result = call(max_passes=60, **changes)
+        for name in ("mass", "objective", "dual", "f", "g"):
+            getattr(result, name)
+        tables = {k: np.tile(v, (3, 1)) if k in ("a", "b") else v for k, v in changes.items() if k != "warm_start"}
+        M, a, b = (tables.pop(name, getattr(CASE, name)) for name in "Mab")
+        mapuot.solve_batch(M, a, b, max_passes=60, **{"reg": 0.05, "reg_m": 1.0, **tables})
+
+
 def test_a_callback_hears_its_own_warnings():
     with pytest.warns(RuntimeWarning, match="divide by zero"):
         call(callback=lambda stats: bool(np.ones(1) / np.zeros(1) < 0))

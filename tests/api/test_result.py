@@ -1,5 +1,7 @@
 """What a Result gives without the plan, against dense numpy on the plan."""
 
+import pickle
+
 import numpy as np
 import pytest
 from problems import clouds, with_forbidden, with_zeros
@@ -100,3 +102,12 @@ def test_all_results_have_the_same_words():
     assert middle.status == "converged"
     assert middle.how == "dense K"
     np.testing.assert_allclose(middle.potentials[0], 0.1 * middle.log_u)
+
+
+def test_methods_have_the_names_that_they_are_called_by():
+    """Those that are functions of another file, too: processes are sent methods by name."""
+    result = mapuot.solve(mapuot.PointCloud(np.eye(4)), reg=0.1, reg_m=1.0)
+    for name in dir(type(result)):
+        if callable(method := getattr(type(result), name)) and not name.startswith("_"):
+            assert method.__name__ == name
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(result.map))(np.eye(4)), result.map(np.eye(4)))

@@ -21,7 +21,7 @@ def lay(
     *runs, d, at_once = out.shape
     place = (0, *(s // out.itemsize for s in out.strides))[-3:]
     room, none = at_once * (runs[0] if runs else 1), np.uint64(0)
-    x = out[:0] if x is None else x if x.dtype.char in "fd" else x.astype(np.float64)
+    x = cp.empty((0, at_once)) if x is None else x if x.dtype.char in "fd" else x.astype(np.float64)
     lie = map(np.int64, (*(s // x.itemsize for s in x.strides), *x.shape))
     first = (none, np.int64(0)) if origin is None else (origin, np.int64(origin.strides[0] // 8))
     moved = none if middle is None else cp.asarray(middle.ravel()), np.float64(factor), np.float64(rest or 0.0)
