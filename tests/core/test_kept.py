@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import CUDA, ISAS, available
 from oracle import compiler
-from problems import clouds, verify
+from problems import clouds, relative_error, verify
 from scipy import sparse
 
 import mapuot
@@ -92,17 +92,18 @@ def test_answers_are_true(name, backend, small):
     verify(result, case)
 
 
-@needs_oracle
 def test_parts_are_moved_where_passes_read_all_pairs(small, monkeypatch):
-    """Else nearly three thousand of them follow."""
+    """Passes are then .4 of those without it, each 400 to 7000, by the rounding of the costs: nine of them together."""
     monkeypatch.setattr(kept, "MOST_SHARE", 0.0)
-    monkeypatch.setattr(kept, "PATIENCE", 20)
-    case = CASES["apart"]
-    result = case.solve(symmetric=False)
-    assert WAY not in result.how
-    assert result.converged
-    assert result.n_passes < 1500
-    verify(result, case)
+    case, passes, plans = CASES["apart"], [], []
+    for patience in (20, 10**6):
+        monkeypatch.setattr(kept, "PATIENCE", patience)
+        results = [case.replace(M=(1 + 1e-13 * k) * case.M).solve(symmetric=False, threads=1) for k in range(9)]
+        assert all(result.converged and WAY not in result.how for result in results)
+        passes.append(sum(result.n_passes for result in results))
+        plans.append(results[0])
+    assert passes[0] < 0.75 * passes[1]
+    assert relative_error(plans[0].plan, plans[1].plan) <= plans[0].error_bound + plans[1].error_bound
 
 
 @needs_oracle
