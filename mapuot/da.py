@@ -31,13 +31,17 @@ try:
 except ImportError:  # scikit-learn is optional: whoever has none asks for no parameters by name
     NotFittedError = AttributeError
 
-    class Plain:
+    class BaseEstimator:  # type: ignore[no-redef]
         """Stand-in without methods: the estimator has its own."""
 
-        def __init_subclass__(cls, **_: Any) -> None:
+        def __init_subclass__(cls, auto_wrap_output_keys: Any = None) -> None:
             super().__init_subclass__()
 
-    BaseEstimator, TransformerMixin, OneToOneFeatureMixin = (type(name, (Plain,), {}) for name in "BTO")
+    class TransformerMixin:  # type: ignore[no-redef]
+        """Stand-in without methods."""
+
+    class OneToOneFeatureMixin:  # type: ignore[no-redef]
+        """Stand-in without methods."""
 
 
 NEVER_FORMED = tuple(name for name, metric in METRICS.items() if metric.reach == np.inf and metric.cdist)  # as SciPy's

@@ -63,25 +63,17 @@ class Barycenter(Body):
     def __init__(
         self, A: F64, operator: Any, rho: float, weights: F64, debiased: bool, tol_change: float, lacking: Any
     ) -> None:
-        self.A, self.operator, self.reg, self.rho, self.weights = (
-            A.astype(np.float64),
-            operator,
-            operator.reg,
-            rho,
-            weights,
-        )
-        reg, kind, rounding = self.reg, operator.cost.operator, 4 * UNIT * sum(map(abs, operator.ends))
+        self.A, self.operator, self.rho, self.weights = A.astype(np.float64), operator, rho, weights
+        self.reg = reg = operator.reg
+        rounding = 4 * UNIT * sum(map(abs, operator.ends))
         self.error = operator.apart(rounding) or rounding + UNIT * (A.shape[1] + 16)  # of sums
         self.fi, self.debiased, self.tol_change, self.lacking = 1 / (1 + reg / rho), debiased, tol_change, lacking
         self.certifies = rho < math.inf and not debiased
         with np.errstate(divide="ignore"):
             self.log_a, self.log_w = np.log(self.A), np.log(weights)[:, None]
-        self.size, self.ends, self.width, self.reads = (
-            A.size,
-            [A.size],
-            A.shape[1],
-            {"tiles": "dense K"}.get(kind, kind),
-        )
+        self.size, self.ends, self.width = A.size, [A.size], A.shape[1]
+        kind = operator.cost.operator
+        self.reads = "dense K" if kind == "tiles" else kind
         self.held, self.log_d = np.ones(A.shape, bool), np.zeros(self.width)
         self.terms = self.rho * float(weights @ self.A.sum(1))  # the size of the dual's terms
 
@@ -116,7 +108,7 @@ class Barycenter(Body):
         """Log q of the sums s = K^T u: their mean of power 1 - fi, which is the geometric one for fi = 1."""
         if self.fi == 1:
             return np.asarray(self.weights @ np.where(self.weights[:, None] > 0, log_s, 0.0))
-        return shares((1 - self.fi) * log_s + self.log_w)[0] / (1 - self.fi)
+        return np.asarray(shares((1 - self.fi) * log_s + self.log_w)[0] / (1 - self.fi))
 
     def check_reachable(self, log_kv: F64) -> None:
         """Raise where balanced mass has nowhere to go."""

@@ -201,9 +201,9 @@ def moves_of_parts(task: Problem, parts: Parts, rows: F64, cols: F64) -> F64:
         own, others = np.flatnonzero(parts.rows == k), np.flatnonzero((part != k) & (part < count))
         for i in range(0, len(own), ROWS):
             pairs = own[i : i + ROWS, None], others
-            log = (
-                rows[pairs[0]] - task.cost.at(*pairs) / task.reg + (0 if task.c is None else np.log(task.c.at(*pairs)))
-            )
+            log = rows[pairs[0]] - task.cost.at(*pairs) / task.reg
+            if task.c is not None:
+                log += np.log(task.c.at(*pairs))
             np.logaddexp.at(flow[k], part[others], np.logaddexp.reduce(log, 0) + cols[others])
     for _ in range(SWEEPS):
         before = moves.copy()

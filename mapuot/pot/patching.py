@@ -174,10 +174,8 @@ def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., 
             raise ValueError(f"Unknown returnCost = {cost!r}: must be 'linear' or 'total'")
         name = own or sinkhorn.method_name(method) or "sinkhorn"
         request = sinkhorn.Arguments(a, b, M, reg, reg_m, given.get("reg_type"), given.get("c"), given.get("warmstart"))
-        request.max_iter, request.stop = (
-            given.get("numItermax", DEFAULT_ITER),
-            given.get("stopThr", STOP),
-        )
+        request.max_iter = given.get("numItermax", DEFAULT_ITER)
+        request.stop = given.get("stopThr", STOP)
         request.verbose = given.get("verbose", False)
         answers = request.run(name, given.get("tau") if name == "sinkhorn_stabilized" else None)
         return answers.plan(log) if plain else answers.cost(cost, log)

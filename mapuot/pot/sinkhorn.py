@@ -9,7 +9,6 @@ gone below stopThr by another factor fi1 fi2.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -103,18 +102,10 @@ def sinkhorn_unbalanced(
     return call.run(method, tau).plan(log)
 
 
-def of_method(name: str, method: str, more: str = "") -> Callable[..., Any]:
-    """Make the function that POT has for one method, of its arguments in POT's order."""
+def sinkhorn_knopp_unbalanced(a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any) -> Any:
+    """Call `sinkhorn_unbalanced` with method "sinkhorn".
 
-    def call(a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any) -> Any:
-        if method == "sinkhorn_stabilized" and len(args) > 3:  # where POT's function has tau
-            return sinkhorn_unbalanced(a, b, M, reg, reg_m, method, *args[:3], *args[4:], tau=args[3], **options)
-        return sinkhorn_unbalanced(a, b, M, reg, reg_m, method, *args, **options)
-
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = f"""Call `sinkhorn_unbalanced` with method "{method}".
-
-    The other arguments follow in the order of `sinkhorn_unbalanced`, whose return values and errors it has.{more}
+    The other arguments follow in the order of `sinkhorn_unbalanced`, whose return values and errors it has.
 
     See Also
     --------
@@ -124,22 +115,59 @@ def of_method(name: str, method: str, more: str = "") -> Callable[..., Any]:
     --------
     >>> import numpy as np, mapuot
     >>> M = np.array([[0.0, 1.0], [1.0, 0.0]])
-    >>> mapuot.pot.{name}([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
+    >>> mapuot.pot.sinkhorn_knopp_unbalanced([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
     array([[0.3221, 0.1185],
            [0.1185, 0.3221]])
     """
-    return call
+    return sinkhorn_unbalanced(a, b, M, reg, reg_m, "sinkhorn", *args, **options)
 
 
-sinkhorn_knopp_unbalanced = of_method("sinkhorn_knopp_unbalanced", "sinkhorn")
-sinkhorn_stabilized_unbalanced = of_method(
-    "sinkhorn_stabilized_unbalanced", "sinkhorn_stabilized",
-    "\n    tau stands behind warmstart; it is checked and not needed, as every call is stable at any reg.",
-)  # fmt: skip
-sinkhorn_unbalanced_translation_invariant = of_method(
-    "sinkhorn_unbalanced_translation_invariant", "sinkhorn_translation_invariant",
-    "\n    With two different reg_m the answer is right, where POT's own iteration ends elsewhere.",
-)  # fmt: skip
+def sinkhorn_stabilized_unbalanced(
+    a: Any, b: Any, M: Any, reg: float, reg_m: Any, reg_type: str = "kl", c: Any = None, warmstart: Any = None,
+    tau: float = 1e5, *args: Any, **options: Any,
+) -> Any:  # fmt: skip
+    """Call `sinkhorn_unbalanced` with method "sinkhorn_stabilized".
+
+    The other arguments, return values and errors are those of `sinkhorn_unbalanced`. Every call of mapuot is stable at
+    any reg; ``tau`` is checked and not needed.
+
+    See Also
+    --------
+    sinkhorn_unbalanced : all parameters
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> M = np.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> mapuot.pot.sinkhorn_stabilized_unbalanced([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
+    array([[0.3221, 0.1185],
+           [0.1185, 0.3221]])
+    """
+    options["tau"] = tau
+    return sinkhorn_unbalanced(a, b, M, reg, reg_m, "sinkhorn_stabilized", reg_type, c, warmstart, *args, **options)
+
+
+def sinkhorn_unbalanced_translation_invariant(
+    a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any
+) -> Any:
+    """Call `sinkhorn_unbalanced` with method "sinkhorn_translation_invariant".
+
+    The other arguments follow in the order of `sinkhorn_unbalanced`, whose return values and errors it has. With two
+    different reg_m the answer is right, where POT's own iteration ends elsewhere.
+
+    See Also
+    --------
+    sinkhorn_unbalanced : all parameters
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> M = np.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> mapuot.pot.sinkhorn_unbalanced_translation_invariant([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
+    array([[0.3221, 0.1185],
+           [0.1185, 0.3221]])
+    """
+    return sinkhorn_unbalanced(a, b, M, reg, reg_m, "sinkhorn_translation_invariant", *args, **options)
 
 
 def sinkhorn_unbalanced2(
