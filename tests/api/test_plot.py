@@ -15,7 +15,7 @@ matplotlib.use("agg")
 
 from matplotlib import pyplot as plt  # noqa: E402
 
-from mapuot import cli, plot, report  # noqa: E402
+from mapuot import plot, report  # noqa: E402
 from mapuot.answer import store, summary  # noqa: E402
 
 
@@ -60,9 +60,6 @@ def test_convergence_draws_the_trace(solved):
     np.testing.assert_array_equal(lines["bound of the plan's error"].get_xdata(), [s.n_pass for s in result.trace])
     np.testing.assert_array_equal(lines["bound of the plan's error"].get_ydata(), [s.error for s in result.trace])
     assert ax.get_yscale() == "log"
-    dropped = mapuot.solve(clouds(40, 40).M, reg=0.002, reg_m=5.0, tol=1e-9)
-    if any(s.rejected for s in dropped.trace):
-        assert "step dropped" in {line.get_label() for line in plot.convergence(dropped).get_lines()}
 
 
 def test_the_plans_picture_has_its_mass(solved):
@@ -106,18 +103,6 @@ def test_path_draws_what_changes():
         plot.path([])
 
 
-@pytest.mark.parametrize(("draw", "text"),
-                         [(lambda r, x, y: plot.arrows(r, x[:, :1], y),
-                           r"x must be points in the plane, shape \(30, 2\)"),
-                          (lambda r, x, y: plot.links(r, x, y[:3]), r"y must be points in the plane, shape \(23, 2\)"),
-                          (lambda r, x, y: plot.masses(r, side="left"), "side must be one of"),
-                          (lambda r, x, y: plot.plan(r, most=0), "most must be an integer >= 1"),
-                          (lambda r, x, y: plot.links(r, x, y, keep=2), "keep must be a share")])  # fmt: skip
-def test_bad_arguments(solved, draw, text):
-    with pytest.raises(ValueError, match=text):
-        draw(*solved)
-
-
 class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
@@ -133,6 +118,7 @@ class Page(HTMLParser):
 
 
 def test_a_report_loads_nothing_and_escapes_names(solved):
+    """Of a solve that did not converge, too: of its 60 passes the first and the last are shown."""
     result = solved[0]
     name = "<script>alert(1)</script>.npz"
     text = report.page(
@@ -147,30 +133,8 @@ def test_a_report_loads_nothing_and_escapes_names(solved):
     assert not re.search(r"https?://|url\(|@import", text)
     assert "converged" in page.text
     assert f"{result.objective:.6g}" in page.text
-
-
-def test_a_report_of_what_did_not_converge():
-    case = clouds(30, 30)
     with pytest.warns(mapuot.ConvergenceWarning):
-        result = mapuot.solve(case.M, reg=1e-4, reg_m=9.0, max_passes=60, method="sinkhorn")
-    page = Page(report.page(result, summary.as_table(result), "x", {}, store.contents(result), {}))
+        late = mapuot.solve(clouds(30, 30).M, reg=1e-4, reg_m=9.0, max_passes=60, method="sinkhorn")
+    page = Page(report.page(late, summary.as_table(late), "x", {}, store.contents(late), {}))
     assert "not converged: max_passes" in page.text
-    assert "..." in page.text  # of 60 passes the first and the last are shown
-
-
-def test_the_command_writes_one(tmp_path, monkeypatch):
-    from click.testing import CliRunner
-
-    monkeypatch.chdir(tmp_path)
-    np.save("M.npy", clouds(20, 15).M)
-    arguments = ["solve", "M.npy", "--reg", "0.1", "--reg-m", "1", "--report", "out.html"]
-    done = CliRunner().invoke(cli.cli, arguments)
-    assert done.exit_code == 0, done.output
-    assert "nothing is stored" not in done.output
-    page = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
-    assert "M.npy" in page.text
-    assert "20 x 15" in page.text
-    pytest.importorskip("h5py")  # whose writer sorts the values
-    done = CliRunner().invoke(cli.cli, [*arguments[:-1], "again.html", "-o", "out.h5ad", "--plan", "dense"])
-    assert done.exit_code == 0, done.output
-    assert "largest difference" in (tmp_path / "again.html").read_text(encoding="utf-8")
+    assert "..." in page.text

@@ -93,6 +93,33 @@ def inner(addends=(1.0, 1.0), **options):
     return mapuot.solve(mapuot.PointCloud(SQUARE, SQUARE, "inner", addends=addends, **options), reg=0.5, reg_m=1.0)
 
 
+def as_csr(torch):
+    return torch.ones(4, 5).to_sparse_csr()
+
+
+STRANGE = (lambda t: t.ones(4).to_sparse_coo(), lambda t: t.ones(4).to("meta"), lambda t: t.ones(4) + 1j)
+
+
+def torch_loss(**named):
+    """The loss of tensors, which functions of torch may make."""
+    torch = pytest.importorskip("torch")
+    given = {x: torch.tensor(getattr(CASE, x)) for x in "Mab"} | {"reg": 0.1, "reg_m": 1.0} | named
+    return mapuot.torch.sinkhorn_loss(**{k: x(torch) if callable(x) else x for k, x in given.items()})
+
+
+def samples_loss(given=None, **named):
+    """GeomLoss's class, called with what ``given`` makes of (a, x, b, y)."""
+    torch = pytest.importorskip("torch")
+    loss = mapuot.torch.SamplesLoss(**named)
+    tensors = torch.ones(4) / 4, torch.ones(4, 2), torch.ones(5) / 5, torch.ones(5, 2)
+    return loss(*given(*tensors)) if given else loss
+
+
+def picture(kind, *given, **named):
+    pytest.importorskip("matplotlib").use("agg")
+    return getattr(mapuot.plot, kind)(call(), *given, **named)
+
+
 V, T, N, I = ValueError, TypeError, NotImplementedError, mapuot.InfeasibleError  # noqa: E741
 # {function: (what is called, arguments that it takes, {error: rows of (name, text, value, ...)})}: a value is refused
 # for the argument of this name; a row of several arguments begins with them. Before " " or "[" stands the name again.
@@ -381,6 +408,40 @@ FUNCTIONS = {
         T: [("across", " must be a number", None)],
         N: [("across", APART, np.inf), ("metric", APART, "euclidean", "cosine", "wfr"),
             ("x", "labels are for one cloud", [np.ones((3, 2))] * 2)]}),
+    "torch.sinkhorn_loss": (torch_loss, {}, {
+        T: [("M", "sample_loss", FULL), ("a", "takes tensors, got ndarray", ONE),
+            ("reference", "reference, penalty and warm_start", "uniform"),
+            ("M", " must be a dense tensor of real numbers in memory or M.to_sparse_csr()",
+             *STRANGE), ("a", " must be a dense tensor of real", *STRANGE),
+            ("b", " must be a dense tensor of real", *STRANGE),
+            ("values", " must be None where M is dense", lambda t: t.ones(20)),
+            ({"M": as_csr, "values": 3.0}, "takes tensors, got float for values")],
+        V: [("reg", " must be", -0.1), ("a", " must be >= 0", lambda t: -t.ones(2, 4)),
+            ("M", " must be a matrix (m, n) where it is sparse, got shape (2, 4, 5)",
+             lambda t: t.ones(2, 4, 5).to_sparse_csr()),
+            ({"M": as_csr, "values": lambda t: t.ones(19)}, "values must be one for each of the"),
+            ({"a": lambda t: t.ones(3, 4), "b": lambda t: t.ones(2, 5)}, "M, a and b must hold")],
+        I: [({"a": lambda t: t.ones(2, 4), "reg_m": np.inf}, "a and b must have equal masses")]}),
+    "SamplesLoss": (samples_loss, {}, {
+        N: [("loss", "loss", "energy"), ("cost", "cost", "Norm2(X-Y)")], T: [("blurr", "blurr", 0.1)],
+        V: [("p", " must", 3), ("blur", "blur", 0.0), ("reach", "reach", -1.0), ("reach_x", "reach_x", 0.0),
+            ("backend", "backend", "cuda")]}),
+    "SamplesLoss of tensors": (samples_loss, {}, {
+        V: [("given", "SamplesLoss takes", lambda a, x, b, y: (x,)), ("given", "x must", lambda a, x, b, y: (x[0], y)),
+            ("given", "y must", lambda a, x, b, y: (x.expand(2, 4, 2), y.expand(3, 5, 2)),
+             lambda a, x, b, y: (x, y[:, :1])),
+            ("given", "a must", lambda a, x, b, y: (a[:3], x, b, y)),
+            ("given", "b must", lambda a, x, b, y: (a, x, b[None], y))],
+        T: [("given", "x", lambda a, x, b, y: (x.numpy(), y))],
+        I: [("given", "a and b must have equal masses", lambda a, x, b, y: (2 * a, x, b, y))]}),
+    "torch.SinkhornLoss": (lambda **x: pytest.importorskip("torch") and mapuot.torch.SinkhornLoss(**x),
+                           {"reg": 0.2, "reg_m": 1.0}, {
+        V: [("reduction", " must be one of", "median"), ("reg", " must be a positive finite number", -1)]}),
+    "plot": (picture, {"kind": "masses"}, {
+        V: [("side", " must be one of", "left"), ({"kind": "plan", "most": 0}, "most must be an integer >= 1")]}),
+    "plot.links": (lambda **x: picture("links", **x), {"x": np.ones((4, 2)), "y": np.ones((5, 2))}, {
+        V: [("x", " must be points in the plane, shape (4, 2)", np.ones((4, 1))),
+            ("y", " must be points in the plane, shape (5, 2)", np.ones((3, 2))), ("keep", " must be a share", 2)]}),
     "Result.apply": (call().apply, {}, {
         V: [("X", "X", 1.0, np.ones(6), np.ones((6, 2)), np.ones((5, 1, 1))),
             ("X", " must have a column", np.ones((5, 0)))],
@@ -536,18 +597,6 @@ def test_tensors_that_cannot_be_read_are_named(name, trouble):
         (TypeError, ValueError), match=rf"^{name}\b.*(read as an array|real numbers|a positive number|must be a Result)"
     ):
         call(**{name: value})
-
-
-@pytest.mark.parametrize("trouble", ["sparse", "meta", "complex"])
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_tensors_of_the_loss(trouble, place):
-    torch = pytest.importorskip("torch")
-    from mapuot.torch import sinkhorn_loss
-
-    tensors = [torch.tensor(x) for x in (CASE.M, CASE.a, CASE.b)]
-    tensors[place] = SPOILED[trouble](tensors[place])
-    with pytest.raises(TypeError, match=f"^{'Mab'[place]} must be a dense tensor of real numbers in memory"):
-        sinkhorn_loss(*tensors, reg=0.1, reg_m=1.0)
 
 
 def test_jax_takes_real_numbers():
