@@ -86,3 +86,20 @@ def test_blocks_of_pages(code, printed, tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     wanted, got = (VARIES.sub("after N passes, error_bound E", text) for text in (printed, shown))
     assert doctest.OutputChecker().check_output(wanted, got, FLAGS) or wanted == got, shown
+
+
+def test_tables_of_the_docs_are_those_of_the_records(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    readme = pytest.importorskip("bench.readme", reason="no benchmark beside an installed package")
+    for marker, (pages, *_) in readme.TABLES.items():
+        found = readme.found(marker, readme.RESULTS)
+        for page in pages:
+            assert f"<!-- {marker} -->\n{found}\n<!-- /{marker} -->" in (ROOT / page).read_text()
+
+
+def test_a_true_error_is_found_by_newtons_method(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    row = pytest.importorskip("bench.passes").hard_case("a", 0.01, 1.0, 3.0)
+    assert row["status"] == "converged"
+    assert 0 < row["true"] <= row["bound"]
+    assert not row["lies"]

@@ -1,6 +1,14 @@
-"""Matrices that are read block by block, from functions and files, against the same matrix in memory."""
+"""Matrices read block by block, from functions and files, against the same matrix in memory; files from anyone."""
 
+import io
+import json
+import os
 import pickle
+import resource
+import signal
+import subprocess
+import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -8,15 +16,18 @@ from problems import clouds
 
 import mapuot
 from mapuot import files
+from mapuot.backends.cpu import native
 from mapuot.problem import cost
 
+CASE = clouds(40, 21)
 FORMATS = ["plain.npy", "fortran.npy", "plain.npz", "packed.npz", "some.h5", "packed.hdf5", "some.zarr"]
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of about seven rows of 21 columns."""
-    monkeypatch.setattr(cost, "BLOCK_BYTES", 7 * 21 * 8)
+    for module in (cost, native):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 7 * 21 * 8)
 
 
 def write(path, M, **more):
@@ -53,30 +64,28 @@ def same(one, two):
 
 
 def test_reference_in_a_file(small_blocks, tmp_path):
-    case = clouds(40, 21)
     c = np.random.default_rng(0).random((40, 21))
-    M, kept = write(tmp_path / "plain.npz", case.M), write(tmp_path / "plain.npy", c)
-    found = case.replace(M=M, reference=files.open_matrix(kept)).solve()
-    same(found, case.replace(reference=c).solve())
+    M, kept = write(tmp_path / "plain.npz", CASE.M), write(tmp_path / "plain.npy", c)
+    found = CASE.replace(M=M, reference=files.open_matrix(kept)).solve()
+    same(found, CASE.replace(reference=c).solve())
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats(small_blocks, tmp_path, name):
-    case = clouds(40, 21)
-    path = write(tmp_path / name, case.M, a=case.a, b=case.b)
+    path = write(tmp_path / name, CASE.M, a=CASE.a, b=CASE.b)
     opened = files.open_matrix(path)
     assert opened.shape == (40, 21)
-    np.testing.assert_array_equal(np.asarray(opened), case.M)
-    np.testing.assert_array_equal(np.asarray(opened[30:37]), case.M[30:37])
-    np.testing.assert_array_equal(np.asarray(opened[3:20][2:5]), case.M[5:8])
-    found, right = case.replace(M=path).solve(), case.solve()
-    for result in (found, case.replace(M=str(path)).solve(), pickle.loads(pickle.dumps(found))):
+    np.testing.assert_array_equal(np.asarray(opened), CASE.M)
+    np.testing.assert_array_equal(np.asarray(opened[30:37]), CASE.M[30:37])
+    np.testing.assert_array_equal(np.asarray(opened[3:20][2:5]), CASE.M[5:8])
+    found, right = CASE.replace(M=path).solve(), CASE.solve()
+    for result in (found, CASE.replace(M=str(path)).solve(), pickle.loads(pickle.dumps(found))):
         same(result, right)
     if path.suffix != ".npy":
-        np.testing.assert_array_equal(files.read_vector(path, "a"), case.a)
-        np.testing.assert_array_equal(files.find_vector(path, "b"), case.b)
-        np.testing.assert_array_equal(files.find_vector(f"{path}:M", "b"), case.b)
-        np.testing.assert_array_equal(files.read_vector(f"{path}:b", "a"), case.b)
+        np.testing.assert_array_equal(files.read_vector(path, "a"), CASE.a)
+        np.testing.assert_array_equal(files.find_vector(path, "b"), CASE.b)
+        np.testing.assert_array_equal(files.find_vector(f"{path}:M", "b"), CASE.b)
+        np.testing.assert_array_equal(files.read_vector(f"{path}:b", "a"), CASE.b)
         with pytest.raises(ValueError, match=r"holds no array 'w', but .*M"):
             files.read_vector(path, "w")
         with pytest.raises(ValueError, match=r"holds no array 'Q', but .*M"):
@@ -143,16 +152,16 @@ def test_bad_files(tmp_path, name, content, kind, text):
 @pytest.mark.parametrize("name", ["grouped.h5", "grouped.zarr"])
 def test_groups(tmp_path, name):
     """a and b are looked for beside M; a path may hold colons; a group is no array."""
-    case, path = clouds(40, 21), tmp_path / "x:y" / name
+    path = tmp_path / "x:y" / name
     path.parent.mkdir()
     library = pytest.importorskip(*(["h5py"] if path.suffix == ".h5" else ["zarr", "3"]))
     file = library.File(path, "w") if path.suffix == ".h5" else library.open_group(path, mode="w")
-    for array, value in {"a": np.zeros(40), "run/M": case.M, "run/a": case.a}.items():
+    for array, value in {"a": np.zeros(40), "run/M": CASE.M, "run/a": CASE.a}.items():
         (file.create_dataset if path.suffix == ".h5" else file.create_array)(array, data=value)
     if path.suffix == ".h5":
         file.close()
-    np.testing.assert_array_equal(np.asarray(files.open_matrix(f"{path}:run/M")), case.M)
-    np.testing.assert_array_equal(files.find_vector(f"{path}:run/M", "a"), case.a)
+    np.testing.assert_array_equal(np.asarray(files.open_matrix(f"{path}:run/M")), CASE.M)
+    np.testing.assert_array_equal(files.find_vector(f"{path}:run/M", "a"), CASE.a)
     assert files.find_vector(f"{path}:run/M", "b") is None
     with pytest.raises(ValueError, match="holds no array 'run', but a, run, run/M, run/a"):
         files.open_matrix(f"{path}:run")
@@ -160,14 +169,13 @@ def test_groups(tmp_path, name):
 
 def test_a_file_of_one_array(tmp_path):
     zarr = pytest.importorskip("zarr", minversion="3")
-    case = clouds(40, 21)
-    zarr.create_array(tmp_path / "M.zarr", data=case.M)
-    zarr.create_array(tmp_path / "a.zarr", data=case.a)
-    np.save(tmp_path / "a.npy", case.a)
+    zarr.create_array(tmp_path / "M.zarr", data=CASE.M)
+    zarr.create_array(tmp_path / "a.zarr", data=CASE.a)
+    np.save(tmp_path / "a.npy", CASE.a)
     assert files.find_vector(tmp_path / "M.zarr", "a") is None
     for name in ("a.zarr", "a.npy"):
-        np.testing.assert_array_equal(files.read_vector(tmp_path / name, "a"), case.a)
-    same(case.replace(M=tmp_path / "M.zarr").solve(), case.solve())
+        np.testing.assert_array_equal(files.read_vector(tmp_path / name, "a"), CASE.a)
+    same(CASE.replace(M=tmp_path / "M.zarr").solve(), CASE.solve())
 
 
 # ---- checkpoints ----
@@ -214,3 +222,159 @@ def test_a_function_of_two_dtypes():
         mapuot.multimarginal(of(array, np.float64), weights, reg=0.1, reg_m=1.0)
     whole = np.round(M * 8)
     assert mapuot.solve(of(whole, np.int64), *weights[:2], reg=0.1, reg_m=1.0).converged
+
+
+# ---- files from anyone: damaged bytes, forged headers, pipes, what killed processes left. None is believed, none hangs
+
+GIBIBYTE = 1 << 30
+
+
+def test_damaged_checkpoints(tmp_path):
+    """What is damaged at random: readers of tests/fuzz."""
+    (tmp_path / "text.npz").write_text("no")
+    np.save(tmp_path / "one.npy", np.ones(3))
+    wrong = [{"x": 1}, {"side": "b"}, {"side": np.array(["b"] * 2), "potential": "x"}, {"side": 1, "potential": CASE.b}]
+    wrong.append({"side": "b", "potential": np.full(21, np.nan)})
+    for k, arrays in enumerate(wrong):
+        np.savez(tmp_path / f"{k}.npz", **arrays)
+    for other in ("0.npz", "1.npz", "2.npz", "3.npz", "text.npz", "one.npy"):
+        with pytest.raises(ValueError, match="is not a checkpoint"):
+            files.load_checkpoint(tmp_path / other, 40, 21, 0.1)
+    with pytest.raises(ValueError, match="potential is not finite"):
+        files.load_checkpoint(tmp_path / "4.npz", 40, 21, 0.1)
+    with pytest.raises(TypeError, match="path must be that of a checkpoint, got 5"):
+        files.load_checkpoint(5, 40, 21, 0.1)
+
+
+# what a header claims
+
+
+def npy(shape="(30, 20)", descr="'<f8'", length=None, version=b"\x01\x00", data=b"\0" * 4800):
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    size = len(text) if length is None else length
+    return b"\x93NUMPY" + version + size.to_bytes(2 if version == b"\x01\x00" else 4, "little") + text + data
+
+
+FORGED = {"rows": npy("(1 << 50, 20)".replace("1 << 50", str(1 << 50))), "columns": npy(f"(1, {1 << 60})"),
+          "both": npy(f"({1 << 62}, {1 << 62})"), "negative": npy("(-30, -20)"), "one negative": npy("(-1, 20)"),
+          "length": npy(length=4_000_000_000, version=b"\x02\x00"), "version": npy(version=b"\x07\x00"),
+          "objects": npy(descr="'|O'"), "nothing": npy("(4000000000, 4000000000)", descr="'|V0'"),
+          "records": npy(descr="[('x', '<f8')]"), "deep": npy("(" * 5000 + ")" * 5000),
+          "long": npy("(30, 20)" + " " * 60000), "code": npy("__import__('os').abort()"), "text": npy("('30', 20)"),
+          "unfinished": b"\x93NUMPY\x01"}  # fmt: skip
+LIMITED = """
+import resource, sys
+from mapuot import files
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
+for path in sys.argv[2:]:
+    try:
+        files.open_matrix(path)
+        print("opened", path)
+    except ValueError as error:
+        print("refused" if path in str(error) else error)
+"""
+
+
+@pytest.mark.parametrize("kind", ["npy", "stored", "packed"])
+def test_forged_headers_take_no_memory(tmp_path, kind):
+    """Under a limit of 1 GiB beyond what the process has: MemoryError would be another line than "refused"."""
+    if "LD_PRELOAD" in os.environ:
+        pytest.skip("a sanitizer takes memory of its own")
+    paths = []
+    for name, data in FORGED.items():
+        paths.append(tmp_path / f"{name}.{'npy' if kind == 'npy' else 'npz'}")
+        if kind == "npy":
+            paths[-1].write_bytes(data)
+            continue
+        with zipfile.ZipFile(paths[-1], "w", zipfile.ZIP_DEFLATED if kind == "packed" else 0) as archive:
+            archive.writestr("M.npy", data)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(4 * used + GIBIBYTE), *map(str, paths)],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:-1] == ["refused"] * len(paths)
+
+
+def test_archives_that_claim_what_they_cannot_hold(tmp_path):
+    path = tmp_path / "claims.npz"
+    text = io.BytesIO()
+    with zipfile.ZipFile(text, "w") as archive:
+        archive.writestr("M.npy", npy())
+    for size in (1 << 31, 0xFFFFFFFE):
+        data, real = text.getvalue(), len(npy()).to_bytes(4, "little")
+        path.write_bytes(data.replace(real, size.to_bytes(4, "little")))
+        with pytest.raises(ValueError, match=r"claims\.npz cannot be read as npz: M claims"):
+            files.open_matrix(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("M.npy", npy())
+    with pytest.raises(ValueError, match="M is compressed by method 12, not by deflate"):
+        files.open_matrix(path)
+
+
+class Trap:
+    def __reduce__(self):
+        return os.kill, (os.getpid(), signal.SIGKILL)
+
+
+def test_no_pickle_is_opened(tmp_path):
+    np.save(tmp_path / "M.npy", np.array([[Trap()]], object), allow_pickle=True)
+    np.savez(tmp_path / "state.npz", side="b", potential=np.array([Trap()], object))
+    (tmp_path / "bare.npz").write_bytes(pickle.dumps(Trap()))
+    for name in ("M.npy", "bare.npz"):
+        with pytest.raises(ValueError, match=name):
+            mapuot.solve(tmp_path / name, reg=1.0, reg_m=1.0)
+    with pytest.raises(ValueError, match=r"state\.npz is not a checkpoint"):
+        files.load_checkpoint(tmp_path / "state.npz", 1, 1, 1.0)
+    pytest.importorskip("zarr")
+    for packed in ({"filters": [{"id": "pickle"}]}, {"compressor": {"id": "pickle"}}):
+        folder = tmp_path / "M.zarr"
+        folder.mkdir(exist_ok=True)
+        meta = {"zarr_format": 2, "shape": [1, 1], "chunks": [1, 1], "dtype": "<f8", "fill_value": 0, "order": "C"}
+        (folder / ".zarray").write_text(json.dumps({**meta, "compressor": None, "filters": None, **packed}))
+        (folder / "0.0").write_bytes(pickle.dumps(Trap()))
+        with pytest.raises(ValueError, match=r"M\.zarr cannot be read as zarr"):
+            np.asarray(files.open_matrix(folder))
+
+
+@pytest.mark.parametrize("name", ["M.npy", "M.npz", "M.h5", "M.zarr"])
+def test_pipes_and_folders_are_no_files(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} cannot be read as .*: it is no regular file"):
+        files.open_matrix(tmp_path / name)
+    with pytest.raises(ValueError, match="no regular file"):
+        files.find_vector(tmp_path / name, "a")
+    with pytest.raises(ValueError, match="no regular file"):
+        files.load_checkpoint(tmp_path / name, 3, 3, 1.0)
+
+
+def test_fortran_order_is_read_by_plain_reads(tmp_path):
+    """A file that shrinks under a mapping would kill the process: now the block is missing, and said to be."""
+    path = tmp_path / "fortran.npy"
+    np.save(path, np.asfortranarray(CASE.M))
+    matrix = files.open_matrix(path)
+    np.testing.assert_array_equal(matrix.function(3, 17), CASE.M[3:17])
+    np.testing.assert_array_equal(np.asarray(matrix), CASE.M)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"fortran\.npy cannot be read as npy"):
+        np.asarray(matrix)
+
+
+def test_a_file_that_grows_nan_is_told():
+    case, calls = clouds(30, 20), []
+
+    def rows(i0, i1):
+        calls.append(i0)
+        return np.where(len(calls) > 2, np.nan, case.M[i0:i1])
+
+    for precision in ("float64", "mixed"):
+        calls.clear()
+        with pytest.raises(ValueError, match="M must not hold NaN or -inf, got 600 such entries"):
+            mapuot.solve(rows, case.a, case.b, reg=0.05, reg_m=1.0, precision=precision, tol=1e-9)
+    calls.clear()
+    result = mapuot.solve(lambda i0, i1: case.M[i0:i1], case.a, case.b, reg=0.05, reg_m=1.0)
+    result.problem.cost.function = lambda i0, i1: np.full((i1 - i0, 20), -np.inf)
+    for read in (lambda: result.cost, lambda: result.plan, lambda: result.apply(case.b), lambda: result.top_k(1)):
+        with pytest.raises(ValueError, match="M must not hold NaN or -inf, got 600 such entries"):
+            read()

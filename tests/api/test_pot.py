@@ -1,8 +1,12 @@
-"""mapuot.pot against POT: how near the answers are, log keys, the cases in which POT fails."""
+"""mapuot.pot against POT: how near the answers are, log keys, the cases in which POT fails; POT patched."""
+
+import inspect
+import warnings
 
 import numpy as np
 import ot
 import pytest
+from judge import divergence
 from numpy.testing import assert_allclose
 from problems import arrays
 
@@ -10,9 +14,14 @@ import mapuot
 from mapuot import pot
 
 METHODS = ("sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
+FUNCTIONS = ("sinkhorn_unbalanced", "sinkhorn_unbalanced2", "sinkhorn_knopp_unbalanced",
+             "sinkhorn_stabilized_unbalanced", "sinkhorn_unbalanced_translation_invariant", "barycenter_unbalanced",
+             "barycenter_unbalanced_sinkhorn", "barycenter_unbalanced_stabilized")  # fmt: skip
 REG = 0.1
-pytestmark = [pytest.mark.usefixtures("pot_backend"),
-              pytest.mark.filterwarnings("ignore:reg_type='entropy'|If reg_type|Stabilized Unbalanced")]  # fmt: skip
+pytestmark = [
+    pytest.mark.usefixtures("pot_backend"),
+    pytest.mark.filterwarnings("ignore:reg_type='entropy'|If reg_type|Stabilized Unbalanced|Reg_type not"),
+]
 
 
 # named methods
@@ -43,16 +52,12 @@ def test_named_methods_are_nearer_than_pots(reg_m, reference, count):
 
 @pytest.mark.parametrize("method", [None, *METHODS])
 def test_a_warm_start_is_used(method):
+    """And no stop means the least error."""
     a, b, M, _ = arrays()
     _, log = pot.sinkhorn_unbalanced(a, b, M, REG, 2.0, method, log=True)
     again = pot.sinkhorn_unbalanced(a, b, M, REG, 2.0, method, warmstart=(log["logu"], log["logv"]), log=True)[1]
     assert len(again["err"]) < len(log["err"])
-
-
-def test_no_stop_means_the_least_error():
-    a, b, M, _ = arrays()
-    for method in (None, "sinkhorn"):
-        assert pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, method, stopThr=0, log=True)[1]["err"][-1] <= 1e-10
+    assert pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, method, stopThr=0, log=True)[1]["err"][-1] <= 1e-10
 
 
 def test_named_functions_are_the_named_methods():
@@ -81,13 +86,40 @@ def test_float32_stays_float32():
 # the ways to write the arguments
 
 
-def test_lists_and_empty_marginals():
-    M = [[0.0, 1.0], [1.0, 0.0]]
-    half = [0.5, 0.5]
-    expected = ot.sinkhorn_unbalanced(half, half, M, 1, 1)
-    for a, b in ((half, half), ([], []), (np.array([]), half)):
-        assert_allclose(pot.sinkhorn_unbalanced(a, b, M, 1, 1, "sinkhorn"), expected, rtol=1e-5)
-        assert_allclose(pot.sinkhorn_unbalanced(a, b, M, 1, 1), expected, rtol=1e-5)
+def test_lists_tables_and_empty_marginals():
+    pandas, (a, b, M, _) = pytest.importorskip("pandas"), arrays()
+    rows, B, A, square = list("abcdefghijklm"), np.stack([b, b[::-1]], 1), np.stack([a, a[::-1]], 1), M @ M.T
+    table, half = pandas.DataFrame(M, index=rows), np.full(17, 1 / 17)
+    for method in (None, "sinkhorn"):
+        for given, right in (
+            ((a.tolist(), b.tolist(), M.tolist()), (a, b, M)), ((a, [], M), (a, half, M)),
+            ((a, np.array([]), M), (a, half, M)), ((a, pandas.DataFrame(B), table), (a, B, M)),
+            ((pandas.Series(a, index=rows), pandas.Series(b), table), (a, b, M)),
+        ):  # fmt: skip
+            expected = pot.sinkhorn_unbalanced(*right, REG, 1.0, method)
+            assert_allclose(pot.sinkhorn_unbalanced(*given, REG, 1.0, method), expected, rtol=1e-14)
+    q = pot.barycenter_unbalanced(pandas.DataFrame(A), pandas.DataFrame(square), REG, 1.0)
+    assert_allclose(q, pot.barycenter_unbalanced(A, square, REG, 1.0), rtol=1e-14)
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_arrays_of_other_libraries_come_back(library):
+    module = pytest.importorskip(library)
+    make, kind = (module.tensor, module.Tensor) if library == "torch" else (module.numpy.asarray, module.Array)
+    plain = arrays(dtype=np.float32)[:3]
+    given = [make(x) for x in plain]
+    plan, log = pot.sinkhorn_unbalanced(*given, REG, 1.0, "sinkhorn", log=True)
+    moved, told = pot.mm_unbalanced(*given, 1.0, log=True)
+    for x in (plan, log["logu"], log["total_cost"], moved, told["f"], pot.sinkhorn_unbalanced2(*given, REG, 1.0)):
+        assert isinstance(x, kind)
+    assert_allclose(plan, pot.sinkhorn_unbalanced(*plain, REG, 1.0, "sinkhorn"), rtol=1e-6)
+    assert_allclose(moved, pot.mm_unbalanced(*plain, 1.0), rtol=1e-6)
+    if library == "torch":
+        with pytest.raises(NotImplementedError, match=r"M requires grad.*detach"):
+            pot.sinkhorn_unbalanced(*given[:2], given[2].requires_grad_(), REG, 1.0)
+    else:
+        with pytest.raises(Exception, match=r"[Tt]racer"):
+            module.grad(lambda x: pot.sinkhorn_unbalanced2(*given[:2], x, REG, 1.0))(given[2])
 
 
 @pytest.mark.parametrize(("odd", "meant", "text"),
@@ -125,9 +157,6 @@ def test_several_targets_are_solved_each(method, kind):
     assert pot.sinkhorn_unbalanced(a, B.tolist(), M, REG, 1.0, method, **rest).shape == (3,)
 
 
-# tensors
-
-
 def test_total_cost_of_tensors_has_its_gradient():
     torch = pytest.importorskip("torch")
     a, b, M, _ = (torch.tensor(x, requires_grad=True) for x in arrays(4, 5))
@@ -137,3 +166,174 @@ def test_total_cost_of_tensors_has_its_gradient():
     assert pot.sinkhorn_unbalanced2(empty, b, M, **call).requires_grad
     with torch.no_grad():
         assert not pot.sinkhorn_unbalanced(a, b, M, REG, 1.0).requires_grad
+
+
+# ---- mm_unbalanced
+
+
+@pytest.mark.parametrize("reg_m", [0.1, 1.0, (5.0, 0.5)], ids=str)
+@pytest.mark.parametrize("hole", [False, True])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_the_gap_is_that_of_the_dual_problem(reg_m, hole, dtype):
+    """Of the problem without entropy; with it the answer is POT's."""
+    a, b, M, _ = arrays(20, 25)
+    M = M.astype(dtype)
+    small = a[:6], b[:7], M[:6, :7], reg_m
+    assert_allclose(pot.mm_unbalanced(*small, reg=0.5), ot.unbalanced.mm_unbalanced(*small, reg=0.5), atol=1e-6)
+    with pytest.warns(mapuot.ConvergenceWarning, match="mm_unbalanced not converged: gap"):
+        pot.mm_unbalanced(a, b, M, reg_m, numItermax=2)
+    if hole:
+        M[3], M[5, 7], a[4], b[2] = np.inf, np.inf, 0.0, 0.0
+    plan, log = pot.mm_unbalanced(a, b, M, reg_m, log=True)
+    assert plan.dtype == dtype
+    P, C = plan.astype(float), M.astype(float)
+    rhos, (r, s), (f, g) = np.broadcast_to(reg_m, 2), (P.sum(1), P.sum(0)), (log["f"], log["g"])
+    paid = divergence("kl", r, a, rhos[0]).sum() + divergence("kl", s, b, rhos[1]).sum()
+    primal = (P * np.where(P > 0, C, 0)).sum() + paid
+    assert (f[:, None] + g <= C + 1e-12).all()
+    assert not P[np.isinf(C)].any()
+    assert not P[a == 0].any()
+    assert not P[:, b == 0].any()
+    dual = sum(rho * (w * -np.expm1(-x / rho))[w > 0].sum() for rho, w, x in zip(rhos, (a, b), (f, g), strict=True))
+    assert log["total_cost"] == pytest.approx(primal, rel=1e-9 if dtype is np.float64 else 1e-6)
+    assert log["gap"] == pytest.approx(log["total_cost"] - dual, abs=1e-12)
+    assert 0 <= log["gap"] <= 1e-6 * primal
+
+
+# ---- the surface
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS[:2], FUNCTIONS[5]])
+def test_signature_is_pots(name):
+    ours = inspect.signature(getattr(pot, name)).parameters
+    theirs = inspect.signature(getattr(ot.unbalanced, name)).parameters
+    theirs = {k: p for k, p in theirs.items() if p.kind is not p.VAR_KEYWORD}
+    positional = [k for k, p in ours.items() if p.kind is not p.KEYWORD_ONLY]
+    assert positional == list(theirs)
+    for key in positional:
+        if (name, key) not in {("sinkhorn_unbalanced", "method"), ("sinkhorn_unbalanced2", "method")}:
+            assert ours[key].default == theirs[key].default
+
+
+# ---- POT on mapuot
+
+
+@pytest.fixture
+def patched():
+    with pot.patched():
+        yield
+
+
+def holders():
+    import ot.solvers._linear as linear
+
+    return [
+        (ot, FUNCTIONS[0]), (ot, FUNCTIONS[1]), (ot, FUNCTIONS[5]), (ot.da, FUNCTIONS[0]),
+        (linear, "sinkhorn_knopp_unbalanced"),
+        *((module, name) for module in (ot.unbalanced, ot.unbalanced._sinkhorn) for name in FUNCTIONS),
+    ]  # fmt: skip
+
+
+def test_patch_reaches_every_holder_and_goes_back():
+    before = [getattr(module, name) for module, name in holders()]
+    with pytest.raises(KeyError), pot.patched():
+        raise KeyError
+    with pot.patched():
+        assert all(getattr(module, name).__module__.startswith("mapuot.") for module, name in holders())
+        with pot.patched():
+            pass
+        assert ot.da.sinkhorn_unbalanced.__module__ == "mapuot.pot.patching"
+    assert [getattr(module, name) for module, name in holders()] == before
+    pot.patch()
+    pot.patch()
+    with pot.patched():
+        pass
+    assert ot.sinkhorn_unbalanced.__module__ == "mapuot.pot.patching"
+    pot.unpatch()
+    pot.unpatch()
+    assert [getattr(module, name) for module, name in holders()] == before
+
+
+def test_ot_solve_runs_on_mapuot(patched):
+    a, b, M, _ = arrays()
+    a[0] = 0  # POT divides by zero here
+    for method, stop in ((None, 1e-9), ("sinkhorn", 1e-12)):
+        sol = ot.solve(M, a, b, reg=0.05, unbalanced=[1.0, 2.0], method=method, tol=stop, max_iter=5000)
+        exact = mapuot.solve(M, a, b, reg=0.05, reg_m=(1.0, 2.0), tol=1e-10, backend="reference")
+        assert_allclose(sol.plan, exact.plan, atol=1e-9)
+        assert_allclose(sol.value, exact.objective, rtol=1e-8)
+        assert_allclose(sol.value_linear, exact.cost, rtol=1e-8)
+    again = ot.solve(M, a, b, reg=0.05, unbalanced=[1.0, 2.0], potentials_init=sol.potentials)
+    assert_allclose(again.plan, exact.plan, atol=1e-9)
+    A, square = np.stack([a, a[::-1]], axis=1), M @ M.T
+    found = ot.barycenter_unbalanced(A, square, REG, 1.0)
+    assert_allclose(found, pot.barycenter_unbalanced(A, square, REG, 1.0), rtol=1e-12)
+
+
+def test_patched_several_targets_keep_pots_reference(patched):
+    """POT solves several targets with ones for c; a named reg_type is honoured."""
+    a, b, M, _ = arrays()
+    B = np.stack([b, b[::-1]], axis=1)
+    ours = ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0)
+    kl = ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, reg_type="kl")
+    assert_allclose(kl, pot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, "sinkhorn"), rtol=1e-12)
+    pot.unpatch()
+    assert_allclose(ours, ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0), rtol=1e-4)
+
+
+def test_unknown_keywords_give_one_warning_a_name(patched):
+    a, b, M, _ = arrays()
+    expected = ot.sinkhorn_unbalanced(a, b, M, REG, 1.0)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert_allclose(ot.sinkhorn_unbalanced(a, b, M, REG, 1.0, tau=10.0, numItermaxx=3), expected, rtol=1e-12)
+            ot.unbalanced.sinkhorn_knopp_unbalanced(a, b, M, REG, 1.0, numItermaxx=3, method="foo")
+    told = [str(x.message) for x in seen if "has no argument" in str(x.message)]
+    assert len(told) == 1
+    assert "'numItermaxx'" in told[0]
+    assert {x.filename for x in seen} == {__file__}
+
+
+def calls_that_do_not_converge():
+    a, b, M, _ = arrays()
+    xs = np.random.default_rng(0).random((9, 2))
+    hard = (a, b, M, 1e-4, 100.0)
+    return {
+        "certified": (lambda: pot.sinkhorn_unbalanced(*hard, numItermax=3), "numItermax, reg or stopThr"),
+        "targets": (lambda: pot.sinkhorn_unbalanced2(a, np.stack([b, b], axis=1), M, 1e-4,
+                                                     100.0, numItermax=3), "numItermax, reg or stopThr"),
+        "da": (lambda: mapuot.da.UnbalancedSinkhornTransport(reg_e=1e-3, reg_m=50.0, max_iter=2).fit(
+            xs, Xt=xs[:5] + 0.2), "max_iter, reg or tol"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(calls_that_do_not_converge()))
+def test_warnings_are_the_callers(name, patched):
+    """They point at his line, and name his arguments."""
+    call, words = calls_that_do_not_converge()[name]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        call()
+    found = [x for x in seen if x.category is mapuot.ConvergenceWarning]
+    assert len(found) == 1
+    assert found[0].filename == __file__
+    assert words in str(found[0].message)
+    assert "max_passes" not in str(found[0].message)
+
+
+def test_gradients_go_through_pot(patched):
+    """Where a tensor requires grad, the patched call is POT's own, which differentiates its iterations."""
+    torch = pytest.importorskip("torch")
+    theirs = {name: pair[0] for name, pair in pot.patching.installed.items()}
+    A = np.stack([arrays()[0], arrays()[0][::-1]], axis=1)
+    square = arrays()[2] @ arrays()[2].T
+    for name in FUNCTIONS:
+        slopes = []
+        for function in (getattr(ot.unbalanced, name), theirs[name]):
+            args = [torch.tensor(x, requires_grad=True) for x in ((A, square) if "bary" in name else arrays()[:3])]
+            (function(*args, REG, 1.0) ** 2).sum().backward()
+            slopes.append([x.grad for x in args])
+        for one, other in zip(*slopes, strict=True):
+            assert_allclose(one, other, rtol=1e-10)
+            assert np.abs(other).sum() > 0

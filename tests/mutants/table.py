@@ -150,7 +150,7 @@ TABLE = {
         'rejected{{ and self.status != "converged"}}',
     ]),
     "mapuot/answer/unregularised.py": (
-        "api/test_unregularised.py::test_points_without_mass_may_take_some_without_entropy[tv]", [
+        "api/test_uses.py::test_points_without_mass_may_take_some_without_entropy[tv]", [
         "{{zeros(len(side.weight)~>log(side.weight}}",
     ]),
     "mapuot/ascend/kept.py": (
@@ -180,13 +180,13 @@ TABLE = {
         "(ends >{{~>=}} wanted", "{{ends[here] + }}at", 'side="{{left~>right}}") -',
     ]),
     "mapuot/files/read.py": (
-        "core/test_edges.py api/test_damaged.py::test_forged_headers_take_no_memory[npy] "
-        "api/test_damaged.py::test_archives_that_claim_what_they_cannot_hold", [
+        "core/test_edges.py api/test_files.py::test_forged_headers_take_no_memory[npy] "
+        "api/test_files.py::test_archives_that_claim_what_they_cannot_hold", [
         "CHECKED_BYTES){{~> and 0}}", "+ 30{{ + lengths}}", "if stop < {{end~>start}}:", "{{size > MOST_HEADER~>0}}",
         "{{min(found[0], default=0) < }}0", "{{info.file_size > MOST_INFLATED * path.stat().st_size~>0}}",
     ]),
     "mapuot/files/checkpoint.py": (
-        "api/test_damaged.py::test_damaged_checkpoints api/test_files.py::test_checkpoint[kl]", [
+        "api/test_files.py::test_damaged_checkpoints api/test_files.py::test_checkpoint[kl]", [
         '{{kinds == "f" and not np.isfinite(whole).all()~>0}}', "potential{{ / reg}}",
         "{{potential.shape != start[side].shape~>0}}",
     ]),
