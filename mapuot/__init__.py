@@ -50,18 +50,8 @@ DOORS = "da", "flow", "jax", "plot", "torch", "wot"  # imported on first use; th
 
 def __getattr__(name: str) -> Any:
     """Import a door on first use."""
-    if name == "da":
-        return import_module(".da", __name__)
-    if name == "flow":
-        return import_module(".flow", __name__)
-    if name == "jax":
-        return import_module(".jax", __name__)
-    if name == "plot":
-        return import_module(".plot", __name__)
-    if name == "torch":
-        return import_module(".torch", __name__)
-    if name == "wot":
-        return import_module(".wot", __name__)
+    if name in DOORS:
+        return import_module("." + name, __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -91,7 +91,6 @@ class Answer:
     col_marginal: Any
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what pickle stores: everything but the core's handle on the plan."""
         state = {key: value for key, value in vars(self).items() if key != "_stream"}
         return {**state, "_backend": name_of(self._backend)}
 
@@ -282,15 +281,13 @@ class Result(Certified, Answer):
             mass = float(p.rows.ranks.sum(r.sum()))
         return mass, ((p.rows, p.rows.weight, self.f, r), (p.cols, p.cols.weight, self.g, s))
 
-    @cached_property
-    def _stream(self) -> Operator:
-        return self._new_stream()
-
     def _new_stream(self) -> Operator:
         stream: Operator = self._backend.plan_of(self.problem, self.log_u, self.log_v, self._threads)
         if self.skipped is None:
             return stream
         return KeptPlan(self.skipped, pick("cpu").plan_of, stream, self.log_u, self.log_v, self._threads)
+
+    _stream = cached_property(_new_stream)
 
     @property
     def _formed(self) -> Operator:
@@ -355,11 +352,8 @@ class Result(Certified, Answer):
             return gathered(host(self.plan), self.problem.ranks, root)
         return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root)
 
-    def _blocks(self) -> Iterator[tuple[int, Any]]:
-        return self._blocks_of(self._formed)
-
-    def _blocks_of(self, stream: Operator) -> Iterator[tuple[int, Any]]:
-        m, n = self.problem.shape
+    def _blocks(self, stream: Operator | None = None) -> Iterator[tuple[int, Any]]:
+        (m, n), stream = self.problem.shape, stream or self._formed
         self.problem.cost.check_listed()
         if self.problem.cost.operator == "pairs":
             for i0, i1, _, _ in self.problem.cost.blocks(most=BLOCK_ENTRIES * self.problem.cost.dtype.itemsize):
@@ -370,8 +364,7 @@ class Result(Certified, Answer):
             yield i0, stream.plan(i0, min(i0 + step, m))
 
     def _wide_blocks(self) -> Iterator[tuple[int, Any]]:
-        """Yield blocks of the plan's rows in float64."""
-        return ((i0, host(block)) for i0, block in self._blocks_of(self._wide))
+        return ((i0, host(block)) for i0, block in Result._blocks(self, self._wide))
 
     @property
     def _wide(self) -> Operator:
@@ -453,7 +446,6 @@ class Result(Certified, Answer):
         return self._pairs(size, rng, method)
 
     def _pairs(self, size: int, rng: np.random.Generator, method: str) -> tuple[Any, Any]:
-        """Draw rows, and from each a column."""
         rows = draw_rows(self.row_marginal, size, rng, method)
         return self._drawn(rows, rng.random(size))
 
@@ -462,7 +454,6 @@ class Result(Certified, Answer):
         return (self._formed if self._holds(rows) else self._wide).draw(rows, at)
 
     def _holds(self, rows: Any) -> bool:
-        """Tell whether each of these rows of the plan has mass in float32, too."""
         return holds_float32(float(self.row_marginal[rows].min()), len(self.log_v))
 
     def sparse(self, threshold: float | None = None, *, keep: float | None = None) -> Any:
@@ -493,15 +484,12 @@ class Result(Certified, Answer):
         if (threshold is None) == (keep is None):
             raise ValueError(f"threshold or keep, one of both, must be given, got {shown(threshold)} and {shown(keep)}")
         if keep is not None:
-            return self._larger(self._least_kept(as_share(keep, "keep")), False)
-        threshold = as_float(threshold, "threshold")
-        if np.isnan(threshold):
-            raise ValueError("threshold must be a number, got nan")
-        return self._larger(threshold, True)
-
-    def _larger(self, least: float, strictly: bool) -> Any:
-        """Return the entries above ``least``; unless ``strictly``, entries equal to it as well."""
-        above, xp = operator.gt if strictly else operator.ge, self.problem.cost.xp
+            least, above = self._least_kept(as_share(keep, "keep")), operator.ge
+        else:
+            least, above = as_float(threshold, "threshold"), operator.gt
+            if np.isnan(least):
+                raise ValueError("threshold must be a number, got nan")
+        xp = self.problem.cost.xp
         sparse, n = import_module("scipy.sparse" if xp is np else "cupyx.scipy.sparse"), self.problem.shape[1]
         empty = xp.empty(0, np.int64), xp.empty(0, np.int64), xp.empty(0, self._formed.dtype)
         with np.errstate(over="ignore"):  # of a threshold beyond float32

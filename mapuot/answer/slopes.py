@@ -121,9 +121,13 @@ def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[
     inner = cloud.core[0].inner
     if not inner and cloud.core[0].degree != 2:
         return [slope if want else None for slope, want in zip(block_slopes(result, cloud), wanted, strict=True)]
+    w = 1.0 if cloud.weights is None else cloud.weights
 
     def of_side(rows: bool) -> Any:
-        return inner_slope(result, cloud, rows) if inner else chained(cloud, smooth_slope(result, cloud, rows), rows)
+        if not inner:
+            return chained(cloud, smooth_slope(result, cloud, rows), rows)
+        moved = result.apply(cloud.y) if rows else result.apply_transpose(cloud.x)
+        return np.asarray(-cloud.scale * w * moved)  # of scale (r_i + c_j - <x_i, y_j>): -scale P y of the rows
 
     return [of_side(rows) if want else None for rows, want in zip((True, False), wanted, strict=True)]
 
@@ -173,13 +177,6 @@ def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> Any:
     here, moved = (x, result.apply(with_ones(y))) if rows else (y, result.apply_transpose(with_ones(x)))
     moved = namespace(here).asarray(moved)
     return 2 * cloud.core[1] * (moved[:, -1:] * here - moved[:, :-1])
-
-
-def inner_slope(result: Any, cloud: PointCosts, rows: bool) -> F64:
-    """Return the slopes of scale (r_i + c_j - <x_i, y_j>), -scale P y of the rows."""
-    w = 1.0 if cloud.weights is None else cloud.weights
-    moved = result.apply(cloud.y) if rows else result.apply_transpose(cloud.x)
-    return np.asarray(-cloud.scale * w * moved)
 
 
 def centred(cloud: PointCosts) -> tuple[Any, Any]:
@@ -237,7 +234,6 @@ def chained(cloud: PointCosts, slope: F64, rows: bool) -> F64:
 
 
 def lengths(points: F64, factor: Any) -> F64:
-    """Return |factor x| of each point, (m, 1)."""
     size = size_of(points)
     return np.asarray(size * np.sqrt(((points / size * factor) ** 2).sum(1, keepdims=True)))
 

@@ -193,10 +193,6 @@ class Space:
         rest = w @ q**2 + 2 * q * (w @ q) - 4 * q * (x @ first) - 4 * (x @ third)
         return np.asarray(q**2 * w.sum() + rest + 4 * ((x @ second) * x).sum(1))
 
-    def fold(self, Z: Any) -> Any:
-        """Return phi^T Z of points, Z (m, k) itself beside a matrix."""
-        return Z if self.phi is None else self.phi.T @ Z
-
     def times(self, Z: Any) -> Any:
         """Return what X does to folded columns: X Z, folded back for a matrix and not yet for points."""
         return self.matrix @ Z if self.phi is None else np.concatenate([Z[1:2], Z[:1], -2 * Z[2:]])
@@ -291,7 +287,8 @@ class Task:
         whole = P.plan if self.F is not None or (X.phi is None and Y.phi is None) else None
         if Y.phi is not None:
             Z = P.apply(np.hstack([g, Y.phi]))
-            cross, shared = X.fold(Z[:, g.shape[1] :]), Z[:, : g.shape[1]]
+            cross, shared = Z[:, g.shape[1] :], Z[:, : g.shape[1]]
+            cross = cross if X.phi is None else X.phi.T @ cross
         elif X.phi is not None:
             Z = P.apply_transpose(np.hstack([X.phi, f]))
             cross, shared = Z[:, : X.phi.shape[1]].T, P.apply(g) if g.size else f
@@ -332,12 +329,12 @@ class Task:
 
     def lifted(self, plan: Plan, rows: Any, cols: Any) -> Plan:
         """Return what a step needs of a plan between these points, of which no other has any mass."""
-        r, s, cross = np.zeros(self.X.count), np.zeros(self.Y.count), plan.cross
+        r, s = np.zeros(self.X.count), np.zeros(self.Y.count)
         r[rows], s[cols] = plan.r, plan.s
-        if self.X.phi is None:
-            cross = placed(cross, rows, self.X.count)
-        if self.Y.phi is None:
-            cross = placed(cross.T, cols, self.Y.count).T
+        in_rows, in_cols = self.X.phi is None, self.Y.phi is None  # beside a matrix: among all of its points
+        shape = len(r) if in_rows else plan.cross.shape[0], len(s) if in_cols else plan.cross.shape[1]
+        cross = np.zeros(shape)
+        cross[np.ix_(rows if in_rows else range(shape[0]), cols if in_cols else range(shape[1]))] = plan.cross
         return self.known(r, s, cross, plan.features, plan.logs)
 
     @property
@@ -353,12 +350,10 @@ class Task:
         return rows[:, None], cols
 
     def vector(self, plan: Plan) -> F64:
-        """Return the folded plan as a vector, in which each moment counts by its size."""
         rows, cols = self.sizes
         return np.asarray(plan.cross / rows / cols).ravel()
 
     def cost(self, plan: Plan) -> StepCost:
-        """Return the cost of the step after a plan."""
         X, Y, alpha, G = self.X, self.Y, self.alpha, plan.moved
         r, c, M = alpha * plan.rows + self.constant(plan), alpha * plan.cols, self.F
         M = None if M is None else 0.5 * (1 - alpha) * M
@@ -406,13 +401,6 @@ def relative_entropy(p: F64, q: F64) -> float:
     """Return <p, log(p / q)>, where p is 0 wherever q is."""
     used = p > 0
     return float((p[used] * np.log(p[used] / q[used])).sum())
-
-
-def placed(some: F64, chosen: Any, count: int) -> F64:
-    """Return rows among others, which are 0."""
-    found = np.zeros((count, *some.shape[1:]))
-    found[chosen] = some
-    return found
 
 
 class StepCost(NamedTuple):
@@ -621,7 +609,10 @@ def starts(task: Task, init: Any, options: dict[str, Any]) -> list[tuple[Plan, G
         elif validate.as_choice(one, "init", STARTS) == "independent":
             found.append((task.independent(), None))
         elif one == "coarse":
-            found.append(by_some(task, options))
+            (rows, a), (cols, b) = drawn(task.a), drawn(task.b)  # the best plan between some of the points, lifted
+            part = task.part((rows, a), (cols, b))
+            best = best_of([descend(part, plan, *COARSE, options) for plan, _ in starts(part, "auto", options)])
+            found.append((task.lifted(best._plan, rows, cols), best))
         elif points:
             found += [(plan, None) for plan in by_axes(task, options)]
         else:
@@ -631,15 +622,6 @@ def starts(task: Task, init: Any, options: dict[str, Any]) -> list[tuple[Plan, G
             raise ValueError("init must name a start, got []")
         raise ValueError("reg and reg_m must leave a plan with mass from init 'axes'")
     return found
-
-
-def by_some(task: Task, options: dict[str, Any]) -> tuple[Plan, GromovResult]:
-    """Return the best plan between some of the points, lifted, and the answer that it is of."""
-    (rows, a), (cols, b) = drawn(task.a), drawn(task.b)
-    part = task.part((rows, a), (cols, b))
-    found = [descend(part, plan, *COARSE, options) for plan, _ in starts(part, "auto", options)]
-    best = best_of(found)
-    return task.lifted(best._plan, rows, cols), best
 
 
 def drawn(mass: F64) -> tuple[Any, F64]:

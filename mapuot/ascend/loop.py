@@ -91,7 +91,10 @@ class Run:
                 leave = math.inf
                 ended = self.status not in (*GOES_ON, *FAILED)
                 if ended and options.in_place and not (fresh and len(stats) == 1):
-                    self.certify_in_place(workspace)
+                    before, log_v = self.status, self.module.to_numpy(workspace.potentials()[1])
+                    workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))  # a plan in place shows no losses
+                    status = self.record(workspace.iterate(1))
+                    self.status = status if "converged" in (status, before) else before
                 self.status = self.stepped(workspace, newton, tol)
                 fresh = self.renewed(workspace, skip, self.trace[-1])
                 if self.status != "running" and not fresh:
@@ -99,7 +102,8 @@ class Run:
                 if self.saves and self.ranks.max(bool(self.checkpoint and self.checkpoint.due)):
                     self.save(workspace, problem)
                 seconds = self.ranks.max(time.perf_counter() - begun)
-                count = 1 if single else self.next_count(len(stats), seconds)
+                fits = int(len(stats) * SECONDS_A_CALL / max(seconds, 1e-6))
+                count = 1 if single else max(1, min(2 * len(stats), MOST_A_CALL, fits))
             if stats[-1].rejected and self.status != "converged":  # Newton's step from there may have been certified
                 ended_as = self.status
                 self.leave_rejected(workspace, stats[-1])
@@ -171,14 +175,6 @@ class Run:
             workspace.restart(log_v)
         return False
 
-    def certify_in_place(self, workspace: Workspace) -> None:
-        """Repeat the last pass on a fresh K, as a plan that was rescaled in place does not show what it lost."""
-        log_v = self.module.to_numpy(workspace.potentials()[1])
-        workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
-        status = self.record(workspace.iterate(1))
-        if "converged" in (status, self.status):
-            self.status = status
-
     def leave_rejected(self, workspace: Workspace, last: Stats) -> None:
         """Make one pass more after a step that the guard dropped: the state before that step is the answer."""
         if last.status == "absorb":
@@ -226,7 +222,3 @@ class Run:
         if workspace.estimates and left <= 1:
             workspace.widen()
         return max(1, min(count, left - workspace.estimates))
-
-    def next_count(self, made: int, seconds: float) -> int:
-        """Return how many passes to ask of the core next: what fits SECONDS_A_CALL."""
-        return max(1, min(2 * made, MOST_A_CALL, int(made * SECONDS_A_CALL / max(seconds, 1e-6))))

@@ -83,7 +83,6 @@ class Ascent:
     estimates = False
 
     def __init__(self, body: Any, options: Options) -> None:
-        """``body``: a `Body`."""
         self.body, self.options, self.reads, self.coarse, self.number = body, options, body.reads, body.coarse, 0
         self.history = load("cpu" if body.xp is np else "cuda").History(memory_of(DEPTH, body.width, 8), body.ends)
         floor = max(NARROW_FLOOR * math.sqrt(1 + body.rough), 10 * options.tol)
@@ -134,7 +133,11 @@ class Ascent:
         except StaleError:  # in kernels made for this very state, too
             return self.failed(0.0)
         if not body.certifies:
-            return self.by_change(found)
+            self.found, self.next_log_v = found, body.image(found, False)
+            self.residual = body.change
+            stat = self.told(PassCertificate(), found.mass)
+            stat.status = "converged" if self.residual <= body.tol_change else "running"
+            return stat
         least, most = (f(body.reg, 1.0) * found.mass for f in (min, max))
         if not LEAST_MASS <= least <= most < math.inf:  # gaps are measured by reg times the mass
             return self.failed(0.0 if least < LEAST_MASS else most)
@@ -157,14 +160,6 @@ class Ascent:
         self.found = found
         return self.advanced(value)
 
-    def by_change(self, found: Any) -> Stats:
-        """Judge a pass by what it has changed, where no pass of the body is certified."""
-        self.found, self.next_log_v = found, self.body.image(found, False)
-        self.residual = self.body.change
-        stat = self.told(PassCertificate(), found.mass)
-        stat.status = "converged" if self.residual <= self.body.tol_change else "running"
-        return stat
-
     def advanced(self, value: PassCertificate) -> Stats:
         """Find the state that follows the last plan, certify that where it is due, and judge the pass."""
         if self.exact and not self.found.whole:
@@ -184,7 +179,6 @@ class Ascent:
         return stat
 
     def told(self, value: PassCertificate, mass: float, rejected: bool = False) -> Stats:
-        """Return the numbers of a pass."""
         return Stats(self.number, value.gap, value.error, value.dual, mass, self.residual, rejected, "running")
 
     def is_due(self, value: PassCertificate, residual: F64) -> bool:
@@ -219,7 +213,6 @@ class Ascent:
             stat.status = "converged"
 
     def failed(self, mass: float) -> Stats:
-        """End the solve: the plan of this pass cannot be certified."""
         self.found = self.found if self.found is not None and self.found.whole else None
         self.next_log_v = self.body.xp.zeros(self.body.ends[-1])
         self.residual = math.inf

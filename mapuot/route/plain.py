@@ -56,7 +56,6 @@ def settings(
 
 @functools.cache
 def core() -> tuple[ModuleType, Any]:
-    """Return the CPU backend and its module of whole solves."""
     backend = pick("cpu")
     return backend, import_module(backend.__name__ + ".plain")
 
@@ -139,7 +138,6 @@ def attempt(
 
 
 def as_it_is(result: Result, scale_cost: float = 1.0) -> Result:
-    """Return the Result that a pickle of a `PlainResult` holds."""
     result.scale_cost = scale_cost
     return result
 
@@ -218,7 +216,7 @@ class PlainResult(LazyResult):
         more = [FORMED] * isinstance(self._cost, Formed) + newton_words(self._found.products)
         return in_core(self.options, self._found.larger, self._found.symmetric, more)
 
-    def _blocks(self) -> Iterator[tuple[int, Any]]:
+    def _blocks(self, stream: Any = None) -> Iterator[tuple[int, Any]]:
         yield 0, self.plan  # small enough to be kept
 
     def _drawn(self, rows: Any, at: Any) -> tuple[Any, Any]:
