@@ -49,7 +49,6 @@ PLAN = "Write the plan: dense, the K largest of each row, all above X, or the fe
 
 
 def numbers(ctx: Any, param: Any, value: str) -> Any:
-    """Parse one number, or one for the rows and one for the columns: 1 or 1,inf."""
     try:
         found = [float(text) for text in value.split(",")]
     except ValueError:
@@ -235,7 +234,6 @@ def costs(problem: str | None, points: tuple[str, str] | None, metric: str) -> A
 
 
 def weights(path: str | None, problem: str | None, name: str, length: int) -> Any:
-    """Read the masses from their own file, or from beside M."""
     if path is None and problem is None:
         return None
     found = files.find_vector(problem, name) if path is None else files.read_vector(path, name)
@@ -307,7 +305,6 @@ def warm_up_command() -> None:
 
 
 def module_version(name: str) -> str:
-    """Return the installed version of a module without importing it."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

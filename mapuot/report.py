@@ -89,7 +89,6 @@ def marginals(values: dict[str, Any]) -> str:
 
 
 def trace(result: Result) -> str:
-    """Tabulate the first and the last passes."""
     stats = result.trace
     kept = stats if len(stats) <= 2 * SHOWN_PASSES else [*stats[:SHOWN_PASSES], None, *stats[-SHOWN_PASSES:]]
     lines = []

@@ -228,7 +228,6 @@ def equal(size: int, like: Any) -> Any:
 
 
 def as_masses(w: Any, name: str, size: int, like: Any) -> Any:
-    """Return masses as a tensor, equal ones where none are given."""
     return equal(size, like) if w is None else as_tensor(w, name)
 
 
@@ -238,7 +237,6 @@ def widened(x: Any) -> Any:
 
 
 def widest(*tensors: Any) -> Any:
-    """Return the dtype of a value: float64 where a tensor is, else float32."""
     return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
@@ -499,7 +497,6 @@ def read(x: Any) -> Any:
 
 
 def are_equal(x: Any, y: Any) -> bool:
-    """Tell whether two arrays on one device hold the same numbers."""
     return x.shape == y.shape and type(x) is type(y) and not any_of(x != y)
 
 
@@ -583,7 +580,6 @@ class Between:
         self.how, self.options = how, {"reg": reg, "reg_m": reg_m} | options
 
     def solved(self, rows: Measure, cols: Measure) -> list[Any]:
-        """Solve the problem, or all of them."""
         with renamed(OF_BATCH):
             found = solve_batch(cloud_of(rows, cols, self.how), *masses_of(rows, cols), **self.options)
         return [found[0] if rows.starts is None else found]
@@ -599,7 +595,6 @@ def cloud_of(rows: Measure, cols: Measure, how: tuple[str, float]) -> PointCloud
 
 
 def masses_of(rows: Measure, cols: Measure) -> tuple[Any, Any]:
-    """Return the masses of both sides, of several clouds one behind the other."""
     a = read(rows.masses)
     b = a if cols is rows else read(cols.masses)
     return (host(a), host(b)) if rows.starts is None else (a, b)
@@ -698,7 +693,6 @@ def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
 
 
 def spread(grad: Any, sizes: Any) -> Any:
-    """Repeat the weight of each problem for its points."""
     even = int(sizes[0]) if (sizes == sizes[0]).all() else torch.as_tensor(sizes, device=grad.device)
     return grad.repeat_interleave(even)
 
@@ -715,7 +709,6 @@ def second_derivative(solved: list[Any], grad: Any, move: Any, *_: Any) -> tuple
 
 
 def total_masses(result: Any) -> Any:
-    """Return the masses of both sides, of one problem or of each."""
     p = result.problem
     return p.masses if isinstance(result, BatchResult) else (p.rows.mass, p.cols.mass)
 
@@ -834,7 +827,6 @@ class _FirstDerivative(torch.autograd.Function):
 
 
 def solved(M: Any, a: Any, b: Any, values: Any, reg: float, reg_m: Any, options: dict[str, Any]) -> Any:
-    """Return one value or (p,) values."""
     M, places = as_tensor(M, "M", csr=True), None
     a, b = (as_masses(w, name, k, M) for w, name, k in zip((a, b), "ab", M.shape[-2:], strict=False))
     several = M.ndim == 3 or a.ndim == 2 or b.ndim == 2

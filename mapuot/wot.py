@@ -203,7 +203,6 @@ class OTModel:
         return Coupling(t0, t1, result, growths)
 
     def _cost(self, x: F64, y: F64) -> Any:
-        """Return the squared distances in the components of both days, over their scale."""
         if 0 < self.local_pca <= x.shape[1]:
             x, y = components(x, y, self.local_pca)
         cloud = PointCloud(x, y)
@@ -250,7 +249,6 @@ class OTModel:
 
 
 def as_lambda(value: Any, tau: Any, epsilon: float, names: tuple[str, str]) -> float:
-    """Check wot's lambda, or make it of moscot's tau."""
     if tau is None:
         return as_rho(value, names[0])
     share = as_float(tau, names[1])
@@ -297,7 +295,6 @@ def column(data: Any, given: Any, field: str, count: int, name: str) -> Any:
 
 
 def dense(X: Any) -> F64:
-    """Return cells as a float64 matrix, whatever AnnData holds."""
     X = X.toarray() if hasattr(X, "toarray") else X
     return np.asarray(as_array(X, "data"), np.float64)
 

@@ -110,7 +110,6 @@ def potentials_moved(result: Any, rows: F64, cols: F64, both: bool, tol: float, 
 
 
 def diagonal(result: Any, name: str, marginal: F64) -> F64:
-    """Return (1 + reg / rho) times the marginal, and 1 where that is 0."""
     rho = rho_of(getattr(result.problem, name))
     return np.where(marginal > 0, (1 + result.problem.reg / rho) * marginal, 1.0)
 

@@ -51,7 +51,6 @@ def contents(result: Any) -> dict[str, Any]:
 
 
 def trace_table(trace: list[Stats]) -> Any:
-    """Return the trace as a (passes, len(TRACE)) float64 table."""
     rows = [[STATUSES.index(s.status) if name == "status" else getattr(s, name) for name in TRACE] for s in trace]
     return np.array(rows, np.float64).reshape(len(rows), len(TRACE))
 

@@ -58,6 +58,5 @@ def facts(result: Any) -> dict[str, str]:
 
 
 def as_table(result: Any) -> str:
-    """Put the facts into an HTML table without a style of its own."""
     rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts(result).items())
     return f"<table class='mapuot'><caption>mapuot.Result</caption>{rows}</table>"

@@ -34,7 +34,6 @@ def is_csr(x: Any) -> bool:
 
 
 def check_csr(x: Any, name: str) -> None:
-    """Raise for a CSR tensor that no solve takes."""
     if not is_csr(x):
         return
     if x.ndim != 2:

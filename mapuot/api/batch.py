@@ -166,7 +166,6 @@ class BatchRun:
         self.far: Any = ()  # problems solved alone from far away, whose K has its exponents' rounding
 
     def solve(self, log_v: Any, bar: Any) -> None:
-        """Solve together what one K can hold, and the rest problem by problem."""
         if name_of(self.module) in BATCHED:
             self.together(import_module(self.module.__name__ + ".batch"), log_v, bar)
         if self.tables is None:

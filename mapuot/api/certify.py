@@ -205,7 +205,6 @@ class Sweep:
                 self.choose(most)
 
     def choose(self, count: int) -> None:
-        """Drop the least of more than so many pairs."""
         if len(self.mass) > count:
             order = np.argpartition(-self.mass, count - 1)[:count]
             self.i, self.j, self.mass = self.i[order], self.j[order], self.mass[order]
@@ -250,7 +249,6 @@ def solved_again(result: Result, seen: Sweep, near: Result, cost: Any, tol: floa
 
 
 def costs_of(cost: Any, i: Any, j: Any) -> F64:
-    """Read single entries of a dense cost."""
     data = np.empty(len(i))
     if cost.operator == "points":
         for k in range(0, len(i), BLOCK):
@@ -343,6 +341,5 @@ def pattern(index: Any, shape: tuple[int, int]) -> Any:
 
 
 def pair_costs(cloud: PointCosts, x: Any, y: Any) -> Any:
-    """The costs of pairs by the coordinates of their points, as the core makes them."""
     metric, scale = cloud.core
     return scale * metric.between(x, y)

@@ -65,7 +65,6 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
 
 
 def as_factors(A: Any, B: Any, module: ModuleType) -> tuple[Any, Any]:
-    """Return both factors in float32 or both in float64, in one place, and check that their shapes fit."""
     pair = []
     for value, name in ((A, "A"), (B, "B")):
         array = as_array(value, name, module.asarray)

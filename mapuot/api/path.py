@@ -68,7 +68,6 @@ def is_batch(M: Any, a: Any, b: Any) -> bool:
 
 
 def as_sequence(reg_ms: Any, count: int) -> list[Any]:
-    """Return one reg_m for each of ``count`` regs."""
     members = reg_ms
     if not isinstance(reg_ms, list):
         if not isinstance(reg_ms, tuple) and np.ndim(reg_ms) == 0:

@@ -118,7 +118,6 @@ class Barycenter(Body):
             raise InfeasibleError(f"M connects A[{s}, {i}], which must be transported, with no point that all A reach")
 
     def completed(self) -> Means:
-        """Find what the last plans have for rows."""
         self.last.log_kv = self.operator.log_products(self.last.log_v)
         return self.last
 
@@ -197,7 +196,6 @@ class Barycenter(Body):
 
 
 def largest(x: F64) -> float:
-    """Return the largest finite size in x."""
     return float(np.abs(x).max(initial=0.0, where=np.isfinite(x)))
 
 

@@ -31,8 +31,6 @@ def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
 
 
 class Done(NamedTuple):
-    """A stage that was carried out."""
-
     stage: Stage
     before: str  # the status before it
     reads: str  # what its passes read

@@ -43,8 +43,6 @@ ROUNDS = 3  # passes over all pairs that may leave the answer to another search
 
 
 class KeptPairs:
-    """The pairs that one solve keeps, from stage to stage."""
-
     def __init__(self, run: Run, threads: int | None) -> None:
         self.run, self.threads = run, threads
         self.skip: Truncation | None = None  # the pairs of points that are never looked at, in the stage under way

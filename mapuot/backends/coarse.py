@@ -40,7 +40,6 @@ class Labels(NamedTuple):
 
     @property
     def clusters(self) -> int:
-        """Number of clusters of rows."""
         return len(self.first) - 1
 
 
@@ -48,7 +47,6 @@ FOUND: weakref.WeakKeyDictionary[Cost, Labels] = weakref.WeakKeyDictionary()  # 
 
 
 def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
-    """Return how many clusters to make of so many points, a power of 2."""
     most = min(most, points // LEAST_POINTS, int((MATRIX * entries) ** (1 / 3)))
     return 1 << max(0, most.bit_length() - 1)
 
@@ -109,7 +107,6 @@ class Coarse:
             self.wanted = entries > LEAST_ENTRIES and few > 1 and size <= MOST_RANKS
 
     def iterate(self, count: int) -> list[Stats]:
-        """Make at most ``count`` passes, fewer if the status of the last is not "running"."""
         if not self.wanted:
             only: list[Stats] = self.workspace.make_passes(count)
             return only

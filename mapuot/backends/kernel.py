@@ -211,12 +211,10 @@ def checked(sums: F64, least: float) -> F64:
 
 
 def largest_of(x: F64) -> float:
-    """Return the largest size of a number of x."""
     return max(float(x.max()), -float(x.min()))
 
 
 def log_sum(x: F64) -> float:
-    """Return log sum e^x."""
     top = float(x.max())
     return top + math.log(float(np.exp(x - top).sum())) if math.isfinite(top) else top
 

@@ -38,7 +38,6 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
 
 
 def limits_of(problem: Any, options: Options, dtype: str, noise: float, reg: float | None = None) -> Any:
-    """Return the limits of a problem as a record of NumPy."""
     limits = ffi.new("mapuot_limits *")
     fill(limits[0], problem, options, dtype, noise, reg)
     return np.frombuffer(ffi.buffer(limits), COMMON["mapuot_limits"])[0]

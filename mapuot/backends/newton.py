@@ -43,7 +43,6 @@ class Newton:
 
     @property
     def products(self) -> int:
-        """Number of products that all steps took."""
         return int(self.record.all_products)
 
     def error_after(self, found: float) -> float:

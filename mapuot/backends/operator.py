@@ -113,7 +113,6 @@ class Operator:
         raise NotImplementedError
 
     def own_sums(self) -> tuple[float, F64, F64]:
-        """Return `sums` of the rows of this rank."""
         raise NotImplementedError
 
     def back(self, x: Any) -> Any:
@@ -125,5 +124,4 @@ class Operator:
 
 
 def parts_of(problem: Problem) -> tuple[Cost, float, Cost | None, Ranks]:
-    """Return what an operator is made of."""
     return problem.cost, problem.reg, problem.c, problem.ranks

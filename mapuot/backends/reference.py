@@ -44,7 +44,6 @@ def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]
 
 
 def log_kernel(problem: Problem) -> F64:
-    """Return log K_ij = log c_ij - M_ij / reg."""
     log_a, log_b = problem.log_reference
     log_k = log_a[:, None] + log_b[None, :] - whole(problem.cost, np.inf) / problem.reg
     c = problem.c
@@ -70,7 +69,6 @@ def side_prox(side: Side, log_s: F64, reg: float, left_out: Any) -> F64:
 
 
 def scaled(log_u: F64, log_v: F64, log_k: F64) -> F64:
-    """Return P = diag(u) K diag(v)."""
     with np.errstate(over="ignore"):
         return np.exp(unreached(log_u)[:, None] + log_k + unreached(log_v)[None, :])
 
@@ -268,7 +266,6 @@ class ReferenceWorkspace:
         return float(term[used].sum())
 
     def misfit(self, log_v: F64, s: F64) -> float:
-        """Return how far the columns are from the marginals for which their potentials are optimal."""
         side, used = self.problem.cols, ~np.isneginf(log_v)
         f = np.where(used, self.problem.reg * log_v, 0.0)
         return float(penalties.misfit(side.penalty, f, s, side.weight, side.rho, side.upper)[used].sum())
@@ -349,8 +346,6 @@ class ReferenceWorkspace:
 
 
 class ReferencePlan(Operator):
-    """Plan of given potentials, which the reference holds as a matrix."""
-
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
         super().__init__(*parts_of(problem))
         self.M, self.P = whole(problem.cost, np.inf), scaled(log_u, log_v, log_kernel(problem))

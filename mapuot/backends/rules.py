@@ -18,7 +18,6 @@ START = {"best_dual": -math.inf, "progress_dual": -math.inf, "best_error": math.
 
 @cache
 def core() -> tuple[Any, Any]:
-    """Load the C library; return (ffi, lib)."""
     from .._core import ffi, lib  # noqa: PLC0415 - import mapuot does not need it
 
     return ffi, lib

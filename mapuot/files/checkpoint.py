@@ -21,8 +21,6 @@ CHECKPOINT_SECONDS: Any = os.environ.get("MAPUOT_CHECKPOINT_SECONDS", "60")
 
 
 class Checkpoint:
-    """The potential of one side, enough to go on from, written now and then by one process."""
-
     def __init__(self, path: Any) -> None:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"checkpoint must be a path, got {shown(path)}")

@@ -351,7 +351,6 @@ def check_size(array: Any, stop: int) -> None:
 
 
 def block_of(rows: slice, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return (i0, i1, number of rows, row length) of a slice."""
     height, width = (*shape, 1, 1)[:2]
     return *rows.indices(height)[:2], height, width
 

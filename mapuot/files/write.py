@@ -25,7 +25,6 @@ COLUMN_VECTORS = ("b", "col_marginal", "log_v", "rho_b", "upper_b")
 
 
 def refuse_folder(path: Path) -> None:
-    """Refuse to write where a folder is that is no Zarr store."""
     if path.is_dir() and not any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
 

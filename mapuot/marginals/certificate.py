@@ -99,7 +99,6 @@ class CertifiedBody(Body):
         return MarginalsNewton(self.problem) if len(self.problem.hard) > 1 else None
 
     def sweep(self, state: F64, narrow: bool) -> State:
-        """Make a pass of a state."""
         raise NotImplementedError
 
     def complete(self, found: State) -> None:
@@ -150,7 +149,6 @@ class MarginalsNewton(Newton):
 
 
 def evened(problem: MultiProblem) -> tuple[F64, float]:
-    """Return masses of which all hard marginals have equally much in each part, and by how much these differ."""
     weight, uneven = problem.weight.copy(), 0.0
     labels = problem.labels or [np.zeros(n, int) for n in problem.shape]
     masses = {k: np.bincount(labels[k], weight[problem.places[k]], problem.parts) for k in problem.hard}

@@ -35,7 +35,6 @@ DAMPED = 1 - 1e-10  # of what clusters exchange: what exchanges nothing else mov
 
 
 def clustered(problem: MultiProblem) -> list[Labels]:
-    """Find clusters of each marginal, by the costs of all its pairs."""
     from ..backends.cpu.native import split  # noqa: PLC0415 - pick says where it is not built
 
     found = []
@@ -78,7 +77,6 @@ class TreeCoarse:
 
     @property
     def count(self) -> int:
-        """The most clusters that a marginal has."""
         return max(x.clusters for x in self.labels)
 
     @cached_property

@@ -91,7 +91,6 @@ class MultiProblem:
 
     @cached_property
     def log_sizes(self) -> float:
-        """The largest |log mass| of each marginal, added up."""
         return sum(largest_of(x.log_weight) for x in self.marginals)
 
     # ---- the points of all marginals, one behind the other
@@ -195,14 +194,12 @@ class MultiProblem:
 
     @cached_property
     def largest(self) -> float:
-        """The largest finite |cost|, summed over the edges."""
         return sum(self.sizes.values())
 
     M_min = 0.0
 
     @property
     def M_max(self) -> float:  # noqa: N802 - the largest M
-        """The largest finite |cost| of the pairs of a marginal, added up."""
         if self.array is not None:
             return self.largest
         return max(sum(x for pair, x in self.sizes.items() if k in pair) for k in range(len(self.marginals)))
@@ -211,12 +208,10 @@ class MultiProblem:
 
     @property
     def extent(self) -> float:
-        """The part of the range of M that counts: all of it."""
         return self.M_max
 
     @property
     def size(self) -> int:
-        """Entries of the costs."""
         return sum(x.size for x in self.edges.values()) or math.prod(self.shape)
 
     @property

@@ -66,7 +66,6 @@ def walk(edges: Any, root: int) -> list[tuple[int, int]]:
 
 
 def path(edges: Any, i: int, j: int) -> list[int]:
-    """List the marginals from i to j."""
     parent, found = dict(walk(edges, j)), [i]
     while found[-1] != j:
         found.append(parent[found[-1]])
@@ -74,7 +73,6 @@ def path(edges: Any, i: int, j: int) -> list[int]:
 
 
 def oriented(edges: Any, i: int, j: int) -> Any:
-    """Return the matrix of an edge with the points of i as rows."""
     return edges[i, j] if (i, j) in edges else edges[j, i].transpose()
 
 
@@ -124,7 +122,6 @@ def parts_between(cost: Cost) -> tuple[int, Any, Any]:
 
 
 def check_parts(marginals: list[Any], labels: list[Any], count: int) -> None:
-    """Raise where masses of balanced marginals differ in some part."""
     hard = [k for k, x in enumerate(marginals) if x.hard]
     masses = [np.bincount(labels[k], marginals[k].weight, count) for k in hard]
     for k, mass in zip(hard[1:], masses[1:], strict=True):

@@ -63,7 +63,6 @@ class State:
         return float(np.exp(self.log_mass)) if self.log_mass < 709 else np.inf
 
     def marginals(self, problem: MultiProblem) -> F64:
-        """Return the marginals at the points of all."""
         assert self.log_s is not None
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(problem.log_weight + self.log_u.flat + self.log_s.flat))
@@ -72,7 +71,6 @@ class State:
         return self.marginals(problem)[problem.places[k]]
 
     def brought(self) -> "State":
-        """Return the state with its vectors on the host."""
         messages = {name: x.moved(host) for name, x in self.messages.items()}
         log_s = None if self.log_s is None else self.log_s.moved(host)
         return replace(self, log_u=self.log_u.moved(host), log_s=log_s, messages=messages)

@@ -67,7 +67,6 @@ class Tree(CertifiedBody):
         self.alone = max(0.0, 1 - 2 * sum(1 - fi for fi in problem.fi))
 
     def start(self, state: F64) -> F64:
-        """Make ready for passes from a state, and return it."""
         return state
 
     def sweep(self, state: F64, narrow: bool = False) -> State:
@@ -226,7 +225,6 @@ class Tree(CertifiedBody):
         return Y
 
     def stored_pair(self, i: int, j: int, state: State) -> Any:
-        """Return P_ij of two neighbours whose cost is a sparse one, as a CSR array."""
         child = i if self.parent[i] == j else j
         (x, y), kernel = self.beliefs(child, state), self.kernels[child]
         cost: Any = kernel.cost

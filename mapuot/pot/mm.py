@@ -136,7 +136,6 @@ def steps(M: Any, a: Any, b: Any, rho: Any, tol: float, most: int) -> Bounded:
 
 
 def certified(plan: Any, M: Any, a: Any, b: Any, rho: Any) -> Bounded:
-    """Return a plan with its value, and a lower bound of all plans' values."""
     xp = namespace(M)
     r, s, allowed = plan.sum(1), plan.sum(0), xp.isfinite(M)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

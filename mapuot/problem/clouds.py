@@ -233,7 +233,6 @@ class Clouds(Cost):
 
     @property
     def pairs_of_each(self) -> Any:
-        """Numbers of pairs of points, (p,)."""
         rows, cols = self.places
         return rows.count * cols.count
 
@@ -300,7 +299,6 @@ class Clouds(Cost):
         return self._of(turned, *self.places[::-1])
 
     def within(self) -> "Clouds":
-        """Return the costs within the points of the rows of each problem."""
         return self._of(self.whole.within(), self.places[0], self.places[0])
 
     def part(self, a: Any, b: Any, ranks: Any) -> "Clouds":
@@ -379,7 +377,6 @@ class Clouds(Cost):
         return [flat[end - k : end] for end, k in zip(ends, self.places[axis].count.tolist(), strict=True)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Form the matrices, (p, m, n)."""
         if self.ragged:
             raise ValueError("clouds of several sizes have no common array: form that of each, cloud[i]")
         return np.stack([np.asarray(self.of(i), dtype) for i in range(len(self))])
@@ -398,7 +395,6 @@ def is_many(value: Any) -> bool:
 
 
 def array_in(value: Any) -> Any:
-    """Return an array on the host, of a tensor without its graph."""
     return value.detach().cpu().numpy() if type(value).__module__ == "torch" else host(value)
 
 

@@ -238,16 +238,13 @@ class Dense(Cost):
         return m == n and not self.lopsided and all(backend.is_symmetric(M) for M in matrices)
 
     def transpose(self) -> "Dense":
-        """Return a view with rows and columns exchanged."""
         return Dense(self._array.swapaxes(-1, -2))
 
     def of(self, i: Any) -> "Dense":
-        """Return the matrix of problem i of a batch, or the matrices of a slice."""
         return self if self._array.ndim == 2 else Dense(self._array[i])
 
     @property
     def flat(self) -> "Dense":
-        """Matrices of a batch, one below the other."""
         return self if self._array.ndim == 2 else Dense(self._array.reshape(-1, self.shape[1]))
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> "Dense":

@@ -78,8 +78,6 @@ class Grid(Given):
 
 
 class GridCosts(Cost):
-    """The `Cost` of a `Grid`, a sum over its axes."""
-
     operator, wide = "products", True
     turns = True
     dtype = np.dtype(np.float64)

@@ -18,7 +18,6 @@ def as_labels(y: Any, length: int, name: str) -> Any:
 
 
 def classes_of(labels: Any, ranks: Ranks, name: str) -> Any:
-    """Return the sorted labels that occur on any rank."""
     xp = namespace(labels)
     try:
         return xp.unique(xp.concatenate(ranks.all(xp.unique(labels))))
@@ -27,7 +26,6 @@ def classes_of(labels: Any, ranks: Ranks, name: str) -> Any:
 
 
 def one_hot(y: Any, classes: Any) -> Any:
-    """Return a table (len(y), len(classes)), 1 where the label is the class of that column, else 0."""
     xp = namespace(y)
     table = xp.zeros((len(y), len(classes)))
     table[xp.arange(len(y)), xp.searchsorted(classes, y)] = 1.0

@@ -149,11 +149,9 @@ class Masked(Cost):
 
     @property
     def given(self) -> Any:
-        """The numbers of the user's matrix, or None."""
         return None if isinstance(self.base, str) else self.base.array
 
     def changed(self, change: Callable[[Cost], Cost]) -> str | Cost:
-        """Return the base, where it is a matrix, changed."""
         return self.base if isinstance(self.base, str) else change(self.base)
 
     def read(self, i0: int, i1: int) -> "Masked":
@@ -200,7 +198,6 @@ class Masked(Cost):
 
 
 def as_mask(value: Any, cost: Cost) -> SeededMask:
-    """Check the mask of a problem with this cost."""
     if not isinstance(value, SeededMask):
         raise TypeError(f"mask must be a mapuot.SeededMask, got {shown(value)}")
     if cost.operator == "pairs":

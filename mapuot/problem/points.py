@@ -226,7 +226,6 @@ class PointCosts(Cost):
         return other
 
     def within(self) -> "PointCosts":
-        """Return the costs between the points of the rows."""
         if self.apart:
             raise NotImplementedError("addends are for costs between two clouds: those within one have others")
         alone = self._other(type(self), **({} if self.there else {"x": self.x, "y": self.x}), alone=True)
@@ -238,7 +237,6 @@ class PointCosts(Cost):
         return self if i1 - i0 == self.shape[0] else self[i0:i1]
 
     def sorted(self, rows: Any, cols: Any) -> "Ordered":
-        """Return the cloud with its points in these orders."""
         return Ordered(self, rows, cols)
 
     @property
@@ -248,12 +246,10 @@ class PointCosts(Cost):
 
     @property
     def targets(self) -> F64:
-        """Points of the columns, (n, d), in the layout of ``rows``."""
         found: F64 = self.y if self.plain else self.columns[:, : self.shape[1]].T
         return found
 
     def coordinates(self, xp: ModuleType = np) -> tuple[Any, Any]:
-        """Return (rows, columns) in arrays of NumPy or CuPy."""
         if xp is not np and (here := self.here):
             return here
         return xp.asarray(self.rows), xp.asarray(self.columns)
@@ -352,7 +348,6 @@ class PointCosts(Cost):
         raise TypeError("reference must be 'product', 'uniform' or a matrix, got a PointCloud")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Form the matrix (m, n) by SciPy."""
         metric, scale = self.core
         costs = metric.matrix(self.rows, self.columns[:, : self.shape[1]].T)
         return (scale * costs).astype(dtype or np.float64, copy=False)
@@ -536,7 +531,6 @@ def as_auto(value: Any, name: str, unit: str) -> str | float | None:
 
 
 def as_price(value: Any) -> float:
-    """Check what different labels cost: a number >= 0, or inf."""
     across = as_float(value, "across", "a number, what different labels cost, or inf")
     if not across >= 0:
         raise ValueError(f"across must be >= 0, got {across}")

@@ -95,7 +95,6 @@ class Common:
 
     @property
     def masked(self) -> Masked | None:
-        """The reference measure where there is a mask."""
         return self.reference if isinstance(self.reference, Masked) else None
 
     @property
@@ -222,7 +221,6 @@ class Problem(Common):
         return project(rows.penalty, log_u, rows.rho, self.reg), project(cols.penalty, log_v, cols.rho, self.reg)
 
     def transpose(self) -> "Problem":
-        """Exchange rows and columns (a view of M, no copy)."""
         return dataclasses.replace(self, **self.exchanged)
 
     def exponent_error(self, log_u: F64, log_v: F64) -> float:
@@ -342,12 +340,10 @@ class BatchProblem(Common):
 
     @property
     def several(self) -> Any:
-        """The cost, where it is that of many clouds."""
         return self.cost if isinstance(self.cost, Clouds) else None
 
     @property
     def ragged(self) -> bool:
-        """Tell whether problems have their own numbers of points."""
         return self.several is not None and self.several.ragged
 
     def part(self, i0: int, i1: int) -> "BatchProblem":
@@ -357,7 +353,6 @@ class BatchProblem(Common):
         return dataclasses.replace(self, cost=cost, A=A, B=A if self.A is self.B else B, masses=masses, c_mass=c_mass)
 
     def check_parts(self) -> None:
-        """Apply `validate.check_parts` to every problem."""
         for i, one in enumerate(map(self.__getitem__, range(len(self)))):
             if one.parts or (one.rows.demands and one.cols.demands and not self.balanced):
                 validate.check_parts(one.rows, one.cols, one.parts, f"problem {i}: ")
@@ -366,7 +361,6 @@ class BatchProblem(Common):
         return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A, masses=self.masses[::-1])
 
     def on_host(self) -> "BatchProblem":
-        """Return the batch with NumPy arrays."""
         cost = self.several.at_home if self.several else Dense(host(self.M))
         return dataclasses.replace(self, cost=cost, A=host(self.A), B=host(self.B))
 

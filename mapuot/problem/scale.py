@@ -40,7 +40,6 @@ def matrices_of(cost: Any) -> list[Any]:
 
 
 def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE) -> float:
-    """Return the median, mean or largest, as ``how`` says, of all costs of all ranks together."""
     name = as_choice(how, "scale_cost", SCALES)
     found = np.concatenate([some_costs(cost_of(one), ALL // len(costs), ranks) for one in costs])
     found = np.concatenate(ranks.all(found))

@@ -89,7 +89,6 @@ class Sparse(Cost):
 
     @property
     def size(self) -> int:
-        """Number of stored pairs."""
         return len(self.data)
 
     @property
@@ -100,7 +99,6 @@ class Sparse(Cost):
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> "Sparse":
-        """Return some rows, without a copy."""
         i0, i1, _ = rows.indices(self.shape[0])
         start = self.start[i0 : max(i0, i1) + 1]
         k0, k1 = (int(start[i] - self.start[0]) for i in (0, -1))
@@ -181,7 +179,6 @@ class Sparse(Cost):
             return float(self.data.sum(dtype=np.float64))
 
     def row_numbers(self) -> Any:
-        """The row of every stored pair."""
         return np.repeat(np.arange(self.shape[0]), np.diff(self.start))
 
     def at(self, row: Any, column: Any) -> Any:
@@ -193,7 +190,6 @@ class Sparse(Cost):
         return np.where(theirs[place] == mine, self.data[place], 0)
 
     def taken_from(self, other: Any) -> "Sparse":
-        """Return the numbers of another cost in these places."""
         data = other.at(self.row_numbers(), self.column)
         return Sparse(np.ascontiguousarray(data, np.float64), self.column, self.start, self.shape)
 
@@ -290,7 +286,6 @@ class SparseCosts(Cost):
 
     @property
     def size(self) -> int:
-        """Number of pairs that are stored for each problem."""
         return self.places.size
 
     @property
@@ -301,7 +296,6 @@ class SparseCosts(Cost):
         return all(self.of(i).symmetric(backend) for i in range(len(self)))
 
     def of(self, i: Any) -> "Sparse | SparseCosts":
-        """Return the cost of problem i, or the costs of a slice of the problems."""
         if isinstance(i, slice):
             return SparseCosts(self.data[i], self.places)
         places = self.places

@@ -75,7 +75,6 @@ def send(ranks: Any, blocks: Iterable[Any]) -> None:
 
 
 def receive(ranks: Any, rank: int) -> Iterator[Any]:
-    """Yield the blocks that ``rank`` sends, on rank 0."""
     while isinstance(head := ranks.comm.recv(source=rank), tuple):
         block = np.empty(*head)
         move(ranks, block, rank, 0)
@@ -85,7 +84,6 @@ def receive(ranks: Any, rank: int) -> Iterator[Any]:
 
 
 def move(ranks: Any, block: Any, rank: int, root: int) -> None:
-    """Move the bytes of ``block`` from rank to root."""
     flat = block.reshape(-1).view(np.uint8)
     for k in range(0, flat.size, CHUNK_BYTES):
         if ranks.rank == root:

@@ -176,7 +176,6 @@ def in_words(reads: str, larger: int, *more: str) -> str:
 
 
 def newton_words(products: int) -> list[str]:
-    """Return the words of `Result.how` on Newton's step towards hard marginals, none where there was none."""
     return [f"Newton's step by {products} product" + "s" * (products > 1)] if products else []
 
 
@@ -189,7 +188,6 @@ def turned(problem: Common, options: Options) -> bool:
 
 
 def turned_sides(balanced_rows: bool, balanced_cols: bool, options: Options) -> bool:
-    """Decide as `turned` does, by which sides are balanced."""
     return balanced_cols and not balanced_rows and options.memory > 0
 
 

@@ -32,7 +32,6 @@ def form_bytes(cloud: Any) -> int:
 
 
 def keeps_pairs(problem: Any) -> bool:
-    """Tell whether pairs that may carry mass are found."""
     return True
 
 
@@ -44,7 +43,6 @@ def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N80
 
 
 def operator_of(cost: Any, *parts: Any, **more: Any) -> Any:
-    """Make the operator of a cost."""
     return (GridOperator if cost.operator == "products" else HostOperator)(cost, *parts, **more)
 
 

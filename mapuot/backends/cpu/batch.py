@@ -47,7 +47,6 @@ def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> 
 
 
 def bytes_each(task: BatchProblem, memory: int, precision: str) -> int:
-    """Return how many bytes one problem of a batch takes."""
     m, n = task.shape
     itemsize = np.dtype(STORAGE[precision]).itemsize
     own, memory = 0 if task.one_cost else m * leading_dimension(n, 8) * itemsize, memory_of(memory, m, itemsize)

@@ -33,7 +33,6 @@ LOGS = 400.0  # of scalings in a K, which are below 1e150, and of their sums
 
 
 def grid_workspace(problem: Problem, options: Options, *engine: Any) -> HostWorkspace:
-    """Make the workspace of a solve on a grid."""
     kinds = {problem.rows.penalty, problem.cols.penalty}
     if not kinds <= {"kl", "balanced"} or problem.c is not None:
         what = f"penalty must be 'kl' or 'balanced', got {sorted(kinds)}"
@@ -71,7 +70,6 @@ class GridOperator(HostOperator):
         return self.along(logs, t, self.grid.nodes[1])
 
     def log_dot_transpose(self, t: F64) -> F64:
-        """Return the logarithms of the products with the columns."""
         return self.along(self.turned, t, self.grid.nodes[0])
 
     def log_products(self, x: F64, turned: bool = False) -> F64:

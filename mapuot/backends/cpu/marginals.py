@@ -129,11 +129,9 @@ class Points:
         return below
 
     def read(self) -> Closed:
-        """Return what is known of the pass that was closed last."""
         return self.closed
 
     def worth(self, log_u: F64, log_s: F64 | None) -> F64:
-        """Return the numbers of a mapuot_worth, a row each, of all marginals."""
         out = np.empty((self.amounts[0], WORTHS))
         at_points = ffi.NULL if log_s is None else pointer(log_s)
         lib.mapuot_worth_of(self.core, pointer(log_u), at_points, pointer(out, "mapuot_worth *"))
@@ -192,7 +190,6 @@ class TreePass:
             setattr(self.messages, name, pointer(array))
 
     def refresh(self) -> None:
-        """Point at kernels that have been made since."""
         for k, (kernel, edge) in enumerate(zip(self.kernels, self.edges, strict=True)):
             if kernel.builds == self.builds[k]:
                 continue
@@ -281,11 +278,9 @@ class Left:
 
     @property
     def log_mass(self) -> float:
-        """Return the log mass of the plan, after a read and after the last turn."""
         return float(self.core.log_mass)
 
     def contract(self, k: int) -> None:
-        """Sum W over all axes but k, each weighted by its factors."""
         W, xp = self.W.reshape(self.size.tolist()), namespace(self.W)
         factors = [self.factor[part] for part in self.parts]
         for x in factors[:k:-1]:

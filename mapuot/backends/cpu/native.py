@@ -87,7 +87,6 @@ def empty(count: int, dtype: Any = np.float64) -> Any:
 
 
 def zeros(count: int) -> F64:
-    """Return a vector of zeros aligned to 64 bytes."""
     vector: F64 = empty(count)
     vector[:] = 0.0
     return vector
@@ -101,7 +100,6 @@ def vectors(*lengths: int) -> list[F64]:
 
 
 def pointer(array: Any, ctype: str = "double *") -> Any:
-    """Return the C pointer of a contiguous array."""
     return ffi.from_buffer(ctype, array)  # .ctypes.data costs 1 us more, and a solve takes 40 of them
 
 

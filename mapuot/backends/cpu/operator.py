@@ -33,7 +33,6 @@ asarray = to_numpy = np.asarray
 
 
 def is_symmetric(M: Any) -> bool:
-    """Tell whether a matrix is its transpose."""
     return bool(lib.mapuot_is_symmetric(pool_for(None, M.size), len(M), matrix(M)))
 
 
@@ -45,7 +44,6 @@ def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]
 
 
 def costs(cloud: PointCosts, threads: int | None = None) -> F64:
-    """Form the matrix of points, in float64."""
     m, n = cloud.shape
     pool, out = pool_for(threads, cloud.size), np.empty((m, n))
     for i0, i1, part, _ in cloud.blocks(most=call_bytes(pool, cloud, cloud.dim)):
@@ -187,7 +185,6 @@ class HostOperator(Operator):
             self.open_tile()
 
     def open_tile(self) -> None:
-        """Make room for the rows that each thread makes at once."""
         self.tile = empty(lib.mapuot_pool_threads(self.pool) * native.TILE * self.state.ld)
         self.state.tile = pointer(self.tile)
 
@@ -230,7 +227,6 @@ class HostOperator(Operator):
         self.col_sums[:] = total
 
     def close(self) -> None:
-        """Give K back at once."""
         del self.K
         self.state.kernel = ffi.NULL
 
@@ -307,7 +303,6 @@ class HostOperator(Operator):
         return np.asarray(log_matmul.product(L, t, False, None)[0].T)
 
     def take_vector(self, v: F64, sizes: Any) -> None:
-        """Set v of the next pass."""
         if sizes is None:
             self.v[: len(v)] = v
         else:

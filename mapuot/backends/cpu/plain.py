@@ -236,7 +236,6 @@ class Many:
         self.most = max(CALL_PROBLEMS, CALL_PAIRS // (m * n)) * threads
 
     def records(self, part: Any) -> Any:
-        """Return the records of these problems, filled in with what M is."""
         records = np.zeros(len(part), PROBLEM)
         if self.clouds:
             for names, places, points in zip(("mx", "ny"), self.clouds.places, self.points, strict=True):
@@ -253,7 +252,6 @@ class Many:
 
 
 def address(array: Any) -> int:
-    """Return where an array begins."""
     return int(array.__array_interface__["data"][0])
 
 

@@ -270,7 +270,6 @@ class HostWorkspace(Workspace):
         return made
 
     def row_pass(self) -> None:
-        """Make the O(mn) half of a pass."""
         self.operator.row_pass(self.row_side, self.col_side)
 
     def newton_product(self) -> Callable[[F64], F64]:
@@ -324,5 +323,4 @@ class HostWorkspace(Workspace):
             return self.row_side["marginal"] * self.progress.kappa, self.col_side["marginal"][:n].copy()
 
     def close(self) -> None:
-        """Give K back at once; the potentials stay."""
         self.operator.close()

@@ -65,7 +65,6 @@ def held(problem: Any) -> Any:
 
 
 def operator_of(cost: Any, *parts: Any, **more: Any) -> Any:
-    """Make the operator of a cost."""
     if cost.operator == "products":
         product, asarray = engine()
         return partial(GridOperator, engine=product, asarray=asarray)(cost, *parts, **more)
@@ -74,7 +73,6 @@ def operator_of(cost: Any, *parts: Any, **more: Any) -> Any:
 
 
 def plan_of(problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:
-    """The plan of given potentials."""
     return operator_of(*parts_of(problem), threads).take(*problem.exponents(log_u, log_v))
 
 

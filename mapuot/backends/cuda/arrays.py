@@ -111,7 +111,6 @@ def pinned(count: int) -> Any:
 
 
 def on_device(*vectors: Any) -> list[Any]:
-    """Copies of float64 vectors, by one transfer."""
     count = sum(map(len, vectors))
     room = cp.empty(count)
     room.set(np.concatenate(vectors))

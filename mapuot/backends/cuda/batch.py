@@ -93,7 +93,6 @@ def bytes_each(task: BatchProblem, memory: int, precision: str) -> int:
 
 
 def constants(task: BatchProblem, options: Options, reg: float) -> Any:
-    """The BATCH record without its addresses."""
     record = np.zeros((), BATCH)
     record["m"], record["n"] = task.shape
     known = limits_of(task, options, "float64", NARROW_NOISE, reg)
@@ -110,7 +109,6 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
 
 
 def small_job(shape: tuple[int, int], narrow: bool, cost: str, symmetric: bool = False) -> Job:
-    """batch_narrow or batch_solve for that shape."""
     options = {"COST": int(cost == "float32"), **({"ONE_POTENTIAL": 1} if symmetric else {})}
     file, function = ("batch_narrow.cu", "batch_narrow") if narrow else ("batch.cu", "batch_solve")
     return file, function, small_options(shape, narrow) | options

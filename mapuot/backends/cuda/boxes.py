@@ -26,8 +26,6 @@ def as_words(boxes: int) -> int:
 
 
 class DeviceBoxes(Boxes):
-    """The boxes of one problem, its bits and its lists on the device."""
-
     arrays = cp
     lists: tuple[Any, ...]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
 

@@ -21,7 +21,6 @@ MOST_MEMORY = 20
 
 
 def words_of(n: int, ld: int) -> dict[str, int]:
-    """The lengths of the correction's arrays."""
     words = {"share": n, "matrix": CLUSTERS * (CLUSTERS + 1), "mean": CLUSTERS, "mean_dF": MOST_MEMORY * CLUSTERS}
     return words | {"sums": CLUSTERS * ld, "blocks": CLUSTERS * CLUSTERS}
 
@@ -57,7 +56,6 @@ class DeviceCoarse(Coarse):
         return stats
 
     def open(self) -> None:
-        """The arrays of the correction, their addresses in the state."""
         cost, (state, n, ld) = self.problem.cost, (self.workspace.state, self.problem.shape[1], self.workspace.ld)
         begin(jobs(STORES[self.workspace.dtype], int(self.problem.M.dtype == np.float32)))
         if cost not in FOUND:

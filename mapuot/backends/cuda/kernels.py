@@ -319,7 +319,6 @@ def kernel(name: str, function: str, **options: int) -> Any:
 
 
 def module_key(device: int, name: str, function: str, *options: tuple[str, int]) -> tuple[Any, ...]:
-    """The key of the module that has a function."""
     return device, name, function if function in ALONE.get(name, ()) else "", *options
 
 

@@ -84,8 +84,6 @@ def device_limits(device: int) -> tuple[int, int, int]:
 
 
 class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig."""
-
     _fields_: ClassVar[Any] = [(name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")] + [
         ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
     ]  # fmt: skip
@@ -301,7 +299,6 @@ class Iterate:
             self.gather()
 
     def gather(self) -> None:
-        """The portable kernels' sums to ``total``."""
         self.launch("gather_sums", (-(-self.n // 256),), 256, np.int32(1), np.int32(self.parity))
 
     def finish(self, first: int, narrow: bool, total: int) -> None:

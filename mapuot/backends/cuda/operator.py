@@ -256,7 +256,6 @@ class DeviceOperator(Operator):
         fill_rows(out, self.stored, M, c, alpha, self.beta, self.reg, flush)
 
     def close(self) -> None:
-        """Give K back at once."""
         self.K = self.stages = None
 
     @property

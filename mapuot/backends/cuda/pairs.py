@@ -74,7 +74,6 @@ class Runs:
 
 
 def index_bytes(shape: tuple[int, int]) -> int:
-    """Return the bytes of an index, a number of a row or a column."""
     return 2 if max(shape) <= SHORT else 4
 
 

@@ -208,8 +208,6 @@ class PointIterate(Iterate):
 
 
 class PointWorkspace(DeviceWorkspace):
-    """Workspace of a solve between points."""
-
     launch: PointIterate
     narrow: tuple[PackedSide, PackedSide] | None = None
     squares: Any
@@ -278,7 +276,6 @@ class PointWorkspace(DeviceWorkspace):
 
     @property
     def tops(self) -> Passes:
-        """Return the passes that find the largest exponents, by which K is balanced."""
         metric, scale = self.cloud.core
         return Passes(self.wide, False, metric.number, scale / self.problem.reg, tops=True)
 

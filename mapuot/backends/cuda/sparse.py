@@ -137,7 +137,6 @@ class SparseIterate(Iterate):
         self.take_kernels(options | {"SPARSE": 1, "SHORT_INDEX": self.short}, *KERNELS)
 
     def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
-        """The entries of K row by row and column by column."""
         self.graphs, self.K, self.pairs = {}, kernels, pairs
         if self.at_once is not None:
             self.at_once.take(pairs, kernels)
@@ -165,8 +164,6 @@ class SparseIterate(Iterate):
 
 
 class SparseWorkspace(DeviceWorkspace):
-    """Workspace of a solve of a sparse M."""
-
     makes = PairOperator
     launch: SparseIterate
     counted = 0  # products of Newton's steps that the loop knows of
@@ -195,7 +192,6 @@ class SparseWorkspace(DeviceWorkspace):
             self.take_leaps()
 
     def take_leaps(self) -> None:
-        """Make room for Newton's steps."""
         (m, _), (rows, cols), state = self.problem.shape, self.problem.sides, self.state["leap"]
         columns, other = cp.zeros((7, self.ld)), cp.zeros((2, m + m % 2))
         self.steps = columns, other, cp.zeros(2 * BLOCKS * 8)
@@ -225,7 +221,6 @@ class SparseWorkspace(DeviceWorkspace):
         self.launch.several = True
 
     def close(self) -> None:
-        """Give K back at once; the potentials stay."""
         self.operator.close()
         del self.launch.K, self.launch.pairs
         self.launch.graphs.clear()

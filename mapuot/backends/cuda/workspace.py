@@ -205,7 +205,6 @@ class DeviceWorkspace(Workspace):
         self.launch = Iterate(self.state, *lie, portable=self.some > 0 or self.options.symmetric)
 
     def make_K(self) -> None:  # noqa: N802
-        """Room for K, or for the rows of it that are made at once."""
         self.operator.store(self.dtype, self.some or self.problem.shape[0])
         self.operator.stages = Carrier(), Carrier()
         self.state["kernel"] = self.operator.K.data.ptr
@@ -240,7 +239,6 @@ class DeviceWorkspace(Workspace):
         return layout(self.problem.shape[0], self.ld, self.options.in_place, lie)
 
     def allocate(self) -> None:
-        """Every vector in one zeroed allocation, their addresses in the state."""
         self.lies = self.layout(self.launch.lie)
         self.arrays, self.downloaded, self.fresh = Views(cp.zeros(self.lies.size), self.lies.places), None, True
         first, count = self.lies.places["up"]
@@ -275,7 +273,6 @@ class DeviceWorkspace(Workspace):
         self.absorb(log_v)
 
     def start(self) -> None:
-        """Progress before the first pass."""
         self.progress = np.zeros((), PROGRESS)
         put(self.progress, START)
         self.progress["narrow"] = self.launch.narrow is not None
