@@ -23,7 +23,7 @@ WAYS = [(streams, ahead) for streams in (1, 4, 8) for ahead in (0, 32)]  # a pre
 def built() -> Path:
     """Return the library, compiled where it is missing or older than a source."""
     library = common.OUT / "libbench.so"
-    sources = [SOURCE, CORE / "pool.c", CORE / "machine.c"]
+    sources = [SOURCE, CORE / "pool.c"]
     newest = max(path.stat().st_mtime for path in (*sources, *CORE.rglob("*.h"), common.ROOT / "setup.py"))
     if not library.exists() or library.stat().st_mtime < newest:
         library.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,9 @@
 """Processor: the cores that a process may use, how many threads are worth starting, and the instruction set."""
 
+import functools
+import math
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 SERIAL_ENTRIES = 640 * 640  # problems up to this size run on one thread: a pass takes less than waking another
 
@@ -13,11 +15,51 @@ def cores() -> set[int]:
 
 def core_count() -> int:
     """Return how many threads this process may keep busy: its cores, or its container's CPU quota if that is less."""
+    count, most = len(cores()), quota()
+    return max(1, int(most + 0.5)) if most < count else count
+
+
+@functools.cache
+def quota(root: str = "") -> float:
+    """Return the least CPU quota of the cgroups of this process, in cores; ``root``: before the names of the files.
+
+    Quotas bind a cgroup and all below it; version 1 has them in two files, version 2 in one. Which cgroup: proc(5).
+    """
+    own: dict[str, str] = {}  # its path by each of the controllers of a hierarchy, "" of version 2
+    for line in lines(f"{root}/proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        own = dict.fromkeys(controllers.split(","), path) | own
+    found = [math.inf]
+    for line in lines(f"{root}/proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        (mounted, at), (kind, _, options) = before.split()[3:5], after.split()[:3]
+        controller = {"cgroup2": "", "cgroup": "cpu"}.get(kind)
+        if controller in own and controller in ("", *options.split(",")):
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controller else ("cpu.max",)
+            # a container may see its cgroup's path on the host, or one outside of its namespace, but only mount its own
+            place = PurePosixPath(own[controller])
+            seen = place.is_relative_to(mounted) and ".." not in place.parts
+            below = place.relative_to(mounted).parts if seen else ()
+            folders = (Path(root + at, *below[:k]) for k in range(len(below) + 1))
+            found += [quota_of([word for name in names for word in lines(folder / name)]) for folder in folders]
+    return min(found)
+
+
+def quota_of(told: list[str]) -> float:
+    """Return the quota of one cgroup, a time in each period: inf where it has none."""
     try:
-        from ._core import lib  # noqa: PLC0415  the reference runs without the C library
-    except ImportError:
-        return len(cores())
-    return int(lib.mapuot_cores())
+        time, period = map(float, " ".join(told).split())
+    except ValueError:
+        return math.inf
+    return time / period if min(time, period) > 0 else math.inf
+
+
+def lines(path: str | Path) -> list[str]:
+    """Return the lines of a file of the system, none where it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return []
 
 
 def default_threads(entries: int, share: float | None = None) -> int:
@@ -29,11 +71,8 @@ def default_threads(entries: int, share: float | None = None) -> int:
 
 def free_memory() -> float:
     """Bytes that can be had without swapping, inf where the system does not tell."""
-    try:
-        with Path("/proc/meminfo").open(encoding="ascii") as told:
-            return 1024.0 * next(int(line.split()[1]) for line in told if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return float("inf")
+    told = (int(line.split()[1]) for line in lines("/proc/meminfo") if line.startswith("MemAvailable"))
+    return 1024.0 * next(told, math.inf)
 
 
 def isa() -> str:

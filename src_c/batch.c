@@ -126,7 +126,7 @@ int mapuot_batch_iterate(mapuot_pool *pool, int64_t p, int32_t shared, int32_t s
     batch_job job = {.p = p, .count = count, .shared = shared, .states = states, .stats = stats, .newton = newton};
     const int64_t room_len = newton ? mapuot_meet_room(states->m, states->n) : 0;
     job.slots = !shared || slots < 1 ? 1 : slots < SLOTS ? slots : SLOTS;
-    job.serial = mapuot_pool_new(1);
+    job.serial = mapuot_pool_new(1, 1);
     char *room = room_len ? malloc((size_t)(mapuot_pool_threads(pool) * room_len) * sizeof(double) + 64) : NULL;
     if (!job.serial || (room_len && !room)) {
         free(room);

@@ -173,17 +173,13 @@ int mapuot_set_isa(const char *isa);               /* lower or restore it ("auto
 int mapuot_scalars(void);                          /* row scalars at the end of sums */
 int64_t mapuot_history(int64_t memory, int64_t n); /* length of history, for a memory of at most 20 */
 
-/* cores: how many threads this process may keep busy: its cores by affinity, or its quota of them, to the next whole
- * number, where that is less. quota: the least CPU quota of its cgroups, in cores, inf without; root: "", or for tests
- * what stands before the names of Linux's files. */
-int mapuot_cores(void);
-double mapuot_quota(const char *root);
 /* fills limits, but for what K and the range of numbers decide: exponent_error, scale_limit, most_scale and the dual's */
 void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits);
 /* padded row length of K; one cache line more where rows would otherwise fall on the same cache sets */
 int64_t mapuot_leading(int64_t n, int64_t entry_bytes);
 
-mapuot_pool *mapuot_pool_new(int threads);
+/* cores: that this process may keep busy; more threads than these sleep as soon as they have nothing to do */
+mapuot_pool *mapuot_pool_new(int threads, int cores);
 void mapuot_pool_free(mapuot_pool *pool);
 int mapuot_pool_threads(const mapuot_pool *pool);
 /* For tests and benchmarks, while the pool is idle: this worker makes row_pass so many times over, as a slow core would. */

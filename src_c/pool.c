@@ -110,13 +110,13 @@ static int start_worker(mapuot_pool *pool, int thread) {
     return 1;
 }
 
-mapuot_pool *mapuot_pool_new(int threads) {
+mapuot_pool *mapuot_pool_new(int threads, int cores) {
     mapuot_pool *pool = NULL;
     if (threads < 1 || posix_memalign((void **)&pool, CACHE_LINE, sizeof *pool) != 0) return NULL;
     memset(pool, 0, sizeof *pool);
     pool->owner = getpid();
     pool->threads = 1;
-    pool->spins = threads == 1 || threads <= mapuot_cores() ? SPINS : 0;
+    pool->spins = threads <= cores ? SPINS : 0;
     pool->workers = calloc((size_t)threads, sizeof *pool->workers);
     pool->slowness = calloc((size_t)threads, sizeof *pool->slowness);
     pthread_mutex_init(&pool->busy, NULL);

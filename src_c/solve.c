@@ -554,7 +554,7 @@ static int for_each(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuo
                     void (*work)(attempt *, mapuot_problem *)) {
     const int alone = mapuot_pool_threads(pool) == 1;
     solve_job job = {
-        .task = task, .problems = problems, .work = work, .serial = alone ? pool : mapuot_pool_new(1), .p = p};
+        .task = task, .problems = problems, .work = work, .serial = alone ? pool : mapuot_pool_new(1, 1), .p = p};
     if (!job.serial) return MAPUOT_NO_MEMORY;
     job.scratch = scratch;
     job.bytes = mapuot_solve_bytes(task);

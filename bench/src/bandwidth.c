@@ -22,7 +22,7 @@ typedef struct {
 /* the part of thread t: whole lines */
 static int64_t first_entry(int64_t len, int t, int threads) { return len / LINE * t / threads * LINE; }
 
-EXPORT mapuot_pool *bench_pool(int threads) { return mapuot_pool_new(threads); }
+EXPORT mapuot_pool *bench_pool(int threads) { return mapuot_pool_new(threads, threads); }
 
 static void fill_task(void *context, int thread, int threads) {
     const job *todo = context;

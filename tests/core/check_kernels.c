@@ -75,7 +75,7 @@ static void check_isa(const char *isa) {
 /* a pool's first rounds: its threads may still be starting when the work is handed out */
 static void check_new_pools(void) {
     for (int k = 0; k < 60; k++) {
-        mapuot_pool *pool = mapuot_pool_new(1 + k % 6);
+        mapuot_pool *pool = mapuot_pool_new(1 + k % 6, 2);
         set_where("new pool", -1, 7 + k % 20, 1 + k % 5, k % LAYOUTS, 1 + k % 6);
         expect("threads", 0, mapuot_pool_threads(pool), 1 + k % 6, 0, 0);
         const uint64_t start = seed;
@@ -87,14 +87,14 @@ static void check_new_pools(void) {
         release(0);
         mapuot_pool_free(pool);
     }
-    expect("pool of no threads", 0, mapuot_pool_new(0) == NULL, 1, 0, 0);
+    expect("pool of no threads", 0, mapuot_pool_new(0, 1) == NULL, 1, 0, 0);
     mapuot_pool_free(NULL);
 }
 
 int main(void) {
     const time_t begun = time(NULL);
     char checked[64] = "";
-    for (int k = 0; k < POOLS; k++) pools[k] = mapuot_pool_new(pool_sizes[k]);
+    for (int k = 0; k < POOLS; k++) pools[k] = mapuot_pool_new(pool_sizes[k], 2);
     for (int i = 0; i < ISAS; i++)
         if (mapuot_set_isa(isas[i]) == 0) {
             check_isa(isas[i]);

@@ -11,6 +11,7 @@ from problems import clouds
 from soak.trials import Child
 
 import mapuot
+from mapuot import processor
 from mapuot.backends.cpu import native
 from mapuot.backends.cpu.operator import HostOperator
 from mapuot.processor import core_count
@@ -110,7 +111,7 @@ def test_the_least_quota_of_the_cgroups(tmp_path, files, quota):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert native.lib.mapuot_quota(str(tmp_path).encode()) == quota
+    assert processor.quota(str(tmp_path)) == quota
 
 
 def test_a_plan_that_is_being_formed_stops_nobody_else(monkeypatch):

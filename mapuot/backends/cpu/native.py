@@ -17,7 +17,7 @@ from ...problem.cost import BLOCK_BYTES, Cost
 from ...problem.mask import Masked
 from ...problem.points import Kept, PointCosts
 from ...problem.sparse import Sparse
-from ...processor import default_threads, isa
+from ...processor import core_count, default_threads, isa
 from ...threads import each, kept_thread
 from ..contract import PAD
 from ..records import put
@@ -146,7 +146,7 @@ def pool_for(threads: int | None, entries: int) -> Any:
 @functools.lru_cache(maxsize=4)
 def pool_of(threads: int) -> Any:
     """Make a pool, which is kept: its threads sleep on cores of their own, where new ones begin on the caller's."""
-    pool = lib.mapuot_pool_new(threads)
+    pool = lib.mapuot_pool_new(threads, core_count())
     if pool == ffi.NULL:
         raise MemoryError(f"threads: could not start {threads} threads")
     return ffi.gc(pool, lib.mapuot_pool_free)
@@ -160,4 +160,4 @@ if asked not in ("auto", isa()):
         RuntimeWarning,
         stacklevel=2,
     )
-SERIAL = ffi.gc(lib.mapuot_pool_new(1), lib.mapuot_pool_free)  # no threads, no state: one serves all
+SERIAL = ffi.gc(lib.mapuot_pool_new(1, 1), lib.mapuot_pool_free)  # no threads, no state: one serves all
