@@ -27,7 +27,7 @@ PARTS = {
     "scaling": "GeomLoss's loss by its scaling, and ours at the same error",
     "words": "calls of other libraries as programs make them, and the same in our words",
     "gromov": "spaces without common coordinates, beside POT and OTT",
-    "cluster": "ranks of this machine, and the communication model",
+    "cluster": "ranks of this machine, or GPUs of one host",
 }
 ALONE = {  # not in "all"
     "passes": "passes to convergence, and the certificate, against Newton (the same on every machine)",

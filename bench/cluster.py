@@ -1,15 +1,13 @@
-"""cluster: ranks of this machine against its threads, GPUs of one host, and the communication model to 4096 ranks.
+"""cluster: ranks of this machine against its threads, and GPUs of one host.
 
 ``python -m bench cluster`` needs mpiexec: in one job, rank 0 alone with P threads and P ranks of one thread take turns,
 while those who wait sleep; beside them POT's two products on one process, P threads. ``--gpus 1,2,4`` needs no MPI: one
 process a GPU, sums through NCCL; with ``--size N``, too, it solves N x N points in 3-D, whose rows each GPU makes for
-itself. Model: T(P) = bytes(K) / (P BW) + c + alpha log2 P + beta n, BW from one rank, alpha and beta from the sums
-alone, c (a pass in two halves; GPUs only) from the weak runs; beyond the ranks measured it is a model.
+itself.
 """
 
 import itertools
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -26,9 +24,6 @@ from . import common
 from .device import REG, RHO, endless
 from .gpu import REGS, point_rows
 from .local import spawn
-
-SUM_SIZES = [1 << k for k in range(10, 21, 2)]
-MODEL_RANKS = [1 << k for k in range(13)]
 
 
 def shared(M: Any, m: int, ranks: Any, threads: int | None, gpu: bool = False) -> Any:
@@ -75,7 +70,7 @@ def together(comm: Any, made: Any, passes: int) -> float:
     return float(max(comm.allgather(timed(made, passes))))
 
 
-def worker(shape: tuple[int, int], rounds: int, passes: int) -> dict[str, Any]:
+def worker(shape: tuple[int, int], rounds: int, passes: int) -> dict[str, list[float]]:
     """Time in every process of a job rank 0's threads, all ranks, one rank and POT's two products in turn."""
     from mpi4py import MPI
 
@@ -108,26 +103,7 @@ def worker(shape: tuple[int, int], rounds: int, passes: int) -> dict[str, Any]:
         times["weak"].append(together(comm, weak, passes))
         times["POT"].append(turn(comm, two_products))
         time.sleep(0.05)  # until the threads of BLAS, which spin for 30 ms, are asleep
-    found = {"times": times, "sums": sum_times(ranks, comm.Barrier, np)}
-    return found if comm.rank == 0 else {}
-
-
-def sum_times(ranks: Any, barrier: Any, xp: Any) -> list[float]:
-    """Seconds of one sum over the ranks by its length."""
-    found = []
-    for size in SUM_SIZES:
-        total, best = xp.zeros(size), math.inf
-        for _ in range(10):
-            barrier()
-            begin = time.perf_counter()
-            for _ in range(5):
-                with ranks.adding(total):
-                    pass
-            if xp is not np:
-                xp.cuda.Device().synchronize()
-            best = min(best, (time.perf_counter() - begin) / 5)
-        found.append(max(ranks.exchange(best)))
-    return found
+    return times if comm.rank == 0 else {}
 
 
 def job(size: int, shape: tuple[int, int], rounds: int, passes: int) -> Any:
@@ -150,69 +126,29 @@ def run(args: Any) -> dict[str, Any]:
     shape, rounds, passes = ((2048, 2048), 3, 5) if args.quick else ((8192, 8192), 9, 10)
     jobs = []
     for size in range(2, args.threads + 1):
-        found = job(size, shape, rounds, passes)
-        if found is None:
+        times = job(size, shape, rounds, passes)
+        if times is None:
             return {"skipped": "needs mpiexec: pip install mpi4py mpich"}
-        jobs.append(summed(found, size))
-    if not jobs:
-        return {"skipped": "one core only"}
-    one = jobs[0]["seconds"]["weak one"]
-    K = 4 * shape[0] * shape[1]
-    counts = dict.fromkeys((job["ranks"] for job in jobs), one)  # cores share the memory: c would be that
-    found = model(K, (one, one), jobs[-1]["sums"], (shape[1], shape[1]), counts)
-    return {"shape": shape, "weak shape": shape, "jobs": jobs, "model": found}
-
-
-def summed(found: dict[str, Any], size: int) -> dict[str, Any]:
-    times = found["times"]
-    ratio = {
-        "ranks over threads": np.array(times["threads"]) / np.array(times["ranks"]),
-        "weak efficiency": np.array(times["weak one"]) / np.array(times["weak"]),
-        "strong speed-up": np.array(times["weak one"]) / np.array(times["ranks"]),
-        "over POT": np.array(times["POT"]) / np.array(times["ranks"]),
-    }
-    return {
-        "ranks": size,
-        "seconds": {name: min(values) for name, values in times.items()},
-        "median": {name: float(np.median(values)) for name, values in ratio.items()},
-        "sums": found["sums"],
-    }
-
-
-def model(
-    K: int, one: tuple[float, float], sums: list[float], n: tuple[int, int], weak_times: dict[int, float]
-) -> dict[str, Any]:
-    """Parameters, and what they say for 1 to 4096 ranks: strong scaling of one[0] s, n[0] columns, and weak of one[1].
-
-    The sums of the most ranks give alpha and beta, by least squares of relative errors; ``weak_times``: {ranks: s}.
-    """
-    lengths = np.array(SUM_SIZES, float)
-    weight = 1 / np.array(sums)
-    design = np.stack([np.ones_like(lengths), lengths], 1)
-    alpha, beta = np.linalg.lstsq(design * weight[:, None], np.ones(len(sums)), rcond=None)[0]
-    alpha = max(alpha, 0.0) / math.log2(max(weak_times))
-    halves = [t - one[1] - alpha * math.log2(count) - beta * n[1] for count, t in weak_times.items() if count > 1]
-    c = max(0.0, float(np.mean(halves)))
-    P = np.array(MODEL_RANKS, float)
-    strong, weak = (np.where(P > 1, c + alpha * np.log2(P) + beta * columns, 0.0) for columns in n)
-    return {
-        "bandwidth": K / one[0], "c": c, "alpha": alpha, "beta": beta, "n": n, "ranks": MODEL_RANKS,
-        "strong": (one[0] / (one[0] / P + strong)).tolist(), "weak": (one[1] / (one[1] + weak)).tolist(),
-    }  # fmt: skip
+        pairs = {
+            "ranks over threads": ("threads", "ranks"), "weak efficiency": ("weak one", "weak"),
+            "strong speed-up": ("weak one", "ranks"), "over POT": ("POT", "ranks"),
+        }  # fmt: skip
+        jobs.append({
+            "ranks": size, "seconds": {name: min(values) for name, values in times.items()},
+            "median": {name: common.ratio(times, *pair)["median"] for name, pair in pairs.items()},
+        })  # fmt: skip
+    return {"shape": shape, "weak shape": shape, "jobs": jobs} if jobs else {"skipped": "one core only"}
 
 
 def tables(data: dict[str, Any]) -> str:
-    jobs, m = data["jobs"], data.get("model")
-    if "n" in data or not m:
-        return "\n".join(map(str, jobs.items() if "n" in data else jobs))
+    jobs = data["jobs"]
+    if "n" in data:
+        return "\n".join(map(str, jobs.items()))
     shapes = (" x ".join(map(str, data[name])) for name in ("shape", "weak shape"))
     rows = [[one["ranks"], *(1e3 * x for x in one["seconds"].values()), *one["median"].values()] for one in jobs]
     head = [data.get("unit", "ranks"), *(f"{k}, ms a pass" for k in jobs[0]["seconds"]), *jobs[0]["median"]]
-    return common.text_of(
-        "{}: strong {}, weak {} each, float32 K".format(common.machine_line(data), *shapes), common.table(head, rows),
-        f"model: {m['bandwidth'] / 1e9:.1f} GB/s, c {1e6 * m['c']:.1f} us, alpha {1e6 * m['alpha']:.1f} us, "
-        f"beta {1e9 * m['beta']:.3f} ns",
-    )  # fmt: skip
+    told = "{}: strong {}, weak {} each, float32 K".format(common.machine_line(data), *shapes)
+    return common.text_of(told, common.table(head, rows))
 
 
 # ---- GPUs of one host ----
@@ -260,40 +196,28 @@ def gpu_parts(ranks: Any, made: Any, passes: int) -> dict[str, float]:
 
 
 def gpu_worker(ranks: Any, strong: int, weak: int, rounds: int, passes: int) -> dict[str, Any]:
-    """Time weak and strong passes on a GPU of several, and sums; tests/cuda/test_cuda_ranks.py has the answers."""
+    """Time weak and strong passes on a GPU of several; tests/cuda/test_cuda_ranks.py has the answers."""
     import cupy as cp
 
     cp.cuda.Device(ranks.rank).use()
-    found: dict[str, Any] = {}
-    found["weak"] = gpu_times(ranks, weak * ranks.size, weak, rounds, passes)
+    found: dict[str, Any] = {"weak": gpu_times(ranks, weak * ranks.size, weak, rounds, passes)}
     found["strong"] = gpu_times(ranks, strong, strong, rounds, passes)
-    if ranks.size > 1:
-        found["sums"] = sum_times(ranks, lambda: ranks.exchange(None), cp)
-        found["way"] = ranks.device_sum.way
-    return found
+    return found | ({"way": ranks.device_sum.way} if ranks.size > 1 else {})
 
 
 def run_gpus(counts: list[int], quick: bool) -> dict[str, Any]:
     strong, weak, rounds, passes = (8192, 4096, 3, 24) if quick else (65536, 32768, 7, 48)
-    found = {count: spawn(gpu_worker, count, strong, weak, rounds, passes) for count in counts}
-    kinds, first, jobs = ("weak", "strong"), counts[0], []
-    medians = {
-        count: {name: float(np.median(one[0][name]["seconds"])) for name in kinds} for count, one in found.items()
-    }
+    jobs: list[dict[str, Any]] = []
     for count in counts:
-        one, own, alone = found[count][0], medians[count], medians[first]
-        ratios = {
-            "weak efficiency": alone["weak"] / own["weak"],
-            "strong speed-up": first * alone["strong"] / own["strong"],
-        }
-        parts = {name: one[name].get("parts") for name in kinds}
-        told = {"parts": parts, "sums": one.get("sums"), "way": one.get("way")}
+        one = spawn(gpu_worker, count, strong, weak, rounds, passes)[0]
+        own = {name: float(np.median(one[name]["seconds"])) for name in ("weak", "strong")}
+        first = jobs[0] if jobs else {"ranks": count, "seconds": own}
+        alone = first["seconds"]
+        ratios = {"weak efficiency": alone["weak"] / own["weak"],
+                  "strong speed-up": first["ranks"] * alone["strong"] / own["strong"]}  # fmt: skip
+        told = {"parts": {name: one[name].get("parts") for name in own}, "way": one.get("way")}
         jobs.append({"ranks": count, "seconds": own, "median": ratios, **told})
-    data = {"unit": "GPUs", "shape": [strong, strong], "weak shape": [weak, weak], "jobs": jobs}
-    if jobs[-1]["sums"]:
-        weaker = {count: own["weak"] for count, own in medians.items()}
-        data["model"] = model(4 * strong**2, (alone["strong"], alone["weak"]), jobs[-1]["sums"], (strong, weak), weaker)
-    return data
+    return {"unit": "GPUs", "shape": [strong, strong], "weak shape": [weak, weak], "jobs": jobs}
 
 
 def large_worker(ranks: Any, n: int, rounds: int, passes: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ pass, a busy device before them so that no launch is waited for; "limit" is byte
 of the same run. Baselines: POT's iteration on torch (two products a pass), the same in a CUDA graph,
 the four sweeps of arXiv 2412.11079's baseline in CuPy, its design (row_sums and column_sums in place, with carried
 scalings) and one kernel in place (row_pass). "bare" is row_pass alone; without it the pass has all of finish_pass.
-tiles: how the paper's two kernels and row_pass depend on their shapes (its figure 8); its figure 14 is bytes a second.
+tiles: how the paper's two kernels depend on their shapes (its figure 8); its figure 14 is bytes a second.
 points: a whole solve, plan not formed, of squared distances in 3-D that lie on the device as a float32 M, or that
 a function makes there.
 """
@@ -14,7 +14,6 @@ import functools
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,22 +44,15 @@ def paper_shapes() -> list[Any]:
     return [Shape(GW, 8, R) for GW in (2, 4, 8, 16) for R in (1, 2, 4, 8)]
 
 
-def row_shapes(n: int) -> list[Any]:
-    from mapuot.backends.cuda.kernels import NARROW_SHAPES
-
-    return [replace(s, R=R) for s in NARROW_SHAPES if s.CLUSTER == 1 and n <= s.width <= 2 * n for R in (1, 2, 4)]
-
-
 def compile_all(sizes: Iterable[tuple[int, int]], tiles: int) -> None:
     """Every kernel at once, on all cores, into CuPy's cache."""
     import cupy as cp
 
     from mapuot.backends.cuda.kernels import ITEMSIZE, Shape, kernel, memory_for, portable_shape, shape_options
-    from mapuot.backends.cuda.launch import pass_options, persistent_jobs
+    from mapuot.backends.cuda.launch import persistent_jobs
 
-    memory, shapes = memory_for(tiles, tiles, 4), (paper_shapes(), row_shapes(tiles)) if tiles else ((), ())
-    jobs = [("portable.cu", shape_options(shape, "float32", KL, MEMORY=memory)) for shape in shapes[0]]
-    jobs += [("iterate.cu", pass_options(shape, "float32", KL, True, memory)) for shape in shapes[1]]
+    memory = memory_for(tiles, tiles, 4)
+    jobs = [("portable.cu", shape_options(shape, "float32", KL, MEMORY=memory)) for shape in paper_shapes()]
     for m, n in [laid(*size) for size in sizes]:
         for store in ITEMSIZE:
             jobs += [(file, options) for file, _, options in persistent_jobs(m, n, store, KL)]
@@ -173,26 +165,14 @@ def share(row: dict[str, Any], key: str) -> float:
     return float(row["limit"] / row[key]) if isinstance(row.get(key), float) else np.nan
 
 
-def tile_sweeps(n: int) -> dict[str, list[dict[str, Any]]]:
-    """Seconds of the row half on n x n float32: the paper's two kernels by shape, row_pass by shape and tiles kept."""
-    from mapuot.backends.cuda.kernels import memory_for
-    from mapuot.backends.cuda.launch import Persistent
-
-    found: dict[str, list[dict[str, Any]]] = {"two kernels": [], "row_pass": []}
-    made = workspace(n, n, "float32", True)
+def tile_sweep(n: int) -> list[dict[str, Any]]:
+    """Seconds of the row half of the paper's two kernels on n x n float32 by shape, the best first."""
+    made, found = workspace(n, n, "float32", True), []
     for shape in paper_shapes():
         made.launch.take_shape(shape, False, made.ld, "float32", KL)
         seconds = elapsed(made.launch.row_kernels, 3, made.send_progress)
-        found["two kernels"].append({"threads": 32 * shape.GW, "rows": shape.R, "seconds": seconds})
-    made = workspace(n, n, "float32")
-    for shape in row_shapes(n):
-        run = Persistent(shape, n, made.ld, "float32", KL, True, memory_for(n, n, 4))
-        for kept in range(max(1, run.slots - 1)) if run.parts else ():
-            run.kept = kept
-            seconds = elapsed(lambda run=run: run(made.state, 0, 20, ROWS), 3, made.send_progress) / 20
-            lie = {"GW": shape.GW, "CPT": shape.CPT, "rows": shape.R, "slots": run.slots, "kept": kept}
-            found["row_pass"].append(lie | {"seconds": seconds})
-    return {name: sorted(rows, key=lambda row: row["seconds"]) for name, rows in found.items()}
+        found.append({"threads": 32 * shape.GW, "rows": shape.R, "seconds": seconds})
+    return sorted(found, key=lambda row: row["seconds"])
 
 
 # ---- whole solves of dense points
@@ -261,7 +241,7 @@ def run(args: Any) -> dict[str, Any]:
     data["passes"] = passes(sizes, data["limits"]["read"])
     print(f"after {time.perf_counter() - begin:.1f} s", flush=True)
     common.save("gpu", data, args.out)  # what there is, should the rest be cut off
-    data["tiles"] = tile_sweeps(tiles)
+    data["tiles"] = {"two kernels": tile_sweep(tiles)}
     return data
 
 
