@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CFLAGS_check := -g
 CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS_tsan := -O1 -g -fsanitize=thread
-SECONDS ?= 60
+MINUTES ?= 1
 TARGETS ?= core readers arguments
 
 CC_check = $(CC)
@@ -94,8 +94,8 @@ sanitize-gpu: .venv/.gpu ## the CUDA kernels under compute-sanitizer: memory, th
 hostile: .venv/.test ## random problems on every path against an independent answer (ARGS="--count 20000 --seed 7 --only warm")
 	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)
 
-fuzz: build/asan/.done .venv/.test ## arbitrary bytes as files, as arguments and as numbers of the core, under sanitizers, each for SECONDS=60; TARGETS=core
-	for target in $(TARGETS); do $(call sanitized,asan) $(BIN)/python -m fuzz $$target --seconds $(SECONDS) || exit 1; done
+fuzz: build/asan/.done .venv/.test ## arbitrary bytes as files, as arguments and as numbers of the core, under sanitizers, each for MINUTES=1; TARGETS=core
+	for target in $(TARGETS); do $(call sanitized,asan) $(BIN)/python -m soak --only $$target --minutes $(MINUTES) || exit 1; done
 
 mutants: .venv/.test ## change one rule of the library at a time: does the test that is named for it fail? (ARGS="--only plan_error")
 	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)

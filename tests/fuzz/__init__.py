@@ -1,8 +1,11 @@
 """Arbitrary bytes as files, as arguments of calls and as the numbers that the C core gets: ``targets.py``."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
+
+from .targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -25,20 +28,24 @@ def mutated(data, other, rng):
     return bytes(data)
 
 
-def inputs(target, seed):
-    """Yield the corpus of a target, then mutations of it without end; any bytes are numbers for the core."""
-    rng, folder = np.random.default_rng(seed), CORPUS / target
-    known = [path.read_bytes() for path in sorted(folder.iterdir())] if folder.exists() else []
-    known = known or [rng.bytes(300) for _ in range(100)]
-    yield from known
-    while True:
-        yield mutated(known[rng.integers(len(known))], known[rng.integers(len(known))], rng)
+@functools.cache
+def corpus(target):
+    """Return the inputs that are known of a target; any bytes are numbers for the core."""
+    rng, folder = np.random.default_rng(0), CORPUS / target
+    return (
+        [path.read_bytes() for path in sorted(folder.iterdir())] if folder.exists() else [*map(rng.bytes, [300] * 99)]
+    )
 
 
-def judge(function, data):
-    """Call the function on one input; an exception tells the bytes."""
+def judge(target, data):
+    """Try one input; an exception tells the bytes."""
     try:
-        function(data)
+        TARGETS[target](data)
     except BaseException as error:
         error.add_note(f"input {data!r}")
         raise
+
+
+def trial(target, rng):
+    known = corpus(target)
+    judge(target, mutated(known[rng.integers(len(known))], known[rng.integers(len(known))], rng))

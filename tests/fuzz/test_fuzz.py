@@ -1,16 +1,15 @@
 """A slice of the fuzzing: the corpus and some mutations of it. The whole: make fuzz."""
 
 import functools
-import itertools
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from launch import HERE
 
-from fuzz import inputs, judge
-from fuzz.targets import TARGETS
+from fuzz import corpus, judge, trial
 
 ROOT = HERE.parent
 CHECKED = "-O0 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
@@ -18,8 +17,11 @@ CHECKED = "-O0 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
 
 @pytest.mark.parametrize(("target", "runs"), [("readers", 1500), ("arguments", 300), ("core", 600)])
 def test_python(target, runs):
-    for data in itertools.islice(inputs(target, seed=3), runs):
-        judge(TARGETS[target], data)
+    rng = np.random.default_rng(3)
+    for data in corpus(target):
+        judge(target, data)
+    for _ in range(runs):
+        trial(target, rng)
 
 
 @pytest.mark.nightly
@@ -37,5 +39,5 @@ def test_core_under_sanitizers(tmp_path):
     assert done.returncode == 0, done.stderr
     paths = os.pathsep.join([str(tmp_path / "lib"), str(HERE)])
     more = {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": paths}
-    done = run([sys.executable, "-m", "fuzz", "core", "--seconds", "20"], env={**os.environ, **more})
+    done = run([sys.executable, "-m", "soak", "--only", "core", "--minutes", "0.3"], env={**os.environ, **more})
     assert done.returncode == 0, done.stdout[-200:] + done.stderr[-3000:]

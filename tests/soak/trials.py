@@ -6,6 +6,7 @@ which makes the plain calls and forks all the others.
 
 import contextlib
 import faulthandler
+import functools
 import os
 import resource
 import select
@@ -20,6 +21,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fuzz
 import numpy as np
 import pytest
 from hostile.trial import PATHS, draw_trial
@@ -411,5 +413,5 @@ def contexts(rng):
 
 KINDS = {
     "calls": calls, "threads": threads, "forks": forks, "signals": signals, "kills": kills, "memory": memory,
-    "disks": disks, "ranks": ranks, "contexts": contexts,
+    "disks": disks, "ranks": ranks, "contexts": contexts, **{x: functools.partial(fuzz.trial, x) for x in fuzz.TARGETS},
 }  # fmt: skip
