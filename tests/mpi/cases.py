@@ -13,6 +13,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import over_ranks
@@ -33,14 +34,19 @@ COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
 
 
+def written(name, write):
+    """The path of a file that rank 0 has written, in a new folder."""
+    path = Path(COMM.bcast(tempfile.mkdtemp() if RANK == 0 else None)) / name
+    if RANK == 0:
+        write(path)
+    COMM.Barrier()
+    return path
+
+
 def case_files_of_pairs(job):
     """A file is that of the whole matrix; rows lie as those of a do, or evenly."""
     case = stored_pairs(3, 2.0)
-    folder = COMM.bcast(tempfile.mkdtemp() if RANK == 0 else None)
-    path = Path(folder) / "S.npz"
-    if RANK == 0:
-        sparse.save_npz(path, csr_of(case.M))
-    COMM.Barrier()
+    path = written("S.npz", lambda path: sparse.save_npz(path, csr_of(case.M)))
     want = mapuot.solve(csr_of(case.M), case.a, case.b, reg=case.reg, reg_m=2.0, **FLOAT64)
     for split in ("even", "uneven"):
         i0, i1 = job.bounds(41, split)
@@ -50,15 +56,16 @@ def case_files_of_pairs(job):
     assert even.plan.shape[0] == np.subtract(*job.bounds(41)[::-1])
     h5py = pytest.importorskip("h5py")
     for form in ("csr", "csc"):
-        path = Path(folder) / f"{form}.h5"
-        if RANK == 0:
+
+        def write(path, form=form):
             given = csr_of(case.M).asformat(form)
             with h5py.File(path, "w") as file:
                 group = file.create_group("M")
-                group.attrs["encoding-type"], group.attrs["shape"] = f"{form}_matrix", given.shape
+                group.attrs["encoding-type"], group.attrs["shape"] = f"{given.format}_matrix", given.shape
                 for member in ("data", "indices", "indptr"):
                     group[member] = getattr(given, member)
-        COMM.Barrier()
+
+        path = written(f"{form}.h5", write)
         i0, i1 = job.bounds(41, "uneven")
         got = mapuot.solve(path, case.a[i0:i1], case.b, reg=case.reg, reg_m=2.0, comm=COMM, **FLOAT64)
         assert got.problem.cost.data.base is None, "no more than the own rows"
@@ -135,15 +142,9 @@ def case_clusters(job):
     np.testing.assert_allclose(result.objective, one.objective, rtol=1e-9)
 
 
-def case_threads(job):
-    job.check(clouds(90, 50), threads=2, **FLOAT64)
-
-
-def case_uniform_weights(job):
-    case = clouds(33, 21)
-    i0, i1 = job.bounds(33)
-    one = mapuot.solve(case.M, reg=0.05, reg_m=1.0, **FLOAT64)
-    job.compare(mapuot.solve(case.M[i0:i1], reg=0.05, reg_m=1.0, comm=COMM, **FLOAT64), one, i0, i1)
+def case_uniform_weights_and_threads(job):
+    M, (i0, i1), options = clouds(33, 21).M, job.bounds(33), {"reg": 0.05, "reg_m": 1.0, "threads": 2, **FLOAT64}
+    job.compare(mapuot.solve(M[i0:i1], comm=COMM, **options), mapuot.solve(M, **options), i0, i1)
 
 
 def case_function_and_files(job):
@@ -158,11 +159,7 @@ def case_function_and_files(job):
 
     job.compare(job.block(case).replace(M=rows).solve(comm=COMM, **FLOAT64), one, i0, i1)
     assert all(i0 <= k0 <= k1 <= i1 for k0, k1 in asked)
-    folder = COMM.bcast(tempfile.mkdtemp() if RANK == 0 else None)
-    path = Path(folder) / "M.npy"
-    if RANK == 0:
-        np.save(path, case.M)
-    COMM.Barrier()
+    path = written("M.npy", lambda path: np.save(path, case.M))
     job.compare(job.block(case).replace(M=path).solve(comm=COMM, **FLOAT64), one, i0, i1)
     one = case.solve(precision="mixed", tol=1e-9)
     result = job.block(case).replace(M=path).solve(comm=COMM, precision="mixed", tol=1e-9)
@@ -188,7 +185,7 @@ def case_labels_and_shares(job):
     np.testing.assert_allclose(result.pull(kinds)[1], one.pull(kinds)[1][i0:i1], atol=1e-10)
     classes, _ = result.push(np.full(i1 - i0, f"rank {RANK}"))
     assert list(classes) == [f"rank {rank}" for rank in range(SIZE)]
-    path = Path(COMM.bcast(tempfile.mkdtemp() if RANK == 0 else None)) / "out.npz"
+    path = written("out.npz", lambda path: None)
     result.save(path)
     np.testing.assert_allclose(mapuot.load(path, case.M).plan, one.plan, atol=1e-12)
     assert "mapuot.Result" in result._repr_html_()
@@ -209,38 +206,34 @@ def case_warning_on_one_rank_only(job):
 def on_device(comm, with_nccl=True, device=0, never=False):
     """CuPy's stand-in of ../cuda on that GPU, and its communicators made. never: some rank comes to no sum."""
     made, waiting = [], []  # waiting: sums that the device waits for
-    gone = [name for name in sys.modules if name.split(".")[0] == "cupy" or name == "mapuot.ranks.device_sum"]
-    before = {name: sys.modules.pop(name) for name in gone}
-    sys.path.insert(0, str(HERE / "cuda" / "cuda_on_cpu"))
-    import cupy
+    path = [str(HERE / "cuda" / "cuda_on_cpu"), *sys.path]
+    with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", path):
+        for name in [*sys.modules]:
+            if name.split(".")[0] == "cupy" or name == "mapuot.ranks.device_sum":
+                del sys.modules[name]
+        import cupy
 
-    class Communicator(cupy.nccl.NcclCommunicator):
-        def __init__(self, *given):
-            super().__init__(*given)
-            made.append(self)
+        class Communicator(cupy.nccl.NcclCommunicator):
+            def __init__(self, *given):
+                super().__init__(*given)
+                made.append(self)
 
-        def allReduce(self, *given):  # noqa: N802
-            return waiting.append(self) if never else super().allReduce(*given)
+            def allReduce(self, *given):  # noqa: N802
+                return waiting.append(self) if never else super().allReduce(*given)
 
-        def abort(self):
-            waiting.clear()
-            super().abort()
+            def abort(self):
+                waiting.clear()
+                super().abort()
 
-    class Stream(cupy.cuda.Stream):
-        done = property(lambda self: not waiting)
+        class Stream(cupy.cuda.Stream):
+            done = property(lambda self: not waiting)
 
-        def synchronize(self):
-            assert self.done, "the host waits for ever"
+            def synchronize(self):
+                assert self.done, "the host waits for ever"
 
-    cupy.cuda.Device.current, cupy.cuda.get_current_stream = device, Stream
-    cupy.nccl.available, cupy.nccl.NcclCommunicator = with_nccl, Communicator
-    try:
+        cupy.cuda.Device.current, cupy.cuda.get_current_stream = device, Stream
+        cupy.nccl.available, cupy.nccl.NcclCommunicator = with_nccl, Communicator
         yield cupy, made
-    finally:
-        sys.path.pop(0)
-        for name in [name for name in sys.modules if name.split(".")[0] == "cupy" or name == "mapuot.ranks.device_sum"]:
-            del sys.modules[name]
-        sys.modules.update(before)
 
 
 def device_sum(comm, ranks=None, **fake):
