@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 import scipy.sparse
+from conftest import CUDA, ON_CPU
 from marginals import (
     SHAPES,
     STORED,
@@ -278,13 +279,14 @@ def test_a_triangle_of_float32_costs_is_solved_in_float64(reg):
     np.testing.assert_allclose(one.pair(0, 1), other.pair(0, 1), rtol=1e-11)
 
 
+@pytest.mark.parametrize("backend", ["cpu", *CUDA])
 @pytest.mark.parametrize("shape", ["chain", "triangle", "array"])
-def test_kernels_go_with_their_answer(shape):
+def test_kernels_go_with_their_answer(shape, backend):
     """Not when circles of objects are next collected, which memory does not hasten."""
-    costs, masses = drifting(1.0) if shape == "chain" else problem(shape, 3, sizes=20)
-    result = mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0)
+    costs, masses = drifting(1.0) if (shape, backend) == ("chain", "cpu") else problem(shape, 3, sizes=20)
+    result = mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0, backend=backend)
     kernels = result._body.kernels.values() if shape == "chain" else [result._body.kernel]
-    assert shape != "chain" or result._body.coarse is not None
+    assert (shape, backend) != ("chain", "cpu") or result._body.coarse is not None
     gone = [weakref.ref(x) for x in kernels]
     del kernels
     gc.collect()
@@ -419,7 +421,9 @@ def test_hard_masses_that_differ_are_not_certified_as_met(shape):
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.nightly) for k in range(1, 4))])
-@pytest.mark.parametrize("kind", ["any", "hard", "stored pairs", "corrected steps"])
+@pytest.mark.parametrize(
+    "kind", ["any", "hard", "stored pairs", "corrected steps", *(pytest.param("cuda", marks=x.marks) for x in CUDA)]
+)
 @pytest.mark.parametrize("storage", ["float64", "float32"])
 def test_no_false_certificate(storage, kind, part, monkeypatch):
     """Steps along trees of any size are corrected from the second pass on, by nearly as many clusters as points."""
@@ -431,10 +435,12 @@ def test_no_false_certificate(storage, kind, part, monkeypatch):
         monkeypatch.setattr(coarse, "CHEAP", np.inf)
         monkeypatch.setattr(coarse, "clusters_of", lambda points, entries: 1 << points.bit_length() - 1)
         monkeypatch.setattr(coarse.TreeCoarse, "step", lambda *args: steps.append(step(*args)) or steps[-1])
-    count = 20 if kind == "stored pairs" or narrow else 25 if kind == "corrected steps" else 50
+    most = 20 if narrow else 50
+    count = {"stored pairs": 20, "corrected steps": min(25, most), "cuda": 8 if ON_CPU else 250}.get(kind, most)
     first = 2000 * (kind == "corrected steps") + part * count
     seeds = range(first, first + count)
-    trial = one_random_of_pairs if kind == "stored pairs" else functools.partial(one_random, hard=kind == "hard")
+    options = {"backend": "cuda"} if kind == "cuda" else {"hard": kind == "hard"}
+    trial = one_random_of_pairs if kind == "stored pairs" else functools.partial(one_random, **options)
     solved = [x for seed in seeds if (x := trial(seed, narrow)) is not None]
     assert len(solved) >= {"stored pairs": 0.5, "hard": 0.7}.get(kind, 1) * count
     assert sum(converged for converged, _ in solved) >= (0.9 * len(solved) if kind == "hard" else len(solved) - 2)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from conftest import CUDA
 
 import mapuot
 from mapuot.ascend import carry_out as driver
@@ -19,11 +20,15 @@ def clouds(m=260, n=220, d=2, seed=0):
     return rng.random((m, d)), rng.random((n, d)) * 0.9 + 0.2, rng.random(m) + 0.1, 1.3 * (rng.random(n) + 0.1)
 
 
-def compare(x, y, a, b, reg, reg_m=1.0, penalty="kl", tol=1e-6, least=1.0, metric="sqeuclidean", **options):
-    """A truncated solve against that of all pairs; ``least``: the largest share of pairs that may be kept."""
+def compare(x, y, a, b, reg, reg_m=1.0, penalty="kl", tol=1e-6, least=1.0, metric="sqeuclidean", near=None, **options):
+    """A truncated solve against that of all pairs; ``least``: the largest share of pairs that may be kept.
+
+    ``near``: how far from the answer it begins, from zeros where it is None.
+    """
     exact = mapuot.PointCloud(x, y, metric, truncate=None)
     want = mapuot.solve(exact, a, b, reg=reg, reg_m=reg_m, penalty=penalty, tol=1e-10)
     cloud = mapuot.PointCloud(x, y, metric, truncate=3.0)
+    options["warm_start"] = None if near is None else (want.log_u + near, want.log_v - 2 * near)
     got = mapuot.solve(cloud, a, b, reg=reg, reg_m=reg_m, penalty=penalty, tol=tol, **options)
     share = got.skipped.kept.share if got.skipped else 1.0
     assert share <= least
@@ -68,14 +73,21 @@ def test_a_part_of_a_cloud_is_a_cloud(rows, reg_m):
     assert part.error_bound == want.error_bound
 
 
-def test_sums_of_kept_pairs_are_those_of_a_matrix_that_forbids_the_others():
-    x, y, a, b = clouds()
-    got, _ = compare(x, y, a, b, 5e-4, least=0.6)
+@pytest.mark.parametrize("backend", ["cpu", *CUDA])
+@pytest.mark.parametrize("precision", ["auto", "float64"])
+def test_sums_of_kept_pairs_are_those_of_a_matrix_that_forbids_the_others(backend, precision):
+    """On a line there, where boxes of 128 points keep a half of the pairs."""
+    x, y, a, b = clouds() if backend == "cpu" else clouds(700, 600, 1)
+    a[10:140] = 0.0
+    reg, options = (5e-4, {}) if backend == "cpu" else (2e-4, {"near": 0.01, "backend": backend})
+    got, _ = compare(x, y, a, b, reg, least=0.6, precision=precision, **options)
     M = np.where(got.plan > 0, np.asarray(got.problem.cost), np.inf)
     slopes, P = got.gradient(), got.plan
     assert np.abs(slopes.x - 2 * (P.sum(1)[:, None] * x - P @ y)).max() <= 1e-9
-    forbidden = mapuot.solve(M, a, b, reg=5e-4, reg_m=1.0, tol=1e-9)
-    assert np.abs(got.plan - forbidden.plan).sum() <= 1e-6 * got.mass
+    np.testing.assert_allclose(got.apply(y), P @ y, rtol=1e-9)
+    np.testing.assert_allclose(got.col_marginal, P.sum(0), rtol=1e-6)
+    forbidden = mapuot.solve(M, a, b, reg=got.problem.reg, reg_m=1.0, tol=1e-9)
+    assert np.abs(P - forbidden.plan).sum() <= 1e-6 * got.mass
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock"])

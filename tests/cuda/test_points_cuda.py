@@ -218,28 +218,6 @@ def test_what_a_gpu_does_not_take_is_said():
         )
 
 
-def test_pairs_are_skipped_as_on_the_cpu():
-    """On a line, where boxes of 128 points keep a half of the pairs: sums, certificate and products."""
-    x, y, a, b = clouds(700, 600, 1)
-    a[10:140] = 0.0
-    exact = mapuot.solve(
-        mapuot.PointCloud(x, y, truncate=None, form=None), a, b, reg=2e-4, reg_m=1.0, tol=1e-10, backend="cpu"
-    )
-    start = exact.log_u + 0.01, exact.log_v - 0.02
-    for tol, precision in ((1e-5, "auto"), (1e-8, "float64")):
-        cloud = mapuot.PointCloud(x, y, truncate=3.0, form=None)
-        got = mapuot.solve(
-            cloud, a, b, reg=2e-4, reg_m=1.0, tol=tol, precision=precision, backend="cuda", warm_start=start
-        )
-        assert got.converged
-        assert got.skipped.kept.share <= 0.6
-        assert (got.plan == 0).mean() >= 0.4
-        assert np.abs(got.plan - exact.plan).sum() <= (got.error_bound + exact.error_bound) * exact.mass
-        assert got.dual <= exact.objective
-        np.testing.assert_allclose(got.apply(y), got.plan @ y, rtol=1e-9)
-        np.testing.assert_allclose(got.col_marginal, got.plan.sum(0), rtol=1e-6)
-
-
 def test_groups_correct_passes(monkeypatch):
     monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 100)
     monkeypatch.setattr("mapuot.backends.boxes.CORRECTION", math.inf)
