@@ -500,12 +500,6 @@ def are_equal(x: Any, y: Any) -> bool:
     return x.shape == y.shape and type(x) is type(y) and not any_of(x != y)
 
 
-def is_mapped(x: Any) -> bool:
-    """Tell whether a tensor stands for others within torch.vmap."""
-    functorch = getattr(torch._C, "_functorch", None)
-    return functorch is not None and bool(functorch.is_batchedtensor(x))
-
-
 def as_tensor(x: Any, name: str, csr: bool = False) -> Any:
     """Return ``x`` where it is float32 or float64, else in float32; with ``csr`` it may be sparse by rows."""
     if not isinstance(x, torch.Tensor):
@@ -649,7 +643,7 @@ def points_of(z: Any, w: Any, name: str, weights: str) -> Measure:
     elif w is None:
         w = equal(wanted[-1], z).expand(wanted)
     w = as_tensor(w, weights)
-    if is_mapped(z) or is_mapped(w):
+    if any(map(torch._C._functorch.is_batchedtensor, (z, w))):  # each stands for others
         raise NotImplementedError(f"{name} must hold all clouds, as (p, n, d) or a list: torch.vmap goes over none")
     if w.shape not in (wanted, (*wanted, 1)):
         raise ValueError(f"{weights} must have shape {tuple(wanted)}, one a point, got {tuple(w.shape)}")

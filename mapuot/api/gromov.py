@@ -554,20 +554,12 @@ def descend(
         plain, left, least, rest = left is None, None, sum(parts), rest - 1
         if plain and rest < 0 and not settled and (far := ahead(task, trail, change)) is not None:
             left, plan = plan, far
-    found = told_whole(result)
+    potentials, marginals = (result.log_u, result.log_v), (result.row_marginal, result.col_marginal)
+    own = result.problem, result._backend, potentials, marginals, result.trace, result.status, result._threads
+    found = GromovResult(*own, result.how, result.skipped)  # made whole of one that makes members when asked for them
+    vars(found).update(vars(result) | vars(found))
     found.value, found.parts, found.steps, found.settled, found.values = sum(parts), parts, steps, settled, []
     found._task, found._plan = task, last
-    return found
-
-
-def told_whole(result: Result) -> GromovResult:
-    """Return all that a `Result` tells, also one whose members are made when they are asked for."""
-    potentials, marginals = (result.log_u, result.log_v), (result.row_marginal, result.col_marginal)
-    found = GromovResult(
-        result.problem, result._backend, potentials, marginals, result.trace, result.status, result._threads,
-        result.how, result.skipped,
-    )  # fmt: skip
-    vars(found).update(vars(result) | vars(found))
     return found
 
 

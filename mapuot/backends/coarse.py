@@ -135,18 +135,13 @@ class Coarse:
     def renewed(self, count: int) -> list[Stats]:
         """Make a labelled pass, the matrix that it gives, and the passes that follow at once; ``count`` at most."""
         if self.found is None:
-            self.found = self.labels_of(self.problem.cost)
+            cost = self.problem.cost if self.problem.cost.cloud is None else self.problem.cost.cloud
+            self.found = FOUND.get(cost)  # by an earlier solve of this cost
+            if self.found is None or self.found.clusters != self.count:
+                table = features(self.problem.cost, self.problem.M_max)
+                self.found = FOUND[cost] = find(table, self.workspace.split, self.count)._replace(label=None)
         stats: list[Stats] = self.workspace.labelled_pass(self.found)
         if serves(stats[0]):
             self.workspace.correct(self.fi)
             self.corrected = True
         return stats
-
-    def labels_of(self, cost: Cost) -> Labels:
-        """Return the labels that an earlier solve of this cost found, if they have the right number."""
-        cost = cost if cost.cloud is None else cost.cloud
-        labels = FOUND.get(cost)
-        if labels is None or labels.clusters != self.count:
-            table = features(self.problem.cost, self.problem.M_max)
-            labels = FOUND[cost] = find(table, self.workspace.split, self.count)._replace(label=None)
-        return labels

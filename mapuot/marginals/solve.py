@@ -122,7 +122,8 @@ def multimarginal(
     problem = dataclasses.replace(problem, threads=options.threads).stored_for(options.tol, options.tol_gap)
     own = Stage(problem.reg, options.tol, options.precision, options.memory, most, UNDONE, "here")
     way = Route(False, False, None, options, (*climb(problem, options, most // 2), own))
-    run = Run(Engine(body_of), most, as_callback(callback), progress)
+    engine = Engine(lambda problem, before: (Tree if problem.kind == "tree" else JointBlocks)(problem, before))
+    run = Run(engine, most, as_callback(callback), progress)
     with run.shown():
         done, _ = all_stages(run, problem, way, np.zeros(1))
     clusters = [f"corrected by {run.clusters} clusters"] if run.clusters else []
@@ -148,8 +149,3 @@ def as_backend(backend: Any, costs: Any) -> Any:
     arrays = import_module("..backends.cuda.arrays", __package__)
     arrays.need_device()
     return arrays.cp
-
-
-def body_of(problem: MultiProblem, before: Any = None) -> Tree | JointBlocks:
-    """Return the body that makes a problem's passes; ``before``: the body of another reg, whose kernels make room."""
-    return (Tree if problem.kind == "tree" else JointBlocks)(problem, before)

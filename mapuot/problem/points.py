@@ -78,7 +78,10 @@ class PointCosts(Cost):
         self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)
         weights = None if weights is None else as_weights(weights, points[0].shape[1])
         if labels is not None:
-            self.label = METRICS[self.metric].label(as_price(across) / self.scale)
+            across = as_float(across, "across", "a number, what different labels cost, or inf")
+            if not across >= 0:
+                raise ValueError(f"across must be >= 0, got {across}")
+            self.label = METRICS[self.metric].label(across / self.scale)
             columns, same = coordinates(labels, [*map(len, points)], self.label), points[0] is points[1]
             points[0] = np.hstack([points[0], columns[0]])
             points[1] = points[0] if same and columns[0] is columns[1] else np.hstack([points[1], columns[1]])
@@ -321,8 +324,11 @@ class PointCosts(Cost):
         metric, scale = self.core
         d, unit = self.dim, 2.0**-53
         if metric.inner:
-            terms = scale * sizes_of_terms(self.rows, self.columns, self.apart)
-            return float((d + 10) * unit * terms + d * scale * LEAST_NORMAL + math.ulp(0.0))
+            apart, most = self.apart, {"initial": 0.0}
+            terms = np.linalg.norm(self.rows[:, apart:], axis=1).max(**most)
+            terms *= np.linalg.norm(self.columns[apart:], axis=0).max(**most)
+            terms += np.abs(self.rows[:, 0]).max(**most) + np.abs(self.columns[1]).max(**most) if apart else 0.0
+            return float((d + 10) * unit * (scale * terms) + d * scale * LEAST_NORMAL + math.ulp(0.0))
         if metric.unit:
             moved = (d + 6) * unit
         elif self.weights is None:
@@ -451,14 +457,6 @@ def farthest(points: Any, middle: F64, order: float) -> float:
     return math.sqrt(most) if order == 2 else most
 
 
-def sizes_of_terms(rows: F64, columns: F64, apart: int) -> float:
-    """Bound the sum of the sizes of the products of coordinates of any row (m, d) and column (d, n)."""
-    product = np.linalg.norm(rows[:, apart:], axis=1).max(initial=0.0)
-    product *= np.linalg.norm(columns[apart:], axis=0).max(initial=0.0)
-    alone = np.abs(rows[:, 0]).max(initial=0.0) + np.abs(columns[1]).max(initial=0.0) if apart else 0.0
-    return float(product + alone)
-
-
 def size_of(points: F64) -> F64:
     """Return each point's largest coordinate, (m, 1), or 1: divided by it, squares stay within float64."""
     size = np.abs(points).max(1, keepdims=True)
@@ -528,13 +526,6 @@ def as_auto(value: Any, name: str, unit: str) -> str | float | None:
     if isinstance(value, str):
         raise ValueError(f"{name} must be 'auto', None or a number of {unit}, got {value!r}")
     return as_positive(value, name)
-
-
-def as_price(value: Any) -> float:
-    across = as_float(value, "across", "a number, what different labels cost, or inf")
-    if not across >= 0:
-        raise ValueError(f"across must be >= 0, got {across}")
-    return across
 
 
 def as_addends(value: Any, metric: str, shape: tuple[int, int]) -> tuple[F64, F64]:

@@ -161,20 +161,14 @@ def as_out(out: Any, shape: tuple[int, int], dtype: Any, M: Any) -> Any:
     return out
 
 
-def masses_hint(name: str, array: Any) -> str:
-    """Tell what the masses a and b are, to those who gave points or exchanged the two."""
-    if name not in ("a", "b"):
-        return ""
-    if array.ndim == 2 and min(array.shape) > 1:
-        return f": {name} has masses; costs between points x and y are made by mapuot.PointCloud(x, y)"
-    return f": one mass for each {'row' if name == 'a' else 'column'} of M"
-
-
 def as_vector(value: Any, length: int, name: str) -> F64:
     array = as_array(value, name)
     check_kind(array, name)
     if array.shape != (length,):
-        raise ValueError(f"{name} must have shape ({length},), got {array.shape}{masses_hint(name, array)}")
+        hint = f": one mass for each {'row' if name == 'a' else 'column'} of M"
+        if array.ndim == 2 and min(array.shape) > 1:  # of points
+            hint = f": {name} has masses; costs between points x and y are made by mapuot.PointCloud(x, y)"
+        raise ValueError(f"{name} must have shape ({length},), got {array.shape}{hint * (name in ('a', 'b'))}")
     return np.array(array, dtype=np.float64)  # a copy: the caller may reuse his
 
 

@@ -134,14 +134,10 @@ class HostBatch:
             limits.dual_constant, limits.dual_scale, limits.row_weight = constant, size, weight
 
     def build(self) -> None:
-        M = self.task.M.reshape(-1, self.task.shape[1])
+        M, state = self.task.M.reshape(-1, self.task.shape[1]), self.states[0]
         alpha, beta = np.full(len(M), self.task.M_min / self.task.reg), np.zeros(M.shape[1])
-        check(
-            lib.mapuot_build_kernel(
-                self.pool, *M.shape, matrix(M), matrix(None), self.task.reg, pointer(alpha), pointer(beta), 0,
-                self.states[0].dtype, self.states[0].kernel, self.ld,
-            )
-        )  # fmt: skip
+        given = self.pool, *M.shape, matrix(M), matrix(None), self.task.reg, pointer(alpha), pointer(beta), 0
+        check(lib.mapuot_build_kernel(*given, state.dtype, state.kernel, self.ld))
 
     def iterate(self, passes: int) -> int:
         """Make at most so many passes of each problem that still runs; return how many run then."""

@@ -12,7 +12,7 @@ import numpy as np
 from ..cpu.grid import GridOperator, grid_workspace
 from ..operator import parts_of
 
-PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "formed", "form_bytes"), "arrays")
+PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "formed", "form_bytes", "held"), "arrays")
 PLACES |= {"extrema": "stream", "is_symmetric": "stream", "weigh": "batch", "closed": "batch"}
 PLACES |= {"keeps_pairs": "sparse", "range_of_clouds": "clouds", "slopes": "clouds"}
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
@@ -57,11 +57,6 @@ def maker(operator: str) -> Any:
     """Return what makes the workspace of a solve whose passes read K in this way."""
     place, name = WORKSPACES[operator]
     return getattr(import_module(f"{__name__}.{place}"), name)
-
-
-def held(problem: Any) -> Any:
-    """The problem with its points and the vectors of its sides on the device, where millions are best worked on."""
-    return import_module(f"{__name__}.arrays").held(problem)
 
 
 def operator_of(cost: Any, *parts: Any, **more: Any) -> Any:

@@ -22,15 +22,8 @@ from ..tables import squares
 from .kernels import ITEMSIZE, STORES, kernel
 from .lay import lay
 
-NUMBERS = (
-    "log_size",
-    "scalar_rho",
-    "rho_range",
-    "largest_soft_rho",
-    "mass",
-    "dual_scale",
-    "uniform",
-)  # of a Side, cached there
+# of a Side, cached there
+NUMBERS = "log_size", "scalar_rho", "rho_range", "largest_soft_rho", "mass", "dual_scale", "uniform"
 BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
 COSTS = 64  # rows and columns that a block of point_costs.cu makes
 MANY = 16  # dimensions from which on a product of matrices forms costs sooner than differences do

@@ -114,15 +114,6 @@ def small_job(shape: tuple[int, int], narrow: bool, cost: str, symmetric: bool =
     return file, function, small_options(shape, narrow) | options
 
 
-def small_kernel(shape: tuple[int, int], narrow: bool, cost: str, symmetric: bool = False) -> tuple[Any, int, int]:
-    """The kernel of `small_job`, its threads a block and the shared memory that the launch brings."""
-    file, function, options = small_job(shape, narrow, cost, symmetric)
-    run, shared = kernel(file, function, **options), 0
-    if not narrow:
-        run.max_dynamic_shared_size_bytes = shared = 8 * BATCH_KINDS * 16 * options["CT"]
-    return run, 16 * options["GROUPS"], shared
-
-
 def step_options(cost: str, symmetric: bool = False) -> dict[str, int]:
     return {"COST": int(cost == "float32"), "NARROW": 0, "STORE": 0} | ({"ONE_POTENTIAL": 1} if symmetric else {})
 
@@ -279,11 +270,12 @@ class DeviceBatch:
     def in_registers(self, record: Any) -> None:
         """A block a problem: float32 passes, then float64 ones."""
         for narrow in (True, False) if self.options.precision == "float32" else (False,):
-            self.launch(record, narrow)
-
-    def launch(self, record: Any, narrow: bool) -> None:
-        run, threads, shared = small_kernel(self.task.shape, narrow, self.M.dtype.name, self.options.symmetric)
-        run((self.p,), (threads,), (by_value(record),), shared_mem=shared)
+            shape, cost, symmetric = self.task.shape, self.M.dtype.name, self.options.symmetric
+            file, function, options = small_job(shape, narrow, cost, symmetric)
+            run, shared = kernel(file, function, **options), 0
+            if not narrow:
+                run.max_dynamic_shared_size_bytes = shared = 8 * BATCH_KINDS * 16 * options["CT"]
+            run((self.p,), (16 * options["GROUPS"],), (by_value(record),), shared_mem=shared)
 
     def make(self, record: Any) -> None:
         """Make at most so many passes more of each problem; those of a larger reg move the start on."""

@@ -188,16 +188,14 @@ class SparseWorkspace(DeviceWorkspace):
     def constants(self) -> None:
         super().constants()
         self.take_parts()
-        if self.options.leaps:
-            self.take_leaps()
-
-    def take_leaps(self) -> None:
-        (m, _), (rows, cols), state = self.problem.shape, self.problem.sides, self.state["leap"]
+        if not self.options.leaps:
+            return
+        m, (rows, cols) = self.problem.shape[0], self.problem.sides
         columns, other = cp.zeros((7, self.ld)), cp.zeros((2, m + m % 2))
         self.steps = columns, other, cp.zeros(2 * BLOCKS * 8)
         places = [columns, *columns[4:], *other, self.steps[2]]
         even = rows.rho[0] == np.inf and bool((cols.hard | (cols.weight == 0)).all())
-        put(state, {**dict(zip(LEAP, places, strict=True)), "most": MOST_PRODUCTS, "even": even})
+        put(self.state["leap"], {**dict(zip(LEAP, places, strict=True)), "most": MOST_PRODUCTS, "even": even})
 
     def leap(self, stat: Stats, on: bool) -> int:
         made, self.counted = int(self.progress["products"]) - self.counted, int(self.progress["products"])

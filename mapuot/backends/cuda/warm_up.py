@@ -47,12 +47,6 @@ BOXES = 32, 64  # points of a box, where pairs are skipped
 PROCESSORS, SHARED, LONG = 132, 227 << 10, (256, 768, 1280, 1792, 4096, 8192, 12288, 16384)  # of an H200; columns of K
 
 
-def portable_pass_jobs(n: int, dtype: str) -> list[Job]:
-    shape = portable_shape(n, dtype)
-    held = {"MEMORY": memory_for(n, n, ITEMSIZE[dtype])}
-    return portable_jobs(shape_options(shape, dtype, KL, **held), *ROW_KERNELS[True], "gather_sums") if shape else []
-
-
 def point_jobs(d: int, memory: int) -> list[Job]:
     """List first passes over squared distances, last ones and what balances them: of all pairs, half or kept ones."""
     few, number, jobs = d <= DIM, METRICS["sqeuclidean"].number, list[Job]()
@@ -91,9 +85,11 @@ def jobs(capability: int) -> list[Job]:
     widths += [1 << k for k in range(SPREAD_COLUMNS.bit_length(), 18)]  # those of clusters
     bulk = capability >= BULK
     found = [job for n in widths for dtype in DTYPES for job in persistent_jobs(n, n, dtype, KL, bulk)]
-    found += [
-        job for shape in PORTABLE_SHAPES for job in portable_pass_jobs(shape.width, "float32")
-    ]  # of one potential
+    for shape in PORTABLE_SHAPES:  # of one potential
+        if found_shape := portable_shape(shape.width, "float32"):
+            held = memory_for(shape.width, shape.width, 4)
+            options = shape_options(found_shape, "float32", KL, MEMORY=held)
+            found += portable_jobs(options, *ROW_KERNELS[True], "gather_sums")
     for dtype in DTYPES:
         M, cost = SimpleNamespace(dtype=np.dtype(dtype)), int(dtype == "float32")
         found += [stream_job("build_kernel", M, None, STORES[store]) for store in DTYPES]

@@ -98,16 +98,9 @@ def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
     for name, count in words.items():
         places[name] = at, count
         at += whole_lines(count)
-    several = {
-        "up": ("x_next", "scalars", SCALARS),
-        "down": ("u_log", "report", None),
-        "left": ("scalars", "sums", None),
-    }
-    for name, (
-        first,
-        last,
-        some,
-    ) in several.items():  # that absorb writes, that a launch is read by, that passes add to
+    # that absorb writes, that a launch is read by, that passes add to
+    several = ("up", "x_next", "scalars", SCALARS), ("down", "u_log", "report", 0), ("left", "scalars", "sums", 0)
+    for name, first, last, some in several:
         at_first, (at_last, all_of) = places[first][0], places[last]
         places[name] = at_first, at_last + (some or all_of) - at_first
     fields: Any = STATE.fields
