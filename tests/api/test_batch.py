@@ -1,14 +1,15 @@
-"""solve_batch: every problem is the answer of `solve`, certified, in any company; odd problems are solved alone."""
+"""solve_batch: every problem is the answer of `solve`, certified, in any company, between many clouds, too."""
 
 from importlib import import_module
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from problems import clouds as case_of
 from problems import histograms
 
 import mapuot
-from mapuot import solve, solve_batch
+from mapuot import PointCloud, solve, solve_batch
 from mapuot.backends.cpu import batch as cpu_batch
 
 
@@ -41,14 +42,19 @@ def minibatches(p=7, m=21, n=18, dtype=float):
     return ((x[:, :, None] - y[:, None]) ** 2).sum(-1).astype(dtype), A / A.sum(1)[:, None], B / B.sum(1)[:, None]
 
 
-def assert_as_alone(result, M, A, B, reg, reg_m, **options):
-    for i in range(len(result)):
-        one = solve(M if M.ndim == 2 else M[i], A[i], B[i], reg=reg, reg_m=reg_m, tol=1e-10, precision="float64")
+def assert_as_alone(result, costs, A, B, which=None, tol=1e-6, storage=0.0, **options):
+    """The plans of a batch are those of single solves, within both bounds, and so is what is paid."""
+    for i in range(len(result)) if which is None else which:
+        one = solve(costs[i], A[i], B[i], tol=1e-10, precision="float64", **options)
+        single = 1.0 * (one.plan.dtype == np.float32)
+        assert result[i].plan.shape == one.plan.shape
         apart = np.abs(result[i].plan.astype(float) - one.plan).sum() / one.mass
-        assert result.converged[i]
-        assert apart <= result.error_bound[i] + one.error_bound + 1e-6 * (M.dtype == "f4")
-        assert result.error_bound[i] <= options.get("tol", 1e-6)
-        assert_allclose(result[i].objective, one.objective, rtol=1e-5)
+        assert apart <= result.error_bound[i] + one.error_bound + 1e-6 * single
+        assert result.status[i] == result[i].status == "converged"
+        assert result.error_bound[i] <= tol
+        assert_allclose(result[i].row_marginal, result.row_marginal[i][: one.plan.shape[0]])
+        rounding = (1e-9 + storage + 1e-5 * single) * abs(one.dual)
+        assert abs(result.dual[i] - one.dual) <= result.gap[i] + one.gap + rounding
 
 
 @pytest.mark.parametrize("reg", [0.3, 0.05, 2e-3])
@@ -59,27 +65,160 @@ def test_small_reg_stays_in_the_core(reg, reg_m, options, monkeypatch):
     monkeypatch.setattr(mapuot.api.batch.BatchRun, "alone", None)
     for M, A, B in (minibatches(), minibatches(dtype="f4"), (minibatches()[0][0], *minibatches()[1:])):
         result = solve_batch(M, A, B, reg=reg, reg_m=reg_m, **options)
-        assert_as_alone(result, M, A, B, reg, reg_m, **options)
+        costs = [M] * len(A) if M.ndim == 2 else M
+        exact = {"tol": options.get("tol", 1e-6), "storage": 2.0**-23 * ("precision" in options)}
+        assert_as_alone(result, costs, A, B, reg=reg, reg_m=reg_m, **exact)
 
 
 def test_what_a_long_problem_leaves_is_solved_alone(monkeypatch):
     core = import_module("mapuot.backends.cpu.plain")
     monkeypatch.setattr(core, "MOST_PASSES", 6)
     M, A, B = minibatches()
-    assert_as_alone(solve_batch(M, A, B, reg=0.02, reg_m=1.0), M, A, B, 0.02, 1.0)
+    assert_as_alone(solve_batch(M, A, B, reg=0.02, reg_m=1.0), M, A, B, reg=0.02, reg_m=1.0)
 
 
 def test_result_is_a_sequence():
     M, A, B = histograms()
     result = solve_batch(M, A, B, reg=0.05, reg_m=1.0)
-    assert len(result) == 5
-    assert [r.mass for r in result] == pytest.approx(result.mass)
-    assert result[-1].gap == result.gap[4]
-    assert len(result[1:3]) == 2
-    assert_allclose(result[2].plan.sum(1), result.row_marginal[2], rtol=1e-12)
+    assert (len(result), len(result[1:3]), result[-1].gap) == (5, 2, result.gap[4])
     weights = np.linspace(-1, 1, 5)
     assert_allclose(result.plan_sum(weights), sum(w * result[i].plan for i, w in enumerate(weights)), atol=1e-15)
     assert_allclose(result.f, 0.05 * result.log_u)
     assert "5 problems 37x53" in repr(result)
     with pytest.raises(IndexError):
         result[5]
+
+
+def batch_of(kind):
+    rng = np.random.default_rng(0)
+    x, y = ([rng.random((k, 2)) for k in sizes] for sizes in ((20, 31, 25), (30, 12, 18)))
+    A, B = (rng.uniform(0.5, 1, (3, k)) / k for k in (4, 5))
+    case = case_of(4, 5)
+    if kind == "clouds":
+        return mapuot.PointCloud(x, y), None, None
+    return (case.M, A, B) if kind == "one cost" else (np.stack([case.M, 2 * case.M, 3 * case.M]), A[0], None)
+
+
+@pytest.mark.parametrize("kind", ["clouds", "one cost", "own costs"])
+def test_a_batch_goes_from_answer_to_answer(kind, monkeypatch):
+    """Each starts from the one before it, so that it takes fewer passes than from nothing."""
+    M, a, b = batch_of(kind)
+    regs = [0.2, 0.19, 0.185]
+    answers = list(mapuot.path(M, a, b, regs=regs, reg_ms=1.0, tol=1e-8))
+    for reg, answer in zip(regs, answers, strict=True):
+        cold = mapuot.solve_batch(M, a, b, reg=reg, reg_m=1.0, tol=1e-8)
+        assert isinstance(answer, mapuot.BatchResult)
+        assert answer.converged.all()
+        np.testing.assert_allclose(answer.dual, cold.dual, rtol=1e-7)
+        assert reg == regs[0] or answer.n_passes.sum() < cold.n_passes.sum()
+
+
+# ---- many clouds
+
+SIDES = [(1.0, 2.0), (np.inf, 1.0), (1.0, np.inf), np.inf]
+
+
+def pairs_of(x, y, metric="sqeuclidean"):
+    return [PointCloud(*pair, metric) for pair in zip(x, y, strict=True)]
+
+
+def clouds(p, d=2, most=60, seed=0, alike=False):
+    """(x, y, a, b) of p problems between clouds of 5 to ``most`` points, with masses of equal sums."""
+    rng = np.random.default_rng(seed)
+    sizes = np.full((2, p), most) if alike else rng.integers(5, most + 1, (2, p))
+    points = [[rng.random((k, d)) for k in count] for count in sizes]
+    masses = [[rng.random(k) + 0.1 for k in count] for count in sizes]
+    return *points, *([w / w.sum() for w in side] for side in masses)
+
+
+@pytest.mark.parametrize(
+    ("p", "d", "metric", "reg_m"),
+    [*((p, d, "sqeuclidean", 1.0) for p in (1, 7, 256) for d in (2, 3, 64)),
+     *((5, 3, metric, reg_m) for metric in ("sqeuclidean", "euclidean", "cosine", "wfr") for reg_m in SIDES)],
+)  # fmt: skip
+def test_clouds_of_many_sizes(p, d, metric, reg_m):
+    x, y, a, b = clouds(p, d)
+    reg = 0.05 * d / 2 if p != 5 else 0.02
+    result = solve_batch(PointCloud(x, y, metric), a, b, reg=reg, reg_m=reg_m, threads=2)
+    assert_as_alone(result, pairs_of(x, y, metric), a, b, range(0, p, 1 + p // 8), reg=reg, reg_m=reg_m)
+
+
+def test_sizes_from_five_to_two_thousand():
+    """What a core does not form in its own memory is solved by the same driver as any other problem."""
+    x, y, a, b = clouds(4, 2, 40, seed=1)
+    rng = np.random.default_rng(2)
+    x[1], y[1] = rng.random((2000, 2)), rng.random((900, 2))
+    a[1], b[1] = np.full(2000, 1 / 2000), np.full(900, 1 / 900)
+    result = solve_batch(PointCloud(x, y), a, b, reg=0.05, reg_m=1.0)
+    assert ["alone" in how for how in result.how] == [False, True, False, False]
+    assert_as_alone(result, pairs_of(x, y), a, b, reg=0.05, reg_m=1.0)
+
+
+def test_every_form_of_the_arguments():
+    x, y, a, b = clouds(6, 3, 11, alike=True)
+    want = solve_batch(PointCloud(x, y), a, b, reg=0.05, reg_m=1.0)
+    tables = [np.stack(z) for z in (x, y, a, b)]
+    starts = 11 * np.arange(7)
+    flat = PointCloud(np.concatenate(x), np.concatenate(y), starts=starts)
+    for M, A, B in (
+        (PointCloud(*tables[:2]), *tables[2:]), (flat, np.concatenate(a), np.concatenate(b)), (flat, a, b),
+        (PointCloud(tables[0], y, starts=None), tables[2], b),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(solve_batch(M, A, B, reg=0.05, reg_m=1.0).log_u, want.log_u)
+    assert (flat.shape, flat.ndim, len(flat), flat[2].shape) == ((6, 11, 11), 3, 6, (11, 11))
+    assert_allclose(np.asarray(flat)[3], np.asarray(PointCloud(x[3], y[3])))
+    equal = solve_batch(flat, reg=0.05, reg_m=1.0)
+    assert_allclose(equal.problem.A, 1 / 11)
+    x[2] = x[2][:4]
+    ragged = solve_batch(PointCloud(x, tables[1][0]), reg=0.05, reg_m=1.0)
+    assert_as_alone(ragged, pairs_of(x, [y[0]] * 6), [None] * 6, [None] * 6, reg=0.05, reg_m=1.0)
+    assert ragged.log_u.shape == (6, 11)
+    assert (ragged.log_u[2, 4:] == -np.inf).all()
+
+
+@pytest.mark.parametrize("options", [{"form": None}, {"truncate": 40.0}], ids=str)
+def test_matrices_that_must_not_be_formed(options):
+    x, y, a, b = clouds(3, 2, 50)
+    result = solve_batch(PointCloud(x, y, **options), a, b, reg=0.05, reg_m=1.0)
+    assert not any("the matrix of the points" in how for how in result.how)
+    assert_as_alone(result, pairs_of(x, y), a, b, reg=0.05, reg_m=1.0)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 3.0, 0.5]], ids=str)
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cosine"])
+def test_gradients(metric, weights):
+    x, y, a, b = clouds(6, 3, 30, seed=7)
+    a[1][2], b[2][:3] = 0.0, 0.0
+    more = {"reg": 0.05, "reg_m": (1.0, 2.0), "tol": 1e-10}
+    found = solve_batch(PointCloud(x, y, metric, weights=weights), a, b, **more).gradient()
+    for i in range(6):
+        one = solve(PointCloud(x[i], y[i], metric, weights=weights), a[i], b[i], **more).gradient()
+        for got, want in zip((part[i] for part in found[:4]), one[:4], strict=True):
+            assert_allclose(got, want, atol=1e-8 * np.abs(want).max())
+        assert found.error[i] < 1e-6
+    same = solve_batch(PointCloud(np.stack([x[0]] * 3), y[0]), reg=0.05, reg_m=1.0).gradient()
+    assert (same.x.shape, same.b.shape) == ((3, *x[0].shape), (3, len(y[0])))
+
+
+def test_divergence_of_clouds():
+    x, y, a, b = clouds(4, 2, 20)
+    values = mapuot.sinkhorn_divergence(PointCloud(x, y), a, b, reg=0.05, reg_m=1.0)
+    for i in range(4):
+        want = mapuot.sinkhorn_divergence(PointCloud(x[i], y[i]), a[i], b[i], reg=0.05, reg_m=1.0)
+        assert values[i] == pytest.approx(want, abs=1e-8)
+    assert_allclose(mapuot.sinkhorn_divergence(PointCloud(x), a, a, reg=0.05, reg_m=1.0), 0.0, atol=1e-9)
+
+
+def test_all_pairs():
+    x, _, a, _ = clouds(7, 2, 30, seed=4)
+    a[3] = 2 * a[3]
+    x[6], a[6] = np.concatenate([x[6], x[5]]), np.concatenate([a[6], a[5]]) / 2  # the largest is no row
+    D = mapuot.pairwise(x, a, reg=0.05, reg_m=1.0, metric="euclidean")
+    assert (D == D.T).all()
+    assert (np.diag(D) == 0).all()
+    for i, j in ((0, 1), (2, 3), (6, 3), (5, 4)):
+        M = PointCloud(x[i], x[j], "euclidean")
+        want = mapuot.sinkhorn_divergence(M, a[i], a[j], reg=0.05, reg_m=1.0)
+        assert D[i, j] == pytest.approx(want, abs=1e-8)
+    equal = mapuot.pairwise(np.stack([z[:5] for z in x]), reg=0.05, reg_m=np.inf)
+    assert (equal[~np.eye(7, dtype=bool)] > 0).all()

@@ -14,19 +14,60 @@ def call(M=CASE.M, a=CASE.a, b=CASE.b, **changes):
     return mapuot.solve(M, a, b, **{"reg": 0.05, "reg_m": 1.0, **changes})
 
 
-@pytest.mark.parametrize("arguments",
-                         [{"a": CASE.a.tolist(), "b": tuple(CASE.b)}, {"M": CASE.M.tolist()},
-                          {"M": CASE.M.astype(">f8"), "a": CASE.a.astype(">f8"), "b": CASE.b.astype(">f4")},
-                          {"M": CASE.M.astype(np.longdouble)}, {"M": np.asmatrix(CASE.M)}, {"M": np.ma.array(CASE.M)},
-                          {"reg": np.float32(0.05), "reg_m": np.float64(1.0)},
-                          {"reg": np.array(0.05), "reg_m": np.array(1.0)}, {"reg_m": [1.0]},
-                          {"reg_m": np.array([1.0, 1.0])}, {"reg_m": (np.ones(4), np.ones(5))},
-                          {"penalty": ("kl", "kl")}, {"penalty": ["kl", "kl"]}, {"penalty": "KL"},
-                          {"a": CASE.a[:, None], "b": CASE.b[:, None].tolist()}, {"max_passes": np.int64(1000)},
-                          {"reference": np.outer(CASE.a, CASE.b)}])  # fmt: skip
+RECORD = np.zeros((4, 5), [("flag", "u1"), ("cost", "f8")])
+RECORD["cost"] = CASE.M
+SHIFTED = np.frombuffer(b"x" + CASE.M.tobytes(), np.uint8)[1:].view(np.float64).reshape(4, 5)
+FROZEN = CASE.M.copy()
+FROZEN.flags.writeable = False
+EVEN, FEW = {"a": np.full(4, 0.25), "b": np.full(5, 0.2)}, np.median(CASE.M) > CASE.M
+SPELLINGS = [
+    {"a": CASE.a.tolist(), "b": tuple(CASE.b)}, {"M": CASE.M.tolist()},
+    {"M": CASE.M.astype(">f8"), "a": CASE.a.astype(">f8"), "b": CASE.b.astype(">f4")},
+    {"M": CASE.M.astype(np.longdouble)}, {"M": np.asmatrix(CASE.M)}, {"M": np.ma.array(CASE.M)},
+    {"reg": np.float32(0.05), "reg_m": np.float64(1.0)}, {"reg": np.array(0.05), "reg_m": np.array(1.0)},
+    {"reg_m": [1.0]}, {"reg_m": np.array([1.0, 1.0])}, {"reg_m": (np.ones(4), np.ones(5))}, {"penalty": ("kl", "kl")},
+    {"penalty": ["kl", "kl"]}, {"penalty": "KL"}, {"a": CASE.a[:, None], "b": CASE.b[:, None].tolist()},
+    {"max_passes": np.int64(1000)}, {"reference": np.outer(CASE.a, CASE.b)}, {"M": RECORD["cost"]}, {"M": SHIFTED},
+    {"M": FROZEN}, {"a": np.repeat(CASE.a, 2)[::2], "b": CASE.b[::-1].copy()[::-1]},
+    *(({"a": x, "b": x}, EVEN) for x in (None, [], np.array([]))),
+    ({"reference": FEW}, {"reference": FEW.astype(float)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", SPELLINGS)
 def test_other_spellings(arguments, backend):
-    result, right = call(**arguments, backend=backend), call(backend=backend)
+    """Other types, strides, addresses that are no multiple of 8, memory that must not be written; none for even."""
+    arguments, meant = arguments if isinstance(arguments, tuple) else (arguments, {})
+    result, right = call(**arguments, backend=backend), call(**meant, backend=backend)
     assert relative_error(result.plan, right.plan) < 2e-6
+
+
+def test_tables_of_pandas_are_arrays(backend):
+    """Whose first entry is not [0], and whose sums take no axis -1."""
+    pandas = pytest.importorskip("pandas")
+    a, b = pandas.Series(CASE.a, index=list("abcd")), pandas.Series(CASE.b, index=[5, 4, 3, 2, 1])
+    given = {"M": pandas.DataFrame(CASE.M, index=a.index), "a": a, "b": b, "reg_m": pandas.Series([1.0, 1.0], [7, 8])}
+    assert relative_error(call(**given, warm_start=(a, b), backend=backend).plan, call(backend=backend).plan) < 4e-6
+    square = pandas.DataFrame(CASE.M[:, :4] + CASE.M[:, :4].T)
+    assert abs(mapuot.sinkhorn_divergence(square, a, a, reg=0.1, reg_m=1.0, backend=backend)) < 1e-9
+
+
+PAIR = (0.1, 10.0)
+
+
+@pytest.mark.parametrize(("regs", "given", "meant"),
+                         [([1, 0.5], [0.1, 10.0], [0.1, 10.0]), ([1, 0.5], np.array([0.1, 10.0]), [0.1, 10.0]),
+                          ([1, 0.5], (0.1, 10.0), [0.1, 10.0]), ([1, 0.5, 0.2], (0.1, 1.0, 10.0), [0.1, 1.0, 10.0]),
+                          ([1, 0.5, 0.2], np.array([0.1, 1.0, 10.0]), [0.1, 1.0, 10.0]),
+                          ([1, 0.5, 0.2], PAIR, [PAIR] * 3), ([1, 0.5, 0.2], np.array(PAIR), [PAIR] * 3),
+                          ([1, 0.5, 0.2], np.array([PAIR] * 3), [PAIR] * 3), ([1, 0.5], [PAIR, PAIR], [PAIR] * 2),
+                          ([1, 0.5, 0.2], (np.full(4, 0.1), np.full(5, 10.0)), [PAIR] * 3), ([1], PAIR, [PAIR]),
+                          ([1, 0.5], np.array(0.1), [0.1] * 2), ([1, 0.5], [np.inf, 1.0], [np.inf, 1.0]),
+                          (np.array([1, 0.5]), 0.1, [0.1] * 2)])  # fmt: skip
+def test_reg_ms_of_a_path_are_one_for_each_reg_or_that_of_all(regs, given, meant):
+    found = [result.mass for result in mapuot.path(CASE.M, CASE.a, CASE.b, regs=regs, reg_ms=given)]
+    right = [call(reg=x, reg_m=y).mass for x, y in zip(regs, meant, strict=True)]
+    np.testing.assert_allclose(found, right, rtol=2e-6)
 
 
 class OnlyDLPack:
@@ -55,32 +96,6 @@ def test_arrays_of_the_standard(backend):
     np.testing.assert_allclose(batch.cost, [call(backend=backend).cost] * 3, rtol=1e-5)
 
 
-def test_a_mask_is_a_reference(backend):
-    mask = np.median(CASE.M) > CASE.M
-    result, right = call(reference=mask, backend=backend), call(reference=mask.astype(float), backend=backend)
-    np.testing.assert_array_equal(result.plan, right.plan)
-    assert (np.asarray(result.plan)[~mask] == 0).all()
-
-
-def test_none_or_empty_masses_are_uniform():
-    right = call(a=np.full(4, 0.25), b=np.full(5, 0.2)).plan
-    for nothing in (None, [], np.array([])):
-        np.testing.assert_array_equal(call(a=nothing, b=nothing).plan, right)
-
-
-def test_layouts_give_the_same_answer():
-    """Strides and addresses that are no multiple of 8, and memory that must not be written."""
-    case = clouds(9, 13)
-    record = np.zeros((9, 13), [("flag", "u1"), ("cost", "f8")])
-    record["cost"] = case.M
-    shifted = np.frombuffer(b"x" + case.M.tobytes(), np.uint8)[1:].view(np.float64).reshape(9, 13)
-    frozen = case.M.copy()
-    frozen.flags.writeable = False
-    a, b = np.repeat(case.a, 2)[::2], case.b[::-1].copy()[::-1]
-    for changes in ({"M": record["cost"]}, {"M": shifted}, {"M": frozen}, {"a": a, "b": b}):
-        np.testing.assert_array_equal(case.replace(**changes).solve(tol=1e-10).plan, case.solve(tol=1e-10).plan)
-
-
 def test_dtypes_of_the_plan(backend):
     case = clouds(6, 7)
     for given, returned in {"f8": "f8", "f4": "f4", "f2": "f4", "i4": "f8", "u1": "f8", "i8": "f8"}.items():
@@ -102,18 +117,6 @@ def test_arguments_are_left_alone():
     for x, y in zip((case.M, case.a, case.b, *case.reg_m), copies, strict=True):
         np.testing.assert_array_equal(x, y)
     np.testing.assert_array_equal(result.log_u, start[0])
-
-
-def test_tables_of_pandas_are_arrays(backend):
-    """Whose first entry is not [0], and whose sums take no axis -1."""
-    pandas = pytest.importorskip("pandas")
-    a, b = pandas.Series(CASE.a, index=list("abcd")), pandas.Series(CASE.b, index=[5, 4, 3, 2, 1])
-    M = pandas.DataFrame(CASE.M, index=a.index)
-    result = call(M=M, a=a, b=b, reg_m=pandas.Series([1.0, 1.0], index=["x", "y"]), backend=backend)
-    assert relative_error(result.plan, call(backend=backend).plan) < 2e-6
-    call(warm_start=(a, b), backend=backend)
-    square = pandas.DataFrame(CASE.M[:, :4] + CASE.M[:, :4].T)
-    assert abs(mapuot.sinkhorn_divergence(square, a, a, reg=0.1, reg_m=1.0, backend=backend)) < 1e-9
 
 
 def test_cure_fits_the_cause():

@@ -191,7 +191,7 @@ TABLE = {
         "{{potential.shape != start[side].shape~>0}}",
     ]),
     "mapuot/answer/load.py": (
-        "api/test_store.py::test_what_needs_m_says_so api/test_store.py::test_what_is_no_answer", [
+        "api/test_result.py::test_what_needs_m_says_so api/test_result.py::test_what_is_no_answer", [
         "check_same{{~> if 0 else }}(cost, shape", "near{{ or saved[2] != given[2]}}", "SAME = 1e-{{6~>5}}",
         "{{np.isnan(vector).any()~>0}}", "{{name in values and np.any(np.asarray(values[name]) < 0)~>0}}",
     ]),
