@@ -31,7 +31,7 @@ LDFLAGS_musl := -static
 DEBIAN_musl := musl-tools
 
 # the tests of tests/api that compare with other libraries, or are of a door to one
-DOORS := da divergence docs jax masks points pot tensors torch wot
+DOORS := da divergence docs jax masks points pot torch wot
 
 # what pyproject.toml declares; the newest is what pip finds
 PYTHON_oldest ?= python3.10

@@ -1,20 +1,23 @@
-"""The torch losses: values and gradients against finite differences, zero weights, autocast, refused second orders."""
+"""mapuot.torch: losses, whose gradients are compared with finite differences; SamplesLoss beside GeomLoss; tensors."""
 
 import contextlib
+import pickle
+import warnings
 
 import numpy as np
 import pytest
 from conftest import CUDA
 from numpy.testing import assert_allclose
+from problems import clouds
 
 torch = pytest.importorskip("torch")
 
 import mapuot  # noqa: E402
 from mapuot import compiled  # noqa: E402
-from mapuot.torch import sinkhorn_divergence, sinkhorn_loss  # noqa: E402
+from mapuot.torch import SamplesLoss, sinkhorn_divergence, sinkhorn_loss  # noqa: E402
 
 DEVICES = ["cpu", *(CUDA if torch.cuda.is_available() else [])]
-TIGHT = {"tol": 1e-10, "threads": 1}
+TIGHT, EXACT = {"tol": 1e-10, "threads": 1}, {"tol": 1e-11, "threads": 1}
 REG_M = [1.0, (0.3, 5.0), 1e3]
 
 
@@ -351,3 +354,333 @@ def test_gromov_loss_has_the_slopes_of_its_answer():
     alone = tensors[0].detach().float().requires_grad_()
     mapuot.torch.gromov_loss(alone, tensors[1].detach(), **options).backward()
     assert alone.grad.dtype == torch.float32
+
+
+# ---- SamplesLoss: GeomLoss's values, potentials and slopes, and every form of its arguments
+
+REACHES = [None, 0.5, 2.0]
+
+
+def measures(*lead, n=9, m=7, d=2, mass=1.0, seed=0, dtype=torch.float64):
+    """(a, x, b, y) with gradients asked for; b has ``mass`` times the mass of a."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.uniform(0.3, 1.0, (*lead, k)) for k in (n, m))
+    a, b = a / a.sum(-1, keepdims=True), mass * b / b.sum(-1, keepdims=True)
+    x, y = rng.random((*lead, n, d)), rng.random((*lead, m, d)) + 0.2
+    return [torch.tensor(z, dtype=dtype, requires_grad=True) for z in (a, x, b, y)]
+
+
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("p", [1, 2])
+def test_it_agrees_with_geomloss(p, reach, debias):
+    """It makes one step a blur, from ``diameter`` down: with 700 between .32 and .3 it comes near its limit.
+
+    Its slopes of a finite reach are (rho + eps / 2) / (rho + eps) of the derivative.
+    """
+    geomloss = pytest.importorskip("geomloss")
+    tensors = measures(2, n=6, m=5, mass=1.0 if reach is None else 1.4)
+    common = {"p": p, "blur": 0.3, "reach": reach, "debias": debias}
+    slow = {"diameter": 0.32, "scaling": 0.9999, "backend": "tensorized"}
+    theirs = geomloss.SamplesLoss("sinkhorn", **slow, **common)
+    ours = SamplesLoss("sinkhorn", **common, **EXACT)
+    values = theirs(*tensors), ours(*tensors)
+    torch.testing.assert_close(*values, rtol=1e-4, atol=1e-4 if p == 1 and debias else 1e-6)  # |x - y| is 1e-4 at least
+    want, got = (torch.autograd.grad(value.sum(), tensors) for value in values)
+    eps, rho = 0.3**p, np.inf if reach is None else reach**p
+    factor = 1.0 if reach is None else (rho + eps / 2) / (rho + eps)
+    for k in (1, 3):
+        assert (want[k] - factor * got[k]).abs().max() <= 1e-2 * got[k].abs().max()
+    if debias:  # without it theirs forget that a is in the reference measure
+        for k in (0, 2):
+            left = want[k] - factor * got[k]
+            left = left - left.mean(-1, keepdim=True) * (reach is None)
+            assert left.abs().max() <= 1e-2 * (got[k] - got[k].mean(-1, keepdim=True)).abs().max()
+    pairs = (geomloss.SamplesLoss("sinkhorn", potentials=True, **slow, **common)(*tensors),
+             SamplesLoss("sinkhorn", potentials=True, **common, **EXACT)(*tensors))  # fmt: skip
+    for left, right in zip(*pairs, strict=True):
+        apart = left - right
+        assert (apart - apart.mean(-1, keepdim=True) * (reach is None)).abs().max() <= 2e-3
+
+
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize(("reach", "mass"), [(0.5, 1.4), (2.0, 0.6)])
+@pytest.mark.parametrize("p", [1, 2])
+def test_samples_loss_gradcheck(p, reach, mass, debias):
+    loss = SamplesLoss(p=p, blur=0.3, reach=reach, debias=debias, **EXACT)
+    assert torch.autograd.gradcheck(loss, measures(n=3, m=4, mass=mass), eps=1e-6, atol=2e-6, rtol=1e-5)
+
+
+def test_gradcheck_of_points_of_equal_masses():
+    a, x, b, y = measures(n=4, m=5)
+    loss = SamplesLoss(blur=0.3, **EXACT)
+    assert torch.autograd.gradcheck(lambda x, y: loss(a.detach(), x, b.detach(), y), (x, y), atol=2e-6, rtol=1e-5)
+
+
+def test_values_are_those_of_solve():
+    a, x, b, y = (z.detach() for z in measures(mass=1.4))
+    loss = SamplesLoss(blur=0.3, reach_x=0.5, reach_y=None, **EXACT)
+
+    def value(a, x, b, y, rho):
+        return mapuot.solve(0.5 * torch.cdist(x, y) ** 2, a, b, reg=0.09, reg_m=rho, tol=1e-11).dual
+
+    want = value(a, x, b, y, (0.25, np.inf)) - 0.5 * (value(a, x, a, x, 0.25) + value(b, y, b, y, np.inf))
+    want += 0.045 * float(a.sum() - b.sum()) ** 2
+    assert loss(a, x, b, y).item() == pytest.approx(want, rel=1e-9)
+    assert SamplesLoss(blur=0.3, reach=1.0, **EXACT)(a, x, a, x).item() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_every_form_of_the_arguments():
+    a, x, b, y = measures(2, mass=1.4)
+    loss = SamplesLoss("sinkhorn", 2, 0.3, 1.0, 3.0, 0.9, 5, "(SqDist(X,Y) / IntCst(2))", None, 0.1, True, False, True,
+                       "multiscale", **EXACT)  # fmt: skip
+    value = loss(a, x, b, y)
+    assert (value.shape, value.dtype) == ((2,), torch.float64)
+    assert "blur=0.3" in repr(loss)
+    for k in range(2):
+        alone = loss(a[k, :, None], x[k], b[k, :, None], y[k])
+        assert alone.ndim == 0
+        assert alone.item() == pytest.approx(value[k].item(), rel=1e-9)
+    torch.testing.assert_close(loss(torch.zeros(2, 9), a[..., None], x, torch.zeros(2, 7), b[..., None], y), value)
+    uniform = loss(x, y)
+    torch.testing.assert_close(loss(torch.full((2, 9), 1 / 9), x, torch.full((2, 7), 1 / 7), y), uniform)
+    assert SamplesLoss(blur=0.3)(x.float(), y.float()).dtype == torch.float32
+    F, G = SamplesLoss(blur=0.3, reach=1.0, potentials=True)(a, x, b, y)
+    assert (F.shape, G.shape, F.requires_grad) == (a.shape, b.shape, False)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_clouds_of_several_sizes(p):
+    """Values and slopes of lists, nested tensors and a cloud that serves all problems, those of one after another."""
+    several = [measures(n=n, m=m, d=3, mass=1.4, seed=n) for n, m in ((9, 7), (4, 12), (6, 6))]
+    loss = SamplesLoss(p=p, blur=0.3, reach=1.0, **EXACT)
+    tensors = [*zip(*several, strict=True)]
+    value = loss(*map(list, tensors))
+    alone = torch.stack([loss(*four) for four in several])
+    torch.testing.assert_close(value, alone)
+    weights, flat = torch.tensor([1.0, -2.0, 0.5]), sum(tensors, ())
+    slopes = (torch.autograd.grad((weights * v).sum(), flat) for v in (value, alone))
+    for got, want in zip(*slopes, strict=True):
+        torch.testing.assert_close(got, want)
+    nested = loss(*(torch.nested.nested_tensor([z.detach() for z in side]) for side in tensors))
+    torch.testing.assert_close(nested, value)
+    F, G = SamplesLoss(p=p, blur=0.3, reach=1.0, potentials=True)(*map(list, tensors))
+    assert [(len(f), len(g)) for f, g in zip(F, G, strict=True)] == [(9, 7), (4, 12), (6, 6)]
+    x, (b, y) = torch.stack([z[:4] for z in tensors[1]]), (z[0] for z in tensors[2:])
+    a = torch.stack([z[:4] for z in tensors[0]])
+    shared, own = loss(a, x, b, y), loss(a, x, torch.stack([b] * 3), torch.stack([y] * 3))
+    torch.testing.assert_close(shared, own)
+    for got, want in zip(*(torch.autograd.grad((weights * v).sum(), (x, b, y)) for v in (shared, own)), strict=True):
+        torch.testing.assert_close(got, want)
+    order, more = (1, 3, 0, 2), {"reg": 0.1, "reg_m": 1.0}
+    plain = mapuot.torch.sample_loss(*(list(tensors[k]) for k in order), **more)
+    torch.testing.assert_close(plain[1], mapuot.torch.sample_loss(*(several[1][k] for k in order), **more))
+
+
+def test_a_cost_that_is_a_function():
+    tensors = measures(n=4, m=5, mass=1.4)
+
+    def half(x, y):
+        return 0.5 * ((x[:, :, None] - y[:, None]) ** 2).sum(-1)
+
+    for how in ({}, {"debias": False}, {"static_y": True}):
+        ours, other = (SamplesLoss(blur=0.3, reach=1.0, cost=cost, **how, **EXACT) for cost in (None, half))
+        torch.testing.assert_close(other(*tensors), ours(*tensors))
+        for left, right in zip(*(torch.autograd.grad(f(*tensors), tensors) for f in (ours, other)), strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-8)
+    pairs = (SamplesLoss(blur=0.3, reach=1.0, potentials=True, cost=c, **EXACT)(*tensors) for c in (None, half))
+    for left, right in zip(*pairs, strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_a_static_target_has_no_term_of_its_own(monkeypatch):
+    """The value lacks OT(b, b); what depends on x has the same derivatives."""
+    tensors = measures(2, mass=1.4)
+    known = {"blur": 0.3, "reach": 1.0, **EXACT}
+    whole, static = SamplesLoss(**known), SamplesLoss(**known, static_y=True)
+    _, _, b, y = tensors
+    own = SamplesLoss(**{**known, "debias": False})(b, y, b, y) + 0.3**2 * (b.sum(1) ** 2 - b.sum(1))  # OT(b, b)
+    torch.testing.assert_close(static(*tensors), whole(*tensors) + 0.5 * own)
+    slopes = (torch.autograd.grad(loss(*tensors).sum(), tensors[:2]) for loss in (whole, static))
+    for left, right in zip(*slopes, strict=True):
+        torch.testing.assert_close(left, right)
+    calls, solve = [], SamplesLoss.solve
+    monkeypatch.setattr(SamplesLoss, "solve", lambda self, *args: calls.append(args) or solve(self, *args))
+    static(*(z.detach().clone() for z in tensors))
+    assert len(calls) == 2
+    potentials = SamplesLoss(**known, static_y=True, potentials=True)(*tensors)
+    right = (SamplesLoss(**known, debias=debias, potentials=True)(*tensors)[k] for k, debias in ((0, True), (1, False)))
+    for ours, wanted in zip(potentials, right, strict=True):
+        torch.testing.assert_close(ours, wanted)
+
+
+@pytest.mark.parametrize("reach", [None, 0.8])
+@pytest.mark.parametrize("how", [{}, {"debias": False}, {"static_y": True}], ids=str)
+def test_gradgradcheck_by_x_alone(reach, how):
+    """Also of what x is made of, and of what becomes of the value."""
+    _, x, _, y = (z.detach() for z in measures())
+    loss = SamplesLoss(p=2, blur=0.3, reach=reach, tol=1e-10, **how)
+    x = x[:6].requires_grad_()
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda x: loss(2 * x, y) ** 2, (x,), eps=1e-5, atol=2e-5, rtol=1e-4)
+
+
+def test_a_fixed_target_is_solved_with_itself_once(monkeypatch):
+    """As long as its tensor and its numbers stay; the value is that of a new loss."""
+    torch.manual_seed(0)
+    x, y = torch.rand(40, 2, dtype=torch.float64), torch.rand(30, 2, dtype=torch.float64)
+    loss, calls, at, solve = SamplesLoss(blur=0.1, reach=0.5), [], id(y), SamplesLoss.solve
+
+    def noted(self, rows, *more):
+        calls.append(id(rows.given) == at)
+        return solve(self, rows, *more)
+
+    monkeypatch.setattr(SamplesLoss, "solve", noted)
+    values = [loss(x + 0.01 * k, y) for k in range(3)]
+    assert calls == [False, False, True] + [False, False] * 2
+    y.data[0] += 0.1  # which no counter of torch tells
+    moved = loss(x, y)
+    assert calls[-1]
+    assert moved.item() == pytest.approx(SamplesLoss(blur=0.1, reach=0.5)(x.clone(), y.clone()).item(), rel=1e-12)
+    assert moved.item() != values[0].item()
+    assert SamplesLoss(blur=0.2, reach=0.5)(x, y).item() != moved.item()
+    kept = len(mapuot.torch.ALONE)
+    assert y in mapuot.torch.ALONE
+    del y
+    assert len(mapuot.torch.ALONE) == kept - 1
+
+
+# ---- torch in, torch out
+
+CASE = clouds(30, 40, reg=0.05)
+
+
+def case_tensors(dtype=torch.float64, **more):
+    return [torch.tensor(x, dtype=dtype, **more) for x in (CASE.M, CASE.a, CASE.b)]
+
+
+def assert_same(tensor, array):
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.device.type == "cpu"
+    assert not tensor.requires_grad
+    np.testing.assert_array_equal(tensor.numpy(), array)
+    assert tensor.numpy().dtype == array.dtype
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"progress": False, "callback": lambda stats: None}], ids=["short", "ordinary"]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_a_result_of_tensors(dtype, options):
+    M, a, b = case_tensors(dtype)
+    found = mapuot.solve(M, a, b, reg=CASE.reg, reg_m=1.0, **options)
+    wide = [x.float().numpy() if dtype == torch.float16 else x.numpy() for x in (M, a, b)]
+    right = mapuot.solve(*wide, reg=CASE.reg, reg_m=1.0, **options)
+    for name in ("plan", "log_u", "log_v", "f", "g", "row_marginal", "col_marginal"):
+        assert_same(getattr(found, name), getattr(right, name))
+    X = np.random.default_rng(0).random((40, 3))
+    assert_same(found.apply(torch.tensor(X)), right.apply(X))
+    assert_same(found.barycentric_map(torch.tensor(X)), right.barycentric_map(X))
+    assert_same(found.apply_transpose(wide[1]), right.apply_transpose(wide[1]))
+    assert_same(found.rows(3, 7), right.rows(3, 7))
+    for one, other in ((found.top_k(3), right.top_k(3)), (found.sample(50, seed=1), right.sample(50, seed=1))):
+        for x, y in zip(one, other, strict=True):
+            assert_same(x, y)
+    first, again = (found.sample(50, torch.Generator().manual_seed(3), method="systematic") for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+    assert isinstance(found, mapuot.Result)
+    assert found.error_bound == right.error_bound
+    assert found.converged is True
+    assert repr(found) == repr(right)
+    assert_same(pickle.loads(pickle.dumps(found)).plan, right.plan)
+    assert found.sparse(1e-4).nnz == right.sparse(1e-4).nnz
+
+
+def test_other_arguments_of_tensors():
+    """Penalties of points, reference, start and memory of the plan; a tensor among arrays is enough."""
+    M, a, b = case_tensors()
+    rho, c = torch.linspace(0.5, 2.0, 30), torch.rand(30, 40, dtype=torch.float64)
+    out = torch.zeros_like(M)
+    found = mapuot.solve(M, a, b, reg=CASE.reg, reg_m=(rho, 1.0), reference=c, out=out)
+    right = mapuot.solve(CASE.M, CASE.a, CASE.b, reg=CASE.reg, reg_m=(rho.numpy(), 1.0), reference=c.numpy())
+    assert_same(out, right.plan)
+    assert found.plan.data_ptr() == out.data_ptr()
+    for start in (found, (found.log_u, found.log_v), found.arrays):
+        for M_again in (M, CASE.M):
+            again = mapuot.solve(M_again, a, b, reg=CASE.reg, reg_m=(rho, 1.0), reference=c, warm_start=start)
+            assert again.n_passes <= 2
+    assert mapuot.solve(CASE.M, CASE.a, CASE.b, reg=CASE.reg, reg_m=1.0, warm_start=found).converged
+    assert_same(mapuot.solve(CASE.M, a, CASE.b, reg=0.1, reg_m=1.0).plan,
+                mapuot.solve(CASE.M, CASE.a, CASE.b, reg=0.1, reg_m=1.0).plan)  # fmt: skip
+    regs = [0.5, 0.1]
+    paths = (mapuot.path(*three, regs=regs, reg_ms=1.0) for three in ((M, a, b), (CASE.M, CASE.a, CASE.b)))
+    for x, y in zip(*paths, strict=True):
+        assert_same(x.plan, y.plan)
+
+
+def test_a_batch_of_tensors():
+    M, a, b = case_tensors()
+    A = torch.stack([a, a.flip(0)])
+    found, right = (mapuot.solve_batch(M, A, b, reg=0.1, reg_m=1.0),
+                    mapuot.solve_batch(CASE.M, A.numpy(), CASE.b, reg=0.1, reg_m=1.0))  # fmt: skip
+    for name in ("log_u", "row_marginal", "gap", "error_bound", "cost", "n_passes", "converged"):
+        assert_same(getattr(found, name), getattr(right, name))
+    assert_same(found.plan, right.plan)
+    assert_same(found[1].plan, right[1].plan)
+    assert_same(found.plan_sum(torch.tensor([0.5, 2.0])), right.plan_sum(np.array([0.5, 2.0])))
+    assert found.status.tolist() == ["converged"] * 2
+    assert len(found) == 2
+    for one in (found[1], list(found)[1], found[-1:][0]):
+        assert_same(one.plan, right[1].plan)
+    again = mapuot.solve_batch(M, A, b, reg=0.1, reg_m=1.0, warm_start=found)
+    assert again.n_passes.max() <= 2
+
+
+def test_a_gradient_that_is_lost_is_told_at_the_callers_line():
+    M, a, b = case_tensors()
+    right = mapuot.solve(M, a, b, reg=CASE.reg, reg_m=1.0).plan
+    M.requires_grad_()
+    for call in (
+        lambda: mapuot.solve(M, a, b, reg=CASE.reg, reg_m=1.0).plan,
+        lambda: mapuot.solve_batch(M, a[None], b, reg=CASE.reg, reg_m=1.0, tol=1e-9)[0].plan,
+        lambda: next(mapuot.path(M, a, b, regs=[CASE.reg], reg_ms=1.0)).plan,
+    ):
+        with pytest.warns(UserWarning, match="^M requires grad .*mapuot.torch.sinkhorn_loss") as told:
+            plan = call()
+        assert [one.filename for one in told] == [__file__]
+        assert not plan.requires_grad
+        torch.testing.assert_close(plan, right, atol=1e-8, rtol=1e-5)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        mapuot.solve(M, a, b, reg=CASE.reg, reg_m=1.0)
+    with pytest.warns(mapuot.ConvergenceWarning) as told, torch.no_grad():
+        mapuot.solve(M, a, b, reg=CASE.reg, reg_m=1.0, max_passes=1)
+    assert [one.filename for one in told] == [__file__]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_sparse_csr_tensor_is_solved_as_its_pairs():
+    """The plan is such a tensor, too, in the same places; indices of 32 and 64 bits, half precision in float32."""
+    from scipy import sparse
+
+    rng = np.random.default_rng(0)
+    S = sparse.random_array((30, 20), density=0.4, rng=rng, format="csr")
+    a, b = rng.random(30) + 0.1, rng.random(20) + 0.1
+    right = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9)
+    for index in (torch.int32, torch.int64):
+        places = torch.tensor(S.indptr, dtype=index), torch.tensor(S.indices, dtype=index)
+        M = torch.sparse_csr_tensor(*places, torch.tensor(S.data), S.shape)
+        found = mapuot.solve(M, a, torch.tensor(b), reg=0.1, reg_m=1.0, tol=1e-9)
+        assert found.plan.layout == torch.sparse_csr
+        np.testing.assert_array_equal(found.plan.col_indices(), S.indices)
+        np.testing.assert_allclose(found.plan.values(), right.plan.data, rtol=1e-9)
+        assert isinstance(found.log_u, torch.Tensor)
+        assert found.sparse(keep=0.5).layout == torch.sparse_csr
+        batch = mapuot.solve_batch(M, torch.tensor(np.stack([a, 2 * a])), reg=0.1, reg_m=1.0)
+        assert batch[1].plan.layout == torch.sparse_csr
+        again = mapuot.pot.sinkhorn_unbalanced(torch.tensor(a), torch.tensor(b), M, 0.1, 1.0, stopThr=1e-9)
+        np.testing.assert_allclose(again.values(), right.plan.data, rtol=1e-6)
+    half = mapuot.solve(M.to(torch.bfloat16), a, b, reg=0.1, reg_m=1.0)
+    assert half.plan.dtype == torch.float32
+    with pytest.raises((TypeError, ValueError), match="M cannot be read as an array"):
+        mapuot.solve(M.to_sparse_coo(), a, b, reg=0.1, reg_m=1.0)
