@@ -3,6 +3,8 @@
 A text changes to become plainer: those of the likeliest mistakes of a first hour stand here as a beginner reads them.
 """
 
+import importlib
+import itertools
 import os
 import re
 import subprocess
@@ -18,7 +20,10 @@ from scipy import sparse
 
 import mapuot
 from mapuot import da, pot
+from mapuot.backends import pick
 from mapuot.flow import OTPlanSampler
+from mapuot.problem.cut import check_cut
+from mapuot.problem.problem import Problem
 from mapuot.wot import OTModel
 
 CASE = clouds(4, 5)
@@ -35,6 +40,8 @@ S, _, SA, SB = pairs(4, 5, 0.5)
 CSR = sparse.csr_array
 OUTSIDE = S.copy()
 OUTSIDE.indices[0] = 99
+PADDED = [sparse.bsr_array(np.eye(4, 6), blocksize=(2, 2)), sparse.dia_array(np.diag([1.0, 0.0, 1.0, 1.0, 1.0])[:4])]
+ON_GPU = type("csr_matrix", (), {"__module__": "cupyx.scipy.sparse._csr"})()
 FULL = mapuot.PointCloud(POINTS[:4], POINTS[4:])
 GRID = mapuot.Grid((3, 2), 0.2)
 THREE = mapuot.multimarginal({(0, 1): SQUARE, (1, 2): SQUARE}, [np.ones(4)] * 3, reg=0.1, reg_m=1.0)
@@ -115,6 +122,13 @@ def samples_loss(given=None, **named):
     return loss(*given(*tensors)) if given else loss
 
 
+def jax_loss(**named):
+    """The loss of arrays of JAX, a number among the arguments times its array."""
+    jax = pytest.importorskip("jax.numpy")
+    given = {x: named.pop(x, 1) * jax.asarray(getattr(CASE, x)) for x in "Mab"}
+    return importlib.import_module("mapuot.jax").sinkhorn_loss(**given, **{"reg": 0.1, "reg_m": 1.0} | named)
+
+
 def picture(kind, *given, **named):
     pytest.importorskip("matplotlib").use("agg")
     return getattr(mapuot.plot, kind)(call(), *given, **named)
@@ -192,6 +206,8 @@ FUNCTIONS = {
             ("reference", " must be a dense array, got coo_array", sparse.coo_array(CASE.M)),
             ("tol", " must be a positive finite number, got 'tight'", "tight"),
             ("warm_start", " must be a Result or a pair (log_u, log_v)", 3, (CASE.a,), (CASE.a + 1j, CASE.b)),
+            *(({"M": ON_GPU, "backend": x}, f"M must not lie on a GPU for backend '{x}'")
+              for x in ("cpu", "reference")),
             ("callback", " must be callable, got 3", 3), ("checkpoint", " must be a path, got 5", 5),
             ("comm", " must be an intracommunicator of mpi4py, got str", "world"), ("num_iter_max", "num_iter_max", 3)],
         I: [("M", " forbids every pair", np.full((4, 5), np.inf)),
@@ -203,6 +219,7 @@ FUNCTIONS = {
             ("M", " must hold real numbers, got dtype bool", S > 0.5)],
         V: [("M", " must not hold NaN or -inf", S * np.nan), ("M", " must be a non-empty matrix", CSR((0, 5))),
             ("M", " is no valid sparse matrix", OUTSIDE), ("a", " must have shape (4,)", SA[:3]),
+            *(("M", f" must not be in {x.format.upper()} format", x) for x in PADDED),
             ("out", " must be None", np.ones((4, 5))), ("reference", " must have M's shape", S[:3]),
             ("reference", " must be finite, >= 0", -S)],
         I: [("M", " forbids every", CSR((4, 5)))],
@@ -229,7 +246,8 @@ FUNCTIONS = {
             ("warm_start", " must be", 3), ("mask", " must be a mapuot.SeededMask", 0.1)],
         I: [({"reg_m": np.inf, "A": np.ones((2, 4)), "B": np.ones((2, 5))}, "equal masses")]}),
     "solve_batch of pairs": (mapuot.solve_batch, {"M": [S] * 2, "A": SA, "B": SB, "reg": 0.1, "reg_m": 1.0}, {
-        V: [("M", "[1] must store the same pairs", [S, S[:3]]), ("M", " must not hold NaN or -inf", [S, S * np.nan]),
+        V: [("M", "[0] must not be in BSR format", PADDED[:1]),
+            ("M", "[1] must store the same pairs", [S, S[:3]]), ("M", " must not hold NaN or -inf", [S, S * np.nan]),
             ({"M": [S] * 3, "A": [SA] * 2}, "must hold equally many problems")],
         T: [("M", "[1] must be a sparse matrix", [S, S.toarray()]), ("M", "[1] must hold real numbers", [S, S > 0.5])],
         N: [("mask", " is for costs of all pairs", MASK)]}),
@@ -309,6 +327,10 @@ FUNCTIONS = {
             ({"x": POINTS * 1e300, "metric": "cityblock", "weights": [1e300, 1.0]}, "weights must leave x"),
             ("truncate", " must be", "often", -1.0, np.nan), ("form", " must be", 0, "never")],
         T: [("form", " must be", [1])]}),
+    "PointCloud of rows": (lambda rows: FULL[rows], {}, {
+        T: [("rows", "must be a slice, (k,) integers or (4,) booleans, got ", 3, np.int64(3), 2.5, None, ...,
+             (slice(0, 2), 1), [0.5], "x", np.ones(3, bool))],
+        IndexError: [("rows", " of a PointCloud must be in [-4, 4), got [", [4], [0, -5])]}),
     "solve of points": (solved_cloud, {}, {
         V: [({"x": POINTS * 1e200, "y": -POINTS * 1e200}, "finite"), ("method", "map-uot", "map-uot")],
         I: [({"y": POINTS + 10, "metric": "wfr"}, "M forbids every pair")]}),
@@ -391,7 +413,9 @@ FUNCTIONS = {
         V: [("batch_size", " must be an integer >= 1", -1, 0, 2.5)]}),
     "OTModel": (course, {}, {
         V: [("days", " must be given", None), ("days", " must have shape (12,), got (2,)", [1, 2]),
-            ("growth", " must be finite and > 0", np.zeros(12)), ("epsilon", " must be a positive finite number", 0),
+            ("growth", " must be finite and > 0", np.zeros(12)), ("growth", "pair", (ONE,)),
+            ("growth", "gene 9", (["gene 9"], np.ones(12))),
+            ("growth", "shape", (ONE, np.ones(12))), ("epsilon", " must be a positive finite number", 0),
             ("lambda1", " must be > 0, or inf", -1), ("tau_b", " must be in (0, 1]", 1.5),
             ("growth_iters", " must be an integer >= 1", 0), ("local_pca", " must be an integer >= 0", -3),
             ("scale_cost", " must be one of", "mode"), ("reference", " must be one of", "a")]}),
@@ -422,6 +446,10 @@ FUNCTIONS = {
             ({"M": as_csr, "values": lambda t: t.ones(19)}, "values must be one for each of the"),
             ({"a": lambda t: t.ones(3, 4), "b": lambda t: t.ones(2, 5)}, "M, a and b must hold")],
         I: [({"a": lambda t: t.ones(2, 4), "reg_m": np.inf}, "a and b must have equal masses")]}),
+    "jax.sinkhorn_loss": (jax_loss, {}, {
+        T: [("penalty", "options may be", "tv"),
+            *((x, "must hold real numbers, got dtype complex", 1j) for x in "Mab")],
+        V: [("reg", " must be a positive", HUGE), ("a", " must be", -1), ("b", " must be", -1)]}),
     "SamplesLoss": (samples_loss, {}, {
         N: [("loss", "loss", "energy"), ("cost", "cost", "Norm2(X-Y)")], T: [("blurr", "blurr", 0.1)],
         V: [("p", " must", 3), ("blur", "blur", 0.0), ("reach", "reach", -1.0), ("reach_x", "reach_x", 0.0),
@@ -591,29 +619,12 @@ def test_tensors_that_cannot_be_read_are_named(name, trouble):
     if name == "reg_m" and trouble in ("grad", "bfloat16", "sparse"):
         pytest.skip("numbers one by one, each of which is read")
     if name in ("M", "a", "b") and trouble in ("grad", "bfloat16"):
-        pytest.skip("taken as data, and as float32: test_tensors.py")
+        pytest.skip("taken as data, and as float32: test_torch.py")
     value = (spoiled, CASE.b) if name == "warm_start" else spoiled
     with pytest.raises(
         (TypeError, ValueError), match=rf"^{name}\b.*(read as an array|real numbers|a positive number|must be a Result)"
     ):
         call(**{name: value})
-
-
-def test_jax_takes_real_numbers():
-    jax = pytest.importorskip("jax.numpy")
-    from mapuot.jax import sinkhorn_loss
-
-    given = [jax.asarray(x) for x in (CASE.M, CASE.a, CASE.b)]
-    for k in range(3):
-        spoiled = [x + 1j if k == at else x for at, x in enumerate(given)]
-        with pytest.raises(TypeError, match="must hold real numbers, got dtype complex"):
-            sinkhorn_loss(*spoiled, reg=0.1, reg_m=1.0)
-    for words, error, text in (
-        ({"reg": HUGE}, ValueError, "reg must be a positive"), ({"penalty": "tv"}, TypeError, "options may be"),
-        ({"a": -given[1]}, ValueError, "^a must be"), ({"b": -given[2]}, ValueError, "^b must be"),
-    ):  # fmt: skip
-        with pytest.raises(error, match=text):
-            sinkhorn_loss(given[0], **{"a": given[1], "b": given[2], "reg": 0.1, "reg_m": 1.0} | words)
 
 
 # ---- callbacks ----
@@ -746,3 +757,71 @@ def test_numpy_says_nothing_from_inside(changes):
 def test_a_callback_hears_its_own_warnings():
     with pytest.warns(RuntimeWarning, match="divide by zero"):
         call(callback=lambda stats: bool(np.ones(1) / np.zeros(1) < 0))
+
+
+# ---- masses that forbidden pairs leave without a plan: told by the points that show it, never where there is one
+
+
+M = np.arange(20.0).reshape(4, 5) % 7 / 7
+A, B = np.full(4, 0.25), np.array([0.1, 0.1, 0.2, 0.3, 0.3])
+CUT = np.ones((4, 5), bool)
+CUT[:2, 3:] = False  # b[3] and b[4] need .6, of a[2] and a[3], which have .5
+TOLD = "connect b[3], b[4] with a[2], a[3] only, where 0.6 must be transported and 0.5 may be"
+FORBIDDEN = np.where(CUT, M, np.inf)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("method", ["auto", "sinkhorn"])
+def test_the_points_are_named(method, backend):
+    call = {"reg": 0.1, "reg_m": np.inf, "method": method, "backend": backend, "max_passes": 500}
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape("M " + TOLD.replace("connect", "connects"))):
+        mapuot.solve(FORBIDDEN, A, B, **call)
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape(TOLD)):
+        mapuot.solve(M, A, B, reference=CUT, **call)
+    rows = "M connects a[3], a[4] with b[2], b[3] only, where"
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape(rows)):
+        mapuot.solve(FORBIDDEN.T, B, 0.73 * A, **call | {"reg_m": (np.inf, 0.5), "penalty": ("balanced", "range")})
+
+
+def test_every_kind_of_cost():
+    call = {"reg": 0.1, "reg_m": np.inf, "max_passes": 1000}
+    x, y = np.random.default_rng(0).random((4, 2)), np.random.default_rng(1).random((5, 2))
+    for cost in (mapuot.PointCloud(x, y, form=None), mapuot.PointCloud(x, y), lambda i0, i1: M[i0:i1]):
+        with pytest.raises(mapuot.InfeasibleError, match=re.escape(TOLD)):
+            mapuot.solve(cost, A, B, reference=CUT, **call)
+    stored = sparse.csr_array(np.where(CUT, M + 1, 0))
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape("M " + TOLD.replace("connect", "connects"))):
+        mapuot.solve(stored, A, B, **call)
+    even = np.full(5, 0.2)
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape("problem 1: M connects b[3], b[4] with")):
+        mapuot.solve_batch(FORBIDDEN, A, np.stack([even, B]), **call)
+    mask = mapuot.SeededMask(0.3, 2)
+    with pytest.raises(mapuot.InfeasibleError, match="M and the reference connect"):
+        mapuot.solve(np.zeros((40, 40)), np.append(np.ones(39), 961), np.full(40, 25.0), mask=mask, **call)
+
+
+def most_wanting(allowed, rows, cols):
+    sets = itertools.product((False, True), repeat=len(cols))
+    return max(cols[list(s)].sum() - rows[allowed[:, list(s)].any(1)].sum() for s in sets)
+
+
+def test_told_where_and_only_where_there_is_no_plan():
+    """Of 150 random problems, by all sets of columns; from any potentials nothing is told of a problem with a plan."""
+    told = 0
+    for seed in range(150):
+        rng = np.random.default_rng([36, seed])
+        m, n = rng.integers(2, 6, 2)
+        allowed = rng.random((m, n)) < 0.6
+        allowed[np.arange(max(m, n)) % m, np.arange(max(m, n)) % n] = True
+        a, b = rng.integers(1, 5, m) * 1.0, rng.integers(1, 5, n) * 1.0
+        b *= a.sum() / b.sum()
+        M = np.where(allowed, rng.random((m, n)), np.inf)
+        if most_wanting(allowed, a, b) > 1e-9:
+            told += 1
+            with pytest.raises(mapuot.InfeasibleError, match="must be transported"):
+                mapuot.solve(M, a, b, reg=0.2, reg_m=np.inf)
+            continue
+        problem = Problem.from_arrays(M, a, b, 0.2, np.inf, "kl", "product", pick("cpu"))
+        for _ in range(20):
+            check_cut(problem, *(10 * rng.standard_normal(k) for k in (m, n)))
+    assert 25 < told < 125

@@ -67,23 +67,15 @@ def test_every_format():
     assert mapuot.solve(integers, reg=1.0, reg_m=1.0).plan.dtype == np.float64
 
 
-@pytest.mark.parametrize("kind", [sparse.bsr_array, sparse.dia_array])
-def test_padding_is_no_cost(kind):
-    """Zeros that fill up blocks and diagonals are refused, since they look like costs of 0; without any all is well."""
-    M = np.array([[1.0, 2, 0, 0], [0, 3, 0, 0], [0, 0, 4, 5], [0, 0, 0, 6]])
-    padded = sparse.bsr_array(M, blocksize=(2, 2)) if kind is sparse.bsr_array else sparse.dia_array(M)
-    name = padded.format.upper()
-    for solved in (lambda: mapuot.solve(padded, reg=1.0, reg_m=1.0),
-                   lambda: mapuot.solve_batch([padded, padded], reg=1.0, reg_m=1.0)):  # fmt: skip
-        with pytest.raises(ValueError, match=rf"^M(\[0\])? must not be in {name} format.*eliminate_zeros"):
-            solved()
+@pytest.mark.parametrize(("kind", "full"), [(sparse.bsr_array, np.kron(np.eye(2), np.ones((2, 2)))),
+                                            (sparse.dia_array, np.eye(4))])  # fmt: skip
+def test_padding_is_no_cost(kind, full):
+    """Zeros that fill up blocks and diagonals are refused (test_refusals.py); without any all is well."""
+    padded = kind(np.triu(full) + np.diag([1.0], 3))
     csr = padded.tocsr()
     csr.eliminate_zeros()
-    assert mapuot.solve(csr, reg=1.0, reg_m=1.0).plan.nnz == 6
     assert mapuot.solve(csr, reg=1.0, reg_m=1.0, reference=padded).converged, "a reference of 0 forbids as none does"
-    full = np.kron(np.eye(2), np.ones((2, 2))) if kind is sparse.bsr_array else np.eye(4)
-    whole = sparse.bsr_array(full, blocksize=(2, 2)) if kind is sparse.bsr_array else sparse.dia_array(full)
-    assert mapuot.solve(whole, reg=1.0, reg_m=1.0).plan.nnz == whole.nnz
+    assert mapuot.solve(kind(full), reg=1.0, reg_m=1.0).plan.nnz == kind(full).nnz == full.sum()
 
 
 def test_the_plan_is_the_callers():
@@ -121,10 +113,13 @@ def test_parts_take_no_more_passes_than_one(backend, reg_m):
 
 
 def test_parts_that_can_be_balanced_are():
+    """And a point without mass connects none."""
     S = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
     a, b = np.ones(9), np.array([1.0, 1.0, 7.0])
     assert solve(S, a, b, reg_m=np.inf).converged
     assert mapuot.solve_batch([S, S], a, b, reg=0.1, reg_m=np.inf).converged.all()
+    chain = sparse.csr_array(np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]))
+    assert solve(chain, np.ones(2), np.array([1.0, 0.0, 1.0])).problem.parts.rows.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -142,14 +137,6 @@ def test_parts_of_blocks_are_those_of_the_whole(seed, monkeypatch):
     pairs_of_numbers = {*zip(np.r_[whole.rows, whole.cols], np.r_[parts.rows, parts.cols], strict=True)}
     assert len(pairs_of_numbers) == len(set(np.r_[whole.rows, whole.cols]))
     assert all(x < whole.count or y == parts.count for x, y in pairs_of_numbers)
-
-
-def test_a_weight_of_zero_parts_them():
-    S = sparse.csr_array(np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]))
-    a, b = np.ones(2), np.array([1.0, 0.0, 1.0])
-    problem = solve(S, a, b).problem
-    assert problem.parts.count == 2
-    assert problem.parts.rows.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("each", [False, True])
@@ -232,55 +219,42 @@ def test_costs_of_neighbours(metric, weights):
         wanted |= (np.sort(M, 0)[4] >= M) & symmetric
         np.testing.assert_array_equal(stored, wanted)
         assert S.has_canonical_format
-
-
-def test_costs_of_neighbours_at_no_distance():
-    x = np.repeat(np.arange(6.0)[:, None], 2, axis=1)
-    S = mapuot.knn_cost(x, x, 1)
-    assert S.nnz == 6
-    assert (S.data == 0).all()
+    same = mapuot.knn_cost(np.repeat(x, 2, axis=0), np.repeat(x, 2, axis=0), 2, metric=metric)
+    assert same.nnz >= 240  # pairs at no distance are stored, too
 
 
 @pytest.mark.parametrize("form", ["points", "array", "function"])
 @pytest.mark.parametrize("reference", ["product", "uniform"])
-def test_the_bound_is_true(form, reference):
-    """Of every pattern, from one that misses half of the mass to nearly all pairs, for every kind of side."""
+@pytest.mark.parametrize("change", [0.5, 1 - 1e-6, 1.0, 1.2])
+def test_the_bound_is_true(form, reference, change):
+    """Of every pattern, from one that misses half of the mass to nearly all pairs, for every kind of side.
+
+    Stored costs may be others: by lower ones a plan had the bound 0, whose true price lies above the dual value.
+    """
     rng = np.random.default_rng(3)
     x, y, a, b = rng.random((50, 2)), rng.random((60, 2)), rng.random(50) + 0.1, rng.random(60) + 0.1
     cloud = mapuot.PointCloud(x, y)
     M = {"points": cloud, "array": np.asarray(cloud), "function": lambda i0, i1: np.asarray(cloud)[i0:i1]}[form]
     sides = [(1.0, "kl"), ((0.2, 5.0), "kl"), (0.3, "tv"), (1.0, ("l2", "kl")), ((np.inf, 1.0), "kl")]
-    for reg_m, penalty in sides:
+    for reg_m, penalty in sides if change == 1 else sides[:1]:
         options = {"penalty": penalty, "reference": reference}
         true = mapuot.solve(cloud, a, b, reg=0.02, reg_m=reg_m, tol=1e-7 if penalty != "tv" else 1e-5, **options)
         told = []
         for k in (1, 4, 20, 50):
-            result = mapuot.solve(mapuot.knn_cost(x, y, k), a, b, reg=0.02, reg_m=reg_m, **options)
+            result = mapuot.solve(change * mapuot.knn_cost(x, y, k), a, b, reg=0.02, reg_m=reg_m, **options)
             found = mapuot.certify(result, M, pairs=7)
             error = np.abs(result.plan.toarray() - true.plan).sum() / result.mass
             assert found.error_bound >= error - true.error_bound * true.mass / result.mass
             assert found.dual <= true.objective
-            np.testing.assert_allclose(found.objective, result.objective, rtol=1e-14)
+            assert found.objective >= true.dual * (1 - 1e-9)  # which leaves out what hard rows miss
+            assert change != 1 or found.objective == pytest.approx(result.objective, rel=1e-14)
             i, j, mass = found.pairs
             assert len(i) <= 7
             assert (result.plan.toarray()[i, j] == 0).all()
             assert (np.diff(mass) <= 0).all()
             told.append(found)
-        assert told[-1].error_bound < told[0].error_bound
         assert told[-1].missing < 1e-3 < told[0].missing
-
-
-@pytest.mark.parametrize("change", [0.5, 0.999, 1 - 1e-6, 1.2])
-def test_the_bound_is_true_where_the_stored_costs_are_others(change):
-    """A plan that was found by lower costs had the bound 0: what it pays there lay below the dense dual value."""
-    x, y = np.random.default_rng(5).random((2, 40, 2))
-    cloud = mapuot.PointCloud(x, y)
-    true = mapuot.solve(cloud, reg=0.01, reg_m=1.0, tol=1e-9)
-    for k in (8, 40):
-        result = mapuot.solve(change * mapuot.knn_cost(x, y, k), reg=0.01, reg_m=1.0, tol=1e-9)
-        found = mapuot.certify(result, cloud)
-        assert found.error_bound >= np.abs(result.plan.toarray() - true.plan).sum() / result.mass - true.error_bound
-        assert found.objective >= true.dual
+        assert change != 1 or told[-1].error_bound < told[0].error_bound
 
 
 @pytest.mark.parametrize("penalty", ["kl", "l2", ("balanced", "kl")])
@@ -342,11 +316,11 @@ class Slices:
         return self.array[part].copy()  # as a file gives it
 
 
-def kept_pairs(S, form, told=contextlib.nullcontext):
+def kept_pairs(S, form):
     """(PairsFile over slices of the arrays of S, these by name)."""
     given = S.asformat(form)
     arrays = {name: Slices(getattr(given, name)) for name in ("data", "indices", "indptr")}
-    return PairsFile(arrays, form, S.shape, told), arrays
+    return PairsFile(arrays, form, S.shape, contextlib.nullcontext), arrays
 
 
 @pytest.mark.parametrize("form", ["csr", "csc"])
@@ -379,9 +353,7 @@ def test_files_out_of_order_are_mended():
     data, indices = np.arange(1.0, 9), np.array([3, 1, 1, 0, 2, 2, 2, 5])
     S = sparse.csr_array((data, indices, np.array([0, 3, 3, 8])), shape=(3, 6))
     for form, given in (("csr", S), ("csc", sparse.csc_array((data, indices, S.indptr), shape=(6, 3)))):
-        arrays = {name: Slices(getattr(given, name)) for name in ("data", "indices", "indptr")}
-        got = PairsFile(arrays, form, given.shape, contextlib.nullcontext).read(0, given.shape[0])
-        want = Sparse.of_matrix(given)
+        got, want = kept_pairs(given, form)[0].read(0, given.shape[0]), Sparse.of_matrix(given)
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
         assert got.size == want.size == 5
 
@@ -423,6 +395,15 @@ def test_groups_that_lie(tmp_path, name, value, text):
         mapuot.solve(tmp_path / "S.h5", reg=0.1, reg_m=1.0)
 
 
+def test_archives_that_lie(tmp_path):
+    S = sparse.csr_array(np.eye(9))
+    values = {"format": np.array(b"csr"), "shape": np.array([9, 8]), "indices": S.indices % 8, "indptr": S.indptr}
+    for change in ({"shape": np.array([3, 30])}, {"indices": np.arange(9)}, {"format": np.array(b"dia")}):
+        np.savez(tmp_path / "S.npz", data=S.data, **(values | change))
+        with pytest.raises(ValueError, match=re.escape("S.npz cannot be read as npz")):
+            mapuot.solve(tmp_path / "S.npz", reg=0.1, reg_m=1.0)
+
+
 def test_what_belongs_to_a_file_of_pairs(tmp_path):
     """Its rows are those of a; `load` and `certify` say what they take of it."""
     h5py = pytest.importorskip("h5py")
@@ -447,28 +428,9 @@ def test_what_belongs_to_a_file_of_pairs(tmp_path):
 
     from mapuot.cli import cli
 
-    done = CliRunner().invoke(cli, ["solve", f"{path}:M", "--reg", "0.1", "--reg-m", "1"])
+    words = ["solve", f"{path}:M", "--reg", "0.1", "--reg-m", "1"]
+    done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.output
     assert f"{result.objective:.6g}" in done.output
-    done = CliRunner().invoke(
-        cli, ["solve", f"{path}:M", "--reg", "1", "--reg-m", "1", "-o", "x.npz", "--plan", "dense"]
-    )
+    done = CliRunner().invoke(cli, [*words, "-o", "x.npz", "--plan", "dense"])
     assert "--plan dense needs a dense M" in str(done.exception)
-
-
-@pytest.mark.parametrize(
-    "change", [{"shape": np.array([3, 30])}, {"indices": np.arange(9)}, {"format": np.array(b"dia")}]
-)
-def test_files_that_lie(tmp_path, change):
-    S = sparse.csr_array(np.eye(9))
-    values = {"format": np.array(b"csr"), "shape": np.array([9, 8]), "indices": S.indices % 8, "indptr": S.indptr}
-    np.savez(tmp_path / "S.npz", data=S.data, **(values | change))
-    with pytest.raises(ValueError, match=re.escape("S.npz cannot be read as npz")):
-        mapuot.solve(tmp_path / "S.npz", reg=0.1, reg_m=1.0)
-
-
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_a_matrix_on_a_gpu_is_not_moved_unasked(backend):
-    on_device = type("csr_matrix", (), {"__module__": "cupyx.scipy.sparse._csr"})()
-    with pytest.raises(TypeError, match=f"M must not lie on a GPU for backend '{backend}'"):
-        mapuot.solve(on_device, np.ones(4), np.ones(5), reg=0.1, reg_m=1.0, backend=backend)
