@@ -42,14 +42,6 @@ class Case:
     def replace(self, **changes: Any) -> Case:
         return dataclasses.replace(self, **changes)
 
-    def transposed(self) -> Case:
-        def swap(x: Any) -> Any:
-            return (x[1], x[0]) if isinstance(x, tuple) else x
-
-        c = self.reference if isinstance(self.reference, str) else self.reference.T
-        reg_m, penalty = swap(self.reg_m), swap(self.penalty)
-        return Case(self.M.T, self.b, self.a, self.reg, reg_m, penalty, c)
-
     @property
     def c(self) -> Any:
         if isinstance(self.reference, str):

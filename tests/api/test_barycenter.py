@@ -38,20 +38,9 @@ def by_formulas(A, log_k, reg, reg_m, count, weights=None, log_v=0.0):
     return np.exp(log_q), u, v
 
 
-def plans(found, M, reg):
-    with np.errstate(invalid="ignore"):
-        return np.exp(found.log_u[:, :, None] - M / reg + found.log_v[:, None, :])
-
-
-def distance(found, wanted, M, reg, weights):
-    """Relative distances that ``error_bound`` bounds: of the plans, weighted, and of q."""
-    apart = np.abs(plans(found, M, reg) - plans(wanted, M, reg)).sum((1, 2)) @ weights
-    return max(apart, np.abs(found.q - wanted.q).sum()) / found.q.sum()
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_the_certificate_holds(seed):
-    """Against the limit of the formulas: zeros in A, masses apart by 100, one histogram, loose and tight tol."""
+    """Of weighted plans and of q, against the limit: zeros in A, masses apart by 100, one histogram, any tol."""
     rng = np.random.default_rng(seed)
     n, p = int(rng.integers(2, 12)), int(rng.integers(1, 5))
     x, A = rng.random((n, 2)), rng.random((p, n)) ** 3 * (rng.random((p, n)) < 0.8)
@@ -65,7 +54,10 @@ def test_the_certificate_holds(seed):
     for tol in (1e-2, 1e-6):
         found = mapuot.barycenter(M, A, reg=reg, reg_m=reg_m, weights=w, tol=tol)
         assert found.converged
-        assert distance(found, limit, M, reg, w) <= found.error_bound <= tol
+        with np.errstate(invalid="ignore"):
+            P, Q = (np.exp(x.log_u[:, :, None] - M / reg + x.log_v[:, None, :]) for x in (found, limit))
+        apart = max(np.abs(P - Q).sum((1, 2)) @ w, np.abs(found.q - q).sum()) / found.q.sum()
+        assert apart <= found.error_bound <= tol
 
 
 @pytest.mark.parametrize(("reg_m", "debiased"), [(1.0, False), (1.0, True), (np.inf, False)])
@@ -98,10 +90,13 @@ def test_images_on_a_grid(reg_m, debiased):
     assert image.q.shape == (5, 4)
     assert image.log_u.shape == (3, 5, 4)
     assert_allclose(image.q.ravel(), whole.q, rtol=1e-3)
-    several = mapuot.barycenter(grid, A, **call | {"weights": np.eye(3)})
-    assert several.q.shape == (3, 5, 4)
+    table = np.array([[1, 1, 2], [1, 0, 0]])
+    several = mapuot.barycenter(grid, A, **call | {"weights": table})
+    assert several.log_u.shape == (2, 3, 5, 4)
+    for weights, q in zip(table, several.q, strict=True):
+        assert_allclose(q, mapuot.barycenter(grid, A, **call | {"weights": weights}).q, rtol=1e-3)
     assert "Result barycenter of 3 histograms on 20 points" in repr(image)
-    assert "Result 3 barycenters of 3 histograms on 20 points" in repr(several)
+    assert "Result 2 barycenters of 3 histograms on 20 points" in repr(several)
 
 
 @pytest.mark.parametrize("method", ["sinkhorn", "Sinkhorn_Stabilized"])
@@ -112,31 +107,12 @@ def test_pots_barycenter_is_answered(method, weights):
     call = {"reg": 0.05, "reg_m": 0.7, "method": method, "weights": weights, "log": True}
     theirs, log = ot.unbalanced.barycenter_unbalanced(A, M, **call)
     q, ours = pot.barycenter_unbalanced(A, M, **call)
+    with pytest.warns(UserWarning, match="Method not implemented yet"):
+        assert pot.barycenter_unbalanced(A.astype("f4"), M.astype("f4"), 1, 1, "sinkhorn_reg_scaling").dtype == "f4"
     limit = by_formulas(A, -M / 0.05, 0.05, 0.7, 500, weights)[0]
     assert list(ours) == list(log)
     assert np.abs(q - limit).sum() <= max(np.abs(theirs - limit).sum(), ours["err"][-1] * limit.sum())
     assert_allclose(pot.barycenter_unbalanced(A.tolist(), M.tolist(), **call | {"log": False}), q, rtol=1e-14)
-
-
-def test_dtype_and_warnings():
-    A, M = histograms()
-    assert pot.barycenter_unbalanced(A.astype("f4"), M.astype("f4"), 0.1, 1.0).dtype == np.float32
-    with pytest.warns(UserWarning, match="Method not implemented yet"):
-        pot.barycenter_unbalanced(A, M, 0.1, 1.0, "sinkhorn_reg_scaling")
-
-
-def test_many_weightings_at_once():
-    A, M = histograms()
-    table = np.array([[0.2, 0.3, 0.5], [1, 1, 2], [1, 0, 0]])
-    for reg_m in (1.0, np.inf):
-        many = mapuot.barycenter(M, A.T, reg=0.05, reg_m=reg_m, weights=table, tol_change=1e-13)
-        assert many.converged
-        assert many.q.shape == (3, 20)
-        assert many.log_u.shape == (3, 3, 20)
-        for weights, q in zip(table, many.q, strict=True):
-            w = weights / weights.sum()
-            right = pot.barycenter_unbalanced(A, M, 0.05, reg_m, weights=w, stopThr=1e-15, numItermax=5000)
-            assert_allclose(q, right, rtol=1e-8)
 
 
 @pytest.mark.parametrize("reg_m", [np.inf, 1.0])

@@ -1,5 +1,10 @@
 """mapuot.da against ot.da and scikit-learn's conventions."""
 
+import inspect
+import subprocess
+import sys
+from unittest.mock import Mock
+
 import numpy as np
 import ot
 import pytest
@@ -53,14 +58,6 @@ def test_labels_keep_classes_apart():
     assert hard.limit_max == np.inf
 
 
-def test_the_default_converges():
-    xs, _, xt, _ = domains()
-    estimator = UnbalancedSinkhornTransport(reg_e=0.05, reg_m=10.0, log=True).fit(xs, Xt=xt)
-    assert estimator.result_.converged
-    assert estimator.log_["err"][-1] <= 1e-6
-    assert estimator.n_iter_ < 200
-
-
 def test_a_sample_without_mass_stays():
     xs, _, xt, _ = domains()
     weights = np.ones(14)
@@ -71,24 +68,16 @@ def test_a_sample_without_mass_stays():
     assert_allclose(estimator.transform(xs[4:5] + 1e-6), xs[4:5] + 1e-6)
 
 
-def test_a_target_as_a_parameter():
-    xs, _, xt, _ = domains()
-    ours = TransportOnto(xt, reg_e=0.5).fit(xs)
-    right = UnbalancedSinkhornTransport(reg_e=0.5).fit(xs, Xt=xt)
-    assert_allclose(ours.transform(xs), right.transform(xs))
-    assert_allclose(ours.inverse_transform(xt), right.inverse_transform(Xt=xt))
-
-
 def test_tables_come_out_as_tables():
-    import pandas as pd
-
-    xs, _, xt, _ = domains()
+    pd, (xs, _, xt, _) = pytest.importorskip("pandas"), domains()
     table = pd.DataFrame(xs, columns=["length", "width"], index=[f"s{i}" for i in range(14)])
     estimator = TransportOnto(xt).set_output(transform="pandas").fit(table)
     moved = estimator.transform(table)
     assert list(moved.columns) == ["length", "width"]
     assert list(moved.index) == list(table.index)
-    assert_allclose(moved, TransportOnto(xt).fit_transform(xs))
+    right = UnbalancedSinkhornTransport().fit(xs, Xt=xt)
+    assert_allclose(moved, right.transform(xs))
+    assert_allclose(estimator.inverse_transform(xt), right.inverse_transform(Xt=xt))
     assert list(estimator.get_feature_names_out()) == ["length", "width"]
     with pytest.raises(ValueError, match="feature names should match"):
         estimator.transform(table[["width", "length"]])
@@ -128,22 +117,12 @@ def test_a_large_cost_is_never_formed(backend, monkeypatch):
     for X in (xs, xs[:3] + 0.1):
         assert_allclose(estimator.transform(X), formed.transform(X), atol=1e-4)
     assert_allclose(estimator.transform_labels(ys), formed.transform_labels(ys), atol=1e-4)
-
-
-def test_what_does_not_fit_is_told(monkeypatch):
-    def full(*arguments):
-        raise MemoryError("Unable to allocate 8 EiB")
-
-    monkeypatch.setattr(mapuot.da, "cdist", full)
-    xs, _, xt, _ = domains()
+    monkeypatch.setattr(mapuot.da, "cdist", Mock(side_effect=MemoryError("Unable to allocate 8 EiB")))
     with pytest.raises(MemoryError, match=r"the costs of 14 x 11 samples take .* GiB and do not fit: without labels"):
         UnbalancedSinkhornTransport().fit(xs, Xt=xt)
 
 
 def test_without_scikit_learn():
-    import subprocess
-    import sys
-
     code = """
 import sys
 sys.modules["sklearn"] = sys.modules["sklearn.base"] = sys.modules["sklearn.exceptions"] = None
@@ -156,8 +135,6 @@ assert mapuot.da.TransportOnto([[0.0], [1.0]]).fit_transform([[0.5], [2.0]]).sha
 
 
 def test_parameters_are_pots():
-    import inspect
-
     ours = list(inspect.signature(UnbalancedSinkhornTransport).parameters)
     assert ours == list(inspect.signature(ot.da.UnbalancedSinkhornTransport).parameters)
     assert list(UnbalancedSinkhornTransport().get_params()) == sorted(ours)

@@ -95,11 +95,3 @@ def test_tables_of_the_docs_are_those_of_the_records(monkeypatch):
         found = readme.found(marker, readme.RESULTS)
         for page in pages:
             assert f"<!-- {marker} -->\n{found}\n<!-- /{marker} -->" in (ROOT / page).read_text()
-
-
-def test_a_true_error_is_found_by_newtons_method(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
-    row = pytest.importorskip("bench.passes").hard_case("a", 0.01, 1.0, 3.0)
-    assert row["status"] == "converged"
-    assert 0 < row["true"] <= row["bound"]
-    assert not row["lies"]

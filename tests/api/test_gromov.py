@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from judge import divergence
 from scipy import sparse
 from scipy.spatial.distance import cdist
 
@@ -85,8 +86,7 @@ def test_the_objective_is_its_definition_and_the_change_bounds_the_plans():
     mass, r, s = P.sum(), P.sum(1), P.sum(0)
 
     def kl(p, q):
-        whole = np.multiply.outer(p, p).ravel(), np.multiply.outer(q, q).ravel()
-        return float((whole[0] * np.log(whole[0] / whole[1]) - whole[0] + whole[1]).sum())
+        return float(divergence("kl", np.multiply.outer(p, p), np.multiply.outer(q, q), 1.0).sum())
 
     structure = np.einsum("ijkl,ij,kl", (A[:, None, :, None] - B[None, :, None, :]) ** 2, P, P)
     want = structure, 0.0, 300.0 * kl(r, a), 200.0 * kl(s, b), 20.0 * kl(P.ravel(), np.outer(a, b).ravel())
@@ -177,10 +177,5 @@ def test_steps_that_do_not_settle_are_told():
     assert found.how in str(found)  # of a step that the core solved in one call, too
     assert (len(found.log_u), len(found.log_v)) == (12, 9)
     np.testing.assert_allclose(found.row_marginal, found.plan.sum(1), atol=1e-6)
-
-
-def test_a_last_step_that_did_not_converge_is_told():
-    x, y, *_ = spaces(12, 9)
     with pytest.warns(mapuot.ConvergenceWarning, match="the last step: not converged .*inner_tol"):
-        found = mapuot.gromov(x, y, reg=20.0, reg_m=200.0, max_passes=1, init="independent")
-    assert not found.converged
+        assert not mapuot.gromov(x, y, reg=20.0, reg_m=200.0, max_passes=1, init="independent").converged

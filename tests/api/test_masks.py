@@ -52,10 +52,6 @@ def by_numpy(mask, shape, row=0, col=0):
     return np.where(kept, 1 / mask.keep, 0.0)
 
 
-def masked(case, mask):
-    return case.replace(reference=case.c * by_numpy(mask, case.M.shape))
-
-
 # ---- the numbers ----
 
 

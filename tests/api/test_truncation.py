@@ -15,8 +15,8 @@ from mapuot.backends.boxes import Boxes, Iterated
 from mapuot.problem.problem import Problem
 
 
-def clouds(m=260, n=220, d=2, seed=0):
-    rng = np.random.default_rng(seed)
+def clouds(m=260, n=220, d=2):
+    rng = np.random.default_rng(0)
     return rng.random((m, d)), rng.random((n, d)) * 0.9 + 0.2, rng.random(m) + 0.1, 1.3 * (rng.random(n) + 0.1)
 
 

