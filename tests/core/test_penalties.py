@@ -75,9 +75,6 @@ def test_tol_gap_waits_for_hard_columns(backend, kind):
     assert early.gap == np.inf
 
 
-# ---- references ----
-
-
 # ---- the formulas themselves ----
 
 

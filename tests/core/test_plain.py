@@ -42,25 +42,6 @@ def compare_problems(p, q):
         np.testing.assert_array_equal(x.rho, y.rho)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (64, 64), (33, 129), (130, 17)])
-@pytest.mark.parametrize("reg", [0.5, 0.05, 2e-3, 2e-4])
-@pytest.mark.parametrize("reg_m", [1.0, (0.3, 5.0), (np.inf, 1.0), 200.0])
-def test_is_the_ordinary_way_pass_by_pass(shape, reg, reg_m, monkeypatch):
-    case = clouds(*shape, reg=reg, reg_m=reg_m, ratio=1.7, seed=3)
-    compare(case.solve(), ordinary(monkeypatch, case))
-
-
-@pytest.mark.parametrize("options",
-                         [{"method": "translation_invariant"}, {"method": "sinkhorn"}, {"precision": "float64"},
-                          {"precision": "mixed", "tol": 6e-7}, {"tol": 1e-10}, {"tol_gap": 1e-3}, {"max_passes": 1},
-                          {"max_passes": 2}, {"max_passes": 7}, {"max_passes": 20}, {"threads": 1, "backend": "cpu"}],
-                         ids=str)  # fmt: skip
-@pytest.mark.parametrize("reg", [0.1, 1e-3])
-def test_options(options, reg, monkeypatch):
-    case = clouds(40, 50, reg=reg, seed=5)
-    compare(case.solve(**options), ordinary(monkeypatch, case, **options))
-
-
 def with_one_far(case):
     """The same problem with a point far from all others, which no larger reg is for."""
     M = case.M.copy()
@@ -68,15 +49,24 @@ def with_one_far(case):
     return with_zeros(case.replace(M=M))
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize(
-    "change", [with_zeros, with_forbidden, with_one_far, lambda case: case], ids=["zeros", "forbidden", "far", "plain"]
-)
-@pytest.mark.parametrize("reg", [0.2, 2e-3])
-def test_zeros_forbidden_pairs_and_points_far_away(dtype, change, reg, monkeypatch):
-    case = change(clouds(60, 45, reg=reg, seed=2))
-    case = case.replace(M=case.M.astype(dtype))
-    compare(case.solve(), ordinary(monkeypatch, case))
+OPTIONS = [{"method": "translation_invariant"}, {"method": "sinkhorn"}, {"precision": "float64"},
+           {"precision": "mixed", "tol": 6e-7}, {"tol": 1e-10}, {"tol_gap": 1e-3}, {"max_passes": 1}, {"max_passes": 2},
+           {"max_passes": 7}, {"max_passes": 20}, {"threads": 1, "backend": "cpu"}]  # fmt: skip
+CHANGES = {"zeros": with_zeros, "forbidden": with_forbidden, "far": with_one_far, "plain": lambda case: case}
+CASES = {
+    **{f"{reg_m}-{reg}-{m}x{n}": (clouds(m, n, reg=reg, reg_m=reg_m, ratio=1.7, seed=3), {})
+       for m, n in [(1, 1), (7, 5), (64, 64), (33, 129), (130, 17)] for reg in [0.5, 0.05, 2e-3, 2e-4]
+       for reg_m in [1.0, (0.3, 5.0), (np.inf, 1.0), 200.0]},
+    **{f"{reg}-{options}": (clouds(40, 50, reg=reg, seed=5), options) for reg in [0.1, 1e-3] for options in OPTIONS},
+    **{f"{reg}-{name}-{dtype}": (case.replace(M=case.M.astype(dtype)), {}) for name, change in CHANGES.items()
+       for reg in [0.2, 2e-3] for case in [change(clouds(60, 45, reg=reg, seed=2))] for dtype in ["f4", "f8"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_is_the_ordinary_way_pass_by_pass(name, monkeypatch):
+    case, options = CASES[name]
+    compare(case.solve(**options), ordinary(monkeypatch, case, **options))
 
 
 def point_apart(case):

@@ -104,11 +104,11 @@ TABLE = {
     "src_c/kl.h": ("hostile/test_bounds.py::test_a_bound_is_true_whenever_a_solve_ends[tv-kl-cpu-True]", [
         ",        1.0 / {{3~>4}},",
     ]),
-    "src_c/solve.c": ("core/test_plain.py::test_is_the_ordinary_way_pass_by_pass[1.0-0.5-shape0]", [
+    "src_c/solve.c": ("core/test_plain.py::test_is_the_ordinary_way_pass_by_pass[1.0-0.5-1x1]", [
         "{{->exponent_rounding * (paid + largest) + task}}",
         "{{state->limits.dual_constant = reg * (p->mass_a * p->mass_b);}}",
     ]),
-    "mapuot/problem/problem.py": ("core/test_plain.py::test_is_the_ordinary_way_pass_by_pass[1.0-0.5-shape1]", [
+    "mapuot/problem/problem.py": ("core/test_plain.py::test_is_the_ordinary_way_pass_by_pass[1.0-0.5-7x5]", [
         "float({{paid + }}terms",
     ]),
     "src_c/common/mask.h": (
