@@ -134,22 +134,23 @@ static void resume(Fiber &f) {
     setcontext(&f.context);
 }
 
+static bool opened(Barrier &b, int expected) {
+    if (b.count != expected) return false;
+    b.count = 0;
+    b.turn++;
+    return true;
+}
+
 static void meet(Barrier &b, int expected) {
-    if (++b.count == expected) {
-        b.count = 0;
-        b.turn++;
-        return;
-    }
+    ++b.count;
+    if (opened(b, expected)) return;
     self->at = &b;
     self->turn = b.turn;
     change();
 }
 
 static void leave(Barrier &b, int expected) {
-    if (expected > 0 && b.count == expected) {
-        b.count = 0;
-        b.turn++;
-    }
+    if (expected > 0) opened(b, expected);
 }
 
 static Warp &own_warp() { return self->block->warps[self->id / 32]; }
@@ -209,16 +210,6 @@ template <typename T> static T __shfl_sync(unsigned, T x, int from, int width = 
 
 template <typename T> static T __shfl_xor_sync(unsigned, T x, int bit) { return shuffled(x, self->id % 32 ^ bit); }
 
-static bool __any_sync(unsigned, bool x) {
-    Warp &w = own_warp();
-    bool any = false;
-    w.slot[self->id % 32][0] = x;
-    meet(w.barrier, w.live);
-    for (int lane = 0; lane < 32; lane++) any |= w.slot[lane][0] != 0;
-    meet(w.barrier, w.live);
-    return any;
-}
-
 static unsigned __ballot_sync(unsigned, bool x) {
     Warp &w = own_warp();
     unsigned all = 0;
@@ -229,6 +220,7 @@ static unsigned __ballot_sync(unsigned, bool x) {
     return all;
 }
 
+static bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
 static bool __all_sync(unsigned mask, bool x) { return !__any_sync(mask, !x); }
 
 static void start() {
