@@ -2,9 +2,9 @@
 
 import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -46,43 +46,21 @@ class LocalRanks(MpiRanks):
         os._exit(1)
 
 
-def work(function: Callable[..., Any], rank: int, size: int, pipes: list[Any], answer: Any, arguments: Any) -> None:
-    """One process: its answer, or its error as text, goes to the parent."""
-    try:
-        answer.send((True, function(LocalRanks(rank, size, pipes), *arguments)))
-    except BaseException:
-        answer.send((False, f"rank {rank}: {traceback.format_exc()}"))
+def work(function: Callable[..., Any], rank: int, size: int, pipes: list[Any], arguments: Any) -> tuple[int, Any]:
+    return rank, function(LocalRanks(rank, size, pipes), *arguments)
 
 
 def spawn(function: Callable[..., Any], size: int, *arguments: Any, seconds: float = 500.0) -> list[Any]:
-    """``function(ranks, *arguments)`` in ``size`` new processes; their answers in rank order."""
+    """``function(ranks, *arguments)`` in ``size`` new processes; their answers in rank order, or the first error."""
     context = multiprocessing.get_context("spawn")
     links = [context.Pipe() for _ in range(size - 1)]
-    answers = [context.Pipe(duplex=False) for _ in range(size)]
-    processes = []
-    for rank in range(size):
-        pipes = [a for a, _ in links] if rank == 0 else [links[rank - 1][1]]
-        target = (function, rank, size, pipes, answers[rank][1], arguments)
-        processes.append(context.Process(target=work, args=target, daemon=True))
-        processes[-1].start()
-        answers[rank][1].close()
-    waiting, found = [receive for receive, _ in answers], {}
-    try:
-        while waiting:
-            ready = wait(waiting, seconds)
-            if not ready:
-                raise TimeoutError(f"{size} processes gave no answer in {seconds} s")
-            for receive in ready:
-                try:
-                    good, value = receive.recv()
-                except EOFError:
-                    raise RuntimeError("a process died without an answer") from None
-                if not good:
-                    raise RuntimeError(value)
-                found[receive] = value
-                waiting.remove(receive)
-    finally:
-        for process in processes:
-            process.join(0.0 if waiting else 5.0)
-            process.kill()
-    return [found[receive] for receive, _ in answers]
+    pipes = [[one for one, _ in links], *([other] for _, other in links)]
+    with context.Pool(size) as pool:
+        answers = [pool.apply_async(work, (function, k, size, pipes[k], arguments)) for k in range(size)]
+        found, until = {}, time.monotonic() + seconds
+        while len(found) < size and time.monotonic() < until:
+            found |= dict(answer.get() for answer in answers if answer.ready())
+            time.sleep(0.01)
+    if len(found) < size:
+        raise TimeoutError(f"{size} processes gave no answer in {seconds} s")
+    return [found[rank] for rank in range(size)]

@@ -69,14 +69,9 @@ class Lane:
 
 def lanes() -> list[Lane]:
     """All that this machine can run."""
-    found = [Lane(how, how) for how in PATHS]
-    found += [
-        Lane(f"{how} {isa}", how, isa=isa, share=0.3)
-        for isa in ISAS
-        if available(isa)
-        for how in ("cold", "warm", "batch")
-    ]
-    found += [Lane(f"{how} reference", how, "reference", share=0.2) for how in ("cold", "warm", "batch")]
+    few, found = ("cold", "warm", "batch"), [Lane(how, how) for how in PATHS]
+    found += [Lane(f"{how} {isa}", how, isa=isa, share=0.3) for isa in ISAS if available(isa) for how in few]
+    found += [Lane(f"{how} reference", how, "reference", share=0.2) for how in few]
     with contextlib.suppress(pytest.skip.Exception):
         found += [Lane(f"{how} {count}", how, ranks=count, share=0.3) for how in OVER_RANKS for count in (2, 3)
                   if launch.launcher()]  # fmt: skip
@@ -115,17 +110,12 @@ def arguments(words: list[str]) -> argparse.Namespace:
 def main(words: list[str]) -> int:
     args = arguments(words)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, and its children
-    words, names = (
-        args.only.split(","),
-        [lane.name for lane in lanes()],
-    )  # no name: all that have it
-    chosen = [x for x in lanes() if any(x.name == word if word in names else word in x.name for word in words)]
-    begun = time.perf_counter()
-    jobs = []
-    for lane in chosen:
-        count = max(1, round(args.count * lane.share))
-        firsts = [args.index] if args.index is not None else range(0, count, BLOCK)
-        jobs += [(lane, first, 1 if args.index is not None else min(BLOCK, count - first)) for first in firsts]
+    names, only, begun = {lane.name for lane in lanes()}, args.only.split(","), time.perf_counter()
+    chosen = [x for x in lanes() if any(x.name == word if word in names else word in x.name for word in only)]
+    counts = [max(1, round(args.count * lane.share)) for lane in chosen]
+    jobs = [(lane, first, min(BLOCK, count - first)) for lane, count in zip(chosen, counts, strict=True)
+            for first in range(0, count, BLOCK)]  # fmt: skip
+    jobs = jobs if args.index is None else [(lane, args.index, 1) for lane in chosen]
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     worst: dict[str, dict[str, float]] = defaultdict(dict)
     failures: dict[tuple[str, Lane], list[dict[str, Any]]] = defaultdict(list)
@@ -159,11 +149,8 @@ def tell(chosen: list[Lane], totals: Any, worst: Any, failures: Any) -> None:
     )  # fmt: skip
     print(f"{'path':22}" + "".join(f"{name:>19}" for name in names) + f"{'error / bound':>19}")
     for lane in chosen:
-        print(
-            f"{lane.name:22}"
-            + "".join(f"{totals[lane.name][n]:>19}" for n in names)
-            + f"{worst[lane.name].get('error / bound', 0):>19.3g}"
-        )
+        counted = "".join(f"{totals[lane.name][n]:>19}" for n in names)
+        print(f"{lane.name:22}{counted}{worst[lane.name].get('error / bound', 0):>19.3g}")
     for (kind, lane), found in sorted(failures.items(), key=lambda item: (not is_false(item[0][0]), -len(item[1]))):
         top = max(found, key=lambda f: f["size"])
         mark = "FALSE " if is_false(kind) else ""
