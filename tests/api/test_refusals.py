@@ -35,7 +35,7 @@ RAGGED = [[1.0], [1.0, 2.0]]
 SQUARE = np.eye(4)
 MASKED = np.ma.array(np.ones((4, 4)), mask=True)
 POINTS = np.random.default_rng(0).random((9, 2))
-MASK = mapuot.SeededMask(0.3, 7)
+MASK, TWO = mapuot.SeededMask(0.3, 7), mapuot.SeededMask(0.3, 2)
 S, _, SA, SB = pairs(4, 5, 0.5)
 CSR = sparse.csr_array
 OUTSIDE = S.copy()
@@ -55,12 +55,21 @@ CLOUDS = [[POINTS[k : k + 4] for k in range(3)], [POINTS[k : k + 5] for k in ran
 PARTS = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
 APART_B = ("connects a[0], a[1] with b[0], b[1] only",
            "connects b[2] with a[2], a[3], a[4], a[5], a[6] and 2 others of a only")  # fmt: skip
+OPEN, CUT = np.arange(20.0).reshape(4, 5) % 7 / 7, np.ones((4, 5), bool)
+CUT[:2, 3:] = False  # of masses .1, .1, .2, .3, .3 the last two need .6, of the two rows that have .5
+FORBIDDEN = np.where(CUT, OPEN, np.inf)
+TOLD = "b[3], b[4] with a[2], a[3] only, where 0.6 must be transported and 0.5 may be"
+WAYS = list(itertools.product(("auto", "sinkhorn"), ("cpu", "reference")))
 APART = "labels take a finite across with metric"
 
 
 def call(M=CASE.M, a=CASE.a, b=CASE.b, **changes):
     """solve on a 4 x 5 problem with some arguments exchanged."""
     return mapuot.solve(M, a, b, **{"reg": 0.05, "reg_m": 1.0, **changes})
+
+
+def cut(M=FORBIDDEN, a=(0.25,) * 4, b=(0.1, 0.1, 0.2, 0.3, 0.3), reg_m=np.inf, **options):
+    return mapuot.solve(M, a, b, reg=0.1, reg_m=reg_m, max_passes=1000, **options)
 
 
 def changed(x, value):
@@ -208,6 +217,8 @@ FUNCTIONS = {
             ("warm_start", " must be a Result or a pair (log_u, log_v)", 3, (CASE.a,), (CASE.a + 1j, CASE.b)),
             *(({"M": ON_GPU, "backend": x}, f"M must not lie on a GPU for backend '{x}'")
               for x in ("cpu", "reference")),
+            ("callback", " must return a truth value, or None to go on, got array", lambda stats: np.ones(2),
+             lambda stats: np.array(["a", "b"])),
             ("callback", " must be callable, got 3", 3), ("checkpoint", " must be a path, got 5", 5),
             ("comm", " must be an intracommunicator of mpi4py, got str", "world"), ("num_iter_max", "num_iter_max", 3)],
         I: [("M", " forbids every pair", np.full((4, 5), np.inf)),
@@ -498,6 +509,19 @@ FUNCTIONS = {
         I: [("b", f"M {APART_B[0]}, where 2 must be transported and 1.5 may be", [1.0, 0.5, 7.5]),
             ({"b": [0.9, 0.6, 15.0], "reg_m": (1.0, np.inf), "penalty": ("range", "balanced")},
              f"M {APART_B[1]}, where 15 must be transported")]}),
+    "solve of what is cut": (cut, {}, {
+        I: [*(({"method": x, "backend": y}, f"M connects {TOLD}") for x, y in WAYS),
+            *(({"M": OPEN, "reference": CUT, "method": x, "backend": y}, f"connect {TOLD}") for x, y in WAYS),
+            *(({"M": FORBIDDEN.T, "a": (0.1, 0.1, 0.2, 0.3, 0.3), "b": np.full(4, 0.73 / 4),
+                "reg_m": (np.inf, 0.5), "penalty": ("balanced", "range"), "method": x, "backend": y},
+               "M connects a[3], a[4] with b[2], b[3] only, where") for x, y in WAYS),
+            *(({"M": x, "reference": CUT}, f"connect {TOLD}")
+              for x in (FULL, mapuot.PointCloud(FULL.x, FULL.y, form=None), lambda i0, i1: OPEN[i0:i1])),
+            ("M", f" connects {TOLD}", CSR(np.where(CUT, OPEN + 1, 0))),
+            ({"M": np.zeros((40, 40)), "a": [*np.ones(39), 961], "b": np.full(40, 25.0), "mask": TWO},
+             "M and the reference connect")]}),
+    "solve_batch of what is cut": (mapuot.solve_batch, {"M": FORBIDDEN, "reg": 0.1, "reg_m": np.inf}, {
+        I: [("B", "problem 1: M connects b[3], b[4] with", [[0.2] * 5, [0.1, 0.1, 0.2, 0.3, 0.3]])]}),
     "solve_batch of parts": (mapuot.solve_batch, {"M": PARTS, "A": np.ones((2, 9)), "reg": 0.1, "reg_m": np.inf}, {
         I: [("B", f"problem 1: M {APART_B[0]}", [[1.0, 1.0, 7.0], [1.0, 0.5, 7.5]])]}),
     "Result.save": (call().save, {}, {
@@ -642,13 +666,9 @@ def test_a_callback_cannot_change_the_certificate(backend):
     assert (result.n_passes, result.error_bound) == (plain.n_passes, plain.error_bound)
     assert [stat.error for stat in result.trace] == [error for _, error in kept]
     assert result.trace[-1].status == "converged"
-
-
-@pytest.mark.parametrize("answer", [np.ones(2), np.array(["a", "b"])], ids=["numbers", "words"])
-def test_a_callback_answers_yes_or_no(answer):
-    with pytest.raises(TypeError, match="callback must return a truth value, or None to go on, got array"):
-        call(callback=lambda stats: answer)
     assert call(callback=lambda stats: np.array([True])).status == "cancelled"
+    with pytest.warns(RuntimeWarning, match="divide by zero"):
+        call(callback=lambda stats: bool(np.ones(1) / np.zeros(1) < 0))
 
 
 # ---- the environment ----
@@ -680,9 +700,6 @@ def test_the_environment_is_told(program, environment, text):
     assert (code == 0) == (program is ISA)
     assert program is not ISA or found.splitlines()[0] in ISAS
     assert told("import mapuot", **environment) == (0, "")
-
-
-def test_an_instruction_set_is_taken():
     assert told(ISA, MAPUOT_ISA="scalar") == (0, "scalar\n")
 
 
@@ -754,50 +771,7 @@ def test_numpy_says_nothing_from_inside(changes):
         mapuot.solve_batch(M, a, b, max_passes=60, **{"reg": 0.05, "reg_m": 1.0, **tables})
 
 
-def test_a_callback_hears_its_own_warnings():
-    with pytest.warns(RuntimeWarning, match="divide by zero"):
-        call(callback=lambda stats: bool(np.ones(1) / np.zeros(1) < 0))
-
-
-# ---- masses that forbidden pairs leave without a plan: told by the points that show it, never where there is one
-
-
-M = np.arange(20.0).reshape(4, 5) % 7 / 7
-A, B = np.full(4, 0.25), np.array([0.1, 0.1, 0.2, 0.3, 0.3])
-CUT = np.ones((4, 5), bool)
-CUT[:2, 3:] = False  # b[3] and b[4] need .6, of a[2] and a[3], which have .5
-TOLD = "connect b[3], b[4] with a[2], a[3] only, where 0.6 must be transported and 0.5 may be"
-FORBIDDEN = np.where(CUT, M, np.inf)
-
-
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-@pytest.mark.parametrize("method", ["auto", "sinkhorn"])
-def test_the_points_are_named(method, backend):
-    call = {"reg": 0.1, "reg_m": np.inf, "method": method, "backend": backend, "max_passes": 500}
-    with pytest.raises(mapuot.InfeasibleError, match=re.escape("M " + TOLD.replace("connect", "connects"))):
-        mapuot.solve(FORBIDDEN, A, B, **call)
-    with pytest.raises(mapuot.InfeasibleError, match=re.escape(TOLD)):
-        mapuot.solve(M, A, B, reference=CUT, **call)
-    rows = "M connects a[3], a[4] with b[2], b[3] only, where"
-    with pytest.raises(mapuot.InfeasibleError, match=re.escape(rows)):
-        mapuot.solve(FORBIDDEN.T, B, 0.73 * A, **call | {"reg_m": (np.inf, 0.5), "penalty": ("balanced", "range")})
-
-
-def test_every_kind_of_cost():
-    call = {"reg": 0.1, "reg_m": np.inf, "max_passes": 1000}
-    x, y = np.random.default_rng(0).random((4, 2)), np.random.default_rng(1).random((5, 2))
-    for cost in (mapuot.PointCloud(x, y, form=None), mapuot.PointCloud(x, y), lambda i0, i1: M[i0:i1]):
-        with pytest.raises(mapuot.InfeasibleError, match=re.escape(TOLD)):
-            mapuot.solve(cost, A, B, reference=CUT, **call)
-    stored = sparse.csr_array(np.where(CUT, M + 1, 0))
-    with pytest.raises(mapuot.InfeasibleError, match=re.escape("M " + TOLD.replace("connect", "connects"))):
-        mapuot.solve(stored, A, B, **call)
-    even = np.full(5, 0.2)
-    with pytest.raises(mapuot.InfeasibleError, match=re.escape("problem 1: M connects b[3], b[4] with")):
-        mapuot.solve_batch(FORBIDDEN, A, np.stack([even, B]), **call)
-    mask = mapuot.SeededMask(0.3, 2)
-    with pytest.raises(mapuot.InfeasibleError, match="M and the reference connect"):
-        mapuot.solve(np.zeros((40, 40)), np.append(np.ones(39), 961), np.full(40, 25.0), mask=mask, **call)
+# ---- masses that forbidden pairs leave without a plan
 
 
 def most_wanting(allowed, rows, cols):
