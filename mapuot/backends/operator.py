@@ -104,16 +104,9 @@ class Operator:
 
     # ---- what a child adds
 
-    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        """Form the rows i0 to i1 in ``dtype``, in ``out`` where it is given; of a sparse M a CSR array."""
-        raise NotImplementedError
-
-    def product(self, X: Any, turned: bool) -> Any:
-        """Return P X or, of the rows of this rank, P^T X, (length, d)."""
-        raise NotImplementedError
-
-    def own_sums(self) -> tuple[float, F64, F64]:
-        raise NotImplementedError
+    plan: Callable[..., Any]  # (i0, i1, out): rows of it in ``dtype``, in ``out`` if given; of a sparse M a CSR array
+    product: Callable[[Any, bool], Any]  # (X, turned): P X or, of the rows of this rank, P^T X, (length, d)
+    own_sums: Callable[[], tuple[float, F64, F64]]  # `sums` of the rows of this rank
 
     def back(self, x: Any) -> Any:
         """Bring an array to where the caller has M."""

@@ -202,69 +202,34 @@ class Workspace:
         """Return log scalings of the rows (0) or columns (1) for users: -inf where left out, +inf where dead."""
         return np.where(self.problem.left_out[side], -np.inf, np.where(self.dead[side], np.inf, log_x))
 
-    # ---- what a backend adds ----
-
-    def progress_of(self, name: str) -> float:
-        """Read a member of mapuot_progress."""
-        raise NotImplementedError
-
     def newton(self) -> Any:
         """Return Newton's steps (newton.py) that certify what misses hard marginals, None where passes meet all."""
         return ColumnsNewton(self.problem) if misses(self.problem) else None
 
-    def leap(self, stat: Stats, on: bool) -> int:
-        """Go on from Newton's step from the last pass, which the guard may drop, where one is due.
+    # ---- what a backend adds
 
-        Its equations are solved roughly. Returned are the products that it took, or those of all steps since this was
-        asked last, where passes make them (``leaps_within``). Not ``on``: no step follows this pass.
-        """
-        raise NotImplementedError
-
-    def newton_product(self) -> Callable[[F64], F64]:
-        """Return the product for Newton's step from the last pass, where ``makes_products``."""
-        raise NotImplementedError
-
-    def potentials(self) -> tuple[F64, F64]:
-        """Return (log u, log v) of the last certified iterate."""
-        raise NotImplementedError
-
-    def marginals(self) -> tuple[F64, F64]:
-        """Return the marginals (r, s) of the last certified iterate."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Give K's memory back."""
-
-    def take_mask(self, truncation: Truncation) -> None:
-        """Make the mask anew and tell it to the kernels."""
-        raise NotImplementedError
+    progress_of: Callable[[str], float]  # a member of mapuot_progress
+    potentials: Callable[[], tuple[F64, F64]]  # (log u, log v) of the last certified iterate
+    marginals: Callable[[], tuple[F64, F64]]  # (r, s) of that
+    close: Callable[[], None]  # give K's memory back
+    make_passes: Callable[[int], list[Stats]]  # at most so many, which clusters do not correct anew
+    shifted_log_v: Callable[[], F64]  # the next log v + shift
+    build: Callable[[F64, F64, float], None]  # K of alpha and beta; the error that their rounding makes in a plan
+    set_dual_constants: Callable[[F64, Any], None]  # ``dual_constants``, and what else no pass changes of the dual
+    set_rows: Callable[[F64, Any], None]  # what a pass needs of the rows, by d; which have no mass
+    set_cols: Callable[[F64, Any, F64, float | None], None]  # by e, x = log v + shift; None: the shift stays
+    newton_product: Callable[[], Callable[[F64], F64]]  # of the last pass, where ``makes_products``
+    take_mask: Callable[[Truncation], None]  # make the mask anew, and tell it to the kernels
+    # Go on from a rough Newton's step from the last pass, which the guard may drop, where one is due; False: no step
+    # follows this pass. The products that it took, or, with ``leaps_within``, those since this was asked last.
+    leap: Callable[[Stats, bool], int]
 
     def take_float64(self) -> None:
         """Let rows that passes make be float64 ones."""
 
-    def make_passes(self, count: int) -> list[Stats]:
-        """Make passes that clusters do not correct anew."""
-        raise NotImplementedError
-
     def send_progress(self) -> None:
         """Send progress to where the kernels read it."""
-
-    def shifted_log_v(self) -> F64:
-        """Return the next log v + shift."""
-        raise NotImplementedError
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
         """Return the scalings nearest to these that the backend can hold."""
         return alpha, beta
-
-    def build(self, alpha: F64, beta: F64, error: float) -> None:
-        """Build K, and take note of the error that the rounding of its exponents makes in a plan."""
-
-    def set_dual_constants(self, d: F64, off: Any) -> None:
-        """Set ``dual_constants``, and other parts of the dual value that no pass changes."""
-
-    def set_rows(self, d: F64, off: Any) -> None:
-        """Set what a pass needs of the rows; ``off``: rows without mass."""
-
-    def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
-        """Set what a pass needs of the columns, and v from x = log v + shift; None: the shift stays."""

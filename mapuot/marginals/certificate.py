@@ -4,6 +4,7 @@ Formulas: docs/mathematics.md, "Many marginals".
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,8 @@ class CertifiedBody(Body):
     stepped(found, y)  the state that a step y of all log u leads to, to first order
     """
 
+    sweep: Callable[[F64, bool], State]  # a pass of a state; whether its sums may be in float32
+
     def __init__(self, problem: MultiProblem) -> None:
         self.problem, self.reg, self.reads, self.narrow = problem, problem.reg, problem.reads, problem.narrow
         self.rough, self.width = float(problem.rho[problem.soft].max(initial=0.0) / problem.reg), max(problem.shape)
@@ -97,9 +100,6 @@ class CertifiedBody(Body):
     def newton(self) -> "MarginalsNewton | None":
         """Return what certifies hard marginals, None where each pass meets the only one."""
         return MarginalsNewton(self.problem) if len(self.problem.hard) > 1 else None
-
-    def sweep(self, state: F64, narrow: bool) -> State:
-        raise NotImplementedError
 
     def complete(self, found: State) -> None:
         """Do nothing, where each pass finds all marginals."""
