@@ -7,6 +7,7 @@ and loaded by ctypes. It has thread pools of its own. Arrays are float64, aligne
 import ctypes
 import functools
 import os
+import runpy
 import shlex
 import subprocess
 from pathlib import Path
@@ -27,9 +28,9 @@ def built() -> Path:
     newest = max(path.stat().st_mtime for path in (*sources, *CORE.rglob("*.h"), common.ROOT / "setup.py"))
     if not library.exists() or library.stat().st_mtime < newest:
         library.parent.mkdir(parents=True, exist_ok=True)
-        rules = common.build_rules()
-        flags = [*rules.FLAGS, *rules.PLAIN, "-march=native", "-Wno-psabi"]
-        flags += [f"-I{common.ROOT / folder}" for folder in rules.INCLUDES]
+        rules = runpy.run_path(str(common.ROOT / "setup.py"))  # it has the flags that the core is compiled with
+        flags = [*rules["FLAGS"], *rules["PLAIN"], "-march=native", "-Wno-psabi"]
+        flags += [f"-I{common.ROOT / folder}" for folder in rules["INCLUDES"]]
         flags += shlex.split(os.environ.get("CFLAGS", ""))
         command = [os.environ.get("CC", "cc"), *flags, "-shared", *map(str, sources), "-o", str(library), "-lm"]
         subprocess.run(command, check=True)

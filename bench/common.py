@@ -10,9 +10,7 @@ samples of the same round, and of minima.
 
 import contextlib
 import ctypes
-import functools
 import gc
-import importlib.util
 import json
 import math
 import os
@@ -78,17 +76,6 @@ def cpu_model() -> str:
     return f"{named.get('model name')} (family {named.get('cpu family')}, model {named.get('model')})"
 
 
-@functools.cache
-def build_rules() -> Any:
-    """Return setup.py as a module: it has the flags that the core is compiled with."""
-    spec = importlib.util.spec_from_file_location("setup", ROOT / "setup.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def blas() -> list[str]:
     from threadpoolctl import threadpool_info
 
@@ -147,18 +134,11 @@ def kept_memory() -> Iterator[None]:
         set_to(trim_threshold, 1 << 17)
 
 
-@contextlib.contextmanager
-def blas_threads(count: int) -> Iterator[None]:
-    """Pin the threads of OpenBLAS and OpenMP, which is what numpy and POT run on."""
-    with blas_controller().limit(limits=count):
-        yield
+def blas_threads(count: int) -> Any:
+    """Pin the threads of OpenBLAS and OpenMP, which is what numpy and POT run on, in a context."""
+    from threadpoolctl import threadpool_limits
 
-
-@functools.cache
-def blas_controller() -> Any:
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
+    return threadpool_limits(limits=count)
 
 
 # ---- timing ----

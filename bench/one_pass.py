@@ -94,7 +94,7 @@ class Case:
         self.fused.col_side["scale"][:n] = last
         calls = {"pass": self.row_pass}
         if self.K.dtype == np.float32:
-            self.fused.narrow_v[:n] = last
+            self.fused.operator.narrow_v[:n] = last
             calls["narrow"] = self.narrow_pass
         for name, call in calls.items():
             call(pool)

@@ -36,10 +36,6 @@ def time_case(n: int, reg: float, rho: float, threads: int, budget: float, gpu: 
     row: dict[str, Any] = {"n": n, "reg": reg, "rho": rho, "threads": threads, "passes": ours.n_passes, "error": error}
     del ours
     calls: dict[str, Any] = {"mapuot": lambda: peers.ours(case, TOL, **options).plan}
-    if gpu:
-        calls["mapuot, float64 K"] = lambda: peers.ours(case, TOL, precision="float64", **options).plan
-    else:
-        calls["mapuot, no plan"] = lambda: peers.ours(case, TOL, **options)
     seconds: dict[str, Any] = {}
     for name, method in peers.POT_METHODS.items():
         for kind, one in given.items() if name == "POT" else [("", given[""])]:
@@ -57,7 +53,7 @@ def time_case(n: int, reg: float, rho: float, threads: int, budget: float, gpu: 
         row["MiB"] = {name: device.peak(call) for name, call in calls.items()}
         calls = {name: device.waited(call) for name, call in calls.items()}
     row["seconds"] = {**common.summaries(common.interleave(calls, budget, (3, 50))), **seconds}
-    best, others = row["seconds"]["mapuot"], [name for name in row["seconds"] if "mapuot" not in name]
+    best, others = row["seconds"]["mapuot"], [name for name in row["seconds"] if name != "mapuot"]
     row["speedup"] = {k: {key: row["seconds"][k][key] / best[key] for key in ("min", "median")} for k in others}
     return row
 
