@@ -27,17 +27,12 @@ from mapuot.route import stages
 
 from .problem import Problem, draw, draw_boxes, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho
 
-PATHS = (
-    "cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids", "sparse batch", "truncated", "self",
-    "clouds", "kept", "kept points",
+NAMES = (  # their numbers are those of the generators: none is moved
+    "cold", "warm", "batch", "path", "stream", "pot", "ranks", "points", "sparse", "grids", "sparse ranks",
+    "sparse batch", "truncated", "self", "clouds", "kept", "point ranks", "kept points",
 )  # fmt: skip
 OVER_RANKS = "ranks", "sparse ranks", "point ranks"  # one job each, in step
-NUMBERS = {  # of the generators: never renumber
-    name: k
-    for k, name in enumerate(
-        (*PATHS[:6], OVER_RANKS[0], *PATHS[6:9], OVER_RANKS[1], *PATHS[9:14], OVER_RANKS[2], *PATHS[14:])
-    )
-}
+PATHS = tuple(name for name in NAMES if name not in OVER_RANKS)
 BATCHES = "batch", "sparse batch"
 KEPT = "kept", "kept points"
 MOST_PASSES = 3000
@@ -178,11 +173,12 @@ def draw_over_ranks(how: str, rng: Any, problem: Problem, options: dict[str, Any
 
     Few passes then, since each is a meeting, and parts at a huge reg_m / reg can take thousands.
     """
-    if how == "sparse ranks":
+    near = how == "sparse ranks"
+    if near:
         options["max_passes"] = min(options["max_passes"], 500)
-        start = tuple(map(rng.standard_normal, problem.shape)) if rng.random() < 0.4 else None
-        return Trial(how, (problem,), options, start)
-    start = draw_start(rng, problem) if rng.random() < 0.4 else None
+    start = None
+    if rng.random() < 0.4:
+        start = tuple(map(rng.standard_normal, problem.shape)) if near else draw_start(rng, problem)
     return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
 
 

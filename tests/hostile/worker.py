@@ -16,7 +16,7 @@ import numpy as np
 from judge import Failure, judge
 
 from .problem import ODDS
-from .trial import NUMBERS, OVER_RANKS, Trial, call, call_over_ranks, draw_trial
+from .trial import NAMES, OVER_RANKS, Trial, call, call_over_ranks, draw_trial
 
 SECONDS = 60  # one trial may take: far more is a hang
 REFUSED = ("must not be so small that M / reg overflows", "must have positive, finite mass",
@@ -86,7 +86,7 @@ def late(*_: Any) -> None:
 
 
 def trial_of(how: str, seed: int, index: int, largest: int) -> Trial:
-    return draw_trial(how, np.random.default_rng([seed, NUMBERS[how], index]), largest)
+    return draw_trial(how, np.random.default_rng([seed, NAMES.index(how), index]), largest)
 
 
 def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: int) -> dict[str, Any]:
