@@ -215,11 +215,8 @@ def case_matrix(job):
 def case_shapes(job):
     for shape in [(37, 29), (64, 48), (2, 40), (1, 1), (5, 3), (50, 2)]:
         job.check(clouds(*shape, ratio=1.3))
-
-
-def case_uneven_and_empty_blocks(job):
     for shape in [(37, 29), (4, 17)]:
-        job.check(clouds(*shape), split="uneven")
+        job.check(clouds(*shape), split="uneven")  # and empty blocks
 
 
 def case_rows_that_one_rank_alone_has(job):

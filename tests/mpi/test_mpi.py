@@ -22,7 +22,7 @@ from mapuot.ranks import own_rows
 pytestmark = pytest.mark.mpi
 NIGHTLY = pytest.mark.nightly
 JOBS = [(2, ""), *(pytest.param(size, "", marks=NIGHTLY) for size in (1, 3, 4)),
-        pytest.param(7, "shapes uneven_and_empty_blocks one_bad_block", marks=NIGHTLY)]  # fmt: skip
+        pytest.param(7, "shapes one_bad_block", marks=NIGHTLY)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("size", "only"), JOBS)
