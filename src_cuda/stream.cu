@@ -122,6 +122,23 @@ struct Exponents {
     }
 };
 
+typedef double Entries[SIDE / STEP];
+
+// Row k of this thread in the tiles of its block
+FN int64_t row_at(int k) { return (int64_t)blockIdx.x * SIDE + threadIdx.x / 32 + STEP * k; }
+
+// use(j0, x, c, M) for each tile of this block, in the slab of so many columns
+template <typename F> FN void each_tile(const View &V, int64_t columns, F use) {
+    __shared__ Tile<double> tile;
+    const Span span = span_of(columns);
+    Exponents rows(V, (int64_t)blockIdx.x * SIDE, span.begin);
+    for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
+        Entries x, c, M;
+        rows.next(V, j0, tile, x, c, M);
+        use(j0, x, c, M);
+    }
+}
+
 // c e^x, also where c is 0 and e^x beyond all numbers
 FN double weighed(double c, double x) { return c > 0 ? c * exp(x) : 0; }
 
@@ -129,23 +146,17 @@ FN double weighed(double c, double x) { return c > 0 ? c * exp(x) : 0; }
 // K (entries below `flush` are zero; columns n .. ld too) or, with flush = 0, the plan.
 extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     build_kernel(const __grid_constant__ View V, real *out, int64_t ld, double flush) {
-    __shared__ Tile<double> tile;
-    const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
-    const int64_t i0 = (int64_t)blockIdx.x * SIDE;
-    const int left = (int)(V.m - i0 < SIDE ? V.m - i0 : SIDE) - ty; // rows from this thread's first on
-    const Span span = span_of(ld);
-    Exponents rows(V, i0, span.begin);
-    real *to = out + (i0 + ty) * ld + tx;
-    for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
-        double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        rows.next(V, j0, tile, x, c, M);
+    const int tx = threadIdx.x % 32;
+    const int64_t i0 = row_at(0);
+    const int left = (int)(V.m - i0 < SIDE ? V.m - i0 : SIDE); // rows from this thread's first on
+    real *to = out + i0 * ld + tx;
+    each_tile(V, ld, [&](int64_t j0, const Entries &x, const Entries &c, const Entries &) {
         const bool in = j0 + tx < ld;
-        real *at = to + j0;
-        UNROLLED (int k = 0; k < SIDE / STEP; k++, at += STEP * ld) {
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) {
             const double p = c[k] * stored_exp(x[k]);
-            if (in && STEP * k < left) *at = (real)(p >= flush ? p : 0);
+            if (in && STEP * k < left) to[j0 + STEP * k * ld] = (real)(p >= flush ? p : 0);
         }
-    }
+    });
 }
 
 // out_i of the parts that `count` sums or maxima have, one behind the other; LARGER: or what it is already.
@@ -173,21 +184,14 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // out_i = max_j log(entry)
 extern "C" __global__ void __launch_bounds__(256, 3) row_max(const __grid_constant__ View V, double *out) {
-    __shared__ Tile<double> tile;
-    const int ty = threadIdx.x / 32;
-    const int64_t i0 = (int64_t)blockIdx.x * SIDE;
-    const Span span = span_of(V.n);
-    Exponents rows(V, i0, span.begin);
-    double top[SIDE / STEP];
+    Entries top;
     UNROLLED (int k = 0; k < SIDE / STEP; k++) top[k] = -INF;
-    for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
-        double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        rows.next(V, j0, tile, x, c, M);
+    each_tile(V, V.n, [&](int64_t, const Entries &x, const Entries &c, const Entries &) {
         UNROLLED (int k = 0; k < SIDE / STEP; k++) top[k] = fmax(top[k], V.c || MASKED ? x[k] + far_log(c[k]) : x[k]);
-    }
+    });
     UNROLLED (int k = 0; k < SIDE / STEP; k++) {
         const double high = warp_max(top[k]);
-        const int64_t i = i0 + ty + STEP * k;
+        const int64_t i = row_at(k);
         if (threadIdx.x % 32 == 0 && i < V.m) out[blockIdx.y * V.m + i] = high;
     }
 }
@@ -196,20 +200,14 @@ extern "C" __global__ void __launch_bounds__(256, 3) row_max(const __grid_consta
 // the columns, in count, a number a row and part.  With `column`: they and their costs from place count on, in their order.
 extern "C" __global__ void __launch_bounds__(256)
     near_pairs(const __grid_constant__ View V, double least, int64_t *count, int *column, double *data) {
-    __shared__ Tile<double> tile;
     const int lane = threadIdx.x % 32;
-    const int64_t i0 = (int64_t)blockIdx.x * SIDE;
-    const Span span = span_of(V.n);
-    Exponents rows(V, i0, span.begin);
     int64_t found[SIDE / STEP], *own[SIDE / STEP];
     UNROLLED (int k = 0; k < SIDE / STEP; k++) {
-        const int64_t i = i0 + threadIdx.x / 32 + STEP * k;
+        const int64_t i = row_at(k);
         own[k] = count + (i < V.m ? i : V.m - 1) * gridDim.y + blockIdx.y;
         found[k] = column ? *own[k] : 0;
     }
-    for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
-        double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        rows.next(V, j0, tile, x, c, M);
+    each_tile(V, V.n, [&](int64_t j0, const Entries &x, const Entries &c, const Entries &M) {
         UNROLLED (int k = 0; k < SIDE / STEP; k++) {
             const bool near = (V.c ? x[k] + far_log(c[k]) : x[k]) >= least;
             const uint32_t all = __ballot_sync(FULL, near);
@@ -220,32 +218,25 @@ extern "C" __global__ void __launch_bounds__(256)
             }
             found[k] += __popc(all);
         }
-    }
+    });
     UNROLLED (int k = 0; k < SIDE / STEP; k++)
-        if (!column && lane == 0 && i0 + threadIdx.x / 32 + STEP * k < V.m) *own[k] = found[k];
+        if (!column && lane == 0 && row_at(k) < V.m) *own[k] = found[k];
 }
 
 // out_i = sum_j P_ij, cost_i = sum_j P_ij M_ij
 extern "C" __global__ void __launch_bounds__(256)
     plan_sums(const __grid_constant__ View V, double *out, double *cost_out) {
-    __shared__ Tile<double> tile;
-    const int ty = threadIdx.x / 32;
-    const int64_t i0 = (int64_t)blockIdx.x * SIDE;
-    const Span span = span_of(V.n);
-    Exponents rows(V, i0, span.begin);
-    double sum[SIDE / STEP] = {}, paid[SIDE / STEP] = {};
-    for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
-        double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        rows.next(V, j0, tile, x, c, M);
+    Entries sum = {}, paid = {};
+    each_tile(V, V.n, [&](int64_t, const Entries &x, const Entries &c, const Entries &M) {
         UNROLLED (int k = 0; k < SIDE / STEP; k++) {
             const double p = weighed(c[k], x[k]);
             sum[k] += p;
             paid[k] += p > 0 ? p * M[k] : 0;
         }
-    }
+    });
     UNROLLED (int k = 0; k < SIDE / STEP; k++) {
         const double s = warp_sum(sum[k]), w = warp_sum(paid[k]);
-        const int64_t i = i0 + ty + STEP * k;
+        const int64_t i = row_at(k);
         if (threadIdx.x % 32 == 0 && i < V.m) out[blockIdx.y * V.m + i] = s, cost_out[blockIdx.y * V.m + i] = w;
     }
 }
@@ -254,28 +245,21 @@ extern "C" __global__ void __launch_bounds__(256)
 #define COLUMNS 4
 extern "C" __global__ void __launch_bounds__(256)
     apply(const __grid_constant__ View V, const double *X, int64_t d, int64_t x0, double *out) {
-    __shared__ Tile<double> tile;
-    const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
-    const int64_t i0 = (int64_t)blockIdx.x * SIDE;
-    const Span span = span_of(V.n);
-    Exponents rows(V, i0, span.begin);
+    const int tx = threadIdx.x % 32;
     double sum[SIDE / STEP][COLUMNS] = {};
-    for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
-        double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        rows.next(V, j0, tile, x, c, M);
+    each_tile(V, V.n, [&](int64_t j0, const Entries &x, const Entries &c, const Entries &) {
         const int64_t j = j0 + tx;
+        Entries p;
+        UNROLLED (int k = 0; k < SIDE / STEP; k++) p[k] = weighed(c[k], x[k]);
         UNROLLED (int q = 0; q < COLUMNS; q++) {
             const double y = j < V.n && x0 + q < d ? X[j * d + x0 + q] : 0;
-            UNROLLED (int k = 0; k < SIDE / STEP; k++) {
-                if (q == 0) x[k] = weighed(c[k], x[k]);
-                sum[k][q] = fma(x[k], y, sum[k][q]);
-            }
+            UNROLLED (int k = 0; k < SIDE / STEP; k++) sum[k][q] = fma(p[k], y, sum[k][q]);
         }
-    }
+    });
     UNROLLED (int k = 0; k < SIDE / STEP; k++)
         UNROLLED (int q = 0; q < COLUMNS; q++) {
             const double s = warp_sum(sum[k][q]);
-            const int64_t i = i0 + ty + STEP * k;
+            const int64_t i = row_at(k);
             if (tx == 0 && i < V.m && x0 + q < d) out[(blockIdx.y * V.m + i) * d + x0 + q] = s;
         }
 }
