@@ -219,48 +219,30 @@ FN void join_groups(num (&acc)[CPT], int group, num *stage) {
     __syncthreads();
 }
 
-#if ORDERED
-// The block's column sums into its row of the slab
-FN void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *stage, column_total *) {
-    if (SPREAD && g.tiles == 0) return;
-    if (!SPREAD) join_groups(acc, group, (num *)stage);
-    if (!SPREAD && group > 0) return;
-    num *to = (num *)S.slab + (int64_t)(blockIdx.x / CLUSTER) * S.ld + g.column;
-    UNROLLED (int c = 0; c < VPT; c++) {
-        const int j = (c * GT + threadIdx.x % GT) * CHUNK;
-        UNROLLED (int e = 0; e < CHUNK; e++)
-            if (j < g.columns) to[j + e] = acc[c * CHUNK + e];
-    }
-}
-#else
 // The sums of blocks are added in float64 where rows are wide: 132 additions in float32 would be a third of the floor of
 // narrow passes.  Where they are short (SHORT_SUMS) float64 would take 2 to 5 us longer, as much as the whole sweep.
-#if SHORT_SUMS
+#if ORDERED || SHORT_SUMS || !BULK
+// to += acc, or, ORDERED, acc into this block's row of the slab
 FN void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *stage, column_total *to) {
-    to += g.column;
-    join_groups(acc, group, (num *)stage);
-    if (group > 0) return;
-    UNROLLED (int c = 0; c < VPT; c++) {
-        const int j = (c * GT + threadIdx.x) * CHUNK;
-#if BULK
-        UNROLLED (int e = 0; e < CHUNK; e += 4)
-            if (j < g.columns)
-                asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + j + e),
-                             "f"(acc[c * CHUNK + e]), "f"(acc[c * CHUNK + e + 1]), "f"(acc[c * CHUNK + e + 2]),
-                             "f"(acc[c * CHUNK + e + 3])
-                             : "memory");
-#else
-        UNROLLED (int e = 0; e < CHUNK; e++)
-            if (j < g.columns) atomicAdd(to + j + e, acc[c * CHUNK + e]);
-#endif
-    }
-}
-#elif !BULK
-FN void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *, column_total *to) {
+    constexpr bool joins = (ORDERED || SHORT_SUMS) && !SPREAD;
+    if (joins) join_groups(acc, group, (num *)stage);
+    if (joins ? group > 0 : ORDERED && g.tiles == 0) return;
+    [[maybe_unused]] num *slab = (num *)S.slab + (int64_t)(blockIdx.x / CLUSTER) * S.ld + g.column;
     UNROLLED (int c = 0; c < VPT; c++) {
         const int j = (c * GT + threadIdx.x % GT) * CHUNK;
-        UNROLLED (int e = 0; e < CHUNK; e++)
-            if (j < g.columns) atomicAdd(to + g.column + j + e, (double)acc[c * CHUNK + e]);
+        if (j >= g.columns) continue;
+        [[maybe_unused]] column_total *at = to + g.column + j;
+#if ORDERED
+        UNROLLED (int e = 0; e < CHUNK; e++) slab[j + e] = acc[c * CHUNK + e];
+#elif BULK
+        UNROLLED (int e = 0; e < CHUNK; e += 4)
+            asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at + e),
+                         "f"(acc[c * CHUNK + e]), "f"(acc[c * CHUNK + e + 1]), "f"(acc[c * CHUNK + e + 2]),
+                         "f"(acc[c * CHUNK + e + 3])
+                         : "memory");
+#else
+        UNROLLED (int e = 0; e < CHUNK; e++) atomicAdd(at + e, (column_total)acc[c * CHUNK + e]);
+#endif
     }
 }
 #else
@@ -285,7 +267,6 @@ FN void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, doub
     }
     if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async;" ::: "memory");
 }
-#endif
 #endif
 #if SPREAD
 #include "spread_pass.cuh"
