@@ -87,12 +87,15 @@ ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, in
 static void make_runs(const stream_args *args, int64_t i0, int64_t i1, const int plan) {
     _Alignas(64) double entry[BLOCK];
     real part[VL];
+    stored block;
+    open_stored(args, &block);
     for (int64_t i = i0; i < i1; i++) {
         const run row = run_of(&args->M, i);
         BLOCKS_OF(row) {
             const int64_t whole = count / VL * VL;
             real *out = (real *)args->out + row.first + k;
-            run_entries(args, i, row.first + k, count, REAL_MIN_LOG, plan ? 0 : REAL_NARROW, entry);
+            take_stored(args, row, k, count, &block);
+            entries(&block.args, i, 0, count, REAL_MIN_LOG, plan ? 0 : REAL_NARROW, &block.near, entry);
             for (int64_t q = 0; q < whole; q += VL) v_store_real(out + q, v_load(entry + q));
             if (whole < count) {
                 v_store_real(part, v_load(entry + whole));
@@ -208,18 +211,6 @@ ALWAYS_INLINE void wide_dots(const range *g, const real *K, const real *next, co
     UNROLLED (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(sum + r, R - r));
 }
 
-/* the column sums of R rows; backwards where the tile is larger than L1: what was read last is still in it */
-ALWAYS_INLINE void wide_sums(const range *g, const tile *done, const real *next, const form form, const int R) {
-    const int backwards = R * g->np * (int64_t)sizeof(real) > L1_TILE;
-    const int64_t step = backwards ? -LINE : LINE;
-    vd scale[TILE];
-    UNROLLED (int r = 0; r < R; r++) scale[r] = v_set(done->u[r]);
-    for (int64_t k = 0, j = backwards ? g->np - LINE : 0; k < g->np; k += LINE, j += step) {
-        if (next) request_half(next, k, R);
-        UNROLLED (int q = 0; q < LINE; q += VL) wide_columns(g, done, scale, v_load(g->v + j + q), j + q, form, R);
-    }
-}
-
 /* run += u_r row_r in FL columns from j on; with flush, what has run up goes to sums in float64 */
 ALWAYS_INLINE void narrow_columns(const range *g, const tile *done, const vf *scale, int64_t j, int flush,
                                   const int R) {
@@ -253,26 +244,25 @@ ALWAYS_INLINE void narrow_dots(const range *g, const real *K, const real *next, 
     UNROLLED (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(total + r, R - r));
 }
 
-ALWAYS_INLINE void narrow_sums(const range *g, const tile *done, const real *next, int flush, const int R) {
-    const int backwards = R * g->np * (int64_t)sizeof(real) > L1_TILE;
-    const int64_t step = backwards ? -LINE : LINE;
-    vf scale[TILE];
-    UNROLLED (int r = 0; r < R; r++) scale[r] = f_set((float)done->u[r]);
-    for (int64_t k = 0, j = backwards ? g->np - LINE : 0; k < g->np; k += LINE, j += step) {
-        if (next) request_half(next, k, R);
-        UNROLLED (int q = 0; q < LINE; q += FL) narrow_columns(g, done, scale, j + q, flush, R);
-    }
-}
-
 ALWAYS_INLINE void dots(const range *g, const real *K, const real *next, const tile *done, int flush, double *s,
                         const form form, const int R) {
     if (form == NARROW) narrow_dots(g, K, next, done, flush, s, R);
     else wide_dots(g, K, next, done, s, form, R);
 }
 
+/* the column sums of R rows; backwards where the tile is larger than L1: what was read last is still in it */
 ALWAYS_INLINE void sums(const range *g, const tile *done, const real *next, int flush, const form form, const int R) {
-    if (form == NARROW) narrow_sums(g, done, next, flush, R);
-    else wide_sums(g, done, next, form, R);
+    const int backwards = R * g->np * (int64_t)sizeof(real) > L1_TILE;
+    const int64_t step = backwards ? -LINE : LINE;
+    vd scale[TILE];
+    vf narrow[TILE];
+    UNROLLED (int r = 0; r < R; r++) scale[r] = v_set(done->u[r]), narrow[r] = f_set((float)done->u[r]);
+    for (int64_t k = 0, j = backwards ? g->np - LINE : 0; k < g->np; k += LINE, j += step) {
+        if (next) request_half(next, k, R);
+        UNROLLED (int q = 0; q < LINE; q += form == NARROW ? FL : VL)
+            if (form == NARROW) narrow_columns(g, done, narrow, j + q, flush, R);
+            else wide_columns(g, done, scale, v_load(g->v + j + q), j + q, form, R);
+    }
 }
 
 /* The columns [from, end) of a range as one of its own */

@@ -91,19 +91,22 @@ ALWAYS_INLINE void log_entries(const stream_args *args, int64_t i, int64_t j, in
 
 /* balance of stored pairs */
 static void balance_runs(const stream_args *args, int64_t i0, int64_t i1, double *acc) {
-    _Alignas(64) double x[BLOCK];
-    double *alpha = (double *)args->out;
+    double x[BLOCK], *alpha = (double *)args->out;
+    stored block;
+    open_stored(args, &block);
     for (int64_t i = i0; i < i1; i++) {
         const run row = run_of(&args->M, i);
         double top = -INFINITY;
         BLOCKS_OF(row) {
-            run_log_entries(args, i, row.first + k, count, x);
+            take_stored(args, row, k, count, &block);
+            log_entries(&block.args, i, 0, count, &block.near, x);
             for (int64_t q = 0; q < count; q++) top = x[q] > top ? x[q] : top;
         }
         alpha[i] = -top;
         BLOCKS_OF(row) {
             if (alpha[i] == INFINITY) break;
-            run_log_entries(args, i, row.first + k, count, x);
+            take_stored(args, row, k, count, &block);
+            log_entries(&block.args, i, 0, count, &block.near, x);
             for (int64_t q = 0; q < count; q++) {
                 double *most = acc + row.column[k + q];
                 *most = x[q] > *most ? x[q] : *most;
@@ -168,14 +171,17 @@ ALWAYS_INLINE void plan_entries(const stream_args *args, int64_t i, int64_t j, i
 
 /* out = P X of stored pairs */
 static void apply_runs(const stream_args *args, int64_t i0, int64_t i1) {
-    _Alignas(64) double p[BLOCK];
+    double p[BLOCK];
     const int64_t np = padded(args->n), d = args->d;
+    stored block;
+    open_stored(args, &block);
     for (int64_t i = i0; i < i1; i++) {
         const run row = run_of(&args->M, i);
         double *out = (double *)args->out + i * d;
         memset(out, 0, (size_t)d * sizeof(double));
         BLOCKS_OF(row) {
-            run_entries(args, i, row.first + k, count, PLAN_MIN_LOG, 0, p);
+            take_stored(args, row, k, count, &block);
+            entries(&block.args, i, 0, count, PLAN_MIN_LOG, 0, &block.near, p);
             for (int64_t x = 0; x < d; x++)
                 for (int64_t q = 0; q < count; q++) out[x] += p[q] * args->X[x * np + row.column[k + q]];
         }
@@ -213,12 +219,15 @@ static void apply(const stream_args *args, int64_t i0, int64_t i1) {
 
 /* acc += (P^T Y)^T of stored pairs */
 static void apply_transpose_runs(const stream_args *args, int64_t i0, int64_t i1, double *acc) {
-    _Alignas(64) double p[BLOCK];
+    double p[BLOCK];
     const int64_t np = padded(args->n), d = args->d;
+    stored block;
+    open_stored(args, &block);
     for (int64_t i = i0; i < i1; i++) {
         const run row = run_of(&args->M, i);
         BLOCKS_OF(row) {
-            run_entries(args, i, row.first + k, count, PLAN_MIN_LOG, 0, p);
+            take_stored(args, row, k, count, &block);
+            entries(&block.args, i, 0, count, PLAN_MIN_LOG, 0, &block.near, p);
             for (int64_t x = 0; x < d; x++)
                 for (int64_t q = 0; q < count; q++) acc[x * np + row.column[k + q]] += p[q] * args->X[i * d + x];
         }
@@ -251,14 +260,17 @@ static void apply_transpose(const stream_args *args, int64_t i0, int64_t i1, dou
 
 /* plan_sums of stored pairs */
 static void plan_sums_runs(const stream_args *args, int64_t i0, int64_t i1, double *acc) {
-    _Alignas(64) double p[BLOCK], buffer[BLOCK];
+    double p[BLOCK];
     const int64_t np = padded(args->n);
+    stored block;
+    open_stored(args, &block);
     for (int64_t i = i0; i < i1; i++) {
         const run row = run_of(&args->M, i);
         double mass = 0.0, cost = 0.0;
         BLOCKS_OF(row) {
-            run_entries(args, i, row.first + k, count, PLAN_MIN_LOG, 0, p);
-            const double *M = stored_block(&args->M, row.first + k, count, buffer);
+            take_stored(args, row, k, count, &block);
+            entries(&block.args, i, 0, count, PLAN_MIN_LOG, 0, &block.near, p);
+            const double *M = cost_block(&block.args.M, i, 0, count, &block.near);
             for (int64_t q = 0; q < count; q++) {
                 mass += p[q];
                 cost += p[q] > 0.0 ? p[q] * M[q] : 0.0;
