@@ -6,6 +6,10 @@
 // same open and get, and one more choice of header in row_pass.cuh.
 #include "common.cuh"
 
+#ifndef BEYOND
+#define BEYOND 0
+#endif
+
 // This thread's entries of a tile: kept in registers (HOLD) or read again from shared memory.
 struct Entries {
 #if HOLD
@@ -16,7 +20,7 @@ struct Entries {
     int columns;
 
     // SPREAD: what lies behind a row is K, too, whose products with v = 0 are 0 and whose sums nobody reads.
-    FN bool has(int thread, int c) const { return SPREAD || (c * GT + thread) * CHUNK < columns; }
+    FN bool has(int thread, int c) const { return SPREAD || BEYOND || (c * GT + thread) * CHUNK < columns; }
 
     FN uint4 read(const unsigned char *tile, int thread, int q, int c) const {
         const unsigned char *at = tile + (q * columns + (c * GT + thread) * CHUNK) * (int)sizeof(real);

@@ -3,29 +3,34 @@
 //
 // Rows are few and long: those of an array have a column for each point of all its other marginals.  A stream of
 // blocks shares the rows of its part of K, each block a strip of columns, whose v and sums stay in registers while tiles
-// of R rows pass through a ring in shared memory.  Beside the warps that sweep, which never meet, a block has a courier
-// and a clerk: the courier adds up the warps' products of a tile with v, posts the sum (UNSET in common.cuh) to the clerk of
-// its step, in one of the stream's blocks, and fills the slot that all have left; the clerk adds up those of the blocks
-// and posts u, which all take up `lag` steps later: the way there and back, 2 us through the L2 cache, costs nothing while
-// tiles stream by.  What one launch posts, the next one takes back; it sweeps the other way, and finds the last rows in
-// the L2 cache.
+// of R rows pass through a ring in shared memory.  Beside the warps that sweep, which never meet, a block has a courier,
+// a clerk and a porter: the courier adds up the warps' products of a tile with v, posts the sum (UNSET in common.cuh) to
+// the clerk of its step, in one of the stream's blocks, and fills the slot that all have left; the clerk adds up those of
+// the blocks and posts u; the porter brings u to its block, whose warps take it up `lag` steps later: the way there and
+// back, 3 us through the L2 cache, costs nothing while tiles stream by.  What one launch posts, the next one takes back;
+// it sweeps the other way, and finds the last rows in the L2 cache.
 // Options: STORE, THREADS (that sweep), CPT (columns of a thread), R (rows of a tile), RESIDENT (blocks a
 // multiprocessor).
 #include "bulk.cuh"
 
 #define WARPS (THREADS / 32)
+#define ALL (THREADS + 96)
 #define GT THREADS // that share a row
 #define VPT (CPT / CHUNK)
 #define LANES (32 / R) // lanes that hold the sum of one row
 #define SLOTS 32       // most tiles in the ring
-#define LETTERS 8      // that a clerk's lane waits for at once
+#define LETTERS 10     // that a clerk's lane waits for at once
 #define HOLD 0         // entries are read twice
+#define EARLY 2        // tiles that are asked for before v
+#define BEYOND STORE   // what lies behind a row is widened to a number whatever it is, and its v is 0
 
 #include "entries_stored.cuh"
 #include "tile_products.cuh"
 
 struct Shared {
-    uint64_t full[SLOTS], ready[SLOTS]; // mbarriers: the tile is there; all warps have left their products
+    uint64_t full[SLOTS], ready[SLOTS], told[SLOTS]; // mbarriers: a tile is there, all have left it, its u is there
+    double scale[SLOTS][R];                          // u of the last steps
+    uint64_t posted;                                 // steps whose products are
 };
 
 #define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)
@@ -55,31 +60,70 @@ struct Part {
     bool back;
 };
 
-// The product of the factors of column j, 0 below flush
-__device__ __noinline__ double product_at(const Pass &P, int64_t j) {
-    double v = 1;
-    for (int k = (int)P.axes - 1; k > 0; k--) {
-        const int64_t first = P.starts[k], n = P.starts[k + 1] - first;
-        const int64_t next = P.ld >> 32 ? j / n : (uint32_t)j / (uint32_t)n; // one of 64 bits takes ten times as long
-        v *= P.v[first + j - next * n];
-        j = next;
+FN uint64_t look(const uint64_t *word) {
+    uint64_t x;
+    asm volatile("ld.relaxed.cluster.shared::cta.u64 %0, [%1];" : "=l"(x) : "r"(shared_address(word)) : "memory");
+    return x;
+}
+
+// Where the tile of a step lies in the ring, and the parity of its barriers
+struct Place {
+    int slot;
+    uint32_t parity;
+};
+
+FN void advance(Place &at, int slots) {
+    at.slot = at.slot + 1 < slots ? at.slot + 1 : 0;
+    at.parity ^= at.slot == 0;
+}
+
+FN void begin(uint64_t *barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+
+FN void arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// v of this thread's columns: the products of their factors, 0 below flush.  32 bits hold a column: dividing 64 takes ten
+// times as long.
+FN void own_factors(const Pass &P, const Part &g, double (&v)[CPT]) {
+    uint32_t at[CPT];
+    UNROLLED (int c = 0; c < CPT; c++) {
+        const int j = (c / CHUNK * THREADS + threadIdx.x) * CHUNK + c % CHUNK;
+        at[c] = j < g.columns ? g.column + j : 0;
+        v[c] = j < g.columns ? 1 : 0;
     }
-    v *= P.v[j];
-    return v < P.flush ? 0 : v;
+    for (int k = (int)P.axes - 1; k > 0; k--) {
+        const double *from = P.v + P.starts[k];
+        const uint32_t n = (uint32_t)(P.starts[k + 1] - P.starts[k]);
+        UNROLLED (int c = 0; c < CPT; c++) {
+            const uint32_t next = at[c] / n;
+            v[c] *= from[at[c] - next * n];
+            at[c] = next;
+        }
+    }
+    const uint32_t count = (uint32_t)(P.axes ? P.starts[1] : P.ld); // columns of zeros of K lie behind an array's
+    UNROLLED (int c = 0; c < CPT; c++) {
+        v[c] *= at[c] < count ? P.v[at[c]] : 0;
+        v[c] = v[c] < P.flush ? 0 : WIDEN * v[c];
+    }
 }
 
 // The first row of the tile of a step
 FN int64_t row_at(const Part &g, int step) { return (g.first + (g.back ? g.tiles - 1 - step : step)) * R; }
 
-// One thread starts the copy of a tile; a row beyond the last is the last one, whose u is 0.
+// A warp starts the copy of a tile, a lane for each row; one beyond the last is the last one, whose u is 0.
 FN void fetch(const Pass &P, const Part &g, int step, int slot) {
-    const int64_t row = row_at(g, step);
+    const int lane = threadIdx.x % 32;
+    const int64_t row = row_at(g, step) + lane;
     const uint32_t bytes = g.columns * (uint32_t)sizeof(real),
                    to = shared_address(memory) + RING_OFFSET + slot * g.bytes;
     const uint32_t full = shared_address(((Shared *)memory)->full + slot);
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes * R) : "memory");
-    UNROLLED (int q = 0; q < R; q++)
-        copy_in(to + q * bytes, P.kernel + (row + q < P.m ? row + q : P.m - 1) * P.ld + g.column, bytes, full);
+    if (lane < R) copy_in(to + lane * bytes, P.kernel + (row < P.m ? row : P.m - 1) * P.ld + g.column, bytes, full);
+    __syncwarp();
+    if (lane == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes * R) : "memory");
 }
 
 // The sum over the strips of this lane's row, once all are posted
@@ -87,23 +131,30 @@ FN double whole_row(const double *from, int strips, int lane) {
     double sum = 0;
     for (int first = lane % LANES; first < strips; first += LANES * LETTERS) {
         double x[LETTERS];
+        bool wait;
         UNROLLED (int i = 0; i < LETTERS; i++) x[i] = first + i * LANES < strips ? posted(from + first + i * LANES) : 0;
-        UNROLLED (int i = 0; i < LETTERS; i++) {
-            while (is_unset(x[i])) x[i] = posted(from + first + i * LANES);
-            sum += x[i];
-        }
+        do {
+            wait = false;
+            UNROLLED (int i = 0; i < LETTERS; i++)
+                if (is_unset(x[i])) x[i] = posted(from + first + i * LANES);
+            UNROLLED (int i = 0; i < LETTERS; i++) wait |= is_unset(x[i]);
+        } while (wait);
+        UNROLLED (int i = 0; i < LETTERS; i++) sum += x[i];
     }
     __syncwarp();
     return warp_sum<LANES>(sum);
 }
 
-// u of the rows of every strips-th step
+// u of the rows of every strips-th step.  It asks for letters when the own block's are posted: before, it would keep them
+// waiting.
 FN void clerk(const Pass &P, const Part &g, int strip) {
     const int lane = threadIdx.x % 32;
     const double own = P.own ? number_of(*P.own) : 0;
     for (int step = strip; step < g.tiles; step += P.strips) {
         const int64_t i = row_at(g, step) + lane / LANES;
         const double base = i < P.m ? P.base[i] - own : 0;
+        while (look(&((Shared *)memory)->posted) <= (uint64_t)step);
+        __syncwarp();
         const double s = whole_row(P.part + i * P.strips, (int)P.strips, lane);
         const double u = i < P.m ? WIDEN * far_exp(base - P.fi * far_log(s)) : 0;
         if (lane % LANES == 0) {
@@ -114,79 +165,92 @@ FN void clerk(const Pass &P, const Part &g, int strip) {
     }
 }
 
-// The products of a warp's columns of a tile with v, for the courier
-FN void leave_dots(const Entries &tile, int bytes, int slots, int slot, const double (&v)[CPT]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+// u of each step in turn, from the clerks to this block's warps.  A lane looks for that of one row of the next 32: a look
+// takes .7 us, and finds what has come for all of these.
+FN void porter(const Pass &P, const Part &g) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t all_rows = (1u << R) - 1;
     Shared &all = *(Shared *)memory;
-    double s[R];
-    tile_dots(tile, threadIdx.x, v, s);
-    const double own = warp_sums<R>(s, lane);
-    if (lane % LANES == 0) part_of(slots, bytes, slot)[lane / LANES * WARPS + warp] = own;
-    __syncwarp();
-    if (lane == 0)
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(all.ready + slot)) : "memory");
+    double u = 0;
+    bool there = false;
+    int row = lane; // in the order of the sweep
+    for (int step = 0; step < g.tiles;) {
+        if (!there && row < g.tiles * R) {
+            u = posted(P.scale + row_at(g, row / R) + row % R);
+            there = !is_unset(u);
+        }
+        __syncwarp();
+        for (uint32_t found = __ballot_sync(FULL, there); step < g.tiles; step++) {
+            const int first = step * R % 32;
+            if ((found >> first & all_rows) != all_rows) break;
+            found &= ~(all_rows << first);
+            if (row / R == step) {
+                all.scale[step % SLOTS][row % R] = u;
+                row += 32;
+                there = false;
+            }
+            __syncwarp();
+            if (lane == 0) arrive(all.told + step % SLOTS);
+        }
+    }
 }
 
-// The block's products of each tile, to its clerk.  Who has left those of a step has taken up the tile that the step
-// before it did: its slot is free.
+// The block's products of each tile, to its clerk.  Warps that have left a step are through with u of the step `lag` before
+// it, too.
 FN void courier(const Pass &P, const Part &g, int strip) {
     const int lane = threadIdx.x % 32, slots = (int)P.slots, lag = (int)P.lag;
     Shared &all = *(Shared *)memory;
-    int slot = 0, left = slots - 1 - lag;
-    uint32_t parity = 0;
+    for (int step = EARLY; step < slots && step < g.tiles; step++) fetch(P, g, step, step);
+    Place at = {}, left = {};
     for (int step = 0; step < g.tiles; step++) {
-        await(shared_address(all.ready + slot), (parity >> slot) & 1);
-        parity ^= 1u << slot;
+        await(shared_address(all.ready + at.slot), at.parity);
         double sum = 0;
         for (int p = lane % LANES; p < WARPS; p += LANES)
-            sum += part_of(slots, g.bytes, slot)[lane / LANES * WARPS + p];
+            sum += part_of(slots, g.bytes, at.slot)[lane / LANES * WARPS + p];
         sum = warp_sum<LANES>(sum);
-        const int64_t at = (row_at(g, step) + lane / LANES) * P.strips + strip;
+        const int64_t to = (row_at(g, step) + lane / LANES) * P.strips + strip;
         if (lane % LANES == 0) {
-            post(P.part + at, sum);
-            take_back(P.old_part + at);
+            post(P.part + to, sum);
+            take_back(P.old_part + to);
         }
-        const int next = step - lag - 1 + slots;
-        if (lane == 0 && step > lag && next < g.tiles) fetch(P, g, next, left);
-        slot = slot + 1 < slots ? slot + 1 : 0;
-        left = left + 1 < slots ? left + 1 : 0;
+        if (lane == 0) *(volatile uint64_t *)&all.posted = step + 1;
+        advance(at, slots);
+        if (step < lag) continue;
+        if (step - lag + slots < g.tiles) fetch(P, g, step - lag + slots, left.slot);
+        advance(left, slots);
     }
 }
 
-// A warp's sweep
-FN void sweep(const Pass &P, const Part &g, const double (&v)[CPT], double (&acc)[CPT]) {
-    const int lane = threadIdx.x % 32, slots = (int)P.slots, lag = (int)P.lag;
-    const uint32_t full = shared_address(((Shared *)memory)->full);
+// One step of a warp: products of a tile with v, and with u of the tile `lag` steps before it; the compiler mixes them,
+// so that neither waits for the other.
+template <bool DOTS, bool SUMS>
+FN void one_step(const Part &g, int slots, Place &to, Place &from, int late, const double (&v)[CPT],
+                 double (&acc)[CPT]) {
+    const int lane = threadIdx.x % 32;
     const unsigned char *ring = memory + RING_OFFSET;
-    int to = 0, from = 0;
-    uint32_t parity = 0;
-    double letter = 0;
+    Shared &all = *(Shared *)memory;
     Entries tile;
-    for (int step = 0; step < g.tiles + lag; step++) {
-        const int late = step - lag;
-        if (step < g.tiles) {
-            await(full + to * 8, (parity >> to) & 1);
-            parity ^= 1u << to;
-            tile.open(ring + to * g.bytes, g.columns, threadIdx.x);
-            leave_dots(tile, g.bytes, slots, to, v);
-            to = to + 1 < slots ? to + 1 : 0;
-        }
-        if (late >= 0) {
-            const double *at = P.scale + row_at(g, late) + lane / LANES;
-            if (late == 0) letter = posted(at);
-            while (is_unset(letter)) letter = posted(at);
-            __syncwarp();
-            tile.open(ring + from * g.bytes, g.columns, threadIdx.x);
-            add_tile(tile, threadIdx.x, letter, acc);
-            from = from + 1 < slots ? from + 1 : 0;
-            if (late + 1 < g.tiles) // on its way beside the products of the next step
-                letter = posted(P.scale + row_at(g, late + 1) + lane / LANES);
-        }
+    double s[R], sum = 0;
+    if (DOTS) await(shared_address(all.full + to.slot), to.parity);
+    if (SUMS) await(shared_address(all.told + late % SLOTS), late / SLOTS & 1);
+    if (DOTS) {
+        tile.open(ring + to.slot * g.bytes, g.columns, threadIdx.x);
+        tile_dots(tile, threadIdx.x, v, s);
+        sum = warp_sums<R>(s, lane);
     }
+    if (SUMS) {
+        tile.open(ring + from.slot * g.bytes, g.columns, threadIdx.x);
+        add_tile(tile, threadIdx.x, [&](int q) { return all.scale[late % SLOTS][q]; }, acc);
+        advance(from, slots);
+    }
+    if (!DOTS) return;
+    if (lane % LANES == 0) part_of(slots, g.bytes, to.slot)[lane / LANES * WARPS + threadIdx.x / 32] = sum;
+    __syncwarp();
+    if (lane == 0) arrive(all.ready + to.slot);
+    advance(to, slots);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + 64, RESIDENT)
-    fused_pass(const __grid_constant__ Pass P, int back) {
+extern "C" __global__ void __launch_bounds__(ALL, RESIDENT) fused_pass(const __grid_constant__ Pass P, int back) {
     Shared &all = *(Shared *)memory;
     const int strips = (int)P.strips, slice = (int)P.slice;
     const int stream = blockIdx.x / strips, strip = blockIdx.x % strips, streams = gridDim.x / strips;
@@ -198,28 +262,31 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, RESIDENT)
     g.column = strip * slice;
     g.columns = (int)(P.ld - g.column < slice ? P.ld - g.column : slice);
     g.bytes = R * slice * (int)sizeof(real);
-    if (threadIdx.x == THREADS - 32) {
-        for (int q = 0; q < SLOTS; q++) {
-            const uint32_t full = shared_address(all.full + q), ready = shared_address(all.ready + q);
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(full), "r"(1) : "memory");
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ready), "r"(WARPS) : "memory");
+    const int own = threadIdx.x / 32 - WARPS; // of the warps beside those that sweep
+    double v[CPT], acc[CPT] = {};
+    if (own < 0) own_factors(P, g, v); // before most of the ring is asked for: behind that it takes 10 us
+    if (own == 0) {
+        for (int q = threadIdx.x % 32; q < SLOTS; q += 32) {
+            begin(all.full + q, 1);
+            begin(all.ready + q, WARPS);
+            begin(all.told + q, 1);
         }
+        all.posted = 0;
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
-        for (int step = 0; step < P.slots && step < g.tiles; step++) fetch(P, g, step, step);
+        __syncwarp();
+        for (int step = 0; step < EARLY && step < P.slots && step < g.tiles; step++) fetch(P, g, step, step);
     }
     __syncthreads();
-    if (threadIdx.x >= THREADS) {
-        if (threadIdx.x < THREADS + 32) courier(P, g, strip);
-        else clerk(P, g, strip);
-        return;
-    }
-    double v[CPT], acc[CPT];
-    UNROLLED (int c = 0; c < CPT; c++) {
-        const int j = (c / CHUNK * THREADS + threadIdx.x) * CHUNK + c % CHUNK;
-        v[c] = j < g.columns ? WIDEN * (P.axes ? product_at(P, g.column + j) : P.v[g.column + j]) : 0;
-        acc[c] = 0;
-    }
-    sweep(P, g, v, acc);
+    if (own == 0) courier(P, g, strip);
+    if (own == 1) clerk(P, g, strip);
+    if (own == 2) porter(P, g);
+    if (own >= 0) return;
+    const int slots = (int)P.slots, lag = (int)P.lag < g.tiles ? (int)P.lag : g.tiles;
+    Place to = {}, from = {};
+    int late = 0;
+    for (int step = 0; step < lag; step++) one_step<true, false>(g, slots, to, from, 0, v, acc);
+    for (; late < g.tiles - lag; late++) one_step<true, true>(g, slots, to, from, late, v, acc);
+    for (; late < g.tiles; late++) one_step<false, true>(g, slots, to, from, late, v, acc);
     UNROLLED (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * THREADS + threadIdx.x) * CHUNK + c % CHUNK;
         if (j < g.columns) P.sums[stream * P.ld + g.column + j] = acc[c];

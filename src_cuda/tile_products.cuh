@@ -18,14 +18,19 @@ FN void tile_dots(const Entries &tile, int thread, const num (&v)[CPT], num (&s)
     }
 }
 
-// acc_j += u_i K_ij; lane q LANES of every warp holds u of row q.
-FN void add_tile(const Entries &tile, int thread, num u, num (&acc)[CPT]) {
+// acc_j += u_i K_ij, u of row q by u_of
+template <typename U> FN void add_tile(const Entries &tile, int thread, U u_of, num (&acc)[CPT]) {
     UNROLLED (int q = 0; q < R; q++) {
-        const num uq = __shfl_sync(FULL, u, q * LANES);
+        const num uq = u_of(q);
         UNROLLED (int c = 0; c < VPT; c++) {
             num k[CHUNK];
             tile.get(thread, q, c, k);
             UNROLLED (int e = 0; e < CHUNK; e++) acc[c * CHUNK + e] = fma(uq, k[e], acc[c * CHUNK + e]);
         }
     }
+}
+
+// The same where lane q LANES of every warp holds u of row q
+FN void add_tile(const Entries &tile, int thread, num u, num (&acc)[CPT]) {
+    add_tile(tile, thread, [=](int q) { return __shfl_sync(FULL, u, q * LANES); }, acc);
 }

@@ -50,7 +50,7 @@ def strips(m, n, dtype):
     """Options of one read of K for many marginals, and the registers of its threads."""
     ld = -(-n // kernels.PAD) * kernels.PAD
     shape = kernels.strips_for(m, ld, kernels.ITEMSIZE[dtype], 132, 227 << 10)
-    registers = 65536 // ((shape.THREADS + 64) * kernels.THREADS // shape.THREADS)
+    registers = 65536 // ((shape.THREADS + kernels.BESIDE) * kernels.THREADS // shape.THREADS)
     return {"STORE": kernels.STORES[dtype], **shape.options}, registers
 
 
@@ -195,9 +195,8 @@ def test_one_read_covers_every_kernel_that_all_blocks_hold():
                 assert shape.slice <= shape.THREADS * shape.CPT
                 assert shape.strips * shape.streams * shape.THREADS <= 132 * kernels.THREADS
                 assert 1 <= shape.streams <= -(-m // shape.R)
-                assert 1 <= shape.lag <= shape.slots - 2 <= kernels.MAX_SLOTS - 2
-                ring = shape.slots * shape.R * kernels.row_bytes(shape.slice, itemsize, shape.THREADS)
-                assert ring + kernels.RING_BEFORE <= (227 << 10) * shape.THREADS // kernels.THREADS
+                assert 1 <= shape.lag < shape.slots <= kernels.MAX_SLOTS
+                assert shape.bytes(itemsize) + kernels.RING_BEFORE <= (227 << 10) * shape.THREADS // kernels.THREADS
         assert kernels.strips_for(3, 8192 * 132 + 16, itemsize, 132, 227 << 10) is None
 
 

@@ -47,8 +47,10 @@ SOLO_COLUMNS = 128  # up to here every block does the whole finish_pass for itse
 SHALLOW_COLUMNS = 512  # up to here a pass is short beside more than 5 differences
 SLOTS_WANTED = 6  # tiles of a ring at least, where they are of several rows: u comes some steps after its products
 STEPS_BEFORE = 4  # that a sweep takes before the first u
-JOIN_ENTRIES = 500  # that a block reads while the sums of one more stream are added
-RING_BEFORE = 2048  # bytes of shared memory before the ring of fused_pass, at most
+TILE_WANTED = 14_000  # bytes of a tile: a step lasts .46 us, however few
+JOIN_ENTRIES = 500  # that a block reads while one more stream begins; its sums are written and read, too
+RING_BEFORE = 4096  # bytes of shared memory before the ring of fused_pass, at most
+BESIDE = 96  # its threads beside those that sweep
 UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
 
 BATCH_MEMORY = 12  # of batch.cuh: Anderson differences of a float64 pass of a batch
@@ -183,7 +185,12 @@ class Strips:
 
     @property
     def lag(self) -> int:
-        return min(self.slots - 2, self.slots * 2 // 3)  # the slot of a step is free in the one after next
+        return (self.slots * 2 + 1) // 3
+
+    def bytes(self, itemsize: int) -> int:
+        """Return the bytes of the ring, of products with v, and of what is read behind the last row."""
+        behind = (self.THREADS * self.CPT - self.slice) * itemsize
+        return self.slots * self.R * row_bytes(self.slice, itemsize, self.THREADS) + behind
 
 
 def strips_for(m: int, ld: int, itemsize: int, processors: int, shared: int) -> Strips | None:
@@ -199,9 +206,11 @@ def strips_for(m: int, ld: int, itemsize: int, processors: int, shared: int) -> 
         width = -(-ld // (PAD * max(fewest, blocks // streams))) * PAD
         columns = next(c for c in (4, 8, 16) if width <= threads * c)
         strips, rows = -(-ld // width), -(-m // streams)
-        held = room // row_bytes(width, itemsize, threads)  # rows of a ring
-        R = next((r for r in (8, 4, 2) if min(held, rows) >= SLOTS_WANTED * r), 1)
-        work = (rows + STEPS_BEFORE * R) * width + JOIN_ENTRIES * streams
+        held = (room - (threads * columns - width) * itemsize) // row_bytes(width, itemsize, threads)  # rows of a ring
+        most_rows, least_bytes = min(held, rows) // SLOTS_WANTED, TILE_WANTED * threads // THREADS
+        R = next((r for r in (1, 2, 4) if 2 * r > most_rows or r * width * itemsize >= least_bytes), 8)
+        swept = max(width, 0.8 * threads * columns)  # threads without columns take as long
+        work = (rows + STEPS_BEFORE * R) * swept + streams * (JOIN_ENTRIES + 16 // itemsize * ld // blocks)
         if held >= 3 and work < least:
             best, least = Strips(threads, columns, R, strips, width, streams, min(MAX_SLOTS, held // R)), work
     return best

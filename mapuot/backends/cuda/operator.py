@@ -26,7 +26,7 @@ from ..operator import BLOCK_BYTES, Operator
 from ..records import put
 from ..workspace import STORAGE
 from .arrays import Carrier, Room, as_columns, free_memory, most_bytes, on_device, pinned
-from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, row_bytes, strips_for
+from .kernels import BESIDE, ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, strips_for
 from .launch import BULK, device_limits
 from .lay import fill
 from .stream import PLAIN, apply_rows, fill_rows, joined, parts, reduce_rows, stream, view_of
@@ -284,8 +284,7 @@ class DeviceOperator(Operator):
         """Make the kernels and vectors of one read of K, and its records, whose posts take turns."""
         (m, _), options = self.shape, {"STORE": STORES[self.stored], **shape.options}
         self.run, self.join = (kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams"))
-        row = row_bytes(shape.slice, self.K.itemsize, shape.THREADS)
-        self.shared = ring_offset("fused_pass.cu", **options) + shape.slots * shape.R * row
+        self.shared = ring_offset("fused_pass.cu", **options) + shape.bytes(self.K.itemsize)
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
         rows = -(-m // shape.R) * shape.R
         self.v, self.ends = cp.zeros(self.ld), cp.empty(2 * m)  # base, and s
@@ -337,7 +336,7 @@ class DeviceOperator(Operator):
         assert self.strips
         turn, blocks = self.turn, self.strips.streams * self.strips.strips
         records = self.records if records is None else records
-        record, threads = records[turn : turn + 1].reshape(()), self.strips.THREADS + 64
+        record, threads = records[turn : turn + 1].reshape(()), self.strips.THREADS + BESIDE
         record["sums"], record["base"], record["own"], record["fi"] = sums.data.ptr, base, own, fi
         self.run((blocks,), (threads,), (by_value(record), np.int32(turn)), shared_mem=self.shared)
         self.turn = 1 - turn
