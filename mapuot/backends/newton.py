@@ -8,7 +8,7 @@ import numpy as np
 
 from ..penalties import F64
 from ..problem.problem import Problem
-from .contract import Stats, any_of, host, namespace
+from .contract import Options, Stats, any_of, host, namespace
 from .rules import core
 
 VERDICTS = HOLDS, HOLDS_AFTER, OPEN, GIVES_UP = "holds", "holds after", "open", "gives up"  # mapuot_verdict
@@ -86,25 +86,31 @@ class ColumnsNewton(Newton):
 
     def step(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:
         """Find the step from the last pass; its error takes the place of what columns miss in ``stat``."""
-        self.record.symmetric = symmetric = workspace.options.symmetric
+        made = (workspace.marginals()[1], workspace.newton_product()) if workspace.makes_products else None
+        return self.step_from(workspace.potentials(), workspace.options, backend, stat, tol, made)
+
+    def step_from(
+        self, potentials: Any, options: Options, backend: Any, stat: Stats, tol: float, made: Any = None
+    ) -> str:  # fmt: skip
+        """Find the step from these potentials; ``made``: the marginal of the columns and the product of a workspace."""
+        self.record.symmetric = symmetric = options.symmetric
         self.record.least *= not symmetric
-        if workspace.makes_products:
-            (_, log_v), (_, s), product = workspace.potentials(), workspace.marginals(), workspace.newton_product()
-            found = self.solve(stat.error, tol, log_v, s, product)
+        if made:
+            found = self.solve(stat.error, tol, potentials[1], *made)
         else:
-            found = self.step_of_plan(workspace, backend, stat, tol)
+            found = self.step_of_plan(potentials, options, backend, stat, tol)
         stat.error = float(self.record.error)
         return found
 
-    def step_of_plan(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:
+    def step_of_plan(self, potentials: Any, options: Options, backend: Any, stat: Stats, tol: float) -> str:
         """Find the step where a workspace makes no products: by those of its plan, made from M.
 
         The rows of that plan are met first, by the change of log u that its prox makes.
         """
-        problem, threads = self.problem, workspace.options.threads
+        problem, threads = self.problem, options.threads
         (m, n), rows, ranks = problem.shape, problem.rows, problem.ranks
-        log_u, log_v = (np.asarray(backend.to_numpy(x)) for x in workspace.potentials())
-        if workspace.options.symmetric:
+        log_u, log_v = (np.asarray(backend.to_numpy(x)) for x in potentials)
+        if options.symmetric:
             apply = backend.plan_of(problem, log_u, log_v, threads).apply
             return self.solve(stat.error, tol, log_v, host(apply(np.ones(n))), lambda d: -host(apply(d)))
         own = backend.plan_of(problem, log_u, log_v, threads).apply(np.ones(n))

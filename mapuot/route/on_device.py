@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,8 +170,7 @@ class DeviceResult(LazyResult):
             return True
         newton = ColumnsNewton(dataclasses.replace(self.problem, cost=Dense(M)))
         logs = self.log_u, self.log_v
-        asked = SimpleNamespace(options=self.options, makes_products=False, potentials=lambda: logs)
-        verdict = newton.step(asked, self._backend, self.trace[-1], self.options.tol)
+        verdict = newton.step_from(logs, self.options, self._backend, self.trace[-1], self.options.tol)
         self.products = newton.products
         return verdict == HOLDS
 
