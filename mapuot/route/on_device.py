@@ -71,8 +71,10 @@ def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ..
     rows, cols = (given_side(*x) for x in (("a", a, M.shape[0], rho[0]), ("b", b, M.shape[1], rho[1])))
     if options is None or rows is None or cols is None:
         return None
-    if rho[0] == rho[1] == math.inf and abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass:
-        return None
+    if rho[0] == rho[1] == math.inf and (
+        arguments[6] == "mixed" or abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass
+    ):
+        return None  # `begin` meets two hard sides on a float64 K
     backend = whole()[0]
     if type(M) is not PointCloud:
         return Posed(backend, Dense(backend.asarray(M)), rows, cols, reg, options)

@@ -344,6 +344,7 @@ ONE_CALL = {  # how the costs and options differ from plain ones, and whether on
     "larger regs": (lambda M: 400 * M, {}, False),
     "hard columns": (lambda M: M, {"reg_m": (1.0, np.inf)}, False),
     "hard sides": (lambda M: M, {"reg_m": np.inf}, True),
+    "hard sides in float32": (lambda M: M, {"reg_m": np.inf, "precision": "mixed"}, False),
     "few passes": (lambda M: M, {"max_passes": 2}, False),
     "columns apart": (np.asfortranarray, {}, False),
 }
