@@ -45,14 +45,19 @@ def random_pairs(batches: Batches) -> Batches:
     return batches
 
 
+def sampler_for(x: Any) -> OTPlanSampler:
+    return OTPlanSampler("unbalanced", 0.05 * unit_of(x), unit_of(x), seed=RNG, tol=TOL)
+
+
 def our_pairs(batches: Batches) -> Batches:
-    for x0, x1 in batches:
-        yield OTPlanSampler("unbalanced", 0.05 * unit_of(x0), unit_of(x0), seed=RNG, tol=TOL).sample_plan(x0, x1)
+    x0, x1 = next(batches)
+    sampler = sampler_for(x0)
+    return (sampler.sample_plan(*batch) for batch in itertools.chain([(x0, x1)], batches))
 
 
 def our_pairs_ahead(batches: Batches) -> Batches:
     x0, x1 = next(batches)
-    sampler = OTPlanSampler("unbalanced", 0.05 * unit_of(x0), unit_of(x0), seed=RNG, tol=TOL)
+    sampler = sampler_for(x0)
     result = sampler.solved(x0, x1)
     for following in batches:
         begun = sampler.solved(*following)

@@ -4,16 +4,73 @@ The batch's costs are made and solved where its tensors lie, and only the rows t
 interface: Tong et al., Improving and generalizing flow-based generative models with minibatch optimal transport, 2024.
 """
 
+import contextlib
 import math
+import os
+import sys
 from typing import Any
 
 import numpy as np
 
 from .answer.draw import as_generator
 from .answer.result import Result
-from .answer.tensors import tensor_among
-from .api.solve import solve, solve_later
+from .answer.tensors import Tensors, array_of, stream_of, tensor_among
+from .api.solve import solve
 from .problem.validate import as_choice, as_count, as_positive
+from .route import on_device
+
+
+class Later(Tensors):
+    """A Result for the squared distances of tensors of points on a GPU, where it may still be under way.
+
+    Behind the solve as many pairs are drawn as there are rows, for whoever asks for them with the same ``rng``: to draw
+    them later takes the host as long as all the rest.
+    """
+
+    def __init__(self, x: Any, y: Any, rng: np.random.Generator, options: dict[str, Any]) -> None:
+        """Begin the solve of tensors (m, d) and (n, d) on one GPU, on its current stream; ``options``: of `solve`."""
+        super().__init__(None, x.device)
+        torch, index = sys.modules["torch"], x.device.index
+        x, y, self._options, self._rng = x.contiguous(), y.contiguous(), options, rng
+        self._turn, self._pairs, alike = None, None, x.shape[1] == y.shape[1] and x.dtype == y.dtype
+        with stream_of(x.device):
+            on = torch._C._cuda_getCurrentRawStream(index)
+            here = index, on, os.environ.get("MAPUOT_CUDA")
+            if alike and x.dtype in (torch.float32, torch.float64) and torch.cuda.current_device() == index:
+                with contextlib.suppress(TypeError):  # options that are not hashable, or masses
+                    self._turn = on_device.between(here, x.shape[0], *y.shape, x.element_size(), **options)
+            if self._turn is None:
+                self._costs = on_device.distances(array_of(x), array_of(y))
+                return
+        self._room = torch.empty(self._turn.room, dtype=torch.float64, device=x.device)
+        self._pairs = torch.empty((2, x.shape[0]), dtype=torch.int64, device=x.device)
+        at, to, seed = self._room.data_ptr(), self._pairs.data_ptr(), int(rng.integers(1 << 63))
+        self._begun = self._turn.begin((x.data_ptr(), y.data_ptr()), at, to, x.shape[0], seed, on)
+
+    def _found(self) -> Result:
+        """Wait for the answer, or solve what needs more than one call."""
+        if self._turn is None:
+            self._costs.device.synchronize()  # another stream may be asked
+            return solve(self._costs, **self._options)
+        result, costs = self._turn.told(self._begun, array_of(self._room))
+        if result is None:
+            self._pairs = None
+            return solve(costs, **self._options)
+        return result
+
+    def sample(
+        self, size: int, seed: Any = None, *, method: str = "independent", replace: bool = True
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """Draw pairs as `Result.sample` does."""
+        pairs = self._pairs
+        if pairs is not None and seed is self._rng and size == pairs.shape[1] and method == "independent" and replace:
+            if not self._begun.certain:
+                _ = self.arrays
+            if self._pairs is not None:
+                self._pairs = None
+                return pairs.unbind()  # type: ignore[no-any-return]
+        arrays: Any = self.arrays
+        return self._call(arrays.sample, size, seed, method=method, replace=replace)  # type: ignore[no-any-return]
 
 
 class OTPlanSampler:
@@ -67,11 +124,11 @@ class OTPlanSampler:
         stream: begun for the next batch before the network learns from this one, it costs no time to wait for. Problems
         that one call does not solve are solved when they are asked, and of balanced ones Newton's step is made then.
         """
-        rows, columns = (x.reshape(len(x), -1) for x in (x0, x1))
+        rows, columns = (x if x.ndim == 2 else x.reshape(len(x), -1) for x in (x0, x1))
         if (like := tensor_among(rows, columns)) is not None:
             rows, columns = rows.detach().to(like.device), columns.detach().to(like.device)
             if like.is_cuda and not self.normalize_cost:
-                return solve_later(rows, columns, reg=self.reg, reg_m=self.reg_m, **self.options)
+                return Later(rows, columns, self.rng, {"reg": self.reg, "reg_m": self.reg_m} | self.options)  # type: ignore[return-value]
         centre = rows.mean(0)
         rows, columns = rows - centre, columns - centre
         M = (rows**2).sum(1)[:, None] + (columns**2).sum(1) - 2 * rows @ columns.T

@@ -14,6 +14,8 @@ DRAWS = ("independent", "systematic", "rows")
 
 def as_generator(seed: Any) -> np.random.Generator:
     """Return NumPy's generator for a seed, a generator of NumPy or of PyTorch, or a key of JAX."""
+    if isinstance(seed, np.random.Generator):
+        return seed
     if type(seed).__module__.partition(".")[0] == "torch":
         torch = sys.modules["torch"]
         seed = int(torch.randint(1 << 62, (), generator=seed, device=seed.device))

@@ -73,7 +73,9 @@ def tensor_of(x: Any, device: Any) -> Any:
     if hasattr(x, "indptr"):
         start, column, data = (torch.as_tensor(y, device=device) for y in (x.indptr, x.indices, x.data))
         return torch.sparse_csr_tensor(start, column, data, x.shape)
-    return torch.as_tensor(torch.from_dlpack(x) if type(x).__module__.startswith("cupy") else x, device=device)
+    if type(x).__module__.startswith("cupy"):  # where both work on one stream (stream_of), neither waits for the other
+        x = torch.from_dlpack(x.__dlpack__(stream=-1) if device.type == "cuda" else x)
+    return torch.as_tensor(x, device=device)
 
 
 def stream_of(device: Any) -> Any:
@@ -84,7 +86,7 @@ def stream_of(device: Any) -> Any:
 
     torch = sys.modules["torch"]
     of_torch = torch.cuda
-    if of_torch.is_current_stream_capturing():
+    if torch._C._cuda_isCurrentStreamCapturing():
         raise RuntimeError("a CUDA graph cannot hold a solve, which ends when the host has read its certificate")
     index = of_torch.current_device() if device.index is None else device.index
     if torch._C._cuda_getCurrentRawStream(index) == cupy.cuda.get_current_stream().ptr:  # .3 us; its Stream takes 9
@@ -94,7 +96,7 @@ def stream_of(device: Any) -> Any:
 
 def taken(x: Any, name: str) -> Any:
     """Return a tensor, an answer, or a pair or list of them as arrays; anything else, other tensors too, as it is."""
-    if type(x) is Tensors:
+    if issubclass(type(x), Tensors):
         return x.arrays
     if isinstance(x, (tuple, list)) and (len(x) <= 2 or tensor_among(*x) is not None):
         return type(x)(taken(y, name) for y in x)
@@ -124,15 +126,15 @@ class Tensors:
     ``csr``: CSR arrays are tensors, too, as M was.
     """
 
-    def __init__(self, answer: Answer | Callable[[], Answer], device: Any, csr: bool = False) -> None:
-        """``answer``: what tells it when something is asked, where it is not there yet."""
+    def __init__(self, answer: Answer | None, device: Any, csr: bool = False) -> None:
+        """``answer``: None where it is `_found` when something is asked."""
         self.answer, self.device, self.csr = answer, device, csr
 
     @property
     def arrays(self) -> Answer:
-        if not isinstance(self.answer, Answer):
+        if self.answer is None:
             with stream_of(self.device):
-                self.answer = self.answer()
+                self.answer = self._found()
         return self.answer
 
     @property  # type: ignore[misc]
@@ -167,6 +169,8 @@ class Tensors:
         return map(self._as_tensors, self.arrays)  # type: ignore[call-overload,no-any-return]
 
     def _as_tensors(self, value: Any) -> Any:
+        if callable(value):
+            return functools.partial(self._call, value)
         if isinstance(value, Answer):
             return Tensors(value, self.device, self.csr)
         if isinstance(value, (tuple, list)):
@@ -176,7 +180,7 @@ class Tensors:
             return tensor_of(value, self.device) if self.csr else value
         if hasattr(value, "dtype") and np.ndim(value) and value.dtype.kind in "fiub":
             return tensor_of(value, self.device)
-        return functools.partial(self._call, value) if callable(value) else value
+        return value
 
     def _call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with stream_of(self.device):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..answer.result import Result
-from ..answer.tensors import Tensors, answered, array_of, stream_of, tensor_among
+from ..answer.tensors import answered, tensor_among
 from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
 from ..backends import Stats, host, pick
@@ -253,27 +253,6 @@ def solve_sample(
     """
     cloud = PointCloud(x, y, metric, scale, weights, truncate, form, labels=labels, across=across)
     return solve(cloud, a, b, reg=reg, reg_m=reg_m, **options)
-
-
-def solve_later(x: Any, y: Any, **options: Any) -> Result:
-    """Begin a solve for the squared distances of tensors of points; its Result waits for the GPU when it is asked.
-
-    x and y are (m, d) and (n, d) tensors on one GPU, read on its current stream, and the options those of `solve`. What
-    is wrong with the problem, and what it warns of, is told when something is asked of the Result.
-    """
-    masses = options.pop("a", None), options.pop("b", None)
-    with stream_of(x.device):
-        costs, there = on_device.distances(*(array_of(z.contiguous()) for z in (x, y)))
-        answer = on_device.one_call(costs, *masses, **options)
-
-    def found() -> Result:
-        result = answer()
-        if result is not None:
-            return result
-        there.synchronize()  # another stream may be asked
-        return solve(costs, *masses, **options)
-
-    return Tensors(found, x.device)  # type: ignore[return-value]
 
 
 def check_met(result: Result, which: str = "") -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..answer.draw import row_shares
 from ..backends import Options, host, namespace, pick
-from ..backends.newton import HOLDS, ColumnsNewton, misses
+from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
 from ..cached import cached_property
 from ..problem.clouds import PointCloud
@@ -35,6 +35,7 @@ from .stages import FORMED, TOGETHER, in_words, newton_words
 
 MOST_SPREAD = 1e3  # range(M) / reg up to which no larger reg is worth its 4 ms here: it saves up to 10 passes of .03 ms
 MET = 0.3  # of tol, to which hard columns of one potential are met before Newton's step, which cannot be made twice
+MOST_BETWEEN = 1 << 22  # pairs of points whose costs and K are kept with an answer: 50 MB
 BOTH_MET = 0.03  # and those of two hard sides, on a float64 K: 30 of 30 problems ended so, 24 with .3, 16 with 1
 
 
@@ -92,35 +93,103 @@ def is_readable(M: Any) -> bool:
     return bool(M.ndim == 2 and cloud.here and cloud.plain and cloud.core[0].degree > 0)
 
 
-def begin(problem: Posed, most: int) -> "Callable[[], DeviceResult | None]":
-    """Launch a solve of at most so many passes; what is returned waits for it, and tells None: it needs more."""
-    backend, cost, rows, cols, reg, options = problem
-    begun = time.perf_counter()
-    one, hard = options.symmetric, cols.penalty == "balanced"
-    both = hard and not one
-    if (both and rows.penalty != "balanced") or not options.memory or backend.quicker_turned(cost):
-        return nothing  # columns are met by turning them into rows
-    most, spread = (min(most, TOGETHER), math.inf) if one else (most, MOST_SPREAD)
-    least = cost.error(0.0)
+@functools.lru_cache(maxsize=64)
+def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tuple[Options, Options, int, float] | None:
+    """Return the options of an answer and of its passes, how many these are, and the spread that needs no larger reg.
+
+    None where one call does not solve such problems.
+    """
+    one = options.symmetric
+    both = hard_cols and not one
+    if (both and not hard_rows) or not options.memory:
+        return None  # columns are met by turning them into rows
     if both:
         options = dataclasses.replace(options, precision="float64")
-    part = (BOTH_MET if both else MET) if hard else 1.0
+    part = (BOTH_MET if both else MET) if hard_cols else 1.0
     passes = dataclasses.replace(options, tol=part * options.tol)
-    sent = whole()[1].begin(cost.array, rows, cols, reg, passes, most, spread, (cost.error(1.0) - least, least))
+    return (options, passes, min(most, TOGETHER), math.inf) if one else (options, passes, most, MOST_SPREAD)
 
-    def answer() -> "DeviceResult | None":
-        found = sent and sent.told()
-        if found is None or moves_little(found.mass, rows.mass, cols.mass):  # a ScalingWarning is due
+
+class Begun:
+    """A solve that goes on; called, it waits for it, and tells None where the problem needs more than one call."""
+
+    def __init__(self, problem: Posed, sent: Any) -> None:
+        """``problem``: with the options of an answer."""
+        self.problem, self.sent, self.since = problem, sent, time.perf_counter()
+
+    @property
+    def solved(self) -> bool:
+        """Wait, and tell whether a plan is there, of which enough moves that no ScalingWarning is due."""
+        mass, (_, _, rows, cols, *_) = self.sent.mass, self.problem
+        return mass >= 0 and not moves_little(mass, rows.mass, cols.mass)
+
+    @property
+    def certain(self) -> bool:
+        """Wait, and tell whether the plan is certified as it is, without Newton's step, which hard columns take."""
+        return self.problem.cols.penalty != "balanced" and self.solved
+
+    def __call__(self) -> "DeviceResult | None":
+        if not self.solved:
             return None
-        result = DeviceResult(problem._replace(options=options), found, begun)
-        return result if result.meets(cost.array) else None
-
-    return answer
+        result = DeviceResult(self.problem, self.sent.told(), self.since)
+        return result if self.certain or result.meets(self.problem.cost.array) else None
 
 
-def distances(x: Any, y: Any) -> tuple[Any, Any]:
-    """Return the squared distances of points on the current device, and the event that they are there."""
-    return whole()[1].distances(*(whole()[0].asarray(z) for z in (x, y)))  # type: ignore[no-any-return]
+def begin(problem: Posed, most: int) -> "Callable[[], DeviceResult | None]":
+    """Launch a solve of at most so many passes; what is returned waits for it, and tells None: it needs more."""
+    backend, cost, rows, cols, reg, _ = problem
+    found = limits(problem.options, rows.penalty == "balanced", cols.penalty == "balanced", most)
+    if found is None or backend.quicker_turned(cost):
+        return nothing
+    options, *given = found
+    least = cost.error(0.0)
+    sent = whole()[1].begin(cost.array, rows, cols, reg, *given, (cost.error(1.0) - least, least))
+    return nothing if sent is None else Begun(problem._replace(options=options), sent)
+
+
+class Turn(NamedTuple):
+    """Solves between points that go on while the host does, of which all but the points is known."""
+
+    problem: Posed  # without costs
+    prepared: Any
+    room: int  # words of a solve on the device
+
+    def begin(self, *places: Any) -> Begun:
+        """Launch a solve, and a draw of pairs behind it; ``places``: what `Prepared.between` takes."""
+        return Begun(self.problem, self.prepared.between(*places))
+
+    def told(self, begun: Begun, room: Any) -> "tuple[DeviceResult | None, Any]":
+        """Return the answer of a solve, as it tells it, and the costs, which are in its room."""
+        M, begun.sent.exponents = self.prepared.parts(room)
+        begun.problem = begun.problem._replace(cost=Dense(M))
+        return begun(), M
+
+
+@functools.lru_cache(maxsize=8, typed=True)
+def between(
+    here: tuple[Any, ...], m: int, n: int, d: int, itemsize: int, reg: Any, reg_m: Any, **words: Any
+) -> Turn | None:  # fmt: skip
+    """Prepare solves between points of so many bytes a number, m pairs drawn from each; None: one call makes none.
+
+    ``here``: the current device and stream, and the text of MAPUOT_CUDA; ``words``: options of `one_call`.
+    """
+    if not 0 < m * n <= MOST_BETWEEN:
+        return None
+    backend, module = whole()
+    problem, most = one_posed(module.zeros(m, n), None, None, reg, reg_m, **words)
+    found = problem and limits(problem.options, *(side.penalty == "balanced" for side in problem[2:4]), most)
+    if not problem or not found or backend.quicker_turned(problem.cost):
+        return None
+    options, *given = found
+    prepared = module.Prepared(problem.cost.array, *problem[2:5], *given, (d, "f" if itemsize == 4 else "d", m))
+    if not prepared.fits or not prepared.workspace.launch.persistent:
+        return None
+    return Turn(problem._replace(cost=None, options=options), prepared, prepared.room[-1])  # type: ignore[arg-type]
+
+
+def distances(x: Any, y: Any) -> Any:
+    """Return the squared distances of points on the current device."""
+    return whole()[1].distances(*map(whole()[0].asarray, (x, y)))
 
 
 def nothing() -> None:
@@ -132,17 +201,22 @@ def attempt(problem: Posed, most: int) -> "DeviceResult | None":
     return begin(problem, most)()
 
 
-def one_call(
-    M: Any, a: Any, b: Any, reg: Any, reg_m: Any, tol: Any = 1e-6, max_passes: Any = 10_000, precision: str = "auto",
-    backend: str = "auto", threads: Any = None, **others: Any,
-) -> "Callable[[], DeviceResult | None]":  # fmt: skip
+def one_call(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, **words: Any) -> "Callable[[], DeviceResult | None]":
     """Launch a solve of a plain problem on a device; what is returned tells None where it is another one or needs more.
 
-    The options are those of `solve`, of which no ``others`` are plain.
+    ``words``: options of `solve`.
     """
+    problem, most = one_posed(M, a, b, reg, reg_m, **words)
+    return nothing if problem is None else begin(problem, most)
+
+
+def one_posed(
+    M: Any, a: Any, b: Any, reg: Any, reg_m: Any, tol: Any = 1e-6, max_passes: Any = 10_000, precision: str = "auto",
+    backend: str = "auto", threads: Any = None, **others: Any,
+) -> tuple[Posed | None, Any]:  # fmt: skip
+    """Return a plain problem, None where it is another one, and the most passes; no ``others`` are plain."""
     words = "auto", "kl", "product", tol, None, max_passes, precision, backend, threads
-    problem = None if others else posed(M, a, b, reg, reg_m, words)
-    return nothing if problem is None else begin(problem, max_passes)
+    return None if others else posed(M, a, b, reg, reg_m, words), max_passes
 
 
 def plain_problem(given: Posed) -> Problem | None:
@@ -164,12 +238,10 @@ class DeviceResult(LazyResult):
     def __init__(self, problem: Posed, found: Any, begun: float) -> None:
         cost = problem.cost.cloud or problem.cost  # whose plan is made of the points
         super().__init__(problem.backend, cost, found, problem.options, begun)
-        self._posed = problem._replace(cost=cost)
+        self._posed = problem if cost is problem.cost else problem._replace(cost=cost)
 
     def meets(self, M: Any) -> bool:
         """Certify what hard columns miss by Newton's step; tell whether the answer holds."""
-        if not misses(self.problem):
-            return True
         newton = ColumnsNewton(dataclasses.replace(self.problem, cost=Dense(M)))
         logs = self.log_u, self.log_v
         verdict = newton.step_from(logs, self.options, self._backend, self.trace[-1], self.options.tol)

@@ -20,7 +20,7 @@ from mapuot.backends.cuda import kernels, warm_up
 from mapuot.backends.cuda import operator as cuda_operator
 from mapuot.files import load_checkpoint
 from mapuot.problem.problem import Problem
-from mapuot.route.on_device import distances, one_call
+from mapuot.route.on_device import between, distances, one_call
 
 pytestmark, SLOW = pytest.mark.gpu, pytest.mark.slow
 
@@ -373,26 +373,45 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
         solve(cp.asarray(M), a, 2 * a, reg=0.05, reg_m=np.inf)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_solves_go_on_until_they_are_asked(dtype):
-    """Several of one shape, between points on the device: each has its own answer, in any order, and one is dropped."""
+@pytest.mark.parametrize(
+    ("dtype", "reg", "reg_m", "tol"),
+    [(np.float32, 0.3, 1.0, 1e-9), (np.float64, 0.3, 1.0, 1e-9), (np.float32, 3.0, np.inf, 1e-6)],
+)
+def test_solves_go_on_until_they_are_asked(dtype, reg, reg_m, tol):
+    """Several of one shape, between points on the device: each has its own answer, in any order, and one is dropped.
+
+    So have solves that form the costs themselves, behind which pairs are drawn.
+    """
     if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
         pytest.skip("takes persistent kernels")
     points = [
         [np.random.default_rng(k).normal(size=(n, d)).astype(dtype) for n in (40, 33)] for k, d in enumerate((1, 2, 9))
     ]
-    costs = [distances(*map(cp.asarray, both))[0] for both in points]
-    begun = [one_call(M, None, None, 0.3, 1.0, tol=1e-9) for M in costs]
+    given = [[*map(cp.asarray, both)] for both in points]
+    costs = [distances(*both) for both in given]
+    turns = [between((0, 0, None), 40, 33, d, np.dtype(dtype).itemsize, reg, reg_m, tol=tol)
+             for d in (1, 2, 9)]  # fmt: skip
+    rooms, pairs = [cp.empty(turn.room) for turn in turns], cp.empty((3, 2, 40), np.int64)
+    places = [(tuple(z.data.ptr for z in both), room.data.ptr, to.data.ptr, 40, 5, 0)
+              for both, room, to in zip(given, rooms, pairs, strict=True)]  # fmt: skip
+    begun = [one_call(M, None, None, reg, reg_m, tol=tol) for M in costs]
+    later = [turn.begin(*place) for turn, place in zip(turns, places, strict=True)]
     del begun[1]
     for k in (2, 0):
         x, y = (z.astype(np.float64) for z in points[k])
         M = ((x[:, None] - y) ** 2).sum(-1)
         np.testing.assert_allclose(costs[k].get(), M, rtol=1e-13, atol=1e-14)
-        found, right = begun.pop()(), solve(M, reg=0.3, reg_m=1.0, tol=1e-10)
-        assert np.abs(found.plan.get() - right.plan).sum() <= 2e-9 * right.mass
-        assert found.mass == found.trace[-1].mass
+        right = solve(M, reg=reg, reg_m=reg_m, tol=0.1 * tol)
+        own, costs_there = turns[k].told(later[k], rooms[k])
+        np.testing.assert_array_equal(costs_there.get(), costs[k].get())
+        assert later[k].certain == (reg_m < np.inf)
+        for found in (begun.pop()(), own):
+            assert np.abs(found.plan.get() - right.plan).sum() <= 2 * tol * right.mass
+            assert found.mass == found.trace[-1].mass
+        drawn = own._found.prepared.drawn(costs_there, own._found.exponents, 40, 5)
+        np.testing.assert_array_equal(pairs[k].get(), [z.get() for z in drawn])
     with pytest.raises(ValueError, match="as many dimensions"):
-        distances(*(cp.asarray(points[k][0]) for k in (1, 2)))
+        distances(*(given[k][0] for k in (1, 2)))
 
 
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 1.0), (0.3, 2.0)])

@@ -76,16 +76,17 @@ def need_memory(kernel: int, precision: str, beside: int = 0) -> None:
 
 def asarray(x: Any) -> Any:
     """numpy stays numpy; device arrays and DLPack tensors become CuPy arrays without a copy."""
-    need_device()
     if isinstance(x, cp.ndarray):
         array = x
-    elif hasattr(x, "__cuda_array_interface__"):
-        array = cp.asarray(x)
-    elif hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] == 2:
-        array = cp.from_dlpack(x)
     else:
-        return np.asarray(x)
-    if array.device != cp.cuda.Device():
+        need_device()
+        if hasattr(x, "__cuda_array_interface__"):
+            array = cp.asarray(x)
+        elif hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] == 2:
+            array = cp.from_dlpack(x)
+        else:
+            return np.asarray(x)
+    if array.device.id != cp.cuda.runtime.getDevice():
         raise ValueError(f"arrays must be on the current device {cp.cuda.Device().id}, got one on {array.device.id}")
     return array
 

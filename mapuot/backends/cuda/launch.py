@@ -11,9 +11,9 @@ and "racecheck" (see RACECHECK in common.cuh). Twin of src_c/solver.c (mapuot_it
 
 import ctypes
 import os
+import weakref
 from dataclasses import replace
 from functools import cache, lru_cache
-from threading import RLock
 from typing import Any, ClassVar, NamedTuple
 
 import cupy as cp
@@ -50,6 +50,7 @@ FEW_COLUMNS = 1024  # up to here a smaller grid meets sooner than a larger one r
 RING_BYTES = 1 << 16  # of shared memory for the tiles that stream by; the rest keeps tiles
 PORTABLE_CLUSTER = 8  # blocks: more of them some devices have
 ROWS, FINISH, BOTH = 1, 2, 3  # halves of a pass
+COOPERATIVE_LAUNCH = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 ROW_KERNELS = {True: ("row_pass",), False: ("row_sums", "join_rows", "column_sums")}  # portable; a block covers a row?
 
 
@@ -100,20 +101,83 @@ class Launch:
     def __init__(self, run: Any, shared: int, arguments: tuple[Any, ...], together: bool = False) -> None:
         """``arguments``: records and numbers of numpy, None for a word; ``together``: blocks wait for each other."""
         driver = cp.cuda.driver
-        self.run = driver.launchCooperativeKernel if together else driver.launchKernel
+        self.run, self.together = driver.launchCooperativeKernel if together else driver.launchKernel, together
         self.more = (0,) * (not together)  # words that only this one takes
         self.given = np.zeros(sum(x is None for x in arguments), np.uint64)
         cells = iter(self.given.reshape(-1, 1))
         self.held = run, [next(cells) if x is None else np.asarray(x) for x in arguments]
         self.places = (ctypes.c_void_p * len(arguments))(*(x.__array_interface__["data"][0] for x in self.held[1]))
         self.function, self.shared, self.address = run.kernel.ptr, shared, ctypes.addressof(self.places)
-        self.lock = RLock()  # while what a call gives stands here
 
     def __call__(self, blocks: int, threads: int, stream: int, *given: int) -> None:
-        with self.lock:
-            if given:
-                self.given[:] = given
-            self.run(self.function, blocks, 1, 1, threads, 1, 1, self.shared, stream, self.address, *self.more)
+        """Launch it; of one thread at a time."""
+        if given:
+            self.given[:] = given
+        self.run(self.function, blocks, 1, 1, threads, 1, 1, self.shared, stream, self.address, *self.more)
+
+
+class Node(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS."""
+
+    _fields_: ClassVar[Any] = [
+        ("function", ctypes.c_void_p), *LaunchConfig._fields_[:7],
+        *((name, ctypes.c_void_p) for name in ("arguments", "extra")),
+    ]  # fmt: skip
+
+
+class Chain:
+    """Launches of which each waits for the one before, by a CUDA graph: five take the host as long as one.
+
+    Without a driver, as in an emulation, they are launched one by one.
+    """
+
+    graph = run = None
+
+    def __init__(self, *parts: tuple[Launch, int, int]) -> None:
+        """``parts``: launches, their blocks, and the threads of a block."""
+        self.parts, self.nodes = parts, []
+        try:
+            driver = libcuda()
+        except OSError:
+            return
+        self.graph, self.run, before = ctypes.c_void_p(), ctypes.c_void_p(), None
+        self.set, self.launch = driver.cuGraphExecKernelNodeSetParams, driver.cuGraphLaunch
+        check(driver.cuGraphCreate(ctypes.byref(self.graph), 0))
+        for one, blocks, threads in parts:
+            words = Node(one.function, blocks, 1, 1, threads, 1, 1, one.shared, one.address)
+            node, count, together = ctypes.c_void_p(), int(before is not None), (ctypes.c_uint * 16)(one.together)
+            last: Any = None if before is None else ctypes.byref(before)
+            check(driver.cuGraphAddKernelNode(ctypes.byref(node), self.graph, last, count, ctypes.byref(words)))
+            check(driver.cuGraphKernelNodeSetAttribute(node, COOPERATIVE_LAUNCH, together))
+            self.nodes.append((node, ctypes.pointer(words)))
+            before = node
+        check(driver.cuGraphInstantiateWithFlags(ctypes.byref(self.run), self.graph, ctypes.c_ulonglong(0)))
+        weakref.finalize(self, drop, driver, self.run, self.graph).atexit = False  # when there is no driver any more
+
+    def __call__(self, stream: int, *given: tuple[int, ...]) -> None:
+        """``given``: the words of each launch."""
+        for (one, *_), words in zip(self.parts, given, strict=True):
+            if words:
+                one.given[:] = words
+        if self.run is None:
+            for one, blocks, threads in self.parts:
+                one(blocks, threads, stream)
+            return
+        for node, now in self.nodes:
+            check(self.set(self.run, node, now))
+        check(self.launch(self.run, ctypes.c_void_p(stream)))
+
+
+def drop(driver: Any, run: Any, graph: Any) -> None:
+    """Give back a graph, and what runs it."""
+    driver.cuGraphExecDestroy(run)
+    driver.cuGraphDestroy(graph)
+
+
+def check(status: int) -> None:
+    """Raise for a status of the driver that tells of an error."""
+    if status:
+        raise cp.cuda.driver.CUDADriverError(status)
 
 
 def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> int:

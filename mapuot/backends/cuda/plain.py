@@ -6,8 +6,9 @@ one potential, whose passes are launches, there are TOGETHER_AT_ONCE between two
 reg and the options is kept for the next call, but not K. Twin: backends/cpu/plain.py.
 """
 
+import math
 from collections import OrderedDict
-from functools import lru_cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import cupy as cp
@@ -22,7 +23,7 @@ from ..contract import MEMORY, Options
 from ..records import CONVERGED, RUNNING, STATS, put
 from .arrays import COSTS, on_device, pinned
 from .kernels import BLOCKS, PLAIN, POSTS, STORES, THREADS, Job, by_value, kernel
-from .launch import BOTH, TRACE_PASSES, Launch, device_limits, switches
+from .launch import BOTH, TRACE_PASSES, Chain, Launch, device_limits, switches
 from .stream import stream, view_of
 from .workspace import IDLE_WORDS, MOST_IDLE, QUICK_PASSES, SAFE_SPREAD, DeviceWorkspace
 
@@ -48,38 +49,40 @@ class Told(NamedTuple):
     prepared: Any  # what draws from the plan
 
 
-@lru_cache(maxsize=64)
-def formed(device: int, m: int, n: int, d: int, dtype: str) -> tuple[Launch, int]:
-    """Return the launch of `distances` of these sizes, and its blocks."""
+def costs_of(m: int, n: int, d: int, dtype: str) -> tuple[Launch, int, int]:
+    """Return the launch of `distances` of these sizes, its blocks and their threads."""
     options = {"METRIC": METRICS["sqeuclidean"].number, "PLAN": 0, "STORE": 0, "COST": int(dtype == "f")}
     run = kernel("point_costs.cu", "point_costs", **options)
     nothing = np.uint64(0), np.uint64(0), np.uint64(0), np.float64(0)
     words = None, None, *map(np.int64, (d, 1, m, n, d)), np.float64(1), None, *nothing
-    return Launch(run, 0, words), -(-m // COSTS) * -(-n // COSTS)
+    return Launch(run, 0, words), -(-m // COSTS) * -(-n // COSTS), 256
 
 
-def distances(x: Any, y: Any) -> tuple[Any, Any]:
-    """Return the squared distances, in float64, of points in C order on the current device, and their event."""
+def distances(x: Any, y: Any) -> Any:
+    """Return the squared distances, in float64, of points in C order on the current device."""
     if x.shape[1:] != y.shape[1:] or not x.size or not y.size:
         raise ValueError(f"the two clouds must have points of as many dimensions, got shapes {x.shape} and {y.shape}")
-    (m, d), n = x.shape, len(y)
     if x.dtype.char not in "fd" or x.dtype != y.dtype:
         x, y = (z.astype(np.float64) for z in (x, y))
-    launch, blocks = formed(cp.cuda.runtime.getDevice(), m, n, d, x.dtype.char)
-    out = cp.empty((m, n))
-    launch(blocks, 256, cp.cuda.get_current_stream().ptr, x.data.ptr, y.data.ptr, out.data.ptr)
-    ended = cp.cuda.Event(disable_timing=True)
-    ended.record()
-    return out, ended
+    out = cp.empty((len(x), len(y)))
+    launch, blocks, threads = costs_of(len(x), len(y), x.shape[1], x.dtype.char)
+    launch(blocks, threads, cp.cuda.get_current_stream().ptr, x.data.ptr, y.data.ptr, out.data.ptr)
+    return out
+
+
+def zeros(m: int, n: int) -> Any:
+    """Return costs of 0 on the current device, which tell what to prepare for others."""
+    return cp.zeros((m, n))
 
 
 class Sent:
     """A solve under way on the device, which `tell` ends."""
 
-    def __init__(self, prepared: Any, numbers: Any, exponents: Any) -> None:
+    def __init__(self, prepared: Any, numbers: Any, exponents: Any, on: int) -> None:
+        """``on``: the stream of its launches."""
         self.prepared, self.numbers, self.exponents = prepared, numbers, exponents
         self.ended = cp.cuda.Event(disable_timing=True)
-        self.ended.record()
+        cp.cuda.runtime.eventRecord(self.ended.ptr, on)
 
     @property
     def status(self) -> int:
@@ -87,14 +90,21 @@ class Sent:
         self.ended.synchronize()
         return int(self.numbers[0])
 
-    def told(self) -> Told | None:
-        """Wait for the answer; None where the problem is not plain, or not solved yet."""
-        if self.status != CONVERGED:
-            return None
-        passes, low, high = self.numbers[1:4].tolist()
-        trace = self.numbers[HEAD : HEAD + int(passes) * STATS.itemsize // 8]
-        mass = float(trace[MASS - TRACED])
-        return Told(self.numbers[TOLD:], self.exponents, trace.tobytes(), mass, (low, high), self.prepared)
+    @property
+    def mass(self) -> float:
+        """Wait for the mass of the plan; NaN where the problem is not plain, or not solved yet."""
+        return float(self.numbers[self.end - TRACED + MASS]) if self.status == CONVERGED else math.nan
+
+    @property
+    def end(self) -> int:
+        """The word behind the trace."""
+        return HEAD + int(self.numbers[1]) * TRACED
+
+    def told(self) -> Told:
+        """Return the answer, which is there."""
+        low, high = self.numbers[2:4].tolist()
+        trace = self.numbers[HEAD : self.end].tobytes()
+        return Told(self.numbers[TOLD:], self.exponents, trace, self.mass, (low, high), self.prepared)
 
     def __del__(self) -> None:
         self.ended.synchronize()  # before others have the room that the device writes to
@@ -112,9 +122,13 @@ class Prepared:
     ended: Any = None  # an event behind the last of them
 
     def __init__(
-        self, M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float
+        self, M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float, kind: Any = None
     ) -> None:  # fmt: skip
-        """``most``: passes; ``spread``: range(M) / reg above which larger regs come first."""
+        """``most``: passes; ``spread``: range(M) / reg above which larger regs come first.
+
+        ``kind``: of points whose squared distances M becomes, (dimensions, dtype), and the pairs that are drawn.
+        """
+        self.lock = Lock()  # while what a call gives stands here
         self.sides, self.reg = (rows, cols), reg  # whose ids a key names: they stay what they are
         problem = Problem(Dense(M), rows, cols, reg, "product", 0.0, 0.0, False, rows.mass * cols.mass)
         workspace = DeviceWorkspace(problem, options, beside=jobs(M.dtype, options.precision))
@@ -130,7 +144,9 @@ class Prepared:
         workspace.close()
         workspace.operator = workspace.problem = workspace.coarse = None  # type: ignore[assignment]  # they hold M
         self.workspace, self.state = workspace, workspace.state
-        self.compile(M, workspace.dtype)
+        self.compile(M, workspace.dtype, kind)
+        at, words = M.size, -(-math.prod(self.K[0]) * self.K[1].itemsize // 16) * 2
+        self.room = words, words + at, words + at + 2 * len(M) + M.shape[1]  # ends of K, of M and of the exponents
 
     def fill(self, workspace: DeviceWorkspace, problem: Problem, spread: float) -> None:
         """Fill the record of ``begin``."""
@@ -151,32 +167,54 @@ class Prepared:
         numbers |= {"posts": POSTS if launch.memory > MEMORY[0] else FEW_POSTS}
         put(self.record, {**addresses, **numbers})
 
-    def compile(self, M: Any, dtype: str) -> None:
+    def compile(self, M: Any, dtype: str, kind: Any) -> None:
         """Make the launches, as far as M does not matter."""
-        (m, n), processors = self.shape, device_limits(cp.cuda.Device().id)[1]
+        (m, n), processors, of = self.shape, device_limits(cp.cuda.Device().id)[1], self.workspace.launch
         begin, tell = (kernel(file, function, **options) for file, function, options in jobs(M.dtype, dtype))
         records = by_value(self.state), by_value(self.record)
-        self.launches = [(Launch(begin, THREADS // 32 * WARP_BYTES, records, True),
-                          max(1, min(processors, BLOCKS, -(-m * n // BLOCK_ENTRIES))))]  # fmt: skip
-        for one in (self.workspace.launch.narrow, self.workspace.launch.wide):
+        blocks = max(1, min(processors, BLOCKS, -(-m * n // BLOCK_ENTRIES)))
+        parts = [(Launch(begin, THREADS // 32 * WARP_BYTES, records, True), blocks, THREADS)]
+        for one in (of.narrow, of.wide):
             if one is not None:
                 words = records[0], *map(np.int32, (one.slots, one.kept, 0)), self.most, np.int32(BOTH)
-                self.launches.append((Launch(one.run, one.shared, words, True), one.parts))
-        self.tell = Launch(tell, 0, (*records, None, None, None)), max(1, min(processors, (m + n) // THREADS))
+                parts.append((Launch(one.run, one.shared, words, True), one.parts, THREADS))
+        self.unchanged = [()] * len(parts)  # words that a call gives none of
+        self.tell = Launch(tell, 0, (*records, None, None, None)), max(1, min(processors, (m + n) // THREADS)), THREADS
         self.view, nothing = np.frombuffer(bytearray(view_of(M, None, None, None, self.reg)), np.uint64), np.uint64(0)
         words = self.view, None, nothing, nothing, None, None, np.int64(0), None, None
         self.draw = Launch(stream("draw", M, None), 0, words)
+        if of.persistent:
+            parts.append(self.tell)
+        if kind:
+            parts = [costs_of(m, n, *kind[:2]), *parts, (self.draw, -(-kind[2] // 8), 256)]
+        self.chain = Chain(*parts)
+
+    def draws(self, M: int, exponents: int, pairs: int, size: int, seed: int) -> tuple[int, ...]:
+        """Return the words of a draw of pairs (2, size) by the exponents, behind which are the masses of the rows."""
+        m, n = self.shape
+        self.view[2], self.view[8], self.view[9] = M, exponents, exponents + 8 * m  # of a View: M, alpha and beta
+        return exponents + 8 * (m + n), seed, pairs, size, pairs + 8 * size
 
     def drawn(self, M: Any, exponents: Any, size: int, seed: int) -> tuple[Any, Any]:
-        """Draw pairs from the plan of these exponents, behind which are the masses of the rows."""
-        m, n = self.shape
-        pairs, at = cp.empty((2, size), np.int64), exponents.data.ptr
-        to = pairs.data.ptr
-        with self.draw.lock:
-            self.view[VIEWED] = M.data.ptr, at, at + 8 * m
-            given = at + 8 * (m + n), seed, to, size, to + 8 * size
+        """Draw pairs from the plan."""
+        pairs = cp.empty((2, size), np.int64)
+        with self.lock:
+            given = self.draws(M.data.ptr, exponents.data.ptr, pairs.data.ptr, size, seed)
             self.draw(-(-size // 8), 256, cp.cuda.get_current_stream().ptr, *given)
         return pairs[0], pairs[1]
+
+    def place(self, M: int, K: int, exponents: int, numbers: Any, on: int) -> tuple[int, ...]:
+        """Take the addresses of a call on this stream; return the words of ``tell``."""
+        self.state["kernel"], self.record["M"] = K, M
+        if self.ended:  # a handle of a stream may be that of another thread's, or of one that is gone
+            cp.cuda.runtime.streamWaitEvent(on, self.ended.ptr)
+        return 0, numbers.__array_interface__["data"][0], exponents
+
+    def sent(self, numbers: Any, exponents: Any, on: int) -> Sent:
+        """Return the solve whose launches were the last."""
+        sent = Sent(self, numbers, exponents, on)
+        self.ended = sent.ended
+        return sent
 
     def __call__(self, M: Any, on: int, rounding: tuple[float, float]) -> Sent | None:
         """Launch a solve on this stream, of one potential to its end; None where it has no room."""
@@ -185,24 +223,39 @@ class Prepared:
             K, exponents, numbers = cp.empty(*self.K), cp.empty(2 * m + n), pinned(self.words)
         except MemoryError:  # the ordinary way may find room in a coarser storage
             return None
-        self.state["kernel"], self.record["M"] = K.data.ptr, M.data.ptr
-        self.record["cost_rate"], self.record["cost_rest"] = rounding
-        of, passes, (tell, parts) = self.workspace.launch, 0, self.tell
-        of.parity = 0
-        for launch, blocks in self.launches:
-            launch(blocks, THREADS, on)
-        while True:
-            if not of.persistent:
+        with self.lock:
+            self.record["cost_rate"], self.record["cost_rest"] = rounding
+            to = self.place(M.data.ptr, K.data.ptr, exponents.data.ptr, numbers, on)
+            of, passes = self.workspace.launch, 0
+            if of.persistent:
+                self.chain(on, *self.unchanged, to)
+                return self.sent(numbers, exponents, on)
+            self.chain(on, *self.unchanged)
+            of.parity = 0
+            while True:
                 count = min(TOGETHER_AT_ONCE, int(self.most) - passes)
                 of.passes(count)
                 passes += count
-            tell(parts, THREADS, on, of.parity, numbers.__array_interface__["data"][0], exponents.data.ptr)
-            sent = Sent(self, numbers, exponents)
-            if of.persistent or passes >= self.most or sent.status != RUNNING:
-                return sent
+                tell, *grid = self.tell
+                tell(*grid, on, of.parity, *to[1:])
+                sent = self.sent(numbers, exponents, on)
+                if passes >= self.most or sent.status != RUNNING:
+                    return sent
+
+    def between(self, points: tuple[int, int], room: int, pairs: int, size: int, seed: int, on: int) -> Sent:
+        """Launch a solve between points, and a draw of pairs from its plan; but for size and seed, of addresses."""
+        numbers, (M, exponents) = pinned(self.words), (room + 8 * end for end in self.room[:2])
+        with self.lock:
+            to = self.place(M, room, exponents, numbers, on)
+            self.chain(on, (*points, M), *self.unchanged, to, self.draws(M, exponents, pairs, size, seed))
+            return self.sent(numbers, None, on)
+
+    def parts(self, room: Any) -> tuple[Any, Any]:
+        """Return the costs and the exponents in the room of a solve between points."""
+        _, M, exponents = (room[i:j] for i, j in zip((0, *self.room), self.room, strict=False))
+        return M.reshape(self.shape), exponents
 
 
-VIEWED = [2, 8, 9]  # words of a View: M, alpha and beta
 ONCE = True  # masses that come for the first time go the ordinary way: to prepare takes as long as such a solve
 MOST_SEEN = 64
 SEEN: OrderedDict[Any, None] = OrderedDict()  # keys of calls whose masses came once
@@ -235,10 +288,7 @@ def begin(
                 SEEN.popitem(last=False)
             return None
         prepared = Prepared(M, rows, cols, reg, options, most, spread)
-    elif prepared.ended:  # a handle of a stream may be that of another thread's, or of one that is gone
-        cp.cuda.get_current_stream().wait_event(prepared.ended)
     sent = prepared(M, here[1], rounding) if prepared.fits else None
-    prepared.ended = sent.ended if sent else None
     KEPT[key] = prepared
     if len(KEPT) > MOST_IDLE:
         KEPT.popitem(last=False)

@@ -347,11 +347,13 @@ cuda = types.ModuleType("cupy.cuda")
 cuda.Device, cuda.Stream, cuda.get_current_stream, cuda.is_available = Device, Stream, Stream, lambda: True
 cuda.driver = types.SimpleNamespace(launchKernel=launch_kernel, launchCooperativeKernel=launch_kernel)
 cuda.nccl, cuda.alloc_pinned_memory = nccl, bytearray
-cuda.Event = lambda disable_timing: types.SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+cuda.Event = lambda disable_timing: types.SimpleNamespace(ptr=0, synchronize=lambda: None)
 cuda.MemoryPool, cuda.using_allocator = MemoryPool, using_allocator
 cuda.runtime = types.SimpleNamespace(
     getDeviceCount=lambda: int(os.environ.get("EMULATED_GPUS", "1")),
     getDevice=lambda: Device.current,
+    eventRecord=lambda event, stream: None,
+    streamWaitEvent=lambda stream, event: None,
     getDeviceProperties=lambda device: {"name": b"none", "multiProcessorCount": 8},
     memGetInfo=lambda: (1 << 32, 1 << 32),
     CUDARuntimeError=RuntimeError,
