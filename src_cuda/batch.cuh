@@ -10,9 +10,7 @@
 #ifndef MEMORY
 #define MEMORY 12 // differences of float64 passes: as many as shared memory of 64 KB has room for
 #endif
-#ifndef ONE_POTENTIAL
-#define ONE_POTENTIAL 0
-#endif
+#pragma option ONE_POTENTIAL 0
 #define FAR_FN FN // a call would spill what the sweep holds
 #include "anderson.cuh"
 #include "common/column.h"

@@ -2,9 +2,7 @@
 // 0: 16 bytes at a time, by all threads of a group, each of which arrives when its own are there.
 #include "common.cuh"
 
-#ifndef BULK
-#define BULK 1
-#endif
+#pragma option BULK 1
 #if BULK
 #define WAIT "mbarrier.try_wait"
 #else

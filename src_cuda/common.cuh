@@ -14,21 +14,11 @@ typedef long long int64_t;
 typedef unsigned long long uint64_t;
 typedef unsigned int uint32_t;
 
-#ifndef NARROW
-#define NARROW 0
-#endif
-#ifndef IN_PLACE
-#define IN_PLACE 0
-#endif
-#ifndef SPREAD
-#define SPREAD 0
-#endif
-#ifndef ORDERED
-#define ORDERED 0
-#endif
-#ifndef RACECHECK
-#define RACECHECK 0
-#endif
+#pragma option NARROW 0
+#pragma option IN_PLACE 0
+#pragma option SPREAD 0
+#pragma option ORDERED 0
+#pragma option RACECHECK 0
 
 #if STORE == 0
 typedef double real;

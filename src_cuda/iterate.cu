@@ -8,9 +8,7 @@
 // rows and by columns (sparse.cuh); a pass has two more meetings, where u and where v are known to all.  LEAPS 1:
 // Newton's steps lead from one pass to the next (newton.cuh).
 #define PERSISTENT 1
-#ifndef LEAPS
-#define LEAPS 0
-#endif
+#pragma option LEAPS 0
 #include "row_pass.cuh"
 #include "finish_pass.cuh"
 #if SPARSE

@@ -9,9 +9,7 @@
 #include "common.cuh"
 #include "common/metric.h"
 
-#ifndef PLAN
-#define PLAN 0
-#endif
+#pragma option PLAN 0
 #define DEPTH 8
 #define SIDE 64
 #define EACH 4

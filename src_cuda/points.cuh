@@ -23,24 +23,12 @@
 
 #define EXPANDED (-1) // beside the mapuot_metrics
 
-#ifndef KEPT
-#define KEPT 0
-#endif
-#ifndef QUICK
-#define QUICK 0
-#endif
-#ifndef TOPS
-#define TOPS 0
-#endif
-#ifndef HALVED
-#define HALVED 0
-#endif
-#ifndef DEPTH
-#define DEPTH 0
-#endif
-#ifndef SPLIT
-#define SPLIT 1
-#endif
+#pragma option KEPT 0
+#pragma option QUICK 0
+#pragma option TOPS 0
+#pragma option HALVED 0
+#pragma option DEPTH 0
+#pragma option SPLIT 1
 #define LANES_EACH (32 / SPLIT)
 #if POINTS_NARROW
 typedef float coord;

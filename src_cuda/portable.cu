@@ -8,9 +8,7 @@
 // buffer is the plan (arXiv 2412.11079), read and written in a pass: P_ij *= v_j / (the v_j it holds), s_i = sum_j P_ij
 // over the u_i it holds, u = prox(s), P_ij *= u_i / (the u_i it holds); its column sums over v are K^T u.
 #define PERSISTENT 0
-#ifndef MASKED
-#define MASKED 0
-#endif
+#pragma option MASKED 0
 #include "row_pass.cuh"
 #include "finish_pass.cuh"
 #include "stopped.cuh"

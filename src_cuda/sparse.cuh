@@ -9,9 +9,7 @@
 // translate_parts of src_c/finish.c does.
 #include "common.cuh"
 
-#ifndef RUN_THREADS
-#define RUN_THREADS 256 // of a block
-#endif
+#pragma option RUN_THREADS 256 // of a block
 #if PERSISTENT && (STORE == 0 || (OWN_DIFFERENCES > 10 && __CUDA_ARCH__ >= 1000))
 #define AHEAD 4 // eight float64 ones spill; on sm_100, beside 20 differences of a column, any do: 1028 bytes, four 536
 #else
@@ -19,9 +17,7 @@
 #endif
 #define RESIDENT 4 // blocks a multiprocessor: without this bound the compiler saves registers, and loads wait in turn
 
-#ifndef SHORT_INDEX
-#define SHORT_INDEX 0
-#endif
+#pragma option SHORT_INDEX 0
 #if SHORT_INDEX
 typedef unsigned short place;
 #else

@@ -10,9 +10,7 @@
 #define MEMORY 5 // most Anderson differences: 5, and 20 where a pass takes long beside them
 #endif
 #define MOST_MEMORY 20
-#ifndef OWN_DIFFERENCES
-#define OWN_DIFFERENCES 5 // of a thread
-#endif
+#pragma option OWN_DIFFERENCES 5            // of a thread
 #define PARTNERS (MEMORY / OWN_DIFFERENCES) // threads that share a column's
 #define VALUES (MEMORY > 5 ? 64 : 32)       // room for the sums that finish_pass takes over all columns
 #define COARSE (MEMORY > 5)                 // 1: steps can be corrected cluster by cluster
@@ -20,9 +18,7 @@
 #define POSTS (VALUES + COARSE * CLUSTERS)
 #define TRACE_PASSES 256 // passes that trace holds, pass k at k - 1 modulo it
 #define BLOCKS 256       // most blocks of a cooperative launch
-#ifndef SPARSE
-#define SPARSE 0 // 1: K has stored pairs only (sparse.cuh)
-#endif
+#pragma option SPARSE 0  // 1: K has stored pairs only (sparse.cuh)
 
 // what a block leaves beside the column sums: five sums over its rows, and two over its columns for the next pass
 enum { ROW_MASS, ROW_SOFT, ROW_DUAL, ROW_SCALE, ROW_DEAD, NEXT_B, NEXT_SCALE, SCALARS };

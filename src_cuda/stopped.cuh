@@ -2,9 +2,7 @@
 // other precision.
 #include "state.cuh"
 
-#ifndef POINTS
-#define POINTS 0
-#endif
+#pragma option POINTS 0
 
 FN bool stopped(const State &S, int parity) {
 #if POINTS

@@ -14,9 +14,7 @@ typedef double share;
 #else
 typedef float share;
 #endif
-#ifndef MASKED
-#define MASKED 0
-#endif
+#pragma option MASKED 0
 #define SIDE 32
 #define STEP 8 // threads are 32 x 8: each has SIDE / STEP rows of a tile
 

@@ -271,7 +271,10 @@ def point_blocks(options: dict[str, int]) -> int:
 
 @cache
 def source(name: str) -> str:
-    """A kernel file with the text of its headers in place of their first #include: they need no guards."""
+    """A kernel file with the text of its headers in place of their first #include: they need no guards.
+
+    "#pragma option NAME VALUE" is an option that has this value where it is not given.
+    """
     seen: set[str] = set()
 
     def text(match: re.Match[str]) -> str:
@@ -283,6 +286,7 @@ def source(name: str) -> str:
 
     def expand(file: str) -> str:
         whole = re.sub(r"#include <.*?>\n|#pragma once\n", "", (SOURCE / file).read_text())  # CUDA has what C declares
+        whole = re.sub(r"#pragma option (\w+) (.*)", r"#ifndef \1\n#define \1 \2\n#endif", whole)
         return re.sub(r'#include "(.*?)"', text, whole)
 
     return expand(name)
