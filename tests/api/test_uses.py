@@ -250,7 +250,7 @@ def test_points_without_mass_may_take_some_without_entropy(penalty):
 @pytest.mark.parametrize("device", ["cpu", *CUDA])
 @pytest.mark.parametrize(("method", "reg_m"), [("sinkhorn", np.inf), ("unbalanced", 0.5)])
 def test_pairs_come_in_proportion_to_the_plan(method, reg_m, device):
-    x0, x1 = RNG.random((4000, 1)).round(), RNG.random((4000, 1)).round() + 0.5
+    x0, x1 = RNG.random((2000, 1)).round(), RNG.random((2000, 1)).round() + 0.5
     M = (x0 - x1.T) ** 2
     P = mapuot.solve(M, reg=0.5, reg_m=reg_m).plan
     left, right = (np.eye(2)[(x - x.min()).astype(int)[:, 0]] for x in (x0, x1))
@@ -261,7 +261,7 @@ def test_pairs_come_in_proportion_to_the_plan(method, reg_m, device):
     x, y, i, j = (z.cpu().numpy() if device == "cuda" else z for z in found)
     np.testing.assert_array_equal((x[:, 0], y[:, 0]), (i, j))
     seen = [[((i == k) & (j == m + 0.5)).sum() for m in (0, 1)] for k in (0, 1)]
-    assert chisquare(np.ravel(seen), 4000 * wanted.ravel()).pvalue > 1e-3
+    assert chisquare(np.ravel(seen), 2000 * wanted.ravel()).pvalue > 1e-3
 
 
 def test_images_labels_and_normalised_costs():
@@ -304,4 +304,10 @@ def test_a_solve_that_goes_on_tells_what_is_wrong_when_it_is_asked():
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
         sampler.solved(x, y)
-    assert len(OTPlanSampler("unbalanced", 0.1, 1.0).solved(x, y).sample(7, 0)[1]) == 7
+    for reg_m in (1.0, (1.0, np.inf)):  # hard columns are solved when the Result is asked
+        sampler = OTPlanSampler("unbalanced", 0.1, reg_m)
+        result = sampler.solved(x, y)
+        drawn, others = (result.sample(300, sampler.rng)[0] for _ in range(2))
+        assert len(drawn) == 300
+        assert not drawn.equal(others)
+        assert len(result.sample(7, 0)[1]) == 7
