@@ -1,7 +1,7 @@
 """Pictures of results show what the result holds; the report is one page that loads nothing."""
 
+import html
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -103,20 +103,6 @@ def test_path_draws_what_changes():
         plot.path([])
 
 
-class Page(HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.sources, self.text = [], [], ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.sources += [value for name, value in attributes if name in ("src", "href", "data", "action")]
-
-    def handle_data(self, data):
-        self.text += data
-
-
 def test_a_report_loads_nothing_and_escapes_names(solved):
     """Of a solve that did not converge, too: of its 60 passes the first and the last are shown."""
     result = solved[0]
@@ -124,17 +110,17 @@ def test_a_report_loads_nothing_and_escapes_names(solved):
     text = report.page(
         result, summary.as_table(result), name, {"problem": name, "a": "x&y"}, store.contents(result), {"mapuot": "0"}
     )
-    page = Page(text)
-    assert "script" not in page.tags
-    assert name in page.text
-    assert page.tags.count("img") == 4
-    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
+    assert "<script" not in text.lower()
+    assert html.escape(name) in text
+    sources = re.findall(r"""\s(?:src|href|data|action)\s*=\s*["']?([^"'>]*)""", text)
+    assert len(sources) == text.count("<img ") == 4
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "default-src 'none'" in text
     assert not re.search(r"https?://|url\(|@import", text)
-    assert "converged" in page.text
-    assert f"{result.objective:.6g}" in page.text
+    assert "converged" in text
+    assert f"{result.objective:.6g}" in text
     with pytest.warns(mapuot.ConvergenceWarning):
         late = mapuot.solve(clouds(30, 30).M, reg=1e-4, reg_m=9.0, max_passes=60, method="sinkhorn")
-    page = Page(report.page(late, summary.as_table(late), "x", {}, store.contents(late), {}))
-    assert "not converged: max_passes" in page.text
-    assert "..." in page.text
+    text = report.page(late, summary.as_table(late), "x", {}, store.contents(late), {})
+    assert "not converged: max_passes" in text
+    assert "..." in text

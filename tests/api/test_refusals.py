@@ -57,7 +57,8 @@ APART_B = ("connects a[0], a[1] with b[0], b[1] only",
            "connects b[2] with a[2], a[3], a[4], a[5], a[6] and 2 others of a only")  # fmt: skip
 OPEN, CUT = np.arange(20.0).reshape(4, 5) % 7 / 7, np.ones((4, 5), bool)
 CUT[:2, 3:] = False  # of masses .1, .1, .2, .3, .3 the last two need .6, of the two rows that have .5
-FORBIDDEN = np.where(CUT, OPEN, np.inf)
+FORBIDDEN, UNEVEN = np.where(CUT, OPEN, np.inf), np.array([0.1, 0.1, 0.2, 0.3, 0.3])
+CUT_CALL = {"M": FORBIDDEN, "reg": 0.1, "reg_m": np.inf}
 TOLD = "b[3], b[4] with a[2], a[3] only, where 0.6 must be transported and 0.5 may be"
 WAYS = list(itertools.product(("auto", "sinkhorn"), ("cpu", "reference")))
 APART = "labels take a finite across with metric"
@@ -66,10 +67,6 @@ APART = "labels take a finite across with metric"
 def call(M=CASE.M, a=CASE.a, b=CASE.b, **changes):
     """solve on a 4 x 5 problem with some arguments exchanged."""
     return mapuot.solve(M, a, b, **{"reg": 0.05, "reg_m": 1.0, **changes})
-
-
-def cut(M=FORBIDDEN, a=(0.25,) * 4, b=(0.1, 0.1, 0.2, 0.3, 0.3), reg_m=np.inf, **options):
-    return mapuot.solve(M, a, b, reg=0.1, reg_m=reg_m, max_passes=1000, **options)
 
 
 def changed(x, value):
@@ -95,14 +92,6 @@ def course(days=(0,) * 5 + (1,) * 7, **parameters):
 
 def solved_cloud(x=POINTS[:4], y=POINTS[4:], metric="sqeuclidean", **options):
     return mapuot.solve(mapuot.PointCloud(x, y, metric), reg=0.1, reg_m=1.0, **options)
-
-
-def gradient_of(M, **options):
-    return mapuot.solve(M, reg=0.1, reg_m=1.0, **options).gradient()
-
-
-def gradient_of_map(M, **options):
-    return mapuot.solve(M, reg=0.1, reg_m=1.0, **options).map(POINTS)
 
 
 def inner(addends=(1.0, 1.0), **options):
@@ -349,7 +338,7 @@ FUNCTIONS = {
         N: [("reference", "truncate is not for a reference", "uniform"),
             ("M", "truncate is not for metric 'wfr'", mapuot.PointCloud(POINTS[:4], POINTS[4:], "wfr", truncate=5)),
             ("checkpoint", "truncate is not for checkpoint", "never.npz")]}),
-    "Result.gradient": (gradient_of, {"M": FULL}, {
+    "Result.gradient": (lambda **x: mapuot.solve(**x).gradient(), {"M": FULL, "reg": 0.1, "reg_m": 1.0}, {
         T: [("M", "PointCloud", np.asarray(FULL), GRID)],
         V: [("penalty", "reg_m", "tv")]}),
     "Result.potential": (solved_cloud(metric="cosine").potential, {"points": POINTS, "side": "cols"}, {
@@ -509,10 +498,10 @@ FUNCTIONS = {
         I: [("b", f"M {APART_B[0]}, where 2 must be transported and 1.5 may be", [1.0, 0.5, 7.5]),
             ({"b": [0.9, 0.6, 15.0], "reg_m": (1.0, np.inf), "penalty": ("range", "balanced")},
              f"M {APART_B[1]}, where 15 must be transported")]}),
-    "solve of what is cut": (cut, {}, {
+    "solve of what is cut": (mapuot.solve, CUT_CALL | {"a": np.full(4, 0.25), "b": UNEVEN, "max_passes": 999}, {
         I: [*(({"method": x, "backend": y}, f"M connects {TOLD}") for x, y in WAYS),
             *(({"M": OPEN, "reference": CUT, "method": x, "backend": y}, f"connect {TOLD}") for x, y in WAYS),
-            *(({"M": FORBIDDEN.T, "a": (0.1, 0.1, 0.2, 0.3, 0.3), "b": np.full(4, 0.73 / 4),
+            *(({"M": FORBIDDEN.T, "a": UNEVEN, "b": np.full(4, 0.73 / 4),
                 "reg_m": (np.inf, 0.5), "penalty": ("balanced", "range"), "method": x, "backend": y},
                "M connects a[3], a[4] with b[2], b[3] only, where") for x, y in WAYS),
             *(({"M": x, "reference": CUT}, f"connect {TOLD}")
@@ -520,14 +509,14 @@ FUNCTIONS = {
             ("M", f" connects {TOLD}", CSR(np.where(CUT, OPEN + 1, 0))),
             ({"M": np.zeros((40, 40)), "a": [*np.ones(39), 961], "b": np.full(40, 25.0), "mask": TWO},
              "M and the reference connect")]}),
-    "solve_batch of what is cut": (mapuot.solve_batch, {"M": FORBIDDEN, "reg": 0.1, "reg_m": np.inf}, {
-        I: [("B", "problem 1: M connects b[3], b[4] with", [[0.2] * 5, [0.1, 0.1, 0.2, 0.3, 0.3]])]}),
+    "solve_batch of what is cut": (mapuot.solve_batch, CUT_CALL, {
+        I: [("B", "problem 1: M connects b[3], b[4] with", [np.full(5, 0.2), UNEVEN])]}),
     "solve_batch of parts": (mapuot.solve_batch, {"M": PARTS, "A": np.ones((2, 9)), "reg": 0.1, "reg_m": np.inf}, {
         I: [("B", f"problem 1: M {APART_B[0]}", [[1.0, 1.0, 7.0], [1.0, 0.5, 7.5]])]}),
     "Result.save": (call().save, {}, {
         V: [("path", r" must end in .npz, .h5 or .zarr", "x.npy"), ("path", "must end in one of", "x.txt")]}),
     "load": (mapuot.load, {}, {FileNotFoundError: [("path", "none.npz", "none.npz")]}),
-    "Result.map": (gradient_of_map, {"M": FULL}, {
+    "Result.map": (lambda **x: mapuot.solve(**x).map(POINTS), {"M": FULL, "reg": 0.1, "reg_m": 1.0}, {
         T: [("M", "PointCloud", np.asarray(FULL))], V: [("reference", "reference", np.ones((4, 5)))]}),
     "tune": (mapuot.tune, {"M": CASE.M}, {V: [("mass", "mass", 1.2)]}),
     "Result.sparse": (call().sparse, {}, {
