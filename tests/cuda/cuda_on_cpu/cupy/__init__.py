@@ -288,17 +288,16 @@ def launch_kernel(function, gx, gy, gz, bx, by, bz, shared, stream, with_, extra
     one.launch((ctypes.c_int * 6)(gx, gy, bx, by, shared, one.cooperative), ctypes.c_void_p(with_))
 
 
-class Stream:
+class Current(contextlib.AbstractContextManager):
+    def __exit__(self, *error):
+        pass
+
+
+class Stream(Current):
     captured = None  # launches since begin_capture
     ptr, done = 0, True
 
     def __init__(self, non_blocking=False):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
         pass
 
     def wait_event(self, event):
@@ -315,7 +314,7 @@ class Stream:
         return types.SimpleNamespace(launch=lambda stream: [call() for call in calls])
 
 
-class Device:
+class Device(Current):
     current = 0
     compute_capability = "90"
 
@@ -325,12 +324,6 @@ class Device:
 
     def use(self):
         Device.current = self.id
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
 
     def __eq__(self, other):
         return isinstance(other, Device) and self.id == other.id

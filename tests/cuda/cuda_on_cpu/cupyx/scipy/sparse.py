@@ -21,13 +21,6 @@ class spmatrix:  # noqa: N801
         return self.host.copy()
 
 
-class csr_matrix(spmatrix):  # noqa: N801
-    kind = sparse.csr_matrix
-
-
-class csc_matrix(spmatrix):  # noqa: N801
-    kind = sparse.csc_matrix
-
-
-class coo_matrix(spmatrix):  # noqa: N801
-    kind = sparse.coo_matrix
+csr_matrix, csc_matrix, coo_matrix = (
+    type(name, (spmatrix,), {"kind": getattr(sparse, name)}) for name in ("csr_matrix", "csc_matrix", "coo_matrix")
+)
