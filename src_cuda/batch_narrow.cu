@@ -54,7 +54,7 @@ FN void open_problem(const Batch &S, Shared &all, int64_t problem) {
         rate.mass_slack = 1e-6 * S.limits.reg;
         rate.slack = 4e-7 * (S.limits.rho_rows * a + S.limits.rho_cols * b);
         all.best_dual = -INF, all.best_error = (float)INF;
-        all.since_best = 0, all.last = NOTHING, all.fresh = 2;
+        all.since_best = 0, all.last = NOTHING, all.fresh = 3;
     }
     __syncthreads();
 }
@@ -88,7 +88,7 @@ FN void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)
 }
 
 // The potentials that K has absorbed: E, base, weights; the history stays.  x holds log v.
-FN void absorb_columns(const Batch &S, Shared &all, int turn) {
+FN void absorb_columns(const Batch &S, Shared &all, int turn, bool plain) {
     double top = -INF, sum = 0;
     ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const double w = j < (int)S.n ? (double)all.col[MASS][j] : 0, before = all.E[j];
@@ -112,7 +112,7 @@ FN void absorb_columns(const Batch &S, Shared &all, int turn) {
     if (threadIdx.x == 0) {
         all.offset_b = sum;
         all.step[turn].shift = (float)(-top * LOG2E);
-        all.fresh = 1;
+        all.fresh = 1 + plain;
     }
 }
 
@@ -134,7 +134,7 @@ FN void absorb_rows(const Batch &S, Shared &all) {
 
 // K around log v, or around nothing; then y and v.
 FN void build_kernel(const Batch &S, Shared &all, const cost *M, int turn, float (&K)[RT][CT]) {
-    const bool first = all.fresh > 1, plain = first && S.safe > 0;
+    const bool first = all.fresh > 1, plain = all.fresh > 2 && S.safe > 0;
     ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const double w = all.col[MASS][j];
         if (!first) all.x[j] = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.step[turn].shift);
@@ -144,7 +144,7 @@ FN void build_kernel(const Batch &S, Shared &all, const cost *M, int turn, float
     __syncthreads();
     if (!plain) balance(S, M, all.a, all.alpha, all.beta, all.join[0]);
     share_potentials(S, all.alpha, all.beta);
-    absorb_columns(S, all, turn);
+    absorb_columns(S, all, turn, plain);
     absorb_rows(S, all);
     fill_kernel(S, all, M, K);
 }

@@ -65,7 +65,7 @@ struct Shared {
     float row_base[WARPS][2 * RP], row_weight[WARPS][2 * RP], row_mass[WARPS][2 * RP], row_logs[WARPS];
     Step step[2];
     float mass, loss, best_error;       // of the last pass: of its plan; sum q f^2
-    int order, since_best, last, fresh; // fresh: no sound pass since K was made, 2: before the first
+    int order, since_best, last, fresh; // fresh: no sound pass since K was made; 2: ... around nothing, 3: no K at all
     Rates rates;
 };
 
@@ -200,7 +200,8 @@ FN void judge(const Batch &S, Shared &all, bool extrapolated) {
         done |= S.limits.reg * (double)(d * mass) <= S.limits.tol_gap * fabs(dual);
     __syncwarp(); // every lane has read
     if (lane > 0) return;
-    const int kernel = far ? BUILD : GO_ON, unsound = BACK | (fresh ? STOP : BUILD);
+    // K made around these very potentials would be made again for ever: batch.cu has a wider range
+    const int kernel = !far ? GO_ON : last == NOTHING && fresh == 1 ? STOP : BUILD, unsound = BACK | (fresh ? STOP : BUILD);
     all.order = last == NOTHING ? kernel : last == UNSOUND ? unsound : rejected ? REJECT : done ? STOP : kernel;
     all.last = NOTHING;
     if (last == SOUND && !rejected) {

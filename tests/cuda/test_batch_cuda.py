@@ -50,6 +50,16 @@ def test_small_reg_needs_no_help(reg, monkeypatch):
     assert not np.isnan(result.log_u).any()
 
 
+@pytest.mark.parametrize(("symmetric", "start", "mass"), [(True, 1000.0, 1.0), (False, 0.0, 1e14)])
+def test_scales_beyond_float32_go_to_float64_passes(symmetric, start, mass):
+    """A K around potentials whose scales it has no room for would be made again for ever."""
+    M, A = np.array([[0.7, 0.7], [0.7, 0.8]]), mass * np.array([[0.04, 0.51], [0.69, 0.92]])
+    options = {"reg": 7e-4, "reg_m": 0.3, "reference": "uniform", "tol": 1e-6, "symmetric": symmetric}
+    result = solve_batch(M, A, A, warm_start=(np.full((2, 2), start),) * 2, backend="cuda", **options)
+    for one, a in zip(result, A, strict=True):
+        verify(one, Case(M, a, a, 7e-4, 0.3, reference="uniform"))
+
+
 @pytest.mark.parametrize("depth", [5, 12])
 def test_float64_passes_are_those_of_the_oracle(depth, monkeypatch):
     """With as many of Anderson's differences; more of them, fewer passes."""
