@@ -226,10 +226,11 @@ FN int stalled(mapuot_progress *p, const mapuot_stats *out, int clipped) {
     return p->since_best >= (clipped ? NARROW_PATIENCE : STALL_PASSES);
 }
 
-/* Only a pass in float64 certifies: float32 ones give way once they have done their work, or can do no more. */
+/* Only a pass in float64 certifies: float32 ones give way once they have done their work, or can do no more.  The guard stays
+ * for the step under way, less what float32 sums may have made of the dual value: without it one went to log v = -1e6. */
 FN void widen_passes(mapuot_progress *p) {
     p->narrow = 0;
-    p->best_dual = -INF;
+    p->best_dual -= 2 * p->moved;
 }
 
 /* Have float32 passes reached their floor?  Near it the error stood for 100 of 640 passes, while it still crept.  The few

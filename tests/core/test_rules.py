@@ -434,10 +434,10 @@ GIVE_WAY = [  # (the pass, the state before it, limits, sum of scales, whether f
 
 @pytest.mark.parametrize(("stats", "state", "known", "scale", "wide", "status"), GIVE_WAY)
 def test_when_float32_passes_give_way(stats, state, known, scale, wide, status):
-    """Once they have done their work or can do no more; what they call the best is no more than an estimate."""
-    p, out = progress(narrow=1, **{**state, "best_dual": 1.0}), record("stats", **{**PASS, **stats})
+    """Once they have done their work or can do no more; the guard stays, less what their dual value may be off by."""
+    p, out = progress(narrow=1, moved=0.25, **{**state, "best_dual": 1.0}), record("stats", **{**PASS, **stats})
     assert STATUS[int(rule("judge", limits(**{"scale_limit": 1e100, **known}), p, out, scale, 1.0))] == status
-    assert (p["narrow"], p["best_dual"]) == ((0, -math.inf) if wide else (1, 1.0))
+    assert (p["narrow"], p["best_dual"]) == ((0, 0.5) if wide else (1, 1.0))
     fell = p["floor_passes"] == 0
     assert fell == (state.get("floor_error", 0.0) != 1.2e-3)
     assert not fell or p["floor_error"] in (0.0, out["error"])
