@@ -201,7 +201,8 @@ FN void judge(const Batch &S, Shared &all, bool extrapolated) {
     __syncwarp(); // every lane has read
     if (lane > 0) return;
     // K made around these very potentials would be made again for ever: batch.cu has a wider range
-    const int kernel = !far ? GO_ON : last == NOTHING && fresh == 1 ? STOP : BUILD, unsound = BACK | (fresh ? STOP : BUILD);
+    const bool again = last == NOTHING && fresh == 1;
+    const int kernel = !far ? GO_ON : again ? STOP : BUILD, unsound = BACK | (fresh ? STOP : BUILD);
     all.order = last == NOTHING ? kernel : last == UNSOUND ? unsound : rejected ? REJECT : done ? STOP : kernel;
     all.last = NOTHING;
     if (last == SOUND && !rejected) {
