@@ -19,40 +19,26 @@ typedef unsigned int uint32_t;
 #pragma option SPREAD 0
 #pragma option ORDERED 0
 #pragma option RACECHECK 0
+#pragma option COST 0
 
-#if STORE == 0
-typedef double real;
-#define WIDEN 1.0
-#else
-typedef float real;
-#define WIDEN (IN_PLACE ? 1.0 : 0x1p896)
-#endif
+template <bool WIDE> struct floating {
+    typedef double type;
+};
+template <> struct floating<false> {
+    typedef float type;
+};
+typedef floating<STORE == 0>::type real;
+typedef floating<!NARROW>::type num; // products and sums of a pass
+typedef floating<COST == 0>::type cost;
 
-#if NARROW
-typedef float num; // products and sums of a pass
-#undef WIDEN
-#define WIDEN 1.0f
-#else
-typedef double num;
-#endif
-
-#if COST == 1
-typedef float cost;
-#else
-typedef double cost;
-#endif
-
+#define WIDEN ((num)(STORE == 0 || NARROW || IN_PLACE ? 1.0 : 0x1p896))
 #define CHUNK (16 / (int)sizeof(real)) // entries of one 16-byte chunk
 #define INF __longlong_as_double(0x7ff0000000000000LL)
 #define FULL 0xffffffffu
 #define LOG2E 1.4426950408889634
 #define LN2 0.6931471805599453
-#define TINY 2.3e-308 // a sum below it is dead
-#if STORE == 0 && !NARROW
-#define BOUND 691.0 // log of the largest scale: its sums are finite
-#else
-#define BOUND 85.0 // times WIDEN it is finite
-#endif
+#define TINY 2.3e-308                                // a sum below it is dead
+#define BOUND (STORE == 0 && !NARROW ? 691.0 : 85.0) // log of the largest scale: its sums, times WIDEN, are finite
 
 struct alignas(16) Point {
     double x, y, z, w;

@@ -29,14 +29,11 @@
 #pragma option HALVED 0
 #pragma option DEPTH 0
 #pragma option SPLIT 1
+
+typedef floating<!POINTS_NARROW>::type coord;
+
 #define LANES_EACH (32 / SPLIT)
-#if POINTS_NARROW
-typedef float coord;
-#define RT (DIM && !MASKED && KEPT ? 8 : 4)
-#else
-typedef double coord;
-#define RT (DIM && !MASKED ? 4 : 2)
-#endif
+#define RT ((POINTS_NARROW ? 4 : 2) * (DIM && !MASKED && (KEPT || !POINTS_NARROW) ? 2 : 1))
 #define FROM (DIM ? 4 : 8)               // points summed over at a time
 #define LOADED (16 / (int)sizeof(coord)) // of these in registers
 #define STRETCH (64 / FROM)              // times as many are summed in coord before they go to float64

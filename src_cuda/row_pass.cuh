@@ -28,11 +28,7 @@
 
 #define SHORT_SUMS (NARROW && CLUSTER == 1) // those of blocks are added in float32, too
 
-#if SHORT_SUMS
-typedef float column_total;
-#else
-typedef double column_total;
-#endif
+typedef floating<!SHORT_SUMS>::type column_total;
 
 #include "entries_stored.cuh" // in the shape of a tile that stands above
 #include "tile_products.cuh"

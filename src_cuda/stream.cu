@@ -9,11 +9,7 @@
 #include "common/mask.h"
 #include "stored_exp.cuh"
 
-#if REFERENCE == 0
-typedef double share;
-#else
-typedef float share;
-#endif
+typedef floating<REFERENCE == 0>::type share;
 #pragma option MASKED 0
 #define SIDE 32
 #define STEP 8 // threads are 32 x 8: each has SIDE / STEP rows of a tile
