@@ -130,16 +130,13 @@ assert "Huber" in result._repr_html_()
 """
 
 
-def test_a_penalty_in_numpy(copy):
+@pytest.mark.parametrize("built", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["numpy", "C"])
+def test_a_penalty(copy, built):
     folder, _ = copy("A penalty")
-    run(folder, PENALTY.format(folder=folder, options=[{"backend": "reference"}]))
-
-
-@pytest.mark.nightly
-def test_a_penalty_in_c(copy):
-    folder, _ = copy("A penalty")
-    build(folder)
-    run(folder, PENALTY.format(folder=folder, options=[{}, {"threads": 2}, {"backend": "reference"}]))
+    if built:
+        build(folder)
+    backends = [{"backend": "reference"}, *([{}, {"threads": 2}] if built else [])]
+    run(folder, PENALTY.format(folder=folder, options=backends))
 
 
 METRIC = """
