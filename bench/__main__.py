@@ -20,7 +20,7 @@ PARTS = {
     "calls": "POT's functions on minibatches, and ours in their place",
     "zoo": "the data that users have: clusters, heavy tails, outliers, lattices, real data, beside POT",
     "points": "costs of points made in every pass, against a stored matrix and, on a GPU, flash-sinkhorn",
-    "sparse": "passes over stored pairs by density and pattern, against the dense pass",
+    "sparse": "passes over stored pairs by density and pattern, against the dense pass and SciPy's products",
     "tensors": "many marginals against cyclic updates, OTT's MMSinkhorn and pair solves",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
     "loss": "a debiased loss with its gradient, against GeomLoss",

@@ -1,11 +1,11 @@
 """batch: log-semiring products, many problems at once, and the gradient of the loss, against what else there is.
 
 log_matmul against ``torch.logsumexp`` over the broadcast sum and against exponentials with row and column maxima by a
-matrix product (right only while nothing underflows): time and, on a GPU, the memory beyond the answer. Batches of
+matrix product (right only while nothing underflows): time, and the peak of memory beyond the answer. Batches of
 histograms on one cost against POT's function and `solve`, problem by problem, with the plan errors reached. Loss and
 gradient at 100 points, 512 histograms, against autograd through 100 torch iterations, on logarithms and by matrix
-products in the scaling form. Divergences between all pairs of clouds. On a CPU log_matmul runs on one thread, in
-float64 and float32, the rest in float64.
+products in the scaling form. Divergences between all pairs of clouds, against POT's solves of some of them. On a CPU
+log_matmul runs on one thread, in float64 and float32, the rest in float64.
 
 With --device gpu (device events; float32): instead of POT, passes of 1024 problems of 128 x 128 (translation, Anderson
 and an error estimate in float32, or the certificate in float64) against torch.bmm's unbalanced iteration, which does
@@ -14,9 +14,9 @@ the plan within 1e-5.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ GPU_SIZES, GPU_BROADCAST = (64, 128, 256, 512, 1024, 2048), 512
 ERRORS = {"float64": 1e-13, "float32": 2e-5}  # of log_matmul, absolute
 REG, RHO, POINTS, BATCH, STEPS = 0.05, 1.0, 100, 512, 100
 PROBLEMS, SIZE = 1024, 128
+SAMPLE = 8  # pairs of clouds that POT solves
 CLOSE = 1e-5  # plan error that torch's iterations are counted to: float32 does not reach ours
 FIRST, LAST = 4, 20  # passes: their difference leaves the launch and the making of K out
 
@@ -70,6 +71,7 @@ def product(dtype: str, p: int, n: int, gpu: bool) -> dict[str, Any]:
 
     calls: Calls = {
         "mapuot": lambda: mapuot.log_matmul(A, B, **options),
+        "exact": lambda: mapuot.log_matmul(A, B, exact=True, **options),
         "shifted": shifted,
         "broadcast": lambda: torch.logsumexp(a[:, :, :, None] + b[:, None], 2),
     }
@@ -82,7 +84,21 @@ def product(dtype: str, p: int, n: int, gpu: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"dtype": dtype, "p": p, "n": n, "times": timed(calls, gpu)}
     if gpu:
         row["mib"] = {name: device.peak(call) - A.nbytes / 2**20 for name, call in calls.items()}
+    elif dtype == "float64" and n <= BROADCAST:
+        row["mib"] = {kind: common.alone(f"batch.memory({n}, {kind!r})") for kind in ("mapuot", "broadcast")}
     return row
+
+
+def memory(n: int, kind: str) -> float:
+    """Return the MiB that one product takes beyond its answer, in a process of its own."""
+    torch = import_module("torch")
+    A, B = np.random.default_rng(0).normal(size=(2, n, n))
+    a, b = torch.from_numpy(A), torch.from_numpy(B)
+    mapuot.log_matmul(A[:8, :8], B[:8, :8], threads=2)
+    torch.logsumexp(torch.zeros(8, 8, 8), 1)
+    before = common.forget_peak()
+    out = mapuot.log_matmul(A, B) if kind == "mapuot" else torch.logsumexp(a[:, :, None] + b[None], 1)
+    return max(common.status("VmHWM") - before - out.nbytes, 0.0) / 2**20
 
 
 # ---- batches
@@ -244,12 +260,32 @@ def histograms_loss(p: int, threads: int, gpu: bool) -> dict[str, Any]:
 
 
 def all_pairs(k: int, threads: int | None) -> dict[str, Any]:
-    """Time all divergences between k clouds of 200 to 800 points; without ``threads`` on a GPU."""
-    rng = np.random.default_rng(0)
+    """Time all divergences between k clouds of 200 to 800 points, and POT's solves of some pairs for all of them.
+
+    Without ``threads`` on a GPU, to which POT's matrices are brought.
+    """
+    ot, rng = import_module("ot") if find_spec("ot") else None, np.random.default_rng(0)
     points = [rng.random((size, 3)) + 0.3 * rng.random(3) for size in rng.integers(200, 801, k)]
+    reg, pairs = 0.05**2, [rng.choice(k, 2, replace=False) for _ in range(SAMPLE)]
     options: dict[str, Any] = {"threads": threads} if threads else {"backend": "cuda"}
-    call = functools.partial(mapuot.pairwise, points, reg=0.05**2, reg_m=1.0, **options)
-    return {"clouds": k, "mapuot": common.sample(call) if threads else device.wall(call), "pairs": k * (k - 1) // 2}
+
+    def theirs() -> None:
+        for i, j in pairs:
+            a, b, M = ot.unif(len(points[i])), ot.unif(len(points[j])), ot.dist(points[i], points[j])
+            if not threads:
+                a, b, M = (import_module("torch").tensor(z, device="cuda") for z in (a, b, M))
+            ot.unbalanced.sinkhorn_stabilized_unbalanced(a, b, M, reg, 1.0, stopThr=1e-6)
+
+    def ours() -> Any:
+        return mapuot.pairwise(points, reg=reg, reg_m=1.0, **options)
+
+    count = k * (k - 1) // 2
+    seconds = common.sample(ours) if threads else device.wall(ours)
+    row = {"clouds": k, "mapuot": seconds, "pairs": count}
+    if ot is None:
+        return row
+    taken = common.sample(theirs) if threads else device.wall(theirs)
+    return row | {"POT": taken * (count + k) / SAMPLE}
 
 
 # ---- the part
@@ -276,7 +312,7 @@ def run(args: Any) -> dict[str, Any]:
 
 
 def tables(data: dict[str, Any]) -> str:
-    ways, loss = ("mapuot", "shifted", "broadcast"), data["losses"]
+    ways, loss = ("mapuot", "exact", "shifted", "broadcast"), data["losses"]
     products = [
         [f"{r['dtype']} {r['p']} x {r['n']}^3", *(1e6 * r["times"][k] if k in r["times"] else "" for k in ways),
          *(r.get("mib", {}).get(k, "") for k in ways)] for r in data["products"]
@@ -299,8 +335,8 @@ def tables(data: dict[str, Any]) -> str:
         text.append(common.table(["batch", *(f"{k}, ms" for k in keys), "error", "POT's"], rows))
     if "pairs" in data:
         r = data["pairs"]
-        head = [f"all {r['pairs']} pairs of {r['clouds']} clouds", "mapuot, s"]
-        text.append(common.table(head, [["200 to 800 points, d = 3", r["mapuot"]]]))
+        head = [f"all {r['pairs']} pairs of {r['clouds']} clouds", "mapuot, s", "POT, by some pairs, s"]
+        text.append(common.table(head, [["200 to 800 points, d = 3", r["mapuot"], r.get("POT", "")]]))
     rows = [[k, 1e3 * t, t / loss["times"]["mapuot"], f"{loss['errors'][k]:.1e}", loss.get("mib", {}).get(k, "")]
             for k, t in loss["times"].items()]  # fmt: skip
     title = f"loss and gradient, {loss['p']} x {loss['points']}^2, {loss['steps']} iterations of torch"

@@ -1,12 +1,13 @@
-"""loss: value and gradient of a debiased loss of two clouds, and of many pairs of them, beside GeomLoss and others.
+"""loss: value and gradient of a debiased loss of two clouds, and what its self term costs, beside GeomLoss and others.
 
 Uniform points in 3-D, the second cloud moved by .2; `SamplesLoss` by p = 2 at each blur and reach, float64 points
 (GeomLoss and, on a GPU, flash-sinkhorn: float32, which they are made for). Errors of values and gradients are relative
 to a solve to 1e-9, to 1e-6 of clouds above MATRIX_SIZE; balanced at the smaller blur, where rounding ends the cross
 term at a bound of 2e-5 to 1e-4, to 1e-4 and 1e-3. GeomLoss and flash-sinkhorn take their own number of iterations, by
 their scaling, and certify nothing; GeomLoss's "tensorized" form stores the matrix, of up to MATRIX_SIZE points, and its
-other forms need KeOps. Of MANY pairs of clouds at once errors are those of all gradients together; beside them stand
-ours one by one and, on a GPU, a batched loop of torch that comes as near. Rows are told as they are measured.
+other forms need KeOps. "self" is the problem of the first cloud with itself, "cross" that of both. Of MANY pairs of
+clouds at once errors are those of all gradients together; beside them stand ours one by one and, on a GPU, a batched
+loop of torch that comes as near. Rows are told as they are measured.
 """
 
 import importlib.util
@@ -16,6 +17,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+
+import mapuot
 
 from . import common, peers
 from .device import wall
@@ -77,7 +80,7 @@ def timed(call: Callable[[], Any], gpu: bool) -> tuple[float, Any]:
 
 
 def measured(p: int, n: int, d: int, blur: float, reach: float | None, gpu: bool) -> dict[str, Any]:
-    """Return seconds and errors of all losses."""
+    """Return seconds and errors of all losses, and of one pair of clouds seconds and passes of both kinds of term."""
     import torch
 
     from mapuot.torch import SamplesLoss
@@ -88,7 +91,7 @@ def measured(p: int, n: int, d: int, blur: float, reach: float | None, gpu: bool
     large, hard = n > MATRIX_SIZE, reach is None and blur == min(blur for blur, _ in CASES)
     exact = HARD[large] if hard else TOLS[-1] if large else EXACT
     tols = [tol for tol in TOLS if tol >= exact]
-    row: dict[str, Any] = {"p": p, "n": n, "d": d, **known, "exact": exact, "losses": {}}
+    row: dict[str, Any] = {"p": p, "n": n, "d": d, **known, "exact": exact, "losses": {}, "terms": {}}
     value, slope = step(SamplesLoss(p=2, tol=exact, max_passes=MOST_PASSES, **known), x, y)
     factor = 1.0 if reach is None else (reach**2 + blur**2 / 2) / (reach**2 + blur**2)  # GeomLoss's slopes are so much
     calls = {}
@@ -110,6 +113,12 @@ def measured(p: int, n: int, d: int, blur: float, reach: float | None, gpu: bool
         }  # fmt: skip
         if p > 1 and gpu and name.startswith("mapuot"):
             row["losses"][f"torch as {name}"] = torch_loop(x, y, slope, row["losses"][name]["slope_error"], **known)
+    reg, reg_m = blur**2, np.inf if reach is None else reach**2
+    for name, other in (("self", x), ("cross", y)) if p == 1 else ():
+        call = partial(mapuot.solve, mapuot.PointCloud(x, other, scale=0.5), reg=reg, reg_m=reg_m, tol=tols[-1])
+        taken, result = timed(partial(call, max_passes=MOST_PASSES), gpu)
+        told = {"passes": result.n_passes, "status": result.status, "bound": result.error_bound, "how": result.how}
+        row["terms"][name] = {"seconds": taken, **told}
     print(*cells(row, list(row["losses"])), sep=", ", flush=True)
     return row
 
@@ -159,13 +168,16 @@ def cells(row: dict[str, Any], names: list[str]) -> list[Any]:
     line = [points, row["blur"], row["reach"] or "balanced", common.short(row["exact"])]
     for one in (row["losses"].get(name, {}) for name in names):
         line.append(f"{1e3 * one['seconds']:.3g} ({one['slope_error']:.0e})" if "seconds" in one else "")
-    return line
+    if not row["terms"]:
+        return [*line, "", ""]
+    own, cross = row["terms"]["self"], row["terms"]["cross"]
+    return [*line, f"{own['passes']} of {cross['passes']}", f"{own['seconds'] / cross['seconds']:.2g}"]
 
 
 @common.each
 def tables(data: dict[str, Any]) -> str:
-    """Return milliseconds of each loss with the error of its gradient."""
+    """Return milliseconds of each loss with the error of its gradient, and what self terms cost of cross terms."""
     names = list(dict.fromkeys(name for row in data["rows"] for name in row["losses"]))
-    head = ["points", "blur", "reach", "exact to", *(f"{name}: ms" for name in names)]
+    head = ["points", "blur", "reach", "exact to", *(f"{name}: ms" for name in names), "self passes of cross", "time"]
     lines = [cells(row, names) for row in data["rows"]]
     return common.text_of(f"{common.machine_line(data)}:", common.table(head, lines))

@@ -1,9 +1,10 @@
-"""sparse: a pass over stored pairs, by density and pattern, beside the dense pass of that shape.
+"""sparse: a pass over stored pairs, by density and pattern, beside the dense pass of that shape and SciPy's products.
 
 Patterns of n x n pairs: "uniform", each pair with the same odds; "kNN", the neighbours of points in the plane in random
-order; "banded", next to the diagonal; "power-law", rows whose lengths fall as 1 / rank. Seconds of passes in turn. A
-million points with 32 neighbours each, certified 1e-4: seconds and the most memory of a process that makes and solves
-it.
+order; "banded", next to the diagonal; "power-law", rows whose lengths fall as 1 / rank. "SciPy" is POT's iteration on a
+CSR array, K v and K^T u with K's transpose at hand. Seconds of passes in turn; bytes that K and its indices take.
+A million points with 32 neighbours each, certified 1e-4, in seconds and the most memory of a process that makes and
+solves it.
 With --device gpu on the GPU that CuPy finds: whole passes, of a launch of many, beside the dense ones of float32 sums.
 "mixed" is a float32 K.
 """
@@ -21,7 +22,7 @@ from tqdm import tqdm
 import mapuot
 
 from . import common
-from .device import endless
+from .device import REG, RHO, endless
 
 SIZE, QUICK_SIZE = 20_000, 1_000
 DENSITIES = (0.001, 0.01, 0.1, 0.5)
@@ -60,6 +61,19 @@ def pairs(pattern: str, n: int, density: float) -> Any:
     return S
 
 
+def products(S: Any) -> Callable[[], Any]:
+    """POT's iteration: u = (a / K v)^fi, v = (b / K^T u)^fi."""
+    K, n, fi = S.astype(np.float64), S.shape[0], RHO / (RHO + REG)
+    K.data = np.exp(-K.data / REG) / n**2
+    turned, v = sparse.csr_array(K.T), np.ones(n)
+
+    def iteration() -> None:
+        u = (1 / n / np.maximum(K @ v, 1e-300)) ** fi
+        (1 / n / np.maximum(turned @ u, 1e-300)) ** fi
+
+    return iteration
+
+
 def row_pass(workspace: Any) -> Callable[[], Any]:
     """Return a call of one row pass from where a workspace stands; what follows it in a pass is the same for all."""
     from mapuot._core import lib
@@ -67,31 +81,37 @@ def row_pass(workspace: Any) -> Callable[[], Any]:
     return lambda: lib.mapuot_row_pass(workspace.pool, workspace.state)
 
 
-def cpu_passes(S: Any, dense: Any, threads: int) -> dict[str, float]:
-    """Return the seconds of a row pass by storage, beside the dense pass."""
-    calls = {name: row_pass(endless(S, stored, threads=threads)) for name, stored in STORED.items()}
+def cpu_passes(S: Any, dense: Any, threads: int) -> tuple[dict[str, float], dict[str, int]]:
+    """Return (seconds of a row pass, bytes of K and indices) by storage, beside SciPy's and the dense pass."""
+    made = {name: endless(S, stored, threads=threads) for name, stored in STORED.items()}
+    calls = {name: row_pass(workspace) for name, workspace in made.items()} | {"SciPy": products(S)}
     calls |= {"dense mixed": row_pass(dense)} if dense else {}
-    return {name: min(samples) for name, samples in common.interleave(calls, 3.0).items()}
+    seconds = {name: min(samples) for name, samples in common.interleave(calls, 3.0).items()}
+    held = {name: w.operator.K.nbytes + 4 * S.nnz + 8 * S.shape[0] for name, w in made.items()}
+    return seconds, held | ({"dense mixed": dense.operator.K.nbytes} if dense else {})
 
 
-def gpu_passes(S: Any, dense: float | None) -> dict[str, float]:
-    """Return the seconds of a whole pass by storage."""
+def gpu_passes(S: Any, dense: float | None) -> tuple[dict[str, float], dict[str, int]]:
+    """Return (seconds of a whole pass, bytes of K and its indices) by storage."""
     from mapuot.backends.cuda.launch import GRAPH_PASSES
 
     from .device import elapsed
 
-    seconds = {} if dense is None else {"dense mixed": dense}
+    seconds, held = {} if dense is None else {"dense mixed": dense}, {}
     for name, stored in STORED.items():
         made = endless(S, stored, memory=20, gpu=True)
         launch = made.launch
         seconds[name] = elapsed(lambda launch=launch: launch(GRAPH_PASSES, 0), before=made.send_progress) / GRAPH_PASSES
+        held[name] = 2 * (made.operator.K[0].nbytes + made.pairs.rows.index.nbytes)
         made.close()
-    return seconds
+    return seconds, held
 
 
 def measured(pattern: str, n: int, density: float, passes: Callable[[Any], Any]) -> dict[str, Any]:
     S = pairs(pattern, n, density)
-    return {"pattern": pattern, "n": n, "density": S.nnz / n**2, "pairs": S.nnz, "seconds": passes(S)}
+    seconds, held = passes(S)
+    return {"pattern": pattern, "n": n, "density": S.nnz / n**2, "pairs": S.nnz, "seconds": seconds,
+            "MiB": {name: size / 2**20 for name, size in held.items()}}  # fmt: skip
 
 
 def large(backend: str, threads: int) -> dict[str, Any]:
