@@ -32,7 +32,7 @@ def quota(root: str = "") -> float:
     found = [math.inf]
     for line in lines(f"{root}/proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
-        (mounted, at), (kind, _, options) = before.split()[3:5], after.split()[:3]
+        (mounted, at), (kind, _, options) = before.split(" ")[3:5], after.split(" ")[:3]  # a source may be empty
         controller = {"cgroup2": "", "cgroup": "cpu"}.get(kind)
         if controller in own and controller in ("", *options.split(",")):
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controller else ("cpu.max",)
