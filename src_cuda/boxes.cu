@@ -35,12 +35,16 @@ __device__ void solve_in_place(double (*A)[SLOPES], double *b, int d) {
 // Mirrors tilted of mapuot/backends/boxes.py, a box a warp: slopes of log_scale by least squares (any slopes give a bound),
 // the log of the sum of e^(log - slope offset), and each point's share of it.  sizes: the largest |log| and |slope offset|.
 extern "C" __global__ void __launch_bounds__(32)
-    box_tilt(const double *offset, const double *log_all, const double *scale_all, int64_t points, int64_t unit,
-             int64_t d, int fit, double *slope, double *log_mass, double *share, uint64_t *sizes) {
+    box_tilt(const double *x, int64_t step, int64_t along, const double *origin, const double *mid, double factor,
+             int64_t points, int64_t unit, int64_t d, int fit, const double *log_all, const double *scale_all,
+             double *slope, double *log_mass, double *share, uint64_t *sizes) {
     __shared__ double A[SLOPES][SLOPES], b[SLOPES], mean[SLOPES];
     const int lane = threadIdx.x, dims = (int)d;
     const int64_t first = blockIdx.x * unit, left = points - first < unit ? points - first : unit;
-    const double *X = offset + first * d, *log_own = log_all + first, *scale = scale_all + first;
+    const double *log_own = log_all + first, *scale = scale_all + first;
+    const auto offset = [&](int64_t i, int k) {
+        return factor * (x[(first + i) * step + k * along] - origin[k]) - mid[blockIdx.x * d + k];
+    };
     double count = 0, middle = 0, top = -INF, total = 0, size[2] = {0, 0};
     const auto used = [&](int64_t i) { return log_own[i] != -INF && isfinite(scale[i]); };
     for (int64_t i = lane; fit && i < left; i += 32)
@@ -52,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(32)
     middle = warp_sum(middle) / count;
     for (int k = 0; fit && k < dims; k++) {
         double sum = 0;
-        for (int64_t i = lane; i < left; i += 32) sum += used(i) ? X[i * d + k] : 0;
+        for (int64_t i = lane; i < left; i += 32) sum += used(i) ? offset(i, k) : 0;
         sum = warp_sum(sum) / count;
         if (lane == 0) mean[k] = sum;
     }
@@ -61,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(32)
         for (int l = 0; l <= k + 1; l++) { // the last: the right side
             double sum = 0;
             for (int64_t i = lane; i < left; i += 32)
-                sum += used(i) ? (X[i * d + k] - mean[k]) * (l <= k ? X[i * d + l] - mean[l] : scale[i] - middle) : 0;
+                if (used(i)) sum += (offset(i, k) - mean[k]) * (l <= k ? offset(i, l) - mean[l] : scale[i] - middle);
             sum = warp_sum(sum);
             if (lane == 0) *(l <= k ? &A[k][l] : &b[k]) = sum;
         }
@@ -76,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(32)
     __syncwarp();
     const auto tilt = [&](int64_t i) {
         double off = 0;
-        for (int k = 0; fit && k < dims; k++) off += X[i * d + k] * b[k];
+        for (int k = 0; fit && k < dims; k++) off += offset(i, k) * b[k];
         return off;
     };
     for (int64_t i = lane; i < left; i += 32) {

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..backends.boxes import ROUGH, Iterated
 from ..backends.contract import Options, host, namespace
+from ..backends.tables import formula
 from ..penalties import F64
 from ..problem.points import PointCosts
 from ..problem.problem import Problem
@@ -41,47 +42,34 @@ class Grouping(NamedTuple):
     """The groups of one side, in the order of the points: blocks of the tree of halves of a box."""
 
     label: Any  # the group of each point
-    blocks: list[tuple[Any, Any]]  # of 1, 2, 4, .. points: (groups, which of these blocks they are)
+    first: Any  # the first point of each group
 
     def sums(self, x: Any) -> Any:
         """Add up a vector (k,) or a table (k, d) over each group."""
-        count = sum(len(groups) for groups, _ in self.blocks)
-        out = namespace(x).empty((count, *x.shape[1:]))
-        for groups, block in self.blocks:
-            out[groups] = x[block]
-            x = in_pairs(x, np.add, 0.0)
-        return out
-
-
-def in_pairs(x: Any, merge: Any, rest: float) -> Any:
-    """Merge each two neighbours of (k, ...), the last with ``rest`` where it has none."""
-    x = np.concatenate([x, np.full_like(x[:1], rest)]) if len(x) % 2 else x
-    return merge(x[::2], x[1::2])
+        return np.add.reduceat(x, self.first)
 
 
 def grouping(points: Any, most: int, unit: int) -> Grouping:
     """Put sorted points (k, d) into about ``most`` groups of at most ``unit`` neighbours, a power of 2.
 
-    Each block that is merged leaves a group less: the k - most narrowest ones are. None is narrower than its halves.
+    Each block that is merged leaves a group less: the k - most narrowest are, and what is as wide as the last of them.
+    None is narrower than its halves.
     """
     xp, k = namespace(points), len(points)
     low = high = points
     widths = []
     for _ in range(unit.bit_length() - 1):
-        low, high = in_pairs(low, np.minimum, np.inf), in_pairs(high, np.maximum, -np.inf)
-        widths.append(((high - low) ** 2).sum(1))
-    merged, ends = xp.zeros(sum(map(len, widths)), bool), np.cumsum([len(x) for x in widths]).tolist()
-    if k > most:
-        merged[xp.argsort(xp.concatenate(widths), kind="stable")[: k - most]] = True
-    whole = [xp.ones(k, bool), *(merged[i:j] for i, j in zip([0, *ends], ends, strict=False))]
-    firsts = xp.zeros(k, np.int64)
-    own = []
-    for level, (those, above) in enumerate(zip(whole, [*whole[1:], None], strict=True)):
-        inside = False if above is None else xp.repeat(above, 2)[: len(those)]
-        own.append(xp.flatnonzero(those & ~inside if above is not None else those))
-        firsts[own[-1] << level] = 1
-    label = xp.cumsum(firsts) - 1
-    return Grouping(label, [(label[block << level], block) for level, block in enumerate(own)])
+        pairs = xp.asarray(np.arange(0, len(low), 2))
+        low, high = np.minimum.reduceat(low, pairs), np.maximum.reduceat(high, pairs)
+        widths.append(np.square(high - low).sum(1))
+    inside = xp.zeros(k, bool)  # a group, behind its first point
+    if k > most and widths:
+        each = xp.sort(np.concatenate(widths))
+        limit = float(each[min(k - most, len(each)) - 1])
+        for level, width in enumerate(widths):  # the second half of a block that is merged begins inside
+            half = inside[1 << level :: 2 << level]
+            half[:] = (width <= limit)[: len(half)]
+    return Grouping(np.cumsum((~inside).astype(np.int64)) - 1, np.flatnonzero(~inside))
 
 
 class Level(NamedTuple):
@@ -95,9 +83,10 @@ class Level(NamedTuple):
 
     def mean_log(self, log: F64) -> F64:
         """Return the mean of each group by mass, 0 of a group without any, on the host."""
-        used, sums = self.side.weight * np.isfinite(log), self.groups.sums
+        used, terms = map(self.groups.sums, weighted(self.side.weight, log))
         with np.errstate(divide="ignore", invalid="ignore"):
-            return known(host(sums(used * known(log)) / sums(used)))
+            found: F64 = known(host(terms) / host(used))
+        return found
 
     def spread(self, log: F64, steep: F64) -> F64:
         """Return at each point the number of its group, continued along the group's slopes."""
@@ -108,6 +97,14 @@ class Level(NamedTuple):
         return out
 
 
+@formula
+def weighted(weight: F64, log: F64) -> tuple[F64, F64]:
+    """Return the masses that count, and what they weigh."""
+    used = np.where(np.isfinite(log), weight, 0.0)
+    return used, np.where(np.isfinite(log), weight * log, 0.0)
+
+
+@formula
 def known(log: F64) -> F64:
     """Return ``log`` with 0 in the place of what is not finite."""
     return np.where(np.isfinite(log), log, 0.0)
@@ -138,13 +135,12 @@ class Groups:
         means = self.small.cost.cloud
         coarse = (self.small.rows, means.rows), (self.small.cols, means.targets)
         for side, (mean, middle), fine, own in zip((problem.rows, problem.cols), coarse, points, groups, strict=True):
-            offset = fine.T - xp.asarray(middle.T.copy())[:, own.label]
-            self.levels.append(Level(side, mean, own, offset, middle))
+            self.levels.append(Level(side, mean, own, (fine - xp.asarray(middle)[own.label]).T, middle))
         metric, scale = cloud.core
         square = metric.degree == 2  # the slope of a potential is known then
         self.factor = 2 * scale / problem.reg if square else 0.0
         ranks, (one, other) = problem.rows.ranks, self.levels
-        squares = float(ranks.sum((one.offset**2).sum()) + (other.offset**2).sum())
+        squares = float(ranks.sum(float(np.square(one.offset).sum()))) + float(np.square(other.offset).sum())
         count = float(ranks.sum(problem.shape[0])) + problem.shape[1]
         self.wide = squares / count * (scale / problem.reg) ** (1 if square else 2)
         self.pairs = TAKES * float(ranks.sum(len(one.points))) * len(other.points)
@@ -187,7 +183,8 @@ class Groups:
         with closing(self.backend.Workspace(task, dataclasses.replace(self.options, symmetric=False))) as workspace:
             workspace.absorb(log)
             workspace.iterate(1)
-            return known(workspace.potentials()[0])
+            found: F64 = known(workspace.potentials()[0])
+            return found
 
     def plan(self, problem: Problem, logs: tuple[F64, F64]) -> Any:
         return self.backend.plan_of(problem, *logs, self.options.threads)
@@ -208,7 +205,8 @@ class Groups:
         """Return the log v to go on from after a state of this error, in place of its image."""
         reg, small = self.problem.reg, self.small
         pairs = (state.log_u, state.r), (state.log_v, state.s)
-        images = [image(level.side, *pair, reg) for level, pair in zip(self.levels, pairs, strict=True)]
+        sides = [level.side for level in self.levels]
+        images = [image(*pair, x.log_weight, x.rho, reg) for x, pair in zip(sides, pairs, strict=True)]
         logs = [level.mean_log(log) for level, (log, _) in zip(self.levels, pairs, strict=True)]
         nexts = [level.mean_log(log) for level, log in zip(self.levels, images, strict=True)]
         plan = self.plan(small, (logs[0], logs[1]))
@@ -245,11 +243,10 @@ def rate(side: Side, reg: float) -> F64:
     return 1 / (1 + reg / side.rho)
 
 
-def image(side: Side, log: F64, marginal: F64, reg: float) -> F64:
+@formula
+def image(log: F64, marginal: F64, log_weight: F64, rho: F64, reg: float) -> F64:
     """Return the next log scalings, -fi log (K v)_i, from the marginal that these lead to."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found: F64 = rate(side, reg) * (side.log_weight + log - np.log(marginal))
-    return found
+    return (log_weight + log - np.log(marginal)) / (1 + reg / rho)
 
 
 def grouped(problem: Problem, points: tuple[Any, Any], groups: list[Grouping]) -> Problem:
@@ -257,10 +254,10 @@ def grouped(problem: Problem, points: tuple[Any, Any], groups: list[Grouping]) -
     cloud = problem.cost.cloud
     sides, means = [], []
     for side, fine, own in zip((problem.rows, problem.cols), points, groups, strict=True):
-        weight, ones = own.sums(side.weight), namespace(fine).ones(len(fine))
+        weight = own.sums(side.weight)
         share = side.weight + (weight <= 0)[own.label]  # of groups without mass: plain means
         means.append(host(own.sums(fine * share[:, None]) / own.sums(share)[:, None]))
-        count = host(own.sums(ones))
+        count = np.diff(host(own.first), append=len(fine))
         rho = host(own.sums(side.rho)) / count
         rho = rho / count ** (side.kind.degree - 1)
         upper = None if side.upper is None else host(own.sums(side.upper)) / count

@@ -24,6 +24,7 @@ from ..problem.validate import as_columns
 from .contract import LEAST_MASS, PAD, Stats, any_of, host, namespace
 from .operator import Operator
 from .rules import Judge, plan_error
+from .tables import copied, formula
 
 UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on: bounds must not take as long as passes
 MOST_SLOPES = 16  # dimensions up to which potentials are fitted across a box
@@ -44,23 +45,33 @@ def unit_of(shape: tuple[int, int], least: int = 16) -> int:
 
 
 class Half:
-    """The points of one side in boxes of ``unit`` points, an array (boxes, unit, d) in which a cost of reg is 1.
+    """The points of one side in boxes of ``unit`` points: factor (x - first), so that a cost of reg is 1.
 
     Arrays over the points lie where these do, on a device maybe; those over the boxes are numpy's.
     """
 
-    def __init__(self, points: F64, unit: int, pad: int) -> None:
-        self.count, self.unit = len(points), unit
+    def __init__(self, points: F64, first: F64, factor: float, unit: int, pad: int) -> None:
+        """``points``: (count, d)."""
+        self.points, self.first, self.factor, self.count, self.unit = points, first, factor, len(points), unit
         self.boxes = -(-len(points) // unit)
         self.padded = -(-self.boxes // pad) * pad
-        xp, behind = namespace(points), self.boxes * unit - len(points)
-        whole = xp.pad(points, ((0, behind), (0, 0)), mode="edge") if behind else points
-        whole = whole.reshape(self.boxes, unit, points.shape[1])
-        none = np.empty((0, points.shape[1]))  # of a rank without rows
-        low, high = (host(whole.min(1)), host(whole.max(1))) if len(points) else (none, none)
+        ends = (self.merged(each, points) for each in (np.minimum, np.maximum))
+        low, high = (factor * (x - first) for x in ends)  # monotone, as is its rounding
         self.mid = 0.5 * (low + high)
         self.half = np.maximum(high - self.mid, self.mid - low) * (1 + 2.0**-50)
-        self.offset = whole - xp.asarray(self.mid)[:, None]
+
+    def merged(self, merge: Any, x: F64) -> F64:
+        """Merge what there is of the points of each box, on the host."""
+        found: F64 = host(merge.reduceat(x, namespace(x).asarray(np.arange(0, self.count, self.unit))))
+        return found
+
+    @cached_property
+    def offset(self) -> F64:
+        """Points of the host from the middles of their boxes on, (boxes, unit, d); the last one fills its box up."""
+        whole = self.factor * (self.points - self.first)
+        whole = np.pad(whole, ((0, self.boxes * self.unit - self.count), (0, 0)), "edge") if self.count else whole
+        moved: F64 = whole.reshape(self.boxes, self.unit, -1) - self.mid[:, None]
+        return moved
 
     def split(self, vector: F64, rest: float) -> F64:
         """Return a vector over the points as a table (boxes, unit), filled up with ``rest``."""
@@ -69,8 +80,7 @@ class Half:
         )
 
     def sums(self, vector: F64) -> F64:
-        found: F64 = host(self.split(vector, 0.0).sum(1))
-        return found
+        return self.merged(np.add, vector)
 
     def slopes(self, log: F64) -> F64:
         """Fit ``log`` by a linear function in each box. Any slopes give a bound, good ones a sharp one."""
@@ -90,9 +100,7 @@ class Half:
 
     def spread(self, mass: F64, shares: F64) -> F64:
         """Distribute a mass of each box over its points by their shares."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            whole = namespace(shares).asarray(mass[: self.boxes, None])
-            bound: F64 = np.where(shares > 0, whole * shares, 0.0).reshape(-1)[: self.count]
+        bound: F64 = part(namespace(shares).asarray(mass[: self.boxes, None]), shares).reshape(-1)[: self.count]
         return bound
 
 
@@ -131,7 +139,7 @@ class Boxes:
     ranks decide alike.
     """
 
-    arrays: ModuleType = np  # NumPy or CuPy: what points lie in
+    arrays: ModuleType = np  # or cuda/vectors.py: what points lie in
 
     def __init__(self, problem: Problem, pool: Any, together: bool = False) -> None:
         """``together``: rows and columns are the same, and so must be bounds and pairs, bit for bit."""
@@ -142,9 +150,8 @@ class Boxes:
         n, (rows, columns) = problem.shape[1], cloud.coordinates(self.arrays)
         self.limit = -(-n // PAD) * PAD  # where the last run of columns may end
         factor, self.smooth = metric.scaled(scale / problem.reg), metric.degree == 2
-        first = columns[:, :1]
-        x, y = rows - first.T, (columns[:, :n] - first).T
-        self.rows, self.cols = Half(factor * x, self.unit, 1), Half(factor * y, self.unit, PAD)
+        first = copied(columns[:, :1]).T
+        self.rows, self.cols = (Half(x, first, factor, self.unit, k) for x, k in ((rows, 1), (columns[:, :n].T, PAD)))
         reach = [np.abs(half.mid).max(initial=0.0) + half.half.max(initial=0.0) for half in (self.rows, self.cols)]
         self.reach = float(sum(reach)) * (float(sum(reach)) if self.smooth else 1.0) * columns.shape[0]
 
@@ -310,24 +317,37 @@ class Boxes:
         return Kept(self.unit, first, run, int(width.max(initial=1)) * self.unit, nats, part)
 
 
+@formula
+def part(mass: F64, shares: F64) -> F64:
+    return np.where(shares > 0, mass * shares, 0.0)
+
+
+@formula
+def growth(t: F64, f: F64, r: F64, log_weight: F64, rho: F64) -> F64:
+    """Bound the growth at each point."""
+    log_q = log_weight - f / rho
+    inner = np.where(r > 0, r * np.log1p(t / r), 0.0)
+    value = inner + t * (np.log(r + t) - log_q) - t
+    return np.where(t > 0, rho * np.maximum(value, 0.0), 0.0)
+
+
+@formula
+def near_growth(shares: F64, r: F64, rho: F64, reg: float, near: float) -> tuple[F64, F64]:
+    """Return both terms of `near_terms` at each point."""
+    square = np.where(shares > 0, rho * np.square(shares) / (2 * r), 0.0)
+    return square, near * np.sqrt(reg * rho) * shares
+
+
 def grown(side: Side, half: Half, f: F64, r: F64, shares: F64, bound: F64) -> float:
     """Bound rho (KL(r + x | q) - KL(r | q)) over 0 <= x <= t, q = weight e^(-f / rho): it is convex in x."""
-    t = half.spread(bound, shares)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        log_q = side.log_weight - f / side.rho
-        inner = np.where(r > 0, r * np.log1p(t / r), 0.0)
-        value = inner + t * (np.log(r + t) - log_q) - t
-        value = np.where(t > 0, side.rho * np.maximum(value, 0.0), 0.0)
-    total = float(value.sum())  # of numbers >= 0: NaN if one is
-    return math.inf if math.isnan(total) else total
+    total = float(growth(half.spread(bound, shares), f, r, side.log_weight, side.rho).sum())
+    return math.inf if math.isnan(total) else total  # of numbers >= 0: NaN if one is
 
 
 def near_terms(half: Half, side: Side, reg: float, r: F64, tilt: Tilted, near: float) -> tuple[F64, F64]:
     """Return both terms of rho (t^2 / (2 r) + t log(r / q)) of each box at t = 1; log(r / q): near (reg / rho)^.5."""
-    shares = tilt.shares.reshape(-1)[: half.count]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        square = np.where(shares > 0, side.rho * shares**2 / (2 * r), 0.0)
-    return half.sums(square), half.sums(near * np.sqrt(reg * side.rho) * shares)
+    square, linear = near_growth(tilt.shares.reshape(-1)[: half.count], r, side.rho, reg, near)
+    return half.sums(square), half.sums(linear)
 
 
 def grown_near(half: Half, square: F64, linear: F64, mass: float, bound: F64) -> float:
@@ -439,11 +459,16 @@ class Truncation:
 
     def absorbed(self, x: F64, shift: float) -> tuple[F64, F64]:
         """Return what K is to hold of log u and log v, so that its entries are P_ij / (r_i s_j) but for a factor."""
-        _, _, r, s = self.state
-        log_u, count, mass = self.state.log_u - shift, len(s), self.problem.rows.ranks.sum(r.sum())
-        with np.errstate(divide="ignore", invalid="ignore"):
-            d, e = log_u - np.log(r / count), x - np.log(count * (s / mass))
-        return np.where(r > 0, d, log_u), np.where(s > 0, e, x)
+        log_u, _, r, s = self.state
+        share = float(self.problem.rows.ranks.sum(r.sum())) / len(s)
+        return without(log_u, shift, r, len(s)), without(x, 0.0, s, share)
+
+
+@formula
+def without(log_scale: F64, shift: float, marginal: F64, share: float) -> F64:
+    """Return log scalings less a shift and, where there is mass, the log of a marginal in units of a share."""
+    moved = log_scale - shift
+    return np.where(marginal > 0, moved - np.log(marginal / share), moved)
 
 
 def expected(side: Side, log_scale: F64, reg: float) -> F64:

@@ -106,9 +106,9 @@ def name_of(backend: ModuleType) -> str:
 
 
 def namespace(*arrays: Any) -> Any:
-    """Return NumPy, or CuPy where one of the arrays is CuPy's."""
-    on_gpu = any(type(x).__module__.partition(".")[0] == "cupy" for x in arrays)
-    return sys.modules["cupy"] if on_gpu else np
+    """Return NumPy, or CuPy where one of the arrays is CuPy's, of whose vectors cuda/vectors.py."""
+    there = [x for x in arrays if type(x).__module__.partition(".")[0] == "cupy"]
+    return getattr(there[0], "xp", None) or sys.modules["cupy"] if there else np
 
 
 def host(x: Any) -> Any:

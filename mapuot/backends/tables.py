@@ -1,8 +1,6 @@
-"""Tables of points, one row a coordinate, in another layout: by NumPy, or on a GPU by kernels that nothing compiles.
+"""Tables of points in another layout, and formulas, by NumPy or on a GPU by cuda/vectors.py. A row is a coordinate."""
 
-CuPy would compile one for each operation, type and layout, .08 s each: twenty of them before a first pass.
-"""
-
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,19 +11,50 @@ from .contract import host, namespace
 
 def laid(out: Any, x: Any, origin: Any = None, middle: Any = None, factor: float = 1.0) -> Any:
     """Fill a table (d, n) with factor (x - origin - middle), its last columns like x's last one, and return it."""
-    if namespace(out) is not np:
-        from .cuda.lay import lay  # noqa: PLC0415 - only for what lies on a GPU
-
-        return lay(out, x, origin, middle, factor)
-    own, n = out[:, : x.shape[1]], x.shape[1]
+    xp, n = arithmetic(out), x.shape[1]
+    whole, x = xp.asarray(out), x if x.dtype.char in "fd" else x.astype(np.float64)
+    own = whole[:, :n]
     if origin is None:
-        own[:] = x
+        own[...] = x
     else:  # in place: they may be large
         np.subtract(x, origin, out=own)
-        own -= middle
+        own -= xp.asarray(middle)
         own *= factor
-    out[:, n:] = own[:, n - 1 :]
+    whole[:, n:] = own[:, n - 1 :]
     return out
+
+
+def formula(function: Any) -> Any:
+    """Let a function of vectors and numbers, operation by operation, be one launch on a GPU.
+
+    ``into``: where its results go.
+    """
+
+    @functools.wraps(function)
+    def found(*inputs: Any, into: Any = ()) -> Any:
+        if (xp := arithmetic(*inputs)) is not np:
+            return xp.evaluated(function, inputs, into)
+        with np.errstate(all="ignore"):
+            results = function(*inputs)
+        for out, x in zip(into, results, strict=False):
+            out[...] = x
+        return results
+
+    return found
+
+
+def arithmetic(*arrays: Any) -> Any:
+    """Return NumPy, or cuda/vectors.py where one of the arrays lies on a GPU."""
+    if namespace(*arrays) is np:
+        return np
+    from .cuda import vectors  # noqa: PLC0415 - only for what lies on a GPU
+
+    return vectors
+
+
+def taken(x: Any, at: Any, xp: Any) -> Any:
+    """Return some rows of a table, which lie in arrays of NumPy or of cuda/vectors.py."""
+    return xp.asarray(x)[xp.asarray(at)]
 
 
 def copied(x: Any) -> F64:
@@ -35,8 +64,8 @@ def copied(x: Any) -> F64:
 
 def squares(x: Any, rounded: bool = False) -> Any:
     """Return the sum of squares of each column, in float64; ``rounded``: on a GPU of what float32 has of them."""
-    if namespace(x) is not np:
-        from .cuda import lay  # noqa: PLC0415
-
-        return lay.squares(x, rounded)
+    xp = arithmetic(x)
+    if xp is not np:
+        x = xp.asarray(x).astype(np.float32) if rounded else x
+        return xp.merged(np.add, x, each=np.square)[0]
     return np.square(x, dtype=np.float64).sum(0)

@@ -18,6 +18,7 @@ from .coarse import Coarse
 from .contract import Options, Stats, any_of, host, largest, median, namespace
 from .newton import ColumnsNewton, misses
 from .records import put
+from .tables import formula
 
 STORAGE = {"float64": np.float64, "float32": np.float32}
 FARTHEST = 1e300  # log v beyond it is no number: only M and the reference say which points are unreachable
@@ -38,6 +39,38 @@ def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64,
     centre = median(log_v[used]) if any_of(used & (log_v != 0)) else 0.0
     shift = -centre if abs(centre) > FAR_LOG and not symmetric else 0.0
     return np.where(used, log_v + shift, 0.0), shift
+
+
+@formula
+def started(x: F64, out: Any, log_b: F64) -> tuple[F64, F64, F64]:
+    """Return log v, the exponents of the plan that it makes, and its size: any start will do.
+
+    Beyond ``FARTHEST``, or NaN, a point would look unreachable.
+    """
+    x = np.where(np.abs(x) < FARTHEST, x, 0.0)
+    return x, np.where(out, -np.inf, x + log_b), np.abs(x)
+
+
+@formula
+def unreached(alpha: F64, out: Any) -> tuple[Any, Any]:
+    """Return masks of the dead points, and of these and those that are left out."""
+    dead = (alpha == np.inf) & ~out
+    return dead, out | dead
+
+
+@formula
+def held(alpha: F64, off: Any, log_a: F64) -> F64:
+    return np.where(off, np.inf, alpha - log_a)
+
+
+@formula
+def moved(log: F64, off: Any, shift: float) -> F64:
+    return np.where(off | ~np.isfinite(log), 0.0, log + shift)
+
+
+@formula
+def told(log: F64, out: Any, dead: Any) -> F64:
+    return np.where(out, -np.inf, np.where(dead, np.inf, log))
 
 
 class Workspace:
@@ -75,15 +108,14 @@ class Workspace:
         cold = log_v is not None and not any_of(log_v != 0)
         symmetric = self.options.symmetric
         x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v, symmetric)
-        x = np.where(np.abs(x) < FARTHEST, x, 0.0)  # any start will do; beyond it, or NaN, a point looks unreachable
         out_u, out_v = problem.left_out
         la, lb = problem.log_reference
+        x, plan_v, size = started(x, out_v, lb)
         with np.errstate(invalid="ignore"):
-            plan_v = np.where(out_v, -np.inf, x + lb)
-            reach = float(np.abs(x).max())
+            reach = float(size.max())
             safe = reach <= FAR_LOG and problem.spread + reach <= self.safe_spread
             if safe and not problem.forbidden and problem.c is None:
-                alpha, beta = np.full_like(la, problem.M_min / problem.reg), np.zeros_like(lb)
+                alpha, beta = np.zeros_like(la) + problem.M_min / problem.reg, np.zeros_like(lb)
             elif self.truncation and self.truncation.known:
                 d, e = self.truncation.absorbed(x, self.progress_of("shift") if shift is None else shift)
                 alpha, beta = d + la, e + lb
@@ -92,12 +124,11 @@ class Workspace:
             if symmetric:  # K is at most 1 as well with the mean of both, and symmetric
                 alpha = beta = 0.5 * (np.concatenate(problem.ranks.all(alpha)) + beta)
                 alpha = beta if problem.ranks.size == 1 else beta[problem.own]
-            self.dead = (alpha == np.inf) & ~out_u, (beta == np.inf) & ~out_v
-            off_u, off_v = out_u | self.dead[0], out_v | self.dead[1]
+            (dead_u, off_u), (dead_v, off_v) = unreached(alpha, out_u), unreached(beta, out_v)
+            self.dead = dead_u, dead_v
             alpha[off_u] = beta[off_v] = -np.inf
             alpha, beta = self.fitted(alpha, beta)
-            d, e = alpha - la, beta - lb
-        d[off_u] = e[off_v] = np.inf
+        d, e = held(alpha, off_u, la), held(beta, off_v, lb)
         if cold and self.narrow_points and problem.cols.logarithmic:
             x = np.where(e - x > LEAST_LOG, e, x)  # of columns far from all rows v would be 0 in float32
         self.build(alpha, beta, problem.exponent_error(alpha, beta))
@@ -122,7 +153,7 @@ class Workspace:
         """
         e, off_v = self.absorbed
         log_v = namespace(e).asarray(log_v)
-        x = np.where(off_v | ~np.isfinite(log_v), 0.0, log_v + self.progress_of("shift"))
+        x = moved(log_v, off_v, self.progress_of("shift"))
         if self.options.in_place or not largest(x - e) <= LARGEST_LOG:
             self.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
             return
@@ -200,7 +231,8 @@ class Workspace:
 
     def limited(self, log_x: F64, side: int) -> F64:
         """Return log scalings of the rows (0) or columns (1) for users: -inf where left out, +inf where dead."""
-        return np.where(self.problem.left_out[side], -np.inf, np.where(self.dead[side], np.inf, log_x))
+        found: F64 = told(log_x, self.problem.left_out[side], self.dead[side])
+        return found
 
     def newton(self) -> Any:
         """Return Newton's steps (newton.py) that certify what misses hard marginals, None where passes meet all."""

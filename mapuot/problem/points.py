@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backends.contract import PAD, any_of, host, is_on_device, namespace
-from ..backends.tables import laid
+from ..backends.tables import laid, taken
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import Ranks
@@ -419,9 +419,9 @@ class Ordered(PointCosts):
             return self.rows, self.columns
         if self.there is not None:
             return self.there
-        rows, cols = xp.asarray(self.order[0]), xp.asarray(padded(self.order[1]))
-        whole_rows, whole_columns = self.whole.coordinates(xp)
-        return whole_rows[rows], xp.ascontiguousarray(whole_columns[:, cols])
+        rows, columns = self.whole.coordinates(xp)
+        cols = taken(columns.T, padded(self.order[1]), xp).T
+        return taken(rows, self.order[0], xp), laid(xp.empty(cols.shape), cols)
 
     def placed(self, xp: ModuleType) -> "Ordered":
         """Return the cloud with its coordinates on a device, for as long as the new object lives."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.contract import any_of, host, largest, namespace
+from ..backends.tables import formula
 from ..cached import cached_property
 from ..errors import InfeasibleError
 from ..penalties import F64, project
@@ -50,6 +51,12 @@ def farthest(costs: F64) -> float:
     count = len(second)
     few = min(2, count // 64) + count // 1000
     return float(np.sort(second)[-1 - few]) if few else math.inf
+
+
+@formula
+def exponent(log: F64, known: F64) -> F64:
+    total = log + known
+    return np.where(np.isfinite(total), total, -np.inf)
 
 
 @dataclass(frozen=True)
@@ -228,7 +235,7 @@ class Problem(Common):
 
         Costs that outweigh log u + log v by VANISHING, finite ones that stand for inf, make entries 0 and do not count.
         """
-        terms = sum(largest(np.abs(x[np.isfinite(x)])) for x in (log_u, log_v))
+        terms = sum(largest(np.where(np.isfinite(x), np.abs(x), 0.0)) for x in (log_u, log_v))
         terms += self.rows.log_size + self.cols.log_size if self.unmasked == "product" else 0.0
         terms = self.ranks.max(terms)
         paid = min(self.spread, terms + abs(self.M_min) / self.reg + VANISHING)
@@ -237,9 +244,7 @@ class Problem(Common):
 
     def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """Return log u_i + log a_i and log v_j + log b_j, the plan's exponent without M and c; -inf where it is 0."""
-        with np.errstate(invalid="ignore"):
-            alpha, beta = (x + known for x, known in zip((log_u, log_v), self.log_reference, strict=True))
-        alpha[~np.isfinite(alpha)] = beta[~np.isfinite(beta)] = -np.inf
+        alpha, beta = (exponent(x, known) for x, known in zip((log_u, log_v), self.log_reference, strict=True))
         return alpha, beta
 
     def check_reachable(self, dead_rows: Any, dead_cols: Any) -> None:

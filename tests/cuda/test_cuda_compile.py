@@ -121,7 +121,7 @@ CASES = {
     "tiles of points": ("portable.cu", points(1, 1, 0, DEPTH=16), {"tile_sums": (128, 32)}),
     "pairs": ("portable.cu", portable("float32", (1, 8, 2), SPARSE=1, SHORT_INDEX=1), PAIRS),
     "costs of points": ("point_costs.cu", {"METRIC": 0, "STORE": 0}, {"point_costs": (255, 0)}),
-    "tables of points": ("lay.cu", {"STORE": 0}, dict.fromkeys(("lay", "squares", "balance"), (255, 0))),
+    "formulas of vectors": ("vectors.cu", {"STORE": 0}, {"evaluate": (255, 512), "reduceat": (255, 0)}),
     "plans of clouds": ("point_costs.cu", {"METRIC": 0, "PLAN": 1, "STORE": 0}, {"point_costs": (255, 0)}),
     "clouds": (
         "clouds.cu", {"NORM": 2, "STORE": 0},

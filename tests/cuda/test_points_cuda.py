@@ -1,6 +1,7 @@
 """Points on a GPU: float32 and float64 passes against those of the oracle, whole solves against the CPU's."""
 
 import dataclasses
+import itertools
 import math
 import pickle
 
@@ -15,6 +16,7 @@ from mapuot.ascend.truncation import in_boxes
 from mapuot.backends import cpu, cuda
 from mapuot.backends.boxes import Boxes, Iterated
 from mapuot.backends.contract import host
+from mapuot.backends.cuda import vectors
 from mapuot.backends.cuda.boxes import DeviceBoxes
 from mapuot.problem.problem import Problem
 from mapuot.route import on_device
@@ -218,6 +220,46 @@ def test_what_a_gpu_does_not_take_is_said():
         )
 
 
+@pytest.mark.parametrize("name", sorted({*vectors.OPERATIONS} - {"place"}))
+def test_vectors_compute_as_numpy_does(name):
+    """Tables in any layout, rows of them, and numbers, of each type that the operation has."""
+    x, function = np.random.default_rng(0).normal(size=(6, 9)), getattr(np, name)
+    x[0, :4] = np.nan, np.inf, -np.inf, -0.0
+    masks = [x[::2, 1:] > 0, x[1, 1:] < 0]
+    few = [x[::2, 1:], x[0, 1:].astype(np.float32), np.arange(24).reshape(8, 3).T - 5, -2.5, 3]
+    few = [*masks, True] if name.startswith(("bitwise", "invert")) else few
+    for operands in itertools.product(*([masks, few, few] if name == "where" else [few] * function.nin)):
+        if any(map(np.ndim, operands)):
+            with np.errstate(all="ignore"):
+                want = function(*operands)
+            got = function(*(vectors.asarray(z) if np.ndim(z) else z for z in operands))
+            assert (got.dtype == bool) == (want.dtype == bool)
+            np.testing.assert_allclose(got.get(), want, rtol=1e-6 if want.dtype == np.float32 else 1e-15)
+
+
+def test_vectors_are_indexed_and_merged_as_numpy_does():
+    rng = np.random.default_rng(0)
+    x, at, starts = rng.normal(size=(40, 3)), rng.permutation(40)[:11], np.array([0, 1, 7, 30])
+    mask, there, where = x[:, 0] > 0.3, *map(vectors.asarray, (x, at))
+    for merge in (np.add, np.minimum, np.maximum):
+        got = merge.reduceat(there, vectors.asarray(starts))
+        np.testing.assert_allclose(got.get(), merge.reduceat(x, starts), rtol=1e-14)
+    np.testing.assert_array_equal(there[where].get(), x[at])
+    np.testing.assert_array_equal(there[:, 1][vectors.asarray(mask)].get(), x[mask, 1])
+    together = np.concatenate([there[:, 0], there[3:, 1]])
+    np.testing.assert_array_equal(together.get(), np.concatenate([x[:, 0], x[3:, 1]]))
+    np.testing.assert_allclose(there.sum(1).get(), x.sum(1), rtol=1e-14)
+    there[where], x[at] = there[:11] + 1, x[:11] + 1
+    there[2::5, 1:], x[2::5, 1:] = 7, 7
+    there[:, 0][vectors.asarray(mask)] = np.inf
+    x[mask, 0] = np.inf
+    np.testing.assert_array_equal(there.get(), x)
+    with pytest.raises(ValueError, match="broadcast"):
+        there[:, 0] + there[:5, 0]
+    with pytest.raises(TypeError, match="host"):
+        np.add(there, x)
+
+
 def test_groups_correct_passes(monkeypatch):
     monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 100)
     monkeypatch.setattr("mapuot.backends.boxes.CORRECTION", math.inf)
@@ -226,9 +268,13 @@ def test_groups_correct_passes(monkeypatch):
     exact = mapuot.solve(
         mapuot.PointCloud(x, y, truncate=None, form=None), a, b, reg=4e-4, reg_m=1.0, tol=1e-10, backend="cpu"
     )
+    asked, ufunc = set(), cp.ndarray.__array_ufunc__
+    monkeypatch.setattr(cp.ndarray, "__array_ufunc__", lambda x, which, how, *y, **more: (
+        asked.add(how), ufunc(x, which, how, *y, **more))[1])  # fmt: skip
     got = mapuot.solve(
         mapuot.PointCloud(x, y, truncate=3.0, form=None), a, b, reg=4e-4, reg_m=1.0, tol=1e-7, backend="cuda"
     )
+    assert asked <= {"reduce"}  # for what else is asked of it, CuPy compiles a kernel each
     assert got.converged
     assert got.n_passes <= 12  # 70 without
     assert got.skipped.kept.share <= 0.4

@@ -203,7 +203,7 @@ TABLE = {
         "error{{ * (1 + part) + part * (1 + found)}}", "{{self.problem.reg * share.mass~>0.0}}",
         "{{not enough~>False}}):", "self.hidden = {{share.mass~>0.0}}", ">= {{LEAST_MASS~>0}}:",
         "{{not side.ranks.max(any_of(side.hard))~>True}}", "value = {{inner + }}t *", "log(r{{ + t}}) - log_q",
-        "t > 0, {{~>0.1 * }}side.rho",
+        "t > 0, {{~>0.1 * }}rho",
     ]),
     "src_c/boxes_tmpl.c": (
         "core/test_edges.py api/test_truncation.py::test_the_bound_is_true[scalar-1-1] "

@@ -19,8 +19,8 @@ from ...problem.validate import check_columns
 from .. import narrow_points
 from ..contract import Options
 from ..tables import squares
+from . import vectors
 from .kernels import ITEMSIZE, STORES, kernel
-from .lay import lay
 
 # of a Side, cached there
 NUMBERS = "log_size", "scalar_rho", "rho_range", "largest_soft_rho", "mass", "dual_scale", "uniform"
@@ -120,13 +120,13 @@ def held(problem: Problem) -> Problem:
     assert isinstance(problem.cost, Ordered)
     sides = problem.rows, problem.cols
     rows, cols = map(held_side, sides) if problem.ranks.size == 1 else sides
-    return dataclasses.replace(problem, cost=problem.cost.placed(cp), rows=rows, cols=cols)
+    return dataclasses.replace(problem, cost=problem.cost.placed(vectors), rows=rows, cols=cols)
 
 
 def held_side(side: Side) -> Side:
     """A side on the device; its numbers stay those that the host has found."""
-    upper = None if side.upper is None else cp.asarray(side.upper)
-    found = dataclasses.replace(side, weight=cp.asarray(side.weight), rho=cp.asarray(side.rho), upper=upper)
+    upper = None if side.upper is None else vectors.asarray(side.upper)
+    found = dataclasses.replace(side, weight=vectors.asarray(side.weight), rho=vectors.asarray(side.rho), upper=upper)
     vars(found).update({name: getattr(side, name) for name in NUMBERS})
     return found
 
@@ -241,10 +241,10 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, float]:
         return costs(cloud), 0.0
     x, y = narrow_points.centred(cloud, narrow_points.LOG2_E, cp)
     y = y[:, : cloud.shape[1]]
-    left, right, sizes = cp.empty((len(x), d + 2)), cp.empty((d + 2, y.shape[1])), (squares(x.T), squares(y))
-    lay(left.T[:d], x.T, factor=-2.0), lay(left.T[d:], sizes[0][None], rest=1.0)
-    lay(right[:d], y), lay(right[d:], rest=1.0), lay(right[d + 1 :], sizes[1][None])
-    return left @ right, 2.0**-53 * (3 * d + 40) * sum(float(size.max()) for size in sizes)
+    left, right, sizes = *map(vectors.empty, ((len(x), d + 2), (d + 2, y.shape[1]))), (squares(x.T), squares(y))
+    np.multiply(x, -2.0, out=left[:, :d])
+    left[:, d], left[:, d + 1], right[:d], right[d], right[d + 1] = sizes[0], 1.0, y, 1.0, sizes[1]
+    return cp.matmul(left, right), 2.0**-53 * (3 * d + 40) * sum(float(size.max()) for size in sizes)
 
 
 def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places: Any = None, plan: Any = None) -> Any:

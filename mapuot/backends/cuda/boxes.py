@@ -14,6 +14,7 @@ from ...problem.problem import Problem
 from ..boxes import MOST_SLOPES, Boxes, Half, Iterated, Tilted
 from ..contract import namespace
 from ..records import put, read
+from . import vectors
 from .arrays import need_memory
 from .kernels import by_value, kernel
 
@@ -26,17 +27,15 @@ def as_words(boxes: int) -> int:
 
 
 class DeviceBoxes(Boxes):
-    arrays = cp
+    arrays = vectors
     lists: tuple[Any, ...]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
 
     def __init__(self, problem: Problem, pool: Any, together: bool = False) -> None:
         super().__init__(problem, pool, together)
         m, n = self.rows.boxes, self.cols.padded
-        points = self.rows.offset.size + self.cols.offset.size
-        need_memory(8 * m * as_words(n) + 8 * (4 * len(self.cols.mid[0]) + 8) * (m + n) + 8 * points, "float64")
+        need_memory(8 * m * as_words(n) + 8 * (4 * len(self.cols.mid[0]) + 8) * (m + n), "float64")
         self.bits = cp.empty((m, as_words(n)), np.uint32)
         self.record = np.zeros((), read("boxes.cu")["Boxes"])
-        self.offset = {half: cp.ascontiguousarray(cp.asarray(half.offset)) for half in (self.rows, self.cols)}
 
     def call(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
         if all(grid):  # a rank without rows has nothing to do
@@ -47,13 +46,15 @@ class DeviceBoxes(Boxes):
         return sides[0], sides[1], {name: cp.asarray(array) for name, array in arrays.items()}
 
     def tilted(self, half: Half, log_scale: F64, log: F64) -> Tilted:
-        (count, unit, d), sizes = half.offset.shape, cp.zeros(2, np.uint64)
-        flat, log_mass, shares = (cp.asarray(log), cp.asarray(log_scale)), cp.empty(count), cp.empty((count, unit))
+        (count, d), x, sizes = half.mid.shape, half.points, cp.zeros(2, np.uint64)
+        flat, log_mass = (cp.asarray(log), cp.asarray(log_scale)), cp.empty(count)
+        shares = vectors.empty((count, half.unit))
         slope, fit = cp.zeros((count, d)), np.int32(self.smooth and d <= MOST_SLOPES)
-        numbers = np.int64(half.count), np.int64(unit), np.int64(d), fit
-        self.call("box_tilt", (count,), 32, self.offset[half], *flat, *numbers, slope, log_mass, shares, sizes)
+        lie = x, *(np.int64(step // 8) for step in x.strides), *map(cp.asarray, (half.first, half.mid))
+        numbers = np.float64(half.factor), np.int64(half.count), np.int64(half.unit), np.int64(d), fit
+        self.call("box_tilt", (count,), 32, *lie, *numbers, *flat, slope, log_mass, shares, sizes)
         largest = float(sizes.get().view(np.float64).sum())
-        return Tilted(slope.get(), log_mass.get(), shares if namespace(log) is cp else shares.get(), largest)
+        return Tilted(slope.get(), log_mass.get(), shares if namespace(log) is not np else shares.get(), largest)
 
     def sweep(self, arrays: dict[str, Any], kept: Kept | None = None) -> tuple[Any, F64, F64]:
         on = {name: cp.asarray(array) for name, array in arrays.items()}
@@ -79,8 +80,8 @@ class DeviceBoxes(Boxes):
     def listed(self, bits: Any, count: Any, limit: int) -> tuple[Any, Any]:
         """(first, run) of Kept, of these bits."""
         m, words = bits.shape
-        first = cp.zeros(m + 1, np.int64)
-        first[1:] = cp.cumsum(count)
+        first = vectors.zeros(m + 1, np.int64)
+        first[1:] = cp.cumsum(vectors.asarray(count))
         run = cp.zeros(2 * max(1, int(first[-1])), np.int32)
         sizes, none = (np.int32(self.unit), np.int32(limit)), np.uint64(0)
         self.call("box_runs", (m,), 32, bits, np.int64(words), first, none, none, run, *sizes)

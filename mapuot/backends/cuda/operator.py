@@ -25,10 +25,10 @@ from ..kernel import FLUSH_PRODUCT, HOST_ENTRIES, TINY
 from ..operator import BLOCK_BYTES, Operator
 from ..records import put
 from ..workspace import STORAGE
+from . import vectors
 from .arrays import Carrier, Room, as_columns, free_memory, most_bytes, on_device, pinned
 from .kernels import BESIDE, ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, strips_for
 from .launch import BULK, device_limits
-from .lay import fill
 from .stream import PLAIN, apply_rows, fill_rows, joined, parts, reduce_rows, stream, view_of
 
 FEW_COLUMNS = 4  # which a kernel multiplies a row of the plan by, as it is made
@@ -290,7 +290,7 @@ class DeviceOperator(Operator):
         self.v, self.ends = cp.zeros(self.ld), cp.empty(2 * m)  # base, and s
         self.posts = part, scale = cp.empty((2, rows * shape.strips)), cp.empty((2, rows))
         for posts in self.posts:
-            fill(posts.ravel(), UNSET)
+            vectors.fill(posts.ravel(), UNSET)
         self.records, self.turn = np.zeros(2, PASS), 0
         for back, record in enumerate(self.records):
             put(record, {name: getattr(shape, name) for name in ("strips", "slice", "slots", "lag")})

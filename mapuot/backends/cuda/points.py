@@ -22,11 +22,12 @@ from ..cpu.native import pool_for
 from ..records import put
 from ..rules import START
 from ..tables import squares
+from . import vectors
 from .arrays import need_memory
 from .boxes import DeviceBoxes
-from .kernels import MASK, Job, Shape, begin, by_value, kernel, point_blocks, portable_jobs, shape_options, together
+from .kernels import MASK, Job, Shape, begin, by_value, point_blocks, portable_jobs, shape_options, together
 from .launch import Iterate, switches
-from .lay import lay
+from .stream import joined
 from .workspace import DeviceWorkspace
 
 DIM = 4  # dimensions whose coordinates a thread keeps in registers
@@ -79,15 +80,18 @@ class PackedSide:
         self.depth = depth_of(d, np.dtype(dtype).name) if tiled else 0
         room = -(-count // unit) * unit
         self.count, self.ld = count, room
-        self.to = cp.empty((-(-d // self.depth) * self.depth if tiled else d, room), dtype)
-        self.packed = lay(self.to, points[:, :count], factor=factor, rest=0.0)
+        self.to = self.packed = vectors.zeros((-(-d // self.depth) * self.depth if tiled else d, room), dtype)
+        np.multiply(points[:, :count], factor, out=self.to[:d, :count])
         if not tiled:
             at_once = sizes_of(d, True, False, False)[1]
-            self.packed = lay(cp.empty((room // at_once, d, at_once), dtype), self.to)
-        self.log = cp.zeros(room, dtype)
+            self.packed = vectors.empty((room // at_once, d, at_once), dtype)
+            self.packed[...] = self.to.reshape(d, -1, at_once).swapaxes(0, 1)
+        self.log = vectors.zeros(room, dtype)
 
     def set(self, log: Any, left_out: float, finite: bool = False) -> None:
-        lay(self.log[None], cp.asarray(log)[None], rest=left_out, finite=finite)
+        log = vectors.asarray(log)
+        self.log[: len(log)] = np.where(np.isinf(log), left_out, log) if finite else log
+        self.log[len(log) :] = left_out
 
 
 class Passes(NamedTuple):
@@ -191,20 +195,16 @@ class PointIterate(Iterate):
     def tops(self, k: int, x: Any, mask: Any, hidden: float) -> Any:
         """Return -max_j of x_j - c_ij / reg, or ``hidden``, for each row i (k = 0); of x_i for each column (1)."""
         to, other = self.sides[k], self.sides[1 - k]
-        lay(to.log[None], rest=0.0)
+        to.log.fill(0.0)
         other.set(x, -np.inf, True)
-        out = cp.empty(to.count)
-        if to.count:
-            tops = self.sum_over(k, other.log)
-            numbers = np.int64(len(tops)), np.int64(to.count), cp.asarray(mask), np.float64(hidden)
-            kernel("lay.cu", "balance", STORE=0)((-(-to.count // 256),), (256,), (tops, *numbers, out))
-        return out
+        tops = joined("row_max", self.sum_over(k, other.log)) if to.count else to.log
+        return np.where(vectors.asarray(mask), hidden, -vectors.asarray(tops))
 
-    def product(self, k: int, x: Any) -> Any:
-        """Return K x (k = 0) or K^T x (1), by float64 passes."""
-        weights = cp.zeros(self.sides[1 - k].ld)
-        weights[: len(x)] = x
-        return self.sum_over(k, weights).sum(0)
+    def product(self, k: int, x: Any, y: Any) -> Any:
+        """Return K x y (k = 0) or K^T x y (1), by float64 passes."""
+        weights = vectors.zeros(self.sides[1 - k].ld)
+        np.multiply(x, y, out=weights[: len(x)])
+        return vectors.asarray(joined("sums", self.sum_over(k, weights)))
 
 
 class PointWorkspace(DeviceWorkspace):
@@ -371,16 +371,16 @@ class PointWorkspace(DeviceWorkspace):
         self.progress["narrow"] = 0.0
         self.take_float64()
         reg, shift, kappa = self.problem.reg, float(self.progress["shift"]), float(self.progress["kappa"])
-        r, log_u, rho = (cp.asarray(x) for x in (self.answers["r"], self.answers["u_log"], self.problem.rows.rho))
+        known = self.answers["r"], self.answers["u_log"], self.problem.rows.rho, self.potentials()[1], self.absorbed[0]
+        r, log_u, rho, log_v, e = map(vectors.asarray, known)
         with np.errstate(divide="ignore", invalid="ignore"):
-            v = cp.exp(cp.asarray(self.potentials()[1]) + shift - cp.asarray(self.absorbed[0]))
-            u = cp.exp(log_u)
-            factor = cp.where(r > 0, kappa / (1 + reg / rho) * u * (u / r), 0.0)
-        v = cp.where(cp.isfinite(v), v, 0.0)
+            u, v = np.exp(log_u), np.exp(log_v + shift - e)
+            factor = np.where(r > 0, kappa / (1 + reg / rho) * u * (u / r), 0.0)
+        v = np.where(np.isfinite(v), v, 0.0)
 
         def product(d: F64) -> F64:
-            sums = self.launch.product(0, v * cp.asarray(d))
-            found: F64 = host(-v * sums if self.options.symmetric else v * self.launch.product(1, factor * sums))
+            sums = self.launch.product(0, v, vectors.asarray(d))
+            found: F64 = host(-v * sums if self.options.symmetric else v * self.launch.product(1, factor, sums))
             return found
 
         return product

@@ -106,7 +106,7 @@ def jobs(capability: int) -> list[Job]:
         found += [job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, memory)]
     metric = {"METRIC": METRICS["sqeuclidean"].number}
     found += [("point_costs.cu", "point_costs", metric | {"PLAN": 0, "STORE": 0}), ("boxes.cu", "box_runs", metric)]
-    return [*found, *tree_jobs(bulk), ("lay.cu", "lay", {"STORE": 0}), ("stream.cu", "join_parts", PLAIN)]
+    return [*found, *tree_jobs(bulk), ("vectors.cu", "evaluate", {"STORE": 0}), ("stream.cu", "join_parts", PLAIN)]
 
 
 def warm_up() -> int:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 # the clear error without CuPy comes first
-from . import arrays  # isort: skip
+from . import arrays, vectors  # isort: skip
 from .arrays import Carrier, block_bytes, free_memory, need_memory, pinned, rows_at_once  # isort: skip
 import cupy as cp
 
@@ -29,6 +29,7 @@ from ..limits import limits_of
 from ..operator import parts_of
 from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, told
 from ..rules import START
+from ..tables import formula
 from ..workspace import LARGEST_LOG, Workspace
 from .coarse import DeviceCoarse, words_of_clusters
 from .kernels import (
@@ -47,7 +48,6 @@ from .kernels import (
     memory_for,
 )
 from .launch import TRACE_PASSES, Iterate, Lie, switches
-from .lay import fill
 from .operator import DeviceOperator
 from .stream import stream_job
 
@@ -125,6 +125,33 @@ class Views(dict[str, Any]):
         dtype = {"narrow_v": np.float32, "report": np.uint8, "partial": np.uint64}.get(name, np.float64)
         part = self[name] = self.block[at - self.before : at - self.before + count].view(dtype)
         return part
+
+
+@formula
+def kl_rows(
+    d: F64, off: Any, weight: F64, log_weight: F64, rho: F64, soft_rho: F64, hard: Any, reg: float
+) -> tuple[F64, ...]:  # fmt: skip
+    """Return what the prox of a KL row needs, four numbers a row: see row_of in row_prox.cuh."""
+    fi = 1 / (1 + reg / rho)
+    base = np.where(np.isinf(d), -np.inf, fi * log_weight - (1 - fi) * d)
+    return base, fi, -soft_rho, np.where(hard & ~off, reg * weight, 0.0)
+
+
+@formula
+def columns(
+    e: F64, off: Any, x: F64, weight: F64, log_weight: F64, rho: F64, upper: Any, reg: float
+) -> tuple[F64, ...]:  # fmt: skip
+    """Return the `COLUMN_VECTORS`, log v + shift, v and a v that float32 holds."""
+    rate = reg / rho
+    x = np.minimum(x, e + LARGEST_LOG)  # the v that passes have is the one that is told
+    v = np.exp(x - e)  # 0 where e is inf
+    used, log_weight = np.where(off, 0.0, weight), np.where(np.isinf(e), 0.0, log_weight)
+    return used, log_weight, rho, upper, e, 1 / (1 + rate), rate, x, v, np.minimum(v, NARROW_LIMIT)
+
+
+@formula
+def weighed(weight: F64, x: F64, rate: float) -> F64:
+    return weight * np.exp(-rate * x)
 
 
 class DeviceWorkspace(Workspace):
@@ -233,10 +260,12 @@ class DeviceWorkspace(Workspace):
 
     def allocate(self) -> None:
         self.lies = self.layout(self.launch.lie)
-        self.arrays, self.downloaded, self.fresh = Views(cp.zeros(self.lies.size), self.lies.places), None, True
+        zeros = vectors.zeros if self.held else cp.zeros
+        self.arrays, self.downloaded, self.fresh = Views(zeros(self.lies.size), self.lies.places), None, True
         first, count = self.lies.places["up"]
         self.staged = self.arrays if self.held else Views(pinned(count), self.lies.places, first)
-        self.staged.block[:] = 0
+        if not self.held:
+            self.staged.block[:] = 0
         address = np.uint64(self.arrays.block.data.ptr)
         self.state.reshape(1).view(np.uint64)[self.lies.slots] = address + self.lies.offsets
 
@@ -312,44 +341,29 @@ class DeviceWorkspace(Workspace):
     def set_rows(self, d: F64, off: Any) -> None:
         """Set what the prox of a row needs, four numbers a row: see row_of in row_prox.cuh."""
         side, reg = self.problem.rows, self.problem.reg
-        self.d, used = d, np.where(off, 0.0, side.weight)
-        point = self.staged["point"].reshape(-1, 4)
+        self.d, point = d, self.staged["point"].reshape(-1, 4)
         if self.kl[0]:
-            with np.errstate(over="ignore", invalid="ignore"):
-                fi = 1 / (1 + reg / side.rho)
-                base = fi * side.log_weight - (1 - fi) * d
-            base[np.isinf(d)] = -np.inf
-            columns: tuple[Any, ...] = base, fi, -side.soft_rho, np.where(side.hard, reg * used, 0.0)
-        else:
-            columns = d, used, side.rho, 0.0 if side.upper is None else side.upper
-        for k, values in enumerate(columns):
+            known = d, off, side.weight, side.log_weight, side.rho, side.soft_rho, side.hard, reg
+            kl_rows(*known, into=[point[:, k] for k in range(4)])
+            return
+        used = np.where(off, 0.0, side.weight)
+        for k, values in enumerate((d, used, side.rho, 0.0 if side.upper is None else side.upper)):
             point[:, k] = values
 
     def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
         self.progress["shift"] = self.progress["shift"] if shift is None else shift
         side, n, reg = self.problem.cols, self.problem.shape[1], self.problem.reg
-        weight = np.where(off, 0.0, side.weight)
-        with np.errstate(over="ignore", divide="ignore"):
-            rate = reg / side.rho
-            x = np.minimum(x, e + LARGEST_LOG)  # the v that passes have is the one that is told
-            v = np.exp(x - e)  # 0 where e is inf
-            fi = 1 / (1 + rate)
-        log_weight = np.where(np.isinf(e), 0.0, side.log_weight)
         upper = 0.0 if side.upper is None else side.upper
         cols = self.staged["cols"].reshape(len(COLUMN_VECTORS), -1)
-        cols[COLUMN_VECTORS.index("absorbed")] = np.inf
-        for row, values in zip(cols, (weight, log_weight, side.rho, upper, e, fi, rate), strict=True):
-            row[:n] = values
-        self.put("x_next", x)
-        self.put("v_scale", v)
+        cols[COLUMN_VECTORS.index("absorbed"), n:] = np.inf
+        x_next, v, narrow_v = (self.staged[name][:n] for name in ("x_next", "v_scale", "narrow_v"))
+        known = e, off, x, side.weight, side.log_weight, side.rho, upper, reg
+        columns(*known, into=[*(row[:n] for row in cols), x_next, v, narrow_v])
         if self.options.in_place:  # the plan starts as K: u = v = 1
             self.put("ratio", v)
             self.arrays["u_scale"].fill(1)
-        self.put("narrow_v", np.minimum(v, NARROW_LIMIT))
-        k2 = float(self.state["limits"]["rate_cols"])
-        with np.errstate(over="ignore"):
-            next_sums = float((weight * np.exp(-k2 * x)).sum()), float(v.sum())
-        for k, value in enumerate(next_sums, SCALARS - 2):
+        scaled = weighed(cols[0][:n], x_next, float(self.state["limits"]["rate_cols"]))
+        for k, value in enumerate((float(scaled.sum()), float(v.sum())), SCALARS - 2):
             self.staged["scalars"][k] = value
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= largest(v) <= NARROW_LIMIT
         put(self.progress, dict.fromkeys(("turn", "since_absorb", "status", "leaps"), 0))
@@ -361,7 +375,7 @@ class DeviceWorkspace(Workspace):
     def send_progress(self) -> None:
         """Progress as it is here, with all that is staged; nothing is posted yet."""
         self.read_all = False
-        fill(self.arrays["partial"], UNSET)
+        vectors.fill(self.arrays["partial"], UNSET)
         if self.held:
             self.send_report()
             return

@@ -83,7 +83,7 @@ class ndarray(np.ndarray):  # noqa: N801
         return out
 
     def set(self, values, stream=None):
-        self[...] = values
+        plain(self)[...] = values
 
     def __array_ufunc__(self, ufunc, method, *inputs, **options):
         """That of numpy; one array of the host beside one of the device is refused, as by CuPy."""

@@ -1,0 +1,233 @@
+"""Vectors on the device whose arithmetic nothing compiles: src_cuda/vectors.cu does it, for formulas that NumPy shares.
+
+CuPy compiles a kernel for each operation, type and layout, .08 s each: 84 of them in a first solve that skips pairs.
+What else there is in this module is CuPy's.
+"""
+
+import math
+import re
+import struct
+import sys
+from functools import lru_cache
+from typing import Any
+
+import cupy as cp
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from .kernels import kernel, source
+
+NAMES = re.search(r"enum \{([^}]*PLACE[^}]*)\}", source("vectors.cu"))[1]  # type: ignore[index]
+OPERATIONS = {name.strip().lower(): number for number, name in enumerate(NAMES.split(","))}
+TRUTHS = range(OPERATIONS["isfinite"], OPERATIONS["invert"] + 1)  # operations whose results are masks
+REAL = {OPERATIONS[name] for name in ("divide", "sqrt", "exp", "log", "log1p", "rint")}
+KINDS, NUMBER = {"?": 0, "l": 1, "f": 2, "d": 3}, 4
+DTYPES = np.bool_, np.int64, np.float32, np.float64
+REALS = float, np.floating, np.ndarray  # numbers of the host; others are integers or truths
+SLOTS = 32  # operands of a formula, and operations
+HEAD, OPERAND = struct.Struct("6q"), struct.Struct("6qd")
+SIZE = HEAD.size + (4 + OPERAND.size) * SLOTS
+MOST_BLOCKS = 4096
+broadcast = lru_cache(maxsize=1024)(np.broadcast_shapes)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(cp, name)
+
+
+class Vector(NDArrayOperatorsMixin, cp.ndarray):  # type: ignore[misc]
+    """Array of up to three axes; what is made of one is one."""
+
+    __module__ = "cupy"  # to whose functions it is an array
+    xp = sys.modules[__name__]
+
+    def __array_ufunc__(self, ufunc: Any, method: Any, *inputs: Any, out: Any = (), **options: Any) -> Any:
+        if ufunc.__name__ in OPERATIONS and method == "__call__":
+            return evaluated(ufunc, inputs, out)
+        if ufunc.__name__ in OPERATIONS and method == "reduceat":
+            return merged(ufunc, *inputs)
+        return super().__array_ufunc__(ufunc, method, *inputs, **options, **({"out": out} if out else {}))
+
+    def __array_function__(self, function: Any, kinds: Any, args: Any, options: Any) -> Any:
+        if function in OWN:
+            return OWN[function](*args)
+        found = super().__array_function__(function, kinds, args, options)
+        return found.view(Vector) if isinstance(found, cp.ndarray) else found
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, cp.ndarray):  # of numbers, or a mask
+            return evaluated(np.positive, (self,), index=flatnonzero(key) if key.dtype == bool else key)
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not isinstance(key, cp.ndarray):
+            part = super().__getitem__(slice(key, key + 1) if isinstance(key, int) else key)
+            evaluated(np.positive, (value,), [part])
+        elif key.dtype == bool:
+            evaluated(np.where, (key, value, self), [self])
+        else:
+            evaluated(np.positive, (value,), [self], to=key)
+
+    def copy(self, order: str = "C") -> Any:
+        return np.positive(self)
+
+    def astype(self, dtype: Any, *given: Any, **options: Any) -> Any:
+        return evaluated(np.positive, (self,), [empty(self.shape, dtype)])
+
+    def sum(self, axis: int | None = None, **options: Any) -> Any:
+        return super().sum(**options) if axis is None else merged(np.add, self.T if axis else self)[0]
+
+
+def empty(shape: Any, dtype: Any = np.float64) -> Any:
+    return cp.empty(shape, dtype).view(Vector)
+
+
+def zeros(shape: Any, dtype: Any = np.float64) -> Any:
+    return cp.zeros(shape, dtype).view(Vector)
+
+
+def asarray(x: Any) -> Any:
+    return x if isinstance(x, Vector) else cp.asarray(x).view(Vector)
+
+
+def fill(x: Any, bits: int) -> None:
+    """Fill a vector with these 8 bytes."""
+    asarray(x.view(np.float64))[...] = np.uint64(bits).view(np.float64)
+
+
+def concatenate(parts: Any) -> Any:
+    ends = np.cumsum([0, *map(len, parts)]).tolist()
+    found = empty(ends[-1], parts[0].dtype)
+    for i, part in zip(ends, parts, strict=False):
+        found[i : i + len(part)] = part
+    return found
+
+
+def flatnonzero(mask: Any) -> Any:
+    """Return the places at which a mask is true."""
+    last = asarray(cp.cumsum(asarray(mask).astype(np.int64)))
+    count = int(last[-1:].get()[0]) if len(mask) else 0
+    found = empty(count + 1, np.int64)
+    evaluated(place, (mask,), [found], to=np.where(mask, last - 1, count))  # the others: behind these
+    return found[:count]
+
+
+def where(*x: Any) -> Any:
+    return evaluated(np.where, x)
+
+
+OWN: dict[Any, Any] = {np.where: where, np.concatenate: concatenate, np.flatnonzero: flatnonzero}
+
+
+@lru_cache(maxsize=1024)
+def steps_of(size: tuple[int, ...], strides: tuple[int, ...], width: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the steps of three axes, of which some may be broadcast."""
+    steps = [0 if k == 1 else step // width for k, step in zip(size, strides, strict=True)]
+    return *[0] * (len(shape) - len(size)), *steps, *[0] * (3 - len(shape))
+
+
+def operand(x: Any, shape: tuple[int, ...], index: Any = None, place: int = 0) -> bytes:
+    """Return the words of an operand, broadcast to this shape; ``place``: of the value that goes there."""
+    if not isinstance(x, cp.ndarray):
+        return OPERAND.pack(0, 0, NUMBER, 0, 0, 0, x)
+    steps = steps_of(x.shape, x.strides, x.itemsize, shape)
+    return OPERAND.pack(x.data.ptr, 0 if index is None else index.data.ptr, KINDS[x.dtype.char], *steps, place)
+
+
+def launch(name: str, shape: tuple[int, ...], code: bytes, numbers: tuple[int, ...], operands: list[bytes]) -> None:
+    """``numbers``: of operations, inputs and results."""
+    if blocks := -(-math.prod(shape) // 256):
+        words = HEAD.pack(*shape, *(1, 1, 1)[len(shape) :], *numbers) + code + b"".join(operands)
+        record = np.frombuffer(words.ljust(SIZE, b"\0"), f"V{SIZE}")
+        kernel("vectors.cu", name, STORE=0)((min(blocks, MOST_BLOCKS),), (256,), (record,))
+
+
+def kind_of(x: Any) -> int:
+    if isinstance(x, cp.ndarray):
+        return KINDS[x.dtype.char]
+    return 3 if isinstance(x, REALS) else int(not isinstance(x, bool))
+
+
+class Term(NDArrayOperatorsMixin):
+    """A value in a formula that is read to be made a program: its place among the others."""
+
+    def __init__(self, program: "Program", place: int, kind: int) -> None:
+        self.program, self.place, self.kind = program, place, kind
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any) -> Any:
+        return self.program.add(OPERATIONS[ufunc.__name__], *inputs)
+
+    def __array_function__(self, function: Any, kinds: Any, args: Any, options: Any) -> Any:
+        assert function is np.where, function
+        return self.program.add(OPERATIONS["where"], *args)
+
+
+def place(x: Term) -> Term:
+    return x.program.add(OPERATIONS["place"])
+
+
+class Program:
+    """The operations of a function, its own numbers, and where its results are."""
+
+    def __init__(self, function: Any, inputs: tuple[Any, ...]) -> None:
+        self.code, self.numbers, self.inputs = bytearray(), list[float](), len(inputs)
+        found = function(*(Term(self, k, kind_of(x)) for k, x in enumerate(inputs)))
+        self.single = not isinstance(found, tuple)
+        self.results = [self.term(x) for x in ((found,) if self.single else found)]
+        slots = self.inputs + len(self.numbers)
+        self.counts = len(self.code) // 4, slots, len(self.results)
+        assert max(self.counts[0], slots + len(self.results)) <= SLOTS
+        self.words = bytes(self.code).ljust(4 * SLOTS, b"\0")
+
+    def term(self, x: Any) -> Term:
+        """Return a term, of a number behind the inputs."""
+        if isinstance(x, Term):
+            return x
+        self.numbers.append(float(x))
+        return Term(self, self.inputs + len(self.numbers) - 1, kind_of(x))
+
+    def add(self, operation: int, *inputs: Any) -> Term:
+        terms = [self.term(x) for x in inputs]
+        self.code += bytes([operation, *(x.place for x in terms), 0, 0, 0][:4])
+        kinds = [x.kind for x in terms[operation == OPERATIONS["where"] :]] or [1]
+        mixed = max(kinds) == 2 > min(kinds)
+        kind = 0 if operation in TRUTHS else 3 if operation in REAL or mixed else max(kinds)
+        return Term(self, SLOTS - 1 + len(self.code) // 4, kind)
+
+
+PROGRAMS: dict[Any, Program] = {}  # by the function and the kinds of its arguments
+
+
+def evaluated(function: Any, inputs: tuple[Any, ...], into: Any = (), index: Any = None, to: Any = None) -> Any:
+    """Return what a function of vectors and numbers makes of these, by one launch.
+
+    ``into``: where its results go, at the places ``to`` of their first axes. ``index`` picks of an input's first axis.
+    """
+    shape: tuple[int, ...] = ()
+    if index is not None or to is not None:
+        x, at = (inputs[0], index) if to is None else (into[0], to)
+        shape = at.shape + x.shape[1:]
+    else:
+        for x in (*into, *inputs):
+            if isinstance(x, cp.ndarray):
+                shape = shape if x.shape == shape else broadcast(shape, x.shape)
+            elif isinstance(x, np.ndarray) and x.ndim:
+                raise TypeError("an array of the host among those of the device")
+        assert all(x.shape == shape for x in into)
+    key = function, *map(kind_of, inputs)
+    program = PROGRAMS.get(key) or PROGRAMS.setdefault(key, Program(function, inputs))
+    outs = into or [empty(shape, DTYPES[x.kind]) for x in program.results]
+    operands = [operand(x, shape, index) for x in (*inputs, *program.numbers)]
+    operands += [operand(x, shape, to, term.place) for x, term in zip(outs, program.results, strict=True)]
+    launch("evaluate", shape, program.words, program.counts, operands)
+    return outs[0] if program.single else tuple(outs)
+
+
+def merged(ufunc: Any, x: Any, starts: Any = None, each: Any = np.positive) -> Any:
+    """Return ufunc.reduceat(each(x), starts), of which each start lies behind the one before; None: of all of x."""
+    starts = zeros(1, np.int64) if starts is None else starts
+    found = empty((len(starts), *x.shape[1:]), np.int64 if x.dtype == np.int64 else np.float64)
+    operands = [operand(k, k.shape) for k in (x, starts)] + [operand(len(x), ()), operand(found, found.shape)]
+    code = bytes((OPERATIONS[ufunc.__name__], OPERATIONS[each.__name__])).ljust(4 * SLOTS, b"\0")
+    launch("reduceat", found.shape, code, (1, 3, 1), operands)
+    return found
