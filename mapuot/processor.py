@@ -55,9 +55,9 @@ def quota_of(told: list[str]) -> float:
 
 
 def lines(path: str | Path) -> list[str]:
-    """Return the lines of a file of the system, none where it cannot be read."""
+    """Return the lines of a file of the system, none where it cannot be read; names in it may have any other byte."""
     try:
-        return Path(path).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        return [line for line in os.fsdecode(Path(path).read_bytes()).split("\n") if line]
     except OSError:
         return []
 

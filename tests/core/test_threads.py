@@ -102,8 +102,9 @@ def limits_v1(folder, quota, period=100_000):
           MOUNTED_V1.format("/") + MOUNTED_V2.format("/"), "sys/fs/cgroup/job/step/cpu.max": "6 1\n",
           **limits_v1("job/", 500_000)}, 5.0),
         ({**V2, "sys/fs/cgroup/job/step/cpu.max": "nonsense\n"}, np.inf),
-        # beside a mount without a source; of a cgroup outside of the namespace the mounted one is what can be seen
-        ({"proc/self/mountinfo": "9 1 0:5 / /tmp rw - tmpfs  rw\n" + MOUNTED_V2.format("/"),
+        # beside a mount without a source, whose name has what ends lines of Python; of a cgroup outside of the
+        # namespace the mounted one is what can be seen
+        ({"proc/self/mountinfo": "9 1 0:5 / /a\x0c\x85\rb rw - tmpfs  rw\n" + MOUNTED_V2.format("/"),
           "proc/self/cgroup": "0::/../job\n", "sys/fs/job/cpu.max": "1 1\n", "sys/fs/cgroup/cpu.max": "9 1\n"}, 9.0),
     ],
 )  # fmt: skip
@@ -113,7 +114,7 @@ def test_the_least_quota_of_the_cgroups(tmp_path, files, quota):
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(text.encode())
     assert processor.quota(str(tmp_path)) == quota
 
 
