@@ -60,9 +60,9 @@ def array_of(x: Any) -> Any:
         return x.cpu().numpy()
     import cupy  # noqa: PLC0415 - only where torch brings GPU memory
 
-    if not (x.is_contiguous() and x.numel() and x.is_floating_point()):
+    if not (x.is_contiguous() and x.numel() and x.is_floating_point() and share_stream(x.device)):
         return cupy.from_dlpack(x)
-    # the same, without a look at the streams, which takes a fifth of a small solve: both work on one (stream_of)
+    # the same without an event, which takes a fifth of a small solve
     memory = cupy.cuda.UnownedMemory(x.data_ptr(), x.numel() * x.element_size(), x, x.device.index)
     return cupy.ndarray(tuple(x.shape), f"f{x.element_size()}", cupy.cuda.MemoryPointer(memory, 0))
 
@@ -73,9 +73,20 @@ def tensor_of(x: Any, device: Any) -> Any:
     if hasattr(x, "indptr"):
         start, column, data = (torch.as_tensor(y, device=device) for y in (x.indptr, x.indices, x.data))
         return torch.sparse_csr_tensor(start, column, data, x.shape)
-    if type(x).__module__.startswith("cupy"):  # where both work on one stream (stream_of), neither waits for the other
-        x = torch.from_dlpack(x.__dlpack__(stream=-1) if device.type == "cuda" else x)
+    if type(x).__module__.startswith("cupy"):
+        waits = device.type != "cuda" or not share_stream(device)
+        x = torch.from_dlpack(x if waits else x.__dlpack__(stream=-1))
     return torch.as_tensor(x, device=device)
+
+
+def share_stream(device: Any) -> bool:
+    """Tell whether CuPy works on torch's current stream of a GPU, as in `stream_of`: neither waits for the other."""
+    import cupy  # noqa: PLC0415 - only for tensors on a GPU
+
+    torch = sys.modules["torch"]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    on = torch._C._cuda_getCurrentRawStream(index)  # .3 us; its Stream takes 9
+    return bool(on == cupy.cuda.get_current_stream().ptr)
 
 
 def stream_of(device: Any) -> Any:
@@ -88,9 +99,9 @@ def stream_of(device: Any) -> Any:
     of_torch = torch.cuda
     if torch._C._cuda_isCurrentStreamCapturing():
         raise RuntimeError("a CUDA graph cannot hold a solve, which ends when the host has read its certificate")
-    index = of_torch.current_device() if device.index is None else device.index
-    if torch._C._cuda_getCurrentRawStream(index) == cupy.cuda.get_current_stream().ptr:  # .3 us; its Stream takes 9
+    if share_stream(device):
         return contextlib.nullcontext()
+    index = of_torch.current_device() if device.index is None else device.index
     return cupy.cuda.Stream.from_external(of_torch.current_stream(index))
 
 
