@@ -56,10 +56,13 @@ def spawn(function: Callable[..., Any], size: int, *arguments: Any, seconds: flo
     links = [context.Pipe() for _ in range(size - 1)]
     pipes = [[one for one, _ in links], *([other] for _, other in links)]
     with context.Pool(size) as pool:
+        started = multiprocessing.active_children()  # a pool would replace one that is gone, and wait for its answer
         answers = [pool.apply_async(work, (function, k, size, pipes[k], arguments)) for k in range(size)]
         found, until = {}, time.monotonic() + seconds
         while len(found) < size and time.monotonic() < until:
             found |= dict(answer.get() for answer in answers if answer.ready())
+            if any(process.exitcode is not None for process in started):
+                raise RuntimeError("a process died without an answer")
             time.sleep(0.01)
     if len(found) < size:
         raise TimeoutError(f"{size} processes gave no answer in {seconds} s")
