@@ -251,6 +251,7 @@ def test_vectors_are_indexed_and_merged_as_numpy_does():
     np.testing.assert_allclose(there.sum(1).get(), x.sum(1), rtol=1e-14)
     there[where], x[at] = there[:11] + 1, x[:11] + 1
     there[2::5, 1:], x[2::5, 1:] = 7, 7
+    there[-1], x[-1] = 5, 5
     there[:, 0][vectors.asarray(mask)] = np.inf
     x[mask, 0] = np.inf
     np.testing.assert_array_equal(there.get(), x)
@@ -258,6 +259,9 @@ def test_vectors_are_indexed_and_merged_as_numpy_does():
         there[:, 0] + there[:5, 0]
     with pytest.raises(TypeError, match="host"):
         np.add(there, x)
+    for places in (vectors.cp.asarray(at.astype(np.int32)), where[::2]):
+        with pytest.raises(TypeError, match="int64"):
+            there[places]
 
 
 def test_groups_correct_passes(monkeypatch):

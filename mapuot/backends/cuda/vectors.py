@@ -55,13 +55,13 @@ class Vector(NDArrayOperatorsMixin, cp.ndarray):  # type: ignore[misc]
         return found.view(Vector) if isinstance(found, cp.ndarray) else found
 
     def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, cp.ndarray):  # of numbers, or a mask
+        if isinstance(key, cp.ndarray):  # of numbers >= 0, or a mask
             return evaluated(np.positive, (self,), index=flatnonzero(key) if key.dtype == bool else key)
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not isinstance(key, cp.ndarray):
-            part = super().__getitem__(slice(key, key + 1) if isinstance(key, int) else key)
+            part = super().__getitem__(slice(key, key + 1 or None) if isinstance(key, int) else key)
             evaluated(np.positive, (value,), [part])
         elif key.dtype == bool:
             evaluated(np.where, (key, value, self), [self])
@@ -206,6 +206,8 @@ def evaluated(function: Any, inputs: tuple[Any, ...], into: Any = (), index: Any
     shape: tuple[int, ...] = ()
     if index is not None or to is not None:
         x, at = (inputs[0], index) if to is None else (into[0], to)
+        if at.dtype != np.int64 or at.ndim != 1 or not at.flags.c_contiguous:  # other bits would be read as places
+            raise TypeError("places that are not int64, one behind the other")
         shape = at.shape + x.shape[1:]
     else:
         for x in (*into, *inputs):
