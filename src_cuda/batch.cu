@@ -120,7 +120,13 @@ FN void close_problem(const Batch &S, const Shared &all, int64_t problem, const 
                       double log_u, double r) {
     const Work &W = all.work;
     if (threadIdx.x == 0) S.report[problem] = W.report;
-    close_columns(S, W, columns(0), COLUMNS, S.log_v + problem * S.n, S.s + problem * S.n);
+    ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+        const double *col = columns(0) + j;
+        const bool used = col[WEIGHT * COLUMNS] > 0;
+        const int64_t to = problem * S.n + j;
+        S.log_v[to] = used ? col[NEW_G * COLUMNS] - col[NEW_F * COLUMNS] - W.standing[0].shift : -INF;
+        S.s[to] = used ? col[MARGINAL * COLUMNS] : 0;
+    }
     if (at.mine && at.row < (int)S.m) {
         const int64_t to = problem * S.m + at.row;
         const bool used = all.a[at.row] > 0;
@@ -134,6 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
     const int64_t problem = blockIdx.x;
     const cost *M = S.M + problem * S.M_problem;
     const Lane at = lane_of();
+    const bool has_columns = (int)threadIdx.x / 32 < column_warps((int)S.n);
     double K[RT][CT];
     if (S.report[problem].status != MAPUOT_RUNNING || S.report[problem].passes >= S.count) return;
     if (threadIdx.x == 0) all.work.report = S.report[problem];
@@ -146,11 +153,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
         if (rebuild) build_kernel(S, all, M, at, plain, K);
         plain = false;
         odd = __syncthreads_or(row_half(S, all, at, K, log_u, r));
-        rebuild = column_half(S, all.work, columns(0), COLUMNS, all.v, move, odd, [&](int j) {
-            double sum = 0;
-            for (int w = 0; w < (ONE_POTENTIAL ? 1 : WARPS); w++) sum += all.partial[w][j];
-            return sum;
-        });
+        move = find_move(S, all.work);
+        bool dead = false;
+        if (has_columns)
+            dead = first_sweep(S, all.work, columns(0), COLUMNS, all.v, move, [&](int j) {
+                double sum = 0;
+                for (int w = 0; w < (ONE_POTENTIAL ? 1 : WARPS); w++) sum += all.partial[w][j];
+                return sum;
+            });
+        const int depth = held(all.work);
+        odd |= __syncthreads_or(dead) != 0;
+        if (depth > 0) {
+            find_products(S, all.work, columns(0), COLUMNS, depth);
+            __syncthreads();
+        }
+        bool far = false;
+        if (has_columns) far = finish_columns(S, all.work, columns(0), COLUMNS, all.v, move, odd);
+        rebuild = __syncthreads_or(far);
         if (all.work.report.status != MAPUOT_RUNNING || (all.work.report.passes >= S.count && !odd)) break;
     }
     close_problem(S, all, problem, at, move, log_u, r);

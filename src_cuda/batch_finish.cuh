@@ -105,38 +105,3 @@ FN bool finish_columns(const Batch &S, Work &W, double *col, int ld, double *v, 
     const bool far = step < MAPUOT_REPEAT && second_sweep(S, W, col, ld, v, at, step, slot, common);
     return odd || far;
 }
-
-// The column half of a pass, by all threads, once the parts of the row scalar are in W; sum_of(j): K^T u of column j.  odd: the
-// pass does not count.  Returns whether K is to be rebuilt.
-template <typename Sum>
-FN bool column_half(const Batch &S, Work &W, double *col, int ld, double *v, Move &move, bool &odd, Sum sum_of) {
-    const bool has_columns = (int)threadIdx.x / 32 < column_warps((int)S.n);
-    bool dead = false, far = false;
-    move = find_move(S, W);
-    if (has_columns) dead = first_sweep(S, W, col, ld, v, move, sum_of);
-    const int depth = held(W);
-    odd |= __syncthreads_or(dead) != 0;
-    if (depth > 0) {
-        find_products(S, W, col, ld, depth);
-        __syncthreads();
-    }
-    if (has_columns) far = finish_columns(S, W, col, ld, v, move, odd);
-    return __syncthreads_or(far);
-}
-
-// What the caller reads of the columns: the iterate of the last pass.
-FN void close_columns(const Batch &S, const Work &W, const double *col, int ld, double *log_v, double *s) {
-    ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
-        const bool used = col[WEIGHT * ld + j] > 0;
-        log_v[j] = used ? col[NEW_G * ld + j] - col[NEW_F * ld + j] - W.standing[0].shift : -INF;
-        s[j] = used ? col[MARGINAL * ld + j] : 0;
-    }
-}
-
-// and of the rows, from what the row half has left there: all but the translation of the pass.
-FN void close_rows(const Batch &S, const Work &W, const Move &move, double *log_u, double *r) {
-    ROLLED (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
-        log_u[i] += W.standing[0].shift + move.off;
-        r[i] *= move.kappa;
-    }
-}

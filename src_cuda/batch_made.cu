@@ -298,6 +298,31 @@ template <typename T> FN bool row_half(Shared &all, const Room &at, const double
     return odd;
 }
 
+// The column half of a pass; returns whether K is to be made around other potentials.
+template <typename T> FN bool column_half(Shared &all, const Room &at, double *col, int ld, Move &move, bool odd) {
+    const Batch &S = all.S;
+    const int parts = parts_of<T>((int)S.n);
+    const double dead = is_narrow<T>() ? NARROW_DEAD : 0;
+    const bool has_columns = (int)threadIdx.x / 32 < column_warps((int)S.n);
+    move = find_move(S, all.work);
+    bool lost = false, far = false;
+    if (has_columns)
+        lost = first_sweep(S, all.work, col, ld, at.v, move, [&](int j) {
+            if (ONE_POTENTIAL) return at.row[j];
+            double sum = 0;
+            for (int q = 0; q < parts; q++) sum += at.part[q * S.n + j];
+            return sum > dead ? sum : 0;
+        });
+    const int depth = held(all.work);
+    odd |= __syncthreads_or(lost) != 0;
+    if (depth > 0) {
+        find_products(S, all.work, col, ld, depth);
+        __syncthreads();
+    }
+    if (has_columns) far = finish_columns(S, all.work, col, ld, at.v, move, odd);
+    return __syncthreads_or(far);
+}
+
 // Passes in T until the problem has ended, or float32 ones have done their work; the last pass of all is a float64 one.
 // Returns whether the next one needs another K.
 template <typename T> FN bool make_passes(Shared &all, const Room &at, double *col, int ld, bool rebuild, Move &move) {
@@ -311,14 +336,8 @@ template <typename T> FN bool make_passes(Shared &all, const Room &at, double *c
     ROLLED (;;) {
         if (rebuild || far) build_kernel<T>(all, at, col, ld, plain);
         rebuild = plain = false;
-        bool odd = row_half<T>(all, at, col, ld);
-        const int parts = parts_of<T>((int)S.n);
-        far = column_half(S, W, col, ld, at.v, move, odd, [&](int j) {
-            if (ONE_POTENTIAL) return at.row[j];
-            double sum = 0;
-            for (int q = 0; q < parts; q++) sum += at.part[q * S.n + j];
-            return sum > (is_narrow<T>() ? NARROW_DEAD : 0) ? sum : 0;
-        });
+        const bool odd = row_half<T>(all, at, col, ld);
+        far = column_half<T>(all, at, col, ld, move, odd);
         const bool still = W.report.status == MAPUOT_RUNNING;
         if (is_narrow<T>() ? !still || W.standing[0].narrow == 0 || W.report.passes + 1 >= S.count
                            : !still || (W.report.passes >= S.count && !odd))
@@ -329,15 +348,23 @@ template <typename T> FN bool make_passes(Shared &all, const Room &at, double *c
 // What the caller reads: the iterate of the last pass.
 FN void close_problem(const Shared &all, const double *col, int ld, const Move &move) {
     const Batch &S = all.S;
+    const double shift = all.work.standing[0].shift;
     const bool larger = is_larger(S);
     if (threadIdx.x == 0) {
         *S.report = all.work.report;
         if (larger) S.report->status = MAPUOT_RUNNING;
     }
-    close_rows(S, all.work, move, S.log_u, S.r);
-    close_columns(S, all.work, col, ld, S.log_v, S.s);
-    for (int j = threadIdx.x; larger && j < (int)S.n; j += THREADS)
-        S.x[j] = isfinite(S.log_v[j]) ? S.log_v[j] * S.ratio : 0;
+    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
+        S.log_u[i] += shift + move.off;
+        S.r[i] *= move.kappa;
+    }
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+        const bool used = col[WEIGHT * ld + j] > 0;
+        const double log_v = used ? col[NEW_G * ld + j] - col[NEW_F * ld + j] - shift : -INF;
+        S.log_v[j] = log_v;
+        if (larger) S.x[j] = isfinite(log_v) ? log_v * S.ratio : 0;
+        S.s[j] = used ? col[MARGINAL * ld + j] : 0;
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_made(const __grid_constant__ Batch S) {

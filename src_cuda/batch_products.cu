@@ -107,10 +107,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) finish_problems(const _
     }
     if (threadIdx.x == 0) W.report = S.report[problem];
     __syncthreads();
+    const Move move = find_move(S, W);
     const double *sums = S.sums + problem * S.n;
-    bool odd = isnan(S.row_scalar[problem]);
-    Move move;
-    const bool far = column_half(S, W, col, n, S.v + problem * S.n, move, odd, [&](int j) { return sums[j]; });
+    bool odd = first_sweep(S, W, col, n, S.v + problem * S.n, move, [&](int j) { return sums[j]; });
+    odd |= isnan(S.row_scalar[problem]);
+    const int depth = held(W);
+    odd = __syncthreads_or(odd);
+    find_products(S, W, col, n, depth);
+    __syncthreads();
+    const bool far = __syncthreads_or(finish_columns(S, W, col, n, S.v + problem * S.n, move, odd));
     if (threadIdx.x == 0) {
         S.standing[problem] = W.standing[0];
         S.standing[problem].weight = total(W.next, WARPS);
@@ -119,6 +124,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) finish_problems(const _
     }
     __syncthreads();
     if (W.report.status == MAPUOT_RUNNING && W.report.passes < S.count) return;
-    close_rows(S, W, move, S.log_u + problem * S.m, S.r + problem * S.m);
-    close_columns(S, W, col, n, S.log_v + problem * S.n, S.s + problem * S.n);
+    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
+        S.log_u[problem * S.m + i] += W.standing[0].shift + move.off;
+        S.r[problem * S.m + i] *= move.kappa;
+    }
+    for (int j = threadIdx.x; j < n; j += THREADS) {
+        const bool used = col[WEIGHT * n + j] > 0;
+        S.log_v[problem * n + j] = used ? col[NEW_G * n + j] - col[NEW_F * n + j] - W.standing[0].shift : -INF;
+        S.s[problem * n + j] = used ? col[MARGINAL * n + j] : 0;
+    }
 }
