@@ -86,8 +86,8 @@ def asarray(x: Any) -> Any:
             array = cp.from_dlpack(x)
         else:
             return np.asarray(x)
-    if array.device.id != cp.cuda.runtime.getDevice():
-        raise ValueError(f"arrays must be on the current device {cp.cuda.Device().id}, got one on {array.device.id}")
+    if array.device.id != (here := cp.cuda.runtime.getDevice()):
+        raise ValueError(f"arrays must be on the current device {here}, got one on {array.device.id}")
     return array
 
 
