@@ -60,6 +60,9 @@ def test_convergence_draws_the_trace(solved):
     np.testing.assert_array_equal(lines["bound of the plan's error"].get_xdata(), [s.n_pass for s in result.trace])
     np.testing.assert_array_equal(lines["bound of the plan's error"].get_ydata(), [s.error for s in result.trace])
     assert ax.get_yscale() == "log"
+    late = mapuot.solve(clouds(30, 30).M, reg=1e-4, reg_m=9.0, max_passes=60)
+    (marks,) = (line for line in plot.convergence(late).get_lines() if line.get_label() == "step dropped")
+    np.testing.assert_array_equal(marks.get_xdata(), [s.n_pass for s in late.trace if s.rejected])
 
 
 def test_the_plans_picture_has_its_mass(solved):
