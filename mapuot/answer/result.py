@@ -287,7 +287,9 @@ class Result(Certified, Answer):
             return stream
         return KeptPlan(self.skipped, pick("cpu").plan_of, stream, self.log_u, self.log_v, self._threads)
 
-    _stream = cached_property(_new_stream)
+    @cached_property
+    def _stream(self) -> Operator:
+        return self._new_stream()  # of a DeviceResult by the exponents that lie there
 
     @property
     def _formed(self) -> Operator:

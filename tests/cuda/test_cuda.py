@@ -407,6 +407,7 @@ def test_solves_go_on_until_they_are_asked(dtype, reg, reg_m, tol):
         assert later[k].certain == (reg_m < np.inf)
         for found in (begun.pop()(), own):
             assert np.abs(found.plan.get() - right.plan).sum() <= 2 * tol * right.mass
+            assert found._stream.alpha.data.ptr == found._found.exponents.data.ptr  # the plan is made of those there
             assert found.mass == found.trace[-1].mass
         drawn = own._found.prepared.drawn(costs_there, own._found.exponents, 40, 5)
         np.testing.assert_array_equal(pairs[k].get(), [z.get() for z in drawn])
