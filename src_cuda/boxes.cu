@@ -43,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(32)
     const int64_t first = blockIdx.x * unit, left = points - first < unit ? points - first : unit;
     const double *log_own = log_all + first, *scale = scale_all + first;
     const auto offset = [&](int64_t i, int k) {
-        return factor * (x[(first + i) * step + k * along] - origin[k]) - mid[blockIdx.x * d + k];
+        // rounded as the host rounds the box, so that no point lies outside of it
+        return __dmul_rn(factor, x[(first + i) * step + k * along] - origin[k]) - mid[blockIdx.x * d + k];
     };
     double count = 0, middle = 0, top = -INF, total = 0, size[2] = {0, 0};
     const auto used = [&](int64_t i) { return log_own[i] != -INF && isfinite(scale[i]); };

@@ -64,6 +64,7 @@ static int __double2hiint(double x) { return (int)(bits<unsigned long long>(x) >
 static int __double2loint(double x) { return (int)bits<unsigned long long>(x); }
 static double __hiloint2double(unsigned hi, unsigned lo) { return bits<double>((unsigned long long)hi << 32 | lo); }
 static double rsqrt(double x) { return 1 / sqrt(x); }
+static double __dmul_rn(double x, double y) { return x * y; }
 template <typename T> static T __ldg(const T *p) { return *p; }
 template <typename T> static T __ldcg(const T *p) { return *p; }
 template <typename T> static T atomicAdd(T *p, T x) { return (*p += x) - x; }
