@@ -33,7 +33,7 @@ TABLE = {
         "{{out->error <= near * limits->narrow_floor ||}}", "{{limits->symmetric ? NEAR_FLOOR : }}1",
         "dropped >{{=}} MOST_DROPPED", "({{left || }}p->step", "error <= {{2~>4}} * limits",
         "{{p->progress_dual = fmax(p->progress_dual, out->dual);}}",
-        "{{p->best_error = fmin(p->best_error, out->error);}}", "best_dual -= {{2~>0}} *",
+        "{{p->best_error = fmin(p->best_error, out->error);}}", "best_dual - {{2~>0}} * p->moved",
         "{{scale > NARROW_LIMIT~>0}})", ":{{ out->dead > 0 ? MAPUOT_UNDERFLOW :}}",
         "{{(limits->missed > 1) * SUM_NOISE~>0}}", "scale_v{{ + LEAST_MASS * scale_u}}", "* {{(mass + hard)~>mass}}",
         "{{fabs(p->shift)~>p->shift}}", "? {{1 + }}(double)", "flush_tol{{ || scale > limits->scale_limit}}",
