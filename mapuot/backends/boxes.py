@@ -70,7 +70,7 @@ class Half:
         """Points of the host from the middles of their boxes on, (boxes, unit, d); the last one fills its box up."""
         whole = self.factor * (self.points - self.first)
         whole = np.pad(whole, ((0, self.boxes * self.unit - self.count), (0, 0)), "edge") if self.count else whole
-        moved: F64 = whole.reshape(self.boxes, self.unit, -1) - self.mid[:, None]
+        moved: F64 = whole.reshape(self.boxes, self.unit, self.points.shape[1]) - self.mid[:, None]
         return moved
 
     def split(self, vector: F64, rest: float) -> F64:
