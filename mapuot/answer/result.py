@@ -354,8 +354,11 @@ class Result(Certified, Answer):
             return gathered(host(self.plan), self.problem.ranks, root)
         return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root)
 
-    def _blocks(self, stream: Operator | None = None) -> Iterator[tuple[int, Any]]:
-        (m, n), stream = self.problem.shape, stream or self._formed
+    def _blocks(self) -> Iterator[tuple[int, Any]]:
+        return self._blocks_of(self._formed)
+
+    def _blocks_of(self, stream: Operator) -> Iterator[tuple[int, Any]]:
+        m, n = self.problem.shape
         self.problem.cost.check_listed()
         if self.problem.cost.operator == "pairs":
             for i0, i1, _, _ in self.problem.cost.blocks(most=BLOCK_ENTRIES * self.problem.cost.dtype.itemsize):
@@ -366,7 +369,7 @@ class Result(Certified, Answer):
             yield i0, stream.plan(i0, min(i0 + step, m))
 
     def _wide_blocks(self) -> Iterator[tuple[int, Any]]:
-        return ((i0, host(block)) for i0, block in Result._blocks(self, self._wide))
+        return ((i0, host(block)) for i0, block in self._blocks_of(self._wide))
 
     @property
     def _wide(self) -> Operator:

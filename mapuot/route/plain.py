@@ -216,7 +216,7 @@ class PlainResult(LazyResult):
         more = [FORMED] * isinstance(self._cost, Formed) + newton_words(self._found.products)
         return in_core(self.options, self._found.larger, self._found.symmetric, more)
 
-    def _blocks(self, stream: Any = None) -> Iterator[tuple[int, Any]]:
+    def _blocks(self) -> Iterator[tuple[int, Any]]:
         yield 0, self.plan  # small enough to be kept
 
     def _drawn(self, rows: Any, at: Any) -> tuple[Any, Any]:
