@@ -96,13 +96,11 @@ def stream_of(device: Any) -> Any:
     import cupy  # noqa: PLC0415 - only for tensors on a GPU
 
     torch = sys.modules["torch"]
-    of_torch = torch.cuda
     if torch._C._cuda_isCurrentStreamCapturing():
         raise RuntimeError("a CUDA graph cannot hold a solve, which ends when the host has read its certificate")
     if share_stream(device):
         return contextlib.nullcontext()
-    index = of_torch.current_device() if device.index is None else device.index
-    return cupy.cuda.Stream.from_external(of_torch.current_stream(index))
+    return cupy.cuda.Stream.from_external(torch.cuda.current_stream(device))
 
 
 def taken(x: Any, name: str) -> Any:
