@@ -59,17 +59,20 @@ def unreached(alpha: F64, out: Any) -> tuple[Any, Any]:
 
 
 @formula
-def held(alpha: F64, off: Any, log_a: F64) -> F64:
+def absorbed(alpha: F64, off: Any, log_a: F64) -> F64:
+    """Return the part of log scalings that K absorbs, inf at points without mass."""
     return np.where(off, np.inf, alpha - log_a)
 
 
 @formula
-def moved(log: F64, off: Any, shift: float) -> F64:
+def with_shift(log: F64, off: Any, shift: float) -> F64:
+    """Return log scalings and their shift as one, 0 at points without mass and where they are no numbers."""
     return np.where(off | ~np.isfinite(log), 0.0, log + shift)
 
 
 @formula
-def told(log: F64, out: Any, dead: Any) -> F64:
+def for_users(log: F64, out: Any, dead: Any) -> F64:
+    """Return log scalings that are -inf at points left out, and inf at dead ones."""
     return np.where(out, -np.inf, np.where(dead, np.inf, log))
 
 
@@ -128,7 +131,7 @@ class Workspace:
             self.dead = dead_u, dead_v
             alpha[off_u] = beta[off_v] = -np.inf
             alpha, beta = self.fitted(alpha, beta)
-        d, e = held(alpha, off_u, la), held(beta, off_v, lb)
+        d, e = absorbed(alpha, off_u, la), absorbed(beta, off_v, lb)
         if cold and self.narrow_points and problem.cols.logarithmic:
             x = np.where(e - x > LEAST_LOG, e, x)  # of columns far from all rows v would be 0 in float32
         self.build(alpha, beta, problem.exponent_error(alpha, beta))
@@ -153,7 +156,7 @@ class Workspace:
         """
         e, off_v = self.absorbed
         log_v = namespace(e).asarray(log_v)
-        x = moved(log_v, off_v, self.progress_of("shift"))
+        x = with_shift(log_v, off_v, self.progress_of("shift"))
         if self.options.in_place or not largest(x - e) <= LARGEST_LOG:
             self.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
             return
@@ -196,7 +199,7 @@ class Workspace:
         return self.narrow_points is not None and self.progress_of("narrow") > 0
 
     def widen(self) -> None:
-        """Make float64 passes from here on."""
+        """Make float64 passes from here on. No guard drops the first: it may be the last of all, which certifies."""
         put(self.progress, {"narrow": 0, "best_dual": -np.inf})
         self.take_float64()
 
@@ -231,7 +234,7 @@ class Workspace:
 
     def limited(self, log_x: F64, side: int) -> F64:
         """Return log scalings of the rows (0) or columns (1) for users: -inf where left out, +inf where dead."""
-        found: F64 = told(log_x, self.problem.left_out[side], self.dead[side])
+        found: F64 = for_users(log_x, self.problem.left_out[side], self.dead[side])
         return found
 
     def newton(self) -> Any:
