@@ -64,8 +64,9 @@ struct Shared {
 #endif
     float row_base[WARPS][2 * RP], row_weight[WARPS][2 * RP], row_mass[WARPS][2 * RP], row_logs[WARPS];
     Step step[2];
-    float mass, loss, best_error;       // of the last pass: of its plan; sum q f^2
-    int order, since_best, last, fresh; // fresh: no sound pass since K was made; 2: ... around nothing, 3: no K at all
+    float mass, loss, best_error; // of the last pass: of its plan; sum q f^2
+    int order, since_best, last;  // order and last: of the enums above
+    int fresh; // 3: no K yet, 2: K around nothing, 1: around these potentials, 0: a sound pass was made
     Rates rates;
 };
 
