@@ -195,8 +195,9 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
                          limits->hard_sides * limits->reg * log_size * (mass + hard);
     const double prox = exponent_growth(0.25 * limits->exponent_error + 4.5e-16 * logs); /* without M / reg */
     p->moved = mass * (limits->reg * entries + limits->rho_kl * prox) + 1e-15 * terms;
-    /* all rows may err alike: 199 equal rows of 180 columns did by 1.1e-7 of rho a, which is above guard_slack */
-    if (p->narrow > 0) p->moved += SUMS_NOISE * (limits->reg * mass + limits->dual_scale);
+    /* all rows may err alike: 199 equal rows of 180 columns did by 1.1e-7 of rho a, which is above guard_slack.  Their prox
+     * errs by its share of the mass, too: where that was 13 times a's, a pass's dual value came to be above the optimum */
+    if (p->narrow > 0) p->moved += SUMS_NOISE * (mass * (limits->reg + limits->rho_kl) + limits->dual_scale);
     /* a bound of 1e278 errs by its share, too: its mass is a sum of such entries */
     out->error = certified_error(limits, out, gap, hard, misfit) * (1 + 2 * entries) +
                  storage_error(limits, p->since_absorb) + rounding + out->lost;

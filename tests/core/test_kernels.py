@@ -57,7 +57,8 @@ def compare_passes(case, passes, tol, **keywords):
     scale = max(abs(s.dual) for s in stats) + case.reg * problem.c_mass
     for got, right in zip(given, stats, strict=True):
         np.testing.assert_allclose(got.mass, right.mass, rtol=tol)
-        below = 1e-6 * (case.reg * got.mass + ours.limits.dual_scale) if wanted.precision == "float32" else 0.0
+        sums = 1e-6 * (wanted.precision == "float32")
+        below = sums * (got.mass * (case.reg + ours.limits.rho_kl) + ours.limits.dual_scale)
         assert -below - tol * scale <= got.dual - right.dual <= tol * scale
         if ours.progress.narrow and right.gap < np.inf:  # what the gap of float32 sums has in hand
             root = np.sqrt(right.gap) + 1e-6 * np.sqrt(got.mass * ours.limits.rho_kl)

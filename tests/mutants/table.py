@@ -7,9 +7,10 @@ leaves out " + b". Tests are node ids below tests/. EXPLAINED: changes that none
 TABLE = {
     "src_c/common/rules.h": ("core/test_rules.py", [
         "+ {{~>0.7 * }}sqrt(2 * d +", "{{d * (1.0 / 3) + }}sqrt", "d{{ + d * d * (1.0 / 9)}}", "return 0.{{7~>6}} * d",
-        "{{d == d ? 0 : d~>0}}", "{{+ limits->rho_kl * prox}}", "mass * ({{limits->reg~>0}}",
+        "{{d == d ? 0 : d~>0}}", "{{+ limits->rho_kl * prox}}", "moved = mass * ({{limits->reg~>0}}",
         "{{limits->hard_sides * limits->reg * log_size * (mass + hard)~>0}}", "){{ + 1e-15 * terms}}",
-        "{{SUMS_NOISE * (limits->reg * mass + limits->dual_scale)~>0}}", "){{ * (1 + 2 * entries)}}",
+        "{{SUMS_NOISE * (mass * (limits->reg + limits->rho_kl) + limits->dual_scale)~>0}}",
+        "mass * (limits->reg{{ + limits->rho_kl}})", "){{ * (1 + 2 * entries)}}",
         "{{storage_error(limits, p->since_absorb) + }}rounding",
         "p->since_absorb) + {{rounding + }}out->lost;\n    out", "since_absorb) + rounding{{ + out->lost}};\n    out",
         "{{hard > allowed * mass ? INF : }}gap_of_rounded", "{{entries + noise~>0}}",
