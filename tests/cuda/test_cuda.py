@@ -380,37 +380,40 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
 def test_solves_go_on_until_they_are_asked(dtype, reg, reg_m, tol):
     """Several of one shape, between points on the device: each has its own answer, in any order, and one is dropped.
 
-    So have solves that form the costs themselves, behind which pairs are drawn.
+    So have solves that form the costs themselves, behind which pairs are drawn, and later ones in the same rooms.
     """
     if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
         pytest.skip("takes persistent kernels")
-    points = [
-        [np.random.default_rng(k).normal(size=(n, d)).astype(dtype) for n in (40, 33)] for k, d in enumerate((1, 2, 9))
-    ]
-    given = [[*map(cp.asarray, both)] for both in points]
-    costs = [distances(*both) for both in given]
+    drawn = [[np.random.default_rng(k).normal(size=(n, d)) for n in (40, 33)] for k, d in enumerate((1, 2, 9))]
     turns = [between((0, 0, None), 40, 33, d, np.dtype(dtype).itemsize, reg, reg_m, tol=tol)
              for d in (1, 2, 9)]  # fmt: skip
-    rooms, pairs = [cp.empty(turn.room) for turn in turns], cp.empty((3, 2, 40), np.int64)
-    places = [(tuple(z.data.ptr for z in both), room.data.ptr, to.data.ptr, 40, 5, 0)
-              for both, room, to in zip(given, rooms, pairs, strict=True)]  # fmt: skip
-    begun = [one_call(M, None, None, reg, reg_m, tol=tol) for M in costs]
-    later = [turn.begin(*place) for turn, place in zip(turns, places, strict=True)]
-    del begun[1]
-    for k in (2, 0):
-        x, y = (z.astype(np.float64) for z in points[k])
-        M = ((x[:, None] - y) ** 2).sum(-1)
-        np.testing.assert_allclose(costs[k].get(), M, rtol=1e-13, atol=1e-14)
-        right = solve(M, reg=reg, reg_m=reg_m, tol=0.1 * tol)
-        own, costs_there = turns[k].told(later[k], rooms[k])
-        np.testing.assert_array_equal(costs_there.get(), costs[k].get())
-        assert later[k].certain == (reg_m < np.inf)
-        for found in (begun.pop()(), own):
-            assert np.abs(found.plan.get() - right.plan).sum() <= 2 * tol * right.mass
-            assert found._stream.alpha.data.ptr == found._found.exponents.data.ptr  # the plan is made of those there
-            assert found.mass == found.trace[-1].mass
-        drawn = own._found.prepared.drawn(costs_there, own._found.exponents, 40, 5)
-        np.testing.assert_array_equal(pairs[k].get(), [z.get() for z in drawn])
+    rooms, pairs, before = [cp.empty(turn.room) for turn in turns], cp.empty((3, 2, 40), np.int64), []
+    for scale in (1, 0.5):
+        points = [[(scale * z).astype(dtype) for z in both] for both in drawn]
+        given = [[*map(cp.asarray, both)] for both in points]
+        costs = [distances(*both) for both in given]
+        places = [(tuple(z.data.ptr for z in both), room.data.ptr, to.data.ptr, 40, 5, 0)
+                  for both, room, to in zip(given, rooms, pairs, strict=True)]  # fmt: skip
+        begun = [one_call(M, None, None, reg, reg_m, tol=tol) for M in costs]
+        later = [turn.begin(*place) for turn, place in zip(turns, places, strict=True)]
+        del begun[1]
+        for k in (2, 0):
+            x, y = (z.astype(np.float64) for z in points[k])
+            M = ((x[:, None] - y) ** 2).sum(-1)
+            np.testing.assert_allclose(costs[k].get(), M, rtol=1e-13, atol=1e-14)
+            right = solve(M, reg=reg, reg_m=reg_m, tol=0.1 * tol)
+            own, costs_there = turns[k].told(later[k], rooms[k])
+            np.testing.assert_array_equal(costs_there.get(), costs[k].get())
+            assert later[k].certain == (reg_m < np.inf)
+            for found in (begun.pop()(), own):
+                assert np.abs(found.plan.get() - right.plan).sum() <= 2 * tol * right.mass
+                assert found._stream.alpha.data.ptr == found._found.exponents.data.ptr  # its plan
+                assert found.mass == found.trace[-1].mass
+            again = own._found.prepared.drawn(costs_there, own._found.exponents, 40, 5)
+            np.testing.assert_array_equal(pairs[k].get(), [z.get() for z in again])
+            before.append((own.log_u, own.log_u.copy()))
+    for now, then in before:
+        np.testing.assert_array_equal(now, then)
     with pytest.raises(ValueError, match="as many dimensions"):
         distances(*(given[k][0] for k in (1, 2)))
 

@@ -154,16 +154,16 @@ class Chain:
         check(driver.cuGraphInstantiateWithFlags(ctypes.byref(self.run), self.graph, ctypes.c_ulonglong(0)))
         weakref.finalize(self, drop, driver, self.run, self.graph).atexit = False  # when there is no driver any more
 
-    def __call__(self, stream: int, *given: tuple[int, ...]) -> None:
-        """``given``: the words of each launch."""
-        for (one, *_), words in zip(self.parts, given, strict=True):
+    def __call__(self, stream: int, *given: tuple[int, ...], step: int = 1) -> None:
+        """``given``: the words of each launch; ``step``: of each ``step``-th, where a graph has those of the others."""
+        for (one, *_), words in zip(self.parts[::step], given, strict=True):
             if words:
                 one.given[:] = words
         if self.run is None:
             for one, blocks, threads in self.parts:
                 one(blocks, threads, stream)
             return
-        for node, now in self.nodes:
+        for node, now in self.nodes[::step]:
             check(self.set(self.run, node, now))
         check(self.launch(self.run, ctypes.c_void_p(stream)))
 

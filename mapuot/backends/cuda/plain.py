@@ -6,7 +6,9 @@ one potential, whose passes are launches, there are TOGETHER_AT_ONCE between two
 reg and the options is kept for the next call, but not K. Twin: backends/cpu/plain.py.
 """
 
+import copy
 import math
+import weakref
 from collections import OrderedDict
 from threading import Lock
 from typing import Any, NamedTuple
@@ -35,6 +37,7 @@ TOLD = HEAD + TRACE_PASSES * STATS.itemsize // 8  # and before log u, log v and 
 TRACED, MASS = STATS.itemsize // 8, list(STATS.names or ()).index("mass")  # words of a pass, and which is its mass
 WARP_BYTES = 32  # of shared memory, that a warp of ``begin`` takes
 FEW_POSTS = 32  # POSTS of state.cuh, where passes keep few differences
+MOST_ROOMS = 16  # with a graph of their own, as answers that are there at the same time take: an allocator has few
 ALIGNED = 16  # bytes, at a multiple of which M must begin
 
 
@@ -78,11 +81,11 @@ def zeros(m: int, n: int) -> Any:
 class Sent:
     """A solve under way on the device, which `tell` ends."""
 
-    def __init__(self, prepared: Any, numbers: Any, exponents: Any, on: int) -> None:
-        """``on``: the stream of its launches."""
-        self.prepared, self.numbers, self.exponents = prepared, numbers, exponents
+    def __init__(self, prepared: Any, exponents: Any) -> None:
+        self.prepared, self.numbers, self.exponents = prepared, pinned(prepared.words), exponents
         self.ended = cp.cuda.Event(disable_timing=True)
-        cp.cuda.runtime.eventRecord(self.ended.ptr, on)
+        # before others have the room that the device writes to, but not at the end, when there is no device any more
+        weakref.finalize(self, self.ended.synchronize).atexit = False
 
     @property
     def status(self) -> int:
@@ -100,14 +103,18 @@ class Sent:
         """The word behind the trace."""
         return HEAD + int(self.numbers[1]) * TRACED
 
+    def apart(self, exponents: Any) -> "Sent":
+        """Wait, and return this solve with numbers that no later one in its room writes."""
+        self.ended.synchronize()
+        one = copy.copy(self)
+        one.numbers, one.exponents = self.numbers.copy(), exponents
+        return one
+
     def told(self) -> Told:
         """Return the answer, which is there."""
         low, high = self.numbers[2:4].tolist()
         trace = self.numbers[HEAD : self.end].tobytes()
         return Told(self.numbers[TOLD:], self.exponents, trace, self.mass, (low, high), self.prepared)
-
-    def __del__(self) -> None:
-        self.ended.synchronize()  # before others have the room that the device writes to
 
 
 def jobs(cost: Any, dtype: str) -> list[Job]:
@@ -187,6 +194,7 @@ class Prepared:
             parts.append(self.tell)
         if kind:
             parts = [costs_of(m, n, *kind[:2]), *parts, (self.draw, -(-kind[2] // 8), 256)]
+            self.rooms: dict[int, tuple[Chain, Sent]] = {}  # the graph of each, and its solve
         self.chain = Chain(*parts)
 
     def draws(self, M: int, exponents: int, pairs: int, size: int, seed: int) -> tuple[int, ...]:
@@ -203,33 +211,33 @@ class Prepared:
             self.draw(-(-size // 8), 256, cp.cuda.get_current_stream().ptr, *given)
         return pairs[0], pairs[1]
 
-    def place(self, M: int, K: int, exponents: int, numbers: Any, on: int) -> tuple[int, ...]:
+    def place(self, M: int, K: int, exponents: int, sent: Sent, on: int) -> tuple[int, ...]:
         """Take the addresses of a call on this stream; return the words of ``tell``."""
         self.state["kernel"], self.record["M"] = K, M
         if self.ended:  # a handle of a stream may be that of another thread's, or of one that is gone
             cp.cuda.runtime.streamWaitEvent(on, self.ended.ptr)
-        return 0, numbers.__array_interface__["data"][0], exponents
+        return 0, sent.numbers.__array_interface__["data"][0], exponents
 
-    def sent(self, numbers: Any, exponents: Any, on: int) -> Sent:
-        """Return the solve whose launches were the last."""
-        sent = Sent(self, numbers, exponents, on)
+    def begun(self, sent: Sent, on: int) -> Sent:
+        """Return the solve, whose launches on this stream were the last."""
         self.ended = sent.ended
+        cp.cuda.runtime.eventRecord(self.ended.ptr, on)
         return sent
 
     def __call__(self, M: Any, on: int, rounding: tuple[float, float]) -> Sent | None:
         """Launch a solve on this stream, of one potential to its end; None where it has no room."""
         m, n = self.shape
         try:
-            K, exponents, numbers = cp.empty(*self.K), cp.empty(2 * m + n), pinned(self.words)
+            K, sent = cp.empty(*self.K), Sent(self, cp.empty(2 * m + n))
         except MemoryError:  # the ordinary way may find room in a coarser storage
             return None
         with self.lock:
             self.record["cost_rate"], self.record["cost_rest"] = rounding
-            to = self.place(M.data.ptr, K.data.ptr, exponents.data.ptr, numbers, on)
+            to = self.place(M.data.ptr, K.data.ptr, sent.exponents.data.ptr, sent, on)
             of, passes = self.workspace.launch, 0
             if of.persistent:
                 self.chain(on, *self.unchanged, to)
-                return self.sent(numbers, exponents, on)
+                return self.begun(sent, on)
             self.chain(on, *self.unchanged)
             of.parity = 0
             while True:
@@ -238,17 +246,28 @@ class Prepared:
                 passes += count
                 tell, *grid = self.tell
                 tell(*grid, on, of.parity, *to[1:])
-                sent = self.sent(numbers, exponents, on)
+                self.begun(sent, on)
                 if passes >= self.most or sent.status != RUNNING:
                     return sent
 
     def between(self, points: tuple[int, int], room: int, pairs: int, size: int, seed: int, on: int) -> Sent:
-        """Launch a solve between points, and a draw of pairs from its plan; but for size and seed, of addresses."""
-        numbers, (M, exponents) = pinned(self.words), (room + 8 * end for end in self.room[:2])
+        """Launch a solve between points, and a draw of pairs from its plan; but for size and seed, of addresses.
+
+        In a room that an answer of before has left, only the first and the last launch are not as they were.
+        """
+        M, exponents = room + 8 * self.room[0], room + 8 * self.room[1]
         with self.lock:
-            to = self.place(M, room, exponents, numbers, on)
-            self.chain(on, (*points, M), *self.unchanged, to, self.draws(M, exponents, pairs, size, seed))
-            return self.sent(numbers, None, on)
+            costs, draw = (*points, M), self.draws(M, exponents, pairs, size, seed)
+            if room in self.rooms:
+                chain, sent = self.rooms[room]
+                chain(on, costs, draw, step=len(chain.parts) - 1)
+                return self.begun(sent, on)
+            sent, kept = Sent(self, None), self.chain.run and len(self.rooms) < MOST_ROOMS
+            chain = Chain(*self.chain.parts) if kept else self.chain
+            chain(on, costs, *self.unchanged, self.place(M, room, exponents, sent, on), draw)
+            if kept:
+                self.rooms[room] = chain, sent
+            return self.begun(sent, on)
 
     def parts(self, room: Any) -> tuple[Any, Any]:
         """Return the costs and the exponents in the room of a solve between points."""
