@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .answer.draw import as_generator
+from .answer.draw import as_generator, seed_of
 from .answer.result import Result
 from .answer.tensors import Tensors, array_of, stream_of, tensor_among
 from .api.solve import solve
@@ -36,7 +36,7 @@ class Later(Tensors):
         with stream_of(x.device):
             on = torch._C._cuda_getCurrentRawStream(index)
             here = index, on, os.environ.get("MAPUOT_CUDA")
-            if alike and x.dtype in (torch.float32, torch.float64) and torch.cuda.current_device() == index:
+            if alike and x.dtype in (torch.float32, torch.float64) and torch._C._cuda_getDevice() == index:
                 with contextlib.suppress(TypeError):  # options that are not hashable, or masses
                     self._turn = on_device.between(here, x.shape[0], *y.shape, x.element_size(), **options)
             if self._turn is None:
@@ -44,7 +44,7 @@ class Later(Tensors):
                 return
         self._room = torch.empty(self._turn.room, dtype=torch.float64, device=x.device)
         self._pairs = torch.empty((2, x.shape[0]), dtype=torch.int64, device=x.device)
-        at, to, seed = self._room.data_ptr(), self._pairs.data_ptr(), int(rng.integers(1 << 63))
+        at, to, seed = self._room.data_ptr(), self._pairs.data_ptr(), seed_of(rng)
         self._begun = self._turn.begin((x.data_ptr(), y.data_ptr()), at, to, x.shape[0], seed, on)
 
     def _found(self) -> Result:
@@ -126,9 +126,10 @@ class OTPlanSampler:
         """
         rows, columns = (x if x.ndim == 2 else x.reshape(len(x), -1) for x in (x0, x1))
         if (like := tensor_among(rows, columns)) is not None:
-            rows, columns = rows.detach().to(like.device), columns.detach().to(like.device)
+            rows, columns = rows.to(like.device), columns.to(like.device)
             if like.is_cuda and not self.normalize_cost:
                 return Later(rows, columns, self.rng, {"reg": self.reg, "reg_m": self.reg_m} | self.options)  # type: ignore[return-value]
+            rows, columns = rows.detach(), columns.detach()
         centre = rows.mean(0)
         rows, columns = rows - centre, columns - centre
         M = (rows**2).sum(1)[:, None] + (columns**2).sum(1) - 2 * rows @ columns.T

@@ -15,17 +15,18 @@ import numpy as np
 from ..errors import warn
 from .result import Answer
 
+HERE = contextlib.nullcontext()
 NO_TENSORS = {float, int, bool, str, type(None)}
 
 
 def tensor_among(*values: Any) -> Any:
     """Return the first that is a tensor of real numbers in memory, dense or sparse by rows (CSR), else None."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    found = (x for x in values if isinstance(x, torch.Tensor))
-    known = torch.strided, torch.sparse_csr
-    return next((x for x in found if x.layout in known and not (x.is_complex() or x.is_meta)), None)
+    torch: Any = sys.modules.get("torch")
+    for x in values if torch else ():
+        known = isinstance(x, torch.Tensor) and x.layout in (torch.strided, torch.sparse_csr)
+        if known and not (x.is_complex() or x.is_meta):
+            return x
+    return None
 
 
 def is_csr(x: Any) -> bool:
@@ -92,14 +93,14 @@ def share_stream(device: Any) -> bool:
 def stream_of(device: Any) -> Any:
     """Return a context in which CuPy works on torch's current stream, if the device is a GPU."""
     if device.type != "cuda":
-        return contextlib.nullcontext()
+        return HERE
     import cupy  # noqa: PLC0415 - only for tensors on a GPU
 
     torch = sys.modules["torch"]
     if torch._C._cuda_isCurrentStreamCapturing():
         raise RuntimeError("a CUDA graph cannot hold a solve, which ends when the host has read its certificate")
     if share_stream(device):
-        return contextlib.nullcontext()
+        return HERE
     return cupy.cuda.Stream.from_external(torch.cuda.current_stream(device))
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..answer.draw import row_shares
+from ..answer.draw import row_shares, seed_of
 from ..backends import Options, host, namespace, pick
 from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
@@ -264,8 +264,7 @@ class DeviceResult(LazyResult):
             return super()._pairs(size, rng, method)
         given = self._found.exponents
         if method == "independent":  # numbers that the device makes of a seed need no transfer
-            seed = int(rng.integers(1 << 63))
-            return self._found.prepared.drawn(self._cost.array, given, size, seed)  # type: ignore[no-any-return]
+            return self._found.prepared.drawn(self._cost.array, given, size, seed_of(rng))  # type: ignore[no-any-return]
         shares = row_shares(size, rng, method), rng.random(size)
         return self._new_stream().draw_by(given[sum(self._cost.shape) :], *shares)  # type: ignore[no-any-return]
 
