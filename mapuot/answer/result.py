@@ -83,6 +83,9 @@ class Certified:
 class Answer:
     """Base of Result and BatchResult: potentials, and a backend that is pickled by its name."""
 
+    _logs: Any = ()  # log u and log v, and both marginals, where the solve left them
+    _marginals: Any = None
+
     problem: Any
     _backend: ModuleType
     log_u: Any
@@ -92,10 +95,18 @@ class Answer:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {key: value for key, value in vars(self).items() if key != "_stream"}
+        state |= {key: tuple(map(host, state[key])) for key in ("_logs", "_marginals") if state.get(key)}
         return {**state, "_backend": name_of(self._backend)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _backend=pick(state["_backend"]))
+
+    @property
+    def _there(self) -> dict[str, Any]:
+        """The vectors that lie on a device, by their names."""
+        vectors = *self._logs, *(self._marginals or ())
+        found = zip(("log_u", "log_v", "row_marginal", "col_marginal"), vectors, strict=False)
+        return {name: x for name, x in found if namespace(x) is not np}
 
     @property
     def f(self) -> Any:
@@ -199,7 +210,7 @@ class Result(Certified, Answer):
         self.how, self.skipped = how, skipped
         if failed := status in FAILED:
             potentials = numbers(potentials, -np.inf)
-        self.log_u, self.log_v = problem.project(*potentials)  # rounding of large sums may leave the dual's domain
+        self._logs = problem.project(*potentials)  # rounding of large sums may leave the dual's domain
         self._marginals = numbers(marginals, np.inf) if marginals and failed else marginals
         self.trace, self.status = trace, status
         if problem.ranks.size > 1:  # ask now for numbers for which ranks have to meet
@@ -217,19 +228,16 @@ class Result(Certified, Answer):
         """Return the table that a notebook shows: the problem, the certificate and the mass that moves."""
         return as_table(self) if self.problem.ranks.size == 1 else f"<code>{escape(repr(self))}</code>"
 
-    @property
-    def row_marginal(self) -> F64:
-        return self._marginals[0] if self._marginals else self._sums[1]
-
-    @property
-    def col_marginal(self) -> F64:
-        return self._marginals[1] if self._marginals else self._sums[2]
+    log_u = cached_property(lambda self: host(self._logs[0]))
+    log_v = cached_property(lambda self: host(self._logs[1]))
+    row_marginal = cached_property(lambda self: host(self._marginals[0]) if self._marginals else self._sums[1])
+    col_marginal = cached_property(lambda self: host(self._marginals[1]) if self._marginals else self._sums[2])
 
     @cached_property
     def mass(self) -> float:
         """Mass that moves, ``sum P``."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return float(self.problem.rows.ranks.sum(self.row_marginal.sum()))
+            return float(self.problem.rows.ranks.sum((self._marginals or self._sums[1:])[0].sum()))
 
     @cached_property
     def objective(self) -> float:
@@ -285,7 +293,8 @@ class Result(Certified, Answer):
         stream: Operator = self._backend.plan_of(self.problem, self.log_u, self.log_v, self._threads)
         if self.skipped is None:
             return stream
-        return KeptPlan(self.skipped, pick("cpu").plan_of, stream, self.log_u, self.log_v, self._threads)
+        logs = self.log_u, self.log_v
+        return KeptPlan(self.problem, self.skipped, pick("cpu").plan_of, stream, logs, self._threads)
 
     @cached_property
     def _stream(self) -> Operator:

@@ -164,7 +164,8 @@ class Tensors:
         if name == "arrays":  # an AttributeError within the solve
             raise AttributeError(name)
         with stream_of(self.device):
-            return self._as_tensors(getattr(self.arrays, name))
+            there = self.arrays._there.get(name)
+            return self._as_tensors(getattr(self.arrays, name) if there is None else there)
 
     def __bool__(self) -> bool:
         return bool(self.arrays)

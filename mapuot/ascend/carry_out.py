@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..answer.result import Result
-from ..backends.boxes import Truncation
+from ..backends.boxes import Sorted, Truncation
 from ..backends.contract import Options, namespace
 from ..penalties import F64
 from ..problem.points import Formed
 from ..problem.problem import Problem
 from ..problem.validate import as_start
 from ..route.stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, newton_words, route
+from .groups import held
 from .kept import RUNG_TOL, KeptPairs
 from .loop import Run
 from .truncation import begun, ended, in_boxes
@@ -50,13 +51,18 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
         mean = 0.5 * (start[0] + start[1]) if all(given) and problem.ranks.size == 1 else start[1]
         start = mean[problem.own], mean
     skip: Truncation | None = None
-    boxed = in_boxes(task, way.turned, run.module.LEAST_BOX, options.threads) if way.nats is not None else None
+    boxed: Sorted | None = None
     with run.shown():
         log_v = start[1]
-        if boxed is not None and way.nats is not None:
-            solve = functools.partial(between_all, run, escalate)
-            task, log_v, skip = begun(boxed, options, start if way.warm else None, way.nats, solve, run.module)
-        done, skip = all_stages(run, task, way, log_v, skip, boxed.problem if boxed else task)
+        if way.nats is not None:
+            task, boxed = in_boxes(held(task, run.module), way.turned, run.module.LEAST_BOX, options.threads)
+            task, solve = held(task, run.module), functools.partial(between_all, run, escalate)
+            log_v, skip = begun(task, boxed, options, start if way.warm else None, way.nats, solve, run.module)
+        elif task.rows.there and not run.module.keeps_K(task, options):
+            task = held(task, run.module)
+            xp = namespace(task.rows.weight)
+            log_v = xp.asarray(log_v) if any(given) else xp.zeros(len(log_v))
+        done, skip = all_stages(run, task, way, log_v, skip)
     skipped, how = (ended(boxed, skip) if boxed else None), told(way, done, problem, skip, run.products)
     potentials, marginals = (boxed.back(x) if boxed else x for x in (run.potentials, run.marginals))
     if way.turned:
@@ -69,19 +75,15 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
 
 
 def all_stages(
-    run: Run, task: Any, way: Route, log_v: F64, skip: Truncation | None = None, whole: Any = None
+    run: Run, task: Any, way: Route, log_v: F64, skip: Truncation | None = None
 ) -> tuple[list[Done], Truncation | None]:  # fmt: skip
-    """Carry out the stages of a route; return them, and the pairs that the last one skipped.
-
-    ``whole``: the task of all pairs, which a stage that begins at zeros takes.
-    """
+    """Carry out the stages of a route; return them, and the pairs that the last one skipped."""
     done, cancelled, kept = list[Done](), False, KeptPairs(run, way.options.threads)
     for stage in way.stages:
         if run.status not in stage.after:
             continue
         if stage.begin == "zeros":
-            task, skip = whole, None
-            log_v = np.zeros(task.shape[1])
+            log_v, skip = namespace(log_v).zeros(task.shape[1]), None
         larger, before = stage.reg != task.reg, run.status
         if (larger or stage.kept) and (cancelled or run.n_passes >= stage.most):
             continue

@@ -59,8 +59,7 @@ def grouping(points: Any, most: int, unit: int) -> Grouping:
     low = high = points
     widths = []
     for _ in range(unit.bit_length() - 1):
-        pairs = xp.asarray(np.arange(0, len(low), 2))
-        low, high = np.minimum.reduceat(low, pairs), np.maximum.reduceat(high, pairs)
+        low, high = (merged(ufunc, x) for ufunc, x in ((np.minimum, low), (np.maximum, high)))
         widths.append(np.square(high - low).sum(1))
     inside = xp.zeros(k, bool)  # a group, behind its first point
     if k > most and widths:
@@ -70,6 +69,13 @@ def grouping(points: Any, most: int, unit: int) -> Grouping:
             half = inside[1 << level :: 2 << level]
             half[:] = (width <= limit)[: len(half)]
     return Grouping(np.cumsum((~inside).astype(np.int64)) - 1, np.flatnonzero(~inside))
+
+
+def merged(ufunc: Any, x: Any) -> Any:
+    """Merge the rows of a table by twos; the last of an odd number stays as it is."""
+    found, second = x[::2].copy(), x[1::2]
+    ufunc(found[: len(second)], second, out=found[: len(second)])
+    return found
 
 
 class Level(NamedTuple):
@@ -119,17 +125,16 @@ def units_of(shape: tuple[int, int]) -> list[int]:
 class Groups:
     """The groups of one problem whose points are sorted.
 
-    ``whole`` is the problem with its vectors on the host. ``solve(problem, options, start, most)`` solves another
-    problem in at most so many passes.
+    ``solve(problem, options, start, most)`` solves another problem in at most so many passes.
     """
 
     def __init__(
-        self, problem: Problem, whole: Problem, units: list[int], options: Options, solve: Any, backend: ModuleType
+        self, problem: Problem, units: list[int], options: Options, solve: Any, backend: ModuleType
     ) -> None:  # fmt: skip
-        self.problem, self.whole, self.options, self.solve, self.backend = problem, whole, options, solve, backend
+        self.problem, self.options, self.solve, self.backend = problem, options, solve, backend
         cloud, xp = problem.cost.cloud, namespace(problem.rows.weight)
         rows, columns = cloud.coordinates(xp)
-        points = rows, columns[:, : problem.shape[1]].T
+        points = self.points = rows, columns[:, : problem.shape[1]].T
         groups = [grouping(x, -(-len(x) // unit), max(unit, cloud.unit)) for x, unit in zip(points, units, strict=True)]
         self.units, self.small, self.levels = units, grouped(problem, points, groups), list[Level]()
         means = self.small.cost.cloud
@@ -162,7 +167,7 @@ class Groups:
 
     def agreed(self, log_v: F64) -> F64:
         """Return a log v that each rank has made for itself: a GPU's last bits differ, and no rank may stop alone."""
-        found: F64 = self.whole.rows.ranks.max(log_v)
+        found: F64 = self.problem.ranks.max(log_v)
         return found
 
     def reached(self, axis: int, log: F64) -> F64:
@@ -171,17 +176,17 @@ class Groups:
         Continued along slopes a potential would be off by the curvature of a group: by 160 nats in the tails of a cloud
         at reg / median 0.005, where a pass is off by 6.
         """
-        whole, small, ranks = self.whole, self.small, self.whole.rows.ranks
-        fine, means = whole.cost.cloud, small.cost.cloud
-        side, other, points, middles = whole.rows, small.cols, fine.rows, means.targets
+        problem, small, ranks, xp = self.problem, self.small, self.problem.ranks, namespace(self.problem.rows.weight)
+        means, points = small.cost.cloud, self.points[axis]
+        side, other, middles = problem.rows, small.cols, means.targets
         if axis:  # all groups of rows, of every rank
-            side, other, points = whole.cols, together(small.rows), fine.targets
+            side, other = problem.cols, together(small.rows)
             log, middles = (np.concatenate(ranks.all(x)) for x in (log, means.rows))
         some = points if len(points) else middles[:1]  # of a rank without rows
         cost = PointCosts(some, middles, means.metric, means.scale, truncate=None)[: len(points)]
-        task = dataclasses.replace(small, cost=cost, rows=side, cols=other, M_min=0.0)
+        task = held(dataclasses.replace(small, cost=cost, rows=side, cols=other, M_min=0.0), self.backend)
         with closing(self.backend.Workspace(task, dataclasses.replace(self.options, symmetric=False))) as workspace:
-            workspace.absorb(log)
+            workspace.absorb(xp.asarray(log))
             workspace.iterate(1)
             found: F64 = known(workspace.potentials()[0])
             return found
@@ -228,6 +233,12 @@ class Groups:
         steep = self.factor * rate(cols, reg)[:, None] * (after - before)
         step = self.levels[1].spread(known(found.log_v + shifts[1] - nexts[1]), steep)
         return self.agreed(known(images[1]) + step)
+
+
+def held(problem: Problem, backend: ModuleType) -> Problem:
+    """Return a problem where its backend has it for solves that skip pairs."""
+    found: Problem = getattr(backend, "held", lambda problem: problem)(problem)
+    return found
 
 
 def together(side: Side) -> Side:

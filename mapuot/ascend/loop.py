@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.boxes import Truncation
-from ..backends.contract import SECONDS_A_CALL, Options, Stats
+from ..backends.contract import SECONDS_A_CALL, Options, Stats, host
 from ..backends.newton import GIVES_UP, HOLDS, OPEN
 from ..backends.workspace import Workspace
 from ..errors import shown
@@ -184,7 +184,7 @@ class Run:
 
     def save(self, workspace: Workspace, problem: Problem) -> None:
         if self.checkpoint:
-            self.checkpoint.save(problem.cols.name, workspace.next_log_v, problem.reg, self.n_passes)
+            self.checkpoint.save(problem.cols.name, host(workspace.next_log_v), problem.reg, self.n_passes)
 
     def record(self, stats: list[Stats]) -> str:
         """Append passes to the trace, tell the callback, and return the status that the loop acts on."""

@@ -7,6 +7,7 @@ with error' and gap of the kept pairs alone; the second gap, of KL sides only, i
 boxes: src_c/boxes_tmpl.c. Derivation: docs/mathematics.md.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -493,36 +494,49 @@ def order(points: F64, unit: int, threads: int | None = None) -> Any:
 
 
 class Sorted(NamedTuple):
-    """A problem between points with these in the order of boxes, that order, and what a solve of it has skipped."""
+    """The order of boxes in which a solve has points, and what it has skipped between them."""
 
-    problem: Problem
-    order: tuple[Any, Any]
+    order: tuple[Any, Any]  # where its vectors are
+    unit: int  # points of a box
     turned: bool  # its rows are the columns of the problem asked for
     kept: Kept | None = None  # the pairs that count at the end; None: all of them
     hidden: float = 0.0  # bound on the mass that the others would have
+
+    def __reduce__(self) -> Any:
+        return Sorted, (tuple(map(host, self.order)), *self[1:])
+
+    def problem(self, problem: Problem) -> Problem:
+        """Return a problem, turned already, in this order."""
+        rows, cols = (side.ordered(at) for side, at in zip(problem.sides, self.order, strict=True))
+        cost = problem.cost.cloud.sorted(*self.order)
+        cost.unit = self.unit
+        return dataclasses.replace(problem, cost=cost, rows=rows, cols=cols)
 
     def back(self, tables: Any) -> tuple[F64, F64]:
         """Return vectors over its rows and columns in the order of the points as they were given."""
         out = tuple(namespace(x).empty(len(x)) for x in tables)
         for whole, at, x in zip(out, self.order, tables, strict=True):
-            whole[namespace(x).asarray(at)] = x
-        return host(out[0]), host(out[1])
+            whole[at] = x
+        return out[0], out[1]
 
 
 class KeptPlan(Operator):
     """The plan of the pairs that are kept: rows of all pairs without the others, products of the sorted problem."""
 
-    def __init__(self, found: Sorted, plan_of: Any, whole: Operator, log_u: F64, log_v: F64, threads: Any) -> None:
+    def __init__(
+        self, problem: Problem, found: Sorted, plan_of: Any, whole: Operator, logs: tuple[F64, F64], threads: Any
+    ) -> None:  # fmt: skip
         """``whole``: the plan of all pairs; ``plan_of``: the CPU's, whose products can skip pairs."""
         super().__init__(whole.cost, whole.reg, whole.c, whole.ranks)
-        self.found, self.whole = found, whole
-        logs = zip((log_v, log_u) if found.turned else (log_u, log_v), found.order, strict=True)
-        self.own = plan_of(found.problem, *(x[at] for x, at in logs), threads, found.kept)
+        self.found = found = found._replace(order=tuple(map(host, found.order)))
+        self.whole, (problem, logs) = whole, (problem.transpose(), logs[::-1]) if found.turned else (problem, logs)
+        sorted_logs = (x[at] for x, at in zip(logs, found.order, strict=True))
+        self.own = plan_of(found.problem(problem), *sorted_logs, threads, found.kept)
 
     @cached_property
     def skips(self) -> tuple[Any, Any, Any]:
         """(skipped, rows, cols): the pairs of boxes that are skipped, and the box of each row and column as given."""
-        kept, (m, n) = self.found.kept, self.found.problem.shape
+        kept, (m, n) = self.found.kept, map(len, self.found.order)
         assert kept
         skipped = np.ones((len(kept.first) - 1, -(-n // kept.unit)), bool)
         for i, (k0, k1) in enumerate(zip(kept.first, kept.first[1:], strict=False)):

@@ -22,8 +22,8 @@ and, where it has them,
     quicker_turned(cost)    whether a solve of the transpose takes less time
     costs(cloud, threads)   the matrix of points
     form_bytes(cloud)       how many bytes that matrix and K may take where nobody says
-    held(problem)           a problem between sorted points with these and the vectors of its sides where they are best
-                            worked on
+    held(problem)           a problem between points with the vectors of its sides, and points that are sorted, where
+                            they are best worked on
 
 and for a batch ``api/batch.py`` with storage, bytes_each, CHUNK_BYTES and batch_of.
 """

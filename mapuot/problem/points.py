@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends.contract import PAD, any_of, host, is_on_device, namespace
-from ..backends.tables import laid, taken
+from ..backends.contract import PAD, any_of, host, is_on_device, largest, namespace
+from ..backends.tables import arithmetic, laid, taken
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import Ranks
@@ -25,6 +25,7 @@ FORM_BYTES = 1 << 30  # that "auto" lets a formed matrix and K take in the memor
 PAIR_BYTES = 16  # of a pair in a matrix that is formed and in its K
 AUTO_ENTRIES = FORM_BYTES // PAIR_BYTES  # pairs from which "auto" skips some: 2^26, up to which it forms the matrix
 MOST_ENTRIES = 1 << 27  # of a cost that a door forms where points would do: 1 GiB
+EACH = 1024  # points that a thread of a device looks at
 FEW_DIMENSIONS = 4  # dimensions up to which boxes around all points bound the range of the costs well enough
 LEAST_NORMAL = float(np.finfo(np.float64).tiny)
 MADE = ("x", "y", "rows", "columns")  # of a cloud whose points are sorted or lie on a GPU, when they are asked for
@@ -272,8 +273,8 @@ class PointCosts(Cost):
         return self.size * PAIR_BYTES <= most and not isinstance(self.truncate, float)
 
     def at(self, row: Any, column: Any) -> Any:
-        metric, scale = self.core
-        return scale * metric.between(self.rows[row], self.targets[column])
+        (metric, scale), (rows, columns) = self.core, self.there or (self.rows, self.columns)
+        return scale * metric.between(some(rows, row), some(columns.T, column))
 
     def transpose(self) -> "PointCosts":
         if self.there:
@@ -302,13 +303,13 @@ class PointCosts(Cost):
 
     def _bounds(self) -> Range:
         """Bound the costs by the boxes that hold all points; the largest also by the balls around their middle."""
-        metric, scale = self.core
-        y = self.columns[:, : self.shape[1]]
-        (x_low, x_high), (y_low, y_high) = corners(self.rows), (y.min(1), y.max(1))
+        (metric, scale), (x, columns) = self.core, self.there or (self.rows, self.columns)
+        y = columns[:, : self.shape[1]]
+        (x_low, x_high), (y_low, y_high) = corners(x), corners(y.T)
         order, power = metric.norm, float(metric.degree)
         with np.errstate(over="ignore"):
             middle = 0.5 * (y_low + y_high)
-            radii = farthest(self.rows.T, middle, order) + farthest(y, middle, order)
+            radii = farthest(x.T, middle, order) + farthest(y, middle, order)
             most = np.maximum(x_high - y_low, y_high - x_low)
             least = np.maximum(0.0, np.maximum(x_low - y_high, y_low - x_high))
             apart = np.array([np.linalg.norm(least, order), min(np.linalg.norm(most, order), radii * (1 + 1e-12))])
@@ -402,7 +403,7 @@ class Ordered(PointCosts):
         """Make x, y, rows and columns when they are first asked for, and keep them."""
         if name not in MADE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        rows, cols = self.order
+        rows, cols = map(host, self.order)
         if name in ("x", "y"):
             found = getattr(self.whole, name).take(rows if name == "x" else cols, 0)
         elif name == "rows":
@@ -420,8 +421,8 @@ class Ordered(PointCosts):
         if self.there is not None:
             return self.there
         rows, columns = self.whole.coordinates(xp)
-        cols = taken(columns.T, padded(self.order[1]), xp).T
-        return taken(rows, self.order[0], xp), laid(xp.empty(cols.shape), cols)
+        cols = taken(columns.T, self.order[1], xp).T
+        return taken(rows, self.order[0], xp), laid(xp.empty(columns.shape), cols)
 
     def placed(self, xp: ModuleType) -> "Ordered":
         """Return the cloud with its coordinates on a device, for as long as the new object lives."""
@@ -446,6 +447,10 @@ def padded(table: Any) -> Any:
 
 def farthest(points: Any, middle: F64, order: float) -> float:
     """Return the largest distance of points (d, n) from ``middle``, in blocks that a cache holds."""
+    if (xp := arithmetic(points)) is not np:
+        apart = xp.asarray(points).T - xp.asarray(middle)
+        most = largest((np.square(apart) if order == 2 else np.abs(apart)).sum(1))
+        return math.sqrt(most) if order == 2 else most
     most, step = 0.0, 1 << 13
     for i in range(0, points.shape[1], step):
         total: Any = 0.0
@@ -457,6 +462,14 @@ def farthest(points: Any, middle: F64, order: float) -> float:
     return math.sqrt(most) if order == 2 else most
 
 
+def some(points: Any, at: Any) -> Any:
+    """Return some points, (..., d), on the host."""
+    if (xp := arithmetic(points)) is np:
+        return points[at]
+    at = np.asarray(at, np.int64)
+    return host(taken(points, at.ravel(), xp)).reshape(*at.shape, points.shape[1])
+
+
 def size_of(points: F64) -> F64:
     """Return each point's largest coordinate, (m, 1), or 1: divided by it, squares stay within float64."""
     size = np.abs(points).max(1, keepdims=True)
@@ -466,9 +479,15 @@ def size_of(points: F64) -> F64:
 def corners(points: F64) -> tuple[F64, F64]:
     """Return the least and the largest coordinates (d,) of points (m, d).
 
-    By rows of about 4096 numbers: along one of three numpy takes ten times as long.
+    By rows of about 4096 numbers: along one of three numpy takes ten times as long. On a device by some points each.
     """
     m, d = points.shape
+    if (xp := arithmetic(points)) is not np:
+        starts = xp.asarray(np.arange(0, m, EACH))
+        low, high = (host(xp.merged(ufunc, points, starts)) for ufunc in (np.minimum, np.maximum))
+        return low.min(0), high.max(0)
+    if not points.flags.c_contiguous:  # of columns
+        return points.T.min(1), points.T.max(1)
     together = max(1, min(m, 4096 // d))
     whole = m // together * together
     long, rest = points[:whole].reshape(-1, together * d), points[whole:]

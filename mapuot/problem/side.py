@@ -6,21 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import any_of, largest
+from ..backends.contract import any_of, host, largest, namespace
 from ..cached import cached_property
 from ..penalties import F64, PENALTIES, Penalty, dual_term
 from ..ranks import ALONE, Ranks
+
+NUMBERS = "log_size", "scalar_rho", "rho_range", "largest_soft_rho", "mass", "dual_scale", "uniform", "demands"
 
 
 def largest_log(log_weight: F64) -> float:
     """Return max |log t| of the weights above e^-46 (1e-20) of the largest; lighter ones round no plan."""
     top = largest(log_weight, -math.inf)
-    return largest(np.abs(log_weight[log_weight > top - 46]))
+    return largest(np.where(log_weight > top - 46, np.abs(log_weight), 0.0))
+
+
+def equal(x: Any, y: Any) -> bool:
+    """Tell whether two vectors have the same numbers, or both are None."""
+    return x is y or (x is not None and y is not None and x.shape == y.shape and not any_of(x != y))
 
 
 @dataclass(frozen=True)
 class Side:
-    """Side of a problem: rows (a) or columns (b); every array is float64 of length ``len(weight)``."""
+    """Side of a problem: rows (a) or columns (b); every array is float64 of length ``len(weight)``.
+
+    Of a side that is ``there``, on a device, the host makes copies when it first asks for them.
+    """
 
     name: str  # "a" or "b", for messages
     weight: F64
@@ -28,6 +38,34 @@ class Side:
     rho: F64  # reg_m per point, inf = hard; "range": the lower factor
     upper: F64 | None = None  # "range": the upper factor
     ranks: Ranks = ALONE  # that share this side's points
+    there = None
+
+    def hosted(self) -> "Side":
+        """Return this side of a device for the host."""
+        found: Side = object.__new__(Side)
+        own = {name: getattr(self, name) for name in ("name", "penalty", "ranks", *NUMBERS)}
+        vars(found).update(own, there=self, upper=host(self.upper))
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("weight", "rho") or self.there is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        found = vars(self)[name] = host(getattr(self.there, name))
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"weight": self.weight, "rho": self.rho, **vars(self), "there": None}
+
+    def ordered(self, at: Any) -> "Side":
+        """Return the side with its points in the order ``at``."""
+        upper = None if self.upper is None else self.upper[at]
+        rho = self.rho if self.scalar_rho is not None else self.rho[at]
+        return self.told(replace(self, weight=self.weight[at], rho=rho, upper=upper))
+
+    def told(self, other: "Side") -> "Side":
+        """Return another side of the same points, with the numbers of this one."""
+        vars(other).update({name: getattr(self, name) for name in NUMBERS})
+        return other
 
     def of(self, weight: F64) -> "Side":
         """Return the side of another problem of its batch, which may have fewer points."""
@@ -62,8 +100,7 @@ class Side:
 
     @cached_property
     def rho_range(self) -> tuple[float, float]:
-        low, high = self.rho.min(initial=np.inf), self.rho.max(initial=0.0)
-        return self.ranks.min(low), self.ranks.max(high)
+        return self.ranks.min(-largest(-self.rho, -math.inf)), self.ranks.max(largest(self.rho))
 
     @cached_property
     def hard(self) -> Any:
@@ -71,9 +108,10 @@ class Side:
 
     def alike(self, other: "Side", own: slice = slice(None)) -> bool:
         """Tell whether another side, or its points ``own``, has the same masses and the same penalty."""
+        if self.there and other.there:
+            return self.there.alike(other.there, own)
         vectors = (self.weight, other.weight), (self.rho, other.rho), (self.upper, other.upper)
-        same = (x is y or (x is not None and y is not None and np.array_equal(x, y[own])) for x, y in vectors)
-        return self.penalty == other.penalty and all(same)
+        return self.penalty == other.penalty and all(equal(x, y if y is None else y[own]) for x, y in vectors)
 
     @cached_property
     def demands(self) -> bool:
@@ -91,7 +129,7 @@ class Side:
 
     @cached_property
     def largest_soft_rho(self) -> float:
-        return float(self.ranks.max(self.soft_rho.max(initial=0.0)))
+        return float(self.ranks.max(largest(self.soft_rho)))
 
     @cached_property
     def mass(self) -> float:
@@ -104,7 +142,9 @@ class Side:
 
     def dual_sizes(self, weight: Any) -> Any:
         """Sum rho t^degree over the points, for weights with one problem a row."""
-        return weight**self.kind.degree @ self.soft_rho
+        if namespace(self.soft_rho) is np:
+            return weight**self.kind.degree @ self.soft_rho
+        return ((np.square(weight) if self.kind.degree == 2 else weight) * self.soft_rho).sum()
 
     @property
     def limits(self) -> tuple[F64, F64]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.contract import any_of, host, namespace
+from ..backends.tables import arithmetic
 from ..errors import InfeasibleError, shown
 from ..penalties import F64, PENALTIES
 from ..ranks import ALONE, Ranks
@@ -161,15 +162,15 @@ def as_out(out: Any, shape: tuple[int, int], dtype: Any, M: Any) -> Any:
     return out
 
 
-def as_vector(value: Any, length: int, name: str) -> F64:
-    array = as_array(value, name)
+def as_vector(value: Any, length: int, name: str, convert: Callable[[Any], Any] = np.asarray) -> F64:
+    array = as_array(value, name, convert)
     check_kind(array, name)
     if array.shape != (length,):
         hint = f": one mass for each {'row' if name == 'a' else 'column'} of M"
         if array.ndim == 2 and min(array.shape) > 1:  # of points
             hint = f": {name} has masses; costs between points x and y are made by mapuot.PointCloud(x, y)"
         raise ValueError(f"{name} must have shape ({length},), got {array.shape}{hint * (name in ('a', 'b'))}")
-    return np.array(array, dtype=np.float64)  # a copy: the caller may reuse his
+    return array.astype(np.float64)  # type: ignore[no-any-return] # a copy: the caller may reuse his
 
 
 def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
@@ -273,25 +274,36 @@ def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
     return mass
 
 
-def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE) -> F64:
-    """Check a marginal: finite, >= 0, with some mass. None or an empty one is uniform of mass 1, as in POT."""
-    given = None if value is None else as_array(value, name, backend.to_numpy)
+def as_weight(
+    value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE, xp: Any = np
+) -> F64:  # fmt: skip
+    """Check a marginal: finite, >= 0, with some mass. None or an empty one is uniform of mass 1, as in POT.
+
+    ``xp``: NumPy, or the arithmetic of a device, where it is put.
+    """
+    given = None if value is None else as_array(value, name, reader(backend, xp))
     if given is not None and given.shape == (length, 1):  # a column of a table
         given = given[:, 0]
     uniform = given is None or given.shape == (0,)
     if ranks.max(length > 0 and uniform):
         ranks.same(**{name + " is None": uniform or length == 0})
-        return np.full(length, 1.0 / ranks.sum(length))
-    weight = np.zeros(0) if uniform else as_vector(given, length, name)
-    if not np.isfinite(weight).all():
-        raise ValueError(f"{name} must be finite, got NaN or inf at index {int(np.argmin(np.isfinite(weight)))}")
-    if (weight < 0).any():
-        raise ValueError(f"{name} must be >= 0, got {weight.min()} at index {int(np.argmin(weight))}")
+        whole: F64 = xp.full(length, 1.0 / ranks.sum(length))
+        return whole
+    weight = np.zeros(0) if uniform else as_vector(given, length, name, xp.asarray)
+    if any_of(~np.isfinite(weight)):
+        raise ValueError(f"{name} must be finite, got NaN or inf at index {int(np.argmin(np.isfinite(host(weight))))}")
+    if any_of(weight < 0):
+        raise ValueError(f"{name} must be >= 0, got {weight.min()} at index {int(np.argmin(host(weight)))}")
     with np.errstate(over="ignore"):
-        mass = ranks.sum(weight.sum())
+        mass = float(ranks.sum(weight.sum()))
     if not 0 < mass < np.inf:
         raise ValueError(f"{name} must have positive, finite mass, got {mass}")
     return weight
+
+
+def reader(backend: ModuleType, xp: Any) -> Callable[[Any], Any]:
+    """Return what reads a vector of numbers into memory of the host, or of the device of ``xp``."""
+    return backend.to_numpy if xp is np else lambda x: xp.asarray(backend.asarray(x))
 
 
 def as_weights(array: Any, p: int, length: int, name: str, backend: ModuleType, xp: Any) -> tuple[Any, F64]:
@@ -318,31 +330,41 @@ def as_batch_size(M: Any, A: Any, B: Any) -> int:
     return next(iter(sizes.values()), 1)
 
 
-def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: Ranks = ALONE) -> Side:
-    """Make a side from its reg_m: a number, or one per point; of "range" the slack d: (1 - d) t <= r <= (1 + d) t."""
+def as_side(
+    side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: Ranks = ALONE, convert: Any = np.asarray
+) -> Side:  # fmt: skip
+    """Make a side from its reg_m: a number, or one per point; of "range" the slack d: (1 - d) t <= r <= (1 + d) t.
+
+    ``convert``: reads reg_m into the memory of the weights.
+    """
+    xp = arithmetic(weight)
     if penalty == "balanced":
-        return Side(side, weight, penalty, np.full(len(weight), np.inf), ranks=ranks)
-    if isinstance(reg_m, (int, float)) or as_array(reg_m, name).ndim == 0:
-        rho = np.full(len(weight), as_float(reg_m, name, "a positive number, inf, or one per point"))
+        return Side(side, weight, penalty, xp.full(len(weight), np.inf), ranks=ranks)
+    if isinstance(reg_m, (int, float)) or as_array(reg_m, name, convert).ndim == 0:
+        rho = xp.full(len(weight), as_float(reg_m, name, "a positive number, inf, or one per point"))
     else:
-        rho = as_vector(reg_m, len(weight), name)
+        rho = as_vector(reg_m, len(weight), name, convert)
     if penalty == "range":
-        if not ((rho >= 0).all() and np.isfinite(rho).all()):
+        if any_of(~((rho >= 0) & np.isfinite(rho))):
             raise ValueError(f"{name} must be a slack >= 0 for penalty 'range', got {rho.min()}")
         return Side(side, weight, penalty, np.maximum(0.0, 1 - rho), 1 + rho, ranks)
-    if not (rho > 0).all():
+    if any_of(~(rho > 0)):
         raise ValueError(f"{name} must be > 0 (inf = balanced), got {rho.min()}")
-    if ranks.min(bool(np.isinf(rho).all())):
+    if ranks.min(not any_of(~np.isinf(rho))):
         return Side(side, weight, "balanced", rho, ranks=ranks)
-    if PENALTIES[penalty].finite and not np.isfinite(rho).all():
+    if PENALTIES[penalty].finite and any_of(~np.isfinite(rho)):
         raise ValueError(f"{name} must be finite for penalty {penalty!r}; use 'balanced' or 'kl' for inf")
     return Side(side, weight, penalty, rho, ranks=ranks)
 
 
-def as_sides(a: F64, b: F64, penalty: Any, reg_m: Any, ranks: Ranks = ALONE) -> tuple[Side, Side]:
+def as_sides(
+    a: F64, b: F64, penalty: Any, reg_m: Any, ranks: Ranks = ALONE, convert: Any = np.asarray
+) -> tuple[Side, Side]:  # fmt: skip
+    """Make both sides, of the host, which may have their vectors on a device."""
     kinds, pair = as_penalties(penalty), as_pair(reg_m, "reg_m")
-    rows = as_side("a", a, kinds[0], pair[0], "reg_m[0]", ranks)
-    return rows, as_side("b", b, kinds[1], pair[1], "reg_m[1]")
+    rows = as_side("a", a, kinds[0], pair[0], "reg_m[0]", ranks, convert)
+    cols = as_side("b", b, kinds[1], pair[1], "reg_m[1]", convert=convert)
+    return (rows, cols) if namespace(a, b) is np else (rows.hosted(), cols.hosted())
 
 
 def check_masses(rows: Side, cols: Side, mass_a: Any, mass_b: Any, names: str = "a and b") -> None:

@@ -82,15 +82,16 @@ def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ..
     cost = formed(cost_of(M), backend)
     if cost.cloud.alone and options.memory and rows.alike(cols):
         options = dataclasses.replace(options, symmetric=True)
-    return None if cost is cost.cloud else Posed(backend, cost, rows, cols, reg, options)
+    return Posed(backend, cost, rows, cols, reg, options)
 
 
 def is_readable(M: Any) -> bool:
-    """Tell whether M is an array on a device, or points there whose costs round by p x + q, x the largest of them."""
+    """Tell whether M is an array on a device, or points there, to be formed, whose costs round by p x + q at most x."""
     if type(M) is not PointCloud:
         return namespace(M) is not np and M.ndim == 2 and M.dtype.char in "fd" and M.flags.c_contiguous and M.size > 0
     cloud = cost_of(M)
-    return bool(M.ndim == 2 and cloud.here and cloud.plain and cloud.core[0].degree > 0)
+    plain = M.ndim == 2 and cloud.here and cloud.plain and cloud.core[0].degree > 0
+    return bool(plain and cloud.forms(whole()[0].form_bytes(cloud)))
 
 
 @functools.lru_cache(maxsize=64)

@@ -97,7 +97,7 @@ def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
     y += far / 1000
     reg = 1e-3 if metric == "sqeuclidean" else 0.02
     problem = Problem.from_arrays(mapuot.PointCloud(x, y, metric, truncate=2.0), a, b, reg, 1.0, "kl", "product", cpu)
-    task = in_boxes(problem, False, 16).problem
+    task = in_boxes(problem, False, 16)[0]
     rng = np.random.default_rng(3)
     M = np.asarray(task.cost) / reg
     log_u = M.min(1) + rng.normal(size=150) + 0.5 * far
@@ -207,7 +207,7 @@ def test_almost_no_mass_makes_no_bound_small():
     """reg times the mass of a state is then 0, as is what its KL grows by: only the skipped mass itself bounds."""
     x, y, a, b = clouds()
     cloud = mapuot.PointCloud(x, y, truncate=3.0)
-    problem = in_boxes(Problem.from_arrays(cloud, a, b, 0.2, 1.0, "kl", "product", cpu), False, 16).problem
+    problem = in_boxes(Problem.from_arrays(cloud, a, b, 0.2, 1.0, "kl", "product", cpu), False, 16)[0]
     m, n = problem.shape
     r, s = (np.where(np.arange(k) == 0, 5e-324, 0.0) for k in (m, n))
     found = Boxes(problem, cpu.native.SERIAL)

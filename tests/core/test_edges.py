@@ -63,7 +63,7 @@ def repeated(far=1.0, reg_m=1.0):
     x, y = (np.repeat(p, 16, 0) for p in places)
     a, b = np.repeat(rng.random(12) + 0.1, 16), np.repeat(rng.random(9) + 0.1, 16)
     problem = Problem.from_arrays(mapuot.PointCloud(x, y, truncate=2.0), a, b, 1e-2, reg_m, "kl", "product", cpu)
-    task = in_boxes(problem, False, 16).problem
+    task = in_boxes(problem, False, 16)[0]
     p, q, reg = np.asarray(task.cost.rows, LONG), np.asarray(task.cost.targets, LONG), LONG(task.reg)
     log_v = np.repeat(rng.normal(size=9), 16)
     log_u = np.asarray(((p[:, None] - q) ** 2).sum(2), float).min(1) / 1e-2 + np.repeat(rng.normal(size=12), 16)
@@ -94,7 +94,7 @@ def test_bounds_hold_for_potentials_of_any_slopes(p, q):
     """Both sides rise along the boxes: together, against each other, one of them alone."""
     rng = np.random.default_rng(0)
     cloud = mapuot.PointCloud(rng.random((48, 2)), rng.random((48, 2)), truncate=2.0)
-    task = in_boxes(Problem.from_arrays(cloud, None, None, 0.1, 1.0, "kl", "product", cpu), False, 16).problem
+    task = in_boxes(Problem.from_arrays(cloud, None, None, 0.1, 1.0, "kl", "product", cpu), False, 16)[0]
     x, y = np.asarray(task.cost.rows), np.asarray(task.cost.targets)
     log_u, log_v = x @ [p, -p], y @ [q, -q]
     P = np.exp(log_u[:, None] + log_v - ((x[:, None] - y) ** 2).sum(2) / 0.1) / 48**2

@@ -81,8 +81,9 @@ def test_points_that_lie_on_a_gpu_are_solved_there(on_gpu):
 
 @pytest.mark.parametrize("form", [None, "auto"])
 @pytest.mark.parametrize(("metric", "d"), [("sqeuclidean", 3), ("sqeuclidean", 21), ("cosine", 18), ("cityblock", 5)])
-def test_where_points_lie_changes_no_answer(metric, d, form):
+def test_where_points_lie_changes_no_answer(monkeypatch, metric, d, form):
     """Whole clouds, some rows, turned clouds and those of one set of points."""
+    monkeypatch.setattr("mapuot.problem.problem.STAYS_FROM", 0)
     x, y, _, _ = clouds(60, 45, d)
     words = {"reg": 0.05, "reg_m": 1.0, "backend": "cuda"}
     there, here = (mapuot.PointCloud(put(x), put(y), metric, form=form) for put in (cp.asarray, np.asarray))
@@ -97,6 +98,37 @@ def test_where_points_lie_changes_no_answer(metric, d, form):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
     np.testing.assert_array_equal(there.x, x)
     np.testing.assert_array_equal(there.y, y)
+
+
+@pytest.mark.parametrize("truncate", [None, 3.0])
+def test_vectors_stay_where_points_lie(monkeypatch, truncate):
+    """Masses, reg_m, potentials and marginals: of n numbers the host sees coordinates and orders, where it sorts."""
+    few = {"ascend.groups.GROUPS": 60, "backends.narrow_points.LEAST": 9, "backends.narrow_points.SAMPLE": 9}
+    few |= {"problem.problem.MOST_FAR": 9, "problem.problem.STAYS_FROM": 0, "problem.points.AUTO_ENTRIES": 1}
+    for name, value in few.items():
+        monkeypatch.setattr(f"mapuot.{name}", value)
+    n = 320
+    x, y, a, b = clouds(n, n, 2)
+    a[5:9], b[7:60] = 0.0, 0.0
+    given = [x, y, a, b, np.linspace(0.1, 0.9, n)], [*map(cp.asarray, (x, y, a, b, np.linspace(0.1, 0.9, n)))]
+    seen, get, put, asarray = [], cp.ndarray.get, cp.ndarray.set, cp.asarray
+    looked = lambda z: seen.append(np.size(z)) or z  # noqa: E731
+    monkeypatch.setattr(cp.ndarray, "get", lambda z, *more, **words: get(looked(z), *more, **words))
+    monkeypatch.setattr(cp.ndarray, "set", lambda z, *more, **words: put(looked(z), *more, **words))
+    sent = lambda z, *more, **words: asarray(z if isinstance(z, cp.ndarray) else looked(z), *more, **words)  # noqa: E731
+    monkeypatch.setattr(cp, "asarray", sent)
+    found = []
+    for x, y, a, b, rho in given:
+        seen.clear()
+        cloud = mapuot.PointCloud(x, y, truncate=truncate, form=None)
+        found.append(mapuot.solve(cloud, a, b, reg=0.004, reg_m=(rho, 0.5), tol=1e-6, backend="cuda"))
+    assert sorted(k for k in seen if k // n in (1, 2, 3)) == ([n, n, 2 * n, 2 * n] if truncate else [])
+    assert found[0].how == found[1].how
+    assert sorted(found[1]._there) == ["col_marginal", "log_u", "log_v", "row_marginal"]
+    kept = pickle.loads(pickle.dumps(found[1]))
+    np.testing.assert_array_equal(kept.problem.rows.weight, given[0][2])
+    for name in found[1]._there:  # which float32 passes leave to the tolerance
+        np.testing.assert_allclose(getattr(kept, name), getattr(found[0], name), atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -295,7 +327,7 @@ def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
     problem = Problem.from_arrays(
         mapuot.PointCloud(x, y, metric, truncate=2.0, form=None), a, b, reg, 1.0, "kl", "product", cpu
     )
-    task = in_boxes(problem, False, unit).problem
+    task = in_boxes(problem, False, unit)[0]
     task.cost.unit = unit
     M = np.asarray(task.cost) / reg
     log_u = M.min(1) + 0.1

@@ -214,6 +214,7 @@ def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tu
         if backend == "cuda" and len(problem.b) % 2:  # half of them from where they are solved
             x, y = (import_module("cupy").asarray(x), None) if y is x else map(import_module("cupy").asarray, (x, y))
             import_module("mapuot.backends.cuda.plain").ONCE = False  # some are solved in one call
+            import_module("mapuot.problem.problem").STAYS_FROM = 0
         M = mapuot.PointCloud(x, y, *how, truncate=truncate, form=form)
     if problem.grid is not None:
         M = mapuot.Grid(*problem.grid[:3], target=problem.grid[3], offset=problem.grid[4])

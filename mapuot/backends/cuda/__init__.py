@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..contract import namespace
 from ..cpu.grid import GridOperator, grid_workspace
 from ..operator import parts_of
 
-PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "formed", "form_bytes", "held"), "arrays")
+PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "formed", "form_bytes", "held", "keeps_K"), "arrays")
 PLACES |= {"extrema": "stream", "is_symmetric": "stream", "weigh": "batch", "closed": "batch"}
 PLACES |= {"keeps_pairs": "sparse", "range_of_clouds": "clouds", "slopes": "clouds"}
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
@@ -47,7 +48,8 @@ def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N80
     if problem.cost.operator == "products":
         return grid_workspace(problem, options, *engine())
     operator = problem.cost.operator
-    if operator == "points" and skip is None and import_module(f"{__name__}.arrays").keeps_K(problem, options):
+    vectors = skip is not None or namespace(problem.rows.weight) is not np  # on the device, where no K is stored
+    if operator == "points" and not vectors and import_module(f"{__name__}.arrays").keeps_K(problem, options):
         operator = "tiles"
     return maker(operator)(problem, options, skip)
 

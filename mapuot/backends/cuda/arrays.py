@@ -22,8 +22,6 @@ from ..tables import squares
 from . import vectors
 from .kernels import ITEMSIZE, STORES, kernel
 
-# of a Side, cached there
-NUMBERS = "log_size", "scalar_rho", "rho_range", "largest_soft_rho", "mass", "dual_scale", "uniform"
 BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
 COSTS = 64  # rows and columns that a block of point_costs.cu makes
 MANY = 16  # dimensions from which on a product of matrices forms costs sooner than differences do
@@ -113,22 +111,23 @@ def on_device(*vectors: Any) -> list[Any]:
 
 
 def held(problem: Problem) -> Problem:
-    """The problem, its points sorted, with these and the vectors of its sides on the device.
+    """The problem with the vectors of its sides, and points that are sorted, on the device.
 
     Over ranks the vectors stay on the host, whose sums they are part of.
     """
-    assert isinstance(problem.cost, Ordered)
     sides = problem.rows, problem.cols
     rows, cols = map(held_side, sides) if problem.ranks.size == 1 else sides
-    return dataclasses.replace(problem, cost=problem.cost.placed(vectors), rows=rows, cols=cols)
+    cost = problem.cost.placed(vectors) if isinstance(problem.cost, Ordered) else problem.cost
+    return dataclasses.replace(problem, cost=cost, rows=rows, cols=cols)
 
 
 def held_side(side: Side) -> Side:
     """A side on the device; its numbers stay those that the host has found."""
+    if side.there or isinstance(side.weight, cp.ndarray):
+        return side.there or side
     upper = None if side.upper is None else vectors.asarray(side.upper)
-    found = dataclasses.replace(side, weight=vectors.asarray(side.weight), rho=vectors.asarray(side.rho), upper=upper)
-    vars(found).update({name: getattr(side, name) for name in NUMBERS})
-    return found
+    there = dataclasses.replace(side, weight=vectors.asarray(side.weight), rho=vectors.asarray(side.rho), upper=upper)
+    return side.told(there)
 
 
 def most_bytes(M: Any) -> int | None:

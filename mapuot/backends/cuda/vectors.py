@@ -72,7 +72,8 @@ class Vector(NDArrayOperatorsMixin, cp.ndarray):  # type: ignore[misc]
         return np.positive(self)
 
     def astype(self, dtype: Any, *given: Any, **options: Any) -> Any:
-        return evaluated(np.positive, (self,), [empty(self.shape, dtype)])
+        known = self.dtype.char in KINDS
+        return evaluated(np.positive, (self if known else super().astype(dtype),), [empty(self.shape, dtype)])
 
     def sum(self, axis: int | None = None, **options: Any) -> Any:
         return super().sum(**options) if axis is None else merged(np.add, self.T if axis else self)[0]
@@ -84,6 +85,12 @@ def empty(shape: Any, dtype: Any = np.float64) -> Any:
 
 def zeros(shape: Any, dtype: Any = np.float64) -> Any:
     return cp.zeros(shape, dtype).view(Vector)
+
+
+def full(shape: Any, value: float) -> Any:
+    found = empty(shape)
+    found[...] = value
+    return found
 
 
 def asarray(x: Any) -> Any:
