@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import load, pick
-from ..backends.contract import SMALL_ENTRIES
+from ..backends.contract import SMALL_ENTRIES, is_on_device
 from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of
 from ..cached import cached_property
 from ..errors import InfeasibleError, shown
@@ -236,7 +236,7 @@ class MultiProblem:
         )
         shape = sizes_of(edges, masses) if array is None else array.shape
         weights = [
-            np.ones(n) if x is None else as_weight(x, n, f"masses[{k}]", pick("reference"))
+            np.ones(n) if x is None else as_weight(x, n, f"masses[{k}]", pick("cuda" if is_on_device(x) else "cpu"))
             for k, (n, x) in enumerate(zip(shape, masses, strict=True))
         ]
         check_hard(weights, rho)

@@ -47,7 +47,7 @@ def multimarginal(
 
         +inf forbids a pair or an entry.
     masses : list of (n_k,) arrays or None
-        Masses, >= 0, of any totals. None leaves a marginal free: it has no penalty, and ones in R.
+        Masses, >= 0, of any totals, here or on a GPU. None leaves a marginal free: it has no penalty, and ones in R.
     reg : float
         Entropic regularisation, > 0, in units of the costs; the reference measure R is the product of the masses.
     reg_m : float, inf, or one for each marginal

@@ -110,6 +110,7 @@ def test_turns_on_the_device_are_those_on_the_host(shape, monkeypatch):
     here = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 1.0, np.inf], backend="cuda")
     monkeypatch.setattr("mapuot.backends.cuda.operator.HOST_ENTRIES", 0)
     monkeypatch.setattr("mapuot.marginals.blocks.HOST_ENTRIES", 0)
+    masses = [x if x is None else cp.asarray(x) for x in masses]  # may lie there, too
     there = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 1.0, np.inf], backend="cuda")
     assert there._body.left.there
     assert not here._body.left.there
