@@ -162,7 +162,8 @@ def as_out(out: Any, shape: tuple[int, int], dtype: Any, M: Any) -> Any:
     return out
 
 
-def as_vector(value: Any, length: int, name: str, convert: Callable[[Any], Any] = np.asarray) -> F64:
+def as_vector(value: Any, length: int, name: str, convert: Callable[[Any], Any] = np.asarray, xp: Any = np) -> F64:
+    """Check a vector of numbers, and return a copy in float64, which the caller cannot change, in xp's memory."""
     array = as_array(value, name, convert)
     check_kind(array, name)
     if array.shape != (length,):
@@ -170,7 +171,8 @@ def as_vector(value: Any, length: int, name: str, convert: Callable[[Any], Any] 
         if array.ndim == 2 and min(array.shape) > 1:  # of points
             hint = f": {name} has masses; costs between points x and y are made by mapuot.PointCloud(x, y)"
         raise ValueError(f"{name} must have shape ({length},), got {array.shape}{hint * (name in ('a', 'b'))}")
-    return array.astype(np.float64)  # type: ignore[no-any-return] # a copy: the caller may reuse his
+    own = arithmetic(array).asarray(array).astype(np.float64)
+    return xp.asarray(own)  # type: ignore[no-any-return]
 
 
 def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
@@ -289,7 +291,7 @@ def as_weight(
         ranks.same(**{name + " is None": uniform or length == 0})
         whole: F64 = xp.full(length, 1.0 / ranks.sum(length))
         return whole
-    weight = np.zeros(0) if uniform else as_vector(given, length, name, xp.asarray)
+    weight = np.zeros(0) if uniform else as_vector(given, length, name, reader(backend, xp), xp)
     if any_of(~np.isfinite(weight)):
         raise ValueError(f"{name} must be finite, got NaN or inf at index {int(np.argmin(np.isfinite(host(weight))))}")
     if any_of(weight < 0):
@@ -302,8 +304,9 @@ def as_weight(
 
 
 def reader(backend: ModuleType, xp: Any) -> Callable[[Any], Any]:
-    """Return what reads a vector of numbers into memory of the host, or of the device of ``xp``."""
-    return backend.to_numpy if xp is np else lambda x: xp.asarray(backend.asarray(x))
+    """Return what reads numbers into memory of the host, or leaves them where they are, to be checked there."""
+    read: Callable[[Any], Any] = backend.to_numpy if xp is np else backend.asarray
+    return read
 
 
 def as_weights(array: Any, p: int, length: int, name: str, backend: ModuleType, xp: Any) -> tuple[Any, F64]:
@@ -335,7 +338,7 @@ def as_side(
 ) -> Side:  # fmt: skip
     """Make a side from its reg_m: a number, or one per point; of "range" the slack d: (1 - d) t <= r <= (1 + d) t.
 
-    ``convert``: reads reg_m into the memory of the weights.
+    ``convert``: reads reg_m where it is; it comes to where the weights are.
     """
     xp = arithmetic(weight)
     if penalty == "balanced":
@@ -343,7 +346,7 @@ def as_side(
     if isinstance(reg_m, (int, float)) or as_array(reg_m, name, convert).ndim == 0:
         rho = xp.full(len(weight), as_float(reg_m, name, "a positive number, inf, or one per point"))
     else:
-        rho = as_vector(reg_m, len(weight), name, convert)
+        rho = as_vector(reg_m, len(weight), name, convert, xp)
     if penalty == "range":
         if any_of(~((rho >= 0) & np.isfinite(rho))):
             raise ValueError(f"{name} must be a slack >= 0 for penalty 'range', got {rho.min()}")

@@ -131,6 +131,21 @@ def test_vectors_stay_where_points_lie(monkeypatch, truncate):
         np.testing.assert_allclose(getattr(kept, name), getattr(found[0], name), atol=1e-4)
 
 
+def test_vectors_are_checked_where_they_are(monkeypatch):
+    """A GPU has no objects and no other order of bytes: the host refuses or converts them before they go there."""
+    monkeypatch.setattr("mapuot.problem.problem.STAYS_FROM", 0)
+    x, y, a, b = clouds(20, 9, 2)
+    found = lambda a, reg_m=1.0: mapuot.solve(  # noqa: E731
+        mapuot.PointCloud(cp.asarray(x), cp.asarray(y), form=None), a, b, reg=0.1, reg_m=reg_m, backend="cuda"
+    )
+    odd = found(a.astype(">f8"), (a.astype(np.longdouble), 1.0))
+    np.testing.assert_array_equal(odd.log_u, found(a, (a, 1.0)).log_u)
+    with pytest.raises(TypeError, match="a must hold real numbers, got dtype object"):
+        found(a.astype(object))
+    with pytest.raises(TypeError, match="must be a positive number, inf, or one per point, got None"):
+        found(a, (None, 1.0))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_points_on_a_gpu_that_are_not_finite_are_named(value):
     x, y, _, _ = clouds(20, 9, 2)
