@@ -162,7 +162,7 @@ class Turn(NamedTuple):
     def told(self, begun: Begun, room: Any) -> "tuple[DeviceResult | None, Any]":
         """Return the answer of a solve, as it tells it, and the costs, which are in its room."""
         M, exponents = self.prepared.parts(room)
-        begun.problem, begun.sent = begun.problem._replace(cost=Dense(M)), begun.sent.apart(exponents)
+        begun.problem, begun.sent = begun.problem._replace(cost=Dense(M)), begun.sent.apart(self.prepared, exponents)
         return begun(), M
 
 

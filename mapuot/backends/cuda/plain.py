@@ -103,11 +103,11 @@ class Sent:
         """The word behind the trace."""
         return HEAD + int(self.numbers[1]) * TRACED
 
-    def apart(self, exponents: Any) -> "Sent":
+    def apart(self, prepared: Any, exponents: Any) -> "Sent":
         """Wait, and return this solve with numbers that no later one in its room writes."""
         self.ended.synchronize()
         one = copy.copy(self)
-        one.numbers, one.exponents = self.numbers.copy(), exponents
+        one.prepared, one.numbers, one.exponents = prepared, self.numbers.copy(), exponents
         return one
 
     def told(self) -> Told:
@@ -211,11 +211,14 @@ class Prepared:
             self.draw(-(-size // 8), 256, cp.cuda.get_current_stream().ptr, *given)
         return pairs[0], pairs[1]
 
-    def place(self, M: int, K: int, exponents: int, sent: Sent, on: int) -> tuple[int, ...]:
-        """Take the addresses of a call on this stream; return the words of ``tell``."""
-        self.state["kernel"], self.record["M"] = K, M
-        if self.ended:  # a handle of a stream may be that of another thread's, or of one that is gone
+    def wait(self, on: int) -> None:
+        """Let this stream wait for the launches before: its handle may be another thread's, or that of one gone by."""
+        if self.ended and on:  # 0 is the same one always, and a wait takes 10 us
             cp.cuda.runtime.streamWaitEvent(on, self.ended.ptr)
+
+    def place(self, M: int, K: int, exponents: int, sent: Sent) -> tuple[int, ...]:
+        """Take the addresses of a call; return the words of ``tell``."""
+        self.state["kernel"], self.record["M"] = K, M
         return 0, sent.numbers.__array_interface__["data"][0], exponents
 
     def begun(self, sent: Sent, on: int) -> Sent:
@@ -233,7 +236,8 @@ class Prepared:
             return None
         with self.lock:
             self.record["cost_rate"], self.record["cost_rest"] = rounding
-            to = self.place(M.data.ptr, K.data.ptr, sent.exponents.data.ptr, sent, on)
+            to = self.place(M.data.ptr, K.data.ptr, sent.exponents.data.ptr, sent)
+            self.wait(on)
             of, passes = self.workspace.launch, 0
             if of.persistent:
                 self.chain(on, *self.unchanged, to)
@@ -257,6 +261,7 @@ class Prepared:
         """
         M, exponents = room + 8 * self.room[0], room + 8 * self.room[1]
         with self.lock:
+            self.wait(on)
             costs, draw = (*points, M), self.draws(M, exponents, pairs, size, seed)
             if room in self.rooms:
                 chain, sent = self.rooms[room]
@@ -264,9 +269,9 @@ class Prepared:
                 return self.begun(sent, on)
             sent, kept = Sent(self, None), self.chain.run and len(self.rooms) < MOST_ROOMS
             chain = Chain(*self.chain.parts) if kept else self.chain
-            chain(on, costs, *self.unchanged, self.place(M, room, exponents, sent, on), draw)
+            chain(on, costs, *self.unchanged, self.place(M, room, exponents, sent), draw)
             if kept:
-                self.rooms[room] = chain, sent
+                self.rooms[room], sent.prepared = (chain, sent), None  # a cycle would keep all until it is collected
             return self.begun(sent, on)
 
     def parts(self, room: Any) -> tuple[Any, Any]:
