@@ -94,7 +94,7 @@ class Answer:
     col_marginal: Any
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {key: value for key, value in vars(self).items() if key != "_stream"}
+        state = {key: x for key, x in vars(self).items() if key not in ("_stream", *self._there)}  # copies of _logs
         state |= {key: tuple(map(host, state[key])) for key in ("_logs", "_marginals") if state.get(key)}
         return {**state, "_backend": name_of(self._backend)}
 
