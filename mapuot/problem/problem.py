@@ -38,7 +38,7 @@ VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
 def heavy(weight: F64) -> Any:
     """Choose LINES points, one in the middle of each LINES-th of the mass, in the order of the points.
 
-    On a device it is the last of up to MOST_FAR parts of them.
+    On a device only up to MOST_FAR evenly spaced points can be chosen, each for those since the one before.
     """
     each = 1 if namespace(weight) is np else -(-len(weight) // MOST_FAR)
     ends = np.minimum(np.arange(each, len(weight) + each, each), len(weight)) - 1

@@ -11,6 +11,7 @@ from ..cached import cached_property
 from ..penalties import F64, PENALTIES, Penalty, dual_term
 from ..ranks import ALONE, Ranks
 
+# members that tell of a side whatever the order of its points, wherever they lie
 NUMBERS = "log_size", "scalar_rho", "rho_range", "largest_soft_rho", "mass", "dual_scale", "uniform", "demands"
 
 
@@ -27,10 +28,7 @@ def equal(x: Any, y: Any) -> bool:
 
 @dataclass(frozen=True)
 class Side:
-    """Side of a problem: rows (a) or columns (b); every array is float64 of length ``len(weight)``.
-
-    Of a side that is ``there``, on a device, the host makes copies when it first asks for them.
-    """
+    """Side of a problem: rows (a) or columns (b); every array is float64 of length ``len(weight)``."""
 
     name: str  # "a" or "b", for messages
     weight: F64
@@ -38,10 +36,10 @@ class Side:
     rho: F64  # reg_m per point, inf = hard; "range": the lower factor
     upper: F64 | None = None  # "range": the upper factor
     ranks: Ranks = ALONE  # that share this side's points
-    there = None
+    there = None  # this side on a device, of which the host has copies of weight and rho when it first asks for them
 
     def hosted(self) -> "Side":
-        """Return this side of a device for the host."""
+        """Return the side that the host has of this one, which lies on a device."""
         found: Side = object.__new__(Side)
         own = {name: getattr(self, name) for name in ("name", "penalty", "ranks", *NUMBERS)}
         vars(found).update(own, there=self, upper=host(self.upper))
