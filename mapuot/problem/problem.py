@@ -38,12 +38,17 @@ VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
 def heavy(weight: F64) -> Any:
     """Choose LINES points, one in the middle of each LINES-th of the mass, in the order of the points.
 
-    On a device only up to MOST_FAR evenly spaced points can be chosen, each for those since the one before.
+    On a device one number of each of up to MOST_FAR parts of them is read, then the parts that hold these points.
     """
-    each = 1 if namespace(weight) is np else -(-len(weight) // MOST_FAR)
-    ends = np.minimum(np.arange(each, len(weight) + each, each), len(weight)) - 1
-    mass = host(np.cumsum(weight)[namespace(weight).asarray(ends)])
-    return ends[np.minimum(np.searchsorted(mass, (np.arange(LINES) + 0.5) / LINES * mass[-1]), len(mass) - 1)]
+    xp, n = namespace(weight), len(weight)
+    each = 1 if xp is np else -(-n // MOST_FAR)
+    sums = np.cumsum(weight)
+    mass = host(sums[xp.asarray(np.minimum(np.arange(each, n + each, each), n) - 1)])
+    middle = (np.arange(LINES) + 0.5) / LINES * mass[-1]
+    first = each * np.minimum(np.searchsorted(mass, middle), len(mass) - 1)
+    inside = np.minimum(first[:, None] + np.arange(each), n - 1)
+    before = host(sums[xp.asarray(inside.ravel())]).reshape(inside.shape) < middle[:, None]
+    return np.minimum(first + before.sum(1), n - 1)
 
 
 def some(weight: F64) -> Any:

@@ -104,7 +104,7 @@ def test_where_points_lie_changes_no_answer(monkeypatch, metric, d, form):
 def test_vectors_stay_where_points_lie(monkeypatch, truncate):
     """Masses, reg_m, potentials and marginals: of n numbers the host sees coordinates and orders, where it sorts."""
     few = {"ascend.groups.GROUPS": 60, "backends.narrow_points.LEAST": 9, "backends.narrow_points.SAMPLE": 9}
-    few |= {"problem.problem.MOST_FAR": 9, "problem.problem.STAYS_FROM": 0, "problem.points.AUTO_ENTRIES": 1}
+    few |= {"problem.problem.MOST_FAR": 99, "problem.problem.STAYS_FROM": 0, "problem.points.AUTO_ENTRIES": 1}
     for name, value in few.items():
         monkeypatch.setattr(f"mapuot.{name}", value)
     n = 320
@@ -124,6 +124,7 @@ def test_vectors_stay_where_points_lie(monkeypatch, truncate):
         found.append(mapuot.solve(cloud, a, b, reg=0.004, reg_m=(rho, 0.5), tol=1e-6, backend="cuda"))
     assert sorted(k for k in seen if k // n in (1, 2, 3)) == ([n, n, 2 * n, 2 * n] if truncate else [])
     assert found[0].how == found[1].how
+    np.testing.assert_allclose(found[1].problem.usual, found[0].problem.usual)
     assert sorted(found[1]._there) == ["col_marginal", "log_u", "log_v", "row_marginal"]
     kept = pickle.loads(pickle.dumps(found[1]))
     np.testing.assert_array_equal(kept.problem.rows.weight, given[0][2])
