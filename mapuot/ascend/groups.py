@@ -184,7 +184,8 @@ class Groups:
             log, middles = (np.concatenate(ranks.all(x)) for x in (log, means.rows))
         some = points if len(points) else middles[:1]  # of a rank without rows
         cost = PointCosts(some, middles, means.metric, means.scale, truncate=None)[: len(points)]
-        task = held(dataclasses.replace(small, cost=cost, rows=side, cols=other, M_min=0.0), self.backend)
+        task = dataclasses.replace(small, cost=cost, rows=side, cols=other, M_min=0.0)
+        task = task if xp is np else held(task, self.backend)  # over ranks vectors stay on the host
         with closing(self.backend.Workspace(task, dataclasses.replace(self.options, symmetric=False))) as workspace:
             workspace.absorb(xp.asarray(log))
             workspace.iterate(1)
