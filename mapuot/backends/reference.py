@@ -319,7 +319,8 @@ class ReferenceWorkspace:
             return "underflow"
         if not np.isfinite(mass) or not np.isfinite(dual):
             return "not finite"
-        small = self.options.tol_gap >= 0 and gap < np.inf and gap <= self.options.tol_gap * (abs(dual) - moved)
+        least = max(dual - moved, -dual - 2 * moved)  # of the optimum's size
+        small = self.options.tol_gap >= 0 and gap < np.inf and gap <= self.options.tol_gap * least
         if error <= self.options.tol or small:
             return "converged"
         self.since_best += 1

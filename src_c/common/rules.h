@@ -208,9 +208,10 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     count_extra(limits, out);
 }
 
-/* May the solve end?  The optimum is at least |dual| less what the dual value lost to rounding and to extra_gap. */
+/* May the solve end?  The optimum lies above the dual value, by twice what that lost to rounding and to extra_gap at most:
+ * beside a negative one it may be 0. */
 FN int is_enough(const mapuot_limits *limits, const mapuot_progress *p, const mapuot_stats *out) {
-    const double least = fabs(out->dual) - p->moved - limits->extra_gap;
+    const double lost = p->moved + limits->extra_gap, least = fmax(out->dual - lost, -out->dual - 2 * lost);
     const int small = limits->tol_gap >= 0 && isfinite(out->dual) && out->gap <= limits->tol_gap * least;
     return out->error <= limits->tol || small;
 }

@@ -334,6 +334,8 @@ ENDS = [  # (the pass, the state before it, limits, sums of scales and of the ne
     ({"error": 1.01e-6}, {}, {}, (1, 1), "running"),
     ({"gap": 1e-4}, {}, {"tol_gap": 1e-4}, (1, 1), "converged"),
     ({"gap": 1.01e-4}, {}, {"tol_gap": 1e-4}, (1, 1), "running"),
+    ({"gap": 1e-9, "dual": -1e-3}, {"moved": 4e-4}, {"tol_gap": 1e-4}, (1, 1), "converged"),
+    ({"gap": 1e-9, "dual": -1e-3}, {"moved": 6e-4}, {"tol_gap": 1e-4}, (1, 1), "running"),  # the optimum may be 0
     ({"error": 1e-7}, {"narrow": 1}, {}, (1, 1), "running"),
     ({"error": 1e-7}, OLD, {}, (1, 1e-101), "absorb"),
     ({"error": 1e-7}, {}, {}, (1, 1e101), "converged"),
