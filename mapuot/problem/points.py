@@ -274,7 +274,7 @@ class PointCosts(Cost):
 
     def at(self, row: Any, column: Any) -> Any:
         (metric, scale), (rows, columns) = self.core, self.there or (self.rows, self.columns)
-        return scale * metric.between(some(rows, row), some(columns.T, column))
+        return scale * metric.between(picked(rows, row), picked(columns.T, column))
 
     def transpose(self) -> "PointCosts":
         if self.there:
@@ -462,7 +462,7 @@ def farthest(points: Any, middle: F64, order: float) -> float:
     return math.sqrt(most) if order == 2 else most
 
 
-def some(points: Any, at: Any) -> Any:
+def picked(points: Any, at: Any) -> Any:
     """Return some points, (..., d), on the host."""
     if (xp := arithmetic(points)) is np:
         return points[at]
