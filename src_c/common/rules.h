@@ -232,7 +232,7 @@ FN int stalled(mapuot_progress *p, const mapuot_stats *out, int clipped) {
  * for the step under way, less what float32 sums may have made of the dual value: without it one went to log v = -1e6. */
 FN void widen_passes(mapuot_progress *p) {
     p->narrow = 0;
-    p->best_dual = p->moved < INF ? p->best_dual - 2 * p->moved : -INF;
+    p->best_dual = fmax(p->best_dual - 2 * p->moved, -INF); /* of no number: -INF */
 }
 
 /* Have float32 passes reached their floor?  Near it the error stood for 100 of 640 passes, while it still crept.  The few

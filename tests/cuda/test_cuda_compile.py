@@ -93,7 +93,7 @@ CASES = {
     "rows of a warp": ("iterate.cu", persistent("float32", 512, 1), {"iterate": (BLOCK, 32), "ring_offset": (255, 0)}),
     "wide passes": ("iterate.cu", persistent("float32", 8192, 0), {"iterate": (BLOCK, 200)}),
     "spread rows": ("iterate.cu", persistent("float32", 65536, 1), {"iterate": (BLOCK, 32)}),
-    "narrow passes of older GPUs": ("iterate.cu", persistent("float32", 8192, 1, BULK=0), {"iterate": (BLOCK, 36)}),
+    "narrow passes of older GPUs": ("iterate.cu", persistent("float32", 8192, 1, BULK=0), {"iterate": (BLOCK, 32)}),
     "wide passes of older GPUs": ("iterate.cu", persistent("float32", 6144, 0, BULK=0), {"iterate": (BLOCK, 200)}),
     "passes over pairs": (
         "iterate.cu",  # what spills is read again once a row or once a pass, not once an entry
