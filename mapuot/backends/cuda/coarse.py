@@ -10,7 +10,7 @@ import cupy as cp
 import numpy as np
 
 from ...problem.cost import LANDMARKS, some_of
-from ..coarse import FOUND, Coarse, Labels, clusters_of
+from ..coarse import FOUND, Coarse, Labels, clusters_of, serves
 from ..contract import Stats, host
 from ..records import put
 from .kernels import CLUSTERS, STORES, Job, begin, by_value, kernel
@@ -53,6 +53,7 @@ class DeviceCoarse(Coarse):
         if count > 1:
             workspace.passes(min(count - 1, self.every), 1)
         stats: list[Stats] = workspace.read()
+        self.corrected = self.corrected or serves(stats[0])
         return stats
 
     def open(self) -> None:
