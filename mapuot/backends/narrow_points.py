@@ -10,6 +10,7 @@ left is a mean over masses: a point far from all others carries none or little.
 """
 
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ CORRECTED = 1e-4  # floor of float32 passes that are corrected: a float64 one fa
 LEFT_OUT = -(2.0**28)  # of a point without mass: 0 beside any other
 FORMS = members("mapuot_narrow_form")
 LOG2_E = 1 / math.log(2)
+MIDDLES: weakref.WeakKeyDictionary[PointCosts, F64] = weakref.WeakKeyDictionary()  # for each use of a cost
 
 
 class NarrowPoints:
@@ -108,15 +110,14 @@ def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
     factor = metric.scaled(scale * LOG2_E / reg)
     rows, columns = cloud.coordinates(xp)
     if metric.inner:
-        columns = columns[cloud.apart :]
-        return rows[:, cloud.apart :] * factor, (columns - origin(columns, cloud.shape[1], xp)) * factor
-    moved = columns[:, :1], middle(columns[:, : cloud.shape[1]])[:, None], factor
+        return rows[:, cloud.apart :] * factor, (columns[cloud.apart :] - origin(cloud, xp)) * factor
+    moved = columns[:, :1], middle(cloud, xp)[:, None], factor
     return laid(xp.empty(rows.shape).T, rows.T, *moved).T, laid(xp.empty(columns.shape), columns, *moved)
 
 
-def origin(columns: Any, n: int, xp: Any) -> Any:
-    """Return where most of the points (d, n padded) lie, (d, 1)."""
-    return columns[:, :1] + xp.asarray(middle(columns[:, :n]))[:, None]
+def origin(cloud: PointCosts, xp: Any) -> Any:
+    """Return where most of the points y lie, (d, 1)."""
+    return cloud.coordinates(xp)[1][cloud.apart :, :1] + xp.asarray(middle(cloud, xp))[:, None]
 
 
 def addends(cloud: PointCosts, reg: float, xp: Any) -> tuple[Any, Any]:
@@ -126,7 +127,7 @@ def addends(cloud: PointCosts, reg: float, xp: Any) -> tuple[Any, Any]:
     """
     rows, columns = cloud.coordinates(xp)
     n, apart, factor = cloud.shape[1], cloud.apart, cloud.core[1] * LOG2_E / reg
-    own_x = -(rows[:, apart:] @ origin(columns[apart:], n, xp)[:, 0])
+    own_x = -(rows[:, apart:] @ origin(cloud, xp)[:, 0])
     if not apart:
         return factor * own_x, 0.0
     return factor * (own_x - rows[:, 0]), -factor * columns[1, :n]
@@ -139,15 +140,17 @@ def some(points: Any, along: int = 1) -> F64:
     return copied(found) if found.ndim > 1 else copied(found[None])[0]
 
 
-def middle(y: Any) -> F64:
-    """Return where most of the points y (d, n) lie, from the first of them: means of 1e8 are off by 1e-8.
+def middle(cloud: PointCosts, xp: Any) -> F64:
+    """Return where most of the points y lie, from the first of them: means of 1e8 are off by 1e-8.
 
     It is the mean of the half of them that is nearest to their median: between points of y, and no outlier moves it.
     """
-    points = some(y.T) - copied(y[:, :1])[:, 0]
-    apart = np.abs(points - np.median(points, 0)).sum(1)
-    found: F64 = points[np.argsort(apart, kind="stable")[: -(-len(points) // 2)]].mean(0)
-    return found
+    if cloud not in MIDDLES:
+        y = cloud.coordinates(xp)[1][cloud.apart :, : cloud.shape[1]]
+        points = some(y.T) - copied(y[:, :1])[:, 0]
+        apart = np.abs(points - np.median(points, 0)).sum(1)
+        MIDDLES[cloud] = points[apart <= np.partition(apart, (len(apart) - 1) // 2)[(len(apart) - 1) // 2]].mean(0)
+    return MIDDLES[cloud]
 
 
 def sizes(problem: Problem) -> list[float]:
@@ -156,7 +159,7 @@ def sizes(problem: Problem) -> list[float]:
     xp = namespace(*(cloud.here or (problem.rows.weight,)))
     (metric, scale), (rows, columns) = cloud.core, cloud.coordinates(xp)
     factor, y = metric.scaled(scale * LOG2_E / problem.reg), columns[cloud.apart :, : cloud.shape[1]]
-    centre, along = middle(y) + copied(y[:, :1])[:, 0], len(y)
+    centre, along = middle(cloud, xp) + copied(y[:, :1])[:, 0], len(y)
     for points, side in ((rows[:, cloud.apart :], problem.rows), (y.T, problem.cols)):
         beside = 0.0 if metric.inner and side is problem.rows else centre
         size, mass = factor * np.linalg.norm(some(points) - beside, metric.norm, 1), some(side.weight, along)
