@@ -291,7 +291,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // An answer, of this half of progress: status, passes and range; the trace; log u, log v and the marginals.  Elsewhere, for
-// what is drawn from the plan: its exponents and the marginal of its rows.
+// what is drawn from the plan: its exponents and the marginal of its rows.  Without a certificate, of the vectors log v alone,
+// from which other passes may go on.
 extern "C" __global__ void __launch_bounds__(THREADS)
     tell(const __grid_constant__ State S, const __grid_constant__ Plain T, int parity, double *out, double *exponents) {
     const Progress &p = S.progress[parity];
@@ -303,10 +304,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         out[2] = M.low;
         out[3] = M.high;
     }
-    if (p.status != MAPUOT_CONVERGED) return;
     for (int64_t q = own; q < p.passes * (int)(sizeof(mapuot_stats) / 8); q += step)
         out[HEAD + q] = ((const double *)S.trace)[q];
     double *log_u = out + TOLD, *log_v = log_u + S.m, *r = log_v + S.n, *s = r + S.m;
+    for (int64_t j = own; j < S.n; j += step) log_v[j] = S.x[j];
+    if (p.status != MAPUOT_CONVERGED) return;
     for (int64_t i = own; i < S.m; i += step) {
         const double log_a = T.log_a[i], x = S.u_log[i] + (T.alpha[i] - log_a) + (p.shift + p.offset);
         log_u[i] = x;
@@ -314,9 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         exponents[i] = isfinite(x) ? x + log_a : -INF;
     }
     for (int64_t j = own; j < S.n; j += step) {
-        const double x = S.x[j];
-        log_v[j] = x;
         s[j] = S.s[j];
-        exponents[S.m + j] = isfinite(x) ? x + T.log_b[j] : -INF;
+        exponents[S.m + j] = isfinite(S.x[j]) ? S.x[j] + T.log_b[j] : -INF;
     }
 }

@@ -172,7 +172,8 @@ def solve(
     free = free and isinstance(schedule, str) and schedule in SCHEDULES
     plain: LazyResult | None = attempt(M, a, b, reg, reg_m, words, out) if free else None
     known = posed(M, a, b, reg, reg_m, words) if free and plain is None and out is None else None
-    plain = on_device.attempt(known, max_passes) if known else plain
+    begun = on_device.begin(known, max_passes) if known else None
+    plain = begun() if begun else plain
     if plain is not None:
         if not plain.converged:
             check_met(plain)
@@ -184,8 +185,7 @@ def solve(
             module, problem, options = known.backend, found, known.options
         else:
             check_words(method, precision, schedule)
-            callback = as_callback(callback)
-            module = pick(backend, M, a, b)
+            callback, module = as_callback(callback), pick(backend, M, a, b)
             alike = {"method": method, "penalty": penalty, "tol": tol, "tol_gap": tol_gap, "max_passes": max_passes}
             alike |= {"precision": precision, "reg": reg, "mask": repr(mask)}
             cost, a, b, reg_m = own_cost(M, a, b, reg_m, reference, module, ranks, **alike)
@@ -199,9 +199,10 @@ def solve(
             out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
             options = make_options(method, precision, tol, tol_gap, threads, schedule, made=cost.remade)
         options = one_potential(options, problem, symmetric, module)
+        warm_start, trace = begun.left if begun else (warm_start, [])
         start = start_potentials(warm_start, problem)
         ranks.same(warm_start=start[1])
-        run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
+        run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint, trace)
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
         check_met(result)
         odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, problem.rows.mass, problem.cols.mass)

@@ -44,7 +44,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
 
     ``start``: (log u, log v); ``escalate``: K may be stored in a finer type than that of the options.
     """
-    given, saves = (bool(start[0].any()), bool(start[1].any())), bool(run.saves)
+    given, saves, called = (bool(start[0].any()), bool(start[1].any())), bool(run.saves), run.n_passes
     way = route(problem, options, run.max_passes, run.module, given=given, escalate=escalate, saves=saves)
     task, start = (problem.transpose(), start[::-1]) if way.turned else (problem, start)
     if options.symmetric:
@@ -63,7 +63,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
             xp = namespace(task.rows.weight)
             log_v = xp.asarray(log_v) if any(given) else xp.zeros(len(log_v))
         done, skip = all_stages(run, task, way, log_v, skip)
-    skipped, how = (ended(boxed, skip) if boxed else None), told(way, done, problem, skip, run.products)
+    skipped, how = (ended(boxed, skip) if boxed else None), told(way, done, problem, skip, run.products, called)
     potentials, marginals = (boxed.back(x) if boxed else x for x in (run.potentials, run.marginals))
     if way.turned:
         potentials, marginals = potentials[::-1], marginals[::-1]
@@ -85,7 +85,7 @@ def all_stages(
         if stage.begin == "zeros":
             log_v, skip = namespace(log_v).zeros(task.shape[1]), None
         larger, before = stage.reg != task.reg, run.status
-        if (larger or stage.kept) and (cancelled or run.n_passes >= stage.most):
+        if (larger or stage.kept or stage.symmetric) and (cancelled or run.n_passes >= stage.most):
             continue
         run.limit = run.n_passes + 1 if cancelled else stage.most  # one pass, for potentials of the reg asked for
         found = one_stage(run, task, stage, way.options, log_v, skip, kept)
@@ -131,8 +131,8 @@ def between_all(
     return carry_out(Run(run.module, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate)
 
 
-def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None, products: int) -> str:
-    """Return the words of `Result.how`."""
+def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None, products: int, called: int) -> str:
+    """Return the words of `Result.how`; ``called``: passes of one call, from which the start is."""
     own = [x for x in done if x.stage.reg == problem.reg]
     first = [x for x in own if x.stage.after is UNDONE]
     together = [x for x in first if x.stage.symmetric]
@@ -143,7 +143,8 @@ def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None
     if skip and skip.kept:
         more.append(f"{100 * skip.kept.share:.2g} % of the pairs")
     if way.warm:
-        more.append("from a warm start" if len(first) <= 1 + len(together) else "a warm start left")
+        start = f"{called} passes in one call" if called else "a warm start"
+        more.append(f"from {start}" if len(first) <= 1 + len(together) else f"{start} left")
     if clusters := max([x.clusters for x in own]):
         more.append(f"corrected by {clusters} clusters")
     if skip and skip.corrections:

@@ -31,8 +31,9 @@ class Run:
 
     def __init__(
         self, module: Any, max_passes: int, callback: Callable[[Stats], Any] | None = None, progress: bool = False,
-        ranks: Ranks = ALONE, checkpoint: Any = None,
+        ranks: Ranks = ALONE, checkpoint: Any = None, trace: list[Stats] | None = None,
     ) -> None:  # fmt: skip
+        """``trace``: stats of passes that one call of the backend has made, and left."""
         self.module, self.max_passes, self.callback, self.ranks = module, max_passes, callback, ranks
         self.heard = ranks.max(bool(callback))  # by some rank, after every pass
         self.checkpoint = Checkpoint(checkpoint) if checkpoint is not None and ranks.rank == 0 else None
@@ -48,10 +49,10 @@ class Run:
         self.certified: Stats | None = None  # the last pass that Newton's step has certified
         self.next_meet = 0  # the pass from which on a step towards hard columns is tried
         self.products = 0  # that Newton's steps towards hard columns took
-        self.trace: list[Stats] = []
+        self.trace = trace or []
         self.potentials: Any
         self.marginals: Any
-        self.start = time.perf_counter()
+        self.start = time.perf_counter() - (self.trace[-1].seconds if self.trace else 0.0)
 
     @contextmanager
     def shown(self) -> Iterator[None]:

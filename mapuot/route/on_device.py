@@ -2,9 +2,10 @@
 
 Plain: an array on the device or points there whose matrix is formed, masses in floating point or none, KL or balanced
 sides of one reg_m each, c = a b^T.
-What is odd goes through problem/validate.py, which names what is wrong. `attempt` carries out the one stage
-(route/stages.py) of a problem that needs no other, by the same passes; `one_call` lets it go on while the host does.
-What that call finds odd, or cannot finish, becomes a Problem (`plain_problem`) and is solved anew by all stages.
+What is odd goes through problem/validate.py, which names what is wrong. `begin` carries out the one stage
+(route/stages.py) of a problem that needs no other, by the same passes, while the host goes on.
+What that call finds odd, or cannot finish, becomes a Problem (`plain_problem`) for all stages, which go on from where
+it was.
 Twin: route/plain.py.
 """
 
@@ -20,9 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..answer.draw import row_shares, seed_of
-from ..backends import Options, host, namespace, pick
+from ..backends import Options, Stats, host, namespace, pick
 from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
+from ..backends.records import STATUS
 from ..cached import cached_property
 from ..problem.clouds import PointCloud
 from ..problem.cost import Dense, cost_of
@@ -30,7 +32,8 @@ from ..problem.kinds import formed
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import MASS_TOLERANCE, moves_little
-from .plain import LazyResult, number, penalties_of, settings, side_of
+from ..status import GOES_ON
+from .plain import LazyResult, number, penalties_of, settings, side_of, told_passes
 from .stages import FORMED, TOGETHER, in_words, newton_words
 
 MOST_SPREAD = 1e3  # range(M) / reg up to which no larger reg is worth its 4 ms here: it saves up to 10 passes of .03 ms
@@ -114,9 +117,9 @@ def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tup
 class Begun:
     """A solve that goes on; called, it waits for it, and tells None where the problem needs more than one call."""
 
-    def __init__(self, problem: Posed, sent: Any) -> None:
-        """``problem``: with the options of an answer."""
-        self.problem, self.sent, self.since = problem, sent, time.perf_counter()
+    def __init__(self, problem: Posed, sent: Any, most: int = 0) -> None:
+        """``problem``: with the options of an answer; ``most``: passes that others may make behind it, with its own."""
+        self.problem, self.sent, self.most, self.since = problem, sent, most, time.perf_counter()
 
     @property
     def solved(self) -> bool:
@@ -135,17 +138,26 @@ class Begun:
         result = DeviceResult(self.problem, self.sent.told(), self.since)
         return result if self.certain or result.meets(self.problem.cost.array) else None
 
+    @cached_property
+    def left(self) -> tuple[tuple[Any, Any] | None, list[Stats]]:
+        """Wait; return potentials to go on from, None where the solve has failed or no pass is left, and its passes."""
+        if STATUS[self.sent.status] not in GOES_ON:
+            return None, []
+        log_v, passes = self.sent.open
+        trace = told_passes(passes, time.perf_counter() - self.since)
+        return ((np.zeros(self.problem.cost.shape[0]), log_v), trace) if len(trace) < self.most else (None, [])
 
-def begin(problem: Posed, most: int) -> "Callable[[], DeviceResult | None]":
-    """Launch a solve of at most so many passes; what is returned waits for it, and tells None: it needs more."""
+
+def begin(problem: Posed, most: int) -> Begun | None:
+    """Launch a solve of at most so many passes; None: the problem needs more than one call."""
     backend, cost, rows, cols, reg, _ = problem
     found = limits(problem.options, rows.penalty == "balanced", cols.penalty == "balanced", most)
     if found is None or backend.quicker_turned(cost):
-        return nothing
+        return None
     options, *given = found
     least = cost.error(0.0)
     sent = whole()[1].begin(cost.array, rows, cols, reg, *given, (cost.error(1.0) - least, least))
-    return nothing if sent is None else Begun(problem._replace(options=options), sent)
+    return None if sent is None else Begun(problem._replace(options=options), sent, most)
 
 
 class Turn(NamedTuple):
@@ -197,18 +209,13 @@ def nothing() -> None:
     """Tell that a problem needs more than one call."""
 
 
-def attempt(problem: Posed, most: int) -> "DeviceResult | None":
-    """Solve a problem in one call, with at most so many passes; None: it needs more."""
-    return begin(problem, most)()
-
-
 def one_call(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, **words: Any) -> "Callable[[], DeviceResult | None]":
     """Launch a solve of a plain problem on a device; what is returned tells None where it is another one or needs more.
 
     ``words``: options of `solve`.
     """
     problem, most = one_posed(M, a, b, reg, reg_m, **words)
-    return nothing if problem is None else begin(problem, most)
+    return (problem and begin(problem, most)) or nothing
 
 
 def one_posed(

@@ -158,6 +158,14 @@ def is_plain(task: BatchProblem) -> Any:
     return task.cost.operator == "tiles" and task.cost.size <= SERIAL_ENTRIES
 
 
+def told_passes(records: bytes, seconds: float) -> list[Stats]:
+    """Return the stats of passes that one call made in so many seconds."""
+    passes = told(np.frombuffer(records, STATS), 1)
+    for stat in passes:
+        stat.seconds = seconds
+    return passes
+
+
 class LazyResult(Result):
     """The `Result` of a problem that was solved in one call, whose members are made when they are asked for."""
 
@@ -185,10 +193,7 @@ class LazyResult(Result):
 
     @cached_property
     def trace(self) -> list[Stats]:  # type: ignore[override]
-        passes = told(np.frombuffer(self._found.passes, STATS), 1)
-        for stat in passes:
-            stat.seconds = self._seconds
-        return passes
+        return told_passes(self._found.passes, self._seconds)
 
 
 class PlainResult(LazyResult):

@@ -374,6 +374,40 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
         solve(cp.asarray(M), a, 2 * a, reg=0.05, reg_m=np.inf)
 
 
+@pytest.mark.parametrize("kind", ["KL", "one potential", "and no longer", "hard sides", "larger regs"])
+def test_what_one_call_leaves_is_gone_on_with(monkeypatch, kind):
+    """After three passes, which count; where no pass is left, all of them are made anew from zeros."""
+    if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
+        pytest.skip("takes persistent kernels")
+    calls = cuda.import_module("mapuot.backends.cuda.plain")
+    calls.KEPT.clear()
+    monkeypatch.setattr(calls, "QUICK_PASSES", 3)
+    if kind == "and no longer":
+        for module in ("on_device", "stages"):
+            monkeypatch.setattr(f"mapuot.route.{module}.TOGETHER", 3)
+    M = cost(70, 70, 2)[0] * (15 if kind == "larger regs" else 1)
+    there = cp.asarray(M)
+    if kind in ("one potential", "and no longer"):
+        x = np.random.default_rng(5).random((70, 2))
+        there, M = PointCloud(cp.asarray(x)), ((x[:, None] - x) ** 2).sum(-1)
+    given = {"reg": 0.02, "reg_m": np.inf if kind == "hard sides" else 1.0}
+    found = solve(there, **given)
+    cold = solve(there, **given, callback=lambda stat: None)
+    exact = solve(M, **given, tol=1e-11, precision="float64")
+    assert ("3 passes in one call left" if kind == "larger regs" else "from 3 passes in one call") in found.how
+    assert ("one potential" in found.how) == (kind == "one potential")
+    assert found.converged
+    assert found.error_bound <= 1e-6
+    assert [stat.n_pass for stat in found.trace] == list(range(1, found.n_passes + 1))
+    assert found.n_passes <= cold.n_passes + 6
+    assert np.all(np.diff([stat.seconds for stat in found.trace]) >= 0)
+    error = np.abs(cuda.to_numpy(found.plan) - exact.plan).sum() / exact.plan.sum()
+    assert error <= found.error_bound + exact.error_bound
+    few = solve(there, **given, max_passes=3)
+    assert (few.n_passes, few.status, "one call" in few.how) == (3, "max_passes", False)
+    calls.KEPT.clear()
+
+
 @pytest.mark.parametrize(
     ("dtype", "reg", "reg_m", "tol"),
     [(np.float32, 0.3, 1.0, 1e-9), (np.float64, 0.3, 1.0, 1e-9), (np.float32, 3.0, np.inf, 1e-6)],

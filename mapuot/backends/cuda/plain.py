@@ -18,7 +18,6 @@ import numpy as np
 
 from ...problem.cost import Dense
 from ...problem.metrics import METRICS
-from ...problem.points import AUTO_ENTRIES
 from ...problem.problem import EXPONENT_ROUNDING, VANISHING, Problem
 from ...problem.side import Side
 from ..contract import MEMORY, Options
@@ -29,7 +28,7 @@ from .launch import BOTH, TRACE_PASSES, Chain, Launch, device_limits, switches
 from .stream import stream, view_of
 from .workspace import IDLE_WORDS, MOST_IDLE, QUICK_PASSES, SAFE_SPREAD, DeviceWorkspace
 
-MOST_ENTRIES = AUTO_ENTRIES  # of M: a larger one takes longer than what the host does before and after
+MOST_ENTRIES = 1 << 28  # of M: a larger one takes longer than what the host does before and after
 TOGETHER_AT_ONCE = 8  # passes of one potential from one look to the next: most solves take 5 to 10
 BLOCK_ENTRIES = 1 << 11  # of M that a block of ``begin`` looks at at least: a smaller grid meets sooner
 HEAD = 8  # words of an answer before its trace
@@ -38,6 +37,7 @@ TRACED, MASS = STATS.itemsize // 8, list(STATS.names or ()).index("mass")  # wor
 WARP_BYTES = 32  # of shared memory, that a warp of ``begin`` takes
 FEW_POSTS = 32  # POSTS of state.cuh, where passes keep few differences
 MOST_ROOMS = 16  # with a graph of their own, as answers that are there at the same time take: an allocator has few
+LEFT_AFTER = 3  # times as many passes as clusters take a call ends; most that need no clusters are then solved
 ALIGNED = 16  # bytes, at a multiple of which M must begin
 
 
@@ -110,6 +110,13 @@ class Sent:
         one.prepared, one.numbers, one.exponents = prepared, self.numbers.copy(), exponents
         return one
 
+    @property
+    def open(self) -> tuple[Any, bytes]:
+        """Wait; return log v and the records of the passes of a solve that has not ended."""
+        self.ended.synchronize()
+        m, n = self.prepared.shape
+        return self.numbers[TOLD + m : TOLD + m + n], self.numbers[HEAD : self.end].tobytes()
+
     def told(self) -> Told:
         """Return the answer, which is there."""
         low, high = self.numbers[2:4].tolist()
@@ -144,8 +151,8 @@ class Prepared:
         if not self.fits:
             return
         workspace.absorb(np.zeros(M.shape[1]))  # of a range 0: what depends on M, ``begin`` makes anew
-        coarse = workspace.coarse  # which takes as long as ``due`` passes, and as long again before it is of use
-        self.most = np.int32(min(most, QUICK_PASSES, 2 * coarse.due if coarse.wanted else most))
+        coarse = workspace.coarse  # which takes as long as ``due`` passes, and is left to what goes on from here
+        self.most = np.int32(min(most, QUICK_PASSES, LEFT_AFTER * coarse.due if coarse.wanted else most))
         self.fill(workspace, problem, spread)
         self.K = (M.shape[0], workspace.ld), workspace.operator.K.dtype
         workspace.close()
