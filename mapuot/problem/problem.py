@@ -265,7 +265,7 @@ class Problem(Common):
             needs = side.rho > 0 if side.penalty == "range" else side.hard
             hard = dead & (side.weight > 0) & needs
             if any_of(hard):
-                point = f"{side.name}[{int(np.argmax(hard))}]"
+                point = f"{side.name}[{int(np.argmax(host(hard)))}]"
                 by = "M and the mask forbid" if self.masked else "M forbids"
                 raise InfeasibleError(f"{by} every pair of {point}, which must be transported")
 

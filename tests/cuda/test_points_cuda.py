@@ -294,6 +294,7 @@ def test_vectors_are_indexed_and_merged_as_numpy_does():
         np.testing.assert_allclose(got.get(), merge.reduceat(x, starts), rtol=1e-14)
     np.testing.assert_array_equal(there[where].get(), x[at])
     np.testing.assert_array_equal(there[:, 1][vectors.asarray(mask)].get(), x[mask, 1])
+    np.testing.assert_array_equal(vectors.asarray(mask).astype(np.int8).get(), mask)
     together = np.concatenate([there[:, 0], there[3:, 1]])
     np.testing.assert_array_equal(together.get(), np.concatenate([x[:, 0], x[3:, 1]]))
     np.testing.assert_allclose(there.sum(1).get(), x.sum(1), rtol=1e-14)
