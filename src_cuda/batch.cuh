@@ -37,8 +37,9 @@ enum {
     DG = DF + MEMORY,
     COLUMN_KINDS = DG + MEMORY
 };
-// what the first sweep sums; LOSS: gap, balanced |s - b|_1; WORTH: sum b e^(-k G), balanced the dual terms
-enum { LOSS, WORTH, SUM_F, SUM_P, SUM_PP, SUM_PF, SUMS = 8 };
+// what the first sweep sums; LOSS: gap, balanced |s - b|_1; WORTH: sum b e^(-k G), balanced the dual terms; LOGS: sizes of
+// what K has absorbed of log v, and of the rest, times b
+enum { LOSS, WORTH, SUM_F, SUM_P, SUM_PP, SUM_PF, LOGS, SUMS = 8 };
 
 struct Report : mapuot_stats {
     double passes;
@@ -61,6 +62,7 @@ struct Batch {
     int64_t product, count;          // reference a b^T or ones; passes of each problem at most
     double k1, fi2;                  // of limits the twins: k = reg / rho, 0: balanced; fi = 1 / (1 + k)
     double low, safe;                // smallest M / reg; safe 1: K needs no absorbed potentials at the start
+    double rounding;                 // what the logarithms of potentials err by, by their sizes
     // of batch_made.cu:
     const float *M_narrow;             // p x m x n: M less its smallest entry
     const double *points_x, *points_y; // of all problems, one point after another
@@ -214,6 +216,7 @@ FN bool first_sweep(const Batch &S, Work &W, double *col, int ld, const double *
         odd |= !(sum > DEAD_SUM);
         const mapuot_column c = {
             col[ABSORBED * ld + j], w, col[LOG_B * ld + j], k2 > 0 ? S.limits.rho_cols : INF, 0, k2, S.fi2, x, v[j]};
+        value[LOGS] += w * (fabs(c.absorbed) + fabs(x - c.absorbed));
         const double log_sum = log(sum), image = kl_image(&c, log_sum, shift, move.off);
         const double next = k2 > 0 ? w * exp(-k2 * (image - shift)) : w, q = col[Q * ld + j] * move.grow;
         const mapuot_column_out out =

@@ -52,6 +52,7 @@ FN double settle_pass(const Batch &S, const Work &W, Standing &p, const Move &mo
     const bool soft = limits.rate_cols > 0;
     limits.dual_scale = limits.rho_rows * p.mass_a + limits.rho_cols * p.mass_b;
     limits.dual_constant = limits.reg * c_mass_of(S, p);
+    limits.exponent_error += S.rounding * t[LOGS] / p.mass_b; // of a mean: others are apart from it by M / reg
     out.mass = move.kappa * move.mass;
     out.dual = dual_value(S, W, p, move, out.mass, t);
     out.lost = out.dead = out.rejected = out.residual = 0;

@@ -3,6 +3,7 @@
 import cupy as cp
 import numpy as np
 import pytest
+from judge import measure
 from numpy.testing import assert_allclose
 from problems import Case, histograms, verify
 
@@ -58,6 +59,19 @@ def test_scales_beyond_float32_go_to_float64_passes(symmetric, start, mass):
     result = solve_batch(M, A, A, warm_start=(np.full((2, 2), start),) * 2, backend="cuda", **options)
     for one, a in zip(result, A, strict=True):
         verify(one, Case(M, a, a, 7e-4, 0.3, reference="uniform"))
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["one cost", "own costs"])
+def test_a_dual_value_counts_what_large_potentials_round(own):
+    """Masses 1000 times apart and reg far below reg_m: potentials of 300 reg, of which rho (a - r) is not exact."""
+    rng = np.random.default_rng(4)
+    M, A, B = 190 * rng.random((9, 3, 30)), rng.random((9, 3)), 0.005 * rng.random((9, 30)) / 30
+    options = {"reg": 900.0, "reg_m": (6e5, 4e4), "reference": "uniform"}
+    M = M if own else M[0]
+    result = solve_batch(M, A, B, backend="cuda", precision="float64", tol=1e-9, method="sinkhorn", **options)
+    for k, a in enumerate(A):
+        case = Case(M[k] if own else M, a, B[k], options["reg"], options["reg_m"], reference="uniform")
+        assert result.dual[k] <= measure(case, result.log_u[k], result.log_v[k]).dual
 
 
 @pytest.mark.parametrize("depth", [5, 12])

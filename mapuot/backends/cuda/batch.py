@@ -99,7 +99,8 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     # log v + log K^T u - log b, of terms as large as M / reg, is what the gap squares and multiplies with rho
     rounding = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
     rounding += task.cost.error(task.M_max) / reg
-    known["exponent_error"] = rounding * (1 + math.sqrt((known["rho_rows"] + known["rho_cols"]) / reg))
+    grows = 1 + math.sqrt((known["rho_rows"] + known["rho_cols"]) / reg)
+    known["exponent_error"], record["rounding"] = grows * rounding, 2 * grows * EXPONENT_ROUNDING  # of log u, too
     put(known, SCALES | {"memory": min(options.memory, BATCH_MEMORY), "flush": 0.0})
     record["limits"] = known
     record["k1"], record["fi2"] = reg / float(task.rows.rho[0]), 1 / (1 + known["rate_cols"])
