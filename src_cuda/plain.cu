@@ -2,8 +2,8 @@
 // from the last pass to the numbers of an answer in another, so that the host reads nothing before these.
 //
 // Plain: M in C order, finite, all masses positive, c = a b^T, no larger reg first, and one potential only where the host
-// knows that it serves.  What is found not to be so, or not to end, is told by its status, and the host goes the ordinary
-// way from its beginning.
+// knows that it serves.  What is found not to be so is told by its status, and the host goes the ordinary way from its
+// beginning; from what does not end it goes on.
 // Options: STORE (of K), COST (of M: 0 float64, 1 float32).
 #include "state.cuh"
 #include "stored_exp.cuh"
@@ -307,8 +307,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int64_t q = own; q < p.passes * (int)(sizeof(mapuot_stats) / 8); q += step)
         out[HEAD + q] = ((const double *)S.trace)[q];
     double *log_u = out + TOLD, *log_v = log_u + S.m, *r = log_v + S.n, *s = r + S.m;
-    for (int64_t j = own; j < S.n; j += step) log_v[j] = S.x[j];
-    if (p.status != MAPUOT_CONVERGED) return;
+    const bool ended =
+        p.status == MAPUOT_CONVERGED; // else from the last image, not from a step that no guard has judged
+    for (int64_t j = own; j < S.n; j += step) log_v[j] = ended ? S.x[j] : S.image[j] - p.shift;
+    if (!ended) return;
     for (int64_t i = own; i < S.m; i += step) {
         const double log_a = T.log_a[i], x = S.u_log[i] + (T.alpha[i] - log_a) + (p.shift + p.offset);
         log_u[i] = x;

@@ -159,9 +159,9 @@ class Result(Certified, Answer):
         One entry for each pass: gap, error, dual, mass, residual, seconds.
     how : str
         Which way the solve went: what its passes read ("tiles" of a dense K, stored "pairs", "points", or "products"
-        along the axes of a grid), whether rows and columns were "turned" round, how many larger regs came first, what
-        corrected the passes, which share of the pairs of a dense M was kept where reg is small, and what was tried
-        "after" a stage failed.
+        along the axes of a grid), whether rows and columns were "turned" round, how many larger regs came first, from
+        which start it went or which one it left, what corrected the passes, which share of the pairs of a dense M was
+        kept where reg is small, and what was tried "after" a stage failed.
     scale_cost : float
         The cost in units of which reg and reg_m were given to `solve`; 1 where they were in units of M.
 

@@ -143,7 +143,7 @@ def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None
     if skip and skip.kept:
         more.append(f"{100 * skip.kept.share:.2g} % of the pairs")
     if way.warm:
-        start = f"{called} passes in one call" if called else "a warm start"
+        start = f"a start of {called} passes in one call" if called else "a warm start"
         more.append(f"from {start}" if len(first) <= 1 + len(together) else f"{start} left")
     if clusters := max([x.clusters for x in own]):
         more.append(f"corrected by {clusters} clusters")

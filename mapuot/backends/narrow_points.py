@@ -36,7 +36,7 @@ CORRECTED = 1e-4  # floor of float32 passes that are corrected: a float64 one fa
 LEFT_OUT = -(2.0**28)  # of a point without mass: 0 beside any other
 FORMS = members("mapuot_narrow_form")
 LOG2_E = 1 / math.log(2)
-MIDDLES: weakref.WeakKeyDictionary[PointCosts, F64] = weakref.WeakKeyDictionary()  # for each use of a cost
+MIDDLES: weakref.WeakKeyDictionary[PointCosts, F64] = weakref.WeakKeyDictionary()  # of costs, whose points stay
 
 
 class NarrowPoints:

@@ -24,7 +24,7 @@ from ..answer.draw import row_shares, seed_of
 from ..backends import Options, Stats, host, namespace, pick
 from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
-from ..backends.records import STATUS
+from ..backends.records import ABSORB, RUNNING
 from ..cached import cached_property
 from ..problem.clouds import PointCloud
 from ..problem.cost import Dense, cost_of
@@ -32,7 +32,6 @@ from ..problem.kinds import formed
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import MASS_TOLERANCE, moves_little
-from ..status import GOES_ON
 from .plain import LazyResult, number, penalties_of, settings, side_of, told_passes
 from .stages import FORMED, TOGETHER, in_words, newton_words
 
@@ -141,7 +140,7 @@ class Begun:
     @cached_property
     def left(self) -> tuple[tuple[Any, Any] | None, list[Stats]]:
         """Wait; return potentials to go on from, None where the solve has failed or no pass is left, and its passes."""
-        if STATUS[self.sent.status] not in GOES_ON:
+        if self.sent.status not in (RUNNING, ABSORB):
             return None, []
         log_v, passes = self.sent.open
         trace = told_passes(passes, time.perf_counter() - self.since)

@@ -37,7 +37,7 @@ TRACED, MASS = STATS.itemsize // 8, list(STATS.names or ()).index("mass")  # wor
 WARP_BYTES = 32  # of shared memory, that a warp of ``begin`` takes
 FEW_POSTS = 32  # POSTS of state.cuh, where passes keep few differences
 MOST_ROOMS = 16  # with a graph of their own, as answers that are there at the same time take: an allocator has few
-LEFT_AFTER = 3  # times as many passes as clusters take a call ends; most that need no clusters are then solved
+LEFT_AFTER = 3  # times the passes that finding clusters takes, a call ends: most others are solved by then
 ALIGNED = 16  # bytes, at a multiple of which M must begin
 
 
