@@ -219,6 +219,9 @@ def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tu
     if problem.grid is not None:
         M = mapuot.Grid(*problem.grid[:3], target=problem.grid[3], offset=problem.grid[4])
     named = {"reg": problem.reg, "reg_m": problem.reg_m, "penalty": problem.penalty, "reference": problem.reference}
+    if set(problem.penalty) <= {"kl", "balanced"} and not any(map(np.ndim, problem.reg_m)):  # plain, as users write it
+        sides = zip(problem.penalty, problem.reg_m, strict=True)
+        named |= {"penalty": "kl", "reg_m": tuple(math.inf if kind == "balanced" else float(r) for kind, r in sides)}
     return (M, problem.a, problem.b), named
 
 
