@@ -307,8 +307,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int64_t q = own; q < p.passes * (int)(sizeof(mapuot_stats) / 8); q += step)
         out[HEAD + q] = ((const double *)S.trace)[q];
     double *log_u = out + TOLD, *log_v = log_u + S.m, *r = log_v + S.n, *s = r + S.m;
-    const bool ended =
-        p.status == MAPUOT_CONVERGED; // else from the last image, not from a step that no guard has judged
+    // what has not ended is gone on with from the last image, not from a step that no guard has judged
+    const bool ended = p.status == MAPUOT_CONVERGED;
     for (int64_t j = own; j < S.n; j += step) log_v[j] = ended ? S.x[j] : S.image[j] - p.shift;
     if (!ended) return;
     for (int64_t i = own; i < S.m; i += step) {
