@@ -62,7 +62,7 @@ struct Batch {
     int64_t product, count;          // reference a b^T or ones; passes of each problem at most
     double k1, fi2;                  // of limits the twins: k = reg / rho, 0: balanced; fi = 1 / (1 + k)
     double low, safe;                // smallest M / reg; safe 1: K needs no absorbed potentials at the start
-    double rounding;                 // what the logarithms of potentials err by, by their sizes
+    double rounding;                 // by which share of its size a potential / reg may be off
     // of batch_made.cu:
     const float *M_narrow;             // p x m x n: M less its smallest entry
     const double *points_x, *points_y; // of all problems, one point after another

@@ -199,7 +199,7 @@ def solve(
             out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
             options = make_options(method, precision, tol, tol_gap, threads, schedule, made=cost.remade)
         options = one_potential(options, problem, symmetric, module)
-        warm_start, trace = begun.left if begun else (warm_start, [])
+        warm_start, trace = begun.left(max_passes) if begun else (warm_start, [])
         start = start_potentials(warm_start, problem)
         ranks.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint, trace)

@@ -36,7 +36,7 @@ CORRECTED = 1e-4  # floor of float32 passes that are corrected: a float64 one fa
 LEFT_OUT = -(2.0**28)  # of a point without mass: 0 beside any other
 FORMS = members("mapuot_narrow_form")
 LOG2_E = 1 / math.log(2)
-MIDDLES: weakref.WeakKeyDictionary[PointCosts, F64] = weakref.WeakKeyDictionary()  # of costs, whose points stay
+MIDDLES: weakref.WeakKeyDictionary[PointCosts, F64] = weakref.WeakKeyDictionary()  # by cost: its points never change
 
 
 class NarrowPoints:
@@ -149,7 +149,7 @@ def middle(cloud: PointCosts, xp: Any) -> F64:
         y = cloud.coordinates(xp)[1][cloud.apart :, : cloud.shape[1]]
         points = some(y.T) - copied(y[:, :1])[:, 0]
         apart = np.abs(points - np.median(points, 0)).sum(1)
-        MIDDLES[cloud] = points[apart <= np.partition(apart, (len(apart) - 1) // 2)[(len(apart) - 1) // 2]].mean(0)
+        MIDDLES[cloud] = points[apart <= np.median(apart)].mean(0)
     return MIDDLES[cloud]
 
 

@@ -4,8 +4,8 @@ Plain: an array on the device or points there whose matrix is formed, masses in 
 sides of one reg_m each, c = a b^T.
 What is odd goes through problem/validate.py, which names what is wrong. `begin` carries out the one stage
 (route/stages.py) of a problem that needs no other, by the same passes, while the host goes on.
-What that call finds odd, or cannot finish, becomes a Problem (`plain_problem`) for all stages, which go on from where
-it was.
+What that call finds odd, or cannot finish, becomes a Problem (`plain_problem`) for all stages. They begin at zeros, or
+where passes are left at the potentials that the call has reached.
 Twin: route/plain.py.
 """
 
@@ -116,9 +116,9 @@ def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tup
 class Begun:
     """A solve that goes on; called, it waits for it, and tells None where the problem needs more than one call."""
 
-    def __init__(self, problem: Posed, sent: Any, most: int = 0) -> None:
-        """``problem``: with the options of an answer; ``most``: passes that others may make behind it, with its own."""
-        self.problem, self.sent, self.most, self.since = problem, sent, most, time.perf_counter()
+    def __init__(self, problem: Posed, sent: Any) -> None:
+        """``problem``: with the options of an answer."""
+        self.problem, self.sent, self.since = problem, sent, time.perf_counter()
 
     @property
     def solved(self) -> bool:
@@ -137,14 +137,16 @@ class Begun:
         result = DeviceResult(self.problem, self.sent.told(), self.since)
         return result if self.certain or result.meets(self.problem.cost.array) else None
 
-    @cached_property
-    def left(self) -> tuple[tuple[Any, Any] | None, list[Stats]]:
-        """Wait; return potentials to go on from, None where the solve has failed or no pass is left, and its passes."""
+    def left(self, most: int) -> tuple[tuple[Any, Any] | None, list[Stats]]:
+        """Wait; return potentials to go on from, and the passes that led there.
+
+        None and no passes are returned where the solve has failed, or has made ``most`` passes.
+        """
         if self.sent.status not in (RUNNING, ABSORB):
             return None, []
-        log_v, passes = self.sent.open
-        trace = told_passes(passes, time.perf_counter() - self.since)
-        return ((np.zeros(self.problem.cost.shape[0]), log_v), trace) if len(trace) < self.most else (None, [])
+        (m, n), found = self.problem.cost.shape, self.sent.told()
+        trace = told_passes(found.passes, time.perf_counter() - self.since)
+        return ((np.zeros(m), found.numbers[m : m + n]), trace) if len(trace) < most else (None, [])
 
 
 def begin(problem: Posed, most: int) -> Begun | None:
@@ -156,7 +158,7 @@ def begin(problem: Posed, most: int) -> Begun | None:
     options, *given = found
     least = cost.error(0.0)
     sent = whole()[1].begin(cost.array, rows, cols, reg, *given, (cost.error(1.0) - least, least))
-    return None if sent is None else Begun(problem._replace(options=options), sent, most)
+    return None if sent is None else Begun(problem._replace(options=options), sent)
 
 
 class Turn(NamedTuple):

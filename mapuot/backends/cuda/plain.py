@@ -37,7 +37,7 @@ TRACED, MASS = STATS.itemsize // 8, list(STATS.names or ()).index("mass")  # wor
 WARP_BYTES = 32  # of shared memory, that a warp of ``begin`` takes
 FEW_POSTS = 32  # POSTS of state.cuh, where passes keep few differences
 MOST_ROOMS = 16  # with a graph of their own, as answers that are there at the same time take: an allocator has few
-LEFT_AFTER = 3  # times the passes that finding clusters takes, a call ends: most others are solved by then
+LEFT_AFTER = 3  # a call ends after so many times the passes that clusters take to find: most solves end before
 ALIGNED = 16  # bytes, at a multiple of which M must begin
 
 
@@ -110,15 +110,8 @@ class Sent:
         one.prepared, one.numbers, one.exponents = prepared, self.numbers.copy(), exponents
         return one
 
-    @property
-    def open(self) -> tuple[Any, bytes]:
-        """Wait; return log v and the records of the passes of a solve that has not ended."""
-        self.ended.synchronize()
-        m, n = self.prepared.shape
-        return self.numbers[TOLD + m : TOLD + m + n], self.numbers[HEAD : self.end].tobytes()
-
     def told(self) -> Told:
-        """Return the answer, which is there."""
+        """Return the answer, which is there; of a solve that has not ended log v and the passes alone."""
         low, high = self.numbers[2:4].tolist()
         trace = self.numbers[HEAD : self.end].tobytes()
         return Told(self.numbers[TOLD:], self.exponents, trace, self.mass, (low, high), self.prepared)
