@@ -10,6 +10,8 @@
  * What is left moves the plan by 2 min(m, n) times as much at most, and by its energy: docs/mathematics.md, "Hard marginals".
  * Of one potential (u = v) the step is S y = D y + P y = q - s with both sides missed alike, and w = 2 max |y|.
  * Of many marginals it is S y = D y + sum_l P_kl y_l = q - s at the points of all, and w is the sum of the largest of each.
+ * All vectors but the potentials are shares of the plan's mass: squares of masses of 1e-160 would be 0, which says that
+ * nothing is missed.
  * The caller makes the products, by reverse communication, so that this text serves every kind of problem. */
 #include <math.h>
 #include <string.h>
@@ -49,7 +51,7 @@ static double even_out(mapuot_newton *w, const double *weight, const int32_t *pa
 /* what is left / D is the next direction, but for the part along the last one; w->size: what is left, in the norm of 1 / D */
 static void direct(mapuot_newton *w) {
     double size = 0.0;
-    for (int64_t j = 0; j < w->n; j++) size += w->left[j] * w->left[j] / w->diagonal[j];
+    for (int64_t j = 0; j < w->n; j++) size += w->left[j] * (w->left[j] / w->diagonal[j]);
     const double ratio = w->products > 0 ? size / w->size : 0.0;
     for (int64_t j = 0; j < w->n; j++) w->d[j] = w->left[j] / w->diagonal[j] + ratio * w->d[j];
     w->ratios[w->products] = ratio;
@@ -82,8 +84,8 @@ int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rh
     for (int64_t j = 0; j < w->n; j++) {
         const double s = w->marginal[j], q = w->asked[j];
         const int in = s > 0.0 && q > 0.0;
-        w->left[j] = w->asked[j] = in ? q - s : 0.0;
-        w->diagonal[j] = in ? s + w->rate[j] * q : 1.0;
+        w->left[j] = w->asked[j] = in ? (q - s) / mass : 0.0;
+        w->diagonal[j] = in ? s / mass + w->rate[j] * (q / mass) : 1.0;
         w->rate[j] = in ? w->rate[j] : 0.0;
         w->y[j] = w->d[j] = 0.0; /* of memory as it came: 0 times what is no number is none */
         w->missed += sides * fabs(w->left[j]);
@@ -129,7 +131,7 @@ static double least_curvature(const mapuot_newton *w) {
 typedef struct {
     double far;    /* max y - min y: x is minus a mean of y */
     double soft;   /* max k |y| */
-    double left;   /* sum of |what is left| */
+    double left;   /* sum of |what is left|, of the plan's mass */
     double rest;   /* max |what is left| / D, times the largest k above 1 */
     double along;  /* y times what is left: 0 but for rounding */
     double energy; /* y S y */
@@ -180,11 +182,11 @@ static int leave_open(mapuot_newton *w, double most) {
 /* What is left of the equations, as a share of the mass that it moves: along paths or, of many marginals, by its energy and
  * the least curvature that the directions have met, an estimate. */
 static double moved_by_rest(mapuot_newton *w, const look *at, double sides, double noise, int singular) {
-    if (!w->marginals) return w->paths * (at->left + noise) / w->mass;
-    const int spent = w->size <= noise * noise / w->mass; /* what is left is rounding */
+    if (!w->marginals) return w->paths * (at->left + noise);
+    const int spent = w->size <= noise * noise; /* what is left is rounding */
     if (!(spent ? w->products > 0 : w->products > 1 && !singular)) return INFINITY;
     w->curvature = least_curvature(w);
-    return SAFETY * sqrt((sides * w->size / w->mass + noise * noise / (w->mass * w->mass)) / w->curvature);
+    return SAFETY * sqrt((sides * w->size + noise * noise) / w->curvature);
 }
 
 /* The bounds of this plan and of that after the step, and whether the equations are solved far enough.  Where rows are soft,
@@ -193,7 +195,7 @@ static int judge_step(mapuot_newton *w, int singular) {
     const look at = look_at(w);
     const double sides = w->symmetric ? 2.0 : 1.0;
     const double share = w->marginals ? w->rounding : SUMS_ROUNDING * (8.0 + sqrt((double)w->m));
-    const double noise = sides * share * w->mass, most = fmax(at.far, at.soft), tail = (at.rest + share) / w->least;
+    const double noise = sides * share, most = fmax(at.far, at.soft), tail = (at.rest + share) / w->least;
     const double hidden = 1.0 + noise / fmax(w->missed, noise / 16.0);
     const double rest = moved_by_rest(w, &at, sides, noise, singular);
     const double more = (sides * w->size + share * noise) / w->least, gap = 0.5 * at.energy,
@@ -201,13 +203,13 @@ static int judge_step(mapuot_newton *w, int singular) {
     double here = INFINITY, step = INFINITY;
     int solved = w->size <= share * noise;
     if (most <= MOST_W && at.energy < INFINITY) {
-        const double over = 1.0 / (w->mass * (1.0 - most));
+        const double over = 1.0 / (1.0 - most);
         here = plan_error(gap * over) + rest;
         step = plan_error(after * over) + rest;
         solved |= fmin(rest, plan_error(0.5 * more * over)) <= ENOUGH * plan_error(after * over);
     }
     if (most + tail <= MOST_W && at.energy < INFINITY) {
-        const double over = 1.0 / (w->mass * (1.0 - most - tail)), both = sqrt(after) + sqrt(0.5 * more);
+        const double over = 1.0 / (1.0 - most - tail), both = sqrt(after) + sqrt(0.5 * more);
         here = fmin(here, plan_error((gap + fabs(at.along) + 0.5 * more) * over));
         step = fmin(step, plan_error(both * both * over));
     }
@@ -224,7 +226,7 @@ int mapuot_newton_next(mapuot_newton *w) {
     double along = 0.0, plain = 0.0, far = 0.0;
     for (int64_t j = 0; j < w->n; j++) {
         const double Dd = w->diagonal[j] * w->d[j];
-        w->t[j] = w->marginal[j] > 0.0 ? Dd - w->t[j] : 0.0;
+        w->t[j] = w->marginal[j] > 0.0 ? Dd - w->t[j] / w->mass : 0.0;
         along += w->d[j] * w->t[j];
         plain += w->d[j] * Dd;
     }
@@ -265,7 +267,8 @@ void mapuot_newton_factors(const mapuot_state *state, double *factor, double *v)
     for (int64_t i = 0; i < state->m && !state->limits.symmetric;
          i++) { /* (fi / r) u kappa u: P^T ((fi / r) o P d) is v K^T (factor o K (v d)) */
         const double r = rows->marginal[i], u = rows->scale[i], fi = 1.0 / (1.0 + state->limits.reg / rows->rho[i]);
-        factor[i] = r > 0.0 ? state->progress.kappa * fi * u * (u / r) : 0.0;
+        const double found = state->progress.kappa * fi * u * (u / r);
+        factor[i] = !(r > TINY) ? 0.0 : isnormal(found) ? found : NAN; /* 0 would be a row that ties no columns */
     }
     memset(v, 0, (size_t)padded(state->n) * sizeof(double));
     for (int64_t j = 0; j < state->n; j++)

@@ -107,9 +107,9 @@ FN void newton_product(const State &S, Finish &F, const Half &rows, const Half &
             S.leap.Sd[j] = Sd;
             sums[0] += e.d * Sd;
             sums[1] += e.d * Dd;
-            sums[2] += e.left * e.left * share;
-            sums[3] += e.left * Sd * share;
-            sums[4] += Sd * Sd * share;
+            sums[2] += e.left * (e.left * share); // e.left^2 is 0 for masses of 1e-160
+            sums[3] += e.left * (Sd * share);
+            sums[4] += Sd * (Sd * share);
         });
     grid_sums(S, F, sums, turn, counter, ended);
 }

@@ -9,6 +9,7 @@ import numpy as np
 from ..penalties import F64
 from ..problem.problem import Problem
 from .contract import Options, Stats, any_of, host, namespace
+from .kernel import TINY
 from .rules import core
 
 VERDICTS = HOLDS, HOLDS_AFTER, OPEN, GIVES_UP = "holds", "holds after", "open", "gives up"  # mapuot_verdict
@@ -121,7 +122,7 @@ class ColumnsNewton(Newton):
             move = np.where(r > 0, fi * np.log(asked / r), 0.0)
         r_met = r * np.exp(move)
         plan = backend.plan_of(problem, log_u + move, log_v, threads)
-        into = xp.asarray(np.divide(fi, r_met, out=np.zeros(m), where=r_met > 0))
+        into = xp.asarray(np.divide(fi, r_met, out=np.zeros(m), where=r_met > TINY))
         s = np.asarray(host(plan.apply_transpose(np.ones(m))))
         with np.errstate(invalid="ignore"):
             apart, mass = float(ranks.sum(float(np.abs(r_met - r).sum()))), float(s.sum())

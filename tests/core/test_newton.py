@@ -122,6 +122,33 @@ def test_a_bound_has_all_its_terms(kind, extra, apart, tol):
         assert w.after == pytest.approx(after, **near)
 
 
+@pytest.mark.parametrize("size", [-960, -530, 960])
+@pytest.mark.parametrize("apart", [0.2, 1e-3, 1e-9])
+@pytest.mark.parametrize("kind", ["hard rows", "soft rows", "symmetric"])
+def test_a_bound_does_not_depend_on_the_unit_of_mass(kind, apart, size):
+    """Squares of masses of 1e-160 are 0, which once said that nothing is missed; those of 1e160 are infinite."""
+    P, log_v, best, fi = near_optimum(1, 2.0 if kind == "soft rows" else np.inf, apart)
+    b, symmetric = best.sum(0), kind == "symmetric"
+    if symmetric:
+        P, b = P.T @ P, (P.T @ P).sum(0) * np.exp(0.1 * apart * log_v)
+    of_one, of_size = (step(x * P, log_v, x * b, fi, 1e-300, None, symmetric)[1] for x in (1.0, 2.0**size))
+    assert of_size.error == of_one.error > 0
+    assert of_size.after == of_one.after
+
+
+@pytest.mark.parametrize("size", [-900, -530, 400])
+@pytest.mark.parametrize("reg_m", [np.inf, (2.0, np.inf), (np.inf, 2.0)], ids=["both", "cols", "rows"])
+def test_bounds_are_true_of_tiny_and_of_large_masses(reg_m, size, backend):
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        M, a, b = rng.random((6, 7)), rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(7))
+        call = {"reg": 10 ** rng.uniform(-2.0, -1), "reg_m": reg_m, "reference": "uniform"}  # the unit drops out
+        exact = mapuot.solve(M, a, b, **call, tol=1e-10)
+        found = mapuot.solve(M, 2.0**size * a, 2.0**size * b, **call, tol=1e-3, backend=backend)
+        assert found.converged
+        assert relative_error(found.plan, 2.0**size * exact.plan) <= found.error_bound + 1e-9
+
+
 @BOTH
 @pytest.mark.parametrize("seed", range(8))
 def test_the_step_solves_the_dense_equations(seed, rho):

@@ -19,6 +19,7 @@ from .. import narrow_points
 from ..boxes import Truncation
 from ..contract import PAD, Options, Stats, host, namespace
 from ..cpu.native import pool_for
+from ..kernel import TINY
 from ..records import put
 from ..rules import START
 from ..tables import squares
@@ -375,7 +376,9 @@ class PointWorkspace(DeviceWorkspace):
         r, log_u, rho, log_v, e = map(vectors.asarray, known)
         with np.errstate(divide="ignore", invalid="ignore"):
             u, v = np.exp(log_u), np.exp(log_v + shift - e)
-            factor = np.where(r > 0, kappa / (1 + reg / rho) * u * (u / r), 0.0)
+            factor = kappa / (1 + reg / rho) * u * (u / r)
+            factor = np.where((factor >= TINY) & (factor < np.inf), factor, np.nan)  # 0 would be a row that ties none
+            factor = np.where(r > TINY, factor, 0.0)
         v = np.where(np.isfinite(v), v, 0.0)
 
         def product(d: F64) -> F64:
