@@ -320,21 +320,21 @@ int mapuot_meet(mapuot_pool *pool, mapuot_state *state, mapuot_newton *w, double
                 mapuot_stats *stats, int64_t *made) {
     *made = 0;
     stats->status = (double)(state->progress.status = MAPUOT_RUNNING);
-    if (w->wait-- > 1) return MAPUOT_RUNNING;
+    const int known = has_value(&state->limits, &state->progress, stats); /* which is enough: go no further */
+    if (w->wait-- > 1 && !known) return MAPUOT_RUNNING;
     w->found = stats->error;
     w->tol = state->limits.tol;
-    const int by_gap = state->limits.tol_gap >= 0 && w->found > w->tol; /* it ended the passes */
     int verdict = mapuot_newton_solve(pool, state, w, room);
     stats->error = w->error;
-    if (verdict == MAPUOT_HOLDS || (by_gap && passes_left > 0)) stats->status = MAPUOT_CONVERGED;
+    if (verdict == MAPUOT_HOLDS || known) stats->status = MAPUOT_CONVERGED;
     else if (verdict == MAPUOT_GIVES_UP) stats->status = MAPUOT_STALLED;
     else if (passes_left > 0) move_on(state, w);
-    if (verdict == MAPUOT_HOLDS_AFTER && passes_left > 0 && !by_gap) {
+    if (verdict == MAPUOT_HOLDS_AFTER && passes_left > 0 && !known) {
         const int status = mapuot_iterate(pool, state, 1, stats + 1, made);
         if (status != MAPUOT_CONVERGED && status != MAPUOT_RUNNING) return status;
         stats += 1;
         stats->error = mapuot_newton_error(stats->error, w->after);
-        stats->status = stats->error <= state->limits.tol ? MAPUOT_CONVERGED : MAPUOT_RUNNING;
+        stats->status = is_enough(&state->limits, &state->progress, stats) ? MAPUOT_CONVERGED : MAPUOT_RUNNING;
     }
     state->progress.status = (int64_t)stats->status;
     return (int)stats->status;

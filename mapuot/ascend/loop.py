@@ -122,7 +122,7 @@ class Run:
     def stepped(self, workspace: Workspace, newton: Any, tol: float) -> str:
         """Make Newton's step after the last pass, where one is due; return the status."""
         if newton and self.status in ("converged", "stalled"):
-            if self.n_passes >= self.next_meet:
+            if self.n_passes >= self.next_meet or workspace.options.has_value(self.trace[-1]):
                 return self.meet(workspace, newton, tol)
             self.status = "running" if self.n_passes < self.limit else "max_passes"
         if workspace.options.leaps:
@@ -131,11 +131,11 @@ class Run:
 
     def meet(self, workspace: Workspace, newton: Any, tol: float) -> str:
         """Certify a pass that hard columns nearly meet by Newton's step, or go on from there; return the status."""
-        last = self.trace[-1]
-        by_gap = self.status == "converged" and workspace.options.tol_gap >= 0 and last.error > tol
+        last, has_value = self.trace[-1], workspace.options.has_value
         found, self.products = newton.step(workspace, self.module, last, tol), newton.products
         self.certified = last
-        if found == HOLDS or by_gap:
+        if found == HOLDS or has_value(last):
+            last.status = "converged"
             return "converged"
         last.status = "running"
         if found == GIVES_UP or self.n_passes >= self.limit:
@@ -147,7 +147,7 @@ class Run:
         status, last = self.record(workspace.iterate(1)), self.trace[-1]
         if status in ("running", "converged", "max_passes"):
             last.error, self.certified = newton.error_after(last.error), last
-            last.status = "converged" if last.error <= tol else "running"
+            last.status = "converged" if last.error <= tol or has_value(last) else "running"
             status = status if last.status == "running" and status == "max_passes" else last.status
         return status
 
@@ -159,7 +159,7 @@ class Run:
         last = self.trace[-1]
         workspace.conclude(last)
         if newton and self.status not in (*FAILED, "converged") and self.certified is not last:
-            if newton.step(workspace, self.module, last, tol) == HOLDS:
+            if newton.step(workspace, self.module, last, tol) == HOLDS or workspace.options.has_value(last):
                 self.status = last.status = "converged"
             self.products = newton.products
         elif last.status == "converged" and self.status != "cancelled":

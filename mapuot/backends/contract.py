@@ -71,6 +71,10 @@ class Options:
         """Return the share of the mass that hard columns may miss while a gap still tells something."""
         return self.tol_gap if self.tol_gap >= 0 else max(self.tol, 0.0)
 
+    def has_value(self, stat: "Stats") -> bool:
+        """Tell whether a pass knows the value to ``tol_gap``; its gap is inf while hard columns miss more than that."""
+        return self.tol_gap >= 0 and stat.gap < np.inf and stat.gap <= self.tol_gap * abs(stat.dual)
+
 
 @dataclass(slots=True)
 class Stats:

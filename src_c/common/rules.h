@@ -208,12 +208,16 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     count_extra(limits, out);
 }
 
-/* May the solve end?  The optimum lies above the dual value, by twice what that lost to rounding and to extra_gap at most:
- * beside a negative one it may be 0. */
-FN int is_enough(const mapuot_limits *limits, const mapuot_progress *p, const mapuot_stats *out) {
+/* Is the value known to tol_gap?  The optimum lies above the dual value, by at most twice the sum of its rounding and
+ * extra_gap: beside a negative dual value it may be 0.  The gap is inf while hard columns miss more than tol_gap. */
+FN int has_value(const mapuot_limits *limits, const mapuot_progress *p, const mapuot_stats *out) {
     const double lost = p->moved + limits->extra_gap, least = fmax(out->dual - lost, -out->dual - 2 * lost);
-    const int small = limits->tol_gap >= 0 && isfinite(out->dual) && out->gap <= limits->tol_gap * least;
-    return out->error <= limits->tol || small;
+    return limits->tol_gap >= 0 && isfinite(out->dual) && out->gap <= limits->tol_gap * least;
+}
+
+/* May the solve end? */
+FN int is_enough(const mapuot_limits *limits, const mapuot_progress *p, const mapuot_stats *out) {
+    return out->error <= limits->tol || has_value(limits, p, out);
 }
 
 /* Has the certificate stood still for long, or beside a clipped scaling for a while?  Slow progress of the dual value

@@ -75,6 +75,28 @@ def test_tol_gap_waits_for_hard_columns(backend, kind):
     assert early.gap == np.inf
 
 
+@pytest.mark.parametrize("tol_gap", [1e-4, 1e-6, 1e-7])
+def test_a_tol_gap_below_tol_ends_a_balanced_solve(tol_gap):
+    """Passes that meet their columns to tol once went on for the plan, which rounding leaves open, and "stalled"."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(200, 4)), rng.normal(size=(200, 4))
+    M = ((x[:, None] - y) ** 2).sum(-1)
+    options = {"reg": 3e-3 * np.median(M), "reg_m": np.inf, "tol_gap": tol_gap, "precision": "float64"}
+    for result in (mapuot.solve(M, **options), mapuot.solve_batch(M[None], **options)[0]):
+        assert result.converged
+        assert result.gap <= tol_gap * abs(result.dual)
+        missed = np.abs(result.row_marginal - 1 / 200).sum() + np.abs(result.col_marginal - 1 / 200).sum()
+        assert missed <= 1.01 * tol_gap * result.mass
+
+
+def test_a_cancelled_solve_whose_value_is_known_has_converged(backend):
+    case = clouds(12, 15, reg=0.02, reg_m=np.inf)
+    few = case.solve(backend=backend, tol_gap=1e-5).n_passes
+    last = case.solve(backend=backend, tol_gap=1e-5, callback=lambda stats: stats.n_pass == few)
+    assert last.converged
+    assert not case.solve(backend=backend, tol_gap=1e-5, callback=lambda stats: True).converged
+
+
 # ---- the formulas themselves ----
 
 
