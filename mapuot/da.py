@@ -14,11 +14,11 @@ from scipy import sparse
 from scipy.spatial.distance import cdist
 
 from .answer.result import Result
-from .errors import ScalingWarning
+from .errors import InfeasibleError, ScalingWarning, warn
 from .penalties import F64
 from .pot.sinkhorn import Arguments
 from .problem.clouds import PointCloud
-from .problem.labels import as_labels
+from .problem.labels import as_labels, is_missing
 from .problem.metrics import METRICS
 from .problem.points import MOST_ENTRIES
 from .problem.scale import scale_of
@@ -117,7 +117,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     def fit(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> "UnbalancedSinkhornTransport":
         """Solve the transport from Xs, (n_source, d), to Xt, (n_target, d).
 
-        ys and yt are class labels, -1 where unknown. They are used only if both are given.
+        ys and yt are class labels; -1, NaN and None mean unknown. They are used only if both are given.
 
         Warns
         -----
@@ -125,6 +125,13 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
             ``tol`` was not reached in ``max_iter``.
         ScalingWarning
             Less than 1e-4 of the mass moves: the costs are far above ``reg_m`` (see ``norm``).
+        UserWarning
+            Both sides have the labels -1 and one other: -1 means unknown, and may have been meant as a class.
+
+        Raises
+        ------
+        InfeasibleError
+            ``limit_max`` is inf, and the labels leave a balanced sample without a partner of its class.
         """
         as_choice(self.out_of_sample_map, "out_of_sample_map", ("ferradans", "entropic"))
         Xs = as_samples(Xs, "Xs")
@@ -133,8 +140,10 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         Xt = as_samples(Xt, "Xt")
         if Xs.shape[1] != Xt.shape[1]:
             raise ValueError(f"Xs has {Xs.shape[1]} features, but Xt has {Xt.shape[1]}")
-        ys, yt = (None if y is None else as_labels(y, len(X), name) for y, X, name in ((ys, Xs, "ys"), (yt, Xt, "yt")))
-        cost = self._costs(Xs, Xt, None if ys is None or yt is None else (ys, yt))
+        ys = None if ys is None else as_labels(ys, len(Xs), "ys", may_lack=True)
+        yt = None if yt is None else as_labels(yt, len(Xt), "yt", may_lack=True)
+        labels = None if ys is None or yt is None else (ys, yt)
+        cost = self._costs(Xs, Xt, labels)
         estimate = self.distribution_estimation or (lambda X: np.full(len(X), 1.0 / len(X)))
         if not callable(estimate):
             raise TypeError(f"distribution_estimation must be callable, got {estimate!r}")
@@ -142,7 +151,12 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         call = Arguments(self.mu_s_, self.mu_t_, cost, as_positive(self.reg_e, "reg_e"), self.reg_m)
         call.max_iter, call.verbose = as_count(self.max_iter, "max_iter"), self.verbose
         call.stop, call.words = as_float(self.tol, "tol"), Words("max_iter")
-        answers = call.run(self.method)
+        try:
+            answers = call.run(self.method)
+        except InfeasibleError as error:
+            if labels is None or self.limit_max != np.inf:
+                raise
+            raise InfeasibleError(f"ys and yt forbid too many pairs by limit_max=inf: {error}") from error
         self.result_: Result = answers.results[0]
         problem, mass = self.result_.problem, self.result_.mass
         odd = odd_scale(problem.spread, problem.M_max, mass, problem.rows.mass, problem.cols.mass)
@@ -358,7 +372,27 @@ def normalised(M: F64, norm: str | None) -> F64:
 
 def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
     """Raise, in place, the cost between samples of different known classes."""
-    labelled = (ys != MISSING_LABEL)[:, None] & (yt != MISSING_LABEL)
+    known_s, known_t = is_known(ys), is_known(yt)
     limit = as_rho(limit_max, "limit_max")
     limit = limit if limit == np.inf else limit * M.max()  # costs may all be 0
-    np.maximum(M, limit, out=M, where=labelled & (ys[:, None] != yt))
+    check_classes(ys, yt, known_s, known_t)
+    apart = known_s[:, None] & known_t & (ys[:, None] != yt)
+    if limit == np.inf and apart.all():
+        raise InfeasibleError("ys and yt must share a class, or have samples without label, where limit_max is inf")
+    np.maximum(M, limit, out=M, where=apart)
+
+
+def is_known(y: Any) -> Any:
+    """Tell which labels are known: neither -1, as in POT, nor NaN, None or pandas' NA."""
+    known = ~is_missing(y)
+    known[known] = y[known] != MISSING_LABEL
+    return known
+
+
+def check_classes(ys: Any, yt: Any, known_s: Any, known_t: Any) -> None:
+    """Warn where -1 looks like one of two classes: it means unknown."""
+    classes = {*ys[known_s].tolist(), *yt[known_t].tolist()}
+    marked = all(not known.all() and (y[~known] == MISSING_LABEL).all() for y, known in ((ys, known_s), (yt, known_t)))
+    if marked and len(classes) == 1:
+        (other,) = classes
+        warn(f"ys and yt hold {other!r} and -1 only, and -1 means unknown: give the class another name if it is one")

@@ -165,7 +165,7 @@ def barycenter(
     """
     if scale_cost is not None:
         return scaled(barycenter, locals(), matrices_of(as_costs(M, pick("auto", M))))  # type: ignore[no-any-return]
-    A, max_passes = validate.as_array(A, "A"), validate.as_count(max_passes, "max_passes")
+    A, max_passes = as_histograms(A, M), validate.as_passes(max_passes)
     tol, tol_change = validate.as_positive(tol, "tol"), validate.as_positive(tol_change, "tol_change")
     images = A.shape[1:]
     if images == getattr(cost_of(M), "nodes", (None,))[0]:
@@ -191,6 +191,21 @@ def barycenter(
         n_passes, why = max(run.n_passes for run in found), why_not(worst, tol)
         warn_not_converged(f"barycenter not converged ({worst.status}) after {n_passes} passes: {why}")
     return together(found, worst.status, images, np.ndim(weights) == 2)
+
+
+def as_histograms(A: Any, M: Any) -> Any:
+    """Read histograms or images; where their shapes do not fit, say which would."""
+    if isinstance(A, (list, tuple)) and all(hasattr(x, "shape") for x in A):
+        shapes = sorted({tuple(x.shape) for x in A})
+        if len(shapes) > 1:
+            told = " and ".join(map(str, shapes[:2]))
+            raise ValueError(f"A must hold histograms of the same length, each on the n points of M, got shapes {told}")
+    A, nodes = validate.as_array(A, "A"), getattr(cost_of(M), "nodes", (None,))[0]
+    if nodes is not None and A.shape[1:] not in (nodes, (math.prod(nodes),)):
+        wanted = ", ".join(map(str, nodes))
+        cure = {nodes: ": pass A[None]", (*nodes, *A.shape[-1:]): ": pass np.moveaxis(A, -1, 0)"}.get(A.shape, "")
+        raise ValueError(f"A must be images (p, {wanted}) on the Grid, their number first, got shape {A.shape}{cure}")
+    return A
 
 
 def starts_of(warm_start: Any, A: F64, reg: float, count: int) -> F64:

@@ -30,7 +30,7 @@ from ..problem.kinds import as_costs
 from ..problem.problem import BatchProblem
 from ..problem.scale import matrices_of, scaled
 from ..problem.sparse import is_list_of_pairs
-from ..problem.validate import as_choice, as_count, as_start, odd_scale
+from ..problem.validate import as_choice, as_passes, as_start, odd_scale
 from ..processor import core_count
 from ..progress import bar as progress_bar
 from ..route.options import METHODS, PRECISIONS, make_options, may_be_finer, one_potential, options_alone
@@ -126,7 +126,7 @@ def solve_batch(
     start = starts(warm_start, problem)
     turns = turned(problem, options)
     task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
-    run = BatchRun(module, task, options, precision, as_count(max_passes, "max_passes"))
+    run = BatchRun(module, task, options, precision, as_passes(max_passes))
     with progress_bar(progress, total=len(problem), desc="mapuot", unit="problem") as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..answer.slopes import dual_value
 from ..backends import host, namespace, pick
+from ..errors import renamed
 from ..penalties import F64
 from ..problem.clouds import Clouds, Places, PointCloud
 from ..problem.cost import as_vectors
@@ -75,13 +76,19 @@ def sinkhorn_divergence(
         return scaled(sinkhorn_divergence, locals(), matrices_of(as_costs(M, pick("auto", M))))
     M_a, M_b = self_costs(M, M_a, M_b)
     a, b, _ = as_vectors(M, a, b, None)
-    three = (M, a, b), (M_a, a, a), (M_b, b, b)
-    ab, aa, bb = (solve_batch(*one, reg=reg, reg_m=reg_m, **options) for one in three)
+    three = ((M, "M"), (a, "a"), (b, "b")), ((M_a, "M_a"), (a, "a"), (a, "a")), ((M_b, "M_b"), (b, "b"), (b, "b"))
+    ab, aa, bb = (named_batch(*one, reg=reg, reg_m=reg_m, **options) for one in three)
     mass_a, mass_b = ab.problem.masses
     w_ab, w_aa, w_bb = (host(dual_value(result)) for result in (ab, aa, bb))
     value = w_ab - 0.5 * (w_aa + w_bb) + 0.5 * ab.problem.reg * (mass_a - mass_b) ** 2
     batched = any(np.ndim(x) == d for x, d in ((M, 3), (a, 2), (b, 2)))
     return value if batched else float(value[0])
+
+
+def named_batch(M: Any, A: Any, B: Any, **options: Any) -> Any:
+    """Solve a batch of three pairs (array, the caller's name of it), whose errors have these names."""
+    with renamed({"M": M[1], "A": A[1], "B": B[1]}):
+        return solve_batch(M[0], A[0], B[0], **options)
 
 
 def check_options(options: dict[str, Any], reg_m: Any) -> None:

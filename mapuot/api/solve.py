@@ -15,7 +15,7 @@ from ..problem.cut import check_cut
 from ..problem.kinds import formed, own_cost
 from ..problem.problem import Problem
 from ..problem.scale import scaled
-from ..problem.validate import as_callback, as_choice, as_count, as_out, as_threads, odd_scale
+from ..problem.validate import as_callback, as_choice, as_out, as_passes, as_threads, odd_scale
 from ..progress import bar as progress_bar
 from ..ranks import join
 from ..route import on_device
@@ -202,7 +202,7 @@ def solve(
         warm_start, trace = begun.left(max_passes) if begun else (warm_start, [])
         start = start_potentials(warm_start, problem)
         ranks.same(warm_start=start[1])
-        run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint, trace)
+        run = Run(module, as_passes(max_passes), callback, progress, ranks, checkpoint, trace)
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
         check_met(result)
         odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, problem.rows.mass, problem.cols.mass)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.contract import host, namespace
+from ..errors import shown
 from ..penalties import F64
 from ..problem.cost import Cost, Dense, Streamed
 from ..problem.validate import as_array, as_real, check_kind
@@ -32,7 +33,7 @@ class Slabs:
                 raise ValueError("masses must be given, ones where free is meant, where costs is a function of slabs")
             return cls(costs, tuple(np.size(x) for x in masses))
         if isinstance(costs, (str, os.PathLike)):
-            costs = np.load(costs, mmap_mode="r")
+            costs = mapped(costs)
         known = type(costs).__module__.partition(".")[0] in LAZY and hasattr(costs, "ndim")
         lazy = known or isinstance(costs, np.memmap)
         array = costs if lazy else as_held(costs, "costs", xp)
@@ -100,6 +101,19 @@ class Slabs:
                 part = mask[i0:i1] if k == 0 else mask
                 part |= open_.any(tuple(m for m in range(C.ndim) if m != k))
         return found
+
+
+def mapped(path: Any) -> Any:
+    """Map the array of an .npy file into memory."""
+    try:
+        found = np.load(path, mmap_mode="r")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"costs must be the path of an .npy file, got {shown(path)}: {error}") from error
+    if not isinstance(found, np.ndarray):
+        raise ValueError(f"costs must be the path of an .npy file, got {shown(path)}")
+    return found
 
 
 def as_held(value: Any, name: str, xp: Any) -> Any:

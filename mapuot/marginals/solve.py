@@ -14,7 +14,7 @@ from ..backends import Stats, name_of, pick
 from ..errors import shown
 from ..problem.scale import scaled
 from ..problem.sparse import is_sparse
-from ..problem.validate import as_callback, as_count
+from ..problem.validate import as_callback, as_passes
 from ..route.options import make_options
 from ..route.stages import UNDONE, Route, Stage, climb, in_words, newton_words
 from ..status import not_converged, warn_not_converged
@@ -117,7 +117,7 @@ def multimarginal(
     if scale_cost is not None:
         given = {name: x for name, x in locals().items() if name != "xp"}
         return scaled(multimarginal, given, matrices_of(costs, masses, xp))  # type: ignore[no-any-return]
-    options, most = make_options("auto", "auto", tol, tol_gap, threads), as_count(max_passes, "max_passes")
+    options, most = make_options("auto", "auto", tol, tol_gap, threads), as_passes(max_passes)
     problem = MultiProblem.from_arguments(costs, masses, reg, reg_m, xp)
     problem = dataclasses.replace(problem, threads=options.threads).stored_for(options.tol, options.tol_gap)
     own = Stage(problem.reg, options.tol, options.precision, options.memory, most, UNDONE, "here")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..answer.tensors import array_of, requires_grad, tensor_of
+from ..problem.validate import as_array
 
 
 def library(x: Any) -> str:
@@ -33,7 +34,9 @@ def take(x: Any, name: str) -> Any:
                 "gives the answer alone"
             )
         return array_of(x)
-    if root in ("jax", "pandas"):
+    if root == "pandas":
+        return as_array(x, name)
+    if root == "jax":
         return np.asarray(x)
     return x.numpy() if root == "tensorflow" else x
 

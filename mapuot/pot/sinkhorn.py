@@ -17,7 +17,7 @@ from ..answer.result import MOST_FLOAT32, Result
 from ..api.batch import solve_batch
 from ..api.solve import solve
 from ..errors import OF_BATCH, ConvergenceWarning, muted, renamed, warn
-from ..problem.validate import as_array, as_count, as_float, as_pair, as_positive
+from ..problem.validate import as_array, as_float, as_pair, as_passes, as_positive
 from ..status import Words, not_converged
 from .arrays import give, library, take, tracked
 
@@ -248,7 +248,7 @@ class Arguments:
         self.b = as_array(self.b, "b") if isinstance(self.b, (list, tuple)) else self.b
         several, shape = np.ndim(self.b) == 2, np.shape(self.M)
         reference = self.reference(several)
-        self.max_iter, self.stop = as_count(self.max_iter, self.words.passes), as_float(self.stop, self.words.tol)
+        self.max_iter, self.stop = as_passes(self.max_iter, self.words.passes), as_float(self.stop, self.words.tol)
         if several and (0 in self.b.shape or self.b.shape[:1] != shape[1:]):
             raise ValueError(f"b must have shape (n,) or (n, k) for M of shape {shape}, got {self.b.shape}")
         with renamed(NAMES):
@@ -309,7 +309,7 @@ def loss(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, tol: Any, max_passes: Any
     from ..torch import sinkhorn_loss  # noqa: PLC0415 - only for tensors
 
     a, b = (x if len(x) else None for x in (a, b))
-    tol, max_passes = as_float(tol, WORDS.tol), as_count(max_passes, WORDS.passes)
+    tol, max_passes = as_float(tol, WORDS.tol), as_passes(max_passes, WORDS.passes)
     return sinkhorn_loss(M, a, b, reg=reg, reg_m=reg_m, tol=tol if tol > 0 else LEAST_TOL, max_passes=max_passes)
 
 

@@ -1,20 +1,41 @@
 """Labels of points: what share of the mass that a plan brings to a point has which label, and labels that cost."""
 
+import math
+import sys
 from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host, namespace
+from ..backends.contract import any_of, host, namespace
 from ..errors import shown
 from ..ranks import ALONE, Ranks
 
 
-def as_labels(y: Any, length: int, name: str) -> Any:
-    """Check labels, (length,), of any kind that can be sorted; numbers may lie on a device."""
+def as_labels(y: Any, length: int, name: str, may_lack: bool = False) -> Any:
+    """Check labels, (length,), of any kind that can be sorted; numbers may lie on a device.
+
+    ``may_lack``: the caller reads missing labels (`is_missing`) as unknown. Otherwise they are refused.
+    """
     y = y if namespace(y) is not np else np.asarray(y)
     if y.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {y.shape}")
+    missing = None if may_lack else is_missing(y)
+    if missing is not None and any_of(missing):
+        first = int(np.argmax(host(missing)))
+        cure = "give them a name of their own, as pandas' fillna('unknown') does"
+        raise ValueError(f"{name} must not lack labels, got {int(missing.sum())} None or NaN, first at {first}: {cure}")
     return y
+
+
+def is_missing(y: Any) -> Any:
+    """Tell which labels are missing: NaN, NaT, None or pandas' NA."""
+    xp = namespace(y)
+    if y.dtype.kind in "mM":
+        return np.isnat(y)
+    if y.dtype.kind != "O":
+        return xp.isnan(y) if y.dtype.kind in "fc" else xp.zeros(y.shape, bool)
+    pandas = sys.modules.get("pandas")  # without it nobody has a NA
+    return pandas.isna(y) if pandas else np.array([x is None or (isinstance(x, (float, np.floating)) and math.isnan(x)) for x in y], bool)
 
 
 def classes_of(labels: Any, ranks: Ranks, name: str) -> Any:

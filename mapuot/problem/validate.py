@@ -25,6 +25,7 @@ MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ b
 SMALLEST, MOST = math.ulp(0.0), sys.float_info.max
 CPU = 1  # DLPack's number of the host
 MOST_THREADS = 4096  # more than any host has cores
+MOST_PASSES = 1 << 53  # at 1 ns a pass 100 days; the core counts them in 64 bits
 LITTLE_MASS = 1e-4  # of what there is: less is hardly meant to be moved
 SENTINEL = 1e8  # range(M) / reg: no unit of real costs; it takes some 40 passes where inf takes 14
 
@@ -79,6 +80,11 @@ def as_count(value: Any, name: str, most: float = math.inf, least: int = 1) -> i
     return int(value)
 
 
+def as_passes(value: Any, name: str = "max_passes") -> int:
+    """Check a number of passes; more than the core can count are as good as none to stop at."""
+    return min(as_count(value, name), MOST_PASSES)
+
+
 def as_threads(value: Any) -> int | None:
     return None if value is None else as_count(value, "threads", MOST_THREADS)
 
@@ -112,10 +118,12 @@ def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) 
     """Return ``convert(value)``; refuse by name what ``convert`` would misread in silence or refuse without a name."""
     if np.ma.is_masked(value):
         raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")
-    if hasattr(value, "toarray"):
+    if hasattr(value, "toarray") and not isinstance(value, np.ndarray):  # a view of AnnData is an array with toarray
         raise TypeError(f"{name} must be a dense array, got {type(value).__name__}: pass {name}.toarray()")
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):  # an array of the standard's, and no more
         value = np.from_dlpack(value) if value.__dlpack_device__()[0] == CPU else value
+    if hasattr(value, "to_numpy"):
+        value = table_of(value, name)
     try:
         return convert(value)
     except (TypeError, ValueError, RuntimeError) as error:  # torch: a gradient, bfloat16, sparse, without memory
@@ -123,6 +131,31 @@ def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) 
             raise
         kind = ValueError if isinstance(error, ValueError) else TypeError
         raise kind(f"{name} cannot be read as an array: {error}") from error
+
+
+def table_of(value: Any, name: str) -> Any:
+    """Return a table or a column of pandas as NumPy has it; of its nullable dtypes float64, with NaN for a missing one.
+
+    Categories that are numbers are read as these. A column of a table that holds no numbers is refused by its name.
+    """
+    if not hasattr(value, "columns"):
+        return numbers_of(value)
+    dtypes = getattr(value, "dtypes", ())
+    if not hasattr(value, "iloc") or all(isinstance(x, np.dtype) and x.kind in "fiub" for x in dtypes):
+        return value
+    columns = [numbers_of(value.iloc[:, k]) for k in range(value.shape[1])]
+    odd = [str(label) for label, x in zip(value.columns, columns, strict=True) if x.dtype.kind not in "fiub"]
+    if odd:
+        raise TypeError(f"{name} must hold real numbers, got the column {', '.join(map(repr, odd[:3]))}: drop it")
+    return np.column_stack(columns)
+
+
+def numbers_of(column: Any) -> Any:
+    """Return a column of pandas as an array, its missing numbers as NaN."""
+    array = np.asarray(column)
+    if array.dtype.kind == "O" and getattr(column.dtype, "kind", "O") in "fiub":
+        return column.to_numpy(np.float64, na_value=np.nan)
+    return array
 
 
 def check_kind(array: Any, name: str, kinds: str = "fiub") -> None:

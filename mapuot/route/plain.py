@@ -25,7 +25,7 @@ from ..problem.cost import Dense, cost_of
 from ..problem.points import FORM_BYTES, Formed
 from ..problem.problem import BatchProblem, Problem
 from ..problem.side import Side
-from ..problem.validate import as_count, as_out, is_sentinel, moves_little
+from ..problem.validate import MOST_PASSES, as_count, as_out, is_sentinel, moves_little
 from ..processor import SERIAL_ENTRIES
 from .options import METHODS, make_options
 from .stages import FORMED, in_words, ladder, newton_words, turned_sides
@@ -48,7 +48,7 @@ def settings(
     if method not in METHODS or METHODS[method][2]:
         return None
     try:
-        as_count(max_passes, "max_passes")
+        as_count(max_passes, "max_passes", MOST_PASSES)
         return make_options(method, precision, tol, tol_gap, threads)
     except (TypeError, ValueError, KeyError):
         return None

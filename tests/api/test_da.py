@@ -58,6 +58,35 @@ def test_labels_keep_classes_apart():
     assert hard.limit_max == np.inf
 
 
+@pytest.mark.parametrize("limit_max", [10, np.inf])
+def test_missing_labels_are_unknown(limit_max):
+    """NaN, None and pandas' NA as -1, on both sides; labels that are to be moved must be there."""
+    pandas = pytest.importorskip("pandas")
+    xs, ys, xt, yt = domains()
+    ys[1], yt[:2] = -1, -1
+    transport = UnbalancedSinkhornTransport(limit_max=limit_max)
+    right = transport.fit(xs, ys, xt, yt).coupling_
+    words = np.array(["stem", "blood", "skin", None], object)  # ... at -1
+    numbers = np.where(ys < 0, np.nan, ys), np.where(yt < 0, np.nan, yt)
+    nullable = (pandas.Series(y).astype("Int64").mask(y < 0) for y in (ys, yt))
+    for s, t in (numbers, (words[ys], words[yt]), (pandas.Categorical(words[ys]), words[yt].tolist()), nullable):
+        assert_allclose(transport.fit(xs, s, xt, t).coupling_, right, rtol=1e-12)
+    with pytest.raises(ValueError, match=r"ys must not lack labels, got 1 None or NaN, first at 1: .*unknown"):
+        transport.transform_labels(words[ys])
+
+
+def test_labels_that_leave_no_partner_are_named():
+    xs, _, xt, _ = domains()
+    hard = UnbalancedSinkhornTransport(limit_max=np.inf)
+    with pytest.raises(mapuot.InfeasibleError, match="ys and yt must share a class"):
+        hard.fit(xs, [0] * 14, xt, [1] * 11)
+    balanced = UnbalancedSinkhornTransport(limit_max=np.inf, reg_m=np.inf)
+    with pytest.raises(mapuot.InfeasibleError, match=r"^ys and yt forbid too many pairs by limit_max=inf: "):
+        balanced.fit(xs, [0] * 7 + [2] * 7, xt, [0] * 11)
+    with pytest.warns(UserWarning, match="ys and yt hold 1 and -1 only, and -1 means unknown"):
+        hard.fit(xs, [-1, 1] * 7, xt, [1, -1] * 5 + [1])
+
+
 def test_a_sample_without_mass_stays():
     xs, _, xt, _ = domains()
     weights = np.ones(14)

@@ -5,6 +5,8 @@ import pytest
 from problems import clouds, relative_error
 
 import mapuot
+import mapuot.da
+import mapuot.pot
 
 CASE = clouds(4, 5)
 
@@ -50,6 +52,62 @@ def test_tables_of_pandas_are_arrays(backend):
     assert relative_error(call(**given, warm_start=(a, b), backend=backend).plan, call(backend=backend).plan) < 4e-6
     square = pandas.DataFrame(CASE.M[:, :4] + CASE.M[:, :4].T)
     assert abs(mapuot.sinkhorn_divergence(square, a, a, reg=0.1, reg_m=1.0, backend=backend)) < 1e-9
+
+
+class View(np.ndarray):
+    """An array that calls itself sparse by a method, as the views of AnnData do."""
+
+    def toarray(self):
+        raise AssertionError("it is dense")
+
+
+VIEW, DOORS = CASE.M.view(View), {"reg": 0.1, "reg_m": 1.0}
+DENSE_DOORS = {
+    "solve": lambda x, y, M: mapuot.solve(M, M[:, 0] + 0.1, reference=M + 1, **DOORS).plan,
+    "solve_sample": lambda x, y, M: mapuot.solve_sample(x, y, **DOORS).plan,
+    "solve_batch": lambda x, y, M: mapuot.solve_batch(M, np.stack([M[:, 0], M[:, 1]]) + 0.1, **DOORS).mass,
+    "clouds": lambda x, y, M: mapuot.solve_batch(mapuot.PointCloud([x], [y]), **DOORS).mass,
+    "pairwise": lambda x, y, M: mapuot.pairwise([x, y], **DOORS),
+    "knn_cost": lambda x, y, M: mapuot.knn_cost(x, y, 2).toarray(),
+    "gromov": lambda x, y, M: mapuot.gromov(x, y, reg=0.5, reg_m=np.inf).value,
+    "multimarginal": lambda x, y, M: mapuot.multimarginal({(0, 1): M}, [M[:, 0] + 1, M[0] + 1], **DOORS).pair(0, 1),
+    "barycenter": lambda x, y, M: mapuot.barycenter(M @ M.T, M.T + 0.1, **DOORS).q,
+    "images": lambda x, y, M: mapuot.solve(CASE.M, **DOORS).barycentric_map(M.T),
+    "apply": lambda x, y, M: mapuot.solve(CASE.M, **DOORS).apply(M.T),
+    "da": lambda x, y, M: mapuot.da.UnbalancedSinkhornTransport(0.1).fit(x, Xt=y).coupling_,
+    "pot": lambda x, y, M: mapuot.pot.sinkhorn_unbalanced(M[:, 0] + 0.1, M[0] + 0.1, M, 0.1, 1.0),
+}
+
+
+@pytest.mark.parametrize("door", DENSE_DOORS)
+def test_views_that_have_toarray_are_arrays(door):
+    x, y = CASE.M[:, :3].copy(), CASE.M[:, 2:5].copy()
+    found = DENSE_DOORS[door](x.view(View), y.view(View), CASE.M.view(View))
+    np.testing.assert_array_equal(found, DENSE_DOORS[door](x, y, CASE.M))
+
+
+def test_nullable_and_categorical_columns_are_numbers(backend):
+    pandas = pytest.importorskip("pandas")
+    M, a = pandas.DataFrame(CASE.M).astype("Float64"), pandas.Series([1, 2, 1, 3])
+    right = call(a=np.array([1.0, 2.0, 1.0, 3.0]), backend=backend).plan
+    for masses in (a, a.astype("Int64"), a.astype("category"), pandas.array(a, dtype="Float64")):
+        np.testing.assert_allclose(call(M, masses, backend=backend).plan, right, rtol=1e-5)
+    with pytest.raises(ValueError, match="a must be finite, got NaN or inf at index 2"):
+        call(a=pandas.Series([1, 2, None, 3], dtype="Int64"), backend=backend)
+    points = pandas.DataFrame({"u": [1.0, 2.0], "kind": ["k", "l"]})
+    with pytest.raises(TypeError, match="x must hold real numbers, got the column 'kind': drop it"):
+        mapuot.PointCloud(points, [[1.0, 2.0]])
+    points["kind"] = pandas.Series([0, 1], dtype="UInt8")
+    assert mapuot.PointCloud(points, [[1.0, 2.0]]).shape == (2, 1)
+
+
+def test_passes_without_a_limit_are_many(backend):
+    """Beyond what the core counts in 64 bits there is no limit."""
+    for most in (2**63, 2**80):
+        assert call(max_passes=most, backend=backend).converged
+        assert call(max_passes=most, penalty="l2", backend=backend).converged
+    assert mapuot.solve_batch(CASE.M, reg=0.1, reg_m=1.0, max_passes=2**63).converged.all()
+    assert mapuot.multimarginal({(0, 1): CASE.M}, [CASE.a, CASE.b], reg=0.1, reg_m=1.0, max_passes=2**63).converged
 
 
 PAIR = (0.1, 10.0)

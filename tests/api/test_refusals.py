@@ -258,19 +258,22 @@ FUNCTIONS = {
             ("reg_ms", " must have the length of regs, 2, got 4", np.ones(4), [1, 2, 3, 4])],
         T: [("regs", " must be a sequence of numbers, got '12'", "12"),
             ("regs", " must be a sequence of numbers", np.array(1.0))]}),
-    "sinkhorn_divergence": (mapuot.sinkhorn_divergence, {"M": CASE.M, "A": CASE.a, "B": CASE.b, "reg": 0.1,
-             "reg_m": 1.0}, {
+    "sinkhorn_divergence": (mapuot.sinkhorn_divergence, {"M": CASE.M, "reg": 0.1, "reg_m": 1.0}, {
         V: [({}, "M_a and M_b, costs within each side, must be given where M is not square"),
             ("M_a", " and M_b must be given together", SQUARE),
             ({"M_a": CASE.M, "M_b": CASE.M}, "M_a must be square, got shape (4, 5)"),
-            ({"M": np.triu(SQUARE + 1), "B": CASE.a}, "not symmetric"),
-            ({"M": mapuot.Grid((2, 2), offset=1.0), "B": CASE.a}, "M_a and M_b"),
+            ({"M": SQUARE, "a": np.ones(3)}, "a must have shape (1, 4) or (4,), got (3,)"),
+            ({"M": SQUARE, "b": np.ones(3)}, "b must have shape (1, 4) or (4,), got (3,)"),
+            ({"M": SQUARE, "M_a": SQUARE * np.nan, "M_b": SQUARE}, "M_a must not hold NaN"),
+            ({"M": np.triu(SQUARE + 1), "b": CASE.a}, "not symmetric"),
+            ({"M": mapuot.Grid((2, 2), offset=1.0), "b": CASE.a}, "M_a and M_b"),
             ("M", "M_a and M_b", mapuot.Grid(4, target=5)), ("reg_m", " must be one number", (1.0, 2.0))],
         T: [("reference", " is not an option", "uniform"), ("mask", " is not an option of the divergence", MASK)]}),
     "multimarginal": (mapuot.multimarginal, {"costs": EDGE, "masses": [ONE] * 2, "reg": 1, "reg_m": 1}, {
         V: [({"costs": {(k, (k + 1) % 4): M3 for k in range(4)}, "masses": [ONE] * 4}, "the cycle "),
             ({"costs": {(0, 1): M3, (1, 2): M3, (2, 0): M3, (2, 3): M3}, "masses": [ONE] * 4}, "cycle"),
             ("masses", "connect all marginals", [ONE] * 3),
+            ("costs", " must be the path of an .npy file, got '/'", "/"),
             ("costs", " must hold one matrix", EDGE | {(1, 0): M3}, {(0, 0): M3}),
             ("costs", " must have pairs", {(0, 5): M3}, {"01": M3}),
             ({"costs": EDGE | {(1, 2): np.ones((4, 3))}, "masses": [ONE] * 3}, "points of marginal 1"),
@@ -300,6 +303,10 @@ FUNCTIONS = {
     "barycenter": (mapuot.barycenter, {"M": SQUARE, "A": SQUARE, "reg": 0.1}, {
         V: [("A", " must not be masked", MASKED), ("A", " must be (p, n) and M (n, n)", np.ones((4, 3))),
             ("A", " must be a non-empty (p, n) array", np.ones(4)),
+            ("A", " must hold histograms of the same length, each on the n points of M", [np.ones(4), np.ones(3)]),
+            ({"M": GRID, "A": np.ones((3, 2, 5))}, "A must be images (p, 3, 2) on the Grid, their number first"),
+            ({"M": GRID, "A": np.ones((3, 2, 5))}, "got shape (3, 2, 5): pass np.moveaxis(A, -1, 0)"),
+            ({"M": GRID, "A": np.ones((3, 2))}, "got shape (3, 2): pass A[None]"),
             ({"M": S, "reg_m": 1.0}, "A must be (p, n) and M (n, n)"),
             ({"M": np.triu(SQUARE + 1), "debiased": True}, "M must be symmetric"),
             ({"M": S[:, :4], "debiased": True}, "M must be symmetric"), ("M", " must store a pair", CSR((4, 4))),
@@ -527,7 +534,9 @@ FUNCTIONS = {
         T: [("threshold", " must be a number", 1j, np.ones(5)), ("keep", " must be a share", "all")]}),
     "Result.push": (call().push, {}, {V: [("labels", " must have shape (4,), got (3,)", [1, 2, 3])]}),
     "Result.pull": (call().pull, {}, {
-        T: [("labels", " must be labels of one kind", np.array([1, "a", 1, "a", None], object))]}),
+        V: [("labels", " must not lack labels, got 1 None or NaN, first at 4", np.array(["a", "b", "a", "a", None])),
+            ("labels", " must not lack labels, got 5 None or NaN, first at 0", np.full(5, np.nan))],
+        T: [("labels", " must be labels of one kind", np.array([1, "a", 1, "a", 2], object))]}),
     "Result.hvp of both": (lambda **x: solved_cloud().hvp(**x), {"w": POINTS[:4]}, {
         V: [("both", " must be False", True)]}),
     "gromov": (mapuot.gromov, {"X": POINTS[:4], "Y": POINTS[4:], "reg": 0.1, "reg_m": 1.0}, {
