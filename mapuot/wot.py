@@ -11,22 +11,27 @@ cells through time and space with moscot, 2025.
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from scipy import sparse
+from scipy.sparse.linalg import ArpackError, LinearOperator, svds
 
 from .answer.result import Result
 from .api.solve import solve
-from .errors import shown
+from .errors import shown, warn
 from .penalties import F64
 from .problem.clouds import PointCloud
-from .problem.labels import as_labels
+from .problem.labels import as_labels, is_missing
 from .problem.points import MOST_ENTRIES
 from .problem.scale import SCALES
-from .problem.validate import as_array, as_choice, as_count, as_float, as_numbers, as_positive, as_rho
+from .problem.sparse import is_sparse
+from .problem.validate import as_array, as_choice, as_count, as_float, as_numbers, as_positive, as_rho, check_kind
 
 SAMPLED = 1 << 20  # pairs that the scale of a cost is taken from where it is not formed
+FEW_COMPONENTS = 5  # up to this part of all components ARPACK finds them sooner than a full decomposition
 
 
 class Coupling:
@@ -34,10 +39,16 @@ class Coupling:
 
     Attributes
     ----------
-    t0, t1, result : float, float, mapuot.Result
-        The days, and the answer, with the cells of day t0 as rows and those of t1 as columns: wot's transport map.
+    model, t0, t1, result : OTModel, float, float, mapuot.Result
+        The model, the days, and the answer, with the cells of day t0 as rows and those of t1 as columns: wot's
+        transport map.
     growths : list of (m,) arrays
         Growth per day with which each iteration began, and at the end the growth that the last one found.
+
+    Notes
+    -----
+    Where the model was made of an AnnData, numbers that belong to cells are a Series or a DataFrame of pandas with the
+    names of the cells. Labels are an array, of the day's cells or of all cells of the model, or a column of ``obs``.
 
     See Also
     --------
@@ -53,39 +64,57 @@ class Coupling:
     ((20, 30), (30,))
     """
 
-    def __init__(self, t0: float, t1: float, result: Result, growths: list[F64]) -> None:
-        self.t0, self.t1, self.result, self.growths = t0, t1, result, growths
+    def __init__(self, model: "OTModel", t0: float, t1: float, result: Result, growths: list[F64]) -> None:
+        self.model, self.t0, self.t1, self.result, self.growths = model, t0, t1, result, growths
 
     def __repr__(self) -> str:
         return f"<mapuot.wot.Coupling day {self.t0:g} to {self.t1:g}: {self.result!r}>"
 
     @property
-    def growth(self) -> F64:
+    def growth(self) -> Any:
         """Growth per day of each cell of day t0, (m,), as the last iteration found it."""
-        return self.growths[-1]
+        return self.model._named(self.growths[-1], self.t0)
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.result.problem.shape
 
-    def push_forward(self, p: Any) -> F64:
+    def push_forward(self, p: Any) -> Any:
         """Return ``p @ coupling``: where the mass p, (m,) or (m, k), of day t0 goes, not normalised."""
-        return np.asarray(self.result.apply_transpose(p))
+        found = self.result.apply_transpose(self.model._of_day(p, self.t0, "p"))
+        return self.model._named(np.asarray(found), self.t1)
 
-    def pull_back(self, q: Any) -> F64:
+    def pull_back(self, q: Any) -> Any:
         """Return ``coupling @ q``: where the mass q, (n,) or (n, k), of day t1 came from, not normalised."""
-        return np.asarray(self.result.apply(q))
+        found = self.result.apply(self.model._of_day(q, self.t1, "q"))
+        return self.model._named(np.asarray(found), self.t0)
 
-    def fates(self, labels: Any) -> tuple[Any, F64]:
-        """Return (classes, shares) of the labels that the descendants of each cell of day t0 have on day t1."""
-        return self.result.pull(labels)
+    def fates(self, labels: Any) -> tuple[Any, Any]:
+        """Return (classes, shares (m, classes)) of the labels that the descendants of each cell have on day t1."""
+        classes, shares = self.result.pull(self.model._labels(labels, self.t1, "labels"))
+        return classes, self.model._named(shares, self.t0, classes)
 
-    def transition_table(self, labels0: Any, labels1: Any) -> tuple[Any, Any, F64]:
-        """Return (classes on t0, classes on t1, mass that goes from one to the other)."""
-        m, n = self.shape
-        y0, y1 = as_labels(labels0, m, "labels0"), as_labels(labels1, n, "labels1")
+    def transition_table(self, labels0: Any, labels1: Any = None) -> tuple[Any, Any, Any]:
+        """Return (classes on t0, classes on t1, mass that goes from one to the other); labels1 is labels0 by default.
+
+        The mass is a DataFrame where the model was made of an AnnData.
+        """
+        y0 = self.model._labels(labels0, self.t0, "labels0")
+        y1 = self.model._labels(labels0 if labels1 is None else labels1, self.t1, "labels1")
         (c0, i0), (c1, i1) = (np.unique(y, return_inverse=True) for y in (y0, y1))
-        return c0, c1, np.eye(len(c0))[i0].T @ self.pull_back(np.eye(len(c1))[i1])
+        mass = np.eye(len(c0))[i0].T @ np.asarray(self.result.apply(np.eye(len(c1))[i1]))
+        return c0, c1, self.model._framed(mass, c0, c1)
+
+    def to_anndata(self, keep: float | None = None) -> Any:
+        """Return the coupling as wot has it: an AnnData with the cells of day t0 as obs and those of t1 as var.
+
+        ``keep``: store the fewest entries that hold this share of the mass. Default: all.
+        """
+        from anndata import AnnData  # noqa: PLC0415 - optional
+
+        plan = np.asarray(self.result.plan) if keep is None else sparse.csr_matrix(self.sparse(keep))
+        obs, var = (self.model._cells(t) for t in (self.t0, self.t1))
+        return AnnData(plan, obs=obs, var=var)
 
     def sparse(self, keep: float = 0.99) -> Any:
         """Return the fewest entries that hold this share of the mass, a SciPy CSR array."""
@@ -97,13 +126,16 @@ class OTModel:
 
     Parameters
     ----------
-    data, days : AnnData, or (cells, features) array; (cells,) array, optional
-        The cells of all days, and the day of each; by default ``data.obs[day_field]``.
-    growth : (cells,) array, or a pair of gene sets, optional
-        Growth of each cell per day. Default: ``data.obs[cell_growth_rate_field]`` if it exists, else 1. A pair (birth,
-        death), each (cells,) scores or a list of names of genes in ``data.var_names``, gives the growth
+    data, days : AnnData, or (cells, features) array; (cells,) array or name of a column of obs, optional
+        The cells of all days, and the day of each; by default ``data.obs[day_field]``. Days are numbers, or lengths of
+        time (timedelta), which are read as days. A cell whose day is NaN is left out.
+    growth : (cells,) array, name of a column of obs, or a pair of gene sets, optional
+        Growth of each cell per day, >= 0; a cell of growth 0 dies. Default: ``data.obs[cell_growth_rate_field]`` if it
+        exists, else 1. A pair (birth, death), each (cells,) scores, the name of a column of obs, or a list of names of
+        genes in ``data.var_names``, gives the growth
         ``exp(beta - delta)`` with wot's rates of birth and death: logistic curves of the scores from .3 to 1.7 per day,
-        with the middle at scores of .25 and .1. The score of a list is the mean of its genes' z-scores, cut at 5.
+        with the middle at scores of .25 and .1. The score of a list is the mean of its genes' z-scores, cut at 5; genes
+        that the data does not have are left out, with a warning.
     day_field, cell_growth_rate_field : str
         wot's names of the columns of ``data.obs``.
     representation : str, optional
@@ -158,20 +190,27 @@ class OTModel:
         self.scale_cost: Any = as_choice(scale_cost, "scale_cost", SCALES) if isinstance(scale_cost, str) else None
         self.scale_cost = self.scale_cost or as_positive(scale_cost, "scale_cost")
         self.reference, self.options = as_choice(reference, "reference", ("uniform", "product")), options
-        self.X = getattr(data, "X", data) if representation is None else data.obsm[representation]
+        self.X = coordinates_of(data, representation)
         if representation is not None:
             self.local_pca = 0
-        count = self.X.shape[0] if hasattr(self.X, "shape") else len(self.X)
-        self.days = column(data, days, day_field, count, "days")
-        if self.days is None:
+        count, names = self.X.shape[0], getattr(data, "obs_names", None)
+        self.obs, self.names = getattr(data, "obs", None), names if hasattr(names, "isin") else None
+        given_days = column(data, days, day_field, count, "days")
+        if given_days is None:
             raise ValueError(f"days must be given, or data must be an AnnData with obs[{day_field!r}]")
+        self.days = as_days(*given_days)
         if isinstance(growth, tuple):
             growth = growth_of(data, growth, count)
-        found = column(data, growth, cell_growth_rate_field, count, "growth")
-        self.growth = np.ones(count) if found is None else found
-        if not (np.isfinite(self.growth) & (self.growth > 0)).all():
-            raise ValueError("growth must be finite and > 0")
-        self.timepoints = [float(t) for t in np.unique(self.days[~np.isnan(self.days)])]
+        given_growth = column(data, growth, cell_growth_rate_field, count, "growth")
+        self.growth = np.ones(count) if given_growth is None else as_column(*given_growth)
+        known = ~np.isnan(self.days)
+        wrong = known & ~(np.isfinite(self.growth) & (self.growth >= 0))
+        if wrong.any():
+            k = int(np.argmax(wrong))
+            raise ValueError(f"growth must be finite and >= 0, got {self.growth[k]:g} for {self._cell(k)}")
+        _, first = np.unique(self.days[known], return_index=True)
+        self.timepoints = [float(t) for t in self.days[known][first]]
+        self.given_days = list(np.asarray(given_days[0])[known][first])  # as CellRank's couplings are named
         self.couplings: dict[tuple[float, float], Coupling] = {}
 
     def coupling(self, t0: float, t1: float) -> Coupling:
@@ -187,10 +226,12 @@ class OTModel:
         return self.couplings[key]
 
     def _solved(self, t0: float, t1: float) -> Coupling:
-        here, there = self.days == t0, self.days == t1
-        cost = self._cost(dense(self.X[here]), dense(self.X[there]))
+        here = self.days == t0
+        cost = self._cost(self._points(t0), self._points(t1))
         m, n = cost.shape
         step, mass = t1 - t0, self.growth[here] ** (t1 - t0)
+        if not mass.sum() > 0:
+            raise ValueError(f"growth must be > 0 for some cell of day {t0:g}: all of them die")
         growths, result = [self.growth[here]], None
         for _ in range(self.growth_iters):
             b = np.full(n, mass.sum() / n)
@@ -200,11 +241,26 @@ class OTModel:
             mass = np.asarray(result.row_marginal)
             growths.append(mass ** (1.0 / step))
         assert result is not None
-        return Coupling(t0, t1, result, growths)
+        return Coupling(self, t0, t1, result, growths)
 
-    def _cost(self, x: F64, y: F64) -> Any:
+    def _points(self, day: float) -> Any:
+        """Return the coordinates of the cells of a day, in float64; sparse where the data is."""
+        index = np.flatnonzero(self.days == day)
+        X: Any = self.X[index]
+        X = X.astype(np.float64) if is_sparse(X) else as_column(X, "data")
+        finite = np.isfinite(X.data if is_sparse(X) else X)
+        if not finite.all():
+            wrong = X.tocoo().row[~np.isfinite(X.tocoo().data)] if is_sparse(X) else np.flatnonzero(~finite.all(1))
+            cell = self._cell(index[wrong[0]])
+            raise ValueError(
+                f"data must not hold NaN or inf, got some in {len({*wrong})} cells of day {day:g}, first {cell}"
+            )
+        return X
+
+    def _cost(self, x: Any, y: Any) -> Any:
         if 0 < self.local_pca <= x.shape[1]:
             x, y = components(x, y, self.local_pca)
+        x, y = (z.toarray() if is_sparse(z) else z for z in (x, y))
         cloud = PointCloud(x, y)
         if len(x) * len(y) <= MOST_ENTRIES:
             M = np.asarray(cloud)
@@ -220,32 +276,112 @@ class OTModel:
 
     def _steps(self, t0: float, t1: float) -> list[tuple[float, float]]:
         """Return the pairs of days that follow each other, from t0 to t1."""
-        if not {t0, t1} <= {*self.timepoints} or not t0 < t1:
-            raise ValueError(f"t0 and t1 must be two of the days {self.timepoints}, t0 first, got {t0:g}, {t1:g}")
+        for name, t in (("t0", t0), ("t1", t1)):
+            if as_float(t, name) not in self.timepoints:
+                raise ValueError(f"{name} must be one of the days {self.timepoints}, got {t:g}")
         return [*pairwise(t for t in self.timepoints if t0 <= t <= t1)]
 
-    def descendants(self, population: Any, t0: float, t1: float) -> F64:
-        """Return the shares (sum 1) of day t1's cells among the descendants of cells of day t0 (weights or a mask)."""
-        return self._followed(population, t0, self._steps(t0, t1), Coupling.push_forward)
+    def descendants(self, population: Any, t0: float, t1: float) -> Any:
+        """Return the shares (sum 1) of day t1's cells among the descendants of cells of day t0.
 
-    def ancestors(self, population: Any, t1: float, t0: float) -> F64:
-        """Return the shares (sum 1) of day t0's cells among the ancestors of cells of day t1 (weights or a mask)."""
-        return self._followed(population, t1, self._steps(t0, t1)[::-1], Coupling.pull_back)
+        ``population``: weights or a mask, of the cells of day t0 or of all cells, whose others are not looked at; or
+        names of cells. The shares have the names of the cells where the model was made of an AnnData.
+        """
+        steps = self._steps(t0, t1)
+        if not t0 < t1:
+            raise ValueError(f"t1 must be after t0: descendants(population, {t1:g}, {t0:g}) goes from {t1:g} to {t0:g}")
+        return self._named(self._followed(population, t0, steps, Result.apply_transpose), t1)
 
-    def _followed(self, population: Any, day: float, steps: Any, move: Callable[[Coupling, F64], F64]) -> F64:
+    def ancestors(self, population: Any, t1: float, t0: float) -> Any:
+        """Return the shares (sum 1) of day t0's cells among the ancestors of cells of day t1, as `descendants` does."""
+        steps = self._steps(t0, t1)[::-1]
+        if not t0 < t1:
+            raise ValueError(
+                f"t1, the later day, comes first: ancestors(population, {t0:g}, {t1:g}) goes from {t0:g} back to {t1:g}"
+            )
+        return self._named(self._followed(population, t1, steps, Result.apply), t0)
+
+    def transition_table(self, labels: Any, t0: float, t1: float) -> tuple[Any, Any, Any]:
+        """Return (classes on t0, classes on t1, shares) of labels: each class of day t0 followed to day t1.
+
+        ``labels``: the name of a column of obs, or (cells,) labels of all cells. A row of the shares tells which
+        classes the `descendants` of a class have; its sum is 1. It is a DataFrame for a model of an AnnData.
+        """
+        y0, y1 = (self._labels(labels, t, "labels") for t in (t0, t1))
+        (c0, _), (c1, place) = (np.unique(y, return_inverse=True) for y in (y0, y1))
+        shares = [np.bincount(place, np.asarray(self.descendants(y0 == c, t0, t1)), len(c1)) for c in c0]
+        return c0, c1, self._framed(np.array(shares), c0, c1)
+
+    def to_cellrank(self, keep: float | None = None) -> dict[tuple[Any, Any], Any]:
+        """Return {(day, next day): coupling}, the ``couplings`` of CellRank's ``RealTimeKernel``.
+
+        The days are as in the column of ``obs``, the couplings those of `Coupling.to_anndata`, to which ``keep`` goes.
+        """
+        days = dict(zip(self.timepoints, self.given_days, strict=True))
+        return {(days[s], days[t]): self.coupling(s, t).to_anndata(keep) for s, t in pairwise(self.timepoints)}
+
+    def _followed(self, population: Any, day: float, steps: Any, move: Callable[[Result, F64], Any]) -> F64:
         """Follow cells of a day through couplings, one after the other, in shares of what moves."""
-        count = int((self.days == day).sum())
-        wanted = f"{count} weights >= 0 or a mask with a cell in it"
-        p: F64 = np.asarray(as_numbers(population, "population", wanted, (count,), least=0.0), np.float64)
+        weights, count = self._of_day(population, day, "population"), int((self.days == day).sum())
+        wanted = f"{count} weights >= 0 or a mask of the cells of day {day:g}, with a cell in it"
+        p: F64 = np.asarray(as_numbers(weights, "population", wanted, (count,), least=0.0), np.float64)
         if not p.sum() > 0:
             raise ValueError(f"population must be {wanted}, got {shown(population)}")
         p = p / p.sum()
         for pair in steps:
-            p = move(self.coupling(*pair), p)
+            p = np.asarray(move(self.coupling(*pair).result, p))
             if not p.sum() > 0:
                 raise ValueError("population must have mass that moves: all of it is left behind")
             p = p / p.sum()
         return p
+
+    def _of_day(self, given: Any, day: float, name: str) -> Any:
+        """Return weights of the cells of a day from weights of these, of all cells by place or name, or from names."""
+        here = self.days == day
+        is_table = hasattr(given, "reindex") and hasattr(given, "index")
+        if self.names is not None and is_table and given.index.isin(self.names).all():
+            given = given.reindex(self.names[here], fill_value=0)
+        array = np.atleast_1d(as_array(given, name))
+        if array.dtype.kind in "OUT":
+            if self.names is None:
+                raise TypeError(f"{name} must be numbers: the data has no names of cells, got {shown(given)}")
+            unknown = [x for x in array if x not in self.names]
+            if unknown:
+                raise ValueError(f"{name} must be names of cells, got {str(unknown[0])!r}")
+            return np.asarray(self.names[here].isin(array), np.float64)
+        return array[here] if len(array) == len(here) else array
+
+    def _labels(self, labels: Any, day: float, name: str) -> Any:
+        """Return the labels of the cells of a day, from a column of obs, or from labels of these or of all cells."""
+        here = self.days == day
+        if isinstance(labels, str):
+            labels = obs_column(self.obs, labels, name)
+        labels = np.asarray(labels)
+        labels = labels[here] if labels.shape == here.shape else labels
+        return as_labels(labels, int(here.sum()), name)
+
+    def _cell(self, k: int) -> str:
+        return f"cell {k}" if self.names is None else f"cell {self.names[k]!r}"
+
+    def _cells(self, day: float) -> Any:
+        """Return the rows of ``obs`` of a day, None where the data has no names."""
+        return None if self.names is None or self.obs is None else self.obs[self.days == day]
+
+    def _named(self, values: F64, day: float, columns: Any = None) -> Any:
+        """Return numbers of the cells of a day with the names of these, where the data has names."""
+        if self.names is None:
+            return values
+        from pandas import DataFrame, Series  # noqa: PLC0415 - AnnData needs it
+
+        index = self.names[self.days == day]
+        return Series(values, index) if values.ndim == 1 else DataFrame(values, index, columns)
+
+    def _framed(self, table: F64, rows: Any, columns: Any) -> Any:
+        if self.names is None:
+            return table
+        from pandas import DataFrame  # noqa: PLC0415 - AnnData needs it
+
+        return DataFrame(table, rows, columns)
 
 
 def as_lambda(value: Any, tau: Any, epsilon: float, names: tuple[str, str]) -> float:
@@ -270,40 +406,105 @@ def growth_of(data: Any, pair: tuple[Any, ...], count: int) -> F64:
 
 def score(data: Any, genes: Any, count: int, name: str) -> F64:
     """Return scores as given, or the mean over genes of their z-scores, cut at 5 as in wot."""
-    genes = as_array(genes, name)
-    if genes.dtype.kind not in "UTO":
-        return np.asarray(column(data, genes, "", count, name))
+    if isinstance(genes, str) or as_array(genes, name).dtype.kind not in "UTO":
+        return as_column(*column(data, genes, "", count, name))
     known = {gene: k for k, gene in enumerate(getattr(data, "var_names", ()))}
-    if missing := [gene for gene in genes if gene not in known]:
-        raise ValueError(f"{name} must be names of genes in data.var_names, got {shown(missing[0])}")
-    X = dense(data.X[:, [known[gene] for gene in genes]])
+    there = [known[gene] for gene in genes if gene in known]
+    missing = [str(gene) for gene in genes if gene not in known]
+    if not there:
+        raise ValueError(f"{name} must be names of genes in data.var_names, got {shown(missing)}")
+    if missing:
+        warn(
+            f"{name}: {len(missing)} of {len(genes)} genes are not in data.var_names and are left out: {shown(missing)}"
+        )
+    X = data.X[:, there]
+    X = as_column(X.toarray() if is_sparse(X) else X, "data")
     spread = X.std(0)
     return np.asarray(np.clip((X - X.mean(0)) / np.where(spread > 0, spread, 1.0), -5, 5).mean(1))
 
 
+def coordinates_of(data: Any, representation: str | None) -> Any:
+    """Return the (cells, features) matrix of the data: X, the data itself, or a matrix of obsm."""
+    if representation is None:
+        X = getattr(data, "X", data)
+        if X is None:
+            raise ValueError("data must have X, or representation must name a matrix of data.obsm")
+        return X if is_sparse(X) or (hasattr(X, "shape") and not hasattr(X, "iloc")) else as_array(X, "data")
+    known = [*getattr(data, "obsm", ())]
+    if representation not in known:
+        raise ValueError(f"representation must be a matrix of data.obsm, {shown(known)}, got {representation!r}")
+    return as_array(data.obsm[representation], f"obsm[{representation!r}]")
+
+
+def obs_column(obs: Any, field: str, name: str) -> Any:
+    if obs is None or field not in obs:
+        known = shown([*obs]) if obs is not None else "which the data has not"
+        raise ValueError(f"{name} must be (cells,) values or a column of obs, {known}, got {field!r}")
+    return obs[field]
+
+
 def column(data: Any, given: Any, field: str, count: int, name: str) -> Any:
-    """Return the given values, or a column of ``data.obs``, as (cells,) numbers; None where there is neither."""
+    """Return (values, their name) as given or of a column of ``data.obs``; None where there is neither."""
+    obs = getattr(data, "obs", None)
     if given is None:
-        obs = getattr(data, "obs", None)
         if obs is None or field not in obs:
             return None
-        given = obs[field]
-    values = np.asarray(as_array(given, name), np.float64)
+        given = field
+    if isinstance(given, str):
+        given, name = obs_column(obs, given, name), f"{name} (obs[{given!r}])"
+    values = as_array(given, name)
     if values.shape != (count,):
         raise ValueError(f"{name} must have shape ({count},), got {values.shape}")
-    return values
+    return values, name
 
 
-def dense(X: Any) -> F64:
-    X = X.toarray() if hasattr(X, "toarray") else X
-    return np.asarray(as_array(X, "data"), np.float64)
+def as_column(values: Any, name: str) -> F64:
+    values = as_array(values, name)
+    if values.dtype.kind in "OUT" and values.size:
+        raise TypeError(f"{name} must hold numbers, got {str(values.flat[0])!r}")
+    check_kind(values, name)
+    return np.asarray(values, np.float64)
 
 
-def components(x: F64, y: F64, count: int) -> tuple[F64, F64]:
-    """Project both days onto their common principal components; each cell is centred first, as in wot."""
-    both = np.vstack([x, y])
-    both = both - both.mean(0)
-    both -= both.mean(1, keepdims=True)
-    u, s, _ = np.linalg.svd(both, full_matrices=False)
-    scores = u[:, :count] * s[:count]
-    return scores[: len(x)], scores[len(x) :]
+def as_days(values: Any, name: str) -> F64:
+    """Return days as numbers; texts are read as numbers, and lengths of time in days."""
+    if values.dtype.kind == "m":
+        return np.asarray(values / np.timedelta64(1, "D"), np.float64)
+    if values.dtype.kind == "M":
+        raise TypeError(f"{name} must be numbers of days, got dates: subtract the first of them")
+    if values.dtype.kind not in "OUT":
+        return as_column(values, name)
+    days, missing = np.full(len(values), np.nan), is_missing(values)
+    for k in np.flatnonzero(~missing):
+        try:
+            days[k] = float(values[k])
+        except (TypeError, ValueError) as error:
+            word = str(values[k])
+            cure = f"give each its number, as .map({{{word!r}: ...}}) of pandas does"
+            raise ValueError(f"{name} must be numbers of days, got {word!r}: {cure}") from error
+    return days
+
+
+def components(x: Any, y: Any, count: int) -> tuple[F64, F64]:
+    """Project both days onto their common principal components; each cell is centred first, as in wot.
+
+    The first components are found by products with the data, which may be sparse, and is not copied to be centred.
+    """
+    both: Any = sparse.vstack([x, y], "csr") if is_sparse(x) else np.vstack([x, y])
+    mean = np.asarray(both.mean(0)).ravel()
+    level = np.asarray(both.mean(1)).ravel() - mean.mean()
+    found = None
+    if count * FEW_COMPONENTS <= min(both.shape):
+        centred = LinearOperator(
+            both.shape, dtype=np.float64, matvec=lambda v: both @ v.ravel() - mean @ v.ravel() - level * v.sum(),
+            rmatvec=lambda w: both.T @ w.ravel() - mean * w.sum() - level @ w.ravel(),
+        )  # fmt: skip
+        with suppress(ArpackError):  # as where all cells are the same
+            found = svds(centred, count, v0=np.random.default_rng(0).normal(size=min(both.shape)))
+    if found is None:
+        both = both.toarray() if is_sparse(both) else both
+        found = np.linalg.svd(both - mean - level[:, None], full_matrices=False)
+    u, s, _ = found
+    order = np.argsort(-s)[:count]
+    scores = u[:, order] * s[order]
+    return scores[: x.shape[0]], scores[x.shape[0] :]

@@ -35,7 +35,9 @@ def is_missing(y: Any) -> Any:
     if y.dtype.kind != "O":
         return xp.isnan(y) if y.dtype.kind in "fc" else xp.zeros(y.shape, bool)
     pandas = sys.modules.get("pandas")  # without it nobody has a NA
-    return pandas.isna(y) if pandas else np.array([x is None or (isinstance(x, (float, np.floating)) and math.isnan(x)) for x in y], bool)
+    if pandas:
+        return pandas.isna(y)
+    return np.array([x is None or (isinstance(x, (float, np.floating)) and math.isnan(x)) for x in y], bool)
 
 
 def classes_of(labels: Any, ranks: Ranks, name: str) -> Any:

@@ -420,7 +420,7 @@ FUNCTIONS = {
         V: [("batch_size", " must be an integer >= 1", -1, 0, 2.5)]}),
     "OTModel": (course, {}, {
         V: [("days", " must be given", None), ("days", " must have shape (12,), got (2,)", [1, 2]),
-            ("growth", " must be finite and > 0", np.zeros(12)), ("growth", "pair", (ONE,)),
+            ("growth", " must be finite and >= 0", -np.ones(12)), ("growth", "pair", (ONE,)),
             ("growth", "gene 9", (["gene 9"], np.ones(12))),
             ("growth", "shape", (ONE, np.ones(12))), ("epsilon", " must be a positive finite number", 0),
             ("lambda1", " must be > 0, or inf", -1), ("tau_b", " must be in (0, 1]", 1.5),
@@ -432,7 +432,7 @@ FUNCTIONS = {
     "OTModel.descendants": (course().descendants, {"t0": 0, "t1": 1}, {
         V: [("population", " must be 5 weights", ONE, np.zeros(5))]}),
     "OTModel.ancestors": (course().ancestors, {"t0": 1, "t1": 0}, {
-        V: [("population", "t0 and t1 must be two of the days", np.ones(5))]}),
+        V: [("population", "t1, the later day, comes first: ancestors(population, 1, 0)", np.ones(5))]}),
     "labels of PointCloud": (mapuot.PointCloud, LABELS, {
         V: [("labels", " must be a pair", np.zeros(3)), ("across", " must be >= 0", -1.0),
             ("labels", "[1] must have shape (5,), got (4,)", (np.zeros(3), np.zeros(4)))],

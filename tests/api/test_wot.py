@@ -220,3 +220,137 @@ def test_annotated_data(tmp_path):
     right = OTModel(X, days=days, growth=rate).coupling(0, 1).result.plan
     np.testing.assert_allclose(OTModel(data).coupling(0, 1).result.plan, right, atol=1e-9)
     np.testing.assert_allclose(OTModel(data, representation="X_pca").coupling(0, 1).result.plan, right, atol=1e-9)
+
+
+def named_cells(X, days, **obs):
+    """An AnnData of these cells, whose names are not in order."""
+    anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
+    names = [f"cell {(7 * i) % len(X)}" for i in range(len(X))]
+    return anndata.AnnData(X, obs=pandas.DataFrame({"day": days, **obs}, index=names))
+
+
+def test_a_cell_without_growth_dies():
+    X, days, _ = course(((25, 15), (20, 12)))
+    growth, kept = np.ones(len(X)), np.arange(len(X)) != 3
+    growth[3] = 0.0
+    right = OTModel(X[kept], days=days[kept], scale_cost=8.0).coupling(0, 1).result.plan
+    coupling = OTModel(X, days=days, growth=growth, scale_cost=8.0).coupling(0, 1)
+    assert coupling.growth[3] == coupling.result.plan[3].sum() == 0
+    np.testing.assert_allclose(np.delete(coupling.result.plan, 3, 0), right, atol=1e-7)
+    with pytest.raises(ValueError, match="growth must be > 0 for some cell of day 0: all of them die"):
+        OTModel(X, days=days, growth=np.where(days == 0, 0.0, 1.0)).coupling(0, 1)
+    growth[4] = np.nan
+    with pytest.raises(ValueError, match="growth must be finite and >= 0, got nan for cell 4"):
+        OTModel(X, days=days, growth=growth)
+    with pytest.raises(ValueError, match="growth must be finite and >= 0, got nan for cell 'cell 28'"):
+        OTModel(named_cells(X, days), growth=growth)
+
+
+def test_days_are_numbers_or_lengths_of_time():
+    pandas = pytest.importorskip("pandas")
+    X, days, _ = course()
+    right = OTModel(X, days=days).coupling(0, 2).growth
+    lengths = pandas.to_timedelta(days, unit="D")
+    texts = pandas.Categorical([f"{t:g}" for t in days])
+    for given in (lengths, lengths.to_numpy(), texts, pandas.Series(days).astype("Float64"), pandas.Categorical(days)):
+        np.testing.assert_array_equal(OTModel(X, days=given).coupling(0, 2).growth, right)
+    words = pandas.Categorical([f"E{t:g}" for t in days])
+    with pytest.raises(ValueError, match=r"^days must be numbers of days, got 'E0': .*map\(\{'E0': \.\.\.\}\)"):
+        OTModel(X, days=words)
+    with pytest.raises(ValueError, match=r"^days \(obs\['stage'\]\) must be numbers of days, got 'E0'"):
+        OTModel(named_cells(X, days, stage=words), day_field="stage")
+    with pytest.raises(TypeError, match="^days must be numbers of days, got dates: subtract the first of them"):
+        OTModel(X, days=pandas.Timestamp("2024-01-01") + lengths)
+    some = pandas.Series(days).astype("Float64")
+    some[:3] = None
+    assert OTModel(X, days=some).coupling(0, 1).shape == (137, 130)
+
+
+def test_what_is_missing_is_named():
+    X, days, _ = course()
+    cells = named_cells(X, days, stage=np.where(days > 0, "late", "early"))
+    cells.obsm["X_pca"] = X
+    for given, text in (
+        ({"representation": "X_scVI"}, "representation must be a matrix of data.obsm, ['X_pca'], got 'X_scVI'"),
+        ({"growth": "S_score"}, "growth must be (cells,) values or a column of obs, ['day', 'stage'], got 'S_score'"),
+        ({"growth": "stage"}, "growth (obs['stage']) must hold numbers, got 'early'"),
+        ({"growth": (["MKI67"], ["0"])}, "growth[0] must be names of genes in data.var_names, got ['MKI67']"),
+    ):
+        with pytest.raises((ValueError, TypeError)) as told:
+            OTModel(cells, **given)
+        assert text in str(told.value)
+    with pytest.warns(UserWarning, match=r"growth\[0\]: 1 of 2 genes are not in .* and are left out: \['MKI67'\]"):
+        found = OTModel(cells, growth=(["0", "MKI67"], ["1"])).growth
+    np.testing.assert_array_equal(found, OTModel(cells, growth=(["0"], ["1"])).growth)
+    X = X.copy()
+    X[days == 1, 1] = np.nan
+    with pytest.raises(ValueError, match="data must not hold NaN or inf, .* in 130 cells of day 1, first cell 140"):
+        OTModel(X, days=days).coupling(0, 1)
+    model = OTModel(cells)
+    with pytest.raises(ValueError, match=r"t1, the later day, comes first: ancestors\(population, 1, 0\) goes from 1"):
+        model.ancestors(np.ones(140), 0, 1)
+    with pytest.raises(ValueError, match=r"t1 must be after t0: descendants\(population, 0, 1\) goes from 0 to 1"):
+        model.descendants(np.ones(140), 1, 0)
+    with pytest.raises(ValueError, match="population must be names of cells, got 'nobody'"):
+        model.descendants(["nobody"], 0, 1)
+
+
+def test_cells_by_name():
+    X, days, kind = course()
+    cells = named_cells(X, days, kind=np.array(["a", "b"])[kind], rate=np.where(kind == 0, 1.2, 0.9))
+    model, plain = OTModel(cells, growth="rate"), OTModel(X, days=days, growth=np.where(kind == 0, 1.2, 0.9))
+    chosen = kind == 1
+    right = plain.descendants(chosen[days == 0], 0, 2)
+    by_mask = model.descendants(chosen, 0, 2)
+    assert by_mask.index.equals(cells.obs_names[days == 2])
+    names = cells.obs_names[chosen]
+    weights = cells.obs["kind"].eq("b").sample(frac=1, random_state=0)  # in another order, matched by name
+    for population in (chosen, names, names.tolist(), names[np.isin(names, cells.obs_names[days == 0])], weights):
+        np.testing.assert_allclose(model.descendants(population, 0, 2), right, rtol=1e-9)
+    back = model.ancestors(by_mask, 2, 0)
+    np.testing.assert_allclose(back, plain.ancestors(right, 2, 0), rtol=1e-9)
+    coupling, same = model.coupling(0, 1), plain.coupling(0, 1)
+    assert coupling.growth.index.equals(cells.obs_names[days == 0])
+    classes, shares = coupling.fates("kind")
+    np.testing.assert_allclose(shares["b"], same.fates(kind[days == 1])[1][:, 1], rtol=1e-9)
+    assert shares.index.equals(cells.obs_names[days == 0])
+    assert list(classes) == list(shares.columns) == ["a", "b"]
+    table = coupling.transition_table("kind")[2]
+    np.testing.assert_allclose(table, same.transition_table(kind[days == 0], kind[days == 1])[2], rtol=1e-9)
+    assert list(table.index) == list(table.columns) == ["a", "b"]
+    shares = model.transition_table("kind", 0, 2)[2]
+    np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-12)
+    np.testing.assert_allclose(shares.loc["b", "a"], right[kind[days == 2] == 0].sum(), rtol=1e-9)
+    np.testing.assert_allclose(plain.transition_table(kind, 0, 2)[2], shares, rtol=1e-9)
+
+
+def test_couplings_of_cellrank():
+    X, days, _ = course(((25, 15), (20, 12), (9, 9)))
+    cells = named_cells(X, days)
+    cells.obs["stage"] = cells.obs["day"].map("{:g}".format).astype("category")
+    model = OTModel(cells, day_field="stage")
+    found = model.to_cellrank()
+    assert [*found] == [("0", "1"), ("1", "2")]
+    one = found["0", "1"]
+    assert one.obs_names.equals(cells.obs_names[days == 0])
+    assert one.var_names.equals(cells.obs_names[days == 1])
+    np.testing.assert_array_equal(one.X, model.coupling(0, 1).result.plan)
+    part = model.to_cellrank(keep=0.9)["1", "2"]
+    np.testing.assert_allclose(part.X.sum(), 0.9 * model.coupling(1, 2).result.mass, rtol=0.05)
+
+
+@pytest.mark.parametrize("form", ["array", "sparse"])
+def test_the_first_components_are_those_of_a_full_decomposition(form):
+    from scipy import sparse
+
+    rng = np.random.default_rng(0)
+    X = rng.poisson(0.5 * rng.random(300) * rng.random((200, 300)) + 0.05).astype(float)
+    read = np.asarray if form == "array" else sparse.csr_matrix
+    x, y = components(read(X[:90]), read(X[90:]), 8)
+    centred = X - X.mean(0)
+    centred -= centred.mean(1, keepdims=True)
+    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    right = (u * s)[:, :8]
+    np.testing.assert_allclose(x @ y.T, right[:90] @ right[90:].T, atol=1e-9)
+    same = components(np.ones((30, 40)), np.ones((20, 40)), 3)
+    assert not np.concatenate(same).any()
