@@ -304,7 +304,7 @@ typedef struct {
     int64_t made;      /* passes, those on entry counted */
     int64_t larger;    /* stages at larger regs that were carried out */
     int64_t products;  /* for Newton's step towards hard columns */
-    int64_t forbidden; /* 1: some M_ij is inf */
+    int64_t forbidden; /* 1: some M_ij is inf; on entry 1: the masses of parts are known to fit */
     int64_t symmetric; /* 1: rows and columns are the same problem, and the passes those of one potential */
     int64_t status;
 } mapuot_problem;

@@ -128,7 +128,9 @@ static int is_plain(attempt *t) {
     if (mapuot_extrema(t->serial, task->m, task->n, t->M, range) != MAPUOT_RUNNING || range[2] > 0.0) return 0;
     p->low = range[0];
     p->high = range[1];
+    const int64_t compared = p->forbidden;
     p->forbidden = range[3] > 0.0;
+    if (p->forbidden && !compared && task->terms.largest_rho == 0.0) return 0;
     p->symmetric = task->stages->symmetric && is_symmetric(t);
     return isfinite(p->low / reg) && isfinite(p->high / reg) && isfinite((p->high - p->low) / reg);
 }

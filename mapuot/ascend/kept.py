@@ -19,8 +19,8 @@ from ..backends.contract import Options
 from ..backends.newton import misses
 from ..backends.operator import parts_of
 from ..penalties import F64
+from ..problem.parts import Parts
 from ..problem.problem import Problem, heavy
-from ..problem.sparse import Parts
 from ..route.stages import INNER, WARM_ERROR
 from ..status import FAILED
 from .loop import Run

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import InfeasibleError
 from ..problem.cost import Cost
+from ..problem.parts import parts_of_mask
 from ..problem.validate import MASS_TOLERANCE, told_points
 
 Edges = dict[tuple[int, int], Any]
@@ -102,23 +103,12 @@ def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> lis
 
 def parts_between(cost: Cost) -> tuple[int, Any, Any]:
     """Return (number of parts, parts of the rows, parts of the columns) of a cost whose points all have partners."""
+    m, n = cost.shape
     if cost.operator == "pairs":
-        m, n = cost.shape
         parts = cost.parts_between(np.zeros(m, bool), np.zeros(n, bool))
-        return parts.count, parts.rows, parts.cols
-    mask, count = np.isfinite(np.asarray(cost)), 0
-    rows, cols = (np.full(n, -1) for n in mask.shape)
-    for first in range(len(mask)):
-        if rows[first] >= 0:
-            continue
-        new = np.array([first])
-        while len(new):  # each row and each column is looked at once
-            rows[new] = count
-            found = np.flatnonzero(mask[new].any(0) & (cols < 0))
-            cols[found] = count
-            new = np.flatnonzero(mask[:, found].any(1) & (rows < 0))
-        count += 1
-    return count, rows, cols
+    else:
+        parts = parts_of_mask(np.isfinite(np.asarray(cost)))
+    return parts.count, parts.rows, parts.cols
 
 
 def check_parts(marginals: list[Any], labels: list[Any], count: int) -> None:

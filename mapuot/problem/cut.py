@@ -1,16 +1,12 @@
 """Masses that no plan meets since pairs are forbidden: points whose partners may have too little mass, proven."""
 
-from typing import Any
-
 import numpy as np
 
-from ..backends.contract import host
 from ..errors import InfeasibleError
 from ..penalties import F64
-from .problem import Problem
+from .parts import allowed_pairs
+from .problem import BLOCK_BYTES, Problem
 from .validate import MASS_TOLERANCE, told_points
-
-BLOCK_BYTES = 1 << 24  # of M that is looked at at once
 
 
 def check_cut(problem: Problem, log_u: F64, log_v: F64, which: str = "") -> None:
@@ -49,18 +45,12 @@ def best_partners(problem: Problem, log_u: F64, log_v: F64) -> tuple[F64, F64]:
     of_rows, of_cols = np.full(len(log_u), -np.inf), np.full(len(log_v), -np.inf)
     for i0, i1, M, c in problem.blocks(most=BLOCK_BYTES):
         if problem.cost.operator == "pairs":
-            row, column, allowed = M.row_numbers(), M.column, finite(M.data, None if c is None else c.data)
+            row, column, allowed = M.row_numbers(), M.column, allowed_pairs(M.data, None if c is None else c.data)
             row, column = row[allowed], column[allowed]
             np.maximum.at(of_rows[i0:i1], row, log_v[column])
             np.maximum.at(of_cols, column, log_u[i0 + row])
         else:
-            allowed = finite(np.asarray(host(M)), None if c is None else np.asarray(host(c)))
+            allowed = allowed_pairs(M, c)
             of_rows[i0:i1] = np.where(allowed, log_v, -np.inf).max(1)
             of_cols = np.maximum(of_cols, np.where(allowed, log_u[i0:i1, None], -np.inf).max(0))
     return of_rows, np.max(problem.ranks.all(of_cols), 0)
-
-
-def finite(M: Any, c: Any) -> Any:
-    """Return a mask of the pairs that neither the costs M nor the reference measure c, if there is one, forbid."""
-    allowed = np.isfinite(M)
-    return allowed if c is None else allowed & (c > 0)

@@ -26,12 +26,14 @@ from .clouds import Clouds
 from .cost import Blocks, Cost, Dense
 from .kinds import as_cost, as_costs, formed
 from .mask import Masked, as_mask
+from .parts import Parts, allowed_pairs, joined, parts_of_masks
+from .points import AUTO_ENTRIES
 from .side import Side
-from .sparse import Parts
 
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
 LINES, MOST_FAR, TAIL = 16, 4096, 2.0  # of what `extent` looks at; twin: src_c/solve.c
 STAYS_FROM = 1 << 15  # points from which on vectors lie where these do: 10^5 96 ms for 122, but 2000 22 for 9 (H100)
+BLOCK_BYTES = 1 << 24  # of M that is looked at at once for forbidden pairs
 VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
 
 
@@ -233,6 +235,24 @@ class Problem(Common):
         found = self.cost.parts_between(*self.left_out, self.ranks) if self.cost.operator == "pairs" else None
         return found if found is not None and found.count > 1 else None
 
+    @property
+    def several_parts(self) -> Parts | None:
+        """The parts between which M and the reference forbid all pairs, where there are several; one read of M."""
+        if self.cost.operator == "pairs" or not (self.forbidden or self.c is not None):
+            return self.parts
+        out_rows, out_cols = self.left_out
+        found = self.cost.parts_between(out_rows, out_cols, self.ranks)
+        if found is None and not (self.cost.remade and self.cost.size > AUTO_ENTRIES):
+            masks = (
+                allowed_pairs(M, c) & ~(out_rows[i0:i1, None] | out_cols)
+                for i0, i1, M, c in self.blocks(most=BLOCK_BYTES)
+            )
+            found = parts_of_masks(masks, self.shape[1])
+            if self.ranks.size > 1:
+                count, new, cols = joined(self.ranks.all(found.told), self.shape[1])
+                found = Parts(count, new[self.ranks.rank][found.rows], cols)
+        return found if found is not None and found.count > 1 else None
+
     def project(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """Put potentials back into the domain of the dual."""
         sides = zip(self.sides, (log_u, log_v), strict=True)
@@ -298,16 +318,16 @@ class Problem(Common):
             reference = reference.part(a, b, ranks)
         c, mass = validate.as_reference(reference, cost, weight_a, weight_b, backend, ranks, threads)
         problem = cls(cost, rows, cols, reg, c, low, high, forbidden, mass)
-        if problem.parts or (ranks.max(rows.demands) and cols.demands and not problem.balanced):
-            validate.check_parts(rows, cols, problem.parts)
-        if mask is None:
-            return problem
-        c = Masked(c, as_mask(mask, cost), cost.shape, ranks.before(m), 0)
-        problem = dataclasses.replace(problem, reference=c)
-        product = problem.unmasked == "product"
-        shares = problem.shares(backend, cols.weight if product else np.ones(n), threads=threads)
-        mass = float(ranks.sum(rows.weight @ shares if product else shares.sum()))
-        return dataclasses.replace(problem, c_mass=validate.as_kept(mass))
+        if mask is not None:
+            c = Masked(c, as_mask(mask, cost), cost.shape, ranks.before(m), 0)
+            problem = dataclasses.replace(problem, reference=c)
+            product = problem.unmasked == "product"
+            shares = problem.shares(backend, cols.weight if product else np.ones(n), threads=threads)
+            mass = float(ranks.sum(rows.weight @ shares if product else shares.sum()))
+            problem = dataclasses.replace(problem, c_mass=validate.as_kept(mass))
+        if problem.parts or (ranks.max(rows.demands) and cols.demands):
+            validate.check_parts(rows, cols, problem.several_parts)
+        return problem
 
 
 @dataclass(frozen=True)
@@ -372,9 +392,12 @@ class BatchProblem(Common):
         return dataclasses.replace(self, cost=cost, A=A, B=A if self.A is self.B else B, masses=masses, c_mass=c_mass)
 
     def check_parts(self) -> None:
+        """Compare the masses of the parts of each problem; of a shared M parts are found once for the same points."""
+        known: dict[Any, Parts | None] = {}
         for i, one in enumerate(map(self.__getitem__, range(len(self)))):
-            if one.parts or (one.rows.demands and one.cols.demands and not self.balanced):
-                validate.check_parts(one.rows, one.cols, one.parts, f"problem {i}: ")
+            key = 0 if self.one_cost else i, *(out.tobytes() for out in one.left_out)
+            known = known if key in known else {key: one.several_parts}
+            validate.check_parts(one.rows, one.cols, known[key], f"problem {i}: ")
 
     def transpose(self) -> "BatchProblem":
         return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A, masses=self.masses[::-1])
@@ -409,12 +432,13 @@ class BatchProblem(Common):
             c_mass = cost.pairs_of_each.astype(np.float64)
         c = c if mask is None else Masked(c, as_mask(mask, cost), (m, n))
         problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, (mass_a, mass_b), c_mass)
-        if mask is None:
-            both = rows.demands and cols.demands and not problem.balanced
-            if both or (cost.operator == "pairs" and rows.demands | cols.demands):
-                problem.check_parts()
-            return problem
-        product = problem.unmasked == "product"
-        shares = problem.shares(backend, B.T if product else xp.ones(n))
-        c_mass = host((A * shares.T).sum(1)) if product else np.full(p, float(shares.sum()))
-        return dataclasses.replace(problem, c_mass=validate.as_kept(c_mass))
+        if mask is not None:
+            product = problem.unmasked == "product"
+            shares = problem.shares(backend, B.T if product else xp.ones(n))
+            c_mass = host((A * shares.T).sum(1)) if product else np.full(p, float(shares.sum()))
+            problem = dataclasses.replace(problem, c_mass=validate.as_kept(c_mass))
+        both = rows.demands and cols.demands
+        forbids = forbidden or problem.c is not None or not problem.balanced
+        if (both and forbids) or (cost.operator == "pairs" and rows.demands | cols.demands):
+            problem.check_parts()
+        return problem

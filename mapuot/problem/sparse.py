@@ -4,7 +4,6 @@ What is not stored is never visited: K, the plan and all products have entries i
 pair connects are problems of their own (``parts_between``). C side: src_c/sparse.h.
 """
 
-import itertools
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -16,25 +15,11 @@ from ..backends.contract import host, is_on_device, namespace
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
 from .cost import Blocks, Cost, Range, Tell, held_type, joint_range, own_part
+from .parts import Parts, joined
 
 MOST_COLUMNS = 2**31 - 1  # of which an index has 32 bits
 PARTS_AT_ONCE = 1 << 22  # pairs between which parts are looked for: 180 MB
 PADDED = ("bsr", "dia")  # formats that fill blocks or diagonals up with zeros
-
-Told = tuple[int, Any, Any]  # how many parts, the columns that are in one, and in which
-
-
-class Parts:
-    """The parts of M that no pair connects: how many, and those of rows and columns; ``count``: without a partner."""
-
-    def __init__(self, count: int, rows: Any, cols: Any) -> None:
-        self.count, self.rows, self.cols = count, rows, cols
-
-    @property
-    def told(self) -> Told:
-        """Return what the parts of other ranks need: 8 bytes for each column that has a partner."""
-        used = np.flatnonzero(self.cols < self.count).astype(np.int32)
-        return self.count, used, self.cols[used]
 
 
 class Sparse(Cost):
@@ -308,25 +293,6 @@ class SparseCosts(Cost):
 
     def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
         return joint_range((self.of(i).range(backend, threads), self.places.all_pairs) for i in range(len(self)))
-
-
-def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
-    """Join parts of blocks of rows: return how many, each block's new numbers, and the number of each column."""
-    from scipy import sparse  # noqa: PLC0415 - on first use
-    from scipy.sparse import csgraph  # noqa: PLC0415
-
-    counts, columns, numbers = zip(*told, strict=True)
-    first = np.cumsum([0, *counts])  # of the parts of each block, among all of them
-    part = np.concatenate([k + number for k, number in zip(first[:-1], numbers, strict=True)])
-    total, column = int(first[-1]), np.concatenate(columns)
-    graph = sparse.coo_array((np.ones(len(part), np.int8), (part, total + column)), shape=(total + n, total + n))
-    _, label = csgraph.connected_components(graph.tocsr(), directed=False)
-    known, number = np.unique(label[:total], return_inverse=True)
-    count = len(known)
-    whole = np.full(int(label.max(initial=0)) + 1, count, np.int32)  # no part has a column without a partner
-    whole[known] = np.arange(count)
-    new = [np.append(number[k0:k1], count).astype(np.int32) for k0, k1 in itertools.pairwise(first)]
-    return count, new, whole[label[total:]]
 
 
 def log_sums(pairs: Sparse, x: F64, reg: float) -> F64:

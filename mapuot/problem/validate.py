@@ -18,8 +18,9 @@ from ..errors import InfeasibleError, shown
 from ..penalties import F64, PENALTIES
 from ..ranks import ALONE, Ranks
 from .cost import Cost, Dense, cost_of
+from .parts import Parts
 from .side import Side
-from .sparse import Parts, Sparse, is_sparse
+from .sparse import Sparse, is_sparse
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
 SMALLEST, MOST = math.ulp(0.0), sys.float_info.max

@@ -628,6 +628,55 @@ def test_unreachable_hard_point_is_named(backend, where, reg_m, name, form):
         call(M=M, reg_m=reg_m, backend=backend)
 
 
+def two_parts(m, n):
+    """Return costs whose pairs between the first and the last half of the points are forbidden, and unlike masses."""
+    rng = np.random.default_rng(m * n)
+    M = rng.random((m, n))
+    M[(np.arange(m) < m // 2)[:, None] != (np.arange(n) < n // 2)] = np.inf
+    return M, np.full(m, 1 / m), np.where(np.arange(n) < n // 2, 0.8, 1.2) / n
+
+
+TWO = two_parts(40, 60)
+WFR = np.repeat([0.0, 9.0], [20, 20])[:, None], np.repeat([0.0, 9.0], [30, 30])[:, None]
+APART = np.where(np.isfinite(TWO[0]), 0.5, 0.0)
+UNLIKE_PARTS = {
+    "dense": lambda M, a, b: mapuot.solve(M, a, b, reg=0.2, reg_m=np.inf),
+    "beyond one call": lambda M, a, b: mapuot.solve(*two_parts(900, 1300), reg=0.2, reg_m=np.inf),
+    "float32": lambda M, a, b: mapuot.solve(M.astype(np.float32), a, b, reg=0.2, reg_m=np.inf),
+    "by columns": lambda M, a, b: mapuot.solve(np.asfortranarray(M), a, b, reg=0.2, reg_m=np.inf),
+    "a point without mass": lambda M, a, b: mapuot.solve(
+        np.where(np.arange(60) == 7, 0.3, M), a, np.where(np.arange(60) == 7, 0, b) * 60 / 59.2, reg=0.2, reg_m=np.inf
+    ),
+    "range": lambda M, a, b: mapuot.solve(M, a, b, reg=0.2, reg_m=(0.01, np.inf), penalty=("range", "balanced")),
+    "rows": lambda M, a, b: mapuot.solve(lambda i, j: M[i:j], a, b, reg=0.2, reg_m=np.inf),
+    "reference": lambda M, a, b: mapuot.solve(np.ones((40, 60)), a, b, reg=0.2, reg_m=np.inf, reference=APART),
+    "points": lambda M, a, b: mapuot.solve_sample(*WFR, a, b, reg=0.2, reg_m=np.inf, metric="wfr", form=None),
+    "formed points": lambda M, a, b: mapuot.solve_sample(*WFR, a, b, reg=0.2, reg_m=np.inf, metric="wfr"),
+    "scale_cost": lambda M, a, b: mapuot.solve(M, a, b, reg=0.2, reg_m=np.inf, scale_cost="max"),
+    "batch": lambda M, a, b: mapuot.solve_batch(M, [a, a], [b, b], reg=0.2, reg_m=np.inf),
+    "batch of matrices": lambda M, a, b: mapuot.solve_batch(np.stack([M, M]), a, b, reg=0.2, reg_m=np.inf),
+    "batch of clouds": lambda M, a, b: mapuot.solve_batch(
+        mapuot.PointCloud([WFR[0]] * 2, [WFR[1]] * 2, "wfr"), a, b, reg=0.2, reg_m=np.inf
+    ),
+    "path": lambda M, a, b: [*mapuot.path(M, a, b, regs=[0.4, 0.2], reg_ms=[np.inf, np.inf])],
+    "reference backend": lambda M, a, b: mapuot.solve(M, a, b, reg=0.2, reg_m=np.inf, backend="reference"),
+    "tree": lambda M, a, b: mapuot.multimarginal({(0, 1): M}, [a, b], reg=0.2, reg_m=np.inf),
+    "torch": lambda M, a, b: mapuot.solve(
+        *map(pytest.importorskip("torch").as_tensor, (M, a, b)), reg=0.2, reg_m=np.inf
+    ),
+}
+
+
+@pytest.mark.parametrize("call", UNLIKE_PARTS.values(), ids=UNLIKE_PARTS)
+def test_parts_with_unlike_masses_are_told_before_a_pass(call, monkeypatch):
+    def look(*_):
+        raise AssertionError("passes were made")
+
+    monkeypatch.setattr("mapuot.api.solve.check_cut", look)
+    with pytest.raises(mapuot.InfeasibleError, match=r"connects? .* only, where .* must be transported"):
+        call(*TWO)
+
+
 SPOILED = {"grad": lambda x: x.requires_grad_(), "bfloat16": lambda x: x.bfloat16(), "sparse": lambda x: x.to_sparse(),
            "meta": lambda x: x.to("meta"), "complex": lambda x: x + 1j}  # fmt: skip
 

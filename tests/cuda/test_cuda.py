@@ -374,6 +374,18 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
         solve(cp.asarray(M), a, 2 * a, reg=0.05, reg_m=np.inf)
 
 
+def test_parts_with_unlike_masses_are_told_before_a_pass(monkeypatch):
+    first, rest = np.arange(40) < 20, np.arange(60) < 30
+    M = cp.asarray(np.where(first[:, None] == rest, cost(40, 60, 2)[0], np.inf))
+    a, b = np.full(40, 1 / 40), np.where(rest, 0.8, 1.2) / 60
+    monkeypatch.setattr("mapuot.api.solve.check_cut", None)
+    for given in (M, M.astype(np.float32), M.T.copy().T):
+        with pytest.raises(InfeasibleError, match=r"M connects .* only, where .* must be transported"):
+            solve(given, a, b, reg=0.2, reg_m=np.inf)
+        with pytest.raises(InfeasibleError, match=r"problem 0: M connects .* only, where"):
+            solve_batch(given, np.stack([a, a]), b, reg=0.2, reg_m=np.inf)
+
+
 @pytest.mark.parametrize("kind", ["KL", "one potential", "and no longer", "hard sides", "larger regs"])
 def test_what_one_call_leaves_is_gone_on_with(monkeypatch, kind):
     """After three passes, which count; where no pass is left, all of them are made anew from zeros."""

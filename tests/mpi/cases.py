@@ -340,6 +340,7 @@ def case_stored_pairs_that_are_refused(job):
     case = job.block(clouds(9, 3, reg_m=np.inf)).replace(M=S[i0:i1], a=np.ones(i1 - i0), b=np.array([1.0, 0.5, 7.5]))
     told = "M connects a[0], a[1] with b[0], b[1] only, where 2 must be transported and 1.5 may be"
     job.refused(mapuot.InfeasibleError, told, case)
+    job.refused(mapuot.InfeasibleError, told, case.replace(M=np.where(case.M.toarray() > 0, 1.0, np.inf)))
     told = "M connects b[2] with a[2], a[3], a[4], a[5], a[6] and 2 others of a only, where 15 must be transported"
     wide = case.replace(b=np.array([0.9, 0.6, 15.0]), reg_m=(1.0, np.inf), penalty=("range", "balanced"))
     job.refused(mapuot.InfeasibleError, told, wide)

@@ -117,9 +117,12 @@ def fill_penalties(terms: Any, reg: float, rho: tuple[Any, Any]) -> None:
 
 def solve(
     cost: Dense, a: Any, b: Any, reg: float, rho: tuple[float, float], options: Options, max_passes: int,
-    ladder: Ladder, plan: Any,
+    ladder: Ladder, plan: Any, compare: Callable[[], None],
 ) -> Found | None:  # fmt: skip
-    """Solve a problem of a C-contiguous array, and fill ``plan`` if it is an array; None: it is not plain after all."""
+    """Solve a problem of a C-contiguous array, and fill ``plan`` if it is an array; None: it is not plain after all.
+
+    ``compare`` raises where forbidden pairs leave no plan between hard sides; it is called where there are some.
+    """
     try:
         call = kept.pop()
     except IndexError:  # no test before: another thread could take the last one meanwhile
@@ -129,7 +132,7 @@ def solve(
     if call.options is not options or call.shape != (shape, dtype, max_passes):
         call.prepare(shape, dtype, options, max_passes, ladder)
     (m, n), problem = shape, call.problem
-    problem.made = 0
+    problem.made = problem.forbidden = 0
     if call.penalties != (reg, rho):
         fill_penalties(call.terms, reg, rho)
         call.penalties = reg, rho
@@ -146,6 +149,9 @@ def solve(
     problem.alpha, problem.beta = at + 2 * (m + n), at + (3 * m + 2 * n)
     problem.plan = ffi.NULL if plan is None else ffi.from_buffer(plan)
     check(lib.mapuot_solve(SERIAL, call.task, 1, problem, call.at))
+    if problem.forbidden and call.terms.hard_sides == 2 and problem.status not in (CONVERGED, OUT_OF_PASSES):
+        compare()
+        check(lib.mapuot_solve(SERIAL, call.task, 1, problem, call.at))
     status, made = problem.status, problem.made
     found = None
     if status in (CONVERGED, OUT_OF_PASSES):
@@ -237,6 +243,7 @@ class Many:
 
     def records(self, part: Any) -> Any:
         records = np.zeros(len(part), PROBLEM)
+        records["forbidden"] = 1  # `BatchProblem.check_parts` has compared masses
         if self.clouds:
             for names, places, points in zip(("mx", "ny"), self.clouds.places, self.points, strict=True):
                 records[names[0]] = places.count[part]

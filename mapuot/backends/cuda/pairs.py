@@ -12,7 +12,8 @@ import cupy as cp
 import numpy as np
 
 from ...penalties import F64
-from ...problem.sparse import Parts, Sparse
+from ...problem.parts import Parts
+from ...problem.sparse import Sparse
 from .. import records
 from ..operator import Operator
 from ..records import put

@@ -1,0 +1,76 @@
+"""Parts of M: points that no allowed pair connects with the others, so that each part is a problem of its own."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ..backends.contract import host, namespace
+
+Told = tuple[int, Any, Any]  # how many parts, the columns that are in one, and in which
+
+
+class Parts:
+    """The parts of M that no pair connects: how many, and those of rows and columns; ``count``: without a partner."""
+
+    def __init__(self, count: int, rows: Any, cols: Any) -> None:
+        self.count, self.rows, self.cols = count, rows, cols
+
+    @property
+    def told(self) -> Told:
+        """Return what the parts of other ranks need: 8 bytes for each column that has a partner."""
+        used = np.flatnonzero(self.cols < self.count).astype(np.int32)
+        return self.count, used, self.cols[used]
+
+
+def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
+    """Join parts of blocks of rows: return how many, each block's new numbers, and the number of each column."""
+    from scipy import sparse  # noqa: PLC0415 - on first use
+    from scipy.sparse import csgraph  # noqa: PLC0415
+
+    counts, columns, numbers = zip(*told, strict=True)
+    first = np.cumsum([0, *counts])  # of the parts of each block, among all of them
+    part = np.concatenate([k + number for k, number in zip(first[:-1], numbers, strict=True)])
+    total, column = int(first[-1]), np.concatenate(columns)
+    graph = sparse.coo_array((np.ones(len(part), np.int8), (part, total + column)), shape=(total + n, total + n))
+    _, label = csgraph.connected_components(graph.tocsr(), directed=False)
+    known, number = np.unique(label[:total], return_inverse=True)
+    count = len(known)
+    whole = np.full(int(label.max(initial=0)) + 1, count, np.int32)  # no part has a column without a partner
+    whole[known] = np.arange(count)
+    new = [np.append(number[k0:k1], count).astype(np.int32) for k0, k1 in itertools.pairwise(first)]
+    return count, new, whole[label[total:]]
+
+
+def allowed_pairs(M: Any, c: Any) -> Any:
+    """Return a mask, on the host, of the pairs that neither costs M nor the reference c, if there is one, forbid."""
+    allowed = host(np.isfinite(M) if namespace(M) is not np else np.isfinite(np.asarray(M)))
+    return allowed if c is None else allowed & (np.asarray(host(c)) > 0)
+
+
+def parts_of_masks(masks: Iterable[Any], n: int) -> Parts:
+    """Find the parts that the allowed pairs connect; ``masks``: blocks of rows, (k, n) bool on the host, if any."""
+    found = [parts_of_mask(mask) for mask in masks]
+    if len(found) < 2:  # SciPy's graphs take .1 s to load
+        return found[0] if found else parts_of_mask(np.zeros((0, n), bool))
+    count, new, cols = joined([part.told for part in found], n)
+    rows = [x[part.rows] for x, part in zip(new, found, strict=True)]
+    return Parts(count, np.concatenate(rows), cols)
+
+
+def parts_of_mask(mask: Any) -> Parts:
+    """Find the parts of one block by breadth-first search, which reads each row and each column once."""
+    rows, cols = (np.full(k, -1, np.int32) for k in mask.shape)
+    count = 0
+    for first in np.flatnonzero(mask.any(1)):
+        if rows[first] >= 0:
+            continue
+        new = np.array([first])
+        while len(new):
+            rows[new] = count
+            reached = np.flatnonzero(mask[new].any(0) & (cols < 0))
+            cols[reached] = count
+            new = np.flatnonzero(mask[:, reached].any(1) & (rows < 0))
+        count += 1
+    return Parts(count, *(np.where(x < 0, count, x) for x in (rows, cols)))
