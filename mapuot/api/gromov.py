@@ -25,7 +25,7 @@ from ..answer.result import Result
 from ..answer.slopes import Gradient, mass_slope
 from ..backends import pick
 from ..errors import muted, shown
-from ..penalties import F64
+from ..penalties import F64, kl_divergence
 from ..problem import validate
 from ..problem.clouds import PointCloud
 from ..problem.points import as_points
@@ -45,6 +45,7 @@ COARSE = 40, 1e-2, 1e-3  # steps there at most, tol, inner_tol
 FIRST = 5, 1e-2, 1e-2  # steps from each direction of the axes, tol, inner_tol
 SIGNS = 8  # directions of the axes that are tried
 ROUNDING = 2.0**-50  # of the terms of a value
+FIRM = 1e6  # times reg: a larger rho makes more than 1e-10 reg of the square of float32's rounding, 1e-8
 OPTIONS = "threads", "backend", "precision", "max_passes"  # of `solve`, which a user may give
 
 
@@ -84,8 +85,8 @@ class GromovResult(Result):
     steps : list of Step
         One entry a step of the start that was kept: ``change``, ``objective``, ``mass``, and of the inner solve
         ``error_bound`` and ``n_passes``. ``change`` bounds ``|Q - P|_1 / mass`` for the plan Q before and the exact
-        answer P of the step, which has Q's own marginals on hard sides; what these miss of the masses is added. It is
-        inf where the step began at an extrapolation of the plans before it, or at one lifted from some of the points.
+        answer P of the step, so that it counts ``error_bound``. It is inf where the step began at an extrapolation of
+        the plans before it, or at one lifted from some of the points.
     values : list of float
         Objectives that all starts came to, by which the best was kept.
     settled : bool
@@ -138,8 +139,8 @@ class GromovResult(Result):
         (low, A), (high, B), (reg, whole) = task.prices
         mass, paid = plan.mass, zip(task.prices, plan.logs, strict=True)
         more = sum(rho * z for (rho, _), z in paid if rho < math.inf)  # what one more unit of mass costs, by the logs
-        rows = reg * B * (whole - mass) + (more if low == math.inf else low * (A - mass))
-        cols = reg * A * (whole - mass) + (more if high == math.inf else high * (B - mass))
+        rows = reg * B * (whole - mass) + (more if low == math.inf else -low * plan.over[0])
+        cols = reg * A * (whole - mass) + (more if high == math.inf else -high * plan.over[1])
         a, b = mass_slope(self, True) + rows, mass_slope(self, False) + cols
         return Gradient(8 * task.alpha * x, 8 * task.alpha * y, 2 * a, 2 * b, math.inf)
 
@@ -214,6 +215,8 @@ class Plan(NamedTuple):
     moved: Any  # X P Y, as `Space.times` leaves it
     features: float  # <P, F>
     logs: tuple[float, float, float]  # <r, log(r / a)>, <s, log(s / b)>, <P, log(P / a b^T)>
+    apart: tuple[float, float, float]  # KL(r | a), KL(s | b), KL(P | a b^T)
+    over: tuple[float, float, float]  # mass of P less the masses of a, b and a b^T, with more digits than `mass` has
 
     @property
     def mass(self) -> float:
@@ -225,17 +228,25 @@ class Plan(NamedTuple):
         return float(self.r @ self.rows + self.s @ self.cols) - 2 * float((self.cross * self.moved).sum())
 
     def mixed(self, others: list[Plan], shares: F64) -> Plan:
-        """Return this plan with shares of others in its place, by what a step needs of each: linear, logarithms too."""
+        """Return this plan with shares of others in its place, by what a step needs of each: linear, KL too."""
         found: dict[str, Any] = {}
         for name in self._fields:
             own, *theirs = (np.asarray(getattr(plan, name)) for plan in (self, *others))
             found[name] = own - sum(share * (own - one) for one, share in zip(theirs, shares, strict=True))
-        found |= {"features": float(found["features"]), "logs": tuple(found["logs"].tolist())}
-        return self._replace(**found)
+        found |= {name: tuple(found[name].tolist()) for name in self._fields[-3:]}
+        return self._replace(**found | {"features": float(found["features"])})
 
-    def scaled(self, f: float) -> Plan:
-        found: dict[str, Any] = {name: f * getattr(self, name) for name in self._fields[:-1]}
-        found["logs"] = tuple(f * (z + self.mass * math.log(f)) for z in self.logs)
+    def scaled(self, log: float) -> Plan:
+        """Return the plan times f = exp(log).
+
+        KL(f p | q) = f KL(p | q) + (f - 1) (|p| - |q|) + |p| (f log f - f + 1).
+        """
+        f, more, mass = math.exp(log), math.expm1(log), self.mass
+        found: dict[str, Any] = {name: f * getattr(self, name) for name in self._fields[:-3]}
+        found["logs"] = tuple(f * (z + mass * log) for z in self.logs)
+        known = zip(self.apart, self.over, strict=True)
+        found["apart"] = tuple(max(0.0, f * kl + more * over + mass * (f * log - more)) for kl, over in known)
+        found["over"] = tuple(over + mass * more for over in self.over)
         return self._replace(**found)
 
 
@@ -277,12 +288,15 @@ class Task:
         features = self.F[i][:, j] if self.F is not None else (self.f[i], self.g[j]) if self.f.size else None
         return Task(self.X.part(i), self.Y.part(j), a, b, self.reg, self.rho, features, self.alpha)
 
-    def known(self, r: F64, s: F64, cross: Any, features: float, logs: tuple[float, float, float]) -> Plan:
+    def known(self, r: F64, s: F64, cross: Any, features: float, *told: Any) -> Plan:
         moved = self.Y.times(self.X.times(cross).T).T
-        return Plan(r, s, self.X.square_means(r), self.Y.square_means(s), cross, moved, features, logs)
+        return Plan(r, s, self.X.square_means(r), self.Y.square_means(s), cross, moved, features, *told)
 
-    def plan(self, P: Any, r: F64, s: F64, logs: tuple[float, float, float]) -> Plan:
-        """Return what a step needs of a `Factors` or a `Result`, by one product with it."""
+    def plan(self, P: Any, r: F64, s: F64, told: Any) -> Plan:
+        """Return what a step needs of a `Factors` or a `Result`, by one product with it.
+
+        ``told``: (log, KL, difference of the masses) of both marginals and of the plan, as `told_by` returns them.
+        """
         X, Y, f, g = self.X, self.Y, self.f, self.g
         whole = P.plan if self.F is not None or (X.phi is None and Y.phi is None) else None
         if Y.phi is not None:
@@ -296,14 +310,21 @@ class Task:
             cross, shared = np.asarray(whole, np.float64), P.apply(g) if g.size else f
         features = float(r @ (f**2).sum(1) + s @ (g**2).sum(1) - 2 * (f * shared).sum())
         features += float((whole * self.F).sum()) if self.F is not None else 0.0
-        return self.known(r, s, cross, features, logs)
+        return self.known(r, s, cross, features, *zip(*told, strict=True))
+
+    @property
+    def usual_mass(self) -> float:
+        """Return the mass of a hard side, or the geometric mean of both."""
+        (low, A), (high, B), (_, whole) = self.prices
+        return A if low == math.inf else B if high == math.inf else math.sqrt(whole)
 
     def independent(self) -> Plan:
-        """Return the plan a b^T, times a number where a side is hard or its mass is not the mean."""
-        (low, A), (_, B), (_, whole) = self.prices
-        logs = whole * math.log(B), whole * math.log(A), 0.0
-        plan = self.plan(Factors(self.a[:, None], self.b[None]), self.a * B, self.b * A, logs)
-        return plan.scaled((math.sqrt(whole) if not self.hard else A if low == math.inf else B) / whole)
+        """Return the plan a b^T times a number, with the usual mass."""
+        mass = self.usual_mass
+        (_, A), (_, B), (_, whole) = self.prices
+        r, s = self.a * (mass / A), self.b * (mass / B)
+        told = [told_by(np.array([mass]), np.array([size])) for size in (A, B, whole)]
+        return self.plan(Factors(r[:, None], self.b[None] / B), r, s, told)
 
     def given(self, P: Any) -> Plan:
         """Return what a step needs of a plan, (m, n)."""
@@ -314,18 +335,30 @@ class Task:
         P, c = np.asarray(P, np.float64), np.outer(self.a, self.b)
         if (P[c == 0] > 0).any() or not P.any():
             raise ValueError(f"init must be {wanted}, and have no mass where a or b has none")
-        r, s, (low, A), (_, B) = P.sum(1), P.sum(0), *self.prices[:2]
-        logs = relative_entropy(r, self.a), relative_entropy(s, self.b), relative_entropy(P, c)
-        plan = self.plan(Factors(P), r, s, logs)
-        return plan.scaled((A if low == math.inf else B) / plan.mass) if self.hard else plan
+        r, s = P.sum(1), P.sum(0)
+        pairs = (r, self.a), (s, self.b), (P.ravel(), c.ravel())
+        plan = self.plan(Factors(P), r, s, [told_by(*pair) for pair in pairs])
+        return self.fitted(plan)
 
     def answer(self, result: Result) -> Plan:
         """Return what a step needs of an answer; <P, log(P / a b^T)> is that of its potentials and its cost."""
         cost, *sums = result._sums  # of the plan itself: marginals of the last pass may lag behind it
         r, s = (np.asarray(z, np.float64) for z in sums)
-        potentials = (np.where(w > 0, z, 0.0) for w, z in ((r, result.log_u), (s, result.log_v)))
-        entropy = sum(float(w @ z) for w, z in zip((r, s), potentials, strict=True)) - cost / result.problem.reg
-        return self.plan(result, r, s, (relative_entropy(r, self.a), relative_entropy(s, self.b), entropy))
+        logs = [np.where(w > 0, z, 0.0) for w, z in ((r, result.log_u), (s, result.log_v))]
+        entropy = float(r @ logs[0] + s @ logs[1]) - cost / result.problem.reg
+        problem, more = result.problem, float(r.sum()) - self.prices[2][1]
+        rows = told_by(r, self.a, result.f, problem.rows.scalar_rho, problem.reg)
+        cols = told_by(s, self.b, result.g, problem.cols.scalar_rho, problem.reg)
+        return self.plan(result, r, s, [rows, cols, (entropy, entropy - more, more)])
+
+    def fitted(self, plan: Plan) -> Plan:
+        """Return the plan with the mass of hard sides, or, where rho is so large that k hides all costs, with k = 0."""
+        if self.hard:
+            return plan.scaled(math.log(self.usual_mass / plan.mass))
+        if max(self.rho) <= FIRM * self.reg:
+            return plan
+        shares = [price / max(self.rho) for price, _ in self.prices]
+        return plan.scaled(-float(np.dot(shares, plan.logs)) / (plan.mass * sum(shares)))
 
     def lifted(self, plan: Plan, rows: Any, cols: Any) -> Plan:
         """Return what a step needs of a plan between these points, of which no other has any mass."""
@@ -335,7 +368,7 @@ class Task:
         shape = len(r) if in_rows else plan.cross.shape[0], len(s) if in_cols else plan.cross.shape[1]
         cross = np.zeros(shape)
         cross[np.ix_(rows if in_rows else range(shape[0]), cols if in_cols else range(shape[1]))] = plan.cross
-        return self.known(r, s, cross, plan.features, plan.logs)
+        return self.known(r, s, cross, plan.features, *plan[-3:])
 
     @property
     def depth(self) -> int:
@@ -374,33 +407,57 @@ class Task:
 
     def divergences(self, plan: Plan) -> list[tuple[float, float, float]]:
         """Return (price, KL, difference of the masses) of both marginals and of the plan; a hard side has price 0."""
-        mass, logs = plan.mass, zip(self.prices, plan.logs, strict=True)
-        return [(0.0 if rho == math.inf else rho, z - mass + whole, mass - whole) for (rho, whole), z in logs]
+        known = zip(self.prices, plan.apart, plan.over, strict=True)
+        return [(0.0 if rho == math.inf else rho, kl, over) for (rho, _), kl, over in known]
+
+    def log_ratio(self, one: Plan, other: Plan) -> float:
+        """Return log(|one| / |other|): near the masses of a and b by `over`, as prices may be 1e16 times reg."""
+        sizes = [whole for _, whole in self.prices[:2]]
+        logs = [[over / whole for over, whole in zip(plan.over[:2], sizes, strict=True)] for plan in (one, other)]
+        if min(map(min, logs)) < -0.5:
+            return math.log(one.mass / other.mass)
+        most = max(self.rho)
+        weights = [rho / most * whole for rho, whole in self.prices[:2]]
+        return float(np.average(np.log1p(logs[0]) - np.log1p(logs[1]), weights=weights))
 
     def parts(self, plan: Plan) -> Terms:
         """Return the terms of the objective at a plan: KL(p x p | q x q) = 2 |p| KL(p | q) + (|p| - |q|)^2."""
         paid = (rho * (2 * plan.mass * z + apart**2) for rho, z, apart in self.divergences(plan))
         return Terms(self.alpha * plan.structure, (1 - self.alpha) * plan.features, *paid)
 
-    def excess(self, plan: Plan, cost: StepCost, result: Result) -> tuple[float, float]:
-        """Bound how much more a plan costs than the least of its own step, and return what it misses of hard sides.
+    def distance(self, plan: Plan, cost: StepCost, result: Result, mass: float) -> float:
+        """Bound |Q - P|_1 for the plan Q that has led to a step and the exact answer P of the step.
 
-        The least is that of plans with the marginals of this one on hard sides, which the dual value is moved to.
+        The potentials (f, g) of the result have the plan P' = a b^T exp((f + g - C) / reg) of this mass, and
+
+            reg KL(Q | P') = <Q, C - f - g> + reg <Q, log(Q / a b^T)> + reg (|P'| - |Q|).
+
+        Pinsker's inequality, for measures of any mass, bounds |Q - P'|; the certificate of the result bounds |P' - P|.
         """
-        value = self.alpha * plan.structure + 0.5 * (1 - self.alpha) * plan.features + plan.mass * self.constant(plan)
-        value += plan.mass * sum(rho * z for rho, z, _ in self.divergences(plan))
-        size, missed = float(np.abs(cost.r) @ plan.r + np.abs(cost.c) @ plan.s) + abs(value), 0.0
-        sides = zip(self.rho, result.potentials, (plan.r, plan.s), (self.a, self.b), strict=True)
-        for _, f, p, w in (side for side in sides if side[0] == math.inf):
-            value -= float(f[w > 0] @ (p - w)[w > 0])
-            missed += float(np.abs(p - w).sum())
-        return max(0.0, value - result.dual) + ROUNDING * size, missed
+        whole, reg = plan.mass, result.problem.reg
+        terms = [self.alpha * plan.structure, 0.5 * (1 - self.alpha) * plan.features, whole * self.constant(plan)]
+        terms += [-float(w[w > 0] @ f[w > 0]) for w, f in zip((plan.r, plan.s), result.potentials, strict=True)]
+        terms += [reg * plan.logs[2], reg * (mass - whole)]
+        size = float(np.abs(cost.r) @ plan.r + np.abs(cost.c) @ plan.s) + sum(map(abs, terms))
+        apart = (max(0.0, sum(terms)) + ROUNDING * size) / reg
+        return math.sqrt((2 * whole + 4 * mass) / 3 * apart) + result.error_bound * mass
 
 
-def relative_entropy(p: F64, q: F64) -> float:
-    """Return <p, log(p / q)>, where p is 0 wherever q is."""
-    used = p > 0
-    return float((p[used] * np.log(p[used] / q[used])).sum())
+def told_by(p: F64, w: F64, f: Any = None, rho: Any = 0.0, reg: float = 1.0) -> tuple[float, float, float]:
+    """Return <p, log(p / w)>, KL(p | w) and |p| - |w| of a marginal p, which is 0 wherever w is.
+
+    An optimal one is w exp(-f / rho), which tells all three where rho would make much of the rounding of p.
+    """
+    used = w > 0
+    p, w = p[used], w[used]
+    firm = FIRM * reg < rho < math.inf
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        logs = -f[used] / rho if firm else np.where(p > 0, np.log(p) - np.log(w), 0.0)
+        if firm and np.isfinite(total := float(w @ np.expm1(logs))):
+            p, over = w * np.exp(logs), total
+        else:
+            over = float((p - w).sum())
+        return float(p @ logs), float(kl_divergence(p, w).sum()), over
 
 
 class StepCost(NamedTuple):
@@ -540,14 +597,13 @@ def descend(
         if not result.mass > 0 or not math.isfinite(result.mass):
             raise ValueError(f"reg and reg_m must leave a plan with mass, got {shown(task.reg)} and {shown(task.rho)}")
         start = result.potentials  # in units of costs, as reg follows the mass
-        over, missed = task.excess(plan, cost, result) if known and left is None else (math.inf, 0.0)
-        begun, plan, known = plan, task.answer(result), True
-        apart = math.sqrt((2 * weight + 4 * plan.mass) / 3 * over / reg)  # Pinsker, of measures of any mass
-        change, parts = (apart + missed) / plan.mass, task.parts(plan)
+        begun, plan = plan, task.answer(result)
+        moved = task.distance(begun, cost, result, plan.mass) if known and left is None else math.inf
+        change, parts, known = moved / plan.mass, task.parts(plan), True
         steps.append(Step(change, sum(parts), plan.mass, result.error_bound, result.n_passes))
         settled = change <= tol and close <= inner_tol
         close = inner_tol if change <= tol else max(inner_tol, min(close, SHARE * change))
-        plan = plan if task.hard else plan.scaled(math.sqrt(weight / plan.mass))
+        plan = plan if task.hard else plan.scaled(0.5 * task.log_ratio(begun, plan))
         trail, last = [*trail[-task.depth :], (begun, plan)], plan
         if left is not None and not sum(parts) <= least:  # it led nowhere: back to where it left
             plan, trail, rest = left, [], REST
@@ -650,7 +706,7 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
         with muted():
             result = solve(PointCloud(x * signs, y), task.a, task.b, reg=0.05 * scale, reg_m=rho, tol=LOOSE, **options)
         if result.mass > 0:
-            found.append(descend(task, task.answer(result), *FIRST, options))
+            found.append(descend(task, task.fitted(task.answer(result)), *FIRST, options))
     return [best_of(found)._plan] if found else []
 
 

@@ -99,6 +99,65 @@ def test_the_objective_is_its_definition_and_the_change_bounds_the_plans():
     assert np.abs(loose.plan - P * 1.2 / mass).sum() <= loose.steps[0].change * loose.mass * (1 + 1e-9)
 
 
+def step_of(A, B, Q, a, b, reg, reg_m):
+    """Return the plan that answers the step from Q, by the definition of its cost."""
+    mass, r, s = Q.sum(), Q.sum(1), Q.sum(0)
+    C = np.einsum("ijkl,kl", (A[:, None, :, None] - B[None, :, None, :]) ** 2, Q)
+    if math.inf not in reg_m:
+        C += reg_m[0] * r @ np.log(r / a) + reg_m[1] * s @ np.log(s / b) + reg * (Q * np.log(Q / np.outer(a, b))).sum()
+    return mapuot.solve(C, a, b, reg=reg * mass, reg_m=tuple(rho * mass for rho in reg_m), tol=1e-11).plan
+
+
+@pytest.mark.parametrize("reg_m", [(300.0, 200.0), (math.inf, math.inf), (math.inf, 200.0)])
+def test_the_change_bounds_plans_whose_entries_all_err_alike(reg_m):
+    """Pinsker's inequality is an equality to first order where |Q - P| is the same share of each entry."""
+    ratios = []
+    for seed in range(3):
+        x, y, A, B, a, b = spaces(8, 7, seed)
+        given = {"reg": 10.0, "reg_m": reg_m}
+        P = mapuot.gromov(x, y, a, b, init="independent", **given, **SETTLED).plan
+        Q = P * (1 + 0.1 * np.random.default_rng(seed).choice([-1, 1], P.shape))
+        Q *= 1 / Q.sum() if math.inf in reg_m else 1.0
+        found = mapuot.gromov(x, y, a, b, init=Q, tol=99.0, inner_tol=0.3, **given)
+        ratios.append(found.steps[0].change * found.mass / np.abs(Q - step_of(A, B, Q, a, b, **given)).sum())
+    assert 1 <= min(ratios) <= 1.2
+
+
+def test_the_change_counts_what_the_inner_solve_leaves_open():
+    """Two passes lead from a plan to itself, which does not answer its step."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 3)) * [3, 2, 1], rng.normal(size=(7, 2))
+    A, B = cdist(x, x, "sqeuclidean"), cdist(y, y, "sqeuclidean")
+    a, b = np.full(8, 1 / 8), np.full(7, 1 / 7)
+    Q, given = rng.random((8, 7)), {"reg": 10.0, "reg_m": (math.inf, 200.0)}
+    for _ in range(25):
+        begun = Q / Q.sum()
+        with pytest.warns(mapuot.ConvergenceWarning):
+            found = mapuot.gromov(x, y, a, b, init=begun, max_iter=1, max_passes=2, **given)
+        Q = found.plan
+    assert np.abs(Q / Q.sum() - begun).sum() <= 1e-4
+    apart = np.abs(begun - step_of(A, B, begun, a, b, **given)).sum()
+    assert 0.05 <= apart <= found.steps[0].change * found.mass
+
+
+@pytest.mark.parametrize("init", ["independent", "axes"])
+def test_reg_m_far_above_reg_is_nearly_balanced(init):
+    """The marginals' own rounding, 1e-16 or in float32 1e-8, is not multiplied by reg_m."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((6, 2)), rng.random((5, 2))
+    balanced = mapuot.gromov(x, y, reg=0.1, reg_m=math.inf, init=init)
+    for reg_m in (1e8, 1e12, 1e15, (1e12, 1e3), (1e15, math.inf)):
+        found = mapuot.gromov(x, y, reg=0.1, reg_m=reg_m, init=init)
+        assert found.settled
+        assert found.converged
+        assert found.value == pytest.approx(balanced.value, rel=2e-4 if reg_m == (1e12, 1e3) else 1e-6)
+        assert min(found.parts[2:4]) >= 0
+        assert max(found.parts[2:4]) <= 1e-4
+        np.testing.assert_allclose(found.gradient().x, balanced.gradient().x, atol=1e-3)
+    given = mapuot.gromov(x, y, reg=0.1, reg_m=1e12, init=0.8 * balanced.plan)
+    assert given.value == pytest.approx(balanced.value, rel=1e-6)
+
+
 def test_a_turned_shuffled_noisy_copy_with_outliers_is_matched():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 5)) * [5, 4, 3, 2, 1] + rng.exponential(2.0, (200, 5)) * [2, 1, 1, 1, 1]
