@@ -31,6 +31,7 @@ from .problem.clouds import PointCloud
 from .problem.kinds import stores_pairs
 from .problem.mask import SeededMask
 from .problem.metrics import METRICS
+from .problem.scale import SCALES
 from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_rows
 from .report import page
@@ -87,7 +88,7 @@ def seeded_mask(ctx: Any, param: Any, value: str | None) -> SeededMask | None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
-    """Entropic unbalanced optimal transport on dense costs, with a certificate."""
+    """Entropic unbalanced optimal transport, with a certificate."""
 
 
 def option(name: str, text: str | None = None, choices: Iterable[str] = (), **more: Any) -> Callable[[F], F]:
@@ -104,19 +105,23 @@ def option(name: str, text: str | None = None, choices: Iterable[str] = (), **mo
 @click.argument("problem", metavar="[IN]", required=False)
 @option("--points", "In the place of IN: files with points, (m, d) and (n, d).", nargs=2, metavar="X Y")
 @option("--metric", "Cost of --points.", METRICS, default="sqeuclidean", show_default=True)
-@click.option("-o", "--output", metavar="OUT", help="The answer: .npz, .h5, .zarr, .h5ad; .npy, .csv: a dense plan.")
+@click.option(
+    "-o", "--output", metavar="OUT", help="The answer: .npz, .h5, .zarr, .h5ad; .npy, .csv, .tsv: a dense plan."
+)
 @option("--reg", "Entropic regularisation, in units of M.", type=float, required=True)
 @option("--reg-m", "Penalty: of both sides, or ROWS,COLUMNS; inf.", callback=numbers, required=True, metavar="X[,Y]")
 @option("--a", "Masses of the rows.  [default: a in IN, or uniform]", metavar="FILE")
 @option("--b", "Masses of the columns.  [default: b in IN, or uniform]", metavar="FILE")
-@option("--penalty", None, sorted(PENALTIES))
+@option("--scale-cost", "Take --reg and --reg-m in units of this cost.", SCALES)
+@option("--penalty", "Divergence between the marginals of the plan and the masses.", sorted(PENALTIES))
 @option("--reference", "product, uniform, or a file with the matrix.")
 @option("--mask", "Keep this share of the pairs, at random.", callback=seeded_mask, metavar="KEEP,SEED")
-@option("--method", None, METHODS)
+@option("--method", "How passes are made: as mapuot.solve says.", METHODS)
 @option("--tol", "Certified relative plan error to reach.")
+@option("--tol-gap", "Stop also where the value is certified to this relative accuracy.", type=float)
 @option("--max-passes", "Reads of the kernel at most.")
-@option("--precision", None, ("auto", *PRECISIONS))
-@option("--backend", None, BACKENDS)
+@option("--precision", "Storage of the kernel; mixed is float32.", ("auto", *PRECISIONS))
+@option("--backend", "Where to solve: auto is the CPU, as files are there.", BACKENDS)
 @option("--threads", "CPU threads of each process.  [default: its share of the cores]", type=int)
 @option("--schedule", "How threads share rows: by their speed, or evenly, to the same bits in every run.", SCHEDULES)
 @option("--plan", PLAN, callback=plan_form, metavar="dense|top:K|sparse:X|keep:S")
@@ -127,10 +132,14 @@ def option(name: str, text: str | None = None, choices: Iterable[str] = (), **mo
 def solve_command(**options: Any) -> None:
     """Solve the problem in the file IN.
 
-    It holds a cost matrix M, and a and b beside it or the options name them. Files are .csv, .npy, .npz, HDF5 (.h5,
-    .hdf5), Zarr or AnnData's .h5ad (where M is X); FILE:NAME is one array of a file, or one column of a table. Under
-    mpiexec each process reads its own part only. Of a sparse M, an .npz of scipy.sparse or a group of AnnData's, the
-    stored pairs are allowed, all others forbidden.
+    It holds a cost matrix M, and a and b beside it or the options name them. Files are .npy, .npz, HDF5 (.h5,
+    .hdf5), Zarr, AnnData's .h5ad, or tables (.csv, .tsv, .txt, each also as .gz), whose names of rows and columns are
+    left out. FILE:NAME is one array of a file, or one column of a table. Under mpiexec each process reads its own part
+    only. Of a sparse M, an .npz of scipy.sparse or a group of AnnData's, the stored pairs are allowed, all others
+    forbidden.
+
+    Of an .h5ad M is X, if obs has a column of masses a or var has b. Other cells are points, as in
+    --points early.h5ad:obsm/X_pca late.h5ad:obsm/X_pca, and an answer in an .h5ad has their names.
 
     OUT holds what mapuot.load makes a Result of again (log_u, log_v, row_marginal, col_marginal, a, b, the numbers and
     the status that are printed, and more; numbers are attributes in HDF5 and Zarr), and of the plan: plan (dense),
@@ -155,11 +164,12 @@ def check_written(options: dict[str, Any]) -> None:
     if options["resume"] and not checkpoint:
         raise click.UsageError("--resume needs --checkpoint FILE")
     suffix = Path(output or "").suffix
-    if suffix in (".npy", ".csv") and (options["plan"] or ("", None))[0] != "dense":
+    kind = files.split_name(output, "")[1] if output else ""
+    if kind in ("npy", "csv") and (options["plan"] or ("", None))[0] != "dense":
         raise click.UsageError(f"an {suffix} file holds one array: ask for --plan dense, or name another kind of OUT")
     if options["report"]:
         plot.pyplot()
-    if output and (kind := files.split_name(output, "")[1]) in files.LIBRARIES:
+    if kind in files.LIBRARIES:
         files.library(kind)
     read = [*(options[name] for name in ("problem", "a", "b", "reference")), *(options["points"] or ())]
     used = {files.split_name(name, "")[0].resolve() for name in read if name and name not in REFERENCES}
@@ -180,7 +190,11 @@ def run(
     points: tuple[str, str] | None, metric: str, **given: Any,
 ) -> int:  # fmt: skip
     """Read, solve, write; the exit code."""
-    told = {"problem": problem or points, **given}
+    told = (
+        {"problem": problem, **given} if problem else {"points": " and ".join(points or ()), "metric": metric, **given}
+    )
+    if plan:
+        told["plan"] = ":".join(str(part) for part in plan if part is not None)
     M = costs(problem, points, metric)
     m, n = M.shape
     ranks.same(**{"the shape of M": repr(M.shape)})
@@ -205,12 +219,15 @@ def run(
         )  # fmt: skip
     values, facts = contents(result), as_table(result) if report else ""
     if output:
+        if ranks.rank == 0 and files.split_name(output, "")[1] == "h5ad":
+            values = values | row_and_column_names(problem, points, (m, n))
         save(ranks, result, output, values, plan)
     if ranks.rank == 0:
         print_values(result, values)
         if report:
             versions = {"mapuot": __version__, "numpy": np.__version__}
-            text = page(result, facts, Path(problem or "points").name, told, values, versions)
+            title = Path(problem).name if problem else " to ".join(Path(name).name for name in points or ())
+            text = page(result, facts, title, told, values, versions)
             with files.complete(Path(report)) as part:
                 part.write_text(text, encoding="utf-8")
         if not output and not report:
@@ -231,6 +248,13 @@ def costs(problem: str | None, points: tuple[str, str] | None, metric: str) -> A
     if points:
         return PointCloud(files.open_matrix(points[0], "x"), files.open_matrix(points[1], "y"), metric)
     return files.open_cost(problem)
+
+
+def row_and_column_names(problem: str | None, points: tuple[str, str] | None, shape: tuple[int, int]) -> dict[str, Any]:
+    """Return the names that rows and columns have in AnnData's files, for an answer that is such a file."""
+    given = [files.names_along(x)[0] for x in points] if points else files.names_along(problem)
+    named = zip(("row_names", "col_names"), given, shape, strict=True)
+    return {name: x for name, x, length in named if x is not None and len(x) == length}
 
 
 def weights(path: str | None, problem: str | None, name: str, length: int) -> Any:
@@ -273,6 +297,8 @@ def print_values(result: Result, values: dict[str, Any]) -> None:
     for name in ("status", "n_passes", "error_bound", "gap", "objective", "cost", "mass", "how"):
         value = values[name]
         click.echo(f"{name:<12} {value:.10g}" if isinstance(value, float) else f"{name:<12} {value}")
+    if result.scale_cost != 1:
+        click.echo(f"{'scale_cost':<12} {result.scale_cost:.10g}")
     if not result.converged:
         text = told_bound(result.error_bound, "certified relative plan error")
         click.echo(f"mapuot: not converged ({result.status}): {text}", err=True)

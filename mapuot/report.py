@@ -38,11 +38,15 @@ def page(result: Result, facts: str, title: str, given: Any, values: dict[str, A
     """
     state = "yes" if result.converged else "no"
     told = "converged" if result.converged else f"not converged: {result.status}"
-    pictures: list[tuple[str, Any]] = [("Convergence", partial(plot.convergence, result))]
+    reached = f"Certified error and gap by pass: {number(result.error_bound)} and {number(result.gap)} at the end"
+    pictures: list[tuple[str, str, Any]] = [("Convergence", reached, partial(plot.convergence, result))]
     if result.problem.ranks.size == 1:
-        pictures.append(("Plan and marginals", partial(plot.plan, result, most=200)))
-        for side, name in (("row", "rows"), ("column", "cols")):
-            pictures.append((f"What of each {side} moves", partial(plot.masses, result, None, name)))
+        m, n = result.problem.shape
+        drawn = f"Plan of {m} rows and {n} columns as an image, its marginals along the edges"
+        pictures.append(("Plan and marginals", drawn, partial(plot.plan, result, most=200)))
+        for side, name, length in (("row", "rows", m), ("column", "cols", n)):
+            text = f"Share of its mass that each of the {length} {side}s moves, {number(result.mass)} together"
+            pictures.append((f"Mass that each {side} moves", text, partial(plot.masses, result, None, name)))
     body = [
         f"<h1>{escape(title)}</h1><p class='{state}'>{escape(told)}</p>", facts,
         "<h2>Values</h2>", table({name: number(values[name]) for name in ("objective", "dual", "cost", "mass", "gap")}),
@@ -58,8 +62,11 @@ def page(result: Result, facts: str, title: str, given: Any, values: dict[str, A
     )
 
 
-def figure(title: str, draw: Callable[..., Any]) -> str:
-    """Draw a picture with its heading; drawn apart from pyplot, whose windows are the caller's."""
+def figure(title: str, text: str, draw: Callable[..., Any]) -> str:
+    """Draw a picture with its heading, and with a text in its place for readers who do not see it.
+
+    It is drawn apart from pyplot, whose windows are the caller's.
+    """
     plot.pyplot()  # or what to install
     from matplotlib.figure import Figure  # noqa: PLC0415 - on first use
 
@@ -67,7 +74,7 @@ def figure(title: str, draw: Callable[..., Any]) -> str:
     draw(ax=drawing.subplots())
     drawing.savefig(data, format="png", metadata={"Software": None})
     image = base64.b64encode(data.getvalue()).decode()
-    return f"<h2>{escape(title)}</h2><img alt='{escape(title)}' src='data:image/png;base64,{image}'>"
+    return f"<h2>{escape(title)}</h2><img alt='{escape(text)}' src='data:image/png;base64,{image}'>"
 
 
 def table(rows: dict[str, Any]) -> str:

@@ -46,7 +46,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     Parameters
     ----------
     path : path
-        .npz, .h5 or .zarr.
+        .npz, .h5, .zarr or .h5ad.
     M : (m, n) array, PointCloud, function or path, optional
         The cost that was solved, as `solve` takes it; the file does not contain it. Without M the Result has its
         potentials, marginals, values and certificate, and whatever needs the plan raises a ValueError.

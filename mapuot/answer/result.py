@@ -17,7 +17,7 @@ from ..backends.draw import BLOCK_ENTRIES
 from ..backends.operator import Operator
 from ..cached import cached_property
 from ..errors import shown
-from ..files import split_name, write
+from ..files import ANSWERS, split_name, write
 from ..penalties import F64
 from ..problem.labels import as_labels, classes_of, one_hot, shares
 from ..problem.problem import Problem
@@ -574,13 +574,13 @@ class Result(Certified, Answer):
         return classes, shares(apply(one_hot(labels, classes)), labels)
 
     def save(self, path: Any) -> None:
-        """Write the answer, without M and the plan, to an .npz, .h5 or .zarr file.
+        """Write the answer, without M and the plan, to an .npz, .h5, .zarr or .h5ad file.
 
         The file holds log_u, log_v, the marginals, a, b and their penalties, all values, the certificate and the trace.
         Over ranks all have to call it, and rank 0 writes; `load` reads it. A pickle of a Result contains M as well.
         """
-        if split_name(path, "")[1] not in ("npz", "hdf5", "zarr"):
-            raise ValueError(f"path must end in .npz, .h5 or .zarr, got {shown(path)}")
+        if split_name(path, "")[1] not in ANSWERS:
+            raise ValueError(f"path must end in .npz, .h5, .zarr or .h5ad, got {shown(path)}")
         values = contents(self)
         with self.problem.ranks.together():
             if self.problem.ranks.rank == 0:

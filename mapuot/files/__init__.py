@@ -6,5 +6,5 @@ package of the costs, which know of no file.
 
 from .checkpoint import Checkpoint, load_checkpoint
 from .formats import FORMATS, LIBRARIES, library, split_name
-from .read import find_vector, open_cost, open_matrix, opened, read_values, read_vector
+from .read import ANSWERS, find_vector, names_along, open_cost, open_matrix, opened, read_values, read_vector
 from .write import Blocks, complete, refuse_folder, write

@@ -6,18 +6,25 @@ from pathlib import Path
 from typing import Any
 
 FORMATS = {
-    ".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".csv": "csv", ".h5ad": "h5ad",
+    ".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".h5ad": "h5ad",
+    **{table + packed: "csv" for table in (".csv", ".tsv", ".txt") for packed in ("", ".gz")},
 }  # fmt: skip
 LIBRARIES = {"hdf5": "h5py", "h5ad": "h5py", "zarr": "zarr"}
+
+
+def suffix_of(name: str) -> str:
+    """Return the end of a name by which its format is known, in lower case: that of a table may be two, as .csv.gz."""
+    path = Path(name.lower())
+    return Path(path.stem).suffix + path.suffix if path.suffix == ".gz" else path.suffix
 
 
 def split_name(text: Any, default: str) -> tuple[Path, str, str]:
     """Split ``file`` or ``file:array`` into (file, its format, the array in it)."""
     whole, inside = os.fspath(text), default
     head, colon, tail = whole.rpartition(":")
-    if colon and Path(head).suffix.lower() in FORMATS:
+    if colon and suffix_of(head) in FORMATS:
         whole, inside = head, tail.strip("/") or default
-    kind = FORMATS.get(Path(whole).suffix.lower())
+    kind = FORMATS.get(suffix_of(whole))
     if kind is None:
         raise ValueError(f"{whole}: the name must end in one of {sorted(FORMATS)}")
     return Path(whole), kind, inside

@@ -10,13 +10,14 @@ members of an .npz with their checksum, and whatever a reader raises comes as a 
 """
 
 import csv
+import gzip
 import io
 import itertools
 import math
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,14 @@ from numpy.lib import format as npy
 from ..errors import cut
 from ..problem.cost import Streamed
 from ..problem.sparse import Sparse
-from .formats import library, split_name
+from .formats import library, split_name, suffix_of
 from .pairs import PairsFile
 
 MOST_HEADER = 1 << 16  # bytes of the header of an .npy file; numpy writes 128 and reads no more than 10,000
 MOST_INFLATED = 1032  # bytes that deflate makes of one
 DEFAULTS = ("M", "a", "b", "c")  # what is looked for where no array is named
+ANSWERS = ("npz", "hdf5", "zarr", "h5ad")  # formats of an answer
+MOST_NAMES = 8  # of a file, in a message
 COMPRESSED = ("data", "indices", "indptr")  # of rows or of columns
 ANNDATA = {"M": "X", "a": "obs/a", "b": "var/b"}
 NUMBER_KINDS = "biufc"  # kinds of dtype
@@ -84,14 +87,33 @@ def open_matrix(text: Any, name: str = "M") -> Streamed:
     >>> M.shape, mapuot.solve(M, np.full(3, 1 / 3), np.full(3, 1 / 3), reg=0.1, reg_m=1.0).converged
     ((3, 3), True)
     """
-    blocks = Matrix(*split_name(text, name))
+    is_table = split_name(text, "")[1] == "csv"  # of which all columns are read, also where one has this name
+    blocks = Matrix(*split_name(text, "" if is_table else name))
     return Streamed(blocks, blocks.array.shape, blocks.array.dtype)
 
 
 def open_cost(text: Any) -> Streamed | Sparse | PairsFile:
     """Open the rows of a matrix in a file, or the pairs that it stores where it is sparse."""
+    path, kind, inside = split_name(text, "")
+    if kind == "h5ad" and not inside:
+        refuse_cells(path)
     pairs = open_pairs(*split_name(text, "M"))
     return open_matrix(text) if pairs is None else pairs
+
+
+def refuse_cells(path: Path) -> None:
+    """Refuse X of an AnnData with names of cells as a cost, unless obs has masses a or var has b: it is expression."""
+    check_regular(path, "h5ad")
+    with reading(path, "h5ad"), library("h5ad").File(path, "r") as file:
+        has_names = "obs" in file and "_index" in file["obs"].attrs
+        cells = has_names and "obs/a" not in file and "var/b" not in file
+        found = [f"obsm/{name}" for name in file.get("obsm", ())] or ["X"]
+    if cells:
+        points = f"{path}:{'obsm/X_pca' if 'obsm/X_pca' in found else found[0]}"
+        raise ValueError(
+            f"{path}: X of an AnnData is cells x genes, no matrix of costs. For costs between points give two files, "
+            f"as in --points {points} OTHER; name costs that are there, as in {path}:obsp/distances or {path}:X"
+        )
 
 
 def opened(source: Any) -> Any:
@@ -137,7 +159,7 @@ class Matrix:
     def __init__(self, path: Path, kind: str, inside: str) -> None:
         self.name, self.array = (path.absolute(), kind, inside), open_array(path, kind, inside)
         if len(self.array.shape) != 2:
-            raise ValueError(f"{path}: {inside} must be a matrix, got shape {self.array.shape}")
+            raise ValueError(f"{path}: {inside or 'it'} must be a matrix, got shape {self.array.shape}")
 
     def __call__(self, i0: int, i1: int) -> Any:
         with reading(*self.name[:2]):
@@ -194,13 +216,35 @@ def find_vector(matrix: Any, name: str) -> Any | None:
     return read_vector(f"{path}:{inside}", name) if inside in names_in(path, kind) else None
 
 
+def names_along(text: Any) -> tuple[Any, Any]:
+    """Read the names of the rows and of the columns of a matrix in AnnData's file; None of others."""
+    path, kind, inside = split_name(text, "X")
+    if kind != "h5ad":
+        return None, None
+    group = inside.rpartition("/")[0]
+    sides = {"obsm": ("obs", None), "obsp": ("obs", "obs"), "varm": ("var", None), "varp": ("var", "var")}
+    found = []
+    with reading(path, kind), library(kind).File(path, "r") as file:
+        for side in sides.get(group, ("obs", "var")):
+            frame: Any = file.get(side) if side else None
+            has_names = hasattr(frame, "keys") and "_index" in frame.attrs
+            found.append(frame[frame.attrs["_index"]].asstr()[()] if has_names else None)
+    return found[0], found[1]
+
+
 def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
     """Read the arrays, numbers and texts of these names that a file of `write` has."""
     path, kind, _ = split_name(text, "")
-    if kind not in ("npz", "hdf5", "zarr"):
-        raise ValueError(f"{path} holds no answer of mapuot: name an .npz, .h5 or .zarr file")
+    if kind not in ANSWERS:
+        raise ValueError(f"{path} holds no answer of mapuot: name an .npz, .h5, .zarr or .h5ad file")
     check_regular(path, kind)
     with reading(path, kind):
+        if kind == "h5ad":
+            with library(kind).File(path, "r") as file:
+                places = [file[group] for group in ("obs", "var", "uns") if group in file]
+                nodes = {name: place[name] for name in names for place in places if name in place}
+                values = {name: node[()] for name, node in nodes.items() if hasattr(node, "shape")}
+            return {name: x.decode() if isinstance(x, bytes) else x for name, x in values.items()}
         if kind == "npz":
             there = set(found_names(path, kind))
             return {name: whole_member(path, name) for name in names if name in there}
@@ -228,8 +272,13 @@ def open_array(path: Path, kind: str, name: str) -> Any:
             raise ValueError(f"dtype {cut(str(array.dtype))} is none of numbers")
     if shape is None:  # there is no such name, or it is a group
         there = names_in(path, kind)
-        hint = f": name one of them, as in {path}:{there[0]}" if there else ""
-        raise ValueError(f"{path} holds no array {name!r}, but {', '.join(there) or 'none'}{hint}")
+        if name in there and any(other.startswith(f"{ANNDATA.get(name, name)}/indptr") for other in there):
+            raise ValueError(f"{path}: {name} is sparse, where a dense array is wanted")
+        near = [other for other in there if other.rpartition("/")[2] == name.rpartition("/")[2] and other != name]
+        some = [*near, *(other for other in there if other not in near)][:MOST_NAMES]
+        more = f" and {len(there) - len(some)} more" if len(there) > len(some) else ""
+        hint = f": name one of them, as in {path}:{some[0]}" if some else ""
+        raise ValueError(f"{path} holds no array {name!r}, but {', '.join(some) or 'none'}{more}{hint}")
     return array
 
 
@@ -252,19 +301,66 @@ def open_h5ad(path: Path, name: str) -> Any:
 
 
 def open_csv(path: Path, name: str) -> Any:
-    """Read a table of numbers, or its column ``name``; a first line without numbers names the columns."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        first = next(csv.reader(file), [])
-        if not first:
-            raise ValueError("its first line is empty")
-        names = first
-        with suppress(ValueError):
-            names = [] if [*map(float, first)] else first
-        lines = file if names else itertools.chain([",".join(first)], file)
-        table = np.loadtxt(lines, delimiter=",", ndmin=2)
-    if name in names:
-        return table[:, names.index(name)]
-    return table if name in DEFAULTS else None
+    """Read a table of numbers, or its column ``name``; names of its columns and of its rows are no numbers.
+
+    NumPy reads the numbers. A first line with a word behind its first field, or with an empty first field, names the
+    columns, as does a line that begins with #. Rows have names where their first field is a word, where the name of
+    the first column is empty (pandas) or where it has none (R).
+    """
+    packed = suffix_of(path.name).endswith(".gz")
+    with (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig", newline="") as file:
+        names, first, delimiter = header_of(file, ".txt" in path.suffixes)
+        row = fields(first, delimiter)
+        if names and len(names) == len(row) - 1:
+            names = ["", *names]
+        has_names = bool(row) and (not is_number(row[0]) or names[:1] == [""])
+        lines = itertools.chain([first], file)
+        read = partial(np.loadtxt, lines, delimiter=delimiter, ndmin=2, quotechar='"', comments=None)
+        if name and name in names:
+            return read(usecols=[names.index(name)])[:, 0]
+        if name and name not in DEFAULTS:
+            raise ValueError(f"it has no column {name!r}, but {cut(', '.join(names)) or 'columns without names'}")
+        words = [k for k in range(has_names, len(row)) if not is_number(row[k])]
+        if words:
+            told = names[words[0]] if names else f"{words[0] + 1}"
+            raise ValueError(f"its column {cut(told)!r} holds words: name the column to read, as in {path.name}:NAME")
+        table = read(converters={0: lambda text: 0.0} if has_names else None)
+    return table[:, 1:] if has_names else table
+
+
+def header_of(file: Any, spaced: bool) -> tuple[list[str], str, str | None]:
+    """Return (names of the columns, or none; the first line of numbers; what separates its fields) of a table."""
+    told, first = "", file.readline()
+    while first.startswith("#"):
+        told, first = first.lstrip("# "), file.readline()
+    if not first.strip():
+        raise ValueError("its first line is empty")
+    delimiter = next((c for c in "\t,;" if c in first), None if spaced else ",")
+    if told:
+        return fields(told, delimiter), first, delimiter
+    found = fields(first, delimiter)
+    counted = found[1:] == [str(k) for k in range(len(found) - 1)]  # pandas' names where nobody gave some
+    no_words = all(map(is_number, found[1:])) and (is_number(found[0]) or (len(found) > 1 and not counted))
+    if no_words and found[0]:
+        return [], first, delimiter
+    first = file.readline()
+    if not first.strip():
+        raise ValueError("it holds no line of numbers")
+    return found, first, delimiter
+
+
+def fields(line: str, delimiter: str | None) -> list[str]:
+    if delimiter is None:
+        return line.split()
+    return [field.strip() for field in next(csv.reader([line], delimiter=delimiter))]
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def open_zarr(path: Path, name: str) -> Any:

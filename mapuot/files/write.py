@@ -5,6 +5,7 @@ an .npz, attributes of HDF5 and Zarr.
 """
 
 import glob
+import gzip
 import os
 import platform
 import shutil
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from .formats import library, split_name
+from .formats import library, split_name, suffix_of
 
 ROW_VECTORS = ("a", "row_marginal", "log_u", "rho_a", "upper_a")
 COLUMN_VECTORS = ("b", "col_marginal", "log_v", "rho_b", "upper_b")
@@ -76,7 +77,7 @@ def write(text: Any, values: dict[str, Any]) -> None:
     path, kind, _ = split_name(text, "")
     writers: dict[str, Callable[[Path, dict[str, Any]], None]] = {
         "npy": write_plan, "npz": write_npz, "hdf5": write_hdf5, "zarr": write_zarr,
-        "csv": partial(write_plan, lines=True), "h5ad": write_h5ad,
+        "csv": partial(write_table, suffix=suffix_of(path.name)), "h5ad": write_h5ad,
     }  # fmt: skip
     try:
         with complete(path) as part:
@@ -94,19 +95,28 @@ def write_rows(file: Any, value: Blocks) -> None:
         file.write(np.ascontiguousarray(block, value.dtype).data)
 
 
-def write_plan(path: Path, values: dict[str, Any], lines: bool = False) -> None:
-    """Write the one matrix of blocks: as an .npy file, or as ``lines`` of a .csv file."""
+def write_plan(path: Path, values: dict[str, Any]) -> None:
+    """Write the one matrix of blocks as an .npy file."""
     (value,) = (x for x in values.values() if isinstance(x, Blocks))
     with path.open("wb") as file:
-        if not lines:
-            write_rows(file, value)
-        for block in value.blocks if lines else ():
-            np.savetxt(file, block, "%.17g", ",")
+        write_rows(file, value)
+
+
+def write_table(path: Path, values: dict[str, Any], suffix: str) -> None:
+    """Write the one matrix of blocks as lines of a table, with tabs between unless ``suffix`` says .csv."""
+    (value,) = (x for x in values.values() if isinstance(x, Blocks))
+    with (gzip.open if suffix.endswith(".gz") else open)(path, "wb") as file:
+        for block in value.blocks:
+            np.savetxt(file, block, "%.17g", "," if suffix.startswith(".csv") else "\t")
 
 
 def write_h5ad(path: Path, values: dict[str, Any]) -> None:
-    """Write AnnData: the plan, dense or CSR, as X; vectors of rows as obs, of columns as var, the rest as uns."""
+    """Write AnnData: the plan, dense or CSR, as X; vectors of rows as obs, of columns as var, the rest as uns.
+
+    ``row_names`` and ``col_names`` name both; without them they are numbered.
+    """
     m, n, values = len(values["a"]), len(values["b"]), dict(values)  # the caller keeps his
+    given = [values.pop(name, None) for name in ("row_names", "col_names")]
 
     def encoded(node: Any, kind: str, version: str) -> Any:
         node.attrs.update({"encoding-type": kind, "encoding-version": version})
@@ -122,12 +132,12 @@ def write_h5ad(path: Path, values: dict[str, Any]) -> None:
             X.attrs["shape"] = (m, n)
             for part in ("data", "indices", "indptr"):
                 X[part] = values.pop("plan_" + part)
-        sides = (("obs", m, ROW_VECTORS), ("var", n, COLUMN_VECTORS))
-        for side, length, names in sides:
+        sides = (("obs", m, ROW_VECTORS, given[0]), ("var", n, COLUMN_VECTORS, given[1]))
+        for side, length, names, told in sides:
             frame = encoded(file.create_group(side), "dataframe", "0.2.0")
             held = [name for name in names if name in values]
             frame.attrs.update({"_index": "_index", "column-order": held})
-            ids = [str(i) for i in range(length)]
+            ids = [str(i) for i in range(length)] if told is None else [str(name) for name in told]
             index = frame.create_dataset("_index", data=ids, dtype=library("h5ad").string_dtype())
             encoded(index, "string-array", "0.2.0")
             for name in held:

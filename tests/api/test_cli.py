@@ -1,5 +1,6 @@
 """The command line in one process; under mpiexec it is tested in tests/mpi/test_mpi.py."""
 
+import gzip
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from launch import environment
 from problems import clouds
+from scipy import sparse
 
 import mapuot
 
@@ -140,6 +142,93 @@ def test_tables(case, header, refused):
         assert "bad.csv" in refused("bad.csv")
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz"])
+@pytest.mark.parametrize("form", ["plain", "rows", "columns", "both", "pandas", "R", "numbered", "comment"])
+def test_tables_with_names(case, form, suffix):
+    """Names of rows and columns are left out, whoever wrote them; masses are a column beside words."""
+    M = case.M[:6, :4]
+    between = "," if suffix.startswith(".csv") else " " if suffix == ".txt" else "\t"
+    rows = [[f"{x:.17g}" for x in row] for row in M]
+    named = [[f'"cell{between}{i}"', *row] for i, row in enumerate(rows)]
+    columns = [f"t{j}" for j in range(4)]
+    lines = {
+        "plain": rows, "rows": named, "columns": [columns, *rows], "both": [["cell", *columns], *named],
+        "pandas": [["", *columns], *named], "R": [columns, *named],
+        "numbered": [["", *"0123"], *([str(i), *row] for i, row in enumerate(rows))],
+        "comment": [["#t0", *columns[1:]], *rows],
+    }[form]  # fmt: skip
+    if suffix == ".txt" and form not in ("plain", "columns", "comment"):
+        pytest.skip("white space cannot stand for an empty name")
+    text = "\n".join(between.join(line) for line in lines) + "\n"
+    opened = gzip.open if suffix.endswith(".gz") else open
+    with opened(f"M{suffix}", "wt", encoding="utf-8") as file:
+        file.write(text)
+    np.testing.assert_array_equal(np.asarray(files.open_matrix(f"M{suffix}")), M)
+    done = call(f"M{suffix}", "-o", f"out{suffix}", "--plan", "dense")
+    assert done.exit_code == 0, done.output
+    plan = np.asarray(files.open_matrix(f"out{suffix}"))
+    np.testing.assert_allclose(plan, mapuot.solve(M, reg=0.05, reg_m=1.0).plan, rtol=1e-12)
+    if form in ("columns", "both", "pandas", "comment"):
+        np.testing.assert_array_equal(files.read_vector(f"M{suffix}:t2", "a"), M[:, 2])
+
+
+def test_columns_of_words(case, refused):
+    text = "cell,kind,mass,x,y\n" + "".join(f"c{i},k,{x:.17g},{x},1\n" for i, x in enumerate(case.a))
+    Path("cells.csv").write_text(text, encoding="utf-8")
+    assert call("M.npy", "--a", "cells.csv:mass").exit_code == 0
+    assert "cells.csv cannot be read as csv: its column 'kind' holds words: name the column" in refused("cells.csv")
+    assert "it has no column 'weight', but cell, kind, mass, x, y" in refused("M.npy", "--a", "cells.csv:weight")
+    Path("points.csv").write_text("x,y\n" + "".join(f"{x},1\n" for x in case.a), encoding="utf-8")
+    points = np.column_stack([case.a, np.ones(40)])
+    np.testing.assert_allclose(np.asarray(files.open_matrix("points.csv", "x")), points, rtol=1e-15)  # not its x alone
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_cells_are_no_costs_but_points(case, form, refused):
+    """Of an AnnData without masses X is expression; the answer has the names of the cells, and is read again."""
+    anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
+    rng, pairs = np.random.default_rng(0), []
+    for name, count in (("early", 30), ("late", 20)):
+        X = rng.poisson(1.0, (count, 8)).astype(float)
+        obs = pandas.DataFrame(index=[f"{name} {i}" for i in range(count)])
+        cells = anndata.AnnData(X if form == "dense" else sparse.csr_matrix(X), obs)
+        cells.obsm["X_pca"] = rng.normal(size=(count, 3))
+        cells.obsp["distances"] = rng.random((count, count))
+        cells.write_h5ad(f"{name}.h5ad")
+        pairs.append(cells)
+    assert "X of an AnnData is cells x genes, no matrix of costs" in refused("early.h5ad")
+    assert "--points early.h5ad:obsm/X_pca OTHER" in refused("early.h5ad")
+    with pytest.raises(ValueError, match="no matrix of costs"):
+        mapuot.solve("early.h5ad", reg=1.0, reg_m=1.0)
+    done = call("--points", "early.h5ad:obsm/X_pca", "late.h5ad:obsm/X_pca", "-o", "out.h5ad", "--plan", "dense")
+    assert done.exit_code == 0, done.output
+    right = mapuot.solve_sample(*(cells.obsm["X_pca"] for cells in pairs), reg=0.05, reg_m=1.0)
+    found = mapuot.load("out.h5ad", mapuot.PointCloud(*(cells.obsm["X_pca"] for cells in pairs)))
+    np.testing.assert_allclose(found.plan, right.plan, rtol=1e-6)
+    assert (found.status, found.n_passes, found.problem.reg) == (right.status, right.n_passes, 0.05)
+    answer = anndata.read_h5ad("out.h5ad")
+    assert list(answer.obs_names) == list(pairs[0].obs_names)
+    assert list(answer.var_names) == list(pairs[1].obs_names)
+    right.save("saved.h5ad")
+    assert mapuot.load("saved.h5ad").cost == right.cost
+    assert call("early.h5ad:obsp/distances").exit_code == 0
+    told = refused("--points", "early.h5ad:X_pca", "late.h5ad:X_pca")
+    assert "name one of them, as in early.h5ad:obsm/X_pca" in told
+    assert len(told) < 300
+    if form == "sparse":
+        told = refused("--points", "early.h5ad:X", "late.h5ad:X")
+        assert "early.h5ad: X is sparse, where a dense array is wanted" in told
+
+
+def test_scales_and_gaps(case):
+    done = call("in.npz", "--scale-cost", "median", "--tol-gap", "1e-9", "--tol", "1e-12", "-o", "out.npz")
+    assert done.exit_code == 0, done.output
+    right = case.replace(reg=0.05 * np.median(case.M), reg_m=np.median(case.M)).solve(tol_gap=1e-9, tol=1e-12)
+    assert mapuot.load("out.npz").cost == pytest.approx(right.cost, rel=1e-7)
+    assert f"scale_cost   {np.median(case.M):.10g}" in done.output
+    assert done.output.startswith("status       converged")
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("library", ["h5py", "anndata"])
 @pytest.mark.parametrize("plan", ["dense", "keep:0.9", "none"])
@@ -210,7 +299,7 @@ def test_wrong_usage(case, arguments, text):
                           ("in.npz --reg -1", "ValueError: reg must be a positive finite number"),
                           ("in.npz:a", "a must be a matrix"), ("M.npy --a b.npy", "a must have shape (40,), got (21,)"),
                           ("M.npy --a w.npz", "w.npz holds no array 'a', but w: name one of them, as in w.npz:w"),
-                          ("in.npz -o out.txt", "must end in one of")])  # fmt: skip
+                          ("in.npz -o out.doc", "must end in one of")])  # fmt: skip
 def test_errors_are_one_line(case, arguments, text, refused):
     assert text in refused(*arguments.split())
 

@@ -143,7 +143,7 @@ def test_a_folder_is_never_replaced(tmp_path, name):
 
 @pytest.mark.parametrize(("name", "content", "kind", "text"),
                          [("no.npy", None, FileNotFoundError, "does not exist"),
-                          ("cost.txt", None, ValueError, "must end in one of"),
+                          ("cost.doc", None, ValueError, "must end in one of"),
                           ("vector.npy", np.zeros(3), ValueError, r"M must be a matrix, got shape \(3,\)"),
                           ("objects.npy", np.full((2, 2), {}, object), ValueError, "none of numbers"),
                           ("packed.npz", np.asfortranarray(np.zeros((3, 2))), ValueError, "Fortran order")]

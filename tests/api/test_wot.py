@@ -259,7 +259,7 @@ def test_days_are_numbers_or_lengths_of_time():
         OTModel(X, days=words)
     with pytest.raises(ValueError, match=r"^days \(obs\['stage'\]\) must be numbers of days, got 'E0'"):
         OTModel(named_cells(X, days, stage=words), day_field="stage")
-    with pytest.raises(TypeError, match="^days must be numbers of days, got dates: subtract the first of them"):
+    with pytest.raises(TypeError, match=r"^days must be numbers of days, got dates: subtract the first of them"):
         OTModel(X, days=pandas.Timestamp("2024-01-01") + lengths)
     some = pandas.Series(days).astype("Float64")
     some[:3] = None
@@ -284,7 +284,7 @@ def test_what_is_missing_is_named():
     np.testing.assert_array_equal(found, OTModel(cells, growth=(["0"], ["1"])).growth)
     X = X.copy()
     X[days == 1, 1] = np.nan
-    with pytest.raises(ValueError, match="data must not hold NaN or inf, .* in 130 cells of day 1, first cell 140"):
+    with pytest.raises(ValueError, match=r"data must not hold NaN or inf, .* in 130 cells of day 1, first cell 140"):
         OTModel(X, days=days).coupling(0, 1)
     model = OTModel(cells)
     with pytest.raises(ValueError, match=r"t1, the later day, comes first: ancestors\(population, 1, 0\) goes from 1"):
