@@ -249,11 +249,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         if self.out_of_sample_map == "entropic":
             image = result.map(X, side="rows" if rows else "cols")
             return np.where(np.isfinite(image), image, X)
-        if rows:
-            image = result.barycentric_map(self.xt_)
-        else:
-            with np.errstate(invalid="ignore", divide="ignore"):
-                image = result.apply_transpose(self.xs_) / result.apply_transpose(np.ones(len(self.xs_)))[:, None]
+        image = result.barycentric_map(self.xt_) if rows else result.barycentric_map(self.xs_, "cols")
         image = np.asarray(np.where(np.isfinite(image), image, fitted))
         if X.shape == fitted.shape and np.array_equal(X, fitted):
             return image

@@ -1,7 +1,8 @@
 """Results: potentials and certificate are there at once, everything that needs the matrix is made on first use."""
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import nullcontext
 from html import escape
 from importlib import import_module
 from types import ModuleType
@@ -12,6 +13,7 @@ import numpy as np
 from .. import penalties
 from ..backends import Stats, name_of, pick
 from ..backends.boxes import KeptPlan, Sorted
+from ..backends.conditional import LEAST, scaled_rows
 from ..backends.contract import host, namespace
 from ..backends.draw import BLOCK_ENTRIES
 from ..backends.operator import Operator
@@ -19,10 +21,9 @@ from ..cached import cached_property
 from ..errors import shown
 from ..files import ANSWERS, split_name, write
 from ..penalties import F64
-from ..problem.labels import as_labels, classes_of, one_hot, shares
+from ..problem.labels import as_labels, classes_of, one_hot
 from ..problem.problem import Problem
-from ..problem.side import Side
-from ..problem.sparse import entries, gathered, is_sparse, top_of
+from ..problem.sparse import entries, gathered, is_sparse
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, told_bound
 from . import between, curvature, sharpness, slopes, unregularised
@@ -342,9 +343,19 @@ class Result(Certified, Answer):
         with self.problem.ranks.together():
             return self._stream.apply_transpose(Y)
 
-    def barycentric_map(self, Y: Any) -> Any:
-        """Return the mean target of each row, ``(P @ Y) / (P 1)``, (m, d), for targets Y (n, d); NaN for idle rows."""
-        return self._stream.images(Y)
+    def barycentric_map(self, Y: Any, side: str = "rows") -> Any:
+        """Return the mean target of each row, ``(P @ Y) / (P 1)``, (m, d), for targets Y (n, d).
+
+        With ``side="cols"`` the mean source of each column, (n, d), for sources Y (m, d).
+
+        A row whose mass is below every float64 has the mean of its conditional plan, which is known. Rows that send
+        nothing have NaN: a mass of 0, no allowed pair, or all mass kept behind, as "tv", "l2" and "range" permit.
+        """
+        return self._images(Y, as_choice(side, "side", ("rows", "cols")) == "cols")
+
+    def _images(self, Y: Any, turned: bool) -> Any:
+        with self.problem.ranks.together() if turned else nullcontext():
+            return self._stream.images(Y, turned, self.problem.sides[turned].may_stay)
 
     def rows(self, i0: int, i1: int) -> Any:
         """Return the rows i0 to i1 of the plan, (i1 - i0, n)."""
@@ -392,25 +403,22 @@ class Result(Certified, Answer):
     def top_k(self, k: int) -> tuple[Any, Any]:
         """Return the k largest entries of each row, largest first: (column indices, values), both (m, k).
 
-        With a sparse M, a row with fewer than k entries is filled up with index -1 and value 0.
+        Entries are compared by their logarithms, which float64 holds where the entries are too small for it. Index -1
+        and value 0 fill up a row with fewer than k allowed pairs, and a row that keeps all its mass behind, as "tv",
+        "l2" and "range" permit.
         """
         m, n = self.problem.shape
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
             raise ValueError(f"k must be in 1..{n}, got {shown(k)}")
+        self.problem.cost.check_listed()
         xp, dtype = self.problem.cost.xp, self._formed.dtype
         index, value = xp.empty((m, k), np.int64), xp.empty((m, k), dtype)
-        for i0, block in self._blocks():
-            here = slice(i0, i0 + block.shape[0])
-            if is_sparse(block):
-                index[here], value[here] = map(xp.asarray, top_of(block, k))
-                continue
-            if xp is np:
-                part = np.argpartition(block, n - k, axis=1)[:, n - k :]
-                order = np.argsort(-np.take_along_axis(block, part, 1), axis=1, kind="stable")
-                index[here] = np.take_along_axis(part, order, 1)
-            else:  # where to part takes as long as to sort
-                index[here] = xp.argsort(-block, axis=1)[:, :k]
-            value[here] = xp.take_along_axis(block, index[here], 1)
+        for i0, columns, log in self._formed.top_k(k):
+            here, there = slice(i0, i0 + len(log)), namespace(log)
+            entries = there.exp(log)
+            absent = (entries <= 0) if self.problem.rows.may_stay else (log == -np.inf)
+            index[here] = xp.asarray(host(there.where(absent, -1, columns)))
+            value[here] = xp.asarray(host(entries.astype(dtype)))
         return index, value
 
     def sample(
@@ -460,12 +468,27 @@ class Result(Certified, Answer):
         return self._pairs(size, rng, method)
 
     def _pairs(self, size: int, rng: np.random.Generator, method: str) -> tuple[Any, Any]:
-        rows = draw_rows(self.row_marginal, size, rng, method)
+        rows = draw_rows(self._sends if method == "rows" else self.row_marginal, size, rng, method)
         return self._drawn(rows, rng.random(size))
+
+    @cached_property
+    def _sends(self) -> F64:
+        """Return the marginal of the rows, and the least positive number where a row sends less than float64 holds."""
+        r: F64 = self.row_marginal
+        lost = np.flatnonzero((r == 0) & (host(self._stream.alpha) > -np.inf) & (not self.problem.rows.may_stay))
+        if len(lost):
+            r = r.copy()
+            for some, block in self._stream.exponents_of(lost):
+                r[lost[some]] = np.where(host(scaled_rows(block)[1]) > -np.inf, np.nextafter(0.0, 1.0), 0.0)
+        return r
 
     def _drawn(self, rows: Any, at: F64) -> tuple[Any, Any]:
         """Return these rows, and in each the column at the share ``at`` of its mass."""
-        return (self._formed if self._holds(rows) else self._wide).draw(rows, at)
+        if self._holds(rows):
+            return self._formed.draw(rows, at)
+        if self.row_marginal[rows].min() > LEAST:
+            return self._wide.draw(rows, at)
+        return self._stream.draw_by_exponents(rows, at)
 
     def _holds(self, rows: Any) -> bool:
         return holds_float32(float(self.row_marginal[rows].min()), len(self.log_v))
@@ -561,17 +584,21 @@ class Result(Certified, Answer):
         >>> classes[shares.argmax(1)]
         array(['old', 'old', 'new'], dtype='<U3')
         """
-        return self._moved(labels, self.problem.rows, self.apply_transpose)
+        return self._moved(labels, True)
 
     def pull(self, labels: Any) -> tuple[Any, F64]:
         """Move labels of the columns back with the mass: (classes (k,), shares (m, k)) of what leaves each row."""
-        return self._moved(labels, self.problem.cols, self.apply)
+        return self._moved(labels, False)
 
-    def _moved(self, labels: Any, side: Side, apply: Callable[[Any], Any]) -> tuple[Any, F64]:
+    def _moved(self, labels: Any, forth: bool) -> tuple[Any, F64]:
+        source = self.problem.sides[not forth]
         with self.problem.ranks.together():
-            labels = as_labels(labels, len(side.weight), "labels")
-            classes = classes_of(labels, side.ranks, "labels")
-        return classes, shares(apply(one_hot(labels, classes)), labels)
+            labels = as_labels(labels, len(source.weight), "labels")
+            classes = classes_of(labels, source.ranks, "labels")
+        shares = self._images(one_hot(labels, classes), forth)
+        xp = namespace(labels)
+        shares = host(shares) if xp is np else xp.asarray(shares)
+        return classes, xp.where(xp.isnan(shares), 0.0, shares)
 
     def save(self, path: Any) -> None:
         """Write the answer, without M and the plan, to an .npz, .h5, .zarr or .h5ad file.

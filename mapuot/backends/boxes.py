@@ -532,6 +532,7 @@ class KeptPlan(Operator):
         self.whole, (problem, logs) = whole, (problem.transpose(), logs[::-1]) if found.turned else (problem, logs)
         sorted_logs = (x[at] for x, at in zip(logs, found.order, strict=True))
         self.own = plan_of(found.problem(problem), *sorted_logs, threads, found.kept)
+        self.take(whole.alpha, whole.beta)
 
     @cached_property
     def skips(self) -> tuple[Any, Any, Any]:
@@ -554,6 +555,15 @@ class KeptPlan(Operator):
         for i in range(i0, i1):
             out[i - i0][namespace(out).asarray(skipped[rows[i]][cols])] = 0
         return out
+
+    def exponents(self, i0: int, i1: int) -> Any:
+        """Return the exponents of the kept pairs, and of all pairs in rows and columns without any."""
+        x = self.whole.exponents(i0, i1)
+        skipped, rows, cols = self.skips
+        lonely = skipped.all(1)[:, None] | skipped.all(0)
+        absent = np.take((skipped & ~lonely)[rows[i0:i1]], cols, axis=1)
+        namespace(x).copyto(x, -np.inf, where=namespace(x).asarray(absent))
+        return x
 
     @staticmethod
     def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:

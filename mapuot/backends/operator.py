@@ -25,8 +25,10 @@ import numpy as np
 from ..penalties import F64
 from ..problem.cost import Cost
 from ..problem.problem import Problem
+from ..problem.sparse import is_sparse
 from ..problem.validate import as_columns
 from ..ranks import ALONE, Ranks
+from .conditional import LEAST, MOST, joined, largest, mean_of_rows, scaled_rows
 from .contract import host, namespace
 from .draw import columns_in, runs
 
@@ -41,6 +43,7 @@ class Operator:
 
     alpha: Any
     beta: Any
+    PIECE = 1 << 18  # exponents of a block, which a cache holds
     as_columns = staticmethod(as_columns)  # (length, d) factors in the memory of this backend, and whether one vector
 
     def __init__(self, cost: Cost, reg: float, c: Cost | None = None, ranks: Ranks = ALONE) -> None:
@@ -62,13 +65,65 @@ class Operator:
         Y, flat = self.as_columns(Y, self.shape[0], "Y")
         return self.told(self.over_ranks(self.product(Y, True)), flat)
 
-    def images(self, Y: Any) -> Any:
-        """Return (P Y) / (P 1), both from one product; NaN where there is no mass."""
-        Y, flat = self.as_columns(Y, self.shape[1], "Y")
-        moved = self.apply(namespace(Y).concatenate([Y, namespace(Y).ones((len(Y), 1))], axis=1))
+    def images(self, X: Any, turned: bool = False, stays: bool = False) -> Any:
+        """Return the mean of X under the conditional plan of each row: (P X) / (P 1), both from one product.
+
+        Rows (columns, if ``turned``) whose sums underflow are averaged by their exponents. ``stays``: such a row keeps
+        all its mass behind. NaN where no mass moves.
+        """
+        X, flat = self.as_columns(X, self.shape[not turned], "Y")
+        X = namespace(X).concatenate([X, namespace(X).ones((len(X), 1))], axis=1)
+        moved = self.apply_transpose(X) if turned else self.apply(X)
         with np.errstate(invalid="ignore", divide="ignore"):
-            image = moved[:, :-1] / moved[:, -1:]
+            image, mass = moved[:, :-1] / moved[:, -1:], host(moved[:, -1])
+        lost = ~((mass > LEAST) & (mass < MOST)) & (host(self.beta if turned else self.alpha) > -np.inf)
+        some = np.flatnonzero(lost & (mass > 0) if stays else lost)
+        if len(some):
+            xp, mean = namespace(image), self.columns_by_exponents if turned else self.rows_by_exponents
+            image[xp.asarray(some)] = xp.asarray(mean(some, host(X)))
         return image[:, 0] if flat else image
+
+    def rows_by_exponents(self, rows: Any, X: F64) -> F64:
+        """Return the means of X[:, :-1] under the conditional plans of these sorted rows; X[:, -1] is 1."""
+        out = np.empty((len(rows), X.shape[1] - 1))
+        for some, block in self.exponents_of(rows):
+            out[some], _ = mean_of_rows(block, X)
+        return out
+
+    def exponents_of(self, rows: Any) -> Iterator[tuple[slice, Any]]:
+        """Yield (places in the sorted ``rows``, their exponents), block by block."""
+        for i0, i1 in runs(np.unique(rows), self.shape[1]):
+            some = slice(*np.searchsorted(rows, (i0, i1)))
+            if some.start < some.stop:
+                block = self.exponents(i0, i1)
+                yield some, block[(np if is_sparse(block) else namespace(block)).asarray(rows[some] - i0)]
+
+    def columns_by_exponents(self, columns: Any, X: F64) -> F64:
+        """Return the means of X[:, :-1] under the conditional plans of these columns, over all ranks."""
+        top, sums = np.full(len(columns), -np.inf), np.zeros((len(columns), X.shape[1]))
+        alpha = host(self.alpha)
+        for i0, i1 in self.pieces():
+            block = self.exponents(i0, i1)
+            if is_sparse(block):
+                block.data += np.repeat(alpha[i0:i1], np.diff(block.indptr))
+                block = block[:, columns].T.tocsr()
+            else:
+                block = (host(block[:, namespace(block).asarray(columns)]) + alpha[i0:i1, None]).T
+            block, high = scaled_rows(block)
+            top, sums = joined(top, sums, high, block @ X[i0:i1])
+        high = np.asarray(self.ranks.max(top))
+        sums = np.asarray(self.ranks.sum(joined(high, np.zeros_like(sums), top, sums)[1]))
+        with np.errstate(invalid="ignore"):
+            return np.asarray(sums[:, :-1] / sums[:, -1:])
+
+    def top_k(self, k: int) -> Iterator[tuple[int, Any, Any]]:
+        """Yield (first row, columns, log P) of the k largest entries of each row, block by block; -inf where P is 0."""
+        for i0, i1 in self.pieces():
+            block = self.exponents(i0, i1)
+            index, log = largest(block, k)
+            xp = namespace(log)
+            with np.errstate(invalid="ignore"):  # inf - inf in rows of a failed solve
+                yield i0, index, log + xp.asarray(self.alpha[i0:i1])[:, None]
 
     def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
         """Return (rows, columns), where the caller has M: each row's column at which its mass passes the share ``at``.
@@ -82,6 +137,15 @@ class Operator:
             if some.start < some.stop:
                 block = host(self.plan(i0, i1))
                 found[order[some]] = columns_in(block, ordered[some] - i0, at[order[some]])
+        return xp.asarray(rows), xp.asarray(found)
+
+    def draw_by_exponents(self, rows: Any, at: F64) -> tuple[Any, Any]:
+        """Return what `draw` does, from exponents: of rows, too, whose mass float64 cannot hold."""
+        order, found = np.argsort(rows, kind="stable"), np.empty(len(rows), np.int64)
+        ordered, xp = rows[order], self.cost.xp
+        for some, block in self.exponents_of(ordered):
+            weights = host(scaled_rows(block)[0])
+            found[order[some]] = columns_in(weights, np.arange(weights.shape[0]), at[order[some]])
         return xp.asarray(rows), xp.asarray(found)
 
     def weighed(self, into: Any) -> Callable[[F64], F64]:
@@ -101,6 +165,34 @@ class Operator:
         """Yield blocks (i0, i1, -M / reg) of this cost or of its transpose, in float64, where K lies."""
         for i0, i1, M, _ in cost.blocks(most=BLOCK_BYTES):
             yield i0, i1, np.asarray(host(M), np.float64) / -self.reg
+
+    def exponents(self, i0: int, i1: int) -> Any:
+        """Return beta_j + log c_ij - M_ij / reg of these rows: log P_ij less alpha_i, in float64; -inf where P is 0.
+
+        A new array (i1 - i0, n); of stored pairs a CSR array.
+        """
+        n, beta, pairs = self.shape[1], host(self.beta), self.cost.operator == "pairs"
+        x = np.empty(self.cost.place(i1, n) - self.cost.place(i0, n))
+        for k0, k1, M, c in self.cost.blocks(self.c, i0, i1):
+            part = x[slice(*(self.cost.place(k, n) - self.cost.place(i0, n) for k in (k0, k1)))]
+            part = part if pairs else part.reshape(-1, n)
+            np.multiply(host(M.data) if pairs else self.costs_of(M), -1.0 / self.reg, out=part)
+            part += beta[M.column] if pairs else beta
+            if c is not None:
+                with np.errstate(divide="ignore"):
+                    part += np.log(c.data if pairs else np.asarray(host(c)))
+        return self.cost.read(i0, i1).with_data(x) if pairs else x.reshape(-1, n)
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield runs (i0, i1) of rows with PIECE exponents or so."""
+        if self.cost.operator == "pairs":
+            return ((i0, i1) for i0, i1, *_ in self.cost.blocks(most=self.PIECE * self.cost.dtype.itemsize))
+        m, step = self.shape[0], max(1, self.PIECE // self.shape[1])
+        return ((i0, min(i0 + step, m)) for i0 in range(0, m, step))
+
+    def costs_of(self, M: Any) -> Any:
+        """Return rows of M as an array of the host."""
+        return host(M)
 
     # ---- what a child adds
 

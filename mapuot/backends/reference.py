@@ -350,6 +350,7 @@ class ReferencePlan(Operator):
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
         super().__init__(*parts_of(problem))
         self.M, self.P = whole(problem.cost, np.inf), scaled(log_u, log_v, log_kernel(problem))
+        self.take(*problem.exponents(log_u, log_v))
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         block = self.P[i0:i1].astype(self.dtype)

@@ -64,11 +64,3 @@ def coordinates(labels: Any, sizes: list[int], size: float) -> list[Any]:
     classes = np.unique(np.concatenate([classes_of(y, ALONE, f"labels[{i}]") for i, y in enumerate(both)]))
     first, second = (size * one_hot(y, classes) for y in both)
     return [first, first if np.array_equal(first, second) else second]
-
-
-def shares(mass: Any, labels: Any) -> Any:
-    """Divide rows by their sums, where the labels lie; rows without mass are zeros."""
-    xp = namespace(labels)
-    mass = host(mass) if xp is np else xp.asarray(mass)
-    total = mass.sum(axis=1, keepdims=True)
-    return xp.where(total > 0, mass / xp.where(total > 0, total, 1.0), 0.0)

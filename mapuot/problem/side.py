@@ -88,6 +88,11 @@ class Side:
         """Tell whether the prox is a multiple of a logarithm: KL, or balanced, which is its limit."""
         return self.penalty in ("kl", "balanced")
 
+    @property
+    def may_stay(self) -> bool:
+        """Tell whether a point may keep all its mass behind at a finite slope: its potential is then bounded."""
+        return not self.logarithmic
+
     @cached_property
     def scalar_rho(self) -> float | None:
         """Return the rho that all points of a KL or balanced side share; None elsewhere (no translation then)."""

@@ -349,14 +349,14 @@ def gathered(rows: Any, ranks: Ranks, root: int) -> Any:
     return sparse.csr_array((data, column, start), shape=(len(counts), rows.shape[1]))
 
 
-def top_of(plan: Any, k: int) -> tuple[Any, F64]:
-    """Find the k largest entries of each row of a CSR array; a row with fewer is filled up with -1 and 0."""
-    m = plan.shape[0]
-    index, value = np.full((m, k), -1, np.int64), np.zeros((m, k), plan.dtype)
-    row = np.repeat(np.arange(m), np.diff(plan.indptr))
-    order = np.lexsort((plan.indices, -plan.data, row))
-    place = np.arange(len(order)) - plan.indptr[row]
+def top_of(rows: Any, k: int) -> tuple[Any, F64]:
+    """Find the k largest entries of each row of a CSR array; a row with fewer is filled up with -1 and -inf."""
+    m = rows.shape[0]
+    index, value = np.full((m, k), -1, np.int64), np.full((m, k), -np.inf)
+    row = np.repeat(np.arange(m), np.diff(rows.indptr))
+    order = np.lexsort((rows.indices, -rows.data, row))
+    place = np.arange(len(order)) - rows.indptr[row]
     kept = place < k
-    index[row[kept], place[kept]] = plan.indices[order[kept]]
-    value[row[kept], place[kept]] = plan.data[order[kept]]
+    index[row[kept], place[kept]] = rows.indices[order[kept]]
+    value[row[kept], place[kept]] = rows.data[order[kept]]
     return index, value

@@ -191,6 +191,21 @@ def case_labels_and_shares(job):
     assert "mapuot.Result" in result._repr_html_()
 
 
+def case_points_whose_mass_underflows(job):
+    """Conditional plans of rows and of columns that are far from all others are those of one process."""
+    case, labels, kinds = clouds(33, 21), np.array(list("abc") * 11), np.arange(21) % 3
+    M = np.array(case.M)
+    M[5] += 20000.0 * case.reg
+    M[:, 7] += 20000.0 * case.reg
+    case = case.replace(M=M)
+    result, one, (i0, i1) = job.solve(case), case.solve(**FLOAT64), job.bounds(33)
+    assert one.row_marginal[5] == one.col_marginal[7] == 0
+    np.testing.assert_allclose(result.push(labels[i0:i1])[1], one.push(labels)[1], atol=1e-9)
+    np.testing.assert_allclose(one.push(labels)[1].sum(1), 1.0)
+    np.testing.assert_allclose(result.pull(kinds)[1], one.pull(kinds)[1][i0:i1], atol=1e-9)
+    np.testing.assert_array_equal(result.top_k(1)[0], one.top_k(1)[0][i0:i1])
+
+
 def case_warning_on_one_rank_only(job):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -141,8 +141,11 @@ class GridOperator(HostOperator):
         return self.alpha, self.beta, self.log_dot
 
     def product(self, X: Any, turned: bool) -> Any:
+        return self.sums_of(X, turned, self.halves(turned)[0])
+
+    def sums_of(self, X: Any, turned: bool, own: F64) -> F64:
         """Return exp(own) K (exp(other) X), from products with the positive and with the negative part of X."""
-        own, other, log_dot = self.halves(turned)
+        _, other, log_dot = self.halves(turned)
         out = np.zeros((len(own), X.shape[1]))
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             for k, x in enumerate(X.T):
@@ -151,6 +154,16 @@ class GridOperator(HostOperator):
                         log_x = np.log(np.maximum(sign * x, 0.0))
                         out[:, k] += sign * np.exp(own + log_dot(other + log_x))
         return out
+
+    def images(self, X: Any, turned: bool = False, stays: bool = False) -> Any:
+        X, flat = self.as_columns(X, self.shape[not turned], "Y")
+        own, other, log_dot = self.halves(turned)
+        log_mass = log_dot(other)
+        out = self.sums_of(X, turned, -log_mass)
+        with np.errstate(under="ignore", invalid="ignore"):
+            moves = np.exp(own + log_mass) > 0 if stays else (own > -np.inf) & (log_mass > -np.inf)
+        out[~moves] = np.nan
+        return out[:, 0] if flat else out
 
     def own_sums(self) -> tuple[float, F64, F64]:
         """Return (cost, row sums, column sums); the cost is summed axis by axis, without differences."""

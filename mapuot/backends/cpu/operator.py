@@ -102,6 +102,9 @@ class HostOperator(Operator):
             check(lib.mapuot_form_plan(*arguments, DTYPES[self.dtype.name], pointer(out[rows], "void *"), n))
         return part.with_data(out) if self.pairs else out
 
+    def costs_of(self, M: Any) -> Any:
+        return costs(M, lib.mapuot_pool_threads(self.pool)) if self.cost.operator == "points" else M
+
     def product(self, X: Any, turned: bool) -> Any:
         (m, n), d = self.shape, X.shape[1]
         X, columns = np.ascontiguousarray(X), zeros(d * padded(n))

@@ -55,6 +55,7 @@ class NearPairs(Sparse):
 class DeviceOperator(Operator):
     """K on the current device, its rows padded with zeros, and the plan."""
 
+    PIECE = 1 << 22
     as_columns = staticmethod(as_columns)
     stages: tuple[Carrier, Carrier] | None = None  # of M and of c, kept from one sweep to the next
 
@@ -127,6 +128,15 @@ class DeviceOperator(Operator):
             else:
                 out[i0:i1] = part
         return cp.zeros((self.shape[turned], X.shape[1])) if out is None else out
+
+    def exponents(self, i0: int, i1: int) -> Any:
+        x = cp.empty((i1 - i0, self.shape[1]))
+        for k0, k1, M, _ in self.blocks(i0, i1):
+            x[k0 - i0 : k1 - i0] = cp.asarray(M, np.float64) * (-1.0 / self.reg) + self.beta
+        if self.c is not None:
+            with np.errstate(divide="ignore"):
+                x += cp.asarray(np.log(np.asarray(host(self.c.read(i0, i1)), np.float64)))
+        return x
 
     def weighed(self, into: Any) -> Callable[[F64], F64]:
         """Return products with the plan, which is formed where it has room: that takes as long as one of them."""

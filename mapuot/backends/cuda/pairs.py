@@ -137,7 +137,7 @@ class PairOperator(DeviceOperator):
 
     cost: Sparse
 
-    draw = Operator.draw  # of the rows that `plan` makes
+    draw, exponents = Operator.draw, Operator.exponents  # of the rows that `plan` makes; on the host
 
     @property
     def pairs(self) -> DevicePairs:

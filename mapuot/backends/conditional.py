@@ -1,0 +1,79 @@
+"""Conditional plans P_ij / sum_j P_ij and their largest entries, from exponents less the largest one of each row.
+
+A row far from all columns has a mass below every float64, but its conditional plan is known:
+``P_ij / sum_j P_ij = exp(x_ij - max x_i) / sum_j exp(x_ij - max x_i)`` for exponents x = log P + any number of the row.
+A block of exponents is an array, where the plan is made, or a CSR array with one exponent for each stored pair.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ..penalties import F64
+from ..problem.sparse import is_sparse, top_of
+from .contract import host, namespace
+
+LEAST, MOST = 1e-290, 1e300  # sums of a plan between these have all their digits
+
+
+def scaled_rows(block: Any) -> tuple[Any, Any]:
+    """Return (exp(x - top), top) for the largest exponent ``top`` of each row; -inf and zeros where all are -inf."""
+    if is_sparse(block):
+        count, start = np.diff(block.indptr), block.indptr[:-1]
+        top, used = np.full(len(count), -np.inf), count > 0
+        top[used] = np.maximum.reduceat(block.data, start[used])
+        shift = np.repeat(np.where(np.isfinite(top), top, 0.0), count)
+        scaled = block.copy()
+        scaled.data = np.exp(block.data - shift)
+        return scaled, top
+    xp = namespace(block)
+    top = block.max(1)
+    return xp.exp(block - xp.where(xp.isfinite(top), top, 0.0)[:, None]), top
+
+
+def mean_of_rows(block: Any, X: Any) -> tuple[F64, F64]:
+    """Return (the mean of the rows of X under each row's conditional plan, the largest exponents), on the host."""
+    weights, top = scaled_rows(block)
+    X = namespace(weights).asarray(X)
+    with np.errstate(invalid="ignore"):  # 0 / 0 in a row without a pair
+        moved = host(weights @ X)
+        return moved[:, :-1] / moved[:, -1:], host(top)
+
+
+def joined(top: F64, sums: F64, other: F64, more: F64) -> tuple[F64, F64]:
+    """Add up two sums of exponentials, each divided by the exponential of its largest exponent."""
+    high = np.maximum(top, other)
+    shift = np.where(np.isfinite(high), high, 0.0)
+    with np.errstate(invalid="ignore"):
+        return high, sums * np.exp(top - shift)[:, None] + more * np.exp(other - shift)[:, None]
+
+
+def largest(block: Any, k: int) -> tuple[Any, Any]:
+    """Return the k largest exponents of each row, largest first: (columns, exponents), both (rows, k).
+
+    NumPy parts rows of many equal numbers 15 times more slowly than others. So rows are cut into runs of columns: the k
+    runs with the largest maxima hold the k largest entries.
+    """
+    if is_sparse(block):
+        return top_of(block, k)
+    xp, (m, n) = namespace(block), block.shape
+    if k == 1:
+        index = block.argmax(1)[:, None]
+    elif xp is not np:  # where to part takes as long as to sort
+        index = xp.argsort(-block, axis=1)[:, :k]
+    elif 4 * k * (width := int(np.sqrt(n / k))) < n:
+        runs = first_of(np.maximum.reduceat(block, np.arange(0, n, width), axis=1), k)
+        columns = (runs[:, :, None] * width + np.arange(width)).reshape(m, -1)
+        entries = np.take_along_axis(block, np.minimum(columns, n - 1), 1)
+        entries[columns >= n] = -np.inf
+        index = np.take_along_axis(columns, first_of(entries, k), 1)
+    else:
+        index = first_of(block, k)
+    return index, xp.take_along_axis(block, index, 1)
+
+
+def first_of(values: F64, k: int) -> Any:
+    """Return the places of the k largest values of each row, largest first."""
+    n = values.shape[1]
+    found = np.argpartition(values, n - k, axis=1)[:, n - k :]
+    return np.take_along_axis(found, np.argsort(-np.take_along_axis(values, found, 1), axis=1), 1)
