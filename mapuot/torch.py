@@ -752,7 +752,8 @@ def gromov_loss(X: Any, Y: Any, a: Any = None, b: Any = None, *, reg: float, reg
     a, b : (m,), (n,) tensors, optional
         Masses, >= 0. Default: equal masses that add up to 1.
     reg, reg_m, **options
-        As in `mapuot.gromov`; where both sides are inf, slopes by masses are known up to a constant.
+        As in `mapuot.gromov`; the gradient holds scale_cost fixed. Where both sides are inf, slopes by masses are known
+        up to a constant.
 
     Returns
     -------

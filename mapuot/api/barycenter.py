@@ -25,6 +25,7 @@ from ..problem.cost import cost_of
 from ..problem.kinds import as_cost, as_costs, as_whole_cost, stores_pairs
 from ..problem.scale import matrices_of, scaled
 from ..problem.sparse import Sparse
+from ..problem.symmetry import as_symmetric
 from ..route.options import make_options
 from ..status import told_bound, told_miss, warn_not_converged
 
@@ -175,7 +176,9 @@ def barycenter(
     table = as_weights(weights, len(A))
     A, M, reg, rho = checked(A, M, reg, reg_m)
     if debiased and not M.symmetric(load("cpu")):
-        raise ValueError("M must be symmetric, to the last bit, for a debiased barycenter: take (M + M.T) / 2")
+        if M.operator == "pairs":
+            raise ValueError("M must be symmetric, to the last bit, for a debiased barycenter: take (M + M.T) / 2")
+        M = as_whole_cost(as_symmetric(np.asarray(M), "M", " for a debiased barycenter"), pick("reference"))
     operator, options, found = load("cpu").operator_of(M, reg), make_options("auto", "float64", tol, None, None), []
     callback, weightings = validate.as_callback(callback), np.atleast_2d(table / table.sum(-1, keepdims=True))
     for w, start in zip(weightings, starts_of(warm_start, A, reg, len(weightings)), strict=True):

@@ -20,6 +20,7 @@ from ..problem.cost import as_vectors
 from ..problem.grid import Grid
 from ..problem.kinds import as_costs
 from ..problem.scale import matrices_of, scaled
+from ..problem.symmetry import differs
 from ..progress import bar as progress_bar
 from ..ranks import join
 from .batch import solve_batch
@@ -121,9 +122,11 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
     values = M.detach() if hasattr(M, "detach") else M if namespace(M) is not np else np.asarray(M)
     turned = values.swapaxes(-1, -2)
     with np.errstate(invalid="ignore"):  # inf - inf
-        symmetric = ((values == turned) | (abs(values - turned) <= 1e-5 * abs(turned) + 1e-8)).all()
-    if not symmetric:
-        raise ValueError("M_a and M_b must be given where M is not symmetric")
+        wrong = None if (values == turned).all() else differs(values, turned)
+    if wrong is not None and wrong.any():
+        at = np.argwhere(np.asarray(host(wrong.cpu() if hasattr(wrong, "cpu") else wrong)))[0].tolist()
+        pair = f"{float(values[tuple(at)])} at {at} and {float(turned[tuple(at)])} across the diagonal"
+        raise ValueError(f"M_a and M_b must be given where M is not symmetric, got {pair}")
     return M, M
 
 

@@ -28,8 +28,11 @@ from ..errors import muted, shown
 from ..penalties import F64, kl_divergence
 from ..problem import validate
 from ..problem.clouds import PointCloud
+from ..problem.cost import Dense, cost_of
 from ..problem.points import as_points
+from ..problem.scale import scale_of
 from ..problem.sparse import is_sparse
+from ..problem.symmetry import as_symmetric
 from ..problem.validate import as_positive, check_kind
 from ..status import Words, not_converged, warn_not_converged
 from .solve import solve
@@ -45,6 +48,7 @@ COARSE = 40, 1e-2, 1e-3  # steps there at most, tol, inner_tol
 FIRST = 5, 1e-2, 1e-2  # steps from each direction of the axes, tol, inner_tol
 SIGNS = 8  # directions of the axes that are tried
 ROUNDING = 2.0**-50  # of the terms of a value
+TINY, HUGE = 1e-150, 1e150  # distances whose squares, and sums of them, are within float64
 FIRM = 1e6  # times reg: a larger rho makes more than 1e-10 reg of the square of float32's rounding, 1e-8
 OPTIONS = "threads", "backend", "precision", "max_passes"  # of `solve`, which a user may give
 
@@ -162,18 +166,19 @@ class Space:
     def __init__(self, given: Any, kind: str, name: str) -> None:
         if kind == "sqeuclidean":
             points = np.asarray(as_points(given, name), np.float64)
-            x = points - points.mean(0)
-            self.phi = np.column_stack([(x**2).sum(1), np.ones(len(x)), x])
+            with np.errstate(over="ignore", invalid="ignore"):
+                x = points - points.mean(0)
+                self.phi = np.column_stack([(x**2).sum(1), np.ones(len(x)), x])
             self.count = len(x)
+            check_powers(self.phi[:, 0], f"{name} must have points whose distances", "the fourth power of a length")
             return
         A = given if is_sparse(given) else validate.as_array(given, name)
-        check_kind(A, name, "fiu")
+        check_kind(A, name)
         if A.ndim != 2 or A.shape[0] != A.shape[1] or 0 in A.shape:
             raise ValueError(f"{name} must be a square matrix of distances for metric 'precomputed', got {A.shape}")
-        if not np.isfinite(A.data if is_sparse(A) else A).all() or abs(A - A.T).max() > 1e-12 * abs(A).max():
-            raise ValueError(f"{name} must be finite and symmetric for metric 'precomputed'")
-        self.matrix = A.tocsr().astype(np.float64) if is_sparse(A) else np.asarray(A, np.float64)
+        self.matrix = as_symmetric(A.tocsr() if is_sparse(A) else A, name, " for metric 'precomputed'")
         self.count = A.shape[0]
+        check_powers(self.matrix.data if is_sparse(A) else self.matrix, f"{name} must have distances that", "a square")
 
     def part(self, chosen: Any) -> Space:
         """Return the space of some of the points, whose coordinates stay as they are."""
@@ -202,6 +207,14 @@ class Space:
         """Return sum_k D_ik (x_i - x_k) of every point i, for D = A J A^T with the J of a space."""
         W, x = other.times(A.T).T, self.phi[:, 2:]
         return np.asarray(x * (W @ A.sum(0))[:, None] - W @ (A.T @ x))
+
+
+def check_powers(distances: Any, what: str, unit: str) -> None:
+    """Raise where the squares of distances, which costs are made of, are beyond float64."""
+    most = float(np.abs(distances).max(initial=0.0))
+    if most == 0 or TINY < most < HUGE:
+        return
+    raise ValueError(f"{what} have squares within float64, got up to {most:.3g}: rescale them; reg goes with {unit}")
 
 
 class Plan(NamedTuple):
@@ -325,6 +338,21 @@ class Task:
         r, s = self.a * (mass / A), self.b * (mass / B)
         told = [told_by(np.array([mass]), np.array([size])) for size in (A, B, whole)]
         return self.plan(Factors(r[:, None], self.b[None] / B), r, s, told)
+
+    def usual_cost(self) -> Any:
+        """Return the cost of the step from a b^T of mass 1, but for k."""
+        plan = self.independent()
+        posed = self.cost(plan.scaled(-math.log(plan.mass))._replace(logs=(0.0, 0.0, 0.0))).posed()
+        return Dense(posed) if isinstance(posed, np.ndarray) else cost_of(posed)
+
+    def check_mass(self, mass: float) -> None:
+        if mass > 0 and math.isfinite(mass):
+            return
+        median = f"{scale_of([self.usual_cost()], 'median'):.3g}"
+        raise ValueError(
+            f"reg and reg_m must leave a plan with mass, got {shown(self.reg)} and {shown(self.rho)}, where the median "
+            f"cost of a step is {median}: give reg_m of this size, or scale_cost='median' to give both in units of it"
+        )
 
     def given(self, P: Any) -> Plan:
         """Return what a step needs of a plan, (m, n)."""
@@ -481,9 +509,9 @@ class StepCost(NamedTuple):
 
 
 def gromov(
-    X: Any, Y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: Any = "sqeuclidean",
-    features: Any = None, alpha: float = 0.5, init: Any = "auto", max_iter: int = 100, tol: float = 1e-4,
-    inner_tol: float = 1e-6, **options: Any,
+    X: Any, Y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None,
+    metric: Any = "sqeuclidean", features: Any = None, alpha: float = 0.5, init: Any = "auto", max_iter: int = 100,
+    tol: float = 1e-4, inner_tol: float = 1e-6, **options: Any,
 ) -> GromovResult:  # fmt: skip
     """Solve entropic Gromov-Wasserstein between two spaces, unbalanced, semi-relaxed or balanced, fused with features.
 
@@ -498,12 +526,15 @@ def gromov(
     ----------
     X, Y : (m, d), (n, e) arrays, or (m, m), (n, n) arrays or matrices of scipy.sparse
         Points, whose distances are squared Euclidean ones and are never formed; for ``metric="precomputed"`` distances,
-        symmetric, where entries that a sparse matrix does not store are 0.
+        symmetric but for the rounding of their dtype, where entries that a sparse matrix does not store are 0.
     a, b, reg_m
         As in `solve`; reg_m in units of reg, one number a side.
     reg : float
         Entropic regularisation, > 0, in units of squared distances (of points: of the fourth power of a length). Half
         of ``epsilon`` of POT's balanced functions, and all of that of its unbalanced one.
+    scale_cost : {"median", "mean", "max"}, optional
+        Take reg and reg_m in units of this cost of the step from a b^T, ``sum (X_ik - Y_jl)^2 a_k b_l / (|a| |b|)`` and
+        half of the features', which ``result.scale_cost`` tells.
     metric : {"sqeuclidean", "precomputed"} or a pair of them
     features : pair of (m, k) and (n, k) arrays, or (m, n) array, optional
         What both spaces share: points, whose costs F are squared distances, or F itself.
@@ -565,12 +596,17 @@ def gromov(
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
     task = Task(spaces[0], spaces[1], a, b, reg, (low, high), features, alpha)
+    scale = 1.0
+    if scale_cost is not None:
+        scale = scale_of([task.usual_cost()], scale_cost)
+        task = Task(spaces[0], spaces[1], a, b, scale * reg, (scale * low, scale * high), features, alpha)
     inner_tol = as_positive(inner_tol, "inner_tol")
     found = []
     for plan, some in starts(task, init, options):
         found.append(descend(task, plan, max_iter, tol, inner_tol, options, some is None))
         found[-1].coarse = some
     best = best_of(found)
+    best.scale_cost = scale
     if not best.converged:
         warn_not_converged("gromov, the last step: " + not_converged(best, inner_tol, words=Words(tol="inner_tol")))
     if not best.settled:
@@ -594,8 +630,7 @@ def descend(
         start = start and (start[0] / reg, start[1] / reg)
         with muted():  # each step has its certificate, and only the last one counts
             result = solve(cost.posed(), task.a, task.b, reg=reg, reg_m=reg_m, tol=close, warm_start=start, **options)
-        if not result.mass > 0 or not math.isfinite(result.mass):
-            raise ValueError(f"reg and reg_m must leave a plan with mass, got {shown(task.reg)} and {shown(task.rho)}")
+        task.check_mass(result.mass)
         start = result.potentials  # in units of costs, as reg follows the mass
         begun, plan = plan, task.answer(result)
         moved = task.distance(begun, cost, result, plan.mass) if known and left is None else math.inf
@@ -668,7 +703,7 @@ def starts(task: Task, init: Any, options: dict[str, Any]) -> list[tuple[Plan, G
     if not found:
         if init == []:
             raise ValueError("init must name a start, got []")
-        raise ValueError("reg and reg_m must leave a plan with mass from init 'axes'")
+        task.check_mass(0.0)
     return found
 
 
@@ -718,6 +753,8 @@ def as_features(value: Any, m: int, n: int) -> Any:
         f, g = (np.asarray(as_points(z, f"features[{k}]"), np.float64) for k, z in enumerate(value))
         if (len(f), len(g)) != (m, n) or f.shape[1] != g.shape[1]:
             raise ValueError(f"features must be ({m}, k) and ({n}, k) arrays, got shapes {f.shape} and {g.shape}")
+        if max(np.abs(f).max(), np.abs(g).max()) >= HUGE:
+            raise ValueError("features must be points whose squared distances are within float64: rescale them")
         return f, g
     F = validate.as_numbers(value, "features", f"a pair of arrays or a finite matrix ({m}, {n})", (m, n), kinds="fiu")
     return np.asarray(F, np.float64)

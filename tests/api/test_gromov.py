@@ -158,6 +158,49 @@ def test_reg_m_far_above_reg_is_nearly_balanced(init):
     assert given.value == pytest.approx(balanced.value, rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
+def test_distances_are_symmetric_but_for_their_rounding(kind):
+    rng = np.random.default_rng(0)
+    x = rng.random((40, 3))
+    D, given = cdist(x, x), {"reg": 0.1, "reg_m": 1.0, "metric": "precomputed", "init": "independent"}
+    right = mapuot.gromov(D, D, **given)
+    single = (D * (1 + 3e-7 * rng.normal(size=D.shape))).astype(np.float32)
+    squares = (x**2).sum(1)[:, None] + (x**2).sum(1) - 2 * x @ x.T + 1e-15 * rng.random((40, 40))
+    for rounded in (single, single.astype(float), np.sqrt(np.maximum(0, squares))):  # near points: sqrt(eps)
+        assert (rounded != rounded.T).any()
+        assert mapuot.gromov(kind(rounded), kind(D), **given).value == pytest.approx(right.value, rel=1e-5)
+    turned = mapuot.gromov(kind(single.T), kind(D), **given)
+    assert turned.value == mapuot.gromov(kind(single), kind(D), **given).value
+    adjacent = D < 0.4
+    found = mapuot.gromov(kind(adjacent), kind(adjacent.astype(int)), **given)
+    assert found.value == mapuot.gromov(kind(adjacent.astype(float)), kind(adjacent.astype(float)), **given).value
+    for value, text in ((math.nan, "finite .*NaN at .3, 4."), (math.inf, "finite .*inf at .3, 4.: "), (0.5, "symm")):
+        wrong = D.copy()
+        wrong[3, 4] = value
+        with pytest.raises(ValueError, match=f"^Y must be {text}"):
+            mapuot.gromov(D, kind(wrong), **given)
+        with pytest.raises(ValueError, match=f"^X must be {text}"):
+            mapuot.gromov(kind(wrong), x, **given | {"metric": ("precomputed", "sqeuclidean")})
+
+
+@pytest.mark.parametrize("how", ["median", "mean", "max"])
+@pytest.mark.parametrize("metric", ["sqeuclidean", "precomputed"])
+def test_units_of_the_costs_are_those_of_the_first_step(how, metric):
+    x, y, A, B, a, b = spaces()
+    F = np.random.default_rng(2).random((24, 20))
+    X, Y = (x, y) if metric == "sqeuclidean" else (A, B)
+    found = mapuot.gromov(X, Y, 3 * a, b, reg=0.05, reg_m=(1.0, 2.0), scale_cost=how, metric=metric, features=F)
+    C = 0.5 * np.einsum("ijkl,k,l", (A[:, None, :, None] - B[None, :, None, :]) ** 2, a, b) + 0.25 * F
+    scale = {"median": np.median, "mean": np.mean, "max": np.max}[how](C)
+    assert found.scale_cost == pytest.approx(scale, rel=1e-12)
+    given = {"metric": metric, "features": F}
+    plain = mapuot.gromov(X, Y, 3 * a, b, reg=0.05 * scale, reg_m=(scale, 2 * scale), **given)
+    assert plain.scale_cost == 1
+    assert found.value == pytest.approx(plain.value, rel=1e-9)
+    with pytest.raises(ValueError, match=r"leave a plan with mass, got 1e-05 .*cost of a step is .*: give reg_m of"):
+        mapuot.gromov(x, y, a, b, reg=1e-5, reg_m=1e-4)
+
+
 def test_a_turned_shuffled_noisy_copy_with_outliers_is_matched():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 5)) * [5, 4, 3, 2, 1] + rng.exponential(2.0, (200, 5)) * [2, 1, 1, 1, 1]
