@@ -24,6 +24,7 @@ CACHE = Path(tempfile.gettempdir()) / f"mapuot-oracle-{os.getuid()}"
 KINDS = {"kl": 0, "tv": 1, "l2": 2, "range": 3}
 OWN_GAP = 1e-14  # relative: beyond it an answer is no reference
 OWN_STEP = 1e-13  # relative change of the plan by one more Newton step, likewise
+OWN_KL = 1e-6  # of reg times the mass, of its gap: farther off a Newton step tells nothing, however large all terms are
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,18 @@ class Answer:
     violation: float  # |hard marginals missed|_1 / mass
     scale: float  # the sum of the sizes of all terms of the objective
     mass: float
+    kl: float  # gap / (reg mass)
 
     @property
     def good(self) -> bool:
         """Whether its own gap, as certified by itself, is small enough for a reference."""
         own = (self.gap + self.violation * self.scale) / self.scale
-        return bool(np.isfinite([own, self.error, self.dual]).all() and own <= OWN_GAP and self.error <= OWN_STEP)
+        return bool(
+            np.isfinite([own, self.error, self.dual]).all()
+            and own <= OWN_GAP
+            and self.error <= OWN_STEP
+            and self.kl <= OWN_KL
+        )
 
 
 def spread(M: Any) -> float:
@@ -102,7 +109,8 @@ def call(problem: Any, start: Any, quad: bool) -> Answer | None:
     unit = 1e-19 if not quad else 1e-33
     exponent = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0)) for x in (log_u, log_v, M / problem.reg))
     error = 2 * step + 8 * unit * (8 + exponent) + 1e-18  # the rounding of exponents, and of the plan in long double
-    return Answer(log_u, log_v, plan, primal, dual, gap, error, violation, scale, mass)
+    kl = gap / problem.reg / mass if mass > 0 else 0.0
+    return Answer(log_u, log_v, plan, primal, dual, gap, error, violation, scale, mass, kl)
 
 
 def answer(problem: Any, start: Any = None, quad: bool = False) -> Answer | None:

@@ -2,6 +2,7 @@
 
     make hostile                                          every path, in minutes
     make hostile ARGS="--count 20000 --seed 7 --only warm"
+    make hostile ARGS="--numbers extreme"                 masses of 1e-300 and the like in every trial
     make hostile ARGS="--largest 3"                       smaller problems: a small one that fails, too
     make hostile ARGS="--only ranks --index 1234"         one trial again
 
@@ -103,6 +104,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=core_count(), help="processes at once")
     parser.add_argument("--largest", type=int, default=12, help="points of a side, most of the time")
     parser.add_argument("--sides", choices=("all", "hard"), default="all", help="hard: most are balanced or ranges")
+    parser.add_argument("--numbers", choices=("all", "usual", "extreme"), default="all", help="of every trial")
     parser.add_argument("--index", type=int, help="this trial of each path only")
     return parser.parse_args(words)
 
@@ -120,7 +122,7 @@ def main(words: list[str]) -> int:
     worst: dict[str, dict[str, float]] = defaultdict(dict)
     failures: dict[tuple[str, Lane], list[dict[str, Any]]] = defaultdict(list)
     with ThreadPoolExecutor(args.jobs) as pool, tqdm(total=len(jobs), unit="block", disable=None) as bar:
-        sizes = args.largest, args.sides
+        sizes = args.largest, args.sides, args.numbers
         tasks = {pool.submit(run, lane, args.seed, first, count, *sizes): lane for lane, first, count in jobs}
         for task in as_completed(tasks):
             lane, answer = tasks[task], task.result()
@@ -166,7 +168,7 @@ def show(failures: Any, args: argparse.Namespace) -> None:
         top = max(found, key=lambda f: f["size"])
         ODDS["all"] = ODDS[args.sides]
         with np.printoptions(floatmode="unique", threshold=sys.maxsize):
-            trial = repr(trial_of(lane.how, args.seed, top["index"], args.largest))
+            trial = repr(trial_of(lane.how, args.seed, top["index"], args.largest, args.numbers))
         print(f"\n# {kind}: {lane.name}, seed {args.seed}, trial {top['index']}\n# {top['text']}\n{trial}", flush=True)
 
 

@@ -1,7 +1,8 @@
 """One random problem, drawn from everything that the arguments of ``solve`` allow, and what it means in long double.
 
-Masses from 1e-12 to 1e12, reg from 1e-4 to 1e3 of range(M), reg_m from 1e-3 to 1e9 of reg: every draw is a function of
-the generator only, so that a seed names a problem. Nothing here calls the library.
+Masses from 1e-12 to 1e12, reg from 1e-4 to 1e3 of range(M), reg_m from 1e-3 to 1e9 of reg; ``usual`` makes of such a
+problem one that users have, ``extreme`` one whose numbers nearly leave float64. Every draw is a function of the
+generator only, so that a seed names a problem. Nothing here calls the library.
 """
 
 from __future__ import annotations
@@ -56,6 +57,24 @@ class Problem(Case):
         own = [self.reg_m[0]] * 2 if np.ndim(self.reg_m[0]) == 0 else [self.reg_m[0][..., :k]] * 2
         a = self.a[:k] if self.a[:k].any() else np.ones(k)
         return self.replace(a=a, b=a, reg_m=tuple(own), penalty=(self.penalty[0],) * 2, **more)
+
+    def cut(self, k: int) -> Problem:
+        """Return the problem of the first k rows and columns."""
+        c = self.reference if isinstance(self.reference, str) else self.reference[:k, :k]
+        reg_m = tuple(r if np.ndim(r) == 0 else r[..., :k] for r in self.reg_m)
+        points = self.points and (self.points[0][:k], self.points[1][:k], *self.points[2:])
+        return self.replace(
+            M=self.M[:k, :k], a=self.a[:k], b=self.b[:k], reference=c, reg_m=reg_m, points=points, grid=self.grid
+        )
+
+    def priced(self, reg: float, rise: float, masses: tuple[float, float]) -> Problem:
+        """Return the problem of this reg, and of reg_m times ``rise``; a range keeps its share.
+
+        ``masses``: how often as large they have become, by which reg_m of "l2" is divided.
+        """
+        sides = zip(self.penalty, self.reg_m, masses, strict=True)
+        reg_m = tuple(r if kind == "range" else r * (rise / (t if kind == "l2" else 1.0)) for kind, r, t in sides)
+        return self.replace(reg=reg, reg_m=reg_m).feasible()
 
     @property
     def cost_rounding(self) -> float:
@@ -185,6 +204,51 @@ def draw_uneven(rng: Any, m: int, n: int) -> tuple[Any, Any]:
         return {4: np.rint(8 * points), 5: 1e6 + points}.get(kind, points)
 
     return cloud(m), cloud(n)
+
+
+def usual(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
+    """Make problems of one shape and kind those that users have: equal masses on as many points of a cloud each.
+
+    Where M is a plain matrix it is, half of the time, that of clusters, heavy tails or an outlier.
+    """
+    first = problems[0]
+    k = min(first.shape)
+    problems = problems if first.grid else tuple(p.cut(k) for p in problems)
+    if first.points is None and first.grid is None and rng.random() < 0.5:
+        x, y = draw_uneven(rng, k, k)
+        y = x if all(np.array_equal(p.M, p.M.T) for p in problems) else y
+        D = ((x[:, None] - y) ** 2).sum(2)
+        unit = float(np.median(D)) or spread(D)
+        problems = tuple(
+            p.replace(M=np.where(np.isfinite(p.M), D * (spread(p.M) / unit), p.M).astype(p.M.dtype)) for p in problems
+        )
+    total = 1.0 if rng.random() < 0.7 else float(k)
+    masses = tuple(float(total / len(t) / t.max()) for t in (problems[0].a, problems[0].b))
+    a, b = (np.full(n, total / n) for n in problems[0].shape)
+    return tuple(p.replace(a=a, b=b).priced(p.reg, 1.0, masses) for p in problems)
+
+
+def extreme(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
+    """Take problems of one kind to where numbers leave float64: masses, their ratio, costs, reg and reg_m."""
+    first, changes = problems[0], rng.random(5)
+    size = 10.0 ** rng.uniform(-300, 200) if changes[0] < 0.6 else 1.0
+    unit = 1.0
+    if changes[1] < 0.2 and first.points is None and first.grid is None and first.M.dtype == np.float64:
+        unit = 10.0 ** rng.uniform(*np.clip([-280 - np.log10(size), 250 - np.log10(size)], -250, 250))
+    ratio = 10.0 ** rng.uniform(-40, 40) if changes[2] < 0.4 else 1.0
+    small = spread(first.M) * 10.0 ** rng.uniform(-7, 1) if changes[3] < 0.6 else first.reg
+    rise = 10.0 ** rng.uniform(0, 16) if changes[4] < 0.4 else 1.0
+    if not np.isfinite(first.M * unit).sum() == np.isfinite(first.M).sum() or not small * unit > 1e-290:
+        unit = 1.0
+    sides = zip(first.penalty, first.reg_m, strict=True)
+    known = [float(np.max(r)) for kind, r in sides if kind in ("kl", "tv") and np.isfinite(r).all()]
+    rise = rise * small / max(known) if rise > 1 and known else small / first.reg
+    found = []
+    for p in problems:
+        one = p if unit == 1 else p.replace(M=p.M * unit)
+        one = one.replace(a=p.a * size, b=p.b * (size / ratio))
+        found.append(one.priced(p.reg * (small / first.reg) * unit, rise * unit, (size, size / ratio)))
+    return tuple(found)
 
 
 def draw_points(rng: Any, largest: int) -> Problem:

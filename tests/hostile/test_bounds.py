@@ -63,6 +63,30 @@ def test_a_bound_is_true_whenever_a_solve_ends(pair, backend, stopped):
     assert stopped or sum(converged) >= 0.9 * len(untrue)  # what is left: ranges without a feasible plan
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("pair", [("kl", "balanced"), ("balanced", "kl"), ("kl", "kl")], ids="-".join)
+def test_a_bound_is_true_where_totals_are_far_apart(pair, backend):
+    """Where a has 1e12 to 1e40 times the mass of b, rho |a| is far above reg |P|, in which the rounding of a gap counts.
+
+    The gap of a pass at x = log v + shift of -6.5e6 and a shift of -7.4e6 lacked q = b e^(-k log v): e^657 times e^-744.
+    """
+    judged = 0
+    for seed in (465, 707, 1131, *range(2000, 2030 if backend == "cpu" else 2004)):
+        rng = np.random.default_rng(seed)
+        m, n = (int(k) for k in rng.integers(1, 5, 2))
+        M, U = rng.random((m, n)), rng.uniform
+        reg, rho, ratio, size = 10 ** U(-4, -2), 10 ** U(0, 3), 10 ** U(12, 40), 10 ** U(-60, 0)
+        sides = (np.full(m, 1 / m) * size * ratio, np.full(n, 1 / n) * size)
+        sides = sides[::-1] if pair[0] == "balanced" else sides
+        M = M.T if pair[0] == "balanced" else M
+        reg_m = tuple(np.inf if kind == "balanced" else rho for kind in pair)
+        found = failures(Problem(M, *sides, reg, reg_m, pair), backend, {"tol": 1e-6, "max_passes": 1000})
+        judged += found is not None
+        assert found is None or not found[1], (seed, found)
+    assert judged >= (15 if backend == "cpu" else 3)
+
+
 def test_columns_at_a_kink_do_not_stall_at_the_root_of_their_rounding():
     """Of 300 x 200 points, every column kept whole but for the last digit."""
     rng = np.random.default_rng(5)

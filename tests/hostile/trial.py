@@ -25,7 +25,18 @@ from mapuot.ascend import groups, kept
 from mapuot.backends import boxes
 from mapuot.route import stages
 
-from .problem import Problem, draw, draw_boxes, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho
+from .problem import (
+    Problem,
+    draw,
+    draw_boxes,
+    draw_grid,
+    draw_masses,
+    draw_pairs,
+    draw_points,
+    draw_rho,
+    extreme,
+    usual,
+)
 
 NAMES = (  # their numbers are those of the generators: none is moved
     "cold", "warm", "batch", "path", "stream", "pot", "ranks", "points", "sparse", "grids", "sparse ranks",
@@ -129,6 +140,22 @@ def draw_kept(rng: Any, problem: Problem) -> Problem:
 
 def draw_trial(how: str, rng: Any, largest: int) -> Trial:
     return draw_alone(rng, largest) if how == "self" else draw_apart(how, rng, largest)
+
+
+def as_users_have(trial: Trial, rng: Any) -> Trial:
+    """Return the trial with equal masses on as many points of both sides."""
+    problems, start = usual(rng, trial.problems), trial.start
+    m, n = problems[0].shape
+    if isinstance(start, Problem):
+        start = start if start.shape == (m, n) else start.cut(m)
+    elif start is not None:
+        start = start[0][..., :m], start[1][..., :n]
+    return dataclasses.replace(trial, problems=problems, start=start)
+
+
+def at_the_ends(trial: Trial, rng: Any) -> Trial:
+    """Return the trial with numbers that nearly leave float64."""
+    return dataclasses.replace(trial, problems=extreme(rng, trial.problems))
 
 
 def draw_apart(how: str, rng: Any, largest: int) -> Trial:

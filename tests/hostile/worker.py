@@ -1,6 +1,6 @@
 """One block of trials in one process, or in step on all ranks of one job; the counts and failures as a line of JSON.
 
-``python -m hostile.worker PATH BACKEND SEED FIRST COUNT LARGEST SIDES``.
+``python -m hostile.worker PATH BACKEND SEED FIRST COUNT LARGEST SIDES NUMBERS``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import numpy as np
 from judge import Failure, judge
 
 from .problem import ODDS
-from .trial import NAMES, OVER_RANKS, Trial, call, call_over_ranks, draw_trial
+from .trial import NAMES, OVER_RANKS, Trial, as_users_have, at_the_ends, call, call_over_ranks, draw_trial
 
 SECONDS = 60  # one trial may take: far more is a hang
 REFUSED = ("must not be so small that M / reg overflows", "must have positive, finite mass",
-           "must be finite, >= 0 and not all", "must be 'product' or 'uniform' for points on a GPU")  # fmt: skip
+           "must be finite, >= 0 and not all", "must have masses whose product",
+           "must be 'product' or 'uniform' for points on a GPU")  # fmt: skip
 
 
 class Runner:
@@ -85,25 +86,32 @@ def late(*_: Any) -> None:
     raise TimeoutError(f"no answer within {SECONDS} s")
 
 
-def trial_of(how: str, seed: int, index: int, largest: int) -> Trial:
-    return draw_trial(how, np.random.default_rng([seed, NAMES.index(how), index]), largest)
+def trial_of(how: str, seed: int, index: int, largest: int, numbers: str = "all") -> Trial:
+    """Draw a trial; of each four one as users have them and one of extreme numbers, unless ``numbers`` names a kind."""
+    trial = draw_trial(how, np.random.default_rng([seed, NAMES.index(how), index]), largest)
+    rng, kind = np.random.default_rng([seed, NAMES.index(how), index, 1]), index % 4
+    if numbers == "extreme" or (numbers == "all" and kind == 2):
+        return at_the_ends(trial, rng)
+    return as_users_have(trial, rng) if numbers == "usual" or (numbers == "all" and kind == 0) else trial
 
 
-def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: int) -> dict[str, Any]:
+def block(
+    runner: Runner, how: str, seed: int, first: int, count: int, largest: int, numbers: str = "all"
+) -> dict[str, Any]:
     """Judge so many trials; the failures found and what the summary counts."""
     totals: Counter[str] = Counter()
     failures, worst = [], {"error / bound": 0.0}
     for index in range(first, first + count):
-        ended, found, figures = runner.verdict(trial_of(how, seed, index, largest))
+        ended, found, figures = runner.verdict(trial_of(how, seed, index, largest, numbers))
         totals["trials"] += 1
         totals[ended] += 1
         totals["problems"] += len(figures)
-        for numbers in figures:
-            totals["without reference"] += "no reference" in numbers
-            totals["judged"] += "no reference" not in numbers
+        for figure in figures:
+            totals["without reference"] += "no reference" in figure
+            totals["judged"] += "no reference" not in figure
             for name in ("converged", "truncated", "kept", "tol >= 1e-7", "of them stalled"):
-                totals[name] += bool(numbers.get(name))
-            worst = {name: max(value, numbers.get(name, 0.0)) for name, value in worst.items()}
+                totals[name] += bool(figure.get(name))
+            worst = {name: max(value, figure.get(name, 0.0)) for name, value in worst.items()}
         failures += [{"index": index, "kind": f.kind, "size": f.size, "text": f.text} for f in found]
     return {"totals": dict(totals), "worst": worst, "failures": failures}
 
@@ -112,7 +120,7 @@ def main(words: list[str]) -> None:
     how, backend, seed, first, count, largest = words[0], words[1], *map(int, words[2:6])
     ODDS["all"] = ODDS[words[6]]
     runner = Runner(backend, how in OVER_RANKS)
-    answer = block(runner, how, seed, first, count, largest)
+    answer = block(runner, how, seed, first, count, largest, words[7])
     if runner.root:
         print(json.dumps(answer), flush=True)
 
