@@ -101,7 +101,7 @@ def dual_term(kind: str, f: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
         elif kind == "tv":
             value = np.where(f < -rho * (1 + 1e-9), -np.inf, np.clip(f, -rho, rho) * t)
         elif kind == "l2":
-            value = np.where(f < rho * t, f * t - f * f / (2 * rho), rho * t * t / 2)
+            value = np.where(f < rho * t, f * t - f * (f / (2 * rho)), rho * t * t / 2)
         else:
             assert upper is not None
             value = np.where(f < 0, f * upper * t, np.where(rho > 0, f * rho * t, 0.0))  # f may be inf, rho 0

@@ -122,12 +122,17 @@ static void finish_marginal(mapuot_pool *pool, mapuot_state *state, finish_state
     memcpy(finish->row_scalars, state->sums + padded(state->n), sizeof finish->row_scalars);
     if (state->limits.in_place) marginals_to_sums(state);
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->marginal, 0, finish->sums);
-    const double weight = finish->sums[SUM_WEIGHT];
-    if (state->limits.lam_rate > 0 && !(weight > 1e-290 && weight < 1e290)) { /* where e^(-k x) ends: q by itself */
-        finish->args.base = state->progress.shift;
-        run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->marginal, 0, finish->sums);
-        finish->sums[SUM_WEIGHT] = weight < 1e290 ? weight : INFINITY; /* the sum over all x */
-    }
+}
+
+static int is_safe(double x) { return x > 1e-290 && x < 1e290; }
+
+/* Where e^(-k x) or e^(k shift) leaves float64, q = b e^(-k log v) is found by itself: as their product it was 0 for q of
+ * 1e-39, e^657 times e^-744. */
+static void find_asked(mapuot_pool *pool, mapuot_state *state, finish_state *finish) {
+    if (!(state->limits.lam_rate > 0) || (is_safe(finish->sums[SUM_WEIGHT]) && is_safe(finish->args.q_factor))) return;
+    finish->args.base = state->progress.shift;
+    finish->args.q_factor = 1.0;
+    run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->marginal, 0, finish->sums);
 }
 
 /* One potential l = log u = log v: the rows are as far from their optimum as the columns, and G lies between l and
@@ -163,6 +168,7 @@ static void finish_prox(mapuot_pool *pool, mapuot_state *state, finish_state *fi
     *stats = (mapuot_stats){.dead = finish->sums[SUM_DEAD] + rows[ROW_DEAD]};
     stats->mass = finish->mass * finish->args.kappa;
     stats->lost = lost_mass(&state->limits, rows[ROW_SCALE], finish->scale_v, finish->mass);
+    find_asked(pool, state, finish);
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->prox, 0, finish->sums);
     if (state->limits.symmetric) average(state, finish);
 }

@@ -190,6 +190,8 @@ FN double row_scale(const Batch &S, double a, double log_a, double d, double s, 
     return u;
 }
 
+FN bool is_safe(double x) { return x > 1e-290 && x < 1e290; }
+
 FN Move find_move(const Batch &S, const Work &W) {
     Move move;
     move.mass = S.k1 > 0 || ONE_POTENTIAL ? total(W.row, WARPS) : W.standing[0].mass_a;
@@ -207,7 +209,7 @@ FN bool first_sweep(const Batch &S, Work &W, double *col, int ld, const double *
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const Standing &p = W.standing[warp];
     const double shift = p.shift + move.lam, k2 = S.limits.rate_cols;
-    bool odd = false;
+    bool odd = k2 > 0 && !(is_safe(move.weight) && is_safe(move.grow)); // their product may be a number, and is 0
     double value[SUMS];
     UNROLLED (int q = 0; q < SUMS; q++) value[q] = 0;
     ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS) {

@@ -184,7 +184,7 @@ class Ascent:
     def is_due(self, value: PassCertificate, residual: F64) -> bool:
         """Tell whether a plan may be good enough to be certified, by the last changes; decide when passes turn wide."""
         (gap, hard), mass, options = self.body.guess(residual, self.found), self.found.mass, self.options
-        self.guessed = plan_error(gap / (self.body.reg * mass)) + hard / mass
+        self.guessed = plan_error(gap / mass / self.body.reg) + hard / mass
         self.since_whole += 1
         self.guesses = [*self.guesses[-RATE_PASSES:], self.guessed]
         if self.coarse:

@@ -211,13 +211,15 @@ class ReferenceWorkspace:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             terms = sum(x.dual_scale for x in sides) + reg * problem.c_mass + abs(dual) + prices * (mass + hard)
             moved = mass * (reg + kl / 4) * rounding + 1e-15 * terms  # 2 of the 8 roundings lie between u and r
-            error = penalties.plan_error(max(gap, 0.0) / (reg * mass))  # >= KL(P* | P) / mass
+            noise = 1e-13 * float(mass) * (reg + kl)  # of a gap below 0
+            known = (noise if gap < 0 else gap) + 1e-316 * (1 + kl)
+            error = penalties.plan_error(known / mass / reg)  # >= KL(P* | P) / mass
             error += self.edges * float(hard / mass + 2**-51) if self.edges > 1 else float(hard / mass)
             error = min(error, 2 * min(problem.shape) * float(misfit / mass + 2**-51))
             error += rounding * (1 + 2 * error)
-            root = np.sqrt(max(gap, 0.0)) + rounding * np.sqrt(mass * (kl + l2 * mass / 2))
+            root = np.sqrt(known) + rounding * np.sqrt(mass * (kl + l2 * mass / 2))
             rounded = float(root**2 + rounding * mass * (2 * tv + prices))
-        sound = np.isfinite(dual) and gap >= -1e-13 * (terms + reg * mass) and error < math.inf
+        sound = np.isfinite(dual) and gap >= -noise and error < math.inf
         if not sound or not moved < math.inf:
             return math.inf, math.inf, math.inf
         return float(moved), math.inf if hard > self.options.allowed * mass else rounded, error

@@ -18,6 +18,8 @@ from ..penalties import F64
 from .problem import MultiProblem
 from .state import State
 
+GAP_LEAST = 1e-316  # rounding of a gap near the least number: some 1e7 terms of 5e-324
+
 
 def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> PassCertificate:
     """Certify the plan of a state, with everything that rounding may hide counted against it.
@@ -41,13 +43,14 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
     slips = {k: growth(8 * UNIT * (1 + sizes[k] * reg / rho[k])) for k in soft}
     slip, slipped = max(slips.values(), default=0.0), sum(rho[k] * amounts[k] * x for k, x in slips.items())
     gap, kl = (sum(rho[k] * x[k] for k in soft) for x in (gaps, boths))
+    gap += GAP_LEAST * (1 + max((rho[k] for k in soft), default=0.0))
     price, missed = reg * sum(sizes[k] for k in hard), sum(misses[k] for k in hard)
     noise = (64 + problem.log_sizes) * terms  # of masses, and then of their sums
     noise += sum(n * size for n, size in zip(problem.shape, value_sizes, strict=True))
     moved = reg * mass * delta + slipped + UNIT * noise
     sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
     root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl) if sound else math.inf
-    d = root * root * (1 + 6 * delta) / (reg * mass * (1 - delta)) if sound else math.inf
+    d = root * root * (1 + 6 * delta) / (1 - delta) / mass / reg if sound else math.inf
     stored = eta * eta * (0.5 + eta)
     error = (plan_error(d + stored) + missed / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
     root += eta * math.sqrt(kl) if sound else 0.0  # of the plan itself, by the costs as they are

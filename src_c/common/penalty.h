@@ -47,7 +47,7 @@ FN double dual_term(int penalty, double f, double t, double rho, double upper) {
     case MAPUOT_TV:
         return f < -rho * (1 + 1e-9) ? -INF : clip(f, -rho, rho) * t;
     case MAPUOT_L2:
-        return f < rho * t ? f * t - f * f / (2 * rho) : rho * t * t / 2;
+        return f < rho * t ? f * t - f * (f / (2 * rho)) : rho * t * t / 2;
     default: /* f of a point that no mass can reach is inf, and rho may be 0 */
         return f < 0 ? f * upper * t : rho > 0 ? f * rho * t : 0;
     }

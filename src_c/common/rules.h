@@ -13,7 +13,8 @@
 #define MOST_DROPPED 2     /* steps, beyond which one potential does not serve: of a kernel that is not positive */
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
 #define SUMS_NOISE 1e-6    /* relative, of float32 sums */
-#define GAP_NOISE 1e-13    /* relative to its terms, of a gap: below minus it there is none */
+#define GAP_NOISE 1e-13    /* relative to the plan's mass, of a gap below 0: below minus it there is none */
+#define GAP_LEAST 1e-316   /* rounding of a gap near the least number: some 1e7 terms of 5e-324 */
 #define SUM_NOISE 4.5e-16  /* relative, of the sum of a column: the noise of its last additions */
 #define LEAST_MASS 1e-290  /* the marginals of a plan below it lose their digits at TINY */
 #define STILL 1e-9         /* change of log v in a pass at which dead points will stay so */
@@ -69,9 +70,9 @@ FN double size_of_log(double x) { return 0.7 * (1 + fabs((double)ilogb(x))); }
  * most (KL: rho r is the second derivative; L2: rho / 2 sum r^2 <= rho / 2 mass^2), that of total variation by 2 rho d r
  * and that of a hard side by d r |f|, |f| / reg <= log_size. */
 FN double gap_of_rounded(const mapuot_limits *limits, double gap, double mass, double d, double log_size) {
-    const double root = sqrt(fmax(gap, 0.0)) + d * sqrt(mass * (limits->rho_kl + 0.5 * limits->rho_l2 * mass));
+    const double root = sqrt(gap) + d * sqrt(mass * (limits->rho_kl + 0.5 * limits->rho_l2 * mass));
     const double linear = 2 * limits->rho_tv + limits->hard_sides * limits->reg * log_size;
-    return gap < 0 ? gap : root * root * (1 + 3 * d) + d * mass * linear;
+    return root * root * (1 + 3 * d) + d * mass * linear;
 }
 
 /* Bound on the mass that zeros hide: entries of K below flush, and u and products below TINY, for many of which
@@ -139,14 +140,20 @@ FN void repeat(mapuot_progress *p, mapuot_stats *out) {
     out->dual = -INF;
 }
 
-/* Of all terms that a gap is the difference of. */
-FN double size_of_terms(const mapuot_limits *limits, const mapuot_stats *out) {
-    return fabs(out->dual) + limits->dual_scale + limits->reg * out->mass;
+/* How far below 0 rounding may bring a gap: its terms rho (r log(r / q) - r + q) are of the size of rho |P|, however large
+ * rho |a| is. */
+FN double gap_noise(const mapuot_limits *limits, double mass) {
+    return GAP_NOISE * mass * (limits->reg + limits->rho_kl);
 }
 
 /* A gap is a sum of terms >= 0 and a dual value is finite: what is not so by more than rounding proves nothing. */
 FN int is_sound(const mapuot_limits *limits, const mapuot_stats *out, double gap) {
-    return isfinite(out->dual) && isfinite(out->mass) && gap >= -GAP_NOISE * size_of_terms(limits, out);
+    return isfinite(out->dual) && isfinite(out->mass) && gap >= -gap_noise(limits, out->mass);
+}
+
+/* A gap that is not below its own rounding */
+FN double sound_gap(const mapuot_limits *limits, double mass, double gap) {
+    return (gap < 0 ? gap_noise(limits, mass) : gap) + GAP_LEAST * (1 + limits->rho_kl);
 }
 
 /* Is u of some row no prox of its sum, because it is clipped, or left out as dead?  The terms of such a row are in neither
@@ -199,9 +206,10 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
      * errs by its share of the mass, too: where that was 13 times a's, a pass's dual value came to be above the optimum */
     if (p->narrow > 0) p->moved += SUMS_NOISE * (mass * (limits->reg + limits->rho_kl) + limits->dual_scale);
     /* a bound of 1e278 errs by its share, too: its mass is a sum of such entries */
-    out->error = certified_error(limits, out, gap, hard, misfit) * (1 + 2 * entries) +
+    const double known = sound_gap(limits, mass, gap);
+    out->error = certified_error(limits, out, known, hard, misfit) * (1 + 2 * entries) +
                  storage_error(limits, p->since_absorb) + rounding + out->lost;
-    out->gap = hard > allowed * mass ? INF : gap_of_rounded(limits, gap, mass, entries + noise, log_size);
+    out->gap = hard > allowed * mass ? INF : gap_of_rounded(limits, known, mass, entries + noise, log_size);
     if (!is_sound(limits, out, gap) || proves_nothing(limits, out, scale) || !(out->error + p->moved < INF))
         out->gap = out->error = INF;
     out->dual = p->moved < INF ? out->dual - p->moved : -INF;

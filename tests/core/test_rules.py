@@ -88,7 +88,6 @@ def test_the_gap_of_a_rounded_hard_side():
     """Its marginal is paid for by the potential, which is at most reg times the sizes of logarithms."""
     bound = rule("gap_of_rounded", limits(hard_sides=2, reg=0.5), 0.0, 4.0, 1e-7, 50.0)
     assert 2 * 4.0 * 1e-7 * 0.5 * 50.0 <= bound <= 1.001 * 2 * 4.0 * 1e-7 * 0.5 * 50.0
-    assert rule("gap_of_rounded", limits(rho_kl=1.0), -1e-3, 4.0, 1e-3, 50.0) == -1e-3
 
 
 def test_mass_that_a_flushed_kernel_hides():
@@ -206,10 +205,24 @@ def test_hard_columns_leave_no_gap_until_they_are_met(tol_gap):
     ids=str,
 )  # fmt: skip
 def test_what_is_unsound_certifies_nothing(given):
-    assert certified(gap=-1e-14)[0] < 1e-6  # rounding
     error, gap, fall = certified(**given)
     assert (error, gap) == (math.inf, math.inf)
     assert fall == math.inf or "dual_scale" not in given
+
+
+def test_a_gap_below_zero_counts_as_its_rounding():
+    """Rounding is measured by the plan's mass, however much larger the masses of the sides are."""
+    noise = 1e-13 * 2.0 * (0.5 + 40.0)
+    for gap in (-1e-300, -1e-14, -0.99 * noise):
+        error, told, _ = certified(gap=gap, dual_scale=1e17)
+        assert error == pytest.approx(plan_error(noise / (0.5 * 2.0)), rel=1e-6)
+        assert told == pytest.approx(noise, rel=1e-6)
+    assert certified(gap=-1.01 * noise, dual_scale=1e17)[0] == math.inf
+
+
+def test_a_gap_near_the_least_number_is_not_known():
+    error = certified(gap=0.0, reg=1e-150, inv_reg=1e150, rho_kl=1e-150, dual_scale=0.0, stats={"mass": 1e-160})[0]
+    assert error >= plan_error(0.99e-6)  # 5e-324 of 1e-310, in some terms
 
 
 def test_the_bound_along_paths():
