@@ -113,6 +113,7 @@ def option(name: str, text: str | None = None, choices: Iterable[str] = (), **mo
 @option("--a", "Masses of the rows.  [default: a in IN, or uniform]", metavar="FILE")
 @option("--b", "Masses of the columns.  [default: b in IN, or uniform]", metavar="FILE")
 @option("--scale-cost", "Take --reg and --reg-m in units of this cost.", SCALES)
+@option("--scale-mass", "Take masses in units of sqrt(sum(a) sum(b)).", is_flag=True)
 @option("--penalty", "Divergence between the marginals of the plan and the masses.", sorted(PENALTIES))
 @option("--reference", "product, uniform, or a file with the matrix.")
 @option("--mask", "Keep this share of the pairs, at random.", callback=seeded_mask, metavar="KEEP,SEED")
@@ -297,8 +298,9 @@ def print_values(result: Result, values: dict[str, Any]) -> None:
     for name in ("status", "n_passes", "error_bound", "gap", "objective", "cost", "mass", "how"):
         value = values[name]
         click.echo(f"{name:<12} {value:.10g}" if isinstance(value, float) else f"{name:<12} {value}")
-    if result.scale_cost != 1:
-        click.echo(f"{'scale_cost':<12} {result.scale_cost:.10g}")
+    for name in ("scale_cost", "scale_mass"):
+        if getattr(result, name) != 1:
+            click.echo(f"{name:<12} {getattr(result, name):.10g}")
     if not result.converged:
         text = told_bound(result.error_bound, "certified relative plan error")
         click.echo(f"mapuot: not converged ({result.status}): {text}", err=True)

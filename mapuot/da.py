@@ -22,7 +22,7 @@ from .problem.labels import as_labels, is_missing
 from .problem.metrics import METRICS
 from .problem.points import MOST_ENTRIES
 from .problem.scale import scale_of
-from .problem.validate import as_array, as_choice, as_count, as_float, as_positive, as_rho, odd_scale
+from .problem.validate import as_array, as_choice, as_count, as_float, as_positive, as_rho, odd_scale, odd_unit_of
 from .status import Words
 
 try:
@@ -159,7 +159,8 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
             raise InfeasibleError(f"ys and yt forbid too many pairs by limit_max=inf: {error}") from error
         self.result_: Result = answers.results[0]
         problem, mass = self.result_.problem, self.result_.mass
-        odd = odd_scale(problem.spread, problem.M_max, mass, problem.rows.mass, problem.cols.mass)
+        masses = problem.rows.mass, problem.cols.mass
+        odd = odd_scale(problem.spread, problem.M_max, mass, *masses) or odd_unit_of(problem, *masses)
         if odd:
             warnings.warn(odd, ScalingWarning, stacklevel=2)
         self.costs_, self.xs_, self.xt_ = cost, Xs, Xt

@@ -62,6 +62,7 @@ class Certified:
     status: str
     how: str
     scale_cost = 1.0  # what reg and reg_m were multiplied with
+    scale_mass = 1.0  # what masses were divided by
     _missed = 0.0  # what hard marginals miss, as a share of the mass
 
     @property
@@ -165,6 +166,9 @@ class Result(Certified, Answer):
         kept where reg is small, and what was tried "after" a stage failed.
     scale_cost : float
         The cost in units of which reg and reg_m were given to `solve`; 1 where they were in units of M.
+    scale_mass : float
+        The unit of all masses and values, ``sqrt(sum(a) sum(b))`` of the masses given to `solve` with
+        ``scale_mass=True``; 1 elsewhere.
 
     See Also
     --------

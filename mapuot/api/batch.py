@@ -30,7 +30,7 @@ from ..problem.kinds import as_costs
 from ..problem.problem import BatchProblem
 from ..problem.scale import matrices_of, scaled
 from ..problem.sparse import is_list_of_pairs
-from ..problem.validate import as_choice, as_passes, as_start, odd_scale
+from ..problem.validate import as_choice, as_passes, as_start, odd_scale, odd_unit_of
 from ..processor import core_count
 from ..progress import bar as progress_bar
 from ..route.options import METHODS, PRECISIONS, make_options, may_be_finer, one_potential, options_alone
@@ -131,6 +131,7 @@ def solve_batch(
         run.solve(log_v, bar)
     result = run.result(problem, turns)
     odd = odd_scale(problem.spread, problem.M_max, result.mass, *problem.masses)
+    odd = odd or odd_unit_of(problem, *map(host, problem.masses))
     if odd and not MUTED.get():
         warn(odd, ScalingWarning)
     if not result.converged.all():

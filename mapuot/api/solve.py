@@ -14,8 +14,18 @@ from ..problem.clouds import PointCloud
 from ..problem.cut import check_cut
 from ..problem.kinds import formed, own_cost
 from ..problem.problem import Problem
-from ..problem.scale import scaled
-from ..problem.validate import as_callback, as_choice, as_out, as_passes, as_threads, odd_scale
+from ..problem.scale import mass_scaled, scaled
+from ..problem.validate import (
+    as_callback,
+    as_choice,
+    as_out,
+    as_passes,
+    as_threads,
+    as_weight,
+    odd_scale,
+    odd_unit,
+    odd_unit_of,
+)  # fmt: skip
 from ..progress import bar as progress_bar
 from ..ranks import join
 from ..route import on_device
@@ -24,14 +34,16 @@ from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, may_be
 from ..route.plain import LazyResult, attempt
 from ..status import FAILED, UNREACHED, not_converged, warn_not_converged
 
+UNIT_CURE = "pass scale_mass=True, or "
+
 
 def solve(
     M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None,
-    method: str = "auto", penalty: Any = "kl", reference: Any = "product", mask: Any = None, tol: float = 1e-6,
-    tol_gap: float | None = None, max_passes: int = 10_000, precision: str = "auto", backend: str = "auto",
-    threads: int | None = None, schedule: str = "auto", symmetric: bool | None = None, warm_start: Any = None,
-    callback: Callable[[Stats], Any] | None = None, progress: bool = False, comm: Any = None, checkpoint: Any = None,
-    out: Any = None,
+    scale_mass: bool = False, method: str = "auto", penalty: Any = "kl", reference: Any = "product", mask: Any = None,
+    tol: float = 1e-6, tol_gap: float | None = None, max_passes: int = 10_000, precision: str = "auto",
+    backend: str = "auto", threads: int | None = None, schedule: str = "auto", symmetric: bool | None = None,
+    warm_start: Any = None, callback: Callable[[Stats], Any] | None = None, progress: bool = False, comm: Any = None,
+    checkpoint: Any = None, out: Any = None,
 ) -> Result:  # fmt: skip
     """Solve entropic unbalanced optimal transport, with a certificate.
 
@@ -52,7 +64,8 @@ def solve(
           block by block and never held. With ``backend="cuda"`` a function may make its rows on the device.
     a, b : (m,), (n,) arrays, optional
         Masses, >= 0. Where they are left out, None or empty, all masses are equal and add up to 1. With a `Grid` they
-        may have the shape of its nodes.
+        may have the shape of its nodes. Their unit counts, because KL(P | a b^T) compares a mass with a mass squared:
+        in a unit 1000 times smaller, ``reg log 1000`` is taken off each cost, and more mass moves.
     reg, reg_m : float > 0; float, inf, or a pair of them or of per-point vectors
         Entropic regularisation, and marginal penalty of the rows and of the columns, in units of M; inf is the balanced
         constraint. With ``penalty="range"`` reg_m is the relative slack of the marginals. There is no default, because
@@ -61,6 +74,9 @@ def solve(
         Take reg and reg_m (but not the slack of a "range") in units of this finite cost, which ``result.scale_cost``
         tells. M, values and potentials keep their units. Of more than 2^22 costs, the number is found from some rows,
         drawn with one seed; of a sparse M from the stored costs; over ranks from the whole M.
+    scale_mass : bool
+        Divide a and b by ``sqrt(sum(a) sum(b))``, which ``result.scale_mass`` tells, so that their unit does not
+        count. The plan, its marginals and the values are in this unit: multiply them by ``result.scale_mass``.
     method : {"auto", "translation_invariant", "sinkhorn", "map-uot"}
         "auto" is the translation-invariant iteration with guarded Anderson acceleration of depth 5 to 20. "sinkhorn"
         makes POT's iterates. "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings along.
@@ -132,8 +148,8 @@ def solve(
     Warns
     -----
     ConvergenceWarning, ScalingWarning
-        The certified error is above tol. Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8, as where
-        finite costs stand for inf.
+        The certified error is above tol. Less than 1e-4 of the mass moves; or range(M) / reg is above 1e8, as where
+        finite costs stand for inf; or with totals of 1 the share that moves would be another by more than 10 %.
 
     See Also
     --------
@@ -162,11 +178,8 @@ def solve(
     if (like := tensor_among(M, a, b)) is not None:
         given = locals()
         return answered(solve, given.pop("like"), given)  # type: ignore[no-any-return]
-    if scale_cost is not None:
-        given, ranks = locals(), join(comm)
-        with ranks.together():
-            cost = own_cost(M, a, b, 1.0, "product", pick(backend, M, a, b), ranks, scale_cost=scale_cost)[0]
-            return scaled(solve, given, [cost], ranks)  # type: ignore[no-any-return]
+    if scale_mass or scale_cost is not None:
+        return in_units(locals())
     words = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
     free = warm_start is mask is callback is comm is checkpoint is symmetric is None and not progress
     free = free and isinstance(schedule, str) and schedule in SCHEDULES
@@ -175,9 +188,7 @@ def solve(
     begun = on_device.begin(known, max_passes) if known else None
     plain = begun() if begun else plain
     if plain is not None:
-        if not plain.converged:
-            check_met(plain)
-            warn_not_converged(not_converged(plain, tol, may_be_finer(plain.options, precision)))
+        tell_plain(plain, tol, precision)
         return plain
     ranks = join(comm)
     with ranks.together():
@@ -205,7 +216,9 @@ def solve(
         run = Run(module, as_passes(max_passes), callback, progress, ranks, checkpoint, trace)
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
         check_met(result)
-        odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, problem.rows.mass, problem.cols.mass)
+        masses = problem.rows.mass, problem.cols.mass
+        odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, *masses)
+        odd = odd or odd_unit_of(problem, *masses, UNIT_CURE)
     if odd and ranks.rank == 0 and not MUTED.get() and result.status not in FAILED:
         warn(odd, ScalingWarning)
     if out is not None:
@@ -254,6 +267,28 @@ def solve_sample(
     """
     cloud = PointCloud(x, y, metric, scale, weights, truncate, form, labels=labels, across=across)
     return solve(cloud, a, b, reg=reg, reg_m=reg_m, **options)
+
+
+def in_units(given: dict[str, Any]) -> Result:
+    """Solve with the masses, or reg and reg_m, in the units that the arguments ask for."""
+    M, a, b, ranks = given["M"], given["a"], given["b"], join(given["comm"])
+    with ranks.together():
+        module, words = pick(given["backend"], M, a, b), {name: given[name] for name in ("scale_cost", "scale_mass")}
+        cost, a, b, _ = own_cost(M, a, b, 1.0, "product", module, ranks, **words)
+        if given["scale_mass"] is False:
+            return scaled(solve, given, [cost], ranks)  # type: ignore[no-any-return]
+        a, b = as_weight(a, cost.shape[0], "a", module, ranks), as_weight(b, cost.shape[1], "b", module)
+        return mass_scaled(solve, given, a, b, ranks)  # type: ignore[no-any-return]
+
+
+def tell_plain(result: LazyResult, tol: float, precision: str) -> None:
+    """Warn of a plain problem that has not converged, or in which the unit of mass counts."""
+    if not result.converged:
+        check_met(result)
+        warn_not_converged(not_converged(result, tol, may_be_finer(result.options, precision)))
+    text = odd_unit(*result.units, cure=UNIT_CURE)
+    if text and not MUTED.get():
+        warn(text, ScalingWarning)
 
 
 def check_met(result: Result, which: str = "") -> None:

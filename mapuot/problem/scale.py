@@ -1,11 +1,13 @@
 """The scale of costs, in units of which reg and reg_m may be given: their median, mean or largest."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..backends.contract import host
+from ..errors import shown
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
 from .cost import cost_of
@@ -59,6 +61,17 @@ def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any]
     found = function(**given | {"scale_cost": None, "reg": scale * as_positive(given["reg"], "reg")})
     if hasattr(found, "scale_cost"):
         vars(found)["scale_cost"] = scale
+    return found
+
+
+def mass_scaled(function: Callable[..., Any], given: dict[str, Any], a: F64, b: F64, ranks: Ranks = ALONE) -> Any:
+    """Call a function with masses in units of sqrt(|a| |b|), which what it returns tells."""
+    if given["scale_mass"] is not True:
+        raise TypeError(f"scale_mass must be True or False, got {shown(given['scale_mass'])}")
+    scale = math.sqrt(float(ranks.sum(a.sum()))) * math.sqrt(float(b.sum()))
+    given = {name: x for name, x in given.items() if name != "like"}
+    found = function(**given | {"scale_mass": False, "a": a / scale, "b": b / scale})
+    vars(found)["scale_mass"] = scale
     return found
 
 

@@ -28,6 +28,7 @@ CPU = 1  # DLPack's number of the host
 MOST_THREADS = 4096  # more than any host has cores
 MOST_PASSES = 1 << 53  # at 1 ns a pass 100 days; the core counts them in 64 bits
 LITTLE_MASS = 1e-4  # of what there is: less is hardly meant to be moved
+UNIT_SHIFT = 0.1  # log of the factor by which the unit of mass changes what moves: below it nobody sees it
 SENTINEL = 1e8  # range(M) / reg: no unit of real costs; it takes some 40 passes where inf takes 14
 
 
@@ -450,6 +451,33 @@ def is_sentinel(spread: float) -> bool:
 def moves_little(mass: Any, mass_a: Any, mass_b: Any) -> Any:
     """Tell whether hardly any of the lesser mass moves, in one problem or in each of a batch."""
     return (mass < LITTLE_MASS * mass_a) & (mass < LITTLE_MASS * mass_b)
+
+
+def odd_unit(reg: float, rho_a: float, rho_b: float, mass_a: float, mass_b: float, cure: str = "") -> str | None:
+    """Return the text of a ScalingWarning where the unit of the masses changes what moves; None elsewhere.
+
+    With the reference a b^T and KL penalties ``exp((reg log s - M_ij) / (reg + rho_a + rho_b))`` of the mass s moves
+    between two lone points; with masses of total 1, exp(-M_ij / (...)).
+    """
+    rho = reg + rho_a + rho_b
+    shift = 0.5 * reg / rho * (math.log(mass_a) + math.log(mass_b)) if rho < math.inf else 0.0
+    if abs(shift) <= UNIT_SHIFT:
+        return None
+    factor = math.exp(min(shift, 700.0))
+    return (
+        f"the unit of mass counts: of totals of {mass_a:.3g} and {mass_b:.3g} some {factor:.3g} times as large a share "
+        f"moves as of totals of 1 with the same reg and reg_m; {cure}divide both by sqrt(|a| |b|)"
+    )
+
+
+def odd_unit_of(problem: Any, mass_a: Any, mass_b: Any, cure: str = "") -> str | None:
+    """Return `odd_unit` of a problem, or of the worst of a batch; None unless its reference is a b^T."""
+    rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
+    if problem.unmasked != "product" or None in rhos:
+        return None
+    masses = np.broadcast_arrays(np.atleast_1d(mass_a), np.atleast_1d(mass_b))
+    worst = int(np.argmax(np.abs(sum(np.log(x) for x in masses))))
+    return odd_unit(problem.reg, *rhos, float(masses[0][worst]), float(masses[1][worst]), cure)
 
 
 def odd_scale(spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any) -> str | None:

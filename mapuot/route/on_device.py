@@ -248,6 +248,8 @@ class DeviceResult(LazyResult):
         cost = problem.cost.cloud or problem.cost  # whose plan is made of the points
         super().__init__(problem.backend, cost, found, problem.options, begun)
         self._posed = problem if cost is problem.cost else problem._replace(cost=cost)
+        rho_a, rho_b = (side.scalar_rho or math.inf for side in (problem.rows, problem.cols))
+        self.units = problem.reg, rho_a, rho_b, problem.rows.mass, problem.cols.mass
 
     def meets(self, M: Any) -> bool:
         """Certify what hard columns miss by Newton's step; tell whether the answer holds."""

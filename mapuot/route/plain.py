@@ -142,8 +142,8 @@ def attempt(
     return PlainResult(backend, cost, a, b, reg, rho, found, options, begun, out)
 
 
-def as_it_is(result: Result, scale_cost: float = 1.0) -> Result:
-    result.scale_cost = scale_cost
+def as_it_is(result: Result, scale_cost: float = 1.0, scale_mass: float = 1.0) -> Result:
+    result.scale_cost, result.scale_mass = scale_cost, scale_mass
     return result
 
 
@@ -182,7 +182,7 @@ class LazyResult(Result):
     def __reduce_ex__(self, protocol: Any) -> Any:
         potentials, marginals = (self.log_u, self.log_v), (self.row_marginal, self.col_marginal)
         kept = potentials, marginals, self.trace, self.status, self._threads, self.how
-        return as_it_is, (Result(self.problem, self._backend, *kept), self.scale_cost)
+        return as_it_is, (Result(self.problem, self._backend, *kept), self.scale_cost, self.scale_mass)
 
     def _part(self, k: int) -> Any:
         """Return a part of the numbers: log u, log v, r, s, or the exponents of the plan where these are there."""
@@ -190,6 +190,7 @@ class LazyResult(Result):
         ends = 0, m, m + n, 2 * m + n, 2 * (m + n), 3 * (m + n)
         return self._found.numbers[ends[k] : ends[k + 1]]
 
+    units: tuple[float, float, float, float, float]  # reg, rho_a, rho_b and both masses, which `odd_unit` looks at
     mass = property(lambda self: self._found.mass)
     log_u = property(lambda self: self._part(0))
     log_v = property(lambda self: self._part(1))
@@ -210,6 +211,7 @@ class PlainResult(LazyResult):
     ) -> None:  # fmt: skip
         super().__init__(backend, cost, found, options, begun)
         self._a, self._b, self._reg, self._rho = a, b, reg, rho
+        self.units = (reg, *rho, *found.masses)
         self.status = "converged" if found.converged else "max_passes"
         if plan is not None:
             self.plan = plan

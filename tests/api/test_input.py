@@ -1,5 +1,7 @@
 """Odd but right input is understood; what a warning or an error advises fits its cause."""
 
+import pickle
+
 import numpy as np
 import pytest
 from problems import clouds, relative_error
@@ -99,6 +101,33 @@ def test_nullable_and_categorical_columns_are_numbers(backend):
         mapuot.PointCloud(points, [[1.0, 2.0]])
     points["kind"] = pandas.Series([0, 1], dtype="UInt8")
     assert mapuot.PointCloud(points, [[1.0, 2.0]]).shape == (2, 1)
+
+
+@pytest.mark.parametrize("form", ["array", "cloud", "grid", "list", "none"])
+def test_scaled_masses_have_no_unit(form, backend):
+    """Whatever the masses are counted in, the same share of them moves, and all numbers are in units of the scale."""
+    rng = np.random.default_rng(3)
+    a, b, M = rng.random(6) + 0.2, rng.random(6) + 0.2, rng.random((6, 6))
+    M = {"cloud": mapuot.PointCloud(rng.random((6, 2)), rng.random((6, 2))), "grid": mapuot.Grid((3, 2))}.get(form, M)
+    a = a.reshape(3, 2) if form == "grid" else None if form == "none" else a
+    given, results = {"reg": 0.2, "reg_m": 0.7, "scale_mass": True, "backend": backend, "tol": 1e-9}, []
+    for unit in (1.0, 1e6):
+        weights = (None if a is None else unit * a), unit * b
+        weights = tuple(x.tolist() for x in weights) if form == "list" else weights
+        results.append(mapuot.solve(M, *weights, **given))
+    one, other = results
+    np.testing.assert_allclose(one.plan, other.plan, rtol=1e-7)
+    unit = np.sqrt(1e6 if a is None else 1e12)
+    assert other.scale_mass == pytest.approx(unit * one.scale_mass, rel=1e-12)
+    assert one.problem.rows.mass * one.problem.cols.mass == pytest.approx(1, rel=1e-12)
+    whole = np.full(6, 1 / 6) if a is None else np.ravel(a)
+    np.testing.assert_allclose(one.problem.rows.weight * one.scale_mass, whole, rtol=1e-12)
+    both = mapuot.solve(M, a, b, scale_cost="max", **given)
+    assert both.scale_mass == one.scale_mass
+    assert both.scale_cost != 1
+    assert pickle.loads(pickle.dumps(one)).scale_mass == one.scale_mass
+    with pytest.raises(TypeError, match="scale_mass must be True or False, got 'sum'"):
+        mapuot.solve(M, a, b, **given | {"scale_mass": "sum"})
 
 
 def test_passes_without_a_limit_are_many(backend):

@@ -782,6 +782,18 @@ ODD = {
         "M reaches 1.0e+10",
              "where such costs are to forbid pairs, use inf, which takes fewer passes; else raise reg"]),
     "such a number in a batch": (lambda: mapuot.solve_batch(LARGE, np.ones((3, 4)), reg=0.1, reg_m=1.0), ["use inf"]),
+    "masses in persons": (lambda: call(a=1e6 * CASE.a, b=1e6 * CASE.b, reg=0.1), [
+        "the unit of mass counts: of totals of 1e+06 and ", "as large a share moves as of totals of 1",
+        "pass scale_mass=True, or divide both by sqrt(|a| |b|)"]),
+    "masses in persons of a float32 M": (lambda: mapuot.solve(CASE.M.astype("f4"), 1e6 * CASE.a, 1e6 * CASE.b, reg=0.1,
+                                                             reg_m=1.0, callback=lambda stats: None), ["unit of mass"]),
+    "masses in persons of a batch": (
+        lambda: mapuot.solve_batch(CASE.M, np.stack([CASE.a, 1e6 * CASE.a]), CASE.b, reg=0.1, reg_m=1.0),
+        ["the unit of mass counts: of totals of 1e+06"]),
+    "masses in persons, scaled": (lambda: call(a=1e6 * CASE.a, b=1e6 * CASE.b, reg=0.1, scale_mass=True), []),
+    "masses in persons at a small reg": (lambda: call(a=1e6 * CASE.a, b=1e6 * CASE.b, reg=0.01), []),
+    "masses in persons, hard": (lambda: call(a=1e6 * CASE.a, b=1e6 * CASE.b, reg_m=(np.inf, 1.0)), []),
+    "masses in persons, uniform": (lambda: call(a=1e6 * CASE.a, b=1e6 * CASE.b, reference="uniform"), []),
     "inf": (lambda: call(np.where(LARGE < 1e8, LARGE, np.inf)), []),
     "plain": (call, []),
     "scaled costs of an estimator": (
