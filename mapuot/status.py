@@ -64,7 +64,8 @@ def lost_digits(result: Any) -> float:
     if not hasattr(problem, "exponent_error") or problem.ranks.size > 1 or result.status in FAILED:
         return 0.0
     stiff = max(side.largest_soft_rho for side in problem.sides) / problem.reg
-    return float(problem.exponent_error(result.log_u, result.log_v) * (1 + math.sqrt(stiff)))
+    idle = problem.idle_points(*problem.exponents(result.log_u, result.log_v))
+    return float(problem.exponent_error(result.log_u, result.log_v, idle) * (1 + math.sqrt(stiff)))
 
 
 def value_known(result: Any) -> str:

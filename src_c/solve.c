@@ -228,6 +228,13 @@ static double largest_log(int64_t len, const double *log_weight) {
     return largest;
 }
 
+/* May points far from all others, which take part in no plan, be all that keeps rounding above tol?  Twin, which looks:
+ * Workspace.may_idle (backends/workspace.py). */
+enum { FAR_APART = 2400 }; /* nats; as in problem/problem.py */
+static int is_far(const mapuot_limits *limits, double largest_rho, double spread) {
+    return largest_rho > 0.0 && spread > FAR_APART && limits->exponent_error > 0.1 * limits->tol;
+}
+
 /* K around x = log v + shift */
 static int absorb(attempt *t) {
     const mapuot_task *task = t->task;
@@ -239,6 +246,7 @@ static int absorb(attempt *t) {
                            largest_log(task->m, p->log_a) + largest_log(task->n, p->log_b);
     const double paid = fmin((p->high - p->low) / reg, largest + fabs(p->low) / reg + task->vanishing);
     state->limits.exponent_error = task->exponent_rounding * (paid + largest) + task->cost_error / reg;
+    if (is_far(&state->limits, task->terms.largest_rho, (p->high - p->low) / reg)) return MAPUOT_BAD_ARGUMENT;
     mapuot_build_kernel(t->serial, task->m, task->n, t->M, ONES, reg, t->alpha, t->beta,
                         state->limits.symmetric ? task->n : 0, state->dtype, state->kernel, state->ld);
     set_side(&state->rows, p->a, p->log_a, t->alpha);

@@ -21,13 +21,13 @@ from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
 from ..backends import Options, Stats, host, name_of, namespace, pick
 from ..backends.newton import misses
-from ..backends.workspace import FAR_LOG
+from ..backends.workspace import FAR_LOG, ROUNDING_PART
 from ..cached import cached_property
 from ..errors import MUTED, ScalingWarning, warn
 from ..penalties import F64
 from ..problem.cost import as_vectors
 from ..problem.kinds import as_costs
-from ..problem.problem import BatchProblem
+from ..problem.problem import EXPONENT_ROUNDING, FAR_APART, BatchProblem
 from ..problem.scale import matrices_of, scaled
 from ..problem.sparse import is_list_of_pairs
 from ..problem.validate import as_choice, as_passes, as_start, odd_scale, odd_unit_of
@@ -194,6 +194,9 @@ class BatchRun:
 
     def together(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
         task = self.task
+        far = task.spread > FAR_APART and EXPONENT_ROUNDING * task.spread > ROUNDING_PART * self.options.tol
+        if far and task.rows.largest_soft_rho + task.cols.largest_soft_rho > 0:
+            return  # points far from all others may be all that keeps rounding above tol: each problem tells
         if task.forbidden or task.c is not None or not (task.cost.operator == "tiles" or self.forms(engine)):
             return
         reach = 0.0 if log_v is None else float(abs(log_v).max())

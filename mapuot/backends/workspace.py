@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..penalties import F64
-from ..problem.problem import Problem
+from ..problem.problem import Idle, Problem
 from .boxes import Iterated, Truncation
 from .coarse import Coarse
 from .contract import Options, Stats, any_of, host, largest, median, namespace
@@ -25,6 +25,8 @@ FARTHEST = 1e300  # log v beyond it is no number: only M and the reference say w
 FORGOTTEN = dict.fromkeys(("depth", "head", "have", "extrapolated"), 0) | {"since_absorb": 1}  # in a restart
 LEAST_LOG = 80.0  # nats below 1 that a float32 v may lie
 LARGEST_LOG = 85.0  # and above it: beyond e^85 a kernel's v is not the one asked for
+ROUNDING_PART = 0.1  # of tol that the rounding of exponents may take before points far from all others are looked for
+BEYOND = 2.0**40  # nats, which round by 1e-3: points that take no part and lie so far are left out of K
 FAR_LOG = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
 
 
@@ -91,6 +93,8 @@ class Workspace:
     narrow_points: Any = None  # of float32 passes that make their rows (narrow_points.py)
     makes_products = False  # for Newton's step (newton.py), which else takes those of the plan
     leaps_within = False  # a call that makes several passes makes the steps of ``leap`` between them
+    idle: Idle | None = None  # points whose exponents' rounding does not count
+    refuted = False  # did points that were thought idle turn out to take part?
     narrow_pass = compared = False  # was the last pass a float32 one, and the last whose error was compared?
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
@@ -124,6 +128,14 @@ class Workspace:
                 alpha, beta = d + la, e + lb
             else:
                 alpha, beta = self.balance(out_u, plan_v)
+                if self.idle is None and not symmetric:
+                    self.idle = self.may_idle(alpha, beta)
+                if self.idle and not self.truncation:
+                    rows, cols = self.idle.masks
+                    lost_u, lost_v = rows & (alpha > BEYOND), cols & (beta > BEYOND)
+                    if problem.ranks.max(any_of(lost_u) or any_of(lost_v)):  # no K holds them
+                        alpha, beta = self.balance(out_u | lost_u, np.where(lost_v, -np.inf, plan_v))
+                        alpha, beta = np.where(lost_u, np.inf, alpha), np.where(lost_v, np.inf, beta)
             if symmetric:  # K is at most 1 as well with the mean of both, and symmetric
                 alpha = beta = 0.5 * (np.concatenate(problem.ranks.all(alpha)) + beta)
                 alpha = beta if problem.ranks.size == 1 else beta[problem.own]
@@ -134,11 +146,26 @@ class Workspace:
         d, e = absorbed(alpha, off_u, la), absorbed(beta, off_v, lb)
         if cold and self.narrow_points and problem.cols.logarithmic:
             x = np.where(e - x > LEAST_LOG, e, x)  # of columns far from all rows v would be 0 in float32
-        self.build(alpha, beta, problem.exponent_error(alpha, beta))
+        self.build(alpha, beta, problem.exponent_error(alpha, beta, self.idle))
         self.set_dual_constants(d, off_u)
         self.set_rows(d, off_u)
         self.absorbed = e, off_v
         self.set_cols(e, off_v, np.where(off_v, 0.0, x), shift)
+
+    def may_idle(self, alpha: F64, beta: F64) -> Idle | None:
+        """Find points that take no part, where the rounding of exponents, theirs among them, keeps passes from tol."""
+        problem, least = self.problem, ROUNDING_PART * self.options.tol
+        if self.refuted or not problem.exponent_error(alpha, beta) > least:
+            return None
+        return problem.idle_points(alpha, beta)
+
+    def check_idle(self, stats: list[Stats]) -> None:
+        """Take back what passes claim, and let K be built anew, if some point that was thought idle may take part."""
+        if self.idle and not self.idle.holds(self.potentials(), self.marginals(), self.problem.ranks):
+            self.idle, self.refuted, stats[-1].status = None, True, "absorb"
+            for stat in stats:
+                stat.gap = stat.error = np.inf
+                stat.dual = -np.inf
 
     def corrected(self, stat: Stats) -> F64 | None:
         """Return the log v to go on from after a pass of a solve that skips pairs; None: the next one of the pass."""
@@ -182,7 +209,9 @@ class Workspace:
         certifies nothing and is looked at only where it is the last: ``conclude``.
         """
         if not self.truncation:
-            return self.coarse.iterate(count)
+            stats = self.coarse.iterate(count)
+            self.check_idle(stats)
+            return stats
         narrow = self.narrow_pass = self.progress_of("narrow") > 0
         stats = self.make_passes(1) if self.truncation.correct else self.coarse.iterate(1)
         if narrow:
@@ -191,6 +220,7 @@ class Workspace:
             self.truncation.settle(stats[-1], self.iterate_state(), self.progress_of("moved"))
         if self.progress_of("dead") > 0 and self.truncation.known:
             self.truncation.known, stats[-1].status = False, "absorb"
+        self.check_idle(stats)
         return stats
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,8 @@ LINES, MOST_FAR, TAIL = 16, 4096, 2.0  # of what `extent` looks at; twin: src_c/
 STAYS_FROM = 1 << 15  # points from which on vectors lie where these do: 10^5 96 ms for 122, but 2000 22 for 9 (H100)
 BLOCK_BYTES = 1 << 24  # of M that is looked at at once for forbidden pairs
 VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
+NOTHING = 800.0  # beside anything else in float64 e^-800 is nothing, whatever it is multiplied with
+FAR_APART = 3 * NOTHING  # least M / reg of a point that takes no part
 
 
 def heavy(weight: F64) -> Any:
@@ -70,6 +72,23 @@ def farthest(costs: F64) -> float:
 def exponent(log: F64, known: F64) -> F64:
     total = log + known
     return np.where(np.isfinite(total), total, -np.inf)
+
+
+class Idle(NamedTuple):
+    """Points that take no part in any plan near the optimum (`Problem.idle_points`)."""
+
+    masks: tuple[Any, Any]  # of the rows and of the columns
+    rows_from: float  # the least cost of a pair of an idle row, and of an idle column, in units of reg
+    cols_from: float
+
+    def holds(self, potentials: Any, marginals: Any, ranks: Ranks) -> bool:
+        """Tell whether these points have no mass, and no log scaling of another point is so large that they should."""
+        good = True
+        for k, nearest in ((0, self.cols_from), (1, self.rows_from)):
+            log, mask = potentials[k], self.masks[k]
+            most = largest(np.where(np.isfinite(log) & ~mask, log, -np.inf), -np.inf)
+            good &= most <= 2 / 3 * nearest - NOTHING and not any_of(mask & (marginals[k] != 0))
+        return bool(ranks.min(good))
 
 
 @dataclass(frozen=True)
@@ -262,17 +281,40 @@ class Problem(Common):
     def transpose(self) -> "Problem":
         return dataclasses.replace(self, **self.exchanged)
 
-    def exponent_error(self, log_u: F64, log_v: F64) -> float:
+    def exponent_error(self, log_u: F64, log_v: F64, idle: "Idle | None" = None) -> float:
         """Bound the relative plan error that rounding log u + log v - M / reg makes, by its largest terms.
 
-        Costs that outweigh log u + log v by VANISHING, finite ones that stand for inf, make entries 0 and do not count.
+        Costs that outweigh log u + log v by VANISHING, finite ones that stand for inf, make entries 0 and do not count,
+        nor do the points of ``idle``.
         """
-        terms = sum(largest(np.where(np.isfinite(x), np.abs(x), 0.0)) for x in (log_u, log_v))
+        logs = (log_u, log_v) if idle is None else map(np.where, idle.masks, (0.0, 0.0), (log_u, log_v))
+        terms = sum(largest(np.where(np.isfinite(x), np.abs(x), 0.0)) for x in logs)
         terms += self.rows.log_size + self.cols.log_size if self.unmasked == "product" else 0.0
         terms = self.ranks.max(terms)
         paid = min(self.spread, terms + abs(self.M_min) / self.reg + VANISHING)
-        error = self.ranks.max(self.cost.error(self.M_max))  # weights make it depend on the own points
+        most = min(self.M_max, self.M_min + paid * self.reg)
+        error = self.ranks.max(self.cost.error(most))  # weights make it depend on the own points
         return EXPONENT_ROUNDING * float(paid + terms) + float(error) / self.reg
+
+    def idle_points(self, alpha: F64, beta: F64) -> "Idle | None":
+        """Find the points too far from all others to take part, by alpha_i + beta_j <= M_ij / reg; None: there is none.
+
+        With L_i the least M_ij / reg of such a row, let log u_i be L_i / 3. Then what its dual term lacks of that of no
+        mass is rho a_i e^(-L_i reg / (3 rho)), and P_ij is a_i b_j e^(L_i / 3 + log v_j - M_ij / reg): nothing while
+        log v_j is below 2 L_i / 3 - NOTHING, and nothing between two idle points. So a plan without these points is as
+        near to the optimum as its gap says, and how their exponents are rounded does not matter.
+        """
+        found = []
+        floors = [-self.ranks.max(largest(np.where(np.isfinite(x), -x, -np.inf), -np.inf)) for x in (alpha, beta)]
+        for side, log, floor in zip(self.sides, (alpha, beta), reversed(floors), strict=True):
+            least, soft = log + floor, side.penalty in ("kl", "tv")
+            apart = FAR_APART * np.maximum(1.0, side.soft_rho / self.reg) if soft else np.inf
+            found.append((np.isfinite(log) & ~side.hard & (least >= apart), least))
+        masks = found[0][0], found[1][0]
+        if not self.ranks.max(any(map(any_of, masks))):
+            return None
+        nearest = (largest(np.where(mask, -least, -np.inf), -np.inf) for mask, least in found)
+        return Idle(masks, *(-self.ranks.max(x) for x in nearest))
 
     def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """Return log u_i + log a_i and log v_j + log b_j, the plan's exponent without M and c; -inf where it is 0."""

@@ -374,6 +374,19 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
         solve(cp.asarray(M), a, 2 * a, reg=0.05, reg_m=np.inf)
 
 
+@pytest.mark.parametrize("times", [1e5, 1e12])
+def test_one_row_far_away_costs_no_certificate(times):
+    M, a, _ = cost(60, 60, 2)
+    M = np.where(np.arange(60)[:, None] == 7, times * M.max(), M / M.max())
+    words = {"reg": 0.05, "reg_m": 1.0}
+    exact = solve(M, a, a, **words, tol=1e-10)
+    for found in (solve(cp.asarray(M), a, a, **words), *solve_batch(cp.asarray(M), a, [a], **words)):
+        assert found.converged
+        assert found.row_marginal[7] == 0.0
+        assert np.abs(host(found.plan) - exact.plan).sum() <= (found.error_bound + 1e-10) * exact.mass
+        assert found.n_passes < 60
+
+
 def test_parts_with_unlike_masses_are_told_before_a_pass(monkeypatch):
     first, rest = np.arange(40) < 20, np.arange(60) < 30
     M = cp.asarray(np.where(first[:, None] == rest, cost(40, 60, 2)[0], np.inf))

@@ -1,0 +1,70 @@
+"""Points far from all others: rows and columns that no plan near the optimum uses, and some that it does."""
+
+import numpy as np
+import pytest
+from judge import claim_of, is_false, judge
+
+import mapuot
+from hostile.problem import Problem
+
+KINDS = ("kl", "kl"), ("kl", "kl"), ("kl", "balanced"), ("balanced", "kl"), ("tv", "kl"), ("kl", "tv"), ("l2", "kl")
+
+
+def draw(seed):
+    """Draw costs between few points, of which some rows and columns are 1e2 to 1e14 times as far as the others."""
+    rng = np.random.default_rng([2026, seed])
+    (m, n), kinds = rng.integers(2, 7, 2), KINDS[rng.integers(len(KINDS))]
+    reg, rho = 10 ** rng.uniform(-2, 0), 10 ** rng.uniform(-1, 2.5, 2)
+    M = rng.random((m, n))
+    far_rows, far_cols = (rng.random(k) < rng.choice([0.0, 0.3, 0.6]) for k in (m, n))
+    M *= np.where(far_rows, 10 ** rng.uniform(2, 14, m), 1.0)[:, None]
+    M *= np.where(far_cols, 10 ** rng.uniform(2, 14, n), 1.0)
+    if rng.random() < 0.3:  # two far points that are near each other, or not too far
+        M[rng.integers(m), rng.integers(n)] = 10 ** rng.uniform(-1, 4)
+    a, b = (rng.random(k) * 10 ** rng.uniform(-3, 3) for k in (m, n))
+    reg_m = tuple(np.inf if kind == "balanced" else float(x) for kind, x in zip(kinds, rho, strict=True))
+    return Problem(M, a, b, reg, reg_m, kinds)
+
+
+def solved(problem, how):
+    words = {"reg": problem.reg, "reg_m": problem.reg_m, "penalty": problem.penalty}
+    if how == "batch":
+        both = (np.stack([x, x]) for x in (problem.M, problem.a, problem.b))
+        return mapuot.solve_batch(*both, **words)[1]
+    options = {"float64": {"precision": "float64"}, "rows": {}, "ordinary": {"threads": 2}}.get(how, {})
+    M = (lambda i, j: problem.M[i:j]) if how == "rows" else problem.M
+    return mapuot.solve(M, problem.a, problem.b, **words, **options)
+
+
+def untrue(seed, how):
+    problem = draw(seed)
+    result = solved(problem, how)
+    failures, figures = judge(problem, claim_of(result), {})
+    return [f for f in failures if is_false(f.kind)], figures, result
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning", "ignore::mapuot.ScalingWarning")
+@pytest.mark.parametrize("how", ["plain", "float64", "rows", "ordinary", "batch"])
+def test_claims_are_true(how):
+    for seed in range(12):
+        failures, _, result = untrue(seed, how)
+        assert not failures, (seed, failures, result)
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning")
+@pytest.mark.parametrize("times", [1e4, 1e6, 1e9])
+@pytest.mark.parametrize("words", [{}, {"form": None}, {"truncate": 30.0}, {"metric": "cityblock", "form": None}], ids=str)
+def test_one_point_far_away_costs_no_certificate(words, times):
+    rng = np.random.default_rng(4)
+    x, y = rng.random((120, 3)), rng.random((90, 3))
+    reg, reg_m = 0.05, 1.0
+    near = mapuot.solve_sample(x, y, reg=reg, reg_m=reg_m, **words)
+    x[7] *= times
+    far = mapuot.solve_sample(x, y, reg=reg, reg_m=reg_m, **words)
+    assert far.converged
+    assert far.n_passes <= 2 * near.n_passes + 5
+    assert far.row_marginal[7] == 0.0
+    rest = np.arange(120) != 7
+    alone = mapuot.solve_sample(x[rest], y, np.full(119, 1 / 120), reg=reg, reg_m=reg_m, tol=1e-9, **words)
+    assert np.abs(far.plan[rest] - alone.plan).sum() <= (far.error_bound + 1e-9) * far.mass
+    assert far.dual <= alone.objective + (reg + reg_m) / 120 <= far.objective + 1e-9
