@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..backends.contract import host
+from ..penalties import kl_divergence
 from ..problem.sparse import is_sparse
+from ..ranks import ALONE, Ranks
 
 CLEAR = 0.05  # below it a plan is nearly the independent one
+ROUNDING = 1e-14  # of sums, as a share of the size of their terms
+SHARP = 1e-4  # error of a sharpness from which entries are added up one by one
+NEAR = 1e-12  # relative rounding of products of the marginals
 QUICK_PAIRS = 1 << 24  # up to which a summary reads M for it: some .1 s
 
 
@@ -40,28 +45,58 @@ def sharpness(result: Any) -> float:
     mass, ((_, _, _, r), (_, _, _, s)) = result._values()
     if not 0 < mass < np.inf:
         return float("nan")
-    r, s = r / mass, s / mass
-    entropies = -float(p.rows.ranks.sum(x_log_x(r).sum())), -float(x_log_x(s).sum())
-    if not min(entropies) > 0:
+    rows, cols = entropy(r / mass, p.rows.ranks), entropy(s / mass, ALONE)
+    if not min(rows, cols) > 0:
         return 1.0
-    information = plan_information(result, mass) + entropies[0] + entropies[1]
-    return float(min(1.0, max(0.0, information / min(entropies))))
+    plan, size = plan_information(result, mass)
+    information = plan + rows + cols
+    listed = p.cost.operator != "products"
+    if listed and ROUNDING * size > SHARP * min(rows, cols):  # rounding is beside the information
+        information = information_by_entries(result, mass, host(r), host(s))
+    return float(min(1.0, max(0.0, information / min(rows, cols))))
 
 
-def plan_information(result: Any, mass: float) -> float:
-    """Return sum p log p; every rank must call it."""
+def entropy(shares: Any, ranks: Ranks) -> float:
+    """Return -sum x log x of shares that add up to 1; the log of a share above a half is that of what it leaves."""
+    shares = host(shares)
+    large = shares > 0.5
+    rest = float(ranks.sum(shares[~large].sum()))
+    total = -float(x_log_x(shares[~large]).sum())
+    if large.any():
+        total -= (1 - rest) * float(np.log1p(-rest))
+    return float(ranks.sum(total))
+
+
+def information_by_entries(result: Any, mass: float, r: Any, s: Any) -> float:
+    """Return sum p log(p / q) - p + q for q = r s, the information as a sum of numbers >= 0; all ranks must call it."""
+    total, s = 0.0, s / mass
+    for i0, block in result._wide_blocks():
+        P = block.toarray() if is_sparse(block) else block
+        independent = r[i0 : i0 + len(P), None] / mass * s
+        with np.errstate(divide="ignore", invalid="ignore"):
+            terms = kl_divergence(P / mass, independent)
+        terms[np.abs(P / mass - independent) <= NEAR * independent] = 0.0  # rounding
+        total += float(np.nan_to_num(terms).sum())
+    return float(result.problem.ranks.sum(total))
+
+
+def plan_information(result: Any, mass: float) -> tuple[float, float]:
+    """Return sum p log p and the size of its terms, which cancel; every rank must call it."""
     p = result.problem
     if p.c is None:  # log P = log u + log v + log c - M / reg, whose sums with P are those of both marginals and cost
         total = -result.cost / p.reg
+        size = abs(total)
         sides = (result.log_u, result._values()[1][0][3]), (result.log_v, result._values()[1][1][3])
         for k, ((log_x, moved), log_w) in enumerate(zip(sides, p.log_reference, strict=True)):
             with np.errstate(invalid="ignore"):
                 part = float(np.where(moved > 0, moved * (host(log_x) + host(log_w)), 0.0).sum())
-            total += float(p.rows.ranks.sum(part)) if k == 0 else part
+            part = float(p.rows.ranks.sum(part)) if k == 0 else part
+            total, size = total + part, size + abs(part)
     else:
         blocks = ((b.data if is_sparse(b) else b) for _, b in result._wide_blocks())
         total = float(p.ranks.sum(sum(float(x_log_x(b).sum()) for b in blocks)))
-    return float(total / mass - np.log(mass))
+        size = abs(total)
+    return float(total / mass - np.log(mass)), float(size / mass + abs(np.log(mass)))
 
 
 def told_sharpness(result: Any) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """`tune`: the reg and reg_m at which a plan moves as much, and is as sharp, as one wants."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,15 +9,19 @@ import numpy as np
 
 from ..answer.result import Result
 from ..backends import pick
+from ..errors import shown
 from ..files import opened
 from ..problem.kinds import as_cost
 from ..problem.scale import scale_of
 from ..problem.validate import as_positive
+from ..status import FAILED
 from .solve import solve
 
 FIRST_REG = 0.05  # of the median cost
 LOG_STEP, RANGE = math.log(2.0), math.log(1e4)  # between those that are tried first, and how far from the first one
-CLOSE = 1e-3  # of the logarithms that are found
+CLOSE = 1e-3  # change of log reg at which secants end, and difference of log odds at which a bracket is not halved
+WITHIN = 1e-2  # difference of the log odds, log(x / (1 - x)), from those asked for, in an answer
+NARROW = 1e-9  # width of a bracket of log reg in which a share jumps
 MOST_STEPS, LONGEST, FLAT = 12, 3 * LOG_STEP, 1e-6  # of secants: how many, how long, and where slopes tell nothing
 
 
@@ -57,7 +62,8 @@ def tune(
 
     Both numbers are found together by secants, in some ten certified solves, each started from the previous answer. If
     the secants do not settle, or if one of the numbers is given, a bracket is halved instead: the mass grows with
-    reg_m, and the sharpness falls as reg grows.
+    reg_m, and the sharpness falls as reg grows. The odds x / (1 - x) of the share and of the sharpness are within 1 %
+    of the odds asked for.
 
     Parameters
     ----------
@@ -76,12 +82,14 @@ def tune(
     Returns
     -------
     Tuned
-        ``reg`` and ``reg_m``, each to .1 %, the ``result`` that they give, and ``curve``, all answers on the way.
+        ``reg`` and ``reg_m``, the ``result`` that they give, and ``curve``, all answers on the way.
 
     Raises
     ------
     ValueError
-        No such plan was found. The search covers a factor of 1e4 around reg = .05 and reg_m = 1 median costs.
+        No such plan was found; the message has the nearest ones. The search covers a factor of 1e4 around reg = .05 and
+        reg_m = 1 median costs. A share may jump where reg_m grows, for example with "tv", and a sharpness may have a
+        largest value below 1.
 
     See Also
     --------
@@ -99,30 +107,37 @@ def tune(
     search = Search(M, a, b, options)
     inside = 1 - 1e-9, "a share in (0, 1)"
     share, sharp = (as_positive(x, name, *inside) for x, name in ((mass, "mass"), (sharpness, "sharpness")))
-    start = search.usual
-    found_m = [math.log(as_positive(reg_m, "reg_m") if reg_m is not None else start)]
+    log_reg = math.log(as_positive(reg, "reg") if reg is not None else FIRST_REG * search.usual)
+    log_reg_m = math.log(as_positive(reg_m, "reg_m") if reg_m is not None else search.usual)
+    nearby = [log_reg_m]  # where the search for reg_m begins
 
-    def moved(log_reg: float) -> Result:
-        """Solve with this reg, and with the reg_m at which the wanted share moves."""
+    @functools.cache  # a second search begins elsewhere and ends elsewhere in its tolerance
+    def beside(log_reg: float) -> float:
+        """Return the log reg_m at which the wanted share moves with this reg."""
         if reg_m is None:
-            name = f"mass {mass} with reg {math.exp(log_reg):.3g}"
-            found_m[0] = root(lambda x: logit(search.share(log_reg, x)) - logit(share), found_m[0], name)
-        return search.solve(log_reg, found_m[0])
+            name = f"mass must be a share that moves with reg {math.exp(log_reg):.6g}"
+            nearby[0] = root(lambda x: search.share(log_reg, x), share, nearby[0], 1, name, "reg_m")
+        return nearby[0]
 
-    log_reg = math.log(as_positive(reg, "reg") if reg is not None else FIRST_REG * start)
-
-    def apart(both: Any) -> Any:
-        found = search.solve(*both).sharpness, search.share(*both)
-        return np.array([logit(x) - logit(wanted) for x, wanted in zip(found, (sharp, share), strict=True)])
-
-    both = secants(apart, (log_reg, found_m[0])) if reg is None and reg_m is None else None
+    both = None
+    if reg is None and reg_m is None:
+        both = secants(lambda x: search.apart(x[0], x[1], share, sharp), (log_reg, log_reg_m))
     if both is not None:
-        log_reg, found_m[0] = both
-    elif reg is None:
-        log_reg = root(lambda x: logit(sharp) - logit(moved(x).sharpness), log_reg, f"sharpness {sharpness}")
-    result = moved(log_reg) if both is None else search.solve(log_reg, found_m[0])
+        log_reg, log_reg_m = both
+    else:
+        if reg is None:
+            name = "sharpness must be one that a plan of this problem can have"
+            log_reg = root(lambda x: search.solve(x, beside(x)).sharpness, sharp, log_reg, -1, name, "reg")
+        log_reg_m = beside(log_reg)
+    result, off = search.solve(log_reg, log_reg_m), search.apart(log_reg, log_reg_m, share, sharp)
+    asked = np.array([reg is None, reg_m is None])
+    if result.status in FAILED or abs(off[asked]).max(initial=0.0) > WITHIN:
+        told = f"mass {search.share(log_reg, log_reg_m):.6g} and sharpness {result.sharpness:.6g}"
+        at = f"reg {math.exp(log_reg):.6g} and reg_m {math.exp(log_reg_m):.6g}"
+        wanted = f"mass and sharpness must be those of a plan of this problem, got {shown(mass)} and {shown(sharpness)}"
+        raise ValueError(f"{wanted}: the nearest that was found has {told}, at {at}, and ended {result.status!r}")
     curve = sorted(search.known.values(), key=lambda one: (one.problem.reg, one.problem.rows.rho_range[0]))
-    return Tuned(math.exp(log_reg), math.exp(found_m[0]), result, curve)
+    return Tuned(math.exp(log_reg), math.exp(log_reg_m), result, curve)
 
 
 class Search:
@@ -147,6 +162,11 @@ class Search:
         result = self.solve(log_reg, log_reg_m)
         return float(result.mass) / math.sqrt(result.problem.rows.mass * result.problem.cols.mass)
 
+    def apart(self, log_reg: float, log_reg_m: float, share: float, sharp: float) -> Any:
+        """Return how far the log odds of the sharpness and of the share are from those asked for."""
+        found = self.solve(log_reg, log_reg_m).sharpness, self.share(log_reg, log_reg_m)
+        return np.array([logit(x) - logit(wanted) for x, wanted in zip(found, (sharp, share), strict=True)])
+
 
 def secants(function: Callable[[Any], Any], first: tuple[float, float]) -> tuple[float, float] | None:
     """Return where two functions of two numbers are 0, by Broyden's method; None where a few steps come to no end."""
@@ -162,29 +182,44 @@ def secants(function: Callable[[Any], Any], first: tuple[float, float]) -> tuple
         if abs(x - first).max() > RANGE:
             return None
         f = function(tuple(x))
-        if abs(step).max() < CLOSE and abs(f).max() < 10 * CLOSE:
+        if abs(step).max() < CLOSE and abs(f).max() < WITHIN:
             return float(x[0]), float(x[1])
         slopes += np.outer(f - before - slopes @ step, step) / (step @ step)
     return None
 
 
-def root(function: Callable[[float], float], first: float, what: str) -> float:
-    """Return where a function that grows is 0, from a bracket around ``first`` that is made as wide as need be."""
+def root(
+    function: Callable[[float], float], wanted: float, first: float, sign: int, what: str, name: str
+) -> float:  # fmt: skip
+    """Return where a share that grows with ``sign`` x is as wanted, from a bracket that widens from ``first``.
+
+    ``what`` and ``name``: words for the share and for exp(x), where it comes nowhere near.
+    """
     from scipy.optimize import brentq  # noqa: PLC0415 - on first use
 
+    known: dict[float, float] = {}
+
+    def apart(x: float) -> float:
+        """Return the difference of the log odds; 0 where it is small, which ends the search."""
+        if x not in known:
+            known[x] = function(x)
+        difference = sign * (logit(known[x]) - logit(wanted))
+        return difference if abs(difference) > CLOSE else 0.0
+
     low = high = first
-    while function(low) > 0:
+    while apart(low) > 0 and first - low < RANGE:
         low, high = low - LOG_STEP, low
-        check_reach(first - low, what)
-    while function(high) < 0:
+    while apart(high) < 0 and high - first < RANGE:
         low, high = high, high + LOG_STEP
-        check_reach(high - first, what)
-    return low if low == high else float(brentq(function, low, high, xtol=CLOSE))
-
-
-def check_reach(way: float, what: str) -> None:
-    if way > RANGE:
-        raise ValueError(f"{what} must be one that a plan of this problem can have")
+    if low < high and apart(low) <= 0 <= apart(high):
+        brentq(apart, low, high, xtol=NARROW)
+    best = min(known, key=lambda x: abs(apart(x)))
+    if abs(apart(best)) > WITHIN:
+        ends = [max(x for x in known if apart(x) < 0)] if min(map(apart, known)) < 0 else []
+        ends += [min(x for x in known if apart(x) > 0)] if max(map(apart, known)) > 0 else []
+        nearest = " and ".join(f"{known[x]:.6g} (at {name} {math.exp(x):.9g})" for x in ends)
+        raise ValueError(f"{what}, got {wanted:.6g}: the nearest found are {nearest}")
+    return best
 
 
 def logit(share: float) -> float:

@@ -1,6 +1,8 @@
 """What an answer is wanted for: sharpness, maps, the way between both sides, and pairs, by formulas of their own."""
 
+import contextlib
 import pickle
+import sys
 import warnings
 from functools import partial
 
@@ -14,6 +16,7 @@ from scipy.optimize import linprog
 from scipy.stats import chisquare
 
 import mapuot
+from mapuot.api.tune import secants
 from mapuot.flow import OTPlanSampler
 
 RNG = np.random.default_rng(0)
@@ -49,6 +52,22 @@ def test_sharpness_of_the_extremes():
     assert "a smaller reg" in blurred._repr_html_()
     assert "a smaller reg" not in sharp._repr_html_()
     assert mapuot.solve(M[:1], reg=1.0, reg_m=1.0).sharpness == 1
+
+
+@pytest.mark.parametrize("light", [1e-9, 1e-14, 1e-18, 1e-40, 1e-200])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_sharpness_where_one_point_has_nearly_all_mass(kind, light):
+    """Two columns, one of a mass that all entropies are lost beside: entries one by one, in logarithms."""
+    M, b = COSTS["dense"][:, :2], np.array([1.0, light])
+    result = mapuot.solve(sparse.csr_array(M) if kind == "sparse" else M, b=b, reg=0.02, reg_m=1e3, tol=1e-9)
+    log = (result.log_u + np.log(1 / 30))[:, None] + result.log_v + np.log(b) - M / 0.02
+    log -= np.log(np.exp(log).sum())
+    log_r = np.log(np.exp(log).sum(1))
+    small = np.exp(log[:, 1])
+    of_small = small @ (log[:, 1] - log_r - np.log(small.sum()))  # and of the other column, where P = r - small:
+    of_large = np.exp(log[:, 0]) @ (np.log1p(-small / np.exp(log_r)) - np.log1p(-small.sum()))
+    least = -small.sum() * np.log(small.sum()) - (1 - small.sum()) * np.log1p(-small.sum())
+    assert result.sharpness == pytest.approx((of_small + of_large) / least, rel=1e-3)
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"])
@@ -115,6 +134,51 @@ def test_tune_finds_the_mass_and_the_sharpness(kind, mass, sharpness):
     assert abs(again.sharpness - sharpness) < 0.01 * sharpness
     assert found.result.converged
     assert len(found.curve) > 3
+
+
+def odds_apart(x, wanted):
+    return abs(np.log(x / (1 - x)) - np.log(wanted / (1 - wanted)))
+
+
+@pytest.mark.parametrize(("penalty", "tries", "least"), [("kl", 8, 6), ("l2", 6, 4), ("tv", 3, 1)])
+def test_tune_returns_what_was_asked_or_names_the_nearest(penalty, tries, least):
+    """The odds are within 1 % of those asked for; a share that jumps, or that no plan has, is an error."""
+    rng, found = np.random.default_rng(3), 0
+    for _ in range(tries):
+        x, y = rng.integers(0, 4, (rng.integers(2, 20), 2)), rng.normal(size=(rng.integers(2, 20), 2))
+        M = ((x[:, None] - y) ** 2).sum(-1) * 10 ** rng.uniform(-3, 3)
+        a, b = rng.dirichlet(np.ones(len(x))), rng.dirichlet(np.ones(len(y)))
+        mass, sharpness = rng.uniform(0.2, 0.95, 2)
+        tuned = None
+        with contextlib.suppress(ValueError):
+            tuned = mapuot.tune(M, a, b, mass=mass, sharpness=sharpness, penalty=penalty, max_passes=500)
+        if tuned is None:
+            continue
+        found += 1
+        assert odds_apart(tuned.result.mass, mass) <= 0.01
+        assert odds_apart(tuned.result.sharpness, sharpness) <= 0.01
+        assert tuned.result.status not in ("underflow", "not finite")
+    assert found >= least
+
+
+def test_tune_tells_where_a_share_jumps():
+    """Two points, one of which all mass leaves at once as reg_m grows: half of it never moves alone."""
+    M = np.array([[1.0]])
+    with pytest.raises(ValueError, match=r"mass must be a share .* reg 1e-05, got 0\.3: the nearest found are"):
+        mapuot.tune(M, mass=0.3, reg=1e-5, penalty="tv")
+
+
+def test_tune_returns_no_solve_that_failed(monkeypatch):
+    monkeypatch.setattr(sys.modules["mapuot.api.tune"], "FAILED", ("converged",))
+    with pytest.raises(ValueError, match=r"the nearest that was found has mass 0\.\d+ and .* ended 'converged'"):
+        mapuot.tune(COSTS["dense"], mass=0.9, sharpness=0.6)
+
+
+def test_secants_end_where_both_functions_are_zero_alone():
+    root, jump = np.array([0.3, -0.2]), np.array([0.5, 0.5])
+    x = secants(lambda x: 2 * (np.array(x) - root) + 0.1 * (np.array(x) - root) ** 2, (0.0, 0.0))
+    np.testing.assert_allclose(x, root, atol=2e-3)
+    assert secants(lambda x: np.array(x) - root + jump * np.sign(np.array(x) - root), (0.0, 0.0)) is None
 
 
 def test_tune_keeps_what_is_given():
