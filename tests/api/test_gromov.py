@@ -9,7 +9,7 @@ from scipy import sparse
 from scipy.spatial.distance import cdist
 
 import mapuot
-from mapuot.api import gromov as gromov_module
+from mapuot.spaces import starts
 
 ot = pytest.importorskip("ot")
 SETTLED = {"tol": 2e-5, "inner_tol": 1e-9, "max_iter": 400}
@@ -221,7 +221,7 @@ def test_a_turned_shuffled_noisy_copy_with_outliers_is_matched():
 @pytest.mark.parametrize("metric", ["sqeuclidean", "precomputed", ("precomputed", "sqeuclidean")])
 @pytest.mark.parametrize("reg_m", [4.0, math.inf])
 def test_a_start_between_some_points_leads_to_the_plan_of_all(metric, reg_m, monkeypatch):
-    monkeypatch.setattr(gromov_module, "SOME", 50)
+    monkeypatch.setattr(starts, "SOME", 50)
     rng = np.random.default_rng(3)
     x = rng.normal(size=(120, 3)) * [3, 2, 1] + rng.exponential(2.0, (120, 3)) * [2, 1, 1]
     order, a, F = rng.permutation(120), rng.random(120) + 0.5, rng.random((120, 2))

@@ -1,0 +1,81 @@
+"""The distances within one space, as points or as a matrix, and what a step of Gromov-Wasserstein asks of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..penalties import F64
+from ..problem import validate
+from ..problem.points import as_points
+from ..problem.sparse import is_sparse
+from ..problem.symmetry import as_symmetric
+from ..problem.validate import check_kind
+
+KINDS = "sqeuclidean", "precomputed"
+TINY, HUGE = 1e-150, 1e150  # distances whose squares, and sums of them, are within float64
+
+
+class Space:
+    """The distances within one space, as points or as a matrix, and what a step asks of them.
+
+    Points have X = phi J phi^T with the rows (|x|^2, 1, x) of phi, and J turns (q, 1, x) into (1, q, -2 x). A plan is
+    then known by its moments phi^T P; beside a matrix by its rows.
+    """
+
+    phi: Any = None  # (m, d + 2), of points
+    matrix: Any = None
+
+    def __init__(self, given: Any, kind: str, name: str) -> None:
+        if kind == "sqeuclidean":
+            points = np.asarray(as_points(given, name), np.float64)
+            with np.errstate(over="ignore", invalid="ignore"):
+                x = points - points.mean(0)
+                self.phi = np.column_stack([(x**2).sum(1), np.ones(len(x)), x])
+            self.count = len(x)
+            check_powers(self.phi[:, 0], f"{name} must have points whose distances", "the fourth power of a length")
+            return
+        A = given if is_sparse(given) else validate.as_array(given, name)
+        check_kind(A, name)
+        if A.ndim != 2 or A.shape[0] != A.shape[1] or 0 in A.shape:
+            raise ValueError(f"{name} must be a square matrix of distances for metric 'precomputed', got {A.shape}")
+        self.matrix = as_symmetric(A.tocsr() if is_sparse(A) else A, name, " for metric 'precomputed'")
+        self.count = A.shape[0]
+        check_powers(self.matrix.data if is_sparse(A) else self.matrix, f"{name} must have distances that", "a square")
+
+    def part(self, chosen: Any) -> Space:
+        """Return the space of some of the points, whose coordinates stay as they are."""
+        one = object.__new__(Space)
+        one.count = len(chosen)
+        if self.matrix is None:
+            one.phi = self.phi[chosen]
+        else:
+            one.matrix = self.matrix[chosen][:, chosen]
+        return one
+
+    def square_means(self, w: F64) -> F64:
+        """Return sum_k X_ik^2 w_k of every i."""
+        if self.matrix is not None:
+            return np.asarray((self.matrix.multiply(self.matrix) if is_sparse(self.matrix) else self.matrix**2) @ w)
+        q, x = self.phi[:, 0], self.phi[:, 2:]
+        second, first, third = x.T @ (x * w[:, None]), w @ x, (w * q) @ x
+        rest = w @ q**2 + 2 * q * (w @ q) - 4 * q * (x @ first) - 4 * (x @ third)
+        return np.asarray(q**2 * w.sum() + rest + 4 * ((x @ second) * x).sum(1))
+
+    def times(self, Z: Any) -> Any:
+        """Return what X does to folded columns: X Z, folded back for a matrix and not yet for points."""
+        return self.matrix @ Z if self.phi is None else np.concatenate([Z[1:2], Z[:1], -2 * Z[2:]])
+
+    def slope(self, other: Space, A: F64) -> F64:
+        """Return sum_k D_ik (x_i - x_k) of every point i, for D = A J A^T with the J of a space."""
+        W, x = other.times(A.T).T, self.phi[:, 2:]
+        return np.asarray(x * (W @ A.sum(0))[:, None] - W @ (A.T @ x))
+
+
+def check_powers(distances: Any, what: str, unit: str) -> None:
+    """Raise where the squares of distances, which costs are made of, are beyond float64."""
+    most = float(np.abs(distances).max(initial=0.0))
+    if most == 0 or TINY < most < HUGE:
+        return
+    raise ValueError(f"{what} have squares within float64, got up to {most:.3g}: rescale them; reg goes with {unit}")

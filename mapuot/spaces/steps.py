@@ -1,0 +1,178 @@
+"""Steps of Gromov-Wasserstein, each of which is a problem of `solve`, until the plan answers its own step.
+
+What a step needs of a plan is linear in it, so that every other step may begin at Anderson's extrapolation of the plans
+before it (Pratapa, Suryanarayana, Pask 2016), which is left where the objective rises.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..answer.result import Result
+from ..answer.slopes import Gradient, mass_slope
+from ..api.solve import solve
+from ..errors import muted
+from .task import Plan, Task, Terms
+
+LOOSE = 1e-2  # tol of the first inner solve; later ones follow the change of the plan, by SHARE of it
+SHARE = 0.1
+FAR, REST = 2.0, 5  # steps that an extrapolation saves, and steps after one that led nowhere
+AHEAD = 0.5  # share of the mass that it moves at most
+
+
+class Step(NamedTuple):
+    """One step: how far the plan before it lay from its answer, the objective, the mass, the inner certificate."""
+
+    change: float
+    objective: float
+    mass: float
+    error_bound: float
+    n_passes: int
+
+
+class GromovResult(Result):
+    """Answer of `gromov`: a `Result` of the last inner problem, and what is known of the outer one.
+
+    Whatever a `Result` tells (``plan``, ``apply``, ``top_k``, ``sparse``, ``sample``, ``barycentric_map``, ``save``) is
+    told of the plan; ``error_bound``, ``gap``, ``dual``, ``objective`` and ``cost`` are those of the last inner
+    problem, which is convex and whose certificate is true. The outer problem is not convex: no number bounds how far
+    the plan is from its best one.
+
+    Attributes
+    ----------
+    value, parts : float, Terms
+        Objective of `gromov` at the plan, and the terms whose sum it is: ``structure``, ``features``, ``rows``,
+        ``columns``, ``entropy``.
+    steps : list of Step
+        One entry a step of the start that was kept: ``change``, ``objective``, ``mass``, and of the inner solve
+        ``error_bound`` and ``n_passes``. ``change`` bounds ``|Q - P|_1 / mass`` for the plan Q before and the exact
+        answer P of the step, so that it counts ``error_bound``. It is inf where the step began at an extrapolation of
+        the plans before it, or at one lifted from some of the points.
+    values : list of float
+        Objectives that all starts came to, by which the best was kept.
+    settled : bool
+        Whether the last change was at most ``tol``.
+    coarse : GromovResult or None
+        The answer between some of the points where this one began with it; its ``values`` tell what the starts that
+        were tried there came to.
+
+    See Also
+    --------
+    gromov : Makes it.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> x = np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 1.0]])
+    >>> result = mapuot.gromov(x, x[:, ::-1], reg=0.5, reg_m=np.inf)
+    >>> result.plan.argmax(1)
+    array([0, 1, 2])
+    >>> result.settled, bool(abs(sum(result.parts) - result.value) < 1e-12)
+    (True, True)
+    """
+
+    value: float
+    parts: Terms
+    steps: list[Step]
+    values: list[float]
+    settled: bool
+    coarse: GromovResult | None = None
+    _task: Task
+    _plan: Plan
+
+    def gradient(self) -> Gradient:
+        """Return the derivatives of ``value`` by the points and masses, at a plan that answers its own step.
+
+        The envelope theorem: there the plan's own change does not count. Both spaces must be of points. Where both
+        sides are hard, derivatives by masses are known up to a constant.
+
+        Returns
+        -------
+        Gradient
+            ``x`` (m, d), ``y`` (n, e), ``a`` (m,), ``b`` (n,); ``error`` is inf, as nothing bounds how far the plan is
+            from one that answers its own step.
+        """
+        task, plan, (X, Y) = self._task, self._plan, (self._task.X, self._task.Y)
+        if X.phi is None or Y.phi is None:
+            raise NotImplementedError("gradient is for metric 'sqeuclidean' on both sides: distances have no points")
+        sides = (X, Y, plan.r, self.apply(Y.phi)), (Y, X, plan.s, self.apply_transpose(X.phi))
+        x, y = (own.slope(own, w[:, None] * own.phi) - own.slope(other, Z) for own, other, w, Z in sides)
+        (low, A), (high, B), (reg, whole) = task.prices
+        mass, paid = plan.mass, zip(task.prices, plan.logs, strict=True)
+        more = sum(rho * z for (rho, _), z in paid if rho < math.inf)  # what one more unit of mass costs, by the logs
+        rows = reg * B * (whole - mass) + (more if low == math.inf else -low * plan.over[0])
+        cols = reg * A * (whole - mass) + (more if high == math.inf else -high * plan.over[1])
+        a, b = mass_slope(self, True) + rows, mass_slope(self, False) + cols
+        return Gradient(8 * task.alpha * x, 8 * task.alpha * y, 2 * a, 2 * b, math.inf)
+
+    def __repr__(self) -> str:
+        (m, n), state = self.problem.shape, "settled" if self.settled else "not settled"
+        return f"<mapuot.GromovResult {m}x{n} {state} after {len(self.steps)} steps, value {self.value:.6g}>"
+
+
+def descend(
+    task: Task, plan: Plan, max_iter: int, tol: float, inner_tol: float, options: dict[str, Any], known: bool = True
+) -> GromovResult:
+    """Take steps from a plan until it changes no more; not ``known``: it is lifted, and none between all points."""
+    steps: list[Step] = []
+    trail: list[tuple[Plan, Plan]] = []  # the last steps: from which plan to which
+    start: Any = None
+    left: Plan | None = None  # the plan that an extrapolated one was made of
+    close, parts, least, rest, settled = LOOSE, Terms(*[math.nan] * 5), math.inf, 0, False
+    while len(steps) < max_iter and not settled:
+        weight, cost = plan.mass, task.cost(plan)
+        reg, reg_m = task.reg * weight, tuple(rho * weight for rho in task.rho)
+        start = start and (start[0] / reg, start[1] / reg)
+        with muted():  # each step has its certificate, and only the last one counts
+            result = solve(cost.posed(), task.a, task.b, reg=reg, reg_m=reg_m, tol=close, warm_start=start, **options)
+        task.check_mass(result.mass)
+        start = result.potentials  # in units of costs, as reg follows the mass
+        begun, plan = plan, task.answer(result)
+        moved = task.distance(begun, cost, result, plan.mass) if known and left is None else math.inf
+        change, parts, known = moved / plan.mass, task.parts(plan), True
+        steps.append(Step(change, sum(parts), plan.mass, result.error_bound, result.n_passes))
+        settled = change <= tol and close <= inner_tol
+        close = inner_tol if change <= tol else max(inner_tol, min(close, SHARE * change))
+        plan = plan if task.hard else plan.scaled(0.5 * task.log_ratio(begun, plan))
+        trail, last = [*trail[-task.depth :], (begun, plan)], plan
+        if left is not None and not sum(parts) <= least:  # it led nowhere: back to where it left
+            plan, trail, rest = left, [], REST
+        plain, left, least, rest = left is None, None, sum(parts), rest - 1
+        if plain and rest < 0 and not settled and (far := ahead(task, trail, change)) is not None:
+            left, plan = plan, far
+    potentials, marginals = (result.log_u, result.log_v), (result.row_marginal, result.col_marginal)
+    own = result.problem, result._backend, potentials, marginals, result.trace, result.status, result._threads
+    found = GromovResult(*own, result.how, result.skipped)  # made whole of one that makes members when asked for them
+    vars(found).update(vars(result) | vars(found))
+    found.value, found.parts, found.steps, found.settled, found.values = sum(parts), parts, steps, settled, []
+    found._task, found._plan = task, last
+    return found
+
+
+def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float) -> Plan | None:
+    """Return where steps lead, by Anderson's extrapolation of what a step needs; None where that is not far.
+
+    The last step changed the plan by ``change`` of its mass; AHEAD of the mass is moved at most.
+    """
+    left = [task.vector(after) - task.vector(before) for before, after in trail]
+    if len(left) < 3:
+        return None
+    moves = np.stack([left[-1] - one for one in left[:-1]], 1)
+    share: Any = np.linalg.lstsq(moves, left[-1], rcond=1e-2)[0]
+    plans = [after for _, after in trail]
+    found = plans[-1].mixed(plans[:-1], share)
+    far = float(np.linalg.norm(task.vector(found) - task.vector(plans[-1])) / np.linalg.norm(left[-1]))
+    if not far > 0:
+        return None
+    found = plans[-1].mixed(plans[:-1], share * min(1.0, AHEAD / change / far))
+    return found if far >= FAR and found.mass > AHEAD * plans[-1].mass else None
+
+
+def best_of(found: list[GromovResult]) -> GromovResult:
+    """Return the answer with the least objective, which is told all of them."""
+    best = min(found, key=lambda one: one.value if math.isfinite(one.value) else math.inf)
+    best.values = [one.value for one in found]
+    return best

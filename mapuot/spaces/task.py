@@ -1,0 +1,350 @@
+"""A problem of `gromov`, the plan as its steps need it, and the cost of a step.
+
+With the plan Q of the step before, the next plan P solves an unbalanced problem of its own, whose cost is
+
+    C_ij = alpha sum_kl (X_ik - Y_jl)^2 Q_kl + (1 - alpha) F_ij / 2 + k,
+    k = rho_1 <Q 1, log(Q 1 / a)> + rho_2 <Q^T 1, log(Q^T 1 / b)> + reg <Q, log(Q / a b^T)>,
+
+and whose reg and reg_m are multiplied by the mass of Q; P is then multiplied by sqrt(mass Q / mass P), unless a side is
+hard. Source: Sejourne, Vialard, Peyre 2021, algorithm 1. The sum is (X^2 Q 1)_i + (Y^2 Q^T 1)_j - 2 (X Q Y^T)_ij. Of
+squared distances between points X = L R^T with the rows (|x|^2, 1, x) of L: its squares are moments, and the last term
+is an inner product of as many coordinates as the smaller space has, and two more. No matrix of pairs is then formed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..answer.result import Result
+from ..errors import shown
+from ..penalties import F64, kl_divergence
+from ..problem import validate
+from ..problem.clouds import PointCloud
+from ..problem.cost import Dense, cost_of
+from ..problem.points import as_points
+from ..problem.scale import scale_of
+from ..problem.sparse import is_sparse
+from .distances import HUGE, Space
+
+ROUNDING = 2.0**-50  # of the terms of a value
+FIRM = 1e6  # times reg: a larger rho makes more than 1e-10 reg of the square of float32's rounding, 1e-8
+
+
+class Terms(NamedTuple):
+    """Terms of the objective, in its units: of the structures, the features, both marginals and the entropy."""
+
+    structure: float
+    features: float
+    rows: float
+    columns: float
+    entropy: float
+
+
+class Plan(NamedTuple):
+    """What a step needs of a plan P; everything but the logarithms is linear in it."""
+
+    r: F64  # marginals
+    s: F64
+    rows: F64  # sum_k X_ik^2 r_k
+    cols: F64
+    cross: Any  # P, folded by both spaces
+    moved: Any  # X P Y, as `Space.times` leaves it
+    features: float  # <P, F>
+    logs: tuple[float, float, float]  # <r, log(r / a)>, <s, log(s / b)>, <P, log(P / a b^T)>
+    apart: tuple[float, float, float]  # KL(r | a), KL(s | b), KL(P | a b^T)
+    over: tuple[float, float, float]  # mass of P less the masses of a, b and a b^T, with more digits than `mass` has
+
+    @property
+    def mass(self) -> float:
+        return float(self.r.sum())
+
+    @property
+    def structure(self) -> float:
+        """Return sum (X_ik - Y_jl)^2 P_ij P_kl."""
+        return float(self.r @ self.rows + self.s @ self.cols) - 2 * float((self.cross * self.moved).sum())
+
+    def mixed(self, others: list[Plan], shares: F64) -> Plan:
+        """Return this plan with shares of others in its place, by what a step needs of each: linear, KL too."""
+        found: dict[str, Any] = {}
+        for name in self._fields:
+            own, *theirs = (np.asarray(getattr(plan, name)) for plan in (self, *others))
+            found[name] = own - sum(share * (own - one) for one, share in zip(theirs, shares, strict=True))
+        found |= {name: tuple(found[name].tolist()) for name in self._fields[-3:]}
+        return self._replace(**found | {"features": float(found["features"])})
+
+    def scaled(self, log: float) -> Plan:
+        """Return the plan times f = exp(log).
+
+        KL(f p | q) = f KL(p | q) + (f - 1) (|p| - |q|) + |p| (f log f - f + 1).
+        """
+        f, more, mass = math.exp(log), math.expm1(log), self.mass
+        found: dict[str, Any] = {name: f * getattr(self, name) for name in self._fields[:-3]}
+        found["logs"] = tuple(f * (z + mass * log) for z in self.logs)
+        known = zip(self.apart, self.over, strict=True)
+        found["apart"] = tuple(max(0.0, f * kl + more * over + mass * (f * log - more)) for kl, over in known)
+        found["over"] = tuple(over + mass * more for over in self.over)
+        return self._replace(**found)
+
+
+class Factors:
+    """A plan as a product of matrices, which tells what a `Result` tells."""
+
+    def __init__(self, *matrices: F64) -> None:
+        self.matrices = matrices
+
+    def apply(self, Z: F64) -> F64:
+        return functools.reduce(lambda Z, A: A @ Z, reversed(self.matrices), Z)
+
+    def apply_transpose(self, Z: F64) -> F64:
+        return functools.reduce(lambda Z, A: A.T @ Z, self.matrices, Z)
+
+    @property
+    def plan(self) -> F64:
+        return functools.reduce(np.matmul, self.matrices)
+
+
+class Task:
+    """A problem of `gromov`: both spaces, masses and penalties, and the costs of a step."""
+
+    def __init__(self, X: Space, Y: Space, a: F64, b: F64, reg: float, rho: Any, features: Any, alpha: float) -> None:
+        self.X, self.Y, self.a, self.b, self.reg, self.rho, self.alpha = X, Y, a, b, reg, rho, alpha
+        self.hard = math.inf in rho
+        self.F = None if isinstance(features, tuple) else features
+        f, g = features if isinstance(features, tuple) else (np.empty((X.count, 0)), np.empty((Y.count, 0)))
+        self.f, self.g = (f - f.mean(0), g - f.mean(0)) if f.size else (f, g)
+        sizes = float(a.sum()), float(b.sum())
+        whole = sizes[0] * sizes[1]
+        if not 0 < whole * whole < math.inf:  # KL is of products of measures
+            raise ValueError(f"a and b must have masses whose product has a square within float64, got {sizes}")
+        self.prices = [*zip((*rho, reg), (*sizes, whole), strict=True)]
+
+    def part(self, rows: tuple[Any, F64], cols: tuple[Any, F64]) -> Task:
+        """Return the problem of some points of both spaces, which have these masses."""
+        (i, a), (j, b) = rows, cols
+        features = self.F[i][:, j] if self.F is not None else (self.f[i], self.g[j]) if self.f.size else None
+        return Task(self.X.part(i), self.Y.part(j), a, b, self.reg, self.rho, features, self.alpha)
+
+    def known(self, r: F64, s: F64, cross: Any, features: float, *told: Any) -> Plan:
+        moved = self.Y.times(self.X.times(cross).T).T
+        return Plan(r, s, self.X.square_means(r), self.Y.square_means(s), cross, moved, features, *told)
+
+    def plan(self, P: Any, r: F64, s: F64, told: Any) -> Plan:
+        """Return what a step needs of a `Factors` or a `Result`, by one product with it.
+
+        ``told``: (log, KL, difference of the masses) of both marginals and of the plan, as `told_by` returns them.
+        """
+        X, Y, f, g = self.X, self.Y, self.f, self.g
+        whole = P.plan if self.F is not None or (X.phi is None and Y.phi is None) else None
+        if Y.phi is not None:
+            Z = P.apply(np.hstack([g, Y.phi]))
+            cross, shared = Z[:, g.shape[1] :], Z[:, : g.shape[1]]
+            cross = cross if X.phi is None else X.phi.T @ cross
+        elif X.phi is not None:
+            Z = P.apply_transpose(np.hstack([X.phi, f]))
+            cross, shared = Z[:, : X.phi.shape[1]].T, P.apply(g) if g.size else f
+        else:
+            cross, shared = np.asarray(whole, np.float64), P.apply(g) if g.size else f
+        features = float(r @ (f**2).sum(1) + s @ (g**2).sum(1) - 2 * (f * shared).sum())
+        features += float((whole * self.F).sum()) if self.F is not None else 0.0
+        return self.known(r, s, cross, features, *zip(*told, strict=True))
+
+    @property
+    def usual_mass(self) -> float:
+        """Return the mass of a hard side, or the geometric mean of both."""
+        (low, A), (high, B), (_, whole) = self.prices
+        return A if low == math.inf else B if high == math.inf else math.sqrt(whole)
+
+    def independent(self) -> Plan:
+        """Return the plan a b^T times a number, with the usual mass."""
+        mass = self.usual_mass
+        (_, A), (_, B), (_, whole) = self.prices
+        r, s = self.a * (mass / A), self.b * (mass / B)
+        told = [told_by(np.array([mass]), np.array([size])) for size in (A, B, whole)]
+        return self.plan(Factors(r[:, None], self.b[None] / B), r, s, told)
+
+    def usual_cost(self) -> Any:
+        """Return the cost of the step from a b^T of mass 1, but for k."""
+        plan = self.independent()
+        posed = self.cost(plan.scaled(-math.log(plan.mass))._replace(logs=(0.0, 0.0, 0.0))).posed()
+        return Dense(posed) if isinstance(posed, np.ndarray) else cost_of(posed)
+
+    def check_mass(self, mass: float) -> None:
+        if mass > 0 and math.isfinite(mass):
+            return
+        median = f"{scale_of([self.usual_cost()], 'median'):.3g}"
+        raise ValueError(
+            f"reg and reg_m must leave a plan with mass, got {shown(self.reg)} and {shown(self.rho)}, where the median "
+            f"cost of a step is {median}: give reg_m of this size, or scale_cost='median' to give both in units of it"
+        )
+
+    def given(self, P: Any) -> Plan:
+        """Return what a step needs of a plan, (m, n)."""
+        P = P.plan if isinstance(P, Result) else P
+        shape = self.X.count, self.Y.count
+        wanted = f"a plan {shape} of finite numbers >= 0, not all 0"
+        P = validate.as_numbers(P.toarray() if is_sparse(P) else P, "init", wanted, shape, least=0.0)
+        P, c = np.asarray(P, np.float64), np.outer(self.a, self.b)
+        if (P[c == 0] > 0).any() or not P.any():
+            raise ValueError(f"init must be {wanted}, and have no mass where a or b has none")
+        r, s = P.sum(1), P.sum(0)
+        pairs = (r, self.a), (s, self.b), (P.ravel(), c.ravel())
+        plan = self.plan(Factors(P), r, s, [told_by(*pair) for pair in pairs])
+        return self.fitted(plan)
+
+    def answer(self, result: Result) -> Plan:
+        """Return what a step needs of an answer; <P, log(P / a b^T)> is that of its potentials and its cost."""
+        cost, *sums = result._sums  # of the plan itself: marginals of the last pass may lag behind it
+        r, s = (np.asarray(z, np.float64) for z in sums)
+        logs = [np.where(w > 0, z, 0.0) for w, z in ((r, result.log_u), (s, result.log_v))]
+        entropy = float(r @ logs[0] + s @ logs[1]) - cost / result.problem.reg
+        problem, more = result.problem, float(r.sum()) - self.prices[2][1]
+        rows = told_by(r, self.a, result.f, problem.rows.scalar_rho, problem.reg)
+        cols = told_by(s, self.b, result.g, problem.cols.scalar_rho, problem.reg)
+        return self.plan(result, r, s, [rows, cols, (entropy, entropy - more, more)])
+
+    def fitted(self, plan: Plan) -> Plan:
+        """Return the plan with the mass of hard sides, or, where rho is so large that k hides all costs, with k = 0."""
+        if self.hard:
+            return plan.scaled(math.log(self.usual_mass / plan.mass))
+        if max(self.rho) <= FIRM * self.reg:
+            return plan
+        shares = [price / max(self.rho) for price, _ in self.prices]
+        return plan.scaled(-float(np.dot(shares, plan.logs)) / (plan.mass * sum(shares)))
+
+    def lifted(self, plan: Plan, rows: Any, cols: Any) -> Plan:
+        """Return what a step needs of a plan between these points, of which no other has any mass."""
+        r, s = np.zeros(self.X.count), np.zeros(self.Y.count)
+        r[rows], s[cols] = plan.r, plan.s
+        in_rows, in_cols = self.X.phi is None, self.Y.phi is None  # beside a matrix: among all of its points
+        shape = len(r) if in_rows else plan.cross.shape[0], len(s) if in_cols else plan.cross.shape[1]
+        cross = np.zeros(shape)
+        cross[np.ix_(rows if in_rows else range(shape[0]), cols if in_cols else range(shape[1]))] = plan.cross
+        return self.known(r, s, cross, plan.features, *plan[-3:])
+
+    @property
+    def depth(self) -> int:
+        """Steps that an extrapolation looks back at; a plan beside a matrix has as many numbers as this."""
+        return 5 if self.X.phi is not None and self.Y.phi is not None else 2
+
+    @functools.cached_property
+    def sizes(self) -> tuple[Any, Any]:
+        """Sizes of the rows and of the columns of a folded plan; beside a matrix all count alike."""
+        rows, cols = (np.ones(1) if z.phi is None else np.sqrt((z.phi**2).mean(0)) for z in (self.X, self.Y))
+        rows, cols = (np.where(z > 0, z, 1.0) for z in (rows, cols))  # of a coordinate that all points share: 0
+        return rows[:, None], cols
+
+    def vector(self, plan: Plan) -> F64:
+        rows, cols = self.sizes
+        return np.asarray(plan.cross / rows / cols).ravel()
+
+    def cost(self, plan: Plan) -> StepCost:
+        X, Y, alpha, G = self.X, self.Y, self.alpha, plan.moved
+        r, c, M = alpha * plan.rows + self.constant(plan), alpha * plan.cols, self.F
+        M = None if M is None else 0.5 * (1 - alpha) * M
+        if X.phi is None and Y.phi is None:
+            M = -2 * alpha * G if M is None else M - 2 * alpha * G
+            left, right = np.empty((X.count, 0)), np.empty((Y.count, 0))
+        elif Y.phi is None or (X.phi is not None and X.phi.shape[1] <= Y.phi.shape[1]):
+            left, right = X.phi, G.T if Y.phi is None else Y.phi @ G.T
+        else:
+            left, right = G if X.phi is None else X.phi @ G, Y.phi
+        half, f, g = 0.5 * (1 - alpha), self.f, self.g
+        left, right = np.hstack([2 * alpha * left, 2 * half * f]), np.hstack([right, g])
+        return StepCost(r + half * (f**2).sum(1), c + half * (g**2).sum(1), left, right, M)
+
+    def constant(self, plan: Plan) -> float:
+        """Return k of a plan, 0 where a hard side fixes the mass."""
+        return 0.0 if self.hard else sum(rho * z for (rho, _), z in zip(self.prices, plan.logs, strict=True))
+
+    def divergences(self, plan: Plan) -> list[tuple[float, float, float]]:
+        """Return (price, KL, difference of the masses) of both marginals and of the plan; a hard side has price 0."""
+        known = zip(self.prices, plan.apart, plan.over, strict=True)
+        return [(0.0 if rho == math.inf else rho, kl, over) for (rho, _), kl, over in known]
+
+    def log_ratio(self, one: Plan, other: Plan) -> float:
+        """Return log(|one| / |other|): near the masses of a and b by `over`, as prices may be 1e16 times reg."""
+        sizes = [whole for _, whole in self.prices[:2]]
+        logs = [[over / whole for over, whole in zip(plan.over[:2], sizes, strict=True)] for plan in (one, other)]
+        if min(map(min, logs)) < -0.5:
+            return math.log(one.mass / other.mass)
+        most = max(self.rho)
+        weights = [rho / most * whole for rho, whole in self.prices[:2]]
+        return float(np.average(np.log1p(logs[0]) - np.log1p(logs[1]), weights=weights))
+
+    def parts(self, plan: Plan) -> Terms:
+        """Return the terms of the objective at a plan: KL(p x p | q x q) = 2 |p| KL(p | q) + (|p| - |q|)^2."""
+        paid = (rho * (2 * plan.mass * z + apart**2) for rho, z, apart in self.divergences(plan))
+        return Terms(self.alpha * plan.structure, (1 - self.alpha) * plan.features, *paid)
+
+    def distance(self, plan: Plan, cost: StepCost, result: Result, mass: float) -> float:
+        """Bound |Q - P|_1 for the plan Q that has led to a step and the exact answer P of the step.
+
+        The potentials (f, g) of the result have the plan P' = a b^T exp((f + g - C) / reg) of this mass, and
+
+            reg KL(Q | P') = <Q, C - f - g> + reg <Q, log(Q / a b^T)> + reg (|P'| - |Q|).
+
+        Pinsker's inequality, for measures of any mass, bounds |Q - P'|; the certificate of the result bounds |P' - P|.
+        """
+        whole, reg = plan.mass, result.problem.reg
+        terms = [self.alpha * plan.structure, 0.5 * (1 - self.alpha) * plan.features, whole * self.constant(plan)]
+        terms += [-float(w[w > 0] @ f[w > 0]) for w, f in zip((plan.r, plan.s), result.potentials, strict=True)]
+        terms += [reg * plan.logs[2], reg * (mass - whole)]
+        size = float(np.abs(cost.r) @ plan.r + np.abs(cost.c) @ plan.s) + sum(map(abs, terms))
+        apart = (max(0.0, sum(terms)) + ROUNDING * size) / reg
+        return math.sqrt((2 * whole + 4 * mass) / 3 * apart) + result.error_bound * mass
+
+
+def told_by(p: F64, w: F64, f: Any = None, rho: Any = 0.0, reg: float = 1.0) -> tuple[float, float, float]:
+    """Return <p, log(p / w)>, KL(p | w) and |p| - |w| of a marginal p, which is 0 wherever w is.
+
+    An optimal one is w exp(-f / rho), which tells all three where rho would make much of the rounding of p.
+    """
+    used = w > 0
+    p, w = p[used], w[used]
+    firm = FIRM * reg < rho < math.inf
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        logs = -f[used] / rho if firm else np.where(p > 0, np.log(p) - np.log(w), 0.0)
+        if firm and np.isfinite(total := float(w @ np.expm1(logs))):
+            p, over = w * np.exp(logs), total
+        else:
+            over = float((p - w).sum())
+        return float(p @ logs), float(kl_divergence(p, w).sum()), over
+
+
+class StepCost(NamedTuple):
+    """The cost of a step: r_i + c_j - <left_i, right_j> + M_ij."""
+
+    r: F64
+    c: F64
+    left: F64
+    right: F64
+    M: Any
+
+    def posed(self) -> Any:
+        """Return M for `solve`: points, or an array where a part of it is one."""
+        if self.M is not None:
+            return self.r[:, None] + self.c + self.M - self.left @ self.right.T
+        size = [np.sqrt((z**2).mean(0)) for z in (self.left, self.right)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = np.sqrt(size[1] / size[0])
+        factor = np.where(np.isfinite(factor) & (factor > 0), factor, 1.0)
+        return PointCloud(self.left * factor, self.right / factor, "inner", addends=(self.r, self.c))
+
+
+def as_features(value: Any, m: int, n: int) -> Any:
+    """Check what both spaces share: a pair of points with equally many columns, or a matrix of costs."""
+    if value is None:
+        return None
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        f, g = (np.asarray(as_points(z, f"features[{k}]"), np.float64) for k, z in enumerate(value))
+        if (len(f), len(g)) != (m, n) or f.shape[1] != g.shape[1]:
+            raise ValueError(f"features must be ({m}, k) and ({n}, k) arrays, got shapes {f.shape} and {g.shape}")
+        if max(np.abs(f).max(), np.abs(g).max()) >= HUGE:
+            raise ValueError("features must be points whose squared distances are within float64: rescale them")
+        return f, g
+    F = validate.as_numbers(value, "features", f"a pair of arrays or a finite matrix ({m}, {n})", (m, n), kinds="fiu")
+    return np.asarray(F, np.float64)
