@@ -53,11 +53,13 @@ def gromov(
         What both spaces share: points, whose costs F are squared distances, or F itself.
     alpha : float
         Share of the structures, in (0, 1], beside the features; 1 where there are none.
-    init : {"auto", "independent", "axes", "coarse"}, (m, n) plan, Result, or a list of them
-        Where to start: from a b^T, from points laid on each other by the principal axes of both clouds, the best
-        of up to 8 directions of these after 5 steps, from the best answer between 500 points of each space, drawn by
-        their masses, or from a plan. "auto" of points tries the first two up to 1000 points and takes "coarse" beyond;
-        else it takes the first.
+    init : {"auto", "independent", "axes", "rows", "noise", "coarse"}, (m, n) plan, Result, or a list of them
+        Where to start: from a b^T; from points laid on each other by the principal axes of both clouds, the best
+        of up to 8 directions of these after 5 steps; from partners whose sorted distances to all others are alike, with
+        noise; from a b^T with noise, the same in every call; from the best answer between 500 points of each space,
+        drawn by their masses; or from a plan. "auto" of points tries "independent" and "axes" up to 1000 points and
+        takes "coarse" beyond. Of distances it tries "independent", "rows" and, up to 1000 points, "noise": a b^T is
+        near a saddle where many points see the same distances.
     max_iter, tol : int, float
         Steps at most; stop when the plan changes by at most this share of its mass, see ``steps`` of the answer.
     inner_tol, **options

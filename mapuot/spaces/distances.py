@@ -54,6 +54,13 @@ class Space:
             one.matrix = self.matrix[chosen][:, chosen]
         return one
 
+    def rows(self, i0: int, i1: int) -> F64:
+        """Return the distances of some points to all."""
+        if self.matrix is None:
+            return np.asarray(self.times(self.phi[i0:i1].T).T @ self.phi.T)
+        part = self.matrix[i0:i1]
+        return np.asarray(part.toarray() if is_sparse(part) else part)
+
     def square_means(self, w: F64) -> F64:
         """Return sum_k X_ik^2 w_k of every i."""
         if self.matrix is not None:

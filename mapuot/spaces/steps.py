@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..answer.result import Result
+from ..answer.sharpness import CLEAR, x_log_x
 from ..answer.slopes import Gradient, mass_slope
 from ..api.solve import solve
 from ..errors import muted
@@ -55,6 +56,9 @@ class GromovResult(Result):
         Objectives that all starts came to, by which the best was kept.
     settled : bool
         Whether the last change was at most ``tol``.
+    is_independent : bool
+        Whether the plan is nearly the product of its marginals (``sharpness`` below .05), which matches nobody: reg is
+        too large, or every start has ended near a saddle.
     coarse : GromovResult or None
         The answer between some of the points where this one began with it; its ``values`` tell what the starts that
         were tried there came to.
@@ -108,8 +112,16 @@ class GromovResult(Result):
         a, b = mass_slope(self, True) + rows, mass_slope(self, False) + cols
         return Gradient(8 * task.alpha * x, 8 * task.alpha * y, 2 * a, 2 * b, math.inf)
 
+    @property
+    def is_independent(self) -> bool:
+        plan, mass = self._plan, self._plan.mass
+        least = min(-float(x_log_x(w / mass).sum()) for w in (plan.r, plan.s))
+        information = (plan.logs[2] - plan.logs[0] - plan.logs[1]) / mass + math.log(mass)
+        return information < CLEAR * least
+
     def __repr__(self) -> str:
         (m, n), state = self.problem.shape, "settled" if self.settled else "not settled"
+        state += " near the independent plan" if self.is_independent else ""
         return f"<mapuot.GromovResult {m}x{n} {state} after {len(self.steps)} steps, value {self.value:.6g}>"
 
 

@@ -201,6 +201,52 @@ def test_units_of_the_costs_are_those_of_the_first_step(how, metric):
         mapuot.gromov(x, y, a, b, reg=1e-5, reg_m=1e-4)
 
 
+def outline(petals, turn, n=60):
+    t = np.linspace(0, 2 * np.pi, n, endpoint=False)
+    r = 1 + 0.3 * np.cos(petals * t + turn)
+    return r[:, None] * np.stack([np.cos(t), np.sin(t)], 1)
+
+
+@pytest.mark.parametrize("petals", [2, 4])
+@pytest.mark.parametrize(("reg", "best"), [(0.05, 0.057), (0.01, 0.0106)])
+def test_starts_leave_the_saddle_of_round_shapes(petals, reg, best):
+    """A flower and the same one, turned: from a b^T POT's solver, too, comes to .01 of .7 at reg .01."""
+    C, D = (cdist(z, z) for z in (outline(petals, 0.0), outline(petals, 1.0)))
+    for X in (C, sparse.csr_array(C)):
+        found = mapuot.gromov(X, D, reg=reg, reg_m=math.inf, metric="precomputed")
+        assert len(found.values) == 3
+        assert found.parts.structure <= best
+        assert found.settled
+        assert not found.is_independent
+    noise = mapuot.gromov(C, D, reg=reg, reg_m=math.inf, metric="precomputed", init="noise")
+    assert noise.parts.structure <= best
+
+
+def test_a_ring_against_itself_is_turned_or_told_to_be_independent():
+    """All points of a ring see the same distances: from a b^T, a saddle, no step leads anywhere."""
+    step = np.abs(np.arange(20)[:, None] - np.arange(20))
+    ring = np.minimum(step, 20 - step)
+    given = {"reg": 0.5, "reg_m": math.inf, "metric": "precomputed"}
+    saddle, found = mapuot.gromov(ring, ring, init="independent", **given), mapuot.gromov(ring, ring, **given)
+    assert saddle.settled
+    assert saddle.is_independent
+    assert "near the independent plan" in repr(saddle)
+    assert found.value < 0.7 * saddle.value
+    assert not found.is_independent
+    assert "independent" not in repr(found)
+    assert abs(saddle.sharpness) < 0.05 < found.sharpness
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "precomputed"])
+def test_sorted_rows_are_quantiles_by_mass(metric):
+    x, _, A, _, a, _ = spaces()
+    rows = starts.sorted_rows(starts.Space(x if metric == "sqeuclidean" else A, metric, "X"), a)
+    levels = (np.arange(starts.LEVELS) + 0.5) / starts.LEVELS
+    for row, distances in zip(rows, A, strict=True):
+        right = [min(d for d in distances if a[distances <= d].sum() >= level - 1e-12) for level in levels]
+        np.testing.assert_allclose(row, np.array(right) / 8, atol=1e-12)
+
+
 def test_a_turned_shuffled_noisy_copy_with_outliers_is_matched():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 5)) * [5, 4, 3, 2, 1] + rng.exponential(2.0, (200, 5)) * [2, 1, 1, 1, 1]
