@@ -227,6 +227,7 @@ typedef struct {
     int64_t symmetric;      /* 1: passes of one potential, and t is -P d */
     int64_t marginals;      /* of many: their points lie one behind the other, and t_k is -sum_l P_kl d_l; else 0 */
     const int64_t *start;   /* marginals + 1 */
+    double widest;          /* of many: the largest x_i + y_j in units of the largest x, where y is left out; else 0 */
     double rounding;        /* of the marginals of many, and of what is asked of them, relative */
     double reg, tol, found; /* found: the error of the pass, with what hard columns miss in it */
     double rough;           /* > 0: a step that proves nothing, of equations solved but for this share of their size */

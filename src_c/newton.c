@@ -166,7 +166,7 @@ static look look_at(const mapuot_newton *w) {
         rate = fmax(rate, w->rate[j]);
         at.energy += w->y[j] * (w->asked[j] - w->left[j]);
     }
-    at.far = w->marginals ? farthest(w) : w->symmetric ? 2.0 * fmax(high, -low) : high - low;
+    at.far = w->marginals ? farthest(w) * fmax(1.0, w->widest) : w->symmetric ? 2.0 * fmax(high, -low) : high - low;
     at.rest *= rate;
     if (w->symmetric) at.left *= 2.0, at.energy *= 2.0;
     return at;

@@ -1,11 +1,12 @@
 """The passes of a barycenter of p histograms, and their certificate.
 
-    u_s = (A_s / K v_s)^fi,  q = d^(1 / fi) (sum_s w_s (K^T u_s)^(1 - fi))^(1 / (1 - fi)),  v_s = (q / K^T u_s)^fi
+    u_s = (A_s / K v_s)^fi,  q = (sum_s w_s (K^T u_s)^(1 - fi))^(1 / (1 - fi)),  v_s = (q / K^T u_s)^fi
 
-With d = 1 and fi < 1 these v are feasible for the dual, sum_s w_s v_s^(-reg / rho) = 1, and its value is
-sum_s w_s rho (|A_s| - sum A_s u_s^(-reg / rho)) - reg |q|, less what no pass changes. Plans P_s = diag(u_s) K diag(v_s)
-then miss the optimum by gap = rho sum_s w_s KL(P_s 1 | A_s u_s^(-reg / rho)). Formulas: docs/mathematics.md,
-"Barycenters".
+These v are feasible for the dual, sum_s w_s v_s^(-reg / rho) = 1, and its value is sum_s w_s rho (|A_s| -
+sum A_s u_s^(-reg / rho)) - reg |q|, less a constant. Plans P_s = diag(u_s) K diag(v_s) then miss the optimum by
+gap = rho sum_s w_s KL(P_s 1 | A_s u_s^(-reg / rho)). Balanced, q is the geometric mean of K^T u_s, the dual value
+is reg (sum_s w_s <A_s, log u_s> - |q|), and the plans miss rows, which Newton's step certifies. Formulas:
+docs/mathematics.md, "Barycenters".
 """
 
 import math
@@ -14,11 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.kernel import UNIT
-from ..backends.rules import plan_error
+from ..backends.contract import Stats
+from ..backends.kernel import UNIT, log_sum
+from ..backends.newton import GIVES_UP, HOLDS_AFTER, OPEN, Newton
+from ..backends.rules import core, plan_error
 from ..errors import InfeasibleError
 from ..penalties import F64
 from .passes import Body, PassCertificate
+
+WIDEST = 3.0  # |x_i + y_j| of a Newton step is at most this many times the largest |x_i|
 
 
 def scaled(fi: float, log_t: F64, log_s: F64) -> F64:
@@ -38,7 +43,6 @@ class Means:
     log_v: F64
     q: F64
     log_s: F64  # log K^T u
-    amount: float = 0.0  # sum_s w_s |asked_s|
     log_kv: F64 | None = None  # log K v: of plans that are whole
 
     @property
@@ -53,62 +57,50 @@ class Means:
 class Barycenter(Body):
     """The body of passes (passes.Body) of p histograms A (p, n) and one weighting; a state is log v, 0 where v is 0.
 
-    ``operator`` has products with K and its transpose on logarithms, (p, n) -> (p, n). Balanced or debiased passes are
-    not certified: they end when one changes q by ``tol_change`` at most, and ``lacking(q)`` of its mass is not missing.
+    ``operator`` has products with K and its transpose on logarithms, (p, n) -> (p, n). Balanced histograms have equal
+    masses.
     """
 
     kept: Means | None = None  # of the last pass that was no dropped step
-    change, lacks = math.inf, 0.0  # of q in the last pass, relative, in L1
+    change = math.inf  # of q in the last pass, relative, in L1
 
-    def __init__(
-        self, A: F64, operator: Any, rho: float, weights: F64, debiased: bool, tol_change: float, lacking: Any
-    ) -> None:
+    def __init__(self, A: F64, operator: Any, rho: float, weights: F64) -> None:
         self.A, self.operator, self.rho, self.weights = A.astype(np.float64), operator, rho, weights
         self.reg = reg = operator.reg
         rounding = 4 * UNIT * sum(map(abs, operator.ends))
         self.error = operator.apart(rounding) or rounding + UNIT * (A.shape[1] + 16)  # of sums
-        self.fi, self.debiased, self.tol_change, self.lacking = 1 / (1 + reg / rho), debiased, tol_change, lacking
-        self.certifies = rho < math.inf and not debiased
+        self.hard, self.rate = rho == math.inf, reg / rho
+        self.fi = 1 / (1 + self.rate)
+        self.power = self.rate * self.fi  # 1 - fi
         with np.errstate(divide="ignore"):
-            self.log_a, self.log_w = np.log(self.A), np.log(weights)[:, None]
+            self.log_a = np.log(self.A)
         self.size, self.ends, self.width = A.size, [A.size], A.shape[1]
         kind = operator.cost.operator
         self.reads = "dense K" if kind == "tiles" else kind
-        self.held, self.log_d = np.ones(A.shape, bool), np.zeros(self.width)
-        self.terms = self.rho * float(weights @ self.A.sum(1))  # the size of the dual's terms
+        self.held = np.ones(A.shape, bool)
 
     def start(self, state: F64) -> F64:
-        """Return the state; debiased d goes with it, sum_s w_s v_s^(-reg / rho) = d^(-reg / rho)."""
-        log_v, rate = state.reshape(self.A.shape), self.reg / self.rho
-        if self.debiased:
-            self.log_d = shares(self.log_w - rate * log_v)[0] / -rate if rate else self.weights @ log_v
         return state
 
-    def newton(self) -> None:
-        """Return None: a pass that is certified misses no hard marginal."""
+    def newton(self) -> "BarycenterNewton | None":
+        return BarycenterNewton(self)
 
     def find(self, state: F64, narrow: bool) -> Means:
         """Make a pass from log v: u, q and v by their formulas, on logarithms."""
-        log_v, fi, products = state.reshape(self.A.shape), self.fi, self.operator.log_products
+        log_v, products = state.reshape(self.A.shape), self.operator.log_products
         log_kv = products(log_v if self.held.all() else np.where(self.held, log_v, -np.inf))
-        if fi == 1:
+        if self.hard:
             self.check_reachable(log_kv)
-        log_u, amount = scaled(fi, self.log_a, log_kv), 0.0
-        log_s = products(log_u, True)
-        if self.certifies:
-            log_u, log_s, log_q, amount = self.translated(log_u, log_s)
-        else:
-            log_q = self.log_mean(log_s) + self.log_d / fi
-        if self.debiased:
-            self.log_d = 0.5 * (self.log_d + scaled(fi, log_q, products(self.log_d[None])[0]))
-        self.last = Means(log_u, scaled(fi, log_q, log_s), np.exp(log_q), log_s, amount)
+        log_u = scaled(self.fi, self.log_a, log_kv)
+        log_u, log_s, log_q = self.translated(log_u, products(log_u, True))
+        if self.hard and np.isneginf(log_q).all():
+            self.check_reachable(log_q)
+        self.last = Means(log_u, scaled(self.fi, log_q, log_s), np.exp(log_q), log_s)
         return self.last
 
     def log_mean(self, log_s: F64) -> F64:
         """Log q of the sums s = K^T u: their mean of power 1 - fi, which is the geometric one for fi = 1."""
-        if self.fi == 1:
-            return np.asarray(self.weights @ np.where(self.weights[:, None] > 0, log_s, 0.0))
-        return np.asarray(shares((1 - self.fi) * log_s + self.log_w)[0] / (1 - self.fi))
+        return mean_of_power(self.weights, log_s, self.power)
 
     def check_reachable(self, log_kv: F64) -> None:
         """Raise where balanced mass has nowhere to go."""
@@ -123,16 +115,18 @@ class Barycenter(Body):
 
     def image(self, found: Means, exact: bool) -> F64:
         """Return log v; what it changes of q is counted."""
-        before = self.kept.q if self.kept else 0.0
-        mass = found.mass  # 0 in the first passes at small reg, where log q is far away
-        change = float(np.abs(found.q - before).sum()) / mass if mass > 0 else math.inf
-        self.lacks = self.lacking(found.q) if self.lacking else 0.0
-        self.kept, self.change, self.held = found, max(change, self.lacks), np.isfinite(found.log_v)
+        before, mass = self.kept.q if self.kept else 0.0, found.mass
+        self.change = float(np.abs(found.q - before).sum()) / mass if mass > 0 else math.inf
+        self.kept = found
+        self.held = np.isfinite(found.log_v)
         return np.where(self.held, found.log_v, 0.0).ravel()
 
     def guess(self, residual: F64, found: Means) -> tuple[float, float]:
-        """Guess the gap: that of the columns before v moved, rho KL of sums off by residual / fi, to second order."""
-        return 0.5 * self.rho * float(self.metric(found) @ residual**2) / self.fi**2, 0.0
+        """Guess the gap, rho KL of sums off by residual / fi, to second order, or what balanced rows miss."""
+        weight = self.metric(found)
+        if self.hard:
+            return 0.0, float(weight @ np.abs(residual))
+        return 0.5 * self.rho * float(weight @ residual**2) / self.fi**2, 0.0
 
     def metric(self, found: Means) -> F64:
         """Weigh the entries of a state by the mass of the columns."""
@@ -141,33 +135,49 @@ class Barycenter(Body):
 
     def asked(self, log_u: F64) -> F64:
         """Return A u^(-reg / rho), the rows that the potentials ask for; none where nothing reaches a row."""
-        return np.asarray(self.A * np.exp(-self.reg / self.rho * np.where(np.isfinite(log_u), log_u, np.inf)))
+        if self.hard:
+            return self.A
+        return np.asarray(self.A * np.exp(-self.rate * np.where(np.isfinite(log_u), log_u, np.inf)))
 
-    def translated(self, log_u: F64, log_s: F64) -> tuple[F64, F64, F64, float]:
-        """Move each log u_s by a number that raises the dual value; return log u, log s, log q and sum_s w_s |asked_s|.
+    def translated(self, log_u: F64, log_s: F64) -> tuple[F64, F64, F64]:
+        """Move each log u_s by a number that raises the dual value; return log u, log s and log q.
 
-        With log u_s + N y_s, N = 1 / (1 - fi), the value is - rho sum_s B_s e^(-y_s / fi) - reg sum_j (sum_s w_s e^y_s
-        s_sj^(1 - fi))^N, B_s = w_s |asked_s|: the best common y, then a step of Newton's method, if that raises it.
+        With log u_s + t_s the value is - rho sum_s B_s e^(-t_s reg / rho) - reg |q(t)|, B_s = w_s |asked_s|: the best
+        common t, then, where rows are not hard, a step of Newton's method, if that raises it.
         """
-        N, kappa, B = 1 / (1 - self.fi), 1 / self.fi, self.weights * self.asked(log_u).sum(1)
-        terms = (1 - self.fi) * log_s + self.log_w
-        top, share = shares(terms)
-        highest = N * top.max()
-        least = float(np.exp(N * top - highest).sum())  # |q| may lie beyond float64 in a first pass
+        log_q, B = self.log_mean(log_s), self.weights * self.asked(log_u).sum(1)
+        highest = log_q.max()
+        least = float(np.exp(log_q - highest).sum())  # |q| may lie beyond float64 in a first pass
         if not (0 < least < math.inf and 0 < B.sum() < math.inf):
-            return log_u, log_s, N * top, float(B.sum())
-        common = (math.log(B.sum() / least) - highest) / (N + kappa)
-        B, top = B * math.exp(-kappa * common), top + common
-        q = np.exp(N * top)
-        held = q * share
-        sums = held.sum(1)
-        hessian = (N - 1) * share @ held.T + np.diag(np.where(self.weights > 0, kappa * B + sums, 1.0))
-        step = np.linalg.solve(hessian, B - sums)
-        fewer, moved = B * np.exp(-kappa * step), top + np.log(np.exp(step) @ share)
-        if self.rho * fewer.sum() + self.reg * np.exp(N * moved).sum() <= self.rho * B.sum() + self.reg * q.sum():
-            B, top, common = fewer, moved, common + step
-        move = N * np.broadcast_to(common, B.shape)[:, None]
-        return log_u + move, log_s + move, N * top, float(B.sum())
+            return log_u, log_s, log_q
+        common = (math.log(B.sum() / least) - highest) / (1 + self.rate)
+        log_u, log_s, log_q = log_u + common, log_s + common, log_q + common
+        if self.hard:
+            return log_u, log_s, log_q
+        B, q = B * math.exp(-self.rate * common), np.exp(log_q)
+        beside = self.power * np.where(np.isneginf(log_s), -np.inf, log_s - np.where(q > 0, log_q, 0.0))
+        share = self.weights[:, None] * np.exp(beside)
+        sums = (share * q).sum(1)
+        lacks = B - sums
+        lacks[np.abs(lacks) <= 64 * UNIT * B] = 0.0  # rounding, which the step divides by reg / rho
+        diagonal = self.rate * B + self.power * sums
+        if not lacks.any() or diagonal.min(where=B > 0, initial=math.inf) <= 8 * UNIT * B.sum():
+            return log_u, log_s, log_q
+        hessian = (1 - self.power) * (share * q) @ share.T + np.diag(np.where(self.weights > 0, diagonal, 1.0))
+        move = np.linalg.solve(hessian, lacks)
+        log_moved = self.log_mean(log_s + move[:, None])
+        gained = -self.rho * float(B @ np.expm1(-self.rate * move))
+        if gained >= self.reg * float((np.exp(log_moved) - q).sum()):
+            return log_u + move[:, None], log_s + move[:, None], log_moved
+        return log_u, log_s, log_q
+
+    def value_of(self, log_u: F64) -> tuple[float, float]:
+        """Return sum_s w_s rho <A_s, 1 - u_s^(-reg / rho)>, the rows' part of the dual value, and its terms' sizes."""
+        used = (self.A > 0) & (self.weights > 0)[:, None]
+        x = np.where(np.isfinite(log_u), log_u, np.inf)[used]
+        terms = self.reg * x if self.hard else -self.rho * np.expm1(-self.rate * x)
+        terms *= (self.weights[:, None] * self.A)[used]
+        return float(terms.sum()), float(np.abs(terms).sum())
 
     def certified(self, found: Means, allowed: float) -> PassCertificate:
         """Certify the plans of log u and log v; the dual value lacks its constant part.
@@ -175,34 +185,199 @@ class Barycenter(Body):
         ``delta`` bounds the relative rounding of sums and entries, ``slip`` that of v as a point of the dual's domain.
         """
         mass, log_u, log_kv = found.mass, found.log_u, found.log_kv
-        dual = self.terms - self.rho * found.amount - self.reg * mass
-        value = PassCertificate(dual=dual, moved=0.0, terms=self.terms)
+        value, terms = self.value_of(log_u)
+        dual, terms = value - self.reg * mass, terms + self.reg * mass
+        logs = largest(log_u) + largest(found.log_v) + largest(found.log_s)
+        sizes = logs + (0.0 if log_kv is None else largest(log_kv))
+        delta = self.error + UNIT * (4 * sizes + 4 * largest(self.log_a) + 16)
+        slip = 8 * UNIT * (largest(found.log_v) + largest(found.log_s) + 1)
+        moved = self.reg * mass * (delta + slip) + UNIT * (self.A.size + 16) * terms
+        certificate = PassCertificate(dual=dual - moved, moved=moved, terms=terms)
         if log_kv is None or not math.isfinite(dual):
-            return value
+            return certificate
+        kl, both, missed = self.apart(log_u, log_kv)
+        root = (math.sqrt(max(kl, 0.0)) + 2 * delta * math.sqrt(both + mass)) * (0 if self.hard else self.rho**0.5)
+        if root < math.inf and missed < math.inf and mass > 0 and delta + slip < 0.1:
+            certificate.gap = math.inf if self.hard else root * root + moved
+            error = plan_error(root * root / (self.reg * mass)) + missed / mass
+            certificate.error = error * (1 + 4 * delta) + 2 * delta + slip
+            certificate.rounding = 2 * delta + slip, 4 * (delta + slip)
+        return certificate
+
+    def apart(self, log_u: F64, log_kv: F64) -> tuple[float, float, float]:
+        """Return KL(r | asked), r + asked and |r - A|, the last of hard rows r = u K v: means over the histograms."""
+        if self.hard:
+            missed = np.abs(np.exp(np.where(self.A > 0, log_u + log_kv, -np.inf)) - self.A)
+            return 0.0, 0.0, float(self.weights @ missed.sum(1))
         asked = self.asked(log_u)
-        t = log_u / self.fi + log_kv - self.log_a  # log of r / asked
+        t = log_u + log_kv - self.log_a + self.rate * log_u  # log of r / asked
         t[~np.isfinite(t)] = 0.0
         grown = np.expm1(t)
-        kl = float(self.weights @ (asked * (t * grown - (grown - t))).sum(1))  # KL(r | asked)
-        both = float(self.weights @ (asked * (2 + grown)).sum(1))
-        sizes = largest(log_u) + largest(found.log_v) + largest(log_kv)
-        delta = self.error + UNIT * (4 * sizes + 4 * largest(self.log_a) + 16)
-        slip = 8 * UNIT * (self.rho / self.reg + largest(found.log_v) + 1)
-        root = math.sqrt(self.rho) * (math.sqrt(max(kl, 0.0)) + 2 * delta * math.sqrt(both + mass))
-        if root < math.inf and mass > 0 and delta + slip < 0.1:
-            value.gap = root * root
-            value.error = plan_error(root * root / (self.reg * mass)) * (1 + 4 * delta) + 2 * delta + slip
-        return value
+        kl = float(self.weights @ (asked * (t * grown - (grown - t))).sum(1))
+        return kl, float(self.weights @ (asked * (2 + grown)).sum(1)), 0.0
+
+
+class Debiased(Barycenter):
+    """The body of passes of a debiased barycenter, v_s = (q / K^T u_s)^fi, d <- sqrt(d (q / K d)^fi).
+
+    They end when one changes q, and rows miss, ``tol_change`` of the mass at most. A balanced q has a certified gap.
+    """
+
+    certifies = False
+    log_kd: F64  # log K d of the last pass, before d moved
+    missed = 0.0  # of the rows by the plans of the pass before
+
+    def __init__(self, A: F64, operator: Any, rho: float, weights: F64, tol_change: float) -> None:
+        super().__init__(A, operator, rho, weights)
+        self.tol_change, self.log_d, self.highest = tol_change, np.zeros(self.width), operator.ends[1] * self.reg
+
+    def newton(self) -> None:
+        """Return None: no step certifies these."""
+
+    def start(self, state: F64) -> F64:
+        """Return the state; d goes with it, sum_s w_s v_s^(-reg / rho) = d^(-reg / rho)."""
+        self.log_d = -mean_of_power(self.weights, -state.reshape(self.A.shape), self.rate)
+        return state
+
+    def find(self, state: F64, narrow: bool) -> Means:
+        log_v, products = state.reshape(self.A.shape), self.operator.log_products
+        log_kv = products(np.where(self.held, log_v, -np.inf))
+        if self.hard:
+            self.check_reachable(log_kv)
+        if self.kept:
+            rows = np.exp(np.where(self.A > 0, self.kept.log_u + log_kv, -np.inf))
+            self.missed = float(self.weights @ np.abs(rows - self.asked(self.kept.log_u)).sum(1))
+        log_u = scaled(self.fi, self.log_a, log_kv)
+        log_s = products(log_u, True)
+        log_q = self.log_mean(log_s) + self.log_d / self.fi
+        if self.hard:  # the mass of the histograms
+            more = math.log(self.A[self.weights > 0][0].sum()) - log_sum(log_q)
+            log_u, log_s, log_q = log_u + more, log_s + more, log_q + more
+        self.log_kd, self.before = products(self.log_d[None])[0], self.log_d
+        self.log_d = 0.5 * (self.log_d + scaled(self.fi, log_q, self.log_kd))
+        self.last = Means(log_u, scaled(self.fi, log_q, log_s), np.exp(log_q), log_s)
+        return self.last
+
+    def image(self, found: Means, exact: bool) -> F64:
+        """Return log v; what it changes of q, and what rows miss, is counted."""
+        known, mass = self.kept is not None, found.mass
+        image = super().image(found, exact)
+        self.change = max(self.change, self.missed / mass) if known and mass > 0 else math.inf
+        return image
+
+    def value_gap(self) -> float:
+        """Take t = d K d for q, and bound its value above the least one; inf of unbalanced or sparse problems.
+
+        With v_s = t / K^T u_s all plans have the columns t and rows r_s of their own. For histograms r_s the derivative
+        of the convex value at t is reg z, z = sum_s w_s log v_s - log d, so that no q is better by more than
+        reg (<t, z> - |t| min z). Rows that differ by |r_s - A_s| change a value by half the range of M times that.
+        """
+        if not self.hard or self.operator.cost.operator == "pairs":
+            return math.inf
+        found, mass = self.last, self.A[self.weights > 0][0].sum()
+        log_t = self.before + self.log_kd
+        log_t += math.log(mass) - log_sum(log_t)
+        z = log_t - self.log_mean(found.log_s) - self.before
+        found.q, found.log_v = np.exp(log_t), log_t - found.log_s
+        rows = np.exp(found.log_u + self.operator.log_products(found.log_v))
+        missed = float(self.weights @ np.abs(rows - self.A).sum(1))
+        sizes = largest(found.log_s) + largest(log_t) + largest(self.before) + largest(found.log_u)
+        rounding = self.error + UNIT * (8 * sizes + 16)
+        gap = float(found.q @ z) - mass * float(z.min()) + 4 * rounding * mass
+        return float(self.reg * gap + self.highest * (missed + 4 * rounding * mass))
+
+
+class BarycenterNewton(Newton):
+    """Newton's step towards the rows of all histograms at once; the columns follow.
+
+    With h = sum_s w_s P_s^T x_s, the change of q, a step x_s of log u_s takes
+
+        y_s = fi (v_s^(-reg / rho) h - P_s^T x_s) / (P_s^T 1)
+
+    of log v_s, so that sum_s w_s v_s^(-reg / rho) y_s = 0. The rows ask for
+
+        (r_s + (reg / rho) asked_s) x_s + P_s y_s = asked_s - r_s.
+    """
+
+    def __init__(self, body: Barycenter) -> None:
+        self.body, self.weights, self.needed = body, body.weights[:, None], body.hard
+        super().__init__(body.reg, (self.weights * body.A).ravel(), np.full(body.size, body.rho))
+        self.ends = np.array([0, body.size])
+        self.record.marginals, self.record.widest = 1, WIDEST
+        self.record.start = core()[0].from_buffer("int64_t *", self.ends)
+
+    def step(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:
+        """Find the step from the last pass; ``stat`` takes its error and gap where rows are hard or these are less."""
+        found, body = workspace.found, self.body
+        if found is None:
+            return GIVES_UP
+        if not found.whole:
+            workspace.conclude(stat)
+        value = body.certified(found, math.inf)
+        if not value.error < math.inf:
+            return GIVES_UP
+        r = self.weights * np.exp(np.where(body.A > 0, found.log_u + found.log_kv, -np.inf))
+        apart, self.record.rounding = value.rounding
+        missed = body.apart(found.log_u, found.log_kv)[2] / found.mass
+        with np.errstate(divide="ignore"):
+            self.columns = np.exp(found.log_v + found.log_s)
+            self.duals = np.exp(-body.rate * np.where(np.isfinite(found.log_v), found.log_v, 0.0))
+        self.found = found
+        verdict = self.solve(apart + missed, tol, found.log_u.ravel(), r.ravel(), self.product)
+        error = float(self.record.error)
+        if body.hard or error < stat.error:
+            # the inverse of plan_error: eps KL(P* | P) for that KL
+            stat.error, stat.gap = error, body.reg * found.mass * error**2 / (2 + error / 1.5) + value.moved
+        return OPEN if verdict == HOLDS_AFTER else verdict  # v of the step is feasible to first order only
+
+    def start(self, workspace: Any, backend: Any) -> F64:
+        """Return the log v to go on from."""
+        moved = workspace.found.log_v + self.of_columns(self.y.reshape(self.body.A.shape))
+        return np.where(self.body.held, moved, 0.0).ravel()
+
+    def product(self, d: F64) -> F64:
+        """Return -w_s P_s y_s of a step d of all log u_s."""
+        found = self.found
+        y = self.of_columns(d.reshape(self.body.A.shape))
+        return np.asarray(-self.weights * self.through(found.log_u, found.log_v, y, False)).ravel()
+
+    def of_columns(self, x: F64) -> F64:
+        """Return the step y of log v that goes with a step x of log u."""
+        found = self.found
+        along = self.through(found.log_v, found.log_u, x, True)
+        apart = self.duals * (self.body.weights @ along) - along
+        return np.asarray(
+            self.body.fi * np.divide(apart, self.columns, out=np.zeros_like(apart), where=self.columns > 0)
+        )
+
+    def through(self, log_own: F64, log_other: F64, x: F64, turned: bool) -> F64:
+        """Return own K (other x), by products with the positive and with the negative part of x."""
+        total = np.zeros_like(x)
+        with np.errstate(divide="ignore"):
+            for sign in (1.0, -1.0):
+                part = np.maximum(sign * x, 0.0)
+                if part.any():
+                    log_part = self.body.operator.log_products(log_other + np.log(part), turned)
+                    total += sign * np.exp(np.where(np.isneginf(log_own), -np.inf, log_own + log_part))
+        return total
+
+
+def mean_of_power(weights: F64, x: F64, power: float) -> F64:
+    """Return log (sum_s w_s e^(power x_s)) / power of each column of x (p, n), of power 0 the mean of x.
+
+    For a small power it is found beside the largest x, since the logarithm is nearly 0 there.
+    """
+    used = weights > 0
+    weights, x = weights[used], x[used]
+    if power == 0:
+        return np.asarray(weights @ x)
+    top = x.max(axis=0)
+    beside = power * (x - np.where(np.isfinite(top), top, 0.0))
+    less = weights @ np.expm1(beside)
+    with np.errstate(divide="ignore"):
+        log_total = np.where(less > -0.5, np.log1p(np.maximum(less, -0.5)), np.log(weights @ np.exp(beside)))
+    return np.asarray(top + log_total / power)
 
 
 def largest(x: F64) -> float:
     return float(np.abs(x).max(initial=0.0, where=np.isfinite(x)))
-
-
-def shares(x: F64) -> tuple[F64, F64]:
-    """Return log sum_s e^x_s of each column, -inf where all are, and each term's share of that sum."""
-    top = x.max(axis=0)
-    top[np.isneginf(top)] = 0.0
-    terms = np.exp(x - top)
-    total = terms.sum(0)
-    return np.log(total) + top, terms / np.where(total > 0, total, 1.0)

@@ -108,7 +108,7 @@ class Run:
             if stats[-1].rejected and self.status != "converged":  # Newton's step from there may have been certified
                 ended_as = self.status
                 self.leave_rejected(workspace, stats[-1])
-                self.status = ended_as if newton else self.status  # that pass has yet to be certified
+                self.status = ended_as if newton and newton.needed else self.status  # that pass has yet to be certified
             self.end(workspace, newton, tol)
             if self.saves:
                 self.save(workspace, problem)
@@ -121,7 +121,7 @@ class Run:
 
     def stepped(self, workspace: Workspace, newton: Any, tol: float) -> str:
         """Make Newton's step after the last pass, where one is due; return the status."""
-        if newton and self.status in ("converged", "stalled"):
+        if newton and (self.status == "stalled" or (self.status == "converged" and newton.needed)):
             if self.n_passes >= self.next_meet or workspace.options.has_value(self.trace[-1]):
                 return self.meet(workspace, newton, tol)
             self.status = "running" if self.n_passes < self.limit else "max_passes"

@@ -53,7 +53,7 @@ class Body:
     """
 
     reg: float
-    certifies = True  # else passes end when one changes ``change``, by ``tol_change`` at most
+    certifies = True  # else passes end when ``change`` is ``tol_change`` at most, and ``value_gap()`` is certified then
     ends: list[int]  # of the parts of a state
     alone = 0.0  # how much of Anderson's weights each of them has for itself, until the guard drops a step
     coarse: Any = None  # what corrects its steps, if anything does
@@ -209,6 +209,9 @@ class Ascent:
             value = self.completed()
             stat.gap, stat.error, stat.dual = value.gap, value.error, value.dual
             self.judge.progress.moved = value.moved
+        elif not self.body.certifies:
+            stat.gap = self.body.value_gap()
+            return
         if self.judge.again(stat, 0.0, 0.0, self.judge.progress.moved):
             stat.status = "converged"
 

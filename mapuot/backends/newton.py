@@ -27,6 +27,7 @@ class Newton:
     ``y`` is the change of log v by the last one, ``wait`` the number of passes before another is worth its products.
     """
 
+    needed = True  # to certify a pass; else it is a help where passes stall
     part: Any = None
     parts = 1  # of the points, where M connects some with each other only
 

@@ -3,6 +3,7 @@
 import re
 from types import SimpleNamespace
 
+import barycenters
 import numpy as np
 import ot
 import pytest
@@ -60,20 +61,75 @@ def test_the_certificate_holds(seed):
         assert apart <= found.error_bound <= tol
 
 
+def test_no_random_barycenter_is_further_off_than_its_bound():
+    """Dense, sparse and Grids, balanced or not, masses of 1e-120 to 1e120, reg_m up to 1e16 reg; by Newton's method."""
+    totals, failures = barycenters.run(seed=3, count=60)
+    assert failures == []
+    assert totals["judged"] > 50
+    assert totals["converged"] > 54
+
+
+@pytest.mark.parametrize("form", ["array", "Grid", "stored pairs"])
+@pytest.mark.parametrize("reg", [1e-2, 1e-3, 3e-4])
+def test_a_balanced_mean_keeps_the_mass_and_the_mean(reg, form):
+    """Two far bumps of unequal masses: only their potentials move in some passes, which q does not show."""
+    t = np.linspace(0, 1, 101)
+    M, bumps = (t[:, None] - t) ** 2, np.exp(-((t - np.array([[0.2], [0.8], [0.25], [0.75]])) ** 2) / 0.0018)
+    A = np.array([[0.9, 0.1, 0.0, 0.0], [0.0, 0.0, 0.1, 0.9]]) @ (bumps / bumps.sum(1, keepdims=True))
+    M = {"array": M, "Grid": mapuot.Grid((101,), spacing=0.01), "stored pairs": sparse.csr_array(M + 1e-300)}[form]
+    found = mapuot.barycenter(M, A, reg=reg)
+    assert found.converged
+    assert_allclose([found.q.sum(), found.q @ t], [1.0, 0.5 * (A @ t).sum()], atol=1e-6)
+    assert found.n_passes < 100
+    assert 0 <= found.gap <= 1e-12 * reg + 1e-13
+
+
+@pytest.mark.parametrize("reg_m", [1e3, 1e8, 1e12, 1e15, 1e16])
+def test_a_large_penalty_tends_to_the_balanced_mean(reg_m):
+    A, M = histograms()
+    A = A / A.sum(0)
+    hard = mapuot.barycenter(M, A.T, reg=0.1, tol=1e-9)
+    soft = mapuot.barycenter(M, A.T, reg=0.1, reg_m=reg_m, tol=1e-9)
+    assert soft.converged
+    assert hard.converged
+    assert np.abs(soft.q - hard.q).sum() <= 1.0 / reg_m + 2e-9
+
+
+def test_the_value_of_a_debiased_mean_is_bounded():
+    """No q is better than the answer by more than its gap: passes that go on for longer, and random ones."""
+    A, M = histograms()
+    A, reg, rng = (A / A.sum(0)).T, 0.01, np.random.default_rng(0)
+
+    def value(q):
+        costs = mapuot.solve_batch(M, np.vstack([A, q]), q, reg=reg, reg_m=np.inf, reference="uniform", tol=1e-10).dual
+        return costs @ [1 / 3, 1 / 3, 1 / 3, -0.5]
+
+    with pytest.warns(mapuot.ConvergenceWarning, match="the value is at most .* above the optimum"):
+        last = mapuot.barycenter(M, A, reg=reg, debiased=True, tol_change=1e-12)
+    assert last.n_passes == 1000
+    others = [last.q, *(q / q.sum() for q in A.mean(0) * rng.uniform(0.5, 2, (20, 20)))]
+    best = min(map(value, others))
+    for passes in (1, 3, 10, 30, 100):
+        with pytest.warns(mapuot.ConvergenceWarning):
+            found = mapuot.barycenter(M, A, reg=reg, debiased=True, tol_change=1e-12, max_passes=passes)
+        assert value(found.q) - best <= found.gap < np.inf
+    assert last.gap < 0.05 * found.gap
+
+
 @pytest.mark.parametrize(("reg_m", "debiased"), [(1.0, False), (1.0, True), (np.inf, False)])
 def test_passes_are_told_stopped_and_gone_on_with(reg_m, debiased):
     """A callback hears every pass and may stop; a warm start, of a larger reg or of the answer, saves passes."""
     A, M = histograms()
     A = A / A.sum(0) if np.isinf(reg_m) else A
-    call, heard = {"reg": 0.05 if debiased else 0.01, "reg_m": reg_m, "debiased": debiased, "tol_change": 1e-5}, []
+    call, heard = {"reg": 0.05 if debiased else 0.01, "reg_m": reg_m, "debiased": debiased, "tol_change": 1e-4}, []
     cold = mapuot.barycenter(M, A.T, callback=heard.append, **call)
     assert [stat.n_pass for stat in heard] == [*range(1, cold.n_passes + 1)]
-    assert heard[-1].error == cold.error_bound
+    assert heard[-1].error == cold.error_bound or np.isinf(reg_m)  # which Newton's step certifies afterwards
     stopped = mapuot.barycenter(M, A.T, callback=lambda stat: stat.n_pass == 3, **call)
     assert (stopped.status, stopped.n_passes) == ("cancelled", 3)
     again = mapuot.barycenter(M, A.T, warm_start=cold, **call)
     assert again.n_passes <= 2 + 10 * debiased < cold.n_passes
-    assert_allclose(again.q, cold.q, rtol=1e-4)
+    assert_allclose(again.q, cold.q, rtol=1e-3 if debiased else 1e-4)
     with pytest.raises(ValueError, match="warm_start must be of 2 histograms on 20 points"):
         mapuot.barycenter(M, A.T[:2], warm_start=cold, **call)
 
@@ -164,7 +220,8 @@ def test_barycenter_is_optimal(reg_m, debiased, form):
     A = rng.uniform(0.2, 1, (2, parts, 12 // parts))
     masses = [[[1.0]]] if parts == 1 else [[[0.4], [1.1]]]
     A = (A / A.sum(2, keepdims=True) * masses if np.isinf(reg_m) else A).reshape(2, 12)
-    found = mapuot.barycenter(M, A, reg=reg, reg_m=reg_m, weights=[0.3, 0.7], debiased=debiased, tol_change=1e-12)
+    found = mapuot.barycenter(M, A, reg=reg, reg_m=reg_m, weights=[0.3, 0.7], debiased=debiased, tol=1e-9,
+                              tol_change=1e-12, max_passes=10_000)  # fmt: skip
     assert found.converged
 
     def value(q):
@@ -187,7 +244,7 @@ def test_barycenter_that_too_few_pairs_allow():
     with pytest.raises(mapuot.InfeasibleError, match=re.escape(apart)):
         mapuot.barycenter(banded(4, 1, 2), [[2.0, 1.0, 1.0, 0.0], [0.5, 0.5, 3.0, 0.0]], reg=0.1)
     some = 0.999 * ends + 0.0002
-    with pytest.warns(mapuot.ConvergenceWarning, match="q lacks 9.* of its mass where M may connect too few points"):
+    with pytest.warns(mapuot.ConvergenceWarning, match="plans miss .* of the mass, where M may connect too few points"):
         assert not mapuot.barycenter(near, some, reg=0.1, max_passes=500).converged
     free = mapuot.barycenter(near, ends, reg=0.1, reg_m=1.0)
     assert free.converged
