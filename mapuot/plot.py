@@ -313,7 +313,7 @@ def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) ->
     order = np.sort(share[np.isfinite(share)])
     for where, colour, name in ((order <= 1, LOST, "left behind"), (order >= 1, MOVED, "made")):
         ax.fill_between(np.arange(len(order)), order, 1.0, where=where, color=colour, alpha=0.6, label=name)
-    ax.set(xlabel=f"{side}, in order", ylabel="moved / given", ylim=(0, None))
+    ax.set(xlabel=f"{'rows' if side == 'rows' else 'columns'}, in order", ylabel="moved / given", ylim=(0, None))
     ax.legend()
     return ax
 

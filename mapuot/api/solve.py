@@ -72,7 +72,8 @@ def solve(
         no number suits all units of M; 1 is a good reg_m where the median of M is 1.
     scale_cost : {"median", "mean", "max"}, optional
         Take reg and reg_m (but not the slack of a "range") in units of this finite cost, which ``result.scale_cost``
-        tells. M, values and potentials keep their units. Of more than 2^22 costs, the number is found from some rows,
+        tells. M, values and potentials keep their units. Every pair counts once, whatever its masses, so that to merge
+        equal points changes the median and the mean. Of more than 2^22 costs, the number is found from some rows,
         drawn with one seed; of a sparse M from the stored costs; over ranks from the whole M.
     scale_mass : bool
         Divide a and b by ``sqrt(sum(a) sum(b))``, which ``result.scale_mass`` tells, so that their unit does not

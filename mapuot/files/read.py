@@ -15,6 +15,7 @@ import io
 import itertools
 import math
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ MOST_INFLATED = 1032  # bytes that deflate makes of one
 DEFAULTS = ("M", "a", "b", "c")  # what is looked for where no array is named
 ANSWERS = ("npz", "hdf5", "zarr", "h5ad")  # formats of an answer
 MOST_NAMES = 8  # of a file, in a message
+DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")  # no number to NumPy, and no name
 COMPRESSED = ("data", "indices", "indptr")  # of rows or of columns
 ANNDATA = {"M": "X", "a": "obs/a", "b": "var/b"}
 NUMBER_KINDS = "biufc"  # kinds of dtype
@@ -295,7 +297,16 @@ def check_regular(path: Path, kind: str) -> None:
 def open_h5ad(path: Path, name: str) -> Any:
     """Open an array of AnnData's file: M is X, a and b are columns of these names of obs and var."""
     found = library("h5ad").File(path, "r").get(ANNDATA.get(name, name))
-    if name == "M" and found is not None and not hasattr(found, "shape"):
+    if found is None or hasattr(found, "shape"):
+        return found
+    if "codes" in found and "categories" in found:  # a column of categories, which may be numbers
+        codes, categories = found["codes"][:], found["categories"][:]
+        if categories.dtype.kind in NUMBER_KINDS:
+            return np.where(codes < 0, np.nan, np.asarray(categories, np.float64)[codes])
+        raise ValueError(f"{name} holds words")
+    if "values" in found and "mask" in found:  # a nullable column
+        return np.where(found["mask"][:], np.nan, found["values"][:])
+    if name == "M":
         raise ValueError("X is sparse: name a dense array, as in layers/NAME")
     return found
 
@@ -313,7 +324,7 @@ def open_csv(path: Path, name: str) -> Any:
         row = fields(first, delimiter)
         if names and len(names) == len(row) - 1:
             names = ["", *names]
-        has_names = bool(row) and (not is_number(row[0]) or names[:1] == [""])
+        has_names = names[:1] == [""] or not (is_number(row[0]) or DECIMAL_COMMA.fullmatch(row[0]))
         lines = itertools.chain([first], file)
         read = partial(np.loadtxt, lines, delimiter=delimiter, ndmin=2, quotechar='"', comments=None)
         if name and name in names:

@@ -190,6 +190,9 @@ class Given:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __repr__(self) -> str:
+        return f"<mapuot.{type(self).__name__} {' x '.join(map(str, self.shape))}: {self._cost.kind}>"
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.asarray(self._cost, dtype)
 

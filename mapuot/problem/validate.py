@@ -163,6 +163,7 @@ def numbers_of(column: Any) -> Any:
 def check_kind(array: Any, name: str, kinds: str = "fiub") -> None:
     if array.dtype.kind not in kinds:
         cure = {"O": ": .astype(float) makes them of objects", "U": ": .astype(float) reads them from texts"}
+        cure["b"] = f": costs where {name} is true, and none elsewhere, are numpy.where({name}, costs, inf)"
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}{cure.get(array.dtype.kind, '')}")
 
 
@@ -480,8 +481,13 @@ def odd_unit_of(problem: Any, mass_a: Any, mass_b: Any, cure: str = "") -> str |
     return odd_unit(problem.reg, *rhos, float(masses[0][worst]), float(masses[1][worst]), cure)
 
 
-def odd_scale(spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any) -> str | None:
-    """Return the text of a ScalingWarning for a problem, or for some of a batch; None where units look right."""
+def odd_scale(
+    spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any, scaling: str = "scale_cost='median'"
+) -> str | None:  # fmt: skip
+    """Return the text of a ScalingWarning for a problem, or for some of a batch; None where units look right.
+
+    ``scaling``: the caller's word for costs that are divided by their median.
+    """
     if is_sentinel(spread):
         cure = "where such costs are to forbid pairs, use inf, which takes fewer passes; else raise reg"
         return f"M reaches {M_max:.1e}, and its range is {spread:.1e} times reg: {cure}"
@@ -492,5 +498,5 @@ def odd_scale(spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any) 
     worst = int(np.argmin(moved / there))
     moved, there = moved[worst], there[worst]
     of = f" in {int(little.sum())} of {len(little)} problems" if len(little) > 1 else ""
-    cure = "M is far above reg_m; rescale M (by its median, as scale_cost='median' does), or raise reg_m"
+    cure = f"M is far above reg_m; rescale M (by its median, as {scaling} does), or raise reg_m"
     return f"the plan moves almost nothing{of}, {moved:.1e} of a mass of {there:.1e}: {cure}"

@@ -172,6 +172,33 @@ def test_tables_with_names(case, form, suffix):
         np.testing.assert_array_equal(files.read_vector(f"M{suffix}:t2", "a"), M[:, 2])
 
 
+@pytest.mark.parametrize("text", [
+    "x;y\n0,5;1\n", "\ufeffx,y\r\n0.5,1\r\n2,3\r\n", "x;y\n0.5;1\n2;3\n", '"x, in m",y\n0.5,1\n2,3', "0.5\t1\n\n2\t3\n",
+])  # fmt: skip
+def test_tables_of_other_programs(case, text, refused):
+    """A mark of the byte order, ends of lines of Windows, semicolons, blank lines; no commas within numbers."""
+    Path("t.csv").write_bytes(text.encode())
+    if "0,5" in text:
+        assert "t.csv cannot be read as csv: its column 'x' holds words" in refused("--points", "t.csv", "t.csv")
+    else:
+        np.testing.assert_array_equal(np.asarray(files.open_matrix("t.csv")), [[0.5, 1], [2, 3]])
+
+
+def test_columns_of_cells(case):
+    """Nullable and categorical columns of an AnnData are masses, as its plain ones are."""
+    anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
+    counts = np.arange(40) % 3 + 1
+    obs = pandas.DataFrame(index=[f"cell {i}" for i in range(40)])
+    obs["plain"] = counts
+    obs["nullable"] = pandas.array(counts, dtype="Int64")
+    obs["kind"] = pandas.Categorical(counts)
+    anndata.AnnData(case.M, obs).write_h5ad("cells.h5ad")
+    for name in obs:
+        np.testing.assert_array_equal(files.read_vector(f"cells.h5ad:obs/{name}", "a"), counts)
+    with pytest.raises(ValueError, match="holds no array 'obs/mass', but "):
+        files.read_vector("cells.h5ad:obs/mass", "a")
+
+
 def test_columns_of_words(case, refused):
     text = "cell,kind,mass,x,y\n" + "".join(f"c{i},k,{x:.17g},{x},1\n" for i, x in enumerate(case.a))
     Path("cells.csv").write_text(text, encoding="utf-8")

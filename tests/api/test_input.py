@@ -103,6 +103,14 @@ def test_nullable_and_categorical_columns_are_numbers(backend):
     assert mapuot.PointCloud(points, [[1.0, 2.0]]).shape == (2, 1)
 
 
+def test_costs_are_shown_by_their_kind():
+    x = np.ones((4, 2))
+    assert repr(mapuot.PointCloud(x, x[:3], "euclidean")) == (
+        "<mapuot.PointCloud 4 x 3: points in 2 dimensions, metric 'euclidean'>"
+    )
+    assert repr(mapuot.Grid((3, 4))) == "<mapuot.Grid 12 x 12: a grid of 3 x 4 nodes>"
+
+
 @pytest.mark.parametrize("form", ["array", "cloud", "grid", "list", "none"])
 def test_scaled_masses_have_no_unit(form, backend):
     """Whatever the masses are counted in, the same share of them moves, and all numbers are in units of the scale."""

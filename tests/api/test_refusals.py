@@ -777,7 +777,8 @@ ODD = {
         "raise reg_m"]),
     "one of a batch": (lambda: mapuot.solve_batch(FAR, CASE.a, CASE.b, reg=1.0, reg_m=1.0),
              ["almost nothing in 1 of 3"]),
-    "unscaled costs of an estimator": (lambda: da.UnbalancedSinkhornTransport().fit(X40, Xt=X40 + 30), [""]),
+    "unscaled costs of an estimator": (lambda: da.UnbalancedSinkhornTransport().fit(X40, Xt=X40 + 30),
+             ["by its median, as norm='median' does"]),
     "a number for a forbidden pair": (lambda: call(LARGE, reg=0.1), [
         "M reaches 1.0e+10",
              "where such costs are to forbid pairs, use inf, which takes fewer passes; else raise reg"]),
