@@ -38,6 +38,7 @@ from ..problem.sparse import Sparse
 from ..problem.validate import as_count, as_positive, as_range, as_threads
 from ..processor import default_threads
 from ..route.options import make_options
+from ..status import told_bound, told_miss, warn_not_converged
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -89,6 +90,12 @@ class Certificate:
     rounds: int
     converged: bool
 
+    def __repr__(self) -> str:
+        told, stored = told_bound(self.error_bound, "error_bound"), self.result.problem.cost.size
+        status = "" if self.converged else "not "
+        missing = f"{self.missing:.2g} of the mass missing in other pairs"
+        return f"<mapuot.Certificate {status}converged after {self.rounds} rounds, {told}, {stored} pairs, {missing}>"
+
     @property
     def gap(self) -> float:
         """How much more the sparse plan may cost than the dense optimum, in units of the objective."""
@@ -109,7 +116,7 @@ def certify(
         Costs of all pairs. For an array a float64 K is made; a `PointCloud` needs no memory.
     refine : bool
         Add the pairs in which most mass is missed, and solve again, until the bound is at most tol. Each round at most
-        doubles the number of stored pairs.
+        doubles the number of stored pairs. A ConvergenceWarning tells where that bound is not reached.
     tol : float
         The error_bound to reach, > 0. The dense plan has mass in all pairs; all that is not stored counts.
     rounds, pairs : int
@@ -157,9 +164,24 @@ def certify(
             order = np.argsort(-seen.mass, kind="stable")[:pairs]
             missing, most = (seen.outside / near.mass if near.mass > 0 else math.inf), (seen.i, seen.j, seen.mass)
             worst = tuple(x[order] for x in most)
-            return Certificate(bound, seen.objective, near.dual, missing, worst, result, done, bound <= tol)
+            found = Certificate(bound, seen.objective, near.dual, missing, worst, result, done, bound <= tol)
+            if refine and not found.converged:
+                warn_not_converged(f"certify not converged: {not_certified(found, tol)}")
+            return found
         result = solved_again(result, seen, near, cost, tol)
         done += 1
+
+
+def not_certified(found: Certificate, tol: float) -> str:
+    """Say why refined pairs were not certified, and what may help."""
+    if found.result.status != "converged":
+        why = f"the sparse solve of round {found.rounds} ended {found.result.status!r}; raise reg or reg_m"
+    elif not len(found.pairs[0]):
+        why = "no missing pair has mass that counts; raise tol or reg"
+    else:
+        why = f"{found.missing:.2g} of the mass is in pairs that are not stored; raise rounds, begin with more pairs"
+    told = told_miss(found.error_bound, tol)
+    return f"after {found.rounds} rounds, with {found.result.problem.cost.size} pairs, {told}: {why}, or solve M itself"
 
 
 def checked(result: Any) -> Problem:
@@ -173,11 +195,17 @@ def checked(result: Any) -> Problem:
 
 
 def one_pass(dense: Problem, module: Any, result: Result, threads: int | None) -> Result:
-    """u of the dense problem by v of the sparse one, with the certificate of that pass."""
+    """u of the dense problem by v of the sparse one, with the certificate of that pass.
+
+    Columns without a stored pair have no v yet: a pass more finds it.
+    """
     options = make_options("translation_invariant", "float64", 1e-300, None, threads)
-    run = Run(module, 1)
+    known = np.isfinite(result.log_v)
+    lonely = ~known & (dense.cols.weight > 0)
+    run = Run(module, 1 + bool(lonely.any()))
+    start = np.where(known, result.log_v, np.min(result.log_v, where=known, initial=0.0))
     with np.errstate(all="ignore"):
-        run.run(dense, options, np.where(np.isfinite(result.log_v), result.log_v, 0.0))
+        run.run(dense, options, start)
     return Result(dense, module, run.potentials, run.marginals, run.trace, "max_passes", threads, run.reads)
 
 

@@ -273,10 +273,31 @@ def test_refinement_ends_within_tol(penalty):
     np.testing.assert_allclose(
         better.problem.cost.__array__()[better.plan.nonzero()], np.asarray(cloud)[better.plan.nonzero()]
     )
-    once = mapuot.certify(result, cloud, refine=True, tol=1e-5, rounds=1)
+    with pytest.warns(mapuot.ConvergenceWarning, match="after 1 rounds"):
+        once = mapuot.certify(result, cloud, refine=True, tol=1e-5, rounds=1)
     assert once.rounds == 1
     assert not once.converged
     assert once.error_bound < mapuot.certify(result, cloud).error_bound
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning")
+def test_refining_tells_what_it_did_not_reach_and_finds_columns_without_pairs():
+    """Masses in persons, each row's nearest columns alone: those that are nobody's nearest have no potential yet."""
+    rng = np.random.default_rng(0)
+    x, y = 900 * rng.random((150, 2)), 1500 * rng.random((120, 2))
+    a, b = (np.exp(rng.normal(9.5, 1.2, k)) for k in (150, 120))
+    cloud, options = mapuot.PointCloud(x, y, "euclidean"), {"reg": 20.0, "reg_m": 500.0}
+    result = mapuot.solve(mapuot.knn_cost(x, y, 5, metric="euclidean", symmetric=False), a, b, **options)
+    told = "certify not converged: after 1 rounds, with 1750 pairs, .* raise"
+    with pytest.warns(mapuot.ConvergenceWarning, match=told):
+        once = mapuot.certify(result, cloud, refine=True, rounds=1)
+    assert not once.converged
+    assert len(repr(once)) < 200
+    assert "\n" not in repr(once)
+    found, dense = mapuot.certify(result, cloud, refine=True), mapuot.solve(cloud, a, b, **options)
+    assert found.converged
+    assert found.rounds < 6
+    assert abs(found.result.plan.toarray() - dense.plan).sum() <= (found.error_bound + dense.error_bound) * dense.mass
 
 
 # ---- doors
