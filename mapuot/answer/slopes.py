@@ -12,7 +12,6 @@ whose reference is a_i b_j w_ij, sum_j w_ij b_j stands for |b|, and w_ij b_j for
 Sources: Feydy et al. 2019, Sejourne et al. 2019.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +20,8 @@ from .. import penalties
 from ..api.log_matmul import log_matmul
 from ..backends import host, namespace, pick
 from ..backends.contract import any_of
-from ..backends.draw import BLOCK_ENTRIES
 from ..backends.kernel import UNIT
+from ..backends.operator import Operator
 from ..penalties import F64
 from ..problem.mask import Masked
 from ..problem.points import PointCosts, as_points, size_of
@@ -344,46 +343,41 @@ def map(result: Any, points: Any, values: Any = None, side: str = "rows") -> F64
     cloud = cloud_of(result)
     cloud = cloud if rows else cloud.transpose()
     values, flat = as_columns(cloud.y if values is None else values, cloud.shape[1], "values")
-    out = np.empty((len(as_points(points, "points")), values.shape[1]))
-    for i0, power in powers(result, cloud, points, rows):
-        with np.errstate(invalid="ignore"):  # points may have no target in reach
-            weight = np.exp(power - power.max(1, keepdims=True))
-        out[i0 : i0 + len(power)] = weight @ values / weight.sum(1, keepdims=True)
-    return out[:, 0] if flat else out
+    image: F64 = host(row_operator(result, cloud, points, rows).images(values))
+    return image[:, 0] if flat else image
 
 
-def powers(result: Any, cloud: PointCosts, points: Any, rows: bool) -> Iterator[tuple[int, F64]]:
-    """Yield blocks of log v_j + log c_j - M_kj / reg from new points k to the columns j of ``cloud``."""
-    own, points = points is cloud.x, as_points(points, "points")
-    p = result.problem
+def row_operator(result: Any, cloud: PointCosts, points: Any, rows: bool, masked: Masked | None = None) -> Operator:
+    """Return v_j c_j w_kj exp(-M_kj / reg) from points k to the columns j of ``cloud``, each row scaled to a largest 1.
+
+    ``masked`` holds the weights w of a mask. A row without an entry has alpha -inf.
+    """
+    p, backend = result.problem, result._backend
+    backend = backend if hasattr(backend, "operator_of") else pick("cpu")
     other, log_v, log_c = (p.cols, result.log_v, p.log_reference[1])
     if not rows:
         other, log_v, log_c = (p.rows, result.log_u, p.log_reference[0])
-    here = cloud if own else cloud.beside(np.asarray(points, np.float64), "points")
+    here = cloud if points is cloud.x else cloud.beside(np.asarray(as_points(points, "points"), np.float64), "points")
     with np.errstate(invalid="ignore"):
-        log_w = np.where(other.weight > 0, host(log_v) + log_c, -np.inf)
-    step = max(1, BLOCK_ENTRIES // len(log_w))
-    for i0 in range(0, len(points), step):
-        i1 = min(i0 + step, len(points))
-        yield i0, log_w - np.asarray(here.read(i0, i1)) / p.reg
+        beta = np.where(other.weight > 0, host(log_v) + log_c, -np.inf)
+    operator: Any = backend.operator_of(here, p.reg, masked, threads=result._threads)
+    alpha = np.zeros(len(here))
+    operator.balance(alpha, beta)
+    found: Operator = operator.take(np.where(np.isfinite(alpha), alpha, -np.inf), beta)
+    return found
 
 
 def fixed_point(result: Any, points: Any, rows: bool, masked: Masked | None = None) -> F64:
     """Return the potential of one side at points, by its fixed point; ``masked`` tells which pairs a mask keeps."""
-    from scipy.special import logsumexp  # noqa: PLC0415 - on first use
-
     cloud = check(result)
     cloud = cloud if rows else cloud.transpose()
     p = result.problem
     fi = 1 / (1 + p.reg / rho_of(p.rows if rows else p.cols))
-    out = np.empty(len(as_points(points, "points")))
-    for i0, power in powers(result, cloud, points, rows):
-        i1 = i0 + len(power)
-        with np.errstate(divide="ignore"):
-            if masked is not None:
-                np.add(power, np.log(np.asarray((masked if rows else masked.T).read(i0, i1))), out=power)
-            out[i0:i1] = -p.reg * fi * logsumexp(power, axis=1)
-    return out
+    operator = row_operator(result, cloud, points, rows, masked if rows or masked is None else masked.T)
+    alpha = host(operator.alpha)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_sum = np.log(host(operator.apply(np.ones(operator.shape[1])))) - alpha
+    return np.asarray(-p.reg * fi * np.where(alpha > -np.inf, log_sum, -np.inf))
 
 
 def dual_value(result: Any) -> Any:
