@@ -24,8 +24,10 @@ from ..answer.result import ROUNDING, Result
 from ..ascend.carry_out import carry_out
 from ..ascend.loop import Run
 from ..backends import name_of, pick
+from ..backends.conditional import largest
 from ..backends.contract import host
 from ..backends.draw import BLOCK_ENTRIES
+from ..backends.kernel import UNIT
 from ..backends.rules import plan_error
 from ..cached import cached_property
 from ..files import opened
@@ -43,7 +45,10 @@ from ..status import told_bound, told_miss, warn_not_converged
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-BLOCK = 1 << 20  # pairs whose coordinates are gathered at once
+BLOCK = 1 << 20  # pairs that are looked at at once
+COORDINATES = 1 << 22  # of the pairs that are gathered at once
+TREE_DIMENSIONS = 15  # up to which a k-d tree looks at few of the points
+ALIKE = 1e-8  # relative difference of squared distances that do not tell neighbours apart
 LITTLE = 0.1  # of tol: the mass that pairs may hold which are too small to be taken in
 PASSES = 10_000  # of one sparse solve
 
@@ -277,12 +282,9 @@ def solved_again(result: Result, seen: Sweep, near: Result, cost: Any, tol: floa
 
 
 def costs_of(cost: Any, i: Any, j: Any) -> F64:
-    data = np.empty(len(i))
     if cost.operator == "points":
-        for k in range(0, len(i), BLOCK):
-            part = slice(k, k + BLOCK)
-            data[part] = pair_costs(cost, cost.rows[i[part]], cost.columns.T[j[part]])
-        return data
+        return pair_costs(cost, cost.rows, cost.columns.T, i, j)
+    data = np.empty(len(i))
     order = np.argsort(i, kind="stable")
     for i0, i1, M, _ in cost.blocks():
         here = order[slice(*np.searchsorted(i, (i0, i1), sorter=order))]
@@ -296,7 +298,9 @@ def knn_cost(
 ) -> "csr_array":  # fmt: skip
     """Make the sparse cost of each point's k nearest neighbours in the other cloud; all other pairs are forbidden.
 
-    A k-d tree finds the neighbours. It is quick in few dimensions; beyond some 15 it looks at most of the points.
+    A k-d tree finds the neighbours in up to 15 dimensions, where it looks at few of the points. In more dimensions all
+    distances are made in blocks, Euclidean ones as matrix products by the BLAS; points count as equally near where
+    their squared distances differ by less than 1e-8 of themselves.
 
     Parameters
     ----------
@@ -344,20 +348,38 @@ def knn_cost(
     if symmetric:
         places = sparse.csr_array(places + pattern(nearest(rows, columns, k, metric, workers), shape[::-1]).T.tocsr())
     places.sort_indices()
-    data = np.empty(places.nnz)
     row = np.repeat(np.arange(shape[0]), np.diff(places.indptr))
-    for i in range(0, places.nnz, BLOCK):
-        part = slice(i, i + BLOCK)
-        data[part] = pair_costs(cloud, rows[row[part]], columns[places.indices[part]])
+    data = pair_costs(cloud, rows, columns, row, places.indices)
     return sparse.csr_array((data, places.indices, places.indptr), shape=shape)
 
 
 def nearest(points: Any, queries: Any, k: int, metric: str, workers: int) -> Any:
     """(number of queries, k) indices of points: a metric grows with the distance in its norm."""
     from scipy.spatial import cKDTree  # noqa: PLC0415 - on first use
+    from scipy.spatial.distance import cdist  # noqa: PLC0415
 
-    _, index = cKDTree(points).query(queries, k, p=METRICS[metric].norm, workers=workers)
-    return index.reshape(len(queries), k)
+    norm, (n, d) = METRICS[metric].norm, points.shape
+    if d <= TREE_DIMENSIONS:
+        return cKDTree(points).query(queries, k, p=norm, workers=workers)[1].reshape(len(queries), k)
+    name = "sqeuclidean" if norm == 2 else "cityblock" if norm == 1 else "chebyshev"
+    index, centre = np.empty((len(queries), k), np.int64), points.mean(0)
+    moved = points - centre
+    half = 0.5 * (moved * moved).sum(1)
+    for i in range(0, len(queries), step := max(1, BLOCK // n)):
+        rows = queries[i : i + step]
+        unsure: Any = slice(None)
+        if norm == 2:
+            x = rows - centre
+            product = x @ moved.T
+            product -= half
+            found, value = largest(product, k)
+            index[i : i + step] = found
+            sizes = (x * x).sum(1)
+            rounding = (d + 4) * UNIT * 2 * (sizes + half.max())
+            unsure = np.flatnonzero(rounding > ALIKE * (sizes - 2 * value[:, -1]))
+        if len(rows[unsure]):
+            index[np.arange(i, i + len(rows))[unsure]] = largest(-cdist(rows[unsure], points, name), k)[0]
+    return index
 
 
 def pattern(index: Any, shape: tuple[int, int]) -> Any:
@@ -368,6 +390,10 @@ def pattern(index: Any, shape: tuple[int, int]) -> Any:
     return sparse.csr_array((np.ones(index.size, np.int8), index.ravel(), start), shape=shape)
 
 
-def pair_costs(cloud: PointCosts, x: Any, y: Any) -> Any:
-    metric, scale = cloud.core
-    return scale * metric.between(x, y)
+def pair_costs(cloud: PointCosts, rows: Any, columns: Any, i: Any, j: Any) -> F64:
+    """Return the costs of the pairs (i, j) of points in the core's coordinates."""
+    (metric, scale), out, step = cloud.core, np.empty(len(i)), max(1, COORDINATES // rows.shape[1])
+    for k in range(0, len(i), step):
+        part = slice(k, k + step)
+        out[part] = scale * metric.between(rows[i[part]], columns[j[part]])
+    return out

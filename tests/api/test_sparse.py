@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import sys
 import tracemalloc
 
 import numpy as np
@@ -221,6 +222,25 @@ def test_costs_of_neighbours(metric, weights):
         assert S.has_canonical_format
     same = mapuot.knn_cost(np.repeat(x, 2, axis=0), np.repeat(x, 2, axis=0), 2, metric=metric)
     assert same.nnz >= 240  # pairs at no distance are stored, too
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
+@pytest.mark.parametrize("far", [0.0, 1e7])
+def test_neighbours_in_many_dimensions(metric, far, monkeypatch):
+    """By products in blocks; a cluster far from the mean, whose products have lost its distances, by differences."""
+    monkeypatch.setattr(sys.modules["mapuot.api.certify"], "BLOCK", 300)
+    rng = np.random.default_rng(0)
+    x, y = rng.random((60, 40)), rng.random((50, 40))
+    x[:20, 0] += far
+    y[:25, 0] += far
+    M = np.asarray(mapuot.PointCloud(x, y, metric))
+    S = mapuot.knn_cost(x, y, 4, metric=metric)
+    wanted = (np.sort(M, 1)[:, 3:4] >= M) | (np.sort(M, 0)[3] >= M)
+    if metric == "cosine" and far:  # directions that differ by 1e-7 count as alike
+        assert (S.toarray()[20:] != 0).sum() == wanted[20:].sum()
+        return
+    np.testing.assert_array_equal(S.toarray() != 0, wanted)
+    np.testing.assert_allclose(S.data, M[wanted], rtol=1e-9)
 
 
 @pytest.mark.parametrize("form", ["points", "array", "function"])
