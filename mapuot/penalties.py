@@ -85,7 +85,7 @@ def divergence(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
     if kind == "tv":
         return finite * np.abs(r - t)
     if kind == "l2":
-        return 0.5 * finite * (r - t) ** 2
+        return 0.5 * finite * (r - t) * (r - t)  # no square: that of 1e-160 is 0
     return np.zeros_like(r)
 
 
@@ -151,7 +151,8 @@ def gap_term(kind: str, f: F64, r: F64, t: F64, rho: F64, upper: F64 | None) -> 
         return np.where(np.isinf(rho) | (t == 0), 0.0, value)
     if kind == "l2":
         low = f >= rho * t  # here the best r is 0
-        return np.where(low, r * (f - rho * t) + 0.5 * rho * r * r, 0.5 * rho * (r - t + f / rho) ** 2)
+        e = r - t + f / rho
+        return np.where(low, r * (f - rho * t) + 0.5 * rho * r * r, 0.5 * rho * e * e)
     if kind == "tv":  # products: the mass may be far below t, and at the bound, but for rounding, f counts as it
         at = np.where(np.abs(f) >= rho * (1 - 1e-15), np.copysign(rho, f), f)
         gap = np.where(r < t, (rho - at) * (t - r), (rho + at) * (r - t)) + np.maximum(f - rho, 0.0) * r

@@ -96,22 +96,25 @@ def product(result: Any, x: F64, y: F64, slope: float, w: F64, both: bool, tol: 
 
 def potentials_moved(result: Any, rows: F64, cols: F64, both: bool, tol: float, max_steps: int) -> tuple[F64, F64]:
     """Return (df, dg), with dg eliminated; where ``both`` clouds are one they are the same."""
-    on_rows, on_cols = diagonal(result, "rows", result.row_marginal), diagonal(result, "cols", result.col_marginal)
+    mass = result.mass  # squares of masses of 1e-160 would be 0: all are shares of it
+    on_rows = diagonal(result, "rows", result.row_marginal)
+    on_cols = diagonal(result, "cols", result.col_marginal)
 
     def image(step: F64) -> F64:
-        moved = result.apply(step if both else result.apply_transpose(step) / on_cols)
+        moved = result.apply(step if both else result.apply_transpose(step) / mass / on_cols) / mass
         return np.asarray(on_rows * step + moved if both else on_rows * step - moved)
 
+    rows, cols = rows / mass, cols / mass
     sizes = (rows + cols) ** 2 / on_rows if both else rows**2 / on_rows
     size = float(sizes.sum() + (0.0 if both else (cols**2 / on_cols).sum()))
-    left = rows + cols if both else rows - result.apply(cols / on_cols)
+    left = rows + cols if both else rows - result.apply(cols / on_cols) / mass
     df = conjugate_gradients(image, left, on_rows, size, tol, max_steps)
-    return df, df if both else (cols - result.apply_transpose(df)) / on_cols
+    return df, df if both else (cols - result.apply_transpose(df) / mass) / on_cols
 
 
 def diagonal(result: Any, name: str, marginal: F64) -> F64:
     rho = rho_of(getattr(result.problem, name))
-    return np.where(marginal > 0, (1 + result.problem.reg / rho) * marginal, 1.0)
+    return np.where(marginal > 0, (1 + result.problem.reg / rho) * (marginal / result.mass), 1.0)
 
 
 def conjugate_gradients(
