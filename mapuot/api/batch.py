@@ -41,6 +41,7 @@ from ..threads import each
 from .solve import check_met
 
 PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
+PRODUCT_TOP = 600.0  # logarithm of the scale of such a product: float64 ends at 709
 BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>/batch.py
 COARSE_PASSES = 200  # of each larger reg at most
 
@@ -478,7 +479,10 @@ class BatchResult(Answer, Sequence[Result]):
         return total
 
     def _factors(self) -> tuple[Any, Any, Any, Any] | None:
-        """Return (U, K, V, scale) with P_q = scale_q diag(U_q) K diag(V_q), None where float64 would lose digits."""
+        """Return (U, K, V, scale) with P_q = scale_q diag(U_q) K diag(V_q).
+
+        None where float64 would lose digits, or could not hold a scale.
+        """
         p, xp = self.problem, namespace(self.log_u)
         spread = p.spread
         if p.forbidden or p.c is not None or p.cost.operator != "tiles":
@@ -491,7 +495,8 @@ class BatchResult(Answer, Sequence[Result]):
             parts.append(xp.exp(x - tops[-1][:, None]))
             low = xp.where(xp.isneginf(x), np.inf, x).min(1)
             spread = spread + float((tops[-1] - low).max())
-        if not spread < PRODUCT_SPREAD:
+        top = tops[0] + tops[1] - p.M_min / p.reg
+        if not (spread < PRODUCT_SPREAD and float(top.max()) < PRODUCT_TOP):
             return None
         K = xp.exp((p.M_min - xp.asarray(p.M, dtype=np.float64)) / p.reg)
-        return parts[0], K, parts[1], xp.exp(tops[0] + tops[1] - p.M_min / p.reg)
+        return parts[0], K, parts[1], xp.exp(top)

@@ -213,3 +213,17 @@ def test_all_pairs():
         assert D[i, j] == pytest.approx(want, abs=1e-8)
     equal = mapuot.pairwise(np.stack([z[:5] for z in x]), reg=0.05, reg_m=np.inf)
     assert (equal[~np.eye(7, dtype=bool)] > 0).all()
+
+
+def test_costs_of_plans_beyond_float64_are_those_of_single_solves():
+    """No NaN, and no warning of NumPy: a plan of e^1e6 costs -inf; where it fits, its product with M does."""
+    rng = np.random.default_rng(0)
+    A, B = rng.random((3, 4)), rng.random((3, 5))
+    A[:, 0] = 0
+    for far in (0.0, 30.0, 1e6):
+        M = rng.random((4, 5)) - far
+        found = solve_batch(M, A, B, reg=0.02, reg_m=0.04)
+        alone = [solve(M, a, b, reg=0.02, reg_m=0.04).cost for a, b in zip(A, B, strict=True)]
+        with np.errstate(all="raise"):
+            assert_allclose(found.cost, alone, rtol=1e-6)
+        assert np.isneginf(found.cost).all() == (far == 1e6)
