@@ -19,7 +19,7 @@ from ..errors import InfeasibleError, shown
 from ..penalties import F64
 from ..problem.cost import Cost, Dense, cost_of
 from ..problem.sparse import Sparse, is_sparse
-from ..problem.validate import MASS_TOLERANCE, as_float, as_positive, as_real, as_weight, check_kind
+from ..problem.validate import EVEN, MASS_TOLERANCE, as_float, as_positive, as_real, as_weight, check_kind
 from ..processor import free_memory
 from .reach import Edges, check_parts, parts_of, path, reachable, walk
 from .slabs import Slabs, as_held
@@ -239,7 +239,7 @@ class MultiProblem:
             np.ones(n) if x is None else as_weight(x, n, f"masses[{k}]", pick("cuda" if is_on_device(x) else "cpu"))
             for k, (n, x) in enumerate(zip(shape, masses, strict=True))
         ]
-        check_hard(weights, rho)
+        weights = even_hard(weights, rho)
         ranges: dict[Any, tuple[float, float, bool]] = {
             (i, j): range_of(x, f"costs[{i}, {j}]") for (i, j), x in edges.items()
         }
@@ -307,11 +307,14 @@ def as_penalties(reg_m: Any, masses: list[Any]) -> list[float]:
     return rho
 
 
-def check_hard(weights: list[F64], rho: list[float]) -> None:
-    """Raise where masses of balanced marginals differ."""
+def even_hard(weights: list[F64], rho: list[float]) -> list[F64]:
+    """Give all balanced marginals the mass of the first; raise where they differ by more than rounding."""
     hard = {k: float(w.sum()) for k, (w, x) in enumerate(zip(weights, rho, strict=True)) if x == math.inf}
     if hard and max(hard.values()) - min(hard.values()) > MASS_TOLERANCE * max(hard.values()):
         raise InfeasibleError(f"masses must be equal where reg_m is inf, got {hard}")
+    wanted = next(iter(hard.values()), 1.0)
+    factors = [wanted / hard[k] if k in hard and abs(wanted / hard[k] - 1) > EVEN else 1.0 for k in range(len(weights))]
+    return [w if factor == 1 else w * factor for w, factor in zip(weights, factors, strict=True)]
 
 
 def as_edges(costs: dict[Any, Any], count: int, xp: Any) -> Edges:

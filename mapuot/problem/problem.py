@@ -322,7 +322,12 @@ class Problem(Common):
         return alpha, beta
 
     def check_reachable(self, dead_rows: Any, dead_cols: Any) -> None:
-        """Raise where mass must be transported from or to a point whose every pair is forbidden (the masks)."""
+        """Raise where mass must be transported from or to a point whose every pair is forbidden (the masks).
+
+        Where no pair is forbidden, points without a partner have costs that left float64, as the status then tells.
+        """
+        if not (self.forbidden or self.c is not None or self.masked or self.cost.operator == "pairs"):
+            return
         for side, dead in ((self.rows, dead_rows), (self.cols, dead_cols)):
             needs = side.rho > 0 if side.penalty == "range" else side.hard
             hard = dead & (side.weight > 0) & needs
@@ -355,6 +360,10 @@ class Problem(Common):
         weight_b = validate.as_weight(b, n, "b", backend, xp=xp)
         rows, cols = validate.as_sides(weight_a, weight_b, penalty, reg_m, ranks, validate.reader(backend, xp))
         validate.check_masses(rows, cols, rows.mass, cols.mass)
+        even = validate.evening(rows.mass, cols.mass) if rows.penalty == cols.penalty == "balanced" else 1.0
+        if even != 1:
+            weight_b = weight_b * float(even)
+            rows, cols = validate.as_sides(weight_a, weight_b, penalty, reg_m, ranks, validate.reader(backend, xp))
         low, high, forbidden = validate.as_range(cost, reg, backend, ranks, threads, tell)
         if isinstance(reference, Cost):
             reference = reference.part(a, b, ranks)
@@ -369,6 +378,11 @@ class Problem(Common):
             problem = dataclasses.replace(problem, c_mass=validate.as_kept(mass))
         if problem.parts or (ranks.max(rows.demands) and cols.demands):
             validate.check_parts(rows, cols, problem.several_parts)
+            factor = validate.evening_of_parts(rows, cols, problem.several_parts)
+            if factor is not None:
+                weight_b = cols.weight * factor
+                more = reference, backend, ranks, threads, mask, tell
+                return cls.from_cost(cost, a, weight_b, reg, reg_m, penalty, *more)
         return problem
 
 
@@ -433,13 +447,26 @@ class BatchProblem(Common):
         A, B, masses = self.A[i0:i1, :m], self.B[i0:i1, :n], (self.masses[0][i0:i1], self.masses[1][i0:i1])
         return dataclasses.replace(self, cost=cost, A=A, B=A if self.A is self.B else B, masses=masses, c_mass=c_mass)
 
-    def check_parts(self) -> None:
-        """Compare the masses of the parts of each problem; of a shared M parts are found once for the same points."""
+    def check_parts(self) -> F64 | None:
+        """Compare the masses of the parts of each problem; return factors that make them even, None where they are.
+
+        Parts of a shared M are found once for the same points.
+        """
+        factors: dict[int, F64] = {}
         known: dict[Any, Parts | None] = {}
         for i, one in enumerate(map(self.__getitem__, range(len(self)))):
             key = 0 if self.one_cost else i, *(out.tobytes() for out in one.left_out)
             known = known if key in known else {key: one.several_parts}
             validate.check_parts(one.rows, one.cols, known[key], f"problem {i}: ")
+            factor = validate.evening_of_parts(one.rows, one.cols, known[key])
+            if factor is not None:
+                factors[i] = factor
+        if not factors:
+            return None
+        found = np.ones(self.B.shape)
+        for i, factor in factors.items():
+            found[i, : len(factor)] = factor
+        return found
 
     def transpose(self) -> "BatchProblem":
         return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A, masses=self.masses[::-1])
@@ -469,6 +496,11 @@ class BatchProblem(Common):
         one = cost if isinstance(reference, str) else cost.of(0)
         c, mass = validate.as_reference(reference, one, first_a, first_b, backend)
         validate.check_masses(rows, cols, mass_a, mass_b, "A and B")
+        even = validate.evening(mass_a, mass_b)
+        if rows.penalty == cols.penalty == "balanced" and (even != 1).any():
+            B, mass_b = B * xp.asarray(even)[:, None], mass_b * even
+            first_b = host(B[0])
+            rows, cols = validate.as_sides(first_a, first_b, penalty, reg_m)
         c_mass = validate.product_mass(mass_a, mass_b, "A", "B") if c == "product" else np.full(p, mass)
         if c == "uniform" and isinstance(cost, Clouds):
             c_mass = cost.pairs_of_each.astype(np.float64)
@@ -482,5 +514,8 @@ class BatchProblem(Common):
         both = rows.demands and cols.demands
         forbids = forbidden or problem.c is not None or not problem.balanced
         if (both and forbids) or (cost.operator == "pairs" and rows.demands | cols.demands):
-            problem.check_parts()
+            factors = problem.check_parts()
+            if factors is not None:
+                B = B * xp.asarray(factors)
+                return cls.from_arrays(M, A, B, reg, reg_m, penalty, reference, backend, mask)
         return problem

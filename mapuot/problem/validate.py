@@ -23,6 +23,7 @@ from .side import Side
 from .sparse import Sparse, is_sparse
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
+EVEN = 1e-14  # relative: float64 weights that were normalised differ by less
 SMALLEST, MOST = math.ulp(0.0), sys.float_info.max
 CPU = 1  # DLPack's number of the host
 MOST_THREADS = 4096  # more than any host has cores
@@ -384,11 +385,13 @@ def as_side(
     else:
         rho = as_vector(reg_m, len(weight), name, convert, xp)
     if penalty == "range":
-        if any_of(~((rho >= 0) & np.isfinite(rho))):
-            raise ValueError(f"{name} must be a slack >= 0 for penalty 'range', got {rho.min()}")
+        wrong = ~((rho >= 0) & np.isfinite(rho))
+        if any_of(wrong):
+            cure = "a large one, such as 1e9, for points that are free"
+            raise ValueError(f"{name} must be a finite slack >= 0 for penalty 'range' ({cure}), got {rho[wrong][0]}")
         return Side(side, weight, penalty, np.maximum(0.0, 1 - rho), 1 + rho, ranks)
     if any_of(~(rho > 0)):
-        raise ValueError(f"{name} must be > 0 (inf = balanced), got {rho.min()}")
+        raise ValueError(f"{name} must be > 0 (inf = balanced), got {rho[~(rho > 0)][0]}")
     if ranks.min(not any_of(~np.isinf(rho))):
         return Side(side, weight, "balanced", rho, ranks=ranks)
     if PENALTIES[penalty].finite and any_of(~np.isfinite(rho)):
@@ -413,6 +416,27 @@ def check_masses(rows: Side, cols: Side, mass_a: Any, mass_b: Any, names: str = 
         text = f"{names} must have equal masses if both sides are balanced"
         more = f": problem {int(uneven.argmax())} has not" if names == "A and B" else f", got {mass_a} and {mass_b}"
         raise InfeasibleError(text + more)
+
+
+def evening(mass_a: Any, mass_b: Any) -> Any:
+    """Return the factors that give b, where both sides are balanced, the mass of a; 1 where they are equal or too far apart.
+
+    Masses that differ by rounding have no plan: passes, which meet one side each, would move the potentials without end.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.divide(mass_a, mass_b)
+        uneven = (abs(ratio - 1) > EVEN) & (abs(ratio - 1) <= 2 * MASS_TOLERANCE)
+    return np.where(uneven, ratio, 1.0)
+
+
+def evening_of_parts(rows: Side, cols: Side, parts: Parts | None) -> F64 | None:
+    """Return such factors of the columns, part by part, None where every part of M is even."""
+    if parts is None or not rows.penalty == cols.penalty == "balanced":
+        return None
+    held = [np.bincount(at, side.weight, parts.count + 1) for side, at in ((rows, parts.rows), (cols, parts.cols))]
+    factor = evening(rows.ranks.sum(held[0]), held[1])
+    factor[parts.count] = 1.0  # points without a partner
+    return factor[parts.cols] if (factor != 1).any() else None
 
 
 def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") -> None:

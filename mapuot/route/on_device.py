@@ -31,7 +31,7 @@ from ..problem.cost import Dense, cost_of
 from ..problem.kinds import formed
 from ..problem.problem import Problem
 from ..problem.side import Side
-from ..problem.validate import MASS_TOLERANCE, moves_little
+from ..problem.validate import MASS_TOLERANCE, evening, moves_little
 from .plain import LazyResult, number, penalties_of, settings, side_of, told_passes
 from .stages import FORMED, TOGETHER, in_words, newton_words
 
@@ -74,10 +74,11 @@ def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ..
     rows, cols = (given_side(*x) for x in (("a", a, M.shape[0], rho[0]), ("b", b, M.shape[1], rho[1])))
     if options is None or rows is None or cols is None:
         return None
-    if rho[0] == rho[1] == math.inf and (
-        arguments[6] == "mixed" or abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass
-    ):
-        return None  # `begin` meets two hard sides on a float64 K
+    if rho[0] == rho[1] == math.inf:
+        if arguments[6] == "mixed" or abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass:
+            return None  # `begin` meets two hard sides on a float64 K
+        even = float(evening(rows.mass, cols.mass))
+        cols = cols if even == 1 else dataclasses.replace(cols, weight=cols.weight * even)
     backend = whole()[0]
     if type(M) is not PointCloud:
         return Posed(backend, Dense(backend.asarray(M)), rows, cols, reg, options)

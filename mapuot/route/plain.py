@@ -25,7 +25,16 @@ from ..problem.cost import Dense, cost_of
 from ..problem.points import FORM_BYTES, Formed
 from ..problem.problem import BatchProblem, Problem
 from ..problem.side import Side
-from ..problem.validate import MOST_PASSES, as_count, as_out, check_parts, is_sentinel, moves_little
+from ..problem.validate import (
+    MOST_PASSES,
+    as_count,
+    as_out,
+    check_parts,
+    evening,
+    evening_of_parts,
+    is_sentinel,
+    moves_little,
+)
 from ..processor import SERIAL_ENTRIES
 from .options import METHODS, make_options
 from .stages import FORMED, in_words, ladder, newton_words, turned_sides
@@ -121,14 +130,18 @@ def attempt(
     a, b = masses(a, m), masses(b, n)
     if a is None or b is None:
         return None
+    if rho[0] == rho[1] == np.inf:
+        b *= evening(a.sum(), b.sum())
     backend, whole = core()
     cost = Dense(M) if type(M) is np.ndarray else Formed(cost_of(M), backend.costs(cost_of(M), 1))
     out = np.empty((m, n), dtype) if plan is True else plan if plan is None else as_out(plan, (m, n), dtype, cost.array)
     inside = out if dtype == cost.array.dtype else None  # of float32 points the costs are float64
 
-    def compare() -> None:
+    def compare() -> bool:
         sides = side_of("a", a, rho[0]), side_of("b", b, rho[1])
-        check_parts(*sides, Problem(cost, *sides, reg, "product", 0.0, 0.0, True, 1.0).several_parts)
+        parts = Problem(cost, *sides, reg, "product", 0.0, 0.0, True, 1.0).several_parts
+        check_parts(*sides, parts)
+        return evening_of_parts(*sides, parts) is None
 
     found = whole.solve(cost, a, b, reg, rho, options, arguments[5], ladder, inside, compare)
     if (

@@ -167,8 +167,9 @@ FUNCTIONS = {
             ("reg_m", "[0] must be a positive number, inf, or one per point, got 1000", HUGE),
             ("reg_m", "[0] cannot be read as an array", ([[1], [2, 3]], 1.0)),
             ("reg_m", "[0] must not be masked", np.ma.array([1.0, 2.0], mask=[1, 0])),
-            *(({"penalty": "range", "reg_m": x}, "reg_m[0] must be a slack >= 0 for penalty 'range'")
-              for x in (-0.1, np.inf)),
+            *(({"penalty": "range", "reg_m": x}, f"reg_m[0] must be a finite slack >= 0 for penalty 'range' (a large "
+               f"one, such as 1e9, for points that are free), got {wrong}")
+              for x, wrong in ((-0.1, -0.1), (np.inf, np.inf), ((np.array([0.0, np.inf, 1.0, 2.0]), 1.0), np.inf))),
             ("method", "Unknown method 'newton': must be one of ['auto', 'map-uot', 'sinkhorn', "
              "'translation_invariant']", "newton"),
             ("method", "Unknown method ", None, ["auto"], WORDS),

@@ -189,3 +189,16 @@ def test_what_is_missing_of_many_marginals_counts():
     assert certified(misses=(0.0, 1.01 * 2e-3)).gap == np.inf
     for wrong in ({"gaps": (-1e-3, 0.0)}, {"rounding": 0.2}, {"values": (np.nan, 0.0)}):
         assert certified(**wrong).error == np.inf
+
+
+def test_costs_of_denormal_numbers_are_not_infeasible(backend):
+    """1 / reg is inf then, so that no pair can carry mass; but none is forbidden, as a status tells."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        M = rng.random((4, 3)) * 10.0 ** rng.uniform(-318, -310)
+        reg = float(np.ptp(M)) * 10 ** rng.uniform(-2, 1)
+        with np.errstate(all="ignore"):
+            found = mapuot.solve(M, reg=reg, reg_m=np.inf, backend=backend)
+        assert not found.converged or found.error_bound < 1e-6
+    with pytest.raises(mapuot.InfeasibleError, match="forbids every pair of a"):
+        mapuot.solve(np.where([[True], [False]], np.inf, np.ones((2, 3))), reg=0.1, reg_m=np.inf, backend=backend)

@@ -117,11 +117,12 @@ def fill_penalties(terms: Any, reg: float, rho: tuple[Any, Any]) -> None:
 
 def solve(
     cost: Dense, a: Any, b: Any, reg: float, rho: tuple[float, float], options: Options, max_passes: int,
-    ladder: Ladder, plan: Any, compare: Callable[[], None],
+    ladder: Ladder, plan: Any, compare: Callable[[], bool],
 ) -> Found | None:  # fmt: skip
     """Solve a problem of a C-contiguous array, and fill ``plan`` if it is an array; None: it is not plain after all.
 
-    ``compare`` raises where forbidden pairs leave no plan between hard sides; it is called where there are some.
+    ``compare`` raises where forbidden pairs leave no plan between hard sides, and tells whether the masses of their
+    parts are even; it is called where there are some.
     """
     try:
         call = kept.pop()
@@ -150,7 +151,8 @@ def solve(
     problem.plan = ffi.NULL if plan is None else ffi.from_buffer(plan)
     check(lib.mapuot_solve(SERIAL, call.task, 1, problem, call.at))
     if problem.forbidden and call.terms.hard_sides == 2 and problem.status not in (CONVERGED, OUT_OF_PASSES):
-        compare()
+        if not compare():
+            return None
         check(lib.mapuot_solve(SERIAL, call.task, 1, problem, call.at))
     status, made = problem.status, problem.made
     found = None
