@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from .answer.slopes import dual_value, marginal_gradient
-from .api.batch import solve_batch
+from .api.batch import plan_sum, solve_batch
 from .backends import host, namespace
-from .errors import OF_BATCH, renamed
+from .errors import OF_BATCH, renamed, shown
 from .problem.clouds import PointCloud
 from .problem.validate import as_float, as_pair, as_positive
 
@@ -134,6 +134,10 @@ def as_settings(reg: float, reg_m: Any, options: dict[str, Any]) -> tuple[Any, .
     """Check reg, reg_m and the options, and return them as what jit can hash."""
     if not set(options) <= OPTIONS:
         raise TypeError(f"options may be {', '.join(sorted(OPTIONS))}, got {sorted(options)}")
+    for x, name in ((reg, "reg"), (reg_m, "reg_m"), *((options[name], name) for name in options)):
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(x)):
+            text = f"{name} must be known when JAX traces, got {shown(x)}"
+            raise TypeError(f"{text}: make it a static argument (static_argnums or static_argnames of jax.jit)")
     rhos = tuple(as_float(x, "reg_m") for x in as_pair(reg_m, "reg_m"))
     return as_positive(reg, "reg"), rhos, tuple(sorted(options.items()))
 
@@ -161,17 +165,28 @@ def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any,
         xp, result = namespace(x), answer(x, y, host(a), host(b))[0]
         return tuple(xp.asarray(z, dtype=x.dtype) for z in (dual_value(result), *result.gradient()[:4]))
 
-    value, *slopes = found(solved_once, solved, ((), x.shape, y.shape, a.shape, b.shape), (x, y, a, b), options)
+    kinds = kinds_of(x.dtype, (), x.shape, y.shape, a.shape, b.shape)
+    value, *slopes = found(solved_once, solved, kinds, (x, y, a, b), options)
     return value, slopes
 
 
-def found(here: Any, back: Any, shapes: Any, arrays: Any, options: Any) -> Any:
+def kinds_of(dtype: Any, *shapes: Any) -> tuple[Any, ...]:
+    return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+
+
+def found(here: Any, back: Any, kinds: Any, arrays: Any, options: Any) -> Any:
     """Call ``here`` on arrays that are there, or have JAX call ``back``: once for all of vmap, or for each scale."""
     if not any(isinstance(z, jax.core.Tracer) for z in arrays):
         return solved_there(here, *arrays)
-    kinds = tuple(jax.ShapeDtypeStruct(shape, arrays[-1].dtype) for shape in shapes)
     way = "sequential" if dict(options).get("scale_cost") else "expand_dims"
-    return jax.pure_callback(back, kinds, *arrays, vmap_method=way)
+    call = jax.custom_jvp(lambda *arrays: jax.pure_callback(back, kinds, *arrays, vmap_method=way))
+    call.defjvp(refuse)
+    return call(*arrays)
+
+
+def refuse(*_: Any) -> Any:
+    """Raise: a slope would pass for a constant."""
+    raise NotImplementedError("mapuot.jax has first derivatives only, in reverse mode: jax.grad, jax.vjp or jax.jacrev")
 
 
 def together(arrays: Any, ndims: Any) -> tuple[tuple[int, ...], list[Any]]:
@@ -199,32 +214,44 @@ def _loss(a: Any, b: Any, M: Any, settings: Any) -> Any:
 
 
 def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
-    """Return the dual values, and for backward dW/da, dW/db, log u and log v of each problem, and reg in units of M."""
+    """Return the dual values, and for backward dW/da, dW/db, and the bits of log u, log v and reg in units of M."""
     reg, reg_m, options = settings
 
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
         with renamed(OF_BATCH):
             result = solve_batch(M, a, b, reg=reg, reg_m=reg_m, **dict(options))
         slopes, xp = (marginal_gradient(result, "rows"), marginal_gradient(result, "cols")), namespace(result.log_u)
-        told = dual_value(result), *slopes, result.log_u, result.log_v, result.problem.reg
-        return tuple(xp.asarray(x, dtype=M.dtype) for x in told)
+        bits = (as_bits(xp.asarray(x)) for x in (result.log_u, result.log_v, result.problem.reg))
+        return *(xp.asarray(x, dtype=M.dtype) for x in (dual_value(result), *slopes)), *bits
 
-    shapes, p, ndim = (a.shape[:1], a.shape, b.shape, a.shape, b.shape, ()), len(a), M.ndim
+    p, ndim = len(a), M.ndim
 
     def all_solved(*arrays: Any) -> tuple[Any, ...]:
         lead, (a, b, M) = together(arrays, (2, 2, ndim))
         a, b = (np.broadcast_to(x, (len(a), *x.shape[1:])).reshape(-1, x.shape[-1]) for x in (a, b))
-        if len(M) == 1 and (ndim == 2 or p == len(a)):
-            M = M[0]
-        else:  # of p problems each
-            M = np.broadcast_to(M[:, None] if ndim == 2 else M, (len(a) // p, p, *M.shape[-2:]))
-            M = M.reshape(-1, *M.shape[-2:])
-        *told, scale = solved(a, b, M)
+        *told, scale = solved(a, b, M[0] if len(M) == 1 and (ndim == 2 or p == len(a)) else repeated(M, len(a), p))
         tables = (x.reshape((*lead, p, *x.shape[1:])) for x in told)
-        return *tables, np.full(lead, scale)
+        return *tables, np.broadcast_to(scale, (*lead, 2))
 
-    value, *kept = found(solved, all_solved, shapes, (a, b, M), options)
+    kinds = *kinds_of(M.dtype, a.shape[:1], a.shape, b.shape), *kinds_of(np.uint32, (*a.shape, 2), (*b.shape, 2), (2,))
+    value, *kept = found(solved, all_solved, kinds, (a, b, M), options)
     return value, (a, b, M, *kept)
+
+
+def as_bits(x: Any) -> Any:
+    """Return float64 numbers as pairs of uint32, which JAX keeps as they are without its 64-bit mode."""
+    xp = namespace(x)
+    return xp.ascontiguousarray(x, dtype=np.float64).reshape((*x.shape, 1)).view(np.uint32)
+
+
+def of_bits(x: Any) -> Any:
+    return namespace(x).ascontiguousarray(x).view(np.float64)[..., 0]
+
+
+def repeated(M: Any, count: int, p: int) -> Any:
+    """Return the costs of ``count`` problems, of which each p have one of vmap."""
+    M = M[:, None] if M.ndim == 3 else M
+    return np.broadcast_to(M, (count // p, p, *M.shape[-2:])).reshape(-1, *M.shape[-2:])
 
 
 def solved_there(solved: Any, *arrays: Any) -> list[Any]:
@@ -242,20 +269,30 @@ def solved_there(solved: Any, *arrays: Any) -> list[Any]:
 
 
 def _backward(settings: Any, kept: Any, grad: Any) -> tuple[Any, Any, Any]:
-    a, b, M, slope_a, slope_b, log_u, log_v, reg = kept
-    return grad[:, None] * slope_a, grad[:, None] * slope_b, plan_sum(M, (a, b, log_u, log_v, grad), reg)
+    """Return the slopes by a, b and M, of which the last is the sum of the plans, each times its weight in ``grad``.
 
+    Plans are made by the core: an exponent in float32 would be off by 1e-7 M / reg.
+    """
+    a, b, M, slope_a, slope_b, *bits = kept
+    p, ndim = len(a), M.ndim
 
-@jax.jit  # once for all calls: 85 ms each without it
-def plan_sum(M: Any, parts: tuple[Any, ...], reg: Any) -> Any:
-    """Return the plans times their weights, the last of ``parts``: each, or their sum where all have one M."""
+    def summed(M: Any, a: Any, b: Any, log_u: Any, log_v: Any, reg: Any, grad: Any) -> tuple[Any]:
+        given = M, a, b, of_bits(log_u), of_bits(log_v), float(of_bits(reg))
+        return (namespace(M).asarray(plan_sum(*given, grad), dtype=M.dtype),)
 
-    def plan(M: Any, a: Any, b: Any, log_u: Any, log_v: Any, weight: Any) -> Any:
-        return weight * a[:, None] * b * jnp.exp(log_u[:, None] + log_v - M / reg)
+    def all_summed(*arrays: Any) -> tuple[Any]:
+        lead, (M, a, b, log_u, log_v, reg, grad) = together(arrays, (ndim, 2, 2, 3, 3, 1, 1))
+        parts = [np.broadcast_to(x, (len(M), *x.shape[1:])) for x in (a, b, log_u, log_v, reg, grad)]
+        if (parts[4] == parts[4][0]).all() and len(M) > 1:  # the problems of vmap are one batch
+            a, b, log_u, log_v, grad = (x.reshape(-1, *x.shape[2:]) for x in (*parts[:4], parts[5]))
+            total = summed(repeated(M, len(a), p), a, b, log_u, log_v, reg[0], grad)[0]
+            total = total if ndim == 3 else total.reshape(-1, p, *total.shape[1:]).sum(1)
+        else:
+            total = np.stack([summed(*[x[i] for x in (M, *parts)])[0] for i in range(len(M))])
+        return (total.reshape((*lead, *M.shape[1:])),)
 
-    if M.ndim == 3:
-        return jax.vmap(plan)(M, *parts)
-    return jax.lax.scan(lambda s, x: (s + plan(M, *x), None), jnp.zeros_like(M), parts)[0]
+    (by_cost,) = found(summed, all_summed, kinds_of(M.dtype, M.shape), (M, a, b, *bits, grad), settings[2])
+    return grad[:, None] * slope_a, grad[:, None] * slope_b, by_cost
 
 
 _loss.defvjp(_forward, _backward)

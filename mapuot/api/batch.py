@@ -144,6 +144,15 @@ def solve_batch(
     return result
 
 
+def plan_sum(M: Any, A: Any, B: Any, log_u: Any, log_v: Any, reg: float, weights: Any) -> Any:
+    """Return `BatchResult.plan_sum` of problems of which the potentials are known, for the reference a b^T."""
+    module = pick("auto", M, A, B)
+    problem = BatchProblem.from_arrays(M, A, B, reg, 1.0, "kl", "product", module, None)
+    marginals, p = tuple(namespace(x).zeros_like(x) for x in (log_u, log_v)), len(problem)
+    ends = *np.zeros((4, p)), np.zeros(p, np.int64), np.full(p, "converged"), np.full(p, "")
+    return BatchResult(problem, module, (log_u, log_v), marginals, ends, None).plan_sum(weights)
+
+
 def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
     """Return (log u, log v) of all problems to start from, where A lies, None for zeros."""
     if warm_start is None:

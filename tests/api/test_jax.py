@@ -149,3 +149,71 @@ def test_arrays_are_read_where_they_lie(platform, monkeypatch):
     for slope, other in zip(slopes, traced, strict=True):
         assert slope.devices() == {there}
         assert_allclose(slope, other, rtol=1e-6, atol=1e-9)
+
+
+def forbidden(m=5, n=6):
+    """Costs where row 1 and column 2 have no allowed pair."""
+    M = np.random.default_rng(1).random((m, n))
+    M[1], M[:, 2] = np.inf, np.inf
+    return M
+
+
+@pytest.mark.parametrize("wrapped", [lambda x: x, jax.jit], ids=["eager", "jit"])
+def test_points_without_an_allowed_pair_have_slopes_of_zero(wrapped):
+    """Their log u is inf: inf - inf in an exponent once made all slopes of that row NaN."""
+    M, a = forbidden(), np.full((3, 5), 0.2) * np.linspace(1, 2, 3)[:, None]
+    plans = mapuot.solve_batch(M, a, reg=0.1, reg_m=1.0, **OPTIONS).plan
+    known = {"reg": 0.1, "reg_m": 1.0} | OPTIONS
+    one = wrapped(jax.grad(lambda M: sinkhorn_loss(M, a[0], **known)))(M)
+    assert_allclose(one, plans[0], atol=1e-12)
+    shared = wrapped(jax.grad(lambda M: sinkhorn_loss(M, a, **known).sum()))(M)
+    assert_allclose(shared, plans.sum(0), atol=1e-12)
+    own = wrapped(jax.grad(lambda M: sinkhorn_loss(M, a, **known).sum()))(np.stack([M] * 3))
+    assert_allclose(own, plans, atol=1e-12)
+    mapped = wrapped(jax.vmap(jax.grad(lambda M, a: sinkhorn_loss(M, a, **known)), (None, 0)))(M, a)
+    assert_allclose(mapped, plans, atol=1e-12)
+    each = wrapped(jax.vmap(jax.grad(lambda M, a: 2 * sinkhorn_loss(M, a, **known))))(np.stack([M] * 3), a)
+    assert_allclose(each, 2 * plans, atol=1e-12)
+    pairs = wrapped(jax.vmap(jax.grad(lambda M, a: sinkhorn_loss(M, a, **known).sum())))(
+        np.stack([M, M]), a[None, :2].repeat(2, 0)
+    )
+    assert_allclose(pairs, np.stack([plans[:2].sum(0)] * 2), atol=1e-12)
+
+
+@pytest.mark.parametrize("wrapped", [lambda x: x, jax.jit], ids=["eager", "jit"])
+def test_slopes_by_costs_in_float32_keep_their_digits(wrapped):
+    """Exponents of 1e4 have no digit behind the third left in float32."""
+    rng = np.random.default_rng(0)
+    M = rng.random((30, 40)).astype(np.float32)
+    known = {"reg": 1e-4, "reg_m": 1.0, "tol": 1e-7, "precision": "float64"}
+    jax.config.update("jax_enable_x64", False)
+    try:
+        found = np.asarray(wrapped(jax.grad(lambda M: sinkhorn_loss(M, **known)))(jnp.asarray(M)))
+    finally:
+        jax.config.update("jax_enable_x64", True)
+    assert found.dtype == np.float32
+    assert np.abs(found - mapuot.solve(M, **known).plan).sum() <= 1e-6
+
+
+def test_a_second_derivative_is_refused():
+    """The slopes that a solve has found would pass for constants."""
+    a, _, M = inputs()
+    value = functools.partial(sinkhorn_loss, reg=0.1, reg_m=1.0)
+    x = np.random.default_rng(0).random((5, 2))
+    for function, at in (
+        (value, M),
+        (lambda a: value(M, a), a[0]),
+        (lambda x: sample_loss(x, x[:3], reg=0.1, reg_m=1.0), x),
+    ):
+        with pytest.raises(NotImplementedError, match="first derivatives only"):
+            jax.hessian(function)(at)
+
+
+def test_a_traced_penalty_is_told_to_be_static():
+    _, _, M = inputs()
+    given = {"reg": 0.1, "reg_m": 0.5}
+    for name in given:
+        with pytest.raises(TypeError, match=f"{name} must be known when JAX traces.*static_argnames"):
+            jax.jit(lambda x: sinkhorn_loss(M, **given | {name: x}))(0.5)  # noqa: B023 - called here
+    static = jax.jit(lambda M, reg_m: sinkhorn_loss(M, reg=0.1, reg_m=reg_m), static_argnums=1)
+    assert_allclose(static(M, 0.5), sinkhorn_loss(M, **given), rtol=1e-12)
