@@ -565,6 +565,11 @@ class _Loss(torch.autograd.Function):
         return (values[:, None], result), (0, None)
 
 
+def value_by(task: Loss, *tensors: Any) -> Any:
+    """Return the value of a task with its gradient by the tensors."""
+    return _Loss.apply(task, *tensors)[0]
+
+
 class Between:
     """Terms of a value between clouds: the value of `sample_loss` is the dual value alone."""
 
@@ -683,7 +688,7 @@ def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
         return functools.partial(second_derivative, solved, grad) if known else None
 
     task = Loss(solve, slopes, second if rows.starts is None else None)
-    return _Loss.apply(task, rows.points, cols.points, rows.masses, cols.masses)[0]
+    return value_by(task, rows.points, cols.points, rows.masses, cols.masses)
 
 
 def spread(grad: Any, sizes: Any) -> Any:
@@ -783,7 +788,7 @@ def gromov_loss(X: Any, Y: Any, a: Any = None, b: Any = None, *, reg: float, reg
     def slopes(result: Any, _: Any, grad: Any, *inputs: Any) -> list[Any]:
         return [grad * torch.as_tensor(slope, device=grad.device) for slope in result.gradient()[:4]]
 
-    return _Loss.apply(Loss(solve, slopes), X, Y, *masses)[0]
+    return value_by(Loss(solve, slopes), X, Y, *masses)
 
 
 class _FirstDerivative(torch.autograd.Function):
@@ -844,7 +849,7 @@ def solved(M: Any, a: Any, b: Any, values: Any, reg: float, reg_m: Any, options:
         return np.atleast_1d(dual_value(result)), result
 
     task = Loss(solve, functools.partial(first_derivatives, places), vmap=places is None)
-    found = _Loss.apply(task, a, b, M if values is None else values)[0]
+    found = value_by(task, a, b, M if values is None else values)
     return found if several else found[0]
 
 

@@ -118,9 +118,12 @@ def diagonal(result: Any, name: str, marginal: F64) -> F64:
 
 
 def conjugate_gradients(
-    product: Callable[[F64], F64], left: F64, on: F64, size: float, tol: float, max_steps: int
+    product: Callable[[F64], F64], left: F64, on: F64, size: float, tol: float, max_steps: int, name: str = "hvp"
 ) -> F64:  # fmt: skip
-    """Solve ``product(d) = left``, preconditioned by the diagonal ``on``, to tol of the square root of ``size``."""
+    """Solve ``product(d) = left``, preconditioned by the diagonal ``on``, to tol of the square root of ``size``.
+
+    A warning about ``name`` says if the steps do not reach that.
+    """
     found, z = np.zeros(len(left)), left / on
     step, now = z, float(left @ z)
     for _ in range(max_steps):
@@ -136,5 +139,6 @@ def conjugate_gradients(
         before, now = now, float(left @ z)
         step = z + now / before * step
     else:
-        warn(f"hvp not converged after {max_steps} steps: raise max_steps or tol", ConvergenceWarning)
+        cure = "raise max_steps or tol" if name == "hvp" else "raise reg"
+        warn(f"{name} not converged after {max_steps} steps: {cure}", ConvergenceWarning)
     return found

@@ -20,7 +20,9 @@ Where answers differ from POT's:
 
 - They are right where POT's are wrong: with zeros in a or b, at small reg, and for two different reg_m in the
   translation-invariant method.
-- If both sides are balanced and no plan has both marginals, an `mapuot.InfeasibleError` is raised; POT iterates on.
+- If both sides are balanced and forbidden pairs leave no plan, an `mapuot.InfeasibleError` is raised; POT iterates on.
+  Where their masses differ the plan is that of POT's iteration, which meets b, with rows in proportion to a, and one
+  ConvergenceWarning says so.
 - An answer that has not converged gives a ConvergenceWarning at the caller's line; POT is silent.
 - ``total_cost`` in the log, ``returnCost="total"``, and therefore ``ot.solve(...).value``, are the objective with its
   mass terms ``sum q - sum p``. POT leaves these out, and reports 0 at every optimum.
@@ -31,10 +33,11 @@ Where answers differ from POT's:
   and returnCost count. A patched call without reg_type takes "entropy", as POT does.
 - ``reg_m=0``, ``numItermax=0``, NaN and negative masses are errors.
 - Unknown keywords, which POT ignores, are errors. Patched functions ignore them, too, with one warning for each name.
-- Gradients: a patched call with a PyTorch tensor that requires a gradient, or with a JAX tracer, is left to POT's own
-  function, which differentiates its iterations. ``sinkhorn_unbalanced2(..., returnCost="total")`` of PyTorch tensors,
-  without log, c and warmstart, gives the objective with its exact gradient. Under their own names the functions give
-  the latter and refuse all other tensors that require a gradient. TensorFlow's tensors come back without a gradient.
+- Gradients: if a, b and M are dense PyTorch tensors, ``reg_type`` is "kl" and c is None, plans and costs have the
+  derivatives of the solution by those of the three that require a gradient. Any other patched call through which a
+  gradient is to go (by reg_m or c, or for a JAX tracer) is left to POT's own function, which differentiates its
+  iterations; the first one warns. Under their own names the functions refuse such calls. TensorFlow's tensors come back
+  without a gradient.
 """
 
 from .barycenter import barycenter_unbalanced

@@ -23,15 +23,33 @@ def tracked(x: Any) -> bool:
     return root == "jax" and isinstance(x, sys.modules["jax"].core.Tracer)
 
 
+def is_dense_tensor(x: Any) -> bool:
+    """Whether x is a tensor of PyTorch, one in memory and no transform's, whose entries are stored one by one."""
+    if library(x) != "torch":
+        return False
+    torch = sys.modules["torch"]
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return not (wrapped or x.is_meta or x.is_complex()) and x.layout == torch.strided
+
+
+def is_product(c: Any, a: Any, b: Any) -> bool:
+    """Whether a tensor is a b^T, of tensors."""
+    return all(map(is_dense_tensor, (c, a, b))) and bool((c == a[:, None] * b).all())
+
+
+def no_grad() -> Any:
+    """Return a context in which no operation on PyTorch's tensors is recorded."""
+    return sys.modules["torch"].no_grad()
+
+
 def take(x: Any, name: str) -> Any:
     """``x`` as the solver reads it: a view where memory allows; never detached from a gradient in silence."""
     root = library(x)
     if root == "torch":
         if tracked(x):
             raise NotImplementedError(
-                f"{name} requires grad, and no gradient goes through this call: mapuot.torch.sinkhorn_loss, or "
-                f"sinkhorn_unbalanced2 with returnCost='total', is the cost with its gradient, and {name}.detach() "
-                "gives the answer alone"
+                f"{name} requires grad, and no gradient goes through this call: a, b and M must all be dense tensors, "
+                f"reg_type 'kl' and c None for one; {name}.detach() gives the answer alone"
             )
         return array_of(x)
     if root == "pandas":

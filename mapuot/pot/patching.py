@@ -18,7 +18,7 @@ from ..api.solve import solve
 from ..errors import muted, warn
 from ..route.plain import attempt
 from . import sinkhorn
-from .arrays import tracked
+from .arrays import is_product, tracked
 from .barycenter import barycenter_unbalanced
 from .sinkhorn import DEFAULT_ITER, STOP
 
@@ -37,7 +37,8 @@ OWN_METHOD = {  # of the functions of one method; the others are told it
 named_as = functools.partial(functools.wraps, assigned=("__name__", "__qualname__", "__doc__"))
 NUMBERS = (float, int, np.floating, np.integer)
 
-told: set[str] = set()  # unknown keywords that were warned of
+LEFT = "a call that is left to POT"
+told: set[str] = set()  # what was warned of: unknown keywords, and LEFT
 installed: dict[str, tuple[Any, Any]] = {}  # name: (POT's function, the one in its place)
 
 
@@ -124,6 +125,8 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
     if not (isinstance(reg, NUMBERS) and isinstance(reg_m, NUMBERS) and reg > 0 and reg_m > 0):
         return None
     reg, rho = float(reg), float(reg_m)
+    if rho == np.inf:  # masses that differ have an answer here, as in POT
+        return None
     try:
         tol = sinkhorn.demand(reg, rho, rho, STOP, name)
     except (ValueError, ZeroDivisionError):  # reg_m / reg beneath the range of float64
@@ -167,13 +170,19 @@ def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., 
         given = dict(zip(order, args, strict=False), **kwargs)
         method = given.pop("method", own)  # `ot.solve` hands its method on to `sinkhorn_knopp_unbalanced`, None too
         swallow(original.__name__, given.keys() - names)
-        if any(map(tracked, (a, b, M, reg_m, given.get("c")))):
-            return with_gradient(original, (a, b, M, reg, reg_m, *args), kwargs, given)
+        kind = given.get("reg_type", "kl" if len(np.shape(b)) < 2 else None)  # POT's own of several targets: "entropy"
+        c = given.get("c")
+        if tracked(c) and is_product(c, a, b):  # `ot.solve` hands on what is the default
+            c = None
+        others = any(map(tracked, (reg, reg_m, c)))
+        if others or (any(map(tracked, (a, b, M))) and not sinkhorn.differentiable(a, b, M, kind, c)):
+            leave(original.__name__)
+            return original(a, b, M, reg, reg_m, *args, **kwargs)
         cost, log = given.get("returnCost", "linear"), bool(given.get("log", False))
         if cost not in ("linear", "total"):
             raise ValueError(f"Unknown returnCost = {cost!r}: must be 'linear' or 'total'")
         name = own or sinkhorn.method_name(method) or "sinkhorn"
-        request = sinkhorn.Arguments(a, b, M, reg, reg_m, given.get("reg_type"), given.get("c"), given.get("warmstart"))
+        request = sinkhorn.Arguments(a, b, M, reg, reg_m, kind, c, given.get("warmstart"))
         request.max_iter = given.get("numItermax", DEFAULT_ITER)
         request.stop = given.get("stopThr", STOP)
         request.verbose = given.get("verbose", False)
@@ -183,14 +192,14 @@ def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., 
     return call
 
 
-def with_gradient(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, given: dict[str, Any]) -> Any:
-    """The objective with its exact gradient; anything else is left to POT, whose total lacks mass terms."""
-    a, b, M, reg, reg_m = args[:5]
-    asked = given.get("log") or given.get("returnCost") != "total"
-    plain = given.get("reg_type", "kl"), given.get("c"), given.get("warmstart")
-    if asked or not sinkhorn.differentiable(a, b, M, *plain):
-        return original(*args, **kwargs)
-    return sinkhorn.loss(a, b, M, reg, reg_m, given.get("stopThr", STOP), given.get("numItermax", DEFAULT_ITER))
+def leave(function: str) -> None:
+    """Warn, once, that POT's own function answers a call."""
+    if LEFT not in told:
+        told.add(LEFT)
+        warn(
+            f"{function}: POT's own function answers, since a gradient is to go through its iterations; mapuot's "
+            "answers have gradients by dense PyTorch tensors a, b and M, for reg_type 'kl' and without c"
+        )
 
 
 def of_barycenter(original: Callable[..., Any], own: str | None) -> Callable[..., Any]:
@@ -201,7 +210,10 @@ def of_barycenter(original: Callable[..., Any], own: str | None) -> Callable[...
     @named_as(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         wrong = len(args) > len(order) or kwargs.keys() & order[: len(args)]
-        if wrong or any(map(tracked, (*args, *kwargs.values()))):
+        followed = any(map(tracked, (*args, *kwargs.values())))
+        if followed:
+            leave(original.__name__)
+        if wrong or followed:
             return original(*args, **kwargs)
         return barycenter_unbalanced(**dict(zip(order, args, strict=False)), **kwargs, **named)
 

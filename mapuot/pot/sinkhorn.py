@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from ..answer.result import MOST_FLOAT32, Result
+from ..answer.tensors import is_csr
 from ..api.batch import solve_batch
 from ..api.solve import solve
+from ..backends import host
 from ..errors import OF_BATCH, ConvergenceWarning, muted, renamed, warn
-from ..problem.validate import as_array, as_float, as_pair, as_passes, as_positive
+from ..problem.validate import MASS_TOLERANCE, as_array, as_float, as_pair, as_passes, as_positive
 from ..status import Words, not_converged
-from .arrays import give, library, take, tracked
+from .arrays import give, is_dense_tensor, no_grad, take, tracked
 
 WORDS = Words("numItermax", "stopThr")
 NAMES = {"reference": "c", "warm_start": "warmstart"} | OF_BATCH  # ours, POT's
@@ -71,6 +73,8 @@ def sinkhorn_unbalanced(
     Returns
     -------
     plan : (m, n) array in M's dtype, of a sparse M a CSR array, or (k,) linear costs ``<P, M>`` for k targets
+        If a, b and M are dense PyTorch tensors, reg_type is "kl" and c is None, plan and costs have gradients by those
+        of the three that require one: the derivatives of the solution, not of iterations.
     log : dict
         Only with ``log=True``. err: certified relative errors of the plan, one for each pass (for k targets the largest
         at the end). logu, logv: log scalings without a and b, (m,) and (n,), or with k columns. cost: ``<P, M>``.
@@ -79,12 +83,14 @@ def sinkhorn_unbalanced(
     Raises
     ------
     NotImplementedError, InfeasibleError
-        A tensor requires a gradient; no plan has both balanced marginals.
+        A tensor requires a gradient that the answer has not; forbidden pairs leave no plan with both balanced
+        marginals.
 
     Warns
     -----
     ConvergenceWarning
-        stopThr was not reached (POT is silent).
+        stopThr was not reached (POT is silent); or both sides are balanced and their masses differ: the plan meets b,
+        with rows in proportion to a, as that of POT's iteration does.
 
     See Also
     --------
@@ -188,8 +194,7 @@ def sinkhorn_unbalanced2(
     Returns
     -------
     cost : float, or (k,) array for k targets
-        In units of M times mass. With "total" and without ``log``, PyTorch tensors a, b, M that require it get the
-        gradient of the objective.
+        In units of M times mass; gradients by PyTorch tensors as in `sinkhorn_unbalanced`.
     log : dict
         Only with ``log=True``.
 
@@ -206,9 +211,9 @@ def sinkhorn_unbalanced2(
     """
     if returnCost not in ("linear", "total"):
         raise ValueError(f"Unknown returnCost = {returnCost!r}: must be 'linear' or 'total'")
-    if returnCost == "total" and not log and differentiable(a, b, M, reg_type, c, warmstart):
-        return loss(a, b, M, reg, reg_m, stopThr, numItermax)
     call = Arguments(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
+    if returnCost == "total" and not log and call.has_sparse_total():
+        return call.sparse_total()
     return call.run(method, tau).cost(returnCost, log)
 
 
@@ -238,6 +243,33 @@ class Arguments:
     words: Words = WORDS  # the caller's for max_iter and stop
 
     def run(self, method: str | None, tau: float | None = None) -> "Answers":
+        """Solve; where a, b or M is a tensor that requires a gradient and can have one, the answers have it."""
+        tensors = self.a, self.b, self.M
+        if not differentiable(*tensors, self.reg_type, self.c):
+            return self.solved(method, tau)
+        from .tracked import TrackedAnswers  # noqa: PLC0415 - it loads torch
+
+        with no_grad():
+            answers = self.solved(method, tau)
+        return TrackedAnswers(answers, *tensors)
+
+    def has_sparse_total(self) -> bool:
+        """Tell whether the objective, but no plan, has a gradient: M is a sparse tensor, and there is one target."""
+        tensors, plain = (self.a, self.b, self.M), self.c is None and self.warmstart is None
+        kl = isinstance(self.reg_type, str) and self.reg_type.lower() == "kl"
+        return plain and kl and is_csr(self.M) and len(self.b.shape) == 1 and any(map(tracked, tensors))
+
+    def sparse_total(self) -> Any:
+        """Return the objective of a sparse M as a tensor with its gradient."""
+        from ..torch import sinkhorn_loss  # noqa: PLC0415 - only for tensors
+
+        a, b = (x if len(x) else None for x in (self.a, self.b))
+        tol, passes = as_float(self.stop, self.words.tol), as_passes(self.max_iter, self.words.passes)
+        limits = {"tol": tol if tol > 0 else LEAST_TOL, "max_passes": passes}
+        return sinkhorn_loss(self.M, a, b, reg=self.reg, reg_m=self.reg_m, **limits)
+
+    def solved(self, method: str | None, tau: float | None) -> "Answers":
+        """Solve for the numbers alone."""
         name, like = method_name(method), self.M
         if tau is not None:
             as_positive(tau, "tau")
@@ -279,38 +311,52 @@ class Arguments:
             raise ValueError(f"reg_type must be 'kl' or 'entropy', got {self.reg_type!r}")
         return "product" if self.c is None else self.c
 
+    def even_out(self) -> tuple[Any, Any]:
+        """Return a with the mass of b, and the log of its growth, one row and one number for each column of b.
+
+        Where both sides are balanced and the masses differ, POT's scalings have no limit, but its plan has: it meets b,
+        and its rows are in proportion to a.
+        """
+        given, none = self.a if np.size(self.a) else None, np.zeros(np.shape(self.b)[1:])
+        if not all(np.ndim(x) == 0 and as_float(x, "reg_m") == np.inf for x in as_pair(self.reg_m, "reg_m")):
+            return given, none
+        (m, n), a, b = np.shape(self.M), as_array(host(self.a), "a"), as_array(host(self.b), "b")
+        a, b = (x.astype(np.float64) if x.size else np.full(k, 1 / k) for x, k in ((a, m), (b, n)))
+        total, asked = a.sum(), b.sum(0)
+        uneven = abs(asked - total) > MASS_TOLERANCE * total
+        if not (0 < total < np.inf and np.min(asked) > 0 and np.max(asked) < np.inf and np.any(uneven)):
+            return given, none
+        warn(
+            f"a and b have masses {total:.6g} and {np.max(asked):.6g} and reg_m is inf, so that no plan meets both: "
+            "this one meets b, with rows in proportion to a, as POT's iteration does; divide a and b by their sums",
+            ConvergenceWarning,
+        )
+        growth = np.where(uneven, asked / total, 1.0)
+        return growth[..., None] * a, np.log(growth)
+
     def answers(self, several: bool, options: dict[str, Any], like: Any) -> "Answers":
         """Solve; err is the certified error of every pass, of ``several`` targets the largest that is left."""
-        start, a = self.warmstart, self.a if np.size(self.a) else None
+        start, (a, growth) = self.warmstart, self.even_out()
+        growth *= isinstance(options["reference"], str) and options["reference"] == "product"
         if start is not None:
             if not isinstance(start, (tuple, list)) or len(start) != 2:
                 raise TypeError(f"warmstart must be a pair (log u, log v), got {type(start).__name__}")
             start = [take(x, "warmstart") for x in start]
         if not several:
             result = solve(self.M, a, self.b, warm_start=start, **options)
-            return Answers([result], [stat.error for stat in result.trace], False, like)
+            return Answers([result], [stat.error for stat in result.trace], False, like, growth[None])
         if start is not None:  # one column serves all targets
             count, start = self.b.shape[1], [np.asarray(x, np.float64) for x in start]
             start = tuple(np.stack([x] * count if x.ndim < 2 else [*x.T[:count]]) for x in start)
         found = solve_batch(self.M, a, self.b.T, warm_start=start, **options)
         _ = found.cost  # of all in one product
-        return Answers(list(found), [float(found.error_bound.max())], True, like)
+        return Answers(list(found), [float(found.error_bound.max())], True, like, growth)
 
 
-def differentiable(a: Any, b: Any, M: Any, reg_type: Any, c: Any, warmstart: Any) -> bool:
-    """Tell whether the potentials give the objective's gradient: of tensors that require it, c = a b^T, one target."""
-    plain = c is None and warmstart is None and isinstance(reg_type, str) and reg_type.lower() == "kl"
-    tensors = all(library(x) == "torch" for x in (a, b, M))
-    return plain and tensors and b.ndim == 1 and any(map(tracked, (a, b, M)))
-
-
-def loss(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, tol: Any, max_passes: Any) -> Any:
-    """Return the objective as a tensor with its gradient; empty a or b means uniform."""
-    from ..torch import sinkhorn_loss  # noqa: PLC0415 - only for tensors
-
-    a, b = (x if len(x) else None for x in (a, b))
-    tol, max_passes = as_float(tol, WORDS.tol), as_passes(max_passes, WORDS.passes)
-    return sinkhorn_loss(M, a, b, reg=reg, reg_m=reg_m, tol=tol if tol > 0 else LEAST_TOL, max_passes=max_passes)
+def differentiable(a: Any, b: Any, M: Any, reg_type: Any, c: Any) -> bool:
+    """Tell whether the answer has a gradient by a, b and M: dense tensors, of which one requires it, and c = a b^T."""
+    plain = c is None and isinstance(reg_type, str) and reg_type.lower() == "kl"
+    return plain and any(map(tracked, (a, b, M))) and all(map(is_dense_tensor, (a, b, M)))
 
 
 def method_name(method: str | None) -> str | None:
@@ -328,10 +374,13 @@ def method_name(method: str | None) -> str | None:
 
 
 class Answers:
-    """The results of one call in POT's shapes and in the array library of its cost matrix."""
+    """The results of one call in POT's shapes and in the array library of its cost matrix.
 
-    def __init__(self, results: list[Result], err: list[float], several: bool, like: Any) -> None:
-        self.results, self.err, self.several, self.like = results, err, several, like
+    ``growth``: log of what a was multiplied by for each result, where the reference measure is a b^T.
+    """
+
+    def __init__(self, results: list[Result], err: list[float], several: bool, like: Any, growth: Any) -> None:
+        self.results, self.err, self.several, self.like, self.growth = results, err, several, like, growth
         self.dtype = np.dtype(self.results[0].problem.M.dtype.name)
 
     def plan(self, log: bool) -> Any:
@@ -345,7 +394,7 @@ class Answers:
         return (self.costs(kind), self.log()) if log else self.costs(kind)
 
     def costs(self, kind: str) -> Any:
-        values = [r.cost if kind == "linear" else r.objective for r in self.results]
+        values = [r.cost if kind == "linear" else total(r, t) for r, t in zip(self.results, self.growth, strict=True)]
         return give(self.narrowed(np.array(values if self.several else values[0]))[()], self.like)
 
     def narrowed(self, x: Any) -> Any:
@@ -354,13 +403,20 @@ class Answers:
         return x.astype(self.dtype) if held.all() else x
 
     def log(self) -> dict[str, Any]:
-        logu, logv = (self.vectors([getattr(r, name) for r in self.results]) for name in ("log_u", "log_v"))
+        logu = self.vectors([r.log_u + t for r, t in zip(self.results, self.growth, strict=True)])
+        logv = self.vectors([r.log_v for r in self.results])
         costs = {"cost": self.costs("linear"), "total_cost": self.costs("total")}
         return {"err": self.err, "logu": logu, "logv": logv} | costs
 
     def vectors(self, values: list[Any]) -> Any:
         table = [*map(self.results[0]._backend.to_numpy, values)]
         return give(self.narrowed(np.stack(table, axis=1) if self.several else table[0]), self.like)
+
+
+def total(result: Result, growth: float) -> float:
+    """Return the objective for the reference a b^T, where the result's own is e^growth times that."""
+    more = growth * result.mass + np.expm1(-growth) * result.problem.c_mass if growth else 0.0
+    return float(result.objective + result.problem.reg * more)
 
 
 def warn_not_converged(result: Result, stop: float, words: Words) -> None:

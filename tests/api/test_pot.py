@@ -116,7 +116,7 @@ def test_arrays_of_other_libraries_come_back(library):
     assert_allclose(moved, pot.mm_unbalanced(*plain, 1.0), rtol=1e-6)
     if library == "torch":
         with pytest.raises(NotImplementedError, match=r"M requires grad.*detach"):
-            pot.sinkhorn_unbalanced(*given[:2], given[2].requires_grad_(), REG, 1.0)
+            pot.sinkhorn_unbalanced(*given[:2], given[2].requires_grad_(), REG, 1.0, reg_type="entropy")
     else:
         with pytest.raises(Exception, match=r"[Tt]racer"):
             module.grad(lambda x: pot.sinkhorn_unbalanced2(*given[:2], x, REG, 1.0))(given[2])
@@ -322,18 +322,116 @@ def test_warnings_are_the_callers(name, patched):
     assert "max_passes" not in str(found[0].message)
 
 
-def test_gradients_go_through_pot(patched):
-    """Where a tensor requires grad, the patched call is POT's own, which differentiates its iterations."""
+def test_balanced_sides_of_unequal_masses_end_where_pots_iteration_does():
+    """Its scalings drift for ever, its plan meets b; ot.unbalanced is used so with reg_m=inf."""
+    a, b, M, _ = arrays()
+    B = np.stack([b, 2 * b[::-1], b * a.sum() / b.sum()], axis=1)
+    for reg_m in (np.inf, (np.inf, np.inf), [np.inf], np.array([np.inf])):
+        for target in (b, B):
+            want, their_log = ot.unbalanced.sinkhorn_unbalanced(a, target, M, 1.0, reg_m, reg_type="kl", log=True)
+            with pot.patched(), pytest.warns(mapuot.ConvergenceWarning, match="no plan meets both") as seen:
+                found, log = ot.unbalanced.sinkhorn_unbalanced(a, target, M, 1.0, reg_m, reg_type="kl", log=True)
+            assert len(seen) == 1
+            assert seen[0].filename == __file__
+            if target is b:
+                assert_allclose(found, want, rtol=1e-6)
+                terms = 1.0 * (a.sum() * b.sum() - want.sum())  # which POT's total lacks
+                assert_allclose(log["total_cost"], their_log["total_cost"] + terms, rtol=1e-6)
+                made = np.exp(log["logu"][:, None] + log["logv"] - M / 1.0) * a[:, None] * b
+                assert_allclose(made, found, rtol=1e-9)
+                with pot.patched(), pytest.warns(mapuot.ConvergenceWarning):
+                    assert_allclose(ot.unbalanced.sinkhorn_unbalanced(a, b, M, 1.0, reg_m), want, rtol=1e-6)
+            else:  # POT's costs are of the reference 1
+                ones = ot.unbalanced.sinkhorn_unbalanced(a, target[:, 1], M, 1.0, reg_m, reg_type="kl")
+                assert_allclose(found[1], (ones * M).sum(), rtol=1e-6)
+                assert log["logu"].shape == (len(a), 3)
+
+
+def difference(function, x, i, step=1e-5):
+    """Slope of a function of a vector by finite differences, one-sided at 0."""
+    moved = np.zeros(x.size)
+    moved[i] = step
+    moved = moved.reshape(x.shape)
+    if x.flat[i] == 0:
+        return (4 * function(x + moved) - function(x + 2 * moved) - 3 * function(x)) / (2 * step)
+    return (function(x + moved) - function(x - moved)) / (2 * step)
+
+
+@pytest.mark.parametrize("reg_m", [1.0, (0.3, np.inf), (np.inf, 2.0)], ids=str)
+def test_patched_plans_and_costs_have_the_gradient_of_the_solution(reg_m, patched):
+    """Also by masses that are 0, where POT's own iterations divide by them."""
+    torch = pytest.importorskip("torch")
+    a, b, M, _ = arrays(4, 5)
+    a[1], b[2] = 0.0, 0.0
+    weights = np.random.default_rng(1).random(M.shape)
+
+    def plan(a, b, M):
+        return mapuot.solve(M, a, b, reg=REG, reg_m=reg_m, tol=1e-12, precision="float64")
+
+    values = {
+        "plan": lambda *x: (weights * plan(*x).plan).sum(),
+        "cost": lambda *x: plan(*x).cost,
+        "total_cost": lambda *x: plan(*x).objective,
+    }
+    for name, value in values.items():
+        given = [torch.tensor(x, requires_grad=True) for x in (a, b, M)]
+        sol = ot.solve(given[2], *given[:2], reg=REG, unbalanced=reg_m, tol=1e-12)
+        found = {"plan": (torch.tensor(weights) * sol.plan).sum(), "cost": sol.value_linear, "total_cost": sol.value}
+        assert_allclose(found[name].item(), value(a, b, M), rtol=1e-8)
+        found[name].backward()
+        for k, (x, tensor) in enumerate(zip((a, b, M), given, strict=True)):
+            one = [a, b, M]
+            slopes = [difference(lambda z: value(*one[:k], z, *one[k + 1 :]), x, i) for i in range(x.size)]  # noqa: B023
+            assert_allclose(tensor.grad.flatten(), slopes, rtol=2e-4, atol=2e-6)
+
+
+def test_gradients_of_several_targets(patched):
+    torch = pytest.importorskip("torch")
+    a, b, M, _ = (torch.tensor(x, requires_grad=True) for x in arrays(4, 5))
+    B = torch.stack([b, 2 * b.flip(0)], 1)
+    for kind in ("linear", "total"):
+        both = ot.unbalanced.sinkhorn_unbalanced2(a, B, M, REG, 1.0, reg_type="kl", returnCost=kind)
+        each = [ot.unbalanced.sinkhorn_unbalanced2(a, x, M, REG, 1.0, returnCost=kind) for x in B.T]
+        assert_allclose(both.detach(), [x.item() for x in each], rtol=1e-7)
+        for found, want in zip(*(torch.autograd.grad(sum(x), (a, b, M), retain_graph=True) for x in (both, each)),
+                               strict=True):  # fmt: skip
+            assert_allclose(found, want, rtol=1e-5, atol=1e-9)
+
+
+def test_balanced_sides_of_unequal_masses_have_gradients():
+    torch = pytest.importorskip("torch")
+    a, b, M, _ = arrays(4, 5)
+    given = [torch.tensor(x, requires_grad=True) for x in (a, b, M)]
+    with pytest.warns(mapuot.ConvergenceWarning, match="no plan meets both"):
+        plan, log = pot.sinkhorn_unbalanced(*given, REG, np.inf, "sinkhorn", log=True, stopThr=1e-12)
+    log["total_cost"].backward()
+    assert_allclose(given[2].grad, plan.detach(), rtol=1e-6)
+
+    def value(a):
+        want = mapuot.solve(M, a * (b.sum() / a.sum()), b, reg=REG, reg_m=np.inf, tol=1e-11, reference=a[:, None] * b)
+        return want.objective
+
+    slopes = np.array([difference(value, a, i) for i in range(4)])
+    assert_allclose(given[0].grad, slopes, rtol=1e-4, atol=1e-6)
+
+
+def test_other_gradients_go_through_pot_with_a_warning(patched):
+    """Those that mapuot has not: POT differentiates its iterations."""
     torch = pytest.importorskip("torch")
     theirs = {name: pair[0] for name, pair in pot.patching.installed.items()}
     A = np.stack([arrays()[0], arrays()[0][::-1]], axis=1)
     square = arrays()[2] @ arrays()[2].T
-    for name in FUNCTIONS:
-        slopes = []
-        for function in (getattr(ot.unbalanced, name), theirs[name]):
-            args = [torch.tensor(x, requires_grad=True) for x in ((A, square) if "bary" in name else arrays()[:3])]
-            (function(*args, REG, 1.0) ** 2).sum().backward()
-            slopes.append([x.grad for x in args])
-        for one, other in zip(*slopes, strict=True):
-            assert_allclose(one, other, rtol=1e-10)
-            assert np.abs(other).sum() > 0
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for name in FUNCTIONS:
+            slopes, more = [], {} if "bary" in name else {"reg_type": "entropy"}
+            for function in (getattr(ot.unbalanced, name), theirs[name]):
+                args = [torch.tensor(x, requires_grad=True) for x in ((A, square) if "bary" in name else arrays()[:3])]
+                (function(*args, REG, 1.0, **more) ** 2).sum().backward()
+                slopes.append([x.grad for x in args])
+            for one, other in zip(*slopes, strict=True):
+                assert_allclose(one, other, rtol=1e-10)
+                assert np.abs(other).sum() > 0
+    told = [x for x in seen if "POT's own function answers" in str(x.message)]
+    assert len(told) == 1
+    assert told[0].filename == __file__

@@ -1,0 +1,94 @@
+"""Derivatives of the plan itself by costs and masses, by the implicit function theorem.
+
+With the reference a b^T the plan is P_ij = a_i b_j e^((f_i + g_j - M_ij) / reg), and its potentials f and g keep
+r = a e^(-f / rho1) and s = b e^(-g / rho2). For L a function of the plan, G_ij = dL/dP_ij and W = G o P, the system of
+curvature.py gives all slopes:
+
+    (1 + reg / rho1) r p + P q = W 1,        P^T p + (1 + reg / rho2) s q = W^T 1
+    dL/dM_ij = (P_ij (p_i + q_j) - W_ij) / reg,    dL/da_i = (1 + reg / rho1) e^(-f_i / rho1) p_i,    dL/db alike
+
+Where a_i = 0 the first line is divided by r_i, which leaves the means of G_ij - q_j by the shares of row i.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from .. import penalties
+from ..backends import host
+from ..penalties import F64
+from .curvature import conjugate_gradients, diagonal
+from .slopes import rho_of
+
+TOL, MOST_STEPS = 1e-9, 2000  # of the conjugate gradients
+
+
+def plan_slopes(result: Any, weights: F64) -> tuple[F64, F64, F64]:
+    """Return the slopes of ``sum_ij weights_ij P_ij`` by a, b and M for one `Result` with a dense M.
+
+    ``weights``: (m, n), held fixed. Both sides must be KL or balanced with one reg_m each, and the reference a b^T.
+    """
+    reg, P = result.problem.reg, host(result.plan).astype(np.float64)
+    W = weights * P
+    rows, cols = W.sum(1), W.sum(0)
+    on_rows, on_cols = diagonal(result, "rows", P.sum(1)), diagonal(result, "cols", P.sum(0))
+
+    def image(step: F64) -> F64:
+        return np.asarray(on_rows * step - P @ ((step @ P) / on_cols))
+
+    size = float((rows**2 / on_rows).sum() + (cols**2 / on_cols).sum())
+    left = rows - P @ (cols / on_cols)
+    p = conjugate_gradients(image, left, on_rows, size, TOL, MOST_STEPS, "the gradient of the plan")
+    q = (cols - p @ P) / on_cols
+    by_cost = (P * (p[:, None] + q) - W) / reg
+    return slope_of_side(result, True, weights, p, q), slope_of_side(result, False, weights.T, q, p), by_cost
+
+
+def slope_of_side(result: Any, rows: bool, weights: F64, own: F64, other: F64) -> F64:
+    """Return (1 + reg / rho) e^(-f / rho) p of one side; ``own``: its p where it has mass."""
+    p = result.problem
+    side = p.rows if rows else p.cols
+    rho, empty = rho_of(side), ~(host(side.weight) > 0)
+    stiff = 1 + p.reg / rho
+    if empty.any():
+        shares, _ = conditional(result, rows, empty)
+        own = own.copy()
+        own[empty] = (shares * (weights[empty] - other)).sum(1) / stiff
+    return np.asarray(stiff * np.exp(-potential_of_side(result, rows) / rho) * own)
+
+
+def conditional(result: Any, rows: bool, which: Any) -> tuple[F64, F64]:
+    """Return how some points share what they send (k, n), and log sum_j b_j e^(y_j - M_ij / reg), (k,).
+
+    Both are 0 and -inf of a point without an allowed pair.
+    """
+    p = result.problem
+    M, log_v, weight = (p.M, result.log_v, p.cols.weight) if rows else (p.M.T, result.log_u, p.rows.weight)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        exponents = np.where(host(weight) > 0, host(log_v) + np.log(host(weight)), -np.inf)
+        exponents = exponents - host(M)[which].astype(np.float64) / p.reg
+        most = exponents.max(1, keepdims=True)
+        shares = np.exp(exponents - np.where(np.isfinite(most), most, 0.0))
+        total = shares.sum(1, keepdims=True)
+        return np.where(total > 0, shares / total, 0.0), (most + np.log(total))[:, 0]
+
+
+def potential_of_side(result: Any, rows: bool) -> F64:
+    """Return f or g, continued by its fixed point where the mass is 0."""
+    p = result.problem
+    side = p.rows if rows else p.cols
+    f, empty = host(result.f if rows else result.g), ~(host(side.weight) > 0)
+    if empty.any():
+        f = f.copy()
+        f[empty] = -p.reg / (1 + p.reg / rho_of(side)) * conditional(result, rows, empty)[1]
+    return np.asarray(f)
+
+
+def value_slopes(result: Any) -> tuple[F64, F64, F64]:
+    """Return the slopes of the objective by a, b and M (slopes.py) for one `Result` with a dense M."""
+    p = result.problem
+    by_a, by_b = (
+        penalties.mass_slope(potential_of_side(result, rows), rho_of(side), p.reg, other.mass)
+        for rows, side, other in ((True, p.rows, p.cols), (False, p.cols, p.rows))
+    )
+    return by_a, by_b, host(result.plan).astype(np.float64)
