@@ -46,7 +46,7 @@ class Answer:
     @property
     def good(self) -> bool:
         """Whether its own gap, as certified by itself, is small enough for a reference."""
-        own = (self.gap + self.violation * self.scale) / self.scale
+        own = self.gap / self.scale + self.violation if self.scale > 0 else np.inf
         return bool(
             np.isfinite([own, self.error, self.dual]).all()
             and own <= OWN_GAP

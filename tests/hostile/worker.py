@@ -20,7 +20,8 @@ from .trial import NAMES, OVER_RANKS, Trial, as_users_have, at_the_ends, call, c
 
 SECONDS = 60  # one trial may take: far more is a hang
 REFUSED = ("must not be so small that M / reg overflows", "must have positive, finite mass",
-           "must be finite, >= 0 and not all", "must have masses whose product",
+           "must be finite, >= 0 and not all", "must be finite, problem", "must have masses whose product",
+           "must be > 0 (inf = balanced)",
            "must be 'product' or 'uniform' for points on a GPU")  # fmt: skip
 
 
