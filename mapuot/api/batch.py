@@ -500,7 +500,8 @@ class BatchResult(Answer, Sequence[Result]):
         for log_x, log_w in zip((self.log_u, self.log_v), p.log_reference, strict=True):
             with np.errstate(invalid="ignore"):
                 x = xp.where(xp.isfinite(log_x), log_x + log_w, -np.inf)
-            tops.append(x.max(1))
+            most = x.max(1)
+            tops.append(xp.where(xp.isneginf(most), 0.0, most))  # of a problem in which nothing moves
             parts.append(xp.exp(x - tops[-1][:, None]))
             low = xp.where(xp.isneginf(x), np.inf, x).min(1)
             spread = spread + float((tops[-1] - low).max())

@@ -308,7 +308,8 @@ class Problem(Common):
         floors = [-self.ranks.max(largest(np.where(np.isfinite(x), -x, -np.inf), -np.inf)) for x in (alpha, beta)]
         for side, log, floor in zip(self.sides, (alpha, beta), reversed(floors), strict=True):
             least, soft = log + floor, side.penalty in ("kl", "tv")
-            apart = FAR_APART * np.maximum(1.0, side.soft_rho / self.reg) if soft else np.inf
+            with np.errstate(over="ignore"):
+                apart = FAR_APART * np.maximum(1.0, side.soft_rho / self.reg) if soft else np.inf
             found.append((np.isfinite(log) & ~side.hard & (least >= apart), least))
         masks = found[0][0], found[1][0]
         if not self.ranks.max(any(map(any_of, masks))):

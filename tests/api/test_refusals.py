@@ -822,11 +822,12 @@ def test_an_odd_problem_is_told_once_what_to_do(name):
 
 @pytest.mark.parametrize("changes",
                          [{"reg_m": 1.7e308}, {"M": CASE.M * 1e300, "reg": 1e295},
+                          {"M": CASE.M - 1e6, "reg": 0.02, "reg_m": 0.04, "a": CASE.a * [0, 1, 1, 1]},
                           {"a": CASE.a * 1e150, "b": CASE.b * 1e150},
                           {"penalty": "l2", "reg_m": 1e300, "a": CASE.a * 1e100, "b": CASE.b * 1e100},
                           {"warm_start": (np.full(4, 1e308), np.full(5, -1e308))},
                           {"reg": 1e-3, "method": "sinkhorn", "warm_start": (np.full(4, 700.0), np.full(5, -700.0))}],
-                         ids=range(6))  # fmt: skip
+                         ids=range(7))  # fmt: skip
 def test_numpy_says_nothing_from_inside(changes):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -836,7 +837,8 @@ def test_numpy_says_nothing_from_inside(changes):
             getattr(result, name)
         tables = {k: np.tile(v, (3, 1)) if k in ("a", "b") else v for k, v in changes.items() if k != "warm_start"}
         M, a, b = (tables.pop(name, getattr(CASE, name)) for name in "Mab")
-        mapuot.solve_batch(M, a, b, max_passes=60, **{"reg": 0.05, "reg_m": 1.0, **tables})
+        batch = mapuot.solve_batch(M, a, b, max_passes=60, **{"reg": 0.05, "reg_m": 1.0, **tables})
+        assert not np.isnan(batch.cost).any()
 
 
 # ---- masses that forbidden pairs leave without a plan
