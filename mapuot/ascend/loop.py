@@ -158,7 +158,8 @@ class Run:
             self.record(workspace.iterate(1))
         last = self.trace[-1]
         workspace.conclude(last)
-        if newton and self.status not in (*FAILED, "converged") and self.certified is not last:
+        open_ = self.status not in (*FAILED, "converged") and self.certified is not last
+        if newton and newton.needed and open_:
             if newton.step(workspace, self.module, last, tol) == HOLDS or workspace.options.has_value(last):
                 self.status = last.status = "converged"
             self.products = newton.products

@@ -101,8 +101,8 @@ class CertifiedBody(Body):
         return state.translated(self.problem, lam)
 
     def newton(self) -> "MarginalsNewton | None":
-        """Return what certifies hard marginals, None where each pass meets the only one."""
-        return MarginalsNewton(self.problem) if len(self.problem.hard) > 1 else None
+        """Return what certifies hard marginals, or a plan whose gap is rounding; None of free marginals only."""
+        return None if all(x.free for x in self.problem.marginals) else MarginalsNewton(self.problem)
 
     def complete(self, found: State) -> None:
         """Do nothing, where each pass finds all marginals."""
@@ -116,6 +116,7 @@ class MarginalsNewton(Newton):
         self.at = np.concatenate([np.r_[problem.places[k]] for k in given])
         (weight, self.uneven), self.size = evened(problem), sum(problem.shape)
         super().__init__(problem.reg, weight[self.at], np.repeat(problem.rho, problem.shape)[self.at])
+        self.needed = len(problem.hard) > 1
         self.hard, self.ends = np.isinf(self.rho), np.cumsum([0, *(problem.shape[k] for k in given)], dtype=np.int64)
         self.record.marginals = len(given)
         self.record.start = core()[0].from_buffer("int64_t *", self.ends)

@@ -527,3 +527,14 @@ def test_gaps_are_those_of_costs_as_they_are(narrow):
         P = plan_of(whole(costs, masses), masses, 0.1, result.log_u)
         found = [(P.sum(axes_but(P, k)), masses[k] * np.exp(-0.1 / rho * result.log_u[k])) for k in range(3)]
         assert rho * sum(kl_divergence(r, q).sum() for r, q in found) <= result.gap
+
+
+@pytest.mark.parametrize("ratio", [1e11, 1e13, 1e15])
+def test_penalties_far_above_reg_are_certified_by_newtons_step(ratio):
+    """Rounding alone makes a gap of rho KL above tol there; the plan is the balanced one, but for reg / rho."""
+    rng = np.random.default_rng(0)
+    costs = {(0, 1): rng.random((12, 9)), (1, 2): rng.random((9, 5))}
+    masses = [rng.dirichlet(np.ones(n)) for n in (12, 9, 5)]
+    soft, hard = (mapuot.multimarginal(costs, masses, reg=0.05, reg_m=rho) for rho in (0.05 * ratio, np.inf))
+    assert soft.converged
+    assert np.abs(soft.pair(0, 1) - hard.pair(0, 1)).sum() <= soft.error_bound + hard.error_bound + 100 / ratio
