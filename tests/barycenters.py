@@ -138,6 +138,11 @@ def solve(problem, log_u):
     x = np.where(dual.A > 0, log_u[problem.weights > 0], -np.inf).astype(LONG)
     if not np.isfinite(x[dual.A > 0]).all():
         return None
+    with np.errstate(all="ignore"):
+        return climb(dual, x)
+
+
+def climb(dual, x):
     best = None
     for _ in range(MOST_STEPS):
         P, q, left, diagonal, columns, duals = dual.at(x)
@@ -171,7 +176,13 @@ def solve(problem, log_u):
 def trial(problem):
     """(kind of failure or "", counts with the ratio of error to bound, the answer or None)."""
     A = problem.A.reshape(-1, *problem.shape)
-    call = {"reg": problem.reg, "reg_m": problem.rho, "weights": problem.weights, "tol": problem.tol}
+    call = {
+        "reg": problem.reg,
+        "reg_m": problem.rho,
+        "weights": problem.weights,
+        "tol": problem.tol,
+        "max_passes": 1000,
+    }
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
@@ -218,6 +229,7 @@ def run(seed, count, first=0, largest=10):
         totals.update(figures)
         if why:
             failures.append((index, why, found))
+            tqdm.write(f"{index}: {why}, {found}")
     totals["worst"] = worst
     return totals, failures
 
@@ -231,6 +243,4 @@ if __name__ == "__main__":
     words = parser.parse_args()
     totals, failures = run(words.seed, words.count, words.first, words.largest)
     print(dict(totals))
-    for index, why, found in failures:
-        print(index, why, found)
     sys.exit(bool(failures))

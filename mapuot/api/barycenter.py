@@ -236,9 +236,11 @@ def starts_of(warm_start: Any, A: F64, reg: float, count: int) -> F64:
 def why_not(run: Run, tol: float) -> str:
     plans, body = run.potentials
     if body.certifies:
-        missed = body.apart(plans.log_u, plans.log_kv)[2] / plans.mass if plans and plans.whole else 0.0
-        few = f", plans miss {missed:.1e} of the mass, where M may connect too few points"
-        few *= missed > tol and body.reads == "pairs"
+        few = ""
+        if body.hard and body.reads == "pairs" and plans and plans.whole:
+            with np.errstate(all="ignore"):
+                missed = body.apart(plans.log_u, plans.log_kv)[2] / plans.mass
+            few = f", plans miss {missed:.1e} of the mass, where M may connect too few points" * (missed > tol)
         cure = "rounding allows no better: raise tol" * (run.status == "stalled" and not few)
         return f"{told_miss(run.trace[-1].error, tol)}{few}; {cure or 'raise max_passes, reg or tol'}"
     gap, changed = run.trace[-1].gap, f"last change {body.change:.2e} > tol_change {body.tol_change:.2e}"

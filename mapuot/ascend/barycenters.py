@@ -19,6 +19,7 @@ from ..backends.contract import Stats
 from ..backends.kernel import UNIT, log_sum
 from ..backends.newton import GIVES_UP, HOLDS_AFTER, OPEN, Newton
 from ..backends.rules import core, plan_error
+from ..cached import cached_property
 from ..errors import InfeasibleError
 from ..penalties import F64
 from .passes import Body, PassCertificate
@@ -45,9 +46,14 @@ class Means:
     log_s: F64  # log K^T u
     log_kv: F64 | None = None  # log K v: of plans that are whole
 
-    @property
+    @cached_property
     def mass(self) -> float:
         return float(self.q.sum())
+
+    @cached_property
+    def columns(self) -> F64:
+        """The plans' columns P_s^T 1, (p, n)."""
+        return np.exp(self.log_v + self.log_s)
 
     @property
     def whole(self) -> bool:
@@ -78,6 +84,8 @@ class Barycenter(Body):
         kind = operator.cost.operator
         self.reads = "dense K" if kind == "tiles" else kind
         self.held = np.ones(A.shape, bool)
+        self.used = (A > 0) & (weights > 0)[:, None]
+        self.used_mass = (weights[:, None] * self.A)[self.used]
 
     def start(self, state: F64) -> F64:
         return state
@@ -130,8 +138,8 @@ class Barycenter(Body):
 
     def metric(self, found: Means) -> F64:
         """Weigh the entries of a state by the mass of the columns."""
-        column = np.exp(np.where(self.held, found.log_v + found.log_s, -np.inf)) * self.weights[:, None]
-        return np.asarray(column.ravel())
+        column = found.columns if self.held.all() else np.where(self.held, found.columns, 0.0)
+        return np.asarray((column * self.weights[:, None]).ravel())
 
     def asked(self, log_u: F64) -> F64:
         """Return A u^(-reg / rho), the rows that the potentials ask for; none where nothing reaches a row."""
@@ -155,8 +163,7 @@ class Barycenter(Body):
         if self.hard:
             return log_u, log_s, log_q
         B, q = B * math.exp(-self.rate * common), np.exp(log_q)
-        beside = self.power * np.where(np.isneginf(log_s), -np.inf, log_s - np.where(q > 0, log_q, 0.0))
-        share = self.weights[:, None] * np.exp(beside)
+        share = self.weights[:, None] * np.exp(self.power * (log_s - np.where(q > 0, log_q, 0.0)))
         sums = (share * q).sum(1)
         lacks = B - sums
         lacks[np.abs(lacks) <= 64 * UNIT * B] = 0.0  # rounding, which the step divides by reg / rho
@@ -165,7 +172,10 @@ class Barycenter(Body):
             return log_u, log_s, log_q
         hessian = (1 - self.power) * (share * q) @ share.T + np.diag(np.where(self.weights > 0, diagonal, 1.0))
         move = np.linalg.solve(hessian, lacks)
-        log_moved = self.log_mean(log_s + move[:, None])
+        if np.abs(self.power * move).max() < 1:
+            log_moved = log_q + np.log1p(np.expm1(self.power * move) @ share) / self.power
+        else:
+            log_moved = self.log_mean(log_s + move[:, None])
         gained = -self.rho * float(B @ np.expm1(-self.rate * move))
         if gained >= self.reg * float((np.exp(log_moved) - q).sum()):
             return log_u + move[:, None], log_s + move[:, None], log_moved
@@ -173,10 +183,9 @@ class Barycenter(Body):
 
     def value_of(self, log_u: F64) -> tuple[float, float]:
         """Return sum_s w_s rho <A_s, 1 - u_s^(-reg / rho)>, the rows' part of the dual value, and its terms' sizes."""
-        used = (self.A > 0) & (self.weights > 0)[:, None]
-        x = np.where(np.isfinite(log_u), log_u, np.inf)[used]
-        terms = self.reg * x if self.hard else -self.rho * np.expm1(-self.rate * x)
-        terms *= (self.weights[:, None] * self.A)[used]
+        x = log_u[self.used]
+        x[np.isneginf(x)] = np.inf  # nothing reaches these rows
+        terms = self.used_mass * (self.reg * x if self.hard else -self.rho * np.expm1(-self.rate * x))
         return float(terms.sum()), float(np.abs(terms).sum())
 
     def certified(self, found: Means, allowed: float) -> PassCertificate:
@@ -187,14 +196,13 @@ class Barycenter(Body):
         mass, log_u, log_kv = found.mass, found.log_u, found.log_kv
         value, terms = self.value_of(log_u)
         dual, terms = value - self.reg * mass, terms + self.reg * mass
-        logs = largest(log_u) + largest(found.log_v) + largest(found.log_s)
-        sizes = logs + (0.0 if log_kv is None else largest(log_kv))
+        if log_kv is None or not math.isfinite(dual):
+            return PassCertificate(dual=dual, moved=0.0, terms=terms)
+        sizes = largest(log_u) + largest(found.log_v) + largest(found.log_s) + largest(log_kv)
         delta = self.error + UNIT * (4 * sizes + 4 * largest(self.log_a) + 16)
         slip = 8 * UNIT * (largest(found.log_v) + largest(found.log_s) + 1)
         moved = self.reg * mass * (delta + slip) + UNIT * (self.A.size + 16) * terms
         certificate = PassCertificate(dual=dual - moved, moved=moved, terms=terms)
-        if log_kv is None or not math.isfinite(dual):
-            return certificate
         kl, both, missed = self.apart(log_u, log_kv)
         root = (math.sqrt(max(kl, 0.0)) + 2 * delta * math.sqrt(both + mass)) * (0 if self.hard else self.rho**0.5)
         if root < math.inf and missed < math.inf and mass > 0 and delta + slip < 0.1:
@@ -320,7 +328,6 @@ class BarycenterNewton(Newton):
         apart, self.record.rounding = value.rounding
         missed = body.apart(found.log_u, found.log_kv)[2] / found.mass
         with np.errstate(divide="ignore"):
-            self.columns = np.exp(found.log_v + found.log_s)
             self.duals = np.exp(-body.rate * np.where(np.isfinite(found.log_v), found.log_v, 0.0))
         self.found = found
         verdict = self.solve(apart + missed, tol, found.log_u.ravel(), r.ravel(), self.product)
@@ -347,7 +354,7 @@ class BarycenterNewton(Newton):
         along = self.through(found.log_v, found.log_u, x, True)
         apart = self.duals * (self.body.weights @ along) - along
         return np.asarray(
-            self.body.fi * np.divide(apart, self.columns, out=np.zeros_like(apart), where=self.columns > 0)
+            self.body.fi * np.divide(apart, self.found.columns, out=np.zeros_like(apart), where=self.found.columns > 0)
         )
 
     def through(self, log_own: F64, log_other: F64, x: F64, turned: bool) -> F64:
