@@ -7,6 +7,7 @@ from judge import claim_of, is_false, judge
 import mapuot
 from hostile.problem import Problem
 
+WAYS = {}, {"form": None}, {"truncate": 30.0}, {"metric": "cityblock", "form": None}
 KINDS = ("kl", "kl"), ("kl", "kl"), ("kl", "balanced"), ("balanced", "kl"), ("tv", "kl"), ("kl", "tv"), ("l2", "kl")
 
 
@@ -53,7 +54,7 @@ def test_claims_are_true(how):
 
 @pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning")
 @pytest.mark.parametrize("times", [1e4, 1e6, 1e9])
-@pytest.mark.parametrize("words", [{}, {"form": None}, {"truncate": 30.0}, {"metric": "cityblock", "form": None}], ids=str)
+@pytest.mark.parametrize("words", WAYS, ids=str)
 def test_one_point_far_away_costs_no_certificate(words, times):
     rng = np.random.default_rng(4)
     x, y = rng.random((120, 3)), rng.random((90, 3))
