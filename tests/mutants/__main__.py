@@ -2,6 +2,7 @@
 
     make mutants                             all of table.py: each with the tests that are named beside it
     make mutants ARGS="--only plan_error"    those whose file, text or test has this word in it
+    make mutants ARGS="--drawn 100 --seed 3" so many that are drawn by the rule of draw.py
 
 A change is noticed when a test fails, or hangs. Exit code 1 where a change survives without a reason in the table, 2
 where the table is wrong: a text that is not there once, a change that does not compile, a test that fails without it.
@@ -22,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+from . import draw
 from .table import EXPLAINED, TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,16 +110,21 @@ class Copy:
         raise WrongError(f"pytest ends with {code}:\n{out[-2000:]}")
 
     def trial(self, file, text, instead, tests, seconds):
-        """What notices one change; the file is as it was afterwards."""
-        path = self.folder / file
-        before = path.read_text()
+        """What notices one change of a text that stands once; the file is as it was afterwards."""
+        before = (self.folder / file).read_text()
         if before.count(text) != 1:
             raise WrongError(f"{file} has {before.count(text)} times, not once: {text}")
+        return self.changed(file, before.replace(text, instead), tests, seconds)
+
+    def changed(self, file, after, tests, seconds):
+        """What notices another text of a file; the file is as it was afterwards."""
+        path = self.folder / file
+        before = path.read_text()
         compiled = file.startswith(CORE)
         if self.stale and not compiled:
             self.build()
         self.stale = compiled
-        path.write_text(before.replace(text, instead))
+        path.write_text(after)
         try:
             if compiled:
                 self.build()
@@ -138,11 +145,35 @@ def seconds_without(tests):
         return time.monotonic() - begun
 
 
+def try_drawn(count, seed, only):
+    """Try changes that `draw` draws, one after another; tell those that no test notices."""
+    changes = [change for change in draw.drawn(ROOT, 10**9, seed) if only in change.file + change.tests][:count]
+    seconds = 60 + PATIENCE * seconds_without(dict.fromkeys(" ".join(change.tests for change in changes).split()))
+    counts, begun = Counter(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mapuot-mutants-") as folder:
+        copy = Copy(folder)
+        for change in changes:
+            text = (copy.folder / change.file).read_text()
+            after = text[: change.first] + change.new + text[change.last :]
+            try:
+                told = copy.changed(change.file, after, change.tests, seconds) or "SURVIVES"
+            except WrongError as error:
+                told = f"no program: {str(error).splitlines()[-1]}"
+            counts[told.partition(":")[0] if told.startswith(("SURVIVES", "no program")) else "noticed"] += 1
+            print(f"{time.monotonic() - begun:5.0f} s  {change.told(text)}\n    {told}", flush=True)
+    print(f"\n{len(changes)} drawn of {len(draw.all_changes(ROOT))}: {dict(counts)}")
+    return counts["SURVIVES"] > 0
+
+
 def main(words):
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default="", help="changes with this word in their file, text or test")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="changes at once")
+    parser.add_argument("--drawn", type=int, default=0, help="try so many drawn changes instead of the table's")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
     given = parser.parse_args(words)
+    if given.drawn:
+        return try_drawn(given.drawn, given.seed, given.only)
     chosen = [entry for entry in entries() if given.only in " ".join((entry[0], entry[1], entry[3]))]
     counts, survivors, wrong = Counter(), [], []
     begun, here = time.monotonic(), threading.local()

@@ -1,0 +1,118 @@
+"""Changes drawn by a rule: each comparison, constant and term of the functions that a bound, status or value passes.
+
+A comparison is turned round, a number doubled (0 becomes 1), a term of a sum, a factor of a product or an operand of
+"and" and "or" left out. One reading by tokens serves C, CUDA and Python. ``FUNCTIONS`` names the functions of a file,
+all of them where it names none, and the tests that have to notice.
+"""
+
+import itertools
+import random
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+FUNCTIONS = {
+    "src_c/common/rules.h": ("core/test_rules.py", ()),
+    "src_c/newton.c": ("core/test_newton.py hostile/test_bounds.py", ()),
+    "src_c/batch.c": ("api/test_batch.py core/test_newton.py", ()),
+    "src_cuda/batch_finish.cuh": ("cuda/test_batch_cuda.py", ()),
+    "src_cuda/finish_scalars.cuh": ("cuda/test_cuda.py", ()),
+    "mapuot/ascend/loop.py": ("core/test_newton.py core/test_solve.py", ("meet", "end", "stepped", "leave_rejected")),
+    "mapuot/ascend/kept.py": ("core/test_kept.py", ()),
+    "mapuot/backends/newton.py": ("core/test_newton.py", ()),
+    "mapuot/backends/workspace.py": ("hostile/test_far.py", ("may_idle", "check_idle", "dual_constants")),
+    "mapuot/problem/problem.py": ("hostile/test_far.py core/test_solve.py", ("exponent_error", "idle_points", "holds")),
+    "mapuot/problem/parts.py": ("api/test_refusals.py api/test_sparse.py", ()),
+    "mapuot/problem/cut.py": ("api/test_refusals.py", ()),
+    "mapuot/problem/points.py": ("api/test_points.py", ("error", "_bounds")),
+    "mapuot/answer/result.py": ("api/test_result.py", ("dual", "objective", "unregularised_bounds", "error_bound")),
+    "mapuot/marginals/certificate.py": ("api/test_marginals.py", ()),
+}  # fmt: skip
+TURNED = {"<": ">=", ">": "<=", "<=": ">", ">=": "<", "==": "!=", "!=": "=="}
+TOKEN = re.compile(
+    r'(?P<skipped>"""[\s\S]*?"""|/\*[\s\S]*?\*/|//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')'
+    r"|(?P<number>(?<![\w.])(?:0x[\da-fA-F.]+p?[+-]?\d*|\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)f?(?![\w.]))"
+    r"|(?P<comparison><=|>=|==|!=|(?<=\s)[<>](?=\s))"
+    r"|(?P<joint>&&|\|\||\band\b|\bor\b|(?<=\s)[-+*/&|](?=\s))"
+    r"|(?P<open>[([{])|(?P<close>[)\]}])|(?P<end>[,;:?]|(?<![<>=!])=(?!=)|\breturn\b|\bif\b|\belse\b|\bfor\b|\bin\b)"
+)
+LOOSER = {"or": 0, "||": 0, "and": 1, "&&": 1, "|": 2, "&": 2, "+": 4, "-": 4, "*": 5, "/": 5}
+COMPARED = 3  # how tightly a comparison binds
+
+
+class Change(NamedTuple):
+    """What stands from ``first`` to ``last`` in a file becomes ``new``."""
+
+    file: str
+    first: int
+    last: int
+    new: str
+    tests: str
+
+    def told(self, text: str) -> str:
+        """Show the change in its line."""
+        line = text.count("\n", 0, self.first) + 1
+        begin = text.rfind("\n", 0, self.first) + 1
+        before, old = text[begin : self.first].lstrip(), " ".join(text[self.first : self.last].split())
+        return f"{self.file}:{line}: {before}[{old} ~> {self.new}]"
+
+
+def bodies(text: str, names: tuple[str, ...], of_python: bool) -> list[tuple[int, int]]:
+    """Return where the functions ``names`` of a file begin and end; by default all functions."""
+    some = "|".join(names) or r"\w+"
+    if of_python:
+        heads = re.finditer(rf"^( *)def (?:{some})\(", text, re.MULTILINE)
+        ends = [
+            (found.start(), re.compile(rf"^ {{0,{len(found[1])}}}\S", re.MULTILINE), found.end()) for found in heads
+        ]
+        return [(first, (end.start() if (end := rule.search(text, at)) else len(text))) for first, rule, at in ends]
+    heads = re.finditer(rf"^[\w/].*\b(?:{some})\([^;{{}}]*\)\s*\{{$", text, re.MULTILINE)
+    return [(found.end(), text.index("\n}", found.end())) for found in heads]
+
+
+def changes_in(file: str, text: str, first: int, last: int, tests: str) -> list[Change]:
+    """Return all changes of one function."""
+    tokens = [(found.lastgroup, found[0], found.start(), found.end()) for found in TOKEN.finditer(text, first, last)]
+    found = []
+    for k, (kind, word, begin, end) in enumerate(tokens):
+        if kind == "number" and not (text[begin - 1] == "[" and text[end] == "]"):  # an index is no constant
+            new = "1" if not float(re.sub(r"0x.*", "1", word.rstrip("f"))) else f"(2 * {word})"
+            found.append(Change(file, begin, end, new, tests))
+        elif kind == "comparison":
+            found.append(Change(file, begin, end, TURNED[word], tests))
+        elif kind == "joint":
+            to = end_of_operand(tokens[k + 1 :], LOOSER[word], last)
+            found.append(Change(file, begin, to, "", tests))
+    return found
+
+
+def end_of_operand(tokens: list[tuple[str | None, str, int, int]], binding: int, last: int) -> int:
+    """Return where the operand ends that stands before these tokens' first looser one."""
+    depth = 0
+    for kind, word, begin, _ in tokens:
+        depth += (kind == "open") - (kind == "close")
+        looser = kind == "joint" and LOOSER[word] <= binding
+        if depth < 0 or (not depth and (looser or kind == "end" or (kind == "comparison" and binding > COMPARED))):
+            return begin
+    return last
+
+
+def all_changes(root: Path) -> list[Change]:
+    found = []
+    for file, (tests, names) in FUNCTIONS.items():
+        text = (root / file).read_text()
+        for first, last in bodies(text, names, file.endswith(".py")):
+            found += changes_in(file, text, first, last, tests)
+    return found
+
+
+def drawn(root: Path, count: int, seed: int) -> list[Change]:
+    """Draw so many changes, as many of each file as far as there are."""
+    by_file: dict[str, list[Change]] = {}
+    for change in all_changes(root):
+        by_file.setdefault(change.file, []).append(change)
+    rng = random.Random(seed)
+    for changes in by_file.values():
+        rng.shuffle(changes)
+    rounds = itertools.zip_longest(*by_file.values())
+    return [change for one in rounds for change in one if change][:count]
