@@ -70,8 +70,9 @@ def hvp(result: Any, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: boo
         raise ValueError(f"both must be False: rows and columns are not the same problem, see {unlike}")
     w = as_numbers(w, "w", f"finite, of the shape {cloud.x.shape} of x", cloud.x.shape)
     factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
-    centre = cloud.rows.mean(0)
-    x, y = cloud.rows - centre, cloud.targets - centre
+    known = slice(0, cloud.dim - cloud.bits)
+    centre = cloud.rows[:, known].mean(0)
+    x, y = cloud.rows[:, known] - centre, cloud.targets[:, known] - centre
     moved = product(result, x, y, 2 * cloud.core[1], factor * w.astype(np.float64), bool(both), tol, max_steps)
     return np.asarray(factor * moved)
 

@@ -142,8 +142,8 @@ def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
         exponents = result._closed[1:] if there else [xp.asarray(z) for z in plan_exponents(p, result)]
         found = result._backend.slopes(p, [*exponents], wanted)
         return list(found) if there else [x if x is None else host(x) for x in found]
-    core = clouds.solved_whole & smooth
-    sizes = [(int(places.count.sum()), clouds.whole.dim) for places in clouds.places]
+    core = clouds.solved_whole & smooth & (not clouds.whole.bits)
+    sizes = [(int(places.count.sum()), clouds.whole.dim - clouds.whole.bits) for places in clouds.places]
     out = [np.empty(size) if want else None for size, want in zip(sizes, wanted, strict=True)]
     if core.any():
         exponents = [host(z) for z in plan_exponents(p, result)]
@@ -181,7 +181,8 @@ def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> Any:
 def centred(cloud: PointCosts) -> tuple[Any, Any]:
     """Return both clouds around the origin, as the core has them: r x - P y loses digits of x - y far away from it."""
     if cloud.core[0].unit:
-        return cloud.rows, cloud.targets
+        known = slice(0, cloud.dim - cloud.bits)
+        return cloud.rows[:, known], cloud.targets[:, known]
     if cloud.here:
         rows, columns = cloud.here
         centre = rows.mean(0)
@@ -199,7 +200,8 @@ def with_ones(points: Any) -> Any:
 def block_slopes(result: Any, cloud: PointCosts) -> tuple[F64, F64]:
     """Return the slopes of any other metric from rows of the plan, by the caller's coordinates (no digit is lost)."""
     metric, scale = cloud.core
-    d, w, y = cloud.dim, np.ones(cloud.dim) if cloud.weights is None else cloud.weights, cloud.y
+    d, y = cloud.x.shape[1], cloud.y
+    w = np.ones(d) if cloud.weights is None else cloud.weights
     gx, gy, root = np.zeros_like(cloud.x), np.zeros_like(y), np.sqrt(w)
     size = max(float(np.abs(z * root).max()) for z in (cloud.x, y)) or 1.0  # of what is squared
     for i0, P in result._wide_blocks():
@@ -224,6 +226,7 @@ def chained(cloud: PointCosts, slope: F64, rows: bool) -> F64:
     if cloud.plain:
         return slope
     points, scaled = (cloud.x, cloud.rows) if rows else (cloud.y, cloud.columns[:, : len(slope)].T)
+    scaled = scaled[:, : cloud.dim - cloud.bits]
     factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
     if cloud.core[0].unit:
         length = lengths(points, factor)
@@ -244,7 +247,7 @@ def slope_error(cloud: PointCosts, bound: float, largest: float) -> float:
     cancel.
     """
     metric, scale = cloud.core[0], cloud.scale
-    w = np.ones(cloud.dim - cloud.apart) if cloud.weights is None else cloud.weights
+    w = np.ones(cloud.dim - cloud.apart - cloud.bits) if cloud.weights is None else cloud.weights
     rounding, root = (sum(cloud.shape) + 2 * cloud.dim + 16) * UNIT, float(np.sqrt(w.max()))
     if metric.norm == 1:
         steep = sizes = scale * float(np.sqrt((w**2).sum()))

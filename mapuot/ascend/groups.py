@@ -24,7 +24,7 @@ from ..backends.boxes import ROUGH, Iterated
 from ..backends.contract import Options, host, namespace
 from ..backends.tables import formula
 from ..penalties import F64
-from ..problem.points import PointCosts
+from ..problem.points import PointCosts, softened
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..ranks import ALONE
@@ -133,7 +133,7 @@ class Groups:
     ) -> None:  # fmt: skip
         self.problem, self.options, self.solve, self.backend = problem, options, solve, backend
         cloud, xp = problem.cost.cloud, namespace(problem.rows.weight)
-        rows, columns = cloud.coordinates(xp)
+        rows, columns = softened(cloud, *cloud.coordinates(xp))
         points = self.points = rows, columns[:, : problem.shape[1]].T
         groups = [grouping(x, -(-len(x) // unit), max(unit, cloud.unit)) for x, unit in zip(points, units, strict=True)]
         self.units, self.small, self.levels = units, grouped(problem, points, groups), list[Level]()

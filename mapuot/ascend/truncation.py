@@ -12,6 +12,7 @@ from ..backends import boxes
 from ..backends.boxes import Iterated, Sorted, Truncation, expected, order
 from ..backends.contract import Options, namespace
 from ..penalties import F64
+from ..problem.points import softened
 from ..problem.problem import Problem
 from .groups import Groups, units_of
 
@@ -20,7 +21,9 @@ def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = N
     """Return the problem with its points sorted into boxes of at least ``least`` points, and their order."""
     cloud, xp = problem.cost.cloud, namespace(problem.rows.weight)
     unit = boxes.unit_of(whole_shape(problem), least)
-    at = (xp.asarray(order(points, unit, threads)) for points in (cloud.rows, cloud.targets))
+    rows, columns = softened(cloud, cloud.rows, cloud.columns)
+    targets = columns[:, : cloud.shape[1]].T if cloud.bits else cloud.targets
+    at = (xp.asarray(order(points, unit, threads)) for points in (rows, targets))
     found = Sorted((next(at), next(at)), unit, turned)
     return found.problem(problem), found
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..cached import cached_property
 from ..penalties import F64
-from ..problem.points import Kept
+from ..problem.points import Kept, softened
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_columns
@@ -148,7 +148,7 @@ class Boxes:
         self.problem, self.pool, self.ranks, self.together = problem, pool, problem.rows.ranks, together
         metric, scale = cloud.core
         self.metric, self.unit = metric.number, cloud.unit
-        n, (rows, columns) = problem.shape[1], cloud.coordinates(self.arrays)
+        n, (rows, columns) = problem.shape[1], softened(cloud, *cloud.coordinates(self.arrays))
         self.limit = -(-n // PAD) * PAD  # where the last run of columns may end
         factor, self.smooth = metric.scaled(scale / problem.reg), metric.degree == 2
         first = copied(columns[:, :1]).T

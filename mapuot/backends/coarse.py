@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..problem.cost import Cost
+from ..problem.points import softened
 from ..problem.problem import Problem
 from ..processor import SERIAL_ENTRIES
 from .contract import Stats, host
@@ -54,7 +55,7 @@ def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
 def features(cost: Cost, largest: float) -> Any:
     """Return the table by whose rows points are put into clusters: coordinates, or some entries of M."""
     if cost.cloud is not None:
-        return cost.cloud.rows
+        return softened(cost.cloud, cost.cloud.rows, cost.cloud.columns)[0]
     columns = host(cost.landmarks()[1])
     return np.where(np.isfinite(columns), columns, largest).astype(np.float64)
 

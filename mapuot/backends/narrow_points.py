@@ -17,7 +17,7 @@ import numpy as np
 
 from ..enums import members
 from ..penalties import F64
-from ..problem.points import PointCosts
+from ..problem.points import PointCosts, softened
 from ..problem.problem import Problem
 from ..problem.side import Side
 from .boxes import Truncation
@@ -33,6 +33,7 @@ TAIL_MOST = 10.0  # times their median that sizes count with at most
 SLACK = 10.0  # that a cost with mass may lie above what the scalings of K tell, in powers of 2
 PARTIAL = 6.0  # roundings of the squares that a sum of products has, by their size: those of many sums cancel
 CORRECTED = 1e-4  # floor of float32 passes that are corrected: a float64 one falls to that of their rounding at once
+HIDDEN = 2.0**60  # coordinates of labels that forbid a pair: 2^-(2^61) is 0
 LEFT_OUT = -(2.0**28)  # of a point without mass: 0 beside any other
 FORMS = members("mapuot_narrow_form")
 LOG2_E = 1 / math.log(2)
@@ -92,7 +93,7 @@ class NarrowPoints:
 
 def expands_squares(cloud: PointCosts) -> bool:
     """Tell whether float32 passes expand squared distances."""
-    return cloud.core[0].form == "squares" and cloud.dim > DIFFERENCES
+    return cloud.core[0].form == "squares" and cloud.dim > DIFFERENCES and not cloud.bits
 
 
 def form_of(cloud: PointCosts) -> tuple[int, int]:
@@ -108,11 +109,14 @@ def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
     """
     metric, scale = cloud.core
     factor = metric.scaled(scale * LOG2_E / reg)
-    rows, columns = cloud.coordinates(xp)
+    rows, columns = softened(cloud, *cloud.coordinates(xp))
     if metric.inner:
         return rows[:, cloud.apart :] * factor, (columns[cloud.apart :] - origin(cloud, xp)) * factor
     moved = columns[:, :1], middle(cloud, xp)[:, None], factor
-    return laid(xp.empty(rows.shape).T, rows.T, *moved).T, laid(xp.empty(columns.shape), columns, *moved)
+    x, y = laid(xp.empty(rows.shape).T, rows.T, *moved).T, laid(xp.empty(columns.shape), columns, *moved)
+    known = cloud.dim - cloud.bits
+    x[:, known:], y[known:] = HIDDEN * np.sign(rows[:, known:]), HIDDEN * np.sign(columns[known:])
+    return x, y
 
 
 def origin(cloud: PointCosts, xp: Any) -> Any:
@@ -146,7 +150,7 @@ def middle(cloud: PointCosts, xp: Any) -> F64:
     It is the mean of the half of them that is nearest to their median: between points of y, and no outlier moves it.
     """
     if cloud not in MIDDLES:
-        y = cloud.coordinates(xp)[1][cloud.apart :, : cloud.shape[1]]
+        y = softened(cloud, *cloud.coordinates(xp))[1][cloud.apart :, : cloud.shape[1]]
         points = some(y.T) - copied(y[:, :1])[:, 0]
         apart = np.abs(points - np.median(points, 0)).sum(1)
         MIDDLES[cloud] = points[apart <= np.median(apart)].mean(0)
@@ -157,7 +161,7 @@ def sizes(problem: Problem) -> list[float]:
     """Return the mean sizes of the coordinates of rows and of columns, centred and scaled as `centred` has them."""
     cloud, found = problem.cost.cloud, list[float]()
     xp = namespace(*(cloud.here or (problem.rows.weight,)))
-    (metric, scale), (rows, columns) = cloud.core, cloud.coordinates(xp)
+    (metric, scale), (rows, columns) = cloud.core, softened(cloud, *cloud.coordinates(xp))
     factor, y = metric.scaled(scale * LOG2_E / problem.reg), columns[cloud.apart :, : cloud.shape[1]]
     centre, along = middle(cloud, xp) + copied(y[:, :1])[:, 0], len(y)
     for points, side in ((rows[:, cloud.apart :], problem.rows), (y.T, problem.cols)):

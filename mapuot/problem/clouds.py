@@ -55,11 +55,11 @@ class PointCloud(Given):
         other in one array. In a tuple, None stands for a cloud that serves all problems.
     labels : pair of (m,) and (n,) arrays, optional
         A label for each point of x and of y, of any kind that can be sorted. Pairs with different labels cost
-        ``across`` more. Each label is one more coordinate of the points.
+        ``across`` more. For many clouds (p, m) and (p, n) arrays, or lists of one array a cloud.
     across : float or inf
-        What a pair with different labels costs in addition, in units of the cost: a finite number for "sqeuclidean" and
-        "cityblock", inf for "wfr". To forbid such pairs for another metric, solve one problem for each label, with
-        lists of clouds in `solve_batch`. Over ranks y must have every label.
+        What a pair with different labels costs in addition, in units of the cost: inf, which forbids it, for every
+        metric but "inner", or a finite number for "sqeuclidean" and "cityblock" of one cloud. Over ranks y must have
+        every label.
     addends : pair of (m,) and (n,) arrays, optional
         What each row and each column costs by itself, for metric "inner", whose cost is then
         ``scale * (r_i + c_j - <x_i, y_j>)``: finite numbers of any sign; one number serves all points of a side. Points
@@ -68,9 +68,9 @@ class PointCloud(Given):
     Attributes
     ----------
     x, y : (m, d), (n, d) float64 arrays
-        The points, on the host; CuPy's arrays where many clouds lie on a GPU. Labels are further columns behind the
-        coordinates, one for each label in sorted order; derivatives by the points, maps and interpolated points have
-        these columns, too.
+        The points, on the host; CuPy's arrays where many clouds lie on a GPU. Labels with a finite ``across`` are
+        further columns behind the coordinates, one for each label in sorted order; derivatives by the points, maps and
+        interpolated points have these columns, too.
     metric, scale, weights, truncate, form, addends, shape, size, ndim, dtype
         As given, and of the matrix; for many clouds the shape is (p, m, n), with m and n of the largest clouds.
 
@@ -115,10 +115,15 @@ class PointCloud(Given):
         how = metric, scale, weights, truncate, form
         many = starts is not None or is_many(x) or is_many(y)
         if many and labels is not None:
-            raise NotImplementedError("labels are for one cloud: with across=inf clouds of a list may be its labels")
+            if across != np.inf:
+                raise NotImplementedError("labels of many clouds take across=inf: a finite one is for one cloud")
+            labels = tuple(map(in_a_row, labels)) if isinstance(labels, (tuple, list)) else labels
         if many and (metric == "inner" or addends is not None):
             raise NotImplementedError("metric 'inner' and addends are for one cloud: call solve for each problem")
-        super().__init__(Clouds(x, y, *how, starts=starts) if many else PointCosts(x, y, *how, labels, across, addends))
+        if many:
+            super().__init__(Clouds(x, y, *how, labels, across, starts=starts))
+            return
+        super().__init__(PointCosts(x, y, *how, labels, across, addends))
 
     def _hold(self, cost: Any) -> None:
         super()._hold(cost)
@@ -307,7 +312,7 @@ class Clouds(Cost):
 
     def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
         """Return bounds for all problems where the metric has them; the core finds the range of each that it solves."""
-        if not METRICS[self.whole.metric].degree:
+        if not METRICS[self.whole.metric].degree or self.whole.bits:
             bounds = 0.0, 0.0, 0, 1
         elif namespace(self.whole.x) is np:
             bounds = self.whole._bounds()
@@ -392,6 +397,12 @@ def is_many(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return len(value) > 0 and np.ndim(value[0]) == 2
     return bool(getattr(value, "is_nested", False)) or np.ndim(value) == 3
+
+
+def in_a_row(labels: Any) -> Any:
+    """Return the labels of the points of all clouds one behind the other, of a list of arrays or a table (p, m)."""
+    parts = [np.ravel(host(part)) for part in labels] if is_list(labels) and np.ndim(labels[0]) else [labels]
+    return np.ravel(host(np.concatenate(parts) if len(parts) > 1 else parts[0]))
 
 
 def array_in(value: Any) -> Any:

@@ -55,12 +55,25 @@ def one_hot(y: Any, classes: Any) -> Any:
     return table
 
 
-def coordinates(labels: Any, sizes: list[int], size: float) -> list[Any]:
-    """Return columns that make points of different labels sqrt(2) size apart, or 2 size by the sum of differences."""
+def pair_of(labels: Any, sizes: list[int]) -> tuple[list[Any], Any]:
+    """Check the labels of the points of x and of those of y; return both, and all classes in order."""
     pair = labels if isinstance(labels, (tuple, list)) else ()
     if len(pair) != 2:
         raise ValueError(f"labels must be a pair, of the points of x and of those of y, got {shown(labels)}")
     both = [as_labels(host(y), k, f"labels[{i}]") for i, (y, k) in enumerate(zip(pair, sizes, strict=True))]
     classes = np.unique(np.concatenate([classes_of(y, ALONE, f"labels[{i}]") for i, y in enumerate(both)]))
+    return both, classes
+
+
+def coordinates(labels: Any, sizes: list[int], size: float) -> list[Any]:
+    """Return columns that make points of different labels sqrt(2) size apart, or 2 size by the sum of differences."""
+    both, classes = pair_of(labels, sizes)
     first, second = (size * one_hot(y, classes) for y in both)
     return [first, first if np.array_equal(first, second) else second]
+
+
+def signs(labels: Any, sizes: list[int]) -> list[Any]:
+    """Return columns of -1 and 1, the digits of each label's number in base 2: different labels differ in some."""
+    both, classes = pair_of(labels, sizes)
+    digits = np.arange((len(classes) - 1).bit_length())
+    return [2.0 * (np.searchsorted(classes, y)[:, None] >> digits & 1) - 1 for y in both]

@@ -36,10 +36,11 @@ class Metric:
         """Return the costs from the coordinates (..., d) of two points each."""
         if self.inner:
             return -(x * y).sum(-1)
-        t = x - y
-        if self.norm != 2:
-            return np.abs(t).sum(-1) if self.norm == 1 else np.abs(t).max(-1)
-        squares = (t * t).sum(-1)
+        with np.errstate(over="ignore"):  # inf between labels that forbid a pair
+            t = x - y
+            if self.norm != 2:
+                return np.abs(t).sum(-1) if self.norm == 1 else np.abs(t).max(-1)
+            squares = (t * t).sum(-1)
         return squares if self.degree == 2 else self.after(np.sqrt(squares))
 
     def matrix(self, x: Any, y: Any) -> Any:
@@ -61,13 +62,10 @@ class Metric:
         return np.sqrt(factor) if self.degree == 2 or self.inner else factor
 
     def label(self, across: float) -> float:
-        """Return the coordinate of a label, at which different ones add ``across`` to the metric, or forbid pairs."""
-        if across == math.inf and self.reach < math.inf:
-            return self.reach
-        if across == math.inf or self.degree != self.norm or self.unit:
+        """Return the coordinate of a label, at which different ones add ``across`` to the metric."""
+        if self.degree != self.norm or self.unit:
             raise NotImplementedError(
-                "labels take a finite across with metric 'sqeuclidean' or 'cityblock', and inf with 'wfr': labels "
-                "between which nothing may move are problems of their own, of clouds in a list and solve_batch"
+                "labels take a finite across with metric 'sqeuclidean' or 'cityblock', and inf with any but 'inner'"
             )
         return float(self.scaled(0.5 * across))
 

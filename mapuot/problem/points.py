@@ -15,10 +15,11 @@ from ..backends.contract import PAD, any_of, host, is_on_device, largest, namesp
 from ..backends.tables import arithmetic, laid, taken
 from ..errors import shown
 from ..penalties import F64
-from ..ranks import Ranks
+from ..ranks import ALONE, Ranks
 from .cost import Cost, Dense, Range, Tell
-from .labels import coordinates
+from .labels import coordinates, signs
 from .metrics import METRICS, Metric
+from .parts import Parts
 from .validate import as_array, as_choice, as_float, as_numbers, as_positive, check_kind
 
 FORM_BYTES = 1 << 30  # that "auto" lets a formed matrix and K take in the memory of the host
@@ -27,6 +28,7 @@ AUTO_ENTRIES = FORM_BYTES // PAIR_BYTES  # pairs from which "auto" skips some: 2
 MOST_ENTRIES = 1 << 27  # of a cost that a door forms where points would do: 1 GiB
 EACH = 1024  # points that a thread of a device looks at
 FEW_DIMENSIONS = 4  # dimensions up to which boxes around all points bound the range of the costs well enough
+FORBIDDEN: dict[float, float] = {1: 1e308, 2: 1e155}  # coordinates, by the norm, whose differences cost inf
 LEAST_NORMAL = float(np.finfo(np.float64).tiny)
 MADE = ("x", "y", "rows", "columns")  # of a cloud whose points are sorted or lie on a GPU, when they are asked for
 
@@ -63,6 +65,7 @@ class PointCosts(Cost):
     unit = 0  # points of a box, where they are sorted so
     label = 0.0  # the coordinate of a label
     before = 0  # rows in front of the first, of a part of a cloud
+    bits = 0  # trailing coordinates of the core that tell labels between which no pair is allowed
     apart = 0  # leading coordinates of the core that hold addends: (-r_i, 1) of a row, (1, -c_j) of a column
 
     def __init__(
@@ -71,7 +74,7 @@ class PointCosts(Cost):
     ) -> None:  # fmt: skip
         self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
         self.on_device, self.weights = any(map(is_on_device, (x, y))), weights
-        stays = self.on_device and labels is None is addends and self.plain
+        stays, apart = self.on_device and labels is None is addends and self.plain, None
         points = [self._read(x, "x", stays)]
         points.append(points[0] if y is None or y is x else self._read(y, "y", stays))
         if points[0].shape[1] != points[1].shape[1]:
@@ -79,14 +82,8 @@ class PointCosts(Cost):
         self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)
         weights = None if weights is None else as_weights(weights, points[0].shape[1])
         if labels is not None:
-            across = as_float(across, "across", "a number, what different labels cost, or inf")
-            if not across >= 0:
-                raise ValueError(f"across must be >= 0, got {across}")
-            self.label = METRICS[self.metric].label(across / self.scale)
-            columns, same = coordinates(labels, [*map(len, points)], self.label), points[0] is points[1]
-            points[0] = np.hstack([points[0], columns[0]])
-            points[1] = points[0] if same and columns[0] is columns[1] else np.hstack([points[1], columns[1]])
-            weights = None if weights is None else np.append(weights, np.ones(columns[0].shape[1]))
+            apart, more = self._labelled(points, labels, across)
+            weights = None if weights is None else np.append(weights, np.ones(more))
         self.truncate = as_auto(truncate, "truncate", "nats")
         self.form = as_auto(form, "form", "bytes")
         self.weights = weights
@@ -105,7 +102,24 @@ class PointCosts(Cost):
         if addends is not None:
             self.apart = 2
             rows, targets = self._beside(rows, targets, as_addends(addends, self.metric, (len(rows), len(targets))))
+        if apart is not None:
+            self.bits, self.alone = apart[0].shape[1], self.alone and np.array_equal(apart[0], apart[1])
+            rows, targets = (np.hstack(both) for both in zip((rows, targets), apart, strict=True))
         self._set(rows, targets)
+
+    def _labelled(self, points: list[Any], labels: Any, across: Any) -> tuple[list[F64] | None, int]:
+        """Put a finite ``across`` into the points, as so many columns more, or return columns of the core for inf."""
+        metric, sizes = METRICS[self.metric], [*map(len, points)]
+        across = as_float(across, "across", "a number, what different labels cost, or inf")
+        if not across >= 0:
+            raise ValueError(f"across must be >= 0, got {across}")
+        if across == math.inf and not metric.inner:
+            return [FORBIDDEN[metric.norm] * sign for sign in signs(labels, sizes)], 0
+        self.label = metric.label(across / self.scale)
+        columns, same = coordinates(labels, sizes, self.label), points[0] is points[1]
+        points[0] = np.hstack([points[0], columns[0]])
+        points[1] = points[0] if same and columns[0] is columns[1] else np.hstack([points[1], columns[1]])
+        return None, columns[0].shape[1]
 
     @staticmethod
     def _read(value: Any, name: str, stays: bool) -> Any:
@@ -175,7 +189,7 @@ class PointCosts(Cost):
 
     @property
     def kind(self) -> str:
-        return f"points in {self.dim - self.apart} dimensions, metric {self.metric!r}"
+        return f"points in {self.dim - self.apart - self.bits} dimensions, metric {self.metric!r}"
 
     @property
     def core(self) -> tuple[Metric, float]:
@@ -200,7 +214,7 @@ class PointCosts(Cost):
             return False
         if self.there:
             return self.alone or not any_of(self.there[0] != self.there[1][:, : self.shape[1]].T)
-        return self.x is self.y or not any_of(self.rows != self.targets)
+        return (self.x is self.y and not self.bits) or not any_of(self.rows != self.targets)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -223,6 +237,8 @@ class PointCosts(Cost):
         """Return the costs of other points to the same columns."""
         if self.apart:
             raise NotImplementedError(f"{name} must have no costs of their own: those of new points are in no addends")
+        if self.bits:
+            raise NotImplementedError(f"{name} must be points of x or y where across is inf: new ones have no label")
         if points.shape[1] != self.dim:
             raise ValueError(f"{name} must have {self.dim} columns, as x and y have, got {points.shape[1]}")
         other = self._other(x=points, y=self.y)
@@ -246,7 +262,7 @@ class PointCosts(Cost):
     @property
     def plain(self) -> bool:
         """Tell whether the core's coordinates are the given ones."""
-        return self.weights is None and not METRICS[self.metric].unit and not self.apart
+        return self.weights is None and not METRICS[self.metric].unit and not self.apart and not self.bits
 
     @property
     def targets(self) -> F64:
@@ -297,14 +313,15 @@ class PointCosts(Cost):
 
     def reached(self, found: Range) -> Range:
         """Return the range ``found``; raise where a pair costs inf and the metric has no reach that forbids it."""
-        if found[3] and METRICS[self.metric].reach == math.inf:
+        if found[3] and METRICS[self.metric].reach == math.inf and not self.bits:
             raise ValueError(f"x and y must be so near each other that their {self.metric} costs are finite")
         return found
 
     def _bounds(self) -> Range:
         """Bound the costs by the boxes that hold all points; the largest also by the balls around their middle."""
         (metric, scale), (x, columns) = self.core, self.there or (self.rows, self.columns)
-        y = columns[:, : self.shape[1]]
+        known = self.dim - self.bits
+        x, y = x[:, :known], columns[:known, : self.shape[1]]
         (x_low, x_high), (y_low, y_high) = corners(x), corners(y.T)
         order, power = metric.norm, float(metric.degree)
         with np.errstate(over="ignore"):
@@ -314,7 +331,30 @@ class PointCosts(Cost):
             least = np.maximum(0.0, np.maximum(x_low - y_high, y_low - x_high))
             apart = np.array([np.linalg.norm(least, order), min(np.linalg.norm(most, order), radii * (1 + 1e-12))])
             low, high = (scale * apart**power).tolist()
-        return (low, high, 0, 0) if math.isfinite(high) else (0.0, 0.0, 0, self.size)
+        return (low, high, 0, self._forbidden()) if math.isfinite(high) else (0.0, 0.0, 0, self.size)
+
+    def _codes(self) -> tuple[Any, Any]:
+        """Return the number of the label of each row and of each column."""
+        powers = 1 << np.arange(self.bits)
+        signs = self.rows[:, self.dim - self.bits :], self.columns[self.dim - self.bits :, : self.shape[1]].T
+        rows, columns = ((sign > 0) @ powers for sign in signs)
+        return rows, columns
+
+    def _forbidden(self) -> int:
+        """Return how many pairs have different labels where these forbid pairs."""
+        if not self.bits:
+            return 0
+        counts = (np.bincount(code, minlength=1 << self.bits) for code in self._codes())
+        return self.size - int(np.prod([*counts], 0).sum())
+
+    def parts_between(self, out_rows: Any, out_cols: Any, ranks: Ranks = ALONE) -> Any:
+        """Return the points of each label as parts, where labels forbid pairs, whatever else does."""
+        if not self.bits:
+            return None
+        rows, cols = self._codes()
+        known = np.intersect1d(np.concatenate(ranks.all(np.unique(rows))), cols)
+        found = (np.where(np.isin(z, known), np.searchsorted(known, z), len(known)) for z in (rows, cols))
+        return Parts(len(known), *found)
 
     def error(self, largest: float) -> float:
         """Bound the rounding of a cost: d + 4 roundings, and those of coordinates that are scaled first.
@@ -335,7 +375,9 @@ class PointCosts(Cost):
         elif self.weights is None:
             moved = 4 * unit * self.label
         else:
-            sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in (self.rows, self.columns.T))
+            known = slice(0, d - self.bits)
+            points = self.rows[:, known], self.columns[known].T
+            sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in points)
             moved = 3 * unit * float(sum(sizes))  # roundings of the difference from the middle, the root, the product
         slope, least = scale, d * LEAST_NORMAL
         if metric.degree == 2:
@@ -437,6 +479,18 @@ class Ordered(PointCosts):
     def transpose(self) -> PointCosts:
         self.coordinates()
         return super().transpose()
+
+
+def softened(cloud: PointCosts, rows: Any, columns: Any) -> tuple[Any, Any]:
+    """Return coordinates whose labels are as far apart as the points y, for boxes and clusters: no pair costs more."""
+    if not cloud.bits:
+        return rows, columns
+    known, n = cloud.dim - cloud.bits, cloud.shape[1]
+    low, high = corners(columns[:known, :n].T)
+    far = float(np.max(high - low)) or 1.0
+    rows, columns = rows.copy(), columns.copy()
+    rows[:, known:], columns[known:] = far * np.sign(rows[:, known:]), far * np.sign(columns[known:])
+    return rows, columns
 
 
 def padded(table: Any) -> Any:

@@ -232,7 +232,9 @@ class Problem(Common):
     def usual(self) -> float:
         """The median cost, above the least one, between points chosen by mass; over ranks the largest such median."""
         rows, cols = (heavy((side.there or side).weight) for side in self.sides)
-        own = float(np.median(self.cost.at(rows[:, None], cols))) if self.shape[0] else self.M_min
+        costs = self.cost.at(rows[:, None], cols) if self.shape[0] else np.empty(0)
+        costs = costs[np.isfinite(costs)]
+        own = float(np.median(costs)) if costs.size else self.M_min
         return float(self.ranks.max(own)) - self.M_min
 
     @cached_property

@@ -326,7 +326,10 @@ def test_no_solve_ends_on_float32_passes(end):
             assert found.objective - exact.dual <= found.gap * (1 + 1e-9) + 1e-10 * abs(exact.dual)
 
 
-@pytest.mark.parametrize(("metric", "across"), [("sqeuclidean", 0.7), ("cityblock", 0.7), ("wfr", math.inf)])
+LABELLED = [("sqeuclidean", 0.7), ("cityblock", 0.7), *((name, math.inf) for name in METRICS if name != "inner")]
+
+
+@pytest.mark.parametrize(("metric", "across"), LABELLED)
 @pytest.mark.parametrize("weights", [None, (0.4, 1.3)])
 @pytest.mark.parametrize("form", ["auto", None])
 def test_labels_cost_across(metric, across, weights, form):
@@ -362,6 +365,82 @@ def test_labels_of_many_points_whose_pairs_are_skipped():
     assert "of the pairs" in result.how
     exact = mapuot.solve(np.asarray(cloud), reg=0.004, reg_m=1.0, tol=1e-9)
     assert np.abs(result.plan - exact.plan).sum() <= result.error_bound * exact.mass * 1.01
+
+
+def with_labels(m, n, d, seed, count=3):
+    """Return two clouds, their masses, labels of which each side has all, and costs that are inf between labels."""
+    x, y, a, b = clouds(m, n, d, seed)
+    a, b = a / a.sum(), b / b.sum()
+    labels = tuple(np.random.default_rng(seed).permutation(np.arange(k) % count) for k in (m, n))
+    return x, y, a, b, labels, np.where(labels[0][:, None] == labels[1], 0.0, np.inf)
+
+
+LABEL_WAYS = {
+    "formed": {}, "points": {"form": None}, "float64": {"form": None, "precision": "float64"},
+    "boxes": {"truncate": 30.0}, "far boxes": {"truncate": 30.0, "reg": 0.01},
+    "balanced": {"form": None, "reg_m": np.inf}, "penalties": {"form": None, "penalty": ("tv", "l2")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("metric", [name for name in METRICS if name != "inner"])
+@pytest.mark.parametrize("d", [2, 7])
+@pytest.mark.parametrize("way", LABEL_WAYS)
+def test_labels_that_forbid_pairs_give_the_plan_of_costs_of_inf(metric, d, way):
+    if metric == "wfr" and "boxes" in way:
+        pytest.skip("its pairs are not skipped")
+    x, y, a, b, labels, M = with_labels(300, 280, d, 5)
+    words = {"reg": 0.1, "reg_m": 1.0, **LABEL_WAYS[way]}
+    if way == "balanced":
+        for k in range(3):
+            b[labels[1] == k] *= a[labels[0] == k].sum() / b[labels[1] == k].sum()
+    how = {name: words.pop(name) for name in ("form", "truncate") if name in words}
+    cloud = mapuot.PointCloud(x, y, metric, labels=labels, across=math.inf, **how)
+    M = M + np.asarray(mapuot.PointCloud(x, y, metric))
+    assert np.array_equal(np.isfinite(np.asarray(cloud)), np.isfinite(M))
+    result = mapuot.solve(cloud, a, b, **words)
+    exact = mapuot.solve(M, a, b, **words | {"tol": 1e-9, "precision": "float64"})
+    assert result.converged
+    assert np.abs(result.plan - exact.plan).sum() <= (result.error_bound + exact.error_bound) * exact.mass
+    assert result.dual <= exact.objective + 1e-9
+    assert not result.plan[~np.isfinite(M)].any()
+    if way != "penalties":
+        slopes, one = result.gradient(), mapuot.PointCloud(x, y, metric, form=None)
+        assert slopes.x.shape == x.shape
+        assert np.isfinite(slopes.x).all()
+        assert np.isfinite(slopes.error)
+        assert one._cost.error(1.0) <= cloud._cost.error(1.0)
+    if way == "balanced":
+        other = b * np.where(labels[1] == 0, 0.5, 1.0)
+        with pytest.raises(mapuot.InfeasibleError, match="only, where"):
+            mapuot.solve(cloud, a, other * (a.sum() / other.sum()), **words)
+
+
+def test_labels_of_many_clouds_that_forbid_pairs():
+    x, y, a, b, labels, M = with_labels(40, 30, 3, 6)
+    xs, ys = np.stack([x, x + 0.1]), np.stack([y, y])
+    for kinds in ((np.stack([labels[0]] * 2), [labels[1]] * 2), ([labels[0]] * 2, np.concatenate([labels[1]] * 2))):
+        cloud = mapuot.PointCloud(xs, ys, labels=kinds, across=math.inf)
+        batch = mapuot.solve_batch(cloud, np.stack([a, a]), np.stack([b, b]), reg=0.1, reg_m=1.0)
+        assert batch.converged.all()
+        for k, result in enumerate(batch):
+            costs = M + np.asarray(mapuot.PointCloud(xs[k], ys[k]))
+            exact = mapuot.solve(costs, a, b, reg=0.1, reg_m=1.0, tol=1e-9)
+            assert np.abs(result.plan - exact.plan).sum() <= (result.error_bound + exact.error_bound) * exact.mass
+        assert batch.gradient().x.shape == xs.shape
+    with pytest.raises(NotImplementedError, match="across=inf"):
+        mapuot.PointCloud(xs, ys, labels=kinds, across=1.0)
+
+
+def test_labels_of_a_cloud_with_itself_that_forbid_pairs():
+    x, labels = np.random.default_rng(0).random((60, 2)), np.arange(60) % 3
+    for other, alike in ((labels, True), (np.roll(labels, 1), False)):
+        cloud = mapuot.PointCloud(x, labels=(labels, other), across=math.inf, form=None)
+        result = mapuot.solve(cloud, reg=0.1, reg_m=1.0)
+        exact = mapuot.solve(np.asarray(cloud), reg=0.1, reg_m=1.0, tol=1e-9)
+        assert ("one potential" in result.how) == alike
+        assert np.abs(result.plan - exact.plan).sum() <= result.error_bound * exact.mass * 1.01
+        with pytest.raises(NotImplementedError, match="new ones have no label"):
+            result.map(x + 0.1)
 
 
 # ---- the second derivative

@@ -438,8 +438,8 @@ FUNCTIONS = {
         V: [("labels", " must be a pair", np.zeros(3)), ("across", " must be >= 0", -1.0),
             ("labels", "[1] must have shape (5,), got (4,)", (np.zeros(3), np.zeros(4)))],
         T: [("across", " must be a number", None)],
-        N: [("across", APART, np.inf), ("metric", APART, "euclidean", "cosine", "wfr"),
-            ("x", "labels are for one cloud", [np.ones((3, 2))] * 2)]}),
+        N: [({"metric": "inner", "across": np.inf}, APART), ("metric", APART, "euclidean", "cosine", "wfr"),
+            ("x", "labels of many clouds take across=inf", [np.ones((3, 2))] * 2)]}),
     "torch.sinkhorn_loss": (torch_loss, {}, {
         T: [("M", "sample_loss", FULL), ("a", "takes tensors, got ndarray", ONE),
             ("reference", "reference, penalty and warm_start", "uniform"),

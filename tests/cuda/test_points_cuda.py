@@ -24,12 +24,33 @@ from mapuot.route.options import make_options
 
 pytestmark, SLOW = pytest.mark.gpu, pytest.mark.slow
 WIDE = [pytest.param(shape, marks=SLOW) for shape in [(300, 40, 2), (257, 129, 21), (1, 2, 40)]]
+LABEL_WAYS = {}, {"form": None}, {"form": None, "precision": "float64"}, {"truncate": 30.0}
 SHAPES = [(33, 300, 3), (20, 30, 13), (131, 300, 5), *WIDE]
 
 
 def clouds(m, n, d, seed=0):
     rng = np.random.default_rng(seed)
     return rng.random((m, d)) + 0.1, rng.random((n, d)) * 0.9 + 0.2, rng.random(m) + 0.1, rng.random(n) + 0.1
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "wfr"])
+@pytest.mark.parametrize("d", [2, 6, 20])
+@pytest.mark.parametrize("words", LABEL_WAYS, ids=str)
+def test_labels_that_forbid_pairs_give_the_plan_of_costs_of_inf(metric, d, words):
+    if metric == "wfr" and "truncate" in words:
+        pytest.skip("its pairs are not skipped")
+    (x, y, a, b), words = clouds(70, 90, d), dict(words)
+    x, y, labels = x / d, y / d, (np.arange(70) % 3, np.arange(90) % 3)
+    how = {name: words.pop(name) for name in ("form", "truncate") if name in words}
+    cloud = mapuot.PointCloud(x, y, metric, **how, labels=labels, across=math.inf)
+    M = np.asarray(mapuot.PointCloud(x, y, metric)) + np.where(labels[0][:, None] == labels[1], 0.0, np.inf)
+    a, b = a / a.sum(), b / b.sum()
+    result = mapuot.solve(cloud, a, b, reg=0.02, reg_m=1.0, backend="cuda", **words)
+    exact = mapuot.solve(M, a, b, reg=0.02, reg_m=1.0, tol=1e-9, backend="cpu")
+    assert result.converged
+    plan = np.asarray(host(result.plan))
+    assert np.abs(plan - exact.plan).sum() <= (result.error_bound + exact.error_bound) * exact.mass
+    assert not plan[~np.isfinite(M)].any()
 
 
 def begun(cloud, a, b, precision="mixed", reg_m=(1.0, 2.0), tol=1e-6, module=cuda, **more):

@@ -236,7 +236,7 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, float]:
     of s, and by their factor, 8 u of s.
     """
     d = cloud.dim
-    if cloud.core[0].degree != 2 or d < MANY:
+    if cloud.core[0].degree != 2 or d < MANY or cloud.bits:
         return costs(cloud), 0.0
     x, y = narrow_points.centred(cloud, narrow_points.LOG2_E, cp)
     y = y[:, : cloud.shape[1]]
