@@ -258,7 +258,7 @@ class Sweep:
             by_plans = (self.apart + self.outside + rounding + near.error_bound * near.mass) / mass
             gap = self.objective - near.dual
             gap += ROUNDING * (abs(self.objective) + p.reg * p.c_mass + p.rows.dual_scale + p.cols.dual_scale)
-            by_values = plan_error(gap / (p.reg * mass))
+            by_values = plan_error(gap / p.reg / mass)
         hard = p.rows.demands or p.cols.demands
         found = [by_plans] if hard else [by_plans, by_values]
         return float(min((x for x in found if not math.isnan(x)), default=math.inf))

@@ -207,7 +207,7 @@ class Barycenter(Body):
         root = (math.sqrt(max(kl, 0.0)) + 2 * delta * math.sqrt(both + mass)) * (0 if self.hard else self.rho**0.5)
         if root < math.inf and missed < math.inf and mass > 0 and delta + slip < 0.1:
             certificate.gap = math.inf if self.hard else root * root + moved
-            error = plan_error(root * root / (self.reg * mass)) + missed / mass
+            error = plan_error(root * root / self.reg / mass) + missed / mass
             certificate.error = error * (1 + 4 * delta) + 2 * delta + slip
             certificate.rounding = 2 * delta + slip, 4 * (delta + slip)
         return certificate

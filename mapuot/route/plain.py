@@ -26,6 +26,7 @@ from ..problem.points import FORM_BYTES, Formed
 from ..problem.problem import BatchProblem, Problem
 from ..problem.side import Side
 from ..problem.validate import (
+    EVEN,
     MOST_PASSES,
     as_count,
     as_out,
@@ -130,7 +131,7 @@ def attempt(
     a, b = masses(a, m), masses(b, n)
     if a is None or b is None:
         return None
-    if rho[0] == rho[1] == np.inf:
+    if rho[0] == rho[1] == np.inf and abs(a.sum() - b.sum()) > EVEN * a.sum():
         b *= evening(a.sum(), b.sum())
     backend, whole = core()
     cost = Dense(M) if type(M) is np.ndarray else Formed(cost_of(M), backend.costs(cost_of(M), 1))
