@@ -65,7 +65,8 @@ def solve(
     a, b : (m,), (n,) arrays, optional
         Masses, >= 0. Where they are left out, None or empty, all masses are equal and add up to 1. With a `Grid` they
         may have the shape of its nodes. Their unit counts, because KL(P | a b^T) compares a mass with a mass squared:
-        in a unit 1000 times smaller, ``reg log 1000`` is taken off each cost, and more mass moves.
+        in a unit 1000 times smaller, ``reg log 1000`` is taken off each cost, and more mass moves. Where both sides
+        are balanced and their masses differ by rounding, 1e-6 at most, b is brought to the mass of a.
     reg, reg_m : float > 0; float, inf, or a pair of them or of per-point vectors
         Entropic regularisation, and marginal penalty of the rows and of the columns, in units of M; inf is the balanced
         constraint. With ``penalty="range"`` reg_m is the relative slack of the marginals. There is no default, because
