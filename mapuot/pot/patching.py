@@ -20,6 +20,7 @@ from ..route.plain import attempt
 from . import sinkhorn
 from .arrays import is_product, tracked
 from .barycenter import barycenter_unbalanced
+from .gromov import OURS, of_gromov
 from .sinkhorn import DEFAULT_ITER, STOP
 
 OWN_METHOD = {  # of the functions of one method; the others are told it
@@ -74,6 +75,9 @@ def patch() -> None:
         kind = of_barycenter if name.startswith("bary") else of_sinkhorn
         theirs = getattr(ot.unbalanced, name)
         installed[name] = theirs, kind(theirs, own)
+    for name in OURS:
+        theirs = getattr(ot.gromov, name)
+        installed[name] = theirs, of_gromov(theirs)
     exchange({id(theirs): ours for theirs, ours in installed.values()})
 
 
