@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-OURS = ("mapuot", "ot")  # POT's classes call our functions: their callers are meant
+OURS = ("mapuot", "ot", "torch", "jax")  # whose classes call our functions: their callers are meant
 MOST_SHOWN = 80  # characters of a value in a message
 OF_BATCH = {"A": "a", "B": "b"}  # names of `solve_batch`, and of those who take one problem, too
 

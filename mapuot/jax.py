@@ -17,6 +17,7 @@ from .backends import host, namespace
 from .errors import OF_BATCH, renamed, shown
 from .problem.clouds import PointCloud
 from .problem.validate import as_float, as_pair, as_positive
+from .route.options import options_of_value
 
 try:
     import jax
@@ -25,7 +26,7 @@ except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.jax needs JAX: pip install jax") from error
 
 
-OPTIONS = {"scale_cost", "tol", "max_passes", "precision", "threads"}
+OPTIONS = {"scale_cost", "tol", "tol_gap", "max_passes", "precision", "threads"}
 
 
 def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
@@ -40,7 +41,8 @@ def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: An
     reg, reg_m : float > 0; float, inf, or a pair of them
         Entropic regularisation and marginal penalty, in units of M: numbers that are known when ``jax.jit`` traces.
     **options
-        scale_cost (which the gradient holds fixed), tol, max_passes, precision and threads, as in `mapuot.solve_batch`.
+        scale_cost (which the gradient holds fixed), tol, tol_gap, max_passes, precision and threads, as in
+        `mapuot.solve_batch`; the default of tol_gap is that of `mapuot.sinkhorn_divergence`.
 
     Returns
     -------
@@ -139,7 +141,7 @@ def as_settings(reg: float, reg_m: Any, options: dict[str, Any]) -> tuple[Any, .
             text = f"{name} must be known when JAX traces, got {shown(x)}"
             raise TypeError(f"{text}: make it a static argument (static_argnums or static_argnames of jax.jit)")
     rhos = tuple(as_float(x, "reg_m") for x in as_pair(reg_m, "reg_m"))
-    return as_positive(reg, "reg"), rhos, tuple(sorted(options.items()))
+    return as_positive(reg, "reg"), rhos, tuple(sorted(options_of_value(options, rhos).items()))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -31,6 +31,7 @@ from .problem.scale import matrices_of, scaled
 from .problem.sparse import Sparse
 from .problem.validate import as_choice, as_pair, as_positive
 from .route.on_device import one_call
+from .route.options import options_of_value
 
 try:
     import torch
@@ -99,8 +100,10 @@ def sinkhorn_loss(
         Costs in the places of a sparse M, which take the place of its own and have a gradient of this shape. A CSR
         tensor made of values that require a gradient works, too, but PyTorch's way back from it makes a dense matrix.
     **options
-        scale_cost (a number to the gradient: it is held fixed), tol, max_passes, precision, threads, backend, progress
-        and mask of `solve_batch`. With a mask value and gradient are those of the masked problem.
+        scale_cost (a number to the gradient: it is held fixed), tol, tol_gap, max_passes, precision, threads, backend,
+        progress and mask of `solve_batch`. With a mask value and gradient are those of the masked problem. Where both
+        sides are balanced ``tol_gap`` is 1e-5 by default, or 10 tol if that is less: value and gradient are then those
+        of masses that differ from b by this share at most, and nothing is said of the plan, which takes far longer.
 
     Returns
     -------
@@ -336,8 +339,8 @@ class SamplesLoss(torch.nn.Module):
     reach_x, reach_y : float, optional
         Reach of one side each, instead of ``reach``. If they differ, the debiased value of equal clouds is not 0.
     diameter, scaling, truncate, kernel, cluster_scale, verbose, backend, **options
-        GeomLoss's are accepted and ignored: a solve stops at ``tol``. tol, max_passes, precision and threads are as in
-        `mapuot.solve`.
+        GeomLoss's are accepted and ignored: a solve stops at ``tol`` or ``tol_gap``. tol, tol_gap, max_passes,
+        precision and threads are as in `sinkhorn_loss`.
 
     See Also
     --------
@@ -379,7 +382,7 @@ class SamplesLoss(torch.nn.Module):
         if isinstance(cost, str) and FORMULAS.get(cost) != p:
             raise NotImplementedError(f"cost must be a function of points or one of {[*FORMULAS]}, got {cost!r}")
         as_choice(backend, "backend", BACKENDS)
-        if unknown := options.keys() - {"tol", "max_passes", "precision", "threads"}:
+        if unknown := options.keys() - {"tol", "tol_gap", "max_passes", "precision", "threads"}:
             raise TypeError(f"SamplesLoss has no argument {sorted(unknown)[0]!r}")
         self.loss, self.p, self.blur, self.reach = loss, int(p), as_positive(blur, "blur"), reach
         reaches = {"reach_x": reach if reach_x is None else reach_x, "reach_y": reach if reach_y is None else reach_y}
@@ -457,7 +460,7 @@ class SamplesLoss(torch.nn.Module):
         return result
 
     def solve(self, rows: Measure, cols: Measure, rho: Any, backend: str) -> Any:
-        more = {"reg": self.eps, "reg_m": rho, "backend": backend} | self.options
+        more = {"reg": self.eps, "reg_m": rho, "backend": backend} | options_of_value(self.options, rho)
         if self.cost is None:
             return solved_between(rows, cols, METRICS[self.p], more)
         return solve(array_of(self.cost(rows.points[None], cols.points[None])[0]), *masses_of(rows, cols), **more)
@@ -576,7 +579,7 @@ class Between:
     eps, debias = 0.0, False
 
     def __init__(self, reg: float, reg_m: Any, how: tuple[str, float], options: dict[str, Any]) -> None:
-        self.how, self.options = how, {"reg": reg, "reg_m": reg_m} | options
+        self.how, self.options = how, {"reg": reg, "reg_m": reg_m} | options_of_value(options, reg_m)
 
     def solved(self, rows: Measure, cols: Measure) -> list[Any]:
         with renamed(OF_BATCH):
@@ -845,7 +848,8 @@ def solved(M: Any, a: Any, b: Any, values: Any, reg: float, reg_m: Any, options:
         with renamed(OF_BATCH):
             if places is None and costs.ndim == 2 and A.ndim == B.ndim == 1:
                 one = one_call(costs, A, B, reg, reg_m, **options)()  # of a plain problem on a GPU
-            result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **options) if one is None else one
+            more = options_of_value(options, reg_m)
+            result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **more) if one is None else one
         return np.atleast_1d(dual_value(result)), result
 
     task = Loss(solve, functools.partial(first_derivatives, places), vmap=places is None)

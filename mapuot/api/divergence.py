@@ -23,6 +23,7 @@ from ..problem.scale import matrices_of, scaled
 from ..problem.symmetry import differs
 from ..progress import bar as progress_bar
 from ..ranks import join
+from ..route.options import options_of_value
 from .batch import solve_batch
 
 CHUNK_BYTES = 1 << 26  # of the vectors of the problems that `pairwise` solves at once
@@ -48,14 +49,15 @@ def sinkhorn_divergence(
         Costs between the points of a, and between those of b. A PointCloud makes them from its points. Any other M
         without M_a and M_b must be symmetric, and stands for both.
     **options
-        Whatever else `solve_batch` takes, except for reference, mask, penalty and warm_start.
+        Whatever else `solve_batch` takes, except for reference, mask, penalty and warm_start. Where both sides are
+        balanced ``tol_gap`` is 1e-5 by default, or 10 tol if that is less: the value is wanted, not the plan.
 
     Returns
     -------
     divergence : float, or (p,) array
         In units of M times mass. Each of the three values is at most its ``gap`` below the optimum, about
-        ``reg * mass * tol^2``. A balanced value is at most ``reg * mass * error_bound`` below it, as long as no entry
-        of the optimal plan is more than twice that of the plan found (docs/mathematics.md, "Hard marginals").
+        ``reg * mass * tol^2``. A balanced value is that of masses which differ from b by ``tol_gap`` of the mass at
+        most; what it lacks grows as the square of that.
 
     See Also
     --------
@@ -77,6 +79,7 @@ def sinkhorn_divergence(
         return scaled(sinkhorn_divergence, locals(), matrices_of(as_costs(M, pick("auto", M))))
     M_a, M_b = self_costs(M, M_a, M_b)
     a, b, _ = as_vectors(M, a, b, None)
+    options = options_of_value(options, reg_m)
     three = ((M, "M"), (a, "a"), (b, "b")), ((M_a, "M_a"), (a, "a"), (a, "a")), ((M_b, "M_b"), (b, "b"), (b, "b"))
     ab, aa, bb = (named_batch(*one, reg=reg, reg_m=reg_m, **options) for one in three)
     mass_a, mass_b = ab.problem.masses
@@ -152,7 +155,8 @@ def pairwise(
     progress : bool
         Show how many pairs are solved.
     **options
-        tol, max_passes, precision, threads and backend, as in `solve_batch`.
+        tol, tol_gap (by default as in `sinkhorn_divergence`), max_passes, precision, threads and backend, as in
+        `solve_batch`.
 
     Returns
     -------
@@ -180,7 +184,7 @@ def pairwise(
     if scale_cost is not None:
         given = {name: x for name, x in locals().items() if name not in ("ranks", "cloud")}
         return scaled(pairwise, given, [cloud._cost.whole])  # type: ignore[no-any-return]
-    known = {"reg": reg, "reg_m": reg_m} | options
+    known = {"reg": reg, "reg_m": reg_m} | options_of_value(options, reg_m)
     table, k = cloud._cost.flattened(masses, None, None)[0], len(cloud)
     table = np.full(cloud.shape[:2], 1.0 / cloud.shape[1]) if table is None else host(np.asarray(table, np.float64))
     value, total = np.zeros((k, k)), table.sum(1)

@@ -676,3 +676,35 @@ def test_a_sparse_csr_tensor_is_solved_as_its_pairs():
     assert half.plan.dtype == torch.float32
     with pytest.raises((TypeError, ValueError), match="M cannot be read as an array"):
         mapuot.solve(M.to_sparse_coo(), a, b, reg=0.1, reg_m=1.0)
+
+
+def test_a_balanced_loss_stops_by_its_value(recwarn):
+    """The plan is open to rounding: it cost 36,000 products and a warning, of a value known to 3e-9."""
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 256, 4, dtype=torch.float64), torch.randn(2, 256, 4, dtype=torch.float64)
+    found = {}
+    for name, more in (("default", {}), ("sharp", {"tol_gap": 1e-7})):
+        points = x.clone().requires_grad_()
+        value = mapuot.torch.SamplesLoss(**more)(points, y)
+        value.sum().backward()
+        found[name] = value.detach(), points.grad
+    assert not recwarn.list
+    assert_allclose(found["default"][0], found["sharp"][0], rtol=1e-6)
+    slope, sharp = found["default"][1], found["sharp"][1]
+    assert (slope - sharp).abs().sum() <= 1e-4 * sharp.abs().sum()
+    M = torch.cdist(x[0], y[0]) ** 2 / 2
+    for loss in (
+        sinkhorn_loss(M, reg=0.0025, reg_m=np.inf),
+        mapuot.torch.sample_loss(x[0], y[0], reg=0.0025, reg_m=np.inf, scale=0.5),
+    ):
+        sharp = mapuot.torch.sample_loss(x[0], y[0], reg=0.0025, reg_m=np.inf, scale=0.5, tol_gap=1e-7)
+        assert_allclose(loss, sharp, rtol=1e-7)
+    assert not recwarn.list
+
+
+def test_a_warning_names_the_line_that_calls_a_module():
+    torch.manual_seed(0)
+    loss = mapuot.torch.SamplesLoss(max_passes=3)
+    with pytest.warns(mapuot.ConvergenceWarning) as seen:
+        loss(torch.randn(50, 3), torch.randn(50, 3))
+    assert {x.filename for x in seen} == {__file__}
