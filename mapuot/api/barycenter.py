@@ -10,10 +10,11 @@ entries at stored pairs only; scalings are 0 at points without mass, or that no 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from ..answer.tensors import answered, taken, tensor_among
 from ..ascend.barycenters import Barycenter, Debiased
 from ..ascend.loop import Run
 from ..ascend.passes import Engine
@@ -84,6 +85,7 @@ class BarycenterResult:
     how: str  # "dense K", "pairs" or "products"
     shape: tuple[int, ...]  # (n,), or (H, W) of an image
     scale_cost: float = 1.0
+    _there: ClassVar[dict[str, Any]] = {}  # numbers that lie on a device: none
 
     @property
     def converged(self) -> bool:
@@ -146,6 +148,7 @@ def barycenter(
     Returns
     -------
     BarycenterResult
+        Where M, A or the weights are tensors of PyTorch, its arrays are tensors.
 
     Raises
     ------
@@ -172,6 +175,9 @@ def barycenter(
     >>> found.converged, round(float(t[found.q.argmax()]), 2)
     (True, 0.4)
     """
+    if (like := tensor_among(M, *(A if isinstance(A, (list, tuple)) else [A]), weights)) is not None:
+        given = locals()
+        return answered(barycenter, given.pop("like"), given)  # type: ignore[no-any-return]
     if scale_cost is not None:
         return scaled(barycenter, locals(), matrices_of(as_costs(M, pick("auto", M))))  # type: ignore[no-any-return]
     A, few = as_histograms(A, M), MOST_DEBIASED if debiased else MOST
@@ -224,6 +230,7 @@ def starts_of(warm_start: Any, A: F64, reg: float, count: int) -> F64:
     """Return the log v that each weighting starts from: zeros, or those of another answer, in units of M."""
     if warm_start is None:
         return np.zeros((count, A.size))
+    warm_start = taken(warm_start, "warm_start")
     if not isinstance(warm_start, BarycenterResult):
         raise TypeError(f"warm_start must be a BarycenterResult, got {shown(warm_start)}")
     log_v = warm_start.log_v * (warm_start.reg / reg)

@@ -708,3 +708,13 @@ def test_a_warning_names_the_line_that_calls_a_module():
     with pytest.warns(mapuot.ConvergenceWarning) as seen:
         loss(torch.randn(50, 3), torch.randn(50, 3))
     assert {x.filename for x in seen} == {__file__}
+
+
+def test_a_barycenter_of_tensors_has_tensors():
+    t = torch.linspace(0, 1, 21, dtype=torch.float64)
+    M, A = (t[:, None] - t) ** 2, torch.exp(-((t - torch.tensor([[0.3], [0.7]])) ** 2) / 0.01)
+    found, right = (mapuot.barycenter(*x, reg=0.01, reg_m=1.0) for x in ((M, A), (M.numpy(), A.numpy())))
+    assert isinstance(found.q, torch.Tensor)
+    assert_allclose(found.q.numpy(), right.q)
+    assert [x.shape for x in found.potentials] == [(2, 21), (2, 21)]
+    assert mapuot.barycenter(M, A, reg=0.01, reg_m=1.0, warm_start=found).n_passes <= 2
