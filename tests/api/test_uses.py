@@ -298,6 +298,48 @@ def test_any_answer_gives_true_bounds(most):
         assert high >= best[0]
 
 
+@pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning", "ignore::mapuot.ConvergenceWarning")
+def test_a_lower_bound_counts_its_rounding():
+    """Of one pair whose mass is given the value is its cost, to the last digit."""
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        c, reg = 10 ** rng.uniform(-2, 8), 10 ** rng.uniform(-6, 0)
+        low, high = mapuot.solve([[c]], [1.0], [1.0], reg=reg, reg_m=np.inf).unregularised_bounds()
+        assert low <= c
+        assert c - low <= 1e-12 * c
+        assert high == np.inf
+
+
+def test_a_lower_bound_counts_the_rounding_of_costs():
+    """Of two vectors in nearly one direction 1 - cos has few digits in float64."""
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        x = rng.random((1, 3)) + 0.1
+        y = x + 1e-6 * rng.standard_normal((1, 3))
+        cloud = mapuot.PointCloud(x, y, "cosine", form=None if seed % 2 else "auto")
+        low, _ = mapuot.solve(cloud, reg=1e-3, reg_m=np.inf).unregularised_bounds()
+        first, second = (z.astype(np.longdouble) / np.sqrt((z.astype(np.longdouble) ** 2).sum()) for z in (x, y))
+        assert low <= 0.5 * ((first - second) ** 2).sum()
+
+
+@pytest.mark.parametrize("reg_m", [(np.inf, 0.4), (0.4, np.inf), (np.inf, np.r_[np.full(11, 0.4), np.inf])])
+def test_no_upper_bound_where_some_mass_is_given(reg_m):
+    case = clouds(15, 12, 1e-3, reg_m)
+    assert case.solve().unregularised_bounds()[1] == np.inf
+
+
+def test_a_dual_value_counts_the_pairs_that_are_skipped():
+    rng = np.random.default_rng(3)
+    x, y, reg, rho = rng.random((700, 2)), rng.random((600, 2)), 0.003, 0.5
+    result = mapuot.solve(mapuot.PointCloud(x, y, truncate=10.0), reg=reg, reg_m=rho, tol=1e-2)
+    assert result.skipped.hidden > 1e-9 * result.mass
+    M, a, b = np.asarray(mapuot.PointCloud(x, y)), 1 / 700, 1 / 600
+    mass = np.exp(result.log_u[:, None] + result.log_v - M / reg).sum() * a * b
+    sides = (rho * t * -np.expm1(-reg * log / rho).sum() for t, log in ((a, result.log_u), (b, result.log_v)))
+    assert mass > result.mass
+    assert result.dual <= reg * (1 - mass) + sum(sides)
+
+
 @pytest.mark.parametrize("penalty", ["tv", "l2"])
 def test_points_without_mass_may_take_some_without_entropy(penalty):
     """The product of the masses forbids them: here all mass would go to the second row, at a cost of .2 at most."""

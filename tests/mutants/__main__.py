@@ -148,15 +148,15 @@ def seconds_without(tests):
 def try_drawn(count, seed, only):
     """Try changes that `draw` draws, one after another; tell those that no test notices."""
     changes = [change for change in draw.drawn(ROOT, 10**9, seed) if only in change.file + change.tests][:count]
-    seconds = 60 + PATIENCE * seconds_without(dict.fromkeys(" ".join(change.tests for change in changes).split()))
     counts, begun = Counter(), time.monotonic()
+    seconds = {tests: 60 + PATIENCE * seconds_without(tests.split()) for tests in {change.tests for change in changes}}
     with tempfile.TemporaryDirectory(prefix="mapuot-mutants-") as folder:
         copy = Copy(folder)
         for change in changes:
             text = (copy.folder / change.file).read_text()
             after = text[: change.first] + change.new + text[change.last :]
             try:
-                told = copy.changed(change.file, after, change.tests, seconds) or "SURVIVES"
+                told = copy.changed(change.file, after, change.tests, seconds[change.tests]) or "SURVIVES"
             except WrongError as error:
                 told = f"no program: {str(error).splitlines()[-1]}"
             counts[told.partition(":")[0] if told.startswith(("SURVIVES", "no program")) else "noticed"] += 1
