@@ -20,6 +20,14 @@ def core_count() -> int:
 
 
 @functools.cache
+def memory_bytes(root: str = "") -> int:
+    """Return the memory of this machine in bytes, or of its container (version 2 of cgroups) if that is less."""
+    told = lines(f"{root}/sys/fs/cgroup/memory.max")
+    most = [int(told[0])] if told and told[0].isdigit() else []
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *most])
+
+
+@functools.cache
 def quota(root: str = "") -> float:
     """Return the least CPU quota of the cgroups of this process, in cores; ``root``: before the names of the files.
 

@@ -48,8 +48,9 @@ class PointCloud(Given):
     form : "auto", float or None
         Form the matrix in `solve` and `solve_batch` if reading it is quicker than making its costs, and if it takes at
         most this many bytes together with its K, 16 a pair. "auto" stands on a CPU for 2^26 pairs (1 GiB), in d < 5
-        dimensions for 2^(17 + 2 d) pairs, and on a GPU for a quarter of the free memory. None never forms it. A cloud
-        over several ranks, or whose ``truncate`` is a number, is not formed.
+        dimensions for 2^(17 + 2 d) pairs and in 32 dimensions or more for a quarter of the memory, and on a GPU for a
+        quarter of the free memory. None never forms it. A cloud over several ranks, or whose ``truncate`` is a number,
+        is not formed. In many dimensions squared distances and inner products are formed as products of matrices.
     starts : (p + 1,) integers, or a tuple of two such arrays, optional
         Where each of p clouds begins in x and in y, and the end of the last, if the points of all clouds follow each
         other in one array. In a tuple, None stands for a cloud that serves all problems.

@@ -49,6 +49,39 @@ def test_weights_keep_the_digits_of_large_coordinates(metric):
     assert mapuot.solve(there, a, b, reg=0.05, reg_m=1.0).converged
 
 
+@pytest.mark.parametrize("metric", ["sqeuclidean", "cosine", "inner"])
+@pytest.mark.parametrize("weights", [None, "some"])
+@pytest.mark.parametrize("far", [0.0, 1e3, 1e9])
+@pytest.mark.parametrize("one", [False, True])
+def test_costs_formed_as_products_are_within_their_rounding(metric, weights, far, one):
+    """Against 80-bit sums of the core's coordinates, in many dimensions; where products lose digits, by differences."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(50, 60)) * 10 ** rng.uniform(-2, 2, 60) + far
+    y = x if one else rng.normal(size=(70, 60)) + far
+    cloud = mapuot.PointCloud(x, y, metric, 0.7, rng.random(60) if weights else None)._cost
+    M, rounding = cpu.formed(cloud)
+    wide, there = cloud.rows.astype(np.longdouble), cloud.columns[:, : len(y)].T.astype(np.longdouble)
+    exact = cloud.core[1] * cloud.core[0].between(wide[:, None], there)
+    assert abs(M - exact).max() <= rounding + cloud.error(float(abs(exact).max()))
+    if metric != "inner":
+        assert rounding <= 1e-10 * float(exact.mean())
+        assert M.min() >= 0
+        np.testing.assert_array_equal(M.T[: 1 if not one else None], M[:, :1].T if not one else M)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "cosine", "inner", "euclidean", "cityblock"])
+def test_solves_of_many_dimensions_are_those_of_made_costs(metric):
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(90, 48)), rng.normal(size=(80, 48)) + 0.2
+    M = np.asarray(mapuot.PointCloud(x, y, metric))
+    options = {"reg": 0.05 * float(M.std()), "reg_m": float(abs(M).max()), "penalty": ("tv", "kl")}
+    formed, made = (mapuot.solve(mapuot.PointCloud(x, y, metric, form=form), **options) for form in ("auto", None))
+    assert "the matrix of the points" in formed.how
+    assert formed.converged == made.converged
+    apart = float(abs(formed.plan - made.plan).sum())
+    assert apart <= formed.error_bound * formed.mass + made.error_bound * made.mass
+
+
 def test_memory_is_that_of_the_points():
     x = np.random.default_rng(0).random((20_000, 2))
     cloud = mapuot.PointCloud(x, x, form=None)

@@ -76,6 +76,17 @@ V1 = {"proc/self/cgroup": "9:name=systemd:/job\n4:cpu,cpuacct:/job/step\n3:cpuse
 V2 = {"proc/self/cgroup": "0::/job/step\n", "proc/self/mountinfo": MOUNTED_V2.format("/")}
 
 
+def test_memory_of_a_container(tmp_path):
+    whole = processor.memory_bytes(str(tmp_path))
+    assert whole > 1 << 26
+    folder = tmp_path / "container" / "sys" / "fs" / "cgroup"
+    folder.mkdir(parents=True)
+    for told, bytes_ in (("max", whole), (str(1 << 25), 1 << 25)):
+        (folder / "memory.max").write_text(told + "\n")
+        processor.memory_bytes.cache_clear()
+        assert processor.memory_bytes(str(tmp_path / "container")) == bytes_
+
+
 def limits_v1(folder, quota, period=100_000):
     values = {"cpu.cfs_quota_us": quota, "cpu.cfs_period_us": period}
     return {f"sys/fs/cgroup/cpu/{folder}{name}": f"{value}\n" for name, value in values.items()}

@@ -3,11 +3,12 @@
 from typing import Any
 
 from ...problem.points import FORM_BYTES
+from ...processor import memory_bytes
 from ..contract import weigh
 from ..operator import parts_of
 from .grid import GridOperator, grid_workspace
 from .marginals import History, Left, Points, TreePass
-from .operator import HostOperator, asarray, costs, extrema, is_symmetric, to_numpy
+from .operator import MANY, HostOperator, asarray, costs, extrema, formed, is_symmetric, to_numpy
 from .plain import slopes
 from .workspace import (
     LEAST_BOX,
@@ -26,8 +27,11 @@ def form_bytes(cloud: Any) -> int:
     """Return how many bytes a formed matrix of points and its K may take where nobody says.
 
     A pass over a stored K takes less time than one that makes it, but in few dimensions not by enough for the time that
-    large ones take to form: 4000 points at reg .05 of the range, .6 and .7 of the time in 2 and 3, 1.4 in 20.
+    large ones take to form: 4000 points at reg .05 of the range, .6 and .7 of the time in 2 and 3, 1.4 in 20. In many
+    dimensions it saves so much that a quarter of the memory is taken: 8300 points in 300, 1/10 of the time.
     """
+    if cloud.dim >= MANY:
+        return max(FORM_BYTES, memory_bytes() // 4)
     return min(FORM_BYTES, 16 << (17 + 2 * min(cloud.dim, 5)))
 
 

@@ -27,6 +27,9 @@ from . import log_matmul, native
 from .native import DTYPES, call_bytes, check, empty, matrix, padded, pointer, pool_for, zeros
 
 ROWS = ("weight", "rho", "absorbed", "fi", "base", "log_scale", "scale", "marginal")
+MANY = 32  # dimensions from which on a product of matrices forms costs sooner than differences do
+ROUNDED = 1e-11  # rounding of a product that costs of this mean size may have
+MIRRORED = 1024  # rows of a symmetric matrix that are mirrored at once
 SAFE = 600.0  # exponents within this of the largest do not underflow in a float64 product
 
 asarray = to_numpy = np.asarray
@@ -49,6 +52,41 @@ def costs(cloud: PointCosts, threads: int | None = None) -> F64:
     for i0, i1, part, _ in cloud.blocks(most=call_bytes(pool, cloud, cloud.dim)):
         check(lib.mapuot_costs(pool, i1 - i0, n, matrix(part), pointer(out[i0:i1])))
     return out
+
+
+def formed(cloud: PointCosts, threads: int | None = None) -> tuple[F64, float]:
+    """Form the matrix of points, and bound the rounding that it has beside that of `costs`.
+
+    Squared distances and inner products in many dimensions are one product of matrices, by the BLAS: |x|^2 + |y|^2 -
+    2 <x, y> from the mean of y on. With u = 2^-53 and s the largest |x|^2 and |y|^2 together, the d + 2 terms of a sum
+    have the size 2 s, of which it errs by d + 2 u; the squares err by d + 1 u of s, and coordinates, which are rounded
+    once, move the distance by 4 u of s. `costs` makes them by differences where that is beside the mean cost.
+    """
+    (metric, scale), d, (m, n) = cloud.core, cloud.dim, cloud.shape
+    if d < MANY or not (metric.inner or metric.degree == 2):
+        return costs(cloud, threads), 0.0
+    if metric.inner:
+        return np.matmul(-scale * cloud.rows, cloud.columns[:, :n]), 0.0
+    y = cloud.columns[:, :n]
+    centre = y.mean(1)
+    x, y = cloud.rows - centre, y - centre[:, None]
+    left, right = np.empty((m, d + 2)), np.empty((d + 2, n))
+    sizes = scale * np.einsum("ij,ij->i", x, x), scale * np.einsum("ij,ij->j", y, y)
+    np.multiply(x, -2.0 * scale, out=left[:, :d])
+    left[:, d], left[:, d + 1], right[:d], right[d], right[d + 1] = sizes[0], 1.0, y, 1.0, sizes[1]
+    rounding = 2.0**-53 * (3 * d + 40) * float(sum(size.max() for size in sizes))
+    mean = float(sizes[0].mean() + sizes[1].mean() - 2 * scale * x.mean(0) @ y.mean(1))
+    if not rounding <= ROUNDED * mean:
+        return costs(cloud, threads), 0.0
+    out = np.matmul(left, right)
+    np.maximum(out, 0.0, out=out)
+    if cloud.symmetric(sys.modules[__name__]):
+        for i0 in range(0, m, MIRRORED):
+            i1 = i0 + MIRRORED
+            own = out[i0:i1, i0:i1]
+            own[:] = 0.5 * (own + own.T)
+            out[i0:i1, i1:] = out[i1:, i0:i1].T
+    return out, rounding
 
 
 class HostOperator(Operator):
