@@ -119,6 +119,31 @@ def test_pairs_that_were_missed_are_found(nats, small, monkeypatch):
         verify(result, case)
 
 
+@pytest.mark.parametrize("reg_m", [1.0, (np.inf, 0.3)])
+def test_pairs_that_are_kept_certify_nothing_of_the_others(reg_m, small, monkeypatch):
+    """Kept pairs that lack every second one are solved to the end; a pass over all pairs alone ends the solve."""
+    whole = kept.KeptPairs.found
+
+    def found(self, task, log_v):
+        pairs, log_v = whole(self, task, log_v)
+        start = pairs.cost.start - pairs.cost.start[0]
+        some = np.arange(pairs.cost.size) % 2 == 0
+        some[start[:-1][np.diff(start) > 0]] = True  # each row has a pair
+        ends = np.concatenate([[0], np.cumsum(some)])[start]
+        cost = Sparse(pairs.cost.data[some], pairs.cost.column[some], ends, pairs.cost.shape)
+        self.task = dataclasses.replace(pairs, cost=cost)
+        return self.task, log_v
+
+    case = clouds(40, 30, 1e-4, reg_m)
+    wanted = case.solve(symmetric=False)
+    assert WAY in wanted.how
+    monkeypatch.setattr(kept.KeptPairs, "found", found)
+    monkeypatch.setattr(kept, "EVERY", 1000)
+    result = case.solve(symmetric=False)
+    assert result.converged
+    assert relative_error(result.plan, wanted.plan) <= result.error_bound + wanted.error_bound
+
+
 def test_the_way_is_left_where_many_pairs_matter():
     """And where a solve is small, begins warm or has one potential."""
     rng = np.random.default_rng(0)
