@@ -21,6 +21,7 @@ and, where it has them,
     SKIPS_FROM  pairs from which a cloud that says "auto" skips some, where those are more than it says itself
     quicker_turned(cost)    whether a solve of the transpose takes less time
     costs(cloud, threads)   the matrix of points
+    formed(cloud, threads)  the same, and a bound on the rounding that it has beside, where products make it sooner
     form_bytes(cloud)       how many bytes that matrix and K may take where nobody says
     held(problem)           a problem between points with the vectors of its sides, and points that are sorted, where
                             they are best worked on
