@@ -637,6 +637,9 @@ def points_of(z: Any, w: Any, name: str, weights: str) -> Measure:
         given = given[0] if isinstance(given, (list, tuple)) else given
         if not z or any(one.ndim != 2 or one.shape[1:] != z[0].shape[1:] for one in z):
             raise ValueError(f"{name} must hold tensors of shape (n, d), one for each cloud")
+        if empty := [i for i, one in enumerate(z) if len(one) == 0]:
+            text = f"{name}[{empty[0]}] has no points, and a cloud must have one"
+            raise ValueError(f"{text}: leave that problem out, its value is that of a plan that moves nothing")
         starts, z = np.cumsum([0, *map(len, z)]), torch.cat(z)
     else:
         z = given = as_tensor(z, name)

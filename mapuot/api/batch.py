@@ -23,14 +23,14 @@ from ..backends import Options, Stats, host, name_of, namespace, pick
 from ..backends.newton import misses
 from ..backends.workspace import FAR_LOG, ROUNDING_PART
 from ..cached import cached_property
-from ..errors import MUTED, ScalingWarning, warn
+from ..errors import MUTED, InfeasibleError, ScalingWarning, warn
 from ..penalties import F64
 from ..problem.cost import as_vectors
 from ..problem.kinds import as_costs
 from ..problem.problem import EXPONENT_ROUNDING, FAR_APART, BatchProblem
 from ..problem.scale import matrices_of, scaled
 from ..problem.sparse import is_list_of_pairs
-from ..problem.validate import as_choice, as_passes, as_start, odd_scale, odd_unit_of
+from ..problem.validate import as_choice, as_passes, as_penalties, as_start, odd_scale, odd_unit_of
 from ..processor import core_count
 from ..progress import bar as progress_bar
 from ..route.options import METHODS, PRECISIONS, make_options, may_be_finer, one_potential, options_alone
@@ -122,6 +122,10 @@ def solve_batch(
         del given["module"]
         return scaled(solve_batch, given, matrices_of(as_costs(M, module)))  # type: ignore[no-any-return]
     A, B, reg_m = as_vectors(M, A, B, reg_m)
+    moves_nothing = np.ndim(reference) == 0 and (reference == "product" or as_penalties(penalty) == ("kl", "kl"))
+    if moves_nothing and (tables := tables_with_empty(M, A, B)) is not None:
+        given = {name: x for name, x in locals().items() if name not in ("moves_nothing", "tables", "module", "like")}
+        return with_empty(given, *tables)
     problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module, mask)
     options = one_potential(make_options(method, precision, tol, tol_gap, threads), problem, symmetric, module)
     start = starts(warm_start, problem)
@@ -141,6 +145,43 @@ def solve_batch(
         count, worst = (~result.converged).sum(), int(np.where(result.converged, -1.0, result.error_bound).argmax())
         why = not_converged(result[worst], tol, may_be_finer(options, precision))
         warn_not_converged(f"{count} of {len(result)} problems not converged; problem {worst}, the farthest: {why}")
+    return result
+
+
+def tables_with_empty(M: Any, A: Any, B: Any) -> tuple[F64, F64] | None:
+    """Return the masses of all problems, (p, m) and (p, n), where some have a side of zeros; else None."""
+    if is_list_of_pairs(M) or not all(x is None or isinstance(x, np.ndarray) for x in (A, B)):
+        return None
+    given = [x for x in (A, B) if x is not None]
+    if not any(x.ndim in (1, 2) and x.dtype.kind in "fiub" and x.size and not x.any(-1).all() for x in given):
+        return None
+    shape = np.shape(M)
+    p = next((len(x) for x, ndim in ((M, 3), *((x, 2) for x in given)) if np.ndim(x) == ndim), 1)
+    a, b = (np.full(k, 1 / k) if x is None else x for x, k in zip((A, B), shape[-2:], strict=True))
+    if a.shape[-1:] + b.shape[-1:] != shape[-2:] or any(x.ndim == 2 and len(x) != p for x in (a, b)):
+        return None
+    tables = tuple(np.array(np.broadcast_to(x, (p, x.shape[-1])), np.float64) for x in (a, b))
+    return tables if all(np.isfinite(x).all() and (x >= 0).all() for x in tables) else None  # type: ignore[return-value]
+
+
+def with_empty(given: dict[str, Any], A: F64, B: F64) -> "BatchResult":
+    """Solve the problems whose sides both have mass; where one has none the plan is 0.
+
+    Equal masses stand in the place of those problems for as long as the others are solved.
+    """
+    empty: Any = ~(A.any(1) & B.any(1))
+    places = [np.where(empty[:, None], 1 / x.shape[1], x) for x in (A, B)]
+    result: BatchResult = solve_batch(**given | {"A": places[0], "B": places[1]})
+    problem, product = result.problem, result.problem.unmasked == "product"
+    for side, table, name in ((problem.rows, A, "A"), (problem.cols, B, "B")):
+        needs = side.rho > 0 if side.penalty == "range" else side.hard
+        wrong = empty & np.any(table * needs > 0, axis=1)
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise InfeasibleError(f"problem {i}: {name}[{i}] must be transported, and the other side has no mass")
+    c_mass = np.where(empty & product, 0.0, problem.c_mass)
+    result.problem = dataclasses.replace(problem, A=A, B=B, masses=(A.sum(1), B.sum(1)), c_mass=c_mass)
+    result.empty(empty)
     return result
 
 
@@ -380,6 +421,19 @@ class BatchResult(Answer, Sequence[Result]):
         self.log_u, self.log_v = numbers(potentials, -np.inf) if failed else potentials
         self.row_marginal, self.col_marginal = numbers(marginals, np.inf) if failed else marginals
         self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status, self.how = ends
+
+    def empty(self, which: Any) -> None:
+        """Make the plans of some problems 0, since a side has no mass; potentials are inf where there is mass."""
+        p, zero = self.problem, (self.gap, self.error_bound, self.mass, self.n_passes)
+        for name, weight in (("log_u", p.A), ("log_v", p.B)):
+            setattr(self, name, np.where(which[:, None], np.where(weight > 0, np.inf, -np.inf), getattr(self, name)))
+        self.row_marginal, self.col_marginal = (
+            np.where(which[:, None], 0.0, x) for x in (self.row_marginal, self.col_marginal)
+        )
+        for values in zero:
+            values[which] = 0
+        self.status[which], self.how[which] = "converged", "a side has no mass"
+        self.dual[which] = self.objective[which]
 
     def __repr__(self) -> str:
         m, n = self.problem.shape

@@ -1,5 +1,6 @@
 """solve_batch: every problem is the answer of `solve`, certified, in any company, between many clouds, too."""
 
+from contextlib import nullcontext
 from importlib import import_module
 
 import numpy as np
@@ -227,3 +228,30 @@ def test_costs_of_plans_beyond_float64_are_those_of_single_solves():
         with np.errstate(all="raise"):
             assert_allclose(found.cost, alone, rtol=1e-6)
         assert np.isneginf(found.cost).all() == (far == 1e6)
+
+
+@pytest.mark.parametrize("penalty", ["kl", "tv", "l2"])
+def test_a_side_without_mass_moves_nothing(penalty):
+    """It once ended the whole batch, though its answer is known."""
+    M, A, B = np.random.default_rng(0).random((5, 6)), np.full((3, 5), 0.2), np.full((3, 6), 1 / 6)
+    A[1] = 0.0
+    call = {"reg": 0.1, "reg_m": 2.0, "penalty": penalty}
+    batch = mapuot.solve_batch(M, A, B, **call)
+    with pytest.warns(mapuot.ScalingWarning) if penalty == "kl" else nullcontext():
+        least = mapuot.solve_batch(M, np.maximum(A, 1e-14), B, **call)
+    assert batch.converged.all()
+    np.testing.assert_allclose(batch.objective, least.objective, rtol=1e-5)
+    np.testing.assert_allclose(batch.dual[1], batch.objective[1])
+    assert batch.mass[1] == batch.cost[1] == batch.error_bound[1] == 0
+    assert not batch[1].plan.any()
+    assert not batch.plan[1].any()
+    np.testing.assert_allclose(batch.plan[[0, 2]], mapuot.solve_batch(M, A[[0, 2]], B[[0, 2]], **call).plan, rtol=1e-12)
+    shared = mapuot.solve_batch(M, A, B[0], **call)
+    np.testing.assert_allclose(shared.objective, batch.objective)
+    own = mapuot.solve_batch(np.stack([M] * 3), A, **call)
+    np.testing.assert_allclose(own.objective, batch.objective)
+    with pytest.raises(mapuot.InfeasibleError, match=r"problem 1: B\[1\] must be transported"):
+        mapuot.solve_batch(M, A, B, reg=0.1, reg_m=(1.0, np.inf))
+    if penalty != "kl":  # mass may be made of nothing there
+        with pytest.raises(ValueError, match="A must be of positive mass"):
+            mapuot.solve_batch(M, A, B, reference="uniform", **call)

@@ -237,7 +237,7 @@ FUNCTIONS = {
             ({"A": np.outer(HEAVY[1::-1], np.ones(4)), "B": HEAVY}, "A and B must have masses"),
             ({"A": np.ones((3, 4)), "B": np.ones((2, 5))}, "must hold equally many problems"),
             ("A", " must have shape (5, 4)", np.ones((5, 3))),
-            ("A", " must be of positive mass, problem 1", np.outer([1, 0], np.ones(4))),
+            ({"A": np.outer([1, 0], np.ones(4)), "penalty": "tv", "reference": "uniform"}, "A must be of positive"),
             ("B", " must be >= 0, problem 0 is not", -np.ones((2, 5))),
             ("B", " must be finite", np.full((2, 5), np.nan)), ("M", " must have shape", CASE.M[0]),
             ("M", " must not hold NaN", CASE.M * np.nan), ("reg", " must be", 0), ("reg_m", "[0] must be", -1.0),
@@ -245,7 +245,8 @@ FUNCTIONS = {
             ("warm_start", " must have shapes", (CASE.a, CASE.a))],
         T: [("A", " must be a dense", CSR(SQUARE)), ("warm_start", " must hold real numbers", ("a", "b")),
             ("warm_start", " must be", 3), ("mask", " must be a mapuot.SeededMask", 0.1)],
-        I: [({"reg_m": np.inf, "A": np.ones((2, 4)), "B": np.ones((2, 5))}, "equal masses")]}),
+        I: [({"reg_m": np.inf, "A": np.ones((2, 4)), "B": np.ones((2, 5))}, "equal masses"),
+            ({"reg_m": (1.0, np.inf), "A": np.outer([1, 0], np.ones(4))}, "B[1] must be transported")]}),
     "solve_batch of pairs": (mapuot.solve_batch, {"M": [S] * 2, "A": SA, "B": SB, "reg": 0.1, "reg_m": 1.0}, {
         V: [("M", "[0] must not be in BSR format", PADDED[:1]),
             ("M", "[1] must store the same pairs", [S, S[:3]]), ("M", " must not hold NaN or -inf", [S, S * np.nan]),
