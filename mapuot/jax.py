@@ -16,7 +16,7 @@ from .api.batch import plan_sum, solve_batch
 from .backends import host, namespace
 from .errors import OF_BATCH, renamed, shown
 from .problem.clouds import PointCloud
-from .problem.validate import as_float, as_pair, as_positive
+from .problem.validate import as_array, as_float, as_pair, as_positive
 from .route.options import options_of_value
 
 try:
@@ -71,6 +71,7 @@ def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: An
     settings = as_settings(reg, reg_m, options)
     if isinstance(M, PointCloud):
         raise TypeError("M must be an array, got a PointCloud: mapuot.jax.sample_loss(x, y, ...) takes points")
+    M, a, b = (untabled(x, name) for x, name in ((M, "M"), (a, "a"), (b, "b")))
     for x, name in ((a, "a"), (b, "b"), (M, "M")):
         if x is not None and jnp.iscomplexobj(x):
             raise TypeError(f"{name} must hold real numbers, got dtype {jnp.result_type(x)}")
@@ -116,6 +117,7 @@ def sample_loss(
     (5, 1)
     """
     settings = (*as_settings(reg, reg_m, options), metric, scale)
+    x, y, a, b = (untabled(z, name) for z, name in ((x, "x"), (y, "y"), (a, "a"), (b, "b")))
     x, y = jnp.asarray(x, dtype=jnp.result_type(float)), jnp.asarray(y, dtype=jnp.result_type(float))
     a, b = (equal(len(z), z) if w is None else jnp.asarray(w, dtype=z.dtype)
             for w, z in ((a, x), (b, y)))  # fmt: skip
@@ -124,6 +126,11 @@ def sample_loss(
 
 def equal(size: int, like: Any) -> Any:
     return jnp.full(size, 1 / max(1, size), dtype=like.dtype)
+
+
+def untabled(x: Any, name: str) -> Any:
+    """Return a table or a column of pandas, which JAX cannot read where it is nullable, as an array."""
+    return as_array(x, name) if hasattr(x, "to_numpy") else x
 
 
 def as_jax(x: Any) -> Any:

@@ -279,6 +279,8 @@ class OTModel:
         for name, t in (("t0", t0), ("t1", t1)):
             if as_float(t, name) not in self.timepoints:
                 raise ValueError(f"{name} must be one of the days {self.timepoints}, got {t:g}")
+        if t0 == t1:
+            raise ValueError(f"t0 and t1 must be two days, got {t0:g} twice")
         return [*pairwise(t for t in self.timepoints if t0 <= t <= t1)]
 
     def descendants(self, population: Any, t0: float, t1: float) -> Any:
@@ -288,14 +290,14 @@ class OTModel:
         names of cells. The shares have the names of the cells where the model was made of an AnnData.
         """
         steps = self._steps(t0, t1)
-        if not t0 < t1:
+        if t0 > t1:
             raise ValueError(f"t1 must be after t0: descendants(population, {t1:g}, {t0:g}) goes from {t1:g} to {t0:g}")
         return self._named(self._followed(population, t0, steps, Result.apply_transpose), t1)
 
     def ancestors(self, population: Any, t1: float, t0: float) -> Any:
         """Return the shares (sum 1) of day t0's cells among the ancestors of cells of day t1, as `descendants` does."""
         steps = self._steps(t0, t1)[::-1]
-        if not t0 < t1:
+        if t0 > t1:
             raise ValueError(
                 f"t1, the later day, comes first: ancestors(population, {t0:g}, {t1:g}) goes from {t0:g} back to {t1:g}"
             )
@@ -338,10 +340,11 @@ class OTModel:
     def _of_day(self, given: Any, day: float, name: str) -> Any:
         """Return weights of the cells of a day from weights of these, of all cells by place or name, or from names."""
         here = self.days == day
-        is_table = hasattr(given, "reindex") and hasattr(given, "index")
-        if self.names is not None and is_table and given.index.isin(self.names).all():
-            given = given.reindex(self.names[here], fill_value=0)
         array = np.atleast_1d(as_array(given, name))
+        is_table = hasattr(given, "reindex") and hasattr(given, "index")
+        if self.names is not None and is_table and given.index.isin(self.names).all() and array.dtype.kind in "fiub":
+            place = given.index.get_indexer(self.names[here])
+            return np.where((place >= 0).reshape(-1, *[1] * (array.ndim - 1)), array[place], 0)
         if array.dtype.kind in "OUT":
             if self.names is None:
                 raise TypeError(f"{name} must be numbers: the data has no names of cells, got {shown(given)}")

@@ -37,6 +37,14 @@ def test_value_and_gradient(reg_m, own):
     check_grads(loss, (a, b, M), order=1, modes=["rev"], atol=1e-5, rtol=1e-5, eps=1e-5)
 
 
+def test_nullable_tables_are_arrays():
+    pandas = pytest.importorskip("pandas")
+    a, b, M = inputs()
+    table, masses = pandas.DataFrame(M).astype("Float64"), pandas.Series(a[0]).astype("Float64")
+    assert sinkhorn_loss(table, masses, b[0], reg=0.1, reg_m=1.0) == sinkhorn_loss(M, a[0], b[0], reg=0.1, reg_m=1.0)
+    assert sample_loss(table, table, reg=0.1, reg_m=1.0) == sample_loss(M, M, reg=0.1, reg_m=1.0)
+
+
 @pytest.mark.parametrize("own", [False, True], ids=["one cost", "own costs"])
 def test_the_gradient_holds_the_scale_of_the_costs(own):
     a, b, M = inputs()

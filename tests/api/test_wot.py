@@ -291,8 +291,12 @@ def test_what_is_missing_is_named():
         model.ancestors(np.ones(140), 0, 1)
     with pytest.raises(ValueError, match=r"t1 must be after t0: descendants\(population, 0, 1\) goes from 0 to 1"):
         model.descendants(np.ones(140), 1, 0)
-    with pytest.raises(ValueError, match="population must be names of cells, got 'nobody'"):
-        model.descendants(["nobody"], 0, 1)
+    stages = cells.obs["stage"]
+    for words, text in ((["nobody"], "nobody"), (stages, "early"), (stages.astype("category"), "early")):
+        with pytest.raises(ValueError, match=f"population must be names of cells, got '{text}'"):
+            model.descendants(words, 0, 1)
+    with pytest.raises(ValueError, match="t0 and t1 must be two days, got 1 twice"):
+        model.ancestors(np.ones(130), 1, 1)
 
 
 def test_cells_by_name():
