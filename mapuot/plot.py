@@ -95,6 +95,7 @@ def coarse_plan(result: Result, most: int = MOST_CELLS) -> F64:
     if isinstance(result.problem.cost, GridCosts) and (sums := sums_of_slices(result, most)) is not None:
         rows, cols = (cells(length, most) for length in sums.shape)
         return np.asarray(np.add.reduceat(np.add.reduceat(sums, rows, axis=0), cols, axis=1))
+    result.problem.cost.check_listed("plot.plan")
     rows, cols = cells(m, most), cells(n, most)
     out = np.zeros((len(rows), len(cols)))
     for i0, block in result._blocks():
@@ -258,6 +259,7 @@ def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, mos
     >>> ax = mapuot.plot.links(result, x, y, keep=0.9)
     """
     result = taken(result, "result")
+    result.problem.cost.check_listed("plot.links")
     x, y, ax = plane(result, x, y, ax)
     from matplotlib.collections import LineCollection  # noqa: PLC0415 - on first use
 

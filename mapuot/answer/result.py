@@ -383,7 +383,6 @@ class Result(Certified, Answer):
 
     def _blocks_of(self, stream: Operator) -> Iterator[tuple[int, Any]]:
         m, n = self.problem.shape
-        self.problem.cost.check_listed()
         if self.problem.cost.operator == "pairs":
             for i0, i1, _, _ in self.problem.cost.blocks(most=BLOCK_ENTRIES * self.problem.cost.dtype.itemsize):
                 yield i0, host(stream.plan(i0, i1))
@@ -414,7 +413,7 @@ class Result(Certified, Answer):
         m, n = self.problem.shape
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
             raise ValueError(f"k must be in 1..{n}, got {shown(k)}")
-        self.problem.cost.check_listed()
+        self.problem.cost.check_listed("top_k")
         xp, dtype = self.problem.cost.xp, self._formed.dtype
         index, value = xp.empty((m, k), np.int64), xp.empty((m, k), dtype)
         for i0, columns, log in self._formed.top_k(k):
@@ -468,6 +467,7 @@ class Result(Certified, Answer):
         if not replace:
             if method != "independent":
                 raise ValueError(f"replace must be True for method {method!r}, got {shown(replace)}")
+            self.problem.cost.check_listed("sample(replace=False)")
             return draw_once(self._wide_blocks(), size, rng)
         return self._pairs(size, rng, method)
 
@@ -524,6 +524,7 @@ class Result(Certified, Answer):
         """
         if (threshold is None) == (keep is None):
             raise ValueError(f"threshold or keep, one of both, must be given, got {shown(threshold)} and {shown(keep)}")
+        self.problem.cost.check_listed("sparse")
         if keep is not None:
             least, above = self._least_kept(as_share(keep, "keep")), operator.ge
         else:

@@ -156,8 +156,8 @@ class Cost:
         """Return the parts of M that no pair connects (`Parts`), or None where all pairs may be looked at."""
         return None
 
-    def check_listed(self) -> None:
-        """Raise where the plan has more entries than anyone can wait for."""
+    def check_listed(self, name: str) -> None:
+        """Raise where the plan has more entries than anyone can wait for; ``name``: of the method that makes them."""
 
 
 def joint_range(found: Iterable[tuple[Range, int]]) -> Range:

@@ -16,7 +16,7 @@ from ..ranks import Ranks
 from .cost import Cost, Given, Range, Tell
 from .validate import MOST, as_count, as_positive
 
-MOST_LISTED = 1 << 34  # entries of a plan that may be listed one by one, which takes minutes
+MOST_LISTED = 1 << 32  # entries of a plan that may be made one by one, which takes about a minute
 
 
 class Grid(Given):
@@ -44,8 +44,9 @@ class Grid(Given):
     matrix.
 
     Penalties are "kl" and "balanced", the reference is a b^T or ones, and passes are float64, in one process. With
-    ``backend="cuda"`` the products are made on the GPU. For a large grid the plan and what lists its entries
-    (``top_k``, ``sparse``, ``sample``) are refused; ``apply``, ``barycentric_map``, ``push`` and ``cost`` work.
+    ``backend="cuda"`` the products are made on the GPU. A plan of more than 2^32 entries is not listed: ``plan``,
+    ``top_k``, ``sparse``, ``plot.links`` and ``sample(replace=False)`` raise at once; ``apply``, ``barycentric_map``,
+    ``push``, ``cost``, ``rows`` and ``sample`` with replacement work.
 
     Examples
     --------
@@ -140,11 +141,11 @@ class GridCosts(Cost):
             reg_m = tuple(flat(rho, nodes) for rho, nodes in zip(reg_m, self.nodes, strict=True))
         return flat(a, self.nodes[0]), flat(b, self.nodes[1]), reg_m
 
-    def check_listed(self) -> None:
+    def check_listed(self, name: str) -> None:
         if self.size > MOST_LISTED:
-            many = f"{self.size:.1e} entries, too many to be made one by one"
-            cure = "apply, barycentric_map, push and rows need no list of them"
-            raise MemoryError(f"the plan of {self.kind} has {many}: {cure}")
+            many = f"all {self.size:.1e} entries of the plan of {self.kind}, which takes too long"
+            cure = "apply, barycentric_map, push, pull and sample make none or few of them, and rows some rows"
+            raise MemoryError(f"{name} makes {many}: {cure}")
 
 
 def flat(value: Any, nodes: tuple[int, ...]) -> Any:

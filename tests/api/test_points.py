@@ -639,8 +639,12 @@ def test_what_rounding_hides_is_no_certificate():
 def test_what_is_too_large_is_refused_before_it_is_made():
     grid = mapuot.Grid((100, 100, 100))
     result = mapuot.solve(grid, reg=1e4, reg_m=1e4, tol=1.0)
-    for call in (lambda: result.plan, lambda: result.top_k(1), lambda: result.sparse(0.0)):
-        with pytest.raises(MemoryError, match="barycentric_map"):
+    for call, name in (
+        (lambda: result.plan, "rows of the plan"), (lambda: result.top_k(1), "top_k makes all"),
+        (lambda: result.sparse(0.0), "sparse makes all"), (lambda: result.sparse(keep=0.5), "sparse makes all"),
+        (lambda: result.sample(2, 0, replace=False), r"sample\(replace=False\) makes all"),
+    ):  # fmt: skip
+        with pytest.raises(MemoryError, match=f"{name}.*barycentric_map"):
             call()
     assert result.rows(5, 7).shape == (2, 1_000_000)
     assert result.sample(2, 0)[1].shape == (2,)  # of two rows
