@@ -255,3 +255,19 @@ def test_a_side_without_mass_moves_nothing(penalty):
     if penalty != "kl":  # mass may be made of nothing there
         with pytest.raises(ValueError, match="A must be of positive mass"):
             mapuot.solve_batch(M, A, B, reference="uniform", **call)
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning", "ignore::mapuot.ScalingWarning")
+@pytest.mark.parametrize("reg_m", [np.inf, (1.0, np.inf)])
+def test_bounds_of_hard_columns_are_true_in_a_batch(reg_m):
+    """A pass misses hard columns by less than the plan is off: Newton's step must have told by how much."""
+    rng = np.random.default_rng(8)
+    M = rng.random((20, 30)) ** 3
+    A, B = (rng.random((60, k)) ** 4 + 1e-6 for k in M.shape)
+    A, B = (x / x.sum(1, keepdims=True) for x in (A, B))
+    for tol in (1e-2, 1e-3):
+        found = mapuot.solve_batch(M, A, B, reg=0.01, reg_m=reg_m, tol=tol)
+        exact = mapuot.solve_batch(M, A, B, reg=0.01, reg_m=reg_m, tol=1e-9)
+        assert exact.converged.all()
+        for one, best in zip(found, exact, strict=True):
+            assert np.abs(one.plan - best.plan).sum() <= (one.error_bound + best.error_bound) * best.mass
