@@ -43,8 +43,9 @@ def gromov(
     a, b, reg_m
         As in `solve`; reg_m in units of reg, one number a side.
     reg : float
-        Entropic regularisation, > 0, in units of squared distances (of points: of the fourth power of a length). Half
-        of ``epsilon`` of POT's balanced functions, and all of that of its unbalanced one.
+        Entropic regularisation, >= 0, in units of squared distances (of points: of the fourth power of a length). Half
+        of ``epsilon`` of POT's balanced functions, and all of that of its unbalanced one. 0: no entropy, by proximal
+        steps whose own reg falls from 1 / 20 of the median cost to 1e-4 of it, and each of which is certified.
     scale_cost : {"median", "mean", "max"}, optional
         Take reg and reg_m in units of this cost of the step from a b^T, ``sum (X_ik - Y_jl)^2 a_k b_l / (|a| |b|)`` and
         half of the features', which ``result.scale_cost`` tells.
@@ -103,7 +104,8 @@ def gromov(
     given = options.keys() - set(OPTIONS)
     if given:
         raise TypeError(f"options must be of {OPTIONS}, got {sorted(given)}")
-    reg, tol, max_iter = as_positive(reg, "reg"), as_positive(tol, "tol"), validate.as_count(max_iter, "max_iter")
+    reg, tol = as_positive(reg, "reg", wanted=">= 0 and finite", least=0.0), as_positive(tol, "tol")
+    max_iter = validate.as_count(max_iter, "max_iter")
     low, high = (validate.as_rho(x, f"reg_m[{k}]") for k, x in enumerate(validate.as_pair(reg_m, "reg_m")))
     a, b = (validate.as_weight(w, z.count, name, pick("cpu")) for w, z, name in zip((a, b), spaces, "ab", strict=True))
     features = as_features(features, spaces[0].count, spaces[1].count)

@@ -41,7 +41,7 @@ def fused_unbalanced_gromov_wasserstein(
     wx, wy, reg_marginals
         Masses and penalties, as in `mapuot.gromov`.
     epsilon : float
-        Entropic regularisation, > 0; POT's own function takes 0, too.
+        Entropic regularisation; 0: none, by the proximal steps of `mapuot.gromov`.
     divergence : {"kl"}
         POT's own function also has "l2".
     unbalanced_solver, init_duals, max_iter_ot, tol_ot

@@ -1,7 +1,9 @@
 """Steps of Gromov-Wasserstein, each of which is a problem of `solve`, until the plan answers its own step.
 
 What a step needs of a plan is linear in it, so that every other step may begin at Anderson's extrapolation of the plans
-before it (Pratapa, Suryanarayana, Pask 2016), which is left where the objective rises.
+before it (Pratapa, Suryanarayana, Pask 2016), which is left where the objective rises. Without entropy steps are
+proximal (Xu, Luo, Zha, Carin 2019): the plan Q of the step before is the reference, of which -reg log(Q / a b^T) is a
+sum of the costs before it, and is added to C.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from ..answer.sharpness import CLEAR, x_log_x
 from ..answer.slopes import Gradient, mass_slope
 from ..api.solve import solve
 from ..errors import muted
-from .task import Plan, Task, Terms
+from .task import Plan, StepCost, Task, Terms
 
 LOOSE = 1e-2  # tol of the first inner solve; later ones follow the change of the plan, by SHARE of it
 SHARE = 0.1
@@ -102,6 +104,8 @@ class GromovResult(Result):
         task, plan, (X, Y) = self._task, self._plan, (self._task.X, self._task.Y)
         if X.phi is None or Y.phi is None:
             raise NotImplementedError("gradient is for metric 'sqeuclidean' on both sides: distances have no points")
+        if not task.reg:
+            raise NotImplementedError("gradient is for a positive reg")
         sides = (X, Y, plan.r, self.apply(Y.phi)), (Y, X, plan.s, self.apply_transpose(X.phi))
         x, y = (own.slope(own, w[:, None] * own.phi) - own.slope(other, Z) for own, other, w, Z in sides)
         (low, A), (high, B), (reg, whole) = task.prices
@@ -133,27 +137,34 @@ def descend(
     trail: list[tuple[Plan, Plan]] = []  # the last steps: from which plan to which
     start: Any = None
     left: Plan | None = None  # the plan that an extrapolated one was made of
+    near: tuple[StepCost, float] | None = None  # of a proximal step: -reg log(Q / a b^T), and this reg
     close, parts, least, rest, settled = LOOSE, Terms(*[math.nan] * 5), math.inf, 0, False
     while len(steps) < max_iter and not settled:
         weight, cost = plan.mass, task.cost(plan)
-        reg, reg_m = task.reg * weight, tuple(rho * weight for rho in task.rho)
+        reg, reg_m = task.step_reg(len(steps)) * weight, tuple(rho * weight for rho in task.rho)
+        posed = cost if near is None else cost.plus(near[0], reg / near[1], task.left_varies)
         start = start and (start[0] / reg, start[1] / reg)
         with muted():  # each step has its certificate, and only the last one counts
-            result = solve(cost.posed(), task.a, task.b, reg=reg, reg_m=reg_m, tol=close, warm_start=start, **options)
+            result = solve(posed.posed(), task.a, task.b, reg=reg, reg_m=reg_m, tol=close, warm_start=start, **options)
         task.check_mass(result.mass)
         start = result.potentials  # in units of costs, as reg follows the mass
+        start = start if task.reg else (0.0 * task.a, 0.0 * task.b)
         begun, plan = plan, task.answer(result)
-        moved = task.distance(begun, cost, result, plan.mass) if known and left is None else math.inf
+        moved = math.inf
+        if known and left is None:
+            moved = task.distance(begun, cost, result, plan.mass, near is not None)
         change, parts, known = moved / plan.mass, task.parts(plan), True
         steps.append(Step(change, sum(parts), plan.mass, result.error_bound, result.n_passes))
         settled = change <= tol and close <= inner_tol
         close = inner_tol if change <= tol else max(inner_tol, min(close, SHARE * change))
-        plan = plan if task.hard else plan.scaled(0.5 * task.log_ratio(begun, plan))
+        log = 0.0 if task.hard else 0.5 * task.log_ratio(begun, plan)
+        plan = plan.scaled(log)
+        near = None if task.reg else (posed.of_plan(result, log), reg)
         trail, last = [*trail[-task.depth :], (begun, plan)], plan
         if left is not None and not sum(parts) <= least:  # it led nowhere: back to where it left
             plan, trail, rest = left, [], REST
         plain, left, least, rest = left is None, None, sum(parts), rest - 1
-        if plain and rest < 0 and not settled and (far := ahead(task, trail, change)) is not None:
+        if task.reg and plain and rest < 0 and not settled and (far := ahead(task, trail, change)) is not None:
             left, plan = plan, far
     potentials, marginals = (result.log_u, result.log_v), (result.row_marginal, result.col_marginal)
     own = result.problem, result._backend, potentials, marginals, result.trace, result.status, result._threads

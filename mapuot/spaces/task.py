@@ -31,6 +31,7 @@ from ..problem.sparse import is_sparse
 from .distances import HUGE, Space
 
 ROUNDING = 2.0**-50  # of the terms of a value
+STEP, FALL, LAST = 0.05, 0.7, 1e-4  # reg of the first proximal step, in median costs, its fall a step, and the least
 FIRM = 1e6  # times reg: a larger rho makes more than 1e-10 reg of the square of float32's rounding, 1e-8
 
 
@@ -166,6 +167,14 @@ class Task:
         told = [told_by(np.array([mass]), np.array([size])) for size in (A, B, whole)]
         return self.plan(Factors(r[:, None], self.b[None] / B), r, s, told)
 
+    @functools.cached_property
+    def median_cost(self) -> float:
+        return scale_of([self.usual_cost()], "median")
+
+    def step_reg(self, k: int) -> float:
+        """Return reg of the k-th step, for a plan of mass 1."""
+        return self.reg or max(STEP * FALL**k, LAST) * self.median_cost
+
     def usual_cost(self) -> Any:
         """Return the cost of the step from a b^T of mass 1, but for k."""
         plan = self.independent()
@@ -175,7 +184,7 @@ class Task:
     def check_mass(self, mass: float) -> None:
         if mass > 0 and math.isfinite(mass):
             return
-        median = f"{scale_of([self.usual_cost()], 'median'):.3g}"
+        median = f"{self.median_cost:.3g}"
         raise ValueError(
             f"reg and reg_m must leave a plan with mass, got {shown(self.reg)} and {shown(self.rho)}, where the median "
             f"cost of a step is {median}: give reg_m of this size, or scale_cost='median' to give both in units of it"
@@ -210,7 +219,7 @@ class Task:
         """Return the plan with the mass of hard sides, or, where rho is so large that k hides all costs, with k = 0."""
         if self.hard:
             return plan.scaled(math.log(self.usual_mass / plan.mass))
-        if max(self.rho) <= FIRM * self.reg:
+        if max(self.rho) <= FIRM * self.step_reg(0):
             return plan
         shares = [price / max(self.rho) for price, _ in self.prices]
         return plan.scaled(-float(np.dot(shares, plan.logs)) / (plan.mass * sum(shares)))
@@ -241,6 +250,12 @@ class Task:
         rows, cols = self.sizes
         return np.asarray(plan.cross / rows / cols).ravel()
 
+    @property
+    def left_varies(self) -> bool:
+        """Whether the left factors of a cost are those that depend on the plan, as Y has fewer coordinates."""
+        X, Y = self.X.phi, self.Y.phi
+        return Y is not None and (X is None or X.shape[1] > Y.shape[1])
+
     def cost(self, plan: Plan) -> StepCost:
         X, Y, alpha, G = self.X, self.Y, self.alpha, plan.moved
         r, c, M = alpha * plan.rows + self.constant(plan), alpha * plan.cols, self.F
@@ -248,7 +263,7 @@ class Task:
         if X.phi is None and Y.phi is None:
             M = -2 * alpha * G if M is None else M - 2 * alpha * G
             left, right = np.empty((X.count, 0)), np.empty((Y.count, 0))
-        elif Y.phi is None or (X.phi is not None and X.phi.shape[1] <= Y.phi.shape[1]):
+        elif not self.left_varies:
             left, right = X.phi, G.T if Y.phi is None else Y.phi @ G.T
         else:
             left, right = G if X.phi is None else X.phi @ G, Y.phi
@@ -280,19 +295,20 @@ class Task:
         paid = (rho * (2 * plan.mass * z + apart**2) for rho, z, apart in self.divergences(plan))
         return Terms(self.alpha * plan.structure, (1 - self.alpha) * plan.features, *paid)
 
-    def distance(self, plan: Plan, cost: StepCost, result: Result, mass: float) -> float:
+    def distance(self, plan: Plan, cost: StepCost, result: Result, mass: float, proximal: bool) -> float:
         """Bound |Q - P|_1 for the plan Q that has led to a step and the exact answer P of the step.
 
         The potentials (f, g) of the result have the plan P' = a b^T exp((f + g - C) / reg) of this mass, and
 
             reg KL(Q | P') = <Q, C - f - g> + reg <Q, log(Q / a b^T)> + reg (|P'| - |Q|).
 
+        A ``proximal`` step has C - reg log(Q / a b^T) for C, which takes the second term away.
         Pinsker's inequality, for measures of any mass, bounds |Q - P'|; the certificate of the result bounds |P' - P|.
         """
         whole, reg = plan.mass, result.problem.reg
         terms = [self.alpha * plan.structure, 0.5 * (1 - self.alpha) * plan.features, whole * self.constant(plan)]
         terms += [-float(w[w > 0] @ f[w > 0]) for w, f in zip((plan.r, plan.s), result.potentials, strict=True)]
-        terms += [reg * plan.logs[2], reg * (mass - whole)]
+        terms += [0.0 if proximal else reg * plan.logs[2], reg * (mass - whole)]
         size = float(np.abs(cost.r) @ plan.r + np.abs(cost.c) @ plan.s) + sum(map(abs, terms))
         apart = (max(0.0, sum(terms)) + ROUNDING * size) / reg
         return math.sqrt((2 * whole + 4 * mass) / 3 * apart) + result.error_bound * mass
@@ -316,13 +332,25 @@ def told_by(p: F64, w: F64, f: Any = None, rho: Any = 0.0, reg: float = 1.0) -> 
 
 
 class StepCost(NamedTuple):
-    """The cost of a step: r_i + c_j - <left_i, right_j> + M_ij."""
+    """The cost of a step: r_i + c_j - <left_i, right_j> + M_ij, where one of left and right is that of every step."""
 
     r: F64
     c: F64
     left: F64
     right: F64
     M: Any
+
+    def plus(self, other: StepCost, share: float, left_varies: bool) -> StepCost:
+        """Return this cost and a share of that of another step."""
+        left = self.left + share * other.left if left_varies else self.left
+        right = self.right if left_varies else self.right + share * other.right
+        M = None if self.M is None else self.M + share * other.M
+        return StepCost(self.r + share * other.r, self.c + share * other.c, left, right, M)
+
+    def of_plan(self, result: Result, log: float) -> StepCost:
+        """Return -reg log(P / a b^T) of the answer to this cost times exp(log); 0 where a point has no mass."""
+        f, g = (np.where(np.isfinite(z), z, 0.0) for z in result.potentials)
+        return self._replace(r=self.r - f - result.problem.reg * log, c=self.c - g)
 
     def posed(self) -> Any:
         """Return M for `solve`: points, or an array where a part of it is one."""

@@ -201,6 +201,49 @@ def test_units_of_the_costs_are_those_of_the_first_step(how, metric):
         mapuot.gromov(x, y, a, b, reg=1e-5, reg_m=1e-4)
 
 
+@pytest.mark.parametrize("reg_m", [(300.0, 200.0), (math.inf, math.inf), (math.inf, 200.0)])
+@pytest.mark.parametrize("metric", ["sqeuclidean", "precomputed", ("precomputed", "sqeuclidean")])
+@pytest.mark.parametrize("fused", [False, True])
+def test_without_entropy_each_plan_is_the_reference_of_the_next(reg_m, metric, fused):
+    """The third step by its definition, from the second's plan, multiplied so that masses stay equal."""
+    x, y, A, B, a, b = spaces(8, 7)
+    kinds = (metric, metric) if isinstance(metric, str) else metric
+    given = [z if kind == "sqeuclidean" else Z for z, Z, kind in zip((x, y), (A, B), kinds, strict=True)]
+    F, alpha = (np.random.default_rng(1).random((8, 7)) if fused else np.zeros((8, 7))), 0.7 if fused else 1.0
+    options = {"reg": 0, "reg_m": reg_m, "metric": metric, "init": "independent", "tol": 1e-9, "inner_tol": 1e-9}
+    options |= {"features": F, "alpha": alpha} if fused else {}
+    with pytest.warns(mapuot.ConvergenceWarning, match="still changes"):
+        plans = [mapuot.gromov(*given, a, b, max_iter=k, **options) for k in (1, 2, 3)]
+    Q, mass = plans[0].plan, 1.0
+    for found in plans[1:]:
+        Q = Q if math.inf in reg_m else Q * math.sqrt(mass / Q.sum())
+        mass = Q.sum()
+        C = alpha * np.einsum("ijkl,kl", (A[:, None, :, None] - B[None, :, None, :]) ** 2, Q) + (1 - alpha) / 2 * F
+        if math.inf not in reg_m:
+            C = C + reg_m[0] * Q.sum(1) @ np.log(Q.sum(1) / a) + reg_m[1] * Q.sum(0) @ np.log(Q.sum(0) / b)
+        reg = found.problem.reg
+        step = mapuot.solve(C, a, b, reg=reg, reg_m=tuple(rho * mass for rho in reg_m), reference=Q, tol=1e-9).plan
+        assert np.abs(step - found.plan).sum() <= 0.03 * found.mass  # inner solves before the last ones are loose
+        assert np.abs(step - Q).sum() <= found.steps[-1].change * found.mass + 0.03
+        Q = found.plan
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_without_entropy_values_are_not_above_those_of_linear_programs(seed):
+    x, y, A, B, a, b = spaces(30, 25, seed)
+    found = mapuot.gromov(x, y, a, b, reg=0, reg_m=math.inf)
+    assert found.settled
+    assert found.converged
+    assert found.parts.entropy == 0
+    assert found.value == pytest.approx(found.parts.structure)
+    _, log = ot.gromov.gromov_wasserstein(A, B, a, b, log=True)
+    assert found.value <= log["gw_dist"] * (1 + 1e-6)
+    soft = mapuot.gromov(x, y, a, b, reg=0, reg_m=300.0)
+    with_entropy = mapuot.gromov(x, y, a, b, reg=0.5, reg_m=300.0)
+    assert soft.settled
+    assert soft.value <= sum(with_entropy.parts[:4]) * (1 + 1e-6)
+
+
 def outline(petals, turn, n=60):
     t = np.linspace(0, 2 * np.pi, n, endpoint=False)
     r = 1 + 0.3 * np.cos(petals * t + turn)

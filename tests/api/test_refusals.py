@@ -502,7 +502,8 @@ FUNCTIONS = {
     "pot.mm_unbalanced": (pot.mm_unbalanced, {k: POTS[k] for k in ("a", "b", "M", "reg_m")}, {
         V: [("div", " must be", "l2"), ("reg_m", "reg_m", np.inf), ("stopThr", "stopThr", 0)]}),
     "GromovResult.gradient": (lambda **x: mapuot.gromov(**x).gradient(), {"reg": 20.0, "reg_m": 9.0}, {
-        N: [({"X": SQUARE, "Y": POINTS, "metric": ("precomputed", "sqeuclidean")}, "distances have no points")]}),
+        N: [({"X": SQUARE, "Y": POINTS, "metric": ("precomputed", "sqeuclidean")}, "distances have no points"),
+            ({"X": POINTS, "Y": POINTS, "reg": 0.0}, "gradient is for a positive reg")]}),
     "solve of parts": (mapuot.solve, {"M": PARTS, "a": np.ones(9), "reg": 0.1, "reg_m": np.inf}, {
         I: [("b", f"M {APART_B[0]}, where 2 must be transported and 1.5 may be", [1.0, 0.5, 7.5]),
             ({"b": [0.9, 0.6, 15.0], "reg_m": (1.0, np.inf), "penalty": ("range", "balanced")},
@@ -554,7 +555,7 @@ FUNCTIONS = {
             ("features", " must be points whose", (np.full((4, 1), 1e160), np.ones((5, 1)))),
             ("scale_cost", " must be one of ['median', ", "best"),
             ("a", " must be >= 0, got -1", -np.ones(4)), ("b", " must have shape (5,)", ONE),
-            ("reg", " must be", 0.0), ("reg_m", "[1] must be > 0, or inf", (1.0, -1.0)),
+            ("reg", " must be >= 0 and finite", -1.0, np.inf), ("reg_m", "[1] must be > 0, or inf", (1.0, -1.0)),
             ("reg_m", "[0] must be one number", (np.ones(4), 1.0)),
             ("features", " must be a pair of arrays or a finite matrix", np.ones((4, 4))),
             ("features", " must be", (np.ones((4, 1)), np.ones((5, 2)))),
