@@ -1,7 +1,7 @@
 """POT's unbalanced Sinkhorn functions: its arguments, return types, log keys and errors over mapuot's solver.
 
 The certified solver answers every call, whatever the method's name. `Arguments` holds those of one call as POT names
-them, `Answers` its results in POT's shapes.
+them.
 
 How near POT comes, since a named method is answered at least as nearly: u and v contract by fi1 fi2 an iteration,
 fi = reg_m / (reg_m + reg); behind a change of stopThr about stopThr fi1 fi2 is left to go, and the last step may have
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..answer.result import MOST_FLOAT32, Result
+from ..answer.result import Result
 from ..answer.tensors import is_csr
 from ..api.batch import solve_batch
 from ..api.solve import solve
@@ -21,7 +21,8 @@ from ..backends import host
 from ..errors import OF_BATCH, ConvergenceWarning, muted, renamed, warn
 from ..problem.validate import MASS_TOLERANCE, as_array, as_float, as_pair, as_passes, as_positive
 from ..status import Words, not_converged
-from .arrays import give, is_dense_tensor, no_grad, take, tracked
+from .answers import Answers
+from .arrays import is_dense_tensor, no_grad, take, tracked
 
 WORDS = Words("numItermax", "stopThr")
 NAMES = {"reference": "c", "warm_start": "warmstart"} | OF_BATCH  # ours, POT's
@@ -371,52 +372,6 @@ def method_name(method: str | None) -> str | None:
         known = [*NAMED, "sinkhorn_reg_scaling"]
         raise ValueError(f"Unknown method {method!r}: must be one of {known} or None")
     return name
-
-
-class Answers:
-    """The results of one call in POT's shapes and in the array library of its cost matrix.
-
-    ``growth``: log of what a was multiplied by for each result, where the reference measure is a b^T.
-    """
-
-    def __init__(self, results: list[Result], err: list[float], several: bool, like: Any, growth: Any) -> None:
-        self.results, self.err, self.several, self.like, self.growth = results, err, several, like, growth
-        self.dtype = np.dtype(self.results[0].problem.M.dtype.name)
-
-    def plan(self, log: bool) -> Any:
-        """Return the plan, or the linear costs of several targets, and the log where it is asked for."""
-        if self.several:
-            return self.cost("linear", log)
-        value = give(self.results[0].plan, self.like)
-        return (value, self.log()) if log else value
-
-    def cost(self, kind: str, log: bool) -> Any:
-        return (self.costs(kind), self.log()) if log else self.costs(kind)
-
-    def costs(self, kind: str) -> Any:
-        values = [r.cost if kind == "linear" else total(r, t) for r, t in zip(self.results, self.growth, strict=True)]
-        return give(self.narrowed(np.array(values if self.several else values[0]))[()], self.like)
-
-    def narrowed(self, x: Any) -> Any:
-        """Return ``x`` in M's dtype, or as it is where float32 would make inf of a number."""
-        held = (np.abs(x) <= MOST_FLOAT32) | ~np.isfinite(x)
-        return x.astype(self.dtype) if held.all() else x
-
-    def log(self) -> dict[str, Any]:
-        logu = self.vectors([r.log_u + t for r, t in zip(self.results, self.growth, strict=True)])
-        logv = self.vectors([r.log_v for r in self.results])
-        costs = {"cost": self.costs("linear"), "total_cost": self.costs("total")}
-        return {"err": self.err, "logu": logu, "logv": logv} | costs
-
-    def vectors(self, values: list[Any]) -> Any:
-        table = [*map(self.results[0]._backend.to_numpy, values)]
-        return give(self.narrowed(np.stack(table, axis=1) if self.several else table[0]), self.like)
-
-
-def total(result: Result, growth: float) -> float:
-    """Return the objective for the reference a b^T, where the result's own is e^growth times that."""
-    more = growth * result.mass + np.expm1(-growth) * result.problem.c_mass if growth else 0.0
-    return float(result.objective + result.problem.reg * more)
 
 
 def warn_not_converged(result: Result, stop: float, words: Words) -> None:

@@ -9,7 +9,7 @@ from ..answer.implicit import plan_slopes, value_slopes
 from ..answer.tensors import array_of, tensor_of
 from ..backends import host
 from ..torch import Loss, equal, torch, value_by
-from .sinkhorn import Answers
+from .answers import Answers
 
 
 class TrackedAnswers(Answers):
@@ -44,7 +44,7 @@ class TrackedAnswers(Answers):
         return values if self.several else values[0]
 
     def totals(self) -> Any:
-        """Return the objectives; where a was multiplied, for the reference that it had before, see `sinkhorn.total`."""
+        """Return the objectives; where a was multiplied, for the reference that it had before, see `answers.total`."""
 
         def slopes(grad: Any) -> list[Any]:
             weights = host(array_of(grad)).astype(np.float64)
