@@ -851,6 +851,7 @@ def solved(M: Any, a: Any, b: Any, values: Any, reg: float, reg_m: Any, options:
         with renamed(OF_BATCH):
             if places is None and costs.ndim == 2 and A.ndim == B.ndim == 1:
                 one = one_call(costs, A, B, reg, reg_m, **options)()  # of a plain problem on a GPU
+                one = one if one is not None and one.converged else None
             more = options_of_value(options, reg_m)
             result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **more) if one is None else one
         return np.atleast_1d(dual_value(result)), result

@@ -232,7 +232,6 @@ typedef struct {
     double reg, tol, found; /* found: the error of the pass, with what hard columns miss in it */
     double rough;           /* > 0: a step that proves nothing, of equations solved but for this share of their size */
     int64_t enough;         /* products of such a step at most */
-    double reach;           /* > 0: nats by which it may move a column; it is cut there, amid its equations */
     const double *marginal; /* n: s */
     double *asked, *diagonal, *rate, *left, *y, *d, *t; /* n each */
     double *steps_made, *ratios;                        /* MAPUOT_MOST_PRODUCTS + 1 each */
@@ -241,6 +240,7 @@ typedef struct {
     double mass, missed, apart, most, size, first, curvature, paths;
     int64_t products, all_products; /* of this step and of all */
     int64_t tried, wait;            /* all three 0 before the first step of a solve */
+    int64_t budget;                 /* products of a solve after which steps give up, where a factor follows; 0: none */
 } mapuot_newton;
 
 int mapuot_newton_begin(mapuot_newton *newton, const double *weight, const double *rho, const double *log_v,
@@ -280,14 +280,16 @@ typedef struct {
     mapuot_matrix M; /* strides and type, or of points d, metric and scale; what is each problem's own is there */
     mapuot_terms terms;
     const mapuot_stage *stages;
-    int64_t count;       /* how many stages */
-    int64_t max_passes;  /* of one problem; where the last stage allows fewer, one that needs more is left unsolved */
+    int64_t count;      /* how many stages */
+    int64_t max_passes; /* of one problem; where the last stage allows fewer, one that needs more is left unsolved */
+    int64_t
+        hard_passes; /* of a stage, and products for hard columns, after which a factor serves better: STALLED; 0: any */
     mapuot_stats *trace; /* of the one problem: the last stage's most + 8 passes; or NULL */
     double mass_tolerance, safe_spread, far, exponent_rounding, vanishing, scale_limit, most_scale;
     double cost_error; /* bound on what is wrong with an entry of M; 0 of costs that are given as numbers */
 } mapuot_task;
 
-/* One of them.  status: CONVERGED, RUNNING (out of passes), any other: not solved, and nothing of it holds. */
+/* One of them.  status: CONVERGED, RUNNING (out of passes), STALLED (log v to go on from), any other: nothing of it holds. */
 typedef struct {
     int64_t m, n;
     const void *M;                       /* unless the task has points */

@@ -27,7 +27,6 @@
 #define SUMS_ROUNDING 2e-16 /* times 8 + sqrt(m): sums of columns may be off by this share of the mass */
 #define LONGEST 1.0         /* change of log v by a step that proves too little */
 #define MOST_STEPS 60
-#define FARTHEST 1e9     /* nats along a direction without curvature, of a step that is cut */
 #define PASSES_BETWEEN 8 /* two steps, the first of which was too far off to be solved */
 
 /* Where all rows and columns are hard the columns are asked for as much mass as the rows have in each part of M: both masses
@@ -56,50 +55,6 @@ static void direct(mapuot_newton *w) {
     for (int64_t j = 0; j < w->n; j++) w->d[j] = w->left[j] / w->diagonal[j] + ratio * w->d[j];
     w->ratios[w->products] = ratio;
     w->size = size;
-}
-
-int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rho, const double *log_v,
-                        const int32_t *part, int64_t parts) {
-    const double sides = w->symmetric ? 2.0 : 1.0;
-    int all = 1, reached = 1;
-    double mass = 0.0, asked = 0.0, hard = 0.0;
-    for (int64_t j = 0; j < w->n; j++) {
-        const int is_hard = isinf(rho[j]) && weight[j] > 0.0;
-        w->rate[j] = is_hard ? 0.0 : w->reg / rho[j];
-        w->asked[j] = is_hard || !(weight[j] > 0.0) ? weight[j] : weight[j] * exp(-w->rate[j] * log_v[j]);
-        mass += w->marginal[j];
-        hard += is_hard ? fabs(weight[j] - w->marginal[j]) : 0.0;
-        asked += weight[j];
-        all &= is_hard || !(weight[j] > 0.0);
-        reached &= !is_hard || w->marginal[j] > 0.0;
-    }
-    mass /= w->marginals ? (double)w->marginals : 1.0;
-    asked /= w->marginals ? (double)w->marginals : 1.0;
-    w->mass = mass;
-    w->missed = 0.0;
-    w->products = 0;
-    w->curvature = sides;
-    w->apart = fmax(w->found - sides * hard / mass, 0.0);
-    if (all && w->hard_rows && !w->symmetric) w->apart += even_out(w, weight, part, part ? parts : 1) / mass;
-    for (int64_t j = 0; j < w->n; j++) {
-        const double s = w->marginal[j], q = w->asked[j];
-        const int in = s > 0.0 && q > 0.0;
-        w->left[j] = w->asked[j] = in ? (q - s) / mass : 0.0;
-        w->diagonal[j] = in ? s / mass + w->rate[j] * (q / mass) : 1.0;
-        w->rate[j] = in ? w->rate[j] : 0.0;
-        w->y[j] = w->d[j] = 0.0; /* of memory as it came: 0 times what is no number is none */
-        w->missed += sides * fabs(w->left[j]);
-    }
-    w->most = all ? 1.0 + asked / mass : INFINITY; /* |P| + |P*| */
-    w->paths = (all && w->hard_rows ? 1.0 : 2.0) * fmin((double)w->m, (double)w->n);
-    w->error = w->found < INFINITY ? mapuot_newton_error(w->apart, w->most) : w->found;
-    w->after = INFINITY;
-    direct(w);
-    w->first = w->size;
-    if (!(mass > 0.0) || !(w->found < INFINITY) || !(w->size < INFINITY) || !reached) return MAPUOT_GIVES_UP;
-    if (w->size > 0.0) return MAPUOT_ASKS;
-    w->error = w->found;
-    return w->error <= w->tol ? MAPUOT_HOLDS : MAPUOT_GIVES_UP;
 }
 
 double mapuot_newton_error(double apart, double bound) { return apart + bound * (1 + 2 * apart); }
@@ -176,7 +131,8 @@ static look look_at(const mapuot_newton *w) {
 static int leave_open(mapuot_newton *w, double most) {
     for (int64_t j = 0; j < w->n; j++) w->y[j] = fmax(-LONGEST, fmin(LONGEST, w->y[j]));
     w->wait = most <= MOST_W ? 1 : PASSES_BETWEEN;
-    return w->tried++ < MOST_STEPS ? MAPUOT_OPEN : MAPUOT_GIVES_UP;
+    const int spent = w->budget > 0 && w->all_products >= w->budget;
+    return w->tried++ < MOST_STEPS && !spent ? MAPUOT_OPEN : MAPUOT_GIVES_UP;
 }
 
 /* What is left of the equations, as a share of the mass that it moves: along paths or, of many marginals, by its energy and
@@ -217,13 +173,67 @@ static int judge_step(mapuot_newton *w, int singular) {
     w->after = step * hidden;
     if (w->error <= w->tol) return MAPUOT_HOLDS;
     if (mapuot_newton_error(w->apart, w->after) <= w->tol) return MAPUOT_HOLDS_AFTER;
-    if (singular || solved || most > HOPELESS || w->products >= MAPUOT_MOST_PRODUCTS || !(at.energy < INFINITY))
+    if (singular || solved || most > HOPELESS || w->products >= MAPUOT_MOST_PRODUCTS || !(at.energy < INFINITY) ||
+        (w->budget > 0 && w->all_products >= w->budget))
         return leave_open(w, most);
     return MAPUOT_ASKS;
 }
 
+/* The bound of the pass itself, y = 0: it holds where columns miss tol / paths, as after steps with a factor. */
+static int judge_pass(mapuot_newton *w) {
+    const int64_t tried = w->tried;
+    const int verdict = judge_step(w, 0);
+    if (verdict == MAPUOT_HOLDS || verdict == MAPUOT_GIVES_UP) return verdict;
+    w->tried = tried;
+    return MAPUOT_ASKS;
+}
+
+int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rho, const double *log_v,
+                        const int32_t *part, int64_t parts) {
+    const double sides = w->symmetric ? 2.0 : 1.0;
+    int all = 1, reached = 1;
+    double mass = 0.0, asked = 0.0, hard = 0.0;
+    for (int64_t j = 0; j < w->n; j++) {
+        const int is_hard = isinf(rho[j]) && weight[j] > 0.0;
+        w->rate[j] = is_hard ? 0.0 : w->reg / rho[j];
+        w->asked[j] = is_hard || !(weight[j] > 0.0) ? weight[j] : weight[j] * exp(-w->rate[j] * log_v[j]);
+        mass += w->marginal[j];
+        hard += is_hard ? fabs(weight[j] - w->marginal[j]) : 0.0;
+        asked += weight[j];
+        all &= is_hard || !(weight[j] > 0.0);
+        reached &= !is_hard || w->marginal[j] > 0.0;
+    }
+    mass /= w->marginals ? (double)w->marginals : 1.0;
+    asked /= w->marginals ? (double)w->marginals : 1.0;
+    w->mass = mass;
+    w->missed = 0.0;
+    w->products = 0;
+    w->curvature = sides;
+    w->apart = fmax(w->found - sides * hard / mass, 0.0);
+    if (all && w->hard_rows && !w->symmetric) w->apart += even_out(w, weight, part, part ? parts : 1) / mass;
+    for (int64_t j = 0; j < w->n; j++) {
+        const double s = w->marginal[j], q = w->asked[j];
+        const int in = s > 0.0 && q > 0.0;
+        w->left[j] = w->asked[j] = in ? (q - s) / mass : 0.0;
+        w->diagonal[j] = in ? s / mass + w->rate[j] * (q / mass) : 1.0;
+        w->rate[j] = in ? w->rate[j] : 0.0;
+        w->y[j] = w->d[j] = 0.0; /* of memory as it came: 0 times what is no number is none */
+        w->missed += sides * fabs(w->left[j]);
+    }
+    w->most = all ? 1.0 + asked / mass : INFINITY; /* |P| + |P*| */
+    w->paths = (all && w->hard_rows ? 1.0 : 2.0) * fmin((double)w->m, (double)w->n);
+    w->error = w->found < INFINITY ? mapuot_newton_error(w->apart, w->most) : w->found;
+    w->after = INFINITY;
+    direct(w);
+    w->first = w->size;
+    if (!(mass > 0.0) || !(w->found < INFINITY) || !(w->size < INFINITY) || !reached) return MAPUOT_GIVES_UP;
+    if (w->size > 0.0) return w->rough > 0.0 || w->marginals ? MAPUOT_ASKS : judge_pass(w);
+    w->error = w->found;
+    return w->error <= w->tol ? MAPUOT_HOLDS : MAPUOT_GIVES_UP;
+}
+
 int mapuot_newton_next(mapuot_newton *w) {
-    double along = 0.0, plain = 0.0, far = 0.0;
+    double along = 0.0, plain = 0.0;
     for (int64_t j = 0; j < w->n; j++) {
         const double Dd = w->diagonal[j] * w->d[j];
         w->t[j] = w->marginal[j] > 0.0 ? Dd - w->t[j] / w->mass : 0.0;
@@ -231,20 +241,14 @@ int mapuot_newton_next(mapuot_newton *w) {
         plain += w->d[j] * Dd;
     }
     const int rough = w->rough > 0.0, curved = along > SINGULAR * plain;
-    const int cut = rough && w->reach > 0.0;
-    if (!curved && !cut) return rough ? MAPUOT_OPEN : judge_step(w, 1);
-    const double step = curved ? w->size / along : FARTHEST;
+    if (!curved) return rough ? MAPUOT_OPEN : judge_step(w, 1);
+    const double step = w->size / along;
     for (int64_t j = 0; j < w->n; j++) {
         w->y[j] += step * w->d[j];
         w->left[j] -= step * w->t[j];
-        far = fmax(far, fabs(w->y[j]));
     }
     w->steps_made[w->products++] = step;
     w->all_products += 1;
-    if (cut && far > w->reach) { /* no column is cut by itself, which would point elsewhere */
-        for (int64_t j = 0; j < w->n; j++) w->y[j] *= w->reach / far;
-        return MAPUOT_OPEN;
-    }
     direct(w);
     if (!rough) return judge_step(w, 0);
     const int most = w->enough < MAPUOT_MOST_PRODUCTS ? (int)w->enough : MAPUOT_MOST_PRODUCTS;

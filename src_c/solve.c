@@ -356,7 +356,7 @@ static void go_on(attempt *t) { memcpy(t->x, t->state.cols.log_scale, (size_t)t-
 /* Pass on this reg until tol is reached, log_v to log_v; OUT_OF_PASSES where limit was. */
 static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmetric) {
     mapuot_problem *p = t->problem;
-    t->newton = (mapuot_newton){.all_products = t->newton.all_products};
+    t->newton = (mapuot_newton){.all_products = t->newton.all_products, .budget = t->task->hard_passes};
     begin(t, reg, tol, symmetric);
     t->state.progress.shift = shifted(t);
     int status = absorb(t);
@@ -445,6 +445,12 @@ static double extent(const attempt *t) {
     return fmin(p->high - p->low, 2.0 * (far - p->low));
 }
 
+/* the passes at the end of a stage, after which a factor serves better */
+static int64_t patient(const attempt *t, int64_t most) {
+    const int64_t last = t->problem->made + t->task->hard_passes;
+    return t->task->hard_passes > 0 && last < most ? last : most;
+}
+
 /* Carry out the stages of the task. */
 static int carry_out(attempt *t) {
     const mapuot_task *task = t->task;
@@ -461,14 +467,15 @@ static int carry_out(attempt *t) {
         t->problem->larger += 1;
         t->meets = hard;
         scale(task->n, t->log_v, 1.0 / stage->reg);
-        if (run(t, reg * stage->reg, hard ? stage->balanced_tol : stage->tol, stage->most, 0) < 0)
+        if (run(t, reg * stage->reg, hard ? stage->balanced_tol : stage->tol, patient(t, stage->most), 0) < 0)
             return MAPUOT_BAD_ARGUMENT;
         scale(task->n, t->log_v, stage->reg);
     }
     t->meets = isinf(task->terms.rho_cols);
-    const int status = run(t, reg, own->tol, own->most, own->symmetric);
+    const int64_t most = patient(t, own->most);
+    const int status = run(t, reg, own->tol, most, own->symmetric);
     t->problem->products = t->newton.all_products;
-    return status == OUT_OF_PASSES && own->most < task->max_passes ? MAPUOT_STALLED : status;
+    return status == OUT_OF_PASSES && most < task->max_passes ? MAPUOT_STALLED : status;
 }
 
 /* ---- the answer ---- */
@@ -502,8 +509,8 @@ static void solve_one(attempt *t, mapuot_problem *problem) {
     else memset(t->log_v, 0, (size_t)task->n * sizeof(double));
     problem->larger = 0;
     problem->status = carry_out(t);
-    if ((problem->status == MAPUOT_CONVERGED || problem->status == OUT_OF_PASSES) && tell(t) < 0)
-        problem->status = MAPUOT_BAD_ARGUMENT;
+    const int told = problem->status == MAPUOT_CONVERGED || problem->status == OUT_OF_PASSES;
+    if ((told || problem->status == MAPUOT_STALLED) && tell(t) < 0) problem->status = MAPUOT_BAD_ARGUMENT;
 }
 
 /* 2 scale (r_i x_i - sum_j P_ij y_j), and of columns alike, with points around the mean of x, near which no digit is lost */

@@ -18,6 +18,7 @@ from ..answer.result import Answer, Result, numbers, primal_value
 from ..answer.slopes import Gradient
 from ..answer.tensors import answered, listed, tensor_among
 from ..ascend.carry_out import carry_out, start_potentials
+from ..ascend.factored import certified, factored_batch
 from ..ascend.loop import Run
 from ..backends import Options, Stats, host, name_of, namespace, pick
 from ..backends.newton import misses
@@ -273,6 +274,8 @@ class BatchRun:
                     workspace.iterate(min(most, TOGETHER))
                 left = workspace.leave() if leaves else np.zeros(i1 - i0, bool)
                 self.chunk(workspace, i0, i1, most, bar)
+            if misses(task) and not workspace.meets and engine.factors(workspace.task):
+                self.factor(workspace, i0, i1)
             more = [FORMED] * bool(task.several) + ["one potential"] * bool(options.symmetric)
             reads, count = f"{dtype} tiles", f"{i1 - i0} problems together"
             self.how[i0:i1] = in_words(reads, len(stages), *more, count)
@@ -294,6 +297,14 @@ class BatchRun:
             passes = int(workspace.field("passes").max())
             bar.update(running - now)
             running = now
+        self.read(workspace, i0, i1)
+        status = workspace.status()
+        status = np.where(status == "running", "max_passes" if most == self.max_passes else "absorb", status)
+        # where the passes cannot be followed by Newton's step, hard columns are certified by another way
+        self.status[i0:i1] = status if workspace.meets or not misses(self.task) else "absorb"
+
+    def read(self, workspace: Any, i0: int, i1: int) -> None:
+        """Put the potentials, marginals and numbers of the last passes of problems i0 to i1 into the tables."""
         part, found = slice(i0, i1), (*workspace.potentials(), *workspace.marginals())
         if namespace(self.task.A) is np:
             found = tuple(map(host, found))
@@ -306,10 +317,20 @@ class BatchRun:
         for name, values in self.ends.items():
             values[part] = workspace.stats[name]
         self.n_passes[part] = workspace.field("passes")
-        status = workspace.status()
-        status = np.where(status == "running", "max_passes" if most == self.max_passes else "absorb", status)
-        # where the passes cannot be followed by Newton's step, hard columns are certified by another way
-        self.status[part] = status if getattr(workspace, "meets", False) or not misses(self.task) else "absorb"
+
+    def factor(self, workspace: Any, i0: int, i1: int) -> None:
+        """Make Newton's steps with a factor for problems i0 to i1, whose columns are hard, then a pass; certify it."""
+        log_v = factored_batch(workspace.task, workspace.exponents, workspace.potentials()[1], self.options.tol)
+        workspace.begin_at(log_v)
+        workspace.iterate(1)
+        self.read(workspace, i0, i1)
+        found, marginals = (host(x) for x in (workspace.potentials()[1], workspace.marginals()[1]))
+        for i in np.flatnonzero(np.isin(workspace.status(), ("converged", "running"))).tolist():
+            problem, stat = self.task[i0 + i], workspace.stats[i]
+            n = problem.shape[1]
+            if certified(problem, stat, found[i, :n], marginals[i, :n], self.options.tol):
+                self.status[i0 + i] = "converged"
+                self.ends["error"][i0 + i] = stat["error"]
 
     def plainly(self, left: Any, log_v: Any, bar: Any) -> Any:
         """Solve problems one by one in the C core, and return those that it leaves."""
@@ -325,7 +346,8 @@ class BatchRun:
         xp, spent = namespace(self.tables[0]), self.n_passes[left]
         starts = self.begin(left, log_v, task.B)
         for part, records, found in whole.solve_many(task, left, starts, spent, options, self.max_passes, ladder):
-            done = np.isin(records["status"], (whole.CONVERGED, whole.OUT_OF_PASSES))
+            stalled = (records["status"] == whole.STALLED) & whole.goes_on(task, options)
+            done = np.isin(records["status"], (whole.CONVERGED, whole.OUT_OF_PASSES)) | stalled
             where = part[done]
             for table, values in zip(self.tables, found, strict=True):
                 table[xp.asarray(where), : values.shape[1]] = xp.asarray(values[done])
@@ -336,8 +358,8 @@ class BatchRun:
             whose, more = " for some problems", [FORMED] * bool(task.several)
             self.how[where] = [in_core(options, int(larger), bool(one), more, whose) for larger, one in ways]
             converged = records["status"][done] == whole.CONVERGED
-            self.status[where] = np.where(converged, "converged", "max_passes")
-            bar.update(len(where))
+            self.status[where] = np.where(converged, "converged", np.where(stalled[done], "stalled", "max_passes"))
+            bar.update(len(where) - int(stalled.sum()))
         return left[~np.isin(self.status[left], ("converged", "max_passes"))]
 
     def begin(self, which: Any, log_v: Any, B: Any) -> F64:
@@ -361,6 +383,8 @@ class BatchRun:
         options = dataclasses.replace(options, symmetric=options.symmetric and spent == 0, threads=threads)
         run = Run(self.module, max(1, self.max_passes - spent))
         run.stopped = lambda: self.stopped
+        if self.status[i] == "stalled":  # in one call of the core, which steps with a factor follow
+            run.status = "stalled"
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
         vectors = result.log_u, result.log_v, result.row_marginal, result.col_marginal
         for table, vector in zip(self.tables, vectors, strict=True):

@@ -189,7 +189,7 @@ def solve(
     known = posed(M, a, b, reg, reg_m, words) if free and plain is None and out is None else None
     begun = on_device.begin(known, max_passes) if known else None
     plain = begun() if begun else plain
-    if plain is not None:
+    if plain is not None and plain.status != "stalled":
         tell_plain(plain, tol, precision)
         return plain
     ranks = join(comm)
@@ -212,10 +212,11 @@ def solve(
             out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
             options = make_options(method, precision, tol, tol_gap, threads, schedule, made=cost.remade)
         options = one_potential(options, problem, symmetric, module)
-        warm_start, trace = begun.left(max_passes) if begun else (warm_start, [])
+        warm_start, trace, status, products = unfinished(plain, begun, warm_start, max_passes)
         start = start_potentials(warm_start, problem)
         ranks.same(warm_start=start[1])
         run = Run(module, as_passes(max_passes), callback, progress, ranks, checkpoint, trace)
+        run.status, run.products = status, products
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
         check_met(result)
         masses = problem.rows.mass, problem.cols.mass
@@ -229,6 +230,14 @@ def solve(
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
         warn_not_converged(not_converged(result, tol, may_be_finer(options, precision)))
     return result
+
+
+def unfinished(plain: Any, begun: Any, warm_start: Any, max_passes: int) -> tuple[Any, list[Stats], str, int]:
+    """Return the start of the ordinary way, and the passes, the status and the products of a call that led there."""
+    if plain is not None:  # it has stalled, and steps with a factor follow
+        return (plain.log_u, plain.log_v), plain.trace, "stalled", plain.products
+    start, trace = begun.left(max_passes) if begun else (warm_start, [])
+    return start, trace, "running", 0
 
 
 def solve_sample(

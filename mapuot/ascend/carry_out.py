@@ -15,6 +15,7 @@ from ..problem.points import Formed
 from ..problem.problem import Problem
 from ..problem.validate import as_start
 from ..route.stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, newton_words, route
+from .factored import factored_start
 from .groups import held
 from .kept import RUNG_TOL, KeptPairs
 from .loop import Run
@@ -63,7 +64,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
             xp = namespace(task.rows.weight)
             log_v = xp.asarray(log_v) if any(given) else xp.zeros(len(log_v))
         done, skip = all_stages(run, task, way, log_v, skip)
-    skipped, how = (ended(boxed, skip) if boxed else None), told(way, done, problem, skip, run.products, called)
+    skipped, how = (ended(boxed, skip) if boxed else None), told(way, done, problem, skip, run, called)
     potentials, marginals = (boxed.back(x) if boxed else x for x in (run.potentials, run.marginals))
     if way.turned:
         potentials, marginals = potentials[::-1], marginals[::-1]
@@ -87,19 +88,38 @@ def all_stages(
         larger, before = stage.reg != task.reg, run.status
         if (larger or stage.kept or stage.symmetric) and (cancelled or run.n_passes >= stage.most):
             continue
-        run.limit = run.n_passes + 1 if cancelled else stage.most  # one pass, for potentials of the reg asked for
+        allow_passes(run, stage, cancelled)
+        skip = None if stage.factored else skip
         found = one_stage(run, task, stage, way.options, log_v, skip, kept)
         if found is None:
             continue
         log_v = found
         done.append(Done(stage, before, run.reads, run.clusters, kept.share))
-        if larger or (stage.kept and run.status != "converged"):
-            cancelled, run.status = run.status == "cancelled", "running"
-        elif stage.symmetric and run.n_passes < run.max_passes and run.status in ("max_passes", *NO_ANSWER):
-            run.status = "running"
-        elif cancelled:
-            run.status = "cancelled"
+        cancelled = settle(run, stage, larger, cancelled)
     return done, skip
+
+
+def settle(run: Run, stage: Stage, larger: bool, cancelled: bool) -> bool:
+    """Turn the status after a stage into the one that the next stages ask for; tell whether the solve was cancelled."""
+    if larger or (stage.kept and run.status != "converged"):
+        cancelled, run.status = run.status == "cancelled", "running"
+    elif stage.symmetric and run.n_passes < run.max_passes and run.status in ("max_passes", *NO_ANSWER):
+        run.status = "running"
+    elif cancelled:
+        run.status = "cancelled"
+    elif run.status == "max_passes" and run.n_passes < min(stage.most, run.max_passes):
+        run.status = "stalled"  # out of patience
+    return cancelled
+
+
+def allow_passes(run: Run, stage: Stage, cancelled: bool) -> None:
+    """Limit the passes of a stage, and the products of its Newton's steps where steps with a factor may follow."""
+    run.limit = min(stage.most, run.n_passes + stage.patience)
+    run.budget = 0
+    if stage.patience < sys.maxsize:
+        run.budget = max(1, stage.patience // run.module.PRODUCT_PASSES)
+    if cancelled:  # one pass, for potentials of the reg asked for
+        run.limit = run.n_passes + 1
 
 
 def one_stage(
@@ -109,6 +129,9 @@ def one_stage(
 
     None is returned where a stage of kept pairs was not made, since there are too many of them.
     """
+    if stage.factored:
+        log_v, factors = factored_start(run.module, task, options, log_v)
+        run.factors += factors
     options, ratio, kept.share = stage.options(options), float(stage.reg / task.reg), 0.0
     kept.skip = skip
     if ratio == 1.0:
@@ -117,8 +140,6 @@ def one_stage(
     task, log_v = dataclasses.replace(task, reg=stage.reg), log_v * (task.reg / stage.reg)
     options = dataclasses.replace(options, last=task.balanced)
     found = kept.passes(task, dataclasses.replace(options, tol=RUNG_TOL), log_v) if stage.kept else None
-    if found is None and stage.kept and task.balanced and not skip:
-        found = kept.among_all(task, options, log_v)
     return (run.run(task, options, log_v, stage.leave, skip) if found is None else found) * ratio
 
 
@@ -131,10 +152,10 @@ def between_all(
     return carry_out(Run(run.module, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate)
 
 
-def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None, products: int, called: int) -> str:
+def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None, run: Run, called: int) -> str:
     """Return the words of `Result.how`; ``called``: passes of one call, from which the start is."""
     own = [x for x in done if x.stage.reg == problem.reg]
-    first = [x for x in own if x.stage.after is UNDONE]
+    first = [x for x in own if x.stage.after is UNDONE] or own[:1]
     together = [x for x in first if x.stage.symmetric]
     more = [FORMED] if isinstance(problem.cost, Formed) else []
     more += ["turned"] if way.turned else []
@@ -153,7 +174,7 @@ def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None
         more.append(f"after {x.before!r} {x.reads}" + " without extrapolation" * (x.stage.memory == 0))
     if shares := [x.share for x in done if x.share]:
         more.append(f"{100 * max(shares):.2g} % of the pairs kept" + f" in {len(shares)} stages" * (len(shares) > 1))
-    more += newton_words(products)
+    more += newton_words(run.products, run.factors)
     if problem.ranks.size > 1:
         more.append(f"on {problem.ranks.size} ranks")
     return in_words(first[-1].reads, len(done) - len(own), *more)

@@ -19,7 +19,6 @@ from ..backends.contract import Options
 from ..backends.newton import misses
 from ..backends.operator import parts_of
 from ..penalties import F64
-from ..problem.parts import Parts
 from ..problem.problem import Problem, heavy
 from ..route.stages import INNER, WARM_ERROR
 from ..status import FAILED
@@ -34,11 +33,6 @@ EVERY = 10  # passes after which the pairs are found anew
 MOST_PASSES = 1000  # of a stage: those that end took 450 at most
 RUNG_TOL = 0.1  # certified error, for these pairs, at which a larger reg has done its work
 START_TOL = 1.0  # certified error of passes that skip pairs of points, from which on these pairs serve
-APART = 1e-12  # of the mass: parts of these pairs that lack more than it exchange mass by other pairs
-PATIENCE = 200  # passes over all pairs, where there are too many to keep some, after which parts of these are moved
-MOST_PARTS = 1000  # of which each pair's mass is found: 2 s
-SWEEPS = 20  # over the parts that do, at most
-ROWS = 64  # of M that are looked at at once
 ROUNDS = 3  # passes over all pairs that may leave the answer to another search
 
 
@@ -55,8 +49,7 @@ class KeptPairs:
         run, limit = self.run, self.run.limit
         most = min(limit, run.n_passes + MOST_PASSES)
         own, made = dataclasses.replace(options, precision="float64", leaps=True), False
-        while run.n_passes < most and (found := self.found(task, log_v)) is not None:
-            pairs, log_v = found
+        while run.n_passes < most and (pairs := self.found(task, log_v)) is not None:
             self.share = self.share if made else pairs.size / task.size
             made, run.limit = True, min(most, run.n_passes + EVERY)
             log_v = run.run(pairs, own, log_v)
@@ -89,23 +82,8 @@ class KeptPairs:
             if run.status != "running":
                 break
         if answer is None:
-            return log_v if self.skip else self.among_all(task, options, log_v) if task.balanced else None
+            return log_v if self.skip else None
         return log_v if run.trace[-1].error > WARM_ERROR else answer
-
-    def among_all(self, task: Problem, options: Options, log_v: F64) -> F64:
-        """Make passes over all pairs, both sides hard; move parts that hardly exchange mass where these do not end."""
-        run, limit = self.run, self.run.limit
-        while run.n_passes < limit:
-            run.limit = min(limit, run.n_passes + PATIENCE)
-            log_v = run.run(task, options, log_v)
-            found = None
-            if run.status == "max_passes":
-                found = self.near(task, column_exponents(task, log_v), NATS, task.size // 4, task)
-            if found is None or not found[1].any():
-                break
-            log_v = log_v + found[1]
-        run.limit = limit
-        return log_v
 
     def approach(self, task: Problem, options: Options, log_v: F64) -> F64:
         """Make passes that skip pairs of points, up to where kept ones serve: groups are off by hundreds of nats."""
@@ -118,8 +96,8 @@ class KeptPairs:
         run.status = "running" if run.status == "converged" else run.status
         return log_v
 
-    def found(self, task: Problem, log_v: F64) -> tuple[Problem, F64] | None:
-        """Find the pairs that may carry mass at potentials near log v, and these potentials; None: pairs are many."""
+    def found(self, task: Problem, log_v: F64) -> Problem | None:
+        """Find the pairs that may carry mass at potentials near log v; None: pairs are many."""
         before = self.task
         fresh = before is None or before.reg != task.reg
         nats = NATS + MOVE * (fresh and not self.skip)
@@ -130,36 +108,25 @@ class KeptPairs:
         found = self.near(task, x, nats, int(2 * MOST_SHARE * task.size), known)
         if found is None:
             return None
-        self.task, moves = found
-        return self.task, log_v + moves
+        self.task = found
+        return found
 
-    def near(self, task: Problem, x: F64, nats: float, most: int, known: Problem) -> tuple[Problem, F64] | None:
-        """Keep pairs beside columns of these exponents, ``most`` at most; return them, and moves of log v.
-
-        ``known``: whose pairs tell the exponents of rows. Parts whose masses differ are moved, both sides hard.
-        """
-        backend, moves = self.run.module, np.zeros_like(x)
+    def near(self, task: Problem, x: F64, nats: float, most: int, known: Problem) -> Problem | None:
+        """Keep pairs beside columns of these exponents, ``most`` at most; ``known``: its pairs tell those of rows."""
+        backend = self.run.module
         operator = backend.operator_of(*parts_of(task), self.threads)
         if self.skip:
             operator.kept = self.skip.renew(operator.pool, nats=nats)
         whole = operator if known is task else backend.operator_of(*parts_of(known), self.threads)
-        for last in (not task.balanced, True):
-            alpha = np.where(task.left_out[0], -np.inf, 0.0)
-            beta = x + moves - whole.balance(alpha, x + moves)
-            for exponents in alpha, beta:
-                exponents[~np.isfinite(exponents)] = -np.inf
-            pairs = operator.near(alpha, beta, nats, most)
-            if pairs is None:
-                return None
-            reference: Any = task.reference if task.c is None else pairs.taken_from(task.c)
-            own = dataclasses.replace(task, cost=pairs, reference=reference, forbidden=True)
-            if last or not own.parts:
-                break
-            sums = backend.operator_of(*parts_of(own), self.threads).take(alpha, x).apply(np.ones(len(x)))
-            moves = moves_of_parts(task, own.parts, task.rows.log_weight + alpha - np.log(sums), x)
-            if not moves.any():
-                break
-        return own, moves
+        alpha = np.where(task.left_out[0], -np.inf, 0.0)
+        beta = x - whole.balance(alpha, x)
+        for exponents in alpha, beta:
+            exponents[~np.isfinite(exponents)] = -np.inf
+        pairs = operator.near(alpha, beta, nats, most)
+        if pairs is None:
+            return None
+        reference: Any = task.reference if task.c is None else pairs.taken_from(task.c)
+        return dataclasses.replace(task, cost=pairs, reference=reference, forbidden=True)
 
     def are_many(self, task: Problem, x: F64, nats: float) -> bool:
         """Tell whether too many pairs matter beside columns of these exponents, by some rows."""
@@ -177,40 +144,3 @@ def column_exponents(task: Problem, log_v: F64) -> F64:
     """Return the exponents of the plan beside columns, those of log v with 0 in the place of what is not finite."""
     known: F64 = np.where(np.isfinite(log_v), log_v, 0.0) + task.log_reference[1]
     return np.where(task.left_out[1], -np.inf, known)
-
-
-def moves_of_parts(task: Problem, parts: Parts, rows: F64, cols: F64) -> F64:
-    """Return by how much log v must move for parts of kept pairs to exchange the mass that they lack, both sides hard.
-
-    Passes over kept pairs cannot, and those over all pairs move a part by a constant each. With e^f_kl the mass from
-    part k to part l in the plan of these exponents, which meets its rows, and x_k the move of the columns of part k
-    (its rows go the other way),
-
-        sum_l e^(f_kl + x_l - x_k) - e^(f_lk + x_k - x_l) = a_k - b_k,
-
-    which is quadratic in e^x_k: the parts are moved one by one.
-    """
-    count, part = parts.count, parts.cols
-    have = np.bincount(parts.rows, task.rows.weight, count + 1) - np.bincount(part, task.cols.weight, count + 1)
-    if count > MOST_PARTS or np.abs(have).sum() <= APART * task.rows.mass:
-        return np.zeros(len(part))
-    moves, flow = np.zeros(count), np.full((count, count), -np.inf)
-    for k in range(count):
-        own, others = np.flatnonzero(parts.rows == k), np.flatnonzero((part != k) & (part < count))
-        for i in range(0, len(own), ROWS):
-            pairs = own[i : i + ROWS, None], others
-            log = rows[pairs[0]] - task.cost.at(*pairs) / task.reg
-            if task.c is not None:
-                log += np.log(task.c.at(*pairs))
-            np.logaddexp.at(flow[k], part[others], np.logaddexp.reduce(log, 0) + cols[others])
-    for _ in range(SWEEPS):
-        before = moves.copy()
-        for k, rest in enumerate(0.5 * have[:count]):
-            out, into = np.logaddexp.reduce([flow[k] + moves, flow[:, k] - moves], 1)
-            root = np.log(abs(rest) + np.hypot(rest, np.exp(0.5 * (out + into)))) if rest else 0.5 * (out + into)
-            move = out - root if rest > 0 else root - into
-            moves[k] = move if np.isfinite(move) else moves[k]
-        if np.abs(moves - before).max() < 1:
-            break
-    found: F64 = np.append(moves, 0.0)[part]
-    return found

@@ -49,6 +49,8 @@ class Run:
         self.certified: Stats | None = None  # the last pass that Newton's step has certified
         self.next_meet = 0  # the pass from which on a step towards hard columns is tried
         self.products = 0  # that Newton's steps towards hard columns took
+        self.budget = 0  # of products, after which these steps give up; 0: none
+        self.factors = 0  # of Newton's steps that were not by products
         self.trace = trace or []
         self.potentials: Any
         self.marginals: Any
@@ -76,7 +78,7 @@ class Run:
         with closing(self.module.Workspace(problem, options, skip)) as workspace:
             newton = workspace.newton() if options.last else None
             if newton:
-                newton.record.all_products = self.products
+                newton.record.all_products, newton.record.budget = self.products, self.budget
             workspace.absorb(log_v)
             fresh, reads = True, workspace.reads
             single = self.heard or (options.leaps and not workspace.leaps_within)

@@ -26,6 +26,9 @@ and, where it has them,
     held(problem)           a problem between points with the vectors of its sides, and points that are sorted, where
                             they are best worked on
 
+    MOST_FACTORED           points of the smaller side of problems that factored.py serves;
+                            PRODUCT_PASSES: how many passes a product of Newton's step takes beside them
+
 and for a batch ``api/batch.py`` with storage, bytes_each, CHUNK_BYTES and batch_of.
 """
 

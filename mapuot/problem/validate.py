@@ -419,9 +419,9 @@ def check_masses(rows: Side, cols: Side, mass_a: Any, mass_b: Any, names: str = 
 
 
 def evening(mass_a: Any, mass_b: Any) -> Any:
-    """Return the factors that give b, where both sides are balanced, the mass of a; 1 where they are equal or too far apart.
+    """Return the factors that give b, where both sides are balanced, the mass of a; 1 where equal or too far apart.
 
-    Masses that differ by rounding have no plan: passes, which meet one side each, would move the potentials without end.
+    Masses that differ by rounding have no plan: passes, which meet a side each, would move the potentials without end.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.divide(mass_a, mass_b)

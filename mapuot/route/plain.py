@@ -40,6 +40,8 @@ from ..processor import SERIAL_ENTRIES
 from .options import METHODS, make_options
 from .stages import FORMED, in_words, ladder, newton_words, turned_sides
 
+# of one call: mapuot_status; a solve that has stalled goes on the ordinary way, from its potentials
+STATUS_OF = {0: "max_passes", 1: "converged", 3: "stalled"}
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 NUMBER_TYPES = {float, int, np.float64, np.float32, np.int64, np.int32}
 
@@ -206,6 +208,7 @@ class LazyResult(Result):
 
     units: tuple[float, float, float, float, float]  # reg, rho_a, rho_b and both masses, which `odd_unit` looks at
     mass = property(lambda self: self._found.mass)
+    products = property(lambda self: self._found.products)
     log_u = property(lambda self: self._part(0))
     log_v = property(lambda self: self._part(1))
     row_marginal = property(lambda self: self._part(2))
@@ -226,7 +229,7 @@ class PlainResult(LazyResult):
         super().__init__(backend, cost, found, options, begun)
         self._a, self._b, self._reg, self._rho = a, b, reg, rho
         self.units = (reg, *rho, *found.masses)
-        self.status = "converged" if found.converged else "max_passes"
+        self.status = STATUS_OF[found.status]
         if plan is not None:
             self.plan = plan
 

@@ -11,10 +11,12 @@ regs of all of them, and of batches, are stated here. How a pass reads K (tiles,
 import dataclasses
 import functools
 import math
+import sys
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..backends.contract import Options
+from ..backends.factored import is_stiff, patience
 from ..problem.problem import Common, Problem
 from ..processor import SERIAL_ENTRIES
 from ..status import FAILED
@@ -48,6 +50,8 @@ class Stage(NamedTuple):
     leave: float = math.inf  # certified error above which its first pass is the only one
     symmetric: bool = False  # passes of one potential, log u = log v
     kept: bool = False  # passes over the pairs that may carry mass, where these are few
+    patience: int = sys.maxsize  # passes that it makes at most, after which the solve counts as stalled
+    factored: bool = False  # Newton's steps with a factor come first
 
     def options(self, asked: Options) -> Options:
         """Return the options that the workspace of this stage reads."""
@@ -88,7 +92,9 @@ def route(
     options = options if nats is None else inner(options)
     pays = getattr(backend, "keeps_pairs", None)
     keeps = pays is not None and keeps_pairs(problem, options) and pays(problem)
-    return Route(turns, warm, nats, options, stages(problem, options, most, warm, nats is not None, escalate, keeps))
+    most_factored = getattr(backend, "MOST_FACTORED", 0)
+    found = stages(problem, options, most, warm, nats is not None, escalate, keeps, most_factored)
+    return Route(turns, warm, nats, options, found)
 
 
 def inner(options: Options) -> Options:
@@ -102,18 +108,21 @@ def keeps_pairs(problem: Problem, options: Options) -> bool:
     cost = problem.cost
     whole = cost.operator in ("tiles", "points") and cost.held and problem.ranks.size == 1 and problem.masked is None
     quick = problem.rows.logarithmic and problem.cols.logarithmic and options.memory > 0 and not options.symmetric
+    quick = quick and not problem.balanced  # these pairs fall apart into parts whose masses differ
     return whole and quick and cost.size > SERIAL_ENTRIES
 
 
 def stages(
-    problem: Problem, options: Options, most: int, warm: bool, skips: bool, escalate: bool, keeps: bool = False
-) -> tuple[Stage, ...]:
-    """List the runs of passes that are tried, in order."""
+    problem: Problem, options: Options, most: int, warm: bool, skips: bool, escalate: bool, keeps: bool = False,
+    most_factored: int = 0,
+) -> tuple[Stage, ...]:  # fmt: skip
+    """List the runs of passes that are tried, in order; ``most_factored``: points of a side that a factor may have."""
     reg, tol, storage, memory = problem.reg, options.tol, options.precision, options.memory
     found = climb(problem, options, most // 2)
     begin, leave = "zeros", math.inf
     if found:
         found[0], begin, leave = found[0]._replace(begin="zeros"), "here", math.inf if skips else WARM_ERROR
+    factors = factors_serve(problem, options, most_factored)
     small = KEPT_BELOW * (problem.M_max - problem.M_min)
     found = [stage._replace(kept=keeps and stage.reg < small) for stage in found]
     keeps = keeps and bool(found) and reg < small
@@ -128,11 +137,27 @@ def stages(
     kinks = memory > 0 and (problem.rows.kind.kinks or problem.cols.kind.kinks)
     if kinks:
         found.append(Stage(reg, tol, storage, 0, most, STALLED, "here"))
-    if escalate and storage == "float32" and not problem.cost.wide:
-        found.append(Stage(reg, tol, "float64", memory, most, FAILED if kinks else NO_ANSWER, "here"))
+    wider = escalate and storage == "float32" and not problem.cost.wide
+    if wider:
+        after = FAILED if kinks or factors else NO_ANSWER
+        found.append(Stage(reg, tol, "float64", memory, most, after, "here"))
         if kinks:
             found.append(Stage(reg, tol, "float64", 0, most, STALLED, "here"))
+    if factors:
+        passes = patience(problem.shape, problem.balanced)
+        found = [stage._replace(patience=passes) for stage in found]
+        finest = "float64" if wider else storage
+        found.append(Stage(reg, tol, finest, memory, most, STALLED, "here", patience=passes, factored=True))
     return tuple(found)
+
+
+def factors_serve(problem: Problem, options: Options, most: int) -> bool:
+    """Tell whether Newton's steps with a factor may follow passes that stall; ``most``: points of the smaller side."""
+    cost = problem.cost
+    known = cost.operator in ("tiles", "points", "pairs") and problem.ranks.size == 1 and options.memory > 0
+    if not (known and problem.rows.logarithmic and problem.cols.logarithmic and min(problem.shape) <= most):
+        return False
+    return is_stiff(problem.reg, max(side.rho_range[1] for side in problem.sides))
 
 
 def climb(problem: Any, options: Options, most: int) -> list[Stage]:
@@ -175,8 +200,11 @@ def in_words(reads: str, larger: int, *more: str) -> str:
     return ", ".join((reads, *more))
 
 
-def newton_words(products: int) -> list[str]:
-    return [f"Newton's step by {products} product" + "s" * (products > 1)] if products else []
+def newton_words(products: int, factors: int = 0) -> list[str]:
+    """Say how many products with the plan, and how many Cholesky factors, Newton's steps took."""
+    counts = (products, "product"), (factors, "factor")
+    words = [f"{count} {name}" + "s" * (count > 1) for count, name in counts if count]
+    return [f"Newton's steps by {' and '.join(words)}"] if words else []
 
 
 def turned(problem: Common, options: Options) -> bool:

@@ -1,4 +1,4 @@
-"""Balanced masses whose sums differ by the rounding of float32: one side is brought to the sum of the other, in every door."""
+"""Balanced masses whose sums differ by the rounding of float32: in every door a side is brought to the other's sum."""
 
 import numpy as np
 import pytest

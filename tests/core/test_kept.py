@@ -59,20 +59,10 @@ def tails(reg, reg_m):
     return case.replace(M=M / M.max(), a=10.0 ** rng.uniform(-6, 0, 40), b=10.0 ** rng.uniform(-6, 0, 35))
 
 
-def apart(reg):
-    """Three clusters that hardly exchange mass; there is more of it in two of them than their columns ask for."""
-    case = clouds(36, 30, reg, np.inf)
-    far = np.add.outer(np.arange(36) % 3, -(np.arange(30) % 3)) ** 2
-    M = case.M + 4 * far
-    return case.replace(M=M / M.max())
-
-
 CASES = {  # what the lane of hostile hardly draws; those behind the few take too long on a GPU that is emulated
     "few": clouds(12, 11, 2e-4, 1.0),
     "semi-relaxed": clouds(60, 50, 1e-4, (np.inf, 0.3), ratio=1.2),
     "turned": clouds(60, 50, 1e-4, (0.3, np.inf), ratio=1.2),
-    "balanced": clouds(30, 25, 1e-4, np.inf),
-    "apart": apart(2e-5),
     "ties": grid(7, 2e-5, 1.0),
     "tails": tails(1e-5, 0.5),
     "sharp": clouds(30, 25, 1e-7, 1.0),
@@ -84,26 +74,10 @@ CASES = {  # what the lane of hostile hardly draws; those behind the few take to
 @pytest.mark.parametrize("name", ["few", *(pytest.param(x, marks=pytest.mark.slow) for x in CASES if x != "few")])
 def test_answers_are_true(name, backend, small):
     case = CASES[name]
-    if backend == "cuda" and case.exactly_balanced(0) and case.exactly_balanced(1):
-        pytest.skip("a GPU solves hard sides by all pairs")
     result = case.replace(M=placed(case.M, backend)).solve(symmetric=False)
     assert WAY in result.how
     assert result.converged
     verify(result, case)
-
-
-def test_parts_are_moved_where_passes_read_all_pairs(small, monkeypatch):
-    """Passes are then .4 of those without it, each 400 to 7000, by the rounding of the costs: nine of them together."""
-    monkeypatch.setattr(kept, "MOST_SHARE", 0.0)
-    case, passes, plans = CASES["apart"], [], []
-    for patience in (20, 10**6):
-        monkeypatch.setattr(kept, "PATIENCE", patience)
-        results = [case.replace(M=(1 + 1e-13 * k) * case.M).solve(symmetric=False, threads=1) for k in range(9)]
-        assert all(result.converged and WAY not in result.how for result in results)
-        passes.append(sum(result.n_passes for result in results))
-        plans.append(results[0])
-    assert passes[0] < 0.75 * passes[1]
-    assert relative_error(plans[0].plan, plans[1].plan) <= plans[0].error_bound + plans[1].error_bound
 
 
 @needs_oracle
@@ -125,14 +99,14 @@ def test_pairs_that_are_kept_certify_nothing_of_the_others(reg_m, small, monkeyp
     whole = kept.KeptPairs.found
 
     def found(self, task, log_v):
-        pairs, log_v = whole(self, task, log_v)
+        pairs = whole(self, task, log_v)
         start = pairs.cost.start - pairs.cost.start[0]
         some = np.arange(pairs.cost.size) % 2 == 0
         some[start[:-1][np.diff(start) > 0]] = True  # each row has a pair
         ends = np.concatenate([[0], np.cumsum(some)])[start]
         cost = Sparse(pairs.cost.data[some], pairs.cost.column[some], ends, pairs.cost.shape)
         self.task = dataclasses.replace(pairs, cost=cost)
-        return self.task, log_v
+        return self.task
 
     case = clouds(40, 30, 1e-4, reg_m)
     wanted = case.solve(symmetric=False)

@@ -238,7 +238,7 @@ def extreme(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
     ratio = 10.0 ** rng.uniform(-40, 40) if changes[2] < 0.4 else 1.0
     small = spread(first.M) * 10.0 ** rng.uniform(-7, 1) if changes[3] < 0.6 else first.reg
     rise = 10.0 ** rng.uniform(0, 16) if changes[4] < 0.4 else 1.0
-    if not np.isfinite(first.M * unit).sum() == np.isfinite(first.M).sum() or not small * unit > 1e-290:
+    if np.isfinite(first.M * unit).sum() != np.isfinite(first.M).sum() or not small * unit > 1e-290:
         unit = 1.0
     sides = zip(first.penalty, first.reg_m, strict=True)
     known = [float(np.max(r)) for kind, r in sides if kind in ("kl", "tv") and np.isfinite(r).all()]

@@ -16,6 +16,7 @@ from ...penalties import F64
 from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
 from ...problem.side import Side, largest_log
 from ..contract import SECONDS_A_CALL, SMALL_ENTRIES, Options, memory_of
+from ..factored import patience
 from ..limits import fill
 from ..newton import misses
 from ..records import STATS, STATUS, put
@@ -94,6 +95,8 @@ class HostBatch:
             self.cols["scale"][:] = np.exp(self.cols["log_scale"] - self.cols["absorbed"])
         check(lib.mapuot_batch_spread(p, task.one_cost, self.states))
         self.newton = ffi.new("mapuot_newton[]", p) if misses(task) else ffi.NULL
+        for k in range(p if self.newton and options.memory else 0):  # a factor follows
+            self.newton[k].budget = patience(task.shape, task.balanced)
         self.set_constants()
         self.build()
 

@@ -14,6 +14,7 @@ from ...problem.cost import Dense
 from ...problem.problem import EXPONENT_ROUNDING, VANISHING, BatchProblem
 from ...problem.validate import MASS_TOLERANCE
 from ..contract import Options, memory_of
+from ..factored import is_stiff, patience
 from ..records import STATS
 from ..workspace import FAR_LOG, STORAGE
 from .native import CODES, DTYPES, SERIAL, check, empty, pointer, pool_for
@@ -24,7 +25,7 @@ MOST_PASSES = 10_000  # of one call
 USUAL_PASSES = 16  # of one of many problems, at least: so many threads are worth waking
 KEPT_BYTES = 1 << 23  # of scratch between two calls
 KEPT_CALLS = 16  # of hundreds of threads, some 9 MB each
-CONVERGED, OUT_OF_PASSES = lib.MAPUOT_CONVERGED, lib.MAPUOT_RUNNING
+CONVERGED, OUT_OF_PASSES, STALLED = lib.MAPUOT_CONVERGED, lib.MAPUOT_RUNNING, lib.MAPUOT_STALLED
 
 CALL_PROBLEMS, CALL_PAIRS = 8, 1 << 18  # of one call and thread at least: some have thousands of passes to make
 MEMBERS = {"double": np.float64, "int64_t": np.int64, "mapuot_stats": STATS}  # pointers have 8 bytes, too
@@ -42,7 +43,7 @@ kept: "list[Call]" = []  # records of calls that are over; a call takes its own 
 class Found(NamedTuple):
     """Answer of one call; ``numbers`` holds log u, log v, r, s and the exponents of the plan, one after the other."""
 
-    converged: bool
+    status: int  # CONVERGED, OUT_OF_PASSES, or STALLED: potentials to go on from
     numbers: Any
     passes: bytes  # the records of all passes
     mass: float
@@ -80,6 +81,7 @@ class Call:
             self.scratch = empty(wanted)
             self.at = pointer(self.scratch, "void *")
         self.shape, self.options = (shape, dtype, max_passes), options
+        self.penalties = None  # the passes before a factor depend on the shape
         self.problem.m, self.problem.n = shape
 
 
@@ -108,7 +110,15 @@ def fill_task(
     return stages
 
 
-def fill_penalties(terms: Any, reg: float, rho: tuple[Any, Any]) -> None:
+def goes_on(task: BatchProblem, options: Options) -> bool:
+    """Tell whether a factor serves problems that have stalled."""
+    return options.memory > 0 and is_stiff(task.reg, max(task.rows.scalar_rho or 0.0, task.cols.scalar_rho or 0.0))
+
+
+def fill_penalties(task: Any, reg: float, rho: tuple[Any, Any]) -> None:
+    terms = task.terms
+    stalls = terms.memory > 0 and is_stiff(reg, max(rho))
+    task.hard_passes = patience((task.m, task.n), min(rho) == np.inf) if stalls else 0
     terms.reg = reg
     terms.rho_rows, terms.rho_cols = rho
     soft = [x for x in rho if x < np.inf]
@@ -135,7 +145,7 @@ def solve(
     (m, n), problem = shape, call.problem
     problem.made = problem.forbidden = 0
     if call.penalties != (reg, rho):
-        fill_penalties(call.terms, reg, rho)
+        fill_penalties(call.task, reg, rho)
         call.penalties = reg, rho
     call.task.cost_error = cost.error(float(np.max(M, where=np.inf > M, initial=0.0))) if cost.cloud else 0.0
     numbers = np.empty(3 * (m + n))
@@ -156,11 +166,12 @@ def solve(
         check(lib.mapuot_solve(SERIAL, call.task, 1, problem, call.at))
     status, made = problem.status, problem.made
     found = None
-    if status in (CONVERGED, OUT_OF_PASSES):
+    goes_on = status == STALLED and call.task.hard_passes > 0  # with a factor
+    if status in (CONVERGED, OUT_OF_PASSES) or goes_on:
         passes = bytes(ffi.buffer(call.trace, made * STATS.itemsize))
         masses, seen = (problem.mass_a, problem.mass_b), (problem.low, problem.high, bool(problem.forbidden))
         way = problem.larger, bool(problem.symmetric), problem.products
-        found = Found(status == CONVERGED, numbers, passes, problem.last.mass, masses, *seen, *way)
+        found = Found(status, numbers, passes, problem.last.mass, masses, *seen, *way)
     if call.scratch.nbytes <= KEPT_BYTES and len(kept) < KEPT_CALLS:
         kept.append(call)
     return found
@@ -238,7 +249,7 @@ class Many:
             self.M = task.M
             strides, dtype = tuple(s // self.M.itemsize for s in self.M.strides[-2:]), self.M.dtype.char
         self.stages = fill_task(self.task, self.shape, strides, dtype, options, max_passes, ladder)
-        fill_penalties(self.task.terms, task.reg, (task.rows.scalar_rho, task.cols.scalar_rho))
+        fill_penalties(self.task, task.reg, (task.rows.scalar_rho, task.cols.scalar_rho))
         self.task.cost_error = task.cost.error(task.M_max)
         self.scratch = empty(threads * lib.mapuot_solve_bytes(self.task) // 8)
         self.most = max(CALL_PROBLEMS, CALL_PAIRS // (m * n)) * threads

@@ -302,7 +302,6 @@ class HostWorkspace(Workspace):
             return 0
         newton, room = self.leaps = self.leaps or (ffi.new("mapuot_newton *"), native.zeros(lib.mapuot_meet_room(m, n)))
         newton.rough, newton.enough = min(ROUGH, math.sqrt(stat.error)), max(1, native.CALL_WORK // self.problem.size)
-        newton.reach = self.reach if self.problem.balanced else 0.0  # both sides hard: y may be thousands of nats
         if lib.mapuot_newton_solve(self.pool, state, newton, pointer(room)) == lib.MAPUOT_GIVES_UP:
             self.reach = -math.inf
             return int(newton.products)

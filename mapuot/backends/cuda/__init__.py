@@ -25,6 +25,8 @@ WORKSPACES = {
 }  # fmt: skip
 LEAST_BOX = 32  # points of a warp of points.cuh at least, which sums over the runs of one box
 SKIPS_FROM = 1 << 30  # pairs: to skip some of 2^28.6 took 1.7 to 3.2 times as long, .1 s of it the host's (H200)
+PRODUCT_PASSES = 16  # passes that a product of Newton's step takes: .15 ms, .01 of a pass over 1000 x 1000
+MOST_FACTORED = 1 << 14  # points of the smaller side: some 10 GB
 MAKES_COSTS = True  # of points, as they are needed
 ONE_POTENTIAL = True  # passes can have log u = log v
 LONG_ROWS = 8192  # of more columns a row outgrows a block, and is slower to read than many short ones

@@ -21,6 +21,7 @@ from ..contract import weigh as weigh_on_host
 from ..limits import limits_of
 from ..narrow_points import FORMS as NARROW_FORMS
 from ..records import STALLED, STATUS, put
+from . import MOST_FACTORED
 from .arrays import FEW, clouds_tables
 from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, Job, by_value, kernel, small_options
 
@@ -80,6 +81,11 @@ def made_room(shape: tuple[int, int], dim: int) -> int:
     """Bytes of shared memory that a problem takes; twin: room_of of src_cuda/batch_made.cu."""
     m, n = shape
     return 8 * (n + m + max(n, LEAST_PART) + (dim + 2) * (m + n))
+
+
+def factors(task: BatchProblem) -> bool:
+    """Tell whether Newton's steps with a factor serve these problems."""
+    return min(task.shape) <= MOST_FACTORED and (not task.several or forms(task))
 
 
 def bytes_each(task: BatchProblem, memory: int, precision: str) -> int:
@@ -154,6 +160,7 @@ class DeviceBatch:
     problem's own, or one K makes "products" for all.
     """
 
+    meets = False  # hard columns are certified by `BatchRun.factor`
     dim = 0  # of points, of which K is made in every pass
     started = False  # at a larger reg
     places: Any = None
@@ -238,6 +245,18 @@ class DeviceBatch:
         self.passes = int(self.stats["passes"].max())
         self.arrays["report"][there, STATUS_AT] = 0.0
         self.stats["status"][which] = 0.0
+
+    def begin_at(self, log_v: Any) -> None:
+        """Let all problems go on from this log v, in float64."""
+        self.options = replace(self.options, precision="float64", symmetric=False)
+        self.arrays["log_v"][...] = log_v
+        self.go_on(slice(None), 1.0)
+
+    def exponents(self, i0: int, i1: int) -> Any:
+        """Return -M / reg of some problems, (i1 - i0, m, n)."""
+        clouds = self.task.several
+        M = clouds_tables(clouds.of(slice(i0, i1))) if clouds else self.M if self.M.ndim == 2 else self.M[i0:i1]
+        return cp.broadcast_to(cp.asarray(M, np.float64), (i1 - i0, *self.task.shape)) / -self.task.reg
 
     def record(self, options: Options, reg: float, count: int = 0) -> Any:
         """Return the record of a call: ``count`` passes of each problem, those of earlier calls among them if not made.

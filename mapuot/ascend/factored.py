@@ -1,0 +1,90 @@
+"""Newton's steps with a factor for one problem or for a batch: the arrays that backends/factored.py takes."""
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..backends import factored
+from ..backends.contract import Options, host, namespace
+from ..backends.newton import HOLDS, ColumnsNewton
+from ..backends.operator import parts_of
+from ..penalties import F64
+from ..problem.problem import BatchProblem, Common, Problem
+
+CHUNK_BYTES = 1 << 32  # of the matrices of the problems of a batch that are worked on at once
+MATRICES = 8  # of m n numbers that a problem needs: exponents, plans, equations, and their copies
+
+
+def factored_start(module: ModuleType, task: Problem, options: Options, log_v: F64) -> tuple[F64, int]:
+    """Return the log v of a plan that misses its columns by so little that a pass can certify it, and the factors made.
+
+    On a GPU all arrays stay there.
+    """
+    exponents = exponents_of(module, task, options.threads)
+    xp = namespace(exponents)
+    found, factors = improved(
+        xp, task, exponents, task.rows.weight, task.cols.weight, np.asarray(host(log_v)), options.tol
+    )
+    return host(found[0]), factors
+
+
+def factored_batch(task: BatchProblem, exponents: Any, log_v: Any, tol: float) -> Any:
+    """Return log v (p, n) as `factored_start` does, for all problems of a batch; ``exponents(i0, i1)``: -M / reg."""
+    xp, (m, n) = namespace(log_v), task.shape
+    found = xp.empty(log_v.shape)
+    step = max(1, CHUNK_BYTES // (8 * MATRICES * m * n))
+    for i0 in range(0, len(task), step):
+        part = slice(i0, min(i0 + step, len(task)))
+        costs = exponents(part.start, part.stop)
+        found[part] = improved(xp, task, costs, task.A[part], task.B[part], log_v[part], tol)[0]
+    return found
+
+
+def improved(xp: Any, task: Common, exponents: Any, a: Any, b: Any, log_v: Any, tol: float) -> tuple[Any, int]:
+    """Return log v (p, n) from which a pass can certify plans, 0 at points that are left out, and the factors made.
+
+    ``exponents``: -M / reg and the logarithms of a reference matrix, (p, m, n).
+    """
+    p, m, n = exponents.shape
+    a, b = (xp.broadcast_to(xp.asarray(x), (p, size)) for x, size in ((a, m), (b, n)))
+    rates = (xp.broadcast_to(xp.asarray(task.reg / side.rho), (p, len(side.rho))) for side in task.sides)
+    start_u = xp.where(a > 0, 0.0, -np.inf)
+    start_v = xp.where(b > 0, xp.where(xp.isfinite(xp.asarray(log_v)), xp.asarray(log_v), 0.0), -np.inf)
+    log_c = xp.zeros((1, 1, 1))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if task.unmasked == "product":
+            log_c = xp.log(a)[:, :, None] + xp.log(b)[:, None, :]
+        both_hard = all(bool(side.hard.all()) for side in task.sides)
+        allowed = xp.full(p, factored.allowed_miss(tol, (m, n), both_hard))
+        sides = factored.Sides(a, b, *rates)
+        _, found, factors = factored.solve(xp, -exponents, log_c, sides, start_u, start_v, allowed)
+    return xp.where(xp.isfinite(found), found, 0.0), factors
+
+
+def exponents_of(module: ModuleType, task: Problem, threads: int | None) -> Any:
+    """Return -M / reg and the logarithms of a reference matrix, (1, m, n), where K lies."""
+    if task.cost.operator == "pairs":
+        exponents = np.asarray(task.cost, np.float64) / -task.reg
+    else:
+        operator = module.operator_of(*parts_of(task), threads)
+        blocks = [x for _, _, x in operator.logarithms(task.cost)]
+        exponents = blocks[0] if len(blocks) == 1 else namespace(blocks[0]).concatenate(blocks)
+    if task.c is not None:
+        xp = namespace(exponents)
+        with np.errstate(divide="ignore"):
+            exponents = exponents + xp.log(xp.asarray(np.asarray(task.c), np.float64))
+    return exponents[None]
+
+
+def certified(problem: Problem, stat: Any, log_v: F64, marginal: F64, tol: float) -> bool:
+    """Certify a pass that nearly meets its hard columns, without products; put the bound into ``stat``."""
+    newton = ColumnsNewton(problem)
+    newton.record.budget = newton.record.all_products = 1  # spent
+
+    def product(d: F64) -> F64:
+        raise AssertionError("no product follows a budget that is spent")
+
+    verdict = newton.solve(stat["error"], tol, log_v, marginal, product)
+    stat["error"] = newton.record.error
+    return verdict == HOLDS

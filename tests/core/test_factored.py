@@ -1,0 +1,144 @@
+"""Newton's steps with a factor end where passes stall, their answers are true, and their matrix is the Hessian."""
+
+import numpy as np
+import pytest
+from oracle import compiler
+from problems import Case, clouds, verify
+
+from mapuot.backends import factored
+from mapuot.backends.cpu import plain
+
+needs_oracle = pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
+
+
+def clusters(m, n, reg, reg_m=np.inf, seed=0, equal=True):
+    """Points of clusters with unequal widths and heavy tails; equal masses, or random ones."""
+    rng = np.random.default_rng([seed, m, n])
+    centres, widths = rng.normal(size=(6, 3)), 10 ** rng.uniform(-2, -0.3, 6)
+    x, y = (
+        centres[k] + widths[k, None] * rng.standard_t(4, (len(k), 3))
+        for k in (rng.integers(0, 6, m), rng.integers(0, 6, n))
+    )
+    M = ((x[:, None] - y) ** 2).sum(-1)
+    a = np.full(m, 1 / m) if equal else rng.dirichlet(np.ones(m))
+    b = np.full(n, 1 / n) if equal else rng.dirichlet(np.ones(n))
+    return Case(M / M.max(), a, b, reg, reg_m)
+
+
+def lattice(n, reg, seed):
+    """Points of a lattice: many equal costs, and groups that exchange nothing."""
+    rng = np.random.default_rng(seed)
+    x, y = (rng.integers(0, 12, (n, 2)).astype(float) for _ in "xy")
+    M = ((x[:, None] - y) ** 2).sum(-1)
+    return Case(M / M.max(), np.full(n, 1 / n), np.full(n, 1 / n), reg, np.inf)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Let passes be few, so that the steps begin far from the answer."""
+    monkeypatch.setattr(factored, "MOST_PATIENCE", 0)
+    monkeypatch.setattr(plain, "kept", [])  # records that were filled with the usual patience
+
+
+CASES = {  # of few points: the long-double oracle takes seconds
+    "clusters": clusters(14, 14, 1e-4),
+    "more rows": clusters(16, 11, 1e-4),
+    "more columns": clusters(11, 16, 1e-4),
+    "random masses": clusters(14, 12, 3e-5, equal=False),
+    "rows hard": clusters(40, 30, 1e-4, (np.inf, 1.0)),
+    "columns hard": clusters(40, 30, 1e-4, (1.0, np.inf)),
+    "soft": clusters(40, 30, 1e-4, 30.0),
+    "unequal totals": clouds(40, 30, 1e-4, 1.0, ratio=3.0),
+    "lattice": lattice(12, 1e-5, 0),
+    "one row": clusters(1, 9, 1e-4),
+    "one column": clusters(9, 1, 1e-4, (np.inf, 5.0)),
+}
+
+
+@needs_oracle
+@pytest.mark.parametrize("name", CASES)
+def test_answers_are_true(name, soon):
+    case = CASES[name]
+    result = case.solve()
+    assert result.converged, result
+    verify(result, case)
+
+
+@needs_oracle
+@pytest.mark.parametrize("reg_m", [np.inf, (np.inf, 0.5)])
+def test_forbidden_pairs_and_points_without_mass(reg_m, soon):
+    case = clusters(16, 16, 1e-3, reg_m)
+    M, a, b = case.M.copy(), case.a.copy(), case.b.copy()
+    M[np.random.default_rng(0).random(M.shape) < 0.3] = np.inf
+    a[3] = b[5] = b[6] = 0
+    a, b = a / a.sum(), b / b.sum()
+    case = case.replace(M=M, a=a, b=b)
+    result = case.solve()
+    assert "factor" in result.how
+    assert result.converged
+    verify(result, case)
+
+
+@needs_oracle
+@pytest.mark.parametrize("reference", ["uniform", "matrix"])
+def test_references(reference, soon):
+    case = clusters(12, 14, 1e-3)
+    c = np.random.default_rng(1).uniform(0.5, 2, case.M.shape) if reference == "matrix" else reference
+    case = case.replace(reference=c)
+    result = case.solve()
+    assert "factor" in result.how
+    assert result.converged
+    verify(result, case)
+
+
+@pytest.mark.parametrize("n", [10, 30, 60])
+@pytest.mark.parametrize("reg", [1e-5, 1e-6])
+def test_small_problems_at_tiny_reg_converge(n, reg):
+    """They ended at a bound of 2 after 10,000 passes: lattices are the hardest of them."""
+    for seed in range(3):
+        assert lattice(n, reg, seed).solve().converged
+        assert clusters(n, n, reg, seed=seed).solve().converged
+
+
+def test_clusters_with_equal_masses_converge():
+    """They ended stalled at 5e-5 after 37,000 products."""
+    result = clusters(400, 400, 1e-4).solve(threads=1)
+    assert result.converged
+    assert "factor" in result.how
+    assert result.n_passes < 1000
+
+
+@pytest.mark.parametrize("rho", [(np.inf, np.inf), (np.inf, 2.0), (0.5, np.inf), (0.5, 2.0)])
+def test_the_step_is_newtons(rho):
+    """From near the optimum one step leaves the square of what columns miss, and the gain is that of the dual value."""
+    case = clusters(12, 9, 0.05)
+    k = [np.full((1, size), case.reg / r) for size, r in zip(case.M.shape, rho, strict=True)]
+    sides = factored.Sides(case.a[None], case.b[None], *k)
+    exponents = np.log(case.a)[None, :, None] + np.log(case.b) - case.M / case.reg
+    level = factored.RegLevel(np, exponents, sides)
+    here = level.descend(np.zeros((1, 12)), np.zeros((1, 9)), np.full(1, 1e-13))
+    assert here.missed <= 1e-13
+    moved = level.meet_rows(here.log_u, here.log_v + 1e-4 * np.random.default_rng(0).normal(size=(1, 9)))
+    y, _ = level.direction(moved, slice(None), np.zeros(1))
+    after = level.meet_rows(moved.log_u, moved.log_v + y)
+    assert after.missed < 1e-3 * moved.missed
+
+    def value(it):
+        parts = []
+        for log, mass, rate in ((it.log_u, case.a, k[0]), (it.log_v, case.b, k[1])):
+            soft = rate[0] > 0
+            parts.append(mass @ np.where(soft, -np.expm1(-rate * log) / np.where(soft, rate, 1), log)[0])
+        return sum(parts) - it.plan.sum()
+
+    gain, _ = level.gain(here, moved, slice(None))
+    far = level.meet_rows(here.log_u, here.log_v + 0.5)
+    assert gain == pytest.approx(value(moved) - value(here), rel=1e-3, abs=1e-13)
+    assert level.gain(here, far, slice(None))[0] == pytest.approx(value(far) - value(here), rel=1e-9, abs=1e-12)
+
+
+def test_max_passes_is_kept():
+    """Steps with a factor follow a budget of passes; whoever allows fewer passes gets these alone."""
+    result = clusters(60, 60, 1e-5).solve(max_passes=7)
+    assert result.status == "max_passes"
+    assert result.n_passes <= 8
+    assert "factor" not in result.how
