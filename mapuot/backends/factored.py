@@ -53,7 +53,7 @@ class Sides(NamedTuple):
         return Sides(*(x[which] for x in self))
 
 
-class Iterate(NamedTuple):
+class SemiDualPoint(NamedTuple):
     """Plans that meet their rows: potentials, marginals r and s, and the marginal q that log v asks for."""
 
     plan: Any
@@ -68,10 +68,10 @@ class Iterate(NamedTuple):
         """The distance of s from q, as a share of each plan's mass, (p,)."""
         return abs(self.q - self.s).sum(1) / self.r.sum(1)
 
-    def of(self, which: Any) -> Iterate:
-        return Iterate(*(x[which] for x in self))
+    def of(self, which: Any) -> SemiDualPoint:
+        return SemiDualPoint(*(x[which] for x in self))
 
-    def put(self, which: Any, other: Iterate) -> None:
+    def put(self, which: Any, other: SemiDualPoint) -> None:
         for x, y in zip(self, other, strict=True):
             x[which] = y
 
@@ -85,7 +85,7 @@ class RegLevel:
         self.all_hard = not bool((sides.k_rows > 0).any() | (sides.k_cols > 0).any())
         self.factors = 0
 
-    def meet_rows(self, log_u: Any, log_v: Any, which: Any = slice(None)) -> Iterate:
+    def meet_rows(self, log_u: Any, log_v: Any, which: Any = slice(None)) -> SemiDualPoint:
         """Return the plans of these log v that meet their rows, by the change of log u that the prox asks for."""
         xp = self.xp
         a, b, k_rows, k_cols = self.sides.of(which)
@@ -101,9 +101,9 @@ class RegLevel:
         scale = xp.exp(top + change)
         plan *= scale[:, :, None]
         q = xp.where(b > 0, b * xp.exp(-k_cols * log_v), 0.0)
-        return Iterate(plan, log_u + change, log_v, sums * scale, plan.sum(1), q)
+        return SemiDualPoint(plan, log_u + change, log_v, sums * scale, plan.sum(1), q)
 
-    def descend(self, log_u: Any, log_v: Any, allowed: Any, most: int = MOST_STEPS) -> Iterate:
+    def descend(self, log_u: Any, log_v: Any, allowed: Any, most: int = MOST_STEPS) -> SemiDualPoint:
         """Make steps until columns miss at most ``allowed``, (p,), of the mass, or no step gains."""
         xp = self.xp
         here = self.meet_rows(log_u, log_v)
@@ -120,7 +120,7 @@ class RegLevel:
             here.put(which, found)
         return here
 
-    def direction(self, here: Iterate, which: Any, shift: Any) -> tuple[Any, Any]:
+    def direction(self, here: SemiDualPoint, which: Any, shift: Any) -> tuple[Any, Any]:
         """Return the step y of log v, at most LONGEST, and the shift of the diagonal that keeps it so short."""
         xp = self.xp
         fi, k_cols = self.fi[which], self.sides.k_cols[which]
@@ -158,7 +158,7 @@ class RegLevel:
             todo = todo[~good & (shift[some] <= grown)]
         return y, shift
 
-    def search(self, here: Iterate, y: Any, which: Any) -> tuple[Iterate, Any]:
+    def search(self, here: SemiDualPoint, y: Any, which: Any) -> tuple[SemiDualPoint, Any]:
         """Return the iterates along y, and which of them gain."""
         xp = self.xp
         slope = (y * (here.q - here.s)).sum(1)
@@ -185,7 +185,15 @@ class RegLevel:
         return found, best >= -noise
 
     def try_length(
-        self, here: Iterate, y: Any, which: Any, found: Iterate, length: Any, some: Any, gain: Any, noise: Any
+        self,
+        here: SemiDualPoint,
+        y: Any,
+        which: Any,
+        found: SemiDualPoint,
+        length: Any,
+        some: Any,
+        gain: Any,
+        noise: Any,
     ) -> None:
         """Put iterates that are so far along y, and their gains, in the places ``some``."""
         places = some if isinstance(which, slice) else which[some]
@@ -194,7 +202,7 @@ class RegLevel:
         found.put(some, trial)
         gain[some], noise[some] = self.gain(start, trial, places)
 
-    def gain(self, here: Iterate, there: Iterate, which: Any) -> tuple[Any, Any]:
+    def gain(self, here: SemiDualPoint, there: SemiDualPoint, which: Any) -> tuple[Any, Any]:
         """Return by how much the dual value grows, over reg, and the rounding of that."""
         xp = self.xp
         _, _, k_rows, k_cols = self.sides.of(which)
@@ -254,7 +262,7 @@ class PathSearch:
     """The search of `solve`: first from a near start, then along a path of regs; the best potentials are kept."""
 
     def __init__(
-        self, xp: Any, costs: Any, log_c: Any, sides: Sides, start: Iterate, allowed: Any
+        self, xp: Any, costs: Any, log_c: Any, sides: Sides, start: SemiDualPoint, allowed: Any
     ) -> None:  # fmt: skip
         self.xp, self.costs, self.log_c, self.sides = xp, costs, log_c, sides
         self.allowed, self.missed = allowed, start.missed
