@@ -273,9 +273,10 @@ class BatchRun:
                 if leaves:
                     workspace.iterate(min(most, TOGETHER))
                 left = workspace.leave() if leaves else np.zeros(i1 - i0, bool)
-                self.chunk(workspace, i0, i1, most, bar)
-            if misses(task) and not workspace.meets and engine.factors(workspace.task):
-                self.factor(workspace, i0, i1)
+                follows = misses(task) and not workspace.meets and engine.factors(workspace.task)
+                self.chunk(workspace, i0, i1, min(most, engine.PATIENCE) if follows else most, bar)
+                if follows:
+                    self.factor(workspace, i0, i1)
             more = [FORMED] * bool(task.several) + ["one potential"] * bool(options.symmetric)
             reads, count = f"{dtype} tiles", f"{i1 - i0} problems together"
             self.how[i0:i1] = in_words(reads, len(stages), *more, count)

@@ -125,17 +125,16 @@ class RegLevel:
         xp = self.xp
         fi, k_cols = self.fi[which], self.sides.k_cols[which]
         n = here.s.shape[1]
-        diagonal = xp.arange(n)
         weighed = here.plan * xp.sqrt(xp.where(here.r > 0, fi / here.r, 0.0))[:, :, None]
         S = xp.matmul(weighed.swapaxes(1, 2), weighed)
         S *= -1.0
-        S[:, diagonal, diagonal] = 0.0
+        diagonal_of(S)[:] = 0.0
         own = -S.sum(2) + k_cols * here.q  # a sum of positive terms: s - P^2 / r would cancel
         if not self.all_hard:
             own += xp.matmul((1.0 - fi)[:, None, :], here.plan)[:, 0]
         size = here.s + k_cols * here.q
         used = size > 0
-        S[:, diagonal, diagonal] = xp.where(used, own, 1.0)
+        diagonal_of(S)[:] = xp.where(used, own, 1.0)
         if self.all_hard:
             S += (CONSTANT / n) * size.mean(1)[:, None, None]
         size = xp.where(used, size, 1.0)
@@ -144,8 +143,8 @@ class RegLevel:
         todo = xp.arange(len(right))
         while len(todo):
             some = slice(None) if len(todo) == len(right) else todo
-            shifted = S[some] * 1.0
-            shifted[:, diagonal, diagonal] += shift[some, None] * size[some]
+            shifted = S[some].copy()
+            diagonal_of(shifted)[:] += shift[some, None] * size[some]
             found = solve_equations(shifted, right[some])
             self.factors += len(todo)
             rest = right[some] - xp.matmul(S[some], found[:, :, None])[:, :, 0] - shift[some, None] * size[some] * found
@@ -210,6 +209,12 @@ class RegLevel:
         cols = gain_of(xp, here.q, k_cols, difference(xp, there.log_v, here.log_v), 0.0)
         size = abs(rows).sum(1) + abs(cols).sum(1) + here.r.sum(1)
         return rows.sum(1) + cols.sum(1), GAIN_ROUNDING * size
+
+
+def diagonal_of(S: Any) -> Any:
+    """Return the diagonals of contiguous matrices (p, n, n) as a view (p, n)."""
+    p, n, _ = S.shape
+    return S.reshape(p, n * n)[:, :: n + 1]
 
 
 def difference(xp: Any, x: Any, y: Any) -> Any:
