@@ -45,7 +45,8 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
         why = f"reg is so small beside M that rounding of M / reg alone leaves some {lost:.0e} of the plan unknown"
         stalled = f"{why}: raise reg, bring the costs nearer 0, lower reg_m, or ask for a larger {words.tol}"
     if missed > 1e-6:
-        stalled = f"hard marginals are missed by {missed:.1e} of the mass: they may be infeasible where M forbids pairs"
+        stalled = f"row or column sums differ from a or b by {missed:.1e} of the mass"
+        stalled += "; perhaps the allowed pairs cannot carry these masses"
         longer += f"; {stalled}" * forbidden
     cure = {
         "max_passes": longer,

@@ -376,7 +376,7 @@ class SamplesLoss(torch.nn.Module):
         words = {"p": p, "blur": blur, "reach": reach, "debias": debias, "static_y": static_y}
         self.words = words | {"reach_x": reach_x, "reach_y": reach_y} | options  # that its value depends on
         if loss != "sinkhorn":
-            raise NotImplementedError(f"loss must be 'sinkhorn', got {loss!r}: the others transport nothing")
+            raise NotImplementedError(f"loss must be 'sinkhorn', got {loss!r}: only the Sinkhorn loss exists here")
         if p not in METRICS:
             raise ValueError(f"p must be 1 or 2, got {p!r}")
         if isinstance(cost, str) and FORMULAS.get(cost) != p:

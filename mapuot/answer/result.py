@@ -146,11 +146,12 @@ class Result(Certified, Answer):
     row_marginal, col_marginal : (m,), (n,) float64 arrays
         ``P 1`` and ``P^T 1``, in units of mass.
     error_bound : float
-        Certified bound on ``|P - P*|_1 / mass``: at most this share of the plan's mass lies elsewhere than in the
-        optimal plan P*. inf where nothing is known, for example if ``tol_gap`` ended a solve with hard sides early.
+        Certified bound on ``|P - P*|_1 / mass``: this plan P and the optimal plan P* differ by at most this share of
+        the mass. inf where nothing is known, for example if ``tol_gap`` ended a solve with hard sides early.
     gap : float
-        Bound on the objective of this plan less the optimum, in units of the objective. What hard sides miss, times its
-        price, is not in it. inf while hard columns miss more than tol_gap (without tol_gap: tol) times the mass.
+        Bound on the objective of this plan less the optimum, in units of the objective. For a balanced problem it is
+        inf until the column sums match b up to tol_gap (without tol_gap: tol) times the mass; the cost of this
+        remaining mismatch is not counted.
     converged, status : bool, str
         Whether tol (or tol_gap) was reached, and "converged", "max_passes", "stalled", "cancelled", "not finite" or
         "underflow" (the plan is below 1e-290).
@@ -160,10 +161,10 @@ class Result(Certified, Answer):
     trace : list of Stats
         One entry for each pass: gap, error, dual, mass, residual, seconds.
     how : str
-        Which way the solve went: what its passes read ("tiles" of a dense K, stored "pairs", "points", or "products"
-        along the axes of a grid), whether rows and columns were "turned" round, how many larger regs came first, from
-        which start it went or which one it left, what corrected the passes, which share of the pairs of a dense M was
-        kept where reg is small, and what was tried "after" a stage failed.
+        A line for bug reports; you need not read it. It names the data that passes read ("tiles" of a dense K, stored
+        "pairs", "points", or "products" along the axes of a grid). It tells whether rows and columns were exchanged
+        ("turned"), how many larger regs came first, which start was used or given up, how the passes were corrected,
+        which share of the pairs of a dense M was kept for a small reg, and the way tried "after" a failed stage.
     scale_cost : float
         The cost in units of which reg and reg_m were given to `solve`; 1 where they were in units of M.
     scale_mass : float

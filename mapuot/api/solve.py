@@ -93,11 +93,11 @@ def solve(
     tol : float
         Stop when the certified error of the plan, ``|P - P*|_1 / mass``, is at most this.
     tol_gap : float, optional
-        Stop also when ``gap <= tol_gap * |dual|`` and hard columns (balanced, range) miss at most ``tol_gap * mass``.
-        This certifies the value; ``error_bound`` tells what is known of the plan, and is inf if nothing is.
+        Stop once the objective is known to this relative accuracy: ``gap <= tol_gap * |dual|``, and hard columns
+        (balanced, range) miss at most ``tol_gap * mass``. The plan may be less exact: ``error_bound`` bounds its error,
+        and is inf if nothing is known.
     max_passes : int
-        Passes at most. One more is made where the last pass was an extrapolation that the guard dropped, and by
-        "map-uot".
+        At most this many passes, rarely one more: if the guard rejects the last extrapolation, and for "map-uot".
     precision : {"auto", "float64", "mixed"}
         Storage of K; sums and potentials are always float64. "mixed" is a float32 K. "auto" is "mixed" for tol >= 5e-7,
         except for method "map-uot", whose plan is rounded in every pass, by 2e-7 in float32. If a GPU has no room for
@@ -116,7 +116,7 @@ def solve(
         potential, log u = log v, of which 2 to 12 suffice at any reg. None finds out by one look at M, which ends at
         the first difference. True raises an error where the problem is not symmetric. False makes ordinary passes.
     warm_start : Result or (log_u, log_v), optional
-        Where to start. It is given up after one pass if reg is small and that pass certifies nothing.
+        Where to start. If the start does not help, the solver starts anew.
     callback, progress : callable, optional; bool
         ``callback(stats)`` is called after every pass with its `Stats`, and a true return value ends the solve.
         ``progress`` shows a bar on standard error.

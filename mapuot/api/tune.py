@@ -115,7 +115,7 @@ def tune(
     def beside(log_reg: float) -> float:
         """Return the log reg_m at which the wanted share moves with this reg."""
         if reg_m is None:
-            name = f"mass must be a share that moves with reg {math.exp(log_reg):.6g}"
+            name = f"mass must be a share that some reg_m moves with reg {math.exp(log_reg):.6g}"
             nearby[0] = root(lambda x: search.share(log_reg, x), share, nearby[0], 1, name, "reg_m")
         return nearby[0]
 
@@ -126,7 +126,7 @@ def tune(
         log_reg, log_reg_m = both
     else:
         if reg is None:
-            name = "sharpness must be one that a plan of this problem can have"
+            name = "sharpness must be one that some reg gives this plan"
             log_reg = root(lambda x: search.solve(x, beside(x)).sharpness, sharp, log_reg, -1, name, "reg")
         log_reg_m = beside(log_reg)
     result, off = search.solve(log_reg, log_reg_m), search.apart(log_reg, log_reg_m, share, sharp)

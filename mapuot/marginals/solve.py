@@ -57,9 +57,10 @@ def multimarginal(
     tol : float
         Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this.
     tol_gap : float, optional
-        Stop also when ``gap <= tol_gap * |dual|`` and hard marginals miss at most ``tol_gap * mass``.
+        Stop once the objective is known to this relative accuracy: ``gap <= tol_gap * |dual|``, and hard marginals miss
+        at most ``tol_gap * mass``. The plan may be less exact.
     max_passes : int
-        Passes at most. One more is made where the last pass was an extrapolation that the guard dropped.
+        At most this many passes, rarely one more: if the guard rejects the last extrapolation.
     backend : str
         "cpu"; "cuda" stores the kernels on a GPU; "auto" takes the GPU where the costs are on one.
     threads : int, optional

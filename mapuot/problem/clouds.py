@@ -40,11 +40,11 @@ class PointCloud(Given):
     scale, weights : float > 0; (d,) array >= 0, optional
         Factor of the metric, and one for each dimension, as ``w`` of ``cdist``.
     truncate : "auto", float or None
-        Skip pairs whose share of the plan is provably negligible beside ``tol``; a bound on what they carry is part of
-        the certificate. "auto" does so from 2^26 pairs on (on a GPU from 2^30), if the median cost is at least 30 reg.
-        A number always does so, but skips only pairs that lie so many nats (or more, where ``tol`` asks for it) below
-        the product of their masses. None takes all pairs. It needs ``reference="product"`` and a metric other than
-        "wfr" and "inner".
+        Skip pairs whose share of the plan is provably negligible beside ``tol``; the certificate includes a bound on
+        the mass of the skipped pairs. "auto" does so from 2^26 pairs on (on a GPU from 2^30), if the median cost is at
+        least 30 reg. A number t skips pairs whose entry is below ``exp(-t) a_i b_j``, or fewer pairs if ``tol`` asks
+        for it, for any number of pairs. None takes all pairs. Pairs are skipped only with ``reference="product"`` and
+        a metric other than "wfr" and "inner".
     form : "auto", float or None
         Form the matrix in `solve` and `solve_batch` if reading it is quicker than making its costs, and if it takes at
         most this many bytes together with its K, 16 a pair. "auto" stands on a CPU for 2^26 pairs (1 GiB), in d < 5
