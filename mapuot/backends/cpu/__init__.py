@@ -1,4 +1,4 @@
-"""The CPU backend: numpy owns the memory, src_c does the work. The words are those of backends/contract.py."""
+"""The CPU backend: numpy owns the memory, src_c does the work. backends/contract.py lists the functions."""
 
 from typing import Any
 
@@ -26,11 +26,12 @@ MAKES_COSTS = True  # this backend makes the costs of points and grids itself
 
 
 def form_bytes(cloud: Any) -> int:
-    """Return how many bytes a formed matrix of points and its K may take where nobody says.
+    """Return how many bytes a formed matrix of points and its K may take if the caller sets no limit.
 
-    A pass over a stored K takes less time than one that makes it, but in few dimensions not by enough for the time that
-    large ones take to form: 4000 points at reg .05 of the range, .6 and .7 of the time in 2 and 3, 1.4 in 20. In many
-    dimensions it saves so much that a quarter of the memory is taken: 8300 points in 300, 1/10 of the time.
+    A pass over a stored K is faster than a pass that makes K. In few dimensions the gain does not pay for forming a
+    large K: for 4000 points at reg .05 of the range, passes that make K take .6 and .7 of the time in 2 and 3
+    dimensions, 1.4 in 20. In many dimensions a stored K may take a quarter of the memory: 8300 points in 300
+    dimensions take 1/10 of the time.
     """
     if cloud.dim >= MANY:
         return max(FORM_BYTES, memory_bytes() // 4)
@@ -42,7 +43,7 @@ def keeps_pairs(problem: Any) -> bool:
 
 
 def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract
-    """Make the workspace of a solve: of a K, of rows that passes make, or of a grid."""
+    """Make the workspace of a solve: with a stored K, with rows that passes make, or on a grid."""
     if problem.cost.operator == "products":
         return grid_workspace(problem, options)
     return HostWorkspace(problem, options, skip)
@@ -53,6 +54,6 @@ def operator_of(cost: Any, *parts: Any, **more: Any) -> Any:
 
 
 def plan_of(problem: Any, log_u: Any, log_v: Any, threads: int | None = None, kept: Any = None) -> Any:
-    """Make the plan of given potentials; ``kept``: of these pairs of points."""
+    """Make the plan of given potentials; ``kept``: restrict it to these pairs of points."""
     more = {} if kept is None else {"kept": kept}
     return operator_of(*parts_of(problem), threads, **more).take(*problem.exponents(log_u, log_v))

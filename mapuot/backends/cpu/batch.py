@@ -1,7 +1,8 @@
 """The CPU's batch: p problems with one K, or one K each, set up at once and iterated in few foreign calls.
 
-K = exp((M_min - M) / reg) is in no problem's own scaling, so that all can share it; a problem whose scalings outgrow
-it stops with status "absorb" and is for the caller to solve alone. C side: src_c/batch.c. Twin: backends/cuda/batch.py.
+K = exp((M_min - M) / reg) absorbs no potentials, so that all problems can share it. If the scalings of a problem
+outgrow K, the problem stops with status "absorb", and the caller solves it alone. C side: src_c/batch.c. Twin:
+backends/cuda/batch.py.
 """
 
 import time
@@ -26,19 +27,20 @@ from . import native
 from .native import check, empty, leading_dimension, matrix, padded, pointer, zeros
 from .workspace import SAFE_SPREAD, SCALES
 
-EXACT_TOL = 7.2e-7  # a float32 K certifies no less without exact passes: 12 roundings
-CHUNK_BYTES = 1 << 26  # of the arrays of the problems in hand at once
-ONE_POTENTIAL, LEAVES = True, False  # passes can have log u = log v, and be left for ordinary ones here
-CLIMBS = False  # by way of larger regs: one K for all holds a range(M) that needs none
-SLOTS = 16  # problems that a thread keeps in hand
-SLOT_BYTES = 1 << 19  # of their column vectors: half of an L2 cache
-CALL_PASSES = 64  # of each problem in a foreign call at most, fewer where they take longer than SECONDS_A_CALL
+EXACT_TOL = 7.2e-7  # least error that a float32 K certifies without exact passes: 12 roundings
+CHUNK_BYTES = 1 << 26  # bytes of the arrays of one chunk of problems
+ONE_POTENTIAL, LEAVES = True, False  # passes can have log u = log v; a batch cannot switch to ordinary passes here
+CLIMBS = False  # no stages at larger regs: the shared K holds only a range(M) that needs none
+SLOTS = 16  # problems that a thread works on in turn
+SLOT_BYTES = 1 << 19  # bytes of their column vectors: half of an L2 cache
+CALL_PASSES = 64  # most passes of each problem in a foreign call; fewer if they take longer than SECONDS_A_CALL
 
 
 def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
-    """Return how one K can be stored for all problems; None where it cannot. float32 has to save memory traffic.
+    """Choose the storage of one K for all problems; None if no storage holds it.
 
-    ``reach`` is the largest log v, in magnitude, of the start.
+    float32 is chosen only where K outgrows the cache, so that it saves memory traffic. ``reach`` is the largest |log v|
+    of the start.
     """
     plain = task.rows.scalar_rho is not None or not task.rows.logarithmic
     small = tol < EXACT_TOL or task.cost.size <= SMALL_ENTRIES
@@ -57,7 +59,7 @@ def bytes_each(task: BatchProblem, memory: int, precision: str) -> int:
 class HostBatch:
     """The states of p problems, and the arrays at which their records point, one row a problem."""
 
-    meets = True  # Newton's step follows passes that hard columns nearly meet
+    meets = True  # Newton's step follows passes that nearly meet the hard columns
 
     def __init__(self, task: BatchProblem, options: Options, log_v: F64 | None) -> None:
         (m, n), p = task.shape, len(task)
@@ -84,7 +86,7 @@ class HostBatch:
         put(state.limits, SCALES | own)
         put(state.progress, START)
         log_a, log_b = task.log_reference
-        low = task.M_min / task.reg  # of one potential each side absorbs a half of it
+        low = task.M_min / task.reg  # with one potential each side absorbs half of it
         d, e = (0.5 * low, 0.5 * low) if options.symmetric else (low, 0.0)
         self.rows = self.side(task.rows, task.A, d - log_a, state.rows)
         self.cols = self.side(task.cols, task.B, e - log_b, state.cols)
@@ -95,13 +97,13 @@ class HostBatch:
             self.cols["scale"][:] = np.exp(self.cols["log_scale"] - self.cols["absorbed"])
         check(lib.mapuot_batch_spread(p, task.one_cost, self.states))
         self.newton = ffi.new("mapuot_newton[]", p) if misses(task) else ffi.NULL
-        for k in range(p if self.newton and options.memory else 0):  # a factor follows
+        for k in range(p if self.newton and options.memory else 0):  # stalled problems get Newton's steps by a factor
             self.newton[k].budget = patience(task.shape, task.balanced)
         self.set_constants()
         self.build()
 
     def side(self, side: Side, weight: F64, absorbed: F64, out: Any) -> dict[str, F64]:
-        """Make the arrays of one marginal of all problems; rho, fi and upper are common."""
+        """Make the arrays of one marginal for all problems; the problems share rho, fi and upper."""
         (p, count), reg = weight.shape, self.task.reg
         left_out = np.isposinf(absorbed) | ((weight == 0) & side.kind.strict)
         arrays = {name: table(p, padded(count)) for name in ("weight", "absorbed", "log_scale", "scale", "marginal")}
@@ -126,7 +128,7 @@ class HostBatch:
         return arrays
 
     def set_constants(self) -> None:
-        """Set reg |c| and the scale of the dual's rounding error, problem by problem."""
+        """Set, for each problem, reg |c| and the scale of the dual's rounding error."""
         task = self.task
         scale = np.zeros(self.p)
         for side, weight in ((task.rows, task.A), (task.cols, task.B)):
@@ -143,13 +145,13 @@ class HostBatch:
         check(lib.mapuot_build_kernel(*given, state.dtype, state.kernel, self.ld))
 
     def iterate(self, passes: int) -> int:
-        """Make at most so many passes of each problem that still runs; return how many run then."""
+        """Make at most ``passes`` passes of each running problem; return how many problems still run afterwards."""
         count, begun = min(self.count, passes), time.perf_counter()
         slots = max(4, min(SLOTS, SLOT_BYTES // (16 * padded(self.task.shape[1]))))
         stats = pointer(self.stats, "mapuot_stats *")
         work = self.pool, self.p, self.task.one_cost, slots, self.states
         check(lib.mapuot_batch_iterate(*work, count, stats, self.newton))
-        if self.newton and count == passes:  # the last ones
+        if self.newton and count == passes:  # a call of 0 passes certifies the last pass of problems that still run
             check(lib.mapuot_batch_iterate(*work, 0, stats, self.newton))
         fits = count * SECONDS_A_CALL / max(time.perf_counter() - begun, 1e-6)
         self.count = max(1, min(2 * count, CALL_PASSES, int(fits)))
@@ -174,7 +176,7 @@ class HostBatch:
         return self.rows["marginal"][:, :m] * np.exp(self.field("offset"))[:, None], self.cols["marginal"][:, :n]
 
 
-batch_of = HostBatch  # the word of api/batch.py
+batch_of = HostBatch  # api/batch.py calls it by this name
 
 
 def table(p: int, length: int) -> F64:

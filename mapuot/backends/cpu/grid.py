@@ -2,9 +2,9 @@
 
     log sum_j exp(-M_ij / reg + t_j) = L_1 L_2 ... L_d t,    L_k: log_matmul with -C_k / reg along axis k
 
-so that nothing under- or overflows, however small reg is: what a plain product of exponentials would lose, log_matmul
-makes again by its own maximum (src_c/log_matmul.h). An engine makes the products, in C or on a GPU; vectors, the prox
-of the rows and the O(n) half of a pass are the host's.
+so that nothing under- or overflows, however small reg is: where a plain product of exponentials would underflow,
+log_matmul repeats the sum with its own maximum taken out (src_c/log_matmul.h). An engine makes the products, in C or
+on a GPU. The host holds the vectors and computes the prox of the rows and the O(n) half of a pass.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from .workspace import HostWorkspace
 
 TERMS = 256  # products that a sum of log_matmul takes one after the other
 PAGES = os.sysconf("SC_PHYS_PAGES")  # of memory
-LOGS = 400.0  # of scalings in a K, which are below 1e150, and of their sums
+LOGS = 400.0  # bounds the logarithms of scalings beside K, which are below 1e150, and the logarithms of their sums
 
 
 def grid_workspace(problem: Problem, options: Options, *engine: Any) -> HostWorkspace:
@@ -43,7 +43,7 @@ def grid_workspace(problem: Problem, options: Options, *engine: Any) -> HostWork
 
 
 class GridOperator(HostOperator):
-    """Products on one grid; K is held by the exponents of its axes, and entries are made where they are asked for."""
+    """Products on one grid: store the exponents of each axis instead of K, and make entries of K on request."""
 
     summed = True
 
@@ -85,11 +85,10 @@ class GridOperator(HostOperator):
         return np.asarray(host(namespace(x).ascontiguousarray(x))).reshape(-1)
 
     def apart(self, error: float) -> float:
-        """Bound the relative error of a sum beside that of its exponents, which is ``error``.
+        """Bound the relative error of a sum; its exponents contribute ``error`` on each axis.
 
-        On each axis exponents are added to and taken off four times, as are the logarithms of what came before, and
-        sums have runs of TERMS products and then one of the runs; two exponentials and a logarithm round by 4 units
-        each.
+        On each axis four additions round the exponents, and four round the logarithms from the axis before. A sum adds
+        runs of TERMS products, then adds the runs. Two exponentials and a logarithm round by 4 units each.
         """
         terms = (max(sizes) for sizes in zip(*self.grid.nodes, strict=True))
         sums = UNIT * sum(TERMS + n / TERMS + 12 for n in terms)
@@ -109,7 +108,7 @@ class GridOperator(HostOperator):
         self.take(alpha, beta)
 
     def row_pass(self, rows: dict[str, F64], cols: dict[str, F64] | None = None, call: Any = None) -> None:
-        """Find s_i = exp(alpha_i + log_dot(beta + log v)_i), the core's prox of it, and the column sums alike."""
+        """Compute s_i = exp(alpha_i + log_dot(beta + log v)_i), the core's prox of s, and likewise the column sums."""
         assert cols
         m, n = self.shape
         with np.errstate(divide="ignore", over="ignore"):
@@ -135,7 +134,7 @@ class GridOperator(HostOperator):
         return super().plan(i0, i1, out)
 
     def halves(self, turned: bool) -> tuple[F64, F64, Any]:
-        """Return the exponents of the points that get sums, of those summed over, and the product between them."""
+        """Return the exponents of the output side, the exponents of the summed side, and the product from it."""
         if turned:
             return self.beta, self.alpha, self.log_dot_transpose
         return self.alpha, self.beta, self.log_dot
@@ -144,7 +143,7 @@ class GridOperator(HostOperator):
         return self.sums_of(X, turned, self.halves(turned)[0])
 
     def sums_of(self, X: Any, turned: bool, own: F64) -> F64:
-        """Return exp(own) K (exp(other) X), from products with the positive and with the negative part of X."""
+        """Return exp(own) K (exp(other) X): multiply the positive and the negative part of X separately."""
         _, other, log_dot = self.halves(turned)
         out = np.zeros((len(own), X.shape[1]))
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -166,7 +165,7 @@ class GridOperator(HostOperator):
         return out[:, 0] if flat else out
 
     def own_sums(self) -> tuple[float, F64, F64]:
-        """Return (cost, row sums, column sums); the cost is summed axis by axis, without differences."""
+        """Return (cost, row sums, column sums); add up the costs of the axes, with no subtraction."""
         with np.errstate(over="ignore"):
             row, col = (np.exp(own + log_dot(other)) for own, other, log_dot in map(self.halves, (False, True)))
             parts = (np.exp(self.alpha + self.log_dot(self.beta, k)) for k in range(len(self.logs)))

@@ -17,6 +17,6 @@ def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
         pool, p, m, k, n, DTYPES[A.dtype.name], pointer(A, "void *"), pointer(B, "void *"), B.ndim == 2, exact,
         pointer(out, "void *"),
     )  # fmt: skip
-    work = p * m * n * k * (EXP_WORK if exact else 2)  # some entries of a product may turn out to need exponentials
+    work = p * m * n * k * (EXP_WORK if exact else 2)  # 2: some entries of a plain product may need exponentials
     interruptible(lambda stop: lib.mapuot_log_matmul(*arguments, stop), work)
     return out

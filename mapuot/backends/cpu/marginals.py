@@ -1,14 +1,15 @@
-"""What a pass over many marginals needs beside the products of their kernels, by the C core.
+"""The parts of a pass over many marginals beside the products with their kernels, by the C core.
 
     Points     O(n) work: all points lie one behind the other, as a call of numpy takes 1 us and a pass would make a
                hundred (src_c/marginals.c)
-    TreePass   ``mapuot_tree_pass``: messages along a tree whose kernels are in memory, in one call (src_c/tree.c)
-    Left       turns of all marginals but one of an array or a triangle, on what that one leaves of the kernel
-               (src_c/left.c); of a W that lies on a device the sums are made there, and the rest here
+    TreePass   ``mapuot_tree_pass``: messages along a tree with kernels in memory, in one call (src_c/tree.c)
+    Left       turns of all marginals but one of an array or a triangle, on W, the kernel contracted with the remaining
+               marginal (src_c/left.c); if W lies on a device, sums are made there and the rest here
     History    Anderson's differences of a state, and the step made of them: docs/mathematics.md
                (src_c/differences.c; for two marginals src_c/finish_tmpl.c)
 
-Of an array or a triangle vectors are the host's, wherever the kernels are. Twin for trees: backends/cuda/marginals.py.
+For an array or a triangle vectors stay on the host, wherever the kernels are. Twin for trees:
+backends/cuda/marginals.py.
 """
 
 from collections.abc import Callable
@@ -36,30 +37,33 @@ from . import native
 from .native import check, empty, pointer
 
 WORTHS = len(ffi.typeof("mapuot_worth").fields)
-LARGE_ENTRIES = 1 << 24  # of a kernel whose product is a call of its own: Ctrl-C waits for the end of a call
+LARGE_ENTRIES = 1 << 24  # a larger kernel gets a call of its own for each product: Ctrl-C waits for the end of a call
 
 
 @dataclass
 class Closed:
-    """The log mass of a pass along a tree, by part, and all that follows, by messages that are late."""
+    """Results of closing a pass along a tree: the log mass of each part, and the numbers that follow from it.
+
+    Messages back from the root are one pass old.
+    """
 
     masses: F64
-    lam: Any  # the translation, and what it makes of log u and of the messages to the root
+    lam: Any  # the translation; log_u and up (the messages to the root) are translated by it
     log_u: Any
     up: Any
-    worth: Any  # numbers of that plan, as `Points.worth` gives them
-    sent: Any  # the state that follows, its change and the largest of that
+    worth: Any  # numbers of the translated plan, see `Points.worth`
+    sent: Any  # the next state, its change, and the largest change in size
     change: Any
     largest: float
-    shares: Any  # of mass, and `Points.change_sums` with them
+    shares: Any  # `Points.mass_shares`, and `Points.change_sums` weighted by them
     sums: Any
 
 
 class Points:
-    """Points of all marginals, and messages of a tree's edges (child, parent), each with the points of the parent.
+    """Points of all marginals, and messages of a tree's edges (child, parent); a message has the parent's points.
 
-    ``cells``: of each point its marginal times parts, and its part, where the problem falls apart; rho: 0 of a free
-    marginal, inf of a hard one.
+    ``cells``: marginal * parts + part for each point, where the problem falls into parts. rho: 0 for a free marginal,
+    inf for a hard one.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class Points:
         self.children, self.parents = np.ascontiguousarray(self.edges.T)
         self.message = np.array([0, *accumulate(shape[k] for k in self.parents)], np.int64)
         self.amounts = len(shape), 1
-        self.held = log_weight, weight, rho  # which the record points at
+        self.held = log_weight, weight, rho  # kept alive, since the record points at them
         self.hard, self.ratios = np.flatnonzero(np.isinf(rho)), np.where(np.isinf(rho), 0.0, rho / reg)[:, None]
         core = self.core = ffi.new("mapuot_marginals *")
         core.count, core.parts, core.edges, core.reg = len(shape), 1, len(edges), reg
@@ -80,7 +84,7 @@ class Points:
         self.cells, self.message_cells = ffi.NULL, ffi.NULL
 
     def part(self, parts: int, cells: Any) -> None:
-        """Let points belong to parts; each message is translated as its child's points are."""
+        """Assign points to parts; a message is translated like the points of its child."""
         self.amounts = len(self.start) - 1, parts
         places = [slice(self.start[k], self.start[k + 1]) for k in self.parents]
         sent = [cells[place] % parts + k * parts for place, k in zip(places, self.children, strict=True)]
@@ -89,13 +93,13 @@ class Points:
         self.core.parts, self.core.cell = parts, self.cells
 
     def log_amounts(self, log_u: F64) -> F64:
-        """Return log sum a u^(-reg / rho), a row for each marginal, a column for each part."""
+        """Return log sum a u^(-reg / rho), with a row for each marginal and a column for each part."""
         room, out = np.empty(self.amounts), np.empty(self.amounts)
         lib.mapuot_log_amounts(self.core, pointer(log_u), pointer(room), pointer(out))
         return out
 
     def close(self, k: int, fi: float, out: dict[str, F64], state: F64) -> None:
-        """Close a pass from a state: find log u of the root k, and what `read` tells then."""
+        """Close a pass from a state: find log u of the root k, and fill the `Closed` that `read` returns."""
         root, parts = slice(self.start[k], self.start[k + 1]), self.amounts[1]
         near, late, log_u = out["near"], out["late"], out["log_u"]
         log_u[root] = -fi * near[root] if fi else 0.0
@@ -111,8 +115,8 @@ class Points:
     def translation(self, log_masses: F64, log_u: F64) -> F64:
         """Find the best common shifts lam of log u: A_k e^(-lam_k reg / rho_k) = c for all k, c the mass of the plan.
 
-        A_k = sum a_k u_k^(-reg / rho_k). With R_k = rho_k / reg, log c = (log mass + sum R_k log A_k) / (1 + sum R_k),
-        but the mass of a hard marginal where there is one. A row for each marginal, a column for each part.
+        A_k = sum a_k u_k^(-reg / rho_k). With R_k = rho_k / reg, log c = (log mass + sum R_k log A_k) / (1 + sum R_k);
+        if a marginal is hard, c is its mass. lam has a row for each marginal and a column for each part.
         """
         R, hard, log_A = self.ratios, self.hard.tolist(), self.log_amounts(log_u)
         log_c = log_A[hard[0]] if hard else (log_masses + (R * log_A).sum(0)) / (1 + R.sum())
@@ -122,7 +126,7 @@ class Points:
         return lam if np.isfinite(lam).all() else np.where(np.isfinite(lam).all(0), lam, 0.0)
 
     def below(self, lam: F64) -> F64:
-        """Add up what each message to the root takes of a translation: the shifts of all u that it holds."""
+        """Return the shift of each message to the root: the sum of the shifts of all u that the message contains."""
         below = lam.copy()
         for k, parent in self.edges.tolist():
             below[parent] += below[k]
@@ -138,7 +142,7 @@ class Points:
         return out.T
 
     def moved(self, x: F64, by: F64) -> F64:
-        """Add one number for each marginal and part at all its points."""
+        """Add to all points of each marginal and part its number in ``by``."""
         return self.shifted(self.start, self.cells, x, by)
 
     def moved_messages(self, x: F64, by: F64) -> F64:
@@ -146,32 +150,32 @@ class Points:
         return self.shifted(self.message, self.message_cells, x, by[self.children] if self.cells == ffi.NULL else by)
 
     def shifted(self, start: Any, cells: Any, x: F64, by: F64) -> F64:
-        """Add to each number that of its stretch or, where there are cells, of its cell."""
+        """Add to each entry of x the number of its stretch or, where there are cells, of its cell."""
         out, by = np.empty(start[-1]), np.ascontiguousarray(by)
         lib.mapuot_moved(len(start) - 1, pointer(start, "int64_t *"), cells, pointer(by), pointer(x), pointer(out))
         return out
 
     def at_edges(self, log_u: F64, back: F64, near: F64, by: F64, up: F64) -> F64:
-        """Return log u + back + near + by at the parents' points, less what they have from the edge itself."""
+        """Return log u + back + near + by at the parents' points, less ``up``, the edge's own message."""
         out, by = np.empty(self.message[-1]), np.ascontiguousarray(by)
         lib.mapuot_at_edges(self.core, *map(pointer, (log_u, back, near, by, up, out)))
         return out
 
     def mass_shares(self, log_u: F64, near: F64, late: F64) -> F64:
-        """Return the share of each parent's point in the mass a e^(log u + near + late) of that marginal."""
+        """Return the share of each parent's point in the mass a e^(log u + near + late) of the parent marginal."""
         room, out = np.empty(self.start[-1]), np.empty(self.message[-1])
         lib.mapuot_mass_shares(self.core, *map(pointer, (log_u, near, late, room, out)))
         return out
 
     def change_sums(self, weight: F64, change: F64) -> F64:
-        """Return the sums of weight change^2 and of weight |change|, a row for each edge."""
+        """Return the sums of weight change^2 and of weight |change|, with a row for each edge."""
         out = np.empty((len(self.parents), 2))
         lib.mapuot_change_sums(self.core, *map(pointer, (weight, change, out)))
         return out
 
 
 class TreePass:
-    """``mapuot_tree_pass`` over edges (child, parent, kernel, fi), each after those below it."""
+    """``mapuot_tree_pass`` over edges (child, parent, kernel, fi); each edge comes after all edges below it."""
 
     def __init__(self, edges: list[tuple[int, int, LogKernel, float]], problem: Any) -> None:
         """Fill the records; ``problem``: a `MultiProblem`. ``out``: the sums found."""
@@ -202,9 +206,9 @@ class TreePass:
             operator.rows["fi"][:] = edge.fi
 
     def run(self, first: int, sent: F64, narrow: bool, close: Callable[[], Any]) -> list[float]:
-        """Pass the edges from ``first`` on, up to one that is left to the caller; return what each rounds at most.
+        """Send messages along the edges from ``first`` on, and return a bound on the rounding of each.
 
-        ``close``: what is done after the last edge.
+        Stop before an edge that the core cannot do: the caller does it. ``close`` is called after the last edge.
         """
         self.refresh()
         self.messages.sent, self.messages.narrow = pointer(sent), narrow
@@ -214,12 +218,12 @@ class TreePass:
         return [self.edges[k].error for k in range(first, end)]
 
     def back(self, out: F64) -> list[float]:
-        """Make no messages from the root: the caller finds them edge by edge."""
+        """Make no messages from the root: the caller makes them edge by edge."""
         return []
 
 
 class Left:
-    """W e^(base - shift_1 - shift_2 ...), and the state: log u of the marginals of its axes, one behind the other."""
+    """W e^(base - shift_1 - shift_2 ...), and the state: log u of the marginals of W's axes, one behind the other."""
 
     W: Any = None
 
@@ -245,7 +249,7 @@ class Left:
         self.shift_size = sum(largest_of(x) for x in shift)
 
     def factors(self, log_u: F64) -> None:
-        """Copy log_u here and make the factors of it."""
+        """Copy log_u and make its factors."""
         self.log_u[:] = log_u
         settle(lib.mapuot_left_factors(self.core))
 
@@ -260,13 +264,13 @@ class Left:
         settle(lib.mapuot_left_read(core))
 
     def move(self, shifts: F64) -> None:
-        """Move log u by common shifts, that of the marginal set apart first."""
+        """Move log u by common shifts; the first shift belongs to the marginal that W has no axis for."""
         self.core.base += shifts[0]
         self.top += shifts[1:]
         self.log_u += np.repeat(shifts[1:], self.size)
 
     def turn(self, given: bool) -> None:
-        """Make the axes in turn best for the others; given: the sums of the first axis are at hand."""
+        """Optimise the axes one after the other; given: the sums of the first axis are known already."""
         if not self.there:
             settle(lib.mapuot_left_turn(self.core, 0, len(self.parts), given))
             return
@@ -296,7 +300,7 @@ def settle(status: int) -> None:
 
 
 class History:
-    """Differences of a state made of parts that end at ``ends``, ``depth`` of them at most."""
+    """At most ``depth`` differences of a state; its parts end at ``ends``."""
 
     def __init__(self, depth: int, ends: list[int]) -> None:
         self.parts = [slice(i, j) for i, j in zip([0, *ends], ends, strict=False)]
@@ -313,17 +317,17 @@ class History:
         return min(self.made, self.depth)
 
     def add(self, residual: F64, image: F64) -> bool:
-        """Take up a pass; tell whether there is a difference to extrapolate with."""
+        """Add a pass; tell whether there is a difference to extrapolate with."""
         self.take(residual, image, self.made % self.depth if self.begun else None)
         self.made += self.begun
         self.residual, self.image, self.begun = residual, image, True
         return self.made > 0
 
     def next(self, weight: F64, alone: float) -> tuple[F64, F64]:
-        """Return (G - sum gamma_i dG_i, F - sum gamma_i dF_i), the latter as small as can be in the norm of ``weight``.
+        """Return (G - sum gamma_i dG_i, F - sum gamma_i dF_i) with the gamma that minimises |F - sum gamma_i dF_i|.
 
-        G and F are the image and the residual that came last; ``alone``: how much of gamma each part has for itself, 1
-        where parts hardly know of each other.
+        The norm is weighted by ``weight``; G and F are the last image and residual. Each part uses ``alone`` times its
+        own gamma plus 1 - ``alone`` times the common one; 1 suits parts that hardly depend on each other.
         """
         grams, rights = self.products(weight)
         gram, right = grams.sum(0), rights.sum(0)  # the sums over all parts
@@ -340,13 +344,13 @@ class History:
         self.dF, self.dG = np.empty((self.depth, ends[-1])), np.empty((self.depth, ends[-1]))
 
     def take(self, residual: F64, image: F64, slot: int | None) -> None:
-        """Keep the difference from the pass before in a slot, if there is one."""
+        """Store the difference from the pass before in this slot; None: there was no pass before."""
         if slot is not None:
             np.subtract(residual, self.residual, out=self.dF[slot])
             np.subtract(image, self.image, out=self.dG[slot])
 
     def products(self, weight: F64) -> tuple[F64, F64]:
-        """Return sum w dF_i dF_j and sum w dF_i F of each part."""
+        """Return sum w dF_i dF_j and sum w dF_i F for each part."""
         parts, count = len(self.parts), self.count
         grams, rights = np.empty((parts, count, count)), np.empty((parts, count))
         vectors = self.dF, self.residual, weight, grams, rights
@@ -354,7 +358,7 @@ class History:
         return grams, rights
 
     def combined(self, gammas: F64) -> tuple[F64, F64]:
-        """Return what ``next`` returns, for a row of gammas for each part."""
+        """Return (G - sum gamma_i dG_i, F - sum gamma_i dF_i); ``gammas`` has a row for each part."""
         image, residual, ends = np.empty_like(self.image), np.empty_like(self.residual), pointer(self.ends, "int64_t *")
         vectors = np.ascontiguousarray(gammas), self.dF, self.dG, self.residual, self.image, image, residual
         lib.mapuot_anderson_combined(len(self.parts), ends, self.count, *map(pointer, vectors))
@@ -362,7 +366,7 @@ class History:
 
 
 def weights_of(grams: F64, rights: F64) -> F64:
-    """Solve for gamma with the least |F - sum gamma_i dF_i|, by normal equations whose columns are normalised."""
+    """Find gamma with the least |F - sum gamma_i dF_i|, by normal equations with normalised columns."""
     grams, gammas = np.ascontiguousarray(grams), np.empty(rights.shape)
     vectors = grams, np.ascontiguousarray(rights), gammas
     lib.mapuot_anderson_weights(*rights.shape, *map(pointer, vectors))

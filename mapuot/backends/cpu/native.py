@@ -23,8 +23,8 @@ from ..contract import PAD
 from ..records import put
 
 TILE = 8
-CALL_WORK = 1 << 28  # multiply-adds that a thread makes in a call at most: 30 ms, scalar .2 s; Ctrl-C waits for it
-EXP_WORK = 16  # what an exponential takes of them
+CALL_WORK = 1 << 28  # most multiply-adds of a thread in a call: 30 ms, scalar .2 s; Ctrl-C waits for the call
+EXP_WORK = 16  # multiply-adds that take as long as one exponential
 SCALARS = int(lib.mapuot_scalars())
 DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32}
 CODES = {"d": lib.MAPUOT_F64, "f": lib.MAPUOT_F32}  # by the character of a dtype: its name takes numpy 5 us
@@ -44,7 +44,7 @@ def check(status: int) -> int:
 
 
 def interruptible(call: Callable[[Any], int], work: float) -> int:
-    """``check(call(stop))``; where ``work`` is large in another thread, so that Ctrl-C in this one can set stop."""
+    """Return ``check(call(stop))``; run a long call in another thread, so that Ctrl-C in this one can set ``stop``."""
     if work < CALL_WORK or threading.get_ident() != threading.main_thread().ident:
         return check(call(ffi.NULL))
     stop, found = ffi.new("int32_t *"), list[int]()
@@ -57,9 +57,10 @@ def interruptible(call: Callable[[Any], int], work: float) -> int:
 
 
 def call_bytes(pool: Any, cost: Cost, d: int = 1) -> int | None:
-    """Return how many bytes of M a call may read that makes an exponential and d products of each entry; None: all.
+    """Return how many bytes of M a call may read if it makes an exponential and d products of each entry; None: all.
 
-    By the work, not by the clock: the sums of a block keep their order, and the result its bits.
+    The limit counts operations and not seconds: so the order of the sums in a block is fixed, and results are
+    reproducible bit for bit.
     """
     threads, each = lib.mapuot_pool_threads(pool), EXP_WORK + d
     if cost.size * each <= CALL_WORK * threads and cost.held:
@@ -79,7 +80,7 @@ def leading_dimension(n: int, itemsize: int) -> int:
 
 
 def empty(count: int, dtype: Any = np.float64) -> Any:
-    """Return a vector aligned to 64 bytes, whose memory is not touched."""
+    """Return an uninitialised vector aligned to 64 bytes; its memory is not touched."""
     itemsize = np.dtype(dtype).itemsize
     raw = np.empty(count * itemsize + 64, np.uint8)
     start = -raw.__array_interface__["data"][0] % 64
@@ -93,20 +94,20 @@ def zeros(count: int) -> F64:
 
 
 def vectors(*lengths: int) -> list[F64]:
-    """Return vectors of zeros, each aligned to 64 bytes, of one allocation: five take a small solve 40 us."""
+    """Return vectors of zeros aligned to 64 bytes in one allocation: five allocations cost a small solve 40 us."""
     starts = list(itertools.accumulate(map(padded, lengths), initial=0))
     block = zeros(starts[-1])
     return [block[start : start + length] for start, length in zip(starts, lengths, strict=False)]
 
 
 def pointer(array: Any, ctype: str = "double *") -> Any:
-    return ffi.from_buffer(ctype, array)  # .ctypes.data costs 1 us more, and a solve takes 40 of them
+    return ffi.from_buffer(ctype, array)  # .ctypes.data costs 1 us more a pointer, and a solve takes 40 pointers
 
 
 def matrix(array: Any, kept: Kept | None = None) -> Any:
-    """Fill a mapuot_matrix of a 2-D array, points, stored pairs or a masked reference; an empty one for None.
+    """Fill a mapuot_matrix from a 2-D array, points, stored pairs or a masked reference; leave it empty for None.
 
-    ``kept``: which pairs of points count, where some are skipped.
+    ``kept``: the pairs of points that count, where some are skipped.
     """
     view = ffi.new("mapuot_matrix *")
     if isinstance(array, Masked):
@@ -138,21 +139,21 @@ def split(X: F64, count: int) -> Any:
 
 
 def pool_for(threads: int | None, entries: int) -> Any:
-    """Choose a pool of the process: one thread for small problems unless a number was asked for."""
+    """Choose a pool of the process: one thread for small problems unless ``threads`` is given."""
     threads = default_threads(entries) if threads is None else threads
     return SERIAL if threads == 1 else pool_of(threads)
 
 
 @functools.lru_cache(maxsize=4)
 def pool_of(threads: int) -> Any:
-    """Make a pool, which is kept: its threads sleep on cores of their own, where new ones begin on the caller's."""
+    """Make a pool and keep it: its threads sleep on cores of their own; new ones start on the caller's."""
     pool = lib.mapuot_pool_new(threads, core_count())
     if pool == ffi.NULL:
         raise MemoryError(f"threads: could not start {threads} threads")
     return ffi.gc(pool, lib.mapuot_pool_free)
 
 
-os.register_at_fork(after_in_child=pool_of.cache_clear)  # a child has none of the threads
+os.register_at_fork(after_in_child=pool_of.cache_clear)  # a forked child inherits no threads
 asked = os.environ.get("MAPUOT_ISA") or "auto"
 if asked not in ("auto", isa()):
     warnings.warn(
@@ -160,4 +161,4 @@ if asked not in ("auto", isa()):
         RuntimeWarning,
         stacklevel=2,
     )
-SERIAL = ffi.gc(lib.mapuot_pool_new(1, 1), lib.mapuot_pool_free)  # no threads, no state: one serves all
+SERIAL = ffi.gc(lib.mapuot_pool_new(1, 1), lib.mapuot_pool_free)  # has no threads and no state: all callers share it

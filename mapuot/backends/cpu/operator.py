@@ -1,7 +1,7 @@
 """All products with one cost by the C core: K, stored or made by passes as they read it, and the plan of potentials.
 
-``mapuot_row_pass`` reads K, whether a prox follows (workspace.py) or other numbers are in its place (``fused``). The
-plan is made from M in float64, block by block. C side: src_c/solver.c, streams.c. Twin: backends/cuda/operator.py.
+``mapuot_row_pass`` reads K; a prox follows (workspace.py), or given ``base`` and ``fi`` replace the prox (``fused``).
+The plan is made from M in float64, block by block. C side: src_c/solver.c, streams.c. Twin: backends/cuda/operator.py.
 """
 
 import math
@@ -27,10 +27,10 @@ from . import log_matmul, native
 from .native import DTYPES, call_bytes, check, empty, matrix, padded, pointer, pool_for, zeros
 
 ROWS = ("weight", "rho", "absorbed", "fi", "base", "log_scale", "scale", "marginal")
-MANY = 32  # dimensions from which on a product of matrices forms costs sooner than differences do
-ROUNDED = 1e-11  # rounding of a product that costs of this mean size may have
+MANY = 32  # dimensions; from here on a matrix product forms costs faster than differences do
+ROUNDED = 1e-11  # allowed rounding of a cost made by a matrix product, relative to the mean cost
 MIRRORED = 1024  # rows of a symmetric matrix that are mirrored at once
-SAFE = 600.0  # exponents within this of the largest do not underflow in a float64 product
+SAFE = 600.0  # nats below the largest exponent within which a float64 product does not underflow
 
 asarray = to_numpy = np.asarray
 
@@ -55,12 +55,12 @@ def costs(cloud: PointCosts, threads: int | None = None) -> F64:
 
 
 def formed(cloud: PointCosts, threads: int | None = None) -> tuple[F64, float]:
-    """Form the matrix of points, and bound the rounding that it has beside that of `costs`.
+    """Form the cost matrix of points; return it and a bound on its rounding in excess of the rounding of `costs`.
 
-    Squared distances and inner products in many dimensions are one product of matrices, by the BLAS: |x|^2 + |y|^2 -
-    2 <x, y> from the mean of y on. With u = 2^-53 and s the largest |x|^2 and |y|^2 together, the d + 2 terms of a sum
-    have the size 2 s, of which it errs by d + 2 u; the squares err by d + 1 u of s, and coordinates, which are rounded
-    once, move the distance by 4 u of s. `costs` makes them by differences where that is beside the mean cost.
+    In many dimensions one BLAS product makes squared distances |x|^2 + |y|^2 - 2 <x, y>, centred at the mean of y, and
+    inner products. Let u = 2^-53 and s = max |x|^2 + max |y|^2. A sum of d + 2 terms of size 2 s errs by (d + 2) u 2 s;
+    the squares err by (d + 1) u s; coordinates are rounded once, which moves the distance by 4 u s. If this rounding is
+    too large beside the mean cost, `costs` makes the matrix by differences.
     """
     (metric, scale), d, (m, n) = cloud.core, cloud.dim, cloud.shape
     if d < MANY or not (metric.inner or metric.degree == 2):
@@ -92,29 +92,29 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[F64, float]:
 class HostOperator(Operator):
     """K in memory, its rows padded to 64 bytes, the record of passes over it, and the plan.
 
-    A storage "made" holds no K: each pass makes its rows in float64, tile by tile; of a cost that comes in blocks,
-    block by block. K of stored pairs has their places.
+    The storage "made" holds no K: each pass makes its rows in float64, tile by tile, or block by block for a cost that
+    comes in blocks. For stored pairs, K has one entry for each pair, in the same order.
     """
 
-    summed = False  # products are made beside the core, which does the rest of a pass
-    narrow = False  # passes have room for sums in float32
+    summed = False  # True: products are made outside the core, which does the rest of a pass
+    narrow = False  # passes have buffers for sums in float32
 
     def __init__(
         self, cost: Cost, reg: float, c: Cost | None = None, ranks: Ranks = ALONE, threads: int | None = None,
         kept: Kept | None = None,
     ) -> None:  # fmt: skip
-        """Hold no K yet; ``kept``: which pairs of points count, where some are skipped."""
+        """Hold no K yet; ``kept``: the pairs of points that count, where some are skipped."""
         super().__init__(cost, reg, c, ranks)
         self.pool, self.kept, self.K = pool_for(threads, cost.size), kept, empty(0)
         self.pairs, self.stored = cost.operator == "pairs", ""
 
     def blocks(self, i0: int = 0, i1: int | None = None, d: int = 1) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-        """Yield (k0, k1, first arguments of a stream over these rows) of the rows i0 to i1, for d columns at once."""
+        """Yield (k0, k1, first arguments of a streaming call) for blocks of the rows i0 to i1 and d vectors at once."""
         for k0, k1, M, c in self.cost.blocks(self.c, i0, i1, call_bytes(self.pool, self.cost, d)):
             yield k0, k1, (self.pool, *M.shape, matrix(M, self.kept), matrix(c), self.reg)
 
     def formed(self, i0: int, i1: int, d: int = 1) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-        """Yield ``blocks`` with the potentials' exponents among the arguments."""
+        """Yield ``blocks`` with the exponents alpha and beta added to the arguments."""
         for k0, k1, call in self.blocks(i0, i1, d):
             yield k0, k1, (*call, pointer(self.alpha[k0:k1]), pointer(self.beta))
 
@@ -129,7 +129,7 @@ class HostOperator(Operator):
             raise MemoryError(f"{count} rows of the plan need {size}: Result.rows makes fewer") from error
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        """Form the rows i0 to i1; of stored pairs a CSR array with an entry for each of them."""
+        """Form the rows i0 to i1; for stored pairs a CSR array with an entry for each pair."""
         n = 0 if self.pairs else self.shape[1]
         if self.pairs:
             part: Any = self.cost.read(i0, i1)
@@ -177,16 +177,16 @@ class HostOperator(Operator):
         return top
 
     def near(self, alpha: F64, beta: F64, nats: float, most: int) -> Sparse | None:
-        """Return the pairs whose exponents are so far below 0 at most; None where there are more than ``most``."""
+        """Return the pairs with exponents of -``nats`` or more; None if there are more than ``most`` pairs."""
         down, across = map(abs, self.cost.array.strides) if self.cost.operator == "tiles" else (1, 1)
-        if down < across:  # rows of the transpose lie together
+        if down < across:  # the rows of the transpose are contiguous
             turned = HostOperator(self.cost.transpose(), self.reg, self.c and self.c.transpose())
             turned.pool = self.pool
             pairs = turned.near(beta, alpha, nats, most)
             return None if pairs is None else pairs.transpose()
         (m, n), threads = self.shape, lib.mapuot_pool_threads(self.pool)
         busy = min(threads, -(-m // native.TILE))
-        room = n + min(most, 4 * most // busy)  # of a thread; memory that none writes to is none
+        room = n + min(most, 4 * most // busy)  # entries of a thread; pages that no thread writes take no memory
         start, found, parts = np.zeros(m + 1, np.int64), np.zeros(threads, np.int64), []
         for i0, i1, call in self.blocks():
             column, data = np.empty((threads, room), np.int32), np.empty((threads, room))
@@ -199,7 +199,7 @@ class HostOperator(Operator):
         return Sparse(costs, columns, np.cumsum(start), self.shape) if len(costs) <= most else None
 
     def passes(self, narrow: bool, sums: F64) -> Any:
-        """Make the record of passes, whose column sums go to ``sums``; narrow: some of them sum in float32."""
+        """Make the record of passes, with column sums in ``sums``; narrow: some passes sum in float32."""
         (m, n), threads = self.shape, lib.mapuot_pool_threads(self.pool)
         size = padded(n)
         self.narrow, self.col_sums = narrow, sums
@@ -215,11 +215,11 @@ class HostOperator(Operator):
         return state
 
     def store(self, dtype: str, made: bool = False) -> None:
-        """Make room for K; ``made``: passes make their rows, in this storage or, exact ones, in float64."""
+        """Allocate K; ``made``: passes make its rows instead, in this storage or, for exact passes, in float64."""
         state, kind = self.state, "float64" if dtype == "made" else dtype
         self.stored, self.made, state.exact = dtype, made or dtype == "made", dtype == "made"
         state.ld, state.dtype = native.leading_dimension(self.shape[1], np.dtype(STORAGE[kind]).itemsize), DTYPES[kind]
-        self.K = empty(0)  # the K before is given back first
+        self.K = empty(0)  # free the old K before allocating the new one
         self.K = empty(0 if self.made else self.cost.place(self.shape[0], state.ld), STORAGE[kind])
         state.kernel = pointer(self.K, "void *")
         if self.made:
@@ -230,7 +230,7 @@ class HostOperator(Operator):
         self.state.tile = pointer(self.tile)
 
     def build(self, alpha: F64, beta: F64) -> None:
-        state, self.absorbed = self.take(alpha, beta).state, (alpha, beta)  # kept, since the record points at them
+        state, self.absorbed = self.take(alpha, beta).state, (alpha, beta)  # kept alive: the record points at them
         state.limits.reg, state.limits.inv_reg = self.reg, 1.0 / self.reg
         state.alpha, state.beta = pointer(alpha), pointer(beta)
         for i0, _, call in () if self.made else self.formed(0, self.shape[0]):
@@ -239,11 +239,11 @@ class HostOperator(Operator):
             check(lib.mapuot_build_kernel(*call, across, state.dtype, to, 0 if self.pairs else state.ld))
 
     def apart(self, error: float) -> float:
-        """Bound how far the sums of rows and of columns are from those of one K, by the error of its exponents."""
+        """Bound how far row and column sums are from the sums of one K, from the ``error`` of its exponents."""
         return 0.0
 
     def keep(self, kept: Kept | None) -> None:
-        """Let passes make these pairs of points only."""
+        """Restrict passes to these pairs of points."""
         state, self.kept, itemsize = self.state, kept, self.K.itemsize
         state.M, state.c = matrix(self.cost, kept), matrix(None)
         state.ld = native.leading_dimension(kept.width if kept else self.shape[1], itemsize)
@@ -252,7 +252,7 @@ class HostOperator(Operator):
     def row_pass(
         self, rows: dict[str, F64], cols: dict[str, F64] | None = None, call: Any = lib.mapuot_row_pass
     ) -> None:
-        """Make the O(mn) half of a pass, block by block where M has to be read that the core cannot read itself."""
+        """Make the O(mn) half of a pass; go block by block where M is needed and is not in the core's reach."""
         state = self.state
         if not state.exact or state.M.data or state.M.points.x:
             check(call(self.pool, state))
@@ -276,7 +276,7 @@ class HostOperator(Operator):
         cost: Any = self.cost
         return cost.with_data(self.K) if self.pairs else self.K.reshape(self.shape[0], -1)[:, : self.shape[1]]
 
-    # ---- passes with ``base`` and ``fi`` in the place of a prox
+    # ---- passes with given ``base`` and ``fi`` instead of a prox
 
     def open(self, dtype: str) -> str:
         m, n = self.shape
@@ -295,7 +295,7 @@ class HostOperator(Operator):
         self.take_vector(v, sizes)
         rows["base"][:], rows["fi"][:] = base, fi
         self.state.progress.narrow = narrow and self.narrow and self.stored == "float32"
-        self.state.progress.passes ^= 1  # the rows read last come first
+        self.state.progress.passes ^= 1  # alternate the direction: start with the rows read last, still in cache
         self.row_pass(rows)
         r = rows["marginal"]
         plain = r.min() > 1e-280 and r.max() < 1e280
@@ -308,13 +308,13 @@ class HostOperator(Operator):
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """The least M / reg, and how far the largest is from it."""
-        low, high = self.cost.finite_range(sys.modules[__name__])[:2]  # which has ``extrema``
+        """The smallest M / reg, and the distance from it to the largest."""
+        low, high = self.cost.finite_range(sys.modules[__name__])[:2]  # this module has ``extrema``
         return low / self.reg, (high - low) / self.reg
 
     @cached_property
     def plain(self) -> Any:
-        """K that absorbs a number alone, so that its largest entry is 1."""
+        """K that absorbs only a constant, so that its largest entry is 1."""
         self.open("float64")
         self.store("float64")
         self.build(np.full(self.shape[0], self.ends[0]), np.zeros(self.shape[1]))
@@ -322,14 +322,14 @@ class HostOperator(Operator):
 
     @cached_property
     def both_ways(self) -> tuple[Any, Any]:
-        """The costs by row and by column, of an array as logarithms of K."""
+        """The costs by row and by column; for a dense cost -M / reg instead."""
         costs = self.cost if self.pairs else np.concatenate([L for _, _, L in self.logarithms(self.cost)])
         return costs, costs.transpose()
 
     def log_products(self, x: F64, turned: bool = False) -> F64:
-        """Return log(K e^x) or log(K^T e^x) of vectors x (p, n), K = exp(-M / reg); -inf where no pair ends.
+        """Return log(K e^x) or log(K^T e^x) for vectors x (p, n), K = exp(-M / reg); -inf at points without a pair.
 
-        They are one product with K, or sums beside their maxima where that underflows.
+        Use one product with K; where it would underflow, sums with their maxima taken out.
         """
         top, least = x.max(axis=1, keepdims=True), x.min(axis=1, keepdims=True)
         if least.min() == -np.inf:
@@ -375,6 +375,6 @@ class HostOperator(Operator):
 
 
 def point_at(side: Any, arrays: dict[str, F64], part: slice) -> None:
-    """Let the record of a side point at a part of its arrays."""
+    """Set the pointers in the record of a side to a part of its arrays."""
     for name, array in arrays.items():
         setattr(side, name, pointer(array[part]))

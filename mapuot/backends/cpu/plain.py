@@ -1,6 +1,6 @@
 """Plain problems solved whole by the core (src_c/solve.c), one foreign call for one problem or for many.
 
-The records that a call fills are kept for the next one: to make them takes longer than to solve 64 x 64.
+The records of a call are kept for the next call: making them takes longer than solving a 64 x 64 problem.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,20 +20,20 @@ from ..workspace import FAR_LOG, STORAGE
 from .native import CODES, DTYPES, SERIAL, check, empty, pointer, pool_for
 from .workspace import NARROW_NOISE, SAFE_SPREAD, SCALES
 
-CALL_ENTRIES = 1 << 28  # of K read by one call, some .2 s: Ctrl-C waits for it
-MOST_PASSES = 10_000  # of one call
-USUAL_PASSES = 16  # of one of many problems, at least: so many threads are worth waking
-KEPT_BYTES = 1 << 23  # of scratch between two calls
-KEPT_CALLS = 16  # of hundreds of threads, some 9 MB each
+CALL_ENTRIES = 1 << 28  # entries of K that one call reads at most, some .2 s: Ctrl-C waits for the call
+MOST_PASSES = 10_000  # most passes of one call
+USUAL_PASSES = 16  # passes that each of many problems makes at least: decides how many threads are worth waking
+KEPT_BYTES = 1 << 23  # largest scratch memory that is kept between two calls
+KEPT_CALLS = 16  # calls that are kept, of some 9 MB each; programs may have hundreds of threads
 CONVERGED, OUT_OF_PASSES, STALLED = lib.MAPUOT_CONVERGED, lib.MAPUOT_RUNNING, lib.MAPUOT_STALLED
 
-CALL_PROBLEMS, CALL_PAIRS = 8, 1 << 18  # of one call and thread at least: some have thousands of passes to make
+CALL_PROBLEMS, CALL_PAIRS = 8, 1 << 18  # least problems and pairs of a call per thread: some need thousands of passes
 MEMBERS = {"double": np.float64, "int64_t": np.int64, "mapuot_stats": STATS}  # pointers have 8 bytes, too
 PROBLEM: Any = np.dtype(
     [(name, MEMBERS.get(field.type.cname, np.int64)) for name, field in ffi.typeof("mapuot_problem").fields]
 )
 
-# mapuot_stage: (reg in units of the problem's, tol, that of hard sides, least range(M) / reg, passes at its end,
+# mapuot_stage: (reg in units of the problem's reg, tol, tol of hard sides, least range(M) / reg, passes at its end,
 # one potential)
 Ladder = Callable[[Options, int], list[tuple[float, float, float, float, int, bool]]]
 
@@ -51,13 +51,13 @@ class Found(NamedTuple):
     low: float
     high: float
     forbidden: bool
-    larger: int  # regs than the one asked for, which came before it
-    symmetric: bool  # passes were those of one potential
+    larger: int  # number of stages at larger regs that came first
+    symmetric: bool  # passes used one potential
     products: int  # for Newton's step towards hard columns
 
 
 class Call:
-    """The records of one foreign call, and what they were last filled for."""
+    """The records of one foreign call, and the arguments that they were last filled for."""
 
     stages: Any = None
     shape: Any = None
@@ -73,7 +73,7 @@ class Call:
         self.at = pointer(self.scratch, "void *")
 
     def prepare(self, shape: tuple[int, ...], dtype: str, options: Options, max_passes: int, ladder: Ladder) -> None:
-        """Fill what stays from call to call of one kind."""
+        """Fill the members that stay the same for all calls with these arguments."""
         strides = shape[1], 1
         self.stages = fill_task(self.task, shape, strides, dtype, options, max_passes, ladder)
         wanted = lib.mapuot_solve_bytes(self.task) // 8
@@ -89,9 +89,9 @@ def fill_task(
     task: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, options: Options, max_passes: int,
     ladder: Ladder,
 ) -> Any:  # fmt: skip
-    """Fill in all but reg and reg_m, and return the stages, which must live as long as the task.
+    """Fill all members but reg and reg_m; return the stages, which must live as long as the task.
 
-    ``strides``: of M in entries.
+    ``strides``: strides of M in entries.
     """
     most = min(MOST_PASSES, max(1, CALL_ENTRIES // (shape[0] * shape[1])))
     rows = ladder(options, max_passes)
@@ -111,7 +111,7 @@ def fill_task(
 
 
 def goes_on(task: BatchProblem, options: Options) -> bool:
-    """Tell whether a factor serves problems that have stalled."""
+    """Tell whether Newton's steps by a factor may solve stalled problems."""
     return options.memory > 0 and is_stiff(task.reg, max(task.rows.scalar_rho or 0.0, task.cols.scalar_rho or 0.0))
 
 
@@ -129,14 +129,14 @@ def solve(
     cost: Dense, a: Any, b: Any, reg: float, rho: tuple[float, float], options: Options, max_passes: int,
     ladder: Ladder, plan: Any, compare: Callable[[], bool],
 ) -> Found | None:  # fmt: skip
-    """Solve a problem of a C-contiguous array, and fill ``plan`` if it is an array; None: it is not plain after all.
+    """Solve a problem with a C-contiguous M, and fill ``plan`` if it is an array; None: the problem is not plain.
 
-    ``compare`` raises where forbidden pairs leave no plan between hard sides, and tells whether the masses of their
-    parts are even; it is called where there are some.
+    ``compare`` raises an error if forbidden pairs leave no plan between hard sides, and tells whether the masses of the
+    parts are equal on both sides. It is called only if pairs are forbidden.
     """
     try:
         call = kept.pop()
-    except IndexError:  # no test before: another thread could take the last one meanwhile
+    except IndexError:  # a test before pop would be a race: another thread could take the last call in between
         call = Call()
     M = cost.array
     shape, dtype = M.shape, M.dtype.char
@@ -180,10 +180,10 @@ def solve(
 def solve_many(
     task: BatchProblem, which: Any, starts: F64, spent: Any, options: Options, max_passes: int, ladder: Ladder
 ) -> Iterator[tuple[Any, Any, list[F64]]]:
-    """Solve the problems ``which`` of a batch; yield (some numbers, their records, [log u, log v, r, s]).
+    """Solve the problems ``which`` of a batch; yield (their indices, their records, [log u, log v, r, s]) in parts.
 
-    ``starts``: log v, one row for each of them; ``spent``: the passes that each has made already. The records
-    of those that are not plain after all have another status than CONVERGED and OUT_OF_PASSES.
+    ``starts``: log v, one row for each problem; ``spent``: passes that each problem has made already. A problem that
+    turns out not to be plain has a status other than CONVERGED and OUT_OF_PASSES.
     """
     many = Many(task, which, options, max_passes, ladder)
     (m, n), most = many.shape, many.most
@@ -202,15 +202,15 @@ def solve_many(
         tables |= {"start": np.ascontiguousarray(starts[i0 : i0 + len(part), :n])}
         tables |= {"alpha": np.empty(A.shape), "beta": np.empty(B.shape)}
         point(records, tables)
-        records["start"] *= tables["start"].any(1)  # NULL: by way of larger regs
+        records["start"] *= tables["start"].any(1)  # NULL: a cold start, which begins with stages at larger regs
         many.call(lib.mapuot_solve, records)
         yield part, records, found
 
 
 def slopes(task: BatchProblem, which: Any, exponents: Any, wanted: Any, threads: int | None) -> list[Any]:
-    """Return derivatives by x and by y of problems between points, one behind the other; None if not wanted.
+    """Return derivatives by x and by y for problems between points, one problem behind the other; None if not wanted.
 
-    ``exponents``: log u + log a and log v + log b of all problems; the metric is a squared distance.
+    ``exponents``: log u + log a and log v + log b of all problems. The metric must be a squared distance.
     """
     options = Options(True, 0, False, "float64", 1.0, -1.0, threads)
     many, clouds = Many(task, which, options, 1, lambda *_: []), task.several
@@ -231,7 +231,7 @@ def slopes(task: BatchProblem, which: Any, exponents: Any, wanted: Any, threads:
 
 
 class Many:
-    """Calls of the core for problems ``which`` of a batch, each of which one thread works on."""
+    """Calls of the core for the problems ``which`` of a batch; one thread works on each problem."""
 
     def __init__(self, task: BatchProblem, which: Any, options: Options, max_passes: int, ladder: Ladder) -> None:
         self.clouds = clouds = task.several
@@ -256,7 +256,7 @@ class Many:
 
     def records(self, part: Any) -> Any:
         records = np.zeros(len(part), PROBLEM)
-        records["forbidden"] = 1  # `BatchProblem.check_parts` has compared masses
+        records["forbidden"] = 1  # `BatchProblem.check_parts` has compared the masses already
         if self.clouds:
             for names, places, points in zip(("mx", "ny"), self.clouds.places, self.points, strict=True):
                 records[names[0]] = places.count[part]
@@ -276,13 +276,13 @@ def address(array: Any) -> int:
 
 
 def point(records: Any, tables: dict[str, Any]) -> None:
-    """Let each record point at its rows of these tables."""
+    """Set the pointers in each record to its rows of these tables."""
     for name, table in tables.items():
         records[name] = address(table) + table.strides[0] * np.arange(len(records))
 
 
 def form_plan(M: Any, reg: float, exponents: Any, out: Any) -> None:
-    """Form the plan of these exponents, the last m + n of ``Found.numbers``, of a C-contiguous M."""
+    """Form the plan of a C-contiguous M from ``exponents``, the last m + n of ``Found.numbers``."""
     m, n = M.shape
     view = ffi.new("mapuot_matrix *", (ffi.from_buffer(M), n, 1, CODES[M.dtype.char]))
     at, code = ffi.from_buffer("double *", exponents), CODES[out.dtype.char]

@@ -1,7 +1,7 @@
 """The CPU backend: numpy owns the memory, src_c does the work, no foreign call holds the GIL.
 
-``iterate`` is one foreign call for many passes. K's rows are padded to 64 bytes and first touched by the
-thread that will read them. Twin: backends/cuda/workspace.py; oracle: backends/reference.py.
+One foreign call makes many passes. K's rows are padded to 64 bytes; the thread that will read a row touches it first.
+Twin: backends/cuda/workspace.py; oracle: backends/reference.py.
 """
 
 import math
@@ -28,19 +28,19 @@ from . import native
 from .native import check, empty, matrix, padded, pointer
 from .operator import HostOperator
 
-NARROW_NOISE = 2e-6  # some 3e-8 in a marginal; near the floor that 1e-7 tells a tenth of the passes crept
+NARROW_NOISE = 2e-6  # marginals err by 3e-8; near the floor set by a noise of 1e-7 a tenth of the passes gained little
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
 ONE_POTENTIAL = True  # passes can have log u = log v
-SKIPS_TOGETHER = RANKS_TOGETHER = True  # such passes can skip pairs of points, and be of ranks that share rows
-LEAST_BOX = 16  # columns that vectors are padded to; a tile has 8 rows
-QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
-REACH = 3.0  # nats that one of Newton's steps moves a column, at most: far off it points anywhere
-ROUGH = 0.1  # share of its equations that such a step leaves, at most
+SKIPS_TOGETHER = RANKS_TOGETHER = True  # passes of one potential can skip pairs, and work where ranks share rows
+LEAST_BOX = 16  # vectors are padded to 16 columns; a tile has 8 rows
+QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # a K up to this size (1 ms a pass) makes 16 passes before any is timed
+REACH = 3.0  # nats that a rough Newton's step moves a column at most: farther away its direction means nothing
+ROUGH = 0.1  # largest relative residual of the equations of a rough Newton's step
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0}  # range(M) / reg that K holds unbalanced
 
 
 def names_of(side: Side) -> list[str]:
-    """Name the vectors of one marginal, with fi and base for the quick prox where one formula serves all points."""
+    """Name the vectors of one marginal; fi and base serve the quick prox, where one formula holds for all points."""
     names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
     names += ["fi", "base"] if side.uniform else []
     return names + ["upper"] * (side.upper is not None)
@@ -52,10 +52,10 @@ class HostWorkspace(Workspace):
     def __init__(
         self, problem: Problem, options: Options, skip: Truncation | None = None, operator: Any = None
     ) -> None:
-        """Choose how passes have K; ``operator``: products that take the place of a K in memory."""
+        """Choose the storage of K; ``operator``: replaces the operator that has K in memory."""
         super().__init__(problem, options, skip)
         m, n = problem.shape
-        # every pass makes its rows, in float32 or, as an exact one, in float64
+        # made: every pass makes the rows of K, in float32 or, if it is exact, in float64
         self.made, pairs = problem.cost.remade or options.precision == "made", problem.cost.operator == "pairs"
         self.dtype = self.storage()
         memory = memory_of(options.memory, problem.ranks.min(m), np.dtype(STORAGE[self.dtype]).itemsize)
@@ -86,41 +86,41 @@ class HostWorkspace(Workspace):
         if self.limits.finer and not self.made:
             self.operator.open_tile()
         self.coarse = Coarse(self, problem, memory)
-        self.leaps: Any = None  # record of rough Newton's steps, and its room
-        self.reach = REACH  # nats that the next of them may move a column
+        self.leaps: Any = None  # record of rough Newton's steps, and its workspace
+        self.reach = REACH  # nats that the next rough step may move a column
         self.makes_products = not (self.operator.summed or options.in_place)
         self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
         self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
 
     @property
     def reads(self) -> str:
-        """Name what passes read now: rows that they make, where K has turned out too coarse."""
+        """Name the matrix that passes read now: "rows" that they make, where the storage of K is too coarse."""
         made = self.problem.cost.operator == "tiles" and self.state.exact
         return f"{'float64' if self.state.exact else self.dtype} {'rows' if made else self.problem.cost.operator}"
 
     def storage(self) -> str:
-        """Return the storage of K, which may be another than was asked for."""
+        """Return the storage of K, which may differ from the storage asked for."""
         problem, kind = self.problem, self.problem.cost.operator
         dtype = "float64" if self.dtype == "made" else self.dtype
         self.size = narrow_points.fitting(problem) if dtype != "float64" else None
         coarse = kind == "points" and self.size is None
         if coarse or (kind == "pairs" and limits_of(problem, self.options, dtype, NARROW_NOISE)["finer"]):
-            return "float64"  # no pass makes K's entries of stored pairs anew
+            return "float64"  # exact passes do not exist for stored pairs
         return dtype
 
     def part_columns(self, problem: Problem) -> tuple[Any, F64] | None:
-        """Tell which part of M each column belongs to, where some are not connected: each has its own translation."""
+        """Give the core the part of M that each column belongs to; passes translate each part on its own."""
         parts = problem.parts
         if parts is None or not self.limits.mu_rate > 0:
             return None
         self.limits.lam_rate = 0.0
         found = np.ascontiguousarray(parts.cols, np.int32), np.empty(2 * (parts.count + 1))
-        self.state.parts = parts.count + 1  # and the points without a partner
+        self.state.parts = parts.count + 1  # points without a partner form one more part
         self.state.part, self.state.part_sums = pointer(found[0], "int32_t *"), pointer(found[1])
         return found
 
     def float32_points(self, cost: Cost, state: Any) -> narrow_points.NarrowPoints | None:
-        """Tell the core what narrow passes make their rows of; return it, None where the cost is no points."""
+        """Give the core the float32 points from which narrow passes make rows; None where they cannot."""
         if self.size is None:
             return None
         points = narrow_points.NarrowPoints(self.problem, self.size)
@@ -133,7 +133,7 @@ class HostWorkspace(Workspace):
         return points
 
     def side(self, side: Side, size: int, out: Any, block: F64) -> dict[str, F64]:
-        """Fill the C view of one marginal over ``block``; ``size`` is a vector's length, of columns padded."""
+        """Fill the C view of one marginal with vectors in ``block``; ``size``: their length, padded for columns."""
         names, stride, count = names_of(side), padded(size), len(side.weight)
         arrays = {name: block[k * stride : k * stride + size] for k, name in enumerate(names)}
         arrays["rho"][:] = 1.0
@@ -154,7 +154,7 @@ class HostWorkspace(Workspace):
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
         found = self.narrow_points.fitted(alpha, beta) if self.progress.narrow and self.narrow_points else None
-        if self.narrow_points and self.problem.ranks.max(found is None):  # on all ranks in float64 from here on
+        if self.narrow_points and self.problem.ranks.max(found is None):  # all ranks go on in float64
             self.progress.narrow = 0
             self.take_float64()
             return alpha, beta
@@ -167,10 +167,10 @@ class HostWorkspace(Workspace):
         put(self.limits, {"storage_error": 0.0, "flush": np.finfo(np.float64).tiny})
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
-        """Build K; sums of the rows and of the columns may be of two kernels that are each within ``apart`` of K.
+        """Build K, and set limits for operators with row and column sums that err by ``apart``, relative to K.
 
-        The marginals r that a pass finds are off by ``apart`` r then, so that sqrt(gap) of the plan may be larger by up
-        to apart sqrt(rho mass / 2), rho of both sides, and the error by apart sqrt(rho / reg), which is extra_error.
+        The marginals r of a pass then err by apart r. With rho = rho_rows + rho_cols, sqrt(gap) of the plan may be
+        larger by apart sqrt(rho mass / 2), and the error by apart sqrt(rho / reg): this is ``extra_error``.
         """
         self.operator.build(alpha, beta)
         apart = self.operator.apart(error)
@@ -187,7 +187,7 @@ class HostWorkspace(Workspace):
         self.set_side(self.problem.rows, self.row_side, self.state.rows, d)
 
     def set_side(self, side: Side, arrays: dict[str, F64], state: Any, d: F64) -> None:
-        """Set what K absorbed of a side, the weights in use, and the constant part of the KL prox."""
+        """Set the absorbed potential of a side, the weights in use, and the constant part of the KL prox."""
         arrays["absorbed"][: len(d)] = d
         arrays["absorbed"][len(d) :] = np.inf
         lib.mapuot_set_side(ffi.addressof(state), pointer(side.weight), pointer(side.log_weight))
@@ -226,7 +226,7 @@ class HostWorkspace(Workspace):
         return stats
 
     def open_coarse(self, labels: Labels, counts: list[int]) -> None:
-        """Make room for the correction, for so many clusters of each rank."""
+        """Allocate the arrays of the correction; ``counts``: the clusters of each rank."""
         coarse, ranks = self.state.coarse, self.problem.ranks
         size, count = padded(self.problem.shape[1]), sum(counts)
         coarse.clusters, coarse.own = count, labels.clusters
@@ -246,7 +246,7 @@ class HostWorkspace(Workspace):
         coarse.own_blocks, coarse.own_mass = pointer(self.own_blocks[0], "float *"), pointer(self.own_blocks[1])
 
     def correct(self, fi: float) -> None:
-        """Make the matrix of the last labelled pass, by which steps are corrected from here on."""
+        """Make the matrix of the last labelled pass; it corrects all later steps."""
         check(lib.mapuot_coarse_matrix(self.pool, self.state, fi))
 
     def make_passes(self, count: int) -> list[Stats]:
@@ -260,7 +260,7 @@ class HostWorkspace(Workspace):
         return told(table[: made[0]], self.progress.passes - made[0] + 1)
 
     def passes(self, count: int, stats: Any) -> int:
-        """Make passes as mapuot_iterate does, where ranks meet between row_pass and finish_pass, or M is streamed."""
+        """Do the work of mapuot_iterate step by step, where ranks add sums inside a pass, or M is streamed."""
         made, status = 0, lib.MAPUOT_RUNNING
         while made < count and status == lib.MAPUOT_RUNNING:
             with self.problem.ranks.adding(self.sums):
@@ -273,12 +273,12 @@ class HostWorkspace(Workspace):
         self.operator.row_pass(self.row_side, self.col_side)
 
     def newton_product(self) -> Callable[[F64], F64]:
-        """Return the product for Newton's step from the last pass: a pass with factors in the place of the prox."""
+        """Return the product for Newton's step from the last pass: a pass with factors instead of the prox."""
         n, state, size = self.problem.shape[1], self.state, len(self.col_side["scale"])
         factor, v, vd = native.vectors(len(self.row_side["scale"]), size, size)
         lib.mapuot_newton_factors(state, pointer(factor), pointer(v))
         symmetric, rows = self.options.symmetric, self.row_side | {"factor": factor}
-        if symmetric:  # such a pass has its sums where the marginal is
+        if symmetric:  # a pass of one potential writes K v over the marginal's buffer, which must survive
             rows["marginal"] = factor
 
         def product(d: F64) -> F64:
@@ -295,7 +295,7 @@ class HostWorkspace(Workspace):
         return product
 
     def leap(self, stat: Stats, on: bool) -> int:
-        """After a plain pass a step goes half as far as the one before it that the guard dropped."""
+        """Make a rough Newton's step; halve its reach when the guard drops a step, else let it grow by half."""
         (m, n), state = self.problem.shape, self.state
         self.reach = 0.5 * self.reach if stat.rejected else min(REACH, 1.5 * self.reach)
         if stat.rejected or not on or self.reach < 0:
@@ -318,7 +318,7 @@ class HostWorkspace(Workspace):
 
     def marginals(self) -> tuple[F64, F64]:
         n = self.problem.shape[1]
-        with np.errstate(over="ignore", invalid="ignore"):  # of a solve that ended "not finite"
+        with np.errstate(over="ignore", invalid="ignore"):  # a solve may have ended "not finite"
             return self.row_side["marginal"] * self.progress.kappa, self.col_side["marginal"][:n].copy()
 
     def close(self) -> None:
