@@ -1,11 +1,12 @@
-/* column.h - what finish_pass does to one column on scalars: marginal, gap and image.
+/* column.h - the scalar formulas of finish_pass for one column: marginal, gap and image.
  *
- * A thread of the CUDA core, of single solves and of batches, does it to its column; the C core does it to the columns of
- * penalties that have no vector form, and its sweeps over the others (finish_tmpl.c) are checked against it. */
+ * Each thread of the CUDA core applies them to its column, in single solves and in batches. The C core applies them to
+ * penalties without a vector form, and tests compare its vector sweeps (finish_tmpl.c) with them. */
 #pragma once
 #include "common/penalty.h"
 
-/* log v = x - shift; v relative to K, which holds the potential e = absorbed; k = reg / rho, fi = rho / (rho + reg) */
+/* log v = x - shift. v is relative to K, which holds the potential e = absorbed. k = reg / rho, fi = rho / (rho +
+ * reg). */
 typedef struct {
     double absorbed, weight, log_weight, rho, upper, k, fi;
     double x, v;
@@ -13,23 +14,24 @@ typedef struct {
 
 typedef struct {
     double marginal, image;
-    double gap, hard, dual; /* what it adds to the certificate */
-    double misfit;          /* likewise, of total variation and range; else 0 */
+    double gap, hard, dual; /* this column's terms of the certificate */
+    double misfit;          /* the same for total variation and range; 0 for other penalties */
     double next;            /* b e^(-k G), for the translation of the image */
-    double kappa;           /* e^offset, by the way */
+    double kappa;           /* e^offset */
 } mapuot_column_out;
 
-/* One potential x = log u = log v: the part of the way from x to its prox that a pass goes.  The prox undoes fi P / r of a
- * change of x, of which the eigenvalues lie in [0, fi] where the kernel is positive: of all parts this one leaves least of
- * an error, fi / (2 + fi); and of no kernel does an error grow.  fi: 1 where a penalty has none. */
+/* One potential x = log u = log v: the fraction of the step from x to its prox that a pass takes. The derivative of the
+ * prox is -fi P / r, and the eigenvalues of fi P / r lie in [0, fi] where the kernel is positive. This fraction makes
+ * the largest factor of an error smallest, fi / (2 + fi), and no kernel makes an error grow. fi is 1 for a penalty
+ * without one. */
 FN double own_part(double fi) { return 1 / (1 + 0.5 * fi); }
 
-/* G of a KL or balanced column */
+/* The image G of a KL or balanced column */
 FN double kl_image(const mapuot_column *c, double log_sum, double shift, double offset) {
     return fma(1 - c->fi, shift, c->fi * (c->log_weight - (log_sum - c->absorbed + offset)));
 }
 
-/* A KL or balanced column whose image, q = b e^(-k log v), b e^(-k G) and kappa are known. */
+/* The values of a KL or balanced column from its image, q = b e^(-k log v), b e^(-k G) and kappa. */
 FN mapuot_column_out kl_column(const mapuot_column *c, double sum, double log_sum, double shift, double offset,
                                double reg, double image, double q, double next, double kappa) {
     mapuot_column_out out = {c->v * sum * kappa, image, 0, 0, 0, 0, next, kappa};
@@ -45,8 +47,9 @@ FN mapuot_column_out kl_column(const mapuot_column *c, double sum, double log_su
     return out;
 }
 
-/* sum: K^T u of the column before the translation, log_sum its logarithm; shift after it, offset: its part in the plan.
- *   s = v K^T u,  G = fi log(b / K^T u),  gap = rho q h(log(s / q)),  q = b e^(-k log v),  h(t) = t e^t - e^t + 1
+/* sum: K^T u of the column before the translation, log_sum: its logarithm. shift: after the translation, offset: log of
+ * the factor by which the translation scales the plan.
+ *     s = v K^T u,  G = fi log(b / K^T u),  gap = rho q h(log(s / q)),  q = b e^(-k log v),  h(t) = t e^t - e^t + 1
  * A column that this pass found without mass keeps its x. */
 FN mapuot_column_out column_values(int penalty, const mapuot_column *c, double sum, double log_sum, double shift,
                                    double offset, double reg) {

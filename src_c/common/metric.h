@@ -1,10 +1,10 @@
-/* metric.h - the metrics between points, one pair at a time, in float64, for CUDA; in vectors: points.h.
- * Oracle: mapuot/problem/metrics.py, which says what REACH is. */
+/* metric.h - the metrics between points, for one pair in float64 (CUDA); vector form: points.h.
+ * Oracle: mapuot/problem/metrics.py, which explains REACH. */
 #pragma once
 #include "common/reach.h"
 #include "common/record.h"
 
-/* The sum over coordinates after one more, x and y of the two points */
+/* Add one coordinate to the sum; x and y are the coordinates of the two points. */
 FN double metric_sum(int metric, double sum, double x, double y) {
     const double t = x - y;
     if (metric == MAPUOT_INNER) return fma(-x, y, sum);

@@ -1,15 +1,17 @@
 /* penalty.h - the marginal penalties D(r | t), one point at a time, on logarithms, in float64.
  *
- * s = (K v)_i is the kernel that the point sees; prox_log gives log u with f = reg log u optimal, r = u s its marginal.
- * rho is reg_m of the point, inf = hard; MAPUOT_RANGE: lower t <= r <= upper t with rho the lower factor.
- * KL and balanced have vector forms in prox_rows.h and finish_tmpl.c.  The oracle, mapuot/penalties.py, shares nothing.
+ * s = (K v)_i is the kernel sum of the point. prox_log returns log u = f / reg for the optimal f; the marginal is r = u
+ * s.
+ * rho is reg_m of the point, inf for a hard point. MAPUOT_RANGE: lower t <= r <= upper t, with the lower factor in rho.
+ * Vector forms of KL and balanced: prox_rows.h and finish_tmpl.c. The oracle, mapuot/penalties.py, shares no code.
  * Formulas: Chizat, Peyre, Schmitzer, Vialard 2018; L2 through the Wright omega function w + log w = z. */
 #pragma once
 #include "common/record.h"
 
 FN double clip(double x, double low, double high) { return fmin(fmax(x, low), high); }
 
-/* omega + log omega = z: three Halley steps from the asymptotes and, between them, from the tangent at 1 */
+/* Solve omega + log omega = z by three Halley steps. They start from the asymptotic forms or, between these, from the
+ * tangent at z = 1. */
 FN double wright_omega(double z) {
     if (z < -36) return exp(z);
     double w = z > 1 ? z - log(z) : exp(z < -1 ? z : 0.5 * z - 0.5);
@@ -29,7 +31,7 @@ FN double prox_log(int penalty, double log_s, double t, double log_t, double rho
         return balanced;
     case MAPUOT_TV: /* r = t while |f| <= rho */
         return clip(balanced, -bound, bound);
-    case MAPUOT_L2: { /* log u = rho t / reg - omega(z) = log omega(z) - x, z = x + rho t / reg: what cancels less */
+    case MAPUOT_L2: { /* log u = rho t / reg - omega(z) = log omega(z) - x, z = x + rho t / reg: the stabler form */
         const double x = log(bound) + log_s, w = wright_omega(x + bound * t);
         return bound * t < fabs(x) ? bound * t - w : log(w) - x;
     }
@@ -38,22 +40,24 @@ FN double prox_log(int penalty, double log_s, double t, double log_t, double rho
     }
 }
 
-/* -D*(-f), what the point adds to the dual value; of total variation -inf beneath -rho (rounding apart) */
+/* -D*(-f), the point's term of the dual value; for total variation it is -inf below -rho, up to rounding */
 FN double dual_term(int penalty, double f, double t, double rho, double upper) {
     switch (penalty) {
     case MAPUOT_KL:
     case MAPUOT_BALANCED:
-        return isinf(rho) ? f * t : -rho * (t * expm1(-f / rho)); /* rho t may be below all numbers, this is r */
+        return isinf(rho)
+                   ? f * t
+                   : -rho * (t * expm1(-f / rho)); /* t first: rho t may underflow, t (e^(-f / rho) - 1) does not */
     case MAPUOT_TV:
         return f < -rho * (1 + 1e-9) ? -INF : clip(f, -rho, rho) * t;
     case MAPUOT_L2:
         return f < rho * t ? f * t - f * (f / (2 * rho)) : rho * t * t / 2;
-    default: /* f of a point that no mass can reach is inf, and rho may be 0 */
+    default: /* f is inf for a point that no mass can reach, and rho may be 0 */
         return f < 0 ? f * upper * t : rho > 0 ? f * rho * t : 0;
     }
 }
 
-/* How far r is from what a hard penalty allows; 0 for the soft ones */
+/* Distance of r from the marginals that a hard penalty allows; 0 for soft penalties */
 FN double violation(int penalty, double r, double t, double rho, double upper) {
     if (penalty == MAPUOT_RANGE) return fmax(0.0, fmax(rho * t - r, r - upper * t));
     return penalty <= MAPUOT_BALANCED && isinf(rho) ? fabs(r - t) : 0;
@@ -65,15 +69,16 @@ FN double kl_series(double x) {
     return 0.5 + x * (1.0 / 3 + x * (0.125 + x * (1.0 / 30 + x * (1.0 / 144 + x * (1.0 / 840 + x * late)))));
 }
 
-/* q h(x), with r = q e^x given.  That r is apart from x by the rounding d of exponents makes r x - r + q wrong by r d,
- * for small x more than its own size; q h(x) by x r d only. */
+/* q h(x), given r = q e^x. A rounding d of the exponent puts r off by r d, so that r x - r + q is off by r d: for small
+ * x, more than its own size. The series is off by x r d only. */
 FN double kl_gap(double q, double r, double x) { return fabs(x) < 0.25 ? q * x * x * kl_series(x) : r * x - r + q; }
 
-/* Does f lie on the bound of total variation, but for rounding? */
+/* Does f lie on the bound of total variation, up to rounding? */
 FN int at_bound(double f, double rho) { return fabs(f) >= rho * (1 - 1e-15); }
 
-/* How far r is from the marginals for which f is optimal, where the penalty has kinks: t in one of total variation, 0 to t
- * or t to inf at its ends; an end of a range, all of it where f = 0.  INF of other penalties. */
+/* For penalties with kinks: the distance of r from the marginals for which f is optimal. Total variation: t inside the
+ * bounds, 0 to t at the upper bound of f, t to inf at the lower one. Range: one end, or all of it where f = 0. Other
+ * penalties: INF. */
 FN double misfit(int penalty, double f, double r, double t, double rho, double upper) {
     if (penalty == MAPUOT_TV) {
         const double beyond = rho * (1 + 1e-15);
@@ -85,7 +90,7 @@ FN double misfit(int penalty, double f, double r, double t, double rho, double u
     return INF;
 }
 
-/* Fenchel-Young gap D(r|t) + D*(-f) + f r of the soft part, >= 0; of a range at r clipped into it */
+/* Fenchel-Young gap D(r|t) + D*(-f) + f r of the soft part, >= 0; for a range, at r clipped into the range */
 FN double gap_term(int penalty, double f, double r, double t, double rho, double upper) {
     switch (penalty) {
     case MAPUOT_KL:
@@ -94,7 +99,7 @@ FN double gap_term(int penalty, double f, double r, double t, double rho, double
         const double q = t * exp(-f / rho);
         return rho * (r > 0 ? kl_gap(q, r, log(r) - log(t) + f / rho) : q);
     }
-    case MAPUOT_TV: { /* products: the mass may be far below t, and at the bound, but for rounding, f counts as it */
+    case MAPUOT_TV: { /* products, since the mass may be far below t; an f at the bound up to rounding counts as the bound */
         const double at = at_bound(f, rho) ? copysign(rho, f) : f;
         const double gap = r < t ? (rho - at) * (t - r) : (rho + at) * (r - t);
         return f < -rho * (1 + 1e-9) ? INF : gap + fmax(0.0, f - rho) * r;

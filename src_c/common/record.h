@@ -16,36 +16,36 @@ typedef enum {
     MAPUOT_BAD_ARGUMENT = -2
 } mapuot_status;
 
-/* The metrics between points that the cores know, and what float32 passes sum of them: squares of differences, products
- * (squares of the points are in the scalings then), squares under a root, or sizes of differences. */
+/* The metrics between points, and the terms that float32 passes sum over the coordinates: squares of differences,
+ * products (the scalings then hold the squares of the points), squares under a root, or absolute differences. */
 typedef enum { MAPUOT_SQEUCLIDEAN, MAPUOT_EUCLIDEAN, MAPUOT_CITYBLOCK, MAPUOT_WFR, MAPUOT_INNER } mapuot_metric;
 typedef enum { MAPUOT_SQUARES, MAPUOT_PRODUCTS, MAPUOT_ROOTS, MAPUOT_SIZES } mapuot_narrow_form;
 
 typedef enum { MAPUOT_KL, MAPUOT_BALANCED, MAPUOT_TV, MAPUOT_L2, MAPUOT_RANGE } mapuot_penalty;
 
-/* What a solve does not change while it passes. */
+/* The parameters of a solve that its passes do not change. */
 typedef struct {
     double reg, inv_reg;
     double fi_rows, rate_cols; /* rho / (rho + reg) of the rows, reg / rho of the columns, where a side has one rho */
     double rho_rows, rho_cols; /* these rho, 0 where a side is balanced */
-    double lam_rate, mu_rate;  /* what a log ratio of masses is multiplied with, 0: no translation */
+    double lam_rate, mu_rate;  /* factors of a log ratio of masses in the translations, 0: no translation */
     double tol, tol_gap;       /* stop at this certified plan error, or at gap <= tol_gap |dual|; < 0: never */
     double storage_error;      /* relative rounding of K's entries */
-    double exponent_error;     /* plan error by the rounding of log u + log v - M / reg in K */
+    double exponent_error;     /* plan error caused by rounding log u + log v - M / reg in K */
     double flush;              /* entries of K below this were flushed to zero */
     double flush_tol;          /* relative mass that flushing may hide before K is rebuilt */
-    double narrow_floor;       /* certified error under which float32 passes are noise */
+    double narrow_floor;       /* certified error below which float32 passes are noise */
     double scale_limit;   /* sums of u or v beyond it, or of v below its inverse: rebuild K before anything overflows */
     double most_scale;    /* a scaling beyond it is clipped */
     double dual_constant; /* reg |c| + the dual terms that no pass changes */
     double dual_scale;    /* scale of the dual's rounding error: sum of rho a + rho b over finite rho */
     double row_weight;    /* sum of a over the rows in use, for the dual value of rows with one rho */
-    double rho_kl, rho_tv, rho_l2; /* the largest finite rho of the sides of that penalty, added up */
-    double hard_sides;             /* how many have a balanced point or a range */
-    double extra_error;            /* what the caller knows to be wrong with the plan beyond what a pass sees */
-    double extra_gap;              /* what the caller knows the dual value and the objective to be further apart */
-    double path;       /* edges of the longest path, of columns whose penalty has kinks; 0: no bound by it */
-    double missed;     /* what hard columns miss counts so many times: path, or 1 where Newton's step follows */
+    double rho_kl, rho_tv, rho_l2; /* the largest finite rho of each side with this penalty, added up */
+    double hard_sides;             /* how many sides have a balanced point or a range */
+    double extra_error;            /* known error of the plan that a pass cannot see */
+    double extra_gap;              /* known distance of dual value and objective that a pass cannot see */
+    double path;       /* edges of the longest path, for columns with kinks in the penalty, 0: no bound by it */
+    double missed;     /* factor of the mass that hard columns miss: path, or 1 where Newton's step follows */
     int64_t memory;    /* Anderson differences kept at most, 0: none */
     int64_t in_place;  /* 1: K is overwritten by the plan and rounded once a pass */
     int64_t finer;     /* 1: there is a finer storage of K to go on with */
@@ -53,21 +53,21 @@ typedef struct {
     int64_t symmetric; /* 1: rows and columns are the same problem, with one potential log u = log v */
 } mapuot_limits;
 
-/* A random mask that is a seed (mask.h), on a block of a matrix that begins at (row, col) of the whole one; weight 0:
- * there is none.  key and limit are 64 bits without a sign. */
+/* A random mask given by its seed (mask.h), for the block of a matrix that begins at (row, col) of the whole one.
+ * weight 0: there is no mask. key and limit hold unsigned 64-bit numbers. */
 typedef struct {
     int64_t key;   /* the seed */
     int64_t limit; /* a pair is kept where its bits are at most this */
-    double weight; /* a kept pair's, 1 / keep */
+    double weight; /* the weight of a kept pair, 1 / keep */
     int64_t row, col;
-    int64_t turned; /* 1: rows and columns are exchanged, row and col, too */
+    int64_t turned; /* 1: rows and columns are exchanged, row and col as well */
 } mapuot_mask;
 
-/* How far a solve is; all counters before the first pass are 0, best_error inf, the dual values -inf. */
+/* The progress of a solve. Before the first pass all counters are 0, best_error is inf, the dual values are -inf. */
 typedef struct {
     double shift;         /* common translation: K holds d_i + shift and e_j - shift */
     double offset, kappa; /* the plan of this pass is kappa diag(u) K diag(v), kappa = e^offset */
-    double best_dual;     /* what the guard compares with */
+    double best_dual;     /* the guard compares the dual value of a pass with it */
     double best_error, progress_dual;
     int64_t since_best;   /* passes since best_error fell or progress_dual rose */
     int64_t since_absorb; /* passes since K was built */
@@ -86,18 +86,18 @@ typedef struct {
     double common;        /* fi mu, the translation of the image */
     double lam;           /* the translation of this pass */
     double moved;         /* how far rounding may have moved the dual value */
-    double floor_error;   /* the error that float32 passes last fell to by a fifth, 0: none yet */
+    double floor_error;   /* float32 passes: the error at its last fall by a fifth, 0: none yet */
     int64_t floor_passes; /* passes since */
 } mapuot_progress;
 
 typedef enum { MAPUOT_IMAGE, MAPUOT_EXTRAPOLATE, MAPUOT_GO_BACK, MAPUOT_REPEAT } mapuot_step;
 
-/* What one pass tells; gap, error, dual and mass are of the state (u, v) of that pass. */
+/* The result of one pass. gap, error, dual and mass belong to the state (u, v) of that pass. */
 typedef struct {
     double gap; /* bound on primal - dual; inf while hard columns miss more of the mass than tol_gap (< 0: tol) */
     double
         error;   /* certified relative plan error; balanced columns: |s - b|_1 / mass; inf where nothing is certified */
-    double dual; /* a lower bound of every plan's objective, rounding counted */
+    double dual; /* a lower bound of the objective of every plan, with rounding counted */
     double mass;
     double residual; /* max |G(log v) - log v| over points that carry weight */
     double lost;     /* bound on the relative mass hidden by flushed entries of K */

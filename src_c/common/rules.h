@@ -1,46 +1,46 @@
-/* rules.h - what a pass decides: translation, certificate, guard and stopping rule, scalars in, scalars out.
+/* rules.h - the decisions of a pass: translation, certificate, guard and stopping rule, with scalars in and out.
  *
- * One pass calls, in this order: translation, settle (the state that the guard and the next step depend on), certify and
- * judge.  Formulas and bounds: docs/mathematics.md.  The oracle, backends/reference.py, shares nothing.
- * Mirrored in float32 by src_cuda/batch_narrow.cuh, which certifies nothing. */
+ * One pass calls, in this order: translation, settle (the state that the guard and the next step depend on), certify
+ * and judge. Formulas and bounds: docs/mathematics.md. The oracle, backends/reference.py, shares no code.
+ * src_cuda/batch_narrow.cuh mirrors these rules in float32 and certifies nothing. */
 #pragma once
 #include "common/record.h"
 
 #define STALL_PASSES 250   /* passes without progress before a solve is given up */
-#define NARROW_PATIENCE 20 /* as many before float32 passes give way to float64 ones, or clipped ones are given up */
-#define FLOOR_PASSES 6     /* and, near their floor as it is estimated, without a fall of the error by a fifth */
-#define NEAR_FLOOR 10      /* times that estimate: the floor grows with the number of terms of a sum */
-#define MOST_DROPPED 2     /* steps, beyond which one potential does not serve: of a kernel that is not positive */
+#define NARROW_PATIENCE 20 /* the same, before float32 passes give way to float64 ones or clipped ones are given up */
+#define FLOOR_PASSES 6     /* the same near the estimated float32 floor, without a fall of the error by a fifth */
+#define NEAR_FLOOR 10      /* times the estimated floor: the floor grows with the number of terms of a sum */
+#define MOST_DROPPED 2     /* dropped steps after which one potential stalls: its kernel is not positive */
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
-#define SUMS_NOISE 1e-6    /* relative, of float32 sums */
-#define GAP_NOISE 1e-13    /* relative to the plan's mass, of a gap below 0: below minus it there is none */
-#define GAP_LEAST 1e-316   /* rounding of a gap near the least number: some 1e7 terms of 5e-324 */
-#define SUM_NOISE 4.5e-16  /* relative, of the sum of a column: the noise of its last additions */
-#define LEAST_MASS 1e-290  /* the marginals of a plan below it lose their digits at TINY */
-#define STILL 1e-9         /* change of log v in a pass at which dead points will stay so */
-#define MOST_LOST 1e-3     /* relative mass hidden by a K that has been outgrown: the pass is repeated on a fresh one */
+#define SUMS_NOISE 1e-6    /* relative error of float32 sums */
+#define GAP_NOISE 1e-13    /* rounding of a gap, relative to the plan's mass: a gap below minus it proves nothing */
+#define GAP_LEAST 1e-316   /* rounding of a gap near the smallest number: some 1e7 terms of 5e-324 */
+#define SUM_NOISE 4.5e-16  /* relative error of the sum of a column, by its last additions */
+#define LEAST_MASS 1e-290  /* a plan of less mass has marginals that lose their digits at TINY */
+#define STILL 1e-9         /* dead points stay dead once a pass changes log v by less */
+#define MOST_LOST 1e-3     /* relative mass that an outgrown K may hide before the pass is repeated on a fresh K */
 #define RIDGE 1e-10        /* added to Anderson's normal equations, whose columns are normalised */
 #define LARGEST 1.7976931348623157e308
 
-/* log(x / y), by the quotient where that is a number: where x is near y, log x - log y would lose digits */
+/* log(x / y), from the quotient if it is in range: for x near y, log x - log y would lose digits */
 FN double log_ratio_of(double x, double y) {
     const double ratio = x / y;
     return ratio > 1e-290 && ratio < 1e290 ? log(ratio) : log(x) - log(y);
 }
 
 /* lam = (log A - log B) / (fi1 reg/rho1 + reg/rho2), the best common translation: u *= e^(fi1 lam), v *= e^(-lam).
- * A: the mass, B = sum b e^(-k log v).  B comes as sum b e^(-k x), x = log v + shift, whose terms stay near 1 however far
- * v is; log_ratio = log(A / that sum).  0 where there is none or a sum has left the range of float64: the pass is then
- * a plain one. */
+ * A: the mass, B = sum b e^(-k log v). B comes as sum b e^(-k x), x = log v + shift, so that its terms stay near 1
+ * however large log v is; log_ratio = log(A / that sum). Return 0 without a translation, and if a sum has left the
+ * range of float64: the pass then goes without one. */
 FN double translation(const mapuot_limits *limits, double log_ratio, double shift) {
     const double lam = limits->lam_rate * (log_ratio - limits->rate_cols * shift);
     return limits->lam_rate > 0 && isfinite(lam) ? lam : 0;
 }
 
-/* The shift takes lam, so that log v + shift stays; this is what is left of u's part: the plan grows by e^this. */
+/* The shift takes lam, so that log v + shift stays. Return the part left for log u: the plan grows by e^this. */
 FN double left_of_rows(const mapuot_limits *limits, double lam) { return (limits->fi_rows - 1) * lam; }
 
-/* fi2 mu, mu = (log B' - log A') / (reg/rho1 + fi2 reg/rho2), put on the image; log_ratio = log(B' / A') */
+/* fi2 mu, mu = (log B' - log A') / (reg/rho1 + fi2 reg/rho2), the translation of the image; log_ratio = log(B' / A') */
 FN double next_translation(const mapuot_limits *limits, double log_ratio) {
     const double common = limits->mu_rate * log_ratio;
     return limits->mu_rate > 0 && isfinite(common) ? common : 0;
@@ -52,39 +52,42 @@ FN double plan_error(double d) {
     return d > 0 ? d * (1.0 / 3) + sqrt(2 * d + d * d * (1.0 / 9)) : d == d ? 0 : d;
 }
 
-/* Relative rounding of an entry of K: once, of a plan in place in every pass again; passes: made on this K before. */
+/* Relative rounding error of an entry of K. A plan in place is rounded again in every pass; `passes` were made on this
+ * K. */
 FN double entry_error(const mapuot_limits *limits, int64_t passes) {
     return limits->storage_error * (limits->in_place ? 1 + (double)passes : 1);
 }
 
-/* What it makes of the plan: one unit by itself, two as the optimum of the rounded K is another. */
+/* Error of the plan by that rounding: one unit directly, and two since the rounded K has another optimum. */
 FN double storage_error(const mapuot_limits *limits, int64_t passes) { return 3 * entry_error(limits, passes); }
 
-/* What the rounding x of an exponent makes of e to it: e^x - 1 <= x (1 + x) up to x = 1, beyond which no digit is left */
+/* Relative error of e^y when y is off by x: e^x - 1 <= x (1 + x) up to x = 1, beyond which no digit is left */
 FN double exponent_growth(double x) { return x <= 1 ? x * (1 + x) : x == x ? INF : x; }
 
-/* |log x| at most, for x > 0, by its binary exponent */
+/* An upper bound of |log x| for x > 0, from its binary exponent */
 FN double size_of_log(double x) { return 0.7 * (1 + fabs((double)ilogb(x))); }
 
-/* The gap of the plan that K rounds: its marginals r are off by up to d r.  sqrt(gap) then grows by d sqrt(rho mass) at
- * most (KL: rho r is the second derivative; L2: rho / 2 sum r^2 <= rho / 2 mass^2), that of total variation by 2 rho d r
- * and that of a hard side by d r |f|, |f| / reg <= log_size. */
+/* Bound the gap of the plan of the exact K by the gap of the plan of the rounded K: the marginals r differ by up to
+ * d r. sqrt(gap) then grows by at most d sqrt(rho mass) (KL: rho r is the second derivative; L2: rho / 2 sum
+ * r^2 <= rho / 2 mass^2). The gap of total variation grows by 2 rho d r, that of a hard side by d r |f|,
+ * |f| / reg <= log_size. */
 FN double gap_of_rounded(const mapuot_limits *limits, double gap, double mass, double d, double log_size) {
     const double root = sqrt(gap) + d * sqrt(mass * (limits->rho_kl + 0.5 * limits->rho_l2 * mass));
     const double linear = 2 * limits->rho_tv + limits->hard_sides * limits->reg * log_size;
     return root * root * (1 + 3 * d) + d * mass * linear;
 }
 
-/* Bound on the mass that zeros hide: entries of K below flush, and u and products below TINY, for many of which
- * LEAST_MASS stands */
+/* Bound on the relative mass that zeros hide: entries of K below flush, and u and products below TINY. LEAST_MASS
+ * stands for many numbers below TINY. */
 FN double lost_mass(const mapuot_limits *limits, double scale_u, double scale_v, double mass) {
     return ((limits->flush * scale_u + LEAST_MASS) * scale_v + LEAST_MASS * scale_u) * OVER(mass);
 }
 
-/* u or v clipped: no prox then */
+/* Is a scaling of u or v clipped, so that it is not a prox? */
 FN int is_clipped(const mapuot_limits *limits, double scale) { return !(scale < limits->most_scale); }
 
-/* Are points in use dead, is mass hidden or a scaling clipped, for want of a fresh K?  scale: the larger of sum u, sum v. */
+/* Has the plan outgrown K: are points in use dead, is mass hidden or a scaling clipped, and would a fresh K help?
+ * scale: the larger of sum u and sum v. */
 FN int outgrown(const mapuot_limits *limits, const mapuot_progress *p, const mapuot_stats *out, double scale) {
     return p->since_absorb > 0 &&
            (out->dead > p->dead || is_clipped(limits, scale) > (p->clipped > 0) || out->lost > MOST_LOST);
@@ -94,9 +97,9 @@ FN int leaves_range(const mapuot_limits *limits, double sum_v) {
     return !(sum_v <= limits->scale_limit && sum_v * limits->scale_limit >= 1);
 }
 
-/* How far a step may lower the dual value before the guard drops it: what rounding alone makes of it.  Float32 sums of
- * some thousand terms err by SUMS_NOISE of the mass and, through the marginals, by 1e-7 of rho a; without the second
- * term small reg took half as many passes again. */
+/* How far a step may lower the dual value before the guard drops it: by the size of rounding. Float32 sums of some
+ * thousand terms err by SUMS_NOISE of the mass and, through the marginals, by 1e-7 of rho a; without the second term
+ * small reg took half as many passes again. */
 FN double guard_slack(const mapuot_limits *limits, const mapuot_progress *p, double mass) {
     return p->narrow > 0 ? SUMS_NOISE * limits->reg * mass + 1e-7 * limits->dual_scale
                          : 1e-13 * fabs(p->best_dual) + 2e-15 * limits->dual_scale;
@@ -108,11 +111,11 @@ FN int new_depth(const mapuot_limits *limits, const mapuot_progress *p) {
 
 FN void forget(mapuot_progress *p) { p->depth = p->head = p->have = p->extrapolated = 0; }
 
-/* The guard, and where the next step comes from: no step that lowers the dual value, and none without a past.  A coarse
- * correction whose step is dropped was wrong: it rests until a new one is made. */
+/* The guard: drop a step that lowers the dual value, else choose the next step, which needs a last image. If a step
+ * with a coarse correction is dropped, the correction was wrong: it rests until a new one is built. */
 FN void settle(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out) {
     p->slot = -1;
-    if (out->dead > p->dead) out->dual = -INF; /* a point that is in use counted as unreached: this is no dual value */
+    if (out->dead > p->dead) out->dual = -INF; /* a point in use counted as unreached, so this is no dual value */
     out->rejected = p->extrapolated > 0 && !(out->dual >= p->best_dual - guard_slack(limits, p, out->mass));
     if (out->rejected > 0) {
         forget(p);
@@ -132,7 +135,7 @@ FN void settle(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *ou
     p->have = 1;
 }
 
-/* The pass counts for nothing: it is made again, on a fresh K.  Its step may still be dropped then: without the guard one
+/* Discard the pass and repeat it on a fresh K. The guard may still drop its step then: without the guard one
  * extrapolation far off could cost ten times the passes, or a stall (632 passes, now 62). */
 FN void repeat(mapuot_progress *p, mapuot_stats *out) {
     p->step = MAPUOT_REPEAT;
@@ -140,32 +143,33 @@ FN void repeat(mapuot_progress *p, mapuot_stats *out) {
     out->dual = -INF;
 }
 
-/* How far below 0 rounding may bring a gap: its terms rho (r log(r / q) - r + q) are of the size of rho |P|, however large
- * rho |a| is. */
+/* How far below 0 rounding may bring a gap. Its terms rho (r log(r / q) - r + q) are of the size of rho |P|, however
+ * large rho |a| is. */
 FN double gap_noise(const mapuot_limits *limits, double mass) {
     return GAP_NOISE * mass * (limits->reg + limits->rho_kl);
 }
 
-/* A gap is a sum of terms >= 0 and a dual value is finite: what is not so by more than rounding proves nothing. */
+/* A gap is a sum of terms >= 0, and a dual value is finite. Numbers that violate this by more than rounding prove
+ * nothing. */
 FN int is_sound(const mapuot_limits *limits, const mapuot_stats *out, double gap) {
     return isfinite(out->dual) && isfinite(out->mass) && gap >= -gap_noise(limits, out->mass);
 }
 
-/* A gap that is not below its own rounding */
+/* The gap, or its rounding where that is larger */
 FN double sound_gap(const mapuot_limits *limits, double mass, double gap) {
     return (gap < 0 ? gap_noise(limits, mass) : gap) + GAP_LEAST * (1 + limits->rho_kl);
 }
 
-/* Is u of some row no prox of its sum, because it is clipped, or left out as dead?  The terms of such a row are in neither
- * the gap nor the dual value. */
+/* Is u of some row not the prox of its sum, because it is clipped or left out as dead? The gap and the dual value then
+ * lack the terms of this row. */
 FN int proves_nothing(const mapuot_limits *limits, const mapuot_stats *out, double scale) {
     return out->dead > 0 || is_clipped(limits, scale);
 }
 
-/* The certified plan error of K as it is stored.  At a kink the gap is linear in what a marginal misses, times rho / reg, so
- * that under the root the rounding of marginals is 1e-8 and more.  Another bound is linear: the state is optimal for marginals
- * moved by the misfit, and what that moves of the plan flows along falling potentials, on paths of at most so many edges
- * (docs/mathematics.md).  The smaller one counts. */
+/* The certified plan error for K as stored. At a kink the gap is linear in the misfit of a marginal, times rho / reg,
+ * so that its root turns the rounding of marginals into 1e-8 and more. A second bound is linear: the state is optimal
+ * for marginals moved by the misfit, and the resulting change of the plan flows along falling potentials, on paths of
+ * at most `path` edges (docs/mathematics.md). The smaller bound counts. */
 FN double certified_error(const mapuot_limits *limits, const mapuot_stats *out, double gap, double hard,
                           double misfit) {
     const double over = OVER(out->mass), error = plan_error(gap * over * limits->inv_reg) +
@@ -174,21 +178,23 @@ FN double certified_error(const mapuot_limits *limits, const mapuot_stats *out, 
     return fmin(error, limits->path * (misfit * over + SUM_NOISE));
 }
 
-/* Count what the caller knows to be missing in what a pass sees: of the plan, and on either side of the optimum. */
+/* Add the errors that the caller knows of and a pass cannot see: to the plan error, and on either side of the
+ * optimum. */
 FN void count_extra(const mapuot_limits *limits, mapuot_stats *out) {
     out->error += limits->extra_error;
     out->gap += limits->extra_gap;
     out->dual -= limits->extra_gap;
 }
 
-/* What the state is worth.  gap: the sum of the Fenchel-Young terms, hard: of the violations, misfit: of the misfits;
- * on entry out holds the dual value as it was summed, on leaving a lower bound of the optimum.
+/* Certify the state. gap: the sum of the Fenchel-Young terms, hard: of the violations, misfit: of the misfits. On entry
+ * out holds the dual value as it was summed, on return a lower bound of the optimum.
  *
- * K's rounding moves it by reg times the mass that it moves.  In rho (a - r), r stands for a e^(-f / rho), from which it is
- * apart by the rounding of log u: with e = 2^-53, fi is off by 2 e, so that (1 - fi) shift is by 2 e of the shift before
- * the translation and (1 - fi) lam by 2 e lam, and the terms of log u, its logarithms and exponentials by 4 e of their
- * sizes at most.  All of log u, log v, shift and lam count with 4 e = 4.5e-16; what K absorbed is in exponent_error, 8 e
- * of all its terms, of which those of u are at most a half, and M / reg is in s of the rows, too: a quarter, 4 e, is left. */
+ * The rounding of K changes the dual value by reg times the mass that it moves. In rho (a - r), r stands for a e^(-f /
+ * rho) and differs from it by the rounding of log u. With e = 2^-53, fi is off by 2 e, so that (1 - fi) shift is off by
+ * 2 e of the shift before the translation and (1 - fi) lam by 2 e lam; the terms of log u, its logarithms and
+ * exponentials are off by at most 4 e of their sizes. All of log u, log v, shift and lam count with 4 e = 4.5e-16.
+ * exponent_error counts the part that K absorbed with 8 e of all its terms. At most half of these terms are in u, and M
+ * / reg is in s of the rows as well, so that a quarter, 4 e, remains. */
 FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out, double gap, double hard,
                 double misfit, double scale) {
     const double allowed = limits->tol_gap >= 0 ? limits->tol_gap : fmax(limits->tol, 0.0), mass = out->mass;
@@ -202,10 +208,11 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
                          limits->hard_sides * limits->reg * log_size * (mass + hard);
     const double prox = exponent_growth(0.25 * limits->exponent_error + 4.5e-16 * logs); /* without M / reg */
     p->moved = mass * (limits->reg * entries + limits->rho_kl * prox) + 1e-15 * terms;
-    /* all rows may err alike: 199 equal rows of 180 columns did by 1.1e-7 of rho a, which is above guard_slack.  Their prox
-     * errs by its share of the mass, too: where that was 13 times a's, a pass's dual value came to be above the optimum */
+    /* all rows may err in one direction: 199 equal rows of 180 columns did by 1.1e-7 of rho a, which is above
+     * guard_slack. Their prox errs relative to its mass: where this was 13 times the mass of a, the dual value of a
+     * pass was above the optimum */
     if (p->narrow > 0) p->moved += SUMS_NOISE * (mass * (limits->reg + limits->rho_kl) + limits->dual_scale);
-    /* a bound of 1e278 errs by its share, too: its mass is a sum of such entries */
+    /* a bound as large as 1e278 has a relative error, too: its mass is a sum of such entries */
     const double known = sound_gap(limits, mass, gap);
     out->error = certified_error(limits, out, known, hard, misfit) * (1 + 2 * entries) +
                  storage_error(limits, p->since_absorb) + rounding + out->lost;
@@ -240,15 +247,17 @@ FN int stalled(mapuot_progress *p, const mapuot_stats *out, int clipped) {
     return p->since_best >= (clipped ? NARROW_PATIENCE : STALL_PASSES);
 }
 
-/* Only a pass in float64 certifies: float32 ones give way once they have done their work, or can do no more.  The guard stays
- * for the step under way, less what float32 sums may have made of the dual value: without it one went to log v = -1e6. */
+/* Go on with float64 passes, since only these certify: the float32 passes have done their work or can do no more. The
+ * guard stays for the step under way, lowered by the possible error of float32 sums in the dual value: without it one
+ * step went to log v = -1e6. */
 FN void widen_passes(mapuot_progress *p) {
     p->narrow = 0;
-    p->best_dual = fmax(p->best_dual - 2 * p->moved, -INF); /* of no number: -INF */
+    p->best_dual = fmax(p->best_dual - 2 * p->moved, -INF); /* NaN becomes -INF */
 }
 
-/* Have float32 passes reached their floor?  Near it the error stood for 100 of 640 passes, while it still crept.  The few
- * passes of one potential end above it: differences of float32 passes with float64 ones led the next three astray. */
+/* Have float32 passes reached their floor? Near it the error stood for 100 of 640 passes, while it still crept. The few
+ * passes of one potential end above the floor: differences of float32 passes with float64 ones led the next three
+ * astray. */
 FN int at_floor(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out) {
     const int fell = !(p->floor_error > 0) || out->error < 0.8 * p->floor_error;
     const double near = limits->symmetric ? NEAR_FLOOR : 1;
@@ -258,15 +267,16 @@ FN int at_floor(const mapuot_limits *limits, mapuot_progress *p, const mapuot_st
            (p->floor_passes >= FLOOR_PASSES && out->error <= NEAR_FLOOR * limits->narrow_floor);
 }
 
-/* The status after a pass, which counts from here on.  scale: the larger of sum u and sum v, next_v: sum v of the next
- * pass, or 1 where it is looked at before that pass. */
+/* The status after a pass, which is counted already. scale: the larger of sum u and sum v, next_v: sum v of the next
+ * pass, or 1 if that is checked before that pass. */
 FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out, double scale,
                  double next_v) {
     const int done = is_enough(limits, p, out);
-    const int floor = limits->extra_error > 0 && out->error <= 2 * limits->extra_error; /* the rest does not fall */
+    const int floor =
+        limits->extra_error > 0 && out->error <= 2 * limits->extra_error; /* the remaining error does not fall */
     const int clipped = is_clipped(limits, scale), fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
     const double storage = storage_error(limits, p->since_absorb - 1);
-    if (out->rejected > 0 && (left || p->step == MAPUOT_REPEAT)) /* what the next starts from is finite */
+    if (out->rejected > 0 && (left || p->step == MAPUOT_REPEAT)) /* the next pass starts from finite numbers */
         return MAPUOT_ABSORB;
     if (out->rejected > 0) return limits->symmetric && p->dropped >= MOST_DROPPED ? MAPUOT_STALLED : MAPUOT_RUNNING;
     if (isnan(out->mass) || (isnan(out->dual) && out->mass <= LARGEST)) return MAPUOT_NOT_FINITE;
@@ -279,12 +289,12 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     if ((done || floor) && !(p->narrow > 0)) return done ? MAPUOT_CONVERGED : MAPUOT_STALLED;
     /* float64 passes over a K that is made take three times as long */
     if (p->narrow > 0 && limits->made && !fresh && scale > NARROW_LIMIT) return MAPUOT_ABSORB;
-    /* K as stored is solved to half of what its rounding costs, and that is too much: go on without it */
+    /* the error without the rounding of K is at most half of that rounding or of tol: only a finer K can help */
     if (!done && limits->finer && out->error - storage <= fmax(limits->tol, storage) / 2) return MAPUOT_COARSE;
     if (p->narrow > 0 && limits->tol >= 0 &&
         (done || at_floor(limits, p, out) || p->since_best >= NARROW_PATIENCE || scale > NARROW_LIMIT || out->dead > 0))
-        widen_passes(p); /* dead ones may have mass below all numbers of float32 */
-    if (fresh) {         /* what a fresh K leaves dead or clipped stays so */
+        widen_passes(p); /* dead points may have mass below the range of float32 */
+    if (fresh) {         /* points that are dead or clipped on a fresh K stay so */
         p->dead = out->dead;
         p->clipped = clipped;
     } else if (out->lost > limits->flush_tol || scale > limits->scale_limit) return MAPUOT_ABSORB;

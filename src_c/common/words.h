@@ -1,11 +1,11 @@
-/* words.h - the few words in which C11 and CUDA C++ (NVRTC, and the emulation of it on the CPU) differ, so that the rules
- * of a pass beside this file are stated once for all of them.  FN marks a function; all arithmetic is float64. */
+/* words.h - the few definitions that differ between C11 and CUDA C++ (NVRTC, and its emulation on the CPU), so that the
+ * rules of a pass have one text. FN marks a function. All arithmetic is float64. */
 #pragma once
 
 #ifdef __cplusplus
 #include "common.cuh" /* src_cuda: the types, FN, INF and TINY */
 #ifndef FAR_FN
-#define FAR_FN __device__ __noinline__ /* instructions that run once a pass wait for their fetch: they must be few */
+#define FAR_FN __device__ __noinline__ /* code that runs once a pass waits for its instructions: keep it small */
 #endif
 #define OVER(x) inverse(x) /* 1 / x, x > 0: a division takes a hundred instructions */
 #else
