@@ -1,1 +1,1 @@
-"""Passes until one is certified, and what is done between them."""
+"""The loop of passes up to a certified one, and the corrections between passes."""

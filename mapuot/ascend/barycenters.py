@@ -2,11 +2,11 @@
 
     u_s = (A_s / K v_s)^fi,  q = (sum_s w_s (K^T u_s)^(1 - fi))^(1 / (1 - fi)),  v_s = (q / K^T u_s)^fi
 
-These v are feasible for the dual, sum_s w_s v_s^(-reg / rho) = 1, and its value is sum_s w_s rho (|A_s| -
-sum A_s u_s^(-reg / rho)) - reg |q|, less a constant. Plans P_s = diag(u_s) K diag(v_s) then miss the optimum by
-gap = rho sum_s w_s KL(P_s 1 | A_s u_s^(-reg / rho)). Balanced, q is the geometric mean of K^T u_s, the dual value
-is reg (sum_s w_s <A_s, log u_s> - |q|), and the plans miss rows, which Newton's step certifies. Formulas:
-docs/mathematics.md, "Barycenters".
+These v are feasible for the dual: sum_s w_s v_s^(-reg / rho) = 1. The dual value is sum_s w_s rho (|A_s| -
+sum A_s u_s^(-reg / rho)) - reg |q|, less a constant. The plans P_s = diag(u_s) K diag(v_s) then miss the optimum by
+gap = rho sum_s w_s KL(P_s 1 | A_s u_s^(-reg / rho)). For balanced histograms q is the geometric mean of K^T u_s, and
+the dual value is reg (sum_s w_s <A_s, log u_s> - |q|). The plans then miss their row sums, and Newton's step bounds
+the resulting error. Formulas: docs/mathematics.md, "Barycenters".
 """
 
 import math
@@ -28,7 +28,7 @@ WIDEST = 3.0  # |x_i + y_j| of a Newton step is at most this many times the larg
 
 
 def scaled(fi: float, log_t: F64, log_s: F64) -> F64:
-    """Return fi (log t - log s), log u of points with mass t that see s; -inf (u = 0) where t or s is 0."""
+    """Return log u = fi (log t - log s) of points with mass t and sum s = K v; -inf (u = 0) where t or s is 0."""
     found = fi * (log_t - log_s)
     finite = np.isfinite(found)
     if not finite.all():
@@ -38,13 +38,13 @@ def scaled(fi: float, log_t: F64, log_s: F64) -> F64:
 
 @dataclass
 class Means:
-    """The plans of a pass, log u and log v (p, n), and their q (n,)."""
+    """The plans of one pass: log u and log v (p, n), and the barycenter q (n,)."""
 
     log_u: F64
     log_v: F64
     q: F64
     log_s: F64  # log K^T u
-    log_kv: F64 | None = None  # log K v: of plans that are whole
+    log_kv: F64 | None = None  # log K v; None until the plans are completed
 
     @cached_property
     def mass(self) -> float:
@@ -61,20 +61,20 @@ class Means:
 
 
 class Barycenter(Body):
-    """The body of passes (passes.Body) of p histograms A (p, n) and one weighting; a state is log v, 0 where v is 0.
+    """The body (passes.Body) for p histograms A (p, n) and one vector of weights.
 
-    ``operator`` has products with K and its transpose on logarithms, (p, n) -> (p, n). Balanced histograms have equal
-    masses.
+    A state is log v, with 0 where v is 0. ``operator`` multiplies by K and by its transpose on logarithms,
+    (p, n) -> (p, n). Balanced histograms must have equal masses.
     """
 
-    kept: Means | None = None  # of the last pass that was no dropped step
-    change = math.inf  # of q in the last pass, relative, in L1
+    kept: Means | None = None  # plans of the last pass that the guard accepted
+    change = math.inf  # relative L1 change of q in the last pass
 
     def __init__(self, A: F64, operator: Any, rho: float, weights: F64) -> None:
         self.A, self.operator, self.rho, self.weights = A.astype(np.float64), operator, rho, weights
         self.reg = reg = operator.reg
         rounding = 4 * UNIT * sum(map(abs, operator.ends))
-        self.error = operator.apart(rounding) or rounding + UNIT * (A.shape[1] + 16)  # of sums
+        self.error = operator.apart(rounding) or rounding + UNIT * (A.shape[1] + 16)  # relative error of a sum
         self.hard, self.rate = rho == math.inf, reg / rho
         self.fi = 1 / (1 + self.rate)
         self.power = self.rate * self.fi  # 1 - fi
@@ -94,7 +94,7 @@ class Barycenter(Body):
         return BarycenterNewton(self)
 
     def find(self, state: F64, narrow: bool) -> Means:
-        """Make a pass from log v: u, q and v by their formulas, on logarithms."""
+        """Make a pass from log v: compute u, q and v by the formulas above, on logarithms."""
         log_v, products = state.reshape(self.A.shape), self.operator.log_products
         log_kv = products(log_v if self.held.all() else np.where(self.held, log_v, -np.inf))
         if self.hard:
@@ -107,11 +107,11 @@ class Barycenter(Body):
         return self.last
 
     def log_mean(self, log_s: F64) -> F64:
-        """Log q of the sums s = K^T u: their mean of power 1 - fi, which is the geometric one for fi = 1."""
+        """Return log q, the power mean of the sums s = K^T u with exponent 1 - fi; the geometric mean for fi = 1."""
         return mean_of_power(self.weights, log_s, self.power)
 
     def check_reachable(self, log_kv: F64) -> None:
-        """Raise where balanced mass has nowhere to go."""
+        """Raise InfeasibleError where no finite cost leads balanced mass to a common point."""
         stuck = np.isneginf(log_kv) & (self.A > 0) & (self.weights > 0)[:, None]
         if stuck.any():
             s, i = np.unravel_index(int(stuck.argmax()), stuck.shape)
@@ -122,7 +122,7 @@ class Barycenter(Body):
         return self.last
 
     def image(self, found: Means, exact: bool) -> F64:
-        """Return log v; what it changes of q is counted."""
+        """Return the next log v, and record the relative change of q."""
         before, mass = self.kept.q if self.kept else 0.0, found.mass
         self.change = float(np.abs(found.q - before).sum()) / mass if mass > 0 else math.inf
         self.kept = found
@@ -130,32 +130,36 @@ class Barycenter(Body):
         return np.where(self.held, found.log_v, 0.0).ravel()
 
     def guess(self, residual: F64, found: Means) -> tuple[float, float]:
-        """Guess the gap, rho KL of sums off by residual / fi, to second order, or what balanced rows miss."""
+        """Guess (gap, missed row mass) from the last change; only the second is not 0 for balanced histograms.
+
+        The gap is rho KL, to second order, of row sums that are off by residual / fi.
+        """
         weight = self.metric(found)
         if self.hard:
             return 0.0, float(weight @ np.abs(residual))
         return 0.5 * self.rho * float(weight @ residual**2) / self.fi**2, 0.0
 
     def metric(self, found: Means) -> F64:
-        """Weigh the entries of a state by the mass of the columns."""
+        """Return weights of the state's entries: the column sums of the plans."""
         column = found.columns if self.held.all() else np.where(self.held, found.columns, 0.0)
         return np.asarray((column * self.weights[:, None]).ravel())
 
     def asked(self, log_u: F64) -> F64:
-        """Return A u^(-reg / rho), the rows that the potentials ask for; none where nothing reaches a row."""
+        """Return A u^(-reg / rho), the row sums that the potentials ask for; 0 where no column reaches a row."""
         if self.hard:
             return self.A
         return np.asarray(self.A * np.exp(-self.rate * np.where(np.isfinite(log_u), log_u, np.inf)))
 
     def translated(self, log_u: F64, log_s: F64) -> tuple[F64, F64, F64]:
-        """Move each log u_s by a number that raises the dual value; return log u, log s and log q.
+        """Add a number t_s to each log u_s that raises the dual value; return log u, log s and log q.
 
-        With log u_s + t_s the value is - rho sum_s B_s e^(-t_s reg / rho) - reg |q(t)|, B_s = w_s |asked_s|: the best
-        common t, then, where rows are not hard, a step of Newton's method, if that raises it.
+        The dual value at log u_s + t_s is - rho sum_s B_s e^(-t_s reg / rho) - reg |q(t)| with B_s = w_s |asked_s|.
+        First find the best common t. Where rows are not hard, then take one step of Newton's method in all t_s, if the
+        step raises the dual value.
         """
         log_q, B = self.log_mean(log_s), self.weights * self.asked(log_u).sum(1)
         highest = log_q.max()
-        least = float(np.exp(log_q - highest).sum())  # |q| may lie beyond float64 in a first pass
+        least = float(np.exp(log_q - highest).sum())  # |q| may overflow float64 in a first pass
         if not (0 < least < math.inf and 0 < B.sum() < math.inf):
             return log_u, log_s, log_q
         common = (math.log(B.sum() / least) - highest) / (1 + self.rate)
@@ -166,7 +170,7 @@ class Barycenter(Body):
         share = self.weights[:, None] * np.exp(self.power * (log_s - np.where(q > 0, log_q, 0.0)))
         sums = (share * q).sum(1)
         lacks = B - sums
-        lacks[np.abs(lacks) <= 64 * UNIT * B] = 0.0  # rounding, which the step divides by reg / rho
+        lacks[np.abs(lacks) <= 64 * UNIT * B] = 0.0  # drop rounding errors: the step would divide them by reg / rho
         diagonal = self.rate * B + self.power * sums
         if not lacks.any() or diagonal.min(where=B > 0, initial=math.inf) <= 8 * UNIT * B.sum():
             return log_u, log_s, log_q
@@ -182,16 +186,17 @@ class Barycenter(Body):
         return log_u, log_s, log_q
 
     def value_of(self, log_u: F64) -> tuple[float, float]:
-        """Return sum_s w_s rho <A_s, 1 - u_s^(-reg / rho)>, the rows' part of the dual value, and its terms' sizes."""
+        """Return the rows' dual value, sum_s w_s rho <A_s, 1 - u_s^(-reg / rho)>, and the sum of its |terms|."""
         x = log_u[self.used]
-        x[np.isneginf(x)] = np.inf  # nothing reaches these rows
+        x[np.isneginf(x)] = np.inf  # no column reaches these rows
         terms = self.used_mass * (self.reg * x if self.hard else -self.rho * np.expm1(-self.rate * x))
         return float(terms.sum()), float(np.abs(terms).sum())
 
     def certified(self, found: Means, allowed: float) -> PassCertificate:
-        """Certify the plans of log u and log v; the dual value lacks its constant part.
+        """Certify the plans of log u and log v; the dual value is without its constant part.
 
-        ``delta`` bounds the relative rounding of sums and entries, ``slip`` that of v as a point of the dual's domain.
+        ``delta`` bounds the relative rounding of sums and entries. ``slip`` bounds the relative rounding of v, which
+        must lie in the domain of the dual.
         """
         mass, log_u, log_kv = found.mass, found.log_u, found.log_kv
         value, terms = self.value_of(log_u)
@@ -213,7 +218,7 @@ class Barycenter(Body):
         return certificate
 
     def apart(self, log_u: F64, log_kv: F64) -> tuple[float, float, float]:
-        """Return KL(r | asked), r + asked and |r - A|, the last of hard rows r = u K v: means over the histograms."""
+        """Return KL(r | asked), |r + asked| and, if rows are hard, |r - A|; r = u K v; weighted over histograms."""
         if self.hard:
             missed = np.abs(np.exp(np.where(self.A > 0, log_u + log_kv, -np.inf)) - self.A)
             return 0.0, 0.0, float(self.weights @ missed.sum(1))
@@ -226,24 +231,25 @@ class Barycenter(Body):
 
 
 class Debiased(Barycenter):
-    """The body of passes of a debiased barycenter, v_s = (q / K^T u_s)^fi, d <- sqrt(d (q / K d)^fi).
+    """The body of passes for a debiased barycenter: v_s = (q / K^T u_s)^fi, d <- sqrt(d (q / K d)^fi).
 
-    They end when one changes q, and rows miss, ``tol_change`` of the mass at most. A balanced q has a certified gap.
+    Passes end when q changes by at most ``tol_change`` of its mass and the row sums miss at most as much. A balanced q
+    has a certified gap.
     """
 
     certifies = False
     log_kd: F64  # log K d of the last pass, before d moved
-    missed = 0.0  # of the rows by the plans of the pass before
+    missed = 0.0  # mass by which the plans of the previous pass miss their row sums
 
     def __init__(self, A: F64, operator: Any, rho: float, weights: F64, tol_change: float) -> None:
         super().__init__(A, operator, rho, weights)
         self.tol_change, self.log_d, self.highest = tol_change, np.zeros(self.width), operator.ends[1] * self.reg
 
     def newton(self) -> None:
-        """Return None: no step certifies these."""
+        """Return None: no Newton's step certifies debiased barycenters."""
 
     def start(self, state: F64) -> F64:
-        """Return the state; d goes with it, sum_s w_s v_s^(-reg / rho) = d^(-reg / rho)."""
+        """Return the state, and set d to match it: sum_s w_s v_s^(-reg / rho) = d^(-reg / rho)."""
         self.log_d = -mean_of_power(self.weights, -state.reshape(self.A.shape), self.rate)
         return state
 
@@ -258,7 +264,7 @@ class Debiased(Barycenter):
         log_u = scaled(self.fi, self.log_a, log_kv)
         log_s = products(log_u, True)
         log_q = self.log_mean(log_s) + self.log_d / self.fi
-        if self.hard:  # the mass of the histograms
+        if self.hard:  # give q the mass of the histograms
             more = math.log(self.A[self.weights > 0][0].sum()) - log_sum(log_q)
             log_u, log_s, log_q = log_u + more, log_s + more, log_q + more
         self.log_kd, self.before = products(self.log_d[None])[0], self.log_d
@@ -267,18 +273,19 @@ class Debiased(Barycenter):
         return self.last
 
     def image(self, found: Means, exact: bool) -> F64:
-        """Return log v; what it changes of q, and what rows miss, is counted."""
+        """Return the next log v; record the change of q or the missed row mass, whichever is larger."""
         known, mass = self.kept is not None, found.mass
         image = super().image(found, exact)
         self.change = max(self.change, self.missed / mass) if known and mass > 0 else math.inf
         return image
 
     def value_gap(self) -> float:
-        """Take t = d K d for q, and bound its value above the least one; inf of unbalanced or sparse problems.
+        """Take t = d K d for q, and bound its objective above the minimum; inf for unbalanced or sparse problems.
 
-        With v_s = t / K^T u_s all plans have the columns t and rows r_s of their own. For histograms r_s the derivative
-        of the convex value at t is reg z, z = sum_s w_s log v_s - log d, so that no q is better by more than
-        reg (<t, z> - |t| min z). Rows that differ by |r_s - A_s| change a value by half the range of M times that.
+        With v_s = t / K^T u_s all plans have column sums t; let r_s be their row sums. For the histograms r_s, the
+        derivative of the convex objective at t is reg z with z = sum_s w_s log v_s - log d. Hence no q is better by
+        more than reg (<t, z> - |t| min z). Replacing r_s by A_s changes the objective by at most half the range of M
+        times |r_s - A_s|.
         """
         if not self.hard or self.operator.cost.operator == "pairs":
             return math.inf
@@ -296,13 +303,13 @@ class Debiased(Barycenter):
 
 
 class BarycenterNewton(Newton):
-    """Newton's step towards the rows of all histograms at once; the columns follow.
+    """Newton's step towards the row sums of all histograms at once; the step of log v is eliminated.
 
-    With h = sum_s w_s P_s^T x_s, the change of q, a step x_s of log u_s takes
+    With h = sum_s w_s P_s^T x_s, the change of q, a step x_s of log u_s implies the step
 
         y_s = fi (v_s^(-reg / rho) h - P_s^T x_s) / (P_s^T 1)
 
-    of log v_s, so that sum_s w_s v_s^(-reg / rho) y_s = 0. The rows ask for
+    of log v_s, so that sum_s w_s v_s^(-reg / rho) y_s = 0. The equations of the rows are
 
         (r_s + (reg / rho) asked_s) x_s + P_s y_s = asked_s - r_s.
     """
@@ -315,7 +322,7 @@ class BarycenterNewton(Newton):
         self.record.start = core()[0].from_buffer("int64_t *", self.ends)
 
     def step(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:
-        """Find the step from the last pass; ``stat`` takes its error and gap where rows are hard or these are less."""
+        """Find the step from the last pass; ``stat`` takes its error and gap if rows are hard or the error is less."""
         found, body = workspace.found, self.body
         if found is None:
             return GIVES_UP
@@ -333,23 +340,23 @@ class BarycenterNewton(Newton):
         verdict = self.solve(apart + missed, tol, found.log_u.ravel(), r.ravel(), self.product)
         error = float(self.record.error)
         if body.hard or error < stat.error:
-            # the inverse of plan_error: eps KL(P* | P) for that KL
+            # invert plan_error: the gap is reg KL(P* | P)
             stat.error, stat.gap = error, body.reg * found.mass * error**2 / (2 + error / 1.5) + value.moved
-        return OPEN if verdict == HOLDS_AFTER else verdict  # v of the step is feasible to first order only
+        return OPEN if verdict == HOLDS_AFTER else verdict  # the new v is feasible for the dual only to first order
 
     def start(self, workspace: Any, backend: Any) -> F64:
-        """Return the log v to go on from."""
+        """Return the log v from which the next pass starts."""
         moved = workspace.found.log_v + self.of_columns(self.y.reshape(self.body.A.shape))
         return np.where(self.body.held, moved, 0.0).ravel()
 
     def product(self, d: F64) -> F64:
-        """Return -w_s P_s y_s of a step d of all log u_s."""
+        """Return -w_s P_s y_s, with the y_s that a step d of all log u_s implies."""
         found = self.found
         y = self.of_columns(d.reshape(self.body.A.shape))
         return np.asarray(-self.weights * self.through(found.log_u, found.log_v, y, False)).ravel()
 
     def of_columns(self, x: F64) -> F64:
-        """Return the step y of log v that goes with a step x of log u."""
+        """Return the step y of log v that a step x of log u implies."""
         found = self.found
         along = self.through(found.log_v, found.log_u, x, True)
         apart = self.duals * (self.body.weights @ along) - along
@@ -358,7 +365,7 @@ class BarycenterNewton(Newton):
         )
 
     def through(self, log_own: F64, log_other: F64, x: F64, turned: bool) -> F64:
-        """Return own K (other x), by products with the positive and with the negative part of x."""
+        """Return diag(own) K diag(other) x by products with the positive and with the negative part of x."""
         total = np.zeros_like(x)
         with np.errstate(divide="ignore"):
             for sign in (1.0, -1.0):
@@ -370,9 +377,9 @@ class BarycenterNewton(Newton):
 
 
 def mean_of_power(weights: F64, x: F64, power: float) -> F64:
-    """Return log (sum_s w_s e^(power x_s)) / power of each column of x (p, n), of power 0 the mean of x.
+    """Return log (sum_s w_s e^(power x_s)) / power of each column of x (p, n); for power 0 the mean of x.
 
-    For a small power it is found beside the largest x, since the logarithm is nearly 0 there.
+    For a small power the logarithm is nearly 0, so the largest x is subtracted first and log1p is used.
     """
     used = weights > 0
     weights, x = weights[used], x[used]

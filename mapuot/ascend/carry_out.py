@@ -1,4 +1,4 @@
-"""The driver: carries out the stages of a route over one `Run`, and tells what was carried out."""
+"""The driver: carry out the stages of a route over one `Run`, and describe them in `Result.how`."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from .truncation import begun, ended, in_boxes
 
 
 def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
-    """Return (log u, log v) to start from: zeros, or a warm start; a Result gives its f and g, whatever its reg."""
+    """Return the first (log u, log v): zeros, or the warm start; of a Result of any reg, f / reg and g / reg."""
     if warm_start is None:
         return np.zeros(problem.shape[0]), np.zeros(problem.shape[1])
     if isinstance(warm_start, Result):
@@ -34,16 +34,16 @@ def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
 
 class Done(NamedTuple):
     stage: Stage
-    before: str  # the status before it
-    reads: str  # what its passes read
-    clusters: int  # that corrected them
-    share: float  # of the pairs that they read, 0 where that is all of them
+    before: str  # the status before the stage
+    reads: str  # the form of K that its passes read, in words
+    clusters: int  # number of clusters that corrected its passes
+    share: float  # of all pairs that its passes read; 0 where they read all pairs
 
 
 def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool) -> Result:
     """Solve a problem by the stages of its route; ``run`` counts and records the passes.
 
-    ``start``: (log u, log v); ``escalate``: K may be stored in a finer type than that of the options.
+    ``start``: (log u, log v); ``escalate``: K may be stored in a finer type than the options name.
     """
     given, saves, called = (bool(start[0].any()), bool(start[1].any())), bool(run.saves), run.n_passes
     way = route(problem, options, run.max_passes, run.module, given=given, escalate=escalate, saves=saves)
@@ -68,7 +68,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     potentials, marginals = (boxed.back(x) if boxed else x for x in (run.potentials, run.marginals))
     if way.turned:
         potentials, marginals = potentials[::-1], marginals[::-1]
-    if isinstance(problem.cost, Formed) and namespace(problem.cost.array) is not np:  # a plan of points is the host's
+    if isinstance(problem.cost, Formed) and namespace(problem.cost.array) is not np:  # the host forms a plan of points
         problem = dataclasses.replace(problem, cost=problem.cost.cloud)
     return Result(
         problem, run.module, potentials, marginals, run.trace, run.status, options.threads, how=how, skipped=skipped
@@ -78,7 +78,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
 def all_stages(
     run: Run, task: Any, way: Route, log_v: F64, skip: Truncation | None = None
 ) -> tuple[list[Done], Truncation | None]:  # fmt: skip
-    """Carry out the stages of a route; return them, and the pairs that the last one skipped."""
+    """Carry out the stages of a route; return these stages, and the pairs that the last stage skipped."""
     done, cancelled, kept = list[Done](), False, KeptPairs(run, way.options.threads)
     for stage in way.stages:
         if run.status not in stage.after:
@@ -100,7 +100,7 @@ def all_stages(
 
 
 def settle(run: Run, stage: Stage, larger: bool, cancelled: bool) -> bool:
-    """Turn the status after a stage into the one that the next stages ask for; tell whether the solve was cancelled."""
+    """Set the status that the next stages test; return whether the solve is cancelled."""
     if larger or (stage.kept and run.status != "converged"):
         cancelled, run.status = run.status == "cancelled", "running"
     elif stage.symmetric and run.n_passes < run.max_passes and run.status in ("max_passes", *NO_ANSWER):
@@ -113,21 +113,21 @@ def settle(run: Run, stage: Stage, larger: bool, cancelled: bool) -> bool:
 
 
 def allow_passes(run: Run, stage: Stage, cancelled: bool) -> None:
-    """Limit the passes of a stage, and the products of its Newton's steps where steps with a factor may follow."""
+    """Limit the passes of a stage; limit the products of Newton's steps where steps with a factor may follow."""
     run.limit = min(stage.most, run.n_passes + stage.patience)
     run.budget = 0
     if stage.patience < sys.maxsize:
         run.budget = max(1, stage.patience // run.module.PRODUCT_PASSES)
-    if cancelled:  # one pass, for potentials of the reg asked for
+    if cancelled:  # one pass at the requested reg, which makes its potentials
         run.limit = run.n_passes + 1
 
 
 def one_stage(
     run: Run, task: Any, stage: Stage, options: Options, log_v: F64, skip: Truncation | None, kept: KeptPairs
 ) -> F64 | None:  # fmt: skip
-    """Make the passes of one stage; log v, before and after them, is for the reg asked for.
+    """Make the passes of one stage; the given and the returned log v belong to the requested reg.
 
-    None is returned where a stage of kept pairs was not made, since there are too many of them.
+    Return None where a stage over kept pairs was left out because too many pairs matter.
     """
     if stage.factored:
         log_v, factors = factored_start(run.module, task, options, log_v)
@@ -147,13 +147,13 @@ def between_all(
     run: Run, escalate: bool, problem: Problem, options: Options, start: tuple[F64, F64] | None = None,
     most: int = sys.maxsize,
 ) -> Result:  # fmt: skip
-    """Solve another problem on the way to this one, in at most ``most`` passes, which are not counted."""
+    """Solve an auxiliary problem in at most ``most`` passes; the passes are not counted."""
     start = start or (np.zeros(problem.shape[0]), np.zeros(problem.shape[1]))
     return carry_out(Run(run.module, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate)
 
 
 def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None, run: Run, called: int) -> str:
-    """Return the words of `Result.how`; ``called``: passes of one call, from which the start is."""
+    """Return the text of `Result.how`; ``called``: passes of the single call that made the start, or 0."""
     own = [x for x in done if x.stage.reg == problem.reg]
     first = [x for x in own if x.stage.after is UNDONE] or own[:1]
     together = [x for x in first if x.stage.symmetric]

@@ -1,4 +1,4 @@
-"""Newton's steps with a factor for one problem or for a batch: the arrays that backends/factored.py takes."""
+"""Newton's steps with a factorised matrix, for one problem or a batch: prepare the arrays of backends/factored.py."""
 
 from types import ModuleType
 from typing import Any
@@ -12,14 +12,14 @@ from ..backends.operator import parts_of
 from ..penalties import F64
 from ..problem.problem import BatchProblem, Common, Problem
 
-CHUNK_BYTES = 1 << 32  # of the matrices of the problems of a batch that are worked on at once
-MATRICES = 8  # of m n numbers that a problem needs: exponents, plans, equations, and their copies
+CHUNK_BYTES = 1 << 32  # of matrices of the problems of a batch that are solved at once
+MATRICES = 8  # m x n matrices that one problem needs: exponents, plans, equations, and their copies
 
 
 def factored_start(module: ModuleType, task: Problem, options: Options, log_v: F64) -> tuple[F64, int]:
-    """Return the log v of a plan that misses its columns by so little that a pass can certify it, and the factors made.
+    """Improve log v until a pass can certify its plan; return log v and the number of factorisations.
 
-    On a GPU all arrays stay there.
+    On a GPU all arrays stay on the device.
     """
     exponents = exponents_of(module, task, options.threads)
     xp = namespace(exponents)
@@ -30,7 +30,7 @@ def factored_start(module: ModuleType, task: Problem, options: Options, log_v: F
 
 
 def factored_batch(task: BatchProblem, exponents: Any, log_v: Any, tol: float) -> Any:
-    """Return log v (p, n) as `factored_start` does, for all problems of a batch; ``exponents(i0, i1)``: -M / reg."""
+    """Improve log v (p, n) of all problems of a batch like `factored_start`; ``exponents(i0, i1)``: -M / reg."""
     xp, (m, n) = namespace(log_v), task.shape
     found = xp.empty(log_v.shape)
     step = max(1, CHUNK_BYTES // (8 * MATRICES * m * n))
@@ -42,9 +42,9 @@ def factored_batch(task: BatchProblem, exponents: Any, log_v: Any, tol: float) -
 
 
 def improved(xp: Any, task: Common, exponents: Any, a: Any, b: Any, log_v: Any, tol: float) -> tuple[Any, int]:
-    """Return log v (p, n) from which a pass can certify plans, 0 at points that are left out, and the factors made.
+    """Improve log v (p, n) until a pass can certify the plans; return it and the number of factorisations.
 
-    ``exponents``: -M / reg and the logarithms of a reference matrix, (p, m, n).
+    ``exponents``: -M / reg plus the logarithms of a reference matrix, (p, m, n). log v is 0 at points left out.
     """
     p, m, n = exponents.shape
     a, b = (xp.broadcast_to(xp.asarray(x), (p, size)) for x, size in ((a, m), (b, n)))
@@ -63,7 +63,7 @@ def improved(xp: Any, task: Common, exponents: Any, a: Any, b: Any, log_v: Any, 
 
 
 def exponents_of(module: ModuleType, task: Problem, threads: int | None) -> Any:
-    """Return -M / reg and the logarithms of a reference matrix, (1, m, n), where K lies."""
+    """Return -M / reg plus the logarithms of a reference matrix, (1, m, n), on the device of K."""
     if task.cost.operator == "pairs":
         exponents = np.asarray(task.cost, np.float64) / -task.reg
     else:
@@ -78,9 +78,9 @@ def exponents_of(module: ModuleType, task: Problem, threads: int | None) -> Any:
 
 
 def certified(problem: Problem, stat: Any, log_v: F64, marginal: F64, tol: float) -> bool:
-    """Certify a pass that nearly meets its hard columns, without products; put the bound into ``stat``."""
+    """Certify a pass that nearly meets its hard columns, without products; write the bound to ``stat``."""
     newton = ColumnsNewton(problem)
-    newton.record.budget = newton.record.all_products = 1  # spent
+    newton.record.budget = newton.record.all_products = 1  # the budget is used up: no products
 
     def product(d: F64) -> F64:
         raise AssertionError("no product follows a budget that is spent")

@@ -1,16 +1,19 @@
-"""The problem between groups of points: where a solve that skips pairs begins, and what corrects its passes.
+"""The problem between groups of points: the start of a solve that skips pairs, and a coarse correction of its passes.
 
-Neighbours in the order of boxes are a group, at the mean of its points, with their mass: many of them where these lie
-close together, few in the tails of a cloud, so that all groups are about equally wide. A full approximation scheme:
-masses of the groups are such that their fixed-point equations miss what those of the points miss in a pass,
+A group is a set of neighbours in the order of boxes. It lies at the mean of its points and has their mass. A group has
+many points where the points are dense, and few in the tails of a cloud, so that all groups are about equally wide.
+
+The correction is a full approximation scheme (FAS). The groups get masses for which their fixed-point equations have
+the same residual as the fixed-point equations of the points in the last pass,
 
     A'' = A e^(LU' + fi LS),   LS_I = log sum_J B_J e^(LV_J - M_IJ / reg),
 
-with LV and LU' the means of log v and of the next log u over a group, by mass; B'' likewise. How far the solution of
-the groups lies from there is added to the next log v of every point, along its slopes. A pass smooths what groups
-cannot tell, so that the error falls by 10 to 100 in each. It is for KL and balanced sides, for groups well within the
-width of the kernel, and where it costs no more than CORRECTION passes (backends/boxes.py); a bad correction costs that
-and nothing else, as the certificate is that of the pass. Formulas: docs/mathematics.md.
+where LV and LU' are the means, by mass, of log v and of the next log u over a group; B'' is defined alike. The problem
+of the groups is solved. The change from LV' to its solution is added to the next log v of every point, interpolated
+along the slopes of the groups. A pass smooths the error within groups, so that each corrected pass reduces the error by
+10 to 100. The correction serves KL and balanced sides, groups well within the width of the kernel, and problems where
+it costs at most CORRECTION passes (backends/boxes.py). A bad correction costs time only, since the next pass has a
+certificate of its own. Formulas: docs/mathematics.md.
 """
 
 import dataclasses
@@ -29,17 +32,17 @@ from ..problem.problem import Problem
 from ..problem.side import Side
 from ..ranks import ALONE
 
-GROUPS = 4096  # points of a side between which all pairs are taken; 8192 save passes, and took 1.1 to 2.2 times as long
-MOST_GROUPS, LEAST_IN_GROUP = 32768, 16  # up to so many, where each then has so many points
-SHARPER = 0.01  # a correction is solved to this share of the error of its pass
-CORRECTION_TOL = 1e-9  # of a correction
-MOST_PASSES = 200  # of a correction, which may not converge: hard points may want more than its masses are
-WIDE = 0.25  # mean squared distance from the middle of a group, in units in which a cost is reg, up to which they help
-TAKES = 15  # passes over all pairs of groups that take as long as a correction, which makes 6 to 12 and some sums
+GROUPS = 4096  # groups of a side, all pairs of which are read; 8192 save passes, but took 1.1 to 2.2 times as long
+MOST_GROUPS, LEAST_IN_GROUP = 32768, 16  # more groups, up to MOST_GROUPS, if each has LEAST_IN_GROUP points
+SHARPER = 0.01  # tolerance of a correction, relative to the error of its pass
+CORRECTION_TOL = 1e-9  # least tolerance of a correction
+MOST_PASSES = 200  # of a correction; with hard points it may have no solution and not converge
+WIDE = 0.25  # largest mean of |x - centre of its group|^2 / reg at which groups still help
+TAKES = 15  # cost of a correction in passes over all pairs of groups: it makes 6 to 12 passes and some sums
 
 
 class Grouping(NamedTuple):
-    """The groups of one side, in the order of the points: blocks of the tree of halves of a box."""
+    """The groups of one side, in the order of the points: each is a node of a binary tree that halves a box."""
 
     label: Any  # the group of each point
     first: Any  # the first point of each group
@@ -52,8 +55,8 @@ class Grouping(NamedTuple):
 def grouping(points: Any, most: int, unit: int) -> Grouping:
     """Put sorted points (k, d) into about ``most`` groups of at most ``unit`` neighbours, a power of 2.
 
-    Each block that is merged leaves a group less: the k - most narrowest are, and what is as wide as the last of them.
-    None is narrower than its halves.
+    Start with one point a group. Each merge of two halves leaves one group less, so merge the k - most narrowest
+    blocks, and all blocks as wide as the last of these. A block is never narrower than its halves.
     """
     xp, k = namespace(points), len(points)
     low = high = points
@@ -61,41 +64,41 @@ def grouping(points: Any, most: int, unit: int) -> Grouping:
     for _ in range(unit.bit_length() - 1):
         low, high = (merged(ufunc, x) for ufunc, x in ((np.minimum, low), (np.maximum, high)))
         widths.append(np.square(high - low).sum(1))
-    inside = xp.zeros(k, bool)  # a group, behind its first point
+    inside = xp.zeros(k, bool)  # whether a point belongs to a group and is not its first point
     if k > most and widths:
         each = xp.sort(np.concatenate(widths))
         limit = float(each[min(k - most, len(each)) - 1])
-        for level, width in enumerate(widths):  # the second half of a block that is merged begins inside
+        for level, width in enumerate(widths):  # the second half of a merged block starts inside the group
             half = inside[1 << level :: 2 << level]
             half[:] = (width <= limit)[: len(half)]
     return Grouping(np.cumsum((~inside).astype(np.int64)) - 1, np.flatnonzero(~inside))
 
 
 def merged(ufunc: Any, x: Any) -> Any:
-    """Merge the rows of a table by twos; the last of an odd number stays as it is."""
+    """Merge the rows of a table in pairs; the last row of an odd number stays unchanged."""
     found, second = x[::2].copy(), x[1::2]
     ufunc(found[: len(second)], second, out=found[: len(second)])
     return found
 
 
 class Level(NamedTuple):
-    """One side in groups."""
+    """One side and its groups."""
 
-    side: Side  # of the points
-    mean: Side  # of the groups, on the host
+    side: Side  # the side of the points
+    mean: Side  # the side of the groups, on the host
     groups: Grouping
     offset: F64  # of each point from the mean of its group, (d, k)
     points: F64  # the means, (groups, d), on the host
 
     def mean_log(self, log: F64) -> F64:
-        """Return the mean of each group by mass, 0 of a group without any, on the host."""
+        """Return the mean of ``log`` over each group by mass, on the host; 0 for a group without mass."""
         used, terms = map(self.groups.sums, weighted(self.side.weight, log))
         with np.errstate(divide="ignore", invalid="ignore"):
             found: F64 = known(host(terms) / host(used))
         return found
 
     def spread(self, log: F64, steep: F64) -> F64:
-        """Return at each point the number of its group, continued along the group's slopes."""
+        """Return ``log`` at each point: the number of its group plus offset times the group's slope."""
         xp, label = namespace(self.offset), self.groups.label
         out: F64 = xp.asarray(log)[label]
         for along, slope in zip(self.offset, xp.asarray(steep).T, strict=True):
@@ -105,27 +108,27 @@ class Level(NamedTuple):
 
 @formula
 def weighted(weight: F64, log: F64) -> tuple[F64, F64]:
-    """Return the masses that count, and what they weigh."""
+    """Return the masses of the points with a finite ``log``, and these masses times ``log``."""
     used = np.where(np.isfinite(log), weight, 0.0)
     return used, np.where(np.isfinite(log), weight * log, 0.0)
 
 
 @formula
 def known(log: F64) -> F64:
-    """Return ``log`` with 0 in the place of what is not finite."""
+    """Return ``log`` with every non-finite number replaced by 0."""
     return np.where(np.isfinite(log), log, 0.0)
 
 
 def units_of(shape: tuple[int, int]) -> list[int]:
-    """Return how many points a group of either side has in the mean: powers of 2."""
+    """Return the mean number of points in a group of the rows and of the columns, rounded up to powers of 2."""
     least = [max(-(-k // MOST_GROUPS), min(LEAST_IN_GROUP, -(-k // GROUPS))) for k in shape]
     return [1 << (k - 1).bit_length() for k in least]
 
 
 class Groups:
-    """The groups of one problem whose points are sorted.
+    """The groups of one problem with sorted points.
 
-    ``solve(problem, options, start, most)`` solves another problem in at most so many passes.
+    ``solve(problem, options, start, most)`` solves another problem in at most ``most`` passes.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class Groups:
         for side, (mean, middle), fine, own in zip((problem.rows, problem.cols), coarse, points, groups, strict=True):
             self.levels.append(Level(side, mean, own, (fine - xp.asarray(middle)[own.label]).T, middle))
         metric, scale = cloud.core
-        square = metric.degree == 2  # the slope of a potential is known then
+        square = metric.degree == 2  # only then is the slope of a potential known
         self.factor = 2 * scale / problem.reg if square else 0.0
         ranks, (one, other) = problem.rows.ranks, self.levels
         squares = float(ranks.sum(float(np.square(one.offset).sum()))) + float(np.square(other.offset).sum())
@@ -152,12 +155,12 @@ class Groups:
 
     @property
     def correct(self) -> Any:
-        """The method ``corrected``; None where it is of no use: other penalties or methods, groups that are wide."""
+        """The method ``corrected``; None where it does not help: other penalties, no extrapolation, too wide groups."""
         sides, wanted = (self.problem.rows, self.problem.cols), self.options.memory > 0 and max(self.units) > 1
         return self.corrected if wanted and self.wide <= WIDE and all(side.logarithmic for side in sides) else None
 
     def start(self) -> tuple[F64, F64]:
-        """Solve roughly between groups, and return the potentials of the points."""
+        """Solve the problem of the groups roughly; return potentials (log u, log v) of the points."""
         rough = dataclasses.replace(self.options, tol=max(self.options.tol, ROUGH), tol_gap=-1.0)
         result = self.solve(self.small, rough)
         logs = known(result.log_u), known(result.log_v)
@@ -166,26 +169,26 @@ class Groups:
         return self.reached(0, logs[1]), self.agreed(self.reached(1, logs[0]))
 
     def agreed(self, log_v: F64) -> F64:
-        """Return a log v that each rank has made for itself: a GPU's last bits differ, and no rank may stop alone."""
+        """Make log v the same on all ranks: the last bits of GPUs differ, and no rank may stop alone."""
         found: F64 = self.problem.ranks.max(log_v)
         return found
 
     def reached(self, axis: int, log: F64) -> F64:
         """Return log u (``axis`` 0) or log v of the points by half a pass from ``log`` of the other side's groups.
 
-        Continued along slopes a potential would be off by the curvature of a group: by 160 nats in the tails of a cloud
-        at reg / median 0.005, where a pass is off by 6.
+        Linear interpolation within groups would ignore curvature: it is off by 160 nats in the tails of a cloud at
+        reg / median 0.005, where half a pass is off by 6.
         """
         problem, small, ranks, xp = self.problem, self.small, self.problem.ranks, namespace(self.problem.rows.weight)
         means, points = small.cost.cloud, self.points[axis]
         side, other, middles = problem.rows, small.cols, means.targets
-        if axis:  # all groups of rows, of every rank
+        if axis:  # the groups of rows of all ranks
             side, other = problem.cols, together(small.rows)
             log, middles = (np.concatenate(ranks.all(x)) for x in (log, means.rows))
-        some = points if len(points) else middles[:1]  # of a rank without rows
+        some = points if len(points) else middles[:1]  # a rank without rows needs one point for the cost
         cost = PointCosts(some, middles, means.metric, means.scale, truncate=None)[: len(points)]
         task = dataclasses.replace(small, cost=cost, rows=side, cols=other, M_min=0.0)
-        task = task if xp is np else held(task, self.backend)  # over ranks vectors stay on the host
+        task = task if xp is np else held(task, self.backend)  # with several ranks, vectors stay on the host
         with closing(self.backend.Workspace(task, dataclasses.replace(self.options, symmetric=False))) as workspace:
             workspace.absorb(xp.asarray(log))
             workspace.iterate(1)
@@ -196,7 +199,7 @@ class Groups:
         return self.backend.plan_of(problem, *logs, self.options.threads)
 
     def moved(self, plan: Any, axis: int) -> tuple[F64, F64]:
-        """Return the sums of a plan over the groups of a side, and how far their means lie from their images.
+        """Return the marginal of a plan on the groups of a side, and each group's mean minus the mean of its partners.
 
         ``axis``: 0 for the rows, 1 for the columns.
         """
@@ -208,7 +211,7 @@ class Groups:
         return found[:, -1], np.where(np.isfinite(image), own - image, 0.0)
 
     def corrected(self, state: Iterated, error: float) -> F64:
-        """Return the log v to go on from after a state of this error, in place of its image."""
+        """Return the corrected next log v, in place of the image of a state with this error."""
         reg, small = self.problem.reg, self.small
         pairs = (state.log_u, state.r), (state.log_v, state.s)
         sides = [level.side for level in self.levels]
@@ -217,7 +220,7 @@ class Groups:
         nexts = [level.mean_log(log) for level, log in zip(self.levels, images, strict=True)]
         plan = self.plan(small, (logs[0], logs[1]))
         row_sums, (col_sums, before) = np.asarray(plan.apply(np.ones(small.shape[1]))), self.moved(plan, 1)
-        shifts = []  # log of A'' / A, and of B'' / B
+        shifts = []  # log(A'' / A) and log(B'' / B)
         for level, log, later, sums in zip(self.levels, logs, nexts, (row_sums, col_sums), strict=True):
             with np.errstate(divide="ignore", invalid="ignore"):
                 shifts.append(known(later + rate(level.mean, reg) * (np.log(sums) - level.mean.log_weight - log)))
@@ -225,7 +228,7 @@ class Groups:
             dataclasses.replace(level.mean, weight=level.mean.weight * np.exp(shift))
             for level, shift in zip(self.levels, shifts, strict=True)
         )
-        if rows.scalar_rho == cols.scalar_rho == np.inf:  # equal masses, which is a common part of log v
+        if rows.scalar_rho == cols.scalar_rho == np.inf:  # both sides hard: give b the mass of a
             cols = dataclasses.replace(cols, weight=cols.weight * (rows.mass / cols.mass))
         task = dataclasses.replace(small, rows=rows, cols=cols)
         options = dataclasses.replace(self.options, tol=max(SHARPER * min(error, 1.0), CORRECTION_TOL), tol_gap=-1.0)
@@ -237,13 +240,13 @@ class Groups:
 
 
 def held(problem: Problem, backend: ModuleType) -> Problem:
-    """Return a problem where its backend has it for solves that skip pairs."""
+    """Return the problem with its vectors on the backend's device, as solves that skip pairs need them."""
     found: Problem = getattr(backend, "held", lambda problem: problem)(problem)
     return found
 
 
 def together(side: Side) -> Side:
-    """Return a side with the points of all ranks."""
+    """Return one side with the points of all ranks."""
     ranks = side.ranks
     weight, rho = (np.concatenate(ranks.all(x)) for x in (side.weight, side.rho))
     upper = None if side.upper is None else np.concatenate(ranks.all(side.upper))
@@ -257,25 +260,25 @@ def rate(side: Side, reg: float) -> F64:
 
 @formula
 def image(log: F64, marginal: F64, log_weight: F64, rho: F64, reg: float) -> F64:
-    """Return the next log scalings, -fi log (K v)_i, from the marginal that these lead to."""
+    """Return the next log scalings, -fi log (K v)_i, from log u and the plan's marginal a u K v."""
     return (log_weight + log - np.log(marginal)) / (1 + reg / rho)
 
 
 def grouped(problem: Problem, points: tuple[Any, Any], groups: list[Grouping]) -> Problem:
-    """Return the problem between the means of groups, in which all pairs count."""
+    """Return the problem between the means of the groups; it skips no pairs."""
     cloud = problem.cost.cloud
     sides, means = [], []
     for side, fine, own in zip((problem.rows, problem.cols), points, groups, strict=True):
         weight = own.sums(side.weight)
-        share = side.weight + (weight <= 0)[own.label]  # of groups without mass: plain means
+        share = side.weight + (weight <= 0)[own.label]  # groups without mass: unweighted means
         means.append(host(own.sums(fine * share[:, None]) / own.sums(share)[:, None]))
         count = np.diff(host(own.first), append=len(fine))
         rho = host(own.sums(side.rho)) / count
         rho = rho / count ** (side.kind.degree - 1)
         upper = None if side.upper is None else host(own.sums(side.upper)) / count
         sides.append(dataclasses.replace(side, weight=host(weight), rho=rho, upper=upper))
-    some = means[0] if len(means[0]) else means[1][:1]  # of a rank without rows
+    some = means[0] if len(means[0]) else means[1][:1]  # a rank without rows needs one point for the cost
     (metric, scale), name = cloud.core, cloud.metric
-    name = "sqeuclidean" if metric.unit else name  # unit vectors may have the mean 0
+    name = "sqeuclidean" if metric.unit else name  # the mean of unit vectors may be 0
     small = PointCosts(some, means[1], name, scale, truncate=None)[: len(means[0])]
     return dataclasses.replace(problem, cost=small, rows=sides[0], cols=sides[1])

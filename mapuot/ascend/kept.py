@@ -1,9 +1,10 @@
 """Kept pairs of a dense M or of points: where reg is small, most pairs carry no mass, and passes need not read them.
 
-The potentials of a larger reg tell which pairs may matter: those whose exponents at this reg are near the largest of
-their row or of their column. These pairs alone are a sparse problem (problem/sparse.py), with cheap Newton's steps. It
-proves nothing of M: the pairs are found anew every few passes, from potentials that lie too high where a pair was
-missed, and a pass over all pairs certifies the answer, or the search goes on.
+The potentials of a larger reg tell the pairs that may matter: a pair is kept if its exponent at this reg is near the
+largest exponent of its row or of its column. The kept pairs form a sparse problem (problem/sparse.py) with cheap
+Newton's steps. The sparse problem proves nothing about M. Therefore the pairs are selected anew every few passes:
+potentials are too high where a pair was missed. At the end a pass over all pairs certifies the answer, or the search
+goes on.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from ..route.stages import INNER, WARM_ERROR
 from ..status import FAILED
 from .loop import Run
 
-NATS = 25.0  # below the largest exponent of a row and of a column: all such pairs have e^-25 of its mass each, at most
-MOVE = 20.0  # nats beside them from one reg to the next, by which potentials may move
-MOST_SHARE = 0.03  # of the pairs: more of them take as long as passes over all
-MOST_OF_LINES = 8.0  # in a row, where they grow as nats^.5, as on a line: Newton's steps take many products there
-GROWTH = 2.4  # of the pairs up to four times the nats: 2 on a line, 4 in a plane, 1 beyond the size of a cluster
-EVERY = 10  # passes after which the pairs are found anew
-MOST_PASSES = 1000  # of a stage: those that end took 450 at most
-RUNG_TOL = 0.1  # certified error, for these pairs, at which a larger reg has done its work
-START_TOL = 1.0  # certified error of passes that skip pairs of points, from which on these pairs serve
-ROUNDS = 3  # passes over all pairs that may leave the answer to another search
+NATS = 25.0  # below the largest exponent of row and column; each dropped pair has at most e^-25 of their mass
+MOVE = 20.0  # more nats after a change of reg, since potentials move
+MOST_SHARE = 0.03  # of all pairs; passes over more pairs take as long as passes over all
+MOST_OF_LINES = 8.0  # pairs a row on a line, where pairs grow as nats^.5: Newton's steps need many products there
+GROWTH = 2.4  # of the pairs when nats grow fourfold: 2 on a line, 4 in a plane, 1 beyond the size of a cluster
+EVERY = 10  # passes between two selections of pairs
+MOST_PASSES = 1000  # of a stage; stages that converged took at most 450
+RUNG_TOL = 0.1  # certified error, over the kept pairs, that ends a stage at a larger reg
+START_TOL = 1.0  # certified error of passes that skip pairs of points at which kept pairs take over
+ROUNDS = 3  # certifying passes over all pairs; each may start another search
 
 
 class KeptPairs:
     def __init__(self, run: Run, threads: int | None) -> None:
         self.run, self.threads = run, threads
-        self.skip: Truncation | None = None  # the pairs of points that are never looked at, in the stage under way
-        self.task: Problem | None = None  # of the pairs that were kept last
-        self.share = 0.0  # of all pairs, at the beginning of the last stage
-        self.largest = math.inf  # reg that may have few enough
+        self.skip: Truncation | None = None  # the pairs of points that the current stage skips
+        self.task: Problem | None = None  # the sparse problem of the last kept pairs
+        self.share = 0.0  # of all pairs that were kept at the start of the last stage
+        self.largest = math.inf  # largest reg at which few enough pairs may matter
 
     def passes(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
-        """Make the passes of a stage over kept pairs; return the next log v, None where there are too many pairs."""
+        """Make the passes of a stage over kept pairs; return the next log v, or None if too many pairs matter."""
         run, limit = self.run, self.run.limit
         most = min(limit, run.n_passes + MOST_PASSES)
         own, made = dataclasses.replace(options, precision="float64", leaps=True), False
@@ -62,9 +63,9 @@ class KeptPairs:
         return log_v if made else None
 
     def solve(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
-        """Solve at the reg asked for, as ``passes``; "converged" is the status of a pass over all pairs alone.
+        """Solve at the requested reg by ``passes``; only a pass over all pairs can set the status "converged".
 
-        Where these pairs led far astray, the log v to go on from is the one that they began with.
+        Return the given log v, where the last pass over all pairs has an error above WARM_ERROR.
         """
         run, answer = self.run, None
         inner = dataclasses.replace(options, tol=INNER * options.tol)
@@ -86,7 +87,7 @@ class KeptPairs:
         return log_v if run.trace[-1].error > WARM_ERROR else answer
 
     def approach(self, task: Problem, options: Options, log_v: F64) -> F64:
-        """Make passes that skip pairs of points, up to where kept ones serve: groups are off by hundreds of nats."""
+        """Make passes that skip pairs down to an error of START_TOL: a start by groups is off by hundreds of nats."""
         run, skip = self.run, self.skip
         assert skip
         asked = skip.tol, skip.tol_gap
@@ -97,7 +98,7 @@ class KeptPairs:
         return log_v
 
     def found(self, task: Problem, log_v: F64) -> Problem | None:
-        """Find the pairs that may carry mass at potentials near log v; None: pairs are many."""
+        """Return the sparse problem of the pairs that may carry mass near log v; None if there are too many."""
         before = self.task
         fresh = before is None or before.reg != task.reg
         nats = NATS + MOVE * (fresh and not self.skip)
@@ -112,7 +113,7 @@ class KeptPairs:
         return found
 
     def near(self, task: Problem, x: F64, nats: float, most: int, known: Problem) -> Problem | None:
-        """Keep pairs beside columns of these exponents, ``most`` at most; ``known``: its pairs tell those of rows."""
+        """Keep at most ``most`` pairs near column exponents x; the pairs of ``known`` give the row exponents."""
         backend = self.run.module
         operator = backend.operator_of(*parts_of(task), self.threads)
         if self.skip:
@@ -129,18 +130,18 @@ class KeptPairs:
         return dataclasses.replace(task, cost=pairs, reference=reference, forbidden=True)
 
     def are_many(self, task: Problem, x: F64, nats: float) -> bool:
-        """Tell whether too many pairs matter beside columns of these exponents, by some rows."""
+        """Estimate from a few heavy rows whether too many pairs matter at these column exponents."""
         some = x - task.cost.at(heavy(task.rows.weight)[:, None], np.arange(len(x))) / task.reg
         below = some.max(1, keepdims=True) - some
         narrow, share, wide = (np.mean(below < k * nats) for k in (0.25, 1, 4))
         line = max(wide / share, share / narrow) <= GROWTH
         most = min(MOST_SHARE, MOST_OF_LINES / len(x)) if line else MOST_SHARE
-        if line and share > most and wide < 0.5:  # where most pairs are near, more nats tell nothing
+        if line and share > most and wide < 0.5:  # with most pairs near, the growth says nothing
             self.largest = float(4 * task.reg * (most / share) ** 2)
         return bool(share > most)
 
 
 def column_exponents(task: Problem, log_v: F64) -> F64:
-    """Return the exponents of the plan beside columns, those of log v with 0 in the place of what is not finite."""
+    """Return log v plus the log reference of the columns; non-finite log v counts as 0, left out columns as -inf."""
     known: F64 = np.where(np.isfinite(log_v), log_v, 0.0) + task.log_reference[1]
     return np.where(task.left_out[1], -np.inf, known)

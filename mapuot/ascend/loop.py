@@ -1,4 +1,4 @@
-"""A solve under way: passes until the certificate holds; K is built anew when the scalings outgrow it."""
+"""The loop of a solve: make passes until the certificate holds; rebuild K when the scalings outgrow it."""
 
 import dataclasses
 import math
@@ -21,36 +21,36 @@ from ..progress import bar as progress_bar
 from ..ranks import ALONE, Ranks
 from ..status import FAILED, GOES_ON, told_bound
 
-MOST_A_CALL = 512  # passes that the core makes before Python looks again
+MOST_A_CALL = 512  # passes in one call of the core
 
 
 class Run:
-    """The loop of a solve, its clock, the stats of its passes, and the potentials that the last workspace left."""
+    """The loop of a solve, with its clock, the stats of its passes, and the potentials of its last workspace."""
 
-    stopped: Callable[[], bool] = staticmethod(lambda: False)  # asked after every call of the core: end as cancelled
+    stopped: Callable[[], bool] = staticmethod(lambda: False)  # asked after each call of the core; True: cancel
 
     def __init__(
         self, module: Any, max_passes: int, callback: Callable[[Stats], Any] | None = None, progress: bool = False,
         ranks: Ranks = ALONE, checkpoint: Any = None, trace: list[Stats] | None = None,
     ) -> None:  # fmt: skip
-        """``trace``: stats of passes that one call of the backend has made, and left."""
+        """``trace``: stats of passes that a single call of the backend has made before."""
         self.module, self.max_passes, self.callback, self.ranks = module, max_passes, callback, ranks
-        self.heard = ranks.max(bool(callback))  # by some rank, after every pass
+        self.heard = ranks.max(bool(callback))  # some rank has a callback, called after every pass
         self.checkpoint = Checkpoint(checkpoint) if checkpoint is not None and ranks.rank == 0 else None
         self.saves = ranks.max(self.checkpoint is not None)
         progress = progress and ranks.rank == 0
-        # without a share and a time to go: nobody knows how many passes it takes
+        # no percentage and no remaining time: the number of passes is unknown
         form = "{desc}: {n_fmt} of at most {total_fmt} passes [{elapsed}, {rate_fmt}{postfix}]"
         options = {"total": max_passes, "desc": "mapuot", "unit": "pass", "bar_format": form}
         self.bar = progress_bar(True, **options) if progress else None
         self.limit, self.caller = max_passes, np.geterr()
         self.status = "running"
-        self.reads, self.clusters = "", 0  # of the last run: what its passes read, and what corrected them
-        self.certified: Stats | None = None  # the last pass that Newton's step has certified
-        self.next_meet = 0  # the pass from which on a step towards hard columns is tried
-        self.products = 0  # that Newton's steps towards hard columns took
-        self.budget = 0  # of products, after which these steps give up; 0: none
-        self.factors = 0  # of Newton's steps that were not by products
+        self.reads, self.clusters = "", 0  # of the last run: form of K in words; clusters that corrected it
+        self.certified: Stats | None = None  # the last pass that Newton's step certified
+        self.next_meet = 0  # number of the pass from which Newton's step is tried again
+        self.products = 0  # products of Newton's steps towards hard columns so far
+        self.budget = 0  # most products of Newton's steps; 0: no limit
+        self.factors = 0  # factorisations by Newton's steps
         self.trace = trace or []
         self.potentials: Any
         self.marginals: Any
@@ -58,7 +58,7 @@ class Run:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Show the bar during the passes, and silence NumPy's warnings: the status tells of numbers beyond float64."""
+        """Show the bar, and silence NumPy's warnings: the status of a pass reports numbers beyond float64."""
         with self.bar or nullcontext(), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             yield
 
@@ -69,10 +69,10 @@ class Run:
     def run(
         self, problem: Any, options: Options, log_v: F64, leave: float = math.inf, skip: Truncation | None = None
     ) -> F64:
-        """Make passes until one is certified, or cancelled, or out of passes; return the log v to go on from.
+        """Make passes until one is certified, the solve is cancelled, or the limit is reached; return the next log v.
 
-        Where the certified error of the first pass is above ``leave`` no other follows; the status is then "running".
-        ``skip``: which pairs of points are skipped.
+        If the certified error of the first pass is above ``leave``, stop after this pass with the status "running".
+        ``skip``: the pairs of points to skip.
         """
         tol = skip.tol if skip else options.tol
         with closing(self.module.Workspace(problem, options, skip)) as workspace:
@@ -95,7 +95,8 @@ class Run:
                 ended = self.status not in (*GOES_ON, *FAILED)
                 if ended and options.in_place and not (fresh and len(stats) == 1):
                     before, log_v = self.status, self.module.to_numpy(workspace.potentials()[1])
-                    workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))  # a plan in place shows no losses
+                    # a plan in place cannot count lost mass: make one more pass on a fresh K
+                    workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
                     status = self.record(workspace.iterate(1))
                     self.status = status if "converged" in (status, before) else before
                 self.status = self.stepped(workspace, newton, tol)
@@ -107,10 +108,10 @@ class Run:
                 seconds = self.ranks.max(time.perf_counter() - begun)
                 fits = int(len(stats) * SECONDS_A_CALL / max(seconds, 1e-6))
                 count = 1 if single else max(1, min(2 * len(stats), MOST_A_CALL, fits))
-            if stats[-1].rejected and self.status != "converged":  # Newton's step from there may have been certified
+            if stats[-1].rejected and self.status != "converged":  # else Newton's step may have certified it
                 ended_as = self.status
                 self.leave_rejected(workspace, stats[-1])
-                self.status = ended_as if newton and newton.needed else self.status  # that pass has yet to be certified
+                self.status = ended_as if newton and newton.needed else self.status  # not certified yet
             self.end(workspace, newton, tol)
             if self.saves:
                 self.save(workspace, problem)
@@ -122,7 +123,7 @@ class Run:
             return following
 
     def stepped(self, workspace: Workspace, newton: Any, tol: float) -> str:
-        """Make Newton's step after the last pass, where one is due; return the status."""
+        """Make Newton's step after the last pass if a step is due; return the status."""
         if newton and (self.status == "stalled" or (self.status == "converged" and newton.needed)):
             if self.n_passes >= self.next_meet or workspace.options.has_value(self.trace[-1]):
                 return self.meet(workspace, newton, tol)
@@ -132,7 +133,7 @@ class Run:
         return self.status
 
     def meet(self, workspace: Workspace, newton: Any, tol: float) -> str:
-        """Certify a pass that hard columns nearly meet by Newton's step, or go on from there; return the status."""
+        """Certify a pass that nearly meets its hard columns by Newton's step, or restart from it; return the status."""
         last, has_value = self.trace[-1], workspace.options.has_value
         found, self.products = newton.step(workspace, self.module, last, tol), newton.products
         self.certified = last
@@ -154,7 +155,7 @@ class Run:
         return status
 
     def end(self, workspace: Workspace, newton: Any, tol: float) -> None:
-        """Settle the status; certify the last pass of a solve that was cancelled or has not met its hard columns."""
+        """Set the final status; certify the last pass if the solve was cancelled or misses its hard columns."""
         if workspace.estimates and self.status == "cancelled":
             workspace.widen()
             self.record(workspace.iterate(1))
@@ -169,7 +170,7 @@ class Run:
             self.status = "converged"
 
     def renewed(self, workspace: Workspace, skip: Truncation | None, stat: Stats) -> bool:
-        """Restart from a correction by groups of points, or build K anew, where that is due; tell whether K was."""
+        """Restart from a correction by groups, or rebuild K, if either is due; return whether K was rebuilt."""
         goes_on = self.status in (*GOES_ON, *FAILED)
         log_v = workspace.corrected(stat) if skip and goes_on else None
         if self.status == "absorb" or (skip and log_v is not None and not skip.correct):
@@ -180,7 +181,7 @@ class Run:
         return False
 
     def leave_rejected(self, workspace: Workspace, last: Stats) -> None:
-        """Make one pass more after a step that the guard dropped: the state before that step is the answer."""
+        """Make one more pass, from the state before the step that the guard dropped: this state is the answer."""
         if last.status == "absorb":
             workspace.absorb()
         status = self.record(workspace.iterate(1))
@@ -191,7 +192,7 @@ class Run:
             self.checkpoint.save(problem.cols.name, host(workspace.next_log_v), problem.reg, self.n_passes)
 
     def record(self, stats: list[Stats]) -> str:
-        """Append passes to the trace, tell the callback, and return the status that the loop acts on."""
+        """Append passes to the trace, call the callback, and return the status that the loop acts on."""
         done, now = self.n_passes, time.perf_counter() - self.start
         cancelled = self.stopped()
         for i, stat in enumerate(stats, 1):
@@ -211,7 +212,7 @@ class Run:
         return status
 
     def told(self, stat: Stats) -> bool:
-        """Call the callback with a copy that it may keep; return whether it asks for an end."""
+        """Call the callback with a copy that it may keep; return whether it asks to cancel."""
         assert self.callback
         with np.errstate(**self.caller):
             answer = self.callback(dataclasses.replace(stat))
@@ -221,7 +222,7 @@ class Run:
             raise TypeError(f"callback must return a truth value, or None to go on, got {shown(answer)}") from error
 
     def next_passes(self, workspace: Workspace, count: int) -> int:
-        """Return how many of these passes may follow; the last of all is one that certifies."""
+        """Return how many of ``count`` passes the limit allows; turn wide for the last pass, which must certify."""
         left = self.limit - self.n_passes
         if workspace.estimates and left <= 1:
             workspace.widen()

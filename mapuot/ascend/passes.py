@@ -1,8 +1,9 @@
-"""Passes of a body that is no K between two sides: Anderson's step behind the guard, certified where that is due.
+"""Passes of a body (a problem other than one K between two sides): Anderson's step, the guard, and certificates.
 
-A body (a tree or an array of many marginals, the histograms of a barycenter) gives the plan of a state, what it is
-worth, and the state that follows. A certificate may take products that a pass does not make: a guess by the last
-change tells when it is worth them. The guard and the stopping rule are those of src_c/common/rules.h.
+A body (a tree or an array of many marginals, the histograms of a barycenter) computes the plan of a state, the plan's
+dual value, and the next state. A certificate may need products beyond the products of a pass. Therefore a plan is
+certified only when a guess by the last change is small enough. src_c/common/rules.h has the guard and the stopping
+rule.
 """
 
 import dataclasses
@@ -19,11 +20,11 @@ from ..backends.kernel import StaleError, largest_of
 from ..backends.rules import Judge, plan_error
 from ..penalties import F64
 
-DEPTH = 20  # of Anderson's differences
-NARROW_FLOOR = 2e-6  # of the error that passes in float32 still tell
-RATE_PASSES = 4  # by which it is told how many are left
-WHOLE_PASSES = 25  # after so many a plan is certified, near or not
-RATIO, LEAST_RATIO, MOST_RATIO = 0.75, 0.02, 30.0  # of a certified error to the guess before it: at first, and within
+DEPTH = 20  # number of Anderson's differences
+NARROW_FLOOR = 2e-6  # least error that passes in float32 resolve
+RATE_PASSES = 4  # window over which the rate is measured to estimate the passes left
+WHOLE_PASSES = 25  # certify a plan after this many passes, whatever the guess
+RATIO, LEAST_RATIO, MOST_RATIO = 0.75, 0.02, 30.0  # certified error / guess before it: at first, least, most
 
 
 @dataclass
@@ -31,46 +32,46 @@ class PassCertificate:
     gap: float = math.inf
     error: float = math.inf
     dual: float = -math.inf  # a lower bound of the optimum
-    moved: float = math.inf  # what rounding may have added to the dual value
-    terms: float = math.inf  # the sizes of all terms of the dual value
-    rounding: tuple[float, float] = (math.inf, math.inf)  # its part of the error; that of marginals, for Newton's step
+    moved: float = math.inf  # bound on the rounding error of the dual value
+    terms: float = math.inf  # sum of the absolute terms of the dual value
+    rounding: tuple[float, float] = (math.inf, math.inf)  # rounding of the plan; of marginals (Newton's step)
 
 
 class Body:
-    """What makes the passes of a problem by its kernels; its plans have ``mass`` and ``whole``.
+    """Base class: the passes of one problem. Its plans have the attributes ``mass`` and ``whole``.
 
-    Children add these words:
+    A plan is whole when all products that its certificate needs have been made. Subclasses define these methods:
 
-    start(state)               make ready for passes from a state, and return it
-    find(state, narrow)        a pass: the plan of a state, translated; narrow: its sums may be in float32
-    completed()                the last plan, made whole
-    certified(found, allowed)  the `PassCertificate` of a plan, whose hard marginals may miss ``allowed`` of the mass;
-                               of one that is not whole its dual value
-    image(found, exact)        the state that follows; exact: it is found from a whole plan
-    guess(residual, found)     (gap, what hard marginals miss) by the last change of the state
+    start(state)               prepare for passes from a state, and return the state
+    find(state, narrow)        make a pass: the translated plan of a state; narrow: sums may be in float32
+    completed()                make the last plan whole, and return it
+    certified(found, allowed)  the `PassCertificate` of a plan; hard marginals may miss ``allowed`` of the mass; if the
+                               plan is not whole, only the dual value is set
+    image(found, exact)        the next state; exact: computed from a whole plan
+    guess(residual, found)     guess (gap, missed mass of hard marginals) from the last change of the state
     metric(found)              weights of the state's entries, for Anderson's step
-    newton()                   Newton's steps that certify what misses hard marginals, None where there are none
+    newton()                   Newton's steps that certify plans with hard marginals; None if no step can
     """
 
     reg: float
-    certifies = True  # else passes end when ``change`` is ``tol_change`` at most, and ``value_gap()`` is certified then
-    ends: list[int]  # of the parts of a state
-    alone = 0.0  # how much of Anderson's weights each of them has for itself, until the guard drops a step
-    coarse: Any = None  # what corrects its steps, if anything does
-    reads: str  # what its passes read
+    certifies = True  # else passes end when ``change`` <= ``tol_change``, and ``value_gap()`` bounds the gap
+    ends: list[int]  # end of each part of a state
+    alone = 0.0  # share of own Anderson weights of each part, until the guard drops a step
+    coarse: Any = None  # the coarse correction of its steps, if there is one
+    reads: str  # the form of its kernels, in words
     narrow = False  # may its first passes sum in float32?
-    rough = 0.0  # the largest rho / reg, by which the noise of such sums grows
-    width: int  # points of its largest part
-    xp: Any = np  # numpy, or CuPy, on whose device its states lie
+    rough = 0.0  # the largest rho / reg: noise of float32 sums grows with it
+    width: int  # number of points of its largest part
+    xp: Any = np  # numpy or CuPy: the module of its states
 
     def changed(self, image: F64, state: F64) -> tuple[F64, float]:
-        """Return what follows a state less that, and the largest size of it."""
+        """Return the change from a state to its image, and its largest absolute entry."""
         change = image - state
         return change, largest_of(change)
 
 
 def passes_left(guesses: list[float], tol: float) -> float:
-    """Estimate how many passes it takes to ``tol`` at the rate of the last ones; none while that is not known."""
+    """Estimate the passes left until ``tol`` from the rate of the last passes; 0 while the rate is unknown."""
     first, last = guesses[-min(len(guesses), 1 + RATE_PASSES)], guesses[-1]
     if len(guesses) <= RATE_PASSES or not tol < last < math.inf:
         return 0.0
@@ -78,7 +79,7 @@ def passes_left(guesses: list[float], tol: float) -> float:
 
 
 class Ascent:
-    """The passes of one body, as mapuot.ascend.loop.Run asks for them (backends.workspace.Workspace)."""
+    """The passes of one body, with the interface of backends.workspace.Workspace that loop.Run uses."""
 
     estimates = False
 
@@ -88,14 +89,14 @@ class Ascent:
         floor = max(NARROW_FLOOR * math.sqrt(1 + body.rough), 10 * options.tol)
         self.judge = Judge(tol=options.tol, tol_gap=options.tol_gap, reg=body.reg, narrow_floor=floor)
         self.alone = body.alone
-        self.exact = self.extrapolated = False  # exact: each pass is made whole before the next begins
+        self.exact = self.extrapolated = False  # exact: every plan is made whole before the next pass
         self.found: Any = None
         self.narrow, self.ratio, self.guessed, self.since_whole = body.narrow, RATIO, math.inf, 0
         self.guesses: list[float] = []
         self.residual = math.inf
 
     def absorb(self, log_v: F64 | None = None) -> None:
-        """Make kernels around a state, from which passes go on."""
+        """Build kernels around a state; the next pass starts from it."""
         xp = self.body.xp
         start = xp.asarray(np.zeros(1) if log_v is None else log_v)
         self.next_log_v = self.body.start(xp.broadcast_to(start, (self.body.ends[-1],)).copy())
@@ -107,7 +108,7 @@ class Ascent:
         return made
 
     def restart(self, state: F64) -> None:
-        """Go on from this state, which the guard may drop."""
+        """Start the next pass from this state; the guard may reject it."""
         self.next_log_v, self.extrapolated = self.body.xp.asarray(state), True
         self.history.clear()
 
@@ -115,22 +116,22 @@ class Ascent:
         return self.body.newton()
 
     def potentials(self) -> tuple[Any, Body]:
-        """Return the last plan, if there is one, and the body, which makes products of it."""
+        """Return the last plan or None, and the body, which multiplies by the plan."""
         return self.found, self.body
 
     def marginals(self) -> None:
         """Return None: the plan's marginals are made on request."""
 
     def close(self) -> None:
-        """Do nothing: kernels of the next reg reuse the memory of these, and products of the plan need them."""
+        """Do nothing: products with the plan need the kernels, and the kernels of the next reg reuse their memory."""
 
     def one_pass(self) -> Stats:
-        """Make a pass: the plan of the state and what it is worth, and the state that follows, if the guard lets it."""
+        """Make a pass: compute the plan of the state, apply the guard to its dual value, and find the next state."""
         body, narrow, progress = self.body, self.narrow, self.judge.progress
         self.number += 1
         try:
             found = body.find(self.next_log_v, narrow)
-        except StaleError:  # in kernels made for this very state, too
+        except StaleError:  # even kernels made for this very state fail
             return self.failed(0.0)
         if not body.certifies:
             self.found, self.next_log_v = found, body.image(found, False)
@@ -139,7 +140,7 @@ class Ascent:
             stat.status = "converged" if self.residual <= body.tol_change else "running"
             return stat
         least, most = (f(body.reg, 1.0) * found.mass for f in (min, max))
-        if not LEAST_MASS <= least <= most < math.inf:  # gaps are measured by reg times the mass
+        if not LEAST_MASS <= least <= most < math.inf:  # reg times the mass, the unit of gaps, must be a normal number
             return self.failed(0.0 if least < LEAST_MASS else most)
         value = body.certified(found, self.options.allowed)
         progress.narrow, progress.extrapolated, self.judge.limits.dual_scale = narrow, 1, value.terms
@@ -154,14 +155,14 @@ class Ascent:
             return self.told(value, found.mass, True)
         if fallen:
             progress.best_dual = value.dual
-            if not self.exact:  # late messages may lead away: from here on there are none
+            if not self.exact:  # late messages may diverge: use none from here on
                 self.exact = True
                 self.history.clear()
         self.found = found
         return self.advanced(value)
 
     def advanced(self, value: PassCertificate) -> Stats:
-        """Find the state that follows the last plan, certify that where it is due, and judge the pass."""
+        """Find the state after the last plan, certify this plan if a certificate is due, and judge the pass."""
         if self.exact and not self.found.whole:
             value = self.completed()
         image = self.body.image(self.found, self.exact)
@@ -174,7 +175,7 @@ class Ascent:
         stat, progress = self.told(value, self.found.mass), self.judge.progress
         progress.moved = value.moved
         stat.status = self.judge.judge(dataclasses.replace(stat, error=self.guessed) if self.narrow else stat)
-        if self.narrow and not progress.narrow:  # guesses are compared with those of passes alike
+        if self.narrow and not progress.narrow:  # compare guesses of passes of the same precision only
             self.narrow, self.guesses = False, []
         return stat
 
@@ -182,7 +183,7 @@ class Ascent:
         return Stats(self.number, value.gap, value.error, value.dual, mass, self.residual, rejected, "running")
 
     def is_due(self, value: PassCertificate, residual: F64) -> bool:
-        """Tell whether a plan may be good enough to be certified, by the last changes; decide when passes turn wide."""
+        """Guess from the last change whether the plan meets the tolerance; record the guess."""
         (gap, hard), mass, options = self.body.guess(residual, self.found), self.found.mass, self.options
         self.guessed = plan_error(gap / mass / self.body.reg) + hard / mass
         self.since_whole += 1
@@ -196,7 +197,7 @@ class Ascent:
         return good or self.since_whole >= WHOLE_PASSES
 
     def completed(self) -> PassCertificate:
-        """Make the last plan whole and certify it; by its error the next guess is scaled."""
+        """Make the last plan whole and certify it; the ratio of its error to the guess scales later guesses."""
         self.found, self.since_whole = self.body.completed(), 0
         value: PassCertificate = self.body.certified(self.found, self.options.allowed)
         if 0 < self.guessed < math.inf and value.error < math.inf:
@@ -204,7 +205,7 @@ class Ascent:
         return value
 
     def conclude(self, stat: Stats) -> None:
-        """Certify the last pass of a run, which may have left that out."""
+        """Certify the last pass of a run if it has no certificate yet."""
         if self.body.certifies and self.found is not None and not self.found.whole:
             value = self.completed()
             stat.gap, stat.error, stat.dual = value.gap, value.error, value.dual
@@ -224,7 +225,7 @@ class Ascent:
         return stat
 
     def extrapolate(self, residual: F64, image: F64) -> F64:
-        """Return the next state: Anderson's, or the image where there is no past, and what clusters add to it."""
+        """Return the next state: Anderson's combination, or the image without history, plus the coarse correction."""
         self.extrapolated = self.history.add(residual, image)
         if self.extrapolated:
             image, residual = self.history.next(self.body.metric(self.found), self.alone)
@@ -235,9 +236,9 @@ class Ascent:
 
 
 class Engine:
-    """Stand-in for a backend, of which `Run` gets workspaces.
+    """Stand-in for a backend module: `Run` gets its workspaces from it.
 
-    ``make(problem, before)`` makes a body; ``before`` is the body of another reg, whose memory it reuses, or None.
+    ``make(problem, before)`` makes a body. It reuses the memory of ``before``, the body of another reg, or None.
     """
 
     QUICK_ENTRIES, QUICK_PASSES = 0, 1

@@ -1,8 +1,8 @@
-"""Solves between points that skip pairs: the order of the points, and where such a solve begins.
+"""Solves between points that skip pairs: sort the points, and make the start of such a solve.
 
-The mask, its bounds and what it costs: backends/boxes.py. Points are sorted into boxes; the first mask is made of the
-potentials of a rough solve, of all pairs where these are few, else between groups of points, which also correct the
-passes: groups.py.
+Points are sorted into boxes. The first mask of pairs comes from the potentials of a rough solve. The rough solve reads
+all pairs where there are few, else all pairs of groups of points, which also correct the passes (groups.py).
+backends/boxes.py has the mask, its bounds and its cost.
 """
 
 from types import ModuleType
@@ -29,7 +29,7 @@ def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = N
 
 
 def whole_shape(problem: Problem) -> tuple[int, int]:
-    """Return the number of rows of all ranks, and of columns."""
+    """Return the number of rows on all ranks together, and the number of columns."""
     return int(problem.rows.ranks.sum(problem.shape[0])), problem.shape[1]
 
 
@@ -37,9 +37,9 @@ def begun(
     problem: Problem, found: Sorted, options: Options, start: tuple[F64, F64] | None, nats: float, solve: Any,
     backend: ModuleType,
 ) -> tuple[F64, Truncation]:  # fmt: skip
-    """Return the log v that a solve which skips pairs starts from, and the state of these pairs.
+    """Return the first log v of a solve that skips pairs, and the state of the skipped pairs.
 
-    ``problem``: sorted as ``found`` tells; ``solve``: that of `Groups`.
+    ``problem``: with its points in the order ``found``; ``solve``: as in `Groups`.
     """
     groups = Groups(problem, units_of(whole_shape(problem)), options, solve, backend)
     xp, rough = namespace(problem.rows.weight), start is None
@@ -58,5 +58,5 @@ def begun(
 
 
 def ended(found: Sorted, skip: Truncation | None) -> Sorted | None:
-    """Return what a Result has to know of the pairs that its solve skipped, None where it skipped none in the end."""
+    """Return the skipped pairs for the Result, with their order of points; None if the last stage skipped no pair."""
     return found._replace(kept=skip.kept, hidden=skip.hidden) if skip and skip.kept else None
