@@ -1,4 +1,4 @@
-"""batch: log-semiring products, many problems at once, and the gradient of the loss, against what else there is.
+"""batch: log-semiring products, many problems at once, and the gradient of the loss, against other libraries.
 
 log_matmul against ``torch.logsumexp`` over the broadcast sum and against exponentials with row and column maxima by a
 matrix product (right only while nothing underflows): time, and the peak of memory beyond the answer. Batches of
@@ -262,7 +262,7 @@ def histograms_loss(p: int, threads: int, gpu: bool) -> dict[str, Any]:
 def all_pairs(k: int, threads: int | None) -> dict[str, Any]:
     """Time all divergences between k clouds of 200 to 800 points, and POT's solves of some pairs for all of them.
 
-    Without ``threads`` on a GPU, to which POT's matrices are brought.
+    Omit ``threads`` on a GPU; POT's matrices are moved there.
     """
     ot, rng = import_module("ot") if find_spec("ot") else None, np.random.default_rng(0)
     points = [rng.random((size, 3)) + 0.3 * rng.random(3) for size in rng.integers(200, 801, k)]

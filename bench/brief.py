@@ -98,7 +98,7 @@ def to_error(data: dict[str, Any]) -> str:
 
 
 def sets(data: dict[str, Any]) -> str:
-    """Return passes on the sets in three dimensions and those of real data, beside POT's time."""
+    """Return passes on the sets in three dimensions and on real data, beside POT's time."""
     rows: dict[tuple[str, int], list[str]] = {}
     for r in data["rows"]:
         if r["d"] != 3 and r["set"] not in ("digits", "wine", "breast cancer"):

@@ -1,8 +1,8 @@
 """calls: POT's functions as programs call them on minibatches, and ours in their place.
 
-Squared distances between points of the plane, as they are or divided by their largest, uniform masses; errors are those
-of `words`, whose runner times the calls. Where POT breaks off (exp(-M / reg) underflows) its time is that of the
-failure, and the row counts for no mean.
+Costs are squared distances between points of the plane, as they are or divided by their largest; masses are uniform.
+Errors are defined as in `words`, which also times the calls. Where POT breaks off (exp(-M / reg) underflows), its time
+is the time to the failure, and the row counts for no mean.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ from . import common, problems, words
 
 SIZES, REGS, RHOS = (64, 128, 256, 500, 2000), (0.05, 0.1, 0.01), (0.5, 1.0)
 NAMES = "sinkhorn_knopp_unbalanced", "sinkhorn_unbalanced_translation_invariant"
-BROKEN = 0.5  # POT's error from which it counts as having failed
+BROKEN = 0.5  # an error of POT from here on counts as failure
 
 
 def rows(n: int) -> list[words.Row]:

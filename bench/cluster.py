@@ -1,9 +1,9 @@
 """cluster: ranks of this machine against its threads, and GPUs of one host.
 
-``python -m bench cluster`` needs mpiexec: in one job, rank 0 alone with P threads and P ranks of one thread take turns,
-while those who wait sleep; beside them POT's two products on one process, P threads. ``--gpus 1,2,4`` needs no MPI: one
-process a GPU, sums through NCCL; with ``--size N``, too, it solves N x N points in 3-D, whose rows each GPU makes for
-itself.
+``python -m bench cluster`` needs mpiexec. In one job, rank 0 alone with P threads and P ranks of one thread take turns,
+while the waiting ranks sleep; beside them stand POT's two products on one process with P threads. ``--gpus 1,2,4``
+needs no MPI: one process a GPU, sums through NCCL. With ``--size N`` it also solves N x N points in 3-D; each GPU makes
+its own rows.
 """
 
 import itertools
@@ -27,12 +27,12 @@ from .local import spawn
 
 
 def shared(M: Any, m: int, ranks: Any, threads: int | None, gpu: bool = False) -> Any:
-    """Return a workspace of a rank's rows of M, of m in all, whose passes never end."""
+    """Return a workspace of a rank's rows of M, of m in all; its passes never end."""
     return endless(M, "float32", a=np.full(M.shape[0], 1 / m), threads=threads, ranks=ranks, gpu=gpu)
 
 
 def timed(made: Any, passes: int) -> float:
-    """Return the seconds of a float32 pass, what a solve makes most of, whatever error is reached."""
+    """Return the seconds of a float32 pass, the pass that most of a solve consists of, whatever the reached error."""
     made.progress.narrow, made.progress.since_best = 1, 0  # tol < 0: float32 passes go on
     begin = time.perf_counter()
     stats = made.iterate(passes)

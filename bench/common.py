@@ -1,4 +1,4 @@
-"""What every part of the benchmark shares: the machine's description, timing in turns, and the writer of its results.
+"""Shared by every part of the benchmark: the machine's description, timing in turns, and the writer of results.
 
 A part is a module with ``run(args) -> dict`` (JSON-ready) and ``tables(data) -> str``: the tables, in Markdown, that
 are printed and that ``bench readme`` puts between the markers of README.md and docs/. Times are seconds. ``interleave``
@@ -41,7 +41,7 @@ sys.path.append(str(ROOT / "tests"))  # where the oracle lies
 
 
 def machine() -> dict[str, Any]:
-    """Return what a reader needs to repeat a run."""
+    """Return the facts that a reader needs to repeat a run."""
     from mapuot.backends.cpu import native
 
     told = output([sys.executable, "-m", "mapuot", "info"])  # versions of libraries, caches, GPUs, MPI
@@ -98,7 +98,7 @@ def output(command: list[str]) -> str:
 
 
 def alone(expression: str, most: float | None = None) -> Any:
-    """Return what an expression of this package's modules is in a process of its own, which has ``most`` seconds."""
+    """Return the value of an expression of this package's modules from a process that may take ``most`` seconds."""
     code = f"import json, warnings; warnings.simplefilter('ignore'); from bench import {expression.partition('.')[0]}; "
     command = [sys.executable, "-c", f"{code} print(json.dumps({expression}))"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=most)
@@ -112,16 +112,16 @@ def status(key: str) -> int:
 
 
 def forget_peak() -> int:
-    """Reset the kernel's mark of the most memory held, and return what is held now, in bytes (Linux)."""
+    """Reset the kernel's peak of memory, and return the present memory in bytes (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")
     return status("VmRSS")
 
 
 @contextlib.contextmanager
 def kept_memory() -> Iterator[None]:
-    """Keep what arrays free with the process, to be had again as it is: a virtual machine may take pages back.
+    """Keep freed arrays with the process for reuse: a virtual machine may take pages back.
 
-    Fresh pages then cost .5 to 1.2 s for 100 MB, ten times what it takes to write them, whoever asks first.
+    Fresh pages then cost .5 to 1.2 s for 100 MB, ten times the time of writing them, in any program.
     """
     mmap_max, trim_threshold = -4, -1
     set_to = getattr(ctypes.CDLL(None), "mallopt", lambda *_: None)
@@ -129,13 +129,13 @@ def kept_memory() -> Iterator[None]:
     set_to(trim_threshold, 2**31 - 1)
     try:
         yield
-    finally:  # what glibc begins with
+    finally:  # glibc's initial values
         set_to(mmap_max, 1 << 16)
         set_to(trim_threshold, 1 << 17)
 
 
 def blas_threads(count: int) -> Any:
-    """Pin the threads of OpenBLAS and OpenMP, which is what numpy and POT run on, in a context."""
+    """Pin the threads of OpenBLAS and OpenMP, which numpy and POT run on, in a context."""
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(limits=count)
@@ -228,12 +228,12 @@ def table(header: list[str], rows: list[list[Any]]) -> str:
 
 
 def each(tables: Callable[[dict[str, Any]], str]) -> Callable[..., str]:
-    """Make the tables of one record those of several."""
+    """Return a function of several records that writes the ``tables`` of each, one below the other."""
     return lambda *found: text_of(*map(tables, found))
 
 
 def aligned(text: str) -> str:
-    """Return a text whose Markdown tables have columns of one width, for a screen."""
+    """Return a text with its Markdown tables padded to equal column widths, for a screen."""
 
     def block(found: re.Match[str]) -> str:
         rows = [
@@ -251,7 +251,7 @@ def text_of(*parts: str) -> str:
 
 
 def short(x: Any) -> str:
-    """.05 for 0.05; inf for what JSON has as a word."""
+    """.05 for 0.05; inf for the word that JSON has for it."""
     return f"{float(x):.3g}".removeprefix("0") if float(x) else "0"
 
 

@@ -1,4 +1,4 @@
-"""What the parts on a GPU share: device events, limits of the device, memory, and workspaces whose passes never end."""
+"""Shared by the parts on a GPU: device events, limits of the device, memory, and workspaces that never converge."""
 
 import statistics
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def elapsed(
     for _ in range(repeat):
         begin, end = cp.cuda.Event(), cp.cuda.Event()
         before()
-        pad.max()  # .2 ms, in which the host gets ahead; a fill would leave lines whose writing takes 14 us of the call
+        pad.max()  # .2 ms, in which the host gets ahead; a fill would leave dirty lines that cost 14 us
         begin.record()
         for _ in range(count):
             call()
@@ -133,7 +133,7 @@ def endless(
     M: Any, precision: str, *, a: Any = None, b: Any = None, in_place: bool = False, memory: int = 5,
     threads: int | None = None, ranks: Any = ALONE, reg: float = REG, gpu: bool = False,
 ) -> Any:  # fmt: skip
-    """Return a workspace around v = 1 whose passes never end, in the storage and the sums asked for.
+    """Return a workspace around v = 1, in the storage and the sums asked for; its passes never end.
 
     a and b are uniform where they are left out; ``in_place``: the paper's method, which has no extrapolation.
     """

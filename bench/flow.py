@@ -1,9 +1,9 @@
 """flow: a training step of flow matching (noise, pairs, loss, gradient, Adam) by where its pairs come from; on a GPU.
 
-They are random, drawn by our `OTPlanSampler`, at once or ("ahead") from a plan whose solve began before the step
-before, or of a plan of 100 float32 iterations in torch, which certify nothing. The networks are the perceptron of
-torchcfm's examples in the plane, three layers of 64, and four layers of 1024 in 50 dimensions, as for single cells. reg
-is .05 and reg_m 1 in units of the mean squared distance.
+Pairs are drawn by our `OTPlanSampler`, at once or ("ahead") from a plan of a solve that began one step earlier, or from
+a plan of 100 float32 iterations in torch, which certify nothing. The networks are the perceptron of torchcfm's examples
+in the plane, three layers of 64, and four layers of 1024 in 50 dimensions, as for single cells. reg is .05 and reg_m 1
+in units of the mean squared distance.
 """
 
 import itertools

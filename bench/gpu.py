@@ -240,7 +240,7 @@ def run(args: Any) -> dict[str, Any]:
     print(f"after {time.perf_counter() - begin:.1f} s", flush=True)
     data["passes"] = passes(sizes, data["limits"]["read"])
     print(f"after {time.perf_counter() - begin:.1f} s", flush=True)
-    common.save("gpu", data, args.out)  # what there is, should the rest be cut off
+    common.save("gpu", data, args.out)  # partial results, should the rest be cut off
     data["tiles"] = {"two kernels": tile_sweep(tiles)}
     return data
 

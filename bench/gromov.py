@@ -1,11 +1,11 @@
 """gromov: spaces without common coordinates, beside POT's and OTT's Gromov-Wasserstein.
 
-Skewed points in 30 dimensions and their copy: turned, shuffled, with a little noise, and with outliers in the place of
+Skewed points in 30 dimensions and their copy: rotated, shuffled, with a little noise, and with outliers in the place of
 a fifth of them. ``matched`` is the share of the points with a true partner that have it as their heaviest one. POT and
 mapuot solve the unbalanced problem from the same start a b^T, with POT's own limits; at 5000 points POT makes one step.
-OTT solves the balanced problem, also by plans of low rank. Each call is a process of its own, whose peak of memory is
-beyond what the points take; on a GPU it is what CuPy's pool holds. ``cpu`` is the time of all threads, which a busy
-machine leaves as it is.
+OTT solves the balanced problem, also by plans of low rank. Each call has its own process. Its memory is the peak above
+the points' memory; on a GPU it is the size of CuPy's pool. ``cpu`` is the time of all threads, which a busy machine
+does not change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZES, GPU_SIZES = (1000, 2000, 5000), (2000, 20_000, 100_000)
 DIMENSIONS, NOISE, OUTLIERS = 30, 0.02, 0.2
 REG, RHO = 0.03, 0.3  # in units of the squared variance of the points
 POT_STEPS = {5000: 1}  # of POT, by the number of points; 100 elsewhere
-RANK, RANKED = 100, 20_000  # of OTT's plans of low rank, and points of which they are asked for
+RANK, RANKED = 100, 20_000  # rank of OTT's low-rank plans, and numbers of points that they are timed at
 LONGEST, GPU_LONGEST = 1800.0, 45.0  # seconds, after which a call is ended; OTT's on a GPU
 
 
@@ -50,10 +50,10 @@ def clocks() -> Any:
 
 
 def ours(n: int, init: str, **options: Any) -> dict[str, Any]:
-    """Return seconds and what is known of the answer."""
+    """Return the seconds and the known figures of the answer."""
     import mapuot
 
-    x, y, partner, unit = problem(n)  # of which a first step compiles what a GPU needs
+    x, y, partner, unit = problem(n)  # compile the GPU code in a first step
     mapuot.gromov(x, y, reg=unit, reg_m=unit, max_iter=1, tol=99.0, init="independent", **options)
     before, begun = peak_of(options, start=True), clocks()
     result = mapuot.gromov(x, y, reg=REG * unit, reg_m=RHO * unit, init=init, **options)
@@ -111,7 +111,7 @@ def ott(n: int, rank: int) -> dict[str, Any]:
 
 
 def peak_of(options: dict[str, Any], start: bool = False) -> float:
-    """Return the most MiB so far; ``start``: forget what was before."""
+    """Return the peak in MiB so far; ``start``: reset the peak."""
     if options.get("backend") == "cuda":
         import cupy as cp
 
@@ -123,7 +123,7 @@ def peak_of(options: dict[str, Any], start: bool = False) -> float:
 
 
 def measured(call: str, most: float = LONGEST) -> dict[str, Any]:
-    """Return what a call of this module finds in a process of its own, in ``most`` seconds."""
+    """Return the value of a call of this module in its own process, which has ``most`` seconds."""
     try:
         return dict(common.alone(call, most))
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Ranks without MPI: processes of one host that meet through pipes, for GPUs whose sums NCCL makes anyway."""
+"""Ranks without MPI: processes of one host that meet through pipes, for GPUs that sum by NCCL anyway."""
 
 import multiprocessing
 import os
@@ -13,7 +13,7 @@ from mapuot.ranks.mpi import MpiRanks
 
 
 class LocalRanks(MpiRanks):
-    """A star of pipes around rank 0: ``pipes`` are those of all others there, and the one to it elsewhere."""
+    """A star of pipes around rank 0: ``pipes`` holds all of them on rank 0, and the one to rank 0 elsewhere."""
 
     def __init__(self, rank: int, size: int, pipes: list[Any]) -> None:
         self.rank, self.size, self.pipes = rank, size, pipes

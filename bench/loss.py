@@ -1,13 +1,13 @@
-"""loss: value and gradient of a debiased loss of two clouds, and what its self term costs, beside GeomLoss and others.
+"""loss: value and gradient of a debiased loss of two clouds, and the cost of its self term, beside GeomLoss and others.
 
 Uniform points in 3-D, the second cloud moved by .2; `SamplesLoss` by p = 2 at each blur and reach, float64 points
 (GeomLoss and, on a GPU, flash-sinkhorn: float32, which they are made for). Errors of values and gradients are relative
-to a solve to 1e-9, to 1e-6 of clouds above MATRIX_SIZE; balanced at the smaller blur, where rounding ends the cross
-term at a bound of 2e-5 to 1e-4, to 1e-4 and 1e-3. GeomLoss and flash-sinkhorn take their own number of iterations, by
-their scaling, and certify nothing; GeomLoss's "tensorized" form stores the matrix, of up to MATRIX_SIZE points, and its
-other forms need KeOps. "self" is the problem of the first cloud with itself, "cross" that of both. Of MANY pairs of
-clouds at once errors are those of all gradients together; beside them stand ours one by one and, on a GPU, a batched
-loop of torch that comes as near. Rows are told as they are measured.
+to a solve to 1e-9, to 1e-6 of clouds above MATRIX_SIZE. Balanced at the smaller blur, where rounding ends the cross
+term at a bound of 2e-5 to 1e-4, the tolerances are 1e-4 and 1e-3. GeomLoss and flash-sinkhorn take their own number of
+iterations, by their scaling, and certify nothing. GeomLoss's "tensorized" form stores the matrix, of up to MATRIX_SIZE
+points; its other forms need KeOps. "self" is the problem of the first cloud with itself, "cross" the problem between
+both. For MANY pairs of clouds at once the error is of all gradients together; beside it stand our single calls and, on
+a GPU, a batched torch loop of the same error. Each row is printed as it is measured.
 """
 
 import importlib.util
@@ -27,11 +27,11 @@ NEEDS = ("torch",)
 SIZES, GPU_SIZES = (1_000, 5_000), (1_000, 5_000, 100_000)
 CASES = tuple((blur, reach) for blur in (0.05, 0.01) for reach in (0.3, None))
 TOLS = (1e-3, 1e-6)
-MATRIX_SIZE, LONGEST = 20_000, 2.0  # points of which peers form a matrix; seconds after which a call is not repeated
+MATRIX_SIZE, LONGEST = 20_000, 2.0  # points up to which peers form a matrix; seconds above which no call is repeated
 EXACT, HARD, MOST_PASSES = 1e-9, (1e-4, 1e-3), 10_000  # HARD: of balanced clouds at the smaller blur, small and large
 MANY = tuple(((256, n, d), (0.05, 0.5)) for n, d in ((64, 3), (100, 3), (256, 3), (256, 64)))  # pairs of clouds at once
-SOME, MOST_ROUNDS = 8, 2048  # pairs of which one after another is timed on a GPU; of a loop of torch
-SCALINGS = (0.5, 0.9)  # of GeomLoss and flash-sinkhorn: their default, and steps with which they are nearer
+SOME, MOST_ROUNDS = 8, 2048  # pairs timed one by one on a GPU; most rounds of a torch loop
+SCALINGS = (0.5, 0.9)  # GeomLoss's and flash-sinkhorn's default, and steps with which they are nearer
 
 
 def step(loss: Callable[[Any, Any], Any], x: Any, y: Any) -> tuple[float, Any]:
@@ -124,7 +124,7 @@ def measured(p: int, n: int, d: int, blur: float, reach: float | None, gpu: bool
 
 
 def torch_loop(x: Any, y: Any, tight: Any, error: float, blur: float, reach: float) -> dict[str, Any]:
-    """Return what a batched torch loop on logarithms takes to a gradient of at most this error.
+    """Return the seconds that a batched torch loop on logarithms takes to a gradient of at most this error.
 
     Its gradient is by the plans, without a graph; the self terms take a quarter of the rounds, by averaged steps. The
     rounds are doubled until the error is reached; float32 is taken where it can reach it.
@@ -176,7 +176,7 @@ def cells(row: dict[str, Any], names: list[str]) -> list[Any]:
 
 @common.each
 def tables(data: dict[str, Any]) -> str:
-    """Return milliseconds of each loss with the error of its gradient, and what self terms cost of cross terms."""
+    """Return milliseconds of each loss with its gradient's error, and the cost of self terms relative to cross terms."""
     names = list(dict.fromkeys(name for row in data["rows"] for name in row["losses"]))
     head = ["points", "blur", "reach", "exact to", *(f"{name}: ms" for name in names), "self passes of cross", "time"]
     lines = [cells(row, names) for row in data["rows"]]

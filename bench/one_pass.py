@@ -42,7 +42,7 @@ class Case:
         self.rates = self.fused.limits.lam_rate, self.fused.limits.mu_rate
         self.K = self.fused.operator.matrix.copy()
         self.fi = self.K.dtype.type(RHO / (RHO + REG))
-        # base = fi log w: the state's u is (w / K v)^fi, where w holds what K absorbed, as POT's a and b do
+        # base = fi log w: the state's u is (w / K v)^fi, and w contains K's absorbed scaling, as POT's a and b do
         sides = (self.fused.row_side, m), (self.fused.col_side, n)
         self.weights = [np.exp(side["base"][:k] / side["fi"][:k]).astype(dtype) for side, k in sides]
         self.v = self.fused.col_side["scale"][:n].astype(dtype)
@@ -123,7 +123,7 @@ def time_case(m: int, n: int, dtype: str, threads: int, budget: float) -> dict[s
         "scale": buffer.scale,
         "in place": partial(case.full_pass, pool, case.in_place),
         "POT": case.pot,
-        "four sweeps": case.four_sweeps,  # one thread: beside it those of BLAS, which spin for 30 ms, fall asleep
+        "four sweeps": case.four_sweeps,  # one thread: BLAS's threads beside it, which spin for 30 ms, fall asleep
     }
     if dtype != "float32":
         del calls["narrow"]

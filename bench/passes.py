@@ -25,7 +25,7 @@ METHODS = {  # name: (method, storage of K)
 }
 TOLS = (1e-6, 1e-9)
 HARD_REGS, HARD_MASSES, HARD_SHAPE = (0.1, 0.01, 0.001, 0.0002, 0.0001), (1.0, 3.0, 0.01), (110, 130)
-ROUNDING = 1e-9  # what Newton's answer and the forming of two plans may add to a true error
+ROUNDING = 1e-9  # allowance for Newton's answer and the forming of two plans in a true error
 
 
 def count(case: peers.Case, name: str, tol: float) -> int:

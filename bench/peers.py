@@ -1,8 +1,8 @@
 """Peers of the benchmark, and the judge of their answers: our own certificate, in NumPy, from marginals and potentials.
 
-POT is given every help: it is told the number of iterations after which its answer certifies (found from our own equal
-iterates, then checked on POT's answer), so that neither its loose nor its strict default stop is timed. OTT has the
-loosest threshold that certifies; its reference measure is uniform, so that c = a b^T goes into its cost.
+POT gets every help: the number of iterations after which its answer certifies (found from our own equal iterates, then
+checked on POT's answer), so that neither its loose nor its strict default stop is timed. OTT has the loosest threshold
+that certifies; its reference measure is uniform, so that c = a b^T goes into its cost.
 """
 
 import functools
@@ -76,7 +76,7 @@ def pot_iterations(
 ) -> dict[str, Any]:  # fmt: skip
     """Return how many iterations POT needs for a certified error of tol, CAP where they do not suffice, and seconds.
 
-    ``given`` is the case with POT's arrays. What would take longer than PATIENCE is carried on from SAMPLE iterations.
+    ``given`` is the case with POT's arrays. A run longer than PATIENCE is extrapolated from SAMPLE iterations.
     """
     given = given or case
     options = {"backend": "cuda"} if given is not case else {"threads": threads}

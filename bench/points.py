@@ -4,12 +4,12 @@ A pass: seconds of float32 and float64 ones, taken in turn with those over a sto
 evaluations of pairs, two of each a pass ("last": of passes that end a solve to 1e-6), beside its rate of 2^x. n is
 4,000 and 10,000, on a GPU 10,000 and 100,000, or --size.
 
-On a GPU: solves to tol 1e-6, and the error of their plans on ROWS sampled rows, formed by SciPy in float64 outside of
-the library and compared with those of a solve to 1e-9, beside 100 iterations of flash-sinkhorn, and 1000 where these
-take up to ten seconds. A plan error of 1e-3 (100,000 points in 3-D, not --quick): our seconds to a certified one, and
-flash-sinkhorn's with the fewest iterations, of doubled ones, that reach it, with TF32 and without. Balanced clouds
-(not --quick) in a unit cube at a blur of .05, seconds to a certified 1e-6 and to the marginals that flash-sinkhorn's
-multiscale solver stops at, beside its seconds; both judged by the marginals of ROWS sampled rows and columns.
+On a GPU: solves to tol 1e-6. The error of their plans is measured on ROWS sampled rows, formed by SciPy in float64
+outside of the library, against a solve to 1e-9. Beside it stand 100 iterations of flash-sinkhorn, and 1000 where these
+take up to ten seconds. For a plan error of 1e-3 (100,000 points in 3-D, not --quick): our seconds to a certified one,
+and flash-sinkhorn's with the fewest iterations, of doubled ones, that reach it, with TF32 and without. Balanced clouds
+(not --quick) in a unit cube at a blur of .05: seconds to a certified 1e-6 and to the marginal error at which
+flash-sinkhorn's multiscale solver stops, beside its seconds; the marginals of ROWS sampled rows and columns judge both.
 
 Unbalanced ones (not --quick; on a GPU to 1e-6 at the blur .05 of half the squared distance, on a CPU to 1e-4 at
 reg / range(M) 1e-3), with seconds and memory; one image pair as Grid and, up to 128 x 128 on a CPU, as PointCloud.
@@ -42,7 +42,7 @@ REGS, RHO = (0.05, 0.01), 1.0
 SMALL, FEW = 1e-3, 3  # of costs of 1, in up to so many dimensions: where most pairs can be skipped
 ROWS = 200
 MOST_BYTES = 1 << 32  # of the matrices that a stored K or a peer needs
-ITERATIONS, LONG = (100, 1000), 10.0  # of a peer; seconds above which the second count is left out
+ITERATIONS, LONG = (100, 1000), 10.0  # a peer's counts; seconds above which the second count is left out
 PLAN_ERROR, ERROR_RHOS, LONGEST = 1e-3, (0.1, 1.0, 10.0), 5.0  # seconds after which no more iterations are tried
 LARGE, LARGE_REG, FLASH_TOL = (100_000, 1_000_000), 0.05**2, 5e-3  # its default
 FLASH_DIMENSIONS = (3,)  # in each it tries its kernels for two minutes before the first call ends
@@ -124,7 +124,7 @@ def device_passes(n: int, d: int) -> dict[str, Any]:
 def row(
     who: str, call: Callable[[], Any], missed: Callable[[Any], dict[str, float]] = lambda found: {}
 ) -> dict[str, Any]:
-    """Return what a call takes, MiB beyond what was held before among it, what it tells, and what it ``missed``."""
+    """Return a call's seconds, MiB beyond the memory held before, its own figures, and what it ``missed``."""
     before, begun = common.forget_peak(), time.perf_counter()
     found = call()
     made = {"who": who, "seconds": time.perf_counter() - begun, "MiB": (common.status("VmHWM") - before) / 2**20}
@@ -191,7 +191,7 @@ def solves(n: int, d: int, reg: float) -> list[dict[str, Any]]:
 
 
 def to_error(n: int, reg: float, rho: float) -> dict[str, Any]:
-    """Seconds to PLAN_ERROR; flash-sinkhorn's are those of its longest try where LONGEST or its floor comes first."""
+    """Seconds to PLAN_ERROR; flash-sinkhorn's longest try counts where LONGEST or its floor comes first."""
     cloud = clouds(n, 3)
     solve, tries = solver(cloud, reg, rho), []
     missed = plan_missed(cloud, reg, solve(1e-9))
@@ -335,7 +335,7 @@ def solve_table(rows: list[dict[str, Any]]) -> str:
 
 
 def error_rows(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]], float]:
-    """(heads, cells, geometric mean) of what flash-sinkhorn takes in units of our time.
+    """(heads, cells, geometric mean) of flash-sinkhorn's time in units of our time.
 
     It is the faster of the ways that reach the error; where none does, its longest try is a lower bound.
     """

@@ -39,7 +39,7 @@ def found(marker: str, folder: Path) -> str:
 
 
 def load(folder: Path, record: str) -> dict[str, Any]:
-    """Return a record of this folder; what ``bench all`` leaves out may lie in bench/results alone."""
+    """Return a record of this folder; records that ``bench all`` leaves out may lie in bench/results alone."""
     path = folder / f"{record}.json"
     data: dict[str, Any] = json.loads((path if path.exists() else RESULTS / path.name).read_text())
     return data

@@ -1,8 +1,8 @@
 """scaling: GeomLoss's loss at several values of its ``scaling``, and ours at the same error of the value.
 
-Uniform points in 3-D, the second cloud moved by .2; both losses are debiased, with their gradient, of float64 points
-on the CPU. GeomLoss stops after a number of steps that ``scaling`` sets (.5 by default) and knows no error; errors are
-those of the value against our solve to 1e-9. Ours is the fastest of TOLS whose value is as near as GeomLoss's.
+Uniform points in 3-D, the second cloud moved by .2; both losses are debiased, with their gradient, of float64 points on
+the CPU. GeomLoss stops after a number of steps that ``scaling`` sets (.5 by default) and knows no error. Errors of the
+value are relative to our solve to 1e-9. Our time is for the largest of TOLS with a value as near as GeomLoss's.
 """
 
 from functools import partial

@@ -1,9 +1,9 @@
-"""solve: time from the arrays to a plan whose error our certificate bounds by 1e-6, against POT and OTT.
+"""solve: time from the arrays to a plan with an error certified below 1e-6, against POT and OTT.
 
 Every answer is certified before it is timed. POT runs exactly as many iterations as it needs, at most CAP; where these
-do not suffice its time to CAP stands and the row is marked. "POT as called" is one call with POT's own defaults. On a
-CPU all have the same threads. With --device gpu M and the plan lie on the device, POT is given torch's tensors and, by
-its default method, CuPy's arrays, too, and MiB are what a call takes beyond M.
+do not suffice, its time to CAP stands and the row is marked. "POT as called" is one call with POT's own defaults. On a
+CPU all have the same threads. With --device gpu M and the plan lie on the device, POT gets torch's tensors and, by its
+default method, CuPy's arrays, too. MiB count the memory of a call beyond M.
 """
 
 import sys
@@ -18,7 +18,7 @@ from . import common, device, peers, problems
 TOL = 1e-6
 REGS, RHOS, SMALL = (0.1, 0.01), (0.1, 1.0, 10.0), (100, 500)
 SIZES, GPU_SIZES = (2000, 5000), (2000, 8000, 20000)
-LONG = 4.0  # seconds from which one run has to do
+LONG = 4.0  # seconds: a run this long is not repeated
 
 
 def time_case(n: int, reg: float, rho: float, threads: int, budget: float, gpu: bool) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """sparse: a pass over stored pairs, by density and pattern, beside the dense pass of that shape and SciPy's products.
 
 Patterns of n x n pairs: "uniform", each pair with the same odds; "kNN", the neighbours of points in the plane in random
-order; "banded", next to the diagonal; "power-law", rows whose lengths fall as 1 / rank. "SciPy" is POT's iteration on a
-CSR array, K v and K^T u with K's transpose at hand. Seconds of passes in turn; bytes that K and its indices take.
-A million points with 32 neighbours each, certified 1e-4, in seconds and the most memory of a process that makes and
-solves it.
-With --device gpu on the GPU that CuPy finds: whole passes, of a launch of many, beside the dense ones of float32 sums.
-"mixed" is a float32 K.
+order; "banded", next to the diagonal; "power-law", rows with lengths that fall as 1 / rank. "SciPy" is POT's iteration
+on a CSR array, K v and K^T u with K's transpose at hand. Columns are seconds of passes in turn and bytes of K and its
+indices. A further row is a million points with 32 neighbours each, certified 1e-4: seconds and peak memory of a process
+that makes and solves it. With --device gpu on the GPU that CuPy finds: whole passes, of a launch of many, beside the
+dense ones of float32 sums. "mixed" is a float32 K.
 """
 
 import functools
@@ -38,7 +37,7 @@ def lengths(pattern: str, n: int, density: float) -> Any:
         return np.full(n, max(1, round(density * n)))
     wanted = 1 / np.arange(1.0, n + 1)
     low, high = 0.0, float(n * n)
-    for _ in range(60):  # the factor whose lengths, cut at n, add up
+    for _ in range(60):  # the factor with which the lengths, cut at n, add up
         factor = (low + high) / 2
         low, high = (factor, high) if np.minimum(n, factor * wanted).sum() < density * n * n else (low, factor)
     return np.random.default_rng(0).permutation(np.maximum(1, np.minimum(n, high * wanted)).astype(int))
@@ -75,7 +74,7 @@ def products(S: Any) -> Callable[[], Any]:
 
 
 def row_pass(workspace: Any) -> Callable[[], Any]:
-    """Return a call of one row pass from where a workspace stands; what follows it in a pass is the same for all."""
+    """Return a call of one row pass from a workspace's state; the rest of a pass is the same for all."""
     from mapuot._core import lib
 
     return lambda: lib.mapuot_row_pass(workspace.pool, workspace.state)
@@ -115,7 +114,7 @@ def measured(pattern: str, n: int, density: float, passes: Callable[[Any], Any])
 
 
 def large(backend: str, threads: int) -> dict[str, Any]:
-    """Solve a million points to a certified 1e-4 in a process of their own, whose most memory is told."""
+    """Solve a million points to a certified 1e-4 in their own process, and report its peak memory."""
     rng, start = np.random.default_rng(0), time.perf_counter()
     M = mapuot.knn_cost(rng.random((POINTS, 2)), rng.random((POINTS, 2)), NEIGHBOURS, threads=threads)
     M.data /= M.data.mean()

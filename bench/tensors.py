@@ -1,4 +1,4 @@
-"""tensors: many marginals against what others do, every answer held against our certificate.
+"""tensors: many marginals against other libraries, every answer checked by our certificate.
 
 Arrays of three marginals: reads of the array to a certified 1e-6 by cyclic updates in numpy (one read a marginal, as
 everybody writes them; with and without the translation), by OTT's MMSinkhorn (balanced, to its own 1e-3), and by us;
@@ -27,7 +27,7 @@ CASES = ((0.05, 1.0), (0.05, 10.0), (0.01, 1.0), (0.05, math.inf), (0.01, math.i
 SHAPES = ((64, 64, 64), (128, 128, 128), (256, 200, 300), (257, 199, 301), (400, 400, 400))  # of passes
 MOST_READS, TOL, OTT_TOL = 1200, 1e-6, 1e-3
 LONG = 10.0  # seconds of a call that is made once
-COUNTED = 64  # points up to which the reads of cyclic updates are counted; of more points, those of so many
+COUNTED = 64  # most points at which the reads of cyclic updates are counted; above, the count for so many
 
 
 def clouds(n: int, count: int, ratio: float = 1.1) -> tuple[list[Any], list[Any]]:
@@ -42,7 +42,7 @@ def squares(x: Any, y: Any) -> Any:
 
 
 def array_problem(n: int, rho: float) -> tuple[Any, list[Any], list[Any], float]:
-    """(C, masses, points, what C was divided by): all three pairs count, and the largest entry is 1."""
+    """(C, masses, points, the divisor of C): all three pairs count, and the largest entry is 1."""
     x, masses = clouds(n, 3, 1.0 if rho == math.inf else 1.1)
     C = squares(x[0], x[1])[:, :, None] + squares(x[1], x[2])[None] + squares(x[0], x[2])[:, None]
     scale = float(C.max())
@@ -160,14 +160,14 @@ def ott_case(points: list[Any], masses: list[Any], reg: float) -> dict[str, Any]
 
 
 def pass_case(shape: tuple[int, ...], threads: int, xp: Any) -> dict[str, Any]:
-    """Time the pass over an array, beside reading as many bytes; on a GPU without what the host adds to a launch."""
+    """Time the pass over an array, beside reading as many bytes; on a GPU without the host's time for a launch."""
     m, n = shape[0], math.prod(shape[1:])
     C = xp.random.default_rng(0).random(shape, np.float32)
     masses = [np.full(k, 1.0 / k) for k in shape]
     kernel = mapuot.multimarginal(C, masses, reg=0.05, reg_m=1.0, threads=threads)._body.kernel.kernel
     row, operator = {"shape": shape, "threads": threads, "storage": kernel.dtype}, kernel.operator
     if xp is not np:
-        swept = device.elapsed(lambda: operator.sweep(0.95))  # of what the solve sent last
+        swept = device.elapsed(lambda: operator.sweep(0.95))  # the last arguments that the solve sent
         best = {"read": operator.K.nbytes / device.limits()["read"], "pass": swept}
         return row | {"seconds": best, "of_limit": best["read"] / best["pass"]}
     buffer = Buffer(m * n * operator.K.itemsize, threads)

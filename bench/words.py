@@ -1,10 +1,9 @@
 """words: calls that programs make of other libraries, in their words and in ours, each timed as it stands.
 
-Every row is a call that was found in published programs: POT's in a training loop, on numpy copies of tensors; its
-stabilised solver; GeomLoss's loss of a finite reach, with its gradient; wot's transport map; moscot's temporal problem.
-Both calls get the same numbers. The error is that of the plan (relative L1), of a loss and of
-mm_unbalanced that of the value, against a solve to 1e-10 (1e-9) of the same problem; each library stops where it does
-by default.
+Every row is a call found in published programs: POT's in a training loop, on numpy copies of tensors; its stabilised
+solver; GeomLoss's loss of a finite reach, with its gradient; wot's transport map; moscot's temporal problem. Both calls
+get the same numbers. The error is the plan's relative L1 error, or the value's error for a loss and for mm_unbalanced,
+against a solve to 1e-10 (1e-9) of the same problem. Each library stops where it does by default.
 """
 
 from collections.abc import Callable

@@ -2,11 +2,11 @@
 
 Two draws of each set, masses 1 and 1.2, reg_m the median squared distance and reg shares of it, all solved to a
 certified 1e-6: "points" make their costs in each pass, "truncated" skips pairs, "matrix" is formed first. A pair's time
-is that of the call over passes and all pairs. On a CPU one thread works and its processor's clock counts, so that
-neighbours cost little. POT is given the iterations that it needs (peers.py), between POT_SIZE points at most, where its
-time is beside that of "matrix" there. With --device gpu the host's clock counts, and in place of POT stands what
-certifies nothing: 100 iterations of torch on logarithms over the matrix and of flash-sinkhorn, in float32 by kernels as
-they are (to tune them takes 94 s a shape), and GeomLoss's own number of them at scaling .9, each beside the way that
+is the call's time over passes and all pairs. On a CPU one thread works and its processor's clock counts, so that
+neighbours cost little. POT is given the iterations that it needs (peers.py), between POT_SIZE points at most; its time
+stands beside the time of "matrix" there. With --device gpu the host's clock counts. In place of POT stand peers that
+certify nothing: 100 iterations of torch on logarithms over the matrix and of flash-sinkhorn, in float32 by untuned
+kernels (tuning takes 94 s a shape), and GeomLoss's own number of iterations at scaling .9, each beside the path that
 "auto" takes where no pair is skipped.
 """
 
@@ -32,7 +32,7 @@ SIZE, GPU_SIZE, QUICK_SIZE, POT_SIZE = 4_000, 20_000, 300, 1_000
 REGS, RHO, TOL = (0.05, 0.005), 1.0, 1e-6  # reg and reg_m are of the median cost
 LARGE, FEW = 50, 500  # dimensions from which on there are at most so many points
 SAMPLE = 500  # points of each cloud that tell the median
-MADE_DIMENSIONS = 12  # up to which a GPU makes the costs of so many points in each pass, beyond them a matrix first
+MADE_DIMENSIONS = 12  # most points at which a GPU makes the costs in each pass; above them it makes a matrix first
 NATS = 1.0  # of "truncated": skip all that can be skipped
 ITERATIONS = 100  # of torch and of flash-sinkhorn
 
@@ -218,14 +218,14 @@ def run(args: Any) -> dict[str, Any]:
         for share in REGS
     ]
     with common.blas_threads(1):
-        measured("uniform", QUICK_SIZE, 3, REGS[0], gpu)  # what is imported and compiled once
+        measured("uniform", QUICK_SIZE, 3, REGS[0], gpu)  # imported and compiled once
         found = [measured(*case, gpu) for case in tqdm(cases, file=sys.stderr)]
     return {"n": size, "rows": found}
 
 
 @common.each
 def tables(data: dict[str, Any]) -> str:
-    """Passes and time a pair of every set, beside those of the uniform one, and what is the median and the worst."""
+    """Return passes and time a pair of every set relative to the uniform set, with the median and the worst."""
     rows, lines, ratios = data["rows"], [], []
     beside = {r["reg"]: r["ways"]["points"]["passes"] for r in reversed(rows) if r["set"] == "uniform" and r["d"] == 3}
     for r in rows:
@@ -267,7 +267,7 @@ def tables(data: dict[str, Any]) -> str:
 
 
 def exceptions(rows: list[dict[str, Any]], name: str, most: float) -> str:
-    """Name the sets whose number is more than ``most`` times that of uniform points of their n, d and reg."""
+    """Name the sets with a number more than ``most`` times the uniform points' number of their n, d and reg."""
     keys = [(r["n"], r["d"], r["reg"]) for r in rows]
     uniform = {key: r["ways"]["points"][name] for key, r in zip(keys, rows, strict=True) if r["set"] == "uniform"}
     found: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
 """Random barycenters, and their answers by Newton's method on the dual, on logarithms in long double.
 
-    python -m barycenters --count 2000 --seed 0       in tests/: what was claimed of each, and what is true
+    python -m barycenters --count 2000 --seed 0       in tests/: each claim beside the truth
 
 The unknowns are log u of all histograms; q, log v and the rows follow from them. Nothing here calls the library but
 ``trial``.

@@ -1,7 +1,8 @@
-"""What a test can ask for: a backend, a precision, an instruction set of this machine, threads.
+"""Fixtures of the tests: a backend, a precision, an instruction set of this machine, threads.
 
-``make test`` runs what guards an answer, ``make test-all`` also what is marked ``nightly``: it guards a machine (other
-GPUs, three ranks and more, sanitizers, the soak), or draws more of the problems that a faster test draws, too.
+``make test`` runs the tests that guard an answer. ``make test-all`` adds the tests marked ``nightly``, which guard a
+machine (other GPUs, three ranks and more, sanitizers, the soak) or draw more of the problems that a faster test draws,
+too.
 """
 
 import importlib.util
@@ -32,7 +33,7 @@ LONGEST = "test_cuda_on_cpu", "test_mpi", "test_cuda_compile"
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """What takes longest begins; in ``make test`` a few cases of each CUDA test run without a GPU."""
+    """Put the longest tests first; in ``make test`` only a few cases of each CUDA test run without a GPU."""
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
     if not ON_CPU or "not nightly" not in config.option.markexpr:
         return

@@ -1,9 +1,9 @@
-"""What is installed beside this Python, used as a newcomer does: `make check-wheel` runs it in clean environments.
+"""Use the installed package as a newcomer does: `make check-wheel` runs this file in clean environments.
 
     python installed.py README.md FOLDER
 
-The first block of the README, a problem in a CSV file through the command line, its answer loaded, the instruction set
-that is used, and what `python -m mapuot info` tells.
+It runs the first block of the README, solves a problem in a CSV file through the command line, loads its answer, and
+checks the instruction set in use and the output of `python -m mapuot info`.
 """
 
 import platform
@@ -19,7 +19,7 @@ from mapuot.processor import isa
 
 
 def best_isa() -> str:
-    """Return the instruction set that Linux's own list of features allows; elsewhere that of the machine's kind."""
+    """Return the instruction set that Linux's own list of features allows; elsewhere the machine type decides."""
     if platform.machine() in ("aarch64", "arm64"):
         return "neon"
     try:

@@ -1,7 +1,8 @@
 """Whether a claim of the library is true: every number of it against the independent answer.
 
-The allowances are roundings only: ROUNDINGS units of float64 of the sum of the sizes of all terms for values, those of
-the storage for what is documented as K's (marginals, mass, objective); none for the certified error of the plan.
+The allowances are roundings only: ROUNDINGS units of float64 of the sum of the sizes of all terms for values, and
+storage rounding where the documentation allows it (marginals, mass, objective); none for the certified error of the
+plan.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FALSE = ("plan error", "float32 plan", "dual above", "gap untrue", "violation", 
 
 @dataclass(frozen=True)
 class Failure:
-    """``size``: how wrong, relative to what was claimed; 1 is the edge."""
+    """``size``: the error relative to the claim; 1 is the edge."""
 
     kind: str
     size: float
@@ -33,7 +34,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the library says of one problem; None where a function does not tell."""
+    """The library's claims about one problem; None where a function makes none."""
 
     converged: bool
     status: str
@@ -90,11 +91,11 @@ class Measure:
     primal: float
     dual: float
     scale: float  # the sum of the sizes of all terms
-    steep: float  # what a relative change x of the marginals adds to the primal value: steep x + stiff x^2
+    steep: float  # growth of the primal value by a relative change x of the marginals: steep x + stiff x^2
     stiff: float
     exponent: float  # relative rounding of an entry of the plan
     violation: float
-    priced: float  # what the hard constraints miss, times their potentials: no gap counts it
+    priced: float  # marginal errors of the hard constraints times their potentials: no gap counts them
 
     def moved(self, x: float) -> float:
         """The primal value may move so far if exponents of the plan do by x; anywhere if they have no digit left."""
@@ -183,7 +184,7 @@ def measure(problem: Any, log_u: Any, log_v: Any, kept: Any = None) -> Measure:
 def judge(
     problem: Any, claim: Claim, options: dict[str, Any], best: Any = None
 ) -> tuple[list[Failure], dict[str, float]]:
-    """What is untrue, and figures of interest: whether a reference was found, how far below the bound the error is.
+    """Return the false claims, and figures: whether a reference was found, how far below the bound the error is.
 
     ``best``: the oracle's answer, where it is known.
     """
@@ -210,7 +211,7 @@ def judge(
 
 
 def finite_failures(claim: Claim, options: dict[str, Any]) -> list[Failure]:
-    """No NaN anywhere, and nothing infinite in what converged but potentials of points without mass.
+    """No NaN anywhere; in a converged answer only the potentials of points without mass are infinite.
 
     A gap is inf while hard columns miss too much; a solve that `tol_gap` ended may know no bound of the plan's error.
     """
@@ -249,7 +250,7 @@ def error_failures(
     rounding = 2.0**-24 if single else 8 * UNIT
     error = relative(plan, best.plan)
     coarse = np.asarray(claim.log_u).dtype == np.float32  # the potentials say less than the plan
-    shown = plan if coarse else mine.plan  # of the potentials: what the returned plan would be in long double
+    shown = plan if coarse else mine.plan  # the plan of the returned potentials in long double
     hidden = relative(shown, best.plan) - rounding * coarse
     judged = f"(mass {best.mass:.3g}, {claim.status})"
     figures["error / bound"] = hidden / bound if bound > 0 else 0.0
@@ -299,7 +300,7 @@ def value_failures(problem: Any, claim: Claim, best: Any, mine: Measure, storage
 
 
 def marginal_failures(problem: Any, claim: Claim, mine: Measure, storage: float) -> list[Failure]:
-    """Mass and marginals are those of the plan: to the storage's rounding, or what the certificate allows."""
+    """Mass and marginals equal the plan's: up to the storage's rounding, or up to the certificate."""
     found = []
     bound = claim.error_bound if claim.error_bound is not None and np.isfinite(claim.error_bound) else None
     mass = float(mine.plan.sum())

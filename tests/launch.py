@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 @functools.cache
 def launcher():
-    """The command of mpiexec with what it needs to run many ranks as root; skips without MPI."""
+    """Return the command of mpiexec with the options for many ranks as root; skips without MPI."""
     if "LD_PRELOAD" in os.environ:
         pytest.skip("no MPI under a sanitizer")
     pytest.importorskip("mpi4py", reason="needs mpi4py: pip install mpi4py mpich")

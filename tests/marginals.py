@@ -1,4 +1,4 @@
-"""Problems of many marginals, and what checks their answers: Newton's method on the dual of the whole array."""
+"""Problems of many marginals, and their judge: Newton's method on the dual of the whole array."""
 
 import math
 import re
@@ -152,10 +152,10 @@ SUMMED = 1e-7  # relative rounding of sums in float32, in which a pass may end w
 
 
 def check(result, costs, masses, reg, rho, sizes=None, storage=0.0):
-    """Assert that a result's numbers are those of its potentials and that its certificate is true; the plan's error.
+    """Assert that a result's numbers fit its potentials and that its certificate is true; return the plan's error.
 
-    ``storage``: by how much its marginals may differ from those of the plan, since kernels are stored and
-    summed in float32.
+    ``storage``: allowed difference between its marginals and the plan's, since kernels are stored and summed in
+    float32.
     """
     C = whole(costs, masses, sizes)
     P = plan_of(C, masses, reg, result.log_u)
@@ -180,7 +180,7 @@ def check(result, costs, masses, reg, rho, sizes=None, storage=0.0):
     floor = 1e-12 * math.sqrt(1 + max((z / reg for z in rho if z < np.inf), default=0.0)) + 10 * rounding
     assert error <= result.error_bound + floor, f"true error {error}, bound {result.error_bound}"
     if len(hard) < 2:
-        # both plans meet what is hard to rounding
+        # both plans meet the hard constraints to rounding
         prices = {k: reg * np.abs(x[np.isfinite(x)]).max() for k, x in enumerate(result.log_u) if k in hard}
         missed = sum(np.abs(Q.sum(axes_but(Q, k)) - masses[k]).sum() * prices[k] for k in hard for Q in (P, best))
         missed += storage * reg * mass

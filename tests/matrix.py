@@ -1,9 +1,9 @@
 """The matrix: each kind of cost by each door of the library, for each pair of penalties, one small problem a cell.
 
-A kind says how a cost is given, a door which function solves; test_matrix.py adds the backends and mpi/cases.py the
-ranks. What else a problem can have are its traits: a cell takes one value of each, so that all cells together have
-every two values of different axes that can meet. Every cell must converge and pass the judge, and what its answer
-makes of the plan must be that of the plan; a new kind, door, penalty or trait is one entry of a table here.
+A kind says how a cost is given, a door which function solves. test_matrix.py adds the backends and mpi/cases.py the
+ranks. Further properties of a problem are its traits. A cell takes one value of each, so that all cells together have
+every two values of different axes that can meet. Every cell must converge and pass the judge, and its answer's numbers
+must be the plan's numbers. A new kind, door, penalty or trait is one entry of a table here.
 """
 
 import functools
@@ -30,7 +30,7 @@ SHAPES = {"usual": (12, 17), "wide": (9, 33), "row": (1, 12), "column": (12, 1),
 
 
 class Traits(NamedTuple):
-    """One value of each axis that any kind of cost may have; the first is that of a plain problem."""
+    """One value of each axis that any kind of cost may have; the first is the plain problem's."""
 
     shape: str = "usual"
     rho: str = "number"
@@ -53,7 +53,7 @@ PLAIN = Traits()
 
 
 def problem(pair, traits=PLAIN, seed=0):
-    """Two clouds whose masses differ unless no plan could bridge the difference."""
+    """Two clouds with different masses, unless no plan could bridge the difference."""
     m, n = SHAPES[traits.shape]
     hard = all(p in ("balanced", "range") for p in pair)
     ratio = 1.4 if not hard else 1.05 if "range" in pair else 1.0
@@ -129,7 +129,7 @@ def inner(case, dtype):
 
 
 def boxes(case, dtype):
-    """Points of two groups far apart, whose pairs are skipped."""
+    """Points of two groups far apart; the solver skips the pairs between them."""
     rng = np.random.default_rng(4)
     x, y = (rng.random((32, 2)) * 0.2 + 2.0 * (np.arange(32)[:, None] >= 16) for _ in range(2))
     x, y = x.astype(dtype), y.astype(dtype)
@@ -227,7 +227,7 @@ def stated(kind, door, pair):
     if (door, kind) in REFUSED or (kind in BY_SOLVE and door != "solve"):
         return False
     if kind == "boxes" and set(pair) <= {"range", "balanced"}:
-        return False  # whose bounds stall, or skip nothing
+        return False  # their bounds stall, or skip nothing
     if pair == ("balanced", "balanced") and door != "solve" and kind not in ("dense", "pairs"):
         return False  # of these the oracle takes seconds
     if kind == "grid" or door in ("sinkhorn", "invariant", "in_place", "marginals"):
@@ -293,7 +293,7 @@ def draw_traits(rng, kind, door, pair):
 
 @functools.cache
 def cells():
-    """A cell of each kind, door and pair: of random traits those that bring most values together; then the rest."""
+    """Return a cell of each kind, door and pair with the random traits that join most values; then the rest."""
     rng, met, found = random.Random(5), set(), []
     for least, kind, door, pair in itertools.product((0, 1, 1), KINDS, DOORS, PAIRS):
         if stated(kind, door, pair):
@@ -318,7 +318,7 @@ def claim_of(result, door):
 
 
 class Hosted:
-    """An answer whose arrays lie on a GPU, as one of arrays on the host."""
+    """An answer with arrays on a GPU, presented as an answer with host arrays."""
 
     def __init__(self, result):
         self.result = result
@@ -340,7 +340,7 @@ def hosted(x):
 
 
 def check(cell, precision, backend, place=None):
-    """Solve the problem of a cell, whose cost ``place`` may move, and judge every number that the library claims."""
+    """Solve the problem of a cell, let ``place`` move its cost, and judge every number that the library claims."""
     kind, door, pair, traits = cell
     M, case, options = posed(kind, pair, traits)
     tol = TOLS[precision]
@@ -361,7 +361,7 @@ def check(cell, precision, backend, place=None):
 
 
 def check_plan(result, P, case):
-    """What a Result makes of its plan, most of it without the plan, is that of the plan."""
+    """A Result's functions of its plan, most of them computed without the plan, equal the plan's."""
     (m, n), rng, mass = P.shape, np.random.default_rng(1), P.sum(dtype=float)
     near = {"rtol": 3e-6 if P.dtype == np.float32 else 1e-9, "atol": 1e-12 * mass}
     X, y = rng.random((n, 17)), rng.random(m)

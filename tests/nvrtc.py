@@ -17,12 +17,12 @@ CACHE = Path(tempfile.gettempdir()) / f"mapuot-nvrtc-{os.getuid()}"
 
 
 def library(major):
-    """That of `ahead`; skips without it."""
+    """Return the path of NVRTC as `ahead` finds it; skips without it."""
     return ahead.library(major) or pytest.skip(f"needs NVRTC {major}: pip install --group test")
 
 
 def identity(major):
-    """What tells one compiler from another: its version and, of a wheel, the size of its file."""
+    """Return a compiler's identity: its version and, of a wheel, the size of its file."""
     numbers, path = (ctypes.c_int(), ctypes.c_int()), Path(library(major)._name)
     library(major).nvrtcVersion(*map(ctypes.byref, numbers))
     return *(number.value for number in numbers), path.name, path.stat().st_size if path.exists() else 0

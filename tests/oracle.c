@@ -104,7 +104,7 @@ static real prox(const side *s, int i, real log_s, real reg, real *slope) {
     }
 }
 
-/* what the point adds to the dual value */
+/* the point's term of the dual value */
 static real dual_term(const side *s, int i, real x, real reg) {
     const real rho = s->rho[i], t = s->t[i], f = reg * x;
     if (t == 0 && x == -INF) return 0;
@@ -120,7 +120,7 @@ static real dual_term(const side *s, int i, real x, real reg) {
     }
 }
 
-/* D(r|t) + D*(-f) + f r, and what a hard penalty does not allow; log_s: r = e^(x + log_s) */
+/* D(r|t) + D*(-f) + f r, and the error of a hard penalty; log_s: r = e^(x + log_s) */
 static real gap_term(const side *s, int i, real x, real log_s, real reg, real *hard) {
     const real rho = s->rho[i], t = s->t[i], f = reg * x, r = F(exp)(x + log_s), k = rho / reg;
     if (t == 0 && x == -INF) return 0;

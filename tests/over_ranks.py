@@ -1,6 +1,6 @@
 """Problems over ranks, whatever their sums go through: blocks of rows, answers held against one process, shared cases.
 
-Each function named ``case_*`` runs on every rank of a ``Job``; tests/mpi adds those of MPI, tests/cuda those of GPUs.
+Each function named ``case_*`` runs on every rank of a ``Job``; tests/mpi adds cases of MPI, tests/cuda cases of GPUs.
 """
 
 import functools
@@ -35,7 +35,7 @@ def numbers(x):
 
 @dataclass(frozen=True)
 class Job:
-    """What ``comm`` of a solve is, the backend, and ``form``, which makes M of the own rows."""
+    """The communicator that ``comm`` of a solve takes, the backend, and ``form``, which makes M of the own rows."""
 
     comm: Any
     backend: str = "cpu"
@@ -69,11 +69,11 @@ class Job:
         return self.block(case, split, form).solve(comm=self.comm, backend=self.backend, **(options or FLOAT64))
 
     def rows_stay(self):
-        """The context in which one process turns no matrix of long rows, as no rank of several does."""
+        """Return a context in which one process, like several ranks, never transposes a matrix of long rows."""
         return mock.patch.object(pick(self.backend), "LONG_ROWS", np.inf, create=True)
 
     def alone(self, case, **options):
-        """The Result of one process, whose rows stay rows as those of ranks do."""
+        """Return the Result of one process that keeps rows as rows, as several ranks do."""
         with self.rows_stay():
             return case.replace(M=self.form(case.M)).solve(backend=self.backend, **(options or FLOAT64))
 
@@ -84,10 +84,10 @@ class Job:
         assert len(set(found)) == len({key for key, _ in found}), "the ranks differ"
 
     def check(self, case, split="even", within=1e-12, passes=1, form=None, **options):
-        """The Result over all ranks, each of its members that of one process.
+        """Return the Result over all ranks, and check each of its members against one process.
 
-        The same steps need the same Anderson memory (memory_of in mapuot/backends/contract.py): on a GPU up to 119
-        rows, or up to 512 columns.
+        Equal steps need an equal Anderson memory (memory_of in mapuot/backends/contract.py): on a GPU up to 119 rows,
+        or up to 512 columns.
         """
         with self.rows_stay():
             result, one = self.solve(case, split, form, **options), self.alone(case, **options)
@@ -95,7 +95,7 @@ class Job:
         return result
 
     def compare(self, result, one, i0, i1, within=1e-12, passes=1):
-        """Every member of a distributed Result against that of one process."""
+        """Compare every member of a distributed Result with one process's."""
         assert result.status == one.status
         assert abs(result.n_passes - one.n_passes) <= passes, (result.n_passes, one.n_passes)
         self.same([s.error for s in result.trace], [result.objective, result.dual, result.mass], result.log_v)
@@ -156,7 +156,7 @@ class Job:
         self.same(np.frombuffer(message.encode(), np.uint8))
 
     def run(self, found, only=()):
-        """{name: what failed} of the cases in ``found``, the globals of a program, or of those named."""
+        """Return {name: failure} of the cases in ``found``, the globals of a program, or of the named cases."""
         failures = {}
         for name, case in sorted(found.items()):
             if not name.startswith("case_") or (only and name[5:] not in only):
@@ -186,7 +186,7 @@ BY_ROWS = "dense", "function", "pairs", "points", "cosine", "cityblock", "euclid
 
 
 def case_matrix(job):
-    """Cells of costs that have rows, from zeros: the judge believes what the ranks say together."""
+    """Cells of costs by rows, started from zeros: the judge believes the ranks' joint claims."""
     exact = {"precision": "float64", "tol": matrix.TOLS["float64"]}
     skipped, cells = [], [x for x in matrix.cells() if x.door == "solve" and x.kind in BY_ROWS]
     for k, (kind, _, pair, traits) in enumerate(cells):
@@ -209,7 +209,7 @@ def case_matrix(job):
             assert not found, (kind, pair, traits, found)
         assert result.converged, (kind, pair, traits, result.status)
         skipped += [kind] * (result.skipped is not None)
-    # on a GPU all are in one box, and so are those of a rank that has points of both groups
+    # on a GPU all points are in one box, as are the points of a rank with both groups
     assert skipped or job.backend == "cuda" or matrix.SHAPES["boxes"][0] % job.ranks.size
 
 
@@ -284,7 +284,7 @@ def case_stored_pairs(job):
 
 
 def case_stops(job):
-    """In the middle of what is enqueued at once."""
+    """A solve over ranks may end in the middle of a batch of enqueued passes."""
     case = clouds(133, 621)
     for count in (1, 2, 3, 13):
         result = job.solve(case, max_passes=count, method="sinkhorn", **FLOAT64)
@@ -295,7 +295,7 @@ def case_stops(job):
 
 
 def case_callbacks(job):
-    """What a callback raises on one rank is raised on all, whether the others have one or not; then all go on."""
+    """An exception of a callback on one rank is raised on all, with or without their own callback; then all go on."""
     case = job.block(clouds(33, 21))
 
     def fail(stats):

@@ -1,7 +1,7 @@
 """Problems, and one verifier that derives every claim of a Result again.
 
-Nothing here calls mapuot but ``Case.solve``: the plan, the penalties and the duality gap are those of judge.py, the
-optimum that of oracle.py.
+Nothing here calls mapuot but ``Case.solve``: judge.py gives the plan, the penalties and the duality gap, oracle.py the
+optimum.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Case:
         return kind == "range" or bool(np.isinf(rho).any())
 
     def exactly_balanced(self, k: int) -> bool:
-        """Whether every point of the side is hard: what the library calls balanced."""
+        """Whether every point of the side is hard; the library calls this balanced."""
         kind, _, rho = self.side(k)
         return kind == "kl" and bool(np.isinf(rho).all())
 
@@ -128,7 +128,7 @@ def plan_of(case: Case, log_u: Any, log_v: Any) -> Any:
 
 
 def verify(result: mapuot.Result, case: Case, precision: str = "float64") -> float:
-    """Assert that every number of a Result is that of its potentials and its certificate true; the plan's error."""
+    """Assert that a Result's numbers belong to its potentials and its certificate is true; return the plan's error."""
     claim = judge.claim_of(result)
     best = oracle.answer(case) or oracle.answer(case, result.log_v)
     assert best is not None, "the oracle did not converge"

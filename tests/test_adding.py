@@ -49,7 +49,7 @@ def put(text, name, how, anchor, code):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the tree, and what makes the additions of a heading to it: the names of the files that they touched."""
+    """A copy of the tree; it makes the additions of a heading and returns the names of the files that they touched."""
     left_out = shutil.ignore_patterns("__pycache__", "results", "*.png", "*.gif", "corpus")
     for folder in ("mapuot", "src_c", "src_cuda", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=left_out, symlinks=True)

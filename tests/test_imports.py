@@ -1,4 +1,4 @@
-"""Read from the sources: which room imports which, in functions, too, and whether what a comment names is there."""
+"""The sources import along the order of the rooms, in functions, too; names in comments exist."""
 
 import ast
 import re
@@ -36,7 +36,7 @@ def absolute(name, level, package):
 
 
 def named(node, package):
-    """The modules that one node of a tree imports; by import_module those whose whole name stands there."""
+    """Return the modules that one node of a tree imports; for import_module, only whole names."""
     if isinstance(node, ast.Import):
         return {alias.name for alias in node.names}
     if isinstance(node, ast.ImportFrom):
@@ -141,7 +141,7 @@ def is_defined(name, path):
 
 
 def wrong(path, text):
-    """What the comments of this text, at ``path``, name and is not there: "file:line: ..."."""
+    """Return the names in this text's comments, at ``path``, that do not exist: "file:line: ..."."""
     for first, comment in comments(path, text):
         last = path.parent
         for found in FILE.finditer(comment):

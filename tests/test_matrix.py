@@ -43,7 +43,7 @@ def test_cell(cell, backend, precision, monkeypatch):
 
 
 def test_every_two_values_meet():
-    """Two values that a problem can have, whose other traits are plain, are those of some cell."""
+    """Some cell has any two given values of a problem, with plain other traits."""
     met = set().union(*(cell.meetings() for cell in cells()))
     for kind, door, pair, _ in cells():
         plain = PLAIN._replace(**{"pairs": {"pairs": "forbidden"}, "boxes": {"shape": "boxes"}}.get(kind, {}))

@@ -1,4 +1,4 @@
-"""The layouts that mapuot/backends/records.py reads from the headers are those that the compilers make of them."""
+"""The record layouts that mapuot/backends/records.py reads from the headers are the compilers' layouts."""
 
 import pytest
 from mapuot._core import ffi, lib

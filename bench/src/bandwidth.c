@@ -1,4 +1,4 @@
-/* bandwidth.c - what the benchmark divides by: arrays read, and read and written back, by the threads of a pool.
+/* bandwidth.c - the benchmark's unit: arrays read, and read and written back, by the threads of a pool.
  *
  * bench/bandwidth.py compiles it for this machine, with a copy of the core's pool.  Arrays of float64 are 64-byte
  * aligned and shared among the threads in whole lines.  `repeats` runs go on inside one call, so that caches small

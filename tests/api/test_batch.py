@@ -39,7 +39,7 @@ def minibatches(p=7, m=21, n=18, dtype=float):
 
 
 def assert_as_alone(result, costs, A, B, which=None, tol=1e-6, storage=0.0, **options):
-    """The plans of a batch are those of single solves, within both bounds, and so is what is paid."""
+    """The plans of a batch and their reported costs agree with single solves within both bounds."""
     for i in range(len(result)) if which is None else which:
         one = solve(costs[i], A[i], B[i], tol=1e-10, precision="float64", **options)
         single = 1.0 * (one.plan.dtype == np.float32)
@@ -57,7 +57,7 @@ def assert_as_alone(result, costs, A, B, which=None, tol=1e-6, storage=0.0, **op
 @pytest.mark.parametrize("reg_m", [1.0, (0.3, 30.0), (np.inf, 1.0), (2.0, np.inf)])
 @pytest.mark.parametrize("options", [{}, {"precision": "mixed", "threads": 2}, {"tol": 1e-9}], ids=str)
 def test_small_reg_stays_in_the_core(reg, reg_m, options, monkeypatch):
-    """Beyond what one K holds, absorptions and larger regs are made in the core, too, problem by problem."""
+    """Where one K cannot hold a problem, the core absorbs and anneals reg for each problem of the batch by itself."""
     monkeypatch.setattr(mapuot.api.batch.BatchRun, "alone", None)
     for M, A, B in (minibatches(), minibatches(dtype="f4"), (minibatches()[0][0], *minibatches()[1:])):
         result = solve_batch(M, A, B, reg=reg, reg_m=reg_m, **options)
@@ -144,7 +144,7 @@ def test_clouds_of_many_sizes(p, d, metric, reg_m):
 
 
 def test_sizes_from_five_to_two_thousand():
-    """What a core does not form in its own memory is solved by the same driver as any other problem."""
+    """The driver of single solves takes the problems that are too large for the core's own memory."""
     x, y, a, b = clouds(4, 2, 40, seed=1)
     rng = np.random.default_rng(2)
     x[1], y[1] = rng.random((2000, 2)), rng.random((900, 2))

@@ -72,7 +72,7 @@ def test_never_below_its_certified_error_and_within_it_for_equal_measures(balanc
         given = {"reg": reg, "reg_m": np.inf if balanced else reg * 10.0 ** rng.uniform(-1, 4)}
         given |= {"tol": 10.0 ** rng.uniform(-8, -2), "backend": backend}
         p, q, own = a, b, {"M_a": costs[1], "M_b": costs[2]}
-        if kind == "grid":  # images, within which costs are those between them
+        if kind == "grid":  # images: the grid gives the costs within each of them
             p, q, own = a.reshape(5, -1), b.reshape(5, -1), {}
         value = np.atleast_1d(sinkhorn_divergence(costs[0], p, q, **own, **given))
         off = np.zeros(len(value))

@@ -1,4 +1,4 @@
-"""What users read runs: the examples of all docstrings, and every block of code of the README."""
+"""The examples of all docstrings and every Python block of the README run and print the documented output."""
 
 import doctest
 import importlib
@@ -65,7 +65,7 @@ VARIES = re.compile(r"after \d+ passes, error_bound [^,]*")  # by instruction se
 
 
 def blocks():
-    """(code, what it prints) of every block of Python; a block of text that follows at once is its output."""
+    """Return (code, expected output) of every Python block; a text block right after it is the output."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for k, block in enumerate(PYTHON.finditer(text), 1):
@@ -76,7 +76,7 @@ def blocks():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("code", "printed"), list(blocks()))
 def test_blocks_of_pages(code, printed, tmp_path, monkeypatch, capsys):
-    """Each runs alone, in a folder of its own, and prints what stands below it."""
+    """Each block runs alone, in its own folder, and prints the output below it."""
     for name in set(re.findall(r"^(?:import|from) (\w+)", code, re.M)) - {"mapuot"}:
         pytest.importorskip(name)
     if "mapuot.plot" in code or "--report" in code:

@@ -219,13 +219,13 @@ def test_a_function_of_two_dtypes():
     assert mapuot.solve(of(whole, np.int64), *weights[:2], reg=0.1, reg_m=1.0).converged
 
 
-# ---- files from anyone: damaged bytes, forged headers, pipes, what killed processes left. None is believed, none hangs
+# ---- untrusted files: damaged bytes, forged headers, pipes, files of killed processes. No reader accepts one or hangs.
 
 GIBIBYTE = 1 << 30
 
 
 def test_damaged_checkpoints(tmp_path):
-    """What is damaged at random: readers of tests/fuzz."""
+    """The readers of tests/fuzz refuse randomly damaged files or read them correctly."""
     (tmp_path / "text.npz").write_text("no")
     np.save(tmp_path / "one.npy", np.ones(3))
     wrong = [{"x": 1}, {"side": "b"}, {"side": np.array(["b"] * 2), "potential": "x"}, {"side": 1, "potential": CASE.b}]
@@ -241,7 +241,7 @@ def test_damaged_checkpoints(tmp_path):
         files.load_checkpoint(5, 40, 21, 0.1)
 
 
-# what a header claims
+# the size that a header claims
 
 
 def npy(shape="(30, 20)", descr="'<f8'", length=None, version=b"\x01\x00", data=b"\0" * 4800):
@@ -272,7 +272,7 @@ for path in sys.argv[2:]:
 
 @pytest.mark.parametrize("kind", ["npy", "stored", "packed"])
 def test_forged_headers_take_no_memory(tmp_path, kind):
-    """Under a limit of 1 GiB beyond what the process has: MemoryError would be another line than "refused"."""
+    """Under a limit of 1 GiB above the present memory a reader refuses the file; it never raises MemoryError."""
     if "LD_PRELOAD" in os.environ:
         pytest.skip("a sanitizer takes memory of its own")
     paths = []

@@ -1,4 +1,4 @@
-"""Odd but right input is understood; what a warning or an error advises fits its cause."""
+"""Unusual but valid input is understood, and the advice in a warning or an error fits its cause."""
 
 import pickle
 
@@ -47,7 +47,7 @@ def test_other_spellings(arguments, backend):
 
 
 def test_tables_of_pandas_are_arrays(backend):
-    """Whose first entry is not [0], and whose sums take no axis -1."""
+    """A pandas object may lack an entry [0] and refuse axis=-1 in its sums."""
     pandas = pytest.importorskip("pandas")
     a, b = pandas.Series(CASE.a, index=list("abcd")), pandas.Series(CASE.b, index=[5, 4, 3, 2, 1])
     given = {"M": pandas.DataFrame(CASE.M, index=a.index), "a": a, "b": b, "reg_m": pandas.Series([1.0, 1.0], [7, 8])}
@@ -139,7 +139,7 @@ def test_scaled_masses_have_no_unit(form, backend):
 
 
 def test_passes_without_a_limit_are_many(backend):
-    """Beyond what the core counts in 64 bits there is no limit."""
+    """The core's 64-bit counters are the only limit."""
     for most in (2**63, 2**80):
         assert call(max_passes=most, backend=backend).converged
         assert call(max_passes=most, penalty="l2", backend=backend).converged
@@ -166,7 +166,7 @@ def test_reg_ms_of_a_path_are_one_for_each_reg_or_that_of_all(regs, given, meant
 
 
 class OnlyDLPack:
-    """An array of which nothing is known but what the array API standard exchanges."""
+    """An array that supports nothing beyond the exchange protocol of the array API standard."""
 
     def __init__(self, array):
         self.array = array

@@ -1,6 +1,6 @@
-"""Ctrl-C in the middle of what takes long: the work ends where it is, not when it would have been done.
+"""Ctrl-C ends a long computation at once, not when it is finished.
 
-No test looks at a clock: each counts what was done after the interrupt, or would run for hours without it.
+No test looks at a clock: each counts the steps after the interrupt, or would run for hours without it.
 """
 
 import _thread
@@ -201,7 +201,7 @@ def test_log_matmul(monkeypatch, exact):
     timer = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
 
     def empty(shape, dtype):
-        """What the core is to fill; its call is next."""
+        """Return the buffer that the core fills in its next call."""
         kept.append(np.full(shape, np.nan, dtype))
         timer.start()
         return kept[-1]

@@ -66,7 +66,7 @@ def calls(monkeypatch):
 
 
 def test_vmap_between_points_is_one_batch(calls):
-    """Over clouds on both sides, on one, and twice; value and derivatives are those of each pair alone."""
+    """Batched over both clouds, one cloud, and twice, values and derivatives equal each pair's own."""
     rng = np.random.default_rng(0)
     x, y = (jnp.asarray(rng.random((4, 3, k, 2))) for k in (12, 15))
     one = functools.partial(sample_loss, reg=0.05, reg_m=1.0, **OPTIONS)

@@ -39,7 +39,7 @@ from mapuot.penalties import kl_divergence
      (0.05, [1.0, 2.0, 3.0], 0), (0.05, [1.0, 2.0, 3.0], 1), (0.05, [1.0, 2.0, 3.0], 2)],
 )  # fmt: skip
 def test_plans_are_those_of_newton(shape, count, reg, rho, free):
-    """With one reg_m for all, or for each of three, whose marginals may be hard or free."""
+    """Solve with one reg_m for all marginals, or one for each of three; a marginal may be hard or free."""
     if isinstance(rho, list) and count > 3:
         pytest.skip("three reg_m")
     costs, masses = problem(shape, count, 6 if count == 3 else 9 - count, ratio=1.0 if rho == [np.inf] * 3 else 1.2)
@@ -111,7 +111,7 @@ def solved_in(costs, masses, *axes, **options):
     ],
 )  # fmt: skip
 def test_memory_is_that_of_the_pairs(shape, count, n, reg, most):
-    """At range(C) / reg = 1000 two larger regs come first, whose kernels are the same memory."""
+    """At range(C) / reg = 1000 the solver anneals from two larger regs and keeps their kernels in the same memory."""
     rng = np.random.default_rng(0)
     if shape == "stored pairs":
         clouds, masses = rng.random((3, n, 2)), [np.full(n, 1.1**k / n) for k in range(3)]
@@ -170,7 +170,7 @@ def test_couplings_agree_with_each_other():
 
 
 def in_parts(parts, n, rng):
-    """A chain of three whose pairs connect ``parts`` groups of n points each."""
+    """Return a chain of three marginals; its pairs connect ``parts`` groups of n points each."""
     costs = {(k, k + 1): np.full((parts * n, parts * n), np.inf) for k in range(2)}
     masses = [rng.dirichlet(np.full(parts * n, 3.0)) for _ in range(3)]
     for part in range(parts):
@@ -343,7 +343,7 @@ def test_kernels_made_between_the_products_of_a_plan(narrow):
 @pytest.mark.parametrize("shape", ["chain", "star", "tree"])
 @pytest.mark.parametrize(("reg", "tol", "storage"), [(0.1, 1e-9, 0.0), (2e-3, 1e-7, 0.0), (0.1, 1e-6, 3 * STORED)])
 def test_passes_are_those_edge_by_edge(shape, stored, reg, tol, storage, monkeypatch):
-    """In one call of C, and by the products of each kernel, to which a call leaves what it cannot do."""
+    """One call of C and the products of each kernel agree; a call leaves the cases it cannot do to the products."""
     if storage:
         monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
     costs, masses = problem(shape, 4, 6)
@@ -467,7 +467,7 @@ def test_a_pass_that_fails_certifies_nothing(monkeypatch):
 
 
 def test_costs_below_zero_hide_no_mass():
-    """Entries of a kernel above 1, up to e^238 here, would bring back what is flushed of factors that span 1e-150."""
+    """Kernel entries above 1, up to e^238 here, would magnify entries flushed from factors that span 1e-150."""
     assert one_random(1689)[0]
 
 

@@ -28,7 +28,7 @@ MASK = mapuot.SeededMask(keep=0.3, seed=12345678901)
 
 @dataclasses.dataclass(frozen=True)
 class Exact(mapuot.SeededMask):
-    """A mask whose limit is given."""
+    """A mask with a known limit."""
 
     most: int = 0
     _limit = property(lambda self: self.most)
@@ -39,7 +39,7 @@ def joined(low, high):
 
 
 def weights_of(mask, shape, row=0, col=0, module=cpu, dtype=float, threads=1):
-    """What the backend's plan makes of the mask alone."""
+    """Return the weights that the backend's plan derives from the mask alone."""
     c, ones = masks.Masked("uniform", mask, shape, row, col), [np.ones(k) for k in shape]
     zeros = Dense(np.broadcast_to(np.zeros(1, dtype), shape))
     task = Problem.from_cost(zeros, *ones, 1.0, 1.0, "kl", "uniform", module)
@@ -165,7 +165,7 @@ def test_derivatives_by_the_masses(reg_m, mask):
                 assert derivative[i] == pytest.approx(right, rel=2e-4, abs=2e-5)
 
 
-# ---- what is refused ----
+# ---- refused masks ----
 
 
 def test_a_mask_that_leaves_no_way_out():

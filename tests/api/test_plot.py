@@ -1,4 +1,4 @@
-"""Pictures of results show what the result holds; the report is one page that loads nothing."""
+"""Plots show the numbers of the result; the report is one page that loads no other file."""
 
 import html
 import re

@@ -1,4 +1,4 @@
-"""Costs of points and of nodes of grids are those of SciPy's matrix; slopes, first and second, against differences."""
+"""Costs of points and grid nodes equal SciPy's matrix; first and second derivatives match finite differences."""
 
 import math
 import pickle
@@ -35,7 +35,7 @@ def test_costs_of_every_instruction_set(isa, metric):
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "wfr"])
 def test_weights_keep_the_digits_of_large_coordinates(metric):
-    """Both ways round, of some rows, and beside other points, costs are those of the same points near the origin."""
+    """Transposed, of some rows, and beside other points, costs equal the costs of the same points near the origin."""
     x, y, a, b = clouds(30, 40, 3)
     far, weights = 2.0**27, [0.3, 1.0, 1.7]
     there = mapuot.PointCloud(x + far, y + far, metric, weights=weights)
@@ -133,7 +133,7 @@ def test_the_error_of_a_gradient_is_true(metric):
 @pytest.mark.parametrize("weights", [None, np.array([0.3, 2.0, 1.1])])
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_error_of_a_slope_is_reached(metric, weights):
-    """Of two points, along whose cost all of a plan may be wrong; and no less than sums of as many terms lose."""
+    """The bound covers two points where rounding of the cost can spoil a whole plan, and sums of as many terms."""
     rng, tightest = np.random.default_rng(0), 0.0
     for _ in range(60):
         x, y = rng.random((1, 3)), 0.7 * rng.random((1, 3))
@@ -154,7 +154,7 @@ def test_the_error_of_a_slope_is_reached(metric, weights):
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_error_of_the_gradient_counts_what_rounding_takes(metric, dtype):
-    """Far from the origin, or of float32 points, whose plan is float32: against those of the same near it."""
+    """Clouds far from the origin, and float32 clouds with a float32 plan, agree with the same cloud near the origin."""
     x, y, a, b = clouds(7, 6, 2)
     x, y = (np.round(z * 64).astype(dtype) / 64 for z in (x, y))
     far = dtype(2.0**27 if dtype == np.float64 else 2.0**12)
@@ -243,7 +243,7 @@ def test_ranges_of_many_pairs_are_bounds(metric, dim, monkeypatch):
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_wfr_forbids_what_rounding_would_price(backend, d):
-    """Some of a lattice lie pi / 2 apart but for their last digits, by which they cost 72 or 74, or are forbidden."""
+    """Points about pi / 2 apart on a lattice cost 72, 74 or inf, depending on their last digits."""
     k = 3
     x = np.arange(-k, k + 1)[:, None] * np.eye(d)[:1] * (math.pi / 2 / k)
     cloud = mapuot.PointCloud(x, x * (1 - 2.0**-53), "wfr")
@@ -257,7 +257,7 @@ def test_wfr_forbids_what_rounding_would_price(backend, d):
 
 
 def test_the_error_of_costs_below_their_coordinates():
-    """Where weights or squares leave no digit of a cost, what it may be off by is not 0, however small it is itself."""
+    """Where weights or squares leave no digit of a cost, its error estimate is not 0, however small the cost is."""
     near = mapuot.PointCloud([[1e8]], [[1e8 + 2.0**-26]], "sqeuclidean", 1e16, [0.3])
     assert abs(np.asarray(near)[0, 0] - 0.3e16 * 2.0**-52) <= near._cost.error(float(np.asarray(near)[0, 0]))
     tiny = mapuot.PointCloud([[0.0]], [[1e-170]], "sqeuclidean", 1e300)
@@ -268,7 +268,7 @@ def test_the_error_of_costs_below_their_coordinates():
 
 @pytest.mark.parametrize("scale", [1e200, 1e-200])
 def test_cosine_of_lengths_beyond_float64(scale):
-    """Squares of coordinates overflow or underflow: the directions are those of the same points near 1."""
+    """Where squares of coordinates overflow or underflow, directions equal the directions of the same points near 1."""
     x, y, a, b = clouds(6, 5, 2)
     near, far = (
         mapuot.solve(mapuot.PointCloud(z * x, z * y, "cosine", form=None), a, b, reg=0.1, reg_m=1.0)
@@ -300,7 +300,7 @@ def test_a_cloud_that_is_formed_is_solved_as_its_matrix(isa, metric, m, n, d):
 
 
 def test_the_rounding_of_formed_costs_is_in_the_certificate():
-    """A cost of 1e12 reg whose last digits are its own rounding: nothing may be certified."""
+    """A cost of 1e12 reg has no digit below its rounding, so nothing may be certified."""
     x, y = np.array([[0.0, 0.1]]), np.array([[1e6, 0.3], [1e6, 0.7]])
     a, b = np.ones(1), np.ones(2) / 2
     cloud, M = mapuot.PointCloud(x, y), np.asarray(mapuot.PointCloud(x, y))
@@ -402,7 +402,7 @@ def test_labels_of_many_points_whose_pairs_are_skipped():
 
 
 def with_labels(m, n, d, seed, count=3):
-    """Return two clouds, their masses, labels of which each side has all, and costs that are inf between labels."""
+    """Return two clouds, masses, labels that both sides share, and costs with inf between different labels."""
     x, y, a, b = clouds(m, n, d, seed)
     a, b = a / a.sum(), b / b.sum()
     labels = tuple(np.random.default_rng(seed).permutation(np.arange(k) % count) for k in (m, n))
@@ -549,7 +549,7 @@ def drawn(seed):
     x, y = (rng.normal(size=(k, d)) + away * rng.normal(size=d) for k in (m, n))
     r, c = rng.normal(size=m), rng.normal(size=n)
     if seed % 3 == 0:
-        r, c = (x**2).sum(1) / 2, (y**2).sum(1) / 2  # squared distances, whose terms cancel
+        r, c = (x**2).sum(1) / 2, (y**2).sum(1) / 2  # squared distances: their terms cancel
     scale, weights = 10.0 ** rng.uniform(-1, 1), rng.random(d) + 0.1 if seed % 4 == 1 else np.ones(d)
     r = r - float((r[:, None] + c - (x * weights) @ y.T).min())
     M = scale * (r[:, None] + c - (x * weights) @ y.T)
@@ -572,7 +572,7 @@ def test_certificates_of_random_problems_are_true(backend, part):
         result = case.replace(M=cloud).solve(backend=backend, precision=precision, tol=tol)
         assert result.converged, result
         worth = 4e-13 * float(sum(np.abs(z).max() for z in (*cloud.addends, cloud.x)) ** 2) / case.reg
-        if worth < 1e-9:  # else the costs in float64 are another problem than those that the oracle reads
+        if worth < 1e-9:  # else the costs in float64 differ from the costs that the oracle reads
             verify(result, case)
 
 

@@ -1,4 +1,4 @@
-"""mapuot.pot against POT: how near the answers are, log keys, the cases in which POT fails; POT patched."""
+"""mapuot.pot against POT: accuracy, log keys, the cases where POT fails, and the patched POT."""
 
 import inspect
 import warnings
@@ -416,7 +416,7 @@ def test_balanced_sides_of_unequal_masses_have_gradients():
 
 
 def test_other_gradients_go_through_pot_with_a_warning(patched):
-    """Those that mapuot has not: POT differentiates its iterations."""
+    """Calls that need a gradient through the iterations stay with POT: mapuot has no such gradient."""
     torch = pytest.importorskip("torch")
     theirs = {name: pair[0] for name, pair in pot.patching.installed.items()}
     A = np.stack([arrays()[0], arrays()[0][::-1]], axis=1)

@@ -1,6 +1,6 @@
-"""What is refused, by an error that names the argument, briefly, and what looks wrong, which is told: tables of both.
+"""Errors name the argument and stay brief; suspicious but valid input gets a warning: tables of both.
 
-A text changes to become plainer: those of the likeliest mistakes of a first hour stand here as a beginner reads them.
+Change a text only to make it plainer. The likeliest mistakes of a first hour stand here as a beginner reads them.
 """
 
 import importlib
@@ -113,7 +113,7 @@ def torch_loss(**named):
 
 
 def samples_loss(given=None, **named):
-    """GeomLoss's class, called with what ``given`` makes of (a, x, b, y)."""
+    """Call GeomLoss's class with the arguments that ``given`` makes of (a, x, b, y)."""
     torch = pytest.importorskip("torch")
     loss = mapuot.torch.SamplesLoss(**named)
     tensors = torch.ones(4) / 4, torch.ones(4, 2), torch.ones(5) / 5, torch.ones(5, 2)
@@ -133,8 +133,8 @@ def picture(kind, *given, **named):
 
 
 V, T, N, I = ValueError, TypeError, NotImplementedError, mapuot.InfeasibleError  # noqa: E741
-# {function: (what is called, arguments that it takes, {error: rows of (name, text, value, ...)})}: a value is refused
-# for the argument of this name; a row of several arguments begins with them. Before " " or "[" stands the name again.
+# {function: (callable, its arguments, {error: rows of (name, text, value, ...)})}: the function refuses the value for
+# the argument of this name; a row of several arguments begins with them. Before " " or "[" the name is repeated.
 FUNCTIONS = {
     "solve": (call, {}, {
         V: [("M", " must be a non-empty matrix (m, n), got shape (4,): the order is M, a, b (in mapuot.pot, as in POT: "
@@ -639,7 +639,7 @@ def test_unreachable_hard_point_is_named(backend, where, reg_m, name, form):
 
 
 def two_parts(m, n):
-    """Return costs whose pairs between the first and the last half of the points are forbidden, and unlike masses."""
+    """Return costs with all pairs forbidden between the two halves of the points, and different masses in each half."""
     rng = np.random.default_rng(m * n)
     M = rng.random((m, n))
     M[(np.arange(m) < m // 2)[:, None] != (np.arange(n) < n // 2)] = np.inf
@@ -760,7 +760,7 @@ def test_the_environment_is_told(program, environment, text):
     assert told(ISA, MAPUOT_ISA="scalar") == (0, "scalar\n")
 
 
-# ---- what solves, but may not be what was meant ----
+# ---- valid input that may not be meant ----
 
 
 def warnings_of(function, kind=mapuot.ScalingWarning):

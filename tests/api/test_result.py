@@ -1,4 +1,4 @@
-"""What a Result gives without the plan, against dense numpy on the plan; what it says, in files and at a prompt."""
+"""A Result's numbers, computed without the plan, match dense numpy on the plan; its printed and stored forms."""
 
 import pickle
 import subprocess
@@ -72,7 +72,7 @@ def test_pairs_are_drawn_from_the_plan(entries, method, backend, monkeypatch):
 
 
 def test_rows_too_light_for_float32_are_drawn():
-    """A row whose entries are all below float32's least number has a plan in float64."""
+    """A row with all entries below float32's smallest number has a plan in float64."""
     M = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
     a = np.array([1.0, 1e-60, 1.0])
     result = mapuot.solve(M, a, np.full(4, 0.5), reg=0.1, reg_m=1.0, callback=lambda stats: None)
@@ -108,7 +108,7 @@ def test_all_results_have_the_same_words():
 
 
 def test_methods_have_the_names_that_they_are_called_by():
-    """Those that are functions of another file, too: processes are sent methods by name."""
+    """Methods that a class takes from another file's functions can be sent to other processes by name."""
     result = mapuot.solve(mapuot.PointCloud(np.eye(4)), reg=0.1, reg_m=1.0)
     for name in dir(type(result)):
         if callable(method := getattr(type(result), name)) and not name.startswith("_"):
@@ -120,7 +120,7 @@ def test_methods_have_the_names_that_they_are_called_by():
 
 
 PLAIN, KL = clouds(23, 31, reg=0.05, reg_m=(0.7, 2.0), ratio=1.4), ("kl", "kl")
-FORMATS = {".npz": "numpy", ".h5": "h5py", ".zarr": "zarr"}  # and what each needs
+FORMATS = {".npz": "numpy", ".h5": "h5py", ".zarr": "zarr"}  # and the arguments that each needs
 KINDS = [
     ("dense", KL, {}), ("dense", ("range", "tv"), {"rho": "one a point"}),
     ("dense", ("kl", "balanced"), {"masses": "zeros", "pairs": "forbidden"}), ("dense", KL, {"reference": "given"}),

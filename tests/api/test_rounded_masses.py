@@ -1,4 +1,4 @@
-"""Balanced masses whose sums differ by the rounding of float32: in every door a side is brought to the other's sum."""
+"""Balanced masses may differ by float32 rounding: every door scales one side to the other's sum."""
 
 import numpy as np
 import pytest

@@ -45,7 +45,7 @@ def test_rows_of_every_length(isa, dtype, length):
 
 
 def test_every_format():
-    """Those that the lane sparse of tests/hostile does not draw: unsorted rows, blocks, keys, float32, integers."""
+    """Inputs that the sparse trials of tests/hostile do not draw: unsorted rows, blocks, keys, float32, integers."""
     S, _, a, b = pairs(20, 30, 0.3)
     S.data[::5], S.data[3::11] = 0.0, np.inf
     want = solve(np.asarray(Sparse.of_matrix(S)), a, b, tol=1e-9).plan
@@ -162,7 +162,7 @@ def test_a_batch_is_its_problems(each):
 
 
 def test_slopes_of_float32_costs_have_float64_exponents():
-    """At points without mass a potential is made of the costs, whose M / reg had the digits of a float32."""
+    """Potentials of points without mass come from costs in float64; M / reg once had float32 digits there."""
     M, _, A, b = pairs(9, 7, 0.5, dtype=np.float32)
     A[2] = 0.0
     slopes = [
@@ -227,7 +227,7 @@ def test_costs_of_neighbours(metric, weights):
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
 @pytest.mark.parametrize("far", [0.0, 1e7])
 def test_neighbours_in_many_dimensions(metric, far, monkeypatch):
-    """By products in blocks; a cluster far from the mean, whose products have lost its distances, by differences."""
+    """Costs come from products in blocks; for a cluster far from the mean, where products cancel, from differences."""
     monkeypatch.setattr(sys.modules["mapuot.api.certify"], "BLOCK", 300)
     rng = np.random.default_rng(0)
     x, y = rng.random((60, 40)), rng.random((50, 40))
@@ -249,7 +249,7 @@ def test_neighbours_in_many_dimensions(metric, far, monkeypatch):
 def test_the_bound_is_true(form, reference, change):
     """Of every pattern, from one that misses half of the mass to nearly all pairs, for every kind of side.
 
-    Stored costs may be others: by lower ones a plan had the bound 0, whose true price lies above the dual value.
+    Stored costs may differ from the formula: with lower ones a plan once had the bound 0 below its true price.
     """
     rng = np.random.default_rng(3)
     x, y, a, b = rng.random((50, 2)), rng.random((60, 2)), rng.random(50) + 0.1, rng.random(60) + 0.1
@@ -266,7 +266,7 @@ def test_the_bound_is_true(form, reference, change):
             error = np.abs(result.plan.toarray() - true.plan).sum() / result.mass
             assert found.error_bound >= error - true.error_bound * true.mass / result.mass
             assert found.dual <= true.objective
-            assert found.objective >= true.dual * (1 - 1e-9)  # which leaves out what hard rows miss
+            assert found.objective >= true.dual * (1 - 1e-9)  # it omits the marginal errors of hard rows
             assert change != 1 or found.objective == pytest.approx(result.objective, rel=1e-14)
             i, j, mass = found.pairs
             assert len(i) <= 7
@@ -302,7 +302,7 @@ def test_refinement_ends_within_tol(penalty):
 
 @pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning")
 def test_refining_tells_what_it_did_not_reach_and_finds_columns_without_pairs():
-    """Masses in persons, each row's nearest columns alone: those that are nobody's nearest have no potential yet."""
+    """Masses in persons, each row's nearest columns alone: a column that is nobody's nearest has no potential yet."""
     rng = np.random.default_rng(0)
     x, y = 900 * rng.random((150, 2)), 1500 * rng.random((120, 2))
     a, b = (np.exp(rng.normal(9.5, 1.2, k)) for k in (150, 120))
@@ -347,7 +347,7 @@ def test_files(tmp_path, kind, form):
 
 
 class Slices:
-    """An array of a file that tells what was read of it."""
+    """An array of a file that records the entries read from it."""
 
     def __init__(self, array):
         self.array, self.shape, self.dtype, self.read = array, array.shape, array.dtype, []
@@ -367,7 +367,7 @@ def kept_pairs(S, form):
 @pytest.mark.parametrize("form", ["csr", "csc"])
 @pytest.mark.parametrize("seed", range(30))
 def test_rows_of_files_come_in_blocks(form, seed, monkeypatch):
-    """Any rows, in blocks of any size, in order: each pair of them is read once, those of columns twice."""
+    """Rows are read in order, in blocks of any size: each pair once, each column index twice."""
     rng = np.random.default_rng(seed)
     m, n = rng.integers(1, 30, 2)
     S = sparse.random_array((int(m), int(n)), density=rng.random(), rng=rng, format="csr")
@@ -401,7 +401,7 @@ def test_files_out_of_order_are_mended():
 
 @pytest.mark.parametrize("form", ["csr", "csc"])
 def test_the_memory_of_a_file_is_that_of_its_pairs(form, monkeypatch):
-    """12 bytes a pair, where they begin, and a block with what is made of it; a half on each of two ranks."""
+    """Each pair takes 12 bytes where it begins, plus a block and its products; two ranks take half each."""
     monkeypatch.setattr(pairs_of_files, "BLOCK_PAIRS", 1 << 14)
     S = sparse.random_array((3000, 2000), density=0.2, rng=np.random.default_rng(0), format="csr")
     file, _ = kept_pairs(S, form)
@@ -446,7 +446,7 @@ def test_archives_that_lie(tmp_path):
 
 
 def test_what_belongs_to_a_file_of_pairs(tmp_path):
-    """Its rows are those of a; `load` and `certify` say what they take of it."""
+    """The rows of a file are the rows of a; `load` and `certify` say which part of it they accept."""
     h5py = pytest.importorskip("h5py")
     S, _, a, b = pairs(20, 30, 0.3)
     with h5py.File(tmp_path / "S.h5", "w") as file:

@@ -1,4 +1,4 @@
-"""mapuot.torch: losses, whose gradients are compared with finite differences; SamplesLoss beside GeomLoss; tensors."""
+"""mapuot.torch: gradients match finite differences; SamplesLoss matches GeomLoss; input may be any kind of tensor."""
 
 import contextlib
 import pickle
@@ -270,7 +270,7 @@ def filled(M):
 @pytest.mark.parametrize("reg_m", REG_M, ids=str)
 @pytest.mark.parametrize("parts", [1, 2])
 def test_gradcheck_of_stored_costs(reg_m, parts):
-    """By a, b and the values, given by themselves or as what a CSR tensor is made of; of p problems, too."""
+    """Gradients by a, b and the values, given directly or as parts of a CSR tensor; also for p problems."""
     a, b, _, values, csr = csr_case(parts=parts)
     for lead in ((), (2,)):
         A = (a.detach() * torch.rand(*lead, 5, dtype=torch.float64) + 0.1).requires_grad_() if lead else a
@@ -283,7 +283,7 @@ def test_gradcheck_of_stored_costs(reg_m, parts):
 
 
 def test_the_gradient_is_a_csr_tensor():
-    """Of a leaf: with its indices; the numbers are those of the dense loss, masses of 0 and float32 included."""
+    """A leaf's gradient has its indices; the numbers equal the dense loss, also at masses of 0 and in float32."""
     for dtype, tol in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
         a, b, _, values, csr = csr_case(dtype=dtype)
         with torch.no_grad():
@@ -443,7 +443,7 @@ def test_every_form_of_the_arguments():
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_clouds_of_several_sizes(p):
-    """Values and slopes of lists, nested tensors and a cloud that serves all problems, those of one after another."""
+    """Lists, nested tensors and a cloud shared by all problems give the values and slopes of single calls."""
     several = [measures(n=n, m=m, d=3, mass=1.4, seed=n) for n, m in ((9, 7), (4, 12), (6, 6))]
     loss = SamplesLoss(p=p, blur=0.3, reach=1.0, **EXACT)
     tensors = [*zip(*several, strict=True)]
@@ -486,7 +486,7 @@ def test_a_cost_that_is_a_function():
 
 
 def test_a_static_target_has_no_term_of_its_own(monkeypatch):
-    """The value lacks OT(b, b); what depends on x has the same derivatives."""
+    """The value lacks OT(b, b); derivatives with respect to x are unchanged."""
     tensors = measures(2, mass=1.4)
     known = {"blur": 0.3, "reach": 1.0, **EXACT}
     whole, static = SamplesLoss(**known), SamplesLoss(**known, static_y=True)
@@ -509,7 +509,7 @@ def test_a_static_target_has_no_term_of_its_own(monkeypatch):
 @pytest.mark.parametrize("reach", [None, 0.8])
 @pytest.mark.parametrize("how", [{}, {"debias": False}, {"static_y": True}], ids=str)
 def test_gradgradcheck_by_x_alone(reach, how):
-    """Also of what x is made of, and of what becomes of the value."""
+    """Gradients flow through the operations before x and after the value."""
     _, x, _, y = (z.detach() for z in measures())
     loss = SamplesLoss(p=2, blur=0.3, reach=reach, tol=1e-10, **how)
     x = x[:6].requires_grad_()
@@ -518,7 +518,7 @@ def test_gradgradcheck_by_x_alone(reach, how):
 
 
 def test_a_fixed_target_is_solved_with_itself_once(monkeypatch):
-    """As long as its tensor and its numbers stay; the value is that of a new loss."""
+    """The self term is cached while the tensor and its numbers stay; the value equals a new loss's."""
     torch.manual_seed(0)
     x, y = torch.rand(40, 2, dtype=torch.float64), torch.rand(30, 2, dtype=torch.float64)
     loss, calls, at, solve = SamplesLoss(blur=0.1, reach=0.5), [], id(y), SamplesLoss.solve

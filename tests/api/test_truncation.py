@@ -21,7 +21,7 @@ def clouds(m=260, n=220, d=2):
 
 
 def compare(x, y, a, b, reg, reg_m=1.0, penalty="kl", tol=1e-6, least=1.0, metric="sqeuclidean", near=None, **options):
-    """A truncated solve against that of all pairs; ``least``: the largest share of pairs that may be kept.
+    """A truncated solve agrees with a solve over all pairs; ``least``: the largest share of pairs that may be kept.
 
     ``near``: how far from the answer it begins, from zeros where it is None.
     """
@@ -36,7 +36,7 @@ def compare(x, y, a, b, reg, reg_m=1.0, penalty="kl", tol=1e-6, least=1.0, metri
     penalties = {got.problem.rows.penalty, got.problem.cols.penalty}
     strict, hard = penalties <= {"kl", "l2"}, 4 * want.error_bound * bool(penalties & {"balanced", "range"})
     assert off <= (got.error_bound * (1 if strict else 5) + want.error_bound * 1.01) * got.mass
-    assert got.dual <= want.objective + (1e-12 + hard) * abs(want.objective)  # which leaves out what hard sides miss
+    assert got.dual <= want.objective + (1e-12 + hard) * abs(want.objective)  # without hard marginal errors
     own = got.trace if "larger regs" not in got.how else got.trace[-1:]
     assert all(stat.dual <= want.objective + (1e-12 + hard) * abs(want.objective) for stat in own)
     assert got.objective - got.dual <= got.gap + 1e-9 * abs(got.objective)
@@ -189,7 +189,7 @@ def test_a_correction_that_cannot_be_met_ends(monkeypatch):
 
 @pytest.mark.parametrize("method", ["sinkhorn", "translation_invariant"])
 def test_named_methods_make_plain_passes(monkeypatch, method):
-    """Those over all pairs, but for what is skipped: no group corrects them."""
+    """Named methods pass over all pairs that are not skipped, and no group correction follows."""
     monkeypatch.setattr(boxes, "CORRECTION", math.inf)
     monkeypatch.setattr(groups, "WIDE", math.inf)
     monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 60)
@@ -204,7 +204,7 @@ def test_named_methods_make_plain_passes(monkeypatch, method):
 
 
 def test_almost_no_mass_makes_no_bound_small():
-    """reg times the mass of a state is then 0, as is what its KL grows by: only the skipped mass itself bounds."""
+    """reg times the mass of a state is then 0, and so is the growth of its KL: only the skipped mass itself bounds."""
     x, y, a, b = clouds()
     cloud = mapuot.PointCloud(x, y, truncate=3.0)
     problem = in_boxes(Problem.from_arrays(cloud, a, b, 0.2, 1.0, "kl", "product", cpu), False, 16)[0]

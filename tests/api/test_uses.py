@@ -1,4 +1,4 @@
-"""What an answer is wanted for: sharpness, maps, the way between both sides, and pairs, by formulas of their own."""
+"""Uses of a result (sharpness, maps, interpolation, pairs) match independent formulas."""
 
 import contextlib
 import pickle
@@ -162,7 +162,7 @@ def test_tune_returns_what_was_asked_or_names_the_nearest(penalty, tries, least)
 
 
 def test_tune_tells_where_a_share_jumps():
-    """Two points, one of which all mass leaves at once as reg_m grows: half of it never moves alone."""
+    """As reg_m grows, all mass leaves a single pair at once: no reg_m moves half of it."""
     M = np.array([[1.0]])
     with pytest.raises(ValueError, match=r"mass must be a share .* reg 1e-05, got 0\.3: the nearest found are"):
         mapuot.tune(M, mass=0.3, reg=1e-5, penalty="tv")
@@ -300,7 +300,7 @@ def test_any_answer_gives_true_bounds(most):
 
 @pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning", "ignore::mapuot.ConvergenceWarning")
 def test_a_lower_bound_counts_its_rounding():
-    """Of one pair whose mass is given the value is its cost, to the last digit."""
+    """For one pair of given mass the bounds enclose its cost to the last digit."""
     for seed in range(300):
         rng = np.random.default_rng(seed)
         c, reg = 10 ** rng.uniform(-2, 8), 10 ** rng.uniform(-6, 0)

@@ -24,7 +24,7 @@ def anndata_of(X, days, **columns):
 
 
 def by_scaling(C, G, epsilon, lambda1, lambda2, count=20000):
-    """wot's fixed point, from the formulas of its paper: a map whose rows sum to about G."""
+    """Return wot's fixed point by the formulas of its paper: a map with row sums of about G."""
     m, n = C.shape
     K, u, v = np.exp(-C / epsilon) / n, np.ones(m), np.ones(n)
     b = np.full(n, G.sum() / n)
@@ -155,7 +155,7 @@ def test_moscots_tau_is_a_lambda():
 @pytest.mark.parametrize("tau", [(1.0, 1.0), (0.9, 1.0), (0.9, 0.8)])
 @pytest.mark.parametrize("given", ["points", "costs"])
 def test_backend_of_moscot(tau, given):
-    """What its problems are asked for is what its own backend gives, to that one's threshold."""
+    """mapuot's answers to moscot's problems agree with moscot's own backend to that backend's threshold."""
     time = pytest.importorskip("moscot.problems.time", reason="needs moscot: make test-doors")
     anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
     pytest.importorskip("mapuot.moscot")
@@ -223,7 +223,7 @@ def test_annotated_data(tmp_path):
 
 
 def named_cells(X, days, **obs):
-    """An AnnData of these cells, whose names are not in order."""
+    """Return an AnnData of these cells with names in another order."""
     anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
     names = [f"cell {(7 * i) % len(X)}" for i in range(len(X))]
     return anndata.AnnData(X, obs=pandas.DataFrame({"day": days, **obs}, index=names))

@@ -1,4 +1,4 @@
-"""A program of a user, which `make lint` reads with mypy --strict and nobody runs: the types of what is public."""
+"""A user's program for `make lint`: mypy --strict checks the public types, and nobody runs it."""
 
 import numpy as np
 

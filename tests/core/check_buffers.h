@@ -1,6 +1,6 @@
-/* check_buffers.h - what the checks of check_kernels.c stand on: buffers between guard bytes (all ones: NaN to whoever
+/* check_buffers.h - tools for the checks of check_kernels.c: buffers between guard bytes (all ones: NaN to whoever
  * reads them; under the address sanitizer the guards are its own), expectations, storage types, and the comparison of all
- * buffers of a run with those of the same run by scalar kernels.
+ * buffers of a run with a run by scalar kernels.
  */
 #pragma once
 #include <float.h>
@@ -67,7 +67,7 @@ static void release(int from) {
     }
 }
 
-/* what a kernel writes: numbers within rtol and atol of what scalar kernels make, of NOTES nothing is asked */
+/* A kernel's output: numbers within rtol and atol of the scalar kernels' numbers. NOTES are not compared. */
 static void *written(void *data, int kind, double rtol, double atol) {
     for (int k = buffer_count - 1; k >= 0; k--)
         if (buffers[k].data == data) {
@@ -95,7 +95,7 @@ static void store(void *K, mapuot_dtype dtype, int64_t k, double value) {
     else ((float *)K)[k] = (float)value;
 }
 
-/* the buffers from middle on are those of a run, the ones from `from` on those of the same run by scalar kernels */
+/* Compare buffers of a run, from `middle` on, with the same run by scalar kernels, from `from` on. */
 static void compare(int from, int middle) {
     for (int a = from, b = middle; a < middle; a++, b++) {
         const int kind = buffers[a].kind;

@@ -1,7 +1,7 @@
 /* check_kernels.c - every kernel x instruction set x storage of K, on odd sizes and layouts, by 1, 2, 3 and 7 threads.
  *
- * A run is made twice, by scalar kernels and by those of an instruction set, between guard bytes: whatever they write must
- * agree, and what they read must not change.  Prints one line; exit status 1 where a kernel is wrong.
+ * A run is made twice, by scalar kernels and by an instruction set's, between guard bytes: their outputs must
+ * agree, and their inputs must not change.  Prints one line; exit status 1 where a kernel is wrong.
  * Contract: src_c/kernels.h.  The tables are reached through mapuot_set_isa and mapuot_active_kernels.
  */
 #include <time.h>

@@ -23,7 +23,7 @@ static void check_made(int64_t m, int64_t n, int layout, int kind, mapuot_pool *
     stored.limits.inv_reg = 1 / p.reg;
     mapuot_build_kernel(pool, m, n, p.M, p.c, p.reg, p.alpha, p.beta, 0, MAPUOT_F64, stored.kernel, stored.ld);
     made = stored;
-    made.dtype = MAPUOT_F32; /* what K is stored as does not matter: it is not there */
+    made.dtype = MAPUOT_F32; /* any storage type will do: no K is stored */
     made.kernel = NULL;
     made.exact = 1;
     made.M = p.M;

@@ -104,7 +104,7 @@ static void check_shares(mapuot_state *state, mapuot_pool *pool) {
     mapuot_pool_slow(pool, threads - 1, 2);
     for (int turn = 0; turn < 4; turn++, state->progress.passes++) {
         int64_t rows = 0;
-        for (int t = 0; t < threads && turn > 1; t++) /* before, their own: none, then that of one pass */
+        for (int t = 0; t < threads && turn > 1; t++) /* first run: no measured pace; second: the pace of one pass */
             shares[t].pace = t < threads - 1 ? 1.0 : turn;
         mapuot_row_pass(pool, state);
         for (int t = 0; t < threads; t++) rows += shares[t].rows;

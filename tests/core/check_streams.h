@@ -5,7 +5,7 @@
 #include "check_buffers.h"
 #include "common/mask.h"
 
-static const double narrow[] = {0, 3e-9}; /* what the short exponential of a narrow K may add */
+static const double narrow[] = {0, 3e-9}; /* allowance for the short exponential of a narrow K */
 
 typedef struct {
     int64_t m, n;
@@ -46,7 +46,7 @@ static mapuot_matrix laid_out(int64_t m, int64_t n, int layout, double special) 
     return M;
 }
 
-/* what a cost may be off by: near pi / 2 the cosine of WFR has few digits left */
+/* allowed error of a cost: near pi / 2 the cosine of WFR has few digits left */
 static double cost_error(const mapuot_matrix *M) {
     return M->points.x == NULL ? 0 : M->points.metric == MAPUOT_WFR ? 1e-9 : 4e-15;
 }
@@ -93,7 +93,7 @@ static problem new_problem(int64_t m, int64_t n, int layout) {
     return p;
 }
 
-/* all streams over a problem; what two instruction sets may differ by is the rounding of an exponent or of a sum */
+/* All streams over a problem. Instruction sets may differ by the rounding of an exponent or of a sum. */
 static void run_streams(int64_t m, int64_t n, int layout, int form, mapuot_pool *pool) {
     const problem p = new_problem(m, n, layout);
     const int64_t np = padded(n), d = 1 + m % 3;

@@ -66,7 +66,7 @@ def library():
 
 
 def rule(name, *given):
-    """What the rule of this name makes of numbers and records."""
+    """Return the value of the rule of this name for numbers and records."""
     function = getattr(library(), "rule_" + name)
     function.restype = ctypes.c_double
     kinds = {int: ctypes.c_int, np.ndarray: lambda x: ctypes.c_void_p(x.ctypes.data)}

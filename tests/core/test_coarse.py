@@ -98,7 +98,7 @@ def corrected(**keywords):
 
 
 def test_blocks_are_the_plan_between_clusters(isa):
-    """P_Ij of a labelled pass as shares of a cluster's mass, and the pass is the one that is not labelled."""
+    """A labelled pass returns P_Ij as shares of a cluster's mass and otherwise equals an unlabelled pass."""
     workspace = corrected(dtype="float64", threads=2)
     plain = corrected(dtype="float64", threads=2)
     labels = coarse.FOUND[workspace.problem.cost]

@@ -162,7 +162,7 @@ WORTH |= {"gaps": (1e-6, 0.0), "boths": (2.0, 0.0), "misses": (0.0, 0.0)}  # of 
 
 
 def certified(allowed=1e-3, **given):
-    """The certificate of a plan of mass 2 at reg .5, in whose sums nothing is missing but what is given."""
+    """The certificate of a plan of mass 2 at reg .5 counts the given errors and nothing else."""
     space = types.SimpleNamespace
     worth = np.array([given.pop(name, value) for name, value in WORTH.items()])
     problem = space(reg=0.5, soft=[0], hard=[1], marginals=[space(rho=40.0), space(rho=np.inf)], reference_mass=3.0,
@@ -172,7 +172,7 @@ def certified(allowed=1e-3, **given):
 
 
 def test_what_is_missing_of_many_marginals_counts():
-    """Of the plan's entries, the marginal of a soft side and that of a hard one: in error, gap and dual value."""
+    """Error, gap and dual value count the plan's entries, a soft side's marginal and a hard side's marginal."""
     plain = certified()
     assert plain.gap == pytest.approx(40e-6, rel=1e-4)
     assert plain.error == pytest.approx(plan_error(40e-6 / (0.5 * 2)), rel=1e-4)

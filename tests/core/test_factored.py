@@ -110,7 +110,7 @@ def test_clusters_with_equal_masses_converge():
 
 @pytest.mark.parametrize("rho", [(np.inf, np.inf), (np.inf, 2.0), (0.5, np.inf), (0.5, 2.0)])
 def test_the_step_is_newtons(rho):
-    """From near the optimum one step leaves the square of what columns miss, and the gain is that of the dual value."""
+    """Near the optimum one step squares the columns' marginal error, and the predicted gain is the true one."""
     case = clusters(12, 9, 0.05)
     k = [np.full((1, size), case.reg / r) for size, r in zip(case.M.shape, rho, strict=True)]
     sides = factored.Sides(case.a[None], case.b[None], *k)

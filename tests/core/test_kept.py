@@ -59,7 +59,7 @@ def tails(reg, reg_m):
     return case.replace(M=M / M.max(), a=10.0 ** rng.uniform(-6, 0, 40), b=10.0 ** rng.uniform(-6, 0, 35))
 
 
-CASES = {  # what the lane of hostile hardly draws; those behind the few take too long on a GPU that is emulated
+CASES = {  # sides that tests/hostile hardly draws; the last ones take too long on an emulated GPU
     "few": clouds(12, 11, 2e-4, 1.0),
     "semi-relaxed": clouds(60, 50, 1e-4, (np.inf, 0.3), ratio=1.2),
     "turned": clouds(60, 50, 1e-4, (0.3, np.inf), ratio=1.2),
@@ -139,7 +139,7 @@ def test_the_way_is_left_where_many_pairs_matter():
     "options", [{"max_passes": 20}, {"max_passes": 90}, {"callback": lambda stats: stats.n_pass > 40}]
 )
 def test_it_ends_where_it_is_told_to(options, small):
-    """Its certificate then is that of a pass over all pairs, at the reg asked for."""
+    """A solve that is stopped gets its certificate from a pass over all pairs, at the reg asked for."""
     case = clouds(40, 30, 2e-6, 1.0)
     result = case.solve(symmetric=False, **options)
     assert result.status in ("max_passes", "cancelled")
@@ -203,7 +203,7 @@ def on_gpu():
 
 @pytest.mark.gpu
 def test_parts(on_gpu):
-    """Those that SciPy finds, but for their order; a row and a column without pairs are in none."""
+    """The parts equal SciPy's up to their order; a row or column without pairs belongs to none."""
     rng = np.random.default_rng(0)
     for share in (0.01, 0.03, 0.1):
         M = np.where(rng.random((61, 47)) < share, 1.0, 0.0)
@@ -250,7 +250,7 @@ def test_steps_are_those_of_the_cpu(reg_m, apart, cluster, monkeypatch, on_gpu):
 
 @pytest.mark.gpu
 def test_the_way_is_for_sharp_plans_of_large_matrices_on_the_device(monkeypatch, on_gpu):
-    """Whose sides are not both hard."""
+    """The path over kept pairs is for sharp plans of large matrices on the device with a side that is not hard."""
 
     cuda, options = pick("cuda"), make_options("auto", "auto", 1e-6, None, 1)
 

@@ -60,7 +60,7 @@ def compare_passes(case, passes, tol, **keywords):
         sums = 1e-6 * (wanted.precision == "float32")
         below = sums * (got.mass * (case.reg + ours.limits.rho_kl) + ours.limits.dual_scale)
         assert -below - tol * scale <= got.dual - right.dual <= tol * scale
-        if ours.progress.narrow and right.gap < np.inf:  # what the gap of float32 sums has in hand
+        if ours.progress.narrow and right.gap < np.inf:  # the margin of the gap of float32 sums
             root = np.sqrt(right.gap) + 1e-6 * np.sqrt(got.mass * ours.limits.rho_kl)
             right.gap = root**2 * (1 + 3e-6)
         np.testing.assert_allclose(got.gap, right.gap, atol=tol * scale, rtol=tol)
@@ -137,7 +137,7 @@ def test_streams(isa, threads, dtype):
 
 
 def read_by_all_streams(M, c, vectors, threads):
-    """What each call that reads M makes of it, by name."""
+    """Return, by name, the result of each call that reads M."""
     (m, n), (x, y, X, Y) = M.shape, vectors
     call = native.pool_for(threads, M.size), m, n, native.matrix(M), native.matrix(c), 0.1
     at, to, shift = (*call, native.pointer(x), native.pointer(y)), {}, np.where(np.isneginf(x), x, 0.0)
@@ -192,7 +192,7 @@ def test_extrema_sees_a_single_odd_entry_anywhere(isa, value):
 
 
 def far_apart(rows, columns, stride, dtype):
-    """A matrix whose rows lie ``stride`` entries apart in memory that is reserved but never touched."""
+    """Return a matrix with rows ``stride`` entries apart, in memory that is reserved but never touched."""
     no_reserve = 0x4000
     size = (rows - 1) * stride * np.dtype(dtype).itemsize + 4096
     try:

@@ -1,4 +1,4 @@
-"""src_c/left.c against einsum: sums of all axes, turns, products of factors, and what is not to be trusted."""
+"""src_c/left.c against einsum: sums over all axes, permuted axes, products of factors, and overflow."""
 
 import functools
 

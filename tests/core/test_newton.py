@@ -31,7 +31,7 @@ def near_optimum(seed, rho, apart, m=9, n=12):
 
 
 def step(P, log_v, b, fi, tol, rho=None, symmetric=False, extra=0.0, rough=0.0, enough=300):
-    """The verdict on a plan whose rows hold, the record, and the vectors of the step."""
+    """Return the verdict on a plan with exact rows, the record, and the vectors of the step."""
     n, s = P.shape[1], P.sum(0)
     w, room = ffi.new("mapuot_newton *"), np.full(lib.mapuot_newton_room(n), np.nan)  # it may hold anything
     lib.mapuot_newton_place(w, n, ffi.from_buffer("double *", room))
@@ -84,7 +84,7 @@ def bounds(P, log_v, b, fi, rho, symmetric, extra, y):
     if most <= 0.9:
         here = plan_error(energy / (1 - most) / 2) + paths
         after = plan_error(most**2 * energy / 8 / (1 - most)) + paths
-    if fi < 1 and not symmetric:  # S^-1 is at most 1 / (1 - fi) of that of D, in energy and point by point
+    if fi < 1 and not symmetric:  # S^-1 is at most D^-1 / (1 - fi), in energy and point by point
         tail = (max(1, rate.max()) * (np.abs(left) / D).max() + share) / (1 - fi)
         more = (sides * (left**2 / D).sum() / mass + share * noise) / (1 - fi)
         if most + tail <= 0.9:
@@ -113,7 +113,7 @@ def test_a_bound_has_all_its_terms(kind, extra, apart, tol):
         verdict, w, at = step(P, log_v, b, fi, tol, rho, symmetric, extra)
         assert (verdict == lib.MAPUOT_HOLDS) == (w.error <= tol)
         error, after = bounds(P, log_v, b, fi, rho, symmetric, extra, at["y"])
-        near = {"rel": 1e-6, "abs": 1e-14} if apart > 1e-12 else {"rel": 0.3, "abs": 0}  # what is left is rounding
+        near = {"rel": 1e-6, "abs": 1e-14} if apart > 1e-12 else {"rel": 0.3, "abs": 0}  # only rounding is left
         assert w.error == pytest.approx(error, **near)
         assert w.after == pytest.approx(after, **near)
 
@@ -122,7 +122,7 @@ def test_a_bound_has_all_its_terms(kind, extra, apart, tol):
 @pytest.mark.parametrize("apart", [0.2, 1e-3, 1e-9])
 @pytest.mark.parametrize("kind", ["hard rows", "soft rows", "symmetric"])
 def test_a_bound_does_not_depend_on_the_unit_of_mass(kind, apart, size):
-    """Squares of masses of 1e-160 are 0, which once said that nothing is missed; those of 1e160 are infinite."""
+    """Squares of masses of 1e-160 are 0, which once hid the marginal error; squares of 1e160 are infinite."""
     P, log_v, best, fi = near_optimum(1, 2.0 if kind == "soft rows" else np.inf, apart)
     b, symmetric = best.sum(0), kind == "symmetric"
     if symmetric:
@@ -200,7 +200,7 @@ def least_ritz(A, start, count):
 @pytest.mark.parametrize("tol", [0.1, 1e-4, 1e-300])
 @pytest.mark.parametrize("apart", [0.3, 1e-3, 1e-6])
 def test_a_bound_of_many_marginals_has_all_its_terms(apart, tol, soft):
-    """Of two marginals: S^-1 is known by the least curvature that the directions have met, of which a half counts."""
+    """For two marginals, half the least curvature met by the directions bounds S^-1."""
     for seed in range(4):
         P, log_v, best, _ = near_optimum(seed, np.inf, apart, 5, 6)
         s, n, extra, share = np.concatenate([P.sum(1), P.sum(0)]), 11, 1e-4, 1e-9

@@ -1,4 +1,4 @@
-"""Problems whose rows and columns are the same: one potential for both, on every kind of cost, and where it is left."""
+"""Symmetric problems: one potential serves both sides on every kind of cost, and is given up where it fails."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def squared(x):
 
 
 def indefinite(n):
-    """A random symmetric M, of which exp(-M / reg) is not positive."""
+    """Return a random symmetric M; exp(-M / reg) is not positive definite."""
     M = np.random.default_rng([0, n]).random((n, n))
     return 0.5 * (M + M.T)
 
@@ -114,7 +114,7 @@ def test_a_kernel_that_alternates_is_left():
 
 
 def test_marginals_of_a_solve_that_ends_far_from_its_kernel():
-    """The last steps were dropped, and the potentials before them are beyond what K can hold."""
+    """The last steps were dropped, and the potentials before them exceed the range of K."""
     M = np.array([[np.inf, 2, 2, 2], [2, np.inf, 2, 1], [2, 2, np.inf, 1], [2, 1, 1, np.inf]])
     a = np.array([0.13, 0.18, 0.02, 0.93])
     options = {"reg": 3.0, "reg_m": 1e8, "penalty": "l2", "reference": "uniform", "precision": "float64"}

@@ -1,4 +1,4 @@
-"""What the marginal penalties mean, their formulas, and every reference."""
+"""The meaning of the marginal penalties, their formulas, and every reference measure."""
 
 import compiled
 import numpy as np
@@ -10,7 +10,7 @@ import mapuot
 from mapuot import penalties
 
 SOFT = {"kl": 0.5, "tv": 0.25, "l2": 3.0, "range": 0.1}
-LAW = {"balanced": "kl"}  # what the judge calls it
+LAW = {"balanced": "kl"}  # the judge's name of it
 SIDES = ["kl", "balanced", "tv", "l2", "range"]
 
 
@@ -58,7 +58,7 @@ def test_total_variation_where_every_pair_is_too_dear(backend, method, seed):
 
 @pytest.mark.parametrize("kind", ["balanced", "columns", "range", "mixed"])
 def test_tol_gap_waits_for_hard_columns(backend, kind):
-    """A gap of columns that are not what they must be is none."""
+    """Where the columns miss their hard marginal, a gap is no bound: none is reported."""
     some = np.where(np.arange(15) % 2, np.inf, 0.5)
     reg_m = {"balanced": np.inf, "columns": (1.0, np.inf), "range": (1.0, 0.1), "mixed": (0.5, some)}[kind]
     case = clouds(12, 15, reg=0.02, reg_m=reg_m, penalty=("kl", "range") if kind == "range" else "kl")
@@ -153,7 +153,7 @@ def test_the_gap_of_kl_keeps_its_digits():
 
 @pytest.mark.parametrize("reg", [0.01, 1.0, 50.0])
 def test_the_l2_prox_is_that_of_scipy(reg):
-    """The Wright omega function from e^z far below 0 to z - log z, where log u is small beside what cancels, too."""
+    """The Wright omega function is exact from e^z far below 0 to z - log z, also where terms cancel for small log u."""
     log_s, t, rho = np.concatenate([np.linspace(-60, 60, 41), [-700.0, 500.0]]), 1.7, np.float64(0.9)
     found, right = (law.prox("l2", log_s, np.full(43, t), rho, None, reg) for law in LAWS.values())
     np.testing.assert_allclose(found, right, rtol=1e-13, atol=1e-15)

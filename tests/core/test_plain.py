@@ -17,7 +17,7 @@ def ordinary(monkeypatch, case, **options):
 
 
 def compare(ours, theirs):
-    """The same bits but of what sums over masses give, which is not in the iteration."""
+    """Assert equal bits, except in sums over masses, which the iteration does not use."""
     assert isinstance(ours, PlainResult)
     assert not isinstance(theirs, PlainResult)
     assert (ours.status, ours.n_passes) == (theirs.status, theirs.n_passes)
@@ -70,7 +70,7 @@ def test_is_the_ordinary_way_pass_by_pass(name, monkeypatch):
 
 
 def point_apart(case):
-    """One row whose every pair is forbidden: without mass where soft, infeasible where hard."""
+    """A single row with only forbidden pairs has no mass where soft and makes the problem infeasible where hard."""
     M = case.M.copy()
     M[2] = np.inf
     return case.replace(M=M)
@@ -126,7 +126,7 @@ def test_options_that_only_equal_good_ones(options):
 
 
 def test_a_call_that_would_take_long_is_left(monkeypatch):
-    """What would keep the core busy for longer than Ctrl-C may wait goes the ordinary way, to the same end."""
+    """A solve that would keep the core busy for longer than Ctrl-C may wait takes the ordinary path to the same end."""
     core = import_module("mapuot.backends.cpu.plain")
     monkeypatch.setattr(core, "MOST_PASSES", 5)
     monkeypatch.setattr(core, "kept", [])

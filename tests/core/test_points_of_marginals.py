@@ -1,4 +1,4 @@
-"""src_c/marginals.c beside plain numpy, for sizes around those of vectors, and at the ends of float64."""
+"""src_c/marginals.c matches plain numpy, for sizes around vector lengths and at the limits of float64."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ def test_no_worth_where_numbers_leave_float64(isa, labelled, which, value):
 
 
 def test_a_large_mass_is_not_lost_where_its_slope_is_steep(isa):
-    """e^-712 is below what vectors hold, e^(690 - 712) is a mass; r = e^.2 q."""
+    """e^-712 is below the range of the vectors, e^(690 - 712) is a mass; r = e^.2 q."""
     log_u, log_weight, q = np.full(9, 712.0), np.full(9, 690.0), 9 * np.exp(-22.0)
     points = Points((9,), log_weight, np.exp(log_weight), np.ones(1), 1.0)
     _, _, _, amount, gap, both, _ = points.worth(log_u, 0.2 - 2 * log_u).ravel()

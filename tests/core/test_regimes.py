@@ -13,7 +13,7 @@ def checked(case, backend="cpu", precision="float64", tol=1e-9, below=None, **op
     """Solve, insist on convergence without a warning, verify; the Result."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.simplefilter("ignore", mapuot.ScalingWarning)  # of what some regimes are about
+        warnings.simplefilter("ignore", mapuot.ScalingWarning)  # some regimes are about this warning
         result = case.solve(backend=backend, tol=tol, precision=precision, **options)
     error = verify(result, case, precision)
     assert result.converged
@@ -43,7 +43,7 @@ def scaled(case, a=1.0, b=1.0, cost=1.0, shift=0.0):
 
 
 def unreached(case):
-    """A row and a column whose every pair is forbidden."""
+    """Return a problem with a row and a column of forbidden pairs only."""
     M = case.M.copy()
     M[3], M[:, 5] = np.inf, np.inf
     return case.replace(M=M)
@@ -51,7 +51,7 @@ def unreached(case):
 
 PLAIN = clouds(20, 15, reg=0.05, reg_m=(0.7, 2.0), ratio=1.5)
 MOST_ZERO = with_zeros(clouds(30, 30, reg=1e-3, reg_m=1.0, ratio=2.0), every=2)
-REGIMES = {  # the first few are cases in which POT fails
+REGIMES = {  # POT fails in the first few cases
     "masses 1:3, reg .01, reg_m 100": clouds(30, 25, reg=0.01, reg_m=100.0, ratio=3.0),
     "masses 3:1, reg .01, reg_m 100": clouds(30, 25, reg=0.01, reg_m=100.0, ratio=1 / 3),
     "reg .001, reg_m 10": clouds(30, 25, reg=0.001, reg_m=10.0),

@@ -1,4 +1,4 @@
-"""The way that a problem takes: `route` as a pure function, and `Result.how`, which tells what was carried out."""
+"""The path of a solve: `route` as a pure function, and `Result.how`, which names the path taken."""
 
 import dataclasses
 import math
@@ -178,7 +178,7 @@ def test_the_extent_leaves_out_few_points_and_no_tails():
 
 
 def test_a_backend_says_from_how_many_pairs_auto_skips_some(monkeypatch):
-    """A GPU passes over 2^28 pairs in the time in which its host chooses some; who asks for skipping gets it."""
+    """A GPU passes over 2^28 pairs faster than its host can choose pairs to skip; a user may still ask for skipping."""
     x, y, a, b = points()
     monkeypatch.setattr("mapuot.problem.points.AUTO_ENTRIES", 1)
     for truncate, skips_from, skips in (("auto", 0, True), ("auto", x.shape[0] * len(y), True),

@@ -1,4 +1,4 @@
-"""The rules of a pass, each against what it must be true of; those that Python asks of the C library are the same.
+"""The rules of a pass hold their mathematical properties; the rules of Python and of the C library are equal.
 
 A bound is compared with the largest error that it must cover, where one or two points nearly reach it.
 """
@@ -42,7 +42,7 @@ def test_plan_error_is_that_of_the_oracle(d):
 
 
 def test_plan_error_of_two_plans():
-    """|p - q| <= plan_error(KL(q | p)) |p|: of one entry that changes, and of two that exchange what they have."""
+    """|p - q| <= plan_error(KL(q | p)) |p|, for one entry that changes and for two entries that exchange mass."""
     for x in (1e-5, 1e-3, 0.1, 0.5, 0.99, 3.0, 1e3, 1e9):
         for sign in (1, -1) if x < 1 else (1,):
             q = 1 + np.longdouble(sign * x)
@@ -68,7 +68,7 @@ def test_size_of_a_logarithm():
 @pytest.mark.parametrize("kind", ["kl", "tv", "l2"])
 @pytest.mark.parametrize("d", [1e-7, 1e-3, 0.1])
 def test_the_gap_of_rounded_marginals(kind, d):
-    """Of one point whose marginal is off by d of itself; that of total variation and of L2 is reached."""
+    """For one point with a marginal off by a share d the bound holds; total variation and L2 nearly attain it."""
     t, rho, tight = 1.0, 3.0, 0.0
     known = limits(**{f"rho_{kind}": rho})
     number = penalties.NUMBERS[kind]
@@ -91,7 +91,7 @@ def test_the_gap_of_a_rounded_hard_side():
 
 
 def test_mass_that_a_flushed_kernel_hides():
-    """Entries just below what is flushed, beneath all u and v; rows whose u is below all numbers."""
+    """The bound covers entries just below the flush limit under all u and v, and rows with u below all numbers."""
     rng = np.random.default_rng(0)
     u, v = 10.0 ** rng.uniform(0, 20, 5), 10.0 ** rng.uniform(0, 20, 7)
     hidden = 1e-38 * u.sum() * v.sum()
@@ -109,7 +109,7 @@ SOFT = {"reg": 0.5, "inv_reg": 2.0, "rho_kl": 40.0, "dual_scale": 7.0, "dual_con
 
 
 def certified(gap=0.0, hard=0.0, misfit=0.0, scale=1.0, state=None, stats=None, **members):
-    """(error, gap, fall of the dual value) of a state in whose sums nothing is missing but what is named."""
+    """Return (error, gap, fall of the dual value) of a state without any error but the named one."""
     known, p, out = limits(**{**SOFT, **members}), progress(**(state or {})), record("stats", **CERTIFIED)
     out.update(stats or {}) if isinstance(out, dict) else [out.__setitem__(k, x) for k, x in (stats or {}).items()]
     dual = float(out["dual"])
@@ -117,7 +117,7 @@ def certified(gap=0.0, hard=0.0, misfit=0.0, scale=1.0, state=None, stats=None, 
     return float(out["error"]), float(out["gap"]), dual - float(out["dual"])
 
 
-SHARES = {  # what is missing: (arguments, least growth of error, of the dual value's fall); mass 2, reg .5, rho 40
+SHARES = {  # the error: (arguments, least growth of error, of the dual value's fall); mass 2, reg .5, rho 40
     "the storage": ({"storage_error": 1e-7}, 3e-7, 1e-7),
     "a plan in place": ({"storage_error": 1e-7, "in_place": 1, "state": {"since_absorb": 9}}, 30e-7, 10e-7),
     "a plan that becomes one": ({"storage_error": 1e-7, "in_place": 1}, 3e-7, 1e-7),
@@ -242,7 +242,7 @@ SIDES = {"kl": (2.0, 0.0), "balanced": (math.inf, 0.0), "tv": (0.4, 0.0), "l2": 
 @pytest.mark.parametrize("kind", SIDES)
 @pytest.mark.parametrize(("shift", "offset"), [(0.0, 0.0), (0.7, 0.0), (30.0, -0.4)])
 def test_a_column_is_what_its_potential_makes_it(kind, shift, offset):
-    """log v = x - shift, and K^T u in units of what K has absorbed; every number from the formulas of its penalty."""
+    """log v = x - shift, and K^T u is in units of K's absorbed scaling; each penalty's formula gives every number."""
     (rho, upper), number, reg, t, absorbed = SIDES[kind], penalties.NUMBERS[kind], 0.5, 1.7, 0.3
     for log_v in (-1.5, -0.2, 0.1, 0.6):
         for sum in (0.02, 1.0, 30.0):
@@ -291,7 +291,7 @@ def test_limits_count_the_sides_of_each_penalty():
 
 @pytest.mark.parametrize("reg_m", [(2.0, 8.0), (8.0, 2.0), (np.inf, 2.0), (2.0, np.inf)])
 def test_translations_make_the_dual_value_stationary(reg_m):
-    """A e^-(fi1 k1 lam) = B e^(k2 lam), and the same of the image, on which fi2 mu is put."""
+    """A e^-(fi1 k1 lam) = B e^(k2 lam) holds, also for the image, which is shifted by fi2 mu."""
     k1, k2 = (0.5 / rho for rho in reg_m)
     found = limits_of_case(reg_m=reg_m)
     assert (found["fi_rows"], found["rate_cols"]) == (pytest.approx(1 / (1 + k1)), k2)
@@ -334,13 +334,13 @@ def test_a_judge_asks_the_rules_of_the_core():
         small = Judge(tol=1e-9, tol_gap=1e-3, **more)
         assert small.judge(a_pass(gap=1.01e-3)) == "running"
         assert small.judge(a_pass(gap=1e-3)) == status
-        small.progress.moved = 0.5  # the dual value may be half of what it seems
+        small.progress.moved = 0.5  # the dual value may be half of the computed one
         assert small.judge(a_pass(gap=1e-3)) == "running"
 
 
 STATUS = "running", "converged", "absorb", "stalled", "not finite", "underflow", "coarse"
 PASS = {"error": 1e-3, "gap": 1e-3, "dual": 1.0, "mass": 1.0, "residual": 1e-3}
-OLD = {"since_absorb": 5}  # K is that of some passes
+OLD = {"since_absorb": 5}  # K is some passes old
 ENDS = [  # (the pass, the state before it, limits, sums of scales and of the next v, status)
     ({}, {}, {}, (1, 1), "running"),
     ({"error": 1e-7}, {}, {}, (1, 1), "converged"),
@@ -449,7 +449,7 @@ GIVE_WAY = [  # (the pass, the state before it, limits, sum of scales, whether f
 
 @pytest.mark.parametrize(("stats", "state", "known", "scale", "wide", "status"), GIVE_WAY)
 def test_when_float32_passes_give_way(stats, state, known, scale, wide, status):
-    """Once they have done their work or can do no more; the guard stays, less what their dual value may be off by."""
+    """float32 passes end once they have converged or stalled; the guard allows for the error of their dual value."""
     p, out = progress(narrow=1, moved=0.25, **{**state, "best_dual": 1.0}), record("stats", **{**PASS, **stats})
     assert STATUS[int(rule("judge", limits(**{"scale_limit": 1e100, **known}), p, out, scale, 1.0))] == status
     assert (p["narrow"], p["best_dual"]) == ((0, 0.5) if wide else (1, 1.0))

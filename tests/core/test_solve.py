@@ -130,7 +130,7 @@ def test_nothing_of_a_call_stays(backend, name):
     if backend == "reference":
         pytest.skip("arrays of NumPy in its own frames")
     case = clouds(12, 9)
-    CALLS[name](case.M, case.a, case.b, backend=backend)  # what is made once
+    CALLS[name](case.M, case.a, case.b, backend=backend)  # made once
     M = case.M.copy()
     alive = weakref.ref(M)
     gc.collect()

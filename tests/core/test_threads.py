@@ -113,8 +113,8 @@ def limits_v1(folder, quota, period=100_000):
           MOUNTED_V1.format("/") + MOUNTED_V2.format("/"), "sys/fs/cgroup/job/step/cpu.max": "6 1\n",
           **limits_v1("job/", 500_000)}, 5.0),
         ({**V2, "sys/fs/cgroup/job/step/cpu.max": "nonsense\n"}, np.inf),
-        # beside a mount without a source, whose name has what ends lines of Python; of a cgroup outside of the
-        # namespace the mounted one is what can be seen
+        # beside a mount without a source and with a line break of Python in its name; for a cgroup outside of the
+        # namespace the mounted one is visible
         ({"proc/self/mountinfo": "9 1 0:5 / /a\x0c\x85\rb rw - tmpfs  rw\n" + MOUNTED_V2.format("/"),
           "proc/self/cgroup": "0::/../job\n", "sys/fs/job/cpu.max": "1 1\n", "sys/fs/cgroup/cpu.max": "9 1\n"}, 9.0),
     ],

@@ -1,8 +1,8 @@
-"""What ranks with a GPU must do together; run in processes of their own by tests/cuda/test_cuda_ranks.py, without MPI.
+"""Joint work of ranks with a GPU each; tests/cuda/test_cuda_ranks.py runs it in child processes, without MPI.
 
-These cases come beside those of ../over_ranks.py. The standard is one process on the GPU, whose twin on the CPU the
-other tests hold it against. Ranks may share a GPU: then the sums go through the host. Without a GPU a part of them runs
-on its stand-in (cuda_on_cpu), with sums through one of NCCL.
+These cases add to ../over_ranks.py. The reference is one process on the GPU, which other tests compare with the CPU.
+Ranks may share a GPU: then the sums go through the host. Without a GPU some cases run on its emulation (cuda_on_cpu),
+with sums through an emulated NCCL.
 """
 
 import os
@@ -149,7 +149,7 @@ def case_an_error_before_a_sum(job):
 
 
 def main(ranks, only=""):
-    """{case: what failed} of the cases named, or of all, and how the sums went."""
+    """Return {case: failure} for the named cases, or for all, and the way in which sums went."""
     cp.cuda.Device(ranks.rank % cp.cuda.runtime.getDeviceCount()).use()
     failures = Job(ranks, "cuda", cp.asarray).run(vars(over_ranks) | globals(), only.split())
     return failures, ranks.device_sum.way if ranks.device_sum else ""

@@ -60,7 +60,7 @@ def whole() -> None:
 
 
 def corrected() -> None:
-    """20 differences and the correction by clusters, whose matrix is made and renewed on the way."""
+    """Run with 20 differences and the correction by clusters; its matrix is built and renewed on the way."""
     coarse.LEAST_ENTRIES, DeviceCoarse.sharp, DeviceCoarse.every = 0, 0.0, 8
     rng = np.random.default_rng(0)
     x, y = rng.random((256, 2)), rng.random((530, 2))
@@ -88,7 +88,7 @@ if __name__ == "__main__":
     for n in COLUMNS:
         cuda_launch.BLOCKS = 2 if n <= 8192 else 8
         if n > 8192 and "racecheck" in switches():
-            break  # it does not follow what the blocks of a cluster write to each other
+            break  # it does not follow writes between the blocks of a cluster
         for narrow in (True, False):
             passes(n, "float32", narrow)
     if "racecheck" not in switches():

@@ -54,7 +54,7 @@ def test_small_reg_needs_no_help(reg, monkeypatch):
 
 @pytest.mark.parametrize(("symmetric", "start", "mass"), [(True, 1000.0, 1.0), (False, 0.0, 1e14)])
 def test_scales_beyond_float32_go_to_float64_passes(symmetric, start, mass):
-    """A K around potentials whose scales it has no room for would be made again for ever."""
+    """Potentials whose scales exceed any K go to float64 passes; K would otherwise be rebuilt for ever."""
     M, A = np.array([[0.7, 0.7], [0.7, 0.8]]), mass * np.array([[0.04, 0.51], [0.69, 0.92]])
     options = {"reg": 7e-4, "reg_m": 0.3, "reference": "uniform", "tol": 1e-6, "symmetric": symmetric}
     result = solve_batch(M, A, A, warm_start=(np.full((2, 2), start),) * 2, backend="cuda", **options)
@@ -64,7 +64,7 @@ def test_scales_beyond_float32_go_to_float64_passes(symmetric, start, mass):
 
 @pytest.mark.parametrize("own", [False, True], ids=["one cost", "own costs"])
 def test_a_dual_value_counts_what_large_potentials_round(own):
-    """Masses 1000 times apart and reg far below reg_m: potentials of 300 reg, of which rho (a - r) is not exact."""
+    """Masses 1000 times apart and reg far below reg_m: at potentials of 300 reg, rho (a - r) is not exact."""
     rng = np.random.default_rng(4)
     M, A, B = 190 * rng.random((9, 3, 30)), rng.random((9, 3)), 0.005 * rng.random((9, 30)) / 30
     options = {"reg": 900.0, "reg_m": (6e5, 4e4), "reference": "uniform"}
@@ -90,7 +90,7 @@ def test_float64_passes_are_those_of_the_oracle(depth, monkeypatch):
 
 
 def clouds_of(sizes, d, seed=3):
-    """Points of as many dimensions, and masses, of which one is 0 in either side."""
+    """Return clouds of one dimension, and masses with one 0 on either side."""
     rng = np.random.default_rng(seed)
     x, y = ([np.sqrt(3 / d) * rng.random((k, d)) for k in side] for side in sizes)
     a, b = ([rng.uniform(0.1, 1, len(z)) for z in side] for side in (x, y))
@@ -100,7 +100,7 @@ def clouds_of(sizes, d, seed=3):
 
 
 def assert_clouds_solved(result, cloud, A, B, reg, reg_m):
-    """Each problem within its bound and that of its own matrix, as the CPU has it."""
+    """Each problem of a batch is within its own bound and agrees with its own matrix, as on the CPU."""
     assert result.converged.all()
     for k in range(len(result)):
         right = solve(np.asarray(cloud[k]), A[k], B[k], reg=reg, reg_m=reg_m, tol=1e-9)
@@ -131,7 +131,7 @@ def test_clouds_are_solved_on_the_device(d, metric, reg, reg_m, sizes):
 @pytest.mark.parametrize("sizes", [((140, 140), (150, 150)), ((20, 145), (130, 11)), ((20, 25), (30, 11))])
 @pytest.mark.parametrize("d", [3, 20])
 def test_clouds_on_the_device_stay_there(d, sizes, monkeypatch):
-    """Coordinates, masses, potentials and derivatives; those of NumPy's arrays are the same, on the host."""
+    """Coordinates, masses, potentials and derivatives stay on the device; NumPy input gives equal host arrays."""
     x, y, a, b = clouds_of(sizes, d)
     a[0][0] = b[-1][min(2, len(b[-1]) - 1)] = 0.1
     known = {"reg": 0.05, "reg_m": 1.0, "tol": 1e-9}
@@ -246,7 +246,7 @@ def test_torch_losses_stay_on_the_device():
 @pytest.mark.parametrize("debias", [True, False])
 @pytest.mark.parametrize("sizes", [((140, 140), (150, 150)), ((20, 145), (130, 11)), ((20, 25), (12,))])
 def test_torch_losses_of_clouds_stay_on_the_device(sizes, debias):
-    """Ragged ones, and a cloud that serves all; values, potentials and derivatives are those of the CPU."""
+    """Ragged clouds and a shared cloud have the values, potentials and derivatives of the CPU."""
     torch = pytest.importorskip("torch")
     from mapuot.torch import SamplesLoss
 

@@ -33,7 +33,7 @@ def cost(m, n, seed=0):
 
 
 def weighted(m, n, seed=0, mass=1.3):
-    """Costs and masses, those of the columns adding up to this mass and those of the rows to 1."""
+    """Return costs and masses; the columns' masses add up to ``mass``, the rows' masses to 1."""
     M, a, b = cost(m, n, seed)
     return M, a / a.sum(), mass * b / b.sum()
 
@@ -66,9 +66,9 @@ def check_passes(shape, precision, narrow, count, reg=0.05, reg_m=(1.0, 3.0), pe
     found = run(cuda, M, a, b, reg, reg_m, penalty, precision, count, exact=not narrow, **more)
     tol = {"float64": 1e-11 if penalty == "kl" else 1e-9, "float32": 2e-5 if narrow else 1e-6}[precision]
     assert len(found[0]) == len(expected[0]) or precision != "float64"
-    slack = 1e-6 * mass * (reg + 2 * sum(reg_m)) if narrow else 0.0  # what float32 sums may err by
+    slack = 1e-6 * mass * (reg + 2 * sum(reg_m)) if narrow else 0.0  # rounding of float32 sums
     np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=tol, atol=slack)
-    if precision == "float64" and not narrow:  # but for what each counts of the rounding of exponents
+    if precision == "float64" and not narrow:  # except for each core's own estimate of exponent rounding
         for one, other in zip(found[0], expected[0], strict=True):
             np.testing.assert_allclose([one.error, one.gap], [other.error, other.gap], rtol=1e-4, atol=1e-9)
     for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
@@ -78,7 +78,7 @@ def check_passes(shape, precision, narrow, count, reg=0.05, reg_m=(1.0, 3.0), pe
 
 @pytest.fixture(params=["persistent", "older", "portable"])
 def path(request, monkeypatch):
-    """Older: as on a GPU without clusters and bulk copies, whose blocks have little shared memory."""
+    """Emulate an older GPU: no clusters, no bulk copies, little shared memory a block."""
     if request.param == "portable":
         monkeypatch.setenv("MAPUOT_CUDA", "portable")
     elif request.param == "older":
@@ -133,7 +133,7 @@ def test_spread_rows_equal_the_oracle(spread, precision, shape, narrow):
 
 
 def test_deep_memory_equals_the_oracle(path):
-    """Twenty differences, four threads a column, and some passes more in which the oldest makes room."""
+    """Run with twenty differences, four threads a column, and enough passes to replace the oldest difference."""
     found, expected = check_passes((400, 530), "float64", False, 25, reg=0.01, memory=20)
     assert not any(stat.rejected for stat in expected[0] + found[0])
     for x, y in zip(found[0], expected[0], strict=True):
@@ -142,7 +142,7 @@ def test_deep_memory_equals_the_oracle(path):
 
 @pytest.fixture
 def corrected(monkeypatch):
-    """A matrix after the first passes of any K and every 8 passes; what is found of each M."""
+    """Build a matrix after the first passes of any K and every 8 passes, and record the factors found for each M."""
     monkeypatch.setattr(cuda_coarse.DeviceCoarse, "sharp", 0.0)
     monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
     device, found = cuda_coarse.DeviceCoarse, []
@@ -336,7 +336,7 @@ def test_pairs_are_drawn_where_the_cost_is(kind):
 
 ONE_CALL = {  # how the costs and options differ from plain ones, and whether one call solves them
     "plain": (lambda M: M, {}, True),
-    "balanced first": (lambda M: 12 * M - 3, {}, True),  # range(M) / reg beyond what K holds as it is
+    "balanced first": (lambda M: 12 * M - 3, {}, True),  # range(M) / reg exceeds an unscaled K
     "hard rows": (lambda M: 12 * M, {"reg_m": (np.inf, 1.0)}, True),
     "float64": (lambda M: 9 * M, {"tol": 1e-9}, True),
     "float32 costs": (lambda M: M.astype(np.float32), {}, True),
@@ -353,7 +353,7 @@ ONE_CALL = {  # how the costs and options differ from plain ones, and whether on
 
 @pytest.mark.parametrize("case", ONE_CALL)
 def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
-    """Without a Problem and a workspace; what one call does not do is solved as it always was, and none is wrong."""
+    """A solve in one call makes no Problem and no workspace; other cases take the ordinary path; all are right."""
     if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
         pytest.skip("takes persistent kernels")
     change, given, whole = ONE_CALL[case]
@@ -481,7 +481,7 @@ def test_solves_go_on_until_they_are_asked(dtype, reg, reg_m, tol):
 
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 1.0), (0.3, 2.0)])
 def test_what_a_loss_takes_of_one_call(monkeypatch, reg_m):
-    """Value and slopes of one call, which torch's loss of one matrix makes, are those of a batch of one problem."""
+    """torch's loss of one matrix takes one call; its value and slopes equal a batch of one problem."""
     if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
         pytest.skip("takes persistent kernels")
     M, a, b = cost(40, 30, int(10 * np.sum(np.minimum(reg_m, 9))))  # with masses of its own
@@ -503,9 +503,9 @@ def test_what_a_loss_takes_of_one_call(monkeypatch, reg_m):
      ("portable", (40, 60), 1.0), ("portable", (40, 60), (np.inf, 0.5))],
 )  # fmt: skip
 def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, reg_m, whole):
-    """Costs of several scales, some of which are balanced first; then in threads, and after a solve that was stopped.
+    """One workspace serves costs of several scales, some balanced first, then threads, and a solve after a stopped one.
 
-    The answers are those of new workspaces, to the bit where sums are ordered, and no cost outlives its solve.
+    The answers equal the answers of new workspaces, to the bit where sums are ordered, and no cost outlives its solve.
     """
     monkeypatch.setenv("MAPUOT_CUDA", words)
     if shape[0] > 40:  # clusters correct its passes
@@ -551,7 +551,7 @@ def test_memory_is_counted_first():
         cuda_arrays.need_memory(free + 1, "float64")
     with pytest.raises(MemoryError, match="no precision"):
         cuda_arrays.need_memory(1 << 60, "float64")
-    with pytest.raises(MemoryError, match="no precision"):  # what lies beside K is no smaller in float32
+    with pytest.raises(MemoryError, match="no precision"):  # other buffers than K are no smaller in float32
         cuda_arrays.need_memory(2, "float64", free)
 
 
@@ -629,7 +629,7 @@ def test_ordered_sums_repeat_to_the_bit(monkeypatch, shape):
 
 
 def test_captured_passes_know_of_a_rebuilt_kernel(monkeypatch):
-    """Balanced rows: what K absorbs is in the constant of the dual value."""
+    """Balanced rows: the constant of the dual value contains K's absorbed scaling."""
     monkeypatch.setenv("MAPUOT_CUDA", "portable")
     M, a, b = weighted(60, 80)
     problem = Problem.from_arrays(M, a, b, 0.01, (np.inf, 1.0), "kl", "product", cuda)

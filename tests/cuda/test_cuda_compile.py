@@ -60,7 +60,7 @@ def one_read(m, n, dtype="float32"):
 
 
 def blocks(m, n, narrow, **more):
-    """A batch: what spills is of the column half, once a pass."""
+    """In a batch only the column half spills registers, once a pass."""
     options = kernels.small_options((m, n), narrow)
     registers = 65536 // (16 * options["GROUPS"] * options["RESIDENT"])
     name = "batch_narrow" if narrow else "batch_solve"
@@ -69,7 +69,7 @@ def blocks(m, n, narrow, **more):
 
 
 def made(dim, **more):
-    """A batch of problems with costs of their own: what spills is of the column half, once a pass."""
+    """In a batch of problems with their own costs only the column half spills registers, once a pass."""
     known = {"DIM": dim, "METRIC": 0, "FORM": 0, "COST": 0, "NARROW": 0, "STORE": 0} | more
     return "batch_made.cu", known, {"batch_made": (128, 800)}
 
@@ -96,7 +96,7 @@ CASES = {
     "narrow passes of older GPUs": ("iterate.cu", persistent("float32", 8192, 1, BULK=0), {"iterate": (BLOCK, 32)}),
     "wide passes of older GPUs": ("iterate.cu", persistent("float32", 6144, 0, BULK=0), {"iterate": (BLOCK, 200)}),
     "passes over pairs": (
-        "iterate.cu",  # what spills is read again once a row or once a pass, not once an entry
+        "iterate.cu",  # spilled registers are read again once a row or once a pass, not once an entry
         portable("float32", (16, 8, 2), MEMORY=20, SPARSE=1, SHORT_INDEX=1, HELD=1, OWN_DIFFERENCES=10),
         {"iterate_pairs": (BLOCK, 800)},
     ),
@@ -149,7 +149,7 @@ CASES = {
     "points of marginals": (
         "marginals.cu", {"STORE": 0},
         dict.fromkeys(("log_amounts", "close_root", "translation", "worth", "moved", "at_edges", "mass_shares",
-                       "change_sums"), (64, 64)),  # what waits while a block's sum is found, once each
+                       "change_sums"), (64, 64)),  # values that wait while a block's sum is found, once each
     ),
     "tree": ("tree_pass.cu", {"STORE": 0}, TREE),
     "clusters": ("coarse.cu", {"STORE": 1, "COST": 1}, CLUSTERS),

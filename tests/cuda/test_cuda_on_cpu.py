@@ -20,7 +20,7 @@ PARTS = {"regimes": ["core/test_regimes.py", "core/test_penalties.py", "hostile/
                     "api/test_masks.py", "api/test_truncation.py"],
          "marginals": ["cuda/test_marginals_cuda.py", "api/test_marginals.py"], "sparse": ["cuda/test_sparse_cuda.py"],
          "ranks": ["cuda/test_cuda_ranks.py", "-k", "nccl"]}  # fmt: skip
-NIGHTLY = "regimes", "ranks"  # what the matrix does in another form; what only several GPUs do
+NIGHTLY = "regimes", "ranks"  # the matrix covers these regimes in another form; only several GPUs need these ranks
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}")
 
 

@@ -26,7 +26,7 @@ FEW = (
 
 @functools.cache
 def found(size, only=""):
-    """What failed in one job that runs all cases, or those named, and how the sums went."""
+    """Return the failures of one job over all cases, or the named ones, and the way in which sums went."""
     sys.path.insert(0, str(HERE.parent))
     import cuda_ranks
 

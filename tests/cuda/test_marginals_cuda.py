@@ -123,7 +123,7 @@ def test_turns_on_the_device_are_those_on_the_host(shape, monkeypatch):
 @pytest.mark.parametrize("hard", [True, False])
 @pytest.mark.parametrize("odd", [0.0, np.nan, np.inf, -1e5])
 def test_sums_over_points_are_those_of_the_host(parts, hard, odd):
-    """One by one, and those that follow a pass beside what is made of them on the host."""
+    """Points operations match the host, alone and after a pass."""
     shape, edges, reg, rng = (5, 1100, 40, 33), [(0, 2), (1, 2), (2, 3)], 0.05, np.random.default_rng(7)
     rho, owner = np.array([2.0, np.inf if hard else 0.3, 0.0, 50.0]), np.repeat(np.arange(4), shape)
     log_weight = np.where(owner == 2, 0.0, rng.normal(size=len(owner)))

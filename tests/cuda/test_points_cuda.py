@@ -1,4 +1,4 @@
-"""Points on a GPU: float32 and float64 passes against those of the oracle, whole solves against the CPU's."""
+"""Points on a GPU: float32 and float64 passes match the oracle, whole solves match the CPU."""
 
 import dataclasses
 import itertools
@@ -54,7 +54,7 @@ def test_labels_that_forbid_pairs_give_the_plan_of_costs_of_inf(metric, d, words
 
 
 def begun(cloud, a, b, precision="mixed", reg_m=(1.0, 2.0), tol=1e-6, module=cuda, **more):
-    """A workspace whose K is there."""
+    """Return a workspace with a K already built."""
     problem = Problem.from_arrays(cloud, a, b, 0.05, reg_m, "kl", "product", module)
     options = dataclasses.replace(make_options("auto", precision, tol, None, 1), **more)
     workspace = module.Workspace(problem, options)
@@ -71,7 +71,7 @@ def passes(module, cloud, a, b, precision, count=3, tol=1e-13):
 
 
 class Tensor(np.ndarray):
-    """What says, as a tensor of torch does, that it lies on a GPU."""
+    """An array that claims, as a tensor of torch does, to lie on a GPU."""
 
     is_cuda = True
 
@@ -103,7 +103,7 @@ def test_points_that_lie_on_a_gpu_are_solved_there(on_gpu):
 @pytest.mark.parametrize("form", [None, "auto"])
 @pytest.mark.parametrize(("metric", "d"), [("sqeuclidean", 3), ("sqeuclidean", 21), ("cosine", 18), ("cityblock", 5)])
 def test_where_points_lie_changes_no_answer(monkeypatch, metric, d, form):
-    """Whole clouds, some rows, turned clouds and those of one set of points."""
+    """Whole clouds, some rows, transposed clouds and a single set of points."""
     monkeypatch.setattr("mapuot.problem.problem.STAYS_FROM", 0)
     x, y, _, _ = clouds(60, 45, d)
     words = {"reg": 0.05, "reg_m": 1.0, "backend": "cuda"}
@@ -190,7 +190,7 @@ def test_a_matrix_of_products_errs_by_what_is_told(d, far, outlier):
 
 
 def test_a_restart_far_from_its_kernel_has_the_v_that_it_tells():
-    """A v beyond what the kernels hold was cut, while its log was told whole: error 3.4e-2 certified to 9.2e-3."""
+    """A v above the kernels' range was clipped but reported in full: error 3.4e-2 was certified to 9.2e-3."""
     x, y, a, b = clouds(20, 9, 2)
     workspace = begun(mapuot.PointCloud(x, y), a, b, "float64", (np.inf, 2.0), 1e-13)
     workspace.iterate(1)
@@ -238,7 +238,7 @@ def test_half_of_the_pairs_stand_for_all_by_one_potential(monkeypatch, n, d, kin
 @pytest.mark.parametrize("d", [3, 21])
 @pytest.mark.parametrize("kind", ["narrow", "quick"])
 def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
-    """K_ij alone, as the sum of a row and of a column whose other weights are zeros."""
+    """Return K_ij alone, as the sum of a row and of a column with zero weights elsewhere."""
     if kind == "quick":
         monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
     x, y, a, b = clouds(45, 70, d)
@@ -348,7 +348,7 @@ def test_groups_correct_passes(monkeypatch):
     got = mapuot.solve(
         mapuot.PointCloud(x, y, truncate=3.0, form=None), a, b, reg=4e-4, reg_m=1.0, tol=1e-7, backend="cuda"
     )
-    assert asked <= {"reduce"}  # for what else is asked of it, CuPy compiles a kernel each
+    assert asked <= {"reduce"}  # CuPy would compile a kernel for each further operation
     assert got.converged
     assert got.n_passes <= 12  # 70 without
     assert got.skipped.kept.share <= 0.4

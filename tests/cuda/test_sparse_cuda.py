@@ -1,4 +1,4 @@
-"""Sparse costs on a GPU: passes against those of the CPU, whole solves against the dense M with inf elsewhere."""
+"""Sparse costs on a GPU: passes match the CPU, whole solves match the dense M with inf elsewhere."""
 
 import gc
 from itertools import product
@@ -38,7 +38,7 @@ def passes(module, S, a, b, precision, reg_m, reference, count=8, penalty="kl", 
 @pytest.mark.parametrize("precision", ["float64", "mixed"])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_passes_are_those_of_the_cpu(parts, precision):
-    """A coarse K is a float64 one on the CPU, whose passes make none of its entries anew."""
+    """Passes over a coarse K match float64 passes on the CPU, which recompute none of its entries."""
     S, M, a, b = pairs(45, 60, 0.2, parts=parts)
     c = np.random.default_rng(1).random(M.shape)
     for reference in ("product", "uniform", c):
@@ -69,7 +69,7 @@ def full_and_empty(rng, m, n, share):
     ],
 )
 def test_one_launch_makes_the_passes_of_many(held, precision, penalty, monkeypatch):
-    """With what the rows meet in shared memory and without; rows of a block, of several turns, and empty ones."""
+    """Passes agree with and without row sums in shared memory; rows of a block, of several turns, and empty rows."""
     rng, m, n = np.random.default_rng(4), 300, 1400
     S = full_and_empty(rng, m, n, 0.05)[1]
     words = S, rng.random(m) + 0.1, rng.random(n) + 0.1, precision, 0.5, "product", 20, penalty
@@ -96,7 +96,7 @@ def test_a_barycenter_is_the_hosts_of_a_matrix_from_the_device_too():
 
 @pytest.mark.parametrize("short", [1 << 16, 1 << 8])
 def test_rows_of_every_length(short, monkeypatch):
-    """Rows and columns that a block has beside those of a few threads, empty ones, and one of all pairs."""
+    """Passes agree for rows and columns of a block's or a few threads' length, empty ones, and a row of all pairs."""
     for place in (on_gpu, stored):
         monkeypatch.setattr(place, "SHORT", short)
     rng, m, n = np.random.default_rng(0), 70, 3000
@@ -136,7 +136,7 @@ def test_pairs_of_a_reference_that_is_gone_are_not_those_of_none():
 
 @pytest.mark.parametrize("limit", [30, 60])
 def test_passes_read_numbers_as_long_as_the_pairs_hold_them(limit, monkeypatch):
-    """Of ranks with few and with many rows, where only those of one have short numbers: kernels are of the largest."""
+    """Where only some ranks could use short indices, all ranks compile kernels for the largest rank."""
     S, _, a, b = pairs(20, 30, 0.3)
     want = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cpu")
     monkeypatch.setattr(on_gpu, "SHORT", limit)

@@ -1,8 +1,8 @@
-"""What one input of a fuzzer does: a file for ``readers``, a call for ``arguments``, numbers of any bits for ``core``.
+"""Use one fuzzer input as a file (``readers``), a call (``arguments``) or arbitrary bits of numbers (``core``).
 
-An input may be refused, by a ValueError or TypeError that names the file or an argument, or answered; any other
-exception, a warning of numpy from inside, or an answer that is converged and no number is a finding. What the C core
-reads or writes beyond its arrays is found by the sanitizers that `make fuzz` runs under.
+The library may refuse an input, by a ValueError or TypeError that names the file or an argument, or answer it. Any
+other exception, a warning of numpy from inside, or a converged answer that is no number is a finding. The sanitizers of
+`make fuzz` find reads and writes of the C core beyond its arrays.
 """
 
 import math
@@ -177,7 +177,7 @@ def call(reader, m, n):
 
 
 def arguments(data):
-    """A call of solve, solve_batch, path or log_matmul with what the bytes say."""
+    """Call solve, solve_batch, path or log_matmul with arguments drawn from the bytes."""
     reader = Reader(data)
     m, n = 1 + reader.below(6), 1 + reader.below(6)
     with warnings.catch_warnings():
@@ -211,7 +211,7 @@ class DoneError(Exception):
 
 
 def spoiled(reader, make, sides, states):
-    """Make passes after numbers of any bits have come into K, both sides and the limits; what they tell is sound."""
+    """Make passes after numbers of any bits have come into K, both sides and the limits; check their statistics."""
 
     def passes(self, _):
         every = states(self)

@@ -1,8 +1,8 @@
-"""One random problem, drawn from everything that the arguments of ``solve`` allow, and what it means in long double.
+"""One random problem, drawn from everything that the arguments of ``solve`` allow, and its meaning in long double.
 
-Masses from 1e-12 to 1e12, reg from 1e-4 to 1e3 of range(M), reg_m from 1e-3 to 1e9 of reg; ``usual`` makes of such a
-problem one that users have, ``extreme`` one whose numbers nearly leave float64. Every draw is a function of the
-generator only, so that a seed names a problem. Nothing here calls the library.
+Masses from 1e-12 to 1e12, reg from 1e-4 to 1e3 of range(M), reg_m from 1e-3 to 1e9 of reg. ``usual`` turns such a
+problem into a typical one of users; ``extreme`` into one with numbers near the limits of float64. Every draw is a
+function of the generator only, so that a seed names a problem. Nothing here calls the library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Problem(Case):
     grid: Any = None  # (nodes, spacing, scale, target, offset) of both grids that it is
 
     def replace(self, **changes: Any) -> Problem:
-        """Another M is that of no points and no grid, unless these are given with it."""
+        """A new M drops the points and the grid, unless these are given with it."""
         if "M" in changes:
             changes = {"points": None, "grid": None, **changes}
         return dataclasses.replace(self, **changes)
@@ -40,7 +40,7 @@ class Problem(Case):
         return self.replace(b=self.b * (self.a.sum() / self.b.sum()))
 
     def itself(self) -> Problem:
-        """Return a problem whose rows and columns are the same: its own rows with themselves."""
+        """Return a symmetric problem: its rows transported to themselves."""
         if self.grid is not None:
             nodes, spacing, scale, _, _ = self.grid
             grid = nodes, spacing, scale, nodes, (0.0,) * len(nodes)
@@ -70,7 +70,7 @@ class Problem(Case):
     def priced(self, reg: float, rise: float, masses: tuple[float, float]) -> Problem:
         """Return the problem of this reg, and of reg_m times ``rise``; a range keeps its share.
 
-        ``masses``: how often as large they have become, by which reg_m of "l2" is divided.
+        ``masses``: the factor by which masses have grown; reg_m of "l2" is divided by it.
         """
         sides = zip(self.penalty, self.reg_m, masses, strict=True)
         reg_m = tuple(r if kind == "range" else r * (rise / (t if kind == "l2" else 1.0)) for kind, r, t in sides)
@@ -78,7 +78,7 @@ class Problem(Case):
 
     @property
     def cost_rounding(self) -> float:
-        """What float64 makes of a cost between points that is not given as a number."""
+        """Return the float64 cost between points where no number is given."""
         if self.grid is not None:
             nodes, spacing, scale, target, offset = self.grid
             sides = zip(nodes, target, spacing, offset, strict=True)
@@ -108,7 +108,7 @@ def constant(rng: Any, m: int, n: int) -> Any:
 
 
 def with_sentinels(rng: Any, M: Any) -> Any:
-    """Some entries, or a row, far above what ``reg`` was drawn for."""
+    """Raise some entries, or a row, far above the range for which ``reg`` was drawn."""
     where = rng.random(M.shape) < rng.choice([0.05, 0.3, 0.7])
     if rng.random() < 0.2:
         where[rng.integers(0, len(M))] = True
@@ -207,9 +207,9 @@ def draw_uneven(rng: Any, m: int, n: int) -> tuple[Any, Any]:
 
 
 def usual(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
-    """Make problems of one shape and kind those that users have: equal masses on as many points of a cloud each.
+    """Make problems of one shape and kind typical: equal masses on as many points of a cloud each.
 
-    Where M is a plain matrix it is, half of the time, that of clusters, heavy tails or an outlier.
+    Half of the time a plain matrix M gets clusters, heavy tails or an outlier.
     """
     first = problems[0]
     k = min(first.shape)
@@ -252,7 +252,7 @@ def extreme(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
 
 
 def draw_points(rng: Any, largest: int) -> Problem:
-    """A problem whose costs are those of points."""
+    """Return a problem with costs between points."""
     while True:
         problem = draw(rng, largest)
         (m, n), metric = problem.shape, str(rng.choice(METRICS))
@@ -272,7 +272,7 @@ def draw_points(rng: Any, largest: int) -> Problem:
 
 
 def draw_boxes(rng: Any, uneven: bool = False) -> Problem:
-    """A problem between points of a few boxes each, at a reg at which some pairs of boxes carry next to nothing.
+    """Return a problem between points in a few boxes each, at a reg at which some pairs of boxes carry next to nothing.
 
     ``uneven``: of the clouds that users have, of any metric.
     """
@@ -314,7 +314,7 @@ def grid_costs(nodes: Any, spacing: Any, scale: float, target: Any, offset: Any)
 
 
 def draw_grid(rng: Any, largest: int) -> Problem:
-    """A problem whose costs are those between the nodes of two grids, in one to three dimensions, near or far."""
+    """Return a problem with costs between the nodes of two grids, in one to three dimensions, near or far."""
     d = int(rng.choice([1, 2, 2, 3]))
     most = {1: 20, 2: 6, 3: 4}[d]
     nodes = tuple(rng.integers(1, most, d).tolist())
@@ -336,7 +336,7 @@ def draw_grid(rng: Any, largest: int) -> Problem:
 
 
 def draw_pairs(rng: Any, largest: int) -> Problem:
-    """A problem most of whose pairs are forbidden: at random, in parts that nothing connects, or along a band."""
+    """Return a problem with mostly forbidden pairs: at random, in parts that nothing connects, or along a band."""
     while True:
         problem = draw(rng, largest)
         if (problem.hard(0) or problem.hard(1)) and rng.random() < 0.7:  # most of these have no plan
@@ -383,7 +383,7 @@ def draw_rho(rng: Any, kind: str, reg: float, t: Any) -> Any:
         rho = reg * 10.0 ** rng.uniform(-1, 3)
     else:
         rho = reg * 10.0 ** rng.uniform(-3, 9)
-    if kind == "l2":  # what counts is rho t / reg
+    if kind == "l2":  # rho t / reg decides
         rho /= t.max() if rng.random() < 0.8 else 1.0
         rho *= 10.0 ** rng.uniform(-2, 4) if rng.random() < 0.3 else 1.0
     if rng.random() < 0.15:

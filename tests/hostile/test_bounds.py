@@ -1,4 +1,4 @@
-"""Bounds of every pair of penalties, to 1e-10 and at any point before: at kinks they are linear in what is missed."""
+"""Bounds of every pair of penalties hold at 1e-10 and at any point before: at kinks they are linear in the error."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def draw(seed, pair):
 
 
 def failures(problem, backend, options):
-    """(whether it converged, what is untrue of it), None where there is nothing to compare with."""
+    """Return (whether it converged, the false claims), or None where there is nothing to compare with."""
     try:
         result = problem.solve(backend=backend, **options)
     except mapuot.InfeasibleError:
@@ -60,7 +60,7 @@ def test_a_bound_is_true_whenever_a_solve_ends(pair, backend, stopped):
     converged, untrue = zip(*filter(None, found), strict=True)
     assert not any(untrue), untrue
     assert len(untrue) >= (25 if stopped else 4)
-    assert stopped or sum(converged) >= 0.9 * len(untrue)  # what is left: ranges without a feasible plan
+    assert stopped or sum(converged) >= 0.9 * len(untrue)  # the rest: ranges without a feasible plan
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,4 +1,4 @@
-"""Small problems on which a claim was once false, on every backend, alone and as a batch: the judge finds nothing now.
+"""Small problems with a claim that was once false: the judge finds none now, on every backend, alone and in a batch.
 
 Most are trials of ``make hostile``, made small; each stands for the rounding or the saturation that its comment names.
 """
@@ -50,7 +50,7 @@ EXAMPLES = {
     # float32 sums of a pass that was the last one allowed, where prices of 1e3 times reg stand on hard rows
     "narrow": (problem([[0, 0.56], [0.545, 0.307]], [0.07, 0.5], [0.7, 0.2], 0.14785970229686946,
                        (np.array([0.01, 0.005]), 2100.0), ("range", "kl")), {**MIXED, "tol": 1e-8, "max_passes": 9}),
-    # scalings beyond any K: u is clipped, no prox, and what the pass sums is no dual value
+    # scalings beyond any K: u is clipped, there is no prox, and the pass's sum is no dual value
     "clipped": (problem([[-1e6]], [1], [1], 0.06, (3.0, INF)), {"max_passes": 26, "method": "translation_invariant"}),
     # a row left out as dead for a while: its loss of rho a stands in neither gap nor dual value
     "dead": (problem([[0.6, 0.6, -0.5], [0.6, 0, -0.5]], [1.1441495764172236e-4, 1.1512109767781412e-4],
@@ -72,12 +72,12 @@ EXAMPLES = {
        for rho in (10.0, 1000.0) for most in (100, 10_000)},
     # weights of 1e-200 put every v below 1e-150
     "smallest": (problem(np.arange(20).reshape(4, 5) % 7 / 7, [2.5e-201] * 4, [2e-201] * 5, 0.1, (1.0, 1.0)), {}),
-    # a start whose plan overflows certifies nothing
+    # a start with a plan that overflows certifies nothing
     **{f"overflow, {far}, {method}": (problem([[0, 0], [0, 0]], [0.5, 0.5], [0.5, 0.5], 10.0, (1.0, 0.01)),
                                       FLOAT64 | {"tol_gap": 1e-3, "method": method},
                                       (np.zeros(2), np.array([far, -far])))
        for far in (800.0, 2000.0) for method in ("auto", "sinkhorn", "map-uot")},
-    # what remains of a start at 1e5 is small again, but went through its digits
+    # the rest of a start at 1e5 is small again, but its digits were rounded on the way
     "far start": (problem([[0]], [1], [1], 20.0, (3e9, 23.0)), {}, (np.zeros(1), np.full(1, 1e4))),
     "far start below": (problem([[0]], [1], [1], 20.0, (3e9, 23.0)), {}, (np.zeros(1), np.full(1, -1e5))),
     # reg lam sum a of balanced sides: their marginals, off by the rounding of a log of 250, made 2e-11 of lam = 1e4
@@ -160,7 +160,7 @@ def test_what_failed_holds_no_nan(backend):
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_where_hardly_any_mass_moves_in_one_problem_of_a_batch(backend):
-    """Beside a problem whose mass over that which is there is beyond float64."""
+    """In a batch the ratio of one problem's mass to the given mass may exceed float64."""
     M, A = np.array([[-1.65, 1.0]]), np.array([[1e-240], [1.0]])
     B = np.array([[1.0, 1e-30], [0.0, 1.0]])
     with pytest.warns(mapuot.ScalingWarning, match="in 1 of 2 problems"):
@@ -170,7 +170,7 @@ def test_where_hardly_any_mass_moves_in_one_problem_of_a_batch(backend):
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_costs_beyond_float32_come_in_float64():
-    """Those of a float32 M, by POT's names; the potentials, which float32 holds, are in M's dtype."""
+    """A float32 M is solved by POT's names; the potentials, which fit float32, are in M's dtype."""
     M, one = np.array([[-0.7]], np.float32), np.ones(1)
     plan, log = mapuot.pot.sinkhorn_unbalanced(one, one, M, 3e-4, (2e-3, 2e-3), log=True)
     right = mapuot.solve(M.astype(float), one, one, reg=3e-4, reg_m=2e-3)

@@ -12,7 +12,7 @@ KINDS = ("kl", "kl"), ("kl", "kl"), ("kl", "balanced"), ("balanced", "kl"), ("tv
 
 
 def draw(seed):
-    """Draw costs between few points, of which some rows and columns are 1e2 to 1e14 times as far as the others."""
+    """Draw costs between few points, with some rows and columns 1e2 to 1e14 times as far away as the others."""
     rng = np.random.default_rng([2026, seed])
     (m, n), kinds = rng.integers(2, 7, 2), KINDS[rng.integers(len(KINDS))]
     reg, rho = 10 ** rng.uniform(-2, 0), 10 ** rng.uniform(-1, 2.5, 2)

@@ -40,7 +40,7 @@ def test_total_variation_kept_and_given_up():
 
 
 def test_two_precisions_agree():
-    """Where both are good, long double and __float128 are within what each says of itself."""
+    """Where both are good, long double and __float128 agree within their own error estimates."""
     if library(True) is None:
         pytest.skip("no __float128")
     compared = 0
@@ -129,7 +129,7 @@ def test_one_path_in_processes():
 
 
 def test_a_mask_that_bounds_nothing():
-    """A mass of 2e-56: the gap of what was skipped was inf, not above tol_gap times a dual value of -inf."""
+    """At a mass of 2e-56 the gap of skipped pairs was inf, not above tol_gap times a dual value of -inf."""
     found = block(Runner("cpu", over_ranks=False), "truncated", seed=41, first=2077, count=1, largest=12)
     assert found["totals"]["converged"] == 1
     assert found["failures"] == []

@@ -1,4 +1,4 @@
-"""One trial: problems, the call of the public API that solves them, and what it claims about each.
+"""One trial: problems, the call of the public API that solves them, and the library's claims about each.
 
 A trial is drawn from (path, seed, index) alone and holds numbers only: its repr is the trial.
 """
@@ -38,7 +38,7 @@ from .problem import (
     usual,
 )
 
-NAMES = (  # their numbers are those of the generators: none is moved
+NAMES = (  # their numbers are the generators' seeds: none is moved
     "cold", "warm", "batch", "path", "stream", "pot", "ranks", "points", "sparse", "grids", "sparse ranks",
     "sparse batch", "truncated", "self", "clouds", "kept", "point ranks", "kept points",
 )  # fmt: skip
@@ -48,14 +48,14 @@ BATCHES = "batch", "sparse batch"
 KEPT = "kept", "kept points"
 MOST_PASSES = 3000
 GROUPS = 20  # points of a side between which all pairs are taken: of more there are groups, which correct passes
-WORTH = 0.98  # share of pairs up to which some are skipped: few boxes have more
+WORTH = 0.98  # share of pairs up to which some are skipped: few boxes exceed it
 ALONE = "cold", "warm", "batch", "path", "points", "sparse", "grids", "sparse batch", "truncated"  # with themselves
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """``how``: a path; ``start``: (log_u, log_v) to start from, a Problem whose Result is, or None."""
+    """``how``: a path; ``start``: (log_u, log_v), a Problem to take its Result from, or None."""
 
     how: str
     problems: tuple[Problem, ...]
@@ -196,7 +196,7 @@ def draw_alone(rng: Any, largest: int) -> Trial:
 
 
 def draw_over_ranks(how: str, rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
-    """In rows; a sparse one from near: parts keep a far start's rounding in K, whose plan is valued.
+    """Solve in rows. A sparse problem starts near: parts keep the rounding of a far start in K, and K's plan is valued.
 
     Few passes then, since each is a meeting, and parts at a huge reg_m / reg can take thousands.
     """
@@ -268,7 +268,7 @@ def stored(M: Any) -> Any:
 
 
 def call(trial: Trial, backend: str) -> list[Claim]:
-    """The claims of the library about each problem of the trial; what it raises passes."""
+    """Return the library's claims about each problem of the trial; its exceptions pass through."""
     options = {"backend": backend, **trial.options}
     first, start = trial.problems[0], trial.start
     positional, named = arguments(first, options.pop("truncate", "auto"), backend)
@@ -321,7 +321,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
 
 
 def skipping() -> ExitStack:
-    """A context in which few boxes are worth their pairs, and are corrected by groups."""
+    """Return a context in which few boxes are worth their pairs, and are corrected by groups."""
     always = ExitStack()
     always.enter_context(mock.patch.multiple(boxes, WORTH=WORTH, CORRECTION=math.inf))
     always.enter_context(mock.patch.multiple(groups, GROUPS=GROUPS, WIDE=math.inf))

@@ -26,7 +26,7 @@ REFUSED = ("must not be so small that M / reg overflows", "must have positive, f
 
 
 class Runner:
-    """Calls the library on a trial and judges what it says; over ranks the root judges for all."""
+    """Call the library on a trial and judge its claims; over ranks the root judges for all."""
 
     def __init__(self, backend: str, over_ranks: bool) -> None:
         self.backend, self.comm = backend, None
@@ -99,7 +99,7 @@ def trial_of(how: str, seed: int, index: int, largest: int, numbers: str = "all"
 def block(
     runner: Runner, how: str, seed: int, first: int, count: int, largest: int, numbers: str = "all"
 ) -> dict[str, Any]:
-    """Judge so many trials; the failures found and what the summary counts."""
+    """Judge so many trials; return the failures and the counts of the summary."""
     totals: Counter[str] = Counter()
     failures, worst = [], {"error / bound": 0.0}
     for index in range(first, first + count):

@@ -44,7 +44,7 @@ def written(name, write):
 
 
 def case_files_of_pairs(job):
-    """A file is that of the whole matrix; rows lie as those of a do, or evenly."""
+    """Every rank opens the whole matrix's file; its rows follow the split of a, even or not."""
     case = stored_pairs(3, 2.0)
     path = written("S.npz", lambda path: sparse.save_npz(path, csr_of(case.M)))
     want = mapuot.solve(csr_of(case.M), case.a, case.b, reg=case.reg, reg_m=2.0, **FLOAT64)
@@ -73,7 +73,7 @@ def case_files_of_pairs(job):
 
 
 def case_scale_of_the_costs(job):
-    """Ranks have one scale, that of the whole M: of an array, of stored pairs, of points and of some rows of many."""
+    """Ranks have one scale, from the whole M: of an array, of stored pairs, of points and of some rows of many."""
     case, rng = stored_pairs(3, 2.0), np.random.default_rng(7)
     x, y = rng.random((3000, 2)), rng.random((2000, 2))
     dense = np.where(np.isfinite(case.M), case.M, 3.0)
@@ -99,7 +99,7 @@ def case_all_pairs(job):
 
 
 def case_one_potential(job):
-    """Each rank has the marginals of its own rows, which are columns; what differs on one rank is solved as ever."""
+    """Each rank has its own rows' marginals, which are columns; the ordinary path takes values that differ by rank."""
     rng = np.random.default_rng(8)
     x, a = rng.random((67, 2)), rng.random(67) + 0.01
     a[[3, 66]] = 0.0
@@ -121,7 +121,7 @@ def case_one_potential(job):
 
 
 def case_blocks_that_differ_by_a_row(job):
-    """Around every size at which a rank by itself would go another way."""
+    """Ranks take one path together around every size at which a rank by itself would take another."""
     for entries in (QUICK_ENTRIES, SERIAL_ENTRIES):
         n, m = entries // 512, 512 * SIZE + SIZE // 2
         i0, i1 = job.bounds(m)
@@ -132,7 +132,7 @@ def case_blocks_that_differ_by_a_row(job):
 
 
 def case_clusters(job):
-    """Those of all ranks together correct every rank's steps, nearly as those of one process do."""
+    """The ranks' differences together correct every rank's steps, nearly as one process does."""
     case, options = clouds(660, 640, reg=0.003), {"precision": "float64", "tol": 1e-7}
     result, one = job.solve(case, **options), case.solve(**options)
     assert result.converged
@@ -177,7 +177,7 @@ def case_sub_communicators(job):
 
 
 def case_labels_and_shares(job):
-    """The share is of the whole plan, labels are those of all ranks."""
+    """The share counts the whole plan, and labels are numbered over all ranks."""
     case, labels, kinds = clouds(33, 21), np.array(list("abc") * 11), np.arange(21) % 3
     result, one, (i0, i1) = job.solve(case), case.solve(**FLOAT64), job.bounds(33)
     np.testing.assert_allclose(result.sparse(keep=0.7).toarray(), one.sparse(keep=0.7).toarray()[i0:i1], atol=1e-12)
@@ -192,7 +192,7 @@ def case_labels_and_shares(job):
 
 
 def case_points_whose_mass_underflows(job):
-    """Conditional plans of rows and of columns that are far from all others are those of one process."""
+    """Conditional plans of rows and columns far from all others equal one process's."""
     case, labels, kinds = clouds(33, 21), np.array(list("abc") * 11), np.arange(21) % 3
     M = np.array(case.M)
     M[5] += 20000.0 * case.reg
@@ -283,7 +283,7 @@ def case_device_sums(job):
 
 
 def case_sums_that_a_rank_never_comes_to(job):
-    """The others meet its error before they wait for their GPUs, whose sums end."""
+    """The other ranks raise a rank's error before they wait for their GPUs, so that no sum hangs."""
     if SIZE == 1:
         return
     comm, last = COMM.Dup(), RANK == SIZE - 1

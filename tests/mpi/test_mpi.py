@@ -27,7 +27,7 @@ JOBS = [(2, ""), *(pytest.param(size, "", marks=NIGHTLY) for size in (1, 3, 4)),
 
 @pytest.mark.parametrize(("size", "only"), JOBS)
 def test_cases(size, only):
-    """One job runs all cases, or those named; what failed is told of each."""
+    """One job runs all cases, or the named ones, and reports the failure of each."""
     code, out, err = run(size, "-m", "mpi4py", HERE / "mpi" / "cases.py", *only.split(), seconds=600)
     last = out.strip().rpartition("\n")[2]
     assert last.startswith("{"), f"exit code {code} in {last}\n{err[-3000:]}"

@@ -1,8 +1,8 @@
 """``python -m mutants``: change one rule at a time in a copy of the tree, and tell which changes no test notices.
 
     make mutants                             all of table.py: each with the tests that are named beside it
-    make mutants ARGS="--only plan_error"    those whose file, text or test has this word in it
-    make mutants ARGS="--drawn 100 --seed 3" so many that are drawn by the rule of draw.py
+    make mutants ARGS="--only plan_error"    changes with this word in file, text or test
+    make mutants ARGS="--drawn 100 --seed 3" 100 changes drawn by the rule of draw.py
 
 A change is noticed when a test fails, or hangs. Exit code 1 where a change survives without a reason in the table, 2
 where the table is wrong: a text that is not there once, a change that does not compile, a test that fails without it.
@@ -27,7 +27,7 @@ from . import draw
 from .table import EXPLAINED, TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = "src_c/"  # what is compiled
+CORE = "src_c/"  # the compiled sources
 PATIENCE = 5  # times that tests take without a change, and a minute: a change may slow them down
 BUILT = {"MAPUOT_ISAS": "scalar", "CFLAGS": "-O0"}  # every rule is in it; the vectors of others are checked against it
 if shutil.which("ccache"):
@@ -36,7 +36,7 @@ CHANGE = re.compile(r"\{\{(.*?)(?:~>(.*?))?\}\}", re.DOTALL)
 
 
 class WrongError(Exception):
-    """The table or the tree is not what a trial needs."""
+    """The table or the tree does not meet a trial's conditions."""
 
 
 def entries():
@@ -48,7 +48,7 @@ def entries():
 
 
 def broken_entries():
-    """What the table has of texts that do not stand exactly once in their files."""
+    """Return the table's texts that do not stand exactly once in their files."""
     told = {(file, text): (ROOT / file).read_text().count(text) for file, text, *_ in entries()}
     return [f"{file} has {count} times, not once: {text}" for (file, text), count in told.items() if count != 1]
 
@@ -61,7 +61,7 @@ class Copy:
     """The files of the tree that git knows or would add, as they are now, and a core built from them."""
 
     def __init__(self, folder):
-        self.folder, self.stale = Path(folder), True  # stale: the core is that of a change, or none
+        self.folder, self.stale = Path(folder), True  # stale: the core has been built with a change, or not at all
         command = ["git", "ls-files", "-zco", "--exclude-standard"]
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
         for name in filter(None, listed.split("\0")):
@@ -97,12 +97,12 @@ class Copy:
             raise WrongError(f"does not compile:\n{out[-2000:]}")
 
     def tried(self, tests, seconds):
-        """What tests say: "" where all of them pass, else the first that does not."""
+        """Return "" where all tests pass, else the first failure."""
         command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *paths(tests)]
         code, out = self.run(command, seconds, "cuda" in tests)
         if code is None:
             return f"no end after {seconds:.0f} s"
-        if code in (0, 1, 2):  # 2: what a test imports raises
+        if code in (0, 1, 2):  # 2: an import of a test raises
             told = [line for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
             return "" if code == 0 else (told or ["failed"])[0].split(" - ")[0]
         if code < 0:
@@ -110,14 +110,14 @@ class Copy:
         raise WrongError(f"pytest ends with {code}:\n{out[-2000:]}")
 
     def trial(self, file, text, instead, tests, seconds):
-        """What notices one change of a text that stands once; the file is as it was afterwards."""
+        """Return the test that notices one change of a text that stands once; restore the file afterwards."""
         before = (self.folder / file).read_text()
         if before.count(text) != 1:
             raise WrongError(f"{file} has {before.count(text)} times, not once: {text}")
         return self.changed(file, before.replace(text, instead), tests, seconds)
 
     def changed(self, file, after, tests, seconds):
-        """What notices another text of a file; the file is as it was afterwards."""
+        """Return the test that notices another text of a file; restore the file afterwards."""
         path = self.folder / file
         before = path.read_text()
         compiled = file.startswith(CORE)
@@ -134,7 +134,7 @@ class Copy:
 
 
 def seconds_without(tests):
-    """How long the tests take on the tree as it is, where they have to pass; those of kernels apart."""
+    """Return how long the tests take on the unchanged tree, where they must pass; tests of kernels apart."""
     with tempfile.TemporaryDirectory(prefix="mapuot-mutants-") as folder:
         copy = Copy(folder)
         copy.build()
@@ -146,7 +146,7 @@ def seconds_without(tests):
 
 
 def try_drawn(count, seed, only):
-    """Try changes that `draw` draws, one after another; tell those that no test notices."""
+    """Try changes that `draw` draws, one after another; report the changes that no test notices."""
     changes = [change for change in draw.drawn(ROOT, 10**9, seed) if only in change.file + change.tests][:count]
     counts, begun = Counter(), time.monotonic()
     seconds = {tests: 60 + PATIENCE * seconds_without(tests.split()) for tests in {change.tests for change in changes}}

@@ -42,7 +42,7 @@ COMPARED = 3  # how tightly a comparison binds
 
 
 class Change(NamedTuple):
-    """What stands from ``first`` to ``last`` in a file becomes ``new``."""
+    """The text from ``first`` to ``last`` in a file becomes ``new``."""
 
     file: str
     first: int

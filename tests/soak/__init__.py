@@ -1,1 +1,1 @@
-"""Hours of what a host does to a process: threads, forks, signals, kills, full disks, little memory, dying ranks."""
+"""Hours of a host's effects on a process: threads, forks, signals, kills, full disks, little memory, dying ranks."""

@@ -1,10 +1,10 @@
-"""``python -m soak --minutes 60``: trials of all kinds in random order; counts, memory, and the seed of what failed.
+"""``python -m soak --minutes 60``: trials of all kinds in random order; counts, memory, and seeds of failures.
 
     --minutes N    how long (60)        --seed N    of the first trial; trial k of a run has seed + k
-    --only KIND    one kind: readers, arguments and core are those of `make fuzz`
+    --only KIND    one kind: readers, arguments and core as in `make fuzz`
 
 SIGTERM and Ctrl-C end it after the present trial. Exit code 1 where a trial failed, or where the memory of this process
-grew by more than GROWTH after the first tenth (a sanitizer keeps what is freed: then none is asked for).
+grew by more than GROWTH after the first tenth. Under a sanitizer, which keeps freed memory, memory is not checked.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import pytest
 
 from .trials import KINDS, counts
 
-GROWTH = 16.0  # MiB: what malloc keeps varies by some
+GROWTH = 16.0  # MiB: the memory that malloc keeps varies by some
 WEIGHTS = {"calls": 8, "threads": 4, "ranks": 1}  # how often of each kind, the others 2: a job of ranks takes seconds
 
 

@@ -1,6 +1,6 @@
-"""One trial of each kind: something done to mapuot, and what must be true after it. A trial that is not true raises.
+"""One trial of each kind: an action on mapuot, and the properties that must hold after it. A failed trial raises.
 
-What may kill or spoil a process happens to a child of its own (`Child`); what leaks shows in the memory of the parent,
+A child process (`Child`) takes each action that may kill or spoil a process. Leaks show in the memory of the parent,
 which makes the plain calls and forks all the others.
 """
 
@@ -33,17 +33,17 @@ from problems import clouds
 import mapuot
 from mapuot import files
 
-PATIENCE = 120.0  # seconds after which a child that has not ended hangs
+PATIENCE = 120.0  # seconds after which a child counts as hanging
 RANKS_END = 10.0  # seconds that ranks have, after one of them died
 MIB = 1 << 20
 EVEN = {"threads": 2, "schedule": "static"}  # the same bits, however busy the cores are
-counts = Counter()  # of what was done in all trials, beyond their number
+counts = Counter()  # of actions in all trials, beyond the number of trials
 
 
 class Child:
-    """``function(say)`` in a forked process; what it says, and the exception that ended it, come through a pipe.
+    """Run ``function(say)`` in a forked process; its messages, and its last exception, come through a pipe.
 
-    Signals do there what they do in any Python, whatever they do here.
+    In the child signals have Python's default handlers, whatever the parent's are.
     """
 
     def __init__(self, function):
@@ -85,7 +85,7 @@ class Child:
         raise AssertionError(f"a child hangs after {PATIENCE} s: {said.decode(errors='replace')}")
 
     def end(self):
-        """(exit code or -signal, what it said); AssertionError where it hangs."""
+        """Return (exit code or -signal, messages); AssertionError where the child hangs."""
         said, until = b"", time.monotonic() + PATIENCE
         while part := self.read(65536, until - time.monotonic()):
             said += part
@@ -132,7 +132,7 @@ def threads(rng):
 
 
 def forks(rng):
-    """A child of a process whose pools are in use solves to the same bits, and so does its child; their plans, too."""
+    """A child of a process with pools in use solves to equal bits, and so does its child; their plans are equal."""
     case = a_case(rng)
     right = case.solve(**EVEN)
     one = np.ones(case.shape[1])
@@ -155,7 +155,7 @@ def forks(rng):
 
 
 def signals(rng):
-    """Ctrl-C at any time is a KeyboardInterrupt, after which the same process solves to the same bits."""
+    """Ctrl-C at any time is a KeyboardInterrupt, after which the process solves to equal bits."""
     case = clouds(300, 200, reg=0.002, seed=int(rng.integers(1 << 30)))
     A = rng.random((40, 300)) + 0.1
     right = case.solve(**EVEN)

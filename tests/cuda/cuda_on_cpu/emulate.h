@@ -106,7 +106,7 @@ struct Fiber {
     Block *block;
     dim3 index;
     int id;
-    Barrier *at = nullptr; // what it waits for, and since which turn of it
+    Barrier *at = nullptr; // the barrier it waits for, and since which phase of it
     long turn = 0;
     bool done = false;
     int votes = 0;
@@ -175,7 +175,7 @@ static void cluster_barrier(int size) {
     meet(first.named[15], size * (int)blockDim.x);
 }
 
-// in the shared memory of block `rank` of the own cluster: what lies at that address of the own one
+// translate an address of the own shared memory into block `rank` of the own cluster
 static void *in_cluster(int size, unsigned address, int rank) {
     return blocks[self->block->index.x / size * size + rank].shared + address;
 }

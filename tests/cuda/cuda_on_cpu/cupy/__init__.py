@@ -1,7 +1,7 @@
-"""What mapuot takes of CuPy, over numpy: arrays of the host, and CUDA kernels compiled as C++ (../emulate.h).
+"""The part of CuPy that mapuot uses, over numpy: host arrays, and CUDA kernels compiled as C++ (../emulate.h).
 
-For tests without a GPU, with PYTHONPATH=tests/cuda/cuda_on_cpu before CuPy: a device of compute capability 9.0 with 8
-multiprocessors, all of whose blocks run at once; EMULATED_GPUS of them, which a process counts and chooses from.
+Tests without a GPU put tests/cuda/cuda_on_cpu before CuPy in PYTHONPATH. The device has compute capability 9.0 and 8
+multiprocessors, and runs all blocks of a launch at once. EMULATED_GPUS sets the number of devices.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from . import nccl
 
 HEADER = Path(__file__).resolve().parent.parent / "emulate.h"
 CACHE = Path(tempfile.gettempdir()) / f"mapuot-cuda-on-cpu-{os.getuid()}"
-PTX = {  # what an asm statement starts with: the C++ in its place, {0} the first operand
+PTX = {  # start of an asm statement: the C++ in its place, {0} the first operand
     "rcp.approx": "{0} = 1 / {1};",
     "ex2.approx": "{0} = exp2f({1});",
     "lg2.approx": "{0} = log2f({1});",
@@ -66,7 +66,7 @@ SHARED = "extern __shared__ __align__(128) unsigned char memory[];"
 class ndarray(np.ndarray):  # noqa: N801
     @property
     def data(self):
-        return types.SimpleNamespace(ptr=self.ctypes.data if self.size else 0)  # what has no room has no address
+        return types.SimpleNamespace(ptr=self.ctypes.data if self.size else 0)  # an empty array has no address
 
     @property
     def device(self):
@@ -86,7 +86,7 @@ class ndarray(np.ndarray):  # noqa: N801
         plain(self)[...] = values
 
     def __array_ufunc__(self, ufunc, method, *inputs, **options):
-        """That of numpy; one array of the host beside one of the device is refused, as by CuPy."""
+        """numpy's function; like CuPy's it refuses a host array beside a device array."""
         out = options.get("out", ())
         refuse_host((*inputs, *out))
         if method == "reduce" and ufunc.identity is None and 0 in inputs[0].shape:
@@ -161,7 +161,7 @@ def ascontiguousarray(x):
 
 
 class MemoryPool:
-    """The most bytes at once of what ``empty`` hands out, in pieces as CuPy's would hold them."""
+    """The peak of bytes that ``empty`` hands out, in pieces as CuPy's would hold them."""
 
     used = ()  # by using_allocator
 

@@ -1,4 +1,4 @@
-"""What mapuot takes of NCCL, over sockets: rank 0 adds what all send, in their order, and sends the sum to all.
+"""The part of NCCL that mapuot uses, over sockets: rank 0 adds all ranks' data in rank order and sends out the sum.
 
 A sum waits for the others at once, as kernels run at once here; that NCCL's own waits on the device only is tried over
 MPI (tests/mpi/cases.py).

@@ -1,1 +1,1 @@
-"""What mapuot takes of cupyx, over SciPy."""
+"""The part of cupyx that mapuot uses, over SciPy."""

@@ -1,1 +1,1 @@
-"""What mapuot takes of cupyx.scipy, over SciPy."""
+"""The part of cupyx.scipy that mapuot uses, over SciPy."""
