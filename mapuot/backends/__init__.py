@@ -1,7 +1,7 @@
-"""Backends: each supplies the words of contract.py over its own arrays.
+"""Backends: each supplies the functions listed in contract.py for its own arrays.
 
-``reference`` is the oracle: numpy, float64, log domain, slow and obvious. ``cpu`` stands on src_c, ``cuda`` on
-src_cuda. What the two share is in workspace.py; none of them knows of the loop that uses it.
+``reference`` is the oracle: numpy, float64, log domain, slow and obvious. ``cpu`` calls src_c, ``cuda`` calls src_cuda.
+workspace.py has the code that both share. No backend depends on the loop that calls it.
 """
 
 from functools import cache
@@ -18,7 +18,7 @@ BACKENDS = ("auto", "cpu", "cuda", "reference")
 
 
 def pick(backend: str, *arrays: Any) -> ModuleType:
-    """The backend module by name; "auto" asks where arrays and points lie, and never wakes a GPU for numpy ones."""
+    """Return the backend module by name; "auto" picks "cuda" only if some array or cloud lies on a GPU."""
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}, got {shown(backend)}")
     if backend == "auto":
@@ -28,7 +28,7 @@ def pick(backend: str, *arrays: Any) -> ModuleType:
 
 @cache
 def load(backend: str) -> ModuleType:
-    """The module itself; a failure is told again at the next call."""
+    """Import the backend module; a failed import raises its error again at each call."""
     try:
         return import_module(f"{__name__}.{backend}")
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""The coarse correction: which points form clusters, and in which passes the matrix between them is made.
+"""The coarse correction: find clusters of points, and decide when passes make the matrix between clusters.
 
-The formulas stand in docs/mathematics.md, the arithmetic in src_c/coarse_tmpl.c and, for the oracle, in reference.py.
-Clusters come from some columns of M, without coordinates; any clusters are right, good ones are quick.
+docs/mathematics.md has the formulas, src_c/coarse_tmpl.c the arithmetic, reference.py the oracle. Clusters come from
+coordinates or, without them, from some columns of M. Any clusters are correct; good clusters save passes.
 """
 
 import math
@@ -17,23 +17,26 @@ from ..problem.problem import Problem
 from ..processor import SERIAL_ENTRIES
 from .contract import Stats, host
 
-MOST_CLUSTERS = 128  # of all ranks; each costs a pass 2 rows of K; 64 take .07 more passes in the mean, 256 .06 fewer
-MOST_RANKS = 512  # each has a cluster of its own at least, and the matrix all of them squared
-LEAST_ENTRIES = SERIAL_ENTRIES  # of K: passes over fewer take no longer than clusters and matrices
-LEAST_POINTS = 4  # of a cluster, in the mean
-MATRIX = 5  # clusters^3 at most this times the entries of K: to factor the matrix then takes some passes
-STEP = 8  # clusters^2 at most this times the points: to apply the matrix is then a small part of a pass
-FIRST = 2  # passes before the first matrix where reg is small: 1 makes as many, 3 to 6 make 2 to 10 % more
-SHARP = 150.0  # range(M) / reg beyond which reg is small; else passes come first, for as long as clusters take to find
-LABELS = 3000  # passes that take as long as to find clusters: so many times rows and columns of K ...
-CALLS = 5_000_000  # ... and so many entries of K for the calls of it
-EVERY = 20  # passes from one matrix to the next; 40 are as good, 6 cost more than they bring
-LOOK = 10  # passes from one look at the guard to the next
-WAIT, MOST_WAITS = 5, 5  # passes to wait after a correction that was dropped, and the most of such waits together
+MOST_CLUSTERS = 128  # of all ranks; each costs a pass 2 rows of K; 64 take .07 more passes on average, 256 .06 fewer
+MOST_RANKS = 512  # each rank has at least one cluster, and the matrix has ranks^2 entries
+LEAST_ENTRIES = SERIAL_ENTRIES  # of K: for a smaller K clusters and matrices cost as much as the passes
+LEAST_POINTS = 4  # of a cluster, on average
+MATRIX = 5  # clusters^3 <= MATRIX entries of K: factoring the matrix then costs a few passes
+STEP = 8  # clusters^2 <= STEP points: applying the matrix is then a small part of a pass
+FIRST = 2  # passes before the first matrix where reg is small: 1 takes as many passes, 3 to 6 take 2 to 10 % more
+SHARP = 150.0  # reg is small if range(M) / reg is larger; else plain passes come first: see LABELS and CALLS
+LABELS = 3000  # cost of finding clusters, in entries of K that passes read in this time, for each row and column, ...
+CALLS = 5_000_000  # ... and the fixed cost, in entries of K
+EVERY = 20  # passes from one matrix to the next; 40 are as good, 6 cost more than they save
+LOOK = 10  # passes between two checks of the guard
+WAIT, MOST_WAITS = 5, 5  # a dropped correction adds 5 passes without one, up to 5 times 5
 
 
 class Labels(NamedTuple):
-    """Own rows by clusters, where each cluster begins, and the columns' clusters; None: each column is its own."""
+    """Rows of this rank sorted by cluster, the start of each cluster, and each column's cluster.
+
+    ``label`` is None where each column is a cluster of its own.
+    """
 
     order: Any
     first: Any
@@ -53,7 +56,7 @@ def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
 
 
 def features(cost: Cost, largest: float) -> Any:
-    """Return the table by whose rows points are put into clusters: coordinates, or some entries of M."""
+    """Return a table with a row for each point to cluster: its coordinates, or some of its entries of M."""
     if cost.cloud is not None:
         return softened(cost.cloud, cost.cloud.rows, cost.cloud.columns)[0]
     columns = host(cost.landmarks()[1])
@@ -61,38 +64,38 @@ def features(cost: Cost, largest: float) -> Any:
 
 
 def find(table: Any, split: Callable[[Any, int], Any], count: int) -> Labels:
-    """Find so many clusters of the rows of a table; ``split`` labels them."""
+    """Find ``count`` clusters of the rows of a table; ``split`` labels the rows."""
     label = split(table, count)
     order = np.argsort(label, kind="stable")
     return Labels(order, np.searchsorted(label[order], np.arange(count + 1)), label)
 
 
 def serves(stat: Stats) -> bool:
-    """Tell whether a matrix can be made from a pass, which the guard must not have dropped."""
+    """Tell whether a pass can give a matrix: the guard must not have dropped it."""
     return not stat.rejected and stat.status == "running"
 
 
 def rest(dropped: int) -> int:
-    """Return how many passes are made without a correction, once the guard has dropped so many."""
+    """Return how many passes go without a correction after the guard has dropped ``dropped`` corrections."""
     return WAIT * min(dropped, MOST_WAITS)
 
 
 class Coarse:
-    """The passes of one workspace, plain ones and, where that is possible, corrected ones.
+    """The passes of one workspace, with corrections where these are possible.
 
-    The workspace supplies ``make_passes(count)``; ``labelled_pass(labels)``, one that finds the plan's mass between
-    clusters and columns; ``correct(fi)``, the matrix made of it; ``correcting``, False once the guard has dropped a
-    step; and ``split(X, count)``.
+    The workspace supplies ``make_passes(count)``; ``labelled_pass(labels)``, a pass that finds the plan's mass between
+    clusters and columns; ``correct(fi)``, which makes the matrix from that pass; ``correcting``, False once the guard
+    has dropped a step; and ``split(X, count)``.
     """
 
     step: float = STEP
     most, labels, every, look, sharp = MOST_CLUSTERS, LABELS, EVERY, LOOK, SHARP  # a device has others: cuda/coarse.py
 
     def __init__(self, workspace: Any, problem: Problem, memory: int) -> None:
-        self.workspace, self.problem = weakref.proxy(workspace), problem  # in a cycle M would stay until it is found
+        self.workspace, self.problem = weakref.proxy(workspace), problem  # a cycle would keep M until it is collected
         self.passes, self.dropped = 0, 0
         self.corrected = False  # have passes been corrected?
-        self.found: Labels | None = None  # the core points at these, whatever other solves of the cost find
+        self.found: Labels | None = None  # kept alive: the core points at these arrays
         rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
         at_hand = problem.cost.operator in ("tiles", "points")
         self.wanted = memory > 0 and None not in rhos and at_hand and not workspace.options.symmetric
@@ -117,7 +120,7 @@ class Coarse:
         return stats
 
     def some(self, count: int) -> list[Stats]:
-        """Make passes up to the next look, by when the guard may have ended the correction, or a new matrix be due."""
+        """Make passes up to the next check: the guard may then have ended the correction, or a matrix may be due."""
         was_on = self.workspace.correcting
         if self.passes >= self.due:
             stats = self.renewed(count)
@@ -134,7 +137,7 @@ class Coarse:
         return stats
 
     def renewed(self, count: int) -> list[Stats]:
-        """Make a labelled pass, the matrix that it gives, and the passes that follow at once; ``count`` at most."""
+        """Make a labelled pass and its matrix; a device makes further passes at once, ``count`` in all at most."""
         if self.found is None:
             cost = self.problem.cost if self.problem.cost.cloud is None else self.problem.cost.cloud
             self.found = FOUND.get(cost)  # by an earlier solve of this cost

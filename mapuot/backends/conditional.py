@@ -1,8 +1,8 @@
-"""Conditional plans P_ij / sum_j P_ij and their largest entries, from exponents less the largest one of each row.
+"""Conditional plans P_ij / sum_j P_ij and their largest entries, from exponents less the row's largest exponent.
 
-A row far from all columns has a mass below every float64, but its conditional plan is known:
-``P_ij / sum_j P_ij = exp(x_ij - max x_i) / sum_j exp(x_ij - max x_i)`` for exponents x = log P + any number of the row.
-A block of exponents is an array, where the plan is made, or a CSR array with one exponent for each stored pair.
+The mass of a row far from all columns may underflow, but its conditional plan is still well defined. With exponents
+x_ij = log P_ij + any row constant, ``P_ij / sum_j P_ij = exp(x_ij - max x_i) / sum_j exp(x_ij - max x_i)``.
+A block of exponents is an array on the plan's device, or a CSR array with one exponent for each stored pair.
 """
 
 from typing import Any
@@ -13,11 +13,11 @@ from ..penalties import F64
 from ..problem.sparse import is_sparse, top_of
 from .contract import host, namespace
 
-LEAST, MOST = 1e-290, 1e300  # sums of a plan between these have all their digits
+LEAST, MOST = 1e-290, 1e300  # sums of a plan between these bounds have full precision
 
 
 def scaled_rows(block: Any) -> tuple[Any, Any]:
-    """Return (exp(x - top), top) for the largest exponent ``top`` of each row; -inf and zeros where all are -inf."""
+    """Return (exp(x - top), top), top the largest exponent of each row; a row of -inf gives zeros and -inf."""
     if is_sparse(block):
         count, start = np.diff(block.indptr), block.indptr[:-1]
         top, used = np.full(len(count), -np.inf), count > 0
@@ -41,7 +41,7 @@ def mean_of_rows(block: Any, X: Any) -> tuple[F64, F64]:
 
 
 def joined(top: F64, sums: F64, other: F64, more: F64) -> tuple[F64, F64]:
-    """Add up two sums of exponentials, each divided by the exponential of its largest exponent."""
+    """Add two sums of exponentials; each is scaled by the exponential of minus its largest exponent."""
     high = np.maximum(top, other)
     shift = np.where(np.isfinite(high), high, 0.0)
     with np.errstate(invalid="ignore"):
@@ -51,15 +51,15 @@ def joined(top: F64, sums: F64, other: F64, more: F64) -> tuple[F64, F64]:
 def largest(block: Any, k: int) -> tuple[Any, Any]:
     """Return the k largest exponents of each row, largest first: (columns, exponents), both (rows, k).
 
-    NumPy parts rows of many equal numbers 15 times more slowly than others. So rows are cut into runs of columns: the k
-    runs with the largest maxima hold the k largest entries.
+    NumPy partitions rows with many equal numbers 15 times more slowly than other rows. So cut rows into runs of
+    columns: the k runs with the largest maxima contain the k largest entries.
     """
     if is_sparse(block):
         return top_of(block, k)
     xp, (m, n) = namespace(block), block.shape
     if k == 1:
         index = block.argmax(1)[:, None]
-    elif xp is not np:  # where to part takes as long as to sort
+    elif xp is not np:  # CuPy's partition is a sort
         index = xp.argsort(-block, axis=1)[:, :k]
     elif 4 * k * (width := int(np.sqrt(n / k))) < n:
         runs = first_of(np.maximum.reduceat(block, np.arange(0, n, width), axis=1), k)

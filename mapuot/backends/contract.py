@@ -1,33 +1,33 @@
-"""Contract of the backends: what each supplies, and what it is given.
+"""Contract of the backends: the functions and constants that each supplies, and their arguments.
 
 A backend is a module (or package) with
 
-    asarray(x), to_numpy(x), extrema(M, threads) -> (min, max, number of NaN or -inf, number of +inf); a GPU's
-                                        also tells how many pairs on both sides of the diagonal it saw that differ
-    is_symmetric(M) -> whether a square matrix is its transpose
+    asarray(x), to_numpy(x), extrema(M, threads) -> (min, max, number of NaN or -inf, number of +inf); on a GPU also
+                                        the number of differing pairs M_ij, M_ji that it saw
+    is_symmetric(M) -> whether a square matrix equals its transpose
     weigh(table, p) -> ((p, length) float64 weights, their masses, their minima)
     Workspace(problem, options, skip)   one solve (workspace.py): K, the potentials, the iteration; skip: the state of
                                         the pairs of points that it skips (boxes.Truncation), or None
     operator_of(cost, reg, c, ranks, threads)   the `Operator` (operator.py) of a cost
-    plan_of(problem, log_u, log_v, threads)     the operator that has taken these potentials: their plan, from M
-    LEAST_BOX   points of a box where pairs of points are skipped (boxes.py), at least
-    ONE_POTENTIAL   True where passes can be those of one potential, log u = log v (Options.symmetric)
-    QUICK_ENTRIES, QUICK_PASSES   K up to so large makes so many passes before the first is timed
+    plan_of(problem, log_u, log_v, threads)     the operator with these potentials: their plan, made from M
+    LEAST_BOX   least number of points of a box, where pairs of points are skipped (boxes.py)
+    ONE_POTENTIAL   True if the backend has passes of one potential, log u = log v (Options.symmetric)
+    QUICK_ENTRIES, QUICK_PASSES   a K with up to QUICK_ENTRIES entries makes QUICK_PASSES passes before any is timed
 
-and, where it has them,
+and optionally
 
-    RANKS_TOGETHER  True where ranks that share the rows can make such passes
-    SKIPS_TOGETHER  True where passes of one potential can skip pairs of points
-    SKIPS_FROM  pairs from which a cloud that says "auto" skips some, where those are more than it says itself
+    RANKS_TOGETHER  True if passes of one potential work where ranks share the rows
+    SKIPS_TOGETHER  True if passes of one potential can skip pairs of points
+    SKIPS_FROM  least number of pairs at which a cloud with "auto" skips some, if larger than the cloud's own limit
     quicker_turned(cost)    whether a solve of the transpose takes less time
-    costs(cloud, threads)   the matrix of points
-    formed(cloud, threads)  the same, and a bound on the rounding that it has beside, where products make it sooner
-    form_bytes(cloud)       how many bytes that matrix and K may take where nobody says
-    held(problem)           a problem between points with the vectors of its sides, and points that are sorted, where
-                            they are best worked on
+    costs(cloud, threads)   the cost matrix of points
+    formed(cloud, threads)  the cost matrix by the faster way, and a bound on the extra rounding if products made it
+    form_bytes(cloud)       how many bytes the cost matrix and K may take if the caller sets no limit
+    held(problem)           the problem between points with the vectors of its sides, and its sorted points, in the
+                            memory where passes work on them
 
-    MOST_FACTORED           points of the smaller side of problems that factored.py serves;
-                            PRODUCT_PASSES: how many passes a product of Newton's step takes beside them
+    MOST_FACTORED           most points of the smaller side of problems that factored.py solves;
+                            PRODUCT_PASSES: a product of Newton's step takes as long as this many passes
 
 and for a batch ``api/batch.py`` with storage, bytes_each, CHUNK_BYTES and batch_of.
 """
@@ -41,22 +41,22 @@ import numpy as np
 
 from ..penalties import F64
 
-LEAST_MASS = 1e-290  # of a plan: below it the marginals lose their digits at the smallest float64
-SECONDS_A_CALL = 0.1  # how long a core may keep control: Ctrl-C and the progress bar wait for it
-MEMORY = 5, 20  # Anderson differences where they cost time beside a pass, and where they do not
+LEAST_MASS = 1e-290  # of a plan: below it marginals lose digits to float64's underflow
+SECONDS_A_CALL = 0.1  # longest call of a core: Ctrl-C and the progress bar wait for it
+MEMORY = 5, 20  # Anderson differences where their cost matters beside a pass, and where it does not
 PAD = 16  # rows of K and vectors of the columns are padded to a multiple of this many entries
 SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in a CPU's cache
 
 
 def memory_of(most: int, m: int, itemsize: int) -> int:
-    """Return how many Anderson differences serve a K of m rows: d of them move 16 d bytes a column, a tenth of K's."""
+    """Choose the Anderson memory for a K of m rows: d differences move 16 d bytes a column, at most a tenth of K's."""
     least, deepest = MEMORY
     return min(most, max(least, min(deepest, m * itemsize // 160)))
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a workspace, beside the problem."""
+    """Options of a workspace."""
 
     translate: bool
     memory: int  # Anderson memory, 0 = none
@@ -65,24 +65,24 @@ class Options:
     tol: float
     tol_gap: float  # < 0: none
     threads: int | None
-    schedule: str = "auto"  # of rows over threads: evenly ("static"), or by their speed
+    schedule: str = "auto"  # divide rows over threads evenly ("static") or by the threads' speed ("auto")
     symmetric: bool = False  # rows and columns are the same problem: passes of one potential, log u = log v
-    last: bool = True  # at the reg asked for, where errors are certified
-    leaps: bool = False  # Newton's steps, which prove nothing, between passes
+    last: bool = True  # the last stage: at the reg asked for, where errors are certified
+    leaps: bool = False  # rough Newton's steps between passes; they certify nothing
 
     @property
     def allowed(self) -> float:
-        """Return the share of the mass that hard columns may miss while a gap still tells something."""
+        """Return the share of the mass that hard columns may miss while the gap is still meaningful."""
         return self.tol_gap if self.tol_gap >= 0 else max(self.tol, 0.0)
 
     def has_value(self, stat: "Stats") -> bool:
-        """Tell whether a pass knows the value to ``tol_gap``; its gap is inf while hard columns miss more than that."""
+        """Tell whether a pass meets ``tol_gap``; its gap is inf while hard columns miss more mass than `allowed`."""
         return self.tol_gap >= 0 and stat.gap < np.inf and stat.gap <= self.tol_gap * abs(stat.dual)
 
 
 @dataclass(slots=True)
 class Stats:
-    """Numbers of one pass, which the callback gets and ``Result.trace`` keeps.
+    """Numbers of one pass: the argument of the callback, and an element of ``Result.trace``.
 
     See Also
     --------
@@ -109,39 +109,39 @@ class Stats:
 
 
 def name_of(backend: ModuleType) -> str:
-    """Return the name of a backend module, as ``pick`` takes it."""
+    """Return the name of a backend module, as `pick` accepts it."""
     return backend.__name__.rpartition(".")[2]
 
 
 def namespace(*arrays: Any) -> Any:
-    """Return NumPy, or CuPy where one of the arrays is CuPy's, of whose vectors cuda/vectors.py."""
+    """Return CuPy if one of the arrays is CuPy's (cuda/vectors.py if it is a `Vector`), else NumPy."""
     there = [x for x in arrays if type(x).__module__.partition(".")[0] == "cupy"]
     return getattr(there[0], "xp", None) or sys.modules["cupy"] if there else np
 
 
 def host(x: Any) -> Any:
-    """Return an array or a sparse matrix that may lie on a GPU as NumPy and SciPy have it."""
+    """Copy an array or sparse matrix from a GPU to NumPy or SciPy; return others as they are."""
     return x.get() if type(x).__module__.partition(".")[0] in ("cupy", "cupyx") else x
 
 
 def is_on_device(x: Any) -> bool:
-    """Tell whether an array, a sparse matrix, a tensor or a cost lies on a GPU; no library is loaded to find out."""
+    """Tell whether an array, a sparse matrix, a tensor or a cost lies on a GPU, without importing any library."""
     said = any(getattr(x, name, False) is True for name in ("on_device", "is_cuda"))
     return said or hasattr(x, "__cuda_array_interface__") or type(x).__module__.startswith("cupyx.")
 
 
 def largest(x: Any, least: float = 0.0) -> float:
-    """Return the largest number of x, which may be empty or lie on a GPU, but at least ``least``; NaN if one is."""
+    """Return the maximum of ``least`` and all numbers of x, which may be empty or lie on a GPU; NaN if one is NaN."""
     return max(float(x.max()), least) if x.size else least
 
 
 def any_of(mask: Any) -> bool:
-    """Tell whether a mask, which may lie on a GPU, is true somewhere; CuPy compiles its own ``any`` for 4 seconds."""
+    """Tell whether a mask on the host or a GPU is true somewhere; CuPy's own ``any`` takes 4 seconds to compile."""
     return bool(mask.any() if isinstance(mask, np.ndarray) else mask.size and mask.view(np.uint8).max())
 
 
 def median(x: Any) -> float:
-    """Return the median of a vector that is not empty; on a GPU from its order, as CuPy compiles for 3 seconds."""
+    """Return the median of a non-empty vector; on a GPU by sorting, as CuPy's median takes 3 seconds to compile."""
     if isinstance(x, np.ndarray):
         return float(np.median(x))
     ordered, half = namespace(x).sort(x), len(x) // 2
@@ -149,7 +149,7 @@ def median(x: Any) -> float:
 
 
 def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
-    """Return (p, length) float64 weights, their masses and minima; one vector serves all problems."""
+    """Return (p, length) float64 weights, their masses and their minima; a single vector is repeated p times."""
     weights = np.ascontiguousarray(np.broadcast_to(np.asarray(table, dtype=np.float64), (p, table.shape[-1])))
     with np.errstate(invalid="ignore", over="ignore"):
         return weights, weights.sum(1), weights.min(1)

@@ -1,4 +1,4 @@
-"""Pairs that are drawn from a plan, by the rows of the plan that hold them."""
+"""Draw pairs from a plan, from the rows of the plan that contain them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +9,12 @@ from ..penalties import F64
 from ..problem.sparse import is_sparse
 
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
-APART = 1 << 13  # entries of unwanted rows between two wanted ones that take less time than a second call
-RUN, FEW = 16, 64  # columns whose sum is looked at first, unless there are few
+APART = 1 << 13  # entries of unwanted rows between two wanted rows that cost less than a second call
+RUN, FEW = 16, 64  # search the sums of runs of 16 columns first, then one run; up to 64 columns search directly
 
 
 def runs(rows: Any, n: int) -> Iterator[tuple[int, int]]:
-    """Yield runs (i0, i1) of BLOCK_ENTRIES at most that hold these sorted rows of n columns, and little else."""
+    """Yield row ranges (i0, i1) of at most BLOCK_ENTRIES that cover these sorted rows of n columns and few others."""
     step = max(1, BLOCK_ENTRIES // n)
     for part in np.split(rows, np.flatnonzero(np.diff(rows) > max(1, APART // n)) + 1):
         for i0 in range(int(part[0]), int(part[-1]) + 1, step):
@@ -22,7 +22,7 @@ def runs(rows: Any, n: int) -> Iterator[tuple[int, int]]:
 
 
 def columns_in(block: Any, rows: Any, at: F64) -> Any:
-    """Find in each of these rows of a plan the column in which its mass, added up, passes the share ``at``."""
+    """Find in each of these rows of a plan the column at which the cumulated mass exceeds the share ``at``."""
     if is_sparse(block):
         return columns_of_pairs(block, rows, at)
     n = block.shape[1]
@@ -37,20 +37,20 @@ def columns_in(block: Any, rows: Any, at: F64) -> Any:
 
 
 def passed(ends: F64, wanted: F64) -> tuple[Any, F64]:
-    """Return where in each row ``ends`` first exceeds the number wanted, and what of it lies beyond the end before."""
+    """Return where each row of ``ends`` first exceeds ``wanted``, and ``wanted`` less the end before."""
     wanted = np.minimum(wanted, np.nextafter(ends[:, -1], 0.0))
     place = (ends > wanted[:, None]).argmax(1)
     return place, wanted - np.where(place > 0, ends[np.arange(len(ends)), place - 1], 0.0)
 
 
 def columns_of_pairs(block: Any, rows: Any, at: F64) -> Any:
-    """Find them as `columns_in` does in a CSR array, whose rows are scaled to mass 1 and added up in one sweep."""
+    """Do the search of `columns_in` in a CSR array: scale its rows to mass 1 and cumulate all in one sweep."""
     start, count = block.indptr[:-1].astype(np.int64), np.diff(block.indptr)
     row = np.repeat(np.arange(len(count)), count)
     data = block.data.astype(np.float64)
     mass = np.bincount(row, data, len(count))
-    ends = np.concatenate([[0.0], np.cumsum(data / np.where(mass > 0, mass, 1.0)[row])])  # no row without mass is asked
+    ends = np.concatenate([[0.0], np.cumsum(data / np.where(mass > 0, mass, 1.0)[row])])  # ``rows`` all have mass
     here, beyond = start[rows], start[rows] + count[rows]
     place = np.searchsorted(ends, ends[here] + at, side="right") - 1
-    last = np.searchsorted(ends, ends[beyond], side="left") - 1  # which has mass
+    last = np.searchsorted(ends, ends[beyond], side="left") - 1  # the last entry with mass
     return block.indices[np.clip(place, here, np.minimum(last, beyond - 1))]

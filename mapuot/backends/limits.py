@@ -1,6 +1,6 @@
-"""Limits that every backend gives its kernels (mapuot_limits of src_c/common/record.h), and where a solve begins.
+"""Limits that every backend gives its kernels (mapuot_limits of src_c/common/record.h).
 
-The numbers are stated in src_c/limits.c; here the members of a problem and of the options go into its arguments.
+src_c/limits.c states the numbers; this module fills its arguments from a problem and its options.
 """
 
 import math
@@ -17,7 +17,10 @@ STORAGES = ("float64", "float32")  # mapuot_dtype, in order
 
 
 def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, reg: float | None = None) -> None:
-    """The record of one problem or a batch; ``noise``: of float32 passes in a marginal; reg: not its own."""
+    """Fill the limits of one problem or a batch.
+
+    ``noise``: the error of a marginal in float32 passes; ``reg``: replaces the problem's own reg.
+    """
     sides = problem.rows, problem.cols
     soft = dict.fromkeys(("kl", "tv", "l2", None), 0.0)
     for side in sides:

@@ -1,6 +1,6 @@
-"""The records that Python shares with the kernels, as numpy dtypes read from the very text that is compiled.
+"""The records that Python shares with the kernels, as numpy dtypes that are read from the kernels' source text.
 
-Every member is 8 bytes wide (a double, an int64_t, a pointer or a record of these), so that no compiler pads them.
+Every member is 8 bytes wide (a double, an int64_t, a pointer or a record of these), so that no compiler adds padding.
 Sources: src_c/common/record.h, which cffi reads too, and src_cuda/{state,batch,stream}.
 """
 
@@ -21,7 +21,7 @@ RECORD = re.compile(r"struct\s*(\w*)\s*(?::\s*(\w+)\s*)?\{([^{}]*)\}\s*(\w*)\s*;
 
 @cache
 def read(*files: str) -> dict[str, np.dtype[Any]]:
-    """Read the records of these files in their order, by name; later ones may hold earlier ones."""
+    """Read the records of these files in order, by name; a record may contain records declared before it."""
     text = "".join((SOURCE / file).read_text(encoding="utf-8") for file in files)
     text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
     sizes = {name: int(value) for name, value in re.findall(r"#define (\w+) (\d+)\s", text)}
@@ -32,13 +32,13 @@ def read(*files: str) -> dict[str, np.dtype[Any]]:
         try:
             members += [member for line in body.split(";") if line.strip() for member in declared(line, found, sizes)]
         except (KeyError, ValueError):
-            continue  # a record of one kernel, with members that only the device knows
+            continue  # a record for the device only, with members of other types
         found[name or alias] = np.dtype(members)
     return found
 
 
 def declared(line: str, found: dict[str, np.dtype[Any]], sizes: dict[str, int]) -> list[tuple[Any, ...]]:
-    """Return the members of one declaration: (name, dtype) or, of an array, (name, dtype, length)."""
+    """Return the members of one declaration: (name, dtype) or, for an array, (name, dtype, length)."""
     kind, declarators = re.fullmatch(r"\s*(?:const\s+)?((?:struct\s+)?\w+)\s*(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
     members: list[tuple[Any, ...]] = []
     for declarator in declarators.split(","):
@@ -54,14 +54,14 @@ def declared(line: str, found: dict[str, np.dtype[Any]], sizes: dict[str, int]) 
 COMMON = read("common/record.h")
 STATS = COMMON["mapuot_stats"]
 
-# of mapuot_status, in order
+# the values of mapuot_status, in order
 STATUS = (*STATUSES[:6], "running")
-ABSORB, COARSE = 2, 6  # its members that a workspace answers itself; after "coarse" the passes go on
-RUNNING, CONVERGED, STALLED = 0, 1, 3  # others: the kernels of a GPU rest at the last two
+ABSORB, COARSE = 2, 6  # values that a workspace handles itself; passes go on after COARSE
+RUNNING, CONVERGED, STALLED = 0, 1, 3  # at CONVERGED and STALLED a GPU's kernels make no more passes
 
 
 def told(table: Any, first: int) -> list[Stats]:
-    """Return records of passes as the loop reads them; ``first`` is the number of the first pass."""
+    """Convert records of passes to `Stats`; ``first`` is the number of the first pass."""
     return [
         Stats(i, gap, error, dual, mass, residual, rejected > 0, STATUS[int(status)])
         for i, (gap, error, dual, mass, residual, _, _, rejected, status) in enumerate(table.tolist(), first)
@@ -69,7 +69,7 @@ def told(table: Any, first: int) -> list[Stats]:
 
 
 def put(record: Any, values: dict[str, Any]) -> None:
-    """Set named members of a record of cffi or of NumPy: an array on a device gives its address, None is none."""
+    """Set named members of a cffi or NumPy record: a device array gives its address, None gives a null pointer."""
     store = record.__setitem__ if isinstance(record, (np.ndarray, np.void)) else functools.partial(setattr, record)
     for name, value in values.items():
         store(name, 0 if value is None else getattr(getattr(value, "data", None), "ptr", value))

@@ -1,8 +1,8 @@
-"""The rules of a pass, asked of the C library by drivers whose passes are not its own.
+"""The rules of a pass, by the C library, for drivers that make passes outside it.
 
 src_c/common/rules.h states each rule once: the guard that drops a step, the certificate, when a solve may end, when it
-has stalled. A driver that makes passes elsewhere fills the records of these rules and asks; it judges nothing itself.
-The library is loaded at the first question, so that importing this module does not need it.
+has stalled. A driver that makes its own passes fills the records of these rules and calls them. The C library is loaded
+at the first call, so that importing this module does not need it.
 """
 
 import math
@@ -32,7 +32,7 @@ class Judge:
     """The records that the rules work on, for one solve.
 
     ``limits`` names members of mapuot_limits: ``tol``, ``tol_gap`` (-1: none), ``dual_scale``, ``memory`` and so on.
-    ``progress`` and ``limits`` may be changed between passes; the rules read and write them.
+    The caller may change ``progress`` and ``limits`` between passes; the rules read and write both.
     """
 
     def __init__(self, **limits: float) -> None:
@@ -45,16 +45,16 @@ class Judge:
     def settle(self, dual: float, mass: float) -> bool:
         """Tell whether the guard drops the extrapolated step that led to this state.
 
-        Afterwards ``progress.step`` and ``progress.extrapolated`` tell where the next state comes from.
+        Afterwards ``progress.step`` and ``progress.extrapolated`` tell how to choose the next state.
         """
         put(self.stats, {"dual": dual, "mass": mass})
         core()[1].mapuot_settle(self.limits, self.progress, self.stats)
         return bool(self.stats.rejected > 0)
 
     def judge(self, stat: Stats) -> str:
-        """Set and return the status after a pass; a sum that left float64 takes its certificate away.
+        """Set and return the status after a pass; a sum outside the range of float64 voids the certificate.
 
-        Every kernel counts as fresh: a mass that underflows ends the solve.
+        The rules treat K as fresh: a mass that underflows ends the solve.
         """
         self.read(stat)
         self.progress.since_absorb = 0
@@ -64,7 +64,7 @@ class Judge:
         return stat.status
 
     def again(self, stat: Stats, extra_error: float, extra_gap: float, moved: float) -> bool:
-        """Count error and gap that were found after the pass was judged; tell whether the solve may still end.
+        """Add errors that were found after `judge` to the numbers of a pass; tell whether the solve may still end.
 
         ``moved``: how far rounding may have moved the dual value of the pass, mapuot_progress.moved.
         """
@@ -76,11 +76,11 @@ class Judge:
         return bool(enough)
 
     def read(self, stat: Stats) -> None:
-        """Put the numbers of a pass into the record."""
+        """Copy the numbers of a pass into the record."""
         for name in ("gap", "error", "dual", "mass", "residual", "rejected"):
             setattr(self.stats, name, getattr(stat, name))
 
     def write(self, stat: Stats) -> None:
-        """Take the numbers that a rule may change from the record."""
+        """Copy the numbers that a rule may change back from the record."""
         for name in ("gap", "error", "dual", "mass"):
             setattr(stat, name, getattr(self.stats, name))
