@@ -176,7 +176,7 @@ def cells(row: dict[str, Any], names: list[str]) -> list[Any]:
 
 @common.each
 def tables(data: dict[str, Any]) -> str:
-    """Return milliseconds of each loss with its gradient's error, and the cost of self terms relative to cross terms."""
+    """Return milliseconds of each loss with its gradient's error, and the cost of self terms relative to cross ones."""
     names = list(dict.fromkeys(name for row in data["rows"] for name in row["losses"]))
     head = ["points", "blur", "reach", "exact to", *(f"{name}: ms" for name in names), "self passes of cross", "time"]
     lines = [cells(row, names) for row in data["rows"]]
