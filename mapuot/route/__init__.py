@@ -1,1 +1,1 @@
-"""Routes: which way a call takes."""
+"""Routes: decide how a call is solved."""

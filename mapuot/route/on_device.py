@@ -1,11 +1,11 @@
-"""Solve a plain problem on a GPU by one call of the backend, or make its Problem with the few checks that it needs.
+"""Solve a plain problem on a GPU by one call of the backend, or make its Problem with few checks.
 
-Plain: an array on the device or points there whose matrix is formed, masses in floating point or none, KL or balanced
-sides of one reg_m each, c = a b^T.
-What is odd goes through problem/validate.py, which names what is wrong. `begin` carries out the one stage
-(route/stages.py) of a problem that needs no other, by the same passes, while the host goes on.
-What that call finds odd, or cannot finish, becomes a Problem (`plain_problem`) for all stages. They begin at zeros, or
-where passes are left at the potentials that the call has reached.
+A problem is plain if M is an array on the device, or points there and their matrix is formed; the masses are floating
+point arrays or absent; each side is KL or balanced with one reg_m; and c = a b^T. Any other problem goes through
+problem/validate.py, which also names wrong arguments.
+`begin` launches the solve of a problem that needs a single stage (route/stages.py), by the same passes; the host does
+not wait. If the call finds the problem not plain, or cannot finish, the problem becomes a Problem (`plain_problem`) and
+is solved by all stages. The stages start from zeros or, if passes are left, from the potentials that the call reached.
 Twin: route/plain.py.
 """
 
@@ -35,14 +35,14 @@ from ..problem.validate import MASS_TOLERANCE, evening, moves_little
 from .plain import LazyResult, number, penalties_of, settings, side_of, told_passes
 from .stages import FORMED, TOGETHER, in_words, newton_words
 
-MOST_SPREAD = 1e3  # range(M) / reg up to which no larger reg is worth its 4 ms here: it saves up to 10 passes of .03 ms
-MET = 0.3  # of tol, to which hard columns of one potential are met before Newton's step, which cannot be made twice
-MOST_BETWEEN = 1 << 22  # pairs of points whose costs and K are kept with an answer: 50 MB
-BOTH_MET = 0.03  # and those of two hard sides, on a float64 K: 30 of 30 problems ended so, 24 with .3, 16 with 1
+MOST_SPREAD = 1e3  # range(M) / reg up to which larger regs do not pay: they cost 4 ms, and save 10 passes of .03 ms
+MET = 0.3  # of tol: how closely one potential meets hard columns before Newton's step, made only once
+MOST_BETWEEN = 1 << 22  # pairs of points up to which an answer keeps costs and K: 50 MB
+BOTH_MET = 0.03  # MET for two hard sides on a float64 K: 30 of 30 problems converged, 24 with .3, 16 with 1
 
 
 class Posed(NamedTuple):
-    """A plain problem on a device whose M nobody has read yet."""
+    """A plain problem on a device; M has not been read yet."""
 
     backend: ModuleType
     cost: Dense
@@ -54,22 +54,22 @@ class Posed(NamedTuple):
 
 @functools.cache
 def whole() -> tuple[ModuleType, Any]:
-    """Return the CUDA backend and its module of whole solves."""
+    """Return the CUDA backend and its module that solves a problem in one call."""
     backend = pick("cuda")
     return backend, import_module(backend.__name__ + ".plain")
 
 
 def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...]) -> Posed | None:
-    """Return a plain problem on a device, None where it is another one.
+    """Return a plain problem on a device, or None if the problem is not plain.
 
-    ``arguments``: what `settings` in plain.py takes.
+    ``arguments``: the positional arguments of `settings` in plain.py.
     """
     reg, rho = number(reg), penalties_of(reg_m)
     if rho is None or not 0 < reg < math.inf or not is_readable(M):
         return None
     try:
         options = settings(*arguments, where=("auto", "cuda"))
-    except TypeError:  # something that is not hashable
+    except TypeError:  # an argument is not hashable
         return None
     rows, cols = (given_side(*x) for x in (("a", a, M.shape[0], rho[0]), ("b", b, M.shape[1], rho[1])))
     if options is None or rows is None or cols is None:
@@ -89,7 +89,7 @@ def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ..
 
 
 def is_readable(M: Any) -> bool:
-    """Tell whether M is an array on a device, or points there, to be formed, whose costs round by p x + q at most x."""
+    """Return whether M is an array on a device, or points there to be formed, with a cost error linear in the cost."""
     if type(M) is not PointCloud:
         return namespace(M) is not np and M.ndim == 2 and M.dtype.char in "fd" and M.flags.c_contiguous and M.size > 0
     cloud = cost_of(M)
@@ -99,14 +99,14 @@ def is_readable(M: Any) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tuple[Options, Options, int, float] | None:
-    """Return the options of an answer and of its passes, how many these are, and the spread that needs no larger reg.
+    """Return the options of the answer, the options of the passes, the most passes, and the largest range(M) / reg.
 
-    None where one call does not solve such problems.
+    Return None if one call cannot solve such problems. Above the largest range(M) / reg, larger regs come first.
     """
     one = options.symmetric
     both = hard_cols and not one
     if (both and not hard_rows) or not options.memory:
-        return None  # columns are met by turning them into rows
+        return None  # hard columns alone are solved as rows of the transpose
     if both:
         options = dataclasses.replace(options, precision="float64")
     part = (BOTH_MET if both else MET) if hard_cols else 1.0
@@ -115,21 +115,21 @@ def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tup
 
 
 class Begun:
-    """A solve that goes on; called, it waits for it, and tells None where the problem needs more than one call."""
+    """A launched solve. A call waits for it, and returns its result, or None if the problem needs more calls."""
 
     def __init__(self, problem: Posed, sent: Any) -> None:
-        """``problem``: with the options of an answer."""
+        """``problem``: with the options of the answer, not of the passes."""
         self.problem, self.sent, self.since = problem, sent, time.perf_counter()
 
     @property
     def solved(self) -> bool:
-        """Wait, and tell whether a plan is there, of which enough moves that no ScalingWarning is due."""
+        """Wait; return whether there is a plan with enough mass that no ScalingWarning is due."""
         mass, (_, _, rows, cols, *_) = self.sent.mass, self.problem
         return mass >= 0 and not moves_little(mass, rows.mass, cols.mass)
 
     @property
     def certain(self) -> bool:
-        """Wait, and tell whether the plan is certified as it is, without Newton's step, which hard columns take."""
+        """Wait; return whether the plan is certified without Newton's step (columns that are not hard)."""
         return self.problem.cols.penalty != "balanced" and self.solved
 
     def __call__(self) -> "DeviceResult | None":
@@ -141,9 +141,9 @@ class Begun:
         return result
 
     def left(self, most: int) -> tuple[tuple[Any, Any] | None, list[Stats]]:
-        """Wait; return potentials to go on from, and the passes that led there.
+        """Wait; return the potentials of an unfinished solve, and the stats of its passes.
 
-        None and no passes are returned where the solve has failed, or has made ``most`` passes.
+        Return None and no passes if the solve has failed, or has made ``most`` passes.
         """
         if self.sent.status not in (RUNNING, ABSORB):
             return None, []
@@ -153,7 +153,7 @@ class Begun:
 
 
 def begin(problem: Posed, most: int) -> Begun | None:
-    """Launch a solve of at most so many passes; None: the problem needs more than one call."""
+    """Launch a solve of at most ``most`` passes; return None if the problem needs more than one call."""
     backend, cost, rows, cols, reg, _ = problem
     found = limits(problem.options, rows.penalty == "balanced", cols.penalty == "balanced", most)
     if found is None or backend.quicker_turned(cost):
@@ -165,18 +165,18 @@ def begin(problem: Posed, most: int) -> Begun | None:
 
 
 class Turn(NamedTuple):
-    """Solves between points that go on while the host does, of which all but the points is known."""
+    """A prepared solve between points, launched without waiting; all but the coordinates is known."""
 
     problem: Posed  # without costs
     prepared: Any
-    room: int  # words of a solve on the device
+    room: int  # size of a solve's buffer on the device, in words
 
     def begin(self, *places: Any) -> Begun:
-        """Launch a solve, and a draw of pairs behind it; ``places``: what `Prepared.between` takes."""
+        """Launch a solve and, after it, a draw of pairs; ``places``: the arguments of `Prepared.between`."""
         return Begun(self.problem, self.prepared.between(*places))
 
     def told(self, begun: Begun, room: Any) -> "tuple[DeviceResult | None, Any]":
-        """Return the answer of a solve, as it tells it, and the costs, which are in its room."""
+        """Wait for a solve; return its result or None, and the costs M, a view of its buffer ``room``."""
         M, exponents = self.prepared.parts(room)
         begun.problem, begun.sent = begun.problem._replace(cost=Dense(M)), begun.sent.apart(self.prepared, exponents)
         return begun(), M
@@ -186,9 +186,10 @@ class Turn(NamedTuple):
 def between(
     here: tuple[Any, ...], m: int, n: int, d: int, itemsize: int, reg: Any, reg_m: Any, **words: Any
 ) -> Turn | None:  # fmt: skip
-    """Prepare solves between points of so many bytes a number, m pairs drawn from each; None: one call makes none.
+    """Prepare solves between m and n points in d dimensions, with m pairs drawn from each plan.
 
-    ``here``: the current device and stream, and the text of MAPUOT_CUDA; ``words``: options of `one_call`.
+    Return None if one call cannot solve such problems. ``here``: the current device and stream, and the text of
+    MAPUOT_CUDA (parts of the cache's key); ``itemsize``: bytes of a coordinate; ``words``: options of `one_call`.
     """
     if not 0 < m * n <= MOST_BETWEEN:
         return None
@@ -205,18 +206,18 @@ def between(
 
 
 def distances(x: Any, y: Any) -> Any:
-    """Return the squared distances of points on the current device."""
+    """Return the matrix of squared distances of points on the current device."""
     return whole()[1].distances(*map(whole()[0].asarray, (x, y)))
 
 
 def nothing() -> None:
-    """Tell that a problem needs more than one call."""
+    """Return None: the problem needs more than one call."""
 
 
 def one_call(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, **words: Any) -> "Callable[[], DeviceResult | None]":
-    """Launch a solve of a plain problem on a device; what is returned tells None where it is another one or needs more.
+    """Launch a solve of a plain problem on a device; return a function that waits for its result.
 
-    ``words``: options of `solve`.
+    The function returns None if the problem is not plain or needs more than one call. ``words``: options of `solve`.
     """
     problem, most = one_posed(M, a, b, reg, reg_m, **words)
     return (problem and begin(problem, most)) or nothing
@@ -226,13 +227,13 @@ def one_posed(
     M: Any, a: Any, b: Any, reg: Any, reg_m: Any, tol: Any = 1e-6, max_passes: Any = 10_000, precision: str = "auto",
     backend: str = "auto", threads: Any = None, **others: Any,
 ) -> tuple[Posed | None, Any]:  # fmt: skip
-    """Return a plain problem, None where it is another one, and the most passes; no ``others`` are plain."""
+    """Return the plain problem, or None, and the most passes; a problem with options in ``others`` is not plain."""
     words = "auto", "kl", "product", tol, None, max_passes, precision, backend, threads
     return None if others else posed(M, a, b, reg, reg_m, words), max_passes
 
 
 def plain_problem(given: Posed) -> Problem | None:
-    """Return the Problem, by one read of M; None where that tells of something odd."""
+    """Return the Problem after one read of M; None if M or the units are odd (NaN, inf, overflow)."""
     backend, cost, rows, cols, reg, _ = given
     mass = rows.mass * cols.mass
     low, high, bad, infinite = cost.range(backend)
@@ -242,20 +243,20 @@ def plain_problem(given: Posed) -> Problem | None:
 
 
 class DeviceResult(LazyResult):
-    """The `Result` of a problem that one call has solved on a device, where the exponents of its plan stay."""
+    """The `Result` of a problem that one call solved on a device; the exponents of its plan stay there."""
 
     status = "converged"
-    products = 0  # of Newton's step
+    products = 0  # number of products of Newton's step
 
     def __init__(self, problem: Posed, found: Any, begun: float) -> None:
-        cost = problem.cost.cloud or problem.cost  # whose plan is made of the points
+        cost = problem.cost.cloud or problem.cost  # with points, the plan is computed from the points
         super().__init__(problem.backend, cost, found, problem.options, begun)
         self._posed = problem if cost is problem.cost else problem._replace(cost=cost)
         rho_a, rho_b = (side.scalar_rho or math.inf for side in (problem.rows, problem.cols))
         self.units = problem.reg, rho_a, rho_b, problem.rows.mass, problem.cols.mass
 
     def meets(self, M: Any) -> bool:
-        """Certify what hard columns miss by Newton's step; tell whether the answer holds."""
+        """Certify a plan that misses hard columns by Newton's step; return whether the error is within tol."""
         newton = ColumnsNewton(dataclasses.replace(self.problem, cost=Dense(M)))
         newton.record.budget = FEW_PRODUCTS
         logs = self.log_u, self.log_v
@@ -278,7 +279,7 @@ class DeviceResult(LazyResult):
         if method == "rows" or self._cost.cloud is not None:
             return super()._pairs(size, rng, method)
         given = self._found.exponents
-        if method == "independent":  # numbers that the device makes of a seed need no transfer
+        if method == "independent":  # the device draws from a seed: no transfer of random numbers
             return self._found.prepared.drawn(self._cost.array, given, size, seed_of(rng))  # type: ignore[no-any-return]
         shares = row_shares(size, rng, method), rng.random(size)
         return self._new_stream().draw_by(given[sum(self._cost.shape) :], *shares)  # type: ignore[no-any-return]
@@ -289,22 +290,22 @@ class DeviceResult(LazyResult):
         return self._backend.operator_of(self._cost, *parts_of(self.problem)[1:], self._threads).take(alpha, beta)
 
 
-FEW_PRODUCTS = 30  # of Newton's step, .15 ms each: a factor of 1000 points takes 4 ms (H200)
-FEW_POINTS = 1 << 14  # of a side that is kept for later calls: with more points a solve takes long anyway
+FEW_PRODUCTS = 30  # of Newton's step, .15 ms each; factorising 1000 points takes 4 ms (H200)
+FEW_POINTS = 1 << 14  # of a side that is cached for later calls; with more points the solve dominates
 
 
 @functools.lru_cache(maxsize=64)
 def known_side(name: str, weight: bytes | int, rho: float) -> Side | None:
-    """Return a side of these float64 masses, or of so many equal ones, with all that was asked of it.
+    """Return the side with these float64 masses, or with ``weight`` equal masses; its cached properties are kept.
 
-    Calls may share it, since nothing writes into a side, and with it a workspace.
+    Calls may share the side, and a workspace with it, since nothing writes to a side.
     """
     weights = np.full(weight, 1.0 / weight) if isinstance(weight, int) else np.frombuffer(weight).copy()
     return side_of(name, weights, rho) if weights.min() > 0 and weights.sum() < math.inf else None
 
 
 def given_side(name: str, weight: Any, length: int, rho: float) -> Side | None:
-    """Return a side, None where its masses have to be converted or refused, which is done on the ordinary way."""
+    """Return a side, or None if validate.py must convert or refuse its masses."""
     if weight is None:
         return known_side(name, length, rho)
     if not hasattr(weight, "dtype") or weight.shape != (length,) or weight.dtype.kind != "f":

@@ -1,4 +1,4 @@
-"""Options that a workspace reads, from the words of a user (method, precision, tol)."""
+"""Make the options that a workspace reads from the arguments of a user (method, precision, tol)."""
 
 import dataclasses
 from types import ModuleType
@@ -19,17 +19,18 @@ METHODS = {  # name: (translation, Anderson memory, in place)
 }
 PRECISIONS = {"float64": "float64", "mixed": "float32"}
 SCHEDULES = "auto", "static"
-# what balanced columns may miss where a value is wanted: 8 clouds of 256 points in 4 dimensions at blur .05 end after
-# 400 passes, 4e-9 of the value from that of 1e-6, which takes 4300; the plan would take 36,000 products of Newton's
+# Relative mass by which balanced columns may miss where only the value is wanted. 8 clouds of 256 points in 4
+# dimensions at blur .05 take 400 passes, and 4300 passes at 1e-6; the values differ by 4e-9, relative. The plan would
+# take 36,000 products of Newton's steps.
 VALUE_TOL_GAP = 1e-5
 MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts for 3 * 2^-24
 
 
 def options_of_value(options: dict[str, Any], reg_m: Any) -> dict[str, Any]:
-    """Return the options of a solve of which only the value and its derivatives are wanted.
+    """Return the options of a solve for the value and its derivatives only.
 
-    Between balanced sides rounding may leave the plan open while the value and its slopes are known: these are exact
-    for masses that differ from b by ``tol_gap``, relative, which columns may miss.
+    Between balanced sides, rounding may keep the plan from its tolerance while the value and its derivatives are known.
+    Columns may then miss b by ``tol_gap``, relative; the value and derivatives are exact for the masses that are met.
     """
     rhos = as_pair(reg_m, "reg_m")
     if options.get("tol_gap") is not None or not all(np.ndim(rho) == 0 and rho == np.inf for rho in rhos):
@@ -40,11 +41,11 @@ def options_of_value(options: dict[str, Any], reg_m: Any) -> dict[str, Any]:
 def make_options(
     method: str, precision: str, tol: Any, tol_gap: Any, threads: Any, schedule: str = "auto", made: bool = False
 ) -> Options:
-    """Make the options of a solve; ``made``: no K is stored, so that float32 costs no digits of the answer."""
+    """Make the options of a solve; ``made``: no K is stored, so float32 does not limit the accuracy."""
     translate, memory, in_place = METHODS[method]
     tol = as_positive(tol, "tol")
     tol_gap = -1.0 if tol_gap is None else as_positive(tol_gap, "tol_gap")
-    if precision == "auto":  # a plan in place is rounded in every pass
+    if precision == "auto":  # map-uot rounds the plan in every pass
         precision = "mixed" if made or (tol >= MIXED_TOL and not in_place) else "float64"
     return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, as_threads(threads), schedule)
 
@@ -52,13 +53,13 @@ def make_options(
 def one_potential(options: Options, problem: Common, symmetric: Any, module: ModuleType) -> Options:
     """Return the options with ``symmetric`` set where rows and columns are the same problem.
 
-    ``symmetric``: the user's word for it; True raises where they are not, None looks, False does not.
+    ``symmetric``: the user's argument; True raises if they are not, None tests whether they are, False skips the test.
     """
     if symmetric not in (None, True, False):
         raise TypeError(f"symmetric must be True, False or None, got {shown(symmetric)}")
     if symmetric is False or (symmetric is None and not options.memory):
         return options
-    if symmetric is None and problem.cost.lopsided and problem.rows.ranks.size == 1:  # before vectors are compared
+    if symmetric is None and problem.cost.lopsided and problem.rows.ranks.size == 1:  # cheap: compares no vectors
         return options
     serves = "backend" if not getattr(module, "ONE_POTENTIAL", False) else None if options.memory else "method"
     unlike = serves or problem.unlike(module)
@@ -68,11 +69,11 @@ def one_potential(options: Options, problem: Common, symmetric: Any, module: Mod
 
 
 def options_alone(options: Options, precision: str, entries: int) -> Options:
-    """Return the options of one problem that its batch gave up: one thread, and float64 where K stays in cache."""
+    """Return the options of a problem that its batch could not solve: one thread, float64 if K fits the cache."""
     small = precision == "auto" and entries <= SMALL_ENTRIES
     return dataclasses.replace(options, threads=1, precision="float64" if small else options.precision)
 
 
 def may_be_finer(options: Options, precision: str) -> bool:
-    """Tell whether a warning should name float64; "auto" has tried it already."""
+    """Return whether a warning should suggest float64; "auto" has tried it already."""
     return precision not in ("auto", "float64") and options.precision != "float64"

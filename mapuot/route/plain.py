@@ -1,9 +1,10 @@
-"""Solve small plain problems by one foreign call; what else a Result tells is made when it is asked for.
+"""Solve small plain problems by one call of the C core; the other members of a Result are computed on demand.
 
-Plain: an array in memory or points whose matrix is formed, float64 masses, KL or balanced sides of one reg_m each,
-c = a b^T, no callback, progress bar, checkpoint or other ranks. The core carries out the same stages (route/stages.py)
-by the same passes, so that the answer is the same. What it finds odd, cannot hold or cannot finish goes the ordinary
-way from its beginning, where it is refused or solved.
+A problem is plain if M is an array in memory, or points and their matrix is formed; the masses are floating point
+arrays; each side is KL or balanced with one reg_m; c = a b^T; and there is no callback, progress bar, checkpoint or
+other rank. The core carries out the same stages (route/stages.py) by the same passes and gives the same answer. A
+problem that the core finds odd, cannot hold or cannot finish starts again on the ordinary path, which solves or refuses
+it.
 """
 
 import functools
@@ -40,7 +41,7 @@ from ..processor import SERIAL_ENTRIES
 from .options import METHODS, make_options
 from .stages import FORMED, in_words, ladder, newton_words, turned_sides
 
-# of one call: mapuot_status; a solve that has stalled goes on the ordinary way, from its potentials
+# mapuot_status of one call; a stalled solve goes on from its potentials on the ordinary path
 STATUS_OF = {0: "max_passes", 1: "converged", 3: "stalled"}
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 NUMBER_TYPES = {float, int, np.float64, np.float32, np.int64, np.int32}
@@ -51,9 +52,9 @@ def settings(
     method: str, penalty: str, reference: str, tol: Any, tol_gap: Any, max_passes: int, precision: str, backend: str,
     threads: int | None, where: tuple[str, ...] = ("auto", "cpu"),
 ) -> Options | None:  # fmt: skip
-    """Return the options of a plain call, None where it is another one or has a wrong argument.
+    """Return the options of a plain call; None if the call is not plain or has a wrong argument.
 
-    ``where``: the words for backends that solve it.
+    ``where``: the values of ``backend`` that the caller can serve.
     """
     if penalty != "kl" or reference != "product" or backend not in where or threads not in (None, 1):
         return None
@@ -73,7 +74,7 @@ def core() -> tuple[ModuleType, Any]:
 
 
 def number(value: Any) -> float:
-    """Return a plain number as a float, and 0 for anything else, since no argument here may be 0."""
+    """Return a plain number as a float; 0, valid for no argument here, for any other object."""
     try:
         return float(value) if type(value) in NUMBER_TYPES else 0.0
     except OverflowError:
@@ -81,14 +82,14 @@ def number(value: Any) -> float:
 
 
 def penalties_of(reg_m: Any) -> tuple[float, float] | None:
-    """Return the rho of both sides, None where one of them is no number > 0."""
+    """Return the rho of both sides; None if one of them is not a number > 0."""
     pair = reg_m if type(reg_m) in (tuple, list) and len(reg_m) == 2 else (reg_m, reg_m)
     first, second = map(number, pair)
     return (first, second) if first > 0 and second > 0 else None
 
 
 def masses(weight: Any, length: int) -> Any:
-    """Return a copy in float64, None where masses have to be converted or refused, which the ordinary way does."""
+    """Return a float64 copy of the masses; None if the ordinary path must convert or refuse the masses."""
     if weight is None:
         return np.full(length, 1.0 / length)
     if type(weight) is np.ndarray and weight.shape == (length,) and weight.dtype.kind == "f":
@@ -97,14 +98,14 @@ def masses(weight: Any, length: int) -> Any:
 
 
 def side_of(name: str, weight: Any, rho: float) -> Side:
-    """Make a side from checked masses, in which nobody writes from here on."""
+    """Make a side from checked masses, and make the masses read-only."""
     rhos = np.full(len(weight), rho)
     weight.flags.writeable = rhos.flags.writeable = False
     return Side(name, weight, "kl" if rho < np.inf else "balanced", rhos)
 
 
 def readable(M: Any) -> Any:
-    """Return the dtype of an array that the core can read, or of points whose matrix may be formed; None of others."""
+    """Return the dtype of M if M is an array that the core can read, or points to be formed; else None."""
     if type(M) is np.ndarray:
         known = M.ndim == 2 and M.dtype in (DOUBLE, SINGLE) and M.flags.c_contiguous and M.flags.aligned
     else:
@@ -115,16 +116,16 @@ def readable(M: Any) -> Any:
 def attempt(
     M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...], plan: Any = None
 ) -> "PlainResult | None":  # fmt: skip
-    """Solve a plain problem; return None where it is another one.
+    """Solve a plain problem; return None if the problem is not plain or the core cannot finish it.
 
-    ``arguments``: what `settings` takes; ``plan``: memory for the plan, or True for a new array.
+    ``arguments``: the positional arguments of `settings`; ``plan``: an array for the plan, or True for a new array.
     """
     dtype, reg, rho = readable(M), number(reg), penalties_of(reg_m)
     if dtype is None or rho is None or not reg > 0:
         return None
     try:
         options = settings(*arguments)
-    except TypeError:  # something that is not hashable
+    except TypeError:  # an argument is not hashable
         return None
     if options is None or turned_sides(rho[0] == np.inf, rho[1] == np.inf, options) or reg == np.inf:
         return None
@@ -138,7 +139,7 @@ def attempt(
     backend, whole = core()
     cost = Dense(M) if type(M) is np.ndarray else Formed(cost_of(M), backend.costs(cost_of(M), 1))
     out = np.empty((m, n), dtype) if plan is True else plan if plan is None else as_out(plan, (m, n), dtype, cost.array)
-    inside = out if dtype == cost.array.dtype else None  # of float32 points the costs are float64
+    inside = out if dtype == cost.array.dtype else None  # costs of float32 points are float64
 
     def compare() -> bool:
         sides = side_of("a", a, rho[0]), side_of("b", b, rho[1])
@@ -149,7 +150,7 @@ def attempt(
     found = whole.solve(cost, a, b, reg, rho, options, arguments[5], ladder, inside, compare)
     if (
         found is None or (cost.cloud and found.forbidden) or (dtype == SINGLE and not holds_float32(found.mass, M.size))
-        # a ScalingWarning is due (odd_scale in problem/validate.py)
+        # or a ScalingWarning is due (odd_scale in problem/validate.py)
         or is_sentinel((found.high - found.low) / reg) or moves_little(found.mass, *found.masses)
     ):  # fmt: skip
         return None
@@ -164,13 +165,13 @@ def as_it_is(result: Result, scale_cost: float = 1.0, scale_mass: float = 1.0) -
 
 
 def in_core(options: Options, larger: int, symmetric: bool, more: list[str], whose: str = "") -> str:
-    """Put together `Result.how` of a problem that the core solved whole."""
+    """Return the text of `Result.how` for a problem that the core solved in one call."""
     more = [*more, "one potential"] if symmetric else more
     return in_words(f"{options.precision} tiles", larger, *more, f"one call of the core{whose}")
 
 
 def is_plain(task: BatchProblem) -> Any:
-    """Tell which problems of a batch the core can solve in one call, as a mask or for all of them."""
+    """Return which problems of a batch the core can solve in one call: a mask, or one bool for all."""
     one_rho = None not in (task.rows.scalar_rho, task.cols.scalar_rho)
     if not one_rho or task.reference != "product":
         return False
@@ -180,7 +181,7 @@ def is_plain(task: BatchProblem) -> Any:
 
 
 def told_passes(records: bytes, seconds: float) -> list[Stats]:
-    """Return the stats of passes that one call made in so many seconds."""
+    """Return the stats of the passes of one call that took ``seconds``."""
     passes = told(np.frombuffer(records, STATS), 1)
     for stat in passes:
         stat.seconds = seconds
@@ -188,10 +189,10 @@ def told_passes(records: bytes, seconds: float) -> list[Stats]:
 
 
 class LazyResult(Result):
-    """The `Result` of a problem that was solved in one call, whose members are made when they are asked for."""
+    """The `Result` of a problem that was solved in one call; members are computed on first use."""
 
     def __init__(self, backend: ModuleType, cost: Dense, found: Any, options: Options, begun: float) -> None:
-        """``found``: among others ``numbers``, log u, log v, r and s one after the other, and ``passes``."""
+        """``found``: has ``numbers`` (log u, log v, r and s in one array), ``passes``, ``mass`` and ``products``."""
         self._backend, self._cost, self._found, self.options = backend, cost, found, options
         self._seconds, self._threads = time.perf_counter() - begun, options.threads
 
@@ -201,12 +202,12 @@ class LazyResult(Result):
         return as_it_is, (Result(self.problem, self._backend, *kept), self.scale_cost, self.scale_mass)
 
     def _part(self, k: int) -> Any:
-        """Return a part of the numbers: log u, log v, r, s, or the exponents of the plan where these are there."""
+        """Return part k of ``numbers``: log u, log v, r, s, or, if stored, the exponents of the plan."""
         m, n = self._cost.shape
         ends = 0, m, m + n, 2 * m + n, 2 * (m + n), 3 * (m + n)
         return self._found.numbers[ends[k] : ends[k + 1]]
 
-    units: tuple[float, float, float, float, float]  # reg, rho_a, rho_b and both masses, which `odd_unit` looks at
+    units: tuple[float, float, float, float, float]  # reg, rho_a, rho_b and both masses, for `odd_unit`
     mass = property(lambda self: self._found.mass)
     products = property(lambda self: self._found.products)
     log_u = property(lambda self: self._part(0))
@@ -220,7 +221,7 @@ class LazyResult(Result):
 
 
 class PlainResult(LazyResult):
-    """The `Result` of a plain problem that the core solved, with a plan that is small enough to be kept."""
+    """The `Result` of a plain problem that the core solved; its plan is small enough to keep."""
 
     def __init__(
         self, backend: ModuleType, cost: Dense, a: Any, b: Any, reg: float, rho: Any, found: Any, options: Options,
@@ -246,14 +247,14 @@ class PlainResult(LazyResult):
         return in_core(self.options, self._found.larger, self._found.symmetric, more)
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
-        yield 0, self.plan  # small enough to be kept
+        yield 0, self.plan  # one block: the plan is small
 
     def _drawn(self, rows: Any, at: Any) -> tuple[Any, Any]:
         return (rows, columns_in(self.plan, rows, at)) if self._holds(rows) else super()._drawn(rows, at)
 
     @cached_property
     def plan(self) -> Any:
-        """The plan P, (m, n), in M's dtype; formed from M with a float64 exponent on first use, then kept."""
+        """The plan P, (m, n), in M's dtype; formed from M with float64 exponents on first use, then kept."""
         out = np.empty(self._cost.shape, self._cost.dtype)
         core()[1].form_plan(self._cost.array, self._reg, self._part(4), out)
         return out

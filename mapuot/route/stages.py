@@ -1,11 +1,11 @@
-"""The way of a problem to its answer, as data: `route` decides, the driver (ascend/carry_out.py) carries out.
+"""The solution strategy of a problem, as data: `route` decides, the driver (ascend/carry_out.py) carries out.
 
-    turned?    columns that alone are balanced, or are quicker to read, become the rows
-    skipped?   between points far from each other, pairs that are provably negligible
-    stages     larger regs first where reg is small; what is tried next where a stage ends in a status that calls for it
+    turned?    swap rows and columns if only the columns are balanced, or if columns are quicker to read
+    skipped?   leave out pairs of points that are far from each other and provably negligible
+    stages     larger regs first if reg is small; then fallbacks, each for certain statuses of the stages before it
 
-A plain problem's stages are carried out by src_c/solve.c, those of many marginals by marginals/solve.py; the larger
-regs of all of them, and of batches, are stated here. How a pass reads K (tiles, points, on a GPU) its backend decides.
+src_c/solve.c carries out the stages of a plain problem, and marginals/solve.py the stages of many marginals. The larger
+regs of all problems, batches too, are defined here. The backend decides how a pass reads K (tiles, points, on a GPU).
 """
 
 import dataclasses
@@ -21,37 +21,37 @@ from ..problem.problem import Common, Problem
 from ..processor import SERIAL_ENTRIES
 from ..status import FAILED
 
-SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
+SCALING_BELOW = 3e-3  # reg / range(M) below which reg is lowered in steps
 SCALING_STEP = 4.0
-MOST_RUNGS = 40  # larger regs, up to 1e24 times the one asked for
-COARSE_TOL = 0.5  # certified error at which a larger reg has done its work
-BALANCED_TOL = 0.1  # the same where both sides are: a point far away finds its potential at larger regs in few passes
-WARM_ERROR = 1.0  # of a first pass: a warm start above it is left, where a cold one goes by way of larger regs
-KEPT_BELOW = 5e-4  # reg / range(M) under which passes over the pairs that may carry mass are tried
-TOGETHER = 60  # passes of one potential, after which ordinary ones go on: where they serve, 2 to 12 are enough
-INNER = 0.6  # of tol: for the pairs that are kept; the rest is for what is skipped
+MOST_RUNGS = 40  # largest number of larger regs, up to 1e24 times the requested reg
+COARSE_TOL = 0.5  # certified error that ends a stage at a larger reg
+BALANCED_TOL = 0.1  # the same for two balanced sides: far points find their potentials in few passes at larger regs
+WARM_ERROR = 1.0  # certified error of a first pass above which larger regs from zeros replace a warm start
+KEPT_BELOW = 5e-4  # reg / range(M) below which passes over kept pairs are tried
+TOGETHER = 60  # most passes of one potential before ordinary passes; 2 to 12 are enough where one potential works
+INNER = 0.6  # share of tol for the kept pairs; the rest is for the skipped pairs
 FAR_MEDIAN = 30.0  # median cost / reg below which "auto" skips nothing: most pairs count
 UNDONE = ("running", *FAILED)  # statuses of a solve that has no answer yet
 STALLED = ("stalled",)
-FORMED = "the matrix of the points"  # what passes read, in `Result.how`
-NO_ANSWER = (*STALLED, *FAILED)  # statuses of a solve that ended without the answer asked for
+FORMED = "the matrix of the points"  # the form of K in `Result.how`
+NO_ANSWER = (*STALLED, *FAILED)  # statuses of a solve that ended without a converged answer
 
 
 class Stage(NamedTuple):
-    """A run of passes at one reg. After one at a larger reg than the one asked for the status is "running"."""
+    """A run of passes at one reg. After a stage at a larger reg the status is "running"."""
 
     reg: float
     tol: float  # certified error that ends it
-    storage: str  # of K
-    memory: int  # Anderson's differences, at most
-    most: int  # passes of the whole solve at its end
-    after: tuple[str, ...]  # statuses in which it is carried out
-    begin: str  # "start": as given; "zeros": cold, and all pairs count; "here": where the last stage ended
-    leave: float = math.inf  # certified error above which its first pass is the only one
-    symmetric: bool = False  # passes of one potential, log u = log v
-    kept: bool = False  # passes over the pairs that may carry mass, where these are few
-    patience: int = sys.maxsize  # passes that it makes at most, after which the solve counts as stalled
-    factored: bool = False  # Newton's steps with a factor come first
+    storage: str  # type of K's entries
+    memory: int  # most differences of Anderson's step
+    most: int  # limit on the passes of the whole solve at the end of this stage
+    after: tuple[str, ...]  # statuses that start this stage
+    begin: str  # "start": given potentials; "zeros": cold, over all pairs; "here": potentials of the last stage
+    leave: float = math.inf  # certified error of the first pass above which the stage ends
+    symmetric: bool = False  # whether log u = log v (one potential)
+    kept: bool = False  # whether passes read only pairs that may carry mass, if few
+    patience: int = sys.maxsize  # most passes of this stage; after them the solve counts as stalled
+    factored: bool = False  # whether Newton's steps with a factor come first
 
     def options(self, asked: Options) -> Options:
         """Return the options that the workspace of this stage reads."""
@@ -66,9 +66,9 @@ class Route(NamedTuple):
     """The decisions about one problem."""
 
     turned: bool  # rows and columns are exchanged
-    warm: bool  # it begins at potentials that are given
-    nats: float | None  # how far below its share a pair is at least that is skipped; None: all pairs count
-    options: Options  # what the stages have in common
+    warm: bool  # the solve starts from given potentials
+    nats: float | None  # skip pairs that lie at least so far below their share; None: skip no pair
+    options: Options  # the options that all stages share
     stages: tuple[Stage, ...]
 
 
@@ -76,13 +76,13 @@ def route(
     problem: Problem, options: Options, most: int, backend: ModuleType | None = None, *,
     given: tuple[bool, bool] = (False, False), escalate: bool = False, saves: bool = False,
 ) -> Route:  # fmt: skip
-    """Decide which way a problem goes; over ranks all must call it.
+    """Decide the route of a problem; all ranks must call this.
 
-    ``most``: passes; ``backend``: says whether it would rather read the columns as rows (``quicker_turned``), whether
-    it skips pairs in passes of one potential, too (``SKIPS_TOGETHER``), how many pairs there must be where nobody says
-    that some are to be skipped (``SKIPS_FROM``), and whether to find pairs that may carry mass pays (``keeps_pairs``);
-    ``given``: whether it starts from a log u and from a log v; ``escalate``: K may be stored in a finer type than that
-    of the options; ``saves``: a checkpoint is written.
+    ``most``: limit on the passes; ``given``: whether the user gives a log u, and a log v; ``escalate``: K may be stored
+    in a finer type than the options name; ``saves``: a checkpoint is written. ``backend`` may define:
+    ``quicker_turned``, whether it reads columns as rows in less time; ``SKIPS_TOGETHER``, whether passes of one
+    potential can skip pairs; ``SKIPS_FROM``, the least number of pairs for which "auto" skips pairs; ``keeps_pairs``,
+    whether passes over kept pairs pay; ``MOST_FACTORED``, the most points of a side for steps with a factor.
     """
     turns = turned(problem, options) or quicker(problem, options, given, getattr(backend, "quicker_turned", None))
     turns = problem.turns and turns and not options.symmetric
@@ -98,17 +98,17 @@ def route(
 
 
 def inner(options: Options) -> Options:
-    """Return the options for the pairs that are kept, which leave a part of tol to the others."""
+    """Return the options for the kept pairs; they leave a part of tol to the skipped pairs."""
     tol_gap = options.tol_gap * INNER if options.tol_gap >= 0 else options.tol_gap
     return dataclasses.replace(options, tol=INNER * options.tol, tol_gap=tol_gap)
 
 
 def keeps_pairs(problem: Problem, options: Options) -> bool:
-    """Tell whether passes over the pairs that may carry mass can serve."""
+    """Return whether passes over kept pairs apply to this problem."""
     cost = problem.cost
     whole = cost.operator in ("tiles", "points") and cost.held and problem.ranks.size == 1 and problem.masked is None
     quick = problem.rows.logarithmic and problem.cols.logarithmic and options.memory > 0 and not options.symmetric
-    quick = quick and not problem.balanced  # these pairs fall apart into parts whose masses differ
+    quick = quick and not problem.balanced  # kept pairs may form separate parts with unequal masses
     return whole and quick and cost.size > SERIAL_ENTRIES
 
 
@@ -116,7 +116,7 @@ def stages(
     problem: Problem, options: Options, most: int, warm: bool, skips: bool, escalate: bool, keeps: bool = False,
     most_factored: int = 0,
 ) -> tuple[Stage, ...]:  # fmt: skip
-    """List the runs of passes that are tried, in order; ``most_factored``: points of a side that a factor may have."""
+    """List the stages in order; ``most_factored``: the most points of a side for Newton's steps with a factor."""
     reg, tol, storage, memory = problem.reg, options.tol, options.precision, options.memory
     found = climb(problem, options, most // 2)
     begin, leave = "zeros", math.inf
@@ -152,7 +152,7 @@ def stages(
 
 
 def factors_serve(problem: Problem, options: Options, most: int) -> bool:
-    """Tell whether Newton's steps with a factor may follow passes that stall; ``most``: points of the smaller side."""
+    """Return whether Newton's steps with a factor may follow stalled passes; ``most``: points of the smaller side."""
     cost = problem.cost
     known = cost.operator in ("tiles", "points", "pairs") and problem.ranks.size == 1 and options.memory > 0
     if not (known and problem.rows.logarithmic and problem.cols.logarithmic and min(problem.shape) <= most):
@@ -161,10 +161,10 @@ def factors_serve(problem: Problem, options: Options, most: int) -> bool:
 
 
 def climb(problem: Any, options: Options, most: int) -> list[Stage]:
-    """List the stages at larger regs of a problem of any kind; the named methods have none.
+    """List the stages at larger regs, for a problem of any kind; methods without extrapolation have none.
 
-    After one potential, which seldom needs them, they are those of the range of M: to find its extent takes a tenth of
-    a solve.
+    With one potential, the range of M stands in for its extent: larger regs are seldom needed then, and computing the
+    extent takes a tenth of a solve.
     """
     whole = larger_regs(problem.M_max - problem.M_min, problem.reg) if options.memory else []
     regs = whole if options.symmetric else larger_regs(problem.extent, problem.reg) if whole else []
@@ -173,18 +173,18 @@ def climb(problem: Any, options: Options, most: int) -> list[Stage]:
 
 
 def larger_regs(spread: float, reg: float) -> list[float]:
-    """List the regs to pass through before ``reg``, largest first, where it is small beside ``spread``, M's extent."""
+    """List the larger regs, largest first, that come before a ``reg`` far below M's extent ``spread``."""
     return [reg * larger for larger, least in rungs() if spread / reg > least]
 
 
 @functools.cache
 def rungs() -> tuple[tuple[float, float], ...]:
-    """List larger regs in units of reg, largest first, each with the range(M) / reg above which it comes before reg."""
+    """List all larger regs in units of reg, largest first, each with the range(M) / reg above which it is used."""
     return tuple((SCALING_STEP**k, SCALING_STEP ** (k - 1) / SCALING_BELOW) for k in range(MOST_RUNGS, 0, -1))
 
 
 def ladder(options: Options, most: int) -> list[tuple[float, float, float, float, int, bool]]:
-    """List the stages of a plain problem of any range of M, as src_c/solve.c takes them (mapuot_stage)."""
+    """List the stages of a plain problem for every range of M, as records for src_c/solve.c (mapuot_stage)."""
     coarse, balanced = (max(options.tol, tol) for tol in (COARSE_TOL, BALANCED_TOL))
     own = (1.0, options.tol, options.tol, -math.inf, most, False)
     if not options.memory:
@@ -194,7 +194,7 @@ def ladder(options: Options, most: int) -> list[tuple[float, float, float, float
 
 
 def in_words(reads: str, larger: int, *more: str) -> str:
-    """Put together `Result.how`: what passes read, how many larger regs came first, and more words."""
+    """Return the text of `Result.how`: the form of K, the number of larger regs, and more words."""
     if larger:
         reads += f", {larger} larger reg" + "s" * (larger > 1)
     return ", ".join((reads, *more))
@@ -208,9 +208,9 @@ def newton_words(products: int, factors: int = 0) -> list[str]:
 
 
 def turned(problem: Common, options: Options) -> bool:
-    """Tell whether the columns shall be read as rows, because they alone are balanced.
+    """Return whether to swap rows and columns because only the columns are balanced.
 
-    The row side is exact in every pass, so that the gap of the free side then certifies the plan.
+    Every pass meets the row marginal exactly, so that after the swap the gap alone certifies the plan.
     """
     return turned_sides(problem.rows.penalty == "balanced", problem.cols.penalty == "balanced", options)
 
@@ -220,16 +220,16 @@ def turned_sides(balanced_rows: bool, balanced_cols: bool, options: Options) -> 
 
 
 def quicker(problem: Problem, options: Options, given: tuple[bool, bool], prefers: Any) -> bool:
-    """Tell whether the backend would rather read the columns as rows, and nothing but time is at stake.
+    """Return whether the backend reads columns as rows in less time, and a swap changes nothing else.
 
-    Rows that must be met stay rows, whose marginal is exact. A start of log v alone (a checkpoint's) stays one.
+    Hard rows stay rows, since only the row marginal is exact. A start of log v alone (a checkpoint) is not swapped.
     """
     free = options.memory > 0 and not problem.rows.demands and (given[0] or not given[1])
     return bool(free and prefers and prefers(problem.cost))
 
 
 def nats_of(problem: Problem, saves: bool, least: int) -> float | None:
-    """Return how far below its share, in nats, a pair of points must lie to be skipped; None: none is."""
+    """Return how many nats below its share a pair of points must lie to be skipped; None: skip no pair."""
     cloud, ranks = problem.cost.cloud, problem.ranks
     if problem.cost.operator != "points":
         return None
