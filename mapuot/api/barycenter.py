@@ -1,10 +1,10 @@
 """Entropic barycenters of histograms on common points: unbalanced or balanced, debiased or not, many at once.
 
-The passes are those of ascend/barycenters.py; here are the problem, its products with K = exp(-M / reg) and the answer.
+ascend/barycenters.py has the passes; this file has the problem, its products with K = exp(-M / reg) and the answer.
 Sources: Chizat, Peyre, Schmitzer, Vialard 2018 (scaling algorithms); Janati, Cuturi, Gramfort 2020 (debiased,
 balanced: d <- sqrt(d (q / K d)^fi), the scaling of OT(q, q), takes the blur of width sqrt(reg) from q; the unbalanced d
-follows from q's optimality, sum_s w_s v_s^(-reg / reg_m) = d^(-reg / reg_m)). All on logarithms. Of a sparse M K has
-entries at stored pairs only; scalings are 0 at points without mass, or that no pair reaches.
+follows from q's optimality, sum_s w_s v_s^(-reg / reg_m) = d^(-reg / reg_m)). All scalings are logarithms. For a sparse
+M, K has entries at stored pairs only; scalings are 0 at points without mass, and at points that no pair reaches.
 """
 
 import math
@@ -30,7 +30,7 @@ from ..route.options import make_options
 from ..status import told_bound, told_miss, warn_not_converged
 
 MOST = 10_000  # passes, unless the caller gives a number
-# Passes sharpen the finest detail of a debiased q last, ever more slowly: those beyond 1,000 seldom end nearer.
+# Passes sharpen the finest detail of a debiased q last, ever more slowly: more than 1,000 passes seldom help.
 MOST_DEBIASED = 1000
 
 
@@ -38,7 +38,7 @@ MOST_DEBIASED = 1000
 class BarycenterResult:
     """Answer of `barycenter`: one barycenter q, or r of them for r vectors of weights.
 
-    Of images (H, W), read H, W where n stands below.
+    For images (H, W), every n below stands for H, W.
 
     Attributes
     ----------
@@ -47,17 +47,18 @@ class BarycenterResult:
     log_u, log_v : (p, n) or (r, p, n) float64 arrays
         Log scalings of the plan between each histogram (rows) and q (columns).
     error_bound : float
-        Certified bound on ``|q - q*|_1 / |q|_1``, and on the mean error of the plans. A debiased q has none (inf): its
-        value hardly depends on its finest detail.
+        Certified bound on ``|q - q*|_1 / |q|_1``, and on the mean error of the plans. A debiased q has no
+        such bound (inf): the value hardly depends on the finest detail of q.
     gap : float
-        Certified bound on how far the value is from the optimum, in units of the objective; inf where it is not known,
-        as for debiased barycenters with a finite reg_m or a sparse M.
+        Certified bound on the value less the optimum, in units of the objective. inf if it is not known: for debiased
+        barycenters with a finite reg_m or a sparse M.
     change : float
-        Relative change of q in the last pass, in L1; debiased, or what rows miss, if that is more.
+        Relative change of q in the last pass, in L1. Debiased, it is at least the share of the mass by which the row
+        sums miss the histograms.
     status : str
         "converged", "max_passes", "stalled", "cancelled", "underflow" or "not finite".
     n_passes, reg, scale_cost, how, shape
-        Passes made, the reg and the unit in which it was given, what the passes read, and the shape of a histogram.
+        Number of passes, the reg and its unit, the data that passes read, and the shape of a histogram.
 
     See Also
     --------
@@ -78,7 +79,7 @@ class BarycenterResult:
     log_v: F64
     reg: float
     n_passes: int
-    change: float  # the most of several barycenters
+    change: float  # the largest of several barycenters
     gap: float
     error_bound: float  # of sum_s w_s |P_s - P_s*|_1 / |q|_1, and so of |q - q*|_1 / |q|_1
     status: str
@@ -118,8 +119,8 @@ def barycenter(
     ----------
     M : (n, n) array, a matrix of scipy.sparse, or a Grid
         Costs, finite. A sparse matrix stores the costs of the allowed pairs. A `Grid` forms no matrix; images of a
-        million nodes take a few seconds. A debiased barycenter needs a symmetric M whose exp(-M / reg) is positive
-        definite, such as squared distances.
+        million nodes take a few seconds. A debiased barycenter needs a symmetric M with a positive definite
+        exp(-M / reg), for example squared distances.
     A : (p, n) array, or p images (p, H, W) of the shape of the Grid
         Histograms in rows, >= 0, zeros allowed.
     reg : float
@@ -134,27 +135,27 @@ def barycenter(
     tol : float
         Stop when ``error_bound`` is at most this, without debiasing.
     tol_change : float
-        Debiased, stop when a pass changes no q by more than this, relative, in L1, and the plans miss no more of the
-        histograms' mass. This is no bound on the error; ``gap`` bounds the value.
+        With debiasing, stop when the relative change of every q in a pass is at most this, in L1, and the plans miss at
+        most this share of the histograms' mass. This is no bound on the error; ``gap`` bounds the value.
     max_passes : int, optional
-        Passes at most: 10,000, or 1,000 debiased.
+        At most this many passes. Default: 10,000, or 1,000 with debiasing.
     warm_start : BarycenterResult, optional
         Start from the potentials of this answer, which must have as many histograms and points; its reg may differ.
     scale_cost, callback, progress
-        As in `solve`. The dual value of a pass lacks a constant. In passes that were not certified, gap and error are
-        inf, and debiased the residual is the change of q. Balanced, the error of a pass is the share of the histograms'
-        mass that its plans miss; ``error_bound`` is certified by Newton's step at the end.
+        As in `solve`. In the `Stats` of a pass the dual value lacks a constant, and gap and error are inf if the pass
+        was not certified. With debiasing the residual is the change of q. If balanced, the error of a pass is the share
+        of the histograms' mass that its plans miss; a step of Newton's method certifies ``error_bound`` at the end.
 
     Returns
     -------
     BarycenterResult
-        Where M, A or the weights are tensors of PyTorch, its arrays are tensors.
+        If M, A or the weights are PyTorch tensors, its arrays are tensors.
 
     Raises
     ------
     InfeasibleError
-        A balanced barycenter over a sparse M does not exist: a point with mass is connected with no point that all
-        histograms reach, or the histograms have different shares of their mass in a part that no pair leaves.
+        A balanced barycenter over a sparse M does not exist: a point with mass reaches no point that all histograms
+        reach, or the histograms have different shares of their mass in a part that no pair connects with the rest.
 
     Warns
     -----
@@ -212,7 +213,7 @@ def barycenter(
 
 
 def as_histograms(A: Any, M: Any) -> Any:
-    """Read histograms or images; where their shapes do not fit, say which would."""
+    """Read histograms or images; if their shape does not fit, name the right shape."""
     if isinstance(A, (list, tuple)) and all(hasattr(x, "shape") for x in A):
         shapes = sorted({tuple(x.shape) for x in A})
         if len(shapes) > 1:
@@ -227,7 +228,7 @@ def as_histograms(A: Any, M: Any) -> Any:
 
 
 def starts_of(warm_start: Any, A: F64, reg: float, count: int) -> F64:
-    """Return the log v that each weighting starts from: zeros, or those of another answer, in units of M."""
+    """Return the initial log v of each weighting: zeros, or log v of another answer, rescaled to this reg."""
     if warm_start is None:
         return np.zeros((count, A.size))
     warm_start = taken(warm_start, "warm_start")
@@ -256,7 +257,7 @@ def why_not(run: Run, tol: float) -> str:
 
 
 def together(found: list[Run], status: str, nodes: tuple[int, ...], several: bool) -> BarycenterResult:
-    """Put barycenters together, in the shape of the histograms; the numbers are those of the worst."""
+    """Join barycenters in the shape of the histograms; error, gap, change and passes are the largest."""
     bodies, last = [run.potentials[1] for run in found], [run.trace[-1] for run in found]
     plans = [run.potentials[0] or run.potentials[1].last for run in found]
     q, log_u, log_v = (np.stack([getattr(x, k) for x in plans]) for k in ("q", "log_u", "log_v"))
@@ -285,7 +286,7 @@ def of_equal_masses(M: Any, A: F64, weights: F64) -> F64:
 
 
 def check_shares(shares: F64, used: Any, label: Any) -> None:
-    """Raise where balanced histograms have other shares (p, parts) of their mass in a part of M."""
+    """Raise if balanced histograms have different shares (p, parts) of their mass in a part of M."""
     some = shares[used]
     wrong = np.ptp(some, axis=0) > validate.MASS_TOLERANCE
     if wrong.any():
@@ -297,7 +298,7 @@ def check_shares(shares: F64, used: Any, label: Any) -> None:
 
 
 def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, float]:
-    """(A, M, reg, reg_m): p histograms and a finite square cost."""
+    """Return (A, M, reg, reg_m): p histograms, a finite square cost and two numbers, all checked."""
     M = cost_of(M)
     if not hasattr(M, "nodes"):
         M = as_cost(host(M), pick("reference")) if stores_pairs(M) else as_whole_cost(M, pick("reference"))
@@ -314,7 +315,7 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, floa
 
 
 def as_weights(value: Any, count: int) -> F64:
-    """(count,) or (r, count) weights as given; equal ones of sum 1 for None."""
+    """Return the weights, (count,) or (r, count); None stands for equal weights of sum 1."""
     weights = np.full(count, 1.0 / count) if value is None else validate.as_array(value, "weights")
     wanted, shapes = (
         f"({count},) or (r, {count}), finite, >= 0 and not all zero",

@@ -1,8 +1,8 @@
-"""`solve_batch`: histograms against one cost, or small problems with a cost each, every one certified.
+"""`solve_batch`: many histograms with one cost, or many small problems with a cost each, every one certified.
 
-With one cost the problems share K, which is read once a pass for many of them; each has its own translation,
-certificate, guarded Anderson acceleration and end. A problem that such a K cannot hold is solved alone, on the CPU
-still within the core where it is plain (route/plain.py).
+Problems with one cost share K, and a pass reads K once for many of them. Each problem has its own translation,
+certificate, guarded Anderson acceleration and end. A problem whose range exceeds the shared K is solved alone; on the
+CPU the core still does so if the problem is plain (route/plain.py).
 """
 
 import dataclasses
@@ -41,10 +41,10 @@ from ..status import FAILED, not_converged, warn_not_converged
 from ..threads import each
 from .solve import check_met
 
-PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
-PRODUCT_TOP = 600.0  # logarithm of the scale of such a product: float64 ends at 709
-BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>/batch.py
-COARSE_PASSES = 200  # of each larger reg at most
+PRODUCT_SPREAD = 600.0  # largest range of exponents for a product of exponentials
+PRODUCT_TOP = 600.0  # largest logarithm of its scale: float64 ends at 709
+BATCHED = ("cpu", "cuda")  # backends with their own backends/<name>/batch.py
+COARSE_PASSES = 200  # at most, at each larger reg
 
 
 def solve_batch(
@@ -60,19 +60,19 @@ def solve_batch(
     M : (m, n) or (p, m, n) array, matrix of scipy.sparse or cupyx.scipy.sparse, list of them, PointCloud or Grid
         One cost for all problems, or one for each; float32 or float64; +inf forbids a pair.
 
-        - A `PointCloud` may have different points, and different numbers of points, for each problem. The problems are
-          solved one by one, each on a core; on a GPU together, a block each.
+        - A `PointCloud` may have different points, and different numbers of points, for each problem. On the CPU each
+          core solves one problem at a time; on a GPU all are solved together, one thread block each.
         - A sparse matrix serves all problems; a list of p sparse matrices must store the same pairs. CSR matrices
-          over the same indices share these. Sparse problems and those of a `Grid` are solved one by one.
+          with the same index arrays share them. Problems on sparse matrices or a `Grid` are solved one by one.
     A, B : (p, m) and (p, n) arrays, optional
         Masses, >= 0; one vector serves all problems. Default: equal masses that add up to 1. For clouds of several
-        sizes they are lists of p vectors, or one vector in which the clouds follow each other.
+        sizes: lists of p vectors, or one vector with the masses of all clouds in order.
     reg, reg_m, scale_cost, method, penalty, reference, mask, tol, tol_gap, max_passes, symmetric, progress
-        As in `solve`, the same for all problems, each of which stops by itself; method "map-uot" is not for batches. A
+        As in `solve`, the same for all problems; each problem stops by itself. Method "map-uot" is not for batches. A
         reference matrix is (m, n). Masked problems are solved one by one.
     precision : {"auto", "float64", "mixed"}
-        Storage of K. "auto" takes float32 only where a float64 K would not stay in cache and tol allows it. On a GPU
-        passes are float32 at first, except for "float64", and those that certify are float64.
+        Storage of K. "auto" takes float32 only if a float64 K would not stay in cache and tol allows it. On a GPU the
+        first passes are float32, except for "float64"; passes that certify are float64.
     backend : {"auto", "cpu", "cuda", "reference"}
         "auto" is "cuda" where M, A or B is on a GPU.
     threads, warm_start : int; BatchResult or (log_u, log_v) of shapes (p, m), (p, n), optional
@@ -81,9 +81,9 @@ def solve_batch(
     Returns
     -------
     BatchResult
-        If clouds have several sizes, its tables have as many columns as the largest cloud has points. Behind the points
-        of a smaller cloud, log scalings are -inf and marginals 0; ``result[i]`` has the points of its cloud only. If M,
-        A or B is a PyTorch tensor, all arrays are tensors.
+        If clouds have several sizes, its tables have one column for each point of the largest cloud. Smaller clouds are
+        padded: log scalings with -inf, marginals with 0; ``result[i]`` has no padding. If M, A or B is a PyTorch
+        tensor, all arrays are tensors.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def solve_batch(
 
 
 def tables_with_empty(M: Any, A: Any, B: Any) -> tuple[F64, F64] | None:
-    """Return the masses of all problems, (p, m) and (p, n), where some have a side of zeros; else None."""
+    """Return the masses of all problems, (p, m) and (p, n), if a problem has a side of zeros; else None."""
     if is_list_of_pairs(M) or not all(x is None or isinstance(x, np.ndarray) for x in (A, B)):
         return None
     given = [x for x in (A, B) if x is not None]
@@ -166,9 +166,9 @@ def tables_with_empty(M: Any, A: Any, B: Any) -> tuple[F64, F64] | None:
 
 
 def with_empty(given: dict[str, Any], A: F64, B: F64) -> "BatchResult":
-    """Solve the problems whose sides both have mass; where one has none the plan is 0.
+    """Solve the problems with mass on both sides; the plan of all other problems is 0.
 
-    Equal masses stand in the place of those problems for as long as the others are solved.
+    During the solve, equal masses take the place of the empty ones.
     """
     empty: Any = ~(A.any(1) & B.any(1))
     places = [np.where(empty[:, None], 1 / x.shape[1], x) for x in (A, B)]
@@ -187,7 +187,7 @@ def with_empty(given: dict[str, Any], A: F64, B: F64) -> "BatchResult":
 
 
 def plan_sum(M: Any, A: Any, B: Any, log_u: Any, log_v: Any, reg: float, weights: Any) -> Any:
-    """Return `BatchResult.plan_sum` of problems of which the potentials are known, for the reference a b^T."""
+    """Return `BatchResult.plan_sum` for known potentials, with the reference a b^T."""
     module = pick("auto", M, A, B)
     problem = BatchProblem.from_arrays(M, A, B, reg, 1.0, "kl", "product", module, None)
     marginals, p = tuple(namespace(x).zeros_like(x) for x in (log_u, log_v)), len(problem)
@@ -196,7 +196,7 @@ def plan_sum(M: Any, A: Any, B: Any, log_u: Any, log_v: Any, reg: float, weights
 
 
 def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
-    """Return (log u, log v) of all problems to start from, where A lies, None for zeros."""
+    """Return the initial (log u, log v) of all problems, on the device of A; (None, None) for zeros."""
     if warm_start is None:
         return None, None
     if isinstance(warm_start, BatchResult):
@@ -206,7 +206,7 @@ def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
 
 
 class BatchRun:
-    """Solve of a batch under way, whose answers are filled in chunk by chunk and problem by problem."""
+    """A running batch solve; answers are filled in chunk by chunk and problem by problem."""
 
     def __init__(self, module: Any, task: BatchProblem, options: Options, precision: str, max_passes: int) -> None:
         self.module, self.task, self.options, self.precision = module, task, options, precision
@@ -216,7 +216,7 @@ class BatchRun:
         self.ends = {name: np.empty(p) for name in ("gap", "error", "dual", "mass")}
         self.n_passes = np.zeros(p, np.int64)
         self.status, self.how = np.full(p, "absorb", dtype="U12"), np.full(p, "", dtype=object)
-        self.far: Any = ()  # problems solved alone from far away, whose K has its exponents' rounding
+        self.far: Any = ()  # problems solved alone from a distant start: K has the rounding of large exponents
 
     def solve(self, log_v: Any, bar: Any) -> None:
         if name_of(self.module) in BATCHED:
@@ -228,7 +228,7 @@ class BatchRun:
             return
         if log_v is not None and not float(abs(log_v).max()) <= FAR_LOG:
             self.far = left
-        if name_of(self.module) in BATCHED:  # on a GPU each would take 4 ms, whatever its size
+        if name_of(self.module) in BATCHED:  # a problem alone takes 4 ms on a GPU, at any size
             plain = np.broadcast_to(is_plain(self.task), len(self.task))[left]
             left = np.concatenate([self.plainly(left[plain], log_v, bar), left[~plain]])
         on_cpu = name_of(self.module) != "cuda"
@@ -237,7 +237,7 @@ class BatchRun:
         each(lambda i: self.alone(i, log_v, of_each), left, self.stop, threads=threads, told=bar.update)
 
     def stop(self) -> None:
-        """End each solve that runs in a thread after its present call of the core."""
+        """Make each solve in a thread end after its current call of the core."""
         self.stopped = True
 
     def empty_tables(self) -> Any:
@@ -248,7 +248,7 @@ class BatchRun:
         task = self.task
         far = task.spread > FAR_APART and EXPONENT_ROUNDING * task.spread > ROUNDING_PART * self.options.tol
         if far and task.rows.largest_soft_rho + task.cols.largest_soft_rho > 0:
-            return  # points far from all others may be all that keeps rounding above tol: each problem tells
+            return  # distant points alone may keep the rounding above tol: each problem decides for itself
         if task.forbidden or task.c is not None or not (task.cost.operator == "tiles" or self.forms(engine)):
             return
         reach = 0.0 if log_v is None else float(abs(log_v).max())
@@ -263,7 +263,7 @@ class BatchRun:
         for i0 in range(0, len(task), step):
             i1 = min(i0 + step, len(task))
             start = None if log_v is None else log_v[i0:i1]
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of what fails: its status tells
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # status reports failures
                 workspace = engine.batch_of(task.part(i0, i1), options, start)
                 cold = start is None or not bool((start != 0).any())
                 climbs = engine.CLIMBS and cold and not options.symmetric
@@ -283,7 +283,7 @@ class BatchRun:
             self.how[i0:i1][left] = in_words(reads, 0, "one potential left", count)
 
     def forms(self, engine: ModuleType) -> bool:
-        """Tell whether the engine solves many clouds together; tables of smaller ones are filled up."""
+        """Tell whether the engine solves many clouds together; smaller clouds are padded."""
         several = self.task.several
         if several is None or not getattr(engine, "FORMS", False) or isinstance(several.whole.truncate, float):
             return False
@@ -301,11 +301,11 @@ class BatchRun:
         self.read(workspace, i0, i1)
         status = workspace.status()
         status = np.where(status == "running", "max_passes" if most == self.max_passes else "absorb", status)
-        # where the passes cannot be followed by Newton's step, hard columns are certified by another way
+        # without Newton's step after the passes, hard columns are certified by another way
         self.status[i0:i1] = status if workspace.meets or not misses(self.task) else "absorb"
 
     def read(self, workspace: Any, i0: int, i1: int) -> None:
-        """Put the potentials, marginals and numbers of the last passes of problems i0 to i1 into the tables."""
+        """Copy the last potentials, marginals and statistics of problems i0 to i1 into the tables."""
         part, found = slice(i0, i1), (*workspace.potentials(), *workspace.marginals())
         if namespace(self.task.A) is np:
             found = tuple(map(host, found))
@@ -320,7 +320,7 @@ class BatchRun:
         self.n_passes[part] = workspace.field("passes")
 
     def factor(self, workspace: Any, i0: int, i1: int) -> None:
-        """Make Newton's steps with a factor for problems i0 to i1, whose columns are hard, then a pass; certify it."""
+        """Make factored Newton steps for problems i0 to i1, with hard columns, then one pass, and certify it."""
         log_v = factored_batch(workspace.task, workspace.exponents, workspace.potentials()[1], self.options.tol)
         workspace.begin_at(log_v)
         workspace.iterate(1)
@@ -334,11 +334,11 @@ class BatchRun:
                 self.ends["error"][i0 + i] = stat["error"]
 
     def plainly(self, left: Any, log_v: Any, bar: Any) -> Any:
-        """Solve problems one by one in the C core, and return those that it leaves."""
+        """Solve problems one by one in the C core, and return the problems that it left unsolved."""
         if not len(left):
             return left
         most = self.task.cost.size
-        if self.task.several:  # the largest first, so that those of one call are alike
+        if self.task.several:  # largest first, so that one call gets problems of similar size
             sizes = self.task.several.pairs_of_each[left]
             left, most = left[np.argsort(-sizes, kind="stable")], int(sizes.max())
         whole, task = import_module(pick("cpu").__name__ + ".plain"), self.task.on_host()
@@ -364,7 +364,7 @@ class BatchRun:
         return left[~np.isin(self.status[left], ("converged", "max_passes"))]
 
     def begin(self, which: Any, log_v: Any, B: Any) -> F64:
-        """Return log v from which problems go on alone, a row each: what the batch left, if they are numbers."""
+        """Return the initial log v of problems solved alone, one row each: from the batch if it is finite."""
         begin = np.zeros((len(which), self.task.shape[1]))
         if log_v is not None:
             begin[:] = host(log_v[which])
@@ -376,7 +376,7 @@ class BatchRun:
         return begin
 
     def alone(self, i: int, log_v: Any, threads: int = 1) -> None:
-        """Solve problem i as `solve` does, from where the batch left it."""
+        """Solve problem i as `solve` does, from the last log v of the batch."""
         problem, spent = self.task.alone(i, self.module, threads), int(self.n_passes[i])
         begin = self.begin(np.array([i]), log_v, self.task.B)[0, : problem.shape[1]]
         start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
@@ -384,7 +384,7 @@ class BatchRun:
         options = dataclasses.replace(options, symmetric=options.symmetric and spent == 0, threads=threads)
         run = Run(self.module, max(1, self.max_passes - spent))
         run.stopped = lambda: self.stopped
-        if self.status[i] == "stalled":  # in one call of the core, which steps with a factor follow
+        if self.status[i] == "stalled":  # in one call of the core; factored steps follow
             run.status = "stalled"
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
         vectors = result.log_u, result.log_v, result.row_marginal, result.col_marginal
@@ -412,14 +412,14 @@ class BatchResult(Answer, Sequence[Result]):
     Attributes
     ----------
     log_u, log_v : (p, m), (p, n) float64 arrays
-        Log scalings in POT's convention; -inf where the mass of a point is 0. They are CuPy arrays where M, A or B is
-        on a GPU (with a sparse M: where A or B is).
+        Log scalings in POT's convention; -inf where the mass of a point is 0. They are CuPy arrays if M, A or B is on a
+        GPU (with a sparse M: if A or B is).
     row_marginal, col_marginal : (p, m), (p, n) float64 arrays
         ``P 1`` and ``P^T 1``, in units of mass; on the device of log_u.
     gap, error_bound, dual, mass, n_passes, status, how : (p,) arrays
         One entry for each problem, as in `Result`.
     scale_cost : float
-        The cost in units of which reg and reg_m were given; 1 where they were in units of M.
+        The unit of reg and reg_m, in units of M; 1 without ``scale_cost``.
 
     See Also
     --------
@@ -448,7 +448,7 @@ class BatchResult(Answer, Sequence[Result]):
         self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status, self.how = ends
 
     def empty(self, which: Any) -> None:
-        """Make the plans of some problems 0, since a side has no mass; potentials are inf where there is mass."""
+        """Set the plans of problems with an empty side to 0; potentials of points with mass are inf."""
         p, zero = self.problem, (self.gap, self.error_bound, self.mass, self.n_passes)
         for name, weight in (("log_u", p.A), ("log_v", p.B)):
             setattr(self, name, np.where(which[:, None], np.where(weight > 0, np.inf, -np.inf), getattr(self, name)))
@@ -494,17 +494,17 @@ class BatchResult(Answer, Sequence[Result]):
 
     @cached_property
     def _closed(self) -> tuple[F64, Any, Any]:
-        """What the potentials add to dual values, and the exponents of the plans without M, where they are CuPy's."""
+        """Dual terms of the potentials, and the exponents of the plans without M; for CuPy arrays."""
         found: tuple[F64, Any, Any] = self._backend.closed(self.problem, self.log_u, self.log_v)
         return found
 
     @cached_property
     def objective(self) -> F64:
-        """The primal values with every mass term, (p,) (hard constraints count 0); inf of a failed problem."""
+        """The primal values with every mass term, (p,) (hard constraints count 0); inf for a failed problem."""
         p = self.problem
         sides = (p.rows, p.A, self.f, self.row_marginal), (p.cols, p.B, self.g, self.col_marginal)
         values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides])
-        for i in self._far:  # marginals of a K whose exponents were 1e5 once err by 1e-11: from M, then
+        for i in self._far:  # exponents of 1e5 leave errors of 1e-11 in marginals: recompute from M
             values[i] = self[int(i)].objective
         return np.where(np.isin(self.status, FAILED), np.inf, values)
 
@@ -523,7 +523,7 @@ class BatchResult(Answer, Sequence[Result]):
 
     @cached_property
     def plan(self) -> Any:
-        """All plans as one array, (p, m, n), in M's dtype, formed on first use; of a sparse M a list of CSR arrays."""
+        """All plans as one array, (p, m, n), in M's dtype, formed on first use; a list of CSR arrays for a sparse M."""
         p, xp = self.problem, namespace(self.problem.M)
         if p.cost.operator == "pairs" or p.ragged:
             return [one.plan for one in self]
@@ -535,17 +535,17 @@ class BatchResult(Answer, Sequence[Result]):
     def gradient(self) -> Gradient:
         """Derivatives of the optimal objectives of a `PointCloud` of many clouds by points and masses.
 
-        They are ``x`` (p, m, d), ``y`` (p, n, d), ``a`` (p, m) and ``b`` (p, n), or lists of one array a problem where
-        clouds have several sizes, and ``error``, (p,) bounds as of `Result.gradient`.
+        They are ``x`` (p, m, d), ``y`` (p, n, d), ``a`` (p, m) and ``b`` (p, n), or lists of one array for each problem
+        if clouds have several sizes. ``error`` has (p,) bounds, as in `Result.gradient`.
         """
         if self.problem.several is None:
             raise TypeError("gradient needs M to be a PointCloud of many clouds; that of one problem is result[i]'s")
         return slopes.gradient(self)
 
     def plan_sum(self, weights: Any) -> Any:
-        """Return ``sum_q weights_q P_q``, (m, n) float64; with one cost each, ``weights_q P_q``, (p, m, n).
+        """Return ``sum_q weights_q P_q``, (m, n) float64; with a cost for each problem, ``weights_q P_q``, (p, m, n).
 
-        Of a sparse M a CSR array in its places, with one each a list of them.
+        For a sparse M it is a CSR array with the same places, and with a sparse M for each problem a list of them.
         """
         if np.shape(weights) != (len(self),):
             raise ValueError(f"weights must have shape ({len(self)},), got {np.shape(weights)}")
@@ -560,7 +560,7 @@ class BatchResult(Answer, Sequence[Result]):
             return list(plans) if pairs else xp.stack([*plans]).astype(np.float64)
         total = next(plans) if pairs else xp.zeros(self.problem.shape)
         for plan in plans:
-            if pairs:  # all have their entries, zeros, too, in the same places
+            if pairs:  # all store their entries, zeros included, in the same places
                 total.data += plan.data
             else:
                 total += plan
@@ -569,7 +569,7 @@ class BatchResult(Answer, Sequence[Result]):
     def _factors(self) -> tuple[Any, Any, Any, Any] | None:
         """Return (U, K, V, scale) with P_q = scale_q diag(U_q) K diag(V_q).
 
-        None where float64 would lose digits, or could not hold a scale.
+        None if float64 would lose digits, or could not hold a scale.
         """
         p, xp = self.problem, namespace(self.log_u)
         spread = p.spread
@@ -580,7 +580,7 @@ class BatchResult(Answer, Sequence[Result]):
             with np.errstate(invalid="ignore"):
                 x = xp.where(xp.isfinite(log_x), log_x + log_w, -np.inf)
             most = x.max(1)
-            tops.append(xp.where(xp.isneginf(most), 0.0, most))  # of a problem in which nothing moves
+            tops.append(xp.where(xp.isneginf(most), 0.0, most))  # -inf if nothing moves in this problem
             parts.append(xp.exp(x - tops[-1][:, None]))
             low = xp.where(xp.isneginf(x), np.inf, x).min(1)
             spread = spread + float((tops[-1] - low).max())

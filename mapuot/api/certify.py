@@ -1,16 +1,16 @@
-"""`certify`: how far the plan of a sparse solve is from that of the dense problem which it stands for.
+"""`certify`: bound the distance between the plan of a sparse solve and the optimal plan of the dense problem.
 
-`knn_cost`: the costs of a `PointCloud` between near points, as a sparse matrix; neighbours are SciPy's k-d trees'.
+`knn_cost`: the costs of a `PointCloud` between near points, as a sparse matrix; SciPy's k-d trees find the neighbours.
 
-With v of the sparse solve one pass over the dense M gives u = prox(K v), a plan P of all pairs, its bound on |P - P*|
-and a lower bound D of the optimum. P_S, the sparse plan, is a plan of the dense problem, too, since pairs that are not
-stored have no mass in it; so two bounds hold, and the smaller one is told:
+With v of the sparse solve, one pass over the dense M gives u = prox(K v), a plan P of all pairs, its bound on |P - P*|
+and a lower bound D of the optimum. The sparse plan P_S is a plan of the dense problem, too, with no mass in pairs that
+are not stored. So two bounds hold, and the smaller one is returned:
 
     |P_S - P*| <= |P_S - P| + |P - P*|
     reg KL(P_S | P*) <= F(P_S) - F(P*) <= F(P_S) - D
     |P_S - P*| <= |P_S| (2 d / 3 + sqrt(4 d^2 / 9 + 2 d)),   d = (F(P_S) - D) / (reg |P_S|)
 
-The second is of soft sides, by |p - q|^2 <= (2/3 |p| + 4/3 |q|) KL(p | q).
+The second holds for soft sides, by |p - q|^2 <= (2/3 |p| + 4/3 |q|) KL(p | q).
 """
 
 import dataclasses
@@ -45,11 +45,11 @@ from ..status import told_bound, told_miss, warn_not_converged
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-BLOCK = 1 << 20  # pairs that are looked at at once
-COORDINATES = 1 << 22  # of the pairs that are gathered at once
-TREE_DIMENSIONS = 15  # up to which a k-d tree looks at few of the points
-ALIKE = 1e-8  # relative difference of squared distances that do not tell neighbours apart
-LITTLE = 0.1  # of tol: the mass that pairs may hold which are too small to be taken in
+BLOCK = 1 << 20  # pairs in a block of distances
+COORDINATES = 1 << 22  # coordinates gathered in one block of pairs
+TREE_DIMENSIONS = 15  # a k-d tree prunes well up to this dimension
+ALIKE = 1e-8  # squared distances with a smaller relative difference count as equal
+LITTLE = 0.1  # mass of all pairs too small to be added, in units of tol
 PASSES = 10_000  # of one sparse solve
 
 
@@ -66,9 +66,9 @@ class Certificate:
     missing : float
         Share of the mass that the dense plan of the same potentials has in pairs that are not stored.
     pairs : (i, j, mass)
-        The missing pairs with most mass, largest first: those that are best added.
+        The missing pairs with the most mass, largest first: add these first.
     result : Result
-        The sparse answer that the bound is about; with ``refine`` the last one.
+        The sparse answer to which the bound applies; with ``refine`` the last one.
     rounds, converged : int, bool
         How often pairs were added, and whether error_bound is at most tol.
 
@@ -111,21 +111,22 @@ def certify(
     result: Result, M: Any, *, refine: bool = False, tol: float = 1e-2, rounds: int = 10, pairs: int = 1000,
     backend: str = "auto", threads: int | None = None,
 ) -> Certificate:  # fmt: skip
-    """Bound the distance between the plan of a sparse solve and that of the dense problem, by one pass over all costs.
+    """Bound the distance between a sparse plan and the optimal dense plan, by one pass over all costs.
 
     Parameters
     ----------
     result : Result
         Answer of `solve` for a sparse M and the reference "product" or "uniform".
     M : (m, n) array, PointCloud, function or path
-        Costs of all pairs. For an array a float64 K is made; a `PointCloud` needs no memory.
+        Costs of all pairs. An array needs memory for a float64 K, a `PointCloud` needs none.
     refine : bool
-        Add the pairs in which most mass is missed, and solve again, until the bound is at most tol. Each round at most
-        doubles the number of stored pairs. A ConvergenceWarning tells where that bound is not reached.
+        Add the missing pairs with the most mass, and solve again, until the bound is at most tol. Each round at most
+        doubles the number of stored pairs. A ConvergenceWarning tells if tol is not reached.
     tol : float
-        The error_bound to reach, > 0. The dense plan has mass in all pairs; all that is not stored counts.
+        The error_bound to reach, > 0. The dense plan has mass in all pairs; mass in pairs that are not stored counts as
+        error.
     rounds, pairs : int
-        Rounds of refinement at most, and how many of the missing pairs to return.
+        Largest number of refinement rounds, and number of missing pairs to return.
     backend, threads
         For the passes over M, as in `solve`.
 
@@ -178,7 +179,7 @@ def certify(
 
 
 def not_certified(found: Certificate, tol: float) -> str:
-    """Say why refined pairs were not certified, and what may help."""
+    """Say why the refinement did not reach tol, and name a cure."""
     if found.result.status != "converged":
         why = f"the sparse solve of round {found.rounds} ended {found.result.status!r}; raise reg or reg_m"
     elif not len(found.pairs[0]):
@@ -200,9 +201,9 @@ def checked(result: Any) -> Problem:
 
 
 def one_pass(dense: Problem, module: Any, result: Result, threads: int | None) -> Result:
-    """u of the dense problem by v of the sparse one, with the certificate of that pass.
+    """Make one pass of the dense problem from v of the sparse solve, with its certificate.
 
-    Columns without a stored pair have no v yet: a pass more finds it.
+    Columns without a stored pair have no v yet: one more pass finds it.
     """
     options = make_options("translation_invariant", "float64", 1e-300, None, threads)
     known = np.isfinite(result.log_v)
@@ -215,7 +216,7 @@ def one_pass(dense: Problem, module: Any, result: Result, threads: int | None) -
 
 
 class Sweep:
-    """The dense plan beside the sparse one, block by block: how far apart they are, and what is missed."""
+    """Comparison of the dense and the sparse plan, block by block: their distance, and the mass of missing pairs."""
 
     def __init__(self, result: Result, near: Result, tol: float, most: int) -> None:
         self.result, self.near, self.most = result, near, most
@@ -250,11 +251,11 @@ class Sweep:
         return self.result.objective + float(np.where(P > 0, more, 0.0) @ P)
 
     def bound(self) -> float:
-        """The smaller of both bounds of the head of this file."""
+        """Return the smaller of the two bounds at the head of this file."""
         result, near = self.result, self.near
         p, mass = result.problem, float(result._sums[1].sum())
         with np.errstate(all="ignore"):
-            rounding = 1e-12 * self.near.mass  # of sums of entries that err by their exponents' rounding
+            rounding = 1e-12 * self.near.mass  # rounding of exponents in the sums of entries
             by_plans = (self.apart + self.outside + rounding + near.error_bound * near.mass) / mass
             gap = self.objective - near.dual
             gap += ROUNDING * (abs(self.objective) + p.reg * p.c_mass + p.rows.dual_scale + p.cols.dual_scale)
@@ -265,7 +266,7 @@ class Sweep:
 
 
 def solved_again(result: Result, seen: Sweep, near: Result, cost: Any, tol: float) -> Result:
-    """The sparse problem with the pairs that were missed most, from the potentials of the dense pass."""
+    """Solve the sparse problem with the missing pairs of most mass added, from the potentials of the dense pass."""
     from scipy import sparse  # noqa: PLC0415 - on first use
 
     problem = result.problem
@@ -298,16 +299,16 @@ def knn_cost(
 ) -> "csr_array":  # fmt: skip
     """Make the sparse cost of each point's k nearest neighbours in the other cloud; all other pairs are forbidden.
 
-    A k-d tree finds the neighbours in up to 15 dimensions, where it looks at few of the points. In more dimensions all
-    distances are made in blocks, Euclidean ones as matrix products by the BLAS; points count as equally near where
-    their squared distances differ by less than 1e-8 of themselves.
+    A k-d tree finds the neighbours in up to 15 dimensions. In more dimensions all distances are computed in blocks,
+    Euclidean distances as matrix products by the BLAS. Points count as equally near if the relative difference of
+    their squared distances is below 1e-8.
 
     Parameters
     ----------
     x, y, metric, scale, weights
         As in `PointCloud`.
     k : int
-        Neighbours of a point, at most as many as the other cloud has points.
+        Number of neighbours of a point; at most the size of the other cloud.
     symmetric : bool
         Store the k points of x nearest to each point of y as well, so that every point has partners. False stores only
         the k points of y nearest to each point of x.
@@ -354,7 +355,7 @@ def knn_cost(
 
 
 def nearest(points: Any, queries: Any, k: int, metric: str, workers: int) -> Any:
-    """(number of queries, k) indices of points: a metric grows with the distance in its norm."""
+    """Return the k nearest points of each query, (queries, k) indices, by the norm that the metric grows with."""
     from scipy.spatial import cKDTree  # noqa: PLC0415 - on first use
     from scipy.spatial.distance import cdist  # noqa: PLC0415
 
@@ -383,7 +384,7 @@ def nearest(points: Any, queries: Any, k: int, metric: str, workers: int) -> Any
 
 
 def pattern(index: Any, shape: tuple[int, int]) -> Any:
-    """A CSR array with a one for each of these columns in each row."""
+    """Return a CSR array with ones in the given columns of each row."""
     from scipy import sparse  # noqa: PLC0415 - on first use
 
     start = np.arange(0, index.size + 1, index.shape[1])

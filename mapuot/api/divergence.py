@@ -3,8 +3,8 @@
     S(a, b) = OT(a, b) - OT(a, a) / 2 - OT(b, b) / 2 + reg / 2 (|a| - |b|)^2
 
 with OT the value of `solve` for the reference a b^T and |.| the mass. For a symmetric cost with positive definite
-exp(-M / reg), such as squared distances, it is >= 0, and 0 only where a = b. Source: Sejourne, Feydy, Vialard, Trouve,
-Peyre, Sinkhorn divergences for unbalanced optimal transport, 2019.
+exp(-M / reg), for example squared distances, S >= 0, and S = 0 only for a = b. Source: Sejourne, Feydy, Vialard,
+Trouve, Peyre, Sinkhorn divergences for unbalanced optimal transport, 2019.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from ..ranks import join
 from ..route.options import options_of_value
 from .batch import solve_batch
 
-CHUNK_BYTES = 1 << 26  # of the vectors of the problems that `pairwise` solves at once
+CHUNK_BYTES = 1 << 26  # vectors of the problems that `pairwise` solves in one batch
 
 
 def sinkhorn_divergence(
@@ -35,29 +35,30 @@ def sinkhorn_divergence(
 ) -> Any:  # fmt: skip
     """Compute the debiased Sinkhorn divergence ``OT(a, b) - (OT(a, a) + OT(b, b)) / 2 + reg / 2 (sum a - sum b)^2``.
 
-    It is 0 where a = b. ``OT(a, a)`` alone is not, because entropy blurs the plan.
+    It is 0 for a = b. ``OT(a, a)`` alone is not 0, because entropy blurs the plan.
 
     Parameters
     ----------
     M : (m, n) or (p, m, n) array, PointCloud or Grid
-        Costs between the points of a and those of b. A PointCloud may hold many pairs of clouds of any sizes.
+        Costs between the points of a and the points of b. A PointCloud may hold many pairs of clouds of any sizes.
     a, b : (m,), (n,) or (p, m), (p, n) arrays, optional
         Masses, >= 0; one vector serves all problems of a batch. Default: equal masses that add up to 1.
     reg, reg_m, scale_cost : float; float or inf; {"median", "mean", "max"}, optional
-        As in `solve_batch`, in units of M or of this cost of M for all three values; reg_m is the same on both sides.
+        As in `solve_batch`. ``scale_cost`` is taken from M and serves all three values; reg_m is the same on both
+        sides.
     M_a, M_b : (m, m), (n, n) arrays, or (p, m, m), (p, n, n), optional
-        Costs between the points of a, and between those of b. A PointCloud makes them from its points. Any other M
-        without M_a and M_b must be symmetric, and stands for both.
+        Costs between the points of a, and between the points of b. A PointCloud computes them. Without M_a and M_b any
+        other M must be symmetric, and takes their place.
     **options
-        Whatever else `solve_batch` takes, except for reference, mask, penalty and warm_start. Where both sides are
-        balanced ``tol_gap`` is 1e-5 by default, or 10 tol if that is less: the value is wanted, not the plan.
+        Further arguments of `solve_batch`, without reference, mask, penalty and warm_start. If both sides are balanced,
+        ``tol_gap`` is 1e-5 by default, or 10 tol if that is less: the value is wanted, not the plan.
 
     Returns
     -------
     divergence : float, or (p,) array
         In units of M times mass. Each of the three values is at most its ``gap`` below the optimum, about
-        ``reg * mass * tol^2``. A balanced value is that of masses which differ from b by ``tol_gap`` of the mass at
-        most; what it lacks grows as the square of that.
+        ``reg * mass * tol^2``. A balanced value belongs to masses that differ from b by at most ``tol_gap`` of the
+        mass; its error grows as the square of this difference.
 
     See Also
     --------
@@ -90,7 +91,7 @@ def sinkhorn_divergence(
 
 
 def named_batch(M: Any, A: Any, B: Any, **options: Any) -> Any:
-    """Solve a batch of three pairs (array, the caller's name of it), whose errors have these names."""
+    """Solve a batch; each argument is a pair (array, the caller's name), and errors use the caller's names."""
     with renamed({"M": M[1], "A": A[1], "B": B[1]}):
         return solve_batch(M[0], A[0], B[0], **options)
 
@@ -105,7 +106,7 @@ def check_options(options: dict[str, Any], reg_m: Any) -> None:
 
 
 def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
-    """Return (M_a, M_b), or M for both where it is symmetric."""
+    """Return (M_a, M_b), or (M, M) for a symmetric M."""
     if (M_a is None) != (M_b is None):
         raise ValueError("M_a and M_b must be given together")
     if M_a is not None:
@@ -147,13 +148,13 @@ def pairwise(
     masses : (k, n) array, or list of k vectors, optional
         Masses of the points, >= 0. Default: equal masses that add up to 1 in each cloud.
     reg, reg_m, scale_cost : float; float or inf; {"median", "mean", "max"}, optional
-        As in `sinkhorn_divergence`; in units of the cost, or of this one between the points of all clouds.
+        As in `sinkhorn_divergence`; ``scale_cost`` is taken over the points of all clouds.
     metric, scale, weights
         The cost, as in `PointCloud`.
     comm : mpi4py communicator, optional
-        Its ranks share the pairs. Each rank gives all clouds and gets all divergences.
+        Its ranks share the pairs. Each rank passes all clouds and receives all divergences.
     progress : bool
-        Show how many pairs are solved.
+        Show a bar with the number of solved pairs.
     **options
         tol, tol_gap (by default as in `sinkhorn_divergence`), max_passes, precision, threads and backend, as in
         `solve_batch`.
@@ -210,7 +211,7 @@ def pairwise(
 
 
 def between(cloud: PointCloud, i: Any, j: Any) -> PointCloud:
-    """Return the costs of problems between clouds i and clouds j; their points are not copied."""
+    """Return the costs between clouds i and clouds j; points are not copied."""
     places = (Places(*(x[which] for x in cloud._cost.places[0])) for which in (i, j))
     found: PointCloud = cloud._of(object.__new__(Clouds)._hold(cloud._cost.whole, *places))
     return found

@@ -1,6 +1,6 @@
 """`gromov`: a plan between two spaces that share no coordinates, entropic, unbalanced or balanced, fused or not.
 
-The steps are those of spaces/steps.py; the formulas stand in spaces/task.py.
+spaces/steps.py has the steps, spaces/task.py the formulas.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..spaces.steps import GromovResult, best_of, descend
 from ..spaces.task import Task, as_features
 from ..status import Words, not_converged, warn_not_converged
 
-OPTIONS = "threads", "backend", "precision", "max_passes"  # of `solve`, which a user may give
+OPTIONS = "threads", "backend", "precision", "max_passes"  # options of `solve` that a user may give
 
 
 def gromov(
@@ -33,39 +33,42 @@ def gromov(
     ``alpha sum (X_ik - Y_jl)^2 P_ij P_kl + (1 - alpha) <F, P> + reg KL(P x P | ab x ab)
     + reg_m[0] KL(P1 x P1 | a x a) + reg_m[1] KL(P^T 1 x P^T 1 | b x b)``.
 
-    It is not convex. Steps go down to a plan that answers its own step; several starts are tried, and the best kept.
+    It is not convex. Steps from each start descend to a local optimum; the best of several starts is kept.
 
     Parameters
     ----------
     X, Y : (m, d), (n, e) arrays, or (m, m), (n, n) arrays or matrices of scipy.sparse
-        Points, whose distances are squared Euclidean ones and are never formed; for ``metric="precomputed"`` distances,
-        symmetric but for the rounding of their dtype, where entries that a sparse matrix does not store are 0.
+        Points; their squared Euclidean distances are never formed as a matrix. With ``metric="precomputed"``:
+        distances, symmetric up to the rounding of their dtype; entries that a sparse matrix does not store are 0.
     a, b, reg_m
-        As in `solve`; reg_m in units of reg, one number a side.
+        As in `solve`; reg_m in units of reg, one number for each side.
     reg : float
-        Entropic regularisation, >= 0, in units of squared distances (of points: of the fourth power of a length). Half
-        of ``epsilon`` of POT's balanced functions, and all of that of its unbalanced one. 0: no entropy, by proximal
-        steps whose own reg falls from 1 / 20 of the median cost to 1e-4 of it, and each of which is certified.
+        Entropic regularisation, >= 0, in units of squared distances (of points: of the fourth power of a length). It
+        is half of ``epsilon`` of POT's balanced functions, and equals ``epsilon`` of POT's unbalanced function. With 0
+        there is no entropy: proximal steps, each certified, lower a reg of their own from 1 / 20 of the median cost to
+        1e-4 of it.
     scale_cost : {"median", "mean", "max"}, optional
-        Take reg and reg_m in units of this cost of the step from a b^T, ``sum (X_ik - Y_jl)^2 a_k b_l / (|a| |b|)`` and
-        half of the features', which ``result.scale_cost`` tells.
+        Take reg and reg_m in units of this statistic of the first step's costs. They are
+        ``sum (X_ik - Y_jl)^2 a_k b_l / (|a| |b|)`` and half of the features' costs. ``result.scale_cost`` has the
+        value.
     metric : {"sqeuclidean", "precomputed"} or a pair of them
     features : pair of (m, k) and (n, k) arrays, or (m, n) array, optional
-        What both spaces share: points, whose costs F are squared distances, or F itself.
+        Features that both spaces share: points (F is their squared distances), or the costs F.
     alpha : float
-        Share of the structures, in (0, 1], beside the features; 1 where there are none.
+        Weight of the distances beside the features, in (0, 1]; 1 without features.
     init : {"auto", "independent", "axes", "rows", "noise", "coarse"}, (m, n) plan, Result, or a list of them
-        Where to start: from a b^T; from points laid on each other by the principal axes of both clouds, the best
-        of up to 8 directions of these after 5 steps; from partners whose sorted distances to all others are alike, with
-        noise; from a b^T with noise, the same in every call; from the best answer between 500 points of each space,
-        drawn by their masses; or from a plan. "auto" of points tries "independent" and "axes" up to 1000 points and
-        takes "coarse" beyond. Of distances it tries "independent", "rows" and, up to 1000 points, "noise": a b^T is
-        near a saddle where many points see the same distances.
+        Where to start. "independent": a b^T. "axes": both clouds are aligned by their principal axes; the best of up to
+        8 directions of the axes after 5 steps is kept. "rows": points with similar sorted distances to all others are
+        partners, with noise. "noise": a b^T with noise, the same in every call. "coarse": the best answer between 500
+        points of each space, drawn by mass. A plan is itself the start. For points, "auto" tries "independent" and
+        "axes" up to 1000 points, and takes "coarse" above. For distances it tries "independent", "rows" and, up to 1000
+        points, "noise": a b^T is near a saddle if many points see the same distances.
     max_iter, tol : int, float
-        Steps at most; stop when the plan changes by at most this share of its mass, see ``steps`` of the answer.
+        At most this many steps; stop when a step changes the plan by at most this share of its mass. ``steps`` of the
+        answer has the changes.
     inner_tol, **options
-        ``tol`` of `solve` for the last steps, while those before follow the change of the plan; its ``threads``,
-        ``backend``, ``precision`` and ``max_passes``.
+        ``tol`` of `solve` for the last steps; earlier steps are solved only as accurately as the plan changes. Options
+        are ``threads``, ``backend``, ``precision`` and ``max_passes`` of `solve`.
 
     Returns
     -------
@@ -75,7 +78,8 @@ def gromov(
     Warns
     -----
     ConvergenceWarning
-        ``max_iter`` steps did not settle the plan, or the last step's problem ended above its tolerance.
+        The plan still changes by more than ``tol`` after ``max_iter`` steps, or the problem of the last step did not
+        reach ``inner_tol``.
 
     References
     ----------

@@ -1,8 +1,8 @@
 """The log-semiring matrix product, out_ij = log sum_k exp(a_ik + b_kj).
 
-What a step of Sinkhorn's algorithm on logarithms is made of. The kernels exponentiate the factors once and multiply
-(src_c/log_matmul.h has the bound that tells where this is exact); memory is O(m k + k n) beyond the answer. Arrays on a
-GPU (CuPy, or what has its array interface) stay there.
+A step of Sinkhorn's algorithm on logarithms is such a product. The kernels exponentiate the factors once and multiply;
+src_c/log_matmul.h has the bound that decides if this is exact. Memory is O(m k + k n) beyond the answer. Arrays on a
+GPU (CuPy, or objects with the CUDA array interface) stay there.
 """
 
 from importlib import import_module
@@ -23,12 +23,12 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
     A : (m, k) or (p, m, k) array
         float32 or float64; -inf is an exact zero.
     B : (k, n) or (p, k, n) array
-        One for all p products, or one for each.
+        One matrix for all p products, or one for each.
     threads : int, optional
         As in `solve`.
     exact : bool
-        Take k exponentials for every entry, relative to its own maximum over k. The default does so only where a
-        product of exponentials could lose more than its rounding; elsewhere it is some twenty times faster.
+        Take k exponentials for every entry, relative to its own maximum over k. The default does so only
+        where a product of exponentials could lose accuracy; elsewhere it is some twenty times faster.
 
     Returns
     -------

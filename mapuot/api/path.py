@@ -19,16 +19,16 @@ def path(M: Any, a: Any = None, b: Any = None, *, regs: Sequence[float], reg_ms:
     Parameters
     ----------
     M, a, b
-        As in `solve`, or those of a batch as in `solve_batch`: (p, m, n) costs, many clouds, a list of sparse matrices,
-        or one cost with (p, m) or (p, n) masses.
+        As in `solve`, or a batch as in `solve_batch`: (p, m, n) costs, many clouds, a list of sparse matrices, or one
+        cost with (p, m) or (p, n) masses.
     regs : sequence of float
         Entropic regularisations, in units of M, in the order in which to solve; from large to small is quickest.
     reg_ms : sequence, or one value for all
         Marginal penalties, in units of M. A list, or a tuple or array of as many numbers as ``regs`` has, gives one
-        reg_m for each reg. A number, a pair (rows, columns) or a pair of per-point vectors is the reg_m of all. For two
-        regs, write a list of two pairs, so that a pair of numbers cannot be mistaken for them.
+        reg_m for each reg. A number, a pair (rows, columns) or a pair of per-point vectors serves all regs. For two
+        regs, write a list of two pairs: a plain pair would be ambiguous.
     **options
-        Whatever else `solve` takes, or `solve_batch` of a batch; ``warm_start`` is that of the first reg.
+        Further arguments of `solve`, or of `solve_batch` for a batch; ``warm_start`` serves the first reg.
 
     Yields
     ------
@@ -62,7 +62,7 @@ def path(M: Any, a: Any = None, b: Any = None, *, regs: Sequence[float], reg_ms:
 def is_batch(M: Any, a: Any, b: Any) -> bool:
     if is_list_of_pairs(M) or np.ndim(M) == 3:
         return True
-    if isinstance(cost_of(M), Cost):  # whose masses may have the shape of a grid
+    if isinstance(cost_of(M), Cost):  # masses may have the shape of a grid
         return False
     return any(np.ndim(x) == 2 and np.shape(x)[1] > 1 for x in (a, b))  # else a column of a table
 

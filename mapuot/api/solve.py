@@ -1,4 +1,4 @@
-"""`solve`: reads the arguments of one problem, has it solved, and warns where the answer fell short."""
+"""`solve`: check the arguments of one problem, solve it, and warn if the answer fell short."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,38 +55,40 @@ def solve(
         Costs of moving a unit of mass from each row to each column; +inf forbids a pair.
 
         - An array is float32 or float64, in any memory layout; other types are converted.
-        - A `PointCloud` makes its costs from points, a `Grid` those between the nodes of images or volumes.
+        - A `PointCloud` computes its costs from points; a `Grid` computes the costs between the nodes of images or
+          volumes.
         - A sparse matrix, in any format, stores the costs of the allowed pairs, explicit zeros included; duplicates
           add up, and all other pairs are forbidden. The plan is a CSR array with entries in the same places. A sparse
           CSR tensor of PyTorch on the CPU is read in the same way. BSR and DIA matrices, which pad with zeros, are
           refused where they hold zeros.
         - A function ``M(i0, i1)`` returns the rows i0 to i1, and a file is .npy, .npz, HDF5 or Zarr. Both are read
-          block by block and never held. With ``backend="cuda"`` a function may make its rows on the device.
+          block by block and are never in memory as a whole. With ``backend="cuda"`` a function may make its rows on
+          the device.
     a, b : (m,), (n,) arrays, optional
-        Masses, >= 0. Where they are left out, None or empty, all masses are equal and add up to 1. With a `Grid` they
-        may have the shape of its nodes. Their unit counts, because KL(P | a b^T) compares a mass with a mass squared:
-        in a unit 1000 times smaller, ``reg log 1000`` is taken off each cost, and more mass moves. Where both sides
-        are balanced and their masses differ by rounding, 1e-6 at most, b is brought to the mass of a.
+        Masses, >= 0. If they are left out, None or empty, all masses are equal and add up to 1. With a `Grid` they may
+        have the shape of its nodes. The unit of mass changes the answer, because KL(P | a b^T) compares a mass with a
+        mass squared: a unit 1000 times smaller lowers each cost by ``reg log 1000``, and more mass moves. If both
+        sides are balanced and their totals differ by rounding, 1e-6 at most, b is scaled to the total of a.
     reg, reg_m : float > 0; float, inf, or a pair of them or of per-point vectors
         Entropic regularisation, and marginal penalty of the rows and of the columns, in units of M; inf is the balanced
         constraint. With ``penalty="range"`` reg_m is the relative slack of the marginals. There is no default, because
         no number suits all units of M; 1 is a good reg_m where the median of M is 1.
     scale_cost : {"median", "mean", "max"}, optional
-        Take reg and reg_m (but not the slack of a "range") in units of this finite cost, which ``result.scale_cost``
-        tells. M, values and potentials keep their units. Every pair counts once, whatever its masses, so that to merge
-        equal points changes the median and the mean. Of more than 2^22 costs, the number is found from some rows,
-        drawn with one seed; of a sparse M from the stored costs; over ranks from the whole M.
+        Take reg and reg_m (but not the slack of a "range") in units of this statistic of the finite costs; its value is
+        ``result.scale_cost``. M, values and potentials keep their units. Every pair counts once, whatever its masses:
+        merging equal points changes the median and the mean. For more than 2^22 costs the statistic comes from some
+        rows, drawn with one seed; for a sparse M from the stored costs; over ranks from the whole M.
     scale_mass : bool
-        Divide a and b by ``sqrt(sum(a) sum(b))``, which ``result.scale_mass`` tells, so that their unit does not
-        count. The plan, its marginals and the values are in this unit: multiply them by ``result.scale_mass``.
+        Divide a and b by ``sqrt(sum(a) sum(b))``, so that the unit of mass does not change the answer. The plan, its
+        marginals and the values are in the new unit: multiply them by the divisor, ``result.scale_mass``.
     method : {"auto", "translation_invariant", "sinkhorn", "map-uot"}
         "auto" is the translation-invariant iteration with guarded Anderson acceleration of depth 5 to 20. "sinkhorn"
-        makes POT's iterates. "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings along.
+        repeats POT's iterates. "map-uot" rescales one buffer in place (arXiv 2412.11079) and keeps the scalings, too.
     penalty : {"kl", "balanced", "tv", "l2", "range"} or a pair of them
         The divergence D of both sides, or one for the rows and one for the columns.
     reference : {"product", "uniform"} or (m, n) array
-        The measure c of the entropy: a b^T, ones, or a matrix, whose zeros forbid pairs; for a sparse M it may be
-        sparse. The objective counts the mass of all of c, also that of forbidden pairs.
+        The measure c of the entropy: a b^T, ones, or a matrix, in which zeros forbid pairs; for a sparse M it may be
+        sparse. The objective counts the whole mass of c, including the mass of forbidden pairs.
     mask : SeededMask, optional
         Keep random pairs only, and count each of them ``1 / keep`` times in the reference. The seed determines the
         pairs; nothing is stored.
@@ -108,13 +110,13 @@ def solve(
         CPU threads. Default: the cores that this process may use, and one for small problems.
     schedule : {"auto", "static"}
         How threads share the rows of K. "static" shares them evenly, and runs with the same number of threads then have
-        the same bits. "auto" does so until one thread is 5 % behind the others (efficiency cores, another program);
-        from then on rows follow the speed of each thread, which changes the order of sums and so the last digits.
+        the same bits. "auto" does so until one thread is 5 % behind the others (efficiency cores, another program).
+        From then on faster threads take more rows, which changes the order of sums and so the last digits.
     symmetric : bool, optional
         Whether rows and columns are the same problem: equal masses and penalties, and a symmetric M (and a symmetric
         reference, if it is a matrix), for example a `PointCloud` without y. Method "auto" then makes passes with one
-        potential, log u = log v, of which 2 to 12 suffice at any reg. None finds out by one look at M, which ends at
-        the first difference. True raises an error where the problem is not symmetric. False makes ordinary passes.
+        potential, log u = log v; 2 to 12 such passes suffice at any reg. None checks M for symmetry and stops at the
+        first difference. True raises an error if the problem is not symmetric. False makes ordinary passes.
     warm_start : Result or (log_u, log_v), optional
         Where to start. If the start does not help, the solver starts anew.
     callback, progress : callable, optional; bool
@@ -122,12 +124,12 @@ def solve(
         ``progress`` shows a bar on standard error.
     comm : mpi4py communicator, optional
         Solve over its ranks. Each rank gives its own rows of M, a, reg_m[0] and reference (possibly none), and all of
-        b; a function or a file is that of the whole matrix. The Result is distributed like M. An error on one rank is
-        raised on all; ``mpiexec -n P python -m mpi4py program.py`` also ends the job if a rank fails elsewhere. On GPUs
-        each rank uses one: that of its arrays, or the one that belongs to its number on the host. Column sums go
-        through NCCL (``mapuot[nccl]``), else through the host; with the environment variable MAPUOT_CUDA_MPI=1 through
-        a CUDA-aware MPI. If only the columns are balanced, one process solves the transposed problem, while ranks and
-        a streamed M are solved as given: the same plan in more passes.
+        b; a function or a file covers the whole matrix. The Result is distributed like M. An error on one rank is
+        raised on all; ``mpiexec -n P python -m mpi4py program.py`` also ends the job if a rank fails elsewhere. Each
+        rank uses one GPU: the GPU of its arrays, or else the GPU with the number of the rank on its host. Column sums
+        go through NCCL (``mapuot[nccl]``), else through the host; with the environment variable MAPUOT_CUDA_MPI=1
+        through a CUDA-aware MPI. If only the columns are balanced, one process solves the transposed problem; ranks and
+        a streamed M keep the given order, and reach the same plan in more passes.
     checkpoint : path, optional
         Write the potentials to this file every minute; `mapuot.files.load_checkpoint` reads them.
     out : (m, n) array, optional
@@ -137,21 +139,22 @@ def solve(
     Returns
     -------
     Result
-        If M, a or b is a PyTorch tensor, all arrays of the Result are tensors on its device. No gradient goes through
-        `solve`, which warns of tensors that require one: `mapuot.torch.sinkhorn_loss` has the gradient.
+        If M, a or b is a PyTorch tensor, all arrays of the Result are tensors on its device. `solve` passes on no
+        gradient, and warns if a tensor requires one: `mapuot.torch.sinkhorn_loss` has the gradient.
 
     Raises
     ------
     InfeasibleError
-        No plan has the marginals that both sides allow: a balanced point has no allowed partner, the masses of two
-        balanced sides differ, or pairs that M or the reference forbids leave such points with partners of less mass
-        only. Unless M is sparse, the last of these is found only if the passes do not converge.
+        No plan has the marginals that both sides allow: a balanced point has no allowed partner, the totals of two
+        balanced sides differ, or the allowed partners of some balanced points have too little mass together. Unless M
+        is sparse, the last of these is found only if the passes do not converge.
 
     Warns
     -----
     ConvergenceWarning, ScalingWarning
-        The certified error is above tol. Less than 1e-4 of the mass moves; or range(M) / reg is above 1e8, as where
-        finite costs stand for inf; or with totals of 1 the share that moves would be another by more than 10 %.
+        ConvergenceWarning: the certified error is above tol. ScalingWarning: less than 1e-4 of the mass moves; or
+        range(M) / reg is above 1e8, for example because finite costs stand for inf; or totals of 1 would change the
+        moved share by more than 10 %.
 
     See Also
     --------
@@ -233,7 +236,7 @@ def solve(
 
 
 def unfinished(plain: Any, begun: Any, warm_start: Any, max_passes: int) -> tuple[Any, list[Stats], str, int]:
-    """Return the start of the ordinary way, and the passes, the status and the products of a call that led there."""
+    """Return the start, passes, status and products of an earlier call, from which the ordinary loop continues."""
     if plain is not None:  # it has stalled, and steps with a factor follow
         return (plain.log_u, plain.log_v), plain.trace, "stalled", plain.products
     start, trace = begun.left(max_passes) if begun else (warm_start, [])
@@ -281,7 +284,7 @@ def solve_sample(
 
 
 def in_units(given: dict[str, Any]) -> Result:
-    """Solve with the masses, or reg and reg_m, in the units that the arguments ask for."""
+    """Solve in the units that ``scale_mass`` and ``scale_cost`` ask for."""
     M, a, b, ranks = given["M"], given["a"], given["b"], join(given["comm"])
     with ranks.together():
         module, words = pick(given["backend"], M, a, b), {name: given[name] for name in ("scale_cost", "scale_mass")}
@@ -293,7 +296,7 @@ def in_units(given: dict[str, Any]) -> Result:
 
 
 def tell_plain(result: LazyResult, tol: float, precision: str) -> None:
-    """Warn of a plain problem that has not converged, or in which the unit of mass counts."""
+    """Warn if a plain problem has not converged, or if its unit of mass changes the answer."""
     if not result.converged:
         check_met(result)
         warn_not_converged(not_converged(result, tol, may_be_finer(result.options, precision)))
@@ -303,13 +306,13 @@ def tell_plain(result: LazyResult, tol: float, precision: str) -> None:
 
 
 def check_met(result: Result, which: str = "") -> None:
-    """Raise where passes met no certificate since forbidden pairs leave no plan; ``which`` one of a batch it is."""
+    """Raise if forbidden pairs leave no plan, once passes have failed; ``which`` names the problem of a batch."""
     if result.status in UNREACHED:
         check_cut(result.problem, host(result.log_u), host(result.log_v), which)
 
 
 def check_words(method: Any, precision: Any, schedule: Any) -> None:
-    """Raise where one of these is no word of `solve`."""
+    """Raise if one of these words is unknown to `solve`."""
     if not isinstance(method, str) or method not in METHODS:
         raise ValueError(f"Unknown method {shown(method)}: must be one of {sorted(METHODS)}")
     as_choice(precision, "precision", ("auto", *PRECISIONS))
@@ -317,7 +320,7 @@ def check_words(method: Any, precision: Any, schedule: Any) -> None:
 
 
 def check_whole(cost: Any, method: str, out: Any) -> None:
-    """Refuse what needs a K or a plan of all pairs where M is points or sparse."""
+    """Refuse methods and outputs that need a dense K or plan if M is points or sparse."""
     if cost.remade and METHODS[method][2]:
         raise ValueError(f"method 'map-uot' overwrites K, which is never formed for {cost.kind}")
     if cost.operator != "pairs":
@@ -330,7 +333,7 @@ def check_whole(cost: Any, method: str, out: Any) -> None:
 
 @contextmanager
 def first_read(cost: Any, progress: bool) -> Iterator[Callable[[int], Any] | None]:
-    """Show a bar over the rows of a function or a file, whose first read may take as long as the solve."""
+    """Show a bar over the rows of a function or a file: the first read may take as long as the solve."""
     if not progress or cost.held:
         yield None
         return

@@ -1,4 +1,4 @@
-"""`tune`: the reg and reg_m at which a plan moves as much, and is as sharp, as one wants."""
+"""`tune`: find reg and reg_m for a wanted moved mass and a wanted sharpness of the plan."""
 
 import functools
 import math
@@ -18,22 +18,22 @@ from ..status import FAILED
 from .solve import solve
 
 FIRST_REG = 0.05  # of the median cost
-LOG_STEP, RANGE = math.log(2.0), math.log(1e4)  # between those that are tried first, and how far from the first one
-CLOSE = 1e-3  # change of log reg at which secants end, and difference of log odds at which a bracket is not halved
-WITHIN = 1e-2  # difference of the log odds, log(x / (1 - x)), from those asked for, in an answer
-NARROW = 1e-9  # width of a bracket of log reg in which a share jumps
-MOST_STEPS, LONGEST, FLAT = 12, 3 * LOG_STEP, 1e-6  # of secants: how many, how long, and where slopes tell nothing
+LOG_STEP, RANGE = math.log(2.0), math.log(1e4)  # first step of the search, and its reach
+CLOSE = 1e-3  # change of log reg, and difference of log odds, at which the search ends
+WITHIN = 1e-2  # largest error of the log odds, log(x / (1 - x)), in an answer
+NARROW = 1e-9  # width of a bracket in log reg at which a share counts as jumping
+MOST_STEPS, LONGEST, FLAT = 12, 3 * LOG_STEP, 1e-6  # of secants: steps, longest step, singular determinant
 
 
 class Tuned(NamedTuple):
-    """Answer of `tune`: the numbers it found, the Result that they give, and the Results on the way.
+    """Answer of `tune`: reg and reg_m, their Result, and all Results of the search.
 
     Attributes
     ----------
     reg, reg_m, result : float, float, Result
-        In units of M, or of the cost that ``scale_cost`` names; the answer at this reg and reg_m.
+        reg and reg_m in units of M, or of the cost that ``scale_cost`` names; the answer at this reg and reg_m.
     curve : list of Result
-        All answers on the way, in order of reg and reg_m.
+        All answers of the search, in order of reg and reg_m.
 
     See Also
     --------
@@ -58,10 +58,10 @@ def tune(
     M: Any, a: Any = None, b: Any = None, *, mass: float = 0.9, sharpness: float = 0.8, reg: float | None = None,
     reg_m: float | None = None, **options: Any,
 ) -> Tuned:  # fmt: skip
-    """Find the reg and reg_m with which the plan moves a given share of the mass and is as sharp as asked for.
+    """Find the reg and reg_m for which the plan moves a given share of the mass and has a given sharpness.
 
     Both numbers are found together by secants, in some ten certified solves, each started from the previous answer. If
-    the secants do not settle, or if one of the numbers is given, a bracket is halved instead: the mass grows with
+    the secants do not converge, or if one of the numbers is given, bisection takes their place: the mass grows with
     reg_m, and the sharpness falls as reg grows. The odds x / (1 - x) of the share and of the sharpness are within 1 %
     of the odds asked for.
 
@@ -75,21 +75,21 @@ def tune(
     sharpness : float
         Sharpness that the plan should have, in (0, 1); see `Result.sharpness`.
     reg, reg_m : float, optional
-        One of them may be given, in units of M; then only the other is sought.
+        One of them may be fixed, in units of M; then only the other is searched for.
     **options
-        Whatever else `solve` takes, except for the penalties "balanced" and "range".
+        Further arguments of `solve`, without the penalties "balanced" and "range".
 
     Returns
     -------
     Tuned
-        ``reg`` and ``reg_m``, the ``result`` that they give, and ``curve``, all answers on the way.
+        ``reg`` and ``reg_m``, their ``result``, and ``curve``, all answers of the search.
 
     Raises
     ------
     ValueError
         No such plan was found; the message has the nearest ones. The search covers a factor of 1e4 around reg = .05 and
-        reg_m = 1 median costs. A share may jump where reg_m grows, for example with "tv", and a sharpness may have a
-        largest value below 1.
+        reg_m = 1 median costs. The share may jump as reg_m grows, for example with "tv", and the largest possible
+        sharpness may be below 1.
 
     See Also
     --------
@@ -109,11 +109,11 @@ def tune(
     share, sharp = (as_positive(x, name, *inside) for x, name in ((mass, "mass"), (sharpness, "sharpness")))
     log_reg = math.log(as_positive(reg, "reg") if reg is not None else FIRST_REG * search.usual)
     log_reg_m = math.log(as_positive(reg_m, "reg_m") if reg_m is not None else search.usual)
-    nearby = [log_reg_m]  # where the search for reg_m begins
+    nearby = [log_reg_m]  # start of the search for reg_m
 
-    @functools.cache  # a second search begins elsewhere and ends elsewhere in its tolerance
+    @functools.cache  # a second search would end at another point within the tolerance
     def beside(log_reg: float) -> float:
-        """Return the log reg_m at which the wanted share moves with this reg."""
+        """Return the log reg_m that moves the wanted share at this reg."""
         if reg_m is None:
             name = f"mass must be a share that some reg_m moves with reg {math.exp(log_reg):.6g}"
             nearby[0] = root(lambda x: search.share(log_reg, x), share, nearby[0], 1, name, "reg_m")
@@ -141,7 +141,7 @@ def tune(
 
 
 class Search:
-    """Solves of one problem at many regs, each begun at the last one."""
+    """Solves of one problem at many regs, each started from the previous answer."""
 
     def __init__(self, M: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
         self.arguments, self.options = (M, a, b), options
@@ -163,13 +163,13 @@ class Search:
         return float(result.mass) / math.sqrt(result.problem.rows.mass * result.problem.cols.mass)
 
     def apart(self, log_reg: float, log_reg_m: float, share: float, sharp: float) -> Any:
-        """Return how far the log odds of the sharpness and of the share are from those asked for."""
+        """Return the errors of the log odds of the sharpness and of the share."""
         found = self.solve(log_reg, log_reg_m).sharpness, self.share(log_reg, log_reg_m)
         return np.array([logit(x) - logit(wanted) for x, wanted in zip(found, (sharp, share), strict=True)])
 
 
 def secants(function: Callable[[Any], Any], first: tuple[float, float]) -> tuple[float, float] | None:
-    """Return where two functions of two numbers are 0, by Broyden's method; None where a few steps come to no end."""
+    """Find a zero of two functions of two numbers by Broyden's method; None if a few steps do not converge."""
     x = np.array(first)
     f = function(tuple(x))
     slopes = np.stack([(function(tuple(x + LOG_STEP * e)) - f) / LOG_STEP for e in np.eye(2)], 1)
@@ -191,16 +191,16 @@ def secants(function: Callable[[Any], Any], first: tuple[float, float]) -> tuple
 def root(
     function: Callable[[float], float], wanted: float, first: float, sign: int, what: str, name: str
 ) -> float:  # fmt: skip
-    """Return where a share that grows with ``sign`` x is as wanted, from a bracket that widens from ``first``.
+    """Find x at which a share, monotone in ``sign`` x, has the wanted value; a bracket widens from ``first``.
 
-    ``what`` and ``name``: words for the share and for exp(x), where it comes nowhere near.
+    ``what`` and ``name``: the words of an error message for the share and for exp(x).
     """
     from scipy.optimize import brentq  # noqa: PLC0415 - on first use
 
     known: dict[float, float] = {}
 
     def apart(x: float) -> float:
-        """Return the difference of the log odds; 0 where it is small, which ends the search."""
+        """Return the difference of the log odds, or 0 if it is small, which ends the search."""
         if x not in known:
             known[x] = function(x)
         difference = sign * (logit(known[x]) - logit(wanted))
@@ -223,6 +223,6 @@ def root(
 
 
 def logit(share: float) -> float:
-    """Return log(share / (1 - share)), in which shares near 0 and 1 are as far apart as others; bounded."""
+    """Return log(share / (1 - share)), bounded; it separates shares near 0 and near 1."""
     share = min(1 - 1e-12, max(1e-12, share))
     return math.log(share / (1 - share))
