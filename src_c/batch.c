@@ -1,7 +1,7 @@
-/* batch.c - many problems at once: every thread of the pool keeps up to SLOTS of them in hand, makes one pass over the
- * K that they share, finishes each by its own finish_pass, and takes the next from the queue where one has stopped.
+/* batch.c - many problems at once. Every thread of the pool holds up to SLOTS problems. It makes one pass over the K
+ * that they share, finishes each by its own finish_pass, and replaces a stopped problem by the next of the queue.
  *
- * The problems are independent, so the threads never wait for each other.  Kernels: batch_tmpl.c.
+ * The problems are independent, so the threads never wait for each other. Kernels: batch_tmpl.c.
  */
 #include <stdatomic.h>
 #include <stdint.h>
@@ -51,7 +51,7 @@ int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states) {
     return MAPUOT_RUNNING;
 }
 
-/* the next problem of the queue that is still running, -1 where there is none */
+/* the next problem of the queue that is still running, -1 if there is none */
 static int64_t take(batch_job *job) {
     for (;;) {
         int64_t i = atomic_fetch_add(&job->next, 1);
@@ -72,7 +72,7 @@ static void one_pass(const batch_job *job, mapuot_state *const *states, int coun
     end_flush(before);
 }
 
-/* what is left of a pass: the rest of it and, where hard columns nearly hold, Newton's step; returns its status */
+/* Finish a pass and, where hard columns nearly hold, make Newton's step. Returns the status. */
 static int finish(const batch_job *job, mapuot_state *state, int64_t i, double *room) {
     mapuot_stats two[2] = {0};
     int64_t made = 0;
@@ -83,7 +83,7 @@ static int finish(const batch_job *job, mapuot_state *state, int64_t i, double *
     return status;
 }
 
-/* the last pass of a problem that runs on, certified */
+/* Certify the last pass of a problem that runs on. */
 static void look_back(const batch_job *job, int64_t i, double *room) {
     int64_t made = 0;
     job->newton[i].wait = 0;

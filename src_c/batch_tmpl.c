@@ -1,9 +1,9 @@
 /* batch_tmpl.c - row_pass for several problems that share K; compiled once per instruction set and dtype of K.
  *
  * For each tile of rows: s = K V^T as a small matrix product in registers, u = prox(s) problem by problem, and, while
- * the tile is in cache, sums_q += u_q^T K for every problem.  Sums are formed in the order of a single problem, so that
- * an answer does not depend on its company.  Of one potential K v is all.  Contract: kernels.h; twin: row_pass in
- * kernels_tmpl.c.
+ * the tile is in cache, sums_q += u_q^T K for every problem. Sums have the order of a single solve, so that an answer
+ * does not depend on the other problems. With one potential K v is all that is needed. Contract: kernels.h; twin:
+ * row_pass in kernels_tmpl.c.
  */
 #include <string.h>
 

@@ -1,13 +1,16 @@
-/* boxes_tmpl.c - upper bounds on the plan's mass between boxes of points, and which pairs of boxes are skipped by them.
+/* boxes_tmpl.c - upper bounds on the plan's mass between boxes of points, and the pairs of boxes that they allow to
+ * skip.
  *
- * With log scalings f, g (the masses and 1 / reg in them) and costs in units of reg, for slopes p of box I and q of J,
- *     f_i + g_j - c_ij <= f~_i + g~_j + E_IJ,   f~_i = f_i - p (x_i - mid_I),  g~_j = g_j - q (y_j - mid_J):
- * of |x - y|^2, in each coordinate, with s = x - y = D + t, |t| <= H, D = mid_I - mid_J, H = half_I + half_J, r = (p - q) / 2,
+ * f, g are log scalings with the masses and 1 / reg in them, costs are in units of reg. For slopes p of box I and q of
+ * box J,
+ *     f_i + g_j - c_ij <= f~_i + g~_j + E_IJ,   f~_i = f_i - p (x_i - mid_I),  g~_j = g_j - q (y_j - mid_J).
+ * E for |x - y|^2, in each coordinate, with s = x - y = D + t, |t| <= H, D = mid_I - mid_J, H = half_I + half_J,
+ * r = (p - q) / 2:
  *     p (x - mid_I) + q (y - mid_J) - s^2 <= max_s (r (s - D) - s^2) + |p + q| / 2 H,
- * the maximum where s is r / 2, or the end of its interval next to it.  Slopes that follow the potentials keep f~ and g~ flat
- * across a box, where the potentials of displaced clouds rise by tens of nats.  The other metrics: slopes 0, the least
- * distance of the boxes.  Sums of e^f~ and e^g~ over the boxes then bound the mass between them.  Who fills the record and
- * what follows for the certificate: mapuot/backends/boxes.py, docs/mathematics.md.
+ * with the maximum at s = r / 2 or at the end of its interval next to it. Slopes that follow the potentials keep f~ and
+ * g~ flat across a box; the potentials of displaced clouds rise by tens of nats there. Other metrics have slopes 0 and
+ * the least distance of the boxes. Sums of e^f~ and e^g~ over the boxes then bound the mass between them.
+ * mapuot/backends/boxes.py fills the record; docs/mathematics.md has the consequences for the certificate.
  */
 #include <string.h>
 
@@ -39,14 +42,14 @@ ALWAYS_INLINE vd log_bound(const mapuot_boxes *boxes, int64_t i, int64_t j) {
     return v_add(sum, v_add(v_set(boxes->x_log_mass[i]), v_load(boxes->y_log_mass + j)));
 }
 
-/* 1 where a box of y is kept by what first and run say */
+/* kept[j] = 1 if first and run keep box j of y */
 static void mark_runs(const box_args *args, int64_t i, double *kept) {
     memset(kept, 0, (size_t)args->boxes->n * sizeof(double));
     for (int64_t k = args->first[i]; k < args->first[i + 1]; k++)
         for (int64_t j = args->run[2 * k] / args->unit; j * args->unit < args->run[2 * k + 1]; j++) kept[j] = 1.0;
 }
 
-/* counts, and with write writes, the runs of the boxes that are kept */
+/* Count, and with `write` write, the runs of kept boxes. */
 static void tell_runs(const box_args *args, int64_t i, const double *kept) {
     const int64_t n = args->boxes->n;
     int64_t count = 0, width = 0;

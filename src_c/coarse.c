@@ -1,10 +1,11 @@
-/* coarse.c - clusters for the coarse correction (coarse_tmpl.c), and its matrix as Python calls for it; points in boxes. */
+/* coarse.c - clusters for the coarse correction (coarse_tmpl.c), the call that builds its matrix, and the order of
+ * points in boxes. */
 #include <math.h>
 
 #include "kernels.h"
 
-/* points are far from all others where they are this part of the points of a cluster; so many clusters of them: heavy
- * tails have hundreds, and the others need their clusters, too */
+/* Points far from all others get clusters of their own if they are at most 1 / FAR_SHARE of the points of a cluster, up
+ * to MOST_ALONE clusters: heavy tails have hundreds of such points, and the other points need clusters, too. */
 enum { FAR_SHARE = 8, MOST_ALONE = 4 };
 
 typedef struct {
@@ -23,7 +24,7 @@ static void share_part(mapuot_pool *pool, const mapuot_state *state, const sweep
     pool_run(pool, coarse_task, &job);
 }
 
-/* the factor, of what the labelled passes of all processes left; from the next pass on steps are corrected */
+/* Factorise the matrix of the labelled passes of all processes. From the next pass on steps are corrected. */
 int mapuot_coarse_matrix(mapuot_pool *pool, mapuot_state *state, double fi) {
     mapuot_coarse *coarse = &state->coarse;
     const int64_t k = coarse->clusters;
@@ -50,7 +51,7 @@ typedef struct {
     int64_t *order, *label;
 } points;
 
-/* the column of X in which these points lie farthest apart */
+/* the column of X in which these points have the largest range */
 static int64_t widest(const points *of, int64_t from, int64_t to) {
     int64_t found = 0;
     double most = -1.0;
@@ -66,7 +67,7 @@ static int64_t widest(const points *of, int64_t from, int64_t to) {
     return found;
 }
 
-/* order the points so that those before the middle are not above it in column k: Hoare's selection */
+/* Order the points so that no point before the middle is above it in column k: Hoare's selection. */
 static void select(const points *of, int64_t from, int64_t to, int64_t middle, int64_t k) {
     const double *X = of->X + k;
     int64_t *order = of->order, low = from, high = to - 1;
@@ -88,8 +89,8 @@ static void select(const points *of, int64_t from, int64_t to, int64_t middle, i
     }
 }
 
-/* how many points come before the middle of the range in column k, where these or the others are few and far from the rest,
- * in whose clusters they would move as these do; else 0 */
+/* The number of points before the middle of the range in column k, if these or the rest are few and far from all
+ * others: within the others' clusters they would be moved like them. Else 0. */
 static int64_t far_ones(const points *of, int64_t from, int64_t to, int64_t count, int64_t k) {
     double low = INFINITY, high = -INFINITY;
     int64_t before = 0, few;
@@ -133,7 +134,8 @@ int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64
     return MAPUOT_RUNNING;
 }
 
-/* the middle, in whole units, and where so few are left in whole halves of a unit: any power of 2 of neighbours lie together */
+/* The middle of a range in whole units, or in halves of a unit if the range is at most one: any power of 2 of
+ * neighbours lie together. */
 static int64_t middle_of(const points *of, int64_t from, int64_t to, int64_t *unit) {
     while (*unit > 1 && to - from <= *unit) *unit /= 2;
     if (to - from <= 1) return to;
@@ -149,12 +151,12 @@ static void cut(const points *of, int64_t from, int64_t to, int64_t unit) {
     cut(of, middle, to, unit);
 }
 
-#define MOST_PARTS 256 /* the threads share so many: several each, since parts take unequal times */
+#define MOST_PARTS 256 /* number of parts that the threads share: several each, since parts take unequal times */
 
 typedef struct {
     points all;
     int64_t unit, parts, edge[MOST_PARTS + 1], middle[MOST_PARTS];
-    int last; /* 1: each part to its end, else one cut of each */
+    int last; /* 1: order each part completely, 0: cut each once */
 } cuts;
 
 static void cut_task(void *context, int thread, int threads) {

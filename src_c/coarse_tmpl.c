@@ -1,13 +1,14 @@
-/* coarse_tmpl.c - translation invariance cluster by cluster: what is slow in the iteration moves groups of points as wholes.
+/* coarse_tmpl.c - translation invariance cluster by cluster: slow modes of the iteration move whole groups of points.
  *
- * A labelled pass is a row_pass that takes the rows cluster by cluster and so finds B_Ij, the plan's mass between cluster I of
- * rows and column j.  With every cluster taken for one row the derivative of G is, C = fi1 fi2, r and s the sums of B,
+ * A labelled pass is a row_pass that takes the rows cluster by cluster and thereby finds B_Ij, the plan's mass between
+ * cluster I of rows and column j. If every cluster counts as one row, the derivative of G is, with C = fi1 fi2 and the
+ * marginals r and s of B,
  *     J = C D^-1 B^T R^-1 B,   R = diag(r), D = diag(s),
  * and the step gains ((I - J)^-1 - I) (F - sum gamma dF), which with W = B D^-1/2 is
- *     C D^-1/2 W^T (R - C W W^T)^-1 W D^1/2 (F - sum gamma dF):
- * a matrix of clusters, symmetric and positive definite, kept as its Cholesky factor.  B is kept relative to its sum, W in
- * float32: steps need not be exact, the guard is.
- * Formulas: docs/mathematics.md.  When it is done: backends/coarse.py.  Oracle: backends/reference.py.
+ *     C D^-1/2 W^T (R - C W W^T)^-1 W D^1/2 (F - sum gamma dF).
+ * The matrix in the middle has the size of the clusters and is symmetric positive definite; its Cholesky factor is
+ * kept. B is relative to its sum, W is float32: steps need not be exact, the guard is.
+ * Formulas: docs/mathematics.md.  When it is used: backends/coarse.py.  Oracle: backends/reference.py.
  */
 #include <string.h>
 
@@ -15,11 +16,13 @@
 #include "kernels.h"
 #include "vec.h"
 
-#define LEAST_PIVOT 1e-10 /* share of the diagonal: what exchanges nothing moves by 1e10 of its residual at most */
-#define LEAST_SHARE 1e-20 /* a column's in a cluster's mass: products of smaller ones are subnormal float32, and slow */
-enum { TOGETHER = 4 };    /* clusters at a time */
+#define LEAST_PIVOT                                                                                                    \
+    1e-10 /* share of the diagonal: a cluster that exchanges no mass moves by at most 1e10 of its residual */
+#define LEAST_SHARE                                                                                                    \
+    1e-20 /* of a column in a cluster's mass: products of smaller shares are subnormal float32, which is slow */
+enum { TOGETHER = 4 }; /* clusters processed at a time */
 
-/* the rows of every cluster of this thread: their pass, r_I, and the shares of the columns in it */
+/* For every cluster of this thread: the pass over its rows, r_I, and the shares of the columns in r_I. */
 static void coarse_rows(const mapuot_state *state, pass_fn pass, int thread, int threads, double *sums) {
     const mapuot_coarse *coarse = &state->coarse;
     const int64_t np = padded(state->n), len = np + SCALARS, count = coarse->own;
@@ -49,19 +52,19 @@ static void weigh(const mapuot_coarse *coarse, int64_t np, int64_t j0, int64_t j
             v_store(root + j, v_fma(v_set(r[I]), v_load_f32(coarse->blocks + I * np + j), v_load(root + j)));
     for (int64_t j = j0; j < j1; j += VL) v_store(root + j, v_sqrt(v_load(root + j)));
     for (int64_t I = 0; I < coarse->clusters; I++)
-        for (int64_t j = j0; j < j1; j += VL) { /* what nobody sends mass to has shares of 0 */
+        for (int64_t j = j0; j < j1; j += VL) { /* a column that receives no mass has shares of 0 */
             const vd mass = v_mul(v_set(r[I]), v_load_f32(coarse->blocks + I * np + j));
             v_store_f32(coarse->weights + I * np + j, v_div(mass, v_max(v_load(root + j), v_set(TINY))));
         }
 }
 
-/* the rows of W from the k-th on, the last one again behind it */
+/* TOGETHER rows of W from the k-th on; behind the end, the last row again */
 static void some_rows(const mapuot_coarse *coarse, int64_t np, int64_t k, const float **rows) {
     for (int i = 0; i < TOGETHER; i++)
         rows[i] = coarse->weights + (k + i < coarse->clusters ? k + i : coarse->clusters - 1) * np;
 }
 
-/* the upper half of W W^T, some rows of it in turn, since they are of unequal lengths */
+/* The upper half of W W^T. Threads take groups of rows in turn, since rows have unequal lengths. */
 static void products(const mapuot_coarse *coarse, int64_t np, int thread, int threads) {
     const int64_t clusters = coarse->clusters;
     const float *left[TOGETHER], *right[TOGETHER];
@@ -90,7 +93,8 @@ static inline void axpy(int64_t len, double a, const double *x, double *y) {
     for (int64_t i = 0; i < len; i++) y[i] += a * x[i];
 }
 
-/* U^T U = R - C W W^T + C r r^T by its upper half: what is common to all columns is left to the translation */
+/* U^T U = R - C W W^T + C r r^T, upper half. The last term leaves the component common to all columns to the
+ * translation. */
 static void coarse_factor(const mapuot_state *state) {
     const int64_t k = state->coarse.clusters;
     const double fi = state->coarse.fi, *r = state->coarse.part;
@@ -122,8 +126,8 @@ static void solve(int64_t k, const double *U, double *y) {
     }
 }
 
-/* y = W D^1/2 (F - sum gamma dF) by the columns from j0 to j1.  In float64: what is slow in the iteration is what the matrix
- * grows by up to rho / reg, the rounding of y with it. */
+/* y = W D^1/2 (F - sum gamma dF) for the columns from j0 to j1. It is summed in float64: the matrix amplifies slow
+ * modes by up to rho / reg, and with them the rounding of y. */
 static void gather(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *y) {
     const mapuot_coarse *coarse = &state->coarse;
     const int64_t np = padded(state->n), clusters = coarse->clusters, end = j1 < state->n ? j1 : state->n;
@@ -176,7 +180,7 @@ static void spread(const mapuot_state *state, int64_t j0, int64_t j1) {
     for (int64_t j = j0; j < j1; j++) image[j] += root[j] > 0.0 ? coarse->fi * x[j] / root[j] : 0.0;
 }
 
-/* one thread's columns, or rows of the matrix, in a step of the matrix or of the correction */
+/* one thread's columns, or rows of the matrix, in one step of building the matrix or of the correction */
 static void coarse_part(const mapuot_state *state, const sweep_args *args, int part, int thread, int threads) {
     const mapuot_coarse *coarse = &state->coarse;
     const int64_t np = padded(state->n), blocks = np / PAD;

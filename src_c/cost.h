@@ -1,8 +1,8 @@
-/* cost.h - the one door through which C reads M: what a row of M can be, a block of one as float64, and what is made of
- * it and of the reference c, c exp(alpha + beta - M / reg).  Shared by the streams over M and by the passes that make the
- * rows of K as they go.  A new kind of cost is one more cost_kind and one more case in row_block; a mask is made in
- * share_block.  Some rows of an M that lies column by column are turned round at once (panel.h).  Of a block of M only
- * count entries may be read (v_cost); what is made of one is written up to a multiple of VL, meaningless behind count.
+/* cost.h - the only code in C that reads M: the kinds of rows, a block of a row as float64, and the entries c
+ * exp(alpha + beta - M / reg) of a block. Streams over M and the passes that compute rows of K share it. A new kind of
+ * cost is one more cost_kind and one more case in row_block; a mask is applied in share_block. An M that lies column by
+ * column is transposed some rows at a time (panel.h). Only count entries of a block of M may be read (v_cost); output
+ * blocks are written up to a multiple of VL, meaningless behind count.
  */
 #pragma once
 #include "common/mask.h"
@@ -19,7 +19,8 @@ ALWAYS_INLINE cost_kind kind_of(const mapuot_matrix *M) {
     return M->col_stride == 1 ? WHOLE_F32 : STRIDED_F32;
 }
 
-/* Rows to ask for block by block: one where M has it whole, else a tile, whose lines stay in L1, or those of a panel. */
+/* The number of rows to read together, block by block: one if a row of M is contiguous, else a tile, with cache lines
+ * that stay in L1, or the rows of a panel. */
 ALWAYS_INLINE int64_t rows_together(const mapuot_matrix *M) {
     const cost_kind kind = kind_of(M);
     return is_turned(M) ? PANEL_ROWS : kind == WHOLE_F64 || kind == WHOLE_F32 ? 1 : TILE;
@@ -29,7 +30,8 @@ ALWAYS_INLINE int64_t columns_together(const mapuot_matrix *M) { return is_turne
 
 enum { AHEAD = 1024 }; /* entries of M requested before they are needed: two pages */
 
-/* M[i, j .. j + count) as float64: a pointer into M where it is that, else a copy in buffer (BLOCK entries) */
+/* M[i, j .. j + count) as float64: a pointer into M if it is contiguous float64, else a copy in buffer (BLOCK
+ * entries) */
 ALWAYS_INLINE const double *row_block(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, double *buffer) {
     const int64_t start = i * M->row_stride + j * M->col_stride;
     const float *narrow = (const float *)M->data + start;
@@ -52,17 +54,17 @@ ALWAYS_INLINE const double *row_block(const mapuot_matrix *M, int64_t i, int64_t
     return buffer;
 }
 
-/* A block of row i of an M that lies column by column, taken together with the rows below it. */
+/* A block of row i; an M that lies column by column is read together with the rows below. */
 ALWAYS_INLINE const double *cost_block(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, panel *near) {
     return is_turned(M) ? panel_row(M, i, j, count, near) : row_block(M, i, j, count, near->at);
 }
 
-/* whether the reference is more than ones */
+/* Is the reference more than ones? */
 ALWAYS_INLINE int has_shares(const mapuot_matrix *c) { return c->data || c->mask.weight > 0.0; }
 
-/* c[i, j .. j + count), as row_block has it: the matrix, its mask, or the product of both */
+/* c[i, j .. j + count), as in row_block: the matrix, its mask, or the product of both */
 ALWAYS_INLINE const double *share_block(const mapuot_matrix *c, int64_t i, int64_t j, int64_t count, double *buffer) {
-    const mapuot_mask mask = c->mask; /* a copy: what is written cannot change it */
+    const mapuot_mask mask = c->mask; /* a copy, which writes to buffer cannot change */
     if (mask.weight == 0.0) return row_block(c, i, j, count, buffer);
     for (int64_t k = 0; k < count; k++) buffer[k] = mask_weight(&mask, i, j + k);
     if (c->data) {
@@ -73,12 +75,12 @@ ALWAYS_INLINE const double *share_block(const mapuot_matrix *c, int64_t i, int64
     return buffer;
 }
 
-/* the entries of a block from k on, rest behind its count */
+/* the entries of a block from k on, `rest` behind its count */
 ALWAYS_INLINE vd v_cost(const double *block, int64_t k, int64_t count, double rest) {
     return v_load_part(block + k, (int)(count - k), v_set(rest));
 }
 
-/* x = alpha_i + beta_j - M_ij / reg, or with raise e^x (0 below e^lo), to out */
+/* x = alpha_i + beta_j - M_ij / reg, or with `raise` e^x (0 below e^lo), to out */
 ALWAYS_INLINE void powers(const stream_args *args, int64_t i, int64_t j, int64_t count, const int raise, double lo,
                           const int narrow, panel *near, double *out) {
     const double *M = cost_block(&args->M, i, j, count, near), *beta = args->beta + j;
@@ -95,7 +97,7 @@ ALWAYS_INLINE void exponents(const stream_args *args, int64_t i, int64_t j, int6
     powers(args, i, j, count, 0, 0.0, 0, near, out);
 }
 
-/* c e^x to out; entries below e^lo are 0 (with c: also those whose e^x is below e^-708) */
+/* c e^x to out. Entries below e^lo are 0 (with c: also entries with e^x below e^-708). */
 ALWAYS_INLINE void entries(const stream_args *args, int64_t i, int64_t j, int64_t count, double lo, int narrow,
                            panel *near, double *out) {
     if (!has_shares(&args->c)) {

@@ -1,13 +1,13 @@
-/* differences.c - products of Anderson's differences of a state of many marginals, and the step made of them
- * (mapuot/backends/cpu/marginals.py).  Twin: src_cuda/differences.cu.
+/* differences.c - products of Anderson's differences for a state of many marginals, and the step built from them
+ * (mapuot/backends/cpu/marginals.py). Twin: src_cuda/differences.cu.
  */
 #include <string.h>
 
 #include "left.h"
 
-enum { CHUNK = 1024 }; /* numbers of a part at a time, whose rows a cache holds */
+enum { CHUNK = 1024 }; /* numbers of a part at a time, so that their rows fit a cache */
 
-/* dots += V x, a row of V every ld numbers, x = y z */
+/* dots += V x, x = y z, with a row of V every ld numbers */
 static void add_dots(int64_t rows, int64_t n, int64_t ld, const double *V, const double *y, const double *z,
                      double *dots) {
     double x[CHUNK], some[MAX_MEMORY];

@@ -1,9 +1,9 @@
-/* dispatch.c - which kernels run: the best instruction set that the processor and the operating system support.
+/* dispatch.c - choose the kernels: the best instruction set that the processor and the operating system support.
  *
- * MAPUOT_EACH_ISA(DO), DO(isa) for all that are built, the best last, comes from setup.py, which compiles them.
- * MAPUOT_ISA=scalar|avx2|avx512|neon lowers the choice. Every feature that the flags there name is asked of CPUID, and
- * XGETBV tells whether the operating system saves the registers. (__builtin_cpu_supports is a part of the compiler's
- * library, and that of zig, which compiles the wheels, has no feature on any machine.)
+ * MAPUOT_EACH_ISA(DO), DO(isa) for each instruction set built, best last, comes from setup.py, which compiles them.
+ * MAPUOT_ISA=scalar|avx2|avx512|neon lowers the choice. CPUID is asked for every feature that the compiler flags name,
+ * and XGETBV tells whether the operating system saves the registers. (__builtin_cpu_supports belongs to the compiler's
+ * library. The library of zig, which compiles the wheels, reports no feature on any machine.)
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -41,7 +41,7 @@ enum { TABLES = sizeof tables / sizeof *tables };
 #define ALL(bits, of) (((of) & (bits)) == (bits))
 enum { YMM = 6, ZMM = YMM | 0xe0 }; /* XCR0: registers that the operating system saves */
 
-/* whether this machine runs what was built for it with these instructions */
+/* Can this machine run code built for this instruction set? */
 static int runs_here(const char *isa) {
     unsigned a, b, c, d, saved;
     if (strcmp(isa, "scalar") == 0) return 1;
@@ -58,7 +58,7 @@ static int runs_here(const char *isa) {
 }
 #endif
 
-/* the table of that name if this machine can run it, the best one for "auto", else NULL */
+/* the table of that name if this machine can run it, the best one for "auto", or NULL */
 static const mapuot_kernels *find(const char *isa) {
     const int any = strcmp(isa, "auto") == 0;
     for (int k = TABLES - 1; k >= 0; k--)

@@ -1,7 +1,7 @@
-/* finish.c - finish_pass, the O(n) half of a pass: its four sweeps over the columns (finish_tmpl.c), and between them what
- * common/rules.h decides and Anderson's small system.
+/* finish.c - finish_pass, the O(n) half of a pass: four sweeps over the columns (finish_tmpl.c), and between them the
+ * decisions of common/rules.h and Anderson's small system.
  *
- * It goes in steps, since processes that share the columns have to sum what each sweep found.
+ * It is split into steps, since processes that share the columns have to sum the results of each sweep.
  * Twin: src_cuda/finish_pass.cuh; oracle: mapuot/backends/reference.py.
  */
 #include <string.h>
@@ -14,10 +14,10 @@ enum { PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 
 /* finish_pass between its steps */
 typedef struct {
-    double sums[SWEEP_OUT]; /* what the last sweep summed over the columns */
+    double sums[SWEEP_OUT]; /* sums over the columns from the last sweep */
     sweep_args args;
     double row_scalars[SCALARS];
-    double mass, scale_v, lam, before; /* before the translation; lam, and the shift before it */
+    double mass, scale_v, lam, before; /* mass and scale_v before the translation, lam, and the shift before it */
 } finish_state;
 _Static_assert(sizeof((mapuot_sweep *)0)->gamma == MAX_MEMORY * sizeof(double), "mapuot_sweep");
 
@@ -36,7 +36,8 @@ static void sweep_task(void *context, int thread, int threads) {
     memcpy(job->out[thread], out, sizeof out);
 }
 
-/* by all threads; a function of its own, since compilers that guard the stack touch every page of job's in each call */
+/* A sweep by all threads. It is a function of its own, since compilers that guard the stack touch every page of `job`
+ * in each call. */
 static __attribute__((noinline)) void share_sweep(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args,
                                                   sweep_fn sweep, int residual, double *out) {
     sweep_job job = {.state = state, .args = args, .sweep = sweep};
@@ -46,7 +47,7 @@ static __attribute__((noinline)) void share_sweep(mapuot_pool *pool, const mapuo
             out[k] = k == 0 && residual ? fmax(out[k], job.out[t][k]) : out[k] + job.out[t][k];
 }
 
-/* one sweep over all columns; residual says that out[0] is a maximum */
+/* One sweep over all columns; residual: out[0] is a maximum. */
 static void run_sweep(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args, sweep_fn sweep,
                       int residual, double *out) {
     const int64_t np = padded(state->n);
@@ -85,7 +86,7 @@ void anderson_weights(int n, int64_t ld, const double *gram, const double *rhs, 
     for (int i = 0; i < n; i++) gamma[i] *= scale[i];
 }
 
-/* The weights of a state: its Gram matrix takes up the products of the last difference. */
+/* Anderson's weights of a state: add the products of the last difference to the Gram matrix and solve. */
 static void state_weights(mapuot_state *state, const double *dot, const double *rhs, sweep_args *args) {
     const int64_t n = args->depth, slot = args->slot, memory = (int64_t)state->limits.memory;
     double *gram = state->history + (2 * memory + 2) * padded(state->n);
@@ -93,7 +94,7 @@ static void state_weights(mapuot_state *state, const double *dot, const double *
     anderson_weights((int)n, memory, gram, rhs, args->gamma);
 }
 
-/* what the pass translates: the shift, and what the sweeps need of it */
+/* The translation of the pass: the shift, and the factors that the sweeps need. */
 static void translate(mapuot_state *state, finish_state *finish, double weight) {
     const mapuot_limits *limits = &state->limits;
     mapuot_progress *p = &state->progress;
@@ -109,13 +110,13 @@ static double largest_scale(const finish_state *finish) {
     return fmax(finish->row_scalars[ROW_SCALE], finish->scale_v);
 }
 
-/* the sums of the in-place pass are column marginals: K^T u = s / v */
+/* The sums of the in-place pass are column marginals: K^T u = s / v. */
 static void marginals_to_sums(mapuot_state *state) {
     for (int64_t j = 0; j < state->n; j++)
         state->sums[j] = state->cols.scale[j] > 0.0 ? state->sums[j] / state->cols.scale[j] : 0.0;
 }
 
-/* step 0: s = v K^T u, and what the translation needs */
+/* step 0: s = v K^T u, and the sums for the translation */
 static void finish_marginal(mapuot_pool *pool, mapuot_state *state, finish_state *finish) {
     *finish = (finish_state){.args = {.slot = -1, .kappa = 1.0, .q_factor = 1.0}};
     finish->args.base = state->limits.lam_rate > 0 ? 0.0 : state->progress.shift;
@@ -126,7 +127,7 @@ static void finish_marginal(mapuot_pool *pool, mapuot_state *state, finish_state
 
 static int is_safe(double x) { return x > 1e-290 && x < 1e290; }
 
-/* Where e^(-k x) or e^(k shift) leaves float64, q = b e^(-k log v) is found by itself: as their product it was 0 for q of
+/* If e^(-k x) or e^(k shift) leaves float64, compute q = b e^(-k log v) directly: as their product it was 0 for a q of
  * 1e-39, e^657 times e^-744. */
 static void find_asked(mapuot_pool *pool, mapuot_state *state, finish_state *finish) {
     if (!(state->limits.lam_rate > 0) || (is_safe(finish->sums[SUM_WEIGHT]) && is_safe(finish->args.q_factor))) return;
@@ -160,7 +161,7 @@ static void finish_prox(mapuot_pool *pool, mapuot_state *state, finish_state *fi
     const double *rows = finish->row_scalars;
     finish->mass = finish->sums[SUM_MASS];
     finish->scale_v = finish->sums[SUM_SCALE];
-    if (state->limits.symmetric) { /* the rows' are the columns' */
+    if (state->limits.symmetric) { /* the scalars of the rows equal the columns' */
         finish->row_scalars[ROW_SCALE] = finish->scale_v;
         finish->row_scalars[ROW_DEAD] = finish->sums[SUM_DEAD];
     }
@@ -173,8 +174,8 @@ static void finish_prox(mapuot_pool *pool, mapuot_state *state, finish_state *fi
     if (state->limits.symmetric) average(state, finish);
 }
 
-/* The dual value as summed.  A translation takes the rows along: where they have one rho, their terms are rho (sum a -
- * mass), which must not be found by way of the mass before it; balanced ones gain reg lam sum a. */
+/* The dual value as summed. A translation also changes the terms of the rows. With one rho they are rho (sum a - mass),
+ * which must not be computed from the mass before the translation; balanced rows gain reg lam sum a. */
 static double dual_value(const mapuot_state *state, const finish_state *finish, double mass) {
     const mapuot_limits *limits = &state->limits;
     double rows = finish->row_scalars[ROW_DUAL];
@@ -183,9 +184,8 @@ static double dual_value(const mapuot_state *state, const finish_state *finish, 
     return rows + finish->sums[SUM_DUAL] + limits->dual_constant - limits->reg * mass;
 }
 
-/* What the image is translated by, in every part of M that no pair connects with the others by the masses there: it is
- * a problem of its own.  sweep_prox has left b e^(-k log v')
- * where log K^T u was. */
+/* Translate the image in every part of M by the masses there. No pair connects a part with another one, so each is a
+ * problem of its own. sweep_prox has put b e^(-k log v') where log K^T u was. */
 static void translate_parts(mapuot_state *state) {
     const int64_t np = padded(state->n), count = state->parts;
     const double *next = state->work + np;
@@ -199,8 +199,8 @@ static void translate_parts(mapuot_state *state) {
     for (int64_t j = 0; j < state->n; j++) image[j] += mass[state->part[j]];
 }
 
-/* step 2: guard and certificate, then the differences of a step that the guard lets pass; none on an outgrown K, whose
- * image would lose what was won */
+/* step 2: guard and certificate, then the differences for a step that the guard accepts. On an outgrown K there is no
+ * step: its image would lose the progress made. */
 static void finish_difference(mapuot_pool *pool, mapuot_state *state, finish_state *finish, mapuot_stats *stats) {
     const mapuot_limits *limits = &state->limits;
     mapuot_progress *p = &state->progress;
@@ -211,7 +211,7 @@ static void finish_difference(mapuot_pool *pool, mapuot_state *state, finish_sta
     else settle(limits, p, stats);
     certify(limits, p, stats, finish->sums[SUM_GAP], finish->sums[SUM_HARD], finish->sums[SUM_MISFIT], scale);
     finish->args.common = next_translation(limits, log_ratio_of(finish->sums[SUM_NEXT], stats->mass));
-    if (stats->rejected > 0) { /* from the last image, or from the same v on a fresh K */
+    if (stats->rejected > 0) { /* go on from the last image, or from the same v on a fresh K */
         const double *from = p->step == MAPUOT_GO_BACK ? state->history + np : state->work;
         memcpy(state->work + 2 * np, from, (size_t)np * sizeof(double));
         memset(finish->sums, 0, SWEEP_OUT * sizeof(double));
@@ -241,7 +241,7 @@ static int finish_judge(mapuot_state *state, finish_state *finish, mapuot_stats 
     if (stats->rejected > 0 && !isfinite(p->shift)) p->shift = finish->before;
     judge(limits, p, stats, largest_scale(finish), finish->sums[SUM_ADVANCED]);
     const int coarse = p->status == MAPUOT_COARSE, made = makes_rows(state) && !(p->narrow > 0);
-    if (coarse || (made && !state->exact)) { /* from here on K is remade from M in float64 in every pass */
+    if (coarse || (made && !state->exact)) { /* from here on every pass recomputes K from M in float64 */
         state->exact = 1;
         limits->finer = 0;
         limits->storage_error = 0.0;

@@ -1,7 +1,6 @@
-/* flush.h - while a kernel over K runs, results below the least normal number are 0: an Intel core takes some 150 cycles
- * for each that is not, and 8000 points took 8 s in the place of .7.  What that loses is part of `lost` (common/rules.h).
- * Arguments keep their subnormal numbers where the processor can tell the two apart (x86), and the state of the calling
- * thread is put back.
+/* flush.h - flush subnormal results to 0 while a kernel over K runs: an Intel core takes some 150 cycles for each, and
+ * 8000 points took 8 s instead of .7. The loss is part of `lost` (common/rules.h). Subnormal arguments stay as they are
+ * where the processor can tell the two apart (x86). The calling thread gets its state back.
  */
 #pragma once
 #include <stdint.h>
@@ -9,9 +8,9 @@
 #include <xmmintrin.h>
 #endif
 
-#define LEAST_REG 1e-150 /* in smaller units numbers that matter may be subnormal */
+#define LEAST_REG 1e-150 /* in smaller units relevant numbers may be subnormal */
 
-/* Returns the state to put back. */
+/* Returns the state to restore. */
 static inline uint64_t begin_flush(double reg) {
     uint64_t before = 0;
 #if defined(__SSE2__)

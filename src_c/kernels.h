@@ -1,19 +1,21 @@
-/* kernels.h - the contract between the solver and the kernels; one table of pointers per instruction set.
+/* kernels.h - the contract between the solver and the kernels, with one table of pointers per instruction set.
  *
- * Glossary.  M (m x n) cost; a, b weights of rows and columns; reg; reg_m = rho per point; fi = rho / (rho + reg);
- * c reference; u, v scalings; d, e the logs absorbed in K ("absorbed"); shift s, a common translation:
+ * Glossary. M (m x n) cost; a, b weights of rows and columns; reg; reg_m = rho per point; fi = rho / (rho + reg); c
+ * reference; u, v scalings; d, e the logs absorbed in K ("absorbed"); shift s, a common translation:
  *     K_ij = c_ij exp(alpha_i + beta_j - M_ij / reg),  alpha = log a + d, beta = log b + e  (log a, log b: c = a b^T)
  *     P = diag(scale_u) K diag(scale_v),  log u_i = log scale_u_i + d_i + s,  log v_j = log scale_v_j + e_j - s
- * The shift is kept apart since it can be thousands: masses 1:2 at rho / reg = 1e4 give 3466, and 4e-13 of rounding.
+ * The shift is stored separately since it can be thousands: masses 1:2 at rho / reg = 1e4 give 3466, and 4e-13 of
+ * rounding.
  * r, s marginals (row, column); f = reg log u, g = reg log v; one pass = one read of K.
  *
- * Shapes: K is m x n, leading dimension ld >= padded(n), a multiple of 16, columns n .. padded(n) are zero;
- * column vectors have padded(n) entries, zero (absorbed: +inf) beyond n, aligned to 64 bytes. Row vectors have m.
- * Aliasing: no two arrays overlap. Threads: a call works on rows [i0, i1) and writes only there and to its own sums.
- * Precision: K as stored, every vector, product and sum in float64 (narrow_pass: products, row sums of up to 32 terms a
- * lane and column sums of up to 64 rows in float32, their totals in float64). Entries of K below flush are exact zeros.
- * Zeros: a point left out (absorbed = +inf) has scale 0 and marginal 0 and adds nothing; a point whose kernel sum is
- * below DBL_MIN is dead: its scale is 0 in this pass and it is counted, so that the caller can rebuild K.
+ * Shapes: K is m x n with leading dimension ld >= padded(n), a multiple of 16; columns n .. padded(n) are zero. Column
+ * vectors have padded(n) entries, zero (absorbed: +inf) beyond n, aligned to 64 bytes. Row vectors have m.
+ * Aliasing: no two arrays overlap. Threads: a call works on rows [i0, i1), and writes only these and its own sums.
+ * Precision: K as stored; every vector, product and sum in float64. In narrow_pass products, row sums of up to 32 terms
+ * a lane and column sums of up to 64 rows are float32, and their totals float64. Entries of K below flush are exact
+ * zeros.
+ * Zeros: a point left out (absorbed = +inf) has scale 0 and marginal 0 and adds nothing. A point with a kernel sum
+ * below DBL_MIN is dead: its scale is 0 in this pass, and it is counted, so that the caller can rebuild K.
  */
 #pragma once
 #include <math.h>
@@ -29,22 +31,23 @@ enum { ROW_DUAL = 0, ROW_SCALE = 1, ROW_DEAD = 2 };
 static inline int64_t entry_bytes(mapuot_dtype dtype) { return dtype == MAPUOT_F64 ? 8 : 4; }
 static inline int64_t padded(int64_t n) { return (n + PAD - 1) / PAD * PAD; }
 
-/* whether M lies in memory column by column */
+/* Is M stored column by column? */
 static inline int is_turned(const mapuot_matrix *M) {
     const int64_t down = M->row_stride, step = M->col_stride;
     return M->data && !M->start && step != 1 && (down < 0 ? -down : down) < (step < 0 ? -step : step);
 }
 
-/* whether a pass makes its rows instead of reading them from K */
+/* Does a pass compute its rows of K instead of reading them? */
 static inline int makes_rows(const mapuot_state *state) { return state->exact || state->M.points.x; }
 
-/* the runs of columns that row i has a part in */
+/* the runs of columns that a row is kept with */
 typedef struct {
     const int32_t *run; /* from and to of each */
     int64_t count;
 } kept_runs;
 
-/* all of them from column `from` on as one, held by the caller, where none are left out */
+/* The runs of row i. If no pairs are left out, there is one run from column `from` on, stored in `whole` of the
+ * caller. */
 static inline kept_runs runs_of(const mapuot_kept *kept, int64_t i, int64_t from, int64_t np, int32_t whole[2]) {
     if (!kept->first) {
         whole[0] = (int32_t)from, whole[1] = (int32_t)np;
@@ -54,20 +57,21 @@ static inline kept_runs runs_of(const mapuot_kept *kept, int64_t i, int64_t from
     return (kept_runs){kept->run + 2 * first, kept->first[box + 1] - first};
 }
 
-/* Where row i of a symmetric K of one potential begins: each pair is read once, but for the line that i is in. */
+/* The column where row i of a symmetric K begins in passes of one potential: each pair is read once, except in the
+ * cache line of the diagonal. */
 static inline int64_t first_column(int64_t symmetric, int64_t i) { return symmetric ? i / PAD * PAD : 0; }
 
-/* whether a pass of one potential reads, or makes, half of K: pairs that are stored or kept, and shared rows, are read whole */
+/* Does a pass of one potential read or compute only half of K? Stored or kept pairs and shared rows are read whole. */
 static inline int is_halved(const mapuot_state *state) {
     return state->limits.symmetric && state->m == state->n && !state->M.start && !state->M.points.kept.first;
 }
 
-/* the runs of a row that a pass makes */
+/* the runs of a row that a pass computes */
 static inline kept_runs runs_made(const mapuot_state *state, int64_t i, int32_t whole[2]) {
     return runs_of(&state->M.points.kept, i, first_column(is_halved(state), i), padded(state->n), whole);
 }
 
-/* What streams over M need: the entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij inv_reg). */
+/* The arguments of streams over M: the entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij inv_reg). */
 typedef struct {
     int64_t m, n;
     mapuot_matrix M, c;
@@ -79,18 +83,19 @@ typedef struct {
     int64_t ld;
     int nontemporal; /* K or P is larger than the caches */
     double *row_sum; /* may be NULL */
-    int half;        /* balance: of its rows, of its columns, or both */
-    int64_t across;  /* build_kernel: columns of the first row, where K is symmetric and rows begin at first_column */
+    int half;        /* balance: only the row half, only the column half, or both */
+    int64_t
+        across; /* build_kernel: columns of the first row of a symmetric K, with rows from first_column on; else 0 */
 } stream_args;
 
-/* the first column of row i that is built */
+/* the first column of row i that build_kernel writes */
 static inline int64_t first_of(const stream_args *args, int64_t i) {
     return first_column(args->across, args->n - args->across + i);
 }
 
 enum { BOTH_HALVES, ROW_HALF, COLUMN_HALF };
 
-/* What box_pairs is asked for (mapuot_box_pairs). */
+/* The arguments of box_pairs (mapuot_box_pairs). */
 typedef struct {
     const mapuot_boxes *boxes;
     int64_t unit;
@@ -105,9 +110,9 @@ typedef struct {
 typedef void (*pass_fn)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums);
 typedef void (*batch_fn)(mapuot_state *const *states, int count);
 typedef void (*stream_fn)(const stream_args *args, int64_t i0, int64_t i1);
-/* a stream_fn with an accumulator for the calling thread, zero on entry (col_max: -inf) */
+/* a stream_fn with an accumulator of the calling thread, zero on entry (col_max: -inf) */
 typedef void (*gather_fn)(const stream_args *args, int64_t i0, int64_t i1, double *acc);
-/* mapuot_near_pairs of some rows: how many were written, -1 where they are more than room */
+/* mapuot_near_pairs for some rows: the number of pairs written, -1 if there are more than room */
 typedef int64_t (*near_fn)(const stream_args *args, int64_t i0, int64_t i1, double least, int64_t room, int64_t *count,
                            int32_t *column, double *data);
 /* one sweep of finish_pass over the columns [j0, j1), both multiples of PAD; out += partial results */
@@ -115,11 +120,10 @@ typedef mapuot_sweep sweep_args;
 typedef void (*sweep_fn)(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out);
 
 typedef struct {
-    /* where makes_rows says so, the float64 ones of row_pass and row_dots make their rows, and the float32
-     * narrow_pass does */
-    pass_fn row_pass;    /* s = K v; u = prox(s); sums += K^T u */
-    pass_fn narrow_pass; /* row_pass in short float32 runs on narrow_v; NULL for float64 */
-    pass_fn row_dots; /* rows.marginal = K v; of one potential sums += what rows leave out that begin at first_column */
+    /* If makes_rows is true, row_pass and row_dots of float64 compute their rows, and so does narrow_pass of float32 */
+    pass_fn row_pass;       /* s = K v; u = prox(s); sums += K^T u */
+    pass_fn narrow_pass;    /* row_pass in short float32 runs on narrow_v; NULL for float64 */
+    pass_fn row_dots;       /* rows.marginal = K v; rows from first_column on add the products that they lack to sums */
     pass_fn plan_pass;      /* row_pass on the plan itself, in place */
     stream_fn build_kernel; /* K from M */
     stream_fn form_plan;    /* P from M */
@@ -127,14 +131,15 @@ typedef struct {
     const struct log_matmul_kernels *log_matmul;
 } dtype_kernels;
 
-/* finish_tmpl.c: finish_pass in four sweeps, in this order; row_prox: u = prox(s) and the row scalars of s = rows.marginal */
+/* finish_tmpl.c: finish_pass in four sweeps, in this order. row_prox: u = prox(s) and the row scalars for
+ * s = rows.marginal. */
 typedef struct {
     pass_fn row_prox;
     sweep_fn marginal, prox, difference, advance;
 } sweep_kernels;
 
-/* coarse_tmpl.c: one thread's part of a labelled pass; of a step of the matrix or of the correction; what stands between
- * those steps */
+/* coarse_tmpl.c: rows: one thread's part of a labelled pass. part: its part of a step of the matrix or the correction.
+ * factor, solve: the serial work between these steps. */
 typedef struct {
     void (*rows)(const mapuot_state *state, pass_fn pass, int thread, int threads, double *sums);
     void (*part)(const mapuot_state *state, const sweep_args *args, int part, int thread, int threads);
@@ -149,20 +154,21 @@ typedef struct {
     near_fn near_pairs;
 } stream_kernels;
 
-/* Every template ends with the table of what it has for one instruction set; dispatch.c puts these together. */
+/* Every template ends with its table for one instruction set; dispatch.c collects these tables. */
 typedef struct {
     const char *isa;
     const dtype_kernels *dtype[2]; /* by mapuot_dtype */
     const sweep_kernels *sweeps;
     const coarse_kernels *coarse;
     const stream_kernels *streams;
-    /* bounds between boxes of points, those of x from i0 to i1; acc: 2 n, zero on entry, the sums of the columns first */
+    /* bounds between boxes of points, for boxes of x from i0 to i1; acc: 2 n numbers, zero on entry, first the sums of
+     * the columns */
     void (*box_pairs)(const box_args *args, int64_t i0, int64_t i1, double *acc);
     const struct marginal_kernels *marginals;
     const struct left_kernels *left;
 } mapuot_kernels;
 
-/* sweep results: sums over columns but SWEEP_RESIDUAL, a maximum */
+/* sweep results: sums over columns, but a maximum for MAX_RESIDUAL */
 enum { SUM_MASS, SUM_WEIGHT, SUM_SCALE, SUM_DEAD };                                             /* sweep_marginal */
 enum { SUM_GAP, SUM_HARD, SUM_DUAL, SUM_NEXT, SUM_MISFIT };                                     /* sweep_prox */
 enum { SUM_ADVANCED };                                                                          /* sweep_advance */
@@ -171,28 +177,28 @@ enum { MAX_RESIDUAL, SUM_DOT, SUM_RHS = SUM_DOT + MAX_MEMORY, SWEEP_OUT = 1 + 2 
 const mapuot_kernels *mapuot_active_kernels(void);
 enum { COARSE_WEIGH, COARSE_PRODUCTS, COARSE_GATHER, COARSE_SPREAD }; /* coarse_part */
 
-int64_t mapuot_l2_bytes(void); /* a core has; MAPUOT_L2_KIB overrides what the system says */
+int64_t mapuot_l2_bytes(void); /* L2 bytes of one core; MAPUOT_L2_KIB overrides the value of the system */
 
-/* pool.c: fn runs once on every thread of the pool, the caller's among them, and all are done on return. */
+/* pool.c: run fn once on every thread of the pool, including the caller's, and return when all are done. */
 typedef void (*pool_fn)(void *context, int thread, int threads);
 void pool_run(mapuot_pool *pool, pool_fn fn, void *context);
-/* finish.c: gamma = argmin |F - sum gamma_i dF_i| of n <= MAX_MEMORY differences: normal equations, columns normalised;
- * gram: sum w dF_i dF_j, rows of ld numbers; rhs: sum w dF_i F */
+/* finish.c: gamma = argmin |F - sum gamma_i dF_i| for n <= MAX_MEMORY differences, by normal equations with normalised
+ * columns. gram: sum w dF_i dF_j, with rows of ld numbers; rhs: sum w dF_i F. */
 void anderson_weights(int n, int64_t ld, const double *gram, const double *rhs, double *gamma);
-/* coarse.c: before sweep_advance */
+/* coarse.c: called before sweep_advance */
 void coarse_correct(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args);
 int pool_slowness(const mapuot_pool *pool, int thread); /* mapuot_pool_slow */
 
-/* The rows of thread t of T: whole tiles, as even as they come. */
+/* The first row of thread t of T: whole tiles, as even as possible. */
 static inline int64_t first_row(int64_t m, int t, int T) {
     int64_t tiles = (m + TILE - 1) / TILE, row = tiles * t / T * TILE;
     return row < m ? row : m;
 }
 
-enum { ROW_ENTRIES = 12 }; /* a row takes as long as so many stored entries more than it has, for its prox */
+enum { ROW_ENTRIES = 12 }; /* the prox of a row takes as long as this many stored entries */
 
-/* first_row by the work of the rows, where only some pairs of M are stored, or rows begin at first_column, the first one with
- * `across` columns. */
+/* first_row, balanced by the work of the rows: for stored pairs, and for rows that begin at first_column, where the
+ * first row has `across` columns. */
 static inline int64_t first_row_of(const mapuot_matrix *M, int64_t across, int64_t m, int t, int T) {
     const double part = (double)t / T, n = (double)across;
     if (!M->start && across && t < T) /* n i - i^2 / 2 entries before row i */

@@ -1,4 +1,4 @@
-/* kl.h - vectors of the Kullback-Leibler terms near 0, where their closed forms cancel. Twin: common/penalty.h. */
+/* kl.h - vector forms of the Kullback-Leibler terms near 0, where their closed forms cancel. Twin: common/penalty.h. */
 #pragma once
 #include "vec.h"
 
@@ -16,7 +16,7 @@ ALWAYS_INLINE vd v_kl_gap(vd q, vd r, vd x) {
     return v_if_less(square, v_set(0.0625), near, v_add(v_fma(r, x, v_sub(v_set(0), r)), q));
 }
 
-/* e^x - 1, its exponential being known */
+/* e^x - 1, given e^x */
 ALWAYS_INLINE vd v_expm1_of(vd x, vd exponential) {
     static const double series[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
                                     1.0 / 40320,     1.0 / 5040,     1.0 / 720,     1.0 / 120,

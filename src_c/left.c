@@ -1,6 +1,7 @@
-/* left.c - what the marginals but one of an array, or of a triangle, do on W, which that one leaves of the kernel: sums for
- * the certificate, and turns, each best for the others (mapuot/marginals/blocks.py).  One sweep of W for the sums of all
- * axes: from the last axis on, each is summed over by its factor and goes.  Vectors: left_tmpl.c.
+/* left.c - sums and updates over W, the array that one marginal of a kernel leaves for all others (an array or a
+ * triangle of marginals, mapuot/marginals/blocks.py): sums for the certificate, and turns, in which each axis takes its
+ * best factor for the others. One sweep of W gives the sums of all axes: from the last axis on, each axis is multiplied
+ * by its factor and summed over. Vectors: left_tmpl.c.
  */
 #include <math.h>
 #include <string.h>
@@ -8,9 +9,9 @@
 #include "left.h"
 #include "marginals.h"
 
-enum { SHARED_ENTRIES = 1 << 17 }; /* of W, where threads share its rows */
+enum { SHARED_ENTRIES = 1 << 17 }; /* entries of W from which threads share its rows */
 
-/* points of the axes before k */
+/* number of points of the axes before k */
 static int64_t before(const mapuot_left *left, int64_t k) {
     int64_t count = 0;
     for (int64_t m = 0; m < k; m++) count += left->size[m];
@@ -76,7 +77,7 @@ static void contract(const mapuot_left *left, int64_t k, int all) {
     if (k == 0) memcpy(left->sums, V, (size_t)left->size[0] * sizeof(double));
 }
 
-/* log_s of axis k from its sums, if these can be trusted */
+/* log_s of axis k from its sums, if these are in range */
 static int take_logs(mapuot_left *left, int64_t k) {
     const int64_t at = before(left, k), n = left->size[k];
     double more = left->base, least = left->least > TINY ? left->least : TINY;
@@ -95,7 +96,7 @@ static int take_factor(mapuot_left *left, int64_t k) {
     return isfinite(left->top[k]) ? MAPUOT_RUNNING : MAPUOT_ABSORB;
 }
 
-/* of the plan, from the sums of axis k */
+/* log mass of the plan from the sums of axis k */
 static void take_mass(mapuot_left *left, int64_t k) {
     const int64_t at = before(left, k), n = left->size[k];
     double mass;

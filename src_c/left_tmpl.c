@@ -1,11 +1,11 @@
-/* left_tmpl.c - products of left.c, in vectors; compiled once per instruction set. */
+/* left_tmpl.c - the vector kernels of left.c; compiled once per instruction set. */
 #include "flush.h"
 #include "left.h"
 #include "vec.h"
 
-enum { ROWS = 4 }; /* of a sweep at a time */
+enum { ROWS = 4 }; /* rows of a sweep at a time */
 
-/* backwards, since a row of products lies on the numbers behind its own */
+/* It runs backwards, since a row of products overlaps the numbers behind its own. */
 static void products(int64_t rows, int64_t n, double flush, const double *x, double *p) {
     const vd zero = v_set(0.0), least = v_set(flush);
     for (int64_t i = rows - 1; i >= 0; i--) {
@@ -17,7 +17,7 @@ static void products(int64_t rows, int64_t n, double flush, const double *x, dou
     }
 }
 
-/* dots of `count` rows, which are read before the first is written */
+/* dots and sums of `count` rows, all read before the first dot is written */
 ALWAYS_INLINE void some_rows(const int count, int64_t n, int64_t ld, const double *V, const double *x, const double *w,
                              double *dots, double *sums, const int has_x, const int has_w) {
     const vd zero = v_set(0.0);
@@ -51,7 +51,8 @@ ALWAYS_INLINE void all_rows(int64_t rows, int64_t n, int64_t ld, const double *V
 
 static void sweep(int64_t rows, int64_t n, int64_t ld, const double *V, const double *x, const double *w, double *dots,
                   double *sums) {
-    const uint64_t before = begin_flush(1.0); /* terms are at most 1, and of sums below `least` the caller is told */
+    const uint64_t before =
+        begin_flush(1.0); /* terms are at most 1, and sums below `least` are reported to the caller */
     if (x && w) all_rows(rows, n, ld, V, x, w, dots, sums, 1, 1);
     else if (x) all_rows(rows, n, ld, V, x, w, dots, sums, 1, 0);
     else all_rows(rows, n, ld, V, x, w, dots, sums, 0, 1);

@@ -1,6 +1,6 @@
-/* limits.c - what every backend asks before and between passes: the numbers of mapuot_limits that follow from the problem,
- * the options and the storage of K (mapuot/backends/limits.py), and the rules of a pass for callers that make passes of
- * their own (mapuot/backends/rules.py).
+/* limits.c - numbers and rules for every backend, before and between passes: the members of mapuot_limits that follow
+ * from the problem, the options and the storage of K (mapuot/backends/limits.py), and the rules of a pass for callers
+ * that make their own passes (mapuot/backends/rules.py).
  */
 #include <math.h>
 
@@ -9,7 +9,7 @@
 
 static const double ROUNDING[] = {0x1p-53, 0x1p-24}; /* by mapuot_dtype: half a unit of the last of 53 and 24 digits */
 static const double FLUSH_LOG[] = {-708.0, -87.3};   /* entries of K below e^this are zero */
-enum { EXACT_ROUNDINGS = 12 };                       /* roundings of K's entries beneath which tol needs a finer K */
+enum { EXACT_ROUNDINGS = 12 }; /* a tol below this many roundings of K's entries needs a finer K */
 
 void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits) {
     const double reg = terms->reg, tol = terms->tol, rounding = ROUNDING[terms->dtype];
@@ -27,9 +27,9 @@ void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits) {
     limits->rho_tv = terms->rho_tv;
     limits->rho_l2 = terms->rho_l2;
     limits->hard_sides = terms->hard_sides;
-    limits->path = terms->symmetric ? 2.0 * terms->path : terms->path; /* the marginals of both sides are missed */
+    limits->path = terms->symmetric ? 2.0 * terms->path : terms->path; /* both sides miss their marginals */
     limits->missed =
-        terms->missed > 1.0 ? terms->missed : 1.0; /* hard sides of one potential count twice as they are */
+        terms->missed > 1.0 ? terms->missed : 1.0; /* hard sides of one potential are counted twice already */
     limits->symmetric = terms->symmetric;
     limits->tol = tol;
     limits->tol_gap = terms->tol_gap;

@@ -1,5 +1,5 @@
-/* log_matmul.c - batched log-semiring products over the pool: the columns of B are exponentiated for a group of
- * products, then blocks of rows of the whole group are handed to the threads.  Kernels: log_matmul_tmpl.c.
+/* log_matmul.c - batched log-semiring products on the pool: the exponentials of B's columns are computed for a group of
+ * products, then the threads take blocks of rows of the whole group. Kernels: log_matmul_tmpl.c.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -7,18 +7,18 @@
 #include "flush.h"
 #include "log_matmul.h"
 
-enum { GROUP_BYTES = 4 << 20 }; /* exponentials of B that are held at once */
+enum { GROUP_BYTES = 4 << 20 }; /* bytes of exponentials of B held at once */
 
 typedef struct {
     const log_matmul_kernels *kernels;
-    log_product product; /* its A, B and out are those of the first product of the group */
+    log_product product; /* its A, B and out belong to the first product of the group */
     int64_t group, width;
     int64_t step_A, step_B, step_out; /* from one product to the next, in entries; step_B = 0: shared */
     int64_t size_F, size_E, size_S;   /* entries for one product, in a thread */
     int64_t panels;
 } log_job;
 
-/* product q of the group as seen by a thread */
+/* product q of the group, with the buffers of a thread */
 static log_product member(const log_job *job, int64_t q, int thread) {
     const int64_t w = job->width, f = job->step_B ? q : 0;
     log_product one = job->product;
@@ -53,7 +53,7 @@ static void rows_task(void *context, int thread, int threads) {
     end_flush(before);
 }
 
-/* F, col_shift, E and S in one allocation; NULL without memory */
+/* F, col_shift, E and S in one allocation; NULL if there is no memory */
 static void *allocate(log_job *job, int64_t group, int threads) {
     const int64_t shifts = group * job->panels * job->kernels->columns, w = job->width;
     const int64_t sizes[] = {shifts * 8, threads * job->size_S * 8, group * job->size_F * w, threads * job->size_E * w};

@@ -1,4 +1,4 @@
-/* machine.c - L2 of this machine, by the C library or Linux's files; 1 MiB where neither tells. */
+/* machine.c - the L2 size of this machine, from the C library or Linux's files; 1 MiB if neither knows it. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #include "kernels.h"
 
-/* the number that a file of the system begins with, 0 without */
+/* the number at the start of a system file, 0 without one */
 static int64_t number_in(const char *folder, const char *name) {
     char path[96];
     long long number = 0;
