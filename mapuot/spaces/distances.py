@@ -1,4 +1,4 @@
-"""The distances within one space, as points or as a matrix, and what a step of Gromov-Wasserstein asks of them."""
+"""The distances within one space, as points or as a matrix, with the products that a Gromov-Wasserstein step needs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..problem.symmetry import as_symmetric
 from ..problem.validate import check_kind
 
 KINDS = "sqeuclidean", "precomputed"
-TINY, HUGE = 1e-150, 1e150  # distances whose squares, and sums of them, are within float64
+TINY, HUGE = 1e-150, 1e150  # bounds on distances; their squares, and sums of these, are within float64
 
 
 class Space:
-    """The distances within one space, as points or as a matrix, and what a step asks of them.
+    """The distances X (m, m) within one space, as points or as a matrix.
 
-    Points have X = phi J phi^T with the rows (|x|^2, 1, x) of phi, and J turns (q, 1, x) into (1, q, -2 x). A plan is
-    then known by its moments phi^T P; beside a matrix by its rows.
+    Points have X = phi J phi^T: phi has the rows (|x|^2, 1, x), and J maps (q, 1, x) to (1, q, -2 x). A step then needs
+    only the moments phi^T P of a plan P ("folded"). With a matrix, a step needs P itself.
     """
 
-    phi: Any = None  # (m, d + 2), of points
+    phi: Any = None  # (m, d + 2) for points, None for a matrix
     matrix: Any = None
 
     def __init__(self, given: Any, kind: str, name: str) -> None:
@@ -45,7 +45,7 @@ class Space:
         check_powers(self.matrix.data if is_sparse(A) else self.matrix, f"{name} must have distances that", "a square")
 
     def part(self, chosen: Any) -> Space:
-        """Return the space of some of the points, whose coordinates stay as they are."""
+        """Return the space of the chosen points; their coordinates are not centred again."""
         one = object.__new__(Space)
         one.count = len(chosen)
         if self.matrix is None:
@@ -55,14 +55,14 @@ class Space:
         return one
 
     def rows(self, i0: int, i1: int) -> F64:
-        """Return the distances of some points to all."""
+        """Return the distances of the points i0 to i1 to all points."""
         if self.matrix is None:
             return np.asarray(self.times(self.phi[i0:i1].T).T @ self.phi.T)
         part = self.matrix[i0:i1]
         return np.asarray(part.toarray() if is_sparse(part) else part)
 
     def square_means(self, w: F64) -> F64:
-        """Return sum_k X_ik^2 w_k of every i."""
+        """Return sum_k X_ik^2 w_k for every i."""
         if self.matrix is not None:
             return np.asarray((self.matrix.multiply(self.matrix) if is_sparse(self.matrix) else self.matrix**2) @ w)
         q, x = self.phi[:, 0], self.phi[:, 2:]
@@ -71,17 +71,17 @@ class Space:
         return np.asarray(q**2 * w.sum() + rest + 4 * ((x @ second) * x).sum(1))
 
     def times(self, Z: Any) -> Any:
-        """Return what X does to folded columns: X Z, folded back for a matrix and not yet for points."""
+        """Return X Z for a matrix; for points J Z, with Z folded, so that the caller multiplies by phi."""
         return self.matrix @ Z if self.phi is None else np.concatenate([Z[1:2], Z[:1], -2 * Z[2:]])
 
     def slope(self, other: Space, A: F64) -> F64:
-        """Return sum_k D_ik (x_i - x_k) of every point i, for D = A J A^T with the J of a space."""
+        """Return sum_k D_ik (x_i - x_k) for every point i, where D = A J A^T with the J of ``other``."""
         W, x = other.times(A.T).T, self.phi[:, 2:]
         return np.asarray(x * (W @ A.sum(0))[:, None] - W @ (A.T @ x))
 
 
 def check_powers(distances: Any, what: str, unit: str) -> None:
-    """Raise where the squares of distances, which costs are made of, are beyond float64."""
+    """Raise ValueError if the squares of distances, which enter the costs, overflow or underflow float64."""
     most = float(np.abs(distances).max(initial=0.0))
     if most == 0 or TINY < most < HUGE:
         return

@@ -1,4 +1,4 @@
-"""Plans to start Gromov-Wasserstein from, since its objective is not convex."""
+"""Plans from which Gromov-Wasserstein starts; several are tried, since its objective is not convex."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .steps import LOOSE, GromovResult, best_of, descend
 from .task import Plan, Task
 
 STARTS = "independent", "axes", "rows", "noise", "coarse"
-SOME = 500  # points of each space that a coarse start is found between
-COARSE = 40, 1e-2, 1e-3  # steps there at most, tol, inner_tol
-FIRST = 5, 1e-2, 1e-2  # steps from each direction of the axes, tol, inner_tol
-SIGNS = 8  # directions of the axes that are tried
-LEVELS = 64  # quantiles of a row of distances
+SOME = 500  # points of each space in the problem of a coarse start
+COARSE = 40, 1e-2, 1e-3  # of a coarse start: most steps, tol, inner_tol
+FIRST = 5, 1e-2, 1e-2  # of each direction of the axes: most steps, tol, inner_tol
+SIGNS = 8  # most combinations of directions of the axes that are tried
+LEVELS = 64  # number of quantiles of a row of distances
 NOISE = 0.3  # standard deviation of the logarithm of a noisy plan's entries
-BLOCK = 1 << 22  # distances that are sorted at once
+BLOCK = 1 << 22  # distances that one block of rows has
 
 
 def starts(task: Task, init: Any, options: dict[str, Any]) -> list[tuple[Plan, GromovResult | None]]:
-    """Return the plans to start from, with the answer between some of the points where a plan is lifted from there."""
+    """Return the plans to start from, each with the answer of the coarse problem that it is lifted from, or None."""
     if isinstance(init, str) and validate.as_choice(init, "init", ("auto", *STARTS)) == "auto":
         init = usual(task)
     found: list[tuple[Plan, GromovResult | None]] = []
@@ -49,7 +49,7 @@ def starts(task: Task, init: Any, options: dict[str, Any]) -> list[tuple[Plan, G
 
 
 def usual(task: Task) -> list[str]:
-    """Return the starts that are tried where none is given."""
+    """Return the names of the starts that init="auto" tries."""
     many = max(task.X.count, task.Y.count) > 2 * SOME
     if task.X.phi is not None and task.Y.phi is not None:
         return ["coarse"] if many else ["independent", "axes"]
@@ -57,7 +57,7 @@ def usual(task: Task) -> list[str]:
 
 
 def between_some(task: Task, options: dict[str, Any]) -> tuple[Plan, GromovResult]:
-    """Return the best plan between some of the points, lifted, and its answer."""
+    """Solve between some of the points; return the best plan, lifted to all points, and its answer."""
     (rows, a), (cols, b) = drawn(task.a), drawn(task.b)
     part = task.part((rows, a), (cols, b))
     best = best_of([descend(part, plan, *COARSE, options) for plan, _ in starts(part, "auto", options)])
@@ -65,7 +65,7 @@ def between_some(task: Task, options: dict[str, Any]) -> tuple[Plan, GromovResul
 
 
 def drawn(mass: F64) -> tuple[Any, F64]:
-    """Draw SOME points by their masses, the same in every call, and return their numbers and masses."""
+    """Draw SOME points by their masses, with a fixed seed; return their indices and their masses."""
     order = np.random.default_rng(0).permutation(len(mass))
     ends, total = np.cumsum(mass[order]), float(mass.sum())
     if len(mass) <= SOME:
@@ -76,9 +76,9 @@ def drawn(mass: F64) -> tuple[Any, F64]:
 
 
 def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
-    """Return the best plan after a few steps from points on the principal axes of both clouds, in several directions.
+    """Match both clouds along their principal axes, in several directions, and return the best plan after a few steps.
 
-    Before these steps the objectives tell little: outliers turn the axes.
+    Objectives are compared only after these steps, since outliers turn the axes.
     """
     if task.X.phi is None or task.Y.phi is None:
         raise ValueError("init must not be 'axes' where a metric is 'precomputed': there are no axes")
@@ -103,18 +103,18 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
 
 
 def between(task: Task, x: F64, y: F64, scale: float, options: dict[str, Any]) -> Result:
-    """Return a loose answer between points that stand for those of both spaces, with squared distances of this size."""
-    scale = scale or 1.0  # all mass lies in one point
+    """Solve loosely between features x, y of both spaces' points; ``scale``: a typical squared distance of them."""
+    scale = scale or 1.0  # 0 if all mass lies in one point
     rho = tuple(np.inf if p == math.inf else scale for p in task.rho)
     with muted():
         return solve(PointCloud(x, y), task.a, task.b, reg=0.05 * scale, reg_m=rho, tol=LOOSE, **options)
 
 
 def by_rows(task: Task, options: dict[str, Any]) -> list[Plan]:
-    """Return a plan between points whose distances to all others are alike, with noise that parts equal ones.
+    """Return a plan between points with similar distances to all other points, with noise that breaks ties.
 
-    Its cost is the third lower bound of Memoli, Gromov-Wasserstein distances and the metric approach to object
-    matching, 2011: the transport between the distances of i and those of j, on a line.
+    The cost of (i, j) is the transport on a line between the distances from i and the distances from j: the third lower
+    bound of Memoli, Gromov-Wasserstein distances and the metric approach to object matching, 2011.
     """
     x, y = sorted_rows(task.X, task.a), sorted_rows(task.Y, task.b)
     means = [w @ z / w.sum() for w, z in ((task.a, x), (task.b, y))]
@@ -125,7 +125,7 @@ def by_rows(task: Task, options: dict[str, Any]) -> list[Plan]:
 
 
 def sorted_rows(space: Space, w: F64) -> F64:
-    """Return quantiles of the distances of each point to all others, by their masses w."""
+    """Return the quantiles of the distances from each point to all points, weighted by their masses w."""
     levels = (np.arange(LEVELS) + 0.5) / LEVELS * w.sum()
     found, step = np.empty((space.count, LEVELS)), max(1, BLOCK // space.count)
     for i in range(0, space.count, step):
@@ -141,5 +141,5 @@ def by_noise(task: Task, options: dict[str, Any]) -> list[Plan]:
 
 
 def noisy(plan: F64) -> F64:
-    """Return the plan times lognormal numbers, the same in every call."""
+    """Return the plan times lognormal numbers from a fixed seed."""
     return np.asarray(plan * np.exp(NOISE * np.random.default_rng(0).normal(size=plan.shape)))

@@ -1,9 +1,9 @@
-"""Steps of Gromov-Wasserstein, each of which is a problem of `solve`, until the plan answers its own step.
+"""Steps of Gromov-Wasserstein: each is a problem of `solve`; they end when a step returns the plan it starts from.
 
-What a step needs of a plan is linear in it, so that every other step may begin at Anderson's extrapolation of the plans
-before it (Pratapa, Suryanarayana, Pask 2016), which is left where the objective rises. Without entropy steps are
-proximal (Xu, Luo, Zha, Carin 2019): the plan Q of the step before is the reference, of which -reg log(Q / a b^T) is a
-sum of the costs before it, and is added to C.
+A step needs only linear functions of a plan. Hence every other step may start from Anderson's extrapolation of the
+previous plans (Pratapa, Suryanarayana, Pask 2016); the extrapolation is dropped if the objective rises. Without entropy
+steps are proximal (Xu, Luo, Zha, Carin 2019): the previous plan Q is the reference measure. -reg log(Q / a b^T), a sum
+of earlier costs and potentials, is added to the cost C.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..api.solve import solve
 from ..errors import muted
 from .task import Plan, StepCost, Task, Terms
 
-LOOSE = 1e-2  # tol of the first inner solve; later ones follow the change of the plan, by SHARE of it
+LOOSE = 1e-2  # tol of the first inner solve; tol of later ones is SHARE times the change of the plan
 SHARE = 0.1
-FAR, REST = 2.0, 5  # steps that an extrapolation saves, and steps after one that led nowhere
-AHEAD = 0.5  # share of the mass that it moves at most
+FAR, REST = 2.0, 5  # least length of an extrapolation, in steps; plain steps after one that failed
+AHEAD = 0.5  # largest share of the mass that an extrapolation moves
 
 
 class Step(NamedTuple):
-    """One step: how far the plan before it lay from its answer, the objective, the mass, the inner certificate."""
+    """One step: the change from the plan before it to its answer, the objective, the mass, the inner certificate."""
 
     change: float
     objective: float
@@ -37,33 +37,33 @@ class Step(NamedTuple):
 
 
 class GromovResult(Result):
-    """Answer of `gromov`: a `Result` of the last inner problem, and what is known of the outer one.
+    """Answer of `gromov`: the `Result` of the last inner problem, with the value of the outer problem.
 
-    Whatever a `Result` tells (``plan``, ``apply``, ``top_k``, ``sparse``, ``sample``, ``barycentric_map``, ``save``) is
-    told of the plan; ``error_bound``, ``gap``, ``dual``, ``objective`` and ``cost`` are those of the last inner
-    problem, which is convex and whose certificate is true. The outer problem is not convex: no number bounds how far
-    the plan is from its best one.
+    The members of a `Result` (``plan``, ``apply``, ``top_k``, ``sparse``, ``sample``, ``barycentric_map``, ``save``)
+    describe the plan. ``error_bound``, ``gap``, ``dual``, ``objective`` and ``cost`` belong to the last inner problem;
+    this problem is convex, and its certificate holds. The outer problem is not convex: no number bounds the distance
+    from the plan to the best plan.
 
     Attributes
     ----------
     value, parts : float, Terms
-        Objective of `gromov` at the plan, and the terms whose sum it is: ``structure``, ``features``, ``rows``,
+        Objective of `gromov` at the plan, and the terms that add up to it: ``structure``, ``features``, ``rows``,
         ``columns``, ``entropy``.
     steps : list of Step
-        One entry a step of the start that was kept: ``change``, ``objective``, ``mass``, and of the inner solve
-        ``error_bound`` and ``n_passes``. ``change`` bounds ``|Q - P|_1 / mass`` for the plan Q before and the exact
-        answer P of the step, so that it counts ``error_bound``. It is inf where the step began at an extrapolation of
-        the plans before it, or at one lifted from some of the points.
+        One entry for each step of the best start: ``change``, ``objective``, ``mass``, and ``error_bound`` and
+        ``n_passes`` of the inner solve. ``change`` bounds ``|Q - P|_1 / mass`` for the plan Q before the step and the
+        exact answer P of the step; the bound includes ``error_bound``. It is inf if the step starts from an
+        extrapolation of earlier plans, or from a plan lifted from some of the points.
     values : list of float
-        Objectives that all starts came to, by which the best was kept.
+        Final objectives of all starts; the answer has the least of them.
     settled : bool
         Whether the last change was at most ``tol``.
     is_independent : bool
-        Whether the plan is nearly the product of its marginals (``sharpness`` below .05), which matches nobody: reg is
-        too large, or every start has ended near a saddle.
+        Whether the plan is nearly the product of its marginals (``sharpness`` below .05). Such a plan matches no
+        points: reg is too large, or every start has ended near a saddle.
     coarse : GromovResult or None
-        The answer between some of the points where this one began with it; its ``values`` tell what the starts that
-        were tried there came to.
+        The answer between some of the points, if this answer starts from it; its ``values`` are the final objectives of
+        the starts of that smaller problem.
 
     See Also
     --------
@@ -90,16 +90,16 @@ class GromovResult(Result):
     _plan: Plan
 
     def gradient(self) -> Gradient:
-        """Return the derivatives of ``value`` by the points and masses, at a plan that answers its own step.
+        """Return the derivatives of ``value`` with respect to points and masses, at a settled plan.
 
-        The envelope theorem: there the plan's own change does not count. Both spaces must be of points. Where both
-        sides are hard, derivatives by masses are known up to a constant.
+        By the envelope theorem, the change of a settled plan does not contribute. Both spaces must be given as points.
+        If both sides are hard, the derivatives with respect to the masses are known up to a constant.
 
         Returns
         -------
         Gradient
-            ``x`` (m, d), ``y`` (n, e), ``a`` (m,), ``b`` (n,); ``error`` is inf, as nothing bounds how far the plan is
-            from one that answers its own step.
+            ``x`` (m, d), ``y`` (n, e), ``a`` (m,), ``b`` (n,); ``error`` is inf, since nothing bounds the distance from
+            the plan to a fixed point of the steps.
         """
         task, plan, (X, Y) = self._task, self._plan, (self._task.X, self._task.Y)
         if X.phi is None or Y.phi is None:
@@ -110,7 +110,7 @@ class GromovResult(Result):
         x, y = (own.slope(own, w[:, None] * own.phi) - own.slope(other, Z) for own, other, w, Z in sides)
         (low, A), (high, B), (reg, whole) = task.prices
         mass, paid = plan.mass, zip(task.prices, plan.logs, strict=True)
-        more = sum(rho * z for (rho, _), z in paid if rho < math.inf)  # what one more unit of mass costs, by the logs
+        more = sum(rho * z for (rho, _), z in paid if rho < math.inf)  # derivative of the log terms by the mass
         rows = reg * B * (whole - mass) + (more if low == math.inf else -low * plan.over[0])
         cols = reg * A * (whole - mass) + (more if high == math.inf else -high * plan.over[1])
         a, b = mass_slope(self, True) + rows, mass_slope(self, False) + cols
@@ -132,22 +132,22 @@ class GromovResult(Result):
 def descend(
     task: Task, plan: Plan, max_iter: int, tol: float, inner_tol: float, options: dict[str, Any], known: bool = True
 ) -> GromovResult:
-    """Take steps from a plan until it changes no more; not ``known``: it is lifted, and none between all points."""
+    """Take steps until the plan settles; not ``known``: the first plan is lifted, and its change is not measured."""
     steps: list[Step] = []
-    trail: list[tuple[Plan, Plan]] = []  # the last steps: from which plan to which
+    trail: list[tuple[Plan, Plan]] = []  # the last steps: (plan before, plan after)
     start: Any = None
-    left: Plan | None = None  # the plan that an extrapolated one was made of
-    near: tuple[StepCost, float] | None = None  # of a proximal step: -reg log(Q / a b^T), and this reg
+    left: Plan | None = None  # the plan before an extrapolation, to return to
+    near: tuple[StepCost, float] | None = None  # for a proximal step: -reg log(Q / a b^T), and its reg
     close, parts, least, rest, settled = LOOSE, Terms(*[math.nan] * 5), math.inf, 0, False
     while len(steps) < max_iter and not settled:
         weight, cost = plan.mass, task.cost(plan)
         reg, reg_m = task.step_reg(len(steps)) * weight, tuple(rho * weight for rho in task.rho)
         posed = cost if near is None else cost.plus(near[0], reg / near[1], task.left_varies)
         start = start and (start[0] / reg, start[1] / reg)
-        with muted():  # each step has its certificate, and only the last one counts
+        with muted():  # warnings are muted: only the certificate of the last step counts
             result = solve(posed.posed(), task.a, task.b, reg=reg, reg_m=reg_m, tol=close, warm_start=start, **options)
         task.check_mass(result.mass)
-        start = result.potentials  # in units of costs, as reg follows the mass
+        start = result.potentials  # in units of costs, since reg changes with the mass
         start = start if task.reg else (0.0 * task.a, 0.0 * task.b)
         begun, plan = plan, task.answer(result)
         moved = math.inf
@@ -161,14 +161,14 @@ def descend(
         plan = plan.scaled(log)
         near = None if task.reg else (posed.of_plan(result, log), reg)
         trail, last = [*trail[-task.depth :], (begun, plan)], plan
-        if left is not None and not sum(parts) <= least:  # it led nowhere: back to where it left
+        if left is not None and not sum(parts) <= least:  # the extrapolation failed: return to the plan before it
             plan, trail, rest = left, [], REST
         plain, left, least, rest = left is None, None, sum(parts), rest - 1
         if task.reg and plain and rest < 0 and not settled and (far := ahead(task, trail, change)) is not None:
             left, plan = plan, far
     potentials, marginals = (result.log_u, result.log_v), (result.row_marginal, result.col_marginal)
     own = result.problem, result._backend, potentials, marginals, result.trace, result.status, result._threads
-    found = GromovResult(*own, result.how, result.skipped)  # made whole of one that makes members when asked for them
+    found = GromovResult(*own, result.how, result.skipped)  # copy members that a lazy Result has computed
     vars(found).update(vars(result) | vars(found))
     found.value, found.parts, found.steps, found.settled, found.values = sum(parts), parts, steps, settled, []
     found._task, found._plan = task, last
@@ -176,9 +176,9 @@ def descend(
 
 
 def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float) -> Plan | None:
-    """Return where steps lead, by Anderson's extrapolation of what a step needs; None where that is not far.
+    """Return Anderson's extrapolation of the last plans; None if it is not at least FAR steps ahead.
 
-    The last step changed the plan by ``change`` of its mass; AHEAD of the mass is moved at most.
+    ``change``: share of the mass that the last step moved. The extrapolation moves at most AHEAD of the mass.
     """
     left = [task.vector(after) - task.vector(before) for before, after in trail]
     if len(left) < 3:
@@ -195,7 +195,7 @@ def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float) -> Plan | N
 
 
 def best_of(found: list[GromovResult]) -> GromovResult:
-    """Return the answer with the least objective, which is told all of them."""
+    """Return the answer with the least objective, and set its ``values`` to the objectives of all answers."""
     best = min(found, key=lambda one: one.value if math.isfinite(one.value) else math.inf)
     best.values = [one.value for one in found]
     return best

@@ -1,14 +1,15 @@
-"""A problem of `gromov`, the plan as its steps need it, and the cost of a step.
+"""A problem of `gromov`, the linear functions of a plan that its steps need, and the cost of a step.
 
-With the plan Q of the step before, the next plan P solves an unbalanced problem of its own, whose cost is
+With the plan Q of the previous step, the next plan P solves an unbalanced problem with the cost
 
     C_ij = alpha sum_kl (X_ik - Y_jl)^2 Q_kl + (1 - alpha) F_ij / 2 + k,
     k = rho_1 <Q 1, log(Q 1 / a)> + rho_2 <Q^T 1, log(Q^T 1 / b)> + reg <Q, log(Q / a b^T)>,
 
-and whose reg and reg_m are multiplied by the mass of Q; P is then multiplied by sqrt(mass Q / mass P), unless a side is
-hard. Source: Sejourne, Vialard, Peyre 2021, algorithm 1. The sum is (X^2 Q 1)_i + (Y^2 Q^T 1)_j - 2 (X Q Y^T)_ij. Of
-squared distances between points X = L R^T with the rows (|x|^2, 1, x) of L: its squares are moments, and the last term
-is an inner product of as many coordinates as the smaller space has, and two more. No matrix of pairs is then formed.
+and with reg and reg_m multiplied by the mass of Q. P is then multiplied by sqrt(mass Q / mass P), unless a side is
+hard. Source: Sejourne, Vialard, Peyre 2021, algorithm 1. The sum is (X^2 Q 1)_i + (Y^2 Q^T 1)_j - 2 (X Q Y^T)_ij, with
+entrywise squares. For squared distances between points, X = L R^T and L has the rows (|x|^2, 1, x). Then the first two
+terms need moments only, and the last term is an inner product with two coordinates more than the smaller space has. No
+matrix of pairs is formed.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from ..problem.scale import scale_of
 from ..problem.sparse import is_sparse
 from .distances import HUGE, Space
 
-ROUNDING = 2.0**-50  # of the terms of a value
-STEP, FALL, LAST = 0.05, 0.7, 1e-4  # reg of the first proximal step, in median costs, its fall a step, and the least
-FIRM = 1e6  # times reg: a larger rho makes more than 1e-10 reg of the square of float32's rounding, 1e-8
+ROUNDING = 2.0**-50  # relative rounding of the terms of a value
+STEP, FALL, LAST = 0.05, 0.7, 1e-4  # reg of proximal steps in median costs: first, factor a step, least
+FIRM = 1e6  # rho / reg above which the squared rounding of float32, (1e-8)^2, would make more than 1e-10 reg
 
 
 class Terms(NamedTuple):
-    """Terms of the objective, in its units: of the structures, the features, both marginals and the entropy."""
+    """Terms of the objective, in its units: structure, features, both marginals and entropy."""
 
     structure: float
     features: float
@@ -46,18 +47,18 @@ class Terms(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a step needs of a plan P; everything but the logarithms is linear in it."""
+    """The numbers of a plan P that a step needs; all but ``logs`` and ``apart`` are linear in P."""
 
-    r: F64  # marginals
+    r: F64  # marginals of P
     s: F64
     rows: F64  # sum_k X_ik^2 r_k
     cols: F64
-    cross: Any  # P, folded by both spaces
-    moved: Any  # X P Y, as `Space.times` leaves it
+    cross: Any  # phi_X^T P phi_Y, without phi on a side given as a matrix
+    moved: Any  # X P Y by `Space.times`: J instead of X or Y on a side given as points
     features: float  # <P, F>
     logs: tuple[float, float, float]  # <r, log(r / a)>, <s, log(s / b)>, <P, log(P / a b^T)>
     apart: tuple[float, float, float]  # KL(r | a), KL(s | b), KL(P | a b^T)
-    over: tuple[float, float, float]  # mass of P less the masses of a, b and a b^T, with more digits than `mass` has
+    over: tuple[float, float, float]  # mass of P less the masses of a, b and a b^T, free of cancellation
 
     @property
     def mass(self) -> float:
@@ -69,7 +70,7 @@ class Plan(NamedTuple):
         return float(self.r @ self.rows + self.s @ self.cols) - 2 * float((self.cross * self.moved).sum())
 
     def mixed(self, others: list[Plan], shares: F64) -> Plan:
-        """Return this plan with shares of others in its place, by what a step needs of each: linear, KL too."""
+        """Return this plan plus shares times (other - this plan); logs and KL are combined linearly, too."""
         found: dict[str, Any] = {}
         for name in self._fields:
             own, *theirs = (np.asarray(getattr(plan, name)) for plan in (self, *others))
@@ -78,7 +79,7 @@ class Plan(NamedTuple):
         return self._replace(**found | {"features": float(found["features"])})
 
     def scaled(self, log: float) -> Plan:
-        """Return the plan times f = exp(log).
+        """Return this plan times f = exp(log).
 
         KL(f p | q) = f KL(p | q) + (f - 1) (|p| - |q|) + |p| (f log f - f + 1).
         """
@@ -92,7 +93,7 @@ class Plan(NamedTuple):
 
 
 class Factors:
-    """A plan as a product of matrices, which tells what a `Result` tells."""
+    """A plan as a product of matrices, with the methods of a `Result` that `Task.plan` calls."""
 
     def __init__(self, *matrices: F64) -> None:
         self.matrices = matrices
@@ -119,12 +120,12 @@ class Task:
         self.f, self.g = (f - f.mean(0), g - f.mean(0)) if f.size else (f, g)
         sizes = float(a.sum()), float(b.sum())
         whole = sizes[0] * sizes[1]
-        if not 0 < whole * whole < math.inf:  # KL is of products of measures
+        if not 0 < whole * whole < math.inf:  # KL terms are between products of measures
             raise ValueError(f"a and b must have masses whose product has a square within float64, got {sizes}")
         self.prices = [*zip((*rho, reg), (*sizes, whole), strict=True)]
 
     def part(self, rows: tuple[Any, F64], cols: tuple[Any, F64]) -> Task:
-        """Return the problem of some points of both spaces, which have these masses."""
+        """Return the problem between chosen points of both spaces, with the given masses."""
         (i, a), (j, b) = rows, cols
         features = self.F[i][:, j] if self.F is not None else (self.f[i], self.g[j]) if self.f.size else None
         return Task(self.X.part(i), self.Y.part(j), a, b, self.reg, self.rho, features, self.alpha)
@@ -134,9 +135,9 @@ class Task:
         return Plan(r, s, self.X.square_means(r), self.Y.square_means(s), cross, moved, features, *told)
 
     def plan(self, P: Any, r: F64, s: F64, told: Any) -> Plan:
-        """Return what a step needs of a `Factors` or a `Result`, by one product with it.
+        """Return the `Plan` of a `Factors` or a `Result`, by one product with it.
 
-        ``told``: (log, KL, difference of the masses) of both marginals and of the plan, as `told_by` returns them.
+        ``told``: (log term, KL, difference of masses) of both marginals and of the plan, as `told_by` returns them.
         """
         X, Y, f, g = self.X, self.Y, self.f, self.g
         whole = P.plan if self.F is not None or (X.phi is None and Y.phi is None) else None
@@ -160,7 +161,7 @@ class Task:
         return A if low == math.inf else B if high == math.inf else math.sqrt(whole)
 
     def independent(self) -> Plan:
-        """Return the plan a b^T times a number, with the usual mass."""
+        """Return the plan a b^T, scaled to `usual_mass`."""
         mass = self.usual_mass
         (_, A), (_, B), (_, whole) = self.prices
         r, s = self.a * (mass / A), self.b * (mass / B)
@@ -172,11 +173,11 @@ class Task:
         return scale_of([self.usual_cost()], "median")
 
     def step_reg(self, k: int) -> float:
-        """Return reg of the k-th step, for a plan of mass 1."""
+        """Return reg of step k for a plan of mass 1."""
         return self.reg or max(STEP * FALL**k, LAST) * self.median_cost
 
     def usual_cost(self) -> Any:
-        """Return the cost of the step from a b^T of mass 1, but for k."""
+        """Return the cost of the step from a b^T of mass 1, without the constant k."""
         plan = self.independent()
         posed = self.cost(plan.scaled(-math.log(plan.mass))._replace(logs=(0.0, 0.0, 0.0))).posed()
         return Dense(posed) if isinstance(posed, np.ndarray) else cost_of(posed)
@@ -191,7 +192,7 @@ class Task:
         )
 
     def given(self, P: Any) -> Plan:
-        """Return what a step needs of a plan, (m, n)."""
+        """Check a plan (m, n) that a user gives, and return its `Plan`, scaled by `fitted`."""
         P = P.plan if isinstance(P, Result) else P
         shape = self.X.count, self.Y.count
         wanted = f"a plan {shape} of finite numbers >= 0, not all 0"
@@ -205,8 +206,8 @@ class Task:
         return self.fitted(plan)
 
     def answer(self, result: Result) -> Plan:
-        """Return what a step needs of an answer; <P, log(P / a b^T)> is that of its potentials and its cost."""
-        cost, *sums = result._sums  # of the plan itself: marginals of the last pass may lag behind it
+        """Return the `Plan` of an answer; <P, log(P / a b^T)> comes from its potentials and its cost."""
+        cost, *sums = result._sums  # sums of the plan itself: marginals of the last pass may lag behind
         r, s = (np.asarray(z, np.float64) for z in sums)
         logs = [np.where(w > 0, z, 0.0) for w, z in ((r, result.log_u), (s, result.log_v))]
         entropy = float(r @ logs[0] + s @ logs[1]) - cost / result.problem.reg
@@ -216,7 +217,7 @@ class Task:
         return self.plan(result, r, s, [rows, cols, (entropy, entropy - more, more)])
 
     def fitted(self, plan: Plan) -> Plan:
-        """Return the plan with the mass of hard sides, or, where rho is so large that k hides all costs, with k = 0."""
+        """Scale the plan: to the mass of a hard side, or to k = 0 if rho is so large that k would swamp the costs."""
         if self.hard:
             return plan.scaled(math.log(self.usual_mass / plan.mass))
         if max(self.rho) <= FIRM * self.step_reg(0):
@@ -225,10 +226,10 @@ class Task:
         return plan.scaled(-float(np.dot(shares, plan.logs)) / (plan.mass * sum(shares)))
 
     def lifted(self, plan: Plan, rows: Any, cols: Any) -> Plan:
-        """Return what a step needs of a plan between these points, of which no other has any mass."""
+        """Return a plan between chosen points as a `Plan` of this problem: all other points have mass 0."""
         r, s = np.zeros(self.X.count), np.zeros(self.Y.count)
         r[rows], s[cols] = plan.r, plan.s
-        in_rows, in_cols = self.X.phi is None, self.Y.phi is None  # beside a matrix: among all of its points
+        in_rows, in_cols = self.X.phi is None, self.Y.phi is None  # then ``cross`` has all points of this side
         shape = len(r) if in_rows else plan.cross.shape[0], len(s) if in_cols else plan.cross.shape[1]
         cross = np.zeros(shape)
         cross[np.ix_(rows if in_rows else range(shape[0]), cols if in_cols else range(shape[1]))] = plan.cross
@@ -236,14 +237,14 @@ class Task:
 
     @property
     def depth(self) -> int:
-        """Steps that an extrapolation looks back at; a plan beside a matrix has as many numbers as this."""
+        """Number of previous steps for an extrapolation: fewer with a matrix, since plans then take much memory."""
         return 5 if self.X.phi is not None and self.Y.phi is not None else 2
 
     @functools.cached_property
     def sizes(self) -> tuple[Any, Any]:
-        """Sizes of the rows and of the columns of a folded plan; beside a matrix all count alike."""
+        """Typical sizes of the rows and the columns of ``cross``; 1 on a side given as a matrix."""
         rows, cols = (np.ones(1) if z.phi is None else np.sqrt((z.phi**2).mean(0)) for z in (self.X, self.Y))
-        rows, cols = (np.where(z > 0, z, 1.0) for z in (rows, cols))  # of a coordinate that all points share: 0
+        rows, cols = (np.where(z > 0, z, 1.0) for z in (rows, cols))  # a coordinate equal in all points: 0
         return rows[:, None], cols
 
     def vector(self, plan: Plan) -> F64:
@@ -252,7 +253,7 @@ class Task:
 
     @property
     def left_varies(self) -> bool:
-        """Whether the left factors of a cost are those that depend on the plan, as Y has fewer coordinates."""
+        """Whether the left factors of a cost depend on the plan (Y has fewer coordinates), or the right factors."""
         X, Y = self.X.phi, self.Y.phi
         return Y is not None and (X is None or X.shape[1] > Y.shape[1])
 
@@ -272,7 +273,7 @@ class Task:
         return StepCost(r + half * (f**2).sum(1), c + half * (g**2).sum(1), left, right, M)
 
     def constant(self, plan: Plan) -> float:
-        """Return k of a plan, 0 where a hard side fixes the mass."""
+        """Return the constant k of a plan's cost; 0 if a hard side fixes the mass."""
         return 0.0 if self.hard else sum(rho * z for (rho, _), z in zip(self.prices, plan.logs, strict=True))
 
     def divergences(self, plan: Plan) -> list[tuple[float, float, float]]:
@@ -281,7 +282,7 @@ class Task:
         return [(0.0 if rho == math.inf else rho, kl, over) for (rho, _), kl, over in known]
 
     def log_ratio(self, one: Plan, other: Plan) -> float:
-        """Return log(|one| / |other|): near the masses of a and b by `over`, as prices may be 1e16 times reg."""
+        """Return log(|one| / |other|), near the masses of a and b by ``over``: prices may be 1e16 times reg."""
         sizes = [whole for _, whole in self.prices[:2]]
         logs = [[over / whole for over, whole in zip(plan.over[:2], sizes, strict=True)] for plan in (one, other)]
         if min(map(min, logs)) < -0.5:
@@ -296,13 +297,13 @@ class Task:
         return Terms(self.alpha * plan.structure, (1 - self.alpha) * plan.features, *paid)
 
     def distance(self, plan: Plan, cost: StepCost, result: Result, mass: float, proximal: bool) -> float:
-        """Bound |Q - P|_1 for the plan Q that has led to a step and the exact answer P of the step.
+        """Bound |Q - P|_1 for the plan Q before a step and the exact answer P of the step.
 
-        The potentials (f, g) of the result have the plan P' = a b^T exp((f + g - C) / reg) of this mass, and
+        The potentials (f, g) of the result define the plan P' = a b^T exp((f + g - C) / reg) of mass ``mass``, and
 
             reg KL(Q | P') = <Q, C - f - g> + reg <Q, log(Q / a b^T)> + reg (|P'| - |Q|).
 
-        A ``proximal`` step has C - reg log(Q / a b^T) for C, which takes the second term away.
+        A ``proximal`` step has the cost C - reg log(Q / a b^T), which cancels the second term.
         Pinsker's inequality, for measures of any mass, bounds |Q - P'|; the certificate of the result bounds |P' - P|.
         """
         whole, reg = plan.mass, result.problem.reg
@@ -315,9 +316,10 @@ class Task:
 
 
 def told_by(p: F64, w: F64, f: Any = None, rho: Any = 0.0, reg: float = 1.0) -> tuple[float, float, float]:
-    """Return <p, log(p / w)>, KL(p | w) and |p| - |w| of a marginal p, which is 0 wherever w is.
+    """Return <p, log(p / w)>, KL(p | w) and |p| - |w| of a marginal p; p is 0 wherever w is 0.
 
-    An optimal one is w exp(-f / rho), which tells all three where rho would make much of the rounding of p.
+    For large rho / reg the three are computed from the optimal marginal w exp(-f / rho) instead of p, since rho would
+    magnify the rounding of p.
     """
     used = w > 0
     p, w = p[used], w[used]
@@ -332,7 +334,7 @@ def told_by(p: F64, w: F64, f: Any = None, rho: Any = 0.0, reg: float = 1.0) -> 
 
 
 class StepCost(NamedTuple):
-    """The cost of a step: r_i + c_j - <left_i, right_j> + M_ij, where one of left and right is that of every step."""
+    """The cost of a step: r_i + c_j - <left_i, right_j> + M_ij; left or right is the same in all steps."""
 
     r: F64
     c: F64
@@ -341,19 +343,19 @@ class StepCost(NamedTuple):
     M: Any
 
     def plus(self, other: StepCost, share: float, left_varies: bool) -> StepCost:
-        """Return this cost and a share of that of another step."""
+        """Return this cost plus ``share`` times the cost of another step."""
         left = self.left + share * other.left if left_varies else self.left
         right = self.right if left_varies else self.right + share * other.right
         M = None if self.M is None else self.M + share * other.M
         return StepCost(self.r + share * other.r, self.c + share * other.c, left, right, M)
 
     def of_plan(self, result: Result, log: float) -> StepCost:
-        """Return -reg log(P / a b^T) of the answer to this cost times exp(log); 0 where a point has no mass."""
+        """Return -reg log(P / a b^T) for P = exp(log) times the answer; infinite potentials count as 0."""
         f, g = (np.where(np.isfinite(z), z, 0.0) for z in result.potentials)
         return self._replace(r=self.r - f - result.problem.reg * log, c=self.c - g)
 
     def posed(self) -> Any:
-        """Return M for `solve`: points, or an array where a part of it is one."""
+        """Return M for `solve`: a PointCloud, or an array if the cost has a matrix part."""
         if self.M is not None:
             return self.r[:, None] + self.c + self.M - self.left @ self.right.T
         size = [np.sqrt((z**2).mean(0)) for z in (self.left, self.right)]
@@ -364,7 +366,7 @@ class StepCost(NamedTuple):
 
 
 def as_features(value: Any, m: int, n: int) -> Any:
-    """Check what both spaces share: a pair of points with equally many columns, or a matrix of costs."""
+    """Check the features of both spaces: a pair of point arrays with the same columns, or a matrix of costs."""
     if value is None:
         return None
     if isinstance(value, (tuple, list)) and len(value) == 2:
