@@ -1,10 +1,10 @@
-"""Points in boxes: which pairs of boxes a solve between clouds skips, and what the certificate pays for them.
+"""Points in boxes: choose the pairs of boxes that a solve between clouds skips, and add their mass to the certificate.
 
     t_i = sum over skipped j of the bound on P_ij,   tau = sum t_i:   marginals lie in [r, r + t],
     error <= (error' + plan_error(min(reg tau, gap(r + t) - gap(r)) / (reg mass))) (1 + tau / mass) + tau / mass
 
-with error' and gap of the kept pairs alone; the second gap, of KL sides only, is of second order in t. Bounds between
-boxes: src_c/boxes_tmpl.c. Derivation: docs/mathematics.md.
+error' and gap are computed from the kept pairs alone; gap(r + t) - gap(r), for KL sides only, is of second order in t.
+Bounds between boxes: src_c/boxes_tmpl.c. Derivation: docs/mathematics.md.
 """
 
 import dataclasses
@@ -27,16 +27,16 @@ from .operator import Operator
 from .rules import Judge, plan_error
 from .tables import copied, formula
 
-UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on: bounds must not take as long as passes
-MOST_SLOPES = 16  # dimensions up to which potentials are fitted across a box
-WORTH = 0.6  # share of pairs kept beyond which none are skipped
-ROUGH = 0.03  # certified error at which the first mask, of rough potentials, is made again
-GOAL, OLD = 0.2, 0.35  # of tol: what a new mask is to cost at the end, and what an old one may
-ENOUGH = 0.3  # of tol: from there on the next pass certifies without a correction
-CORRECTION = 2  # passes over the kept pairs that a correction may cost; it saves two or three
-CORRECTED_ERROR = 1.0  # up to which a pass is corrected: beyond it potentials are off by more than a reg
-WILD = 60.0  # nats that an entry of K may lie above what its potentials promise: float32 holds 88
-ORDER = 64  # entries of a matrix that take as long as a point that is put in order
+UNITS = (16, 0), (32, 50_000), (64, 400_000)  # (points of a box, least points): bounds must cost less than passes
+MOST_SLOPES = 16  # most dimensions in which potentials are fitted by linear functions in a box
+WORTH = 0.6  # if a larger share of pairs is kept, skip none
+ROUGH = 0.03  # certified error at which the first mask, made from rough potentials, is replaced
+GOAL, OLD = 0.2, 0.35  # share of tol that a new mask aims at in the final certificate, and that an old one may take
+ENOUGH = 0.3  # share of tol: from this error on the next pass certifies without a correction
+CORRECTION = 2  # most passes over the kept pairs that a correction may cost; it saves two or three
+CORRECTED_ERROR = 1.0  # largest error of a pass that is corrected: beyond it potentials are off by more than a reg
+WILD = 60.0  # nats by which an entry of K may exceed the value that the potentials predict: float32 holds 88
+ORDER = 64  # sorting one point takes as long as this many entries of a matrix
 TRIALS = 16  # thresholds tried for a mask
 
 
@@ -46,9 +46,9 @@ def unit_of(shape: tuple[int, int], least: int = 16) -> int:
 
 
 class Half:
-    """The points of one side in boxes of ``unit`` points: factor (x - first), so that a cost of reg is 1.
+    """The points of one side in boxes of ``unit`` points, scaled to factor (x - first), so that a cost of reg is 1.
 
-    Arrays over the points lie where these do, on a device maybe; those over the boxes are numpy's.
+    Arrays over the points are where the points are, on the host or a device; arrays over the boxes are numpy's.
     """
 
     def __init__(self, points: F64, first: F64, factor: float, unit: int, pad: int) -> None:
@@ -57,25 +57,25 @@ class Half:
         self.boxes = -(-len(points) // unit)
         self.padded = -(-self.boxes // pad) * pad
         ends = (self.merged(each, points) for each in (np.minimum, np.maximum))
-        low, high = (factor * (x - first) for x in ends)  # monotone, as is its rounding
+        low, high = (factor * (x - first) for x in ends)  # scaling is monotone, and so is its rounding
         self.mid = 0.5 * (low + high)
         self.half = np.maximum(high - self.mid, self.mid - low) * (1 + 2.0**-50)
 
     def merged(self, merge: Any, x: F64) -> F64:
-        """Merge what there is of the points of each box, on the host."""
+        """Reduce the numbers of the points of each box by ``merge``; the result is on the host."""
         found: F64 = host(merge.reduceat(x, namespace(x).asarray(np.arange(0, self.count, self.unit))))
         return found
 
     @cached_property
     def offset(self) -> F64:
-        """Points of the host from the middles of their boxes on, (boxes, unit, d); the last one fills its box up."""
+        """Points less the middle of their box, (boxes, unit, d), on the host; the last point fills up its box."""
         whole = self.factor * (self.points - self.first)
         whole = np.pad(whole, ((0, self.boxes * self.unit - self.count), (0, 0)), "edge") if self.count else whole
         moved: F64 = whole.reshape(self.boxes, self.unit, self.points.shape[1]) - self.mid[:, None]
         return moved
 
     def split(self, vector: F64, rest: float) -> F64:
-        """Return a vector over the points as a table (boxes, unit), filled up with ``rest``."""
+        """Return a vector over the points as a table (boxes, unit), padded with ``rest``."""
         return np.pad(vector, (0, self.boxes * self.unit - self.count), constant_values=rest).reshape(
             self.boxes, self.unit
         )
@@ -84,7 +84,7 @@ class Half:
         return self.merged(np.add, vector)
 
     def slopes(self, log: F64) -> F64:
-        """Fit ``log`` by a linear function in each box. Any slopes give a bound, good ones a sharp one."""
+        """Fit ``log`` by a linear function in each box. Any slopes give a valid bound, good slopes a sharp bound."""
         d = self.offset.shape[2]
         if d > MOST_SLOPES:
             return np.zeros_like(self.mid)
@@ -106,12 +106,12 @@ class Half:
 
 
 class Tilted(NamedTuple):
-    """The log scalings of one side without their slopes, as bounds between boxes need them."""
+    """The log scalings of one side in the form that bounds between boxes need: f~ is f less the slopes."""
 
     slope: F64  # (boxes, d)
     log_mass: F64  # (boxes,): log sum e^f~
-    shares: F64  # (boxes, unit): e^f~ of a point, of that sum
-    largest: float  # size of the terms that were added, for their rounding
+    shares: F64  # (boxes, unit): e^f~ of a point, divided by the sum over its box
+    largest: float  # size of the terms added, for a bound on their rounding
 
 
 class Iterated(NamedTuple):
@@ -123,27 +123,27 @@ class Iterated(NamedTuple):
     s: F64
 
 
-Growths = Sequence[Callable[[F64], float]]  # of the rows and of the columns: of bounds of each box's skipped mass
+Growths = Sequence[Callable[[F64], float]]  # for rows and columns: (bounds on each box's skipped mass) -> growth of KL
 
 
 class Share(NamedTuple):
-    """Share of skipped pairs in a certificate: a bound on their mass, and the error that they make in the plan."""
+    """Share of skipped pairs in a certificate: a bound on their mass, and the plan error that they cause."""
 
     mass: float = 0.0
     error: float = 0.0
 
 
 class Boxes:
-    """The boxes of a problem whose points are sorted, and bounds on the plan between them.
+    """The boxes of a problem with sorted points, and bounds on the plan between boxes.
 
-    Over ranks it has the boxes of the own rows and of all columns: only sums over rows are sums over ranks, and all
-    ranks decide alike.
+    Each rank has the boxes of its own rows and of all columns. Only sums over rows are summed over ranks, and all ranks
+    take the same decisions.
     """
 
-    arrays: ModuleType = np  # or cuda/vectors.py: what points lie in
+    arrays: ModuleType = np  # library of the points' arrays: numpy or cuda/vectors.py
 
     def __init__(self, problem: Problem, pool: Any, together: bool = False) -> None:
-        """``together``: rows and columns are the same, and so must be bounds and pairs, bit for bit."""
+        """``together``: rows and columns are the same, so bounds and pairs must agree bit for bit."""
         cloud = problem.cost.cloud
         self.problem, self.pool, self.ranks, self.together = problem, pool, problem.rows.ranks, together
         metric, scale = cloud.core
@@ -157,7 +157,7 @@ class Boxes:
         self.reach = float(sum(reach)) * (float(sum(reach)) if self.smooth else 1.0) * columns.shape[0]
 
     def take(self, state: Iterated) -> tuple[Tilted, Tilted, dict[str, F64]]:
-        """Return both sides without their slopes, and the arrays that describe them to the kernels."""
+        """Return both sides as `Tilted`, and the arrays of both sides for the kernels."""
         alpha, beta = self.problem.exponents(state.log_u, state.log_v)
         logs = (self.rows, state.log_u, alpha), (self.cols, state.log_v, beta)
         sides = [self.tilted(half, log_scale, log) for half, log_scale, log in logs[: 2 - self.together]]
@@ -180,13 +180,13 @@ class Boxes:
         return sides[0], sides[1], {k: np.ascontiguousarray(x, np.float64) for k, x in arrays.items()}
 
     def shared(self, row: float, column: float) -> tuple[float, float]:
-        """Return terms of two sides, of sides that are the same a half of their sum each."""
+        """Return the terms of both sides; if rows and columns are the same, each gets half of the sum."""
         return (0.5 * (row + column),) * 2 if self.together else (row, column)
 
     def tilted(self, half: Half, log_scale: F64, log: F64) -> Tilted:
-        """Take the slopes off ``log``, the exponent of the plan beside the cost.
+        """Subtract slopes from ``log``, the exponent of the plan without the cost.
 
-        The slopes are fitted to ``log_scale``, the exponent without masses, which is smooth.
+        The slopes are fitted to ``log_scale``, the exponent without masses, because it is smooth.
         """
         slope = half.slopes(np.where(np.isneginf(log), np.nan, log_scale)) if self.smooth else np.zeros_like(half.mid)
         off = (half.offset * slope[:, None]).sum(2)
@@ -202,9 +202,9 @@ class Boxes:
         return Tilted(slope, log_mass, shares, float(finite + np.abs(off).max(initial=0.0)))
 
     def sweep(self, arrays: dict[str, Any], kept: Kept | None = None) -> tuple[Any, F64, F64]:
-        """Return how many boxes each box of rows keeps, and bounds on the mass of the others, by rows and by columns.
+        """Return how many boxes each box of rows keeps, and bounds on the skipped mass by rows and by columns.
 
-        The pairs that are kept are those of ``kept``; where it is None, those above the cuts in ``arrays``.
+        Keep the pairs in ``kept``; if it is None, keep the pairs above the cuts in ``arrays``.
         """
         runs = (None, None) if kept is None else (kept.first, kept.run)
         self.count, width, row_mass, col_mass = self._pairs(arrays, *runs)
@@ -218,8 +218,8 @@ class Boxes:
         return first, np.minimum(run, self.limit, out=run)
 
     def _pairs(self, arrays: dict[str, Any], first: Any, run: Any, write: bool = False) -> tuple[Any, Any, F64, F64]:
-        """Call mapuot_box_pairs: (runs, boxes) that each box of rows keeps, and the bounds."""
-        from .._core import ffi, lib  # noqa: PLC0415 - pick says where it is not built
+        """Call mapuot_box_pairs; return the number of runs and of boxes that each box of rows keeps, and the bounds."""
+        from .._core import ffi, lib  # noqa: PLC0415 - pick reports a missing C library
 
         m, n = len(arrays["x_log_mass"]), len(arrays["y_log_mass"])
         record = ffi.new("mapuot_boxes *", {"m": m, "n": n, "d": self.rows.mid.shape[1], "metric": self.metric})
@@ -239,21 +239,21 @@ class Boxes:
         return count, width, row_mass, col_mass
 
     def share(self, row_mass: F64, col_mass: F64, growths: Growths) -> Share:
-        """Return what skipped pairs of these bounds add to the certificate of a state."""
+        """Return the share in a state's certificate of skipped pairs with these bounds on their mass."""
         tau = float(self.ranks.sum(row_mass.sum())) * (1 + 1e-9) + 1e-290
         if not tau < 1:
             return Share(math.inf, math.inf)
         least, problem = tau, self.problem
-        if growths and problem.reg * self.mass >= LEAST_MASS:  # below it a growth may be 0 by underflow alone
+        if growths and problem.reg * self.mass >= LEAST_MASS:  # for less mass a growth may underflow to 0
             sides = zip((problem.rows, problem.cols), growths, (row_mass, col_mass), strict=True)
             paid = sum(float(side.ranks.sum(growth(bound))) for side, growth, bound in sides)
             least = min(least, paid / (problem.reg * self.mass))
         return Share(tau * self.mass, plan_error(least * (1 + 1e-9)))
 
     def growths(self, state: Iterated, sides: tuple[Tilted, Tilted], near: float | None = None) -> Growths:
-        """Return functions that bound how much the KL term of each side grows by the mass skipped in its boxes.
+        """Return functions that bound how much the mass skipped in its boxes raises the KL term of each side.
 
-        There are none where a side is not KL. ``near``: estimate the growth at a state of that certified error instead.
+        Return none unless both sides are KL. ``near``: estimate the growth at a state of this certified error instead.
         """
         problem, mass = self.problem, self.mass
         found: list[Callable[[F64], float]] = []
@@ -270,7 +270,7 @@ class Boxes:
         return found
 
     def skipped(self, state: Iterated, kept: Kept | None) -> Share:
-        """Return what a mask costs at a state."""
+        """Return the share of the pairs skipped by a mask in the certificate of a state."""
         if kept is None:
             return Share()
         *sides, arrays = self.take(state)
@@ -278,11 +278,11 @@ class Boxes:
         return self.share(row_mass, col_mass, self.growths(state, (sides[0], sides[1])))
 
     def make(self, state: Iterated, goal: float, nats: float, near: float | None = None) -> Kept | None:
-        """Choose the pairs to keep, so that the others cost at most ``goal`` at the state, or at an error ``near``.
+        """Choose the pairs to keep, so that skipped pairs cost at most ``goal`` at the state, or at an error ``near``.
 
-        A pair is skipped if its bound is below e^-nats of the product of both boxes' masses over the whole mass, the
-        masses being at most the sums of the bounds: so every box that carries any is kept with one.
-        None: all pairs are to be kept.
+        Skip a pair of boxes if its bound is below e^-nats times (mass of box i) (mass of box j) / (whole mass). The
+        masses are capped at the sums of the bounds, so that each box with mass keeps at least one pair.
+        Return None to keep all pairs.
         """
         *sides, arrays = self.take(state)
         _, *totals = self.sweep(arrays)
@@ -325,7 +325,7 @@ def part(mass: F64, shares: F64) -> F64:
 
 @formula
 def growth(t: F64, f: F64, r: F64, log_weight: F64, rho: F64) -> F64:
-    """Bound the growth at each point."""
+    """Bound the growth of `grown` at each point."""
     log_q = log_weight - f / rho
     inner = np.where(r > 0, r * np.log1p(t / r), 0.0)
     value = inner + t * (np.log(r + t) - log_q) - t
@@ -340,13 +340,13 @@ def near_growth(shares: F64, r: F64, rho: F64, reg: float, near: float) -> tuple
 
 
 def grown(side: Side, half: Half, f: F64, r: F64, shares: F64, bound: F64) -> float:
-    """Bound rho (KL(r + x | q) - KL(r | q)) over 0 <= x <= t, q = weight e^(-f / rho): it is convex in x."""
+    """Bound rho (KL(r + x | q) - KL(r | q)) over 0 <= x <= t, with q = weight e^(-f / rho); it is convex in x."""
     total = float(growth(half.spread(bound, shares), f, r, side.log_weight, side.rho).sum())
-    return math.inf if math.isnan(total) else total  # of numbers >= 0: NaN if one is
+    return math.inf if math.isnan(total) else total  # all terms are >= 0: the sum is NaN only if a term is
 
 
 def near_terms(half: Half, side: Side, reg: float, r: F64, tilt: Tilted, near: float) -> tuple[F64, F64]:
-    """Return both terms of rho (t^2 / (2 r) + t log(r / q)) of each box at t = 1; log(r / q): near (reg / rho)^.5."""
+    """Return each box's sums of rho t^2 / (2 r) and rho t log(r / q) at t = 1; log(r / q) = near sqrt(reg / rho)."""
     square, linear = near_growth(tilt.shares.reshape(-1)[: half.count], r, side.rho, reg, near)
     return half.sums(square), half.sums(linear)
 
@@ -355,47 +355,47 @@ def grown_near(half: Half, square: F64, linear: F64, mass: float, bound: F64) ->
     t = mass * bound[: half.boxes]
     with np.errstate(invalid="ignore", over="ignore"):
         value = np.where(t > 0, t * (t * square + linear), 0.0)
-    total = float(value.sum())  # of numbers >= 0: NaN if one is
+    total = float(value.sum())  # all terms are >= 0: the sum is NaN only if a term is
     return math.inf if math.isnan(total) else total
 
 
 class Truncation:
-    """The pairs that one solve skips (the mask): when they are chosen anew, and what every pass pays for them.
+    """The pairs that one solve skips (the mask): choose them again when needed, and add their mass to each certificate.
 
-    The driver owns it (ascend/carry_out.py) and hands it to each workspace as an argument.
+    The driver (ascend/carry_out.py) owns this object and passes it to each workspace.
     """
 
     def __init__(
         self, problem: Problem, start: Iterated, tol: float, tol_gap: float, nats: float, rough: bool,
         correct: Any = None, pairs: float = 0.0, together: bool = False,
     ) -> None:  # fmt: skip
-        """Begin at the state ``start``, from which the first mask is made; ``rough``: it is another problem's.
+        """Make the first mask from the state ``start``; ``rough``: the state comes from another problem.
 
-        ``correct(state, error)`` returns the log v to go on from after a pass, and costs as much as ``pairs`` pairs do;
+        ``correct(state, error)`` returns the log v that follows a pass, and costs as much as ``pairs`` pairs.
         ``together``: rows and columns are the same, solved by one potential.
         """
         self.problem, self.state = problem, start
         self.correct, self.pairs, self.before, self.together = correct, pairs, math.inf, together
-        self.corrections = 0  # that were made
-        self.plain: F64 | None = None  # where the pass before would have gone on without a correction
+        self.corrections = 0  # number of corrections made
+        self.plain: F64 | None = None  # log v that would have followed the pass before without a correction
         self.nats, self.rough = nats, rough
         self.settled: Stats | None = None
         self.aim(tol, tol_gap)
-        self.hidden = 0.0  # bound on the mass that the last pass looked at skipped
+        self.hidden = 0.0  # bound on the mass that the last settled pass skipped
         sums = float(problem.rows.ranks.sum(start.r.sum())), float(start.s.sum())
-        self.known = all(0 < x < math.inf for x in sums)  # are the sums of K, about? else it is balanced
+        self.known = all(0 < x < math.inf for x in sums)  # marginals are known well enough to scale K; else balance K
         self.boxes: Boxes | None = None
         self.kept: Kept | None = None
 
     def aim(self, tol: float, tol_gap: float) -> None:
-        """Choose what the certificate is to be, and what skipped pairs may add to it."""
+        """Set the tolerances of the certificate, and the share of it that skipped pairs may take."""
         self.tol, self.tol_gap, self.goal = tol, tol_gap, GOAL * tol
         self.judge = Judge(tol=tol, tol_gap=tol_gap)
 
     def renew(self, pool: Any, kind: type[Boxes] = Boxes, nats: float = 0.0) -> Kept | None:
-        """Choose the mask anew, for the last state that was not dropped.
+        """Choose a new mask, for the last state that the guard did not drop.
 
-        ``kind``: the boxes of the backend; ``nats``: that a pair which is skipped lies below its share, at least.
+        ``kind``: the class of the backend's boxes; ``nats``: least distance of a skipped pair below its share.
         """
         self.boxes = self.boxes or kind(self.problem, pool, self.together)
         goal, least = (max(self.goal, 0.1 * ROUGH), 2.0) if self.rough else (self.goal, math.log(1 / self.tol) - 2)
@@ -407,7 +407,7 @@ class Truncation:
         return self.kept
 
     def settle(self, stat: Stats, state: Iterated, moved: float) -> None:
-        """Count what is skipped in the numbers of a pass, once, and ask for another mask where that is too much.
+        """Add the skipped pairs to the numbers of a pass, once; request another mask if they cost too much.
 
         ``moved``: mapuot_progress.moved of the pass.
         """
@@ -418,7 +418,7 @@ class Truncation:
         share = self.boxes.skipped(state, self.kept)
         self.hidden = share.mass
         found, part, more = stat.error, share.mass / stat.mass if stat.mass > 0 else math.inf, 0.0
-        if share.mass:  # (found + share.error) (1 + part) + part, less what was found
+        if share.mass:  # (found + share.error) (1 + part) + part - found
             more = share.error * (1 + part) + part * (1 + found)
         enough = self.judge.again(stat, more, self.problem.reg * share.mass, moved)
         self.take(stat, state, found)
@@ -427,12 +427,12 @@ class Truncation:
             self.goal, self.rough, stat.status = self.goal / 4, False, "absorb"
 
     def look(self, stat: Stats, state: Any) -> None:
-        """Ask for another mask after a float32 pass where one is due; ``state``: a function that returns the state."""
+        """Request another mask after a float32 pass if one is due; ``state``: a function that returns the state."""
         if stat.status == "absorb" or (stat.status == "running" and self.rough and stat.error <= ROUGH):
             self.take(stat, state(), stat.error)
 
     def take(self, stat: Stats, state: Iterated, error: float) -> None:
-        """Keep the state for the next mask; the first, rough mask is done with where its error is small."""
+        """Keep the state for the next mask; once the error is small, request a mask to replace the rough one."""
         if stat.rejected or not error < 1:
             return
         self.state, self.known = state, True
@@ -440,10 +440,10 @@ class Truncation:
             self.rough, stat.status = False, "absorb"
 
     def corrected(self, workspace: Any, stat: Stats, floor: float, comparable: bool) -> F64 | None:
-        """Return the log v to go on from after a pass, None where it is the next of that pass.
+        """Return the log v that follows a pass after a correction; None: the pass's own next log v.
 
-        ``floor``: error of the pass by rounding; ``comparable``: the pass before had the same.
-        Corrections end where one has not halved the error, and the step goes back where it has raised it.
+        ``floor``: error of the pass by rounding; ``comparable``: the pass before had the same precision.
+        Corrections end after one that did not halve the error; if it raised the error, undo it.
         """
         error, made = stat.error - floor, self.plain is not None
         if not self.correct or (stat.rejected and not made):
@@ -459,7 +459,7 @@ class Truncation:
         return found
 
     def absorbed(self, x: F64, shift: float) -> tuple[F64, F64]:
-        """Return what K is to hold of log u and log v, so that its entries are P_ij / (r_i s_j) but for a factor."""
+        """Return the parts of log u and log v that K absorbs, so that K_ij = P_ij / (r_i s_j) times a constant."""
         log_u, _, r, s = self.state
         share = float(self.problem.rows.ranks.sum(r.sum())) / len(s)
         return without(log_u, shift, r, len(s)), without(x, 0.0, s, share)
@@ -473,7 +473,7 @@ def without(log_scale: F64, shift: float, marginal: F64, share: float) -> F64:
 
 
 def expected(side: Side, log_scale: F64, reg: float) -> F64:
-    """Estimate the marginal at a potential, where no pass has told it."""
+    """Estimate the marginal at a potential, if no pass has computed it."""
     if side.penalty != "kl":
         return side.weight
     with np.errstate(over="ignore", invalid="ignore"):
@@ -482,7 +482,7 @@ def expected(side: Side, log_scale: F64, reg: float) -> F64:
 
 
 def order(points: F64, unit: int, threads: int | None = None) -> Any:
-    """Sort points so that each ``unit`` of them lie together, by halving along their widest coordinate."""
+    """Sort points so that each run of ``unit`` points is close together, by halving along the widest coordinate."""
     from .._core import ffi, lib  # noqa: PLC0415 - as above
     from .cpu.native import pool_for  # noqa: PLC0415 - as above
 
@@ -494,26 +494,26 @@ def order(points: F64, unit: int, threads: int | None = None) -> Any:
 
 
 class Sorted(NamedTuple):
-    """The order of boxes in which a solve has points, and what it has skipped between them."""
+    """The order in which a solve has its points, box by box, and the pairs that it skipped."""
 
-    order: tuple[Any, Any]  # where its vectors are
+    order: tuple[Any, Any]  # permutations of rows and columns, on the device of the solve's vectors
     unit: int  # points of a box
-    turned: bool  # its rows are the columns of the problem asked for
-    kept: Kept | None = None  # the pairs that count at the end; None: all of them
-    hidden: float = 0.0  # bound on the mass that the others would have
+    turned: bool  # the solve's rows are the columns of the problem asked for
+    kept: Kept | None = None  # the pairs kept at the end; None: all pairs
+    hidden: float = 0.0  # bound on the mass of the skipped pairs
 
     def __reduce__(self) -> Any:
         return Sorted, (tuple(map(host, self.order)), *self[1:])
 
     def problem(self, problem: Problem) -> Problem:
-        """Return a problem, turned already, in this order."""
+        """Return a problem, turned already, with its points in this order."""
         rows, cols = (side.ordered(at) for side, at in zip(problem.sides, self.order, strict=True))
         cost = problem.cost.cloud.sorted(*self.order)
         cost.unit = self.unit
         return dataclasses.replace(problem, cost=cost, rows=rows, cols=cols)
 
     def back(self, tables: Any) -> tuple[F64, F64]:
-        """Return vectors over its rows and columns in the order of the points as they were given."""
+        """Return vectors over the solve's rows and columns in the order in which the points were given."""
         out = tuple(namespace(x).empty(len(x)) for x in tables)
         for whole, at, x in zip(out, self.order, tables, strict=True):
             whole[at] = x
@@ -521,12 +521,12 @@ class Sorted(NamedTuple):
 
 
 class KeptPlan(Operator):
-    """The plan of the pairs that are kept: rows of all pairs without the others, products of the sorted problem."""
+    """The plan of the kept pairs: rows come from the full plan with skipped pairs at 0, products from sorted points."""
 
     def __init__(
         self, problem: Problem, found: Sorted, plan_of: Any, whole: Operator, logs: tuple[F64, F64], threads: Any
     ) -> None:  # fmt: skip
-        """``whole``: the plan of all pairs; ``plan_of``: the CPU's, whose products can skip pairs."""
+        """``whole``: the plan of all pairs; ``plan_of``: the CPU's function, since its products can skip pairs."""
         super().__init__(whole.cost, whole.reg, whole.c, whole.ranks)
         self.found = found = found._replace(order=tuple(map(host, found.order)))
         self.whole, (problem, logs) = whole, (problem.transpose(), logs[::-1]) if found.turned else (problem, logs)
@@ -536,7 +536,7 @@ class KeptPlan(Operator):
 
     @cached_property
     def skips(self) -> tuple[Any, Any, Any]:
-        """(skipped, rows, cols): the pairs of boxes that are skipped, and the box of each row and column as given."""
+        """(skipped, rows, cols): mask of skipped pairs of boxes; box of each row and column, in the order given."""
         kept, (m, n) = self.found.kept, map(len, self.found.order)
         assert kept
         skipped = np.ones((len(kept.first) - 1, -(-n // kept.unit)), bool)
@@ -557,7 +557,7 @@ class KeptPlan(Operator):
         return out
 
     def exponents(self, i0: int, i1: int) -> Any:
-        """Return the exponents of the kept pairs, and of all pairs in rows and columns without any."""
+        """Return exponents, -inf for skipped pairs, except in rows and columns that keep no pair."""
         x = self.whole.exponents(i0, i1)
         skipped, rows, cols = self.skips
         lonely = skipped.all(1)[:, None] | skipped.all(0)

@@ -2,10 +2,10 @@
 
     through(y, a, fi):   R_i = log sum_j exp(y_j - C_ij / reg),   x = a - fi R,   log sum_i exp(x_i - C_ij / reg)
 
-K_ij = exp(p_i + q_j - C_ij / reg) holds absorbed p and q, so that no entry is above 1 and each row and each column
-has an entry 1. Sums below ``LEAST`` may miss entries that were flushed: K is then made anew around the y at hand,
-next in float64, and where that is not enough, the sums are made from the costs, entry by entry. A bound of what all of
-this rounds is told beside the sums. An operator holds K: cpu/operator.py, cuda/operator.py.
+K_ij = exp(p_i + q_j - C_ij / reg) absorbs p and q, so that no entry is above 1 and each row and each column has an
+entry 1. Sums below ``LEAST`` may miss entries that were flushed to 0. K is then rebuilt around the current y, next in
+float64; if that does not suffice, the sums are made from the costs, entry by entry. Each sum comes with a bound on its
+rounding. An operator holds K: cpu/operator.py, cuda/operator.py.
 """
 
 import math
@@ -21,23 +21,23 @@ from .contract import host, namespace
 
 T = TypeVar("T")
 UNIT, TINY = 2.0**-53, float(np.finfo(float).tiny)
-FLUSH = 1e-150  # of factors, the largest of which is 1
-LEAST = {"float32": 1e-21, "float64": 1e-125, "made": 1e-125}  # of sums: what is flushed is then n UNIT at most
-FLUSH_PRODUCT, LEAST_PRODUCT = 1e-100, 1e-75  # as FLUSH and LEAST, for products of three factors in float64
-HOST_ENTRIES = 1 << 18  # sums on a GPU up to so many come to the host together with those of the rows
-SAFE_SPREAD = {"float32": 60.0, "float64": 500.0, "made": 500.0}  # 2 |C| / reg that K holds with nothing absorbed
-NARROW_ENTRY = 2.0**-24 + 3e-9  # rounded to float32, from an exponential that is good for that
-NARROW_SUMS = 70 * 2.0**-24  # of up to 32 terms, and 64 rows, in float32, beside the rounding of the factors
+FLUSH = 1e-150  # factors below it become 0; the largest factor is 1
+LEAST = {"float32": 1e-21, "float64": 1e-125, "made": 1e-125}  # least sum: flushed terms are at most n UNIT of it
+FLUSH_PRODUCT, LEAST_PRODUCT = 1e-100, 1e-75  # FLUSH and LEAST for products of three factors in float64
+HOST_ENTRIES = 1 << 18  # up to this many column sums come from a GPU to the host together with the row sums
+SAFE_SPREAD = {"float32": 60.0, "float64": 500.0, "made": 500.0}  # largest 2 |C| / reg of a K that absorbs nothing
+NARROW_ENTRY = 2.0**-24 + 3e-9  # relative error of an entry in float32: its rounding, and the exponential's error
+NARROW_SUMS = 70 * 2.0**-24  # float32 sums of up to 32 terms, and over 64 rows, and the rounding of the factors
 
 
 class StaleError(ArithmeticError):
-    """Sums are so small that some of their terms may have been flushed."""
+    """Sums are so small that some of their terms may have been flushed to 0."""
 
 
 def sound(product: Callable[[], T], absorb: Callable[[], Any], finer: Callable[[], bool], fresh: bool) -> T:
-    """Find a product with K as it is, with K made around the state at hand, or with K of a finer kind.
+    """Try a product with the current K, then with K rebuilt around the current state, then with K in a finer storage.
 
-    ``fresh``: K is that of the state already. StaleError where no finer kind is left.
+    ``fresh``: K was built around this state already. Raise StaleError if no finer storage is left.
     """
     while True:
         try:
@@ -50,13 +50,13 @@ def sound(product: Callable[[], T], absorb: Callable[[], Any], finer: Callable[[
 
 
 class LogKernel:
-    """K of a cost (m, n), rows first, which an operator holds."""
+    """K of a cost (m, n), held by an operator."""
 
-    builds = 0  # how often K was made for this reg
-    absorbed = 0.0  # the largest of p and of q
+    builds = 0  # how often K was built for this reg
+    absorbed = 0.0  # max |p| + max |q|
 
     def __init__(self, operator: Any, ends: tuple[float, float], dtype: str = "float64") -> None:
-        """Hold no K yet; ``ends``: the least entry of the cost, and the largest in size; dtype: storage, or "made"."""
+        """Hold no K yet; ``ends``: smallest entry and largest |entry| of the cost; dtype: storage, or "made"."""
         self.asked, self.ends = operator.open(dtype), ends
         self.operator: Any = operator
         self.cost: Cost = operator.cost
@@ -64,28 +64,28 @@ class LogKernel:
         self.start(operator.reg)
 
     def start(self, reg: float) -> None:
-        """Begin anew with this reg, in the memory of another."""
+        """Start again with this reg, in the same memory."""
         self.reg, self.largest, self.dtype = reg, self.ends[1] / reg, self.asked
         self.operator.reg = reg
         self.builds, self.absorbed = 0, 0.0
 
     @property
     def storage(self) -> float:
-        """Relative rounding of an entry where it is stored, beside that of its exponent in float64."""
+        """Relative error of an entry by its storage, without the error of its float64 exponent."""
         return NARROW_ENTRY if self.dtype == "float32" else 0.0
 
     def absorb(self, y: F64, balanced: bool = True, folded: Callable[[F64], F64] | None = None) -> bool:
-        """Make K around the columns' y: p from the largest term of each row, q from those of each column beside p.
+        """Build K around the columns' y: p balances the largest term of each row, then q of each column.
 
-        Not balanced, where its storage holds all entries, it is e^(-C / reg) but for a factor. Returned is whether it
-        is balanced. ``folded``: what q takes from the columns' largest terms, if not all of it.
+        Without ``balanced``, if the storage holds all entries, K is e^(-C / reg) times a constant. Return whether K is
+        balanced. ``folded``: maps the columns' largest terms to the part that q absorbs; by default all.
         """
         balanced = balanced or 2 * self.largest > SAFE_SPREAD[self.dtype]
         if balanced:
             self.p[:] = 0.0
             top = self.operator.balance(self.p, y)
             self.q = y - (folded(top) if folded else top)
-        else:  # above 1, entries would bring back what is flushed of vectors
+        else:  # entries stay <= 1: larger ones would magnify the terms that FLUSH drops from vectors
             self.p[:], self.q = self.ends[0] / self.reg, np.zeros(len(y))
         self.absorbed = largest_of(self.p) + largest_of(self.q)
         if self.operator.stored != self.dtype:
@@ -95,23 +95,23 @@ class LogKernel:
         return balanced
 
     def begin(self) -> None:
-        """Make a first K with nothing absorbed, where its storage holds that: it needs no y."""
+        """Build a first K that absorbs nothing, if its storage holds it: no y is needed."""
         if not self.builds and 2 * self.largest <= SAFE_SPREAD[self.dtype]:
             self.absorb(self.q, False)
 
     def finer(self) -> bool:
-        """Go over to float64, if K is in float32."""
+        """Switch K from float32 to float64; tell whether it was in float32."""
         narrow: bool = self.dtype == "float32"
         self.dtype = "float64" if narrow else self.dtype
         return narrow
 
     def sound(self, y: F64, product: Callable[[], T]) -> T:
-        """Find a product with a K that holds the columns' y."""
+        """Compute a product with a K that suits the columns' y."""
         fresh = not self.builds and self.absorb(y, False)
         return sound(product, lambda: self.absorb(y), self.finer, fresh)
 
     def through(self, y: F64, a: F64, fi: float, narrow: bool = False) -> tuple[F64, F64, float]:
-        """Return R, what leaves by the columns, and a bound of the rounding of both; narrow: sums in float32."""
+        """Return R, the columns' log sums, and a bound on the rounding of both; narrow: sum in float32."""
         try:
             R, out = self.sound(y, lambda: self.read(y, a, fi, narrow))
         except StaleError:
@@ -121,7 +121,7 @@ class LogKernel:
         return R, out, self.rounding_through(*sizes, narrow)
 
     def into_rows(self, y: F64) -> tuple[F64, float]:
-        """Return R and a bound of its rounding."""
+        """Return R and a bound on its rounding."""
         try:
             R = self.sound(y, lambda: self.row_sums(y))
         except StaleError:
@@ -129,15 +129,15 @@ class LogKernel:
         return R, self.rounding(largest_of(y) + largest_of(R))
 
     def rounding_through(self, y: float, a: float, R: float, out: float, narrow: bool) -> float:
-        """Bound the rounding of what ``through`` returns, by the largest sizes of what it takes and returns."""
+        """Bound the rounding of `through` by the largest sizes of its arguments y, a and results R, out."""
         return self.rounding(max(y, a + out) + R) + (NARROW_SUMS if narrow else 0.0)
 
     def rounding(self, sizes: float) -> float:
-        """Bound the rounding of sums between vectors whose largest sizes add up to ``sizes``."""
+        """Bound the rounding of log sums; ``sizes``: the largest sizes of the vectors involved, added up."""
         return UNIT * (4 * (self.absorbed + sizes + self.largest) + sum(self.cost.shape) + 16)
 
     def read(self, y: F64, a: F64, fi: float, narrow: bool) -> tuple[F64, F64]:
-        """Return R and what leaves by the columns, by one read of K as it is; StaleError where K does not hold y."""
+        """Return R and the columns' log sums by one read of the current K; raise StaleError if K does not suit y."""
         v, top = self.factors(y)
         R, sums, own, least = self.read_factors(v, top, a, fi, narrow)
         sums = checked(host(sums), least)
@@ -146,9 +146,9 @@ class LogKernel:
     def read_factors(
         self, v: F64, top: float, a: F64, fi: float, narrow: bool, sizes: Any = None
     ) -> tuple[F64, Any, float, float]:
-        """Return (R, sums, their log scale beside q, the least that they may be) of columns e^(q + top) v.
+        """Return (R, column sums, their log scale without q, the least valid sum) for y = q + top + log v.
 
-        ``sizes``: v holds factors of such sizes, see `Operator`.
+        ``sizes``: v holds factors of these sizes, see `Operator`.
         """
         base = a - (1 - fi) * self.p
         own = float(base.max())
@@ -157,12 +157,12 @@ class LogKernel:
         return log_s + (top - self.p), sums, own - fi * top, LEAST[self.dtype] * largest
 
     def check_rows(self, lowest: float) -> None:
-        """Raise StaleError where the lowest log s is so low."""
+        """Raise StaleError if the lowest log s is below log LEAST."""
         if not lowest >= math.log(LEAST[self.dtype]):
             raise StaleError
 
     def row_sums(self, y: F64) -> F64:
-        """Return R with K as it is; StaleError where K does not hold y."""
+        """Return R with the current K; raise StaleError if K does not suit y."""
         v, top = self.factors(y)
         with np.errstate(divide="ignore"):
             log_s = np.log(self.operator.dots(v))
@@ -178,7 +178,7 @@ class LogKernel:
         return float(self.operator.take(x, y).own_sums()[0])
 
     def log_sums(self, cost: Cost, x: F64) -> F64:
-        """Return log sum_j exp(x_j - C_ij / reg) of the rows of this cost, or of its transpose, entry by entry."""
+        """Return log sum_j exp(x_j - C_ij / reg) for each row of ``cost`` (the cost or its transpose), from entries."""
         if cost.operator == "pairs":
             return log_sums(cost.pairs, x, self.reg)
         out = np.empty(cost.shape[0])
@@ -191,7 +191,7 @@ class LogKernel:
 
 
 def scaled(x: F64, flush: float = FLUSH_PRODUCT) -> tuple[F64, float]:
-    """Return e^(x - top), what lies below ``flush`` as 0, and top, the largest x."""
+    """Return e^(x - top), with values below ``flush`` set to 0, and top = max x."""
     top = float(x.max())
     v = np.exp(x - top)
     v[v < flush] = 0.0
@@ -199,13 +199,13 @@ def scaled(x: F64, flush: float = FLUSH_PRODUCT) -> tuple[F64, float]:
 
 
 def check_sums(lowest: float, highest: float, least: float) -> None:
-    """Raise StaleError where sums of columns are not all within what they may be."""
+    """Raise StaleError unless all column sums are finite and at least ``least`` > 0."""
     if not (lowest >= least > 0 and highest < math.inf):
         raise StaleError
 
 
 def checked(sums: F64, least: float) -> F64:
-    """Return sums of columns that are all ``least`` at least; else raise StaleError."""
+    """Return the column sums; raise StaleError unless all are finite and at least ``least``."""
     check_sums(sums.min(), sums.max(), least)
     return sums
 
@@ -220,7 +220,7 @@ def log_sum(x: F64) -> float:
 
 
 def log_sums_by(label: Any, count: int, x: F64) -> F64:
-    """Return log sum e^x of the numbers with each of the labels 0 ... count - 1, which all occur."""
+    """Return log sum e^x over the numbers of each label 0 ... count - 1; every label must occur."""
     top = np.full(count, -np.inf)
     np.maximum.at(top, label, x)
     return np.asarray(top + np.log(np.bincount(label, np.exp(x - top[label]), count)))

@@ -1,12 +1,12 @@
-"""Points as float32 passes need them to make their rows, for src_c/narrow_points.h and src_cuda/points.cuh.
+"""The points in the form from which float32 passes make rows, for src_c/narrow_points.h and src_cuda/points.cuh.
 
     K_ij = 2^(row_i + col_j - c_ij)
 
-Rounding row and col would cost digits that no pass gets back: potentials of 1000 reg leave 6e-5 in an entry. But
-which scalings K absorbs is free within its range: they are moved by up to GRID / 2, to where row and col are whole
-multiples of GRID, whose sum is exact up to 2^15; a point so far away that its own is larger has fewer digits.
-Coordinates are centred where most of y lies, the same on all ranks; of inner products y alone. How many digits are
-left is a mean over masses: a point far from all others carries none or little.
+Rounding row and col to float32 would lose digits for good: with potentials of 1000 reg an entry errs by 6e-5. But K may
+absorb any nearby scalings: move them by up to GRID / 2, so that row and col are multiples of GRID, and their sum is
+exact up to 2^15. A far point with larger values has fewer digits. Coordinates are centred at the bulk of y, the same on
+all ranks; for inner products only y is centred. The error is estimated as a mean over masses, since a point far from
+all others carries little mass.
 """
 
 import math
@@ -25,53 +25,53 @@ from .contract import any_of, host, median, namespace
 from .tables import copied, laid, squares
 
 GRID = 2.0**-8
-MOST_POWER = 2.0**26  # of row and col: an exponent is then off by some units, all of them of one point
-MOST_ERROR = 0.05  # of an entry, beyond which they tell nothing
-DIFFERENCES = 4  # dimensions up to which squares are summed of differences: more exact, twice the work
-SAMPLE, LEAST = 1 << 14, 256  # coordinates, and points, that tell the middle of a cloud and their sizes
-TAIL_MOST = 10.0  # times their median that sizes count with at most
-SLACK = 10.0  # that a cost with mass may lie above what the scalings of K tell, in powers of 2
-PARTIAL = 6.0  # roundings of the squares that a sum of products has, by their size: those of many sums cancel
-CORRECTED = 1e-4  # floor of float32 passes that are corrected: a float64 one falls to that of their rounding at once
+MOST_POWER = 2.0**26  # largest |row| and |col|: exponents then err by a few units, equal for all pairs of a point
+MOST_ERROR = 0.05  # largest estimated error of an entry: beyond it float32 passes are useless
+DIFFERENCES = 4  # dimensions; up to here sum squares of differences: more exact, twice the work
+SAMPLE, LEAST = 1 << 14, 256  # coordinates, and least number of points, of the sample for middles and sizes
+TAIL_MOST = 10.0  # cap on sizes, in units of their median
+SLACK = 10.0  # powers of 2 by which the cost of a pair with mass may exceed the estimate from the scalings of K
+PARTIAL = 6.0  # rounding of a sum of products, in units of 2^-24 size^2: roundings of many terms partly cancel
+CORRECTED = 1e-4  # narrow_floor of corrected float32 passes: the next float64 pass drops to the rounding error at once
 HIDDEN = 2.0**60  # coordinates of labels that forbid a pair: 2^-(2^61) is 0
-LEFT_OUT = -(2.0**28)  # of a point without mass: 0 beside any other
+LEFT_OUT = -(2.0**28)  # row or col of a point without mass: its entries underflow to 0
 FORMS = members("mapuot_narrow_form")
 LOG2_E = 1 / math.log(2)
 MIDDLES: weakref.WeakKeyDictionary[PointCosts, F64] = weakref.WeakKeyDictionary()  # by cost: its points never change
 
 
 class NarrowPoints:
-    """The arrays of one solve, the scalings that suit them, and the limits of passes with these.
+    """The arrays of one solve, the scalings of K that suit them, and the limits of passes.
 
-    x (m, d) and y (d, n padded) hold coordinates, row (m,) and col (n padded,) what belongs to a point alone; ``error``
-    is that of an entry.
+    x (m, d) and y (d, n padded) hold coordinates, row (m,) and col (n padded,) the terms that depend on one point;
+    ``error`` is the estimated relative error of an entry.
     """
 
     error = 0.0
 
     def __init__(self, problem: Problem, size: float, exact: tuple[F64, F64] | None = None) -> None:
-        """``size``: what `fitting` tells; ``exact``: what `centred` tells of points on a GPU, which stay in float64."""
+        """``size``: result of `fitting`; ``exact``: result of `centred` for points on a GPU, kept in float64."""
         cloud, reg = problem.cost.cloud, problem.reg
         self.problem, self.size, (_, self.form) = problem, size, form_of(cloud)
         form, expands = cloud.core[0].form, expands_squares(cloud)
         points: Any = exact or [p.astype(np.float32) for p in centred(cloud, reg)]
         x, self.y = points
-        self.own_x: Any = 0.0  # what the costs have of one point alone: squares, or addends
+        self.own_x: Any = 0.0  # terms of the costs that depend on one point: squares, or addends
         self.own_y: Any = 0.0
         if expands:
             self.own_x, self.own_y = squares(x.T, True), squares(self.y[:, : cloud.shape[1]], True)
         elif form == "products":
             self.own_x, self.own_y = addends(cloud, reg, namespace(x))
         self.x, xp = x + x if expands and exact is None else x, namespace(problem.rows.weight)
-        if xp is np:  # potentials are the host's, wherever points lie
+        if xp is np:  # potentials are on the host, wherever points are
             self.own_x, self.own_y = host(self.own_x), host(self.own_y)
         self.row, self.col = xp.empty(len(x), np.float32), xp.empty(self.y.shape[1], np.float32)
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64] | None:
-        """The scalings nearest to these that float32 holds, which row and col then hold; None: they are too large."""
+        """Round the scalings to float32's grid, store them in row and col, and return them; None if too large."""
         row, col = (np.rint((x * LOG2_E - own) / GRID) * GRID for x, own in ((alpha, self.own_x), (beta, self.own_y)))
-        used = row[np.isfinite(row)] if not np.may_share_memory(alpha, beta) else row[:0]  # of one potential: equal
-        ranks = self.problem.ranks  # which must all hold the same columns
+        used = row[np.isfinite(row)] if not np.may_share_memory(alpha, beta) else row[:0]  # one potential: row = col
+        ranks = self.problem.ranks  # col must be the same on all ranks
         middles = [x for x in ranks.all(median(used) if used.size else None) if x is not None]
         common = float(np.round(np.median(middles) / GRID) * GRID) if middles else 0.0
         self.col[len(beta) :] = LEFT_OUT
@@ -80,13 +80,13 @@ class NarrowPoints:
             return None
         for power, out, moved in moves:
             out[:] = np.maximum(power + moved, LEFT_OUT)
-            power[:] = np.where(np.isfinite(power), out.astype(np.float64) - moved, power)  # as float32 has a far point
+            power[:] = np.where(np.isfinite(power), out.astype(np.float64) - moved, power)  # far points are rounded
         scalings = (row + self.own_x) / LOG2_E, (col + self.own_y) / LOG2_E
         self.error = entry_error(self.problem, self.size, scalings)
         return scalings
 
     def limits(self, floor: float, skip: Truncation | None) -> dict[str, float]:
-        """Return the limits of passes, which give way to float64 ones at a floor, or where tol is reached."""
+        """Return the limits of float32 passes; float64 passes follow at ``floor``, or once tol is reached."""
         floor = CORRECTED if skip and skip.correct else floor
         return {"storage_error": self.error, "narrow_floor": floor + 3 * self.error, "finer": 0, "made": 1}
 
@@ -103,9 +103,9 @@ def form_of(cloud: PointCosts) -> tuple[int, int]:
 
 
 def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
-    """Return coordinates (m, d) and (d, n padded) from the middle of y on, scaled so that costs are powers of 2.
+    """Return coordinates (m, d) and (d, n padded), centred at the middle of y and scaled: costs are exponents of 2.
 
-    ``xp``: NumPy or CuPy, whose arrays they are.
+    ``xp``: NumPy or CuPy, the library of the arrays returned.
     """
     metric, scale = cloud.core
     factor = metric.scaled(scale * LOG2_E / reg)
@@ -120,12 +120,12 @@ def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
 
 
 def origin(cloud: PointCosts, xp: Any) -> Any:
-    """Return where most of the points y lie, (d, 1)."""
+    """Return a robust centre of the points y, (d, 1)."""
     return cloud.coordinates(xp)[1][cloud.apart :, :1] + xp.asarray(middle(cloud, xp))[:, None]
 
 
 def addends(cloud: PointCosts, reg: float, xp: Any) -> tuple[Any, Any]:
-    """Return what rows and columns cost by themselves where costs are inner products, in powers of 2.
+    """Return the terms of rows and of columns in costs by inner products, as exponents of 2.
 
     With q the `origin` of y: r_i + c_j - <x_i, y_j> = (r_i - <x_i, q>) + c_j - <x_i, y_j - q>.
     """
@@ -138,16 +138,16 @@ def addends(cloud: PointCosts, reg: float, xp: Any) -> tuple[Any, Any]:
 
 
 def some(points: Any, along: int = 1) -> F64:
-    """Return some of the points (m, d), or numbers (m,) of points with ``along`` coordinates, on the host."""
+    """Sample the points (m, d), or numbers (m,) that belong to points with ``along`` coordinates; on the host."""
     count = max(LEAST, SAMPLE // (points.shape[1] if points.ndim > 1 else along))
     found = points[:: max(1, len(points) // count)]
     return copied(found) if found.ndim > 1 else copied(found[None])[0]
 
 
 def middle(cloud: PointCosts, xp: Any) -> F64:
-    """Return where most of the points y lie, from the first of them: means of 1e8 are off by 1e-8.
+    """Return a robust centre of y relative to y[0]: near 1e8 a plain mean rounds to 1e-8.
 
-    It is the mean of the half of them that is nearest to their median: between points of y, and no outlier moves it.
+    The centre is the mean of the half of the sampled points nearest to their median: no outlier moves it.
     """
     if cloud not in MIDDLES:
         y = softened(cloud, *cloud.coordinates(xp))[1][cloud.apart :, : cloud.shape[1]]
@@ -158,7 +158,7 @@ def middle(cloud: PointCosts, xp: Any) -> F64:
 
 
 def sizes(problem: Problem) -> list[float]:
-    """Return the mean sizes of the coordinates of rows and of columns, centred and scaled as `centred` has them."""
+    """Return the mean norms of the points of rows and of columns, centred and scaled as in `centred`."""
     cloud, found = problem.cost.cloud, list[float]()
     xp = namespace(*(cloud.here or (problem.rows.weight,)))
     (metric, scale), (rows, columns) = cloud.core, softened(cloud, *cloud.coordinates(xp))
@@ -174,18 +174,18 @@ def sizes(problem: Problem) -> list[float]:
 
 
 def product_error(problem: Problem) -> float:
-    """Bound on the relative error of entries whose squares float64 passes expand, beside that of log u and log v.
+    """Bound the relative error of entries if float64 passes expand squares, without the errors of log u and log v.
 
-    With c the largest cost / reg and u = 2^-53: |x| is at most sqrt(c), |y| 2 sqrt(c): the centre is a mean of some y.
-    Coordinates err by 3 u and 6 u of sqrt(c), which is 18 u of c; the factor and its root by 2; d products of 4 c by
-    4 d; the squares, of c and 4 c, by 5 d. These are taken off log u and log v, and the three are added up: 5 u of c
-    three times.
+    Let c be the largest cost / reg and u = 2^-53. The centre is a mean of some y, so |x| <= sqrt(c), |y| <= 2 sqrt(c).
+    In units of u c: coordinates err by 3 u sqrt(c) and 6 u sqrt(c), which adds 18; the factor and its root add 2; d
+    products of size 4 c add 4 d; the squares, of size c and 4 c, add 5 d. The squares are subtracted from log u and
+    log v, and the three terms added: this adds three times 5.
     """
     return float(2.0**-53 * (9 * problem.cost.cloud.dim + 40) * problem.M_max / problem.reg)
 
 
 def fitting(problem: Problem) -> float | None:
-    """Return the sum of ``sizes`` where float32 passes can make this problem's rows, else None."""
+    """Return the sum of ``sizes`` if float32 passes can make this problem's rows, else None."""
     if problem.cost.operator != "points" or problem.c is not None or problem.cost.cloud.core[0].form is None:
         return None
     size = sum(sizes(problem))
@@ -193,11 +193,11 @@ def fitting(problem: Problem) -> float | None:
 
 
 def entry_error(problem: Problem, size: float, scalings: tuple[F64, F64] | None = None) -> float:
-    """Estimate the relative error of the entries that carry mass, which only counts until passes are float64 ones.
+    """Estimate the relative error of entries that carry mass. It matters only until passes are in float64.
 
-    ``size``: of coordinates, the sum of ``sizes``. ``scalings``: alpha and beta of K, whose means over the masses tell
-    the mean cost c of these entries: the largest of K are 1. Beside the roundings of c count those of coordinates; of
-    sums of products those of the squares.
+    ``size``: the sum of ``sizes``. ``scalings``: alpha and beta of K; since its largest entries are 1, the means of
+    alpha and beta over the masses estimate the mean cost c of these entries. The error has the rounding of c and of the
+    coordinates; for sums of products it has the rounding of the squares.
     """
     metric, d = problem.cost.cloud.core[0], problem.cost.cloud.dim
     c = SLACK
@@ -212,7 +212,7 @@ def entry_error(problem: Problem, size: float, scalings: tuple[F64, F64] | None 
 
 
 def mean_over(side: Side, log: F64) -> float:
-    """Return the mean of a vector over the masses of a side, without points that have none."""
+    """Return the mean of the finite numbers of a vector, weighted by the masses of a side."""
     used = side.weight * np.isfinite(log)
     total = float(side.ranks.sum(used.sum()))
     return float(side.ranks.sum((used * np.where(np.isfinite(log), log, 0.0)).sum())) / total if total else 0.0

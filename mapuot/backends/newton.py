@@ -1,4 +1,4 @@
-"""Newton's step towards hard columns, asked of the C library (src_c/newton.c) by drivers that make its products."""
+"""Newton's step towards hard columns, by the C library (src_c/newton.c), for drivers that make its products."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ VERDICTS = HOLDS, HOLDS_AFTER, OPEN, GIVES_UP = "holds", "holds after", "open", 
 
 
 def misses(problem: Any) -> bool:
-    """Tell whether columns may miss marginals that are hard, where the prox of both sides is a logarithm."""
+    """Tell whether passes may miss hard column marginals, for sides with a logarithmic prox."""
     rows, cols = problem.rows, problem.cols
     return rows.logarithmic and cols.logarithmic and any_of(cols.hard)
 
@@ -24,12 +24,13 @@ def misses(problem: Any) -> bool:
 class Newton:
     """Newton's steps of one solve.
 
-    ``y`` is the change of log v by the last one, ``wait`` the number of passes before another is worth its products.
+    ``y`` is the change of log v by the last step, ``wait`` the number of passes before another step is worth its
+    products.
     """
 
-    needed = True  # to certify a pass; else it is a help where passes stall
+    needed = True  # steps are needed to certify a pass; False: they only help stalled passes
     part: Any = None
-    parts = 1  # of the points, where M connects some with each other only
+    parts = 1  # number of disconnected parts of M; ``part``: the part of each column
 
     def __init__(self, reg: float, weight: F64, rho: F64) -> None:
         ffi, lib = core()
@@ -48,14 +49,14 @@ class Newton:
         return int(self.record.all_products)
 
     def error_after(self, found: float) -> float:
-        """Return the certified error of the pass from log v + y, which has found this error."""
+        """Return the certified error of the pass from log v + y; ``found``: the error that this pass found."""
         return float(core()[1].mapuot_newton_error(found, self.record.after))
 
     def solve(self, found: float, tol: float, log_v: F64, marginal: F64, product: Callable[[F64], F64]) -> str:
-        """Find the step from a pass with the error ``found``, these potentials and marginals; tell how it went.
+        """Find the step from a pass with the error ``found``, these potentials and marginals; return the verdict.
 
-        ``product(d)`` is P^T ((fi / r) P d) of a pass that met its rows, over all ranks, of one potential -P d, and of
-        many marginals -sum_l P_kl d_l.
+        ``product(d)`` is P^T ((fi / r) P d) over all ranks, for the plan of a pass that meets its rows. For one
+        potential it is -P d, for many marginals -sum_l P_kl d_l.
         """
         ffi, lib = core()
         w = self.record
@@ -71,7 +72,7 @@ class Newton:
 
 
 class ColumnsNewton(Newton):
-    """Steps towards the hard columns of a problem, whose rows each pass meets."""
+    """Newton's steps towards the hard columns of a problem; each pass meets the rows."""
 
     def __init__(self, problem: Problem) -> None:
         rows, cols, parts = problem.rows, problem.cols, problem.parts
@@ -83,18 +84,18 @@ class ColumnsNewton(Newton):
             self.part, self.parts = np.ascontiguousarray(parts.cols, np.int32), parts.count + 1
 
     def start(self, workspace: Any, backend: Any) -> F64:
-        """Return the log v to go on from."""
+        """Return the log v after the step, from which passes go on."""
         return np.asarray(backend.to_numpy(workspace.potentials()[1]) + self.y)
 
     def step(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:
-        """Find the step from the last pass; its error takes the place of what columns miss in ``stat``."""
+        """Find the step from the last pass; replace the error in ``stat`` by the error that the step certifies."""
         made = (workspace.marginals()[1], workspace.newton_product()) if workspace.makes_products else None
         return self.step_from(workspace.potentials(), workspace.options, backend, stat, tol, made)
 
     def step_from(
         self, potentials: Any, options: Options, backend: Any, stat: Stats, tol: float, made: Any = None
     ) -> str:  # fmt: skip
-        """Find the step from these potentials; ``made``: the marginal of the columns and the product of a workspace."""
+        """Find the step from these potentials; ``made``: column marginal and product, if a workspace makes them."""
         self.record.symmetric = symmetric = options.symmetric
         self.record.least *= not symmetric
         if made:
@@ -105,9 +106,9 @@ class ColumnsNewton(Newton):
         return found
 
     def step_of_plan(self, potentials: Any, options: Options, backend: Any, stat: Stats, tol: float) -> str:
-        """Find the step where a workspace makes no products: by those of its plan, made from M.
+        """Find the step by products with the plan, made from M, where a workspace makes no products.
 
-        The rows of that plan are met first, by the change of log u that its prox makes.
+        One prox step on log u comes first, so that the plan meets its rows.
         """
         problem, threads = self.problem, options.threads
         (m, n), rows, ranks = problem.shape, problem.rows, problem.ranks

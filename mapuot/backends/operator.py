@@ -1,20 +1,22 @@
-"""Operator: all products with the matrix of one cost, of whatever kind and backend; its children say how they are made.
+"""Operator: all products with the matrix of one cost of any kind; subclasses make the products for their backend.
 
-Those that hold a K have these words as well:
+An operator that holds a K has these members as well:
 
-    balance(alpha, x)   set alpha_i = -max_j (x_j - M_ij / reg), and return max_i (alpha_i + x_j - M_ij / reg) of each
-                        column; rows whose alpha is -inf do not count and keep it, rows without a finite entry get +inf
-    store(dtype)        make room for K in this storage, "float64", "float32" or "made", another one given back first;
-                        ``stored`` is its name, "" while there is none
-    build(alpha, beta)  make K of these exponents
-    matrix              K where it lies: as a matrix, of stored pairs as a CSR array
-    open(dtype)         make ready for ``fused`` and ``dots``, and return the storage that K can have for these
+    balance(alpha, x)   set alpha_i = -max_j (x_j - M_ij / reg), and return max_i (alpha_i + x_j - M_ij / reg) for each
+                        column; a row with alpha = -inf keeps it and does not count; a row without a finite entry gets
+                        +inf
+    store(dtype)        allocate K in this storage, "float64", "float32" or "made", after freeing the old one;
+                        ``stored`` is the storage, "" before the first
+    build(alpha, beta)  make K with these exponents
+    matrix              K on its device: a matrix, or a CSR array for stored pairs
+    open(dtype)         prepare ``fused`` and ``dots``, and return the storage that K can have for these
     fused(v, base, fi, narrow, sizes) -> (log s of s = K v, the sums K^T u, the largest u), u = exp(base) s^-fi, by one
-                        read of K; the sums hold until the next read, and stay on a GPU if they are many
-    dots(v, sizes)      K v; ``sizes``: v holds factors of so many points each, one behind the other, whose product over
-                        all pairs, triples and so on is the vector, 0 below FLUSH_PRODUCT of kernel.py
-    label(labels)       let passes from here on tell what clusters of rows exchange with columns; None: no longer
-    exchanged()         what the last such pass told: each cluster's mass but for a factor; its shares of the columns
+                        read of K; the sums are valid until the next read, and stay on a GPU if they are many
+    dots(v, sizes)      K v; ``sizes``: v holds factors of these lengths, one behind the other; the vector is their
+                        outer product, with values below FLUSH_PRODUCT of kernel.py set to 0
+    label(labels)       make later passes find the mass between clusters of rows and columns; None: stop this
+    exchanged()         results of the last labelled pass: each cluster's mass times a common factor, and the shares of
+                        the columns in it
 """
 
 from collections.abc import Callable, Iterator
@@ -32,31 +34,31 @@ from .conditional import LEAST, MOST, joined, largest, mean_of_rows, scaled_rows
 from .contract import host, namespace
 from .draw import columns_in, runs
 
-BLOCK_BYTES = 1 << 25  # of M that is turned into logarithms at once
+BLOCK_BYTES = 1 << 25  # bytes of M that are turned into logarithms at once
 
 
 class Operator:
     """The matrix c_ij exp(alpha_i + beta_j - M_ij / reg) of one cost; over ranks, the rows of this rank.
 
-    Built, it is the K of passes; with the exponents of potentials (``take``) it is their plan, from M in float64.
+    `build` stores it as the K of passes. `take` with the exponents of potentials makes it their plan: float64, from M.
     """
 
     alpha: Any
     beta: Any
-    PIECE = 1 << 18  # exponents of a block, which a cache holds
-    as_columns = staticmethod(as_columns)  # (length, d) factors in the memory of this backend, and whether one vector
+    PIECE = 1 << 18  # exponents of a block, which fits into a cache
+    as_columns = staticmethod(as_columns)  # (length, d) factors in this backend's memory; was the input one vector?
 
     def __init__(self, cost: Cost, reg: float, c: Cost | None = None, ranks: Ranks = ALONE) -> None:
         self.cost, self.reg, self.c, self.ranks = cost, reg, c, ranks
-        self.shape, self.dtype = cost.shape, cost.dtype  # of rows of the plan
+        self.shape, self.dtype = cost.shape, cost.dtype  # dtype: of the plan's rows
 
     def take(self, alpha: Any, beta: Any) -> Any:
-        """Be the matrix with these exponents, and return it."""
+        """Set the exponents, and return this operator."""
         self.alpha, self.beta = alpha, beta
         return self
 
     def apply(self, X: Any, name: str = "X") -> Any:
-        """Return P X, of a vector or of columns; ``name`` is the caller's word for X in errors."""
+        """Return P X for a vector or columns X; ``name`` is the caller's name of X in error messages."""
         X, flat = self.as_columns(X, self.shape[1], name)
         return self.told(self.product(X, False), flat)
 
@@ -68,8 +70,8 @@ class Operator:
     def images(self, X: Any, turned: bool = False, stays: bool = False) -> Any:
         """Return the mean of X under the conditional plan of each row: (P X) / (P 1), both from one product.
 
-        Rows (columns, if ``turned``) whose sums underflow are averaged by their exponents. ``stays``: such a row keeps
-        all its mass behind. NaN where no mass moves.
+        If the sums of a row (a column, if ``turned``) underflow, average by its exponents. ``stays``: a row whose plan
+        underflows to 0 moves no mass instead. The result is NaN where no mass moves.
         """
         X, flat = self.as_columns(X, self.shape[not turned], "Y")
         X = namespace(X).concatenate([X, namespace(X).ones((len(X), 1))], axis=1)
@@ -126,9 +128,9 @@ class Operator:
                 yield i0, index, log + xp.asarray(self.alpha[i0:i1])[:, None]
 
     def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
-        """Return (rows, columns), where the caller has M: each row's column at which its mass passes the share ``at``.
+        """Return (rows, columns) on M's device: the column at which a row's cumulated mass exceeds the share ``at``.
 
-        Pairs are drawn from the rows that `plan` makes.
+        The masses come from the rows that `plan` makes.
         """
         order, found = np.argsort(rows, kind="stable"), np.empty(len(rows), np.int64)
         ordered, xp = rows[order], self.cost.xp
@@ -140,7 +142,7 @@ class Operator:
         return xp.asarray(rows), xp.asarray(found)
 
     def draw_by_exponents(self, rows: Any, at: F64) -> tuple[Any, Any]:
-        """Return what `draw` does, from exponents: of rows, too, whose mass float64 cannot hold."""
+        """Do the same as `draw` from exponents, which also serves rows with a mass outside the range of float64."""
         order, found = np.argsort(rows, kind="stable"), np.empty(len(rows), np.int64)
         ordered, xp = rows[order], self.cost.xp
         for some, block in self.exponents_of(ordered):
@@ -149,7 +151,7 @@ class Operator:
         return xp.asarray(rows), xp.asarray(found)
 
     def weighed(self, into: Any) -> Callable[[F64], F64]:
-        """Return d -> P^T (into * P d), from the host to the host: the product that Newton's step asks for."""
+        """Return d -> P^T (into * P d) with d and the result on the host: the product that Newton's step needs."""
         return lambda d: np.asarray(host(self.apply_transpose(into * self.apply(d))))
 
     def told(self, out: Any, flat: bool) -> Any:
@@ -157,19 +159,19 @@ class Operator:
         return out[:, 0] if flat else out
 
     def sums(self) -> tuple[float, F64, F64]:
-        """Return (<P, M>, row sums, column sums), from M in float64: the row sums of this rank, all else of all."""
+        """Return (<P, M>, row sums, column sums) from M in float64; row sums are this rank's, the others global."""
         cost, row, col = self.own_sums()
         return float(self.ranks.sum(cost)), row, self.ranks.sum(col)
 
     def logarithms(self, cost: Cost) -> Iterator[tuple[int, int, Any]]:
-        """Yield blocks (i0, i1, -M / reg) of this cost or of its transpose, in float64, where K lies."""
+        """Yield blocks (i0, i1, -M / reg) of ``cost`` (the cost or its transpose), in float64, on K's device."""
         for i0, i1, M, _ in cost.blocks(most=BLOCK_BYTES):
             yield i0, i1, np.asarray(host(M), np.float64) / -self.reg
 
     def exponents(self, i0: int, i1: int) -> Any:
         """Return beta_j + log c_ij - M_ij / reg of these rows: log P_ij less alpha_i, in float64; -inf where P is 0.
 
-        A new array (i1 - i0, n); of stored pairs a CSR array.
+        The result is a new array (i1 - i0, n), or a CSR array for stored pairs.
         """
         n, beta, pairs = self.shape[1], host(self.beta), self.cost.operator == "pairs"
         x = np.empty(self.cost.place(i1, n) - self.cost.place(i0, n))
@@ -184,7 +186,7 @@ class Operator:
         return self.cost.read(i0, i1).with_data(x) if pairs else x.reshape(-1, n)
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield runs (i0, i1) of rows with PIECE exponents or so."""
+        """Yield row ranges (i0, i1) with about PIECE exponents each."""
         if self.cost.operator == "pairs":
             return ((i0, i1) for i0, i1, *_ in self.cost.blocks(most=self.PIECE * self.cost.dtype.itemsize))
         m, step = self.shape[0], max(1, self.PIECE // self.shape[1])
@@ -194,14 +196,14 @@ class Operator:
         """Return rows of M as an array of the host."""
         return host(M)
 
-    # ---- what a child adds
+    # ---- supplied by subclasses
 
-    plan: Callable[..., Any]  # (i0, i1, out): rows of it in ``dtype``, in ``out`` if given; of a sparse M a CSR array
-    product: Callable[[Any, bool], Any]  # (X, turned): P X or, of the rows of this rank, P^T X, (length, d)
-    own_sums: Callable[[], tuple[float, F64, F64]]  # `sums` of the rows of this rank
+    plan: Callable[..., Any]  # (i0, i1, out): the plan's rows in ``dtype``, into ``out`` if given; sparse: a CSR array
+    product: Callable[[Any, bool], Any]  # (X, turned): P X or, from the rows of this rank, P^T X; (length, d)
+    own_sums: Callable[[], tuple[float, F64, F64]]  # `sums` over the rows of this rank
 
     def back(self, x: Any) -> Any:
-        """Bring an array to where the caller has M."""
+        """Move an array to the device of M."""
         return x
 
     def over_ranks(self, x: Any) -> Any:
