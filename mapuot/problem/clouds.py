@@ -1,9 +1,9 @@
-"""`PointCloud`, which takes the place of a cost matrix, and `Clouds`, the `Cost` of a batch of them of any sizes.
+"""`PointCloud`, which takes the place of a cost matrix, and `Clouds`, the `Cost` of a batch of clouds of any sizes.
 
-All points of a batch lie one behind the other; a problem is a run of those of the rows and a run of those of the
-columns. No matrix is kept: the core forms that of a problem when it solves it, a GPU makes its costs in every pass, or
-forms those of many problems at once. Points that are given on a GPU stay there, unless they have weights or are scaled
-to unit length first; what else reads them has a copy on the host, made when it is first asked for.
+The points of a batch are concatenated; a problem is one range of the rows' points and one range of the columns' points.
+No matrix is kept: the core forms the matrix of a problem when it solves the problem. A GPU computes the costs in every
+pass, or forms the matrices of many problems at once. Points given on a GPU stay there, unless they have weights or are
+scaled to unit length first; host code reads a copy, made on first use.
 """
 
 from collections.abc import Callable
@@ -29,14 +29,14 @@ class PointCloud(Given):
     ----------
     x, y : (m, d), (n, d) arrays
         Points, one in a row, real and finite; NumPy, CuPy or PyTorch (no gradient is followed). They are copied.
-        Without y the costs are those between the points of x. With ``comm``, x is the rank's own block and y is whole.
-        For `solve_batch` they are the points of p problems: (p, m, d), or lists of p clouds of any sizes; one (n, d)
-        array may serve all problems.
+        Without y the costs are between the points of x. With ``comm``, x is the rank's own block and y is whole. For
+        `solve_batch`, the points of p problems: (p, m, d), or lists of p clouds of any sizes; one (n, d) array may
+        serve all problems.
     metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr", "inner"}
         As in ``scipy.spatial.distance.cdist``. "wfr", the Wasserstein-Fisher-Rao cost, is ``-2 log cos |x - y|``: scale
-        the points so that pi / 2 is the distance over which mass may just travel. It forbids pairs that are
-        pi / 2 - 2^-13 or more apart, because their costs, 18 and more, depend on the last digits of the coordinates.
-        "inner" is ``-<x, y>``, minus the product, of any sign; see ``addends``.
+        the points so that pi / 2 is the largest distance that mass may travel. Pairs pi / 2 - 2^-13 or more apart are
+        forbidden, because their costs, 18 and more, depend on the last digits of the coordinates. "inner" is
+        ``-<x, y>``, the negative inner product, of any sign; see ``addends``.
     scale, weights : float > 0; (d,) array >= 0, optional
         Factor of the metric, and one for each dimension, as ``w`` of ``cdist``.
     truncate : "auto", float or None
@@ -46,34 +46,35 @@ class PointCloud(Given):
         for it, for any number of pairs. None takes all pairs. Pairs are skipped only with ``reference="product"`` and
         a metric other than "wfr" and "inner".
     form : "auto", float or None
-        Form the matrix in `solve` and `solve_batch` if reading it is quicker than making its costs, and if it takes at
-        most this many bytes together with its K, 16 a pair. "auto" stands on a CPU for 2^26 pairs (1 GiB), in d < 5
-        dimensions for 2^(17 + 2 d) pairs and in 32 dimensions or more for a quarter of the memory, and on a GPU for a
-        quarter of the free memory. None never forms it. A cloud over several ranks, or whose ``truncate`` is a number,
-        is not formed. In many dimensions squared distances and inner products are formed as products of matrices.
+        Form the matrix in `solve` and `solve_batch` if reading it is faster than computing its costs, and if matrix and
+        K together take at most this many bytes, 16 for each pair. On a CPU "auto" allows 2^26 pairs (1 GiB),
+        2^(17 + 2 d) pairs in d < 5 dimensions, and a quarter of the memory in 32 dimensions or more. On a GPU it allows
+        a quarter of the free memory. None never forms the matrix. It is not formed either over several ranks, or if
+        ``truncate`` is a number. In many dimensions squared distances and inner products are computed as matrix
+        products.
     starts : (p + 1,) integers, or a tuple of two such arrays, optional
-        Where each of p clouds begins in x and in y, and the end of the last, if the points of all clouds follow each
-        other in one array. In a tuple, None stands for a cloud that serves all problems.
+        For clouds concatenated in one array: the index of the first point of each of p clouds in x and in y, and the
+        end of the last cloud. In a tuple, None marks a cloud that serves all problems.
     labels : pair of (m,) and (n,) arrays, optional
         A label for each point of x and of y, of any kind that can be sorted. Pairs with different labels cost
         ``across`` more. For many clouds (p, m) and (p, n) arrays, or lists of one array a cloud.
     across : float or inf
-        What a pair with different labels costs in addition, in units of the cost: inf, which forbids it, for every
-        metric but "inner", or a finite number for "sqeuclidean" and "cityblock" of one cloud. Over ranks y must have
-        every label.
+        Added cost of a pair with different labels, in units of the cost. inf forbids the pair, for every metric except
+        "inner". A finite number needs "sqeuclidean" or "cityblock" and one cloud. Over ranks y must have every label.
     addends : pair of (m,) and (n,) arrays, optional
-        What each row and each column costs by itself, for metric "inner", whose cost is then
-        ``scale * (r_i + c_j - <x_i, y_j>)``: finite numbers of any sign; one number serves all points of a side. Points
-        that are new have no addend, so that `Result.map` and `Result.potential` refuse them.
+        For metric "inner", costs r_i of each row and c_j of each column: the cost is then
+        ``scale * (r_i + c_j - <x_i, y_j>)``. Finite numbers of any sign; one number serves all points of a side. New
+        points have no addend, so `Result.map` and `Result.potential` refuse them.
 
     Attributes
     ----------
     x, y : (m, d), (n, d) float64 arrays
-        The points, on the host; CuPy's arrays where many clouds lie on a GPU. Labels with a finite ``across`` are
-        further columns behind the coordinates, one for each label in sorted order; derivatives by the points, maps and
-        interpolated points have these columns, too.
+        The points, on the host; CuPy arrays if many clouds lie on a GPU. Labels with a finite ``across`` add columns
+        after the coordinates, one for each label in sorted order; derivatives by the points, maps and interpolated
+        points have these columns, too.
     metric, scale, weights, truncate, form, addends, shape, size, ndim, dtype
-        As given, and of the matrix; for many clouds the shape is (p, m, n), with m and n of the largest clouds.
+        The arguments as given, and shape, size, ndim and dtype of the matrix. Many clouds have shape (p, m, n), with m
+        and n of the largest clouds.
 
     See Also
     --------
@@ -81,20 +82,21 @@ class PointCloud(Given):
 
     Notes
     -----
-    Memory is that of the points, and of the matrix if it is formed, which a Result then keeps. Otherwise each pass
-    makes the costs: in float32 while the error is large (except for "wfr"), in float64 where it certifies. Costs are
-    made from differences of coordinates, so that no digits are lost far from the origin; a matrix that is formed of
-    squared distances in 16 dimensions or more on a GPU is a product of coordinates from the middle of the points on.
-    The certificate counts the rounding of these, and of "inner", whose terms may cancel. ``numpy.asarray(cloud)`` forms
-    the matrix. ``backend="auto"`` solves on the GPU where the points are on one.
+    Memory holds the points, and the matrix if it is formed; a Result then keeps the matrix. Otherwise each pass
+    computes the costs: in float32 while the error is large (except for "wfr"), in float64 in passes that certify. Costs
+    are computed from differences of coordinates, so that no digits are lost far from the origin. On a GPU, in 16
+    dimensions or more, a formed matrix of squared distances is a matrix product of coordinates relative to the middle
+    of the points. The certificate counts the rounding of these products, and of "inner", where terms may cancel.
+    ``numpy.asarray(cloud)`` forms the matrix. ``backend="auto"`` solves on the GPU if the points are on one.
 
-    Points on a GPU stay there; with ``weights``, or for "cosine", their coordinates are scaled on the host first.
-    Up to 128 points, in more than 12 dimensions, and for "wfr" their matrices are formed, in 4 GiB at once; otherwise a
-    batch takes the memory of its points, of some 40 vectors of the columns and, for derivatives, of 1 GiB of plans.
+    Points on a GPU stay there; with ``weights``, or for "cosine", their coordinates are scaled on the host first. A
+    batch of clouds of up to 128 points, in more than 12 dimensions, or with "wfr" forms its matrices, 4 GiB at once.
+    Any other batch takes the memory of its points, of some 40 vectors of the columns and, for derivatives, 1 GiB of
+    plans.
 
     If pairs are skipped, the plan is 0 there in every quantity of the Result: ``plan``, ``apply``, ``cost``,
-    ``objective``, marginals and mass are those of that plan. ``error_bound`` is its distance from the optimal plan
-    between all pairs, and ``dual`` is a lower bound for all pairs.
+    ``objective``, marginals and mass belong to this truncated plan. ``error_bound`` bounds its distance from the
+    optimal plan of all pairs, and ``dual`` is a lower bound for all pairs.
 
     Examples
     --------
@@ -106,7 +108,7 @@ class PointCloud(Given):
     True
     """
 
-    _cost: Any  # `PointCosts`, or `Clouds` of many problems
+    _cost: Any  # `PointCosts`, or `Clouds` for many problems
 
     def __init__(
         self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
@@ -145,18 +147,18 @@ class PointCloud(Given):
     def __getitem__(self, rows: Any) -> "PointCloud":
         """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans.
 
-        Where there are many clouds, ``rows`` is the number of a problem, whose costs are returned, or a slice of them.
+        With many clouds, ``rows`` is the number of a problem, or a slice of problems.
         """
         part: PointCloud = self._of(self._cost.of(rows) if self.ndim == 3 else self._cost[rows])
         return part
 
     def within(self) -> "tuple[PointCloud, PointCloud]":
-        """Return two costs: between the points of the rows, and between those of the columns."""
+        """Return two costs: between the points of the rows, and between the points of the columns."""
         return self._of(self._cost.within()), self._of(self._cost.transpose().within())
 
 
 class Places(NamedTuple):
-    """Places of each problem's points among those of the batch: the first one's number, and how many, (p,) both."""
+    """Range of each problem's points in the batch: index of the first point and number of points, (p,) each."""
 
     first: Any
     count: Any
@@ -166,11 +168,11 @@ class Places(NamedTuple):
 
 
 class AllPoints(PointCosts):
-    """The points of all problems of a batch, which are checked and scaled together."""
+    """The points of all problems of a batch, checked and scaled together."""
 
     @staticmethod
     def _read(value: Any, name: str, stays: bool) -> Any:
-        return value  # that `as_flat` has checked
+        return value  # `as_flat` has checked it
 
     def _set(self, rows: F64, columns: F64) -> None:
         self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
@@ -251,31 +253,31 @@ class Clouds(Cost):
         return any(bool((places.count != k).any()) for places, k in zip(self.places, self.shape, strict=True))
 
     def forms(self, most: float) -> bool:
-        """Tell that no matrix is kept."""
+        """Return False: no matrix is kept."""
         return False
 
     @property
     def solved_whole(self) -> Any:
-        """Mask of the problems of which a core may form the matrix and solve it, (p,)."""
+        """Mask of the problems that one core may form and solve alone, (p,)."""
         return (self.pairs_of_each <= SERIAL_ENTRIES) & self.may_form
 
     @property
     def may_form(self) -> Any:
-        """Mask of the problems whose matrix may be formed, (p,)."""
+        """Mask of the problems with a matrix small enough to be formed, (p,)."""
         whole = self.whole
         most = np.inf if whole.form == "auto" else float(whole.form or 0)
         return (self.pairs_of_each * PAIR_BYTES <= most) & (not isinstance(whole.truncate, float))
 
     @cached_property
     def places_there(self) -> Any:
-        """First row and rows, first column and columns of each problem, (p, 4), where the points lie."""
+        """First row, number of rows, first column, number of columns of each problem, (p, 4), beside the points."""
         rows, cols = self.places
         table = np.ascontiguousarray(np.stack([*rows, *cols], 1), np.int64)
         return namespace(self.whole.x).asarray(table)
 
     @property
     def targets(self) -> F64:
-        """Points of the columns, one behind the other, as the core subtracts them."""
+        """Points of the columns, concatenated, in the core's coordinates."""
         columns: F64 = self.whole.columns.T
         return columns
 
@@ -312,7 +314,7 @@ class Clouds(Cost):
         return self
 
     def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
-        """Return bounds for all problems where the metric has them; the core finds the range of each that it solves."""
+        """Return bounds for all problems if the metric has them; the core finds the range of each problem."""
         if not METRICS[self.whole.metric].degree or self.whole.bits:
             bounds = 0.0, 0.0, 0, 1
         elif namespace(self.whole.x) is np:
@@ -327,14 +329,14 @@ class Clouds(Cost):
         return self.whole.error(largest)
 
     def flattened(self, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
-        """Return masses as tables, (p, m) and (p, n), in which clouds that have fewer points are followed by zeros."""
+        """Return masses as tables, (p, m) and (p, n); smaller clouds are padded with zeros."""
         rows, cols = self.places
         table = self.table(a, "A", 0)
         alike = a is b and all(np.array_equal(x, y) for x, y in zip(rows, cols, strict=True))
         return table, table if alike else self.table(b, "B", 1), reg_m
 
     def table(self, masses: Any, name: str, axis: int) -> Any:
-        """Return the masses of the rows (``axis`` 0) or columns as a table; one vector may serve clouds of one size."""
+        """Return the masses of rows (``axis`` 0) or columns as a table; one vector may serve clouds of one size."""
         count, most = self.places[axis].count, self.shape[axis]
         equal = bool((count == most).all())
         if masses is None:
@@ -355,7 +357,7 @@ class Clouds(Cost):
         return self.spread(as_array(masses, name, read), axis)
 
     def spread(self, flat: Any, axis: int) -> Any:
-        """Return what belongs to the points of all problems, one behind the other, as tables (p, m, ...) with zeros."""
+        """Turn concatenated per-point values into tables (p, m, ...), padded with zeros."""
         count, most, xp = self.places[axis].count, self.shape[axis], namespace(flat)
         if (count == most).all():
             return flat.reshape(len(count), most, *flat.shape[1:])
@@ -365,18 +367,18 @@ class Clouds(Cost):
         return xp.where((place < ends).reshape(*table.shape[:2], *[1] * (flat.ndim - 1)), table, 0.0)
 
     def flat_of(self, table: Any, axis: int) -> Any:
-        """Return what tables (p, m, ...) have of the points of all problems, one behind the other."""
+        """Turn tables (p, m, ...) into concatenated per-point values, without padding."""
         flat = table.reshape(-1, *table.shape[2:])
         if (self.places[axis].count == self.shape[axis]).all():
             return flat
         return flat[namespace(table).asarray(np.flatnonzero(self.inside(axis)))]
 
     def inside(self, axis: int) -> Any:
-        """Mask of the entries of a table with the points of all clouds, (p, m) or (p, n)."""
+        """Mask of the table entries that are points, not padding, (p, m) or (p, n)."""
         return np.arange(self.shape[axis]) < self.places[axis].count[:, None]
 
     def split(self, flat: Any, axis: int) -> Any:
-        """Return what belongs to the points of all problems, (p, m, ...), or a list where clouds have several sizes."""
+        """Split concatenated per-point values by problem: (p, m, ...), or a list if sizes differ."""
         if not self.ragged:
             return flat.reshape(len(self), -1, *flat.shape[1:])
         ends = np.cumsum(self.places[axis].count).tolist()
@@ -394,14 +396,14 @@ def is_list(value: Any) -> bool:
 
 
 def is_many(value: Any) -> bool:
-    """Tell whether points are those of many clouds: (p, m, d), a list of clouds or a nested tensor."""
+    """Tell whether points form many clouds: (p, m, d), a list of clouds or a nested tensor."""
     if isinstance(value, (list, tuple)):
         return len(value) > 0 and np.ndim(value[0]) == 2
     return bool(getattr(value, "is_nested", False)) or np.ndim(value) == 3
 
 
 def in_a_row(labels: Any) -> Any:
-    """Return the labels of the points of all clouds one behind the other, of a list of arrays or a table (p, m)."""
+    """Concatenate the labels of all clouds, from a list of arrays or a table (p, m)."""
     parts = [np.ravel(host(part)) for part in labels] if is_list(labels) and np.ndim(labels[0]) else [labels]
     return np.ravel(host(np.concatenate(parts) if len(parts) > 1 else parts[0]))
 
@@ -411,9 +413,9 @@ def array_in(value: Any) -> Any:
 
 
 def as_flat(value: Any, name: str, starts: Any, read: Callable[[Any], Any]) -> tuple[Any, Places]:
-    """Return the points of all clouds one behind the other, and where each cloud lies; one cloud may serve all.
+    """Concatenate the points of all clouds, and return them with their places; one cloud may serve all problems.
 
-    ``read`` makes an array of what is given; what lies on a device is known to be finite when its range is.
+    ``read`` makes an array of a value; points on a device are checked to be finite when their range is found.
     """
     if starts is not None:
         starts = np.asarray(host(starts))

@@ -1,8 +1,8 @@
-"""Costs, which M can be: an array (`Dense`), rows of a function or a file (`Streamed`), or points (points.py).
+"""Kinds of cost: an array (`Dense`), rows of a function or a file (`Streamed`), or points (points.py).
 
-A cost gives its rows in blocks, (i0, i1, M, c), beside the same rows of a reference matrix c, which is a cost of its
-own. A matrix in memory is one block and is not copied; any other comes BLOCK_BYTES at a time, so that a cost that is
-larger than memory takes as much memory as its K. Everything that reads M asks here; a new kind of cost is a new class.
+A cost yields its rows in blocks, (i0, i1, M, c), beside the same rows of a reference matrix c, which is a cost, too. A
+matrix in memory is one block and is not copied. Any other cost comes in blocks of BLOCK_BYTES, so that a cost larger
+than memory takes only the memory of its K. All readers of M use this interface; a new kind of cost is a new class.
 """
 
 import math
@@ -16,8 +16,8 @@ from ..backends.contract import host, namespace
 from ..ranks import ALONE, Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
-LANDMARKS = 16  # rows (columns) of M by which columns (rows) are told apart
-RANGE_BYTES, DEVICE_RANGE_BYTES = 1 << 28, 1 << 34  # bytes read at once: Ctrl-C waits 30 ms for them, 5 on a device
+LANDMARKS = 16  # rows (columns) of M that serve as features of its columns (rows)
+RANGE_BYTES, DEVICE_RANGE_BYTES = 1 << 28, 1 << 34  # bytes of one read: Ctrl-C waits up to 30 ms, 5 ms on a device
 
 
 Range = tuple[float, float, int, int]  # smallest, largest finite entry, number of NaN or -inf, of +inf
@@ -29,39 +29,39 @@ class Cost:
     """Interface of a cost: a matrix (m, n) of float32 or float64."""
 
     ndim = 2
-    held = False  # one array, to which a backend can point
-    operator = "tiles"  # what a pass makes K of: stored "tiles" or "pairs", "points", or "products" along axes
-    cloud: Any = None  # the points that the costs are between (`PointCosts`)
-    pairs: Any = None  # the cost itself, where it stores some pairs only (`Sparse`)
-    lopsided = False  # known not to be its transpose
-    wide = False  # passes are float64 ones, whatever storage is asked for
+    held = False  # whether it is one array, which a backend reads in place
+    operator = "tiles"  # source of K in a pass: stored "tiles" or "pairs", "points", or "products" along axes
+    cloud: Any = None  # the points (`PointCosts`), for costs between points
+    pairs: Any = None  # the cost itself, if it stores some pairs only (`Sparse`)
+    lopsided = False  # whether it is known to be unsymmetric
+    wide = False  # whether passes are always float64
     at_hand = False  # whether ``at`` can return single entries
     shape: tuple[int, int]
     dtype: Any
     read: Callable[[int, int], Any]  # the rows i0 to i1 as an array
     at: Callable[[Any, Any], Any]  # these entries on the host
     transpose: Callable[[], Any]
-    part: Callable[[Any, Any, Ranks], Any]  # the block of this rank of a whole matrix, by the rank's masses, or None
-    landmarks: Callable[[], tuple[Any, Any]]  # LANDMARKS rows and columns, by which points are put into clusters
+    part: Callable[[Any, Any, Ranks], Any]  # this rank's block of a whole matrix, located by its masses or None
+    landmarks: Callable[[], tuple[Any, Any]]  # LANDMARKS rows and columns, the features for clustering
 
     @property
     def remade(self) -> bool:
-        """Tell whether entries are made in every pass, which takes less time than to read those of a stored K."""
+        """Tell whether every pass computes the entries, which is faster than reading a stored K."""
         return self.operator in ("points", "products")
 
     @property
     def array(self) -> Any:
-        """The array, or an object that ``numpy.asarray`` makes an array of; ``Problem.M`` shows it."""
+        """The array, or an object that ``numpy.asarray`` converts; ``Problem.M`` returns it."""
         return self
 
     @property
     def where(self) -> Any:
-        """An array that lies where those of a batch of answers do, or what is no array and has no place."""
+        """An array on the device of a batch's answers, or an object without a device."""
         return self.array
 
     @property
     def xp(self) -> Any:
-        """NumPy, or CuPy where rows of the plan, and what is read of them, lie on a device."""
+        """NumPy, or CuPy if rows of the plan lie on a device."""
         return namespace(self.array)
 
     @property
@@ -79,7 +79,7 @@ class Cost:
         return self.shape[0] * self.shape[1]
 
     def symmetric(self, backend: ModuleType) -> bool:
-        """Tell whether the matrix is known to be its transpose, by one look that ends at the first difference."""
+        """Tell whether the matrix equals its transpose; the check stops at the first difference."""
         return False
 
     @property
@@ -88,16 +88,16 @@ class Cost:
         return self.held
 
     def place(self, i: int, ld: int) -> int:
-        """Return the number of the entry with which row i of K begins; ``ld`` entries are a row of a dense K."""
+        """Return the index of the first entry of row i of K; a row of a dense K has ``ld`` entries."""
         return i * ld
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return host(self.read(0, self.shape[0])).astype(dtype or self.dtype, copy=False)
 
     def blocks(self, c: "Cost | None" = None, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:
-        """Yield (k0, k1, rows of M, rows of c or None) over the rows i0 to i1, ``most`` bytes of M at once.
+        """Yield (k0, k1, rows of M, rows of c or None) over the rows i0 to i1, in blocks of ``most`` bytes of M.
 
-        By default an array is one block, and blocks of a matrix that is not in memory have BLOCK_BYTES.
+        By default an array is one block, and other costs come in blocks of BLOCK_BYTES.
         """
         m, n = self.shape
         i1 = m if i1 is None else i1
@@ -108,7 +108,7 @@ class Cost:
             yield k0, k1, self.read(k0, k1), None if c is None else c.read(k0, k1)
 
     def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
-        """Return the `Range` of all entries, 0 and 0 where none is finite."""
+        """Return the `Range` of all entries; low and high are 0 if none is finite."""
         low, high, bad, infinite = math.inf, -math.inf, 0, 0
         there = namespace(self.array) is not np or (self.remade and getattr(backend, "MAKES_COSTS", False))
         most = DEVICE_RANGE_BYTES if there else RANGE_BYTES
@@ -124,44 +124,44 @@ class Cost:
         return (low, high, bad, infinite) if low <= high else (0.0, 0.0, bad, infinite)
 
     def finite_range(self, backend: ModuleType, threads: int | None = None) -> Range:
-        """Return the range of a reference, whose pairs that are not stored are 0."""
+        """Return the range of a reference: pairs that are not stored are 0."""
         return self.range(backend, threads)
 
     def note(self, i0: int, M: Any) -> None:
-        """Keep what later calls need of the rows from i0 on, which ``range`` is reading."""
+        """Keep the parts of M, rows from i0 on, that later calls need; ``range`` calls it for each block."""
 
     def error(self, largest: float) -> float:
-        """Bound the rounding of an entry by the largest one; costs that are given as numbers have none."""
+        """Bound the rounding of an entry, given the largest entry; costs given as numbers have no rounding."""
         return 0.0
 
     def of(self, i: Any) -> Any:
-        """Return the cost of problem i of a batch; here one serves all."""
+        """Return the cost of problem i of a batch; one cost serves all problems by default."""
         return self
 
     @property
     def flat(self) -> Any:
-        """Costs of a batch, one below the other."""
+        """Costs of a batch, stacked along the rows."""
         return self
 
     def sum(self) -> float:
-        """Add up all entries; inf where the sum is beyond float64."""
+        """Add up all entries; inf if the sum is beyond float64."""
         with np.errstate(over="ignore"):
             return sum(float(M.sum(dtype="float64")) for _, _, M, _ in self.blocks())
 
     def flattened(self, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
-        """Return masses and penalties as vectors; those of a grid have its shape."""
+        """Return masses and penalties as vectors; a grid flattens arrays of its shape."""
         return a, b, reg_m
 
     def parts_between(self, out_rows: Any, out_cols: Any, ranks: Ranks = ALONE) -> Any:
-        """Return the parts of M that no pair connects (`Parts`), or None where all pairs may be looked at."""
+        """Return the parts of M that no pair connects (`Parts`), or None if the caller must read all pairs."""
         return None
 
     def check_listed(self, name: str) -> None:
-        """Raise where the plan has more entries than anyone can wait for; ``name``: of the method that makes them."""
+        """Raise if listing the plan would take too long; ``name`` is the method that lists it."""
 
 
 def joint_range(found: Iterable[tuple[Range, int]]) -> Range:
-    """Return the range of several costs together; ``found`` has the range and the number of pairs of each."""
+    """Return the joint range of several costs; ``found`` has the range and the number of pairs of each."""
     ranges = [*found]
     seen = [x[:2] for x, pairs in ranges if x[2] + x[3] < pairs] or [(0.0, 0.0)]
     low, high = min(x for x, _ in seen), max(x for _, x in seen)
@@ -169,7 +169,7 @@ def joint_range(found: Iterable[tuple[Range, int]]) -> Range:
 
 
 class Given:
-    """Base of `PointCloud` and `Grid`, which users give as M; ``_cost`` is the `Cost` that is solved."""
+    """Base of `PointCloud` and `Grid`, which users pass as M; ``_cost`` is the `Cost` that the solver reads."""
 
     ndim = 2
     _cost: Any
@@ -207,7 +207,7 @@ def cost_of(M: Any) -> Any:
 
 
 class Dense(Cost):
-    """An array as it is, in memory or on a device, of any strides; in a batch (p, m, n), one matrix a problem."""
+    """An array of any strides, in memory or on a device; (p, m, n) for a batch, one matrix for each problem."""
 
     held = at_hand = True
     kind = "an array"
@@ -224,7 +224,7 @@ class Dense(Cost):
         return self._array if i1 - i0 == self.shape[0] else self._array[i0:i1]
 
     def at(self, row: Any, column: Any) -> Any:
-        """Return these entries; on a device whole rows or columns, where few: by both indices CuPy takes .4 ms."""
+        """Return some entries; on a device read whole rows or columns: CuPy takes 0.4 ms to index by both."""
         few, axis = (column, 1) if np.size(column) < np.size(row) else (row, 0)
         if self.xp is np or np.size(few) > LANDMARKS:
             return host(self._array[row, column])
@@ -237,7 +237,7 @@ class Dense(Cost):
 
     def symmetric(self, backend: ModuleType) -> bool:
         m, n = self.shape
-        matrices = self._array if self._array.ndim == 3 and self.xp is np else [self._array]  # a device looks at all
+        matrices = self._array if self._array.ndim == 3 and self.xp is np else [self._array]  # a device reads all
         return m == n and not self.lopsided and all(backend.is_symmetric(M) for M in matrices)
 
     def transpose(self) -> "Dense":
@@ -251,16 +251,15 @@ class Dense(Cost):
         return self if self._array.ndim == 2 else Dense(self._array.reshape(-1, self.shape[1]))
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> "Dense":
-        """Return the cost unchanged: the array that a rank gives is its block."""
+        """Return the cost unchanged: each rank passes its own block."""
         return self
 
 
 class Streamed(Cost):
-    """Rows ``start`` to ``start + m`` of a matrix; slices are as lazy, ``numpy.asarray`` reads them.
+    """Rows ``start`` to ``start + m`` of a matrix that is read lazily; ``numpy.asarray`` reads them all.
 
-    ``function(i0, i1)`` returns rows of the whole matrix, (i1 - i0, n), in any real dtype. ``convert`` makes an array
-    of a backend of what it returns: rows that were made on a GPU stay there. The sweep that finds the range
-    also keeps the landmarks.
+    ``function(i0, i1)`` returns rows of the whole matrix, (i1 - i0, n), in any real dtype. ``convert`` turns them into
+    arrays of the backend: rows made on a GPU stay there. The sweep that finds the range also stores the landmarks.
     """
 
     noted: tuple[Any, Any] | None = None
@@ -274,7 +273,7 @@ class Streamed(Cost):
 
     @classmethod
     def made(cls, function: Callable[..., Any], a: Any, b: Any, ranks: Ranks, convert: Any = np.asarray) -> "Streamed":
-        """Make the block of this rank of a matrix that a function gives; a and b tell its shape."""
+        """Make this rank's block of a matrix given by a function; a and b determine its shape."""
         if b is None or np.size(b) == 0:
             raise ValueError("b must be given where M is a function: it tells the number of columns")
         count = 0 if a is None else len(a)
@@ -300,7 +299,7 @@ class Streamed(Cost):
         return self[slice(*own_part(a, self.shape[0], ranks))]
 
     def blocks(self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:
-        """Yield blocks as every cost does, and check each: a second read may give NaN where the first gave a number."""
+        """Yield blocks as every cost does, and check each: a second read may return NaN."""
         for k0, k1, M, c_rows in super().blocks(c, i0, i1, most):
             for block, name in ((M, "M"), (getattr(c_rows, "given", c_rows), "reference")):
                 if block is not None and block.size and not block.min() > -np.inf:  # NaN is the minimum of its block
@@ -338,24 +337,24 @@ class Streamed(Cost):
 
 
 def held_type(dtype: Any) -> Any:
-    """Return the dtype that costs have in memory: float32 where no digit is lost, else float64."""
+    """Return the dtype of costs in memory: float32 if no digit is lost, else float64."""
     return np.dtype(np.float32 if np.dtype(dtype).name in ("float32", "float16") else np.float64)
 
 
 def some_of(shape: tuple[int, int]) -> list[Any]:
-    """Choose some rows and some columns at random, the same in every run."""
+    """Choose some rows and some columns at random, with a fixed seed."""
     rng = np.random.default_rng(0)
     return [rng.choice(k, min(k, LANDMARKS), replace=False) for k in shape]
 
 
 def as_vectors(M: Any, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
-    """Return a, b and reg_m as vectors where M is a cost whose points lie in a grid."""
+    """Return a, b and reg_m; if M is a `Cost` of a grid or of clouds, in the shapes that the solver reads."""
     M = cost_of(M)
     return M.flattened(a, b, reg_m) if isinstance(M, Cost) else (a, b, reg_m)
 
 
 def own_part(a: Any, total: int, ranks: Ranks) -> tuple[int, int]:
-    """Return the rows [i0, i1) of this rank: as the blocks of ``a`` lie, or the even split where none is given."""
+    """Return the rows [i0, i1) of this rank: as the blocks of ``a`` lie, or an even split without ``a``."""
     given = None if a is None or np.size(a) == 0 else len(a)
     if not ranks.max(given is not None):
         return own_rows(total, ranks.rank, ranks.size)

@@ -1,6 +1,6 @@
-"""Costs between the points of two clouds, in the place of a cost matrix that is never formed.
+"""Costs between the points of two clouds, without forming the cost matrix.
 
-The metrics are those of SciPy's ``cdist``, and the Wasserstein-Fisher-Rao cost of Chizat, Peyre, Schmitzer, Vialard
+The metrics are metrics of SciPy's ``cdist``, and the Wasserstein-Fisher-Rao cost of Chizat, Peyre, Schmitzer, Vialard
 2018. C side: src_c/points.h.
 """
 
@@ -22,51 +22,50 @@ from .metrics import METRICS, Metric
 from .parts import Parts
 from .validate import as_array, as_choice, as_float, as_numbers, as_positive, check_kind
 
-FORM_BYTES = 1 << 30  # that "auto" lets a formed matrix and K take in the memory of the host
-PAIR_BYTES = 16  # of a pair in a matrix that is formed and in its K
-AUTO_ENTRIES = FORM_BYTES // PAIR_BYTES  # pairs from which "auto" skips some: 2^26, up to which it forms the matrix
-MOST_ENTRIES = 1 << 27  # of a cost that a door forms where points would do: 1 GiB
-EACH = 1024  # points that a thread of a device looks at
-FEW_DIMENSIONS = 4  # dimensions up to which boxes around all points bound the range of the costs well enough
-FORBIDDEN: dict[float, float] = {1: 1e308, 2: 1e155}  # coordinates, by the norm, whose differences cost inf
+FORM_BYTES = 1 << 30  # host memory that "auto" allows for a formed matrix and its K
+PAIR_BYTES = 16  # bytes of a pair in a formed matrix and in its K
+AUTO_ENTRIES = FORM_BYTES // PAIR_BYTES  # 2^26 pairs: "auto" forms the matrix up to here, and skips pairs beyond
+MOST_ENTRIES = 1 << 27  # of a cost formed by a door although points would do: 1 GiB
+EACH = 1024  # points that a device thread reads
+FEW_DIMENSIONS = 4  # up to this dimension boxes around all points bound the cost range well
+FORBIDDEN: dict[float, float] = {1: 1e308, 2: 1e155}  # by norm: coordinates with differences that cost inf
 LEAST_NORMAL = float(np.finfo(np.float64).tiny)
-MADE = ("x", "y", "rows", "columns")  # of a cloud whose points are sorted or lie on a GPU, when they are asked for
+MADE = ("x", "y", "rows", "columns")  # made on first use, for sorted points or points on a GPU
 
 
 class Kept(NamedTuple):
-    """Kept pairs of points, in boxes: the runs of columns that each box of rows is kept with."""
+    """Kept pairs of points, by boxes: the runs of columns kept for each box of rows."""
 
     unit: int  # points of a box
-    first: Any  # (boxes + 1,) int64: where the runs of a box begin
-    run: Any  # from and to of each, int32
-    width: int  # the most columns of one box
+    first: Any  # (boxes + 1,) int64: index of the first run of a box
+    run: Any  # start and end of each run, int32
+    width: int  # largest number of columns of a box
     nats: float  # a pair of boxes is skipped if its bound is below e^-nats of the product of their masses
-    share: float  # of the pairs that are kept
+    share: float  # kept share of the pairs
 
 
 class PointCosts(Cost):
-    """The `Cost` of a `PointCloud`, which every pass makes from its coordinates.
+    """The `Cost` of a `PointCloud`; every pass computes it from coordinates.
 
-    Points that are given on a GPU as the core reads them stay there, ``there``; a copy on the host is made for what
-    asks for one.
+    Points given on a GPU in the core's coordinates stay there, as ``there``; host code gets a copy on first use.
     """
 
     dim: int  # of the points
-    middle: F64  # (d,), of points with weights
+    middle: F64  # (d,), the centre of y, if there are weights
     held = at_hand = True
     operator = "points"
-    on_device = False  # whether points came from a GPU, where "auto" then solves
+    on_device = False  # whether points came from a GPU: "auto" then solves there
     there: tuple[Any, Any] | None = None  # (rows, columns) on a device
     x: Any  # (m, d)
     y: Any  # (n, d)
     rows: Any  # (m, d)
     columns: Any  # (d, n padded)
     alone = False  # whether x and y are the same points
-    unit = 0  # points of a box, where they are sorted so
+    unit = 0  # points of a box, if they are sorted into boxes
     label = 0.0  # the coordinate of a label
-    before = 0  # rows in front of the first, of a part of a cloud
-    bits = 0  # trailing coordinates of the core that tell labels between which no pair is allowed
-    apart = 0  # leading coordinates of the core that hold addends: (-r_i, 1) of a row, (1, -c_j) of a column
+    before = 0  # index of the first row in the whole cloud
+    bits = 0  # number of trailing coordinates that encode labels, if unequal labels are forbidden
+    apart = 0  # number of leading coordinates for addends: (-r_i, 1) of a row, (1, -c_j) of a column
 
     def __init__(
         self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
@@ -97,7 +96,7 @@ class PointCosts(Cost):
         self.x, self.y = x, y
         if self.weights is not None:
             low, high = corners(self.y)
-            self.middle = 0.5 * low + 0.5 * high  # of the columns, which all ranks have alike
+            self.middle = 0.5 * low + 0.5 * high  # of the columns, equal on all ranks
         rows, targets = (self._scaled(p, name) for p, name in ((self.x, "x"), (self.y, "y")))
         if addends is not None:
             self.apart = 2
@@ -108,7 +107,7 @@ class PointCosts(Cost):
         self._set(rows, targets)
 
     def _labelled(self, points: list[Any], labels: Any, across: Any) -> tuple[list[F64] | None, int]:
-        """Put a finite ``across`` into the points, as so many columns more, or return columns of the core for inf."""
+        """Append columns for a finite ``across`` to the points, or return columns of the core for inf."""
         metric, sizes = METRICS[self.metric], [*map(len, points)]
         across = as_float(across, "across", "a number, what different labels cost, or inf")
         if not across >= 0:
@@ -123,13 +122,13 @@ class PointCosts(Cost):
 
     @staticmethod
     def _read(value: Any, name: str, stays: bool) -> Any:
-        """Return the points as an array, which ``stays`` on the current device."""
+        """Return the points as an array, on the current device if ``stays``."""
         return as_points(value, name, stays)
 
     def _scaled(self, points: F64, name: str) -> F64:
-        """Return the coordinates that the core subtracts: weighted, and for "cosine" those of unit vectors.
+        """Return the core's coordinates: weighted, and for "cosine" scaled to unit vectors.
 
-        Weights multiply differences from the middle, so that they round these and not the middle, however far it lies.
+        Weights multiply differences from the middle; points far from the origin lose no digits.
         """
         metric = METRICS[self.metric]
         if metric.unit:
@@ -151,7 +150,7 @@ class PointCosts(Cost):
         return scaled
 
     def _set(self, rows: F64, columns: F64) -> None:
-        """Take points (m, d) and (n, d): a mask is of these rows, whatever cloud they are a part of."""
+        """Take points (m, d) and (n, d); row numbers of a mask begin at 0."""
         self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
         xp, n, self.before = namespace(rows), len(columns), 0
         table = laid(xp.empty((self.dim, n + -n % PAD)), columns.T)  # the core reads PAD entries at once
@@ -161,7 +160,7 @@ class PointCosts(Cost):
             self.there = rows, table
 
     def __getattr__(self, name: str) -> Any:
-        """Make a copy on the host of points on a device when it is first asked for, and keep it."""
+        """Copy points from the device to the host on first use, and keep the copy."""
         if name not in MADE or self.there is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name == "y":
@@ -172,18 +171,18 @@ class PointCosts(Cost):
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a pickle holds: points of the host."""
+        """Return the state for a pickle, with points on the host."""
         return vars(self) | ({name: getattr(self, name) for name in MADE} | {"there": None} if self.there else {})
 
     def _other(self, kind: "type[PointCosts] | None" = None, **own: Any) -> "PointCosts":
-        """Return a cloud that has all but its points, and what stands in ``own``, in common with this one."""
+        """Return a copy of this cloud without its points, and with the attributes ``own``."""
         other = object.__new__(kind or PointCosts)
         vars(other).update({name: x for name, x in vars(self).items() if name not in (*MADE, "there", "alone")}, **own)
         return other
 
     @property
     def here(self) -> tuple[Any, Any] | None:
-        """The coordinates of rows and columns, where they lie on the current device."""
+        """The coordinates of rows and columns, if they lie on the current device."""
         there = self.there
         return there if there and there[0].device == namespace(there[0]).cuda.Device() else None
 
@@ -199,18 +198,18 @@ class PointCosts(Cost):
 
     @staticmethod
     def _beside(rows: F64, columns: F64, addends: tuple[F64, F64]) -> tuple[F64, F64]:
-        """Return the coordinates with those of addends, whose product is -(r_i + c_j), in front of them."""
+        """Put the coordinates of addends, with product -(r_i + c_j), in front of the other coordinates."""
         (r, c), one = addends, np.ones(1)
         first = np.column_stack(np.broadcast_arrays(-r, one)), np.column_stack(np.broadcast_arrays(one, -c))
         return np.hstack([first[0], rows]), np.hstack([first[1], columns])
 
     @property
     def addends(self) -> tuple[F64, F64] | None:
-        """Return what each row and each column costs by itself, beside the scale."""
+        """Return the costs of each row and of each column, without the scale."""
         return (-self.rows[:, 0], -self.columns[1, : self.shape[1]]) if self.apart else None
 
     def symmetric(self, backend: ModuleType) -> bool:
-        if self.shape[0] != self.shape[1] or self.core[0].inner:  # whose float32 passes move the columns alone
+        if self.shape[0] != self.shape[1] or self.core[0].inner:  # "inner": float32 passes move the columns only
             return False
         if self.there:
             return self.alone or not any_of(self.there[0] != self.there[1][:, : self.shape[1]].T)
@@ -275,7 +274,7 @@ class PointCosts(Cost):
         return xp.asarray(self.rows), xp.asarray(self.columns)
 
     def truncates(self, pairs: int) -> bool:
-        """Tell whether pairs may be skipped where all ranks have so many."""
+        """Tell whether pairs may be skipped, given the number of pairs of all ranks."""
         known = METRICS[self.metric].skips
         return isinstance(self.truncate, float) or (known and bool(self.truncate) and pairs >= AUTO_ENTRIES)
 
@@ -284,7 +283,7 @@ class PointCosts(Cost):
         return self
 
     def forms(self, most: float) -> bool:
-        """Tell whether the matrix may be formed, in so many bytes at most where "auto" leaves that to the backend."""
+        """Tell whether the matrix may be formed; ``most``: bytes that the backend allows for "auto"."""
         most = most if self.form == "auto" else float(self.form or 0)
         return self.size * PAIR_BYTES <= most and not isinstance(self.truncate, float)
 
@@ -305,20 +304,20 @@ class PointCosts(Cost):
         return turned
 
     def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
-        """Return the range as every cost does; bounds where to look at all pairs would take longer than the solve."""
+        """Return the range as every cost does, or bounds if reading all pairs would take longer than the solve."""
         tight = self.dim <= FEW_DIMENSIONS or self.truncates(self.size)
         metric = METRICS[self.metric]
         bounded = tight and self.size >= AUTO_ENTRIES and metric.degree > 0
         return self.reached(self._bounds() if bounded else super().range(backend, threads, tell))
 
     def reached(self, found: Range) -> Range:
-        """Return the range ``found``; raise where a pair costs inf and the metric has no reach that forbids it."""
+        """Return the range ``found``; raise if a pair costs inf and the metric forbids no pairs."""
         if found[3] and METRICS[self.metric].reach == math.inf and not self.bits:
             raise ValueError(f"x and y must be so near each other that their {self.metric} costs are finite")
         return found
 
     def _bounds(self) -> Range:
-        """Bound the costs by the boxes that hold all points; the largest also by the balls around their middle."""
+        """Bound the costs by boxes around all points, and the largest cost also by balls around the middle of y."""
         (metric, scale), (x, columns) = self.core, self.there or (self.rows, self.columns)
         known = self.dim - self.bits
         x, y = x[:, :known], columns[:known, : self.shape[1]]
@@ -341,14 +340,14 @@ class PointCosts(Cost):
         return rows, columns
 
     def _forbidden(self) -> int:
-        """Return how many pairs have different labels where these forbid pairs."""
+        """Return the number of pairs that labels forbid."""
         if not self.bits:
             return 0
         counts = (np.bincount(code, minlength=1 << self.bits) for code in self._codes())
         return self.size - int(np.prod([*counts], 0).sum())
 
     def parts_between(self, out_rows: Any, out_cols: Any, ranks: Ranks = ALONE) -> Any:
-        """Return the points of each label as parts, where labels forbid pairs, whatever else does."""
+        """Return the points of each label as parts, if labels forbid pairs."""
         if not self.bits:
             return None
         rows, cols = self._codes()
@@ -357,10 +356,11 @@ class PointCosts(Cost):
         return Parts(len(known), *found)
 
     def error(self, largest: float) -> float:
-        """Bound the rounding of a cost: d + 4 roundings, and those of coordinates that are scaled first.
+        """Bound the rounding of a cost: d + 4 roundings, and the roundings of scaled coordinates.
 
-        Those of "inner" are of its terms, which may cancel, and 6 more of each product where there are weights. The
-        slope of "wfr" is 2 tan, at most e^(cost / 2). A square that passes flush counts as the least normal number.
+        The terms of "inner" may cancel, so its roundings are relative to the terms, with 6 more for each product for
+        weights. The slope of "wfr" is 2 tan, at most e^(cost / 2). A square that passes flush to 0 counts as the least
+        normal number.
         """
         metric, scale = self.core
         d, unit = self.dim, 2.0**-53
@@ -388,7 +388,7 @@ class PointCosts(Cost):
         return float((d + 4) * unit * largest + slope * moved + lost)
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> "PointCosts":
-        """Return the cloud: each rank gives the points of its own block, on the host, since ranks choose a device."""
+        """Return the cloud with points on the host: each rank passes its own block, and ranks choose a device."""
         if ranks.size == 1 or not self.there:
             return self
         return self._other(**{name: getattr(self, name) for name in MADE})
@@ -403,12 +403,12 @@ class PointCosts(Cost):
 
 
 class Formed(Dense):
-    """The matrix of a cloud, formed where passes over it take less time, and the cloud."""
+    """A cloud with its formed matrix, used if passes over the matrix take less time."""
 
     def __init__(self, cloud: PointCosts, array: Any, rounding: float = 0.0) -> None:
-        """``rounding``: that the entries have beside that of the cloud's."""
+        """Hold the matrix; ``rounding``: error of its entries beyond the error of the cloud's costs."""
         super().__init__(array)
-        self.cloud, self.dtype = cloud, cloud.dtype  # the plan's; entries are float64
+        self.cloud, self.dtype = cloud, cloud.dtype  # of the plan; entries are float64
         self.rounding = rounding
 
     def __reduce__(self) -> Any:
@@ -426,7 +426,7 @@ class Formed(Dense):
 
     def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
         found: Range = self.cloud.reached(super().range(backend, threads, tell))
-        self.lopsided = False  # the cloud tells, whatever a GPU's products make of (i, j) and (j, i)
+        self.lopsided = False  # ask the cloud: products on a GPU may round (i, j) and (j, i) differently
         return found
 
     def error(self, largest: float) -> float:
@@ -434,7 +434,7 @@ class Formed(Dense):
 
 
 class Ordered(PointCosts):
-    """A cloud whose points are in another order; they are put into it when they are first asked for."""
+    """A cloud with permuted points; the permutation is applied on first use."""
 
     def __init__(self, whole: PointCosts, rows: Any, cols: Any) -> None:
         own = vars(whole).items()
@@ -442,7 +442,7 @@ class Ordered(PointCosts):
         self.whole, self.order, self.before = whole, (rows, cols), 0
 
     def __getattr__(self, name: str) -> Any:
-        """Make x, y, rows and columns when they are first asked for, and keep them."""
+        """Make x, y, rows and columns on first use, and keep them."""
         if name not in MADE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         rows, cols = map(host, self.order)
@@ -467,7 +467,7 @@ class Ordered(PointCosts):
         return taken(rows, self.order[0], xp), laid(xp.empty(columns.shape), cols)
 
     def placed(self, xp: ModuleType) -> "Ordered":
-        """Return the cloud with its coordinates on a device, for as long as the new object lives."""
+        """Return a cloud that holds its coordinates on a device."""
         found = Ordered(self.whole, *self.order)
         found.unit, found.there = self.unit, self.coordinates(xp)
         return found
@@ -482,7 +482,7 @@ class Ordered(PointCosts):
 
 
 def softened(cloud: PointCosts, rows: Any, columns: Any) -> tuple[Any, Any]:
-    """Return coordinates whose labels are as far apart as the points y, for boxes and clusters: no pair costs more."""
+    """Return coordinates for boxes and clusters: labels as far apart as the points y, so that no pair costs more."""
     if not cloud.bits:
         return rows, columns
     known, n = cloud.dim - cloud.bits, cloud.shape[1]
@@ -494,13 +494,13 @@ def softened(cloud: PointCosts, rows: Any, columns: Any) -> tuple[Any, Any]:
 
 
 def padded(table: Any) -> Any:
-    """Repeat the last entry so often that the core can read PAD entries at once."""
+    """Repeat the last entry up to a multiple of PAD, which the core reads at once."""
     behind = -len(table) % PAD
     return np.pad(table, ((0, behind), *[(0, 0)] * (table.ndim - 1)), mode="edge") if behind else table
 
 
 def farthest(points: Any, middle: F64, order: float) -> float:
-    """Return the largest distance of points (d, n) from ``middle``, in blocks that a cache holds."""
+    """Return the largest distance of points (d, n) from ``middle``, in blocks that fit in cache."""
     if (xp := arithmetic(points)) is not np:
         apart = xp.asarray(points).T - xp.asarray(middle)
         most = largest((np.square(apart) if order == 2 else np.abs(apart)).sum(1))
@@ -525,7 +525,7 @@ def picked(points: Any, at: Any) -> Any:
 
 
 def size_of(points: F64) -> F64:
-    """Return each point's largest coordinate, (m, 1), or 1: divided by it, squares stay within float64."""
+    """Return each point's largest coordinate, (m, 1), or 1; dividing by it keeps squares within float64."""
     size = np.abs(points).max(1, keepdims=True)
     return np.where(size > 0, size, 1.0)
 
@@ -533,14 +533,15 @@ def size_of(points: F64) -> F64:
 def corners(points: F64) -> tuple[F64, F64]:
     """Return the least and the largest coordinates (d,) of points (m, d).
 
-    By rows of about 4096 numbers: along one of three numpy takes ten times as long. On a device by some points each.
+    NumPy reads rows of about 4096 numbers: rows of 3 numbers take ten times as long. On a device each thread reads EACH
+    points.
     """
     m, d = points.shape
     if (xp := arithmetic(points)) is not np:
         starts = xp.asarray(np.arange(0, m, EACH))
         low, high = (host(xp.merged(ufunc, points, starts)) for ufunc in (np.minimum, np.maximum))
         return low.min(0), high.max(0)
-    if not points.flags.c_contiguous:  # of columns
+    if not points.flags.c_contiguous:  # a view of columns
         return points.T.min(1), points.T.max(1)
     together = max(1, min(m, 4096 // d))
     whole = m // together * together
@@ -550,14 +551,14 @@ def corners(points: F64) -> tuple[F64, F64]:
 
 
 def as_points(value: Any, name: str, stays: bool = False, looked_at: bool = True) -> Any:
-    """Check points, (m, d), finite if ``looked_at``, which ``stay`` on the current device, or are the host's."""
+    """Check points, (m, d), finite if ``looked_at``; with ``stays`` on the current device, else on the host."""
     if type(value).__module__ == "torch":
         value = value.detach() if stays else value.detach().cpu()
     points = as_array(value, name, there) if stays else as_array(host(value), name)
     check_kind(points, name)
     if points.ndim != 2 or 0 in points.shape:
         raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}")
-    if stays and (not looked_at or np.isfinite(float(points.sum()))):  # which no NaN and no inf can be in
+    if stays and (not looked_at or np.isfinite(float(points.sum()))):  # a finite sum has no NaN and no inf
         return points
     finite = np.isfinite(host(points)).all(1)
     if not finite.all():
@@ -566,7 +567,7 @@ def as_points(value: Any, name: str, stays: bool = False, looked_at: bool = True
 
 
 def there(value: Any) -> Any:
-    """Return an array on the current device, of a tensor without its graph."""
+    """Return an array on the current device; a tensor is detached."""
     import cupy  # noqa: PLC0415 - only for what lies on a GPU
 
     if type(value).__module__ == "torch":
@@ -577,7 +578,7 @@ def there(value: Any) -> Any:
 
 
 def as_rows(value: Any, m: int) -> Any:
-    """Read an index of some of m rows: as a slice without a step, or as their numbers."""
+    """Read an index into m rows: return a slice of step 1, or row numbers."""
     if isinstance(value, slice):
         i0, i1, step = value.indices(m)
         return slice(i0, max(i0, i1)) if step == 1 else np.arange(i0, i1, step)
@@ -602,7 +603,7 @@ def as_auto(value: Any, name: str, unit: str) -> str | float | None:
 
 
 def as_addends(value: Any, metric: str, shape: tuple[int, int]) -> tuple[F64, F64]:
-    """Check what rows and columns cost by themselves: a pair of finite vectors, or of one number for all."""
+    """Check addends: a pair of finite vectors, or of one number for all points of a side."""
     if not METRICS[metric].inner:
         raise ValueError(f"addends must be None but for metric 'inner', got some with {metric!r}")
     if not isinstance(value, (tuple, list)) or len(value) != 2:

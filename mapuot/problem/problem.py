@@ -31,18 +31,18 @@ from .points import AUTO_ENTRIES
 from .side import Side
 
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
-LINES, MOST_FAR, TAIL = 16, 4096, 2.0  # of what `extent` looks at; twin: src_c/solve.c
-STAYS_FROM = 1 << 15  # points from which on vectors lie where these do: 10^5 96 ms for 122, but 2000 22 for 9 (H100)
-BLOCK_BYTES = 1 << 24  # of M that is looked at at once for forbidden pairs
-VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
-NOTHING = 800.0  # beside anything else in float64 e^-800 is nothing, whatever it is multiplied with
+LINES, MOST_FAR, TAIL = 16, 4096, 2.0  # constants of `extent`; twin: src_c/solve.c
+STAYS_FROM = 1 << 15  # vectors stay on a GPU: 96 ms, not 122, at 10^5 points, but 22, not 9, at 2000 (H100)
+BLOCK_BYTES = 1 << 24  # of M, in one block of the search for forbidden pairs
+VANISHING = 750.0  # e^-750 is 0 in float64, with any rounding
+NOTHING = 800.0  # e^-800 times any float64 factor of a plan is negligible
 FAR_APART = 3 * NOTHING  # least M / reg of a point that takes no part
 
 
 def heavy(weight: F64) -> Any:
-    """Choose LINES points, one in the middle of each LINES-th of the mass, in the order of the points.
+    """Choose LINES points, in their order: the middle of each LINES-th of the mass.
 
-    On a device one number of each of up to MOST_FAR parts of them is read, then the parts that hold these points.
+    On a device read one sum from each of up to MOST_FAR parts, then the parts that hold these points.
     """
     xp, n = namespace(weight), len(weight)
     each = 1 if xp is np else -(-n // MOST_FAR)
@@ -56,12 +56,15 @@ def heavy(weight: F64) -> Any:
 
 
 def some(weight: F64) -> Any:
-    """Choose all points where there are at most MOST_FAR, else each k-th."""
+    """Choose all points if there are at most MOST_FAR, else every k-th."""
     return np.arange(0, len(weight), -(-len(weight) // MOST_FAR))
 
 
 def farthest(costs: F64) -> float:
-    """Return how far points lie but for the few farthest, inf of too few, by the second largest of LINES costs each."""
+    """Return the distance of the farthest points except a few outliers; inf for too few points.
+
+    The distance of a point is the second largest of its LINES costs.
+    """
     second = np.sort(np.where(np.isfinite(costs), costs, -np.inf), 1)[:, -2]
     count = len(second)
     few = min(2, count // 64) + count // 1000
@@ -78,11 +81,11 @@ class Idle(NamedTuple):
     """Points that take no part in any plan near the optimum (`Problem.idle_points`)."""
 
     masks: tuple[Any, Any]  # of the rows and of the columns
-    rows_from: float  # the least cost of a pair of an idle row, and of an idle column, in units of reg
+    rows_from: float  # least cost of a pair of an idle row, and of an idle column, in units of reg
     cols_from: float
 
     def holds(self, potentials: Any, marginals: Any, ranks: Ranks) -> bool:
-        """Tell whether these points have no mass, and no log scaling of another point is so large that they should."""
+        """Tell whether these points have no mass, and all other log scalings are small enough to leave them none."""
         good = True
         for k, nearest in ((0, self.cols_from), (1, self.rows_from)):
             log, mask = potentials[k], self.masks[k]
@@ -95,11 +98,11 @@ class Idle(NamedTuple):
 class Common:
     """Base of Problem and BatchProblem."""
 
-    cost: Cost  # keeps the caller's memory (any strides) and dtype, float32 or float64
+    cost: Cost  # in the caller's memory (any strides) and dtype, float32 or float64
     rows: Side
     cols: Side
     reg: float
-    reference: str | Cost  # "product", "uniform" or c; Masked: one of these with a mask
+    reference: str | Cost  # "product", "uniform", c, or `Masked`: one of these with a mask
     M_min: float
     M_max: float
     forbidden: bool  # some M_ij is inf
@@ -124,12 +127,12 @@ class Common:
 
     @property
     def extent(self) -> float:
-        """The range of M, or the part of it that counts."""
+        """The range of M, or the part of the range that matters."""
         return self.M_max - self.M_min
 
     @property
     def c(self) -> Cost | None:
-        """The reference measure where the user gave a matrix or a mask."""
+        """The reference measure, if the user gave a matrix or a mask."""
         return None if isinstance(self.reference, str) else self.reference
 
     @property
@@ -150,7 +153,7 @@ class Common:
         return self.rows.alike(self.cols)
 
     def unlike(self, backend: ModuleType) -> str | None:
-        """Name what keeps rows and columns from being the same problem, None where they are."""
+        """Name the argument that makes rows and columns different problems; None if they are the same."""
         if self.rows.ranks.size > 1:
             fits = getattr(backend, "RANKS_TOGETHER", False) and self.own_alike()
             return None if self.rows.ranks.min(fits) else "comm"
@@ -164,12 +167,12 @@ class Common:
 
     @property
     def own(self) -> slice:
-        """The columns that are the rows of this rank, where rows and columns are the same problem."""
+        """The columns equal to this rank's rows, if rows and columns are the same problem."""
         before, m = self.rows.ranks.before(self.shape[0]), self.shape[0]
         return slice(before, before + m)
 
     def own_alike(self) -> bool:
-        """Tell whether the rows of this rank are the columns ``own`` of a cloud of which no pairs are skipped."""
+        """Tell whether the rows of this rank are the columns ``own`` of a cloud without skipped pairs."""
         cloud, own, ranks = self.cost.cloud, self.own, self.rows.ranks
         n, count = self.shape[1], ranks.sum(self.shape[0])
         if cloud is None or cloud.core[0].inner or cloud.truncates(count * n) or not isinstance(self.reference, str):
@@ -177,7 +180,7 @@ class Common:
         return count == n and np.array_equal(cloud.rows, cloud.targets[own]) and self.rows.alike(self.cols, own)
 
     def shares(self, backend: ModuleType, X: Any, rows: bool = True, threads: int | None = None) -> Any:
-        """Multiply the masked reference, without the factor a b^T, by X (n,) or (n, p); not ``rows``: its transpose."""
+        """Multiply the masked reference, without a b^T, by X (n,) or (n, p); its transpose unless ``rows``."""
         assert self.masked is not None
         xp, cut = namespace(X), self.masked
         base = "uniform" if isinstance(cut.base, str) else cut.base
@@ -195,18 +198,18 @@ class Common:
 
 @dataclass(frozen=True)
 class Problem(Common):
-    """A problem of one plan; over ranks, the block of one rank."""
+    """A problem with one plan; over ranks, the block of one rank."""
 
     c_mass: float
 
     @property
     def ranks(self) -> Ranks:
-        """The processes that hold blocks of M; everything else in a Problem is of this rank's block."""
+        """The processes that share M; all other attributes belong to this rank's block."""
         return self.rows.ranks
 
     @property
     def turns(self) -> bool:
-        """Tell whether the columns can be read as rows."""
+        """Tell whether the transposed problem can be solved at no cost."""
         return self.ranks.size == 1 and self.cost.turns
 
     def blocks(self, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:
@@ -215,10 +218,10 @@ class Problem(Common):
 
     @cached_property
     def extent(self) -> float:
-        """The range of M, up to TAIL times what points pay that are not among the few farthest ones.
+        """The range of M, cut at TAIL times the distance of the farthest points except a few outliers.
 
-        One point far away makes the range as large as it likes, and changes nothing between the others; but where both
-        sides are hard it must exchange mass with them, at a price that larger regs alone find in few passes.
+        One distant point can make the range arbitrarily large without changing the rest of the plan. But if both sides
+        are hard, it must exchange mass with the others, and only larger regs find its price in few passes.
         """
         whole = self.M_max - self.M_min
         sides = [(side.there or side).weight for side in self.sides]
@@ -230,7 +233,7 @@ class Problem(Common):
 
     @property
     def usual(self) -> float:
-        """The median cost, above the least one, between points chosen by mass; over ranks the largest such median."""
+        """The median cost between points chosen by mass, minus the least cost; the largest median of all ranks."""
         rows, cols = (heavy((side.there or side).weight) for side in self.sides)
         costs = self.cost.at(rows[:, None], cols) if self.shape[0] else np.empty(0)
         costs = costs[np.isfinite(costs)]
@@ -239,26 +242,26 @@ class Problem(Common):
 
     @cached_property
     def log_reference(self) -> tuple[F64, F64]:
-        """Return (log a, log b) where c = a b^T, else zeros: the part of c that scales rows and columns."""
+        """Return (log a, log b) for c = a b^T, else zeros: the part of c that scales rows and columns."""
         if self.unmasked == "product":
             return self.rows.log_weight, self.cols.log_weight
         return np.zeros_like(self.rows.weight), np.zeros_like(self.cols.weight)
 
     @cached_property
     def left_out(self) -> tuple[Any, Any]:
-        """Masks of the rows and columns whose scaling is 0: see ``Side.left_out``."""
+        """Masks of the rows and columns with scaling 0: see ``Side.left_out``."""
         log_a, log_b = self.log_reference
         return self.rows.left_out(log_a), self.cols.left_out(log_b)
 
     @cached_property
     def parts(self) -> Parts | None:
-        """The parts of a sparse M that no pair connects, where there are several; over ranks of the whole M."""
+        """The parts of a sparse M that no pair connects, if there are several; over ranks, of the whole M."""
         found = self.cost.parts_between(*self.left_out, self.ranks) if self.cost.operator == "pairs" else None
         return found if found is not None and found.count > 1 else None
 
     @property
     def several_parts(self) -> Parts | None:
-        """The parts between which M and the reference forbid all pairs, where there are several; one read of M."""
+        """The parts between which M and the reference forbid all pairs, if there are several; it reads M once."""
         if self.cost.operator == "pairs" or not (self.forbidden or self.c is not None):
             return self.parts
         out_rows, out_cols = self.left_out
@@ -275,7 +278,7 @@ class Problem(Common):
         return found if found is not None and found.count > 1 else None
 
     def project(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
-        """Put potentials back into the domain of the dual."""
+        """Project potentials onto the domain of the dual."""
         sides = zip(self.sides, (log_u, log_v), strict=True)
         found = (project("tv", host(x), s.rho, self.reg) if s.penalty == "tv" else x for s, x in sides)
         return next(found), next(found)
@@ -284,10 +287,10 @@ class Problem(Common):
         return dataclasses.replace(self, **self.exchanged)
 
     def exponent_error(self, log_u: F64, log_v: F64, idle: "Idle | None" = None) -> float:
-        """Bound the relative plan error that rounding log u + log v - M / reg makes, by its largest terms.
+        """Bound the relative plan error from rounding log u + log v - M / reg, by its largest terms.
 
-        Costs that outweigh log u + log v by VANISHING, finite ones that stand for inf, make entries 0 and do not count,
-        nor do the points of ``idle``.
+        Costs above log u + log v by VANISHING (finite costs that stand for inf) give entries of 0 and do not count;
+        neither do the points of ``idle``.
         """
         logs = (log_u, log_v) if idle is None else map(np.where, idle.masks, (0.0, 0.0), (log_u, log_v))
         terms = sum(largest(np.where(np.isfinite(x), np.abs(x), 0.0)) for x in logs)
@@ -295,16 +298,16 @@ class Problem(Common):
         terms = self.ranks.max(terms)
         paid = min(self.spread, terms + abs(self.M_min) / self.reg + VANISHING)
         most = min(self.M_max, self.M_min + paid * self.reg)
-        error = self.ranks.max(self.cost.error(most))  # weights make it depend on the own points
+        error = self.ranks.max(self.cost.error(most))  # with weights it differs between ranks
         return EXPONENT_ROUNDING * float(paid + terms) + float(error) / self.reg
 
     def idle_points(self, alpha: F64, beta: F64) -> "Idle | None":
-        """Find the points too far from all others to take part, by alpha_i + beta_j <= M_ij / reg; None: there is none.
+        """Find points too far from all others to take part, by alpha_i + beta_j <= M_ij / reg; None if there is none.
 
-        With L_i the least M_ij / reg of such a row, let log u_i be L_i / 3. Then what its dual term lacks of that of no
-        mass is rho a_i e^(-L_i reg / (3 rho)), and P_ij is a_i b_j e^(L_i / 3 + log v_j - M_ij / reg): nothing while
-        log v_j is below 2 L_i / 3 - NOTHING, and nothing between two idle points. So a plan without these points is as
-        near to the optimum as its gap says, and how their exponents are rounded does not matter.
+        With L_i the least M_ij / reg of such a row, let log u_i be L_i / 3. Then its dual term is below the dual term
+        of a row without mass by rho a_i e^(-L_i reg / (3 rho)). Its P_ij is a_i b_j e^(L_i / 3 + log v_j - M_ij / reg):
+        negligible while log v_j is below 2 L_i / 3 - NOTHING, and negligible between two idle points. So the gap of a
+        plan without these points is valid, and the rounding of their exponents does not matter.
         """
         found = []
         floors = [-self.ranks.max(largest(np.where(np.isfinite(x), -x, -np.inf), -np.inf)) for x in (alpha, beta)]
@@ -320,14 +323,14 @@ class Problem(Common):
         return Idle(masks, *(-self.ranks.max(x) for x in nearest))
 
     def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
-        """Return log u_i + log a_i and log v_j + log b_j, the plan's exponent without M and c; -inf where it is 0."""
+        """Return log u_i + log a_i and log v_j + log b_j, the plan's exponent without M and c; -inf for zeros."""
         alpha, beta = (exponent(x, known) for x, known in zip((log_u, log_v), self.log_reference, strict=True))
         return alpha, beta
 
     def check_reachable(self, dead_rows: Any, dead_cols: Any) -> None:
-        """Raise where mass must be transported from or to a point whose every pair is forbidden (the masks).
+        """Raise if mass must be transported from or to a point with all pairs forbidden (the masks ``dead``).
 
-        Where no pair is forbidden, points without a partner have costs that left float64, as the status then tells.
+        If no pair is forbidden, points without a partner have costs beyond float64, and the status reports this.
         """
         if not (self.forbidden or self.c is not None or self.masked or self.cost.operator == "pairs"):
             return
@@ -344,7 +347,7 @@ class Problem(Common):
         cls, M: Any, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
         ranks: Ranks = ALONE, threads: int | None = None,
     ) -> "Problem":  # fmt: skip
-        """Make the problem of arguments as `solve` takes them."""
+        """Make the problem from the arguments of `solve`."""
         cost = as_cost(M, backend, ranks, a, b)
         return cls.from_cost(cost, a, b, reg, reg_m, penalty, reference, backend, ranks, threads)
 
@@ -353,12 +356,12 @@ class Problem(Common):
         cls, cost: Cost, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
         ranks: Ranks = ALONE, threads: int | None = None, mask: Any = None, tell: Callable[[int], Any] | None = None,
     ) -> "Problem":  # fmt: skip
-        """Make a problem from a cost, over ranks from the block of this rank, with a SeededMask or None."""
+        """Make a problem from a cost (over ranks, this rank's block) and a SeededMask or None."""
         reg = validate.as_positive(reg, "reg")
         m, n = cost.shape
         ranks.same(**{"the number of columns of M": n})
         stays = ranks.size == 1 and max(m, n) >= STAYS_FROM and isinstance(reference, str) and hasattr(backend, "held")
-        xp = arithmetic(*(getattr(cost, "here", None) or ())) if stays else np  # vectors lie where points do
+        xp = arithmetic(*(getattr(cost, "here", None) or ())) if stays else np  # vectors lie beside the points
         weight_a = validate.as_weight(a, m, "a", backend, ranks, xp)
         weight_b = validate.as_weight(b, n, "b", backend, xp=xp)
         rows, cols = validate.as_sides(weight_a, weight_b, penalty, reg_m, ranks, validate.reader(backend, xp))
@@ -391,10 +394,10 @@ class Problem(Common):
 
 @dataclass(frozen=True)
 class BatchProblem(Common):
-    """A batch of p problems; ``rows`` and ``cols`` are the sides of the first (penalty and reg_m are common)."""
+    """A batch of p problems; ``rows`` and ``cols`` are sides of the first; all share penalty and reg_m."""
 
-    cost: Dense | Cost  # of all problems, or one each
-    A: Any  # (p, m) float64, CuPy where one of M, A, B is on a GPU
+    cost: Dense | Cost  # one for all problems, or one for each
+    A: Any  # (p, m) float64, CuPy if M, A or B is on a GPU
     B: Any  # (p, n)
     masses: tuple[F64, F64]  # of A and of B
     c_mass: F64
@@ -414,7 +417,7 @@ class BatchProblem(Common):
 
     @property
     def log_reference(self) -> tuple[Any, Any]:
-        """Return (log A, log B) where c = a b^T, else zeros."""
+        """Return (log A, log B) for c = a b^T, else zeros."""
         xp = namespace(self.A)
         if self.unmasked == "product":
             with np.errstate(divide="ignore"):
@@ -428,7 +431,7 @@ class BatchProblem(Common):
         return Problem(**{**fields, "cost": cost, "rows": rows, "cols": cols}, c_mass=float(self.c_mass[i]))
 
     def alone(self, i: int, backend: ModuleType, threads: int) -> Problem:
-        """Return problem i as `solve` makes it: of many clouds its matrix, where that saves time, and its own range."""
+        """Return problem i as `solve` makes it, with its own range, and for clouds a formed matrix if it saves time."""
         one = self[i]
         if not self.several:
             return one
@@ -446,14 +449,14 @@ class BatchProblem(Common):
 
     def part(self, i0: int, i1: int) -> "BatchProblem":
         cost = self.cost.of(slice(i0, i1))
-        (m, n), c_mass = cost.shape, self.c_mass[i0:i1]  # those of its largest clouds
+        (m, n), c_mass = cost.shape, self.c_mass[i0:i1]  # sizes of its largest clouds
         A, B, masses = self.A[i0:i1, :m], self.B[i0:i1, :n], (self.masses[0][i0:i1], self.masses[1][i0:i1])
         return dataclasses.replace(self, cost=cost, A=A, B=A if self.A is self.B else B, masses=masses, c_mass=c_mass)
 
     def check_parts(self) -> F64 | None:
-        """Compare the masses of the parts of each problem; return factors that make them even, None where they are.
+        """Check the masses of the parts of each problem; return factors that equalise them, or None.
 
-        Parts of a shared M are found once for the same points.
+        Parts of a shared M are computed once for equal sets of points.
         """
         factors: dict[int, F64] = {}
         known: dict[Any, Parts | None] = {}
@@ -483,7 +486,7 @@ class BatchProblem(Common):
         cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
         mask: Any = None,
     ) -> "BatchProblem":  # fmt: skip
-        """Make the problems of arguments as `solve_batch` takes them."""
+        """Make the problems from the arguments of `solve_batch`."""
         cost, reg = as_costs(M, backend), validate.as_positive(reg, "reg")
         (m, n), flat = cost.shape, cost.flat
         alike = A is B and m == n

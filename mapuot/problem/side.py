@@ -11,18 +11,18 @@ from ..cached import cached_property
 from ..penalties import F64, PENALTIES, Penalty, dual_term
 from ..ranks import ALONE, Ranks
 
-# members that tell of a side whatever the order of its points, wherever they lie
+# members that depend neither on the order of the points nor on their device
 NUMBERS = "log_size", "scalar_rho", "rho_range", "largest_soft_rho", "mass", "dual_scale", "uniform", "demands"
 
 
 def largest_log(log_weight: F64) -> float:
-    """Return max |log t| of the weights above e^-46 (1e-20) of the largest; lighter ones round no plan."""
+    """Return max |log t| over weights above e^-46 (1e-20) of the largest; lighter points cause no rounding."""
     top = largest(log_weight, -math.inf)
     return largest(np.where(log_weight > top - 46, np.abs(log_weight), 0.0))
 
 
 def equal(x: Any, y: Any) -> bool:
-    """Tell whether two vectors have the same numbers, or both are None."""
+    """Tell whether two vectors are equal, or both None."""
     return x is y or (x is not None and y is not None and x.shape == y.shape and not any_of(x != y))
 
 
@@ -35,11 +35,11 @@ class Side:
     penalty: str
     rho: F64  # reg_m per point, inf = hard; "range": the lower factor
     upper: F64 | None = None  # "range": the upper factor
-    ranks: Ranks = ALONE  # that share this side's points
-    there = None  # this side on a device, of which the host has copies of weight and rho when it first asks for them
+    ranks: Ranks = ALONE  # they share this side's points
+    there = None  # this side on a device; the host copies weight and rho on first use
 
     def hosted(self) -> "Side":
-        """Return the side that the host has of this one, which lies on a device."""
+        """Return the host's view of this side, which lies on a device."""
         found: Side = object.__new__(Side)
         own = {name: getattr(self, name) for name in ("name", "penalty", "ranks", *NUMBERS)}
         vars(found).update(own, there=self, upper=host(self.upper))
@@ -61,7 +61,7 @@ class Side:
         return self.told(replace(self, weight=self.weight[at], rho=rho, upper=upper))
 
     def told(self, other: "Side") -> "Side":
-        """Return another side of the same points, with the numbers of this one."""
+        """Copy this side's cached numbers to another side with the same points, and return it."""
         vars(other).update({name: getattr(self, name) for name in NUMBERS})
         return other
 
@@ -85,17 +85,17 @@ class Side:
 
     @property
     def logarithmic(self) -> bool:
-        """Tell whether the prox is a multiple of a logarithm: KL, or balanced, which is its limit."""
+        """Tell whether the prox is a multiple of a logarithm: KL, or its limit, balanced."""
         return self.penalty in ("kl", "balanced")
 
     @property
     def may_stay(self) -> bool:
-        """Tell whether a point may keep all its mass behind at a finite slope: its potential is then bounded."""
+        """Tell whether a point may keep all its mass at a finite slope, which bounds its potential."""
         return not self.logarithmic
 
     @cached_property
     def scalar_rho(self) -> float | None:
-        """Return the rho that all points of a KL or balanced side share; None elsewhere (no translation then)."""
+        """Return the common rho of a KL or balanced side; None for other sides, which have no translation."""
         if not self.logarithmic:
             return None
         low, high = (float(x) for x in self.rho_range)
@@ -118,12 +118,12 @@ class Side:
 
     @cached_property
     def demands(self) -> bool:
-        """Tell whether some points of this rank must be given mass."""
+        """Tell whether some points of this rank must receive mass."""
         return self.penalty == "range" or any_of(self.hard)
 
     @cached_property
     def uniform(self) -> bool:
-        """Tell whether one formula of logarithms serves every point: balanced, or KL without a hard point."""
+        """Tell whether one logarithmic formula serves every point: balanced, or KL without a hard point."""
         return self.penalty == "balanced" or (self.penalty == "kl" and not any_of(self.hard))
 
     @cached_property
@@ -140,7 +140,7 @@ class Side:
 
     @cached_property
     def dual_scale(self) -> float:
-        """Size of this side's dual terms, by which their rounding is judged, summed over all ranks."""
+        """Size of this side's dual terms, summed over all ranks; it bounds their rounding."""
         return float(self.ranks.sum(float(self.dual_sizes(self.weight))))
 
     def dual_sizes(self, weight: Any) -> Any:
@@ -151,7 +151,7 @@ class Side:
 
     @property
     def limits(self) -> tuple[F64, F64]:
-        """Return the least and the largest mass that each point may have; both are its weight where it is hard."""
+        """Return the least and the largest mass of each point; both are the weight of a hard point."""
         if self.penalty == "range":
             assert self.upper is not None
             return self.rho * self.weight, self.upper * self.weight
@@ -159,11 +159,11 @@ class Side:
         return np.where(self.hard, self.weight, 0.0), np.where(self.hard | none, self.weight, np.inf)
 
     def left_out(self, log_reference: F64) -> Any:
-        """Mask of the points whose scaling is 0: no reference mass, or a weight 0 that forbids any."""
+        """Mask of the points with scaling 0: no reference mass, or a weight 0 that forbids mass."""
         return (log_reference == -np.inf) | ((self.weight == 0) & self.kind.strict)
 
     def dead_terms(self, dead: Any) -> float:
-        """Return the dual terms of this rank's points that no mass can reach, whose f is inf."""
+        """Return the dual terms of this rank's points that no mass can reach (f is inf)."""
         if self.penalty == "range" or not any_of(dead):
             return 0.0
         weight = self.weight[dead]

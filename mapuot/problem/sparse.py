@@ -1,7 +1,7 @@
-"""Costs of which only some pairs are stored: `Sparse` holds an M of SciPy or CuPy as CSR; all others are forbidden.
+"""Sparse costs: `Sparse` holds an M of SciPy or CuPy as CSR; pairs that are not stored are forbidden.
 
-What is not stored is never visited: K, the plan and all products have entries in the same places. Parts of M that no
-pair connects are problems of their own (``parts_between``). C side: src_c/sparse.h.
+The code visits stored pairs only: K, the plan and all products have entries in the same places. Parts of M that no pair
+connects are separate problems (``parts_between``). C side: src_c/sparse.h.
 """
 
 import sys
@@ -17,15 +17,15 @@ from ..ranks import ALONE, Ranks
 from .cost import Blocks, Cost, Range, Tell, held_type, joint_range, own_part
 from .parts import Parts, joined
 
-MOST_COLUMNS = 2**31 - 1  # of which an index has 32 bits
-PARTS_AT_ONCE = 1 << 22  # pairs between which parts are looked for: 180 MB
-PADDED = ("bsr", "dia")  # formats that fill blocks or diagonals up with zeros
+MOST_COLUMNS = 2**31 - 1  # indices have 32 bits
+PARTS_AT_ONCE = 1 << 22  # pairs in one search for parts: 180 MB
+PADDED = ("bsr", "dia")  # formats that pad blocks or diagonals with zeros
 
 
 class Sparse(Cost):
-    """Stored costs, row by row: those of row i are ``data[start[i] - start[0] : start[i + 1] - start[0]]``."""
+    """Stored costs, row by row: row i is ``data[start[i] - start[0] : start[i + 1] - start[0]]``."""
 
-    held, operator = True, "pairs"  # all that are not stored are forbidden
+    held, operator = True, "pairs"  # pairs that are not stored are forbidden
     kind = "a sparse matrix"
 
     @property
@@ -36,18 +36,17 @@ class Sparse(Cost):
         self, data: Any, column: Any, start: Any, shape: tuple[int, int], known: dict[str, Any] | None = None,
         on_device: bool = False,
     ) -> None:  # fmt: skip
-        """Take the arrays of CSR rows on the host; ``on_device``: M came from a GPU, where its plan shall lie."""
+        """Hold the arrays of CSR rows on the host; ``on_device``: M came from a GPU, and the plan goes there."""
         self.data, self.column, self.start, self.shape, self.dtype = data, column, start, shape, data.dtype
-        self.known = {} if known is None else known  # what was found of these places, whatever numbers they hold
+        self.known = {} if known is None else known  # cached facts about the places, independent of the numbers
         self.on_device = on_device
 
     @classmethod
     def of_matrix(cls, M: Any, name: str = "M") -> "Sparse":
         """Make the cost of a SciPy matrix: duplicates are added up, explicit zeros kept; a CSR matrix is not copied.
 
-        Zeros in blocks and in diagonals are refused: they may be padding.
-
-        Of a matrix of cupyx.scipy.sparse a copy: its indices are checked, and its parts are found, on the host.
+        Zeros in blocks and in diagonals are refused: they may be padding. A matrix of cupyx.scipy.sparse is copied to
+        the host, which checks its indices and finds its parts.
         """
         on_device = is_on_device(M)
         M = host(M)
@@ -97,7 +96,7 @@ class Sparse(Cost):
         return int(self.start[i] - self.start[0])
 
     def with_data(self, data: Any) -> Any:
-        """Put other numbers into these places: a CSR array with memory of its own, CuPy's where the numbers are."""
+        """Return a CSR array with other numbers in these places; it has its own indices, on the device of ``data``."""
         from scipy import sparse  # noqa: PLC0415 - on first use
 
         start = self.start - self.start[0]
@@ -117,7 +116,7 @@ class Sparse(Cost):
         m, n = self.shape
         if m != n or not (
             self.on_device or np.array_equal(np.bincount(self.column, minlength=m), np.diff(self.start))
-        ):  # seen sooner than the transpose is made
+        ):  # faster than a comparison with the transpose
             return False
         turned = self.transpose()
         pairs = (self.start - self.start[0], turned.start), (self.column, turned.column), (self.data, turned.data)
@@ -129,13 +128,13 @@ class Sparse(Cost):
         return turned
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """The matrix (m, n), inf where no pair is stored."""
+        """Return the matrix (m, n), with inf for pairs that are not stored."""
         whole = np.full(self.shape, np.inf, dtype or self.dtype)
         whole[self.row_numbers(), self.column] = self.data
         return whole
 
     def blocks(self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:
-        """Yield blocks as every cost does, ``most`` bytes of stored numbers at once and one row at least."""
+        """Yield blocks as every cost does, of ``most`` bytes of stored numbers, but at least one row."""
         i1 = self.shape[0] if i1 is None else i1
         most = sys.maxsize if most is None else max(1, most // self.dtype.itemsize)
         while i0 < i1:
@@ -167,7 +166,7 @@ class Sparse(Cost):
         return np.repeat(np.arange(self.shape[0]), np.diff(self.start))
 
     def at(self, row: Any, column: Any) -> Any:
-        """Return these entries, 0 where none is stored."""
+        """Return these entries, with 0 for pairs that are not stored."""
         if not self.size:
             return np.zeros(len(row))
         mine, theirs = row * self.shape[1] + column, self.row_numbers() * self.shape[1] + self.column
@@ -179,9 +178,9 @@ class Sparse(Cost):
         return Sparse(np.ascontiguousarray(data, np.float64), self.column, self.start, self.shape)
 
     def parts_between(self, out_rows: Any, out_cols: Any, ranks: Ranks = ALONE) -> Parts:
-        """Return the parts of M between the points that are not out (masks): what finite pairs of all ranks connect.
+        """Return the parts that finite pairs of all ranks connect, without the points of the masks.
 
-        The parts that were asked for last are kept for all costs in these places; several threads may ask.
+        All costs in these places share a cache of the last result; several threads may call this.
         """
         finite = np.isfinite(self.data)
         key = out_rows.tobytes(), out_cols.tobytes(), b"" if finite.all() else finite.tobytes()
@@ -208,7 +207,7 @@ class Sparse(Cost):
         return Parts(count, np.concatenate([x[rows] for x, (rows, _) in zip(new, found, strict=True)]), cols)
 
     def parts_at_once(self, finite: Any, out_rows: Any, out_cols: Any) -> Parts:
-        """Find the parts by SciPy, which takes 43 bytes a pair."""
+        """Find the parts by SciPy, which takes 43 bytes for each pair."""
         from scipy import sparse  # noqa: PLC0415 - on first use
         from scipy.sparse import csgraph  # noqa: PLC0415
 
@@ -232,7 +231,7 @@ class Sparse(Cost):
 
 
 class SparseCosts(Cost):
-    """Costs of the problems of a batch in the same places, (p, m, n): what belongs to the places is found once."""
+    """Costs of a batch that store the same pairs, (p, m, n); facts about the places are computed once."""
 
     operator = "pairs"
     kind, ndim = "sparse matrices", 3
@@ -243,7 +242,7 @@ class SparseCosts(Cost):
 
     @classmethod
     def of_matrices(cls, matrices: Any) -> "SparseCosts":
-        """Make the costs of a batch from matrices, without a copy where they are CSR of SciPy with equal indices."""
+        """Make the costs of a batch from matrices; SciPy CSR matrices with equal indices are not copied."""
         for i, M in enumerate(matrices):
             if not is_sparse(M):
                 raise TypeError(f"M[{i}] must be a sparse matrix as the others are, got {type(M).__name__}")
@@ -296,7 +295,7 @@ class SparseCosts(Cost):
 
 
 def log_sums(pairs: Sparse, x: F64, reg: float) -> F64:
-    """Return log sum_j exp(x_j - M_ij / reg) of each row over its pairs; -inf where it has none."""
+    """Return log sum_j exp(x_j - M_ij / reg) over the pairs of each row; -inf for a row without pairs."""
     start, count = pairs.start - pairs.start[0], np.diff(pairs.start)
     used, out = count > 0, np.full(pairs.shape[0], -np.inf)
     terms = x[pairs.column] - pairs.data.astype(np.float64) / reg
@@ -308,14 +307,14 @@ def log_sums(pairs: Sparse, x: F64, reg: float) -> F64:
 
 
 def is_sparse(value: Any) -> bool:
-    """Tell whether x is a matrix of scipy.sparse or cupyx.scipy.sparse; neither is loaded to find out."""
+    """Tell whether x is a matrix of scipy.sparse or cupyx.scipy.sparse, without importing them."""
     sparse = sys.modules.get("scipy.sparse")
     there = type(value).__module__.startswith("cupyx.scipy.sparse")
     return there or (sparse is not None and sparse.issparse(value))
 
 
 def check_padding(M: Any, name: str) -> None:
-    """Refuse blocks (BSR) and diagonals (DIA) that hold zeros: a cost of 0 looks like padding, which allows no pair."""
+    """Refuse blocks (BSR) and diagonals (DIA) with zeros: a cost of 0 allows its pair, but padding must not."""
     if M.format in PADDED and getattr(M, "blocksize", None) != (1, 1) and M.count_nonzero() < M.nnz:
         why = "where it holds zeros, which may be costs or padding"
         cure = f"pass a CSR matrix; of {name}.tocsr() eliminate_zeros() forbids these pairs"
@@ -328,7 +327,7 @@ def is_list_of_pairs(value: Any) -> bool:
 
 
 def entries(block: Any, wanted: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
-    """Return (how many in each row, columns, values) of the wanted entries of some rows of a plan, without zeros."""
+    """Return (number in each row, columns, values) of the wanted nonzero entries of some rows of a plan."""
     if is_sparse(block):
         kept = wanted(block.data) & (block.data != 0)
         before = np.concatenate([[0], np.cumsum(kept)])
@@ -350,7 +349,7 @@ def gathered(rows: Any, ranks: Ranks, root: int) -> Any:
 
 
 def top_of(rows: Any, k: int) -> tuple[Any, F64]:
-    """Find the k largest entries of each row of a CSR array; a row with fewer is filled up with -1 and -inf."""
+    """Find the k largest entries of each row of a CSR array; shorter rows are padded with -1 and -inf."""
     m = rows.shape[0]
     index, value = np.full((m, k), -1, np.int64), np.full((m, k), -np.inf)
     row = np.repeat(np.arange(m), np.diff(rows.indptr))

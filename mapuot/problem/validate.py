@@ -1,7 +1,7 @@
-"""Checks of arguments, for one problem and for a batch: what is wrong is told here, by name, and never later.
+"""Checks of arguments, for one problem and for a batch: every wrong argument is reported here, by its name.
 
-``as_x(value, ...)`` returns ``value`` as the solver reads it, or raises ValueError, TypeError, InfeasibleError. Over
-ranks an error that one rank finds is raised on all, and arguments that must be the same on all are compared.
+``as_x(value, ...)`` returns ``value`` in the form that the solver reads, or raises ValueError, TypeError,
+InfeasibleError. Over ranks, all ranks raise an error that one rank finds, and compare arguments that must be equal.
 """
 
 import math
@@ -22,15 +22,15 @@ from .parts import Parts
 from .side import Side
 from .sparse import Sparse, is_sparse
 
-MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
-EVEN = 1e-14  # relative: float64 weights that were normalised differ by less
+MASS_TOLERANCE = 1e-6  # relative: totals of normalised float32 weights differ by less
+EVEN = 1e-14  # relative: totals of normalised float64 weights differ by less
 SMALLEST, MOST = math.ulp(0.0), sys.float_info.max
-CPU = 1  # DLPack's number of the host
+CPU = 1  # DLPack's device type of the host
 MOST_THREADS = 4096  # more than any host has cores
 MOST_PASSES = 1 << 53  # at 1 ns a pass 100 days; the core counts them in 64 bits
-LITTLE_MASS = 1e-4  # of what there is: less is hardly meant to be moved
-UNIT_SHIFT = 0.1  # log of the factor by which the unit of mass changes what moves: below it nobody sees it
-SENTINEL = 1e8  # range(M) / reg: no unit of real costs; it takes some 40 passes where inf takes 14
+LITTLE_MASS = 1e-4  # share of the mass: moving less is hardly intended
+UNIT_SHIFT = 0.1  # log of the factor by which the unit of mass changes the moved share: less goes unnoticed
+SENTINEL = 1e8  # range(M) / reg: real costs are below; a larger range takes some 40 passes, inf takes 14
 
 
 def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
@@ -65,7 +65,7 @@ def as_positive(
 
 
 def as_rho(value: Any, name: str) -> float:
-    """Check the penalty of a side that has one number."""
+    """Check a reg_m that must be one number."""
     if np.ndim(value):
         raise ValueError(f"{name} must be one number, > 0 or inf, got {shown(value)}")
     return as_positive(value, name, math.inf, "> 0, or inf")
@@ -84,7 +84,7 @@ def as_count(value: Any, name: str, most: float = math.inf, least: int = 1) -> i
 
 
 def as_passes(value: Any, name: str = "max_passes") -> int:
-    """Check a number of passes; more than the core can count are as good as none to stop at."""
+    """Check a number of passes; cut it at the largest number that the core counts to."""
     return min(as_count(value, name), MOST_PASSES)
 
 
@@ -99,14 +99,14 @@ def as_callback(value: Any) -> Any:
 
 
 def as_pair(value: Any, name: str) -> tuple[Any, Any]:
-    """Read a pair from a scalar or anything of length 1 or 2 (POT's rule); its members may have a number a point."""
+    """Read a pair from a scalar or a sequence of length 1 or 2 (POT's rule); members may be per-point vectors."""
     if isinstance(value, (bytes, bytearray)):
         raise TypeError(f"{name} must be a number, inf, or a pair, got {shown(value)}")
     if not isinstance(value, Sequence) and np.ndim(value) == 0:
         return value, value
     if len(value) not in (1, 2):
         raise ValueError(f"{name} must be a scalar or have length 1 or 2, got length {len(value)}")
-    first, *rest = value  # not by index: that of a pandas Series is its own
+    first, *rest = value  # not by index: a pandas Series has its own index
     return first, rest[0] if rest else first
 
 
@@ -118,12 +118,12 @@ def as_penalties(value: Any) -> tuple[str, str]:
 
 
 def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) -> Any:
-    """Return ``convert(value)``; refuse by name what ``convert`` would misread in silence or refuse without a name."""
+    """Return ``convert(value)``; raise an error with the argument's name for input that ``convert`` misreads."""
     if np.ma.is_masked(value):
         raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")
-    if hasattr(value, "toarray") and not isinstance(value, np.ndarray):  # a view of AnnData is an array with toarray
+    if hasattr(value, "toarray") and not isinstance(value, np.ndarray):  # AnnData's views are arrays with toarray
         raise TypeError(f"{name} must be a dense array, got {type(value).__name__}: pass {name}.toarray()")
-    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):  # an array of the standard's, and no more
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):  # array of the standard, without __array__
         value = np.from_dlpack(value) if value.__dlpack_device__()[0] == CPU else value
     if hasattr(value, "to_numpy"):
         value = table_of(value, name)
@@ -137,9 +137,9 @@ def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) 
 
 
 def table_of(value: Any, name: str) -> Any:
-    """Return a table or a column of pandas as NumPy has it; of its nullable dtypes float64, with NaN for a missing one.
+    """Convert a pandas table or column to NumPy; nullable dtypes become float64, missing entries NaN.
 
-    Categories that are numbers are read as these. A column of a table that holds no numbers is refused by its name.
+    Numeric categories are read as numbers. A column without numbers raises an error with its name.
     """
     if not hasattr(value, "columns"):
         return numbers_of(value)
@@ -154,7 +154,7 @@ def table_of(value: Any, name: str) -> Any:
 
 
 def numbers_of(column: Any) -> Any:
-    """Return a column of pandas as an array, its missing numbers as NaN."""
+    """Return a pandas column as an array, with NaN for missing numbers."""
     array = np.asarray(column)
     if array.dtype.kind == "O" and getattr(column.dtype, "kind", "O") in "fiub":
         return column.to_numpy(np.float64, na_value=np.nan)
@@ -169,7 +169,7 @@ def check_kind(array: Any, name: str, kinds: str = "fiub") -> None:
 
 
 def as_numbers(value: Any, name: str, wanted: str, *shapes: Any, kinds: str = "fiub", least: float = -MOST) -> Any:
-    """Return an array of finite numbers >= ``least`` of one of these shapes, which are ``wanted``."""
+    """Return an array of finite numbers >= ``least`` of one of the shapes; ``wanted`` describes it in messages."""
     array = as_array(value, name)
     check_kind(array, name, kinds)
     wrong = f"shape {array.shape}" * (array.shape not in shapes) or "NaN or inf" * (not np.isfinite(array).all())
@@ -179,7 +179,7 @@ def as_numbers(value: Any, name: str, wanted: str, *shapes: Any, kinds: str = "f
 
 
 def as_real(M: Any) -> Any:
-    """Return M where the core can read it, else a copy: float32 or float64, native, aligned, whole strides."""
+    """Return M if the core can read it, else a copy: float32 or float64, native, aligned, whole strides."""
     dtype = M.dtype
     if dtype.char not in "fd":
         return M.astype("float32" if dtype.char == "e" else "float64")
@@ -188,7 +188,7 @@ def as_real(M: Any) -> Any:
 
 
 def as_out(out: Any, shape: tuple[int, int], dtype: Any, M: Any) -> Any:
-    """Check the caller's memory for the plan: an array of M's kind, shape and dtype, in C order, apart from M."""
+    """Check the caller's memory for the plan: M's kind, shape and dtype, in C order, not shared with M."""
     kind, wanted = namespace(M).ndarray, f"a writeable, C-contiguous array of shape {shape} and dtype {dtype}"
     if not isinstance(out, kind):
         raise TypeError(f"out must be {wanted}, got {type(out).__name__}")
@@ -200,12 +200,12 @@ def as_out(out: Any, shape: tuple[int, int], dtype: Any, M: Any) -> Any:
 
 
 def as_vector(value: Any, length: int, name: str, convert: Callable[[Any], Any] = np.asarray, xp: Any = np) -> F64:
-    """Check a vector of numbers, and return a copy in float64, which the caller cannot change, in xp's memory."""
+    """Check a vector of numbers; return a float64 copy in xp's memory, so that the caller cannot change it."""
     array = as_array(value, name, convert)
     check_kind(array, name)
     if array.shape != (length,):
         hint = f": one mass for each {'row' if name == 'a' else 'column'} of M"
-        if array.ndim == 2 and min(array.shape) > 1:  # of points
+        if array.ndim == 2 and min(array.shape) > 1:  # looks like points
             hint = f": {name} has masses; costs between points x and y are made by mapuot.PointCloud(x, y)"
         raise ValueError(f"{name} must have shape ({length},), got {array.shape}{hint * (name in ('a', 'b'))}")
     own = arithmetic(array).asarray(array).astype(np.float64)
@@ -233,7 +233,7 @@ def on_host(x: Any) -> Any:
 
 
 def as_start(value: Any, shapes: Any, convert: Any = on_host, what: str = "a Result") -> tuple[Any, Any]:
-    """Return (log u, log v) of these shapes to start from, 0 where they are not finite."""
+    """Return the initial (log u, log v) of these shapes, with 0 for entries that are not finite."""
     try:
         pair = [as_array(x, "warm_start", convert) for x in value]
         for x in pair:
@@ -253,7 +253,7 @@ def as_range(
     cost: Cost, reg: float, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None,
     tell: Callable[[int], Any] | None = None,
 ) -> tuple[float, float, bool]:  # fmt: skip
-    """Return the smallest and the largest finite cost, and whether some pair is forbidden."""
+    """Return the smallest and the largest finite cost, and whether a pair is forbidden."""
     low, high, bad, infinite = cost.range(backend, threads, tell)
     if bad:
         raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
@@ -279,7 +279,7 @@ def as_reference(
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
     places, value = cost.pairs if cost.operator == "pairs" else None, cost_of(value)
     if places is not None and is_sparse(value):
-        value = Sparse.of_matrix(value.tocsr(), "reference")  # in which a 0, of padding too, forbids its pair
+        value = Sparse.of_matrix(value.tocsr(), "reference")  # a 0, also a padded one, forbids its pair
     whole = isinstance(value, Sparse) or (isinstance(value, Cost) and not cost.held)
     c: Any = value if whole else as_array(value, "reference", backend.asarray)
     check_kind(c, "reference", "fiub")  # a mask: 1 where a pair is allowed
@@ -297,14 +297,14 @@ def as_reference(
 
 
 def as_kept(mass: Any) -> Any:
-    """Check the mass of a masked reference, of one problem or of each of a batch."""
+    """Check the mass of a masked reference, for one problem or for a batch."""
     if not (np.isfinite(mass) & (mass > 0)).all():
         raise ValueError(f"mask must keep pairs whose reference has a finite mass > 0, got {np.min(mass)}")
     return mass
 
 
 def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
-    """Return the mass of a b^T, of one problem or of each of a batch."""
+    """Return the mass of a b^T, for one problem or for a batch."""
     with np.errstate(over="ignore"):
         mass = mass_a * mass_b
     if not np.isfinite(mass).all():
@@ -316,9 +316,9 @@ def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
 def as_weight(
     value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE, xp: Any = np
 ) -> F64:  # fmt: skip
-    """Check a marginal: finite, >= 0, with some mass. None or an empty one is uniform of mass 1, as in POT.
+    """Check a marginal: finite, >= 0, with some mass. None or an empty vector is uniform of mass 1, as in POT.
 
-    ``xp``: NumPy, or the arithmetic of a device, where it is put.
+    ``xp``: NumPy, or the arithmetic of the device that will hold the vector.
     """
     given = None if value is None else as_array(value, name, reader(backend, xp))
     if given is not None and given.shape == (length, 1):  # a column of a table
@@ -341,13 +341,13 @@ def as_weight(
 
 
 def reader(backend: ModuleType, xp: Any) -> Callable[[Any], Any]:
-    """Return what reads numbers into memory of the host, or leaves them where they are, to be checked there."""
+    """Return the conversion to host memory, or, on a device, the one that leaves numbers in place."""
     read: Callable[[Any], Any] = backend.to_numpy if xp is np else backend.asarray
     return read
 
 
 def as_weights(array: Any, p: int, length: int, name: str, backend: ModuleType, xp: Any) -> tuple[Any, F64]:
-    """Return (p, length) float64 weights in xp's memory and their (p,) masses; a vector serves all, None is uniform."""
+    """Return (p, length) float64 weights in xp's memory and (p,) masses; a vector serves all, None is uniform."""
     if array is None:
         return xp.full((p, length), 1.0 / length), np.ones(p)
     check_kind(array, name)
@@ -361,7 +361,7 @@ def as_weights(array: Any, p: int, length: int, name: str, backend: ModuleType, 
 
 
 def as_batch_size(M: Any, A: Any, B: Any) -> int:
-    """Return p, the length of the arguments that have a batch dimension; 1 where none has."""
+    """Return p, the length of the batch dimension; 1 if no argument has one."""
     sizes = {name: len(x) for name, x, ndim in (("M", M, 3), ("A", A, 2), ("B", B, 2)) if np.ndim(x) == ndim}
     if len(set(sizes.values())) > 1:
         raise ValueError(f"M, A and B must hold equally many problems, got {sizes}")
@@ -373,9 +373,9 @@ def as_batch_size(M: Any, A: Any, B: Any) -> int:
 def as_side(
     side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: Ranks = ALONE, convert: Any = np.asarray
 ) -> Side:  # fmt: skip
-    """Make a side from its reg_m: a number, or one per point; of "range" the slack d: (1 - d) t <= r <= (1 + d) t.
+    """Make a side from its reg_m: a number or one per point; for "range" the slack d: (1 - d) t <= r <= (1 + d) t.
 
-    ``convert``: reads reg_m where it is; it comes to where the weights are.
+    ``convert`` reads reg_m in place; the side moves it to the memory of the weights.
     """
     xp = arithmetic(weight)
     if penalty == "balanced":
@@ -402,7 +402,7 @@ def as_side(
 def as_sides(
     a: F64, b: F64, penalty: Any, reg_m: Any, ranks: Ranks = ALONE, convert: Any = np.asarray
 ) -> tuple[Side, Side]:  # fmt: skip
-    """Make both sides, of the host, which may have their vectors on a device."""
+    """Make both sides for the host; their vectors may lie on a device."""
     kinds, pair = as_penalties(penalty), as_pair(reg_m, "reg_m")
     rows = as_side("a", a, kinds[0], pair[0], "reg_m[0]", ranks, convert)
     cols = as_side("b", b, kinds[1], pair[1], "reg_m[1]", convert=convert)
@@ -410,7 +410,7 @@ def as_sides(
 
 
 def check_masses(rows: Side, cols: Side, mass_a: Any, mass_b: Any, names: str = "a and b") -> None:
-    """Raise where both sides are balanced and their masses differ, in one problem or in some of a batch."""
+    """Raise if both sides are balanced and their masses differ, in one problem or in a batch."""
     uneven = np.atleast_1d(abs(mass_a - mass_b) > MASS_TOLERANCE * mass_a)
     if rows.penalty == cols.penalty == "balanced" and uneven.any():
         text = f"{names} must have equal masses if both sides are balanced"
@@ -419,9 +419,9 @@ def check_masses(rows: Side, cols: Side, mass_a: Any, mass_b: Any, names: str = 
 
 
 def evening(mass_a: Any, mass_b: Any) -> Any:
-    """Return the factors that give b, where both sides are balanced, the mass of a; 1 where equal or too far apart.
+    """Return factors that scale b to the mass of a; 1 if the masses are equal or too far apart.
 
-    Masses that differ by rounding have no plan: passes, which meet a side each, would move the potentials without end.
+    Balanced masses that differ by rounding have no plan: potentials would grow without end.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.divide(mass_a, mass_b)
@@ -430,7 +430,7 @@ def evening(mass_a: Any, mass_b: Any) -> Any:
 
 
 def evening_of_parts(rows: Side, cols: Side, parts: Parts | None) -> F64 | None:
-    """Return such factors of the columns, part by part, None where every part of M is even."""
+    """Return such factors for the columns, part by part; None if no part needs one."""
     if parts is None or not rows.penalty == cols.penalty == "balanced":
         return None
     held = [np.bincount(at, side.weight, parts.count + 1) for side, at in ((rows, parts.rows), (cols, parts.cols))]
@@ -440,7 +440,7 @@ def evening_of_parts(rows: Side, cols: Side, parts: Parts | None) -> F64 | None:
 
 
 def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") -> None:
-    """Raise where a part of M, or all of it, must take in more mass than it can get, in the problem ``which``."""
+    """Raise if a part of M, or the whole, must receive more mass than it can get; ``which`` names the problem."""
     count = parts.count if parts else 1
     numbers = (parts.rows, parts.cols) if parts else [np.zeros(len(side.weight), int) for side in (rows, cols)]
     sides = tuple(zip((rows, cols), numbers, strict=True))
@@ -460,7 +460,7 @@ def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") ->
 
 
 def told_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:
-    """Name some points of a side, by their mask ``chosen``, and how many more there are, numbered over all ranks."""
+    """Name up to 5 chosen points of a side and count the others; ``chosen`` is a mask, numbers run over all ranks."""
     index = np.flatnonzero(chosen)
     first, count = ranks.before(len(chosen)), ranks.sum(len(index))
     found = np.concatenate(ranks.all(first + index[:5]))[:5]
@@ -474,15 +474,15 @@ def is_sentinel(spread: float) -> bool:
 
 
 def moves_little(mass: Any, mass_a: Any, mass_b: Any) -> Any:
-    """Tell whether hardly any of the lesser mass moves, in one problem or in each of a batch."""
+    """Tell whether almost nothing of the smaller mass moves, in one problem or in each problem of a batch."""
     return (mass < LITTLE_MASS * mass_a) & (mass < LITTLE_MASS * mass_b)
 
 
 def odd_unit(reg: float, rho_a: float, rho_b: float, mass_a: float, mass_b: float, cure: str = "") -> str | None:
-    """Return the text of a ScalingWarning where the unit of the masses changes what moves; None elsewhere.
+    """Return the text of a ScalingWarning if the unit of the masses changes the moved share, else None.
 
-    With the reference a b^T and KL penalties ``exp((reg log s - M_ij) / (reg + rho_a + rho_b))`` of the mass s moves
-    between two lone points; with masses of total 1, exp(-M_ij / (...)).
+    With the reference a b^T and KL penalties, the share ``exp((reg log s - M_ij) / (reg + rho_a + rho_b))`` of a mass s
+    moves between two lone points; with masses of total 1 the share is exp(-M_ij / (...)).
     """
     rho = reg + rho_a + rho_b
     shift = 0.5 * reg / rho * (math.log(mass_a) + math.log(mass_b)) if rho < math.inf else 0.0
@@ -496,7 +496,7 @@ def odd_unit(reg: float, rho_a: float, rho_b: float, mass_a: float, mass_b: floa
 
 
 def odd_unit_of(problem: Any, mass_a: Any, mass_b: Any, cure: str = "") -> str | None:
-    """Return `odd_unit` of a problem, or of the worst of a batch; None unless its reference is a b^T."""
+    """Return `odd_unit` for a problem, or for the worst of a batch; None unless the reference is a b^T."""
     rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
     if problem.unmasked != "product" or None in rhos:
         return None
@@ -508,9 +508,9 @@ def odd_unit_of(problem: Any, mass_a: Any, mass_b: Any, cure: str = "") -> str |
 def odd_scale(
     spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any, scaling: str = "scale_cost='median'"
 ) -> str | None:  # fmt: skip
-    """Return the text of a ScalingWarning for a problem, or for some of a batch; None where units look right.
+    """Return the text of a ScalingWarning for a problem, or for some of a batch; None if the units look right.
 
-    ``scaling``: the caller's word for costs that are divided by their median.
+    ``scaling``: the caller's option that divides costs by their median.
     """
     if is_sentinel(spread):
         cure = "where such costs are to forbid pairs, use inf, which takes fewer passes; else raise reg"
