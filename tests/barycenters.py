@@ -82,7 +82,7 @@ def draw(rng, largest=10):
 
 
 class Dual:
-    """The dual value's gradient and Hessian by log u of the rows in use, in long double."""
+    """Return the dual value's gradient and Hessian by log u of the rows in use, in long double."""
 
     def __init__(self, problem):
         self.w = problem.weights[problem.weights > 0].astype(LONG)
@@ -101,7 +101,7 @@ class Dual:
                 self.log_a = np.log(self.A)
 
     def at(self, x):
-        """(plans, q, rows asked less rows, diagonal, columns, factor of h) of log u = x."""
+        """Return (plans, q, rows asked less rows, diagonal, columns, factor of h) at log u = x."""
         fi, power = 1 / (1 + self.rate), self.rate / (1 + self.rate)
         log_s = log_sum(self.L[None] + x[:, :, None], 1)
         if self.hard:
@@ -133,7 +133,7 @@ class Dual:
 
 
 def solve(problem, log_u):
-    """(plans (p, n, n), q, the error left relative to the mass) from log u; None where Newton's method meets no end."""
+    """Return (plans (p, n, n), q, the error left relative to the mass) from log u; None if Newton's method fails."""
     dual = Dual(problem)
     x = np.where(dual.A > 0, log_u[problem.weights > 0], -np.inf).astype(LONG)
     if not np.isfinite(x[dual.A > 0]).all():
@@ -174,7 +174,7 @@ def climb(dual, x):
 
 
 def trial(problem):
-    """(kind of failure or "", counts with the ratio of error to bound, the answer or None)."""
+    """Return (kind of failure or "", counts with the ratio of error to bound, the answer or None)."""
     A = problem.A.reshape(-1, *problem.shape)
     call = {
         "reg": problem.reg,
@@ -220,7 +220,7 @@ def compared(problem, found, figures):
 
 
 def run(seed, count, first=0, largest=10):
-    """(totals, failures) of random barycenters."""
+    """Return (totals, failures) of random barycenters."""
     totals, failures, worst = Counter(), [], 0.0
     for index in tqdm(range(first, first + count), disable=None):
         problem = draw(np.random.default_rng([seed, index]), largest)

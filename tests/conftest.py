@@ -46,10 +46,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 def few(cases):
-    """Cases of one test that together have every value of every parameter."""
+    """Return cases of one test that together have every value of every parameter."""
 
     def parts(name, value):
-        """A named tuple has the values of its fields."""
+        """Return the values of a named tuple's fields."""
         fields = zip(getattr(value, "_fields", ()), value, strict=False) if hasattr(value, "_fields") else ()
         return set().union(*(parts(*field) for field in fields)) or {(name, repr(value))}
 
@@ -109,7 +109,7 @@ def precision(request):
 
 @pytest.fixture(params=ISAS)
 def isa(request):
-    """Each instruction set that this machine has; the one in use before comes back."""
+    """Each instruction set of this machine; the earlier one is restored afterwards."""
     from mapuot.backends.cpu import native
 
     before = native.isa()

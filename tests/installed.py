@@ -32,7 +32,7 @@ def best_isa() -> str:
 
 
 def main(readme: Path, folder: Path) -> None:
-    """Fail where something does."""
+    """Fail where a command fails."""
     if "site-packages" not in mapuot.__file__:
         sys.exit(f"mapuot comes from the sources, {mapuot.__file__}")
     code = re.search(r"^```python\n(.*?)^```$", readme.read_text(encoding="utf-8"), re.M | re.S)

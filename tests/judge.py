@@ -1,4 +1,4 @@
-"""Whether a claim of the library is true: every number of it against the independent answer.
+"""Judge whether a claim of the library is true: every number of it against the independent answer.
 
 The allowances are roundings only: ROUNDINGS units of float64 of the sum of the sizes of all terms for values, and
 storage rounding where the documentation allows it (marginals, mass, objective); none for the certified error of the
@@ -68,7 +68,7 @@ def claim_of(result: Any) -> Claim:
 
 
 def claim_over_ranks(result: Any, rank: int) -> Claim | None:
-    """The claim of all ranks together, on rank 0; None on the others."""
+    """Return the claim of all ranks together, on rank 0; None on the others."""
     plan = result.gather_plan(0)
     log_u, row_marginal = (result.gather(x, 0) for x in (result.log_u, result.row_marginal))
     if rank:
@@ -79,7 +79,7 @@ def claim_over_ranks(result: Any, rank: int) -> Claim | None:
 
 
 def is_false(kind: str) -> bool:
-    """Whether a failure of this kind is a false certificate, whatever its cause ("kind, cause")."""
+    """Return whether a failure of this kind is a false certificate, whatever its cause ("kind, cause")."""
     return kind.partition(",")[0] in FALSE
 
 
@@ -98,7 +98,7 @@ class Measure:
     priced: float  # marginal errors of the hard constraints times their potentials: no gap counts them
 
     def moved(self, x: float) -> float:
-        """The primal value may move so far if exponents of the plan do by x; anywhere if they have no digit left."""
+        """Return how far the primal value may move if exponents move by x; inf if they have no digit left."""
         if not x <= 1:
             return np.inf
         return x * (self.scale + self.steep) + x * x * self.stiff
@@ -113,7 +113,7 @@ def reference_measure(problem: Any) -> Any:
 
 
 def plan_of(problem: Any, log_u: Any, log_v: Any) -> Any:
-    """diag(u) c exp(-M / reg) diag(v); an infinite u or v stands before zeros only."""
+    """Return diag(u) c exp(-M / reg) diag(v); an infinite u or v stands before zeros only."""
     u, v = (np.where(np.isposinf(x), -np.inf, np.asarray(x, LONG)) for x in (log_u, log_v))
     with np.errstate(all="ignore"):
         P = np.exp(u[:, None] + v - np.asarray(problem.M, LONG) / problem.reg + np.log(reference_measure(problem)))
@@ -133,7 +133,7 @@ def divergence(kind: str, r: Any, t: Any, rho: Any) -> Any:
 
 
 def dual_term(kind: str, f: Any, t: Any, rho: Any) -> Any:
-    """min over r >= 0 of D(r | t) + f r."""
+    """Return min over r >= 0 of D(r | t) + f r."""
     if kind == "kl":
         value = np.where(np.isinf(rho), f * t, -rho * t * np.expm1(-f / rho))
     elif kind == "tv":
@@ -325,6 +325,6 @@ def size_of(x: Any) -> Any:
 
 
 def relative(P: Any, Q: Any) -> float:
-    """|P - Q|_1 / |P|_1; 0 of two empty plans."""
+    """Return |P - Q|_1 / |P|_1; 0 for two empty plans."""
     size, off = P.sum(), np.abs(P - Q).sum()
     return float(off / size) if size > 0 else (0.0 if off == 0 else np.inf)

@@ -27,7 +27,7 @@ def launcher():
 
 
 def environment(**more):
-    """The environment of a job: the modules of this folder can be imported, and each rank has one thread of BLAS."""
+    """Return the environment of a job: this folder's modules can be imported, and each rank has one BLAS thread."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_", "SLURM_", "MPI_LOCALNRANKS"))}
     paths = os.pathsep.join(filter(None, [str(HERE), clean.get("PYTHONPATH")]))
     return {**clean, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **more}
@@ -41,7 +41,7 @@ def start(ranks, *command, **options):
 
 
 def finish(job, seconds=120):
-    """(exit code, output, errors); a job that hangs is killed and fails the test."""
+    """Return (exit code, output, errors); a job that hangs is killed and fails the test."""
     try:
         out, err = job.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -35,7 +35,7 @@ def array_of(costs, sizes):
 
 
 def problem(shape, count, sizes=6, seed=0, ratio=1.2):
-    """(costs, masses): clouds that drift apart, masses of unequal totals; the largest cost is 1."""
+    """Return (costs, masses): clouds that drift apart, masses of unequal totals; the largest cost is 1."""
     rng = np.random.default_rng([seed, count])
     sizes = [sizes + k % 2 for k in range(count)]
     clouds = [rng.random((n, 2)) * 0.6 + 0.4 * k / count for k, n in enumerate(sizes)]
@@ -50,7 +50,7 @@ def problem(shape, count, sizes=6, seed=0, ratio=1.2):
 
 
 def drifting(reg_m, n=300, count=8):
-    """(costs, masses) of a chain of clouds of n points that drift; eight of 300 are large enough for clusters."""
+    """Return (costs, masses) of a chain of n-point clouds that drift; eight of 300 are large enough for clusters."""
     rng = np.random.default_rng(0)
     clouds = [rng.random((n, 2)) * 0.6 + 0.04 * k for k in range(count)]
     costs = {(k, k + 1): ((clouds[k][:, None] - clouds[k + 1]) ** 2).sum(2) for k in range(count - 1)}
@@ -67,7 +67,7 @@ def axes_but(P, k):
 
 
 def plan_of(C, masses, reg, log_u):
-    """R exp(sum log_u - C / reg), log_u = 0 and masses = 1 where a marginal is free."""
+    """Return R exp(sum log_u - C / reg), log_u = 0 and masses = 1 where a marginal is free."""
     exponent = -C / reg
     with np.errstate(divide="ignore", invalid="ignore"):
         for k, x in enumerate(log_u):
@@ -78,7 +78,7 @@ def plan_of(C, masses, reg, log_u):
 
 
 def newton(C, masses, reg, rho, log_u):
-    """(plan, dual value) by damped Newton on the dual, all potentials at once, from log_u on."""
+    """Return (plan, dual value) by damped Newton on the dual, all potentials at once, from log_u on."""
     count = C.ndim
     given = [k for k in range(count) if masses[k] is not None]
     open_ = np.isfinite(C)
@@ -96,7 +96,7 @@ def newton(C, masses, reg, rho, log_u):
 
 
 def hessian(P, given, diagonal):
-    """Of the negative dual value over reg: the diagonal, and the couplings of pairs."""
+    """Return the Hessian of the negative dual value over reg: its diagonal, and couplings of pairs."""
     ends = np.cumsum([0] + [P.shape[k] for k in given])
     H = np.diag(diagonal)
     for i, k in enumerate(given):
@@ -112,7 +112,7 @@ class UnsolvedError(AssertionError):
 
 
 def climb(C, a, reg, rho, given, log_u):
-    """(plan, dual value but for constants) of points that all have mass."""
+    """Return (plan, dual value up to constants) of points that all have mass."""
     ends = np.cumsum([len(a[k]) for k in given])[:-1]
     rate = np.concatenate([np.full(len(a[k]), reg / rho[k]) for k in given])
     weight, x = (np.concatenate([y[k] for k in given]) for y in (a, log_u))
@@ -214,7 +214,7 @@ def random_problem(rng):
 
 
 def hardened(masses, rho, rng):
-    """The same with two hard marginals or more, of one mass."""
+    """Return the problem with two hard marginals or more, of one mass."""
     given = rng.permutation([k for k, x in enumerate(masses) if x is not None])
     hard = {*given[: int(rng.integers(2, len(masses) + 1))], *np.flatnonzero(np.isinf(rho))}
     rho = [np.inf if k in hard else x for k, x in enumerate(rho)]
@@ -226,7 +226,7 @@ def as_stored(costs):
 
 
 def one_random(seed, narrow=False, kind="any", backend="cpu"):
-    """(whether it converged, true error / bound) of a problem of this seed, its certificate checked.
+    """Return (whether it converged, true error / bound) for a problem of this seed; check its certificate.
 
     ``kind``: "hard" has two hard marginals or more; "stored pairs" is a tree of them, some edges of it dense, with the
     plan of inf everywhere else. None where no plan exists, as both say in the same words, or Newton has no digit left.

@@ -80,7 +80,7 @@ def dense(case, dtype):
 
 
 def strided(case, dtype):
-    """Every other row and column of a matrix in Fortran order, the columns backwards."""
+    """Return every other row and column of a matrix in Fortran order, the columns backwards."""
     M, case = dense(case, dtype)
     whole = np.full((2 * len(M), 2 * M.shape[1]), np.nan, dtype, order="F")
     view = whole[::2, ::-2]
@@ -99,7 +99,7 @@ def pairs(case, dtype):
 
 
 def points(case, dtype, metric="sqeuclidean", form=None):
-    """Of 1 to 40 coordinates, each with a weight."""
+    """Return points of 1 to 40 coordinates, each with a weight."""
     rng, (m, n) = np.random.default_rng(3), case.shape
     d = {12: 3, 9: 17, 1: 40}[m] if n > 1 else 1
     x, y = (rng.random((m, d)) + 0.1).astype(dtype), (rng.random((n, d)) * 0.9 + 0.2).astype(dtype)
@@ -109,7 +109,7 @@ def points(case, dtype, metric="sqeuclidean", form=None):
 
 
 def distances(x, y, metric="sqeuclidean", weights=None):
-    """The costs by SciPy, written out where it has none."""
+    """Return the costs by SciPy, written out where it has none."""
     w = np.ones(x.shape[1]) if weights is None else weights
     if metric == "inner":
         return -(x * w) @ y.T
@@ -121,7 +121,7 @@ def distances(x, y, metric="sqeuclidean", weights=None):
 
 
 def inner(case, dtype):
-    """Costs of any sign, with addends."""
+    """Return costs of any sign, with addends."""
     cloud, case = points(case, dtype, "inner")
     r, c = (np.linspace(-0.4, 0.9, k) for k in case.shape)
     cloud = mapuot.PointCloud(cloud.x, cloud.y, "inner", 0.7, cloud.weights, form=None, addends=(r, c))
@@ -137,7 +137,7 @@ def boxes(case, dtype):
 
 
 def grid(case, dtype):
-    """From a grid of as many nodes as there are rows to one of as many as there are columns."""
+    """Return costs from a grid with one node a row to a grid with one node a column."""
     nodes = {12: (3, 2, 2), 17: (1, 17, 1), 9: (3, 1, 3), 33: (3, 1, 11), 1: (1, 1, 1)}
     shapes, spacing, offset = [nodes[len(t)] for t in (case.a, case.b)], np.array([0.2, 0.1, 0.3]), (0.05, -0.1, 0.2)
     x, y = (np.argwhere(np.ones(shape)) * spacing for shape in shapes)
@@ -158,7 +158,7 @@ POINTS = "points", *BY_SOLVE
 
 @functools.cache
 def posed(kind, pair, traits=PLAIN):
-    """(the cost as given, the problem in arrays, options)."""
+    """Return (the cost as given, the problem in arrays, options)."""
     M, case = KINDS[kind](problem(pair, traits), traits.dtype)
     options = {}
     if traits.reference == "uniform":
@@ -193,7 +193,7 @@ def path(M, case, **options):
 
 
 def batch(M, case, warm_start=None, **options):
-    """The last of three problems; the others have the rows' masses in another order."""
+    """Solve a batch and return its last problem of three; the others have the rows' masses in another order."""
     A, B = np.stack([case.a[::-1], (case.a + case.a[::-1]) / 2, case.a]), np.stack([case.b] * 3)
     if warm_start is not None:
         pair = warm_start if isinstance(warm_start, tuple) else (warm_start.log_u, warm_start.log_v)
@@ -203,12 +203,12 @@ def batch(M, case, warm_start=None, **options):
 
 
 def batch_of_costs(M, case, **options):
-    """A cost of its own for each problem."""
+    """Solve a batch with a cost for each problem."""
     return batch([M + M, M + M, M] if hasattr(M, "indptr") else np.stack([2 * M, M + 1, M]), case, **options)
 
 
 def marginals(M, case, precision="auto", **options):
-    """Two marginals of many: the same problem."""
+    """Solve the problem as one of many marginals with two of them."""
     return mapuot.multimarginal({(0, 1): M}, [case.a, case.b], reg=case.reg, reg_m=case.reg_m, **options)
 
 
@@ -223,7 +223,7 @@ REFUSED = {
 
 
 def stated(kind, door, pair):
-    """Whether the library takes a cost of this kind by this door, and no other cell says the same."""
+    """Return whether the library takes this kind of cost by this door, and no other cell covers it."""
     if (door, kind) in REFUSED or (kind in BY_SOLVE and door != "solve"):
         return False
     if kind == "boxes" and set(pair) <= {"range", "balanced"}:
@@ -236,7 +236,7 @@ def stated(kind, door, pair):
 
 
 def allowed(kind, door, pair, t):
-    """Whether such a problem exists, is taken, and has a plan."""
+    """Return whether such a problem exists, is accepted, and has a plan."""
     hard = [p in ("balanced", "range") for p in pair]
     taken = [kind in (*ARRAYS, "pairs") or t.pairs == "open",
              kind != "pairs" or (t.pairs != "open" and t.mask == "no mask"),
@@ -280,7 +280,7 @@ AXES = "kind", "door", "pair", *TRAITS
 
 
 def draw_traits(rng, kind, door, pair):
-    """Traits that are allowed, half of them plain."""
+    """Draw allowed traits, half of them plain."""
     while True:
         traits = Traits(*(rng.choice(x) if rng.random() < 0.5 else x[0] for x in TRAITS.values()))
         if kind == "pairs" and traits.pairs == "open":
@@ -398,7 +398,7 @@ def array_of(P):
 
 
 def check_entries(result, P, near):
-    """The largest entries of rows, those above a threshold, the fewest that hold a share, and random ones."""
+    """Largest entries of rows, entries above a threshold, the fewest that hold a share, and random ones are right."""
     index, value = result.top_k((P.shape[1] + 1) // 2)
     np.testing.assert_allclose(value, -np.sort(-P, axis=1)[:, : value.shape[1]], **near)
     np.testing.assert_allclose(np.where(index < 0, 0, np.take_along_axis(P, index, 1)), value, **near)

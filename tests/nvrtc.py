@@ -1,6 +1,6 @@
 """Logs of NVRTC, which compiles the CUDA kernels for any architecture without a GPU: src_cuda/ahead.py.
 
-They are kept in a folder of temporary files, by a digest of compiler, source and flags: all kernels take a minute
+The logs are kept in a folder of temporary files, by a digest of compiler, source and flags: all kernels take a minute
 of one core, and most runs of the tests change none.
 """
 
@@ -29,7 +29,7 @@ def identity(major):
 
 
 def compiled(source, flags, major=13):
-    """The log of this CUDA's compiler; AssertionError with it where the source does not compile."""
+    """Return the log of this CUDA's compiler; raise AssertionError with it if the source does not compile."""
     name = hashlib.sha256(repr((identity(major), source, flags)).encode()).hexdigest()[:24]
     kept = CACHE / name
     if not kept.exists():

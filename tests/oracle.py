@@ -1,4 +1,4 @@
-"""oracle.c, compiled once and called: the answer that the library is compared with, and how far it can be trusted.
+"""oracle.c, compiled once and called: the reference answer, and how far it can be trusted.
 
 A problem is a ``problems.Case``. Nothing here calls the library.
 """
@@ -45,7 +45,7 @@ class Answer:
 
     @property
     def good(self) -> bool:
-        """Whether its own gap, as certified by itself, is small enough for a reference."""
+        """Return whether the gap that it certifies is small enough for a reference."""
         own = self.gap / self.scale + self.violation if self.scale > 0 else np.inf
         return bool(
             np.isfinite([own, self.error, self.dual]).all()
@@ -56,19 +56,19 @@ class Answer:
 
 
 def spread(M: Any) -> float:
-    """range(M) of the finite entries, 1 where they are all one number."""
+    """Return range(M) of the finite entries, 1 where they are all one number."""
     finite = np.asarray(M, float)[np.isfinite(M)]
     return float(np.ptp(finite)) or 1.0 if finite.size else 1.0
 
 
 def compiler() -> str | None:
-    """A C compiler, where long double is longer than double."""
+    """Return a C compiler, where long double is longer than double."""
     return next(filter(shutil.which, ("gcc", "cc")), None) if np.finfo(LONG).eps < 2e-19 else None
 
 
 @functools.cache
 def library(quad: bool) -> Any:
-    """The compiled function, in __float128 where ``quad``; None where this compiler has none."""
+    """Return the compiled function, in __float128 if ``quad``; None where this compiler has none."""
     command = compiler()
     if command is None:
         return None
@@ -87,7 +87,7 @@ def library(quad: bool) -> Any:
 
 
 def call(problem: Any, start: Any, quad: bool) -> Answer | None:
-    """One answer, good or not; None where no plan with mass is feasible."""
+    """Return one answer, good or not; None where no plan with mass is feasible."""
     function = library(quad)
     m, n = np.shape(problem.M)
     kinds, weights, rhos = zip(*(problem.side(k) for k in (0, 1)), strict=True)
@@ -114,7 +114,7 @@ def call(problem: Any, start: Any, quad: bool) -> Answer | None:
 
 
 def answer(problem: Any, start: Any = None, quad: bool = False) -> Answer | None:
-    """The optimum; None where there is none or no answer is good enough. ``start``: a log v to begin with."""
+    """Return the optimum; None where there is none or no answer is good enough. ``start``: a log v to begin with."""
     found = None if quad else call(problem, start, quad=False)
     if quad or (found is not None and not found.good and library(True) is not None):
         near = found is not None and found.error < 1e-3 and bool((np.abs(found.log_v) < 1e300).any())

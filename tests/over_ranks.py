@@ -1,4 +1,4 @@
-"""Problems over ranks, whatever their sums go through: blocks of rows, answers held against one process, shared cases.
+"""Problems over ranks with any kind of sums: blocks of rows, answers checked against one process, shared cases.
 
 Each function named ``case_*`` runs on every rank of a ``Job``; tests/mpi adds cases of MPI, tests/cuda cases of GPUs.
 """
@@ -50,7 +50,7 @@ class Job:
         return self.ranks.rank == self.ranks.size - 1
 
     def bounds(self, m, split="even"):
-        """The rows of this rank: as the library splits them, or all but a few on the last rank and none on some."""
+        """Return this rank's rows: as the library splits them, or all but a few on the last rank and none on some."""
         rank, size = self.ranks.rank, self.ranks.size
         if split == "even":
             return own_rows(m, rank, size)
@@ -78,7 +78,7 @@ class Job:
             return case.replace(M=self.form(case.M)).solve(backend=self.backend, **(options or FLOAT64))
 
     def same(self, *arrays, among=0):
-        """The same bits on all ranks with the same ``among``."""
+        """Assert equal bits on all ranks with the same ``among``."""
         data = b"".join(np.ascontiguousarray(x).tobytes() for x in arrays)
         found = self.ranks.exchange((among, data))
         assert len(set(found)) == len({key for key, _ in found}), "the ranks differ"
@@ -129,7 +129,7 @@ class Job:
                     close(numbers(found), wanted)
 
     def within_bounds(self, got, want, i0, i1, hard=1.0):
-        """The own rows of a distributed Result against the whole of one process, by the certificates of both."""
+        """Compare a distributed Result's own rows with one process's Result, by the certificates of both."""
         assert got.converged
         self.same(got.log_v, [s.error for s in got.trace], [got.objective, got.dual, got.mass, got.cost])
         plan, dense = numbers(got.plan), numbers(want.plan)
@@ -175,7 +175,7 @@ class Job:
 
 
 def own_points(x, y, i0, i1, **options):
-    """The cloud of the own rows, of none of them, too."""
+    """Return the cloud of the own rows, also of none."""
     return mapuot.PointCloud(x[i0:i1] if i1 > i0 else x[:1], y, **options)[: i1 - i0]
 
 
@@ -221,7 +221,7 @@ def case_shapes(job):
 
 
 def case_rows_that_one_rank_alone_has(job):
-    """A row and a column that nothing reaches, a row with partners far right only, no mass or hard rows on rank 0."""
+    """A row and a column may be out of reach, a row have far partners only, and rank 0 no mass or hard rows."""
     case, first = clouds(33, 21), own_rows(33, 0, job.ranks.size)[1]
     job.check(case.replace(reg_m=(np.where(np.arange(33) < first, np.inf, 2.0), 1.0)))
     case.M[:, 4] = case.M[7] = np.inf
@@ -250,7 +250,7 @@ def case_warm_start(job):
 
 
 def stored_pairs(parts, reg_m):
-    """(case, whether every pair is stored that a part has); points without a partner, rows of a part on all ranks."""
+    """Return (case, whether all pairs of each part are stored); some points have no partner, parts span all ranks."""
     rng = np.random.default_rng(parts)
     case = clouds(41, 33, reg=0.1, ratio=1.3, reg_m=reg_m)
     same_part = (np.arange(41) % parts)[:, None] == np.arange(33) % parts
@@ -260,7 +260,7 @@ def stored_pairs(parts, reg_m):
 
 
 def case_stored_pairs(job):
-    """Rows of a sparse M: parts of it lie on several ranks, and have the translation of the whole part."""
+    """Parts of a sparse M that lie on several ranks have the translation of the whole part."""
     rng = np.random.default_rng(5)
     c = np.where(rng.random((41, 33)) < 0.9, rng.random((41, 33)), 0.0)
     for parts, reg_m, reference in ((1, 1.0, "product"), (4, 1.0, "uniform"), (4, (5.0, 2.0), c), (4, 50.0, "product")):

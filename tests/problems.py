@@ -54,7 +54,7 @@ class Case:
         return m, n
 
     def side(self, k: int) -> tuple[str, Any, Any]:
-        """(penalty, weight, reg_m per point) of the rows (0) or the columns (1); "balanced" is "kl" with inf."""
+        """Return (penalty, weight, reg_m per point) of the rows (0) or the columns (1); "balanced" is "kl" with inf."""
         kind = self.penalty if isinstance(self.penalty, str) else self.penalty[k]
         rho = self.reg_m[k] if isinstance(self.reg_m, tuple) else self.reg_m
         weight = np.asarray((self.a, self.b)[k], float)
@@ -62,23 +62,23 @@ class Case:
         return "kl" if kind == "balanced" else kind, weight, np.ascontiguousarray(rho, float)
 
     def hard(self, k: int) -> bool:
-        """Whether the side has a constraint that no finite price pays for."""
+        """Return whether the side has a constraint that no finite price pays for."""
         kind, _, rho = self.side(k)
         return kind == "range" or bool(np.isinf(rho).any())
 
     def exactly_balanced(self, k: int) -> bool:
-        """Whether every point of the side is hard; the library calls this balanced."""
+        """Return whether every point of the side is hard; the library calls this balanced."""
         kind, _, rho = self.side(k)
         return kind == "kl" and bool(np.isinf(rho).all())
 
     @property
     def cost_rounding(self) -> float:
-        """The rounding of a cost, where it is not given as a number."""
+        """Return the rounding of a cost, where it is not given as a number."""
         return 0.0
 
 
 def clouds(m: int, n: int, reg: float = 0.05, reg_m: Any = 1.0, ratio: float = 1.0, seed: int = 0, **more: Any) -> Case:
-    """Two clouds of points in the plane, the second shifted; max M = 1; masses 1 and ratio, not uniform."""
+    """Return two clouds of points in the plane, the second shifted; max M = 1; masses 1 and ratio, not uniform."""
     rng = np.random.default_rng([seed, m, n])
     x, y = rng.random((m, 2)), rng.random((n, 2)) * [1.0, 0.7] + [0.3, 0.1]
     M = ((x[:, None] - y[None]) ** 2).sum(2)
@@ -87,7 +87,7 @@ def clouds(m: int, n: int, reg: float = 0.05, reg_m: Any = 1.0, ratio: float = 1
 
 
 def arrays(m: int = 13, n: int = 17, seed: int = 0, dtype: type = float) -> list[Any]:
-    """a, b, M and a reference, all at random: masses not 1."""
+    """Return a, b, M and a reference, all at random: masses not 1."""
     rng = np.random.default_rng(seed)
     M, c = rng.random((m, n)), rng.random((m, n)) + 0.1
     return [x.astype(dtype) for x in (rng.random(m) + 0.1, rng.random(n) + 0.2, M, c)]
@@ -96,7 +96,7 @@ def arrays(m: int = 13, n: int = 17, seed: int = 0, dtype: type = float) -> list
 def histograms(
     p: int = 5, m: int = 37, n: int = 53, ratio: float = 1.5, seed: int = 0, zeros: bool = True
 ) -> tuple[Any, ...]:
-    """(M, A, B): p pairs of histograms on two clouds; every third weight of the first problem 0."""
+    """Return (M, A, B): p pairs of histograms on two clouds; every third weight of the first problem 0."""
     case = clouds(m, n, seed=seed)
     rng = np.random.default_rng(seed)
     A, B = rng.uniform(0.2, 1, (p, m)), rng.uniform(0.2, 1, (p, n))
@@ -106,7 +106,7 @@ def histograms(
 
 
 def with_zeros(case: Case, every: int = 3) -> Case:
-    """The same problem with every third mass of both sides 0."""
+    """Return the problem with every third mass of both sides 0."""
     a, b = case.a.copy(), case.b.copy()
     a[1::every] = 0.0
     b[2::every] = 0.0
@@ -114,7 +114,7 @@ def with_zeros(case: Case, every: int = 3) -> Case:
 
 
 def with_forbidden(case: Case, share: float = 0.3, seed: int = 0) -> Case:
-    """The same problem with some pairs forbidden (M = inf); the diagonal stays: every point is reached."""
+    """Return the problem with some pairs forbidden (M = inf); the diagonal stays: every point is reached."""
     M = case.M.copy()
     M[np.random.default_rng(seed).random(M.shape) < share] = np.inf
     k = np.arange(max(M.shape))
@@ -123,7 +123,7 @@ def with_forbidden(case: Case, share: float = 0.3, seed: int = 0) -> Case:
 
 
 def plan_of(case: Case, log_u: Any, log_v: Any) -> Any:
-    """P = diag(u) c exp(-M / reg) diag(v) in float64."""
+    """Return P = diag(u) c exp(-M / reg) diag(v) in float64."""
     return judge.plan_of(case, log_u, log_v).astype(float)
 
 
@@ -151,12 +151,12 @@ def optimum(case: Case) -> Any:
 
 
 def relative_error(P: Any, Q: Any) -> float:
-    """|P - Q|_1 / |Q|_1."""
+    """Return |P - Q|_1 / |Q|_1."""
     return float(np.abs(np.asarray(P, float) - Q).sum() / np.abs(Q).sum())
 
 
 def pairs(m: int, n: int, density: float, seed: int = 0, parts: int = 1, dtype: Any = float) -> tuple[Any, ...]:
-    """(CSR, the same with inf elsewhere, a, b); a chain of pairs holds each of the parts together."""
+    """Return (CSR, the same with inf elsewhere, a, b); a chain of pairs holds each of the parts together."""
     rng = np.random.default_rng([seed, m, n])
     stored = rng.random((m, n)) < density
     i = np.arange(max(m, n))
@@ -167,6 +167,6 @@ def pairs(m: int, n: int, density: float, seed: int = 0, parts: int = 1, dtype: 
 
 
 def csr_of(M: Any) -> Any:
-    """The finite entries of an array."""
+    """Return the finite entries of an array."""
     i, j = np.nonzero(np.isfinite(M))
     return sparse.csr_array((M[i, j], (i, j)), shape=M.shape)

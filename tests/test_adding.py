@@ -25,7 +25,7 @@ PLACE = re.compile(
 
 
 def additions(title):
-    """(file, name, how, anchor, code) of each block below a heading of the page."""
+    """Return (file, name, how, anchor, code) of each block below a heading of the page."""
     text = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
     assert len(PLACE.findall(text)) == len(re.findall(r":\n\n {4}", text.partition("\n`")[2]))  # none is overlooked
     for found in PLACE.finditer(text):
@@ -34,7 +34,7 @@ def additions(title):
 
 
 def put(text, name, how, anchor, code):
-    """The text with the code at its place: at the end if ``how`` is None, else by the first anchor after ``name``."""
+    """Return the text with the code in place: at the end if ``how`` is None, else by the first anchor behind name."""
     if how is None:
         return f"{text.rstrip()}\n\n\n{code}\n" if text else f"{code}\n"
     at = 0

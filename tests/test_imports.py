@@ -20,7 +20,7 @@ def module_name(path):
 
 @cache
 def sources():
-    """{module: (its tree, whether it is a package)}."""
+    """Return {module: (its tree, whether it is a package)}."""
     return {
         module_name(path): (ast.parse(path.read_text(encoding="utf-8")), path.name == "__init__.py")
         for path in ROOT.rglob("*.py")
@@ -28,7 +28,7 @@ def sources():
 
 
 def absolute(name, level, package):
-    """The module that ``from <level dots><name> import`` means in a package."""
+    """Return the module that ``from <level dots><name> import`` means in a package."""
     if not level:
         return name or ""
     base = package.split(".")[: len(package.split(".")) - level + 1]
@@ -52,7 +52,7 @@ def named(node, package):
 
 @cache
 def graph():
-    """{module: the modules of mapuot that it imports}; a module is no importer of the packages it lies in."""
+    """Return {module: the modules of mapuot that it imports}; a module is no importer of the packages it lies in."""
     found = {}
     for module, (tree, is_package) in sources().items():
         package = module if is_package else module.rpartition(".")[0]
@@ -119,20 +119,20 @@ def texts():
 
 
 def comments(path, text):
-    """(line, comment), the marks of its lines blank, so that a reference may go on in the next line."""
+    """Yield (line, comment), the marks of its lines blank, so that a reference may go on in the next line."""
     for found in (PYTHON if path.suffix == ".py" else C).finditer(text):
         blank = LEADER.sub(lambda mark: " " * len(mark.group()), found.group())
         yield text.count("\n", 0, found.start()) + 1, blank
 
 
 def target_of(path, file, last):
-    """Where the file is that a comment at ``path`` names; None where it is not."""
+    """Return the path of the file that a comment at ``path`` names; None where it is not."""
     homes = (path.parent, last, REPO, *(REPO / name for name in ("src_c", "src_cuda", "mapuot")))
     return next((home / file for home in homes if (home / file).exists()), None)
 
 
 def is_defined(name, path):
-    """A definition of C starts in the first column, of Python after def or class, or as an assignment there."""
+    """Return whether the file defines the name: in C from the first column, in Python after def or class or by =."""
     if path.suffix == ".py":
         pattern = rf"^\s*(?:def|class)\s+{name}\b|^{name}\b.* = "
     else:

@@ -1,4 +1,4 @@
-"""Every cell of the matrix on every backend: it converges, and no number that it claims is untrue.
+"""Every cell of the matrix converges on every backend, and no number that it claims is untrue.
 
 ``make test`` solves every second cell in float64 on the CPU, the others as "auto" does.
 """

@@ -17,7 +17,7 @@ DEVICE = [("iterate.cu", kernels.RECORDS, [*COMMON, "Side", "State", "Progress"]
 
 
 def options(file):
-    """Macros without which this file does not compile; no record depends on them."""
+    """Return macros without which this file does not compile; no record depends on them."""
     if file == "stream.cu":
         return {"STORE": 1, "COST": 1, "REFERENCE": 1}
     if file == "batch.cu":
@@ -27,7 +27,7 @@ def options(file):
 
 
 def assertions(name, record):
-    """C++ that does not compile where the record is laid out in another way; __INTADDR__ is NVRTC's offsetof."""
+    """Return C++ that does not compile if the record has another layout; __INTADDR__ is NVRTC's offsetof."""
     yield f'static_assert(sizeof({name}) == {record.itemsize}, "size of {name}");'
     for member, (_, offset) in ((key, field[:2]) for key, field in record.fields.items()):
         yield f'static_assert(__INTADDR__(&(({name} *)0)->{member}) == {offset}, "{name}.{member}");'
@@ -35,7 +35,7 @@ def assertions(name, record):
 
 @pytest.mark.parametrize("name", COMMON)
 def test_of_the_c_compiler(name):
-    """cffi compiles its module, so that its sizes and offsets are the compiler's."""
+    """Let cffi compile its module, so that its sizes and offsets are the compiler's."""
     record = records.COMMON[name]
     assert ffi.sizeof(name) == record.itemsize
     found = {member: ffi.offsetof(name, member) for member, _ in ffi.typeof(name).fields}
@@ -60,7 +60,7 @@ def test_a_wrong_layout_does_not_compile():
 
 
 def test_numbers_of_enums():
-    """As the compilers count the members of an enum, and as its text is read."""
+    """The number of members of an enum equals the compiler's count and the text's."""
     for enum in ("mapuot_metric", "mapuot_narrow_form", "mapuot_penalty"):
         found = members(enum)
         assert found == {name: getattr(lib, f"MAPUOT_{name.upper()}") for name in found}

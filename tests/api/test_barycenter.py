@@ -1,4 +1,4 @@
-"""Barycenters by their formulas and by POT."""
+"""Barycenters equal their formulas and POT's limit."""
 
 import re
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ def histograms(n=20, k=3, seed=0):
 
 
 def by_formulas(A, log_k, reg, reg_m, count, weights=None, log_v=0.0):
-    """q, log u and log v after so many iterations, from sums of logarithms; log K is -inf where no pair is."""
+    """Return q, log u and log v after so many iterations, by sums of logarithms; log K is -inf for forbidden pairs."""
     weights = np.full(A.shape[1], 1 / A.shape[1]) if weights is None else weights
     fi, v = 1.0 if np.isinf(reg_m) else reg_m / (reg_m + reg), np.full(A.shape, log_v)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -41,7 +41,7 @@ def by_formulas(A, log_k, reg, reg_m, count, weights=None, log_v=0.0):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_certificate_holds(seed):
-    """Of weighted plans and of q, against the limit: zeros in A, masses apart by 100, one histogram, any tol."""
+    """Bounds on plans and q hold with zeros in A, masses 100 times apart, one histogram, and any tol."""
     rng = np.random.default_rng(seed)
     n, p = int(rng.integers(2, 12)), int(rng.integers(1, 5))
     x, A = rng.random((n, 2)), rng.random((p, n)) ** 3 * (rng.random((p, n)) < 0.8)
@@ -62,7 +62,7 @@ def test_the_certificate_holds(seed):
 
 
 def test_no_random_barycenter_is_further_off_than_its_bound():
-    """Dense, sparse and Grids, balanced or not, masses of 1e-120 to 1e120, reg_m up to 1e16 reg; by Newton's method."""
+    """Newton's method confirms dense, sparse and Grid costs, masses of 1e-120 to 1e120, and reg_m up to 1e16 reg."""
     totals, failures = barycenters.run(seed=3, count=60)
     assert failures == []
     assert totals["judged"] > 50
@@ -72,7 +72,7 @@ def test_no_random_barycenter_is_further_off_than_its_bound():
 @pytest.mark.parametrize("form", ["array", "Grid", "stored pairs"])
 @pytest.mark.parametrize("reg", [1e-2, 1e-3, 3e-4])
 def test_a_balanced_mean_keeps_the_mass_and_the_mean(reg, form):
-    """Two far bumps of unequal masses: only their potentials move in some passes, which q does not show."""
+    """A pass may move only the potentials of two far bumps with unequal masses and leave q alone; the solve goes on."""
     t = np.linspace(0, 1, 101)
     M, bumps = (t[:, None] - t) ** 2, np.exp(-((t - np.array([[0.2], [0.8], [0.25], [0.75]])) ** 2) / 0.0018)
     A = np.array([[0.9, 0.1, 0.0, 0.0], [0.0, 0.0, 0.1, 0.9]]) @ (bumps / bumps.sum(1, keepdims=True))
@@ -96,7 +96,7 @@ def test_a_large_penalty_tends_to_the_balanced_mean(reg_m):
 
 
 def test_the_value_of_a_debiased_mean_is_bounded():
-    """No q is better than the answer by more than its gap: passes that go on for longer, and random ones."""
+    """No q improves on the answer by more than its gap: neither later passes nor random ones."""
     A, M = histograms()
     A, reg, rng = (A / A.sum(0)).T, 0.01, np.random.default_rng(0)
 
@@ -118,7 +118,7 @@ def test_the_value_of_a_debiased_mean_is_bounded():
 
 @pytest.mark.parametrize(("reg_m", "debiased"), [(1.0, False), (1.0, True), (np.inf, False)])
 def test_passes_are_told_stopped_and_gone_on_with(reg_m, debiased):
-    """A callback hears every pass and may stop; a warm start, of a larger reg or of the answer, saves passes."""
+    """A callback sees every pass and may stop the solve; warm starts, also from a larger reg, save passes."""
     A, M = histograms()
     A = A / A.sum(0) if np.isinf(reg_m) else A
     call, heard = {"reg": 0.05 if debiased else 0.01, "reg_m": reg_m, "debiased": debiased, "tol_change": 1e-4}, []
@@ -137,7 +137,7 @@ def test_passes_are_told_stopped_and_gone_on_with(reg_m, debiased):
 @pytest.mark.parametrize("debiased", [False, True])
 @pytest.mark.parametrize("reg_m", [1.0, np.inf])
 def test_images_on_a_grid(reg_m, debiased):
-    """Products along the axes give the barycenter of the whole matrix, in the shape of the images."""
+    """Products along the axes give the whole matrix's barycenter, in the shape of the images."""
     grid, rng = mapuot.Grid((5, 4), spacing=0.2), np.random.default_rng(0)
     A = rng.dirichlet(np.ones(20), 3).reshape(3, 5, 4)
     call = {"reg": 0.05, "reg_m": reg_m, "debiased": debiased, "weights": [0.2, 0.3, 0.5], "tol_change": 1e-5}
@@ -158,7 +158,7 @@ def test_images_on_a_grid(reg_m, debiased):
 @pytest.mark.parametrize("method", ["sinkhorn", "Sinkhorn_Stabilized"])
 @pytest.mark.parametrize("weights", [None, np.array([0.2, 0.3, 0.5])], ids=["even", "weights"])
 def test_pots_barycenter_is_answered(method, weights):
-    """POT's functions, keys and dtype; the answer is nearer to the limit than POT's own."""
+    """Functions, keys and dtypes are POT's; the answer is nearer to the limit than POT's own."""
     A, M = histograms()
     call = {"reg": 0.05, "reg_m": 0.7, "method": method, "weights": weights, "log": True}
     theirs, log = ot.unbalanced.barycenter_unbalanced(A, M, **call)
@@ -182,7 +182,7 @@ def test_barycenter_whose_first_pass_underflows(reg_m):
 
 
 def banded(n, width, parts=1):
-    """Squared distances of the points that are near each other, within parts of consecutive ones."""
+    """Return squared distances of near points, within parts of consecutive points."""
     x, part = np.arange(n), np.arange(n) * parts // n
     i, j = np.nonzero((np.abs(x[:, None] - x) <= width) & (part[:, None] == part))
     return sparse.csr_array((((i - j) / n) ** 2, (i, j)), shape=(n, n))
@@ -192,7 +192,7 @@ def banded(n, width, parts=1):
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("reg", [0.02, 1e-3])
 def test_barycenter_over_stored_pairs_by_its_formulas(reg, parts, width):
-    """Points without a partner, and histograms that do not reach all points; with K where it does not underflow."""
+    """Points may lack a partner, and a histogram may not reach all points; q is right also where K underflows."""
     rng = np.random.default_rng(width)
     S, A, w = banded(20, width, parts), rng.random((3, 20)) * (rng.random((3, 20)) < 0.6), np.array([0.2, 0.3, 0.5])
     S = S.tolil()
@@ -236,7 +236,7 @@ def test_barycenter_is_optimal(reg_m, debiased, form):
 
 
 def test_barycenter_that_too_few_pairs_allow():
-    """Mass that no common point is near: an error where a point has none, a warning where points have too little."""
+    """Mass far from every common point is an error if a point has none in reach, and a warning if it has too little."""
     ends, near = np.eye(5)[[0, 4]], banded(5, 1)
     with pytest.raises(mapuot.InfeasibleError, match=r"M connects A\[0, 0\], which must be transported, with no point"):
         mapuot.barycenter(near, ends, reg=0.1)
@@ -253,7 +253,7 @@ def test_barycenter_that_too_few_pairs_allow():
 
 
 def reachable(S, A):
-    """Whether some q can be reached by all histograms, by linear programming."""
+    """Return whether some q can be reached by all histograms, by linear programming."""
     (p, n), (i, j) = A.shape, S.nonzero()
     leave, arrive = (sparse.csr_array((np.ones(S.nnz), (k, np.arange(S.nnz))), shape=(n, S.nnz)) for k in (i, j))
     each, q = np.eye(p), sparse.kron(np.ones((p, 1)), -sparse.csr_array(np.eye(n)))

@@ -1,4 +1,4 @@
-"""solve_batch: every problem is the answer of `solve`, certified, in any company, between many clouds, too."""
+"""solve_batch: every problem has the certified answer of `solve`, whatever else the batch holds, also for clouds."""
 
 from contextlib import nullcontext
 from importlib import import_module
@@ -16,7 +16,7 @@ from mapuot.backends.cpu import batch as cpu_batch
 
 @pytest.mark.parametrize("dtype", ["float64", "mixed"])
 def test_answers_do_not_depend_on_company(isa, dtype, monkeypatch):
-    """Problem by problem the same numbers, bit for bit, alone in the batch, in chunks of four and on two threads."""
+    """A problem has the same bits alone, in the batch, in chunks of four and on two threads."""
     M, A, B = histograms(p=21, m=30, n=45)
     result = solve_batch(M, A, B, reg=0.05, reg_m=1.0, precision=dtype)
     again = solve_batch(M, A, B, reg=0.05, reg_m=1.0, precision=dtype, threads=2)
@@ -30,7 +30,7 @@ def test_answers_do_not_depend_on_company(isa, dtype, monkeypatch):
 
 
 def minibatches(p=7, m=21, n=18, dtype=float):
-    """A cost each, unscaled squared distances: beyond one K at small reg."""
+    """Return a cost for each problem, unscaled squared distances: beyond one K at small reg."""
     rng = np.random.default_rng(p)
     x, y = rng.normal(size=(p, m, 2)), rng.normal(size=(p, n, 2)) + 0.5
     A, B = rng.random((p, m)) + 0.1, rng.random((p, n)) + 0.1
@@ -97,7 +97,7 @@ def batch_of(kind):
 
 @pytest.mark.parametrize("kind", ["clouds", "one cost", "own costs"])
 def test_a_batch_goes_from_answer_to_answer(kind, monkeypatch):
-    """Each starts from the one before it, so that it takes fewer passes than from nothing."""
+    """Each problem of a chain starts from the answer before it and takes fewer passes than from zeros."""
     M, a, b = batch_of(kind)
     regs = [0.2, 0.19, 0.185]
     answers = list(mapuot.path(M, a, b, regs=regs, reg_ms=1.0, tol=1e-8))
@@ -119,7 +119,7 @@ def pairs_of(x, y, metric="sqeuclidean"):
 
 
 def clouds(p, d=2, most=60, seed=0, alike=False):
-    """(x, y, a, b) of p problems between clouds of 5 to ``most`` points, with masses of equal sums."""
+    """Return (x, y, a, b) of p problems between clouds of 5 to ``most`` points, with masses of equal sums."""
     rng = np.random.default_rng(seed)
     sizes = np.full((2, p), most) if alike else rng.integers(5, most + 1, (2, p))
     points = [[rng.random((k, d)) for k in count] for count in sizes]
@@ -217,7 +217,7 @@ def test_all_pairs():
 
 
 def test_costs_of_plans_beyond_float64_are_those_of_single_solves():
-    """No NaN, and no warning of NumPy: a plan of e^1e6 costs -inf; where it fits, its product with M does."""
+    """A plan of e^1e6 costs -inf without a NaN or a NumPy warning; a plan that fits has its product with M as cost."""
     rng = np.random.default_rng(0)
     A, B = rng.random((3, 4)), rng.random((3, 5))
     A[:, 0] = 0
@@ -232,7 +232,7 @@ def test_costs_of_plans_beyond_float64_are_those_of_single_solves():
 
 @pytest.mark.parametrize("penalty", ["kl", "tv", "l2"])
 def test_a_side_without_mass_moves_nothing(penalty):
-    """It once ended the whole batch, though its answer is known."""
+    """A problem with a side without mass once ended the whole batch, though its answer is known."""
     M, A, B = np.random.default_rng(0).random((5, 6)), np.full((3, 5), 0.2), np.full((3, 6), 1 / 6)
     A[1] = 0.0
     call = {"reg": 0.1, "reg_m": 2.0, "penalty": penalty}
@@ -260,7 +260,7 @@ def test_a_side_without_mass_moves_nothing(penalty):
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning", "ignore::mapuot.ScalingWarning")
 @pytest.mark.parametrize("reg_m", [np.inf, (1.0, np.inf)])
 def test_bounds_of_hard_columns_are_true_in_a_batch(reg_m):
-    """A pass misses hard columns by less than the plan is off: Newton's step must have told by how much."""
+    """A pass misses hard columns by less than the plan's error: Newton's step must report this error."""
     rng = np.random.default_rng(8)
     M = rng.random((20, 30)) ** 3
     A, B = (rng.random((60, k)) ** 4 + 1e-6 for k in M.shape)

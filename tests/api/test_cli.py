@@ -1,4 +1,4 @@
-"""The command line in one process; under mpiexec it is tested in tests/mpi/test_mpi.py."""
+"""The command line in one process; tests/mpi/test_mpi.py tests it under mpiexec."""
 
 import gzip
 import os
@@ -22,7 +22,7 @@ from mapuot import cli, files  # noqa: E402
 
 @pytest.fixture
 def case(tmp_path, monkeypatch):
-    """A problem in the files in.npz and M.npy of the working folder."""
+    """Write a problem to the files in.npz and M.npy of the working folder."""
     monkeypatch.chdir(tmp_path)
     case = clouds(40, 21, ratio=1.2)
     np.savez("in.npz", M=case.M, a=case.a, b=case.b)
@@ -34,12 +34,12 @@ def case(tmp_path, monkeypatch):
 
 
 def call(*arguments):
-    """The command in this process, with --reg 0.05 --reg-m 1 unless they are given again."""
+    """Run the command in this process, with --reg 0.05 --reg-m 1 unless they are given again."""
     return CliRunner().invoke(cli.cli, ["solve", "--reg", "0.05", "--reg-m", "1", *map(str, arguments)])
 
 
 def script(*arguments, module="mapuot.cli"):
-    """The command as a shell runs it: (exit code, output, errors)."""
+    """Run the command as a shell does; return (exit code, output, errors)."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment())
     return done.returncode, done.stdout, done.stderr
@@ -47,7 +47,7 @@ def script(*arguments, module="mapuot.cli"):
 
 @pytest.fixture
 def refused(monkeypatch, capsys):
-    """The line that the command ends with, on standard error and with code 1."""
+    """Return the command's last line, on standard error and with code 1."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["mapuot", "solve", "--reg", "1", "--reg-m", "1", *arguments])
@@ -145,7 +145,7 @@ def test_tables(case, header, refused):
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz"])
 @pytest.mark.parametrize("form", ["plain", "rows", "columns", "both", "pandas", "R", "numbered", "comment"])
 def test_tables_with_names(case, form, suffix):
-    """Names of rows and columns are left out, whoever wrote them; masses are a column beside words."""
+    """Names of rows and columns are skipped in files of any program; masses may stand in a column beside words."""
     M = case.M[:6, :4]
     between = "," if suffix.startswith(".csv") else " " if suffix == ".txt" else "\t"
     rows = [[f"{x:.17g}" for x in row] for row in M]
@@ -176,7 +176,7 @@ def test_tables_with_names(case, form, suffix):
     "x;y\n0,5;1\n", "\ufeffx,y\r\n0.5,1\r\n2,3\r\n", "x;y\n0.5;1\n2;3\n", '"x, in m",y\n0.5,1\n2,3', "0.5\t1\n\n2\t3\n",
 ])  # fmt: skip
 def test_tables_of_other_programs(case, text, refused):
-    """A mark of the byte order, ends of lines of Windows, semicolons, blank lines; no commas within numbers."""
+    """Tables may have a byte order mark, Windows line ends, semicolons, blank lines, but no commas within numbers."""
     Path("t.csv").write_bytes(text.encode())
     if "0,5" in text:
         assert "t.csv cannot be read as csv: its column 'x' holds words" in refused("--points", "t.csv", "t.csv")
@@ -185,7 +185,7 @@ def test_tables_of_other_programs(case, text, refused):
 
 
 def test_columns_of_cells(case):
-    """Nullable and categorical columns of an AnnData are masses, as its plain ones are."""
+    """Nullable and categorical columns of an AnnData are accepted as masses, like plain ones."""
     anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
     counts = np.arange(40) % 3 + 1
     obs = pandas.DataFrame(index=[f"cell {i}" for i in range(40)])
@@ -212,7 +212,7 @@ def test_columns_of_words(case, refused):
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_cells_are_no_costs_but_points(case, form, refused):
-    """Of an AnnData without masses X is expression; the answer has the names of the cells, and is read again."""
+    """An AnnData without masses has expression in X; the answer has the names of the cells, and can be read again."""
     anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
     rng, pairs = np.random.default_rng(0), []
     for name, count in (("early", 30), ("late", 20)):
@@ -260,7 +260,7 @@ def test_scales_and_gaps(case):
 @pytest.mark.parametrize("library", ["h5py", "anndata"])
 @pytest.mark.parametrize("plan", ["dense", "keep:0.9", "none"])
 def test_annotated_data(case, plan, library):
-    """M is X, a in obs and b in var, as h5py lays them out or AnnData itself; the answer is laid out likewise."""
+    """M is X, a is in obs and b in var, laid out by h5py or AnnData; the answer has the same layout."""
     h5py, anndata = pytest.importorskip("h5py"), library == "anndata" and pytest.importorskip("anndata")
     n, one = case.M.shape[1], case.solve()
     if anndata:
@@ -338,7 +338,7 @@ def test_a_missing_library_is_told_first(case, monkeypatch):
 
 
 def test_what_the_shell_is_told(case):
-    """Code 0 and the progress on standard error; 3 where it did not converge, and the answer is stored all the same."""
+    """A solve ends with code 0 and progress on standard error; unconverged, with code 3, and the answer is stored."""
     solve = ["solve", "in.npz", "--reg-m", 1]
     code, out, err = script(*solve, "--reg", 0.05, "--progress")
     assert code == 0
@@ -355,7 +355,7 @@ def test_what_the_shell_is_told(case):
 
 @pytest.mark.skipif("tsan" in os.environ.get("LD_PRELOAD", ""), reason="libmpi crashes under ThreadSanitizer")
 def test_info():
-    """In a process of its own, since it starts MPI."""
+    """`info` runs in its own process, since it starts MPI."""
     code, out, _ = script("info")
     assert (code, script("info", module="mapuot")[1]) == (0, out)
     for name in ("mapuot", "isa", "threads", "caches", "gpus", "mpi", "h5py", "zarr", "scipy", "torch"):

@@ -1,4 +1,4 @@
-"""Conditional plans of points that are far from all others: their mass is below every float64, their partners known."""
+"""Conditional plans of points far from all others are right although their mass is below float64's range."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def forbidden(C):
 
 
 def logs_of(kind, r, C):
-    """Logarithms of the plan from its potentials."""
+    """Return the logarithms of the plan from its potentials."""
     M = np.asarray(r.problem.M) if kind in ("dense", "float32", "turned", "forbidden") else C
     if kind == "sparse":
         M = np.where(cost_of(kind, None, None, C).toarray() > 0, C, np.inf)
@@ -75,7 +75,7 @@ def test_points_whose_mass_underflows_have_their_partners(kind, backend):
 
 
 def test_a_far_row_of_a_float32_matrix_has_its_partner():
-    """Where the mass, 7e-47, is below float32 only."""
+    """A row with mass 7e-47, below float32's range only, has its partner."""
     C = far_clouds(20.0)[2]
     C = (C / np.median(C)).astype(np.float32)
     r = mapuot.solve(C, reg=REG, reg_m=(1.0, 50.0))

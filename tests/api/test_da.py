@@ -60,7 +60,7 @@ def test_labels_keep_classes_apart():
 
 @pytest.mark.parametrize("limit_max", [10, np.inf])
 def test_missing_labels_are_unknown(limit_max):
-    """NaN, None and pandas' NA as -1, on both sides; labels that are to be moved must be there."""
+    """NaN, None and pandas' NA count as -1, on both sides; labels for a transfer must be there."""
     pandas = pytest.importorskip("pandas")
     xs, ys, xt, yt = domains()
     ys[1], yt[:2] = -1, -1
@@ -113,7 +113,7 @@ def test_tables_come_out_as_tables():
 
 
 class OntoItself(UnbalancedSinkhornTransport):
-    """The target bound to the source: the shape of call that scikit-learn's checks make."""
+    """An adapter with the target bound to the source, called as scikit-learn's checks call it."""
 
     def fit(self, X, y=None):
         return super().fit(X, None, X)

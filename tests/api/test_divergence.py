@@ -1,4 +1,4 @@
-"""The Sinkhorn divergence: positive, zero for equal measures only, its definition, and its bad arguments."""
+"""The Sinkhorn divergence follows its definition, is zero for equal measures only, and refuses bad arguments."""
 
 import numpy as np
 import problems
@@ -9,7 +9,7 @@ from mapuot import Grid, PointCloud, sinkhorn_divergence, solve, solve_batch
 
 
 def clouds(m=20, n=25, seed=0):
-    """Points, masses, and the three squared distances of two clouds in the plane."""
+    """Return points, masses, and the three squared distances of two clouds in the plane."""
     rng = np.random.default_rng(seed)
     x, y = rng.random((m, 2)), rng.random((n, 2)) + np.array([0.3, 0.0])
     a, b = rng.uniform(0.2, 1, m), rng.uniform(0.2, 1, n)
@@ -37,7 +37,7 @@ def test_definition(reg, reg_m):
 
 
 def three_costs(kind, x, y, metric):
-    """The costs between x and y, within x and within y, as one kind of M."""
+    """Return the costs between x and y, within x and within y, as one kind of M."""
     pairs = (x, y), (x, x), (y, y)
     if kind == "grid":
         return (Grid((5, len(x) // 5), spacing=0.3),) * 3
@@ -50,7 +50,7 @@ def three_costs(kind, x, y, metric):
 @pytest.mark.parametrize("balanced", [True, False])
 @pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning")
 def test_never_below_its_certified_error_and_within_it_for_equal_measures(balanced, kind, backend):
-    """Equal measures, in another order too, where ordinary passes solve the first problem; nearly equal; others."""
+    """Measures that are equal, also in another order, have divergence 0; nearly equal and other ones a positive one."""
     if (kind, backend) == ("grid", "reference"):
         pytest.skip("grids have no reference")
     rng = np.random.default_rng([len(kind), balanced])

@@ -33,7 +33,7 @@ def test_examples_of_docstrings(name, tmp_path, monkeypatch):
 
 
 def documented():
-    """(module, name) of everything that the pages of the API list."""
+    """Return (module, name) of everything that the pages of the API list."""
     module = ""
     for line in (ROOT / "docs/api/index.rst").read_text(encoding="utf-8").splitlines():
         if found := re.match(r"\.\. currentmodule:: (\S+)$|   (\w+)$", line):

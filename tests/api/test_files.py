@@ -1,4 +1,4 @@
-"""Matrices read block by block, from functions and files, against the same matrix in memory; files from anyone."""
+"""Matrices read block by block, from functions and files, solve like the matrix in memory; files may be damaged."""
 
 import io
 import json
@@ -25,7 +25,7 @@ FORMATS = ["plain.npy", "fortran.npy", "plain.npz", "packed.npz", "some.h5", "pa
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of about seven rows of 21 columns."""
+    """Read blocks of about seven rows of 21 columns."""
     for module in (cost, native):
         monkeypatch.setattr(module, "BLOCK_BYTES", 7 * 21 * 8)
 
@@ -157,7 +157,7 @@ def test_bad_files(tmp_path, name, content, kind, text):
 
 @pytest.mark.parametrize("name", ["grouped.h5", "grouped.zarr"])
 def test_groups(tmp_path, name):
-    """a and b are looked for beside M; a path may hold colons; a group is no array."""
+    """a and b are read beside M; a path may contain colons; a group is no array."""
     path = tmp_path / "x:y" / name
     path.parent.mkdir()
     library = pytest.importorskip(*(["h5py"] if path.suffix == ".h5" else ["zarr", "3"]))
@@ -191,7 +191,7 @@ def test_checkpoint(tmp_path, reg_m, monkeypatch):
 
 
 def test_a_folder_of_the_checkpoint_that_goes_or_never_was(tmp_path):
-    """Told before the first pass, or a warning."""
+    """A missing folder of the checkpoint is an error before the first pass; one that vanishes later, a warning."""
     case, folder, passes = clouds(9, 8), tmp_path / "gone", []
     with pytest.raises(FileNotFoundError, match="gone does not exist"):
         case.solve(checkpoint=folder / "state.npz", callback=passes.append)
@@ -203,7 +203,7 @@ def test_a_folder_of_the_checkpoint_that_goes_or_never_was(tmp_path):
 
 
 def test_a_function_of_two_dtypes():
-    """The first row tells the dtype: later ones of more digits are not rounded to it in silence."""
+    """The first row sets the dtype: a later row with more digits is an error instead of being rounded."""
     M = np.random.default_rng(0).random((6, 5))
     array = np.random.default_rng(1).random((6, 5, 4))
 
@@ -345,7 +345,7 @@ def test_pipes_and_folders_are_no_files(tmp_path, name):
 
 
 def test_fortran_order_is_read_by_plain_reads(tmp_path):
-    """A file that shrinks under a mapping would kill the process: now the block is missing, and said to be."""
+    """A file that shrinks under a mapping would kill the process: the missing block is reported instead."""
     path = tmp_path / "fortran.npy"
     np.save(path, np.asfortranarray(CASE.M))
     matrix = files.open_matrix(path)

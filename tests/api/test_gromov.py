@@ -1,4 +1,4 @@
-"""`gromov` beside POT's functions from one start, its forms beside each other, and a copy with outliers found again."""
+"""`gromov` agrees with POT from one start, its forms agree with each other, and it finds a copy with outliers again."""
 
 import math
 
@@ -205,7 +205,7 @@ def test_units_of_the_costs_are_those_of_the_first_step(how, metric):
 @pytest.mark.parametrize("metric", ["sqeuclidean", "precomputed", ("precomputed", "sqeuclidean")])
 @pytest.mark.parametrize("fused", [False, True])
 def test_without_entropy_each_plan_is_the_reference_of_the_next(reg_m, metric, fused):
-    """The third step by its definition, from the second's plan, multiplied so that masses stay equal."""
+    """Return the third step by its definition, from the second's plan, scaled so that masses stay equal."""
     x, y, A, B, a, b = spaces(8, 7)
     kinds = (metric, metric) if isinstance(metric, str) else metric
     given = [z if kind == "sqeuclidean" else Z for z, Z, kind in zip((x, y), (A, B), kinds, strict=True)]
@@ -253,7 +253,7 @@ def outline(petals, turn, n=60):
 @pytest.mark.parametrize("petals", [2, 4])
 @pytest.mark.parametrize(("reg", "best"), [(0.05, 0.057), (0.01, 0.0106)])
 def test_starts_leave_the_saddle_of_round_shapes(petals, reg, best):
-    """A flower and the same one, turned: from a b^T POT's solver, too, comes to .01 of .7 at reg .01."""
+    """For a flower and its rotated copy POT's solver, too, reaches .01 of .7 at reg .01 from a b^T."""
     C, D = (cdist(z, z) for z in (outline(petals, 0.0), outline(petals, 1.0)))
     for X in (C, sparse.csr_array(C)):
         found = mapuot.gromov(X, D, reg=reg, reg_m=math.inf, metric="precomputed")
@@ -266,7 +266,7 @@ def test_starts_leave_the_saddle_of_round_shapes(petals, reg, best):
 
 
 def test_a_ring_against_itself_is_turned_or_told_to_be_independent():
-    """All points of a ring see the same distances: from a b^T, a saddle, no step leads anywhere."""
+    """All points of a ring see the same distances: a b^T is a saddle, and no step leaves it."""
     step = np.abs(np.arange(20)[:, None] - np.arange(20))
     ring = np.minimum(step, 20 - step)
     given = {"reg": 0.5, "reg_m": math.inf, "metric": "precomputed"}
@@ -350,7 +350,7 @@ def test_slopes_are_differences_of_the_objective(reg_m):
 
 
 def test_coordinates_that_all_points_share_change_nothing():
-    """Of points of a plane in space, and of all mass in one point."""
+    """Points of a plane in space have the plane's answer; all mass in one point leaves a single plan."""
     x, y, *_, a, b = spaces()
     flat = np.column_stack([x, np.zeros(24)])
     found, right = (mapuot.gromov(z, y, a, b, reg=2.0, reg_m=50.0, max_iter=200) for z in (flat, x))

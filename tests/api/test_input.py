@@ -14,7 +14,7 @@ CASE = clouds(4, 5)
 
 
 def call(M=CASE.M, a=CASE.a, b=CASE.b, **changes):
-    """solve on a 4 x 5 problem with some arguments exchanged."""
+    """Solve a 4 x 5 problem with some arguments exchanged."""
     return mapuot.solve(M, a, b, **{"reg": 0.05, "reg_m": 1.0, **changes})
 
 
@@ -40,7 +40,7 @@ SPELLINGS = [
 
 @pytest.mark.parametrize("arguments", SPELLINGS)
 def test_other_spellings(arguments, backend):
-    """Other types, strides, addresses that are no multiple of 8, memory that must not be written; none for even."""
+    """Other types, strides, unaligned addresses and read-only memory give an equal plan."""
     arguments, meant = arguments if isinstance(arguments, tuple) else (arguments, {})
     result, right = call(**arguments, backend=backend), call(**meant, backend=backend)
     assert relative_error(result.plan, right.plan) < 2e-6
@@ -113,7 +113,7 @@ def test_costs_are_shown_by_their_kind():
 
 @pytest.mark.parametrize("form", ["array", "cloud", "grid", "list", "none"])
 def test_scaled_masses_have_no_unit(form, backend):
-    """Whatever the masses are counted in, the same share of them moves, and all numbers are in units of the scale."""
+    """In any unit of mass an equal share moves, and all numbers are in units of the scale."""
     rng = np.random.default_rng(3)
     a, b, M = rng.random(6) + 0.2, rng.random(6) + 0.2, rng.random((6, 6))
     M = {"cloud": mapuot.PointCloud(rng.random((6, 2)), rng.random((6, 2))), "grid": mapuot.Grid((3, 2))}.get(form, M)

@@ -28,12 +28,12 @@ CASE = clouds(48, 40)
 
 @pytest.fixture
 def small_calls(monkeypatch):
-    """Calls of the core that end after a few rows."""
+    """Make calls of the core end after a few rows."""
     monkeypatch.setattr(native, "CALL_WORK", 1 << 12)
 
 
 def interrupt_after(count, function):
-    """``function``, but Ctrl-C comes after so many calls; and the list of calls."""
+    """Wrap ``function`` so that Ctrl-C comes after so many calls; return it and the list of calls."""
     calls = []
 
     def counted(*arguments):
@@ -70,7 +70,7 @@ def test_products_of_a_plan(monkeypatch, small_calls, product):
 
 
 def test_calls_of_few_rows_change_nothing(monkeypatch):
-    """K, plan and products made block by block, of every layout, of pairs, with and without a reference."""
+    """Ctrl-C ends K, plans and products made block by block, of every layout, of pairs, and with a reference."""
     forbidden = with_forbidden(clouds(30, 50))
     turned = CASE.replace(M=CASE.M.T.copy().T, reference=CASE.M + 0.1)
     for case in (CASE, forbidden, turned, forbidden.replace(M=csr_of(forbidden.M))):
@@ -86,7 +86,7 @@ def test_calls_of_few_rows_change_nothing(monkeypatch):
 
 @pytest.mark.parametrize("penalty", ["kl", "tv"])
 def test_problems_of_a_batch_that_are_solved_alone(monkeypatch, penalty):
-    """In threads, which know nothing of Ctrl-C: each makes one more call of the core at most."""
+    """Worker threads get no Ctrl-C: each makes one more call of the core at most."""
     made, interrupted, others = [], threading.Event(), _thread._count()
     record = Run.record
 
@@ -109,7 +109,7 @@ def test_problems_of_a_batch_that_are_solved_alone(monkeypatch, penalty):
 
 
 def threads_end(count, seconds=60):
-    """Whether no more than ``count`` threads of Python are left, soon."""
+    """Return whether soon no more than ``count`` threads of Python are left."""
     until = time.monotonic() + seconds
     while _thread._count() > count and time.monotonic() < until:
         time.sleep(0.01)
@@ -118,14 +118,14 @@ def threads_end(count, seconds=60):
 
 @functools.cache
 def looks(code):
-    """Where CPython looks for signals: at a function's begin and behind calls."""
+    """Return the places where CPython looks for signals: at a function's begin and behind calls."""
     names = [(x.offset, x.opname) for x in dis.get_instructions(code) if x.opname != "CACHE"]
     behind = [at for (_, name), (at, _) in itertools.pairwise(names) if name.startswith(("CALL", "RESUME"))]
     return {names[0][0], *behind}
 
 
 class Interrupt:
-    """A KeyboardInterrupt at the k-th place of this thread where one may fall, among modules that wait for threads."""
+    """Raise KeyboardInterrupt at the k-th place of this thread where one may fall, in modules that wait for threads."""
 
     PLACES = (
         "mapuot/api/batch.py", "mapuot/threads.py", "cpu/native.py", "/threading.py", "/concurrent/futures/",
@@ -149,7 +149,7 @@ class Interrupt:
 
 
 def interrupted_everywhere(call):
-    """How many places there were; RuntimeError where one dropped the interrupt or made another exception of it."""
+    """Return the number of places; RuntimeError where one dropped the interrupt or replaced it by another exception."""
     sys.settrace(Interrupt(0))  # Python 3.13 tells of opcodes from a function's second traced call on
     call()
     sys.settrace(None)
@@ -173,7 +173,7 @@ def interrupted_everywhere(call):
 
 @pytest.mark.parametrize("what", ["a call in the other thread", "problems that are solved alone"])
 def test_ctrl_c_wherever_python_looks_for_it(what):
-    """None is dropped, none leaves a thread that waits for ever, and the next call has the same bits."""
+    """No interrupt is dropped or leaves a thread waiting for ever, and the next call has the same bits."""
     A = np.tile(CASE.a, (6, 1))
 
     def batch():
@@ -195,7 +195,7 @@ def test_ctrl_c_wherever_python_looks_for_it(what):
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_log_matmul(monkeypatch, exact):
-    """7e10 exponentials take minutes, and as many where the products of the default lose too much."""
+    """7e10 exponentials take minutes, and as many where the products of the default lose too much: Ctrl-C ends them."""
     A, B, kept = np.zeros((6000, 2000)), np.zeros((2000, 6000)), []
     A[:, ::2], B[1::2] = -3000.0, -3000.0  # every term is e^-3000 of a row's and a column's largest
     timer = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))

@@ -94,7 +94,7 @@ def test_vmap_between_points_is_one_batch(calls):
 @pytest.mark.parametrize("axes", [(0, 0, 0), (None, 0, 0), (0, None, 0), (0, None, None), (None, 0, None)])
 @pytest.mark.parametrize("lead", [(), (2,), (2, "own")], ids=str)
 def test_vmap_between_matrices_is_one_batch(axes, lead, calls):
-    """Over problems, and over batches of two with one cost or one each."""
+    """vmap over problems, and over batches of two, is one batch, with one cost or one each."""
     rng, each = np.random.default_rng(0), lead[:1]
     both = [jnp.asarray(rng.random((5, *z))) for z in ((*(each * ("own" in lead)), 12, 15), (*each, 12), (*each, 15))]
     both[1] = both[1].at[..., 2].set(0.0)  # a point without mass
@@ -131,7 +131,7 @@ def device(platform):
 
 @pytest.mark.parametrize("platform", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_arrays_are_read_where_they_lie(platform, monkeypatch):
-    """No callback, and not a copy: the solver is given the memory of JAX's own arrays."""
+    """The solver reads the memory of JAX's own arrays: no callback, no copy."""
     there = device(platform)
     a, b, M = (jax.device_put(x, there) for x in inputs())
     right = sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, **OPTIONS)
@@ -160,7 +160,7 @@ def test_arrays_are_read_where_they_lie(platform, monkeypatch):
 
 
 def forbidden(m=5, n=6):
-    """Costs where row 1 and column 2 have no allowed pair."""
+    """Return costs without an allowed pair in row 1 and column 2."""
     M = np.random.default_rng(1).random((m, n))
     M[1], M[:, 2] = np.inf, np.inf
     return M
@@ -168,7 +168,7 @@ def forbidden(m=5, n=6):
 
 @pytest.mark.parametrize("wrapped", [lambda x: x, jax.jit], ids=["eager", "jit"])
 def test_points_without_an_allowed_pair_have_slopes_of_zero(wrapped):
-    """Their log u is inf: inf - inf in an exponent once made all slopes of that row NaN."""
+    """log u of points without an allowed pair is inf; inf - inf in an exponent once made all slopes of that row NaN."""
     M, a = forbidden(), np.full((3, 5), 0.2) * np.linspace(1, 2, 3)[:, None]
     plans = mapuot.solve_batch(M, a, reg=0.1, reg_m=1.0, **OPTIONS).plan
     known = {"reg": 0.1, "reg_m": 1.0} | OPTIONS
@@ -190,7 +190,7 @@ def test_points_without_an_allowed_pair_have_slopes_of_zero(wrapped):
 
 @pytest.mark.parametrize("wrapped", [lambda x: x, jax.jit], ids=["eager", "jit"])
 def test_slopes_by_costs_in_float32_keep_their_digits(wrapped):
-    """Exponents of 1e4 have no digit behind the third left in float32."""
+    """Slopes keep their digits in float32 costs, although exponents of 1e4 have only three digits left there."""
     rng = np.random.default_rng(0)
     M = rng.random((30, 40)).astype(np.float32)
     known = {"reg": 1e-4, "reg_m": 1.0, "tol": 1e-7, "precision": "float64"}
@@ -204,7 +204,7 @@ def test_slopes_by_costs_in_float32_keep_their_digits(wrapped):
 
 
 def test_a_second_derivative_is_refused():
-    """The slopes that a solve has found would pass for constants."""
+    """A second derivative is refused: it would take the slopes of a solve for constants."""
     a, _, M = inputs()
     value = functools.partial(sinkhorn_loss, reg=0.1, reg_m=1.0)
     x = np.random.default_rng(0).random((5, 2))

@@ -1,4 +1,4 @@
-"""`multimarginal`: every shape against Newton's method on the dual of the whole array, and its certificate."""
+"""`multimarginal`: every shape agrees with Newton's method on the dual of the whole array; its certificate is true."""
 
 import gc
 import pickle
@@ -79,7 +79,7 @@ def test_points_without_mass_and_forbidden_pairs(shape):
      ("triangle", 6, 1e-3, True)],
 )  # fmt: skip
 def test_small_reg_takes_kernels_anew(shape, n, reg, drawn):
-    """exp(-C / reg) leaves float64 by far; a triangle then makes its products on logarithms."""
+    """A triangle multiplies on logarithms where exp(-C / reg) leaves float64 by far."""
     costs, masses = problem(shape, 3, n)
     if drawn:
         rng = np.random.default_rng(0)
@@ -90,7 +90,7 @@ def test_small_reg_takes_kernels_anew(shape, n, reg, drawn):
 
 
 def solved_in(costs, masses, *axes, **options):
-    """(the result, bytes at the peak of the solve and of the coupling of these axes)."""
+    """Return (the result, bytes at the peak of the solve and of the coupling of these axes)."""
     mapuot.multimarginal({(0, 1): np.eye(2)}, [np.ones(2)] * 2, reg=1.0, reg_m=1.0).pair(0, 1)  # imports
     tracemalloc.start()
     result = mapuot.multimarginal(costs, masses, **options)
@@ -142,7 +142,7 @@ def test_a_plan_out_of_float64_certifies_nothing(shape, far):
 
 
 def test_couplings_agree_with_each_other():
-    """Of one stored edge and a point without mass, too, along which the coupling is sparse."""
+    """Couplings agree with each other also for one stored edge and a point without mass; along it they are sparse."""
     costs, masses = problem("tree", 5, 9, seed=3)
     i, j = next(iter(costs))
     costs[i, j][costs[i, j] > 0.3] = costs[i, j][4] = np.inf
@@ -182,7 +182,7 @@ def in_parts(parts, n, rng):
 
 @pytest.mark.parametrize("rho", [0.3, 20.0, [np.inf, 20.0, 20.0]])
 def test_parts_have_translations_of_their_own(rho):
-    """Masses that differ by 3 in one part and by 1/3 in another: one translation would leave that to the passes."""
+    """Masses that differ by 3 in one part and 1/3 in another need a translation for each part."""
     rng = np.random.default_rng(0)
     costs, masses = in_parts(4, 5, rng)
     masses[1][:5] *= 3.0
@@ -221,7 +221,7 @@ def test_parts_whose_balanced_masses_differ_are_named():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_stored_pairs_are_summed_entry_by_entry_where_kernels_cannot(dtype, monkeypatch):
-    """In float64 whatever they are given in; so is the coupling."""
+    """Stored pairs and their coupling are float64, whatever their input's dtype."""
     costs, masses = problem("chain", 3, 9)
     stored = {
         pair: S.astype(dtype)
@@ -245,7 +245,7 @@ def test_stored_pairs_are_summed_entry_by_entry_where_kernels_cannot(dtype, monk
 
 @pytest.mark.parametrize("reg", [0.02, 0.3])
 def test_a_triangle_of_float32_costs_is_solved_in_float64(reg):
-    """An exponent that is rounded to float32 is off by 1e-7 of its size, which no certificate knows of."""
+    """An exponent rounded to float32 is off by 1e-7 of its size, which no certificate sees."""
     costs, masses = problem("triangle", 3, 7)
     narrow = {pair: M.astype(np.float32) for pair, M in costs.items()}
     wide = {pair: M.astype(np.float64) for pair, M in narrow.items()}
@@ -258,7 +258,7 @@ def test_a_triangle_of_float32_costs_is_solved_in_float64(reg):
 @pytest.mark.parametrize("backend", ["cpu", *CUDA])
 @pytest.mark.parametrize("shape", ["chain", "triangle", "array"])
 def test_kernels_go_with_their_answer(shape, backend):
-    """Not when circles of objects are next collected, which memory does not hasten."""
+    """Kernels are freed with their answer, not at the next collection of cycles, which memory use does not hasten."""
     costs, masses = drifting(1.0) if (shape, backend) == ("chain", "cpu") else problem(shape, 3, sizes=20)
     result = mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0, backend=backend)
     kernels = result._body.kernels.values() if shape == "chain" else [result._body.kernel]
@@ -275,7 +275,7 @@ def test_kernels_go_with_their_answer(shape, backend):
 
 
 def in_slabs(kind, C, folder):
-    """The same costs where they need not be in memory."""
+    """Return the same costs, read in slabs, so that they need not be in memory."""
     if kind == "function":
         return lambda i0, i1: C[i0:i1]
     np.save(folder / "C.npy", C)
@@ -292,7 +292,7 @@ def in_slabs(kind, C, folder):
 @pytest.mark.parametrize("kind", ["function", "path", "map", "h5py"])
 @pytest.mark.parametrize("stored", [True, False])
 def test_slabs_are_their_array(kind, stored, tmp_path, monkeypatch):
-    """To the last bit where a kernel is stored; else each pass reads them once, and nothing of their size is held."""
+    """Slabs give the array's bits where a kernel is stored; otherwise each pass reads them once and stores none."""
     C, masses = problem("array", 3, 12)
     C[3] = C[:, 2, 5] = np.inf
     masses[1][4] = 0.0
@@ -309,7 +309,7 @@ def test_slabs_are_their_array(kind, stored, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
 def test_points_without_a_kernel(shape, monkeypatch):
-    """Where kernels do not fit, passes make their rows of the points, and hold vectors only."""
+    """Where kernels do not fit, passes make their rows from the points, and hold vectors only."""
     n = 500
     rng = np.random.default_rng(0)
     clouds = [rng.random((n + k, 2)) for k in range(3)]
@@ -326,7 +326,7 @@ def test_points_without_a_kernel(shape, monkeypatch):
 
 
 def test_kernels_made_between_the_products_of_a_plan(narrow):
-    """Their float32 is no longer the same in all sums, which counts as any rounding of sums does."""
+    """Kernels rebuilt between products differ in float32; the certificate counts this as rounding of sums."""
     costs, masses = problem("chain", 3)
     tree = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)._body
     for anew in (False, True):
@@ -380,7 +380,7 @@ def test_it_says_how_far_it_came():
 
 @pytest.fixture
 def narrow(monkeypatch):
-    """Kernels of any size in float32, where tol lets them."""
+    """Kernels of any size are in float32 where tol allows it."""
     monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
 
 
@@ -400,7 +400,7 @@ def test_hard_masses_that_differ_are_not_certified_as_met(shape):
 )
 @pytest.mark.parametrize("storage", ["float64", "float32"])
 def test_no_false_certificate(storage, kind, part, monkeypatch):
-    """Steps along trees of any size are corrected from the second pass on, by nearly as many clusters as points."""
+    """From the second pass on, steps along trees of any size are corrected by nearly as many clusters as points."""
     narrow, steps, step = storage == "float32", [], coarse.TreeCoarse.step
     if narrow:
         monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
@@ -436,7 +436,7 @@ def test_clusters_save_passes(reg_m, most, monkeypatch):
 
 
 def test_a_stalled_solve_tells_its_marginals():
-    """Its last pass may have been made without those."""
+    """The marginals of a stalled solve are found even if its last pass was made without them."""
     costs, masses = problem("star", 5, 5)
     masses[3] = None
     with pytest.warns(mapuot.ConvergenceWarning):
@@ -447,7 +447,7 @@ def test_a_stalled_solve_tells_its_marginals():
 
 
 def test_a_pass_that_fails_certifies_nothing(monkeypatch):
-    """Where no kernel holds a state; the next products with its kernels are plain again, whatever it was made for."""
+    """Where no kernel can hold a state, a pass certifies nothing; the next products with its kernels are plain."""
     costs, masses = drifting(1.0)
     failed, swept = [], Tree.swept
 
@@ -473,7 +473,7 @@ def test_costs_below_zero_hide_no_mass():
 
 @pytest.mark.parametrize("as_array", [False, True])
 def test_the_price_of_a_tiny_mass_is_not_lost(as_array):
-    """As of two marginals in tests/core/test_penalties.py: rho a = 7e-327 is below all numbers, its factor 1e299."""
+    """rho a = 7e-327 is below all numbers while its factor is 1e299 (two marginals: tests/core/test_penalties.py)."""
     M, a, b = np.zeros((2, 3)), np.full(2, 1e-300), np.array([0.5, 0.1, 0.4])
     costs = M if as_array else {(0, 1): M}
     large, small = (
@@ -488,7 +488,7 @@ def test_the_price_of_a_tiny_mass_is_not_lost(as_array):
 @pytest.mark.parametrize("as_array", [False, True])
 @pytest.mark.parametrize("weight", [0.1, 0.3, 0.7])
 def test_sums_of_many_points_hide_no_dual_value(isa, as_array, weight):
-    """All masses are met at one cost; the rounding of equal terms, added up, is all of one sign."""
+    """All masses are met at one cost; the rounding errors of equal terms have one sign and add up."""
     a, M = np.full(100_000, weight), np.full((100_000, 1), 0.7)
     result = mapuot.multimarginal(M if as_array else {(0, 1): M}, [a, None], reg=0.007, reg_m=np.inf, tol=1e-9)
     assert result.converged
@@ -496,7 +496,7 @@ def test_sums_of_many_points_hide_no_dual_value(isa, as_array, weight):
 
 
 def test_masses_of_large_logarithms_hide_no_dual_value():
-    """Of one point each: log r = (reg log(a b) + rho log(a b)) / (reg + 2 rho) is the optimum."""
+    """For one point on each side log r = (reg log(a b) + rho log(a b)) / (reg + 2 rho) is the optimum."""
     rng, reg, rho = np.random.default_rng(0), 1.0, 3.0
     for a, b in 10.0 ** rng.uniform([-250, 150], [-150, 250], (40, 2)):
         result = mapuot.multimarginal({(0, 1): np.zeros((1, 1))}, [[a], [b]], reg=reg, reg_m=rho)
@@ -508,7 +508,7 @@ def test_masses_of_large_logarithms_hide_no_dual_value():
 
 @pytest.mark.filterwarnings("error")
 def test_the_objective_of_masses_far_apart_is_told_without_a_warning():
-    """The marginal is 1e380 times a mass, which exponentials of certificates do not hold."""
+    """A marginal of 1e380 times a mass exceeds the exponentials of certificates."""
     a, b = np.full(2, 1e-200), np.full(3, 1e180)
     with pytest.warns(mapuot.ConvergenceWarning, match="stalled"):
         result = mapuot.multimarginal({(0, 1): np.zeros((2, 3))}, [a, b], reg=1.0, reg_m=[1e-3, 1e3])
@@ -517,7 +517,7 @@ def test_the_objective_of_masses_far_apart_is_told_without_a_warning():
 
 
 def test_gaps_are_those_of_costs_as_they_are(narrow):
-    """Kernels in float32 round them; rho / reg of 1e10 shows it."""
+    """Kernels in float32 round masses; rho / reg of 1e10 shows it."""
     rng, rho = np.random.default_rng(0), 1e9
     for _ in range(60):
         n = [int(x) for x in rng.integers(1, 4, 3)]
@@ -531,7 +531,7 @@ def test_gaps_are_those_of_costs_as_they_are(narrow):
 
 @pytest.mark.parametrize("ratio", [1e11, 1e13, 1e15])
 def test_penalties_far_above_reg_are_certified_by_newtons_step(ratio):
-    """Rounding alone makes a gap of rho KL above tol there; the plan is the balanced one, but for reg / rho."""
+    """Near hard sides rounding alone makes a gap of rho KL above tol; the plan is the balanced one up to reg / rho."""
     rng = np.random.default_rng(0)
     costs = {(0, 1): rng.random((12, 9)), (1, 2): rng.random((9, 5))}
     masses = [rng.dirichlet(np.ones(n)) for n in (12, 9, 5)]

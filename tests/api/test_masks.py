@@ -1,4 +1,4 @@
-"""Random masks that are seeds: the same pairs everywhere, and answers and certificates of the masked problem."""
+"""Seeded random masks keep equal pairs everywhere; answers and certificates are of the masked problem."""
 
 import dataclasses
 from fractions import Fraction
@@ -63,7 +63,7 @@ def test_philox_gives_the_published_numbers(counter, key, answer):
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
 def test_the_core_does_too(counter, key, answer, isa):
-    """A pair is kept with its very bits for a limit, and dropped with one less."""
+    """A pair is kept at its own bits as a limit, and dropped at a limit one less."""
     i, j = (int(np.uint64(joined(*counter[k : k + 2])).astype(np.int64)) for k in (0, 2))
     for less in (0, 1):
         mask = Exact(0.5, joined(*key), most=joined(*answer[:2]) - less)
@@ -142,7 +142,7 @@ def test_losses_of_torch_have_the_gradient_of_their_mask(reg_m):
 @pytest.mark.parametrize("mask", [None, mapuot.SeededMask(0.7, 1)], ids=["all pairs", "a mask"])
 @pytest.mark.parametrize("reg_m", [(0.5, 3.0), (np.inf, 0.8), (0.8, np.inf)])
 def test_derivatives_by_the_masses(reg_m, mask):
-    """Of batches and of points, against differences; where a point has no mass, those on one side."""
+    """Derivatives by the masses, of batches and points, match differences; one-sided ones where a point has no mass."""
     (x, y), (a, b) = (
         (np.random.default_rng(k).random((6 - k, 2)) for k in (0, 1)),
         (np.array([0.2, 0.0, 0.4, 0.3, 0.1, 0.5]), np.array([0.3, 0.6, 0.0, 0.2, 0.4])),

@@ -107,7 +107,7 @@ def test_path_draws_what_changes():
 
 
 def test_a_report_loads_nothing_and_escapes_names(solved):
-    """Of a solve that did not converge, too: of its 60 passes the first and the last are shown."""
+    """A report of an unconverged solve shows the first and the last of its 60 passes."""
     result = solved[0]
     name = "<script>alert(1)</script>.npz"
     text = report.page(

@@ -54,7 +54,7 @@ def test_weights_keep_the_digits_of_large_coordinates(metric):
 @pytest.mark.parametrize("far", [0.0, 1e3, 1e9])
 @pytest.mark.parametrize("one", [False, True])
 def test_costs_formed_as_products_are_within_their_rounding(metric, weights, far, one):
-    """Against 80-bit sums of the core's coordinates, in many dimensions; where products lose digits, by differences."""
+    """Costs match 80-bit sums of the core's coordinates in many dimensions; differences serve where products cancel."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(50, 60)) * 10 ** rng.uniform(-2, 2, 60) + far
     y = x if one else rng.normal(size=(70, 60)) + far
@@ -180,7 +180,7 @@ def test_slopes_between_points_whose_squares_underflow():
 
 
 def test_slopes_of_float32_points_at_a_large_scale():
-    """scale times an entry of the plan is beyond float32."""
+    """Slopes are right where scale times an entry of the plan exceeds float32."""
     x, y, a, b = (z.astype(np.float32) for z in clouds(5, 4, 2))
     found = mapuot.solve(mapuot.PointCloud(x, y, "cityblock", 1e60), a, b, reg=1e60, reg_m=1e60).gradient()
     assert all(np.isfinite(slope).all() for slope in (found.x, found.y))
@@ -199,7 +199,7 @@ def test_potential_at_the_points_and_beyond():
 
 
 def test_the_cost_is_that_of_the_call():
-    """Points and weights that are changed in place later change no cost."""
+    """Points and weights changed in place after construction change no cost."""
     x, weights = np.random.default_rng(0).random((9, 2)), np.array([1.0, 3.0])
     cloud = mapuot.PointCloud(x, x, weights=weights)
     want = np.asarray(cloud)
@@ -222,7 +222,7 @@ def test_some_rows():
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
 @pytest.mark.parametrize("dim", [2, 3, 4])
 def test_ranges_of_many_pairs_are_bounds(metric, dim, monkeypatch):
-    """Near the true ones, of clouds of any shape, and the answers are as certified by them."""
+    """Ranges are bounds near the true ones for clouds of any shape, and certify the answers."""
     rng = np.random.default_rng(dim)
     for apart in (0.0, 3.0):
         x, y = rng.normal(size=(900, dim)), rng.normal(size=(800, dim)) + apart
@@ -283,7 +283,7 @@ def test_cosine_of_lengths_beyond_float64(scale):
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"])
 @pytest.mark.parametrize(("m", "n", "d"), [(1, 1, 1), (9, 17, 3), (130, 1100, 20)])
 def test_a_cloud_that_is_formed_is_solved_as_its_matrix(isa, metric, m, n, d):
-    """In as many passes, to the same potentials, and with no smaller a bound; its costs are SciPy's."""
+    """A formed cloud takes as many passes as its matrix, to equal potentials and no smaller bound."""
     x, y, a, b = clouds(m, n, d)
     cloud = mapuot.PointCloud(x / np.sqrt(d), y / np.sqrt(d), metric, 0.3)
     M = cpu.costs(cloud._cost, 1)
@@ -344,7 +344,7 @@ def test_when_a_cloud_is_formed(monkeypatch):
 
 @pytest.mark.parametrize("end", ["max_passes", "cancelled"])
 def test_no_solve_ends_on_float32_passes(end):
-    """The far pair's own rounding is no part of the mean that float32 passes count: bounds were 31 times too small."""
+    """The far pair's own rounding is left out of the mean that float32 passes count: bounds were 31 times too small."""
     for seed in range(12):
         rng = np.random.default_rng(seed)
         d = int(rng.integers(1, 6))
@@ -384,7 +384,7 @@ def test_labels_cost_across(metric, across, weights, form):
 
 
 def test_labels_that_differ_make_another_side():
-    """Points with themselves are a problem of one potential where their labels are the same, and only there."""
+    """Points paired with themselves are a one-potential problem if and only if their labels are equal."""
     x, labels = np.random.default_rng(0).random((30, 2)), np.arange(30) % 3
     for other, alike in ((labels.copy(), True), (np.roll(labels, 1), False), (np.zeros(30), False)):
         cloud = mapuot.PointCloud(x, labels=(labels, other), across=0.5, form=None)
@@ -542,7 +542,7 @@ def test_both_sides_of_a_cloud_with_itself_move(reg, reg_m, symmetric):
 
 
 def drawn(seed):
-    """A cloud of any size, dimension and distance from the origin, and the same problem in arrays."""
+    """Return a cloud of any size, dimension and distance from the origin, and the same problem in arrays."""
     rng = np.random.default_rng([43, seed])
     (m, n), d = rng.integers(1, 50, 2), rng.integers(1, 20)
     away = 10.0 ** rng.integers(-1, 3) * rng.integers(0, 2)
@@ -577,7 +577,7 @@ def test_certificates_of_random_problems_are_true(backend, part):
 
 
 def test_turned_clouds_and_parts_have_the_same_costs():
-    """But for their rounding: a BLAS may add up the products of matrices of other shapes in another order."""
+    """Transposed clouds and parts have equal costs up to rounding: BLAS may sum other shapes in another order."""
     cloud, _ = drawn(5)
     for one, right in ((cloud.transpose(), np.asarray(cloud).T), (cloud[1:], np.asarray(cloud)[1:])):
         np.testing.assert_allclose(np.asarray(one), right, rtol=0, atol=2 * cloud._cost.error(0.0))
@@ -608,7 +608,7 @@ def masses(grid, ratio=1.3, seed=0):
 
 @pytest.mark.parametrize("reg", [1.0, 1e-2, 1e-5])
 def test_sums_are_within_their_bound(grid, reg):
-    """Of weights over 1e-300 to 1, against sums of logarithms over all pairs in long double."""
+    """Sums with weights over 1e-300 to 1 are within their bound of long-double sums of logarithms over all pairs."""
     rng = np.random.default_rng(0)
     t = rng.uniform(-690, 0, grid.shape[1])
     products = GridOperator(grid._cost, reg, threads=1)
@@ -623,7 +623,7 @@ def test_sums_are_within_their_bound(grid, reg):
 
 
 def test_what_rounding_hides_is_no_certificate():
-    """Sums of the rows and columns that round apart: below their bound no tol is reached, and soon told so."""
+    """Row and column sums that round apart stop every tol below their bound, and the solver soon reports this."""
     grid = mapuot.Grid((6, 7), 0.2)
     a, b = masses(grid)
     with pytest.warns(mapuot.ConvergenceWarning, match="rounding"):

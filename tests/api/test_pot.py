@@ -52,7 +52,7 @@ def test_named_methods_are_nearer_than_pots(reg_m, reference, count):
 
 @pytest.mark.parametrize("method", [None, *METHODS])
 def test_a_warm_start_is_used(method):
-    """And no stop means the least error."""
+    """A warm start is used; `stopThr=0` asks for the smallest error."""
     a, b, M, _ = arrays()
     _, log = pot.sinkhorn_unbalanced(a, b, M, REG, 2.0, method, log=True)
     again = pot.sinkhorn_unbalanced(a, b, M, REG, 2.0, method, warmstart=(log["logu"], log["logv"]), log=True)[1]
@@ -175,7 +175,7 @@ def test_total_cost_of_tensors_has_its_gradient():
 @pytest.mark.parametrize("hole", [False, True])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_the_gap_is_that_of_the_dual_problem(reg_m, hole, dtype):
-    """Of the problem without entropy; with it the answer is POT's."""
+    """The gap is of the problem without entropy; with entropy the answer is POT's."""
     a, b, M, _ = arrays(20, 25)
     M = M.astype(dtype)
     small = a[:6], b[:7], M[:6, :7], reg_m
@@ -310,7 +310,7 @@ def calls_that_do_not_converge():
 
 @pytest.mark.parametrize("name", list(calls_that_do_not_converge()))
 def test_warnings_are_the_callers(name, patched):
-    """They point at his line, and name his arguments."""
+    """Warnings point at the caller's line, and name the caller's arguments."""
     call, words = calls_that_do_not_converge()[name]
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -323,7 +323,7 @@ def test_warnings_are_the_callers(name, patched):
 
 
 def test_balanced_sides_of_unequal_masses_end_where_pots_iteration_does():
-    """Its scalings drift for ever, its plan meets b; ot.unbalanced is used so with reg_m=inf."""
+    """POT's scalings drift for ever while its plan meets b; ot.unbalanced is used so with reg_m=inf."""
     a, b, M, _ = arrays()
     B = np.stack([b, 2 * b[::-1], b * a.sum() / b.sum()], axis=1)
     for reg_m in (np.inf, (np.inf, np.inf), [np.inf], np.array([np.inf])):
@@ -348,7 +348,7 @@ def test_balanced_sides_of_unequal_masses_end_where_pots_iteration_does():
 
 
 def difference(function, x, i, step=1e-5):
-    """Slope of a function of a vector by finite differences, one-sided at 0."""
+    """Return the slope of a function of a vector by finite differences, one-sided at 0."""
     moved = np.zeros(x.size)
     moved[i] = step
     moved = moved.reshape(x.shape)
@@ -359,7 +359,7 @@ def difference(function, x, i, step=1e-5):
 
 @pytest.mark.parametrize("reg_m", [1.0, (0.3, np.inf), (np.inf, 2.0)], ids=str)
 def test_patched_plans_and_costs_have_the_gradient_of_the_solution(reg_m, patched):
-    """Also by masses that are 0, where POT's own iterations divide by them."""
+    """Patched plans and costs have the solution's gradient, also at masses of 0, where POT's iterations divide by 0."""
     torch = pytest.importorskip("torch")
     a, b, M, _ = arrays(4, 5)
     a[1], b[2] = 0.0, 0.0

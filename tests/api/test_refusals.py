@@ -65,7 +65,7 @@ APART = "labels take a finite across with metric"
 
 
 def call(M=CASE.M, a=CASE.a, b=CASE.b, **changes):
-    """solve on a 4 x 5 problem with some arguments exchanged."""
+    """Solve a 4 x 5 problem with some arguments exchanged."""
     return mapuot.solve(M, a, b, **{"reg": 0.05, "reg_m": 1.0, **changes})
 
 
@@ -80,7 +80,7 @@ def fit(Xs=POINTS[:4], ys=(0, 0, 1, 1), Xt=POINTS[4:8], yt=(0, 0, 1, 1), **param
 
 
 def patched(function="sinkhorn_knopp_unbalanced", args=(), **named):
-    """POT's function where mapuot stands in for it."""
+    """Call POT's function where mapuot stands in for it."""
     five = [named.pop(x) for x in ("a", "b", "M", "reg", "reg_m")]
     with pot.patched():
         return getattr(ot.unbalanced, function)(*five, *args, **named)
@@ -106,7 +106,7 @@ STRANGE = (lambda t: t.ones(4).to_sparse_coo(), lambda t: t.ones(4).to("meta"), 
 
 
 def torch_loss(**named):
-    """The loss of tensors, which functions of torch may make."""
+    """Return the loss of tensors, which functions of torch may make."""
     torch = pytest.importorskip("torch")
     given = {x: torch.tensor(getattr(CASE, x)) for x in "Mab"} | {"reg": 0.1, "reg_m": 1.0} | named
     return mapuot.torch.sinkhorn_loss(**{k: x(torch) if callable(x) else x for k, x in given.items()})
@@ -121,7 +121,7 @@ def samples_loss(given=None, **named):
 
 
 def jax_loss(**named):
-    """The loss of arrays of JAX, a number among the arguments times its array."""
+    """Return the loss of arrays of JAX; a number among the arguments multiplies its array."""
     jax = pytest.importorskip("jax.numpy")
     given = {x: named.pop(x, 1) * jax.asarray(getattr(CASE, x)) for x in "Mab"}
     return importlib.import_module("mapuot.jax").sinkhorn_loss(**given, **{"reg": 0.1, "reg_m": 1.0} | named)
@@ -852,7 +852,7 @@ def most_wanting(allowed, rows, cols):
 
 
 def test_told_where_and_only_where_there_is_no_plan():
-    """Of 150 random problems, by all sets of columns; from any potentials nothing is told of a problem with a plan."""
+    """Exactly the random problems without a plan are reported, by all sets of columns, from any potentials."""
     told = 0
     for seed in range(150):
         rng = np.random.default_rng([36, seed])

@@ -15,7 +15,7 @@ from mapuot.answer import store
 
 
 def test_nothing_of_the_size_of_the_plan_is_held():
-    """cost, marginals, apply and the barycentric map of a 2000 x 2000 problem, in memory for m + n."""
+    """cost, marginals, apply and the barycentric map of a 2000 x 2000 problem need memory for m + n numbers only."""
     case = clouds(2000, 2000, reg=0.05)
     result = case.solve(tol=1e-3, precision="mixed")
     tracemalloc.start()
@@ -28,7 +28,7 @@ def test_nothing_of_the_size_of_the_plan_is_held():
 
 @pytest.mark.parametrize("n", [9, 700])
 def test_plan_in_the_callers_memory(n, backend):
-    """By the short way and by the ordinary one."""
+    """A plan is written to the caller's memory by the short path and by the ordinary one."""
     if backend == "reference" and n > 9:
         pytest.skip("slow")
     case = clouds(n, n + 1, reg=0.1)
@@ -207,7 +207,7 @@ def test_a_threshold_beyond_float32(recwarn):
 
 
 def test_import_takes_no_heavy_library():
-    """Doors open by name."""
+    """Importing mapuot loads no heavy library: modules that need one are loaded on first use."""
     code = """
 import sys, numpy as np, mapuot
 heavy = {"scipy.special", "scipy.sparse", "scipy.spatial", "tqdm", "sklearn", "matplotlib", "click", "h5py", "torch"}

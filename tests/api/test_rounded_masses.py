@@ -20,7 +20,7 @@ def drawn(seed=76):
 
 
 def in_parts(seed):
-    """Two parts that no pair connects, each of half the mass but for rounding."""
+    """Return two parts that no pair connects, each of half the mass up to rounding."""
     rng = np.random.default_rng(seed)
     M, a, b = np.full((200, 6), np.inf), np.zeros(200, np.float32), np.zeros(6, np.float32)
     for k in (0, 1):

@@ -1,4 +1,4 @@
-"""A sparse M is the dense one with inf elsewhere: the same answers on the stored pairs; parts of it by themselves."""
+"""A sparse M solves like the dense one with inf elsewhere; disconnected parts are solved by themselves."""
 
 import contextlib
 import re
@@ -20,14 +20,14 @@ from mapuot.problem.sparse import Sparse
 
 
 def solve(M, a, b, **options):
-    """The answer at reg .1 and reg_m 1, but for the options."""
+    """Return the answer at reg .1 and reg_m 1, changed by the options."""
     return mapuot.solve(M, a, b, **({"reg": 0.1, "reg_m": 1.0} | options))
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("length", [1, 3, 8, 500, 512, 513, 1100])
 def test_rows_of_every_length(isa, dtype, length):
-    """Ends of vectors and of blocks, in every instruction set, on all streams over M."""
+    """Ends of vectors and of blocks are right in every instruction set, on all streams over M."""
     rng = np.random.default_rng(length)
     m, n = 11, length + 5
     M = np.full((m, n), np.inf, dtype)
@@ -71,7 +71,7 @@ def test_every_format():
 @pytest.mark.parametrize(("kind", "full"), [(sparse.bsr_array, np.kron(np.eye(2), np.ones((2, 2)))),
                                             (sparse.dia_array, np.eye(4))])  # fmt: skip
 def test_padding_is_no_cost(kind, full):
-    """Zeros that fill up blocks and diagonals are refused (test_refusals.py); without any all is well."""
+    """Zeros that pad blocks and diagonals are refused (test_refusals.py); matrices without them are accepted."""
     padded = kind(np.triu(full) + np.diag([1.0], 3))
     csr = padded.tocsr()
     csr.eliminate_zeros()
@@ -80,7 +80,7 @@ def test_padding_is_no_cost(kind, full):
 
 
 def test_the_plan_is_the_callers():
-    """To drop its zeros changes neither M nor another plan."""
+    """Dropping zeros of a plan changes neither M nor another plan."""
     S, _, a, b = pairs(20, 30, 0.3)
     S.data[0] = 1e5
     result = solve(S, a, b)
@@ -93,7 +93,7 @@ def test_the_plan_is_the_callers():
 
 @pytest.mark.parametrize("reg_m", [1.0, 50.0, (np.inf, 5.0), (5.0, np.inf)])
 def test_parts_take_no_more_passes_than_one(backend, reg_m):
-    """Eight parts of other masses, next to each of them alone: each has its own translation."""
+    """Eight parts with different masses solve like each of them alone: each has its own translation."""
     parts, passes, alone = [], [], []
     rng = np.random.default_rng(5)
     for seed in range(8):
@@ -114,7 +114,7 @@ def test_parts_take_no_more_passes_than_one(backend, reg_m):
 
 
 def test_parts_that_can_be_balanced_are():
-    """And a point without mass connects none."""
+    """Parts that can be balanced are, and a point without mass connects none."""
     S = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
     a, b = np.ones(9), np.array([1.0, 1.0, 7.0])
     assert solve(S, a, b, reg_m=np.inf).converged
@@ -125,7 +125,7 @@ def test_parts_that_can_be_balanced_are():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_parts_of_blocks_are_those_of_the_whole(seed, monkeypatch):
-    """Rows a few at a time: the same parts, but for their order, whatever lies between them."""
+    """Reading a few rows at a time finds the same parts, up to their order, whatever lies between them."""
     rng = np.random.default_rng(seed)
     m, n = map(int, rng.integers(2, 40, 2))
     S = sparse.random_array((m, n), density=min(1.0, 1.2 / n), rng=rng, format="csr")
@@ -142,7 +142,7 @@ def test_parts_of_blocks_are_those_of_the_whole(seed, monkeypatch):
 
 @pytest.mark.parametrize("each", [False, True])
 def test_a_batch_is_its_problems(each):
-    """One cost for all or one each in the same places: the bits of `solve`, and the plans' sum is theirs."""
+    """With one cost for all or one each, a batch has the bits of `solve`, and its plans' sum is theirs."""
     S, *_ = pairs(30, 24, 0.3, parts=2)
     rng = np.random.default_rng(0)
     A, B, weights = rng.random((4, 30)) + 0.1, rng.random((4, 24)) + 0.1, np.array([1.0, -2.0, 0.5, 3.0])
@@ -173,7 +173,7 @@ def test_slopes_of_float32_costs_have_float64_exponents():
 
 
 def test_storage_finer_than_tol_needs():
-    """K of stored pairs is not made anew in every pass: where float32 cannot certify tol, it is float64."""
+    """K of stored pairs is not rebuilt in every pass: where float32 cannot certify tol, K is float64."""
     S, _, a, b = pairs(50, 60, 0.2)
     for tol, how in ((1e-6, "float32 pairs"), (1e-8, "float64 pairs")):
         result = solve(S, a, b, tol=tol, precision="mixed")
@@ -184,7 +184,7 @@ def test_storage_finer_than_tol_needs():
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("given", [False, True], ids=["no c", "c"])
 def test_names_of_pot(dtype, given):
-    """One target has a sparse plan, several have their costs; a reference may be stored, too."""
+    """One target has a sparse plan, several return costs; a reference may be stored, too."""
     S, M, a, b = pairs(40, 30, 0.3, parts=3, dtype=dtype)
     B, c = np.stack([b, b[::-1]], 1), np.random.default_rng(0).random(M.shape)
     rtol = 1e-8 if dtype == np.float64 else 2e-5
@@ -208,7 +208,7 @@ def test_names_of_pot(dtype, given):
 @pytest.mark.parametrize("metric", [name for name in METRICS if name != "inner"])  # no distance: refused
 @pytest.mark.parametrize("weights", [None, [2.0, 0.5, 1.0]])
 def test_costs_of_neighbours(metric, weights):
-    """The k least costs of each row, and where symmetric of each column, as SciPy's matrix has them."""
+    """The k least costs of each row, and if symmetric of each column, equal SciPy's matrix."""
     rng = np.random.default_rng(0)
     x, y = rng.random((60, 3)) + 0.1, rng.random((40, 3)) + 0.2
     M = np.asarray(mapuot.PointCloud(x, y, metric, 0.7, weights))
@@ -247,7 +247,7 @@ def test_neighbours_in_many_dimensions(metric, far, monkeypatch):
 @pytest.mark.parametrize("reference", ["product", "uniform"])
 @pytest.mark.parametrize("change", [0.5, 1 - 1e-6, 1.0, 1.2])
 def test_the_bound_is_true(form, reference, change):
-    """Of every pattern, from one that misses half of the mass to nearly all pairs, for every kind of side.
+    """The bound is true for every pattern, from half of the mass missing to nearly all pairs, and any kind of side.
 
     Stored costs may differ from the formula: with lower ones a plan once had the bound 0 below its true price.
     """
@@ -358,7 +358,7 @@ class Slices:
 
 
 def kept_pairs(S, form):
-    """(PairsFile over slices of the arrays of S, these by name)."""
+    """Return (PairsFile over slices of the arrays of S, these arrays by name)."""
     given = S.asformat(form)
     arrays = {name: Slices(getattr(given, name)) for name in ("data", "indices", "indptr")}
     return PairsFile(arrays, form, S.shape, contextlib.nullcontext), arrays
@@ -390,7 +390,7 @@ def test_rows_of_files_come_in_blocks(form, seed, monkeypatch):
 
 
 def test_files_out_of_order_are_mended():
-    """Rows that fall, and pairs that are there twice, in one block or two."""
+    """A file with falling indices and repeated pairs, in one block or two, is read as SciPy's sorted matrix."""
     data, indices = np.arange(1.0, 9), np.array([3, 1, 1, 0, 2, 2, 2, 5])
     S = sparse.csr_array((data, indices, np.array([0, 3, 3, 8])), shape=(3, 6))
     for form, given in (("csr", S), ("csc", sparse.csc_array((data, indices, S.indptr), shape=(6, 3)))):

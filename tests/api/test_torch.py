@@ -22,7 +22,7 @@ REG_M = [1.0, (0.3, 5.0), 1e3]
 
 
 def tensors(p=None, m=4, n=5, seed=0, own=False, dtype=torch.float64):
-    """(a, b, M) with gradients asked for; masses differ."""
+    """Return (a, b, M) with gradients asked for; masses differ."""
     rng = np.random.default_rng(seed)
     lead = () if p is None else (p,)
     a, b = rng.uniform(0.3, 1, (*lead, m)), rng.uniform(0.3, 1.2, (*lead, n))
@@ -87,7 +87,7 @@ def test_forbidden_pairs():
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("loss", ["loss", "divergence", "points"])
 def test_half_precision_is_solved_in_float32(dtype, autocast, loss):
-    """Value and gradient of the numbers that the half tensors hold; each gradient in its input's dtype."""
+    """Half tensors have the value and gradient of the numbers that they hold; each gradient has its input's dtype."""
     a, b, M = (x.detach() for x in tensors(p=2, dtype=torch.float32))
     given = {"loss": [M, a, b], "divergence": [(M[:, :4] - M[:, :4].T).abs(), a, a.flip(1)],
              "points": [torch.rand(4, 2), torch.rand(5, 2), a[0], b[0]]}[loss]  # fmt: skip
@@ -150,7 +150,7 @@ def test_modules_are_the_functions(kind):
 @pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (None, 0, 0), (None, None, 0)])
 @pytest.mark.parametrize("way", ["called", "compiled"])
 def test_transforms_of_torch_func(dims, way, device):
-    """vmap is a batch; grad, jacrev and both orders of vmap with grad are backward(), in a compiled program, too."""
+    """vmap is a batch; grad, jacrev and both orders of vmap with grad equal backward(), also when compiled."""
     torch.compiler.reset()
     a, b, M = (x.detach().to(device) for x in tensors(p=3))
     inputs = [a, b, M * torch.tensor([1.0, 1.5, 0.7], dtype=M.dtype, device=device)[:, None, None]]
@@ -212,7 +212,7 @@ COMPILED = {
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", COMPILED)
 def test_a_compiled_loss_is_one_operator(case, device):
-    """No break of the graph, as value and gradient without a compiler, and nothing kept when both are told."""
+    """A compiled loss breaks no graph, equals the uncompiled one, and keeps nothing after value and gradient."""
     loss, given = COMPILED[case]
     found = []
     for call in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
@@ -229,7 +229,7 @@ def test_a_compiled_loss_is_one_operator(case, device):
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_a_compiled_loss_has_no_second_derivatives():
-    """It says so instead of zeros; and no batch is mapped over. A sparse loss breaks the graph."""
+    """A second derivative of a compiled loss and a mapped batch raise; a sparse loss breaks the graph."""
     torch.compiler.reset()
     slope = torch.func.jacrev(COMPILED["in float32"][0])
     with pytest.raises(Exception, match="one gradient, and none around it"):
@@ -248,7 +248,7 @@ def test_a_compiled_loss_has_no_second_derivatives():
 
 
 def csr_case(m=5, n=6, parts=1, dtype=torch.float64, seed=0):
-    """(a, b, indices, values, M): the pairs of a chain and some more; nothing between the parts."""
+    """Return (a, b, indices, values, M): the pairs of a chain and some more; nothing between the parts."""
     rng = np.random.default_rng(seed)
     stored = rng.random((m, n)) < 0.4
     stored[np.arange(m), np.arange(m)] = stored[np.arange(m), np.arange(m) + 1] = True
@@ -261,7 +261,7 @@ def csr_case(m=5, n=6, parts=1, dtype=torch.float64, seed=0):
 
 
 def filled(M):
-    """The dense tensor with inf where nothing is stored."""
+    """Return the dense tensor with inf where nothing is stored."""
     return torch.where(torch.sparse_csr_tensor(M.crow_indices(), M.col_indices(), torch.ones_like(M.values()), M.shape)
                        .to_dense() > 0, M.to_dense(), torch.inf)  # fmt: skip
 
@@ -358,7 +358,7 @@ REACHES = [None, 0.5, 2.0]
 
 
 def measures(*lead, n=9, m=7, d=2, mass=1.0, seed=0, dtype=torch.float64):
-    """(a, x, b, y) with gradients asked for; b has ``mass`` times the mass of a."""
+    """Return (a, x, b, y) with gradients asked for; b has ``mass`` times the mass of a."""
     rng = np.random.default_rng(seed)
     a, b = (rng.uniform(0.3, 1.0, (*lead, k)) for k in (n, m))
     a, b = a / a.sum(-1, keepdims=True), mass * b / b.sum(-1, keepdims=True)
@@ -370,9 +370,9 @@ def measures(*lead, n=9, m=7, d=2, mass=1.0, seed=0, dtype=torch.float64):
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("p", [1, 2])
 def test_it_agrees_with_geomloss(p, reach, debias):
-    """It makes one step a blur, from ``diameter`` down: with 700 between .32 and .3 it comes near its limit.
+    """GeomLoss makes one step a blur, from ``diameter`` down: with 700 between .32 and .3 it comes near its limit.
 
-    Its slopes of a finite reach are (rho + eps / 2) / (rho + eps) of the derivative.
+    At a finite reach GeomLoss's slopes are (rho + eps / 2) / (rho + eps) of the derivative.
     """
     geomloss = pytest.importorskip("geomloss")
     tensors = measures(2, n=6, m=5, mass=1.0 if reach is None else 1.4)
@@ -589,7 +589,7 @@ def test_a_result_of_tensors(dtype, options):
 
 
 def test_other_arguments_of_tensors():
-    """Penalties of points, reference, start and memory of the plan; a tensor among arrays is enough."""
+    """The loss takes penalties of points, reference, start and plan memory; one tensor among arrays is enough."""
     M, a, b = case_tensors()
     rho, c = torch.linspace(0.5, 2.0, 30), torch.rand(30, 40, dtype=torch.float64)
     out = torch.zeros_like(M)
@@ -652,7 +652,7 @@ def test_a_gradient_that_is_lost_is_told_at_the_callers_line():
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_a_sparse_csr_tensor_is_solved_as_its_pairs():
-    """The plan is such a tensor, too, in the same places; indices of 32 and 64 bits, half precision in float32."""
+    """The plan is a sparse tensor, too, with equal indices; indices of 32 and 64 bits, half precision in float32."""
     from scipy import sparse
 
     rng = np.random.default_rng(0)
@@ -679,7 +679,7 @@ def test_a_sparse_csr_tensor_is_solved_as_its_pairs():
 
 
 def test_a_balanced_loss_stops_by_its_value(recwarn):
-    """The plan is open to rounding: it cost 36,000 products and a warning, of a value known to 3e-9."""
+    """Rounding leaves the plan open: it once cost 36,000 products and a warning, at a value known to 3e-9."""
     torch.manual_seed(0)
     x, y = torch.randn(2, 256, 4, dtype=torch.float64), torch.randn(2, 256, 4, dtype=torch.float64)
     found = {}

@@ -1,4 +1,4 @@
-"""Solves that skip pairs of points: their bounds are true, and every number is of one plan."""
+"""Solves that skip pairs of points have true bounds, and all their numbers are of one plan."""
 
 import math
 
@@ -23,7 +23,7 @@ def clouds(m=260, n=220, d=2):
 def compare(x, y, a, b, reg, reg_m=1.0, penalty="kl", tol=1e-6, least=1.0, metric="sqeuclidean", near=None, **options):
     """A truncated solve agrees with a solve over all pairs; ``least``: the largest share of pairs that may be kept.
 
-    ``near``: how far from the answer it begins, from zeros where it is None.
+    ``near``: distance of the start from the answer; None starts from zeros.
     """
     exact = mapuot.PointCloud(x, y, metric, truncate=None)
     want = mapuot.solve(exact, a, b, reg=reg, reg_m=reg_m, penalty=penalty, tol=1e-10)
@@ -63,7 +63,7 @@ def test_every_penalty_and_metric(penalty, metric):
 @pytest.mark.parametrize("reg_m", [1.0, (1.0, math.inf)])
 @pytest.mark.parametrize("rows", [slice(130, 390), slice(-260, None), slice(1, None, 2)])
 def test_a_part_of_a_cloud_is_a_cloud(rows, reg_m):
-    """Its mask is of its own rows: those in front of it, which another cloud has, once made the core read elsewhere."""
+    """A mask covers the part's own rows: rows of another cloud in front once made the core read elsewhere."""
     x, y, a, b = clouds(520)
     options = {"reg": 5e-4, "reg_m": reg_m, "tol": 1e-4}
     part = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0)[rows], a[rows], b, **options)
@@ -76,7 +76,7 @@ def test_a_part_of_a_cloud_is_a_cloud(rows, reg_m):
 @pytest.mark.parametrize("backend", ["cpu", *CUDA])
 @pytest.mark.parametrize("precision", ["auto", "float64"])
 def test_sums_of_kept_pairs_are_those_of_a_matrix_that_forbids_the_others(backend, precision):
-    """On a line there, where boxes of 128 points keep a half of the pairs."""
+    """Sums of kept pairs equal a matrix that forbids the others; on a line boxes of 128 points keep half of all."""
     x, y, a, b = clouds() if backend == "cpu" else clouds(700, 600, 1)
     a[10:140] = 0.0
     reg, options = (5e-4, {}) if backend == "cpu" else (2e-4, {"near": 0.01, "backend": backend})
@@ -128,7 +128,7 @@ def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
 
 @pytest.mark.parametrize("d", [1, *(pytest.param(d, marks=pytest.mark.nightly) for d in (2, 3))])
 def test_groups_correct_passes(monkeypatch, d):
-    """A handful of passes, far fewer than without, balanced sides and points without mass among them."""
+    """Balanced sides and points without mass take a handful of passes, far fewer than without the correction."""
     monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 800 if d > 1 else 200)
     monkeypatch.setattr(boxes, "CORRECTION", math.inf)  # of so few points no groups are cheap
     reg, passes = {1: 5e-4, 2: 5e-3, 3: 2e-2}[d], []
@@ -150,7 +150,7 @@ def test_groups_correct_passes(monkeypatch, d):
 
 
 def test_a_correction_that_misleads_is_taken_back(monkeypatch):
-    """It raises the error, makes it infinite, or no number: the passes go on without any."""
+    """A correction that raises the error, or makes it infinite or NaN, is undone, and the passes go on without any."""
     monkeypatch.setattr(boxes, "CORRECTION", math.inf)
     monkeypatch.setattr(groups, "WIDE", math.inf)
     monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 60)
@@ -164,7 +164,7 @@ def test_a_correction_that_misleads_is_taken_back(monkeypatch):
 
 
 def test_groups_of_opposite_directions(monkeypatch):
-    """Their mean has no direction: of "cosine" groups lie between unit vectors, not on their sphere."""
+    """Opposite directions have no mean direction: groups of "cosine" lie between unit vectors, off the sphere."""
     monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 16)
     x, y = (np.where(np.arange(100) < k, -1.0, 1.0)[:, None] for k in (44, 36))
     ones = np.ones(100)

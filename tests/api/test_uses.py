@@ -57,7 +57,7 @@ def test_sharpness_of_the_extremes():
 @pytest.mark.parametrize("light", [1e-9, 1e-14, 1e-18, 1e-40, 1e-200])
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_sharpness_where_one_point_has_nearly_all_mass(kind, light):
-    """Two columns, one of a mass that all entropies are lost beside: entries one by one, in logarithms."""
+    """Sharpness is right where one mass of two columns hides all entropies: entries one by one, in logarithms."""
     M, b = COSTS["dense"][:, :2], np.array([1.0, light])
     result = mapuot.solve(sparse.csr_array(M) if kind == "sparse" else M, b=b, reg=0.02, reg_m=1e3, tol=1e-9)
     log = (result.log_u + np.log(1 / 30))[:, None] + result.log_v + np.log(b) - M / 0.02
@@ -142,7 +142,7 @@ def odds_apart(x, wanted):
 
 @pytest.mark.parametrize(("penalty", "tries", "least"), [("kl", 8, 6), ("l2", 6, 4), ("tv", 3, 1)])
 def test_tune_returns_what_was_asked_or_names_the_nearest(penalty, tries, least):
-    """The odds are within 1 % of those asked for; a share that jumps, or that no plan has, is an error."""
+    """The odds are within 1 % of the given odds; a share that jumps, or that no plan has, is an error."""
     rng, found = np.random.default_rng(3), 0
     for _ in range(tries):
         x, y = rng.integers(0, 4, (rng.integers(2, 20), 2)), rng.normal(size=(rng.integers(2, 20), 2))
@@ -240,7 +240,7 @@ def test_the_scale_of_many_costs_is_that_of_some_rows():
 
 
 def linear(M, a, b, rho):
-    """The optimum with total variation at rho, or balanced: a linear program in the plan and both sides of |r - t|."""
+    """Return the optimum with total variation at rho, or balanced, by a linear program."""
     m, n = M.shape
     into = np.vstack([np.kron(np.eye(m), np.ones(n)), np.kron(np.ones(m), np.eye(n))])
     cost, A = M.ravel(), into
@@ -250,7 +250,7 @@ def linear(M, a, b, rho):
 
 
 def kl(ot, case, rho):
-    """The optimum with Kullback-Leibler penalties, from above, by POT."""
+    """Return the optimum with Kullback-Leibler penalties, from above, by POT."""
     P = ot.unbalanced.mm_unbalanced(case.a, case.b, case.M, rho, div="kl", numItermax=20_000, stopThr=1e-12)
     return (P * case.M).sum() + sum(divergence("kl", P.sum(1 - k), (case.a, case.b)[k], rho).sum() for k in (0, 1))
 
@@ -281,7 +281,7 @@ def test_bounds_beside_linear_programs(reg, rho):
 @pytest.mark.parametrize("most", [1, 5, 20])
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 def test_any_answer_gives_true_bounds(most):
-    """Of a solve that was stopped, of points, of a sparse cost, of masses that are 0."""
+    """Stopped solves, points, sparse costs and masses of 0 give true bounds."""
     case = clouds(15, 12, 1e-3, 0.4, penalty="tv")
     low, high = case.solve(max_passes=most).unregularised_bounds()
     assert low <= linear(case.M, case.a, case.b, 0.4) <= high
@@ -311,7 +311,7 @@ def test_a_lower_bound_counts_its_rounding():
 
 
 def test_a_lower_bound_counts_the_rounding_of_costs():
-    """Of two vectors in nearly one direction 1 - cos has few digits in float64."""
+    """For two vectors in nearly one direction 1 - cos has few digits in float64, and the lower bound counts this."""
     for seed in range(60):
         rng = np.random.default_rng(seed)
         x = rng.random((1, 3)) + 0.1
@@ -342,7 +342,7 @@ def test_a_dual_value_counts_the_pairs_that_are_skipped():
 
 @pytest.mark.parametrize("penalty", ["tv", "l2"])
 def test_points_without_mass_may_take_some_without_entropy(penalty):
-    """The product of the masses forbids them: here all mass would go to the second row, at a cost of .2 at most."""
+    """The product of the masses forbids the pairs: all mass would go to the second row, at a cost of .2 at most."""
     M, a, b = np.array([[10.0], [0.0]]), np.array([1.0, 0.0]), np.ones(1)
     result = mapuot.solve(M, a, b, reg=1e-3, reg_m=(0.1, 100.0), penalty=(penalty, "kl"))
     low, high = result.unregularised_bounds()

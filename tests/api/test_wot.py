@@ -11,7 +11,7 @@ from mapuot.wot import OTModel, components
 
 
 def course(counts=((80, 60), (90, 40), (100, 20)), seed=0):
-    """Two kinds far apart; the counts by day and kind."""
+    """Return two cell kinds far apart; the counts by day and kind."""
     rng = np.random.default_rng(seed)
     kind = np.concatenate([np.repeat([0, 1], pair) for pair in counts])
     days = np.repeat(np.arange(len(counts), dtype=float), [sum(pair) for pair in counts])
@@ -47,7 +47,7 @@ def test_the_coupling_is_wots(growth):
 
 @pytest.mark.filterwarnings("ignore")
 def test_beside_wot():
-    """The same parameters in both, growth iterations included."""
+    """With equal parameters, growth iterations included, the couplings equal wot's."""
     pytest.importorskip("wot", reason="needs wot: pip install --no-deps wot")
     wot_itself = pytest.importorskip("wot.ot.optimal_transport")  # its solver, without the pages imported beside it
     X, days, _ = course(((25, 15), (30, 12)))
@@ -76,7 +76,7 @@ def test_growth_that_was_put_in_is_found():
 
 
 def test_growth_of_gene_sets():
-    """The rates are moscot's and wot's formulas, of scores and of genes by name; the coupling has these masses."""
+    """The rates follow moscot's and wot's formulas, for scores and for genes by name; the coupling has these masses."""
     X, days, _ = course()
     rng = np.random.default_rng(3)
     cells = anndata_of(X, days)

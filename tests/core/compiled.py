@@ -1,4 +1,4 @@
-"""The rules of src_c/common as they are compiled, one function at a time: records in, records out, numbers as they are.
+"""Compile the rules of src_c/common one function at a time: records in, records out, numbers as they are.
 
 The library exports few of them; here a C file of one line for each is compiled against the headers.
 """

@@ -1,4 +1,4 @@
-"""The coarse correction: its clusters, its matrix and its steps against the oracle, and the guard over it."""
+"""The coarse correction: clusters, matrix and steps equal the oracle's, and the guard protects it."""
 
 import weakref
 
@@ -16,7 +16,7 @@ PASSES = coarse.FIRST + 4  # the last three are corrected
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    """A first matrix after FIRST passes at any reg, of any K."""
+    """Build a first matrix after FIRST passes at any reg, of any K."""
     monkeypatch.setattr(coarse.Coarse, "sharp", 0.0)
     monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
 
@@ -24,7 +24,7 @@ def at_once(monkeypatch):
 @pytest.mark.parametrize("points", [1, 2, 7, 64, 333])
 @pytest.mark.parametrize("count", [1, 2, 16, 64])
 def test_split(points, count):
-    """Every point has a label, near points the same one, and no cluster has more than its share."""
+    """Every point has a label, near points share one, and no cluster has more than its share."""
     X = np.random.default_rng(points).normal(size=(points, 3))
     label = native.split(X, count)
     np.testing.assert_array_equal(label, reference.split(X, count))
@@ -36,7 +36,7 @@ def test_split(points, count):
 
 
 def test_points_far_from_all_others_are_clusters_of_their_own():
-    """In the cluster of others they would be moved as these are; where many lie far out, the others keep theirs."""
+    """Far points get their own cluster, as another one would move them along; many outliers leave the others theirs."""
     X = np.random.default_rng(1).normal(size=(1000, 3))
     X[[17, 500]] += [[100], [-300]]
     X[600:602, 1] += 1000
@@ -56,7 +56,7 @@ SIDES = {"kl": ((0.8, 2.5), 1.3), "rows balanced": ((np.inf, 2.5), 1.3), "balanc
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sides", SIDES)
 def test_corrected_passes(isa, threads, dtype, sides, monkeypatch):
-    """As the oracle makes them, with zeros, forbidden pairs and blocks of rows that end within a tile.
+    """Corrected passes equal the oracle's, with zeros, forbidden pairs and blocks of rows that end within a tile.
 
     The second labelled pass is itself corrected by the first one's matrix.
     """
@@ -70,7 +70,7 @@ def test_corrected_passes(isa, threads, dtype, sides, monkeypatch):
 
 @pytest.mark.parametrize("sides", SIDES)
 def test_corrected_steps(isa, sides, monkeypatch):
-    """Far from the answer, by the first matrix and, in a labelled pass and after it, by both."""
+    """Corrected steps are right far from the answer, by the first matrix and, around a labelled pass, by both."""
     monkeypatch.setattr(coarse.Coarse, "every", 1)
     reg_m, ratio = SIDES[sides]
     problem = make_problem(clouds(97, 90, reg=0.002, reg_m=reg_m, ratio=ratio))
@@ -119,7 +119,7 @@ def test_blocks_are_the_plan_between_clusters(isa):
 
 
 def test_a_wrong_correction_is_dropped():
-    """The guard goes back to the image before it, and no step is corrected until there is a new matrix."""
+    """The guard returns to the previous image, and no step is corrected until a new matrix is built."""
     workspace = corrected(dtype="float64")
     workspace.coarse_arrays["matrix"][:: workspace.coarse.count + 1] *= 0.3
     workspace.iterate(1)
@@ -135,7 +135,7 @@ def test_a_wrong_correction_is_dropped():
 
 
 def test_clusters_stay_while_the_core_points_at_them():
-    """Another solve of the same cost, in another thread, may put its own in their place."""
+    """A solve keeps its clusters while another solve of the cost, in another thread, may replace the stored ones."""
     workspace = corrected()
     alive = [weakref.ref(array) for array in coarse.FOUND[workspace.problem.cost][:2]]
     coarse.FOUND.pop(workspace.problem.cost)
@@ -147,7 +147,7 @@ def test_clusters_stay_while_the_core_points_at_them():
 
 
 def test_a_cloud_comes_again_in_other_clusters(monkeypatch):
-    """Over ranks it has more of them than alone; labels of more clusters wrote behind the sums of 16."""
+    """A cloud has more clusters over ranks than alone; labels of more clusters once wrote behind the sums of 16."""
     rng = np.random.default_rng(0)
     x, y = rng.random((660, 3)), rng.random((640, 3))
     cloud, one = mapuot.PointCloud(x, y, form=None), mapuot.PointCloud(x, y, form=None)
@@ -160,7 +160,7 @@ def test_a_cloud_comes_again_in_other_clusters(monkeypatch):
 
 
 def test_rows_of_a_function_have_the_clusters_of_their_matrix(monkeypatch):
-    """Its landmarks are kept of the sweep that finds the range: the same steps, and no further read of M."""
+    """Rows of a function keep landmarks in the sweep for the range: equal steps, and no further read of M."""
     case, reads = clouds(90, 110, reg=0.02), []
 
     def rows(i0, i1):

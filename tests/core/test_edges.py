@@ -1,4 +1,4 @@
-"""Rules at the very edge where they decide, which random problems hardly ever meet: draws, files, bounds of boxes."""
+"""Rules hold at their edge cases, which random problems hardly ever meet: draws, files, bounds of boxes."""
 
 import types
 
@@ -23,7 +23,7 @@ LONG, LAST = np.longdouble, np.nextafter(1.0, 0.0)
 
 
 def test_rows_without_mass_are_never_drawn():
-    """Where a row ends the next one with mass begins; at 1, but for its last digit, is the last one with mass."""
+    """A draw at a row's end takes the next row with mass; just below 1 it takes the last row with mass."""
     drawn = types.SimpleNamespace(random=lambda size: np.array([0.0, 0.25, np.nextafter(0.25, 0), 0.75, LAST]))
     rows = draw_rows(np.array([0.0, 1.0, 0.0, 2.0, 1.0, 0.0]), 5, drawn, "independent")
     np.testing.assert_array_equal(rows, [1, 3, 1, 4, 4])
@@ -32,7 +32,7 @@ def test_rows_without_mass_are_never_drawn():
 @pytest.mark.parametrize("behind", [0, 100])
 @pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
 def test_columns_without_mass_are_never_drawn(form, behind):
-    """Of rows with zeros at both ends and within; of few columns, and of many that are looked at in runs."""
+    """Columns without mass are never drawn: zeros at both ends and within, few columns, and many, searched in runs."""
     P = np.array([[0.0, 1.0, 0.0, 3.0, 0.0], [0.0, 0.0, 2.0, 0.0, 0.0]])
     P = np.pad(P, ((0, 0), (0, behind)))
     if form is not np.asarray:
@@ -45,7 +45,7 @@ def test_columns_without_mass_are_never_drawn(form, behind):
 
 
 def test_a_member_is_read_to_its_end_for_its_checksum(tmp_path):
-    """The damage lies behind the first MiB, which is read at once."""
+    """Damage behind the first MiB, which is read at once, is found."""
     path, M = tmp_path / "M.npz", np.random.default_rng(0).random((400, 800))
     np.savez(path, M=M)
     np.testing.assert_array_equal(np.asarray(files.open_matrix(path)), M)
@@ -57,7 +57,7 @@ def test_a_member_is_read_to_its_end_for_its_checksum(tmp_path):
 
 
 def repeated(far=1.0, reg_m=1.0):
-    """Boxes of sixteen points at one place, an iterate between them, and its plan in long double."""
+    """Return boxes of sixteen points at one place, an iterate between them, and its plan in long double."""
     rng = np.random.default_rng(0)
     places = rng.random((12, 2)) * far, rng.random((9, 2)) * far + 0.3
     x, y = (np.repeat(p, 16, 0) for p in places)
@@ -75,7 +75,7 @@ def repeated(far=1.0, reg_m=1.0):
 
 @pytest.mark.parametrize("far", [1.0, 1e3, 1e5])
 def test_bounds_between_boxes_of_one_point_each_are_reached(far):
-    """Sixteen points at one place: a bound is the sum itself, and its rounding must be on the safe side."""
+    """For sixteen points at one place the bound is the sum itself, rounded to the safe side."""
     _, found, state, P = repeated(far)
     _, _, arrays = found.take(state)
     arrays["x_cut"][:] = np.inf  # nothing is kept
@@ -91,7 +91,7 @@ def test_bounds_between_boxes_of_one_point_each_are_reached(far):
 
 @pytest.mark.parametrize(("p", "q"), [(60.0, 60.0), (60.0, -60.0), (90.0, 10.0), (-10.0, 90.0)])
 def test_bounds_hold_for_potentials_of_any_slopes(p, q):
-    """Both sides rise along the boxes: together, against each other, one of them alone."""
+    """Bounds hold where both sides' potentials rise along the boxes, together or opposed, and where only one does."""
     rng = np.random.default_rng(0)
     cloud = mapuot.PointCloud(rng.random((48, 2)), rng.random((48, 2)), truncate=2.0)
     task = in_boxes(Problem.from_arrays(cloud, None, None, 0.1, 1.0, "kl", "product", cpu), False, 16)[0]
@@ -107,7 +107,7 @@ def test_bounds_hold_for_potentials_of_any_slopes(p, q):
 
 
 def test_what_skipped_mass_costs_a_kl_side_is_reached():
-    """rho (KL(r + t | q) - KL(r | q)), where all of t is skipped; sides with a hard point have no such bound."""
+    """Skipping t costs rho (KL(r + t | q) - KL(r | q)) at most; sides with a hard point have no such bound."""
     task, found, state, _ = repeated(reg_m=(0.7, 2.0))
     *sides, _ = found.take(state)
     growths = found.growths(state, (sides[0], sides[1]))
@@ -124,7 +124,7 @@ def test_what_skipped_mass_costs_a_kl_side_is_reached():
 
 
 def test_what_skipped_pairs_add_to_a_pass():
-    """(error + e) (1 + tau) + tau with tau the share of the mass, and reg times the mass to the gap, once."""
+    """The error becomes (error + e) (1 + tau) + tau, tau the mass's share; the gap grows once by reg times the mass."""
     task, found, state, _ = repeated()
     skips = Truncation(task, state, 1e-3, -1.0, 3.0, rough=False)
     skips.boxes, found.skipped = found, lambda state, kept: Share(0.02, 0.3)
@@ -139,7 +139,7 @@ def test_what_skipped_pairs_add_to_a_pass():
 
 
 def test_a_mask_skips_what_its_cuts_do():
-    """The runs that are made of cuts and read again leave the same bounds, by rows and by columns, to the last bit."""
+    """Runs made of cuts and read again give equal bounds, by rows and by columns, to the last bit."""
     _, found, state, _ = repeated()
     _, _, arrays = found.take(state)
     _, *whole = found.sweep(arrays | {"x_cut": np.full(12, np.inf)})
@@ -192,7 +192,7 @@ def test_what_is_missing_of_many_marginals_counts():
 
 
 def test_costs_of_denormal_numbers_are_not_infeasible(backend):
-    """1 / reg is inf then, so that no pair can carry mass; but none is forbidden, as a status tells."""
+    """At a reg with 1 / reg = inf no pair can carry mass, but none is forbidden, and the status says so."""
     for seed in range(20):
         rng = np.random.default_rng(seed)
         M = rng.random((4, 3)) * 10.0 ** rng.uniform(-318, -310)

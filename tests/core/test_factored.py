@@ -1,4 +1,4 @@
-"""Newton's steps with a factor end where passes stall, their answers are true, and their matrix is the Hessian."""
+"""Newton's steps with a factor converge where passes stall, give true answers, and use the Hessian."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ needs_oracle = pytest.mark.skipif(compiler() is None, reason="needs a C compiler
 
 
 def clusters(m, n, reg, reg_m=np.inf, seed=0, equal=True):
-    """Points of clusters with unequal widths and heavy tails; equal masses, or random ones."""
+    """Return points of clusters with unequal widths and heavy tails; equal masses, or random ones."""
     rng = np.random.default_rng([seed, m, n])
     centres, widths = rng.normal(size=(6, 3)), 10 ** rng.uniform(-2, -0.3, 6)
     x, y = (
@@ -26,7 +26,7 @@ def clusters(m, n, reg, reg_m=np.inf, seed=0, equal=True):
 
 
 def lattice(n, reg, seed):
-    """Points of a lattice: many equal costs, and groups that exchange nothing."""
+    """Return points of a lattice: many equal costs, and groups that exchange nothing."""
     rng = np.random.default_rng(seed)
     x, y = (rng.integers(0, 12, (n, 2)).astype(float) for _ in "xy")
     M = ((x[:, None] - y) ** 2).sum(-1)
@@ -35,7 +35,7 @@ def lattice(n, reg, seed):
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Let passes be few, so that the steps begin far from the answer."""
+    """Limit the passes, so that the steps begin far from the answer."""
     monkeypatch.setattr(factored, "MOST_PATIENCE", 0)
     monkeypatch.setattr(plain, "kept", [])  # records that were filled with the usual patience
 
@@ -94,14 +94,14 @@ def test_references(reference, soon):
 @pytest.mark.parametrize("n", [10, 30, 60])
 @pytest.mark.parametrize("reg", [1e-5, 1e-6])
 def test_small_problems_at_tiny_reg_converge(n, reg):
-    """They ended at a bound of 2 after 10,000 passes: lattices are the hardest of them."""
+    """Small problems at tiny reg converge; lattices, the hardest, once ended at a bound of 2 after 10,000 passes."""
     for seed in range(3):
         assert lattice(n, reg, seed).solve().converged
         assert clusters(n, n, reg, seed=seed).solve().converged
 
 
 def test_clusters_with_equal_masses_converge():
-    """They ended stalled at 5e-5 after 37,000 products."""
+    """Clusters with equal masses converge; they once stalled at 5e-5 after 37,000 products."""
     result = clusters(400, 400, 1e-4).solve(threads=1)
     assert result.converged
     assert "factor" in result.how
@@ -137,7 +137,7 @@ def test_the_step_is_newtons(rho):
 
 
 def test_max_passes_is_kept():
-    """Steps with a factor follow a budget of passes; whoever allows fewer passes gets these alone."""
+    """Steps with a factor begin after a number of passes; a smaller limit of passes gives passes alone."""
     result = clusters(60, 60, 1e-5).solve(max_passes=7)
     assert result.status == "max_passes"
     assert result.n_passes <= 8

@@ -1,4 +1,4 @@
-"""Passes over the pairs that may carry mass: which they are, when the way is taken, and that its answers are true."""
+"""Passes over the pairs that may carry mass: the choice of pairs, the conditions of this path, and its true answers."""
 
 import dataclasses
 import itertools
@@ -29,7 +29,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["cpu", *CUDA])
 
 @pytest.fixture
 def small(monkeypatch):
-    """Let small problems take the way, however many pairs matter, on a GPU at any small reg."""
+    """Let small problems take this path, however many pairs matter, on a GPU at any small reg."""
     monkeypatch.setattr(stages, "SERIAL_ENTRIES", 0)
     monkeypatch.setattr(kept, "MOST_SHARE", 1.0)
     monkeypatch.setattr(kept, "MOST_OF_LINES", math.inf)
@@ -39,19 +39,19 @@ def small(monkeypatch):
 
 
 def placed(M, backend):
-    """An array where the backend has it."""
+    """Return an array on the backend's device."""
     return M if backend == "cpu" else import_module("cupy").asarray(M)
 
 
 def grid(side, reg, reg_m, **more):
-    """A grid against itself: costs with many ties."""
+    """Return a grid against itself: costs with many ties."""
     x = np.stack(np.meshgrid(np.arange(side), np.arange(side)), -1).reshape(-1, 2) / side
     M = ((x[:, None] - x) ** 2).sum(-1)
     return clouds(side**2, side**2, reg, reg_m, seed=3, **more).replace(M=M / M.max())
 
 
 def tails(reg, reg_m):
-    """Points with heavy tails, masses over six decades."""
+    """Return points with heavy tails, masses over six decades."""
     rng = np.random.default_rng(5)
     x, y = rng.standard_t(1.5, (40, 2)), rng.standard_t(1.5, (35, 2))
     M = ((x[:, None] - y) ** 2).sum(-1)
@@ -83,7 +83,7 @@ def test_answers_are_true(name, backend, small):
 @needs_oracle
 @pytest.mark.parametrize("nats", [0.5, 3.0])
 def test_pairs_that_were_missed_are_found(nats, small, monkeypatch):
-    """Of too few pairs the answer is another one, which no pass over all pairs certifies."""
+    """Too few pairs give a wrong answer, which no pass over all pairs certifies; the missing pairs are then found."""
     monkeypatch.setattr(kept, "NATS", nats)
     monkeypatch.setattr(kept, "MOVE", 0.0)
     for seed in range(3):
@@ -119,7 +119,7 @@ def test_pairs_that_are_kept_certify_nothing_of_the_others(reg_m, small, monkeyp
 
 
 def test_the_way_is_left_where_many_pairs_matter():
-    """And where a solve is small, begins warm or has one potential."""
+    """The path is left where many pairs matter, a solve is small, begins warm, or has one potential."""
     rng = np.random.default_rng(0)
     line, cube = rng.random((2, 700, 1)), rng.random((2, 700, 3))
     for (x, y), reg, taken in ((line, 1e-3, False), (line, 1e-6, False), (cube, 1e-3, False), (cube, 1e-5, True)):
@@ -149,7 +149,7 @@ def test_it_ends_where_it_is_told_to(options, small):
 
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 def test_pairs_that_leave_no_mass_are_found_once(small):
-    """Since no others would have any, either."""
+    """Pairs without mass are searched once, since no others would have any, either."""
     case = clouds(40, 30, 1e-5, 0.01)
     result = case.replace(M=case.M + 100).solve(symmetric=False, max_passes=400)
     assert WAY in result.how
@@ -158,7 +158,7 @@ def test_pairs_that_leave_no_mass_are_found_once(small):
 
 
 def test_potentials_that_pairs_led_astray_are_left():
-    """From them passes over all pairs would not find back; from those before they do."""
+    """Passes over all pairs would not recover from the far potentials; these are dropped, and the solve converges."""
     x, y = np.random.default_rng(0).random((2, 700, 3))
     M = ((x[:, None] - y) ** 2).sum(-1)
     result = mapuot.solve(M, reg=1e-5 * M.max(), reg_m=(1.0, np.inf), threads=1, max_passes=5000)
@@ -170,7 +170,7 @@ def test_potentials_that_pairs_led_astray_are_left():
 @pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_near_pairs(order, dtype, backend):
-    """All with exponents so far below 0 at most, in their order, with their costs; None where they are too many."""
+    """Return, in order, the pairs with exponents at most so far below 0, and their costs; None for too many pairs."""
     rng, module = np.random.default_rng(1), pick(backend)
     M, c = np.asarray(rng.random((37, 531)), dtype, order), np.asarray(rng.uniform(0.1, 1, (37, 531)), order=order)
     M[rng.random(M.shape) < 0.1], c[rng.random(M.shape) < 0.1] = np.inf, 0
@@ -224,7 +224,7 @@ def test_parts(on_gpu):
 @pytest.mark.parametrize("apart", [0.0, 1.0])
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 0.3)])
 def test_steps_are_those_of_the_cpu(reg_m, apart, cluster, monkeypatch, on_gpu):
-    """Two passes with a step between them, of one part and of two, by one cluster of blocks and by all."""
+    """Two passes with a step between them agree, of one part and of two, by one cluster of blocks and by all."""
     monkeypatch.setattr(on_gpu[1], "CLUSTER_PAIRS", cluster)
     case = clouds(40, 33, 1e-2, reg_m)
     case.M[20:, :17] += apart

@@ -1,6 +1,6 @@
-"""Every C kernel through Python against numpy: instruction sets, storage, threads, odd sizes, odd layouts.
+"""Every C kernel matches numpy through Python: instruction sets, storage, threads, odd sizes, odd layouts.
 
-tests/core/check_kernels.c compares the same kernels with scalar ones, behind guard bytes; here the oracle is numpy.
+tests/core/check_kernels.c compares these kernels with scalar ones, behind guard bytes; here the oracle is numpy.
 """
 
 import mmap
@@ -35,7 +35,7 @@ def options(dtype="float64", threads=1, translate=True, memory=5, in_place=False
 
 
 def compare_passes(case, passes, tol, **keywords):
-    """The state of the CPU's workspace after some passes against the oracle's."""
+    """Compare the CPU workspace's state after some passes with the oracle's."""
     problem, wanted = make_problem(case), options(**keywords)
     start = np.random.default_rng(5).normal(0, 0.3, case.M.shape[1])
     ours, oracle = cpu.Workspace(problem, wanted), reference.Workspace(problem, wanted)
@@ -71,7 +71,7 @@ def compare_passes(case, passes, tol, **keywords):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_row_pass_and_finish_pass(isa, dtype):
-    """One pass and three, by some threads; a pass that overwrites K."""
+    """One pass and three passes are right on several threads, as is a pass that overwrites K."""
     for k, shape in enumerate(SHAPES):
         case, threads = clouds(*shape, reg=0.3, reg_m=(0.8, 2.5), ratio=1.3), (1, 2, 3, 40)[k // 3 % 4]
         one = (case, with_zeros(case), with_forbidden(case))[k % 3]
@@ -96,7 +96,7 @@ def test_passes_by_penalty(isa, penalty):
 
 
 def layouts(M):
-    """The same matrix in memory as C, Fortran, backwards, spread, and starting at an odd place."""
+    """Return a matrix in several memory layouts: C, Fortran, backwards, spread, and starting at an odd place."""
     m, n = M.shape
     spread, odd = np.full((2 * m, 3 * n), np.nan, M.dtype), np.full(m * n + 1, np.nan, M.dtype)
     spread[::2, ::3] = M
@@ -109,7 +109,7 @@ def layouts(M):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_streams(isa, threads, dtype):
-    """plan, apply, apply_transpose, sums, extrema on every layout."""
+    """plan, apply, apply_transpose, sums and extrema agree on every layout."""
     rng = np.random.default_rng(3)
     for k, shape in enumerate(SHAPES[:: 1 if threads == 1 else 4]):
         case = clouds(*shape, reg=0.1)
@@ -161,7 +161,7 @@ def read_by_all_streams(M, c, vectors, threads):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_no_bit_depends_on_how_costs_lie_in_memory(isa, threads, dtype):
-    """Panels of 64 x 64 and of 8 x 512, whole and cut off."""
+    """Panels of 64 x 64 and of 8 x 512 are right, whole and cut off."""
     rng = np.random.default_rng(7)
     for m, n in [(1, 1), (66, 1), (67, 133), (130, 600)]:
         M, c = rng.normal(size=(m, n)).astype(dtype), rng.random((m, n))
@@ -206,7 +206,7 @@ def far_apart(rows, columns, stride, dtype):
 @pytest.mark.skipif(os.uname().sysname != "Linux", reason="needs MAP_NORESERVE")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_indices_beyond_2_to_the_31(isa, dtype):
-    """M, K and the plan each with entries more than 2^31 entries apart."""
+    """M, K and the plan may have entries more than 2^31 entries apart."""
     case, stride = clouds(3, 40, reg=0.1), (1 << 30) + 16
     wide = far_apart(3, 40, stride, dtype)
     wide[:] = case.M
@@ -241,7 +241,7 @@ def test_instruction_sets():
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("reg", [1.0, 1e-200])
 def test_numbers_below_the_least_normal_one(isa, threads, reg):
-    """A pass takes them for 0, unless reg is so small that they may count; the caller's own arithmetic keeps them."""
+    """A pass flushes subnormals to 0 unless reg is so small that they may count; the caller's arithmetic keeps them."""
     case = clouds(40, 9, reg=0.1)
     problem = Problem.from_arrays(case.M, case.a, case.b, 0.1, 1.0, "kl", "product", cpu)
     workspace = cpu.Workspace(problem, make_options("auto", "float64", 1e-6, None, threads))
@@ -258,7 +258,7 @@ def test_numbers_below_the_least_normal_one(isa, threads, reg):
 
 @pytest.mark.parametrize("penalty", ["kl", "balanced", "tv"])
 def test_a_row_that_a_pass_finds_without_mass_leaves_no_bound(isa, threads, penalty):
-    """Its loss stands in no sum: K is made anew, and until then there is neither gap nor dual value."""
+    """The mass of such a row is in no sum: K is rebuilt, and until then there is neither gap nor dual value."""
     case = clouds(21, 9, reg=0.1, reg_m=np.inf if penalty == "balanced" else 1.0, penalty=(penalty, "kl"))
     case = case.replace(reg_m=(case.reg_m, 1.0))
     workspace = cpu.Workspace(make_problem(case), options(threads=threads))

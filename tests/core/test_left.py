@@ -17,7 +17,7 @@ LETTERS = "abcd"
 
 
 def made(sizes, free=()):
-    """A random W, the state beside it, and each marginal's own numbers."""
+    """Return a random W, the state beside it, and each marginal's own numbers."""
     rng = np.random.default_rng(list(sizes))
     n, fi = sum(sizes), [0.0 if k in free else 0.5 + 0.1 * k for k in range(len(sizes))]
     left = Left(list(sizes), rng.normal(size=n), fi, 1 + (sizes == LARGE))
@@ -26,7 +26,7 @@ def made(sizes, free=()):
 
 
 def log_sums(left, W, base, log_u):
-    """log s of all axes, from potentials."""
+    """Return log s of all axes, from potentials."""
     x = left.log_weight + log_u - left.shift
     out, axes = [], LETTERS[: W.ndim]
     for k, letter in enumerate(axes):

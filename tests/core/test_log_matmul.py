@@ -1,4 +1,4 @@
-"""log_matmul against the sum in float64, term by term: values, zeros, NaN, all paths, every ISA, on a GPU, too."""
+"""log_matmul matches the float64 sum: values, zeros, NaN, all paths, every instruction set, on a GPU, too."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ FAR = [pytest.param(scale, marks=pytest.mark.slow) for scale in (400.0, 1e4)]  #
 
 
 def right_of(A, B):
-    """The definition, (p, m, k, n) entries in float64."""
+    """Return the definition's value by (p, m, k, n) entries in float64."""
     with np.errstate(invalid="ignore"):
         return logsumexp(A.astype(float)[..., :, :, None] + B.astype(float)[..., None, :, :], axis=-2)
 
@@ -56,7 +56,7 @@ def array(request, monkeypatch):
 @pytest.mark.parametrize("scale", [1.0, 30.0, *FAR])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_every_shape_and_range(dtype, scale, array):
-    """Scales 1 and 30 are the fast path's; at 400 most, at 1e4 nearly all entries fall back."""
+    """Scales 1 and 30 take the fast path; at 400 most, at 1e4 nearly all entries fall back."""
     for shape in SHAPES:
         A, B = factors(*shape, dtype, scale)
         for exact in (False, True):
@@ -79,7 +79,7 @@ def test_threads_agree_bit_for_bit(threads):
 
 
 def test_guard_is_sharp():
-    """Row and column maxima that never meet: the fast path would lose all of the sum."""
+    """Where row and column maxima never meet, the fast path would lose all of the sum."""
     for gap in (100.0, 335.0, 336.0, 370.0, 1000.0):
         A, B = np.array([[0.0, -gap]]), np.array([[-gap], [0.0]])
         assert_allclose(log_matmul(A, B), [[-gap + np.log(2)]], rtol=1e-15)

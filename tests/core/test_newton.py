@@ -1,4 +1,4 @@
-"""Newton's step towards hard columns (src_c/newton.c): the dense equations, and true bounds of every kind of problem.
+"""Newton's step towards hard columns (src_c/newton.c) solves the dense equations and gives true bounds.
 
 The optimum is known beforehand: it is chosen, and the plan under test is a pass away from it.
 """
@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("rho", [np.inf, 2.0])
 
 
 def near_optimum(seed, rho, apart, m=9, n=12):
-    """(P after a pass from log v that is apart from the best one, that log v, P*, fi of the rows)."""
+    """Return (P after a pass from log v apart from the best one, this log v, P*, fi of the rows)."""
     rng = np.random.default_rng(seed)
     K, log_u, log_v = np.exp(-3 * rng.random((m, n))), rng.normal(size=m), rng.normal(size=n)
     best, fi = np.exp(log_u)[:, None] * K * np.exp(log_v), 1 / (1 + REG / rho)
@@ -51,7 +51,7 @@ def step(P, log_v, b, fi, tol, rho=None, symmetric=False, extra=0.0, rough=0.0, 
 
 @pytest.mark.parametrize("rho", [0.2, 50.0])
 def test_a_rough_step_leaves_the_share_it_is_told(rho):
-    """Of its equations, with soft columns, too, which it need not certify; or ends after so many products."""
+    """A rough step leaves the given share of its equations, with soft columns, too, or ends after so many products."""
     P, log_v, best, fi = near_optimum(3, rho, 2.0)
     rates = np.full(P.shape[1], REG / rho)
     b = best.sum(0) * np.exp(rates * log_v)
@@ -67,7 +67,7 @@ def test_a_rough_step_leaves_the_share_it_is_told(rho):
 
 
 def bounds(P, log_v, b, fi, rho, symmetric, extra, y):
-    """(bound of the plan, bound after the step), every term from its definition."""
+    """Return (bound of the plan, bound after the step), every term from its definition."""
     s, sides = P.sum(0), 1 + symmetric
     mass, hard, rate = s.sum(), np.isinf(rho), REG / rho
     asked, apart = b * np.exp(-rate * log_v), extra
@@ -187,7 +187,7 @@ def test_what_cannot_be_met_is_not_certified():
 
 
 def least_ritz(A, start, count):
-    """The least eigenvalue that conjugate gradients have met: of A on the Krylov space of as many directions."""
+    """Return the least eigenvalue that conjugate gradients find: of A on the Krylov space of as many directions."""
     basis = np.zeros((len(A), 0))
     for _ in range(count):
         start = start / np.linalg.norm(start)
@@ -263,7 +263,7 @@ def test_the_least_curvature_is_that_of_the_stiffest_row():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_pass_after_a_dropped_step_is_certified_too(seed):
-    """A limit ends a solve where the guard dropped the last step; the pass made after it misses hard columns."""
+    """At a limit where the guard dropped the last step, the pass after it misses hard columns, and is certified."""
     rng = np.random.default_rng(seed)
     x, y = np.sort(rng.random(22)), np.sort(rng.random(22))
     E = (x[:, None] - y) ** 2 / 10 ** rng.uniform(-4.5, -3)
@@ -278,7 +278,7 @@ def test_a_pass_after_a_dropped_step_is_certified_too(seed):
 
 @pytest.mark.parametrize("seed", [0, 1, 9])
 def test_passes_go_on_where_a_step_proves_too_little(seed, backend):
-    """A pass after a step may miss columns by less than tol and still be too far off: more passes must follow it."""
+    """After a step that misses columns by less than tol while the plan is too far off, more passes follow."""
     rng = np.random.default_rng(seed)
     x, y = rng.standard_t(2, (24, 2)), rng.standard_t(2, (20, 2))
     M, a, b = ((x[:, None] - y) ** 2).sum(2), rng.random(24) + 0.1, rng.random(20) + 0.1

@@ -14,7 +14,7 @@ DEVICES = ["cpu", *CUDA]
 
 
 def cloud(n=90, d=2, seed=0):
-    """Points of the unit cube and masses of sum 1."""
+    """Return points of the unit cube and masses of sum 1."""
     rng = np.random.default_rng([seed, n, d])
     a = rng.random(n) + 0.01
     return rng.random((n, d)), a / a.sum()
@@ -31,7 +31,7 @@ def indefinite(n):
 
 
 def given(kind, x):
-    """M as the library gets it, and as an array; pairs are those with 8 neighbours, from either side."""
+    """Return M as the library gets it, and as an array; pairs join 8 neighbours, from either side."""
     M = squared(x)
     if kind == "grid":
         return Grid((10, 6), spacing=0.1), squared(0.1 * np.argwhere(np.ones((10, 6))))
@@ -51,7 +51,7 @@ KINDS = ["array", "float32", "float64", "forbidden", "points", "points twice", "
 @pytest.mark.parametrize("reg", [0.1, 1e-3, 1e-5])
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_those_of_two_potentials_after_few_passes(kind, reg, backend):
-    """By one call of the core, and by passes that a callback hears."""
+    """After few passes answers equal two potentials', in one call of the core and in passes with a callback."""
     x, a = cloud(60, 13 if "13" in kind else 2)
     a[3] = 0.0
     (M, array), penalty = given(kind, x), kind if kind in ("tv", "l2") else "kl"
@@ -86,7 +86,7 @@ SIDES = {
     "way", ["cpu", *(pytest.param(x, marks=pytest.mark.gpu) for x in ("cuda", "portable") if CUDA)]
 )
 def test_certificates_are_those_of_the_oracle(way, name, monkeypatch):
-    """Pass by pass: both sides are as far from their optimum, and the next potential lies between two."""
+    """Pass by pass both sides are equally far from their optimum, and the next potential lies between two."""
     if way == "portable":
         monkeypatch.setenv("MAPUOT_CUDA", "portable")
     x, a = cloud(20, seed=5)
@@ -101,7 +101,7 @@ def test_certificates_are_those_of_the_oracle(way, name, monkeypatch):
 
 
 def test_a_kernel_that_alternates_is_left():
-    """Mass that goes back and forth between two halves: the averages creep, ordinary passes go on where they were."""
+    """If mass swings between two halves, the averages creep, and ordinary passes continue from there."""
     rng = np.random.default_rng(0)
     M = np.full((40, 40), np.inf)
     M[:20, 20:] = rng.random((20, 20))
@@ -125,7 +125,7 @@ def test_marginals_of_a_solve_that_ends_far_from_its_kernel():
 
 @pytest.mark.parametrize("tol", [1e-4, 1.6e-5, 1e-6])
 def test_hard_sides_of_a_kernel_that_is_left_by_newtons_step(tol):
-    """A dropped step ends one potential, Newton's step from there the solve: no pass follows that is not certified."""
+    """A dropped step ends one potential, and Newton's step from there the solve: no uncertified pass follows."""
     lower = [[0.13], [0.49, 0.99], [0.27, 0.55, 0.34], [0.3, 0.49, 0.28, 0.56], [0, 0.27, 0.17, 0.07, 0.62]]
     lower.append([0.13, 0.65, 0.35, 0.34, 0.71, 1.11])
     M = np.array([row + [0.0] * (6 - len(row)) for row in lower])
@@ -164,7 +164,7 @@ def test_what_differs_is_solved_as_ever():
 @pytest.mark.parametrize("reg", [0.1, 1e-3])
 @pytest.mark.parametrize("n", [40, 130])
 def test_batches(n, reg, reg_m, backend):
-    """Of one cost and of one each; a random M has a kernel that is not positive, and is left."""
+    """Batches with one cost and with a cost each agree; an indefinite kernel of a random M takes both potentials."""
     (x, _), A = cloud(n), np.random.default_rng(1).random((3, n)) + 0.01
     M = squared(x)
     every = [np.stack([M, 2 * M, 3 * M if reg_m == np.inf else indefinite(n)]), M, PointCloud(x)]
@@ -195,7 +195,7 @@ def test_starts():
 @pytest.mark.parametrize("kind", ["array", "turned", "points"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_half_of_a_kernel_stands_for_all_of_it(kind, threads):
-    """The marginal of the first pass, made around zeros, on both sides of all lines of the diagonal."""
+    """The first pass around zeros has its marginal right on both sides of all tile edges at the diagonal."""
     for n in (1, 15, 16, 17, 33, 64, 130, 400):
         x, a = cloud(n, seed=n)
         M = PointCloud(x, form=None) if kind == "points" else squared(x).T if kind == "turned" else squared(x)

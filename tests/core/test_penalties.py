@@ -38,7 +38,7 @@ def test_extrapolation_stays_where_the_dual_is_finite(backend):
 
 @pytest.mark.parametrize("reg_m", [1e-9, 1e-6, 1e-3])
 def test_rounding_leaves_the_dual_finite(backend, reg_m):
-    """Costs of 1e3 leave 1e-13 in a potential: more than its bound is known to."""
+    """Costs of 1e3 leave 1e-13 in a potential: more than the precision of its bound."""
     case = clouds(30, 20, reg_m=reg_m, penalty="tv")
     case = case.replace(M=1e3 * case.M, reg=30.0, a=1e3 * case.a, b=1e3 * case.b)
     for result in (case.solve(backend=backend), solve_as_batch(case, backend=backend)):
@@ -49,7 +49,7 @@ def test_rounding_leaves_the_dual_finite(backend, reg_m):
 @pytest.mark.parametrize("method", ["auto", "sinkhorn"])
 @pytest.mark.parametrize("seed", range(4))
 def test_total_variation_where_every_pair_is_too_dear(backend, method, seed):
-    """The plan is e^-300 and less of the masses, each potential at its bound but for rounding."""
+    """The plan is e^-300 and less of the masses, each potential at its bound up to rounding."""
     case = clouds(14, 11, reg=0.08 + 0.003 * seed, reg_m=(0.026, 23.0), penalty="tv", ratio=2.0, seed=seed)
     result = case.replace(M=50 + 10 * case.M).solve(backend=backend, method=method, tol=1e-6, precision="float64")
     assert result.converged
@@ -77,7 +77,7 @@ def test_tol_gap_waits_for_hard_columns(backend, kind):
 
 @pytest.mark.parametrize("tol_gap", [1e-4, 1e-6, 1e-7])
 def test_a_tol_gap_below_tol_ends_a_balanced_solve(tol_gap):
-    """Passes that meet their columns to tol once went on for the plan, which rounding leaves open, and "stalled"."""
+    """Passes that meet their columns to tol end; they once went on for a plan that rounding leaves open and stalled."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(200, 4)), rng.normal(size=(200, 4))
     M = ((x[:, None] - y) ** 2).sum(-1)
@@ -110,7 +110,7 @@ def formulas(request):
 
 @pytest.mark.parametrize("kind", SIDES)
 def test_penalty_formulas(kind, formulas):
-    """prox, dual term, violation and gap term, from the definition of D(r | t)."""
+    """prox, dual term, violation and gap term follow from the definition of D(r | t)."""
     law = LAW.get(kind, kind)
     rho, t, reg = np.full(9, SOFT.get(kind, np.inf)), np.linspace(0.2, 3, 9), 0.3
     given, upper = (rho, None) if kind != "range" else (1 - rho, 1 + rho)
@@ -140,7 +140,7 @@ def test_penalty_formulas(kind, formulas):
 
 
 def test_the_gap_of_kl_keeps_its_digits():
-    """x e^x - e^x + 1 by its series and by itself, at all x; r = 1e-9 of its best is no loss of all digits."""
+    """x e^x - e^x + 1 is right by its series and by itself, at all x; r = 1e-9 of its best keeps its digits."""
     x = np.array([-20.0, -3.0, -1.0, -0.2501, -0.2499, -0.1, -0.01, 0.01, 0.1, 0.2499, 0.2501, 1.0, 2.4, 5.0])
     r = np.exp(x)
     exact = np.log(np.asarray(r, np.longdouble))
@@ -161,7 +161,7 @@ def test_the_l2_prox_is_that_of_scipy(reg):
 
 @pytest.mark.parametrize("kind", ["tv", "range"])
 def test_misfit_is_the_distance_from_what_has_no_gap(kind, formulas):
-    """Of r on a fine grid, those without a Fenchel-Young gap at f; the misfit is how far the nearest of them is."""
+    """The misfit is the distance to the nearest r, on a fine grid, without a Fenchel-Young gap at f."""
     grid, t, rho, upper = np.linspace(0, 6, 6001), 2.0, *((0.5, None) if kind == "tv" else (0.5, np.float64(1.5)))
     every = np.full(len(grid), rho)
     for f in (-0.7, -0.5 * (1 - 4e-16), -0.5, -0.3, 0.0, 0.2, 0.5 * (1 - 4e-16), 0.5, 0.5 * (1 + 4e-16), 0.7):
@@ -174,7 +174,7 @@ def test_misfit_is_the_distance_from_what_has_no_gap(kind, formulas):
 
 
 def test_conjugate_is_a_minimum():
-    """The test's own formula against a search over r."""
+    """The test's own formula matches a search over r."""
     r = np.linspace(0, 20, 2_000_001)
     for kind in SIDES:
         rho, t, law = SOFT.get(kind, np.inf), 1.3, LAW.get(kind, kind)

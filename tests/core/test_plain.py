@@ -1,4 +1,4 @@
-"""The short way for small plain problems: the same answer, pass by pass, as the ordinary one, and nothing else."""
+"""The short path for small plain problems gives the ordinary path's answer, pass by pass."""
 
 from importlib import import_module
 
@@ -43,7 +43,7 @@ def compare_problems(p, q):
 
 
 def with_one_far(case):
-    """The same problem with a point far from all others, which no larger reg is for."""
+    """Return the case with a point far from all others; larger regs ignore it."""
     M = case.M.copy()
     M[7] *= 1e3
     return with_zeros(case.replace(M=M))

@@ -18,7 +18,7 @@ def rng():
 
 @pytest.fixture(params=[1, 3], ids=lambda parts: f"parts{parts}")
 def labelled(request, rng):
-    """(points, marginal of each, cell of each, log weights)."""
+    """Return (points, marginal of each, cell of each, log weights)."""
     owner, parts = np.repeat(np.arange(len(SHAPE)), SHAPE), request.param
     log_weight = np.where(owner == 2, 0.0, rng.normal(size=len(owner)) * 3)
     points = Points(SHAPE, log_weight, np.exp(log_weight), np.array(RHO), REG, EDGES)
@@ -56,7 +56,7 @@ def test_worth(isa, labelled, rng, spread):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1e5])
 @pytest.mark.parametrize("which", ["log_u", "log_s"])
 def test_no_worth_where_numbers_leave_float64(isa, labelled, which, value):
-    """At each place of a vector; -1e5 leaves it where the slope is steep, as e^(log_s) may be 0."""
+    """Numbers beyond float64 at any place of a vector give no value; so does -1e5, where e^(log_s) may be 0."""
     points, owner, _, _ = labelled
     for i in np.flatnonzero(owner == 3):
         x = {"log_u": np.zeros(len(owner)), "log_s": np.zeros(len(owner))}
@@ -95,7 +95,7 @@ def test_shares_and_changes(isa, labelled, rng):
 
 
 def weights(residual, dF, weight):
-    """argmin |residual - sum gamma_i dF_i| in the norm of ``weight``."""
+    """Return argmin |residual - sum gamma_i dF_i| in the norm of ``weight``."""
     root = np.sqrt(weight)
     return np.linalg.lstsq(root[:, None] * dF.T, root * residual, rcond=None)[0]
 
@@ -103,7 +103,7 @@ def weights(residual, dF, weight):
 @pytest.mark.parametrize("ends", [[1], [37], [1500], [7, 300, 340, 2900]])
 @pytest.mark.parametrize("alone", [0.0, 0.3])
 def test_steps_are_least_squares(isa, ends, alone):
-    """More differences than are held, and after a start anew."""
+    """Weights are right with more differences than the history holds, and after a new start."""
     rng, depth, past = np.random.default_rng(0), min(4, ends[0]), []
     history = History(depth, ends)
     for number in range(9):

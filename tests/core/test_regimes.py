@@ -1,4 +1,4 @@
-"""Where others fail: tiny reg, huge reg_m, unequal masses, extreme scales, negative costs, zeros, and large sizes."""
+"""Cases where other solvers fail converge: tiny reg, huge reg_m, unequal masses, extreme scales, zeros, large sizes."""
 
 import warnings
 
@@ -10,7 +10,7 @@ import mapuot
 
 
 def checked(case, backend="cpu", precision="float64", tol=1e-9, below=None, **options):
-    """Solve, insist on convergence without a warning, verify; the Result."""
+    """Solve, insist on convergence without a warning, verify; return the Result."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", mapuot.ScalingWarning)  # some regimes are about this warning
@@ -30,14 +30,14 @@ def test_every_reg(reg, reg_m):
 
 
 def apart(one, two):
-    """Two problems in one matrix, every pair between them forbidden."""
+    """Return two problems in one matrix, every pair between them forbidden."""
     M = np.full(np.add(one.M.shape, two.M.shape), np.inf)
     M[: len(one.M), : one.M.shape[1]], M[len(one.M) :, one.M.shape[1] :] = one.M, two.M
     return one.replace(M=M, a=np.r_[one.a, two.a], b=np.r_[one.b, two.b])
 
 
 def scaled(case, a=1.0, b=1.0, cost=1.0, shift=0.0):
-    """The same problem in other units of mass or of cost, or dearer by the same for every pair."""
+    """Return the problem in other units of mass or cost, or with a constant added to every cost."""
     units = {"reg": cost * case.reg, "reg_m": tuple(cost * rho for rho in case.reg_m)}
     return case.replace(M=cost * case.M + shift, a=a * case.a, b=b * case.b, **units)
 
@@ -97,7 +97,7 @@ SMALL = np.random.default_rng(0).random((4, 5)), np.full(4, 0.25), np.full(5, 0.
 
 @pytest.mark.parametrize("precision", ["mixed", "auto"])
 def test_a_step_that_outgrows_its_kernel_is_still_guarded(backend, precision):
-    """An extrapolation leaves the range of K: made again on a fresh one, it lowers the dual value and is dropped."""
+    """An extrapolation that leaves the range of K is repeated on a fresh K, lowers the dual value and is dropped."""
     rng = np.random.default_rng(1027)
     M = rng.random(rng.integers(3, 40, 2))
     result = mapuot.solve(M, reg=6.74e-4, reg_m=(60.7, 0.871), precision=precision, backend=backend)

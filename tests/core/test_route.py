@@ -34,7 +34,7 @@ def test_larger_regs():
 
 
 def test_a_cold_start():
-    """From zeros, by way of larger regs where reg is small; in float64 where float32 is not enough."""
+    """A cold start begins at zeros, with larger regs where reg is small, and in float64 where float32 is not enough."""
     easy, finer = ("zeros", 0.1, "float32", True), ("here", 0.1, "float64", True)
     assert told(way(clouds(9, 8, reg=0.1))) == [easy, finer]
     assert told(way(clouds(9, 8, reg=0.1), precision="mixed")) == [easy]
@@ -145,7 +145,7 @@ def with_one_far(distance, m=700, n=640):
 @pytest.mark.parametrize("form", [None, "auto"])
 @pytest.mark.parametrize("reg", [0.01, 0.001])
 def test_one_far_point_costs_no_passes(form, reg):
-    """At 100 times the distance of the others it has no larger regs of its own, and float32 passes last as long."""
+    """A point at 100 times the distance of the others adds no larger regs, and float32 passes last as long."""
     passes = []
     for distance in (0.5, 5.0, 100.0):
         x, y, a, b = with_one_far(distance)

@@ -1,6 +1,6 @@
 """The rules of a pass hold their mathematical properties; the rules of Python and of the C library are equal.
 
-A bound is compared with the largest error that it must cover, where one or two points nearly reach it.
+Each bound is compared with the largest error that it must cover, where one or two points nearly reach it.
 """
 
 import math
@@ -85,7 +85,7 @@ def test_the_gap_of_rounded_marginals(kind, d):
 
 
 def test_the_gap_of_a_rounded_hard_side():
-    """Its marginal is paid for by the potential, which is at most reg times the sizes of logarithms."""
+    """The potential pays for a hard side's marginal error: at most reg times the sizes of logarithms."""
     bound = rule("gap_of_rounded", limits(hard_sides=2, reg=0.5), 0.0, 4.0, 1e-7, 50.0)
     assert 2 * 4.0 * 1e-7 * 0.5 * 50.0 <= bound <= 1.001 * 2 * 4.0 * 1e-7 * 0.5 * 50.0
 
@@ -182,7 +182,7 @@ def test_the_gap_counts_the_rounding_of_marginals():
 
 
 def test_a_large_bound_errs_by_its_share():
-    """The mass that it is relative to is a sum of rounded entries, too."""
+    """The relative error allows for its mass, which is itself a sum of rounded entries."""
     one = plan_error(1e8 / (0.5 * 2))
     assert certified(gap=1e8, stats={"lost": 1e-3})[0] == pytest.approx(one * (1 + 2e-3), rel=1e-6)
     assert certified(gap=1e8)[0] == pytest.approx(one, rel=1e-9)
@@ -226,7 +226,7 @@ def test_a_gap_near_the_least_number_is_not_known():
 
 
 def test_the_bound_along_paths():
-    """Linear in the misfit, whatever the gap, and no better than the noise of its sums; the smaller bound counts."""
+    """The bound is linear in the misfit, whatever the gap, above the noise of its sums; the smaller bound counts."""
     for gap in (1e-13, 1e-9, 1e3):
         assert 40 * 5e-10 <= certified(gap=gap, misfit=1e-9, path=40)[0] <= 1.001 * 40 * 5e-10
     assert certified(gap=1e-9, misfit=1e-9)[0] >= plan_error(1e-9)
@@ -476,7 +476,7 @@ def test_guard_drops_steps_that_lower_the_dual_value():
 
 
 def test_guard_compares_with_the_best():
-    """A fall in small steps is one."""
+    """A fall in many small steps counts as a fall."""
     judge, dual = Judge(tol=1e-6, memory=5), 1.0
     assert not judge.settle(dual, 1.0)
     found = [judge.settle(1.0 - k * 0.8e-13, 1.0) for k in range(3)]

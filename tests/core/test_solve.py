@@ -1,4 +1,4 @@
-"""The solver against POT, numpy, exact answers and itself: iterates, methods, precisions, starts, stops."""
+"""The solver agrees with POT, numpy, exact answers and itself: iterates, methods, precisions, starts, stops."""
 
 import gc
 import time
@@ -14,7 +14,7 @@ import mapuot
 
 
 def iterates(case, count, **options):
-    """The state after count passes, whatever its error."""
+    """Return the state after count passes, whatever its error."""
     return case.solve(tol=1e-300, max_passes=count, precision="float64", **options)
 
 
@@ -33,7 +33,7 @@ def test_sinkhorn_makes_pots_iterates(backend, passes, reg_type):
 
 
 def pots_iterates(case, passes, reg_type="kl"):
-    """[log u_k], [log v_k] for k = 0 .. passes from POT's Sinkhorn; it starts at 1."""
+    """Return [log u_k], [log v_k] for k = 0 .. passes from POT's Sinkhorn; it starts at 1."""
     log_u, log_v = [np.zeros(len(case.a))], [np.zeros(len(case.b))]
     for k in range(1, passes + 1):
         with warnings.catch_warnings():
@@ -126,7 +126,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_of_a_call_stays(backend, name):
-    """No cycle of references holds the cost, or a device's vectors, until Python looks for cycles, perhaps never."""
+    """No cycle of references keeps the cost, or a device's vectors, alive after a call."""
     if backend == "reference":
         pytest.skip("arrays of NumPy in its own frames")
     case = clouds(12, 9)

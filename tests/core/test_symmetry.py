@@ -1,4 +1,4 @@
-"""Costs that must be symmetric may differ from their transpose by the rounding of their dtype, at any scale."""
+"""A symmetric cost may differ from its transpose by the rounding of its dtype, at any scale."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Threads, forks and signals: the same answers whoever does the work, and a solve that can be stopped."""
+"""Threads, forks and signals: the answers do not depend on the worker, and a solve can be stopped."""
 
 import gc
 import threading
@@ -20,7 +20,7 @@ CASE = clouds(90, 70, reg=0.02, reg_m=(1.0, 3.0), ratio=1.3)
 
 
 def test_threads_by_default_are_one_for_small_and_all_for_large():
-    """Pools of more than one thread, which are made when they are first asked for and kept."""
+    """Pools of more than one thread are made on first use and kept."""
     small, large, cores = clouds(20, 20), clouds(700, 700), core_count()
     calls = (small, None, False), (large, 1, False), (large, None, cores > 1), (small, cores + 1, True)
     native.pool_of.cache_clear()
@@ -130,7 +130,7 @@ def test_the_least_quota_of_the_cgroups(tmp_path, files, quota):
 
 
 def test_a_plan_that_is_being_formed_stops_nobody_else(monkeypatch):
-    """Another result's plan, in another thread and in a child that is forked meanwhile."""
+    """While one thread forms a plan, another thread and a forked child form other plans."""
     case, plan = CASE.replace(penalty=("kl", "tv")), HostOperator.plan
     one, other, right = case.solve(), case.replace(reg=0.05).solve(), case.replace(reg=0.05).solve().plan
     forms, ends = threading.Event(), threading.Event()

@@ -33,7 +33,7 @@ def case_wide_shapes(job):
 
 
 def case_where_rows_lie(job):
-    """On the host, read by a function, made on the device by one; a rank without any of them."""
+    """Rows may lie on the host, be read by a function, or be made on the device; a rank may have none."""
     for shape, split in [((37, 29), "even"), ((37, 29), "uneven"), ((5, 1100), "uneven")]:
         case = clouds(*shape)
         for form in (
@@ -44,7 +44,7 @@ def case_where_rows_lie(job):
 
 
 def case_a_kernel_that_one_rank_has_no_room_for(job):
-    """All of them make K anew in every pass."""
+    """If one rank has no room for K, all ranks rebuild K in every pass."""
     free = workspace.free_memory
     with mock.patch.object(workspace, "free_memory", (lambda enough: 0) if job.last else free):
         result = job.solve(clouds(37, 29))
@@ -73,7 +73,7 @@ def case_through_the_host(job):
 
 
 def case_truncated_points(job):
-    """Each rank skips pairs of its own boxes; the bound is of all of them, who agree where they start."""
+    """Each rank skips pairs of its own boxes; the bound covers all ranks, which agree on their start."""
     reached = groups.Groups.reached
     noisy = {"reached": lambda own, *by: reached(own, *by) + 1e-9 * job.ranks.rank}  # as last bits of GPUs are
     rng = np.random.default_rng(5)
@@ -94,7 +94,7 @@ def case_truncated_points(job):
 
 
 def case_pairs_from_the_device(job):
-    """They stay on the GPU where they lie, whatever the rank's number is, and the plan is there."""
+    """Pairs stay on their GPU, whatever the rank's number is, and so does the plan."""
     S, _, a, b = pairs(21, 17, 0.6)
     (i0, i1), count = job.bounds(21), cp.cuda.runtime.getDeviceCount()
     was, own = cp.cuda.Device(), cp.cuda.Device((count - 1 - job.ranks.rank) % count)
@@ -132,7 +132,7 @@ def case_errors_reach_everyone(job):
 
 
 def case_an_error_before_a_sum(job):
-    """The others have asked for it, and some wait for it on their GPUs."""
+    """An error on one rank reaches the others, some of which already wait for its sum on their GPUs."""
     row_pass, made = DeviceWorkspace.row_pass, []
 
     def fail(self):

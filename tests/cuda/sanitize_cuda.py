@@ -1,7 +1,7 @@
 """Passes of every kind of CUDA kernel, to be run under compute-sanitizer (make sanitize-gpu).
 
-A few blocks and short rings, so that small problems go round them several times. As MAPUOT_CUDA=racecheck asks for,
-the rows are as many as give every group of warps the same number of tiles.
+A few blocks and short rings make small problems go round them several times. For MAPUOT_CUDA=racecheck, the row counts
+give every group of warps the same number of tiles.
 """
 
 import math
@@ -36,7 +36,7 @@ def passes(n: int, precision: str, narrow: bool, in_place: bool = False) -> None
 
 
 def batches() -> None:
-    """Small problems in blocks of every width, larger ones as products, and log_matmul by tiles and by cuBLAS."""
+    """Solve small problems in blocks of every width, larger ones as products, and log_matmul by tiles and by cuBLAS."""
     rng = np.random.default_rng(0)
     for m, n in ((100, 100), (40, 50), (3, 17), (150, 140)):
         M, A, B = rng.random((m, n), np.float32), rng.random((4, m)), rng.random((4, n))
@@ -51,7 +51,7 @@ def batches() -> None:
 
 
 def whole() -> None:
-    """Plain problems in one call, balanced first or not, and pairs that are drawn from their plans."""
+    """Solve plain problems in one call, balanced first or not, and draw pairs from their plans."""
     for m, n, dtype in ((100, 90, np.float32), (77, 515, np.float64), (640, 640, np.float32)):
         M = cp.random.default_rng(0).random((m, n), dtype=dtype)
         for reg in (0.1, 0.01):

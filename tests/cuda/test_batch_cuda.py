@@ -41,7 +41,7 @@ def test_every_problem_is_certified(size, reg_m, own):
 
 @pytest.mark.parametrize("reg", [0.01, 1e-3, 1e-4])
 def test_small_reg_needs_no_help(reg, monkeypatch):
-    """K is made again in the kernel: nothing is solved alone, nothing is NaN."""
+    """The kernel rebuilds K: no problem is solved alone, and none is NaN."""
     M, A, B = batch_of((40, 50), 1.5, False)
     monkeypatch.setattr("mapuot.api.batch.BatchRun.alone", None)
     result = solve_batch(M, A, B, reg=reg, reg_m=1.0, backend="cuda")
@@ -77,7 +77,7 @@ def test_a_dual_value_counts_what_large_potentials_round(own):
 
 @pytest.mark.parametrize("depth", [5, 12])
 def test_float64_passes_are_those_of_the_oracle(depth, monkeypatch):
-    """With as many of Anderson's differences; more of them, fewer passes."""
+    """float64 passes equal the oracle's with as many Anderson differences; more differences take fewer passes."""
     M, A, B = batch_of((60, 50), 1.5, False)
     monkeypatch.setattr(cuda_batch, "BATCH_MEMORY", depth)
     monkeypatch.setattr(reference, "memory_of", lambda most, m, itemsize: depth)
@@ -100,7 +100,7 @@ def clouds_of(sizes, d, seed=3):
 
 
 def assert_clouds_solved(result, cloud, A, B, reg, reg_m):
-    """Each problem of a batch is within its own bound and agrees with its own matrix, as on the CPU."""
+    """Assert that each problem of a batch is within its bound and agrees with its own matrix, as on the CPU."""
     assert result.converged.all()
     for k in range(len(result)):
         right = solve(np.asarray(cloud[k]), A[k], B[k], reg=reg, reg_m=reg_m, tol=1e-9)
@@ -118,7 +118,7 @@ SEVERAL = ((5, 300, 129, 17, 200, 64, 31), (257, 8, 130, 40, 128, 192, 33))
 )  # fmt: skip
 @pytest.mark.parametrize("sizes", [((150,), (140,)), ((20, 45), (30, 11)), SEVERAL])
 def test_clouds_are_solved_on_the_device(d, metric, reg, reg_m, sizes):
-    """One cloud and clouds of very different sizes, with points without mass, and with themselves; both precisions."""
+    """One cloud and clouds of very different sizes agree, with points without mass, and symmetric; both precisions."""
     x, y, a, b = clouds_of(sizes, d)
     for precision in ("auto", "float64"):
         for cloud, A, B, one in ((PointCloud(x, y, metric), a, b, ""), (PointCloud(x, metric=metric), a, a, "one pot")):
@@ -166,7 +166,7 @@ def test_points_that_are_not_finite_are_refused_on_the_device():
 
 
 def test_last_pass_is_a_float64_one():
-    """A solve that max_passes ends tells a bound that float32 passes cannot know."""
+    """A solve that max_passes ends reports a bound that float32 passes cannot reach."""
     x, y, a, b = clouds_of(((150, 131), (140, 133)), 3)
     cloud = PointCloud(x, y)
     for most in (1, 2, 7):
@@ -199,7 +199,7 @@ def test_vectors_outside_of_shared_memory(monkeypatch):
     ("own", "reg", "unused"), [(True, 0.05, "plainly"), (True, 1e-3, "plainly"), (False, 2e-3, "alone")]
 )
 def test_batches_of_more_than_128_points(own, reg, unused, on_device, monkeypatch):
-    """With a cost each, all on the device, around the potentials; on one cost by the C core: .2 ms each, not 4."""
+    """Batches above 128 points run on the device with a cost each; with one cost in the C core, .2 ms each, not 4."""
     M, A, B = batch_of((150, 140), 1.5, own)
     monkeypatch.setattr(f"mapuot.api.batch.BatchRun.{unused}", None)
     given = [cp.asarray(x) if on_device else x for x in (M, A, B)]
@@ -292,7 +292,7 @@ def test_torch_streams_and_gradcheck():
 
 @pytest.mark.parametrize("rho_b", [np.inf, 3.0])
 def test_totals_far_apart_are_certified_truly(rho_b):
-    """Where e^(-k x) or e^(k shift) leaves float64 a problem leaves the batch; their product is not taken for q."""
+    """Where e^(-k x) or e^(k shift) leaves float64, a problem leaves the batch; their product is not used as q."""
     judged = 0
     for seed in (465, 707, 1131, 2011):
         rng = np.random.default_rng(seed)

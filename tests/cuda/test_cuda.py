@@ -1,4 +1,4 @@
-"""The CUDA backend against the oracle: same iterates, same certificate, same plan."""
+"""The CUDA backend equals the oracle: iterates, certificate and plan."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -41,7 +41,7 @@ def weighted(m, n, seed=0, mass=1.3):
 def run(
     module, M, a, b, reg, reg_m, penalty, precision, passes, memory=5, translate=True, where="product", exact=False
 ):
-    """(stats, potentials, marginals) after that many passes."""
+    """Return (stats, potentials, marginals) after that many passes."""
     problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, where, module)
     workspace = module.Workspace(problem, Options(translate, memory, False, precision, 1e-13, -1.0, None))
     if module is cuda:
@@ -60,7 +60,7 @@ def run(
 
 
 def check_passes(shape, precision, narrow, count, reg=0.05, reg_m=(1.0, 3.0), penalty="kl", mass=1.3, **more):
-    """Assert that so many passes are the oracle's; both."""
+    """Assert that so many passes equal the oracle's; return both."""
     M, a, b = weighted(*shape, mass=mass)
     expected = run(reference, M, a, b, reg, reg_m, penalty, precision, count, **more)
     found = run(cuda, M, a, b, reg, reg_m, penalty, precision, count, exact=not narrow, **more)
@@ -113,7 +113,7 @@ def test_passes_equal_the_oracle(path, precision, shape, narrow):
 
 
 def test_portable_blocks_do_columns_in_rounds(monkeypatch):
-    """Rows too wide for a block, in parts of 4 rows and of all columns; 3 blocks for 9001 columns."""
+    """Rows too wide for a block are right in parts of 4 rows and of all columns; 3 blocks for 9001 columns."""
     monkeypatch.setenv("MAPUOT_CUDA", "portable")
     monkeypatch.setattr(cuda.import_module("mapuot.backends.cuda.launch"), "BLOCKS", 3)
     check_passes((13, 9001), "float64", False, 6)
@@ -128,7 +128,7 @@ def test_portable_blocks_do_columns_in_rounds(monkeypatch):
     indirect=["spread"],
 )  # fmt: skip
 def test_spread_rows_equal_the_oracle(spread, precision, shape, narrow):
-    """Three sweeps, forth and back, over rings that are shorter than a stream."""
+    """Three sweeps, forth and back, are right over rings that are shorter than a stream."""
     check_passes(shape, precision, narrow, 3)
 
 
@@ -171,7 +171,7 @@ def test_a_wrong_correction_is_dropped(path, corrected):
 
 
 def test_a_pass_that_makes_a_matrix_follows_a_certificate(path, corrected):
-    """Newton's step asks for passes after the kernels rest at "converged"; the one of a new matrix is made, too."""
+    """Newton's step asks for passes after the kernels rest at "converged", also for the pass of a new matrix."""
     M, a, b = weighted(300, 530)
     problem = Problem.from_arrays(M, a, b, 0.05, (np.inf, 3.0), "kl", "product", cuda)
     workspace = cuda.Workspace(problem, Options(True, 5, False, "float64", 1e-2, -1.0, None))
@@ -182,7 +182,7 @@ def test_a_pass_that_makes_a_matrix_follows_a_certificate(path, corrected):
 
 @pytest.mark.parametrize(("where", "precision"), [("host", "float64"), ("device", "auto")])
 def test_corrected_solves_are_certified(path, precision, where, corrected):
-    """Every row and column has a cluster, and the matrix between these saves passes."""
+    """Every row and column has a cluster, and the matrix between clusters saves passes."""
     M, a, b = weighted(310, 520, 1, mass=1.2)
     a[7], b[11] = 0.0, 0.0
     exact = solve(M, a, b, reg=0.01, reg_m=1.0, backend="cpu", tol=1e-11, precision="float64")
@@ -207,14 +207,14 @@ def test_corrected_solves_are_certified(path, precision, where, corrected):
     ],
 )  # fmt: skip
 def test_every_penalty_equals_the_oracle(path, penalty, reg_m, mass, count):
-    """And masses far apart in first passes, while the common translation is large: later ones hardly move."""
+    """Every penalty equals the oracle, also for masses far apart in first passes, where the translation is large."""
     memory = 5 if {"tv", "l2", "range"}.isdisjoint([penalty, *penalty]) else 0  # kinks amplify rounding
     check_passes((128, 66), "float64", False, count, 0.1, reg_m, penalty, mass, memory=memory)
 
 
 @pytest.fixture
 def turning(monkeypatch):
-    """Rows of more than 64 columns are long; the shapes of the K that are made."""
+    """Rows of more than 64 columns count as long; the shapes of K follow."""
     made, workspace = [], cuda.Workspace
     monkeypatch.setattr(cuda, "LONG_ROWS", 64)
     monkeypatch.setattr(cuda, "Workspace", lambda *given: made.append(given[0].shape) or workspace(*given))
@@ -231,7 +231,7 @@ def turning(monkeypatch):
     ],
 )  # fmt: skip
 def test_long_rows_are_read_as_columns(turning, given, turns):
-    """A wide M on the device, the same plan and the same sides; rows that must be met stay rows."""
+    """A wide M on the device has the plan and sides of its transpose; hard rows stay rows."""
     M, a, b = weighted(19, 90)
     given = {"reg_m": (0.7, 2.0), **given}
     if "reference" in given:
@@ -252,7 +252,7 @@ def test_long_rows_are_read_as_columns(turning, given, turns):
 
 
 def test_long_rows_and_what_is_known_of_an_answer(turning, tmp_path):
-    """Warm starts of both sides or of one, a checkpoint of the side that was columns, M in host memory."""
+    """Warm starts of both sides or of one, a checkpoint of the transposed side, and M in host memory are accepted."""
     M, a, b = weighted(19, 90)
     cold = solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0)
     again = solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0, warm_start=cold)
@@ -272,7 +272,7 @@ def test_long_rows_and_what_is_known_of_an_answer(turning, tmp_path):
 
 
 def on_device(M):
-    """A cost where its kind may have it on the device: rows backwards, columns apart, in Fortran order, or as pairs."""
+    """Return a cost on the device where its kind allows: rows backwards, columns apart, in Fortran order, as pairs."""
     if callable(M):
         return lambda i0, i1: cp.asarray(M(i0, i1))
     if sparse.issparse(M):
@@ -294,7 +294,7 @@ def test_cells_of_costs_on_the_device(cell, precision):
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "array"])
 def test_answers_lie_where_the_cost_does(form):
-    """Of host and device in one batch on the device; pairs there are not moved to the CPU unasked."""
+    """Host and device costs in one batch have device answers; pairs on the device are not moved to the CPU unasked."""
     (S, M, a, b), of_csr = pairs(20, 30, 0.3, dtype=np.float32), form != "array"
     host = getattr(sparse, f"{form}_matrix")(S) if of_csr else M
     there = getattr(device_sparse, f"{form}_matrix")(host) if of_csr else cp.asarray(M)
@@ -317,7 +317,7 @@ def test_answers_lie_where_the_cost_does(form):
 
 @pytest.mark.parametrize("kind", ["C", pytest.param("F", marks=SLOW), "masked", "reference", "one call"])
 def test_pairs_are_drawn_where_the_cost_is(kind):
-    """By chi-square of 37 x 71 pairs against the plan; of one call by numbers that the device makes."""
+    """Drawn pairs pass a chi-square test against the plan, 37 x 71; one call draws them with the device's numbers."""
     rng, size = np.random.default_rng(0), 20_000
     M = ((rng.random((37, 1, 2)) - rng.random((71, 2))) ** 2).sum(-1)
     if kind != "one call":
@@ -401,7 +401,7 @@ def test_parts_with_unlike_masses_are_told_before_a_pass(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["KL", "one potential", "and no longer", "hard sides", "larger regs"])
 def test_what_one_call_leaves_is_gone_on_with(monkeypatch, kind):
-    """After three passes, which count; where no pass is left, all of them are made anew from zeros."""
+    """After three passes, which count, the ordinary path continues; where none is left, it restarts from zeros."""
     if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
         pytest.skip("takes persistent kernels")
     calls = cuda.import_module("mapuot.backends.cuda.plain")
@@ -439,9 +439,9 @@ def test_what_one_call_leaves_is_gone_on_with(monkeypatch, kind):
     [(np.float32, 0.3, 1.0, 1e-9), (np.float64, 0.3, 1.0, 1e-9), (np.float32, 3.0, np.inf, 1e-6)],
 )
 def test_solves_go_on_until_they_are_asked(dtype, reg, reg_m, tol):
-    """Several of one shape, between points on the device: each has its own answer, in any order, and one is dropped.
+    """Several solves of one shape, between points on the device, keep their own answers in any order; one is dropped.
 
-    So have solves that form the costs themselves, behind which pairs are drawn, and later ones in the same rooms.
+    Solves that form their costs and draw pairs do so, too, as do later ones in the same buffers.
     """
     if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
         pytest.skip("takes persistent kernels")
@@ -563,7 +563,7 @@ def test_memory_is_counted_first():
      (0.1, "float64", 1e-6, ["float64"])],
 )  # fmt: skip
 def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, held):
-    """The first storage that fits; then, or where none does, K anew in every pass, 32 rows at once."""
+    """Memory decides the storage: the first that fits, else K rebuilt in every pass, 32 rows at once."""
     M, a, b = cost(130, 70, 2)
     module = cuda.import_module("mapuot.backends.cuda.workspace")
     exact = solve(M, a, b, reg=0.05, reg_m=1.0, backend="reference", tol=1e-10, precision="float64")
@@ -593,7 +593,7 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, h
      pytest.param("host", (6000, 20_000), 0.05, "mixed", marks=SLOW)],
 )  # fmt: skip
 def test_no_more_memory_is_taken_than_counted(monkeypatch, place, shape, reg, precision):
-    """Of matrices in several blocks and of one on the device, a reference beside each; of a large one without."""
+    """No more memory is taken than counted: several blocks, a device matrix, each with a reference, and a large one."""
     large, counted, pool = shape[0] * shape[1] > 10**7, [], cp.cuda.MemoryPool()
     if not large:
         monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 1 << 20)
@@ -619,7 +619,7 @@ def test_current_stream_is_used():
     "shape", [(30, 520), *(pytest.param(x, marks=pytest.mark.slow) for x in [(300, 1030), (40, 9000)])]
 )
 def test_ordered_sums_repeat_to_the_bit(monkeypatch, shape):
-    """Float32 passes and, of 520 columns, float64 ones, where the sums of most groups are joined."""
+    """Sums of most groups are joined in float32 passes and, at 520 columns, in float64 ones."""
     monkeypatch.setenv("MAPUOT_CUDA", "ordered")
     M, a, b = weighted(*shape)
     for exact in (False, True):

@@ -1,4 +1,4 @@
-"""Every kernel compiles without a GPU, within the registers that its launch asks for and without spills in hot loops.
+"""Every kernel compiles without a GPU, within the registers of its launch and without spills in hot loops.
 
 `make test` compiles each kernel once, for sm_90, and a few by NVRTC 12. Other architectures and the rest are nightly.
 """
@@ -19,7 +19,7 @@ WIDE_ROWS = dict.fromkeys(("row_sums", "column_sums"), (128, 0))
 
 
 def usage(name, arch, options, cuda):
-    """{function: (registers, spilled bytes)} from the compiler's log."""
+    """Return {function: (registers, spilled bytes)} from the compiler's log."""
     flags = ["-std=c++17", "-ftz=true", f"-arch={arch}", "--ptxas-options=-v"]
     log = compiled(kernels.source(name), [*flags, *(f"-D{k}={v}" for k, v in options.items())], cuda)
     found = {}
@@ -31,7 +31,7 @@ def usage(name, arch, options, cuda):
 
 
 def persistent(dtype, ld, narrow, kl=True, **more):
-    """Options of the passes over such a K in one launch."""
+    """Return the options of the passes over such a K in one launch."""
     shape, held = kernels.shape_for(ld, dtype, bool(narrow)), kernels.MEMORY[ld > kernels.SHALLOW_COLUMNS]
     return kernels.shape_options(shape, dtype, (kl, kl), **({"NARROW": narrow, "MEMORY": held, "ORDERED": 0} | more))
 
@@ -47,7 +47,7 @@ def points(narrow, form, dim, **more):
 
 
 def strips(m, n, dtype):
-    """Options of one read of K for many marginals, and the registers of its threads."""
+    """Return the options of one read of K for many marginals, and the registers of its threads."""
     ld = -(-n // kernels.PAD) * kernels.PAD
     shape = kernels.strips_for(m, ld, kernels.ITEMSIZE[dtype], 132, 227 << 10)
     registers = 65536 // ((shape.THREADS + kernels.BESIDE) * kernels.THREADS // shape.THREADS)
@@ -60,7 +60,7 @@ def one_read(m, n, dtype="float32"):
 
 
 def blocks(m, n, narrow, **more):
-    """In a batch only the column half spills registers, once a pass."""
+    """Compile a batch: only the column half spills registers, once a pass."""
     options = kernels.small_options((m, n), narrow)
     registers = 65536 // (16 * options["GROUPS"] * options["RESIDENT"])
     name = "batch_narrow" if narrow else "batch_solve"
@@ -69,7 +69,7 @@ def blocks(m, n, narrow, **more):
 
 
 def made(dim, **more):
-    """In a batch of problems with their own costs only the column half spills registers, once a pass."""
+    """Compile a batch with a cost each: only the column half spills registers, once a pass."""
     known = {"DIM": dim, "METRIC": 0, "FORM": 0, "COST": 0, "NARROW": 0, "STORE": 0} | more
     return "batch_made.cu", known, {"batch_made": (128, 800)}
 
@@ -158,7 +158,7 @@ NIGHTLY = pytest.mark.nightly
 
 
 def needs_bulk(file, options, _):
-    """Has it bulk copies or clusters, which sm_80 has not?"""
+    """Return whether a kernel uses bulk copies or clusters, which sm_80 has not."""
     clusters = options.get("CLUSTER", 1) > 1
     return file == "fused_pass.cu" or (file == "iterate.cu" and (clusters or not {"SPARSE", "BULK"} & {*options}))
 

@@ -1,6 +1,6 @@
-"""The tests of the cuda backend without a GPU: the kernels compiled as C++, CuPy by its stand-in in cuda_on_cpu.
+"""The tests of the CUDA backend run without a GPU: kernels compiled as C++, CuPy replaced by cuda_on_cpu.
 
-Each part is a pytest of its own, which finds the stand-in before CuPy. ``make test`` takes of each test as many cases
+Each part is a pytest of its own, which finds the emulation before CuPy. ``make test`` takes as many cases of each test
 as have every value of every parameter once, ``make test-all`` every case.
 """
 

@@ -1,6 +1,6 @@
-"""Ranks with a GPU each, or with one that they share: the cases of cuda_ranks.py, in processes without MPI.
+"""Ranks with a GPU each, or with a shared one, pass the cases of cuda_ranks.py, in processes without MPI.
 
-Without a GPU those with nccl in their names run on its stand-in, where they try a few cases.
+Without a GPU the cases with nccl in their names run on the emulation, with a few parameters.
 """
 
 import functools

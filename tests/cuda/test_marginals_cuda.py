@@ -1,4 +1,4 @@
-"""Many marginals on a GPU: one read of K against plain products, whole solves against Newton's method and the CPU."""
+"""Many marginals on a GPU: a read of K equals plain products; solves agree with Newton's method and the CPU."""
 
 import functools
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 
 def made(m, n, dtype, shape=None):
-    """A kernel of random costs, its passes in that shape."""
+    """Return a kernel of random costs and its passes in that shape."""
     cost = Dense(np.random.default_rng([m, n]).random((m, n)))
     made = operator.DeviceOperator(cost, 0.1)
     assert made.open(dtype) == dtype
@@ -32,7 +32,7 @@ def made(m, n, dtype, shape=None):
 
 
 def compare(made, passes=3):
-    """Passes, which sweep forth and back, against products in float64 with K as it is stored."""
+    """Passes, which sweep forth and back, equal products in float64 with K as it is stored."""
     (m, n), rng = made.shape, np.random.default_rng(0)
     K = made.K.get()[:, :n].astype(np.float64)
     assert not made.K.get()[:, n:].any()
@@ -98,13 +98,13 @@ def test_kernels_that_do_not_fit_are_refused(monkeypatch):
 
 @pytest.fixture
 def narrow(monkeypatch):
-    """Kernels of any size in float32, where tol lets them."""
+    """Kernels of any size are in float32 where tol allows it."""
     monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
 
 
 @pytest.mark.parametrize("shape", ["array", "triangle"])
 def test_turns_on_the_device_are_those_on_the_host(shape, monkeypatch):
-    """Of an array, or a triangle, that is too large to come back in each pass."""
+    """An array, or a triangle, that is too large to come back in each pass agrees with the host."""
     costs, masses = problem(shape, 3, 6)
     masses[1] = None
     here = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 1.0, np.inf], backend="cuda")
@@ -161,7 +161,7 @@ def test_sums_over_points_are_those_of_the_host(parts, hard, odd):
 @pytest.mark.parametrize("shape", ["chain", "star", "tree"])
 @pytest.mark.parametrize(("reg", "tol"), [(0.1, 1e-9), (0.01, 1e-7), (0.1, 1e-6)])
 def test_passes_are_those_of_the_cpu(shape, edges, reg, tol, narrow, monkeypatch):
-    """By vectors that stay on the device, and by the products of kernels, whichever edges are left to these."""
+    """Passes equal the CPU's by vectors that stay on the device, and by products for any subset of edges."""
     costs, masses = problem(shape, 4, 6)
     given, strips_for = {"reg": reg, "reg_m": [1.0, 0.3, 0.02, 30.0], "tol": tol}, operator.strips_for
     cpu = mapuot.multimarginal(costs, masses, **given)

@@ -63,7 +63,7 @@ def begun(cloud, a, b, precision="mixed", reg_m=(1.0, 2.0), tol=1e-6, module=cud
 
 
 def passes(module, cloud, a, b, precision, count=3, tol=1e-13):
-    """(stats, potentials, marginals) after so many."""
+    """Return (stats, potentials, marginals) after so many passes."""
     workspace, stats = begun(cloud, a, b, precision, tol=tol, module=module), []
     while len(stats) < count and (not stats or stats[-1].status == "running"):
         stats += workspace.iterate(count - len(stats))
@@ -123,7 +123,7 @@ def test_where_points_lie_changes_no_answer(monkeypatch, metric, d, form):
 
 @pytest.mark.parametrize("truncate", [None, 3.0])
 def test_vectors_stay_where_points_lie(monkeypatch, truncate):
-    """Masses, reg_m, potentials and marginals: of n numbers the host sees coordinates and orders, where it sorts."""
+    """Masses, reg_m, potentials and marginals stay on the device; the host sees n coordinates and orders to sort."""
     few = {"ascend.groups.GROUPS": 60, "backends.narrow_points.LEAST": 9, "backends.narrow_points.SAMPLE": 9}
     few |= {"problem.problem.MOST_FAR": 99, "problem.problem.STAYS_FROM": 0, "problem.points.AUTO_ENTRIES": 1}
     for name, value in few.items():
@@ -218,7 +218,7 @@ def test_passes_are_those_of_the_cpu(shape, metric, precision):
 @pytest.mark.parametrize(("n", "d"), [(1100, 2), *(pytest.param(*x, marks=SLOW) for x in [(1024, 1), (2333, 4)])])
 @pytest.mark.parametrize("kind", ["narrow", "quick", "float64"])
 def test_half_of_the_pairs_stand_for_all_by_one_potential(monkeypatch, n, d, kind):
-    """Beyond the points of one block, of 1024, an entry counts for both of its points."""
+    """Above the 1024 points of one block, an entry counts for both of its points."""
     if kind != "narrow":
         monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
     x, _, a, _ = clouds(n, 1, d)
@@ -264,7 +264,7 @@ def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "wfr"])
 def test_quick_powers_are_within_their_error(monkeypatch, metric):
-    """Float64 passes where tol has room for a short polynomial; points that are left out or too far are nothing."""
+    """float64 passes are right where tol allows a short polynomial; omitted and too distant points count nothing."""
     monkeypatch.setattr("mapuot.backends.narrow_points.fitting", lambda *given: None)
     x, y, a, b = clouds(40, 37, 3)
     x[7] += 1.0 if metric == "wfr" else 1e4
@@ -291,7 +291,7 @@ def test_what_a_gpu_does_not_take_is_said():
 
 @pytest.mark.parametrize("name", sorted({*vectors.OPERATIONS} - {"place"}))
 def test_vectors_compute_as_numpy_does(name):
-    """Tables in any layout, rows of them, and numbers, of each type that the operation has."""
+    """Operations are right for tables in any layout, rows of them, and numbers, of each type that they accept."""
     x, function = np.random.default_rng(0).normal(size=(6, 9)), getattr(np, name)
     x[0, :4] = np.nan, np.inf, -np.inf, -0.0
     masks = [x[::2, 1:] > 0, x[1, 1:] < 0]
@@ -358,7 +358,7 @@ def test_groups_correct_passes(monkeypatch):
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock"])
 @pytest.mark.parametrize("unit", [4, 64])
 def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
-    """Runs of both sides, over words that end within a run and behind it, and bounds."""
+    """Runs of both sides are right over words that end within a run and behind it, and bounds."""
     x, y, a, b = clouds(300, 700, 2 if unit < 64 else 1)
     a[5:70] = 0.0
     reg = 2e-4 if metric == "sqeuclidean" else 4e-3
@@ -395,7 +395,7 @@ def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "cityblock", "cosine", "inner"])
 def test_points_whose_matrix_has_no_room_are_stored_as_k(metric):
-    """A float32 K of 4 bytes a pair, made of points block by block, where matrix and K together would take 16."""
+    """A float32 K takes 4 bytes a pair, made from points block by block; matrix and K together would take 16."""
     x, y, a, b = clouds(45, 37, 14)
     a[7] = b[3] = 0.0
     size = len(a) * len(b)
@@ -427,7 +427,7 @@ def test_gromov_is_that_of_the_cpu():
 @pytest.mark.parametrize("tol", [1e-3, 1e-8])
 @pytest.mark.parametrize(("reg", "reg_m"), [(2.0, 0.3), (1e-3, 0.3), (0.01, np.inf)])
 def test_points_on_the_device_are_solved_in_one_call(monkeypatch, dim, tol, reg, reg_m):
-    """With themselves, and with others as long as no larger reg is worth it; a call that ends too soon is made anew."""
+    """Points are solved in one call, symmetric or without a larger reg; a call that ends too soon is repeated."""
     plain = cuda.import_module("mapuot.backends.cuda.plain")
     monkeypatch.setattr(plain, "ONCE", False)
     rng = np.random.default_rng(3)

@@ -24,7 +24,7 @@ def of_problem(problem):
 
 
 def passes(module, S, a, b, precision, reg_m, reference, count=8, penalty="kl", together=None):
-    """(stats, potentials, marginals) after so many; together: whether one launch makes many passes."""
+    """Return (stats, potentials, marginals) after so many passes; ``together``: in one launch."""
     problem = Problem.from_arrays(S, a, b, 0.1, reg_m, penalty, reference, module)
     workspace = module.Workspace(problem, make_options("auto", precision, 1e-13, None, 1))
     assert together is None or workspace.launch.persistent == together
@@ -55,7 +55,7 @@ def test_passes_are_those_of_the_cpu(parts, precision):
 
 
 def full_and_empty(rng, m, n, share):
-    """(M, S): a share of all pairs, dense and stored, a row and a column of all of them, and one each without any."""
+    """Return (M, S): a share of all pairs, dense and stored; a full and an empty row and column."""
     M = np.where(rng.random((m, n)) < share, rng.random((m, n)), np.inf)
     M[17], M[:, 1234], M[40], M[:, 5] = rng.random(n), rng.random(m), np.inf, np.inf
     return M, csr_of(M)
@@ -88,7 +88,7 @@ def test_one_launch_makes_the_passes_of_many(held, precision, penalty, monkeypat
 
 
 def test_a_barycenter_is_the_hosts_of_a_matrix_from_the_device_too():
-    """As of an array there; its message named a backend, which it does not take."""
+    """The answer equals an array's; the error once named a backend, which the function does not take."""
     S, A = sparse.csr_matrix(np.random.default_rng(0).random((8, 8))), np.random.default_rng(1).random((2, 8))
     got, want = (mapuot.barycenter(M, A, reg=0.1, reg_m=1.0) for M in (device_sparse.csr_matrix(S), S))
     np.testing.assert_array_equal(got.q, want.q)
@@ -143,7 +143,7 @@ def test_passes_read_numbers_as_long_as_the_pairs_hold_them(limit, monkeypatch):
     take = on_gpu.SparseWorkspace.take_kernel
 
     def among_others(self):
-        """As where another rank has 80 rows."""
+        """Return the limit as with another rank of 80 rows."""
         with monkeypatch.context() as patch:
             patch.setattr(type(self.problem.ranks), "max", lambda ranks, x: max(x, 80) if x == 20 else x)
             take(self)

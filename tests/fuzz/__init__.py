@@ -11,7 +11,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 def mutated(data, other, rng):
-    """Return the bytes with a few of them exchanged, put in, taken out or taken from another input, or cut off."""
+    """Return the bytes with a few of them exchanged, inserted, removed or taken from another input, or cut off."""
     data = bytearray(data)
     for _ in range(rng.integers(1, 9)):
         at, kind = int(rng.integers(len(data) + 1)), rng.integers(6)
@@ -30,7 +30,7 @@ def mutated(data, other, rng):
 
 @functools.cache
 def corpus(target):
-    """Return the inputs that are known of a target; any bytes are numbers for the core."""
+    """Return the known inputs of a target; any bytes are numbers for the core."""
     rng, folder = np.random.default_rng(0), CORPUS / target
     return (
         [path.read_bytes() for path in sorted(folder.iterdir())] if folder.exists() else [*map(rng.bytes, [300] * 99)]
@@ -38,7 +38,7 @@ def corpus(target):
 
 
 def judge(target, data):
-    """Try one input; an exception tells the bytes."""
+    """Try one input; an exception shows the bytes."""
     try:
         TARGETS[target](data)
     except BaseException as error:

@@ -34,7 +34,7 @@ MOST_READ = 1 << 22  # entries: a small file may claim as many as it likes in co
 
 
 def readers(data):
-    """The first byte says which reader; the rest is the file."""
+    """Read the input as a file: the first byte chooses the reader."""
     first, data = data[0] if data else 0, data[1:]
     kind = first % 3 if first < TABLES else 3 + first % 2
     path = FOLDER / f"input{SUFFIXES[kind]}"
@@ -81,7 +81,7 @@ DTYPES = ("f8", "f4", "f2", "i4", "i8", "u1", "?", "c16", "O", "U3", "M8[s]", ">
 
 
 class Reader:
-    """Bytes as choices; zeros where they end."""
+    """Bytes as choices; zeros after their end."""
 
     def __init__(self, data):
         self.data, self.at = data, 0
@@ -94,7 +94,7 @@ class Reader:
         return self.byte() % n
 
     def number(self):
-        """Tame, odd, or of any bits."""
+        """Return a tame or odd number, or one of any bits."""
         kind = self.byte()
         if kind < 128:
             return kind / 32
@@ -121,7 +121,7 @@ class Reader:
         return array
 
     def bits(self, *shape):
-        """Numbers of any bits; a matrix in any layout: backwards, by columns, or of one row."""
+        """Return numbers of any bits; a matrix in any layout: backwards, by columns, or of one row."""
         layout, dtype = self.below(6), (np.float64, np.float32)[self.below(2)] if len(shape) == 2 else np.float64
         with np.errstate(all="ignore"):
             array = np.resize(np.array([self.number() for _ in range(1 + self.below(24))]), shape).astype(dtype)
@@ -131,12 +131,12 @@ class Reader:
         return (np.asfortranarray(array), array[::-1, ::-1], np.repeat(array, 2, 1)[:, ::2], one_row)[layout]
 
     def masses(self, shape):
-        """Mostly >= 0."""
+        """Return masses, mostly >= 0."""
         array = self.array(shape)
         return np.abs(array) if getattr(array, "dtype", np.dtype("O")).kind in "fiu" and self.below(8) else array
 
     def value(self, m, n):
-        """Anything that may stand where an argument is wanted."""
+        """Return any object in the place of an argument."""
         kind = self.below(8)
         if kind < 4:
             return NUMBERS[self.below(len(NUMBERS))]
@@ -149,7 +149,7 @@ class Reader:
 
 
 def call(reader, m, n):
-    """One call, most of it right."""
+    """Make one call with mostly valid arguments."""
     M, a, b = reader.array((m, n)), reader.masses((m,)), reader.masses((n,))
     reg, reg_m = (reader.number() if reader.below(8) else reader.value(m, n) for _ in range(2))
     options = {"max_passes": 50, "threads": 1}
@@ -207,7 +207,7 @@ SIDES = "kl", "balanced", "tv", "l2", "range"
 
 
 class DoneError(Exception):
-    """Enough passes were made of a spoiled state."""
+    """End a solve after enough passes of a damaged state."""
 
 
 def spoiled(reader, make, sides, states):
@@ -241,7 +241,7 @@ def spoiled(reader, make, sides, states):
 
 
 def core(data):
-    """Streams over costs of any numbers and layout, by each instruction set; passes and batches of spoiled states."""
+    """Run streams over costs of any numbers and layout, by each instruction set; passes of damaged states."""
     reader, isas = Reader(data), [*filter(available, ISAS)]
     m, n, threads, what = 1 + reader.below(40), 1 + reader.below(40), 1 + reader.below(3), reader.below(3)
     native.set_isa(isas[reader.below(len(isas))])

@@ -1,4 +1,4 @@
-"""A slice of the fuzzing: the corpus and some mutations of it. The whole: make fuzz."""
+"""The corpus and some mutations of it cause no finding; `make fuzz` tries many more."""
 
 import functools
 import os
@@ -26,7 +26,7 @@ def test_python(target, runs):
 
 @pytest.mark.nightly
 def test_core_under_sanitizers(tmp_path):
-    """The scalar core, built with gcc's."""
+    """Return the scalar core, built with gcc's sanitizers."""
     if "LD_PRELOAD" in os.environ:
         pytest.skip("a sanitizer is in use already")
     pytest.importorskip("setuptools", "77", "what builds the core reads pyproject.toml by setuptools 77 or newer")

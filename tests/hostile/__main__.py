@@ -69,7 +69,7 @@ class Lane:
 
 
 def lanes() -> list[Lane]:
-    """All that this machine can run."""
+    """Return all paths that this machine can run."""
     few, found = ("cold", "warm", "batch"), [Lane(how, how) for how in PATHS]
     found += [Lane(f"{how} {isa}", how, isa=isa, share=0.3) for isa in ISAS if available(isa) for how in few]
     found += [Lane(f"{how} reference", how, "reference", share=0.2) for how in few]
@@ -83,7 +83,7 @@ def lanes() -> list[Lane]:
 
 
 def run(lane: Lane, *words: Any) -> dict[str, Any]:
-    """The answer of one worker; one that dies is a failure of its block."""
+    """Return the answer of one worker; a worker that dies is a failure of its block."""
     how = {"env": lane.environment(), "cwd": TESTS, "capture_output": True, "text": True, "timeout": LONGEST}
     try:
         done = subprocess.run(lane.command(*words), check=False, **how)

@@ -128,7 +128,7 @@ COSTS: tuple[Callable[[Any, int, int], Any], ...] = (
 
 
 def draw_cost(rng: Any, m: int, n: int) -> Any:
-    """Any scale and offset, now and then with equal rows or columns, or forbidden pairs."""
+    """Draw costs of any scale and offset, now and then with equal rows or columns, or forbidden pairs."""
     M = COSTS[rng.integers(0, len(COSTS))](rng, m, n)
     if rng.random() < 0.1:
         M = M * 10.0 ** rng.uniform(-8, 8)
@@ -151,7 +151,7 @@ METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
 
 
 def distances(x: Any, y: Any, metric: str, scale: float) -> Any:
-    """The costs by their definitions, in long double, rounded once."""
+    """Return the costs by their definitions, in long double, rounded once."""
     x, y = np.asarray(x, LONG), np.asarray(y, LONG)
     if metric == "cosine":
         x, y = (z / np.sqrt((z**2).sum(1, keepdims=True)) for z in (x, y))
@@ -167,7 +167,7 @@ def distances(x: Any, y: Any, metric: str, scale: float) -> Any:
 
 
 def draw_cloud(rng: Any, m: int, n: int) -> tuple[Any, Any]:
-    """Points of any dimension: of a normal law, in groups, on a line, doubled, all equal, far from the origin."""
+    """Draw points of any dimension: normal, in groups, on a line, doubled, all equal, far from the origin."""
     d = int(rng.choice([1, 1, 2, 2, 3, 3, 5, 10, 33, 64, 512]))
     x, y = rng.standard_normal((m, d)), rng.standard_normal((n, d)) * rng.uniform(0.2, 2) + rng.uniform(-1, 1)
     kind = rng.integers(0, 10)
@@ -186,7 +186,7 @@ def draw_cloud(rng: Any, m: int, n: int) -> tuple[Any, Any]:
 
 
 def draw_uneven(rng: Any, m: int, n: int) -> tuple[Any, Any]:
-    """Draw clouds of the kinds that users have: uneven clusters, heavy tails, an outlier, whole numbers, a spiral."""
+    """Draw clouds as users have them: uneven clusters, heavy tails, an outlier, whole numbers, a spiral."""
     d, kind = int(rng.choice([1, 2, 2, 3, 3, 5, 10, 50])), int(rng.integers(0, 7))
     centres, widths = 3 * rng.random((6, d)), rng.permutation(np.geomspace(0.01, 1, 6))
 
@@ -229,7 +229,7 @@ def usual(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
 
 
 def extreme(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
-    """Take problems of one kind to where numbers leave float64: masses, their ratio, costs, reg and reg_m."""
+    """Take problems of one kind to the limits of float64: masses, their ratio, costs, reg and reg_m."""
     first, changes = problems[0], rng.random(5)
     size = 10.0 ** rng.uniform(-300, 200) if changes[0] < 0.6 else 1.0
     unit = 1.0
@@ -274,7 +274,7 @@ def draw_points(rng: Any, largest: int) -> Problem:
 def draw_boxes(rng: Any, uneven: bool = False) -> Problem:
     """Return a problem between points in a few boxes each, at a reg at which some pairs of boxes carry next to nothing.
 
-    ``uneven``: of the clouds that users have, of any metric.
+    ``uneven``: draw clouds as users have them, of any metric.
     """
     while True:
         m, n = (int(k) for k in rng.integers(17, 41, 2))
@@ -303,7 +303,7 @@ def draw_boxes(rng: Any, uneven: bool = False) -> Problem:
 
 
 def grid_costs(nodes: Any, spacing: Any, scale: float, target: Any, offset: Any) -> Any:
-    """The costs between the nodes of two grids, by their definition."""
+    """Return the costs between the nodes of two grids, by their definition."""
     x, y = (
         np.stack(np.meshgrid(*(LONG(h) * np.arange(k) + LONG(o) for k, h, o in parts), indexing="ij"), -1).reshape(
             -1, len(nodes)
@@ -375,7 +375,7 @@ def draw_masses(rng: Any, size: int) -> Any:
 
 
 def draw_rho(rng: Any, kind: str, reg: float, t: Any) -> Any:
-    """A number or one per point."""
+    """Draw a number or one per point."""
     size = len(t)
     if kind == "range":
         rho = float(rng.choice([0.0, 1e-6, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0, 1.5, 3.0]))

@@ -16,7 +16,7 @@ METHODS = "auto", "translation_invariant", "sinkhorn"
 
 
 def draw(seed, pair):
-    """Masses of 1e-8 to 1e8, some zero, some pairs forbidden, equal and unequal sums, narrow and wide ranges, any c."""
+    """Draw masses of 1e-8 to 1e8, some zero, some pairs forbidden, equal and unequal sums, all ranges, any c."""
     rng = np.random.default_rng([16, seed])
     m, n = rng.integers(1, 10, 2)
     M = rng.random((m, n)) if rng.random() < 0.5 else (rng.random((m, 1)) - rng.random(n)) ** 2
@@ -49,7 +49,7 @@ def failures(problem, backend, options):
 @pytest.mark.parametrize(("backend", "stopped"), [("cpu", False), ("cpu", True), ("reference", False)])
 @pytest.mark.parametrize("pair", KINKS + SMOOTH, ids="-".join)
 def test_a_bound_is_true_whenever_a_solve_ends(pair, backend, stopped):
-    """At 1e-10, which nearly all reach, or anywhere before."""
+    """A bound is true at 1e-10, which nearly all solves reach, and wherever a solve is stopped."""
     found = []
     for seed in range(100, 140) if stopped else range(20 if backend == "cpu" else 6):
         options = {"tol": 1e-10, "max_passes": 20_000}
@@ -88,7 +88,7 @@ def test_a_bound_is_true_where_totals_are_far_apart(pair, backend):
 
 
 def test_columns_at_a_kink_do_not_stall_at_the_root_of_their_rounding():
-    """Of 300 x 200 points, every column kept whole but for the last digit."""
+    """300 x 200 points with every column kept whole up to the last digit do not stall."""
     rng = np.random.default_rng(5)
     M, a, b = rng.random((300, 200)), rng.random(300), rng.random(200)
     b *= a.sum() / b.sum()

@@ -1,6 +1,6 @@
 """Small problems with a claim that was once false: the judge finds none now, on every backend, alone and in a batch.
 
-Most are trials of ``make hostile``, made small; each stands for the rounding or the saturation that its comment names.
+Most are trials of ``make hostile``, made small; each comment names the rounding or the saturation at fault.
 """
 
 import numpy as np
@@ -112,7 +112,7 @@ FLOAT32 = [([[1.0]], 1.0, (1.0, 1.0), [1e-40]), ([[-200.0]], 1.0, (9e3, 50.0), [
 
 @pytest.mark.parametrize(("M", "reg", "reg_m", "weight"), FLOAT32)
 def test_a_float32_plan_holds_its_mass(M, reg, reg_m, weight, backend):
-    """In float32 as M is, unless the plan would become zeros or inf; `rows`, `top_k` and `sparse` alike."""
+    """A float32 M has a float32 plan, unless it would become zeros or inf; `rows`, `top_k` and `sparse` agree."""
     M = np.array(M, np.float32)
     result = mapuot.solve(M, np.array(weight), np.array(weight), reg=reg, reg_m=reg_m, backend=backend)
     assert result.plan.dtype == (np.float32 if weight == [1.0] else np.float64)
@@ -132,7 +132,7 @@ def test_a_float32_plan_loses_nothing_to_flushing(backend):
 
 
 def test_unreachable_is_not_for_a_start_to_say(backend):
-    """Which points are unreachable is a matter of M and the reference, not of where the solve begins."""
+    """M and the reference alone decide which points are unreachable, not the start of a solve."""
     M, reference = np.array([[0, 0], [0, 0], [0, 2e6]]), np.array([[90.0, 200], [30, 200], [100, 200]])
     options = {"penalty": ("kl", "l2"), "reference": reference, "backend": backend}
     right = mapuot.solve(M, np.ones(3), np.ones(2), reg=3e6, reg_m=(8e6, 5e7), **options)
@@ -145,7 +145,7 @@ def test_unreachable_is_not_for_a_start_to_say(backend):
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_what_failed_holds_no_nan(backend):
-    """Beyond float64: "not finite", bounds of inf, marginals of inf or numbers, and words of overflow."""
+    """Beyond float64 the answer is "not finite", with bounds of inf, no NaN, and a warning about overflow."""
     M = np.array([[-1e4, 1.0], [1.0, 1.0]])
     with pytest.warns(mapuot.ConvergenceWarning, match="overflows|not finite"):
         result = mapuot.solve(M, np.ones(2), np.ones(2), reg=1.0, reg_m=1.0, backend=backend)
@@ -180,7 +180,7 @@ def test_costs_beyond_float32_come_in_float64():
 
 
 def test_the_dual_value_of_a_tiny_reg_m_is_a_number(backend):
-    """f / reg_m is lost where log u is told in float64; the pass knew the dual value."""
+    """f / reg_m is lost where log u is stored in float64; the pass knew the dual value."""
     rng = np.random.default_rng(0)
     for reference in ("product", "uniform"):
         M = rng.random((3, 4))

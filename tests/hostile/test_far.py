@@ -1,4 +1,4 @@
-"""Points far from all others: rows and columns that no plan near the optimum uses, and some that it does."""
+"""Points far from all others: rows and columns that no plan near the optimum uses, and some that it uses."""
 
 import numpy as np
 import pytest

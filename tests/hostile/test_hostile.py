@@ -121,7 +121,7 @@ def test_slice(how):
 
 
 def test_one_path_in_processes():
-    """The program itself: counts, and exit code 1 if and only if something failed."""
+    """The program counts its trials and has exit code 1 if and only if one failed."""
     words = [sys.executable, "-m", "hostile", "--only", "cold reference", "--count", "12", "--seed", "2"]
     done = subprocess.run(words, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False)
     assert "compared with an independent answer" in done.stdout, done.stdout + done.stderr

@@ -83,7 +83,7 @@ def draw_options(rng: Any) -> dict[str, Any]:
 
 
 def draw_start(rng: Any, problem: Problem) -> Any:
-    """Near and far, one-sided, infinite, from an answer to another problem, or that answer's sides swapped."""
+    """Draw a start: near, far, one-sided, infinite, another problem's answer, or this answer with its sides swapped."""
     m, n = problem.shape
     kind = rng.integers(0, 8)
     if kind == 0:
@@ -130,7 +130,7 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
 
 
 def draw_kept(rng: Any, problem: Problem) -> Problem:
-    """Return a problem of a small reg, one of three, unless of points, with costs of a few values only."""
+    """Return a problem of a small reg, one of three, with costs of a few values only unless it has points."""
     size = spread(problem.M) or 1.0
     M = np.round(3 / size * problem.M) * size / 3 if rng.random() < 0.3 and not problem.points else problem.M
     reg = size * 10.0 ** rng.uniform(-7, -3)
@@ -154,7 +154,7 @@ def as_users_have(trial: Trial, rng: Any) -> Trial:
 
 
 def at_the_ends(trial: Trial, rng: Any) -> Trial:
-    """Return the trial with numbers that nearly leave float64."""
+    """Return the trial with numbers near the limits of float64."""
     return dataclasses.replace(trial, problems=extreme(rng, trial.problems))
 
 
@@ -185,7 +185,7 @@ def draw_apart(how: str, rng: Any, largest: int) -> Trial:
 
 
 def draw_alone(rng: Any, largest: int) -> Trial:
-    """Return a trial of another path, of each of its problems with itself, which one potential solves."""
+    """Return another path's trial with each problem made symmetric, for one potential."""
     trial = draw_apart(str(rng.choice(np.array(ALONE))), rng, largest)
     problems, start = tuple(problem.itself() for problem in trial.problems), trial.start
     if isinstance(start, Problem):
@@ -198,7 +198,7 @@ def draw_alone(rng: Any, largest: int) -> Trial:
 def draw_over_ranks(how: str, rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
     """Solve in rows. A sparse problem starts near: parts keep the rounding of a far start in K, and K's plan is valued.
 
-    Few passes then, since each is a meeting, and parts at a huge reg_m / reg can take thousands.
+    Passes are few then, since each is a meeting, and parts at a huge reg_m / reg can take thousands.
     """
     near = how == "sparse ranks"
     if near:
@@ -253,7 +253,7 @@ def arguments(problem: Problem, truncate: Any = "auto", backend: str = "") -> tu
 
 
 def stored(M: Any) -> Any:
-    """The finite pairs as a matrix of scipy.sparse, in one form or another by its shape: some also with stored inf."""
+    """Return the finite pairs as a matrix of scipy.sparse, in a form set by its shape: some also with stored inf."""
     (m, n), finite = M.shape, np.isfinite(M)
     form = 7 * m + 3 * n + int(finite.sum())
     i, j = np.nonzero(finite | (np.arange(m)[:, None] + np.arange(n) & 3 == 0) if form % 2 else finite)
@@ -329,7 +329,7 @@ def skipping() -> ExitStack:
 
 
 def call_over_ranks(trial: Trial, comm: Any, backend: str) -> list[Claim]:
-    """The claims, on rank 0, of ranks that give their own blocks; the others return an empty list."""
+    """Return the claims, on rank 0, of ranks that give their own blocks; the others return an empty list."""
     job, pairs = Job(comm), trial.how == "sparse ranks"
     own = job.block(trial.problems[0], form=stored if pairs else np.asarray)
     if pairs and not isinstance(own.reference, str):

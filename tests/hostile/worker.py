@@ -1,4 +1,4 @@
-"""One block of trials in one process, or in step on all ranks of one job; the counts and failures as a line of JSON.
+"""Run one block of trials in one process, or in step on all ranks of one job; print counts and failures as JSON.
 
 ``python -m hostile.worker PATH BACKEND SEED FIRST COUNT LARGEST SIDES NUMBERS``.
 """
@@ -46,7 +46,7 @@ class Runner:
         return call(trial, self.backend) if self.comm is None else call_over_ranks(trial, self.comm, self.backend)
 
     def verdict(self, trial: Trial) -> tuple[str, list[Failure], list[dict[str, float]]]:
-        """("answered", "refused" or "raised", failures, figures of each problem)."""
+        """Return ("answered", "refused" or "raised", failures, figures of each problem)."""
         answer = self.one_verdict(trial)
         return answer if self.comm is None else self.comm.bcast(answer, 0)
 
@@ -88,7 +88,7 @@ def late(*_: Any) -> None:
 
 
 def trial_of(how: str, seed: int, index: int, largest: int, numbers: str = "all") -> Trial:
-    """Draw a trial; of each four one as users have them and one of extreme numbers, unless ``numbers`` names a kind."""
+    """Draw a trial; of each four one is typical of users and one extreme, unless ``numbers`` names a kind."""
     trial = draw_trial(how, np.random.default_rng([seed, NAMES.index(how), index]), largest)
     rng, kind = np.random.default_rng([seed, NAMES.index(how), index, 1]), index % 4
     if numbers == "extreme" or (numbers == "all" and kind == 2):

@@ -1,4 +1,4 @@
-"""Rows over ranks: the answer of one process, and the same error on every rank, whoever is at fault.
+"""Rows over ranks have one process's answer, and every rank gets the same error, whichever rank is at fault.
 
 ``mpiexec -n P python cases.py`` runs each function ``case_*`` on every rank; the last line of rank 0 is a JSON object
 of the failures by name.
@@ -35,7 +35,7 @@ RANK, SIZE = COMM.rank, COMM.size
 
 
 def written(name, write):
-    """The path of a file that rank 0 has written, in a new folder."""
+    """Return the path of a file that rank 0 has written, in a new folder."""
     path = Path(COMM.bcast(tempfile.mkdtemp() if RANK == 0 else None)) / name
     if RANK == 0:
         write(path)
@@ -219,7 +219,7 @@ def case_warning_on_one_rank_only(job):
 
 @contextlib.contextmanager
 def on_device(comm, with_nccl=True, device=0, never=False):
-    """CuPy's stand-in of ../cuda on that GPU, and its communicators made. never: some rank comes to no sum."""
+    """Replace CuPy by its emulation in ../cuda and make its communicators; ``never``: some rank comes to no sum."""
     made, waiting = [], []  # waiting: sums that the device waits for
     path = [str(HERE / "cuda" / "cuda_on_cpu"), *sys.path]
     with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", path):
@@ -252,7 +252,7 @@ def on_device(comm, with_nccl=True, device=0, never=False):
 
 
 def device_sum(comm, ranks=None, **fake):
-    """(the way that the sum took, communicators of NCCL made)."""
+    """Return (the way that the sum took, the number of NCCL communicators made)."""
     ranks = ranks or join(comm)
     with on_device(comm, **fake) as (cupy, made):
         total = np.arange(comm.size + 3.0)
@@ -349,7 +349,7 @@ def case_bad_for_all(job):
 
 
 def case_stored_pairs_that_are_refused(job):
-    """A part that cannot be balanced is named alike on all ranks, its points counted through all blocks."""
+    """Every rank names the part that cannot be balanced alike, its points counted through all blocks."""
     S = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
     i0, i1 = job.bounds(9)
     case = job.block(clouds(9, 3, reg_m=np.inf)).replace(M=S[i0:i1], a=np.ones(i1 - i0), b=np.array([1.0, 0.5, 7.5]))
@@ -406,7 +406,7 @@ def case_instruction_sets_that_differ(job):
 
 
 def case_a_function_that_fails_late(job):
-    """In an exact pass, where the others wait in the sum."""
+    """An error in an exact pass, while the others wait in the sum, reaches all ranks."""
     case, calls = job.block(clouds(33, 21)), [0]
     M, i0 = case.M, job.bounds(33)[0]
 

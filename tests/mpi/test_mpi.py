@@ -47,7 +47,7 @@ def test_every_row_has_one_rank():
 
 @pytest.mark.parametrize("end", ["raise", *(pytest.param(end, marks=NIGHTLY) for end in ENDS if end != "raise")])
 def test_a_rank_that_ends_ends_the_job(end):
-    """By an exception, Ctrl-C or a signal, of Python alone; by mpi4py's runner: a trial of ../soak."""
+    """A rank that ends by an exception, Ctrl-C or a signal ends the job; under mpi4py's runner: a trial of ../soak."""
     rank_ends(end, 3, seconds=50.0)
 
 
@@ -74,7 +74,7 @@ def make_problem(path, m=61, n=47, reg=0.02, **more):
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=NIGHTLY)])
 @pytest.mark.parametrize("kind", [".npz", ".h5", pytest.param(".zarr", marks=NIGHTLY), "pairs", "points"])
 def test_command_line(tmp_path, size, kind):
-    """Each process has its rows; the plan is one array, or one CSR matrix, again; of points, one may have no row."""
+    """Each process has its rows; the plan comes back as one array or CSR matrix; with points a rank may have no row."""
     pytest.importorskip("h5py")
     pytest.importorskip("zarr")
     case, out = make_problem(tmp_path / "in.npz"), tmp_path / f"out{kind if kind[0] == '.' else '.npz'}"
@@ -127,7 +127,7 @@ def test_command_line_says_not_converged(tmp_path):
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=NIGHTLY), 2])
 def test_killed_job_goes_on_from_its_checkpoint(tmp_path, size, monkeypatch):
-    """SIGKILL in the middle of a slow method; the resumed job certifies the answer of an uninterrupted one."""
+    """After SIGKILL in the middle of a slow method the resumed job certifies the answer of an uninterrupted one."""
     case = make_problem(tmp_path / "in.npz", 200, 180, reg=5e-3, reg_m=500.0)
     saved, out = tmp_path / "state.npz", tmp_path / "out.npz"
     command = ["solve", tmp_path / "in.npz", "-o", out, "--reg", case.reg, "--reg-m", 500, "--checkpoint", saved]

@@ -40,7 +40,7 @@ class WrongError(Exception):
 
 
 def entries():
-    """(file, text, instead, the tests that notice, "" or the reason why none can) of the whole table."""
+    """Return (file, text, instead, the tests that notice, "" or the reason why none can) of the whole table."""
     table = [(file, change, tests, "") for file, (tests, changes) in TABLE.items() for change in changes]
     for file, change, tests, reason in table + [(*key, "", reason) for key, reason in EXPLAINED.items()]:
         before, old, new, after = CHANGE.split(change)
@@ -58,7 +58,7 @@ def paths(tests):
 
 
 class Copy:
-    """The files of the tree that git knows or would add, as they are now, and a core built from them."""
+    """The files of the tree that git tracks or would add, as they are now, and a core built from them."""
 
     def __init__(self, folder):
         self.folder, self.stale = Path(folder), True  # stale: the core has been built with a change, or not at all
@@ -70,7 +70,7 @@ class Copy:
                 shutil.copy2(ROOT / name, self.folder / name, follow_symlinks=False)
 
     def run(self, command, seconds, emulated=False, **more):
-        """(exit code, output); None where it took longer, and its processes are gone."""
+        """Return (exit code, output); None where it took longer, and its processes are gone."""
         tests = self.folder / "tests"
         paths = os.pathsep.join(map(str, (self.folder, *[tests / "cuda" / "cuda_on_cpu"] * emulated, tests)))
         threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

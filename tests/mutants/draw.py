@@ -1,4 +1,4 @@
-"""Changes drawn by a rule: each comparison, constant and term of the functions that a bound, status or value passes.
+"""Changes drawn by a rule: each comparison, constant and term in the functions of bounds, statuses and values.
 
 A comparison is turned round, a number doubled (0 becomes 1), a term of a sum, a factor of a product or an operand of
 "and" and "or" left out. One reading by tokens serves C, CUDA and Python. ``FUNCTIONS`` names the functions of a file,
@@ -88,7 +88,7 @@ def changes_in(file: str, text: str, first: int, last: int, tests: str) -> list[
 
 
 def end_of_operand(tokens: list[tuple[str | None, str, int, int]], binding: int, last: int) -> int:
-    """Return where the operand ends that stands before these tokens' first looser one."""
+    """Return the end of the operand before these tokens' first looser operator."""
     depth = 0
     for kind, word, begin, _ in tokens:
         depth += (kind == "open") - (kind == "close")
@@ -108,7 +108,7 @@ def all_changes(root: Path) -> list[Change]:
 
 
 def drawn(root: Path, count: int, seed: int) -> list[Change]:
-    """Draw so many changes, as many of each file as far as there are."""
+    """Draw so many changes, equally many from each file as far as there are."""
     by_file: dict[str, list[Change]] = {}
     for change in all_changes(root):
         by_file.setdefault(change.file, []).append(change)

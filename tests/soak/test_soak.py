@@ -1,4 +1,4 @@
-"""A short slice of the soak: one trial of each kind. The whole: make soak."""
+"""One trial of each kind passes; `make soak` makes many."""
 
 import os
 import zlib

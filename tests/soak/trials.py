@@ -71,7 +71,7 @@ class Child:
         os.kill(self.pid, number)
 
     def hear(self):
-        """The next letter that it says; AssertionError where it says nothing."""
+        """Return the child's next letter; AssertionError where it sends nothing."""
         return self.read(1, PATIENCE)
 
     def read(self, size, patience):
@@ -104,7 +104,7 @@ def a_case(rng, most=60):
 
 
 def calls(rng):
-    """Trials of `make hostile`, judged, one after the other."""
+    """Trials of `make hostile`, judged one after the other, hold in one process."""
     path = str(rng.choice(PATHS))
     _, failures, _ = Runner("cpu", over_ranks=False).verdict(draw_trial(path, rng, 12))
     assert not [failure for failure in failures if is_false(failure.kind)], failures
@@ -113,7 +113,7 @@ def calls(rng):
 
 
 def threads(rng):
-    """Four threads at once, over one pool or each by one call: each answer has the bits that it has alone."""
+    """Four threads at once, over one pool or each in one call, have the bits of a single thread."""
     cases = [a_case(rng) for _ in range(6)]
     options = [EVEN, {}, EVEN] * 2
     alone = [case.solve(**more) for case, more in zip(cases, options, strict=True)]
@@ -183,7 +183,7 @@ def signals(rng):
 
 
 def kills(rng):
-    """kill -9 at any time: the checkpoint is whole, a solve goes on from it, and no part stays."""
+    """After kill -9 at any time the checkpoint is whole, a solve resumes from it, and no partial file stays."""
     case = clouds(150, 120, reg=0.001, seed=int(rng.integers(1 << 30)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.npz"
@@ -233,7 +233,7 @@ def memory(rng):
 
 
 def disks(rng):
-    """A disk that is full after some bytes: an error or a warning, the old file as it was, no part beside it."""
+    """A disk that fills up gives an error or a warning, keeps the old file, and leaves no partial file."""
     case = clouds(60, 50, seed=int(rng.integers(1 << 30)))
     with tempfile.TemporaryDirectory() as folder:
         path, limit = Path(folder) / "out.npz", int(rng.integers(0, 20_000))
@@ -290,7 +290,7 @@ ENDS = {"raise": "told MemoryError rank 1: no memory", "interrupt": "KeyboardInt
 
 
 def rank_ends(end, when, *runner, seconds=RANKS_END):
-    """A rank that ends in the middle of a solve: all end soon after it, and say why."""
+    """If a rank ends in the middle of a solve, all ranks end soon after it, and say why."""
     with tempfile.TemporaryDirectory() as folder:
         program, output = Path(folder) / "program.py", Path(folder) / "output"
         program.write_text(RANK)
@@ -383,7 +383,7 @@ LOSSES = "before", "between", "callback"
 
 
 def contexts(rng):
-    """A GPU's context lost by other code: every call on it says so, the CPU and later processes are unharmed."""
+    """After other code loses a GPU's context, every call on it says so; the CPU and later processes are unharmed."""
     for when in (str(rng.choice(LOSSES)), "never"):
         command = [sys.executable, "-c", LOST, when, str(rng.integers(1 << 30))]
         done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False)

@@ -101,7 +101,7 @@ class ndarray(np.ndarray):  # noqa: N801
 
 
 def plain(x):
-    """The same with arrays of numpy in the place of ours."""
+    """Replace our arrays in the arguments by numpy's."""
     if isinstance(x, (list, tuple)):
         return type(x)(map(plain, x))
     if isinstance(x, dict):
@@ -128,7 +128,7 @@ def __getattr__(name):
 
 
 def empty(shape, dtype=np.float64):
-    """Aligned as on a device, and no zeros."""
+    """Return memory aligned as on a device, and not zeroed."""
     dtype, size = np.dtype(dtype), int(np.prod(shape))
     buffer = np.full(size * dtype.itemsize + 256, 0xA5, np.uint8)
     for pool in MemoryPool.used:
@@ -195,7 +195,7 @@ def using_allocator(malloc):
 
 
 def operands(statement):
-    """The expressions in the parentheses after the constraints of an asm statement."""
+    """Return the expressions in the parentheses after the constraints of an asm statement."""
     found = []
     for match in re.finditer(r'"[=+]?\w"\(', statement):
         end, depth = match.end(), 1
@@ -214,7 +214,7 @@ def without_ptx(match):
 
 
 def conditions(code):
-    """The #if lines that stand around the end of ``code``; an #ifndef is none."""
+    """Return the #if lines around the end of ``code``; an #ifndef is none."""
     found = []
     for line in re.findall(r"^ *#(?:if|endif).*", code, re.MULTILINE):
         if "#endif" in line:
@@ -225,7 +225,7 @@ def conditions(code):
 
 
 def translated(code):
-    """CUDA C++ as C++, each kernel with a function launch_NAME, under the same conditions."""
+    """Translate CUDA C++ to C++ and give each kernel a function launch_NAME, under the same conditions."""
     kernels = [(match.group(1), conditions(code[: match.start()])) for match in KERNEL.finditer(code)]
     before, mark, after = ASM.sub(without_ptx, code).partition(SHARED)
     code = before + (re.sub(r"(?<![.\w])memory\b", "self->block->shared", after) if mark else "")

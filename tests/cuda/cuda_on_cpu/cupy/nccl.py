@@ -1,7 +1,7 @@
 """The part of NCCL that mapuot uses, over sockets: rank 0 adds all ranks' data in rank order and sends out the sum.
 
-A sum waits for the others at once, as kernels run at once here; that NCCL's own waits on the device only is tried over
-MPI (tests/mpi/cases.py).
+A sum waits for the others at once, as kernels run at once here; tests/mpi/cases.py tests over MPI that NCCL waits on
+the device only.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ def current_device():
 
 
 def get_unique_id():
-    """Where rank 0 listens."""
+    """Return the address at which rank 0 listens."""
     key = str(Path(tempfile.mkdtemp(prefix="mapuot-nccl-"), "socket"))
     LISTENERS[key] = Listener(key)
     return key

@@ -1,4 +1,4 @@
-"""Sparse matrices as cupyx.scipy.sparse has them: arrays of CuPy's stand-in, and ``get`` is the way to SciPy's."""
+"""Sparse matrices as in cupyx.scipy.sparse: arrays of the emulated CuPy, and ``get`` converts to SciPy's."""
 
 import cupy
 from scipy import sparse
