@@ -28,7 +28,7 @@ from .status import Words
 try:
     from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
     from sklearn.exceptions import NotFittedError
-except ImportError:  # scikit-learn is optional: whoever has none asks for no parameters by name
+except ImportError:  # scikit-learn is optional
     NotFittedError = AttributeError
 
     class BaseEstimator:  # type: ignore[no-redef]
@@ -45,15 +45,15 @@ except ImportError:  # scikit-learn is optional: whoever has none asks for no pa
 
 
 NEVER_FORMED = tuple(name for name, metric in METRICS.items() if metric.reach == np.inf and metric.cdist)  # as SciPy's
-MISSING_LABEL = -1  # POT's mark of a sample without label
+MISSING_LABEL = -1  # POT's label of an unlabelled sample
 
 
-# not wrapped for set_output, whose wrapper takes no Xs= by name: POT's callers do
+# not wrapped for set_output: the wrapper takes no Xs= by name, as POT's callers write it
 class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_output_keys=None):  # type: ignore[misc, call-arg]
     """Move samples of a source domain onto a target domain by unbalanced entropic transport.
 
-    It has the interface of ``ot.da.UnbalancedSinkhornTransport``. By default it goes on until it has converged, while
-    POT's stops after ten iterations.
+    It has the interface of ``ot.da.UnbalancedSinkhornTransport``. By default it iterates until convergence; POT stops
+    after ten iterations.
 
     Parameters
     ----------
@@ -64,24 +64,24 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     verbose, log : bool
         Show a progress bar on standard error; keep the solver's log in ``log_``.
     metric, norm : str or callable; {None, "median", "max", "log", "loglog"}
-        A metric of `scipy.spatial.distance.cdist`. Divide the cost by its median or maximum, or take ``log(1 + M)`` of
-        it once or twice.
+        metric: a metric of `scipy.spatial.distance.cdist`. norm: divide the cost by its median or maximum, or apply
+        ``log(1 + M)`` once or twice.
     distribution_estimation : callable, optional
         ``f(X)`` returns the masses (n_samples,). Default: equal masses that add up to 1.
     out_of_sample_map : {"ferradans", "entropic"}
-        "ferradans" moves a new sample like its nearest fitted sample. "entropic" moves it to the mean of the targets
-        that the potentials give it (`mapuot.Result.map`), which is smooth; that needs a metric of `mapuot.PointCloud`,
-        and neither labels, a method, nor a logarithm as norm.
+        "ferradans" moves a new sample like its nearest fitted sample. "entropic" moves it to its mean target under the
+        potentials (`mapuot.Result.map`), a smooth map; it needs a metric of `mapuot.PointCloud`, without labels, method
+        and logarithmic norm.
     limit_max : float
         With labels on both sides, the cost between unequal classes is this times the largest cost; inf forbids it.
 
     Attributes
     ----------
     result_ : mapuot.Result
-        The answer, with everything about the plan.
+        The answer of the solver.
     coupling_, cost_ : (n_source, n_target) arrays
         The plan, formed on first use, and the cost. Beyond 2^27 entries only the points are kept and the cost is formed
-        on first use, for a metric of `mapuot.PointCloud` other than "wfr", without labels, norm and method.
+        on first use, if the metric is one of `mapuot.PointCloud` other than "wfr", without labels, norm and method.
     xs_, xt_, mu_s, mu_t : (n_source, d), (n_target, d), (n_source,), (n_target,) arrays
         The samples and their masses.
     log_, n_features_in_, n_iter_ : dict, int, int
@@ -126,7 +126,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         ScalingWarning
             Less than 1e-4 of the mass moves: the costs are far above ``reg_m`` (see ``norm``).
         UserWarning
-            Both sides have the labels -1 and one other: -1 means unknown, and may have been meant as a class.
+            Both sides have the labels -1 and one other: -1 means unknown here, but may be meant as a class.
 
         Raises
         ------
@@ -169,7 +169,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         return self
 
     def _costs(self, Xs: F64, Xt: F64, labels: Any) -> Any:
-        """Return the cost as a matrix, or as points where that would be large and nothing needs it as a matrix."""
+        """Return the cost as a matrix, or as points if the matrix would be large and is not needed."""
         m, n = len(Xs), len(Xt)
         if self.out_of_sample_map == "entropic":
             if labels is not None or self.method is not None or self.metric not in NEVER_FORMED:
@@ -242,7 +242,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         return self.result_
 
     def _extended(self, X: F64, rows: bool, batch_size: int) -> F64:
-        """Move samples of one side: the fitted ones to their images, others as ``out_of_sample_map`` says."""
+        """Move samples of one side: fitted samples to their images, new samples by ``out_of_sample_map``."""
         result, fitted = self._fitted(), self.xs_ if rows else self.xt_
         if X.shape[1] != fitted.shape[1]:
             wanted = f"{type(self).__name__} is expecting {fitted.shape[1]} features as input"
@@ -271,14 +271,14 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
     Parameters
     ----------
     target : (n_target, d) array, optional
-        The samples to move onto. Default: those of ``fit``; each is then drawn to the mean of its neighbours.
+        The samples to move onto. Default: the samples of ``fit``; each then moves to the mean of its neighbours.
     reg_e, reg_m, method, max_iter, tol, metric, norm, out_of_sample_map
-        As in `UnbalancedSinkhornTransport`, whose attributes it has.
+        As in `UnbalancedSinkhornTransport`; the attributes are the same, too.
 
     Attributes
     ----------
     feature_names_in_ : (d,) array of str
-        The names of the columns, if X is a table that has some.
+        The names of the columns, if X is a table with names.
 
     See Also
     --------
@@ -325,7 +325,7 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
         return super().inverse_transform(Xt=X)
 
     def _named(self, X: Any) -> Any:
-        """Return X once its columns are checked to be those of ``fit``."""
+        """Check that X has the columns of ``fit``, and return it."""
         self._fitted()
         try:
             from sklearn.utils.validation import _check_feature_names  # noqa: PLC0415 - optional, of 1.6 and later
@@ -336,7 +336,7 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
 
 
 def as_samples(X: Any, name: str) -> F64:
-    """Return a finite (n_samples, n_features) float64 matrix; the errors use scikit-learn's words."""
+    """Return a finite (n_samples, n_features) float64 matrix; errors have scikit-learn's wording."""
     if sparse.issparse(X):
         raise TypeError(f"{name}: sparse input is not supported, pass a dense array")
     X = as_array(X, name)
@@ -368,7 +368,7 @@ def normalised(M: F64, norm: str | None) -> F64:
 
 
 def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
-    """Raise, in place, the cost between samples of different known classes."""
+    """Increase, in place, the cost between samples of different known classes."""
     known_s, known_t = is_known(ys), is_known(yt)
     limit = as_rho(limit_max, "limit_max")
     limit = limit if limit == np.inf else limit * M.max()  # costs may all be 0
@@ -387,7 +387,7 @@ def is_known(y: Any) -> Any:
 
 
 def check_classes(ys: Any, yt: Any, known_s: Any, known_t: Any) -> None:
-    """Warn where -1 looks like one of two classes: it means unknown."""
+    """Warn if -1 looks like one of two classes: it means unknown."""
     classes = {*ys[known_s].tolist(), *yt[known_t].tolist()}
     marked = all(not known.all() and (y[~known] == MISSING_LABEL).all() for y, known in ((ys, known_s), (yt, known_t)))
     if marked and len(classes) == 1:

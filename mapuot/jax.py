@@ -1,8 +1,8 @@
-"""A JAX loss on mapuot: a custom_vjp whose gradient comes from the potentials.
+"""A JAX loss on mapuot: a custom_vjp with the gradient from the potentials.
 
-Arrays that are there are read where they lie, on a GPU through CuPy, and nothing is copied. Under jit and vmap there
-are none: a callback solves on the CPU, and JAX copies what lies on a GPU there and back, since it calls Python with
-host memory only. The formulas are those of answer/slopes.py. Twin: torch.py.
+Concrete arrays are read in place, on a GPU through CuPy, without a copy. Under jit and vmap arrays are traced: a
+callback solves on the CPU, and JAX copies GPU arrays there and back, because it calls Python with host memory only.
+answer/slopes.py has the formulas. Twin: torch.py.
 """
 
 from functools import partial
@@ -39,10 +39,10 @@ def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: An
     a, b : (m,), (n,) or (p, m), (p, n) arrays, optional
         Masses, >= 0. Default: equal masses that add up to 1.
     reg, reg_m : float > 0; float, inf, or a pair of them
-        Entropic regularisation and marginal penalty, in units of M: numbers that are known when ``jax.jit`` traces.
+        Entropic regularisation and marginal penalty, in units of M: numbers known when ``jax.jit`` traces.
     **options
-        scale_cost (which the gradient holds fixed), tol, tol_gap, max_passes, precision and threads, as in
-        `mapuot.solve_batch`; the default of tol_gap is that of `mapuot.sinkhorn_divergence`.
+        scale_cost (the gradient holds it fixed), tol, tol_gap, max_passes, precision and threads, as in
+        `mapuot.solve_batch`; tol_gap has the default of `mapuot.sinkhorn_divergence`.
 
     Returns
     -------
@@ -55,10 +55,10 @@ def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: An
 
     Notes
     -----
-    For arrays on a GPU, value and gradient are made there without a copy if CuPy is installed. Under ``jax.jit`` and
-    ``jax.vmap``, and for arrays on several devices, a callback solves on the CPU, and an error is raised as JAX's error
-    of the callback. ``vmap`` of any depth is one batch of all problems, except with scale_cost, for which each problem
-    is solved by itself.
+    If CuPy is installed, value and gradient of arrays on a GPU are computed there without a copy. Under ``jax.jit`` and
+    ``jax.vmap``, and for arrays on several devices, a callback solves on the CPU, and JAX raises errors as its own
+    error of the callback. ``vmap`` of any depth solves all problems as one batch; with scale_cost it solves them one by
+    one.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def sample_loss(
 ) -> Any:  # fmt: skip
     """Compute the value of unbalanced transport between two clouds of points, differentiable once in x, y, a and b.
 
-    The matrix of the costs is not kept.
+    The cost matrix is not kept.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def sample_loss(
     Returns
     -------
     value : scalar
-        ``jax.vmap`` is one batch of clouds.
+        ``jax.vmap`` solves one batch of clouds.
 
     See Also
     --------
@@ -129,18 +129,18 @@ def equal(size: int, like: Any) -> Any:
 
 
 def untabled(x: Any, name: str) -> Any:
-    """Return a table or a column of pandas, which JAX cannot read where it is nullable, as an array."""
+    """Convert a pandas table or column to an array: JAX cannot read nullable columns."""
     return as_array(x, name) if hasattr(x, "to_numpy") else x
 
 
 def as_jax(x: Any) -> Any:
-    """Return a JAX array of the default precision: x where it is one, since jnp.asarray copies within jax.grad."""
+    """Return a JAX array of the default precision; x itself if possible: jnp.asarray copies within jax.grad."""
     dtype = jnp.result_type(float)
     return x if isinstance(x, jax.Array) and x.dtype == dtype else jnp.asarray(x, dtype=dtype)
 
 
 def as_settings(reg: float, reg_m: Any, options: dict[str, Any]) -> tuple[Any, ...]:
-    """Check reg, reg_m and the options, and return them as what jit can hash."""
+    """Check reg, reg_m and the options, and return them in a form that jit can hash."""
     if not set(options) <= OPTIONS:
         raise TypeError(f"options may be {', '.join(sorted(OPTIONS))}, got {sorted(options)}")
     for x, name in ((reg, "reg"), (reg_m, "reg_m"), *((options[name], name) for name in options)):
@@ -157,7 +157,7 @@ def _sample_loss(x: Any, y: Any, a: Any, b: Any, settings: Any) -> Any:
 
 
 def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any, Any]:
-    """Return the dual value, and for backward the slopes by points and masses."""
+    """Return the dual value, and for the backward pass the slopes by points and masses."""
     reg, reg_m, options, metric, scale = settings
 
     def answer(x: Any, y: Any, a: Any, b: Any) -> Any:
@@ -184,7 +184,7 @@ def kinds_of(dtype: Any, *shapes: Any) -> tuple[Any, ...]:
 
 
 def found(here: Any, back: Any, kinds: Any, arrays: Any, options: Any) -> Any:
-    """Call ``here`` on arrays that are there, or have JAX call ``back``: once for all of vmap, or for each scale."""
+    """Call ``here`` on concrete arrays, or let JAX call ``back``: once for all of vmap, or for each scale."""
     if not any(isinstance(z, jax.core.Tracer) for z in arrays):
         return solved_there(here, *arrays)
     way = "sequential" if dict(options).get("scale_cost") else "expand_dims"
@@ -194,12 +194,12 @@ def found(here: Any, back: Any, kinds: Any, arrays: Any, options: Any) -> Any:
 
 
 def refuse(*_: Any) -> Any:
-    """Raise: a slope would pass for a constant."""
+    """Raise, because JAX would treat a slope as a constant."""
     raise NotImplementedError("mapuot.jax has first derivatives only, in reverse mode: jax.grad, jax.vjp or jax.jacrev")
 
 
 def together(arrays: Any, ndims: Any) -> tuple[tuple[int, ...], list[Any]]:
-    """Return the axes that vmap has put before those of each array, and the arrays with one axis in their place.
+    """Return the axes that vmap added in front of each array, and the arrays with these axes merged into one.
 
     It is 1 long where an array is the same for all problems, but for the first.
     """
@@ -223,7 +223,7 @@ def _loss(a: Any, b: Any, M: Any, settings: Any) -> Any:
 
 
 def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
-    """Return the dual values, and for backward dW/da, dW/db, and the bits of log u, log v and reg in units of M."""
+    """Return the dual values, and for the backward pass dW/da, dW/db and the bits of log u, log v, reg."""
     reg, reg_m, options = settings
 
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
@@ -248,7 +248,7 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
 
 
 def as_bits(x: Any) -> Any:
-    """Return float64 numbers as pairs of uint32, which JAX keeps as they are without its 64-bit mode."""
+    """Return float64 numbers as pairs of uint32: without its 64-bit mode JAX would round them."""
     xp = namespace(x)
     return xp.ascontiguousarray(x, dtype=np.float64).reshape((*x.shape, 1)).view(np.uint32)
 
@@ -258,27 +258,27 @@ def of_bits(x: Any) -> Any:
 
 
 def repeated(M: Any, count: int, p: int) -> Any:
-    """Return the costs of ``count`` problems, of which each p have one of vmap."""
+    """Return the costs of ``count`` problems; each group of p problems shares one cost of vmap."""
     M = M[:, None] if M.ndim == 3 else M
     return np.broadcast_to(M, (count // p, p, *M.shape[-2:])).reshape(-1, *M.shape[-2:])
 
 
 def solved_there(solved: Any, *arrays: Any) -> list[Any]:
-    """Call ``solved(*arrays)`` on the memory of arrays that are there, and return its answers as arrays there."""
-    arrays = tuple(x if hasattr(x, "devices") else jax.device_put(x) for x in arrays)  # numpy's, as JAX keeps constants
+    """Call ``solved(*arrays)`` on the memory of concrete arrays; return its answers on the same device."""
+    arrays = tuple(x if hasattr(x, "devices") else jax.device_put(x) for x in arrays)  # constants are NumPy arrays
     device, *more = set().union(*(x.devices() for x in arrays))
     if more or device.platform == "cpu" or find_spec("cupy") is None:
         return [jax.device_put(x, None if more else device) for x in solved(*map(np.asarray, arrays))]
     import cupy  # noqa: PLC0415 - only for arrays on a GPU
 
     with cupy.cuda.Device(device.local_hardware_id):
-        found = [x.copy() for x in solved(*map(cupy.from_dlpack, arrays))]  # views may lie off the 16 bytes JAX needs
+        found = [x.copy() for x in solved(*map(cupy.from_dlpack, arrays))]  # views may lack JAX's 16-byte alignment
         cupy.cuda.get_current_stream().synchronize()  # JAX has streams of its own
         return [jnp.from_dlpack(x) for x in found]
 
 
 def _backward(settings: Any, kept: Any, grad: Any) -> tuple[Any, Any, Any]:
-    """Return the slopes by a, b and M, of which the last is the sum of the plans, each times its weight in ``grad``.
+    """Return the slopes by a, b and M; the slope by M is the sum of the plans, weighted by ``grad``.
 
     Plans are made by the core: an exponent in float32 would be off by 1e-7 M / reg.
     """

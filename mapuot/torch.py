@@ -1,8 +1,8 @@
 """PyTorch losses on mapuot: the gradient comes from the potentials, so no graph goes through the iterations.
 
 The value is the dual optimum W(a, b, M) of `solve` with the reference a b^T; answer/slopes.py has the
-formulas. Tensors are read where they lie, on the CPU or (through CuPy) on the GPU, where all of the work is then done,
-on torch's current stream.
+formulas. Tensors are read in place, on the CPU or (through CuPy) on the GPU. All work on GPU tensors is done on that
+GPU, on torch's current stream.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ except ImportError as error:  # pragma: no cover
 METRICS = {1: ("euclidean", 1.0), 2: ("sqeuclidean", 0.5)}  # of SamplesLoss, by p
 FORMULAS = {"Norm2(X-Y)": 1, "(SqDist(X,Y) / IntCst(2))": 2}  # GeomLoss's own words for these two costs
 BACKENDS = "auto", "tensorized", "online", "multiscale"
-SECOND_TOL = 1e-9  # of the potentials' move, beside the error of the plan
+SECOND_TOL = 1e-9  # of the movement of the potentials, beside the error of the plan
 
 
 class Measure(NamedTuple):
-    """The points of one side with their masses: one cloud, or clouds one behind the other, as ``starts`` tells."""
+    """The points of one side with their masses: one cloud, or concatenated clouds with offsets ``starts``."""
 
     points: Any
     masses: Any
-    given: Any  # the tensor that they come from
+    given: Any  # the user's tensor of these points
     starts: Any = None  # (p + 1,) int64
-    shared: int = 0  # points of a cloud that serves all problems, and is there p times
+    shared: int = 0  # number of points of a cloud that serves all p problems and is stored p times
 
     def once(self) -> Measure:
-        """Return a cloud that serves all problems as one cloud."""
+        """Return one copy of a cloud that serves all problems."""
         k = self.shared
         return Measure(self.points[:k], self.masses[:k], self.given) if k else self
 
@@ -68,16 +68,16 @@ class Measure(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """The problem of a cloud with itself as it was last solved."""
+    """The last solve of a cloud with itself."""
 
-    loss: Any  # what tells its numbers apart from those of another loss
+    loss: Any  # key of the loss that made the result
     points: F64
     masses: F64
     starts: Any
     result: Any
 
 
-ALONE: Any = WeakTensorKeyDictionary()  # of each tensor of points that lives, its last `Alone`
+ALONE: Any = WeakTensorKeyDictionary()  # live tensor of points: its last `Alone`
 
 
 @compilable(M=2, a=1, b=1)
@@ -95,27 +95,27 @@ def sinkhorn_loss(
         Masses, >= 0; one vector serves all problems of a batch. Default: equal masses that add up to 1.
     reg, reg_m : float > 0; float, inf, or a pair of them
         Entropic regularisation and marginal penalty, in units of M. inf is the balanced constraint; the gradients by a
-        and b are then right for changes that keep the masses equal, and known up to a constant.
+        and b then hold for changes that keep both totals equal, and are known up to a constant.
     values : (nnz,) tensor, optional
-        Costs in the places of a sparse M, which take the place of its own and have a gradient of this shape. A CSR
-        tensor made of values that require a gradient works, too, but PyTorch's way back from it makes a dense matrix.
+        Costs of the stored pairs of a sparse M, instead of M's own values; the gradient has this shape. A CSR tensor
+        made from values that require a gradient works, too, but PyTorch's backward pass then makes a dense matrix.
     **options
-        scale_cost (a number to the gradient: it is held fixed), tol, tol_gap, max_passes, precision, threads, backend,
-        progress and mask of `solve_batch`. With a mask value and gradient are those of the masked problem. Where both
-        sides are balanced ``tol_gap`` is 1e-5 by default, or 10 tol if that is less: value and gradient are then those
-        of masses that differ from b by this share at most, and nothing is said of the plan, which takes far longer.
+        scale_cost (the gradient holds it fixed), tol, tol_gap, max_passes, precision, threads, backend, progress and
+        mask of `solve_batch`. With a mask, value and gradient belong to the masked problem. If both sides are balanced,
+        ``tol_gap`` is 1e-5 by default, or 10 tol if that is less: value and gradient then belong to masses that differ
+        from b by at most this share. The plan is not certified, because that takes far longer.
 
     Returns
     -------
     value : scalar or (p,) tensor
-        The dual value, a lower bound of the optimum within the certified gap, in units of M times mass. float64
-        where an argument is, else float32, in which half precision is solved, under torch.autocast, too; gradients
-        have their input's dtype.
+        The dual value, a lower bound of the optimum within the certified gap, in units of M times mass. float64 if an
+        argument is float64, else float32; half precision is solved in float32, also under torch.autocast. Gradients
+        have the dtype of their input.
 
     Raises
     ------
     RuntimeError
-        A second derivative is asked for.
+        A second derivative is requested.
 
     See Also
     --------
@@ -123,9 +123,9 @@ def sinkhorn_loss(
 
     Notes
     -----
-    ``torch.vmap`` over problems with a dense M is one batch. ``torch.func.grad`` and ``jacrev`` do what ``backward()``
-    does. To ``torch.compile`` a loss of dense tensors is one operator, without a break of the graph; a CUDA graph holds
-    no loss, whose solve ends when the host has read its certificate.
+    ``torch.vmap`` over problems with a dense M is one batch. ``torch.func.grad`` and ``jacrev`` give the gradient of
+    ``backward()``. ``torch.compile`` treats a loss of dense tensors as one operator, without a graph break. A CUDA
+    graph cannot capture a loss, because a solve ends only when the host has read the certificate.
 
     Examples
     --------
@@ -148,13 +148,13 @@ def sample_loss(
 ) -> Any:  # fmt: skip
     """Compute the value of unbalanced transport between clouds of points, differentiable once in x, y, a and b.
 
-    The matrix of the costs is never formed. Where x of one pair of clouds alone requires a gradient and the metric is
-    "sqeuclidean", it is differentiable twice: products with the Hessian are `mapuot.Result.hvp`.
+    The cost matrix is never formed. The loss is differentiable twice if the metric is "sqeuclidean" and only x, of one
+    pair of clouds, requires a gradient: `mapuot.Result.hvp` computes products with the Hessian.
 
     Parameters
     ----------
     x, y : (m, d), (n, d) tensors
-        Points; many clouds as `SamplesLoss` takes them, which are solved at once.
+        Points; or many clouds in the forms of `SamplesLoss`, solved as one batch.
     a, b, reg, reg_m, **options
         As in `sinkhorn_loss`, for the cost ``scale * metric(x_i, y_j)``.
     metric, scale
@@ -193,12 +193,12 @@ def sinkhorn_divergence(
     reg_m : float or inf
         Marginal penalty, the same on both sides, in units of M.
     M_a, M_b : (m, m), (n, n) or (p, m, m), (p, n, n) tensors, optional
-        Costs between the points of a, and between those of b. Without them M must be symmetric and stands for both.
+        Costs between the points of a, and between the points of b. Default: M for both, which must be symmetric.
 
     Returns
     -------
     value : scalar or (p,) tensor
-        In units of M times mass; 0 where a = b. `mapuot.sinkhorn_divergence` has the formula.
+        In units of M times mass; 0 for a = b. `mapuot.sinkhorn_divergence` has the formula.
 
     See Also
     --------
@@ -235,7 +235,7 @@ def as_masses(w: Any, name: str, size: int, like: Any) -> Any:
 
 
 def widened(x: Any) -> Any:
-    """Return a tensor of half precision in float32, in which its slopes are added up; anything else as it is."""
+    """Return a half-precision tensor as float32, so that slopes add up in float32; return other values unchanged."""
     return x.float() if getattr(x, "dtype", None) in (torch.float16, torch.bfloat16) else x
 
 
@@ -258,7 +258,7 @@ class SinkhornLoss(torch.nn.Module):
     reg, reg_m, **options
         As in `sinkhorn_loss`.
     reduction : {"mean", "sum", "none"}
-        What becomes of the values of a batch.
+        How the values of a batch are combined.
 
     See Also
     --------
@@ -293,7 +293,7 @@ class SinkhornLoss(torch.nn.Module):
 class SinkhornDivergence(SinkhornLoss):
     """Module that computes `sinkhorn_divergence`: ``SinkhornDivergence(reg=..., reg_m=...)(M, a, b)``.
 
-    Its parameters are those of `SinkhornLoss`; costs ``M_a`` and ``M_b`` may follow b.
+    It takes the parameters of `SinkhornLoss`; costs ``M_a`` and ``M_b`` may follow b.
 
     See Also
     --------
@@ -323,24 +323,24 @@ class SamplesLoss(torch.nn.Module):
     Parameters
     ----------
     loss : {"sinkhorn"}
-        GeomLoss's other losses are no transport, and raise a NotImplementedError.
+        GeomLoss's other losses raise a NotImplementedError.
     p, blur, reach : {1, 2}; float; float, optional
-        Exponent of the distance, and > 0, in units of the coordinates. Without reach transport is balanced, for equal
-        masses.
+        Exponent of the distance; blur and reach are > 0, in units of the coordinates. Without reach, transport is
+        balanced and needs equal masses.
     debias, potentials : bool
-        Subtract the self terms. Return potentials (F, G), in the shapes of the weights and without a gradient, instead
-        of the value: f and g, with ``debias`` less those of OT(a, a) and OT(b, b).
+        debias: subtract the self terms. potentials: return potentials (F, G) instead of the value, in the shapes of the
+        weights and without a gradient: f and g, with ``debias`` minus the potentials of OT(a, a) and OT(b, b).
     cost : function, optional
-        ``cost(x, y)`` takes (1, n, d) and (1, m, d) tensors and returns the (1, n, m) costs. They are formed, and the
-        gradient goes through the function.
+        ``cost(x, y)`` takes (1, n, d) and (1, m, d) tensors and returns the (1, n, m) costs. The matrix is formed, and
+        the gradient goes through the function.
     static_y : bool
-        Leave OT(b, b) out of a debiased value: it is the same for every x, so that the derivatives by x and by a are
-        those of the whole value, in two solves for three. The derivatives by y and b are those of what is returned.
+        Leave OT(b, b) out of a debiased value. OT(b, b) does not depend on x and a, so the derivatives by x and a stay
+        correct, with two solves instead of three. The derivatives by y and b are of the returned, incomplete value.
     reach_x, reach_y : float, optional
-        Reach of one side each, instead of ``reach``. If they differ, the debiased value of equal clouds is not 0.
+        Reach of each side, instead of ``reach``. If they differ, the debiased value of equal clouds is not 0.
     diameter, scaling, truncate, kernel, cluster_scale, verbose, backend, **options
-        GeomLoss's are accepted and ignored: a solve stops at ``tol`` or ``tol_gap``. tol, tol_gap, max_passes,
-        precision and threads are as in `sinkhorn_loss`.
+        GeomLoss's options (diameter to backend) are accepted and ignored: a solve stops at ``tol`` or ``tol_gap``. tol,
+        tol_gap, max_passes, precision and threads are as in `sinkhorn_loss`.
 
     See Also
     --------
@@ -348,13 +348,13 @@ class SamplesLoss(torch.nn.Module):
 
     Notes
     -----
-    ``forward`` takes ``(x, y)``, ``(a, x, b, y)`` or ``(labels_x, a, x, labels_y, b, y)``, whose labels are ignored.
-    For one value the points are (n, d) and (m, d), with weights (n,) and (m,); for p values, which are solved at once,
+    ``forward`` takes ``(x, y)``, ``(a, x, b, y)`` or ``(labels_x, a, x, labels_y, b, y)``; labels are ignored. For one
+    value the points are (n, d) and (m, d), with weights (n,) and (m,). For p values, solved as one batch, they are
     (p, n, d), (p, m, d), (p, n), (p, m). Clouds of several sizes, and their weights, are lists of p tensors or nested
-    tensors. One (m, d) cloud may serve all p. Tensors on a GPU are solved there. A cloud with itself is solved by
-    one potential, and once as long as its tensor and the numbers in it stay the same, as those of a fixed target do.
-    Gradients are the derivatives of the value that is returned, by all four; GeomLoss's own, of a finite reach, are
-    (rho + eps / 2) / (rho + eps) of them. Second derivatives are those of `sample_loss`.
+    tensors. One (m, d) cloud may serve all p. Tensors on a GPU are solved there. The self term of a cloud has one
+    potential, and is solved again only if its tensor or the numbers in it change; a fixed target is solved once.
+    Gradients are the derivatives of the returned value by all four arguments; for a finite reach GeomLoss returns
+    (rho + eps / 2) / (rho + eps) of them. Second derivatives exist as in `sample_loss`.
 
     Examples
     --------
@@ -374,7 +374,7 @@ class SamplesLoss(torch.nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         words = {"p": p, "blur": blur, "reach": reach, "debias": debias, "static_y": static_y}
-        self.words = words | {"reach_x": reach_x, "reach_y": reach_y} | options  # that its value depends on
+        self.words = words | {"reach_x": reach_x, "reach_y": reach_y} | options  # all arguments that change the value
         if loss != "sinkhorn":
             raise NotImplementedError(f"loss must be 'sinkhorn', got {loss!r}: only the Sinkhorn loss exists here")
         if p not in METRICS:
@@ -394,7 +394,7 @@ class SamplesLoss(torch.nn.Module):
         self.static_y = bool(static_y)
 
     def forward(self, *args: Any) -> Any:
-        """Return the value, or the potentials, of clouds as the class takes them; of lists the potentials are lists."""
+        """Return the value, or the potentials, of clouds in the forms of the Notes; lists give lists of potentials."""
         if torch.compiler.is_compiling() and self.cost is None and not self.potentials and len(args) in (2, 4):
             a, x, b, y = args if len(args) == 4 else (None, args[0], None, args[1])
             return samples_value(x, y, a, b, **self.words)
@@ -402,7 +402,7 @@ class SamplesLoss(torch.nn.Module):
 
     @torch.compiler.disable
     def called(self, *args: Any) -> Any:
-        """Return what ``forward`` does, outside of a compiled program."""
+        """Do the work of ``forward``, outside a compiled program."""
         if len(args) not in (2, 4, 6):
             raise ValueError(f"SamplesLoss takes (x, y), (a, x, b, y) or (l_x, a, x, l_y, b, y), got {len(args)}")
         *first, x = args[: len(args) // 2]
@@ -418,7 +418,7 @@ class SamplesLoss(torch.nn.Module):
         return torch.stack([self.formed(*one) for one in zip(*rows.parts(), *cols.parts(), strict=True)])
 
     def formed(self, a: Any, x: Any, b: Any, y: Any) -> Any:
-        """Return the value of one pair of clouds for a cost that is a function."""
+        """Return the value of one pair of clouds if the cost is a function."""
         rho_x, rho_y = self.rho
         value = self.dense(a, x, b, y, self.rho)
         if self.debias:
@@ -428,15 +428,15 @@ class SamplesLoss(torch.nn.Module):
         return value + self.constant(a.sum(), b.sum())
 
     def constant(self, a: Any, b: Any) -> Any:
-        """Return the terms of the masses that the loss adds to OT(a, b), or to the debiased sum of three."""
+        """Return the mass terms that the loss adds to OT(a, b), or to the debiased sum."""
         return 0.5 * self.eps * ((a - b) ** 2 if self.debias else a + b - 2 * a * b)
 
     def dense(self, a: Any, x: Any, b: Any, y: Any, rho: Any) -> Any:
-        """Return OT for a cost that is a function, whose matrix is formed."""
+        """Return OT if the cost is a function, from its formed matrix."""
         return sinkhorn_loss(self.cost(x[None], y[None])[0], a, b, reg=self.eps, reg_m=rho, **self.options)
 
     def solved(self, rows: Measure, cols: Measure) -> list[Any]:
-        """Solve the problem of a and b, and where it is debiased those of a and a, b and b, too."""
+        """Solve the problem of a and b, and with ``debias`` also of a and a, and of b and b."""
         backend = "cuda" if is_on_device(rows.points) else "cpu"
         found = [self.solve(rows, cols, self.rho, backend)]
         if self.debias:
@@ -445,7 +445,7 @@ class SamplesLoss(torch.nn.Module):
         return found
 
     def alone(self, side: Measure, rho: float, backend: str) -> Any:
-        """Solve the problem of a cloud with itself; the last answer of these points stands while their numbers do."""
+        """Solve the problem of a cloud with itself; reuse the last answer while the numbers are unchanged."""
         side = side.once()
         if self.cost is not None:
             return self.solve(side, side, (rho, rho), backend)
@@ -466,7 +466,7 @@ class SamplesLoss(torch.nn.Module):
         return solve(array_of(self.cost(rows.points[None], cols.points[None])[0]), *masses_of(rows, cols), **more)
 
     def dual_pair(self, rows: Measure, cols: Measure) -> Any:
-        """Return (F, G); a side with itself has two potentials, equal but for a constant where it is balanced."""
+        """Return (F, G); the two potentials of a self term differ by a constant if it is balanced."""
         if self.cost is not None and rows.starts is not None:
             pairs = zip(*rows.parts(), *cols.parts(), strict=True)
             found = [self.dual_pair(Measure(x, a, x), Measure(y, b, y)) for a, x, b, y in pairs]
@@ -669,7 +669,7 @@ def parts_of(value: Any) -> Any:
 
 
 def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
-    """Return the value of a loss between clouds, one for each problem; slopes by points take a product of each plan."""
+    """Return the value of a loss between clouds, one for each problem; slopes by points need a product per plan."""
     starts = rows.starts, cols.starts  # alone outlives the solve: with the points the way back would hold their graph
 
     def solve(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
@@ -703,7 +703,7 @@ def spread(grad: Any, sizes: Any) -> Any:
 
 
 def second_derivative(solved: list[Any], grad: Any, move: Any, *_: Any) -> tuple[Any, ...]:
-    """Return the derivatives of <move, grad dW/dx> by grad and by x, and None for y, a and b."""
+    """Return the derivatives of <move, grad dW/dx> by grad and by x; None for y, a and b."""
     (ab, *alone), w = solved, host(array_of(move)).astype(np.float64)
     with stream_of(grad.device):
         slope, moved = host(point_slopes(ab, (True, False))[0]), ab.hvp(w, SECOND_TOL)
@@ -719,7 +719,7 @@ def total_masses(result: Any) -> Any:
 
 
 def sample_slopes(solved: list[Any], loss: Any, needed: Any) -> list[Any]:
-    """Return the derivatives of a loss by x, y, a and b, one point behind the other; None of those not needed.
+    """Return the derivatives of a loss by x, y, a and b, concatenated over clouds; None if not needed.
 
     Both sides of OT(a, a) move with a point, and its plan is symmetric: half of the sum is the slope of one side.
     """
@@ -745,7 +745,7 @@ def sample_slopes(solved: list[Any], loss: Any, needed: Any) -> list[Any]:
 
 
 def for_all(slope: Any, like: Any) -> Any:
-    """Return the slopes of a cloud that serves all problems p times, where those of the problems lie."""
+    """Repeat the slopes of a cloud that serves all problems p times, beside the slopes of the problems."""
     xp = namespace(like)
     slope = xp.asarray(host(slope)) if xp is np else xp.asarray(slope)
     return slope if len(slope) == len(like) else xp.concatenate([slope] * (len(like) // len(slope)))
@@ -798,7 +798,7 @@ def gromov_loss(X: Any, Y: Any, a: Any = None, b: Any = None, *, reg: float, reg
 
 
 class _FirstDerivative(torch.autograd.Function):
-    """Slopes as a function of what they depend on, so that a second derivative cannot pass for zero."""
+    """Slopes as a function of all their inputs, so that a second derivative cannot be zero by mistake."""
 
     @staticmethod
     def forward(slopes: Any, *depend: Any) -> Any:
@@ -810,7 +810,7 @@ class _FirstDerivative(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, slopes: Any, grad: Any, *depend: Any) -> Any:
-        """Slopes of the problems of a batch, whose inputs vary; else of one answer, for each of several weights."""
+        """Slopes of the problems of a batch with varying inputs, or of one answer for several weights."""
         _, at, *places = in_dims
         weights = grad.expand(info.batch_size, *grad.shape) if at is None else grad.movedim(at, 0)
         depend = tuple(x if k is None else x.movedim(k, 0) for x, k in zip(depend, places, strict=True))
@@ -818,7 +818,7 @@ class _FirstDerivative(torch.autograd.Function):
         if batch and None not in places:
             out = _FirstDerivative.apply(slopes, weights[:, 0], *depend)
             return tuple(x if x.ndim else x.expand(info.batch_size) for x in out), (0,) * len(out)
-        weights = torch.diag(weights[:, 0]) if batch else weights  # each problem's share of what all of them have
+        weights = torch.diag(weights[:, 0]) if batch else weights  # the weight of each problem in shared slopes
         found = [_FirstDerivative.apply(slopes, w, *depend) for w in weights]
         own = ([x[i] if k is not None and x.ndim else x for x, k in zip(row, places, strict=True)]
                for i, row in enumerate(found))  # fmt: skip
@@ -850,7 +850,7 @@ def solved(M: Any, a: Any, b: Any, values: Any, reg: float, reg_m: Any, options:
         one = None
         with renamed(OF_BATCH):
             if places is None and costs.ndim == 2 and A.ndim == B.ndim == 1:
-                one = one_call(costs, A, B, reg, reg_m, **options)()  # of a plain problem on a GPU
+                one = one_call(costs, A, B, reg, reg_m, **options)()  # for a plain problem on a GPU
                 one = one if one is not None and one.converged else None
             more = options_of_value(options, reg_m)
             result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **more) if one is None else one
@@ -862,7 +862,7 @@ def solved(M: Any, a: Any, b: Any, values: Any, reg: float, reg_m: Any, options:
 
 
 def first_derivatives(places: Any, result: BatchResult | Result, needed: Any, grad: Any, *inputs: Any) -> list[Any]:
-    """Return grad times dW/da, dW/db, dW/dM, each in the form of its input and where that lies."""
+    """Return grad times dW/da, dW/db, dW/dM, each in the form and on the device of its input."""
     weights, out = array_of(grad).astype(np.float64), []
     for tensor, need, name in zip(inputs, needed, ("rows", "cols", "plan"), strict=True):
         csr, slope, found = need and is_csr(tensor), None, None
@@ -886,7 +886,7 @@ def places_of(matrix: Any) -> tuple[Any, Any]:
 
 
 def in_places_of(matrix: Any, total: Any) -> Any:
-    """Return the numbers of a CSR array in the places of one that may be unsorted, or hold a pair twice."""
+    """Return the numbers of a CSR array at the places of another, which may be unsorted or have duplicates."""
     if all(map(np.array_equal, places_of(matrix), places_of(total))):
         return total.data
     places = Sparse(matrix.data, matrix.indices, np.asarray(matrix.indptr, np.int64), matrix.shape)
