@@ -1,10 +1,10 @@
 """Points and masses on the way from the rows of a `PointCloud` to its columns, by the semi-couplings of a plan.
 
-Of "wfr" a pair at distance d with masses m0 and m1 is on the geodesic of the cone over the points:
+With metric "wfr", a pair at distance d with masses m0 and m1 moves on the geodesic of the cone over the points:
 
     m(t) = (1 - t)^2 m0 + t^2 m1 + 2 t (1 - t) sqrt(m0 m1) cos d,   tan theta(t) = q sin d / (p + q cos d)
 
-with p = (1 - t) sqrt m0, q = t sqrt m1 and theta the way from x. Source: Chizat, Peyre, Schmitzer, Vialard 2018.
+with p = (1 - t) sqrt m0, q = t sqrt m1 and theta the distance from x. Source: Chizat, Peyre, Schmitzer, Vialard 2018.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from .slopes import cloud_of
 
 
 class Way(NamedTuple):
-    """Points and masses at one time, and how these move and grow."""
+    """Points and masses at one time, with their velocities and growth rates."""
 
     points: F64
     masses: F64
@@ -26,25 +26,26 @@ class Way(NamedTuple):
 
 
 def interpolate(result: Any, t: float, keep: float = 0.99) -> Way:
-    """Return points and masses at a time t on the way from the rows (t = 0) to the columns (t = 1).
+    """Return points and masses at time t between the rows (t = 0) and the columns (t = 1).
 
-    In each pair (i, j), point i sends ``a_i P_ij / r_i`` and point j receives ``b_j P_ij / s_j`` (the semi-couplings),
-    so that mass that is left behind shrinks on the way and mass that is made grows. Points move on straight lines and
-    masses change evenly; with metric "wfr" both follow the Wasserstein-Fisher-Rao geodesic. A point that sends or
-    receives nothing stays where it is. At both ends the masses add up to those given. The cost must be a `PointCloud`.
+    In each pair (i, j), point i sends ``a_i P_ij / r_i`` and point j receives ``b_j P_ij / s_j`` (the semi-couplings).
+    Destroyed mass therefore shrinks over time, and created mass grows. Points move on straight lines and masses change
+    linearly; with metric "wfr" both follow the Wasserstein-Fisher-Rao geodesic. A point that sends or receives nothing
+    stays at its place. At t = 0 and t = 1 the masses add up to the given masses. The cost must be a `PointCloud`.
 
     Parameters
     ----------
     t : float
         Time, from 0 to 1.
     keep : float
-        Share of the mass in (0, 1] whose pairs, the fewest that hold it, are taken.
+        Use the fewest pairs that hold this share of the mass, in (0, 1].
 
     Returns
     -------
     Way
-        ``points`` (k, d), ``masses`` (k,), ``velocity`` (k, d) and ``growth`` (k,). Velocity and growth are the
-        derivatives of the points and of the logarithms of the masses by t, which unbalanced flow matching learns.
+        ``points`` (k, d), ``masses`` (k,), ``velocity`` (k, d) and ``growth`` (k,). Velocity is the derivative of the
+        points by t, and growth the derivative of the logarithms of the masses by t. Unbalanced flow matching learns
+        both.
 
     References
     ----------
@@ -80,7 +81,7 @@ def interpolate(result: Any, t: float, keep: float = 0.99) -> Way:
 
 
 def semi(side: Any, index: Any, P: F64) -> tuple[F64, F64, Any]:
-    """Return the masses of one side, each pair's share of them, and which points are in no pair."""
+    """Return the masses of one side, the mass that each pair takes from its point, and the points without a pair."""
     total = np.bincount(index, P, len(side.weight))
     weight = np.asarray(side.weight)
     return weight, P / total[index] * weight[index], np.flatnonzero((total <= 0) & (weight > 0))
@@ -97,6 +98,6 @@ def geodesic(x: F64, y: F64, m0: F64, m1: F64, t: float, d: F64) -> Way:
     masses = p * p + q * q + 2 * p * q * np.cos(d)
     theta = np.arctan2(q * np.sin(d), p + q * np.cos(d))
     along = over(1.0 * (y - x), np.broadcast_to(d[:, None], x.shape).copy())
-    speed = over(np.sqrt(m0 * m1) * np.sin(d), masses)  # Kepler's law: m theta' is the same all the way
+    speed = over(np.sqrt(m0 * m1) * np.sin(d), masses)  # m theta' is constant in t, as in Kepler's second law
     slope = 2 * (t * m1 - (1 - t) * m0 + (1 - 2 * t) * np.sqrt(m0 * m1) * np.cos(d))
     return Way(x + theta[:, None] * along, masses, speed[:, None] * along, over(slope, masses))

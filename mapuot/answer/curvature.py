@@ -1,19 +1,20 @@
 """Products with the second derivative of the optimal objective of a PointCloud by the points of the rows.
 
-The slope of row i is sum_j P_ij c'_ij, c'_ij = dc(x_i, y_j)/dx_i. Along a direction w of the points the plan moves by
-dP_ij = P_ij (df_i + dg_j - h_ij) / reg, h_ij = c'_ij . w_i, so that
+The slope of row i is sum_j P_ij c'_ij with c'_ij = dc(x_i, y_j)/dx_i. If the points move in a direction w, the plan
+changes by dP_ij = P_ij (df_i + dg_j - h_ij) / reg with h_ij = c'_ij . w_i, and
 
-    (H w)_i = sum_j P_ij c''_ij w_i + sum_j dP_ij c'_ij
+    (H w)_i = sum_j P_ij c''_ij w_i + sum_j dP_ij c'_ij.
 
-and the potentials by what keeps r = a e^(-f / rho1) and s = b e^(-g / rho2):
+The changes df, dg of the potentials preserve r = a e^(-f / rho1) and s = b e^(-g / rho2):
 
     (1 + reg / rho1) r df + P dg = sum_j P_ij h_ij,        P^T df + (1 + reg / rho2) s dg = sum_i P_ij h_ij
 
-whose matrix is symmetric and, unless both sides are balanced, strictly dominant. dg is eliminated: conjugate gradients
-on the rows take half as many steps as on both, with a product by P and one by P^T each.
+The matrix of this system is symmetric and, unless both sides are balanced, strictly diagonally dominant. dg is
+eliminated: conjugate gradients on the rows take half as many steps as on both sides; a step takes one product by P and
+one by P^T.
 
-Where a cloud is transported to itself and both sides move, P is symmetric, h_ij = c'_ij . (w_i - w_j) and df = dg: one
-system is left, (1 + reg / rho) r df + P df = sum_j P_ij h_ij. Divided by r its eigenvalues lie within [1, 2] for a
+If a cloud is transported to itself and both sides move, P is symmetric, h_ij = c'_ij . (w_i - w_j) and df = dg. One
+system remains: (1 + reg / rho) r df + P df = sum_j P_ij h_ij. Divided by r, its eigenvalues lie within [1, 2] for a
 positive kernel, so that some ten products by P are enough at every reg.
 """
 
@@ -32,9 +33,9 @@ from .slopes import UNIT, check, rho_of, smooth_slope, with_ones
 def hvp(result: Any, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: bool = False) -> F64:
     """Return the second derivative of the objective by the row points of a `PointCloud`, times w.
 
-    Newton's method and trust regions need it. The metric must be "sqeuclidean", and both sides KL or balanced, with one
-    reg_m each. No matrix is formed: conjugate gradients on the system of the potentials take two products with the plan
-    a step.
+    Newton's method and trust regions use this product. The metric must be "sqeuclidean", and both sides must be KL or
+    balanced with one reg_m each. No matrix is formed: each step of conjugate gradients on the system of the potentials
+    takes two products with the plan.
 
     Parameters
     ----------
@@ -43,9 +44,9 @@ def hvp(result: Any, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: boo
     tol : float
         Relative residual at which the conjugate gradients stop.
     max_steps : int
-        Steps at most; a warning says if they end here.
+        Most steps; a warning is given if they do not reach ``tol``.
     both : bool
-        For a cloud with itself, with equal masses and reg_m: move the points of both sides by w, as the self terms of a
+        For a cloud with itself, with equal masses and reg_m: move the points of both sides by w, as self terms of a
         debiased loss need. A step then takes one product.
 
     Returns
@@ -78,7 +79,7 @@ def hvp(result: Any, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: boo
 
 
 def product(result: Any, x: F64, y: F64, slope: float, w: F64, both: bool, tol: float, max_steps: int) -> F64:
-    """Return H w for costs slope / 2 |x - y|^2; ``both``: y is x and moves with it, so that P^T is P."""
+    """Return H w for costs slope / 2 |x - y|^2; ``both``: y is x and moves with x, and P is symmetric."""
     reg, r, along = result.problem.reg, result.row_marginal, (x * w).sum(1)
     gradient = host(smooth_slope(result, result.problem.cost.cloud, True))
     moved = result.apply_transpose(np.column_stack([w, along]))
@@ -96,8 +97,8 @@ def product(result: Any, x: F64, y: F64, slope: float, w: F64, both: bool, tol: 
 
 
 def potentials_moved(result: Any, rows: F64, cols: F64, both: bool, tol: float, max_steps: int) -> tuple[F64, F64]:
-    """Return (df, dg), with dg eliminated; where ``both`` clouds are one they are the same."""
-    mass = result.mass  # squares of masses of 1e-160 would be 0: all are shares of it
+    """Return (df, dg), with dg eliminated; ``both``: one cloud on both sides, df = dg."""
+    mass = result.mass  # divide by the mass: squares of masses of 1e-160 would be 0
     on_rows = diagonal(result, "rows", result.row_marginal)
     on_cols = diagonal(result, "cols", result.col_marginal)
 
@@ -121,9 +122,9 @@ def diagonal(result: Any, name: str, marginal: F64) -> F64:
 def conjugate_gradients(
     product: Callable[[F64], F64], left: F64, on: F64, size: float, tol: float, max_steps: int, name: str = "hvp"
 ) -> F64:  # fmt: skip
-    """Solve ``product(d) = left``, preconditioned by the diagonal ``on``, to tol of the square root of ``size``.
+    """Solve ``product(d) = left`` with the diagonal preconditioner ``on``, to a residual of tol sqrt(``size``).
 
-    A warning about ``name`` says if the steps do not reach that.
+    If ``max_steps`` steps do not reach this residual, warn that ``name`` has not converged.
     """
     found, z = np.zeros(len(left)), left / on
     step, now = z, float(left @ z)
@@ -132,7 +133,7 @@ def conjugate_gradients(
             break
         image = product(step)
         along = float(step @ image)
-        if not along > 0:  # balanced sides leave a common shift free: what is left is its rounding
+        if not along > 0:  # balanced sides leave a common shift undetermined: the residual is rounding
             break
         length = now / along
         found, left = found + length * step, left - length * image

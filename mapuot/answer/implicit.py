@@ -1,13 +1,13 @@
 """Derivatives of the plan itself by costs and masses, by the implicit function theorem.
 
-With the reference a b^T the plan is P_ij = a_i b_j e^((f_i + g_j - M_ij) / reg), and its potentials f and g keep
-r = a e^(-f / rho1) and s = b e^(-g / rho2). For L a function of the plan, G_ij = dL/dP_ij and W = G o P, the system of
-curvature.py gives all slopes:
+With the reference a b^T the plan is P_ij = a_i b_j e^((f_i + g_j - M_ij) / reg), and its potentials f and g satisfy
+r = a e^(-f / rho1) and s = b e^(-g / rho2). For a function L of the plan with G_ij = dL/dP_ij and W = G o P
+(entrywise), the system of curvature.py gives all slopes:
 
     (1 + reg / rho1) r p + P q = W 1,        P^T p + (1 + reg / rho2) s q = W^T 1
     dL/dM_ij = (P_ij (p_i + q_j) - W_ij) / reg,    dL/da_i = (1 + reg / rho1) e^(-f_i / rho1) p_i,    dL/db alike
 
-Where a_i = 0 the first line is divided by r_i, which leaves the means of G_ij - q_j by the shares of row i.
+Where a_i = 0 the first equation is divided by r_i; its right side is the mean of G_ij - q_j over the shares of row i.
 """
 
 from typing import Any
@@ -20,13 +20,13 @@ from ..penalties import F64
 from .curvature import conjugate_gradients, diagonal
 from .slopes import rho_of
 
-TOL, MOST_STEPS = 1e-9, 2000  # of the conjugate gradients
+TOL, MOST_STEPS = 1e-9, 2000  # tolerance and most steps of the conjugate gradients
 
 
 def plan_slopes(result: Any, weights: F64) -> tuple[F64, F64, F64]:
     """Return the slopes of ``sum_ij weights_ij P_ij`` by a, b and M for one `Result` with a dense M.
 
-    ``weights``: (m, n), held fixed. Both sides must be KL or balanced with one reg_m each, and the reference a b^T.
+    ``weights``: (m, n), constant. Both sides must be KL or balanced with one reg_m each, and the reference a b^T.
     """
     reg, P = result.problem.reg, host(result.plan).astype(np.float64)
     W = weights * P
@@ -45,7 +45,7 @@ def plan_slopes(result: Any, weights: F64) -> tuple[F64, F64, F64]:
 
 
 def slope_of_side(result: Any, rows: bool, weights: F64, own: F64, other: F64) -> F64:
-    """Return (1 + reg / rho) e^(-f / rho) p of one side; ``own``: its p where it has mass."""
+    """Return (1 + reg / rho) e^(-f / rho) p of one side; ``own``: p, valid at the points with mass only."""
     p = result.problem
     side = p.rows if rows else p.cols
     rho, empty = rho_of(side), ~(host(side.weight) > 0)
@@ -58,9 +58,9 @@ def slope_of_side(result: Any, rows: bool, weights: F64, own: F64, other: F64) -
 
 
 def conditional(result: Any, rows: bool, which: Any) -> tuple[F64, F64]:
-    """Return how some points share what they send (k, n), and log sum_j b_j e^(y_j - M_ij / reg), (k,).
+    """Return the conditional plan of some points, (k, n), and log sum_j b_j e^(y_j - M_ij / reg), (k,).
 
-    Both are 0 and -inf of a point without an allowed pair.
+    A point without an allowed pair has 0 and -inf.
     """
     p = result.problem
     M, log_v, weight = (p.M, result.log_v, p.cols.weight) if rows else (p.M.T, result.log_u, p.rows.weight)
@@ -74,7 +74,7 @@ def conditional(result: Any, rows: bool, which: Any) -> tuple[F64, F64]:
 
 
 def potential_of_side(result: Any, rows: bool) -> F64:
-    """Return f or g, continued by its fixed point where the mass is 0."""
+    """Return f or g; where the mass is 0, compute it by the fixed-point equation."""
     p = result.problem
     side = p.rows if rows else p.cols
     f, empty = host(result.f if rows else result.g), ~(host(side.weight) > 0)

@@ -1,4 +1,4 @@
-"""Read the file of an answer, which `Result.save` or the command line wrote, as a Result (`load`)."""
+"""Read a file that `Result.save` or the command line wrote, as a Result (`load`)."""
 
 from typing import Any
 
@@ -21,12 +21,12 @@ from .store import FORMAT, MASKED, NUMBERS, TEXTS, VECTORS, trace_of
 from .summary import REFERENCES
 
 MASK, MORE = ("keep", "seed", "turned"), ("format", "forbidden", "trace", "how", "upper_a", "upper_b")
-ANSWERED = ("cost", "objective", "dual", "mass")  # NUMBERS of the answer, not of its problem
-SAME = 1e-6  # of the range of M: differences of float32 and float64 copies of one matrix
+ANSWERED = ("cost", "objective", "dual", "mass")  # the NUMBERS that belong to the answer, not to its problem
+SAME = 1e-6  # relative tolerance for least and largest M: float32 and float64 copies of a matrix differ
 
 
 class Absent(Cost):
-    """The cost of a Result that was loaded without it."""
+    """The cost of a Result that was loaded without M."""
 
     kind = "no matrix"
 
@@ -48,12 +48,12 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     path : path
         .npz, .h5, .zarr or .h5ad.
     M : (m, n) array, PointCloud, function or path, optional
-        The cost that was solved, as `solve` takes it; the file does not contain it. Without M the Result has its
-        potentials, marginals, values and certificate, and whatever needs the plan raises a ValueError.
+        The cost of the solved problem, as in `solve`; the file does not contain it. Without M the Result has its
+        potentials, marginals, values and certificate; methods that need the plan raise a ValueError.
     reference : (m, n) array, optional
         The reference matrix, if one was given to `solve`.
     backend, threads
-        For whatever needs the plan, as in `solve`.
+        For the methods that need the plan, as in `solve`.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     Raises
     ------
     ValueError
-        The file is no answer of mapuot, or M is not the matrix that was solved.
+        The file is not an answer of mapuot, or M is not the matrix of the solved problem.
 
     See Also
     --------
@@ -111,7 +111,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
 
 
 def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
-    """Return both sides and the trace of a file; raise where one is not as `store.contents` writes it."""
+    """Return both sides and the trace of a file; raise if a value is not as `store.contents` writes it."""
     if values["format"] not in (FORMAT, MASKED):
         raise ValueError(f"format must be {FORMAT} or {MASKED}, got {shown(values['format'])}")
     if values["format"] == MASKED:
@@ -143,7 +143,7 @@ def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
 
 
 def check_signs(values: dict[str, Any], trace: Any) -> None:
-    """Raise where a number of a file cannot be that of a solve; in a failed one much may be inf."""
+    """Raise if no solve can have left a number of the file; a failed solve may leave inf in most."""
     ended = values["status"] == "converged"
     for name in ("a", "b"):
         if not (np.isfinite(values[name]).all() and values[name].sum() > 0):
@@ -159,7 +159,7 @@ def check_signs(values: dict[str, Any], trace: Any) -> None:
 
 
 def check_same(cost: Cost, shape: tuple[int, int], saved: tuple[float, float, bool], given: Any) -> None:
-    """Raise where M cannot be the matrix of the answer, by its shape or by its least and largest entry."""
+    """Raise if M has another shape, least entry or largest entry than the matrix of the answer."""
     if cost.shape != shape:
         raise ValueError(f"M must have the answer's shape {shape}, got {cost.shape}")
     far = SAME * max(1e-300, abs(saved[0]), abs(saved[1]))

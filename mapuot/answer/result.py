@@ -1,4 +1,4 @@
-"""Results: potentials and certificate are there at once, everything that needs the matrix is made on first use."""
+"""Results: potentials and certificate come with the solve; members that need the matrix are computed on first use."""
 
 import operator
 from collections.abc import Iterator
@@ -31,22 +31,22 @@ from .draw import DRAWS, as_generator, draw_once, draw_rows
 from .store import contents
 from .summary import as_table
 
-ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
-LEAST_FLOAT32, MOST_FLOAT32 = 2e-31, 3e38  # 2^24 times the least entry, 1.2e-38, that is not flushed; the largest sum
+ROUNDING = 2.0**-51  # relative rounding of the dual value's terms: 4 roundings
+LEAST_FLOAT32, MOST_FLOAT32 = 2e-31, 3e38  # 2^24 times the least normal number, 1.2e-38; the largest sum
 
 
 def holds_float32(mass: float, entries: int) -> bool:
-    """Tell whether float32 can hold a plan: entries that are flushed to zero add up to at most 2^-24 of its mass."""
+    """Return whether float32 can hold a plan: entries flushed to zero add up to at most 2^-24 of its mass."""
     return LEAST_FLOAT32 * entries <= mass <= MOST_FLOAT32
 
 
 def numbers(tables: Any, instead: float) -> Any:
-    """Replace what is no number (0 inf, or the prox of inf) in the vectors of a failed solve by ``instead``."""
+    """Replace NaN (from 0 inf, or the prox of inf) in the vectors of a failed solve by ``instead``."""
     return tuple(namespace(x).where(namespace(x).isnan(x), instead, x) for x in tables)
 
 
 def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
-    """Return reg (|c| - mass) + sum f r + sum D(r | t) of both sides, of one problem or of each; inf if no number."""
+    """Return reg (|c| - mass) + sum f r + sum D(r | t) over both sides, for one problem or a batch; inf for NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = problem.reg * (problem.c_mass - mass)
         for side, t, f, r in sides:
@@ -61,9 +61,9 @@ class Certified:
     trace: list[Stats]
     status: str
     how: str
-    scale_cost = 1.0  # what reg and reg_m were multiplied with
-    scale_mass = 1.0  # what masses were divided by
-    _missed = 0.0  # what hard marginals miss, as a share of the mass
+    scale_cost = 1.0  # the factor that multiplied reg and reg_m
+    scale_mass = 1.0  # the divisor of all masses
+    _missed = 0.0  # mass that hard marginals miss, relative to the plan's mass
 
     @property
     def converged(self) -> bool:
@@ -83,9 +83,9 @@ class Certified:
 
 
 class Answer:
-    """Base of Result and BatchResult: potentials, and a backend that is pickled by its name."""
+    """Base of Result and BatchResult: potentials and marginals, and a backend that is pickled by its name."""
 
-    _logs: Any = ()  # log u and log v, and both marginals, where the solve left them
+    _logs: Any = ()  # (log u, log v), on the device of the solve; _marginals alike
     _marginals: Any = None
 
     problem: Any
@@ -96,7 +96,7 @@ class Answer:
     col_marginal: Any
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {key: x for key, x in vars(self).items() if key not in ("_stream", *self._there)}  # copies of _logs
+        state = {key: x for key, x in vars(self).items() if key not in ("_stream", *self._there)}  # _logs has these
         state |= {key: tuple(map(host, state[key])) for key in ("_logs", "_marginals") if state.get(key)}
         return {**state, "_backend": name_of(self._backend)}
 
@@ -105,7 +105,7 @@ class Answer:
 
     @property
     def _there(self) -> dict[str, Any]:
-        """The vectors that lie on a device, by their names."""
+        """The vectors that lie on a device, by name."""
         vectors = *self._logs, *(self._marginals or ())
         found = zip(("log_u", "log_v", "row_marginal", "col_marginal"), vectors, strict=False)
         return {name: x for name, x in found if namespace(x) is not np}
@@ -146,8 +146,8 @@ class Result(Certified, Answer):
     row_marginal, col_marginal : (m,), (n,) float64 arrays
         ``P 1`` and ``P^T 1``, in units of mass.
     error_bound : float
-        Certified bound on ``|P - P*|_1 / mass``: this plan P and the optimal plan P* differ by at most this share of
-        the mass. inf where nothing is known, for example if ``tol_gap`` ended a solve with hard sides early.
+        Certified bound on ``|P - P*|_1 / mass``: the plan P differs from the optimal plan P* by at most this fraction
+        of its mass. inf without a certificate, for example if ``tol_gap`` ended a solve with hard sides early.
     gap : float
         Bound on the objective of this plan less the optimum, in units of the objective. For a balanced problem it is
         inf until the column sums match b up to tol_gap (without tol_gap: tol) times the mass; the cost of this
@@ -156,20 +156,20 @@ class Result(Certified, Answer):
         Whether tol (or tol_gap) was reached, and "converged", "max_passes", "stalled", "cancelled", "not finite" or
         "underflow" (the plan is below 1e-290).
     n_passes : int
-        How often the kernel K was read. Where pairs of points are skipped, a pass reads the kept pairs only, and passes
-        between groups of points are not counted.
+        Number of passes; each reads the kernel K once. If pairs of points are skipped, a pass reads the kept pairs
+        only, and passes between groups of points are not counted.
     trace : list of Stats
         One entry for each pass: gap, error, dual, mass, residual, seconds.
     how : str
-        A line for bug reports; you need not read it. It names the data that passes read ("tiles" of a dense K, stored
-        "pairs", "points", or "products" along the axes of a grid). It tells whether rows and columns were exchanged
-        ("turned"), how many larger regs came first, which start was used or given up, how the passes were corrected,
-        which share of the pairs of a dense M was kept for a small reg, and the way tried "after" a failed stage.
+        A line for bug reports. It names the data that passes read ("tiles" of a dense K, stored "pairs", "points", or
+        "products" along the axes of a grid), whether rows and columns were exchanged ("turned"), the number of larger
+        regs that came first, the start that was used or abandoned, the corrections of the passes, the share of the
+        pairs of a dense M that was kept for a small reg, and the fallback "after" a failed stage.
     scale_cost : float
-        The cost in units of which reg and reg_m were given to `solve`; 1 where they were in units of M.
+        The cost that was the unit of reg and reg_m in the call of `solve`; 1 if they were in units of M.
     scale_mass : float
-        The unit of all masses and values, ``sqrt(sum(a) sum(b))`` of the masses given to `solve` with
-        ``scale_mass=True``; 1 elsewhere.
+        The unit of all masses and values: ``sqrt(sum(a) sum(b))`` of the given masses if `solve` had
+        ``scale_mass=True``, else 1.
 
     See Also
     --------
@@ -177,15 +177,16 @@ class Result(Certified, Answer):
 
     Notes
     -----
-    Whatever needs the plan makes it from M (and from a reference matrix) at that moment; do not change them before.
+    Members that need the plan compute it from M (and from a reference matrix) on use; do not change these arrays
+    before.
 
     After a solve with ``comm`` each rank has a Result of its own rows. ``log_u``, ``row_marginal``, ``plan``,
-    ``apply``, ``rows``, ``top_k``, ``sparse`` and ``barycentric_map`` are about these rows and need no other rank.
-    Everything about the columns and all numbers are the same on every rank. ``cost``, ``apply_transpose`` (of the own
-    rows of Y), ``gather`` and ``gather_plan`` exchange data: all ranks have to call them.
+    ``apply``, ``rows``, ``top_k``, ``sparse`` and ``barycentric_map`` describe these rows and need no other rank.
+    Vectors of the columns and all numbers are the same on every rank. ``cost``, ``apply_transpose`` (given the own rows
+    of Y), ``gather`` and ``gather_plan`` exchange data: all ranks must call them.
 
-    ``error_bound`` is about the plan, ``gap`` about the value. The bound grows as the square root of the gap, so that
-    the value is known to more digits than the plan.
+    ``error_bound`` bounds the error of the plan, ``gap`` the error of the value. The error of the plan grows as the
+    square root of the gap, so that the value is known to more digits than the plan.
 
     Examples
     --------
@@ -202,7 +203,7 @@ class Result(Certified, Answer):
     """
 
     problem: Problem
-    skipped: Sorted | None = None  # of a solve that skipped pairs
+    skipped: Sorted | None = None  # the skipped pairs, with the order of the points
     sharpness = cached_property(sharpness.sharpness)
     unregularised_bounds = unregularised.unregularised_bounds
     gradient, potential, map = slopes.gradient, slopes.potential, slopes.map
@@ -216,10 +217,10 @@ class Result(Certified, Answer):
         self.how, self.skipped = how, skipped
         if failed := status in FAILED:
             potentials = numbers(potentials, -np.inf)
-        self._logs = problem.project(*potentials)  # rounding of large sums may leave the dual's domain
+        self._logs = problem.project(*potentials)  # rounding of large sums may move potentials out of the dual's domain
         self._marginals = numbers(marginals, np.inf) if marginals and failed else marginals
         self.trace, self.status = trace, status
-        if problem.ranks.size > 1:  # ask now for numbers for which ranks have to meet
+        if problem.ranks.size > 1:  # compute now the numbers that need communication between ranks
             self.mass, self.objective, self.dual  # noqa: B018
 
     def __repr__(self) -> str:
@@ -231,7 +232,7 @@ class Result(Certified, Answer):
         return f"{self!r}\n{self.how}" if self.how else repr(self)
 
     def _repr_html_(self) -> str:
-        """Return the table that a notebook shows: the problem, the certificate and the mass that moves."""
+        """Return the HTML table that a notebook shows: problem, certificate and transported mass."""
         return as_table(self) if self.problem.ranks.size == 1 else f"<code>{escape(repr(self))}</code>"
 
     log_u = cached_property(lambda self: host(self._logs[0]))
@@ -241,7 +242,7 @@ class Result(Certified, Answer):
 
     @cached_property
     def mass(self) -> float:
-        """Mass that moves, ``sum P``."""
+        """Transported mass, ``sum P``."""
         with np.errstate(over="ignore", invalid="ignore"):
             return float(self.problem.rows.ranks.sum((self._marginals or self._sums[1:])[0].sum()))
 
@@ -249,8 +250,8 @@ class Result(Certified, Answer):
     def objective(self) -> float:
         """Value of the plan, with all mass terms; hard constraints count 0 (see ``error_bound``).
 
-        It is inf if the solve failed, or if one of its terms is beyond float64 (masses of 1e307). On first use the plan
-        is summed from M in float64; over ranks the plan is that of K as it is stored.
+        inf if the solve failed, or if a term is beyond float64 (masses of 1e307). On first use the plan is summed from
+        M in float64; with several ranks, the marginals of the last pass are used instead.
         """
         if self.status in FAILED:
             return np.inf
@@ -258,9 +259,9 @@ class Result(Certified, Answer):
 
     @cached_property
     def dual(self) -> float:
-        """Dual value less what rounding may add: a lower bound of every plan's objective; -inf if the solve failed.
+        """Dual value minus a bound on its rounding: a lower bound on every plan's objective; -inf if the solve failed.
 
-        On first use the plan is summed from M in float64; over ranks it is the dual value of the last pass.
+        On first use the plan is summed from M in float64; with several ranks, the last pass gives the dual value.
         """
         if self.status in FAILED:
             return -np.inf
@@ -269,7 +270,7 @@ class Result(Certified, Answer):
             return self.trace[-1].dual
         mass, sides = self._values()
         total, size = p.reg * (p.c_mass - mass), p.reg * (p.c_mass + mass)
-        size += self.cost - p.M_min * mass + abs(p.M_min) * mass  # >= <P, |M|>, by which exponents are rounded
+        size += self.cost - p.M_min * mass + abs(p.M_min) * mass  # >= <P, |M|>, the scale of the rounding of exponents
         with np.errstate(over="ignore", invalid="ignore"):
             for side, t, f, r in sides:
                 term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
@@ -281,14 +282,14 @@ class Result(Certified, Answer):
 
     @property
     def _missed(self) -> float:  # type: ignore[override]
-        """Return what hard marginals miss, as a share of the mass; over ranks, for the rows of this one."""
+        """Return the mass that hard marginals miss, relative to the plan's mass; with ranks, of the own rows."""
         sides = (self.problem.rows, self.row_marginal), (self.problem.cols, self.col_marginal)
         with np.errstate(over="ignore", invalid="ignore"):
             missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)
             return float(missed) / self.mass if self.mass else 0.0
 
     def _values(self) -> tuple[float, Any]:
-        """Return (mass, [(side, weight, potentials, marginal)] of both sides), from which the plan is valued."""
+        """Return (mass, [(side, weight, potentials, marginal)] of both sides), the arguments of `primal_value`."""
         p = self.problem
         r, s = self._sums[1:] if p.ranks.size == 1 else (self.row_marginal, self.col_marginal)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -304,14 +305,14 @@ class Result(Certified, Answer):
 
     @cached_property
     def _stream(self) -> Operator:
-        return self._new_stream()  # of a DeviceResult by the exponents that lie there
+        return self._new_stream()  # a DeviceResult uses the exponents on its device
 
     @property
     def _formed(self) -> Operator:
-        """Return the stream that makes the plan, in a dtype that holds its mass."""
+        """Return the stream that computes the plan, with a dtype that can hold the plan's mass."""
         if self._stream.dtype == np.float32:
-            entries = self.problem.cost.size * self.problem.ranks.size  # about, without asking the other ranks
-            with np.errstate(over="ignore", invalid="ignore"):  # not of marginals that may lag behind
+            entries = self.problem.cost.size * self.problem.ranks.size  # estimated without communication
+            with np.errstate(over="ignore", invalid="ignore"):  # marginals may lag behind before convergence
                 mass = self.mass if self.converged else float(self._sums[1].sum())
             if not holds_float32(mass, entries):
                 self._stream.dtype = np.dtype(np.float64)
@@ -324,14 +325,15 @@ class Result(Certified, Answer):
 
     @cached_property
     def plan(self) -> Any:
-        """Plan P, (m, n), in units of mass: formed from M on first use, then kept; for a sparse M a CSR array.
+        """Plan P, (m, n), in units of mass: formed from M on first use, then kept; a CSR array for a sparse M.
 
-        It has M's dtype, or float64 if float32 could not hold it (a mass above 3e38, or below 2e-31 an entry).
+        It has M's dtype, or float64 if float32 cannot hold it (a mass above 3e38, or below 2e-31 times the number of
+        entries).
         """
         return self._formed.plan(0, self.problem.shape[0])
 
     def _form_plan(self, out: Any) -> None:
-        """Form the plan in ``out``, which is checked already."""
+        """Form the plan in ``out``, an array that has been checked."""
         vars(self)["plan"] = self._stream.plan(0, self.problem.shape[0], out)
 
     @cached_property
@@ -351,10 +353,11 @@ class Result(Certified, Answer):
     def barycentric_map(self, Y: Any, side: str = "rows") -> Any:
         """Return the mean target of each row, ``(P @ Y) / (P 1)``, (m, d), for targets Y (n, d).
 
-        With ``side="cols"`` the mean source of each column, (n, d), for sources Y (m, d).
+        With ``side="cols"`` return the mean source of each column, (n, d), for sources Y (m, d).
 
-        A row whose mass is below every float64 has the mean of its conditional plan, which is known. Rows that send
-        nothing have NaN: a mass of 0, no allowed pair, or all mass kept behind, as "tv", "l2" and "range" permit.
+        If the mass of a row underflows float64, the row still has the mean of its conditional plan. Rows that send
+        nothing have NaN: rows with mass 0, without an allowed pair, or with all mass kept back (penalties "tv", "l2"
+        and "range").
         """
         return self._images(Y, as_choice(side, "side", ("rows", "cols")) == "cols")
 
@@ -397,7 +400,7 @@ class Result(Certified, Answer):
 
     @property
     def _wide(self) -> Operator:
-        """Return a float64 stream; where the plan is float32 a second one, since other threads may use the plan's."""
+        """Return a float64 stream; for a float32 plan a second stream, since other threads may use the first."""
         stream = self._formed
         if stream.dtype != np.float64:
             stream = self._new_stream()
@@ -407,9 +410,9 @@ class Result(Certified, Answer):
     def top_k(self, k: int) -> tuple[Any, Any]:
         """Return the k largest entries of each row, largest first: (column indices, values), both (m, k).
 
-        Entries are compared by their logarithms, which float64 holds where the entries are too small for it. Index -1
-        and value 0 fill up a row with fewer than k allowed pairs, and a row that keeps all its mass behind, as "tv",
-        "l2" and "range" permit.
+        Entries are compared by their logarithms, so that entries that underflow float64 are ordered, too. Index -1 and
+        value 0 fill up a row with fewer than k allowed pairs, and a row that keeps back all its mass (penalties "tv",
+        "l2" and "range").
         """
         m, n = self.problem.shape
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
@@ -428,7 +431,7 @@ class Result(Certified, Answer):
     def sample(
         self, size: int, seed: Any = None, *, method: str = "independent", replace: bool = True
     ) -> tuple[Any, Any]:  # fmt: skip
-        """Draw pairs from the plan: (i, j) with probability P_ij / mass. Only the rows that are drawn are made.
+        """Draw pairs from the plan: (i, j) with probability P_ij / mass. Only the drawn rows of the plan are formed.
 
         Parameters
         ----------
@@ -437,12 +440,12 @@ class Result(Certified, Answer):
         seed : int, generator of NumPy or of PyTorch, or key of JAX, optional
             Source of the random numbers; the same seed draws the same pairs.
         method : {"independent", "systematic", "rows"}
-            How rows are drawn. "independent": each by itself. "systematic": by equal steps along the mass, in random
-            order, so that each row is drawn as often as its share of the mass says, up to one. "rows": each row with
-            mass equally often, up to one, in order. Columns are drawn independently, each from its row of the plan.
+            How rows are drawn. "independent": independently. "systematic": by equal steps along the cumulative mass, in
+            random order; the count of each row differs from size times its share of the mass by less than one. "rows":
+            each row with mass equally often, up to one, in order. Columns are drawn independently, each from its row.
         replace : bool
-            False draws no pair twice, as in `numpy.random.Generator.choice`, for method "independent" only. Then all
-            rows are made, and a random number is drawn for each pair.
+            False draws no pair twice, as in `numpy.random.Generator.choice`; for method "independent" only. All rows
+            are then formed, and a random number is drawn for each pair of the plan.
 
         Returns
         -------
@@ -478,7 +481,7 @@ class Result(Certified, Answer):
 
     @cached_property
     def _sends(self) -> F64:
-        """Return the marginal of the rows, and the least positive number where a row sends less than float64 holds."""
+        """Return the marginal of the rows; the least positive number for a row whose mass underflows float64."""
         r: F64 = self.row_marginal
         lost = np.flatnonzero((r == 0) & (host(self._stream.alpha) > -np.inf) & (not self.problem.rows.may_stay))
         if len(lost):
@@ -488,7 +491,7 @@ class Result(Certified, Answer):
         return r
 
     def _drawn(self, rows: Any, at: F64) -> tuple[Any, Any]:
-        """Return these rows, and in each the column at the share ``at`` of its mass."""
+        """Return the rows, and in each row the column at the fraction ``at`` of its cumulative mass."""
         if self._holds(rows):
             return self._formed.draw(rows, at)
         if self.row_marginal[rows].min() > LEAST:
@@ -504,11 +507,11 @@ class Result(Certified, Answer):
         Parameters
         ----------
         threshold : float
-            Keep the entries above this, in units of mass.
+            Keep the entries above this threshold, in units of mass.
         keep : float
             Or keep the fewest entries that hold this share of the mass, in (0, 1]. Entries that differ by less than
-            4e-9 of themselves count as equal. Over ranks the share is that of the whole plan, and all ranks have to
-            call.
+            4e-9, relative, count as equal. With several ranks the share refers to the whole plan, and all ranks must
+            call this method.
 
         Returns
         -------
@@ -535,7 +538,7 @@ class Result(Certified, Answer):
         xp = self.problem.cost.xp
         sparse, n = import_module("scipy.sparse" if xp is np else "cupyx.scipy.sparse"), self.problem.shape[1]
         empty = xp.empty(0, np.int64), xp.empty(0, np.int64), xp.empty(0, self._formed.dtype)
-        with np.errstate(over="ignore"):  # of a threshold beyond float32
+        with np.errstate(over="ignore"):  # the threshold may be beyond float32
             found = [empty, *(entries(block, lambda values: above(values, least)) for _, block in self._blocks())]
         count, column, data = (xp.concatenate([xp.asarray(x) for x in one]) for one in zip(*found, strict=True))
         start = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(count)])
@@ -545,7 +548,8 @@ class Result(Certified, Answer):
     def _least_kept(self, share: float) -> float:
         """Return the least of the fewest entries that hold this share of the mass, by two histograms of their bits.
 
-        Numbers >= 0 are ordered as their bits are: 19 of them first, then the 20 that follow of those in one bin.
+        Floats >= 0 have the same order as their bit patterns. The first histogram is by the leading 19 bits after the
+        sign, the second by the next 20 bits of the entries in one bin.
         """
         found, wanted = 0, np.nan
         for known, bits in ((0, 19), (19, 20)):
@@ -566,19 +570,19 @@ class Result(Certified, Answer):
         return float(np.int64(found << shift).view(np.float64))
 
     def push(self, labels: Any) -> tuple[Any, F64]:
-        """Move labels of the rows with the mass, and return the share of each label in what arrives at a column.
+        """Move labels of the rows with the mass; return each label's share of the mass that arrives at a column.
 
         Parameters
         ----------
         labels : (m,) array or list
-            Labels of any kind that can be sorted; over ranks those of the own rows.
+            Labels of any sortable type; with several ranks, labels of the own rows.
 
         Returns
         -------
         classes : (k,) array
             The labels that occur, sorted.
         shares : (n, k) array
-            Rows with sum 1, or zeros where no mass arrives. On the device of the labels, if these are numbers on one.
+            Rows with sum 1, or zeros where no mass arrives. Numeric labels on a device give shares on this device.
 
         Examples
         --------
@@ -593,7 +597,7 @@ class Result(Certified, Answer):
         return self._moved(labels, True)
 
     def pull(self, labels: Any) -> tuple[Any, F64]:
-        """Move labels of the columns back with the mass: (classes (k,), shares (m, k)) of what leaves each row."""
+        """Move labels of the columns back with the mass: return classes (k,) and shares (m, k) of each row's mass."""
         return self._moved(labels, False)
 
     def _moved(self, labels: Any, forth: bool) -> tuple[Any, F64]:
@@ -610,7 +614,7 @@ class Result(Certified, Answer):
         """Write the answer, without M and the plan, to an .npz, .h5, .zarr or .h5ad file.
 
         The file holds log_u, log_v, the marginals, a, b and their penalties, all values, the certificate and the trace.
-        Over ranks all have to call it, and rank 0 writes; `load` reads it. A pickle of a Result contains M as well.
+        All ranks must call this, and rank 0 writes. `load` reads the file. A pickle of a Result contains M as well.
         """
         if split_name(path, "")[1] not in ANSWERS:
             raise ValueError(f"path must end in .npz, .h5, .zarr or .h5ad, got {shown(path)}")

@@ -1,10 +1,10 @@
-"""Sharpness of a plan: how much a point of one side tells of its partners, between 0 and 1.
+"""Sharpness of a plan: normalised mutual information between the points of both sides, from 0 to 1.
 
     sharpness = I / min(H(r), H(s)),   I = sum p log(p / (r s)) = H(r) + H(s) - H(p)
 
-with p = P / mass, r and s its marginals and H the entropy. Of n equal masses on both sides it is 2 - H(p) / log n, one
-less the normalised entropy of Zhang, Mousavi-Hosseini, Klein and Cuturi, On fitting flow models with large Sinkhorn
-couplings, 2025.
+with p = P / mass, its marginals r and s, and the entropy H. For n equal masses on both sides, sharpness is
+2 - H(p) / log n: one minus the normalised entropy of Zhang, Mousavi-Hosseini, Klein and Cuturi, On fitting flow models
+with large Sinkhorn couplings, 2025.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ from ..penalties import kl_divergence
 from ..problem.sparse import is_sparse
 from ..ranks import ALONE, Ranks
 
-CLEAR = 0.05  # below it a plan is nearly the independent one
-ROUNDING = 1e-14  # of sums, as a share of the size of their terms
-SHARP = 1e-4  # error of a sharpness from which entries are added up one by one
+CLEAR = 0.05  # sharpness below which a plan is nearly the independent plan
+ROUNDING = 1e-14  # rounding of sums, relative to the sum of their absolute terms
+SHARP = 1e-4  # error of a sharpness above which it is summed over all entries
 NEAR = 1e-12  # relative rounding of products of the marginals
-QUICK_PAIRS = 1 << 24  # up to which a summary reads M for it: some .1 s
+QUICK_PAIRS = 1 << 24  # most pairs for which a summary computes sharpness: some .1 s
 
 
 def x_log_x(x: Any) -> Any:
@@ -28,11 +28,11 @@ def x_log_x(x: Any) -> Any:
 
 
 def sharpness(result: Any) -> float:
-    """Sharpness of the plan, from 0 (everybody goes everywhere) to 1 (everybody has one partner).
+    """Sharpness of the plan, from 0 (every point goes everywhere) to 1 (every point has one partner).
 
-    It is ``1 - (H - L) / (I - L)``: H is the entropy of the plan, I that of the independent plan with the same
-    marginals, and L the larger entropy of a marginal, which no plan can go below. It falls as reg grows; `mapuot.tune`
-    finds the reg that gives a sharpness. M is read once; a plan without mass has NaN.
+    It is ``1 - (H - L) / (I - L)``: H is the entropy of the plan, I the entropy of the independent plan with the same
+    marginals, and L the larger entropy of the two marginals, a lower bound on H. Sharpness falls as reg grows;
+    `mapuot.tune` finds the reg for a given sharpness. M is read once. A plan without mass has NaN.
 
     Examples
     --------
@@ -51,13 +51,13 @@ def sharpness(result: Any) -> float:
     plan, size = plan_information(result, mass)
     information = plan + rows + cols
     listed = p.cost.operator != "products"
-    if listed and ROUNDING * size > SHARP * min(rows, cols):  # rounding is beside the information
+    if listed and ROUNDING * size > SHARP * min(rows, cols):  # rounding is too large relative to the information
         information = information_by_entries(result, mass, host(r), host(s))
     return float(min(1.0, max(0.0, information / min(rows, cols))))
 
 
 def entropy(shares: Any, ranks: Ranks) -> float:
-    """Return -sum x log x of shares that add up to 1; the log of a share above a half is that of what it leaves."""
+    """Return -sum x log x of shares with sum 1; for a share x > 1/2, log x is log1p of minus the sum of the others."""
     shares = host(shares)
     large = shares > 0.5
     rest = float(ranks.sum(shares[~large].sum()))
@@ -68,7 +68,7 @@ def entropy(shares: Any, ranks: Ranks) -> float:
 
 
 def information_by_entries(result: Any, mass: float, r: Any, s: Any) -> float:
-    """Return sum p log(p / q) - p + q for q = r s, the information as a sum of numbers >= 0; all ranks must call it."""
+    """Return the information as a sum of terms p log(p / q) - p + q >= 0 with q = r s; all ranks must call it."""
     total, s = 0.0, s / mass
     for i0, block in result._wide_blocks():
         P = block.toarray() if is_sparse(block) else block
@@ -81,9 +81,9 @@ def information_by_entries(result: Any, mass: float, r: Any, s: Any) -> float:
 
 
 def plan_information(result: Any, mass: float) -> tuple[float, float]:
-    """Return sum p log p and the size of its terms, which cancel; every rank must call it."""
+    """Return sum p log p and the sum of its absolute terms, which may cancel; every rank must call it."""
     p = result.problem
-    if p.c is None:  # log P = log u + log v + log c - M / reg, whose sums with P are those of both marginals and cost
+    if p.c is None:  # <P, log P> from log P = log u + log v + log c - M / reg: sums over marginals, and the cost
         total = -result.cost / p.reg
         size = abs(total)
         sides = (result.log_u, result._values()[1][0][3]), (result.log_v, result._values()[1][1][3])
@@ -100,7 +100,7 @@ def plan_information(result: Any, mass: float) -> tuple[float, float]:
 
 
 def told_sharpness(result: Any) -> dict[str, str]:
-    """Return the line of a summary, none where it would take long or needs M; every rank must call it."""
+    """Return the summary's line on sharpness; none if M is large or not at hand. Every rank must call this."""
     p = result.problem
     pairs = int(p.ranks.sum(p.cost.size))
     if result.status != "converged" or pairs > QUICK_PAIRS or not p.cost.at_hand:

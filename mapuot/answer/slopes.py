@@ -1,14 +1,15 @@
 """Derivatives of the optimal objective of a PointCloud by points and masses, and potentials away from the points.
 
-By the envelope theorem only what depends on a point directly counts: dW/dx_i = sum_j P_ij dc(x_i, y_j)/dx_i. By the
-masses, what `mapuot.torch` and `mapuot.jax` share, W(a, b, M) is the dual optimum of `solve` with the reference a b^T,
-potentials f and g, plan P and mass |.| (rho = inf: e^(-f / rho) = 1, rho (1 - e^(-f / rho)) = f):
+By the envelope theorem the change of the plan does not contribute: dW/dx_i = sum_j P_ij dc(x_i, y_j)/dx_i. For the
+derivatives by the masses (`mapuot.torch` and `mapuot.jax` use the same formulas), let W(a, b, M) be the dual optimum of
+`solve` with the reference a b^T, potentials f and g and plan P; |.| is the mass. If rho = inf, e^(-f / rho) is 1 and
+rho (1 - e^(-f / rho)) is f:
 
     dW/da_i = rho1 (1 - e^(-f_i / rho1)) + reg (|b| - e^(-f_i / rho1)),    dW/db alike,    dW/dM = P
 
-The second term is that of the reference: a_i is in c = a b^T, and sum_j P_ij / a_i = e^(-f_i / rho1). Where a_i = 0 the
-potential is continued by its fixed point, f_i = -reg fi1 log sum_j b_j e^((g_j - M_ij) / reg). Of a masked problem,
-whose reference is a_i b_j w_ij, sum_j w_ij b_j stands for |b|, and w_ij b_j for b_j.
+The second term comes from the reference: c = a b^T contains a_i, and sum_j P_ij / a_i = e^(-f_i / rho1). Where a_i = 0
+the fixed-point equation defines the potential: f_i = -reg fi1 log sum_j b_j e^((g_j - M_ij) / reg). A masked problem
+has the reference a_i b_j w_ij; then sum_j w_ij b_j replaces |b|, and w_ij b_j replaces b_j.
 Sources: Feydy et al. 2019, Sejourne et al. 2019.
 """
 
@@ -34,10 +35,10 @@ from ..problem.validate import as_choice, as_columns
 class Gradient(NamedTuple):
     """Derivatives of the objective: x (m, d), y (n, d), a (m,), b (n,).
 
-    Of many clouds those of each problem, (p, m, d) and so on, or lists where clouds have several sizes.
-    ``error`` is a bound on ``sum_i |x_i - true|``, and of y alike, by the certificate: the error of the plan times the
-    steepest cost, and the rounding of the sums. Where two points are one, "euclidean" and "cityblock" have no
-    derivative, and 0 is taken for it.
+    For many clouds the arrays are (p, m, d) and so on, or lists if the clouds have several sizes.
+    ``error`` bounds ``sum_i |x_i - true|``, and the same sum over y, by the certificate: the error of the plan times
+    the largest slope of the cost, plus the rounding of the sums. Where two points coincide, "euclidean" and "cityblock"
+    have no derivative, and 0 is used.
     """
 
     x: Any
@@ -50,8 +51,8 @@ class Gradient(NamedTuple):
 def gradient(result: Any) -> Gradient:
     """Return the derivatives of the objective by the points and masses of a `PointCloud`.
 
-    The plan is optimal, so that its own change does not count (the envelope theorem; Feydy et al. 2019). Both sides
-    must be KL or balanced, with one reg_m each.
+    Since the plan is optimal, its change does not contribute (envelope theorem; Feydy et al. 2019). Both sides must be
+    KL or balanced, with one reg_m each.
 
     Returns
     -------
@@ -91,7 +92,7 @@ def check(result: Any) -> PointCosts:
 
 
 def check_problem(p: Any, cloud: PointCosts) -> None:
-    """Raise where the formulas of the derivatives do not hold."""
+    """Raise if the formulas of the derivatives do not hold for the problem."""
     if cloud.core[0].norm == np.inf:
         raise NotImplementedError(f"slopes are for metrics of sums over the coordinates, got {cloud.metric!r}")
     for side, name in ((p.rows, "reg_m[0]"), (p.cols, "reg_m[1]")):
@@ -102,18 +103,18 @@ def check_problem(p: Any, cloud: PointCosts) -> None:
 
 
 def rho_of(side: Side) -> float:
-    """Return the one reg_m of a side; ``check`` has refused sides with several."""
+    """Return the reg_m of a side; ``check`` has refused sides with several values."""
     assert side.scalar_rho is not None
     return side.scalar_rho
 
 
 def point_slope(result: Any, rows: bool) -> Any:
-    """Return the derivative by x alone, or by y; for squared distances that is half the work of both."""
+    """Return the derivative by x alone, or by y alone; for squared distances this is half the work of both."""
     return point_slopes(result, (rows, not rows))[not rows]
 
 
 def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[Any]:
-    """Return the derivatives by x and by y, None if not wanted; points of many clouds lie one behind the other."""
+    """Return the derivatives by x and by y, None if not wanted; the points of many clouds are concatenated."""
     if getattr(result.problem, "several", None) is not None:
         return slopes_of_all(result, wanted)
     cloud = check(result)
@@ -126,13 +127,13 @@ def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[
         if not inner:
             return chained(cloud, smooth_slope(result, cloud, rows), rows)
         moved = result.apply(cloud.y) if rows else result.apply_transpose(cloud.x)
-        return np.asarray(-cloud.scale * w * moved)  # of scale (r_i + c_j - <x_i, y_j>): -scale P y of the rows
+        return np.asarray(-cloud.scale * w * moved)  # the cost is scale (r_i + c_j - <x_i, y_j>): rows have -scale P y
 
     return [of_side(rows) if want else None for rows, want in zip((True, False), wanted, strict=True)]
 
 
 def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
-    """Return the slopes of many clouds; of squared distances the core makes them in one call."""
+    """Return the derivatives for many clouds; for squared distances one call of the core computes all of them."""
     p, clouds = result.problem, result.problem.several
     check_problem(p, clouds.whole)
     smooth = clouds.whole.core[0].degree == 2 and p.masked is None
@@ -164,14 +165,14 @@ def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
 
 
 def plan_exponents(p: Any, result: Any) -> list[Any]:
-    """Return log u + log a and log v + log b of many problems, -inf where the plan is 0."""
+    """Return log u + log a and log v + log b of a batch, -inf where the plan is 0."""
     sides, xp = ((result.log_u, p.A), (result.log_v, p.B)), namespace(result.log_u)
     with np.errstate(invalid="ignore", divide="ignore"):
         return [xp.where(xp.isfinite(x), x + xp.log(w), -np.inf) for x, w in sides]
 
 
 def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> Any:
-    """Return the slopes of scale |x - y|^2 by the core's coordinates, where these lie: 2 scale (r x - P y), of rows."""
+    """Return the derivatives of scale |x - y|^2 by the core's coordinates, on their device: 2 scale (r x - P y)."""
     x, y = centred(cloud)
     here, moved = (x, result.apply(with_ones(y))) if rows else (y, result.apply_transpose(with_ones(x)))
     moved = namespace(here).asarray(moved)
@@ -179,7 +180,7 @@ def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> Any:
 
 
 def centred(cloud: PointCosts) -> tuple[Any, Any]:
-    """Return both clouds around the origin, as the core has them: r x - P y loses digits of x - y far away from it."""
+    """Return both clouds in the core's coordinates, centred: far from the origin r x - P y would lose digits."""
     if cloud.core[0].unit:
         known = slice(0, cloud.dim - cloud.bits)
         return cloud.rows[:, known], cloud.targets[:, known]
@@ -192,18 +193,18 @@ def centred(cloud: PointCosts) -> tuple[Any, Any]:
 
 
 def with_ones(points: Any) -> Any:
-    """Add a column of ones to the points, so that one product of the plan gives its marginal, too."""
+    """Add a column of ones to the points, so that one product with the plan gives its marginal, too."""
     xp, n = namespace(points), len(points)
     return xp.concatenate([points, xp.ones((n, 1))], axis=1)
 
 
 def block_slopes(result: Any, cloud: PointCosts) -> tuple[F64, F64]:
-    """Return the slopes of any other metric from rows of the plan, by the caller's coordinates (no digit is lost)."""
+    """Return the derivatives for any other metric from rows of the plan, by the caller's coordinates (exactly)."""
     metric, scale = cloud.core
     d, y = cloud.x.shape[1], cloud.y
     w = np.ones(d) if cloud.weights is None else cloud.weights
     gx, gy, root = np.zeros_like(cloud.x), np.zeros_like(y), np.sqrt(w)
-    size = max(float(np.abs(z * root).max()) for z in (cloud.x, y)) or 1.0  # of what is squared
+    size = max(float(np.abs(z * root).max()) for z in (cloud.x, y)) or 1.0  # scale of the squared numbers
     for i0, P in result._wide_blocks():
         x = cloud.x[i0 : i0 + len(P)]
         if metric.norm == 1:
@@ -222,7 +223,7 @@ def block_slopes(result: Any, cloud: PointCosts) -> tuple[F64, F64]:
 
 
 def chained(cloud: PointCosts, slope: F64, rows: bool) -> F64:
-    """Turn a derivative of squared distances by the core's coordinates into one by the caller's."""
+    """Convert a derivative of squared distances by the core's coordinates to the caller's coordinates."""
     if cloud.plain:
         return slope
     points, scaled = (cloud.x, cloud.rows) if rows else (cloud.y, cloud.columns[:, : len(slope)].T)
@@ -241,10 +242,10 @@ def lengths(points: F64, factor: Any) -> F64:
 
 
 def slope_error(cloud: PointCosts, bound: float, largest: float) -> float:
-    """Return a bound on the error of the slopes for a plan of mass 1 with this error bound and largest cost.
+    """Return a bound on the error of the derivatives for a plan of mass 1 with this error bound and largest cost.
 
-    The plan's error times the most of |dc/dx|, and the rounding of sums of m or n terms with ``sizes`` before they
-    cancel.
+    The bound is the plan's error times the largest |dc/dx| (``steep``), plus the rounding of sums of m or n terms;
+    ``sizes`` bounds their size before cancellation.
     """
     metric, scale = cloud.core[0], cloud.scale
     w = np.ones(cloud.dim - cloud.apart - cloud.bits) if cloud.weights is None else cloud.weights
@@ -256,7 +257,7 @@ def slope_error(cloud: PointCosts, bound: float, largest: float) -> float:
     elif metric.inner:
         steep = sizes = scale * max(float(np.sqrt(((p * w) ** 2).sum(1).max())) for p in (cloud.x, cloud.y))
     elif metric.degree == 0:
-        sine = float(np.exp(-0.5 * largest / scale))  # of the angle to pi / 2, by which the tangent is divided
+        sine = float(np.exp(-0.5 * largest / scale))  # sine of the angle to pi / 2, the divisor of the tangent
         steep, sizes = 2 * scale * root / sine, 2 * scale * root / sine**2
     elif metric.unit:
         shortest = min(float(lengths(p, np.sqrt(w)).min()) for p in (cloud.x, cloud.y))
@@ -269,7 +270,7 @@ def slope_error(cloud: PointCosts, bound: float, largest: float) -> float:
 
 
 def mass_slope(result: Any, rows: bool) -> Any:
-    """Return dW/da or dW/db; of many clouds those of all problems one behind the other."""
+    """Return dW/da or dW/db; for many clouds the derivatives of all problems, concatenated."""
     clouds = getattr(result.problem, "several", None)
     if clouds is not None:
         return mass_slopes(result, rows)
@@ -282,7 +283,7 @@ def mass_slope(result: Any, rows: bool) -> Any:
 
 
 def mass_slopes(result: Any, rows: bool) -> Any:
-    """Return the derivatives by the masses of many clouds, those of all problems one behind the other."""
+    """Return the derivatives by the masses of many clouds, concatenated over the problems."""
     p, clouds, xp = result.problem, result.problem.several, namespace(result.log_u)
     side, weight, f = (p.rows, p.A, result.f) if rows else (p.cols, p.B, result.g)
     inside, other = clouds.inside(not rows), p.masses[rows]
@@ -306,25 +307,25 @@ def potential(result: Any, points: Any, side: str = "rows") -> F64:
 
 
 def map(result: Any, points: Any, values: Any = None, side: str = "rows") -> F64:
-    """Return the images of any points: the mean of the targets that each of them would have (the entropic map).
+    """Return the image of any point: the mean of the targets that the point would have (the entropic map).
 
     ``T(x) = sum_j w_j(x) y_j``, where the weights ``b_j exp((g_j - c(x, y_j)) / reg)`` are scaled to sum 1. At the
-    points of the rows this is ``barycentric_map`` of the targets. For squared distances it is
-    ``x - (reg_m + reg) / (2 scale reg_m)`` times the gradient of ``potential``. It needs a `PointCloud`, of any metric.
+    points of the rows T is the ``barycentric_map`` of the targets. For squared distances T(x) is
+    ``x - (reg_m + reg) / (2 scale reg_m)`` times the gradient of ``potential``. M must be a `PointCloud`.
 
     Parameters
     ----------
     points : (k, d) array
-        Points like those of the rows.
+        Points in the space of the rows.
     values : (n,) or (n, p) array, optional
-        Values of the targets to take the mean of, in place of their points: expressions, or labels as 0 and 1.
+        Values at the targets that are averaged instead of the points: expressions, or labels as 0 and 1.
     side : {"rows", "cols"}
-        "cols" maps points like those of the columns to the rows.
+        "cols" maps points in the space of the columns to the rows.
 
     Returns
     -------
     (k, d) array, or (k,) or (k, p) for values
-        NaN where no target is in reach.
+        NaN where all targets with mass have an infinite cost.
 
     References
     ----------
@@ -351,9 +352,9 @@ def map(result: Any, points: Any, values: Any = None, side: str = "rows") -> F64
 
 
 def row_operator(result: Any, cloud: PointCosts, points: Any, rows: bool, masked: Masked | None = None) -> Operator:
-    """Return v_j c_j w_kj exp(-M_kj / reg) from points k to the columns j of ``cloud``, each row scaled to a largest 1.
+    """Return the operator v_j c_j w_kj exp(-M_kj / reg) from points k to columns j; each row's largest entry is 1.
 
-    ``masked`` holds the weights w of a mask. A row without an entry has alpha -inf.
+    ``cloud`` has the columns; ``masked`` holds the weights w of a mask. A row without an entry has alpha -inf.
     """
     p, backend = result.problem, result._backend
     backend = backend if hasattr(backend, "operator_of") else pick("cpu")
@@ -371,7 +372,7 @@ def row_operator(result: Any, cloud: PointCosts, points: Any, rows: bool, masked
 
 
 def fixed_point(result: Any, points: Any, rows: bool, masked: Masked | None = None) -> F64:
-    """Return the potential of one side at points, by its fixed point; ``masked`` tells which pairs a mask keeps."""
+    """Return the potential of one side at points by its fixed-point equation; ``masked``: pairs that a mask keeps."""
     cloud = check(result)
     cloud = cloud if rows else cloud.transpose()
     p = result.problem
@@ -384,7 +385,7 @@ def fixed_point(result: Any, points: Any, rows: bool, masked: Masked | None = No
 
 
 def dual_value(result: Any) -> Any:
-    """Return the dual values, (p,) or one; `Result.dual` takes off a bound of their rounding, which jumps."""
+    """Return the dual values, (p,) or one, without the rounding bound of `Result.dual`, which is not continuous."""
     problem, xp = result.problem, namespace(result.log_u)
     A, B = (problem.A, problem.B) if isinstance(problem, BatchProblem) else (problem.rows.weight, problem.cols.weight)
     if xp is not np and isinstance(problem, BatchProblem) and isinstance(problem.reference, str):
@@ -399,7 +400,7 @@ def dual_value(result: Any) -> Any:
 
 
 def marginal_gradient(result: Any, name: str) -> Any:
-    """Return dW/da (name "rows") or dW/db ("cols"), (p, m) or (p, n), or (m,) or (n,) of one Result with masses > 0."""
+    """Return dW/da ("rows") or dW/db ("cols") of a batch, (p, m) or (p, n), or of one Result with masses > 0."""
     rows = name == "rows"
     if not isinstance(result.problem, BatchProblem):
         one = result.problem
@@ -412,7 +413,7 @@ def marginal_gradient(result: Any, name: str) -> Any:
 
 
 def continued(result: Any, rows: bool) -> Any:
-    """Return f (or g) at every point; where the weight is 0 the fixed point gives it."""
+    """Return f (or g) at every point; where the weight is 0, compute it by the fixed-point equation."""
     p = result.problem
     f, side, weight = (result.f, p.rows, p.A) if rows else (result.g, p.cols, p.B)
     log_v, other = (result.log_v, p.B) if rows else (result.log_u, p.A)

@@ -1,7 +1,8 @@
-"""Contents of an answer's file: everything of a Result but M and the plan, so that `mapuot.load` can make it again.
+"""Contents of an answer's file: all data of a Result except M and the plan, so that `mapuot.load` can restore it.
 
-The command line writes the same, so that its answers load, too. Every number, text and array stands under a name of
-its own; the trace is a table of one row a pass, columns `TRACE`, its status an index into `STATUSES`.
+The command line writes the same contents, so that `mapuot.load` reads its answers, too. Every number, text and array
+has a name of its own. The trace is a table with one row for each pass and the columns `TRACE`; the status is stored as
+an index into `STATUSES`.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ import numpy as np
 from ..backends.contract import Stats, host
 from ..status import STATUSES
 
-FORMAT, MASKED = 1, 2  # versions without and with a mask: who reads only the first must not overlook a mask
+FORMAT, MASKED = 1, 2  # file versions without and with a mask; old readers must refuse a file with a mask
 TRACE = tuple(field.name for field in dataclasses.fields(Stats))
 VECTORS = ("log_u", "log_v", "row_marginal", "col_marginal", "a", "b", "rho_a", "rho_b")
 NUMBERS = ("cost", "objective", "dual", "mass", "reg", "M_min", "M_max", "c_mass")
@@ -24,7 +25,7 @@ def contents(result: Any) -> dict[str, Any]:
     p = result.problem
 
     def own(x: Any) -> Any:
-        """Return a vector of the columns on rank 0; every rank holds it whole."""
+        """Return a vector of the columns on rank 0, None elsewhere; every rank holds the whole vector."""
         return host(x) if p.ranks.rank == 0 else None
 
     values: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A Result at a glance, as the words and numbers that notebooks and reports show."""
+"""A summary of a Result in words and numbers, for notebooks and reports."""
 
 from html import escape
 from typing import Any
@@ -38,7 +38,7 @@ def certificate_words(result: Any) -> str:
 
 
 def facts(result: Any) -> dict[str, str]:
-    """List the problem, its answer and the certificate, a name and a text each; every rank must call it."""
+    """Return {name: text} that describes the problem, its answer and the certificate; every rank must call this."""
     p = result.problem
     m, n = int(p.ranks.sum(p.shape[0])), p.shape[1]
     reference = REFERENCES[p.unmasked] if isinstance(p.unmasked, str) else "a matrix"

@@ -1,7 +1,7 @@
-"""PyTorch tensors in and out: a call that is given tensors returns tensors.
+"""PyTorch tensors in and out: a call with tensors as arguments returns tensors.
 
-Nothing here imports torch: where a tensor is among the arguments, its library is loaded. No gradient goes through an
-answer; mapuot.torch has the loss that has one.
+Nothing here imports torch: a tensor among the arguments means that torch is loaded. An answer has no gradient;
+mapuot.torch has a loss with a gradient.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ NO_TENSORS = {float, int, bool, str, type(None)}
 
 
 def tensor_among(*values: Any) -> Any:
-    """Return the first that is a tensor of real numbers in memory, dense or sparse by rows (CSR), else None."""
+    """Return the first value that is a tensor of real numbers in memory, dense or CSR, else None."""
     torch: Any = sys.modules.get("torch")
     for x in values if torch else ():
         known = isinstance(x, torch.Tensor) and x.layout in (torch.strided, torch.sparse_csr)
@@ -63,13 +63,13 @@ def array_of(x: Any) -> Any:
 
     if not (x.is_contiguous() and x.numel() and x.is_floating_point() and share_stream(x.device)):
         return cupy.from_dlpack(x)
-    # the same without an event, which takes a fifth of a small solve
+    # the same as from_dlpack without its event, which takes a fifth of the time of a small solve
     memory = cupy.cuda.UnownedMemory(x.data_ptr(), x.numel() * x.element_size(), x, x.device.index)
     return cupy.ndarray(tuple(x.shape), f"f{x.element_size()}", cupy.cuda.MemoryPointer(memory, 0))
 
 
 def tensor_of(x: Any, device: Any) -> Any:
-    """Make a tensor on that device of a NumPy, CuPy or CSR array, over its memory where it lies there."""
+    """Convert a NumPy, CuPy or CSR array to a tensor on a device; an array on this device is not copied."""
     torch = sys.modules["torch"]
     if hasattr(x, "indptr"):
         start, column, data = (torch.as_tensor(y, device=device) for y in (x.indptr, x.indices, x.data))
@@ -81,17 +81,17 @@ def tensor_of(x: Any, device: Any) -> Any:
 
 
 def share_stream(device: Any) -> bool:
-    """Tell whether CuPy works on torch's current stream of a GPU, as in `stream_of`: neither waits for the other."""
+    """Return whether CuPy uses torch's current stream on a GPU, as in `stream_of`: then neither must wait."""
     import cupy  # noqa: PLC0415 - only for tensors on a GPU
 
     torch = sys.modules["torch"]
     index = torch.cuda.current_device() if device.index is None else device.index
-    on = torch._C._cuda_getCurrentRawStream(index)  # .3 us; its Stream takes 9
+    on = torch._C._cuda_getCurrentRawStream(index)  # .3 us; torch.cuda.current_stream takes 9 us
     return bool(on == cupy.cuda.get_current_stream().ptr)
 
 
 def stream_of(device: Any) -> Any:
-    """Return a context in which CuPy works on torch's current stream, if the device is a GPU."""
+    """Return a context in which CuPy uses torch's current stream; for a CPU an empty context."""
     if device.type != "cuda":
         return HERE
     import cupy  # noqa: PLC0415 - only for tensors on a GPU
@@ -105,7 +105,7 @@ def stream_of(device: Any) -> Any:
 
 
 def taken(x: Any, name: str) -> Any:
-    """Return a tensor, an answer, or a pair or list of them as arrays; anything else, other tensors too, as it is."""
+    """Convert a tensor, an answer, or a pair or list of these to arrays; return any other object unchanged."""
     if issubclass(type(x), Tensors):
         return x.arrays
     if isinstance(x, (tuple, list)) and (len(x) <= 2 or tensor_among(*x) is not None):
@@ -124,20 +124,20 @@ def listed(M: Any) -> Any:
 
 
 def answered(function: Callable[..., Any], like: Any, arguments: dict[str, Any]) -> Any:
-    """Call ``function(**arguments)`` with its tensors read where they lie; return its answer as `Tensors`."""
+    """Call ``function(**arguments)`` with tensors as arrays on their device; return its answer as `Tensors`."""
     with stream_of(like.device):
         arrays = {name: x if type(x) in NO_TENSORS else taken(x, name) for name, x in arguments.items()}
         return Tensors(function(**arrays), like.device, any(map(is_csr, listed(arguments["M"]))))
 
 
 class Tensors:
-    """A Result or BatchResult, as which it passes, with tensors for arrays; ``arrays`` is the answer itself.
+    """A Result or BatchResult with tensors in place of arrays; isinstance sees the class of the answer, ``arrays``.
 
-    ``csr``: CSR arrays are tensors, too, as M was.
+    ``csr``: convert CSR arrays to tensors, too, because M was a CSR tensor.
     """
 
     def __init__(self, answer: Answer | None, device: Any, csr: bool = False) -> None:
-        """``answer``: None where it is `_found` when something is asked."""
+        """``answer``: None if the method `_found` of a subclass computes the answer on first use."""
         self.answer, self.device, self.csr = answer, device, csr
 
     @property
@@ -161,7 +161,7 @@ class Tensors:
         return dir(self.arrays)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "arrays":  # an AttributeError within the solve
+        if name == "arrays":  # the property raised an AttributeError during the solve
             raise AttributeError(name)
         with stream_of(self.device):
             there = self.arrays._there.get(name)

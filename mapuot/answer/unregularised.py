@@ -1,9 +1,10 @@
-"""What a plan with entropy tells of the problem without: a lower and an upper bound on its optimal value.
+"""Bounds on the optimal value of the problem without entropy, from a plan with entropy.
 
     f_i = min_j (M_ij - g_j),   then g_j = min_i (M_ij - f_i):   f_i + g_j <= M_ij for all pairs
 
-is a point of the dual without entropy, found from any g by one read of M, so that its value is a lower bound. The plan
-itself is allowed there, too, but for what hard marginals miss; what it costs without its entropy is an upper bound.
+This (f, g) is feasible for the dual without entropy and is computed from any g by one read of M; its value is a lower
+bound. The plan is feasible for the primal without entropy, unless hard marginals miss their masses; its objective
+without the entropy term is an upper bound.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from ..backends.contract import host
 from ..problem.problem import EXPONENT_ROUNDING
 from ..status import FAILED
 
-ROUNDING = 2.0**-50  # 8 roundings of the sizes of all terms of a sum
+ROUNDING = 2.0**-50  # relative rounding of a sum's terms: 8 roundings
 
 
 def unregularised_bounds(result: Any) -> tuple[float, float]:
     """Bound the optimal value of the problem without entropy, from below and from above.
 
-    That problem has the same cost, masses and penalties, and ``reg = 0``; pairs that the reference forbids are allowed
-    in it. Both bounds are true for every answer; they are close where ``reg * mass * log(n)`` is small beside the
-    value. M is read twice. `mapuot.pot.mm_unbalanced` solves without entropy.
+    The problem without entropy has the same cost, masses and penalties, and ``reg = 0``; it allows pairs that the
+    reference forbids. Both bounds hold for every answer; they are close if ``reg * mass * log(n)`` is small relative to
+    the value. M is read twice. `mapuot.pot.mm_unbalanced` solves the problem without entropy.
 
     Returns
     -------
     low, high : float
-        In units of the objective. ``high`` is inf where a side is hard, as the plan may miss its marginal. ``low`` may
-        be -inf where penalties "tv" or "l2" have points of mass 0, which only the plan without entropy may use.
+        In units of the objective. ``high`` is inf if a side is hard, since the plan may miss its marginal. ``low`` may
+        be -inf if a side with penalty "tv" or "l2" has points of mass 0: only the plan without entropy may use these.
 
     Examples
     --------
@@ -53,7 +54,7 @@ def unregularised_bounds(result: Any) -> tuple[float, float]:
 
 
 def lowest(result: Any) -> float:
-    """Return the dual value, without entropy, of the best point that g gives."""
+    """Return the dual value without entropy of the point (f, g) that is computed from g."""
     p, reg = result.problem, result.problem.reg
     operator = result._backend.operator_of(p.cost, reg, None, p.ranks, result._threads)
     out_u, out_v = (side.left_out(np.zeros(len(side.weight))) for side in (p.rows, p.cols))  # whatever c forbids
@@ -74,7 +75,7 @@ def lowest(result: Any) -> float:
 
 
 def highest(result: Any) -> float:
-    """Return what the plan costs without its entropy; inf where hard sides may miss what is asked of them."""
+    """Return the plan's objective without entropy; inf if a side is hard, since the plan may miss its marginal."""
     p = result.problem
     if p.rows.demands or p.cols.demands:
         return np.inf
