@@ -1,6 +1,6 @@
-"""The CUDA backend: CuPy owns the memory, src_cuda does the work. The words are those of backends/contract.py.
+"""The CUDA backend: CuPy owns the memory, src_cuda does the work. backends/contract.py lists the functions.
 
-They load on first use: what kernels.py has is of use without CuPy, too.
+Modules load on first use, so that kernels.py can be used without CuPy.
 """
 
 from functools import cache, partial
@@ -23,13 +23,13 @@ WORKSPACES = {
     "tiles": ("workspace", "workspace_of"), "points": ("points", "PointWorkspace"),
     "pairs": ("sparse", "SparseWorkspace"),
 }  # fmt: skip
-LEAST_BOX = 32  # points of a warp of points.cuh at least, which sums over the runs of one box
-SKIPS_FROM = 1 << 30  # pairs: to skip some of 2^28.6 took 1.7 to 3.2 times as long, .1 s of it the host's (H200)
-PRODUCT_PASSES = 16  # passes that a product of Newton's step takes: .15 ms, .01 of a pass over 1000 x 1000
+LEAST_BOX = 32  # a warp of points.cuh has at least 32 points, and sums over the runs of one box
+SKIPS_FROM = 1 << 30  # pairs: skipping some of 2^28.6 took 1.7 to 3.2 times as long, .1 s of it on the host (H200)
+PRODUCT_PASSES = 16  # a product of Newton's step in passes: it takes .15 ms, a pass over 1000 x 1000 takes .01 ms
 MOST_FACTORED = 1 << 14  # points of the smaller side: some 10 GB
-MAKES_COSTS = True  # of points, as they are needed
+MAKES_COSTS = True  # this backend makes the costs of points itself
 ONE_POTENTIAL = True  # passes can have log u = log v
-LONG_ROWS = 8192  # of more columns a row outgrows a block, and is slower to read than many short ones
+LONG_ROWS = 8192  # columns; a longer row does not fit one block, and is slower to read than many short rows
 
 
 def __getattr__(name: str) -> Any:
@@ -46,11 +46,11 @@ def quicker_turned(cost: Any) -> bool:
 
 
 def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract
-    """Make the workspace of a solve: of a K of all pairs or of stored ones, between points, or on a grid."""
+    """Make the workspace of a solve: with a K of all pairs or of stored pairs, between points, or on a grid."""
     if problem.cost.operator == "products":
         return grid_workspace(problem, options, *engine())
     operator = problem.cost.operator
-    vectors = skip is not None or namespace(problem.rows.weight) is not np  # on the device, where no K is stored
+    vectors = skip is not None or namespace(problem.rows.weight) is not np  # vectors on the device: no K is stored then
     if operator == "points" and not vectors and import_module(f"{__name__}.arrays").keeps_K(problem, options):
         operator = "tiles"
     return maker(operator)(problem, options, skip)
@@ -58,7 +58,7 @@ def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N80
 
 @cache
 def maker(operator: str) -> Any:
-    """Return what makes the workspace of a solve whose passes read K in this way."""
+    """Return the workspace class, or the function that makes a workspace, for this kind of operator."""
     place, name = WORKSPACES[operator]
     return getattr(import_module(f"{__name__}.{place}"), name)
 
@@ -76,5 +76,5 @@ def plan_of(problem: Any, log_u: Any, log_v: Any, threads: int | None = None) ->
 
 
 def engine() -> tuple[Any, Any]:
-    """Return the object that makes the products of a grid on the device."""
+    """Return the module that makes the products of a grid on the device, and CuPy's ``asarray``."""
     return import_module(f"{__name__}.log_matmul"), import_module("cupy").asarray

@@ -1,9 +1,8 @@
-"""The device code: one source string a kernel file, compiled once for its options, and the shape that fits a problem.
+"""The device code: one source string for each kernel file, compiled once for its options; and the shapes of kernels.
 
-The text of the headers goes into the source, so that CuPy's cache sees every edit. A compiler takes nearly all its time
-for code that it emits, so that kernels which are long, or seldom needed, are compiled ``ALONE``: the range of a matrix
-takes .14 s, its whole file .8. Nothing here needs a GPU but ``kernel`` and what is built on it. Twin of
-src_c/dispatch.c.
+The text of the headers is inlined into the source, so that CuPy's cache sees every edit. Compile time is nearly all for
+code that is emitted, so long or rarely used kernels are compiled ``ALONE``: the range of a matrix takes .14 s, the
+whole file .8 s. Only `kernel` and its callers need a GPU. Twin of src_c/dispatch.c.
 """
 
 import contextlib
@@ -23,9 +22,9 @@ from ...enums import SOURCE
 from .. import records
 from ..contract import MEMORY, PAD, memory_of
 
-AHEAD = SOURCE.parent / "_ahead"  # binaries that a wheel brings: src_cuda/ahead.py
+AHEAD = SOURCE.parent / "_ahead"  # binaries in a wheel: src_cuda/ahead.py
 
-COOPERATIVE = ("plain.cu", "iterate.cu", "fused_pass.cu", "finish.cu")  # files whose blocks wait for each other
+COOPERATIVE = ("plain.cu", "iterate.cu", "fused_pass.cu", "finish.cu")  # blocks of these kernels wait for each other
 ALONE = {
     "stream.cu": {"build_kernel", "row_max", "plan_sums", "apply", "draw", "extrema", "near_pairs"},
     "portable.cu": {"point_sums", "tile_sums"},
@@ -33,28 +32,28 @@ ALONE = {
 STORES = {"float64": 0, "float32": 1}
 ITEMSIZE = {"float64": 8, "float32": 4}
 THREADS, SCALARS, BLOCKS = 512, 7, 256
-# options of points.cuh for kernels that look at no coordinates
+# options of points.cuh for kernels that read no coordinates
 ANY_POINTS = {"FORM": 0, "DIM": 1, "KEPT": 0, "QUICK": 0, "TOPS": 0, "MASKED": 0, "SPLIT": 1, "POINT_BLOCKS": 1}
-ANY_POINTS |= {"HALVED": 1}  # one kernel more, of a pass over half of the pairs
-ANY_SIDES = {"KL_ROWS": 1, "KL_COLS": 1, "MEMORY": MEMORY[0]}  # and for sums between points, which know no penalty
-MAX_SLOTS, MAIL = 32, 16  # slots of a ring; where rows are spread, as many as steps that a mailbox holds
-POSTS, CLUSTERS = 128, 64  # numbers that a block posts at most; clusters of a coarse correction
-SPREAD_COLUMNS = 32768  # rows wider than this are spread
-SPREAD_CLUSTERS = (2, 4, 8, 16)  # blocks that share a row, while it fits
-FULL_STRIPS = 8192  # and those from 15/16 of a power of 2 to it above this: fewer columns take a worker as long
-TILE_BYTES = 190_000  # of shared memory, for the rings of a block
-SOLO_COLUMNS = 128  # up to here every block does the whole finish_pass for itself
-SHALLOW_COLUMNS = 512  # up to here a pass is short beside more than 5 differences
-SLOTS_WANTED = 6  # tiles of a ring at least, where they are of several rows: u comes some steps after its products
-STEPS_BEFORE = 4  # that a sweep takes before the first u
-TILE_WANTED = 14_000  # bytes of a tile: a step lasts .46 us, however few
-JOIN_ENTRIES = 500  # that a block reads while one more stream begins; its sums are written and read, too
-RING_BEFORE = 4096  # bytes of shared memory before the ring of fused_pass, at most
-BESIDE = 96  # its threads beside those that sweep
-UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
+ANY_POINTS |= {"HALVED": 1}  # adds the kernel of a pass over half of the pairs
+ANY_SIDES = {"KL_ROWS": 1, "KL_COLS": 1, "MEMORY": MEMORY[0]}  # sums between points do not depend on penalties
+MAX_SLOTS, MAIL = 32, 16  # most slots of a ring; for spread rows, the steps that a mailbox holds
+POSTS, CLUSTERS = 128, 64  # most numbers that a block posts; clusters of a coarse correction
+SPREAD_COLUMNS = 32768  # wider rows are spread
+SPREAD_CLUSTERS = (2, 4, 8, 16)  # blocks that may share a spread row; the smallest that fits is used
+FULL_STRIPS = 8192  # wider rows of 15/16 to 1 times a power of 2 are spread, too: their strips are nearly full
+TILE_BYTES = 190_000  # shared memory for the rings of a block
+SOLO_COLUMNS = 128  # up to here every block does the whole finish_pass itself
+SHALLOW_COLUMNS = 512  # up to here more than 5 differences would dominate the time of a pass
+SLOTS_WANTED = 6  # least tiles of a ring, if a tile has several rows: u follows some steps after its products
+STEPS_BEFORE = 4  # steps of a sweep before the first u
+TILE_WANTED = 14_000  # bytes of a tile: a step lasts at least .46 us
+JOIN_ENTRIES = 500  # entries that a block reads in the time that one more stream costs, without joining its sums
+RING_BEFORE = 4096  # bound on the bytes of shared memory before the ring of fused_pass
+BESIDE = 96  # threads of a block of fused_pass that do not sweep
+UNSET = 0xFFF4FFF400000000  # marks a number that no block has posted yet (common.cuh)
 
 BATCH_MEMORY = 12  # of batch.cuh: Anderson differences of a float64 pass of a batch
-BATCH_KINDS = 10 + 2 * BATCH_MEMORY  # and words a column
+BATCH_KINDS = 10 + 2 * BATCH_MEMORY  # words for each column
 
 RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
 STATE, PROGRESS, TRACE = RECORDS["State"], RECORDS["Progress"], records.STATS
@@ -65,12 +64,12 @@ PLAIN = records.read("plain.cu")["Plain"]
 
 
 def memory_for(m: int, n: int, itemsize: int) -> int:
-    """Anderson differences that the kernels have room for: 20, or 5 where a pass is short beside more of them."""
+    """Return the Anderson differences that kernels are compiled for: 20, or 5 where more would dominate a pass."""
     return MEMORY[n > SHALLOW_COLUMNS and memory_of(MEMORY[1], m, itemsize) > MEMORY[0]]
 
 
 def line(memory: int) -> int:
-    """LINE of finish_column.cuh: columns that a block has in hand at once."""
+    """Return LINE of finish_column.cuh: columns that a block works on at once."""
     return THREADS * MEMORY[0] // memory
 
 
@@ -108,7 +107,7 @@ class Shape:
         return min(blocks // self.CLUSTER, -(-m // self.R)), -(-ld // each), each
 
 
-# the narrowest that covers a row is used; NARROW: float32 sums, which leave registers for more columns a thread
+# the narrowest shape that covers a row is used; NARROW: float32 sums leave registers for more columns a thread
 NARROW_SHAPES = (
     Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(2, 8, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(8, 12, 4),
     Shape(16, 8, 4), Shape(16, 12, 2), Shape(16, 16, 2), Shape(16, 20, 2), Shape(16, 12, 4, 2), Shape(16, 16, 2, 2),
@@ -126,15 +125,15 @@ PORTABLE_SHAPES = (
 
 
 def portable_shape(ld: int, dtype: str) -> Shape | None:
-    """A block that covers a row; None where a row is too wide for it."""
+    """Return the shape of a block that covers a row; None if a row is too wide."""
     chunk = 16 // ITEMSIZE[dtype]
     return next((s for s in PORTABLE_SHAPES if s.width >= ld and s.CPT % chunk == 0), None)
 
 
 def spread_shape(ld: int, dtype: str) -> Shape | None:
-    """The smallest cluster that has room for a row, and the fewest columns a thread; None where there is none.
+    """Return the shape with the smallest cluster that fits a row, then the fewest columns a thread; None if none fits.
 
-    Two rows at once, where three such tiles of each warp fit into shared memory, five in the largest clusters.
+    A tile has two rows if three such tiles of each warp (five in the largest clusters) fit into shared memory.
     """
     chunk = 16 // ITEMSIZE[dtype]
     for cluster in SPREAD_CLUSTERS:
@@ -148,13 +147,13 @@ def spread_shape(ld: int, dtype: str) -> Shape | None:
 
 @cache
 def fitting(narrow: bool, ld: int, chunk: int) -> Shape | None:
-    """The narrowest shape of such passes that covers a row."""
+    """Return the narrowest shape of narrow or wide passes that covers a row; None if none does."""
     shapes = NARROW_SHAPES if narrow else WIDE_SHAPES
     return next((shape for shape in shapes if shape.width >= ld and shape.CPT % chunk == 0), None)
 
 
 def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
-    """The narrowest shape that covers a row; None where no persistent kernel does."""
+    """Return the narrowest shape that covers a row; None if no persistent kernel does."""
     chunk = 16 // ITEMSIZE[dtype]
     if ld > SPREAD_COLUMNS:
         return spread_shape(ld, dtype)
@@ -169,7 +168,7 @@ def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
 
 @dataclass(frozen=True)
 class Strips:
-    """Shape of fused_pass on the device: ``streams`` of blocks share the rows, the ``strips`` of one the columns."""
+    """Shape of fused_pass on the device: ``streams`` share the rows, the ``strips`` of a stream share the columns."""
 
     THREADS: int
     CPT: int
@@ -188,13 +187,13 @@ class Strips:
         return (self.slots * 2 + 1) // 3
 
     def bytes(self, itemsize: int) -> int:
-        """Return the bytes of the ring, of products with v, and of what is read behind the last row."""
+        """Return the bytes of the ring, of the products with v, and of the reads beyond the last row."""
         behind = (self.THREADS * self.CPT - self.slice) * itemsize
         return self.slots * self.R * row_bytes(self.slice, itemsize, self.THREADS) + behind
 
 
 def strips_for(m: int, ld: int, itemsize: int, processors: int, shared: int) -> Strips | None:
-    """The least work of a block, and of its threads; None where a row is too wide for all blocks together."""
+    """Return the shape with the least work of a block and its threads; None if a row is too wide for all blocks."""
     threads = next((t for t in (128, 256) if ld <= 4 * t), THREADS)
     blocks, room = processors * THREADS // threads, shared * threads // THREADS - RING_BEFORE
     best, least = None, math.inf
@@ -209,7 +208,7 @@ def strips_for(m: int, ld: int, itemsize: int, processors: int, shared: int) -> 
         held = (room - (threads * columns - width) * itemsize) // row_bytes(width, itemsize, threads)  # rows of a ring
         most_rows, least_bytes = min(held, rows) // SLOTS_WANTED, TILE_WANTED * threads // THREADS
         R = next((r for r in (1, 2, 4) if 2 * r > most_rows or r * width * itemsize >= least_bytes), 8)
-        swept = max(width, 0.8 * threads * columns)  # threads without columns take as long
+        swept = max(width, 0.8 * threads * columns)  # threads without columns take time, too
         work = (rows + STEPS_BEFORE * R) * swept + streams * (JOIN_ENTRIES + 16 // itemsize * ld // blocks)
         if held >= 3 and work < least:
             best, least = Strips(threads, columns, R, strips, width, streams, min(MAX_SLOTS, held // R)), work
@@ -217,12 +216,12 @@ def strips_for(m: int, ld: int, itemsize: int, processors: int, shared: int) -> 
 
 
 def row_bytes(width: int, itemsize: int, threads: int) -> int:
-    """Return the bytes of a row in a ring, and of its products with v, one a warp."""
+    """Return the bytes of a row in a ring and of its products with v, one for each warp."""
     return width * itemsize + threads // 32 * 8
 
 
 def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) -> dict[str, int]:
-    """The compiler's -D options of row_pass and finish_pass."""
+    """Return the compiler's -D options for row_pass and finish_pass."""
     lie = {"GW": shape.GW, "CPT": shape.CPT, "R": shape.R, "CLUSTER": shape.CLUSTER}
     if shape.SPREAD:
         lie |= {"SPREAD": 1}
@@ -230,27 +229,27 @@ def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) 
 
 
 def finish_job(options: dict[str, int]) -> Job:
-    """The column half beside row halves of portable.cu with these options."""
+    """Return the job of the column half that belongs to row halves of portable.cu with these options."""
     names = "STORE", "KL_COLS", "MEMORY", "POINTS", "POINTS_NARROW", "SPARSE"
     return "finish.cu", "finish", {name: options[name] for name in names if name in options}
 
 
 def portable_jobs(options: dict[str, int], sums: str, *others: str) -> list[Job]:
-    """The kernels of portable.cu with these options, and the finish of their passes.
+    """List the kernels of portable.cu with these options, and the finish of their passes.
 
-    Between points ``sums`` alone depends on the metric, the dimension and the pairs, and not on the penalties: it is
-    compiled for all of these, and the others for all of those.
+    Between points, only ``sums`` depends on the metric, the dimension and the pairs, and it does not depend on the
+    penalties. So ``sums`` is compiled once for all penalties, and the other kernels once for all kinds of points.
     """
     own = every = options
     if "POINTS" in options:
         own, every = options | ANY_SIDES, {k: x for k, x in options.items() if k != "DEPTH"} | ANY_POINTS
     finish = finish_job(options)
     jobs = [("portable.cu", sums, own), *(("portable.cu", name, every) for name in others)]
-    return [*jobs, finish, (finish[0], "ring_offset", finish[2])]  # what tells the shared memory before its ring
+    return [*jobs, finish, (finish[0], "ring_offset", finish[2])]  # ring_offset: shared memory before its ring
 
 
 def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
-    """Return the options by which K lies in a block's registers: 16 lanes share a row, GROUPS of them the rows."""
+    """Return the options for a K in a block's registers: 16 lanes share a row, and GROUPS groups of lanes the rows."""
     m, n = shape
     columns = -(-n // 16)
     groups = 8 if narrow else next(g for g in (8, 16, 32) if -(-m // g) * columns <= 32 or g == 32)
@@ -261,7 +260,7 @@ def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
 
 
 def point_blocks(options: dict[str, int]) -> int:
-    """Blocks that a multiprocessor holds of the sums between points of these options (src_cuda/points.cuh)."""
+    """Return the blocks on a multiprocessor for sums between points with these options (src_cuda/points.cuh)."""
     if "DEPTH" in options:
         return 1 + options["POINTS_NARROW"]
     if options["MASKED"]:
@@ -271,9 +270,9 @@ def point_blocks(options: dict[str, int]) -> int:
 
 @cache
 def source(name: str) -> str:
-    """A kernel file with the text of its headers in place of their first #include: they need no guards.
+    """Return a kernel file with each header inlined at its first #include, so that headers need no guards.
 
-    "#pragma option NAME VALUE" is an option that has this value where it is not given.
+    "#pragma option NAME VALUE" declares an option with a default value.
     """
     seen: set[str] = set()
 
@@ -285,7 +284,7 @@ def source(name: str) -> str:
         return expand(header)
 
     def expand(file: str) -> str:
-        whole = re.sub(r"#include <.*?>\n|#pragma once\n", "", (SOURCE / file).read_text())  # CUDA has what C declares
+        whole = re.sub(r"#include <.*?>\n|#pragma once\n", "", (SOURCE / file).read_text())  # predeclared in CUDA
         whole = re.sub(r"#pragma option (\w+) (.*)", r"#ifndef \1\n#define \1 \2\n#endif", whole)
         return re.sub(r'#include "(.*?)"', text, whole)
 
@@ -297,9 +296,9 @@ ENTRY = re.compile(r'extern "C" (__global__ void(?:\s+__launch_bounds__\([^)]*\)
 
 @cache
 def source_of(name: str, part: str) -> str:
-    """A kernel file of which one function is emitted, or, where ``part`` is "", all but those that are ``ALONE``.
+    """Return a kernel file that emits only the function ``part``, or, if it is "", all functions not in ``ALONE``.
 
-    The others are templates that nothing instantiates.
+    The other functions become templates without an instance.
     """
     alone = ALONE.get(name, set())
 
@@ -312,7 +311,7 @@ def source_of(name: str, part: str) -> str:
 
 
 def by_value(record: Any) -> Any:
-    """A view of a 0-d record to pass to a kernel: without its field names, each of which CuPy would read (80 us)."""
+    """Return a view of a 0-d record, to pass it to a kernel; CuPy would take 80 us to read its field names."""
     return record.view(f"V{record.itemsize}")
 
 
@@ -321,7 +320,7 @@ MODULES: dict[tuple[Any, ...], Future[Any]] = {}  # by device, file, part and op
 
 
 def kernel(name: str, function: str, **options: int) -> Any:
-    """The compiled function on the current device."""
+    """Return the compiled function for the current device."""
     import cupy  # noqa: PLC0415
 
     key = cupy.cuda.runtime.getDevice(), name, function, *sorted(options.items())
@@ -336,19 +335,19 @@ def module_key(device: int, name: str, function: str, *options: tuple[str, int])
 
 
 def flags_of(options: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """Flags of the compiler, but for those that CuPy adds."""
+    """Return the compiler's flags, without the flags that CuPy adds."""
     return "-std=c++17", *(f"-D{word}={value}" for word, value in options)
 
 
 def key_of(name: str, part: str, options: Iterable[tuple[str, int]]) -> str:
-    """Name a binary by all that it is made of, so that no other is ever taken for it."""
+    """Return the name of a binary: a hash of its flags and source."""
     return hashlib.sha256("\0".join([*flags_of(options), source_of(name, part)]).encode()).hexdigest()
 
 
 def ahead(capability: int, name: str, part: str, options: Iterable[tuple[str, int]]) -> bytes | None:
-    """The binary that the wheel brings, of the device's architecture or of an older one with its major number.
+    """Return the binary from the wheel, for the device's architecture or an older one with the same major number.
 
-    None where an archive cannot be read, as by a Python without lzma, too.
+    Return None if there is none, or if its archive cannot be read, for example by a Python without lzma.
     """
     for folder in AHEAD.glob(f"sm_{capability // 10}?"):
         path = folder / f"{name}.{part}.tar.xz"
@@ -363,7 +362,7 @@ def ahead(capability: int, name: str, part: str, options: Iterable[tuple[str, in
 
 
 def loaded(binary: bytes, cooperative: bool) -> Any:
-    """A module of a binary; None where the driver is too old for it."""
+    """Load a binary as a module; return None if the driver is too old for it."""
     import cupy  # noqa: PLC0415
 
     with tempfile.NamedTemporaryFile(prefix=hashlib.sha256(binary).hexdigest()) as file:
@@ -378,7 +377,7 @@ def loaded(binary: bytes, cooperative: bool) -> Any:
 
 
 def compiled(device: int, name: str, part: str, *options: tuple[str, int]) -> Any:
-    """Take a part of a file for a device from the wheel, or from the disk, where CuPy keeps it, or compile it."""
+    """Get a part of a file for a device: from the wheel, from CuPy's cache on disk, or by the compiler."""
     import cupy  # noqa: PLC0415
 
     cooperative = name in COOPERATIVE
@@ -388,13 +387,13 @@ def compiled(device: int, name: str, part: str, *options: tuple[str, int]) -> An
         if found is None:
             code, flags = source_of(name, part), flags_of(options)
             found = cupy.RawModule(code=code, options=flags, enable_cooperative_groups=cooperative)
-            _ = found.module  # compiled, and loaded there
+            _ = found.module  # compiles it, and loads it on this device
     return found
 
 
 @cache
 def ring_offset(name: str, **options: int) -> int:
-    """Shared memory before the ring of tiles: sizeof(Shared) of that file."""
+    """Return the shared memory before the ring of tiles: sizeof(Shared) of the file ``name``."""
     import cupy  # noqa: PLC0415
 
     out = cupy.zeros(1, "int32")
@@ -403,7 +402,7 @@ def ring_offset(name: str, **options: int) -> int:
 
 
 def begin(jobs: Iterable[Job]) -> None:
-    """Let these functions be compiled, all at once, as NVRTC leaves the GIL; `kernel` waits for the one it is asked."""
+    """Start to compile these functions in parallel, as NVRTC releases the GIL; `kernel` waits for its function."""
     import cupy  # noqa: PLC0415
 
     device = cupy.cuda.runtime.getDevice()
@@ -416,7 +415,7 @@ def begin(jobs: Iterable[Job]) -> None:
 
 
 def together(jobs: Iterable[Job]) -> None:
-    """Load these functions, of which those that must be compiled are so at once."""
+    """Load these functions; compile the missing ones in parallel."""
     jobs = list(jobs)
     begin(jobs)
     for name, function, options in jobs:

@@ -1,4 +1,4 @@
-"""log_matmul on the GPU: src_cuda/log_matmul.cu, tile by tile, or exponentials multiplied by cuBLAS where those win.
+"""log_matmul on the GPU: src_cuda/log_matmul.cu, tile by tile, or cuBLAS on exponentials where this is faster.
 
 Twin: backends/cpu/log_matmul.py.
 """
@@ -10,12 +10,12 @@ import numpy as np
 
 from .kernels import kernel
 
-LIBRARY_TERMS = {"float64": 1 << 27, "float32": 1 << 30}  # from so many on cuBLAS multiplies faster
-FEW_TILES = 264  # two a multiprocessor: with fewer, smaller tiles fill the device better
+LIBRARY_TERMS = {"float64": 1 << 27, "float32": 1 << 30}  # multiplications; from here on cuBLAS is faster
+FEW_TILES = 264  # two tiles a multiprocessor: if there are fewer, smaller tiles fill the device better
 
 
 def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
-    """A (p, m, k), B (p, k, n) or (k, n), C order and one dtype -> (p, m, n); no dimension is 0."""
+    """Return the (p, m, n) products of A (p, m, k) and B (p, k, n) or (k, n), in C order, of one dtype, not empty."""
     (p, m, k), n = A.shape, B.shape[-1]
     wide, shared = A.dtype == np.float64, B.ndim == 2
     copies = 1 if shared else p

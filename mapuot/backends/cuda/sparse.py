@@ -1,8 +1,8 @@
-"""Passes over the stored pairs of a sparse M on the device (pairs.py), a launch for many or a few launches each.
+"""Passes over the stored pairs of a sparse M on the device (pairs.py): one launch for many passes, or a few for each.
 
-From sm_80 on, up to 65536 rows and columns, many passes are one cooperative launch (``iterate_pairs`` of
-src_cuda/iterate.cu); else, over ranks, and where no pair connects parts of M, whose image is translated part by part,
-they are those of the portable kernels, with a row half of their own: src_cuda/sparse.cuh. Twin of src_c/sparse.h.
+From sm_80 on, up to 65536 rows and columns, one cooperative launch makes many passes (``iterate_pairs`` of
+src_cuda/iterate.cu). Otherwise, over ranks, and where M has disconnected parts, which are translated one by one, the
+portable kernels make the passes, with the row half of src_cuda/sparse.cuh. Twin of src_c/sparse.h.
 """
 
 from typing import Any
@@ -21,29 +21,29 @@ from .pairs import SHORT, THREADS, DevicePairs, PairOperator, blocks_for, index_
 from .workspace import DeviceWorkspace
 
 HALF = records.read("common/record.h", "sparse.cuh")["Half"]
-RESIDENT = 4  # blocks a multiprocessor of a pass, each of which leaves scalars for others to join
-PIECE = 256  # columns of a part that a warp sums
+RESIDENT = 4  # blocks on a multiprocessor in a pass; each block writes scalars that other blocks add up
+PIECE = 256  # columns of a part that one warp sums
 ROW_SCALARS = 5  # NEXT_B of state.cuh
-BESIDE = 1 << 15  # bytes of shared memory for all else, at most
-HELD = 64  # entries of a row in the mean from which on what they meet is read from shared memory
-OWN = {MEMORY[0]: (5,), MEMORY[1]: (5, 10, 20)}  # differences that a thread may keep of so many
-CLUSTER, CLUSTER_PAIRS = 8, 1 << 15  # blocks that meet soonest, and pairs up to which they read as fast as they meet
-KEPT_SIZE, KEPT_REG = 1 << 22, 5e-6  # pairs, and reg / range(M): of fewer, and above, passes over all take less time
+BESIDE = 1 << 15  # bytes of shared memory left for other uses
+HELD = 64  # mean entries of a row; with more, the vector that they multiply is kept in shared memory
+OWN = {MEMORY[0]: (5,), MEMORY[1]: (5, 10, 20)}  # by Anderson memory: numbers of differences that a thread may keep
+CLUSTER, CLUSTER_PAIRS = 8, 1 << 15  # a cluster of 8 blocks synchronises fastest; with more pairs reading dominates
+KEPT_SIZE, KEPT_REG = 1 << 22, 5e-6  # for fewer pairs, or a larger reg / range(M), passes over all pairs are faster
 LEAP = "equation", "y", "vd", "Sd", "mid", "factor", "sums"  # vectors of Leap in state.cuh
-MOST_PRODUCTS = 300  # of one of Newton's steps: MAPUOT_MOST_PRODUCTS
+MOST_PRODUCTS = 300  # most products of one Newton's step: MAPUOT_MOST_PRODUCTS
 KERNELS = "sparse_rows", "sparse_columns", "part_sums", "part_moves"
 
 
 def many_at_once(shape: tuple[int, int]) -> bool:
-    """Tell whether many passes over stored pairs are one launch."""
+    """Tell whether one launch can make many passes over stored pairs."""
     newer = device_limits(cp.cuda.Device().id)[0] >= PERSISTENT and "portable" not in switches()
     return newer and max(shape) <= SHORT
 
 
 def keeps_pairs(problem: Any) -> bool:
-    """Tell whether passes over pairs that may carry mass pay, where M lies on the device.
+    """Tell whether passes over only the pairs that may carry mass save time, for an M on the device.
 
-    Not where both sides are hard: products of Newton's steps towards them are asked for by the host.
+    They do not where both sides are hard: the host then drives the products of Newton's steps.
     """
     clusters = device_limits(cp.cuda.Device().id)[0] >= BULK
     here = clusters and problem.cost.xp is cp and many_at_once(problem.shape) and problem.size >= KEPT_SIZE
@@ -52,7 +52,7 @@ def keeps_pairs(problem: Any) -> bool:
 
 
 def halves_of(pairs: DevicePairs, kernels: tuple[Any, Any], threads: int) -> list[Any]:
-    """Return the records HALF, from which rows and columns are summed by blocks of so many threads."""
+    """Return the records HALF of rows and columns, for sums by blocks of ``threads`` threads."""
     halves = []
     for runs, K in zip((pairs.rows, pairs.cols), kernels, strict=True):
         half = np.zeros((), HALF)
@@ -66,21 +66,21 @@ def halves_of(pairs: DevicePairs, kernels: tuple[Any, Any], threads: int) -> lis
 def pair_options(
     dtype: str, kl: tuple[bool, bool], memory: int, own: int, short: bool = True, held: bool = True, **more: int
 ) -> dict[str, int]:
-    """Options of ``iterate_pairs``; own: differences that a thread keeps; held: vectors lie in shared memory."""
+    """Return the options of ``iterate_pairs``; own: differences that a thread keeps; held: vectors in shared memory."""
     options = shape_options(Shape(16, 8, 2), dtype, kl, MEMORY=memory, OWN_DIFFERENCES=own)
     return options | {"SPARSE": 1, "SHORT_INDEX": int(short), "HELD": int(held)} | more
 
 
 class PairPasses(Persistent):
-    """Passes over stored pairs in one cooperative launch of ``iterate_pairs`` (iterate.cu), a block a multiprocessor.
+    """Passes over stored pairs by one cooperative launch of ``iterate_pairs`` (iterate.cu), a block a multiprocessor.
 
-    Where Newton's steps lead from pass to pass (``leaps``) over few pairs it is one cluster, whose blocks meet sooner.
+    With Newton's steps between passes (``leaps``) over few pairs, the grid is one cluster, which synchronises faster.
     """
 
     def __init__(
         self, pairs: DevicePairs, share: int, dtype: str, kl: tuple[bool, bool], memory: int, leaps: bool, cluster: int
     ) -> None:
-        """``share``: columns of a block, all of which it has in hand at once, or some where there are ``leaps``."""
+        """``share``: columns of a block; it works on all of them at once, or with ``leaps`` on some."""
         processors, most = device_limits(cp.cuda.Device().id)[1:]
         self.blocks = processors if cluster == 1 else cluster
         sides = pairs.rows, pairs.cols
@@ -94,7 +94,7 @@ class PairPasses(Persistent):
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
 
     def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
-        """The entries of K row by row and column by column."""
+        """Take the entries of K, row by row and column by column."""
         self.sides = halves_of(pairs, kernels, ALL_THREADS)
 
     def __call__(self, state: Any, first: int, count: int, mode: int) -> None:
@@ -104,16 +104,16 @@ class PairPasses(Persistent):
 
 
 class SparseIterate(Iterate):
-    """Passes over stored pairs: one launch for many, or rows, columns and the finish, three launches or five."""
+    """Passes over stored pairs: one launch for many passes, or three to five launches for each pass."""
 
     def __init__(
         self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], pairs: DevicePairs,
         alone: bool = False, leaps: bool = False,
     ) -> None:  # fmt: skip
-        """``shape``: of the rank with the most rows, whose numbers may be longer than those of the own ``pairs``.
+        """``shape``: sizes of the rank with the most rows, which may exceed this rank's ``pairs``.
 
-        ``alone``: no ranks share the rows, and all of M is one part, or those are known to passes with ``leaps``,
-        Newton's steps between them.
+        ``alone``: no ranks share the rows, and M is one part or ``leaps`` (Newton's steps between passes) handle the
+        parts.
         """
         self.at_once: PairPasses | None = None
         self.leaps = leaps
@@ -121,7 +121,7 @@ class SparseIterate(Iterate):
         super().__init__(state, shape, dtype, kl, in_place=False, portable=True)
 
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
-        """Few blocks in the finish, where columns are many: each of them joins what all have left."""
+        """Choose the grid. Few blocks make the finish: each block adds up the scalars of all blocks."""
         if self.alone and many_at_once((self.m, self.n)):
             cluster = CLUSTER if self.leaps and len(self.pairs.rows.index) <= CLUSTER_PAIRS else 1
             self.memory = MEMORY[0] if self.leaps else self.memory
@@ -152,10 +152,10 @@ class SparseIterate(Iterate):
         self.launch("sparse_columns", (others,), THREADS, parity, by_value(cols), self.scalars, np.int32(blocks))
 
     def gather(self) -> None:
-        """Do nothing: the sums of a pass are in ``total`` already."""
+        """Do nothing: ``total`` has the sums of a pass already."""
 
     def finish_kernels(self, total: int = 0) -> None:
-        """The half that needs the columns' whole sums begins with the parts."""
+        """Translate the parts first, where M has several, then launch the column half."""
         if self.several:
             for name, count in (("part_sums", "pieces"), ("part_moves", "count")):
                 warps = int(self.state["apart"][count])
@@ -166,7 +166,7 @@ class SparseIterate(Iterate):
 class SparseWorkspace(DeviceWorkspace):
     makes = PairOperator
     launch: SparseIterate
-    counted = 0  # products of Newton's steps that the loop knows of
+    counted = 0  # products of Newton's steps that `leap` has reported
 
     def find_room(self, stores: list[str]) -> None:
         m, cost = self.problem.shape[0], self.problem.cost
@@ -177,7 +177,7 @@ class SparseWorkspace(DeviceWorkspace):
 
     def make_room(self) -> None:
         n, operator = self.problem.shape[1], self.operator
-        self.pairs = operator.pairs  # as long as the workspace lives
+        self.pairs = operator.pairs  # kept as long as the workspace lives
         operator.store(self.dtype)
         leaps = self.leaps_within = self.options.leaps
         self.apart = self.pairs.parts() if leaps else self.problem.parts
@@ -202,12 +202,12 @@ class SparseWorkspace(DeviceWorkspace):
         return made
 
     def take_parts(self) -> None:
-        """Point the state at the part of each column, where M has parts: each has a translation of its own."""
+        """Point the state at the part of each column where M has disconnected parts: each is translated on its own."""
         parts, limits = self.apart, self.state["limits"]
         if parts is None or not limits["mu_rate"] > 0:
             return
         limits["lam_rate"] = 0.0
-        length = np.bincount(parts.cols, minlength=parts.count + 1)  # the last: points without a partner
+        length = np.bincount(parts.cols, minlength=parts.count + 1)  # last part: points without a partner
         first = np.concatenate([[0], np.cumsum(-(-length // PIECE))])
         begin = np.cumsum(length) - length
         piece = np.repeat(begin - PIECE * first[:-1], np.diff(first)) + PIECE * np.arange(first[-1])

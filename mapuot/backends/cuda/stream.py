@@ -1,4 +1,4 @@
-"""Launches of streams over M on the device: its extrema, sums, maxima and products along the rows, and entries.
+"""Launches of kernels that stream over M on the device: extrema, sums, maxima and products of rows, and entries.
 
 Twin of src_c/streams.c; the kernels are in src_cuda/stream.cu.
 """
@@ -21,11 +21,11 @@ from .kernels import STORES, VIEW, Job, by_value, kernel
 
 VIEW_WORDS = struct.Struct("2q2Q4q2Qd6q")  # of VIEW
 EMPTY = np.array([[np.inf, -np.inf, 0.0, 0.0, 0.0]])  # extrema of no entries
-PLAIN = {"STORE": 0, "COST": 0, "REFERENCE": 0, "MASKED": 0}  # options of what reads no M
+PLAIN = {"STORE": 0, "COST": 0, "REFERENCE": 0, "MASKED": 0}  # options of kernels that read no M
 
 
 def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
-    """The View record of stream.cu, whose members come in its order: NumPy takes 12 us for their names."""
+    """Pack the View record of stream.cu, member by member in its order; NumPy takes 12 us to set them by name."""
     given = c.given if isinstance(c, Masked) else c
     (at_M, *M_steps), (at_c, *c_steps) = map(place_of, (M, given))
     ends = (0, 0) if alpha is None else (alpha.data.ptr, beta.data.ptr)
@@ -38,12 +38,12 @@ def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
 
 
 def place_of(array: Any) -> tuple[int, ...]:
-    """Return the address of a matrix, and how many entries its rows and its columns are apart."""
+    """Return the address of a matrix, and the strides of its rows and columns in entries."""
     return (0, 0, 0) if array is None else (array.data.ptr, *(s // array.itemsize for s in array.strides))
 
 
 def stream_job(function: str, M: Any, c: Any, store: int = 0) -> Job:
-    """The kernel for arrays, or costs, of these dtypes."""
+    """Return the job of a kernel for arrays or costs of these dtypes."""
     cost, reference = (int(x.dtype == np.float32) for x in (M, M if c is None else c))
     options = {"STORE": store, "COST": cost, "REFERENCE": reference, "MASKED": int(isinstance(c, Masked))}
     return "stream.cu", function, options
@@ -55,19 +55,19 @@ def stream(function: str, M: Any, c: Any, store: int = 0) -> Any:
 
 
 def parts(rows: int, columns: int, least: int = 32) -> tuple[int, int]:
-    """Grid of a stream: blocks of 32 rows, and enough parts, of ``least`` columns or more, to fill the device."""
+    """Return the grid: blocks of 32 rows, and enough parts of ``least`` columns or more to fill the device."""
     blocks = -(-rows // 32)
     return blocks, max(1, min(-(-columns // least), 2048 // blocks))
 
 
 def is_symmetric(M: Any) -> bool:
-    """Tell whether a matrix, wherever it lies, is its transpose; of several on the device whether all are."""
+    """Tell whether a matrix on the host or device, or each in a stack on the device, equals its transpose."""
     return not any_of(M.swapaxes(-1, -2) != M) if isinstance(M, cp.ndarray) else on_host(M)
 
 
 def extrema(M: Any, threads: int | None = None) -> tuple[Any, ...]:
     if isinstance(M, np.ndarray):
-        return extrema_on_host(M, threads)  # it would take longer to move
+        return extrema_on_host(M, threads)  # moving M would take longer
     found, stage = [EMPTY], Carrier()
     for _, _, rows, _ in Dense(M).blocks(most=most_bytes(M)):
         block = stage(rows)
@@ -83,14 +83,14 @@ def extrema(M: Any, threads: int | None = None) -> tuple[Any, ...]:
 
 
 def fill_rows(out: Any, dtype: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float, flush: float = 0.0) -> None:
-    """c exp(alpha_i + beta_j - M_ij / reg) into rows on the device that are padded with zeros; below ``flush`` 0."""
+    """Fill ``out`` on the device with c exp(alpha_i + beta_j - M_ij / reg); 0 in the padding and below ``flush``."""
     rows, columns = out.shape
     run, view = stream("build_kernel", M, c, STORES[dtype]), view_of(M, c, alpha, beta, reg)
     run(parts(rows, columns), (256,), (view, out, np.int64(columns), np.float64(flush)))
 
 
 def joined(function: str, found: Any, out: Any = None, more: bool = False) -> Any:
-    """The sums, or the maxima of row_max, of their parts (parts, ...); ``more``: of what ``out`` is, too."""
+    """Join parts (parts, ...) of sums, or of the maxima of row_max; ``more``: include the values in ``out``."""
     if len(found) == 1 and out is None:
         return found[0]
     out = cp.empty(found.shape[1:]) if out is None else out
@@ -102,7 +102,7 @@ def joined(function: str, found: Any, out: Any = None, more: bool = False) -> An
 
 
 def reduce_rows(function: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float, outputs: int = 1) -> list[Any]:
-    """Parts of row_max or plan_sums over the rows of device matrices, to be `joined`."""
+    """Return parts of row_max or plan_sums over the rows of device matrices, for `joined`."""
     grid = parts(*M.shape)
     out = [cp.empty((grid[1], M.shape[0])) for _ in range(outputs)]
     stream(function, M, c)(grid, (256,), (view_of(M, c, alpha, beta, reg), *out))
@@ -110,7 +110,7 @@ def reduce_rows(function: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float
 
 
 def apply_rows(M: Any, c: Any, alpha: Any, beta: Any, reg: float, X: Any) -> Any:
-    """Products of the rows with the columns of X."""
+    """Return the products of the rows with the columns of X."""
     (m, n), d = M.shape, X.shape[1]
     grid = parts(m, n)
     out, view = cp.empty((grid[1], m, d)), view_of(M, c, alpha, beta, reg)

@@ -1,10 +1,10 @@
-"""Compile ahead what first solves on this device would wait for (``mapuot warm-up``).
+"""Compile the kernels for which first solves on this device would wait (``mapuot warm-up``).
 
 CuPy keeps compiled files on disk (CUPY_CACHE_DIR), by source, options and compiler, so that a machine compiles each
-once; the wheels of Linux bring them for GPUs of most kinds (src_cuda/ahead.py). Taken are square problems of every
-shape of the row half, KL or balanced, costs in float32 and float64, squared distances of points, of all pairs or kept
-ones, batches of some sizes, sparse costs and trees; what else there is (other penalties, metrics, sizes of a batch) is
-compiled when it is needed.
+once. The wheels for Linux bring them for most GPUs (src_cuda/ahead.py). This module compiles kernels for: square
+problems of every shape of the row half, KL or balanced, with costs in float32 and float64; squared distances of points,
+over all or kept pairs; batches of some sizes; sparse costs; trees. Other penalties, metrics and sizes of a batch are
+compiled on first use.
 """
 
 from types import SimpleNamespace
@@ -41,14 +41,14 @@ from .stream import PLAIN, stream_job
 
 KL = (True, True)
 DTYPES = ("float32", "float64")  # of K, and of M
-DEEP = 8, 10, 30, 50, 64  # dimensions, in tiles that serve most others, too
+DEEP = 8, 10, 30, 50, 64  # dimensions; their tiles serve most other dimensions, too
 BATCHED = 32, 64, 128  # points of a side of small problems
 BOXES = 32, 64  # points of a box, where pairs are skipped
 PROCESSORS, SHARED, LONG = 132, 227 << 10, (256, 768, 1280, 1792, 4096, 8192, 12288, 16384)  # of an H200; columns of K
 
 
 def point_jobs(d: int, memory: int) -> list[Job]:
-    """List first passes over squared distances, last ones and what balances them: of all pairs, half or kept ones."""
+    """List float32, float64 and balancing kernels of squared distances, over all, half or kept pairs."""
     few, number, jobs = d <= DIM, METRICS["sqeuclidean"].number, list[Job]()
     kinds = [("float32", FORMS["squares" if few else "products"], {}), ("float64", EXPANDED, {"QUICK": 1})]
     for lie in ({}, {"HALVED": 1}, *({"KEPT": unit} for unit in BOXES)) if few else ({},):
@@ -61,7 +61,7 @@ def point_jobs(d: int, memory: int) -> list[Job]:
 
 
 def tree_jobs(bulk: bool) -> list[Job]:
-    """List passes over the messages of a tree, and reads of K by blocks of an H200."""
+    """List the kernels of passes over a tree, and of single reads of K in the shapes of an H200."""
     files = ("tree_pass.cu", "open_pass"), ("differences.cu", "products")
     found = [*marginals.JOBS, *((*file, {"STORE": 0}) for file in files)]
     for dtype in DTYPES if bulk else ():
@@ -71,21 +71,21 @@ def tree_jobs(bulk: bool) -> list[Job]:
 
 
 def pair_jobs(memory: int, bulk: bool) -> list[Job]:
-    """List passes over stored pairs of fewer than 65536 rows and columns."""
+    """List the kernels of passes over stored pairs with fewer than 65536 rows and columns."""
     options = [pair_options("float32", KL, memory, own, held=held) for own in OWN[memory] for held in (False, True)]
-    if bulk and memory == MEMORY[0]:  # of a dense M
+    if bulk and memory == MEMORY[0]:  # pairs that may carry mass in a dense M
         lies = (1, False), (1, True), (CLUSTER, False)
         options += [pair_options("float64", KL, memory, memory, held=h, CLUSTER=c, LEAPS=1) for c, h in lies]
     return [("iterate.cu", "iterate_pairs", each) for each in options]
 
 
 def jobs(capability: int) -> list[Job]:
-    """List each kernel with its options."""
+    """List all kernels with their options."""
     widths = sorted({min(shape.width, SPREAD_COLUMNS) for shape in (*NARROW_SHAPES, *WIDE_SHAPES)})
-    widths += [1 << k for k in range(SPREAD_COLUMNS.bit_length(), 18)]  # those of clusters
+    widths += [1 << k for k in range(SPREAD_COLUMNS.bit_length(), 18)]  # widths of spread rows
     bulk = capability >= BULK
     found = [job for n in widths for dtype in DTYPES for job in persistent_jobs(n, n, dtype, KL, bulk)]
-    for shape in PORTABLE_SHAPES:  # of one potential
+    for shape in PORTABLE_SHAPES:  # passes of one potential
         if found_shape := portable_shape(shape.width, "float32"):
             held = memory_for(shape.width, shape.width, 4)
             options = shape_options(found_shape, "float32", KL, MEMORY=held)
@@ -110,6 +110,6 @@ def jobs(capability: int) -> list[Job]:
 
 
 def warm_up() -> int:
-    """Compile; how many parts of files."""
+    """Compile all kernels; return how many parts of files there are."""
     together(jobs(device_limits(cp.cuda.Device().id)[0]))
     return len(MODULES)
