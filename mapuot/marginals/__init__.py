@@ -1,10 +1,10 @@
-"""Transport between many marginals at once: `multimarginal` and what it returns.
+"""Transport between many marginals at once: `multimarginal` and `MultiResult`.
 
     min_P  <P, C> + reg KL(P | R) + sum_k reg_m[k] KL(P_k | masses[k]),     R the product of the masses
 
-From the outside in: `solve` (the call), `result`, `certificate`, `tree` and
-`blocks` (what one pass does for a shape of C), `state`, `problem` (all checks, once), `reach` (which points and parts a
-graph connects), `slabs` (an array of all marginals).
+Modules from the outside in: `solve` (the call), `result`, `certificate`, `tree` and `blocks` (one pass, for each shape
+of C), `state`, `problem` (all checks, once), `reach` (the points and parts that a graph connects), `slabs` (an array
+over all marginals).
 """
 
 from .result import MultiResult

@@ -1,15 +1,15 @@
-"""Costs that tie all marginals at once: an array with one axis each, or the triangle of three pairwise costs.
+"""Costs that couple all marginals: an array with one axis for each marginal, or the triangle of three pairwise costs.
 
-One marginal is set apart, the others are solved on what it leaves of the kernel. With w_k = masses_k u_k,
+One marginal (index 0) is eliminated in each pass. The others are solved on W, the kernel summed over its points. With
+the kernel T and w_k = masses_k u_k,
 
     s_0 = <T_i, w_1 w_2 ...>,     u_0 = prox(s_0),     W = sum_i w_0i T_i,     then u_1, u_2, ... on W, each in turn.
 
-An array is a matrix with one row for each point of the marginal set apart, which a pass reads once for both s_0 and
-W, as row_pass does (`Tensor`); a triangle T_ijk = K01_ij K02_ik K12_jk is never formed, s_0 and W are a matrix
-product each (`Triangle`). W has one axis less than T. The state is log u_1, log u_2, ...; the plan of u_0 and the
-state before is certified, whose marginals are sums of W. Kernels are T_ijk e^(shift_0i + shift_1j + ...), so that
-products stay within float64; log w less the shifts is what multiplies them. Matrices lie where ``problem.xp`` has
-them, vectors on the host.
+W has one axis less than T. An array is a matrix with one row for each point of marginal 0; a pass reads it once for
+both s_0 and W, like row_pass (`Tensor`). A triangle T_ijk = K01_ij K02_ik K12_jk is never formed; s_0 and W take one
+matrix product each (`Triangle`). The state is log u_1, log u_2, ... A pass certifies the plan of u_0 and the given
+state; the marginals of this plan are sums of W. Stored kernels are T_ijk e^(shift_0i + shift_1j + ...), multiplied by
+w e^(-shift), so that products stay within float64. Matrices lie on the device of ``problem.xp``, vectors on the host.
 """
 
 from collections.abc import Callable
@@ -43,13 +43,13 @@ from .state import PerPoint, State
 if TYPE_CHECKING:
     from ..backends.cpu.marginals import Left
 
-STEPS = 2  # on W a pass: as many each time, since Anderson's differences are those of one map
+STEPS = 2  # sweeps on W in a pass; constant, since Anderson's step needs the same map in every pass
 
 
 class JointBlocks(CertifiedBody):
-    """Passes over a cost of all marginals; ``before``: those of another reg, whose kernels make room.
+    """Passes over a cost of all marginals; ``before``: the passes at another reg, to reuse the memory of their kernels.
 
-    ``order`` puts the marginal that is set apart first: a hard one, if there is one, which the plan then meets.
+    ``order`` lists the eliminated marginal first: a hard marginal, if there is one, since the plan meets it exactly.
     """
 
     def __init__(self, problem: MultiProblem, before: "JointBlocks | None" = None) -> None:
@@ -71,21 +71,21 @@ class JointBlocks(CertifiedBody):
             before.kernel.start(problem.reg)
         kind = Tensor if problem.array is not None else Triangle
         self.kernel: Tensor | Triangle = before.kernel if before else kind(problem, self.order)
-        self.fresh = False  # whether it is made around the state of the next pass
+        self.fresh = False  # whether the kernel was built around the state of the next pass
 
     def start(self, state: F64) -> F64:
-        """Make ready for passes from a state, and return it."""
+        """Build the kernel around a state, and return the state."""
         self.absorb(state)
         return state
 
     def absorb(self, state: F64) -> None:
-        """Make the kernel around a state."""
+        """Build the kernel around a state."""
         self.fresh = self.kernel.absorb([np.zeros(self.sizes[0]), *(state[part] for part in self.left.parts)])
         self.left.around(self.kernel.shift[1:])
         self.shift_size = sum(map(largest_of, self.kernel.shift))
 
     def sweep(self, state: F64, narrow: bool) -> State:
-        """Make a pass; narrow: its sums may be in float32."""
+        """Make a pass; narrow: sums may be in float32."""
         found = sound(lambda: self.read(state, narrow), lambda: self.absorb(state), self.kernel.finer, self.fresh)
         self.fresh = False
         return found
@@ -104,21 +104,21 @@ class JointBlocks(CertifiedBody):
         return State(log_u, log_s, left.log_mass, rounding, kernel.storage)
 
     def in_order(self, first: F64, others: F64) -> PerPoint:
-        """Put numbers of the points, those of the marginal set apart first, into the order of the marginals."""
+        """Join numbers of the eliminated marginal's points and of all other points in the order of the marginals."""
         at = self.hole.start
         return PerPoint(np.concatenate((others[:at], first, others[at:])), self.problem.places)
 
     def others(self, flat: F64) -> F64:
-        """Take the numbers of all marginals but the one set apart."""
+        """Return the numbers of all marginals except the eliminated one."""
         return np.concatenate((flat[: self.hole.start], flat[self.hole.stop :]))
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
-        """Guess (gap, what hard marginals miss), as if marginals were off by the change of their potentials."""
+        """Guess (gap, missed mass of hard marginals), as if marginals were off by the change of their potentials."""
         r = self.metric(found)
         return 0.5 * float(self.rhos * r @ np.square(residual)), float(self.hard * r @ np.abs(residual))
 
     def image(self, state: State, exact: bool) -> F64:
-        """Return the potentials of the others that are best for u_0, each in turn on W, all of them translated."""
+        """Return the next state: optimise the other potentials in turn on W for the new u_0, and translate all."""
         left, log_u0 = self.left, state.log_u[self.order[0]]
         left.move(self.lam[self.order, 0])
         try:
@@ -130,14 +130,14 @@ class JointBlocks(CertifiedBody):
                 left.move(shifts)
                 left.turn(given=False)
         except StaleError:
-            pass  # the state that was reached is as good as any
+            pass  # keep the potentials reached so far
         return left.log_u.copy()
 
     def metric(self, state: State) -> F64:
-        """Weigh the state's entries, for Anderson's step, by the mass at their points."""
+        """Return weights of the state's entries for Anderson's step: the mass at their points."""
         return self.others(state.marginals(self.problem))
 
-    # ---- products of the plan of a state ----
+    # ---- products with the plan of a state ----
 
     def tangent(self, found: State) -> Callable[[F64], F64]:
         product, places = self.kernel.tangent(self.log_w(found)), [self.problem.places[k] for k in self.order]
@@ -166,7 +166,7 @@ class JointBlocks(CertifiedBody):
 
 
 class Tensor:
-    """The kernel of an array: at most 1, and 1 somewhere in each slice of each axis."""
+    """The kernel of an array: entries are at most 1; a balanced kernel has an entry 1 in each slice of each axis."""
 
     def __init__(self, problem: MultiProblem, order: list[int]) -> None:
         self.shape = [problem.shape[k] for k in order]
@@ -179,19 +179,20 @@ class Tensor:
         return self.kernel.storage
 
     def absorb(self, log_u: list[F64]) -> bool:
-        """Make K around potentials: their plan without masses, slices divided by their largest entries."""
-        self.tops = log_u[1:]  # K is e^(-C / reg) but for a factor: one read less, .8 to .96 of a solve's time
+        """Build K around potentials: the plan without masses, with each slice divided by its largest entry."""
+        # unless `folded` is called, K is e^(-C / reg) up to a factor: one read less, .8 to .96 of a solve's time
+        self.tops = log_u[1:]
         balanced = self.kernel.absorb(self.sum_of(log_u[1:]), self.kernel.builds > 0, self.folded)
         self.shift = [self.kernel.p, *(x - top for x, top in zip(log_u[1:], self.tops, strict=True))]
         return balanced
 
     def sum_of(self, log_x: list[F64]) -> F64:
-        """Add up numbers of all marginals but the first, in the order of the columns."""
+        """Add up numbers of all marginals except the first: one sum for each column."""
         total = sum(spread(x, m, len(log_x)) for m, x in enumerate(log_x))
         return np.ascontiguousarray(np.broadcast_to(total, self.shape[1:])).ravel()
 
     def folded(self, top: F64) -> F64:
-        """Find the largest terms of the slices of each axis, one axis after the other."""
+        """Return the sums of the slices' largest terms, found along one axis after the other."""
         rest, self.tops = top.reshape(self.shape[1:]), []
         total = np.zeros(rest.shape)
         for m in range(rest.ndim):
@@ -201,7 +202,7 @@ class Tensor:
         return total.ravel()
 
     def read(self, left: "Left", log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
-        """Return (log s_0, W, its base, the least of its sums) by one read, for log u_0 = -fi log s_0."""
+        """Return (log s_0, W, log scale of W, least valid sum) by one read, with log u_0 = -fi log s_0."""
         terms = left.factor, float(left.top.sum()), log_weight, fi, narrow
         R, W, base, least = self.kernel.read_factors(*terms, left.size)
         if self.kernel.dtype != "float32":
@@ -209,7 +210,7 @@ class Tensor:
         return R, W, base, least
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> Any:
-        """Return the coupling of two axes, added up over blocks of the first."""
+        """Return the coupling of two axes, added up over blocks of rows."""
         others = tuple(k for k in range(len(self.shape)) if k not in (i, j))
         out, rest = np.zeros((self.shape[min(i, j)], self.shape[max(i, j)])), self.sum_of(log_w[1:])
         for i0, i1, L in self.kernel.operator.logarithms(self.kernel.cost):
@@ -219,9 +220,9 @@ class Tensor:
         return out if i < j else out.T
 
     def tangent(self, log_w: list[F64]) -> Callable[[list[F64]], list[F64]]:
-        """Return the product of couplings with numbers of each axis, by the plan's products with vectors."""
+        """Return a function d -> sum_l P_kl d_l for each axis k, made of products of the plan with vectors."""
         plan, ndim = self.kernel.operator.take(log_w[0], self.sum_of(log_w[1:])), len(self.shape) - 1
-        others = host(plan.apply_transpose(np.ones(self.shape[0]))).reshape(self.shape[1:])  # their marginal, together
+        others = host(plan.apply_transpose(np.ones(self.shape[0]))).reshape(self.shape[1:])  # their joint marginal
 
         def product(d: list[F64]) -> list[F64]:
             x = self.sum_of(d[1:])
@@ -237,7 +238,7 @@ class Tensor:
 
 
 def spread(x: F64, axis: int, ndim: int) -> F64:
-    """Lay a vector along one axis of so many."""
+    """Reshape a vector to lie along one of ``ndim`` axes."""
     return x.reshape([-1 if k == axis else 1 for k in range(ndim)])
 
 
@@ -245,9 +246,9 @@ PAIRS = ((0, 1), (0, 2), (1, 2))
 
 
 class Triangle:
-    """Three pairwise kernels, each with half of its two potentials.
+    """Three pairwise kernels; each absorbs half of the potentials of its two marginals.
 
-    Where their products leave float64 in kernels made anew, the products are made on logarithms (`log_matmul`).
+    If products leave float64 even with fresh kernels, products on logarithms replace them (`log_matmul`).
     """
 
     storage = 0.0
@@ -265,12 +266,12 @@ class Triangle:
             kernel.start(reg)
 
     def finer(self) -> bool:
-        """Go over to products on logarithms; tell whether they were not made so already."""
+        """Switch to products on logarithms; return whether this is a change."""
         before, self.on_logs = self.on_logs, True
         return not before
 
     def absorb(self, log_u: list[F64]) -> bool:
-        """Make the kernels around potentials, which each row's largest entry makes those of the columns."""
+        """Build the kernels around the columns' potentials; each row is divided by its largest entry."""
         self.shift = [np.zeros(len(x)) for x in log_u]
         if self.on_logs:
             self.K = [self.logarithms(*pair) for pair in PAIRS]
@@ -285,13 +286,13 @@ class Triangle:
         return True
 
     def logarithms(self, i: int, j: int) -> Any:
-        """Return -C / reg of two marginals, the first as rows."""
+        """Return -C / reg of two marginals, with marginal i as rows."""
         kernel = self.kernels[min(i, j), max(i, j)]
         L = self.xp.concatenate([block for _, _, block in kernel.operator.logarithms(kernel.cost)])
         return L if i < j else L.T
 
     def read(self, left: "Left", log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
-        """Return (log s_0, W, its base, the least of its sums) by two products, for log u_0 = -fi log s_0."""
+        """Return (log s_0, W, log scale of W, least valid sum) by two products, with log u_0 = -fi log s_0."""
         (K01, K02, K12), xp = self.K, self.xp
         if self.on_logs:
             return self.read_logs(left, log_weight, fi)
@@ -306,7 +307,7 @@ class Triangle:
         return R, few_here(W), base, LEAST_PRODUCT
 
     def read_logs(self, left: "Left", log_weight: F64, fi: float) -> tuple[F64, Any, float, float]:
-        """Find what `read` finds; W is the plan of two marginals, each row and column divided by its largest entry."""
+        """Do the work of `read` on logarithms; W is a plan, with each row and column divided by its largest entry."""
         (L01, L02, L12), xp = self.K, self.xp
         log_w = left.log_weight + left.log_u
         x1, x2 = (xp.asarray(log_w[part]) for part in left.parts)
@@ -323,13 +324,13 @@ class Triangle:
         return R, few_here(xp.exp(W, out=W)), 0.0, LEAST_PRODUCT
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> Any:
-        """Return the coupling of two marginals, the third summed over by a product on logarithms."""
+        """Return the coupling of two marginals; a product on logarithms sums over the third marginal."""
         third, x = 3 - i - j, [self.xp.asarray(w) for w in log_w]
         through = log_matmul(self.logarithms(i, third) + x[third], self.logarithms(third, j))
         return self.xp.exp(through + self.logarithms(i, j) + x[i][:, None] + x[j])
 
     def tangent(self, log_w: list[F64]) -> Callable[[list[F64]], list[F64]]:
-        """Return the product of couplings with numbers of each marginal, by the couplings."""
+        """Return a function d -> sum_l P_kl d_l for each marginal k, with the couplings P_kl formed."""
         P01, P02, P12 = (np.asarray(host(self.pair(*pair, log_w))) for pair in PAIRS)
         return lambda d: [P01 @ d[1] + P02 @ d[2], P01.T @ d[0] + P12 @ d[2], P02.T @ d[0] + P12.T @ d[1]]
 
@@ -342,5 +343,5 @@ class Triangle:
 
 
 def few_here(W: Any) -> Any:
-    """Bring W to the host if its entries are few."""
+    """Copy W to the host if it is small."""
     return host(W) if W.size <= HOST_ENTRIES else W

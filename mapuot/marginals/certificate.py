@@ -1,4 +1,4 @@
-"""Certificates of plans of many marginals, and what `mapuot.ascend.passes.Ascent` asks of trees and of arrays alike.
+"""Certificates of plans of many marginals, and the methods of `mapuot.ascend.passes.Body` for trees and arrays alike.
 
 Formulas: docs/mathematics.md, "Many marginals".
 """
@@ -18,22 +18,22 @@ from ..penalties import F64
 from .problem import MultiProblem
 from .state import State
 
-GAP_LEAST = 1e-316  # rounding of a gap near the least number: some 1e7 terms of 5e-324
+GAP_LEAST = 1e-316  # rounding of a gap near the least float64: some 1e7 terms of 5e-324
 
 
 def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> PassCertificate:
-    """Certify the plan of a state, with everything that rounding may hide counted against it.
+    """Certify the plan of a state; all bounds include rounding.
 
-    ``delta`` bounds the relative error of every r_k and of the plan's entries, ``slip`` that of q_k = a_k u_k^(-reg /
-    rho_k). A hard marginal that was met last is missed by delta: divided by that it is met, and the others move by
-    delta once more. ``eta``, of stored kernels, is the same in all sums: they see the plan of costs that are off by
-    reg eta, which is one for the true costs, too, and KL(it | the plan) <= eta^2 / 2. Of a state that is not whole only
-    the dual value is known.
+    ``delta`` bounds the relative error of every r_k and of the plan's entries. ``slip`` bounds the relative error of
+    q_k = a_k u_k^(-reg / rho_k). The hard marginal that a pass met last is off by up to delta; rescaling the plan to
+    meet it moves the other marginals by delta once more. ``eta`` bounds the relative error of stored kernels. All sums
+    share this error: they belong to a plan P' of costs that are off by reg eta. P' is feasible for the true costs, too,
+    and KL(P' | plan of log_u) <= eta^2 / 2. A state that is not whole has a dual value only.
     """
     reg, mass, soft, hard = problem.reg, state.mass, problem.soft, problem.hard
     worth, log_s = state.worth, state.log_s.flat if state.log_s else None
     worth = problem.points.worth(state.log_u.flat, log_s) if worth is None else worth
-    sizes, values, value_sizes, amounts, gaps, boths, misses = worth.tolist()  # inf, where exponentials leave float64
+    sizes, values, value_sizes, amounts, gaps, boths, misses = worth.tolist()  # inf where exponentials overflow float64
     rho = [x.rho for x in problem.marginals]
     dual = reg * (problem.reference_mass - mass) + problem.constant + sum(values)
     terms = reg * (problem.reference_mass + mass) + problem.constant + sum(value_sizes)
@@ -45,7 +45,7 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
     gap, kl = (sum(rho[k] * x[k] for k in soft) for x in (gaps, boths))
     gap += GAP_LEAST * (1 + max((rho[k] for k in soft), default=0.0))
     price, missed = reg * sum(sizes[k] for k in hard), sum(misses[k] for k in hard)
-    noise = (64 + problem.log_sizes) * terms  # of masses, and then of their sums
+    noise = (64 + problem.log_sizes) * terms  # rounding of masses; the next line adds the rounding of sums
     noise += sum(n * size for n, size in zip(problem.shape, value_sizes, strict=True))
     moved = reg * mass * delta + slipped + UNIT * noise
     sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
@@ -53,7 +53,7 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
     d = root * root * (1 + 6 * delta) / (1 - delta) / mass / reg if sound else math.inf
     stored = eta * eta * (0.5 + eta)
     error = (plan_error(d + stored) + missed / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
-    root += eta * math.sqrt(kl) if sound else 0.0  # of the plan itself, by the costs as they are
+    root += eta * math.sqrt(kl) if sound else 0.0  # for the plan itself, with the true costs
     whole = root * root * (1 + 6 * delta) + (delta + eta) * mass * price + moved + 2 * eta * reg * mass
     if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.whole)):
         return PassCertificate()
@@ -63,27 +63,27 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
 
 
 def growth(x: float) -> float:
-    """Bound e^x - 1; beyond x = 1 no digit is left."""
+    """Bound e^x - 1 from above; inf beyond x = 1, where no digit is left."""
     return x * (1 + x) if x <= 1 else math.inf
 
 
 class CertifiedBody(Body):
     """Base of trees and blocks: translates and certifies the plan of a pass.
 
-    For Newton's steps children add these words:
+    For Newton's steps subclasses define these methods:
 
-    tangent(found)     d -> sum_l P_kl d_l, l other than k, at the points of all k, with a whole plan
-    stepped(found, y)  the state that a step y of all log u leads to, to first order
+    tangent(found)     the map d -> sum over l != k of P_kl d_l at the points of all k, for a whole plan
+    stepped(found, y)  the state after a step y of all log u, to first order
     """
 
-    sweep: Callable[[F64, bool], State]  # a pass of a state; whether its sums may be in float32
+    sweep: Callable[[F64, bool], State]  # (state, narrow): make a pass; narrow: sums may be in float32
 
     def __init__(self, problem: MultiProblem) -> None:
         self.problem, self.reg, self.reads, self.narrow = problem, problem.reg, problem.reads, problem.narrow
         self.rough, self.width = float(problem.rho[problem.soft].max(initial=0.0) / problem.reg), max(problem.shape)
 
     def find(self, state: F64, narrow: bool) -> State:
-        """Make a pass of a state, and translate its plan."""
+        """Make a pass from a state, and translate its plan."""
         self.last = self.sweep(state, narrow)
         self.lam = self.problem.points.translation(self.last.log_masses, self.last.log_u.flat)
         return self.translated(self.last, self.lam)
@@ -97,19 +97,19 @@ class CertifiedBody(Body):
         return certify(self.problem, found, self.lam, allowed)
 
     def translated(self, state: State, lam: F64) -> State:
-        """Move the potentials of each marginal by its number in ``lam``."""
+        """Add to the potentials of each marginal its number in ``lam``."""
         return state.translated(self.problem, lam)
 
     def newton(self) -> "MarginalsNewton | None":
-        """Return what certifies hard marginals, or a plan whose gap is rounding; None of free marginals only."""
+        """Return Newton's steps, for hard marginals or gaps near rounding; None if all marginals are free."""
         return None if all(x.free for x in self.problem.marginals) else MarginalsNewton(self.problem)
 
     def complete(self, found: State) -> None:
-        """Do nothing, where each pass finds all marginals."""
+        """Do nothing: each pass finds all marginals; `Tree` overrides this."""
 
 
 class MarginalsNewton(Newton):
-    """Steps towards all hard marginals at once, of all that are not free; only a whole plan is certified."""
+    """Newton's steps of all potentials that are not free, towards all hard marginals; they certify only whole plans."""
 
     def __init__(self, problem: MultiProblem) -> None:
         given = [k for k, x in enumerate(problem.marginals) if not x.free]
@@ -122,7 +122,7 @@ class MarginalsNewton(Newton):
         self.record.start = core()[0].from_buffer("int64_t *", self.ends)
 
     def step(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:
-        """Find the step from the last pass; its error takes the place of what hard marginals miss in ``stat``."""
+        """Find the step from the last pass; set ``stat.error`` to its bound, which replaces the missed mass."""
         if workspace.found is None:
             return GIVES_UP
         if not workspace.found.whole:
@@ -139,14 +139,14 @@ class MarginalsNewton(Newton):
 
         verdict = self.solve(apart + missed / found.mass, tol, found.log_u.flat[self.at], r, negative)
         stat.error = float(record.error)
-        return OPEN if verdict == HOLDS_AFTER else verdict  # a state is only near to where the step leads
+        return OPEN if verdict == HOLDS_AFTER else verdict  # the state after the step is right only to first order
 
     def start(self, workspace: Any, backend: Any) -> F64:
-        """Return the state to go on from."""
+        """Return the state from which the next pass starts."""
         return np.asarray(workspace.body.stepped(workspace.found.brought(), self.spread(self.y)))
 
     def spread(self, d: F64) -> F64:
-        """Put numbers of the points of marginals that are not free among all, 0 at the others."""
+        """Extend numbers of points of marginals that are not free to all points, with 0 elsewhere."""
         out = np.zeros(self.size)
         out[self.at] = d
         return out

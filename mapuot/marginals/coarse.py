@@ -1,10 +1,10 @@
-"""Steps along a tree corrected by what clusters of points exchange, as those of two marginals are, on messages.
+"""Coarse correction of passes along a tree: Newton's step for clusters of points, applied to the messages.
 
-In a labelled pass each kernel tells the plan's mass between clusters of a marginal's points and the points of its
-parent. With every cluster taken for one point the derivative of a pass is made of small matrices along the tree, so
-that Newton's step for the clusters comes from the leaves and goes back from the root, as messages do. What it adds to
-the next state is found at each point by the clusters that the point gets its mass from. Any clusters are right, and so
-is any step, which the guard may drop; good ones are quick. Formulas: docs/mathematics.md.
+In a labelled pass each kernel returns the plan's mass between clusters of a marginal's points and the points of its
+parent. If every cluster is treated as one point, the derivative of a pass consists of small matrices along the tree.
+Newton's step for the clusters is then solved from the leaves to the root and back, like messages. The correction of a
+point's state is the mean over the clusters that send mass to the point. Clusters and steps need not be exact, since
+the guard may reject a step; good ones save passes. Formulas: docs/mathematics.md.
 For two marginals: src_c/coarse_tmpl.c.
 """
 
@@ -26,12 +26,13 @@ from .problem import MultiProblem
 from .reach import oriented
 
 Vectors = dict[int, F64]
-SMALLER = 10  # clusters^3 at most half the entries of an edge, for five times as many of a pair: ten times its products
-MATRICES, LABEL_READS = 2.0, 2800  # clusters take as long as 2 passes and 2800 reads of all rows and columns
-DEVICE = 25.0  # passes that clusters take on a GPU: 20 (of 10 x 1000 points) to 50 (5000)
-CHEAP, SHARP_COST, WORTH = 3.0, 0.06, 2.2  # clusters are found at once where they take 3 passes, or .06 costs / reg,
-# at most, and else where 2.2 times as many passes are left: they save .45 of these
-DAMPED = 1 - 1e-10  # of what clusters exchange: what exchanges nothing else moves by 1e10 of its residual at most
+SMALLER = 10  # clusters^3 <= entries / 2 of an edge (two marginals: 5 entries), for ten times the products
+MATRICES, LABEL_READS = 2.0, 2800  # clusters cost 2 passes, and 2800 reads of all rows and columns
+DEVICE = 25.0  # cost of clusters on a GPU in passes: 20 (10 x 1000 points) to 50 (5000)
+# Find clusters at once if they cost at most 3 passes, or .06 max |C| / reg passes. Else find them once the passes left
+# are 2.2 times their cost: they save .45 of the passes left.
+CHEAP, SHARP_COST, WORTH = 3.0, 0.06, 2.2
+DAMPED = 1 - 1e-10  # factor of the exchange matrices: isolated clusters then move by at most 1e10 times their residual
 
 
 def clustered(problem: MultiProblem) -> list[Labels]:
@@ -47,19 +48,19 @@ def clustered(problem: MultiProblem) -> list[Labels]:
 
 
 def serves(problem: MultiProblem) -> bool:
-    """Tell whether steps can be corrected, and passes take long enough for it to pay."""
+    """Return whether passes can be corrected, and take long enough for corrections to pay."""
     at_hand = problem.storage != "made" and problem.labels is None
     at_hand = at_hand and all(x.held and x.operator in ("tiles", "points") for x in problem.edges.values())
     return at_hand and sum(x.size for x in problem.edges.values()) > SERIAL_ENTRIES
 
 
 class TreeCoarse:
-    """The correction of one `Tree` at one reg, and in which passes it is made; ``before``: that of a larger reg."""
+    """The correction of one `Tree` at one reg, with its schedule; ``before``: the correction at a larger reg."""
 
     def __init__(self, tree: Any, before: "TreeCoarse | None") -> None:
-        self.tree = weakref.proxy(tree)  # the tree holds this: a circle would keep kernels until it is collected
+        self.tree = weakref.proxy(tree)  # weak: the tree refers to this object, and a cycle would keep kernels alive
         self.on, self.passes, self.dropped, self.labelled = False, 0, 0, False
-        self.corrected = False  # have steps been corrected?
+        self.corrected = False  # whether a pass has been corrected
         self.found: list[Labels] | None = before.found if before else None
         problem = tree.problem
         self.fi = problem.fi
@@ -81,18 +82,18 @@ class TreeCoarse:
 
     @cached_property
     def members(self) -> dict[int, Any]:
-        """Matrices of each parent, where its kernels lie: ones where a point is in a cluster."""
+        """Membership matrix (points, clusters) of 0 and 1 for each parent, on the device of the kernels."""
         parents, there = {parent: self.labels[parent] for _, parent in self.tree.inner}, self.tree.problem.xp.asarray
         return {k: there(np.eye(x.clusters, dtype=np.float32)[x.label]) for k, x in parents.items()}
 
     def expects(self, left: float) -> None:
-        """Take up how many passes are left without correction."""
+        """Schedule a labelled pass if the estimated passes left make a correction pay."""
         if self.due == math.inf and left > self.worth:
             self.due = self.passes + 1
 
     @contextmanager
     def one_pass(self) -> Iterator[None]:
-        """Surround a pass, which is labelled where matrices are due."""
+        """Context of one pass; label the kernels if new matrices are due."""
         self.passes += 1
         self.labelled = self.passes >= self.due
         try:
@@ -105,7 +106,7 @@ class TreeCoarse:
                 kernel.operator.label(None)
 
     def judge(self, rejected: bool) -> None:
-        """Make matrices of a labelled pass, or plain steps for some passes where the guard has dropped one."""
+        """After a labelled pass make its matrices; after a rejected correction make plain passes for a while."""
         if rejected and self.on:
             self.on, self.dropped = False, self.dropped + 1
             self.due = self.passes + rest(self.dropped)
@@ -117,10 +118,11 @@ class TreeCoarse:
                 self.on = False
 
     def make(self) -> None:
-        """Make matrices of what the kernels have told, from the leaves to the root.
+        """Make the matrices of the correction from the cluster masses of the kernels, from the leaves to the root.
 
-        ``down`` takes a cluster to the mean of its parent's, ``up`` the other way, both less the mean of all: what is
-        common to all is left to the translation. ``eased`` and ``solved`` solve for a marginal and for an edge.
+        ``down`` maps numbers of the parent's clusters to means at each cluster; ``up`` is the reverse. Both subtract
+        the mean over all clusters, since the translation handles common shifts. ``eased`` and ``solved`` are the
+        inverse matrices for a marginal and for an edge.
         """
         tree, labels = self.tree, self.labels
         self.places, self.cells = self.numbered()
@@ -138,7 +140,7 @@ class TreeCoarse:
             r, self.shares[k] = r / r.sum(), shares
             self.mass[k], self.weight[tree.edges[k]] = r, host(tree.problem.xp.asarray(r) @ shares)
             P = r[:, None] * host(shares @ self.members[tree.parent[k]])
-            s, rows = P.sum(0), P.sum(1)  # not r: of float32 shares, which add up to 1 but for their rounding
+            s, rows = P.sum(0), P.sum(1)  # not r: float32 shares add up to 1 up to rounding only
             self.down[k] = DAMPED * (P / np.maximum(rows, TINY)[:, None] - s)
             self.up[k] = DAMPED * (P.T / np.maximum(s, TINY)[:, None] - rows)
             answer = self.up[k] @ (rest * self.eased[k] - kept) @ self.down[k]
@@ -147,7 +149,7 @@ class TreeCoarse:
         self.on = all(np.isfinite(x).all() for x in [*self.solved.values(), self.eased[tree.root]])
 
     def numbered(self) -> tuple[dict[int, slice], Any]:
-        """Number the clusters of all edges' parents, one edge behind the other, and find that of each state's entry."""
+        """Number the clusters of the parents of all edges; return the range of each edge, and each entry's cluster."""
         places, cells, end = {}, [], 0
         for k, parent in self.tree.inner:
             places[k] = slice(end, end + self.labels[parent].clusters)
@@ -156,12 +158,12 @@ class TreeCoarse:
         return places, np.concatenate(cells)
 
     def step(self, residual: F64) -> F64:
-        """Return J (I - J)^-1 F: what Newton's step for the clusters adds to the image, at all entries of the state."""
+        """Return J (I - J)^-1 F, the correction of the image by Newton's step for the clusters, for the whole state."""
         self.corrected = True
         tree, means = self.tree, np.bincount(self.cells, self.weight * host(residual)) / self.masses
         F = {k: means[part] for k, part in self.places.items()}
-        own: Vectors = {}  # what goes up whatever comes down
-        met: Vectors = {}  # what of that stays at each marginal
+        own: Vectors = {}  # part of the upward message that does not depend on the downward one
+        met: Vectors = {}  # sum of such parts at each marginal
         found: Vectors = {}
         late: Vectors = {tree.root: np.zeros(1)}
         for k in self.upwards:
@@ -177,7 +179,7 @@ class TreeCoarse:
         return self.at_points(found, late)
 
     def at_points(self, found: Vectors, late: Vectors) -> F64:
-        """Return the image of clusters' steps at parents' points, by the clusters that each gets its mass from."""
+        """Interpolate the clusters' steps to the parents' points: the mean over clusters by the mass that they send."""
         tree, labels = self.tree, self.labels
         out, arrived = np.empty(tree.ends[-1]), dict.fromkeys(self.eased, np.zeros(1))
         there = tree.problem.xp.asarray

@@ -1,8 +1,8 @@
 """Validated problems of many marginals: the graph or the array of costs, masses, reg and reg_m.
 
-A point without mass, or without a partner at finite cost, has no mass in any plan: it is left out here, once, so that
-everything below sees positive masses and at least one way to each point. A free marginal (mass None) has ones in the
-reference measure and no penalty.
+A point without mass, or without a partner at finite cost, has no mass in any plan. This module removes these points, so
+that all other modules see positive masses and at least one finite cost for each point. A free marginal (mass None) has
+ones in the reference measure and no penalty.
 """
 
 import math
@@ -24,8 +24,8 @@ from ..processor import free_memory
 from .reach import Edges, check_parts, parts_of, path, reachable, walk
 from .slabs import Slabs, as_held
 
-KERNEL_SHARE = 0.8  # of free memory that kernels may take
-LEAST_TOL_GAP = 1e-5  # of kernels in float32, whose rounding is in the gap
+KERNEL_SHARE = 0.8  # share of free memory that kernels may take
+LEAST_TOL_GAP = 1e-5  # least tol_gap for kernels in float32, since the gap includes their rounding
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Marginal:
     """The points of one marginal that can hold mass."""
 
     name: str  # for messages
-    size: int  # points as given
-    kept: Any  # indices of those that stay
-    unreached: Any  # indices of those with mass that do not
+    size: int  # number of given points
+    kept: Any  # indices of the kept points
+    unreached: Any  # indices of points with mass that are removed
     log_weight: F64  # of the kept points; 0 where the marginal is free
     rho: float  # reg_m; inf is hard, 0 free
 
@@ -52,7 +52,7 @@ class Marginal:
         return np.exp(self.log_weight)
 
     def spread(self, values: F64, fill: float) -> F64:
-        """Put values of the kept points among all, ``fill`` at the others."""
+        """Extend values of the kept points to all points, with ``fill`` at the others."""
         out = np.full(self.size, fill)
         out[self.kept] = values
         return out
@@ -66,14 +66,14 @@ class MultiProblem:
     edges: Edges
     array: Any
     reg: float
-    constant: float  # what points that nothing reaches pay: reg_m times their mass
-    reference_mass: float  # of R, all points
+    constant: float  # penalty of unreached points: reg_m times their mass
+    reference_mass: float  # mass of R over all points
     sizes: dict[Any, float]  # the largest finite |cost| of each edge, or of the array ("all")
-    lows: dict[Any, float]  # and the least cost
+    lows: dict[Any, float]  # the least cost of each
     cost_error: float  # bound on the rounding of costs between points, summed over the edges
-    labels: list[Any] | None = None  # the part that each point belongs to, where no pairs connect all (reach.py)
-    storage: str = "float64"  # of kernels, or "made"
-    xp: Any = np  # numpy, or CuPy, on whose device kernels lie
+    labels: list[Any] | None = None  # the part of each point, if finite pairs do not connect all points (reach.py)
+    storage: str = "float64"  # type of stored kernels, or "made": rows are computed in each pass
+    xp: Any = np  # numpy or CuPy: the module of the kernels
     threads: int | None = None
 
     @property
@@ -82,7 +82,7 @@ class MultiProblem:
 
     @property
     def narrow(self) -> bool:
-        """Tell whether the first passes may sum in float32; passes over stored pairs and on a GPU do not."""
+        """Whether the first passes may sum in float32; never for stored pairs or on a GPU."""
         return self.storage == "float32" and self.xp is np and not self.pairs_only
 
     @cached_property
@@ -93,7 +93,7 @@ class MultiProblem:
     def log_sizes(self) -> float:
         return sum(largest_of(x.log_weight) for x in self.marginals)
 
-    # ---- the points of all marginals, one behind the other
+    # ---- the points of all marginals, concatenated
 
     @cached_property
     def starts(self) -> Any:
@@ -128,7 +128,7 @@ class MultiProblem:
 
     @cached_property
     def soft(self) -> list[int]:
-        """The marginals with a penalty between those of free and of hard ones."""
+        """Indices of the marginals that are neither free nor hard."""
         return [k for k, x in enumerate(self.marginals) if not (x.free or x.hard)]
 
     @cached_property
@@ -137,7 +137,7 @@ class MultiProblem:
 
     @cached_property
     def root(self) -> int:
-        """The marginal of a tree nearest to the farthest one, a hard one if there is one: the plan meets that."""
+        """The root of a tree of least height; a hard marginal, if there is one, since the plan meets the root."""
 
         def height(root: int) -> int:
             far: dict[int, int] = {-1: -1}
@@ -154,12 +154,12 @@ class MultiProblem:
 
     @property
     def inner(self) -> list[tuple[int, int]]:
-        """All of a tree but the root, each after those below it; nothing where there is none."""
+        """(marginal, parent) of a tree for all but the root, children before parents; empty for other costs."""
         return self.order[:0:-1] if self.kind == "tree" else []
 
     @cached_property
     def points(self) -> Any:
-        """Sums over the points, and over the messages of a tree's edges, where the vectors lie."""
+        """Sums over points, and over messages of a tree's edges, on the device of the vectors."""
         engine = "cuda" if self.kind == "tree" and self.xp is not np else "cpu"
         found = load(engine).Points(self.shape, self.log_weight, self.weight, self.rho, self.reg, self.inner)
         if self.labels is not None:
@@ -168,7 +168,7 @@ class MultiProblem:
         return found
 
     def kernel(self, cost: Cost, pair: Any) -> LogKernel:
-        """Make room for the kernel of two neighbours' cost, as rows and columns, or of the array ("all")."""
+        """Allocate the kernel of the cost of two neighbours (rows, columns), or of the array ("all")."""
         pair = pair if pair in self.sizes else pair[::-1]
         ends = self.lows[pair], self.sizes[pair]
         engine, threads = ("cpu", self.threads) if self.xp is np else ("cuda", None)
@@ -176,9 +176,10 @@ class MultiProblem:
         return LogKernel(operator, ends, self.storage)
 
     def stored_for(self, tol: float, tol_gap: float) -> "MultiProblem":
-        """Choose float32 for kernels that are large, where its rounding, of all costs together, is well below tol.
+        """Choose float32 for large kernels if its rounding, summed over all costs, is well below tol.
 
-        Where not even these fit, rows are made anew in each pass, but for kernels of stored pairs and on a GPU.
+        If the kernels still do not fit into memory, compute their rows in each pass. Kernels of stored pairs and
+        kernels on a GPU are always stored.
         """
         if self.kind == "triangle":
             return self
@@ -204,7 +205,7 @@ class MultiProblem:
             return self.largest
         return max(sum(x for pair, x in self.sizes.items() if k in pair) for k in range(len(self.marginals)))
 
-    balanced = False  # larger regs end where passes have come near
+    balanced = False  # larger regs end at the looser COARSE_TOL
 
     @property
     def extent(self) -> float:
@@ -216,7 +217,7 @@ class MultiProblem:
 
     @property
     def reads(self) -> str:
-        """Name what passes read, in the words of `MultiResult.how`."""
+        """The form of the kernels, in the words of `MultiResult.how`."""
         if self.storage == "made":
             return "rows made from the costs"
         return f"{self.storage} {'products' if self.kind == 'triangle' else 'pairs' if self.pairs_only else 'tiles'}"
@@ -289,7 +290,7 @@ def as_masses(value: Any) -> list[Any]:
 
 
 def as_penalties(reg_m: Any, masses: list[Any]) -> list[float]:
-    """Return rho of each marginal: 0 where it is free, whatever is given for it."""
+    """Return rho of each marginal; 0 for a free marginal, whatever reg_m is given."""
     count = len(masses)
     listed = isinstance(reg_m, (list, tuple)) or np.ndim(reg_m) > 0
     values = list(reg_m) if listed else [reg_m] * count
@@ -308,7 +309,7 @@ def as_penalties(reg_m: Any, masses: list[Any]) -> list[float]:
 
 
 def even_hard(weights: list[F64], rho: list[float]) -> list[F64]:
-    """Give all balanced marginals the mass of the first; raise where they differ by more than rounding."""
+    """Scale all balanced marginals to the mass of the first; raise if masses differ by more than rounding."""
     hard = {k: float(w.sum()) for k, (w, x) in enumerate(zip(weights, rho, strict=True)) if x == math.inf}
     if hard and max(hard.values()) - min(hard.values()) > MASS_TOLERANCE * max(hard.values()):
         raise InfeasibleError(f"masses must be equal where reg_m is inf, got {hard}")
@@ -340,7 +341,7 @@ def as_edges(costs: dict[Any, Any], count: int, xp: Any) -> Edges:
             "out, or add them up in one array"
         )
     stored = [pair for pair, x in edges.items() if x.operator == "pairs"]
-    if stored and len(edges) == count:  # products of two of its kernels are full, and as large as a dense one
+    if stored and len(edges) == count:  # products of two kernels are full, as large as a dense kernel
         (i, j), (m, n) = stored[0], edges[stored[0]].shape
         raise TypeError(
             f"costs[{i}, {j}] must be dense in a triangle, got a sparse matrix: fill in inf for what it does not "
@@ -362,7 +363,7 @@ def as_edge(value: Any, name: str, xp: Any) -> Cost:
 
 
 def matrices_of(costs: Any, masses: Any, xp: Any) -> list[Cost]:
-    """Return the costs of all pairs as matrices, or the array of all marginals as one."""
+    """Return the pairwise costs as matrices, or the array of all marginals as one matrix."""
     masses = as_masses(masses)
     if isinstance(costs, dict):
         return [*as_edges(costs, len(masses), xp).values()]
@@ -378,7 +379,7 @@ def range_of(cost: Cost, name: str) -> tuple[float, float, bool]:
 
 
 def sizes_of(edges: Edges, masses: list[Any]) -> list[int]:
-    """Count the points of each marginal, which all its costs must have."""
+    """Return the number of points of each marginal; raise if its costs disagree."""
     sizes: dict[int, int] = {}
     for (i, j), cost in edges.items():
         for k, n in zip((i, j), cost.shape, strict=True):
@@ -390,7 +391,7 @@ def sizes_of(edges: Edges, masses: list[Any]) -> list[int]:
 
 
 def cut(cost: Cost, kept: list[Any]) -> Cost:
-    """Return the cost of the kept points; the very object where all are kept."""
+    """Return the cost of the kept points; the same object if all points are kept."""
     if tuple(map(len, kept)) == tuple(cost.shape):
         return cost
     if cost.operator == "points":

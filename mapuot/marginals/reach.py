@@ -1,8 +1,8 @@
-"""Reach of a graph of costs: the points that a plan can use, and parts of a tree that no finite pairs connect.
+"""Reach of a graph of costs: the points that a plan can use, and the parts of a tree that no finite pair connects.
 
-An edge has a mask of its finite pairs (`Dense`) or stored pairs (`Sparse`); where all pairs are finite, none is looked
-at. Parts are problems of their own but for the sum of what they cost: each has its own translation
-(state.py), and in each of them balanced marginals have equal masses.
+An edge has a mask of its finite pairs (`Dense`) or stored pairs (`Sparse`); an edge with finite pairs only needs no
+mask. Parts are independent problems with a common objective, the sum. Each part has its own translation (state.py),
+and in each part the balanced marginals must have equal masses.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def reachable(edges: Edges, whole: set[tuple[int, int]], used: list[Any]) -> lis
         return in_triangle({pair: np.isfinite(np.asarray(cost)) for pair, cost in edges.items()}, used)
     masks = {pair: None if pair in whole else finite_pairs(cost) for pair, cost in edges.items()}
     changed, used = True, [x.copy() for x in used]
-    while changed:  # a point needs a partner along each of its edges: in a tree that is enough
+    while changed:  # a point needs a partner along each of its edges; in a tree this is sufficient
         changed = False
         for (i, j), mask in masks.items():
             for k, near in ((i, partners(mask, used[j])), (j, partners(mask, used[i], True))):
@@ -33,22 +33,22 @@ def reachable(edges: Edges, whole: set[tuple[int, int]], used: list[Any]) -> lis
 
 
 def finite_pairs(cost: Any) -> Any:
-    """Return a mask of the finite pairs, or a CSR array with ones in their places."""
+    """Return a mask of the finite pairs, or a CSR array with ones at the finite pairs."""
     if cost.operator == "pairs":
         return cost.with_data(np.isfinite(cost.data).astype(np.int8))
     return np.isfinite(np.asarray(cost))
 
 
 def partners(mask: Any, used: Any, transposed: bool = False) -> Any:
-    """Find the points that have a finite pair with one of those in use."""
+    """Find the points that have a finite pair with a used point."""
     if mask is None:
         return used.any()
-    used = used if isinstance(mask, np.ndarray) else used.astype(np.int32)  # sums of int8 wrap
+    used = used if isinstance(mask, np.ndarray) else used.astype(np.int32)  # sums of int8 would overflow
     return ((mask.T if transposed else mask) @ used) > 0
 
 
 def in_triangle(masks: Edges, used: list[Any]) -> list[Any]:
-    """Find the points of a triangle through which a plan can go: (i, j) is open where some k closes it."""
+    """Find the points of a triangle that some plan can use: (i, j) is usable if some k has finite costs to both."""
     open_01, open_02, open_12 = (oriented(masks, *pair) for pair in ((0, 1), (0, 2), (1, 2)))
     pairs = open_01 & used[0][:, None] & used[1] & ((open_02 * used[2]).astype(float) @ open_12.T > 0)
     third = open_12 & used[2] & ((pairs.T.astype(float) @ open_02) > 0)
@@ -56,7 +56,7 @@ def in_triangle(masks: Edges, used: list[Any]) -> list[Any]:
 
 
 def walk(edges: Any, root: int) -> list[tuple[int, int]]:
-    """List the marginals in reach with their parents, from the root outwards; the root's parent is -1."""
+    """List (marginal, parent) for all marginals connected to the root, outwards; the root's parent is -1."""
     order, seen = [(root, -1)], {root}
     for k, _ in order:
         for other in [sum(pair) - k for pair in edges if k in pair]:
@@ -78,9 +78,9 @@ def oriented(edges: Any, i: int, j: int) -> Any:
 
 
 def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> list[Any] | None:
-    """Find the part that each point of each marginal of a tree belongs to; None where there is one only.
+    """Find the part of each point of each marginal of a tree; None if there is only one part.
 
-    All points are reachable: an edge without inf, which connects all of its own, connects all others through them.
+    All points are reachable. Hence an edge without inf connects all points: its own directly, all others through them.
     """
     if whole:
         return None
@@ -89,7 +89,7 @@ def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> lis
 
     start = np.cumsum([0, *sizes])
     point, other, count = [], [], int(start[-1])
-    for (i, j), cost in edges.items():  # a node for each part of an edge, beside those of the points
+    for (i, j), cost in edges.items():  # graph nodes: all points, and each part of an edge
         groups, rows, cols = parts_between(cost)
         point += [np.arange(start[i], start[i + 1]), np.arange(start[j], start[j + 1])]
         other += [count + rows, count + cols]
@@ -102,7 +102,7 @@ def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> lis
 
 
 def parts_between(cost: Cost) -> tuple[int, Any, Any]:
-    """Return (number of parts, parts of the rows, parts of the columns) of a cost whose points all have partners."""
+    """Return (number of parts, parts of the rows, parts of the columns) of a cost; all its points have partners."""
     m, n = cost.shape
     if cost.operator == "pairs":
         parts = cost.parts_between(np.zeros(m, bool), np.zeros(n, bool))

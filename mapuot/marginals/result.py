@@ -1,4 +1,4 @@
-"""Results of `multimarginal`: potentials, marginals and certificate at once, couplings on request."""
+"""Results of `multimarginal`: potentials, marginals and certificate; couplings are computed on request."""
 
 import dataclasses
 import math
@@ -27,39 +27,39 @@ class MultiResult(Certified):
     Attributes
     ----------
     log_u : list of (n_k,) float64 arrays
-        Log scalings: ``P = R exp(sum_k log_u[k] - C / reg)``; 0 where the marginal is free, -inf where its mass is 0,
-        inf where nothing reaches the point.
+        Log scalings: ``P = R exp(sum_k log_u[k] - C / reg)``; 0 for a free marginal, -inf where the mass is 0, inf
+        where every cost of a point with mass is inf.
     gap : float
-        Bound on the objective of this plan less the optimum, without what hard marginals miss. inf while these miss
-        more than tol_gap (without tol_gap: tol) times the mass.
+        Bound on the objective of this plan less the optimum, without the cost of mass that hard marginals miss. inf
+        while they miss more than tol_gap (without tol_gap: tol) times the mass.
     error_bound : float
         Certified bound on ``|P - P*|_1 / mass``. With two or more hard marginals it comes from a step of Newton's
-        method, of which one factor, the least eigenvalue of its equations, is an estimate.
+        method, and one of its factors, the least eigenvalue of the step's equations, is an estimate.
     converged : bool
         Whether tol (or tol_gap) was reached.
     status : str
         "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow".
     how : str
-        Which way the call took, for example "float32 tiles, 2 larger regs, corrected by 64 clusters".
+        A line that describes the solve, for example "float32 tiles, 2 larger regs, corrected by 64 clusters".
     n_passes : int
-        How often each kernel was read; along a tree each certificate takes one more read.
+        Number of passes; each reads every kernel once. On a tree each certificate takes one more read.
     trace : list of Stats
-        One entry for each pass, larger regs first: gap, error, dual, mass, residual, seconds. Gap and error are inf in
-        passes along a tree that were not certified.
+        One entry for each pass, larger regs first: gap, error, dual, mass, residual, seconds. On a tree, passes without
+        a certificate have gap and error inf.
     scale_cost : float
-        The cost in units of which reg and reg_m were given; 1 where they were in units of the costs.
+        The cost that was the unit of reg and reg_m in the call; 1 if they were in units of the costs.
 
     See Also
     --------
-    multimarginal : returns it
+    multimarginal : returns a MultiResult
     Result : the answer for two marginals
 
     Notes
     -----
-    The certificate is that of the plan of ``log_u``. If the kernels of a tree are stored in float32, ``marginals`` and
-    ``mass`` may differ from those of that plan by 6.3e-8 of themselves for each cost.
+    The certificate holds for the plan of ``log_u``. If the kernels of a tree are stored in float32, ``marginals`` and
+    ``mass`` may differ from the plan's own by 6.3e-8, relative, for each cost.
 
-    Couplings are made from the costs when they are asked for; do not change the costs before.
+    Couplings are computed from the costs on request; do not change the costs before.
 
     Examples
     --------
@@ -82,7 +82,7 @@ class MultiResult(Certified):
         self._body, self._state = body, state
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what pickle stores: no kernels, and the backend by its name."""
+        """Return the state for pickle: without kernels, and with the backend by name."""
         problem = dataclasses.replace(self.problem, xp=self.problem.xp.__name__)
         return {**vars(self), "problem": problem, "_body": type(self._body)}
 
@@ -100,7 +100,7 @@ class MultiResult(Certified):
 
     @property
     def dual(self) -> float:
-        """Dual value less what rounding may add: a lower bound of every plan's objective; -inf if the solve failed."""
+        """Dual value minus a bound on its rounding: a lower bound on the optimum; -inf if the solve failed."""
         return self.trace[-1].dual
 
     @cached_property
@@ -151,9 +151,10 @@ class MultiResult(Certified):
         return self.problem.marginals[k].spread(self._found.marginal(self.problem, k), 0.0)
 
     def pair(self, i: int, j: int) -> Any:
-        """Return the coupling of two marginals, (n_i, n_j): the plan summed over all others, made at each call.
+        """Return the coupling of two marginals, (n_i, n_j): the plan summed over all other marginals.
 
-        If the cost of the two is a sparse matrix, the coupling is a CSR array with entries in the same places.
+        The coupling is computed at each call. If the two have a sparse cost, the coupling is a CSR array with entries
+        in the same places.
         """
         i, j = self._two(i, j)
         edges = self.problem.edges
@@ -166,7 +167,7 @@ class MultiResult(Certified):
         return self.apply(i, j, np.eye(self.problem.marginals[j].size))
 
     def conditional(self, i: int, j: int) -> Any:
-        """Return where in marginal j the mass of each point of i lies, (n_i, n_j): rows of sum 1, NaN without mass."""
+        """Return the coupling of i and j with rows scaled to sum 1, (n_i, n_j); NaN for points of i without mass."""
         P, r = self.pair(i, j), self.marginal(i)
         with np.errstate(invalid="ignore", divide="ignore"):
             if not is_sparse(P):
@@ -175,7 +176,7 @@ class MultiResult(Certified):
         return P
 
     def apply(self, i: int, j: int, X: Any) -> F64:
-        """Return ``pair(i, j) @ X`` for X of shape (n_j,) or (n_j, d); along a tree no coupling is formed."""
+        """Return ``pair(i, j) @ X`` for X of shape (n_j,) or (n_j, d); for a tree no coupling is formed."""
         i, j = self._two(i, j)
         rows, cols = self.problem.marginals[i], self.problem.marginals[j]
         X, flat = as_columns(X, cols.size, "X")
@@ -185,7 +186,7 @@ class MultiResult(Certified):
 
     @cached_property
     def cost(self) -> float:
-        """Linear transport cost ``<P, C>``; NaN where no plan was found, as ``mass``."""
+        """Linear transport cost ``<P, C>``; NaN if no plan was found."""
         if self._state is None:
             return math.nan
         return self._body.cost(self._found)

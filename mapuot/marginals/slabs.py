@@ -1,6 +1,6 @@
-"""A cost with one axis for each marginal, in slabs along the first: an array, a file, or what gives slabs.
+"""A cost with one axis for each marginal, read in slabs along the first axis: an array, a file, or a function of slabs.
 
-``matrix`` is what a kernel is made of: one marginal as rows, all others together as columns.
+``matrix`` is the cost of a kernel: one marginal as rows, all others together as columns.
 """
 
 import math
@@ -16,18 +16,18 @@ from ..penalties import F64
 from ..problem.cost import Cost, Dense, Streamed
 from ..problem.validate import as_array, as_real, check_kind
 
-SLAB_ENTRIES = 1 << 20  # of a slab of the plan
+SLAB_ENTRIES = 1 << 20  # entries of a slab
 
 
 class Slabs:
-    """Slabs i0 to i1 of a cost (n_0, n_1, ...) by a function, or ``held``, the array itself, where it is in memory."""
+    """A cost (n_0, n_1, ...): a function that returns the slabs i0 to i1, or ``held``, an array in memory."""
 
     def __init__(self, function: Callable[[int, int], Any] | None, shape: tuple[int, ...], held: Any = None) -> None:
         self.function, self.shape, self.held = function, shape, held
 
     @classmethod
     def of(cls, costs: Any, masses: list[Any], xp: Any = np) -> "Slabs":
-        """Take up what `multimarginal` was given; a function has the shape of its masses, an array of ``xp`` stays."""
+        """Check the costs given to `multimarginal`; masses give the shape of a function; keep arrays of ``xp``."""
         if callable(costs) and not hasattr(costs, "shape"):
             if any(x is None for x in masses):
                 raise ValueError("masses must be given, ones where free is meant, where costs is a function of slabs")
@@ -58,14 +58,14 @@ class Slabs:
         return block
 
     def blocks(self) -> Iterator[tuple[int, int, F64]]:
-        """Read slabs (i0, i1, C) in float64."""
+        """Yield all slabs as (i0, i1, C), with C in float64."""
         step = max(1, SLAB_ENTRIES // math.prod(self.shape[1:]))
         for i0 in range(0, self.shape[0], step):
             i1 = min(i0 + step, self.shape[0])
             yield i0, i1, np.asarray(self.read(i0, i1), np.float64)
 
     def matrix(self, apart: int) -> Cost:
-        """Return the cost as a matrix (n_apart, all others) in the order of the axes; ``apart`` is 0 if not held."""
+        """Return the cost as a matrix (n_apart, all others) in the order of the axes; ``apart`` is 0 unless held."""
         if self.held is not None:
             moved = namespace(self.held).moveaxis(self.held, apart, 0)
             return Dense(moved.reshape(len(moved), -1))
@@ -73,7 +73,7 @@ class Slabs:
         return Streamed(lambda i0, i1: self.read(i0, i1).reshape(i1 - i0, n), (m, n), self.read(0, 1).dtype)
 
     def cut(self, kept: list[Any]) -> "Slabs":
-        """Return the cost of some points of each marginal."""
+        """Return the cost of the kept points of each marginal."""
         shape = tuple(map(len, kept))
         if shape == self.shape:
             return self
@@ -91,7 +91,7 @@ class Slabs:
         return Slabs(function, shape)
 
     def reachable(self, used: list[Any]) -> list[Any]:
-        """Find the points with a finite entry whose other points are all in use."""
+        """Find the points of all finite entries between used points."""
         found = [np.zeros(n, bool) for n in self.shape]
         for i0, i1, C in self.blocks():
             open_ = np.isfinite(C)
@@ -117,9 +117,9 @@ def mapped(path: Any) -> Any:
 
 
 def as_held(value: Any, name: str, xp: Any) -> Any:
-    """Leave an array where it lies if that is where ``xp`` has its own; else bring it to the host."""
+    """Check an array; keep it on its device if it is an array of ``xp``, else copy it to the host."""
     value = value if namespace(value) is xp else host(value)
     return as_array(value, name, namespace(value).asarray)
 
 
-LAZY = ("h5py", "zarr")  # whose arrays give slabs as they are sliced
+LAZY = ("h5py", "zarr")  # libraries with arrays that read a slab when sliced

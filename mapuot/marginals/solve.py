@@ -1,4 +1,4 @@
-"""`multimarginal`: one problem of many marginals, its arguments sorted, solved and, where it fell short, warned of."""
+"""`multimarginal`: check the arguments, solve a problem of many marginals, and warn if it did not converge."""
 
 import dataclasses
 from collections.abc import Callable
@@ -36,36 +36,36 @@ def multimarginal(
     Parameters
     ----------
     costs : dict, (n_0, n_1, ...) array, path or callable
-        Either ``{(0, 1): M01, (1, 2): M12, ...}``, pairwise costs whose sum is C; no array over all marginals is
-        formed. Each is an array, a `PointCloud` or a matrix of scipy.sparse, which forbids the pairs that it does not
-        store. The pairs make a tree (for example a chain or a star), or the triangle of three marginals, where sparse
-        costs are refused because products of their kernels are full.
+        Either ``{(0, 1): M01, (1, 2): M12, ...}``: pairwise costs; C is their sum, and no array over all marginals is
+        formed. Each is an array, a `PointCloud` or a matrix of scipy.sparse; a sparse matrix forbids the pairs that it
+        does not store. The pairs form a tree (for example a chain or a star), or the triangle of three marginals. A
+        triangle takes no sparse costs, since products of their kernels are full.
 
         Or C itself, with one axis for each marginal: an array (a memory map, or a dataset of h5py or zarr, is read slab
-        by slab), the path of an .npy file, or ``function(i0, i1)``, which returns the slabs i0 to i1,
+        by slab), the path of an .npy file, or a ``function(i0, i1)`` that returns the slabs i0 to i1,
         (i1 - i0, n_1, ...).
 
         +inf forbids a pair or an entry.
     masses : list of (n_k,) arrays or None
-        Masses, >= 0, of any totals, here or on a GPU. None leaves a marginal free: it has no penalty, and ones in R.
+        Masses, >= 0, of any totals, on the CPU or a GPU. None leaves a marginal free: it has no penalty, and ones in R.
     reg : float
         Entropic regularisation, > 0, in units of the costs; the reference measure R is the product of the masses.
     reg_m : float, inf, or one for each marginal
-        Marginal penalty, in units of the costs; inf is the balanced constraint. That of a free marginal is not read.
+        Marginal penalty, in units of the costs; inf is the balanced constraint. A free marginal ignores it.
     scale_cost : {"median", "mean", "max"}, optional
-        Take reg and reg_m in units of this finite cost of all pairs together, which ``result.scale_cost`` tells.
+        Take reg and reg_m in units of this statistic of all finite costs; ``result.scale_cost`` is its value.
     tol : float
         Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this.
     tol_gap : float, optional
         Stop once the objective is known to this relative accuracy: ``gap <= tol_gap * |dual|``, and hard marginals miss
         at most ``tol_gap * mass``. The plan may be less exact.
     max_passes : int
-        At most this many passes, rarely one more: if the guard rejects the last extrapolation.
+        Limit on the passes; one more is made if the guard rejects the last extrapolation.
     backend : str
-        "cpu"; "cuda" stores the kernels on a GPU; "auto" takes the GPU where the costs are on one.
+        "cpu"; "cuda" stores the kernels on a GPU; "auto" uses the GPU if the costs are on a GPU.
     threads : int, optional
-        Threads of passes on the CPU; the products of a triangle use those of NumPy's BLAS. Default: the cores that this
-        process may use, and one for small problems.
+        Threads of passes on the CPU; NumPy's BLAS chooses its own threads for the products of a triangle. Default: the
+        cores that this process may use, and one for small problems.
     callback : callable, optional
         ``callback(stats)`` is called after every pass with its `Stats`; a true return value ends the solve.
     progress : bool
@@ -78,10 +78,10 @@ def multimarginal(
     Raises
     ------
     InfeasibleError
-        A balanced point cannot be reached, or the masses of balanced marginals differ, in all or in a part of a tree
+        A balanced point has no finite cost, or the masses of balanced marginals differ, in total or in a part of a tree
         that finite costs connect.
     NotImplementedError
-        A sparse cost is to be solved on a GPU.
+        A sparse cost with a GPU backend.
 
     Warns
     -----
@@ -95,10 +95,10 @@ def multimarginal(
 
     Notes
     -----
-    Everything runs in one process. A tree keeps the kernel of each cost, in float32 where they are large and tol allows
-    it. A triangle keeps three kernels in float64 and two products of their size, an array one kernel of its size.
-    Kernels of trees and arrays that do not fit into memory are made anew in each pass. On a GPU all kernels must fit; a
-    pass reads them once where the compute capability is 9.0 or later, and twice, in float64, elsewhere.
+    The solve runs in one process. A tree stores the kernel of each cost, in float32 if kernels are large and tol allows
+    it. A triangle stores three kernels in float64 and two products of their size; an array stores one kernel of its
+    size. Kernels of trees and arrays that do not fit into memory are computed again in each pass. On a GPU all kernels
+    must fit; a pass reads them once with compute capability 9.0 or later, else twice, in float64.
 
     Examples
     --------
@@ -137,7 +137,7 @@ def multimarginal(
 
 
 def as_backend(backend: Any, costs: Any) -> Any:
-    """Choose NumPy or CuPy, on a device."""
+    """Return NumPy, or CuPy for a GPU."""
     if isinstance(backend, str) and backend == "reference":
         raise ValueError("backend must be 'auto', 'cpu' or 'cuda' for many marginals, got 'reference'")
     chosen = name_of(pick(backend, *(costs.values() if isinstance(costs, dict) else [costs])))

@@ -1,8 +1,8 @@
-"""State of a pass, whatever the shape of the costs: potentials and, for each marginal, what the others send there.
+"""State after a pass, for every shape of costs: potentials and, at each point, the log sum over all other marginals.
 
-The points of all marginals lie one behind the other, so that what a pass does beside its products takes a few calls,
-however many marginals there are: a call of numpy takes 1 us, as long as 1000 points. Vectors of a tree whose kernels
-are on a device lie there, too, until the solve ends.
+The points of all marginals are concatenated in one vector. The work of a pass beside its products then takes a few
+calls, however many marginals there are: a call of numpy takes 1 us, as long as 1000 points. If the kernels of a tree
+are on a device, its vectors are there, too, until the solve ends.
 """
 
 from collections.abc import Callable
@@ -35,20 +35,20 @@ class PerPoint:
 
 @dataclass
 class State:
-    """r_k = masses_k exp(log_u_k + log_s_k) are the marginals of the plan of log_u.
+    """Potentials and sums: the plan of log_u has the marginals r_k = masses_k exp(log_u_k + log_s_k).
 
-    Kernels may be stored with a relative error ``storage`` of the plan's entries, the same in all sums. A pass along a
-    tree may leave ``log_s`` out: of such a state only the mass is known.
+    Stored kernels may give the plan's entries a relative error ``storage``, the same in all sums. A pass along a tree
+    may omit ``log_s``; then only the mass of the plan is known.
     """
 
     log_u: PerPoint
     log_s: PerPoint | None
     log_mass: float
-    rounding: float  # bound of the absolute error of every log_s, and of the exponents of the plan, by float64
+    rounding: float  # bound on the float64 rounding of every log_s and of the plan's exponents
     storage: float = 0.0
     messages: dict[str, PerPoint] = field(default_factory=dict)  # along a tree: "up" to the root, "back" from it
-    by_part: F64 | None = None  # log_mass of each part, where there are several
-    worth: Any = None  # of a pass along a tree, numbers of its plan for the certificate
+    by_part: F64 | None = None  # log_mass of each part if there are several parts
+    worth: Any = None  # after a pass along a tree: sums over its plan for the certificate
 
     @property
     def whole(self) -> bool:

@@ -4,15 +4,15 @@ With w_k = masses_k u_k, and messages m between neighbours k, l along the kernel
 
     m_{k -> l} = K_lk (w_k prod_{i near k, i != l} m_{i -> k}),    s_k = prod_{i near k} m_{i -> k},    r_k = w_k s_k.
 
-A pass goes from the leaves to the root. At the edge of k and its parent l it takes in m_{l -> k}, made of what l had
-in the pass before, sets u_k = prox(s_k), and passes m_{k -> l} on: row_pass as it is, the points of k as rows. Then
-all messages to the root are those of the new u, and so is the mass of their plan, while those from the root are a
-pass old for each edge between; a step forgets all but reg / (rho + reg) of them at each edge, so that this takes few
-passes, fewer with a root in the middle. On the CPU a pass is one call of src_c/tree.c, which leaves to Python the edges
-whose kernels must be made, or cannot be gone by; on a GPU that is all of them.
-What l sends, w_l times all but m_{k -> l}, is the whole state: what is extrapolated, and all that a pass needs.
-``complete`` reads each kernel once more and finds the messages from the root of the same u, hence all marginals, and
-the certificate, of one plan.
+A pass goes from the leaves to the root. At the edge from k to its parent l it computes m_{l -> k} from the state of l
+after the previous pass, sets u_k = prox(s_k), and sends m_{k -> l}. This is row_pass with the points of k as rows.
+After the pass, all messages to the root and the mass of the plan belong to the new u. Messages from the root are one
+pass old for each edge between. A step keeps only reg / (rho + reg) of an old message at each edge, so that the delay
+costs few passes, and fewer with a root in the middle. On the CPU a pass is one call of src_c/tree.c; Python handles the
+edges with kernels that must be rebuilt or do not serve this state. On a GPU Python handles all edges.
+The state of an edge is w_l times all messages to l except m_{k -> l}: a pass needs nothing else, and Anderson's step
+extrapolates it. ``complete`` reads each kernel once more and finds the messages from the root for the same u; they give
+all marginals, and the certificate, of one plan.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from .state import PerPoint, State
 
 
 class Tree(CertifiedBody):
-    """Passes of a problem whose costs are a tree; ``before``: those of another reg, whose kernels make room."""
+    """Passes over a tree of costs; ``before``: the passes at another reg, to reuse their kernels' memory."""
 
     def __init__(self, problem: MultiProblem, before: "Tree | None" = None) -> None:
         super().__init__(problem)
@@ -61,18 +61,18 @@ class Tree(CertifiedBody):
         self.coarse: TreeCoarse | None = (
             TreeCoarse(self, before.coarse if before else None) if serves(problem) else None
         )
-        # What passes from one edge to the next at each marginal is reg / (rho + reg). On chains of three and of ten,
-        # reg .01 to .05, rho .05 to 10, Anderson's weights of each edge for itself saved a tenth to a third of the
-        # passes while these were small together, and cost as many again where they were not.
+        # A marginal transmits reg / (rho + reg) of a change from one edge to the next. On chains of three and of ten
+        # marginals, reg .01 to .05, rho .05 to 10, separate Anderson weights for each edge saved a tenth to a third of
+        # the passes if the sum of these factors was small, and cost as many more passes if it was not.
         self.alone = max(0.0, 1 - 2 * sum(1 - fi for fi in problem.fi))
 
     def start(self, state: F64) -> F64:
         return state
 
     def sweep(self, state: F64, narrow: bool = False) -> State:
-        """Make a pass of a state, which holds log u_l and all messages to l but that from k, for each k and parent l.
+        """Make a pass from a state: for each k and parent l, log u_l plus the log messages to l from all but k.
 
-        What is found lies where the next pass puts the same: a translated state has vectors of its own.
+        The next pass overwrites the vectors of the returned state; a translated state has its own vectors.
         """
         with self.coarse.one_pass() if self.coarse else nullcontext():
             return self.swept(state, narrow)
@@ -103,7 +103,7 @@ class Tree(CertifiedBody):
         return State(log_u, None, log_sum(masses), rounding, self.storage, {"up": up}, masses)
 
     def through(self, k: int, parent: int, sent: PerPoint, log_u: PerPoint, up: PerPoint, narrow: bool) -> None:
-        """Find the messages of one edge, whatever its kernel must do for them."""
+        """Compute the messages of one edge; rebuild its kernel if necessary."""
         x, near, problem = self.problem.marginals[k], host(self.near[k]), self.problem
         fi, y = problem.fi[k], problem.marginals[parent].log_weight + host(sent[k])
         a = x.log_weight + (1 - fi) * near
@@ -116,8 +116,8 @@ class Tree(CertifiedBody):
         return sum(x.storage for x in self.kernels.values())
 
     def complete(self, found: State) -> None:
-        """Find the messages from the root, for the u and the messages to the root of the last pass."""
-        problem, errors = self.problem, self.errors  # a marginal is made of one product of each edge: the worse one
+        """Find the messages from the root for the u of the last pass, and with them all marginals."""
+        problem, errors = self.problem, self.errors  # a marginal takes one product of each edge: count the worse error
         back, up = PerPoint(np.zeros_like(self.near.flat), problem.places), found.messages["up"]
         made = self.whole_pass.back(back.flat)
         log_s = PerPoint(self.near.flat + back.flat, problem.places)
@@ -127,7 +127,7 @@ class Tree(CertifiedBody):
                 belief = problem.marginals[k].log_weight + host(found.log_u[k] + log_s[k] - up[i])
                 back[i], error = self.kernels[i].into_rows(belief)
                 log_s[i] += back[i]
-            anew = self.kernels[i].builds > self.builds[i]  # stored in float32, its rounding is another one now
+            anew = self.kernels[i].builds > self.builds[i]  # a rebuilt float32 kernel has new rounding errors
             errors[i] = max(errors[i], error) + (2 * NARROW_ENTRY if anew and found.storage else 0.0)
         found.messages["back"] = back
         found.log_s, found.rounding, found.storage = log_s, sum(errors.values()), max(found.storage, self.storage)
@@ -150,10 +150,10 @@ class Tree(CertifiedBody):
         return moved
 
     def image(self, found: State, exact: bool) -> F64:
-        """Return what each parent sends next, from a translated plan; exact: by messages of one age."""
+        """Return the next state from a translated plan; exact: from messages that all belong to the same u."""
         following: F64 = self.closed.sent
         if exact:
-            moved, messages = self.points.below(self.lam) - self.lam, found.messages  # near: all u below but its own
+            moved, messages = self.points.below(self.lam) - self.lam, found.messages  # near moves without its own lam
             vectors = found.log_u.flat, messages["back"].flat, self.near.flat, moved, messages["up"].flat
             following = self.points.at_edges(*vectors)
         return following
@@ -163,7 +163,7 @@ class Tree(CertifiedBody):
         return (closed.change, closed.largest) if image is closed.sent else super().changed(image, state)
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
-        """Guess (gap, what hard marginals miss), as if marginals were off by the change of their parents' messages."""
+        """Guess (gap, missed mass of hard marginals) from the change of the messages of their parents."""
         closed = self.closed
         found_sums = closed.sums if residual is closed.change else self.points.change_sums(self.metric(found), residual)
         sums = dict(zip(self.below, found_sums.tolist(), strict=True))
@@ -171,11 +171,11 @@ class Tree(CertifiedBody):
         return 0.5 * found.mass * gap, found.mass * sum(sums[k][1] for k in self.problem.hard if k in sums)
 
     def metric(self, found: State) -> F64:
-        """Weigh the state's entries by shares of the mass at their points, found with messages that are late."""
+        """Return weights of the state's entries: shares of the mass at their points, estimated with old messages."""
         shares: F64 = self.closed.shares
         return shares
 
-    # ---- products of a whole state's plan ----
+    # ---- products with the plan of a whole state ----
 
     def tangent(self, found: State) -> Callable[[F64], F64]:
         r = found.marginals(self.problem)
@@ -186,7 +186,7 @@ class Tree(CertifiedBody):
         return product
 
     def spread_out(self, found: State, d: F64) -> tuple[PerPoint, dict[int, F64]]:
-        """Return each point's expectation of the sum of d over all marginals, and over those below each edge."""
+        """Return at each point the conditional mean of sum d over all marginals, and over marginals below each edge."""
         near, below = PerPoint(d.copy(), self.problem.places), {}
         for k, parent in self.inner:
             below[k] = self.expected(found, k, near[k], turned=True)
@@ -196,12 +196,12 @@ class Tree(CertifiedBody):
         return near, below
 
     def expected(self, found: State, k: int, z: F64, turned: bool) -> F64:
-        """Return the expectation at each point of k of z, a number a point of its parent; turned: the other way."""
-        (x, y), c = self.beliefs(k, found), 2 * largest_of(z)  # z + c > 0 for products on logarithms
+        """Return the conditional mean at each point of k of z, given at the parent's points; turned: the reverse."""
+        (x, y), c = self.beliefs(k, found), 2 * largest_of(z)  # shift z: products on logarithms need z + c > 0
         if c == 0:
             return np.zeros(len(y if turned else x))
         log_z, (up, back), fi = np.log(z + c), (found.messages[way][k] for way in ("up", "back")), self.problem.fi[k]
-        if turned:  # by the pass of this edge, whose rows are e^(x + log z) as they find back in y
+        if turned:  # R of this pass is back, so that its row factors are e^(x + log z)
             return np.asarray(np.exp(self.kernels[k].through(y, x + log_z + fi * back, fi)[1] - up) - c)
         return np.asarray(np.exp(self.kernels[k].into_rows(y + log_z)[0] - back) - c)
 
@@ -214,7 +214,7 @@ class Tree(CertifiedBody):
         return out
 
     def apply(self, i: int, j: int, Y: F64, state: State) -> F64:
-        """Return P_ij Y, along the path from j to i: what a marginal expects of Y is what its neighbour expects."""
+        """Return P_ij Y: pass conditional means of Y along the path from j to i (the plan is a Markov chain on it)."""
         for near, k in pairwise(path(self.problem.edges, j, i)):
             child = k if self.parent[k] == near else near
             plan = self.kernels[child].operator.take(*self.beliefs(child, state))
@@ -232,7 +232,7 @@ class Tree(CertifiedBody):
         return P if child == i else P.T.tocsr()
 
     def beliefs(self, child: int, state: State) -> tuple[F64, F64]:
-        """Return x, y of the coupling exp(x_i + y_j - C_ij / reg) of a marginal and its parent."""
+        """Return x and y of the coupling exp(x_i + y_j - C_ij / reg) between a marginal and its parent."""
         parent = self.parent[child]
         assert state.log_s is not None
         both = ((child, state.messages["back"][child]), (parent, state.messages["up"][child]))
