@@ -1,6 +1,7 @@
-"""The coarse correction on a device: when, as on the CPU (backends/coarse.py), clusters and matrix by coarse.cu.
+"""The coarse correction on a device: scheduled by backends/coarse.py; coarse.cu finds clusters and makes the matrix.
 
-A matrix is made between two launches without a read: a pass, the kernels on the state that it left, and further passes.
+No read of the host comes in between: a pass, the kernels that make the matrix from its state, and further passes are
+enqueued at once.
 """
 
 import math
@@ -16,7 +17,7 @@ from ..records import put
 from .kernels import CLUSTERS, STORES, Job, begin, by_value, kernel
 from .launch import TRACE_PASSES
 
-TEAMS = 512  # threads of a block that has 8 for each cluster
+TEAMS = 512  # threads of a block: 8 for each cluster
 MOST_MEMORY = 20
 
 
@@ -26,23 +27,23 @@ def words_of(n: int, ld: int) -> dict[str, int]:
 
 
 def words_of_clusters(m: int, n: int, ld: int) -> int:
-    """Bound the memory of the correction: its arrays and labels, and before these some rows and columns of M."""
+    """Bound the memory of the correction: its arrays and labels, and the rows and columns of M that give the labels."""
     return sum(words_of(n, ld).values()) + 2 * m + n + LANDMARKS * max(m, n)
 
 
 def jobs(store: int, cost: int) -> list[Job]:
-    """List the kernels of a correction; ``cost``: the type of what clusters are found by."""
+    """List the kernels of a correction; ``cost``: type of the table from which clusters are found, 1 for float32."""
     names = "order_rows", "cluster_rows", "cluster_blocks", "cluster_products", "cluster_means", "cluster_matrix"
     nearest = "coarse.cu", "nearest", {"STORE": store, "COST": cost}
     return [nearest, *(("coarse.cu", name, {"STORE": store, "COST": 0}) for name in names)]
 
 
 class DeviceCoarse(Coarse):
-    most, step = CLUSTERS, math.inf  # in blocks of 8 threads for each: fewer would not be quicker
-    sharp = math.inf  # 5000 columns: 1.4 ms, while 20 to 40 of .03 ms end most solves, where a matrix saves a third
-    labels = 80000  # here they and a matrix cost some launches, 1 ms whatever their size: 16 passes of 8000 columns
+    most, step = CLUSTERS, math.inf  # a block has 8 threads for each cluster: fewer clusters save no time
+    sharp = math.inf  # 5000 columns: a matrix costs 1.4 ms, saves a third; most solves take 20 to 40 passes of .03 ms
+    labels = 80000  # labels and a matrix take 1 ms of launches at any size, as long as 16 passes of 8000 columns
     every = 40
-    look = TRACE_PASSES  # a launch ends where the guard drops a step
+    look = TRACE_PASSES  # a launch ends by itself when the guard drops a step
 
     def renewed(self, count: int) -> list[Stats]:
         workspace = self.workspace
@@ -63,14 +64,14 @@ class DeviceCoarse(Coarse):
             FOUND[cost] = self.find()
         self.arrays = FOUND[cost]._asdict() | {name: cp.zeros(count) for name, count in words_of(n, ld).items()}
         put(state["coarse"], self.arrays)
-        self.workspace.launch.graphs.clear()  # they hold the state as it was
+        self.workspace.launch.graphs.clear()  # graphs contain a copy of the old state
 
     def find(self) -> Labels:
-        """The cluster of each column, the same on all ranks, and the own rows by cluster."""
+        """Find the cluster of each column, the same on all ranks, and this rank's rows by cluster."""
         M, ranks = self.problem.M, self.problem.rows.ranks
         m, n = M.shape
         rows, cols = (clusters_of(k, int(ranks.sum(m)) * n, self.most) for k in (m, n))
-        own, common = np.random.default_rng(2), np.random.default_rng(1)  # ranks have as many columns
+        own, common = np.random.default_rng(2), np.random.default_rng(1)  # common: ranks share the columns
         marks = own.choice(m, min(m, rows), replace=False), common.choice(n, min(n, cols), replace=False)
         if isinstance(M, cp.ndarray) and ranks.size == 1:
             along, across = (stride // M.itemsize for stride in M.strides)
@@ -88,7 +89,7 @@ class DeviceCoarse(Coarse):
         return Labels(order, first, col_label)
 
     def nearest(self, X: Any, across: int, along: int, sample: Any, mark: Any, points: int) -> Any:
-        """Labels of the points i with coordinates X[sample across + i along]: which of ``mark`` is nearest."""
+        """Label each point i, with coordinates X[sample across + i along], by the nearest point in ``mark``."""
         label, indices = cp.empty(points, np.int64), cp.asarray(np.concatenate([sample, mark]))
         few = np.int32(len(sample))
         words = np.int64(points), indices[few:], np.int32(len(mark)), np.float64(self.problem.M_max), label
@@ -97,7 +98,7 @@ class DeviceCoarse(Coarse):
         return label
 
     def make_matrix(self) -> None:
-        """The matrix of the state that the last pass left; none, if the guard has dropped a step there."""
+        """Make the matrix from the state after the last pass, unless the guard dropped a step there."""
         workspace, ranks = self.workspace, self.problem.ranks
         state, parity = by_value(workspace.state), np.int32(workspace.launch.parity)
         chunk = 256 * 16 // workspace.operator.K.itemsize

@@ -1,10 +1,9 @@
 """Launches of passes: the persistent cooperative kernel on sm_80 and later, else the portable kernels.
 
-The persistent kernel keeps K in flight through shared memory and never comes back to the host between passes; before
-sm_90, which has clusters and bulk copies, only where a block covers a row. It is compiled twice, for float32 sums
-(narrow) and for float64 sums, and the two are launched one after the other: the first one stops where float64 must go
-on. The portable one is two or four launches a pass, of which the last is the finish.
-All leave the same record.
+The persistent kernel streams K through shared memory and makes many passes without the host. Before sm_90, which has
+clusters and bulk copies, it needs a block that covers a row. It is compiled twice, for float32 sums (narrow) and for
+float64 sums (wide). Both are launched one after the other: the narrow kernel stops where float64 must take over. The
+portable kernels are two or four launches a pass; the last launch is the finish. All write the same record.
 The environment variable MAPUOT_CUDA may hold "portable", "ordered" (sums in a fixed order: bitwise repeatable answers)
 and "racecheck" (see RACECHECK in common.cuh). Twin of src_c/solver.c (mapuot_iterate).
 """
@@ -43,19 +42,19 @@ from .kernels import (
 
 PERSISTENT, BULK = 80, 90  # compute capabilities from which on there are persistent kernels, and bulk copies
 TRACE_PASSES = 256  # passes that the record of one launch holds
-GRAPH_PASSES = 18  # passes of a captured graph: a multiple of the 6 turns of the buffers
-FIRST_PASSES = 6  # that come before one is captured, which takes 1 ms
-SHARE, SMALL_SHARE = 128, 64  # columns that a block does at least; where there are few
-FEW_COLUMNS = 1024  # up to here a smaller grid meets sooner than a larger one reads
-RING_BYTES = 1 << 16  # of shared memory for the tiles that stream by; the rest keeps tiles
-PORTABLE_CLUSTER = 8  # blocks: more of them some devices have
+GRAPH_PASSES = 18  # passes of a captured graph: a multiple of the period 6 of the buffers
+FIRST_PASSES = 6  # passes before the capture of a graph, which takes 1 ms
+SHARE, SMALL_SHARE = 128, 64  # least columns of a block; least columns if there are few in all
+FEW_COLUMNS = 1024  # up to here a smaller grid is faster: synchronisation costs more than reading
+RING_BYTES = 1 << 16  # of shared memory for tiles that stream through; the rest keeps tiles
+PORTABLE_CLUSTER = 8  # largest number of blocks of a cluster that every device supports
 ROWS, FINISH, BOTH = 1, 2, 3  # halves of a pass
 COOPERATIVE_LAUNCH = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 ROW_KERNELS = {True: ("row_pass",), False: ("row_sums", "join_rows", "column_sums")}  # portable; a block covers a row?
 
 
 class Lie(NamedTuple):
-    """Numbers of a launch that the lengths of vectors depend on."""
+    """Numbers of a launch that determine the lengths of vectors."""
 
     parts: int
     copies: int
@@ -65,7 +64,7 @@ class Lie(NamedTuple):
 
 
 def switches() -> frozenset[str]:
-    """The words of MAPUOT_CUDA."""
+    """Return the words in MAPUOT_CUDA."""
     return words_of(os.environ.get("MAPUOT_CUDA", ""))
 
 
@@ -79,7 +78,7 @@ def words_of(text: str) -> frozenset[str]:
 
 @cache
 def device_limits(device: int) -> tuple[int, int, int]:
-    """(compute capability, multiprocessors, shared memory of a block)."""
+    """Return (compute capability, multiprocessors, shared memory of a block)."""
     major, minor, processors, shared = (cp.cuda.runtime.deviceGetAttribute(a, device) for a in (75, 76, 16, 97))
     return 10 * major + minor, processors, shared
 
@@ -96,13 +95,13 @@ def libcuda() -> Any:
 
 
 class Launch:
-    """A kernel whose arguments stay where they are, but for words of a call: to lay all out takes CuPy 10 us."""
+    """A kernel with its arguments laid out in advance, but for the words of a call: CuPy takes 10 us for the layout."""
 
     def __init__(self, run: Any, shared: int, arguments: tuple[Any, ...], together: bool = False) -> None:
-        """``arguments``: records and numbers of numpy, None for a word; ``together``: blocks wait for each other."""
+        """``arguments``: numpy records and numbers, None for a word of the call; ``together``: a cooperative launch."""
         driver = cp.cuda.driver
         self.run, self.together = driver.launchCooperativeKernel if together else driver.launchKernel, together
-        self.more = (0,) * (not together)  # words that only this one takes
+        self.more = (0,) * (not together)  # one more argument of launchKernel
         self.given = np.zeros(sum(x is None for x in arguments), np.uint64)
         cells = iter(self.given.reshape(-1, 1))
         self.held = run, [next(cells) if x is None else np.asarray(x) for x in arguments]
@@ -110,7 +109,7 @@ class Launch:
         self.function, self.shared, self.address = run.kernel.ptr, shared, ctypes.addressof(self.places)
 
     def __call__(self, blocks: int, threads: int, stream: int, *given: int) -> None:
-        """Launch it; of one thread at a time."""
+        """Launch the kernel; only one thread at a time may do so."""
         if given:
             self.given[:] = given
         self.run(self.function, blocks, 1, 1, threads, 1, 1, self.shared, stream, self.address, *self.more)
@@ -126,9 +125,9 @@ class Node(ctypes.Structure):
 
 
 class Chain:
-    """Launches of which each waits for the one before, by a CUDA graph: five take the host as long as one.
+    """Launches in sequence as one CUDA graph: five launches take the host as long as one.
 
-    Without a driver, as in an emulation, they are launched one by one.
+    Without a driver, as in an emulation, launch them one by one.
     """
 
     graph = run = None
@@ -152,10 +151,10 @@ class Chain:
             self.nodes.append((node, ctypes.pointer(words)))
             before = node
         check(driver.cuGraphInstantiateWithFlags(ctypes.byref(self.run), self.graph, ctypes.c_ulonglong(0)))
-        weakref.finalize(self, drop, driver, self.run, self.graph).atexit = False  # when there is no driver any more
+        weakref.finalize(self, drop, driver, self.run, self.graph).atexit = False  # at exit the driver may be gone
 
     def __call__(self, stream: int, *given: tuple[int, ...], step: int = 1) -> None:
-        """``given``: the words of each launch; ``step``: of each ``step``-th, where a graph has those of the others."""
+        """``given``: the words of every ``step``-th launch; the graph keeps the words of the other launches."""
         for (one, *_), words in zip(self.parts[::step], given, strict=True):
             if words:
                 one.given[:] = words
@@ -169,19 +168,19 @@ class Chain:
 
 
 def drop(driver: Any, run: Any, graph: Any) -> None:
-    """Give back a graph, and what runs it."""
+    """Destroy a graph and its executable."""
     driver.cuGraphExecDestroy(run)
     driver.cuGraphDestroy(graph)
 
 
 def check(status: int) -> None:
-    """Raise for a status of the driver that tells of an error."""
+    """Raise an error if a status of the driver reports one."""
     if status:
         raise cp.cuda.driver.CUDADriverError(status)
 
 
 def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> int:
-    """Clusters that the device holds at once, from the driver."""
+    """Ask the driver how many clusters the device holds at once."""
     attribute = (ctypes.c_uint * 18)(4, 0, cluster, 1, 1)  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     config = LaunchConfig(blocks, 1, 1, THREADS, 1, 1, shared, None, ctypes.addressof(attribute), 1)
     count = ctypes.c_int()
@@ -196,21 +195,21 @@ def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> 
 def pass_options(
     shape: Shape, dtype: str, kl: tuple[bool, bool], narrow: bool, memory: int, bulk: bool
 ) -> dict[str, int]:  # fmt: skip
-    """``bulk``: the device has bulk copies."""
+    """Return the compiler's options for passes; ``bulk``: the device has bulk copies."""
     words = {"ORDERED": int("ordered" in switches()), "RACECHECK": int("racecheck" in switches())}
     words |= {} if bulk else {"BULK": 0}
     return shape_options(shape, dtype, kl, NARROW=int(narrow), MEMORY=memory, **words)
 
 
 def shapes_for(ld: int, dtype: str, bulk: bool) -> tuple[Shape | None, Shape | None]:
-    """Return the shapes of wide and of narrow passes; without ``bulk`` copies there are no clusters, too."""
+    """Return the shapes of wide and of narrow passes; a device without ``bulk`` copies has no clusters either."""
     found = shape_for(ld, dtype), None if dtype == "float64" else shape_for(ld, dtype, True)
     wide, narrow = (shape if shape and (bulk or shape.CLUSTER == 1) else None for shape in found)
     return wide, narrow if wide else None
 
 
 def persistent_jobs(m: int, n: int, dtype: str, kl: tuple[bool, bool], bulk: bool) -> list[Job]:
-    """List what is compiled for passes over such a K on a device that can run the persistent kernel."""
+    """List the kernels of passes over such a K on a device that can run the persistent kernel."""
     memory = memory_for(m, n, ITEMSIZE[dtype])
     found = enumerate(shapes_for(-(-n // PAD) * PAD, dtype, bulk))
     options = [pass_options(shape, dtype, kl, bool(k), memory, bulk) for k, shape in found if shape is not None]
@@ -218,7 +217,7 @@ def persistent_jobs(m: int, n: int, dtype: str, kl: tuple[bool, bool], bulk: boo
 
 
 class Persistent:
-    """A compiled persistent kernel and its grid; ``parts`` is 0 where it does not fit the device."""
+    """A compiled persistent kernel and its grid; ``parts`` is 0 if it does not fit the device."""
 
     def __init__(
         self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], narrow: bool, memory: int
@@ -254,12 +253,12 @@ class Persistent:
         self.slabs = self.parts // shape.CLUSTER
 
     def spread(self, m: int, ld: int, itemsize: int, blocks: int, room: int) -> None:
-        """Fill the device with clusters: a worker's ring takes all the room, and the lag all slots but two."""
+        """Choose a grid of clusters that fills the device; rings take all shared memory, the lag all slots but two."""
         shape = self.shape
         blocks -= blocks % shape.CLUSTER
         blocks = min(blocks, shape.CLUSTER * resident_clusters(self.run, shape.CLUSTER, blocks, self.shared))
         streams, strips, columns = shape.spread(m, ld, itemsize, blocks)
-        room -= 32 * shape.CPT * itemsize  # a warp reads on behind its last row
+        room -= 32 * shape.CPT * itemsize  # a warp reads beyond its last row
         self.slots = min(MAIL, room // max(1, -(-strips // shape.CLUSTER) * shape.R * columns * itemsize))
         if streams == 0 or self.slots < (3 if shape.R > 1 else 2):
             return
@@ -277,30 +276,30 @@ class Persistent:
 
 @lru_cache(maxsize=256)
 def fitted(device: int, words: frozenset[str], shape: Shape, *lie: Any) -> Persistent:
-    """Persistent(shape, *lie) under these words of MAPUOT_CUDA, made once; in flatter tiles where two do not fit."""
+    """Make Persistent(shape, *lie) once for these words of MAPUOT_CUDA; use flatter tiles if two do not fit."""
     one = Persistent(shape, *lie)
     if one.parts or shape.R == 1:
         return one
     return fitted(device, words, replace(shape, R=shape.R // 2), *lie)
 
 
-READY: set[tuple[Any, ...]] = set()  # what passes of a kind on a device need is compiled
+READY: set[tuple[Any, ...]] = set()  # keys (device, kind of passes) of kernels that are compiled
 
 
 class Iterate:
-    """Calls that make passes on the state they were built for."""
+    """Launch passes on one state."""
 
     def __init__(
         self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], in_place: bool,
         beside: tuple[Job, ...] = (), portable: bool = False,
     ) -> None:  # fmt: skip
-        """``beside``: what the caller needs next, compiled at the same time; portable: by these kernels alone."""
+        """``beside``: the caller's next kernels, compiled in parallel; portable: use only the portable kernels."""
         self.state, self.most = state, TRACE_PASSES
         (self.m, self.n, ld), self.in_place = shape, in_place
         self.memory = memory_for(self.m, self.n, ITEMSIZE[dtype])
         self.parity = 0
         self.graphs: dict[int, Any] = {}
-        self.begun = False  # passes were made by these kernels
+        self.begun = False  # have these kernels made passes?
         self.wide: Persistent | None = None
         self.narrow: Persistent | None = None
         self.parts, self.copies, self.slab, self.solo = 0, 1, 1, False
@@ -317,7 +316,7 @@ class Iterate:
         return Lie(self.parts, self.copies, self.memory, self.slab, self.ordered)
 
     def fit(self, ld: int, dtype: str, kl: tuple[bool, bool], beside: tuple[Job, ...], bulk: bool) -> None:
-        """The two persistent kernels, where they fit."""
+        """Take the two persistent kernels, if they fit."""
         made: list[Persistent | None] = []
         here, shapes = (cp.cuda.runtime.getDevice(), switches()), shapes_for(ld, dtype, bulk)
         kind = *here, shapes, dtype, kl, self.memory
@@ -339,12 +338,12 @@ class Iterate:
         self.slab = max(one.slabs for one in made if one is not None)
 
     def split_columns(self, most: int) -> None:
-        """Whole warps of columns a block."""
+        """Give each block whole warps of columns, for at most ``most`` blocks."""
         self.share = -(-self.n // (32 * most)) * 32
         self.parts = -(-self.n // self.share)
 
     def __call__(self, count: int, first: int) -> None:
-        """Launch at most ``count`` passes, after ``first`` that were made before."""
+        """Launch at most ``count`` passes; ``first`` passes were made before."""
         if self.wide is None:
             self.portable(count)
             return
@@ -353,7 +352,7 @@ class Iterate:
                 one(self.state, first, count, BOTH)
 
     def rows(self, first: int, narrow: bool) -> None:
-        """Launch a row_pass; the column sums and row scalars of this device go to ``total``."""
+        """Launch a row_pass, and gather this device's column sums and row scalars in ``total``."""
         one = self.narrow if narrow else self.wide
         if one is not None:
             one(self.state, first, 1, ROWS)
@@ -366,7 +365,7 @@ class Iterate:
         self.launch("gather_sums", (-(-self.n // 256),), 256, np.int32(1), np.int32(self.parity))
 
     def finish(self, first: int, narrow: bool, total: int) -> None:
-        """Launch a finish_pass on what ``total`` holds."""
+        """Launch a finish_pass on the sums in ``total``."""
         one = self.narrow if narrow else self.wide
         if one is not None:
             one(self.state, first, 1, FINISH)
@@ -385,7 +384,7 @@ class Iterate:
         self.take_shape(shape or Shape(8, 8, 4), shape is not None, ld, dtype, kl)
 
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
-        """The portable kernels in that shape; fused: a block covers a row."""
+        """Take the portable kernels of this shape; fused: a block covers a row."""
         self.shape, self.graphs = shape, {}
         options = shape_options(shape, dtype, kl, MEMORY=self.memory) | ({"IN_PLACE": 1} if self.in_place else {})
         self.halves = ROW_KERNELS[fused]
@@ -395,7 +394,7 @@ class Iterate:
         chunks, many = -(-ld // chunk), 8 * self.processors
         columns = chunks, max(1, min(self.m, many // chunks))
         self.grids: tuple[tuple[int, ...], ...] = (min(blocks),), columns
-        self.splits = max(1, min(chunks // 4, -(-many // blocks[1])))  # of columns, where there are few rows
+        self.splits = max(1, min(chunks // 4, -(-many // blocks[1])))  # parts of the columns, if rows are few
         if self.halves[0] == "row_sums":
             self.grids = (min(many, blocks[1]), self.splits), (-(-self.m // 256),), columns
             self.row_parts = cp.empty(self.splits * max(1, self.m))
@@ -415,7 +414,7 @@ class Iterate:
         self.some_rows(self.state)
 
     def some_rows(self, state: Any) -> None:
-        """Pass over the rows that ``state`` points at, and add their sums to the others'."""
+        """Pass over the rows that ``state`` points at, and add their sums to the totals."""
         for name, grid in zip(self.halves, self.grids, strict=False):
             threads, arguments = 32 * self.shape.GW, [by_value(state), np.int32(self.parity)]
             if name == "row_sums":
@@ -425,7 +424,7 @@ class Iterate:
             self.kernels[name](grid, (threads,), tuple(arguments))
 
     def finish_kernels(self, total: int = 0) -> None:
-        """``total``: address of the sums, 0 = this device's own."""
+        """Launch the finish; ``total``: address of the sums, 0 for this device's own."""
         parity, source = np.int32(self.parity), np.uint64(total)
         words = by_value(self.state), parity, source
         self.finish_run((self.parts,), (THREADS,), words, shared_mem=self.finish_shared)
@@ -437,7 +436,7 @@ class Iterate:
             self.parity = 1 - self.parity
 
     def portable(self, count: int) -> None:
-        """Launches alternate between the halves of progress; GRAPH_PASSES of them are one captured graph."""
+        """Launch passes, which alternate between the halves of progress; a captured graph has GRAPH_PASSES passes."""
         if count < GRAPH_PASSES or not self.begun:
             self.passes(min(count, FIRST_PASSES))
             self.begun = True

@@ -1,7 +1,7 @@
-"""Vectors on the device whose arithmetic nothing compiles: src_cuda/vectors.cu does it, for formulas that NumPy shares.
+"""Vectors on the device for formulas that also run in NumPy; src_cuda/vectors.cu interprets their arithmetic.
 
-CuPy compiles a kernel for each operation, type and layout, .08 s each: 84 of them in a first solve that skips pairs.
-What else there is in this module is CuPy's.
+CuPy would compile a kernel for each operation, type and layout, .08 s each: a first solve that skips pairs needs 84.
+All other names of this module are CuPy's.
 """
 
 import math
@@ -23,8 +23,8 @@ TRUTHS = range(OPERATIONS["isfinite"], OPERATIONS["invert"] + 1)  # operations w
 REAL = {OPERATIONS[name] for name in ("divide", "sqrt", "exp", "log", "log1p", "rint")}
 KINDS, NUMBER = {"?": 0, "l": 1, "f": 2, "d": 3}, 4
 DTYPES = np.bool_, np.int64, np.float32, np.float64
-REALS = float, np.floating, np.ndarray  # numbers of the host; others are integers or truths
-SLOTS = 32  # operands of a formula, and operations
+REALS = float, np.floating, np.ndarray  # types of real numbers on the host; others are integers or truth values
+SLOTS = 32  # most operands of a formula, and most operations
 HEAD, OPERAND = struct.Struct("6q"), struct.Struct("6qd")
 SIZE = HEAD.size + (4 + OPERAND.size) * SLOTS
 MOST_BLOCKS = 4096
@@ -36,9 +36,9 @@ def __getattr__(name: str) -> Any:
 
 
 class Vector(NDArrayOperatorsMixin, cp.ndarray):  # type: ignore[misc]
-    """Array of up to three axes; what is made of one is one."""
+    """Array of up to three axes; operations on it give arrays of this class."""
 
-    __module__ = "cupy"  # to whose functions it is an array
+    __module__ = "cupy"  # so that CuPy's functions accept it
     xp = sys.modules[__name__]
 
     def __array_ufunc__(self, ufunc: Any, method: Any, *inputs: Any, out: Any = (), **options: Any) -> Any:
@@ -55,7 +55,7 @@ class Vector(NDArrayOperatorsMixin, cp.ndarray):  # type: ignore[misc]
         return found.view(Vector) if isinstance(found, cp.ndarray) else found
 
     def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, cp.ndarray):  # of numbers >= 0, or a mask
+        if isinstance(key, cp.ndarray):  # indices >= 0, or a mask
             return evaluated(np.positive, (self,), index=flatnonzero(key) if key.dtype == bool else key)
         return super().__getitem__(key)
 
@@ -72,7 +72,7 @@ class Vector(NDArrayOperatorsMixin, cp.ndarray):  # type: ignore[misc]
         return np.positive(self)
 
     def astype(self, dtype: Any, *given: Any, **options: Any) -> Any:
-        if not {self.dtype.char, np.dtype(dtype).char} <= KINDS.keys():  # as CuPy's argmax of a mask asks for
+        if not {self.dtype.char, np.dtype(dtype).char} <= KINDS.keys():  # CuPy's argmax of a mask needs other types
             return super().astype(dtype)
         return evaluated(np.positive, (self,), [empty(self.shape, dtype)])
 
@@ -112,11 +112,11 @@ def concatenate(parts: Any) -> Any:
 
 
 def flatnonzero(mask: Any) -> Any:
-    """Return the places at which a mask is true."""
+    """Return the indices at which a mask is true."""
     last = asarray(cp.cumsum(asarray(mask).astype(np.int64)))
     count = int(last[-1:].get()[0]) if len(mask) else 0
     found = empty(count + 1, np.int64)
-    evaluated(place, (mask,), [found], to=np.where(mask, last - 1, count))  # the others: behind these
+    evaluated(place, (mask,), [found], to=np.where(mask, last - 1, count))  # false: the slot at the end
     return found[:count]
 
 
@@ -129,13 +129,13 @@ OWN: dict[Any, Any] = {np.where: where, np.concatenate: concatenate, np.flatnonz
 
 @lru_cache(maxsize=1024)
 def steps_of(size: tuple[int, ...], strides: tuple[int, ...], width: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the steps of three axes, of which some may be broadcast."""
+    """Return the strides of three axes in entries; 0 for broadcast axes."""
     steps = [0 if k == 1 else step // width for k, step in zip(size, strides, strict=True)]
     return *[0] * (len(shape) - len(size)), *steps, *[0] * (3 - len(shape))
 
 
 def operand(x: Any, shape: tuple[int, ...], index: Any = None, place: int = 0) -> bytes:
-    """Return the words of an operand, broadcast to this shape; ``place``: of the value that goes there."""
+    """Return the words of an operand, broadcast to this shape; ``place``: for a result, the slot of its value."""
     if not isinstance(x, cp.ndarray):
         return OPERAND.pack(0, 0, NUMBER, 0, 0, 0, x)
     steps = steps_of(x.shape, x.strides, x.itemsize, shape)
@@ -143,7 +143,7 @@ def operand(x: Any, shape: tuple[int, ...], index: Any = None, place: int = 0) -
 
 
 def launch(name: str, shape: tuple[int, ...], code: bytes, numbers: tuple[int, ...], operands: list[bytes]) -> None:
-    """``numbers``: of operations, inputs and results."""
+    """Launch a kernel of vectors.cu; ``numbers``: counts of operations, inputs and results."""
     if blocks := -(-math.prod(shape) // 256):
         words = HEAD.pack(*shape, *(1, 1, 1)[len(shape) :], *numbers) + code + b"".join(operands)
         record = np.frombuffer(words.ljust(SIZE, b"\0"), f"V{SIZE}")
@@ -157,7 +157,7 @@ def kind_of(x: Any) -> int:
 
 
 class Term(NDArrayOperatorsMixin):
-    """A value in a formula that is read to be made a program: its place among the others."""
+    """A value in a formula that is traced into a program: its slot."""
 
     def __init__(self, program: "Program", place: int, kind: int) -> None:
         self.program, self.place, self.kind = program, place, kind
@@ -175,7 +175,7 @@ def place(x: Term) -> Term:
 
 
 class Program:
-    """The operations of a function, its own numbers, and where its results are."""
+    """The operations of a traced function, its constants, and the slots of its results."""
 
     def __init__(self, function: Any, inputs: tuple[Any, ...]) -> None:
         self.code, self.numbers, self.inputs = bytearray(), list[float](), len(inputs)
@@ -188,7 +188,7 @@ class Program:
         self.words = bytes(self.code).ljust(4 * SLOTS, b"\0")
 
     def term(self, x: Any) -> Term:
-        """Return a term, of a number behind the inputs."""
+        """Return x as a term; a number becomes a constant in a slot behind the inputs."""
         if isinstance(x, Term):
             return x
         self.numbers.append(float(x))
@@ -207,14 +207,15 @@ PROGRAMS: dict[Any, Program] = {}  # by the function and the kinds of its argume
 
 
 def evaluated(function: Any, inputs: tuple[Any, ...], into: Any = (), index: Any = None, to: Any = None) -> Any:
-    """Return what a function of vectors and numbers makes of these, by one launch.
+    """Evaluate a function of vectors and numbers by one launch.
 
-    ``into``: where its results go, at the places ``to`` of their first axes. ``index`` picks of an input's first axis.
+    ``into``: arrays for the results, written at the indices ``to`` of their first axis. ``index``: indices into the
+    first axis of the input.
     """
     shape: tuple[int, ...] = ()
     if index is not None or to is not None:
         x, at = (inputs[0], index) if to is None else (into[0], to)
-        if at.dtype != np.int64 or at.ndim != 1 or not at.flags.c_contiguous:  # other bits would be read as places
+        if at.dtype != np.int64 or at.ndim != 1 or not at.flags.c_contiguous:  # the kernel reads raw int64
             raise TypeError("places that are not int64, one behind the other")
         shape = at.shape + x.shape[1:]
     else:
@@ -234,7 +235,7 @@ def evaluated(function: Any, inputs: tuple[Any, ...], into: Any = (), index: Any
 
 
 def merged(ufunc: Any, x: Any, starts: Any = None, each: Any = np.positive) -> Any:
-    """Return ufunc.reduceat(each(x), starts), of which each start lies behind the one before; None: of all of x."""
+    """Return ufunc.reduceat(each(x), starts) for increasing starts; None: reduce all of x."""
     starts = zeros(1, np.int64) if starts is None else starts
     found = empty((len(starts), *x.shape[1:]), np.int64 if x.dtype == np.int64 else np.float64)
     operands = [operand(k, k.shape) for k in (x, starts)] + [operand(len(x), ()), operand(found, found.shape)]
