@@ -19,7 +19,7 @@ def as_generator(seed: Any) -> np.random.Generator:
     if type(seed).__module__.partition(".")[0] == "torch":
         torch = sys.modules["torch"]
         seed = int(torch.randint(1 << 62, (), generator=seed, device=seed.device))
-    elif str(getattr(seed, "dtype", "")).startswith("key<"):  # of jax.random.key
+    elif str(getattr(seed, "dtype", "")).startswith("key<"):  # a key of jax.random.key
         seed = sys.modules["jax"].random.key_data(seed)
     return np.random.default_rng(np.asarray(seed) if hasattr(seed, "dtype") else seed)
 

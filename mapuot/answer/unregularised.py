@@ -57,7 +57,8 @@ def lowest(result: Any) -> float:
     """Return the dual value without entropy of the point (f, g) that is computed from g."""
     p, reg = result.problem, result.problem.reg
     operator = result._backend.operator_of(p.cost, reg, None, p.ranks, result._threads)
-    out_u, out_v = (side.left_out(np.zeros(len(side.weight))) for side in (p.rows, p.cols))  # whatever c forbids
+    # points that the problem without entropy leaves out: c, which may forbid more, plays no part
+    out_u, out_v = (side.left_out(np.zeros(len(side.weight))) for side in (p.rows, p.cols))
     log_v = host(result.log_v)
     x = np.where(out_v, -np.inf, np.where(np.isfinite(log_v), log_v, 0.0))
     alpha = np.where(out_u, -np.inf, 0.0)

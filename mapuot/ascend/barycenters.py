@@ -238,7 +238,7 @@ class Debiased(Barycenter):
     """
 
     certifies = False
-    log_kd: F64  # log K d of the last pass, before d moved
+    log_kd: F64  # log K d of the last pass, before the update of d
     missed = 0.0  # mass by which the plans of the previous pass miss their row sums
 
     def __init__(self, A: F64, operator: Any, rho: float, weights: F64, tol_change: float) -> None:

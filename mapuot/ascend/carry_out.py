@@ -108,7 +108,7 @@ def settle(run: Run, stage: Stage, larger: bool, cancelled: bool) -> bool:
     elif cancelled:
         run.status = "cancelled"
     elif run.status == "max_passes" and run.n_passes < min(stage.most, run.max_passes):
-        run.status = "stalled"  # out of patience
+        run.status = "stalled"  # the stage's own limit is used up
     return cancelled
 
 

@@ -33,7 +33,7 @@ GROWTH = 2.4  # of the pairs when nats grow fourfold: 2 on a line, 4 in a plane,
 EVERY = 10  # passes between two selections of pairs
 MOST_PASSES = 1000  # of a stage; stages that converged took at most 450
 RUNG_TOL = 0.1  # certified error, over the kept pairs, that ends a stage at a larger reg
-START_TOL = 1.0  # certified error of passes that skip pairs of points at which kept pairs take over
+START_TOL = 1.0  # certified error that ends passes that skip pairs of points; then kept pairs take over
 ROUNDS = 3  # certifying passes over all pairs; each may start another search
 
 
@@ -65,7 +65,7 @@ class KeptPairs:
     def solve(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
         """Solve at the requested reg by ``passes``; only a pass over all pairs can set the status "converged".
 
-        Return the given log v, where the last pass over all pairs has an error above WARM_ERROR.
+        Return the given log v if the last pass over all pairs has an error above WARM_ERROR.
         """
         run, answer = self.run, None
         inner = dataclasses.replace(options, tol=INNER * options.tol)

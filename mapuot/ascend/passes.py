@@ -59,7 +59,7 @@ class Body:
     alone = 0.0  # share of own Anderson weights of each part, until the guard drops a step
     coarse: Any = None  # the coarse correction of its steps, if there is one
     reads: str  # the form of its kernels, in words
-    narrow = False  # may its first passes sum in float32?
+    narrow = False  # whether its first passes may sum in float32
     rough = 0.0  # the largest rho / reg: noise of float32 sums grows with it
     width: int  # number of points of its largest part
     xp: Any = np  # numpy or CuPy: the module of its states

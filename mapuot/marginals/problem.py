@@ -32,11 +32,11 @@ LEAST_TOL_GAP = 1e-5  # least tol_gap for kernels in float32, since the gap incl
 class Marginal:
     """The points of one marginal that can hold mass."""
 
-    name: str  # for messages
+    name: str  # for error messages
     size: int  # number of given points
     kept: Any  # indices of the kept points
     unreached: Any  # indices of points with mass that are removed
-    log_weight: F64  # of the kept points; 0 where the marginal is free
+    log_weight: F64  # log masses of the kept points; 0 for a free marginal
     rho: float  # reg_m; inf is hard, 0 free
 
     @property

@@ -76,7 +76,7 @@ class State:
         return replace(self, log_u=self.log_u.moved(host), log_s=log_s, messages=messages)
 
     def translated(self, problem: MultiProblem, lam: F64) -> "State":
-        """Move log_u by lam, a number for each marginal and part; the mass grows by e^(sum of lam over marginals)."""
+        """Add lam (marginals, parts) to log_u; the mass of a part grows by e^(sum of lam over marginals)."""
         total = lam.sum(0)
         log_u, log_s = self.log_u.moved(problem.points.moved, lam), self.log_s
         log_s = None if log_s is None else log_s.moved(problem.points.moved, total - lam)

@@ -76,7 +76,7 @@ def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ..
         return None
     if rho[0] == rho[1] == math.inf:
         if arguments[6] == "mixed" or abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass:
-            return None  # `begin` meets two hard sides on a float64 K
+            return None  # `begin` solves two hard sides on a float64 K only
         even = float(evening(rows.mass, cols.mass))
         cols = cols if even == 1 else dataclasses.replace(cols, weight=cols.weight * even)
     backend = whole()[0]
@@ -101,7 +101,7 @@ def is_readable(M: Any) -> bool:
 def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tuple[Options, Options, int, float] | None:
     """Return the options of the answer, the options of the passes, the most passes, and the largest range(M) / reg.
 
-    Return None if one call cannot solve such problems. Above the largest range(M) / reg, larger regs come first.
+    Return None if one call cannot solve such problems. Above this range(M) / reg the problem needs larger regs.
     """
     one = options.symmetric
     both = hard_cols and not one
