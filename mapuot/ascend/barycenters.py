@@ -239,7 +239,7 @@ class Debiased(Barycenter):
 
     certifies = False
     log_kd: F64  # log K d of the last pass, before the update of d
-    missed = 0.0  # mass by which the plans of the previous pass miss their row sums
+    missed = 0.0  # mass that the plans of the previous pass lack or exceed in their rows
 
     def __init__(self, A: F64, operator: Any, rho: float, weights: F64, tol_change: float) -> None:
         super().__init__(A, operator, rho, weights)

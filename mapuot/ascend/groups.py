@@ -32,12 +32,12 @@ from ..problem.problem import Problem
 from ..problem.side import Side
 from ..ranks import ALONE
 
-GROUPS = 4096  # groups of a side, all pairs of which are read; 8192 save passes, but took 1.1 to 2.2 times as long
+GROUPS = 4096  # groups of a side with all pairs read; 8192 save passes, but took 1.1 to 2.2 times as long
 MOST_GROUPS, LEAST_IN_GROUP = 32768, 16  # more groups, up to MOST_GROUPS, if each has LEAST_IN_GROUP points
 SHARPER = 0.01  # tolerance of a correction, relative to the error of its pass
 CORRECTION_TOL = 1e-9  # least tolerance of a correction
 MOST_PASSES = 200  # of a correction; with hard points it may have no solution and not converge
-WIDE = 0.25  # largest mean of |x - centre of its group|^2 / reg at which groups still help
+WIDE = 0.25  # groups help up to this mean of |x - centre of its group|^2 / reg
 TAKES = 15  # cost of a correction in passes over all pairs of groups: it makes 6 to 12 passes and some sums
 
 

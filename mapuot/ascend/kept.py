@@ -43,7 +43,7 @@ class KeptPairs:
         self.skip: Truncation | None = None  # the pairs of points that the current stage skips
         self.task: Problem | None = None  # the sparse problem of the last kept pairs
         self.share = 0.0  # of all pairs that were kept at the start of the last stage
-        self.largest = math.inf  # largest reg at which few enough pairs may matter
+        self.largest = math.inf  # passes over kept pairs are not tried above this reg
 
     def passes(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
         """Make the passes of a stage over kept pairs; return the next log v, or None if too many pairs matter."""

@@ -35,9 +35,9 @@ from ..problem.validate import MASS_TOLERANCE, evening, moves_little
 from .plain import LazyResult, number, penalties_of, settings, side_of, told_passes
 from .stages import FORMED, TOGETHER, in_words, newton_words
 
-MOST_SPREAD = 1e3  # range(M) / reg up to which larger regs do not pay: they cost 4 ms, and save 10 passes of .03 ms
+MOST_SPREAD = 1e3  # largest range(M) / reg without larger regs: they cost 4 ms here, and save up to 10 passes of .03 ms
 MET = 0.3  # of tol: how closely one potential meets hard columns before Newton's step, made only once
-MOST_BETWEEN = 1 << 22  # pairs of points up to which an answer keeps costs and K: 50 MB
+MOST_BETWEEN = 1 << 22  # most pairs of points for an answer that keeps costs and K: 50 MB
 BOTH_MET = 0.03  # MET for two hard sides on a float64 K: 30 of 30 problems converged, 24 with .3, 16 with 1
 
 

@@ -19,7 +19,7 @@ METHODS = {  # name: (translation, Anderson memory, in place)
 }
 PRECISIONS = {"float64": "float64", "mixed": "float32"}
 SCHEDULES = "auto", "static"
-# Relative mass by which balanced columns may miss where only the value is wanted. 8 clouds of 256 points in 4
+# Relative mass that balanced columns may miss if only the value is wanted. 8 clouds of 256 points in 4
 # dimensions at blur .05 take 400 passes, and 4300 passes at 1e-6; the values differ by 4e-9, relative. The plan would
 # take 36,000 products of Newton's steps.
 VALUE_TOL_GAP = 1e-5

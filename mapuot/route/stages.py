@@ -21,16 +21,16 @@ from ..problem.problem import Common, Problem
 from ..processor import SERIAL_ENTRIES
 from ..status import FAILED
 
-SCALING_BELOW = 3e-3  # reg / range(M) below which reg is lowered in steps
+SCALING_BELOW = 3e-3  # reg is lowered in steps if reg / range(M) is below this
 SCALING_STEP = 4.0
 MOST_RUNGS = 40  # largest number of larger regs, up to 1e24 times the requested reg
 COARSE_TOL = 0.5  # certified error that ends a stage at a larger reg
 BALANCED_TOL = 0.1  # the same for two balanced sides: far points find their potentials in few passes at larger regs
 WARM_ERROR = 1.0  # a warm start is dropped if its first pass has a larger certified error; larger regs come instead
-KEPT_BELOW = 5e-4  # reg / range(M) below which passes over kept pairs are tried
+KEPT_BELOW = 5e-4  # passes over kept pairs are tried if reg / range(M) is below this
 TOGETHER = 60  # most passes of one potential before ordinary passes; 2 to 12 are enough where one potential works
 INNER = 0.6  # share of tol for the kept pairs; the rest is for the skipped pairs
-FAR_MEDIAN = 30.0  # median cost / reg below which "auto" skips nothing: most pairs count
+FAR_MEDIAN = 30.0  # "auto" skips no pairs if median cost / reg is below this: most pairs matter
 UNDONE = ("running", *FAILED)  # statuses of a solve that has no answer yet
 STALLED = ("stalled",)
 FORMED = "the matrix of the points"  # the form of K in `Result.how`
@@ -47,7 +47,7 @@ class Stage(NamedTuple):
     most: int  # limit on the passes of the whole solve at the end of this stage
     after: tuple[str, ...]  # statuses that start this stage
     begin: str  # "start": given potentials; "zeros": cold, over all pairs; "here": potentials of the last stage
-    leave: float = math.inf  # certified error of the first pass above which the stage ends
+    leave: float = math.inf  # the stage ends if its first pass has a larger certified error
     symmetric: bool = False  # whether log u = log v (one potential)
     kept: bool = False  # whether passes read only pairs that may carry mass, if few
     patience: int = sys.maxsize  # most passes of this stage; after them the solve counts as stalled
@@ -179,7 +179,7 @@ def larger_regs(spread: float, reg: float) -> list[float]:
 
 @functools.cache
 def rungs() -> tuple[tuple[float, float], ...]:
-    """List all larger regs in units of reg, largest first, each with the range(M) / reg above which it is used."""
+    """List all larger regs in units of reg, largest first, each with the least range(M) / reg that needs it."""
     return tuple((SCALING_STEP**k, SCALING_STEP ** (k - 1) / SCALING_BELOW) for k in range(MOST_RUNGS, 0, -1))
 
 
