@@ -1,20 +1,20 @@
 /* finish_tmpl.c - the O(n) half of a pass, in four sweeps over the columns; compiled once per instruction set.
  *
  * finish.c runs them in order and does the scalar work between them.  With k = reg / rho, x = log v + shift:
- *   marginal    s = v K^T u, b e^(-k x)                               -> translation lam, q = b e^(-k log v)
- *   prox        gap = rho q h(log s/q), G(x) = log v' = fi log(b / K^T u)   -> dual value, translation mu
- *   difference  F = G(x) - x and Anderson's dF, dG                    -> weights gamma
- *   advance     x = G - sum gamma dG, put back into the domain of the dual, v = e^x
+ *     marginal    s = v K^T u, b e^(-k x)                               -> translation lam, q = b e^(-k log v)
+ *     prox        gap = rho q h(log s/q), G(x) = log v' = fi log(b / K^T u)   -> dual value, translation mu
+ *     difference  F = G(x) - x and Anderson's dF, dG                    -> weights gamma
+ *     advance     x = G - sum gamma dG, put back into the domain of the dual, v = e^x
  * Sources: Sejourne, Vialard, Peyre 2022 (translation); Walker, Ni 2011 (Anderson, type II).
- * Columns of penalties that have no vector form, or of a KL side that is balanced in part, go through common/column.h,
- * which the CUDA core does for all; oracle: mapuot/backends/reference.py.
+ * Columns of penalties without a vector form, and of KL sides with some balanced points, go through common/column.h,
+ * which the CUDA core uses for all columns. Oracle: mapuot/backends/reference.py.
  */
 #include "kernels.h"
 #include "common/column.h"
 #include "kl.h"
 #include "prox_rows.h"
 
-/* the prox of rows whose s, in rows.marginal, the caller has found; behind the column sums go the row scalars */
+/* The prox of rows with given s in rows.marginal. The row scalars go behind the column sums. */
 static void row_prox(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
     enum { ROWS = 4 };
     for (int64_t i = i0; i < i1; i += ROWS) {
@@ -25,7 +25,7 @@ static void row_prox(const mapuot_state *state, int64_t i0, int64_t i1, double *
     }
 }
 
-#define BIG 1e300 /* absorbed below it: the column is not left out */
+#define BIG 1e300 /* a column with absorbed below it is not left out */
 
 static void sweep_marginal(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out) {
     const mapuot_side *cols = &state->cols;
@@ -55,7 +55,7 @@ static void sweep_marginal(const mapuot_state *state, const sweep_args *args, in
     out[SUM_DEAD] += v_sum(dead);
 }
 
-/* columns that have no vector form; where a side has no one rho there is no translation, and no use of k and next */
+/* Columns without a vector form. A side without a common rho has no translation, and then k and next are unused. */
 static void prox_each(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out) {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
@@ -128,9 +128,9 @@ static void sweep_prox(const mapuot_state *state, const sweep_args *args, int64_
     out[SUM_NEXT] += v_sum(next);
 }
 
-enum { TOGETHER = 8 }; /* differences whose sums stay in registers: in memory a small batch takes a third longer */
+enum { TOGETHER = 8 }; /* differences with sums in registers: from memory a small batch takes a third longer */
 
-/* <dF_i, dF_slot> and <dF_i, F>, weighted, of count differences from the first on */
+/* The weighted products <dF_i, dF_slot> and <dF_i, F> of count differences from `first` on. */
 ALWAYS_INLINE void difference_sums(const mapuot_state *state, const double *F, const double *dF, int64_t slot,
                                    int64_t first, int64_t count, int64_t j0, int64_t j1, double *out) {
     const int64_t np = padded(state->n);
@@ -184,7 +184,7 @@ static void sweep_advance(const mapuot_state *state, const sweep_args *args, int
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
     const double *image = state->work + 2 * np, *dG = state->history + (2 + state->limits.memory) * np;
-    const int bounded = cols->penalty == MAPUOT_TV; /* |g| <= rho: beneath it the dual is -inf, above it flat */
+    const int bounded = cols->penalty == MAPUOT_TV; /* |g| <= rho: below, the dual is -inf, above, flat */
     const vd zero = v_set(0), shift = v_set(state->progress.shift), rate = v_set(1.0 / state->limits.reg);
     vd scale = zero;
     for (int64_t j = j0; j < j1; j += VL) {
@@ -195,7 +195,7 @@ static void sweep_advance(const mapuot_state *state, const sweep_args *args, int
             x = v_min(v_max(x, v_sub(shift, bound)), v_add(shift, bound));
         }
         vd v = v_if_less(e, v_set(BIG), v_exp(v_sub(x, e)), zero);
-        if (state->limits.in_place) { /* what the next pass multiplies the plan's columns by */
+        if (state->limits.in_place) { /* factors of the plan's columns in the next pass */
             vd old = v_load(cols->scale + j), ratio = v_div(v, v_max(old, v_set(DBL_MIN)));
             v_store(state->history + j, v_if_less(zero, old, ratio, zero));
         }

@@ -84,8 +84,7 @@ typedef struct {
     int nontemporal; /* K or P is larger than the caches */
     double *row_sum; /* may be NULL */
     int half;        /* balance: only the row half, only the column half, or both */
-    int64_t
-        across; /* build_kernel: columns of the first row of a symmetric K, with rows from first_column on; else 0 */
+    int64_t across;  /* build_kernel: columns of row 0 if K is symmetric and rows begin at first_column */
 } stream_args;
 
 /* the first column of row i that build_kernel writes */

@@ -1,14 +1,14 @@
-/* kernels_tmpl.c - the O(mn) kernels that depend on how K is stored; compiled once per instruction set and dtype.
+/* kernels_tmpl.c - the O(mn) kernels that depend on the storage of K; compiled once per instruction set and dtype.
  *
- * row_pass is the fused read-only pass: a tile of R rows is read from memory for its sums s = K v, u = prox(s) follows,
- * and the tile, still in cache, is read again for the column sums K^T u, while the next tile comes from memory.
- * narrow_pass is the same with short float32 runs, twice as fast out of cache; its answers are certified by row_pass.
- * row_dots is its first half; of one potential (half_tile) an entry counts for its row and, as K is symmetric, for its column.
- * plan_pass is the single pass of arXiv 2412.11079 with the scalings carried: the buffer is the plan.
- * A tile has a source, chosen at compile time as the pass and the storage are: STORED, it lies in K; MADE, its rows are
- * made into the thread's own buffer, used for both halves and overwritten by those of the next: from M in float64 through
- * cost.h, from points in float32 together with their dots (narrow_points.h).  Where M has stored pairs only, K has them,
- * too, and a tile is some runs of entries (sparse.h).
+ * row_pass is the fused read-only pass. It reads a tile of R rows from memory for s = K v, computes u = prox(s), and
+ * reads the tile again from cache for K^T u, while the next tile comes from memory. narrow_pass does the same in short
+ * float32 runs, twice as fast out of cache; row_pass certifies its answers. row_dots is its first half. With one
+ * potential (half_tile) an entry counts for its row and, as K is symmetric, for its column. plan_pass is the single
+ * pass of arXiv 2412.11079 with the scalings carried: the buffer is the plan.
+ * The source of a tile is known at compile time. STORED: it lies in K. MADE: its rows are computed into the thread's
+ * own buffer, used for both halves and overwritten by the next tile: from M in float64 through cost.h, or from points
+ * in float32 together with their dots (narrow_points.h). If M stores only some pairs, so does K, and a tile is some
+ * runs of entries (sparse.h).
  * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cuh, src_cuda/portable.cu, mapuot/backends/reference.py.
  */
 #include "cost.h"
@@ -21,9 +21,9 @@
 enum { LINE = 64 / sizeof(real) }; /* columns a step: a cache line of K */
 enum { DOTS_AHEAD = 8 * LINE };    /* columns requested ahead of the dots */
 enum { L1_TILE = 32 << 10 };       /* bytes of tiles that stay in L1 */
-enum { RUN = 512, RUN_ROWS = 64 }; /* columns a lane's chain x FL, rows: summed in float32 before they go to float64 */
+enum { RUN = 512, RUN_ROWS = 64 }; /* columns (x FL: of a lane) and rows that are summed in float32 */
 
-/* a range of rows under way */
+/* the data of a pass over a range of rows */
 typedef struct {
     const mapuot_state *state;
     int64_t np, ld;
@@ -37,16 +37,16 @@ static range range_of(const mapuot_state *state, const double *v, double *sums) 
     return (range){state, padded(state->n), state->ld, v, state->narrow_v, sums, state->run};
 }
 
-/* rows whose factors are known: u, or for the plan the growth of u */
+/* rows with known factors: u, or for the plan the growth of u */
 typedef struct {
     real *row;
     const double *u;
 } tile;
 
-typedef enum { WIDE, NARROW, PLAN } form;  /* the three passes; always known to the compiler */
-typedef enum { STORED, MADE } source;      /* where a tile comes from; likewise */
-enum { MAKES = sizeof(real) == 8 };        /* rows of K are made in float64 whatever it is stored in... */
-enum { MAKES_POINTS = sizeof(real) == 4 }; /* ...and those of narrow passes between points in float32 */
+typedef enum { WIDE, NARROW, PLAN } form;  /* the three passes; always a compile-time constant */
+typedef enum { STORED, MADE } source;      /* source of a tile; also a compile-time constant */
+enum { MAKES = sizeof(real) == 8 };        /* rows of K are computed in float64 for any storage... */
+enum { MAKES_POINTS = sizeof(real) == 4 }; /* ...and in float32 for narrow passes between points */
 
 /* ---- rows from M ---- */
 
@@ -55,7 +55,7 @@ ALWAYS_INLINE void write_part(real *out, const double *entry, int64_t k, int64_t
     v_store_part_real(out + k, v_load(entry + k), (int)(count - k));
 }
 
-/* past the caches, line by line from the first whole one on, where K or the plan is larger than they are */
+/* Stream past the caches, from the first whole cache line on, if K or the plan is larger than they are. */
 ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, int nontemporal) {
     const int64_t head = (int64_t)(-(uintptr_t)out % 64 / sizeof(real));
     int64_t k = 0;
@@ -67,9 +67,9 @@ ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, in
     write_part(out, entry, k, count);
 }
 
-/* the rows [i0, i1) of K from column `from` on, with zeros behind them, or of the plan, to out and ld entries further each */
+/* The rows [i0, i1) of K from column `from` on, followed by zeros, or of the plan, to out with stride ld. */
 ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, int64_t from, real *out, const int plan) {
-    _Alignas(64) double entry[BLOCK + PAD]; /* write_part loads a whole vector from the last of them on */
+    _Alignas(64) double entry[BLOCK + PAD]; /* PAD: write_part loads a whole vector at the end */
     const int64_t np = padded(args->n), step = rows_together(&args->M), width = columns_together(&args->M);
     panel near;
     open_panel(&near, step, i1, args->n);
@@ -83,7 +83,7 @@ ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, in
             }
 }
 
-/* make_rows for stored pairs: one row behind the other, from the first of the rows at hand on */
+/* make_rows for stored pairs: row after row, from the first row of this process on */
 static void make_runs(const stream_args *args, int64_t i0, int64_t i1, const int plan) {
     _Alignas(64) double entry[BLOCK];
     real part[VL];
@@ -120,7 +120,7 @@ static void form_plan(const stream_args *args, int64_t i0, int64_t i1) {
     else make_rows(args, i0, i1, 0, (real *)args->out + i0 * args->ld, 1);
 }
 
-/* in the columns that they are kept with, one run behind the other */
+/* Compute a tile in the columns that its rows are kept with, one run behind the other. */
 static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64_t i, int64_t count) {
     int32_t whole[2];
     const kept_runs runs = runs_made(state, i, whole);
@@ -147,7 +147,7 @@ static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64
     }
 }
 
-/* R rows from i on, those of a tile made before being lost; narrow ones come with their dots s */
+/* R rows from i on, where a computed tile overwrites the one before; narrow tiles come with their dots s */
 ALWAYS_INLINE real *open_tile(const range *g, int64_t i, double *s, const form form, const source from, const int R) {
     if (from == STORED) return (real *)g->state->kernel + i * g->ld;
     if (MAKES_POINTS && form == NARROW) made_tile(g->state, i, (float *)g->state->tile, s, R);
@@ -157,19 +157,19 @@ ALWAYS_INLINE real *open_tile(const range *g, int64_t i, double *s, const form f
 
 /* ---- the halves of a tile ---- */
 
-/* the lines DOTS_AHEAD of column j in R rows, behind their end those of the rows that follow */
+/* Prefetch the lines DOTS_AHEAD columns behind column j in R rows; behind their end, lines of the rows that follow. */
 ALWAYS_INLINE void request_ahead(const range *g, const real *K, const real *next, int64_t j, const int R) {
     const real *from = j + DOTS_AHEAD < g->np ? K + j + DOTS_AHEAD : next + j + DOTS_AHEAD - g->np;
     UNROLLED (int r = 0; r < R; r++) __builtin_prefetch(from + r * g->ld, 0, 3);
 }
 
-/* half of the next tile, line by line, while the sums work out of cache: memory must not idle */
+/* Prefetch half of the next tile, line by line, while the sums work in cache: memory must not idle. */
 ALWAYS_INLINE void request_half(const real *next, int64_t k, const int R) {
     UNROLLED (int q = 0; q < R / 2; q += 64 / (LINE * (int)sizeof(real)))
         __builtin_prefetch(next + R / 2 * k + q * LINE, 0, 2);
 }
 
-/* what prox_part needs of the rows from i on */
+/* Prefetch the data that prox_part needs for the rows from i on. */
 ALWAYS_INLINE void request_rows(const mapuot_side *rows, int64_t i) {
     const double *read[] = {rows->fi, rows->base, rows->absorbed, rows->weight, rows->rho};
     const double *written[] = {rows->scale, rows->log_scale, rows->marginal};
@@ -178,7 +178,7 @@ ALWAYS_INLINE void request_rows(const mapuot_side *rows, int64_t i) {
     UNROLLED (int f = 0; f < 3; f++) __builtin_prefetch(written[f] + i, 1, 3);
 }
 
-/* sums += u_r row_r in VL columns from j on; the plan's rows also take the factors u_r and v_j */
+/* sums += u_r row_r in VL columns from j on; rows of the plan are also multiplied by u_r and v_j */
 ALWAYS_INLINE void wide_columns(const range *g, const tile *done, const vd *scale, vd vj, int64_t j, const form form,
                                 const int R) {
     vd column = v_load(g->sums + j);
@@ -195,7 +195,7 @@ ALWAYS_INLINE void wide_columns(const range *g, const tile *done, const vd *scal
     v_store(g->sums + j, column);
 }
 
-/* s_r = K_r . v for R rows, written up to a multiple of VL; in the same sweep the column sums of the tile done */
+/* s_r = K_r . v for R rows, written up to a multiple of VL; the same sweep adds the column sums of the tile `done` */
 ALWAYS_INLINE void wide_dots(const range *g, const real *K, const real *next, const tile *done, double *s,
                              const form form, const int R) {
     vd sum[TILE], scale[TILE];
@@ -211,7 +211,7 @@ ALWAYS_INLINE void wide_dots(const range *g, const real *K, const real *next, co
     UNROLLED (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(sum + r, R - r));
 }
 
-/* run += u_r row_r in FL columns from j on; with flush, what has run up goes to sums in float64 */
+/* run += u_r row_r in FL columns from j on; with flush, the run is added to sums in float64 */
 ALWAYS_INLINE void narrow_columns(const range *g, const tile *done, const vf *scale, int64_t j, int flush,
                                   const int R) {
     vf column = f_load(g->run + j);
@@ -250,7 +250,7 @@ ALWAYS_INLINE void dots(const range *g, const real *K, const real *next, const t
     else wide_dots(g, K, next, done, s, form, R);
 }
 
-/* the column sums of R rows; backwards where the tile is larger than L1: what was read last is still in it */
+/* the column sums of R rows; a tile larger than L1 is swept backwards, since its end was read last */
 ALWAYS_INLINE void sums(const range *g, const tile *done, const real *next, int flush, const form form, const int R) {
     const int backwards = R * g->np * (int64_t)sizeof(real) > L1_TILE;
     const int64_t step = backwards ? -LINE : LINE;
@@ -265,7 +265,7 @@ ALWAYS_INLINE void sums(const range *g, const tile *done, const real *next, int 
     }
 }
 
-/* The columns [from, end) of a range as one of its own */
+/* The columns [from, end) of a range, as a range of its own */
 ALWAYS_INLINE range part_of(const range *g, int64_t from, int64_t end) {
     range part = *g;
     part.np = end - from;
@@ -276,7 +276,7 @@ ALWAYS_INLINE range part_of(const range *g, int64_t from, int64_t end) {
     return part;
 }
 
-/* dots of a tile that was made, run by run; s has TILE places, and prox_rows reads more than R of them */
+/* Dots of a computed tile, run by run. s has TILE places, and prox_rows reads more than R of them. */
 ALWAYS_INLINE void made_tile_dots(const range *g, int64_t i, const real *K, double *s, const form form, const int R) {
     int32_t whole[2];
     const kept_runs runs = runs_made(g->state, i, whole);
@@ -290,7 +290,7 @@ ALWAYS_INLINE void made_tile_dots(const range *g, int64_t i, const real *K, doub
     }
 }
 
-/* and its column sums */
+/* Column sums of a computed tile. */
 ALWAYS_INLINE void made_tile_sums(const range *g, int64_t i, const tile *done, int flush, const form form,
                                   const int R) {
     int32_t whole[2];
@@ -303,12 +303,13 @@ ALWAYS_INLINE void made_tile_sums(const range *g, int64_t i, const tile *done, i
     }
 }
 
-/* whether the rows from i and from j on are of two boxes, whose runs differ */
+/* Do the rows from i and from j on lie in different boxes, with different runs? */
 ALWAYS_INLINE int parted(const mapuot_kept *kept, int64_t i, int64_t j) {
     return kept->first && (kept->before + i) / kept->rows != (kept->before + j) / kept->rows;
 }
 
-/* u = prox(s) of R rows; the plan's s is that of K v times the old u, by which u grows */
+/* u = prox(s) of R rows. s of the plan includes the old u and is divided by it; growth is the ratio of new u to
+ * old u. */
 ALWAYS_INLINE void prox(const range *g, int64_t i, double *s, double *growth, const form form, const int R) {
     const double *u = g->state->rows.scale + i;
     UNROLLED (int r = 0; r < R && form == PLAN; r++) {
@@ -319,9 +320,9 @@ ALWAYS_INLINE void prox(const range *g, int64_t i, double *s, double *growth, co
     UNROLLED (int r = 0; r < R && form == PLAN; r++) growth[r] *= u[r];
 }
 
-/* Tiles of R rows from i0 on, upwards or downwards: every other pass goes downwards, since the rows read last are those
- * that the caches still hold. Plain: dots, prox, sums of a tile, then the next one, half of which the sums request.
- * Piped: the sums of a tile and the dots of the next in one sweep. Both make the same additions, bit for bit. */
+/* Tiles of R rows from i0 on. Every other pass goes downwards, since the caches still hold the rows read last. Plain:
+ * dots, prox and sums of a tile, then the next tile, while the sums prefetch half of it. Piped: the sums of a tile and
+ * the dots of the next in one sweep. Both make the same additions, bit for bit. */
 ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const int piped, const form form,
                              const source from, const int R) {
     const int64_t step = g->state->progress.passes & 1 ? -R : R;
@@ -333,7 +334,7 @@ ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const in
         const tile now = {open_tile(g, i, s, form, from, R), form == PLAN ? growth : g->state->rows.scale + i};
         const real *next = last || from == MADE ? NULL : (real *)g->state->kernel + (i + step) * g->ld;
         if (form == NARROW && from == MADE)
-            ; /* they came with the tile */
+            ; /* the dots came with the tile */
         else if (from == MADE) made_tile_dots(g, i, now.row, s, form, R);
         else if (!piped || t == 0) dots(g, now.row, NULL, NULL, 0, s, form, R);
         if (!last) request_rows(&g->state->rows, i + step);
@@ -377,7 +378,7 @@ ALWAYS_INLINE void dots_range(const range *g, int64_t i0, int64_t i1, const form
     for (; i < i1; i++) dots_tile(g, i, form, from, 1);
 }
 
-/* what has run up, to float64 */
+/* Add the float32 runs to the float64 sums. */
 ALWAYS_INLINE void flush_runs(const range *g, int64_t from) {
     for (int64_t j = from; j < g->np; j += FL) {
         f_add_to(g->sums + j, f_load(g->run + j));
@@ -385,8 +386,8 @@ ALWAYS_INLINE void flush_runs(const range *g, int64_t from) {
     }
 }
 
-/* R rows of a symmetric K from first_column on: rows.marginal = K v, and behind the line of the diagonal sums += K^T v
- * for the rows below, of one read */
+/* R rows of a symmetric K from first_column on, in one read: rows.marginal = K v, and behind the cache line of the
+ * diagonal sums += K^T v for the rows below. */
 ALWAYS_INLINE void half_tile(const range *g, int64_t i, const real *next, const form form, const source from,
                              const int R) {
     const int64_t first = first_column(1, i);
@@ -415,7 +416,7 @@ ALWAYS_INLINE void half_tiles(const range *g, int64_t i0, int64_t i1, const form
     if (form == NARROW) flush_runs(g, first_column(1, i0));
 }
 
-/* one potential: half of the pairs stand for all */
+/* The product K v with one potential: half of the pairs stand for all. */
 ALWAYS_INLINE void product_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const form form,
                                  const source from) {
     const range g = range_of(state, state->cols.scale, sums);
@@ -425,7 +426,7 @@ ALWAYS_INLINE void product_range(const mapuot_state *state, int64_t i0, int64_t 
 
 /* ---- stored pairs ---- */
 
-enum { LONG_RUN = 128 }; /* pairs of a row from which on gathers are faster than loads one by one */
+enum { LONG_RUN = 128 }; /* number of pairs in a row from which gathers are faster than single loads */
 
 /* K_i . v of a long row, in two chains of vectors */
 ALWAYS_INLINE double long_dot(const real *K, const run row, const double *v) {
@@ -440,7 +441,7 @@ ALWAYS_INLINE double long_dot(const real *K, const run row, const double *v) {
     return v_sum(v_add(even, odd)) + rest;
 }
 
-/* K_i . v in four chains: one would wait 4 cycles an entry for its sum */
+/* K_i . v in four chains: a single chain would wait 4 cycles an entry for its sum */
 ALWAYS_INLINE double run_dot(const real *K, const run row, const double *v) {
     if (row.count >= LONG_RUN) return long_dot(K, row, v);
     double sum[4] = {0.0};
@@ -452,7 +453,7 @@ ALWAYS_INLINE double run_dot(const real *K, const run row, const double *v) {
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* all eight sums are other columns', so that none has to wait for another's store */
+/* The eight sums belong to different columns, so that none waits for another's store. */
 ALWAYS_INLINE void run_sums(const real *K, const run row, double u, double *sums) {
     int64_t k = 0;
     for (; k + 8 <= row.count; k += 8) {
@@ -478,7 +479,7 @@ ALWAYS_INLINE void run_tile(const range *g, int64_t i, const int R) {
     for (int r = 0; r < R; r++) run_sums(K + rows[r].first, rows[r], state->rows.scale[i + r], g->sums);
 }
 
-/* whole tiles, and the rows left over one by one; every other pass downwards, as row_tiles does */
+/* Whole tiles, then the remaining rows one by one; every other pass goes downwards, as in row_tiles. */
 static void run_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
     const range g = range_of(state, state->cols.scale, sums);
     const int64_t count = (i1 - i0) / TILE, down = state->progress.passes & 1;
@@ -502,7 +503,7 @@ static void row_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *
 }
 
 #ifdef MAPUOT_DTYPE_F64
-#define narrow_pass NULL /* a K in float64 has no passes in float32 */
+#define narrow_pass NULL /* a float64 K has no float32 passes */
 #else
 static void narrow_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
     if (MAKES_POINTS && makes_rows(state)) row_range(state, i0, i1, sums, NARROW, MADE);
@@ -510,7 +511,7 @@ static void narrow_pass(const mapuot_state *state, int64_t i0, int64_t i1, doubl
 }
 #endif
 
-/* on entry history[j] = v_j / (the v_j that the plan holds), rows.scale the u that it holds */
+/* On entry history[j] = v_j / (the v_j that the plan holds), and rows.scale is the u that it holds. */
 static void plan_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums) {
     row_range(state, i0, i1, sums, PLAN, STORED);
 }

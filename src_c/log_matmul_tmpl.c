@@ -1,7 +1,8 @@
 /* log_matmul_tmpl.c - the log-semiring product out_ij = log sum_k exp(A_ik + B_kj); compiled once per ISA and dtype.
  *
- * The mathematics, the bound of the fast path and the zero policy: log_matmul.h.  S is accumulated in runs of
- * RUN_LENGTH products (float32: short runs in float32, their totals in float64) and held for ROW_BLOCK rows at a time.
+ * log_matmul.h has the mathematics, the bound of the fast path and the policy for zeros. S is accumulated in runs of
+ * RUN_LENGTH products and held for ROW_BLOCK rows at a time. In float32 the runs are short, and their totals are
+ * float64.
  * Oracle: right_of in tests/core/test_log_matmul.py.
  */
 #include "log_matmul.h"
@@ -58,7 +59,7 @@ void KERNEL(pack_columns)(const log_product *job, int64_t panel) {
     }
 }
 
-/* r = max_k A_k, 0 for a row of zeros, +inf for one with +inf or NaN; E_k = exp(A_k - r), at stride ROWS */
+/* r = max_k A_k, 0 for a row of zeros, +inf for a row with +inf or NaN; E_k = exp(A_k - r), at stride ROWS */
 static double pack_row(const real *A, int64_t count, real *E) {
     enum { CHUNK = 64 };
     double top = -INFINITY;
@@ -110,7 +111,7 @@ static double entry(const log_product *job, int64_t i, int64_t j) {
     return top + log(sum);
 }
 
-/* VL entries of a row by their own maxima: out = t_j + log sum_k exp(A_ik + B_kj - t_j) */
+/* VL entries of a row, each from its own maximum: out = t_j + log sum_k exp(A_ik + B_kj - t_j) */
 ALWAYS_INLINE vd exact_entries(const log_product *job, int64_t i, int64_t j) {
     const real *a = (const real *)job->A + i * job->k, *b = (const real *)job->B + j;
     vd top = v_set(-INFINITY), sum = v_set(0);
@@ -123,7 +124,7 @@ ALWAYS_INLINE vd exact_entries(const log_product *job, int64_t i, int64_t j) {
     return v_add(top, v_log(v_max(sum, v_set(DBL_MIN))));
 }
 
-/* out = r_i + c_j + log S_ij for VL columns from j (fewer at the end), or exactly where S is below the limit */
+/* out = r_i + c_j + log S_ij for VL columns from j (fewer at the end), or exact entries if S is below the limit */
 ALWAYS_INLINE void finish_entries(const log_product *job, int64_t i, int64_t j, double row_shift, const double *S) {
     const vd limit = v_set((double)job->k * exp(REAL_MIN_LOG) / REAL_EPS);
     const int64_t count = job->n - j < VL ? job->n - j : VL;

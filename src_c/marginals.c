@@ -1,7 +1,7 @@
-/* marginals.c - the O(n) work of a pass over many marginals, one marginal or one message after the other.
+/* marginals.c - the O(n) work of a pass over many marginals, one marginal or message after the other.
  *
- * What it is for: mapuot/backends/cpu/marginals.py (translation), mapuot/marginals/certificate.py (certify) and tree.py;
- * docs/mathematics.md, "Many marginals".
+ * Callers: mapuot/backends/cpu/marginals.py (translation), mapuot/marginals/certificate.py (certify) and tree.py.
+ * Formulas: docs/mathematics.md, "Many marginals".
  */
 #include "marginals.h"
 
@@ -13,7 +13,7 @@ static const marginal_kernels *kernels(void) { return mapuot_active_kernels()->m
 
 static double rate_of(const mapuot_marginals *x, int64_t k) { return x->rho[k] > 0 ? x->reg / x->rho[k] : 0; }
 
-/* of a problem that falls apart */
+/* log amounts of a problem with several parts */
 static void log_amounts_of_parts(const mapuot_marginals *x, const double *log_u, double *top, double *out) {
     const int64_t cells = x->count * x->parts;
     for (int64_t c = 0; c < cells; c++) {

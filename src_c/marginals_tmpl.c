@@ -1,20 +1,20 @@
 /* marginals_tmpl.c - the O(n) work on the points of one marginal; compiled once per instruction set.
- * The last vector, shorter than VL, is loaded and stored in part; numbers behind the end count for nothing.
+ * The last vector, shorter than VL, is loaded and stored in part; numbers behind the end have no effect.
  */
 #include "marginals.h"
 
 #include "kernels.h"
 #include "kl.h"
 
-#define NOTHING (-1e300) /* a logarithm behind the end, beside any other: its exponential is 0 */
+#define NOTHING (-1e300) /* the logarithm used behind the end: its exponential is 0 beside any other */
 
 ALWAYS_INLINE vd at(const double *x, int64_t n, int64_t j) { return v_load_part(x + j, v_part(n, j), v_set(0)); }
 ALWAYS_INLINE vd size_of(vd x) { return v_max(x, v_sub(v_set(0), x)); }
 
-/* a sum of numbers that is 0, or, where one of them is not finite, NaN */
+/* sound + 0 x: sound stays 0 until an x is not finite, then it is NaN */
 ALWAYS_INLINE vd sound_too(vd x, vd sound) { return v_fma(x, v_set(0), sound); }
 
-/* at least `before`, also where a lane is NaN: v_max takes its second then */
+/* The largest lane, at least `before`, even if a lane is NaN: v_max then takes its second operand. */
 ALWAYS_INLINE double largest_of(vd x, double before) { return v_top(v_max(x, v_set(before))); }
 
 static double log_amount(int64_t n, const double *x, const double *log_u, double rate) {
@@ -36,13 +36,13 @@ static mapuot_worth worth(int64_t n, const double *log_weight, const double *wei
     const double rate = soft ? reg / rho : 0;
     const vd zero = v_set(0), slope = v_set(-rate);
     vd most = zero, value = zero, size = zero, amount = zero, gap = zero, both = zero, missed = zero;
-    vd sound = zero, highest = zero; /* exponents, which v_exp cuts */
+    vd sound = zero, highest = zero; /* largest exponent: v_exp clamps exponents */
     for (int64_t j = 0; j < n; j += VL) {
         const vd a = at(weight, n, j), x = at(log_u, n, j);
         vd q = a, term = hard ? v_mul(a, v_mul(v_set(reg), x)) : zero;
         most = v_max(most, size_of(x));
         sound = sound_too(x, sound);
-        if (soft) { /* by halves: v_exp has 0 below -708, where a may be 1e300; rho a may be below all numbers */
+        if (soft) { /* in two factors, since v_exp is 0 below -708, where a may be 1e300; rho a alone may underflow */
             const vd y = v_mul(slope, x), half = v_exp(v_mul(y, v_set(0.5)));
             highest = v_max(highest, y);
             q = v_mul(v_mul(a, half), half);

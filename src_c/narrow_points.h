@@ -1,19 +1,20 @@
-/* narrow_points.h - rows of K between points in float32, made for narrow passes together with their products with v:
+/* narrow_points.h - rows of K between points in float32, computed for narrow passes together with their products with
+ * v:
  *
  *     K_ij = 2^(row_i + col_j - c_ij),   c the metric between coordinates that are centred and scaled by log2(e) / reg
  *
- * row and col are multiples of 2^-8 below 2^15, so that their sum has no rounding: K's scalings were chosen so (PRODUCTS:
- * with the squares of the rounded coordinates in them).  What is left is the rounding of c.  Who fills the record:
- * mapuot/backends/narrow_points.py.  In float64: points.h by way of cost.h.
+ * row and col are multiples of 2^-8 below 2^15, so that their sum is exact: the scalings of K were chosen so. For
+ * PRODUCTS they include the squares of the rounded coordinates. Only c is rounded. mapuot/backends/narrow_points.py
+ * fills the record. The float64 form: points.h through cost.h.
  */
 #pragma once
 #include "kernels.h"
 #include "vec.h"
 
-enum { STEPS = PAD / FL, MADE_ROWS = STEPS == 1 ? 8 : 4 }; /* so that the sums of a step fill the registers */
-enum { SHORT = 512 };                                      /* columns whose products with v are summed in float32 */
+enum { STEPS = PAD / FL, MADE_ROWS = STEPS == 1 ? 8 : 4 }; /* rows a step: their sums fill the registers */
+enum { SHORT = 512 };                                      /* columns with float32 sums of their products with v */
 
-/* 16 columns from j on of R rows from i on: the sums over the coordinates */
+/* the sums over the coordinates, for R rows from i on and 16 columns from j on */
 ALWAYS_INLINE void narrow_metric(const mapuot_narrow_points *points, int64_t i, int64_t j, vf sum[][STEPS],
                                  const int64_t d, const mapuot_narrow_form form, const int R) {
     const float *x = points->x + i * d, *y = points->y + j * d;
@@ -23,7 +24,7 @@ ALWAYS_INLINE void narrow_metric(const mapuot_narrow_points *points, int64_t i, 
         UNROLLED (int q = 0; q < STEPS; q++) {
             const vf yk = f_load(y + q * FL);
             UNROLLED (int r = 0; r < R; r++) {
-                const vf xk = f_set(x[r * d + k]), t = f_sub(yk, xk); /* so: x is an operand in memory */
+                const vf xk = f_set(x[r * d + k]), t = f_sub(yk, xk); /* in this order x can be a memory operand */
                 if (form == MAPUOT_PRODUCTS) sum[r][q] = f_fma(xk, yk, sum[r][q]);
                 else if (form == MAPUOT_SIZES) sum[r][q] = f_add(sum[r][q], f_max(t, f_sub(xk, yk)));
                 else sum[r][q] = f_fma(t, t, sum[r][q]);
@@ -31,7 +32,7 @@ ALWAYS_INLINE void narrow_metric(const mapuot_narrow_points *points, int64_t i, 
         }
 }
 
-/* R rows from i on, in the columns that they are kept with, to out, ld further each, and s_r = K_r . v, written up to a
+/* R rows from i on, in the columns that they are kept with, to out with stride ld, and s_r = K_r . v, written up to a
  * multiple of VL */
 ALWAYS_INLINE void made_dots(const mapuot_state *state, int64_t i, float *out, double *s, const int64_t d,
                              const mapuot_narrow_form form, const int R) {
@@ -64,7 +65,7 @@ ALWAYS_INLINE void made_dots(const mapuot_state *state, int64_t i, float *out, d
     UNROLLED (int r = 0; r < R; r += VL) v_store(s + r, v_sum_each(total + r, R - r));
 }
 
-/* Choose the text by form, and by d where a loop over few coordinates would take longer than they do. */
+/* Choose the specialisation by form, and by d for few coordinates, where a loop would take longer than its body. */
 ALWAYS_INLINE void made_rows(const mapuot_state *state, int64_t i, float *out, double *s, const int R) {
     const int64_t d = state->narrow_points.d;
     const mapuot_narrow_form form = state->narrow_points.form;
@@ -88,7 +89,7 @@ static __attribute__((noinline)) void made_tile(const mapuot_state *state, int64
         r += 2;
     }
     for (; r < R; r++) {
-        double one[8]; /* VL of them are written */
+        double one[8]; /* VL numbers are written */
         made_rows(state, i + r, out + r * state->ld, one, 1);
         s[r] = one[0];
     }

@@ -1,36 +1,39 @@
-/* newton.c - Newton's step towards hard columns: what it proves of a plan that misses them, and where it leads.
+/* newton.c - Newton's step towards hard columns: a bound for a plan that misses them, and a better start for the next
+ * pass.
  *
- * A pass meets its rows and misses hard columns by b - s.  Its plan P is the best one for masses of its own; how far the plan
- * for the masses asked for lies depends on how columns exchange mass.  With q the marginal that a potential asks for (b where
- * hard, b e^(-g / rho) of KL), fi = rho / (rho + reg), k = reg / rho and D = s + k q, Newton's step (x, y) of (log u, log v)
+ * A pass meets its rows and misses hard columns by b - s. Its plan P is optimal for its own column masses; its distance
+ * from the plan for the masses b depends on how columns exchange mass. Let q be the marginal that a potential asks for
+ * (b where hard, b e^(-g / rho) for KL), fi = rho / (rho + reg), k = reg / rho and D = s + k q. Newton's step (x, y) of
+ * (log u, log v)
  *     x = -(fi / r) P y,     S y = D y - P^T ((fi / r) o P y) = q - s
- * is found by conjugate gradients.  P' = P o (1 + x_i + y_j) has the marginals asked for, but for what they left, hence
+ * is found by conjugate gradients. P' = P o (1 + x_i + y_j) has the marginals asked for, up to the residual, hence
  *     gap(P)   <= reg y S y / (2 (1 - w)),           w = max |x_i + y_j|, k |x_i|, k |y_j|,
  *     gap(P'') <= reg w^2 y S y / (8 (1 - w)),       P'' = P o e^(x_i + y_j), and the plan of a pass from its log v.
- * What is left moves the plan by 2 min(m, n) times as much at most, and by its energy: docs/mathematics.md, "Hard marginals".
- * Of one potential (u = v) the step is S y = D y + P y = q - s with both sides missed alike, and w = 2 max |y|.
- * Of many marginals it is S y = D y + sum_l P_kl y_l = q - s at the points of all, and w is the sum of the largest of each.
- * All vectors but the potentials are shares of the plan's mass: squares of masses of 1e-160 would be 0, which says that
- * nothing is missed.
- * The caller makes the products, by reverse communication, so that this text serves every kind of problem. */
+ * The residual moves the plan by at most 2 min(m, n) times its size; another bound uses its energy:
+ * docs/mathematics.md, "Hard marginals".
+ * One potential (u = v): S y = D y + P y = q - s, both sides miss the same, and w = 2 max |y|.
+ * Many marginals: S y = D y + sum_l P_kl y_l = q - s at the points of all, and w is the sum of the largest |y| of each.
+ * All vectors but the potentials are relative to the plan's mass: squares of masses of 1e-160 would underflow to 0, as
+ * if nothing were missed.
+ * The caller computes the products, by reverse communication, so that this file serves every kind of problem. */
 #include <math.h>
 #include <string.h>
 
 #include "common/rules.h"
 #include "kernels.h"
 
-#define MOST_W 0.9     /* of a step that certifies */
-#define HOPELESS 2.0   /* w beyond which the equations are not solved to the end */
-#define ENOUGH 0.1     /* of the error after the step: what is left of the equations counts no more */
-#define SAFETY 2.0     /* of many marginals: what is left has an error by the least curvature met so far, times this */
-#define SINGULAR 1e-14 /* curvature relative to that of D: what no plan can meet, or rounding */
-#define SUMS_ROUNDING 2e-16 /* times 8 + sqrt(m): sums of columns may be off by this share of the mass */
-#define LONGEST 1.0         /* change of log v by a step that proves too little */
+#define MOST_W 0.9     /* largest w of a step that certifies */
+#define HOPELESS 2.0   /* with a larger w the equations are not solved to the end */
+#define ENOUGH 0.1     /* stop when the residual counts less than this fraction of the error after the step */
+#define SAFETY 2.0     /* many marginals: safety factor of the residual's error by the least curvature met so far */
+#define SINGULAR 1e-14 /* curvature relative to D of a direction that no plan can follow, or of rounding */
+#define SUMS_ROUNDING 2e-16 /* times 8 + sqrt(m): rounding of column sums, relative to the mass */
+#define LONGEST 1.0         /* largest change of log v by a step that does not certify */
 #define MOST_STEPS 60
-#define PASSES_BETWEEN 8 /* two steps, the first of which was too far off to be solved */
+#define PASSES_BETWEEN 8 /* passes between two steps if the first was too far off to be solved */
 
-/* Where all rows and columns are hard the columns are asked for as much mass as the rows have in each part of M: both masses
- * may be apart by rounding, which no plan can meet.  Returns by how much. */
+/* If all rows and columns are hard, ask the columns for as much mass as the rows have in each part of M: rounding may
+ * separate the two masses, and no plan can meet both. Returns the difference. */
 static double even_out(mapuot_newton *w, const double *weight, const int32_t *part, int64_t parts) {
     double *have = w->t, *ask = w->d, apart = 0.0;
     if (parts > w->n) return 0.0;
@@ -47,7 +50,7 @@ static double even_out(mapuot_newton *w, const double *weight, const int32_t *pa
     return apart;
 }
 
-/* what is left / D is the next direction, but for the part along the last one; w->size: what is left, in the norm of 1 / D */
+/* The next direction: residual / D, conjugate to the last one. w->size: the residual in the norm of 1 / D. */
 static void direct(mapuot_newton *w) {
     double size = 0.0;
     for (int64_t j = 0; j < w->n; j++) size += w->left[j] * (w->left[j] / w->diagonal[j]);
@@ -59,7 +62,7 @@ static void direct(mapuot_newton *w) {
 
 double mapuot_newton_error(double apart, double bound) { return apart + bound * (1 + 2 * apart); }
 
-/* How many eigenvalues of the tridiagonal matrix of the conjugate gradients (Lanczos's) are below x, at most 1. */
+/* Is an eigenvalue of the tridiagonal matrix of the conjugate gradients (Lanczos) below x? */
 static int is_below(const mapuot_newton *w, double x) {
     double pivot = 1.0;
     for (int64_t k = 0; k < w->products; k++) {
@@ -71,7 +74,7 @@ static int is_below(const mapuot_newton *w, double x) {
     return 0;
 }
 
-/* The least curvature of S relative to D that the directions so far have met, from below, to 5 %. */
+/* The least curvature of S relative to D met by the directions so far, from below, to 5 %. */
 static double least_curvature(const mapuot_newton *w) {
     double high = w->curvature, low = high;
     while (low > SINGULAR && is_below(w, low)) high = low, low *= 0.5;
@@ -86,13 +89,13 @@ static double least_curvature(const mapuot_newton *w) {
 typedef struct {
     double far;    /* max y - min y: x is minus a mean of y */
     double soft;   /* max k |y| */
-    double left;   /* sum of |what is left|, of the plan's mass */
-    double rest;   /* max |what is left| / D, times the largest k above 1 */
-    double along;  /* y times what is left: 0 but for rounding */
+    double left;   /* sum of |residual|, relative to the plan's mass */
+    double rest;   /* max |residual| / D, times the largest k above 1 */
+    double along;  /* y times the residual: 0 up to rounding */
     double energy; /* y S y */
 } look;
 
-/* max |sum_k y_k| over all choices of a point of each of many marginals */
+/* max |sum_k y_k| over all choices of one point from each marginal */
 static double farthest(const mapuot_newton *w) {
     double lowest = 0.0, highest = 0.0;
     for (int64_t k = 0; k < w->marginals; k++) {
@@ -127,7 +130,7 @@ static look look_at(const mapuot_newton *w) {
     return at;
 }
 
-/* Neither plan is good enough: from here on the passes go on, unless that was tried often enough. */
+/* Neither plan is good enough: go on with passes, unless that was tried often enough. */
 static int leave_open(mapuot_newton *w, double most) {
     for (int64_t j = 0; j < w->n; j++) w->y[j] = fmax(-LONGEST, fmin(LONGEST, w->y[j]));
     w->wait = most <= MOST_W ? 1 : PASSES_BETWEEN;
@@ -135,18 +138,18 @@ static int leave_open(mapuot_newton *w, double most) {
     return w->tried++ < MOST_STEPS && !spent ? MAPUOT_OPEN : MAPUOT_GIVES_UP;
 }
 
-/* What is left of the equations, as a share of the mass that it moves: along paths or, of many marginals, by its energy and
- * the least curvature that the directions have met, an estimate. */
+/* The mass that the residual moves, relative to the plan's mass: along paths, or for many marginals by its energy and
+ * an estimate of the least curvature. */
 static double moved_by_rest(mapuot_newton *w, const look *at, double sides, double noise, int singular) {
     if (!w->marginals) return w->paths * (at->left + noise);
-    const int spent = w->size <= noise * noise; /* what is left is rounding */
+    const int spent = w->size <= noise * noise; /* the residual is rounding */
     if (!(spent ? w->products > 0 : w->products > 1 && !singular)) return INFINITY;
     w->curvature = least_curvature(w);
     return SAFETY * sqrt((sides * w->size + noise * noise) / w->curvature);
 }
 
-/* The bounds of this plan and of that after the step, and whether the equations are solved far enough.  Where rows are soft,
- * what is left of them counts by the most that S^-1 makes of it, in energy and point by point: S >= least D. */
+/* Compute the bounds of this plan and of the plan after the step, and decide if the equations are solved far enough.
+ * With soft rows S >= least D bounds the effect of the residual through S^-1, in energy and point by point. */
 static int judge_step(mapuot_newton *w, int singular) {
     const look at = look_at(w);
     const double sides = w->symmetric ? 2.0 : 1.0;
@@ -179,7 +182,8 @@ static int judge_step(mapuot_newton *w, int singular) {
     return MAPUOT_ASKS;
 }
 
-/* The bound of the pass itself, y = 0: it holds where columns miss tol / paths, as after steps with a factor. */
+/* The bound of the pass itself, y = 0: it suffices where columns miss tol / paths, as after steps with a
+ * factorisation. */
 static int judge_pass(mapuot_newton *w) {
     const int64_t tried = w->tried;
     const int verdict = judge_step(w, 0);
@@ -217,7 +221,7 @@ int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rh
         w->left[j] = w->asked[j] = in ? (q - s) / mass : 0.0;
         w->diagonal[j] = in ? s / mass + w->rate[j] * (q / mass) : 1.0;
         w->rate[j] = in ? w->rate[j] : 0.0;
-        w->y[j] = w->d[j] = 0.0; /* of memory as it came: 0 times what is no number is none */
+        w->y[j] = w->d[j] = 0.0; /* the memory is uninitialised: 0 times NaN is NaN */
         w->missed += sides * fabs(w->left[j]);
     }
     w->most = all ? 1.0 + asked / mass : INFINITY; /* |P| + |P*| */
@@ -272,7 +276,7 @@ void mapuot_newton_factors(const mapuot_state *state, double *factor, double *v)
          i++) { /* (fi / r) u kappa u: P^T ((fi / r) o P d) is v K^T (factor o K (v d)) */
         const double r = rows->marginal[i], u = rows->scale[i], fi = 1.0 / (1.0 + state->limits.reg / rows->rho[i]);
         const double found = state->progress.kappa * fi * u * (u / r);
-        factor[i] = !(r > TINY) ? 0.0 : isnormal(found) ? found : NAN; /* 0 would be a row that ties no columns */
+        factor[i] = !(r > TINY) ? 0.0 : isnormal(found) ? found : NAN; /* 0 would drop a row that ties columns */
     }
     memset(v, 0, (size_t)padded(state->n) * sizeof(double));
     for (int64_t j = 0; j < state->n; j++)
@@ -298,7 +302,7 @@ int mapuot_newton_solve(mapuot_pool *pool, const mapuot_state *state, mapuot_new
     memset(vd, 0, (size_t)np * sizeof(double));
     for (int64_t j = 0; j < n; j++) log_v[j] = state->work[j] - state->progress.shift;
     own.rows.factor = factor;
-    own.rows.marginal = w->symmetric ? factor : own.rows.marginal; /* where such a pass has K v */
+    own.rows.marginal = w->symmetric ? factor : own.rows.marginal; /* this pass writes K v here */
     own.cols.scale = vd;
     own.progress.narrow = 0;
     own.coarse.labelled = 0;
@@ -312,7 +316,7 @@ int mapuot_newton_solve(mapuot_pool *pool, const mapuot_state *state, mapuot_new
     return verdict;
 }
 
-/* The state goes on from log v + y. */
+/* Continue the state from log v + y. */
 static void move_on(mapuot_state *state, const mapuot_newton *w) {
     for (int64_t j = 0; j < state->n; j++) state->cols.log_scale[j] = state->work[j] + w->y[j];
     mapuot_set_scale(state);
@@ -324,7 +328,7 @@ int mapuot_meet(mapuot_pool *pool, mapuot_state *state, mapuot_newton *w, double
                 mapuot_stats *stats, int64_t *made) {
     *made = 0;
     stats->status = (double)(state->progress.status = MAPUOT_RUNNING);
-    const int known = has_value(&state->limits, &state->progress, stats); /* which is enough: go no further */
+    const int known = has_value(&state->limits, &state->progress, stats); /* this is enough: go no further */
     if (w->wait-- > 1 && !known) return MAPUOT_RUNNING;
     w->found = stats->error;
     w->tol = state->limits.tol;

@@ -1,10 +1,10 @@
-/* panel.h - blocks of a matrix that lies in memory column by column, as a transposed one does, row by row.
+/* panel.h - row access to a matrix that lies in memory column by column, such as a transposed one.
  *
- * A line of memory holds one column of several rows there.  So a block of some rows is turned round into the thread's own
- * panel when its first row is asked for, and each row asks for its part of the lines of the panel that comes next, into
- * L2: asked for at once they would stop everything else, and L1 has no room for them.  64 rows are pieces of 512 bytes,
- * which memory gives twice as fast as those of 8 rows.  Rows are asked for in order, panel by panel.
- * Contract: the entries themselves, as float64, so that no bit depends on how M lies in memory.
+ * A cache line holds one column of several rows there. When its first row is read, a block of rows is transposed into
+ * the thread's own panel. Each row then prefetches its part of the next panel's lines into L2: all at once they would
+ * stall everything else, and L1 is too small. 64 rows are pieces of 512 bytes, which memory delivers twice as fast as
+ * pieces of 8 rows. Rows are read in order, panel by panel.
+ * Contract: the entries themselves, as float64, so that no bit depends on the layout of M.
  */
 #pragma once
 #include "kernels.h"
@@ -13,9 +13,9 @@
 enum { PANEL = 4096, PANEL_ROWS = 64, PANEL_COLUMNS = PANEL / PANEL_ROWS, LINE_BYTES = 64 };
 
 typedef struct {
-    int64_t rows, end, n;      /* rows at most; the row of M from which on none is asked for; its columns */
-    int64_t i, j, held, width; /* held rows of width entries from (i, j) on */
-    int64_t asked;             /* the row that asks for lines next */
+    int64_t rows, end, n;      /* at most so many rows; the row of M behind the last one to read; number of columns */
+    int64_t i, j, held, width; /* `held` rows of `width` entries from (i, j) on */
+    int64_t asked;             /* the row that prefetches next */
     _Alignas(64) double at[PANEL];
 } panel;
 
@@ -26,7 +26,7 @@ ALWAYS_INLINE void open_panel(panel *near, int64_t rows, int64_t end, int64_t n)
     near->i = near->j = near->held = near->asked = 0;
 }
 
-/* the numbers of M from k on */
+/* address of number k of M */
 ALWAYS_INLINE const char *entry_at(const mapuot_matrix *M, int64_t k) {
     return (const char *)M->data + k * entry_bytes(M->dtype);
 }
@@ -36,7 +36,7 @@ ALWAYS_INLINE double one_entry(const mapuot_matrix *M, int64_t k) {
     return M->dtype == MAPUOT_F64 ? ((const double *)M->data)[k] : (double)((const float *)M->data)[k];
 }
 
-/* VL x VL entries from number k on, whose columns lie in one piece */
+/* Transpose VL x VL entries from number k on, with contiguous columns. */
 ALWAYS_INLINE void turn_block(const mapuot_matrix *M, int64_t k, double *out, int64_t width) {
     vd x[VL];
     UNROLLED (int q = 0; q < VL; q++, k += M->col_stride)
@@ -45,7 +45,7 @@ ALWAYS_INLINE void turn_block(const mapuot_matrix *M, int64_t k, double *out, in
     UNROLLED (int r = 0; r < VL; r++) v_store(out + r * width, x[r]);
 }
 
-/* the columns [j, j + count) of the rows from i on */
+/* Fill the panel with the columns [j, j + count) of the rows from i on. */
 static __attribute__((noinline, unused)) void fill_panel(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count,
                                                          panel *near) {
     const int64_t down = M->row_stride, step = M->col_stride, start = i * down + j * step;
@@ -64,7 +64,8 @@ static __attribute__((noinline, unused)) void fill_panel(const mapuot_matrix *M,
     }
 }
 
-/* row i's part of the lines of the next panel: to the right of this one, or the first of the rows below it */
+/* Prefetch row i's part of the lines of the next panel: to the right of this one, or the first panel of the rows
+ * below. */
 static __attribute__((noinline, unused)) void request_part(const mapuot_matrix *M, int64_t i, panel *near) {
     const int64_t right = near->j + near->width, part = (near->width + near->held - 1) / near->held;
     const int64_t first = right < near->n ? near->i : near->i + near->held;

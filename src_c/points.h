@@ -1,8 +1,8 @@
-/* points.h - the costs between points of two clouds, a block of one row in float64; cost.h asks for it.
+/* points.h - the costs between points of two clouds, a block of one row in float64, for cost.h.
  *
  * Coordinates are subtracted before they are squared: distances of 1 between coordinates of 1e8 keep their digits.
- * Formulas: SciPy's cdist; WFR, the Wasserstein-Fisher-Rao cost -2 log cos |x - y| of Chizat, Peyre, Schmitzer, Vialard
- * 2018, forbids those that common/reach.h tells; INNER is minus the product of the coordinates.  A new metric is one
+ * Formulas: SciPy's cdist; WFR is the Wasserstein-Fisher-Rao cost -2 log cos |x - y| of Chizat, Peyre, Schmitzer,
+ * Vialard 2018, and common/reach.h has the pairs that it forbids; INNER is minus the inner product. A new metric is one
  * more line in points_blocks.
  */
 #pragma once
@@ -12,7 +12,8 @@
 
 #define HALF_PI_REST 6.123233995736766e-17 /* pi / 2 - HALF_PI */
 
-/* cos x for 0 <= x <= pi / 2 within 2 ulp: the series of the cosine up to pi / 4, that of the sine of pi / 2 - x above */
+/* cos x for 0 <= x <= pi / 2 within 2 ulp: the series of the cosine up to pi / 4, above it the sine series at
+ * pi / 2 - x */
 ALWAYS_INLINE vd v_cos(vd x) {
     const vd rest = v_add(v_sub(v_set(HALF_PI), x), v_set(HALF_PI_REST)), z = v_mul(x, x), w = v_mul(rest, rest);
     vd even = v_set(1.0 / 20922789888000.0), odd = v_set(-1.0 / 1307674368000.0);
@@ -25,7 +26,7 @@ ALWAYS_INLINE vd v_cos(vd x) {
     return v_if_less(x, v_set(0.5 * HALF_PI), even, v_mul(odd, rest));
 }
 
-/* scale times the metric, from what was summed over the coordinates: squares, or for CITYBLOCK the distance itself */
+/* scale times the metric, from the sum over the coordinates: of squares, or for CITYBLOCK of absolute differences */
 ALWAYS_INLINE vd point_cost(vd sum, const mapuot_metric metric, vd scale) {
     if (metric == MAPUOT_EUCLIDEAN) return v_mul(v_sqrt(sum), scale);
     if (metric == MAPUOT_WFR) {
@@ -35,12 +36,12 @@ ALWAYS_INLINE vd point_cost(vd sum, const mapuot_metric metric, vd scale) {
     return v_mul(sum, scale);
 }
 
-/* Coordinates go in groups of 16, each along all columns, as caches and prefetchers like it; what they sum waits in out.
- * 64 at once touch as many pages a step: with 20,000 columns a float64 pass took 1.7 times as long. */
+/* Coordinates are summed in groups of 16, each along all columns, to suit caches and prefetchers; partial sums wait in
+ * out. Groups of 64 touch 64 pages a step: with 20,000 columns a float64 pass took 1.7 times as long. */
 enum { COORDINATES = 16 };
 
-/* R rows from i on, to out and ld entries further each; up to 4 of them share the loads of y, which some 64 coordinates
- * leave to L2 */
+/* R rows from i on, to out with stride ld. Up to 4 rows share the loads of y, which lies in L2 from some 64 coordinates
+ * on. */
 ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out,
                                 int64_t ld, const mapuot_metric metric, const int R) {
     const int64_t d = points->d;
@@ -48,7 +49,7 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
     const vd zero = v_set(0.0), scale = v_set(points->scale);
     for (int64_t from = 0, end; from < d; from = end) {
         end = from + COORDINATES < d ? from + COORDINATES : d;
-        for (int64_t k = 0; k < count; k += PAD) { /* y is padded so */
+        for (int64_t k = 0; k < count; k += PAD) { /* y is padded to PAD */
             vd sum[4][PAD / VL];
             UNROLLED (int r = 0; r < R; r++)
                 UNROLLED (int p = 0; p < PAD / VL; p++) sum[r][p] = from > 0 ? v_load(out + r * ld + k + p * VL) : zero;
@@ -73,7 +74,7 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
     }
 }
 
-/* the costs of R rows from i on in the columns [j, j + count), and up to a multiple of PAD behind */
+/* The costs of R rows from i on in the columns [j, j + count), written up to a multiple of PAD. */
 ALWAYS_INLINE void points_blocks(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out,
                                  int64_t ld, const int R) {
 #define OF_METRIC(name)                                                                                                \

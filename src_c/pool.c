@@ -1,8 +1,8 @@
-/* pool.c - a pool of threads that lives as long as one solver; knows nothing of transport.
+/* pool.c - a pool of threads that lives as long as one solver. It contains nothing about transport.
  *
- * pool_run hands one function to all threads and waits for them: spinning for some microseconds, then sleeping.
- * After fork the child has no workers, and while another thread is inside pool_run there are none to spare: in both
- * cases the caller does every thread's share itself, one after the other, with the same results.
+ * pool_run gives one function to all threads and waits for them: it spins for some microseconds, then sleeps. After
+ * fork the child has no workers, and while another thread is inside pool_run no worker is free. In both cases the
+ * caller computes every thread's share itself, one after the other, with the same results.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,13 +19,13 @@ struct mapuot_pool {
     int spins;
     pid_t owner;
     pthread_t *workers;
-    int *slowness;        /* times that each makes a pass, 0: once */
+    int *slowness;        /* how many times each worker makes a pass, 0: once */
     pthread_mutex_t busy; /* one pool_run at a time */
     pthread_mutex_t lock; /* guards sleeping only */
     pthread_cond_t wake, done;
     pool_fn fn;
     void *context;
-    _Alignas(CACHE_LINE) atomic_uint round; /* how often work was handed out */
+    _Alignas(CACHE_LINE) atomic_uint round; /* number of times work was handed out */
     _Alignas(CACHE_LINE) atomic_int left;   /* workers that have not finished this round */
     _Alignas(CACHE_LINE) atomic_int stop;
 };

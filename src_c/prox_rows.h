@@ -1,13 +1,13 @@
-/* prox_rows.h - u = prox(s) for a tile of rows, with the row scalars of the certificate: shared by the passes over one
- * problem (kernels_tmpl.c) and over many (batch_tmpl.c).  KL and balanced rows in vectors, the rest through common/penalty.h.
- * s is read up to a multiple of VL: what lies behind count must be finite.
+/* prox_rows.h - u = prox(s) for a tile of rows, with the row scalars of the certificate; used by passes over one
+ * problem (kernels_tmpl.c) and over many (batch_tmpl.c). KL and balanced rows are vectorised, the others use
+ * common/penalty.h. s is read up to a multiple of VL: the numbers behind count must be finite.
  */
 #pragma once
 #include "kernels.h"
 #include "common/penalty.h"
 #include "vec.h"
 
-/* log scale = base - (1 - fi) shift - fi log s: KL and balanced, for the first count rows from i, at most VL */
+/* log scale = base - (1 - fi) shift - fi log s for KL and balanced: the first count rows from i, at most VL */
 ALWAYS_INLINE void prox_part(const mapuot_state *state, int64_t i, int count, vd sum, double *scalars) {
     const mapuot_side *rows = &state->rows;
     const vd zero = v_set(0), one = v_set(1), tiny = v_set(DBL_MIN), shift = v_set(state->progress.shift);

@@ -1,4 +1,4 @@
-/* real.h - the only place that knows how symbols are named: KERNEL(op) -> op_f32_avx512, ISA_OP(op) -> op_avx512. */
+/* real.h - the names of symbols, defined only here: KERNEL(op) -> op_f32_avx512, ISA_OP(op) -> op_avx512. */
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -17,10 +17,10 @@
 #endif
 
 #if defined(MAPUOT_DTYPE_F64)
-typedef double real; /* what K is stored as */
+typedef double real; /* the type of K's stored entries */
 #elif defined(MAPUOT_DTYPE_F32)
 typedef float real;
 #endif
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
-#define UNROLLED(...) _Pragma("GCC unroll 16") for (__VA_ARGS__) /* a loop of few steps, all of them written out */
+#define UNROLLED(...) _Pragma("GCC unroll 16") for (__VA_ARGS__) /* a short loop, fully unrolled */

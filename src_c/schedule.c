@@ -1,19 +1,19 @@
-/* schedule.c - which rows of a pass each worker of the pool sums, where they may differ in speed ("auto").
+/* schedule.c - the rows of a pass that each worker of the pool sums, if workers may differ in speed ("auto").
  *
- * Evenly, in whole tiles, as long as no worker is 5 % behind the others: then the sums do not depend on timing, which is
- * all there is where a state has no shares ("static").  Else each has a range by its pace in the passes before, but for
- * the last eighth of the rows, which those who are done claim in chunks from an atomic counter.
+ * Rows are split evenly, in whole tiles, as long as no worker is 5 % behind the others: the sums then do not depend on
+ * timing. A state without shares ("static") always does so. Otherwise each worker has a range by its pace in earlier
+ * passes, except for the last eighth of the rows: workers that are done claim it in chunks from an atomic counter.
  */
 #include <math.h>
 
 #include "schedule.h"
 
-enum { CLAIMED = 8 };              /* one tile of so many */
-static const double UNEVEN = 1.05; /* the slowest worker's time, in times the mean */
-static const double LEAST = 3e-6;  /* and seconds above it: to fetch what lies in another core's cache takes as long */
-static const double WEIGHT = 0.25; /* a new pass's in the pace: one that another program interrupted must not rule */
+enum { CLAIMED = 8 };              /* one tile in this many is claimed */
+static const double UNEVEN = 1.05; /* ratio of the slowest worker's time to the mean */
+static const double LEAST = 3e-6;  /* and seconds above the mean: the cost of fetching data from another core's cache */
+static const double WEIGHT = 0.25; /* weight of the newest pass in the mean; one interrupted pass must not dominate */
 
-/* whether the slowest would be behind the others on even ranges */
+/* Would the slowest worker be behind the others on even ranges? */
 static int uneven(const mapuot_share *shares, int threads, int64_t m) {
     double sum = 0.0, slowest = 0.0;
     for (int t = 0; t < threads; t++) {
@@ -48,8 +48,8 @@ int64_t last_row(const row_schedule *schedule, int thread) {
     return thread + 1 < schedule->threads ? schedule->shares[thread + 1].first : schedule->open;
 }
 
-/* Half of a worker's part of the rest at a time, so that all end together.  One that is slower than the mean leaves the
- * last tiles, for which all would wait, to the others. */
+/* Claim half of a worker's part of the rest at a time, so that all end together. A worker slower than the mean leaves
+ * the last tiles to the others, since all would wait for it. */
 int64_t claim_rows(row_schedule *schedule, int thread, int64_t *i0) {
     const double part = schedule->shares[thread].part;
     long long next = atomic_load(&schedule->next);
@@ -68,7 +68,7 @@ int64_t claim_rows(row_schedule *schedule, int thread, int64_t *i0) {
 void note_paces(mapuot_share *shares, int threads) {
     for (int t = 0; t < threads; t++) {
         mapuot_share *share = shares + t;
-        /* one without rows seems ever faster, until it has some again */
+        /* a worker without rows seems ever faster, until it gets rows again */
         const double pace = share->rows > 0 ? share->seconds / (double)share->rows : 0.0;
         share->pace += (share->pace > 0.0 ? WEIGHT : 1.0) * (pace - share->pace);
     }

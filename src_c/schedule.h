@@ -1,4 +1,4 @@
-/* schedule.h - the rows of one pass, shared among workers of unequal speed; schedule.c has the rule. */
+/* schedule.h - split the rows of one pass among workers of unequal speed; schedule.c has the rule. */
 #pragma once
 #include <stdatomic.h>
 
@@ -11,10 +11,10 @@ typedef struct {
     atomic_llong next;
 } row_schedule;
 
-/* before a pass: each worker's first row, and its part of those to claim */
+/* Before a pass: set each worker's first row, and its part of the rows to claim. */
 void schedule_rows(row_schedule *schedule, mapuot_share *shares, int threads, int64_t m);
-int64_t last_row(const row_schedule *schedule, int thread); /* where its range ends */
-/* the end of the rows from *i0 on that are now this worker's, 0 where there are none left for it */
+int64_t last_row(const row_schedule *schedule, int thread); /* the end of its range */
+/* Claim rows from *i0 on for this worker. Returns their end, or 0 if none are left for it. */
 int64_t claim_rows(row_schedule *schedule, int thread, int64_t *i0);
-/* after a pass: what it tells of the workers' pace */
+/* After a pass: update the workers' paces. */
 void note_paces(mapuot_share *shares, int threads);

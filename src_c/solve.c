@@ -1,9 +1,9 @@
-/* solve.c - plain problems from their arrays to their certificates in one foreign call: range of M, the stages that Python
- * lists, K and its absorptions, passes, potentials, plan.  One thread solves a problem; the threads of the pool share the
- * problems.
+/* solve.c - plain problems in one foreign call, from their arrays to their certificates: range of M, the stages that
+ * Python lists, K and its absorptions, passes, potentials, plan. One thread solves a problem; the threads of the pool
+ * share the problems.
  *
- * Twins: ascend/loop.py (run) and backends/workspace.py (absorb), which solve whatever is not plain by the same passes.  A
- * problem that needs more, or has an argument to complain of, is left to them from its beginning.
+ * Twins: ascend/loop.py (run) and backends/workspace.py (absorb), which solve all other problems by the same passes. A
+ * problem that needs more than this file has, or has a faulty argument, is left to them from its beginning.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -16,23 +16,23 @@ enum { SIDE_VECTORS = 8, OUT_OF_PASSES = MAPUOT_RUNNING };
 
 /* one problem under way */
 typedef struct {
-    const mapuot_task *task; /* its m and n are this problem's */
+    const mapuot_task *task; /* a copy with m and n of this problem */
     mapuot_problem *problem;
     mapuot_pool *serial;
-    double *costs, *columns, *rows, *moved; /* of points: their matrix, and what slopes are made of */
+    double *costs, *columns, *rows, *moved; /* for points: their cost matrix, and workspace of the slopes */
     mapuot_matrix M;
     mapuot_state state;
     double *alpha, *beta;
-    double *log_v;  /* where the next reg starts from, n */
+    double *log_v;  /* the start at the next reg, n */
     double *x;      /* log v + shift, n */
     double *plan_v; /* n */
     double *vectors;
     int64_t vectors_len;
     mapuot_newton newton;
     double *room;            /* mapuot_meet_room */
-    int64_t certified;       /* passes when Newton's step certified the last of them */
-    int meets;               /* 1: columns are hard, so that Newton's step certifies the last stage */
-    mapuot_stats recent[64]; /* where nobody asked for a trace */
+    int64_t certified;       /* number of passes when Newton's step last certified one */
+    int meets;               /* 1: columns are hard, and Newton's step certifies the last stage */
+    mapuot_stats recent[64]; /* used if the task has no trace */
 } attempt;
 
 static const mapuot_matrix ONES = {0};
@@ -48,7 +48,7 @@ static int64_t vectors_len(const mapuot_task *task) {
     return np + SCALARS + 3 * np + mapuot_history(task->terms.memory, task->n) + SIDE_VECTORS * (mp + np) + np + PAD;
 }
 
-/* places for all arrays of an attempt, from scratch on; returns the bytes that they take */
+/* Place all arrays of an attempt from scratch on. Returns the number of bytes used. */
 static int64_t lay_out(const mapuot_task *task, attempt *t, char *scratch) {
     char *at = scratch;
     const int64_t m = task->m, n = task->n, width = entry_bytes(task->terms.dtype), ld = mapuot_leading(n, width);
@@ -74,20 +74,20 @@ static int64_t lay_out(const mapuot_task *task, attempt *t, char *scratch) {
 
 int64_t mapuot_solve_bytes(const mapuot_task *task) {
     attempt t;
-    static char origin[1]; /* only differences are formed */
+    static char origin[1]; /* only differences of addresses are formed */
     return lay_out(task, &t, origin);
 }
 
 /* ---- the arguments ---- */
 
-/* columns of y - from, coordinate by coordinate, and zeros behind n */
+/* The columns of y - from, coordinate by coordinate, with zeros behind n. */
 static void turn(const attempt *t, const double *y, const double *from, double *columns) {
     const int64_t n = t->task->n, np = padded(n), d = t->task->M.points.d;
     for (int64_t k = 0; k < d; k++)
         for (int64_t j = 0; j < np; j++) columns[k * np + j] = j < n ? y[j * d + k] - (from ? from[k] : 0.0) : 0.0;
 }
 
-/* M of a problem, in memory; that of points is made */
+/* The matrix M of a problem in memory; for points it is computed. */
 static void take_matrix(attempt *t) {
     const mapuot_task *task = t->task;
     t->M = task->M;
@@ -142,7 +142,7 @@ static int by_size(const void *x, const void *y) {
     return (a > b) - (a < b);
 }
 
-/* x = log v + shift, 0 where that is no number; returns the shift, which keeps a common part of thousands out of v */
+/* x = log v + shift, 0 where that is not finite. Returns the shift, which keeps a common part of thousands out of v. */
 static double shifted(attempt *t) {
     const int64_t n = t->task->n;
     const double *b = t->problem->b;
@@ -162,7 +162,8 @@ static double shifted(attempt *t) {
     return shift;
 }
 
-/* alpha and beta, so that K is at most 1 and each row and column in use has an entry 1 or near it; 0: a point is dead */
+/* Choose alpha and beta so that K is at most 1 and each row and column in use has an entry at or near 1. Returns 0 if a
+ * point is dead. */
 static int choose_scaling(attempt *t) {
     const mapuot_task *task = t->task;
     const mapuot_problem *p = t->problem;
@@ -228,14 +229,14 @@ static double largest_log(int64_t len, const double *log_weight) {
     return largest;
 }
 
-/* May points far from all others, which take part in no plan, be all that keeps rounding above tol?  Twin, which looks:
- * Workspace.may_idle (backends/workspace.py). */
+/* May rounding exceed tol only because of points far from all others, which take part in no plan? Workspace.may_idle
+ * (backends/workspace.py) then examines the problem. */
 enum { FAR_APART = 2400 }; /* nats; as in problem/problem.py */
 static int is_far(const mapuot_limits *limits, double largest_rho, double spread) {
     return largest_rho > 0.0 && spread > FAR_APART && limits->exponent_error > 0.1 * limits->tol;
 }
 
-/* K around x = log v + shift */
+/* Build K around x = log v + shift. */
 static int absorb(attempt *t) {
     const mapuot_task *task = t->task;
     const mapuot_problem *p = t->problem;
@@ -280,7 +281,7 @@ static void place_side(mapuot_side *side, int64_t len, int64_t filled, double rh
     }
 }
 
-/* a state before its first pass on this reg, up to this tol */
+/* Set the state before its first pass at this reg and tol. */
 static void begin(attempt *t, double reg, double tol, int64_t symmetric) {
     const mapuot_task *task = t->task;
     const mapuot_problem *p = t->problem;
@@ -323,7 +324,7 @@ static void begin(attempt *t, double reg, double tol, int64_t symmetric) {
         .best_dual = -INFINITY, .progress_dual = -INFINITY, .best_error = INFINITY, .kappa = 1.0, .narrow = narrow};
 }
 
-/* at most count passes; the last one is told in p->last */
+/* At most count passes; p->last describes the last one. */
 static int iterate(attempt *t, int64_t count) {
     mapuot_problem *p = t->problem;
     const int64_t room = sizeof t->recent / sizeof *t->recent;
@@ -336,7 +337,7 @@ static int iterate(attempt *t, int64_t count) {
     return status;
 }
 
-/* Newton's step from the last pass, and the pass after it where it makes one */
+/* Newton's step from the last pass, and the pass after it if it makes one. */
 static int meet(attempt *t, int64_t limit) {
     mapuot_problem *p = t->problem;
     mapuot_stats two[2] = {p->last};
@@ -350,10 +351,11 @@ static int meet(attempt *t, int64_t limit) {
     return status;
 }
 
-/* the next log v becomes x, what K is built around */
+/* The next log v becomes x, around which K is built. */
 static void go_on(attempt *t) { memcpy(t->x, t->state.cols.log_scale, (size_t)t->task->n * sizeof(double)); }
 
-/* Pass on this reg until tol is reached, log_v to log_v; OUT_OF_PASSES where limit was. */
+/* Pass at this reg until tol is reached, starting from log_v and ending in log_v. Returns OUT_OF_PASSES at the
+ * limit. */
 static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmetric) {
     mapuot_problem *p = t->problem;
     t->newton = (mapuot_newton){.all_products = t->newton.all_products, .budget = t->task->hard_passes};
@@ -369,16 +371,16 @@ static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmet
             status = absorb(t);
         }
     }
-    if (status >= 0 && p->last.rejected > 0) { /* a dropped step is no answer, the image before it is */
+    if (status >= 0 && p->last.rejected > 0) { /* a dropped step is no answer: go back to the image before it */
         if (status == MAPUOT_ABSORB) {
             go_on(t);
             status = absorb(t);
         }
-        if (status >= 0) /* where columns are hard, that pass has yet to be certified */
+        if (status >= 0) /* if columns are hard, that pass has yet to be certified */
             status = iterate(t, 1) == MAPUOT_CONVERGED && !t->meets ? MAPUOT_CONVERGED : OUT_OF_PASSES;
     }
     if (t->meets && t->certified < p->made &&
-        (status == MAPUOT_ABSORB || status == OUT_OF_PASSES)) { /* what the last pass is worth */
+        (status == MAPUOT_ABSORB || status == OUT_OF_PASSES)) { /* certify the last pass */
         t->newton.wait = 0;
         status = meet(t, p->made) == MAPUOT_CONVERGED ? MAPUOT_CONVERGED : OUT_OF_PASSES;
     }
@@ -395,7 +397,7 @@ static void scale(int64_t len, double *x, double factor) {
 
 enum { LINES = 16, MOST_FAR = 4096, FEW = 8 };
 
-/* the points at which the cumulated mass passes an odd number of half LINES-ths of all */
+/* The points at which the cumulated mass passes odd multiples of total / (2 LINES). */
 static void heavy(int64_t len, const double *weight, int64_t *at) {
     double total = 0.0, passed = weight[0];
     for (int64_t k = 0; k < len; k++) total += weight[k];
@@ -403,7 +405,7 @@ static void heavy(int64_t len, const double *weight, int64_t *at) {
         while (k < len - 1 && passed < ((double)line + 0.5) / LINES * total) passed += weight[++k];
 }
 
-/* the largest cost but one of a point i to the heavy points `at` of the other side */
+/* The second largest cost of point i to the heavy points `at` of the other side. */
 static double second_largest(const mapuot_matrix *M, int64_t i, int64_t step, const int64_t *at, int64_t along) {
     double first = -INFINITY, second = -INFINITY;
     for (int line = 0; line < LINES; line++) {
@@ -416,7 +418,8 @@ static double second_largest(const mapuot_matrix *M, int64_t i, int64_t step, co
     return second;
 }
 
-/* that cost of the farthest point but some of `len`; INFINITY where all are few */
+/* The second_largest cost of the farthest of `len` points after leaving out a few; INFINITY if there are too few
+ * points. */
 static double farthest(const mapuot_matrix *M, int64_t len, int64_t step, const int64_t *at, int64_t along) {
     const int64_t each = (len + MOST_FAR - 1) / MOST_FAR, count = (len + each - 1) / each;
     const int64_t few = (count / 64 < 2 ? count / 64 : 2) + count / 1000;
@@ -433,7 +436,7 @@ static double farthest(const mapuot_matrix *M, int64_t len, int64_t step, const 
     return few ? top[few] : INFINITY;
 }
 
-/* The part of the range of M that counts: Problem.extent of mapuot/problem/problem.py. */
+/* The part of M's range that matters: Problem.extent of mapuot/problem/problem.py. */
 static double extent(const attempt *t) {
     const mapuot_problem *p = t->problem;
     const mapuot_matrix *M = &t->M;
@@ -445,7 +448,7 @@ static double extent(const attempt *t) {
     return fmin(p->high - p->low, 2.0 * (far - p->low));
 }
 
-/* the passes at the end of a stage, after which a factor serves better */
+/* The number of passes at the end of a stage, after which a factorisation serves better. */
 static int64_t patient(const attempt *t, int64_t most) {
     const int64_t last = t->problem->made + t->task->hard_passes;
     return t->task->hard_passes > 0 && last < most ? last : most;
@@ -455,7 +458,7 @@ static int64_t patient(const attempt *t, int64_t most) {
 static int carry_out(attempt *t) {
     const mapuot_task *task = t->task;
     const mapuot_stage *own = task->stages + task->count - 1;
-    t->newton = (mapuot_newton){0}; /* of the problem that this thread solved before */
+    t->newton = (mapuot_newton){0}; /* it holds data of the thread's previous problem */
     t->certified = 0;
     const double reg = task->terms.reg, whole = (t->problem->high - t->problem->low) / reg;
     const int hard = isinf(task->terms.rho_rows) && isinf(task->terms.rho_cols);
@@ -513,12 +516,13 @@ static void solve_one(attempt *t, mapuot_problem *problem) {
     if ((told || problem->status == MAPUOT_STALLED) && tell(t) < 0) problem->status = MAPUOT_BAD_ARGUMENT;
 }
 
-/* 2 scale (r_i x_i - sum_j P_ij y_j), and of columns alike, with points around the mean of x, near which no digit is lost */
+/* 2 scale (r_i x_i - sum_j P_ij y_j), and the same for columns. Points are taken relative to the mean of x, so that few
+ * digits cancel. */
 static void slopes_of_one(attempt *t, mapuot_problem *p) {
     const mapuot_task *task = t->task;
     const int64_t m = task->m, n = task->n, np = padded(n), d = task->M.points.d, e = d + 1;
     const double twice = 2.0 * task->M.points.scale, reg = task->terms.reg;
-    double *mean = t->moved; /* until the products */
+    double *mean = t->moved; /* its storage is reused by the products */
     take_matrix(t);
     memset(mean, 0, (size_t)d * sizeof(double));
     for (int64_t i = 0; i < m; i++)

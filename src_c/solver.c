@@ -1,7 +1,5 @@
-/* solver.c - the pass as a whole: row_pass over the pool, then finish_pass (finish.c).
- *
- * One pass is row_pass (O(mn), reads K once) and finish_pass (O(n)).  Twins: mapuot/backends/reference.py,
- * src_cuda/iterate.cu, src_cuda/portable.cu.
+/* solver.c - one pass: row_pass over the pool (O(mn), reads K once), then finish_pass (O(n), finish.c).
+ * Twins: mapuot/backends/reference.py, src_cuda/iterate.cu, src_cuda/portable.cu.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -29,10 +27,10 @@ typedef struct {
     const mapuot_state *state;
     int part;
     const mapuot_pool *pool;
-    row_schedule schedule; /* without shares where rows are split evenly */
+    row_schedule schedule; /* without shares if rows are split evenly */
 } rows_job;
 
-/* how a tile's rows are held: as K is stored, or made: in float64 but for narrow passes */
+/* The type of a tile's entries: the storage of K, or for computed rows float64 except in narrow passes. */
 static mapuot_dtype tile_dtype(const mapuot_state *state) {
     return makes_rows(state) && !state->progress.narrow ? MAPUOT_F64 : state->dtype;
 }
@@ -49,7 +47,8 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* the rows [i0, i1), by a worker that is to seem slow several times over: their u and marginals do not change by it */
+/* The pass over rows [i0, i1). A worker that a test slows down repeats it several times; u and the marginals do not
+ * change by that. */
 static void sum_range(const rows_job *job, const mapuot_state *own, int thread, int64_t i0, int64_t i1, double *sums) {
     const pass_fn pass = pass_of(own, job->part);
     const int times = job->part == WHOLE && !own->limits.in_place ? pool_slowness(job->pool, thread) : 1;
@@ -62,7 +61,7 @@ static void sum_range(const rows_job *job, const mapuot_state *own, int thread, 
     pass(own, i0, i1, sums);
 }
 
-/* Sum the range of a worker, then what it can claim. */
+/* Sum the range of a worker, then all rows that it can claim. */
 static void sum_share(rows_job *job, const mapuot_state *own, int thread, double *sums) {
     mapuot_share *share = job->schedule.shares + thread;
     const double begun = now();
@@ -85,7 +84,7 @@ static void rows_task(void *context, int thread, int threads) {
     if (job->part != DOTS || state->limits.symmetric) memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
     own.run = state->progress.narrow ? state->run + thread * padded(state->n) : NULL;
     own.tile = makes_rows(state) ? state->tile + thread * TILE * state->ld : NULL;
-    const uint64_t before = begin_flush(state->limits.in_place ? 0.0 : state->limits.reg); /* a plan grows again */
+    const uint64_t before = begin_flush(state->limits.in_place ? 0.0 : state->limits.reg); /* a plan may grow again */
     if (state->coarse.labelled)
         mapuot_active_kernels()->coarse->rows(state, pass_of(state, job->part), thread, threads, sums);
     else if (job->schedule.shares) sum_share(job, state, thread, sums);
@@ -93,7 +92,7 @@ static void rows_task(void *context, int thread, int threads) {
     end_flush(before);
 }
 
-/* sums = the threads' sums in order, so that the result does not depend on timing */
+/* sums = the sum of the threads' sums in their order, so that the result does not depend on timing. */
 static void reduce_task(void *context, int thread, int threads) {
     const mapuot_state *state = context;
     const int64_t len = sums_len(state), lines = (len + 7) / 8;
@@ -105,21 +104,22 @@ static void reduce_task(void *context, int thread, int threads) {
     }
 }
 
-/* 8 rows cut the traffic of v and of the sums (.74 instead of .62 of the read limit at 8192 columns in float32, L2 1 MB),
- * up to half a megabyte (10240 in float64, L2 2 MB: .89, 4 rows .95); of longer rows two tiles must fit into L2 beside these */
+/* The number of rows of a tile. 8 rows cut the traffic of v and of the sums up to half a megabyte (8192 float32
+ * columns, L2 1 MB: .74 instead of .62 of the read limit; 10240 float64 columns, L2 2 MB: .89, with 4 rows .95). With
+ * longer rows two tiles must fit into L2 beside v and the sums. */
 static int tile_rows(const mapuot_state *state) {
     const int64_t np = state->M.points.kept.first ? state->M.points.kept.width : padded(state->n);
     const int64_t row = np * entry_bytes(tile_dtype(state));
     const int64_t L2 = mapuot_l2_bytes(), room = L2 / 8 * 7 - np * (state->progress.narrow ? 8 : 16);
-    if (makes_rows(state)) /* one tile; with 1 MiB: 8 rows of 40,000 floats 3.3e9 pairs a second, 2 of 300,000 2.3e9 */
+    if (makes_rows(state)) /* one tile. L2 1 MiB: 8 rows of 40,000 floats 3.3e9 pairs a second, 2 of 300,000 2.3e9 */
         return TILE * row <= 4 * L2 / 3 ? TILE : 4 * row <= 4 * L2 / 3 ? 4 : 2;
     if (TILE * row <= (L2 < MOST_TILE ? L2 : MOST_TILE) / 2) return TILE;
     return 2 * 4 * row > room && 2 * 2 * row <= room ? 2 : 4;
 }
 
-/* sums of one pass over the rows, or of a part of it; returns the sum of u. Whether the pipe pays depends on the processor
- * (it gives .95 instead of .83 of the read bandwidth on one, half as much on another): the first passes try both ways
- * in turn. */
+/* Make one pass over the rows, or a part of it. Returns the sum of u. The processor decides if the pipe is faster (on
+ * one it gives .95 instead of .83 of the read bandwidth, on another half as much): the first passes try both ways in
+ * turn. */
 static double sum_rows(mapuot_pool *pool, mapuot_state *state, int part, int narrow) {
     mapuot_state pass = *state;
     double *seconds = state->seconds[narrow];
@@ -145,7 +145,7 @@ static double sum_rows(mapuot_pool *pool, mapuot_state *state, int part, int nar
 
 static int in_range(double x) { return x <= NARROW_LIMIT && x >= 1 / NARROW_LIMIT; }
 
-/* v in float32; 0 where it comes too near the ends of that range */
+/* Convert v to float32. Returns 0 if its largest entry is near the ends of that range. */
 static int narrow_scale(const mapuot_state *state) {
     double largest = 0.0;
     for (int64_t j = 0; j < padded(state->n); j++) {
@@ -155,7 +155,7 @@ static int narrow_scale(const mapuot_state *state) {
     return in_range(largest);
 }
 
-/* One potential: K v, which is K^T u, of rows and of the columns below the diagonal that they stand for. */
+/* One potential: K v = K^T u. row_dots gives the rows in rows.marginal, and in sums the columns below the diagonal. */
 static void sum_symmetric(mapuot_pool *pool, mapuot_state *state) {
     sum_rows(pool, state, DOTS, state->progress.narrow && narrow_scale(state));
     for (int64_t i = 0; i < state->m; i++) state->sums[state->before + i] += state->rows.marginal[i];

@@ -1,8 +1,8 @@
-/* sparse.h - rows of which only some pairs are stored: K v, K^T u and what is made of them, over stored entries only.
+/* sparse.h - rows with stored pairs only: K v, K^T u and entries of K and the plan, over stored entries.
  *
- * A row is a run of entries with their columns; what belongs to the columns is gathered, and sums are scattered to them.
- * A pass takes 1.5 ns an entry so on Zen 4 (n = 20000, 1 %), 1.4 in longer rows, 1.1 where rows of 32 meet near columns;
- * AVX-512's scatters take half as long again.  A column occurs once in a row, so that its sums do not collide.
+ * A row is a run of entries with their columns. Column numbers are gathered, and sums are scattered. On Zen 4 a pass
+ * takes 1.5 ns an entry (n = 20000, 1 %), 1.4 ns in longer rows and 1.1 ns if rows of 32 have nearby columns; AVX-512's
+ * scatters take half as long again. A column occurs once in a row, so that its sums do not collide.
  * Contract: mapuot_matrix in mapuot.h.  Twin: backends/reference.py, which fills in the forbidden pairs.
  */
 #pragma once
@@ -19,11 +19,11 @@ ALWAYS_INLINE run run_of(const mapuot_matrix *M, int64_t i) {
     return (run){first, M->start[i + 1] - M->start[i], M->column + first};
 }
 
-/* the blocks of a run: k entries behind its first one, count of them */
+/* the blocks of a run: count entries each, k entries behind its first one */
 #define BLOCKS_OF(row)                                                                                                 \
     for (int64_t k = 0, count; (count = row.count - k < BLOCK ? row.count - k : BLOCK) > 0; k += BLOCK)
 
-/* What one row's block of entries is made by: the functions of cost.h, for which it is a matrix of one row. */
+/* The arguments with which cost.h computes a block of a row's entries, as a matrix of one row. */
 typedef struct {
     stream_args args;
     panel near;
@@ -38,7 +38,7 @@ ALWAYS_INLINE void open_stored(const stream_args *args, stored *block) {
     block->args.beta = block->beta;
 }
 
-/* count entries from the k-th of a run on, at most BLOCK: they are the columns from 0 on then */
+/* Load count entries from the k-th of a run on, at most BLOCK, as the columns from 0 on. */
 ALWAYS_INLINE void take_stored(const stream_args *args, const run row, int64_t k, int64_t count, stored *block) {
     const int32_t *column = row.column + k;
     block->args.M.data = entry_at(&args->M, row.first + k);

@@ -1,14 +1,15 @@
-/* stream_tmpl.c - one read of M for whatever needs the plan or the cost but not K; compiled once per instruction set.
+/* stream_tmpl.c - one read of M for results that need the plan or the cost but no K; compiled once per instruction set.
  *
- * The entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), made block by block in L1 and used at once.
- * Accumulators are per thread and reduced by streams.c; where M has stored pairs only, a row is a run of them (sparse.h).
+ * The entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), computed block by block in L1 and used at once. Each
+ * thread has its accumulators, which streams.c reduces. If M stores only some pairs, a row is a run of them (sparse.h).
  * Twin: src_cuda/stream.cu.
  */
 #include "sparse.h"
 
 #define PLAN_MIN_LOG (-708.0)
 
-/* the blocks of columns, at most width, that the rows of a tile are kept with; at and count are those of one */
+/* An iterator over blocks of columns, at most `width` wide, that the rows of a tile are kept with; at and count belong
+ * to the current block. */
 typedef struct {
     kept_runs runs;
     int64_t n, k, end, at, count, width;
@@ -30,7 +31,7 @@ ALWAYS_INLINE int next_block(walk *w) {
     return w->k < w->runs.count;
 }
 
-/* Extrema of a block that has entries which are not finite. */
+/* Extrema of a block with entries that are not finite. */
 ALWAYS_INLINE void odd_extrema(const double *M, int64_t count, vd *low, vd *high, double *acc) {
     const vd zero = v_set(0), one = v_set(1);
     vd finite = zero, infinite = zero;
@@ -47,7 +48,7 @@ ALWAYS_INLINE void odd_extrema(const double *M, int64_t count, vd *low, vd *high
 
 /* acc: min and max over finite entries, number of NaN or -inf, number of +inf */
 static void extrema(const stream_args *args, int64_t i0, int64_t i1, double *acc) {
-    const int64_t step = rows_together(&args->M); /* else streams of 8 rows: n >= 1000 took twice as long */
+    const int64_t step = rows_together(&args->M); /* not always 8 rows: with n >= 1000 that took twice as long */
     const int64_t width = columns_together(&args->M);
     vd low = v_set(INFINITY), high = v_set(-INFINITY);
     double lane[VL];
@@ -115,7 +116,7 @@ static void balance_runs(const stream_args *args, int64_t i0, int64_t i1, double
     }
 }
 
-/* alpha_i = -max_j (beta_j - M_ij / reg + log c_ij) of the rows of a tile */
+/* alpha_i = -max_j (beta_j - M_ij / reg + log c_ij) for the rows of a tile */
 ALWAYS_INLINE void balance_rows(const stream_args *args, int64_t i, int64_t end, panel *near) {
     walk w;
     vd top[PANEL_ROWS];
@@ -133,7 +134,7 @@ ALWAYS_INLINE void balance_rows(const stream_args *args, int64_t i, int64_t end,
     }
 }
 
-/* acc_j = max_i (alpha_i + beta_j - M_ij / reg + log c_ij) over those rows of a tile that have an entry */
+/* acc_j = max_i (alpha_i + beta_j - M_ij / reg + log c_ij) over the rows of a tile that have an entry */
 ALWAYS_INLINE void balance_columns(const stream_args *args, int64_t i, int64_t end, panel *near, double *acc) {
     walk w;
     double x[BLOCK];
@@ -146,8 +147,9 @@ ALWAYS_INLINE void balance_columns(const stream_args *args, int64_t i, int64_t e
         }
 }
 
-/* alpha_i of balance_rows, written to out (= args->alpha, on entry 0, or -inf for a row to leave out), +inf where the row
- * has no entry; then, while the tile is in cache, acc_j of balance_columns.  beta is log v.  Or one of these halves. */
+/* alpha_i of balance_rows, to out (= args->alpha, on entry 0, or -inf for a row to leave out), +inf if the row has no
+ * entry. Then, while the tile is in cache, acc_j of balance_columns. beta is log v. args->half selects one of these
+ * halves. */
 static void balance(const stream_args *args, int64_t i0, int64_t i1, double *acc) {
     panel near;
     const int64_t step = is_turned(&args->M) ? PANEL_ROWS : TILE;
@@ -318,11 +320,11 @@ static void plan_sums(const stream_args *args, int64_t i0, int64_t i1, double *a
     acc[np] += v_sum(cost);
 }
 
-/* pairs whose exponents log c_ij + alpha_i + beta_j - M_ij / reg are at least `least`, row by row: how many each row has,
- * their columns and costs */
+/* Find the pairs with log c_ij + alpha_i + beta_j - M_ij / reg at least `least`, row by row: the count of each row, and
+ * their columns and costs. */
 static int64_t near_pairs(const stream_args *args, int64_t i0, int64_t i1, double least, int64_t room, int64_t *count,
                           int32_t *column, double *data) {
-    enum { GROUP = 32 }; /* most of which have no such pair */
+    enum { GROUP = 32 }; /* entries tested together: most groups have no such pair */
     _Alignas(64) double x[BLOCK];
     int64_t found = 0;
     walk w;
@@ -352,7 +354,7 @@ static int64_t near_pairs(const stream_args *args, int64_t i0, int64_t i1, doubl
     return found;
 }
 
-/* the costs of M, points, to out */
+/* the costs of M between points, to out */
 static void costs(const stream_args *args, int64_t i0, int64_t i1) {
     enum { ROWS = 4 };
     _Alignas(64) double block[ROWS * BLOCK];

@@ -1,5 +1,6 @@
-/* streams.c - the calls that read M once for what needs the plan or the cost but not K: each hands the rows to the
- * threads and reduces their accumulators in order.  The kernels: stream_tmpl.c, kernels_tmpl.c.  Twin: src_cuda/stream.cu.
+/* streams.c - calls that read M once for results that need the plan or the cost but no K. Each splits the rows among
+ * the threads and reduces their accumulators in order. Kernels: stream_tmpl.c, kernels_tmpl.c. Twin:
+ * src_cuda/stream.cu.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -18,8 +19,8 @@ typedef struct {
 
 enum { PAGE = 4096 };
 
-/* Memory that is new comes zeroed when it is first written, through the caches; stores past them then wait for these
- * lines (8192^2 float64 plan, in reads of M: 5.8, and 4.1 with every page touched first). */
+/* Touch the pages of out. The system zeroes new memory through the caches when it is first written, and streaming
+ * stores then wait for these lines (8192^2 float64 plan, in reads of M: 5.8, and 4.1 with every page touched first). */
 static void touch_rows(const stream_job *job, int64_t i0, int64_t i1) {
     const int64_t row = job->args.n * job->width, pitch = job->args.ld * job->width;
     for (int64_t i = i0; i < i1; i++)
@@ -37,7 +38,8 @@ static void stream_task(void *context, int thread, int threads) {
     else job->gather(&job->args, i0, i1, job->acc + thread * job->len);
 }
 
-/* run gather with an accumulator of len entries a thread, all starting at init; acc[0 .. len) is the first thread's */
+/* Run gather with an accumulator of len entries a thread, all set to init before. acc[0 .. len) belongs to the first
+ * thread. */
 static int run_gather(mapuot_pool *pool, stream_job *job, int64_t len, double init) {
     const int threads = mapuot_pool_threads(pool);
     job->len = (len + PAD - 1) / PAD * PAD;
@@ -60,7 +62,7 @@ static stream_job new_job(int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c
     return (stream_job){.args = {.m = m, .n = n, .M = M, .c = c, .inv_reg = 1.0 / reg, .alpha = alpha, .beta = beta}};
 }
 
-/* the transpose, where M lies */
+/* the transpose of M, without moving M */
 static mapuot_matrix turned(mapuot_matrix M) {
     const mapuot_matrix given = M;
     M.row_stride = given.col_stride;
@@ -89,9 +91,9 @@ int mapuot_extrema(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, dou
     return status;
 }
 
-enum { SQUARE = 32 }; /* entries of M and of its transpose that are in cache together */
+enum { SQUARE = 32 }; /* rows of a square of M; it and its transpose fit a cache */
 
-/* the entries (i, j), j < i, of a square of M are those of its transpose; data: of type */
+/* Does a square of M equal its transpose, at entries (i, j) with j < i? `type` is the type of data. */
 #define SAME_SQUARE(type)                                                                                              \
     static int same_square_of_##type(const mapuot_matrix *M, int64_t n, int64_t i0, int64_t j0) {                      \
         const type *data = M->data;                                                                                    \
@@ -111,7 +113,7 @@ typedef struct {
     atomic_int differs;
 } same_job;
 
-/* the rows of squares by turns, which makes their lengths even */
+/* Threads take the rows of squares in turn, which balances their lengths. */
 static void same_task(void *context, int thread, int threads) {
     same_job *job = context;
     const mapuot_matrix *M = &job->M;
@@ -128,7 +130,7 @@ int mapuot_is_symmetric(mapuot_pool *pool, int64_t n, mapuot_matrix M) {
     return !job.differs;
 }
 
-/* balance, or one half of it: rows to the job's out, columns to col_max */
+/* Run balance, or one half of it: rows to the job's out, columns to col_max. */
 static int run_balance(mapuot_pool *pool, stream_job *job, int half, double *col_max) {
     const int64_t n = job->args.n;
     job->args.half = half;
@@ -185,7 +187,7 @@ int mapuot_costs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, doubl
 int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                         const double *alpha, const double *beta, int64_t across, mapuot_dtype dtype, void *K,
                         int64_t ld) {
-    const int transposed = across && is_turned(&M); /* it is M as well */
+    const int transposed = across && is_turned(&M); /* the transpose equals M */
     stream_job job = new_job(m, n, transposed ? turned(M) : M, c, reg, alpha, beta);
     job.args.across = M.start ? 0 : across;
     return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype]->build_kernel, K, ld, entry_bytes(dtype));

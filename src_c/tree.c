@@ -1,8 +1,7 @@
-/* tree.c - the pass of messages along a tree of pairwise costs, from its leaves to its root: K of each edge is read once.
- * The O(n) work of an edge (marginals_tmpl.c) stands beside its row_pass, so that a pass is one call, however many edges
- * there are.
- * Mirrors LogKernel.through of mapuot/backends/kernel.py, with the pass of mapuot/marginals/tree.py around it; whatever
- * that would make anew, or entry by entry, is left to it.  Device side: src_cuda/tree_pass.cu.
+/* tree.c - the pass of messages along a tree of pairwise costs, from the leaves to the root, which reads K of each edge
+ * once. The O(n) work of an edge (marginals_tmpl.c) is done with its row_pass, so that a pass is one call for all
+ * edges. It mirrors LogKernel.through of mapuot/backends/kernel.py within the pass of mapuot/marginals/tree.py. Edges
+ * that need a new K or products entry by entry are left to that code. Device side: src_cuda/tree_pass.cu.
  */
 #include <float.h>
 #include <math.h>
@@ -16,12 +15,12 @@ static int through(mapuot_pool *pool, mapuot_edge *edge, const mapuot_messages *
     const mapuot_side *rows = &state->rows;
     const int64_t m = state->m, n = state->n, child = edge->child, parent = edge->parent, message = edge->message;
     const double rest = 1 - edge->fi;
-    double y = 0, a = 0, late = 0, up = 0, largest = 0; /* sizes, and the largest u */
+    double y = 0, a = 0, late = 0, up = 0, largest = 0; /* largest sizes, and the largest u */
     const double top =
         kernels->factors(n, x->log_weight + parent, x->sent + message, edge->q, x->flush, state->cols.scale, &y);
     const double own = kernels->base(m, x->log_weight + child, x->near + child, edge->p, rest, edge->base, &a);
     state->progress.narrow = x->narrow && edge->narrow;
-    state->progress.passes ^= 1; /* the rows read last come first */
+    state->progress.passes ^= 1; /* start with the rows read last */
     if (!isfinite(top) || !isfinite(own) || mapuot_row_pass(pool, state) != MAPUOT_RUNNING ||
         !kernels->late(m, rows, x->near + child, edge->p, edge->fi, top, edge->least, x->late + child, x->log_u + child,
                        &late, &largest) ||

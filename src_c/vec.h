@@ -24,7 +24,7 @@
 #include "vec_scalar.h"
 #endif
 
-/* how many lanes a vector from j on has of n */
+/* the number of lanes of the vector from j on that lie within n */
 ALWAYS_INLINE int v_part(int64_t n, int64_t j) { return (int)(n - j < VL ? n - j : VL); }
 
 /* the largest lane */
@@ -55,7 +55,7 @@ ALWAYS_INLINE vd v_exp_above(vd x, double lo, int narrow) {
         p = v_fma(p, r, v_set(0x1.000000287f871p-1));
         p = v_fma(p, r, v_set(0x1.000000a21653fp+0));
     } else {
-        /* in short chains, since every tile waits for it: low + r^3 (mid + r^3 (high + r^2 top)) */
+        /* in short dependency chains, since every tile waits for it: low + r^3 (mid + r^3 (high + r^2 top)) */
         vd r2 = v_mul(r, r), r3 = v_mul(r2, r);
         vd top = v_fma(v_set(0x1.af632a0f7e2cep-26), r, v_set(0x1.28b4101c77212p-22));
         top = v_fma(top, r, v_set(0x1.71ddf56d8deb5p-19));
@@ -105,7 +105,7 @@ ALWAYS_INLINE vf f_exp2(vf t) {
 
 #if defined(MAPUOT_DTYPE_F64)
 #define v_load_real v_load
-#define f_load_real(p) f_load((const float *)(p)) /* no pass over a K in float64 is narrow */
+#define f_load_real(p) f_load((const float *)(p)) /* there is no narrow pass over a float64 K */
 #define v_store_real v_store
 #define v_store_part_real v_store_part
 #define v_stream_real v_stream

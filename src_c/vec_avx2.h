@@ -55,7 +55,7 @@ ALWAYS_INLINE vd v_scale2(vd p, vd kd) {
 }
 
 ALWAYS_INLINE vd v_split(vd x, vd *e) {
-    /* the biased exponent beside the bits of 2^52 is the number 2^52 + exponent */
+    /* the biased exponent, put beside the bits of 2^52, is the number 2^52 + exponent */
     __m256i b = _mm256_castpd_si256(x);
     __m256i biased = _mm256_or_si256(_mm256_srli_epi64(b, 52), _mm256_set1_epi64x(0x4330000000000000LL));
     *e = _mm256_sub_pd(_mm256_castsi256_pd(biased), v_set(4503599627370496.0 + 1023.0));

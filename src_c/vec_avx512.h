@@ -16,7 +16,7 @@ ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest) {
     return count >= VL ? v_load(p) : _mm512_mask_loadu_pd(rest, (__mmask8)((1 << count) - 1), p);
 }
 
-/* no mask where it can be helped: the next load of p would wait */
+/* avoid a mask where possible: the next load of p would wait for a masked store */
 ALWAYS_INLINE void v_store_part(double *p, vd x, int count) {
     if (count >= VL) v_store(p, x);
     else if (count == VL / 2) _mm256_storeu_pd(p, _mm512_castpd512_pd256(x));

@@ -1,7 +1,8 @@
 /* vec_neon.h - the vocabulary of vec.h on two lanes: NEON, which every aarch64 has.
  *
- * v_max and v_min are comparisons and selections, not FMAX and FMIN: these return NaN where one operand is NaN, the
- * other vocabularies the second operand. There are no streaming stores: STNP is a hint that processors ignore.
+ * v_max and v_min are comparisons and selections instead of FMAX and FMIN. These return NaN if one operand is NaN,
+ * while all other vocabularies return the second operand. There are no streaming stores: STNP is a hint that processors
+ * ignore.
  */
 #include <arm_neon.h>
 #define VL 2

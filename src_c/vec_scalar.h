@@ -1,4 +1,4 @@
-/* vec_scalar.h - the vocabulary of vec.h on one lane, in plain C: every machine. */
+/* vec_scalar.h - the vocabulary of vec.h on one lane, in plain C, for every machine. */
 #define VL 1
 typedef double vd;
 

@@ -1,4 +1,4 @@
-/* vec_x86.h - what AVX-512 and AVX2 say in the same words: MM(add, pd) is the one or the other intrinsic. */
+/* vec_x86.h - the operations that AVX-512 and AVX2 share: MM(add, pd) expands to the intrinsic of either. */
 ALWAYS_INLINE vd v_set(double x) { return MM(set1, pd)(x); }
 ALWAYS_INLINE vd v_load(const double *p) { return MM(loadu, pd)(p); }
 ALWAYS_INLINE void v_store(double *p, vd x) { MM(storeu, pd)(p, x); }
