@@ -1,25 +1,26 @@
 // Anderson's weights by one warp: the twin of anderson_weights in src_c/finish.c, for single solves and batches.
 //
-// gamma = argmin |F - sum gamma_i dF_i| weighted by b: normal equations with normalised columns and a small ridge.  The
-// residuals of a pass gain a constant c, its translation, that is not known yet when they are summed, so that
+// gamma = argmin |F - sum gamma_i dF_i| weighted by b: normal equations with normalised columns and a small ridge. The
+// translation of a pass adds a constant c to its residuals. c is unknown when they are summed, so that
 // <F, .> = <f, .> + c <1, .>.
 #include "state.cuh"
 
-// Sums over the columns, weighted by b: of 1, f, P (the change of f), P P, P f, and of P and f times the differences held
+// Sums over the columns, weighted by b: of 1, f, P (the change of f), P P, P f, and of the products of P and f with the
+// held differences
 struct Moments {
     double ones, F, P, PP, PF;
     const double *dot, *rhs;
 };
 
-// Lane WIDE a + b of the warp holds the entries (HIGH q + a, WIDE c + b) of the equations, whose right-hand side is column
-// MEMORY: one entry for 5 differences, which 30 lanes share.
+// Lane WIDE a + b of the warp holds the entries (HIGH q + a, WIDE c + b) of the equations; column MEMORY is the
+// right-hand side. With 5 differences 30 lanes hold one entry each.
 #define WIDE (MEMORY == 5 ? 6 : 8)
 #define HIGH (32 / WIDE)
 #define ROWS_A_LANE ((MEMORY + HIGH - 1) / HIGH)
 #define COLUMNS_A_LANE (MEMORY / WIDE + 1)
 
-// gamma: (D gram D + RIDGE) D^-1 gamma = D rhs, D = diag(gram)^-1/2, for up to 23 differences by Gauss and Jordan.  Lane i
-// brings rhs_i.
+// gamma: (D gram D + RIDGE) D^-1 gamma = D rhs, D = diag(gram)^-1/2, for up to 23 differences by Gauss and Jordan.
+// Lane i brings rhs_i.
 FN void solve_gamma(const double *gram, int depth, double rhs, double *gamma) {
     const int lane = threadIdx.x % 32, b = lane % WIDE, a = lane < WIDE * HIGH ? lane / WIDE : HIGH - 1;
     const double scale = lane < depth ? rsqrt(fmax(gram[lane * (MEMORY + 1)], TINY)) : 0, right = rhs * scale;
@@ -32,9 +33,9 @@ FN void solve_gamma(const double *gram, int depth, double rhs, double *gamma) {
             A[q][c] = k == MEMORY ? last : i < depth && k < depth ? gram[i * MEMORY + k] * left * other : 0;
             A[q][c] += i == k ? RIDGE : 0;
         }
-    UNROLLED (int q = 0; q < ROWS_A_LANE; q++) // unrolled: a register has no number that changes
+    UNROLLED (int q = 0; q < ROWS_A_LANE; q++) // unrolled, since registers cannot be indexed at run time
         ROLLED (int s = 0; s < HIGH && HIGH * q + s < depth; s++) {
-            const int own = HIGH * q / WIDE, column = HIGH * q % WIDE + s; // where the diagonal is
+            const int own = HIGH * q / WIDE, column = HIGH * q % WIDE + s; // the place of the diagonal
             const double pivot = inverse(__shfl_sync(FULL, A[q][own], WIDE * s + column));
             double upper[COLUMNS_A_LANE], factor[ROWS_A_LANE];
             UNROLLED (int c = 0; c < COLUMNS_A_LANE; c++) upper[c] = __shfl_sync(FULL, A[q][c], WIDE * s + b) * pivot;

@@ -1,15 +1,15 @@
-// Mirrors src_c/batch.c and batch_tmpl.c: problems that fit a block, all passes of one in one block.
+// Mirrors src_c/batch.c and batch_tmpl.c for problems that fit a block: one block makes all passes of a problem.
 //
-// K lies in registers as batch_build.cuh says; a warp has 2 RT whole rows, so that u is found within it, and the column
-// sums of the warps meet in shared memory: three meetings of the block a pass.  K is made again around the potentials
-// where they leave its range, so that every reg works.  Where batch_narrow.cu came first, S.x is near the answer.
-// Options: those of batch_build.cuh.
+// K lies in registers (batch_build.cuh). A warp has 2 RT whole rows, so that u is found within it, and the column
+// sums of the warps meet in shared memory: three meetings of the block a pass. K is rebuilt around the potentials
+// when they leave its range, so that every reg works. After batch_narrow.cu, S.x starts near the answer.
+// Options: as batch_build.cuh.
 #include "batch_build.cuh"
 #include "batch_finish.cuh"
 
-#define RP (RT > 8 ? 16 : RT > 4 ? 8 : RT > 2 ? 4 : RT) // rows as warp_sums takes them: a power of two
+#define RP (RT > 8 ? 16 : RT > 4 ? 8 : RT > 2 ? 4 : RT) // rows rounded up to a power of two, for warp_sums
 
-// COLUMN_KINDS x COLUMNS numbers, what the columns are; the launch brings it
+// COLUMN_KINDS x COLUMNS numbers, the column vectors; their size is given at the launch
 extern __shared__ __align__(128) unsigned char memory[];
 
 FN double *columns(int kind) { return (double *)memory + kind * COLUMNS; }
@@ -21,8 +21,8 @@ struct Shared {
 };
 
 struct Lane {
-    int g, c, row;   // row: the one whose u this lane finds; the 16 / RP lanes of a row find the same
-    bool owns, mine; // there is such a row; this lane stores it
+    int g, c, row;   // row: the row for which this lane computes u, as do all 16 / RP lanes of a row
+    bool owns, mine; // owns: there is such a row; mine: this lane stores it
 };
 
 FN Lane lane_of() {
@@ -40,7 +40,7 @@ FN void open_rows(const Batch &S, Shared &all, int64_t problem) {
     ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) all.v[j] = 0;
 }
 
-// K around the potentials of the pass, or around none; then v.
+// Build K around the potentials of the pass, or around zeros (plain); then v.
 FN void build_kernel(const Batch &S, Shared &all, const cost *M, const Lane &at, bool plain, double (&K)[RT][CT]) {
     double *beta = columns(NEW_G);
     __syncthreads();
@@ -76,7 +76,7 @@ FN void build_kernel(const Batch &S, Shared &all, const cost *M, const Lane &at,
     start_columns(S, all.work, columns(0), COLUMNS, all.v);
 }
 
-// s = K v, u = prox(s), the warps' parts of K^T u and of the row scalar; true where K does not do.
+// s = K v, u = prox(s), the warps' parts of K^T u and of the row scalar. Returns true if K is outgrown.
 FN bool row_half(const Batch &S, Shared &all, const Lane &at, const double (&K)[RT][CT], double &log_u, double &r) {
     const double shift = all.work.standing[0].shift;
     bool odd = false;
@@ -115,7 +115,7 @@ FN bool row_half(const Batch &S, Shared &all, const Lane &at, const double (&K)[
     return odd;
 }
 
-// What the caller reads: the certified iterate.
+// Write the certified iterate for the caller.
 FN void close_problem(const Batch &S, const Shared &all, int64_t problem, const Lane &at, const Move &move,
                       double log_u, double r) {
     const Work &W = all.work;
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
     if (threadIdx.x == 0) all.work.report = S.report[problem];
     open_rows(S, all, problem);
     open_columns(S, all.work, problem, columns(0), COLUMNS);
-    bool odd = false, plain = S.safe > 0, rebuild = S.m > 0; // nothing known here: a peeled loop is twice the code
+    bool odd = false, plain = S.safe > 0, rebuild = S.m > 0; // not a constant: a peeled loop would double the code
     Move move;
     double log_u, r;
     ROLLED (;;) {

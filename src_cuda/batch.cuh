@@ -1,26 +1,26 @@
-// One problem of a batch, up to the first sweep over its columns: one block, KL or balanced sides with one rho each.  The
-// words and formulas are those of finish_pass.cuh; what a column and a pass decide is that of common/{column,rules}.h.
+// One problem of a batch, up to the first sweep over its columns: one block, KL or balanced sides with one rho each.
+// The words and formulas are as in finish_pass.cuh; common/{column,rules}.h decide for a column and for a pass.
 //
 // A problem's columns are COLUMN_KINDS vectors of ld numbers, thread j of the first HOLDERS warps has column j,
-// j + 32 HOLDERS, ..; these warps do the scalar work each for itself, on the same numbers, so that it costs no meeting
-// of the block.
-// Loops over columns are not unrolled: a pass whose code outgrows the instruction cache waits for its code.
-// Options: THREADS, COST (of M: 0 float64, 1 float32), ONE_POTENTIAL (1: rows and columns are the same problem, log u is
-// log v, so that K v is K^T u, too; no shift parts the two).
+// j + 32 HOLDERS, .. Each of these warps does the scalar work for itself on the same numbers, so that no meeting
+// of the block is needed.
+// Loops over columns are not unrolled: code that outgrows the instruction cache slows every pass.
+// Options: THREADS, COST (type of M: 0 float64, 1 float32), ONE_POTENTIAL (1: rows and columns are the same problem,
+// log u is log v, and K v is K^T u, without a shift between them).
 #ifndef MEMORY
-#define MEMORY 12 // differences of float64 passes: as many as shared memory of 64 KB has room for
+#define MEMORY 12 // differences of float64 passes: as many as fit 64 KB of shared memory
 #endif
 #pragma option ONE_POTENTIAL 0
-#define FAR_FN FN // a call would spill what the sweep holds
+#define FAR_FN FN // inlined: a call would spill the registers of the sweep
 #include "anderson.cuh"
 #include "common/column.h"
 
 #define WARPS (THREADS / 32)
 #ifndef HOLDERS
-#define HOLDERS (WARPS < 4 ? WARPS : 4) // warps that may have columns: the first ones
+#define HOLDERS (WARPS < 4 ? WARPS : 4) // the first warps, which may have columns
 #endif
 #define OWN_PRODUCTS ((MEMORY + WARPS - 1) / WARPS) // differences of a warp
-#define DEAD_SUM 1e-290                             // a sum below it: no mass is in reach
+#define DEAD_SUM 1e-290                             // with a smaller sum no mass is in reach
 
 enum {
     WEIGHT,   // b, 0: left out
@@ -37,8 +37,8 @@ enum {
     DG = DF + MEMORY,
     COLUMN_KINDS = DG + MEMORY
 };
-// what the first sweep sums; LOSS: gap, balanced |s - b|_1; WORTH: sum b e^(-k G), balanced the dual terms; LOGS: sizes of
-// what K has absorbed of log v, and of the rest, times b
+// sums of the first sweep; LOSS: gap, balanced |s - b|_1; WORTH: sum b e^(-k G), balanced the dual terms; LOGS: sizes
+// of the absorbed part of log v and of the rest, times b
 enum { LOSS, WORTH, SUM_F, SUM_P, SUM_PP, SUM_PF, LOGS, SUMS = 8 };
 
 struct Report : mapuot_stats {
@@ -62,16 +62,16 @@ struct Batch {
     int64_t product, count;          // reference a b^T or ones; passes of each problem at most
     double k1, fi2;                  // of limits the twins: k = reg / rho, 0: balanced; fi = 1 / (1 + k)
     double low, safe;                // smallest M / reg; safe 1: K needs no absorbed potentials at the start
-    double rounding;                 // by which share of its size a potential / reg may be off
+    double rounding;                 // relative rounding of a potential / reg
     // of batch_made.cu:
     const float *M_narrow;             // p x m x n: M less its smallest entry
-    const double *points_x, *points_y; // of all problems, one point after another
-    const int64_t *places, *order;     // p x 4: first row, rows, first column, columns; which problem comes when
-    int64_t dim, narrow;               // of points; narrow 1: float32 passes come first
-    double scale, ratio;               // of the metric; of this reg in the one asked for, which comes next
+    const double *points_x, *points_y; // points of all problems, one point after another
+    const int64_t *places, *order; // p x 4: first row, rows, first column, columns; order in which problems are solved
+    int64_t dim, narrow;           // dim: coordinates of a point; narrow 1: float32 passes come first
+    double scale, ratio;           // scale of the metric; ratio of this reg to the requested one, which comes next
 };
 
-// How far the iteration is; a copy for each warp.
+// The progress of the iteration; each warp has a copy.
 struct Standing : mapuot_progress {
     double mass_a, mass_b, weight; // weight: sum b e^(-k x), between launches
     double gram[MEMORY * MEMORY], ones[MEMORY], gamma[MEMORY];
@@ -79,14 +79,15 @@ struct Standing : mapuot_progress {
 
 struct Work {
     double row[WARPS], next[WARPS];  // parts of the row scalar, sum r or sum a (log u - shift), and of sum b e^(-k x)
-    double part[HOLDERS][SUMS];      // of each warp
-    double sums[HOLDERS][SUMS];      // of all of them, a copy for each
-    double dot[MEMORY], rhs[MEMORY]; // the differences held with the change of f, and with f
+    double part[HOLDERS][SUMS];      // parts of each warp
+    double sums[HOLDERS][SUMS];      // totals, one copy for each warp
+    double dot[MEMORY], rhs[MEMORY]; // products of the held differences with the change of f, and with f
     Standing standing[HOLDERS];
     Report report;
 };
 
-// The translation of a pass, as in finish_pass.cuh; grow: what b e^(-k x) lacks of b e^(-k log v); the mass before it
+// The translation of a pass, as in finish_pass.cuh; grow: factor from b e^(-k x) to b e^(-k log v); mass, weight:
+// before the translation
 struct Move {
     double lam, off, kappa, grow, mass, weight;
 };
@@ -99,7 +100,7 @@ FN double total(const double *parts, int count) {
     return sum;
 }
 
-// What each warp found, to every thread; scratch: WARPS numbers.
+// Share one number of each warp with every thread; scratch: WARPS numbers.
 FN void meet(double x, double *scratch) {
     __syncthreads();
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
@@ -119,7 +120,7 @@ FN double block_max(double x, double *scratch) {
     return top;
 }
 
-// Weights and log v of problem `problem`; all threads.  The standing of every warp is that before the first pass.
+// Load weights and log v of problem `problem`, and set each warp's standing before the first pass; all threads.
 FN void open_columns(const Batch &S, Work &W, int64_t problem, double *col, int ld) {
     const int lane = threadIdx.x % 32;
     double a = 0, b = 0;
@@ -147,7 +148,7 @@ FN void open_columns(const Batch &S, Work &W, int64_t problem, double *col, int 
     __syncthreads();
 }
 
-// v relative to K of a column; adds b e^(-k x); true where v leaves the range of this K.
+// Compute v relative to K of a column and add b e^(-k x). Returns true if v leaves the range of this K.
 FN bool scale_column(const Batch &S, double *col, int ld, double *v, int j, double x, double &weight) {
     const double w = col[WEIGHT * ld + j];
     const double scale = w > 0 ? exp(x - col[ABSORBED * ld + j]) : 0;
@@ -178,8 +179,8 @@ FN void start_columns(const Batch &S, Work &W, double *col, int ld, double *v) {
     __syncthreads();
 }
 
-// u of a row relative to K, log u = fi (log a - log s) - (1 - fi) (d + shift), or log_v where that is the one potential;
-// a = 0: left out.  `odd`: K does not do.
+// u of a row relative to K, log u = fi (log a - log s) - (1 - fi) (d + shift), or log_v with one potential;
+// a = 0: left out. Sets `odd` if K is outgrown.
 FN double row_scale(const Batch &S, double a, double log_a, double d, double s, double shift, double log_v,
                     double &log_u, bool &odd) {
     if (!(a > 0)) return 0;
@@ -203,13 +204,14 @@ FN Move find_move(const Batch &S, const Work &W) {
     return move;
 }
 
-// Sweep 1: marginal, gap, G(x), f = G(x) - x and their sums; true where a column is dead.  sum_of(j): K^T u of column j.
+// Sweep 1: marginal, gap, G(x), f = G(x) - x and their sums; true if a column is dead. sum_of(j): K^T u of column j.
 template <typename Sum>
 FN bool first_sweep(const Batch &S, Work &W, double *col, int ld, const double *v, const Move &move, Sum sum_of) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const Standing &p = W.standing[warp];
     const double shift = p.shift + move.lam, k2 = S.limits.rate_cols;
-    bool odd = k2 > 0 && !(is_safe(move.weight) && is_safe(move.grow)); // their product may be a number, and is 0
+    bool odd =
+        k2 > 0 && !(is_safe(move.weight) && is_safe(move.grow)); // their product may be in range, but comes out as 0
     double value[SUMS];
     UNROLLED (int q = 0; q < SUMS; q++) value[q] = 0;
     ROLLED (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
@@ -241,10 +243,12 @@ FN bool first_sweep(const Batch &S, Work &W, double *col, int ld, const double *
     return odd;
 }
 
-// Differences that the next step has to be orthogonal to, beside the newest; read before the standing changes.
+// The number of held differences that the next step is orthogonal to, beside the newest; read before the standing
+// changes.
 FN int held(const Work &W) { return W.standing[0].have > 0 ? (int)W.standing[0].depth : 0; }
 
-// Their products with f and its change P, b-weighted, each by one warp; all threads, after the first sweep.
+// Products of the held differences with f and its change P, b-weighted, a warp each; all threads, after the first
+// sweep.
 FN void find_products(const Batch &S, Work &W, const double *col, int ld, int depth) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     double part[OWN_PRODUCTS][2];

@@ -1,8 +1,9 @@
-// What K of one problem is built around, and how it lies in the registers of a block; for batch.cu and batch_narrow.cu.
+// The potentials in K of one problem, and the layout of K in the registers of a block; for batch.cu and
+// batch_narrow.cu.
 //
 // Thread (g, c) of GROUPS x 16 keeps rows g RT .. (g + 1) RT - 1 and columns c, c + 16, .. (CT of them) of
 // K = exp(alpha_i + beta_j - M_ij / reg) from the first pass to the last.
-// Options: GROUPS, RT, CT, RESIDENT (blocks a multiprocessor) and those of batch.cuh.
+// Options: GROUPS, RT, CT, RESIDENT (blocks a multiprocessor) and the options of batch.cuh.
 #define THREADS (16 * GROUPS)
 #include "batch.cuh"
 
@@ -43,7 +44,7 @@ FN void balance(const Batch &S, const cost *M, const double *a, double *alpha, d
     __syncthreads();
 }
 
-// Of one potential K absorbs the mean of both: it is at most 1 as well, and symmetric.
+// With one potential K absorbs the mean of both: it is still at most 1, and symmetric.
 FN void share_potentials(const Batch &S, double *alpha, double *beta) {
     for (int j = threadIdx.x; ONE_POTENTIAL && j < (int)S.n; j += THREADS)
         alpha[j] = beta[j] = 0.5 * (alpha[j] + beta[j]);

@@ -1,4 +1,4 @@
-// The scalar work of a problem of a batch, as common/rules.h decides it, and the second sweep over its columns.
+// The scalar work of a problem of a batch, by common/rules.h, and the second sweep over its columns.
 // Included after batch.cuh.
 #include "batch.cuh"
 
@@ -18,7 +18,8 @@ FN double dual_value(const Batch &S, const Work &W, const Standing &p, const Mov
     return dual;
 }
 
-// Sweep 2: the next x by extrapolation (step 1), as it is (0), or the last image again (2); true where v goes too far.
+// Sweep 2: the next x, extrapolated (step 1), the image (0) or the last image again (2). Returns true if v leaves the
+// range.
 FN bool second_sweep(const Batch &S, Work &W, double *col, int ld, double *v, const Standing &p, int step, int slot,
                      double c) {
     const int depth = step == MAPUOT_EXTRAPOLATE ? (int)p.depth : 0;
@@ -46,28 +47,29 @@ FN bool second_sweep(const Batch &S, Work &W, double *col, int ld, double *v, co
     return far;
 }
 
-// What the pass decides, into p and out; t: the sums of the first sweep.  Returns the translation of the image.
+// The decisions of the pass, into p and out; t: sums of the first sweep. Returns the translation of the image.
 FN double settle_pass(const Batch &S, const Work &W, Standing &p, const Move &move, const double *t, Report &out) {
     mapuot_limits limits = S.limits;
     const bool soft = limits.rate_cols > 0;
     limits.dual_scale = limits.rho_rows * p.mass_a + limits.rho_cols * p.mass_b;
     limits.dual_constant = limits.reg * c_mass_of(S, p);
-    limits.exponent_error += S.rounding * t[LOGS] / p.mass_b; // of a mean: others are apart from it by M / reg
+    limits.exponent_error += S.rounding * t[LOGS] / p.mass_b; // from a mean: single sizes differ from it by M / reg
     out.mass = move.kappa * move.mass;
     out.dual = dual_value(S, W, p, move, out.mass, t);
     out.lost = out.dead = out.rejected = out.residual = 0;
     p.lam = move.lam;
     p.shift += move.lam;
     settle(&limits, &p, &out);
-    const double loss = (ONE_POTENTIAL ? 2 : 1) * t[LOSS];              // that of the rows is the same
-    certify(&limits, &p, &out, soft ? loss : 0, soft ? 0 : loss, 0, 1); // where K does not do, no pass comes here
+    const double loss = (ONE_POTENTIAL ? 2 : 1) * t[LOSS]; // the rows have the same loss
+    certify(&limits, &p, &out, soft ? loss : 0, soft ? 0 : loss, 0,
+            1); // scale 1: a pass on an outgrown K does not come here
     judge(&limits, &p, &out, 1, 1);
     out.passes = (double)p.passes;
     return next_translation(&limits, log_ratio_of(soft ? t[WORTH] : p.mass_b, out.mass));
 }
 
-// Scalar work and sweep 2, by every warp that has columns; what warp 0 finds goes to W.report.  odd: the pass does not
-// count, K is to be rebuilt around the same x.  Returns whether K is to be rebuilt.
+// Scalar work and sweep 2, by every warp that has columns; warp 0 writes W.report. odd: the pass does not
+// count, and K is rebuilt around the same x. Returns true if K is to be rebuilt.
 FN bool finish_columns(const Batch &S, Work &W, double *col, int ld, double *v, const Move &move, bool odd) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = column_warps((int)S.n);
     Standing &at = W.standing[warp];

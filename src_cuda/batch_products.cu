@@ -1,14 +1,14 @@
-// Mirrors src_c/batch.c: problems that are larger than a block can hold, their passes together.
+// Mirrors src_c/batch.c for problems that are too large for a block, whose passes are made together.
 //
-// One block a problem for what is O(m + n); between the kernels the caller multiplies, S = V K^T and sums = U K (of one
-// potential they are S), in float64.  Either K = exp(low - M / reg) serves all (safe 1), or each problem has a K of its
-// own around potentials that the caller has put into row_absorbed and the column vectors.  A problem whose scalings
-// outgrow its K stops with status MAPUOT_ABSORB.
+// One block a problem does the O(m + n) work. Between the kernels the caller computes S = V K^T and sums = U K (for one
+// potential sums = S) in float64. Either K = exp(low - M / reg) serves all (safe 1), or each problem has a K of its
+// own around the potentials in row_absorbed and in the column vectors, given by the caller. A problem with scalings
+// that outgrow its K stops with status MAPUOT_ABSORB.
 #define THREADS 128
 #include "batch_finish.cuh"
 
-// Weights as the kernels read them, float64 and dense, with sum (NaN or inf where one is) and minimum of each problem.
-// step: entries from one problem's weights to the next one's, 0: one for all.
+// Copy weights to dense float64 for the kernels, with sum (NaN or inf if a weight is) and minimum of each problem.
+// step: entries from one problem's weights to the next, 0: all problems share them.
 extern "C" __global__ void __launch_bounds__(THREADS)
     weigh(const cost *from, int64_t step, int64_t length, double *to, double *mass, double *least) {
     __shared__ double scratch[WARPS];
@@ -24,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) mass[blockIdx.x] = sum, least[blockIdx.x] = low;
 }
 
-// The exponents of the plan, log u + log a and log v + log b, of reference a b^T, and what the potentials add to the
-// dual value: of a side with one rho -sum rho a (e^(-f / rho) - 1), balanced sum a f.  rho: 0 where balanced.
+// The exponents of the plan, log u + log a and log v + log b, for reference a b^T, and the potentials' terms of the
+// dual value: -sum rho a (e^(-f / rho) - 1) of a side with one rho, sum a f of a balanced one. rho: 0 if balanced.
 extern "C" __global__ void __launch_bounds__(THREADS)
     close_problems(const double *A, const double *B, const double *log_u, const double *log_v, int64_t m, int64_t n,
                    double reg, double rho_rows, double rho_cols, double *alpha, double *beta, double *dual) {
@@ -45,13 +45,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) dual[blockIdx.x] = sum;
 }
 
-// log v of the start, the potentials in K, v.
+// Load log v of the start, the potentials in K, and v.
 extern "C" __global__ void __launch_bounds__(THREADS) open_problems(const __grid_constant__ Batch S) {
     __shared__ Work W;
     const int64_t problem = blockIdx.x;
     double *col = S.columns + problem * COLUMN_KINDS * S.n;
     open_columns(S, W, problem, col, (int)S.n);
-    const double half = ONE_POTENTIAL ? 0.5 * S.low : 0; // of low, each side has absorbed
+    const double half = ONE_POTENTIAL ? 0.5 * S.low : 0; // each side has absorbed half of low
     for (int j = threadIdx.x; S.safe > 0 && j < (int)S.n; j += THREADS)
         col[ABSORBED * S.n + j] = half - (S.product ? col[LOG_B * S.n + j] : 0);
     for (int i = threadIdx.x; S.safe > 0 && i < (int)S.m; i += THREADS) {
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) open_problems(const __grid
     }
 }
 
-// u = prox(K v), the row scalar (NaN: K does not do), r and log u without the translation of the pass.
+// u = prox(K v), the row scalar (NaN: K is outgrown), r and log u without the translation of the pass.
 extern "C" __global__ void __launch_bounds__(THREADS) prox_rows(const __grid_constant__ Batch S) {
     __shared__ double scratch[WARPS];
     const int64_t problem = blockIdx.x;
@@ -91,8 +91,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) prox_rows(const __grid_con
     if (threadIdx.x == 0) S.row_scalar[problem] = odd ? INF - INF : part;
 }
 
-// The column half of the pass; where it is the last, the translation goes into what the caller reads.  4 blocks a
-// multiprocessor: with registers for 5 it would spill.
+// The column half of the pass. After the last pass it adds the translation to the results for the caller. 4 blocks a
+// multiprocessor: registers for 5 would spill.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) finish_problems(const __grid_constant__ Batch S) {
     __shared__ Work W;
     const int64_t problem = blockIdx.x;

@@ -1,5 +1,5 @@
-// Anderson's weights of a narrow pass.  What needs the old differences alone, the inverse of their matrix, is found
-// beside the column half by a warp of its own, so that few operations wait for the newest.
+// Anderson's weights of a narrow pass. A separate warp inverts the matrix of the old differences
+// during the column half, so that few operations wait for the newest difference.
 // Included by batch_narrow.cuh.
 
 // Inner products of the newest difference P without its mean: dot_i = <P, D_i>, index OLD: with itself; rhs = <f, P>
@@ -17,7 +17,7 @@ FN Products products(const Shared &all) {
     return out;
 }
 
-// The differences of the next pass: the oldest leaves.  One warp.
+// The differences of the next pass: drop the oldest. One warp.
 FN void shift_differences(const Shared &all, const Step &at, Step &next) {
     const Products now = products(all);
     if (threadIdx.x % 32 > 0) return;
@@ -28,8 +28,8 @@ FN void shift_differences(const Shared &all, const Step &at, Step &next) {
     }
 }
 
-// (gram + NARROW_RIDGE diag)^-1 by sweeps: A is minus the inverse in the rows and columns up to p.  The same warp, during the
-// next pass.
+// (gram + NARROW_RIDGE diag)^-1 by sweeps: A is minus the inverse in the rows and columns up to p. The same warp does
+// it during the next pass.
 FN void invert(Step &at) {
     float A[AT(OLD, 0)], least[OLD];
     UNROLLED (int i = 0; i < OLD; i++) {
@@ -57,8 +57,8 @@ FN void invert(Step &at) {
     UNROLLED (int i = 0; i < AT(OLD, 0); i++) at.inverse[i] = -A[i];
 }
 
-// Anderson's weights, the newest last: (gram + NARROW_RIDGE diag) gamma = rhs by blocks, the inverse of the old ones known.
-// With h = inverse dot and rhs_old = rhs + dot, inverse rhs_old is solved + h.
+// Anderson's weights, the newest last: solve (gram + NARROW_RIDGE diag) gamma = rhs by blocks, given the inverse of the
+// old block. With h = inverse dot and rhs_old = rhs + dot, inverse rhs_old is solved + h.
 FN void anderson(const Step &at, const Products &now, float (&gamma)[MEMORY]) {
     float h[OLD], s = now.dot[OLD] * (1 + NARROW_RIDGE), last = now.rhs, finite = 0;
     UNROLLED (int i = 0; i < OLD; i++) {

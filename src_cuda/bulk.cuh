@@ -1,5 +1,5 @@
-// A block's shared memory, and copies into it that an mbarrier counts: BULK 1: in bulk, by one thread, from sm_90 on;
-// 0: 16 bytes at a time, by all threads of a group, each of which arrives when its own are there.
+// A block's shared memory, and copies into it counted by an mbarrier. BULK 1 (sm_90 on): bulk copies by one thread.
+// BULK 0: 16 bytes at a time by all threads of a group, and each thread arrives when its own bytes are there.
 #include "common.cuh"
 
 #pragma option BULK 1
@@ -9,8 +9,8 @@
 #define WAIT "mbarrier.test_wait"
 #endif
 
-// All of a block's shared memory.  Tiles are found by their offset from here: through a stored pointer they would be
-// read by generic loads, with 64-bit addresses.
+// All of a block's shared memory. Tiles are addressed by their offset from here: a stored pointer would cause
+// generic loads with 64-bit addresses.
 extern __shared__ __align__(128) unsigned char memory[];
 
 FN uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }

@@ -1,11 +1,11 @@
-// What a batch of clouds is asked beside its passes: between which costs those of a problem lie, and what its points are
-// multiplied by plans as.
+// Work for a batch of clouds besides its passes: bounds on the costs of a problem, and tables of its points that plans
+// are multiplied by.
 //
-// x and y hold the points of all problems, one after another; `places` has the first row, the rows, the first column and
-// the columns of each problem.  A block a problem; of ranges found: 2 x p, the least distance of two points and the largest, or
-// bounds on them: by the boxes that hold either cloud, the largest also by balls around the middle of the columns.  What
-// is not finite makes the largest NaN.
-// Options: NORM (1 or 2, of a distance), STORE 0.
+// x and y hold the points of all problems, one after another. `places` has the first row, the rows, the first column
+// and the columns of each problem. One block a problem. Ranges, found: 2 x p, lower bounds of the least distance of two
+// points and upper bounds of the largest: from the boxes around the two clouds, the largest also from balls around the
+// middle of the columns. A coordinate that is not finite makes the largest NaN.
+// Options: NORM (1 or 2: the norm of the distance), STORE 0.
 #include "common.cuh"
 
 #define THREADS 128
@@ -15,7 +15,7 @@ extern __shared__ __align__(128) unsigned char memory[]; // least and largest co
 FN double grown(double sum, double t) { return NORM == 1 ? sum + fabs(t) : fma(t, t, sum); }
 FN double length_of(double sum) { return NORM == 1 ? sum : sqrt(sum); }
 
-// The largest distance of points from the middle of the columns; NaN where one is not finite.  All threads.
+// The largest distance of points from the middle of the columns, NaN if a coordinate is not finite. All threads.
 FN double radius(const double *points, int count, int d, const double *least, double *scratch) {
     double most = 0;
     bool bad = false;
@@ -96,9 +96,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// scale (t_0 z - t) of all points z of a table (p x most x (d + 1)), of which the first `count` of a problem count: t_0
-// and t are the last column and the others of the table `moved`.  `to` has the points of all problems, one after
-// another; those of a problem begin at `first`.
+// scale (t_0 z - t) for the first `count` points z of each problem in a table (p x most x (d + 1)): t_0 is the last
+// column of the table `moved`, t has its other columns. `to` has the points of all problems, one after
+// another; the points of a problem begin at `first`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cloud_slopes(const double *table, const double *moved, const int64_t *first, const int64_t *count, int64_t d,
                  int64_t most, double scale, double *to) {

@@ -1,13 +1,14 @@
-// Mirrors src_c/real.h and src_c/vec.h: how K is stored, read and summed on the device.
+// Mirrors src_c/real.h and src_c/vec.h: the storage of K, and reads and sums of it on the device.
 //
-// K is stored as STORE (0 float64, 1 float32; the numbers of mapuot_dtype).  NARROW 1: products and sums of a pass are in
-// float32, as in narrow_pass; 0: all are in float64.  K is never negative, so a stored float widens to float64 by two
-// shifts of its bits, without a conversion: the result is K 2^-896 exactly (zeros and subnormals too), and v and u
-// carry the factor WIDEN back.  IN_PLACE 1: the entries are those of the plan, which may have any size, as they are.
-// Options: STORE, COST (of M: 0 float64, 1 float32), NARROW, GW (warps of a group), CPT (columns of a thread), R (rows
-// of a tile), CLUSTER, KL_ROWS and KL_COLS (1: the side is KL or balanced), SPREAD (1: a row is spread over the warps
-// of a cluster), ORDERED (1: sums over blocks in a fixed order, bitwise repeatable), RACECHECK (1: the whole block
-// meets where a group would, which compute-sanitizer can follow; for problems that give every group as many tiles).
+// K is stored as STORE (0 float64, 1 float32; the numbers of mapuot_dtype).  NARROW 1: products and sums of a pass are
+// in float32, as in narrow_pass; 0: all are in float64.  K is never negative, so a stored float widens to float64 by
+// two shifts of its bits, without a conversion: the result is K 2^-896 exactly (zeros and subnormals too), and v and u
+// carry the factor WIDEN back. IN_PLACE 1: the entries are the plan's and may have any size, so they are used
+// unchanged. Options: STORE, COST (of M: 0 float64, 1 float32), NARROW, GW (warps of a group), CPT (columns of a
+// thread), R (rows of a tile), CLUSTER, KL_ROWS and KL_COLS (1: the side is KL or balanced), SPREAD (1: a row is spread
+// over the warps of a cluster), ORDERED (1: sums over blocks in a fixed order, bitwise repeatable), RACECHECK (1: the
+// whole block meets where a group would, which compute-sanitizer can follow; for problems that give every group as many
+// tiles).
 #include "words.cuh"
 
 typedef long long int64_t;
@@ -28,7 +29,7 @@ template <> struct floating<false> {
     typedef float type;
 };
 typedef floating<STORE == 0>::type real;
-typedef floating<!NARROW>::type num; // products and sums of a pass
+typedef floating<!NARROW>::type num; // type of products and sums of a pass
 typedef floating<COST == 0>::type cost;
 
 #define WIDEN ((num)(STORE == 0 || NARROW || IN_PLACE ? 1.0 : 0x1p896))
@@ -44,7 +45,7 @@ struct alignas(16) Point {
     double x, y, z, w;
 };
 
-// The entries of one chunk of K; into float64, times 2^-896 where K is not float64.
+// The entries of one chunk of K; widened to float64 they are times 2^-896, unless K is float64.
 FN void widen(const uint4 &w, num (&k)[CHUNK]) {
     const uint32_t x[4] = {w.x, w.y, w.z, w.w};
 #if STORE == 0
@@ -62,13 +63,13 @@ FN void widen(const uint4 &w, num (&k)[CHUNK]) {
 #endif
 }
 
-// Out of line: instructions that run once a pass come from the L2 cache, some 2.4 cycles each, so they must be few.
+// Out of line: instructions that run once a pass come from the L2 cache, some 2.4 cycles each, so keep them few.
 __device__ __noinline__ double far_exp(double x) { return exp(x); }
 __device__ __noinline__ double far_log(double x) { return log(x); }
 __device__ __noinline__ double2 far_logs(double x, double y) { return make_double2(log(x), log(y)); }
 __device__ __noinline__ double2 far_exps(double x, double y) { return make_double2(exp(x), exp(y)); }
 
-// 1 / x, x > 0 and normal, to rounding: no slow path
+// 1 / x for normal x > 0, to rounding, without a slow path
 FN double inverse(double x) {
     double y;
     asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
@@ -76,7 +77,7 @@ FN double inverse(double x) {
     return fma(y, fma(-x, y, 1.0), y);
 }
 
-// 2^t and the root of t in one instruction, which errs in the last bits and takes what is below 2^-126 for 0
+// 2^t and the root of t in one instruction, which errs in the last bits and flushes subnormal numbers to 0
 FN float power_of(float t) {
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t));
@@ -89,12 +90,12 @@ FN float root_of(float t) {
     return root;
 }
 
-// The same numbers for every thread: to and from global memory, 8 bytes each
+// Copy a record that all threads share, to or from global memory, 8 bytes a thread.
 template <typename T> FN void copy_record(T *to, const T *from) {
     for (int q = threadIdx.x; q < (int)(sizeof(T) / 8); q += blockDim.x) ((double *)to)[q] = ((const double *)from)[q];
 }
 
-// Of N lanes next to each other: the sum, the largest, each for all of them
+// The sum and the maximum over N neighbouring lanes, returned to each of them
 template <int N = 32, typename T> FN T warp_sum(T s) {
     UNROLLED (int bit = N / 2; bit > 0; bit /= 2) s += __shfl_xor_sync(FULL, s, bit);
     return s;
@@ -105,12 +106,13 @@ template <int N = 32> FN double warp_max(double s) {
     return s;
 }
 
-// Of a block, which are as many for all its threads: what ``join`` makes of the 32 numbers at most that warps made of theirs
+// Reduce x over a block of full warps, for all its threads: ``join`` reduces within a warp, then the warps' results (at
+// most 32)
 template <typename F> __device__ double of_block(double x, double none, F join) {
     __shared__ double of_warp[32];
     const int lane = threadIdx.x % 32;
     x = join(x);
-    __syncthreads(); // the last one has been read
+    __syncthreads(); // the last result has been read
     if (lane == 0) of_warp[threadIdx.x / 32] = x;
     __syncthreads();
     return join(lane < (int)blockDim.x / 32 ? of_warp[lane] : none);
@@ -137,7 +139,7 @@ template <int N, int BIT = 16, typename T> FN T warp_sums(T *x, int lane) {
     }
 }
 
-// An integer in the order of the doubles, for atomicMax, and the double of it
+// An integer with the order of the doubles, for atomicMax, and its inverse
 FN int64_t rank_of(double x) {
     const int64_t bits = __double_as_longlong(x);
     return bits ^ ((bits >> 63) & 0x7fffffffffffffffLL);
@@ -145,13 +147,13 @@ FN int64_t rank_of(double x) {
 
 FN double number_of(int64_t rank) { return __longlong_as_double(rank ^ ((rank >> 63) & 0x7fffffffffffffffLL)); }
 
-// All blocks of the grid meet; what they wrote to global memory before is visible after (read it with __ldcg).
+// All blocks of the grid meet. Their earlier writes to global memory are visible afterwards (read them with __ldcg).
 // The counter only grows, so thread 0 knows from meeting_start on at which count each meeting ends.
 FN uint32_t meeting_start(const uint32_t *counter) {
     return *(const volatile uint32_t *)counter / gridDim.x * gridDim.x;
 }
 
-#if SPARSE && CLUSTER > 1 // the grid is one cluster, which meets in a quarter of the time
+#if SPARSE && CLUSTER > 1 // the grid is one cluster: its barrier takes a quarter of the time
 FN void grid_arrive(uint32_t *, uint32_t &) {
     __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -159,7 +161,7 @@ FN void grid_arrive(uint32_t *, uint32_t &) {
 
 FN void grid_wait(const uint32_t *, uint32_t) { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 #else
-// Work between arriving and waiting must not touch what the other blocks read or write; the last warp keeps out of it.
+// Work between arriving and waiting must not touch data that other blocks read or write, and excludes the last warp.
 FN void grid_arrive(uint32_t *counter, uint32_t &ended) {
     __syncthreads();
     ended += gridDim.x;
@@ -183,8 +185,8 @@ FN void grid_barrier(uint32_t *counter, uint32_t &ended) {
     grid_wait(counter, ended);
 }
 
-// Where every block waits for numbers of the others, it need not wait for a meeting: a word that is not posted yet
-// holds UNSET (in a double the high half), a NaN with bits that no arithmetic returns, and is read until it does not.
+// If every block waits for numbers of the others, no meeting is needed. A word not posted yet
+// holds UNSET (a double in its high half), a NaN with bits that no arithmetic returns, and is read until it changes.
 #define UNSET 0xfff4fff4u
 
 template <typename T> FN bool is_unset(T x) {

@@ -1,4 +1,4 @@
-// Do the kernels of a pass pass by?  Where the solve has ended or, POINTS 1, where it is the turn of the passes in the
+// Is a pass to be skipped? Yes if the solve has ended or, with POINTS 1, if it is the turn of passes in the
 // other precision.
 #include "state.cuh"
 
