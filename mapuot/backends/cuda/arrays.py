@@ -1,4 +1,4 @@
-"""Matrices on the device as they are: CuPy arrays and what speaks DLPack in place, numpy ones in row blocks."""
+"""Matrices on the device: CuPy arrays and DLPack tensors are used in place, numpy arrays are sent in row blocks."""
 
 import dataclasses
 import itertools
@@ -22,15 +22,15 @@ from ..tables import squares
 from . import vectors
 from .kernels import ITEMSIZE, STORES, kernel
 
-BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
+BLOCK_BYTES = 1 << 28  # bytes of a numpy M that are on the device at once
 COSTS = 64  # rows and columns that a block of point_costs.cu makes
-MANY = 16  # dimensions from which on a product of matrices forms costs sooner than differences do
-KEPT_TOL = 5e-7  # the least that a float32 K certifies: route/options.py
-FEW = 12  # dimensions up to which a pass over 20,000 points takes less time than one over their K
+MANY = 16  # dimensions; from here on a matrix product forms costs faster than differences do
+KEPT_TOL = 5e-7  # least error that a float32 K certifies: route/options.py
+FEW = 12  # dimensions; up to here a pass over 20,000 points is faster than a pass that reads their K
 
 
 def need_device() -> None:
-    """A driverless machine gets one clear sentence."""
+    """Raise a RuntimeError with one clear sentence on a machine without a GPU or driver."""
     try:
         count = cp.cuda.runtime.getDeviceCount()
     except cp.cuda.runtime.CUDARuntimeError as error:
@@ -40,20 +40,20 @@ def need_device() -> None:
 
 
 def free_memory(enough: int) -> int:
-    """Bytes that CuPy's pool has, with those of the device where it has not enough."""
+    """Return the free bytes of CuPy's pool, plus the free bytes of the device if the pool has less than ``enough``."""
     free: int = cp.get_default_memory_pool().free_bytes()
     return free if free >= enough else free + cp.cuda.runtime.memGetInfo()[0]
 
 
 def rows_at_once(M: Any) -> int:
-    """Return the rows of a block: all of a matrix on the device, else as many as BLOCK_BYTES hold."""
+    """Return the rows of a block: all rows of a matrix on the device, else as many as BLOCK_BYTES hold."""
     m, n = M.shape
     most: int = m if isinstance(M, cp.ndarray) else max(1, BLOCK_BYTES // (n * M.dtype.itemsize))
     return most
 
 
 def block_bytes(M: Any, rows: int) -> int:
-    """Return the bytes of blocks that do not lie on the device yet: one block of an array, two of rows made there."""
+    """Return the bytes of blocks that need memory on the device: one block of an array, two if rows are made there."""
     if M is None or isinstance(M, cp.ndarray) or not any(getattr(M, "strides", (1,))):
         return 0
     blocks = 1 if isinstance(M, np.ndarray) else 2
@@ -61,7 +61,7 @@ def block_bytes(M: Any, rows: int) -> int:
 
 
 def need_memory(kernel: int, precision: str, beside: int = 0) -> None:
-    """Count before taking: there must be room for K and what lies beside it."""
+    """Raise a MemoryError, before any allocation, unless K and ``beside`` further bytes fit."""
     needed = kernel + beside
     free = free_memory(needed)
     if needed <= free:
@@ -73,7 +73,7 @@ def need_memory(kernel: int, precision: str, beside: int = 0) -> None:
 
 
 def asarray(x: Any) -> Any:
-    """numpy stays numpy; device arrays and DLPack tensors become CuPy arrays without a copy."""
+    """Return numpy arrays as they are; turn device arrays and DLPack tensors into CuPy arrays without a copy."""
     if isinstance(x, cp.ndarray):
         array = x
     else:
@@ -95,9 +95,9 @@ def to_numpy(x: Any) -> Any:
 
 
 def pinned(count: int) -> Any:
-    """Room for numbers on the host which copies are quick from and to, not filled.
+    """Return uninitialised pinned memory for ``count`` numbers on the host, for fast copies.
 
-    A copy to the device goes on while the host does: who sends from here keeps the room until something was read.
+    A copy to the device is asynchronous: the sender keeps this memory alive until a later read from the device.
     """
     return np.frombuffer(cp.cuda.alloc_pinned_memory(8 * count + 8), np.float64)[:count]
 
@@ -111,9 +111,9 @@ def on_device(*vectors: Any) -> list[Any]:
 
 
 def held(problem: Problem) -> Problem:
-    """The problem with the vectors of its sides, and points that are sorted, on the device.
+    """Return the problem with the vectors of its sides, and its sorted points, on the device.
 
-    Over ranks the vectors stay on the host, whose sums they are part of.
+    Over ranks the vectors stay on the host, which sums them over the ranks.
     """
     sides = problem.rows, problem.cols
     rows, cols = map(held_side, sides) if problem.ranks.size == 1 else sides
@@ -122,7 +122,7 @@ def held(problem: Problem) -> Problem:
 
 
 def held_side(side: Side) -> Side:
-    """A side on the device; its numbers stay those that the host has found."""
+    """Copy a side to the device; its scalar properties stay as computed on the host."""
     if side.there or isinstance(side.weight, cp.ndarray):
         return side.there or side
     upper = None if side.upper is None else vectors.asarray(side.upper)
@@ -131,12 +131,12 @@ def held_side(side: Side) -> Side:
 
 
 def most_bytes(M: Any) -> int | None:
-    """Bytes of M to move to the device at once; None: it is there."""
+    """Return the bytes of M to move to the device at once; None if M is there."""
     return None if isinstance(M, cp.ndarray) else BLOCK_BYTES
 
 
 class Room:
-    """Vectors one behind the other on the device, and as many numbers of the host that copies are quick from and to."""
+    """Vectors one behind the other on the device, with a pinned buffer of the same layout on the host."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
         ends = dict(zip(sizes, itertools.accumulate(sizes.values()), strict=True))
@@ -150,9 +150,9 @@ class Room:
         return part
 
     def send(self, **vectors: F64) -> None:
-        """Vectors that lie one behind the other here; of one that is shorter than its room, its first numbers.
+        """Send vectors that are neighbours in the buffer; a shorter vector fills only the beginning of its part.
 
-        They are on their way until something is brought.
+        The copy is asynchronous: it has ended after the next `bring`.
         """
         for name, x in vectors.items():
             self[name][: len(x)] = x
@@ -160,7 +160,7 @@ class Room:
         self.there[part].set(self.here[part], stream=cp.cuda.get_current_stream())
 
     def bring(self, *names: str) -> None:
-        """Return vectors in pinned memory, once the device has filled them."""
+        """Read vectors that are neighbours in the buffer into pinned memory, once the device has filled them."""
         part = self.span(*names)
         self.there[part].get(out=self.here[part])
 
@@ -172,10 +172,9 @@ class Room:
 
 
 class Carrier:
-    """Brings M to the device block by block: an array on the host through one room, whose first block is the largest.
+    """Brings M to the device block by block, through one buffer; the first block is the largest. Makes costs of points.
 
-    The next block comes when the stream has read the last: a second room would cost K as much memory. Of points, their
-    costs are made.
+    The next block is copied when the stream has read the last: a second buffer would take memory from K.
     """
 
     room: Any = None
@@ -195,14 +194,14 @@ class Carrier:
             self.room = cp.empty(M.nbytes, np.uint8)
         block, stream = self.room[: M.nbytes].view(M.dtype).reshape(M.shape), cp.cuda.get_current_stream()
         block.set(np.ascontiguousarray(M), stream=stream)
-        stream.synchronize()  # a function may write its next rows to the same memory
+        stream.synchronize()  # the source of M may write its next rows to the same memory
         return block
 
 
 def form_bytes(cloud: PointCosts) -> int:
-    """Return how many bytes a formed matrix of points and its K may take where nobody says.
+    """Return how many bytes a formed matrix of points and its K may take if the caller sets no limit.
 
-    A pass that makes the costs of many points in few dimensions takes less time than one that reads K.
+    For many points in few dimensions, a pass that makes the costs is faster than a pass that reads K.
     """
     if cloud.dim <= FEW and cloud.size > AUTO_ENTRIES:
         return 0
@@ -210,9 +209,9 @@ def form_bytes(cloud: PointCosts) -> int:
 
 
 def keeps_K(problem: Problem, options: Options) -> bool:  # noqa: N802
-    """Tell whether passes read a stored float32 K of points in many dimensions, whose matrix has no room.
+    """Tell whether passes read a stored float32 K of points in many dimensions, where the cost matrix does not fit.
 
-    One H200, 100,000 points in 30 dimensions: 9 ms a pass, for 108 of a float64 one that makes the entries.
+    One H200, 100,000 points in 30 dimensions: 9 ms a pass, against 108 ms for a float64 pass that makes the entries.
     """
     cloud, size = problem.cost.cloud, ITEMSIZE["float32"] * problem.size
     if options.precision != "float32" or options.tol < KEPT_TOL or cloud.dim <= FEW or problem.ranks.size > 1:
@@ -221,19 +220,18 @@ def keeps_K(problem: Problem, options: Options) -> bool:  # noqa: N802
 
 
 def costs(cloud: PointCosts, threads: int | None = None, columns: Any = None) -> Any:
-    """Form the matrix of points, in float64; ``columns``: theirs, where they lie on the device."""
+    """Form the cost matrix of points in float64; ``columns``: coordinates of y, if they are on the device."""
     (m, n), (metric, scale) = cloud.shape, cloud.core
     rows, own = cloud.here or (cloud.rows, cloud.columns if columns is None else columns)
     return tables(rows, cp.asarray(own), metric.number, scale, cp.empty((m, n)))
 
 
 def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, float]:
-    """Form the matrix of points, and bound the rounding that it has beside that of `costs`.
+    """Form the cost matrix of points; return it and a bound on its rounding in excess of the rounding of `costs`.
 
-    Squared distances in many dimensions are one product of matrices: |x|^2 + |y|^2 - 2 <x, y>, from the middle of y on.
-    With u = 2^-53 and s the largest |x|^2 and the largest |y|^2 together, the d + 2 terms of a sum have the size 2 s,
-    of which it errs by d + 2 u; the squares err by d + 1 u of s; coordinates by 6.3 u of the root of s, which is 18 u
-    of s, and by their factor, 8 u of s.
+    In many dimensions one matrix product makes squared distances |x|^2 + |y|^2 - 2 <x, y>, centred at the middle of y.
+    Let u = 2^-53 and s = max |x|^2 + max |y|^2. A sum of d + 2 terms of size 2 s errs by (d + 2) u 2 s; the squares err
+    by (d + 1) u s. Coordinates err by 6.3 u sqrt(s), which adds 18 u s; their factor adds 8 u s.
     """
     d = cloud.dim
     if cloud.core[0].degree != 2 or d < MANY or cloud.bits:
@@ -247,9 +245,9 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, float]:
 
 
 def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places: Any = None, plan: Any = None) -> Any:
-    """Fill (m, n), or (p, m, n) of many clouds, whose ``places`` are (p, 4): first row, rows, first column, columns.
+    """Fill (m, n) costs, or (p, m, n) for many clouds; ``places``, (p, 4): first row, rows, first column, columns.
 
-    ``plan``: exponents of the rows and of the columns, and reg, of plans in the place of costs.
+    ``plan``: (row exponents, column exponents, reg); fill plans instead of costs.
     """
     (m, n), grid = out.shape[-2:], (1, *out.shape)[-3]
     run = kernel("point_costs.cu", "point_costs", METRIC=metric, PLAN=int(plan is not None), STORE=0)
@@ -263,14 +261,14 @@ def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places:
 
 
 def clouds_tables(clouds: Any, plan: Any = None) -> Any:
-    """Form the costs of many clouds, (p, m, n), or plans; where one has fewer points, its last one fills the rest."""
+    """Form the costs, or plans, of many clouds, (p, m, n); a smaller cloud is padded with its last point."""
     metric, scale = clouds.whole.core
     columns, out = cp.ascontiguousarray(clouds.whole.columns), cp.empty((len(clouds), *clouds.shape))
     return tables(clouds.whole.rows, columns, metric.number, scale, out, clouds.places_there, plan)
 
 
 def as_columns(X: Any, length: int, name: str) -> tuple[Any, bool]:
-    """(length, d) float64 on the device, C order, and whether it came as a vector."""
+    """Return X as (length, d) float64 on the device, in C order, and whether it was one vector."""
     if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
         check_columns(X, length, name)
         return on_device(X.ravel())[0].reshape(X[:, None].shape if X.ndim == 1 else X.shape), X.ndim == 1

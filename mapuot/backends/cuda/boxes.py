@@ -1,6 +1,6 @@
-"""Bounds between boxes of points on the device, and lists of the pairs of boxes that they keep: src_cuda/boxes.cu.
+"""Bounds between boxes of points on the device, and lists of the kept pairs of boxes: src_cuda/boxes.cu.
 
-Which pairs are kept is what the CPU keeps: backends/boxes.py says how. Memory is a bit for each pair of boxes.
+backends/boxes.py chooses the pairs, as on the CPU. The memory is one bit for each pair of boxes.
 """
 
 from typing import Any
@@ -18,17 +18,17 @@ from . import vectors
 from .arrays import need_memory
 from .kernels import by_value, kernel
 
-BITS, ROWS = 32, 64  # boxes of y in a word; of x that a block of box_masses takes
+BITS, ROWS = 32, 64  # boxes of y in a word; boxes of x for a block of box_masses
 
 
 def as_words(boxes: int) -> int:
-    """Words for the bits of so many boxes, and one that is 0 behind them."""
+    """Return the words for the bits of ``boxes`` boxes; at least one bit of 0 follows."""
     return boxes // BITS + 1
 
 
 class DeviceBoxes(Boxes):
     arrays = vectors
-    lists: tuple[Any, ...]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
+    lists: tuple[Any, ...]  # for rows and for columns: (first run of each box, runs, points of a box)
 
     def __init__(self, problem: Problem, pool: Any, together: bool = False) -> None:
         super().__init__(problem, pool, together)
@@ -70,7 +70,7 @@ class DeviceBoxes(Boxes):
         return width.get(), row_mass.get(), self.ranks.sum(col_mass.get())
 
     def counted(self, bits: Any) -> tuple[Any, Any]:
-        """(runs, boxes) of each row of bits."""
+        """Return the numbers of runs and of boxes in each row of bits."""
         none, (m, words) = np.uint64(0), bits.shape
         count, width = cp.empty(m, np.int64), cp.empty(m, np.int64)
         sizes = np.int32(1), np.int32(0)
@@ -78,7 +78,7 @@ class DeviceBoxes(Boxes):
         return count, width
 
     def listed(self, bits: Any, count: Any, limit: int) -> tuple[Any, Any]:
-        """(first, run) of Kept, of these bits."""
+        """Return (first, run) of `Kept` for these bits."""
         m, words = bits.shape
         first = vectors.zeros(m + 1, np.int64)
         first[1:] = cp.cumsum(vectors.asarray(count))

@@ -1,4 +1,4 @@
-"""Many clouds on the device: between which costs those of each problem lie, and derivatives by the points of all.
+"""Many clouds on the device: the range of all costs, and derivatives by the points of all problems.
 
 Device side: src_cuda/clouds.cu and point_costs.cu. Twin of the slopes: backends/cpu/plain.py.
 """
@@ -16,7 +16,7 @@ CHUNK_BYTES = 1 << 30  # of the plans that are formed at once
 
 
 def launch(function: str, clouds: Any, room: int, *more: Any) -> None:
-    """Let a block work on each problem, with so many bytes of shared memory a coordinate."""
+    """Launch a kernel with one block for each problem, and ``room`` bytes of shared memory for each coordinate."""
     whole = clouds.whole
     run = kernel("clouds.cu", function, NORM=int(whole.core[0].norm), STORE=0)
     run.max_dynamic_shared_size_bytes = max(run.max_dynamic_shared_size_bytes, room * whole.dim)
@@ -26,7 +26,7 @@ def launch(function: str, clouds: Any, room: int, *more: Any) -> None:
 
 
 def range_of_clouds(clouds: Any) -> tuple[float, float]:
-    """Return bounds on the costs of all problems; raises ValueError where they are not finite."""
+    """Return bounds on the costs of all problems; raise ValueError if they are not finite."""
     metric, scale = clouds.whole.core
     found = cp.empty((2, len(clouds)))
     launch("cloud_ranges", clouds, 32, found)
@@ -40,10 +40,11 @@ def range_of_clouds(clouds: Any) -> tuple[float, float]:
 
 
 def slopes(task: BatchProblem, exponents: Any, wanted: Any) -> list[Any]:
-    """Derivatives by x and by y of all problems, one behind the other; None of what is not wanted.
+    """Return derivatives by x and by y for all problems, one problem behind the other; None if not wanted.
 
-    ``exponents``: log u + log a and log v + log b, (p, m) and (p, n); the metric is a squared distance. Of points
-    around the mean of x they are 2 scale (P 1 x - P y), and alike of the columns, by products with formed plans.
+    ``exponents``: log u + log a and log v + log b, (p, m) and (p, n); the metric must be a squared distance. For points
+    centred at the mean of x, the derivative by x is 2 scale (P 1 x - P y), by products with formed plans; the
+    derivative by y uses P^T.
     """
     clouds, d = task.several, task.several.whole.dim
     counts = [places.count for places in clouds.places]

@@ -1,12 +1,11 @@
-"""What a pass along a tree needs beside the products of its kernels, on a device, where its vectors lie.
+"""The parts of a pass along a tree beside the products with its kernels, on the device of the vectors.
 
-    DevicePoints    O(n) work, of which numbers of marginals and edges come back (src_cuda/marginals.cu)
-    DeviceTreePass  a pass is open_pass, and fused_pass and close_edge of each edge (src_cuda/tree_pass.cu). Then the
-                    host waits for ten numbers of each edge, and judges it by the rule of `LogKernel`, up to the first
-                    whose sums are not sound: that one and those after it are left to the caller. The way back from
-                    the root goes alike
-    DeviceHistory   Anderson's differences, whose sums come to the host, which sends the weights
-                    (src_cuda/differences.cu): for 20 of 45,000 numbers the host takes 3 ms, all of it here a tenth
+    DevicePoints    O(n) work; only numbers of marginals and edges come to the host (src_cuda/marginals.cu)
+    DeviceTreePass  a pass is open_pass, then fused_pass and close_edge for each edge (src_cuda/tree_pass.cu). The host
+                    waits for ten numbers of each edge, and checks the edges by the rule of `LogKernel`. The first edge
+                    with unsound sums and all later edges are left to the caller. Messages from the root go the same way
+    DeviceHistory   Anderson's differences: the host reads their products and sends the weights
+                    (src_cuda/differences.cu). For 20 differences of 45,000 numbers the host takes 3 ms, this a tenth
 
 Twin of mapuot/backends/cpu/marginals.py.
 """
@@ -33,11 +32,11 @@ NAMES = (
     "log_amounts", "close_root", "translation", "worth", "moved", "at_edges", "mass_shares", "change_sums"
 )  # fmt: skip
 JOBS: list[Job] = [("marginals.cu", name, {"STORE": 0}) for name in NAMES]
-THREADS, WHOLE = 256, 1024  # of a block; of one that makes a sum
-TURNS = 8  # numbers of marginals that may be on their way at once: until some come back
+THREADS, WHOLE = 256, 1024  # threads of a block; of a block that makes a whole sum
+TURNS = 8  # buffers for numbers sent to the device: as many may be on their way before a read
 NONE = np.uint64(0)
 EDGE, MESSAGES, LARGEST = map(records.read("tree_pass.cu").__getitem__, ("Edge", "Messages", "Largest"))
-WORDS = LARGEST.names or ()  # of an edge, which come back together with those of points
+WORDS = LARGEST.names or ()  # numbers of an edge; one read brings them with the numbers of points
 OWN, LARGEST_OF = WORDS.index("own"), namedtuple("LARGEST_OF", WORDS)
 PAST = records.read("differences.cu")["Past"]
 
@@ -47,7 +46,7 @@ class DevicePoints(marginals.Points):
         self, shape: tuple[int, ...], log_weight: F64, weight: F64, rho: F64, reg: float, edges: Any = ()
     ) -> None:
         super().__init__(shape, log_weight, weight, rho, reg, edges)
-        self.closes = False  # is what a pass has found on its way?
+        self.closes = False  # are the results of `close` still to be read?
         self.record, self.there, self.turn = np.zeros((), MARGINALS), list[Any](), 0
         numbers = {"count": len(shape), "edges": len(self.edges), "hard": [*self.hard, -1][0], "reg": reg}
         records.put(self.record, numbers)
@@ -59,7 +58,7 @@ class DevicePoints(marginals.Points):
         self.part(1, np.repeat(np.arange(len(shape)), shape))
 
     def put(self, **vectors: Any) -> None:
-        """Send vectors of 8 bytes that the record points at."""
+        """Send vectors of 8-byte numbers to the device, and point the record at them."""
         found = on_device(*(x.view(np.float64) for x in vectors.values()))
         self.there += found
         records.put(self.record, dict(zip(vectors, found, strict=True)))
@@ -81,17 +80,17 @@ class DevicePoints(marginals.Points):
         self.functions[name](grid, (threads,), arguments)
 
     def sum_of(self, name: str, blocks: int, *arguments: Any) -> None:
-        """Launch a kernel whose blocks make a sum each."""
+        """Launch a kernel in which each block makes one sum."""
         self.launch(name, blocks, WHOLE, by_value(self.record), *arguments)
 
     def told(self, name: str, columns: int) -> F64:
-        """Return numbers that kernels have found, and bring those of a pass that they close."""
+        """Read numbers of this name from the device, and with them all results of a pass that was closed."""
         self.room.bring(*(("largest", "changes") if self.closes else (name,)))
         self.closes = False
         return self.room[name].reshape(-1, columns).copy()
 
     def sent(self, by: Any) -> Any:
-        """Return the address of numbers of cells, of the host or known by a name."""
+        """Return the device address of numbers of cells: send them from the host, or look up their name."""
         if isinstance(by, str):
             return self.at[by]
         self.turn = (self.turn + 1) % TURNS
@@ -160,16 +159,16 @@ class DevicePoints(marginals.Points):
 
 
 class DeviceTreePass:
-    """Passes over edges (child, parent, kernel, fi), each after those below it."""
+    """Passes over edges (child, parent, kernel, fi); each edge comes after all edges below it."""
 
     def __init__(self, edges: list[tuple[int, int, LogKernel, float]], problem: Any) -> None:
-        """``problem``: a `MultiProblem`; ``out``: what is found."""
+        """``problem``: a `MultiProblem`. The attribute ``out`` has the sums of a pass."""
         points, log_weight = problem.starts.tolist(), problem.log_weight
         self.kernels, self.log_weight = [edge[2] for edge in edges], log_weight
         self.shapes = [owner.cost.shape for owner in self.kernels]
         self.builds, self.vectors = [-1] * len(edges), dict[int, Any]()
         self.edges, self.there = np.zeros(len(edges), EDGE), cp.empty(len(edges) * EDGE.itemsize, np.uint8)
-        self.places = list[tuple[slice, slice, slice]]()  # of a child's and its parent's points, and their message
+        self.places = list[tuple[slice, slice, slice]]()  # for each edge: the child's points, the parent's, the message
         children, parents = [edge[0] for edge in edges], [edge[1] for edge in edges]
         messages = [0, *accumulate(n for _, n in self.shapes)]
         for k, (child, parent, owner, fi) in enumerate(edges):
@@ -191,7 +190,7 @@ class DeviceTreePass:
         self.functions = {name: kernel("tree_pass.cu", name, STORE=0) for name in names}
 
     def held(self, k: int) -> bool:
-        """Tell whether the device can pass an edge; renew the pointers to a kernel that has been made since."""
+        """Tell whether the device can do an edge; update the pointers if its kernel has been rebuilt."""
         owner, edge, (m, _) = self.kernels[k], self.edges[k], self.shapes[k]
         one = owner.operator
         if not owner.builds or one.strips is None or one.labels is not None:
@@ -212,13 +211,14 @@ class DeviceTreePass:
         self.functions[name]((blocks,), (threads,), arguments)
 
     def run(self, first: int, sent: Any, narrow: bool, close: Callable[[], Any]) -> list[float]:
-        """The edges from ``first`` on, up to one that is left to the caller: what each of them rounds at most.
+        """Send messages along the edges from ``first`` on, and return a bound on the rounding of each.
 
-        ``close``: what is launched after the last edge, before the host waits.
+        Stop before an edge that the device cannot do: the caller does it. ``close`` launches further kernels after the
+        last edge, before the host waits.
         """
         end = first
         for k, owner in enumerate(self.kernels[first:], first):
-            if not owner.builds:  # as LogKernel does where it finds none
+            if not owner.builds:  # build K first, as LogKernel does
                 _, parent, message = self.places[k]
                 owner.absorb(self.log_weight[parent] + sent[message].get(), False)
         while end < len(self.kernels) and self.held(end):
@@ -235,16 +235,16 @@ class DeviceTreePass:
         if end == len(self.kernels):
             close()
         errors = self.judged(range(first, end), partial(through_error, narrow=narrow))
-        if len(errors) < end - first:  # that of sound edges alone
+        if len(errors) < end - first:  # keep the messages of sound edges only
             self.out["near"][:] = before
             for _, parent, message in self.places[first : first + len(errors)]:
                 self.out["near"][parent] += self.out["up"][message]
         return errors
 
     def back(self, out: Any) -> list[float]:
-        """Messages from the root of the last pass into ``out``, the last edge first, up to one that is left.
+        """Send messages from the root of the last pass to ``out``, the last edge first; bound the rounding of each.
 
-        Returned is what each of them rounds at most.
+        Stop at an edge that the device cannot do, or with unsound sums.
         """
         order = [*takewhile(self.held, [*range(len(self.kernels))][::-1])]
         self.messages["back"] = out.data.ptr
@@ -258,7 +258,7 @@ class DeviceTreePass:
         return errors
 
     def judged(self, edges: Iterable[int], error: Callable[..., float]) -> list[float]:
-        """Judge the sums of edges, up to the first edge whose sums are not sound."""
+        """Return the errors of edges up to the first edge with unsound sums."""
         found, errors = numbers(self.points.told("largest", len(WORDS))).tolist(), list[float]()
         for k in edges:
             try:
@@ -269,13 +269,13 @@ class DeviceTreePass:
 
 
 def numbers(ranks: F64) -> F64:
-    """Return the numbers whose ranks rank_of (common.cuh) gives as integers."""
+    """Invert rank_of of common.cuh: map ordered integers back to float64."""
     bits = ranks.view(np.int64)
     return (bits ^ ((bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF))).view(np.float64)
 
 
 def through_error(owner: LogKernel, x: Any, narrow: bool) -> float:
-    """Bound of the rounding of an edge's messages; StaleError where its sums are not sound."""
+    """Bound the rounding of an edge's messages; raise StaleError if its sums are not sound."""
     if not (math.isfinite(x.top) and math.isfinite(x.own)):
         raise StaleError
     owner.check_rows(-x.low_s)
@@ -284,7 +284,7 @@ def through_error(owner: LogKernel, x: Any, narrow: bool) -> float:
 
 
 def back_error(owner: LogKernel, x: Any) -> float:
-    """Return the error of an edge's sums on the way back from the root."""
+    """Bound the rounding of an edge's message from the root; raise StaleError if its sums are not sound."""
     if not math.isfinite(x.top):
         raise StaleError
     owner.check_rows(-x.low_s)

@@ -1,9 +1,9 @@
 """All products with one cost on a GPU: K on the device, and the plan of potentials.
 
-Passes of two marginals are the launches of `Iterate` over this K (workspace.py). From sm_90 on src_cuda/fused_pass.cu
-reads it once a pass of ``fused``, in float32 where that is asked for; elsewhere, and where rows are too wide for all
-multiprocessors together, K is in float64 and CuPy's products read it twice. The plan is made from M in float64, block
-by block: numpy where M is numpy, else CuPy. Twin: backends/cpu/operator.py.
+Passes of two marginals are launches of `Iterate` over this K (workspace.py). For ``fused``, from sm_90 on,
+src_cuda/fused_pass.cu reads K once, in float32 on request. On older devices, and if rows are too wide for all
+multiprocessors together, K is in float64, and CuPy's products read it twice. The plan is made from M in float64, block
+by block: as numpy array if M is numpy's, else as CuPy array. Twin: backends/cpu/operator.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,13 +31,13 @@ from .kernels import BESIDE, ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, ke
 from .launch import BULK, device_limits
 from .stream import PLAIN, apply_rows, fill_rows, joined, parts, reduce_rows, stream, view_of
 
-FEW_COLUMNS = 4  # which a kernel multiplies a row of the plan by, as it is made
+FEW_COLUMNS = 4  # columns that one kernel multiplies with a row of the plan while making it
 
 
 class NearPairs(Sparse):
-    """Pairs of a dense M on the device that may carry mass, whose arrays stay there.
+    """Pairs of a dense M that may carry mass; the arrays stay on the device.
 
-    No parts are told of: pairs between two of them are left out for now, not forbidden.
+    Disconnected parts are not reported: pairs between parts are left out for now, not forbidden.
     """
 
     def parts_between(self, out_rows: Any, out_cols: Any, ranks: Ranks = ALONE) -> None:  # type: ignore[override]
@@ -57,13 +57,13 @@ class DeviceOperator(Operator):
 
     PIECE = 1 << 22
     as_columns = staticmethod(as_columns)
-    stages: tuple[Carrier, Carrier] | None = None  # of M and of c, kept from one sweep to the next
+    stages: tuple[Carrier, Carrier] | None = None  # carriers of M and of c, kept from one sweep to the next
 
     def __init__(
         self, cost: Cost, reg: float, c: Cost | None = None, ranks: Ranks = ALONE, threads: int | None = None
     ) -> None:
         super().__init__(cost, reg, c, ranks)
-        self.there = isinstance(cost.array, cp.ndarray)  # where the plan is wanted, too
+        self.there = isinstance(cost.array, cp.ndarray)  # is M on the device? the plan is made there, too
         self.ld = -(-self.shape[1] // PAD) * PAD
         self.K: Any = cp.empty((0, 0))
         self.labels: Labels | None = None
@@ -72,9 +72,9 @@ class DeviceOperator(Operator):
     def blocks(
         self, i0: int = 0, i1: int | None = None, most: int | None = None
     ) -> Iterator[tuple[int, int, Any, Any]]:
-        """(k0, k1, M, c) of row blocks on the device, c None without a reference matrix.
+        """Yield row blocks (k0, k1, M, c) on the device; c is None without a reference matrix.
 
-        ``most`` rows at once; by default all where M is there.
+        ``most``: most rows of a block; by default all rows if M is on the device.
         """
         size = most_bytes(self.cost.array) if most is None else most * self.shape[1] * self.cost.dtype.itemsize
         stage, stage_c = self.stages or (Carrier(), Carrier())
@@ -83,7 +83,7 @@ class DeviceOperator(Operator):
             yield k0, k1, stage(M), moved
 
     def take(self, alpha: Any, beta: Any) -> Any:
-        """Take the exponents; vectors that lie on the device already stay where they are."""
+        """Set the exponents; copy them to the device unless they are there."""
         return super().take(*((alpha, beta) if isinstance(alpha, cp.ndarray) else on_device(alpha, beta)))
 
     # ---- the plan
@@ -116,7 +116,7 @@ class DeviceOperator(Operator):
                 M, c, alpha, beta, Y = M.T, None if c is None else c.T, beta, alpha, X[i0:i1]  # noqa: PLW2901
             if self.there or X.shape[1] <= FEW_COLUMNS:
                 part = apply_rows(M, c, alpha, beta, self.reg, Y)
-            else:  # a plan that is formed has one exponential for all columns
+            else:  # form the plan: one exponential for an entry serves all columns
                 P = cp.empty(M.shape)
                 fill_rows(P, "float64", M, c, alpha, beta, self.reg)
                 part = P @ Y
@@ -139,7 +139,7 @@ class DeviceOperator(Operator):
         return x
 
     def weighed(self, into: Any) -> Callable[[F64], F64]:
-        """Return products with the plan, which is formed where it has room: that takes as long as one of them."""
+        """Return the product with the plan; form the plan if it fits, which takes as long as one product."""
         size = 8 * self.cost.size
         if not self.there or self.ranks.size > 1 or self.cost.operator != "tiles" or size > free_memory(size):
             return super().weighed(into)
@@ -148,7 +148,7 @@ class DeviceOperator(Operator):
         fill_rows(P, "float64", M, c, self.alpha, self.beta, self.reg)
 
         def product(x: F64) -> F64:
-            """Return one product, in memory that the next one overwrites."""
+            """Return one product; the next call overwrites its memory."""
             sent[:] = x
             d.set(sent, stream=cp.cuda.get_current_stream())
             return ((into * (P @ d)) @ P).get(out=found)  # type: ignore[no-any-return]
@@ -173,16 +173,16 @@ class DeviceOperator(Operator):
                 yield k0, k1, cp.asarray(M[k0 - i0 : k1 - i0], np.float64) / -self.reg
 
     def draw_by(self, masses: Any, *shares: F64) -> tuple[Any, Any]:
-        """Draw pairs of a cost on the device: rows whose masses pass these shares, and a column of each."""
+        """Draw pairs of a cost on the device: rows where cumulated masses exceed ``shares``, then their columns."""
         rows, found = cp.empty((2, len(shares[0])), np.int64)
         ((_, _, M, c),) = self.blocks()
         self.launch_draw(M, c, self.alpha, (masses, *on_device(*shares), np.int64(0), rows), 0, found)
         return rows, found
 
     def launch_draw(self, M: Any, c: Any, alpha: Any, given: tuple[Any, ...], i0: int, found: Any) -> None:
-        """Draw a column of each row, a warp for each, which makes its row as it adds it up.
+        """Draw a column for each row; one warp makes a row and cumulates it at once.
 
-        ``given``: the words of the kernel from ``masses`` to ``rows``, of which i0 is the first of this block.
+        ``given``: the arguments of the kernel from ``masses`` to ``rows``; i0: first row of this block.
         """
         view, words = view_of(M, c, alpha, self.beta, self.reg), (np.int64(i0), np.int64(len(found)), found)
         stream("draw", M, c)((-(-len(found) // 8),), (256,), (view, *given, *words))
@@ -227,10 +227,10 @@ class DeviceOperator(Operator):
         return np.asarray(found[m:])
 
     def near(self, alpha: F64, beta: F64, nats: float, most: int) -> Sparse | None:
-        """Return the pairs of an M on the device whose exponents are so far below 0 at most; None: over ``most``."""
+        """Return the pairs of an M on the device with exponents of -``nats`` or more; None if more than ``most``."""
         ((_, _, M, c),) = self.blocks()
         grid, none, run = parts(*M.shape), np.uint64(0), stream("near_pairs", M, c)
-        alpha, beta = on_device(alpha, beta)  # which live as long as the view
+        alpha, beta = on_device(alpha, beta)  # kept alive: the view points at them
         view, count = view_of(M, c, alpha, beta, self.reg), cp.empty((len(M), grid[1]), np.int64)
         run(grid, (256,), (view, np.float64(-nats), count, none, none))
         start = cp.zeros(count.size + 1, np.int64)
@@ -243,8 +243,8 @@ class DeviceOperator(Operator):
         return NearPairs(data, column, start[:: grid[1]].copy(), self.shape, on_device=True)
 
     def store(self, dtype: str, rows: int | None = None) -> None:
-        """``rows``: of K at once, all of them by default."""
-        for name in ("strips", "v", "ends", "posts", "room", "parts", "out"):  # what was before goes first
+        """Allocate K; ``rows``: rows that it holds at once, by default all."""
+        for name in ("strips", "v", "ends", "posts", "room", "parts", "out"):  # free old arrays first
             vars(self).pop(name, None)
         self.K, rows = None, self.shape[0] if rows is None else rows
         needed = rows * self.ld * ITEMSIZE[dtype]
@@ -254,13 +254,13 @@ class DeviceOperator(Operator):
         self.K, self.stored = cp.empty((rows, self.ld), STORAGE[dtype]), dtype
 
     def build(self, alpha: F64, beta: F64, flush: float = 0.0, held: bool = True) -> None:
-        """Entries below ``flush`` are 0; not ``held``: K has room for some rows only, which ``fill`` makes."""
+        """Build K with entries below ``flush`` set to 0; not ``held``: K holds only some rows, which `fill` makes."""
         self.take(alpha, beta)
         for i0, i1, M, c in self.blocks() if held else ():
             self.fill(i0, i1, M, c, flush, i0)
 
     def fill(self, i0: int, i1: int, M: Any, c: Any, flush: float = 0.0, to: int = 0) -> None:
-        """Make rows i0 to i1, from row ``to`` of K on."""
+        """Make the rows i0 to i1 in K, from its row ``to`` on."""
         whole = i1 - i0 == len(self.K) == self.shape[0]  # a slice takes CuPy 5 us
         out, alpha = (self.K, self.alpha) if whole else (self.K[to : to + i1 - i0], self.alpha[i0:i1])
         fill_rows(out, self.stored, M, c, alpha, self.beta, self.reg, flush)
@@ -272,10 +272,10 @@ class DeviceOperator(Operator):
     def matrix(self) -> Any:
         return self.K[:, : self.shape[1]]
 
-    # ---- passes with ``base`` and ``fi`` in the place of a prox
+    # ---- passes with given ``base`` and ``fi`` instead of a prox
 
     def strips_of(self, dtype: str) -> Strips | None:
-        """Return how one read of such a K lies; None where a device has no bulk copies, or rows are too wide."""
+        """Return the grid of one read of such a K; None if the device has no bulk copies, or rows are too wide."""
         capability, processors, shared = device_limits(cp.cuda.Device().id)
         return strips_for(self.shape[0], self.ld, ITEMSIZE[dtype], processors, shared) if capability >= BULK else None
 
@@ -284,14 +284,14 @@ class DeviceOperator(Operator):
 
     @cached_property
     def strips(self) -> Strips | None:
-        """How one read of K lies, which is made ready; None where K is read twice."""
+        """The grid of one read of K, with its kernels and vectors prepared; None where K is read twice."""
         shape = self.strips_of(self.stored)
         if shape:
             self.lay_out(shape)
         return shape
 
     def lay_out(self, shape: Strips) -> None:
-        """Make the kernels and vectors of one read of K, and its records, whose posts take turns."""
+        """Make the kernels and vectors of one read of K, and two records, which alternate with their posts."""
         (m, _), options = self.shape, {"STORE": STORES[self.stored], **shape.options}
         self.run, self.join = (kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams"))
         self.shared = ring_offset("fused_pass.cu", **options) + shape.bytes(self.K.itemsize)
@@ -307,12 +307,12 @@ class DeviceOperator(Operator):
             put(record, {"m": m, "ld": self.ld, "kernel": self.K, "v": self.v, "s": self.ends[m:]})
             put(record, {"part": part[back], "old_part": part[1 - back]})
             put(record, {"scale": scale[back], "old_scale": scale[1 - back]})
-        self.own, self.sizes = self.records, [0]  # the same of calls, by factors of such sizes
+        self.own, self.sizes = self.records, [0]  # own: the records for vectors by factors of these sizes
 
     def make_room(self, sizes: list[int], flush: float) -> None:
-        """Make room for what calls send and bring, and for their sums, which go back with s where they are few."""
+        """Allocate the vectors that calls send and read, and the sums; few sums are read together with s."""
         (m, n), streams = self.shape, self.strips.streams if self.strips else 0
-        self.sizes, self.starts = sizes, np.cumsum([0, *sizes]).view(np.float64)  # which go along
+        self.sizes, self.starts = sizes, np.cumsum([0, *sizes]).view(np.float64)  # sent along
         few = self.ld if n <= HOST_ENTRIES else 0
         self.room = Room({"starts": len(self.starts), "factors": sum(sizes), "base": m, "s": m, "sums": few})
         self.parts = cp.empty(0 if few and streams == 1 else streams * self.ld)
@@ -322,7 +322,7 @@ class DeviceOperator(Operator):
         put(self.own, {**known, "flush": flush})
 
     def read(self, v: F64, base: F64, fi: float, sizes: Any) -> tuple[F64, Any]:
-        """(s = K v, K^T u), u = e^base s^-fi, until the next call: a copy there, a launch or two, and a copy back."""
+        """Return (s = K v, K^T u), u = e^base s^-fi, valid until the next call; two copies, and one or two launches."""
         own = [len(v)] if sizes is None else sizes.tolist()
         if own != self.sizes:
             self.make_room(own, 0.0 if sizes is None else FLUSH_PRODUCT)
@@ -333,7 +333,7 @@ class DeviceOperator(Operator):
         return room["s"], room["sums"][:n] if n <= HOST_ENTRIES else self.out[:n]
 
     def sweep(self, fi: float) -> None:
-        """Launch a read of K with the vectors that were sent last."""
+        """Launch a read of K with the vectors sent last."""
         assert self.strips
         sums, streams = self.parts if self.parts.size else self.out, self.strips.streams
         self.launch_read(sums, self.room.address("base"), 0, fi, self.own)
@@ -342,7 +342,7 @@ class DeviceOperator(Operator):
             self.join(grid, (256,), (sums, self.out, np.int64(self.ld), np.int32(streams)))
 
     def launch_read(self, sums: Any, base: int, own: int, fi: float, records: Any = None) -> None:
-        """The pass of what ``v`` and the address ``base`` hold, less the number at ``own``; a row of sums a stream."""
+        """Launch a read of K with ``v`` and the vector at ``base`` less the number at ``own``; sums: a row a stream."""
         assert self.strips
         turn, blocks = self.turn, self.strips.streams * self.strips.strips
         records = self.records if records is None else records
@@ -363,7 +363,7 @@ class DeviceOperator(Operator):
         return log_s, host(sums) if self.shape[1] <= HOST_ENTRIES else sums, float(u.max())
 
     def vector(self, v: F64, sizes: Any) -> Any:
-        """Return the vector v, or that of which it holds the factors, on the device."""
+        """Return the vector v on the device; ``sizes``: v holds its factors; form their product."""
         factors = [cp.asarray(x) for x in np.split(v, [] if sizes is None else np.cumsum(sizes)[:-1])]
         out = factors[0]
         for x in factors[1:]:
@@ -377,11 +377,11 @@ class DeviceOperator(Operator):
 
     def label(self, labels: Labels | None) -> None:
         self.labels = labels
-        if labels:  # nothing, should no pass be as it is wanted
+        if labels:  # zeros, in case no later pass can be labelled
             self.clusters = np.zeros(labels.clusters), cp.zeros((labels.clusters, self.shape[1]), np.float32)
 
     def exchange(self, labels: Labels, u: F64, v: Any) -> tuple[F64, Any]:
-        """A product of the clusters with K more, which counts as no pass."""
+        """Return the mass and the column shares of each cluster, by one more product with K that counts as no pass."""
         members = cp.zeros((labels.clusters, len(u)), self.K.dtype)
         members[cp.asarray(labels.label), cp.arange(len(u))] = cp.asarray(u.astype(self.K.dtype))
         blocks = (members @ self.matrix) * v

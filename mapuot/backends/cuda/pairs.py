@@ -1,8 +1,8 @@
-"""Products with stored pairs on a GPU, which lie there twice, row by row and column by column, and so does their K.
+"""Products with stored pairs on a GPU. M and K are stored twice: row by row, and column by column.
 
-So every sum runs along a row of one of the two, in an order of its own: no atomic additions, and the same bits each
-time. A pair takes 4 or 8 bytes of M, as many of K, and an index of 2 where rows and columns have so short numbers, else
-4, all of it twice. Passes over them: sparse.py. Device side: src_cuda/sparse_stream.cu.
+So every sum runs along contiguous entries in a fixed order: no atomic additions, and reproducible bits. A pair takes
+4 or 8 bytes of M, as many of K, and an index of 2 bytes (4 above 65536 rows or columns), all of it twice. Passes over
+pairs: sparse.py. Device side: src_cuda/sparse_stream.cu.
 """
 
 import weakref
@@ -25,14 +25,14 @@ from .operator import DeviceOperator
 RUNS = records.read("common/record.h", "sparse.cuh")["Runs"]
 PAIRS = records.read("common/record.h", "sparse_stream.cu")["Pairs"]
 THREADS = 256  # RUN_THREADS of sparse.cuh
-EACH = 8  # entries of a row that a thread has, in the mean: AHEAD of sparse.cuh
-LONG = 64  # and at most: a longer row gets a block
-SHORT = 1 << 16  # rows and columns, up to here, whose numbers have 16 bits
+EACH = 8  # mean entries of a row for each thread: AHEAD of sparse.cuh
+LONG = 64  # most entries for each thread: a longer row gets a block
+SHORT = 1 << 16  # up to this many rows and columns an index has 16 bits
 OF_BYTES = {size: name for name, size in ITEMSIZE.items()}
 
 
 class Runs:
-    """The stored pairs row by row, of M or of its transpose: ``Runs`` of sparse.cuh for all rows or for some."""
+    """The stored pairs of M or of its transpose, row by row: ``Runs`` of sparse.cuh for all rows or for some."""
 
     def __init__(self, start: Any, index: Any, M: Any, c: Any) -> None:
         self.start, self.index, self.M, self.c = start, index, M, c
@@ -43,9 +43,9 @@ class Runs:
         self.long = cp.flatnonzero(cp.diff(start) > self.most).astype(np.int64)
 
     def records(self, i0: int = 0, i1: int | None = None, threads: int = THREADS) -> list[tuple[Any, Any]]:
-        """(record, list or None) of the rows [i0, i1) that are short, and of the others where there are any.
+        """Return (record, list or None) for the short rows of [i0, i1), and for the long rows if there are any.
 
-        ``threads``: of a block, which has one of the others.
+        ``threads``: threads of a block; a block works on one long row.
         """
         long = self.long
         if i1 is None:
@@ -63,7 +63,7 @@ class Runs:
     def launch(
         self, function: str, exponents: tuple[Any, Any, float], *arguments: Any, i0: int = 0, i1: int | None = None
     ) -> None:
-        """A stream over the rows [i0, i1); ``exponents``: alpha, whose first number is of row i0, beta and reg."""
+        """Launch a kernel over the rows [i0, i1); ``exponents``: (alpha from row i0 on, beta, reg)."""
         alpha, beta, reg = exponents
         pairs = np.zeros((), PAIRS)
         put(pairs, {"M": self.M, "c": self.c, "inv_reg": 1 / reg, "alpha": alpha, "beta": beta})
@@ -83,7 +83,7 @@ def blocks_for(record: Any, most: int = 1 << 20) -> int:
 
 
 class DevicePairs:
-    """A sparse M, and c on its places, on the device; ``rows`` and ``cols``."""
+    """A sparse M on the device, and c at its stored pairs: ``rows`` and ``cols``."""
 
     def __init__(self, cost: Sparse, c: Sparse | None) -> None:
         m, n = cost.shape
@@ -93,13 +93,13 @@ class DevicePairs:
         index = np.uint16 if index_bytes(cost.shape) == 2 else np.int32
         self.rows = Runs(start, column.astype(index, copy=False), M, shares)
         row = cp.searchsorted(start, cp.arange(cost.size), side="right") - 1
-        key = column.astype(np.int64) * m + row  # no two are equal: any sort gives this order
+        key = column.astype(np.int64) * m + row  # keys are distinct: any sort gives this order
         order = cp.argsort(key)
         turned = cp.searchsorted(key[order], cp.arange(n + 1) * m).astype(np.int64)
         self.cols = Runs(turned, row[order].astype(index), M[order], None if shares is None else shares[order])
 
     def parts(self) -> Parts | None:
-        """Find what no pair connects, None where that is all."""
+        """Find the parts of M that no pair connects with each other; None if M is connected."""
         m, n = self.rows.count, self.cols.count
         end = cp.arange(m + n, dtype=np.int32)
         options = {"STORE": 0, "COST": 0, "SHORT_INDEX": int(self.rows.index.itemsize == 2)}
@@ -110,23 +110,23 @@ class DevicePairs:
             (-(-len(end) // THREADS),), (THREADS,), (end, np.int32(m + n))
         )
         label = end[m:].get()
-        number = np.cumsum(np.isin(np.arange(m), label))  # of the parts, each of which ends at a row
+        number = np.cumsum(np.isin(np.arange(m), label))  # of a part; its label is a row
         count = int(number[-1])
         cols = np.where(label < m, number[np.minimum(label, m - 1)] - 1, count)
         return Parts(count, None, cols.astype(np.int32)) if count > 1 else None
 
 
-LAST: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # the pairs that were used last, while their
-# cost lives: solves at one reg after another read them; with c, by a weak reference, and their device
+LAST: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by cost: (weak reference to c, device, the
+# pairs used last), for solves at one reg after another
 
 
 def pairs_of(cost: Any, c: Any) -> DevicePairs:
-    """Return the pairs of a cost and of c, which stay on the device until others are asked for."""
+    """Return the pairs of a cost and of c; they stay on the device until other pairs are requested."""
     device, (known_c, known_device, pairs) = cp.cuda.Device().id, LAST.get(cost, (None, None, None))
     if known_device == device and (known_c is c if known_c is None else known_c() is c is not None):
         return pairs  # type: ignore[no-any-return]
     pairs = None
-    LAST.clear()  # their memory first
+    LAST.clear()  # free the memory of the old pairs first
     pairs = DevicePairs(cost, c)
     LAST[cost] = None if c is None else weakref.ref(c), device, pairs
     return pairs
@@ -137,18 +137,18 @@ class PairOperator(DeviceOperator):
 
     cost: Sparse
 
-    draw, exponents = Operator.draw, Operator.exponents  # of the rows that `plan` makes; on the host
+    draw, exponents = Operator.draw, Operator.exponents  # draw from rows that `plan` makes; make exponents on the host
 
     @property
     def pairs(self) -> DevicePairs:
         return pairs_of(self.cost, self.c)
 
     def along(self, rows: bool) -> tuple[Runs, Any, Any]:
-        """The pairs row by row, or column by column, and the exponents of these and of what they meet."""
+        """Return the pairs by rows or by columns, the exponents of that side, and the exponents of the other side."""
         return (self.pairs.rows, self.alpha, self.beta) if rows else (self.pairs.cols, self.beta, self.alpha)
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        """Rows i0 to i1 as a CSR array, with an entry for every stored pair."""
+        """Form the rows i0 to i1 as a CSR array with an entry for each stored pair."""
         runs, alpha, beta = self.along(True)
         before, end = (int(self.cost.start[i] - self.cost.start[0]) for i in (i0, i1))
         values = cp.empty(end - before, self.dtype)
@@ -180,7 +180,7 @@ class PairOperator(DeviceOperator):
         return self.tops(self.pairs.cols, x, np.where(np.isposinf(alpha), -np.inf, alpha))
 
     def tops(self, runs: Runs, own: F64, other: F64) -> F64:
-        """The largest logarithm of an entry of each row."""
+        """Return the logarithm of the largest entry of each row."""
         out, (alpha, beta) = cp.empty(runs.count), on_device(own, other)
         runs.launch("sparse_max", (alpha, beta, self.reg), out)
         found: F64 = out.get()
@@ -190,7 +190,7 @@ class PairOperator(DeviceOperator):
         self.K = tuple(cp.empty(self.cost.size, STORAGE[dtype]) for _ in range(2))
 
     def build(self, alpha: F64, beta: F64, flush: float = 0.0, held: bool = True) -> None:
-        """Make the entries in both orders."""
+        """Make the entries of K in both orders."""
         self.take(alpha, beta)
         for rows, K in zip((True, False), self.K, strict=True):
             runs, own, other = self.along(rows)

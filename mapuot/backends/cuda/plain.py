@@ -1,9 +1,9 @@
 """Plain problems solved whole on a device: the host sends one record, and reads one when the passes have ended.
 
-Launches of which none waits for the host: ``begin`` (src_cuda/plain.cu) finds the range of M, builds K and sets the
-state before the first pass; the passes are those of `Iterate`; ``tell`` leaves the answer in memory of the host. Of
-one potential, whose passes are launches, there are TOGETHER_AT_ONCE between two looks at it. What belongs to the sides,
-reg and the options is kept for the next call, but not K. Twin: backends/cpu/plain.py.
+No launch waits for the host: ``begin`` (src_cuda/plain.cu) finds the range of M, builds K and sets the state before the
+first pass; `Iterate` makes the passes; ``tell`` writes the answer to the host's memory. With one potential each pass is
+a launch, and the host checks the status every TOGETHER_AT_ONCE passes. Everything that depends only on the sides, reg
+and the options is kept for the next call; K is not. Twin: backends/cpu/plain.py.
 """
 
 import copy
@@ -28,17 +28,17 @@ from .launch import BOTH, TRACE_PASSES, Chain, Launch, device_limits, switches
 from .stream import stream, view_of
 from .workspace import IDLE_WORDS, MOST_IDLE, QUICK_PASSES, SAFE_SPREAD, DeviceWorkspace
 
-MOST_ENTRIES = 1 << 28  # of M: a larger one takes longer than what the host does before and after
-TOGETHER_AT_ONCE = 8  # passes of one potential from one look to the next: most solves take 5 to 10
-BLOCK_ENTRIES = 1 << 11  # of M that a block of ``begin`` looks at at least: a smaller grid meets sooner
+MOST_ENTRIES = 1 << 28  # of M: for a larger M the host's work before and after does not matter
+TOGETHER_AT_ONCE = 8  # passes of one potential between two status checks: most solves take 5 to 10
+BLOCK_ENTRIES = 1 << 11  # least entries of M for a block of ``begin``: a smaller grid synchronises faster
 HEAD = 8  # words of an answer before its trace
-TOLD = HEAD + TRACE_PASSES * STATS.itemsize // 8  # and before log u, log v and the marginals
-TRACED, MASS = STATS.itemsize // 8, list(STATS.names or ()).index("mass")  # words of a pass, and which is its mass
-WARP_BYTES = 32  # of shared memory, that a warp of ``begin`` takes
-FEW_POSTS = 32  # POSTS of state.cuh, where passes keep few differences
-MOST_ROOMS = 16  # with a graph of their own, as answers that are there at the same time take: an allocator has few
-LEFT_AFTER = 3  # a call ends after so many times the passes that clusters take to find: most solves end before
-ALIGNED = 16  # bytes, at a multiple of which M must begin
+TOLD = HEAD + TRACE_PASSES * STATS.itemsize // 8  # words before log u, log v and the marginals
+TRACED, MASS = STATS.itemsize // 8, list(STATS.names or ()).index("mass")  # words of a pass, and the place of its mass
+WARP_BYTES = 32  # of shared memory for each warp of ``begin``
+FEW_POSTS = 32  # POSTS of state.cuh, if passes keep few differences
+MOST_ROOMS = 16  # buffers with a graph of their own: an allocator returns few different ones
+LEFT_AFTER = 3  # end a call after 3 times the passes that finding clusters costs: most solves end before
+ALIGNED = 16  # bytes; M must begin at a multiple
 
 
 class Told(NamedTuple):
@@ -49,11 +49,11 @@ class Told(NamedTuple):
     passes: bytes  # the records of all passes
     mass: float
     range: tuple[float, float]  # of M
-    prepared: Any  # what draws from the plan
+    prepared: Any  # `Prepared`, which draws from the plan
 
 
 def costs_of(m: int, n: int, d: int, dtype: str) -> tuple[Launch, int, int]:
-    """Return the launch of `distances` of these sizes, its blocks and their threads."""
+    """Return the launch of `distances` for these sizes, its blocks and their threads."""
     options = {"METRIC": METRICS["sqeuclidean"].number, "PLAN": 0, "STORE": 0, "COST": int(dtype == "f")}
     run = kernel("point_costs.cu", "point_costs", **options)
     nothing = np.uint64(0), np.uint64(0), np.uint64(0), np.float64(0)
@@ -74,17 +74,17 @@ def distances(x: Any, y: Any) -> Any:
 
 
 def zeros(m: int, n: int) -> Any:
-    """Return costs of 0 on the current device, which tell what to prepare for others."""
+    """Return costs of 0 on the current device: a template for `Prepared`."""
     return cp.zeros((m, n))
 
 
 class Sent:
-    """A solve under way on the device, which `tell` ends."""
+    """A solve that is running on the device; the kernel ``tell`` ends it."""
 
     def __init__(self, prepared: Any, exponents: Any) -> None:
         self.prepared, self.numbers, self.exponents = prepared, pinned(prepared.words), exponents
         self.ended = cp.cuda.Event(disable_timing=True)
-        # before others have the room that the device writes to, but not at the end, when there is no device any more
+        # wait before the memory that the device writes to is reused, but not at exit, when the device may be gone
         weakref.finalize(self, self.ended.synchronize).atexit = False
 
     @property
@@ -95,56 +95,56 @@ class Sent:
 
     @property
     def mass(self) -> float:
-        """Wait for the mass of the plan; NaN where the problem is not plain, or not solved yet."""
+        """Wait for the mass of the plan; NaN unless the solve has converged."""
         return float(self.numbers[self.end - TRACED + MASS]) if self.status == CONVERGED else math.nan
 
     @property
     def end(self) -> int:
-        """The word behind the trace."""
+        """Return the index of the word behind the trace."""
         return HEAD + int(self.numbers[1]) * TRACED
 
     def apart(self, prepared: Any, exponents: Any) -> "Sent":
-        """Wait, and return this solve with numbers that no later one in its room writes."""
+        """Wait for the solve, then copy its numbers out of the shared buffer."""
         self.ended.synchronize()
         one = copy.copy(self)
         one.prepared, one.numbers, one.exponents = prepared, self.numbers.copy(), exponents
         return one
 
     def told(self) -> Told:
-        """Return the answer, which is there; of a solve that has not ended log v and the passes alone."""
+        """Return the answer. For an unfinished solve only log v and the passes are valid."""
         low, high = self.numbers[2:4].tolist()
         trace = self.numbers[HEAD : self.end].tobytes()
         return Told(self.numbers[TOLD:], self.exponents, trace, self.mass, (low, high), self.prepared)
 
 
 def jobs(cost: Any, dtype: str) -> list[Job]:
-    """List what is compiled beside the passes."""
+    """List the kernels to compile in addition to the passes."""
     options = {"STORE": STORES[dtype], "COST": int(cost == np.float32)}
     return [("plain.cu", function, options) for function in ("begin", "tell")]
 
 
 class Prepared:
-    """The launches of calls that have all but M in common."""
+    """The launches of calls that have everything but M in common."""
 
-    ended: Any = None  # an event behind the last of them
+    ended: Any = None  # an event behind the last launch
 
     def __init__(
         self, M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float, kind: Any = None
     ) -> None:  # fmt: skip
-        """``most``: passes; ``spread``: range(M) / reg above which larger regs come first.
+        """``most``: most passes; ``spread``: largest range(M) / reg without stages at larger regs.
 
-        ``kind``: of points whose squared distances M becomes, (dimensions, dtype), and the pairs that are drawn.
+        ``kind``: for an M of squared distances: (dimensions of the points, their dtype, number of pairs to draw).
         """
-        self.lock = Lock()  # while what a call gives stands here
-        self.sides, self.reg = (rows, cols), reg  # whose ids a key names: they stay what they are
+        self.lock = Lock()  # held while the arguments of a call are in these records
+        self.sides, self.reg = (rows, cols), reg  # kept alive: keys of KEPT contain the ids of the sides
         problem = Problem(Dense(M), rows, cols, reg, "product", 0.0, 0.0, False, rows.mass * cols.mass)
         workspace = DeviceWorkspace(problem, options, beside=jobs(M.dtype, options.precision))
         fits = workspace.launch.persistent or options.symmetric
         self.fits = fits and not workspace.some and workspace.lies.size <= IDLE_WORDS
         if not self.fits:
             return
-        workspace.absorb(np.zeros(M.shape[1]))  # of a range 0: what depends on M, ``begin`` makes anew
-        coarse = workspace.coarse  # which takes as long as ``due`` passes, and is left to what goes on from here
+        workspace.absorb(np.zeros(M.shape[1]))  # for costs of 0; ``begin`` recomputes everything that depends on M
+        coarse = workspace.coarse  # a call ends before corrections pay: clusters cost as much as ``due`` passes
         self.most = np.int32(min(most, QUICK_PASSES, LEFT_AFTER * coarse.due if coarse.wanted else most))
         self.fill(workspace, problem, spread)
         self.K = (M.shape[0], workspace.ld), workspace.operator.K.dtype
@@ -175,7 +175,7 @@ class Prepared:
         put(self.record, {**addresses, **numbers})
 
     def compile(self, M: Any, dtype: str, kind: Any) -> None:
-        """Make the launches, as far as M does not matter."""
+        """Make the launches, except for arguments that depend on M."""
         (m, n), processors, of = self.shape, device_limits(cp.cuda.Device().id)[1], self.workspace.launch
         begin, tell = (kernel(file, function, **options) for file, function, options in jobs(M.dtype, dtype))
         records = by_value(self.state), by_value(self.record)
@@ -185,7 +185,7 @@ class Prepared:
             if one is not None:
                 words = records[0], *map(np.int32, (one.slots, one.kept, 0)), self.most, np.int32(BOTH)
                 parts.append((Launch(one.run, one.shared, words, True), one.parts, THREADS))
-        self.unchanged = [()] * len(parts)  # words that a call gives none of
+        self.unchanged = [()] * len(parts)  # launches without words from a call
         self.tell = Launch(tell, 0, (*records, None, None, None)), max(1, min(processors, (m + n) // THREADS)), THREADS
         self.view, nothing = np.frombuffer(bytearray(view_of(M, None, None, None, self.reg)), np.uint64), np.uint64(0)
         words = self.view, None, nothing, nothing, None, None, np.int64(0), None, None
@@ -194,13 +194,13 @@ class Prepared:
             parts.append(self.tell)
         if kind:
             parts = [costs_of(m, n, *kind[:2]), *parts, (self.draw, -(-kind[2] // 8), 256)]
-            self.rooms: dict[int, tuple[Chain, Sent]] = {}  # the graph of each, and its solve
+            self.rooms: dict[int, tuple[Chain, Sent]] = {}  # by address of a buffer: its graph, and its solve
         self.chain = Chain(*parts)
 
     def draws(self, M: int, exponents: int, pairs: int, size: int, seed: int) -> tuple[int, ...]:
-        """Return the words of a draw of pairs (2, size) by the exponents, behind which are the masses of the rows."""
+        """Return the words of a draw of pairs (2, size); the row masses lie behind the exponents."""
         m, n = self.shape
-        self.view[2], self.view[8], self.view[9] = M, exponents, exponents + 8 * m  # of a View: M, alpha and beta
+        self.view[2], self.view[8], self.view[9] = M, exponents, exponents + 8 * m  # View: M, alpha and beta
         return exponents + 8 * (m + n), seed, pairs, size, pairs + 8 * size
 
     def drawn(self, M: Any, exponents: Any, size: int, seed: int) -> tuple[Any, Any]:
@@ -212,27 +212,27 @@ class Prepared:
         return pairs[0], pairs[1]
 
     def wait(self, on: int) -> None:
-        """Let this stream wait for the launches before: its handle may be another thread's, or that of one gone by."""
-        if self.ended and on:  # 0 is the same one always, and a wait takes 10 us
+        """Make this stream wait for earlier launches, which may have been on another stream with the same handle."""
+        if self.ended and on:  # stream 0 is always the same stream; a wait takes 10 us
             cp.cuda.runtime.streamWaitEvent(on, self.ended.ptr)
 
     def place(self, M: int, K: int, exponents: int, sent: Sent) -> tuple[int, ...]:
-        """Take the addresses of a call; return the words of ``tell``."""
+        """Set the addresses of a call; return the words of ``tell``."""
         self.state["kernel"], self.record["M"] = K, M
         return 0, sent.numbers.__array_interface__["data"][0], exponents
 
     def begun(self, sent: Sent, on: int) -> Sent:
-        """Return the solve, whose launches on this stream were the last."""
+        """Record the end of the solve launched last on this stream, and return the solve."""
         self.ended = sent.ended
         cp.cuda.runtime.eventRecord(self.ended.ptr, on)
         return sent
 
     def __call__(self, M: Any, on: int, rounding: tuple[float, float]) -> Sent | None:
-        """Launch a solve on this stream, of one potential to its end; None where it has no room."""
+        """Launch a solve on this stream; None if memory is short. With one potential wait for its end."""
         m, n = self.shape
         try:
             K, sent = cp.empty(*self.K), Sent(self, cp.empty(2 * m + n))
-        except MemoryError:  # the ordinary way may find room in a coarser storage
+        except MemoryError:  # the ordinary solve may fit with a coarser storage
             return None
         with self.lock:
             self.record["cost_rate"], self.record["cost_rest"] = rounding
@@ -255,9 +255,9 @@ class Prepared:
                     return sent
 
     def between(self, points: tuple[int, int], room: int, pairs: int, size: int, seed: int, on: int) -> Sent:
-        """Launch a solve between points, and a draw of pairs from its plan; but for size and seed, of addresses.
+        """Launch a solve between points and a draw of pairs from its plan; all but size and seed are addresses.
 
-        In a room that an answer of before has left, only the first and the last launch are not as they were.
+        If an earlier answer used the same buffer, update only the first and the last launch of its graph.
         """
         M, exponents = room + 8 * self.room[0], room + 8 * self.room[1]
         with self.lock:
@@ -275,19 +275,19 @@ class Prepared:
             return self.begun(sent, on)
 
     def parts(self, room: Any) -> tuple[Any, Any]:
-        """Return the costs and the exponents in the room of a solve between points."""
+        """Return the costs and the exponents in the buffer of a solve between points."""
         _, M, exponents = (room[i:j] for i, j in zip((0, *self.room), self.room, strict=False))
         return M.reshape(self.shape), exponents
 
 
-ONCE = True  # masses that come for the first time go the ordinary way: to prepare takes as long as such a solve
+ONCE = True  # masses seen for the first time take the ordinary solve: `Prepared` costs as much as such a solve
 MOST_SEEN = 64
-SEEN: OrderedDict[Any, None] = OrderedDict()  # keys of calls whose masses came once
-KEPT: OrderedDict[Any, Prepared] = OrderedDict()  # of calls that are over, or go on without the host
+SEEN: OrderedDict[Any, None] = OrderedDict()  # keys of calls with masses that came once
+KEPT: OrderedDict[Any, Prepared] = OrderedDict()  # of calls that have returned; their launches may still run
 
 
 def is_even(side: Side) -> bool:
-    """Tell whether all masses of a side are equal, as those of calls that give none."""
+    """Tell whether all masses of a side are equal, as in calls without masses."""
     return bool(side.weight.min() == side.weight.max())
 
 
@@ -295,10 +295,10 @@ def begin(
     M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float,
     rounding: tuple[float, float],
 ) -> Sent | None:  # fmt: skip
-    """Launch a solve of a C-contiguous array on the device; None: it is not plain after all, or came once.
+    """Launch a solve of a C-contiguous array on the device; None: it does not fit, or its masses are new.
 
-    ``most``: passes; ``spread``: range(M) / reg above which larger regs come first; ``rounding``: (p, q), where that of
-    a cost is p x + q at most, x the largest one.
+    ``most``: most passes; ``spread``: largest range(M) / reg without stages at larger regs; ``rounding``: (p, q) such
+    that costs round by at most p x + q, x the largest cost.
     """
     if M.size > MOST_ENTRIES or M.data.ptr % ALIGNED:
         return None
