@@ -41,11 +41,11 @@ from .status import told_bound
 F = TypeVar("F", bound=Callable[..., Any])
 NOT_CONVERGED = 3
 DEFAULTS = inspect.signature(solve).parameters
-LIBRARIES = (  # of which `mapuot info` tells the versions
+LIBRARIES = (  # `mapuot info` shows their versions
     "numpy", "scipy", "cffi", "cupy-cuda13x", "cupy-cuda12x", "mpi4py", "h5py", "zarr", "anndata", "pandas",
     "matplotlib", "scikit-learn", "pot", "torch", "jax", "ott-jax", "moscot", "geomloss",
 )  # fmt: skip
-VARIABLES = ("MAPUOT_", "OMP_", "OPENBLAS_", "MKL_", "CUDA_", "CUPY_")  # how the names of those begin that info shows
+VARIABLES = ("MAPUOT_", "OMP_", "OPENBLAS_", "MKL_", "CUDA_", "CUPY_")  # prefixes of variables that info shows
 PLAN = "Write the plan: dense, the K largest of each row, all above X, or the fewest with a share S of it."
 
 
@@ -133,18 +133,18 @@ def option(name: str, text: str | None = None, choices: Iterable[str] = (), **mo
 def solve_command(**options: Any) -> None:
     """Solve the problem in the file IN.
 
-    It holds a cost matrix M, and a and b beside it or the options name them. Files are .npy, .npz, HDF5 (.h5,
-    .hdf5), Zarr, AnnData's .h5ad, or tables (.csv, .tsv, .txt, each also as .gz), whose names of rows and columns are
-    left out. FILE:NAME is one array of a file, or one column of a table. Under mpiexec each process reads its own part
-    only. Of a sparse M, an .npz of scipy.sparse or a group of AnnData's, the stored pairs are allowed, all others
+    IN holds a cost matrix M. The masses a and b are in IN, too, or options name them. Files are .npy, .npz, HDF5 (.h5,
+    .hdf5), Zarr, AnnData's .h5ad, or tables (.csv, .tsv, .txt, each also as .gz); names of the rows and columns of a
+    table are ignored. FILE:NAME is one array of a file, or one column of a table. Under mpiexec each process reads its
+    own part only. A sparse M is an .npz of scipy.sparse or a group of an AnnData file; pairs that it does not store are
     forbidden.
 
-    Of an .h5ad M is X, if obs has a column of masses a or var has b. Other cells are points, as in
-    --points early.h5ad:obsm/X_pca late.h5ad:obsm/X_pca, and an answer in an .h5ad has their names.
+    In an .h5ad, X is M if obs has a column of masses a or var has b. Otherwise its cells are points, as in
+    --points early.h5ad:obsm/X_pca late.h5ad:obsm/X_pca. An answer in an .h5ad has the names of the cells.
 
-    OUT holds what mapuot.load makes a Result of again (log_u, log_v, row_marginal, col_marginal, a, b, the numbers and
-    the status that are printed, and more; numbers are attributes in HDF5 and Zarr), and of the plan: plan (dense),
-    plan_index and plan_value (top), or plan_data, plan_indices and plan_indptr (sparse, CSR).
+    OUT holds the arrays from which mapuot.load restores a Result (log_u, log_v, row_marginal, col_marginal, a, b, the
+    printed numbers and status, and more; numbers are attributes in HDF5 and Zarr). The plan is plan (dense), plan_index
+    and plan_value (top), or plan_data, plan_indices and plan_indptr (sparse, CSR).
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is written all the same).
     """
@@ -158,7 +158,7 @@ def solve_command(**options: Any) -> None:
 
 
 def check_written(options: dict[str, Any]) -> None:
-    """Refuse before a long solve what could not be written at its end, or would overwrite a file of the problem."""
+    """Before a long solve, refuse output that cannot be written or would overwrite a file of the problem."""
     output, checkpoint = options["output"], options["checkpoint"]
     if options["plan"] and not output:
         raise click.UsageError("--plan needs --output OUT")
@@ -190,7 +190,7 @@ def run(
     ranks: Ranks, problem: str | None, output: str | None, plan: Any, progress: bool | None, report: str | None,
     points: tuple[str, str] | None, metric: str, **given: Any,
 ) -> int:  # fmt: skip
-    """Read, solve, write; the exit code."""
+    """Read, solve and write; return the exit code."""
     told = (
         {"problem": problem, **given} if problem else {"points": " and ".join(points or ()), "metric": metric, **given}
     )
@@ -212,7 +212,7 @@ def run(
         log_u, log_v = files.load_checkpoint(checkpoint, m, n, given["reg"])
         start = log_u[i0:i1], log_v
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # said below
+        warnings.simplefilter("ignore", ConvergenceWarning)  # reported below
         result = solve(
             M, None if a is None else a[i0:i1], b, reference=reference, warm_start=start,
             progress=sys.stderr.isatty() if progress is None else progress,
@@ -237,7 +237,7 @@ def run(
 
 
 def check_plan(plan: Any, M: Any) -> None:
-    """Raise where M has no plan of the form that is asked for."""
+    """Raise if the plan for this M has no such form."""
     form, number = plan or ("", None)
     if form == "top" and number > M.shape[1]:
         raise ValueError(f"--plan top:K: K must be at most the {M.shape[1]} columns of M, got {number}")
@@ -252,7 +252,7 @@ def costs(problem: str | None, points: tuple[str, str] | None, metric: str) -> A
 
 
 def row_and_column_names(problem: str | None, points: tuple[str, str] | None, shape: tuple[int, int]) -> dict[str, Any]:
-    """Return the names that rows and columns have in AnnData's files, for an answer that is such a file."""
+    """Return the names of rows and columns in AnnData files, if the answer is such a file."""
     given = [files.names_along(x)[0] for x in points] if points else files.names_along(problem)
     named = zip(("row_names", "col_names"), given, shape, strict=True)
     return {name: x for name, x, length in named if x is not None and len(x) == length}
@@ -268,7 +268,7 @@ def weights(path: str | None, problem: str | None, name: str, length: int) -> An
 
 
 def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan: Any) -> None:
-    """The answer and the plan in the form asked for, from all ranks into one file."""
+    """Write the answer and the plan in the requested form, from all ranks into one file."""
     form: str
     number: Any
     form, number = plan or ("", None)
@@ -308,7 +308,7 @@ def print_values(result: Result, values: dict[str, Any]) -> None:
 
 @cli.command("info")
 def info_command() -> None:
-    """Show what a bug report needs: versions, machine, instruction set, threads, caches, GPUs, MPI, environment."""
+    """Show the facts for a bug report: versions, machine, instruction set, threads, caches, GPUs, MPI, environment."""
     lines = {
         "mapuot": f"{__version__} in {Path(__file__).parent}",
         "python": f"{sys.version.split()[0]} in {sys.prefix}", "system": platform.platform(),

@@ -1,7 +1,8 @@
-"""Pairs to train flows on: a sampler with the interface of torchcfm's ``OTPlanSampler``, so that one import changes.
+"""Training pairs for flows: a sampler with the interface of torchcfm's ``OTPlanSampler``; only an import changes.
 
-The batch's costs are made and solved where its tensors lie, and only the rows that are drawn are made. Source of the
-interface: Tong et al., Improving and generalizing flow-based generative models with minibatch optimal transport, 2024.
+The costs of a batch are computed and solved on the device of its tensors, and only the drawn rows are computed. Source
+of the interface: Tong et al., Improving and generalizing flow-based generative models with minibatch optimal transport,
+2024.
 """
 
 import contextlib
@@ -21,14 +22,14 @@ from .route import on_device
 
 
 class Later(Tensors):
-    """A Result for the squared distances of tensors of points on a GPU, where it may still be under way.
+    """A Result for squared distances between points on a GPU; its solve may still be running.
 
-    Behind the solve as many pairs are drawn as there are rows, for whoever asks for them with the same ``rng``: to draw
-    them later takes the host as long as all the rest.
+    After the solve the GPU draws as many pairs as there are rows, for a later ``sample`` with the same ``rng``. Drawing
+    them later would take the host as long as the rest of the call.
     """
 
     def __init__(self, x: Any, y: Any, rng: np.random.Generator, options: dict[str, Any]) -> None:
-        """Begin the solve of tensors (m, d) and (n, d) on one GPU, on its current stream; ``options``: of `solve`."""
+        """Start the solve of tensors (m, d) and (n, d) on one GPU, on its current stream, with options of `solve`."""
         super().__init__(None, x.device)
         torch, index = sys.modules["torch"], x.device.index
         x, y, self._options, self._rng = x.contiguous(), y.contiguous(), options, rng
@@ -37,7 +38,7 @@ class Later(Tensors):
             on = torch._C._cuda_getCurrentRawStream(index)
             here = index, on, os.environ.get("MAPUOT_CUDA")
             if alike and x.dtype in (torch.float32, torch.float64) and torch._C._cuda_getDevice() == index:
-                with contextlib.suppress(TypeError):  # options that are not hashable, or masses
+                with contextlib.suppress(TypeError):  # unhashable options, or masses
                     self._turn = on_device.between(here, x.shape[0], *y.shape, x.element_size(), **options)
             if self._turn is None:
                 self._costs = on_device.distances(array_of(x), array_of(y))
@@ -48,9 +49,9 @@ class Later(Tensors):
         self._begun = self._turn.begin((x.data_ptr(), y.data_ptr()), at, to, x.shape[0], seed, on)
 
     def _found(self) -> Result:
-        """Wait for the answer, or solve what needs more than one call."""
+        """Wait for the answer, or solve again if one call was not enough."""
         if self._turn is None:
-            self._costs.device.synchronize()  # another stream may be asked
+            self._costs.device.synchronize()  # the work may be on another stream
             return solve(self._costs, **self._options)
         result, costs = self._turn.told(self._begun, array_of(self._room))
         if result is None:
@@ -87,11 +88,11 @@ class OTPlanSampler:
     num_threads : int or "max"
         CPU threads.
     warn : bool
-        Ignored, accepted for torchcfm's sake; a solve that does not converge warns anyway.
+        Accepted for compatibility with torchcfm, and ignored; a solve that does not converge always warns.
     seed : int or generator of NumPy, optional
         Source of the random numbers.
     **options
-        Whatever else `mapuot.solve` takes: tol, backend and so on.
+        Further arguments of `mapuot.solve`: tol, backend and so on.
 
     See Also
     --------
@@ -118,11 +119,11 @@ class OTPlanSampler:
         self.options: dict[str, Any] = {"threads": threads} | options
 
     def solved(self, x0: Any, x1: Any) -> Result:
-        """Return the `mapuot.Result` between two batches, whose points may have any shape.
+        """Return the `mapuot.Result` between two batches; points may have any shape.
 
-        Of tensors on a GPU the solve goes on there until something is asked of the Result, which must be on the same
-        stream: begun for the next batch before the network learns from this one, it costs no time to wait for. Problems
-        that one call does not solve are solved when they are asked, and of balanced ones Newton's step is made then.
+        For tensors on a GPU the solve runs in the background until the Result is first used, on the same stream. Start
+        it for the next batch before the training step on this one: the solve runs meanwhile. If one call does not
+        solve the problem, the first use finishes the solve; a balanced problem makes Newton's step then, too.
         """
         rows, columns = (x if x.ndim == 2 else x.reshape(len(x), -1) for x in (x0, x1))
         if (like := tensor_among(rows, columns)) is not None:
@@ -138,7 +139,7 @@ class OTPlanSampler:
         return solve(M, reg=self.reg, reg_m=self.reg_m, scale_cost=scale, **self.options)
 
     def get_map(self, x0: Any, x1: Any) -> Any:
-        """Return the plan between two batches, as an array of NumPy."""
+        """Return the plan between two batches, as a NumPy array."""
         plan = self.solved(x0, x1).plan
         return plan.cpu().numpy() if hasattr(plan, "cpu") else plan
 

@@ -1,7 +1,7 @@
 """Pictures of results: convergence, plan and marginals, maps in the plane, masses made and lost, a path of regs.
 
-Every function draws into ``ax``, by default axes of a new figure, and returns it. Matplotlib is imported when the
-first one draws. What is drawn of a plan comes block by block: no function holds it.
+Every function draws into ``ax``, by default axes of a new figure, and returns it. Matplotlib is imported on first use.
+A plan is read block by block: no function holds the whole plan.
 """
 
 import math
@@ -19,15 +19,15 @@ from .problem.grid import GridCosts
 from .problem.sparse import is_sparse
 from .problem.validate import as_choice, as_count, as_numbers, as_share
 
-GIVEN, MOVED, LOST = "#9aa5b1", "#1f5fa8", "#c8502d"  # grey, blue, rust: told apart by all eyes
-MOST_SLICES = 1 << 24  # pairs of slices of a grid at most
-MOST_CELLS = 400  # of a picture of the plan, to a side
-LEAST_DRAWN = 1e-17  # errors below are drawn there
+GIVEN, MOVED, LOST = "#9aa5b1", "#1f5fa8", "#c8502d"  # grey, blue, rust: safe for colour-blind readers
+MOST_SLICES = 1 << 24  # largest number of pairs of slices of a grid
+MOST_CELLS = 400  # cells of a picture of the plan, along each side
+LEAST_DRAWN = 1e-17  # smaller errors are drawn at this value
 PLANE = "points in the plane, shape ({}, 2)"
 
 
 def pyplot() -> Any:
-    """Import ``matplotlib.pyplot``, or tell what to install."""
+    """Import ``matplotlib.pyplot``, or raise an error with the install command."""
     try:
         from matplotlib import pyplot as plt  # noqa: PLC0415 - on first use
     except ImportError as error:
@@ -40,9 +40,9 @@ def axes(ax: Any) -> Any:
 
 
 def convergence(result: Result, ax: Any = None) -> Any:
-    """Draw the certified error and the relative gap after every pass, and the steps that the guard dropped.
+    """Draw the certified error and the relative gap after every pass, and the steps that the guard rejected.
 
-    A solve at a small reg may begin with larger ones; both lines rise where the next reg is taken up.
+    A solve at a small reg may begin with larger regs; both lines rise at each change of reg.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def convergence(result: Result, ax: Any = None) -> Any:
 
 
 def cells(length: int, most: int) -> Any:
-    """Return where the cells begin that ``length`` points are drawn as, at most ``most`` of them."""
+    """Return the first points of at most ``most`` cells that together cover ``length`` points."""
     count = min(length, most)
     return (np.arange(count) * length) // count
 
@@ -110,9 +110,10 @@ def coarse_plan(result: Result, most: int = MOST_CELLS) -> F64:
 
 
 def sums_of_slices(result: Result, most: int) -> F64 | None:
-    """Add up the plan of a grid between its slices, by products along the other axes; None where these are many.
+    """Add up the plan of a grid between its slices, by products along the other axes; None for too many slices.
 
-    A slice has the nodes of one place on the leading axes, of as many as have at most ``most`` places, but of one.
+    A slice holds the nodes with one position on the leading axes. The leading axes are as many as have at most ``most``
+    positions, but at least one.
     """
     problem, cost = result.problem, cast(GridCosts, result.problem.cost)
     log_a, log_b = problem.exponents(result.log_u, result.log_v)
@@ -133,7 +134,7 @@ def sums_of_slices(result: Result, most: int) -> F64 | None:
 
 
 def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
-    """Draw the plan as a picture, with both marginals beside it: in colour what moves, in grey what stays behind.
+    """Draw the plan as a picture, with both marginals beside it: moved mass in colour, given mass in grey.
 
     Parameters
     ----------
@@ -141,7 +142,7 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
     ax : matplotlib Axes, optional
         The marginals take parts of these axes.
     most : int
-        Rows and columns of the picture at most; neighbours are added up.
+        Largest number of rows and columns of the picture; neighbours are added up.
 
     Returns
     -------
@@ -198,7 +199,7 @@ def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> A
         The points of the rows and of the columns.
     ax : matplotlib Axes, optional
     most : int
-        Arrows at most, for the rows that move most mass. The larger the share that moves, the darker the arrow.
+        Largest number of arrows; rows that move the most mass come first. A larger moved share gives a darker arrow.
 
     Returns
     -------
@@ -229,7 +230,7 @@ def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> A
 
 
 def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, most: int = 5000) -> Any:
-    """Draw points of the plane, and a line for each of the pairs that hold most of the mass.
+    """Draw points of the plane, and a line for each pair with much mass.
 
     Parameters
     ----------
@@ -238,9 +239,9 @@ def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, mos
         The points of the rows and of the columns.
     ax : matplotlib Axes, optional
     keep : float
-        Share of the mass whose pairs are drawn, in (0, 1].
+        Draw the fewest pairs that hold this share of the mass, in (0, 1].
     most : int
-        Lines at most. The more mass a pair has, the darker its line.
+        Largest number of lines. More mass gives a darker line.
 
     Returns
     -------
@@ -273,15 +274,15 @@ def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, mos
 
 
 def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) -> Any:
-    """Draw the share of each point's mass that moves. Below 1 some mass stays behind, above 1 some is made.
+    """Draw the share of each point's mass that moves. Below 1 mass stays behind, above 1 mass is created.
 
     Parameters
     ----------
     result : Result
     x : (m, 2) array, optional
-        Points of the side in the plane, which are coloured by their share. Without x the shares are drawn in order.
+        Points of the side in the plane, coloured by their share. Without x the shares are drawn in sorted order.
     side : {"rows", "cols"}
-        Whose mass.
+        The side to draw.
     ax : matplotlib Axes, optional
 
     Returns

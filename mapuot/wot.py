@@ -1,12 +1,11 @@
 """Populations over time: couplings between days, with growth, under the names of wot and of moscot.
 
-The problem between days t0 and t1 is wot's, in its own scale. Row i has the mass ``G_i = growth_i ** (t1 - t0)``, every
-column the mass ``sum(G) / n``; the reference is 1/n for each pair, and lambda1 and lambda2 are the penalties. A row of
-the coupling sums to about G_i, and a growth iteration takes these sums as the next G. moscot's tau is
-``lambda / (lambda + epsilon)``. Its masses add up to 1 and its reference is 1 for each pair, which gives the same plan
-up to a factor (1 / sum(G) where a side is hard).
-Sources: Schiebinger et al., Optimal-transport analysis of single-cell gene expression, 2019; Klein et al., Mapping
-cells through time and space with moscot, 2025.
+The problem between days t0 and t1 is wot's, with wot's scale of masses. Row i has the mass ``G_i = growth_i ** (t1 -
+t0)``, every column the mass ``sum(G) / n``; the reference is 1/n for each pair, and lambda1 and lambda2 are the
+penalties. A row of the coupling sums to about G_i, and a growth iteration takes these sums as the next G. moscot's tau
+is ``lambda / (lambda + epsilon)``. Its masses add up to 1 and its reference is 1 for each pair, which gives the same
+plan up to a factor (1 / sum(G) where a side is hard). Sources: Schiebinger et al., Optimal-transport analysis of
+single-cell gene expression, 2019; Klein et al., Mapping cells through time and space with moscot, 2025.
 """
 
 import math
@@ -30,8 +29,8 @@ from .problem.scale import SCALES
 from .problem.sparse import is_sparse
 from .problem.validate import as_array, as_choice, as_count, as_float, as_numbers, as_positive, as_rho, check_kind
 
-SAMPLED = 1 << 20  # pairs that the scale of a cost is taken from where it is not formed
-FEW_COMPONENTS = 5  # up to this part of all components ARPACK finds them sooner than a full decomposition
+SAMPLED = 1 << 20  # sampled pairs for the scale of a cost without a matrix
+FEW_COMPONENTS = 5  # up to 1 / 5 of all components ARPACK is faster than a full decomposition
 
 
 class Coupling:
@@ -40,15 +39,15 @@ class Coupling:
     Attributes
     ----------
     model, t0, t1, result : OTModel, float, float, mapuot.Result
-        The model, the days, and the answer, with the cells of day t0 as rows and those of t1 as columns: wot's
-        transport map.
+        The model, the days, and the answer: wot's transport map, with cells of day t0 as rows and cells of day t1 as
+        columns.
     growths : list of (m,) arrays
-        Growth per day with which each iteration began, and at the end the growth that the last one found.
+        Growth per day at the start of each iteration, then the growth found by the last one.
 
     Notes
     -----
-    Where the model was made of an AnnData, numbers that belong to cells are a Series or a DataFrame of pandas with the
-    names of the cells. Labels are an array, of the day's cells or of all cells of the model, or a column of ``obs``.
+    If the model was made from an AnnData, per-cell numbers are a pandas Series or DataFrame with the names of the
+    cells. Labels are an array, for the day's cells or for all cells of the model, or a column of ``obs``.
 
     See Also
     --------
@@ -72,7 +71,7 @@ class Coupling:
 
     @property
     def growth(self) -> Any:
-        """Growth per day of each cell of day t0, (m,), as the last iteration found it."""
+        """Growth per day of each cell of day t0, (m,), from the last iteration."""
         return self.model._named(self.growths[-1], self.t0)
 
     @property
@@ -90,14 +89,14 @@ class Coupling:
         return self.model._named(np.asarray(found), self.t0)
 
     def fates(self, labels: Any) -> tuple[Any, Any]:
-        """Return (classes, shares (m, classes)) of the labels that the descendants of each cell have on day t1."""
+        """Return (classes, shares): the shares (m, classes) of day t1's labels among each cell's descendants."""
         classes, shares = self.result.pull(self.model._labels(labels, self.t1, "labels"))
         return classes, self.model._named(shares, self.t0, classes)
 
     def transition_table(self, labels0: Any, labels1: Any = None) -> tuple[Any, Any, Any]:
-        """Return (classes on t0, classes on t1, mass that goes from one to the other); labels1 is labels0 by default.
+        """Return (classes on t0, classes on t1, mass moved from each to each); labels1 is labels0 by default.
 
-        The mass is a DataFrame where the model was made of an AnnData.
+        The mass is a DataFrame if the model was made from an AnnData.
         """
         y0 = self.model._labels(labels0, self.t0, "labels0")
         y1 = self.model._labels(labels0 if labels1 is None else labels1, self.t1, "labels1")
@@ -106,7 +105,7 @@ class Coupling:
         return c0, c1, self.model._framed(mass, c0, c1)
 
     def to_anndata(self, keep: float | None = None) -> Any:
-        """Return the coupling as wot has it: an AnnData with the cells of day t0 as obs and those of t1 as var.
+        """Return the coupling in wot's form: an AnnData with cells of day t0 as obs and cells of day t1 as var.
 
         ``keep``: store the fewest entries that hold this share of the mass. Default: all.
         """
@@ -122,39 +121,38 @@ class Coupling:
 
 
 class OTModel:
-    """Model of a time course of cells: couplings between its days, each solved when it is first asked for.
+    """Model of a time course of cells: couplings between its days, each solved on first use.
 
     Parameters
     ----------
     data, days : AnnData, or (cells, features) array; (cells,) array or name of a column of obs, optional
-        The cells of all days, and the day of each; by default ``data.obs[day_field]``. Days are numbers, or lengths of
-        time (timedelta), which are read as days. A cell whose day is NaN is left out.
+        The cells of all days, and the day of each; by default ``data.obs[day_field]``. Days are numbers, or time
+        differences (timedelta), read as days. Cells with day NaN are left out.
     growth : (cells,) array, name of a column of obs, or a pair of gene sets, optional
         Growth of each cell per day, >= 0; a cell of growth 0 dies. Default: ``data.obs[cell_growth_rate_field]`` if it
-        exists, else 1. A pair (birth, death), each (cells,) scores, the name of a column of obs, or a list of names of
-        genes in ``data.var_names``, gives the growth
-        ``exp(beta - delta)`` with wot's rates of birth and death: logistic curves of the scores from .3 to 1.7 per day,
-        with the middle at scores of .25 and .1. The score of a list is the mean of its genes' z-scores, cut at 5; genes
-        that the data does not have are left out, with a warning.
+        exists, else 1. A pair (birth, death) gives the growth ``exp(beta - delta)`` with wot's rates of birth and
+        death. Each member is (cells,) scores, the name of a column of obs, or a list of genes of ``data.var_names``.
+        The rates are logistic curves of the scores, from .3 to 1.7 per day, with the middle at scores of .25 and .1.
+        The score of a list is the mean of its genes' z-scores, cut at 5; missing genes are left out, with a warning.
     day_field, cell_growth_rate_field : str
         wot's names of the columns of ``data.obs``.
     representation : str, optional
-        Name in ``data.obsm`` of the coordinates to use as they are, in place of ``data.X``.
+        Name in ``data.obsm`` of coordinates to use without PCA, instead of ``data.X``.
     local_pca : int
-        Number of principal components, found for both days of a coupling together. 0, or more than there are features,
-        uses the features themselves.
+        Number of principal components, computed for both days of a coupling together. 0, or more than the number of
+        features, uses the features themselves.
     epsilon, lambda1, lambda2 : float > 0; float or inf
         Entropic regularisation, and penalties of the rows (growth) and of the columns, in units of the scaled cost.
     tau_a, tau_b : float in (0, 1], optional
         moscot's form of the penalties: ``lambda = epsilon tau / (1 - tau)``; 1 is balanced.
     growth_iters : int
-        How often a coupling is solved, each time with the growth that the solve before it found.
+        Number of solves of a coupling; each uses the growth found by the previous one.
     scale_cost : {"median", "mean", "max"} or float
-        What squared distances are divided by. wot uses the median, moscot the mean.
+        The divisor of squared distances. wot uses the median, moscot the mean.
     reference : {"uniform", "product"}
         Reference measure of the entropy: constant, as in wot and (up to a factor) in moscot, or a b^T.
     **options
-        Whatever else `mapuot.solve` takes: tol, threads, backend and so on.
+        Further arguments of `mapuot.solve`: tol, threads, backend and so on.
 
     See Also
     --------
@@ -210,11 +208,11 @@ class OTModel:
             raise ValueError(f"growth must be finite and >= 0, got {self.growth[k]:g} for {self._cell(k)}")
         _, first = np.unique(self.days[known], return_index=True)
         self.timepoints = [float(t) for t in self.days[known][first]]
-        self.given_days = list(np.asarray(given_days[0])[known][first])  # as CellRank's couplings are named
+        self.given_days = list(np.asarray(given_days[0])[known][first])  # keys of CellRank's couplings
         self.couplings: dict[tuple[float, float], Coupling] = {}
 
     def coupling(self, t0: float, t1: float) -> Coupling:
-        """Return the coupling of day t0 with day t1, solved on first use and kept."""
+        """Return the coupling of day t0 with day t1, solved on first use and cached."""
         key = as_float(t0, "t0"), as_float(t1, "t1")
         for name, t in zip(("t0", "t1"), key, strict=True):
             if t not in self.timepoints:
@@ -244,7 +242,7 @@ class OTModel:
         return Coupling(self, t0, t1, result, growths)
 
     def _points(self, day: float) -> Any:
-        """Return the coordinates of the cells of a day, in float64; sparse where the data is."""
+        """Return the coordinates of the cells of a day, in float64; sparse if the data is sparse."""
         index = np.flatnonzero(self.days == day)
         X: Any = self.X[index]
         X = X.astype(np.float64) if is_sparse(X) else as_column(X, "data")
@@ -275,7 +273,7 @@ class OTModel:
         return as_positive(SCALES[self.scale_cost](costs), f"the {self.scale_cost} of the costs")
 
     def _steps(self, t0: float, t1: float) -> list[tuple[float, float]]:
-        """Return the pairs of days that follow each other, from t0 to t1."""
+        """Return the pairs of consecutive days from t0 to t1."""
         for name, t in (("t0", t0), ("t1", t1)):
             if as_float(t, name) not in self.timepoints:
                 raise ValueError(f"{name} must be one of the days {self.timepoints}, got {t:g}")
@@ -286,8 +284,8 @@ class OTModel:
     def descendants(self, population: Any, t0: float, t1: float) -> Any:
         """Return the shares (sum 1) of day t1's cells among the descendants of cells of day t0.
 
-        ``population``: weights or a mask, of the cells of day t0 or of all cells, whose others are not looked at; or
-        names of cells. The shares have the names of the cells where the model was made of an AnnData.
+        ``population``: weights or a mask for the cells of day t0 or for all cells (other days are ignored), or names of
+        cells. The shares have the names of the cells if the model was made from an AnnData.
         """
         steps = self._steps(t0, t1)
         if t0 > t1:
@@ -306,8 +304,8 @@ class OTModel:
     def transition_table(self, labels: Any, t0: float, t1: float) -> tuple[Any, Any, Any]:
         """Return (classes on t0, classes on t1, shares) of labels: each class of day t0 followed to day t1.
 
-        ``labels``: the name of a column of obs, or (cells,) labels of all cells. A row of the shares tells which
-        classes the `descendants` of a class have; its sum is 1. It is a DataFrame for a model of an AnnData.
+        ``labels``: the name of a column of obs, or (cells,) labels of all cells. A row has the shares of the classes
+        among the `descendants` of one class; its sum is 1. It is a DataFrame for a model made from an AnnData.
         """
         y0, y1 = (self._labels(labels, t, "labels") for t in (t0, t1))
         (c0, _), (c1, place) = (np.unique(y, return_inverse=True) for y in (y0, y1))
@@ -317,13 +315,13 @@ class OTModel:
     def to_cellrank(self, keep: float | None = None) -> dict[tuple[Any, Any], Any]:
         """Return {(day, next day): coupling}, the ``couplings`` of CellRank's ``RealTimeKernel``.
 
-        The days are as in the column of ``obs``, the couplings those of `Coupling.to_anndata`, to which ``keep`` goes.
+        The days are as in the column of ``obs``; `Coupling.to_anndata` makes the couplings with ``keep``.
         """
         days = dict(zip(self.timepoints, self.given_days, strict=True))
         return {(days[s], days[t]): self.coupling(s, t).to_anndata(keep) for s, t in pairwise(self.timepoints)}
 
     def _followed(self, population: Any, day: float, steps: Any, move: Callable[[Result, F64], Any]) -> F64:
-        """Follow cells of a day through couplings, one after the other, in shares of what moves."""
+        """Follow cells of a day through consecutive couplings, in shares of the moved mass."""
         weights, count = self._of_day(population, day, "population"), int((self.days == day).sum())
         wanted = f"{count} weights >= 0 or a mask of the cells of day {day:g}, with a cell in it"
         p: F64 = np.asarray(as_numbers(weights, "population", wanted, (count,), least=0.0), np.float64)
@@ -338,7 +336,7 @@ class OTModel:
         return p
 
     def _of_day(self, given: Any, day: float, name: str) -> Any:
-        """Return weights of the cells of a day from weights of these, of all cells by place or name, or from names."""
+        """Return weights of a day's cells, from weights of these or of all cells, by place or name, or from names."""
         here = self.days == day
         array = np.atleast_1d(as_array(given, name))
         is_table = hasattr(given, "reindex") and hasattr(given, "index")
@@ -355,7 +353,7 @@ class OTModel:
         return array[here] if len(array) == len(here) else array
 
     def _labels(self, labels: Any, day: float, name: str) -> Any:
-        """Return the labels of the cells of a day, from a column of obs, or from labels of these or of all cells."""
+        """Return the labels of a day's cells, from a column of obs, or from labels of these or of all cells."""
         here = self.days == day
         if isinstance(labels, str):
             labels = obs_column(self.obs, labels, name)
@@ -367,11 +365,11 @@ class OTModel:
         return f"cell {k}" if self.names is None else f"cell {self.names[k]!r}"
 
     def _cells(self, day: float) -> Any:
-        """Return the rows of ``obs`` of a day, None where the data has no names."""
+        """Return the rows of ``obs`` of a day; None if the data has no names."""
         return None if self.names is None or self.obs is None else self.obs[self.days == day]
 
     def _named(self, values: F64, day: float, columns: Any = None) -> Any:
-        """Return numbers of the cells of a day with the names of these, where the data has names."""
+        """Attach the names of a day's cells to per-cell numbers, if the data has names."""
         if self.names is None:
             return values
         from pandas import DataFrame, Series  # noqa: PLC0415 - AnnData needs it
@@ -397,7 +395,7 @@ def as_lambda(value: Any, tau: Any, epsilon: float, names: tuple[str, str]) -> f
 
 
 def growth_of(data: Any, pair: tuple[Any, ...], count: int) -> F64:
-    """Return the growth of each cell in a day by the scores of a birth and a death signature."""
+    """Return the growth of each cell per day, from the scores of a birth and a death signature."""
     if len(pair) != 2:
         raise ValueError(f"growth must be (cells,) numbers or a pair (birth, death), got {len(pair)} of them")
     birth, death = (score(data, genes, count, f"growth[{k}]") for k, genes in enumerate(pair))
@@ -408,7 +406,7 @@ def growth_of(data: Any, pair: tuple[Any, ...], count: int) -> F64:
 
 
 def score(data: Any, genes: Any, count: int, name: str) -> F64:
-    """Return scores as given, or the mean over genes of their z-scores, cut at 5 as in wot."""
+    """Return given scores, or the mean over genes of their z-scores, cut at 5 as in wot."""
     if isinstance(genes, str) or as_array(genes, name).dtype.kind not in "UTO":
         return as_column(*column(data, genes, "", count, name))
     known = {gene: k for k, gene in enumerate(getattr(data, "var_names", ()))}
@@ -447,7 +445,7 @@ def obs_column(obs: Any, field: str, name: str) -> Any:
 
 
 def column(data: Any, given: Any, field: str, count: int, name: str) -> Any:
-    """Return (values, their name) as given or of a column of ``data.obs``; None where there is neither."""
+    """Return (values, their name), given or from a column of ``data.obs``; None if there is neither."""
     obs = getattr(data, "obs", None)
     if given is None:
         if obs is None or field not in obs:
@@ -470,7 +468,7 @@ def as_column(values: Any, name: str) -> F64:
 
 
 def as_days(values: Any, name: str) -> F64:
-    """Return days as numbers; texts are read as numbers, and lengths of time in days."""
+    """Return days as numbers; texts are read as numbers, time differences in days."""
     if values.dtype.kind == "m":
         return np.asarray(values / np.timedelta64(1, "D"), np.float64)
     if values.dtype.kind == "M":
@@ -502,7 +500,7 @@ def components(x: Any, y: Any, count: int) -> tuple[F64, F64]:
             both.shape, dtype=np.float64, matvec=lambda v: both @ v.ravel() - mean @ v.ravel() - level * v.sum(),
             rmatvec=lambda w: both.T @ w.ravel() - mean * w.sum() - level @ w.ravel(),
         )  # fmt: skip
-        with suppress(ArpackError):  # as where all cells are the same
+        with suppress(ArpackError):  # for example if all cells are equal
             found = svds(centred, count, v0=np.random.default_rng(0).normal(size=min(both.shape)))
     if found is None:
         both = both.toarray() if is_sparse(both) else both

@@ -2,11 +2,11 @@
 
 ``patch()`` makes POT itself run on mapuot, ``unpatch()`` undoes it, and ``with patched():`` does so for a block.
 
-The certified solver answers every call, whatever method it names. ``stopThr`` means what it means in POT: the answer is
-at least as near to the solution as POT's method would stop, and never asked to be nearer than a certified error of
-1e-10, which a ``stopThr`` of 0 stands for. A call may take 1000 passes to get there, or ``numItermax`` if that is more.
-A function that is called by its name in ``mapuot.pot`` without a method reads ``stopThr`` as the certified relative
-error of the plan, and ``numItermax`` as the most passes.
+The certified solver answers every call, for any method. ``stopThr`` has POT's meaning: the answer is at least as near
+to the solution as POT's method would be when it stops. The smallest certified error is 1e-10, which ``stopThr=0`` asks
+for. A call may take 1000 passes, or ``numItermax`` if that is more. A function called from ``mapuot.pot`` without a
+method reads ``stopThr`` as the certified relative error of the plan, and ``numItermax`` as the largest number of
+passes.
 
 What the patch changes:
 
@@ -15,32 +15,31 @@ What the patch changes:
   transport without entropy with a certified gap.
 - ``ot.da.UnbalancedSinkhornTransport`` gets a converged answer, although it asks for ten iterations by default.
 - ``ot.gromov``'s entropic functions, balanced, fused and unbalanced, run on `mapuot.gromov` for symmetric
-  similarities, the square loss and a positive epsilon, from several starts unless one is given. Other calls of theirs
-  are left to POT.
+  similarities, the square loss and a positive epsilon, from several starts unless one is given. POT answers all other
+  calls of these functions.
 - Barycenters take 20 to 70 certified passes where POT makes 300 to 3000 iterations.
 
 Where answers differ from POT's:
 
-- They are right where POT's are wrong: with zeros in a or b, at small reg, and for two different reg_m in the
+- mapuot is right where POT is wrong: with zeros in a or b, at small reg, and for two different reg_m in the
   translation-invariant method.
 - If both sides are balanced and forbidden pairs leave no plan, an `mapuot.InfeasibleError` is raised; POT iterates on.
-  Where their masses differ the plan is that of POT's iteration, which meets b, with rows in proportion to a, and one
-  ConvergenceWarning says so.
+  If the totals of balanced sides differ, the plan is the limit of POT's iteration: it meets b, with rows in proportion
+  to a, and one ConvergenceWarning says so.
 - An answer that has not converged gives a ConvergenceWarning at the caller's line; POT is silent.
 - ``total_cost`` in the log, ``returnCost="total"``, and therefore ``ot.solve(...).value``, are the objective with its
-  mass terms ``sum q - sum p``. POT leaves these out, and reports 0 at every optimum.
+  mass terms ``sum q - sum p``. POT omits these terms, and reports 0 at every optimum.
 - ``err`` in the log holds the certified relative error of the plan after each pass, not the change of u and v.
 - M may be a matrix of scipy.sparse, which POT refuses. Pairs that it does not store are forbidden, and the plan is a
   CSR array.
-- For several b (2-D) the reference is the one that ``reg_type`` names, by default a b^T, where POT always takes ones; c
-  and returnCost count. A patched call without reg_type takes "entropy", as POT does.
+- For several b (2-D) ``reg_type`` names the reference, by default a b^T; POT always takes ones. c and returnCost are
+  used. A patched call without reg_type takes "entropy", as POT does.
 - ``reg_m=0``, ``numItermax=0``, NaN and negative masses are errors.
 - Unknown keywords, which POT ignores, are errors. Patched functions ignore them, too, with one warning for each name.
 - Gradients: if a, b and M are dense PyTorch tensors, ``reg_type`` is "kl" and c is None, plans and costs have the
-  derivatives of the solution by those of the three that require a gradient. Any other patched call through which a
-  gradient is to go (by reg_m or c, or for a JAX tracer) is left to POT's own function, which differentiates its
-  iterations; the first one warns. Under their own names the functions refuse such calls. TensorFlow's tensors come back
-  without a gradient.
+  derivatives of the solution by each of a, b and M that requires a gradient. POT's own function answers any other
+  patched call that needs a gradient (by reg_m or c, or for a JAX tracer), by differentiating its iterations; the first
+  such call warns. The functions of ``mapuot.pot`` refuse such calls. TensorFlow tensors come back without a gradient.
 """
 
 from .barycenter import barycenter_unbalanced

@@ -11,7 +11,7 @@ from .arrays import give
 class Answers:
     """The results of one call in POT's shapes and in the array library of its cost matrix.
 
-    ``growth``: log of what a was multiplied by for each result, where the reference measure is a b^T.
+    ``growth``: log of the factor on a for each result, if the reference measure is a b^T.
     """
 
     def __init__(self, results: list[Result], err: list[float], several: bool, like: Any, growth: Any) -> None:
@@ -19,7 +19,7 @@ class Answers:
         self.dtype = np.dtype(self.results[0].problem.M.dtype.name)
 
     def plan(self, log: bool) -> Any:
-        """Return the plan, or the linear costs of several targets, and the log where it is asked for."""
+        """Return the plan, or the linear costs of several targets, and on request the log."""
         if self.several:
             return self.cost("linear", log)
         value = give(self.results[0].plan, self.like)
@@ -33,7 +33,7 @@ class Answers:
         return give(self.narrowed(np.array(values if self.several else values[0]))[()], self.like)
 
     def narrowed(self, x: Any) -> Any:
-        """Return ``x`` in M's dtype, or as it is where float32 would make inf of a number."""
+        """Return ``x`` in M's dtype, or in float64 if float32 would overflow."""
         held = (np.abs(x) <= MOST_FLOAT32) | ~np.isfinite(x)
         return x.astype(self.dtype) if held.all() else x
 
@@ -49,6 +49,6 @@ class Answers:
 
 
 def total(result: Result, growth: float) -> float:
-    """Return the objective for the reference a b^T, where the result's own is e^growth times that."""
+    """Return the objective for the reference a b^T; the result's own reference is e^growth times that."""
     more = growth * result.mass + np.expm1(-growth) * result.problem.c_mass if growth else 0.0
     return float(result.objective + result.problem.reg * more)

@@ -1,4 +1,4 @@
-"""The border to other array libraries: numpy, CuPy and lists pass, torch, JAX, TensorFlow are converted."""
+"""Conversion from other array libraries: NumPy, CuPy and lists pass unchanged; torch, JAX, TensorFlow are converted."""
 
 import sys
 from typing import Any
@@ -10,13 +10,13 @@ from ..problem.validate import as_array
 
 
 def library(x: Any) -> str:
-    """The top-level package that ``type(x)`` comes from: "numpy", "cupy", "torch", "jax", "builtins" ..."""
+    """Return the top-level package of ``type(x)``: "numpy", "cupy", "torch", "jax", "builtins" ..."""
     root = type(x).__module__.partition(".")[0]
     return "jax" if root == "jaxlib" else root
 
 
 def tracked(x: Any) -> bool:
-    """Whether a gradient is to go through x: a tensor that requires grad, while grads are recorded, or a JAX tracer."""
+    """Tell whether x needs a gradient: a tensor that requires grad while grads are recorded, or a JAX tracer."""
     root = library(x)
     if root == "torch":
         return requires_grad(x)
@@ -24,7 +24,7 @@ def tracked(x: Any) -> bool:
 
 
 def is_dense_tensor(x: Any) -> bool:
-    """Whether x is a tensor of PyTorch, one in memory and no transform's, whose entries are stored one by one."""
+    """Tell whether x is a dense PyTorch tensor in memory, outside the transforms of torch.func."""
     if library(x) != "torch":
         return False
     torch = sys.modules["torch"]
@@ -33,17 +33,17 @@ def is_dense_tensor(x: Any) -> bool:
 
 
 def is_product(c: Any, a: Any, b: Any) -> bool:
-    """Whether a tensor is a b^T, of tensors."""
+    """Tell whether tensor c is a b^T."""
     return all(map(is_dense_tensor, (c, a, b))) and bool((c == a[:, None] * b).all())
 
 
 def no_grad() -> Any:
-    """Return a context in which no operation on PyTorch's tensors is recorded."""
+    """Return a context that records no operations on PyTorch tensors."""
     return sys.modules["torch"].no_grad()
 
 
 def take(x: Any, name: str) -> Any:
-    """``x`` as the solver reads it: a view where memory allows; never detached from a gradient in silence."""
+    """Return ``x`` in the solver's form, a view if possible; a needed gradient raises an error."""
     root = library(x)
     if root == "torch":
         if tracked(x):
@@ -60,7 +60,7 @@ def take(x: Any, name: str) -> Any:
 
 
 def give(x: Any, like: Any) -> Any:
-    """``x``, numpy or CuPy, as an array of the library and on the device of ``like``."""
+    """Return ``x``, of NumPy or CuPy, as an array in the library and on the device of ``like``."""
     root = library(like)
     if root == "torch":
         return tensor_of(x, like.device)

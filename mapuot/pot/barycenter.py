@@ -1,4 +1,4 @@
-"""Unbalanced entropic barycenters: POT's functions, answered by the certified passes of `mapuot.barycenter`."""
+"""POT's unbalanced entropic barycenters, computed by the certified passes of `mapuot.barycenter`."""
 
 from typing import Any
 
@@ -31,15 +31,15 @@ def barycenter_unbalanced(
     weights : (k,) array, optional
         Weights of the histograms, >= 0, default 1 / k.
     numItermax, stopThr, verbose, log, tau
-        As in `mapuot.pot.sinkhorn_unbalanced` of a named method: q is, by a certified error, at least as near to the
-        barycenter as POT's method would stop.
+        As in `mapuot.pot.sinkhorn_unbalanced` with a named method: the certified error of q is at most the error at
+        which POT's method would stop.
 
     Returns
     -------
     q : (n,) array in A's dtype
     log : dict
         Only with ``log=True``. err: a list of one number, the certified error of q (balanced: its last change). niter:
-        the passes made. logu, logv: (n, k).
+        the number of passes. logu, logv: (n, k).
 
     Raises
     ------
@@ -53,7 +53,7 @@ def barycenter_unbalanced(
 
     See Also
     --------
-    mapuot.barycenter : the same in mapuot's own words, with sparse costs, images and debiasing
+    mapuot.barycenter : mapuot's own function, with sparse costs, images and debiasing
 
     Examples
     --------

@@ -20,7 +20,7 @@ from ..problem.validate import as_choice, as_float
 from ..spaces.steps import GromovResult
 from .arrays import give, take, tracked
 
-LEAST_TOL, INNER_TOL = 1e-6, 1e-8  # of the plan: a change is known to some 1e-7, as it is the root of a rounded number
+LEAST_TOL, INNER_TOL = 1e-6, 1e-8  # of the plan: a change, the root of a rounded number, is accurate to 1e-7
 
 
 def fused_unbalanced_gromov_wasserstein(
@@ -45,15 +45,15 @@ def fused_unbalanced_gromov_wasserstein(
     divergence : {"kl"}
         POT's own function also has "l2".
     unbalanced_solver, init_duals, max_iter_ot, tol_ot
-        Taken and not used: each step is solved by `mapuot.solve` and certified.
+        Accepted and not used: `mapuot.solve` solves and certifies each step.
     alpha, M : float, (m, n) array
         Weight and costs of the features.
     init_pi : (m, n) array, optional
-        Where to start. By default several starts are tried, of which wx wy^T is one, and the best is kept.
+        Where to start. By default the best of several starts is kept; wx wy^T is one of them.
     max_iter, tol : int, float
-        Steps at most; the change of the plan to stop at, 1e-6 of its mass at least.
+        Largest number of steps; the change of the plan at which to stop, at least 1e-6 of its mass.
     log, verbose : bool
-        Return the log, too; the latter is not used.
+        log: return the log, too. verbose is not used.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def fused_unbalanced_gromov_wasserstein(
         The plan, twice: POT alternates between two, which end equal.
     log : dict
         Only with ``log=True``. error: changes of the plan. duals: potentials of the last step. linear_cost: the
-        term of the structures. fugw_cost: the objective. result: the `GromovResult`.
+        term of the distances. fugw_cost: the objective. result: the `GromovResult`.
 
     Warns
     -----
@@ -145,11 +145,11 @@ def entropic_gromov_wasserstein(
     epsilon : float
         Entropic regularisation, > 0: twice the reg of `mapuot.gromov`.
     G0 : (m, n) array, optional
-        Where to start. By default several starts are tried, of which p q^T is one, and the best is kept.
+        Where to start. By default the best of several starts is kept; p q^T is one of them.
     max_iter, tol : int, float
-        Steps at most; the change of the plan to stop at, 1e-6 at least.
+        Largest number of steps; the change of the plan at which to stop, at least 1e-6.
     warmstart, verbose : bool
-        Taken and not used.
+        Accepted and not used.
     log : bool
         Return the log, too.
 
@@ -276,7 +276,7 @@ def balanced(
     M: Any, C1: Any, C2: Any, p: Any, q: Any, loss_fun: str, epsilon: float, symmetric: Any, alpha: float, G0: Any,
     max_iter: int, tol: float, solver: str, log: bool,
 ) -> Any:  # fmt: skip
-    """Answer POT's balanced functions, fused where M is given."""
+    """Answer POT's balanced functions, fused if M is given."""
     as_choice(loss_fun, "loss_fun", ("square_loss",))
     as_choice(solver, "solver", ("PGD",))
     if symmetric not in (None, True):
@@ -297,7 +297,7 @@ def answer(
     X: Any, Y: Any, a: Any, b: Any, M: Any, share: float, start: Any, max_iter: int, tol: float, name: str,
     **prices: Any,
 ) -> GromovResult:  # fmt: skip
-    """Solve one problem of POT's, and warn where the plan still changes."""
+    """Solve one of POT's problems, and warn if the plan still changes."""
     X, Y, a, b, M, start = (
         x if x is None else host(take(x, label))
         for x, label in zip((X, Y, a, b, M, start), ("C1", "C2", "p", "q", "M", "G0"), strict=True)
@@ -315,7 +315,7 @@ def answer(
 
 
 def given_back(x: Any, like: Any) -> Any:
-    """Return x in the dtype and the library of an argument."""
+    """Return x in the dtype and the array library of an argument."""
     dtype = str(getattr(like, "dtype", "float64")).rpartition(".")[2]
     return give(np.asarray(x).astype(dtype if dtype.startswith("float") else "float64", copy=False), like)
 
@@ -328,7 +328,7 @@ SERVED = {"divergence": "kl", "loss_fun": "square_loss", "solver": "PGD"}
 
 
 def serves(given: dict[str, Any]) -> bool:
-    """Tell whether `mapuot.gromov` has the problem of this call of POT's."""
+    """Tell whether `mapuot.gromov` can solve the problem of this call."""
     if any(given.get(name, value) != value for name, value in SERVED.items()) or not given.get("epsilon", 0.1) > 0:
         return False
     if given.get("symmetric") is False or any(map(tracked, given.values())):
@@ -338,7 +338,7 @@ def serves(given: dict[str, Any]) -> bool:
 
 
 def of_gromov(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the stand-in of one of POT's functions; the problems that `mapuot.gromov` has not are left to POT's."""
+    """Make the stand-in of one of POT's functions; POT solves the problems that `mapuot.gromov` cannot."""
     ours, signature = OURS[original.__name__], inspect.signature(original)
     known = inspect.signature(OURS[original.__name__.removesuffix("2")]).parameters
 

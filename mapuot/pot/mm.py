@@ -2,9 +2,9 @@
 
     P_k+1 = argmin <P, M> + eps_k KL(P | P_k) + rho_1 KL(P 1 | a) + rho_2 KL(P^T 1 | b)
 
-Each step is a solve whose reference measure is the plan before it; eps falls, and the plans tend to an optimal one. The
-certificate is that of the problem without entropy: f = -rho log(P 1 / a), and its transforms g_j = min_i M_ij - f_i and
-f_i = min_j M_ij - g_j, are feasible for the dual, whose value is rho sum a (1 - e^(-f / rho)) and that of g.
+Each step is a solve with the previous plan as reference measure; eps falls, and the plans converge to an optimal plan.
+The certificate belongs to the problem without entropy: f = -rho log(P 1 / a) and its transforms g_j = min_i M_ij - f_i,
+f_i = min_j M_ij - g_j are feasible for the dual. Its value is rho sum a (1 - e^(-f / rho)) plus the same term for g.
 """
 
 import math
@@ -20,13 +20,13 @@ from ..status import FAILED
 from .arrays import give, take
 from .sinkhorn import muted
 
-FIRST_STEP, FALL, LAST = 0.05, 0.5, 2e-4  # eps of the first step in units of the costs, its fall a step, the least
-STEP_TOL = 1e-4  # of the plan of a step
-LEAST_GAP = 1e-12  # that stopThr can ask for
+FIRST_STEP, FALL, LAST = 0.05, 0.5, 2e-4  # eps in units of the costs: first, factor, last
+STEP_TOL = 1e-4  # tolerance of the plan of a step
+LEAST_GAP = 1e-12  # smallest gap that stopThr can ask for
 
 
 class Bounded(NamedTuple):
-    """A plan, potentials that are feasible for the dual, and both values."""
+    """A plan, potentials feasible for the dual, and both values."""
 
     plan: Any
     f: Any
@@ -54,20 +54,20 @@ def mm_unbalanced(
     c, reg : (m, n) array, float >= 0
         A positive reg makes it the entropic problem of `mapuot.solve` with reference c (default a b^T) and tol stopThr.
     div, G0 : {"kl"}; array, optional
-        The penalty, of which POT's own function also has "l2", and its starting plan, which a convex problem needs not.
+        div: the penalty; POT's own function also has "l2". G0: POT's starting plan, not needed for a convex problem.
     numItermax, stopThr : int, float
-        Steps at most; a step does more than one of POT's.
-        The certified gap to reach, ``primal - dual <= stopThr * primal``. In POT it is a change of the plan.
+        Largest number of steps; a step does more work than an iteration of POT. stopThr is the certified gap to reach,
+        ``primal - dual <= stopThr * primal``; in POT it is a change of the plan.
     verbose, log : bool
         Show a progress bar (for positive reg only); return the log, too.
 
     Returns
     -------
     plan : (m, n) array in M's dtype
-        If that is float32, the log is about the plan before it was rounded.
+        For float32 the log describes the plan before rounding.
     log : dict
         Only with ``log=True``. cost: ``<P, M>``. total_cost: the objective, at most ``gap`` above the optimum. f, g:
-        potentials with ``f_i + g_j <= M_ij`` (for reg > 0 those of the entropic problem).
+        potentials with ``f_i + g_j <= M_ij`` (for reg > 0, the potentials of the entropic problem).
 
     Warns
     -----
@@ -110,7 +110,7 @@ def mm_unbalanced(
 
 
 def steps(M: Any, a: Any, b: Any, rho: Any, tol: float, most: int) -> Bounded:
-    """Take steps until the gap is small; the best plan of them is the answer."""
+    """Take steps until the gap is small; return the best plan."""
     xp = namespace(M)
     finite = M[xp.isfinite(M)]
     unit = min(float(abs(finite).mean()) if finite.size else 1.0, *rho) or 1.0
@@ -139,8 +139,8 @@ def certified(plan: Any, M: Any, a: Any, b: Any, rho: Any) -> Bounded:
     xp = namespace(M)
     r, s, allowed = plan.sum(1), plan.sum(0), xp.isfinite(M)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        f = xp.where(r > 0, -rho[0] * xp.log(r / a), -np.inf)  # of rows without mass the columns take no heed
-        g = xp.where(allowed, M - f[:, None], np.inf).min(0)  # the largest potential that the other leaves
+        f = xp.where(r > 0, -rho[0] * xp.log(r / a), -np.inf)  # rows without mass do not constrain columns
+        g = xp.where(allowed, M - f[:, None], np.inf).min(0)  # the largest feasible potential
         f = xp.where(allowed, M - g, np.inf).min(1)
         duals = (t * (x * -xp.expm1(-y / t))[x > 0].sum() for t, x, y in zip(rho, (a, b), (f, g), strict=True))
         primal = paid(plan, M) + sum(t * divergence(x, y) for t, x, y in zip(rho, (r, s), (a, b), strict=True))
@@ -148,7 +148,7 @@ def certified(plan: Any, M: Any, a: Any, b: Any, rho: Any) -> Bounded:
 
 
 def paid(plan: Any, M: Any) -> Any:
-    """Return <P, M>, in which a forbidden pair without mass costs nothing."""
+    """Return <P, M>; a forbidden pair without mass costs 0."""
     xp = namespace(M)
     return (plan * xp.where(plan > 0, M, 0.0)).sum()
 

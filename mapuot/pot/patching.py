@@ -23,7 +23,7 @@ from .barycenter import barycenter_unbalanced
 from .gromov import OURS, of_gromov
 from .sinkhorn import DEFAULT_ITER, STOP
 
-OWN_METHOD = {  # of the functions of one method; the others are told it
+OWN_METHOD = {  # functions with one fixed method
     "sinkhorn_unbalanced": None,
     "sinkhorn_unbalanced2": None,
     "sinkhorn_knopp_unbalanced": "sinkhorn",
@@ -39,12 +39,12 @@ named_as = functools.partial(functools.wraps, assigned=("__name__", "__qualname_
 NUMBERS = (float, int, np.floating, np.integer)
 
 LEFT = "a call that is left to POT"
-told: set[str] = set()  # what was warned of: unknown keywords, and LEFT
-installed: dict[str, tuple[Any, Any]] = {}  # name: (POT's function, the one in its place)
+told: set[str] = set()  # warnings already given: unknown keywords, and LEFT
+installed: dict[str, tuple[Any, Any]] = {}  # name: (POT's function, its stand-in)
 
 
 def patch() -> None:
-    """Put mapuot's functions in the place of POT's, wherever a module of ``ot`` holds them.
+    """Replace POT's functions by mapuot's in every module of ``ot``.
 
     From then on ``ot.sinkhorn_unbalanced``, ``ot.unbalanced``, ``ot.da.UnbalancedSinkhornTransport`` and
     ``ot.solve(..., unbalanced=...)`` run on mapuot. Names that a program imported from ``ot`` before the call keep
@@ -82,7 +82,7 @@ def patch() -> None:
 
 
 def unpatch() -> None:
-    """Undo `patch`; does nothing where POT is not patched."""
+    """Undo `patch`; do nothing if POT is not patched."""
     exchange({id(ours): theirs for theirs, ours in installed.values()})
     installed.clear()
     told.clear()
@@ -114,7 +114,7 @@ def patched() -> Iterator[None]:
 
 
 def exchange(new_of: dict[int, Any]) -> None:
-    """Replace each function, told by its id, in every loaded module of POT."""
+    """Replace functions, identified by id, in every loaded module of POT."""
     for name, module in list(sys.modules.items()):
         if name == "ot" or name.startswith("ot."):
             for key, value in list(vars(module).items()):
@@ -123,17 +123,17 @@ def exchange(new_of: dict[int, Any]) -> None:
 
 
 def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
-    """The plan of the plainest call, numpy arrays and numbers alone; None where it is another."""
+    """Return the plan of a call with NumPy arrays and numbers only; None for any other call."""
     if not (type(M) is type(a) is type(b) is np.ndarray and b.ndim == 1):
         return None
     if not (isinstance(reg, NUMBERS) and isinstance(reg_m, NUMBERS) and reg > 0 and reg_m > 0):
         return None
     reg, rho = float(reg), float(reg_m)
-    if rho == np.inf:  # masses that differ have an answer here, as in POT
+    if rho == np.inf:  # as in POT, masses may differ here
         return None
     try:
         tol = sinkhorn.demand(reg, rho, rho, STOP, name)
-    except (ValueError, ZeroDivisionError):  # reg_m / reg beneath the range of float64
+    except (ValueError, ZeroDivisionError):  # reg_m / reg underflows
         return None
     arguments = "auto", "kl", "product", tol, None, DEFAULT_ITER, "auto", sinkhorn.BACKEND, None
     result: Result | None = attempt(M, a, b, reg, rho, arguments, True)
@@ -146,20 +146,20 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
 
 
 def swallow(function: str, unknown: Set[str]) -> None:
-    """POT takes any keyword and does nothing with it; programs rely on that. One warning a name."""
+    """Drop unknown keywords, with one warning for each name: POT ignores them, and programs rely on that."""
     for key in sorted(unknown - told):
         told.add(key)
         warn(f"{function} has no argument {key!r}: ignored, as POT ignores it")
 
 
 def parameters_of(original: Callable[..., Any], first: int) -> list[str]:
-    """Return the names of the parameters of POT's function, from this one on, but for ``**kwargs``."""
+    """Return the names of the parameters of POT's function, from this one on, without ``**kwargs``."""
     parameters = [*inspect.signature(original).parameters.values()][first:]
     return [x.name for x in parameters if x.kind is not x.VAR_KEYWORD]
 
 
 def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., Any]:
-    """Make the stand-in of one of POT's Sinkhorn functions; ``own``: the method of one that has but one."""
+    """Make the stand-in of one of POT's Sinkhorn functions; ``own``: its method, if it has only one."""
     order = parameters_of(original, 5)
     names, plain = {*order, "tau"}, "returnCost" not in order
 
@@ -170,13 +170,13 @@ def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., 
             if plan is not None:
                 return plan
         if len(args) > len(order) or kwargs.keys() & order[: len(args)]:
-            return original(a, b, M, reg, reg_m, *args, **kwargs)  # which tells what is one too many
+            return original(a, b, M, reg, reg_m, *args, **kwargs)  # it reports the surplus argument
         given = dict(zip(order, args, strict=False), **kwargs)
         method = given.pop("method", own)  # `ot.solve` hands its method on to `sinkhorn_knopp_unbalanced`, None too
         swallow(original.__name__, given.keys() - names)
         kind = given.get("reg_type", "kl" if len(np.shape(b)) < 2 else None)  # POT's own of several targets: "entropy"
         c = given.get("c")
-        if tracked(c) and is_product(c, a, b):  # `ot.solve` hands on what is the default
+        if tracked(c) and is_product(c, a, b):  # `ot.solve` passes the default on
             c = None
         others = any(map(tracked, (reg, reg_m, c)))
         if others or (any(map(tracked, (a, b, M))) and not sinkhorn.differentiable(a, b, M, kind, c)):

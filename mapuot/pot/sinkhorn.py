@@ -26,13 +26,13 @@ from .arrays import is_dense_tensor, no_grad, take, tracked
 
 WORDS = Words("numItermax", "stopThr")
 NAMES = {"reference": "c", "warm_start": "warmstart"} | OF_BATCH  # ours, POT's
-BACKEND = "auto"  # of every function here: by the arrays
-STOP, DEFAULT_ITER = 1e-6, 1000  # POT's stopThr and numItermax; a named method may take so many passes at least
-NAMED = {"sinkhorn": 2, "sinkhorn_stabilized": 11, "sinkhorn_translation_invariant": 2}  # powers of fi1 fi2 left to go
-# of what is left to go: in 200 problems POT's error was .1 to 10 stopThr, ours .005 to .2 of the certified one; the
-# translation-invariant method contracts by what the plan mixes, too, and came down to .003 stopThr
+BACKEND = "auto"  # chosen by the arrays
+STOP, DEFAULT_ITER = 1e-6, 1000  # POT's stopThr and numItermax, the least limit of a named method
+NAMED = {"sinkhorn": 2, "sinkhorn_stabilized": 11, "sinkhorn_translation_invariant": 2}  # powers of fi1 fi2 that remain
+# factors on the estimated remaining error: in 200 problems POT's error was .1 to 10 stopThr, ours .005 to .2 of the
+# certified error; the translation-invariant method also contracts by mixing, and reached .003 stopThr
 SURE, FASTER = 0.3, 0.01
-LEAST_TOL = 1e-10  # certified whatever stopThr: the rounding of M / reg allows it up to range(M) / reg = 5e4
+LEAST_TOL = 1e-10  # smallest certified error: rounding of M / reg allows it up to range(M) / reg = 5e4
 
 
 def sinkhorn_unbalanced(
@@ -55,43 +55,43 @@ def sinkhorn_unbalanced(
     reg, reg_m : float > 0; float, inf (balanced), or anything of length 1 or 2
         Entropic regularisation and marginal penalty, in units of M.
     method : str, optional
-        None: ``stopThr`` is the certified relative error of the plan to reach, and ``numItermax`` the passes at most.
-        "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant" or "sinkhorn_reg_scaling" (in any case): the
-        answer is at least as near to the solution as POT's method of this name stops for this ``stopThr``, and may take
-        1000 passes, or ``numItermax`` if that is more.
+        None: ``stopThr`` is the certified relative error of the plan to reach, and ``numItermax`` the largest number of
+        passes. "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant" or "sinkhorn_reg_scaling" (in any
+        case): the answer is at least as near to the solution as POT's method is when it stops at this ``stopThr``. It
+        may take 1000 passes, or ``numItermax`` if that is more.
     reg_type, c : {"kl", "entropy"}; (m, n) array, optional
         The reference measure; default a b^T, also for several b. "entropy" takes ones, with a warning.
     warmstart : (log u, log v), optional
         Where to start; shapes (m,), (n,), or for k targets (m, k), (n, k).
     numItermax, stopThr : int, float
-        See ``method``. A stopThr of 0 or less stands for a certified error of 1e-10, without a warning if that is not
+        See ``method``. A stopThr of 0 or less asks for a certified error of 1e-10, without a warning if that is not
         reached.
     verbose, log : bool
         Show a progress bar on standard error; return the log, too.
     tau : float, optional
-        POT's threshold of "sinkhorn_stabilized". It is checked and not needed.
+        POT's threshold of "sinkhorn_stabilized"; checked and not used.
 
     Returns
     -------
-    plan : (m, n) array in M's dtype, of a sparse M a CSR array, or (k,) linear costs ``<P, M>`` for k targets
-        If a, b and M are dense PyTorch tensors, reg_type is "kl" and c is None, plan and costs have gradients by those
-        of the three that require one: the derivatives of the solution, not of iterations.
+    plan : (m, n) array in M's dtype, a CSR array for a sparse M, or (k,) linear costs ``<P, M>`` for k targets
+        If a, b and M are dense PyTorch tensors, reg_type is "kl" and c is None, plan and costs have gradients by each
+        of a, b and M that requires one: the derivatives of the solution, not of iterations.
     log : dict
         Only with ``log=True``. err: certified relative errors of the plan, one for each pass (for k targets the largest
         at the end). logu, logv: log scalings without a and b, (m,) and (n,), or with k columns. cost: ``<P, M>``.
-        total_cost: the objective with its mass terms ``sum q - sum p``, which POT leaves out.
+        total_cost: the objective with its mass terms ``sum q - sum p``, which POT omits.
 
     Raises
     ------
     NotImplementedError, InfeasibleError
-        A tensor requires a gradient that the answer has not; forbidden pairs leave no plan with both balanced
+        A tensor requires a gradient that the answer cannot have; forbidden pairs leave no plan with both balanced
         marginals.
 
     Warns
     -----
     ConvergenceWarning
-        stopThr was not reached (POT is silent); or both sides are balanced and their masses differ: the plan meets b,
-        with rows in proportion to a, as that of POT's iteration does.
+        stopThr was not reached (POT is silent); or both sides are balanced and their totals differ: the plan meets b,
+        with rows in proportion to a, as in POT.
 
     See Also
     --------
@@ -112,7 +112,7 @@ def sinkhorn_unbalanced(
 def sinkhorn_knopp_unbalanced(a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any) -> Any:
     """Call `sinkhorn_unbalanced` with method "sinkhorn".
 
-    The other arguments follow in the order of `sinkhorn_unbalanced`, whose return values and errors it has.
+    The other arguments follow in the order of `sinkhorn_unbalanced`. Return values and errors are the same, too.
 
     See Also
     --------
@@ -219,7 +219,7 @@ def sinkhorn_unbalanced2(
 
 
 def demand(reg: float, rho1: float, rho2: float, stop: float, name: str) -> float:
-    """Return the certified error that the end of POT's method would not undercut."""
+    """Return a certified error that is at most the error at which POT's method stops."""
     if not (rho1 > 0 and rho2 > 0):
         return stop  # `solve` refuses them
     rate = 1.0 / ((1.0 + reg / rho1) * (1.0 + reg / rho2))
@@ -228,23 +228,23 @@ def demand(reg: float, rho1: float, rho2: float, stop: float, name: str) -> floa
 
 @dataclasses.dataclass
 class Arguments:
-    """The arguments that every function shares, as the user gave them."""
+    """The common arguments of all functions, as the user gave them."""
 
     a: Any
     b: Any
     M: Any
     reg: Any
     reg_m: Any
-    reg_type: str | None = "kl"  # None: POT's, which is "entropy" for several targets, whatever its documentation says
+    reg_type: str | None = "kl"  # None: POT's choice, in fact "entropy" for several targets
     c: Any = None
     warmstart: Any = None
     max_iter: int = DEFAULT_ITER
     stop: float = STOP
     verbose: bool = False
-    words: Words = WORDS  # the caller's for max_iter and stop
+    words: Words = WORDS  # the caller's names of max_iter and stop
 
     def run(self, method: str | None, tau: float | None = None) -> "Answers":
-        """Solve; where a, b or M is a tensor that requires a gradient and can have one, the answers have it."""
+        """Solve; the answers have gradients if a, b or M requires one and it exists."""
         tensors = self.a, self.b, self.M
         if not differentiable(*tensors, self.reg_type, self.c):
             return self.solved(method, tau)
@@ -270,7 +270,7 @@ class Arguments:
         return sinkhorn_loss(self.M, a, b, reg=self.reg, reg_m=self.reg_m, **limits)
 
     def solved(self, method: str | None, tau: float | None) -> "Answers":
-        """Solve for the numbers alone."""
+        """Solve without gradients."""
         name, like = method_name(method), self.M
         if tau is not None:
             as_positive(tau, "tau")
@@ -294,7 +294,7 @@ class Arguments:
         return answers
 
     def limits(self, name: str | None) -> dict[str, Any]:
-        """Return the solver's options for a method: how near it must come, in how many passes."""
+        """Return the solver's options for a method: tolerance and largest number of passes."""
         tol, passes = self.stop if self.stop > 0 else LEAST_TOL, self.max_iter
         if name is not None:
             pair, reg = as_pair(self.reg_m, "reg_m"), as_positive(self.reg, "reg")
@@ -313,9 +313,9 @@ class Arguments:
         return "product" if self.c is None else self.c
 
     def even_out(self) -> tuple[Any, Any]:
-        """Return a with the mass of b, and the log of its growth, one row and one number for each column of b.
+        """Return a scaled to the mass of b, and the log of the factor: a row and a number for each column of b.
 
-        Where both sides are balanced and the masses differ, POT's scalings have no limit, but its plan has: it meets b,
+        If both sides are balanced and their totals differ, POT's scalings diverge but its plan converges: it meets b,
         and its rows are in proportion to a.
         """
         given, none = self.a if np.size(self.a) else None, np.zeros(np.shape(self.b)[1:])
@@ -336,7 +336,7 @@ class Arguments:
         return growth[..., None] * a, np.log(growth)
 
     def answers(self, several: bool, options: dict[str, Any], like: Any) -> "Answers":
-        """Solve; err is the certified error of every pass, of ``several`` targets the largest that is left."""
+        """Solve; err is the certified error of every pass, or for ``several`` targets the largest final error."""
         start, (a, growth) = self.warmstart, self.even_out()
         growth *= isinstance(options["reference"], str) and options["reference"] == "product"
         if start is not None:
@@ -350,18 +350,18 @@ class Arguments:
             count, start = self.b.shape[1], [np.asarray(x, np.float64) for x in start]
             start = tuple(np.stack([x] * count if x.ndim < 2 else [*x.T[:count]]) for x in start)
         found = solve_batch(self.M, a, self.b.T, warm_start=start, **options)
-        _ = found.cost  # of all in one product
+        _ = found.cost  # all costs in one product
         return Answers(list(found), [float(found.error_bound.max())], True, like, growth)
 
 
 def differentiable(a: Any, b: Any, M: Any, reg_type: Any, c: Any) -> bool:
-    """Tell whether the answer has a gradient by a, b and M: dense tensors, of which one requires it, and c = a b^T."""
+    """Tell whether the answer can have gradients: dense tensors, one of which requires it, and c = a b^T."""
     plain = c is None and isinstance(reg_type, str) and reg_type.lower() == "kl"
     return plain and any(map(tracked, (a, b, M))) and all(map(is_dense_tensor, (a, b, M)))
 
 
 def method_name(method: str | None) -> str | None:
-    """Return the name in lower case; ValueError for a name that POT does not know."""
+    """Return the name in lower case; raise ValueError if POT does not know it."""
     if method is None:
         return None
     name = method.lower() if isinstance(method, str) else method
@@ -375,6 +375,6 @@ def method_name(method: str | None) -> str | None:
 
 
 def warn_not_converged(result: Result, stop: float, words: Words) -> None:
-    """Warn of a certified solve that is not within ``stop``; ``words``: the caller's for passes and stop."""
+    """Warn of a solve that did not reach ``stop``; ``words``: the caller's names of passes and stop."""
     if not (result.converged or result.error_bound <= stop):
         warn(not_converged(result, stop, words=words), ConvergenceWarning)

@@ -1,4 +1,4 @@
-"""Answers of POT's functions to PyTorch tensors that require a gradient: slopes are those of the solution itself."""
+"""Answers of POT's functions for PyTorch tensors that require a gradient: derivatives of the solution itself."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from .answers import Answers
 
 
 class TrackedAnswers(Answers):
-    """The results of one call, whose plans and costs are tensors with gradients by a, b and M.
+    """The results of one call; plans and costs are tensors with gradients by a, b and M.
 
     The scalings in the log have none.
     """
@@ -44,7 +44,7 @@ class TrackedAnswers(Answers):
         return values if self.several else values[0]
 
     def totals(self) -> Any:
-        """Return the objectives; where a was multiplied, for the reference that it had before, see `answers.total`."""
+        """Return the objectives; if a was scaled, for its original reference, see `answers.total`."""
 
         def slopes(grad: Any) -> list[Any]:
             weights = host(array_of(grad)).astype(np.float64)
