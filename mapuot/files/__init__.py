@@ -1,7 +1,7 @@
 """Problems and answers in files: .npy, .npz, HDF5 and Zarr, rows at a time.
 
-``file.h5:group/M`` names an array inside a file. ``read`` makes a cost of a file, so that this package stands above the
-package of the costs, which know of no file.
+``file.h5:group/M`` names an array inside a file. ``read`` makes a cost from a file, so this package imports the package
+of the costs, which does not know files.
 """
 
 from .checkpoint import Checkpoint, load_checkpoint

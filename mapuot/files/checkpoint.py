@@ -1,6 +1,6 @@
-"""The potential of one side, written now and then by one process, from which a solve that died goes on.
+"""Checkpoints: one process writes the potential of one side at intervals, so that a killed solve can resume.
 
-One side is enough: a pass makes the other. It is kept in units of M (reg log x), so that it serves another reg, too.
+One side is enough: a pass computes the other. The file is in units of M (reg log x), so it serves another reg, too.
 """
 
 import math
@@ -37,7 +37,7 @@ class Checkpoint:
         return time.monotonic() - self.last >= self.every
 
     def save(self, side: str, log_x: Any, reg: float, n_pass: int) -> None:
-        """Write the potential; trouble with the disk is a warning, and the solve goes on."""
+        """Write the potential; after a disk error warn, and continue the solve."""
         self.last = time.monotonic()
         potential = reg * np.where(np.isfinite(log_x), log_x, 0.0)
         try:
@@ -57,14 +57,14 @@ def seconds(text: Any) -> float:
 
 
 def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
-    """Read the checkpoint of a solve, to go on from it.
+    """Read the checkpoint of a solve, to resume it.
 
     Parameters
     ----------
     path : path
         File that ``solve(..., checkpoint=path)`` wrote.
     m, n, reg : int, int, float
-        Rows and columns of the problem, and the reg of the solve that is to go on, which may be another, in units of M.
+        Rows and columns of the problem, and the reg of the resumed solve, in units of M; it may differ from the first.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
     Raises
     ------
     ValueError
-        The file is no checkpoint, or that of a problem of another shape.
+        The file is no checkpoint, or belongs to a problem of another shape.
 
     See Also
     --------
@@ -105,7 +105,7 @@ def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
 
 
 def member(path: Path, name: str, kinds: str) -> Any:
-    """Return a finite array of a checkpoint; a text is an array of one."""
+    """Return a finite array of a checkpoint; a text is an array of one entry."""
     with reading(path, "npz"):
         array = open_member(path, name, kinds)
         if array is None:

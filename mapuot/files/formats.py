@@ -13,7 +13,7 @@ LIBRARIES = {"hdf5": "h5py", "h5ad": "h5py", "zarr": "zarr"}
 
 
 def suffix_of(name: str) -> str:
-    """Return the end of a name by which its format is known, in lower case: that of a table may be two, as .csv.gz."""
+    """Return the suffix that determines the format, in lower case; a packed table has two, as .csv.gz."""
     path = Path(name.lower())
     return Path(path.stem).suffix + path.suffix if path.suffix == ".gz" else path.suffix
 

@@ -1,8 +1,8 @@
-"""A sparse matrix of a file, by compressed rows or columns: `PairsFile` knows where they begin, and reads rows.
+"""A sparse matrix in a file, by compressed rows or columns: `PairsFile` holds their offsets, and reads rows.
 
-What is read goes block by block to its place in the arrays that the solver reads: 12 bytes a pair (8 where costs are
-float32), a block, and 8 bytes a row or column of the file. Compressed columns are read twice, first for the length of
-each row. Rows that are out of order, or hold a pair twice, are mended in place.
+It reads blocks straight into the arrays of the solver. Memory: 12 bytes for each pair (8 for float32 costs), one block,
+and 8 bytes for each row or column of the file. Compressed columns are read twice, first for the length of each row.
+Rows that are unsorted, or have duplicates, are repaired in place.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from ..problem.cost import Cost, held_type, own_part
 from ..problem.sparse import MOST_COLUMNS, Sparse
 from ..ranks import Ranks
 
-BLOCK_PAIRS = 1 << 22  # at once: 50 MB of costs and indices of 64 bits, and what is made of them
+BLOCK_PAIRS = 1 << 22  # of one block: 50 MB of costs and 64-bit indices, and temporaries
 
 
 class PairsFile(Cost):
@@ -57,7 +57,7 @@ class PairsFile(Cost):
         return in_order(data, column, start, (i1 - i0, self.shape[1]))
 
     def by_columns(self, i0: int, i1: int) -> Sparse:
-        """Read the rows i0 to i1 of compressed columns: first how long each is, then each pair into its row."""
+        """Read the rows i0 to i1 from compressed columns: first the row lengths, then each pair into its row."""
         count, last = np.zeros(i1 - i0, np.int64), self.bounds[-1]
         for k0, k1 in steps(0, last):
             row = self.checked(k0, k1, self.shape[0])
@@ -69,7 +69,7 @@ class PairsFile(Cost):
             order = np.argsort(row, kind="stable")
             order = order[slice(*np.searchsorted(row[order], [i0, i1]))]
             row = row[order] - i0
-            first = np.flatnonzero(np.diff(row, prepend=-1))  # of each row in this block
+            first = np.flatnonzero(np.diff(row, prepend=-1))  # first entry of each row in this block
             length = np.diff(first, append=len(row))
             place = free[row] + np.arange(len(row)) - np.repeat(first, length)
             free[row[first]] += length
@@ -88,7 +88,7 @@ class PairsFile(Cost):
 
 
 def as_bounds(indptr: Any, count: int) -> Any:
-    """Check the vector that tells where each row or column begins; everything else trusts it."""
+    """Check the offsets of the rows or columns; all other code trusts them."""
     found = np.asarray(indptr[0 : indptr.shape[0]])
     if found.dtype.kind not in "iu" or found.shape != (count + 1,):
         raise ValueError(f"indptr must be {count + 1} integers, got shape {found.shape} of dtype {found.dtype}")
@@ -104,10 +104,10 @@ def steps(k0: int, k1: int) -> Iterator[tuple[int, int]]:
 
 
 def in_order(data: Any, column: Any, start: Any, shape: tuple[int, int]) -> Sparse:
-    """Return a cost whose columns rise in each row; nothing is copied unless a pair is there twice."""
+    """Return a cost with sorted columns in each row; copy only if there are duplicates."""
     falls = np.zeros(len(column) + 1, bool)
     falls[1:-1] = column[1:] <= column[:-1]
-    falls[start] = False  # where a row begins
+    falls[start] = False  # a row begins here
     if falls.any():
         from scipy import sparse  # noqa: PLC0415 - on first use
 

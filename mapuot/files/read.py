@@ -1,12 +1,11 @@
-"""Matrices and vectors of files, read where they are needed.
+"""Matrices and vectors in files, read on demand.
 
-A matrix opens as ``Streamed``: only its shape is read, then block by block, so that no process ever holds more of it
-than a block. Each format has an opener, which gives something with shape, dtype and slices; .npy and .npz by plain
-reads of the bytes asked for, HDF5 and Zarr by their libraries. M is looked for, and a and b beside it, where no array
-is named.
+A matrix opens as ``Streamed``: first only its shape is read, later its blocks, so that a process holds at most one
+block. Each format has an opener, which returns an object with shape, dtype and slices: .npy and .npz by plain reads of
+the requested bytes, HDF5 and Zarr by their libraries. The default names are M, and a and b beside it.
 
-A file may come from anyone (SECURITY.md): what its header claims is compared with its size before memory is taken,
-members of an .npz with their checksum, and whatever a reader raises comes as a ValueError that names the file.
+A file may come from anyone (SECURITY.md). The size claimed in a header is compared with the file size before memory is
+allocated, members of an .npz are compared with their checksum, and every error becomes a ValueError with the file name.
 """
 
 import csv
@@ -33,20 +32,20 @@ from .formats import library, split_name, suffix_of
 from .pairs import PairsFile
 
 MOST_HEADER = 1 << 16  # bytes of the header of an .npy file; numpy writes 128 and reads no more than 10,000
-MOST_INFLATED = 1032  # bytes that deflate makes of one
-DEFAULTS = ("M", "a", "b", "c")  # what is looked for where no array is named
+MOST_INFLATED = 1032  # largest ratio of deflate compression
+DEFAULTS = ("M", "a", "b", "c")  # default names of arrays
 ANSWERS = ("npz", "hdf5", "zarr", "h5ad")  # formats of an answer
-MOST_NAMES = 8  # of a file, in a message
-DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")  # no number to NumPy, and no name
-COMPRESSED = ("data", "indices", "indptr")  # of rows or of columns
+MOST_NAMES = 8  # names in a message
+DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")  # neither a number for NumPy nor a name
+COMPRESSED = ("data", "indices", "indptr")  # arrays of compressed rows or columns
 ANNDATA = {"M": "X", "a": "obs/a", "b": "var/b"}
 NUMBER_KINDS = "biufc"  # kinds of dtype
-CHECKED_BYTES = 1 << 20  # of a member, at once
+CHECKED_BYTES = 1 << 20  # bytes of a member in one read
 
 
 @contextmanager
 def reading(path: Path, kind: str) -> Iterator[None]:
-    """Turn whatever a damaged file makes a reader raise into a ValueError that names the file."""
+    """Turn every error from a damaged file into a ValueError that names the file."""
     try:
         yield
     except (MemoryError, ImportError):
@@ -57,14 +56,14 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 
 
 def open_matrix(text: Any, name: str = "M") -> Streamed:
-    """Open a matrix in a file, whose rows are read when they are needed; now only its shape is read.
+    """Open a matrix in a file: read its shape now, and its rows on demand.
 
     Parameters
     ----------
     text : path
         The file: .npy, .npz, CSV, HDF5, Zarr or .h5ad; ``file.h5:name`` names an array in it.
     name : str
-        Array to open where ``text`` names none.
+        Array to open if ``text`` names none.
 
     Returns
     -------
@@ -89,13 +88,13 @@ def open_matrix(text: Any, name: str = "M") -> Streamed:
     >>> M.shape, mapuot.solve(M, np.full(3, 1 / 3), np.full(3, 1 / 3), reg=0.1, reg_m=1.0).converged
     ((3, 3), True)
     """
-    is_table = split_name(text, "")[1] == "csv"  # of which all columns are read, also where one has this name
+    is_table = split_name(text, "")[1] == "csv"  # all columns are read, even if one has this name
     blocks = Matrix(*split_name(text, "" if is_table else name))
     return Streamed(blocks, blocks.array.shape, blocks.array.dtype)
 
 
 def open_cost(text: Any) -> Streamed | Sparse | PairsFile:
-    """Open the rows of a matrix in a file, or the pairs that it stores where it is sparse."""
+    """Open the rows of a matrix in a file, or the stored pairs of a sparse matrix."""
     path, kind, inside = split_name(text, "")
     if kind == "h5ad" and not inside:
         refuse_cells(path)
@@ -104,7 +103,7 @@ def open_cost(text: Any) -> Streamed | Sparse | PairsFile:
 
 
 def refuse_cells(path: Path) -> None:
-    """Refuse X of an AnnData with names of cells as a cost, unless obs has masses a or var has b: it is expression."""
+    """Refuse X of an AnnData with cell names as a cost, unless obs has masses a or var has b: X is expression data."""
     check_regular(path, "h5ad")
     with reading(path, "h5ad"), library("h5ad").File(path, "r") as file:
         has_names = "obs" in file and "_index" in file["obs"].attrs
@@ -119,14 +118,14 @@ def refuse_cells(path: Path) -> None:
 
 
 def opened(source: Any) -> Any:
-    """Return the cost of a file where ``source`` is its name; return anything else unchanged."""
+    """Return the cost in a file if ``source`` is a file name; return anything else unchanged."""
     return open_cost(source) if isinstance(source, (str, os.PathLike)) else source
 
 
 def open_pairs(path: Path, kind: str, inside: str) -> Sparse | PairsFile | None:
-    """Open a sparse matrix, an .npz of ``scipy.sparse.save_npz`` or a group of AnnData; None where it is none.
+    """Open a sparse matrix, an .npz of ``scipy.sparse.save_npz`` or a group of AnnData; None for any other array.
 
-    Compressed rows or columns are left in the file but for where they begin; coordinates are read.
+    Of compressed rows or columns only the offsets are read now; a matrix of coordinates is read as a whole.
     """
     if kind not in ("npz", "hdf5", "h5ad"):
         return None
@@ -139,7 +138,7 @@ def open_pairs(path: Path, kind: str, inside: str) -> Sparse | PairsFile | None:
             form = bytes(whole_member(path, "format", "US")).decode() if "format" in names else ""
             shape = whole_member(path, "shape")
             if form == "coo":
-                from scipy.sparse import coo_array  # noqa: PLC0415 - where a file holds one
+                from scipy.sparse import coo_array  # noqa: PLC0415 - rarely needed
 
                 data, *places = (whole_member(path, name) for name in ("data", "row", "col"))
                 return Sparse.of_matrix(coo_array((data, tuple(places)), shape=tuple(int(k) for k in shape)))
@@ -156,7 +155,7 @@ def open_pairs(path: Path, kind: str, inside: str) -> Sparse | PairsFile | None:
 
 
 class Matrix:
-    """A matrix of a file as a function that reads its blocks; a pickle holds its name only."""
+    """A matrix in a file, as a function that reads blocks; a pickle holds only its name."""
 
     def __init__(self, path: Path, kind: str, inside: str) -> None:
         self.name, self.array = (path.absolute(), kind, inside), open_array(path, kind, inside)
@@ -179,7 +178,7 @@ def read_vector(text: Any, name: str) -> Any:
     text : path
         As in `open_matrix`.
     name : str
-        Array, or column of a CSV file, to read where ``text`` names none.
+        Array, or column of a CSV file, to read if ``text`` names none.
 
     Returns
     -------
@@ -211,7 +210,7 @@ def read_vector(text: Any, name: str) -> Any:
 
 
 def find_vector(matrix: Any, name: str) -> Any | None:
-    """Read the array ``name`` beside a matrix, in the same file and group; None where there is none."""
+    """Read the array ``name`` beside a matrix, in the same file and group; None if there is none."""
     path, kind, inside = split_name(matrix, "M")
     group = inside.rpartition("/")[0]
     inside = f"{group}/{name}" if group else name
@@ -219,7 +218,7 @@ def find_vector(matrix: Any, name: str) -> Any | None:
 
 
 def names_along(text: Any) -> tuple[Any, Any]:
-    """Read the names of the rows and of the columns of a matrix in AnnData's file; None of others."""
+    """Read the names of rows and columns of a matrix in an AnnData file; None for other files."""
     path, kind, inside = split_name(text, "X")
     if kind != "h5ad":
         return None, None
@@ -235,7 +234,7 @@ def names_along(text: Any) -> tuple[Any, Any]:
 
 
 def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Read the arrays, numbers and texts of these names that a file of `write` has."""
+    """Read the arrays, numbers and texts with these names from a file of `write`, if they exist."""
     path, kind, _ = split_name(text, "")
     if kind not in ANSWERS:
         raise ValueError(f"{path} holds no answer of mapuot: name an .npz, .h5, .zarr or .h5ad file")
@@ -257,7 +256,7 @@ def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def whole_member(path: Path, name: str, kinds: str = NUMBER_KINDS + "U") -> Any:
-    """Read an array of an archive; one without a dimension is a number or a text."""
+    """Read an array of an archive; an array without dimensions becomes a number or a text."""
     array = open_member(path, name, kinds)
     assert array is not None
     values = array[0 : math.prod(array.shape[:1])]
@@ -285,7 +284,7 @@ def open_array(path: Path, kind: str, name: str) -> Any:
 
 
 def check_regular(path: Path, kind: str) -> None:
-    """Refuse pipes and devices, which would be waited for or read for ever."""
+    """Refuse pipes and devices: reading them might never end."""
     with reading(path, kind):
         there, fits = path.exists(), path.is_file() or (path.is_dir() and kind == "zarr")
     if not there:
@@ -295,11 +294,11 @@ def check_regular(path: Path, kind: str) -> None:
 
 
 def open_h5ad(path: Path, name: str) -> Any:
-    """Open an array of AnnData's file: M is X, a and b are columns of these names of obs and var."""
+    """Open an array of an AnnData file: M is X, a is the column a of obs, b is the column b of var."""
     found = library("h5ad").File(path, "r").get(ANNDATA.get(name, name))
     if found is None or hasattr(found, "shape"):
         return found
-    if "codes" in found and "categories" in found:  # a column of categories, which may be numbers
+    if "codes" in found and "categories" in found:  # a categorical column, perhaps of numbers
         codes, categories = found["codes"][:], found["categories"][:]
         if categories.dtype.kind in NUMBER_KINDS:
             return np.where(codes < 0, np.nan, np.asarray(categories, np.float64)[codes])
@@ -312,11 +311,11 @@ def open_h5ad(path: Path, name: str) -> Any:
 
 
 def open_csv(path: Path, name: str) -> Any:
-    """Read a table of numbers, or its column ``name``; names of its columns and of its rows are no numbers.
+    """Read a table of numbers, or its column ``name``, without the names of columns and rows.
 
     NumPy reads the numbers. A first line with a word behind its first field, or with an empty first field, names the
-    columns, as does a line that begins with #. Rows have names where their first field is a word, where the name of
-    the first column is empty (pandas) or where it has none (R).
+    columns, as does a line that begins with #. Rows have names if their first field is a word, or if the name of
+    the first column is empty (pandas) or missing (R).
     """
     packed = suffix_of(path.name).endswith(".gz")
     with (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig", newline="") as file:
@@ -340,7 +339,7 @@ def open_csv(path: Path, name: str) -> Any:
 
 
 def header_of(file: Any, spaced: bool) -> tuple[list[str], str, str | None]:
-    """Return (names of the columns, or none; the first line of numbers; what separates its fields) of a table."""
+    """Return (names of the columns, perhaps none; first line of numbers; delimiter) of a table."""
     told, first = "", file.readline()
     while first.startswith("#"):
         told, first = first.lstrip("# "), file.readline()
@@ -350,7 +349,7 @@ def header_of(file: Any, spaced: bool) -> tuple[list[str], str, str | None]:
     if told:
         return fields(told, delimiter), first, delimiter
     found = fields(first, delimiter)
-    counted = found[1:] == [str(k) for k in range(len(found) - 1)]  # pandas' names where nobody gave some
+    counted = found[1:] == [str(k) for k in range(len(found) - 1)]  # pandas' default names
     no_words = all(map(is_number, found[1:])) and (is_number(found[0]) or (len(found) > 1 and not counted))
     if no_words and found[0]:
         return [], first, delimiter
@@ -384,7 +383,7 @@ def open_zarr(path: Path, name: str) -> Any:
 
 
 def names_in(path: Path, kind: str) -> list[str]:
-    """List the arrays and groups of a file; [] where the file is one array."""
+    """List the arrays and groups of a file; [] if the file is one array."""
     check_regular(path, kind)
     with reading(path, kind):
         return sorted(found_names(path, kind))
@@ -406,7 +405,7 @@ def found_names(path: Path, kind: str) -> list[str]:
 
 
 def npy_header(file: Any, kinds: str) -> tuple[tuple[int, ...], bool, Any]:
-    """Read (shape, Fortran order, dtype) of a header; afterwards the file stands at its data."""
+    """Read (shape, Fortran order, dtype) from a header; leave the file position at the data."""
     version = npy.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"format version {version}")
@@ -424,7 +423,7 @@ def npy_header(file: Any, kinds: str) -> tuple[tuple[int, ...], bool, Any]:
 
 
 class NpyFile:
-    """An .npy file, or a member of an archive that is stored as it is, by plain reads: no page stays mapped."""
+    """An .npy file, or an uncompressed member of an archive, by plain reads: no page stays mapped."""
 
     def __init__(self, path: Path, start: int = 0, stop: int | None = None, kinds: str = NUMBER_KINDS) -> None:
         self.path = path
@@ -437,7 +436,7 @@ class NpyFile:
     def __getitem__(self, rows: slice) -> Any:
         i0, i1, height, width = block_of(rows, self.shape)
         by_columns = self.fortran and len(self.shape) > 1
-        apart = by_columns and i1 - i0 < height  # else all lies in one piece
+        apart = by_columns and i1 - i0 < height  # else the block is contiguous
         starts = range(i0, i0 + width * height, height) if apart else [i0 * width]
         count, parts = (i1 - i0) * (1 if apart else width), [np.empty(0, self.dtype)]
         with self.path.open("rb") as file:
@@ -451,7 +450,7 @@ class NpyFile:
 
 
 def check_size(array: Any, stop: int) -> None:
-    """Raise where a file is too short for the entries that its header claims."""
+    """Raise if a file is too short for the size claimed in its header."""
     end = array.offset + math.prod(array.shape) * array.dtype.itemsize
     if stop < end:
         raise ValueError(f"cut off at byte {stop} of {end}")
@@ -463,7 +462,7 @@ def block_of(rows: slice, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
 
 
 def open_member(path: Path, name: str, kinds: str = NUMBER_KINDS) -> Any | None:
-    """Open a member of an archive, which is read through once for its checksum."""
+    """Open a member of an archive, after one read for its checksum."""
     with zipfile.ZipFile(path) as archive:
         if name + ".npy" not in archive.namelist():
             return None
@@ -486,7 +485,7 @@ def open_member(path: Path, name: str, kinds: str = NUMBER_KINDS) -> Any | None:
 
 
 class PackedMember:
-    """A compressed member of an .npz: rows in order are read once, going back starts anew."""
+    """A compressed member of an .npz: rows are read in order; going back restarts the stream."""
 
     def __init__(self, path: Path, name: str, size: int, kinds: str) -> None:
         self.stream = zipfile.ZipFile(path).open(name + ".npy")  # noqa: SIM115  read on until the end

@@ -1,4 +1,4 @@
-"""Write answers into files by one process, to which the others hand their rows of the plan block by block.
+"""Write answers into files: one process writes, and receives the other processes' rows of the plan block by block.
 
 A file appears under its name when it is complete: it is written beside it and renamed. Numbers and texts are arrays of
 an .npz, attributes of HDF5 and Zarr.
@@ -32,7 +32,7 @@ def refuse_folder(path: Path) -> None:
 
 @contextmanager
 def complete(path: Path) -> Iterator[Path]:
-    """Give a temporary name beside ``path``: the file is renamed to ``path`` on success and removed on failure."""
+    """Yield a temporary name beside ``path``; rename the file to ``path`` on success, remove it on failure."""
     refuse_folder(path)
     for part in path.parent.glob(glob.escape(f".{path.name}.{platform.node()}.") + "*.part"):
         if dead(part.name.split(".")[-2]):
@@ -48,12 +48,12 @@ def complete(path: Path) -> Iterator[Path]:
 
 
 def dead(pid: str) -> bool:
-    """Tell whether no process of this host has the number: a killed process leaves its part behind."""
+    """Tell whether no process of this host has this number: a killed process leaves its temporary file."""
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except (OSError, ValueError, OverflowError):  # of another user, or no number
+    except (OSError, ValueError, OverflowError):  # another user's process, or no number
         return False
     return False
 
@@ -66,14 +66,14 @@ def remove(part: Path) -> None:
 
 
 class Blocks:
-    """A matrix to write, which comes as blocks of rows."""
+    """A matrix to write, as blocks of rows."""
 
     def __init__(self, shape: tuple[int, int], dtype: Any, blocks: Iterable[Any]) -> None:
         self.shape, self.dtype, self.blocks = shape, np.dtype(dtype), blocks
 
 
 def write(text: Any, values: dict[str, Any]) -> None:
-    """Write arrays, ``Blocks``, numbers and texts into one file of the format that its name says."""
+    """Write arrays, ``Blocks``, numbers and texts into one file; its name determines the format."""
     path, kind, _ = split_name(text, "")
     writers: dict[str, Callable[[Path, dict[str, Any]], None]] = {
         "npy": write_plan, "npz": write_npz, "hdf5": write_hdf5, "zarr": write_zarr,
@@ -83,7 +83,7 @@ def write(text: Any, values: dict[str, Any]) -> None:
         with complete(path) as part:
             writers[kind](part, values)
     finally:
-        for value in values.values():  # after a failure the other processes still give their rows
+        for value in values.values():  # after a failure the other processes still send their rows
             for _ in value.blocks if isinstance(value, Blocks) else ():
                 pass
 
@@ -103,7 +103,7 @@ def write_plan(path: Path, values: dict[str, Any]) -> None:
 
 
 def write_table(path: Path, values: dict[str, Any], suffix: str) -> None:
-    """Write the one matrix of blocks as lines of a table, with tabs between unless ``suffix`` says .csv."""
+    """Write the one matrix of blocks as a table, separated by tabs unless ``suffix`` is .csv."""
     (value,) = (x for x in values.values() if isinstance(x, Blocks))
     with (gzip.open if suffix.endswith(".gz") else open)(path, "wb") as file:
         for block in value.blocks:

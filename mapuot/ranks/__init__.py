@@ -1,7 +1,8 @@
-"""Ranks: the processes that share one problem, and what they have to agree on.
+"""Ranks: the processes that share one problem, and their collective operations.
 
-``alone`` has the words and says how M is cut, ``mpi`` the meetings of a communicator, ``gather`` what is put
-together on one rank, ``device_sum`` the sums on GPUs; mpi4py and CuPy are imported on first use.
+``alone`` has the interface and the split of M into rows, ``mpi`` the collective operations of a communicator,
+``gather`` the collection of blocks on one rank, ``device_sum`` the sums on GPUs. mpi4py and CuPy are imported on first
+use.
 """
 
 from typing import Any

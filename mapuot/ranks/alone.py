@@ -1,7 +1,7 @@
-"""Ranks of one process: the functions by which ranks agree, for a process that is alone.
+"""Ranks of one process: the collective operations, for a process that is alone.
 
-What a rank knows of its block only (a sum, a maximum, an error) becomes common through these few functions, which
-cost nothing where there is one process. Over MPI: mpi.py.
+These few functions combine local values (a sum, a maximum, an error) over all ranks. They cost nothing for one process.
+Over MPI: mpi.py.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Ranks:
-    """Interface of the ranks of a problem, and its form for one process: every sum is over that alone."""
+    """Interface of the ranks of a problem, implemented for one process: every sum has one term."""
 
     rank, size = 0, 1
 
@@ -33,31 +33,31 @@ class Ranks:
         return 0
 
     def same(self, **values: Any) -> None:
-        """Raise ValueError on every rank where a named value is not the same on all."""
+        """Raise ValueError on every rank if a named value differs between ranks."""
 
     def threads(self, asked: int | None, entries: int) -> int | None:
         """Return the number of threads of each rank, the same on all; None leaves the choice to the backend."""
         return asked
 
     def place(self, backend: str, *arrays: Any) -> None:
-        """Choose a GPU for each rank where ``backend`` needs one."""
+        """Choose a GPU for each rank if ``backend`` needs one."""
 
     def gather(self, block: Any, root: int) -> Any:
         """Return the blocks of all ranks, stacked, on ``root``; None elsewhere."""
         return block
 
     def stream(self, blocks: Iterable[Any]) -> Iterator[Any]:
-        """Yield on rank 0 the rows of all ranks, block by block in their order; the other ranks hand over theirs."""
+        """Yield on rank 0 the rows of all ranks, block by block in order; the other ranks send their rows."""
         yield from blocks
 
     @contextmanager
     def adding(self, sums: Any) -> Iterator[None]:
-        """Add ``sums`` up over the ranks on leaving, to the same bits on all; its last entry must be 0."""
+        """On exit add ``sums`` up over the ranks, to the same bits on all; its last entry must be 0."""
         yield
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Raise on all ranks what one of them raises inside."""
+        """Raise an error of one rank on all ranks."""
         yield
 
 
@@ -67,8 +67,8 @@ ALONE = Ranks()
 def own_rows(m: int, rank: int, size: int) -> tuple[int, int]:
     """Return (i0, i1): of m rows, rank ``rank`` of ``size`` has the rows i0 to i1 - 1.
 
-    Any process can ask for the rows of any rank. If there are more ranks than rows, some have none and idle; if M has
-    few, very long rows, give ``M.T`` instead.
+    Any process can ask for the rows of any rank. If there are more ranks than rows, some ranks are idle. Ranks exchange
+    one number per column; if M is wide, pass ``M.T``.
 
     See Also
     --------

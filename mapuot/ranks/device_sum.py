@@ -1,12 +1,12 @@
-"""Sums over the ranks of vectors that lie on their GPUs: NCCL, MPI that reads device memory, or the host's way.
+"""Sums over ranks of vectors on GPUs: by NCCL, by CUDA-aware MPI, or through the host.
 
-NCCL works on the current stream without waiting for it, and gives every rank the same bits: each entry is summed in one
-place and copied. It is taken where every rank has CuPy with NCCL and a GPU of its own. MAPUOT_CUDA_MPI=1 passes device
-addresses to MPI instead (a CUDA-aware library), MAPUOT_CUDA_MPI=0 goes through pinned host memory. ``ranks`` are those
-of a communicator, `MpiRanks`.
+NCCL works on the current stream without a synchronisation, and gives every rank the same bits: each entry is summed in
+one place and copied. It is used if every rank has CuPy with NCCL and a GPU of its own. MAPUOT_CUDA_MPI=1 passes device
+addresses to MPI instead (a CUDA-aware library); MAPUOT_CUDA_MPI=0 goes through pinned host memory. ``ranks`` is an
+`MpiRanks`.
 
-A sum cannot overlap its pass: every row is part of every column's sum, so that all n numbers still have to travel after
-the last row, whatever was sent before. 65536 of them take two H200s 15 us, of 2,490 of the pass.
+A sum cannot overlap its pass: every row contributes to every column sum, so all n numbers must travel after the last
+row. For n = 65536 this takes two H200s 15 us, and the pass 2,490 us.
 """
 
 import os
@@ -19,13 +19,13 @@ import numpy as np
 
 
 def use_device(local_rank: int) -> None:
-    """Use the GPU of a rank: by the rank's number on its host, where it sees several."""
+    """Use the GPU of a rank: if there are several, by the rank's number on its host."""
     cp.cuda.Device(local_rank % max(1, cp.cuda.runtime.getDeviceCount())).use()
 
 
 @cache
 def nccl() -> Any:
-    """Return CuPy's binding of NCCL; None where it finds no library (mapuot[nccl])."""
+    """Return CuPy's binding of NCCL; None without the library (mapuot[nccl])."""
     try:
         from cupy.cuda import nccl as found  # noqa: PLC0415  loads the library
     except ImportError:
@@ -34,7 +34,7 @@ def nccl() -> Any:
 
 
 def communicator(ranks: Any, places: list[Any]) -> Any:
-    """Return NCCL's communicator, kept beside MPI's while all ranks keep their GPUs: to make one takes a second."""
+    """Return NCCL's communicator, cached while all ranks keep their GPUs: making one takes a second."""
     if ranks.kept.get("places") != places:
         library = nccl()
         key = ranks.exchange(library.get_unique_id() if ranks.rank == 0 else None)[0]
@@ -43,7 +43,7 @@ def communicator(ranks: Any, places: list[Any]) -> Any:
 
 
 def forget(ranks: Any) -> None:
-    """End what NCCL waits for on this GPU; the next sum begins with a communicator of its own."""
+    """Abort NCCL's pending work on this GPU; the next sum makes a new communicator."""
     made = ranks.kept.pop("nccl", None)
     ranks.kept.pop("places", None)
     ranks.device_sum = None
@@ -52,7 +52,7 @@ def forget(ranks: Any) -> None:
 
 
 class DeviceSum:
-    """Sum over the ranks of a vector on their GPUs, by the way that all ranks can take."""
+    """Sum of a vector on GPUs over the ranks, by a method that all ranks support."""
 
     def __init__(self, ranks: Any) -> None:
         self.ranks = ranks
@@ -60,7 +60,7 @@ class DeviceSum:
         properties = cp.cuda.runtime.getDeviceProperties(device.id)
         wanted = os.environ.get("MAPUOT_CUDA_MPI")
         kind = f"{properties['name'].decode()}, {properties['multiProcessorCount']} multiprocessors"
-        ranks.same(**{"MAPUOT_CUDA_MPI": wanted, "the kind of GPU": kind})  # others would finish with other bits
+        ranks.same(**{"MAPUOT_CUDA_MPI": wanted, "the kind of GPU": kind})  # different GPUs would give different bits
         places = ranks.exchange((platform.node(), device.pci_bus_id))
         able = ranks.min(nccl() is not None) and len(set(places)) == ranks.size  # NCCL refuses to share a GPU
         self.way = {None: "nccl" if able else "host", "1": "mpi"}.get(wanted, "host")
@@ -69,7 +69,7 @@ class DeviceSum:
 
     @property
     def waiting(self) -> bool:
-        """Tell whether the GPU still waits for a sum, or for what comes after one."""
+        """Tell whether the GPU still has a sum, or work after a sum, to finish."""
         return self.nccl is not None and not cp.cuda.get_current_stream().done
 
     def __call__(self, total: Any) -> None:

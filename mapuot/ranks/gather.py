@@ -1,8 +1,8 @@
-"""Blocks of all ranks on one of them: put together in its memory, or streamed through it in their order.
+"""Collect the blocks of all ranks on one rank: in its memory, or as a stream in their order.
 
-A rank sends its own block in messages of at most CHUNK_BYTES, and no other rank holds what is not its own. Every rank
-must call the same function; an error of one reaches the others before, or in the place of, its block. ``ranks`` are
-those of a communicator, `MpiRanks`.
+A rank sends its block in messages of at most CHUNK_BYTES; only the root holds blocks of other ranks. Every rank must
+call the same function; an error of one rank reaches the others before its block, or instead of it. ``ranks`` is an
+`MpiRanks`.
 """
 
 from collections import deque
@@ -41,9 +41,9 @@ def gather(ranks: Any, block: Any, root: int) -> Any:
 
 
 def stream(ranks: Any, blocks: Iterable[Any]) -> Iterator[Any]:
-    """Yield on rank 0 the rows of all ranks, block by block; the other ranks hand over theirs.
+    """Yield on rank 0 the rows of all ranks, block by block; the other ranks send their rows.
 
-    A rank that fails sends its error in the place of a block; it is raised when all have been heard.
+    A rank that fails sends its error instead of a block; rank 0 raises it after the blocks of all ranks.
     """
     if ranks.rank != 0:
         send(ranks, blocks)

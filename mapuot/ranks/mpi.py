@@ -1,11 +1,11 @@
-"""The ranks of an MPI communicator: row blocks, one sum of n column sums a pass, errors that reach everyone.
+"""The ranks of an MPI communicator: row blocks, one sum of n column sums in each pass, errors that reach all ranks.
 
 A pass is the local row_pass, ``adding`` (the sum over the ranks) and finish_pass, which every rank repeats on the same
-numbers: nothing else is exchanged, and all stop in the same pass. For that the sums must have the same bits everywhere,
-which MPI recommends of Allreduce but does not promise; here each entry is summed on one rank (Reduce_scatter) and then
-copied (Allgatherv), the same traffic. Numbers that are met for rarely travel as pickles and are added in rank order.
-Errors: each such meeting carries an error slot, so that a rank that failed meets the others wherever they wait; sums of
-GPUs have none, and each rank meets the others before it waits for its GPU.
+numbers. Nothing else is exchanged, and all ranks stop in the same pass. So the sums must have the same bits everywhere.
+MPI recommends this for Allreduce but does not guarantee it; here each entry is summed on one rank (Reduce_scatter) and
+then copied (Allgatherv), with the same traffic. Rare collective operations send pickles and add in rank order. Errors:
+each collective operation carries an error slot, so that a failed rank can join the operation in which the others wait.
+Sums on GPUs have no slot: each rank exchanges errors with the others before it waits for its GPU.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_
 
 
 def launched() -> int:
-    """Return how many processes a launcher says it started; 1 where there is none."""
+    """Return the number of processes that a launcher reports; 1 without a launcher."""
     found = [os.environ.get(name, "") for name in LAUNCHERS]
     return max([int(text) for text in found if text.isdigit()], default=1)
 
 
 def world() -> Any:
-    """Return COMM_WORLD; RuntimeError where MPI is missing or does not see the launcher's processes."""
+    """Return COMM_WORLD; raise RuntimeError if MPI is missing or does not see the launcher's processes."""
     try:
         from mpi4py import MPI  # noqa: PLC0415  importing starts MPI
     except (ImportError, RuntimeError) as error:
@@ -70,11 +70,11 @@ class MpiRanks(Ranks):
         self.start()
 
     def start(self) -> None:
-        """Set the state that a solve over these ranks changes, which rank and size are not part of."""
+        """Reset the state of a solve over these ranks."""
         self.agreed: BaseException | None = None  # the error that all ranks raise
         self.part: Any = np.empty(0)
         self.device_sum: Any = None
-        self.kept = self.keep()  # what the next solve over these ranks can use again
+        self.kept = self.keep()  # cache for later solves over these ranks
 
     def keep(self) -> dict[str, Any]:
         """Return a dictionary that lives as long as the communicator."""
@@ -99,7 +99,7 @@ class MpiRanks(Ranks):
         raise self.agreed from error
 
     def end_sums(self) -> None:
-        """End the sums that GPUs of other ranks may wait for: a rank that has failed never joins them."""
+        """Abort the sums that other GPUs may wait for: a failed rank never joins them."""
         waiting = self.device_sum is not None and self.device_sum.waiting
         if any(self.allgather(waiting)):
             from .device_sum import forget  # noqa: PLC0415  needs CuPy
@@ -132,11 +132,11 @@ class MpiRanks(Ranks):
             self.exchange(None)
 
     def abort(self) -> None:
-        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)  # nobody asks where each rank was
+        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)  # no traceback is needed
         told = f"rank {self.rank}: KeyboardInterrupt, the job ends\n" if interrupted else traceback.format_exc()
         sys.stderr.write(told)
         sys.stderr.flush()
-        time.sleep(0.5)  # the launcher forwards what was written; Abort would cut it off
+        time.sleep(0.5)  # the launcher forwards the output first; Abort would cut it off
         self.comm.Abort(130 if interrupted else 1)
 
     def same(self, **values: Any) -> None:
@@ -151,7 +151,7 @@ class MpiRanks(Ranks):
                 raise self.raised(ValueError(f"{name} must be the same on every rank, got {got}"))
 
     def raised(self, error: Exception) -> Exception:
-        """Mark an error that every rank finds by itself, so that none of them tells the others."""
+        """Mark an error that every rank finds by itself, so that no rank reports it to the others."""
         self.agreed = error
         return error
 
@@ -178,10 +178,10 @@ class MpiRanks(Ranks):
         return max(self.exchange(value))
 
     def threads(self, asked: int | None, entries: int) -> int | None:
-        """Return the threads of each rank: as asked, or the cores of a host over its ranks, the fewest of all hosts.
+        """Return the threads of each rank: as asked, or the cores of a host divided by its ranks, least over hosts.
 
-        Raise where ranks use different instruction sets: these round differently, and ranks whose numbers differ in
-        their last bits may end in different passes.
+        Raise if ranks use different instruction sets: these round differently, and ranks with different last bits might
+        stop in different passes.
         """
         if self.size == 1:
             return asked
@@ -198,7 +198,7 @@ class MpiRanks(Ranks):
 
     def place(self, backend: str, *arrays: Any) -> None:
         """Choose a GPU for each rank of a host, unless the arrays lie on one already."""
-        self.device_sum = None  # that of the last solve may be of another GPU
+        self.device_sum = None  # the last solve may have used another GPU
         if self.size == 1 or not backend.endswith(".cuda"):
             return
         found = [os.environ.get(name, "") for name in LOCAL_RANKS]
@@ -244,7 +244,7 @@ class MpiRanks(Ranks):
         self.comm.Allreduce(self.MPI.IN_PLACE, top, op=self.MPI.MAX)
 
     def add(self, total: Any) -> None:
-        """Add ``total`` (float64) up over the ranks in place; entry j is summed by the one rank that owns it."""
+        """Add ``total`` (float64) up over the ranks in place; the rank that owns entry j sums it."""
         counts = [i1 - i0 for i0, i1 in (own_rows(len(total), rank, self.size) for rank in range(self.size))]
         if len(self.part) != counts[self.rank] or type(self.part) is not type(total):
             self.part = np.empty_like(total[: counts[self.rank]])
@@ -258,7 +258,7 @@ def keyval(MPI: Any) -> int:
 
 
 def digest(value: Any) -> str:
-    """Return a short text that tells values apart; arrays by shape and a hash."""
+    """Return a short text that identifies a value; for arrays the shape and a hash."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return repr(value)
     try:
