@@ -1,4 +1,4 @@
-"""Masses that no plan meets since pairs are forbidden: points whose partners may have too little mass, proven."""
+"""Infeasible masses under forbidden pairs: find a proof, a set of points with too little mass in its partners."""
 
 import numpy as np
 
@@ -10,12 +10,12 @@ from .validate import MASS_TOLERANCE, told_points
 
 
 def check_cut(problem: Problem, log_u: F64, log_v: F64, which: str = "") -> None:
-    """Raise where some points must be given more mass than all their partners may have.
+    """Raise if a set of points must receive more mass than all its partners may have.
 
-    Where no plan meets the hard marginals some set of points shows it (Hall's condition), and the potentials of these
-    points grow without end: what is looked at are the points above any of their values, and all points that an
-    allowed pair connects with one of them. What is found is proven; where passes ended early nothing may be found.
-    ``which`` problem of a batch it is stands before the message.
+    If no plan meets the hard marginals, some set of points proves it (Hall's condition), and the potentials of these
+    points grow without end. So the candidates are the sets of points with potentials above a threshold, and their
+    partners are all points of allowed pairs. A set that is found is a proof; after too few passes none may be found.
+    ``which`` names the problem of a batch in the message.
     """
     rows, cols, ranks = problem.rows, problem.cols, problem.ranks
     if not ranks.max(rows.demands or cols.demands) or not (problem.forbidden or problem.c is not None):
@@ -41,7 +41,7 @@ def check_cut(problem: Problem, log_u: F64, log_v: F64, which: str = "") -> None
 
 
 def best_partners(problem: Problem, log_u: F64, log_v: F64) -> tuple[F64, F64]:
-    """Return the largest log v that M and the reference allow each row of this rank, log u each column; else -inf."""
+    """Return the largest log v among the partners of each row, and log u for each column; -inf without a partner."""
     of_rows, of_cols = np.full(len(log_u), -np.inf), np.full(len(log_v), -np.inf)
     for i0, i1, M, c in problem.blocks(most=BLOCK_BYTES):
         if problem.cost.operator == "pairs":

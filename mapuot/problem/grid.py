@@ -1,4 +1,4 @@
-"""Costs between the nodes of regular grids: images and volumes, whose products are made along one axis after the other.
+"""Costs between the nodes of regular grids (images and volumes), with products along one axis after the other.
 
 The cost is a sum over the axes, so that exp(-M / reg) is a product of small matrices, one for each axis: a product with
 it takes n^(1 + 1/d) multiplications, and no more memory than its vectors (backends/cpu/grid.py).
@@ -16,7 +16,7 @@ from ..ranks import Ranks
 from .cost import Cost, Given, Range, Tell
 from .validate import MOST, as_count, as_positive
 
-MOST_LISTED = 1 << 32  # entries of a plan that may be made one by one, which takes about a minute
+MOST_LISTED = 1 << 32  # largest plan that is listed entry by entry, in about a minute
 
 
 class Grid(Given):
@@ -27,7 +27,7 @@ class Grid(Given):
     shape : tuple of int
         Nodes of the rows along each of d axes: the shape of an image or a volume. Node i lies at ``spacing * i``.
     spacing, scale : float or d of them; float
-        Distance of neighbours along each axis, and factor of the squared distance, > 0.
+        Distance between neighbours along each axis, and factor of the squared distance, > 0.
     target : tuple of int, optional
         Nodes of the columns along each axis. Default: ``shape``.
     offset : float or d of them
@@ -44,7 +44,7 @@ class Grid(Given):
     matrix.
 
     Penalties are "kl" and "balanced", the reference is a b^T or ones, and passes are float64, in one process. With
-    ``backend="cuda"`` the products are made on the GPU. A plan of more than 2^32 entries is not listed: ``plan``,
+    ``backend="cuda"`` the products are computed on the GPU. A plan of more than 2^32 entries is not listed: ``plan``,
     ``top_k``, ``sparse``, ``plot.links`` and ``sample(replace=False)`` raise at once; ``apply``, ``barycentric_map``,
     ``push``, ``cost``, ``rows`` and ``sample`` with replacement work.
 
@@ -104,7 +104,7 @@ class GridCosts(Cost):
 
     @property
     def axes(self) -> list[F64]:
-        """Costs along each axis, a matrix (nodes of the rows, nodes of the columns) each."""
+        """Costs along each axis: a matrix (nodes of the rows, nodes of the columns) for each."""
         sides = zip(*self.nodes, self.spacing, self.offset, strict=True)
         return [np.asarray(self.scale * (h * (np.arange(m)[:, None] - np.arange(n)) - o) ** 2) for m, n, h, o in sides]
 
@@ -130,13 +130,13 @@ class GridCosts(Cost):
         return sum(float(C.min()) for C in self.axes), sum(float(C.max()) for C in self.axes), 0, 0
 
     def error(self, largest: float) -> float:
-        """Bound the rounding of a cost: 8 roundings of an axis, whose coordinates may cancel, and d + 2 of the sum."""
+        """Bound the rounding of a cost: 8 roundings for each axis (coordinates may cancel), and d + 2 for the sum."""
         sides = zip(*self.nodes, self.spacing, self.offset, strict=True)
         reach = sum(np.float64(h * max(m, n) + abs(o)) ** 2 for m, n, h, o in sides)
         return float(2.0**-53 * (8 * self.scale * reach + (len(self.spacing) + 2) * largest))
 
     def flattened(self, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
-        """Return masses and penalties of the nodes' shape as vectors; a batch has one problem a row."""
+        """Flatten masses and penalties of the nodes' shape to vectors; a batch has one problem in each row."""
         if isinstance(reg_m, (tuple, list)) and len(reg_m) == 2:
             reg_m = tuple(flat(rho, nodes) for rho, nodes in zip(reg_m, self.nodes, strict=True))
         return flat(a, self.nodes[0]), flat(b, self.nodes[1]), reg_m

@@ -1,4 +1,4 @@
-"""Make a `Cost` of what a user gives as M: an array, points, stored pairs, a function or a file of rows."""
+"""Make a `Cost` from the user's M: an array, points, stored pairs, a function or a file of rows."""
 
 import os
 from functools import partial
@@ -21,7 +21,7 @@ from .validate import as_array, as_pair, as_real, check_kind
 def own_cost(
     M: Any, a: Any, b: Any, reg_m: Any, reference: Any, backend: ModuleType, ranks: Ranks, **common: Any
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """Return (cost, a, b, reg_m) of this rank; raise where ranks differ in ``common``, b, reg_m or the kind of M."""
+    """Return (cost, a, b, reg_m) of this rank; raise if ranks differ in ``common``, b, reg_m or the kind of M."""
     ranks.place(backend.__name__, M, a, b)
     source = cost_of(opened(M))
     a, b, reg_m = as_vectors(source, a, b, reg_m)
@@ -34,7 +34,7 @@ def own_cost(
 
 
 def kind_of(source: Any) -> str:
-    """Name what a matrix comes from, which must be the same on all ranks."""
+    """Name the kind of source of a matrix, which must be the same on all ranks."""
     source = cost_of(source)
     if isinstance(source, Cost):
         return source.kind
@@ -44,7 +44,7 @@ def kind_of(source: Any) -> str:
 
 
 def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = None, b: Any = None) -> Any:
-    """Make the cost of M, over ranks the block of this one; ``a`` and ``b``, as given, tell where a block lies."""
+    """Make the cost of M, or over ranks of this rank's block; ``a`` and ``b``, as given, locate the block."""
     source = cost_of(source)
     in_one_process = getattr(backend, "WHOLE", False)
     if in_one_process and ranks.size > 1:
@@ -68,7 +68,7 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
 
 
 def formed(cost: Any, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None) -> Any:
-    """Return the matrix of a cloud that may be formed, where the backend reads it in less time; else ``cost``."""
+    """Return the formed matrix of a cloud, if allowed and faster for the backend; else ``cost``."""
     cloud, most = cost.cloud, getattr(backend, "form_bytes", None)
     if cloud is cost is not None and most and ranks.size == 1 and cloud.forms(most(cloud)):
         form = getattr(backend, "formed", None)
@@ -95,7 +95,7 @@ def stores_pairs(source: Any) -> bool:
 
 
 def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
-    """Make a sparse cost; over ranks of this rank's rows, given as such or read from a file."""
+    """Make a sparse cost; over ranks, from this rank's rows, given or read from a file."""
     name = name_of(backend)
     if name != "cuda" and is_on_device(source):
         raise TypeError(f"M must not lie on a GPU for backend {name!r}: pass M.get(), or use backend='cuda'")
@@ -109,7 +109,7 @@ def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> 
 
 
 def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None) -> Any:
-    """Make the cost of M where every pair is needed."""
+    """Make the cost of M for callers that need every pair."""
     if stores_pairs(source):
         what = type(source).__name__ if is_sparse(source) else source.kind
         raise TypeError(f"M must be a dense array, got {what}: fill in what it does not store")
@@ -126,7 +126,7 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
     if isinstance(M, Cost) and M.remade:
         cost = formed(as_cost(M, backend), backend)
         if isinstance(cost, Formed):
-            return Formed(cost.cloud, host(cost.array), cost.rounding)  # answers lie where M does
+            return Formed(cost.cloud, host(cost.array), cost.rounding)  # answers lie on the device of M
         return cost
     if stores_pairs(M):
         return as_pairs(M, backend, ALONE, None, None)

@@ -1,4 +1,4 @@
-"""Labels of points: what share of the mass that a plan brings to a point has which label, and labels that cost."""
+"""Labels of points: checks, classes, and coordinates for costs between labels."""
 
 import math
 import sys
@@ -14,7 +14,7 @@ from ..ranks import ALONE, Ranks
 def as_labels(y: Any, length: int, name: str, may_lack: bool = False) -> Any:
     """Check labels, (length,), of any kind that can be sorted; numbers may lie on a device.
 
-    ``may_lack``: the caller reads missing labels (`is_missing`) as unknown. Otherwise they are refused.
+    ``may_lack``: the caller treats missing labels (`is_missing`) as unknown. Otherwise they are refused.
     """
     y = y if namespace(y) is not np else np.asarray(y)
     if y.shape != (length,):
@@ -34,7 +34,7 @@ def is_missing(y: Any) -> Any:
         return np.isnat(y)
     if y.dtype.kind != "O":
         return xp.isnan(y) if y.dtype.kind in "fc" else xp.zeros(y.shape, bool)
-    pandas = sys.modules.get("pandas")  # without it nobody has a NA
+    pandas = sys.modules.get("pandas")  # without pandas there is no NA
     if pandas:
         return pandas.isna(y)
     return np.array([x is None or (isinstance(x, (float, np.floating)) and math.isnan(x)) for x in y], bool)
@@ -56,7 +56,7 @@ def one_hot(y: Any, classes: Any) -> Any:
 
 
 def pair_of(labels: Any, sizes: list[int]) -> tuple[list[Any], Any]:
-    """Check the labels of the points of x and of those of y; return both, and all classes in order."""
+    """Check the labels of the points of x and y; return both, and all classes in order."""
     pair = labels if isinstance(labels, (tuple, list)) else ()
     if len(pair) != 2:
         raise ValueError(f"labels must be a pair, of the points of x and of those of y, got {shown(labels)}")
@@ -66,14 +66,14 @@ def pair_of(labels: Any, sizes: list[int]) -> tuple[list[Any], Any]:
 
 
 def coordinates(labels: Any, sizes: list[int], size: float) -> list[Any]:
-    """Return columns that make points of different labels sqrt(2) size apart, or 2 size by the sum of differences."""
+    """Return columns that put different labels sqrt(2) size apart in the 2-norm, 2 size in the 1-norm."""
     both, classes = pair_of(labels, sizes)
     first, second = (size * one_hot(y, classes) for y in both)
     return [first, first if np.array_equal(first, second) else second]
 
 
 def signs(labels: Any, sizes: list[int]) -> list[Any]:
-    """Return columns of -1 and 1, the digits of each label's number in base 2: different labels differ in some."""
+    """Return columns of -1 and 1, the binary digits of each label's number."""
     both, classes = pair_of(labels, sizes)
     digits = np.arange((len(classes) - 1).bit_length())
     return [2.0 * (np.searchsorted(classes, y)[:, None] >> digits & 1) - 1 for y in both]

@@ -1,8 +1,8 @@
-"""Random masks that are a seed: `SeededMask`, and `Masked`, the reference measure with zeros where no pair is kept.
+"""Random masks computed from a seed: `SeededMask`, and `Masked`, the reference measure with 0 for dropped pairs.
 
     c'_ij = c_ij / keep  where Philox4x32-10 (key: the seed, counter: (i, j)) < keep 2^64,  else 0
 
-It is made anew wherever an entry of K or of the plan is made, and never stored. The integers below are the oracle of
+The mask is recomputed for every entry of K or of the plan, and never stored. The integer code below is the reference of
 src_c/common/mask.h. Source: Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as 1, 2, 3, 2011.
 """
 
@@ -19,7 +19,7 @@ from ..errors import shown
 from .cost import Cost, Dense
 from .validate import as_float
 
-BLOCK_ENTRIES = 1 << 15  # of the numpy form at once: its ten vectors stay in cache
+BLOCK_ENTRIES = 1 << 15  # in one block of the NumPy code: its ten vectors stay in cache
 LOW = np.uint64(2**32 - 1)
 HALF = np.uint64(32)
 
@@ -37,16 +37,16 @@ def philox(key: int, i: Any, j: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class SeededMask:
-    """Random mask of the pairs of a problem, for ``mask=`` of the solvers: a seed, from which the pairs follow.
+    """Random mask of the pairs of a problem, for ``mask=`` of the solvers. Only a seed is stored.
 
     Each pair (i, j) is kept with probability ``keep``, independently of the others. Kept pairs count ``1 / keep``
     times, so that sums over the kernel stay the same on average. The masked problem has the reference measure ``c /
-    keep`` on the kept pairs and 0 elsewhere; every number of its Result is about that problem.
+    keep`` on the kept pairs and 0 elsewhere; all numbers of its Result belong to the masked problem.
 
     Parameters
     ----------
     keep, seed : float, int
-        Share of the pairs that is kept, 2^-64 <= keep <= 1, and 0 <= seed < 2^64.
+        Share of kept pairs, 2^-64 <= keep <= 1, and seed, 0 <= seed < 2^64.
     turned : bool
         Whether pair (i, j) takes the random bits of (j, i); see ``T``.
 
@@ -58,8 +58,8 @@ class SeededMask:
     -----
     The 64 random bits of a pair are the first two words of Philox4x32-10 with the key ``seed`` and the counter (i, j),
     in the numbering of the whole matrix. They are the same in every backend and instruction set, in any order, and for
-    any number of threads and ranks. A pair costs some 3 ns wherever it is made (AVX-512): a few times in a solve that
-    stores K, and in every pass if M is a PointCloud.
+    any number of threads and ranks. A pair costs some 3 ns (AVX-512) each time: a few times in a solve that stores K,
+    and once in every pass if M is a PointCloud.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class SeededMask:
 
     @property
     def _limit(self) -> int:
-        """Largest 64 bits with which a pair is kept."""
+        """Largest 64-bit number for which a pair is kept."""
         return math.ceil(Fraction(self.keep) * 2**64) - 1
 
     def kept(self, i: Any, j: Any) -> Any:
@@ -137,8 +137,8 @@ class SeededMask:
 class Masked(Cost):
     """The reference measure of a masked problem, or some rows of it: ``base`` times the weights of the mask.
 
-    ``base`` is "product" or "uniform", which stand for a factor 1, or the Dense or Streamed matrix that the user gave;
-    ``row`` and ``col`` are where the block begins in the whole matrix.
+    ``base`` is "product" or "uniform", both a factor of 1, or the user's Dense or Streamed matrix. ``row`` and ``col``
+    are the first row and column of the block in the whole matrix.
     """
 
     kind = "a masked reference"
@@ -159,7 +159,7 @@ class Masked(Cost):
         return Masked(base, self.mask, (i1 - i0, self.shape[1]), self.row + i0, self.col)
 
     def with_given(self, move: Callable[[Any], Any]) -> "Masked":
-        """Return the reference with ``move(given)`` in the place of the user's numbers."""
+        """Return the reference with ``move(given)`` instead of the user's numbers."""
         base = self.changed(lambda c: Dense(move(c.array)))
         return Masked(base, self.mask, self.shape, self.row, self.col)
 
@@ -168,7 +168,7 @@ class Masked(Cost):
         return Masked(base, self.mask.T, self.shape[::-1], self.col, self.row)
 
     @property
-    def T(self) -> "Masked":  # noqa: N802 - as of an array
+    def T(self) -> "Masked":  # noqa: N802 - as for an array
         return self.transpose()
 
     def weights(self) -> Any:
@@ -190,7 +190,7 @@ class Masked(Cost):
         return out.astype(dtype or out.dtype, copy=False)
 
     def words(self) -> dict[str, int | float]:
-        """Members of a mapuot_mask record, whose 64 bits have a sign."""
+        """Members of a mapuot_mask record, with signed 64-bit numbers."""
         mask = self.mask
         key, limit = ((x ^ 2**63) - 2**63 for x in (mask.seed, mask._limit))
         row, col = self.row, self.col

@@ -1,7 +1,7 @@
-"""METRICS: all that Python knows of each metric between points.
+"""METRICS: the properties of each metric between points.
 
-The formulas of a pass are in src_c/points.h and, of CUDA, in src_c/common/metric.h; how costs are bounded and
-differentiated follows from the fields here. The C twins of `wfr` and of `REACH` are there and in src_c/common/reach.h.
+src_c/points.h, and for CUDA src_c/common/metric.h, have the formulas of a pass. The fields here determine bounds and
+derivatives of costs. The C twins of `wfr` and `REACH` are there and in src_c/common/reach.h.
 """
 
 import math
@@ -13,27 +13,27 @@ import numpy as np
 
 from ..enums import members
 
-REACH = math.pi / 2 - 2.0**-13  # of "wfr": nearer to pi / 2 a cost has errors of 1e-12 and more, and rounding forbids
+REACH = math.pi / 2 - 2.0**-13  # of "wfr": nearer to pi / 2 a cost has errors above 1e-12
 NUMBERS = members("mapuot_metric")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric; the cost is distance ** degree, where degree is not 0."""
+    """One metric; the cost is distance ** degree if degree is not 0."""
 
     number: int  # mapuot_metric
-    norm: float  # which norm the distance is: 1, 2 or inf
-    degree: int  # 0: no power of the distance, ``of_distance`` is asked
-    form: str | None  # mapuot_narrow_form, what float32 passes sum; None: all passes are float64 ones
-    cdist: str  # SciPy's name of the costs, or of the distance where degree is 0
+    norm: float  # norm of the distance: 1, 2 or inf
+    degree: int  # 0: no power of the distance; ``of_distance`` is the cost
+    form: str | None  # mapuot_narrow_form, the terms of float32 passes; None: all passes are float64
+    cdist: str  # SciPy's name of the cost, or of the distance if degree is 0
     skips: bool = True  # the least cost between two boxes is known (boxes_tmpl.c), so that pairs may be skipped
     unit: bool = False  # points are put on the unit sphere, and the cost is half their squared distance
     reach: float = math.inf  # pairs this far apart and farther are forbidden
     of_distance: Callable[[Any], Any] | None = None
-    inner: bool = False  # minus the product of the coordinates: of no distance, with addends of rows and columns
+    inner: bool = False  # negative inner product, not a distance; with addends
 
     def between(self, x: Any, y: Any) -> Any:
-        """Return the costs from the coordinates (..., d) of two points each."""
+        """Return the costs between pairs of points (..., d)."""
         if self.inner:
             return -(x * y).sum(-1)
         with np.errstate(over="ignore"):  # inf between labels that forbid a pair
@@ -50,11 +50,11 @@ class Metric:
         return -(x @ y.T) if self.inner else self.after(cdist(x, y, self.cdist))
 
     def after(self, found: Any) -> Any:
-        """Return the costs from distances, or from squares where these are the costs."""
+        """Return the costs, given distances, or given squares if the cost is the square."""
         return found if self.of_distance is None else self.of_distance(found)
 
     def steep(self, distance: Any) -> Any:
-        """Return the derivative of the cost by the distance, for metrics whose degree is not 2."""
+        """Return the derivative of the cost by the distance, for metrics with degree 0 or 1."""
         return 1.0 if self.degree else 2 * np.tan(distance)
 
     def scaled(self, factor: Any) -> Any:
@@ -62,7 +62,7 @@ class Metric:
         return np.sqrt(factor) if self.degree == 2 or self.inner else factor
 
     def label(self, across: float) -> float:
-        """Return the coordinate of a label, at which different ones add ``across`` to the metric."""
+        """Return the size of a label coordinate for which different labels add ``across`` to the metric."""
         if self.degree != self.norm or self.unit:
             raise NotImplementedError(
                 "labels take a finite across with metric 'sqeuclidean' or 'cityblock', and inf with any but 'inner'"
@@ -70,7 +70,7 @@ class Metric:
         return float(self.scaled(0.5 * across))
 
     def weighted(self, weights: Any) -> Any:
-        """Return the factors of coordinates that act as ``weights`` do in SciPy's ``cdist``."""
+        """Return factors of the coordinates equivalent to ``weights`` of SciPy's ``cdist``."""
         return np.sqrt(weights) if self.norm == 2 else weights
 
 

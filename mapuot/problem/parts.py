@@ -1,4 +1,4 @@
-"""Parts of M: points that no allowed pair connects with the others, so that each part is a problem of its own."""
+"""Parts of M: sets of points that no allowed pair connects with other points; each part is a separate problem."""
 
 import itertools
 from collections.abc import Iterable
@@ -8,51 +8,51 @@ import numpy as np
 
 from ..backends.contract import host, namespace
 
-Told = tuple[int, Any, Any]  # how many parts, the columns that are in one, and in which
+Told = tuple[int, Any, Any]  # number of parts, columns that belong to a part, part of each
 
 
 class Parts:
-    """The parts of M that no pair connects: how many, and those of rows and columns; ``count``: without a partner."""
+    """The parts of M: their number, and the part of each row and column, ``count`` for points without a partner."""
 
     def __init__(self, count: int, rows: Any, cols: Any) -> None:
         self.count, self.rows, self.cols = count, rows, cols
 
     @property
     def told(self) -> Told:
-        """Return what the parts of other ranks need: 8 bytes for each column that has a partner."""
+        """Return the data for other ranks: 8 bytes for each column with a partner."""
         used = np.flatnonzero(self.cols < self.count).astype(np.int32)
         return self.count, used, self.cols[used]
 
 
 def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
-    """Join parts of blocks of rows: return how many, each block's new numbers, and the number of each column."""
+    """Join the parts of blocks of rows: return their number, each block's new numbers, and each column's part."""
     from scipy import sparse  # noqa: PLC0415 - on first use
     from scipy.sparse import csgraph  # noqa: PLC0415
 
     counts, columns, numbers = zip(*told, strict=True)
-    first = np.cumsum([0, *counts])  # of the parts of each block, among all of them
+    first = np.cumsum([0, *counts])  # number of each block's first part among all parts
     part = np.concatenate([k + number for k, number in zip(first[:-1], numbers, strict=True)])
     total, column = int(first[-1]), np.concatenate(columns)
     graph = sparse.coo_array((np.ones(len(part), np.int8), (part, total + column)), shape=(total + n, total + n))
     _, label = csgraph.connected_components(graph.tocsr(), directed=False)
     known, number = np.unique(label[:total], return_inverse=True)
     count = len(known)
-    whole = np.full(int(label.max(initial=0)) + 1, count, np.int32)  # no part has a column without a partner
+    whole = np.full(int(label.max(initial=0)) + 1, count, np.int32)  # ``count``: a column without a partner
     whole[known] = np.arange(count)
     new = [np.append(number[k0:k1], count).astype(np.int32) for k0, k1 in itertools.pairwise(first)]
     return count, new, whole[label[total:]]
 
 
 def allowed_pairs(M: Any, c: Any) -> Any:
-    """Return a mask, on the host, of the pairs that neither costs M nor the reference c, if there is one, forbid."""
+    """Return a mask, on the host, of the pairs that neither M nor the reference c (or None) forbids."""
     allowed = host(np.isfinite(M) if namespace(M) is not np else np.isfinite(np.asarray(M)))
     return allowed if c is None else allowed & (np.asarray(host(c)) > 0)
 
 
 def parts_of_masks(masks: Iterable[Any], n: int) -> Parts:
-    """Find the parts that the allowed pairs connect; ``masks``: blocks of rows, (k, n) bool on the host, if any."""
+    """Find the parts that allowed pairs connect; ``masks``: blocks of rows, (k, n) bool on the host, perhaps none."""
     found = [parts_of_mask(mask) for mask in masks]
-    if len(found) < 2:  # SciPy's graphs take .1 s to load
+    if len(found) < 2:  # importing SciPy's graphs takes 0.1 s
         return found[0] if found else parts_of_mask(np.zeros((0, n), bool))
     count, new, cols = joined([part.told for part in found], n)
     rows = [x[part.rows] for x, part in zip(new, found, strict=True)]

@@ -1,4 +1,4 @@
-"""The scale of costs, in units of which reg and reg_m may be given: their median, mean or largest."""
+"""The scale of costs, an optional unit of reg and reg_m: the median, mean or largest cost."""
 
 import math
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from .cost import cost_of
 from .validate import as_choice, as_pair, as_penalties, as_positive
 
 SCALES: dict[str, Any] = {"median": np.median, "mean": np.mean, "max": np.max}
-ALL, ROWS = 1 << 22, 16  # costs of which all are read, of more those of some rows: ROWS at least
+ALL, ROWS = 1 << 22, 16  # up to ALL costs are all read; beyond, some rows are, at least ROWS
 
 
 def some_costs(cost: Any, most: int, ranks: Ranks) -> F64:
-    """Return finite costs of this rank: all stored ones, all where ranks have at most ``most``, or some rows'."""
+    """Return finite costs of this rank: all stored ones, all of at most ``most``, or the costs of some rows."""
     m, n = cost.shape
     total, before = int(ranks.sum(m)), ranks.before(m)
     if cost.operator == "pairs":
@@ -34,7 +34,7 @@ def some_costs(cost: Any, most: int, ranks: Ranks) -> F64:
 
 
 def matrices_of(cost: Any) -> list[Any]:
-    """Return the costs of a batch as matrices; where clouds are very many, those of some problems only."""
+    """Return the costs of a batch as matrices; for very many clouds only some problems."""
     if not hasattr(cost, "places"):
         return [cost.flat]
     few = max(1, ALL // (ROWS * cost.shape[1]))
@@ -49,7 +49,7 @@ def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE) -> float:
 
 
 def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any], ranks: Ranks = ALONE) -> Any:
-    """Call a function with reg and reg_m in units of these costs; what it returns tells the scale, if it can."""
+    """Call a function with reg and reg_m in units of these costs; store the scale in its answer, if possible."""
     scale = scale_of(costs, given["scale_cost"], ranks)
     given = {name: x for name, x in given.items() if name not in ("like", "options")} | given.get("options", {})
     reg_m, kinds = given["reg_m"], as_penalties(given.get("penalty", "kl"))
@@ -65,7 +65,7 @@ def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any]
 
 
 def mass_scaled(function: Callable[..., Any], given: dict[str, Any], a: F64, b: F64, ranks: Ranks = ALONE) -> Any:
-    """Call a function with masses in units of sqrt(|a| |b|), which what it returns tells."""
+    """Call a function with masses in units of sqrt(|a| |b|), and store this unit in its answer."""
     if given["scale_mass"] is not True:
         raise TypeError(f"scale_mass must be True or False, got {shown(given['scale_mass'])}")
     scale = math.sqrt(float(ranks.sum(a.sum()))) * math.sqrt(float(b.sum()))
@@ -76,7 +76,7 @@ def mass_scaled(function: Callable[..., Any], given: dict[str, Any], a: F64, b: 
 
 
 def times(scale: float, x: Any) -> Any:
-    """Multiply a penalty, or each of several, by the scale; leave what is no number for the checks of the solver."""
+    """Multiply a penalty, or each of several, by the scale; leave other values to the checks of the solver."""
     if isinstance(x, (list, tuple)):
         return type(x)(times(scale, one) for one in x)
     return x if x is None or isinstance(x, str) else scale * x

@@ -1,12 +1,12 @@
-"""Matrices that a caller must give symmetric: how far rounding may have moved them, and where one is not.
+"""Check that matrices are symmetric up to rounding, and find the first entry that is not.
 
-A matrix of distances that was computed in float32, or by products of coordinates, differs from its transpose by
-rounding: D_ij^2 = |x_i|^2 + |x_j|^2 - 2 <x_i, x_j> by some eps max D^2, hence D_ij by so much over D_ij. A difference
-counts where
+A distance matrix computed in float32, or by products of coordinates, differs from its transpose by rounding: the error
+of D_ij^2 = |x_i|^2 + |x_j|^2 - 2 <x_i, x_j> is some eps max D^2, and the error of D_ij is this over D_ij. A difference
+is more than rounding if
 
     |D_ij - D_ji| > SHARE (|D_ij| + |D_ji|)   and   |D_ij - D_ji| (|D_ij| + |D_ji|) > ROUNDINGS eps max D^2,
 
-with the eps of the dtype. Numbers of float64 that float32 holds exactly are taken for float32's.
+with the eps of the dtype. float64 numbers that float32 represents exactly count as float32.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from .sparse import is_sparse
 
-SHARE = 1e-5  # of float32 in either dtype, whatever it was multiplied with
+SHARE = 1e-5  # relative rounding of scaled float32 numbers, in either dtype
 ROUNDINGS = 64  # ot.dist of 700 points in float32 differs by 1, torch.cdist of 80 by 2; a directed graph by 1e6
 
 
@@ -29,9 +29,9 @@ def epsilon(values: Any) -> float:
 
 
 def differs(values: Any, turned: Any) -> Any:
-    """Tell which entries of a matrix, or of each of a batch, differ from the transpose by more than rounding.
+    """Tell which entries of a matrix, or of each matrix of a batch, differ from the transpose by more than rounding.
 
-    Equal infs are alike; a NaN differs from nothing.
+    Equal infs count as equal; so does NaN with any number.
     """
     size = abs(values)
     finite = size[size < np.inf]
@@ -40,13 +40,13 @@ def differs(values: Any, turned: Any) -> Any:
 
 
 def far(apart: Any, size: Any, most: float, values: Any) -> Any:
-    """Tell where |D_ij - D_ji| is more than the rounding of ``values``, by |D_ij| + |D_ji| and max |D|."""
+    """Tell where |D_ij - D_ji| exceeds the rounding of ``values``, given |D_ij| + |D_ji| and max |D|."""
     apparent = (apart > SHARE * size) | (apart == np.inf)
     return apparent & (apart * (size / (most or 1.0)) > ROUNDINGS * epsilon(values) * most)
 
 
 def as_symmetric(matrix: Any, name: str, where: str = "") -> Any:
-    """Return a matrix of NumPy or SciPy in float64, the mean of itself and its transpose where they differ by rounding.
+    """Return a NumPy or SciPy matrix in float64; if it differs from its transpose by rounding, the mean of both.
 
     ``where`` follows "must be finite" and "must be symmetric" in the messages, which name the first wrong entry.
     """
