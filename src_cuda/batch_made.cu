@@ -1,36 +1,36 @@
-// Mirrors src_c/batch.c: problems that are larger than registers can hold, with costs of their own; all passes of one in
-// one block, largest problems first.
+// Mirrors src_c/batch.c for problems that are too large for registers, each with its own costs. All passes of one run
+// in one block. The largest problems come first.
 //
 //     s_i = sum_j K_ij v_j,  u = prox(s),  K^T u,     K_ij = 2^(alpha_i + beta_j - c_ij)  in float32, e^(..)  in float64
 //
-// K is made in every pass and stored nowhere, twice a pass, once where one potential serves: of points that lie in
-// shared memory, or of the costs M.  Float32 passes come first; float64 ones go on from their potentials and their
-// differences, and certify.  K is made around other potentials where the scalings leave its range, so that every reg
-// works.  A warp sums some rows at once, its lanes over the columns; then each lane has some columns and sums over rows.
-// Options: DIM (coordinates of a point, 0: of M), METRIC (a mapuot_metric), FORM (a mapuot_narrow_form) and those of
-// batch.cuh; NARROW and STORE 0.
+// K is computed twice in every pass and stored nowhere (with one potential once): from points in
+// shared memory, or from the costs M. Float32 passes come first. Float64 passes go on from their potentials and
+// differences, and certify. K is rebuilt around other potentials if the scalings leave its range, so that every reg
+// works. A warp sums some rows at once, with its lanes over the columns. Then each lane has some columns and sums over
+// rows. Options: DIM (coordinates of a point, 0: costs M), METRIC (a mapuot_metric), FORM (a mapuot_narrow_form) and
+// those in batch.cuh; NARROW and STORE 0.
 #define THREADS 256
 #define HOLDERS 8
 #include "batch_finish.cuh"
 #include "common/metric.h"
 
-#define STRETCH 32        // terms of a column that are summed before they go to float64
-#define MOST_PARTS 8      // of the rows, for as many warps
-#define LEAST_PART 1024   // sums that parts have: 8 of 128 columns
-#define FIELDS (DIM + 2)  // of a point: its coordinates, the potential in K, its scale
-#define NARROW_SCALE 1e12 // a scale beyond it: K is made again
-#define NARROW_DEAD 1e-30 // a float32 sum below it: no mass is in reach
+#define STRETCH 32        // terms of a column summed before they are added in float64
+#define MOST_PARTS 8      // most parts of the rows, a warp each
+#define LEAST_PART 1024   // room for the sums of all parts: 8 of 128 columns
+#define FIELDS (DIM + 2)  // numbers of a point: its coordinates, the potential in K, its scale
+#define NARROW_SCALE 1e12 // with a larger scale K is rebuilt
+#define NARROW_DEAD 1e-30 // with a smaller float32 sum no mass is in reach
 
 extern __shared__ __align__(128) unsigned char memory[];
 
 struct Shared {
-    Batch S; // of this problem alone: its sizes, its places in all tables
+    Batch S; // the record of this problem alone: its sizes, its places in all tables
     Work work;
     int64_t width; // columns of a row of M
-    double top;    // of cost, in float32: what M_narrow has not
+    double top;    // the part of the cost, in float32 passes, that M_narrow lacks
 };
 
-// What lies in the memory that the launch brings; twin: made_bytes of mapuot/backends/cuda/batch.py
+// The layout of the dynamic shared memory; twin: made_bytes of mapuot/backends/cuda/batch.py
 struct Room {
     double *v, *row, *part; // n; K v, m; K^T u in parts, parts x n
     unsigned char *points;  // m x FIELDS of the rows, FIELDS x n of the columns, in float32 or in float64
@@ -42,7 +42,7 @@ template <typename T> FN constexpr bool is_narrow() { return sizeof(T) == 4; }
 template <typename T> FN constexpr int rows_at_once() { return is_narrow<T>() ? 8 : 4; }
 template <typename T> FN constexpr int columns_at_once() { return is_narrow<T>() ? 4 : 2; }
 
-// Of the rows, which warps share where there are few columns
+// Number of parts of the rows that warps share if there are few columns
 template <typename T> FN int parts_of(int n) {
     const int units = (n + 32 * columns_at_once<T>() - 1) / (32 * columns_at_once<T>());
     return units >= MOST_PARTS ? 1 : MOST_PARTS / units;
@@ -77,19 +77,19 @@ FN void open_own(const Batch &S, Shared &all) {
     own.log_u += problem * S.m, own.r += problem * S.m, own.row_absorbed += problem * S.m;
     own.log_v += problem * S.n, own.s += problem * S.n, own.report += problem;
     own.columns += problem * COLUMN_KINDS * S.n;
-    own.count += (int64_t)own.report->passes; // so many more
+    own.count += (int64_t)own.report->passes; // that many more passes
 }
 
-// Is this a larger reg, at which nothing is certified, as only the start of the next one counts?
+// Is this a larger reg? It certifies nothing, since it only gives the start of the next reg.
 FN bool is_larger(const Batch &S) { return S.ratio != 1; }
 
-// What multiplies coordinates in float32, and costs: exponents are binary there.
+// The factor of the coordinates (float32) or of the costs; float32 exponents are binary.
 template <typename T> FN double unit_of(const Batch &S) {
     const double unit = S.scale * S.limits.inv_reg * (is_narrow<T>() ? LOG2E : 1);
     return DIM > 0 && is_narrow<T>() && FORM == MAPUOT_SQUARES ? sqrt(unit) : unit;
 }
 
-// -M_ij / reg, but for what float32 leaves to alpha, on top of `known`; x, y: the coordinates of both points
+// known - M_ij / reg, up to the constant that float32 passes keep in alpha; x, y: the coordinates of both points
 template <typename T>
 FN T exponent(T known, const T *x, const T *y, T unit, const Batch &S, int64_t i, int64_t j, int64_t width) {
     if constexpr (DIM > 0 && is_narrow<T>()) {
@@ -113,7 +113,7 @@ FN T exponent(T known, const T *x, const T *y, T unit, const Batch &S, int64_t i
 FN float power(float t) { return power_of(t); }
 FN double power(double t) { return exp(t); }
 
-// What a sum starts from, and with one more term; TOPS: the largest exponent in its place
+// The start of a sum, and the sum with one more term; TOPS: the largest exponent instead of the sum
 #define NOTHING (TOPS ? (T) - INF : 0)
 template <bool TOPS, typename T> FN T added(T sum, T t, T weight) {
     if constexpr (TOPS) return sum > t ? sum : t;
@@ -186,7 +186,7 @@ template <typename T, bool TOPS = false> FN void column_sums(const Shared &all, 
     }
 }
 
-// Coordinates as passes in T read them: in float32 beside the first column, in units of which reg is one.
+// Coordinates for passes in T; in float32 relative to the first column, in units in which reg is one.
 template <typename T> FN void place_points(const Shared &all, const Room &at) {
     const Batch &S = all.S;
     const double unit = is_narrow<T>() ? unit_of<T>(S) : 1;
@@ -203,12 +203,12 @@ template <typename T> FN void place_points(const Shared &all, const Room &at) {
 
 FN double log_weight(const Batch &S, double w) { return S.product && w > 0 ? log(w) : 0; }
 
-// Exponents in T, in nats; `top` is what float32 costs lack of M, in units of reg.
+// Conversion of exponents from nats to T and back; `top` is the part of M, in units of reg, that float32 costs lack.
 template <typename T> FN T bits_of(double x, double top) { return is_narrow<T>() ? (T)((x - top) * LOG2E) : (T)x; }
 
 template <typename T> FN double nats_of(T x, double top) { return is_narrow<T>() ? LN2 * (double)x + top : (double)x; }
 
-// The potentials in K, of tables into what passes in T read
+// Copy the potentials in K to the tables that passes in T read
 template <typename T> FN void place_potentials(const Shared &all, const Room &at, const double *col, int ld) {
     const Batch &S = all.S;
     T *rows = rows_in<T>(at), *columns = columns_in<T>(at, S);
@@ -222,8 +222,8 @@ template <typename T> FN void place_potentials(const Shared &all, const Room &at
     }
 }
 
-// K around log v of the pass, at most 1 with an entry 1 in every row and column in use, as balance of batch_build.cuh
-// makes it, or around none; then v.  What K absorbs is rounded as T has it.
+// Build K around log v of the pass, at most 1 and with an entry 1 in every row and column in use, like balance of
+// batch_build.cuh does, or around zeros (plain); then v. The potentials in K are rounded to T.
 template <typename T> FN void build_kernel(Shared &all, const Room &at, double *col, int ld, bool plain) {
     const Batch &S = all.S;
     const int m = (int)S.m, n = (int)S.n;
@@ -250,7 +250,7 @@ template <typename T> FN void build_kernel(Shared &all, const Room &at, double *
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; ONE_POTENTIAL && i < m; i += THREADS) { // of one potential the mean of both
+    for (int i = threadIdx.x; ONE_POTENTIAL && i < m; i += THREADS) { // one potential: the mean of both
         const double mean = 0.5 * (nats_of(rows[FIELDS * i + DIM], all.top) + nats_of(columns[DIM * n + i], 0));
         S.row_absorbed[i] = S.A[i] > 0 ? nats_of(bits_of<T>(mean, 0), 0) - log_weight(S, S.A[i]) : 0;
         col[ABSORBED * ld + i] = S.row_absorbed[i];
@@ -268,7 +268,7 @@ template <typename T> FN void build_kernel(Shared &all, const Room &at, double *
     start_columns(S, all.work, col, ld, at.v);
 }
 
-// s = K v, u = prox(s), the parts of K^T u and of the row scalar; true where K does not do.
+// s = K v, u = prox(s), the parts of K^T u and of the row scalar. Returns true if K is outgrown.
 template <typename T> FN bool row_half(Shared &all, const Room &at, const double *col, int ld) {
     const Batch &S = all.S;
     const double shift = all.work.standing[0].shift;
@@ -298,7 +298,7 @@ template <typename T> FN bool row_half(Shared &all, const Room &at, const double
     return odd;
 }
 
-// The column half of a pass; returns whether K is to be made around other potentials.
+// The column half of a pass. Returns true if K is to be rebuilt around other potentials.
 template <typename T> FN bool column_half(Shared &all, const Room &at, double *col, int ld, Move &move, bool odd) {
     const Batch &S = all.S;
     const int parts = parts_of<T>((int)S.n);
@@ -323,8 +323,8 @@ template <typename T> FN bool column_half(Shared &all, const Room &at, double *c
     return __syncthreads_or(far);
 }
 
-// Passes in T until the problem has ended, or float32 ones have done their work; the last pass of all is a float64 one.
-// Returns whether the next one needs another K.
+// Passes in T until the problem has ended or float32 passes have done their work. The very last pass is in float64.
+// Returns true if the next pass needs another K.
 template <typename T> FN bool make_passes(Shared &all, const Room &at, double *col, int ld, bool rebuild, Move &move) {
     Batch &S = all.S;
     Work &W = all.work;
@@ -345,7 +345,7 @@ template <typename T> FN bool make_passes(Shared &all, const Room &at, double *c
     }
 }
 
-// What the caller reads: the iterate of the last pass.
+// Write the iterate of the last pass for the caller.
 FN void close_problem(const Shared &all, const double *col, int ld, const Move &move) {
     const Batch &S = all.S;
     const double shift = all.work.standing[0].shift;
@@ -392,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_made(const __grid
         if (all.work.report.status == MAPUOT_NOT_FINITE || all.work.report.status == MAPUOT_UNDERFLOW) {
             if (threadIdx.x == 0) all.S.report->passes = all.work.report.passes;
             __syncthreads();
-            open_columns(all.S, all.work, 0, col, ld); // float32 does not do at all
+            open_columns(all.S, all.work, 0, col, ld); // float32 is no use here
             again = true;
         }
     }

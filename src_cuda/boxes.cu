@@ -32,8 +32,9 @@ __device__ void solve_in_place(double (*A)[SLOPES], double *b, int d) {
         for (int k = i + 1; k < d; k++) b[i] -= A[k][i] * b[k];
 }
 
-// Mirrors tilted of mapuot/backends/boxes.py, a box a warp: slopes of log_scale by least squares (any slopes give a bound),
-// the log of the sum of e^(log - slope offset), and each point's share of it.  sizes: the largest |log| and |slope offset|.
+// Mirrors tilted of mapuot/backends/boxes.py, a box a warp: slopes of log_scale by least squares (any slopes give a
+// bound), the log of the sum of e^(log - slope offset), and each point's share of it.  sizes: the largest |log| and
+// |slope offset|.
 extern "C" __global__ void __launch_bounds__(32)
     box_tilt(const double *x, int64_t step, int64_t along, const double *origin, const double *mid, double factor,
              int64_t points, int64_t unit, int64_t d, int fit, const double *log_all, const double *scale_all,
@@ -125,8 +126,8 @@ FN double log_bound(const Boxes &B, int64_t i, int64_t j) {
     return (METRIC == MAPUOT_EUCLIDEAN ? -sqrt(-sum) : sum) + (B.x_log_mass[i] + B.y_log_mass[j]);
 }
 
-// Sums of the bounds of skipped pairs: those of `bits` where they are given, else of the cuts, which are then noted
-// there.
+// Sums of the bounds of skipped pairs: pairs that `bits` skip if given, else pairs skipped by the cuts, which are then
+// written to bits.
 extern "C" __global__ void __launch_bounds__(256) box_masses(const __grid_constant__ Boxes B, int given, uint32_t *bits,
                                                              int64_t words, double *row_mass, double *col_mass) {
     const int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x, end = (int64_t)(blockIdx.y + 1) * ROWS;
@@ -151,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(256) box_masses(const __grid_consta
     if (there) atomicAdd(col_mass + j, total);
 }
 
-// The same bits with rows and columns exchanged: a warp for 32 x 32 of them.
+// Transpose the bits: a warp for 32 x 32 of them.
 extern "C" __global__ void __launch_bounds__(32)
     box_turn(const uint32_t *bits, int64_t words, int64_t rows, uint32_t *out, int64_t out_words, int64_t cols) {
     const int64_t i = (int64_t)blockIdx.x * 32 + threadIdx.x, j = (int64_t)blockIdx.y * 32 + threadIdx.x;
@@ -164,15 +165,15 @@ extern "C" __global__ void __launch_bounds__(32)
     if (j < cols) out[j * out_words + blockIdx.x] = turned;
 }
 
-// The runs of set bits of each row, a row a warp.  first null: how many there are, and bits in them; else they are written
-// where first says, in multiples of unit and up to limit.
+// The runs of set bits of each row, a row a warp. first null: count the runs and their bits; else write them to the
+// places in first, in multiples of unit and up to limit.
 extern "C" __global__ void __launch_bounds__(32)
     box_runs(const uint32_t *bits, int64_t words, const int64_t *first, int64_t *count, int64_t *width, int *run,
              int unit, int limit) {
     const int64_t i = blockIdx.x;
     const int lane = threadIdx.x;
     int64_t begun = first ? first[i] : 0, ended = begun, sum = 0;
-    uint32_t last = 0; // bit 31: is the box in front of this word kept?
+    uint32_t last = 0; // bit 31: is the box before this word kept?
     for (int64_t w0 = 0; w0 < words; w0 += 32) {
         const uint32_t own = w0 + lane < words ? bits[i * words + w0 + lane] : 0;
         const uint32_t left = __shfl_sync(FULL, own, lane > 0 ? lane - 1 : 0);

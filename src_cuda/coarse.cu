@@ -1,27 +1,27 @@
-// Mirrors src_c/coarse_tmpl.c: clusters of points, the plan's mass between them, and the matrix that corrects steps.
+// Mirrors src_c/coarse_tmpl.c: clusters of points, the plan's mass between them, and the correction matrix of steps.
 //
-// Columns have clusters, too, where there each is one of its own: 64 clusters of rows alone took .95 of the passes, but 64
+// Here columns have clusters, too; in C each column is one. 64 clusters of rows alone took .95 of the passes, but 64
 // numbers of every column in every pass.
-// Runs between the passes of iterate.cu or portable.cu, on the state that the last one left; coarse_step (in
-// finish_scalars.cuh) applies the matrix.  Clusters are the points nearest to some of them, by a few rows or columns of
-// M.  A team of 8 threads has one cluster; sums are taken in a fixed order.
-// Options: STORE (of K), COST (of M: 0 float64, 1 float32).  When it is done: mapuot/backends/coarse.py.
+// It runs between the passes of iterate.cu or portable.cu, on the last state; coarse_step (in
+// finish_scalars.cuh) applies the matrix. Clusters are the points nearest to some marked points, by a few rows or
+// columns of M. A team of 8 threads has one cluster. Sums are taken in a fixed order.
+// Options: STORE (type of K), COST (of M: 0 float64, 1 float32). Callers: mapuot/backends/coarse.py.
 #include "state.cuh"
 
-#define SAMPLES 16        // most rows (columns) of M by which points are told apart
+#define SAMPLES 16        // most rows (columns) of M used to distinguish points
 #define TEAM 8            // threads of a cluster
-#define LEAST_PIVOT 1e-10 // of the diagonal, as in coarse_tmpl.c
+#define LEAST_PIVOT 1e-10 // share of the diagonal, as in coarse_tmpl.c
 #define BLOCK (CLUSTERS * TEAM)
 
 FN double finite_or(double x, double top) { return isfinite(x) ? x : top; }
 
-// A matrix is made of no state that the guard has dropped, or that is not the last.
+// May a matrix be built from this state? Not if the guard has dropped it, or if it is not the last.
 FN bool serves(const State &S, int parity) {
     const Progress &p = S.progress[parity];
     return p.status == MAPUOT_RUNNING && p.step < MAPUOT_GO_BACK;
 }
 
-// The nearest of the points `mark`, of which there are `count`; coordinate k of point i is X[sample_k across + i along].
+// Label each point by the nearest of `count` points `mark`; coordinate k of point i is X[sample_k across + i along].
 extern "C" __global__ void __launch_bounds__(256)
     nearest(const cost *X, int64_t across, int64_t along, const int64_t *sample, int samples, int64_t points,
             const int64_t *mark, int count, double top, int64_t *label) {
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(256)
     label[i] = found;
 }
 
-// The rows cluster by cluster, and where each of these begins; one block.
+// The rows cluster by cluster, and where each cluster begins; one block.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     order_rows(const int64_t *label, int64_t m, int64_t *order, int64_t *first) {
     __shared__ int begin[CLUSTERS + 1];
@@ -139,8 +139,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK) cluster_products(const __gri
     if (threadIdx.x == 0) S.coarse.matrix[CLUSTERS * CLUSTERS + J] = s;
 }
 
-// S becomes (I - J + fi 1 s^T / |s|)^-1 - I, J = fi diag(1 / s) S: Gauss and Jordan on its product with diag(s), which is
-// symmetric and positive definite, in registers, column TEAM c + lane of row i in A[c]; one block.
+// S becomes (I - J + fi 1 s^T / |s|)^-1 - I, J = fi diag(1 / s) S: Gauss and Jordan on its product with diag(s), which
+// is symmetric and positive definite, in registers, column TEAM c + lane of row i in A[c]; one block.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     cluster_matrix(const __grid_constant__ State S, int parity, double fi) {
     __shared__ double s[CLUSTERS], row[2][CLUSTERS];
@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
         const int k = TEAM * c + lane;
         A[c] = (i == k ? s[i] : 0) + fi * (s[i] * s[k] / total - S.coarse.matrix[i * CLUSTERS + k]);
     }
-    UNROLLED (int q = 0; q < CLUSTERS / TEAM; q++) // unrolled: a register has no number that changes
+    UNROLLED (int q = 0; q < CLUSTERS / TEAM; q++) // unrolled, since registers cannot be indexed at run time
         ROLLED (int l = 0; l < TEAM; l++) {
             const int at = TEAM * q + l;
             double *upper = row[l % 2];
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     if (threadIdx.x == 0) S.progress[parity].coarse = total > 0 && isfinite(total) && !bad;
 }
 
-// R of the differences held, one block each, and of the last residual, in the last block, which finds the shares, too.
+// R of the held differences, one block each, and of the last residual in the last block, which also finds the shares.
 extern "C" __global__ void __launch_bounds__(BLOCK) cluster_means(const __grid_constant__ State S, int parity) {
     __shared__ double mass[CLUSTERS];
     const int k = blockIdx.x, J = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;

@@ -1,22 +1,22 @@
-// Anderson's differences of a state of many marginals, on the device: their sums, and the step made of them.
-// Twin of mapuot/backends/cpu/marginals.py (History).  A state is made of parts, one behind the other; sums are those of each
-// part, in a fixed order.
+// Anderson's differences of a state of many marginals, on the device: their sums, and the step built from them.
+// Twin of mapuot/backends/cpu/marginals.py (History). A state has parts, one behind the other; each part has its own
+// sums, in a fixed order.
 #include "common.cuh"
 
 struct Past {
-    int64_t size, count;                          // entries of a state, and differences that are held
+    int64_t size, count;                          // entries of a state, and number of held differences
     const int64_t *ends;                          // where each part ends
     double *dF, *dG;                              // a row for each difference
     const double *residual, *image;               // of this pass ...
     const double *residual_before, *image_before; // ... and of the one before it
     const double *weight, *gamma;                 // of the entries; of the differences, for each part
-    double *sums;        // for each part: a row for each difference, of products with all, and F
-    double *step, *left; // what is made of image and of residual
+    double *sums;        // for each part and difference a row: its products with all differences, and with F
+    double *step, *left; // results from image and from residual
 };
 
 FN int64_t begin_of(const Past &P, int part) { return part > 0 ? P.ends[part - 1] : 0; }
 
-// A new difference, into one of the rows
+// Store a new difference in row `slot`
 extern "C" __global__ void __launch_bounds__(256) add_difference(const __grid_constant__ Past P, int slot) {
     const int64_t at = slot * P.size;
     for (int64_t e = (int64_t)blockIdx.x * 256 + threadIdx.x; e < P.size; e += (int64_t)gridDim.x * 256) {
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(256) products(const __grid_constant
     if (j < count) out[j * (count + 1) + i] = sum;
 }
 
-// image - sum gamma_i dG_i and residual - sum gamma_i dF_i, of part blockIdx.y
+// image - sum gamma_i dG_i and residual - sum gamma_i dF_i, for part blockIdx.y
 extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant__ Past P) {
     const double *gamma = P.gamma + blockIdx.y * P.count;
     for (int64_t e = begin_of(P, blockIdx.y) + blockIdx.x * 256 + threadIdx.x; e < P.ends[blockIdx.y];

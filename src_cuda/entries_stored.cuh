@@ -1,9 +1,9 @@
-// Mirrors src_c/kernels_tmpl.c (the source STORED): where a sweep takes the entries of a tile from, here R rows of K that
-// lie one behind the other, in shared or in global memory.
+// Mirrors src_c/kernels_tmpl.c (the source STORED): the entries of a tile for a sweep, here R consecutive rows of K
+// in shared or in global memory.
 //
-// The seam between row_pass and what K is: a source opens a tile and gives one thread its entries, chunk by chunk,
-// twice, for the row sums and for the column sums.  Another source is a header of its own, with a struct Entries of the
-// same open and get, and one more choice of header in row_pass.cuh.
+// The interface between row_pass and the storage of K: a source opens a tile and gives one thread its entries, chunk by
+// chunk, twice, for the row sums and for the column sums.  Another source is a header of its own, with a struct Entries
+// of the same open and get, and one more choice of header in row_pass.cuh.
 #include "common.cuh"
 
 #ifndef BEYOND
@@ -19,7 +19,7 @@ struct Entries {
 #endif
     int columns;
 
-    // SPREAD: what lies behind a row is K, too, whose products with v = 0 are 0 and whose sums nobody reads.
+    // SPREAD: behind a row lies more of K; its products with v = 0 are 0, and its sums are not read.
     FN bool has(int thread, int c) const { return SPREAD || BEYOND || (c * GT + thread) * CHUNK < columns; }
 
     FN uint4 read(const unsigned char *tile, int thread, int q, int c) const {
@@ -27,7 +27,7 @@ struct Entries {
         return has(thread, c) ? *(const uint4 *)at : make_uint4(0, 0, 0, 0);
     }
 
-    // rows: so many the tile has; only with HOLD fewer than R, the others are zeros
+    // rows: the number of rows of the tile; only with HOLD it may be below R, and the rest are zeros
     FN void open(const unsigned char *tile, int width, int thread, int rows = R) {
         columns = width;
 #if HOLD

@@ -1,5 +1,5 @@
-// The O(n) half of a pass in a launch of its own, after the row half of portable.cu: cooperative, a block a multiprocessor
-// at most.  The blocks post to each other as in iterate.cu.
+// The O(n) half of a pass in a launch of its own, after the row half of portable.cu: a cooperative launch with at most
+// one block a multiprocessor. The blocks post to each other as in iterate.cu.
 // Options: STORE, KL_COLS, MEMORY; POINTS, POINTS_NARROW and SPARSE as in portable.cu.
 #define PERSISTENT 0
 #define STAGE 0
@@ -9,7 +9,7 @@ typedef double column_total;
 
 extern __shared__ __align__(128) unsigned char memory[]; // a Finish
 
-// The row half of launches before this one; from: null, or where the sums of several devices are
+// The results of the row half, from earlier launches; from: null, or the sums over several devices
 struct RowsDone {
     const double *from;
 

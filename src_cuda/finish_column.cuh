@@ -1,4 +1,4 @@
-// Mirrors src_c/finish_tmpl.c: what finish_pass does to one column; finish_pass.cuh explains it.
+// Mirrors src_c/finish_tmpl.c: the work of finish_pass on one column; finish_pass.cuh explains it.
 #include "common/column.h"
 #include "state.cuh"
 
@@ -7,7 +7,7 @@ enum {
     SUM_HARD,
     SUM_DUAL,
     SUM_NEXT,
-    SUM_MISFIT = SUM_NEXT, // of columns with kinks, which have no translation
+    SUM_MISFIT = SUM_NEXT, // for penalties with kinks, which have no translation
     SUM_DEAD,
     SUM_ONES,
     SUM_F,
@@ -16,18 +16,18 @@ enum {
     SUM_PF,
     MAX_F,
     MAX_MINUS,
-    SUM_DOT, // those before it are a column's own, the others products with its differences
+    SUM_DOT, // a column's own values end here; the others are products with its differences
     SUM_RHS = SUM_DOT + MEMORY,
-    USED = SUM_RHS + MEMORY // of VALUES
+    USED = SUM_RHS + MEMORY // used, of VALUES
 };
 
-#define STRIP (VALUES == 32 ? 64 : 32) // columns whose values are summed at once: 11 and 13 KB
+#define STRIP (VALUES == 32 ? 64 : 32) // columns summed at once: 11 and 13 KB of values
 #define TEAM (512 / VALUES)            // threads that sum one value
 #define JOINERS 128                    // threads that join the scalars of all blocks
-#define LINE (512 / PARTNERS)          // columns that a block has in hand at once
+#define LINE (512 / PARTNERS)          // columns that a block processes at once
 
-// lam = (log A - log B) / (fi1 k1 + k2): u *= e^(fi1 lam), v *= e^-lam.  The shift takes lam, so that x stays; what is
-// left of u's part is off = (fi1 - 1) lam, and kappa = e^off.
+// lam = (log A - log B) / (fi1 k1 + k2): u *= e^(fi1 lam), v *= e^-lam. The shift takes lam, so that x stays; the
+// remaining part of log u is off = (fi1 - 1) lam, and kappa = e^off.
 struct Translation {
     double lam, off, kappa;
 };
@@ -35,7 +35,8 @@ struct Translation {
 struct Finish {
     alignas(128) double value[(USED + COARSE) * STRIP > STAGE ? (USED + COARSE) * STRIP : STAGE];
     int label[STRIP];
-    double mean[CLUSTERS], last_mean[CLUSTERS], left[CLUSTERS], correction[CLUSTERS]; // R F and what it leads to
+    double mean[CLUSTERS], last_mean[CLUSTERS], left[CLUSTERS],
+        correction[CLUSTERS]; // R F and the numbers derived from it
     double total[VALUES];
     double join[JOINERS / 32][SCALARS];
     double row[SCALARS];
@@ -45,37 +46,37 @@ struct Finish {
     mapuot_stats stats;
 };
 
-// One column as its thread holds it through a pass; what does not depend on the pass's sums is loaded before them.
+// One column as its thread holds it through a pass; data independent of the pass's sums is loaded before them.
 struct Column : mapuot_column {
-    int j;                     // -1: this thread has none
-    int held;                  // the column whose differences it holds, its own or its partner's; -1: none
-    int label;                 // its cluster; -1: steps are not corrected
-    double share;              // of its cluster's column sums
+    int j;                     // -1: this thread has no column
+    int held;                  // the column of its differences, its own or its partner's; -1: none
+    int label;                 // its cluster; -1: no correction of steps
+    double share;              // its share of its cluster's column sums
     double image, last;        // the last image and residual
     double f, G;               // residual and image of the pass
     double d[OWN_DIFFERENCES]; // dF, later dG
 };
 
-// Which of a column's partners this thread is; the first has the column itself.
+// The index of this thread among a column's partners; the first has the column itself.
 FN int partner() { return (int)threadIdx.x / LINE; }
 
-// Where a block keeps the vectors of the iteration: one copy for all, or its own.
+// Offset of the block's vectors of the iteration: one copy for all blocks, or its own.
 FN int64_t own_copy(const State &S) { return S.solo ? blockIdx.x * S.ld : 0; }
 
-// Where the pass puts its column sums, and where this block leaves its scalars for it
+// The buffer of the pass's column sums, and of this block's scalars for it
 FN double *sums_of(const State &S, int turn) { return S.sums + turn % 3 * S.ld; }
 
 FN double *scalars_of(const State &S, int turn) {
     return S.scalars + turn % 2 * (S.parts > BLOCKS ? S.parts : BLOCKS) * SCALARS;
 }
 
-// Where the blocks post their sums over columns
+// The buffer in which the blocks post their sums over columns
 FN double *partial_of(const State &S, int turn) { return S.partial + turn % 2 * S.parts * POSTS; }
 
-// Columns a thread has to do
+// Number of columns of a thread
 FN int column_rounds(const State &S) { return ((int)S.share + LINE - 1) / LINE; }
 
-// The column of this thread, or of its partner, of those of block `part`, in that round
+// The column of block `part` that this thread, or its partner, has in that round; -1: none
 FN int column_of(const State &S, int part, int round) {
     const int share = (int)S.share, at = (int)threadIdx.x % LINE + round * LINE;
     const int j = part * share + at;
@@ -119,7 +120,7 @@ FN void load_images(const State &S, const Finish &F, Column &c) {
     load_differences(S, S.dG, F.p.have > 0 ? (int)F.p.depth : 0, c);
 }
 
-// all but kappa, with the logarithm of `sum` beside
+// The translation without kappa, and beside it the logarithm of `sum`
 FN Translation half_translation(const State &S, const Finish &F, double sum, double &log_sum) {
     const double(*x)[SCALARS] = F.join;
     const double mass = (x[0][ROW_MASS] + x[1][ROW_MASS]) + (x[2][ROW_MASS] + x[3][ROW_MASS]);

@@ -1,14 +1,14 @@
-// The scalar work between the two sweeps of finish_pass: what common/rules.h decides, twin of src_c/finish.c.
+// The scalar work between the two sweeps of finish_pass, by common/rules.h; twin of src_c/finish.c.
 //
-// Every block does it on the same numbers: one warp finds Anderson's weights, beside it one thread finds the dual value
-// and guards the last step.  What the next sweep does not wait for, the certified error and the status, comes later
+// Every block does it on the same numbers. One warp finds Anderson's weights, while one thread finds the dual value
+// and guards the last step. The certified error and the status, for which the next sweep does not wait, come later
 // (verdict).
 #include "anderson.cuh"
 
-// How often the columns' terms count: of one potential those of the rows are the same.
+// Factor of the columns' terms: with one potential the rows have the same terms.
 FN double both(const State &S) { return S.limits.symmetric ? 2.0 : 1.0; }
 
-// What the guard needs of the state.
+// The statistics that the guard needs.
 FN void measure(const State &S, Finish &F, const Translation &move) {
     const double *t = F.total, *row = F.row;
     mapuot_stats &out = F.stats;
@@ -32,12 +32,12 @@ FN bool usable(const Finish &F) {
            isfinite(F.total[SUM_GAP] + F.total[SUM_HARD]) && out.mass > 0;
 }
 
-// Dual value and guard of the pass, or what it is repeated for; one thread.
+// Dual value and guard of the pass, or the reason to repeat it; one thread.
 FN void settle_pass(const State &S, Finish &F, const Translation &move, double common) {
     Progress &p = F.p;
     const double shift = p.shift;
     measure(S, F, move);
-    p.turn = p.turn < 5 ? p.turn + 1 : 0; // modulo 6: of three and of two buffers
+    p.turn = p.turn < 5 ? p.turn + 1 : 0; // modulo 6, for sets of three and of two buffers
     p.step = MAPUOT_REPEAT;
     if (p.narrow > 0 && !usable(F)) {
         widen_passes(&p);
@@ -57,7 +57,7 @@ FN void settle_pass(const State &S, Finish &F, const Translation &move, double c
     if (F.stats.rejected > 0 && !isfinite(p.shift)) p.shift = shift;
 }
 
-// The limits of passes over the K that there is
+// The limits of passes, with the errors of the current K
 FN mapuot_limits limits_of(const State &S, const Progress &p) {
     mapuot_limits limits = S.limits;
     limits.exponent_error = p.exponent_error;
@@ -65,7 +65,7 @@ FN mapuot_limits limits_of(const State &S, const Progress &p) {
     return limits;
 }
 
-// Certified error and status, while the second sweep goes on; the warp before the last one, then it keeps the trace.
+// Certified error and status, while the second sweep runs: by the warp before the last, which then writes the trace.
 FN void verdict(const State &S, Finish &F, bool keep) {
     const double *t = F.total;
     mapuot_stats &out = F.stats;
@@ -75,7 +75,7 @@ FN void verdict(const State &S, Finish &F, bool keep) {
         const mapuot_limits limits = limits_of(S, p);
         certify(&limits, &p, &out, both(S) * t[SUM_GAP], both(S) * t[SUM_HARD], t[SUM_MISFIT], largest_scale(F));
         out.residual = out.rejected > 0 ? INF : fmax(t[MAX_F] + p.common, t[MAX_MINUS] - p.common);
-        judge(&S.limits, &p, &out, largest_scale(F), 1); // the next v is looked at in its own pass
+        judge(&S.limits, &p, &out, largest_scale(F), 1); // the next pass checks its own v
     }
     __syncwarp();
     const int q = threadIdx.x % 32;
@@ -84,7 +84,7 @@ FN void verdict(const State &S, Finish &F, bool keep) {
 }
 
 #if COARSE
-// Twin of src_c/coarse.c (coarse_correct): correction = T (R F - sum gamma R dF), each cluster by a team; all threads.
+// Twin of src_c/coarse.c (coarse_correct): correction = T (R F - sum gamma R dF), a team for each cluster; all threads.
 FN void coarse_step(const State &S, Finish &F, bool keep) {
     const Progress &p = F.p;
     const int J = threadIdx.x / TEAM, lane = threadIdx.x % TEAM, slot = (int)p.slot;

@@ -1,5 +1,5 @@
-// Twin of src_c/marginals.c: the O(n) work of a pass along a tree on the points of its marginals, a block for each sum, in a
-// fixed order.  Vectors stay on the device; the host reads a few numbers of each marginal or edge
+// Twin of src_c/marginals.c: the O(n) work of a tree pass on the points of its marginals, with a block for each sum, in
+// a fixed order.  Vectors stay on the device; the host reads a few numbers of each marginal or edge
 // (mapuot/backends/cuda/marginals.py).
 #include "common.cuh"
 #include "common/penalty.h"
@@ -9,20 +9,20 @@ struct Marginals {
     int64_t count, parts, edges;
     int64_t hard; // the first marginal that is hard; -1: none
     const int64_t *start, *child, *parent, *message;
-    const int64_t *cell, *message_cell; // that a message is moved by is its child's
-    const int64_t *order, *first;       // points by their cells; where those of each cell begin
+    const int64_t *cell, *message_cell; // the cell by which a message is translated is its child's
+    const int64_t *order, *first;       // points ordered by cell; where each cell begins
     const double *log_weight, *weight, *rho;
     double reg;
 };
 
-// mapuot_worth, of which the host reads the members' order
+// mapuot_worth; the host relies on the order of its members
 struct Worth {
     double largest, value, size, amount, gap, both, missed;
 };
 
 FN double rate_of(const Marginals &X, int64_t k) { return X.rho[k] > 0 ? X.reg / X.rho[k] : 0; }
 
-// log sum e^x of the points of a cell, for thread 0
+// log sum e^x over the points of a cell, valid in thread 0
 template <typename F> __device__ double log_sum(const Marginals &X, int64_t cell, F x_of) {
     double top = -INF, sum = 0;
     for (int64_t at = X.first[cell] + threadIdx.x; at < X.first[cell + 1]; at += blockDim.x) {
@@ -32,7 +32,7 @@ template <typename F> __device__ double log_sum(const Marginals &X, int64_t cell
     top = block_max(top);
     for (int64_t at = X.first[cell] + threadIdx.x; at < X.first[cell + 1]; at += blockDim.x)
         sum += exp(x_of(X.order[at]) - top);
-    return top + log(block_sum(sum)); // NaN, where top is inf
+    return top + log(block_sum(sum)); // NaN if top is inf
 }
 
 // log sum a u^(-reg / rho) of each cell
@@ -86,11 +86,11 @@ extern "C" __global__ void __launch_bounds__(1024)
     worth(const __grid_constant__ Marginals X, const double *log_u, const double *log_s, Worth *out) {
     const int64_t k = blockIdx.x;
     const double rho = X.rho[k], rate = isinf(rho) ? 0 : rate_of(X, k);
-    double most = 0, highest = 0, sound = 0; // exponents; 0 or, where a number is not finite, NaN
+    double most = 0, highest = 0, sound = 0; // highest: of exponents; sound: 0, or NaN if a number is not finite
     Worth sum = {};
     for (int64_t i = X.start[k] + threadIdx.x; i < X.start[k + 1]; i += blockDim.x) {
         const double a = X.weight[i], x = log_u[i], y = -rate * x;
-        const double half = exp(0.5 * y), q = a * half * half; // a may be 1e300 where e^y is below all numbers
+        const double half = exp(0.5 * y), q = a * half * half; // in halves: a may be 1e300 where e^y underflows
         const double term = isinf(rho) ? a * (X.reg * x) : rate > 0 ? -rho * (a * expm1(y)) : 0;
         most = fmax(most, fabs(x));
         highest = fmax(highest, y);

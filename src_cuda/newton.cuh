@@ -1,21 +1,21 @@
 // Mirrors mapuot_newton_begin and mapuot_newton_next of src_c/newton.c for rough steps, and HostWorkspace.leap of
-// mapuot/backends/cpu/workspace.py: Newton's step from the last pass over stored pairs, from which the next one starts.
+// mapuot/backends/cpu/workspace.py: Newton's step from the last pass over stored pairs, the start of the next pass.
 //
 //     S y = D y - P^T ((fi / r) o P y) = q - s,     D = s + k q,     q = b e^(-k log v),  b where a column is hard
 //
-// by conjugate gradients of the whole grid, three meetings a product: v d is there, the rows' products are, and the sums.
-// What is left of the equations is summed anew each time, and its next size follows from these sums.
-#define ROUGH 0.1      // share of its equations that a step leaves, at most
-#define REACH 3.0      // nats that it moves a column, at most: far off it points anywhere
-#define SINGULAR 1e-14 // curvature relative to that of D: what no plan can meet, or rounding
+// by conjugate gradients on the whole grid, with three meetings a product: after v d, after the rows' products, after
+// the sums. The size of the residual is summed anew each time, and its next size follows from these sums.
+#define ROUGH 0.1      // largest relative residual of a step's equations
+#define REACH 3.0      // nats that a step moves a column, at most: far off its direction is meaningless
+#define SINGULAR 1e-14 // curvature relative to D of a direction that no plan can follow, or of rounding
 
-// A column of the equations; where it has no mass the marginal is 0
+// A column of the equations; the marginal is 0 if it has no mass
 struct Equation {
     double diagonal, left, d, v;
 };
 
-// The sums of N numbers over all threads of the grid, in a fixed order: the same bits in every block.  Calls take the two
-// buffers in turn.
+// The sums of N numbers over all threads of the grid, in a fixed order: every block gets the same bits. Calls use the
+// two buffers alternately.
 template <int N>
 FN void grid_sums(const State &S, Finish &F, double (&x)[N], int &turn, uint32_t *counter, uint32_t &ended) {
     double(*part)[8] = (double(*)[8])F.value, *to = S.leap.sums + turn * BLOCKS * 8, all[8] = {};
@@ -41,23 +41,23 @@ FN void grid_sums(const State &S, Finish &F, double (&x)[N], int &turn, uint32_t
     __syncthreads();
 }
 
-// What the image of each part of K moves by, where no pair connects them; twin of part_sums and part_moves
+// The translations of the parts of K that no pair connects; twin of part_sums and part_moves
 FN void translate_parts(const State &S, const Finish &F, uint32_t *counter, uint32_t &ended) {
     const int warps = THREADS / 32, own = blockIdx.x * warps + threadIdx.x / 32, all = gridDim.x * warps;
     if (S.apart.count == 0) return;
-    grid_barrier(counter, ended); // the columns' sums are there
+    grid_barrier(counter, ended); // the columns' sums are complete
     for (int k = own; k < (int)S.apart.pieces; k += all) sum_piece(S, k, sums_of(S, (int)F.p.turn), F.p.shift);
     grid_barrier(counter, ended);
     for (int k = own; k < (int)S.apart.count; k += all) move_part(S, k);
 }
 
-// use(j) for the columns of this thread
+// Call use(j) for the columns of this thread
 template <typename Use> FN void own_columns(const State &S, Use use) {
     for (int j = blockIdx.x * THREADS + threadIdx.x; j < (int)S.n; j += gridDim.x * THREADS) use(j);
 }
 
-// The equations from the last pass, and the factors (fi / r) u kappa u of its rows; returns the size of what is left, INF
-// where there are none.
+// Set up the equations from the last pass, and the factors (fi / r) u kappa u of its rows. Returns the size of the
+// residual, INF if there are no equations.
 FN double open_equations(const State &S, Finish &F, int &turn, uint32_t *counter, uint32_t &ended) {
     double asked[3] = {}, size[1] = {};
     const auto hard = [&](int j) { return isinf(S.cols.rho[j]) && S.cols.weight[j] > 0; };
@@ -89,7 +89,7 @@ FN double open_equations(const State &S, Finish &F, int &turn, uint32_t *counter
     return size[0];
 }
 
-// S d to Sd, and the sums of d S d, d D d and, of what is left l in the norm of 1 / D, of l l, l S d and S d S d
+// S d to Sd, and the sums of d S d, d D d and, for the residual l in the norm of 1 / D, of l l, l S d and S d S d
 FN void newton_product(const State &S, Finish &F, const Half &rows, const Half &cols, Scratch &scratch,
                        double (&sums)[5], int &turn, uint32_t *counter, uint32_t &ended) {
     half_sums(
@@ -114,7 +114,7 @@ FN void newton_product(const State &S, Finish &F, const Half &rows, const Half &
     grid_sums(S, F, sums, turn, counter, ended);
 }
 
-// The next pass starts from log v + y, and the guard may drop that step.  Each block leaves B and sum v of its columns.
+// Start the next pass from log v + y; the guard may drop that step. Each block writes B and sum v of its columns.
 FN void move_on(const State &S, Finish &F) {
     double(*part)[2] = (double(*)[2])F.value, value[2] = {};
     const double reach = F.p.reach;
@@ -145,7 +145,7 @@ FN void move_on(const State &S, Finish &F) {
     __syncthreads();
 }
 
-// What a pass says of Newton's steps: where the guard has dropped one the next goes half as far, after a plain pass.
+// Adjust Newton's steps to the last pass: after the guard dropped one, the next goes half as far, after a plain pass.
 FN void look_ahead(Finish &F) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -186,7 +186,7 @@ FN void leap(const State &S, Finish &F, const Half &rows, const Half &cols, Scra
     if (threadIdx.x == 0) {
         F.p.products += products;
         F.p.leaps = 0;
-        if (!found) F.p.reach = -1; // no more of them
+        if (!found) F.p.reach = -1; // no further step
     }
     grid_barrier(counter, ended);
 }

@@ -1,11 +1,11 @@
 // Mirrors src_c/points.h: a block of the costs between points as a matrix in float64, for the streams over M.
 //
-// x is m x d, one point after another; coordinate k of point j of y lies at k ld + j step.  A block of 16 x 16 threads makes 64 x 64
-// entries, 4 x 4 a thread, from DEPTH coordinates at a time in shared memory; of each entry they are added up in order.
-// Of many clouds block row b makes the m x n costs of problem b, whose points are runs of x and y; behind the end of a
-// smaller cloud its last point stands.  PLAN 1: not the costs, but exp(alpha_i + beta_j - M_ij / reg), of (p x) m and n
-// exponents.
-// Options: METRIC (a mapuot_metric), PLAN, STORE 0, COST (of the coordinates: 0 float64, 1 float32).
+// x is m x d, one point after another; coordinate k of point j of y lies at k ld + j step.  A block of 16 x 16 threads
+// makes 64 x 64 entries, 4 x 4 a thread, from DEPTH coordinates at a time in shared memory; each entry is summed in
+// their order. With many clouds block row b computes the m x n costs of problem b, between runs of x and y; behind the
+// end of a smaller cloud its last point is repeated. PLAN 1: instead of costs, exp(alpha_i + beta_j - M_ij / reg), with
+// (p x) m and n exponents.
+// Options: METRIC (a mapuot_metric), PLAN, STORE 0, COST (type of the coordinates: 0 float64, 1 float32).
 #include "common.cuh"
 #include "common/metric.h"
 
@@ -14,7 +14,7 @@
 #define SIDE 64
 #define EACH 4
 
-// DEPTH coordinates from k0 on of SIDE points on either side, of the last of m or n points for those behind it
+// Load DEPTH coordinates from k0 on of SIDE points of either side; behind the last of m or n points it is repeated
 FN void take(double (&x_here)[DEPTH][SIDE + 1], double (&y_here)[DEPTH][SIDE], const cost *x, const cost *y, int64_t i0,
              int64_t j0, int64_t k0, int64_t m, int64_t n, int64_t step, int64_t ld, int64_t d) {
     for (int q = threadIdx.x; q < DEPTH * SIDE; q += 256) {

@@ -1,8 +1,8 @@
-// Formulas of vectors, operation by operation: CuPy would compile a kernel for each operation, type and layout.
+// Vector formulas, evaluated operation by operation: CuPy would compile a kernel for each operation, type and layout.
 // Option: STORE 0.
 #include "common.cuh"
 
-// By their names in NumPy; PLACE: the number of an entry.
+// Operations, named as in NumPy; PLACE: the index of an entry.
 // clang-format off
 enum {
     POSITIVE, ADD, SUBTRACT, MULTIPLY, DIVIDE, NEGATIVE, ABSOLUTE, SQUARE, SQRT, EXP, LOG, LOG1P, RINT, MINIMUM, MAXIMUM,
@@ -11,9 +11,9 @@ enum {
 // clang-format on
 enum { BOOL, INT64, FLOAT32, FLOAT64, NUMBER };
 
-#define SLOTS 32 // operands of a formula, and operations, whose results lie behind them
+#define SLOTS 32 // operands of a formula, and operations; their results follow the operands
 
-// An array of one to three axes, of whose first ``index`` picks, or a number; of a result the value is its place
+// An array of one to three axes, with rows picked by ``index``, or a number; for a result, value is its slot
 struct Operand {
     void *x;
     const int64_t *index;
@@ -23,7 +23,7 @@ struct Operand {
 
 struct Task {
     int64_t size[3], operations, inputs, outputs;
-    uint32_t code[SLOTS]; // operation, and the places of its operands, a byte each
+    uint32_t code[SLOTS]; // operation, and the slots of its operands, a byte each
     Operand slot[SLOTS];
 };
 
@@ -88,8 +88,8 @@ extern "C" __global__ void __launch_bounds__(256) evaluate(const __grid_constant
     }
 }
 
-// out_ij = x_sj merged with x_tj, .. up to the next start, s = starts_i; behind the last one up to the end of x, a number.
-// The second operation is made of each entry first.
+// out_ij = x_sj merged with x_tj, .., from s = starts_i up to the next start; the last run ends at the end of x, a
+// number. The second operation is applied to each entry first.
 extern "C" __global__ void __launch_bounds__(256) reduceat(const __grid_constant__ Task T) {
     const int64_t m = T.size[0], n = T.size[1], *starts = (const int64_t *)T.slot[1].x;
     for (int64_t e = (int64_t)blockIdx.x * 256 + threadIdx.x; e < m * n; e += (int64_t)gridDim.x * 256) {
