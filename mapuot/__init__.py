@@ -1,19 +1,19 @@
 """Entropic unbalanced optimal transport, with a certificate on every answer.
 
-`solve` solves one problem, `solve_batch` many at once, `path` one for a list of penalties, `tune` finds reg and reg_m,
-`solve_sample` one between clouds of points, `multimarginal` one of many marginals; `barycenter`, `sinkhorn_divergence`
-and `pairwise` are made of such problems. Modules for those who come from other libraries are imported on first use:
+`solve` solves one problem, `solve_batch` many at once, `path` one problem for a list of penalties. `tune` finds reg and
+reg_m, `solve_sample` takes clouds of points, `multimarginal` many marginals. `barycenter`, `sinkhorn_divergence` and
+`pairwise` combine such problems. Modules for users of other libraries are imported on first use:
 
 - ``mapuot.pot``: POT's unbalanced functions, and ``patched()``, within which POT itself runs on mapuot
 - ``mapuot.da``: domain adaptation, an estimator of scikit-learn
 - ``mapuot.wot``: populations over time, under the names of wot and moscot
-- ``mapuot.moscot``: a backend of moscot, whose problems then take ``solve(backend="mapuot")``
-- ``mapuot.flow``: pairs to train flows on, under torchcfm's names
+- ``mapuot.moscot``: a backend of moscot: its problems then take ``solve(backend="mapuot")``
+- ``mapuot.flow``: training pairs for flows, under torchcfm's names
 - ``mapuot.torch``, ``mapuot.jax``: losses with gradients for PyTorch and JAX
 - ``mapuot.plot``: pictures of results, by Matplotlib
 
-Every function raises ValueError or TypeError where an argument is out of range or of the wrong kind; the message names
-the argument.
+Every function raises ValueError or TypeError if an argument is out of range or of the wrong kind; the message names the
+argument.
 """
 
 from importlib import import_module

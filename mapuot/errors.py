@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-OURS = ("mapuot", "ot", "torch", "jax")  # whose classes call our functions: their callers are meant
+OURS = ("mapuot", "ot", "torch", "jax")  # their classes call our functions: warnings go to the callers of these
 MOST_SHOWN = 80  # characters of a value in a message
-OF_BATCH = {"A": "a", "B": "b"}  # names of `solve_batch`, and of those who take one problem, too
+OF_BATCH = {"A": "a", "B": "b"}  # names in `solve_batch`: names in functions that take one problem, too
 
 # set where the caller of a solve tells of what did not converge himself, in his own words
 MUTED: ContextVar[bool] = ContextVar("MUTED", default=False)
 
 
 class ConvergenceWarning(UserWarning):
-    """Warning that a solve ended above its tolerance; the text says how far it came, and what helps.
+    """Warning that a solve ended above its tolerance; the text has the error reached, and a cure.
 
     See Also
     --------
@@ -36,7 +36,7 @@ class ConvergenceWarning(UserWarning):
 
 
 class ScalingWarning(UserWarning):
-    """Warning that an answer is right but its units look wrong: hardly any mass moves, or finite costs stand for inf.
+    """Warning that an answer is right but units look wrong: almost no mass moves, or finite costs stand for inf.
 
     See Also
     --------
@@ -54,7 +54,7 @@ class ScalingWarning(UserWarning):
 
 
 class InfeasibleError(ValueError):
-    """Error of a problem that no plan satisfies, for example where every pair of a balanced point is forbidden.
+    """Error for a problem without a feasible plan, for example if every pair of a balanced point is forbidden.
 
     See Also
     --------
@@ -70,7 +70,7 @@ class InfeasibleError(ValueError):
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line that called into mapuot, or into the part of POT that did."""
+    """Warn at the line that called mapuot, or that called POT, which called mapuot."""
     level, frame = 1, sys._getframe(0)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in OURS:
         level, frame = level + 1, frame.f_back
@@ -79,7 +79,7 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Keep solves within from warning of their answers: their caller tells of these. Other threads warn as before."""
+    """Mute warnings of solves in this context, because their caller reports them. Other threads still warn."""
     before = MUTED.set(True)
     try:
         yield
@@ -89,7 +89,7 @@ def muted() -> Iterator[None]:
 
 @contextmanager
 def renamed(names: dict[str, str]) -> Iterator[None]:
-    """Put a caller's names of arguments, {ours: the caller's}, into messages that begin with ours."""
+    """Replace argument names, {ours: the caller's}, in messages that begin with ours."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -101,7 +101,7 @@ def renamed(names: dict[str, str]) -> Iterator[None]:
 
 
 def shown(value: Any) -> str:
-    """Return repr(value) for a message, one line, cut off; its type where repr fails (an int of 5000 digits)."""
+    """Return repr(value) for a message, one short line; its type if repr fails (an int of 5000 digits)."""
     try:
         text = repr(value)
     except Exception:
@@ -114,7 +114,7 @@ def cut(text: str) -> str:
 
 
 def packed(error: BaseException) -> tuple[bytes, str]:
-    """Pack an exception for another process: its text and its class, or the nearest base that a text alone makes."""
+    """Pack an exception for another process: its text and its class, or the nearest base that takes one text."""
     kinds = type(error).__mro__
     for kind in kinds[: kinds.index(Exception) if Exception in kinds else 0]:
         try:
@@ -126,13 +126,13 @@ def packed(error: BaseException) -> tuple[bytes, str]:
 
 
 def unpacked(errors: list[tuple[int, tuple[bytes, str]]], size: int) -> Exception:
-    """Return the error of the first rank, which is named where not all ``size`` ranks have the same error."""
+    """Return the error of the first rank; name the rank unless all ``size`` ranks have the same error."""
     rank, (kind, text) = errors[0]
     if len(errors) < size or any(failed != (kind, text) for _, failed in errors):
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         text = f"rank {rank}{more}: {text}"
     try:
         error = pickle.loads(kind)(text)
-    except Exception:  # a class that only that rank knows
+    except Exception:  # only that rank knows the class
         error = None
     return error if isinstance(error, Exception) else RuntimeError(text)

@@ -1,8 +1,8 @@
 """A backend of moscot: after ``import mapuot.moscot`` its problems take ``solve(backend="mapuot")``.
 
-Costs, their scale, epsilon and tau are those that moscot's own backend makes of its arguments; the solve, and what
-pushes and pulls through the plan, are those of a certified `Result`, ``problem[...].solution.result``. Points with
-squared distances stay points, and no matrix is formed. wot.py has a model of its own for time courses.
+moscot's own code computes the costs, their scale, epsilon and tau from its arguments. mapuot solves the problem, and
+pushes and pulls through the plan of a certified `Result`, ``problem[...].solution.result``. For points with squared
+distances no matrix is formed. wot.py has a separate model for time courses.
 """
 
 from operator import attrgetter
@@ -54,16 +54,16 @@ class Solution(BaseDiscreteSolverOutput):
 
     @property
     def cost(self) -> float:
-        """The value of the potentials by moscot's own backend, which leaves out constants."""
+        """Value of the potentials by the formula of moscot's own backend, without constants."""
         return float(compute_kl_reg_cost(self.result.f, self.result.g, self.prob, lse_mode=True))
 
     def to(self, device: Any = None) -> "Solution":
-        """Return the answer as it is: mapuot solves where the cost lies."""
+        """Return the answer unchanged: mapuot solves on the device of the cost."""
         return self
 
 
 class Solver(SinkhornSolver):
-    """moscot's preparation of a linear problem, solved by `mapuot.solve`; ``options`` are that function's."""
+    """Solver of linear problems: moscot prepares them, `mapuot.solve` solves them with ``options``."""
 
     def __init__(self, rank: int = -1, epsilon: Any = None, **options: Any) -> None:
         if rank > -1:
@@ -83,14 +83,14 @@ class Solver(SinkhornSolver):
         reg, taus = float(geom.epsilon), (float(prob.tau_a), float(prob.tau_b))
         a, b = (np.asarray(z, np.float64) for z in (prob.a, prob.b))
         if taus == (1.0, 1.0):
-            b = b * (a.sum() / b.sum())  # whose sums are equal but for float32
+            b = b * (a.sum() / b.sum())  # the totals differ by float32 rounding only
         reg_m = tuple(np.inf if tau == 1 else reg * tau / (1 - tau) for tau in taus)
         return Solution(solve(M, a, b, reg=reg, reg_m=reg_m, reference="uniform", **self.options), prob)
 
 
 @register_solver("mapuot")
 def solver_of(problem_kind: str) -> type[Solver]:
-    """Return the solver of linear problems, the kind that there is."""
+    """Return the solver for linear problems, the only kind here."""
     if problem_kind != "linear":
         raise NotImplementedError(f"backend 'mapuot' solves linear problems, not {problem_kind!r} ones")
     return Solver

@@ -1,4 +1,4 @@
-"""Marginal penalties D(r | t): their prox, conjugate and Fenchel-Young gap, in float64 numpy; what a gap proves.
+"""Marginal penalties D(r | t): prox, conjugate and Fenchel-Young gap, in float64 NumPy; the plan error of a gap.
 
 One entry is ``reg * KL``-regularised: with s = (K v)_i the total kernel seen by the point, the solver needs
 log u = prox(log s), the dual term -D*(-f) with f = reg * log u, and the gap D(r|t) + D*(-f) + f r.
@@ -22,14 +22,14 @@ NUMBERS = members("mapuot_penalty")
 
 @dataclass(frozen=True)
 class Penalty:
-    """Properties of a penalty beside its formulas, which are the functions below."""
+    """Properties of a penalty; the functions below have its formulas."""
 
     number: int  # mapuot_penalty
     words: str  # for users
     strict: bool  # a weight 0 forbids any mass there
-    rounds: str | None  # how rounding moves its terms: as those of "kl", "tv" or "l2" (src_c/common/rules.h)
-    finite: bool = False  # reg_m must be: there is no limit of hard constraints
-    kinks: bool = False  # D has some: extrapolation is misled, and optimal marginals are no function of the potential
+    rounds: str | None  # rounding rule of its terms: "kl", "tv" or "l2" (src_c/common/rules.h)
+    finite: bool = False  # whether reg_m must be finite: there is no hard limit
+    kinks: bool = False  # D has kinks: they mislead extrapolation, and a potential has several optimal marginals
     degree: int = 1  # D(k r | k t) = k^degree D(r | t)
 
 
@@ -43,7 +43,7 @@ PENALTIES = {
 
 
 def prox(kind: str, log_s: F64, t: F64, rho: F64, upper: F64 | None, reg: float) -> F64:
-    """log u that maximises the dual at one point, given log s; -inf where the point carries no mass."""
+    """Return the log u that maximises the dual at one point, given log s; -inf if the point carries no mass."""
     with np.errstate(divide="ignore", invalid="ignore"):
         balanced: F64 = np.log(t) - log_s  # r = t
         if kind in ("kl", "balanced"):
@@ -51,7 +51,7 @@ def prox(kind: str, log_s: F64, t: F64, rho: F64, upper: F64 | None, reg: float)
             return np.asarray(fi * balanced)
         if kind == "tv":  # r = t while |f| <= rho
             return np.asarray(np.clip(balanced, -rho / reg, rho / reg))
-        if kind == "l2":  # log u = rho t / reg - omega(z) = log omega(z) - x, z = x + rho t / reg: what cancels less
+        if kind == "l2":  # log u = rho t / reg - omega(z) = log omega(z) - x, z = x + rho t / reg (less cancellation)
             from scipy.special import wrightomega  # noqa: PLC0415 - 180 ms on import, and few penalties are L2
 
             x, most = np.log(rho / reg) + log_s, rho * t / reg
@@ -63,7 +63,7 @@ def prox(kind: str, log_s: F64, t: F64, rho: F64, upper: F64 | None, reg: float)
 
 
 def project(kind: str, log_x: F64, rho: F64, reg: float) -> F64:
-    """Potentials put back into the domain of the dual: total variation has |f| <= rho, the others no bound."""
+    """Project potentials onto the domain of the dual: |f| <= rho for total variation, no bound for the others."""
     if kind != "tv":
         return log_x
     return np.where(np.isfinite(log_x), np.clip(log_x, -rho / reg, rho / reg), log_x)
@@ -77,7 +77,7 @@ def kl_divergence(r: F64, t: F64) -> F64:
 
 
 def divergence(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
-    """D(r | t) per point; for hard constraints (rho = inf, balanced, range) 0: their violation is told apart."""
+    """Return D(r | t) per point; 0 for hard constraints (rho = inf, balanced, range), see `violation`."""
     finite = np.where(np.isinf(rho), 0.0, rho)
     if kind in ("kl", "balanced"):
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -85,18 +85,18 @@ def divergence(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
     if kind == "tv":
         return finite * np.abs(r - t)
     if kind == "l2":
-        return 0.5 * finite * (r - t) * (r - t)  # no square: that of 1e-160 is 0
+        return 0.5 * finite * (r - t) * (r - t)  # not squared first: the square of 1e-160 is 0
     return np.zeros_like(r)
 
 
 def dual_term(kind: str, f: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
-    """-D*(-f) per point, what the point adds to the dual value (0 where t = 0 and u = 0).
+    """Return -D*(-f) per point, its term of the dual value (0 where t = 0 and u = 0).
 
     Of total variation it is -inf beneath -rho, but for rounding.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if kind in ("kl", "balanced"):
-            soft = -rho * (t * np.expm1(-f / rho))  # rho t may be below all numbers where the mass is not
+            soft = -rho * (t * np.expm1(-f / rho))  # rho t may underflow where the mass does not
             value = np.where(np.isinf(rho), f * t, soft)
         elif kind == "tv":
             value = np.where(f < -rho * (1 + 1e-9), -np.inf, np.clip(f, -rho, rho) * t)
@@ -113,12 +113,12 @@ def mass_slope(f: Any, rho: float, reg: float, other: Any) -> Any:
     if np.isinf(rho):
         return f + reg * (other - 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
-        ratio = np.exp(-f / rho)  # what leaves the point, as a part of its mass
+        ratio = np.exp(-f / rho)  # share of the mass that leaves the point
         return reg * (other - ratio) - rho * np.expm1(-f / rho)
 
 
 def violation(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
-    """Distance of r from the set that the penalty allows; 0 for the soft penalties."""
+    """Return the distance of r from the set that the penalty allows; 0 for soft penalties."""
     if kind == "range":
         assert upper is not None
         return np.maximum(0.0, np.maximum(rho * t - r, r - upper * t))
@@ -128,7 +128,7 @@ def violation(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
 
 
 def misfit(kind: str, f: F64, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
-    """Distance of r from the interval of marginals for which f is optimal, of the penalties with kinks: tv, range."""
+    """Return the distance of r from the marginals for which f is optimal, for penalties with kinks: tv, range."""
     if kind == "tv":
         edge = np.isclose(np.abs(f), rho, rtol=1e-15, atol=0.0)
         low = np.where(edge & (f > 0) | (f > rho), 0.0, t)
@@ -153,7 +153,7 @@ def gap_term(kind: str, f: F64, r: F64, t: F64, rho: F64, upper: F64 | None) -> 
         low = f >= rho * t  # here the best r is 0
         e = r - t + f / rho
         return np.where(low, r * (f - rho * t) + 0.5 * rho * r * r, 0.5 * rho * e * e)
-    if kind == "tv":  # products: the mass may be far below t, and at the bound, but for rounding, f counts as it
+    if kind == "tv":  # products: the mass may be far below t; f within rounding of the bound counts as the bound
         at = np.where(np.abs(f) >= rho * (1 - 1e-15), np.copysign(rho, f), f)
         gap = np.where(r < t, (rho - at) * (t - r), (rho + at) * (r - t)) + np.maximum(f - rho, 0.0) * r
         return np.where(f < -rho * (1 + 1e-9), np.inf, gap)
@@ -164,4 +164,4 @@ def gap_term(kind: str, f: F64, r: F64, t: F64, rho: F64, upper: F64 | None) -> 
 
 def plan_error(d: float) -> float:
     """|P - P*|_1 / mass from d >= KL(P* | P) / mass: docs/mathematics.md (10). Twin: src_c/common/rules.h."""
-    return d / 3 + math.sqrt(2 * d + d * d / 9) if d >= 0 else math.inf  # of a sum: at most the sum of both
+    return d / 3 + math.sqrt(2 * d + d * d / 9) if d >= 0 else math.inf  # subadditive in d

@@ -5,16 +5,16 @@ import math
 import os
 from pathlib import Path, PurePosixPath
 
-SERIAL_ENTRIES = 640 * 640  # problems up to this size run on one thread: a pass takes less than waking another
+SERIAL_ENTRIES = 640 * 640  # up to this size one thread is used: a pass takes less time than waking another thread
 
 
 def cores() -> set[int]:
-    """The numbers of the cores that this process may run on: by its affinity, or all where the system has none."""
+    """Return the numbers of the cores that this process may use: by its affinity, or all if there is none."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def core_count() -> int:
-    """Return how many threads this process may keep busy: its cores, or its container's CPU quota if that is less."""
+    """Return the number of useful threads: this process's cores, or its container's CPU quota if that is less."""
     count, most = len(cores()), quota()
     return max(1, int(most + 0.5)) if most < count else count
 
@@ -33,7 +33,7 @@ def quota(root: str = "") -> float:
 
     Quotas bind a cgroup and all below it; version 1 has them in two files, version 2 in one. Which cgroup: proc(5).
     """
-    own: dict[str, str] = {}  # its path by each of the controllers of a hierarchy, "" of version 2
+    own: dict[str, str] = {}  # cgroup path for each controller, "" for version 2
     for line in lines(f"{root}/proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         own = dict.fromkeys(controllers.split(","), path) | own
@@ -54,7 +54,7 @@ def quota(root: str = "") -> float:
 
 
 def quota_of(told: list[str]) -> float:
-    """Return the quota of one cgroup, a time in each period: inf where it has none."""
+    """Return the quota of one cgroup, CPU time per period; inf without a quota."""
     try:
         time, period = map(float, " ".join(told).split())
     except ValueError:
@@ -63,7 +63,7 @@ def quota_of(told: list[str]) -> float:
 
 
 def lines(path: str | Path) -> list[str]:
-    """Return the lines of a file of the system, none where it cannot be read; names in it may have any other byte."""
+    """Return the lines of a system file, none if it cannot be read; names in it may have any bytes."""
     try:
         return [line for line in os.fsdecode(Path(path).read_bytes()).split("\n") if line]
     except OSError:
@@ -71,20 +71,20 @@ def lines(path: str | Path) -> list[str]:
 
 
 def default_threads(entries: int, share: float | None = None) -> int:
-    """Threads for K of so many entries, where ``share`` of the host's cores (default: ``core_count``) is free."""
+    """Return the threads for a K of ``entries`` entries and ``share`` free cores (default: ``core_count``)."""
     if entries <= SERIAL_ENTRIES:
         return 1
     return max(1, int((core_count() if share is None else share) + 1e-9))  # a share is a sum of fractions
 
 
 def free_memory() -> float:
-    """Bytes that can be had without swapping, inf where the system does not tell."""
+    """Return the bytes available without swapping; inf if the system does not report them."""
     told = (int(line.split()[1]) for line in lines("/proc/meminfo") if line.startswith("MemAvailable"))
     return 1024.0 * next(told, math.inf)
 
 
 def isa() -> str:
-    """The instruction set in use: "scalar", "avx2", "avx512" or "neon"."""
+    """Return the instruction set in use: "scalar", "avx2", "avx512" or "neon"."""
     from ._core import ffi, lib  # noqa: PLC0415  the reference runs without the C library
 
     return str(ffi.string(lib.mapuot_isa()).decode())

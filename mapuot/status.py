@@ -7,14 +7,14 @@ from .errors import MUTED, ConvergenceWarning, warn
 
 # The first six have the numbers of mapuot_status (src_c/common/record.h); files of answers hold the index of a status.
 STATUSES = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "max_passes", "cancelled")
-GOES_ON = ("running", "absorb")  # statuses of a pass that another one follows
-FAILED = ("not finite", "underflow")  # statuses of what is no answer
-UNREACHED = ("stalled", "max_passes", *FAILED)  # of what passes could not meet: perhaps no plan does
-VALUE_KNOWN = 1e-4  # relative gap from which a warning tells of tol_gap
+GOES_ON = ("running", "absorb")  # statuses of a pass that is followed by another
+FAILED = ("not finite", "underflow")  # statuses of solves without an answer
+UNREACHED = ("stalled", "max_passes", *FAILED)  # statuses of unmet marginals: perhaps no plan meets them
+VALUE_KNOWN = 1e-4  # below this relative gap a warning mentions tol_gap
 
 
 class Words(NamedTuple):
-    """The caller's names for the limit of passes and for the certified error asked for."""
+    """The caller's names of the pass limit and of the requested certified error."""
 
     passes: str = "max_passes"
     tol: str = "tol"
@@ -24,19 +24,19 @@ OURS = Words()
 
 
 def told_bound(error: float, name: str = "error") -> str:
-    """Put a certified relative plan error into words; from 1 on it says nothing of the plan."""
+    """Describe a certified relative plan error; an error of 1 or more says nothing about the plan."""
     return f"{name} {error:.1e}" if error < 1 else "nothing certified yet"
 
 
 def told_miss(error: float, tol: float, words: Words = OURS) -> str:
-    """Put a certified error above ``tol`` into words."""
+    """Describe a certified error above ``tol``."""
     if error < 1:
         return f"certified relative plan error {error:.2e} > {words.tol} {tol:.2e}"
     return f"certified relative plan error above 1, so far nothing is known of the plan ({words.tol} {tol:.2e})"
 
 
 def not_converged(result: Any, tol: float, finer: bool = False, words: Words = OURS) -> str:
-    """Why a certified solve did not reach ``tol``, and what may help; ``finer``: precision="float64" may."""
+    """Say why a solve did not reach ``tol``, and name a cure; ``finer``: precision="float64" may help."""
     missed, forbidden = result._missed, getattr(result.problem, "forbidden", False)
     nearer = "raise reg or reg_m, bring the costs nearer 0, or rescale the masses"
     stalled = f"rounding allows no better: ask for a larger {words.tol}" + " or precision='float64'" * finer
@@ -60,7 +60,7 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
 
 
 def lost_digits(result: Any) -> float:
-    """Estimate the plan error below which no pass goes, by the rounding of exponents; 0 where it is not known."""
+    """Estimate the smallest plan error that the rounding of exponents allows; 0 if it is not known."""
     problem = result.problem
     if not hasattr(problem, "exponent_error") or problem.ranks.size > 1 or result.status in FAILED:
         return 0.0
@@ -70,7 +70,7 @@ def lost_digits(result: Any) -> float:
 
 
 def value_known(result: Any) -> str:
-    """Say that the value is known well, where the gap is small already, for users who do not want the plan."""
+    """Say that the value is already accurate if the gap is small, for users who do not need the plan."""
     dual = result.trace[-1].dual if result.trace else 0.0
     relative = result.gap / abs(dual) if dual else math.inf
     if not relative <= VALUE_KNOWN:
@@ -79,6 +79,6 @@ def value_known(result: Any) -> str:
 
 
 def warn_not_converged(text: str) -> None:
-    """Give one ConvergenceWarning at the caller's line, where the caller does not tell of it himself."""
+    """Issue one ConvergenceWarning at the caller's line, unless the caller reports it itself."""
     if not MUTED.get():
         warn(text, ConvergenceWarning)

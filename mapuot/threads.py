@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 Work = Callable[[], Any]
-LOOK_SECONDS = 0.1  # seconds between two looks for a Ctrl-C, which the system may have told to another thread
+LOOK_SECONDS = 0.1  # seconds between two checks for Ctrl-C, which another thread may have received
 
 
 def new_thread(work: Work) -> None:
@@ -22,7 +22,7 @@ def new_thread(work: Work) -> None:
 
 
 def kept_thread(work: Work) -> None:
-    """Run work in a thread that is kept: a new one takes up to a millisecond to start where the cores are busy."""
+    """Run work in a persistent thread: a new one takes up to a millisecond to start on busy cores."""
     helper().put(work)
 
 
@@ -30,7 +30,7 @@ def each(
     function: Callable[[Any], Any], items: Iterable[Any], stop: Work, *, threads: int = 1,
     start: Callable[[Work], None] = new_thread, told: Work = lambda: None,
 ) -> None:  # fmt: skip
-    """Call ``function(item)`` for all items in other threads, at most so many, and ``told()`` here after each.
+    """Call ``function(item)`` for all items in up to ``threads`` other threads, and ``told()`` here after each.
 
     The first exception of a call is raised, or one of this thread, Ctrl-C above all, when ``stop()`` has been called
     and the calls under way have ended.
@@ -59,7 +59,7 @@ def each(
                 raise error
             told()
     except BaseException:
-        waiting.clear()  # who begins later finds nothing to do
+        waiting.clear()  # threads that begin later find nothing to do
         stop()
         error = None  # whose traceback has this frame
         while len(ended) < len(begun):
@@ -77,15 +77,15 @@ def next_of(answers: SimpleQueue[Any]) -> Any:
 
 @functools.cache
 def helper() -> SimpleQueue[Work]:
-    """Return the queue of a thread that does its work one after the other; work must not raise."""
+    """Return the work queue of a thread; it runs one item after the other, and items must not raise."""
     tasks = SimpleQueue[Work]()
 
     def serve() -> None:
         while True:
-            tasks.get()()  # without a name: what is done is not kept
+            tasks.get()()  # without a name, so that finished work is freed
 
     new_thread(serve)
     return tasks
 
 
-os.register_at_fork(after_in_child=helper.cache_clear)  # a child has none of the threads
+os.register_at_fork(after_in_child=helper.cache_clear)  # a child process has no threads
