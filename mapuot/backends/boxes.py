@@ -28,14 +28,14 @@ from .rules import Judge, plan_error
 from .tables import copied, formula
 
 UNITS = (16, 0), (32, 50_000), (64, 400_000)  # (points of a box, least points): bounds must cost less than passes
-MOST_SLOPES = 16  # most dimensions in which potentials are fitted by linear functions in a box
+MOST_SLOPES = 16  # with more dimensions potentials are not fitted by linear functions in a box
 WORTH = 0.6  # if a larger share of pairs is kept, skip none
-ROUGH = 0.03  # certified error at which the first mask, made from rough potentials, is replaced
+ROUGH = 0.03  # certified error; from here on a new mask replaces the first mask, made from rough potentials
 GOAL, OLD = 0.2, 0.35  # share of tol that a new mask aims at in the final certificate, and that an old one may take
 ENOUGH = 0.3  # share of tol: from this error on the next pass certifies without a correction
 CORRECTION = 2  # most passes over the kept pairs that a correction may cost; it saves two or three
 CORRECTED_ERROR = 1.0  # largest error of a pass that is corrected: beyond it potentials are off by more than a reg
-WILD = 60.0  # nats by which an entry of K may exceed the value that the potentials predict: float32 holds 88
+WILD = 60.0  # most nats of an entry of K above the value that the potentials predict: float32 holds 88
 ORDER = 64  # sorting one point takes as long as this many entries of a matrix
 TRIALS = 16  # thresholds tried for a mask
 
@@ -494,7 +494,7 @@ def order(points: F64, unit: int, threads: int | None = None) -> Any:
 
 
 class Sorted(NamedTuple):
-    """The order in which a solve has its points, box by box, and the pairs that it skipped."""
+    """The order of a solve's points, box by box, and the pairs that it skipped."""
 
     order: tuple[Any, Any]  # permutations of rows and columns, on the device of the solve's vectors
     unit: int  # points of a box
@@ -513,7 +513,7 @@ class Sorted(NamedTuple):
         return dataclasses.replace(problem, cost=cost, rows=rows, cols=cols)
 
     def back(self, tables: Any) -> tuple[F64, F64]:
-        """Return vectors over the solve's rows and columns in the order in which the points were given."""
+        """Return vectors over the solve's rows and columns in the caller's order of the points."""
         out = tuple(namespace(x).empty(len(x)) for x in tables)
         for whole, at, x in zip(out, self.order, tables, strict=True):
             whole[at] = x

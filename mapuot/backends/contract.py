@@ -18,7 +18,7 @@ and optionally
 
     RANKS_TOGETHER  True if passes of one potential work where ranks share the rows
     SKIPS_TOGETHER  True if passes of one potential can skip pairs of points
-    SKIPS_FROM  least number of pairs at which a cloud with "auto" skips some, if larger than the cloud's own limit
+    SKIPS_FROM  a cloud with "auto" skips pairs only if it has at least this many; the cloud's own limit holds, too
     quicker_turned(cost)    whether a solve of the transpose takes less time
     costs(cloud, threads)   the cost matrix of points
     formed(cloud, threads)  the cost matrix by the faster way, and a bound on the extra rounding if products made it

@@ -22,7 +22,7 @@ def runs(rows: Any, n: int) -> Iterator[tuple[int, int]]:
 
 
 def columns_in(block: Any, rows: Any, at: F64) -> Any:
-    """Find in each of these rows of a plan the column at which the cumulated mass exceeds the share ``at``."""
+    """Find in each of these rows of a plan the first column where the cumulated mass exceeds the share ``at``."""
     if is_sparse(block):
         return columns_of_pairs(block, rows, at)
     n = block.shape[1]

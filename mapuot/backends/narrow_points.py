@@ -1,4 +1,4 @@
-"""The points in the form from which float32 passes make rows, for src_c/narrow_points.h and src_cuda/points.cuh.
+"""Float32 points for passes that make the rows of K, for src_c/narrow_points.h and src_cuda/points.cuh.
 
     K_ij = 2^(row_i + col_j - c_ij)
 
@@ -30,7 +30,7 @@ MOST_ERROR = 0.05  # largest estimated error of an entry: beyond it float32 pass
 DIFFERENCES = 4  # dimensions; up to here sum squares of differences: more exact, twice the work
 SAMPLE, LEAST = 1 << 14, 256  # coordinates, and least number of points, of the sample for middles and sizes
 TAIL_MOST = 10.0  # cap on sizes, in units of their median
-SLACK = 10.0  # powers of 2 by which the cost of a pair with mass may exceed the estimate from the scalings of K
+SLACK = 10.0  # allowance, in powers of 2, for costs of pairs with mass above the estimate from the scalings of K
 PARTIAL = 6.0  # rounding of a sum of products, in units of 2^-24 size^2: roundings of many terms partly cancel
 CORRECTED = 1e-4  # narrow_floor of corrected float32 passes: the next float64 pass drops to the rounding error at once
 HIDDEN = 2.0**60  # coordinates of labels that forbid a pair: 2^-(2^61) is 0

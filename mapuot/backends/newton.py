@@ -84,7 +84,7 @@ class ColumnsNewton(Newton):
             self.part, self.parts = np.ascontiguousarray(parts.cols, np.int32), parts.count + 1
 
     def start(self, workspace: Any, backend: Any) -> F64:
-        """Return the log v after the step, from which passes go on."""
+        """Return the log v after the step; passes go on from it."""
         return np.asarray(backend.to_numpy(workspace.potentials()[1]) + self.y)
 
     def step(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:

@@ -128,7 +128,7 @@ class Operator:
                 yield i0, index, log + xp.asarray(self.alpha[i0:i1])[:, None]
 
     def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
-        """Return (rows, columns) on M's device: the column at which a row's cumulated mass exceeds the share ``at``.
+        """Return (rows, columns) on M's device: the first column where a row's cumulated mass exceeds the share ``at``.
 
         The masses come from the rows that `plan` makes.
         """

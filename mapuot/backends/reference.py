@@ -1,7 +1,7 @@
-"""The oracle: numpy, float64, log domain, two reads of the cost a pass; every backend is tested on it.
+"""The oracle: numpy, float64, log domain, two reads of the cost a pass; tests compare every backend with it.
 
-The iteration is the one of src_c/finish_tmpl.c, written on logarithms. Sources: Sejourne, Vialard, Peyre 2022
-(translation invariance); Walker, Ni 2011 (Anderson acceleration).
+The iteration is the iteration of src_c/finish_tmpl.c on logarithms. Sources: Sejourne, Vialard, Peyre 2022 (translation
+invariance); Walker, Ni 2011 (Anderson acceleration).
 """
 
 import math
@@ -18,13 +18,13 @@ from ..problem.problem import EXPONENT_ROUNDING, Problem
 from ..problem.side import Side
 from ..status import FAILED
 from .coarse import Coarse, Labels
-from .contract import LEAST_MASS, Options, Stats, memory_of, weigh  # noqa: F401 - a word of the contract
+from .contract import LEAST_MASS, Options, Stats, memory_of, weigh  # noqa: F401 - a name of the contract
 from .newton import ColumnsNewton, misses
 from .operator import Operator, parts_of
 
 STALL_PASSES = 250
-QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large makes so many passes before the first is timed
-MOST_DROPPED = 2  # steps, beyond which one potential does not serve
+QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # a K up to this size makes 16 passes before any is timed
+MOST_DROPPED = 2  # a solve by one potential has stalled after this many dropped steps
 ONE_POTENTIAL = True  # passes can have log u = log v
 WHOLE = True  # one process holds all of M
 TINY = np.finfo(np.float64).tiny
@@ -52,7 +52,7 @@ def log_kernel(problem: Problem) -> F64:
 
 
 def whole(cost: Cost, absent: float) -> F64:
-    """Return the matrix in float64, with ``absent`` where a sparse one stores nothing."""
+    """Return the matrix in float64, with ``absent`` where a sparse matrix stores no entry."""
     M = np.asarray(cost.array, np.float64)
     return np.where(np.inf > M, M, absent) if cost.operator == "pairs" else M
 
@@ -63,7 +63,7 @@ def log_sum(x: F64, axis: int) -> F64:
 
 
 def side_prox(side: Side, log_s: F64, reg: float, left_out: Any) -> F64:
-    """Return the prox: -inf where a point is left out, +inf where it has no partner (s = 0)."""
+    """Return the prox of log s: -inf at points that are left out, +inf at points without a partner (s = 0)."""
     log_u = penalties.prox(side.penalty, log_s, side.weight, side.rho, side.upper, reg)
     return np.where(left_out, -np.inf, np.where(np.isneginf(log_s), np.inf, log_u))
 
@@ -74,12 +74,12 @@ def scaled(log_u: F64, log_v: F64, log_k: F64) -> F64:
 
 
 def unreached(log_x: F64) -> F64:
-    """Replace scalings of +inf, which multiply zeros only, by 0."""
+    """Replace scalings of +inf by 0: they multiply only zeros."""
     return np.where(np.isposinf(log_x), -np.inf, log_x)
 
 
 def split(X: F64, count: int) -> Any:
-    """Label the rows of X by ``count`` clusters: four at most of few far rows each, the others halves by columns."""
+    """Label the rows of X by ``count`` clusters: first up to four of few far rows each, then halves along columns."""
     label, rest, first = np.zeros(len(X), np.int64), np.arange(len(X)), 0
     while first < min(4, count - 1) and len(rest) > 1:
         x = X[rest, np.ptp(X[rest], axis=0).argmax()]
@@ -93,7 +93,7 @@ def split(X: F64, count: int) -> Any:
 
 
 def halves(X: F64, count: int) -> Any:
-    """Label points by splits into halves along the widest column, as many points in each cluster."""
+    """Label points by splits into halves along the widest column; all clusters have about the same size."""
     label, half = np.zeros(len(X), np.int64), count // 2
     if count > 1 and len(X) > 1:
         low, high = np.split(np.argsort(X[:, np.ptp(X, axis=0).argmax()], kind="stable"), [len(X) * half // count])
@@ -104,7 +104,7 @@ def halves(X: F64, count: int) -> Any:
 class ReferenceWorkspace:
     reads = "float64 logarithms"
 
-    makes_products = False  # Newton's step takes those of the plan
+    makes_products = False  # Newton's step takes products with the plan
     estimates = False
 
     def __init__(self, problem: Problem, options: Options, skip: None = None) -> None:
@@ -114,14 +114,14 @@ class ReferenceWorkspace:
         possible = np.isfinite(self.log_k)
         problem.check_reachable(~possible[:, ~out_v].any(1) & ~out_u, ~possible[~out_u].any(0) & ~out_v)
         plain = not options.last or not problem.cols.demands or misses(problem)
-        self.edges = 1 if plain else 2 * min(problem.shape)  # that each unit of missed mass may flow along
+        self.edges = 1 if plain else 2 * min(problem.shape)  # longest path of a unit of missed mass
         self.passes = 0
         self.best_dual, self.progress_dual, self.best_error, self.since_best = -np.inf, -np.inf, np.inf, 0
         itemsize = {"float64": 8, "float32": 4}[options.precision]
         memory = memory_of(options.memory, problem.shape[0], itemsize)
         self.history: deque[tuple[F64, F64]] = deque(maxlen=memory + 1)
         self.coarse = Coarse(self, problem, memory)
-        self.matrix: F64 | None = None  # of the coarse correction
+        self.matrix: F64 | None = None  # matrix of the coarse correction
         self.extrapolated, self.dropped = False, 0
         self.parts = None if options.symmetric else problem.parts
         self.rates = tuple(
@@ -138,7 +138,7 @@ class ReferenceWorkspace:
         return self.coarse.iterate(count)
 
     def conclude(self, stat: Stats) -> None:
-        """Do nothing: each pass is certified already."""
+        """Do nothing: every pass is certified."""
 
     split = staticmethod(split)
 
@@ -173,7 +173,7 @@ class ReferenceWorkspace:
         rows, cols = problem.rows, problem.cols
         log_v = self.next_log_v
         out_u, out_v = problem.left_out
-        together = self.options.symmetric  # log u = log v, and both sides are as far from their optimum
+        together = self.options.symmetric  # log u = log v: gap, missed mass and misfit of both sides are equal
         log_u = side_prox(rows, log_sum(self.log_k + unreached(log_v)[None, :], 1), reg, out_u)
         log_u, log_v = self.translate_rows(log_v if together else log_u, log_v)
         self.P = P = scaled(log_u, log_v, self.log_k)
@@ -203,15 +203,15 @@ class ReferenceWorkspace:
     def certify(
         self, dual: float, mass: float, gap: float, hard: float, misfit: float, rounding: float
     ) -> tuple[float, float, float]:
-        """Return (what rounding may add to the dual value, gap, error); ``rounding``: of an entry of the plan."""
+        """Return (bound on the rounding of the dual value, gap, error); ``rounding``: error of the plan's entries."""
         problem, reg, sides = self.problem, self.problem.reg, (self.problem.rows, self.problem.cols)
         kl, tv, l2 = (sum(x.largest_soft_rho for x in sides if x.kind.rounds == kind) for kind in ("kl", "tv", "l2"))
         hard_sides = sum(x.penalty == "range" or bool(x.hard.any()) for x in sides)
-        prices = hard_sides * reg * rounding / EXPONENT_ROUNDING  # their potentials are at most as large
+        prices = hard_sides * reg * rounding / EXPONENT_ROUNDING  # bounds the potentials of hard sides
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             terms = sum(x.dual_scale for x in sides) + reg * problem.c_mass + abs(dual) + prices * (mass + hard)
             moved = mass * (reg + kl / 4) * rounding + 1e-15 * terms  # 2 of the 8 roundings lie between u and r
-            noise = 1e-13 * float(mass) * (reg + kl)  # of a gap below 0
+            noise = 1e-13 * float(mass) * (reg + kl)  # size of a negative gap that rounding explains
             known = (noise if gap < 0 else gap) + 1e-316 * (1 + kl)
             error = penalties.plan_error(known / mass / reg)  # >= KL(P* | P) / mass
             error += self.edges * float(hard / mass + 2**-51) if self.edges > 1 else float(hard / mass)
@@ -225,7 +225,7 @@ class ReferenceWorkspace:
         return float(moved), math.inf if hard > self.options.allowed * mass else rounded, error
 
     def translate_rows(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
-        """lam = (log A - log B) / (fi1 reg/rho1 + reg/rho2);  u *= e^(fi1 lam), v *= e^(-lam)."""
+        """Translate: lam = (log A - log B) / (fi1 reg/rho1 + reg/rho2);  u *= e^(fi1 lam), v *= e^(-lam)."""
         k1, k2 = self.rates
         self.lam = 0.0
         if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0 or self.parts:
@@ -241,7 +241,7 @@ class ReferenceWorkspace:
         return log_u + fi1 * lam, log_v - lam
 
     def translate_cols(self, image: F64, mass: float) -> F64:
-        """mu = (log B' - log A') / (reg/rho1 + fi2 reg/rho2);  v' *= e^(fi2 mu)."""
+        """Translate: mu = (log B' - log A') / (reg/rho1 + fi2 reg/rho2);  v' *= e^(fi2 mu)."""
         k1, k2 = self.rates
         if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0 or not 0 < mass < np.inf:
             return image
@@ -255,14 +255,14 @@ class ReferenceWorkspace:
         return image
 
     def towards(self, image: F64, log_v: F64) -> F64:
-        """x + (prox - x) / (1 + fi / 2), of one potential x."""
+        """Return x + (prox - x) / (1 + fi / 2) for one potential x."""
         side = self.problem.cols
         fi = 1 / (1 + self.problem.reg / side.rho) if side.penalty in ("kl", "balanced") else 1.0
         part = 1 / (1 + 0.5 * fi)
         return np.asarray((1 - part) * log_v + part * image)
 
     def fenchel_young(self, side: Side, log_x: F64, marginal: F64) -> float:
-        used = np.isfinite(log_x)  # a point that nothing reaches, log x = inf, leaves no gap
+        used = np.isfinite(log_x)  # unreachable points, log x = inf, contribute no gap
         f = np.where(used, self.problem.reg * log_x, 0.0)
         term = penalties.gap_term(side.penalty, f, marginal, side.weight, side.rho, side.upper)
         return float(term[used].sum())
@@ -281,7 +281,7 @@ class ReferenceWorkspace:
         return float(total)
 
     def advance(self, x: F64, image: F64, dual: float) -> tuple[bool, float]:
-        """Guarded Anderson: the next log v from the last images G(x) and residuals F = G(x) - x."""
+        """Find the next log v by guarded Anderson acceleration of the images G(x) with residuals F = G(x) - x."""
         active = np.isfinite(image) & np.isfinite(x)
         residual = np.where(active, image, 0.0) - np.where(active, x, 0.0)
         size = float(np.abs(residual).max(initial=0.0))
@@ -303,7 +303,7 @@ class ReferenceWorkspace:
         return False, size
 
     def extrapolate(self, active: Any) -> tuple[F64, F64]:
-        """x_next = G - sum gamma_i dG_i, gamma = argmin |F - sum gamma_i dF_i| weighted by b; and that F."""
+        """Return G - sum gamma_i dG_i and F - sum gamma_i dF_i, gamma = argmin |F - sum gamma_i dF_i| weighted by b."""
         F = np.array([f for f, _ in self.history])
         G = np.array([np.where(active, g, 0.0) for _, g in self.history])
         dF, dG = np.diff(F, axis=0), np.diff(G, axis=0)
@@ -321,7 +321,7 @@ class ReferenceWorkspace:
             return "underflow"
         if not np.isfinite(mass) or not np.isfinite(dual):
             return "not finite"
-        least = max(dual - moved, -dual - 2 * moved)  # of the optimum's size
+        least = max(dual - moved, -dual - 2 * moved)  # lower bound on the size of the optimum
         small = self.options.tol_gap >= 0 and gap < np.inf and gap <= self.options.tol_gap * least
         if error <= self.options.tol or small:
             return "converged"
@@ -372,4 +372,4 @@ class ReferencePlan(Operator):
         return float(cost.sum()), self.P.sum(1), self.P.sum(0)
 
 
-Workspace, plan_of = ReferenceWorkspace, ReferencePlan  # the words of contract.py
+Workspace, plan_of = ReferenceWorkspace, ReferencePlan  # names of contract.py

@@ -57,7 +57,7 @@ def bytes_each(task: BatchProblem, memory: int, precision: str) -> int:
 
 
 class HostBatch:
-    """The states of p problems, and the arrays at which their records point, one row a problem."""
+    """The states of p problems, and the arrays that their records point at, one row for each problem."""
 
     meets = True  # Newton's step follows passes that nearly meet the hard columns
 

@@ -30,7 +30,7 @@ ROWS = ("weight", "rho", "absorbed", "fi", "base", "log_scale", "scale", "margin
 MANY = 32  # dimensions; from here on a matrix product forms costs faster than differences do
 ROUNDED = 1e-11  # allowed rounding of a cost made by a matrix product, relative to the mean cost
 MIRRORED = 1024  # rows of a symmetric matrix that are mirrored at once
-SAFE = 600.0  # nats below the largest exponent within which a float64 product does not underflow
+SAFE = 600.0  # a float64 product of exponentials does not underflow if exponents differ by fewer nats
 
 asarray = to_numpy = np.asarray
 

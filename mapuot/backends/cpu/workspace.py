@@ -120,7 +120,7 @@ class HostWorkspace(Workspace):
         return found
 
     def float32_points(self, cost: Cost, state: Any) -> narrow_points.NarrowPoints | None:
-        """Give the core the float32 points from which narrow passes make rows; None where they cannot."""
+        """Give the core the float32 points for the rows of narrow passes; None if such passes cannot make rows."""
         if self.size is None:
             return None
         points = narrow_points.NarrowPoints(self.problem, self.size)

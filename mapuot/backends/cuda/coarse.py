@@ -32,7 +32,7 @@ def words_of_clusters(m: int, n: int, ld: int) -> int:
 
 
 def jobs(store: int, cost: int) -> list[Job]:
-    """List the kernels of a correction; ``cost``: type of the table from which clusters are found, 1 for float32."""
+    """List the kernels of a correction; ``cost``: type of the table for finding clusters, 1 for float32."""
     names = "order_rows", "cluster_rows", "cluster_blocks", "cluster_products", "cluster_means", "cluster_matrix"
     nearest = "coarse.cu", "nearest", {"STORE": store, "COST": cost}
     return [nearest, *(("coarse.cu", name, {"STORE": store, "COST": 0}) for name in names)]

@@ -40,7 +40,7 @@ from .kernels import (
     together,
 )
 
-PERSISTENT, BULK = 80, 90  # compute capabilities from which on there are persistent kernels, and bulk copies
+PERSISTENT, BULK = 80, 90  # least compute capabilities for persistent kernels, and for bulk copies
 TRACE_PASSES = 256  # passes that the record of one launch holds
 GRAPH_PASSES = 18  # passes of a captured graph: a multiple of the period 6 of the buffers
 FIRST_PASSES = 6  # passes before the capture of a graph, which takes 1 ms

@@ -80,7 +80,7 @@ class DevicePoints(marginals.Points):
         self.functions[name](grid, (threads,), arguments)
 
     def sum_of(self, name: str, blocks: int, *arguments: Any) -> None:
-        """Launch a kernel in which each block makes one sum."""
+        """Launch a kernel with blocks that make one sum each."""
         self.launch(name, blocks, WHOLE, by_value(self.record), *arguments)
 
     def told(self, name: str, columns: int) -> F64:

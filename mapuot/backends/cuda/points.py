@@ -1,7 +1,7 @@
 """Solves between points on the device: no K; each pass makes its entries twice, for the rows and for the columns.
 
-Passes are those of the portable kernels, their row half in the place of those that read K: src_cuda/points.cuh. They
-work in float32 while the error is large, in float64 from then on. Twin: backends/cpu/workspace.py.
+Portable kernels make the passes; src_cuda/points.cuh replaces their row half, which would read K. Passes work in
+float32 while the error is large, then in float64. Twin: backends/cpu/workspace.py.
 """
 
 import math
@@ -31,26 +31,26 @@ from .launch import Iterate, switches
 from .stream import joined
 from .workspace import DeviceWorkspace
 
-DIM = 4  # dimensions whose coordinates a thread keeps in registers
-# of point_tiles.cuh: points of a tile that get sums; such that are summed over, and coordinates at a time at most
+DIM = 4  # most dimensions for which a thread keeps coordinates in registers
+# point_tiles.cuh: points of a tile that get sums; points that it sums over; most coordinates at a time
 TO_TILE, FROM_TILE, DEPTH = 128, {"float32": 128, "float64": 64}, {"float32": 16, "float64": 8}
-SLABS, WAVES = 64, 8  # parts of a sum at most, and how often they may fill the device
-QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # of float64 powers of 2 by a short polynomial; the least tol that has room for it
-QUICK_MOST = 2.0**-22  # error of the exponents up to which they are below 2^30 in size, and what is left out at -2^30
+SLABS, WAVES = 64, 8  # most parts of a sum; most times that the parts' blocks may fill the device
+QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # error of float64 powers of 2 by a short polynomial; least tol that allows it
+QUICK_MOST = 2.0**-22  # while exponents err by less, all are below 2^30 in size, and QUICK_OUT can mark points left out
 QUICK_OUT = -(2.0**30)
-ENDS = "join_rows", "point_columns"  # of the sums over the rows and over the columns
-MOST_ACROSS = 2**26  # sums of points by blocks of others, half a GiB, up to which half of the pairs stand for all
-EXPANDED = -1  # FORM of points.cuh beside the metrics: quick passes expand squared distances
+ENDS = "join_rows", "point_columns"  # kernels after the sums over rows and over columns
+MOST_ACROSS = 2**26  # most partial sums, half a GiB, if a symmetric pass makes only half of the pairs
+EXPANDED = -1  # a FORM of points.cuh that is no metric: quick passes expand squared distances
 
 
 def sizes_of(d: int, narrow: bool, masked: bool, kept: bool) -> tuple[int, int]:
-    """(points of a thread that get sums, points summed over at a time): RT and FROM of points.cuh."""
+    """Return (points of a thread that get sums, points summed over at a time): RT and FROM of points.cuh."""
     few = d <= DIM
     return (4 if narrow else 2) * (2 if few and not masked and (kept or not narrow) else 1), 4 if few else 8
 
 
 def sums_job(kl: tuple[bool, bool], memory: int, d: int, narrow: bool, form: int, **more: int) -> Job:
-    """The kernel of passes in float32 or float64; ``more``: options of src_cuda/points.cuh other than for all pairs."""
+    """Return the job of float32 or float64 passes; ``more``: options of src_cuda/points.cuh; default: all pairs."""
     options = shape_options(Shape(1, 4, 2), "float64", kl, MEMORY=memory)
     options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form}
     options["DIM"] = d if d <= DIM and "DEPTH" not in more else 0
@@ -60,23 +60,23 @@ def sums_job(kl: tuple[bool, bool], memory: int, d: int, narrow: bool, form: int
 
 
 def ends_of(options: dict[str, int]) -> tuple[str, ...]:
-    """Name the kernels that follow sums of these options."""
+    """Name the kernels that follow sums with these options."""
     return *ENDS, "gather_sums", *(["fold_halves"] if "HALVED" in options else [])
 
 
 def depth_of(d: int, dtype: str) -> int:
-    """Coordinates that point_tiles.cuh takes at a time: as many each time, with the fewest zeros behind the last."""
+    """Return the coordinates that point_tiles.cuh takes at a time: equal steps with the least padding."""
     return -(-d // -(-d // DEPTH[dtype]))
 
 
 class PackedSide:
-    """The points of one side in one precision: those that get sums, and packed those that are summed over.
+    """The points of one side in one precision: ``to`` for points that get sums, ``packed`` for points summed over.
 
-    ``tiled``: for point_tiles.cuh, whole tiles of points and ``depth`` coordinates a step, one after another for both.
+    ``tiled``: the layout of point_tiles.cuh for both, whole tiles of points and ``depth`` coordinates a step.
     """
 
     def __init__(self, points: Any, count: int, tiled: bool, dtype: Any, factor: float) -> None:
-        """``points``: (d, count) and, behind it, what is not looked at."""
+        """``points``: (d, count or more); columns beyond ``count`` are ignored."""
         d, unit = len(points), TO_TILE if tiled else PAD
         self.depth = depth_of(d, np.dtype(dtype).name) if tiled else 0
         room = -(-count // unit) * unit
@@ -101,25 +101,25 @@ class Passes(NamedTuple):
     sides: tuple[PackedSide, PackedSide]  # of the rows and of the columns
     narrow: bool
     form: int  # FORM of points.cuh
-    factor: float = 1.0  # of the metric, in an exponent
-    quick: bool = False  # float64 powers of 2, to QUICK_ERROR
-    squares: tuple[Any, Any] = 0.0, 0.0  # that are in the logarithms of the sides
-    tops: bool = False  # the largest exponents in the place of sums
+    factor: float = 1.0  # factor of the metric in an exponent
+    quick: bool = False  # float64 powers of 2 with an error of QUICK_ERROR
+    squares: tuple[Any, Any] = 0.0, 0.0  # squares of the points, to subtract from the logarithms of the sides
+    tops: bool = False  # find the largest exponents instead of sums
 
 
 class PointIterate(Iterate):
-    """Passes whose entries are made; ``take`` chooses float32 or float64 ones."""
+    """Passes that make their entries; `take` chooses float32 or float64 passes."""
 
-    lists: list[Any]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
+    lists: list[Any]  # for rows and for columns: (first run of each box, runs, points of a box)
 
     def __init__(
         self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool], masked: Masked | None, tiled: bool,
         together: bool,
     ) -> None:  # fmt: skip
-        """``tiled``: passes over all pairs are those of point_tiles.cuh; ``together``: of one potential, all rows."""
+        """``tiled``: point_tiles.cuh makes passes over all pairs; ``together``: one potential, no ranks share rows."""
         self.kl, self.ld, self.masked, self.tiled = kl, shape[2], int(masked is not None), tiled
         self.together, self.count = together, shape[0]
-        self.masks = np.zeros(2, MASK)  # of the sums over rows and of those over columns
+        self.masks = np.zeros(2, MASK)  # for the sums over rows and over columns
         for mask, cut in zip(self.masks, (masked, masked.T) if masked else (), strict=False):
             put(mask, cut.words())
         super().__init__(state, shape, "float64", kl, in_place=False, portable=True)
@@ -130,7 +130,7 @@ class PointIterate(Iterate):
     def job(
         self, d: int, narrow: bool, form: int, lists: Any = None, quick: bool = False, tops: bool = False
     ) -> Job:  # fmt: skip
-        """The kernel of sums in ``d`` dimensions; ``lists``: of the DeviceBoxes; None: all pairs."""
+        """Return the job of sums in ``d`` dimensions; ``lists``: lists of DeviceBoxes, None for all pairs."""
         kept = lists is not None
         most = 32 * sizes_of(d, narrow, bool(self.masked), kept)[0]
         warp = min(most, *(unit for *_, unit in lists)) if kept else most  # one box at most
@@ -163,7 +163,7 @@ class PointIterate(Iterate):
         self.out = cp.empty(max(s * side.count for s, side in zip(self.slabs, self.sides, strict=True)) + across)
 
     def parts_of(self, to: PackedSide, most: int) -> int:
-        """Into how many parts a sum is cut, so that the last blocks to run leave few multiprocessors idle."""
+        """Choose the number of parts of a sum, so that the last blocks to run leave few multiprocessors idle."""
         blocks, resident = max(1, -(-to.count // self.block)), self.resident * self.processors
         waves = {parts: parts * blocks / resident for parts in range(1, min(SLABS, max(1, most)) + 1)}
         parts = [k for k, wave in waves.items() if wave <= WAVES] or [1]
@@ -173,14 +173,14 @@ class PointIterate(Iterate):
         parity = np.int32(self.parity)
         for k, name in enumerate(ENDS):
             to = self.sides[k]
-            if to.count == 0:  # rows of a rank that has none
+            if to.count == 0:  # a rank without rows
                 continue
-            if k == 0 or not self.state["limits"]["symmetric"]:  # else K^T u is K v, which is there
+            if k == 0 or not self.state["limits"]["symmetric"]:  # else K^T u = K v is known
                 parts = np.int32(len(self.sum_over(k, self.weights[k])))
             self.launch(name, (-(-to.count // 256),), 256, parity, self.out, parts, self.narrow_u)
 
     def sum_over(self, k: int, weights: Any) -> Any:
-        """Find K w (k = 0) or K^T w (1), in parts that lie one behind the other."""
+        """Compute K w (k = 0) or K^T w (1) in parts, one behind the other."""
         to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
         numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
         self.launch(
@@ -194,7 +194,7 @@ class PointIterate(Iterate):
         return self.out[: slabs * to.count].reshape(slabs, to.count)
 
     def tops(self, k: int, x: Any, mask: Any, hidden: float) -> Any:
-        """Return -max_j of x_j - c_ij / reg, or ``hidden``, for each row i (k = 0); of x_i for each column (1)."""
+        """Return -max_j (x_j - c_ij / reg) for each row (k = 0), or the same for columns (1); masked: ``hidden``."""
         to, other = self.sides[k], self.sides[1 - k]
         to.log.fill(0.0)
         other.set(x, -np.inf, True)
@@ -227,7 +227,7 @@ class PointWorkspace(DeviceWorkspace):
         self.size = narrow_points.fitting(problem) if options.precision != "float64" else None
         self.tiled = self.cloud.dim > DIM and not problem.masked and skip is None
         super().__init__(problem, options, skip)
-        self.coarse.wanted = False  # its labelled pass reads a K
+        self.coarse.wanted = False  # a labelled pass needs a stored K
 
     def take_kernel(self) -> None:
         (m, n), self.dtype = self.problem.shape, "float64"
@@ -243,7 +243,7 @@ class PointWorkspace(DeviceWorkspace):
         together(needed)
 
     def place(self) -> None:
-        """Lay out the points for float32 passes, and for float64 ones that expand squares."""
+        """Lay out the points for float32 passes, and for float64 passes that expand squares."""
         cloud, reg, weight = self.cloud, self.problem.reg, self.problem.rows.weight
         if self.size is None and not self.expands:
             return
@@ -257,7 +257,7 @@ class PointWorkspace(DeviceWorkspace):
             self.products = self.sides(x, y, factor=2.0)
 
     def needed(self) -> list[Job]:
-        """List the kernels of passes over all pairs: first ones, last ones and what they are balanced by."""
+        """List the kernels of passes over all pairs: the float32, float64 and balancing kernels."""
         d, exact, quick = self.cloud.dim, self.cloud.core[0].number, self.quick_error > 0
         few, form = narrow_points.form_of(self.cloud)
         jobs = [] if self.size is None else [self.launch.job(few, True, form)]
@@ -266,7 +266,7 @@ class PointWorkspace(DeviceWorkspace):
         return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ends_of(options))]
 
     def passes_of(self, narrow: bool) -> Passes:
-        """Return the passes of a precision; float64 ones use quick powers and expand squares if the error allows it."""
+        """Return the passes of a precision; float64 passes use quick powers and expand squares if the error allows."""
         if narrow and self.narrow and self.narrow_points:
             return Passes(self.narrow, True, self.narrow_points.form)
         (metric, scale), quick = self.cloud.core, self.quick_error > 0
@@ -281,13 +281,13 @@ class PointWorkspace(DeviceWorkspace):
         return Passes(self.wide, False, metric.number, scale / self.problem.reg, tops=True)
 
     def sides(self, x: Any, y: Any, dtype: Any = np.float64, factor: float = 1.0) -> tuple[PackedSide, PackedSide]:
-        """Fill the sides of points, (m, d) times a factor, and (d, n padded)."""
+        """Make both sides from points x (m, d), times a factor, and y (d, n padded)."""
         m, n = self.problem.shape
         return PackedSide(x.T, m, self.tiled, dtype, factor), PackedSide(y, n, self.tiled, dtype, 1.0)
 
     @cached_property
     def wide(self) -> tuple[PackedSide, PackedSide]:
-        """Coordinates as they are, for float64 passes that do not expand squares."""
+        """Unscaled coordinates, for float64 passes that do not expand squares."""
         return self.sides(*self.cloud.coordinates(cp))
 
     def start(self) -> None:
@@ -301,12 +301,12 @@ class PointWorkspace(DeviceWorkspace):
 
     @property
     def kept_lists(self) -> Any:
-        """Return the lists of the pairs that are kept, None where all are."""
+        """Return the lists of the kept pairs; None if all pairs are kept."""
         boxes = self.truncation.boxes if self.truncation and self.truncation.kept else None
         return boxes.lists if isinstance(boxes, DeviceBoxes) else None
 
     def choose(self) -> None:
-        """The kernels of this precision, for all pairs or for those that are kept."""
+        """Take the kernels of the current precision, for all pairs or for kept pairs."""
         lists = self.kept_lists
         if self.narrow and self.progress["narrow"] > 0:
             self.launch.take(self.passes_of(True), lists)
@@ -322,7 +322,7 @@ class PointWorkspace(DeviceWorkspace):
         self.choose()
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-        """Balance by the kernels of a pass: over the kept pairs, where some are skipped."""
+        """Balance K by the kernels of a pass, over the kept pairs if some are skipped."""
         if self.tiled:
             return super().balance(out_u, plan_v)
         x, ranks = cp.asarray(plan_v), self.problem.ranks
@@ -334,7 +334,7 @@ class PointWorkspace(DeviceWorkspace):
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
         found = self.narrow_points.fitted(alpha, beta) if self.narrow and self.narrow_points else None
-        if self.narrow and self.problem.ranks.max(found is None):  # on all ranks in float64 from here on
+        if self.narrow and self.problem.ranks.max(found is None):  # all ranks go on in float64
             self.progress["narrow"] = 0
             self.choose()
             return alpha, beta
@@ -360,7 +360,7 @@ class PointWorkspace(DeviceWorkspace):
 
     @property
     def makes_products(self) -> bool:  # type: ignore[override]
-        """Tell whether Newton's step takes products with K, by the kernels of a pass: where no ranks add them up."""
+        """Tell whether Newton's step uses products with K by the kernels of a pass: only without ranks."""
         return self.problem.ranks.size == 1
 
     def take_float64(self) -> None:
@@ -368,7 +368,7 @@ class PointWorkspace(DeviceWorkspace):
         self.resume()
 
     def newton_product(self) -> Callable[[F64], F64]:
-        """Return the product for Newton's step from the last pass: P^T (fi / r) P d, of one potential -P d."""
+        """Return the product for Newton's step from the last pass: P^T (fi / r) P d, or -P d with one potential."""
         self.progress["narrow"] = 0.0
         self.take_float64()
         reg, shift, kappa = self.problem.reg, float(self.progress["shift"]), float(self.progress["kappa"])
@@ -377,7 +377,7 @@ class PointWorkspace(DeviceWorkspace):
         with np.errstate(divide="ignore", invalid="ignore"):
             u, v = np.exp(log_u), np.exp(log_v + shift - e)
             factor = kappa / (1 + reg / rho) * u * (u / r)
-            factor = np.where((factor >= TINY) & (factor < np.inf), factor, np.nan)  # 0 would be a row that ties none
+            factor = np.where((factor >= TINY) & (factor < np.inf), factor, np.nan)  # 0 would silently drop a row
             factor = np.where(r > TINY, factor, 0.0)
         v = np.where(np.isfinite(v), v, 0.0)
 
@@ -395,4 +395,4 @@ class PointWorkspace(DeviceWorkspace):
         return found
 
     def close(self) -> None:
-        """The points go with the workspace."""
+        """Do nothing: the points are freed with the workspace."""

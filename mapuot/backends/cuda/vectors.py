@@ -19,7 +19,7 @@ from .kernels import kernel, source
 
 NAMES = re.search(r"enum \{([^}]*PLACE[^}]*)\}", source("vectors.cu"))[1]  # type: ignore[index]
 OPERATIONS = {name.strip().lower(): number for number, name in enumerate(NAMES.split(","))}
-TRUTHS = range(OPERATIONS["isfinite"], OPERATIONS["invert"] + 1)  # operations whose results are masks
+TRUTHS = range(OPERATIONS["isfinite"], OPERATIONS["invert"] + 1)  # operations that return masks
 REAL = {OPERATIONS[name] for name in ("divide", "sqrt", "exp", "log", "log1p", "rint")}
 KINDS, NUMBER = {"?": 0, "l": 1, "f": 2, "d": 3}, 4
 DTYPES = np.bool_, np.int64, np.float32, np.float64
@@ -112,7 +112,7 @@ def concatenate(parts: Any) -> Any:
 
 
 def flatnonzero(mask: Any) -> Any:
-    """Return the indices at which a mask is true."""
+    """Return the indices of the true entries of a mask."""
     last = asarray(cp.cumsum(asarray(mask).astype(np.int64)))
     count = int(last[-1:].get()[0]) if len(mask) else 0
     found = empty(count + 1, np.int64)

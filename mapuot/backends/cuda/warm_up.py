@@ -1,4 +1,4 @@
-"""Compile the kernels for which first solves on this device would wait (``mapuot warm-up``).
+"""Compile kernels in advance, so that first solves on this device do not wait (``mapuot warm-up``).
 
 CuPy keeps compiled files on disk (CUPY_CACHE_DIR), by source, options and compiler, so that a machine compiles each
 once. The wheels for Linux bring them for most GPUs (src_cuda/ahead.py). This module compiles kernels for: square

@@ -1,10 +1,10 @@
 """The CUDA backend: CuPy owns the memory, src_cuda does the work; matrices stay where the caller has them.
 
-CuPy arrays (and what speaks DLPack) are used in place; a numpy M goes to the device in row blocks, so that only K has
-to fit. Vectors come back as numpy, plans and products as what M is. Everything runs on the current device and stream;
-``iterate`` is one or two launches and one read of a few numbers for up to TRACE_PASSES passes. Where ranks share the
-rows, a pass is row_pass, the sum over the ranks and finish_pass, and up to PASSES_A_READ are enqueued at once: every
-rank finishes on the same sums with the same grid, so that all make the same decisions. Twin: backends/cpu/workspace.py.
+CuPy arrays and DLPack tensors are used in place; a numpy M goes to the device in row blocks, so that only K has to fit.
+Vectors come back as numpy arrays; plans and products have the type of M. Everything runs on the current device and
+stream. One or two launches and one read of a few numbers make up to TRACE_PASSES passes. Where ranks share the rows, a
+pass is row_pass, the sum over the ranks and finish_pass, and up to PASSES_A_READ passes are enqueued at once. All ranks
+finish on the same sums with the same grid, so all take the same decisions. Twin: backends/cpu/workspace.py.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# the clear error without CuPy comes first
+# first, for its clear error without CuPy
 from . import arrays, vectors  # isort: skip
 from .arrays import Carrier, block_bytes, free_memory, need_memory, pinned, rows_at_once  # isort: skip
 import cupy as cp
@@ -51,38 +51,38 @@ from .launch import TRACE_PASSES, Iterate, Lie, switches
 from .operator import DeviceOperator
 from .stream import stream_job
 
-SCALES = {"scale_limit": 1e30, "most_scale": 8e36}  # times WIDEN they stay finite; e^BOUND of common.cuh
-WIDE_SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # of a float64 K
-QUICK_ENTRIES, QUICK_PASSES = 1 << 30, 64  # K up to so large (2 ms a pass) makes so many before the first is timed
-SAFE_SPREAD = 40.0  # range(M) / reg that K holds unbalanced: the scalings stay below e^85
-NARROW_NOISE = 2e-6  # as on a CPU; at 3e-7, float32's rounding, a tenth of the passes crept near that floor
-NARROW_LIMIT = 1e20  # largest v that float32 passes start from
-ANY_PASS = 1 << 30  # halves of a pass have no number to stop at
-PASSES_A_READ = 32  # at most, of ranks: in a read the device waits for 140 us, a pass after the end takes it 20 us
+SCALES = {"scale_limit": 1e30, "most_scale": 8e36}  # finite in float32 even times WIDEN; e^BOUND of common.cuh
+WIDE_SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # for a float64 K
+QUICK_ENTRIES, QUICK_PASSES = 1 << 30, 64  # a K up to this size (2 ms a pass) makes 64 passes before any is timed
+SAFE_SPREAD = 40.0  # largest range(M) / reg of an unbalanced K: the scalings stay below e^85
+NARROW_NOISE = 2e-6  # as on a CPU; at 3e-7, float32's rounding, a tenth of the passes gained little near that floor
+NARROW_LIMIT = 1e20  # float32 passes start only if the largest v is smaller
+ANY_PASS = 1 << 30  # pass number for launches of one half of a pass, which stop at no number
+PASSES_A_READ = 32  # most passes of ranks a read: a read idles the device for 140 us, a superfluous pass takes 20 us
 POINTERS = {name for name, (kind, *_) in (STATE.fields or {}).items() if kind == np.uint64}
 COLUMN_VECTORS = ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")
-MOST_WORDS = 1 << 15  # of vectors that are read with each report: 20 us
-STREAM_WORDS = 1 << 17  # of the parts of a row's sum that streams over M leave, and of what the pool rounds up
-MOST_IDLE, IDLE_WORDS = 8, 1 << 20  # workspaces that are kept for a later solve, and words of the vectors of one
+MOST_WORDS = 1 << 15  # up to this many words of vectors are read with each report: 20 us
+STREAM_WORDS = 1 << 17  # words for the partial row sums of streams over M, and for the rounding up of CuPy's pool
+MOST_IDLE, IDLE_WORDS = 8, 1 << 20  # most workspaces kept for later solves; most words of vectors of a kept workspace
 
 
 def whole_lines(count: int) -> int:
-    """Round a number of words up to a line of the cache."""
+    """Round a number of words up to whole cache lines."""
     return -(-count // 32) * 32
 
 
 class Layout(NamedTuple):
-    """The places of the vectors of a workspace in one allocation, in words, and of their addresses in a State."""
+    """The places of a workspace's vectors in one allocation, in words, and the places of their addresses in a State."""
 
-    places: dict[str, tuple[int, int]]  # first word and how many; "up", "down" and "left" are of several vectors
+    places: dict[str, tuple[int, int]]  # (first word, number of words); "up", "down" and "left" span several vectors
     size: int
-    slots: Any  # words of a State that are addresses
-    offsets: Any  # bytes from the first word to what they point at
+    slots: Any  # indices of the words of a State that are addresses
+    offsets: Any  # for each address: bytes from the start of the allocation
 
 
 @lru_cache(maxsize=256)
 def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
-    """Lay out the vectors of a solve, so that what absorb writes is one piece, and what is read at the end."""
+    """Lay out the vectors of a solve, so that the vectors written by absorb are contiguous, and the results, too."""
     copies, parts = lie.copies, max(BLOCKS, lie.parts)
     report = (2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize) // 8
     words = {"u_log": m, "r": m, "x": ld, "s": ld, "x_next": copies * ld, "report": report}
@@ -98,7 +98,7 @@ def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
     for name, count in words.items():
         places[name] = at, count
         at += whole_lines(count)
-    # that absorb writes, that a launch is read by, that passes add to
+    # up: written by absorb; down: read after a launch; left: passes add to it
     several = ("up", "x_next", "scalars", SCALARS), ("down", "u_log", "report", 0), ("left", "scalars", "sums", 0)
     for name, first, last, some in several:
         at_first, (at_last, all_of) = places[first][0], places[last]
@@ -114,10 +114,10 @@ def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
 
 
 class Views(dict[str, Any]):
-    """Named parts of one array, views made when they are first asked for: one takes CuPy 5 us."""
+    """Named parts of one array; a view is made at first use, as it takes CuPy 5 us."""
 
     def __init__(self, block: Any, places: dict[str, tuple[int, int]], before: int = 0) -> None:
-        """``before``: the first word of the block."""
+        """``before``: index of the block's first word in the layout."""
         self.block, self.places, self.before = block, places, before
 
     def __missing__(self, name: str) -> Any:
@@ -131,7 +131,7 @@ class Views(dict[str, Any]):
 def kl_rows(
     d: F64, off: Any, weight: F64, log_weight: F64, rho: F64, soft_rho: F64, hard: Any, reg: float
 ) -> tuple[F64, ...]:  # fmt: skip
-    """Return what the prox of a KL row needs, four numbers a row: see row_of in row_prox.cuh."""
+    """Return the data of the prox of KL rows, four numbers a row: see row_of in row_prox.cuh."""
     fi = 1 / (1 + reg / rho)
     base = np.where(np.isinf(d), -np.inf, fi * log_weight - (1 - fi) * d)
     return base, fi, -soft_rho, np.where(hard & ~off, reg * weight, 0.0)
@@ -141,9 +141,9 @@ def kl_rows(
 def columns(
     e: F64, off: Any, x: F64, weight: F64, log_weight: F64, rho: F64, upper: Any, reg: float
 ) -> tuple[F64, ...]:  # fmt: skip
-    """Return the `COLUMN_VECTORS`, log v + shift, v and a v that float32 holds."""
+    """Return the `COLUMN_VECTORS`, log v + shift, v, and v clipped for float32."""
     rate = reg / rho
-    x = np.minimum(x, e + LARGEST_LOG)  # the v that passes have is the one that is told
+    x = np.minimum(x, e + LARGEST_LOG)  # clip log v with v, so that both agree
     v = np.exp(x - e)  # 0 where e is inf
     used, log_weight = np.where(off, 0.0, weight), np.where(np.isinf(e), 0.0, log_weight)
     return used, log_weight, rho, upper, e, 1 / (1 + rate), rate, x, v, np.minimum(v, NARROW_LIMIT)
@@ -157,27 +157,27 @@ def weighed(weight: F64, x: F64, rate: float) -> F64:
 class DeviceWorkspace(Workspace):
     """One solve: both sides, the column sums, Anderson's history, and the State that points at them and at K.
 
-    A K that the device has no room for, in the storage asked for or a coarser one, is made anew in every pass, ``some``
-    rows at once.
+    If K does not fit on the device, in the storage asked for or a coarser one, every pass makes it again, ``some`` rows
+    at once.
     """
 
     some = 0
-    unbuilt = False  # alpha and beta are staged, and K is not made of them yet
+    unbuilt = False  # alpha and beta are staged, but K is not built from them yet
     makes = DeviceOperator
-    key: Any = None  # of IDLE, by which a later solve finds this workspace
-    sides: Any = None  # which the key names by their ids, kept for them to stay what they are
-    read_all = False  # nothing is under way on the device
+    key: Any = None  # key in IDLE: a later solve finds this workspace by it
+    sides: Any = None  # kept alive: the key contains the ids of the sides
+    read_all = False  # True: nothing is running on the device
 
     def __init__(
         self, problem: Problem, options: Options, skip: Truncation | None = None, beside: Iterable[Job] = ()
     ) -> None:  # fmt: skip
-        """``beside``: what else the caller needs, compiled at the same time."""
+        """``beside``: further kernels of the caller, compiled in parallel."""
         super().__init__(problem, options, skip)
         begin(beside)
         self.safe_spread = SAFE_SPREAD
-        self.dtype = "float64" if self.dtype == "made" else self.dtype  # K is read sooner than it is made
+        self.dtype = "float64" if self.dtype == "made" else self.dtype  # reading K is faster than making it
         self.ld = -(-problem.shape[1] // PAD) * PAD
-        self.held = isinstance(problem.rows.weight, cp.ndarray)  # its vectors, and what is made of them
+        self.held = isinstance(problem.rows.weight, cp.ndarray)  # are the problem's vectors on the device?
         self.kl = problem.rows.logarithmic, problem.cols.logarithmic
         self.state = np.zeros((), STATE)
         self.downloaded: Views | None
@@ -189,12 +189,12 @@ class DeviceWorkspace(Workspace):
         self.open_coarse()
 
     def open_coarse(self) -> None:
-        """Passes that clusters may correct."""
+        """Make the coarse correction of passes."""
         corrects = self.launch.memory > MEMORY[0] and not self.some and self.problem.cost.operator == "tiles"
         self.coarse = DeviceCoarse(self, self.problem, int(self.state["limits"]["memory"]) if corrects else 0)
 
     def take(self, problem: Problem) -> None:
-        """Serve another M between the same sides, with a K of its own."""
+        """Take another M between the same sides, and allocate its K."""
         self.problem = problem
         self.operator = self.makes(*parts_of(problem))
         self.make_K()
@@ -205,19 +205,19 @@ class DeviceWorkspace(Workspace):
 
     @property
     def reads(self) -> str:
-        """Name what passes read now, and by which kernels."""
+        """Name the matrix that passes read now, and the kind of kernels."""
         what = "float64 rows" if self.some else super().reads
         what = f"{self.dtype} tiles" if type(self) is DeviceWorkspace and not self.some else what
         return f"{what} on a GPU, {'persistent' if self.launch.persistent else 'portable'}"
 
     def take_kernel(self) -> None:
-        """Memory for K as ``find_room`` says, and the kernels for it, on the grid of the rank with the most rows."""
+        """Allocate K in the storage that `find_room` chooses, and take kernels for the rank with the most rows."""
         self.most = int(self.problem.ranks.max(self.problem.shape[0]))
         self.find_room(list(STORES)[list(STORES).index(self.dtype) :])
         self.make_room()
 
     def make_room(self) -> None:
-        """K, and what passes over it."""
+        """Allocate K, and take the kernels of passes."""
         n = self.problem.shape[1]
         self.make_K()
         build = stream_job("build_kernel", self.problem.cost, self.problem.c, STORES[self.dtype])
@@ -230,7 +230,7 @@ class DeviceWorkspace(Workspace):
         self.state["kernel"] = self.operator.K.data.ptr
 
     def find_room(self, stores: list[str]) -> None:
-        """The first of these storages of K that all ranks have room for; else ``some`` rows at once, in float64."""
+        """Choose the first of these storages of K that fits on all ranks; else ``some`` rows at once, in float64."""
         m, ranks = self.problem.shape[0], self.problem.ranks
         sizes = [m * self.ld * ITEMSIZE[name] for name in stores]
         beside = [self.beside(name) for name in stores]
@@ -243,10 +243,10 @@ class DeviceWorkspace(Workspace):
         else:
             self.dtype, self.some = "float64", max(1, min(self.most, arrays.BLOCK_BYTES // (8 * self.ld)))
             need_memory(0, self.dtype, self.beside("float64") + 8 * self.some * self.ld)
-            self.options = replace(self.options, symmetric=False)  # a row's v is not found by its place in a block
+            self.options = replace(self.options, symmetric=False)  # kernels cannot map rows of a block to v
 
     def beside(self, dtype: str) -> int:
-        """Bytes that a solve takes beside K at most, whatever grid its kernels get."""
+        """Bound the bytes of a solve without K, for any grid of its kernels."""
         (m, n), M, c = self.problem.shape, self.problem.M, self.problem.c
         memory, ordered = memory_for(self.most, n, ITEMSIZE[dtype]), "ordered" in switches()
         most = self.layout(Lie(BLOCKS, BLOCKS if n <= SOLO_COLUMNS else 1, memory, BLOCKS, ordered))
@@ -281,7 +281,7 @@ class DeviceWorkspace(Workspace):
             state[name]["penalty"] = side.kind.number
 
     def refine(self) -> None:
-        """K in float64 from here on, or in the finest storage that there is room for."""
+        """Switch K to float64, or to the finest storage that fits."""
         log_v, progress, coarse = self.next_log_v, self.progress.copy(), self.dtype
         self.operator.close()
         self.key = None
@@ -316,14 +316,14 @@ class DeviceWorkspace(Workspace):
         return x
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
-        """Send alpha and beta with all that ``set_cols`` sends; K is made of them then."""
+        """Stage alpha and beta; K is built when `set_cols` has sent them."""
         self.progress["exponent_error"] = error
         self.put("alpha", alpha)
         self.put("beta", beta)
         self.unbuilt = True
 
     def set_dual_constants(self, d: F64, off: Any) -> None:
-        """Set every backend's constants, and rho a of KL rows; hard rows add reg a (log u - d), not reg a log u."""
+        """Set the dual's constants, and rho a of KL rows; passes add reg a (log u - d) for hard rows: add reg a d."""
         rows = self.problem.rows
         terms = held = 0.0
         if self.kl[0] and not self.options.symmetric:
@@ -336,10 +336,10 @@ class DeviceWorkspace(Workspace):
         self.progress["dual_constant"] = total + rows.ranks.sum(terms)
         self.state["limits"]["dual_scale"] = scale
         self.state["hard_weight"] = rows.ranks.sum(held)
-        self.launch.graphs.clear()  # they hold the state as it was
+        self.launch.graphs.clear()  # graphs contain a copy of the old state
 
     def set_rows(self, d: F64, off: Any) -> None:
-        """Set what the prox of a row needs, four numbers a row: see row_of in row_prox.cuh."""
+        """Set the data of the prox of rows, four numbers a row: see row_of in row_prox.cuh."""
         side, reg = self.problem.rows, self.problem.reg
         self.d, point = d, self.staged["point"].reshape(-1, 4)
         if self.kl[0]:
@@ -373,7 +373,7 @@ class DeviceWorkspace(Workspace):
         self.send_progress()
 
     def send_progress(self) -> None:
-        """Progress as it is here, with all that is staged; nothing is posted yet."""
+        """Send progress and all staged vectors; mark all posts of blocks as unset."""
         self.read_all = False
         vectors.fill(self.arrays["partial"], UNSET)
         if self.held:
@@ -388,7 +388,7 @@ class DeviceWorkspace(Workspace):
             self.unbuilt = False
 
     def resume(self) -> None:
-        """Let passes follow a status at which the kernels rest: where columns are hard, Newton's step asks for more."""
+        """Clear a status that stops the kernels, so that passes can follow: Newton's steps may need more."""
         self.progress["status"] = 0.0
         self.send_report()
 
@@ -408,10 +408,10 @@ class DeviceWorkspace(Workspace):
         return done
 
     def passes(self, count: int, before: int = 0) -> None:
-        """Enqueue at most so many, after ``before`` that no read has told of.
+        """Enqueue at most ``count`` passes; ``before``: passes enqueued since the last read.
 
-        Those after the end, or after the last one in float32, change nothing. A finer K is made only now: until then
-        the answer is that of the last pass on the coarse one. A status at which the kernels rest is cleared first.
+        Passes after the end, or after the last float32 pass, change nothing. A finer K is made here, not earlier: until
+        then the answer is the result of the last pass on the coarse K. Clear a status that stops the kernels first.
         """
         ranks, self.read_all = self.problem.ranks, False
         if self.progress["status"] in (CONVERGED, STALLED) and not before:
@@ -429,11 +429,11 @@ class DeviceWorkspace(Workspace):
 
     @property
     def sums(self) -> Any:
-        """Sums that row_pass leaves on the device for finish_pass: K^T u (ld numbers), then the row scalars."""
+        """Return the sums that row_pass leaves on the device for finish_pass: K^T u (ld numbers), row scalars."""
         return self.arrays["total"]
 
     def row_pass(self) -> None:
-        """The row half of one pass; with rows on several devices, sum ``sums`` over them before finish_pass."""
+        """Launch the row half of a pass; if ranks share the rows, the caller adds up ``sums`` before finish_pass."""
         if not self.some:
             self.launch.rows(ANY_PASS, bool(self.progress["narrow"]))
             return
@@ -447,13 +447,13 @@ class DeviceWorkspace(Workspace):
         self.launch.gather()
 
     def finish_pass(self) -> None:
-        """The O(n) half."""
+        """Launch the O(n) half of a pass."""
         self.downloaded = None
         self.launch.finish(ANY_PASS, bool(self.progress["narrow"]), self.arrays["total"].data.ptr)
 
     def read(self) -> list[Stats]:
-        """The one read of a launch: progress and trace."""
-        self.problem.ranks.all(None)  # a rank that failed meets the others here, before they wait for their GPUs
+        """Read progress and trace after a launch."""
+        self.problem.ranks.all(None)  # ranks learn here of a failed rank, before they wait for their GPUs
         if not self.held and self.lies.places["down"][1] <= MOST_WORDS:
             self.downloaded = self.download()
         there = self.arrays if self.downloaded is None else self.downloaded
@@ -464,12 +464,12 @@ class DeviceWorkspace(Workspace):
         trace = report[2 * size :].view(TRACE)
         status, passes = int(self.progress["status"]), int(self.progress["passes"])
         if status == ABSORB and passes == before:
-            self.absorb()  # the next pass could not be made on this K
+            self.absorb()  # this K does not allow the next pass
         return told(trace[np.arange(before, passes) % TRACE_PASSES], before + 1)
 
     @property
     def answers(self) -> Views:
-        """u_log, r, x, s and x_next, where the vectors of the sides are: on the host by one transfer."""
+        """Return u_log, r, x, s and x_next where the sides' vectors are; one transfer brings them to the host."""
         if self.held:
             return self.arrays
         if self.downloaded is None:
@@ -490,23 +490,23 @@ class DeviceWorkspace(Workspace):
         return r, self.answers["s"][: self.problem.shape[1]].copy()
 
     def close(self) -> None:
-        """Give K back at once, and lay the rest aside for a later solve if it is small and at rest."""
+        """Free K at once; keep the rest for a later solve if it is small and nothing is running."""
         self.operator.close()
         self.state["kernel"] = 0
         if self.key is not None and self.read_all:
-            del self.problem, self.coarse, self.operator  # which hold the caller's M
+            del self.problem, self.coarse, self.operator  # they hold the caller's M
             IDLE[self.key] = self
             if len(IDLE) > MOST_IDLE:
                 IDLE.popitem(last=False)
 
 
-IDLE: OrderedDict[Any, DeviceWorkspace] = OrderedDict()  # by what they have in common with a problem that they serve
+IDLE: OrderedDict[Any, DeviceWorkspace] = OrderedDict()  # by device, stream, reg, options and ids of the sides
 
 
 def workspace_of(problem: Problem, options: Options, skip: Truncation | None = None) -> DeviceWorkspace:
     """Return an idle workspace of the same sides, reg and options, or a new one.
 
-    Of a small problem all but K takes longer to set up than the passes (`IDLE_WORDS`): .35 of a call.
+    For a small problem (`IDLE_WORDS`) the setup without K takes longer than the passes: .35 of a call.
     """
     key: Any = None
     if skip is None and problem.c is None and problem.ranks.size == 1:
@@ -516,7 +516,7 @@ def workspace_of(problem: Problem, options: Options, skip: Truncation | None = N
         try:
             idle.take(problem)
             return idle
-        except MemoryError:  # a new one may find room in a coarser storage
+        except MemoryError:  # a new workspace may fit with a coarser storage
             pass
     made = DeviceWorkspace(problem, options, skip)
     if not (made.some or made.held) and made.lies.size <= IDLE_WORDS:
