@@ -1,10 +1,10 @@
-// Mirrors batch.cu in float32: passes that bring log v near the answer; batch.cu goes on from there and certifies.
+// Mirrors batch.cu in float32: passes that bring log v near the answer. batch.cu goes on from there and certifies.
 //
-// A pass is bound by what waits for what: the warps share the column half, a pass is judged while the next one is under
-// way (one that the guard rejects costs half a pass), logarithms are binary, the block meets three times.
+// Latency limits a pass: so the warps share the column half, a pass is judged while the next one runs (a rejected
+// pass costs half a pass), logarithms are binary, and the block meets three times.
 // Plans are u_i K_ij v_j with u = w_a 2^x, v = w_b 2^y (w = a, b; a^fi, b^fi without the reference a b^T), so that
 // x and y are potentials, not logarithms of masses: their rounding stays near 1e-7.  log v = E_j - shift + y in nats, E
-// the potential absorbed by K.  A constant in log v does not change the translated iterate, so the second translation
+// the potential absorbed by K. A constant in log v does not change the translated iterate, so the second translation
 // of finish_pass is left out, and Anderson takes residuals without their mean.
 #include "batch_narrow.cuh"
 
@@ -29,7 +29,7 @@ FN void open_problem(const Batch &S, Shared &all, int64_t problem) {
         all.x[j] = w > 0 ? S.x[problem * S.n + j] : 0;
         all.E[j] = 0;
 #if ONE_POTENTIAL
-        all.s[ROWS + j] = 1; // of columns behind the last row
+        all.s[ROWS + j] = 1; // for columns behind the last row
 #endif
         b += w;
     }
@@ -43,7 +43,7 @@ FN void open_problem(const Batch &S, Shared &all, int64_t problem) {
         rate = {(float)S.limits.fi_rows, (float)S.fi2,    (float)(1 - S.limits.fi_rows),
                 (float)(1 - S.fi2),      (float)(1 - fi), (float)S.limits.rate_cols};
         rate.lam_rate = (float)S.limits.lam_rate, rate.mass_a = (float)a, rate.mass_b = (float)b,
-        rate.share = ONE_POTENTIAL ? 0 : (float)(1 / b); // no translation makes up for a constant then
+        rate.share = ONE_POTENTIAL ? 0 : (float)(1 / b); // with one potential no translation corrects a constant
         const double own = ONE_POTENTIAL ? own_part(S.fi2) : 1, sides = ONE_POTENTIAL ? 2 : 1;
         const double half = LN2 * (1 + S.limits.rate_cols) / own;
         rate.own = (float)own;
@@ -59,13 +59,13 @@ FN void open_problem(const Batch &S, Shared &all, int64_t problem) {
     __syncthreads();
 }
 
-// Column q of lane c of 16: fours side by side, what is left 16 apart
+// Column q of lane c of 16: groups of four side by side, the remaining columns 16 apart
 FN constexpr int column_of(int c, int q) {
     return q < CT / 4 * 4 ? q / 4 * 64 + 4 * c + q % 4 : CT / 4 * 64 + q % 4 * 16 + c;
 }
 
-// K in registers from alpha and beta, 1 where a row or column is left out: its sum is no matter, and must not be 0.
-// A row is requested while the one before it is worked on; loads outside M go to its edge: no branches.
+// Build K in registers from alpha and beta, 1 in rows and columns left out: their sums are unused, but must not be 0.
+// A row is loaded while the one before is used. Loads outside M go to its edge, which avoids branches.
 FN void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)[RT][CT]) {
     const int g = threadIdx.x / 16, c = threadIdx.x % 16, last = (int)S.m - 1;
     const double scale = -S.limits.inv_reg * LOG2E;
@@ -78,7 +78,7 @@ FN void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)
             const int j = column_of(c, q);
             if (k + 1 < RT) next[q] = from[(j < (int)S.n ? j : 0) * S.M_col];
         }
-        __syncwarp(); // all are requested before the first is used
+        __syncwarp(); // all loads are issued before the first is used
         UNROLLED (int q = 0; k >= 0 && q < CT; q++) {
             const double potential = all.alpha[i - 1] + all.beta[column_of(c, q)];
             const float entry = exp_2(fma((double)row[q], scale, LOG2E * potential));
@@ -87,7 +87,7 @@ FN void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)
     }
 }
 
-// The potentials that K has absorbed: E, base, weights; the history stays.  x holds log v.
+// Set the potentials that K has absorbed: E, base, weights; the history stays. x holds log v.
 FN void absorb_columns(const Batch &S, Shared &all, int turn, bool plain) {
     double top = -INF, sum = 0;
     ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
@@ -132,7 +132,7 @@ FN void absorb_rows(const Batch &S, Shared &all) {
     __syncthreads();
 }
 
-// K around log v, or around nothing; then y and v.
+// Build K around log v, or around zeros; then y and v.
 FN void build_kernel(const Batch &S, Shared &all, const cost *M, int turn, float (&K)[RT][CT]) {
     const bool first = all.fresh > 1, plain = all.fresh > 2 && S.safe > 0;
     ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
@@ -149,7 +149,7 @@ FN void build_kernel(const Batch &S, Shared &all, const cost *M, int turn, float
     fill_kernel(S, all, M, K);
 }
 
-// u = prox(K v) of the rows of a warp, a row a lane: the sums of 16 lanes meet in shared memory
+// u = prox(K v) for the rows of a warp, a row a lane: the sums of 16 lanes are joined in shared memory
 FN void find_scales(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 16;
     float v[CT];
@@ -174,7 +174,7 @@ FN void find_scales(const Batch &S, Shared &all, float shift, const float (&K)[R
 #else
         log_u = all.row_base[warp][lane] - all.rates.rest1 * shift - all.rates.fi1 * log_2(sum);
         const float u = all.row_weight[warp][lane] * power_of(log_u);
-        all.u[warp][lane] = sum > DEAD && u < LIMIT ? u : NONE; // NONE spreads: K does not do
+        all.u[warp][lane] = sum > DEAD && u < LIMIT ? u : NONE; // NONE, a NaN, spreads: K is outgrown
         const float mass = all.row_mass[warp][lane];
         log_u = mass > 0 ? log_u * mass : 0;
     }
@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(con
     const cost *M = S.M + problem * S.M_problem;
     uint32_t processors;
     asm("mov.u32 %0, %%nsmid;" : "=r"(processors));
-    // blocks that share a multiprocessor have their roles in different warps: each scheduler has its part
+    // blocks that share a multiprocessor have their roles in different warps, so that each scheduler has its part
     const int role = (threadIdx.x / 32 + blockIdx.x / processors) % WARPS, j = 64 * role + 2 * (threadIdx.x % 32);
     int passes = (int)S.report[problem].passes, turn = 0;
     float K[RT][CT];
@@ -230,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(con
             else invert(at);
             __syncthreads();
             order = all.order;
-            if (order != GO_ON || passes + 1 >= (int)S.count) // the last pass is that of batch.cu
+            if (order != GO_ON || passes + 1 >= (int)S.count) // batch.cu makes the last pass
                 break;
             if (role < COLUMN_HALVES) advance(all, at, turn, j, G, f);
             else if (role == JUDGE) assess(S, all, at, next);

@@ -1,16 +1,19 @@
-// What a narrow pass does once K^T u is summed, in float32: the rules of common/rules.h (translation, guard, stopping) for
-// an estimate that certifies nothing.  Two warps have the columns, two columns a lane; beside them one warp judges the
-// last pass and one prepares Anderson's weights.  Included by batch_narrow.cu, whose header explains the quantities.
+// The work of a narrow pass after K^T u is summed, in float32: the rules of common/rules.h (translation, guard,
+// stopping) for an estimate that certifies nothing. Two warps have the columns, two columns a lane. Meanwhile one warp
+// judges the last pass and one prepares Anderson's weights.  Included by batch_narrow.cu, whose header explains the
+// quantities.
 #define MEMORY 5 // differences of float32 passes
 #include "batch_build.cuh"
 
-#define RP ((RT + 3) / 4 * 4)                // rows of a group, padded to 16 bytes
-#define HALF ((20 * RP + 31) / 32 * 32 + 16) // of what a warp joins for its first 16 lanes: the others use other banks
+#define RP ((RT + 3) / 4 * 4) // rows of a group, padded to 16 bytes
+#define HALF                                                                                                           \
+    ((20 * RP + 31) / 32 * 32 +                                                                                        \
+     16) // the part that a warp joins for its first 16 lanes; the padding puts the others into other banks
 #define JOIN (2 * HALF > 2 * (COLUMNS + 16) ? 2 * HALF : 2 * (COLUMNS + 16))
 #define OLD (MEMORY - 1)                     // differences beside the newest
-#define AT(i, k) ((i) * ((i) + 1) / 2 + (k)) // of a lower triangle, k <= i
-#define LIMIT 1e12f                          // a scale beyond it: K is rebuilt
-#define DEAD 1e-30f                          // a sum below it: no mass is in reach
+#define AT(i, k) ((i) * ((i) + 1) / 2 + (k)) // index into a lower triangle, k <= i
+#define LIMIT 1e12f                          // with a larger scale K is rebuilt
+#define DEAD 1e-30f                          // with a smaller sum no mass is in reach
 #define NARROW_RIDGE 1e-6f
 #define NONE __int_as_float(0x7fffffff)
 
@@ -27,12 +30,12 @@ enum {
     DIFF_G = DIFF_F + MEMORY,
     KINDS = DIFF_G + MEMORY
 };
-// sums over the columns: P = change of f; b-weighted ones of P times the old differences, f, P and y; v (K^T u),
+// sums over the columns, P = change of f: b-weighted sums of P times the old differences, f, P and y; v (K^T u),
 // q = b v^-k2 and its moments of f
 enum { OF_DOT, OF_F = OF_DOT + OLD, OF_P, OF_PP, OF_PF, PLAN, SUM_Q, SUM_QF, SUM_QFF, OF_Y, TOTALS = 16 };
-// what the block does after a pass; BACK: the pass does not count
+// orders to the block after a pass; BACK: the pass does not count
 enum { GO_ON, BACK = 1, BUILD = 2, REJECT = 4, STOP = 8 };
-// what is known of the last pass
+// state of the last pass
 enum { NOTHING, SOUND, UNSOUND };
 // the warps of a block in the column half: two with columns, one that judges, one for the differences
 enum { COLUMN_HALVES = 2, JUDGE = COLUMN_HALVES, DIFFERENCES };
@@ -44,12 +47,12 @@ struct Rates {
     double dual_0, dual_mass, slack, mass_slack;
 };
 
-// What a pass starts from; two, in turn.  Differences D (of f, without their mean) by age, the oldest first; one that
-// is not there yet is a row of the unit matrix and zeros.
+// The start of a pass; two, in turn. Differences D (of f, without their mean) by age, the oldest first; a difference
+// not yet made is a row of the unit matrix and zeros.
 struct alignas(16) Step {
     float rhs[OLD], solved[OLD];                 // <f, D_i>; inverse rhs
     float inverse[AT(OLD, 0)], gram[AT(OLD, 0)]; // of gram + NARROW_RIDGE diag
-    int slot[MEMORY];                            // where the differences lie, the newest last
+    int slot[MEMORY];                            // offsets of the differences, the newest last
     int known;                                   // passes since the start, 2: extrapolated; 0 without Anderson
     float shift;                                 // binary
 };
@@ -64,9 +67,9 @@ struct Shared {
 #endif
     float row_base[WARPS][2 * RP], row_weight[WARPS][2 * RP], row_mass[WARPS][2 * RP], row_logs[WARPS];
     Step step[2];
-    float mass, loss, best_error; // of the last pass: of its plan; sum q f^2
-    int order, since_best, last;  // order and last: of the enums above
-    int fresh; // 3: no K yet, 2: K around nothing, 1: around these potentials, 0: a sound pass was made
+    float mass, loss, best_error; // of the last pass: mass of its plan; sum q f^2
+    int order, since_best, last;  // order and last: see the enums above
+    int fresh; // 3: no K yet, 2: K around zeros, 1: K around these potentials, 0: a sound pass was made
     Rates rates;
 };
 
@@ -145,7 +148,7 @@ FN void column_sums(Shared &all, const Step &at, int half, int j, float (&G)[2],
 
 FN float total(const Shared &all, int q) { return all.sums[0][q] + all.sums[1][q]; }
 
-// lam of the translation, binary; Q = sum q without its part of the shift
+// lam of the translation, binary; Q = sum q without the factor of the shift
 FN float translation(const Shared &all, float shift, float plan, float Q) {
     const Rates &rate = all.rates;
     return rate.lam_rate > 0 ? rate.lam_rate * (log_2(plan) - log_2(Q) - rate.k2 * shift) : 0;
@@ -156,7 +159,7 @@ FN bool sound(const Shared &all) {
     return (plan > 0) & (plan < 1e38f) & (fabsf(total(all, SUM_QFF)) < 1e38f);
 }
 
-// What the pass was worth: dual value, mass, loss; the translation, so that the next pass can start.  One warp.
+// Dual value, mass and loss of the pass, and the translation, so that the next pass can start. One warp.
 FN void assess(const Batch &S, Shared &all, const Step &at, Step &next) {
     const Rates &rate = all.rates;
     const float shift = at.shift;
@@ -181,7 +184,7 @@ FN void assess(const Batch &S, Shared &all, const Step &at, Step &next) {
     next.shift = shift + rate.fi1 * lam, next.known = known;
 }
 
-// What the block does after the last pass.  The error is estimated from the residual; no answer is certified here.  The
+// Decide what the block does after the last pass. The residual gives an estimate of the error, not a certificate. The
 // same warp, during the next pass.
 FN void judge(const Batch &S, Shared &all, bool extrapolated) {
     const Rates &rate = all.rates;
@@ -199,9 +202,9 @@ FN void judge(const Batch &S, Shared &all, bool extrapolated) {
     bool done = error <= rate.tol || since_best >= NARROW_PATIENCE || !isfinite(dual);
     if (S.limits.tol_gap >= 0 && S.limits.rate_cols > 0)
         done |= S.limits.reg * (double)(d * mass) <= S.limits.tol_gap * fabs(dual);
-    __syncwarp(); // every lane has read
+    __syncwarp(); // every lane has read its data
     if (lane > 0) return;
-    // K made around these very potentials would be made again for ever: batch.cu has a wider range
+    // a K around these same potentials would be rebuilt for ever: stop, since batch.cu has a wider range
     const bool again = last == NOTHING && fresh == 1;
     const int kernel = !far ? GO_ON : again ? STOP : BUILD, unsound = BACK | (fresh ? STOP : BUILD);
     all.order = last == NOTHING ? kernel : last == UNSOUND ? unsound : rejected ? REJECT : done ? STOP : kernel;
@@ -216,7 +219,7 @@ FN void judge(const Batch &S, Shared &all, bool extrapolated) {
 
 #include "batch_weights.cuh"
 
-// The next y = G - sum gamma_i (difference of images)_i and v, the history; where the sums are of no use all stays.
+// The next y = G - sum gamma_i (difference of images)_i, v and the history. If the sums are unusable, nothing changes.
 FN void advance(Shared &all, const Step &at, int turn, int j, const float (&G)[2], const float (&f)[2]) {
     float gamma[MEMORY], y[2] = {G[0], G[1]}, w[2], v[2], dF[2], dG[2], part[2];
     const bool usable = sound(all), extrapolate = at.known > 0;
@@ -234,13 +237,13 @@ FN void advance(Shared &all, const Step &at, int turn, int j, const float (&G)[2
         y[q] = w[q] > 0 ? y[q] : 0;
         v[q] = w[q] * power_of(y[q]);
     }
-    const int slot = at.slot[OLD] + j; // not extrapolated: it is not read
+    const int slot = at.slot[OLD] + j; // without extrapolation it is not read
     store(&all.v[j], v), store(&all.col[Y][j], y);
     store(&all.col[F_BEFORE][j], f), store(&all.col[G_BEFORE + turn][j], G);
     store(&all.col[DIFF_F][slot], dF), store(&all.col[DIFF_G][slot], dG);
 }
 
-// After a step that lost dual value, and before the first: on from the last image, without a history.
+// After a step that lost dual value, and before the first: go on from the last image, without a history.
 FN void restart(Shared &all, int turn) {
     ROLLED (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const float y = all.col[G_BEFORE + turn][j], w = all.col[WEIGHT_B][j];

@@ -1,10 +1,10 @@
 // Mirrors src_c/finish_tmpl.c and the scalar work of src_c/finish.c: the O(n) half of a pass, one thread a column.
 //
-// With k = reg / rho and x = log v + shift, everything on logarithms; all blocks meet before 1 and 2:
+// With k = reg / rho and x = log v + shift, all on logarithms; all blocks meet before 1 and 2:
 //   1 marginal    lam from A = mass and B = sum b e^(-k log v);  s = v K^T u, q = b e^(-k log v)
 //     prox        gap = rho q h(log s/q), G(x) = fi log(b / K^T u) + shift;  all sums at once:
 //                 F = G - x + c with c = fi mu not yet known, so that <F, .> = <G - x, .> + c <1, .>
-//   2 difference  every block: mu, dual value, guard, status, Anderson's weights gamma
+// 2 difference  every block: mu, dual value, guard, status, Anderson's weights gamma
 //     advance     x = G - sum gamma dG, put back into the domain of the dual, v = e^x, B of the new x
 // Sources: Sejourne, Vialard, Peyre 2022 (translation); Walker, Ni 2011 (Anderson, type II).
 #include "finish_column.cuh"
@@ -33,13 +33,13 @@ FN void join_scalars(Finish &F, const double *scalars, int count, const double *
 // Two sums, or two maxima (never NaN)
 FN double joined(int q, double x, double y) { return q == MAX_F || q == MAX_MINUS ? (x > y ? x : y) : x + y; }
 
-// What a team has of one value, for each of its threads
+// Join one value over a team, for each of its threads
 FN double joined_team(int q, double x) {
     UNROLLED (int bit = TEAM / 2; bit > 0; bit /= 2) x = joined(q, x, __shfl_xor_sync(FULL, x, bit));
     return x;
 }
 
-// A team sums one value over the block's columns, and what F is in a cluster's mean.  512 threads.
+// A team sums one value over the block's columns, and the block's part of a cluster's mean of F. 512 threads.
 FN double strip_values(const State &S, Finish &F, const Column &c, const double (&value)[SUM_DOT], double total,
                        double &mean) {
     const int q = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;
@@ -69,7 +69,8 @@ FN double strip_values(const State &S, Finish &F, const Column &c, const double 
     return total;
 }
 
-// Sweep 1, this thread's columns of those of the block; thread TEAM q returns the block's sum q and part in mean q.
+// Sweep 1 over the block's columns; thread TEAM q returns the block's sum q, and its part of cluster q's mean in
+// `mean`.
 template <typename Next>
 FN double column_sweep(const State &S, Finish &F, int rounds, Column &c, double &mean, Next next) {
     const int q = threadIdx.x / TEAM;
@@ -90,7 +91,7 @@ FN double column_sweep(const State &S, Finish &F, int rounds, Column &c, double 
     return joined_team(q, total);
 }
 
-// The first `used` numbers at `partial` of every block, joined by every block in the same order; 512 threads, of which
+// Join the first `used` numbers at `partial` of every block, in the same order in every block; 512 threads, and
 // thread TEAM q returns number q.
 FN double join_posts(const State &S, Finish &F, const double *partial, int used, bool maxima) {
     const int own = threadIdx.x % VALUES, team = threadIdx.x / VALUES, parts = (int)S.parts;
@@ -117,7 +118,7 @@ FN double join_posts(const State &S, Finish &F, const double *partial, int used,
     return joined_team(maxima ? q : 0, F.value[threadIdx.x % TEAM * (VALUES + 1) + q]);
 }
 
-// What the blocks post: the sums over all columns and, where steps are corrected, the clusters' means.
+// Join the numbers that the blocks post: the sums over all columns and, with a coarse correction, the clusters' means.
 FN void finish_totals(const State &S, Finish &F, const double *partial) {
     const double total = join_posts(S, F, partial, USED, true);
     if (threadIdx.x % TEAM == 0) F.total[threadIdx.x / TEAM] = total;
@@ -128,10 +129,10 @@ FN void finish_totals(const State &S, Finish &F, const double *partial) {
 
 #include "finish_scalars.cuh"
 
-// Where v is posted for the passes after it
+// The buffer in which v is posted for the next passes
 FN num *next_v(const State &S, int turn) { return (num *)(S.next_v + turn % 2 * S.ld); }
 
-// Sweep 2, and this block's part of B and sum v; c holds the column of the first of the rounds where `loaded`.
+// Sweep 2, and this block's part of B and sum v; `loaded`: c holds the column of the first round.
 FN void second_sweep(const State &S, Finish &F, Column &c, int part, int rounds, int turn, bool loaded, double &B,
                      double &scale) {
     B = scale = 0;
@@ -156,7 +157,7 @@ FN void second_sweep(const State &S, Finish &F, Column &c, int part, int rounds,
     }
 }
 
-// F.next holds the warps' sums of B and v.
+// Put the warps' sums of B and v into F.next.
 FN void next_sums(Finish &F, double B, double scale) {
     double value[2] = {B, scale};
     const int lane = threadIdx.x % 32;
@@ -170,7 +171,7 @@ FN double next_total(const State &S, const Finish &F) {
     return warp_sum<16>(warp < column_threads(S) / 32 ? F.next[warp][threadIdx.x / 16 % 2] : 0);
 }
 
-// The progress at `from`, for a block that makes passes from there on, and back to `to`; whether steps are corrected
+// Load the progress at `from` for a block that makes passes, and write it to `to`. Returns true if steps are corrected.
 FN bool open_finish(const State &S, Finish &F, const Progress *from) {
     copy_record(&F.p, from);
     const bool corrected = COARSE && from->coarse > 0;
@@ -183,7 +184,7 @@ FN void close_finish(const State &S, const Finish &F, Progress *to, bool correct
     if (corrected && threadIdx.x < CLUSTERS) S.coarse.mean[threadIdx.x] = F.last_mean[threadIdx.x];
 }
 
-// Sweep 1 over this block's columns, `rounds` a thread; c holds what was loaded of the first.
+// Sweep 1 over this block's columns, `rounds` a thread; c holds the data loaded for the first.
 template <typename Rows>
 FN void first_sweep(const State &S, Finish &F, Column &c, int part, int rounds, const Rows &done) {
     const int turn = (int)F.p.turn;
@@ -214,8 +215,8 @@ FN void first_sweep(const State &S, Finish &F, Column &c, int part, int rounds, 
     }
 }
 
-// The O(n) half.  done: the row half, whose blocks meet between arrive and wait; sum: K^T u of a column; scalars: those of
-// the rows, or null where each block has left its own.
+// The O(n) half. done: the row half, with a meeting of its blocks between arrive and wait; sum: K^T u of a column;
+// scalars: the row scalars, or null if each block has written its own.
 template <typename Rows> FN void finish_half(const State &S, Finish &F, Rows &done) {
     Column c;
     const int part = S.solo ? 0 : blockIdx.x, turn = (int)F.p.turn, rounds = column_rounds(S);
@@ -231,7 +232,7 @@ template <typename Rows> FN void finish_half(const State &S, Finish &F, Rows &do
     if ((int)threadIdx.x < column_threads(S) && part < S.parts) next_sums(F, B, scale);
     verdict(S, F, blockIdx.x == 0);
     __syncthreads();
-    if (threadIdx.x < 32) { // joined in a fixed order: ranks must find the same bits
+    if (threadIdx.x < 32) { // joined in a fixed order: all ranks must get the same bits
         const bool repeated = F.p.step > 2, counts = repeated || S.solo ? blockIdx.x == 0 : part < S.parts;
         const int q = NEXT_B + threadIdx.x / 16;
         const double total = next_total(S, F);
@@ -240,7 +241,7 @@ template <typename Rows> FN void finish_half(const State &S, Finish &F, Rows &do
     }
 }
 
-// total = what the blocks left in the row half: K^T u, then the row scalars; to be summed over several devices.
+// total = the sums of the blocks in the row half: K^T u, then the row scalars; to be summed over several devices.
 extern "C" __global__ void __launch_bounds__(256) gather_sums(const __grid_constant__ State S, int blocks, int parity) {
     const int turn = (int)S.progress[parity].turn;
     const int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x;

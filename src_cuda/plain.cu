@@ -1,10 +1,10 @@
-// Mirrors is_plain, begin and absorb of src_c/solve.c: from M to a state before its first pass in one cooperative launch, and
-// from the last pass to the numbers of an answer in another, so that the host reads nothing before these.
+// Mirrors is_plain, begin and absorb of src_c/solve.c: from M to a state before its first pass in one cooperative
+// launch, and from the last pass to the numbers of an answer in another. The host reads nothing before the answer.
 //
-// Plain: M in C order, finite, all masses positive, c = a b^T, no larger reg first, and one potential only where the host
-// knows that it serves.  What is found not to be so is told by its status, and the host goes the ordinary way from its
-// beginning; from what does not end it goes on.
-// Options: STORE (of K), COST (of M: 0 float64, 1 float32).
+// Plain: M in C order, finite, all masses positive, c = a b^T, no larger reg first, and one potential only if the host
+// knows that it serves. If the device finds otherwise, the status says so, and the host solves the problem from the
+// beginning. A solve that has not ended is continued by the host.
+// Options: STORE (type of K), COST (of M: 0 float64, 1 float32).
 #include "state.cuh"
 #include "stored_exp.cuh"
 
@@ -12,26 +12,26 @@ extern __shared__ __align__(128) unsigned char memory[]; // a Seen for each warp
 
 #define THREADS 512
 #define WARPS (THREADS / 32)
-#define AHEAD 4                            // reads of 16 bytes that a thread has under way at once
-#define ENTRIES ((int)(16 / sizeof(cost))) // of M in 16 bytes
-#define LINE (32 * ENTRIES)                // columns that a warp has at once
-#define HEAD 8                             // words of an answer before its trace
+#define AHEAD 4                                                      // reads of 16 bytes that a thread issues at once
+#define ENTRIES ((int)(16 / sizeof(cost)))                           // of M in 16 bytes
+#define LINE (32 * ENTRIES)                                          // columns that a warp processes at once
+#define HEAD 8                                                       // words of an answer before its trace
 #define TOLD (HEAD + TRACE_PASSES * (int)(sizeof(mapuot_stats) / 8)) // and before its vectors
 
 struct Plain {
     const cost *M;               // m x n, at a multiple of 16 bytes
-    double *alpha, *beta;        // m, ld: what K absorbs
+    double *alpha, *beta;        // m, ld: the scalings in K
     const double *log_a, *log_b; // m, n
-    double *range;               // 4 a block: least and largest entry, how many are not finite, and unlike those across
-                                 // the diagonal
+    double *range;               // 4 a block: least and largest entry, how many are not finite, and differ across
+    // the diagonal
     int64_t *tops;               // n: the largest exponent of each column, by its rank
     const Progress *start;       // before a first pass
     double safe_spread;          // range(M) / reg that K holds with nothing absorbed but the least cost
-    double most_spread;          // and up to which no larger reg comes first
-    double log_size;             // of a and of b, added up
+    double most_spread;          // largest range(M) / reg without a larger reg first
+    double log_size;             // sizes of log a and log b, added up
     double rounding, vanishing;  // EXPONENT_ROUNDING and VANISHING of mapuot/problem/problem.py
     double cost_rate, cost_rest; // the rounding of a cost is at most rate x + rest, x the largest
-    double dual_constant;        // without what hard rows add
+    double dual_constant;        // without the terms of hard rows
     double mass;                 // of b
     int64_t alike;               // 1: rows and columns are the same problem if M is its transpose
     int64_t posts;               // POSTS of the passes
@@ -41,7 +41,7 @@ struct Seen {
     double low, high, odd, unlike;
 };
 
-// The same of all threads of the block, for all of them; and the sums over them
+// Join the `Seen` of all threads of the block, for each of them
 FN Seen seen_by_all(Seen x, Seen *of_warps) {
     x = {-warp_max(-x.low), warp_max(x.high), warp_sum(x.odd), warp_sum(x.unlike)};
     __syncthreads();
@@ -57,7 +57,7 @@ FN void see(Seen &all, cost &low, cost &high, cost x) {
     all.odd += !isfinite(x);
 }
 
-// What this thread sees of M
+// Range and counts over this thread's part of M
 FN Seen look(const State &S, const Plain &T) {
     const int64_t total = S.m * S.n, chunks = total / ENTRIES, step = (int64_t)gridDim.x * THREADS;
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, left = chunks * ENTRIES + own;
@@ -81,7 +81,7 @@ FN Seen look(const State &S, const Plain &T) {
     return all;
 }
 
-// Empty what passes add to and post in, and the ranks of no column yet.
+// Clear the buffers in which passes add and post, and set the ranks of all columns to -inf.
 FN void empty(const State &S, const Plain &T) {
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     for (int64_t q = own; q < 2 * (S.parts > BLOCKS ? S.parts : BLOCKS) * SCALARS; q += step) S.scalars[q] = 0;
@@ -90,7 +90,7 @@ FN void empty(const State &S, const Plain &T) {
     for (int64_t q = own; q < S.n; q += step) T.tops[q] = rank_of(-INF);
 }
 
-// ENTRIES of M from here on, of which the first `count` are there; whole: they lie at a multiple of 16 bytes
+// Read ENTRIES of M, only the first `count` of which exist; whole: they lie at a multiple of 16 bytes
 FN void read_entries(const cost *at, int64_t count, bool whole, cost (&x)[ENTRIES]) {
     if (whole && count >= ENTRIES) {
         *(uint4 *)x = __ldg((const uint4 *)at);
@@ -118,7 +118,7 @@ FN void balance_rows(const State &S, const Plain &T) {
     }
 }
 
-// ENTRIES of K to there
+// Store ENTRIES of K
 FN void copy_entries(real *to, const real (&x)[ENTRIES]) {
     constexpr int BYTES = ENTRIES * (int)sizeof(real);
     if constexpr (BYTES >= 16) {
@@ -128,16 +128,16 @@ FN void copy_entries(real *to, const real (&x)[ENTRIES]) {
     }
 }
 
-// What a warp has of a matrix: rows i to end of LINE columns, of which this lane has ENTRIES from j on
+// A warp's part of a matrix: rows i to end of LINE columns; this lane has ENTRIES columns from j on
 struct Strip {
     int64_t i, end, j;
 
-    // the strip of a warp, and of the same warp after as many as there are
+    // strip number `warp` of strips x parts
     FN Strip(const State &S, int64_t warp, int64_t strips, int64_t parts)
         : i(S.m * (warp / strips) / parts), end(S.m * (warp / strips + 1) / parts),
           j(warp % strips * LINE + threadIdx.x % 32 * ENTRIES) {}
 
-    // Calls with (i, entries of M) for each of its rows, AHEAD of them read at once
+    // Call with (i, entries of M) for each of its rows, and read AHEAD rows at once
     template <typename F> FN void each_row(const State &S, const Plain &T, F call) const {
         const bool whole = S.n % ENTRIES == 0;
         for (int64_t first = i; first < end; first += AHEAD) {
@@ -150,7 +150,7 @@ struct Strip {
     }
 };
 
-// Strips of the warps of the first blocks over so many columns
+// Share strips over so many columns among the warps of the first blocks
 template <typename F> FN void each_strip(const State &S, int64_t columns, int blocks, F call) {
     const int64_t strips = (columns + LINE - 1) / LINE, warps = (int64_t)blocks * WARPS;
     const int64_t parts = warps > strips ? warps / strips : 1;
@@ -175,13 +175,14 @@ FN void balance_columns(const State &S, const Plain &T) {
     });
 }
 
-// What a side absorbs where it need not be balanced: all of the least exponent or, of one potential, half of it each
+// The scalings of a side if it need not be balanced: one side takes all of the least exponent, or with one potential
+// each half
 struct Safe {
     bool is;
     double alpha, beta;
 };
 
-// What passes need of the rows and of the columns, around alpha and beta; of one potential these are the mean of both.
+// Set the data of rows and columns for passes around alpha and beta; with one potential these are the mean of both.
 FN void set_sides(const State &S, const Plain &T, const Safe &safe) {
     const int64_t own = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     const bool one = S.limits.symmetric && !safe.is;
@@ -204,7 +205,7 @@ FN void set_sides(const State &S, const Plain &T, const Safe &safe) {
     }
 }
 
-// K_ij = exp(alpha_i + beta_j - M_ij / reg), by the first blocks
+// Build K_ij = exp(alpha_i + beta_j - M_ij / reg), by the first blocks
 FN void build(const State &S, const Plain &T, int blocks, const Safe &safe) {
     each_strip(S, S.ld, blocks, [&](const Strip &own) {
         double beta[ENTRIES];
@@ -223,7 +224,7 @@ FN void build(const State &S, const Plain &T, int blocks, const Safe &safe) {
     });
 }
 
-// Progress before the first pass; one block
+// Set the progress before the first pass; one block
 FN void set_progress(const State &S, const Plain &T, const Safe &safe, const Seen &M, Seen *of_warps) {
     const double least = M.low / S.limits.reg;
     Seen rows = {0, 0, 0, 0}, cols = {0, 0, 0, 0}; // high: a size; odd and unlike: sums
@@ -256,7 +257,7 @@ FN void set_progress(const State &S, const Plain &T, const Safe &safe, const See
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     begin(const __grid_constant__ State S, const __grid_constant__ Plain T) {
     Seen *of_warps = (Seen *)memory;
-    uint32_t *counter = S.barrier + 16, ended = meeting_start(counter); // beside those of the passes
+    uint32_t *counter = S.barrier + 16, ended = meeting_start(counter); // the passes use other counters
     const double reg = S.limits.reg;
     Seen M = seen_by_all(look(S, T), of_warps);
     empty(S, T);
@@ -286,13 +287,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     set_sides(S, T, safe);
     if (!safe.is) grid_barrier(counter, ended);
-    build(S, T, gridDim.x > 1 ? gridDim.x - 1 : 1, safe); // while the last one does what no other can share
+    build(S, T, gridDim.x > 1 ? gridDim.x - 1 : 1, safe); // meanwhile the last block sets the progress
     if (last) set_progress(S, T, safe, M, of_warps);
 }
 
-// An answer, of this half of progress: status, passes and range; the trace; log u, log v and the marginals.  Elsewhere, for
-// what is drawn from the plan: its exponents and the marginal of its rows.  Without a certificate, of the vectors log v alone,
-// from which other passes may go on.
+// Write an answer, from this half of progress: status, passes and range; the trace; log u, log v and the marginals. To
+// exponents, for draws from the plan: its exponents and the marginal of its rows. Without a certificate only log v is
+// written, from which other passes may go on.
 extern "C" __global__ void __launch_bounds__(THREADS)
     tell(const __grid_constant__ State S, const __grid_constant__ Plain T, int parity, double *out, double *exponents) {
     const Progress &p = S.progress[parity];
@@ -307,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int64_t q = own; q < p.passes * (int)(sizeof(mapuot_stats) / 8); q += step)
         out[HEAD + q] = ((const double *)S.trace)[q];
     double *log_u = out + TOLD, *log_v = log_u + S.m, *r = log_v + S.n, *s = r + S.m;
-    // what has not ended is gone on with from the last image, not from a step that no guard has judged
+    // an unfinished solve continues from the last image, not from a step that no guard has judged
     const bool ended = p.status == MAPUOT_CONVERGED;
     for (int64_t j = own; j < S.n; j += step) log_v[j] = ended ? S.x[j] : S.image[j] - p.shift;
     if (!ended) return;

@@ -1,4 +1,4 @@
-// Mirrors src_c/prox_rows.h (prox_rows): u = prox(s) of one row, its marginal and what it adds to the row scalars.
+// Mirrors src_c/prox_rows.h (prox_rows): u = prox(s) of one row, its marginal and its terms of the row scalars.
 #include "common/penalty.h"
 #include "state.cuh"
 
@@ -18,7 +18,7 @@ __device__ __noinline__ double general_dual(const State &S, Point p, double log_
 typedef double RowSums[NEXT_B];
 
 #if NARROW && KL_ROWS
-// What the prox of a row needs in a pass: log2 u = whole + part - (fi + rest) log2 s
+// The data for the prox of a row in a pass: log2 u = whole + part - (fi + rest) log2 s
 struct Row {
     float whole, part, fi, rest, rho, mass; // rho: -rho, mass: reg a, as in Point
 };
@@ -29,13 +29,13 @@ FN Row row_of(Point p, double shift) {
     return {whole, (float)(t - whole), fi, (float)(p.y - fi), (float)p.z, (float)p.w};
 }
 
-// u from s; the exponents apart, so that their size costs no digits.  log2 u is low + high.
+// u from s, with exponents kept separately, so that their size costs no digits. log2 u is low + high.
 FN float short_prox(Row p, float s, float &high, float &low) {
     const int bits = __float_as_int(s), e = (bits - 0x3f400000) >> 23; // mantissa in [.75, 1.5)
     const float m = __int_as_float(bits - (e << 23)), exponent = (float)e, product = p.fi * exponent;
     float log_m, u;
     asm("lg2.approx.f32 %0, %1;" : "=f"(log_m) : "f"(m));
-    const float left = fmaf(-p.fi, exponent, product); // what `product` lost
+    const float left = fmaf(-p.fi, exponent, product); // rounding error of `product`
     high = rintf(fminf(fmaxf(p.whole - product, -200.0f), 122.0f));
     low = ((p.whole - high) - product) + (left + fmaf(-p.rest, exponent, fmaf(-p.fi, log_m, p.part)));
     asm("ex2.approx.f32 %0, %1;" : "=f"(u) : "f"(low));
@@ -46,7 +46,7 @@ typedef Point Row;
 FN Row row_of(Point p, double) { return p; }
 #endif
 
-// u of row i, from s = (K v)_i: 0 where it is dead, left out or beyond m; where it is `mine`, the row is stored and
+// u of row i, from s = (K v)_i: 0 if it is dead, left out or beyond m. If `mine`, the row is stored and
 // counted.  log u is relative to K.
 FN num row_scale(const State &S, int i, Row p, num s, double shift, bool mine, double *row) {
     const bool live = s >= (num)(NARROW ? 1.2e-38 : TINY), there = i < (int)S.m;
@@ -94,7 +94,7 @@ FN num row_scale(const State &S, int i, Row p, num s, double shift, bool mine, d
 }
 
 #if !NARROW
-// row_scale where one potential serves both sides: u is v, whatever the prox of s, and the dual terms are the columns'.
+// row_scale with one potential: u is v, whatever the prox of s, and the dual terms are the columns'.
 FN double same_scale(const State &S, int i, double s, bool mine, double *row) {
     if (i >= (int)S.m) return 0;
     const double v = S.v_scale[i], r = v * s, absorbed = S.cols.absorbed[i];

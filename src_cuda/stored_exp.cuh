@@ -1,7 +1,7 @@
 // An entry of K from its exponent.  Options: STORE.
 #include "common.cuh"
 
-// e^x of an entry that is stored: as it is in float64, else within 2e-9, as v_exp_above of src_c/vec.h does; 0 below -708.
+// e^x for a stored entry: exp in float64, else within 2e-9, like v_exp_above of src_c/vec.h; 0 below -708.
 FN double stored_exp(double x) {
 #if STORE == 0
     return exp(x);

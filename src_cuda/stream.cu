@@ -1,10 +1,10 @@
-// Mirrors src_c/stream_tmpl.c: one read of M for whatever needs the plan or the cost but not K.
+// Mirrors src_c/stream_tmpl.c: one read of M for results that need the plan or the cost but no K.
 //
-// The entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), exponent in float64, made in tiles of 32 x 32 from M in
-// any strides: the unit stride is read first, through shared memory where it runs down the rows.  Sums and maxima are
-// along the rows; the caller swaps the strides for those along the columns.  out has gridDim.y slabs, one per part of
-// the columns, joined by the caller.  Options: STORE (of K or P), COST (of M: 0 float64, 1 float32), REFERENCE (of c,
-// alike), MASKED (1: c is multiplied by a mask).
+// The entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), exponent in float64, computed in tiles of 32 x 32 from M
+// in any strides: reads follow the unit stride, through shared memory if it runs down the rows. Sums and maxima are
+// along the rows; the caller swaps the strides to get them along the columns. out has gridDim.y slabs, one for each
+// part of the columns, which the caller joins. Options: STORE (type of K or P), COST (of M: 0 float64, 1 float32),
+// REFERENCE (of c, likewise), MASKED (1: c is multiplied by a mask).
 #include "common.cuh"
 #include "common/mask.h"
 #include "stored_exp.cuh"
@@ -28,8 +28,8 @@ template <typename N> struct Tile {
     N x[SIDE][SIDE + 1];
 };
 
-// This thread's way through the rows i0 to i0 + SIDE of a matrix: entry k of its tile at column j0 is
-// from[j0 col + k step].  turned: the unit stride runs down the rows, so that it is read along these and exchanged
+// This thread's reads of the rows i0 to i0 + SIDE of a matrix: entry k of its tile at column j0 is
+// from[j0 col + k step]. turned: the unit stride runs down the rows, so that reads follow the rows and are transposed
 // through shared memory.
 template <typename T> struct Way {
     const T *from;
@@ -43,7 +43,7 @@ template <typename T> struct Way {
         step = STEP * (turned ? col : row);
     }
 
-    // What this thread reads of the tile at column j0, `missing` outside
+    // Read this thread's entries of the tile at column j0, `missing` outside
     FN void request(const View &V, int64_t j0, double missing, T (&found)[SIDE / STEP]) const {
         const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
         const T *at = from + j0 * col;
@@ -57,7 +57,7 @@ template <typename T> struct Way {
         }
     }
 
-    // value[k] = A[i0 + ty + STEP k, j0 + tx], from what its threads have read
+    // value[k] = A[i0 + ty + STEP k, j0 + tx], from the entries read
     template <typename N> FN void take(const T (&found)[SIDE / STEP], Tile<N> &tile, N (&value)[SIDE / STEP]) const {
         const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
         UNROLLED (int k = 0; k < SIDE / STEP; k++) value[k] = (N)found[k];
@@ -79,8 +79,8 @@ FN Span span_of(int64_t columns) {
     return {tiles * blockIdx.y / gridDim.y * SIDE, tiles * (blockIdx.y + 1) / gridDim.y * SIDE};
 }
 
-// The rows i0 to i0 + SIDE of the exponents, tile by tile from column j0 on; the next tile of M is on its way while one
-// is worked on.
+// The rows i0 to i0 + SIDE of the exponents, tile by tile from column j0 on; the next tile of M is loaded while one
+// is used.
 struct Exponents {
     const Way<cost> M;
     cost ahead[SIDE / STEP];
@@ -121,7 +121,7 @@ typedef double Entries[SIDE / STEP];
 // Row k of this thread in the tiles of its block
 FN int64_t row_at(int k) { return (int64_t)blockIdx.x * SIDE + threadIdx.x / 32 + STEP * k; }
 
-// use(j0, x, c, M) for each tile of this block, in the slab of so many columns
+// Call use(j0, x, c, M) for each tile of this block, in its slab of the columns
 template <typename F> FN void each_tile(const View &V, int64_t columns, F use) {
     __shared__ Tile<double> tile;
     const Span span = span_of(columns);
@@ -133,10 +133,10 @@ template <typename F> FN void each_tile(const View &V, int64_t columns, F use) {
     }
 }
 
-// c e^x, also where c is 0 and e^x beyond all numbers
+// c e^x, also if c is 0 and e^x overflows
 FN double weighed(double c, double x) { return c > 0 ? c * exp(x) : 0; }
 
-#define RESIDENT (MASKED ? 3 : 4) // blocks of a multiprocessor: a mask takes registers
+#define RESIDENT (MASKED ? 3 : 4) // blocks a multiprocessor: a mask takes registers
 // K (entries below `flush` are zero; columns n .. ld too) or, with flush = 0, the plan.
 extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     build_kernel(const __grid_constant__ View V, real *out, int64_t ld, double flush) {
@@ -153,7 +153,8 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     });
 }
 
-// out_i of the parts that `count` sums or maxima have, one behind the other; LARGER: or what it is already.
+// Join the parts of `count` sums or maxima, one part behind the other, into out_i; LARGER: take the maximum with out_i,
+// too.
 enum { SUM, LARGEST, LARGER };
 extern "C" __global__ void __launch_bounds__(256)
     join_parts(const double *part, int64_t count, int parts, int how, double *out) {
@@ -164,8 +165,8 @@ extern "C" __global__ void __launch_bounds__(256)
     out[i] = all;
 }
 
-// alpha_i = -max_j of the parts of row_max, -inf where used_i was: a row left out.  +inf: a row without pairs, whose used_i
-// becomes -inf.
+// alpha_i = -max_j over the parts of row_max, -inf if used_i is -inf: a row left out. +inf: a row without pairs; its
+// used_i becomes -inf.
 extern "C" __global__ void __launch_bounds__(256)
     balance_rows(const double *part, int64_t count, int parts, double *used, double *alpha) {
     const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x;
@@ -190,8 +191,9 @@ extern "C" __global__ void __launch_bounds__(256, 3) row_max(const __grid_consta
     }
 }
 
-// Pairs whose exponents log c_ij + alpha_i + beta_j - M_ij / reg are at least `least`: how many each row has in this part of
-// the columns, in count, a number a row and part.  With `column`: they and their costs from place count on, in their order.
+// Pairs with log c_ij + alpha_i + beta_j - M_ij / reg at least `least`. Without `column`, count their number in each
+// row and part of the columns: count, a number a row and part. With `column`, write their columns and costs from place
+// count on, in order.
 extern "C" __global__ void __launch_bounds__(256)
     near_pairs(const __grid_constant__ View V, double least, int64_t *count, int *column, double *data) {
     const int lane = threadIdx.x % 32;
@@ -258,11 +260,11 @@ extern "C" __global__ void __launch_bounds__(256)
         }
 }
 
-// The place in which the masses of n places, added up, pass this share of all.  A warp finds it: lane l adds up the places
-// l, l + 32, ..; the lane in which the share is passed leaves its places to all lanes, and so on.
+// The place in which the cumulated masses of n places pass this share of the total. A warp finds it: lane l adds up the
+// places l, l + 32, ..; the lane in which the share is passed then splits its places among all lanes, and so on.
 template <typename F> FN int64_t passed(int64_t n, double share, F mass) {
     const int lane = threadIdx.x % 32;
-    double left = 0; // of the mass to pass, in the places that are left: first, first + step, ..
+    double left = 0; // mass still to pass, in the remaining places: first, first + step, ..
     int64_t first = 0, step = 1;
     do {
         double sum = 0;
@@ -287,9 +289,9 @@ FN double uniform(int64_t seed, int64_t k, int which) {
     return (double)(philox((uint64_t)seed, (uint64_t)k, (uint64_t)which) >> 11) * 0x1p-53;
 }
 
-// out_k: in the row rows_k - i0 the column in which its mass, added up, passes the share at_k; a warp for each k.
-// masses: null, or those of all rows; then rows_k becomes the row in which these pass the share row_at_k.  Without at and
-// row_at the shares are random numbers of the seed.
+// out_k: in row rows_k - i0, the column in which the cumulated mass passes the share at_k; a warp for each k.
+// masses: null, or the masses of all rows: then rows_k becomes the row in which these pass the share row_at_k. Without
+// at and row_at the shares are random numbers from the seed.
 extern "C" __global__ void __launch_bounds__(256)
     draw(const __grid_constant__ View V, const double *masses, const double *row_at, const double *at, int64_t seed,
          int64_t *rows, int64_t i0, int64_t count, int64_t *out) {
@@ -310,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // out, 5 numbers a block: min and max over finite entries, number of NaN or -inf, number of +inf, and how many entries
-// of the tiles on the diagonal differ from those across it: of hardly any M that is not symmetric none
+// of the tiles on the diagonal differ from those across it: a few do in almost every M that is not symmetric
 extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant__ View V, double *out) {
     __shared__ Tile<cost> tile;
     __shared__ double part[8][5];
@@ -320,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant_
     const Way<cost> way(V.M, V.M_row, V.M_col, i0);
     cost ahead[SIDE / STEP];
     way.request(V, span.begin, 0, ahead);
-    cost least = INF, most = -INF; // in its own type: a comparison in float64 takes as long as many
+    cost least = INF, most = -INF; // in the type of M: float64 comparisons cost as much as many of them
     int bad = 0, infinite = 0, lopsided = 0;
     for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
         cost M[SIDE / STEP];

@@ -1,19 +1,19 @@
-// Mirrors src_c/tree.c: the pass of messages along a tree, on vectors that stay on the device from its first edge to its
-// last.  A pass is open_pass, then fused_pass and close_edge for each edge in turn, all in one stream, and nothing waits
-// for the host; the way back from the root is open_back, fused_pass and close_back for each edge.
+// Mirrors src_c/tree.c: the pass of messages along a tree, on vectors that stay on the device from the first edge to
+// the last.  A pass is open_pass, then fused_pass and close_edge for each edge in turn, all in one stream, and nothing
+// waits for the host; the way back from the root is open_back, fused_pass and close_back for each edge.
 //
-// What the host must judge of an edge, by the rule of LogKernel (mapuot/backends/kernel.py), is in the largest of some
-// numbers each, found as ranks: integers in the order of the numbers, a NaN above them all.  An edge whose sums are not
-// sound leaves those after it without sense; the host takes none of them.
+// The host judges an edge, by the rule of LogKernel (mapuot/backends/kernel.py), from the largest of some
+// numbers, kept as ranks: integers in the order of the numbers, a NaN above them all. An edge with unsound sums
+// makes the edges after it meaningless; the host takes none of them.
 #include "common.cuh"
 
 struct Edge {
     int64_t m, n, ld, streams;
-    int64_t child, parent, message; // where the points begin, and what travels between child and parent
+    int64_t child, parent, message; // where the points begin, and the message between child and parent
     int64_t above;                  // the edge whose base this one completes, the last below it; -1: none
     double fi;
-    const double *p, *q, *s; // of K, and the sums of its last pass
-    double *v, *base;        // what fused_pass reads; base is not scaled: its largest is in `own`
+    const double *p, *q, *s; // scalings in K, and the sums of its last pass
+    double *v, *base;        // input of fused_pass; base is not scaled: its largest is in `own`
 };
 
 struct Messages {
@@ -24,7 +24,7 @@ struct Messages {
     double flush;
 };
 
-// The largest of ...
+// Largest values, as ranks, of ...
 struct Largest {
     int64_t y, top, a, own;         // |y|, y - q, |a| and base
     int64_t low_s, late, u;         // -log s, |late| and u
@@ -43,7 +43,7 @@ FN void raise(int64_t *rank, double x) {
 
 FN double larger(double x, double y) { return x > y || isnan(x) ? x : y; }
 
-// v = e^(y - q - top), y made by `y_of`; its largest is 1, and what lies below flush is 0.  One block
+// v = e^(y - q - top), y from `y_of`, with largest 1, and 0 below flush. One block
 template <typename F> __device__ void factors(const Edge &edge, double flush, Largest *found, F y_of) {
     double size = 0, top = -INF;
     for (int64_t j = threadIdx.x; j < edge.n; j += blockDim.x) {
@@ -60,7 +60,7 @@ template <typename F> __device__ void factors(const Edge &edge, double flush, La
     }
 }
 
-// base of point i of an edge's child, and what it adds to the largest
+// base of point i of an edge's child; updates the largest sizes
 FN void open_row(const Edge &edge, double log_weight, double near, int64_t i, double &a_size, double &own) {
     const double rest = 1 - edge.fi, a = log_weight + rest * near;
     edge.base[i] = a - rest * edge.p[i];
@@ -68,7 +68,7 @@ FN void open_row(const Edge &edge, double log_weight, double near, int64_t i, do
     own = larger(edge.base[i], own);
 }
 
-// v of all edges from `first` on, a block each, and base of those that no later edge completes
+// v of all edges from `first` on, a block each, and base of the edges that no later edge completes
 extern "C" __global__ void __launch_bounds__(1024)
     open_pass(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int first) {
     const Edge edge = edges[first + blockIdx.x];
@@ -105,7 +105,7 @@ FN void close_row(const Messages &x, const Edge &edge, Largest *found, int64_t i
     raise(&found->u, u);
 }
 
-// The message to the parent's point j, added to what it has, and base of the edge above; -1: none
+// The message to the parent's point j, added to the parent's sum, and base of the edge above; -1: none
 FN void close_column(const Messages &x, const Edge &edge, const Edge *edges, Largest *largest, Largest *found,
                      int64_t above, int64_t j) {
     double low = -INF, high = -INF, size = 0, a_size = 0, own = -INF;
@@ -130,8 +130,8 @@ FN void close_column(const Messages &x, const Edge &edge, const Edge *edges, Lar
     }
 }
 
-// After fused_pass over edge e: the first blocks have its rows, the others its columns.  Nothing may be written for edges
-// from `end` on, which the pass does not reach: their vectors may be no more.
+// After fused_pass over edge e: the first blocks have its rows, the others its columns. Nothing may be written for
+// edges from `end` on, which the pass does not reach: their vectors may be freed.
 extern "C" __global__ void __launch_bounds__(256)
     close_edge(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e, int end) {
     const Edge &edge = edges[e];
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(256)
                      (block - rows) * 256 + threadIdx.x);
 }
 
-// v of edge e on the way back, from all that the parent has but what the child has sent.  One block
+// v of edge e on the way back, from all that the parent has except the child's own message. One block
 extern "C" __global__ void __launch_bounds__(1024)
     open_back(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e) {
     const Edge edge = edges[e];
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     });
 }
 
-// What comes back to the child
+// The message back to the child
 extern "C" __global__ void __launch_bounds__(256)
     close_back(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e) {
     const Edge &edge = edges[e];
