@@ -1,41 +1,42 @@
-// Mirrors src_c/kernels_tmpl.c (row_pass) with u = e^base s^-fi in the place of a prox: s = K v, sums = K^T u, for the
+// Mirrors src_c/kernels_tmpl.c (row_pass) with u = e^base s^-fi instead of a prox: s = K v, sums = K^T u, for the
 // passes over many marginals (mapuot/backends/kernel.py, fused).  K is read once, in one cooperative launch, sm_90+.
 //
-// Rows are few and long: those of an array have a column for each point of all its other marginals.  A stream of
-// blocks shares the rows of its part of K, each block a strip of columns, whose v and sums stay in registers while tiles
-// of R rows pass through a ring in shared memory.  Beside the warps that sweep, which never meet, a block has a courier,
-// a clerk and a porter: the courier adds up the warps' products of a tile with v, posts the sum (UNSET in common.cuh) to
-// the clerk of its step, in one of the stream's blocks, and fills the slot that all have left; the clerk adds up those of
-// the blocks and posts u; the porter brings u to its block, whose warps take it up `lag` steps later: the way there and
-// back, 3 us through the L2 cache, costs nothing while tiles stream by.  What one launch posts, the next one takes back;
-// it sweeps the other way, and finds the last rows in the L2 cache.
+// Rows are few and long: the rows of an array have a column for each point of all its other marginals. A stream of
+// blocks shares the rows of its part of K. Each block has a strip of columns, with v and sums in registers while tiles
+// of R rows pass through a ring in shared memory. Beside the sweeping warps, which never meet, a block has a courier,
+// a clerk and a porter. The courier adds up the warps' products of a tile with v, posts the sum (UNSET in common.cuh)
+// to the clerk of its step, in one of the stream's blocks, and refills the slot that all warps have left. The clerk
+// adds up the blocks' sums and posts u. The porter brings u to its block, where the warps use it `lag` steps later: the
+// way there and back, 3 us through the L2 cache, costs nothing while tiles stream by. Each launch clears the posts of
+// the one before, sweeps the other way, and so finds the last rows in the L2 cache.
 // Options: STORE, THREADS (that sweep), CPT (columns of a thread), R (rows of a tile), RESIDENT (blocks a
 // multiprocessor).
 #include "bulk.cuh"
 
 #define WARPS (THREADS / 32)
 #define ALL (THREADS + 96)
-#define GT THREADS // that share a row
+#define GT THREADS // threads that share a row
 #define VPT (CPT / CHUNK)
 #define LANES (32 / R) // lanes that hold the sum of one row
 #define SLOTS 32       // most tiles in the ring
-#define LETTERS 10     // that a clerk's lane waits for at once
+#define LETTERS 10     // posts that a clerk's lane waits for at once
 #define HOLD 0         // entries are read twice
-#define EARLY 2        // tiles that are asked for before v
-#define BEYOND STORE   // what lies behind a row is widened to a number whatever it is, and its v is 0
+#define EARLY 2        // tiles requested before v
+#define BEYOND STORE   // data behind a row is widened to any number, and its v is 0
 
 #include "entries_stored.cuh"
 #include "tile_products.cuh"
 
 struct Shared {
-    uint64_t full[SLOTS], ready[SLOTS], told[SLOTS]; // mbarriers: a tile is there, all have left it, its u is there
-    double scale[SLOTS][R];                          // u of the last steps
-    uint64_t posted;                                 // steps whose products are
+    uint64_t full[SLOTS], ready[SLOTS],
+        told[SLOTS];        // mbarriers: a tile has arrived, all have left it, its u has arrived
+    double scale[SLOTS][R]; // u of the last steps
+    uint64_t posted;        // number of steps with posted products
 };
 
 #define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)
 
-// The warps' products of the tile in a slot: behind the ring
+// The warps' products of the tile in a slot; they lie behind the ring
 FN double *part_of(int slots, int bytes, int slot) {
     return (double *)(memory + RING_OFFSET + slots * bytes) + slot * R * WARPS;
 }
@@ -46,8 +47,8 @@ struct Pass {
     int64_t strips, slice, slots, lag; // blocks of a stream, columns of each; tiles of a ring, u behind the products
     const double *v, *base;
     const int64_t *starts; // v is a product of factors (Product, mapuot/backends/kernel.py): where each begins in v
-    int64_t axes;          // so many; 0: v is there
-    const int64_t *own;    // rank (common.cuh) of what base is less by; 0: nothing
+    int64_t axes;          // number of factors; 0: v is given
+    const int64_t *own;    // rank (common.cuh) of a number to subtract from base; 0: nothing
     double fi, flush;
     double *s, *sums;                            // m; a row of ld for each stream
     double *part, *scale, *old_part, *old_scale; // posts of this launch, and of the last one
@@ -66,7 +67,7 @@ FN uint64_t look(const uint64_t *word) {
     return x;
 }
 
-// Where the tile of a step lies in the ring, and the parity of its barriers
+// The slot of a step's tile in the ring, and the parity of its barriers
 struct Place {
     int slot;
     uint32_t parity;
@@ -85,8 +86,8 @@ FN void arrive(uint64_t *barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// v of this thread's columns: the products of their factors, 0 below flush.  32 bits hold a column: dividing 64 takes ten
-// times as long.
+// v of this thread's columns: the products of their factors, 0 below flush. A column fits 32 bits: division of 64 bits
+// takes ten times as long.
 FN void own_factors(const Pass &P, const Part &g, double (&v)[CPT]) {
     uint32_t at[CPT];
     UNROLLED (int c = 0; c < CPT; c++) {
@@ -103,7 +104,7 @@ FN void own_factors(const Pass &P, const Part &g, double (&v)[CPT]) {
             at[c] = next;
         }
     }
-    const uint32_t count = (uint32_t)(P.axes ? P.starts[1] : P.ld); // columns of zeros of K lie behind an array's
+    const uint32_t count = (uint32_t)(P.axes ? P.starts[1] : P.ld); // K has columns of zeros behind an array's
     UNROLLED (int c = 0; c < CPT; c++) {
         v[c] *= at[c] < count ? P.v[at[c]] : 0;
         v[c] = v[c] < P.flush ? 0 : WIDEN * v[c];
@@ -113,7 +114,7 @@ FN void own_factors(const Pass &P, const Part &g, double (&v)[CPT]) {
 // The first row of the tile of a step
 FN int64_t row_at(const Part &g, int step) { return (g.first + (g.back ? g.tiles - 1 - step : step)) * R; }
 
-// A warp starts the copy of a tile, a lane for each row; one beyond the last is the last one, whose u is 0.
+// A warp starts the copy of a tile, a lane for each row; behind the last row it is repeated, with u = 0.
 FN void fetch(const Pass &P, const Part &g, int step, int slot) {
     const int lane = threadIdx.x % 32;
     const int64_t row = row_at(g, step) + lane;
@@ -126,7 +127,7 @@ FN void fetch(const Pass &P, const Part &g, int step, int slot) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes * R) : "memory");
 }
 
-// The sum over the strips of this lane's row, once all are posted
+// The sum over the strips of this lane's row, once all strips have posted
 FN double whole_row(const double *from, int strips, int lane) {
     double sum = 0;
     for (int first = lane % LANES; first < strips; first += LANES * LETTERS) {
@@ -145,8 +146,8 @@ FN double whole_row(const double *from, int strips, int lane) {
     return warp_sum<LANES>(sum);
 }
 
-// u of the rows of every strips-th step.  It asks for letters when the own block's are posted: before, it would keep them
-// waiting.
+// u of the rows of every strips-th step. It reads posts once its own block's are there: earlier reads would slow
+// these down.
 FN void clerk(const Pass &P, const Part &g, int strip) {
     const int lane = threadIdx.x % 32;
     const double own = P.own ? number_of(*P.own) : 0;
@@ -165,15 +166,15 @@ FN void clerk(const Pass &P, const Part &g, int strip) {
     }
 }
 
-// u of each step in turn, from the clerks to this block's warps.  A lane looks for that of one row of the next 32: a look
-// takes .7 us, and finds what has come for all of these.
+// Bring u of each step in turn from the clerks to this block's warps. A lane looks for u of one row of the next 32: a
+// look takes .7 us and finds all that has come for these rows.
 FN void porter(const Pass &P, const Part &g) {
     const int lane = threadIdx.x % 32;
     const uint32_t all_rows = (1u << R) - 1;
     Shared &all = *(Shared *)memory;
     double u = 0;
     bool there = false;
-    int row = lane; // in the order of the sweep
+    int row = lane; // row in the order of the sweep
     for (int step = 0; step < g.tiles;) {
         if (!there && row < g.tiles * R) {
             u = posted(P.scale + row_at(g, row / R) + row % R);
@@ -195,8 +196,8 @@ FN void porter(const Pass &P, const Part &g) {
     }
 }
 
-// The block's products of each tile, to its clerk.  Warps that have left a step are through with u of the step `lag` before
-// it, too.
+// Send the block's products of each tile to its clerk. Warps that have left a step have also used u of the step `lag`
+// before it, too.
 FN void courier(const Pass &P, const Part &g, int strip) {
     const int lane = threadIdx.x % 32, slots = (int)P.slots, lag = (int)P.lag;
     Shared &all = *(Shared *)memory;
@@ -221,8 +222,8 @@ FN void courier(const Pass &P, const Part &g, int strip) {
     }
 }
 
-// One step of a warp: products of a tile with v, and with u of the tile `lag` steps before it; the compiler mixes them,
-// so that neither waits for the other.
+// One step of a warp: products of a tile with v, and with u of the tile `lag` steps before; the compiler interleaves
+// them, so that neither waits for the other.
 template <bool DOTS, bool SUMS>
 FN void one_step(const Part &g, int slots, Place &to, Place &from, int late, const double (&v)[CPT],
                  double (&acc)[CPT]) {
@@ -262,9 +263,9 @@ extern "C" __global__ void __launch_bounds__(ALL, RESIDENT) fused_pass(const __g
     g.column = strip * slice;
     g.columns = (int)(P.ld - g.column < slice ? P.ld - g.column : slice);
     g.bytes = R * slice * (int)sizeof(real);
-    const int own = threadIdx.x / 32 - WARPS; // of the warps beside those that sweep
+    const int own = threadIdx.x / 32 - WARPS; // index among the warps that do not sweep
     double v[CPT], acc[CPT] = {};
-    if (own < 0) own_factors(P, g, v); // before most of the ring is asked for: behind that it takes 10 us
+    if (own < 0) own_factors(P, g, v); // before most of the ring is requested: afterwards it takes 10 us
     if (own == 0) {
         for (int q = threadIdx.x % 32; q < SLOTS; q += 32) {
             begin(all.full + q, 1);
@@ -293,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(ALL, RESIDENT) fused_pass(const __g
     }
 }
 
-// The streams' sums, which may lie on those of the first
+// Join the streams' sums; out may be the first stream's sums
 extern "C" __global__ void __launch_bounds__(256)
     join_streams(const double *sums, double *out, int64_t ld, int streams) {
     for (int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x; j < ld; j += (int64_t)gridDim.x * 256) {

@@ -1,12 +1,12 @@
 // Mirrors src_c/solver.c (mapuot_iterate): many passes in one cooperative launch, one block a multiprocessor, sm_80+.
 //
-// row_pass, a meeting of the grid, then the O(n) finish_pass spread over all blocks, which post to each other their
-// sums and the next v (UNSET in common.cuh: two more meetings cost 1.3 to 2.6 us).  With few columns (solo) every block
-// does all of finish_pass for itself.  K stays in flight or in shared memory from the first pass to the last.  Every
-// block holds the same Progress and stops at the same pass.  The NARROW kernel runs while progress.narrow is 1, the
-// other one after it; each returns at once where it has nothing to do.  SPARSE 1: K has stored pairs only, twice, by
-// rows and by columns (sparse.cuh); a pass has two more meetings, where u and where v are known to all.  LEAPS 1:
-// Newton's steps lead from one pass to the next (newton.cuh).
+// row_pass, a meeting of the grid, then the O(n) finish_pass spread over all blocks, which post their
+// sums and the next v to each other (UNSET in common.cuh: two more meetings cost 1.3 to 2.6 us). With few columns
+// (solo) every block does all of finish_pass for itself.  K stays in flight or in shared memory from the first pass to
+// the last.  Every block holds the same Progress and stops at the same pass. The NARROW kernel runs while
+// progress.narrow is 1, then the other one; each returns at once if it has nothing to do. SPARSE 1: K has stored pairs
+// only, twice, by rows and by columns (sparse.cuh); a pass has two more meetings, to share u and to share v. LEAPS 1:
+// Newton's steps between passes (newton.cuh).
 #define PERSISTENT 1
 #pragma option LEAPS 0
 #include "row_pass.cuh"
@@ -22,7 +22,7 @@
 #define SHAPE __launch_bounds__(THREADS, 1)
 #endif
 
-enum { ROWS = 1, FINISH = 2 }; // mode: the halves to do; one alone: once, through S.total
+enum { ROWS = 1, FINISH = 2 }; // mode: the halves to do; a single half is done once, through S.total
 
 #if SPARSE
 struct Shared {
@@ -49,7 +49,7 @@ FN Mail &own_mail() { return ((Shared *)memory)->mail; }
 #endif
 
 #if !SPARSE
-// This block's share of the tiles and of shared memory; everything is zeroed once, so that no stale NaN is ever read.
+// Set up this block's share of the tiles and of shared memory; all is zeroed once, so that no stale NaN is ever read.
 FN Ring ring_open(const State &S, int slots, int kept, int group) {
     Shared &all = *(Shared *)memory;
     const int64_t tiles = (S.m + R - 1) / R;
@@ -82,7 +82,7 @@ FN Ring ring_open(const State &S, int slots, int kept, int group) {
     g.tile = RING_OFFSET + group * slots * g.bytes;
     g.full = shared_address(all.full[group]);
     uint4 *words = (uint4 *)(memory + RING_OFFSET);
-    const int behind = SPREAD * 32 * CPT * (int)sizeof(real); // the last row, where a warp reads on
+    const int behind = SPREAD * 32 * CPT * (int)sizeof(real); // behind the last row, since a warp reads beyond it
     for (int q = threadIdx.x; q < (rings * slots * g.bytes + behind) / 16; q += THREADS)
         words[q] = make_uint4(0, 0, 0, 0);
     for (int q = threadIdx.x; q < GROUPS * R * NEXT_B; q += THREADS) ((double *)all.exchange.row)[q] = 0;
@@ -97,7 +97,7 @@ FN Ring ring_open(const State &S, int slots, int kept, int group) {
     return g;
 }
 
-// Where this block finds v at the start of a launch
+// The place of v at the start of a launch
 FN const num *first_v(const State &S) {
 #if NARROW
     return S.narrow_v + own_copy(S);
@@ -108,7 +108,7 @@ FN const num *first_v(const State &S) {
 
 #endif
 
-// No v is posted yet; columns without one count 0.
+// Mark v as not posted; columns without v are 0.
 FN void open_posts(const State &S) {
     for (int j = blockIdx.x * THREADS + threadIdx.x; j < S.ld; j += gridDim.x * THREADS)
         for (int turn = 0; turn < 2; turn++)
@@ -117,7 +117,8 @@ FN void open_posts(const State &S) {
 }
 
 #if !SPARSE
-// v of this thread's columns; POSTED: once all of the warp's are there (warps that part would meet a cluster twice)
+// Load v of this thread's columns; POSTED: once all of the warp's are posted (warps that diverge would meet a cluster
+// twice)
 template <bool POSTED> FN void load_v(const num *from, const Ring &g, num (&v)[CPT]) {
     bool wait;
     do {
@@ -140,13 +141,13 @@ template <bool POSTED> FN void load_v(const num *from, const Ring &g, num (&v)[C
 }
 
 // s = K v, u = prox(s), column sums and row scalars of this block.  Between passes the ring waits in shared memory.
-// later: v is what the last pass of this launch has posted; lag: SPREAD, of u behind the products with v.
+// later: the last pass of this launch has posted v; lag: SPREAD, steps from the products with v to u.
 FN void row_half(const State &S, Shared &all, int group, bool later, int lag) {
     const int turn = (int)all.finish.p.turn;
     alignas(16) num v[CPT];
     num acc[CPT];
 #if SPREAD
-    Ring &g = all.ring[group]; // as it is: the sweep needs the registers
+    Ring &g = all.ring[group]; // by reference: the sweep needs the registers
 #else
     Ring g = all.ring[group];
 #endif
@@ -163,7 +164,7 @@ FN void row_half(const State &S, Shared &all, int group, bool later, int lag) {
     __syncthreads();
     if (!SPREAD && threadIdx.x % GT == 0) all.ring[group] = g;
     add_sums(S, g, acc, group, all.finish.value, (column_total *)sums_of(S, turn));
-    const int slot = threadIdx.x % 32; // the last warp: the others may be at the sums still
+    const int slot = threadIdx.x % 32; // the last warp, since the others may still be summing
     if ((int)threadIdx.x >= THREADS - 32 && slot < NEXT_B) {
         double sum = 0;
         UNROLLED (int q = 0; q < GROUPS * R; q++) sum += all.exchange.row[q][slot];
@@ -184,7 +185,7 @@ FN double column_sum(const State &S, int turn, int j, int mode) {
     return sum;
 }
 
-// Solo: this block's copy of the vectors that the last launch left in the first one
+// Solo: copy the vectors that the last launch left in the first block's copy to this block's
 FN void copy_vectors(const State &S) {
     const int64_t own = own_copy(S);
     if (own == 0) return;
@@ -201,7 +202,7 @@ FN void copy_vectors(const State &S) {
     }
 }
 
-// The row half of a pass in this launch, or in one before it, for finish_half
+// The results of the row half, from this launch or an earlier one, for finish_half
 struct RowsDone {
     int mode;
     uint32_t *counter, &ended;
@@ -220,9 +221,9 @@ struct RowsDone {
 };
 
 #if SPARSE
-// x of one half of a pass.  HELD: it lies in shared memory, where a warp that reads 32 scattered numbers waits for some of
-// its banks; the L1 gives it one line of 128 bytes a cycle.  Otherwise it comes by plain loads: other blocks have written
-// it, before a meeting.
+// x of one half of a pass. HELD: x lies in shared memory, where a warp that reads 32 scattered numbers waits for some
+// of its banks, while the L1 gives one line of 128 bytes a cycle. Otherwise plain loads read it: other blocks have
+// written it, before a meeting.
 struct Met {
     const double *x;
 
@@ -251,13 +252,13 @@ extern "C" __global__ void SHAPE iterate_pairs(const __grid_constant__ State S, 
     const bool corrected = open_finish(S, F, S.progress);
     __syncthreads();
     for (int pass = 0; pass < count; pass++) {
-        if (pass > 0) grid_barrier(counter, ended); // v is there
+        if (pass > 0) grid_barrier(counter, ended); // v is complete
 #if LEAPS
         leap(S, F, rows, cols, all.scratch, counter, ended);
 #endif
         const int turn = (int)F.p.turn;
         row_half(S, rows, F.p.shift, Met(S.v_scale, (int)S.n), all.scratch, scalars_of(S, turn) + blockIdx.x * SCALARS);
-        grid_barrier(counter, ended); // u is there
+        grid_barrier(counter, ended); // u is complete
         column_half(cols, Met(S.u_scale, (int)S.m), all.scratch, sums_of(S, turn));
 #if LEAPS
         translate_parts(S, F, counter, ended);
@@ -305,7 +306,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
         finish_half(S, F, done);
         if (mode == FINISH || F.p.status != MAPUOT_RUNNING || F.p.narrow != NARROW || F.p.passes >= first + count)
             break;
-        if (corrected && F.p.coarse <= 0) // dropped: the host decides when there is a new matrix
+        if (corrected && F.p.coarse <= 0) // dropped: the host decides when to build a new matrix
             break;
     }
     if (blockIdx.x == 0 && mode & FINISH) close_finish(S, F, S.progress, corrected);

@@ -2,9 +2,9 @@
 //
 // With row maxima r_i and column maxima c_j, out = r_i + c_j + log sum_k exp(A_ik - r_i) exp(B_kj - c_j): one
 // multiply-add a term, in tiles of TILE x TILE x KT in shared memory and TILE/16 x TILE/16 sums a thread.  Terms below
-// e^LOW are dropped, so where a sum is below k e^LOW / eps (log_matmul.h has the bound) its tile is made again by the
-// maximum of each entry over k: one sweep for the maxima, one for a sum of exponentials.  -inf is an exact zero, NaN and
-// +inf end where log(sum(exp(.))) puts them, since a row or column that holds one goes that way too.
+// e^LOW are dropped. If a sum is below k e^LOW / eps (log_matmul.h has the bound), its tile is recomputed with the
+// maximum of each entry over k: one sweep for the maxima, one for the sum of exponentials. -inf is an exact zero. NaN
+// and +inf give the result of log(sum(exp(.))), since their rows and columns are recomputed, too.
 // Options: WIDE (1 float64, 0 float32), TILE (32 or 64).
 #include "words.cuh"
 
@@ -29,12 +29,12 @@ typedef float real;
 #define KT 16
 #define EACH (TILE / 16)
 #define RUN (EACH < 4 ? EACH : 4) // neighbouring rows or columns of a thread: one load of up to 16 bytes
-#define PER (TILE * KT / 256)     // entries of a tile that a thread brings in
+#define PER (TILE * KT / 256)     // entries of a tile that a thread loads
 
-// r or c: the maximum, -inf where all is zero, +inf where there is a +inf or a NaN.
+// r or c: the maximum, -inf if all are zero, +inf if there is a +inf or a NaN.
 FN real shift_of(real top, bool odd) { return odd ? INF : top; }
 
-// Whether the sum S of an entry does not tell what its logarithm is
+// Is the sum S of an entry too small, or odd, to give its logarithm?
 FN bool unknown(real S, real shift, real limit) { return !(shift < INF) || (shift > -INF && !(S >= limit)); }
 
 // r_i, by one warp
@@ -96,7 +96,7 @@ struct Tiles {
 // Place q of a thread's rows (at = threadIdx.x / 16) or columns (% 16) in the tile
 FN int place(int at, int q) { return q / RUN * 16 * RUN + at * RUN + q % RUN; }
 
-// The entries of tile k0 that this thread brings; outside they are zeros of the semiring.
+// Load this thread's entries of tile k0; outside they are zeros of the semiring.
 FN void fetch(const Product &P, int64_t k0, real (&a)[PER], real (&b)[PER]) {
     UNROLLED (int q = 0; q < PER; q++) {
         const int64_t i = P.i0 + threadIdx.x / KT + q * (256 / KT), ka = k0 + threadIdx.x % KT;
@@ -106,7 +106,7 @@ FN void fetch(const Product &P, int64_t k0, real (&a)[PER], real (&b)[PER]) {
     }
 }
 
-// x as the sweep takes it: as it is, or e^(x - shift), where terms below e^LOW are dropped
+// x for the sweep: unchanged, or e^(x - shift) without terms below e^LOW
 template <bool EXPONENTS> FN real taken(real x, real shift) {
     if (EXPONENTS) return x - shift > LOW ? EXP(x - shift) : 0;
     return x;
@@ -147,7 +147,7 @@ FN void fill(real (&result)[EACH][EACH], real x) {
     UNROLLED (int q = 0; q < EACH * EACH; q++) result[q / EACH][q % EACH] = x;
 }
 
-// Every entry of the tile by its own maximum over k.
+// Compute every entry of the tile from its own maximum over k.
 FN void exact_tile(const Product &P, Tiles &tiles, real (&out)[EACH][EACH]) {
     real top[EACH][EACH];
     fill(top, -INF);
@@ -162,7 +162,7 @@ FN void exact_tile(const Product &P, Tiles &tiles, real (&out)[EACH][EACH]) {
         out[q / EACH][q % EACH] = top[q / EACH][q % EACH] + LOG(out[q / EACH][q % EACH]);
 }
 
-// What log_tiles does: all, every entry by its own maximum, or that only where log_sums found some that need it
+// Mode of log_tiles: all tiles, every entry from its own maximum, or the latter only if log_sums found such entries
 enum { TILES, EXACT, REPAIR };
 
 // One tile of one product a block; step_B = 0: one B for all.
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(256)
         }
 }
 
-// For products that a library multiplies: e^(x - shift) of a row of A, with its shift, or of B, with those of its product.
+// For products by a library: e^(x - shift) of a row of A, with its shift, or of B, with the shifts of its product.
 extern "C" __global__ void __launch_bounds__(256)
     exponentials(const real *x, const real *shift, real *out, int64_t length, int64_t rows, int of_A) {
     const int64_t at = blockIdx.x * length;
@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int64_t q = threadIdx.x; q < length; q += 256) out[at + q] = taken<true>(x[at + q], shift[of_A ? 0 : q]);
 }
 
-// and a row of its sums S, in place, log S + r_i + c_j; *lost counts the rows with entries that this cannot tell.
+// Then for a row of its sums S, in place, log S + r_i + c_j; *lost counts the rows with entries that this cannot give.
 extern "C" __global__ void __launch_bounds__(256)
     log_sums(real *S, const real *r, const real *c, int64_t m, int64_t k, int64_t n, int64_t step_c, int *lost) {
     const real limit = (real)k * EXP(LOW) / EPS, row = r[blockIdx.x];

@@ -22,8 +22,8 @@ struct Plain {
     const cost *M;               // m x n, at a multiple of 16 bytes
     double *alpha, *beta;        // m, ld: the scalings in K
     const double *log_a, *log_b; // m, n
-    double *range;               // 4 a block: least and largest entry, how many are not finite, and differ across
-    // the diagonal
+    double *range;               // 4 a block: least and largest entry, how many are not finite, how many differ
+    // from the entry across the diagonal
     int64_t *tops;               // n: the largest exponent of each column, by its rank
     const Progress *start;       // before a first pass
     double safe_spread;          // range(M) / reg that K holds with nothing absorbed but the least cost

@@ -1,22 +1,22 @@
-// The sums of points.cuh where points have more coordinates than a thread holds, of all pairs and without a mask: as a
+// The sums of points.cuh for points with more coordinates than a thread holds, over all pairs and without a mask, as a
 // product of matrices.
 //
-// A block sums TO_TILE points over FROM_TILE others at a time, TO_EACH x FROM_EACH pairs a thread.  Coordinates come DEPTH
-// at a time into shared memory, while those before are in use, so that 4 loads of 16 bytes serve 64 operations (float64:
-// 6 for 32).  A pair's sum over the coordinates has the same order for the rows and for the columns, so that both have
-// the same bits of K_ij.
-// Option: DEPTH (coordinates at a time, of which `d` is a multiple; 0: points.cuh makes these sums).
+// A block sums TO_TILE points over FROM_TILE others at a time, TO_EACH x FROM_EACH pairs a thread.  Coordinates come
+// DEPTH at a time into shared memory, while the previous ones are in use, so that 4 loads of 16 bytes serve 64
+// operations (float64: 6 for 32).  A pair's sum over the coordinates has the same order for the rows and for the
+// columns, so that both have the same bits of K_ij.
+// Option: DEPTH (coordinates at a time, a divisor of `d`; 0: points.cuh makes these sums).
 #define TO_EACH 8
 #define FROM_EACH (POINTS_NARROW ? 8 : 4)
 #define TO_TILE (16 * TO_EACH)
 #define FROM_TILE (16 * FROM_EACH)
-#define TILES_STRETCH 8 // tiles whose products a thread adds up in coord
+#define TILES_STRETCH 8 // tiles of products that a thread sums in coord
 
 struct Coordinates {
     uint4 to[DEPTH][TO_TILE / LOADED], from[DEPTH][FROM_TILE / LOADED];
 };
 
-// 16 bytes from global to shared memory; they are there for all after all_here and a barrier
+// Copy 16 bytes from global to shared memory; they are visible to all after all_here and a barrier
 FN void bring(uint4 *to, const coord *from) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"l"(__cvta_generic_to_shared(to)), "l"(from) : "memory");
@@ -31,7 +31,7 @@ FN void all_here() {
 #endif
 }
 
-// DEPTH coordinates of as many points as the array is wide
+// Copy DEPTH coordinates of as many points as the array is wide
 template <int LOADS> FN void bring(uint4 (&here)[DEPTH][LOADS], const coord *from, int64_t ld) {
     const int first = threadIdx.x / LOADS, load = threadIdx.x % LOADS, rows = 256 / LOADS;
     UNROLLED (int q = 0; q < (DEPTH + rows - 1) / rows; q++) {
@@ -45,7 +45,7 @@ template <int COUNT> FN void own_of(const uint4 *all, int part, coord (&mine)[CO
     UNROLLED (int q = 0; q < COUNT / LOADED; q++) numbers_in(all[part + 16 * q], mine + LOADED * q);
 }
 
-// sum += what DEPTH coordinates add
+// Add the terms of DEPTH coordinates to sum
 FN void add_coordinates(const Coordinates &here, int to_part, int from_part, coord (&sum)[TO_EACH][FROM_EACH]) {
     UNROLLED (int k = 0; k < DEPTH; k++) {
         coord x[TO_EACH], y[FROM_EACH];
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     double total = 0;
     if (threadIdx.x < TO_TILE) ((coord *)own_log)[threadIdx.x] = to_log[i0 + threadIdx.x];
     bring(here[0].to, to + i0, to_ld);
-    if (first < end) // no points to sum over may have no room at all
+    if (first < end) // with no points to sum over there may be no memory
         bring(here[0].from, from + (int64_t)first * FROM_TILE, from_ld);
     all_here();
     for (int tile = first, step = 0; tile < end; tile++) {
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
             UNROLLED (int q = 0; q < TO_EACH; q++) acc[q] = 0;
         }
     }
-    const int lanes = 16 / TO_EACH, q = from_part / lanes; // a point that gets sums has them in so many
+    const int lanes = 16 / TO_EACH, q = from_part / lanes; // number of lanes with the sums of a point
     const int64_t i = i0 + (q / LOADED * 16 + to_part) * LOADED + q % LOADED;
     if (from_part % lanes == 0 && i < count) out[blockIdx.y * count + i] = total;
 }

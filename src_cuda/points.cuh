@@ -1,27 +1,29 @@
-// Mirrors src_c/narrow_points.h and src_c/points.h: the sums of a pass over costs between points, made and never stored.
+// Mirrors src_c/narrow_points.h and src_c/points.h: the sums of a pass over costs between points, computed and never
+// stored.
 //
 //     s_i = sum_j K_ij w_j,   K_ij = 2^(to_i + from_j - c_ij)  (POINTS_NARROW 1, float32)  or  exp(to_i + from_j - c_ij / reg)
 //                                    (QUICK 1: 2^ of it, to 2e-9 of itself; the factors are the caller's)
 //
-// of the rows with w = v, then of the columns with w = u: two evaluations a pass, in sums of their own order, where one
-// that serves both would have to hold 220 KB of a strip of rows in flight on every multiprocessor.  Both make the same bits
-// of K_ij, so that their marginals are those of one kernel.  A warp is SPLIT groups of lanes; a lane has RT of the points
-// that get sums, the same ones in every group, and each group takes other FROM of the points summed over, by loads of 16
-// bytes.  Float32 sums run over STRETCH points, beyond them in float64.  out has gridDim.y slabs, one a part of the points
-// summed over.
-// TOPS 1 (float64, not QUICK): not the sums, but max_j of to_i + from_j - c_ij / reg, -INF where there is none.
-// HALVED 1: of one potential, whose rows and columns are the same points with the same w.  A block sums from its own points
-// on; behind them an entry counts for both of its points, and fold_halves adds what so comes from the blocks before: rows of
-// out behind its slabs, one a block.
+// The sums are of the rows with w = v, then of the columns with w = u: two evaluations a pass, in sums of their own
+// order. One evaluation for both would have to hold 220 KB of a strip of rows in flight on every multiprocessor. Both
+// make the same bits of K_ij, so that their marginals belong to one kernel. A warp is SPLIT groups of lanes; a lane has
+// RT of the points that get sums, the same ones in every group, and each group takes other FROM of the points summed
+// over, by loads of 16 bytes.  Float32 sums run over STRETCH points, beyond them in float64.  out has gridDim.y slabs,
+// one a part of the points summed over.
+// TOPS 1 (float64, not QUICK): instead of the sums, max_j of to_i + from_j - c_ij / reg, -INF if there is none.
+// HALVED 1: one potential, with rows and columns the same points with the same w. A block sums from its own points
+// on; behind them an entry counts for both of its points, and fold_halves adds the sums from the blocks before:
+// rows of out behind its slabs, one a block.
 // KEPT 1: pairs are skipped, a warp's points lie in one box of `unit`, and it sums over the runs of that box.
-// Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), TOPS, HALVED (not 0: DIM is not 0, TOPS, KEPT and MASKED are), KEPT,
-// SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric, or EXPANDED: squares are in the logarithms
-// and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond), DEPTH (not 0: the sums are those of point_tiles.cuh),
-// POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are multiplied by a mask, whose rows are the points that get sums).
+// Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), TOPS, HALVED (needs DIM > 0, and TOPS, KEPT and MASKED 0),
+// KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric, or EXPANDED: squares are in the
+// logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond), DEPTH (not 0: the sums are those of
+// point_tiles.cuh), POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are multiplied by a mask, whose rows are the
+// points that get sums).
 #include "common/mask.h"
 #include "common/metric.h"
 
-#define EXPANDED (-1) // beside the mapuot_metrics
+#define EXPANDED (-1) // a form beside the mapuot_metrics
 
 #pragma option KEPT 0
 #pragma option QUICK 0
@@ -35,7 +37,7 @@ typedef floating<!POINTS_NARROW>::type coord;
 #define LANES_EACH (32 / SPLIT)
 #define RT ((POINTS_NARROW ? 4 : 2) * (DIM && !MASKED && (KEPT || !POINTS_NARROW) ? 2 : 1))
 #define FROM (DIM ? 4 : 8)               // points summed over at a time
-#define LOADED (16 / (int)sizeof(coord)) // of these in registers
+#define LOADED (16 / (int)sizeof(coord)) // numbers of a load of 16 bytes
 #define STRETCH (64 / FROM)              // times as many are summed in coord before they go to float64
 #define OWN (RT * LANES_EACH)            // points of a warp that get sums
 #define HELD (DIM && !KEPT ? 64 : 0)     // times FROM points that a block holds in shared memory
@@ -57,7 +59,8 @@ typedef floating<!POINTS_NARROW>::type coord;
 #endif
 
 #if QUICK
-// 2^t to 2e-9 of itself for t of up to 2^30 in size, 0 below 2^-1022: the polynomial errs by that at most where |r| <= .5
+// 2^t to 2e-9 of itself for t of up to 2^30 in size, 0 below 2^-1022: the polynomial errs by that at most where |r| <=
+// .5
 FN double power_of(double t) {
     const uint32_t size = (uint32_t)__double2hiint(t); // 1024 and more is INF, -1022 and less 0, by these bits
     const double whole = t + 0x1.8p52, r = t - (whole - 0x1.8p52);
@@ -76,7 +79,7 @@ FN double power_of(double t) {
 FN double power_of(double t) { return exp(t); }
 #endif
 
-// The numbers in 16 bytes
+// Unpack the numbers in 16 bytes
 FN void numbers_in(const uint4 &w, coord *to) {
 #if POINTS_NARROW
     to[0] = __uint_as_float(w.x), to[1] = __uint_as_float(w.y);
@@ -86,21 +89,21 @@ FN void numbers_in(const uint4 &w, coord *to) {
 #endif
 }
 
-// COUNT numbers that all lanes of a group read alike
+// Load COUNT numbers, the same for all lanes of a group
 template <int COUNT> FN void take(const coord *from, coord (&to)[COUNT]) {
     UNROLLED (int q = 0; q < COUNT / LOADED; q++)
         numbers_in(HELD ? ((const uint4 *)from)[q] : __ldg((const uint4 *)from + q), to + LOADED * q);
 }
 
-// COUNT blocks of FROM numbers each from global to shared memory, by all threads
+// Copy COUNT blocks of FROM numbers each from global to shared memory, by all threads
 FN void hold(uint4 *to, const coord *from, int count) {
     for (int q = threadIdx.x; q < count * FROM / LOADED; q += 256) to[q] = __ldg((const uint4 *)from + q);
 }
 
-// Squares are taken off what is known of the exponent, one after the other, other sums are taken off it at the end.
+// Squares are subtracted from the known part of the exponent one by one, other sums at the end.
 #define DOWN (POINTS_NARROW && FORM == MAPUOT_SQUARES)
 
-// what one coordinate adds
+// add the term of one coordinate
 FN coord grown(coord sum, coord x, coord y) {
 #if POINTS_NARROW
     const coord t = x - y;
@@ -142,7 +145,7 @@ FN void add_lanes(coord (&x)[FROM], double *to) {
     if (lane % 8 == 0) to[lane / 8] = sum;
 }
 
-// What the warps of a block have found for a point in each thread; from `least` on such sums count.
+// Add up the warps' results for a point in each thread; sums of points before `least` are not used.
 FN void put_across(const double (*across)[HELD * FROM], double *to, int64_t j, int64_t least, int64_t end) {
     double total = 0;
     UNROLLED (int w = 0; w < 8; w++) total += across[w][threadIdx.x];
@@ -157,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
                const __grid_constant__ mapuot_mask mask) {
 #if HELD
     __shared__ uint4 held_y[HELD * DIM * FROM / LOADED], held_log[HELD * FROM / LOADED], held_w[HELD * FROM / LOADED];
-    int64_t held = 0; // the block that they begin with
+    int64_t held = 0; // the block at which they begin
 #endif
 #if HALVED
     __shared__ double across[8][HELD * FROM];
@@ -195,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
 #if HELD
             if ((b - begin) % HELD == 0) {
                 const int some = end - b < HELD ? (int)(end - b) : HELD;
-                __syncthreads(); // those before are read
+                __syncthreads(); // the previous ones are read
 #if HALVED
                 if (b > begin) put_across(across, to_across, held * FROM + threadIdx.x, least, count);
 #endif
@@ -277,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
 #endif
 
 #if HALVED
-// Put the sum of each point into the first slab: its slabs, and what the blocks of points before it have found.
+// Put the sum of each point into the first slab: over its slabs and the results of the blocks of points before it.
 extern "C" __global__ void __launch_bounds__(256)
     fold_halves(const __grid_constant__ State S, int parity, double *out, int64_t count, int parts) {
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;

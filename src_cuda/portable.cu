@@ -1,19 +1,20 @@
 // Mirrors src_c/solver.c (mapuot_iterate) for devices without bulk copies, sm_70+, and for rows wider than a cluster.
 //
-// The row half of a pass is row_pass (K read once; rows of up to 512 CPT columns), or row_sums, join_rows and column_sums
-// (K read twice, any width); finish.cu has the other.  A kernel reads half `parity` of progress, and finish writes the
-// other half; once the status is not MAPUOT_RUNNING, all pass by.
-// Options: POINTS 1: the sums are of entries that are made (points.cuh), and kernels of float32 passes (POINTS_NARROW 1) and
-// of float64 ones pass by where it is the other's turn.  SPARSE 1: K has stored pairs only (sparse.cuh).  IN_PLACE 1: the
-// buffer is the plan (arXiv 2412.11079), read and written in a pass: P_ij *= v_j / (the v_j it holds), s_i = sum_j P_ij
-// over the u_i it holds, u = prox(s), P_ij *= u_i / (the u_i it holds); its column sums over v are K^T u.
+// The row half of a pass is row_pass (K read once; rows of up to 512 CPT columns), or row_sums, join_rows and
+// column_sums (K read twice, any width); finish.cu has the other.  A kernel reads half `parity` of progress, and finish
+// writes the other half. Once the status is not MAPUOT_RUNNING, all kernels return at once.
+// Options: POINTS 1: the sums are over computed entries (points.cuh); kernels of float32 passes (POINTS_NARROW
+// 1) and of float64 passes return at once if it is the other's turn. SPARSE 1: K has stored pairs only (sparse.cuh).
+// IN_PLACE 1: the buffer is the plan (arXiv 2412.11079), read and written in a pass: P_ij *= v_j / (the v_j it holds),
+// s_i = sum_j P_ij over the u_i it holds, u = prox(s), P_ij *= u_i / (the u_i it holds); its column sums over v are K^T
+// u.
 #define PERSISTENT 0
 #pragma option MASKED 0
 #include "row_pass.cuh"
 #include "finish_pass.cuh"
 #include "stopped.cuh"
 
-// The parts of a sum, which lie one behind the other
+// Add up the parts of a sum, which lie one behind the other
 FN double slabs(const double *out, int64_t i, int64_t count, int parts) {
     double total = 0;
     for (int p = 0; p < parts && i < count; p++) total += out[p * count + i];
@@ -26,10 +27,10 @@ FN double slabs(const double *out, int64_t i, int64_t count, int parts) {
 #include "sparse.cuh"
 #endif
 
-// What the entries of a column are multiplied by: v or, IN_PLACE, v over the v that the plan holds
+// The factor of a column's entries: v or, IN_PLACE, v over the v that the plan holds
 FN double column_factor(const State &S, int64_t j) { return IN_PLACE ? S.ratio[j] : WIDEN * S.v_scale[j]; }
 
-// What those of row i are multiplied by then: u = prox(s) or, IN_PLACE, u over the u that the plan holds, which is `held`;
+// The factor of row i's entries: u = prox(s) or, IN_PLACE, u over the u that the plan holds, `held`;
 // sum: over the row, of the entries times their columns' factors
 FN double row_factor(const State &S, int i, Point point, double sum, double held, double shift, bool mine,
                      double *row) {
@@ -45,7 +46,7 @@ FN void add_sum(const State &S, int turn, int64_t j, double acc) {
     else if (S.v_scale[j] > 0) atomicAdd(sums_of(S, turn) + j, acc / S.v_scale[j]);
 }
 
-// acc_j += u P_ij, and, IN_PLACE, these entries back to where they lie
+// acc_j += u P_ij, and, IN_PLACE, store these entries
 FN void rescale(double (&p)[CHUNK], const double *factor, double u, double *acc, real *to) {
     uint4 word;
     UNROLLED (int e = 0; e < CHUNK; e++) {
@@ -55,7 +56,7 @@ FN void rescale(double (&p)[CHUNK], const double *factor, double u, double *acc,
     *(uint4 *)to = word;
 }
 
-// u = prox(s), a row a thread, from the parts of its sum; narrow_u, where given: in float32 for sums in it
+// u = prox(s), a row a thread, from the parts of its sum; narrow_u, if given: u in float32 for float32 sums
 extern "C" __global__ void __launch_bounds__(256)
     join_rows(const __grid_constant__ State S, int parity, const double *out, int parts, float *narrow_u) {
     if (stopped(S, parity) || S.m == 0) return;
@@ -137,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
     atomicAdd(scalars_of(S, turn) + threadIdx.x, total);
 }
 
-// Wide rows, first read: the part of their sums that slab blockIdx.y of the columns makes, R rows a block at a time.
+// Wide rows, first read: the part of their sums from slab blockIdx.y of the columns, R rows a block at a time.
 extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant__ State S, int parity, double *out) {
     __shared__ double part[2][R * GW];
     if (stopped(S, parity)) return;
@@ -146,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant_
     const int lane = threadIdx.x % 32;
     int k = 0;
     for (int64_t t = blockIdx.x; t * R < S.m; t += gridDim.x, k ^= 1) {
-        const real *row[R]; // those beyond m are the last one, whose sums nobody takes
+        const real *row[R]; // beyond m the last row is repeated; its sums are not used
         double s[R] = {};
         UNROLLED (int q = 0; q < R; q++) row[q] = S.kernel + (t * R + q < S.m ? t * R + q : S.m - 1) * S.ld;
         for (int64_t j = (first + threadIdx.x) * CHUNK; j < end * CHUNK; j += GT * CHUNK) {
@@ -166,15 +167,15 @@ extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant_
     }
 }
 
-// Wide rows, second read: the column sums over the rows of slab blockIdx.y, R rows at a time; a thread owns one chunk of
-// columns.
+// Wide rows, second read: the column sums over the rows of slab blockIdx.y, R rows at a time; a thread owns one chunk
+// of columns.
 extern "C" __global__ void __launch_bounds__(GT) column_sums(const __grid_constant__ State S, int parity) {
     const int64_t j = ((int64_t)blockIdx.x * GT + threadIdx.x) * CHUNK;
     if (stopped(S, parity) || j >= S.ld) return;
     const double *factor = S.u_scale + IN_PLACE * S.m;
     const int64_t end = S.m * (blockIdx.y + 1) / gridDim.y;
     double acc[CHUNK] = {};
-    double v[CHUNK]; // of a plan in place
+    double v[CHUNK]; // factors for a plan in place
     UNROLLED (int e = 0; IN_PLACE && e < CHUNK; e++) v[e] = column_factor(S, j + e);
     for (int64_t i = S.m * blockIdx.y / gridDim.y; i < end; i += R) {
         uint4 w[R];

@@ -1,12 +1,12 @@
 // Mirrors src_c/kernels_tmpl.c (row_pass, narrow_pass): s = K v, u = prox(s), sums += K^T u; K is read once.
 //
-// SPREAD 1: rows are spread over the warps of a cluster, each on its own (spread_pass.cuh).  Else:
-// A group of GW warps owns consecutive tiles of R rows; its threads own CPT columns each, whose v and column sums
-// stay in registers.  Shared memory holds tiles that stay for the whole solve, as many as fit, and a ring that bulk
-// copies fill with the others; these sweep forth and back, so that what a pass leaves in the ring and in the L2 cache
-// is what the next one needs first, and few enough of them all stay in the cache (4096^2 float32).
+// SPREAD 1: rows are spread over the warps of a cluster, which work independently (spread_pass.cuh). Else:
+// A group of GW warps owns consecutive tiles of R rows. Each of its threads owns CPT columns, with v and column sums
+// in registers. Shared memory holds as many tiles as fit for the whole solve, and a ring that bulk
+// copies fill with the others. These sweep back and forth, so that the next pass first needs the tiles that a pass
+// leaves in the ring and in the L2 cache; if there are few enough, all stay in the cache (4096^2 float32).
 // In a cluster, each block owns a slice of the columns and the row sums are exchanged through distributed memory.
-// NARROW: float32 throughout, but the exponent of u and the row scalars.
+// NARROW: float32 throughout, except the exponent of u and the row scalars.
 #include "row_prox.cuh"
 
 #define THREADS 512
@@ -17,20 +17,20 @@
 #define LANES (32 / R)           // lanes that hold the sum of one row
 #define PARTS (GW * CLUSTER)     // partial sums of a row
 #define SLOTS (SPREAD ? 16 : 32) // most tiles in the ring of a group
-#define SHORT 16                 // rows whose float32 products are summed by themselves
+#define SHORT 16                 // rows of a separate float32 sum of products
 #define HOLD                                                                                                           \
     (!PERSISTENT || (NARROW && !SPREAD && 2 * CPT + R * CPT <= 60)) // a tile stays in registers for both halves
 
-// Numbers that a block has room for between the sweep over K and finish_pass: the column sums of all groups but one, where
-// the groups' are joined first, or 128 of each warp.
+// Room of a block for numbers between the sweep over K and finish_pass: the column sums of all groups but one, if
+// the groups' sums are joined first, or 128 numbers of each warp.
 #define JOINED ((NARROW || ORDERED) && !SPREAD ? (GROUPS - 1) * CPT * GT * (int)sizeof(num) / 8 : 0)
 #define STAGE (JOINED > 2048 ? JOINED : 2048)
 
-#define SHORT_SUMS (NARROW && CLUSTER == 1) // those of blocks are added in float32, too
+#define SHORT_SUMS (NARROW && CLUSTER == 1) // the sums of blocks are added in float32, too
 
 typedef floating<!SHORT_SUMS>::type column_total;
 
-#include "entries_stored.cuh" // in the shape of a tile that stands above
+#include "entries_stored.cuh" // with the tile shape defined above
 #include "tile_products.cuh"
 
 #if PERSISTENT
@@ -58,8 +58,8 @@ FN void group_barrier(int group) {
 
 struct Ring {
     int first, tiles; // tiles [first, first + tiles) of K belong to this group
-    int kept;         // so many of them stay, in the first slots
-    int slots, slot;  // slots of the ring behind them; where the next tile of the sweep lies
+    int kept;         // number of tiles that stay, in the first slots
+    int slots, slot;  // slots of the ring behind them; slot of the next tile of the sweep
     bool forward;
     uint32_t parity;     // one bit a slot: phase of its last copy
     int column, columns; // this block's slice of K
@@ -97,7 +97,7 @@ struct Exchange {
     RowSums row[GROUPS * R];
 };
 
-// Put the sums of R rows of this warp where every warp of the group (and of the cluster) finds them.
+// Put this warp's sums of R rows where every warp of the group (and of the cluster) reads them.
 FN void publish(Exchange &x, int group, int phase, num s, int warp, int lane) {
     num *at = &x.part[group][phase][(lane / LANES) * PARTS + cluster_rank() * GW + warp];
 #if CLUSTER > 1
@@ -124,7 +124,7 @@ FN num gather(const Exchange &x, int group, int phase, int lane) {
     return warp_sum<LANES>(s);
 }
 
-// What float32 sums of a few rows are added to, without loss: sum takes acc, acc keeps what sum's rounding has dropped.
+// Add float32 sums of a few rows without loss: sum takes acc, acc keeps the rounding error of sum.
 FN void fold(num (&acc)[CPT], num (&sum)[CPT]) {
     UNROLLED (int c = 0; c < CPT; c++) {
         const num before = sum[c];
@@ -133,11 +133,11 @@ FN void fold(num (&acc)[CPT], num (&sum)[CPT]) {
     }
 }
 
-// One step of a sweep: the tiles that stay are spread evenly among those that stream by.
+// One step of a sweep: the resident tiles are spread evenly among the streamed ones.
 struct Step {
     int tile, slot;
     bool streams;
-    int stream, kept, credit; // what comes next of the two kinds
+    int stream, kept, credit; // next tile of either kind
 };
 
 FN void next_step(Ring &g, Step &s) {
@@ -155,17 +155,17 @@ FN void next_step(Ring &g, Step &s) {
     g.slot = g.slot == g.kept + g.slots ? g.kept : g.slot < g.kept ? g.kept + g.slots - 1 : g.slot;
 }
 
-// Fill the slot that this step has left, if any tile is left to come.
+// Refill the slot that this step has left, if any tile remains.
 FN void refill(const State &S, Ring &g, const Step &s, int thread) {
     const int ahead = g.forward ? s.tile + g.slots : s.tile - g.slots;
     if (!s.streams || ahead < g.kept || ahead >= g.tiles) return;
     g.parity ^= 1u << s.slot;
-    if (!BULK || thread == GT - 32) // the last warp: the first one counts the rows
+    if (!BULK || thread == GT - 32) // by the last warp, since the first one counts the rows
         fetch(S, g, ahead, s.slot);
 }
 
-// The sweep over this group's tiles.  A slot is filled again once all warps have left it: HOLD after the barrier of
-// its own step, since the tile is in registers, else after that of the next one.
+// The sweep over this group's tiles. A slot is refilled once all warps have left it: with HOLD after the barrier of
+// its own step, since the tile is in registers, else after the barrier of the next step.
 FN void row_pass(const State &S, Ring &g, Exchange &x, int group, double shift, const num (&v)[CPT], num (&acc)[CPT]) {
     const int thread = threadIdx.x % GT, lane = threadIdx.x % 32, warp = thread / 32;
     const bool mine = warp == 0 && lane % LANES == 0 && cluster_rank() == 0;
@@ -173,7 +173,7 @@ FN void row_pass(const State &S, Ring &g, Exchange &x, int group, double shift, 
     int left = now.slot;
     double *row = x.row[group * R + lane / LANES];
     Point point;
-    num sum[CPT] = {}; // of narrow passes
+    num sum[CPT] = {}; // used by narrow passes
     next_step(g, now);
     if (HOLD && g.tiles) point = point_of(S, g, now.tile);
     for (int k = 0; k < g.tiles; k++) {
@@ -215,8 +215,8 @@ FN void join_groups(num (&acc)[CPT], int group, num *stage) {
     __syncthreads();
 }
 
-// The sums of blocks are added in float64 where rows are wide: 132 additions in float32 would be a third of the floor of
-// narrow passes.  Where they are short (SHORT_SUMS) float64 would take 2 to 5 us longer, as much as the whole sweep.
+// The sums of blocks are added in float64 where rows are wide: 132 additions in float32 would be a third of the floor
+// of narrow passes.  Where they are short (SHORT_SUMS) float64 would take 2 to 5 us longer, as much as the whole sweep.
 #if ORDERED || SHORT_SUMS || !BULK
 // to += acc, or, ORDERED, acc into this block's row of the slab
 FN void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *stage, column_total *to) {

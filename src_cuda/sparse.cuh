@@ -1,19 +1,19 @@
-// Mirrors src_c/sparse.h: rows of which only some pairs are stored, here as CSR and, turned, once more as CSC.
+// Mirrors src_c/sparse.h: rows with stored pairs only, here as CSR and, transposed, once more as CSC.
 //
-// Every sum runs along a row of one or the other, by a few threads in an order of its own, so that a pass leaves the
-// same bits each time; scatter-adds to the columns, which need no second index, would not (bench/NOTES.md has both).
-// A row has `lanes` threads by the mean length of all; one that is much longer is listed and gets a block.  In a pass a
-// warp has up to 32 rows at once, whose sums are one a lane when u = prox(s) is found.  Entries in STORE, SHORT_INDEX 1
-// where 16 bits hold every row's and column's number, sums in float64.  SPARSE 1: the halves of a pass of iterate.cu and
-// portable.cu are those here; between launches of portable.cu the image is translated part by part, too, as
-// translate_parts of src_c/finish.c does.
+// Every sum runs along a row of one or the other, by a few threads in a fixed order, so that a pass gives the
+// same bits each time. Scatter-adds to the columns need no second index, but vary (bench/NOTES.md has both).
+// A row has `lanes` threads, by the mean length of all rows; a much longer row is listed and gets a block. In a pass a
+// warp has up to 32 rows at once, with the sum of each in one lane when u = prox(s) is found. Entries in STORE,
+// SHORT_INDEX 1 if 16 bits hold every row's and column's number, sums in float64. SPARSE 1: the halves of a pass of
+// iterate.cu and portable.cu are those here; between launches of portable.cu the image is translated part by part, too,
+// as translate_parts of src_c/finish.c does.
 #include "common.cuh"
 
 #pragma option RUN_THREADS 256 // of a block
 #if PERSISTENT && (STORE == 0 || (OWN_DIFFERENCES > 10 && __CUDA_ARCH__ >= 1000))
 #define AHEAD 4 // eight float64 ones spill; on sm_100, beside 20 differences of a column, any do: 1028 bytes, four 536
 #else
-#define AHEAD 8 // entries of a row that a thread has under way; the sums have the same bits with each number
+#define AHEAD 8 // entries of a row that a thread loads at once; the sums have the same bits for any number
 #endif
 #define RESIDENT 4 // blocks a multiprocessor: without this bound the compiler saves registers, and loads wait in turn
 
@@ -24,22 +24,22 @@ typedef unsigned short place;
 typedef int place;
 #endif
 
-// Which rows one launch does, and where their entries are.
+// The rows that one launch processes, and the places of their entries.
 struct Runs {
     int64_t count, lanes; // rows; threads of each, a power of 2 up to 32, or RUN_THREADS
-    int64_t most;         // entries of a row at most where there is no list
+    int64_t most;         // entries of a row, at most, if there is no list
     const int64_t *start; // where the rows begin: of a part of them, in the entries of all
     const int64_t *list;  // the rows to do, or null: all
-    const place *index;   // of every entry, what its row meets there
+    const place *index;   // of every entry: the index into x
 };
 
-// One row as a thread sees it; row -1: none, and no entries
+// One row for a thread; row -1: none, and no entries
 struct Run {
     int64_t row, first, end;
     int lane;
 };
 
-// use(run) for all rows of this block; all its threads come along, also those without a row
+// Call use(run) for all rows of this block, by all its threads, also those without a row
 template <typename Use> FN void each_run(const Runs &runs, Use use) {
     const int lanes = (int)runs.lanes, each = RUN_THREADS / lanes;
     for (int64_t slot = (int64_t)blockIdx.x * each; slot < runs.count; slot += (int64_t)gridDim.x * each) {
@@ -62,7 +62,7 @@ struct Larger {
     FN static double of(double x, double y) { return fmax(x, y); }
 };
 
-// What the threads of a row have, joined; every one of them gets it.  part: RUN_THREADS / 32 numbers of the block.
+// Join x over the threads of a row, for every one of them. part: RUN_THREADS / 32 numbers of the block.
 template <typename Join> FN double joined_run(const Runs &runs, double x, double *part) {
     const int lanes = (int)runs.lanes;
     for (int bit = (lanes < 32 ? lanes : 32) / 2; bit > 0; bit /= 2) x = Join::of(x, __shfl_xor_sync(FULL, x, bit));
@@ -75,14 +75,14 @@ template <typename Join> FN double joined_run(const Runs &runs, double x, double
     return x;
 }
 
-// AHEAD entries of a row that a thread has asked for, and what they meet
+// AHEAD entries of a row that a thread has requested, and their indices
 struct Ahead {
     int at[AHEAD];
     real own[AHEAD];
 };
 
-// Those from `first` on that a row has, `lanes` apart.  Behind the end it reads the last entry once more: loads under a
-// condition would wait for each other.
+// Request the entries of a row from `first` on, `lanes` apart. Behind the end the last entry is read again: loads under
+// a condition would wait for each other.
 FN void ask_ahead(const Runs &runs, const real *K, int64_t row, uint32_t first, uint32_t count, Ahead &ahead) {
     const uint32_t lanes = (uint32_t)runs.lanes;
     const place *index = runs.index + row;
@@ -94,7 +94,7 @@ FN void ask_ahead(const Runs &runs, const real *K, int64_t row, uint32_t first, 
     }
 }
 
-// What they meet; met(j): x_j
+// Request the numbers that they are multiplied by; met(j): x_j
 template <typename Met> FN void ask_met(const Ahead &ahead, Met met, double (&y)[AHEAD]) {
     UNROLLED (int q = 0; q < AHEAD; q++) y[q] = met(ahead.at[q]);
 }
@@ -105,7 +105,7 @@ FN double sum_ahead(const Ahead &ahead, const double (&y)[AHEAD], uint32_t first
     return sum;
 }
 
-// K_i . x; a thread asks for AHEAD of its entries, and then for what these meet, before it waits for either.
+// K_i . x; a thread requests AHEAD of its entries, and then their factors, before it waits for either.
 template <typename Met>
 FN double run_dot(const Runs &runs, int64_t first, uint32_t count, const real *K, Met met, double *part) {
     const uint32_t lanes = (uint32_t)runs.lanes;
@@ -121,8 +121,8 @@ FN double run_dot(const Runs &runs, int64_t first, uint32_t count, const real *K
 }
 
 #if SPARSE
-// K_i . x of the rows that a warp has at once, `teams` of them a step: the sum of row k to lane k.  PERSISTENT: what the
-// next step needs is under way while this one is summed, which takes the registers of two.
+// K_i . x of the rows that a warp has at once, `teams` of them a step: the sum of row k to lane k. PERSISTENT: data of
+// the next step is loaded while this one is summed, which takes the registers of two.
 template <typename Met>
 FN double warp_dots(const Runs &runs, const real *K, int64_t begin, int count, int each, Met met) {
     const int lanes = (int)runs.lanes, teams = 32 / lanes, lane = threadIdx.x % 32;
@@ -168,11 +168,11 @@ FN double warp_dots(const Runs &runs, const real *K, int64_t begin, int count, i
     return whole;
 }
 
-// The sums of all rows of a launch that are short, some rows in a warp's hands at once, a lane for the sum of each:
-// use(row, prepare(row), sum) by all lanes of a warp together, with row -1 by one that has none.
+// The sums of all short rows of a launch, several rows a warp at once, with a lane for the sum of each:
+// use(row, prepare(row), sum) by all lanes of a warp together, with row -1 in lanes without a row.
 template <typename Met, typename Prepare, typename Use>
 FN void each_sum(const Runs &runs, const real *K, Met met, Prepare prepare, Use use) {
-    if (runs.count == 0) // of a rank that has none
+    if (runs.count == 0) // a rank may have no rows
         return;
     const uint32_t teams = 32 / (uint32_t)runs.lanes, lane = threadIdx.x % 32; // as int, 8 bytes spill on sm_80
     const uint32_t count = (uint32_t)runs.count, warps = gridDim.x * (RUN_THREADS / 32);
@@ -183,7 +183,7 @@ FN void each_sum(const Runs &runs, const real *K, Met met, Prepare prepare, Use 
         bool mine = lane < each && first + lane < count;
         const int row = (int)(mine ? first + lane : first);
         const int64_t begin = runs.start[row], end = runs.start[row + 1];
-        const auto held = prepare(row); // not only once its sum is known
+        const auto held = prepare(row); // loaded before its sum is known
         mine = mine && end - begin <= runs.most;
         const double sum = warp_dots(runs, K, begin, mine ? (int)(end - begin) : 0, each, met);
         use(mine ? row : -1, held, sum);
@@ -192,7 +192,7 @@ FN void each_sum(const Runs &runs, const real *K, Met met, Prepare prepare, Use 
 
 // The stored pairs of one half of a pass, by rows or by columns
 struct Half {
-    Runs runs, long_runs; // those that a few threads sum, and those that a block does
+    Runs runs, long_runs; // rows summed by a few threads, and rows summed by a block
     const real *K;
 };
 
@@ -212,7 +212,7 @@ FN void half_sums(const Half &half, Met met, double *part, Prepare prepare, Use 
     each_sum(half.runs, half.K, met, prepare, use);
 }
 
-// s = K v and u = prox(s); out: NEXT_B numbers, what this block has of the row scalars
+// s = K v and u = prox(s); out: NEXT_B numbers, this block's part of the row scalars
 template <typename Met>
 FN void row_half(const State &S, const Half &half, double shift, Met met, Scratch &scratch, double *out) {
     const int lane = threadIdx.x % 32;
@@ -243,7 +243,7 @@ template <typename Met> FN void column_half(const Half &half, Met met, Scratch &
         });
 }
 
-// The mass and sum b e^(-k log v') of a piece of a part, by a warp: those of the columns before their image moves
+// The mass and sum b e^(-k log v') of a piece of a part, by a warp, before the image of its columns is translated
 FN void sum_piece(const State &S, int64_t piece, const double *total, double shift) {
     double mass = 0, weight = 0;
     for (int64_t k = S.apart.piece[piece] + threadIdx.x % 32; k < S.apart.piece[piece + 1]; k += 32) {
@@ -259,7 +259,7 @@ FN void sum_piece(const State &S, int64_t piece, const double *total, double shi
     if (threadIdx.x % 32 == 0) S.apart.sums[2 * piece] = mass, S.apart.sums[2 * piece + 1] = weight;
 }
 
-// What a part's image is translated by, by a warp
+// The translation of a part's image, by a warp
 FN void move_part(const State &S, int64_t k) {
     double mass = 0, weight = 0;
     for (int64_t piece = S.apart.first[k] + threadIdx.x % 32; piece < S.apart.first[k + 1]; piece += 32)
@@ -269,7 +269,7 @@ FN void move_part(const State &S, int64_t k) {
 }
 
 #if !PERSISTENT
-// scalars: what each block leaves of its rows, NEXT_B numbers
+// scalars: NEXT_B row scalars of each block
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_rows(const __grid_constant__ State S, int parity, const __grid_constant__ Half half, double *scalars) {
     __shared__ Scratch scratch;

@@ -1,11 +1,11 @@
-// Mirrors src_c/stream_tmpl.c for rows of which only some pairs are stored: K, the plan and what is made of it.
+// Mirrors src_c/stream_tmpl.c for rows with stored pairs only: K, the plan, and sums over it.
 //
-// As stream.cu: the entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), exponent in float64.  Sums and maxima are
-// along the rows of Runs; the caller gives the turned ones, with alpha and beta exchanged, for those along the columns.
-// Options: STORE (of K or P), COST (of M: 0 float64, 1 float32).
+// As in stream.cu, the entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), exponent in float64. Sums and maxima
+// are along the rows of Runs; for those along the columns the caller gives the transposed Runs, with alpha and beta
+// exchanged. Options: STORE (type of K or P), COST (of M: 0 float64, 1 float32).
 #include "sparse.cuh"
 
-// What the entries of some rows are made of; c: float64, or null
+// The data from which entries are computed; c: float64, or null
 struct Pairs {
     const cost *M;
     const double *c, *alpha, *beta;
@@ -21,7 +21,7 @@ FN double exponent(const Pairs &P, const Runs &runs, int64_t i, int64_t k, doubl
 FN double plan_entry(const Pairs &P, const Runs &runs, int64_t i, int64_t k) {
     double share;
     const double x = exponent(P, runs, i, k, share);
-    return share > 0 ? share * exp(x) : 0; // also where e^x is beyond all numbers
+    return share > 0 ? share * exp(x) : 0; // also if e^x overflows
 }
 
 // K, entries below `flush` being 0, or, with flush = 0, the plan; out[k - before] for entry k
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     });
 }
 
-// out_i = max_j log(entry), -inf of a row without entries
+// out_i = max_j log(entry), -inf for a row without entries
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_max(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, double *out) {
     __shared__ double part[RUN_THREADS / 32];

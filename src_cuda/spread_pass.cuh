@@ -1,24 +1,24 @@
-// The sweep over K where rows are wider than a block: a row is spread over the warps of a cluster, each on its own.
+// The sweep over K for rows wider than a block: a row is spread over the warps of a cluster, which work independently.
 //
-// A cluster sweeps its share of the rows.  Each of its warps, the workers, owns a strip of columns, at most 32 CPT, with
-// their v and sums in registers and a ring of tiles in shared memory.  A worker posts the products of its tiles with v.
-// One of them, the clerk of this step, adds them up, finds u and posts it, and each takes up u `lag` steps later, while
+// A cluster sweeps its share of the rows. Each of its warps, the workers, owns a strip of at most 32 CPT columns, with
+// v and sums in registers and a ring of tiles in shared memory. A worker posts the products of its tiles with v.
+// One worker, the clerk of this step, adds them up, finds u and posts it. Each worker uses u `lag` steps later, while
 // more tiles stream by, so that the way there and back costs nothing.  No warp ever meets another before the end.
-// Numbers travel as letters: 32 bits beside the number of the step, written at once, so that a reader knows by the word
-// itself whether it has come; no order of writes, nothing to take back.  Who posts step k has taken up step
-// k - lag - 1, for which all of the cluster have posted theirs: a mailbox holds MAIL > lag steps.
+// Numbers are sent as letters: 32 bits beside the number of the step, written at once. A reader knows from the letter
+// itself if it has come, so that no order of writes and no clearing is needed. A worker that posts step k has used step
+// k - lag - 1, for which the whole cluster has posted: a mailbox holds MAIL > lag steps.
 
 #define MAIL SLOTS                   // steps that a mailbox holds
 #define WORDS ((int)sizeof(num) / 4) // letters of a number
-#define LETTERS 8                    // that a clerk's lane waits for at once
+#define LETTERS 8                    // letters that a clerk's lane waits for at once
 
 static_assert(CLUSTER <= LANES, "a clerk's lanes of a row write to one block each");
 
-// How rows lie on the workers of so many blocks: by Shape.spread of mapuot/backends/cuda/kernels.py.  Strips are whole,
-// since a step takes a worker as long however few its columns are, and the workers left over do nothing.
+// The layout of rows on the workers of so many blocks, by Shape.spread of mapuot/backends/cuda/kernels.py. Strips are
+// whole, since a step takes a worker the same time for fewer columns; the workers left over do nothing.
 struct Lie {
     int streams, strips, slice; // clusters, each with a stream of tiles; strips of a row and columns of a strip
-    int64_t tiles, steps;       // of all; of the longest stream
+    int64_t tiles, steps;       // tiles of all streams; steps of the longest
 };
 
 FN Lie lie_of(const State &S, int blocks) {
@@ -28,7 +28,7 @@ FN Lie lie_of(const State &S, int blocks) {
     return {streams, (chunks + each - 1) / each, each * CHUNK, tiles, (tiles + streams - 1) / streams};
 }
 
-// The strip of a worker: next to each other are those of different blocks, so that what is left over is.
+// The strip of a worker. Neighbouring strips belong to different blocks, and so do the workers left over.
 FN int strip_of(int group) { return group * CLUSTER + (int)cluster_rank(); }
 
 struct Letter {
@@ -55,7 +55,8 @@ FN Letter letter_of(num x, uint32_t step) {
 #endif
 }
 
-// ---- mailboxes: of the products of a row with the strips, in the block of its clerk, and of u of a row, in every block
+// ---- mailboxes: of the products of a row with the strips, in the block of its clerk, and of u of a row, in every
+// block
 
 struct Mail {
     Letter part[MAIL / CLUSTER][R][CLUSTER * GROUPS], scale[MAIL][R];
@@ -73,7 +74,7 @@ FN Letter look(const Letter &at) {
     return x;
 }
 
-// Into the mailbox of that block where it is in this one's
+// Send to the mailbox of another block, at the place given in this one's
 FN void send(const Letter &to, const Letter &x, int block) {
     uint32_t remote;
     UNROLLED (int i = 0; i < WORDS; i++) {
@@ -87,7 +88,7 @@ FN Letter *part_mail(uint32_t step, int row) { return own_mail().part[step / CLU
 
 FN Letter &scale_mail(uint32_t step, int row) { return own_mail().scale[step % MAIL][row]; }
 
-// No letter of an earlier launch is left; the cluster meets before the first one is sent.
+// Clear the letters of earlier launches; the cluster meets before the first one is sent.
 FN void empty_mail() {
     for (int q = threadIdx.x; q < (int)sizeof(Mail) / 8; q += THREADS) ((uint64_t *)&own_mail())[q] = 0;
 }
@@ -98,7 +99,7 @@ FN int around(int slot, int turn, int slots) {
     return turn > 0 ? (slot + 1 < slots ? slot + 1 : 0) : (slot > 0 ? slot - 1 : slots - 1);
 }
 
-// The sum over all strips of the row of this lane, once all are there
+// The sum over all strips of the row of this lane, once all have come
 FN num whole_row(const Letter *from, int strips, uint32_t step, int lane) {
     double sum = 0;
     while (__any_sync(FULL, !is_of(look(*from), step)));
@@ -115,13 +116,13 @@ FN num whole_row(const Letter *from, int strips, uint32_t step, int lane) {
                 }
             }
         } while (__any_sync(FULL, wait));
-        UNROLLED (int i = 0; i < LETTERS; i++) sum += number(letter[i]); // 0 beyond the last
+        UNROLLED (int i = 0; i < LETTERS; i++) sum += number(letter[i]); // 0 behind the last
     }
     return (num)warp_sum<LANES>(sum);
 }
 
-// What the clerk of a step does: u of the rows from i on, from their products with all strips.  Out of line: the sweep
-// keeps its registers.
+// The work of a step's clerk: u of the rows from i on, from their products with all strips. Out of line, so that the
+// sweep keeps its registers.
 __device__ __noinline__ void clerk(const State &S, const Lie &lie, uint32_t step, int i, double shift, RowSums *sums) {
     const int lane = threadIdx.x % 32, row = lane / LANES;
     const Row kept = row_of(S.point[i + row < (int)S.m ? i + row : (int)S.m - 1], shift);
@@ -131,15 +132,15 @@ __device__ __noinline__ void clerk(const State &S, const Lie &lie, uint32_t step
 }
 
 // A worker's sweep; tile t lies in slot t % slots.  It is the clerk of every period-th step, a step late, when most
-// products will have come, or two where u may be much later: a clerk sends its own next products only after its duty,
-// which takes 1.5 steps, and the clerk that needs them would begin where this one ends (100000 columns: 1.17 and, with
-// float64 sums, 1.36 times as long).  What is not needed in every step stays in shared memory (lie, g, shift).
+// products will have come, or two steps late if u may come much later: a clerk sends its own next products only after
+// its duty, which takes 1.5 steps, and the clerk that needs them would begin where this one ends (100000 columns: 1.17
+// and, with float64 sums, 1.36 times as long). Data not needed in every step stays in shared memory (lie, g, shift).
 FN void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag, const double &shift, RowSums *sums,
                     const num (&v)[CPT], num (&acc)[CPT]) {
     const int lane = threadIdx.x % 32, row = lane / LANES, strip = strip_of(group), slots = g.slots, tiles = g.tiles,
               turn = g.forward ? 1 : -1;
     const uint32_t period = lie.strips / CLUSTER * CLUSTER, start = g.step; // step % CLUSTER is the block of its clerk
-    uint32_t duty = strip < (int)period ? (strip + period - start % period) % period : 1u << 31; // its next
+    uint32_t duty = strip < (int)period ? (strip + period - start % period) % period : 1u << 31; // its next duty
     const int late = lag > 3 ? 2 : 1;
     uint32_t parity = g.parity;
     int to = (g.forward ? 0 : tiles - 1) % slots, from = to;
@@ -169,13 +170,13 @@ FN void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag,
             add_tile(entries, lane, number(letter), acc);
             if (NARROW && step % (SHORT / R) == 0) fold(acc, sum);
             __syncwarp();
-            if (k - lag + slots < tiles) { // the tile for the slot that this one has left
+            if (k - lag + slots < tiles) { // load a tile into the slot that this one has left
                 parity ^= 1u << from;
                 if (lane == 0) fetch(S, g, turn > 0 ? k - lag + slots : tiles - 1 - (k - lag + slots), from);
             }
             from = around(from, turn, slots);
         }
-        if (k + 1 >= lag && k + 1 < tiles + lag) // what the next step takes up, on its way beside its products
+        if (k + 1 >= lag && k + 1 < tiles + lag) // load u of the next step during its products
             letter = look(scale_mail(start + k + 1 - lag, row));
     }
     UNROLLED (int c = 0; NARROW && c < CPT; c++) acc[c] += sum[c];
