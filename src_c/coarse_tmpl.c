@@ -147,7 +147,7 @@ static void gather(const mapuot_state *state, const sweep_args *args, int64_t j0
     }
 }
 
-/* step = A^-1 (y - r sum y), y what all threads have gathered: less what is common to all columns */
+/* step = A^-1 (y - r sum y), with y summed over the threads: minus the component common to all columns */
 static void coarse_solve(const mapuot_state *state, int threads) {
     const mapuot_coarse *coarse = &state->coarse;
     const int64_t clusters = coarse->clusters;

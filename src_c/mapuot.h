@@ -83,7 +83,7 @@ typedef struct {
     const double *fi;       /* KL, balanced: rho / (rho + reg) */
     const double *base;     /* KL, balanced: fi log(weight) - (1 - fi) d; -inf where left out */
     double *log_scale;      /* rows: log(scale), relative to d + shift; columns: log v + shift */
-    double *scale;          /* exp(log_scale) relative to what K holds: P = diag(scale_u) K diag(scale_v) */
+    double *scale;          /* exp(log_scale), the scaling that K does not hold: P = diag(scale_u) K diag(scale_v) */
     double *marginal;       /* r or s, the marginal of the current plan */
     const double *factor; /* NULL, or for rows: u = factor s without a prox, so that row_pass multiplies by the plan */
 } mapuot_side;
@@ -312,7 +312,7 @@ typedef struct {
     int64_t larger;    /* stages at larger regs that were carried out */
     int64_t products;  /* for Newton's step towards hard columns */
     int64_t forbidden; /* 1: some M_ij is inf. On entry 1: the masses of parts are known to fit */
-    int64_t symmetric; /* 1: rows and columns are the same problem, and the passes those of one potential */
+    int64_t symmetric; /* 1: rows and columns are the same problem, solved by passes of one potential */
     int64_t status;
 } mapuot_problem;
 

@@ -1,9 +1,9 @@
-"""Compile kernels for GPUs that need not be here, for the wheels of Linux: ``python src_cuda/ahead.py FOLDER``.
+"""Compile kernels for GPUs that need not be present, for the Linux wheels: ``python src_cuda/ahead.py FOLDER``.
 
-NVRTC, which the wheel nvidia-cuda-nvrtc brings, needs no driver. FOLDER gets what ``mapuot warm-up`` compiles, one
-archive for each part of a file and architecture, whose members are found by `mapuot.backends.cuda.kernels.key_of`:
-kernels of one text have so much in common that xz makes a third of them together of what each takes alone. The same
-sources give the same bytes. CuPy only has to be importable: tests/cuda/cuda_on_cpu will do.
+NVRTC, from the wheel nvidia-cuda-nvrtc, needs no driver. FOLDER gets the kernels that ``mapuot warm-up`` compiles: one
+archive for each part of a file and each architecture. `mapuot.backends.cuda.kernels.key_of` finds a member. Kernels of
+one text are so similar that xz packs them together in a third of the space. Equal sources give equal bytes. CuPy only
+has to be importable: tests/cuda/cuda_on_cpu will do.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ARCHES = 80, 90, 100, 120  # a binary runs on all of its major number that are not older: that of 80 on 86 and 89, too
+ARCHES = 80, 90, 100, 120  # a binary runs on newer GPUs of its major version, too: 80 on 86 and 89
 
 
 @functools.cache

@@ -28,7 +28,7 @@ FN void shift_differences(const Shared &all, const Step &at, Step &next) {
     }
 }
 
-// (gram + NARROW_RIDGE diag)^-1 by sweeps: A is minus the inverse in the rows and columns up to p. The same warp does
+// (gram + NARROW_RIDGE diag)^-1 by sweeps: A is minus the inverse in the rows and columns up to p. That warp runs it
 // it during the next pass.
 FN void invert(Step &at) {
     float A[AT(OLD, 0)], least[OLD];

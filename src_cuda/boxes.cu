@@ -1,8 +1,8 @@
-// Mirrors src_c/boxes_tmpl.c: bounds on the plan's mass between boxes of points, and which pairs of boxes they keep.
+// Mirrors src_c/boxes_tmpl.c: bounds on the plan's mass between boxes of points, and the pairs of boxes to keep.
 //
-// The pairs kept are bits, those of a box of x side by side (32 boxes of y a word, the last word behind all of them 0);
-// lists of them for the sums of both sides are counted, added up and filled from these (points.cuh).  The arithmetic of
-// a bound is that of the CPU, operation by operation, so that both keep the same pairs.
+// Kept pairs are bits: a row of bits for each box of x (32 boxes of y a word, with a last word of 0 behind all words);
+// lists of pairs for the sums of both sides are counted, added up and filled from these bits (points.cuh). The
+// arithmetic of a bound equals the CPU's, operation by operation, so that both keep the same pairs.
 // Option METRIC (a mapuot_metric).
 #define STORE 0
 #include "common/record.h"
@@ -16,7 +16,7 @@ struct Boxes {
 };
 
 #define SLOPES 16 // dimensions up to which potentials are fitted: MOST_SLOPES
-#define ROWS 64   // boxes of x that a block takes, one after the other; a thread has one box of y
+#define ROWS 64   // boxes of x that a block processes, one after the other; a thread has one box of y
 
 // (A + ridge) x = b in place of b, by Cholesky, in one thread: d numbers a row
 __device__ void solve_in_place(double (*A)[SLOPES], double *b, int d) {
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(32)
     const int64_t first = blockIdx.x * unit, left = points - first < unit ? points - first : unit;
     const double *log_own = log_all + first, *scale = scale_all + first;
     const auto offset = [&](int64_t i, int k) {
-        // rounded as the host rounds the box, so that no point lies outside of it
+        // rounded like the host's box, so that no point lies outside of it
         return __dmul_rn(factor, x[(first + i) * step + k * along] - origin[k]) - mid[blockIdx.x * d + k];
     };
     double count = 0, middle = 0, top = -INF, total = 0, size[2] = {0, 0};
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(32)
     }
     __syncwarp();
     for (int k = 0; fit && k < dims; k++)
-        for (int l = 0; l <= k + 1; l++) { // the last: the right side
+        for (int l = 0; l <= k + 1; l++) { // the last column is the right-hand side
             double sum = 0;
             for (int64_t i = lane; i < left; i += 32)
                 if (used(i)) sum += (offset(i, k) - mean[k]) * (l <= k ? offset(i, l) - mean[l] : scale[i] - middle);

@@ -181,7 +181,7 @@ FN void column_values(const State &S, Finish &F, double sum, Column &c, double (
     value[MAX_MINUS] = -c.f;
 }
 
-// sum gamma dG over the differences that lie in memory, all but the newest; to the column's own thread
+// sum gamma dG over the differences in memory, all but the newest; returned to the column's own thread
 FN double held_step(Finish &F, const Column &c) {
     const int first = partner() * OWN_DIFFERENCES, slot = (int)F.p.slot, depth = F.p.step == 1 ? (int)F.p.depth : 0;
     double step = 0;
@@ -195,7 +195,7 @@ FN double held_step(Finish &F, const Column &c) {
     return step;
 }
 
-// Sweep 2, one column: differences, the next x and what the next pass needs of it; returns the next v.
+// Sweep 2, one column: differences, the next x and the data of the column for the next pass. Returns the next v.
 FN double advance_column(const State &S, const Finish &F, const Column &c, double step, double &B, double &scale) {
     const Progress &p = F.p;
     const int64_t own = own_copy(S), at = own + c.j, old = own * MEMORY + c.j;

@@ -54,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(1024) close_root(const __grid_const
     if (threadIdx.x == 0) out[blockIdx.x] = found;
 }
 
-// Twin of mapuot/backends/cpu/marginals.py (translation).  below: of what each message to the root holds; rest: of all
-// marginals but the own one.  A thread for each part
+// Twin of mapuot/backends/cpu/marginals.py (translation). below: translation of the terms in each message to the root;
+// rest: of all marginals but the own one.  A thread for each part
 extern "C" __global__ void __launch_bounds__(256)
     translation(const __grid_constant__ Marginals X, const double *log_mass, const double *log_A, double *lam,
                 double *below, double *rest) {
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (i < n) out[i] = x[i] + by[cell[i]];
 }
 
-// What the parent of edge blockIdx.y sends
+// The numbers that the parent of edge blockIdx.y sends
 extern "C" __global__ void __launch_bounds__(256)
     at_edges(const __grid_constant__ Marginals X, const double *log_u, const double *back, const double *near,
              const double *by, const double *up, double *out) {
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (at < X.message[e + 1]) out[at] = log_u[i] + back[i] + near[i] + by[X.cell[i]] - up[at];
 }
 
-// Of each edge
+// The mass shares of the points of each edge's parent, laid out as its message
 extern "C" __global__ void __launch_bounds__(1024) mass_shares(const __grid_constant__ Marginals X, const double *log_u,
                                                                const double *near, const double *late, double *out) {
     const int64_t first = X.message[blockIdx.x], n = X.message[blockIdx.x + 1] - first;
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(1024) mass_shares(const __grid_cons
     for (int64_t j = threadIdx.x; j < n; j += blockDim.x) out[first + j] /= sum;
 }
 
-// Of each edge two sums, and the largest |change|; inf, if one is not finite
+// For each edge two sums, and the largest |change|, inf if one is not finite
 extern "C" __global__ void __launch_bounds__(1024)
     change_sums(const __grid_constant__ Marginals X, const double *weight, const double *change, double *out) {
     double squares = 0, sizes = 0, most = 0;

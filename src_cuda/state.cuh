@@ -46,7 +46,7 @@ struct Apart {
     const int64_t *part, *order; // the part of each column; the columns part by part
     const int64_t *piece;        // pieces + 1: where pieces of these begin; a piece lies within one part
     const int64_t *first;        // count + 1: the first piece of each part
-    double *sums, *move;         // pieces x 2: mass and weight; count: what the image is moved by
+    double *sums, *move;         // pieces x 2: mass and weight; count: the translation of the image
 };
 
 // Newton's steps between passes over stored pairs (newton.cuh)

@@ -30,7 +30,7 @@ template <typename U> FN void add_tile(const Entries &tile, int thread, U u_of, 
     }
 }
 
-// The same where lane q LANES of every warp holds u of row q
+// add_tile with u of row q in lane q LANES of every warp
 FN void add_tile(const Entries &tile, int thread, num u, num (&acc)[CPT]) {
     add_tile(tile, thread, [=](int q) { return __shfl_sync(FULL, u, q * LANES); }, acc);
 }

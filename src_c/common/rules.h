@@ -19,7 +19,7 @@
 #define LEAST_MASS 1e-290  /* a plan of less mass has marginals that lose their digits at TINY */
 #define STILL 1e-9         /* dead points stay dead once a pass changes log v by less */
 #define MOST_LOST 1e-3     /* relative mass that an outgrown K may hide before the pass is repeated on a fresh K */
-#define RIDGE 1e-10        /* added to Anderson's normal equations, whose columns are normalised */
+#define RIDGE 1e-10        /* added to Anderson's normal equations with normalised columns */
 #define LARGEST 1.7976931348623157e308
 
 /* log(x / y), from the quotient if it is in range: for x near y, log x - log y would lose digits */
