@@ -37,6 +37,7 @@ from .marginals import MultiResult, multimarginal
 from .problem.clouds import PointCloud
 from .problem.grid import Grid
 from .problem.mask import SeededMask
+from .synonyms import no_such_name
 
 __version__ = "1.0.0"
 __all__ = [
@@ -45,14 +46,14 @@ __all__ = [
     "barycenter", "certify", "da", "flow", "gromov", "knn_cost", "load", "log_matmul", "multimarginal", "pairwise",
     "path", "pot", "sinkhorn_divergence", "solve", "solve_batch", "solve_sample", "tune", "wot",
 ]  # fmt: skip
-DOORS = "da", "flow", "jax", "plot", "torch", "wot"  # imported on first use; those in __all__ need no extra
+DOORS = "da", "flow", "jax", "moscot", "plot", "torch", "wot"  # imported on first use; those in __all__ need no extra
 
 
 def __getattr__(name: str) -> Any:
-    """Import a door on first use."""
+    """Import a door on first use; say where the things of other libraries are."""
     if name in DOORS:
         return import_module("." + name, __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise no_such_name(name)
 
 
 def __dir__() -> list[str]:

@@ -37,6 +37,7 @@ from .ranks import Ranks, join, mpi, own_rows
 from .report import page
 from .route.options import METHODS, PRECISIONS, SCHEDULES
 from .status import told_bound
+from .synonyms import ARGUMENTS, hint, ours_for
 
 F = TypeVar("F", bound=Callable[..., Any])
 NOT_CONVERGED = 3
@@ -385,6 +386,13 @@ def main() -> None:
     """Run the command; every error is one line on rank 0 and exit code 1, and ends all ranks."""
     try:
         cli(standalone_mode=False)
+    except click.NoSuchOption as error:
+        known = [*DEFAULTS, "metric", "points", "output", "plan", "report", "checkpoint", "resume"]
+        meant = ours_for(error.option_name.strip("-").replace("-", "_"), ARGUMENTS, known)
+        told = hint("", ["--" + name.replace("_", "-") for name in meant], {})
+        if first_rank():
+            click.UsageError(f"no such option {error.option_name}{told}", error.ctx).show()
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         if first_rank():
             error.show()

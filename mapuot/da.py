@@ -24,6 +24,7 @@ from .problem.points import MOST_ENTRIES
 from .problem.scale import scale_of
 from .problem.validate import as_array, as_choice, as_count, as_float, as_positive, as_rho, odd_scale, odd_unit_of
 from .status import Words
+from .synonyms import hinted
 
 try:
     from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
@@ -102,6 +103,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     True
     """
 
+    @hinted
     def __init__(
         self, reg_e: float = 1.0, reg_m: Any = 0.1, method: str | None = None, max_iter: int = 10_000,
         tol: float = 1e-6, verbose: bool = False, log: bool = False,
@@ -294,6 +296,7 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
     (40, 2)
     """
 
+    @hinted
     def __init__(
         self, target: Any = None, reg_e: float = 1.0, reg_m: Any = 0.1, method: str | None = None,
         max_iter: int = 10_000, tol: float = 1e-6, metric: str | Callable[[Any, Any], float] = "sqeuclidean",

@@ -19,6 +19,7 @@ from .answer.tensors import Tensors, array_of, stream_of, tensor_among
 from .api.solve import solve
 from .problem.validate import as_choice, as_count, as_positive
 from .route import on_device
+from .synonyms import hinted
 
 
 class Later(Tensors):
@@ -108,6 +109,7 @@ class OTPlanSampler:
     True
     """
 
+    @hinted
     def __init__(
         self, method: str, reg: float = 0.05, reg_m: float = 1.0, normalize_cost: bool = False, num_threads: Any = 1,
         warn: bool = True, *, seed: Any = None, **options: Any,

@@ -18,6 +18,7 @@ from .errors import OF_BATCH, renamed, shown
 from .problem.clouds import PointCloud
 from .problem.validate import as_array, as_float, as_pair, as_positive
 from .route.options import options_of_value
+from .synonyms import hinted
 
 try:
     import jax
@@ -29,6 +30,7 @@ except ImportError as error:  # pragma: no cover
 OPTIONS = {"scale_cost", "tol", "tol_gap", "max_passes", "precision", "threads"}
 
 
+@hinted
 def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
     """Compute the optimal value of unbalanced entropic transport, differentiable once in a, b and M.
 
@@ -83,6 +85,7 @@ def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: An
     return values if p else values[0]
 
 
+@hinted
 def sample_loss(
     x: Any, y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: str = "sqeuclidean",
     scale: float = 1.0, **options: Any,

@@ -32,6 +32,7 @@ from .problem.sparse import Sparse
 from .problem.validate import as_choice, as_pair, as_positive
 from .route.on_device import one_call
 from .route.options import options_of_value
+from .synonyms import hinted
 
 try:
     import torch
@@ -40,7 +41,7 @@ try:
 
     from .compiled import compilable
 except ImportError as error:  # pragma: no cover
-    raise ImportError("mapuot.torch needs PyTorch: pip install torch") from error
+    raise ImportError("mapuot.torch needs PyTorch: pip install 'mapuot[torch]'") from error
 
 METRICS = {1: ("euclidean", 1.0), 2: ("sqeuclidean", 0.5)}  # of SamplesLoss, by p
 FORMULAS = {"Norm2(X-Y)": 1, "(SqDist(X,Y) / IntCst(2))": 2}  # GeomLoss's own words for these two costs
@@ -81,6 +82,7 @@ ALONE: Any = WeakTensorKeyDictionary()  # live tensor of points: its last `Alone
 
 
 @compilable(M=2, a=1, b=1)
+@hinted
 def sinkhorn_loss(
     M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, values: Any = None, **options: Any
 ) -> Any:
@@ -142,6 +144,7 @@ def sinkhorn_loss(
 
 
 @compilable(x=2, y=2)
+@hinted
 def sample_loss(
     x: Any, y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: str = "sqeuclidean",
     scale: float = 1.0, **options: Any,
@@ -181,6 +184,7 @@ def sample_loss(
 
 
 @compilable(M=2, a=1, b=1)
+@hinted
 def sinkhorn_divergence(
     M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, M_a: Any = None, M_b: Any = None, **options: Any
 ) -> Any:
@@ -276,6 +280,7 @@ class SinkhornLoss(torch.nn.Module):
 
     loss = staticmethod(sinkhorn_loss)
 
+    @hinted
     def __init__(self, *, reg: float, reg_m: Any, reduction: str = "mean", **options: Any) -> None:
         super().__init__()
         self.reg, self.reg_m, self.options = as_positive(reg, "reg"), reg_m, options
@@ -366,6 +371,7 @@ class SamplesLoss(torch.nn.Module):
     torch.Size([200, 3])
     """
 
+    @hinted
     def __init__(
         self, loss: str = "sinkhorn", p: int = 2, blur: float = 0.05, reach: float | None = None, diameter: Any = None,
         scaling: Any = 0.5, truncate: Any = 5, cost: Any = None, kernel: Any = None, cluster_scale: Any = None,
@@ -751,6 +757,7 @@ def for_all(slope: Any, like: Any) -> Any:
     return slope if len(slope) == len(like) else xp.concatenate([slope] * (len(like) // len(slope)))
 
 
+@hinted
 def gromov_loss(X: Any, Y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
     """Compute the objective of `mapuot.gromov` between two clouds, differentiable once in X, Y, a and b.
 

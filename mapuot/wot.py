@@ -28,6 +28,7 @@ from .problem.points import MOST_ENTRIES
 from .problem.scale import SCALES
 from .problem.sparse import is_sparse
 from .problem.validate import as_array, as_choice, as_count, as_float, as_numbers, as_positive, as_rho, check_kind
+from .synonyms import hinted
 
 SAMPLED = 1 << 20  # sampled pairs for the scale of a cost without a matrix
 FEW_COMPONENTS = 5  # up to 1 / 5 of all components ARPACK is faster than a full decomposition
@@ -109,8 +110,10 @@ class Coupling:
 
         ``keep``: store the fewest entries that hold this share of the mass. Default: all.
         """
-        from anndata import AnnData  # noqa: PLC0415 - optional
-
+        try:
+            from anndata import AnnData  # noqa: PLC0415 - optional
+        except ImportError as error:
+            raise ImportError("to_anndata needs anndata: pip install anndata") from error
         plan = np.asarray(self.result.plan) if keep is None else sparse.csr_matrix(self.sparse(keep))
         obs, var = (self.model._cells(t) for t in (self.t0, self.t1))
         return AnnData(plan, obs=obs, var=var)
@@ -173,6 +176,7 @@ class OTModel:
     True
     """
 
+    @hinted
     def __init__(
         self, data: Any, days: Any = None, growth: Any = None, *, day_field: str = "day",
         cell_growth_rate_field: str = "cell_growth_rate", representation: str | None = None, local_pca: int = 30,

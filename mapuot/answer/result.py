@@ -20,12 +20,14 @@ from ..backends.operator import Operator
 from ..cached import cached_property
 from ..errors import shown
 from ..files import ANSWERS, split_name, write
+from ..graphs import breaks_graph
 from ..penalties import F64
 from ..problem.labels import as_labels, classes_of, one_hot
 from ..problem.problem import Problem
 from ..problem.sparse import entries, gathered, is_sparse
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, told_bound
+from ..synonyms import Hints
 from . import between, curvature, sharpness, slopes, unregularised
 from .draw import DRAWS, as_generator, draw_once, draw_rows
 from .store import contents
@@ -82,7 +84,7 @@ class Certified:
         return self.trace[-1].error
 
 
-class Answer:
+class Answer(Hints):
     """Base of Result and BatchResult: potentials and marginals, and a backend that is pickled by its name."""
 
     _logs: Any = ()  # (log u, log v), on the device of the solve; _marginals alike
@@ -226,7 +228,9 @@ class Result(Certified, Answer):
     def __repr__(self) -> str:
         m, n = self.problem.shape
         told = told_bound(self.error_bound, "error_bound")
-        return f"<mapuot.Result {m}x{n} {self.status} after {self.n_passes} passes, {told}, mass {self.mass:.6g}>"
+        given = " and ".join(dict.fromkeys(f"{side.mass:.6g}" for side in self.problem.sides))
+        mass = f"mass {self.mass:.6g} of {given}"
+        return f"<mapuot.Result {m}x{n} {self.status} after {self.n_passes} passes, {told}, {mass}>"
 
     def __str__(self) -> str:
         return f"{self!r}\n{self.how}" if self.how else repr(self)
@@ -341,15 +345,18 @@ class Result(Certified, Answer):
         """Linear transport cost ``<P, M>``, without forming P."""
         return self._sums[0]
 
+    @breaks_graph
     def apply(self, X: Any) -> Any:
         """Return ``P @ X`` for X of shape (n,) or (n, d), in float64, without forming P."""
         return self._stream.apply(X)
 
+    @breaks_graph
     def apply_transpose(self, Y: Any) -> Any:
         """Return ``P.T @ Y`` for Y of shape (m,) or (m, d), in float64, without forming P."""
         with self.problem.ranks.together():
             return self._stream.apply_transpose(Y)
 
+    @breaks_graph
     def barycentric_map(self, Y: Any, side: str = "rows") -> Any:
         """Return the mean target of each row, ``(P @ Y) / (P 1)``, (m, d), for targets Y (n, d).
 
@@ -569,6 +576,7 @@ class Result(Certified, Answer):
             found = (found << bits) + (1 << bits) - 1 - place
         return float(np.int64(found << shift).view(np.float64))
 
+    @breaks_graph
     def push(self, labels: Any) -> tuple[Any, F64]:
         """Move labels of the rows with the mass; return each label's share of the mass that arrives at a column.
 
@@ -596,6 +604,7 @@ class Result(Certified, Answer):
         """
         return self._moved(labels, True)
 
+    @breaks_graph
     def pull(self, labels: Any) -> tuple[Any, F64]:
         """Move labels of the columns back with the mass: return classes (k,) and shares (m, k) of each row's mass."""
         return self._moved(labels, False)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import warn
+from ..graphs import breaks_graph
 from .result import Answer
 
 HERE = contextlib.nullcontext()
@@ -160,6 +161,7 @@ class Tensors:
     def __dir__(self) -> list[str]:
         return dir(self.arrays)
 
+    @breaks_graph
     def __getattr__(self, name: str) -> Any:
         if name == "arrays":  # the property raised an AttributeError during the solve
             raise AttributeError(name)
@@ -173,6 +175,7 @@ class Tensors:
     def __len__(self) -> int:
         return len(self.arrays)  # type: ignore[arg-type]
 
+    @breaks_graph
     def __getitem__(self, i: Any) -> Any:
         return self._as_tensors(self.arrays[i])  # type: ignore[index]
 
@@ -193,6 +196,7 @@ class Tensors:
             return tensor_of(value, self.device)
         return value
 
+    @breaks_graph
     def _call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with stream_of(self.device):
             args = tuple(taken(x, "the argument") for x in args)

@@ -28,6 +28,7 @@ from ..problem.scale import matrices_of, scaled
 from ..problem.symmetry import as_symmetric
 from ..route.options import make_options
 from ..status import told_bound, told_miss, warn_not_converged
+from ..synonyms import Hints, hinted
 
 MOST = 10_000  # passes, unless the caller gives a number
 # Passes sharpen the finest detail of a debiased q last, ever more slowly: more than 1,000 passes seldom help.
@@ -35,7 +36,7 @@ MOST_DEBIASED = 1000
 
 
 @dataclass(frozen=True)
-class BarycenterResult:
+class BarycenterResult(Hints):
     """Answer of `barycenter`: one barycenter q, or r of them for r vectors of weights.
 
     For images (H, W), every n below stands for H, W.
@@ -108,6 +109,7 @@ class BarycenterResult:
         return f"<mapuot.BarycenterResult {several} of {p} histograms on {n} points, {ended}, {masses}>"
 
 
+@hinted
 def barycenter(
     M: Any, A: Any, *, reg: float, reg_m: float = np.inf, scale_cost: str | None = None, weights: Any = None,
     debiased: bool = False, tol: float = 1e-6, tol_change: float = 1e-6, max_passes: int | None = None,

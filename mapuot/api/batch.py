@@ -38,6 +38,7 @@ from ..route.options import METHODS, PRECISIONS, make_options, may_be_finer, one
 from ..route.plain import in_core, is_plain
 from ..route.stages import FORMED, TOGETHER, climb, in_words, ladder, turned
 from ..status import FAILED, not_converged, warn_not_converged
+from ..synonyms import hinted
 from ..threads import each
 from .solve import check_met
 
@@ -47,6 +48,7 @@ BATCHED = ("cpu", "cuda")  # backends with their own backends/<name>/batch.py
 COARSE_PASSES = 200  # at most, at each larger reg
 
 
+@hinted
 def solve_batch(
     M: Any, A: Any = None, B: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None,
     method: str = "auto", penalty: Any = "kl", reference: Any = "product", mask: Any = None, tol: float = 1e-6,

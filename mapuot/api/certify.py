@@ -41,6 +41,7 @@ from ..problem.validate import as_count, as_positive, as_range, as_threads
 from ..processor import default_threads
 from ..route.options import make_options
 from ..status import told_bound, told_miss, warn_not_converged
+from ..synonyms import Hints, hinted
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -54,7 +55,7 @@ PASSES = 10_000  # of one sparse solve
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(Hints):
     """Answer of `certify`.
 
     Attributes
@@ -107,6 +108,7 @@ class Certificate:
         return self.objective - self.dual
 
 
+@hinted
 def certify(
     result: Result, M: Any, *, refine: bool = False, tol: float = 1e-2, rounds: int = 10, pairs: int = 1000,
     backend: str = "auto", threads: int | None = None,
@@ -293,6 +295,7 @@ def costs_of(cost: Any, i: Any, j: Any) -> F64:
     return data
 
 
+@hinted
 def knn_cost(
     x: Any, y: Any, k: int, *, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
     symmetric: bool = True, threads: int | None = None,

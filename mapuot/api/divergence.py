@@ -24,11 +24,13 @@ from ..problem.symmetry import differs
 from ..progress import bar as progress_bar
 from ..ranks import join
 from ..route.options import options_of_value
+from ..synonyms import hinted
 from .batch import solve_batch
 
 CHUNK_BYTES = 1 << 26  # vectors of the problems that `pairwise` solves in one batch
 
 
+@hinted
 def sinkhorn_divergence(
     M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None, M_a: Any = None,
     M_b: Any = None, **options: Any,
@@ -134,6 +136,7 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
     return M, M
 
 
+@hinted
 def pairwise(
     clouds: Any, masses: Any = None, *, reg: float, reg_m: float, scale_cost: str | None = None,
     metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None, comm: Any = None,

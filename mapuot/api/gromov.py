@@ -17,10 +17,12 @@ from ..spaces.starts import starts
 from ..spaces.steps import GromovResult, best_of, descend
 from ..spaces.task import Task, as_features
 from ..status import Words, not_converged, warn_not_converged
+from ..synonyms import hinted
 
 OPTIONS = "threads", "backend", "precision", "max_passes"  # options of `solve` that a user may give
 
 
+@hinted
 def gromov(
     X: Any, Y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None,
     metric: Any = "sqeuclidean", features: Any = None, alpha: float = 0.5, init: Any = "auto", max_iter: int = 100,

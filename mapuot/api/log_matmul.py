@@ -13,8 +13,10 @@ import numpy as np
 
 from ..backends import namespace, pick
 from ..problem.validate import as_array, as_threads, check_kind
+from ..synonyms import hinted
 
 
+@hinted
 def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = False) -> Any:
     """Multiply matrices of logarithms: ``out_ij = log sum_k exp(A_ik + B_kj)``.
 

@@ -9,10 +9,12 @@ from ..errors import shown
 from ..problem.cost import Cost, cost_of
 from ..problem.sparse import is_list_of_pairs
 from ..status import FAILED
+from ..synonyms import hinted
 from .batch import solve_batch
 from .solve import solve
 
 
+@hinted
 def path(M: Any, a: Any = None, b: Any = None, *, regs: Sequence[float], reg_ms: Any, **options: Any) -> Iterator[Any]:
     """Solve one problem for a list of reg and reg_m, each started from the previous answer.
 

@@ -16,13 +16,16 @@ from ..problem.kinds import formed, own_cost
 from ..problem.problem import Problem
 from ..problem.scale import mass_scaled, scaled
 from ..problem.validate import (
+    LITTLE_SHARE,
     as_callback,
     as_choice,
     as_out,
     as_passes,
     as_threads,
     as_weight,
+    moves_little,
     odd_scale,
+    odd_share,
     odd_unit,
     odd_unit_of,
 )  # fmt: skip
@@ -33,10 +36,12 @@ from ..route.on_device import posed
 from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, may_be_finer, one_potential
 from ..route.plain import LazyResult, attempt
 from ..status import FAILED, UNREACHED, not_converged, warn_not_converged
+from ..synonyms import hinted
 
 UNIT_CURE = "pass scale_mass=True, or "
 
 
+@hinted
 def solve(
     M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None,
     scale_mass: bool = False, method: str = "auto", penalty: Any = "kl", reference: Any = "product", mask: Any = None,
@@ -152,7 +157,7 @@ def solve(
     Warns
     -----
     ConvergenceWarning, ScalingWarning
-        ConvergenceWarning: the certified error is above tol. ScalingWarning: less than 1e-4 of the mass moves; or
+        ConvergenceWarning: the certified error is above tol. ScalingWarning: less than 5 % of the mass moves; or
         range(M) / reg is above 1e8, for example because finite costs stand for inf; or totals of 1 would change the
         moved share by more than 10 %.
 
@@ -243,6 +248,7 @@ def unfinished(plain: Any, begun: Any, warm_start: Any, max_passes: int) -> tupl
     return start, trace, "running", 0
 
 
+@hinted
 def solve_sample(
     x: Any, y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: str = "sqeuclidean",
     scale: float = 1.0, weights: Any = None, truncate: Any = "auto", form: Any = "auto", labels: Any = None,
@@ -300,7 +306,9 @@ def tell_plain(result: LazyResult, tol: float, precision: str) -> None:
     if not result.converged:
         check_met(result)
         warn_not_converged(not_converged(result, tol, may_be_finer(result.options, precision)))
-    text = odd_unit(*result.units, cure=UNIT_CURE)
+    mass, mass_a, mass_b = result.mass, *result.units[3:]
+    text = odd_share(mass, mass_a, mass_b) if moves_little(mass, mass_a, mass_b, LITTLE_SHARE) else None
+    text = text or odd_unit(*result.units, cure=UNIT_CURE)
     if text and not MUTED.get():
         warn(text, ScalingWarning)
 

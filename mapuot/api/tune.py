@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,12 +10,13 @@ import numpy as np
 
 from ..answer.result import Result
 from ..backends import pick
-from ..errors import shown
+from ..errors import ScalingWarning, shown
 from ..files import opened
 from ..problem.kinds import as_cost
 from ..problem.scale import scale_of
 from ..problem.validate import as_positive
 from ..status import FAILED
+from ..synonyms import hinted
 from .solve import solve
 
 FIRST_REG = 0.05  # of the median cost
@@ -54,6 +56,7 @@ class Tuned(NamedTuple):
     curve: list[Result]
 
 
+@hinted
 def tune(
     M: Any, a: Any = None, b: Any = None, *, mass: float = 0.9, sharpness: float = 0.8, reg: float | None = None,
     reg_m: float | None = None, **options: Any,
@@ -154,7 +157,9 @@ class Search:
         key = log_reg, log_reg_m
         if key not in self.known:
             reg, reg_m = map(math.exp, key)
-            self.last = solve(*self.arguments, reg=reg, reg_m=reg_m, warm_start=self.last, **self.options)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ScalingWarning)  # little mass moves where the search asks for it
+                self.last = solve(*self.arguments, reg=reg, reg_m=reg_m, warm_start=self.last, **self.options)
             self.known[key] = self.last
         return self.known[key]
 

@@ -312,7 +312,7 @@ def even_hard(weights: list[F64], rho: list[float]) -> list[F64]:
     """Scale all balanced marginals to the mass of the first; raise if masses differ by more than rounding."""
     hard = {k: float(w.sum()) for k, (w, x) in enumerate(zip(weights, rho, strict=True)) if x == math.inf}
     if hard and max(hard.values()) - min(hard.values()) > MASS_TOLERANCE * max(hard.values()):
-        raise InfeasibleError(f"masses must be equal where reg_m is inf, got {hard}")
+        raise InfeasibleError(f"masses must be equal where reg_m is inf, got {hard}: divide by their sums")
     wanted = next(iter(hard.values()), 1.0)
     factors = [wanted / hard[k] if k in hard and abs(wanted / hard[k] - 1) > EVEN else 1.0 for k in range(len(weights))]
     return [w if factor == 1 else w * factor for w, factor in zip(weights, factors, strict=True)]

@@ -18,12 +18,14 @@ from ..problem.validate import as_callback, as_passes
 from ..route.options import make_options
 from ..route.stages import UNDONE, Route, Stage, climb, in_words, newton_words
 from ..status import not_converged, warn_not_converged
+from ..synonyms import hinted
 from .blocks import JointBlocks
 from .problem import MultiProblem, matrices_of
 from .result import MultiResult
 from .tree import Tree
 
 
+@hinted
 def multimarginal(
     costs: Any, masses: Any, *, reg: float, reg_m: Any, scale_cost: str | None = None, tol: float = 1e-6,
     tol_gap: float | None = None, max_passes: int = 10_000, backend: str = "auto", threads: int | None = None,

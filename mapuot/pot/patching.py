@@ -69,8 +69,10 @@ def patch() -> None:
     """
     if installed:
         return
-    import ot  # noqa: PLC0415 - an optional dependency
-
+    try:
+        import ot  # noqa: PLC0415 - an optional dependency
+    except ImportError as error:
+        raise ImportError("mapuot.pot.patch needs POT: pip install 'mapuot[pot]'") from error
     for name, own in OWN_METHOD.items():
         kind = of_barycenter if name.startswith("bary") else of_sinkhorn
         theirs = getattr(ot.unbalanced, name)

@@ -16,6 +16,7 @@ from ..backends.contract import any_of, host, is_on_device, namespace
 from ..cached import cached_property
 from ..penalties import F64
 from ..processor import SERIAL_ENTRIES
+from ..synonyms import hinted
 from .cost import Cost, Given, Range, Tell, joint_range
 from .metrics import METRICS
 from .points import PAIR_BYTES, PointCosts, as_points, there
@@ -110,6 +111,7 @@ class PointCloud(Given):
 
     _cost: Any  # `PointCosts`, or `Clouds` for many problems
 
+    @hinted
     def __init__(
         self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
         truncate: Any = "auto", form: Any = "auto", starts: Any = None, labels: Any = None, across: Any = None,

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..penalties import F64
 from ..ranks import Ranks
+from ..synonyms import hinted
 from .cost import Cost, Given, Range, Tell
 from .validate import MOST, as_count, as_positive
 
@@ -63,6 +64,7 @@ class Grid(Given):
 
     _cost: "GridCosts"
 
+    @hinted
     def __init__(self, shape: Any, spacing: Any = 1.0, scale: Any = 1.0, *, target: Any = None, offset: Any = 0.0):
         super().__init__(GridCosts(shape, spacing, scale, target=target, offset=offset))
 

@@ -86,6 +86,7 @@ def check_no_names(a: Any, b: Any) -> None:
 def check_shape(M: Any, ranks: Ranks) -> None:
     if M.ndim != 2 or M.shape[1] == 0 or ranks.sum(M.shape[0]) == 0:
         order = ": the order is M, a, b (in mapuot.pot, as in POT: a, b, M)" if M.ndim == 1 else ""
+        order = ": mapuot.solve_batch takes costs (p, m, n) of p problems" if M.ndim == 3 else order
         raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}{order}")
 
 

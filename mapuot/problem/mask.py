@@ -199,7 +199,9 @@ class Masked(Cost):
 
 def as_mask(value: Any, cost: Cost) -> SeededMask:
     if not isinstance(value, SeededMask):
-        raise TypeError(f"mask must be a mapuot.SeededMask, got {shown(value)}")
+        chosen = hasattr(value, "shape") or isinstance(value, (list, tuple))
+        cure = ": to forbid pairs of your choice, set M to inf there, or reference= to 0" if chosen else ""
+        raise TypeError(f"mask must be a mapuot.SeededMask, got {shown(value)}{cure}")
     if cost.operator == "pairs":
         raise NotImplementedError("mask is for costs of all pairs: a sparse M has the pairs that it keeps")
     return value

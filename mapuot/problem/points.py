@@ -557,7 +557,8 @@ def as_points(value: Any, name: str, stays: bool = False, looked_at: bool = True
     points = as_array(value, name, there) if stays else as_array(host(value), name)
     check_kind(points, name)
     if points.ndim != 2 or 0 in points.shape:
-        raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}")
+        cure = f": points on a line are {name}[:, None]" if points.ndim == 1 else ""
+        raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}{cure}")
     if stays and (not looked_at or np.isfinite(float(points.sum()))):  # a finite sum has no NaN and no inf
         return points
     finite = np.isfinite(host(points)).all(1)

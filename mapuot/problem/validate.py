@@ -17,6 +17,7 @@ from ..backends.tables import arithmetic
 from ..errors import InfeasibleError, shown
 from ..penalties import F64, PENALTIES
 from ..ranks import ALONE, Ranks
+from ..synonyms import VALUES, hint, ours_for
 from .cost import Cost, Dense, cost_of
 from .parts import Parts
 from .side import Side
@@ -29,6 +30,7 @@ CPU = 1  # DLPack's device type of the host
 MOST_THREADS = 4096  # more than any host has cores
 MOST_PASSES = 1 << 53  # at 1 ns a pass 100 days; the core counts them in 64 bits
 LITTLE_MASS = 1e-4  # share of the mass: moving less is hardly intended
+LITTLE_SHARE = 0.05  # share of the mass: moving less mostly means that M has another unit than reg_m
 UNIT_SHIFT = 0.1  # log of the factor by which the unit of mass changes the moved share: less goes unnoticed
 SENTINEL = 1e8  # range(M) / reg: real costs are below; a larger range takes some 40 passes, inf takes 14
 
@@ -36,7 +38,9 @@ SENTINEL = 1e8  # range(M) / reg: real costs are below; a larger range takes som
 def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
     known = [*choices]
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name} must be one of {known}, got {shown(value)}")
+        told = hint("", ours_for(value, VALUES, known), {}) if isinstance(value, str) else ""
+        cure = ": give the costs of a function of rows as the matrix M" * (name == "metric" and callable(value))
+        raise ValueError(f"{name} must be one of {known}, got {shown(value)}{told or cure}")
     return value
 
 
@@ -60,7 +64,8 @@ def as_positive(
 ) -> float:  # fmt: skip
     number = as_float(value, name, wanted)
     if not least <= number <= most:
-        raise ValueError(f"{name} must be {wanted}, got {number}")
+        cure = ": no solve is unregularised, but result.unregularised_bounds() bounds its value"
+        raise ValueError(f"{name} must be {wanted}, got {number}{cure * (name == 'reg' and number == 0)}")
     return number
 
 
@@ -100,8 +105,9 @@ def as_callback(value: Any) -> Any:
 
 def as_pair(value: Any, name: str) -> tuple[Any, Any]:
     """Read a pair from a scalar or a sequence of length 1 or 2 (POT's rule); members may be per-point vectors."""
-    if isinstance(value, (bytes, bytearray)):
-        raise TypeError(f"{name} must be a number, inf, or a pair, got {shown(value)}")
+    if value is None or isinstance(value, (str, bytes, bytearray)):
+        given = "None" if value is None else f"the text {shown(value)}"
+        raise TypeError(f"{name} must be a number, inf (balanced), or a pair, got {given}")
     if not isinstance(value, Sequence) and np.ndim(value) == 0:
         return value, value
     if len(value) not in (1, 2):
@@ -204,10 +210,17 @@ def as_vector(value: Any, length: int, name: str, convert: Callable[[Any], Any] 
     array = as_array(value, name, convert)
     check_kind(array, name)
     if array.shape != (length,):
-        hint = f": one mass for each {'row' if name == 'a' else 'column'} of M"
+        cure = f": one mass for each {'row' if name == 'a' else 'column'} of M"
         if array.ndim == 2 and min(array.shape) > 1:  # looks like points
-            hint = f": {name} has masses; costs between points x and y are made by mapuot.PointCloud(x, y)"
-        raise ValueError(f"{name} must have shape ({length},), got {array.shape}{hint * (name in ('a', 'b'))}")
+            cure = f": {name} has masses; costs between points x and y are made by mapuot.PointCloud(x, y)"
+            cure += ", between pixels of images by mapuot.Grid(shape)"
+            if array.shape[1] == length != array.shape[0]:
+                cure = f": mapuot.solve_batch takes masses of {len(array)} problems, {array.shape}"
+            elif array.size == length:
+                cure = f": masses of an image are for M = mapuot.Grid({array.shape}); else pass {name}.ravel()"
+        elif array.ndim > 2:
+            cure = f": mapuot.Grid({array.shape}) has costs between the nodes of a volume"
+        raise ValueError(f"{name} must have shape ({length},), got {array.shape}{cure * (name in ('a', 'b'))}")
     own = arithmetic(array).asarray(array).astype(np.float64)
     return xp.asarray(own)  # type: ignore[no-any-return]
 
@@ -415,7 +428,7 @@ def check_masses(rows: Side, cols: Side, mass_a: Any, mass_b: Any, names: str = 
     if rows.penalty == cols.penalty == "balanced" and uneven.any():
         text = f"{names} must have equal masses if both sides are balanced"
         more = f": problem {int(uneven.argmax())} has not" if names == "A and B" else f", got {mass_a} and {mass_b}"
-        raise InfeasibleError(text + more)
+        raise InfeasibleError(f"{text}{more}: divide both by their sums, or let one side be soft (a finite reg_m)")
 
 
 def evening(mass_a: Any, mass_b: Any) -> Any:
@@ -473,9 +486,9 @@ def is_sentinel(spread: float) -> bool:
     return spread > SENTINEL
 
 
-def moves_little(mass: Any, mass_a: Any, mass_b: Any) -> Any:
-    """Tell whether almost nothing of the smaller mass moves, in one problem or in each problem of a batch."""
-    return (mass < LITTLE_MASS * mass_a) & (mass < LITTLE_MASS * mass_b)
+def moves_little(mass: Any, mass_a: Any, mass_b: Any, share: float = LITTLE_MASS) -> Any:
+    """Tell whether less than this share of the lesser mass moves, in one problem or in each of a batch."""
+    return (mass < share * mass_a) & (mass < share * mass_b)
 
 
 def odd_unit(reg: float, rho_a: float, rho_b: float, mass_a: float, mass_b: float, cure: str = "") -> str | None:
@@ -515,12 +528,23 @@ def odd_scale(
     if is_sentinel(spread):
         cure = "where such costs are to forbid pairs, use inf, which takes fewer passes; else raise reg"
         return f"M reaches {M_max:.1e}, and its range is {spread:.1e} times reg: {cure}"
-    little = np.atleast_1d(moves_little(mass, mass_a, mass_b))
+    return odd_share(mass, mass_a, mass_b, scaling)
+
+
+def odd_share(mass: Any, mass_a: Any, mass_b: Any, scaling: str = "scale_cost='median'") -> str | None:
+    """Return the text of a ScalingWarning where a plan moves little of the mass, or most plans of a batch do.
+
+    In a batch a single plan is told only if it moves almost nothing: far clouds among near ones are no matter of units.
+    """
+    little = np.atleast_1d(moves_little(mass, mass_a, mass_b, LITTLE_SHARE))
+    if 2 * little.sum() <= len(little):
+        little = np.atleast_1d(moves_little(mass, mass_a, mass_b))
     if not little.any():
         return None
     moved, there = (np.broadcast_to(x, little.shape)[little] for x in (mass, np.minimum(mass_a, mass_b)))
     worst = int(np.argmin(moved / there))
     moved, there = moved[worst], there[worst]
     of = f" in {int(little.sum())} of {len(little)} problems" if len(little) > 1 else ""
+    few = "little" if moved >= LITTLE_MASS * there else "almost nothing"
     cure = f"M is far above reg_m; rescale M (by its median, as {scaling} does), or raise reg_m"
-    return f"the plan moves almost nothing{of}, {moved:.1e} of a mass of {there:.1e}: {cure}"
+    return f"the plan moves {few}{of}, {moved:.2g} of a mass of {there:.2g}: {cure}"

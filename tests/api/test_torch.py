@@ -177,6 +177,25 @@ def test_transforms_of_torch_func(dims, way, device):
     assert not compiled.KEPT
 
 
+BROKEN = {
+    "solve": lambda x: (mapuot.solve(x @ x.T, reg=0.5, reg_m=1.0).plan * x.sum()).sum(),
+    "solve_sample": lambda x: 2 * mapuot.solve_sample(x, x + 0.1, reg=0.5, reg_m=1.0).plan.sum() + x.sum(),
+    "solve_batch": lambda x: 2 * mapuot.solve_batch(torch.stack([x @ x.T] * 2), reg=0.5, reg_m=1.0)[1].log_u + x.sum(),
+    "apply": lambda x: 2 * torch.as_tensor(mapuot.solve_sample(x, x, reg=0.5, reg_m=1.0).apply(x)) + x,
+    "barycenter": lambda x: 2 * mapuot.barycenter(x @ x.T, x @ x.T, reg=0.5, reg_m=1.0).q + x[:, 0],
+    "path": lambda x: sum(r.plan.sum() for r in mapuot.path(x @ x.T, regs=[1.0, 0.5], reg_ms=1.0)) * x.sum(),
+}
+
+
+@pytest.mark.parametrize("door", BROKEN)
+def test_a_solve_breaks_the_graph_of_a_compiler(door):
+    torch.compiler.reset()
+    function, x = BROKEN[door], torch.rand(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    compiled_one = torch.compile(function, backend="aot_eager")
+    for given in (x, 2 * x):
+        assert_allclose(compiled_one(given), function(given), rtol=1e-12)
+
+
 def test_transforms_of_points():
     x, y = torch.rand(6, 2, dtype=torch.float64), torch.rand(5, 2, dtype=torch.float64)
 

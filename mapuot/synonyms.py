@@ -1,0 +1,242 @@
+"""SYNONYMS: the words of other libraries for our arguments and attributes, from which hints are made.
+
+An unknown keyword argument, an unknown attribute of an answer or of the package, and an unknown option of the command
+line are looked up here; the table of docs/coming_from/index.md is compared with it by a test. A group serves in every
+direction: OTModel, which has wot's ``epsilon``, answers ``reg`` with it.
+"""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from traceback import walk_tb
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+
+from .graphs import breaks_graph
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Group(NamedTuple):
+    """Words with one meaning: ours first, then the words of other libraries."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+
+
+ARGUMENTS = (
+    Group(("reg", "regs"), ("eps", "epsilon", "blur", "gamma", "lam", "lambd", "regularization", "entropy", "reg_e")),
+    Group(
+        ("reg_m", "reg_ms"),
+        ("tau", "tau_a", "tau_b", "rho", "unbalanced", "lambda1", "lambda2", "reach", "reg_m_kl", "marginal_penalty"),
+    ),
+    Group(("max_passes",), ("numItermax", "max_iter", "maxiter", "n_iter", "num_iter", "max_iterations", "niter")),
+    Group(("tol",), ("stopThr", "threshold", "tolerance", "rtol", "atol", "eps_stop")),
+    Group(("tol_gap",), ("gap_tol", "tol_value")),
+    Group(("progress",), ("verbose", "show_progress", "progress_bar")),
+    Group(("trace",), ("log", "return_log")),  # an attribute of each answer
+    Group(("threads",), ("n_jobs", "num_threads", "nthreads", "n_threads", "workers", "numThreads")),
+    Group(("backend",), ("device", "use_gpu", "gpu")),
+    Group(("warm_start",), ("init", "warmstart", "initializer", "init_dual", "potentials_init")),
+    Group(("precision",), ("dtype", "float_type")),
+    Group(("penalty",), ("reg_type", "div", "divergence", "marginal_divergence")),
+    Group(("M", "costs"), ("C", "cost_matrix", "cost", "cost_fn")),
+    Group(("a", "A", "masses"), ("mu", "source_weights", "p")),
+    Group(("b", "B"), ("nu", "target_weights", "q")),
+    Group(("x",), ("X", "xs", "X_a", "source")),
+    Group(("y",), ("Y", "xt", "X_b", "target")),
+    Group(("metric",), ("distance", "cost_type")),
+    Group(("scale_cost",), ("norm", "normalize", "normalise", "normalize_cost")),
+    Group(("seed",), ("random_state", "rng")),
+    Group(("callback",), ("hook", "on_step")),
+    Group(("truncate",), ("sparsify", "cutoff")),
+    Group(("reference",), ("c", "prior")),
+)
+# How a word differs from the argument of ours that it stands for.
+REMARKS = {
+    "blur": "reg = blur ** p",
+    "reach": "reg_m = reach ** p",
+    "tau": "of OTT and moscot: reg_m = reg * tau / (1 - tau)",
+    "tau_a": "reg_m = (rows, columns), of OTT and moscot each reg * tau / (1 - tau)",
+    "tau_b": "reg_m = (rows, columns), of OTT and moscot each reg * tau / (1 - tau)",
+    "lambda1": "reg_m = (lambda1, lambda2)",
+    "lambda2": "reg_m = (lambda1, lambda2)",
+    "log": "result.trace has all passes, always",
+    "return_log": "result.trace has all passes, always",
+    "device": "arrays on a GPU are solved there",
+    "dtype": "'float64' or 'mixed'",
+    "init": "a Result or (log_u, log_v)",
+}
+ATTRIBUTES = (
+    Group(
+        ("objective",),
+        ("value", "total_cost", "loss", "distance", "reg_ot_cost", "primal", "primal_cost", "ent_reg_cost", "val"),
+    ),
+    Group(("cost",), ("value_linear", "transport_cost", "linear_cost", "ot_cost")),
+    Group(("dual",), ("dual_cost", "dual_value", "lower_bound")),
+    Group(
+        ("plan",),
+        ("P", "T", "G", "pi", "matrix", "transport", "coupling", "gamma", "transport_matrix", "transport_plan",
+         "coupling_", "lazy_plan", "sparse_plan", "todense", "toarray"),
+    ),
+    Group(("log_u",), ("u", "alpha")),
+    Group(("log_v",), ("v", "beta")),
+    Group(("f",), ("potential_a", "phi")),
+    Group(("g",), ("potential_b", "psi")),
+    Group(("n_passes",), ("n_iter", "n_iters", "niter", "nit", "n_iterations", "iterations")),
+    Group(("converged",), ("success", "is_converged", "has_converged")),
+    Group(("trace",), ("errors", "log", "err", "history", "errs")),
+    Group(("status",), ("message", "info")),
+    Group(("error_bound",), ("error", "tol", "accuracy", "certificate", "bound")),
+    Group(("gap",), ("duality_gap",)),
+    Group(("row_marginal",), ("marginal_a", "a_marginal", "row_sums")),
+    Group(("col_marginal",), ("marginal_b", "b_marginal", "column_marginal", "col_sums")),
+    Group(("mass",), ("total_mass", "transported_mass", "transport_mass")),
+    Group(("barycentric_map",), ("transform", "barycentric_projection", "to_dual_potentials")),
+    Group(("save",), ("to_file", "dump", "write")),
+)  # fmt: skip
+ATTRIBUTE_REMARKS = {
+    "value": "cost leaves the penalties out",
+    "total_cost": "cost leaves the penalties out",
+    "loss": "cost leaves the penalties out; mapuot.torch.sinkhorn_loss has a gradient",
+    "u": "u = exp(log_u), which may overflow",
+    "v": "v = exp(log_v), which may overflow",
+}
+VALUES = (
+    Group(("cityblock",), ("l1", "L1", "manhattan", "taxicab", "minkowski")),
+    Group(("euclidean",), ("l2", "L2", "minkowski")),
+    Group(("chebyshev",), ("linf", "l_inf", "infinity", "max", "minkowski")),
+    Group(("sqeuclidean",), ("sqeuclid", "squared_euclidean", "l2sq", "quadratic", "W2")),
+    Group(("cosine",), ("angular", "cos")),
+    Group(("inner",), ("dot", "dot_product", "inner_product", "ip")),
+    Group(("cuda",), ("gpu", "GPU", "device")),
+    Group(("cpu",), ("CPU", "numpy", "torch", "jax")),
+    Group(("mixed",), ("float32", "single", "fp32")),
+    Group(("float64",), ("double", "fp64")),
+    Group(("kl",), ("KL", "kullback", "entropy", "kl_divergence")),
+    Group(("tv",), ("TV", "l1", "partial")),
+    Group(("l2",), ("L2", "quadratic", "chi2")),
+    Group(("balanced",), ("hard", "exact", "none")),
+)
+# Names that other packages have at their top, and where they are in this one.
+PLACES = {
+    "sinkhorn": "use mapuot.solve (reg_m=inf is balanced)",
+    "sinkhorn2": "use mapuot.solve(...).cost (reg_m=inf is balanced)",
+    "sinkhorn_unbalanced": "use mapuot.solve, or as in POT mapuot.pot.sinkhorn_unbalanced",
+    "sinkhorn_unbalanced2": "use mapuot.solve(...).objective, or as in POT mapuot.pot.sinkhorn_unbalanced2",
+    "unbalanced": "mapuot.pot has the functions of ot.unbalanced",
+    "barycenter_unbalanced": "use mapuot.barycenter, or as in POT mapuot.pot.barycenter_unbalanced",
+    "mm_unbalanced": "use mapuot.pot.mm_unbalanced",
+    "emd": "there is no unregularised solve: use mapuot.solve with a small reg and reg_m=inf",
+    "emd2": "there is no unregularised solve: use mapuot.solve(...).cost with a small reg and reg_m=inf",
+    "dist": "use mapuot.PointCloud(x, y, metric), whose matrix is numpy.asarray(cloud)",
+    "cdist": "use mapuot.PointCloud(x, y, metric), whose matrix is numpy.asarray(cloud)",
+    "unif": "leave out a and b, which are uniform by default",
+    "patch": "use mapuot.pot.patch",
+    "patched": "use mapuot.pot.patched",
+    "SamplesLoss": "use mapuot.torch.SamplesLoss",
+    "SinkhornLoss": "use mapuot.torch.SinkhornLoss",
+    "sinkhorn_loss": "use mapuot.torch.sinkhorn_loss or mapuot.jax.sinkhorn_loss",
+    "sample_loss": "use mapuot.torch.sample_loss or mapuot.jax.sample_loss",
+    "OTModel": "use mapuot.wot.OTModel",
+    "TemporalProblem": "use mapuot.wot.OTModel, or moscot's own after import mapuot.moscot",
+    "OTPlanSampler": "use mapuot.flow.OTPlanSampler",
+    "UnbalancedSinkhornTransport": "use mapuot.da.UnbalancedSinkhornTransport",
+    "SinkhornTransport": "use mapuot.da.UnbalancedSinkhornTransport",
+    "Sinkhorn": "use mapuot.solve",
+    "LinearProblem": "use mapuot.solve",
+    "Geometry": "use an array M, a mapuot.PointCloud or a mapuot.Grid",
+    "gromov_wasserstein": "use mapuot.gromov",
+    "entropic_gromov_wasserstein": "use mapuot.gromov, or as in POT mapuot.pot.entropic_gromov_wasserstein",
+}
+
+
+def ours_for(word: str, groups: Iterable[Group], known: Iterable[str]) -> list[str]:
+    """Return the known names whose group has the word, or else the known names that are spelled like it."""
+    names = list(known)
+    meant = [name for group in groups if word in group.ours + group.theirs for name in group.ours + group.theirs]
+    return [name for name in dict.fromkeys(meant) if name in names] or difflib.get_close_matches(word, names, 2, 0.75)
+
+
+def hint(word: str, meant: list[str], remarks: dict[str, str]) -> str:
+    """Return the end of a message: the names that are meant, and how the word differs from them."""
+    remark = remarks.get(word, "")
+    if not meant:
+        return f": {remark}" if remark else ""
+    return f": did you mean {' or '.join(meant)}?" + (f" ({remark})" if remark else "")
+
+
+def hinted(function: F) -> F:
+    """Decorate a function, or ``__init__``, so that its error of an unknown keyword names the argument that is meant.
+
+    A call that succeeds pays for one more frame, .1 us. Within ``torch.compile`` the call breaks the graph.
+    """
+    parameters = inspect.signature(function).parameters
+    open_ended = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+    called = function.__qualname__.removesuffix(".__init__")
+
+    run = breaks_graph(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            return run(*args, **named)
+        except TypeError as error:
+            if has_entered(function, error.__traceback__):
+                raise
+            told = unknown_argument(called, named, parameters, open_ended)
+            if told is None:
+                raise
+            raise TypeError(told) from None
+
+    return call  # type: ignore[return-value]
+
+
+def has_entered(function: Any, trace: TracebackType | None) -> bool:
+    """Tell whether an error was raised within the function, whose arguments Python then has accepted."""
+    return any(frame.f_code is function.__code__ for frame, _ in walk_tb(trace))
+
+
+def unknown_argument(called: str, named: Iterable[str], parameters: Iterable[str], open_ended: bool) -> str | None:
+    """Return the message about the first keyword that the function lacks; None where Python's own says more.
+
+    ``open_ended``: the function hands other keywords on, so that only words of the table are mistakes.
+    """
+    known = [name for name in parameters if name != "self"]
+    for word in named:
+        foreign = any(word in group.theirs for group in ARGUMENTS)
+        if word in known or (open_ended and not foreign):
+            continue
+        meant = ours_for(word, ARGUMENTS, known)
+        if meant or not open_ended:
+            told = hint(word, meant, REMARKS) or f": it takes {', '.join(known)}"
+            return f"{called}() has no {word}{told}"
+    return None
+
+
+class Hints:
+    """Base of answers: an unknown attribute is answered by the one that is meant, and an array of it is refused."""
+
+    if not TYPE_CHECKING:  # so that checkers of types find unknown attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            kind = type(self)
+            if hasattr(kind, name):  # a property has raised an AttributeError: raise it again
+                return object.__getattribute__(self, name)
+            text = f"{kind.__name__} has no {name}"
+            if not name.startswith("__"):
+                meant = [group.ours[0] for group in ATTRIBUTES if name in group.theirs]
+                known = [x for x in meant if x in vars(self) or hasattr(kind, x)]
+                text += hint(name, known, ATTRIBUTE_REMARKS)
+            raise AttributeError(text, name=name, obj=self)
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        part = "plan" if hasattr(type(self), "plan") else "q" if "q" in vars(self) else "marginals"
+        raise TypeError(f"{type(self).__name__} is no array: its numbers are in attributes, such as result.{part}")
+
+
+def no_such_name(name: str) -> AttributeError:
+    """Return the error about a name that the package lacks, with the place of another library's thing of this name."""
+    text = f"module 'mapuot' has no attribute {name!r}"
+    return AttributeError(f"{text}: {PLACES[name]}" if name in PLACES else text, name=name)
