@@ -28,7 +28,7 @@ from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, Job, by_value, kernel, 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
 PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
-PATIENCE = 100  # passes between hard sides before steps with a factor: 1.5 ms each for 64 of 1000 x 1000 (H200)
+PATIENCE = 300  # passes between hard sides before steps with a factor: .5 ms each for 64 of 1000 x 1000 (H200)
 NARROW_NOISE = 1e-6  # a float64 pass takes as long as ten; at 3e-7 float32 ones crept, 1.3 times as many at reg .001
 ROOM = 208 << 10  # bytes of shared memory that a block of batch_made.cu may ask for
 SHARED_ROOM = 96 << 10  # up to which two blocks share a multiprocessor: column vectors lie there, too
