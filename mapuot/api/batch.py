@@ -276,6 +276,7 @@ class BatchRun:
                     workspace.iterate(min(most, TOGETHER))
                 left = workspace.leave() if leaves else np.zeros(i1 - i0, bool)
                 follows = misses(task) and not workspace.meets and engine.factors(workspace.task)
+                follows = follows and not options.symmetric  # steps part log u from log v
                 self.chunk(workspace, i0, i1, min(most, engine.PATIENCE) if follows else most, bar)
                 if follows:
                     self.factor(workspace, i0, i1)

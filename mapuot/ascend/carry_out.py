@@ -53,6 +53,8 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
         start = mean[problem.own], mean
     skip: Truncation | None = None
     boxed: Sorted | None = None
+    if run.status == "stalled" and not any(stage.factored for stage in way.stages):
+        run.status = "running"
     with run.shown():
         log_v = start[1]
         if way.nats is not None:

@@ -24,6 +24,7 @@ MOST_SHIFT = 0.1  # from which on a step is cut instead
 SHIFT_GROWS = 20.0  # factor of a shift that is too small, at least
 SHIFT_FALLS = 1e-3  # factor of the shift from one step to the next
 LONGEST = 30.0  # nats that a step may move a potential: 10 take up to twice the steps, 100 more line searches
+FARTHEST = 1e7  # nats that a doubled step may move a potential: without a plan the dual value has no bound
 BETWEEN_GROUPS = 3.0  # nats of a step from which on twice its length is tried
 CONSTANT = 1e-3  # of the mean diagonal, along constants, where S is singular if all points are hard
 RESIDUAL = 1e-3  # of the equations' right side, above which the factor was not positive definite
@@ -179,7 +180,7 @@ class RegLevel:
             better = gain[long] > best[long] + noise[long]
             worse = xp.flatnonzero(~better)
             found.put(long[worse], before.of(worse))
-            long = long[better]
+            long = long[better & (length[long] * abs(y[long]).max(1) < FARTHEST)]
             best[long] = gain[long]
         return found, best >= -noise
 

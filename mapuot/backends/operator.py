@@ -123,9 +123,9 @@ class Operator:
         for i0, i1 in self.pieces():
             block = self.exponents(i0, i1)
             index, log = largest(block, k)
-            xp = namespace(log)
+            alpha = host(self.alpha[i0:i1])
             with np.errstate(invalid="ignore"):  # inf - inf in rows of a failed solve
-                yield i0, index, log + xp.asarray(self.alpha[i0:i1])[:, None]
+                yield i0, index, log + namespace(log).asarray(alpha)[:, None]
 
     def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
         """Return (rows, columns) on M's device: the first column where a row's cumulated mass exceeds the share ``at``.
