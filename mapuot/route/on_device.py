@@ -305,7 +305,7 @@ def known_side(name: str, weight: bytes | int, rho: float) -> Side | None:
 
 
 def given_side(name: str, weight: Any, length: int, rho: float) -> Side | None:
-    """Return a side, or None if validate.py must convert or refuse its masses."""
+    """Return a side, or None if its masses must be converted or refused, which problem/validate.py does."""
     if weight is None:
         return known_side(name, length, rho)
     if not hasattr(weight, "dtype") or weight.shape != (length,) or weight.dtype.kind != "f":

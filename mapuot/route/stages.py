@@ -184,7 +184,7 @@ def rungs() -> tuple[tuple[float, float], ...]:
 
 
 def ladder(options: Options, most: int) -> list[tuple[float, float, float, float, int, bool]]:
-    """List the stages of a plain problem for every range of M, as records for src_c/solve.c (mapuot_stage)."""
+    """List the stages of a plain problem for every range of M: records that src_c/solve.c reads, see mapuot.h."""
     coarse, balanced = (max(options.tol, tol) for tol in (COARSE_TOL, BALANCED_TOL))
     own = (1.0, options.tol, options.tol, -math.inf, most, False)
     if not options.memory:

@@ -49,7 +49,6 @@ ONE, M3 = np.ones(3), np.ones((3, 3))
 INNER = mapuot.PointCloud(SQUARE, SQUARE, "inner", addends=(1.0, 1.0))
 EDGE = {(0, 1): M3}
 POTS = {**dict(zip("abM", arrays()[:3], strict=True)), "reg": 0.1, "reg_m": 1.0}
-UNEQUAL = {"a": np.ones(13), "b": np.ones(17), "reg_m": np.inf}
 LABELS = {"x": np.ones((3, 2)), "y": np.ones((5, 2)), "labels": (np.zeros(3), np.zeros(5)), "across": 1.0}
 CLOUDS = [[POINTS[k : k + 4] for k in range(3)], [POINTS[k : k + 5] for k in range(3)]]
 PARTS = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
@@ -382,8 +381,7 @@ FUNCTIONS = {
             ("b", " must have shape (n,) or (n, k)", np.ones((17, 0))), ("b", " cannot be read as an array", RAGGED)],
         T: [("numItermaxx", "numItermaxx", 10), ("tau", " is an argument of method 'sinkhorn_stabilized' only", 10.0),
             ("warmstart", " must be a pair", (np.zeros(13),), 3),
-            ("stopThr", " must be a number, got 'small'", "small")],
-        I: [({**UNEQUAL, "method": x}, "equal masses") for x in (None, "sinkhorn")]}),
+            ("stopThr", " must be a number, got 'small'", "small")]}),
     "patched": (patched, POTS, {
         V: [("reg", " must be", 0), ("reg_m", "reg_m", 0), ("a", " must be >= 0", -np.ones(13)),
             ("M", " must be a non-empty matrix", np.ones(17)), ("numItermax", " must be", 0),
@@ -392,8 +390,7 @@ FUNCTIONS = {
             ({"function": "sinkhorn_unbalanced2", "returnCost": "foo"}, "Unknown returnCost")],
         T: [("reg", " must be", "small"),
             ("args", "positional arguments", ("kl", None, None, 1000, 1e-6, False, False, 1)),
-            ({"args": ("kl",), "reg_type": "kl"}, "multiple values")],
-        I: [(UNEQUAL, "equal masses")]}),
+            ({"args": ("kl",), "reg_type": "kl"}, "multiple values")]}),
     "pot.barycenter_unbalanced": (pot.barycenter_unbalanced, {"A": SQUARE, "M": SQUARE, "reg": 0.1, "reg_m": 1.0}, {
         V: [("method", "Unknown method 'foo'", "foo"), ("reg", " must be", -1), ("reg_m", " must be", 0),
             ("weights", " must be", [1.0]), ("A", " must be (n, k) and M (n, n)", SQUARE[:3]),
