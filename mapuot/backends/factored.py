@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .contract import namespace
+
 LEAST_SHIFT = 1e-14  # of the diagonal: the rounding of Cholesky's method
 MOST_SHIFT = 0.1  # from which on a step is cut instead
 SHIFT_GROWS = 20.0  # factor of a shift that is too small, at least
@@ -347,7 +349,7 @@ def solve_equations(S: Any, x: Any) -> Any:
 
     NaN, or any numbers, are returned where a matrix is not positive definite.
     """
-    if not isinstance(S, np.ndarray):
+    if namespace(S) is not np:
         from cupyx.lapack import posv  # noqa: PLC0415 - loads cuSOLVER
 
         return posv(S, x) if len(S) > 1 else posv(S[0], x[0])[None]
