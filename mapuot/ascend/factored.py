@@ -73,7 +73,8 @@ def exponents_of(module: ModuleType, task: Problem, threads: int | None) -> Any:
     if task.c is not None:
         xp = namespace(exponents)
         with np.errstate(divide="ignore"):
-            exponents = exponents + xp.log(xp.asarray(np.asarray(task.c), np.float64))
+            log_c = xp.log(xp.asarray(np.asarray(task.c), np.float64))  # inf where a sparse c stores no pair
+            exponents = xp.where(xp.isneginf(exponents), -np.inf, exponents + log_c)
     return exponents[None]
 
 
