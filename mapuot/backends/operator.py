@@ -178,11 +178,12 @@ class Operator:
         for k0, k1, M, c in self.cost.blocks(self.c, i0, i1):
             part = x[slice(*(self.cost.place(k, n) - self.cost.place(i0, n) for k in (k0, k1)))]
             part = part if pairs else part.reshape(-1, n)
-            np.multiply(host(M.data) if pairs else self.costs_of(M), -1.0 / self.reg, out=part)
+            costs = host(M.data) if pairs else self.costs_of(M)  # maybe float32, whose products would lose digits
+            np.multiply(costs, -1.0 / self.reg, out=part, dtype=np.float64)
             part += beta[M.column] if pairs else beta
             if c is not None:
                 with np.errstate(divide="ignore"):
-                    part += np.log(c.data if pairs else np.asarray(host(c)))
+                    part += np.log(c.data if pairs else np.asarray(host(c)), dtype=np.float64)
         return self.cost.read(i0, i1).with_data(x) if pairs else x.reshape(-1, n)
 
     def pieces(self) -> Iterator[tuple[int, int]]:
