@@ -157,7 +157,10 @@ def descend(
         steps.append(Step(change, sum(parts), plan.mass, result.error_bound, result.n_passes))
         settled = change <= tol and close <= inner_tol
         close = inner_tol if change <= tol else max(inner_tol, min(close, SHARE * change))
-        log = 0.0 if task.hard else 0.5 * task.log_ratio(begun, plan)
+        # A first plan for a firm problem has a mass that is not its step's: from it, sqrt(mass Q / mass P) would make
+        # k a share of rho, which swamps the costs.
+        keeps_mass = task.hard or (task.is_firm and len(steps) == 1)
+        log = 0.0 if keeps_mass else 0.5 * task.log_ratio(begun, plan)
         plan = plan.scaled(log)
         near = None if task.reg else (posed.of_plan(result, log), reg)
         trail, last = [*trail[-task.depth :], (begun, plan)], plan

@@ -216,11 +216,16 @@ class Task:
         cols = told_by(s, self.b, result.g, problem.cols.scalar_rho, problem.reg)
         return self.plan(result, r, s, [rows, cols, (entropy, entropy - more, more)])
 
+    @property
+    def is_firm(self) -> bool:
+        """Whether rho is so large that a change of the mass in the fourth digit would swamp the costs."""
+        return not self.hard and max(self.rho) > FIRM * self.step_reg(0)
+
     def fitted(self, plan: Plan) -> Plan:
         """Scale the plan: to the mass of a hard side, or to k = 0 if rho is so large that k would swamp the costs."""
         if self.hard:
             return plan.scaled(math.log(self.usual_mass / plan.mass))
-        if max(self.rho) <= FIRM * self.step_reg(0):
+        if not self.is_firm:
             return plan
         shares = [price / max(self.rho) for price, _ in self.prices]
         return plan.scaled(-float(np.dot(shares, plan.logs)) / (plan.mass * sum(shares)))
