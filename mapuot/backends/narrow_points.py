@@ -115,7 +115,9 @@ def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
     moved = columns[:, :1], middle(cloud, xp)[:, None], factor
     x, y = laid(xp.empty(rows.shape).T, rows.T, *moved).T, laid(xp.empty(columns.shape), columns, *moved)
     known = cloud.dim - cloud.bits
-    x[:, known:], y[known:] = HIDDEN * np.sign(rows[:, known:]), HIDDEN * np.sign(columns[known:])
+    if cloud.bits:
+        x[:, known:] = HIDDEN * np.sign(rows[:, known:])
+        y[known:] = HIDDEN * np.sign(columns[known:])
     return x, y
 
 
