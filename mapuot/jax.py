@@ -13,7 +13,7 @@ import numpy as np
 
 from .answer.slopes import dual_value, marginal_gradient
 from .api.batch import plan_sum, solve_batch
-from .backends import host, namespace
+from .arrays import host, namespace
 from .errors import OF_BATCH, renamed, shown
 from .problem.clouds import PointCloud
 from .problem.validate import as_array, as_float, as_pair, as_positive

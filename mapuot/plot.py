@@ -13,7 +13,7 @@ import numpy as np
 from .answer.result import Result
 from .answer.tensors import taken
 from .api.log_matmul import log_matmul
-from .backends.contract import host
+from .arrays import host
 from .penalties import F64
 from .problem.grid import GridCosts
 from .problem.sparse import is_sparse

@@ -21,8 +21,8 @@ from .api.batch import BatchResult, solve_batch
 from .api.divergence import check_options, self_costs
 from .api.gromov import gromov
 from .api.solve import solve
-from .backends import host, namespace, pick
-from .backends.contract import any_of, is_on_device
+from .arrays import any_of, host, is_on_device, namespace
+from .backends import pick
 from .errors import OF_BATCH, renamed
 from .penalties import F64
 from .problem.clouds import PointCloud

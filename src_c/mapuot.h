@@ -266,7 +266,7 @@ int mapuot_meet(mapuot_pool *pool, mapuot_state *state, mapuot_newton *newton, d
 /* Plain problems solved in one call (solve.c): KL or balanced sides with one rho each, c = a b^T.
  *
  * A stage is a run of passes at one reg. The last stage has the problem's own reg. The others, at larger regs, come
- * before it in order if there is no start and range(M) / reg exceeds their `spread` (mapuot/route/stages.py). A stage
+ * before it in order if there is no start and range(M) / reg exceeds their `spread` (mapuot/ascend/stages.py). A stage
  * of one potential is the only stage of a problem with equal rows and columns. Other problems leave it out. */
 typedef struct {
     double reg;               /* in units of the problem's */

@@ -15,7 +15,7 @@ import oracle
 from oracle import LONG
 from scipy import sparse
 
-from mapuot.backends.contract import host
+from mapuot.arrays import host
 
 UNIT = 2.0**-53
 ROUNDINGS = 64

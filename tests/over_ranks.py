@@ -17,8 +17,8 @@ import numpy as np
 from problems import clouds, csr_of
 
 import mapuot
+from mapuot.arrays import host
 from mapuot.backends import pick
-from mapuot.backends.contract import host
 from mapuot.ranks import join, own_rows
 
 FLOAT64 = {"precision": "float64", "tol": 1e-12}

@@ -11,6 +11,8 @@ ROOT = Path(mapuot.__file__).parent
 ABOVE = {"mapuot.api.solve", "mapuot.api.batch", "mapuot.ascend.carry_out", "mapuot.ascend.loop"}
 NAMES = ("pot", "torch", "compiled", "jax", "da", "flow", "cli", "moscot", "wot", "plot", "report", "__main__")
 DOORS = tuple(f"mapuot.{name}" for name in NAMES)
+# The rooms from the lowest up; every other module of the package itself is on the floor below them.
+ROOMS = "ranks", "problem", "files", "backends", "answer", "ascend", "route", "api marginals spaces"
 
 
 def module_name(path):
@@ -72,8 +74,25 @@ def reach(start):
 
 def test_no_circle():
     assert "mapuot.api.solve" in graph()["mapuot"]  # of a graph that is not empty
-    assert "mapuot.backends.contract" in graph()["mapuot.problem.problem"]
+    assert "mapuot.arrays" in graph()["mapuot.problem.problem"]
     assert not [module for module in sources() if module in reach(module)]
+
+
+def height(module):
+    """Return the floor of a module: 0 for the lowest modules, then the rooms, the doors, and the package."""
+    room = module.split(".")[1] if "." in module else None
+    if room is None or module.startswith(DOORS):
+        return len(ROOMS) + 1 + (room is None)
+    return next((k for k, names in enumerate(ROOMS, 1) if room in names.split()), 0)
+
+
+def test_imports_go_down():
+    """A module imports from its own floor and from lower floors only, in functions, too."""
+    doors = [name for name in sources() if name.startswith(DOORS)]
+    assert doors
+    edges = [(one, other) for one in sources() for other in graph()[one] if (one, other) != ("mapuot.cli", "mapuot")]
+    assert {height(one) for one, _ in edges} == set(range(len(ROOMS) + 3))  # every floor has importers
+    assert [f"{one} -> {other}" for one, other in edges if height(other) > height(one)] == []
 
 
 def test_backends_know_nothing_of_the_loop():

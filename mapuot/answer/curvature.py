@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends import host
+from ..arrays import host
 from ..errors import ConvergenceWarning, warn
 from ..penalties import F64
 from ..problem.validate import as_count, as_numbers, as_positive

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import penalties
-from ..backends import host
+from ..arrays import host
 from ..penalties import F64
 from .curvature import conjugate_gradients, diagonal
 from .slopes import rho_of

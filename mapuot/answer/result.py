@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from .. import penalties
-from ..backends import Stats, name_of, pick
+from ..arrays import host, namespace
+from ..backends import Stats, pick
 from ..backends.boxes import KeptPlan, Sorted
 from ..backends.conditional import LEAST, scaled_rows
-from ..backends.contract import host, namespace
 from ..backends.draw import BLOCK_ENTRIES
 from ..backends.operator import Operator
 from ..cached import cached_property
@@ -100,7 +100,7 @@ class Answer(Hints):
     def __getstate__(self) -> dict[str, Any]:
         state = {key: x for key, x in vars(self).items() if key not in ("_stream", *self._there)}  # _logs has these
         state |= {key: tuple(map(host, state[key])) for key in ("_logs", "_marginals") if state.get(key)}
-        return {**state, "_backend": name_of(self._backend)}
+        return {**state, "_backend": self._backend.name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _backend=pick(state["_backend"]))

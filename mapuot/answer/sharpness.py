@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host
+from ..arrays import host
 from ..penalties import kl_divergence
 from ..problem.sparse import is_sparse
 from ..ranks import ALONE, Ranks

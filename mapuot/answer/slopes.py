@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import penalties
-from ..api.log_matmul import log_matmul
-from ..backends import host, namespace, pick
-from ..backends.contract import any_of
+from ..arrays import any_of, host, namespace
+from ..backends import pick
 from ..backends.kernel import UNIT
+from ..backends.log_matmul import multiply
 from ..backends.operator import Operator
 from ..penalties import F64
 from ..problem.mask import Masked
@@ -431,5 +431,5 @@ def continued(result: Any, rows: bool) -> Any:
     if p.masked is not None:
         with np.errstate(divide="ignore"):
             cost = cost + xp.asarray(np.log(np.asarray(p.masked if rows else p.masked.T)))
-    log_s = log_matmul(cost, log_w.T).T if cost.ndim == 2 else log_matmul(cost, log_w[:, :, None])[:, :, 0]
+    log_s = multiply(cost, log_w.T).T if cost.ndim == 2 else multiply(cost, log_w[:, :, None])[:, :, 0]
     return xp.where(weight > 0, f, -p.reg * fi * log_s)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import Stats, host
+from ..arrays import host
+from ..backends.contract import Stats
 from ..status import STATUSES
 
 FORMAT, MASKED = 1, 2  # file versions without and with a mask; old readers must refuse a file with a mask

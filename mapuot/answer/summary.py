@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import any_of
+from ..arrays import any_of
 from .sharpness import told_sharpness
 
 REFERENCES = {"product": "a b^T", "uniform": "ones"}

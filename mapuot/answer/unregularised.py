@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import penalties
-from ..backends.contract import host
+from ..arrays import host
 from ..problem.problem import EXPONENT_ROUNDING
 from ..status import FAILED
 

@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..answer.tensors import answered, taken, tensor_among
+from ..arrays import host
 from ..ascend.barycenters import Barycenter, Debiased
 from ..ascend.loop import Run
 from ..ascend.passes import Engine
-from ..backends import Stats, host, load, pick
+from ..backends import Stats, load, pick
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
 from ..problem import validate

@@ -17,10 +17,12 @@ from ..answer import slopes
 from ..answer.result import Answer, Result, numbers, primal_value
 from ..answer.slopes import Gradient
 from ..answer.tensors import answered, listed, tensor_among
+from ..arrays import host, namespace
 from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.factored import certified, factored_batch
 from ..ascend.loop import Run
-from ..backends import Options, Stats, host, name_of, namespace, pick
+from ..ascend.stages import FORMED, TOGETHER, climb, in_words, ladder, turned
+from ..backends import Options, Stats, pick
 from ..backends.newton import misses
 from ..backends.workspace import FAR_LOG, ROUNDING_PART
 from ..cached import cached_property
@@ -36,7 +38,6 @@ from ..processor import core_count
 from ..progress import bar as progress_bar
 from ..route.options import METHODS, PRECISIONS, make_options, may_be_finer, one_potential, options_alone
 from ..route.plain import in_core, is_plain
-from ..route.stages import FORMED, TOGETHER, climb, in_words, ladder, turned
 from ..status import FAILED, not_converged, warn_not_converged
 from ..synonyms import hinted
 from ..threads import each
@@ -221,7 +222,7 @@ class BatchRun:
         self.far: Any = ()  # problems solved alone from a distant start: K has the rounding of large exponents
 
     def solve(self, log_v: Any, bar: Any) -> None:
-        if name_of(self.module) in BATCHED:
+        if self.module.name in BATCHED:
             self.together(import_module(self.module.__name__ + ".batch"), log_v, bar)
         if self.tables is None:
             self.tables = self.empty_tables()
@@ -230,10 +231,10 @@ class BatchRun:
             return
         if log_v is not None and not float(abs(log_v).max()) <= FAR_LOG:
             self.far = left
-        if name_of(self.module) in BATCHED:  # a problem alone takes 4 ms on a GPU, at any size
+        if self.module.name in BATCHED:  # a problem alone takes 4 ms on a GPU, at any size
             plain = np.broadcast_to(is_plain(self.task), len(self.task))[left]
             left = np.concatenate([self.plainly(left[plain], log_v, bar), left[~plain]])
-        on_cpu = name_of(self.module) != "cuda"
+        on_cpu = self.module.name != "cuda"
         threads = (self.options.threads or core_count()) if on_cpu else 1
         of_each = max(1, threads // max(1, len(left))) if self.task.several else 1
         each(lambda i: self.alone(i, log_v, of_each), left, self.stop, threads=threads, told=bar.update)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..answer.result import ROUNDING, Result
+from ..arrays import host
 from ..ascend.carry_out import carry_out
 from ..ascend.loop import Run
-from ..backends import name_of, pick
+from ..backends import pick
 from ..backends.conditional import largest
-from ..backends.contract import host
 from ..backends.draw import BLOCK_ENTRIES
 from ..backends.kernel import UNIT
 from ..backends.rules import plan_error
@@ -281,7 +281,7 @@ def solved_again(result: Result, seen: Sweep, near: Result, cost: Any, tol: floa
     wider = dataclasses.replace(problem, cost=wide, M_min=float(low), M_max=float(high))
     options = make_options("auto", "auto", 0.1 * tol, None, result._threads)
     start = wider.project(*(np.where(np.isfinite(x), x, 0.0) for x in (near.log_u, near.log_v)))
-    return carry_out(Run(pick(name_of(result._backend)), PASSES), wider, options, start, escalate=True)
+    return carry_out(Run(pick(result._backend.name), PASSES), wider, options, start, escalate=True)
 
 
 def costs_of(cost: Any, i: Any, j: Any) -> F64:

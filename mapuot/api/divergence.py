@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..answer.slopes import dual_value
-from ..backends import host, namespace, pick
+from ..arrays import host, namespace
+from ..backends import pick
 from ..errors import renamed
 from ..penalties import F64
 from ..problem.clouds import Clouds, Places, PointCloud

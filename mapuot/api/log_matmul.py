@@ -1,18 +1,9 @@
-"""The log-semiring matrix product, out_ij = log sum_k exp(a_ik + b_kj).
+"""`log_matmul`: the product of matrices of logarithms, checked by backends/log_matmul.py, which multiplies."""
 
-A step of Sinkhorn's algorithm on logarithms is such a product. The kernels exponentiate the factors once and multiply;
-src_c/log_matmul.h has the bound that decides if this is exact. Memory is O(m k + k n) beyond the answer. Arrays on a
-GPU (CuPy, or objects with the CUDA array interface) stay there.
-"""
-
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from ..backends import namespace, pick
-from ..problem.validate import as_array, as_threads, check_kind
+from ..backends.log_matmul import multiply
+from ..problem.validate import as_threads
 from ..synonyms import hinted
 
 
@@ -54,32 +45,4 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
     array([[3. ],
            [3.5]])
     """
-    count = as_threads(threads)
-    module = pick("auto", A, B)
-    A, B = as_factors(A, B, module)
-    xp, batch = namespace(A), A.shape[:1] if A.ndim == 3 else B.shape[:1] if B.ndim == 3 else ()
-    shape, p = (*batch, A.shape[-2], B.shape[-1]), batch[0] if batch else 1
-    if 0 in (*A.shape, *B.shape):
-        return xp.full(shape, -np.inf, A.dtype)
-    whole = A[None] if A.ndim == 2 and p == 1 else A if A.ndim == 3 else xp.broadcast_to(A, (p, *A.shape))
-    engine = import_module(module.__name__ + ".log_matmul")
-    return engine.product(xp.ascontiguousarray(whole), xp.ascontiguousarray(B), exact, count).reshape(shape)
-
-
-def as_factors(A: Any, B: Any, module: ModuleType) -> tuple[Any, Any]:
-    pair = []
-    for value, name in ((A, "A"), (B, "B")):
-        array = as_array(value, name, module.asarray)
-        check_kind(array, name, "fiu")
-        if array.ndim not in (2, 3):
-            raise ValueError(f"{name} must have 2 or 3 dimensions, got shape {array.shape}")
-        pair.append(array)
-    A, B = pair
-    if A.shape[-1] != B.shape[-2]:
-        raise ValueError(f"A (.., m, k) and B (.., k, n) must share k, got shapes {A.shape} and {B.shape}")
-    if A.ndim == B.ndim == 3 and len(A) != len(B):
-        raise ValueError(f"A and B must hold equally many products, got {len(A)} and {len(B)}")
-    narrow = all(x.dtype.name in ("float32", "float16") for x in pair)
-    dtype = np.dtype(np.float32 if narrow else np.float64)
-    xp = namespace(A, B)
-    return xp.asarray(A, dtype=dtype), xp.asarray(B, dtype=dtype)
+    return multiply(A, B, as_threads(threads), exact)

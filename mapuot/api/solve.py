@@ -6,10 +6,12 @@ from typing import Any
 
 from ..answer.result import Result
 from ..answer.tensors import answered, tensor_among
+from ..arrays import host
 from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
-from ..backends import Stats, host, pick
+from ..backends import Stats, pick
 from ..errors import MUTED, ScalingWarning, shown, warn
+from ..files import opened
 from ..problem.clouds import PointCloud
 from ..problem.cut import check_cut
 from ..problem.kinds import formed, own_cost
@@ -209,7 +211,7 @@ def solve(
             callback, module = as_callback(callback), pick(backend, M, a, b)
             alike = {"method": method, "penalty": penalty, "tol": tol, "tol_gap": tol_gap, "max_passes": max_passes}
             alike |= {"precision": precision, "reg": reg, "mask": repr(mask)}
-            cost, a, b, reg_m = own_cost(M, a, b, reg_m, reference, module, ranks, **alike)
+            cost, a, b, reg_m = own_cost(opened(M), a, b, reg_m, reference, module, ranks, **alike)
             check_whole(cost, method, out)
             threads = ranks.threads(as_threads(threads), cost.size)
             cost = formed(cost, module, ranks, threads)
@@ -294,7 +296,7 @@ def in_units(given: dict[str, Any]) -> Result:
     M, a, b, ranks = given["M"], given["a"], given["b"], join(given["comm"])
     with ranks.together():
         module, words = pick(given["backend"], M, a, b), {name: given[name] for name in ("scale_cost", "scale_mass")}
-        cost, a, b, _ = own_cost(M, a, b, 1.0, "product", module, ranks, **words)
+        cost, a, b, _ = own_cost(opened(M), a, b, 1.0, "product", module, ranks, **words)
         if given["scale_mass"] is False:
             return scaled(solve, given, [cost], ranks)  # type: ignore[no-any-return]
         a, b = as_weight(a, cost.shape[0], "a", module, ranks), as_weight(b, cost.shape[1], "b", module)

@@ -8,17 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..answer.result import Result
+from ..arrays import namespace
 from ..backends.boxes import Sorted, Truncation
-from ..backends.contract import Options, namespace
+from ..backends.contract import Options
 from ..penalties import F64
 from ..problem.points import Formed
 from ..problem.problem import Problem
 from ..problem.validate import as_start
-from ..route.stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, newton_words, route
 from .factored import factored_start
 from .groups import held
 from .kept import RUNG_TOL, KeptPairs
 from .loop import Run
+from .stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, newton_words, route
 from .truncation import begun, ended, in_boxes
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import host, namespace
 from ..backends import factored
-from ..backends.contract import Options, host, namespace
+from ..backends.contract import Options
 from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
 from ..penalties import F64

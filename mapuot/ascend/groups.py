@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays import formula, host, namespace
 from ..backends.boxes import ROUGH, Iterated
-from ..backends.contract import Options, host, namespace
-from ..backends.tables import formula
+from ..backends.contract import Options
 from ..penalties import F64
 from ..problem.points import PointCosts, softened
 from ..problem.problem import Problem

@@ -21,9 +21,9 @@ from ..backends.newton import misses
 from ..backends.operator import parts_of
 from ..penalties import F64
 from ..problem.problem import Problem, heavy
-from ..route.stages import INNER, WARM_ERROR
 from ..status import FAILED
 from .loop import Run
+from .stages import INNER, WARM_ERROR
 
 NATS = 25.0  # below the largest exponent of row and column; each dropped pair has at most e^-25 of their mass
 MOVE = 20.0  # more nats after a change of reg, since potentials move

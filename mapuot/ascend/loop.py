@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import host
 from ..backends.boxes import Truncation
-from ..backends.contract import SECONDS_A_CALL, Options, Stats, host
+from ..backends.contract import SECONDS_A_CALL, Options, Stats
 from ..backends.newton import GIVES_UP, HOLDS, OPEN
 from ..backends.workspace import Workspace
 from ..errors import shown

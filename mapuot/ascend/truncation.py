@@ -8,9 +8,10 @@ backends/boxes.py has the mask, its bounds and its cost.
 from types import ModuleType
 from typing import Any
 
+from ..arrays import namespace
 from ..backends import boxes
 from ..backends.boxes import Iterated, Sorted, Truncation, expected, order
-from ..backends.contract import Options, namespace
+from ..backends.contract import Options
 from ..penalties import F64
 from ..problem.points import softened
 from ..problem.problem import Problem

@@ -10,11 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..arrays import is_on_device, register_arithmetic
 from ..errors import shown
 from ..problem.cost import cost_of
-from .contract import Options, Stats, host, is_on_device, name_of, namespace
+from .contract import Options, Stats
 
 BACKENDS = ("auto", "cpu", "cuda", "reference")
+register_arithmetic(f"{__name__}.cuda.vectors")
 
 
 def pick(backend: str, *arrays: Any) -> ModuleType:

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays import PAD, any_of, copied, formula, host, namespace
 from ..cached import cached_property
 from ..penalties import F64
 from ..problem.points import Kept, softened
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_columns
-from .contract import LEAST_MASS, PAD, Stats, any_of, host, namespace
+from .contract import LEAST_MASS, Stats
 from .operator import Operator
 from .rules import Judge, plan_error
-from .tables import copied, formula
 
 UNITS = (16, 0), (32, 50_000), (64, 400_000)  # (points of a box, least points): bounds must cost less than passes
 MOST_SLOPES = 16  # with more dimensions potentials are not fitted by linear functions in a box

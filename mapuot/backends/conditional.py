@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import host, namespace
 from ..penalties import F64
 from ..problem.sparse import is_sparse, top_of
-from .contract import host, namespace
 
 LEAST, MOST = 1e-290, 1e300  # sums of a plan between these bounds have full precision
 

@@ -2,6 +2,7 @@
 
 A backend is a module (or package) with
 
+    name        the word by which `pick` finds it
     asarray(x), to_numpy(x), extrema(M, threads) -> (min, max, number of NaN or -inf, number of +inf); on a GPU also
                                         the number of differing pairs M_ij, M_ji that it saw
     is_symmetric(M) -> whether a square matrix equals its transpose
@@ -32,9 +33,7 @@ and optionally
 and for a batch ``api/batch.py`` with storage, bytes_each, CHUNK_BYTES and batch_of.
 """
 
-import sys
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,6 @@ from ..penalties import F64
 LEAST_MASS = 1e-290  # of a plan: below it marginals lose digits to float64's underflow
 SECONDS_A_CALL = 0.1  # longest call of a core: Ctrl-C and the progress bar wait for it
 MEMORY = 5, 20  # Anderson differences where their cost matters beside a pass, and where it does not
-PAD = 16  # rows of K and vectors of the columns are padded to a multiple of this many entries
 SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in a CPU's cache
 
 
@@ -106,46 +104,6 @@ class Stats:
     rejected: bool  # the guard dropped an extrapolated step
     status: str  # one of status.STATUSES
     seconds: float = 0.0  # since the solve began
-
-
-def name_of(backend: ModuleType) -> str:
-    """Return the name of a backend module, as `pick` accepts it."""
-    return backend.__name__.rpartition(".")[2]
-
-
-def namespace(*arrays: Any) -> Any:
-    """Return CuPy if one of the arrays is CuPy's (cuda/vectors.py if it is a `Vector`), else NumPy."""
-    there = [x for x in arrays if type(x).__module__.partition(".")[0] == "cupy"]
-    return getattr(there[0], "xp", None) or sys.modules["cupy"] if there else np
-
-
-def host(x: Any) -> Any:
-    """Copy an array or sparse matrix from a GPU to NumPy or SciPy; return others as they are."""
-    return x.get() if type(x).__module__.partition(".")[0] in ("cupy", "cupyx") else x
-
-
-def is_on_device(x: Any) -> bool:
-    """Tell whether an array, a sparse matrix, a tensor or a cost lies on a GPU, without importing any library."""
-    said = any(getattr(x, name, False) is True for name in ("on_device", "is_cuda"))
-    return said or hasattr(x, "__cuda_array_interface__") or type(x).__module__.startswith("cupyx.")
-
-
-def largest(x: Any, least: float = 0.0) -> float:
-    """Return the maximum of ``least`` and all numbers of x, which may be empty or lie on a GPU; NaN if one is NaN."""
-    return max(float(x.max()), least) if x.size else least
-
-
-def any_of(mask: Any) -> bool:
-    """Tell whether a mask on the host or a GPU is true somewhere; CuPy's own ``any`` takes 4 seconds to compile."""
-    return bool(mask.any() if isinstance(mask, np.ndarray) else mask.size and mask.view(np.uint8).max())
-
-
-def median(x: Any) -> float:
-    """Return the median of a non-empty vector; on a GPU by sorting, as CuPy's median takes 3 seconds to compile."""
-    if isinstance(x, np.ndarray):
-        return float(np.median(x))
-    ordered, half = namespace(x).sort(x), len(x) // 2
-    return float(host(ordered[half - 1 + len(x) % 2 : half + 1]).mean())
 
 
 def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:

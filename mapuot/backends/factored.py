@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .contract import namespace
+from ..arrays import namespace
 
 LEAST_SHIFT = 1e-14  # of the diagonal: the rounding of Cholesky's method
 MOST_SHIFT = 0.1  # from which on a step is cut instead

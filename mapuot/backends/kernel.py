@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..arrays import host, namespace
 from ..penalties import F64
 from ..problem.cost import Cost
 from ..problem.sparse import log_sums
-from .contract import host, namespace
 
 T = TypeVar("T")
 UNIT, TINY = 2.0**-53, float(np.finfo(float).tiny)

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import any_of, copied, host, laid, median, namespace, squares
 from ..enums import members
 from ..penalties import F64
 from ..problem.points import PointCosts, softened
 from ..problem.problem import Problem
 from ..problem.side import Side
 from .boxes import Truncation
-from .contract import any_of, host, median, namespace
-from .tables import copied, laid, squares
 
 GRID = 2.0**-8
 MOST_POWER = 2.0**26  # largest |row| and |col|: exponents then err by a few units, equal for all pairs of a point

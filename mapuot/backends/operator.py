@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import host, namespace
 from ..penalties import F64
 from ..problem.cost import Cost
 from ..problem.problem import Problem
@@ -31,7 +32,6 @@ from ..problem.sparse import is_sparse
 from ..problem.validate import as_columns
 from ..ranks import ALONE, Ranks
 from .conditional import LEAST, MOST, joined, largest, mean_of_rows, scaled_rows
-from .contract import host, namespace
 from .draw import columns_in, runs
 
 BLOCK_BYTES = 1 << 25  # bytes of M that are turned into logarithms at once

@@ -22,6 +22,7 @@ from .contract import LEAST_MASS, Options, Stats, memory_of, weigh  # noqa: F401
 from .newton import ColumnsNewton, misses
 from .operator import Operator, parts_of
 
+name = "reference"
 STALL_PASSES = 250
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # a K up to this size makes 16 passes before any is timed
 MOST_DROPPED = 2  # a solve by one potential has stalled after this many dropped steps

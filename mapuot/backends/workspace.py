@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import any_of, formula, host, largest, median, namespace
 from ..penalties import F64
 from ..problem.problem import Idle, Problem
 from .boxes import Iterated, Truncation
 from .coarse import Coarse
-from .contract import Options, Stats, any_of, host, largest, median, namespace
+from .contract import Options, Stats
 from .newton import ColumnsNewton, misses
 from .records import put
-from .tables import formula
 
 STORAGE = {"float64": np.float64, "float32": np.float32}
 FARTHEST = 1e300  # larger |log v| of a start is set to 0: only M and the reference tell unreachable points

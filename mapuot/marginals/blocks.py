@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..api.log_matmul import log_matmul
+from ..arrays import host, namespace
 from ..backends import load
-from ..backends.contract import host, namespace
 from ..backends.kernel import (
     FLUSH_PRODUCT,
     HOST_ENTRIES,
@@ -34,6 +33,7 @@ from ..backends.kernel import (
     scaled,
     sound,
 )
+from ..backends.log_matmul import multiply
 from ..penalties import F64
 from .certificate import CertifiedBody
 from .problem import MultiProblem
@@ -311,10 +311,10 @@ class Triangle:
         (L01, L02, L12), xp = self.K, self.xp
         log_w = left.log_weight + left.log_u
         x1, x2 = (xp.asarray(log_w[part]) for part in left.parts)
-        product = log_matmul(L02 + x2, L12.T) + L01 + x1
+        product = multiply(L02 + x2, L12.T) + L01 + x1
         top = product.max(1)
         R = host(top + xp.log(xp.exp(product - top[:, None]).sum(1)))
-        W = log_matmul((L01 + xp.asarray(log_weight - fi * R)[:, None]).T, L02) + L12 + x1[:, None] + x2
+        W = multiply((L01 + xp.asarray(log_weight - fi * R)[:, None]).T, L02) + L12 + x1[:, None] + x2
         rows = W.max(1)
         W -= rows[:, None]
         cols = W.max(0)
@@ -326,7 +326,7 @@ class Triangle:
     def pair(self, i: int, j: int, log_w: list[F64]) -> Any:
         """Return the coupling of two marginals; a product on logarithms sums over the third marginal."""
         third, x = 3 - i - j, [self.xp.asarray(w) for w in log_w]
-        through = log_matmul(self.logarithms(i, third) + x[third], self.logarithms(third, j))
+        through = multiply(self.logarithms(i, third) + x[third], self.logarithms(third, j))
         return self.xp.exp(through + self.logarithms(i, j) + x[i][:, None] + x[j])
 
     def tangent(self, log_w: list[F64]) -> Callable[[list[F64]], list[F64]]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import host
 from ..backends.coarse import EVERY, FIRST, Labels, clusters_of, features, find, rest
-from ..backends.contract import host
 from ..backends.kernel import TINY
 from ..cached import cached_property
 from ..penalties import F64

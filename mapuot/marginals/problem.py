@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import is_on_device
 from ..backends import load, pick
-from ..backends.contract import SMALL_ENTRIES, is_on_device
+from ..backends.contract import SMALL_ENTRIES
 from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of
 from ..cached import cached_property
 from ..errors import InfeasibleError, shown

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host, namespace
+from ..arrays import host, namespace
 from ..errors import shown
 from ..penalties import F64
 from ..problem.cost import Cost, Dense, Streamed

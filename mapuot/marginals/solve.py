@@ -10,13 +10,13 @@ import numpy as np
 from ..ascend.carry_out import all_stages
 from ..ascend.loop import Run
 from ..ascend.passes import Engine
-from ..backends import Stats, name_of, pick
+from ..ascend.stages import UNDONE, Route, Stage, climb, in_words, newton_words
+from ..backends import Stats, pick
 from ..errors import shown
 from ..problem.scale import scaled
 from ..problem.sparse import is_sparse
 from ..problem.validate import as_callback, as_passes
 from ..route.options import make_options
-from ..route.stages import UNDONE, Route, Stage, climb, in_words, newton_words
 from ..status import not_converged, warn_not_converged
 from ..synonyms import hinted
 from .blocks import JointBlocks
@@ -142,7 +142,7 @@ def as_backend(backend: Any, costs: Any) -> Any:
     """Return NumPy, or CuPy for a GPU."""
     if isinstance(backend, str) and backend == "reference":
         raise ValueError("backend must be 'auto', 'cpu' or 'cuda' for many marginals, got 'reference'")
-    chosen = name_of(pick(backend, *(costs.values() if isinstance(costs, dict) else [costs])))
+    chosen = pick(backend, *(costs.values() if isinstance(costs, dict) else [costs])).name
     if chosen == "cpu":
         return np
     stored = [pair for pair, x in costs.items() if is_sparse(x)] if isinstance(costs, dict) else []

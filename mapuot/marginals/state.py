@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host, namespace
+from ..arrays import host, namespace
 from ..backends.kernel import log_sum
 from ..penalties import F64
 from .problem import MultiProblem

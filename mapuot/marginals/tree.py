@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import host
 from ..backends import load
-from ..backends.contract import host
 from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of, log_sum
 from ..penalties import F64
 from .certificate import CertifiedBody

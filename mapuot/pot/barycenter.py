@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..api.barycenter import as_weights, barycenter
-from ..backends import host
+from ..arrays import host
 from ..errors import ConvergenceWarning, warn
 from ..problem.validate import as_array, as_count, as_float, as_positive
 from .arrays import give, take

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..api.gromov import gromov
-from ..backends import host
+from ..arrays import host
 from ..errors import ConvergenceWarning, muted, warn
 from ..problem.symmetry import differs
 from ..problem.validate import as_choice, as_float

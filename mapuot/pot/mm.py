@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..api.solve import solve
-from ..backends import namespace
+from ..arrays import namespace
 from ..errors import ConvergenceWarning, warn
 from ..problem.validate import as_array, as_choice, as_count, as_float, as_pair, as_positive
 from ..status import FAILED

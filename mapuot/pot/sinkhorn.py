@@ -17,7 +17,7 @@ from ..answer.result import Result
 from ..answer.tensors import is_csr
 from ..api.batch import solve_batch
 from ..api.solve import solve
-from ..backends import host
+from ..arrays import host
 from ..errors import OF_BATCH, ConvergenceWarning, muted, renamed, warn
 from ..problem.validate import MASS_TOLERANCE, as_array, as_float, as_pair, as_passes, as_positive
 from ..status import Words, not_converged

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..answer.implicit import plan_slopes, value_slopes
 from ..answer.tensors import array_of, tensor_of
-from ..backends import host
+from ..arrays import host
 from ..torch import Loss, equal, torch, value_by
 from .answers import Answers
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends.contract import any_of, host, is_on_device, namespace
+from ..arrays import any_of, host, is_on_device, namespace
 from ..cached import cached_property
 from ..penalties import F64
 from ..processor import SERIAL_ENTRIES

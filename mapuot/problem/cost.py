@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host, namespace
+from ..arrays import host, namespace
 from ..ranks import ALONE, Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26

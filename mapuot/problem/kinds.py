@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host, is_on_device, name_of
-from ..files import opened
+from ..arrays import host, is_on_device
 from ..ranks import ALONE, Ranks
 from .clouds import Clouds
 from .cost import Cost, Dense, Streamed, as_vectors, cost_of
@@ -23,7 +22,7 @@ def own_cost(
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Return (cost, a, b, reg_m) of this rank; raise if ranks differ in ``common``, b, reg_m or the kind of M."""
     ranks.place(backend.__name__, M, a, b)
-    source = cost_of(opened(M))
+    source = cost_of(M)
     a, b, reg_m = as_vectors(source, a, b, reg_m)
     if ranks.size > 1:
         reference = reference if isinstance(reference, str) else kind_of(reference)
@@ -48,12 +47,12 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     source = cost_of(source)
     in_one_process = getattr(backend, "WHOLE", False)
     if in_one_process and ranks.size > 1:
-        raise NotImplementedError(f"backend {name_of(backend)!r} runs in one process, without comm")
+        raise NotImplementedError(f"backend {backend.name!r} runs in one process, without comm")
     if stores_pairs(source):
         return as_pairs(source, backend, ranks, a, b)
     cost = source if isinstance(source, Cost) else None
     if cost is not None and cost.remade and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
-        name = name_of(backend)
+        name = backend.name
         raise NotImplementedError(f"backend {name!r} takes no {cost.kind}: use backend='cpu' or numpy.asarray(M)")
     if cost is not None or callable(source):
         check_no_names(a, b)
@@ -97,7 +96,7 @@ def stores_pairs(source: Any) -> bool:
 
 def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
     """Make a sparse cost; over ranks, from this rank's rows, given or read from a file."""
-    name = name_of(backend)
+    name = backend.name
     if name != "cuda" and is_on_device(source):
         raise TypeError(f"M must not lie on a GPU for backend {name!r}: pass M.get(), or use backend='cuda'")
     if isinstance(source, Cost):
@@ -122,7 +121,7 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
     M = cost_of(M)
     if isinstance(M, Clouds):
         if not getattr(backend, "WHOLE", False):
-            return M.placed(import_module("cupy") if name_of(backend) == "cuda" else np)
+            return M.placed(import_module("cupy") if backend.name == "cuda" else np)
         M = np.asarray(M)
     if isinstance(M, Cost) and M.remade:
         cost = formed(as_cost(M, backend), backend)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import any_of, host, namespace
+from ..arrays import any_of, host, namespace
 from ..errors import shown
 from ..ranks import ALONE, Ranks
 

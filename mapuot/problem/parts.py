@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host, namespace
+from ..arrays import host, namespace
 
 Told = tuple[int, Any, Any]  # number of parts, columns that belong to a part, part of each
 

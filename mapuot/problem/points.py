@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends.contract import PAD, any_of, host, is_on_device, largest, namespace
-from ..backends.tables import arithmetic, laid, taken
+from ..arrays import PAD, any_of, arithmetic, host, is_on_device, laid, largest, namespace, taken
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import ALONE, Ranks

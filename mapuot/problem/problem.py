@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends.contract import any_of, host, largest, namespace
-from ..backends.tables import arithmetic, formula
+from ..arrays import any_of, arithmetic, formula, host, largest, namespace
 from ..cached import cached_property
 from ..errors import InfeasibleError
 from ..penalties import F64, project

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host
+from ..arrays import host
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import ALONE, Ranks

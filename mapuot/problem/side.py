@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import any_of, host, largest, namespace
+from ..arrays import any_of, host, largest, namespace
 from ..cached import cached_property
 from ..penalties import F64, PENALTIES, Penalty, dual_term
 from ..ranks import ALONE, Ranks

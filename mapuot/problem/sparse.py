@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host, is_on_device, namespace
+from ..arrays import host, is_on_device, namespace
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
 from .cost import Blocks, Cost, Range, Tell, held_type, joint_range, own_part

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import any_of, host, namespace
-from ..backends.tables import arithmetic
+from ..arrays import any_of, arithmetic, host, namespace
 from ..errors import InfeasibleError, shown
 from ..penalties import F64, PENALTIES
 from ..ranks import ALONE, Ranks

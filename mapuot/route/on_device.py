@@ -3,7 +3,7 @@
 A problem is plain if M is an array on the device, or points there and their matrix is formed; the masses are floating
 point arrays or absent; each side is KL or balanced with one reg_m; and c = a b^T. Any other problem goes through
 problem/validate.py, which also names wrong arguments.
-`begin` launches the solve of a problem that needs a single stage (route/stages.py), by the same passes; the host does
+`begin` launches the solve of a problem that needs a single stage (ascend/stages.py), by the same passes; the host does
 not wait. If the call finds the problem not plain, or cannot finish, the problem becomes a Problem (`plain_problem`) and
 is solved by all stages. The stages start from zeros or, if passes are left, from the potentials that the call reached.
 Twin: route/plain.py.
@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..answer.draw import row_shares, seed_of
-from ..backends import Options, Stats, host, namespace, pick
+from ..arrays import host, namespace
+from ..ascend.stages import FORMED, TOGETHER, in_words, newton_words
+from ..backends import Options, Stats, pick
 from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
 from ..backends.records import ABSORB, RUNNING
@@ -33,7 +35,6 @@ from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import MASS_TOLERANCE, evening, moves_little
 from .plain import LazyResult, number, penalties_of, settings, side_of, told_passes
-from .stages import FORMED, TOGETHER, in_words, newton_words
 
 MOST_SPREAD = 1e3  # largest range(M) / reg without larger regs: they cost 4 ms here, and save up to 10 passes of .03 ms
 MET = 0.3  # of tol: how closely one potential meets hard columns before Newton's step, made only once

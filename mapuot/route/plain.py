@@ -2,7 +2,7 @@
 
 A problem is plain if M is an array in memory, or points and their matrix is formed; the masses are floating point
 arrays; each side is KL or balanced with one reg_m; c = a b^T; and there is no callback, progress bar, checkpoint or
-other rank. The core carries out the same stages (route/stages.py) by the same passes and gives the same answer. A
+other rank. The core carries out the same stages (ascend/stages.py) by the same passes and gives the same answer. A
 problem that the core finds odd, cannot hold or cannot finish starts again on the ordinary path, which solves or refuses
 it.
 """
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..answer.result import Result, holds_float32
+from ..ascend.stages import FORMED, in_words, ladder, newton_words, turned_sides
 from ..backends import Options, Stats, pick
 from ..backends.draw import columns_in
 from ..backends.records import STATS, told
@@ -39,7 +40,6 @@ from ..problem.validate import (
 )
 from ..processor import SERIAL_ENTRIES
 from .options import METHODS, make_options
-from .stages import FORMED, in_words, ladder, newton_words, turned_sides
 
 # mapuot_status of one call; a stalled solve goes on from its potentials on the ordinary path
 STATUS_OF = {0: "max_passes", 1: "converged", 3: "stalled"}

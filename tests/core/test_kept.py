@@ -13,9 +13,9 @@ from problems import clouds, relative_error, verify
 from scipy import sparse
 
 import mapuot
+from mapuot.arrays import host
 from mapuot.ascend import kept
 from mapuot.backends import cpu, pick
-from mapuot.backends.contract import host
 from mapuot.problem.cost import Dense
 from mapuot.problem.problem import Problem
 from mapuot.problem.sparse import Sparse

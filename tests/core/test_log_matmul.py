@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 from scipy.special import logsumexp
 
 from mapuot import log_matmul
-from mapuot.backends.contract import host
+from mapuot.arrays import host
 
 EPS = {"float64": 2.0**-53, "float32": 2.0**-24}
 SHAPES = [(1, 1, 1), (3, 5, 9), (7, 1, 130), (33, 300, 50), (40, 70, 65), (65, 17, 3), (130, 70, 150)]

@@ -11,10 +11,10 @@ from problems import clouds
 from scipy import sparse
 
 import mapuot
+from mapuot.ascend.stages import COARSE_TOL, UNDONE, larger_regs, route
 from mapuot.backends import cpu
 from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
-from mapuot.route.stages import COARSE_TOL, UNDONE, larger_regs, route
 
 
 def way(case, method="auto", precision="auto", tol=1e-6, **given):

@@ -9,7 +9,8 @@ from numpy.testing import assert_allclose
 from problems import Case, histograms, verify
 
 from mapuot import PointCloud, solve, solve_batch
-from mapuot.backends import host, reference
+from mapuot.arrays import host
+from mapuot.backends import reference
 from mapuot.backends.cuda import batch as cuda_batch
 
 pytestmark = pytest.mark.gpu

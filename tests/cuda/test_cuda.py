@@ -13,7 +13,8 @@ from scipy import sparse
 
 from mapuot import InfeasibleError, PointCloud, SeededMask, solve, solve_batch
 from mapuot.answer.slopes import dual_value, marginal_gradient
-from mapuot.backends import Options, coarse, cuda, host, reference
+from mapuot.arrays import host
+from mapuot.backends import Options, coarse, cuda, reference
 from mapuot.backends.cuda import arrays as cuda_arrays
 from mapuot.backends.cuda import coarse as cuda_coarse
 from mapuot.backends.cuda import kernels, warm_up

@@ -9,7 +9,7 @@ from marginals import STORED, check, drifting, edge_by_edge, problem
 from scipy.sparse import csr_array
 
 import mapuot
-from mapuot.backends.contract import host
+from mapuot.arrays import host
 from mapuot.backends.cpu import marginals as cpu_marginals
 from mapuot.backends.cuda import marginals, operator
 from mapuot.backends.cuda.kernels import Strips

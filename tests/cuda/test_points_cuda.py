@@ -12,10 +12,10 @@ from problems import Case, relative_error, verify
 from scipy.spatial.distance import cdist
 
 import mapuot
+from mapuot.arrays import host
 from mapuot.ascend.truncation import in_boxes
 from mapuot.backends import cpu, cuda
 from mapuot.backends.boxes import Boxes, Iterated
-from mapuot.backends.contract import host
 from mapuot.backends.cuda import vectors
 from mapuot.backends.cuda.boxes import DeviceBoxes
 from mapuot.problem.problem import Problem

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from ..._core import ffi, lib
+from ...arrays import host, namespace
 from ...penalties import F64
-from ..contract import host, namespace
 from ..kernel import (
     FLUSH,
     FLUSH_PRODUCT,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..._core import ffi, lib
+from ...arrays import PAD
 from ...errors import shown
 from ...penalties import F64
 from ...problem.cost import BLOCK_BYTES, Cost
@@ -19,7 +20,6 @@ from ...problem.points import Kept, PointCosts
 from ...problem.sparse import Sparse
 from ...processor import core_count, default_threads, isa
 from ...threads import each, kept_thread
-from ..contract import PAD
 from ..records import put
 
 TILE = 8

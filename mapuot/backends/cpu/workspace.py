@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..._core import ffi, lib
+from ...arrays import PAD
 from ...penalties import F64
 from ...problem.cost import Cost
 from ...problem.problem import Problem
@@ -18,7 +19,7 @@ from ...problem.side import Side
 from .. import narrow_points
 from ..boxes import Truncation
 from ..coarse import Coarse, Labels
-from ..contract import PAD, Options, Stats, memory_of
+from ..contract import Options, Stats, memory_of
 from ..limits import fill, limits_of
 from ..operator import parts_of
 from ..records import STATS, put, told

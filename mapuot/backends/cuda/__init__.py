@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import namespace
+from ...arrays import namespace
 from ..cpu.grid import GridOperator, grid_workspace
 from ..operator import parts_of
 
+name = "cuda"
 PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "formed", "form_bytes", "held", "keeps_K"), "arrays")
 PLACES |= {"extrema": "stream", "is_symmetric": "stream", "weigh": "batch", "closed": "batch"}
 PLACES |= {"keeps_pairs": "sparse", "range_of_clouds": "clouds", "slopes": "clouds"}

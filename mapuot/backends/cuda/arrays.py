@@ -11,6 +11,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install 'mapuot[gpu]', for CUDA 12 'mapuot[gpu12]'") from error
 
+from ...arrays import squares
 from ...penalties import F64
 from ...problem.points import AUTO_ENTRIES, PAIR_BYTES, Ordered, PointCosts
 from ...problem.problem import Problem
@@ -18,7 +19,6 @@ from ...problem.side import Side
 from ...problem.validate import check_columns
 from .. import narrow_points
 from ..contract import Options
-from ..tables import squares
 from . import vectors
 from .kernels import ITEMSIZE, STORES, kernel
 

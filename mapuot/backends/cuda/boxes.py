@@ -8,11 +8,11 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from ...arrays import namespace
 from ...penalties import F64
 from ...problem.points import Kept
 from ...problem.problem import Problem
 from ..boxes import MOST_SLOPES, Boxes, Half, Iterated, Tilted
-from ..contract import namespace
 from ..records import put, read
 from . import vectors
 from .arrays import need_memory

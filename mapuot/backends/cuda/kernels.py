@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from ...arrays import PAD
 from ...enums import SOURCE
 from .. import records
-from ..contract import MEMORY, PAD, memory_of
+from ..contract import MEMORY, memory_of
 
 AHEAD = SOURCE.parent / "_ahead"  # binaries in a wheel: src_cuda/ahead.py
 

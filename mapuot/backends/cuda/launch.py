@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import cupy as cp
 import numpy as np
 
-from ..contract import PAD
+from ...arrays import PAD
 from .kernels import (
     BLOCKS,
     ITEMSIZE,

@@ -12,6 +12,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from ...arrays import PAD, host
 from ...cached import cached_property
 from ...penalties import F64
 from ...problem.cost import Cost
@@ -19,7 +20,6 @@ from ...problem.mask import Masked
 from ...problem.sparse import Sparse
 from ...ranks import ALONE, Ranks
 from ..coarse import Labels
-from ..contract import PAD, host
 from ..draw import runs
 from ..kernel import FLUSH_PRODUCT, HOST_ENTRIES, TINY
 from ..operator import BLOCK_BYTES, Operator

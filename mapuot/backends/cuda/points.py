@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import cupy as cp
 import numpy as np
 
+from ...arrays import PAD, host, namespace, squares
 from ...cached import cached_property
 from ...penalties import F64
 from ...problem.mask import Masked
 from ...problem.problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation
-from ..contract import PAD, Options, Stats, host, namespace
+from ..contract import Options, Stats
 from ..cpu.native import pool_for
 from ..kernel import TINY
 from ..records import put
 from ..rules import START
-from ..tables import squares
 from . import vectors
 from .arrays import need_memory
 from .boxes import DeviceBoxes

@@ -10,9 +10,9 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from ...arrays import any_of
 from ...problem.cost import Dense
 from ...problem.mask import Masked
-from ..contract import any_of
 from ..cpu.operator import extrema as extrema_on_host
 from ..cpu.operator import is_symmetric as on_host
 from ..records import put

@@ -20,16 +20,16 @@ from . import arrays, vectors  # isort: skip
 from .arrays import Carrier, block_bytes, free_memory, need_memory, pinned, rows_at_once  # isort: skip
 import cupy as cp
 
+from ...arrays import PAD, formula, host, largest
 from ...penalties import F64
 from ...problem.mask import Masked
 from ...problem.problem import Problem
 from ..boxes import Truncation
-from ..contract import MEMORY, PAD, Options, Stats, host, largest, memory_of
+from ..contract import MEMORY, Options, Stats, memory_of
 from ..limits import limits_of
 from ..operator import parts_of
 from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, told
 from ..rules import START
-from ..tables import formula
 from ..workspace import LARGEST_LOG, Workspace
 from .coarse import DeviceCoarse, words_of_clusters
 from .kernels import (

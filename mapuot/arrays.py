@@ -1,0 +1,117 @@
+"""Arrays of the host and of a GPU: where an array lies, its library, copies to the host, and formulas over vectors.
+
+No library of a GPU is imported here. `backends` registers the module that computes with vectors on a GPU.
+"""
+
+import functools
+import sys
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from .penalties import F64
+
+PAD = 16  # rows of K and vectors of the columns are padded to a multiple of this many entries
+_on_gpu: list[str] = []  # the module that computes with vectors on a GPU, once it is registered
+
+
+def namespace(*arrays: Any) -> Any:
+    """Return CuPy if one of the arrays is CuPy's (backends/cuda/vectors.py if it is a `Vector`), else NumPy."""
+    there = [x for x in arrays if type(x).__module__.partition(".")[0] == "cupy"]
+    return getattr(there[0], "xp", None) or sys.modules["cupy"] if there else np
+
+
+def host(x: Any) -> Any:
+    """Copy an array or sparse matrix from a GPU to NumPy or SciPy; return others as they are."""
+    return x.get() if type(x).__module__.partition(".")[0] in ("cupy", "cupyx") else x
+
+
+def is_on_device(x: Any) -> bool:
+    """Tell whether an array, a sparse matrix, a tensor or a cost lies on a GPU, without importing any library."""
+    said = any(getattr(x, name, False) is True for name in ("on_device", "is_cuda"))
+    return said or hasattr(x, "__cuda_array_interface__") or type(x).__module__.startswith("cupyx.")
+
+
+def register_arithmetic(module: str) -> None:
+    """Name the module whose functions `arithmetic` returns for vectors on a GPU; it is imported on first use."""
+    _on_gpu[:] = [module]
+
+
+def arithmetic(*arrays: Any) -> Any:
+    """Return NumPy, or the registered module (backends/cuda/vectors.py) where one of the arrays lies on a GPU."""
+    return np if namespace(*arrays) is np else import_module(_on_gpu[0])
+
+
+def formula(function: Any) -> Any:
+    """Decorate a function of vectors and numbers so that all its operations are one launch on a GPU.
+
+    ``into``: arrays for its results.
+    """
+
+    @functools.wraps(function)
+    def found(*inputs: Any, into: Any = ()) -> Any:
+        if (xp := arithmetic(*inputs)) is not np:
+            return xp.evaluated(function, inputs, into)
+        with np.errstate(all="ignore"):
+            results = function(*inputs)
+        for out, x in zip(into, results, strict=False):
+            out[...] = x
+        return results
+
+    return found
+
+
+def largest(x: Any, least: float = 0.0) -> float:
+    """Return the maximum of ``least`` and all numbers of x, which may be empty or lie on a GPU; NaN if one is NaN."""
+    return max(float(x.max()), least) if x.size else least
+
+
+def any_of(mask: Any) -> bool:
+    """Tell whether a mask on the host or a GPU is true somewhere; CuPy's own ``any`` takes 4 seconds to compile."""
+    return bool(mask.any() if isinstance(mask, np.ndarray) else mask.size and mask.view(np.uint8).max())
+
+
+def median(x: Any) -> float:
+    """Return the median of a non-empty vector; on a GPU by sorting, as CuPy's median takes 3 seconds to compile."""
+    if isinstance(x, np.ndarray):
+        return float(np.median(x))
+    ordered, half = namespace(x).sort(x), len(x) // 2
+    return float(host(ordered[half - 1 + len(x) % 2 : half + 1]).mean())
+
+
+# ---- tables of points, a coordinate in each row
+
+
+def laid(out: Any, x: Any, origin: Any = None, middle: Any = None, factor: float = 1.0) -> Any:
+    """Fill a table (d, n padded) with factor (x - origin - middle), repeat its last column, and return it."""
+    xp, n = arithmetic(out), x.shape[1]
+    whole, x = xp.asarray(out), x if x.dtype.char in "fd" else x.astype(np.float64)
+    own = whole[:, :n]
+    if origin is None:
+        own[...] = x
+    else:  # in place: tables may be large
+        np.subtract(x, origin, out=own)
+        own -= xp.asarray(middle)
+        own *= factor
+    whole[:, n:] = own[:, n - 1 :]
+    return out
+
+
+def taken(x: Any, at: Any, xp: Any) -> Any:
+    """Return the rows ``at`` of a table; ``xp``: NumPy or backends/cuda/vectors.py."""
+    return xp.asarray(x)[xp.asarray(at)]
+
+
+def copied(x: Any) -> F64:
+    """Copy a float64 table with any strides to the host."""
+    return np.asarray(host(x if namespace(x) is np else laid(namespace(x).empty(x.shape), x)))
+
+
+def squares(x: Any, rounded: bool = False) -> Any:
+    """Return the sum of squares of each column in float64; ``rounded``: on a GPU, round the points to float32 first."""
+    xp = arithmetic(x)
+    if xp is not np:
+        x = xp.asarray(x).astype(np.float32) if rounded else x
+        return xp.merged(np.add, x, each=np.square)[0]
+    return np.square(x, dtype=np.float64).sum(0)
