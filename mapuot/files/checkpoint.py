@@ -24,7 +24,9 @@ class Checkpoint:
     def __init__(self, path: Any) -> None:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"checkpoint must be a path, got {shown(path)}")
-        self.path, self.last, self.every = Path(path), time.monotonic(), seconds(CHECKPOINT_SECONDS)
+        self.path = Path(path)
+        self.last = time.monotonic()
+        self.every = seconds(CHECKPOINT_SECONDS)
         refuse_folder(self.path)
         folder = self.path.absolute().parent
         if not folder.is_dir():
@@ -91,7 +93,8 @@ def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path must be that of a checkpoint, got {shown(path)}")
-    path, start = Path(path), {"a": np.zeros(m), "b": np.zeros(n)}
+    path = Path(path)
+    start = {"a": np.zeros(m), "b": np.zeros(n)}
     check_regular(path, "checkpoint")
     try:
         side, potential = (member(path, name, kinds) for name, kinds in (("side", "U"), ("potential", "f")))

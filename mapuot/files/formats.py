@@ -15,15 +15,19 @@ LIBRARIES = {"hdf5": "h5py", "h5ad": "h5py", "zarr": "zarr"}
 def suffix_of(name: str) -> str:
     """Return the suffix that determines the format, in lower case; a packed table has two, as .csv.gz."""
     path = Path(name.lower())
-    return Path(path.stem).suffix + path.suffix if path.suffix == ".gz" else path.suffix
+    if path.suffix == ".gz":
+        return Path(path.stem).suffix + path.suffix
+    return path.suffix
 
 
 def split_name(text: Any, default: str) -> tuple[Path, str, str]:
     """Split ``file`` or ``file:array`` into (file, its format, the array in it)."""
-    whole, inside = os.fspath(text), default
+    whole = os.fspath(text)
+    inside = default
     head, colon, tail = whole.rpartition(":")
     if colon and suffix_of(head) in FORMATS:
-        whole, inside = head, tail.strip("/") or default
+        whole = head
+        inside = tail.strip("/") or default
     kind = FORMATS.get(suffix_of(whole))
     if kind is None:
         raise ValueError(f"{whole}: the name must end in one of {sorted(FORMATS)}")

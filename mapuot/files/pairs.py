@@ -25,11 +25,15 @@ class PairsFile(Cost):
     kind = Sparse.kind
 
     def __init__(self, arrays: Any, form: str, shape: Any, told: Callable[[], AbstractContextManager[None]]) -> None:
-        (m, n), self.form, self.told = (int(k) for k in shape), form, told
-        self.data, self.indices = arrays["data"], arrays["indices"]
+        m, n = (int(k) for k in shape)
+        self.form = form
+        self.told = told
+        self.data = arrays["data"]
+        self.indices = arrays["indices"]
         if self.data.dtype.kind not in "fiu":
             raise TypeError(f"data must hold real numbers, got dtype {self.data.dtype}")
-        self.shape, self.dtype = (m, n), held_type(self.data.dtype)
+        self.shape = (m, n)
+        self.dtype = held_type(self.data.dtype)
         self.bounds = as_bounds(arrays["indptr"], m if form == "csr" else n)
         sizes = [x.shape[0] for x in (self.data, self.indices)]
         if min(sizes) < self.bounds[-1]:
@@ -42,14 +46,17 @@ class PairsFile(Cost):
 
     def read(self, i0: int, i1: int) -> Sparse:
         with self.told():
-            return self.by_rows(i0, i1) if self.form == "csr" else self.by_columns(i0, i1)
+            if self.form == "csr":
+                return self.by_rows(i0, i1)
+            return self.by_columns(i0, i1)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.asarray(self.read(0, self.shape[0]), dtype)
 
     def by_rows(self, i0: int, i1: int) -> Sparse:
         start = self.bounds[i0 : i1 + 1] - self.bounds[i0]
-        data, column = np.empty(start[-1], self.dtype), np.empty(start[-1], np.int32)
+        data = np.empty(start[-1], self.dtype)
+        column = np.empty(start[-1], np.int32)
         for k0, k1 in steps(self.bounds[i0], self.bounds[i1]):
             place = slice(k0 - self.bounds[i0], k1 - self.bounds[i0])
             data[place] = self.data[k0:k1]
@@ -58,12 +65,15 @@ class PairsFile(Cost):
 
     def by_columns(self, i0: int, i1: int) -> Sparse:
         """Read the rows i0 to i1 from compressed columns: first the row lengths, then each pair into its row."""
-        count, last = np.zeros(i1 - i0, np.int64), self.bounds[-1]
+        count = np.zeros(i1 - i0, np.int64)
+        last = self.bounds[-1]
         for k0, k1 in steps(0, last):
             row = self.checked(k0, k1, self.shape[0])
             count += np.bincount(row[(i0 <= row) & (row < i1)] - i0, minlength=i1 - i0)
         start = np.concatenate([[0], np.cumsum(count)])
-        data, column, free = np.empty(start[-1], self.dtype), np.empty(start[-1], np.int32), start[:-1].copy()
+        data = np.empty(start[-1], self.dtype)
+        column = np.empty(start[-1], np.int32)
+        free = start[:-1].copy()
         for k0, k1 in steps(0, last):
             row = self.checked(k0, k1, self.shape[0])
             order = np.argsort(row, kind="stable")
@@ -114,6 +124,7 @@ def in_order(data: Any, column: Any, start: Any, shape: tuple[int, int]) -> Spar
         csr = sparse.csr_array((data, column, start), shape=shape)
         csr.has_canonical_format = csr.has_sorted_indices = False
         csr.sum_duplicates()
-        data, column = csr.data, csr.indices.astype(np.int32, copy=False)
+        data = csr.data
+        column = csr.indices.astype(np.int32, copy=False)
         start = csr.indptr.astype(np.int64, copy=False)
     return Sparse(data, column, start, shape)

@@ -51,7 +51,10 @@ def reading(path: Path, kind: str) -> Iterator[None]:
     except (MemoryError, ImportError):
         raise
     except Exception as error:
-        what = "" if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: "
+        if isinstance(error, (ValueError, OSError)):
+            what = ""
+        else:
+            what = f"{type(error).__name__}: "
         raise ValueError(f"{path} cannot be read as {kind}: {what}{cut(str(error))}") from error
 
 
@@ -99,7 +102,9 @@ def open_cost(text: Any) -> Streamed | Sparse | PairsFile:
     if kind == "h5ad" and not inside:
         refuse_cells(path)
     pairs = open_pairs(*split_name(text, "M"))
-    return open_matrix(text) if pairs is None else pairs
+    if pairs is None:
+        return open_matrix(text)
+    return pairs
 
 
 def refuse_cells(path: Path) -> None:
@@ -119,7 +124,9 @@ def refuse_cells(path: Path) -> None:
 
 def opened(source: Any) -> Any:
     """Return the cost in a file if ``source`` is a file name; return anything else unchanged."""
-    return open_cost(source) if isinstance(source, (str, os.PathLike)) else source
+    if isinstance(source, (str, os.PathLike)):
+        return open_cost(source)
+    return source
 
 
 def open_pairs(path: Path, kind: str, inside: str) -> Sparse | PairsFile | None:
@@ -135,7 +142,10 @@ def open_pairs(path: Path, kind: str, inside: str) -> Sparse | PairsFile | None:
             names = set(found_names(path, kind))
             if not {"format", "shape", "data"} <= names or inside in names:
                 return None
-            form = bytes(whole_member(path, "format", "US")).decode() if "format" in names else ""
+            if "format" in names:
+                form = bytes(whole_member(path, "format", "US")).decode()
+            else:
+                form = ""
             shape = whole_member(path, "shape")
             if form == "coo":
                 from scipy.sparse import coo_array  # noqa: PLC0415 - rarely needed
@@ -148,7 +158,8 @@ def open_pairs(path: Path, kind: str, inside: str) -> Sparse | PairsFile | None:
             if group is None or hasattr(group, "shape") or "indptr" not in group:
                 return None
             form = str(group.attrs.get("encoding-type", "csr_matrix")).removesuffix("_matrix")
-            arrays, shape = group, group.attrs["shape"]
+            arrays = group
+            shape = group.attrs["shape"]
         if form not in ("csr", "csc"):
             raise ValueError(f"its format is {cut(form)!r}, and must be csr, csc or coo")
         return PairsFile({name: arrays[name] for name in COMPRESSED}, form, shape, partial(reading, path, kind))
@@ -158,7 +169,8 @@ class Matrix:
     """A matrix in a file, as a function that reads blocks; a pickle holds only its name."""
 
     def __init__(self, path: Path, kind: str, inside: str) -> None:
-        self.name, self.array = (path.absolute(), kind, inside), open_array(path, kind, inside)
+        self.name = (path.absolute(), kind, inside)
+        self.array = open_array(path, kind, inside)
         if len(self.array.shape) != 2:
             raise ValueError(f"{path}: {inside or 'it'} must be a matrix, got shape {self.array.shape}")
 
@@ -213,8 +225,13 @@ def find_vector(matrix: Any, name: str) -> Any | None:
     """Read the array ``name`` beside a matrix, in the same file and group; None if there is none."""
     path, kind, inside = split_name(matrix, "M")
     group = inside.rpartition("/")[0]
-    inside = f"{group}/{name}" if group else name
-    return read_vector(f"{path}:{inside}", name) if inside in names_in(path, kind) else None
+    if group:
+        inside = f"{group}/{name}"
+    else:
+        inside = name
+    if inside in names_in(path, kind):
+        return read_vector(f"{path}:{inside}", name)
+    return None
 
 
 def names_along(text: Any) -> tuple[Any, Any]:
@@ -224,13 +241,17 @@ def names_along(text: Any) -> tuple[Any, Any]:
         return None, None
     group = inside.rpartition("/")[0]
     sides = {"obsm": ("obs", None), "obsp": ("obs", "obs"), "varm": ("var", None), "varp": ("var", "var")}
-    found = []
+    rows, cols = sides.get(group, ("obs", "var"))
     with reading(path, kind), library(kind).File(path, "r") as file:
-        for side in sides.get(group, ("obs", "var")):
-            frame: Any = file.get(side) if side else None
-            has_names = hasattr(frame, "keys") and "_index" in frame.attrs
-            found.append(frame[frame.attrs["_index"]].asstr()[()] if has_names else None)
-    return found[0], found[1]
+        return index_of(file, rows), index_of(file, cols)
+
+
+def index_of(file: Any, side: str | None) -> Any:
+    """Return the index of a table in an AnnData file, as words; None if there is none."""
+    frame: Any = file.get(side) if side else None
+    if hasattr(frame, "keys") and "_index" in frame.attrs:
+        return frame[frame.attrs["_index"]].asstr()[()]
+    return None
 
 
 def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
@@ -249,10 +270,13 @@ def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
         if kind == "npz":
             there = set(found_names(path, kind))
             return {name: whole_member(path, name) for name in names if name in there}
-        node: Any = library(kind).File(path, "r") if kind == "hdf5" else library(kind).open(path, mode="r")
-        told = dict(node.attrs)
-        found = {name: told[name] for name in names if name in told}
-        return found | {name: np.asarray(node[name][:]) for name in names if name in node}
+        if kind == "hdf5":
+            node: Any = library(kind).File(path, "r")
+        else:
+            node = library(kind).open(path, mode="r")
+        attributes = dict(node.attrs)
+        values = {name: attributes[name] for name in names if name in attributes}
+        return values | {name: np.asarray(node[name][:]) for name in names if name in node}
 
 
 def whole_member(path: Path, name: str, kinds: str = NUMBER_KINDS + "U") -> Any:
@@ -260,7 +284,9 @@ def whole_member(path: Path, name: str, kinds: str = NUMBER_KINDS + "U") -> Any:
     array = open_member(path, name, kinds)
     assert array is not None
     values = array[0 : math.prod(array.shape[:1])]
-    return values if array.shape else values[0].item()
+    if array.shape:
+        return values
+    return values[0].item()
 
 
 def open_array(path: Path, kind: str, name: str) -> Any:
@@ -277,8 +303,14 @@ def open_array(path: Path, kind: str, name: str) -> Any:
             raise ValueError(f"{path}: {name} is sparse, where a dense array is wanted")
         near = [other for other in there if other.rpartition("/")[2] == name.rpartition("/")[2] and other != name]
         some = [*near, *(other for other in there if other not in near)][:MOST_NAMES]
-        more = f" and {len(there) - len(some)} more" if len(there) > len(some) else ""
-        hint = f": name one of them, as in {path}:{some[0]}" if some else ""
+        if len(there) > len(some):
+            more = f" and {len(there) - len(some)} more"
+        else:
+            more = ""
+        if some:
+            hint = f": name one of them, as in {path}:{some[0]}"
+        else:
+            hint = ""
         raise ValueError(f"{path} holds no array {name!r}, but {', '.join(some) or 'none'}{more}{hint}")
     return array
 
@@ -286,7 +318,8 @@ def open_array(path: Path, kind: str, name: str) -> Any:
 def check_regular(path: Path, kind: str) -> None:
     """Refuse pipes and devices: reading them might never end."""
     with reading(path, kind):
-        there, fits = path.exists(), path.is_file() or (path.is_dir() and kind == "zarr")
+        there = path.exists()
+        fits = path.is_file() or (path.is_dir() and kind == "zarr")
     if not there:
         raise FileNotFoundError(f"{path} does not exist")
     if not fits:
@@ -299,7 +332,8 @@ def open_h5ad(path: Path, name: str) -> Any:
     if found is None or hasattr(found, "shape"):
         return found
     if "codes" in found and "categories" in found:  # a categorical column, perhaps of numbers
-        codes, categories = found["codes"][:], found["categories"][:]
+        codes = found["codes"][:]
+        categories = found["categories"][:]
         if categories.dtype.kind in NUMBER_KINDS:
             return np.where(codes < 0, np.nan, np.asarray(categories, np.float64)[codes])
         raise ValueError(f"{name} holds words")
@@ -332,17 +366,23 @@ def open_csv(path: Path, name: str) -> Any:
             raise ValueError(f"it has no column {name!r}, but {cut(', '.join(names)) or 'columns without names'}")
         words = [k for k in range(has_names, len(row)) if not is_number(row[k])]
         if words:
-            told = names[words[0]] if names else f"{words[0] + 1}"
-            raise ValueError(f"its column {cut(told)!r} holds words: name the column to read, as in {path.name}:NAME")
-        table = read(converters={0: lambda text: 0.0} if has_names else None)
-    return table[:, 1:] if has_names else table
+            if names:
+                column = names[words[0]]
+            else:
+                column = f"{words[0] + 1}"
+            raise ValueError(f"its column {cut(column)!r} holds words: name the column to read, as in {path.name}:NAME")
+        if has_names:
+            return read(converters={0: lambda text: 0.0})[:, 1:]
+        return read()
 
 
 def header_of(file: Any, spaced: bool) -> tuple[list[str], str, str | None]:
     """Return (names of the columns, perhaps none; first line of numbers; delimiter) of a table."""
-    told, first = "", file.readline()
+    told = ""
+    first = file.readline()
     while first.startswith("#"):
-        told, first = first.lstrip("# "), file.readline()
+        told = first.lstrip("# ")
+        first = file.readline()
     if not first.strip():
         raise ValueError("its first line is empty")
     delimiter = next((c for c in "\t,;" if c in first), None if spaced else ",")
@@ -375,8 +415,14 @@ def is_number(text: str) -> bool:
 
 def open_zarr(path: Path, name: str) -> Any:
     node: Any = library("zarr").open(path, mode="r")
-    array = node if hasattr(node, "shape") else node.get(name)
-    told = array.metadata.to_dict() if hasattr(array, "shape") else {}
+    if hasattr(node, "shape"):
+        array = node
+    else:
+        array = node.get(name)
+    if hasattr(array, "shape"):
+        told = array.metadata.to_dict()
+    else:
+        told = {}
     if any("pickle" in str(told.get(key)) for key in ("codecs", "filters", "compressor")):
         raise ValueError(f"{name} is packed by pickle, which could run any code")
     return array
@@ -400,7 +446,10 @@ def found_names(path: Path, kind: str) -> list[str]:
         names += [name for name, full in ANNDATA.items() if kind == "h5ad" and full in names]
     elif kind == "zarr":
         node: Any = library("zarr").open(path, mode="r")
-        names = [] if hasattr(node, "shape") else [name for name, _ in node.members(max_depth=None)]
+        if hasattr(node, "shape"):
+            names = []
+        else:
+            names = [name for name, _ in node.members(max_depth=None)]
     return names
 
 
@@ -414,7 +463,10 @@ def npy_header(file: Any, kinds: str) -> tuple[tuple[int, ...], bool, Any]:
     if size > MOST_HEADER:
         raise ValueError(f"its header claims {size} bytes")
     text = io.BytesIO(length + file.read(size))
-    found = npy.read_array_header_1_0(text) if version == (1, 0) else npy.read_array_header_2_0(text)
+    if version == (1, 0):
+        found = npy.read_array_header_1_0(text)
+    else:
+        found = npy.read_array_header_2_0(text)
     if found[2].kind not in kinds:
         raise ValueError(f"dtype {cut(str(found[2]))} is none of numbers")
     if min(found[0], default=0) < 0:
@@ -437,16 +489,26 @@ class NpyFile:
         i0, i1, height, width = block_of(rows, self.shape)
         by_columns = self.fortran and len(self.shape) > 1
         apart = by_columns and i1 - i0 < height  # else the block is contiguous
-        starts = range(i0, i0 + width * height, height) if apart else [i0 * width]
-        count, parts = (i1 - i0) * (1 if apart else width), [np.empty(0, self.dtype)]
+        if apart:
+            starts = range(i0, i0 + width * height, height)
+            count = i1 - i0
+        else:
+            starts = range(i0 * width, i0 * width + 1)
+            count = (i1 - i0) * width
+        blocks = [np.empty(0, self.dtype)]
         with self.path.open("rb") as file:
             for start in starts:
                 file.seek(self.offset + start * self.dtype.itemsize)
-                parts.append(np.fromfile(file, self.dtype, count))
-        found = parts[-1] if len(starts) == 1 else np.concatenate(parts)
+                blocks.append(np.fromfile(file, self.dtype, count))
+        if len(starts) == 1:
+            values = blocks[-1]
+        else:
+            values = np.concatenate(blocks)
         if by_columns:
-            return np.ascontiguousarray(found.reshape(width, i1 - i0).T)
-        return found.reshape(i1 - i0, width) if len(self.shape) > 1 else found
+            return np.ascontiguousarray(values.reshape(width, i1 - i0).T)
+        if len(self.shape) > 1:
+            return values.reshape(i1 - i0, width)
+        return values
 
 
 def check_size(array: Any, stop: int) -> None:
@@ -499,7 +561,9 @@ class PackedMember:
         i0, i1, _, width = block_of(rows, self.shape)
         self.stream.seek(self.offset + i0 * width * self.dtype.itemsize)
         found = np.frombuffer(self.stream.read((i1 - i0) * width * self.dtype.itemsize), self.dtype)
-        return found.reshape(i1 - i0, width) if len(self.shape) > 1 else found
+        if len(self.shape) > 1:
+            return found.reshape(i1 - i0, width)
+        return found
 
 
 OPENERS: dict[str, Callable[[Path, str], Any]] = {

@@ -69,7 +69,9 @@ class Blocks:
     """A matrix to write, as blocks of rows."""
 
     def __init__(self, shape: tuple[int, int], dtype: Any, blocks: Iterable[Any]) -> None:
-        self.shape, self.dtype, self.blocks = shape, np.dtype(dtype), blocks
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.blocks = blocks
 
 
 def write(text: Any, values: dict[str, Any]) -> None:
@@ -115,13 +117,11 @@ def write_h5ad(path: Path, values: dict[str, Any]) -> None:
 
     ``row_names`` and ``col_names`` name both; without them they are numbered.
     """
-    m, n, values = len(values["a"]), len(values["b"]), dict(values)  # the caller keeps his
-    given = [values.pop(name, None) for name in ("row_names", "col_names")]
-
-    def encoded(node: Any, kind: str, version: str) -> Any:
-        node.attrs.update({"encoding-type": kind, "encoding-version": version})
-        return node
-
+    m = len(values["a"])
+    n = len(values["b"])
+    values = dict(values)  # the caller keeps his
+    row_names = values.pop("row_names", None)
+    col_names = values.pop("col_names", None)
     with library("h5ad").File(path, "w") as file:
         encoded(file, "anndata", "0.1.0")
         if "plan" in values:
@@ -132,20 +132,35 @@ def write_h5ad(path: Path, values: dict[str, Any]) -> None:
             X.attrs["shape"] = (m, n)
             for part in ("data", "indices", "indptr"):
                 X[part] = values.pop("plan_" + part)
-        sides = (("obs", m, ROW_VECTORS, given[0]), ("var", n, COLUMN_VECTORS, given[1]))
-        for side, length, names, told in sides:
-            frame = encoded(file.create_group(side), "dataframe", "0.2.0")
-            held = [name for name in names if name in values]
-            frame.attrs.update({"_index": "_index", "column-order": held})
-            ids = [str(i) for i in range(length)] if told is None else [str(name) for name in told]
-            index = frame.create_dataset("_index", data=ids, dtype=library("h5ad").string_dtype())
-            encoded(index, "string-array", "0.2.0")
-            for name in held:
-                encoded(frame.create_dataset(name, data=values.pop(name)), "array", "0.2.0")
+        write_frame(file, "obs", range(m) if row_names is None else row_names, ROW_VECTORS, values)
+        write_frame(file, "var", range(n) if col_names is None else col_names, COLUMN_VECTORS, values)
         uns = encoded(file.create_group("uns"), "dict", "0.1.0")
         for name, value in values.items():
-            kind = "array" if np.ndim(value) else "string" if isinstance(value, str) else "numeric-scalar"
+            if np.ndim(value):
+                kind = "array"
+            elif isinstance(value, str):
+                kind = "string"
+            else:
+                kind = "numeric-scalar"
             encoded(uns.create_dataset(name, data=value), kind, "0.2.0")
+
+
+def encoded(node: Any, kind: str, version: str) -> Any:
+    """Mark a node of an AnnData file with its encoding, and return it."""
+    node.attrs.update({"encoding-type": kind, "encoding-version": version})
+    return node
+
+
+def write_frame(file: Any, side: str, ids: Iterable[Any], names: Iterable[str], values: dict[str, Any]) -> None:
+    """Write the table of a side, indexed by ``ids``; move its vectors from ``values`` there."""
+    frame = encoded(file.create_group(side), "dataframe", "0.2.0")
+    columns = [name for name in names if name in values]
+    frame.attrs.update({"_index": "_index", "column-order": columns})
+    words = [str(x) for x in ids]
+    index = frame.create_dataset("_index", data=words, dtype=library("h5ad").string_dtype())
+    encoded(index, "string-array", "0.2.0")
+    for name in columns:
+        encoded(frame.create_dataset(name, data=values.pop(name)), "array", "0.2.0")
 
 
 def write_npz(path: Path, values: dict[str, Any]) -> None:
@@ -178,7 +193,10 @@ def write_zarr(path: Path, values: dict[str, Any]) -> None:
     group = library("zarr").open_group(path, mode="w")
     for name, value in values.items():
         if np.ndim(value) == 0 and not isinstance(value, Blocks):
-            group.attrs[name] = value.item() if isinstance(value, np.generic) else value
+            if isinstance(value, np.generic):
+                group.attrs[name] = value.item()
+            else:
+                group.attrs[name] = value
             continue
         m = value.shape[0]
         chunks = tuple(max(1, min(size, 1024)) for size in value.shape)

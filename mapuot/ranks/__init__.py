@@ -15,4 +15,6 @@ def join(comm: Any) -> Ranks:
     """Return the ranks of a communicator of mpi4py; `ALONE` for None."""
     if comm is None:
         return ALONE
-    return comm if isinstance(comm, Ranks) else MpiRanks(comm)
+    if isinstance(comm, Ranks):
+        return comm
+    return MpiRanks(comm)

@@ -37,7 +37,8 @@ def communicator(ranks: Any, places: list[Any]) -> Any:
     """Return NCCL's communicator, cached while all ranks keep their GPUs: making one takes a second."""
     if ranks.kept.get("places") != places:
         library = nccl()
-        key = ranks.exchange(library.get_unique_id() if ranks.rank == 0 else None)[0]
+        own_key = library.get_unique_id() if ranks.rank == 0 else None
+        key = ranks.exchange(own_key)[0]
         ranks.kept.update(places=places, nccl=library.NcclCommunicator(ranks.size, key, ranks.rank))
     return ranks.kept["nccl"]
 
@@ -64,7 +65,10 @@ class DeviceSum:
         places = ranks.exchange((platform.node(), device.pci_bus_id))
         able = ranks.min(nccl() is not None) and len(set(places)) == ranks.size  # NCCL refuses to share a GPU
         self.way = {None: "nccl" if able else "host", "1": "mpi"}.get(wanted, "host")
-        self.nccl = communicator(ranks, places) if self.way == "nccl" else None
+        if self.way == "nccl":
+            self.nccl = communicator(ranks, places)
+        else:
+            self.nccl = None
         self.pinned: Any = np.empty(0)
 
     @property
@@ -78,7 +82,8 @@ class DeviceSum:
         if self.nccl is None:
             self.ranks.exchange(None)  # a rank that failed meets the others here
         if self.nccl is not None:
-            at, library = total.data.ptr, nccl()
+            at = total.data.ptr
+            library = nccl()
             self.nccl.allReduce(at, at, total.size, library.NCCL_FLOAT64, library.NCCL_SUM, stream.ptr)
         elif self.way == "mpi":
             stream.synchronize()

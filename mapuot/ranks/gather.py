@@ -28,7 +28,10 @@ def gather(ranks: Any, block: Any, root: int) -> Any:
         dtypes = [dtype for dtype, shape in zip(ranks.exchange(block.dtype), shapes, strict=True) if shape[0]]
         block = np.ascontiguousarray(block, np.result_type(*dtypes or [block.dtype]))
         shape = (sum(shape[0] for shape in shapes), *widths.pop())
-        out = np.empty(shape, block.dtype) if ranks.rank == root else None
+        if ranks.rank == root:
+            out = np.empty(shape, block.dtype)
+        else:
+            out = None
         ranks.exchange(None)  # all have the memory
         i = 0
         for rank, (height, *_) in enumerate(shapes):
@@ -50,7 +53,10 @@ def stream(ranks: Any, blocks: Iterable[Any]) -> Iterator[Any]:
         return
     failed: Exception | None = None
     for rank in range(ranks.size):
-        lane = iter(blocks) if rank == 0 else receive(ranks, rank)
+        if rank == 0:
+            lane = iter(blocks)
+        else:
+            lane = receive(ranks, rank)
         try:
             yield from lane
         except Exception as error:

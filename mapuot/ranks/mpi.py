@@ -132,9 +132,12 @@ class MpiRanks(Ranks):
             self.exchange(None)
 
     def abort(self) -> None:
-        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)  # no traceback is needed
-        told = f"rank {self.rank}: KeyboardInterrupt, the job ends\n" if interrupted else traceback.format_exc()
-        sys.stderr.write(told)
+        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        if interrupted:  # no traceback is needed
+            report = f"rank {self.rank}: KeyboardInterrupt, the job ends\n"
+        else:
+            report = traceback.format_exc()
+        sys.stderr.write(report)
         sys.stderr.flush()
         time.sleep(0.5)  # the launcher forwards the output first; Abort would cut it off
         self.comm.Abort(130 if interrupted else 1)
@@ -189,7 +192,9 @@ class MpiRanks(Ranks):
         users = [theirs for _, theirs in self.neighbours()]
         share = sum(1 / sum(core in theirs for theirs in users) for core in cores())
         share *= core_count() / len(cores())  # the ranks of a host share its quota, too
-        return int(self.min(default_threads(entries, share) if asked is None else asked))
+        if asked is None:
+            return int(self.min(default_threads(entries, share)))
+        return int(self.min(asked))
 
     def neighbours(self) -> list[tuple[int, set[int]]]:
         """Return (rank, cores it may use) for each rank of this host."""
