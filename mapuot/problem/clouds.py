@@ -122,7 +122,8 @@ class PointCloud(Given):
         if many and labels is not None:
             if across != np.inf:
                 raise NotImplementedError("labels of many clouds take across=inf: a finite one is for one cloud")
-            labels = tuple(map(in_a_row, labels)) if isinstance(labels, (tuple, list)) else labels
+            if isinstance(labels, (tuple, list)):
+                labels = tuple(map(in_a_row, labels))
         if many and (metric == "inner" or addends is not None):
             raise NotImplementedError("metric 'inner' and addends are for one cloud: call solve for each problem")
         if many:
@@ -177,7 +178,8 @@ class AllPoints(PointCosts):
         return value  # `as_flat` has checked it
 
     def _set(self, rows: F64, columns: F64) -> None:
-        self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
+        self.shape = len(rows), len(columns)
+        self.dim = rows.shape[1]
         self.rows, self.columns = rows, columns.T
 
 
@@ -188,12 +190,20 @@ class Clouds(Cost):
     operator = "points"
 
     def __init__(self, x: Any, y: Any, metric: str, scale: float, weights: Any, *how: Any, starts: Any = None) -> None:
-        first, second = starts if isinstance(starts, tuple) else (starts, starts)
+        if isinstance(starts, tuple):
+            first, second = starts
+        else:
+            first, second = starts, starts
         on_device = any(is_on_device(z[0] if is_list(z) else z) for z in (x, y))
-        read = there if on_device and weights is None and metric in METRICS and not METRICS[metric].unit else array_in
+        read = array_in
+        if on_device and weights is None and metric in METRICS and not METRICS[metric].unit:
+            read = there
         rows, row_places = as_flat(x, "x", first, read)
         same = y is None or y is x
-        columns, col_places = (None, row_places) if same else as_flat(y, "y", second, read)
+        if same:
+            columns, col_places = None, row_places
+        else:
+            columns, col_places = as_flat(y, "y", second, read)
         whole = AllPoints(rows, columns, metric, scale, weights, *how)
         whole.on_device = on_device
         sizes = {len(places.first) for places in (row_places, col_places)} - {1}
@@ -203,7 +213,9 @@ class Clouds(Cost):
         self._hold(whole, *(Places(*(np.broadcast_to(k, (p,)) for k in places)) for places in (row_places, col_places)))
 
     def _hold(self, whole: PointCosts, rows: Places, cols: Places) -> "Clouds":
-        self.whole, self.places, self.dtype = whole, (rows, cols), whole.dtype
+        self.whole = whole
+        self.places = rows, cols
+        self.dtype = whole.dtype
         self.shape = int(rows.count.max()), int(cols.count.max())
         return self
 
@@ -216,8 +228,13 @@ class Clouds(Cost):
         if namespace(whole.x) is xp:
             return self
         asarray = host if xp is np else xp.asarray
-        x, rows = asarray(whole.x), asarray(whole.rows)
-        y, targets = (x, rows) if whole.x is whole.y else (asarray(whole.y), asarray(self.targets))
+        x = asarray(whole.x)
+        rows = asarray(whole.rows)
+        if whole.x is whole.y:
+            y, targets = x, rows
+        else:
+            y = asarray(whole.y)
+            targets = asarray(self.targets)
         found = whole._other(AllPoints, x=x, y=y)
         found._set(rows, targets)
         return self._of(found, *self.places)
@@ -239,7 +256,9 @@ class Clouds(Cost):
 
     @property
     def where(self) -> Any:
-        return self.whole.x if self.on_device else self
+        if self.on_device:
+            return self.whole.x
+        return self
 
     @property
     def pairs_of_each(self) -> Any:
@@ -267,7 +286,10 @@ class Clouds(Cost):
     def may_form(self) -> Any:
         """Mask of the problems with a matrix small enough to be formed, (p,)."""
         whole = self.whole
-        most = np.inf if whole.form == "auto" else float(whole.form or 0)
+        if whole.form == "auto":
+            most = np.inf
+        else:
+            most = float(whole.form or 0)
         return (self.pairs_of_each * PAIR_BYTES <= most) & (not isinstance(whole.truncate, float))
 
     @cached_property
@@ -291,7 +313,8 @@ class Clouds(Cost):
             return self._of(self.whole, *parts)
         if self.at_home is not self:
             return self.at_home.of(i)
-        whole, (rows, cols) = self.whole, (places.run(i) for places in self.places)
+        whole = self.whole
+        rows, cols = (places.run(i) for places in self.places)
         one = whole._other(x=whole.x[rows], y=whole.y[cols])
         if whole.x is whole.y and rows == cols:
             one.y = one.x
@@ -339,11 +362,15 @@ class Clouds(Cost):
 
     def table(self, masses: Any, name: str, axis: int) -> Any:
         """Return the masses of rows (``axis`` 0) or columns as a table; one vector may serve clouds of one size."""
-        count, most = self.places[axis].count, self.shape[axis]
+        count = self.places[axis].count
+        most = self.shape[axis]
         equal = bool((count == most).all())
         if masses is None:
-            return None if equal else self.inside(axis) / count[:, None]
-        read = there if is_on_device(masses[0] if is_list(masses) else masses) else array_in
+            if equal:
+                return None
+            return self.inside(axis) / count[:, None]
+        first = masses[0] if is_list(masses) else masses
+        read = there if is_on_device(first) else array_in
         if is_list(masses):
             parts = [as_array(part, f"{name}[{i}]", read).ravel() for i, part in enumerate(masses)]
             if [*map(len, parts)] != count.tolist():
@@ -360,10 +387,13 @@ class Clouds(Cost):
 
     def spread(self, flat: Any, axis: int) -> Any:
         """Turn concatenated per-point values into tables (p, m, ...), padded with zeros."""
-        count, most, xp = self.places[axis].count, self.shape[axis], namespace(flat)
+        count = self.places[axis].count
+        most = self.shape[axis]
+        xp = namespace(flat)
         if (count == most).all():
             return flat.reshape(len(count), most, *flat.shape[1:])
-        first, ends = xp.asarray(np.cumsum(count) - count)[:, None], xp.asarray(count)[:, None]
+        first = xp.asarray(np.cumsum(count) - count)[:, None]
+        ends = xp.asarray(count)[:, None]
         place = xp.arange(most)[None]
         table = flat[xp.minimum(first + place, len(flat) - 1)]
         return xp.where((place < ends).reshape(*table.shape[:2], *[1] * (flat.ndim - 1)), table, 0.0)
@@ -406,12 +436,15 @@ def is_many(value: Any) -> bool:
 
 def in_a_row(labels: Any) -> Any:
     """Concatenate the labels of all clouds, from a list of arrays or a table (p, m)."""
-    parts = [np.ravel(host(part)) for part in labels] if is_list(labels) and np.ndim(labels[0]) else [labels]
-    return np.ravel(host(np.concatenate(parts) if len(parts) > 1 else parts[0]))
+    if not (is_list(labels) and np.ndim(labels[0])):
+        return np.ravel(host(labels))
+    return np.concatenate([np.ravel(host(x)) for x in labels])
 
 
 def array_in(value: Any) -> Any:
-    return value.detach().cpu().numpy() if type(value).__module__ == "torch" else host(value)
+    if type(value).__module__ == "torch":
+        return value.detach().cpu().numpy()
+    return host(value)
 
 
 def as_flat(value: Any, name: str, starts: Any, read: Callable[[Any], Any]) -> tuple[Any, Places]:

@@ -17,7 +17,8 @@ from ..ranks import ALONE, Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
 LANDMARKS = 16  # rows (columns) of M that serve as features of its columns (rows)
-RANGE_BYTES, DEVICE_RANGE_BYTES = 1 << 28, 1 << 34  # bytes of one read: Ctrl-C waits up to 30 ms, 5 ms on a device
+RANGE_BYTES = 1 << 28  # bytes of one read of the range: Ctrl-C waits up to 30 ms
+DEVICE_RANGE_BYTES = 1 << 34  # the same on a device: up to 5 ms
 
 
 Range = tuple[float, float, int, int]  # smallest, largest finite entry, number of NaN or -inf, of +inf
@@ -101,27 +102,38 @@ class Cost:
         """
         m, n = self.shape
         i1 = m if i1 is None else i1
-        whole = self.held and most is None
-        step = max(1, m if whole else (most or BLOCK_BYTES) // (n * self.dtype.itemsize))
+        if self.held and most is None:
+            step = max(1, m)
+        else:
+            step = max(1, (most or BLOCK_BYTES) // (n * self.dtype.itemsize))
         for k0 in range(i0, i1, step):
             k1 = min(k0 + step, i1)
             yield k0, k1, self.read(k0, k1), None if c is None else c.read(k0, k1)
 
     def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
         """Return the `Range` of all entries; low and high are 0 if none is finite."""
-        low, high, bad, infinite = math.inf, -math.inf, 0, 0
+        low = math.inf
+        high = -math.inf
+        bad = infinite = 0
         there = namespace(self.array) is not np or (self.remade and getattr(backend, "MAKES_COSTS", False))
-        most = DEVICE_RANGE_BYTES if there else RANGE_BYTES
+        if there:
+            most = DEVICE_RANGE_BYTES
+        else:
+            most = RANGE_BYTES
         for i0, i1, M, _ in Cost.blocks(self, most=most if self.held else None):
             found = backend.extrema(M, threads)
             self.note(i0, M)
             self.lopsided = any(found[4:]) and M.shape == self.shape
             if tell:
                 tell(i1 - i0)
-            bad, infinite = bad + found[2], infinite + found[3]
+            bad += found[2]
+            infinite += found[3]
             if found[2] + found[3] < M.size:
-                low, high = min(low, found[0]), max(high, found[1])
-        return (low, high, bad, infinite) if low <= high else (0.0, 0.0, bad, infinite)
+                low = min(low, found[0])
+                high = max(high, found[1])
+        if low <= high:
+            return low, high, bad, infinite
+        return 0.0, 0.0, bad, infinite
 
     def finite_range(self, backend: ModuleType, threads: int | None = None) -> Range:
         """Return the range of a reference: pairs that are not stored are 0."""
@@ -164,7 +176,8 @@ def joint_range(found: Iterable[tuple[Range, int]]) -> Range:
     """Return the joint range of several costs; ``found`` has the range and the number of pairs of each."""
     ranges = [*found]
     seen = [x[:2] for x, pairs in ranges if x[2] + x[3] < pairs] or [(0.0, 0.0)]
-    low, high = min(x for x, _ in seen), max(x for _, x in seen)
+    low = min(x for x, _ in seen)
+    high = max(x for _, x in seen)
     return low, high, sum(x[2] for x, _ in ranges), sum(x[3] for x, _ in ranges)
 
 
@@ -214,22 +227,28 @@ class Dense(Cost):
 
     def __init__(self, array: Any) -> None:
         self._array = array
-        self.shape, self.dtype = array.shape[-2:], array.dtype
+        self.shape = array.shape[-2:]
+        self.dtype = array.dtype
 
     @property
     def array(self) -> Any:
         return self._array
 
     def read(self, i0: int, i1: int) -> Any:
-        return self._array if i1 - i0 == self.shape[0] else self._array[i0:i1]
+        if i1 - i0 == self.shape[0]:
+            return self._array
+        return self._array[i0:i1]
 
     def at(self, row: Any, column: Any) -> Any:
         """Return some entries; on a device read whole rows or columns: CuPy takes 0.4 ms to index by both."""
         few, axis = (column, 1) if np.size(column) < np.size(row) else (row, 0)
         if self.xp is np or np.size(few) > LANDMARKS:
             return host(self._array[row, column])
-        lines, place = host(self._array.take(np.ravel(few), axis)), np.arange(np.size(few)).reshape(np.shape(few))
-        return lines[row, place] if axis else lines[place, column]
+        lines = host(self._array.take(np.ravel(few), axis))
+        place = np.arange(np.size(few)).reshape(np.shape(few))
+        if axis:
+            return lines[row, place]
+        return lines[place, column]
 
     def landmarks(self) -> tuple[Any, Any]:
         rows, columns = some_of(self.shape)
@@ -244,11 +263,15 @@ class Dense(Cost):
         return Dense(self._array.swapaxes(-1, -2))
 
     def of(self, i: Any) -> "Dense":
-        return self if self._array.ndim == 2 else Dense(self._array[i])
+        if self._array.ndim == 2:
+            return self
+        return Dense(self._array[i])
 
     @property
     def flat(self) -> "Dense":
-        return self if self._array.ndim == 2 else Dense(self._array.reshape(-1, self.shape[1]))
+        if self._array.ndim == 2:
+            return self
+        return Dense(self._array.reshape(-1, self.shape[1]))
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> "Dense":
         """Return the cost unchanged: each rank passes its own block."""
@@ -324,7 +347,9 @@ class Streamed(Cost):
         return self.noted
 
     def read(self, i0: int, i1: int) -> Any:
-        i0, i1, shape = self.start + i0, self.start + i1, (i1 - i0, self.shape[1])
+        shape = (i1 - i0, self.shape[1])
+        i0 += self.start
+        i1 += self.start
         block = self.convert(self.function(i0, i1))
         if block.shape != shape:
             raise ValueError(f"M must give shape {shape} for rows {i0} to {i1}, got {block.shape}")
@@ -338,7 +363,9 @@ class Streamed(Cost):
 
 def held_type(dtype: Any) -> Any:
     """Return the dtype of costs in memory: float32 if no digit is lost, else float64."""
-    return np.dtype(np.float32 if np.dtype(dtype).name in ("float32", "float16") else np.float64)
+    if np.dtype(dtype).name in ("float32", "float16"):
+        return np.dtype(np.float32)
+    return np.dtype(np.float64)
 
 
 def some_of(shape: tuple[int, int]) -> list[Any]:
@@ -350,7 +377,9 @@ def some_of(shape: tuple[int, int]) -> list[Any]:
 def as_vectors(M: Any, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
     """Return a, b and reg_m; if M is a `Cost` of a grid or of clouds, in the shapes that the solver reads."""
     M = cost_of(M)
-    return M.flattened(a, b, reg_m) if isinstance(M, Cost) else (a, b, reg_m)
+    if isinstance(M, Cost):
+        return M.flattened(a, b, reg_m)
+    return a, b, reg_m
 
 
 def own_part(a: Any, total: int, ranks: Ranks) -> tuple[int, int]:
@@ -358,7 +387,8 @@ def own_part(a: Any, total: int, ranks: Ranks) -> tuple[int, int]:
     given = None if a is None or np.size(a) == 0 else len(a)
     if not ranks.max(given is not None):
         return own_rows(total, ranks.rank, ranks.size)
-    start, count = ranks.before(given or 0), ranks.sum(given or 0)
+    start = ranks.before(given or 0)
+    count = ranks.sum(given or 0)
     if count != total:
         raise ValueError(f"M has {total} rows, but the blocks of a have {count}")
     return start, start + (given or 0)

@@ -27,26 +27,35 @@ def check_cut(problem: Problem, log_u: F64, log_v: F64, which: str = "") -> None
         (rows, log_u, limits, cols, of_cols, cols.limits),
     ):
         points = np.flatnonzero((least > 0) & np.isfinite(potential))
-        points, partners = points[np.argsort(-potential[points])], np.argsort(-best)
+        points = points[np.argsort(-potential[points])]
+        partners = np.argsort(-best)
         count = np.searchsorted(-best[partners], -potential[points], side="right")
-        needed, may = np.cumsum(least[points]), np.cumsum(np.append(0.0, most[partners]))[count]
+        needed = np.cumsum(least[points])
+        may = np.cumsum(np.append(0.0, most[partners]))[count]
         wrong = np.flatnonzero(needed > may * (1 + MASS_TOLERANCE))
         if len(wrong):
             k = wrong[np.argmax(needed[wrong] - may[wrong])]
             one = told_points(side.name, np.isin(np.arange(len(least)), points[: k + 1]))
             two = told_points(other.name, (best >= potential[points[k]]) & (most > 0)) or "no points"
-            by = f"{which}M connects" if problem.c is None else f"{which}M and the reference connect"
+            if problem.c is None:
+                by = f"{which}M connects"
+            else:
+                by = f"{which}M and the reference connect"
             amounts = f"{needed[k]:.6g} must be transported and {may[k]:.6g} may be"
             raise InfeasibleError(f"{by} {one} with {two} only, where {amounts}")
 
 
 def best_partners(problem: Problem, log_u: F64, log_v: F64) -> tuple[F64, F64]:
     """Return the largest log v among the partners of each row, and log u for each column; -inf without a partner."""
-    of_rows, of_cols = np.full(len(log_u), -np.inf), np.full(len(log_v), -np.inf)
+    of_rows = np.full(len(log_u), -np.inf)
+    of_cols = np.full(len(log_v), -np.inf)
     for i0, i1, M, c in problem.blocks(most=BLOCK_BYTES):
         if problem.cost.operator == "pairs":
-            row, column, allowed = M.row_numbers(), M.column, allowed_pairs(M.data, None if c is None else c.data)
-            row, column = row[allowed], column[allowed]
+            row = M.row_numbers()
+            column = M.column
+            allowed = allowed_pairs(M.data, None if c is None else c.data)
+            row = row[allowed]
+            column = column[allowed]
             np.maximum.at(of_rows[i0:i1], row, log_v[column])
             np.maximum.at(of_cols, column, log_u[i0 + row])
         else:

@@ -75,7 +75,10 @@ class Grid(Given):
     def points(self, side: str = "rows") -> F64:
         """Return the coordinates of the nodes of the rows, (m, d), or with ``side="cols"`` of the columns, (n, d)."""
         rows = side == "rows"
-        starts = [0.0] * len(self.spacing) if rows else self.offset
+        if rows:
+            starts = [0.0] * len(self.spacing)
+        else:
+            starts = self.offset
         lines = [o + h * np.arange(k) for k, h, o in zip(self.nodes[not rows], self.spacing, starts, strict=True)]
         return np.stack(np.meshgrid(*lines, indexing="ij"), -1).reshape(-1, len(lines))
 
@@ -90,7 +93,8 @@ class GridCosts(Cost):
         d = len(self.nodes[0])
         if len(self.nodes[1]) != d:
             raise ValueError(f"target must have {d} axes, as shape has, got {len(self.nodes[1])}")
-        self.spacing, self.scale = each_axis(spacing, d, "spacing", as_positive), as_positive(scale, "scale")
+        self.spacing = each_axis(spacing, d, "spacing", as_positive)
+        self.scale = as_positive(scale, "scale")
         self.offset = each_axis(offset, d, "offset", partial(as_positive, least=-MOST, wanted="a finite number"))
         self.shape = math.prod(self.nodes[0]), math.prod(self.nodes[1])
         with np.errstate(over="ignore"):
@@ -155,7 +159,10 @@ def flat(value: Any, nodes: tuple[int, ...]) -> Any:
     lead = len(shape) - len(nodes)
     if len(nodes) < 2 or lead not in (0, 1) or tuple(shape[lead:]) != nodes:
         return value
-    array = value if hasattr(value, "reshape") else np.asarray(value)
+    if hasattr(value, "reshape"):
+        array = value
+    else:
+        array = np.asarray(value)
     return array.reshape((*shape[:lead], math.prod(nodes)))
 
 

@@ -25,7 +25,8 @@ def own_cost(
     source = cost_of(M)
     a, b, reg_m = as_vectors(source, a, b, reg_m)
     if ranks.size > 1:
-        reference = reference if isinstance(reference, str) else kind_of(reference)
+        if not isinstance(reference, str):
+            reference = kind_of(reference)
         ranks.same(backend=backend.__name__, M=kind_of(source), reference=reference, **common)
         rho_a, rho_b = as_pair(reg_m, "reg_m")
         ranks.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho_a) else rho_a, "reg_m[1]": rho_b})
@@ -39,7 +40,9 @@ def kind_of(source: Any) -> str:
         return source.kind
     if is_sparse(source):
         return Sparse.kind
-    return "a function" if callable(source) else Dense.kind
+    if callable(source):
+        return "a function"
+    return Dense.kind
 
 
 def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = None, b: Any = None) -> Any:
@@ -57,21 +60,32 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     if cost is not None or callable(source):
         check_no_names(a, b)
         convert = partial(as_array, name="M", convert=backend.asarray)
-        cost = Streamed.made(source, a, b, ranks, convert) if cost is None else cost.part(a, b, ranks)
-        M = cost.array if not in_one_process else np.asarray(cost)
+        if cost is None:
+            cost = Streamed.made(source, a, b, ranks, convert)
+        else:
+            cost = cost.part(a, b, ranks)
+        if in_one_process:
+            M = np.asarray(cost)
+        else:
+            M = cost.array
     else:
         M = as_array(source, "M", backend.asarray)
     check_shape(M, ranks)
     check_kind(M, "M", "fiu")
-    return cost if cost is not None and not in_one_process else Dense(as_real(M))
+    if cost is not None and not in_one_process:
+        return cost
+    return Dense(as_real(M))
 
 
 def formed(cost: Any, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None) -> Any:
     """Return the formed matrix of a cloud, if allowed and faster for the backend; else ``cost``."""
-    cloud, most = cost.cloud, getattr(backend, "form_bytes", None)
+    cloud = cost.cloud
+    most = getattr(backend, "form_bytes", None)
     if cloud is cost is not None and most and ranks.size == 1 and cloud.forms(most(cloud)):
         form = getattr(backend, "formed", None)
-        return Formed(cloud, *form(cloud, threads)) if form else Formed(cloud, backend.costs(cloud, threads))
+        if form:
+            return Formed(cloud, *form(cloud, threads))
+        return Formed(cloud, backend.costs(cloud, threads))
     return cost
 
 
@@ -84,9 +98,11 @@ def check_no_names(a: Any, b: Any) -> None:
 
 def check_shape(M: Any, ranks: Ranks) -> None:
     if M.ndim != 2 or M.shape[1] == 0 or ranks.sum(M.shape[0]) == 0:
-        order = ": the order is M, a, b (in mapuot.pot, as in POT: a, b, M)" if M.ndim == 1 else ""
-        order = ": mapuot.solve_batch takes costs (p, m, n) of p problems" if M.ndim == 3 else order
-        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}{order}")
+        hints = {
+            1: ": the order is M, a, b (in mapuot.pot, as in POT: a, b, M)",
+            3: ": mapuot.solve_batch takes costs (p, m, n) of p problems",
+        }
+        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}{hints.get(M.ndim, '')}")
 
 
 def stores_pairs(source: Any) -> bool:
@@ -111,7 +127,10 @@ def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> 
 def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None) -> Any:
     """Make the cost of M for callers that need every pair."""
     if stores_pairs(source):
-        what = type(source).__name__ if is_sparse(source) else source.kind
+        if is_sparse(source):
+            what = type(source).__name__
+        else:
+            what = source.kind
         raise TypeError(f"M must be a dense array, got {what}: fill in what it does not store")
     return as_cost(source, backend, a=a, b=b)
 
@@ -134,10 +153,16 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
         costs = SparseCosts.of_matrices(M)
         as_pairs(costs.places, backend, ALONE, None, None)
         return costs
-    M = as_array(M, "M", backend.asarray)
+    return as_dense_costs(as_array(M, "M", backend.asarray), backend)
+
+
+def as_dense_costs(M: Any, backend: ModuleType) -> Any:
+    """Make the cost of a batch from one matrix, or from a matrix for each problem."""
     if M.ndim not in (2, 3):
         raise ValueError(f"M must have shape (m, n) or (p, m, n), got {M.shape}")
     if M.ndim == 3 and 0 in M.shape:
         raise ValueError(f"M must not be empty, got shape {M.shape}")
-    flat: Dense = as_cost(M.reshape(-1, M.shape[-1]) if M.ndim == 3 else M, backend)
-    return Dense(flat.array.reshape(M.shape)) if M.ndim == 3 else flat
+    if M.ndim == 2:
+        return as_cost(M, backend)
+    flat = as_cost(M.reshape(-1, M.shape[-1]), backend)
+    return Dense(flat.array.reshape(M.shape))

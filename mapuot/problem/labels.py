@@ -33,7 +33,9 @@ def is_missing(y: Any) -> Any:
     if y.dtype.kind in "mM":
         return np.isnat(y)
     if y.dtype.kind != "O":
-        return xp.isnan(y) if y.dtype.kind in "fc" else xp.zeros(y.shape, bool)
+        if y.dtype.kind in "fc":
+            return xp.isnan(y)
+        return xp.zeros(y.shape, bool)
     pandas = sys.modules.get("pandas")  # without pandas there is no NA
     if pandas:
         return pandas.isna(y)

@@ -26,12 +26,18 @@ HALF = np.uint64(32)
 
 def philox(key: int, i: Any, j: Any) -> tuple[Any, ...]:
     """Return the four words of Philox4x32-10 for the counter words (i, i >> 32, j, j >> 32), as uint64 arrays."""
-    a, b, c, d = i & LOW, i >> HALF, j & LOW, j >> HALF
+    a = i & LOW
+    b = i >> HALF
+    c = j & LOW
+    d = j >> HALF
     for step in range(10):
         low, high = ((half + step * weyl) % 2**32 for half, weyl in ((key, 0x9E3779B9), (key >> 32, 0xBB67AE85)))
-        x, y = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
-        a, b = (y >> HALF) ^ b ^ np.uint64(low), y & LOW
-        c, d = (x >> HALF) ^ d ^ np.uint64(high), x & LOW
+        x = a * np.uint64(0xD2511F53)
+        y = c * np.uint64(0xCD9E8D57)
+        a = (y >> HALF) ^ b ^ np.uint64(low)
+        b = y & LOW
+        c = (x >> HALF) ^ d ^ np.uint64(high)
+        d = x & LOW
     return a, b, c, d
 
 
@@ -122,7 +128,9 @@ class SeededMask:
         M = np.asarray(M)
         if M.ndim != 2 or M.dtype.kind not in "fiub":
             raise ValueError(f"M must be a matrix of real numbers, got shape {M.shape}, dtype {M.dtype}")
-        columns, values, ends = [], [], np.zeros(len(M) + 1, np.int64)
+        columns = []
+        values = []
+        ends = np.zeros(len(M) + 1, np.int64)
         whole = Masked("uniform", self, M.shape)
         for i0, weights in whole.weights():
             rows, cols = np.nonzero(weights)
@@ -145,14 +153,21 @@ class Masked(Cost):
 
     def __init__(self, base: str | Cost, mask: SeededMask, shape: tuple[int, int], row: int = 0, col: int = 0) -> None:
         self.base, self.mask, self.shape, self.row, self.col = base, mask, shape, row, col
-        self.dtype = np.dtype(np.float64) if isinstance(base, str) else base.dtype
+        if isinstance(base, str):
+            self.dtype = np.dtype(np.float64)
+        else:
+            self.dtype = base.dtype
 
     @property
     def given(self) -> Any:
-        return None if isinstance(self.base, str) else self.base.array
+        if isinstance(self.base, str):
+            return None
+        return self.base.array
 
     def changed(self, change: Callable[[Cost], Cost]) -> str | Cost:
-        return self.base if isinstance(self.base, str) else change(self.base)
+        if isinstance(self.base, str):
+            return self.base
+        return change(self.base)
 
     def read(self, i0: int, i1: int) -> "Masked":
         base = self.changed(lambda c: Dense(c.read(i0, i1)))
@@ -200,7 +215,10 @@ class Masked(Cost):
 def as_mask(value: Any, cost: Cost) -> SeededMask:
     if not isinstance(value, SeededMask):
         chosen = hasattr(value, "shape") or isinstance(value, (list, tuple))
-        cure = ": to forbid pairs of your choice, set M to inf there, or reference= to 0" if chosen else ""
+        if chosen:
+            cure = ": to forbid pairs of your choice, set M to inf there, or reference= to 0"
+        else:
+            cure = ""
         raise TypeError(f"mask must be a mapuot.SeededMask, got {shown(value)}{cure}")
     if cost.operator == "pairs":
         raise NotImplementedError("mask is for costs of all pairs: a sparse M has the pairs that it keeps")

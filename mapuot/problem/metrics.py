@@ -39,27 +39,39 @@ class Metric:
         with np.errstate(over="ignore"):  # inf between labels that forbid a pair
             t = x - y
             if self.norm != 2:
-                return np.abs(t).sum(-1) if self.norm == 1 else np.abs(t).max(-1)
+                if self.norm == 1:
+                    return np.abs(t).sum(-1)
+                return np.abs(t).max(-1)
             squares = (t * t).sum(-1)
-        return squares if self.degree == 2 else self.after(np.sqrt(squares))
+        if self.degree == 2:
+            return squares
+        return self.after(np.sqrt(squares))
 
     def matrix(self, x: Any, y: Any) -> Any:
         """Return the costs between all points of two clouds, (m, d) and (n, d), by SciPy."""
         from scipy.spatial.distance import cdist  # noqa: PLC0415 - takes 90 ms, and few form the matrix
 
-        return -(x @ y.T) if self.inner else self.after(cdist(x, y, self.cdist))
+        if self.inner:
+            return -(x @ y.T)
+        return self.after(cdist(x, y, self.cdist))
 
     def after(self, found: Any) -> Any:
         """Return the costs, given distances, or given squares if the cost is the square."""
-        return found if self.of_distance is None else self.of_distance(found)
+        if self.of_distance is None:
+            return found
+        return self.of_distance(found)
 
     def steep(self, distance: Any) -> Any:
         """Return the derivative of the cost by the distance, for metrics with degree 0 or 1."""
-        return 1.0 if self.degree else 2 * np.tan(distance)
+        if self.degree:
+            return 1.0
+        return 2 * np.tan(distance)
 
     def scaled(self, factor: Any) -> Any:
         """Return the factor of coordinates that multiplies the costs by ``factor``."""
-        return np.sqrt(factor) if self.degree == 2 or self.inner else factor
+        if self.degree == 2 or self.inner:
+            return np.sqrt(factor)
+        return factor
 
     def label(self, across: float) -> float:
         """Return the size of a label coordinate for which different labels add ``across`` to the metric."""
@@ -71,7 +83,9 @@ class Metric:
 
     def weighted(self, weights: Any) -> Any:
         """Return factors of the coordinates equivalent to ``weights`` of SciPy's ``cdist``."""
-        return np.sqrt(weights) if self.norm == 2 else weights
+        if self.norm == 2:
+            return np.sqrt(weights)
+        return weights
 
 
 def wfr(distance: Any) -> Any:

@@ -32,7 +32,8 @@ def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
     counts, columns, numbers = zip(*told, strict=True)
     first = np.cumsum([0, *counts])  # number of each block's first part among all parts
     part = np.concatenate([k + number for k, number in zip(first[:-1], numbers, strict=True)])
-    total, column = int(first[-1]), np.concatenate(columns)
+    total = int(first[-1])
+    column = np.concatenate(columns)
     graph = sparse.coo_array((np.ones(len(part), np.int8), (part, total + column)), shape=(total + n, total + n))
     _, label = csgraph.connected_components(graph.tocsr(), directed=False)
     known, number = np.unique(label[:total], return_inverse=True)
@@ -45,15 +46,21 @@ def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
 
 def allowed_pairs(M: Any, c: Any) -> Any:
     """Return a mask, on the host, of the pairs that neither M nor the reference c (or None) forbids."""
-    allowed = host(np.isfinite(M) if namespace(M) is not np else np.isfinite(np.asarray(M)))
-    return allowed if c is None else allowed & (np.asarray(host(c)) > 0)
+    if namespace(M) is np:
+        M = np.asarray(M)
+    allowed = host(np.isfinite(M))
+    if c is None:
+        return allowed
+    return allowed & (np.asarray(host(c)) > 0)
 
 
 def parts_of_masks(masks: Iterable[Any], n: int) -> Parts:
     """Find the parts that allowed pairs connect; ``masks``: blocks of rows, (k, n) bool on the host, perhaps none."""
     found = [parts_of_mask(mask) for mask in masks]
     if len(found) < 2:  # importing SciPy's graphs takes 0.1 s
-        return found[0] if found else parts_of_mask(np.zeros((0, n), bool))
+        if found:
+            return found[0]
+        return parts_of_mask(np.zeros((0, n), bool))
     count, new, cols = joined([part.told for part in found], n)
     rows = [x[part.rows] for x, part in zip(new, found, strict=True)]
     return Parts(count, np.concatenate(rows), cols)

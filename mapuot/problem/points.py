@@ -70,24 +70,29 @@ class PointCosts(Cost):
         self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
         truncate: Any = "auto", form: Any = "auto", labels: Any = None, across: Any = None, addends: Any = None,
     ) -> None:  # fmt: skip
-        self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
-        self.on_device, self.weights = any(map(is_on_device, (x, y))), weights
-        stays, apart = self.on_device and labels is None is addends and self.plain, None
+        self.metric = as_choice(metric, "metric", METRICS)
+        self.scale = as_positive(scale, "scale")
+        self.on_device = any(map(is_on_device, (x, y)))
+        self.weights = weights
+        stays = self.on_device and labels is None is addends and self.plain
+        apart = None
         points = [self._read(x, "x", stays)]
         points.append(points[0] if y is None or y is x else self._read(y, "y", stays))
         if points[0].shape[1] != points[1].shape[1]:
             raise ValueError(f"x and y must have equally many columns, got {points[0].shape[1]}, {points[1].shape[1]}")
         self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)
-        weights = None if weights is None else as_weights(weights, points[0].shape[1])
+        if weights is not None:
+            weights = as_weights(weights, points[0].shape[1])
         if labels is not None:
             apart, more = self._labelled(points, labels, across)
-            weights = None if weights is None else np.append(weights, np.ones(more))
+            if weights is not None:
+                weights = np.append(weights, np.ones(more))
         self.truncate = as_auto(truncate, "truncate", "nats")
         self.form = as_auto(form, "form", "bytes")
         self.weights = weights
-        xp, self.alone = namespace(*points), points[0] is points[1]
-        x = laid(xp.empty(points[0].shape).T, points[0].T).T  # the caller may change x and y
-        y = x if self.alone else laid(xp.empty(points[1].shape).T, points[1].T).T
+        self.alone = points[0] is points[1]
+        x = copied(points[0])  # the caller may change x and y
+        y = x if self.alone else copied(points[1])
         if stays:
             self._set(x, y)
         if self.there:
@@ -101,22 +106,28 @@ class PointCosts(Cost):
             self.apart = 2
             rows, targets = self._beside(rows, targets, as_addends(addends, self.metric, (len(rows), len(targets))))
         if apart is not None:
-            self.bits, self.alone = apart[0].shape[1], self.alone and np.array_equal(apart[0], apart[1])
+            self.bits = apart[0].shape[1]
+            self.alone = self.alone and np.array_equal(apart[0], apart[1])
             rows, targets = (np.hstack(both) for both in zip((rows, targets), apart, strict=True))
         self._set(rows, targets)
 
     def _labelled(self, points: list[Any], labels: Any, across: Any) -> tuple[list[F64] | None, int]:
         """Append columns for a finite ``across`` to the points, or return columns of the core for inf."""
-        metric, sizes = METRICS[self.metric], [*map(len, points)]
+        metric = METRICS[self.metric]
+        sizes = [*map(len, points)]
         across = as_float(across, "across", "a number, what different labels cost, or inf")
         if not across >= 0:
             raise ValueError(f"across must be >= 0, got {across}")
         if across == math.inf and not metric.inner:
             return [FORBIDDEN[metric.norm] * sign for sign in signs(labels, sizes)], 0
         self.label = metric.label(across / self.scale)
-        columns, same = coordinates(labels, sizes, self.label), points[0] is points[1]
+        columns = coordinates(labels, sizes, self.label)
+        same = points[0] is points[1]
         points[0] = np.hstack([points[0], columns[0]])
-        points[1] = points[0] if same and columns[0] is columns[1] else np.hstack([points[1], columns[1]])
+        if same and columns[0] is columns[1]:
+            points[1] = points[0]
+        else:
+            points[1] = np.hstack([points[1], columns[1]])
         return None, columns[0].shape[1]
 
     @staticmethod
@@ -134,7 +145,10 @@ class PointCosts(Cost):
             points = points / size_of(points)
         if self.weights is not None:
             with np.errstate(over="ignore", invalid="ignore"):
-                moved = points if metric.unit or metric.inner else points - self.middle
+                if metric.unit or metric.inner:
+                    moved = points
+                else:
+                    moved = points - self.middle
                 points = moved * metric.weighted(self.weights)
             if not np.isfinite(points).all():
                 raise ValueError(f"weights must leave {name} finite, got weights up to {self.weights.max()}")
@@ -150,8 +164,11 @@ class PointCosts(Cost):
 
     def _set(self, rows: F64, columns: F64) -> None:
         """Take points (m, d) and (n, d); row numbers of a mask begin at 0."""
-        self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
-        xp, n, self.before = namespace(rows), len(columns), 0
+        self.shape = len(rows), len(columns)
+        self.dim = rows.shape[1]
+        xp = namespace(rows)
+        n = len(columns)
+        self.before = 0
         table = laid(xp.empty((self.dim, n + -n % PAD)), columns.T)  # the core reads PAD entries at once
         if xp is np:
             self.rows, self.columns = rows, table
@@ -163,15 +180,23 @@ class PointCosts(Cost):
         if name not in MADE or self.there is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name == "y":
-            found = self.x if self.alone else np.ascontiguousarray(self.columns[:, : self.shape[1]].T)
+            if self.alone:
+                found = self.x
+            else:
+                found = np.ascontiguousarray(self.columns[:, : self.shape[1]].T)
+        elif name == "rows":
+            found = self.x
         else:
-            found = self.x if name == "rows" else host(self.there[name == "columns"])
+            found = host(self.there[name == "columns"])
         vars(self)[name] = found
         return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a pickle, with points on the host."""
-        return vars(self) | ({name: getattr(self, name) for name in MADE} | {"there": None} if self.there else {})
+        state = dict(vars(self))
+        if self.there:
+            state.update({name: getattr(self, name) for name in MADE}, there=None)
+        return state
 
     def _other(self, kind: "type[PointCosts] | None" = None, **own: Any) -> "PointCosts":
         """Return a copy of this cloud without its points, and with the attributes ``own``."""
@@ -183,7 +208,9 @@ class PointCosts(Cost):
     def here(self) -> tuple[Any, Any] | None:
         """The coordinates of rows and columns, if they lie on the current device."""
         there = self.there
-        return there if there and there[0].device == namespace(there[0]).cuda.Device() else None
+        if there and there[0].device == namespace(there[0]).cuda.Device():
+            return there
+        return None
 
     @property
     def kind(self) -> str:
@@ -198,14 +225,17 @@ class PointCosts(Cost):
     @staticmethod
     def _beside(rows: F64, columns: F64, addends: tuple[F64, F64]) -> tuple[F64, F64]:
         """Put the coordinates of addends, with product -(r_i + c_j), in front of the other coordinates."""
-        (r, c), one = addends, np.ones(1)
+        r, c = addends
+        one = np.ones(1)
         first = np.column_stack(np.broadcast_arrays(-r, one)), np.column_stack(np.broadcast_arrays(one, -c))
         return np.hstack([first[0], rows]), np.hstack([first[1], columns])
 
     @property
     def addends(self) -> tuple[F64, F64] | None:
         """Return the costs of each row and of each column, without the scale."""
-        return (-self.rows[:, 0], -self.columns[1, : self.shape[1]]) if self.apart else None
+        if self.apart:
+            return -self.rows[:, 0], -self.columns[1, : self.shape[1]]
+        return None
 
     def symmetric(self, backend: ModuleType) -> bool:
         if self.shape[0] != self.shape[1] or self.core[0].inner:  # "inner": float32 passes move the columns only
@@ -228,7 +258,10 @@ class PointCosts(Cost):
             own = np.ascontiguousarray(self.rows[rows])
             part = self._other(x=self.x[rows], y=self.y, rows=own, columns=self.columns)
         part.shape = len(own), self.shape[1]
-        part.before = self.before + rows.start if isinstance(rows, slice) else 0
+        if isinstance(rows, slice):
+            part.before = self.before + rows.start
+        else:
+            part.before = 0
         return part
 
     def beside(self, points: F64, name: str) -> "PointCosts":
@@ -246,13 +279,19 @@ class PointCosts(Cost):
     def within(self) -> "PointCosts":
         if self.apart:
             raise NotImplementedError("addends are for costs between two clouds: those within one have others")
-        alone = self._other(type(self), **({} if self.there else {"x": self.x, "y": self.x}), alone=True)
-        rows = self.there[0] if self.there else self.rows
+        if self.there:
+            alone = self._other(type(self), alone=True)
+            rows = self.there[0]
+        else:
+            alone = self._other(type(self), x=self.x, y=self.x, alone=True)
+            rows = self.rows
         alone._set(rows, rows)
         return alone
 
     def read(self, i0: int, i1: int) -> "PointCosts":
-        return self if i1 - i0 == self.shape[0] else self[i0:i1]
+        if i1 - i0 == self.shape[0]:
+            return self
+        return self[i0:i1]
 
     def sorted(self, rows: Any, cols: Any) -> "Ordered":
         return Ordered(self, rows, cols)
@@ -264,7 +303,10 @@ class PointCosts(Cost):
 
     @property
     def targets(self) -> F64:
-        found: F64 = self.y if self.plain else self.columns[:, : self.shape[1]].T
+        if self.plain:
+            found: F64 = self.y
+        else:
+            found = self.columns[:, : self.shape[1]].T
         return found
 
     def coordinates(self, xp: ModuleType = np) -> tuple[Any, Any]:
@@ -283,11 +325,13 @@ class PointCosts(Cost):
 
     def forms(self, most: float) -> bool:
         """Tell whether the matrix may be formed; ``most``: bytes that the backend allows for "auto"."""
-        most = most if self.form == "auto" else float(self.form or 0)
+        if self.form != "auto":
+            most = float(self.form or 0)
         return self.size * PAIR_BYTES <= most and not isinstance(self.truncate, float)
 
     def at(self, row: Any, column: Any) -> Any:
-        (metric, scale), (rows, columns) = self.core, self.there or (self.rows, self.columns)
+        metric, scale = self.core
+        rows, columns = self.there or (self.rows, self.columns)
         return scale * metric.between(picked(rows, row), picked(columns.T, column))
 
     def transpose(self) -> "PointCosts":
@@ -296,7 +340,8 @@ class PointCosts(Cost):
             turned._set(namespace(self.there[0]).ascontiguousarray(self.there[1][:, : self.shape[1]].T), self.there[0])
             return turned
         turned = self._other(x=self.y, y=self.x, alone=self.alone)
-        rows, columns = np.ascontiguousarray(self.targets), self.rows
+        rows = np.ascontiguousarray(self.targets)
+        columns = self.rows
         if self.apart:
             rows, columns = self._beside(rows[:, self.apart :], columns[:, self.apart :], (-rows[:, 1], -columns[:, 0]))
         turned._set(rows, columns)
@@ -306,8 +351,9 @@ class PointCosts(Cost):
         """Return the range as every cost does, or bounds if reading all pairs would take longer than the solve."""
         tight = self.dim <= FEW_DIMENSIONS or self.truncates(self.size)
         metric = METRICS[self.metric]
-        bounded = tight and self.size >= AUTO_ENTRIES and metric.degree > 0
-        return self.reached(self._bounds() if bounded else super().range(backend, threads, tell))
+        if tight and self.size >= AUTO_ENTRIES and metric.degree > 0:
+            return self.reached(self._bounds())
+        return self.reached(super().range(backend, threads, tell))
 
     def reached(self, found: Range) -> Range:
         """Return the range ``found``; raise if a pair costs inf and the metric forbids no pairs."""
@@ -317,11 +363,15 @@ class PointCosts(Cost):
 
     def _bounds(self) -> Range:
         """Bound the costs by boxes around all points, and the largest cost also by balls around the middle of y."""
-        (metric, scale), (x, columns) = self.core, self.there or (self.rows, self.columns)
+        metric, scale = self.core
+        x, columns = self.there or (self.rows, self.columns)
         known = self.dim - self.bits
-        x, y = x[:, :known], columns[:known, : self.shape[1]]
-        (x_low, x_high), (y_low, y_high) = corners(x), corners(y.T)
-        order, power = metric.norm, float(metric.degree)
+        x = x[:, :known]
+        y = columns[:known, : self.shape[1]]
+        x_low, x_high = corners(x)
+        y_low, y_high = corners(y.T)
+        order = metric.norm
+        power = float(metric.degree)
         with np.errstate(over="ignore"):
             middle = 0.5 * (y_low + y_high)
             radii = farthest(x.T, middle, order) + farthest(y, middle, order)
@@ -329,7 +379,9 @@ class PointCosts(Cost):
             least = np.maximum(0.0, np.maximum(x_low - y_high, y_low - x_high))
             apart = np.array([np.linalg.norm(least, order), min(np.linalg.norm(most, order), radii * (1 + 1e-12))])
             low, high = (scale * apart**power).tolist()
-        return (low, high, 0, self._forbidden()) if math.isfinite(high) else (0.0, 0.0, 0, self.size)
+        if math.isfinite(high):
+            return low, high, 0, self._forbidden()
+        return 0.0, 0.0, 0, self.size
 
     def _codes(self) -> tuple[Any, Any]:
         """Return the number of the label of each row and of each column."""
@@ -362,12 +414,15 @@ class PointCosts(Cost):
         normal number.
         """
         metric, scale = self.core
-        d, unit = self.dim, 2.0**-53
+        d = self.dim
+        unit = 2.0**-53
         if metric.inner:
-            apart, most = self.apart, {"initial": 0.0}
+            apart = self.apart
+            most = {"initial": 0.0}
             terms = np.linalg.norm(self.rows[:, apart:], axis=1).max(**most)
             terms *= np.linalg.norm(self.columns[apart:], axis=0).max(**most)
-            terms += np.abs(self.rows[:, 0]).max(**most) + np.abs(self.columns[1]).max(**most) if apart else 0.0
+            if apart:
+                terms += np.abs(self.rows[:, 0]).max(**most) + np.abs(self.columns[1]).max(**most)
             return float((d + 10) * unit * (scale * terms) + d * scale * LEAST_NORMAL + math.ulp(0.0))
         if metric.unit:
             moved = (d + 6) * unit
@@ -378,12 +433,16 @@ class PointCosts(Cost):
             points = self.rows[:, known], self.columns[known].T
             sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in points)
             moved = 3 * unit * float(sum(sizes))  # roundings of the difference from the middle, the root, the product
-        slope, least = scale, d * LEAST_NORMAL
+        slope = scale
+        least = d * LEAST_NORMAL
         if metric.degree == 2:
             slope = 2 * math.sqrt(scale) * math.sqrt(largest) + scale * moved
         elif metric.degree == 0:
-            moved, slope = moved + (d + 4) * unit * math.pi / 2, 2 * scale * math.exp(largest / (2 * scale))
-        lost = scale * (math.sqrt(least) if metric.norm == 2 and metric.degree != 2 else least) + math.ulp(0.0)
+            moved += (d + 4) * unit * math.pi / 2
+            slope = 2 * scale * math.exp(largest / (2 * scale))
+        if metric.norm == 2 and metric.degree != 2:
+            least = math.sqrt(least)
+        lost = scale * least + math.ulp(0.0)
         return float((d + 4) * unit * largest + slope * moved + lost)
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> "PointCosts":
@@ -438,7 +497,9 @@ class Ordered(PointCosts):
     def __init__(self, whole: PointCosts, rows: Any, cols: Any) -> None:
         own = vars(whole).items()
         vars(self).update({name: value for name, value in own if name not in (*MADE, "there")})
-        self.whole, self.order, self.before = whole, (rows, cols), 0
+        self.whole = whole
+        self.order = rows, cols
+        self.before = 0
 
     def __getattr__(self, name: str) -> Any:
         """Make x, y, rows and columns on first use, and keep them."""
@@ -448,7 +509,10 @@ class Ordered(PointCosts):
         if name in ("x", "y"):
             found = getattr(self.whole, name).take(rows if name == "x" else cols, 0)
         elif name == "rows":
-            found = self.x if self.plain else self.whole.rows.take(rows, 0)
+            if self.plain:
+                found = self.x
+            else:
+                found = self.whole.rows.take(rows, 0)
         elif self.plain:  # read along the rows of y
             found = np.ascontiguousarray(padded(self.y).T)
         else:
@@ -468,7 +532,8 @@ class Ordered(PointCosts):
     def placed(self, xp: ModuleType) -> "Ordered":
         """Return a cloud that holds its coordinates on a device."""
         found = Ordered(self.whole, *self.order)
-        found.unit, found.there = self.unit, self.coordinates(xp)
+        found.unit = self.unit
+        found.there = self.coordinates(xp)
         return found
 
     def __getitem__(self, rows: Any) -> PointCosts:
@@ -484,35 +549,53 @@ def softened(cloud: PointCosts, rows: Any, columns: Any) -> tuple[Any, Any]:
     """Return coordinates for boxes and clusters: labels as far apart as the points y, so that no pair costs more."""
     if not cloud.bits:
         return rows, columns
-    known, n = cloud.dim - cloud.bits, cloud.shape[1]
+    known = cloud.dim - cloud.bits
+    n = cloud.shape[1]
     low, high = corners(columns[:known, :n].T)
     far = float(np.max(high - low)) or 1.0
-    rows, columns = rows.copy(), columns.copy()
-    rows[:, known:], columns[known:] = far * np.sign(rows[:, known:]), far * np.sign(columns[known:])
+    rows = rows.copy()
+    columns = columns.copy()
+    rows[:, known:] = far * np.sign(rows[:, known:])
+    columns[known:] = far * np.sign(columns[known:])
     return rows, columns
+
+
+def copied(points: Any) -> Any:
+    """Return the points in new memory, in float64, laid out by coordinates."""
+    return laid(namespace(points).empty(points.shape).T, points.T).T
 
 
 def padded(table: Any) -> Any:
     """Repeat the last entry up to a multiple of PAD, which the core reads at once."""
     behind = -len(table) % PAD
-    return np.pad(table, ((0, behind), *[(0, 0)] * (table.ndim - 1)), mode="edge") if behind else table
+    if behind:
+        return np.pad(table, ((0, behind), *[(0, 0)] * (table.ndim - 1)), mode="edge")
+    return table
 
 
 def farthest(points: Any, middle: F64, order: float) -> float:
     """Return the largest distance of points (d, n) from ``middle``, in blocks that fit in cache."""
     if (xp := arithmetic(points)) is not np:
         apart = xp.asarray(points).T - xp.asarray(middle)
-        most = largest((np.square(apart) if order == 2 else np.abs(apart)).sum(1))
-        return math.sqrt(most) if order == 2 else most
-    most, step = 0.0, 1 << 13
+        if order == 2:
+            return math.sqrt(largest(np.square(apart).sum(1)))
+        return largest(np.abs(apart).sum(1))
+    most = 0.0
+    step = 1 << 13
     for i in range(0, points.shape[1], step):
         total: Any = 0.0
         for row, m in zip(points, middle, strict=True):
-            part = np.abs(row[i : i + step] - m)
-            part = part * part if order == 2 else part
-            total = np.maximum(total, part) if order == math.inf else total + part
+            apart = np.abs(row[i : i + step] - m)
+            if order == math.inf:
+                total = np.maximum(total, apart)
+            elif order == 2:
+                total = total + apart * apart
+            else:
+                total = total + apart
         most = max(most, float(np.max(total)))
-    return math.sqrt(most) if order == 2 else most
+    if order == 2:
+        return math.sqrt(most)
+    return most
 
 
 def picked(points: Any, at: Any) -> Any:
@@ -544,19 +627,29 @@ def corners(points: F64) -> tuple[F64, F64]:
         return points.T.min(1), points.T.max(1)
     together = max(1, min(m, 4096 // d))
     whole = m // together * together
-    long, rest = points[:whole].reshape(-1, together * d), points[whole:]
-    low, high = long.min(0).reshape(together, d), long.max(0).reshape(together, d)
+    long = points[:whole].reshape(-1, together * d)
+    rest = points[whole:]
+    low = long.min(0).reshape(together, d)
+    high = long.max(0).reshape(together, d)
     return np.concatenate([low, rest]).min(0), np.concatenate([high, rest]).max(0)
 
 
 def as_points(value: Any, name: str, stays: bool = False, looked_at: bool = True) -> Any:
     """Check points, (m, d), finite if ``looked_at``; with ``stays`` on the current device, else on the host."""
     if type(value).__module__ == "torch":
-        value = value.detach() if stays else value.detach().cpu()
-    points = as_array(value, name, there) if stays else as_array(host(value), name)
+        value = value.detach()
+        if not stays:
+            value = value.cpu()
+    if stays:
+        points = as_array(value, name, there)
+    else:
+        points = as_array(host(value), name)
     check_kind(points, name)
     if points.ndim != 2 or 0 in points.shape:
-        cure = f": points on a line are {name}[:, None]" if points.ndim == 1 else ""
+        if points.ndim == 1:
+            cure = f": points on a line are {name}[:, None]"
+        else:
+            cure = ""
         raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}{cure}")
     if stays and (not looked_at or np.isfinite(float(points.sum()))):  # a finite sum has no NaN and no inf
         return points
@@ -572,16 +665,23 @@ def there(value: Any) -> Any:
 
     if type(value).__module__ == "torch":
         value = value.detach()
-        value = cupy.from_dlpack(value) if value.is_cuda else value.numpy()
+        if value.is_cuda:
+            value = cupy.from_dlpack(value)
+        else:
+            value = value.numpy()
     array = cupy.asarray(value)
-    return array if array.device == cupy.cuda.Device() else cupy.asarray(array.get())
+    if array.device == cupy.cuda.Device():
+        return array
+    return cupy.asarray(array.get())
 
 
 def as_rows(value: Any, m: int) -> Any:
     """Read an index into m rows: return a slice of step 1, or row numbers."""
     if isinstance(value, slice):
         i0, i1, step = value.indices(m)
-        return slice(i0, max(i0, i1)) if step == 1 else np.arange(i0, i1, step)
+        if step == 1:
+            return slice(i0, max(i0, i1))
+        return np.arange(i0, i1, step)
     rows = np.asarray(host(value))
     if rows.dtype == bool and rows.shape == (m,):
         return np.flatnonzero(rows)

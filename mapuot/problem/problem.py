@@ -7,7 +7,7 @@ with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's conve
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from types import ModuleType
@@ -43,8 +43,12 @@ def heavy(weight: F64) -> Any:
 
     On a device read one sum from each of up to MOST_FAR parts, then the parts that hold these points.
     """
-    xp, n = namespace(weight), len(weight)
-    each = 1 if xp is np else -(-n // MOST_FAR)
+    xp = namespace(weight)
+    n = len(weight)
+    if xp is np:
+        each = 1
+    else:
+        each = -(-n // MOST_FAR)
     sums = np.cumsum(weight)
     mass = host(sums[xp.asarray(np.minimum(np.arange(each, n + each, each), n) - 1)])
     middle = (np.arange(LINES) + 0.5) / LINES * mass[-1]
@@ -67,7 +71,9 @@ def farthest(costs: F64) -> float:
     second = np.sort(np.where(np.isfinite(costs), costs, -np.inf), 1)[:, -2]
     count = len(second)
     few = min(2, count // 64) + count // 1000
-    return float(np.sort(second)[-1 - few]) if few else math.inf
+    if few:
+        return float(np.sort(second)[-1 - few])
+    return math.inf
 
 
 @formula
@@ -87,7 +93,8 @@ class Idle(NamedTuple):
         """Tell whether these points have no mass, and all other log scalings are small enough to leave them none."""
         good = True
         for k, nearest in ((0, self.cols_from), (1, self.rows_from)):
-            log, mask = potentials[k], self.masks[k]
+            log = potentials[k]
+            mask = self.masks[k]
             most = largest(np.where(np.isfinite(log) & ~mask, log, -np.inf), -np.inf)
             good &= most <= 2 / 3 * nearest - NOTHING and not any_of(mask & (marginals[k] != 0))
         return bool(ranks.min(good))
@@ -132,16 +139,22 @@ class Common:
     @property
     def c(self) -> Cost | None:
         """The reference measure, if the user gave a matrix or a mask."""
-        return None if isinstance(self.reference, str) else self.reference
+        if isinstance(self.reference, str):
+            return None
+        return self.reference
 
     @property
     def masked(self) -> Masked | None:
-        return self.reference if isinstance(self.reference, Masked) else None
+        if isinstance(self.reference, Masked):
+            return self.reference
+        return None
 
     @property
     def unmasked(self) -> str | Cost:
         """The reference measure without its mask."""
-        return self.reference if self.masked is None else self.masked.base
+        if self.masked is None:
+            return self.reference
+        return self.masked.base
 
     @property
     def balanced(self) -> bool:
@@ -162,18 +175,22 @@ class Common:
             return "masses, reg_m or penalty"
         if not self.cost.symmetric(backend):
             return "M"
-        return "reference" if self.c is not None and not self.c.symmetric(backend) else None
+        if self.c is not None and not self.c.symmetric(backend):
+            return "reference"
+        return None
 
     @property
     def own(self) -> slice:
         """The columns equal to this rank's rows, if rows and columns are the same problem."""
-        before, m = self.rows.ranks.before(self.shape[0]), self.shape[0]
+        before = self.rows.ranks.before(self.shape[0])
+        m = self.shape[0]
         return slice(before, before + m)
 
     def own_alike(self) -> bool:
         """Tell whether the rows of this rank are the columns ``own`` of a cloud without skipped pairs."""
         cloud, own, ranks = self.cost.cloud, self.own, self.rows.ranks
-        n, count = self.shape[1], ranks.sum(self.shape[0])
+        n = self.shape[1]
+        count = ranks.sum(self.shape[0])
         if cloud is None or cloud.core[0].inner or cloud.truncates(count * n) or not isinstance(self.reference, str):
             return False
         return count == n and np.array_equal(cloud.rows, cloud.targets[own]) and self.rows.alike(self.cols, own)
@@ -181,17 +198,23 @@ class Common:
     def shares(self, backend: ModuleType, X: Any, rows: bool = True, threads: int | None = None) -> Any:
         """Multiply the masked reference, without a b^T, by X (n,) or (n, p); its transpose unless ``rows``."""
         assert self.masked is not None
-        xp, cut = namespace(X), self.masked
+        xp = namespace(X)
+        cut = self.masked
         base = "uniform" if isinstance(cut.base, str) else cut.base
-        c, nothing = Masked(base, cut.mask, cut.shape, cut.row, cut.col), xp.broadcast_to(xp.zeros(1), self.shape)
+        c = Masked(base, cut.mask, cut.shape, cut.row, cut.col)
+        nothing = xp.broadcast_to(xp.zeros(1), self.shape)
         task = Problem(Dense(nothing), self.rows, self.cols, 1.0, c, 0.0, 0.0, False, 0.0)
-        task = task if rows else task.transpose()
+        if not rows:
+            task = task.transpose()
         return backend.plan_of(task, *map(np.zeros, task.shape), threads).apply(X)
 
     @property
     def exchanged(self) -> dict[str, Any]:
         """The fields of the problem with rows and columns exchanged."""
-        reference = self.reference if self.c is None else self.c.transpose()
+        if self.c is None:
+            reference = self.reference
+        else:
+            reference = self.c.transpose()
         return {"cost": self.cost.transpose(), "rows": self.cols, "cols": self.rows, "reference": reference}
 
 
@@ -234,9 +257,15 @@ class Problem(Common):
     def usual(self) -> float:
         """The median cost between points chosen by mass, minus the least cost; the largest median of all ranks."""
         rows, cols = (heavy((side.there or side).weight) for side in self.sides)
-        costs = self.cost.at(rows[:, None], cols) if self.shape[0] else np.empty(0)
+        if self.shape[0]:
+            costs = self.cost.at(rows[:, None], cols)
+        else:
+            costs = np.empty(0)
         costs = costs[np.isfinite(costs)]
-        own = float(np.median(costs)) if costs.size else self.M_min
+        if costs.size:
+            own = float(np.median(costs))
+        else:
+            own = self.M_min
         return float(self.ranks.max(own)) - self.M_min
 
     @cached_property
@@ -255,8 +284,10 @@ class Problem(Common):
     @cached_property
     def parts(self) -> Parts | None:
         """The parts of a sparse M that no pair connects, if there are several; over ranks, of the whole M."""
-        found = self.cost.parts_between(*self.left_out, self.ranks) if self.cost.operator == "pairs" else None
-        return found if found is not None and found.count > 1 else None
+        if self.cost.operator != "pairs":
+            return None
+        parts = self.cost.parts_between(*self.left_out, self.ranks)
+        return parts if parts is not None and parts.count > 1 else None
 
     @property
     def several_parts(self) -> Parts | None:
@@ -264,23 +295,25 @@ class Problem(Common):
         if self.cost.operator == "pairs" or not (self.forbidden or self.c is not None):
             return self.parts
         out_rows, out_cols = self.left_out
-        found = self.cost.parts_between(out_rows, out_cols, self.ranks)
-        if found is None and not (self.cost.remade and self.cost.size > AUTO_ENTRIES):
+        parts = self.cost.parts_between(out_rows, out_cols, self.ranks)
+        if parts is None and not (self.cost.remade and self.cost.size > AUTO_ENTRIES):
             masks = (
                 allowed_pairs(M, c) & ~(out_rows[i0:i1, None] | out_cols)
                 for i0, i1, M, c in self.blocks(most=BLOCK_BYTES)
             )
-            found = parts_of_masks(masks, self.shape[1])
+            parts = parts_of_masks(masks, self.shape[1])
             if self.ranks.size > 1:
-                count, new, cols = joined(self.ranks.all(found.told), self.shape[1])
-                found = Parts(count, new[self.ranks.rank][found.rows], cols)
-        return found if found is not None and found.count > 1 else None
+                count, new, cols = joined(self.ranks.all(parts.told), self.shape[1])
+                parts = Parts(count, new[self.ranks.rank][parts.rows], cols)
+        return parts if parts is not None and parts.count > 1 else None
 
     def project(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """Project potentials onto the domain of the dual."""
-        sides = zip(self.sides, (log_u, log_v), strict=True)
-        found = (project("tv", host(x), s.rho, self.reg) if s.penalty == "tv" else x for s, x in sides)
-        return next(found), next(found)
+        if self.rows.penalty == "tv":
+            log_u = project("tv", host(log_u), self.rows.rho, self.reg)
+        if self.cols.penalty == "tv":
+            log_v = project("tv", host(log_v), self.cols.rho, self.reg)
+        return log_u, log_v
 
     def transpose(self) -> "Problem":
         return dataclasses.replace(self, **self.exchanged)
@@ -291,9 +324,12 @@ class Problem(Common):
         Costs above log u + log v by VANISHING (finite costs that stand for inf) give entries of 0 and do not count;
         neither do the points of ``idle``.
         """
-        logs = (log_u, log_v) if idle is None else map(np.where, idle.masks, (0.0, 0.0), (log_u, log_v))
+        logs: Iterable[F64] = (log_u, log_v)
+        if idle is not None:
+            logs = map(np.where, idle.masks, (0.0, 0.0), logs)
         terms = sum(largest(np.where(np.isfinite(x), np.abs(x), 0.0)) for x in logs)
-        terms += self.rows.log_size + self.cols.log_size if self.unmasked == "product" else 0.0
+        if self.unmasked == "product":
+            terms += self.rows.log_size + self.cols.log_size
         terms = self.ranks.max(terms)
         paid = min(self.spread, terms + abs(self.M_min) / self.reg + VANISHING)
         most = min(self.M_max, self.M_min + paid * self.reg)
@@ -311,9 +347,12 @@ class Problem(Common):
         found = []
         floors = [-self.ranks.max(largest(np.where(np.isfinite(x), -x, -np.inf), -np.inf)) for x in (alpha, beta)]
         for side, log, floor in zip(self.sides, (alpha, beta), reversed(floors), strict=True):
-            least, soft = log + floor, side.penalty in ("kl", "tv")
-            with np.errstate(over="ignore"):
-                apart = FAR_APART * np.maximum(1.0, side.soft_rho / self.reg) if soft else np.inf
+            least = log + floor
+            soft = side.penalty in ("kl", "tv")
+            apart: Any = np.inf
+            if soft:
+                with np.errstate(over="ignore"):
+                    apart = FAR_APART * np.maximum(1.0, side.soft_rho / self.reg)
             found.append((np.isfinite(log) & ~side.hard & (least >= apart), least))
         masks = found[0][0], found[1][0]
         if not self.ranks.max(any(map(any_of, masks))):
@@ -360,12 +399,18 @@ class Problem(Common):
         m, n = cost.shape
         ranks.same(**{"the number of columns of M": n})
         stays = ranks.size == 1 and max(m, n) >= STAYS_FROM and isinstance(reference, str) and hasattr(backend, "held")
-        xp = arithmetic(*(getattr(cost, "here", None) or ())) if stays else np  # vectors lie beside the points
+        if stays:  # vectors lie beside the points
+            xp = arithmetic(*(getattr(cost, "here", None) or ()))
+        else:
+            xp = np
         weight_a = validate.as_weight(a, m, "a", backend, ranks, xp)
         weight_b = validate.as_weight(b, n, "b", backend, xp=xp)
         rows, cols = validate.as_sides(weight_a, weight_b, penalty, reg_m, ranks, validate.reader(backend, xp))
         validate.check_masses(rows, cols, rows.mass, cols.mass)
-        even = validate.evening(rows.mass, cols.mass) if rows.penalty == cols.penalty == "balanced" else 1.0
+        if rows.penalty == cols.penalty == "balanced":
+            even = validate.evening(rows.mass, cols.mass)
+        else:
+            even = 1.0
         if even != 1:
             weight_b = weight_b * float(even)
             rows, cols = validate.as_sides(weight_a, weight_b, penalty, reg_m, ranks, validate.reader(backend, xp))
@@ -377,9 +422,11 @@ class Problem(Common):
         if mask is not None:
             c = Masked(c, as_mask(mask, cost), cost.shape, ranks.before(m), 0)
             problem = dataclasses.replace(problem, reference=c)
-            product = problem.unmasked == "product"
-            shares = problem.shares(backend, cols.weight if product else np.ones(n), threads=threads)
-            mass = float(ranks.sum(rows.weight @ shares if product else shares.sum()))
+            if problem.unmasked == "product":
+                own_mass = rows.weight @ problem.shares(backend, cols.weight, threads=threads)
+            else:
+                own_mass = problem.shares(backend, np.ones(n), threads=threads).sum()
+            mass = float(ranks.sum(own_mass))
             problem = dataclasses.replace(problem, c_mass=validate.as_kept(mass))
         if problem.parts or (ranks.max(rows.demands) and cols.demands):
             validate.check_parts(rows, cols, problem.several_parts)
@@ -448,8 +495,11 @@ class BatchProblem(Common):
 
     def part(self, i0: int, i1: int) -> "BatchProblem":
         cost = self.cost.of(slice(i0, i1))
-        (m, n), c_mass = cost.shape, self.c_mass[i0:i1]  # sizes of its largest clouds
-        A, B, masses = self.A[i0:i1, :m], self.B[i0:i1, :n], (self.masses[0][i0:i1], self.masses[1][i0:i1])
+        m, n = cost.shape
+        c_mass = self.c_mass[i0:i1]  # sizes of its largest clouds
+        A = self.A[i0:i1, :m]
+        B = self.B[i0:i1, :n]
+        masses = self.masses[0][i0:i1], self.masses[1][i0:i1]
         return dataclasses.replace(self, cost=cost, A=A, B=A if self.A is self.B else B, masses=masses, c_mass=c_mass)
 
     def check_parts(self) -> F64 | None:
@@ -461,7 +511,8 @@ class BatchProblem(Common):
         known: dict[Any, Parts | None] = {}
         for i, one in enumerate(map(self.__getitem__, range(len(self)))):
             key = 0 if self.one_cost else i, *(out.tobytes() for out in one.left_out)
-            known = known if key in known else {key: one.several_parts}
+            if key not in known:
+                known = {key: one.several_parts}
             validate.check_parts(one.rows, one.cols, known[key], f"problem {i}: ")
             factor = validate.evening_of_parts(one.rows, one.cols, known[key])
             if factor is not None:
@@ -477,8 +528,19 @@ class BatchProblem(Common):
         return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A, masses=self.masses[::-1])
 
     def on_host(self) -> "BatchProblem":
-        cost = self.several.at_home if self.several else Dense(host(self.M))
+        if self.several:
+            cost = self.several.at_home
+        else:
+            cost = Dense(host(self.M))
         return dataclasses.replace(self, cost=cost, A=host(self.A), B=host(self.B))
+
+    def masked_mass(self, backend: ModuleType) -> F64:
+        """Return the mass of the masked reference, for each problem."""
+        if self.unmasked == "product":
+            mass: F64 = host((self.A * self.shares(backend, self.B.T).T).sum(1))
+            return mass
+        xp = namespace(self.cost.where, self.A, self.B)
+        return np.full(len(self.A), float(self.shares(backend, xp.ones(self.shape[1])).sum()))
 
     @classmethod
     def from_arrays(
@@ -486,14 +548,20 @@ class BatchProblem(Common):
         mask: Any = None,
     ) -> "BatchProblem":  # fmt: skip
         """Make the problems from the arguments of `solve_batch`."""
-        cost, reg = as_costs(M, backend), validate.as_positive(reg, "reg")
+        cost = as_costs(M, backend)
+        reg = validate.as_positive(reg, "reg")
         (m, n), flat = cost.shape, cost.flat
         alike = A is B and m == n
         A, B = (x if x is None else validate.as_array(x, name, backend.asarray) for x, name in ((A, "A"), (B, "B")))
-        p, xp = validate.as_batch_size(cost.array, A, B), namespace(cost.where, A, B)
+        p = validate.as_batch_size(cost.array, A, B)
+        xp = namespace(cost.where, A, B)
         A, mass_a = validate.as_weights(A, p, m, "A", backend, xp)
-        B, mass_b = (A, mass_a) if alike else validate.as_weights(B, p, n, "B", backend, xp)
-        first_a, first_b = host(A[0]), host(B[0])
+        if alike:
+            B, mass_b = A, mass_a
+        else:
+            B, mass_b = validate.as_weights(B, p, n, "B", backend, xp)
+        first_a = host(A[0])
+        first_b = host(B[0])
         rows, cols = validate.as_sides(first_a, first_b, penalty, reg_m)
         low, high, forbidden = validate.as_range(flat, reg, backend)
         if isinstance(cost, Clouds) and cost.ragged and not (mask is None and isinstance(reference, str)):
@@ -503,19 +571,22 @@ class BatchProblem(Common):
         validate.check_masses(rows, cols, mass_a, mass_b, "A and B")
         even = validate.evening(mass_a, mass_b)
         if rows.penalty == cols.penalty == "balanced" and (even != 1).any():
-            B, mass_b = B * xp.asarray(even)[:, None], mass_b * even
+            B = B * xp.asarray(even)[:, None]
+            mass_b = mass_b * even
             first_b = host(B[0])
             rows, cols = validate.as_sides(first_a, first_b, penalty, reg_m)
-        c_mass = validate.product_mass(mass_a, mass_b, "A", "B") if c == "product" else np.full(p, mass)
-        if c == "uniform" and isinstance(cost, Clouds):
+        if c == "product":
+            c_mass = validate.product_mass(mass_a, mass_b, "A", "B")
+        elif c == "uniform" and isinstance(cost, Clouds):
             c_mass = cost.pairs_of_each.astype(np.float64)
-        c = c if mask is None else Masked(c, as_mask(mask, cost), (m, n))
+        else:
+            c_mass = np.full(p, mass)
+        if mask is not None:
+            c = Masked(c, as_mask(mask, cost), (m, n))
         problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, (mass_a, mass_b), c_mass)
         if mask is not None:
-            product = problem.unmasked == "product"
-            shares = problem.shares(backend, B.T if product else xp.ones(n))
-            c_mass = host((A * shares.T).sum(1)) if product else np.full(p, float(shares.sum()))
-            problem = dataclasses.replace(problem, c_mass=validate.as_kept(c_mass))
+            c_mass = validate.as_kept(problem.masked_mass(backend))
+            problem = dataclasses.replace(problem, c_mass=c_mass)
         both = rows.demands and cols.demands
         forbids = forbidden or problem.c is not None or not problem.balanced
         if (both and forbids) or (cost.operator == "pairs" and rows.demands | cols.demands):

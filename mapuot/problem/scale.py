@@ -14,13 +14,15 @@ from .cost import cost_of
 from .validate import as_choice, as_pair, as_penalties, as_positive
 
 SCALES: dict[str, Any] = {"median": np.median, "mean": np.mean, "max": np.max}
-ALL, ROWS = 1 << 22, 16  # up to ALL costs are all read; beyond, some rows are, at least ROWS
+ALL = 1 << 22  # up to so many costs are all read
+ROWS = 16  # at least so many rows are read of larger costs
 
 
 def some_costs(cost: Any, most: int, ranks: Ranks) -> F64:
     """Return finite costs of this rank: all stored ones, all of at most ``most``, or the costs of some rows."""
     m, n = cost.shape
-    total, before = int(ranks.sum(m)), ranks.before(m)
+    total = int(ranks.sum(m))
+    before = ranks.before(m)
     if cost.operator == "pairs":
         found = np.asarray(host(cost.data), np.float64)
     elif total * n <= most:
@@ -52,7 +54,8 @@ def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any]
     """Call a function with reg and reg_m in units of these costs; store the scale in its answer, if possible."""
     scale = scale_of(costs, given["scale_cost"], ranks)
     given = {name: x for name, x in given.items() if name not in ("like", "options")} | given.get("options", {})
-    reg_m, kinds = given["reg_m"], as_penalties(given.get("penalty", "kl"))
+    reg_m = given["reg_m"]
+    kinds = as_penalties(given.get("penalty", "kl"))
     if "range" in kinds:
         sides = zip(as_pair(reg_m, "reg_m"), kinds, strict=True)
         given["reg_m"] = tuple(x if kind == "range" else times(scale, x) for x, kind in sides)

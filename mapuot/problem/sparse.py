@@ -30,7 +30,9 @@ class Sparse(Cost):
 
     @property
     def xp(self) -> Any:
-        return sys.modules["cupy"] if self.on_device else np
+        if self.on_device:
+            return sys.modules["cupy"]
+        return np
 
     def __init__(
         self, data: Any, column: Any, start: Any, shape: tuple[int, int], known: dict[str, Any] | None = None,
@@ -65,8 +67,10 @@ class Sparse(Cost):
         if not csr.has_canonical_format:
             csr = csr.copy() if csr is M else csr
             csr.sum_duplicates()
-        start, (m, n) = np.ascontiguousarray(csr.indptr, np.int64), M.shape
-        data, column = csr.data[: start[-1]], csr.indices[: start[-1]]
+        start = np.ascontiguousarray(csr.indptr, np.int64)
+        m, n = M.shape
+        data = csr.data[: start[-1]]
+        column = csr.indices[: start[-1]]
         column = np.ascontiguousarray(column, np.int32)
         data = np.ascontiguousarray(data, held_type(csr.dtype))
         return cls(data, column, start, (int(m), int(n)), on_device=on_device)
@@ -90,7 +94,9 @@ class Sparse(Cost):
         return Sparse(self.data[k0:k1], self.column[k0:k1], start, shape, on_device=self.on_device)
 
     def read(self, i0: int, i1: int) -> "Sparse":
-        return self if i1 - i0 == self.shape[0] else self[i0:i1]
+        if i1 - i0 == self.shape[0]:
+            return self
+        return self[i0:i1]
 
     def place(self, i: int, ld: int) -> int:
         return int(self.start[i] - self.start[0])
@@ -101,7 +107,8 @@ class Sparse(Cost):
 
         start = self.start - self.start[0]
         index = np.int32 if start[-1] <= MOST_COLUMNS else np.int64
-        column, start = self.column.astype(index), start.astype(index)
+        column = self.column.astype(index)
+        start = start.astype(index)
         if namespace(data) is np:
             return sparse.csr_array((data, column, start), shape=self.shape)
         import cupy  # noqa: PLC0415 - of an M from a GPU
@@ -136,7 +143,10 @@ class Sparse(Cost):
     def blocks(self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:
         """Yield blocks as every cost does, of ``most`` bytes of stored numbers, but at least one row."""
         i1 = self.shape[0] if i1 is None else i1
-        most = sys.maxsize if most is None else max(1, most // self.dtype.itemsize)
+        if most is None:
+            most = sys.maxsize
+        else:
+            most = max(1, most // self.dtype.itemsize)
         while i0 < i1:
             end = int(np.searchsorted(self.start, min(int(self.start[i0]) + most, sys.maxsize), side="right")) - 1
             k1 = min(max(end, i0 + 1), i1)
@@ -169,7 +179,8 @@ class Sparse(Cost):
         """Return these entries, with 0 for pairs that are not stored."""
         if not self.size:
             return np.zeros(len(row))
-        mine, theirs = row * self.shape[1] + column, self.row_numbers() * self.shape[1] + self.column
+        mine = row * self.shape[1] + column
+        theirs = self.row_numbers() * self.shape[1] + self.column
         place = np.minimum(np.searchsorted(theirs, mine), self.size - 1)
         return np.where(theirs[place] == mine, self.data[place], 0)
 
@@ -214,7 +225,8 @@ class Sparse(Cost):
         m, n = self.shape
         row = self.row_numbers()
         used = finite & ~out_rows[row] & ~out_cols[self.column]
-        row, column = row[used], self.column[used]
+        row = row[used]
+        column = self.column[used]
         start = np.zeros(m + n + 1, np.int64)
         start[1 : m + 1] = np.cumsum(np.bincount(row, minlength=m))
         start[m + 1 :] = start[m]
@@ -251,7 +263,8 @@ class SparseCosts(Cost):
         dtype = np.result_type(*(held_type(M.dtype) for M in matrices))
         first = Sparse.of_matrix(matrices[0], "M[0]")
         first.on_device = on_device
-        data, known = [first.data], matrices[0]
+        data = [first.data]
+        known = matrices[0]
         in_order = known.format == "csr" and known.has_canonical_format
         for i, M in enumerate(matrices[1:], 1):
             alike = in_order and M.format == "csr" and M.shape == known.shape and M.dtype.kind in "fiu"
@@ -287,7 +300,8 @@ class SparseCosts(Cost):
 
     def transpose(self) -> "SparseCosts":
         turned = Sparse(np.arange(float(self.size)), self.places.column, self.places.start, self.shape).transpose()
-        order, turned.on_device = turned.data.astype(np.int64), self.places.on_device
+        order = turned.data.astype(np.int64)
+        turned.on_device = self.places.on_device
         return SparseCosts([x[order] for x in self.data], turned)
 
     def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
@@ -296,8 +310,10 @@ class SparseCosts(Cost):
 
 def log_sums(pairs: Sparse, x: F64, reg: float) -> F64:
     """Return log sum_j exp(x_j - M_ij / reg) over the pairs of each row; -inf for a row without pairs."""
-    start, count = pairs.start - pairs.start[0], np.diff(pairs.start)
-    used, out = count > 0, np.full(pairs.shape[0], -np.inf)
+    start = pairs.start - pairs.start[0]
+    count = np.diff(pairs.start)
+    used = count > 0
+    out = np.full(pairs.shape[0], -np.inf)
     terms = x[pairs.column] - pairs.data.astype(np.float64) / reg
     top = np.maximum.reduceat(terms, start[:-1][used])
     top = np.where(np.isfinite(top), top, 0.0)
@@ -340,8 +356,9 @@ def gathered(rows: Any, ranks: Ranks, root: int) -> Any:
     """Stack the CSR rows of all ranks into one array on rank ``root``; return None elsewhere."""
     from scipy import sparse  # noqa: PLC0415 - on first use
 
-    found = np.diff(rows.indptr), rows.indices, rows.data
-    counts, column, data = (ranks.gather(x.astype(np.int64) if x is not rows.data else x, root) for x in found)
+    counts = ranks.gather(np.diff(rows.indptr).astype(np.int64), root)
+    column = ranks.gather(rows.indices.astype(np.int64), root)
+    data = ranks.gather(rows.data, root)
     if counts is None:
         return None
     start = np.concatenate([[0], np.cumsum(counts)])
@@ -351,7 +368,8 @@ def gathered(rows: Any, ranks: Ranks, root: int) -> Any:
 def top_of(rows: Any, k: int) -> tuple[Any, F64]:
     """Find the k largest entries of each row of a CSR array; shorter rows are padded with -1 and -inf."""
     m = rows.shape[0]
-    index, value = np.full((m, k), -1, np.int64), np.full((m, k), -np.inf)
+    index = np.full((m, k), -1, np.int64)
+    value = np.full((m, k), -np.inf)
     row = np.repeat(np.arange(m), np.diff(rows.indptr))
     order = np.lexsort((rows.indices, -rows.data, row))
     place = np.arange(len(order)) - rows.indptr[row]

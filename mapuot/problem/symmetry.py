@@ -24,8 +24,11 @@ def epsilon(values: Any) -> float:
     name = str(values.dtype).rpartition(".")[2]
     if name == "float64" and isinstance(values, np.ndarray):
         with np.errstate(over="ignore", under="ignore"):
-            name = "float32" if np.array_equal(values, values.astype(np.float32), equal_nan=True) else name
-    return float(np.finfo(name if name in ("float16", "float32") else "float64").eps)
+            if np.array_equal(values, values.astype(np.float32), equal_nan=True):
+                name = "float32"
+    if name not in ("float16", "float32"):
+        name = "float64"
+    return float(np.finfo(name).eps)
 
 
 def differs(values: Any, turned: Any) -> Any:
@@ -35,7 +38,10 @@ def differs(values: Any, turned: Any) -> Any:
     """
     size = abs(values)
     finite = size[size < np.inf]
-    most = float(finite.max()) if len(finite) else 0.0
+    if len(finite):
+        most = float(finite.max())
+    else:
+        most = 0.0
     return far(abs(values - turned), size + abs(turned), most, values)
 
 
@@ -55,8 +61,12 @@ def as_symmetric(matrix: Any, name: str, where: str = "") -> Any:
     numbers = exact if entries is None else entries.data
     if not np.isfinite(numbers).all():
         i, j = place_of(~np.isfinite(numbers), entries)
-        cure = "" if np.isnan(exact[i, j]) else ": give points that nothing connects a large distance"
-        value = "NaN" if np.isnan(exact[i, j]) else str(exact[i, j])
+        if np.isnan(exact[i, j]):
+            cure = ""
+            value = "NaN"
+        else:
+            cure = ": give points that nothing connects a large distance"
+            value = str(exact[i, j])
         raise ValueError(f"{name} must be finite{where}, got {value} at [{i}, {j}]{cure}")
     if entries is None:
         if (exact == exact.T).all():
@@ -78,5 +88,9 @@ def as_symmetric(matrix: Any, name: str, where: str = "") -> Any:
 def place_of(wrong: Any, entries: Any) -> tuple[int, int]:
     """Return the row and the column of the first wrong entry, of a matrix or of these entries of a sparse one."""
     first = int(np.argmax(wrong))
-    i, j = np.unravel_index(first, wrong.shape) if entries is None else (entries.row[first], entries.col[first])
+    if entries is None:
+        i, j = np.unravel_index(first, wrong.shape)
+    else:
+        i = entries.row[first]
+        j = entries.col[first]
     return int(i), int(j)

@@ -24,7 +24,8 @@ from .sparse import Sparse, is_sparse
 
 MASS_TOLERANCE = 1e-6  # relative: totals of normalised float32 weights differ by less
 EVEN = 1e-14  # relative: totals of normalised float64 weights differ by less
-SMALLEST, MOST = math.ulp(0.0), sys.float_info.max
+SMALLEST = math.ulp(0.0)
+MOST = sys.float_info.max
 CPU = 1  # DLPack's device type of the host
 MOST_THREADS = 4096  # more than any host has cores
 MOST_PASSES = 1 << 53  # at 1 ns a pass 100 days; the core counts them in 64 bits
@@ -37,7 +38,10 @@ SENTINEL = 1e8  # range(M) / reg: real costs are below; a larger range takes som
 def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
     known = [*choices]
     if not isinstance(value, str) or value not in known:
-        told = hint("", ours_for(value, VALUES, known), {}) if isinstance(value, str) else ""
+        if isinstance(value, str):
+            told = hint("", ours_for(value, VALUES, known), {})
+        else:
+            told = ""
         cure = ": give the costs of a function of rows as the matrix M" * (name == "metric" and callable(value))
         raise ValueError(f"{name} must be one of {known}, got {shown(value)}{told or cure}")
     return value
@@ -93,7 +97,9 @@ def as_passes(value: Any, name: str = "max_passes") -> int:
 
 
 def as_threads(value: Any) -> int | None:
-    return None if value is None else as_count(value, "threads", MOST_THREADS)
+    if value is None:
+        return None
+    return as_count(value, "threads", MOST_THREADS)
 
 
 def as_callback(value: Any) -> Any:
@@ -105,7 +111,10 @@ def as_callback(value: Any) -> Any:
 def as_pair(value: Any, name: str) -> tuple[Any, Any]:
     """Read a pair from a scalar or a sequence of length 1 or 2 (POT's rule); members may be per-point vectors."""
     if value is None or isinstance(value, (str, bytes, bytearray)):
-        given = "None" if value is None else f"the text {shown(value)}"
+        if value is None:
+            given = "None"
+        else:
+            given = f"the text {shown(value)}"
         raise TypeError(f"{name} must be a number, inf (balanced), or a pair, got {given}")
     if not isinstance(value, Sequence) and np.ndim(value) == 0:
         return value, value
@@ -116,7 +125,10 @@ def as_pair(value: Any, name: str) -> tuple[Any, Any]:
 
 
 def as_penalties(value: Any) -> tuple[str, str]:
-    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if isinstance(value, (tuple, list)):
+        pair = tuple(value)
+    else:
+        pair = value, value
     if len(pair) != 2 or any(not isinstance(p, str) or p.lower() not in PENALTIES for p in pair):
         raise ValueError(f"penalty must be one of {sorted(PENALTIES)} or a pair of them, got {shown(value)}")
     return pair[0].lower(), pair[1].lower()
@@ -128,8 +140,9 @@ def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) 
         raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")
     if hasattr(value, "toarray") and not isinstance(value, np.ndarray):  # AnnData's views are arrays with toarray
         raise TypeError(f"{name} must be a dense array, got {type(value).__name__}: pass {name}.toarray()")
-    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):  # array of the standard, without __array__
-        value = np.from_dlpack(value) if value.__dlpack_device__()[0] == CPU else value
+    is_standard = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
+    if is_standard and value.__dlpack_device__()[0] == CPU:
+        value = np.from_dlpack(value)
     if hasattr(value, "to_numpy"):
         value = table_of(value, name)
     try:
@@ -189,12 +202,15 @@ def as_real(M: Any) -> Any:
     if dtype.char not in "fd":
         return M.astype("float32" if dtype.char == "e" else "float64")
     whole = all(s % dtype.itemsize == 0 for s in M.strides) and getattr(M.flags, "aligned", True)
-    return M if whole and dtype.isnative else M.astype(dtype.newbyteorder("="), copy=True)
+    if whole and dtype.isnative:
+        return M
+    return M.astype(dtype.newbyteorder("="), copy=True)
 
 
 def as_out(out: Any, shape: tuple[int, int], dtype: Any, M: Any) -> Any:
     """Check the caller's memory for the plan: M's kind, shape and dtype, in C order, not shared with M."""
-    kind, wanted = namespace(M).ndarray, f"a writeable, C-contiguous array of shape {shape} and dtype {dtype}"
+    kind = namespace(M).ndarray
+    wanted = f"a writeable, C-contiguous array of shape {shape} and dtype {dtype}"
     if not isinstance(out, kind):
         raise TypeError(f"out must be {wanted}, got {type(out).__name__}")
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not getattr(out.flags, "carray", True):
@@ -230,7 +246,9 @@ def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
     check_kind(X, name)
     X = X.astype(np.float64, copy=False)
     check_columns(X, length, name)
-    return (X[:, None], True) if X.ndim == 1 else (X, False)
+    if X.ndim == 1:
+        return X[:, None], True
+    return X, False
 
 
 def check_columns(X: Any, length: int, name: str) -> None:
@@ -253,7 +271,8 @@ def as_start(value: Any, shapes: Any, convert: Any = on_host, what: str = "a Res
         log_u, log_v = (x.astype(np.float64) for x in pair)
     except (TypeError, ValueError) as error:
         raise TypeError(f"warm_start must be {what} or a pair (log_u, log_v): {error}") from error
-    xp, given = namespace(log_u), (log_u.shape, log_v.shape)
+    xp = namespace(log_u)
+    given = log_u.shape, log_v.shape
     if shapes != given:
         raise ValueError(f"warm_start must have shapes {', '.join(map(str, shapes))}, got {', '.join(map(str, given))}")
     if any_of(xp.isnan(log_u)) or any_of(xp.isnan(log_v)):
@@ -270,8 +289,11 @@ def as_range(
     if bad:
         raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
     if infinite == cost.all_pairs:
-        low, high = math.inf, -math.inf
-    low, high, forbidden = ranks.min(low), ranks.max(high), ranks.max(bool(infinite))
+        low = math.inf
+        high = -math.inf
+    low = ranks.min(low)
+    high = ranks.max(high)
+    forbidden = ranks.max(bool(infinite))
     if not low <= high:
         raise InfeasibleError("M forbids every pair: all its entries are inf")
     if not all(map(math.isfinite, (low / reg, high / reg, (high - low) / reg))):
@@ -289,18 +311,23 @@ def as_reference(
         if value == "uniform":
             return value, float(ranks.sum(cost.shape[0]) * cost.shape[1])
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
-    places, value = cost.pairs if cost.operator == "pairs" else None, cost_of(value)
+    places = cost.pairs if cost.operator == "pairs" else None
+    value = cost_of(value)
     if places is not None and is_sparse(value):
         value = Sparse.of_matrix(value.tocsr(), "reference")  # a 0, also a padded one, forbids its pair
     whole = isinstance(value, Sparse) or (isinstance(value, Cost) and not cost.held)
-    c: Any = value if whole else as_array(value, "reference", backend.asarray)
+    if whole:
+        c: Any = value
+    else:
+        c = as_array(value, "reference", backend.asarray)
     check_kind(c, "reference", "fiub")  # a mask: 1 where a pair is allowed
     if c.shape != cost.shape:
         raise ValueError(f"reference must have M's shape {cost.shape}, got {c.shape}")
-    c = c if isinstance(c, Cost) else Dense(as_real(c))
+    if not isinstance(c, Cost):
+        c = Dense(as_real(c))
     low, high, bad, infinite = c.finite_range(backend, threads)
-    odd = f" and {bad + infinite} entries that are not finite" if bad or infinite else ""
     if bad or infinite or low < 0 or not ranks.max(high) > 0:
+        odd = f" and {bad + infinite} entries that are not finite" * bool(bad or infinite)
         raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]{odd}")
     mass = float(ranks.sum(c.sum()))
     if not mass < math.inf:
@@ -332,7 +359,10 @@ def as_weight(
 
     ``xp``: NumPy, or the arithmetic of the device that will hold the vector.
     """
-    given = None if value is None else as_array(value, name, reader(backend, xp))
+    if value is None:
+        given = None
+    else:
+        given = as_array(value, name, reader(backend, xp))
     if given is not None and given.shape == (length, 1):  # a column of a table
         given = given[:, 0]
     uniform = given is None or given.shape == (0,)
@@ -340,7 +370,10 @@ def as_weight(
         ranks.same(**{name + " is None": uniform or length == 0})
         whole: F64 = xp.full(length, 1.0 / ranks.sum(length))
         return whole
-    weight = np.zeros(0) if uniform else as_vector(given, length, name, reader(backend, xp), xp)
+    if uniform:
+        weight = np.zeros(0)
+    else:
+        weight = as_vector(given, length, name, reader(backend, xp), xp)
     if any_of(~np.isfinite(weight)):
         raise ValueError(f"{name} must be finite, got NaN or inf at index {int(np.argmin(np.isfinite(host(weight))))}")
     if any_of(weight < 0):
@@ -354,7 +387,10 @@ def as_weight(
 
 def reader(backend: ModuleType, xp: Any) -> Callable[[Any], Any]:
     """Return the conversion to host memory, or, on a device, the one that leaves numbers in place."""
-    read: Callable[[Any], Any] = backend.to_numpy if xp is np else backend.asarray
+    if xp is np:
+        read: Callable[[Any], Any] = backend.to_numpy
+    else:
+        read = backend.asarray
     return read
 
 
@@ -415,10 +451,13 @@ def as_sides(
     a: F64, b: F64, penalty: Any, reg_m: Any, ranks: Ranks = ALONE, convert: Any = np.asarray
 ) -> tuple[Side, Side]:  # fmt: skip
     """Make both sides for the host; their vectors may lie on a device."""
-    kinds, pair = as_penalties(penalty), as_pair(reg_m, "reg_m")
+    kinds = as_penalties(penalty)
+    pair = as_pair(reg_m, "reg_m")
     rows = as_side("a", a, kinds[0], pair[0], "reg_m[0]", ranks, convert)
     cols = as_side("b", b, kinds[1], pair[1], "reg_m[1]", convert=convert)
-    return (rows, cols) if namespace(a, b) is np else (rows.hosted(), cols.hosted())
+    if namespace(a, b) is np:
+        return rows, cols
+    return rows.hosted(), cols.hosted()
 
 
 def check_masses(rows: Side, cols: Side, mass_a: Any, mass_b: Any, names: str = "a and b") -> None:
@@ -426,7 +465,10 @@ def check_masses(rows: Side, cols: Side, mass_a: Any, mass_b: Any, names: str = 
     uneven = np.atleast_1d(abs(mass_a - mass_b) > MASS_TOLERANCE * mass_a)
     if rows.penalty == cols.penalty == "balanced" and uneven.any():
         text = f"{names} must have equal masses if both sides are balanced"
-        more = f": problem {int(uneven.argmax())} has not" if names == "A and B" else f", got {mass_a} and {mass_b}"
+        if names == "A and B":
+            more = f": problem {int(uneven.argmax())} has not"
+        else:
+            more = f", got {mass_a} and {mass_b}"
         raise InfeasibleError(f"{text}{more}: divide both by their sums, or let one side be soft (a finite reg_m)")
 
 
@@ -448,18 +490,25 @@ def evening_of_parts(rows: Side, cols: Side, parts: Parts | None) -> F64 | None:
     held = [np.bincount(at, side.weight, parts.count + 1) for side, at in ((rows, parts.rows), (cols, parts.cols))]
     factor = evening(rows.ranks.sum(held[0]), held[1])
     factor[parts.count] = 1.0  # points without a partner
-    return factor[parts.cols] if (factor != 1).any() else None
+    if (factor == 1).all():
+        return None
+    of_cols: F64 = factor[parts.cols]
+    return of_cols
 
 
 def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") -> None:
     """Raise if a part of M, or the whole, must receive more mass than it can get; ``which`` names the problem."""
     count = parts.count if parts else 1
-    numbers = (parts.rows, parts.cols) if parts else [np.zeros(len(side.weight), int) for side in (rows, cols)]
+    if parts:
+        numbers: Any = (parts.rows, parts.cols)
+    else:
+        numbers = [np.zeros(len(side.weight), int) for side in (rows, cols)]
     sides = tuple(zip((rows, cols), numbers, strict=True))
     totals = ([side.ranks.sum(np.bincount(number, x, count + 1)) for x in side.limits] for side, number in sides)
     sums = [[np.asarray(total)[:count] for total in pair] for pair in totals]
     for one in (0, 1):
-        least, most = sums[one][0], sums[1 - one][1]
+        least = sums[one][0]
+        most = sums[1 - one][1]
         wrong = least > most * (1 + MASS_TOLERANCE)
         if wrong.any():
             k = int(np.argmax(wrong))
@@ -474,10 +523,13 @@ def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") ->
 def told_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:
     """Name up to 5 chosen points of a side and count the others; ``chosen`` is a mask, numbers run over all ranks."""
     index = np.flatnonzero(chosen)
-    first, count = ranks.before(len(chosen)), ranks.sum(len(index))
+    first = ranks.before(len(chosen))
+    count = ranks.sum(len(index))
     found = np.concatenate(ranks.all(first + index[:5]))[:5]
     some = ", ".join(f"{name}[{i}]" for i in found)
-    return some if count <= 5 else f"{some} and {count - 5} others of {name}"
+    if count <= 5:
+        return some
+    return f"{some} and {count - 5} others of {name}"
 
 
 def is_sentinel(spread: float) -> bool:
@@ -497,7 +549,10 @@ def odd_unit(reg: float, rho_a: float, rho_b: float, mass_a: float, mass_b: floa
     moves between two lone points; with masses of total 1 the share is exp(-M_ij / (...)).
     """
     rho = reg + rho_a + rho_b
-    shift = 0.5 * reg / rho * (math.log(mass_a) + math.log(mass_b)) if rho < math.inf else 0.0
+    if rho < math.inf:
+        shift = 0.5 * reg / rho * (math.log(mass_a) + math.log(mass_b))
+    else:
+        shift = 0.0
     if abs(shift) <= UNIT_SHIFT:
         return None
     factor = math.exp(min(shift, 700.0))
@@ -542,8 +597,15 @@ def odd_share(mass: Any, mass_a: Any, mass_b: Any, scaling: str = "scale_cost='m
         return None
     moved, there = (np.broadcast_to(x, little.shape)[little] for x in (mass, np.minimum(mass_a, mass_b)))
     worst = int(np.argmin(moved / there))
-    moved, there = moved[worst], there[worst]
-    of = f" in {int(little.sum())} of {len(little)} problems" if len(little) > 1 else ""
-    few = "little" if moved >= LITTLE_MASS * there else "almost nothing"
+    moved = moved[worst]
+    there = there[worst]
+    if len(little) > 1:
+        of = f" in {int(little.sum())} of {len(little)} problems"
+    else:
+        of = ""
+    if moved >= LITTLE_MASS * there:
+        few = "little"
+    else:
+        few = "almost nothing"
     cure = f"M is far above reg_m; rescale M (by its median, as {scaling} does), or raise reg_m"
     return f"the plan moves {few}{of}, {moved:.2g} of a mass of {there:.2g}: {cure}"
