@@ -40,9 +40,12 @@ class Space:
         check_kind(A, name)
         if A.ndim != 2 or A.shape[0] != A.shape[1] or 0 in A.shape:
             raise ValueError(f"{name} must be a square matrix of distances for metric 'precomputed', got {A.shape}")
-        self.matrix = as_symmetric(A.tocsr() if is_sparse(A) else A, name, " for metric 'precomputed'")
+        if is_sparse(A):
+            A = A.tocsr()
+        self.matrix = as_symmetric(A, name, " for metric 'precomputed'")
         self.count = A.shape[0]
-        check_powers(self.matrix.data if is_sparse(A) else self.matrix, f"{name} must have distances that", "a square")
+        distances = self.matrix.data if is_sparse(A) else self.matrix
+        check_powers(distances, f"{name} must have distances that", "a square")
 
     def part(self, chosen: Any) -> Space:
         """Return the space of the chosen points; their coordinates are not centred again."""
@@ -64,19 +67,33 @@ class Space:
     def square_means(self, w: F64) -> F64:
         """Return sum_k X_ik^2 w_k for every i."""
         if self.matrix is not None:
-            return np.asarray((self.matrix.multiply(self.matrix) if is_sparse(self.matrix) else self.matrix**2) @ w)
-        q, x = self.phi[:, 0], self.phi[:, 2:]
-        second, first, third = x.T @ (x * w[:, None]), w @ x, (w * q) @ x
+            squares = self.matrix.multiply(self.matrix) if is_sparse(self.matrix) else self.matrix**2
+            return np.asarray(squares @ w)
+        q = self.phi[:, 0]
+        x = self.phi[:, 2:]
+        second = x.T @ (x * w[:, None])
+        first = w @ x
+        third = (w * q) @ x
         rest = w @ q**2 + 2 * q * (w @ q) - 4 * q * (x @ first) - 4 * (x @ third)
         return np.asarray(q**2 * w.sum() + rest + 4 * ((x @ second) * x).sum(1))
 
+    def typical_sizes(self) -> F64:
+        """Return the root mean square of each coordinate, 1 where all points have 0; (1,) ones for a matrix."""
+        if self.phi is None:
+            return np.ones(1)
+        sizes = np.sqrt((self.phi**2).mean(0))
+        return np.where(sizes > 0, sizes, 1.0)
+
     def times(self, Z: Any) -> Any:
         """Return X Z for a matrix; for points J Z, with Z folded, so that the caller multiplies by phi."""
-        return self.matrix @ Z if self.phi is None else np.concatenate([Z[1:2], Z[:1], -2 * Z[2:]])
+        if self.phi is None:
+            return self.matrix @ Z
+        return np.concatenate([Z[1:2], Z[:1], -2 * Z[2:]])
 
     def slope(self, other: Space, A: F64) -> F64:
         """Return sum_k D_ik (x_i - x_k) for every point i, where D = A J A^T with the J of ``other``."""
-        W, x = other.times(A.T).T, self.phi[:, 2:]
+        W = other.times(A.T).T
+        x = self.phi[:, 2:]
         return np.asarray(x * (W @ A.sum(0))[:, None] - W @ (A.T @ x))
 
 

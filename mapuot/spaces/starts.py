@@ -39,7 +39,10 @@ def starts(task: Task, init: Any, options: dict[str, Any]) -> list[tuple[Plan, G
             found.append(between_some(task, options))
         else:
             makers = {"axes": by_axes, "rows": by_rows, "noise": by_noise}
-            plans = makers[one](task, options) if one in makers else [task.independent()]
+            if one in makers:
+                plans = makers[one](task, options)
+            else:
+                plans = [task.independent()]
             found += [(plan, None) for plan in plans]
     if not found:
         if init == []:
@@ -52,13 +55,18 @@ def usual(task: Task) -> list[str]:
     """Return the names of the starts that init="auto" tries."""
     many = max(task.X.count, task.Y.count) > 2 * SOME
     if task.X.phi is not None and task.Y.phi is not None:
-        return ["coarse"] if many else ["independent", "axes"]
-    return ["independent", "rows"] if many else ["independent", "rows", "noise"]
+        if many:
+            return ["coarse"]
+        return ["independent", "axes"]
+    if many:
+        return ["independent", "rows"]
+    return ["independent", "rows", "noise"]
 
 
 def between_some(task: Task, options: dict[str, Any]) -> tuple[Plan, GromovResult]:
     """Solve between some of the points; return the best plan, lifted to all points, and its answer."""
-    (rows, a), (cols, b) = drawn(task.a), drawn(task.b)
+    rows, a = drawn(task.a)
+    cols, b = drawn(task.b)
     part = task.part((rows, a), (cols, b))
     best = best_of([descend(part, plan, *COARSE, options) for plan, _ in starts(part, "auto", options)])
     return task.lifted(best._plan, rows, cols), best
@@ -67,7 +75,8 @@ def between_some(task: Task, options: dict[str, Any]) -> tuple[Plan, GromovResul
 def drawn(mass: F64) -> tuple[Any, F64]:
     """Draw SOME points by their masses, with a fixed seed; return their indices and their masses."""
     order = np.random.default_rng(0).permutation(len(mass))
-    ends, total = np.cumsum(mass[order]), float(mass.sum())
+    ends = np.cumsum(mass[order])
+    total = float(mass.sum())
     if len(mass) <= SOME:
         return np.flatnonzero(mass), mass[mass > 0]
     at = np.searchsorted(ends, (np.arange(SOME) + 0.5) / SOME * ends[-1])
@@ -99,7 +108,9 @@ def by_axes(task: Task, options: dict[str, Any]) -> list[Plan]:
         result = between(task, x * signs, y, scale, options)
         if result.mass > 0:
             found.append(descend(task, task.fitted(task.answer(result)), *FIRST, options))
-    return [best_of(found)._plan] if found else []
+    if found:
+        return [best_of(found)._plan]
+    return []
 
 
 def between(task: Task, x: F64, y: F64, scale: float, options: dict[str, Any]) -> Result:
@@ -116,18 +127,25 @@ def by_rows(task: Task, options: dict[str, Any]) -> list[Plan]:
     The cost of (i, j) is the transport on a line between the distances from i and the distances from j: the third lower
     bound of Memoli, Gromov-Wasserstein distances and the metric approach to object matching, 2011.
     """
-    x, y = sorted_rows(task.X, task.a), sorted_rows(task.Y, task.b)
+    x = sorted_rows(task.X, task.a)
+    y = sorted_rows(task.Y, task.b)
     means = [w @ z / w.sum() for w, z in ((task.a, x), (task.b, y))]
     scale = sum(float(w @ (z**2).sum(1)) / w.sum() for w, z in ((task.a, x), (task.b, y))) - 2 * means[0] @ means[1]
     result = between(task, x, y, max(0.0, float(scale)), options)
-    plan = np.asarray(result.plan, np.float64) if result.mass > 0 else np.zeros(0)
-    return [task.given(noisy(plan))] if plan.any() else []
+    if result.mass > 0:
+        plan = np.asarray(result.plan, np.float64)
+    else:
+        plan = np.zeros(0)
+    if plan.any():
+        return [task.given(noisy(plan))]
+    return []
 
 
 def sorted_rows(space: Space, w: F64) -> F64:
     """Return the quantiles of the distances from each point to all points, weighted by their masses w."""
     levels = (np.arange(LEVELS) + 0.5) / LEVELS * w.sum()
-    found, step = np.empty((space.count, LEVELS)), max(1, BLOCK // space.count)
+    found = np.empty((space.count, LEVELS))
+    step = max(1, BLOCK // space.count)
     for i in range(0, space.count, step):
         for k, row in enumerate(space.rows(i, i + step)):
             order = np.argsort(row)

@@ -101,7 +101,9 @@ class GromovResult(Result):
             ``x`` (m, d), ``y`` (n, e), ``a`` (m,), ``b`` (n,); ``error`` is inf, since nothing bounds the distance from
             the plan to a fixed point of the steps.
         """
-        task, plan, (X, Y) = self._task, self._plan, (self._task.X, self._task.Y)
+        task = self._task
+        plan = self._plan
+        X, Y = task.X, task.Y
         if X.phi is None or Y.phi is None:
             raise NotImplementedError("gradient is for metric 'sqeuclidean' on both sides: distances have no points")
         if not task.reg:
@@ -109,11 +111,13 @@ class GromovResult(Result):
         sides = (X, Y, plan.r, self.apply(Y.phi)), (Y, X, plan.s, self.apply_transpose(X.phi))
         x, y = (own.slope(own, w[:, None] * own.phi) - own.slope(other, Z) for own, other, w, Z in sides)
         (low, A), (high, B), (reg, whole) = task.prices
-        mass, paid = plan.mass, zip(task.prices, plan.logs, strict=True)
+        mass = plan.mass
+        paid = zip(task.prices, plan.logs, strict=True)
         more = sum(rho * z for (rho, _), z in paid if rho < math.inf)  # derivative of the log terms by the mass
         rows = reg * B * (whole - mass) + (more if low == math.inf else -low * plan.over[0])
         cols = reg * A * (whole - mass) + (more if high == math.inf else -high * plan.over[1])
-        a, b = mass_slope(self, True) + rows, mass_slope(self, False) + cols
+        a = mass_slope(self, True) + rows
+        b = mass_slope(self, False) + cols
         return Gradient(8 * task.alpha * x, 8 * task.alpha * y, 2 * a, 2 * b, math.inf)
 
     @property
@@ -124,9 +128,10 @@ class GromovResult(Result):
         return information < CLEAR * least
 
     def __repr__(self) -> str:
-        (m, n), state = self.problem.shape, "settled" if self.settled else "not settled"
-        state += " near the independent plan" if self.is_independent else ""
-        return f"<mapuot.GromovResult {m}x{n} {state} after {len(self.steps)} steps, value {self.value:.6g}>"
+        m, n = self.problem.shape
+        state = "settled" if self.settled else "not settled"
+        place = " near the independent plan" * bool(self.is_independent)
+        return f"<mapuot.GromovResult {m}x{n} {state}{place} after {len(self.steps)} steps, value {self.value:.6g}>"
 
 
 def descend(
@@ -138,44 +143,74 @@ def descend(
     start: Any = None
     left: Plan | None = None  # the plan before an extrapolation, to return to
     near: tuple[StepCost, float] | None = None  # for a proximal step: -reg log(Q / a b^T), and its reg
-    close, parts, least, rest, settled = LOOSE, Terms(*[math.nan] * 5), math.inf, 0, False
+    close = LOOSE
+    parts = Terms(*[math.nan] * 5)
+    least = math.inf
+    rest = 0
+    settled = False
     while len(steps) < max_iter and not settled:
-        weight, cost = plan.mass, task.cost(plan)
-        reg, reg_m = task.step_reg(len(steps)) * weight, tuple(rho * weight for rho in task.rho)
-        posed = cost if near is None else cost.plus(near[0], reg / near[1], task.left_varies)
+        cost = task.cost(plan)
+        reg = task.step_reg(len(steps)) * plan.mass
+        reg_m = tuple(rho * plan.mass for rho in task.rho)
+        posed = cost
+        if near is not None:
+            posed = cost.plus(near[0], reg / near[1], task.left_varies)
         start = start and (start[0] / reg, start[1] / reg)
         with muted():  # warnings are muted: only the certificate of the last step counts
             result = solve(posed.posed(), task.a, task.b, reg=reg, reg_m=reg_m, tol=close, warm_start=start, **options)
         task.check_mass(result.mass)
         start = result.potentials  # in units of costs, since reg changes with the mass
-        start = start if task.reg else (0.0 * task.a, 0.0 * task.b)
-        begun, plan = plan, task.answer(result)
+        if not task.reg:
+            start = 0.0 * task.a, 0.0 * task.b
+        begun = plan
+        plan = task.answer(result)
         moved = math.inf
-        if known and left is None:
+        if (known or steps) and left is None:
             moved = task.distance(begun, cost, result, plan.mass, near is not None)
-        change, parts, known = moved / plan.mass, task.parts(plan), True
+        change = moved / plan.mass
+        parts = task.parts(plan)
         steps.append(Step(change, sum(parts), plan.mass, result.error_bound, result.n_passes))
         settled = change <= tol and close <= inner_tol
         close = inner_tol if change <= tol else max(inner_tol, min(close, SHARE * change))
-        # A first plan for a firm problem has a mass that is not its step's: from it, sqrt(mass Q / mass P) would make
-        # k a share of rho, which swamps the costs.
-        keeps_mass = task.hard or (task.is_firm and len(steps) == 1)
-        log = 0.0 if keeps_mass else 0.5 * task.log_ratio(begun, plan)
+        log = mass_correction(task, begun, plan, is_first=len(steps) == 1)
         plan = plan.scaled(log)
         near = None if task.reg else (posed.of_plan(result, log), reg)
-        trail, last = [*trail[-task.depth :], (begun, plan)], plan
+        trail = [*trail[-task.depth :], (begun, plan)]
+        last = plan
         if left is not None and not sum(parts) <= least:  # the extrapolation failed: return to the plan before it
-            plan, trail, rest = left, [], REST
-        plain, left, least, rest = left is None, None, sum(parts), rest - 1
+            plan = left
+            trail = []
+            rest = REST
+        plain = left is None
+        left = None
+        least = sum(parts)
+        rest -= 1
         if task.reg and plain and rest < 0 and not settled and (far := ahead(task, trail, change)) is not None:
             left, plan = plan, far
-    potentials, marginals = (result.log_u, result.log_v), (result.row_marginal, result.col_marginal)
+    return answer_of(
+        result, value=sum(parts), parts=parts, steps=steps, settled=settled, values=[], _task=task, _plan=last
+    )
+
+
+def mass_correction(task: Task, before: Plan, after: Plan, is_first: bool) -> float:
+    """Return the log of the factor sqrt(mass of ``before`` / mass of ``after``) for the next plan.
+
+    The first plan for a firm problem has a mass that is not its step's: from it, the factor would make k a share of
+    rho, which swamps the costs.
+    """
+    if task.hard or (task.is_firm and is_first):
+        return 0.0
+    return 0.5 * task.log_ratio(before, after)
+
+
+def answer_of(result: Result, **members: Any) -> GromovResult:
+    """Return a step's answer with the ``members`` of a GromovResult, and those that a lazy Result has computed."""
+    potentials = result.log_u, result.log_v
+    marginals = result.row_marginal, result.col_marginal
     own = result.problem, result._backend, potentials, marginals, result.trace, result.status, result._threads
-    found = GromovResult(*own, result.how, result.skipped)  # copy members that a lazy Result has computed
-    vars(found).update(vars(result) | vars(found))
-    found.value, found.parts, found.steps, found.settled, found.values = sum(parts), parts, steps, settled, []
-    found._task, found._plan = task, last
-    return found
+    answer = GromovResult(*own, result.how, result.skipped)
+    vars(answer).update(vars(result) | vars(answer) | members)
+    return answer
 
 
 def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float) -> Plan | None:
@@ -193,12 +228,15 @@ def ahead(task: Task, trail: list[tuple[Plan, Plan]], change: float) -> Plan | N
     far = float(np.linalg.norm(task.vector(found) - task.vector(plans[-1])) / np.linalg.norm(left[-1]))
     if not far > 0:
         return None
-    found = plans[-1].mixed(plans[:-1], share * min(1.0, AHEAD / change / far))
-    return found if far >= FAR and found.mass > AHEAD * plans[-1].mass else None
+    mixed = plans[-1].mixed(plans[:-1], share * min(1.0, AHEAD / change / far))
+    if far >= FAR and mixed.mass > AHEAD * plans[-1].mass:
+        return mixed
+    return None
 
 
-def best_of(found: list[GromovResult]) -> GromovResult:
+def best_of(answers: list[GromovResult]) -> GromovResult:
     """Return the answer with the least objective, and set its ``values`` to the objectives of all answers."""
-    best = min(found, key=lambda one: one.value if math.isfinite(one.value) else math.inf)
-    best.values = [one.value for one in found]
+    values = [answer.value for answer in answers]
+    best = answers[int(np.argmin(np.where(np.isfinite(values), values, np.inf)))]
+    best.values = values
     return best

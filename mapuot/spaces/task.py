@@ -83,7 +83,9 @@ class Plan(NamedTuple):
 
         KL(f p | q) = f KL(p | q) + (f - 1) (|p| - |q|) + |p| (f log f - f + 1).
         """
-        f, more, mass = math.exp(log), math.expm1(log), self.mass
+        f = math.exp(log)
+        more = math.expm1(log)
+        mass = self.mass
         found: dict[str, Any] = {name: f * getattr(self, name) for name in self._fields[:-3]}
         found["logs"] = tuple(f * (z + mass * log) for z in self.logs)
         known = zip(self.apart, self.over, strict=True)
@@ -115,9 +117,18 @@ class Task:
     def __init__(self, X: Space, Y: Space, a: F64, b: F64, reg: float, rho: Any, features: Any, alpha: float) -> None:
         self.X, self.Y, self.a, self.b, self.reg, self.rho, self.alpha = X, Y, a, b, reg, rho, alpha
         self.hard = math.inf in rho
-        self.F = None if isinstance(features, tuple) else features
-        f, g = features if isinstance(features, tuple) else (np.empty((X.count, 0)), np.empty((Y.count, 0)))
-        self.f, self.g = (f - f.mean(0), g - f.mean(0)) if f.size else (f, g)
+        if isinstance(features, tuple):
+            self.F = None
+            f, g = features
+        else:
+            self.F = features
+            f = np.empty((X.count, 0))
+            g = np.empty((Y.count, 0))
+        if f.size:
+            self.f = f - f.mean(0)
+            self.g = g - f.mean(0)
+        else:
+            self.f, self.g = f, g
         sizes = float(a.sum()), float(b.sum())
         whole = sizes[0] * sizes[1]
         if not 0 < whole * whole < math.inf:  # KL terms are between products of measures
@@ -127,7 +138,12 @@ class Task:
     def part(self, rows: tuple[Any, F64], cols: tuple[Any, F64]) -> Task:
         """Return the problem between chosen points of both spaces, with the given masses."""
         (i, a), (j, b) = rows, cols
-        features = self.F[i][:, j] if self.F is not None else (self.f[i], self.g[j]) if self.f.size else None
+        if self.F is not None:
+            features = self.F[i][:, j]
+        elif self.f.size:
+            features = self.f[i], self.g[j]
+        else:
+            features = None
         return Task(self.X.part(i), self.Y.part(j), a, b, self.reg, self.rho, features, self.alpha)
 
     def known(self, r: F64, s: F64, cross: Any, features: float, *told: Any) -> Plan:
@@ -140,31 +156,42 @@ class Task:
         ``told``: (log term, KL, difference of masses) of both marginals and of the plan, as `told_by` returns them.
         """
         X, Y, f, g = self.X, self.Y, self.f, self.g
-        whole = P.plan if self.F is not None or (X.phi is None and Y.phi is None) else None
+        is_whole = self.F is not None or (X.phi is None and Y.phi is None)
+        whole = P.plan if is_whole else None
         if Y.phi is not None:
             Z = P.apply(np.hstack([g, Y.phi]))
-            cross, shared = Z[:, g.shape[1] :], Z[:, : g.shape[1]]
-            cross = cross if X.phi is None else X.phi.T @ cross
+            cross = Z[:, g.shape[1] :]
+            shared = Z[:, : g.shape[1]]
+            if X.phi is not None:
+                cross = X.phi.T @ cross
         elif X.phi is not None:
             Z = P.apply_transpose(np.hstack([X.phi, f]))
-            cross, shared = Z[:, : X.phi.shape[1]].T, P.apply(g) if g.size else f
+            cross = Z[:, : X.phi.shape[1]].T
+            shared = P.apply(g) if g.size else f
         else:
-            cross, shared = np.asarray(whole, np.float64), P.apply(g) if g.size else f
+            cross = np.asarray(whole, np.float64)
+            shared = P.apply(g) if g.size else f
         features = float(r @ (f**2).sum(1) + s @ (g**2).sum(1) - 2 * (f * shared).sum())
-        features += float((whole * self.F).sum()) if self.F is not None else 0.0
+        if self.F is not None:
+            features += float((whole * self.F).sum())
         return self.known(r, s, cross, features, *zip(*told, strict=True))
 
     @property
     def usual_mass(self) -> float:
         """Return the mass of a hard side, or the geometric mean of both."""
         (low, A), (high, B), (_, whole) = self.prices
-        return A if low == math.inf else B if high == math.inf else math.sqrt(whole)
+        if low == math.inf:
+            return A
+        if high == math.inf:
+            return B
+        return math.sqrt(whole)
 
     def independent(self) -> Plan:
         """Return the plan a b^T, scaled to `usual_mass`."""
         mass = self.usual_mass
         (_, A), (_, B), (_, whole) = self.prices
-        r, s = self.a * (mass / A), self.b * (mass / B)
+        r = self.a * (mass / A)
+        s = self.b * (mass / B)
         told = [told_by(np.array([mass]), np.array([size])) for size in (A, B, whole)]
         return self.plan(Factors(r[:, None], self.b[None] / B), r, s, told)
 
@@ -180,7 +207,9 @@ class Task:
         """Return the cost of the step from a b^T of mass 1, without the constant k."""
         plan = self.independent()
         posed = self.cost(plan.scaled(-math.log(plan.mass))._replace(logs=(0.0, 0.0, 0.0))).posed()
-        return Dense(posed) if isinstance(posed, np.ndarray) else cost_of(posed)
+        if isinstance(posed, np.ndarray):
+            return Dense(posed)
+        return cost_of(posed)
 
     def check_mass(self, mass: float) -> None:
         if mass > 0 and math.isfinite(mass):
@@ -197,10 +226,12 @@ class Task:
         shape = self.X.count, self.Y.count
         wanted = f"a plan {shape} of finite numbers >= 0, not all 0"
         P = validate.as_numbers(P.toarray() if is_sparse(P) else P, "init", wanted, shape, least=0.0)
-        P, c = np.asarray(P, np.float64), np.outer(self.a, self.b)
+        P = np.asarray(P, np.float64)
+        c = np.outer(self.a, self.b)
         if (P[c == 0] > 0).any() or not P.any():
             raise ValueError(f"init must be {wanted}, and have no mass where a or b has none")
-        r, s = P.sum(1), P.sum(0)
+        r = P.sum(1)
+        s = P.sum(0)
         pairs = (r, self.a), (s, self.b), (P.ravel(), c.ravel())
         plan = self.plan(Factors(P), r, s, [told_by(*pair) for pair in pairs])
         return self.fitted(plan)
@@ -211,7 +242,8 @@ class Task:
         r, s = (np.asarray(z, np.float64) for z in sums)
         logs = [np.where(w > 0, z, 0.0) for w, z in ((r, result.log_u), (s, result.log_v))]
         entropy = float(r @ logs[0] + s @ logs[1]) - cost / result.problem.reg
-        problem, more = result.problem, float(r.sum()) - self.prices[2][1]
+        problem = result.problem
+        more = float(r.sum()) - self.prices[2][1]
         rows = told_by(r, self.a, result.f, problem.rows.scalar_rho, problem.reg)
         cols = told_by(s, self.b, result.g, problem.cols.scalar_rho, problem.reg)
         return self.plan(result, r, s, [rows, cols, (entropy, entropy - more, more)])
@@ -232,25 +264,33 @@ class Task:
 
     def lifted(self, plan: Plan, rows: Any, cols: Any) -> Plan:
         """Return a plan between chosen points as a `Plan` of this problem: all other points have mass 0."""
-        r, s = np.zeros(self.X.count), np.zeros(self.Y.count)
+        r = np.zeros(self.X.count)
+        s = np.zeros(self.Y.count)
         r[rows], s[cols] = plan.r, plan.s
-        in_rows, in_cols = self.X.phi is None, self.Y.phi is None  # then ``cross`` has all points of this side
-        shape = len(r) if in_rows else plan.cross.shape[0], len(s) if in_cols else plan.cross.shape[1]
-        cross = np.zeros(shape)
-        cross[np.ix_(rows if in_rows else range(shape[0]), cols if in_cols else range(shape[1]))] = plan.cross
+        m, n = plan.cross.shape
+        at_rows: Any = range(m)
+        at_cols: Any = range(n)
+        if self.X.phi is None:  # then ``cross`` has all points of this side
+            m = len(r)
+            at_rows = rows
+        if self.Y.phi is None:
+            n = len(s)
+            at_cols = cols
+        cross = np.zeros((m, n))
+        cross[np.ix_(at_rows, at_cols)] = plan.cross
         return self.known(r, s, cross, plan.features, *plan[-3:])
 
     @property
     def depth(self) -> int:
         """Number of previous steps for an extrapolation: fewer with a matrix, since plans then take much memory."""
-        return 5 if self.X.phi is not None and self.Y.phi is not None else 2
+        if self.X.phi is None or self.Y.phi is None:
+            return 2
+        return 5
 
     @functools.cached_property
     def sizes(self) -> tuple[Any, Any]:
         """Typical sizes of the rows and the columns of ``cross``; 1 on a side given as a matrix."""
-        rows, cols = (np.ones(1) if z.phi is None else np.sqrt((z.phi**2).mean(0)) for z in (self.X, self.Y))
-        rows, cols = (np.where(z > 0, z, 1.0) for z in (rows, cols))  # a coordinate equal in all points: 0
-        return rows[:, None], cols
+        return self.X.typical_sizes()[:, None], self.Y.typical_sizes()
 
     def vector(self, plan: Plan) -> F64:
         rows, cols = self.sizes
@@ -264,22 +304,34 @@ class Task:
 
     def cost(self, plan: Plan) -> StepCost:
         X, Y, alpha, G = self.X, self.Y, self.alpha, plan.moved
-        r, c, M = alpha * plan.rows + self.constant(plan), alpha * plan.cols, self.F
-        M = None if M is None else 0.5 * (1 - alpha) * M
+        r = alpha * plan.rows + self.constant(plan)
+        c = alpha * plan.cols
+        half = 0.5 * (1 - alpha)
+        M = None if self.F is None else half * self.F
         if X.phi is None and Y.phi is None:
-            M = -2 * alpha * G if M is None else M - 2 * alpha * G
-            left, right = np.empty((X.count, 0)), np.empty((Y.count, 0))
+            if M is None:
+                M = -2 * alpha * G
+            else:
+                M = M - 2 * alpha * G
+            left = np.empty((X.count, 0))
+            right = np.empty((Y.count, 0))
         elif not self.left_varies:
-            left, right = X.phi, G.T if Y.phi is None else Y.phi @ G.T
+            left = X.phi
+            right = G.T if Y.phi is None else Y.phi @ G.T
         else:
-            left, right = G if X.phi is None else X.phi @ G, Y.phi
-        half, f, g = 0.5 * (1 - alpha), self.f, self.g
-        left, right = np.hstack([2 * alpha * left, 2 * half * f]), np.hstack([right, g])
+            left = G if X.phi is None else X.phi @ G
+            right = Y.phi
+        f, g = self.f, self.g
+        left = np.hstack([2 * alpha * left, 2 * half * f])
+        right = np.hstack([right, g])
         return StepCost(r + half * (f**2).sum(1), c + half * (g**2).sum(1), left, right, M)
 
     def constant(self, plan: Plan) -> float:
         """Return the constant k of a plan's cost; 0 if a hard side fixes the mass."""
-        return 0.0 if self.hard else sum(rho * z for (rho, _), z in zip(self.prices, plan.logs, strict=True))
+        if self.hard:
+            return 0.0
+        k: float = sum(rho * z for (rho, _), z in zip(self.prices, plan.logs, strict=True))
+        return k
 
     def divergences(self, plan: Plan) -> list[tuple[float, float, float]]:
         """Return (price, KL, difference of the masses) of both marginals and of the plan; a hard side has price 0."""
@@ -327,12 +379,17 @@ def told_by(p: F64, w: F64, f: Any = None, rho: Any = 0.0, reg: float = 1.0) -> 
     magnify the rounding of p.
     """
     used = w > 0
-    p, w = p[used], w[used]
+    p = p[used]
+    w = w[used]
     firm = FIRM * reg < rho < math.inf
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        logs = -f[used] / rho if firm else np.where(p > 0, np.log(p) - np.log(w), 0.0)
+        if firm:
+            logs = -f[used] / rho
+        else:
+            logs = np.where(p > 0, np.log(p) - np.log(w), 0.0)
         if firm and np.isfinite(total := float(w @ np.expm1(logs))):
-            p, over = w * np.exp(logs), total
+            p = w * np.exp(logs)
+            over = total
         else:
             over = float((p - w).sum())
         return float(p @ logs), float(kl_divergence(p, w).sum()), over
@@ -349,8 +406,12 @@ class StepCost(NamedTuple):
 
     def plus(self, other: StepCost, share: float, left_varies: bool) -> StepCost:
         """Return this cost plus ``share`` times the cost of another step."""
-        left = self.left + share * other.left if left_varies else self.left
-        right = self.right if left_varies else self.right + share * other.right
+        if left_varies:
+            left = self.left + share * other.left
+            right = self.right
+        else:
+            left = self.left
+            right = self.right + share * other.right
         M = None if self.M is None else self.M + share * other.M
         return StepCost(self.r + share * other.r, self.c + share * other.c, left, right, M)
 
