@@ -22,7 +22,7 @@ from scipy.sparse.linalg import splu
 
 import mapuot
 from bench import common, small_reg
-from mapuot.route import stages
+from mapuot.ascend import stages
 
 REGS, MOST, MOST_TIMES, ALONE, MANY = (1e-3, 2e-4, 2e-5, 2e-6), 1500, 20, 700, 10_000
 NEEDS = ("ot",)

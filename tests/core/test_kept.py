@@ -14,12 +14,11 @@ from scipy import sparse
 
 import mapuot
 from mapuot.arrays import host
-from mapuot.ascend import kept
+from mapuot.ascend import kept, stages
 from mapuot.backends import cpu, pick
 from mapuot.problem.cost import Dense
 from mapuot.problem.problem import Problem
 from mapuot.problem.sparse import Sparse
-from mapuot.route import stages
 from mapuot.route.options import make_options
 
 needs_oracle = pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")

@@ -21,9 +21,8 @@ from over_ranks import Job, own_points
 from scipy import sparse
 
 import mapuot
-from mapuot.ascend import groups, kept
+from mapuot.ascend import groups, kept, stages
 from mapuot.backends import boxes
-from mapuot.route import stages
 
 from .problem import (
     Problem,
