@@ -65,14 +65,14 @@ def lost_digits(result: Any) -> float:
     if not hasattr(problem, "exponent_error") or problem.ranks.size > 1 or result.status in FAILED:
         return 0.0
     stiff = max(side.largest_soft_rho for side in problem.sides) / problem.reg
-    idle = problem.idle_points(*problem.exponents(result.log_u, result.log_v))
-    return float(problem.exponent_error(result.log_u, result.log_v, idle) * (1 + math.sqrt(stiff)))
+    idle = problem.idle_points(*problem.exponents(*result.own_logs))
+    return float(problem.exponent_error(*result.own_logs, idle) * (1 + math.sqrt(stiff)))
 
 
 def value_known(result: Any) -> str:
     """Say that the value is already accurate if the gap is small, for users who do not need the plan."""
     dual = result.trace[-1].dual if result.trace else 0.0
-    relative = result.gap / abs(dual) if dual else math.inf
+    relative = result.gap / abs(dual) if 0 < abs(dual) < math.inf else math.inf
     if not relative <= VALUE_KNOWN:
         return ""
     return f"; the value is certified to {relative:.1e} of itself: where that is enough, stop by tol_gap instead"

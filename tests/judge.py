@@ -52,6 +52,8 @@ class Claim:
     kept: Any = None  # of a solve that skipped pairs: the pairs that its plan is not 0 on
     bounds: bool = True  # the plan's error where both sides are hard, too
     how: str = ""
+    constant: float = 0.0  # in M, and the log scalings for M less this constant, which have more digits
+    own_logs: Any = None
 
 
 def claim_of(result: Any) -> Claim:
@@ -63,19 +65,20 @@ def claim_of(result: Any) -> Claim:
     kept = plan > 0 if result.skipped is not None else None
     return Claim(
         bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, kept,
-        how=str(result.how),
+        how=str(result.how), constant=result.problem.constant, own_logs=result.own_logs,
     )  # fmt: skip
 
 
 def claim_over_ranks(result: Any, rank: int) -> Claim | None:
     """Return the claim of all ranks together, on rank 0; None on the others."""
     plan = result.gather_plan(0)
-    log_u, row_marginal = (result.gather(x, 0) for x in (result.log_u, result.row_marginal))
+    log_u, own_u, row_marginal = (result.gather(x, 0) for x in (result.log_u, result.own_logs[0], result.row_marginal))
     if rank:
         return None
     plan = plan.toarray() if sparse.issparse(plan) else host(plan)
     kept = plan > 0 if result.skipped is not None else None
-    return replace(claim_of(result), plan=plan, log_u=log_u, row_marginal=row_marginal, kept=kept)
+    own = own_u, result.own_logs[1]
+    return replace(claim_of(result), plan=plan, log_u=log_u, row_marginal=row_marginal, kept=kept, own_logs=own)
 
 
 def is_false(kind: str) -> bool:
@@ -204,8 +207,10 @@ def judge(
     }
     storage = STORAGE[options.get("precision", "auto")]
     found += met_failures(claim, options)
-    found += error_failures(problem, claim, best, mine, storage, figures)
     found += value_failures(problem, claim, best, mine, storage)
+    if claim.constant:  # log scalings of 1e11 are rounded by 1e-5: the plan is from the scalings for M less this
+        mine = measure(problem.replace(M=problem.M - claim.constant), *claim.own_logs, claim.kept)
+    found += error_failures(problem, claim, best, mine, storage, figures)
     found += marginal_failures(problem, claim, mine, storage)
     return found, figures
 

@@ -63,8 +63,8 @@ def conditional(result: Any, rows: bool, which: Any) -> tuple[F64, F64]:
 
     A point without an allowed pair has 0 and -inf.
     """
-    p = result.problem
-    M, log_v, weight = (p.M, result.log_v, p.cols.weight) if rows else (p.M.T, result.log_u, p.rows.weight)
+    p, (log_u, log_v) = result.problem, result.own_logs
+    M, log_v, weight = (p.M, log_v, p.cols.weight) if rows else (p.M.T, log_u, p.rows.weight)
     with np.errstate(divide="ignore", invalid="ignore"):
         exponents = np.where(host(weight) > 0, host(log_v) + np.log(host(weight)), -np.inf)
         exponents = exponents - host(M)[which].astype(np.float64) / p.reg
@@ -81,7 +81,7 @@ def potential_of_side(result: Any, rows: bool) -> F64:
     f, empty = host(result.f if rows else result.g), ~(host(side.weight) > 0)
     if empty.any():
         f = f.copy()
-        f[empty] = -p.reg / (1 + p.reg / rho_of(side)) * conditional(result, rows, empty)[1]
+        f[empty] = -p.reg / (1 + p.reg / rho_of(side)) * conditional(result, rows, empty)[1] + p.constants[not rows]
     return np.asarray(f)
 
 

@@ -8,7 +8,7 @@ from ..backends import pick
 from ..errors import shown
 from ..files import opened, read_values
 from ..penalties import PENALTIES
-from ..problem.cost import Cost
+from ..problem.cost import Cost, lowered
 from ..problem.kinds import as_cost
 from ..problem.mask import Masked, SeededMask
 from ..problem.problem import Problem
@@ -17,10 +17,10 @@ from ..problem.validate import as_range, as_reference, as_threads
 from ..ranks import ALONE
 from ..status import STATUSES
 from .result import Result
-from .store import FORMAT, MASKED, NUMBERS, TEXTS, VECTORS, trace_of
+from .store import FORMAT, LOWERED, MASKED, NUMBERS, TEXTS, VECTORS, trace_of
 from .summary import REFERENCES
 
-MASK, MORE = ("keep", "seed", "turned"), ("format", "forbidden", "trace", "how", "upper_a", "upper_b")
+MASK, MORE = ("keep", "seed", "turned"), ("format", "forbidden", "trace", "how", "upper_a", "upper_b", "constant")
 ANSWERED = ("cost", "objective", "dual", "mass")  # the NUMBERS that belong to the answer, not to its problem
 SAME = 1e-6  # relative tolerance for least and largest M: float32 and float64 copies of a matrix differ
 
@@ -88,6 +88,8 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     rows, cols = sides
     shape, module, has_cost = (len(rows.weight), len(cols.weight)), pick(backend, M), M is not None
     cost = as_cost(opened(M), module, a=rows.weight, b=cols.weight) if has_cost else Absent(shape, values["dtype"])
+    constant = float(values.get("constant", 0.0))
+    cost = lowered(cost, constant) if has_cost else cost
     low, high, forbidden = values["M_min"], values["M_max"], values["forbidden"]
     if has_cost:
         check_same(cost, shape, (low, high, forbidden), as_range(cost, values["reg"], module))
@@ -102,7 +104,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
         c = Absent(shape, "float64")
     if "mask" in values:
         c = Masked(c, values["mask"], shape)
-    problem = Problem(cost, rows, cols, values["reg"], c, low, high, forbidden, values["c_mass"])
+    problem = Problem(cost, rows, cols, values["reg"], c, low, high, forbidden, values["c_mass"], constant=constant)
     log_u, log_v, *marginals = (values[name] for name in VECTORS[:4])
     last = values["status"], as_threads(threads), str(values.get("how", ""))
     result = Result(problem, module, (log_u, log_v), tuple(marginals), trace, *last)
@@ -112,9 +114,9 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
 
 def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
     """Return both sides and the trace of a file; raise if a value is not as `store.contents` writes it."""
-    if values["format"] not in (FORMAT, MASKED):
-        raise ValueError(f"format must be {FORMAT} or {MASKED}, got {shown(values['format'])}")
-    if values["format"] == MASKED:
+    if values["format"] not in (FORMAT, MASKED, LOWERED):
+        raise ValueError(f"format must be {FORMAT}, {MASKED} or {LOWERED}, got {shown(values['format'])}")
+    if values["format"] == MASKED or "keep" in values:
         values["mask"] = SeededMask(float(values["keep"]), int(values["seed"]), bool(values["turned"]))
     for name in NUMBERS:
         values[name] = float(values[name])

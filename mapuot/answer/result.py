@@ -47,6 +47,10 @@ def numbers(tables: Any, instead: float) -> Any:
     return tuple(namespace(x).where(namespace(x).isnan(x), instead, x) for x in tables)
 
 
+def with_constant(x: Any, constant: float) -> Any:
+    return x + constant if constant else x
+
+
 def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
     """Return reg (|c| - mass) + sum f r + sum D(r | t) over both sides, for one problem or a batch; inf for NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -92,8 +96,7 @@ class Answer(Hints):
 
     problem: Any
     _backend: ModuleType
-    log_u: Any
-    log_v: Any
+    own_logs: Any  # (log u, log v) for `problem.cost`, which is M less `problem.constant`
     row_marginal: Any
     col_marginal: Any
 
@@ -113,16 +116,24 @@ class Answer(Hints):
         return {name: x for name, x in found if namespace(x) is not np}
 
     @property
+    def log_u(self) -> Any:
+        return with_constant(self.own_logs[0], self.problem.constants[0] / self.problem.reg)
+
+    @property
+    def log_v(self) -> Any:
+        return with_constant(self.own_logs[1], self.problem.constants[1] / self.problem.reg)
+
+    @property
     def f(self) -> Any:
         """Dual potentials of the rows, ``reg * log_u``, in units of M."""
         with np.errstate(over="ignore"):
-            return self.problem.reg * self.log_u
+            return with_constant(self.problem.reg * self.own_logs[0], self.problem.constants[0])
 
     @property
     def g(self) -> Any:
         """Dual potentials of the columns, ``reg * log_v``, in units of M."""
         with np.errstate(over="ignore"):
-            return self.problem.reg * self.log_v
+            return with_constant(self.problem.reg * self.own_logs[1], self.problem.constants[1])
 
     @property
     def potentials(self) -> tuple[Any, Any]:
@@ -144,7 +155,10 @@ class Result(Certified, Answer):
     Attributes
     ----------
     log_u, log_v : (m,), (n,) float64 arrays
-        Log scalings in POT's convention: ``P_ij = u_i c_ij exp(-M_ij / reg) v_j``; -inf where a or b is 0.
+        Log scalings in POT's convention: ``P_ij = u_i c_ij exp(-M_ij / reg) v_j``; -inf where a or b is 0. If M has a
+        large constant and a side is hard, the plan is made from `own_logs`, which have more digits.
+    own_logs : pair of arrays
+        log_u and log_v for M less ``problem.constant``; the constant is 0 unless it is 1000 times the range of M.
     row_marginal, col_marginal : (m,), (n,) float64 arrays
         ``P 1`` and ``P^T 1``, in units of mass.
     error_bound : float
@@ -239,8 +253,7 @@ class Result(Certified, Answer):
         """Return the HTML table that a notebook shows: problem, certificate and transported mass."""
         return as_table(self) if self.problem.ranks.size == 1 else f"<code>{escape(repr(self))}</code>"
 
-    log_u = cached_property(lambda self: host(self._logs[0]))
-    log_v = cached_property(lambda self: host(self._logs[1]))
+    own_logs = cached_property(lambda self: tuple(map(host, self._logs)))
     row_marginal = cached_property(lambda self: host(self._marginals[0]) if self._marginals else self._sums[1])
     col_marginal = cached_property(lambda self: host(self._marginals[1]) if self._marginals else self._sums[2])
 
@@ -259,7 +272,7 @@ class Result(Certified, Answer):
         """
         if self.status in FAILED:
             return np.inf
-        return float(primal_value(self.problem, *self._values()))
+        return float(primal_value(self.problem, *self._values())) + self.problem.lift
 
     @cached_property
     def dual(self) -> float:
@@ -274,7 +287,7 @@ class Result(Certified, Answer):
             return self.trace[-1].dual
         mass, sides = self._values()
         total, size = p.reg * (p.c_mass - mass), p.reg * (p.c_mass + mass)
-        size += self.cost - p.M_min * mass + abs(p.M_min) * mass  # >= <P, |M|>, the scale of the rounding of exponents
+        size += self._sums[0] - p.M_min * mass + abs(p.M_min) * mass  # >= <P, |M|>: exponents round in proportion
         with np.errstate(over="ignore", invalid="ignore"):
             for side, t, f, r in sides:
                 term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
@@ -282,6 +295,7 @@ class Result(Certified, Answer):
                 size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())
             hidden = p.reg * (self.skipped.hidden if self.skipped else 0.0)
             value = total - hidden - ROUNDING * size - p.cost.error(p.M_max) * mass
+        value += p.least_lift
         return max(self.trace[-1].dual, -np.inf if np.isnan(value) else float(value))  # two lower bounds
 
     @property
@@ -298,14 +312,14 @@ class Result(Certified, Answer):
         r, s = self._sums[1:] if p.ranks.size == 1 else (self.row_marginal, self.col_marginal)
         with np.errstate(over="ignore", invalid="ignore"):
             mass = float(p.rows.ranks.sum(r.sum()))
-        return mass, ((p.rows, p.rows.weight, self.f, r), (p.cols, p.cols.weight, self.g, s))
+            f, g = (p.reg * x for x in self.own_logs)
+        return mass, ((p.rows, p.rows.weight, f, r), (p.cols, p.cols.weight, g, s))
 
     def _new_stream(self) -> Operator:
-        stream: Operator = self._backend.plan_of(self.problem, self.log_u, self.log_v, self._threads)
+        stream: Operator = self._backend.plan_of(self.problem, *self.own_logs, self._threads)
         if self.skipped is None:
             return stream
-        logs = self.log_u, self.log_v
-        return KeptPlan(self.problem, self.skipped, pick("cpu").plan_of, stream, logs, self._threads)
+        return KeptPlan(self.problem, self.skipped, pick("cpu").plan_of, stream, self.own_logs, self._threads)
 
     @cached_property
     def _stream(self) -> Operator:
@@ -343,7 +357,8 @@ class Result(Certified, Answer):
     @cached_property
     def cost(self) -> float:
         """Linear transport cost ``<P, M>``, without forming P."""
-        return self._sums[0]
+        constant = self.problem.constant
+        return self._sums[0] + (constant * self._values()[0] if constant else 0.0)
 
     @breaks_graph
     def apply(self, X: Any) -> Any:
@@ -622,7 +637,8 @@ class Result(Certified, Answer):
     def save(self, path: Any) -> None:
         """Write the answer, without M and the plan, to an .npz, .h5, .zarr or .h5ad file.
 
-        The file holds log_u, log_v, the marginals, a, b and their penalties, all values, the certificate and the trace.
+        The file holds log_u, log_v (of an M with a large constant: `own_logs`, and the constant), the marginals, a, b
+        and their penalties, all values, the certificate and the trace.
         All ranks must call this, and rank 0 writes. `load` reads the file. A pickle of a Result contains M as well.
         """
         if split_name(path, "")[1] not in ANSWERS:

@@ -84,9 +84,10 @@ def plan_information(result: Any, mass: float) -> tuple[float, float]:
     """Return sum p log p and the sum of its absolute terms, which may cancel; every rank must call it."""
     p = result.problem
     if p.c is None:  # <P, log P> from log P = log u + log v + log c - M / reg: sums over marginals, and the cost
-        total = -result.cost / p.reg
+        total = -result._sums[0] / p.reg
         size = abs(total)
-        sides = (result.log_u, result._values()[1][0][3]), (result.log_v, result._values()[1][1][3])
+        marginals = (result._values()[1][k][3] for k in (0, 1))
+        sides = zip(result.own_logs, marginals, strict=True)
         for k, ((log_x, moved), log_w) in enumerate(zip(sides, p.log_reference, strict=True)):
             with np.errstate(invalid="ignore"):
                 part = float(np.where(moved > 0, moved * (host(log_x) + host(log_w)), 0.0).sum())

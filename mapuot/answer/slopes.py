@@ -416,7 +416,7 @@ def continued(result: Any, rows: bool) -> Any:
     """Return f (or g) at every point; where the weight is 0, compute it by the fixed-point equation."""
     p = result.problem
     f, side, weight = (result.f, p.rows, p.A) if rows else (result.g, p.cols, p.B)
-    log_v, other = (result.log_v, p.B) if rows else (result.log_u, p.A)
+    log_v, other = (result.own_logs[1], p.B) if rows else (result.own_logs[0], p.A)
     if (weight > 0).all():
         return f
     xp, rho = namespace(weight), float(side.rho[0])
@@ -426,10 +426,10 @@ def continued(result: Any, rows: bool) -> Any:
     if p.cost.operator == "pairs":
         costs = p.cost if rows else p.cost.transpose()
         log_s = np.stack([log_sums(costs.of(i), x, p.reg) for i, x in enumerate(log_w)])
-        return np.where(weight > 0, f, -p.reg * fi * log_s)
+        return np.where(weight > 0, f, p.constants[not rows] - p.reg * fi * log_s)
     cost = xp.asarray(p.M if rows else p.M.swapaxes(-1, -2), dtype=np.float64) / -p.reg
     if p.masked is not None:
         with np.errstate(divide="ignore"):
             cost = cost + xp.asarray(np.log(np.asarray(p.masked if rows else p.masked.T)))
     log_s = multiply(cost, log_w.T).T if cost.ndim == 2 else multiply(cost, log_w[:, :, None])[:, :, 0]
-    return xp.where(weight > 0, f, -p.reg * fi * log_s)
+    return xp.where(weight > 0, f, p.constants[not rows] - p.reg * fi * log_s)

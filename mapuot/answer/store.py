@@ -14,7 +14,8 @@ from ..arrays import host
 from ..backends.contract import Stats
 from ..status import STATUSES
 
-FORMAT, MASKED = 1, 2  # file versions without and with a mask; old readers must refuse a file with a mask
+# file versions: plain, with a mask, with scalings for M less a constant; old readers must refuse the later two
+FORMAT, MASKED, LOWERED = 1, 2, 3
 TRACE = tuple(field.name for field in dataclasses.fields(Stats))
 VECTORS = ("log_u", "log_v", "row_marginal", "col_marginal", "a", "b", "rho_a", "rho_b")
 NUMBERS = ("cost", "objective", "dual", "mass", "reg", "M_min", "M_max", "c_mass")
@@ -30,7 +31,7 @@ def contents(result: Any) -> dict[str, Any]:
         return host(x) if p.ranks.rank == 0 else None
 
     values: dict[str, Any] = {
-        "log_u": result.gather(result.log_u), "log_v": own(result.log_v),
+        "log_u": result.gather(result.own_logs[0]), "log_v": own(result.own_logs[1]),
         "row_marginal": result.gather(result.row_marginal),
         "col_marginal": own(result.col_marginal),
         "cost": result.cost, "objective": result.objective, "dual": result.dual, "gap": result.gap,
@@ -43,6 +44,8 @@ def contents(result: Any) -> dict[str, Any]:
     if p.masked is not None:
         mask = p.masked.mask
         values |= {"format": MASKED, "keep": mask.keep, "seed": str(mask.seed), "turned": int(mask.turned)}
+    if p.constant:
+        values |= {"format": LOWERED, "constant": p.constant}
     for side, whole in ((p.rows, result.gather), (p.cols, own)):
         values[side.name] = whole(side.weight)
         values["rho_" + side.name] = whole(side.rho)

@@ -45,8 +45,9 @@ def facts(result: Any) -> dict[str, str]:
     if p.masked is not None:
         reference += f", {number(100 * p.masked.mask.keep)} % of its pairs kept, seed {p.masked.mask.seed}"
     moved = [f"{100 * result.mass / side.mass:.4g} % of {side.name}" for side in (p.rows, p.cols) if side.mass > 0]
+    low, high = (number(p.constant + x) for x in (p.M_min, p.M_max))
     return {
-        "problem": f"{m} x {n}, costs from {number(p.M_min)} to {number(p.M_max)}" + ", some inf" * bool(p.forbidden),
+        "problem": f"{m} x {n}, costs from {low} to {high}" + ", some inf" * bool(p.forbidden),
         "reg": f"{number(p.reg)} (1/{number(p.spread)} of the range of M)" if p.spread > 0 else number(p.reg),
         "rows": f"mass {number(p.rows.mass)}, {side_words(p.rows)}",
         "columns": f"mass {number(p.cols.mass)}, {side_words(p.cols)}", "reference": reference,

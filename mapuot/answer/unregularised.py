@@ -59,7 +59,7 @@ def lowest(result: Any) -> float:
     operator = result._backend.operator_of(p.cost, reg, None, p.ranks, result._threads)
     # points that the problem without entropy leaves out: c, which may forbid more, plays no part
     out_u, out_v = (side.left_out(np.zeros(len(side.weight))) for side in (p.rows, p.cols))
-    log_v = host(result.log_v)
+    log_v = host(result.own_logs[1])
     x = np.where(out_v, -np.inf, np.where(np.isfinite(log_v), log_v, 0.0))
     alpha = np.where(out_u, -np.inf, 0.0)
     top = operator.balance(alpha, x)
@@ -71,7 +71,7 @@ def lowest(result: Any) -> float:
         f = np.where(out, -np.inf, reg * y - slack)
         term = penalties.dual_term(side.penalty, f, side.weight, side.rho, side.upper)
         low, size = low + float(term.sum()), size + float(np.abs(term).sum())
-    low -= ROUNDING * size
+    low += p.least_lift - ROUNDING * size
     return -np.inf if np.isnan(low) else low
 
 

@@ -18,7 +18,7 @@ from ..answer.result import Answer, Result, numbers, primal_value
 from ..answer.slopes import Gradient
 from ..answer.tensors import answered, listed, tensor_among
 from ..arrays import host, namespace
-from ..ascend.carry_out import carry_out, start_potentials
+from ..ascend.carry_out import carry_out, less_constant
 from ..ascend.factored import certified, factored_batch
 from ..ascend.loop import Run
 from ..ascend.stages import FORMED, TOGETHER, climb, in_words, ladder, turned
@@ -202,10 +202,12 @@ def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
     """Return the initial (log u, log v) of all problems, on the device of A; (None, None) for zeros."""
     if warm_start is None:
         return None, None
-    if isinstance(warm_start, BatchResult):
+    known = isinstance(warm_start, BatchResult)
+    if known:
         scale = warm_start.problem.reg / problem.reg
-        warm_start = warm_start.log_u * scale, warm_start.log_v * scale
-    return as_start(warm_start, (problem.A.shape, problem.B.shape), namespace(problem.A).asarray, "a BatchResult")
+        warm_start = tuple(scale * x for x in warm_start.own_logs)
+    given = as_start(warm_start, (problem.A.shape, problem.B.shape), namespace(problem.A).asarray, "a BatchResult")
+    return given if known else less_constant(given, problem)
 
 
 class BatchRun:
@@ -383,7 +385,7 @@ class BatchRun:
         """Solve problem i as `solve` does, from the last log v of the batch."""
         problem, spent = self.task.alone(i, self.module, threads), int(self.n_passes[i])
         begin = self.begin(np.array([i]), log_v, self.task.B)[0, : problem.shape[1]]
-        start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
+        start = problem.project(np.zeros(problem.shape[0]), np.where(np.isfinite(begin), begin, 0.0))
         options = options_alone(self.options, self.precision, problem.cost.size)
         options = dataclasses.replace(options, symmetric=options.symmetric and spent == 0, threads=threads)
         run = Run(self.module, max(1, self.max_passes - spent))
@@ -391,10 +393,10 @@ class BatchRun:
         if self.status[i] == "stalled":  # in one call of the core; factored steps follow
             run.status = "stalled"
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
-        vectors = result.log_u, result.log_v, result.row_marginal, result.col_marginal
+        vectors = *result.own_logs, result.row_marginal, result.col_marginal
         for table, vector in zip(self.tables, vectors, strict=True):
             table[i, : len(vector)] = namespace(table).asarray(vector)
-        end = result.gap, result.error_bound, result.dual, result.mass
+        end = result.gap, result.error_bound, result.dual - problem.least_lift, result.mass  # `result` adds it to all
         for values, value in zip(self.ends.values(), end, strict=True):
             values[i] = value
         self.n_passes[i], self.status[i] = spent + result.n_passes, result.status
@@ -404,6 +406,7 @@ class BatchRun:
         potentials, marginals = self.tables[:2], self.tables[2:]
         if turns:
             potentials, marginals = potentials[::-1], marginals[::-1]
+        self.ends["dual"] = self.ends["dual"] + problem.least_lift
         ends = (*self.ends.values(), self.n_passes, self.status, self.how)
         return BatchResult(problem, self.module, potentials, marginals, ends, self.options.threads, self.far)
 
@@ -447,15 +450,15 @@ class BatchResult(Answer, Sequence[Result]):
     ) -> None:  # fmt: skip
         self.problem, self._backend, self._threads, self._far = problem, backend, threads, far
         failed = bool(np.isin(ends[-2], FAILED).any())
-        self.log_u, self.log_v = numbers(potentials, -np.inf) if failed else potentials
+        self.own_logs = numbers(potentials, -np.inf) if failed else potentials
         self.row_marginal, self.col_marginal = numbers(marginals, np.inf) if failed else marginals
         self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status, self.how = ends
 
     def empty(self, which: Any) -> None:
         """Set the plans of problems with an empty side to 0; potentials of points with mass are inf."""
         p, zero = self.problem, (self.gap, self.error_bound, self.mass, self.n_passes)
-        for name, weight in (("log_u", p.A), ("log_v", p.B)):
-            setattr(self, name, np.where(which[:, None], np.where(weight > 0, np.inf, -np.inf), getattr(self, name)))
+        left = (np.where(weight > 0, np.inf, -np.inf) for weight in (p.A, p.B))
+        self.own_logs = tuple(np.where(which[:, None], x, y) for x, y in zip(left, self.own_logs, strict=True))
         self.row_marginal, self.col_marginal = (
             np.where(which[:, None], 0.0, x) for x in (self.row_marginal, self.col_marginal)
         )
@@ -471,7 +474,7 @@ class BatchResult(Answer, Sequence[Result]):
         return f"<mapuot.BatchResult {len(self)} problems {m}x{n}, {int(self.converged.sum())} converged, {told}>"
 
     def __len__(self) -> int:
-        return len(self.log_u)
+        return len(self.own_logs[0])
 
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
@@ -483,7 +486,7 @@ class BatchResult(Answer, Sequence[Result]):
         end = Stats(int(self.n_passes[i]), gap, error, dual, mass, np.nan, False, str(self.status[i]))
         one = self.problem[i]
         m, n = one.shape
-        potentials = host(self.log_u[i])[:m], host(self.log_v[i])[:n]
+        potentials = host(self.own_logs[0][i])[:m], host(self.own_logs[1][i])[:n]
         marginals = host(self.row_marginal[i])[:m], host(self.col_marginal[i])[:n]
         result = Result(one, self._backend, potentials, marginals, [end], end.status, self._threads, self.how[i])
         result.scale_cost = self.scale_cost
@@ -499,15 +502,17 @@ class BatchResult(Answer, Sequence[Result]):
     @cached_property
     def _closed(self) -> tuple[F64, Any, Any]:
         """Dual terms of the potentials, and the exponents of the plans without M; for CuPy arrays."""
-        found: tuple[F64, Any, Any] = self._backend.closed(self.problem, self.log_u, self.log_v)
+        found: tuple[F64, Any, Any] = self._backend.closed(self.problem, *self.own_logs)
         return found
 
     @cached_property
     def objective(self) -> F64:
         """The primal values with every mass term, (p,) (hard constraints count 0); inf for a failed problem."""
         p = self.problem
-        sides = (p.rows, p.A, self.f, self.row_marginal), (p.cols, p.B, self.g, self.col_marginal)
-        values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides])
+        with np.errstate(over="ignore"):
+            f, g = (p.reg * x for x in self.own_logs)
+        sides = (p.rows, p.A, f, self.row_marginal), (p.cols, p.B, g, self.col_marginal)
+        values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides]) + p.lift
         for i in self._far:  # exponents of 1e5 leave errors of 1e-11 in marginals: recompute from M
             values[i] = self[int(i)].objective
         return np.where(np.isin(self.status, FAILED), np.inf, values)
@@ -520,7 +525,7 @@ class BatchResult(Answer, Sequence[Result]):
             return np.array([self[i].cost for i in range(len(self))])
         U, K, V, scale = factors
         xp = namespace(K)
-        MK = K * xp.asarray(self.problem.M, dtype=np.float64)
+        MK = K * (xp.asarray(self.problem.M, dtype=np.float64) + self.problem.constant)
         U *= scale[:, None]
         shared = MK.ndim == 2
         return np.asarray(host(((U @ MK) * V).sum(1) if shared else xp.einsum("pi,pij,pj->p", U, MK, V, optimize=True)))
@@ -575,12 +580,12 @@ class BatchResult(Answer, Sequence[Result]):
 
         None if float64 would lose digits, or could not hold a scale.
         """
-        p, xp = self.problem, namespace(self.log_u)
+        p, xp = self.problem, namespace(self.own_logs[0])
         spread = p.spread
         if p.forbidden or p.c is not None or p.cost.operator != "tiles":
             return None
         tops, parts = [], []
-        for log_x, log_w in zip((self.log_u, self.log_v), p.log_reference, strict=True):
+        for log_x, log_w in zip(self.own_logs, p.log_reference, strict=True):
             with np.errstate(invalid="ignore"):
                 x = xp.where(xp.isfinite(log_x), log_x + log_w, -np.inf)
             most = x.max(1)

@@ -32,6 +32,7 @@ from ..backends.rules import plan_error
 from ..cached import cached_property
 from ..files import opened
 from ..penalties import F64
+from ..problem.cost import lowered
 from ..problem.kinds import as_whole_cost
 from ..problem.metrics import METRICS
 from ..problem.points import PointCosts
@@ -160,6 +161,7 @@ def certify(
     cost = as_whole_cost(opened(M), module, problem.rows.weight, problem.cols.weight)
     if cost.shape != problem.shape:
         raise ValueError(f"M must have the shape {problem.shape} of the sparse one, got {cost.shape}")
+    cost = lowered(cost, problem.constant)
     low, high, forbidden = as_range(cost, problem.reg, module, threads=threads)
     dense = dataclasses.replace(problem, cost=cost, M_min=low, M_max=high, forbidden=forbidden)
     done = 0
@@ -208,10 +210,11 @@ def one_pass(dense: Problem, module: Any, result: Result, threads: int | None) -
     Columns without a stored pair have no v yet: one more pass finds it.
     """
     options = make_options("translation_invariant", "float64", 1e-300, None, threads)
-    known = np.isfinite(result.log_v)
+    log_v = result.own_logs[1]
+    known = np.isfinite(log_v)
     lonely = ~known & (dense.cols.weight > 0)
     run = Run(module, 1 + bool(lonely.any()))
-    start = np.where(known, result.log_v, np.min(result.log_v, where=known, initial=0.0))
+    start = np.where(known, log_v, np.min(log_v, where=known, initial=0.0))
     with np.errstate(all="ignore"):
         run.run(dense, options, start)
     return Result(dense, module, run.potentials, run.marginals, run.trace, "max_passes", threads, run.reads)
@@ -280,7 +283,7 @@ def solved_again(result: Result, seen: Sweep, near: Result, cost: Any, tol: floa
     low, high = (f(wide.data[np.isfinite(wide.data)]) for f in (np.min, np.max))
     wider = dataclasses.replace(problem, cost=wide, M_min=float(low), M_max=float(high))
     options = make_options("auto", "auto", 0.1 * tol, None, result._threads)
-    start = wider.project(*(np.where(np.isfinite(x), x, 0.0) for x in (near.log_u, near.log_v)))
+    start = wider.project(*(np.where(np.isfinite(x), x, 0.0) for x in near.own_logs))
     return carry_out(Run(pick(result._backend.name), PASSES), wider, options, start, escalate=True)
 
 

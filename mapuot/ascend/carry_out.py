@@ -27,10 +27,22 @@ def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
     """Return the first (log u, log v): zeros, or the warm start; of a Result of any reg, f / reg and g / reg."""
     if warm_start is None:
         return np.zeros(problem.shape[0]), np.zeros(problem.shape[1])
+    shapes = problem.shape[:1], problem.shape[1:]
     if isinstance(warm_start, Result):
         with np.errstate(over="ignore"):
-            warm_start = warm_start.f / problem.reg, warm_start.g / problem.reg
-    return problem.project(*as_start(warm_start, (problem.shape[:1], problem.shape[1:])))
+            given = as_start((warm_start.problem.reg / problem.reg * x for x in warm_start.own_logs), shapes)
+    else:
+        given = less_constant(as_start(warm_start, shapes), problem)
+    return problem.project(*given)
+
+
+def less_constant(logs: tuple[Any, Any], problem: Any) -> tuple[Any, Any]:
+    """Return a user's start for M as a start for M less the problem's constant; a log scaling of 0 stays 0."""
+    if not problem.constant:
+        return logs
+    parts = zip(logs, problem.constants, strict=True)
+    log_u, log_v = (namespace(x).where(x != 0, x - c / problem.reg, 0.0) for x, c in parts)
+    return log_u, log_v
 
 
 class Done(NamedTuple):

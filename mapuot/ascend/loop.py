@@ -53,6 +53,7 @@ class Run:
         self.budget = 0  # most products of Newton's steps; 0: no limit
         self.factors = 0  # factorisations by Newton's steps
         self.trace = trace or []
+        self.lift = 0.0  # of the dual values: the value of the constant that was taken out of M
         self.potentials: Any
         self.marginals: Any
         self.start = time.perf_counter() - (self.trace[-1].seconds if self.trace else 0.0)
@@ -76,6 +77,7 @@ class Run:
         ``skip``: the pairs of points to skip.
         """
         tol = skip.tol if skip else options.tol
+        self.lift = getattr(problem, "least_lift", 0.0)  # many marginals keep their constant
         with closing(self.module.Workspace(problem, options, skip)) as workspace:
             newton = workspace.newton() if options.last else None
             if newton:
@@ -190,14 +192,15 @@ class Run:
 
     def save(self, workspace: Workspace, problem: Problem) -> None:
         if self.checkpoint:
-            self.checkpoint.save(problem.cols.name, host(workspace.next_log_v), problem.reg, self.n_passes)
+            log_v = host(workspace.next_log_v) + problem.constants[1] / problem.reg
+            self.checkpoint.save(problem.cols.name, log_v, problem.reg, self.n_passes)
 
     def record(self, stats: list[Stats]) -> str:
         """Append passes to the trace, call the callback, and return the status that the loop acts on."""
         done, now = self.n_passes, time.perf_counter() - self.start
         cancelled = self.stopped()
         for i, stat in enumerate(stats, 1):
-            stat.n_pass, stat.seconds = done + i, now
+            stat.n_pass, stat.seconds, stat.dual = done + i, now, stat.dual + self.lift
             self.trace.append(stat)
             cancelled = cancelled or bool(self.callback and self.told(stat))
         if self.bar:

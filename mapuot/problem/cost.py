@@ -5,6 +5,7 @@ matrix in memory is one block and is not copied. Any other cost comes in blocks 
 than memory takes only the memory of its K. All readers of M use this interface; a new kind of cost is a new class.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
@@ -155,6 +156,10 @@ class Cost:
         """Costs of a batch, stacked along the rows."""
         return self
 
+    def less(self, constant: float) -> "Cost | None":
+        """Return the costs less a constant; None for costs that are computed, from points say."""
+        return None
+
     def sum(self) -> float:
         """Add up all entries; inf if the sum is beyond float64."""
         with np.errstate(over="ignore"):
@@ -262,6 +267,9 @@ class Dense(Cost):
     def transpose(self) -> "Dense":
         return Dense(self._array.swapaxes(-1, -2))
 
+    def less(self, constant: float) -> "Dense | None":
+        return Dense(self._array - constant)
+
     def of(self, i: Any) -> "Dense":
         if self._array.ndim == 2:
             return self
@@ -318,6 +326,12 @@ class Streamed(Cost):
         shape = max(0, i1 - i0), self.shape[1]
         return Streamed(self.function, shape, self.dtype, self.start + i0, self.convert)
 
+    def less(self, constant: float) -> "Streamed":
+        function = functools.partial(read_less, self.function, self.convert, constant)
+        found = Streamed(function, self.shape, self.dtype, self.start)
+        found.noted = self.noted and (self.noted[0] - constant, self.noted[1] - constant)
+        return found
+
     def part(self, a: Any, b: Any, ranks: Ranks) -> "Streamed":
         return self[slice(*own_part(a, self.shape[0], ranks))]
 
@@ -359,6 +373,18 @@ class Streamed(Cost):
         if self.dtype == np.float32 and held_type(block.dtype) != np.float32 and not bool((held == block).all()):
             raise TypeError(f"costs must be of one dtype, got {self.dtype} at first, {block.dtype} in {i0} to {i1}")
         return held
+
+
+def read_less(function: Callable[..., Any], convert: Callable[[Any], Any], constant: float, i0: int, i1: int) -> Any:
+    return convert(function(i0, i1)) - constant
+
+
+def lowered(cost: Cost, constant: float) -> Cost:
+    """Return any cost less a constant; costs between points become rows that are read."""
+    if not constant:
+        return cost
+    read = functools.partial(read_less, cost.read, np.asarray, constant)
+    return cost.less(constant) or Streamed(read, cost.shape, cost.dtype)
 
 
 def held_type(dtype: Any) -> Any:

@@ -479,6 +479,9 @@ class Formed(Dense):
     def symmetric(self, backend: ModuleType) -> bool:
         return bool(self.cloud.symmetric(backend))
 
+    def less(self, constant: float) -> None:
+        """Return None: the plan is made from the points."""
+
     def transpose(self) -> "Formed":
         return Formed(self.cloud.transpose(), self._array.T, self.rounding)
 

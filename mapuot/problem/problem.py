@@ -8,10 +8,10 @@ with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's conve
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,13 +29,25 @@ from .parts import Parts, allowed_pairs, joined, parts_of_masks
 from .points import AUTO_ENTRIES
 from .side import Side
 
+Alike = TypeVar("Alike", bound="Common")
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
 LINES, MOST_FAR, TAIL = 16, 4096, 2.0  # constants of `extent`; twin: src_c/solve.c
 STAYS_FROM = 1 << 15  # vectors stay on a GPU: 96 ms, not 122, at 10^5 points, but 22, not 9, at 2000 (H100)
 BLOCK_BYTES = 1 << 24  # of M, in one block of the search for forbidden pairs
+MOST_CONSTANT = 1024.0  # in ranges of M: a larger constant in M is taken out
+CONSTANT_NATS = 1e5  # constant / reg from which on it is worth that: it rounds exponents by 1e-10
+LIFT_ROUNDING = 2.0**-50  # relative: 8 roundings, of the masses too
 VANISHING = 750.0  # e^-750 is 0 in float64, with any rounding
 NOTHING = 800.0  # e^-800 times any float64 factor of a plan is negligible
 FAR_APART = 3 * NOTHING  # least M / reg of a point that takes no part
+
+
+def constant_of(low: float, high: float, reg: float) -> float:
+    """Return the least cost where M less this constant has more digits, else 0.
+
+    The difference is exact: all entries lie within a factor of 2 of the constant (Sterbenz).
+    """
+    return float(low) if abs(low) > max(MOST_CONSTANT * (high - low), CONSTANT_NATS * reg) else 0.0
 
 
 def heavy(weight: F64) -> Any:
@@ -112,6 +124,7 @@ class Common:
     M_min: float
     M_max: float
     forbidden: bool  # some M_ij is inf
+    constant: float = field(default=0.0, kw_only=True)  # taken out of M: `cost` has M less this
 
     M = property(attrgetter("cost.array"))  # an array, or an object that `numpy.asarray` reads as one
 
@@ -126,6 +139,37 @@ class Common:
     @property
     def spread(self) -> float:
         return (self.M_max - self.M_min) / self.reg
+
+    def lowered(self: Alike) -> Alike:
+        """Return the problem with M less a large constant; itself where there is none or no side is hard.
+
+        A constant c in M adds c times the mass to the value of every plan. Where a side is hard all plans have one
+        mass, so that the optimal plan stays, and only the potential of this side changes, by c.
+        """
+        constant = constant_of(self.M_min, self.M_max, self.reg)
+        hard = "balanced" in (self.rows.penalty, self.cols.penalty)
+        cost = self.cost.less(constant) if hard and constant else None
+        if cost is None:
+            return self
+        high = self.M_max - constant
+        return dataclasses.replace(self, cost=cost, M_min=0.0, M_max=high, constant=self.constant + constant)
+
+    @property
+    def lift(self) -> Any:
+        """The value of the constant, which every plan pays: one number, (p,) for a batch."""
+        raise NotImplementedError
+
+    @property
+    def least_lift(self) -> Any:
+        """The lift less its rounding, for lower bounds."""
+        return self.lift - LIFT_ROUNDING * np.abs(self.lift)
+
+    @property
+    def constants(self) -> tuple[float, float]:
+        """The parts of the constant in f and in g: it belongs to the hard side, or to both, half to each."""
+        if self.balanced:
+            return 0.5 * self.constant, 0.5 * self.constant
+        return (self.constant, 0.0) if self.rows.penalty == "balanced" else (0.0, self.constant)
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -435,7 +479,12 @@ class Problem(Common):
                 weight_b = cols.weight * factor
                 more = reference, backend, ranks, threads, mask, tell
                 return cls.from_cost(cost, a, weight_b, reg, reg_m, penalty, *more)
-        return problem
+        return problem.lowered()
+
+    @property
+    def lift(self) -> float:
+        f, g = self.constants
+        return f * self.rows.mass + g * self.cols.mass if self.constant else 0.0
 
 
 @dataclass(frozen=True)
@@ -594,4 +643,9 @@ class BatchProblem(Common):
             if factors is not None:
                 B = B * xp.asarray(factors)
                 return cls.from_arrays(M, A, B, reg, reg_m, penalty, reference, backend, mask)
-        return problem
+        return problem.lowered()
+
+    @property
+    def lift(self) -> F64:
+        f, g = self.constants
+        return np.asarray(f * host(self.masses[0]) + g * host(self.masses[1]))

@@ -101,6 +101,9 @@ class Sparse(Cost):
     def place(self, i: int, ld: int) -> int:
         return int(self.start[i] - self.start[0])
 
+    def less(self, constant: float) -> "Sparse":
+        return Sparse(self.data - constant, self.column, self.start, self.shape, self.known, self.on_device)
+
     def with_data(self, data: Any) -> Any:
         """Return a CSR array with other numbers in these places; it has its own indices, on the device of ``data``."""
         from scipy import sparse  # noqa: PLC0415 - on first use
@@ -297,6 +300,9 @@ class SparseCosts(Cost):
             return SparseCosts(self.data[i], self.places)
         places = self.places
         return Sparse(self.data[i], places.column, places.start, places.shape, places.known, places.on_device)
+
+    def less(self, constant: float) -> "SparseCosts":
+        return SparseCosts([x - constant for x in self.data], self.places)
 
     def transpose(self) -> "SparseCosts":
         turned = Sparse(np.arange(float(self.size)), self.places.column, self.places.start, self.shape).transpose()

@@ -240,7 +240,7 @@ def plain_problem(given: Posed) -> Problem | None:
     low, high, bad, infinite = cost.range(backend)
     if bad or infinite or not all(map(math.isfinite, (low / reg, high / reg, (high - low) / reg, mass))):
         return None
-    return Problem(cost, rows, cols, reg, "product", low, high, False, mass)
+    return Problem(cost, rows, cols, reg, "product", low, high, False, mass).lowered()
 
 
 class DeviceResult(LazyResult):
@@ -260,8 +260,7 @@ class DeviceResult(LazyResult):
         """Certify a plan that misses hard columns by Newton's step; return whether the error is within tol."""
         newton = ColumnsNewton(dataclasses.replace(self.problem, cost=Dense(M)))
         newton.record.budget = FEW_PRODUCTS
-        logs = self.log_u, self.log_v
-        verdict = newton.step_from(logs, self.options, self._backend, self.trace[-1], self.options.tol)
+        verdict = newton.step_from(self.own_logs, self.options, self._backend, self.trace[-1], self.options.tol)
         self.products = newton.products
         return verdict == HOLDS
 

@@ -25,7 +25,7 @@ from ..cached import cached_property
 from ..problem.clouds import PointCloud
 from ..problem.cost import Dense, cost_of
 from ..problem.points import FORM_BYTES, Formed
-from ..problem.problem import BatchProblem, Problem
+from ..problem.problem import BatchProblem, Problem, constant_of
 from ..problem.side import Side
 from ..problem.validate import (
     EVEN,
@@ -152,6 +152,7 @@ def attempt(
         found is None or (cost.cloud and found.forbidden) or (dtype == SINGLE and not holds_float32(found.mass, M.size))
         # or a ScalingWarning is due (odd_scale in problem/validate.py)
         or is_sentinel((found.high - found.low) / reg) or moves_little(found.mass, *found.masses)
+        or (np.inf in rho and constant_of(found.low, found.high, reg))
     ):  # fmt: skip
         return None
     if out is not inside:
@@ -197,7 +198,7 @@ class LazyResult(Result):
         self._seconds, self._threads = time.perf_counter() - begun, options.threads
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        potentials, marginals = (self.log_u, self.log_v), (self.row_marginal, self.col_marginal)
+        potentials, marginals = self.own_logs, (self.row_marginal, self.col_marginal)
         kept = potentials, marginals, self.trace, self.status, self._threads, self.how
         return as_it_is, (Result(self.problem, self._backend, *kept), self.scale_cost, self.scale_mass)
 
@@ -210,8 +211,7 @@ class LazyResult(Result):
     units: tuple[float, float, float, float, float]  # reg, rho_a, rho_b and both masses, for `odd_unit`
     mass = property(lambda self: self._found.mass)
     products = property(lambda self: self._found.products)
-    log_u = property(lambda self: self._part(0))
-    log_v = property(lambda self: self._part(1))
+    own_logs = property(lambda self: (self._part(0), self._part(1)))
     row_marginal = property(lambda self: self._part(2))
     col_marginal = property(lambda self: self._part(3))
 

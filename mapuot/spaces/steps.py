@@ -205,7 +205,7 @@ def mass_correction(task: Task, before: Plan, after: Plan, is_first: bool) -> fl
 
 def answer_of(result: Result, **members: Any) -> GromovResult:
     """Return a step's answer with the ``members`` of a GromovResult, and those that a lazy Result has computed."""
-    potentials = result.log_u, result.log_v
+    potentials = result.own_logs
     marginals = result.row_marginal, result.col_marginal
     own = result.problem, result._backend, potentials, marginals, result.trace, result.status, result._threads
     answer = GromovResult(*own, result.how, result.skipped)

@@ -240,7 +240,7 @@ class Task:
         """Return the `Plan` of an answer; <P, log(P / a b^T)> comes from its potentials and its cost."""
         cost, *sums = result._sums  # sums of the plan itself: marginals of the last pass may lag behind
         r, s = (np.asarray(z, np.float64) for z in sums)
-        logs = [np.where(w > 0, z, 0.0) for w, z in ((r, result.log_u), (s, result.log_v))]
+        logs = [np.where(w > 0, z, 0.0) for w, z in zip((r, s), result.own_logs, strict=True)]
         entropy = float(r @ logs[0] + s @ logs[1]) - cost / result.problem.reg
         problem = result.problem
         more = float(r.sum()) - self.prices[2][1]

@@ -220,7 +220,8 @@ def test_cure_fits_the_cause():
     assert "float64" not in str(told[0].message)
     with pytest.warns(mapuot.ConvergenceWarning, match="precision='float64'"):
         call(tol=1e-300, precision="mixed", max_passes=3000)
-    far, words = 1e15 + CASE.M, r"not converged.*rounding of M / reg .* bring the costs nearer 0"
+    rows = 1e15 * np.arange(len(CASE.M))[:, None]
+    far, words = rows + CASE.M, r"not converged.*rounding of M / reg .* bring the costs nearer 0"
     with pytest.warns(mapuot.ConvergenceWarning, match=words):
         mapuot.solve(far, reg=0.1, reg_m=np.inf, tol=1e-3)
     with pytest.warns(mapuot.ConvergenceWarning, match=f"1 of 2 problems {words}"):

@@ -179,7 +179,7 @@ def test_what_needs_m_says_so(tmp_path):
 
 @pytest.mark.parametrize(("change", "text"),
                          [({"log_u": np.zeros(3)}, "log_u must be 23 numbers"), ({"log_v": None}, "it lacks 'log_v'"),
-                          ({"format": 7}, "format must be 1 or 2, got 7"),
+                          ({"format": 7}, "format must be 1, 2 or 3, got 7"),
                           ({"a": np.full(23, np.nan)}, "a must be 23 numbers"),
                           ({"penalty_b": "magic"}, "penalty_b must be one of"),
                           ({"trace": np.zeros((2, 3))}, "trace must have 9 columns"),

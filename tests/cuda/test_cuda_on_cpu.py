@@ -14,7 +14,8 @@ from launch import HERE, environment
 MISSING = {"a system with fibers by ucontext": sys.platform == "linux", "g++": shutil.which("g++") is not None}
 MISSING = [name for name, found in MISSING.items() if not found]
 PARTS = {"regimes": ["core/test_regimes.py", "core/test_penalties.py", "hostile/test_examples.py"],
-         "matrix": ["test_matrix.py"], "one problem": ["cuda/test_cuda.py", "core/test_one_potential.py"],
+         "matrix": ["test_matrix.py"],
+         "one problem": ["cuda/test_cuda.py", "core/test_one_potential.py", "api/test_constant.py"],
          "batch": ["cuda/test_batch_cuda.py", "core/test_log_matmul.py", "core/test_kept.py"],
          "points": ["cuda/test_points_cuda.py", "api/test_points.py", "api/test_conditional.py",
                     "api/test_masks.py", "api/test_truncation.py"],
