@@ -8,6 +8,7 @@ import numpy as np
 from ..arrays import host, namespace
 from ..backends import factored
 from ..backends.contract import Options
+from ..backends.cpu.factored import HostWorkspace
 from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
 from ..penalties import F64
@@ -49,18 +50,32 @@ def improved(xp: Any, task: Common, exponents: Any, a: Any, b: Any, log_v: Any, 
     """
     p, m, n = exponents.shape
     a, b = (xp.broadcast_to(xp.asarray(x), (p, size)) for x, size in ((a, m), (b, n)))
-    rates = (xp.broadcast_to(xp.asarray(task.reg / side.rho), (p, len(side.rho))) for side in task.sides)
+    k_rows, k_cols = (xp.broadcast_to(xp.asarray(task.reg / side.rho), (p, len(side.rho))) for side in task.sides)
     start_u = xp.where(a > 0, 0.0, -np.inf)
     start_v = xp.where(b > 0, xp.where(xp.isfinite(xp.asarray(log_v)), xp.asarray(log_v), 0.0), -np.inf)
-    log_c = xp.zeros((1, 1, 1))
+    both_hard = all(bool(side.hard.all()) for side in task.sides)
+    allowed = np.full(p, factored.allowed_miss(tol, (m, n), both_hard))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        if task.unmasked == "product":
-            log_c = xp.log(a)[:, :, None] + xp.log(b)[:, None, :]
-        both_hard = all(bool(side.hard.all()) for side in task.sides)
-        allowed = xp.full(p, factored.allowed_miss(tol, (m, n), both_hard))
-        sides = factored.Sides(a, b, *rates)
-        _, found, factors = factored.solve(xp, -exponents, log_c, sides, start_u, start_v, allowed)
+        log_c = (xp.log(a), xp.log(b)) if task.unmasked == "product" else (xp.zeros((p, m)), xp.zeros((p, n)))
+        work = workspace(-exponents, log_c, factored.Sides(a, b, k_rows, k_cols), start_u, start_v)
+        turned = m < n
+        if turned:  # steps are made for the smaller side
+            factored.begin(work, np.arange(p))
+            sides = factored.Sides(b, a, k_cols, k_rows)
+            costs = xp.ascontiguousarray(-exponents.swapaxes(1, 2))
+            work = workspace(costs, log_c[::-1], sides, work.log_v, work.log_u)
+        factors = factored.improve(work, allowed)
+    found = work.best[0 if turned else 1]
     return xp.where(xp.isfinite(found), found, 0.0), factors
+
+
+def workspace(costs: Any, *known: Any) -> Any:
+    """Return a `Workspace` where the costs lie."""
+    if namespace(costs) is np:
+        return HostWorkspace(costs, *known)
+    from ..backends.cuda.factored import DeviceWorkspace  # noqa: PLC0415 - needs CuPy
+
+    return DeviceWorkspace(costs, *known)
 
 
 def exponents_of(module: ModuleType, task: Problem, threads: int | None) -> Any:

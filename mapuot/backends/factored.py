@@ -9,17 +9,19 @@ of points that hardly exchange mass give S eigenvalues below its rounding: a lar
 groups and changes nothing within them. A line search on the dual value halves the step, or doubles one between groups.
 
 A start far away is left for a path of regs, each half of the one before: two steps at each are usual. Steps certify
-nothing; the pass that follows does (newton.c). All arrays have a leading axis for the problems of a batch, and lie on
-the host or on a GPU.
+nothing; the pass that follows does (newton.c).
+
+This module decides; a `Workspace` computes, for the problems of a batch at once: cpu/factored.py and cuda/factored.py.
+Numbers of each problem (misses, lengths of steps, shifts) are on the host.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..arrays import namespace
+from ..penalties import F64
 
 LEAST_SHIFT = 1e-14  # of the diagonal: the rounding of Cholesky's method
 MOST_SHIFT = 0.1  # from which on a step is cut instead
@@ -56,268 +58,186 @@ class Sides(NamedTuple):
         return Sides(*(x[which] for x in self))
 
 
-class SemiDualPoint(NamedTuple):
-    """Plans that meet their rows: potentials, marginals r and s, and the marginal q that log v asks for."""
+class Judged(NamedTuple):
+    """Numbers of trial plans, one for each problem asked for."""
 
-    plan: Any
-    log_u: Any
-    log_v: Any
-    r: Any
-    s: Any
-    q: Any
-
-    @property
-    def missed(self) -> Any:
-        """The distance of s from q, as a share of each plan's mass, (p,)."""
-        return abs(self.q - self.s).sum(1) / self.r.sum(1)
-
-    def of(self, which: Any) -> SemiDualPoint:
-        return SemiDualPoint(*(x[which] for x in self))
-
-    def put(self, which: Any, other: SemiDualPoint) -> None:
-        for x, y in zip(self, other, strict=True):
-            x[which] = y
+    missed: F64  # distance of s from q, as a share of the plan's mass
+    gain: F64  # growth of the dual value over reg, from the potentials accepted last
+    noise: F64  # rounding of the gain
 
 
-class RegLevel:
-    """Problems at one reg: plans ``exp(exponents + log u_i + log v_j)`` with exponents (p, m, n)."""
+class Solved(NamedTuple):
+    """Numbers of the solutions y of shifted equations, one for each problem asked for."""
 
-    def __init__(self, xp: Any, exponents: Any, sides: Sides) -> None:
-        self.xp, self.exponents, self.sides = xp, exponents, sides
-        self.fi = 1.0 / (1.0 + sides.k_rows)
-        self.all_hard = not bool((sides.k_rows > 0).any() | (sides.k_cols > 0).any())
-        self.factors = 0
-
-    def meet_rows(self, log_u: Any, log_v: Any, which: Any = slice(None)) -> SemiDualPoint:
-        """Return the plans of these log v that meet their rows, by the change of log u that the prox asks for."""
-        xp = self.xp
-        a, b, k_rows, k_cols = self.sides.of(which)
-        plan = self.exponents[which] + log_v[:, None, :]
-        plan += log_u[:, :, None]
-        top = plan.max(2)
-        top = xp.where(xp.isfinite(top), top, 0.0)
-        plan -= top[:, :, None]
-        xp.exp(plan, out=plan)
-        sums = plan.sum(2)
-        change = self.fi[which] * (xp.log(a) - k_rows * log_u - xp.log(sums) - top)
-        change = xp.where((a > 0) & (sums > 0), change, 0.0)
-        scale = xp.exp(top + change)
-        plan *= scale[:, :, None]
-        q = xp.where(b > 0, b * xp.exp(-k_cols * log_v), 0.0)
-        return SemiDualPoint(plan, log_u + change, log_v, sums * scale, plan.sum(1), q)
-
-    def descend(self, log_u: Any, log_v: Any, allowed: Any, most: int = MOST_STEPS) -> SemiDualPoint:
-        """Make steps until columns miss at most ``allowed``, (p,), of the mass, or no step gains."""
-        xp = self.xp
-        here = self.meet_rows(log_u, log_v)
-        shift = xp.zeros(len(log_v))
-        moves = xp.ones(len(log_v), bool)
-        for _ in range(most):
-            left = xp.flatnonzero(moves & ~(here.missed <= allowed))
-            if not len(left):
-                break
-            which = slice(None) if len(left) == len(log_v) else left
-            part = here.of(which)
-            y, shift[which] = self.direction(part, which, SHIFT_FALLS * shift[which])
-            found, moves[which] = self.search(part, y, which)
-            here.put(which, found)
-        return here
-
-    def direction(self, here: SemiDualPoint, which: Any, shift: Any) -> tuple[Any, Any]:
-        """Return the step y of log v, at most LONGEST, and the shift of the diagonal that keeps it so short."""
-        xp = self.xp
-        fi, k_cols = self.fi[which], self.sides.k_cols[which]
-        n = here.s.shape[1]
-        weighed = here.plan * xp.sqrt(xp.where(here.r > 0, fi / here.r, 0.0))[:, :, None]
-        S = xp.matmul(weighed.swapaxes(1, 2), weighed)
-        S *= -1.0
-        diagonal_of(S)[:] = 0.0
-        own = -S.sum(2) + k_cols * here.q  # a sum of positive terms: s - P^2 / r would cancel
-        if not self.all_hard:
-            own += xp.matmul((1.0 - fi)[:, None, :], here.plan)[:, 0]
-        size = here.s + k_cols * here.q
-        used = size > 0
-        diagonal_of(S)[:] = xp.where(used, own, 1.0)
-        if self.all_hard:
-            S += (CONSTANT / n) * size.mean(1)[:, None, None]
-        size = xp.where(used, size, 1.0)
-        right = xp.where(used, here.q - here.s, 0.0)
-        y, shift = xp.zeros_like(right), xp.maximum(shift, LEAST_SHIFT)
-        todo = xp.arange(len(right))
-        while len(todo):
-            some = slice(None) if len(todo) == len(right) else todo
-            shifted = S[some].copy()
-            diagonal_of(shifted)[:] += shift[some, None] * size[some]
-            found = solve_equations(shifted, right[some])
-            self.factors += len(todo)
-            rest = right[some] - xp.matmul(S[some], found[:, :, None])[:, :, 0] - shift[some, None] * size[some] * found
-            far = abs(found).max(1)
-            solved = (rest**2).sum(1) <= RESIDUAL**2 * (right[some] ** 2).sum(1)
-            good = solved & ((far <= LONGEST) | (shift[some] >= MOST_SHIFT))
-            y[some] = xp.where(good[:, None], found * xp.minimum(1.0, LONGEST / far)[:, None], 0.0)
-            grown = xp.maximum(xp.where(solved, 1.5 * far / LONGEST, 0.0), SHIFT_GROWS)
-            shift[some] = xp.where(good, shift[some], shift[some] * grown)
-            todo = todo[~good & (shift[some] <= grown)]
-        return y, shift
-
-    def search(self, here: SemiDualPoint, y: Any, which: Any) -> tuple[SemiDualPoint, Any]:
-        """Return the iterates along y, and which of them gain."""
-        xp = self.xp
-        slope = (y * (here.q - here.s)).sum(1)
-        length = xp.ones(len(y))
-        found = self.meet_rows(here.log_u, here.log_v + y, which)
-        gain, noise = self.gain(here, found, which)
-        short = xp.flatnonzero(~(gain >= ARMIJO * slope - noise))
-        while len(short):
-            length[short] *= 0.5
-            self.try_length(here, y, which, found, length, short, gain, noise)
-            bad = ~(gain[short] >= ARMIJO * length[short] * slope[short] - noise[short])
-            short = short[bad & (length[short] > SHORTEST)]
-        best = gain.copy()
-        long = xp.flatnonzero((length == 1.0) & (abs(y).max(1) > BETWEEN_GROUPS))
-        while len(long):
-            before = found.of(long)
-            length[long] *= 2.0
-            self.try_length(here, y, which, found, length, long, gain, noise)
-            better = gain[long] > best[long] + noise[long]
-            worse = xp.flatnonzero(~better)
-            found.put(long[worse], before.of(worse))
-            long = long[better & (length[long] * abs(y[long]).max(1) < FARTHEST)]
-            best[long] = gain[long]
-        return found, best >= -noise
-
-    def try_length(
-        self,
-        here: SemiDualPoint,
-        y: Any,
-        which: Any,
-        found: SemiDualPoint,
-        length: Any,
-        some: Any,
-        gain: Any,
-        noise: Any,
-    ) -> None:
-        """Put iterates that are so far along y, and their gains, in the places ``some``."""
-        places = some if isinstance(which, slice) else which[some]
-        start = here.of(some)
-        trial = self.meet_rows(start.log_u, start.log_v + length[some, None] * y[some], places)
-        found.put(some, trial)
-        gain[some], noise[some] = self.gain(start, trial, places)
-
-    def gain(self, here: SemiDualPoint, there: SemiDualPoint, which: Any) -> tuple[Any, Any]:
-        """Return by how much the dual value grows, over reg, and the rounding of that."""
-        xp = self.xp
-        _, _, k_rows, k_cols = self.sides.of(which)
-        rows = gain_of(xp, here.r, k_rows, difference(xp, there.log_u, here.log_u), 1.0)
-        cols = gain_of(xp, here.q, k_cols, difference(xp, there.log_v, here.log_v), 0.0)
-        size = abs(rows).sum(1) + abs(cols).sum(1) + here.r.sum(1)
-        return rows.sum(1) + cols.sum(1), GAIN_ROUNDING * size
+    solved: Any  # whether y solves them
+    far: F64  # largest |y_j|
+    slope: F64  # <y, q - s>: growth of the dual value over reg for a short step
 
 
-def diagonal_of(S: Any) -> Any:
-    """Return the diagonals of contiguous matrices (p, n, n) as a view (p, n)."""
-    p, n, _ = S.shape
-    return S.reshape(p, n * n)[:, :: n + 1]
+class Workspace(Protocol):
+    """Potentials and plans of p problems; ``places`` are indices of some of them, in order.
 
-
-def difference(xp: Any, x: Any, y: Any) -> Any:
-    """Return x - y, 0 at points that are left out, where both are -inf."""
-    return xp.where(xp.isfinite(y), x - y, 0.0)
-
-
-def gain_of(xp: Any, marginal: Any, k: Any, change: Any, mass: float) -> Any:
-    """Return what each point adds to the dual value over reg: rho q (1 - e^(-k change)) / reg, of hard ones q change.
-
-    ``mass``: 1.0 where the plan's mass changes with the side, which then counts against it.
+    A plan is ``c exp(log u_i + log v_j - costs / level)`` with the reference c. The plan of a trial takes the place of
+    the plan before it; its potentials are the problem's own once they are accepted.
     """
-    soft = k > 0
-    grown = -xp.expm1(-k * change)
-    return marginal * xp.where(soft, grown * (1.0 / xp.where(soft, k, 1.0) + mass), change)
+
+    count: int  # p
+    best: tuple[Any, Any]  # log u and log v that were kept last
+    all_hard: bool  # whether every point of both sides is hard
+
+    def set_level(self, level: float) -> None:
+        """Multiply the reg asked for by ``level``."""
+
+    def spread(self, places: Any) -> float:
+        """Return the range of the costs over reg."""
+
+    def clear(self, places: Any) -> None:
+        """Set the potentials to 0, or to -inf at points without mass."""
+
+    def scale(self, places: Any, factor: float) -> None:
+        """Multiply the potentials."""
+
+    def keep(self, places: Any) -> None:
+        """Copy the potentials to the arrays of answers."""
+
+    def trial(self, places: Any, lengths: F64) -> Judged:
+        """Form the plans of log v + length y that meet their rows."""
+
+    def accept(self, places: Any) -> None:
+        """Take over the potentials of the last trials."""
+
+    def form_equations(self, places: Any) -> None:
+        """Form S and q - s of the plans accepted last."""
+
+    def solve(self, places: Any, shifts: F64) -> Solved:
+        """Solve (S + shift diag(s + k2 q)) y = q - s for some of the problems whose equations were formed last."""
 
 
-def solve(
-    xp: Any, costs: Any, log_c: Any, sides: Sides, log_u: Any, log_v: Any, allowed: Any
-) -> tuple[Any, Any, int]:  # fmt: skip
-    """Return (log u, log v) whose columns miss at most ``allowed`` of the mass, and how many factors were made.
+def improve(work: Workspace, allowed: F64) -> int:
+    """Keep potentials whose columns miss at most ``allowed``, (p,), of the mass, or the best; return the factors made.
 
-    Parameters
-    ----------
-    xp : module
-        NumPy or CuPy, of all arrays.
-    costs : (p, m, n) array
-        M / reg; inf forbids a pair.
-    log_c : array that broadcasts to (p, m, n)
-        Logarithms of the reference.
-    sides : Sides
-    log_u, log_v : (p, m), (p, n) arrays
-        Where to start; -inf at points that are left out.
-    allowed : (p,) array
-        See `allowed_miss`.
+    A near start is improved at the reg asked for; a start that stays too far is left for a path of larger regs.
     """
-    turned = costs.shape[1] < costs.shape[2]
-    start = RegLevel(xp, log_c - costs, sides).meet_rows(log_u, log_v)
-    if turned:  # the smaller side is stepped on
-        costs, log_c = costs.swapaxes(1, 2), log_c.swapaxes(1, 2)
-        sides = Sides(sides.b, sides.a, sides.k_cols, sides.k_rows)
-        start = RegLevel(xp, log_c - costs, sides).meet_rows(start.log_v, start.log_u)
-    search = PathSearch(xp, costs, log_c, sides, start, allowed)
-    search.run()
-    log_u, log_v = search.best[::-1] if turned else search.best
-    return log_u, log_v, search.factors
+    every = np.arange(work.count)
+    missed = begin(work, every)
+    work.keep(every)
+    factors = 0
+    for far in (False, True):
+        wanted = ~(missed <= allowed) & (far | (missed <= NEAR))
+        some = every[wanted]
+        if not len(some):
+            continue
+        if far:
+            factors += lower_reg(work, some)
+        reached, more = descend(work, some, allowed[some])
+        factors += more
+        better = reached < missed[some]
+        missed[some[better]] = reached[better]
+        work.keep(some[better])
+    return factors
 
 
-class PathSearch:
-    """The search of `solve`: first from a near start, then along a path of regs; the best potentials are kept."""
+def lower_reg(work: Workspace, places: Any) -> int:
+    """Find potentials for the reg asked for by a path of larger regs, which halve; return the factors made."""
+    level = max(1.0, work.spread(places) / FIRST_LEVEL)
+    work.clear(places)
+    factors = 0
+    while level > 1.0:
+        work.set_level(level)
+        factors += descend(work, places, np.full(len(places), LEVEL_MISS))[1]
+        lower = max(1.0, level / 2)
+        work.scale(places, level / lower)
+        level = lower
+    work.set_level(1.0)
+    return factors
 
-    def __init__(
-        self, xp: Any, costs: Any, log_c: Any, sides: Sides, start: SemiDualPoint, allowed: Any
-    ) -> None:  # fmt: skip
-        self.xp, self.costs, self.log_c, self.sides = xp, costs, log_c, sides
-        self.allowed, self.missed = allowed, start.missed
-        self.best = start.log_u, start.log_v
-        self.factors = 0
 
-    def run(self) -> None:
-        xp = self.xp
-        near = xp.flatnonzero((self.missed <= NEAR) & ~(self.missed <= self.allowed))
-        if len(near):
-            self.descend(near, *(x[near] for x in self.best))
-        far = xp.flatnonzero(~(self.missed <= self.allowed))
-        if len(far):
-            self.descend(far, *self.lower_reg(far))
+def begin(work: Workspace, places: Any) -> F64:
+    """Form the plans of the potentials, and return the shares of the mass that their columns miss."""
+    missed = work.trial(places, np.zeros(len(places))).missed
+    work.accept(places)
+    return missed
 
-    def at(self, level: float, some: Any) -> RegLevel:
-        """Return the problems ``some`` at ``level`` times their reg."""
-        log_c = self.log_c if len(self.log_c) == 1 else self.log_c[some]
-        a, b, k_rows, k_cols = self.sides.of(some)
-        sides = Sides(a, b, level * k_rows, level * k_cols)
-        return RegLevel(self.xp, log_c - self.costs[some] / level, sides)
 
-    def descend(self, some: Any, log_u: Any, log_v: Any) -> None:
-        """Make steps at the reg asked for, and keep potentials that are better than those before."""
-        level = self.at(1.0, some)
-        found = level.descend(log_u, log_v, self.allowed[some])
-        self.factors += level.factors
-        better = self.xp.flatnonzero(found.missed < self.missed[some])
-        self.missed[some[better]] = found.missed[better]
-        for best, own in zip(self.best, (found.log_u, found.log_v), strict=True):
-            best[some[better]] = own[better]
+def descend(work: Workspace, places: Any, allowed: F64, most: int = MOST_STEPS) -> tuple[F64, int]:
+    """Make steps until columns miss at most ``allowed`` of the mass, or no step gains; return misses and factors."""
+    missed = begin(work, places)
+    shifts = np.zeros(len(places))
+    moves = np.ones(len(places), bool)
+    factors = 0
+    for _ in range(most):
+        left = np.flatnonzero(moves & ~(missed <= allowed))
+        if not len(left):
+            break
+        step, shifts[left] = find_step(work, places[left], SHIFT_FALLS * shifts[left])
+        factors += step.factors
+        gains, reached = search(work, places[left], step)
+        moves[left] = gains
+        missed[left[gains]] = reached[gains]
+        work.accept(places[left[gains]])
+    return missed, factors
 
-    def lower_reg(self, some: Any) -> tuple[Any, Any]:
-        """Return potentials for the reg asked for, from larger ones that halve."""
-        xp, costs = self.xp, self.costs[some]
-        finite = xp.isfinite(costs)
-        spread = float(xp.where(finite, costs, -np.inf).max() - xp.where(finite, costs, np.inf).min())
-        level = max(1.0, spread / FIRST_LEVEL)
-        log_u, log_v = (xp.where(xp.isfinite(x[some]), 0.0, -np.inf) for x in self.best)
-        while level > 1.0:
-            rung = self.at(level, some)
-            found = rung.descend(log_u, log_v, xp.full(len(some), LEVEL_MISS))
-            self.factors += rung.factors
-            lower = max(1.0, level / 2)
-            log_u, log_v = found.log_u * (level / lower), found.log_v * (level / lower)
-            level = lower
-        return log_u, log_v
+
+class Step(NamedTuple):
+    """Steps length * y of log v, at most LONGEST; length 0 where no shift solves the equations."""
+
+    length: F64
+    far: F64
+    slope: F64
+    factors: int
+
+
+def find_step(work: Workspace, places: Any, shifts: F64) -> tuple[Step, F64]:
+    """Return the steps, and the shifts of the diagonal that keep them so short."""
+    work.form_equations(places)
+    shifts = np.maximum(shifts, LEAST_SHIFT)
+    length, far, slope = np.zeros((3, len(places)))
+    todo = np.arange(len(places))
+    factors = 0
+    while len(todo):
+        solved, found_far, found_slope = work.solve(places[todo], shifts[todo])
+        factors += len(todo)
+        good = solved & ((found_far <= LONGEST) | (shifts[todo] >= MOST_SHIFT))
+        ends = todo[good]
+        far[ends], slope[ends] = found_far[good], found_slope[good]
+        length[ends] = LONGEST / np.maximum(found_far[good], LONGEST)
+        grown = np.full(len(todo), SHIFT_GROWS)
+        grown[solved] = np.maximum(1.5 * found_far[solved] / LONGEST, SHIFT_GROWS)
+        shifts[todo[~good]] *= grown[~good]
+        todo = todo[~good & (shifts[todo] <= grown)]
+    return Step(length, far, slope, factors), shifts
+
+
+def search(work: Workspace, places: Any, step: Step) -> tuple[Any, F64]:
+    """Form the best plans along the steps; return which of them gain, and the shares of the mass that they miss."""
+    length = step.length.copy()
+    missed, gain, noise = work.trial(places, length)
+
+    def try_length(some: Any) -> None:
+        missed[some], gain[some], noise[some] = work.trial(places[some], length[some])
+
+    def is_short_of(some: Any) -> Any:
+        return ~(gain[some] >= ARMIJO * length[some] * step.slope[some] - noise[some])
+
+    short = np.flatnonzero((length > 0) & is_short_of(slice(None)))
+    while len(short):
+        length[short] *= 0.5
+        try_length(short)
+        short = short[is_short_of(short) & (length[short] > SHORTEST * step.length[short])]
+    best = gain.copy()
+    long = np.flatnonzero((length > 0) & (length == step.length) & (length * step.far > BETWEEN_GROUPS))
+    while len(long):
+        length[long] *= 2.0
+        try_length(long)
+        better = gain[long] > best[long] + noise[long]
+        worse = long[~better]
+        if len(worse):
+            length[worse] *= 0.5
+            try_length(worse)
+        long = long[better]
+        best[long] = gain[long]
+        long = long[length[long] * step.far[long] < FARTHEST]
+    return (length > 0) & (best >= -noise), missed
 
 
 def allowed_miss(tol: float, shape: tuple[int, int], both_hard: bool) -> float:
@@ -342,22 +262,3 @@ def patience(shape: tuple[int, int], both_hard: bool) -> int:
 def is_stiff(reg: float, rho: float) -> bool:
     """Tell whether passes may crawl, as the largest rho is far above reg or a side is hard."""
     return rho >= STIFF * reg
-
-
-def solve_equations(S: Any, x: Any) -> Any:
-    """Solve positive definite equations (p, n, n), (p, n), whose matrix may be overwritten, by LAPACK or cuSOLVER.
-
-    NaN, or any numbers, are returned where a matrix is not positive definite.
-    """
-    if namespace(S) is not np:
-        from cupyx.lapack import posv  # noqa: PLC0415 - loads cuSOLVER
-
-        return posv(S, x) if len(S) > 1 else posv(S[0], x[0])[None]
-    from scipy.linalg.lapack import dposv  # noqa: PLC0415 - on first use
-
-    found = np.full(x.shape, np.nan)
-    for i, matrix in enumerate(S):
-        _, y, failed = dposv(matrix.T, x[i], lower=True, overwrite_a=True)
-        if not failed:
-            found[i] = y
-    return found

@@ -7,6 +7,7 @@ from problems import Case, clouds, verify
 
 from mapuot.backends import factored
 from mapuot.backends.cpu import plain
+from mapuot.backends.cpu.factored import HostWorkspace
 
 needs_oracle = pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
 
@@ -114,26 +115,34 @@ def test_the_step_is_newtons(rho):
     case = clusters(12, 9, 0.05)
     k = [np.full((1, size), case.reg / r) for size, r in zip(case.M.shape, rho, strict=True)]
     sides = factored.Sides(case.a[None], case.b[None], *k)
-    exponents = np.log(case.a)[None, :, None] + np.log(case.b) - case.M / case.reg
-    level = factored.RegLevel(np, exponents, sides)
-    here = level.descend(np.zeros((1, 12)), np.zeros((1, 9)), np.full(1, 1e-13))
-    assert here.missed <= 1e-13
-    moved = level.meet_rows(here.log_u, here.log_v + 1e-4 * np.random.default_rng(0).normal(size=(1, 9)))
-    y, _ = level.direction(moved, slice(None), np.zeros(1))
-    after = level.meet_rows(moved.log_u, moved.log_v + y)
-    assert after.missed < 1e-3 * moved.missed
+    log_c = np.log(case.a)[None], np.log(case.b)[None]
+    first, only = np.zeros(1, int), np.ones(1)
+    work = HostWorkspace(case.M[None] / case.reg, log_c, sides, np.zeros((1, 12)), np.zeros((1, 9)))
+    assert factored.descend(work, first, np.full(1, 1e-13))[0] <= 1e-13
 
-    def value(it):
+    def value():
         parts = []
-        for log, mass, rate in ((it.log_u, case.a, k[0]), (it.log_v, case.b, k[1])):
+        for log, mass, rate in ((work.log_u, case.a, k[0]), (work.log_v, case.b, k[1])):
             soft = rate[0] > 0
             parts.append(mass @ np.where(soft, -np.expm1(-rate * log) / np.where(soft, rate, 1), log)[0])
-        return sum(parts) - it.plan.sum()
+        return sum(parts) - work.plan.sum()
 
-    gain, _ = level.gain(here, moved, slice(None))
-    far = level.meet_rows(here.log_u, here.log_v + 0.5)
-    assert gain == pytest.approx(value(moved) - value(here), rel=1e-3, abs=1e-13)
-    assert level.gain(here, far, slice(None))[0] == pytest.approx(value(far) - value(here), rel=1e-9, abs=1e-12)
+    def moved(y):
+        """Move log v by y; return the numbers of the workspace, and the dual value."""
+        work.y[:] = y
+        judged = work.trial(first, only)
+        work.accept(first)
+        return judged, value()
+
+    here, optimum = value(), work.log_v.copy()
+    far, there = moved(0.5)
+    assert far.gain == pytest.approx(there - here, rel=1e-9, abs=1e-12)
+    work.log_v[:] = optimum
+    factored.begin(work, first)
+    near, there = moved(1e-4 * np.random.default_rng(0).normal(size=(1, 9)))
+    assert near.gain == pytest.approx(there - here, rel=1e-3, abs=1e-13)
+    step, _ = factored.find_step(work, first, np.zeros(1))
+    assert work.trial(first, step.length).missed < 1e-3 * near.missed
 
 
 def test_max_passes_is_kept():

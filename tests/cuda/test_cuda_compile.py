@@ -151,6 +151,11 @@ CASES = {
         dict.fromkeys(("log_amounts", "close_root", "translation", "worth", "moved", "at_edges", "mass_shares",
                        "change_sums"), (64, 64)),  # values that wait while a block's sum is found, once each
     ),
+    "steps with a factor": (
+        "factored.cu", {"STORE": 0},
+        dict.fromkeys(("meet_rows", "sum_columns", "judge_plans", "accept_trials", "form_rows", "shift_rows",
+                       "find_residuals", "judge_steps"), (64, 0)),
+    ),
     "tree": ("tree_pass.cu", {"STORE": 0}, TREE),
     "clusters": ("coarse.cu", {"STORE": 1, "COST": 1}, CLUSTERS),
 }  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 from ...problem.metrics import METRICS
 from ..contract import MEMORY
 from ..narrow_points import FORMS
-from . import coarse, marginals, plain
+from . import coarse, factored, marginals, plain
 from .batch import small_job, step_options
 from .kernels import (
     ALONE,
@@ -106,6 +106,7 @@ def jobs(capability: int) -> list[Job]:
         found += [job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, memory)]
     metric = {"METRIC": METRICS["sqeuclidean"].number}
     found += [("point_costs.cu", "point_costs", metric | {"PLAN": 0, "STORE": 0}), ("boxes.cu", "box_runs", metric)]
+    found.append(factored.JOB)
     return [*found, *tree_jobs(bulk), ("vectors.cu", "evaluate", {"STORE": 0}), ("stream.cu", "join_parts", PLAIN)]
 
 

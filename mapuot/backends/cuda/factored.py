@@ -1,0 +1,119 @@
+"""Plans and equations of Newton's steps with a factor, by src_cuda/factored.cu, cuBLAS and cuSOLVER.
+
+Twin of backends/cpu/factored.py. A step takes ten launches, whatever the number of problems.
+"""
+
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from ...penalties import F64
+from .. import records
+from ..factored import CONSTANT, GAIN_ROUNDING, RESIDUAL, Judged, Sides, Solved
+from .kernels import Job, by_value, kernel
+
+FACTORED = records.read("factored.cu")["Factored"]
+THREADS, COLUMNS, GROUPS = 256, 32, 16
+JOB: Job = ("factored.cu", "meet_rows", {"STORE": 0})  # compiles all kernels of the file
+
+
+class DeviceWorkspace:
+    """A `Workspace` of backends/factored.py; parameters as of `HostWorkspace`, all CuPy arrays."""
+
+    def __init__(self, costs: Any, log_c: tuple[Any, Any], sides: Sides, log_u: Any, log_v: Any) -> None:
+        p, m, n = self.count, self.m, self.n = costs.shape
+        self.costs = cp.ascontiguousarray(costs)
+        self.log_u = cp.array(log_u, order="C")
+        self.log_v = cp.array(log_v, order="C")
+        self.best = self.log_u.copy(), self.log_v.copy()
+        self.all_hard = not (bool((sides.k_rows > 0).any()) or bool((sides.k_cols > 0).any()))
+        self.y = cp.zeros((p, n))
+        self.weighed = cp.empty((p, m, n))
+        rows = {name: cp.zeros((p, m)) for name in ("r", "next_u", "next_r", "back", "row_gain")}
+        names = "s", "q", "next_v", "next_s", "next_q", "soft", "col_gain", "own", "size", "right"
+        columns = {name: cp.zeros((p, n)) for name in names}
+        known = {name: cp.ascontiguousarray(x) for name, x in zip(sides._fields, sides, strict=True)}
+        known |= {"log_c_rows": cp.ascontiguousarray(log_c[0]), "log_c_cols": cp.ascontiguousarray(log_c[1])}
+        self.numbers = cp.empty((p, 3))
+        self.arrays = known | rows | columns | {"added": cp.zeros(p), "numbers": self.numbers, "costs": self.costs}
+        self.arrays |= {"log_u": self.log_u, "log_v": self.log_v, "y": self.y, "weighed": self.weighed}
+        self.record = np.zeros((), FACTORED)
+        sizes = {"m": m, "n": n, "all_hard": self.all_hard, "level": 1.0}
+        records.put(self.record, sizes | {"rounding": GAIN_ROUNDING, "constant": CONSTANT, "residual": RESIDUAL})
+        records.put(self.record, self.arrays)
+
+    def set_level(self, level: float) -> None:
+        self.record["level"] = level
+
+    def spread(self, places: Any) -> float:
+        costs = self.costs if len(places) == self.count else self.costs[cp.asarray(places)]
+        finite = cp.isfinite(costs)
+        return float(cp.where(finite, costs, -np.inf).max() - cp.where(finite, costs, np.inf).min())
+
+    def clear(self, places: Any) -> None:
+        which = cp.asarray(places)
+        for x in (self.log_u, self.log_v):
+            x[which] = cp.where(cp.isfinite(x[which]), 0.0, -np.inf)
+
+    def scale(self, places: Any, factor: float) -> None:
+        which = cp.asarray(places)
+        for x in (self.log_u, self.log_v):
+            x[which] = x[which] * factor
+
+    def keep(self, places: Any) -> None:
+        which = cp.asarray(places)
+        for x, own in zip(self.best, (self.log_u, self.log_v), strict=True):
+            x[which] = own[which]
+
+    def request(self, places: Any, slots: Any, numbers: Any) -> None:
+        """Send the entries of the next launches: problems, the slots of their equations, and a number for each."""
+        self.requests = cp.asarray(np.stack(np.broadcast_arrays(places, slots, numbers), axis=1).astype(np.float64))
+        records.put(self.record, {"requests": self.requests})
+
+    def launch(self, name: str, blocks: int, threads: int = THREADS) -> None:
+        kernel(JOB[0], name, **JOB[2])((blocks,), (threads,), (by_value(self.record),))
+
+    def told(self, count: int) -> F64:
+        """Return the three numbers of each entry."""
+        return np.ascontiguousarray(self.numbers[:count].get().T)
+
+    def trial(self, places: Any, lengths: F64) -> Judged:
+        count = len(places)
+        self.request(places, 0, lengths)
+        self.launch("meet_rows", count * self.m)
+        self.launch("sum_columns", count * -(-self.n // COLUMNS), COLUMNS * GROUPS)
+        self.launch("judge_plans", count)
+        return Judged(*self.told(count))
+
+    def accept(self, places: Any) -> None:
+        if len(places):
+            self.request(places, 0, 0)
+            self.launch("accept_trials", len(places))
+
+    def form_equations(self, places: Any) -> None:
+        weighed = self.weighed if len(places) == self.count else self.weighed[cp.asarray(places)]
+        self.gram = cp.matmul(weighed.swapaxes(1, 2), weighed)
+        self.slots = np.zeros(self.count, int)
+        self.slots[places] = np.arange(len(places))
+        records.put(self.record, {"gram": self.gram})
+        self.request(places, self.slots[places], 0)
+        self.launch("form_rows", len(places) * self.n)
+
+    def solve(self, places: Any, shifts: F64) -> Solved:
+        from cupyx.lapack import posv  # noqa: PLC0415 - loads cuSOLVER
+
+        count, n = len(places), self.n
+        shifted = cp.empty((count, n, n))
+        wanted = cp.empty((count, n))
+        rest = cp.empty((count, n))
+        records.put(self.record, {"shifted": shifted, "wanted": wanted, "rest": rest})
+        self.request(places, self.slots[places], shifts)
+        self.launch("shift_rows", count * n)
+        y = posv(shifted, wanted) if count > 1 else posv(shifted[0], wanted[0])
+        y = cp.ascontiguousarray(y).reshape(count, n)
+        records.put(self.record, {"wanted": y})
+        self.launch("find_residuals", count * n)
+        self.launch("judge_steps", count)
+        solved, far, slope = self.told(count)
+        return Solved(solved > 0, far, slope)

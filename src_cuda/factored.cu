@@ -1,0 +1,226 @@
+// Newton's steps with a factor, for the problems of a batch: plans that meet their rows, the equations of a step, and
+// the numbers that judge both. Twin of mapuot/backends/cpu/factored.py; the formulas are in mapuot/backends/factored.py.
+#include "common.cuh"
+
+#define THREADS 256
+#define COLUMNS 32 // of a block of sum_columns, and COLUMNS * GROUPS threads
+#define GROUPS 16
+
+struct Factored {
+    int64_t m, n, all_hard;
+    double level, rounding, constant, residual;         // reg over the reg asked for; constants of factored.py
+    const double *requests;                             // problem, slot, number: three for each entry
+    const double *costs, *log_c_rows, *log_c_cols;      // over the reg asked for; terms of the reference
+    const double *a, *b, *k_rows, *k_cols;              // k at the reg asked for
+    double *log_u, *log_v, *r, *s, *q;                  // accepted last
+    double *next_u, *next_v, *next_r, *next_s, *next_q; // of the last trials
+    double *weighed, *back;                             // P_ij sqrt(fi_i / r_i), and sqrt(r_i / fi_i)
+    double *soft;                                       // sum_i (1 - fi_i) P_ij
+    double *row_gain, *col_gain;                        // of the dual value, by each point
+    double *added;                                      // to all entries of S, for each problem
+    double *own, *size, *right;                         // diagonal of S, of the shift; q - s
+    double *y;                                          // steps of log v
+    double *numbers;                                    // three for each entry: the results of a launch
+    const double *gram;                                 // weighed^T weighed, by slot
+    double *shifted, *wanted, *rest;                    // equations and right sides of each entry; residuals
+};
+
+// A launch works on entries: a problem, the slot of its equations, and a number
+struct Entry {
+    int64_t problem, slot;
+    double number;
+};
+
+FN Entry entry_of(const Factored &F, int64_t entry) {
+    const double *x = F.requests + 3 * entry;
+    return {(int64_t)x[0], (int64_t)x[1], x[2]};
+}
+
+// log v of a step of this length
+FN double moved(const Factored &F, int64_t at, double length) {
+    return length > 0 ? F.log_v[at] + length * F.y[at] : F.log_v[at];
+}
+
+// See gain_of in backends/cpu/factored.py
+FN double gain_of(double marginal, double k, double change, double mass) {
+    return marginal * (k > 0 ? -expm1(-k * change) * (1 / k + mass) : change);
+}
+
+FN double change_of(double next, double before) { return isfinite(before) ? next - before : 0; }
+
+// A block for each row: its plan, scaled to the row's prox
+extern "C" __global__ void __launch_bounds__(THREADS) meet_rows(const __grid_constant__ Factored F) {
+    const Entry E = entry_of(F, blockIdx.x / F.m);
+    const int64_t row = E.problem * F.m + blockIdx.x % F.m, first = E.problem * F.n;
+    const double *costs = F.costs + row * F.n;
+    double *weighed = F.weighed + row * F.n;
+    const double log_u = F.log_u[row], offset = F.log_c_rows[row] + log_u, a = F.a[row];
+    double top = -INF;
+    for (int64_t j = threadIdx.x; j < F.n; j += THREADS) {
+        const double log_v = F.log_c_cols[first + j] + moved(F, first + j, E.number);
+        weighed[j] = offset + (log_v - costs[j] / F.level);
+        top = fmax(top, weighed[j]);
+    }
+    top = block_max(top);
+    if (!isfinite(top)) top = 0;
+    double sum = 0;
+    for (int64_t j = threadIdx.x; j < F.n; j += THREADS) {
+        weighed[j] = exp(weighed[j] - top);
+        sum += weighed[j];
+    }
+    sum = block_sum(sum);
+    const double k = F.level * F.k_rows[row], fi = 1 / (1 + k);
+    const double change = a > 0 && sum > 0 ? fi * (log(a) - k * log_u - log(sum) - top) : 0;
+    const double scale = exp(top + change), r = sum * scale, back = sqrt(r / fi);
+    const double weight = r > 0 ? scale / back : 0;
+    for (int64_t j = threadIdx.x; j < F.n; j += THREADS) weighed[j] *= weight;
+    if (threadIdx.x > 0) return;
+    F.next_u[row] = log_u + change;
+    F.next_r[row] = r;
+    F.back[row] = back;
+    F.row_gain[row] = gain_of(F.r[row], k, change_of(log_u + change, log_u), 1);
+}
+
+// A block for COLUMNS columns: the sums of the plan, and the marginal that log v asks for
+extern "C" __global__ void __launch_bounds__(COLUMNS *GROUPS) sum_columns(const __grid_constant__ Factored F) {
+    __shared__ double sums[2][GROUPS][COLUMNS];
+    const int64_t blocks = (F.n + COLUMNS - 1) / COLUMNS;
+    const Entry E = entry_of(F, blockIdx.x / blocks);
+    const int lane = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS;
+    const int64_t j = blockIdx.x % blocks * COLUMNS + lane, at = E.problem * F.n + j;
+    double s = 0, soft = 0;
+    if (j < F.n)
+        for (int64_t i = group; i < F.m; i += GROUPS) {
+            const int64_t row = E.problem * F.m + i;
+            const double k = F.level * F.k_rows[row], P = F.weighed[row * F.n + j] * F.back[row];
+            s += P;
+            soft += k / (1 + k) * P;
+        }
+    sums[0][group][lane] = s;
+    sums[1][group][lane] = soft;
+    __syncthreads();
+    if (group > 0 || j >= F.n) return;
+    for (int other = 1; other < GROUPS; other++) {
+        s += sums[0][other][lane];
+        soft += sums[1][other][lane];
+    }
+    const double k = F.level * F.k_cols[at], log_v = F.log_v[at], next = moved(F, at, E.number);
+    F.next_v[at] = next;
+    F.next_s[at] = s;
+    F.next_q[at] = F.b[at] > 0 ? F.b[at] * exp(-k * next) : 0;
+    F.soft[at] = soft;
+    F.col_gain[at] = gain_of(F.q[at], k, change_of(next, log_v), 0);
+}
+
+// A block for each entry: the share of the mass that the columns miss, the gain, and its rounding
+extern "C" __global__ void __launch_bounds__(THREADS) judge_plans(const __grid_constant__ Factored F) {
+    const Entry E = entry_of(F, blockIdx.x);
+    double gain = 0, size = 0, mass = 0, missed = 0, diagonal = 0;
+    for (int64_t i = threadIdx.x; i < F.m; i += THREADS) {
+        const int64_t at = E.problem * F.m + i;
+        gain += F.row_gain[at];
+        size += fabs(F.row_gain[at]) + F.r[at];
+        mass += F.next_r[at];
+    }
+    for (int64_t j = threadIdx.x; j < F.n; j += THREADS) {
+        const int64_t at = E.problem * F.n + j;
+        gain += F.col_gain[at];
+        size += fabs(F.col_gain[at]);
+        missed += fabs(F.next_q[at] - F.next_s[at]);
+        diagonal += F.next_s[at] + F.level * F.k_cols[at] * F.next_q[at];
+    }
+    gain = block_sum(gain);
+    size = block_sum(size);
+    mass = block_sum(mass);
+    missed = block_sum(missed);
+    diagonal = block_sum(diagonal);
+    if (threadIdx.x > 0) return;
+    double *numbers = F.numbers + 3 * blockIdx.x;
+    numbers[0] = missed / mass;
+    numbers[1] = gain;
+    numbers[2] = F.rounding * size;
+    F.added[E.problem] = F.all_hard ? F.constant * diagonal / F.n / F.n : 0;
+}
+
+// A block for each entry: take over its last trial
+extern "C" __global__ void __launch_bounds__(THREADS) accept_trials(const __grid_constant__ Factored F) {
+    const Entry E = entry_of(F, blockIdx.x);
+    for (int64_t i = threadIdx.x; i < F.m; i += THREADS) {
+        const int64_t at = E.problem * F.m + i;
+        F.log_u[at] = F.next_u[at];
+        F.r[at] = F.next_r[at];
+    }
+    for (int64_t j = threadIdx.x; j < F.n; j += THREADS) {
+        const int64_t at = E.problem * F.n + j;
+        F.log_v[at] = F.next_v[at];
+        F.s[at] = F.next_s[at];
+        F.q[at] = F.next_q[at];
+    }
+}
+
+// A block for each row of the equations: its diagonal, a sum of positive terms, and its right side
+extern "C" __global__ void __launch_bounds__(THREADS) form_rows(const __grid_constant__ Factored F) {
+    const Entry E = entry_of(F, blockIdx.x / F.n);
+    const int64_t j = blockIdx.x % F.n, at = E.problem * F.n + j;
+    const double *gram = F.gram + (E.slot * F.n + j) * F.n;
+    double others = 0;
+    for (int64_t i = threadIdx.x; i < F.n; i += THREADS) others += i == j ? 0 : gram[i];
+    others = block_sum(others);
+    if (threadIdx.x > 0) return;
+    const double more = F.level * F.k_cols[at] * F.q[at], size = F.s[at] + more;
+    const bool used = size > 0;
+    F.own[at] = used ? others + more + F.soft[at] : 1;
+    F.size[at] = used ? size : 1;
+    F.right[at] = used ? F.q[at] - F.s[at] : 0;
+}
+
+// A block for each row of each entry: the equations with their shift
+extern "C" __global__ void __launch_bounds__(THREADS) shift_rows(const __grid_constant__ Factored F) {
+    const int64_t entry = blockIdx.x / F.n, j = blockIdx.x % F.n;
+    const Entry E = entry_of(F, entry);
+    const int64_t at = E.problem * F.n + j;
+    const double *gram = F.gram + (E.slot * F.n + j) * F.n, added = F.added[E.problem];
+    double *shifted = F.shifted + (entry * F.n + j) * F.n;
+    for (int64_t i = threadIdx.x; i < F.n; i += THREADS)
+        shifted[i] = (i == j ? F.own[at] + E.number * F.size[at] : -gram[i]) + added;
+    if (threadIdx.x == 0) F.wanted[entry * F.n + j] = F.right[at];
+}
+
+// A block for each row of each entry: the residual of the solutions, which are in `wanted`
+extern "C" __global__ void __launch_bounds__(THREADS) find_residuals(const __grid_constant__ Factored F) {
+    const int64_t entry = blockIdx.x / F.n, j = blockIdx.x % F.n;
+    const Entry E = entry_of(F, entry);
+    const int64_t at = E.problem * F.n + j;
+    const double *gram = F.gram + (E.slot * F.n + j) * F.n, added = F.added[E.problem];
+    const double *y = F.wanted + entry * F.n;
+    double product = 0;
+    for (int64_t i = threadIdx.x; i < F.n; i += THREADS)
+        product += ((i == j ? F.own[at] + E.number * F.size[at] : -gram[i]) + added) * y[i];
+    product = block_sum(product);
+    if (threadIdx.x == 0) {
+        F.rest[entry * F.n + j] = F.right[at] - product;
+        F.y[at] = y[j];
+    }
+}
+
+// A block for each entry: whether the equations are solved, the largest step, and its slope
+extern "C" __global__ void __launch_bounds__(THREADS) judge_steps(const __grid_constant__ Factored F) {
+    const Entry E = entry_of(F, blockIdx.x);
+    double rest = 0, right = 0, far = 0, slope = 0;
+    for (int64_t j = threadIdx.x; j < F.n; j += THREADS) {
+        const int64_t at = E.problem * F.n + j;
+        rest += F.rest[blockIdx.x * F.n + j] * F.rest[blockIdx.x * F.n + j];
+        right += F.right[at] * F.right[at];
+        far = fmax(far, fabs(F.y[at]));
+        slope += F.y[at] * F.right[at];
+    }
+    rest = block_sum(rest);
+    right = block_sum(right);
+    far = block_max(far);
+    slope = block_sum(slope);
+    if (threadIdx.x > 0) return;
+    double *numbers = F.numbers + 3 * blockIdx.x;
+    numbers[0] = rest <= F.residual * F.residual * right; // false for NaN
+    numbers[1] = far;
+    numbers[2] = slope;
+}

@@ -1,0 +1,64 @@
+"""Newton's steps with a factor on a GPU equal the host's, step by step."""
+
+import cupy as cp
+import numpy as np
+import pytest
+
+import mapuot
+from mapuot.backends import factored
+from mapuot.backends.cpu.factored import HostWorkspace
+from mapuot.backends.cuda.factored import DeviceWorkspace
+
+pytestmark = pytest.mark.gpu
+
+
+def posed(p, m, n, rho, forbidden):
+    """Return the arguments of a workspace for p problems between clusters of unequal width, at reg 1e-3."""
+    rng = np.random.default_rng([p, m, n])
+    x, y = (rng.normal(size=(p, k, 2)) * 10 ** rng.uniform(-2, 0, (p, k, 1)) for k in (m, n))
+    costs = ((x[:, :, None] - y[:, None]) ** 2).sum(-1) / 1e-3
+    a, b = np.ones((p, m)), np.ones((p, n))
+    if forbidden:
+        costs[:, ::5, ::3] = np.inf
+        a[:, 2] = b[:, 5] = 0
+    a, b = (w / w.sum(1, keepdims=True) for w in (a, b))
+    rates = (np.full((p, k), 1e-3 / r) for k, r in ((m, rho[0]), (n, rho[1])))
+    with np.errstate(divide="ignore"):
+        log_c = np.log(a), np.log(b)
+    start = (np.where(w > 0, 0.0, -np.inf) for w in (a, b))
+    return costs, log_c, factored.Sides(a, b, *rates), *start
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "n", "rho", "forbidden"),
+    [
+        (1, 9, 7, (np.inf, np.inf), False),
+        (3, 70, 40, (np.inf, np.inf), False),
+        (2, 40, 33, (10.0, np.inf), True),
+        (2, 40, 33, (np.inf, 0.01), True),
+        (2, 30, 30, (0.1, 0.05), False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_steps_are_those_of_the_host(p, m, n, rho, forbidden):
+    costs, log_c, sides, *start = posed(p, m, n, rho, forbidden)
+    here = HostWorkspace(costs, log_c, sides, *start)
+    sent = [tuple(map(cp.asarray, x)) for x in (log_c, sides, start)]
+    there = DeviceWorkspace(cp.asarray(costs), sent[0], factored.Sides(*sent[1]), *sent[2])
+    allowed = np.full(p, 1e-10)
+    assert factored.improve(there, allowed) <= 1.5 * factored.improve(here, allowed)  # shifts depend on the rounding
+    plans = []
+    for log_u, log_v in (here.best, [x.get() for x in there.best]):
+        logs = log_u + log_c[0], log_v + log_c[1]
+        plans.append(np.exp(logs[0][:, :, None] + logs[1][:, None] - costs))
+    assert plans[0].sum() > 0.1
+    np.testing.assert_allclose(*plans, atol=1e-9)  # groups that exchange no mass may shift
+
+
+def test_a_balanced_batch_of_clusters_is_certified_on_the_device():
+    costs, *_ = posed(3, 40, 40, (np.inf, np.inf), False)
+    found = mapuot.solve_batch(cp.asarray(costs), reg=1.0, reg_m=np.inf, max_passes=2000)
+    assert found.converged.all()
+    for result, M in zip(found, costs, strict=True):
+        exact = mapuot.solve(M, reg=1.0, reg_m=np.inf, tol=1e-9)
+        assert np.abs(result.plan.get() - exact.plan).sum() <= (result.error_bound + exact.error_bound)
