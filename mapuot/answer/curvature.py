@@ -10,8 +10,9 @@ The changes df, dg of the potentials preserve r = a e^(-f / rho1) and s = b e^(-
     (1 + reg / rho1) r df + P dg = sum_j P_ij h_ij,        P^T df + (1 + reg / rho2) s dg = sum_i P_ij h_ij
 
 The matrix of this system is symmetric and, unless both sides are balanced, strictly diagonally dominant. dg is
-eliminated: conjugate gradients on the rows take half as many steps as on both sides; a step takes one product by P and
-one by P^T.
+eliminated. Up to MOST_FACTORED points a Cholesky factor of the matrix that remains solves the equations: where clusters
+hardly exchange mass, conjugate gradients need thousands of steps. For more points conjugate gradients on the rows take
+half as many steps as on both sides; a step takes one product by P and one by P^T.
 
 If a cloud is transported to itself and both sides move, P is symmetric, h_ij = c'_ij . (w_i - w_j) and df = dg. One
 system remains: (1 + reg / rho) r df + P df = sum_j P_ij h_ij. Divided by r, its eigenvalues lie within [1, 2] for a
@@ -23,19 +24,25 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import host
+from ..arrays import host, namespace
 from ..errors import ConvergenceWarning, warn
 from ..penalties import F64
 from ..problem.validate import as_count, as_numbers, as_positive
 from .slopes import UNIT, check, rho_of, smooth_slope, with_ones
+
+MOST_FACTORED = 4096  # points of the smaller side; a factor of so many takes .5 s on two cores
+MOST_PAIRS = 1 << 25  # of a plan that is formed for the factor: .25 GB
+CONSTANT = 1e-3  # of the mean diagonal, along constants, which balanced sides leave undetermined
+LEAST_SHIFT, SHIFT_GROWS = 1e-14, 20.0  # of the diagonal, where rounding leaves the matrix without a factor
 
 
 def hvp(result: Any, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: bool = False) -> F64:
     """Return the second derivative of the objective by the row points of a `PointCloud`, times w.
 
     Newton's method and trust regions use this product. The metric must be "sqeuclidean", and both sides must be KL or
-    balanced with one reg_m each. No matrix is formed: each step of conjugate gradients on the system of the potentials
-    takes two products with the plan.
+    balanced with one reg_m each. Up to 4096 points of the smaller side the equations of the potentials are solved by a
+    factor, which takes the memory of two plans. For more, no matrix is formed: each step of conjugate gradients takes
+    two products with the plan.
 
     Parameters
     ----------
@@ -44,7 +51,7 @@ def hvp(result: Any, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: boo
     tol : float
         Relative residual at which the conjugate gradients stop.
     max_steps : int
-        Most steps; a warning is given if they do not reach ``tol``.
+        Most steps; a warning is given if they, or the factor, do not reach ``tol``.
     both : bool
         For a cloud with itself, with equal masses and reg_m: move the points of both sides by w, as self terms of a
         debiased loss need. A step then takes one product.
@@ -96,9 +103,19 @@ def product(result: Any, x: F64, y: F64, slope: float, w: F64, both: bool, tol: 
     return np.asarray(2 * out if both else out)
 
 
-def potentials_moved(result: Any, rows: F64, cols: F64, both: bool, tol: float, max_steps: int) -> tuple[F64, F64]:
-    """Return (df, dg), with dg eliminated; ``both``: one cloud on both sides, df = dg."""
+def potentials_moved(
+    result: Any, rows: F64, cols: F64, both: bool, tol: float, max_steps: int, name: str = "hvp"
+) -> tuple[F64, F64]:  # fmt: skip
+    """Return (df, dg) of the equations with these right sides; ``both``: one cloud on both sides, df = dg.
+
+    ``name``: the caller's result, for a warning where the equations are not solved to ``tol``.
+    """
     mass = result.mass  # divide by the mass: squares of masses of 1e-160 would be 0
+    rows = rows / mass
+    cols = cols / mass
+    m, n = result.problem.shape
+    if not both and min(m, n) <= MOST_FACTORED and m * n <= MOST_PAIRS:
+        return moved_by_factor(result, rows, cols, tol, name)
     on_rows = diagonal(result, "rows", result.row_marginal)
     on_cols = diagonal(result, "cols", result.col_marginal)
 
@@ -106,12 +123,72 @@ def potentials_moved(result: Any, rows: F64, cols: F64, both: bool, tol: float, 
         moved = result.apply(step if both else result.apply_transpose(step) / mass / on_cols) / mass
         return np.asarray(on_rows * step + moved if both else on_rows * step - moved)
 
-    rows, cols = rows / mass, cols / mass
-    sizes = (rows + cols) ** 2 / on_rows if both else rows**2 / on_rows
-    size = float(sizes.sum() + (0.0 if both else (cols**2 / on_cols).sum()))
-    left = rows + cols if both else rows - result.apply(cols / on_cols) / mass
-    df = conjugate_gradients(image, left, on_rows, size, tol, max_steps)
+    if both:
+        left = rows + cols
+        size = float((left**2 / on_rows).sum())
+    else:
+        left = rows - result.apply(cols / on_cols) / mass
+        size = float((rows**2 / on_rows).sum() + (cols**2 / on_cols).sum())
+    df = conjugate_gradients(image, left, on_rows, size, tol, max_steps, name)
     return df, df if both else (cols - result.apply_transpose(df) / mass) / on_cols
+
+
+def moved_by_factor(result: Any, rows: F64, cols: F64, tol: float, name: str) -> tuple[F64, F64]:
+    """Return (df, dg) by a Cholesky factor of the equations of the smaller side, where the plan lies."""
+    m, n = result.problem.shape
+    xp = namespace(result.plan)
+    share = xp.asarray(result.plan, np.float64) / result.mass
+    rates = [result.problem.reg / rho_of(side) for side in (result.problem.rows, result.problem.cols)]
+    rows, cols = map(xp.asarray, (rows, cols))
+    turned = m > n
+    if turned:
+        share = xp.ascontiguousarray(share.T)
+        rates = rates[::-1]
+        rows, cols = cols, rows
+    sums = share.sum(1), share.sum(0)  # not the last pass's marginals, which differ by its error
+    on_rows, on_cols = (xp.where(x > 0, (1 + k) * x, 1.0) for k, x in zip(rates, sums, strict=True))
+    matrix = share @ (share / on_cols).T
+    matrix *= -1.0
+    xp.fill_diagonal(matrix, 0.0)
+    # a sum of positive terms: on_rows less the diagonal of the product would cancel
+    own = (rates[0] + rates[1] / (1 + rates[1])) * sums[0] - matrix.sum(1)
+    own = xp.where(sums[0] > 0, own, 1.0)
+    xp.fill_diagonal(matrix, own)
+    if max(rates) == 0:
+        matrix += CONSTANT * float(own.mean()) / len(own)
+    left = rows - share @ (cols / on_cols)
+    df = solution(xp, matrix, on_rows, left)
+    dg = (cols - df @ share) / on_cols
+    rest = rows - on_rows * df - share @ dg
+    size = float((rows**2 / on_rows).sum() + (cols**2 / on_cols).sum())
+    if not float((rest**2 / on_rows).sum()) <= max(tol, 2 * UNIT) ** 2 * size:
+        warn(f"{name} is not known to {tol:g}: rounding leaves a larger residual; raise reg or tol", ConvergenceWarning)
+    df, dg = host(df), host(dg)
+    return (dg, df) if turned else (df, dg)
+
+
+def solution(xp: Any, matrix: Any, scale: Any, left: Any) -> Any:
+    """Solve positive definite equations, with the least shift along ``scale`` that leaves a factor, and refine once."""
+    shift = 0.0
+    for _ in range(12):
+        shifted = matrix + xp.diag(shift * scale) if shift else matrix
+        found = solved(xp, shifted, left)
+        if bool(xp.isfinite(found).all()):
+            return found + solved(xp, shifted, left - matrix @ found)
+        shift = max(LEAST_SHIFT, SHIFT_GROWS * shift)
+    return found
+
+
+def solved(xp: Any, matrix: Any, left: Any) -> Any:
+    """Return the solution by LAPACK or cuSOLVER; NaN if the matrix is not positive definite."""
+    if xp is not np:
+        from cupyx.lapack import posv  # noqa: PLC0415 - loads cuSOLVER
+
+        return posv(matrix, left)
+    from scipy.linalg.lapack import dposv  # noqa: PLC0415 - on first use
+
+    _, found, failed = dposv(matrix.T, left, lower=True)
+    return np.full(len(left), np.nan) if failed else found
 
 
 def diagonal(result: Any, name: str, marginal: F64) -> F64:

@@ -17,7 +17,7 @@ import numpy as np
 from .. import penalties
 from ..arrays import host
 from ..penalties import F64
-from .curvature import conjugate_gradients, diagonal
+from .curvature import potentials_moved
 from .slopes import rho_of
 
 TOL, MOST_STEPS = 1e-9, 2000  # tolerance and most steps of the conjugate gradients
@@ -30,17 +30,7 @@ def plan_slopes(result: Any, weights: F64) -> tuple[F64, F64, F64]:
     """
     reg, P = result.problem.reg, host(result.plan).astype(np.float64)
     W = weights * P
-    share = P / result.mass  # the equations in units of the mass, as the diagonal is
-    rows, cols = W.sum(1) / result.mass, W.sum(0) / result.mass
-    on_rows, on_cols = diagonal(result, "rows", P.sum(1)), diagonal(result, "cols", P.sum(0))
-
-    def image(step: F64) -> F64:
-        return np.asarray(on_rows * step - share @ ((step @ share) / on_cols))
-
-    size = float((rows**2 / on_rows).sum() + (cols**2 / on_cols).sum())
-    left = rows - share @ (cols / on_cols)
-    p = conjugate_gradients(image, left, on_rows, size, TOL, MOST_STEPS, "the gradient of the plan")
-    q = (cols - p @ share) / on_cols
+    p, q = potentials_moved(result, W.sum(1), W.sum(0), False, TOL, MOST_STEPS, "the gradient of the plan")
     by_cost = (P * (p[:, None] + q) - W) / reg
     return slope_of_side(result, True, weights, p, q), slope_of_side(result, False, weights.T, q, p), by_cost
 

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from numpy.testing import assert_allclose
 from problems import Case, verify
 
 import mapuot
+from mapuot.answer import curvature
 from mapuot.answer.slopes import slope_error
 from mapuot.backends import cpu
 from mapuot.backends.cpu.grid import GridOperator
@@ -496,7 +498,9 @@ def solved(x, y, a, b, reg, reg_m, weights=None, tol=1e-12, **options):
 @pytest.mark.parametrize("reg_m", REG_M, ids=str)
 @pytest.mark.parametrize("reg", [0.5, 0.05, 0.01])
 @pytest.mark.parametrize("weights", [None, (1.0, 2.0, 0.5)], ids=["plain", "weighted"])
-def test_it_is_the_derivative_of_the_gradient(weights, reg, reg_m):
+@pytest.mark.parametrize("most", [0, curvature.MOST_FACTORED], ids=["by products", "by a factor"])
+def test_it_is_the_derivative_of_the_gradient(weights, reg, reg_m, most, monkeypatch):
+    monkeypatch.setattr(curvature, "MOST_FACTORED", most)
     x, y, a, b = cloud_pair(d=3 if weights else 2)
     a[2], b[3] = 0.0, 0.0  # which do not count
     a, b = a / a.sum(), b / b.sum()
@@ -508,7 +512,26 @@ def test_it_is_the_derivative_of_the_gradient(weights, reg, reg_m):
     assert np.abs(got - want).max() <= 1e-6 * np.abs(want).max()
 
 
-def test_it_is_symmetric_and_a_loose_tol_is_nearly_right():
+@pytest.mark.parametrize(("m", "n"), [(40, 55), (55, 40)])
+@pytest.mark.parametrize("reg_m", [np.inf, (np.inf, 0.5)], ids=str)
+def test_clusters_that_hardly_exchange_mass(m, n, reg_m):
+    """Conjugate gradients took 2000 steps there, and a warning."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(0, 3, (k, 1)) + 0.02 * rng.normal(size=(k, 2)) for k in (m, n))
+    result = solved(x, y, np.full(m, 1 / m), np.full(n, 1 / n), 2e-3, reg_m)
+    rows, cols = rng.normal(size=m) / m, rng.normal(size=n) / n
+    cols -= (cols.sum() - rows.sum()) / n
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        df, dg = curvature.potentials_moved(result, rows, cols, False, 1e-9, 0)
+    P, rates = result.plan, [0.002 / rho for rho in np.broadcast_to(reg_m, 2)]
+    diagonals = (np.diag((1 + k) * z) for k, z in zip(rates, (P.sum(1), P.sum(0)), strict=True))
+    image = np.block([[next(diagonals), P], [P.T, next(diagonals)]]) @ np.r_[df, dg]
+    assert np.abs(image - np.r_[rows, cols]).max() <= 1e-9 * np.abs(np.r_[rows, cols]).max()
+
+
+def test_it_is_symmetric_and_a_loose_tol_is_nearly_right(monkeypatch):
+    monkeypatch.setattr(curvature, "MOST_FACTORED", 0)
     x, y, a, b = cloud_pair(80, 60)
     result = solved(x, y, a, b, 0.01, 10.0, tol=1e-10)
     v, w = np.random.default_rng(2).normal(size=(2, *x.shape))
