@@ -42,7 +42,7 @@ class GromovResult(Result):
     The members of a `Result` (``plan``, ``apply``, ``top_k``, ``sparse``, ``sample``, ``barycentric_map``, ``save``)
     describe the plan. ``error_bound``, ``gap``, ``dual``, ``objective`` and ``cost`` belong to the last inner problem;
     this problem is convex, and its certificate holds. The outer problem is not convex: no number bounds the distance
-    from the plan to the best plan.
+    from the plan to the best plan, but `lower_bound` bounds its value.
 
     Attributes
     ----------
@@ -58,6 +58,8 @@ class GromovResult(Result):
         Final objectives of all starts; the answer has the least of them.
     settled : bool
         Whether the last change was at most ``tol``.
+    lower_bound : float or None
+        Certified lower bound on the objective of every plan, if ``bound_tol`` asks for it.
     is_independent : bool
         Whether the plan is nearly the product of its marginals (``sharpness`` below .05). Such a plan matches no
         points: reg is too large, or every start has ended near a saddle.
@@ -86,6 +88,7 @@ class GromovResult(Result):
     values: list[float]
     settled: bool
     coarse: GromovResult | None = None
+    lower_bound: float | None = None
     _task: Task
     _plan: Plan
 

@@ -211,6 +211,13 @@ class Task:
             return Dense(posed)
         return cost_of(posed)
 
+    def feature_costs(self) -> F64:
+        """Return the costs F of the features, (m, n)."""
+        if self.F is not None:
+            return np.asarray(self.F)
+        squares = [(z**2).sum(1) for z in (self.f, self.g)]
+        return np.asarray(squares[0][:, None] + squares[1] - 2 * self.f @ self.g.T)
+
     def check_mass(self, mass: float) -> None:
         if mass > 0 and math.isfinite(mass):
             return
