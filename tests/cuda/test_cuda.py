@@ -409,8 +409,8 @@ def test_what_one_call_leaves_is_gone_on_with(monkeypatch, kind):
     calls.KEPT.clear()
     monkeypatch.setattr(calls, "QUICK_PASSES", 3)
     if kind == "and no longer":
-        for module in ("on_device", "stages"):
-            monkeypatch.setattr(f"mapuot.route.{module}.TOGETHER", 3)
+        for module in ("route.on_device", "ascend.stages"):
+            monkeypatch.setattr(f"mapuot.{module}.TOGETHER", 3)
     M = cost(70, 70, 2)[0] * (15 if kind == "larger regs" else 1)
     there = cp.asarray(M)
     if kind in ("one potential", "and no longer"):
