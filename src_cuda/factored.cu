@@ -8,7 +8,7 @@
 
 struct Factored {
     int64_t m, n, all_hard;
-    double level, rounding, constant, residual;         // reg over the reg asked for; constants of factored.py
+    double level, rounding, constant, residual;         // reg over the reg asked for; the constants of the same module
     const double *requests;                             // problem, slot, number: three for each entry
     const double *costs, *log_c_rows, *log_c_cols;      // over the reg asked for; terms of the reference
     const double *a, *b, *k_rows, *k_cols;              // k at the reg asked for

@@ -30,7 +30,8 @@ def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
     shapes = problem.shape[:1], problem.shape[1:]
     if isinstance(warm_start, Result):
         with np.errstate(over="ignore"):
-            given = as_start((warm_start.problem.reg / problem.reg * x for x in warm_start.own_logs), shapes)
+            logs = [warm_start.problem.reg * x / problem.reg for x in warm_start.own_logs]
+            given = as_start(logs, shapes)
     else:
         given = less_constant(as_start(warm_start, shapes), problem)
     return problem.project(*given)

@@ -8,7 +8,6 @@ import numpy as np
 from ..arrays import host, namespace
 from ..backends import factored
 from ..backends.contract import Options
-from ..backends.cpu.factored import HostWorkspace
 from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
 from ..penalties import F64
@@ -57,25 +56,27 @@ def improved(xp: Any, task: Common, exponents: Any, a: Any, b: Any, log_v: Any, 
     allowed = np.full(p, factored.allowed_miss(tol, (m, n), both_hard))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         log_c = (xp.log(a), xp.log(b)) if task.unmasked == "product" else (xp.zeros((p, m)), xp.zeros((p, n)))
-        work = workspace(-exponents, log_c, factored.Sides(a, b, k_rows, k_cols), start_u, start_v)
+        work = plans_of(-exponents, log_c, factored.Sides(a, b, k_rows, k_cols), start_u, start_v)
         turned = m < n
         if turned:  # steps are made for the smaller side
             factored.begin(work, np.arange(p))
             sides = factored.Sides(b, a, k_cols, k_rows)
             costs = xp.ascontiguousarray(-exponents.swapaxes(1, 2))
-            work = workspace(costs, log_c[::-1], sides, work.log_v, work.log_u)
+            work = plans_of(costs, log_c[::-1], sides, work.log_v, work.log_u)
         factors = factored.improve(work, allowed)
     found = work.best[0 if turned else 1]
     return xp.where(xp.isfinite(found), found, 0.0), factors
 
 
-def workspace(costs: Any, *known: Any) -> Any:
-    """Return a `Workspace` where the costs lie."""
+def plans_of(costs: Any, *known: Any) -> Any:
+    """Return a `FactoredPlans` where the costs lie."""
     if namespace(costs) is np:
-        return HostWorkspace(costs, *known)
-    from ..backends.cuda.factored import DeviceWorkspace  # noqa: PLC0415 - needs CuPy
+        from ..backends.cpu.factored import HostPlans  # noqa: PLC0415 - loads the C core
 
-    return DeviceWorkspace(costs, *known)
+        return HostPlans(costs, *known)
+    from ..backends.cuda.factored import DevicePlans  # noqa: PLC0415 - needs CuPy
+
+    return DevicePlans(costs, *known)
 
 
 def exponents_of(module: ModuleType, task: Problem, threads: int | None) -> Any:

@@ -11,7 +11,7 @@ groups and changes nothing within them. A line search on the dual value halves t
 A start far away is left for a path of regs, each half of the one before: two steps at each are usual. Steps certify
 nothing; the pass that follows does (newton.c).
 
-This module decides; a `Workspace` computes, for the problems of a batch at once: cpu/factored.py and cuda/factored.py.
+This module decides; a `FactoredPlans` computes, for the problems of a batch at once: cpu/factored.py and cuda/factored.py.
 Numbers of each problem (misses, lengths of steps, shifts) are on the host.
 """
 
@@ -74,7 +74,7 @@ class Solved(NamedTuple):
     slope: F64  # <y, q - s>: growth of the dual value over reg for a short step
 
 
-class Workspace(Protocol):
+class FactoredPlans(Protocol):
     """Potentials and plans of p problems; ``places`` are indices of some of them, in order.
 
     A plan is ``c exp(log u_i + log v_j - costs / level)`` with the reference c. The plan of a trial takes the place of
@@ -113,7 +113,7 @@ class Workspace(Protocol):
         """Solve (S + shift diag(s + k2 q)) y = q - s for some of the problems whose equations were formed last."""
 
 
-def improve(work: Workspace, allowed: F64) -> int:
+def improve(work: FactoredPlans, allowed: F64) -> int:
     """Keep potentials whose columns miss at most ``allowed``, (p,), of the mass, or the best; return the factors made.
 
     A near start is improved at the reg asked for; a start that stays too far is left for a path of larger regs.
@@ -137,7 +137,7 @@ def improve(work: Workspace, allowed: F64) -> int:
     return factors
 
 
-def lower_reg(work: Workspace, places: Any) -> int:
+def lower_reg(work: FactoredPlans, places: Any) -> int:
     """Find potentials for the reg asked for by a path of larger regs, which halve; return the factors made."""
     level = max(1.0, work.spread(places) / FIRST_LEVEL)
     work.clear(places)
@@ -152,14 +152,14 @@ def lower_reg(work: Workspace, places: Any) -> int:
     return factors
 
 
-def begin(work: Workspace, places: Any) -> F64:
+def begin(work: FactoredPlans, places: Any) -> F64:
     """Form the plans of the potentials, and return the shares of the mass that their columns miss."""
     missed = work.trial(places, np.zeros(len(places))).missed
     work.accept(places)
     return missed
 
 
-def descend(work: Workspace, places: Any, allowed: F64, most: int = MOST_STEPS) -> tuple[F64, int]:
+def descend(work: FactoredPlans, places: Any, allowed: F64, most: int = MOST_STEPS) -> tuple[F64, int]:
     """Make steps until columns miss at most ``allowed`` of the mass, or no step gains; return misses and factors."""
     missed = begin(work, places)
     shifts = np.zeros(len(places))
@@ -178,7 +178,7 @@ def descend(work: Workspace, places: Any, allowed: F64, most: int = MOST_STEPS) 
     return missed, factors
 
 
-class Step(NamedTuple):
+class NewtonStep(NamedTuple):
     """Steps length * y of log v, at most LONGEST; length 0 where no shift solves the equations."""
 
     length: F64
@@ -187,7 +187,7 @@ class Step(NamedTuple):
     factors: int
 
 
-def find_step(work: Workspace, places: Any, shifts: F64) -> tuple[Step, F64]:
+def find_step(work: FactoredPlans, places: Any, shifts: F64) -> tuple[NewtonStep, F64]:
     """Return the steps, and the shifts of the diagonal that keep them so short."""
     work.form_equations(places)
     shifts = np.maximum(shifts, LEAST_SHIFT)
@@ -205,10 +205,10 @@ def find_step(work: Workspace, places: Any, shifts: F64) -> tuple[Step, F64]:
         grown[solved] = np.maximum(1.5 * found_far[solved] / LONGEST, SHIFT_GROWS)
         shifts[todo[~good]] *= grown[~good]
         todo = todo[~good & (shifts[todo] <= grown)]
-    return Step(length, far, slope, factors), shifts
+    return NewtonStep(length, far, slope, factors), shifts
 
 
-def search(work: Workspace, places: Any, step: Step) -> tuple[Any, F64]:
+def search(work: FactoredPlans, places: Any, step: NewtonStep) -> tuple[Any, F64]:
     """Form the best plans along the steps; return which of them gain, and the shares of the mass that they miss."""
     length = step.length.copy()
     missed, gain, noise = work.trial(places, length)

@@ -7,7 +7,7 @@ from problems import Case, clouds, verify
 
 from mapuot.backends import factored
 from mapuot.backends.cpu import plain
-from mapuot.backends.cpu.factored import HostWorkspace
+from mapuot.backends.cpu.factored import HostPlans
 
 needs_oracle = pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
 
@@ -117,7 +117,7 @@ def test_the_step_is_newtons(rho):
     sides = factored.Sides(case.a[None], case.b[None], *k)
     log_c = np.log(case.a)[None], np.log(case.b)[None]
     first, only = np.zeros(1, int), np.ones(1)
-    work = HostWorkspace(case.M[None] / case.reg, log_c, sides, np.zeros((1, 12)), np.zeros((1, 9)))
+    work = HostPlans(case.M[None] / case.reg, log_c, sides, np.zeros((1, 12)), np.zeros((1, 9)))
     assert factored.descend(work, first, np.full(1, 1e-13))[0] <= 1e-13
 
     def value():

@@ -6,8 +6,8 @@ import pytest
 
 import mapuot
 from mapuot.backends import factored
-from mapuot.backends.cpu.factored import HostWorkspace
-from mapuot.backends.cuda.factored import DeviceWorkspace
+from mapuot.backends.cpu.factored import HostPlans
+from mapuot.backends.cuda.factored import DevicePlans
 
 pytestmark = pytest.mark.gpu
 
@@ -42,9 +42,9 @@ def posed(p, m, n, rho, forbidden):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_steps_are_those_of_the_host(p, m, n, rho, forbidden):
     costs, log_c, sides, *start = posed(p, m, n, rho, forbidden)
-    here = HostWorkspace(costs, log_c, sides, *start)
+    here = HostPlans(costs, log_c, sides, *start)
     sent = [tuple(map(cp.asarray, x)) for x in (log_c, sides, start)]
-    there = DeviceWorkspace(cp.asarray(costs), sent[0], factored.Sides(*sent[1]), *sent[2])
+    there = DevicePlans(cp.asarray(costs), sent[0], factored.Sides(*sent[1]), *sent[2])
     allowed = np.full(p, 1e-10)
     assert factored.improve(there, allowed) <= 1.5 * factored.improve(here, allowed)  # shifts depend on the rounding
     plans = []

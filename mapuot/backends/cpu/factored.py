@@ -8,8 +8,8 @@ from ...penalties import F64
 from ..factored import CONSTANT, GAIN_ROUNDING, RESIDUAL, Judged, Sides, Solved
 
 
-class HostWorkspace:
-    """A `Workspace` of backends/factored.py.
+class HostPlans:
+    """A `FactoredPlans` of backends/factored.py.
 
     Parameters
     ----------

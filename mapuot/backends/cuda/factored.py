@@ -18,8 +18,8 @@ THREADS, COLUMNS, GROUPS = 256, 32, 16
 JOB: Job = ("factored.cu", "meet_rows", {"STORE": 0})  # compiles all kernels of the file
 
 
-class DeviceWorkspace:
-    """A `Workspace` of backends/factored.py; parameters as of `HostWorkspace`, all CuPy arrays."""
+class DevicePlans:
+    """A `FactoredPlans` of backends/factored.py; parameters as of `HostPlans`, all CuPy arrays."""
 
     def __init__(self, costs: Any, log_c: tuple[Any, Any], sides: Sides, log_u: Any, log_v: Any) -> None:
         p, m, n = self.count, self.m, self.n = costs.shape
