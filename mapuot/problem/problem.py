@@ -169,7 +169,9 @@ class Common:
         """The parts of the constant in f and in g: it belongs to the hard side, or to both, half to each."""
         if self.balanced:
             return 0.5 * self.constant, 0.5 * self.constant
-        return (self.constant, 0.0) if self.rows.penalty == "balanced" else (0.0, self.constant)
+        if self.rows.penalty == "balanced":
+            return self.constant, 0.0
+        return 0.0, self.constant
 
     @property
     def sides(self) -> tuple[Side, Side]:
