@@ -10,9 +10,9 @@ The changes df, dg of the potentials preserve r = a e^(-f / rho1) and s = b e^(-
     (1 + reg / rho1) r df + P dg = sum_j P_ij h_ij,        P^T df + (1 + reg / rho2) s dg = sum_i P_ij h_ij
 
 The matrix of this system is symmetric and, unless both sides are balanced, strictly diagonally dominant. dg is
-eliminated. Up to MOST_FACTORED points a Cholesky factor of the matrix that remains solves the equations: where clusters
-hardly exchange mass, conjugate gradients need thousands of steps. For more points conjugate gradients on the rows take
-half as many steps as on both sides; a step takes one product by P and one by P^T.
+eliminated: conjugate gradients on the rows take half as many steps as on both sides; a step takes one product by P and
+one by P^T. Where clusters hardly exchange mass, they would need thousands of steps: a Cholesky factor of the matrix on
+the smaller side follows once they have taken as long.
 
 If a cloud is transported to itself and both sides move, P is symmetric, h_ij = c'_ij . (w_i - w_j) and df = dg. One
 system remains: (1 + reg / rho) r df + P df = sum_j P_ij h_ij. Divided by r, its eigenvalues lie within [1, 2] for a
@@ -30,7 +30,8 @@ from ..penalties import F64
 from ..problem.validate import as_count, as_numbers, as_positive
 from .slopes import UNIT, check, rho_of, smooth_slope, with_ones
 
-MOST_FACTORED = 4096  # points of the smaller side; a factor of so many takes .5 s on two cores
+MOST_FACTORED = 4096  # points of the smaller side; the equations of so many take 4 s on two cores
+FIRST_STEPS, STEPS_A_POINT = 30, 0.05  # of conjugate gradients, which take as long as equations of so many points
 MOST_PAIRS = 1 << 25  # of a plan that is formed for the factor: .25 GB
 CONSTANT = 1e-3  # of the mean diagonal, along constants, which balanced sides leave undetermined
 LEAST_SHIFT, SHIFT_GROWS = 1e-14, 20.0  # of the diagonal, where rounding leaves the matrix without a factor
@@ -40,9 +41,9 @@ def hvp(result: Any, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: boo
     """Return the second derivative of the objective by the row points of a `PointCloud`, times w.
 
     Newton's method and trust regions use this product. The metric must be "sqeuclidean", and both sides must be KL or
-    balanced with one reg_m each. Up to 4096 points of the smaller side the equations of the potentials are solved by a
-    factor, which takes the memory of two plans. For more, no matrix is formed: each step of conjugate gradients takes
-    two products with the plan.
+    balanced with one reg_m each. No matrix is formed: each step of conjugate gradients on the system of the potentials
+    takes two products with the plan. If they are slow, and the smaller side has at most 4096 points, a Cholesky factor
+    solves the system, in the memory of two plans.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ def hvp(result: Any, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: boo
     tol : float
         Relative residual at which the conjugate gradients stop.
     max_steps : int
-        Most steps; a warning is given if they, or the factor, do not reach ``tol``.
+        Most steps; a warning is given if neither they nor the factor reach ``tol``.
     both : bool
         For a cloud with itself, with equal masses and reg_m: move the points of both sides by w, as self terms of a
         debiased loss need. A step then takes one product.
@@ -111,13 +112,10 @@ def potentials_moved(
     ``name``: the caller's result, for a warning where the equations are not solved to ``tol``.
     """
     mass = result.mass  # divide by the mass: squares of masses of 1e-160 would be 0
-    rows = rows / mass
-    cols = cols / mass
-    m, n = result.problem.shape
-    if not both and min(m, n) <= MOST_FACTORED and m * n <= MOST_PAIRS:
-        return moved_by_factor(result, rows, cols, tol, name)
     on_rows = diagonal(result, "rows", result.row_marginal)
     on_cols = diagonal(result, "cols", result.col_marginal)
+    rows = rows / mass
+    cols = cols / mass
 
     def image(step: F64) -> F64:
         moved = result.apply(step if both else result.apply_transpose(step) / mass / on_cols) / mass
@@ -129,12 +127,25 @@ def potentials_moved(
     else:
         left = rows - result.apply(cols / on_cols) / mass
         size = float((rows**2 / on_rows).sum() + (cols**2 / on_cols).sum())
-    df = conjugate_gradients(image, left, on_rows, size, tol, max_steps, name)
-    return df, df if both else (cols - result.apply_transpose(df) / mass) / on_cols
+    allowed = max(tol, 2 * UNIT) ** 2 * size
+    m, n = result.problem.shape
+    may_factor = not both and min(m, n) <= MOST_FACTORED and m * n <= MOST_PAIRS
+    most = max_steps
+    if may_factor and result._backend.name != "cuda":  # whose products are quicker than the host's factor
+        most = min(max_steps, FIRST_STEPS + int(STEPS_A_POINT * min(m, n)))
+    df, rest = conjugate_gradients(image, left, on_rows, allowed, most)
+    if may_factor and not rest <= allowed:
+        df, dg, rest = moved_by_factor(result, rows, cols)
+    else:
+        dg = df if both else (cols - result.apply_transpose(df) / mass) / on_cols
+    if not rest <= allowed:
+        cure = "raise max_steps or tol" if name == "hvp" else "raise reg"
+        warn(f"{name} not converged after {max_steps} steps: {cure}", ConvergenceWarning)
+    return df, dg
 
 
-def moved_by_factor(result: Any, rows: F64, cols: F64, tol: float, name: str) -> tuple[F64, F64]:
-    """Return (df, dg) by a Cholesky factor of the equations of the smaller side, where the plan lies."""
+def moved_by_factor(result: Any, rows: F64, cols: F64) -> tuple[F64, F64, float]:
+    """Return (df, dg) by a Cholesky factor of the equations of the smaller side, and the square of their residual."""
     m, n = result.problem.shape
     xp = namespace(result.plan)
     share = xp.asarray(result.plan, np.float64) / result.mass
@@ -160,11 +171,9 @@ def moved_by_factor(result: Any, rows: F64, cols: F64, tol: float, name: str) ->
     df = solution(xp, matrix, on_rows, left)
     dg = (cols - df @ share) / on_cols
     rest = rows - on_rows * df - share @ dg
-    size = float((rows**2 / on_rows).sum() + (cols**2 / on_cols).sum())
-    if not float((rest**2 / on_rows).sum()) <= max(tol, 2 * UNIT) ** 2 * size:
-        warn(f"{name} is not known to {tol:g}: rounding leaves a larger residual; raise reg or tol", ConvergenceWarning)
+    residual = float((rest**2 / on_rows).sum())
     df, dg = host(df), host(dg)
-    return (dg, df) if turned else (df, dg)
+    return (dg, df, residual) if turned else (df, dg, residual)
 
 
 def solution(xp: Any, matrix: Any, scale: Any, left: Any) -> Any:
@@ -197,27 +206,27 @@ def diagonal(result: Any, name: str, marginal: F64) -> F64:
 
 
 def conjugate_gradients(
-    product: Callable[[F64], F64], left: F64, on: F64, size: float, tol: float, max_steps: int, name: str = "hvp"
-) -> F64:  # fmt: skip
-    """Solve ``product(d) = left`` with the diagonal preconditioner ``on``, to a residual of tol sqrt(``size``).
+    product: Callable[[F64], F64], left: F64, on: F64, allowed: float, max_steps: int
+) -> tuple[F64, float]:  # fmt: skip
+    """Solve ``product(d) = left`` with the diagonal preconditioner ``on``.
 
-    If ``max_steps`` steps do not reach this residual, warn that ``name`` has not converged.
+    Return d and the square of its residual, sum rest_i^2 / on_i; steps end once it is at most ``allowed``.
     """
-    found, z = np.zeros(len(left)), left / on
-    step, now = z, float(left @ z)
+    found = np.zeros(len(left))
+    z = left / on
+    step = z
+    now = float(left @ z)
     for _ in range(max_steps):
-        if now <= max(tol, 2 * UNIT) ** 2 * size:
+        if now <= allowed:
             break
         image = product(step)
         along = float(step @ image)
         if not along > 0:  # balanced sides leave a common shift undetermined: the residual is rounding
-            break
+            return found, allowed
         length = now / along
-        found, left = found + length * step, left - length * image
+        found = found + length * step
+        left = left - length * image
         z = left / on
         before, now = now, float(left @ z)
         step = z + now / before * step
-    else:
-        cure = "raise max_steps or tol" if name == "hvp" else "raise reg"
-        warn(f"{name} not converged after {max_steps} steps: {cure}", ConvergenceWarning)
-    return found
+    return found, now

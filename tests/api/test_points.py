@@ -498,9 +498,9 @@ def solved(x, y, a, b, reg, reg_m, weights=None, tol=1e-12, **options):
 @pytest.mark.parametrize("reg_m", REG_M, ids=str)
 @pytest.mark.parametrize("reg", [0.5, 0.05, 0.01])
 @pytest.mark.parametrize("weights", [None, (1.0, 2.0, 0.5)], ids=["plain", "weighted"])
-@pytest.mark.parametrize("most", [0, curvature.MOST_FACTORED], ids=["by products", "by a factor"])
-def test_it_is_the_derivative_of_the_gradient(weights, reg, reg_m, most, monkeypatch):
-    monkeypatch.setattr(curvature, "MOST_FACTORED", most)
+@pytest.mark.parametrize("first", [0, 1000], ids=["by a factor", "by products"])
+def test_it_is_the_derivative_of_the_gradient(weights, reg, reg_m, first, monkeypatch):
+    monkeypatch.setattr(curvature, "FIRST_STEPS", first)
     x, y, a, b = cloud_pair(d=3 if weights else 2)
     a[2], b[3] = 0.0, 0.0  # which do not count
     a, b = a / a.sum(), b / b.sum()
@@ -523,7 +523,7 @@ def test_clusters_that_hardly_exchange_mass(m, n, reg_m):
     cols -= (cols.sum() - rows.sum()) / n
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        df, dg = curvature.potentials_moved(result, rows, cols, False, 1e-9, 0)
+        df, dg = curvature.potentials_moved(result, rows, cols, False, 1e-9, 1000)
     P, rates = result.plan, [0.002 / rho for rho in np.broadcast_to(reg_m, 2)]
     diagonals = (np.diag((1 + k) * z) for k, z in zip(rates, (P.sum(1), P.sum(0)), strict=True))
     image = np.block([[next(diagonals), P], [P.T, next(diagonals)]]) @ np.r_[df, dg]
