@@ -11,8 +11,8 @@ groups and changes nothing within them. A line search on the dual value halves t
 A start far away is left for a path of regs, each half of the one before: two steps at each are usual. Steps certify
 nothing; the pass that follows does (newton.c).
 
-This module decides; a `FactoredPlans` computes, for the problems of a batch at once: cpu/factored.py and cuda/factored.py.
-Numbers of each problem (misses, lengths of steps, shifts) are on the host.
+This module decides; a `FactoredPlans` computes, for the problems of a batch at once (cpu/factored.py,
+cuda/factored.py). Numbers of each problem (misses, lengths of steps, shifts) are on the host.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ For squared distances between points x and y, centred, with the mass w on each s
 since -8 |G_P|^2 = min_G 8 |G|^2 - 16 <G, G_P> for G_P = sum_ij P_ij x_i y_j^T. V is a minimum of affine functions of G.
 Hence it is concave: an affine function below V at the corners of a box lies below V within the box. The dual values of
 `solve` are certified lower bounds of V at the corners. Boxes of G are split, the box with the least bound first, until
-the bound is close to the value of a plan, or the solves are used up. In three dimensions a box has 2^9 corners: too many
-for 1 %.
+the bound is close to the value of a plan, or the solves are used up. In three dimensions a box has 2^9 corners, too
+many for 1 %.
 
 Source: branch and bound over G after Ryner, Kronqvist, Karlsson: Globally solving the Gromov-Wasserstein problem for
 point clouds in low dimensional Euclidean spaces, 2023.
