@@ -45,7 +45,7 @@ except ImportError:  # scikit-learn is optional
         """Stand-in without methods."""
 
 
-NEVER_FORMED = tuple(name for name, metric in METRICS.items() if metric.reach == np.inf and metric.cdist)  # as SciPy's
+NEVER_FORMED = tuple(name for name, metric in METRICS.items() if metric.reach == np.inf and not metric.product)
 MISSING_LABEL = -1  # POT's label of an unlabelled sample
 
 
@@ -184,7 +184,10 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         if points and m * n > MOST_ENTRIES:
             return PointCloud(Xs, Xt, str(self.metric))
         try:
-            cost = normalised(cdist(Xs, Xt, self.metric), self.norm)
+            known = self.metric in NEVER_FORMED  # one name has one meaning, whether points are formed or not
+            cost = normalised(
+                np.asarray(PointCloud(Xs, Xt, str(self.metric))) if known else cdist(Xs, Xt, self.metric), self.norm
+            )
             if labels is not None:
                 separate_classes(cost, labels[0], labels[1], self.limit_max)
         except MemoryError as error:

@@ -696,7 +696,7 @@ def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
 
     def second(solved: list[Any], grad: Any) -> Any:
         metric = solved[0].problem.cost.cloud.core[0]
-        known = metric.degree == 2 and not metric.unit
+        known = metric.square and not metric.unit
         return functools.partial(second_derivative, solved, grad) if known else None
 
     task = Loss(solve, slopes, second if rows.starts is None else None)

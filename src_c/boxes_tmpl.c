@@ -8,8 +8,8 @@
  * r = (p - q) / 2:
  *     p (x - mid_I) + q (y - mid_J) - s^2 <= max_s (r (s - D) - s^2) + |p + q| / 2 H,
  * with the maximum at s = r / 2 or at the end of its interval next to it. Slopes that follow the potentials keep f~ and
- * g~ flat across a box; the potentials of displaced clouds rise by tens of nats there. Other metrics have slopes 0 and
- * the least distance of the boxes. Sums of e^f~ and e^g~ over the boxes then bound the mass between them.
+ * g~ flat across a box; the potentials of displaced clouds rise by tens of nats there. EUCLIDEAN and CITYBLOCK have
+ * slopes 0 and the least distance of the boxes; the bound of a metric unknown here is inf, which skips nothing. Sums of e^f~ and e^g~ over the boxes then bound the mass between them.
  * mapuot/backends/boxes.py fills the record; docs/mathematics.md has the consequences for the certificate.
  */
 #include <string.h>
@@ -22,6 +22,8 @@ ALWAYS_INLINE vd log_bound(const mapuot_boxes *boxes, int64_t i, int64_t j) {
     const double *mid = boxes->x_mid + i * boxes->d, *half = boxes->x_half + i * boxes->d,
                  *slope = boxes->x_slope + i * boxes->d;
     const vd zero = v_set(0.0), by_2 = v_set(0.5);
+    const int known = boxes->metric == MAPUOT_EUCLIDEAN || boxes->metric == MAPUOT_CITYBLOCK;
+    if (!known && boxes->metric != MAPUOT_SQEUCLIDEAN) return v_set(INFINITY);
     vd sum = zero;
     for (int64_t k = 0; k < boxes->d; k++) {
         const int64_t at = k * boxes->n + j;

@@ -2,8 +2,8 @@
  *
  * Coordinates are subtracted before they are squared: distances of 1 between coordinates of 1e8 keep their digits.
  * Formulas: SciPy's cdist; WFR is the Wasserstein-Fisher-Rao cost -2 log cos |x - y| of Chizat, Peyre, Schmitzer,
- * Vialard 2018, and common/reach.h has the pairs that it forbids; INNER is minus the inner product. A new metric is one
- * more line in points_blocks.
+ * Vialard 2018, and common/reach.h has the pairs that it forbids; INNER is minus the inner product. A metric has a case
+ * in add_term, point_cost and points_blocks; the costs of a metric without them are NaN.
  */
 #pragma once
 #include "common/reach.h"
@@ -26,14 +26,37 @@ ALWAYS_INLINE vd v_cos(vd x) {
     return v_if_less(x, v_set(0.5 * HALF_PI), even, v_mul(odd, rest));
 }
 
-/* scale times the metric, from the sum over the coordinates: of squares, or for CITYBLOCK of absolute differences */
+/* the sum over the coordinates with the term of one more coordinate, x of a row and y of a column */
+ALWAYS_INLINE vd add_term(vd sum, vd x, vd y, const mapuot_metric metric) {
+    const vd t = v_sub(x, y);
+    switch (metric) {
+    case MAPUOT_SQEUCLIDEAN:
+    case MAPUOT_EUCLIDEAN:
+    case MAPUOT_WFR:
+        return v_fma(t, t, sum);
+    case MAPUOT_CITYBLOCK:
+        return v_add(sum, v_max(t, v_sub(v_set(0.0), t)));
+    case MAPUOT_INNER:
+        return v_fnma(x, y, sum);
+    }
+    return v_set(NAN);
+}
+
+/* scale times the metric, from the sum over all coordinates */
 ALWAYS_INLINE vd point_cost(vd sum, const mapuot_metric metric, vd scale) {
-    if (metric == MAPUOT_EUCLIDEAN) return v_mul(v_sqrt(sum), scale);
-    if (metric == MAPUOT_WFR) {
+    switch (metric) {
+    case MAPUOT_SQEUCLIDEAN:
+    case MAPUOT_CITYBLOCK:
+    case MAPUOT_INNER:
+        return v_mul(sum, scale);
+    case MAPUOT_EUCLIDEAN:
+        return v_mul(v_sqrt(sum), scale);
+    case MAPUOT_WFR: {
         const vd value = v_mul(v_log(v_max(v_cos(v_sqrt(sum)), v_set(DBL_MIN))), v_mul(scale, v_set(-2.0)));
         return v_if_less(sum, v_set(REACH_SQUARED), v_max(value, v_set(0.0)), v_set(INFINITY));
     }
-    return v_mul(sum, scale);
+    }
+    return v_set(NAN);
 }
 
 /* Coordinates are summed in groups of 16, each along all columns, to suit caches and prefetchers; partial sums wait in
@@ -57,13 +80,7 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
                 UNROLLED (int p = 0; p < PAD / VL; p++) {
                     const vd yq = v_load(y + q * points->ld + k + p * VL);
                     UNROLLED (int r = 0; r < R; r++) {
-                        const vd xq = v_set(x[r * d + q]), t = v_sub(xq, yq);
-                        if (metric == MAPUOT_INNER) {
-                            sum[r][p] = v_fnma(xq, yq, sum[r][p]);
-                            continue;
-                        }
-                        sum[r][p] = metric == MAPUOT_CITYBLOCK ? v_add(sum[r][p], v_max(t, v_sub(zero, t)))
-                                                               : v_fma(t, t, sum[r][p]);
+                        sum[r][p] = add_term(sum[r][p], v_set(x[r * d + q]), yq, metric);
                     }
                 }
             }
@@ -78,12 +95,18 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
 ALWAYS_INLINE void points_blocks(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out,
                                  int64_t ld, const int R) {
 #define OF_METRIC(name)                                                                                                \
-    if (points->metric == name) metric_block(points, i, j, count, out, ld, name, R)
-    OF_METRIC(MAPUOT_SQEUCLIDEAN);
-    OF_METRIC(MAPUOT_EUCLIDEAN);
-    OF_METRIC(MAPUOT_CITYBLOCK);
-    OF_METRIC(MAPUOT_WFR);
-    OF_METRIC(MAPUOT_INNER);
+    case name:                                                                                                         \
+        metric_block(points, i, j, count, out, ld, name, R);                                                           \
+        return
+    switch (points->metric) {
+        OF_METRIC(MAPUOT_SQEUCLIDEAN);
+        OF_METRIC(MAPUOT_EUCLIDEAN);
+        OF_METRIC(MAPUOT_CITYBLOCK);
+        OF_METRIC(MAPUOT_WFR);
+        OF_METRIC(MAPUOT_INNER);
+    }
+    for (int r = 0; r < R; r++)
+        for (int64_t k = 0; k < count; k++) out[r * ld + k] = NAN;
 }
 
 ALWAYS_INLINE void points_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out) {

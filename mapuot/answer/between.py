@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..penalties import F64
+from ..problem.metrics import METRICS
 from ..problem.validate import as_float, as_share
 from .slopes import cloud_of
 
@@ -62,8 +63,9 @@ def interpolate(result: Any, t: float, keep: float = 0.99) -> Way:
     cloud = cloud_of(result)
     if cloud.core[0].unit:
         raise NotImplementedError("interpolate goes straight or along the geodesics of 'wfr', not on a sphere")
-    if cloud.core[0].inner:
-        raise NotImplementedError("interpolate is between points of a metric that is a distance, got 'inner'")
+    geodesics = cloud.core[0] is METRICS["wfr"]
+    if not (cloud.core[0].degree or geodesics):
+        raise NotImplementedError(f"interpolate goes straight by powers of a distance, got metric {cloud.metric!r}")
     if not 0 <= t <= 1:
         raise ValueError(f"t must be in [0, 1], got {t}")
     pairs = result.sparse(keep=keep).tocoo()
@@ -73,7 +75,7 @@ def interpolate(result: Any, t: float, keep: float = 0.99) -> Way:
     y = np.concatenate([cloud.y[j], cloud.x[lone0], cloud.y[lone1]])
     m0 = np.concatenate([m0, a[lone0], np.zeros(len(lone1))])
     m1 = np.concatenate([m1, np.zeros(len(lone0)), b[lone1]])
-    if cloud.core[0].degree == 0:
+    if geodesics:
         factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
         return geodesic(x, y, m0, m1, t, np.sqrt((((y - x) * factor) ** 2).sum(1)))
     masses = (1 - t) * m0 + t * m1

@@ -72,7 +72,7 @@ def hvp(result: Any, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: boo
     2.9
     """
     cloud = check(result)
-    if cloud.core[0].degree != 2 or cloud.core[0].unit:
+    if not cloud.core[0].square or cloud.core[0].unit:
         raise NotImplementedError(f"hvp is for metric 'sqeuclidean', got {cloud.metric!r}")
     tol, max_steps = as_positive(tol, "tol"), as_count(max_steps, "max_steps")
     if both and (unlike := result.problem.unlike(result._backend)):

@@ -93,8 +93,9 @@ def check(result: Any) -> PointCosts:
 
 def check_problem(p: Any, cloud: PointCosts) -> None:
     """Raise if the formulas of the derivatives do not hold for the problem."""
-    if cloud.core[0].norm == np.inf:
-        raise NotImplementedError(f"slopes are for metrics of sums over the coordinates, got {cloud.metric!r}")
+    metric = cloud.core[0]
+    if metric.norm == np.inf or (metric.unit and not metric.square):
+        raise NotImplementedError(f"slopes by the points are not known for metric {cloud.metric!r}")
     for side, name in ((p.rows, "reg_m[0]"), (p.cols, "reg_m[1]")):
         if side.scalar_rho is None:
             raise ValueError(f"{name} must be one number, of penalty 'kl' or 'balanced'")
@@ -118,16 +119,16 @@ def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[
     if getattr(result.problem, "several", None) is not None:
         return slopes_of_all(result, wanted)
     cloud = check(result)
-    inner = cloud.core[0].inner
-    if not inner and cloud.core[0].degree != 2:
+    product = cloud.core[0].product
+    if not product and not cloud.core[0].square:
         return [slope if want else None for slope, want in zip(block_slopes(result, cloud), wanted, strict=True)]
     w = 1.0 if cloud.weights is None else cloud.weights
 
     def of_side(rows: bool) -> Any:
-        if not inner:
+        if not product:
             return chained(cloud, smooth_slope(result, cloud, rows), rows)
         moved = result.apply(cloud.y) if rows else result.apply_transpose(cloud.x)
-        return np.asarray(-cloud.scale * w * moved)  # the cost is scale (r_i + c_j - <x_i, y_j>): rows have -scale P y
+        return np.asarray(product * cloud.scale * w * moved)  # "inner": scale (r_i + c_j - <x_i, y_j>) has -scale P y
 
     return [of_side(rows) if want else None for rows, want in zip((True, False), wanted, strict=True)]
 
@@ -136,13 +137,13 @@ def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
     """Return the derivatives for many clouds; for squared distances one call of the core computes all of them."""
     p, clouds = result.problem, result.problem.several
     check_problem(p, clouds.whole)
-    smooth = clouds.whole.core[0].degree == 2 and p.masked is None
+    smooth = clouds.whole.core[0].square and p.masked is None
     xp = namespace(clouds.whole.x)
     if smooth and clouds.whole.plain and xp is not np:
-        there = namespace(result.log_u) is xp
+        there = namespace(result.log_u) is xp and p.each is None
         exponents = result._closed[1:] if there else [xp.asarray(z) for z in plan_exponents(p, result)]
         found = result._backend.slopes(p, [*exponents], wanted)
-        return list(found) if there else [x if x is None else host(x) for x in found]
+        return list(found) if namespace(result.log_u) is xp else [x if x is None else host(x) for x in found]
     core = clouds.solved_whole & smooth & (not clouds.whole.bits)
     sizes = [(int(places.count.sum()), clouds.whole.dim - clouds.whole.bits) for places in clouds.places]
     out = [np.empty(size) if want else None for size, want in zip(sizes, wanted, strict=True)]
@@ -201,22 +202,18 @@ def with_ones(points: Any) -> Any:
 def block_slopes(result: Any, cloud: PointCosts) -> tuple[F64, F64]:
     """Return the derivatives for any other metric from rows of the plan, by the caller's coordinates (exactly)."""
     metric, scale = cloud.core
-    d, y = cloud.x.shape[1], cloud.y
-    w = np.ones(d) if cloud.weights is None else cloud.weights
-    gx, gy, root = np.zeros_like(cloud.x), np.zeros_like(y), np.sqrt(w)
-    size = max(float(np.abs(z * root).max()) for z in (cloud.x, y)) or 1.0  # scale of the squared numbers
+    d, y, p = cloud.x.shape[1], cloud.y, metric.norm
+    factor = metric.weighted(np.ones(d) if cloud.weights is None else cloud.weights)
+    gx, gy = np.zeros_like(cloud.x), np.zeros_like(y)
+    size = max(float(np.abs(z * factor).max()) for z in (cloud.x, y)) or 1.0  # scale of the numbers that have powers
     for i0, P in result._wide_blocks():
         x = cloud.x[i0 : i0 + len(P)]
-        if metric.norm == 1:
-            weight = scale * P
-        else:
-            distance = np.sqrt(sum((root[k] / size * (x[:, k, None] - y[:, k])) ** 2 for k in range(d)))
-            weight = np.where((distance > 0) & (P > 0), P * (scale * metric.steep(size * distance)), 0.0)
-            distance[weight == 0] = 1.0
-        for k in range(d):
-            t = x[:, k, None] - y[:, k]
-            toward = w[k] * np.sign(t) if metric.norm == 1 else root[k] * (root[k] / size * t / distance)
-            part = weight * toward
+        apart = [factor[k] / size * (x[:, k, None] - y[:, k]) for k in range(d)]
+        distance: Any = sum(np.abs(t) ** p for t in apart) ** (1 / p)
+        weight = np.where((distance > 0) & (P > 0), P * (scale * metric.slopes(size * distance, cloud.metric)), 0.0)
+        distance[weight == 0] = 1.0
+        for k, t in enumerate(apart):  # d distance / d x_k = factor_k sign(t_k) (|t_k| / distance)^(p - 1)
+            part = weight * (factor[k] * np.sign(t) * (np.abs(t) / distance) ** (p - 1))
             gx[i0 : i0 + len(P), k] = part.sum(1)
             gy[:, k] -= part.sum(0)
     return gx, gy
@@ -249,16 +246,14 @@ def slope_error(cloud: PointCosts, bound: float, largest: float) -> float:
     """
     metric, scale = cloud.core[0], cloud.scale
     w = np.ones(cloud.dim - cloud.apart - cloud.bits) if cloud.weights is None else cloud.weights
-    rounding, root = (sum(cloud.shape) + 2 * cloud.dim + 16) * UNIT, float(np.sqrt(w.max()))
-    if metric.norm == 1:
-        steep = sizes = scale * float(np.sqrt((w**2).sum()))
-    elif metric.degree == 1:
-        steep = sizes = scale * root
-    elif metric.inner:
-        steep = sizes = scale * max(float(np.sqrt(((p * w) ** 2).sum(1).max())) for p in (cloud.x, cloud.y))
-    elif metric.degree == 0:
-        sine = float(np.exp(-0.5 * largest / scale))  # sine of the angle to pi / 2, the divisor of the tangent
-        steep, sizes = 2 * scale * root / sine, 2 * scale * root / sine**2
+    rounding, factor = (sum(cloud.shape) + 2 * cloud.dim + 16) * UNIT, metric.weighted(w)
+    root = float(factor.max() if metric.norm >= 2 else np.sqrt((factor**2).sum()))  # most of |d distance / d x|
+    if metric.product:
+        most = max(float(np.sqrt(((p * w) ** 2).sum(1).max())) for p in (cloud.x, cloud.y))
+        steep = sizes = scale * abs(metric.product) * most
+    elif not metric.square:
+        known = metric.up_to(largest / scale)
+        steep, sizes = scale * root * known.slope, scale * root * known.sizes
     elif metric.unit:
         shortest = min(float(lengths(p, np.sqrt(w)).min()) for p in (cloud.x, cloud.y))
         steep = scale * root / shortest if shortest > 0 else np.inf
@@ -285,9 +280,9 @@ def mass_slope(result: Any, rows: bool) -> Any:
 def mass_slopes(result: Any, rows: bool) -> Any:
     """Return the derivatives by the masses of many clouds, concatenated over the problems."""
     p, clouds, xp = result.problem, result.problem.several, namespace(result.log_u)
-    side, weight, f = (p.rows, p.A, result.f) if rows else (p.cols, p.B, result.g)
+    weight, f = (p.A, result.f) if rows else (p.B, result.g)
     inside, other = clouds.inside(not rows), p.masses[rows]
-    slope = penalties.mass_slope(xp.where(weight > 0, f, 0.0), rho_of(side), p.reg, xp.asarray(other)[:, None])
+    slope = mass_slope_of(p, xp.where(weight > 0, f, 0.0), rows, xp.asarray(other)[:, None])
     without = ~(weight > 0) & xp.asarray(inside) if clouds.ragged else ~(weight > 0)
     if p.masked is not None or any_of(without):
         for i in np.flatnonzero(host(without.any(1)) | (p.masked is not None)):
@@ -388,13 +383,15 @@ def dual_value(result: Any) -> Any:
     """Return the dual values, (p,) or one, without the rounding bound of `Result.dual`, which is not continuous."""
     problem, xp = result.problem, namespace(result.log_u)
     A, B = (problem.A, problem.B) if isinstance(problem, BatchProblem) else (problem.rows.weight, problem.cols.weight)
-    if xp is not np and isinstance(problem, BatchProblem) and isinstance(problem.reference, str):
+    own = getattr(problem, "each", None)
+    if xp is not np and own is None and isinstance(problem, BatchProblem) and isinstance(problem.reference, str):
         return problem.reg * (problem.c_mass - result.mass) + result._closed[0]
-    total = problem.reg * (xp.asarray(problem.c_mass) - xp.asarray(result.mass))
-    for side, weight, f in ((problem.rows, A, result.f), (problem.cols, B, result.g)):
-        rho = float(side.rho[0])
+    reg = problem.reg if own is None else xp.asarray(own.reg)
+    total = reg * (xp.asarray(problem.c_mass) - xp.asarray(result.mass))
+    for rows, weight, f in ((True, A, result.f), (False, B, result.g)):
+        rho, hard = columns_of(problem, rows, xp)
         with np.errstate(over="ignore", invalid="ignore"):
-            term = weight * f if np.isinf(rho) else -rho * (weight * xp.expm1(-f / rho))
+            term = xp.where(hard, weight * f, -rho * (weight * xp.expm1(-f / rho)))
         total = total + xp.where(weight > 0, term, 0.0).sum(-1)
     return total
 
@@ -407,29 +404,50 @@ def marginal_gradient(result: Any, name: str) -> Any:
         own, across = one.sides if rows else one.sides[::-1]
         return penalties.mass_slope(result.f if rows else result.g, float(own.rho[0]), one.reg, across.mass)
     problem = result.problem
-    side, other = (problem.rows, problem.B) if rows else (problem.cols, problem.A)
+    other = problem.B if rows else problem.A
     mass = other.sum(1)[:, None] if problem.masked is None else problem.shares(result._backend, other.T, rows).T
-    return penalties.mass_slope(continued(result, rows), float(side.rho[0]), problem.reg, mass)
+    return mass_slope_of(problem, continued(result, rows), rows, mass)
+
+
+def columns_of(problem: Any, rows: bool, xp: Any) -> tuple[Any, Any]:
+    """Return reg_m of a side, 1 where it is hard, and whether it is; (p, 1) where problems have their own."""
+    own = None if getattr(problem, "each", None) is None else problem.each[2 - rows]
+    rho = np.asarray(float((problem.rows if rows else problem.cols).rho[0]) if own is None else own[:, None])
+    hard = np.isinf(rho)
+    return xp.asarray(np.where(hard, 1.0, rho)), xp.asarray(hard)
+
+
+def mass_slope_of(p: Any, f: Any, rows: bool, mass: Any) -> Any:
+    """Return `penalties.mass_slope` of all problems of a batch."""
+    if p.each is None:
+        return penalties.mass_slope(f, p.rhos(rows), p.reg, mass)
+    xp = namespace(f)
+    reg, (rho, hard) = xp.asarray(p.each.reg)[:, None], columns_of(p, rows, xp)
+    return xp.where(hard, penalties.mass_slope(f, np.inf, reg, mass), penalties.mass_slope(f, rho, reg, mass))
 
 
 def continued(result: Any, rows: bool) -> Any:
     """Return f (or g) at every point; where the weight is 0, compute it by the fixed-point equation."""
     p = result.problem
-    f, side, weight = (result.f, p.rows, p.A) if rows else (result.g, p.cols, p.B)
+    f, weight = (result.f, p.A) if rows else (result.g, p.B)
     log_v, other = (result.own_logs[1], p.B) if rows else (result.own_logs[0], p.A)
     if (weight > 0).all():
         return f
-    xp, rho = namespace(weight), float(side.rho[0])
-    fi = 1.0 if np.isinf(rho) else 1 / (1 + p.reg / rho)
+    xp = namespace(weight)
+    rho, hard = columns_of(p, rows, xp)
+    reg = p.reg if p.each is None else xp.asarray(p.each.reg)[:, None]
+    fi = xp.where(hard, 1.0, 1 / (1 + reg / rho))
     with np.errstate(divide="ignore"):
         log_w = xp.where(other > 0, log_v + xp.log(other), -np.inf)
     if p.cost.operator == "pairs":
         costs = p.cost if rows else p.cost.transpose()
-        log_s = np.stack([log_sums(costs.of(i), x, p.reg) for i, x in enumerate(log_w)])
-        return np.where(weight > 0, f, p.constants[not rows] - p.reg * fi * log_s)
-    cost = xp.asarray(p.M if rows else p.M.swapaxes(-1, -2), dtype=np.float64) / -p.reg
+        regs = np.broadcast_to(p.regs, (len(p),))
+        log_s = np.stack([log_sums(costs.of(i), x, float(regs[i])) for i, x in enumerate(log_w)])
+        return np.where(weight > 0, f, p.constants[not rows] - reg * fi * log_s)
+    cost = xp.asarray(p.M if rows else p.M.swapaxes(-1, -2), dtype=np.float64)
+    cost = cost / -(p.reg if p.each is None else reg[:, :, None])
     if p.masked is not None:
         with np.errstate(divide="ignore"):
             cost = cost + xp.asarray(np.log(np.asarray(p.masked if rows else p.masked.T)))
-    log_s = multiply(cost, log_w.T).T if cost.ndim == 2 else multiply(cost, log_w[:, :, None])[:, :, 0]
-    return xp.where(weight > 0, f, p.constants[not rows] - p.reg * fi * log_s)
+    log_s = log_matmul(cost, log_w.T).T if cost.ndim == 2 else log_matmul(cost, log_w[:, :, None])[:, :, 0]
+    return xp.where(weight > 0, f, p.constants[not rows] - reg * fi * log_s)

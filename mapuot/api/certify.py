@@ -343,8 +343,8 @@ def knn_cost(
     from scipy import sparse  # noqa: PLC0415 - on first use
 
     cloud, k = PointCosts(x, y, metric, scale, weights), as_count(k, "k")
-    if cloud.core[0].inner:
-        raise ValueError("metric must be a distance, whose least costs are those of near points, got 'inner'")
+    if cloud.core[0].product:
+        raise ValueError(f"metric must be a distance: near points then have the least costs, got {metric!r}")
     shape, threads = cloud.shape, as_threads(threads)
     most = min(shape) if symmetric else shape[1]
     if k > most:
@@ -368,7 +368,8 @@ def nearest(points: Any, queries: Any, k: int, metric: str, workers: int) -> Any
     norm, (n, d) = METRICS[metric].norm, points.shape
     if d <= TREE_DIMENSIONS:
         return cKDTree(points).query(queries, k, p=norm, workers=workers)[1].reshape(len(queries), k)
-    name = "sqeuclidean" if norm == 2 else "cityblock" if norm == 1 else "chebyshev"
+    name = {1: "cityblock", 2: "sqeuclidean", np.inf: "chebyshev"}.get(norm, "minkowski")
+    power = {"p": norm} if name == "minkowski" else {}
     index, centre = np.empty((len(queries), k), np.int64), points.mean(0)
     moved = points - centre
     half = 0.5 * (moved * moved).sum(1)
@@ -385,7 +386,7 @@ def nearest(points: Any, queries: Any, k: int, metric: str, workers: int) -> Any
             rounding = (d + 4) * UNIT * 2 * (sizes + half.max())
             unsure = np.flatnonzero(rounding > ALIKE * (sizes - 2 * value[:, -1]))
         if len(rows[unsure]):
-            index[np.arange(i, i + len(rows))[unsure]] = largest(-cdist(rows[unsure], points, name), k)[0]
+            index[np.arange(i, i + len(rows))[unsure]] = largest(-cdist(rows[unsure], points, name, **power), k)[0]
     return index
 
 

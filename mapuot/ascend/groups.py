@@ -145,7 +145,7 @@ class Groups:
         for side, (mean, middle), fine, own in zip((problem.rows, problem.cols), coarse, points, groups, strict=True):
             self.levels.append(Level(side, mean, own, (fine - xp.asarray(middle)[own.label]).T, middle))
         metric, scale = cloud.core
-        square = metric.degree == 2  # only then is the slope of a potential known
+        square = metric.square  # only then is the slope of a potential known
         self.factor = 2 * scale / problem.reg if square else 0.0
         ranks, (one, other) = problem.rows.ranks, self.levels
         squares = float(ranks.sum(float(np.square(one.offset).sum()))) + float(np.square(other.offset).sum())

@@ -150,7 +150,7 @@ class Boxes:
         self.metric, self.unit = metric.number, cloud.unit
         n, (rows, columns) = problem.shape[1], softened(cloud, *cloud.coordinates(self.arrays))
         self.limit = -(-n // PAD) * PAD  # where the last run of columns may end
-        factor, self.smooth = metric.scaled(scale / problem.reg), metric.degree == 2
+        factor, self.smooth = metric.scaled(scale / problem.reg), metric.square
         first = copied(columns[:, :1]).T
         self.rows, self.cols = (Half(x, first, factor, self.unit, k) for x, k in ((rows, 1), (columns[:, :n].T, PAD)))
         reach = [np.abs(half.mid).max(initial=0.0) + half.half.max(initial=0.0) for half in (self.rows, self.cols)]

@@ -109,7 +109,7 @@ def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
     metric, scale = cloud.core
     factor = metric.scaled(scale * LOG2_E / reg)
     rows, columns = softened(cloud, *cloud.coordinates(xp))
-    if metric.inner:
+    if metric.product:
         return rows[:, cloud.apart :] * factor, (columns[cloud.apart :] - origin(cloud, xp)) * factor
     moved = columns[:, :1], middle(cloud, xp)[:, None], factor
     x, y = laid(xp.empty(rows.shape).T, rows.T, *moved).T, laid(xp.empty(columns.shape), columns, *moved)
@@ -166,7 +166,7 @@ def sizes(problem: Problem) -> list[float]:
     factor, y = metric.scaled(scale * LOG2_E / problem.reg), columns[cloud.apart :, : cloud.shape[1]]
     centre, along = middle(cloud, xp) + copied(y[:, :1])[:, 0], len(y)
     for points, side in ((rows[:, cloud.apart :], problem.rows), (y.T, problem.cols)):
-        beside = 0.0 if metric.inner and side is problem.rows else centre
+        beside = 0.0 if metric.product and side is problem.rows else centre
         size, mass = factor * np.linalg.norm(some(points) - beside, metric.norm, 1), some(side.weight, along)
         most = side.ranks.max(TAIL_MOST * float(np.median(size)) if len(size) else 0.0)
         total = float(side.ranks.sum(mass.sum()))
@@ -207,7 +207,7 @@ def entry_error(problem: Problem, size: float, scalings: tuple[F64, F64] | None 
         c += max(0.0, LOG2_E * sum(mean_over(side, log) for side, log in sides))
     if metric.degree == 1:
         return float(2.0**-24 * ((d + 4) * c + size))
-    if d > DIFFERENCES or metric.inner:
+    if d > DIFFERENCES or metric.product:
         return float(2.0**-24 * PARTIAL * size**2)
     return float(2.0**-24 * ((d + 4) * c + 2 * math.sqrt(c) * size))
 

@@ -19,7 +19,7 @@ from ..processor import SERIAL_ENTRIES
 from ..synonyms import hinted
 from .cost import Cost, Given, Range, Tell, joint_range
 from .metrics import METRICS
-from .points import PAIR_BYTES, PointCosts, as_points, there
+from .points import PAIR_BYTES, PointCosts, as_points, corners, there
 from .validate import as_array
 
 
@@ -305,9 +305,32 @@ class Clouds(Cost):
         columns: F64 = self.whole.columns.T
         return columns
 
+    @property
+    def scalable(self) -> bool:  # type: ignore[override]
+        metric = self.whole.core[0]
+        return not self.whole.bits and bool(metric.square or (metric.degree and not metric.unit) or metric.product)
+
+    def scaled(self, factor: Any, largest: float) -> "Clouds":
+        """Multiply the points of each problem, moved to the middle of y, so that its costs are multiplied."""
+        whole, xp, places, parts = self.whole, namespace(self.whole.x), list[Places](), list[Any]()
+        metric, root = whole.core[0], self.whole.core[0].scaled(np.asarray(factor))
+        low, high = corners(self.targets)
+        middle = 0.0 if metric.product else xp.asarray(0.5 * low + 0.5 * high)
+        for points, (first, count) in zip((whole.rows, self.targets), self.places, strict=True):
+            ends = np.cumsum(count)
+            index = np.arange(ends[-1]) + np.repeat(first - (ends - count), count)
+            moved = points[xp.asarray(index)] - middle
+            parts.append(moved * xp.asarray(np.repeat(root, count))[:, None])
+            places.append(Places(ends - count, count))
+        name = "sqeuclidean" if metric.unit else whole.metric  # unit vectors are no longer of length 1
+        found = whole._other(AllPoints, metric=name, scale=whole.core[1], weights=None, x=parts[0])
+        found.y, found.rounded = parts[1], 3  # the difference, the root, the product
+        found._set(*parts)
+        return self._of(found, *places)
+
     def of(self, i: Any) -> Any:
-        if isinstance(i, slice):
-            if i.indices(len(self)) == (0, len(self), 1):
+        if isinstance(i, (slice, np.ndarray)):
+            if isinstance(i, slice) and i.indices(len(self)) == (0, len(self), 1):
                 return self
             parts = (Places(places.first[i], places.count[i]) for places in self.places)
             return self._of(self.whole, *parts)
@@ -342,7 +365,7 @@ class Clouds(Cost):
         """Return bounds for all problems if the metric has them; the core finds the range of each problem."""
         if not METRICS[self.whole.metric].degree or self.whole.bits:
             bounds = 0.0, 0.0, 0, 1
-        elif namespace(self.whole.x) is np:
+        elif namespace(self.whole.x) is np or METRICS[self.whole.metric].norm not in (1, 2):
             bounds = self.whole._bounds()
         else:
             bounds = *backend.range_of_clouds(self), 0, 0

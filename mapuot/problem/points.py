@@ -27,7 +27,6 @@ AUTO_ENTRIES = FORM_BYTES // PAIR_BYTES  # 2^26 pairs: "auto" forms the matrix u
 MOST_ENTRIES = 1 << 27  # of a cost formed by a door although points would do: 1 GiB
 EACH = 1024  # points that a device thread reads
 FEW_DIMENSIONS = 4  # up to this dimension boxes around all points bound the cost range well
-FORBIDDEN: dict[float, float] = {1: 1e308, 2: 1e155}  # by norm: coordinates with differences that cost inf
 LEAST_NORMAL = float(np.finfo(np.float64).tiny)
 MADE = ("x", "y", "rows", "columns")  # made on first use, for sorted points or points on a GPU
 
@@ -63,8 +62,9 @@ class PointCosts(Cost):
     unit = 0  # points of a box, if they are sorted into boxes
     label = 0.0  # the coordinate of a label
     before = 0  # index of the first row in the whole cloud
+    rounded = 0  # number of roundings of each coordinate since the caller gave it
     bits = 0  # number of trailing coordinates that encode labels, if unequal labels are forbidden
-    apart = 0  # number of leading coordinates for addends: (-r_i, 1) of a row, (1, -c_j) of a column
+    apart = 0  # number of leading coordinates for addends, with product -1: (-r_i, 1) of a row, (1, -c_j) of a column
 
     def __init__(
         self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
@@ -118,8 +118,8 @@ class PointCosts(Cost):
         across = as_float(across, "across", "a number, what different labels cost, or inf")
         if not across >= 0:
             raise ValueError(f"across must be >= 0, got {across}")
-        if across == math.inf and not metric.inner:
-            return [FORBIDDEN[metric.norm] * sign for sign in signs(labels, sizes)], 0
+        if across == math.inf and not metric.product:
+            return [metric.forbidding * sign for sign in signs(labels, sizes)], 0
         self.label = metric.label(across / self.scale)
         columns = coordinates(labels, sizes, self.label)
         same = points[0] is points[1]
@@ -145,7 +145,7 @@ class PointCosts(Cost):
             points = points / size_of(points)
         if self.weights is not None:
             with np.errstate(over="ignore", invalid="ignore"):
-                if metric.unit or metric.inner:
+                if metric.unit or metric.product:
                     moved = points
                 else:
                     moved = points - self.middle
@@ -220,25 +220,26 @@ class PointCosts(Cost):
     def core(self) -> tuple[Metric, float]:
         """Return the (metric, scale) of ``rows`` and ``columns``: |x - y|^2 / 2 of unit vectors is 1 - cos."""
         metric = METRICS[self.metric]
-        return metric, 0.5 * self.scale if metric.unit else self.scale
+        return metric, 0.5 * self.scale if metric.unit and metric.square else self.scale
 
-    @staticmethod
-    def _beside(rows: F64, columns: F64, addends: tuple[F64, F64]) -> tuple[F64, F64]:
-        """Put the coordinates of addends, with product -(r_i + c_j), in front of the other coordinates."""
-        r, c = addends
+    def _beside(self, rows: F64, columns: F64, addends: tuple[F64, F64]) -> tuple[F64, F64]:
+        """Put the coordinates of addends, whose product costs r_i + c_j, in front of the other coordinates."""
         one = np.ones(1)
-        first = np.column_stack(np.broadcast_arrays(-r, one)), np.column_stack(np.broadcast_arrays(one, -c))
+        factor = 1 / METRICS[self.metric].product
+        r, c = (factor * own for own in addends)
+        first = np.column_stack(np.broadcast_arrays(r, one)), np.column_stack(np.broadcast_arrays(one, c))
         return np.hstack([first[0], rows]), np.hstack([first[1], columns])
 
     @property
     def addends(self) -> tuple[F64, F64] | None:
         """Return the costs of each row and of each column, without the scale."""
-        if self.apart:
-            return -self.rows[:, 0], -self.columns[1, : self.shape[1]]
-        return None
+        if not self.apart:
+            return None
+        factor = METRICS[self.metric].product
+        return factor * self.rows[:, 0], factor * self.columns[1, : self.shape[1]]
 
     def symmetric(self, backend: ModuleType) -> bool:
-        if self.shape[0] != self.shape[1] or self.core[0].inner:  # "inner": float32 passes move the columns only
+        if self.shape[0] != self.shape[1] or self.core[0].product:  # float32 passes move the columns only
             return False
         if self.there:
             return self.alone or not any_of(self.there[0] != self.there[1][:, : self.shape[1]].T)
@@ -343,7 +344,9 @@ class PointCosts(Cost):
         rows = np.ascontiguousarray(self.targets)
         columns = self.rows
         if self.apart:
-            rows, columns = self._beside(rows[:, self.apart :], columns[:, self.apart :], (-rows[:, 1], -columns[:, 0]))
+            own, factor = (rows[:, 1], columns[:, 0]), METRICS[self.metric].product
+            rows, columns = (z[:, self.apart :] for z in (rows, columns))
+            rows, columns = self._beside(rows, columns, (factor * own[0], factor * own[1]))
         turned._set(rows, columns)
         return turned
 
@@ -371,14 +374,13 @@ class PointCosts(Cost):
         x_low, x_high = corners(x)
         y_low, y_high = corners(y.T)
         order = metric.norm
-        power = float(metric.degree)
         with np.errstate(over="ignore"):
             middle = 0.5 * (y_low + y_high)
             radii = farthest(x.T, middle, order) + farthest(y, middle, order)
             most = np.maximum(x_high - y_low, y_high - x_low)
             least = np.maximum(0.0, np.maximum(x_low - y_high, y_low - x_high))
             apart = np.array([np.linalg.norm(least, order), min(np.linalg.norm(most, order), radii * (1 + 1e-12))])
-            low, high = (scale * apart**power).tolist()
+            low, high = (scale * metric.after(apart)).tolist()
         if math.isfinite(high):
             return low, high, 0, self._forbidden()
         return 0.0, 0.0, 0, self.size
@@ -409,21 +411,22 @@ class PointCosts(Cost):
     def error(self, largest: float) -> float:
         """Bound the rounding of a cost: d + 4 roundings, and the roundings of scaled coordinates.
 
-        The terms of "inner" may cancel, so its roundings are relative to the terms, with 6 more for each product for
-        weights. The slope of "wfr" is 2 tan, at most e^(cost / 2). A square that passes flush to 0 counts as the least
-        normal number.
+        The terms of a product may cancel, so its roundings are relative to the terms, with 6 more for each product for
+        weights. Other metrics bound their slope up to the largest cost. A term that passes flush to 0 counts as the
+        least normal number.
         """
         metric, scale = self.core
         d = self.dim
         unit = 2.0**-53
-        if metric.inner:
+        if metric.product:
             apart = self.apart
             most = {"initial": 0.0}
             terms = np.linalg.norm(self.rows[:, apart:], axis=1).max(**most)
+            size = scale * abs(metric.product)
             terms *= np.linalg.norm(self.columns[apart:], axis=0).max(**most)
             if apart:
                 terms += np.abs(self.rows[:, 0]).max(**most) + np.abs(self.columns[1]).max(**most)
-            return float((d + 10) * unit * (scale * terms) + d * scale * LEAST_NORMAL + math.ulp(0.0))
+            return float((d + 10) * unit * (size * terms) + d * size * LEAST_NORMAL + math.ulp(0.0))
         if metric.unit:
             moved = (d + 6) * unit
         elif self.weights is None:
@@ -433,17 +436,19 @@ class PointCosts(Cost):
             points = self.rows[:, known], self.columns[known].T
             sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in points)
             moved = 3 * unit * float(sum(sizes))  # roundings of the difference from the middle, the root, the product
-        slope = scale
-        least = d * LEAST_NORMAL
-        if metric.degree == 2:
+        if self.rounded:
+            far = sum(max(float(p.max()), -float(p.min())) for p in self.there or (self.rows, self.columns))
+            moved += self.rounded * unit * float(d ** (1 / metric.norm)) * far
+        least = 0.0 if metric.norm == math.inf else (d * LEAST_NORMAL) ** (1 / metric.norm)
+        if metric.square:
             slope = 2 * math.sqrt(scale) * math.sqrt(largest) + scale * moved
-        elif metric.degree == 0:
-            moved += (d + 4) * unit * math.pi / 2
-            slope = 2 * scale * math.exp(largest / (2 * scale))
-        if metric.norm == 2 and metric.degree != 2:
-            least = math.sqrt(least)
-        lost = scale * least + math.ulp(0.0)
-        return float((d + 4) * unit * largest + slope * moved + lost)
+            return float((d + 4) * unit * largest + slope * moved + scale * d * LEAST_NORMAL + math.ulp(0.0))
+        steep = metric.up_to(largest / scale)
+        if not metric.degree:
+            moved += (d + 4) * unit * steep.distance
+        elif metric.degree > 1:
+            steep = metric.up_to((steep.distance + moved + least) ** metric.degree)
+        return float((d + 4) * unit * largest + scale * steep.slope * (moved + least) + math.ulp(0.0))
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> "PointCosts":
         """Return the cloud with points on the host: each rank passes its own block, and ranks choose a device."""
@@ -578,27 +583,20 @@ def padded(table: Any) -> Any:
 
 def farthest(points: Any, middle: F64, order: float) -> float:
     """Return the largest distance of points (d, n) from ``middle``, in blocks that fit in cache."""
+    powers = order not in (1, math.inf)
     if (xp := arithmetic(points)) is not np:
-        apart = xp.asarray(points).T - xp.asarray(middle)
-        if order == 2:
-            return math.sqrt(largest(np.square(apart).sum(1)))
-        return largest(np.abs(apart).sum(1))
-    most = 0.0
-    step = 1 << 13
+        apart = np.abs(xp.asarray(points).T - xp.asarray(middle))
+        most = largest(apart.max(1) if order == math.inf else (apart**order if powers else apart).sum(1))
+        return float(most ** (1 / order)) if powers else most
+    most, step = 0.0, 1 << 13
     for i in range(0, points.shape[1], step):
         total: Any = 0.0
         for row, m in zip(points, middle, strict=True):
-            apart = np.abs(row[i : i + step] - m)
-            if order == math.inf:
-                total = np.maximum(total, apart)
-            elif order == 2:
-                total = total + apart * apart
-            else:
-                total = total + apart
+            part = np.abs(row[i : i + step] - m)
+            part = part * part if order == 2 else part**order if powers else part
+            total = np.maximum(total, part) if order == math.inf else total + part
         most = max(most, float(np.max(total)))
-    if order == 2:
-        return math.sqrt(most)
-    return most
+    return float(most ** (1 / order)) if powers else most
 
 
 def picked(points: Any, at: Any) -> Any:
@@ -707,7 +705,7 @@ def as_auto(value: Any, name: str, unit: str) -> str | float | None:
 
 def as_addends(value: Any, metric: str, shape: tuple[int, int]) -> tuple[F64, F64]:
     """Check addends: a pair of finite vectors, or of one number for all points of a side."""
-    if not METRICS[metric].inner:
+    if not METRICS[metric].product:
         raise ValueError(f"addends must be None but for metric 'inner', got some with {metric!r}")
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"addends must be a pair of vectors (m,) and (n,), got {shown(value)}")

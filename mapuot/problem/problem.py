@@ -7,7 +7,7 @@ with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's conve
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import ModuleType
@@ -28,6 +28,7 @@ from .mask import Masked, as_mask
 from .parts import Parts, allowed_pairs, joined, parts_of_masks
 from .points import AUTO_ENTRIES
 from .side import Side
+from .side import equal as equal_vectors
 
 Alike = TypeVar("Alike", bound="Common")
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
@@ -237,7 +238,7 @@ class Common:
         cloud, own, ranks = self.cost.cloud, self.own, self.rows.ranks
         n = self.shape[1]
         count = ranks.sum(self.shape[0])
-        if cloud is None or cloud.core[0].inner or cloud.truncates(count * n) or not isinstance(self.reference, str):
+        if cloud is None or cloud.core[0].product or cloud.truncates(count * n) or not isinstance(self.reference, str):
             return False
         return count == n and np.array_equal(cloud.rows, cloud.targets[own]) and self.rows.alike(self.cols, own)
 
@@ -489,18 +490,60 @@ class Problem(Common):
         return f * self.rows.mass + g * self.cols.mass if self.constant else 0.0
 
 
+class Own(NamedTuple):
+    """reg, and reg_m of both sides, of each problem of a batch; (p,) each, None: the penalty is shared."""
+
+    reg: F64
+    rows: F64 | None
+    cols: F64 | None
+
+    def of(self, which: Any) -> "Own":
+        first, second = (x if x is None else x[which] for x in self[1:])
+        return Own(self.reg[which], first, second)
+
+    @property
+    def patterns(self) -> Any:
+        """Number the combinations of hard and soft sides, (p,)."""
+        first, second = (0 if x is None else np.isinf(x) for x in self[1:])
+        return np.zeros(len(self.reg), np.int64) + first + 2 * np.asarray(second)
+
+
 @dataclass(frozen=True)
 class BatchProblem(Common):
-    """A batch of p problems; ``rows`` and ``cols`` are sides of the first; all share penalty and reg_m."""
+    """A batch of p problems.
+
+    ``rows`` and ``cols`` are sides of the first. All share penalty, reg and reg_m, or have their ``each``: reg is then
+    the smallest.
+    """
 
     cost: Dense | Cost  # one for all problems, or one for each
     A: Any  # (p, m) float64, CuPy if M, A or B is on a GPU
     B: Any  # (p, n)
     masses: tuple[F64, F64]  # of A and of B
     c_mass: F64
+    each: Own | None = None
 
     def __len__(self) -> int:
         return len(self.A)
+
+    @property
+    def regs(self) -> Any:
+        """The reg of all problems, or (p,) where each has its own."""
+        return self.reg if self.each is None else self.each.reg
+
+    def rhos(self, rows: bool) -> Any:
+        """Return the reg_m of one side: for all problems, or (p,); ``check_problem`` has refused one for each point."""
+        rho = None if self.each is None else self.each[2 - rows]
+        return float((self.rows if rows else self.cols).rho[0]) if rho is None else rho
+
+    def side_of(self, i: int, rows: bool, count: int) -> Side:
+        """Return a side of problem i, with ``count`` points."""
+        side, table = (self.rows, self.A) if rows else (self.cols, self.B)
+        weight, rho = host(table[i])[:count], None if self.each is None else self.each[2 - rows]
+        if rho is None:
+            return side.of(weight)
+        soft = "kl" if side.penalty == "balanced" else side.penalty
+        return Side(side.name, weight, "balanced" if np.isinf(rho[i]) else soft, np.full(count, rho[i]))
 
     @property
     def one_cost(self) -> bool:
@@ -510,7 +553,8 @@ class BatchProblem(Common):
     @property
     def alike(self) -> bool:
         equal = self.A is self.B or (self.A.shape == self.B.shape and not any_of(self.A != self.B))
-        return equal and super().alike
+        own = self.each is None or equal_vectors(self.each.rows, self.each.cols)
+        return equal and own and super().alike
 
     @property
     def log_reference(self) -> tuple[Any, Any]:
@@ -523,9 +567,52 @@ class BatchProblem(Common):
 
     def __getitem__(self, i: int) -> Problem:
         cost = self.cost.of(i)
-        rows, cols = (s.of(host(w[i])[:k]) for s, w, k in zip(self.sides, (self.A, self.B), cost.shape, strict=True))
+        rows, cols = (self.side_of(i, axis == 0, count) for axis, count in enumerate(cost.shape))
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Common)}
+        fields |= {} if self.each is None else {"reg": float(self.each.reg[i])}
         return Problem(**{**fields, "cost": cost, "rows": rows, "cols": cols}, c_mass=float(self.c_mass[i]))
+
+    def some(self, which: Any) -> "BatchProblem":
+        """Return some of the problems: a slice, or numbers."""
+        cost = self.cost.of(which)
+        (m, n), at = cost.shape, which if isinstance(which, slice) else namespace(self.A).asarray(which)
+        A = self.A[at][:, :m]
+        B = A if self.A is self.B else self.B[at][:, :n]
+        own = None if self.each is None else self.each.of(which)
+        masses = self.masses[0][which], self.masses[1][which]
+        known = {"cost": cost, "A": A, "B": B, "masses": masses, "c_mass": self.c_mass[which], "each": own}
+        if own is not None:
+            first = 0 if isinstance(which, slice) else int(which[0])
+            first = which.indices(len(self))[0] if isinstance(which, slice) else first
+            known |= {side: self.side_of(first, side == "rows", k) for side, k in (("rows", m), ("cols", n))}
+            known |= {"reg": float(own.reg.min())}
+        return dataclasses.replace(self, **known)
+
+    def groups(self, backend: ModuleType, scales: bool) -> Iterator[tuple[Any, "BatchProblem", F64]]:
+        """Divide problems with their own reg and reg_m into batches that share both.
+
+        Yields (numbers of the problems, their batch, factor of its costs to those of the problems). With ``scales``
+        problems with the same reg_m / reg form one batch: its costs, each problem's own, are in units of its reg.
+        """
+        assert self.each is not None
+        reg, rhos = self.each.reg, [x for x in self.each[1:] if x is not None]
+        if scales and not self.one_cost and self.cost.scalable and None not in (x.scalar_rho for x in self.sides):
+            rhos = [np.broadcast_to(self.rhos(rows), reg.shape) for rows in (True, False)]
+            keys = [np.zeros(len(reg)), *(np.rint(2.0**50 * np.log(rho / reg)) for rho in rhos)]
+        else:
+            keys = [reg, *rhos]
+        number = np.ravel(np.unique(np.stack(keys), axis=1, return_inverse=True)[1])
+        for k in range(int(number.max()) + 1):
+            which = np.flatnonzero(number == k)
+            some, first = self.some(which), int(which[0])
+            factor = reg[which] / reg[first]
+            known: dict[str, Any] = {"each": None, "reg": float(reg[first])}
+            if (factor != 1).any():
+                largest = max(abs(some.M_min), abs(some.M_max))
+                cost = some.cost.scaled(1 / factor, largest)
+                low, high, forbidden = validate.as_range(cost.flat, known["reg"], backend)
+                known |= {"cost": cost, "M_min": low, "M_max": high, "forbidden": forbidden}
+            yield which, dataclasses.replace(some, **known), factor
 
     def alone(self, i: int, backend: ModuleType, threads: int) -> Problem:
         """Return problem i as `solve` makes it, with its own range, and for clouds a formed matrix if it saves time."""
@@ -533,7 +620,7 @@ class BatchProblem(Common):
         if not self.several:
             return one
         cost = formed(one.cost, backend, threads=threads)
-        low, high, forbidden = validate.as_range(cost, self.reg, backend, threads=threads)
+        low, high, forbidden = validate.as_range(cost, one.reg, backend, threads=threads)
         return dataclasses.replace(one, cost=cost, M_min=low, M_max=high, forbidden=forbidden)
 
     @property
@@ -545,13 +632,7 @@ class BatchProblem(Common):
         return self.several is not None and self.several.ragged
 
     def part(self, i0: int, i1: int) -> "BatchProblem":
-        cost = self.cost.of(slice(i0, i1))
-        m, n = cost.shape
-        c_mass = self.c_mass[i0:i1]  # sizes of its largest clouds
-        A = self.A[i0:i1, :m]
-        B = self.B[i0:i1, :n]
-        masses = self.masses[0][i0:i1], self.masses[1][i0:i1]
-        return dataclasses.replace(self, cost=cost, A=A, B=A if self.A is self.B else B, masses=masses, c_mass=c_mass)
+        return self.some(slice(i0, i1))
 
     def check_parts(self) -> F64 | None:
         """Check the masses of the parts of each problem; return factors that equalise them, or None.
@@ -576,7 +657,8 @@ class BatchProblem(Common):
         return found
 
     def transpose(self) -> "BatchProblem":
-        return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A, masses=self.masses[::-1])
+        own = None if self.each is None else Own(self.each.reg, *self.each[:0:-1])
+        return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A, masses=self.masses[::-1], each=own)
 
     def on_host(self) -> "BatchProblem":
         if self.several:
@@ -596,9 +678,9 @@ class BatchProblem(Common):
     @classmethod
     def from_arrays(
         cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
-        mask: Any = None,
+        mask: Any = None, own: Own | None = None,
     ) -> "BatchProblem":  # fmt: skip
-        """Make the problems from the arguments of `solve_batch`."""
+        """Make the problems from the arguments of `solve_batch`; ``own``: of one pattern of hard and soft sides."""
         cost = as_costs(M, backend)
         reg = validate.as_positive(reg, "reg")
         (m, n), flat = cost.shape, cost.flat
@@ -606,6 +688,9 @@ class BatchProblem(Common):
         A, B = (x if x is None else validate.as_array(x, name, backend.asarray) for x, name in ((A, "A"), (B, "B")))
         p = validate.as_batch_size(cost.array, A, B)
         xp = namespace(cost.where, A, B)
+        p = p if own is None or p > 1 else len(own.reg)
+        if own is not None and (len(own.reg) != p or (np.ndim(cost.array) == 3 and len(cost.array) != p)):
+            raise ValueError(f"reg and reg_m must be one number, or one for each of {p} problems")
         A, mass_a = validate.as_weights(A, p, m, "A", backend, xp)
         if alike:
             B, mass_b = A, mass_a
@@ -634,7 +719,7 @@ class BatchProblem(Common):
             c_mass = np.full(p, mass)
         if mask is not None:
             c = Masked(c, as_mask(mask, cost), (m, n))
-        problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, (mass_a, mass_b), c_mass)
+        problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, (mass_a, mass_b), c_mass, own)
         if mask is not None:
             c_mass = validate.as_kept(problem.masked_mass(backend))
             problem = dataclasses.replace(problem, c_mass=c_mass)
@@ -644,7 +729,7 @@ class BatchProblem(Common):
             factors = problem.check_parts()
             if factors is not None:
                 B = B * xp.asarray(factors)
-                return cls.from_arrays(M, A, B, reg, reg_m, penalty, reference, backend, mask)
+                return cls.from_arrays(M, A, B, reg, reg_m, penalty, reference, backend, mask, own)
         return problem.lowered()
 
     @property

@@ -7,13 +7,32 @@
 /* Add one coordinate to the sum; x and y are the coordinates of the two points. */
 FN double metric_sum(int metric, double sum, double x, double y) {
     const double t = x - y;
-    if (metric == MAPUOT_INNER) return fma(-x, y, sum);
-    return metric == MAPUOT_CITYBLOCK ? sum + fabs(t) : fma(t, t, sum);
+    switch (metric) {
+    case MAPUOT_SQEUCLIDEAN:
+    case MAPUOT_EUCLIDEAN:
+    case MAPUOT_WFR:
+        return fma(t, t, sum);
+    case MAPUOT_CITYBLOCK:
+        return sum + fabs(t);
+    case MAPUOT_INNER:
+        return fma(-x, y, sum);
+    default:
+        return INF - INF; /* no cost of an unknown metric */
+    }
 }
 
 /* The metric, from the sum over all coordinates */
 FN double metric_of(int metric, double sum) {
-    if (metric == MAPUOT_EUCLIDEAN) return sqrt(sum);
-    if (metric == MAPUOT_WFR) return sum < REACH_SQUARED ? fmax(0.0, -2 * log(cos(sqrt(sum)))) : INF;
-    return sum;
+    switch (metric) {
+    case MAPUOT_SQEUCLIDEAN:
+    case MAPUOT_CITYBLOCK:
+    case MAPUOT_INNER:
+        return sum;
+    case MAPUOT_EUCLIDEAN:
+        return sqrt(sum);
+    case MAPUOT_WFR:
+        return sum < REACH_SQUARED ? fmax(0.0, -2 * log(cos(sqrt(sum)))) : INF;
+    default:
+        return INF - INF;
+    }
 }

@@ -63,10 +63,10 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[F64, float]:
     too large beside the mean cost, `costs` makes the matrix by differences.
     """
     (metric, scale), d, (m, n) = cloud.core, cloud.dim, cloud.shape
-    if d < MANY or not (metric.inner or metric.degree == 2):
+    if d < MANY or not (metric.product or metric.square):
         return costs(cloud, threads), 0.0
-    if metric.inner:
-        return np.matmul(-scale * cloud.rows, cloud.columns[:, :n]), 0.0
+    if metric.product:
+        return np.matmul(metric.product * scale * cloud.rows, cloud.columns[:, :n]), 0.0
     y = cloud.columns[:, :n]
     centre = y.mean(1)
     x, y = cloud.rows - centre, y - centre[:, None]

@@ -234,7 +234,7 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, float]:
     by (d + 1) u s. Coordinates err by 6.3 u sqrt(s), which adds 18 u s; their factor adds 8 u s.
     """
     d = cloud.dim
-    if cloud.core[0].degree != 2 or d < MANY or cloud.bits:
+    if not cloud.core[0].square or d < MANY or cloud.bits:
         return costs(cloud), 0.0
     x, y = narrow_points.centred(cloud, narrow_points.LOG2_E, cp)
     y = y[:, : cloud.shape[1]]

@@ -220,7 +220,7 @@ class PointWorkspace(DeviceWorkspace):
             raise NotImplementedError("MAPUOT_CUDA=ordered is not for points")
         self.cloud, self.narrow_points = problem.cost.cloud, None
         self.quick = options.precision != "float64" and options.tol >= QUICK_TOL and not self.cloud.bits  # finite
-        expansion = narrow_points.product_error(problem) if self.cloud.core[0].degree == 2 else math.inf
+        expansion = narrow_points.product_error(problem) if self.cloud.core[0].square else math.inf
         self.expands = self.quick and expansion <= QUICK_ERROR
         self.powers_error = QUICK_ERROR + (expansion if self.expands else 0.0)
         self.quick_error = self.powers_error * self.quick  # of an entry of float64 passes
