@@ -110,7 +110,7 @@ def dual_term(kind: str, f: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
 
 def mass_slope(f: Any, rho: float, reg: float, other: Any) -> Any:
     """dW/da of KL or balanced rows, c = a b^T and |b| = ``other`` (answer/slopes.py: formula); NumPy or CuPy."""
-    if np.isinf(rho):
+    if np.ndim(rho) == 0 and np.isinf(rho):
         return f + reg * (other - 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
         ratio = np.exp(-f / rho)  # share of the mass that leaves the point

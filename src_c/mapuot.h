@@ -300,8 +300,10 @@ typedef struct {
     const double *x, *y;                 /* m x d and n x d, one point after another */
     const double *a, *b, *log_a, *log_b; /* masses, each with its logarithm and sum */
     double mass_a, mass_b;
-    const double *start;   /* log v (n). NULL: zeros, and larger regs first */
-    double *log_u, *log_v; /* m, n */
+    const mapuot_terms *terms; /* its own reg and penalties, all else as in the task; NULL: the task's */
+    int64_t hard_passes;       /* of these terms */
+    const double *start;       /* log v (n). NULL: zeros, and larger regs first */
+    double *log_u, *log_v;     /* m, n */
     double *row_marginal, *col_marginal;
     double *alpha, *beta;      /* the exponents of the plan, without -M / reg */
     void *plan;                /* m x n in M's type, or NULL */

@@ -567,6 +567,8 @@ static void solve_task(void *context, int thread, int threads) {
         t.problem = job->problems + i;
         own.m = t.problem->m;
         own.n = t.problem->n;
+        own.terms = t.problem->terms ? *t.problem->terms : job->task->terms;
+        own.hard_passes = t.problem->terms ? t.problem->hard_passes : job->task->hard_passes;
         job->work(&t, t.problem);
     }
 }

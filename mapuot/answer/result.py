@@ -51,12 +51,16 @@ def with_constant(x: Any, constant: float) -> Any:
     return x + constant if constant else x
 
 
-def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
-    """Return reg (|c| - mass) + sum f r + sum D(r | t) over both sides, for one problem or a batch; inf for NaN."""
+def primal_value(problem: Any, mass: Any, sides: Any, rhos: Any = (None, None)) -> Any:
+    """Return reg (|c| - mass) + sum f r + sum D(r | t) over both sides, for one problem or a batch; inf for NaN.
+
+    ``rhos``: reg_m of both sides where the problems of a batch have their own, (p, 1).
+    """
     with np.errstate(over="ignore", invalid="ignore"):
-        total = problem.reg * (problem.c_mass - mass)
-        for side, t, f, r in sides:
-            paid = penalties.divergence(side.penalty, r, t, side.rho, side.upper)
+        total = getattr(problem, "regs", problem.reg) * (problem.c_mass - mass)
+        for (side, t, f, r), own in zip(sides, rhos, strict=True):
+            kind = "kl" if own is not None and side.logarithmic else side.penalty
+            paid = penalties.divergence(kind, r, t, side.rho if own is None else own, side.upper)
             total = total + side.ranks.sum((np.where(r > 0, f, 0.0) * r + paid).sum(-1))
     return np.where(np.isnan(total), np.inf, total)
 

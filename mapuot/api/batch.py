@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..answer import slopes
-from ..answer.result import Answer, Result, numbers, primal_value
+from ..answer.result import Answer, Result, numbers, primal_value, with_constant
 from ..answer.slopes import Gradient
 from ..answer.tensors import answered, listed, tensor_among
 from ..arrays import host, namespace
@@ -28,12 +28,22 @@ from ..backends.workspace import FAR_LOG, ROUNDING_PART
 from ..cached import cached_property
 from ..errors import MUTED, InfeasibleError, ScalingWarning, warn
 from ..penalties import F64
-from ..problem.cost import as_vectors
+from ..problem.clouds import Clouds
+from ..problem.cost import as_vectors, cost_of
 from ..problem.kinds import as_costs
-from ..problem.problem import EXPONENT_ROUNDING, FAR_APART, BatchProblem
-from ..problem.scale import matrices_of, scaled
+from ..problem.problem import EXPONENT_ROUNDING, FAR_APART, BatchProblem, Own
+from ..problem.scale import matrices_of, scaled, scales_of
 from ..problem.sparse import is_list_of_pairs
-from ..problem.validate import as_choice, as_passes, as_penalties, as_start, odd_scale, odd_unit_of
+from ..problem.validate import (
+    as_choice,
+    as_pair,
+    as_passes,
+    as_penalties,
+    as_start,
+    odd_scale,
+    odd_unit_of,
+    own_numbers,
+)
 from ..processor import core_count
 from ..progress import bar as progress_bar
 from ..route.options import METHODS, PRECISIONS, make_options, may_be_finer, one_potential, options_alone
@@ -51,10 +61,11 @@ COARSE_PASSES = 200  # at most, at each larger reg
 
 @hinted
 def solve_batch(
-    M: Any, A: Any = None, B: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None,
-    method: str = "auto", penalty: Any = "kl", reference: Any = "product", mask: Any = None, tol: float = 1e-6,
-    tol_gap: float | None = None, max_passes: int = 10_000, precision: str = "auto", backend: str = "auto",
-    threads: int | None = None, symmetric: bool | None = None, warm_start: Any = None, progress: bool = False,
+    M: Any, A: Any = None, B: Any = None, *, reg: Any, reg_m: Any, scale_cost: str | None = None,
+    scale_each: bool = False, method: str = "auto", penalty: Any = "kl", reference: Any = "product", mask: Any = None,
+    tol: float = 1e-6, tol_gap: float | None = None, max_passes: int = 10_000, precision: str = "auto",
+    backend: str = "auto", threads: int | None = None, symmetric: bool | None = None, warm_start: Any = None,
+    progress: bool = False,
 ) -> "BatchResult":  # fmt: skip
     """Solve p unbalanced optimal transport problems, each to its own certificate.
 
@@ -70,7 +81,14 @@ def solve_batch(
     A, B : (p, m) and (p, n) arrays, optional
         Masses, >= 0; one vector serves all problems. Default: equal masses that add up to 1. For clouds of several
         sizes: lists of p vectors, or one vector with the masses of all clouds in order.
-    reg, reg_m, scale_cost, method, penalty, reference, mask, tol, tol_gap, max_passes, symmetric, progress
+    reg : float, or (p,) array
+        As in `solve`, for all problems or for each. With one M, A and B it may have any length: several temperatures.
+    reg_m : as in `solve`; (p,) or (p, 1) array; (p, 2) array, one column for each side; or a pair with (p, 1) arrays
+        For all problems or for each. One number or pair for each of two problems is (2, 1) or (2, 2).
+    scale_cost, scale_each : {"median", "mean", "std", "max"}, optional; bool
+        As in `solve`: the unit of reg and reg_m is taken from the costs of all problems. With ``scale_each`` each
+        problem has the unit of its own costs.
+    method, penalty, reference, mask, tol, tol_gap, max_passes, symmetric, progress
         As in `solve`, the same for all problems; each problem stops by itself. Method "map-uot" is not for batches. A
         reference matrix is (m, n). Masked problems are solved one by one.
     precision : {"auto", "float64", "mixed"}
@@ -122,15 +140,24 @@ def solve_batch(
     as_choice(precision, "precision", ("auto", "float64", "mixed"))
     module = pick(backend, *(M if is_list_of_pairs(M) else [M]), A, B)
     if scale_cost is not None:
-        given = locals()
-        del given["module"]
-        return scaled(solve_batch, given, matrices_of(as_costs(M, module)))  # type: ignore[no-any-return]
+        given = {name: x for name, x in locals().items() if name != "module"}
+        costs = as_costs(M, module)
+        if scale_each and costs.array.ndim == 3:
+            return scaled(solve_batch, given, [], each=scales_of(costs, scale_cost))  # type: ignore[no-any-return]
+        return scaled(solve_batch, given | {"scale_each": False}, matrices_of(costs))  # type: ignore[no-any-return]
+    if scale_each:
+        raise ValueError("scale_each needs scale_cost, the unit of each problem's costs")
     A, B, reg_m = as_vectors(M, A, B, reg_m)
     moves_nothing = np.ndim(reference) == 0 and (reference == "product" or as_penalties(penalty) == ("kl", "kl"))
     if moves_nothing and (tables := tables_with_empty(M, A, B)) is not None:
         given = {name: x for name, x in locals().items() if name not in ("moves_nothing", "tables", "module", "like")}
         return with_empty(given, *tables)
-    problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module, mask)
+    own, first = own_of(M, A, B, reg, reg_m, penalty)
+    if own is not None and len(set(own.patterns.tolist())) > 1:
+        given = {name: x for name, x in locals().items() if name not in ("moves_nothing", "module", "like", "tables")}
+        return of_patterns(given, given.pop("own"), given.pop("first"))
+    reg = reg if own is None else float(own.reg.min())
+    problem = BatchProblem.from_arrays(M, A, B, reg, first, penalty, reference, module, mask, own)
     options = one_potential(make_options(method, precision, tol, tol_gap, threads), problem, symmetric, module)
     start = starts(warm_start, problem)
     turns = turned(problem, options)
@@ -150,6 +177,86 @@ def solve_batch(
         why = not_converged(result[worst], tol, may_be_finer(options, precision))
         warn_not_converged(f"{count} of {len(result)} problems not converged; problem {worst}, the farthest: {why}")
     return result
+
+
+def own_of(M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any) -> tuple[Own | None, Any]:
+    """Return reg and reg_m of each problem, None where all share them; and reg_m of the first problem."""
+    pair = isinstance(reg_m, (tuple, list)) and len(reg_m) <= 2
+    counts = [len(x) for x, ndim in ((M, 3), (A, 2), (B, 2)) if np.ndim(x) == ndim or (x is M and is_list_of_pairs(M))]
+    counts += [len(x) for x in [reg, *([] if pair else [reg_m])] if np.ndim(x) > 0]
+    counts += [len(x) for x in (reg_m if pair else ()) if np.ndim(x) == 2]
+    found = own_numbers(reg, reg_m, counts[0] if counts else 1)
+    if found is None:
+        return None, reg_m
+    if any(kind == "range" and rho is not None for kind, rho in zip(as_penalties(penalty), found[1], strict=True)):
+        raise NotImplementedError("reg_m must be the same for all problems where the penalty is 'range'")
+    shared = as_pair(reg_m, "reg_m") if any(x is None for x in found[1]) else (None, None)
+    first = tuple(x if rho is None else float(rho[0]) for x, rho in zip(shared, found[1], strict=True))
+    return Own(found[0], *found[1]), first
+
+
+def of_patterns(given: dict[str, Any], own: Own, reg_m: Any) -> "BatchResult":
+    """Solve problems with their own reg_m by the patterns of their hard sides, and put the answers together."""
+    start, M, patterns = given["warm_start"], given["M"], own.patterns
+    if isinstance(start, BatchResult):
+        ratio = column(start.problem.regs, np) / own.reg[:, None]
+        start = start.log_u * ratio, start.log_v * ratio
+    at = [np.flatnonzero(patterns == k) for k in np.unique(patterns)]
+    parts = [solve_batch(**given | part_of(M, given["A"], given["B"], start, own, reg_m, which)) for which in at]
+    problems, cost = [part.problem for part in parts], as_costs(M, parts[0]._backend)
+    xp = namespace(parts[0].log_u)
+
+    def joined(owners: Any, name: str, width: int | None = None, left_out: float = 0.0) -> Any:
+        values = [getattr(owner, name) for owner in owners]
+        if width is None:
+            order = np.argsort(np.concatenate(at))
+            return np.concatenate(values)[order]
+        out = xp.full((len(patterns), width), left_out)
+        for which, value in zip(at, values, strict=True):
+            out[xp.asarray(which), : value.shape[1]] = xp.asarray(value)
+        return out
+
+    (m, n), ends = cost.shape, ("gap", "error_bound", "dual", "mass", "n_passes", "status", "how")
+    A, B = joined(problems, "A", m), joined(problems, "B", n)
+    known = {"A": A, "B": B, "masses": (host(A.sum(1)), host(B.sum(1))), "c_mass": joined(problems, "c_mass")}
+    known |= {"M_min": min(p.M_min for p in problems), "M_max": max(p.M_max for p in problems)}
+    known |= {"forbidden": any(p.forbidden for p in problems), "reg": float(own.reg.min())}
+    problem = dataclasses.replace(problems[0], cost=cost, each=own, **known)
+    logs = joined(parts, "log_u", m, -np.inf), joined(parts, "log_v", n, -np.inf)
+    marginals = joined(parts, "row_marginal", m), joined(parts, "col_marginal", n)
+    told = tuple(joined(parts, name) for name in ends)
+    far = [which[list(part._far)] for which, part in zip(at, parts, strict=True)]
+    return BatchResult(problem, parts[0]._backend, logs, marginals, told, given["threads"], np.concatenate(far))
+
+
+def part_of(M: Any, A: Any, B: Any, start: Any, own: Own, reg_m: Any, which: Any) -> dict[str, Any]:
+    """Return the arguments of `solve_batch` for some problems."""
+    cost, shape = M, (None, None)
+    if isinstance(cost_of(M), Clouds):
+        cost = M._of(cost_of(M).of(which))
+        shape = cost.shape[1:]
+    elif is_list_of_pairs(M):
+        cost = [M[k] for k in which]
+    elif np.ndim(M) == 3:
+        cost = M[namespace(M).asarray(which)]
+    tables = [
+        x[namespace(x).asarray(which)][:, :k] if np.ndim(x) == 2 else x
+        for x, k in zip((A, B, *(start or (None, None))), shape * 2, strict=True)
+    ]
+    mine = own.of(which)
+    rhos = tuple(x if rho is None else rho[:, None] for x, rho in zip(reg_m, mine[1:], strict=True))
+    known = {"M": cost, "A": tables[0], "B": tables[1], "reg": mine.reg, "reg_m": rhos}
+    return known | ({"warm_start": (tables[2], tables[3])} if start else {})
+
+
+def column(x: Any, xp: Any) -> Any:
+    """Return one number, or (p, 1) of one for each problem, to multiply tables by."""
+    return xp.asarray(x)[:, None] if np.ndim(x) else x
+
+
+def scaled_by(regs: Any, table: Any) -> Any:
+    """Multiply the rows of a table by one number, or each by its own."""
+    return column(regs, namespace(table)) * table
 
 
 def tables_with_empty(M: Any, A: Any, B: Any) -> tuple[F64, F64] | None:
@@ -204,8 +311,9 @@ def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
         return None, None
     known = isinstance(warm_start, BatchResult)
     if known:
-        scale = warm_start.problem.reg / problem.reg
-        warm_start = tuple(scale * x for x in warm_start.own_logs)
+        logs = warm_start.own_logs
+        scale = column(warm_start.problem.regs / problem.regs, namespace(logs[0]))
+        warm_start = tuple(scale * x for x in logs)
     given = as_start(warm_start, (problem.A.shape, problem.B.shape), namespace(problem.A).asarray, "a BatchResult")
     return given if known else less_constant(given, problem)
 
@@ -225,7 +333,11 @@ class BatchRun:
 
     def solve(self, log_v: Any, bar: Any) -> None:
         if self.module.name in BATCHED:
-            self.together(import_module(self.module.__name__ + ".batch"), log_v, bar)
+            engine = import_module(self.module.__name__ + ".batch")
+            if self.task.each is None:
+                self.together(engine, log_v, bar)
+            else:
+                self.by_groups(engine, log_v, bar)
         if self.tables is None:
             self.tables = self.empty_tables()
         left = np.flatnonzero((self.status != "converged") & (self.status != "max_passes"))
@@ -287,6 +399,25 @@ class BatchRun:
             reads, count = f"{dtype} tiles", f"{i1 - i0} problems together"
             self.how[i0:i1] = in_words(reads, len(stages), *more, count)
             self.how[i0:i1][left] = in_words(reads, 0, "one potential left", count)
+
+    def by_groups(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
+        """Solve problems that share reg and reg_m, in units of their own, together."""
+        task, on_cpu = self.task, self.module.name == "cpu"
+        if on_cpu and (task.several or not task.one_cost):
+            return  # the core solves each of them by one thread
+        self.tables, xp = self.empty_tables(), namespace(task.A)
+        for which, some, factor in task.groups(self.module, not on_cpu):
+            if len(which) == 1 and on_cpu:
+                continue
+            run = BatchRun(self.module, some, self.options, self.precision, self.max_passes)
+            run.together(engine, None if log_v is None else log_v[xp.asarray(which)], bar)
+            if run.tables is None:
+                continue
+            for table, values in zip(self.tables, run.tables, strict=True):
+                table[xp.asarray(which), : values.shape[1]] = values
+            for name, values in run.ends.items():
+                self.ends[name][which] = values * (factor if name in ("gap", "dual") else 1.0)
+            self.n_passes[which], self.status[which], self.how[which] = run.n_passes, run.status, run.how
 
     def forms(self, engine: ModuleType) -> bool:
         """Tell whether the engine solves many clouds together; smaller clouds are padded."""
@@ -353,7 +484,7 @@ class BatchRun:
         xp, spent = namespace(self.tables[0]), self.n_passes[left]
         starts = self.begin(left, log_v, task.B)
         for part, records, found in whole.solve_many(task, left, starts, spent, options, self.max_passes, ladder):
-            stalled = (records["status"] == whole.STALLED) & whole.goes_on(task, options)
+            stalled = (records["status"] == whole.STALLED) & whole.goes_on(task, options, part)
             done = np.isin(records["status"], (whole.CONVERGED, whole.OUT_OF_PASSES)) | stalled
             where = part[done]
             for table, values in zip(self.tables, found, strict=True):
@@ -425,7 +556,7 @@ class BatchResult(Answer, Sequence[Result]):
         ``P 1`` and ``P^T 1``, in units of mass; on the device of log_u.
     gap, error_bound, dual, mass, n_passes, status, how : (p,) arrays
         One entry for each problem, as in `Result`.
-    scale_cost : float
+    scale_cost : float, or (p,) array
         The unit of reg and reg_m, in units of M; 1 without ``scale_cost``.
 
     See Also
@@ -442,7 +573,7 @@ class BatchResult(Answer, Sequence[Result]):
     (3, (3, 5), (5, 6))
     """
 
-    scale_cost = 1.0
+    scale_cost: Any = 1.0
 
     def __init__(
         self, problem: BatchProblem, backend: ModuleType, potentials: Any, marginals: Any, ends: Any,
@@ -489,7 +620,7 @@ class BatchResult(Answer, Sequence[Result]):
         potentials = host(self.own_logs[0][i])[:m], host(self.own_logs[1][i])[:n]
         marginals = host(self.row_marginal[i])[:m], host(self.col_marginal[i])[:n]
         result = Result(one, self._backend, potentials, marginals, [end], end.status, self._threads, self.how[i])
-        result.scale_cost = self.scale_cost
+        result.scale_cost = float(np.broadcast_to(self.scale_cost, (len(self),))[i])
         if "cost" in vars(self):  # known already: no need to read M again
             vars(result)["cost"] = float(self.cost[i])
         return result
@@ -498,6 +629,24 @@ class BatchResult(Answer, Sequence[Result]):
     def converged(self) -> Any:
         """Tell which problems converged, (p,) bool."""
         return self.status == "converged"
+
+    @property
+    def f(self) -> Any:
+        """Dual potentials of the rows, (p, m), in units of M."""
+        with np.errstate(over="ignore"):
+            return with_constant(scaled_by(self.problem.regs, self.own_logs[0]), self.problem.constants[0])
+
+    @property
+    def g(self) -> Any:
+        """Dual potentials of the columns, (p, n), in units of M."""
+        with np.errstate(over="ignore"):
+            return with_constant(scaled_by(self.problem.regs, self.own_logs[1]), self.problem.constants[1])
+
+    def _rho(self, rows: bool) -> Any:
+        """Return reg_m of one side for each problem, (p, 1); None where all share that of the side."""
+        own = self.problem.each
+        rho = None if own is None else own[2 - rows]
+        return None if rho is None else rho[:, None]
 
     @cached_property
     def _closed(self) -> tuple[F64, Any, Any]:
@@ -510,9 +659,10 @@ class BatchResult(Answer, Sequence[Result]):
         """The primal values with every mass term, (p,) (hard constraints count 0); inf for a failed problem."""
         p = self.problem
         with np.errstate(over="ignore"):
-            f, g = (p.reg * x for x in self.own_logs)
+            f, g = (scaled_by(p.regs, x) for x in self.own_logs)
         sides = (p.rows, p.A, f, self.row_marginal), (p.cols, p.B, g, self.col_marginal)
-        values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides]) + p.lift
+        rhos = (self._rho(True), self._rho(False))
+        values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides], rhos) + p.lift
         for i in self._far:  # exponents of 1e5 leave errors of 1e-11 in marginals: recompute from M
             values[i] = self[int(i)].objective
         return np.where(np.isin(self.status, FAILED), np.inf, values)
@@ -582,8 +732,9 @@ class BatchResult(Answer, Sequence[Result]):
         """
         p, xp = self.problem, namespace(self.own_logs[0])
         spread = p.spread
-        if p.forbidden or p.c is not None or p.cost.operator != "tiles":
+        if p.forbidden or p.c is not None or p.cost.operator != "tiles" or (p.each is not None and p.one_cost):
             return None
+        reg = p.regs if p.each is None else xp.asarray(p.regs)[:, None, None]
         tops, parts = [], []
         for log_x, log_w in zip(self.own_logs, p.log_reference, strict=True):
             with np.errstate(invalid="ignore"):
@@ -593,8 +744,8 @@ class BatchResult(Answer, Sequence[Result]):
             parts.append(xp.exp(x - tops[-1][:, None]))
             low = xp.where(xp.isneginf(x), np.inf, x).min(1)
             spread = spread + float((tops[-1] - low).max())
-        top = tops[0] + tops[1] - p.M_min / p.reg
+        top = tops[0] + tops[1] - p.M_min / xp.asarray(p.regs)
         if not (spread < PRODUCT_SPREAD and float(top.max()) < PRODUCT_TOP):
             return None
-        K = xp.exp((p.M_min - xp.asarray(p.M, dtype=np.float64)) / p.reg)
+        K = xp.exp((p.M_min - xp.asarray(p.M, dtype=np.float64)) / reg)
         return parts[0], K, parts[1], xp.exp(top)

@@ -20,8 +20,9 @@ from ..problem.clouds import Clouds, Places, PointCloud
 from ..problem.cost import as_vectors
 from ..problem.grid import Grid
 from ..problem.kinds import as_costs
-from ..problem.scale import matrices_of, scaled
+from ..problem.scale import matrices_of, scaled, scales_of
 from ..problem.symmetry import differs
+from ..problem.validate import as_array
 from ..progress import bar as progress_bar
 from ..ranks import join
 from ..route.options import options_of_value
@@ -33,8 +34,8 @@ CHUNK_BYTES = 1 << 26  # vectors of the problems that `pairwise` solves in one b
 
 @hinted
 def sinkhorn_divergence(
-    M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None, M_a: Any = None,
-    M_b: Any = None, **options: Any,
+    M: Any, a: Any = None, b: Any = None, *, reg: Any, reg_m: Any, scale_cost: str | None = None,
+    scale_each: bool = False, M_a: Any = None, M_b: Any = None, **options: Any,
 ) -> Any:  # fmt: skip
     """Compute the debiased Sinkhorn divergence ``OT(a, b) - (OT(a, a) + OT(b, b)) / 2 + reg / 2 (sum a - sum b)^2``.
 
@@ -46,9 +47,9 @@ def sinkhorn_divergence(
         Costs between the points of a and the points of b. A PointCloud may hold many pairs of clouds of any sizes.
     a, b : (m,), (n,) or (p, m), (p, n) arrays, optional
         Masses, >= 0; one vector serves all problems of a batch. Default: equal masses that add up to 1.
-    reg, reg_m, scale_cost : float; float or inf; {"median", "mean", "max"}, optional
-        As in `solve_batch`. ``scale_cost`` is taken from M and serves all three values; reg_m is the same on both
-        sides.
+    reg, reg_m, scale_cost, scale_each
+        As in `solve_batch`, for all problems or for each. ``scale_cost`` is taken from M and serves all three values;
+        reg_m is the same on both sides.
     M_a, M_b : (m, m), (n, n) arrays, or (p, m, m), (p, n, n), optional
         Costs between the points of a, and between the points of b. A PointCloud computes them. Without M_a and M_b any
         other M must be symmetric, and takes their place.
@@ -80,7 +81,12 @@ def sinkhorn_divergence(
     """
     check_options(options, reg_m)
     if scale_cost is not None:
-        return scaled(sinkhorn_divergence, locals(), matrices_of(as_costs(M, pick("auto", M))))
+        given, costs = locals(), as_costs(M, pick("auto", M))
+        if scale_each and costs.array.ndim == 3:
+            return scaled(sinkhorn_divergence, given, [], each=scales_of(costs, scale_cost))
+        return scaled(sinkhorn_divergence, given | {"scale_each": False}, matrices_of(costs))
+    if scale_each:
+        raise ValueError("scale_each needs scale_cost, the unit of each problem's costs")
     M_a, M_b = self_costs(M, M_a, M_b)
     a, b, _ = as_vectors(M, a, b, None)
     options = options_of_value(options, reg_m)
@@ -88,7 +94,7 @@ def sinkhorn_divergence(
     ab, aa, bb = (named_batch(*one, reg=reg, reg_m=reg_m, **options) for one in three)
     mass_a, mass_b = ab.problem.masses
     w_ab, w_aa, w_bb = (host(dual_value(result)) for result in (ab, aa, bb))
-    value = w_ab - 0.5 * (w_aa + w_bb) + 0.5 * ab.problem.reg * (mass_a - mass_b) ** 2
+    value = w_ab - 0.5 * (w_aa + w_bb) + 0.5 * ab.problem.regs * (mass_a - mass_b) ** 2
     batched = any(np.ndim(x) == d for x, d in ((M, 3), (a, 2), (b, 2)))
     return value if batched else float(value[0])
 
@@ -104,7 +110,8 @@ def check_options(options: dict[str, Any], reg_m: Any) -> None:
         if name in options:
             what = "it compares whole problems" if name == "mask" else "its reference is a b^T, its penalty KL"
             raise TypeError(f"{name} is not an option of the divergence: {what}")
-    if np.ndim(reg_m) != 0:
+    shape = np.shape(reg_m)
+    if shape and not (len(shape) == 1 and shape[0] > 2) and shape[1:] != (1,):
         raise ValueError(f"reg_m must be one number for a divergence, the same on both sides, got {reg_m!r}")
 
 
@@ -139,7 +146,7 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
 
 @hinted
 def pairwise(
-    clouds: Any, masses: Any = None, *, reg: float, reg_m: float, scale_cost: str | None = None,
+    clouds: Any, masses: Any = None, *, reg: Any, reg_m: Any, scale_cost: str | None = None, scale_each: bool = False,
     metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None, comm: Any = None,
     progress: bool = False, **options: Any,
 ) -> F64:  # fmt: skip
@@ -151,8 +158,11 @@ def pairwise(
         Points, one in a row; clouds may have any sizes.
     masses : (k, n) array, or list of k vectors, optional
         Masses of the points, >= 0. Default: equal masses that add up to 1 in each cloud.
-    reg, reg_m, scale_cost : float; float or inf; {"median", "mean", "max"}, optional
-        As in `sinkhorn_divergence`; ``scale_cost`` is taken over the points of all clouds.
+    reg, reg_m : float, or (k, k) array; float or inf, or (k, k) array
+        As in `sinkhorn_divergence`, for all pairs or for each; the entries above the diagonal are read.
+    scale_cost, scale_each : {"median", "mean", "std", "max"}, optional; bool
+        The unit of reg and reg_m: a statistic of the costs between the points of all clouds. With ``scale_each`` each
+        pair has the unit of the costs between its two clouds.
     metric, scale, weights
         The cost, as in `PointCloud`.
     comm : mpi4py communicator, optional
@@ -181,15 +191,19 @@ def pairwise(
     >>> bool(D[0, 1] < 0.05 < D[0, 2])
     True
     """
-    check_options(options, reg_m)
+    regs, rhos = (as_of_pairs(x, name, len(clouds)) for x, name in ((reg, "reg"), (reg_m, "reg_m")))
+    shared = not (scale_each or np.ndim(regs) or np.ndim(rhos))
+    check_options(options, reg_m if shared else 1.0)
+    if scale_each and scale_cost is None:
+        raise ValueError("scale_each needs scale_cost, the unit of each pair's costs")
     ranks = join(comm)
     cloud = PointCloud(clouds, metric=metric, scale=scale, weights=weights)
     if cloud.ndim != 3:
         raise ValueError(f"clouds must hold several clouds of points, got one of shape {cloud.shape}")
-    if scale_cost is not None:
-        given = {name: x for name, x in locals().items() if name not in ("ranks", "cloud")}
+    if scale_cost is not None and not scale_each:
+        given = {name: x for name, x in locals().items() if name not in ("ranks", "cloud", "regs", "rhos", "shared")}
         return scaled(pairwise, given, [cloud._cost.whole])  # type: ignore[no-any-return]
-    known = {"reg": reg, "reg_m": reg_m} | options_of_value(options, reg_m)
+    options = options_of_value(options, reg_m if shared else np.ravel(rhos)[:, None])
     table, k = cloud._cost.flattened(masses, None, None)[0], len(cloud)
     table = np.full(cloud.shape[:2], 1.0 / cloud.shape[1]) if table is None else host(np.asarray(table, np.float64))
     value, total = np.zeros((k, k)), table.sum(1)
@@ -198,20 +212,47 @@ def pairwise(
     own, alone = pairs[ranks.rank :: ranks.size], np.arange(k)[ranks.rank :: ranks.size]
     step = max(1, CHUNK_BYTES // (16 * 8 * cloud.shape[1]))
     shown = progress_bar(progress and ranks.rank == 0, total=len(own), desc="mapuot", unit="pair")
+
+    def duals(i: Any, j: Any, reg: Any, reg_m: Any) -> F64:
+        both = between(cloud, i, j)
+        m, n = both._cost.shape
+        found: F64 = solve_batch(both, table[i, :m], table[j, :n], reg=reg, reg_m=reg_m, **options).dual
+        return found
+
     with ranks.together(), shown as bar:
-        for these, told in ((np.stack([alone, alone], 1), 0), (own, 1)):
+        for these, told in ((np.stack([alone, alone], 1)[: len(alone) * shared], 0), (own, 1)):
             for i0 in range(0, len(these), step):
                 i, j = these[i0 : i0 + step].T
-                both = between(cloud, i, j)
-                m, n = both._cost.shape
-                found = solve_batch(both, table[i, :m], table[j, :n], **known)
-                value[i, j] = found.dual
+                if shared:
+                    value[i, j] = duals(i, j, reg, reg_m)
+                else:
+                    unit = scales_of(between(cloud, i, j)._cost, scale_cost) if scale_each else 1.0
+                    terms = (unit * np.broadcast_to(x, (k, k))[i, j] for x in (regs, rhos))
+                    mine, penalty = next(terms), next(terms)[:, None]
+                    value[i, j] = duals(i, j, mine, penalty) + 0.5 * mine * (total[i] - total[j]) ** 2
+                    value[i, j] -= 0.5 * (duals(i, i, mine, penalty) + duals(j, j, mine, penalty))
                 bar.update(told * len(i))
     value = np.asarray(ranks.sum(value))
-    selves = np.diag(value)
-    value = value - 0.5 * (selves[:, None] + selves) + 0.5 * reg * (total[:, None] - total) ** 2
+    if shared:
+        selves = np.diag(value)
+        value = value - 0.5 * (selves[:, None] + selves) + 0.5 * reg * (total[:, None] - total) ** 2
     upper: F64 = np.triu(value, 1)
     return upper + upper.T
+
+
+def as_of_pairs(value: Any, name: str, k: int) -> Any:
+    """Check a number, or (k, k) of them; the entries above the diagonal count."""
+    if np.ndim(value) == 0:
+        return value
+    table = as_array(value, name).astype(np.float64)
+    if table.shape != (k, k):
+        raise ValueError(
+            f"{name} must be one number, or one for each pair of clouds, ({k}, {k}), got shape {table.shape}"
+        )
+    upper = table[np.triu_indices(k, 1)]
+    if not (upper > 0).all():
+        raise ValueError(f"{name} must be > 0 for each pair of clouds, got {upper[~(upper > 0)][0]}")
+    return table
 
 
 def between(cloud: PointCloud, i: Any, j: Any) -> PointCloud:

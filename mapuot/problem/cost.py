@@ -148,8 +148,14 @@ class Cost:
         return 0.0
 
     def of(self, i: Any) -> Any:
-        """Return the cost of problem i of a batch; one cost serves all problems by default."""
+        """Return the cost of problem i of a batch, or of some: a slice, or numbers. By default one cost serves all."""
         return self
+
+    scalable = False  # whether `scaled` multiplies the costs of each problem of a batch
+
+    def scaled(self, factor: Any, largest: float) -> Any:
+        """Multiply the costs of each problem of a batch, at most ``largest`` in size, by its factor, (p,)."""
+        raise NotImplementedError
 
     @property
     def flat(self) -> Any:
@@ -275,6 +281,12 @@ class Dense(Cost):
             return self
         return Dense(self._array[i])
 
+    scalable = True
+
+    def scaled(self, factor: Any, largest: float) -> "Dense":
+        array = self._array * self.xp.asarray(factor, dtype=np.float64)[:, None, None]
+        return Rescaled(array, 2.0**-53 * largest * float(np.max(factor)))
+
     @property
     def flat(self) -> "Dense":
         if self._array.ndim == 2:
@@ -284,6 +296,27 @@ class Dense(Cost):
     def part(self, a: Any, b: Any, ranks: Ranks) -> "Dense":
         """Return the cost unchanged: each rank passes its own block."""
         return self
+
+
+class Rescaled(Dense):
+    """An array whose entries were rounded by at most ``rounding``."""
+
+    def __init__(self, array: Any, rounding: float) -> None:
+        super().__init__(array)
+        self.rounding = rounding
+
+    def error(self, largest: float) -> float:
+        return self.rounding
+
+    def transpose(self) -> "Dense":
+        return Rescaled(self._array.swapaxes(-1, -2), self.rounding)
+
+    def of(self, i: Any) -> "Dense":
+        return Rescaled(self._array[i], self.rounding)
+
+    @property
+    def flat(self) -> "Dense":
+        return self if self._array.ndim == 2 else Rescaled(self._array.reshape(-1, self.shape[1]), self.rounding)
 
 
 class Streamed(Cost):

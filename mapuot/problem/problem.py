@@ -730,7 +730,7 @@ class BatchProblem(Common):
             if factors is not None:
                 B = B * xp.asarray(factors)
                 return cls.from_arrays(M, A, B, reg, reg_m, penalty, reference, backend, mask, own)
-        return problem.lowered()
+        return problem.lowered() if own is None else problem
 
     @property
     def lift(self) -> F64:

@@ -1,4 +1,4 @@
-"""The scale of costs, an optional unit of reg and reg_m: the median, mean or largest cost."""
+"""The scale of costs, an optional unit of reg and reg_m: their median, mean, standard deviation or largest cost."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ..ranks import ALONE, Ranks
 from .cost import cost_of
 from .validate import as_choice, as_pair, as_penalties, as_positive
 
-SCALES: dict[str, Any] = {"median": np.median, "mean": np.mean, "max": np.max}
+SCALES: dict[str, Any] = {"median": np.median, "mean": np.mean, "std": np.std, "max": np.max}
 ALL = 1 << 22  # up to so many costs are all read
 ROWS = 16  # at least so many rows are read of larger costs
 
@@ -50,10 +50,26 @@ def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE) -> float:
     return as_positive(float(SCALES[name](found)) if found.size else 0.0, f"the {name} of the costs")
 
 
-def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any], ranks: Ranks = ALONE) -> Any:
-    """Call a function with reg and reg_m in units of these costs; store the scale in its answer, if possible."""
-    scale = scale_of(costs, given["scale_cost"], ranks)
+def scales_of(cost: Any, how: Any) -> F64:
+    """Return the scale of the costs of each problem of a batch, (p,)."""
+    return np.array([scale_of([cost.of(i)], how) for i in range(len(cost if hasattr(cost, "places") else cost.array))])
+
+
+def scaled(
+    function: Callable[..., Any], given: dict[str, Any], costs: list[Any], ranks: Ranks = ALONE, each: F64 | None = None
+) -> Any:  # fmt: skip
+    """Call a function with reg and reg_m in units of these costs; store the scale in its answer, if possible.
+
+    ``each``: the unit of each problem of a batch, (p,).
+    """
+    scale: Any = scale_of(costs, given["scale_cost"], ranks) if each is None else each
     given = {name: x for name, x in given.items() if name not in ("like", "options")} | given.get("options", {})
+    if each is not None:
+        reg, reg_m = scaled_each(given["reg"], given["reg_m"], each)
+        found = function(**given | {"scale_cost": None, "scale_each": False, "reg": reg, "reg_m": reg_m})
+        if hasattr(found, "scale_cost"):
+            vars(found)["scale_cost"] = scale
+        return found
     reg_m = given["reg_m"]
     kinds = as_penalties(given.get("penalty", "kl"))
     if "range" in kinds:
@@ -61,10 +77,25 @@ def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any]
         given["reg_m"] = tuple(x if kind == "range" else times(scale, x) for x, kind in sides)
     else:
         given["reg_m"] = times(scale, reg_m)
-    found = function(**given | {"scale_cost": None, "reg": scale * as_positive(given["reg"], "reg")})
+    reg = given["reg"]
+    reg = scale * (np.asarray(host(reg), np.float64) if np.ndim(reg) else as_positive(reg, "reg"))
+    found = function(**given | {"scale_cost": None, "reg": reg})
     if hasattr(found, "scale_cost"):
         vars(found)["scale_cost"] = scale
     return found
+
+
+def scaled_each(reg: Any, reg_m: Any, each: F64) -> tuple[Any, Any]:
+    """Multiply reg and reg_m by the unit of each problem, (p,)."""
+    reg = each * (np.asarray(host(reg), np.float64).ravel() if np.ndim(reg) else as_positive(reg, "reg"))
+    pair = isinstance(reg_m, (tuple, list)) and len(reg_m) <= 2
+    sides = [np.asarray(host(x), np.float64) for x in (reg_m if pair else [reg_m])]
+    if any(x.ndim and x.shape[0] != len(each) for x in sides):
+        raise NotImplementedError(
+            "scale_each needs a reg_m for each problem, or one for all: one for each point is not"
+        )
+    sides = [(each[:, None] * (x.reshape(len(each), -1) if x.ndim else x)) for x in sides]
+    return reg, tuple(sides) if pair else sides[0]
 
 
 def mass_scaled(function: Callable[..., Any], given: dict[str, Any], a: F64, b: F64, ranks: Ranks = ALONE) -> Any:

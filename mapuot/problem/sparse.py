@@ -298,6 +298,8 @@ class SparseCosts(Cost):
     def of(self, i: Any) -> "Sparse | SparseCosts":
         if isinstance(i, slice):
             return SparseCosts(self.data[i], self.places)
+        if isinstance(i, np.ndarray):
+            return SparseCosts([self.data[k] for k in i], self.places)
         places = self.places
         return Sparse(self.data[i], places.column, places.start, places.shape, places.known, places.on_device)
 

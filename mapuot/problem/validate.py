@@ -119,7 +119,8 @@ def as_pair(value: Any, name: str) -> tuple[Any, Any]:
     if not isinstance(value, Sequence) and np.ndim(value) == 0:
         return value, value
     if len(value) not in (1, 2):
-        raise ValueError(f"{name} must be a scalar or have length 1 or 2, got length {len(value)}")
+        each = " (in a batch also one for each problem)"
+        raise ValueError(f"{name} must be a scalar or have length 1 or 2{each}, got length {len(value)}")
     first, *rest = value  # not by index: a pandas Series has its own index
     return first, rest[0] if rest else first
 
@@ -406,6 +407,47 @@ def as_weights(array: Any, p: int, length: int, name: str, backend: ModuleType, 
         if wrong.any():
             raise ValueError(f"{name} must be {text}, problem {int(wrong.argmax())} is not")
     return table, mass
+
+
+def own_numbers(reg: Any, reg_m: Any, p: int) -> tuple[Any, tuple[Any, Any]] | None:
+    """Read reg (p,) and reg_m of both sides, (p,) or None, of a batch in which problems have their own; else None.
+
+    reg_m has one entry for each problem as (p,) if p > 2, as (p, 1), as (p, 2) with a column for each side, or as
+    (p, 1) in a pair. Other values are those of `solve`, and serve all problems.
+    """
+    reg, told = host(reg), "a positive number, or one for each problem"
+    own = bool(np.ndim(reg))
+    if own:
+        reg = as_numbers(reg, "reg", f"{told}, ({p},)", (p,), (p, 1)).astype(np.float64).ravel()
+        wrong = ~((reg > 0) & np.isfinite(reg))
+        if wrong.any():
+            raise ValueError(f"reg must be > 0 and finite, problem {int(wrong.argmax())} has {reg[wrong][0]}")
+    pair = isinstance(reg_m, (tuple, list)) and len(reg_m) <= 2
+    if pair and len(reg_m) == p and all(np.shape(x) == (1,) for x in reg_m):  # (p, 1), as a list
+        reg_m, pair = np.array(reg_m), False
+    members: tuple[Any, Any] = (None, None)
+    if pair and any(np.shape(x) == (p, 1) for x in reg_m):
+        first, second = as_pair(reg_m, "reg_m")
+        members = of_each(first, p), of_each(second, p)
+    elif not pair and not isinstance(reg_m, str) and np.shape(reg_m) in ((p, 1), (p, 2), *[(p,)] * (p > 2)):
+        table = np.asarray(host(reg_m)).reshape(p, -1)
+        members = table[:, 0], table[:, -1]
+    if not own and all(x is None for x in members):
+        return None
+    rhos = []
+    for found in members:
+        rho = found if found is None else as_array(found, "reg_m").astype(np.float64)
+        if rho is not None and (wrong := ~(rho > 0)).any():
+            raise ValueError(f"reg_m must be > 0 (inf = balanced), problem {int(wrong.argmax())} has {rho[wrong][0]}")
+        rhos.append(rho)
+    return reg if own else np.full(p, as_positive(reg, "reg")), (rhos[0], rhos[1])
+
+
+def of_each(value: Any, p: int) -> Any:
+    """Return the numbers (p,) of a member of a pair: one for all problems, or (p, 1); None for one a point."""
+    if np.shape(value) == (p, 1):
+        return np.ravel(host(value))
+    return None if np.ndim(value) else np.full(p, value, np.float64)
 
 
 def as_batch_size(M: Any, A: Any, B: Any) -> int:

@@ -32,8 +32,8 @@ def options_of_value(options: dict[str, Any], reg_m: Any) -> dict[str, Any]:
     Between balanced sides, rounding may keep the plan from its tolerance while the value and its derivatives are known.
     Columns may then miss b by ``tol_gap``, relative; the value and derivatives are exact for the masses that are met.
     """
-    rhos = as_pair(reg_m, "reg_m")
-    if options.get("tol_gap") is not None or not all(np.ndim(rho) == 0 and rho == np.inf for rho in rhos):
+    rhos = [reg_m] if np.ndim(reg_m) == 2 else as_pair(reg_m, "reg_m")
+    if options.get("tol_gap") is not None or not all(np.isinf(rho).all() for rho in rhos):
         return options
     return options | {"tol_gap": min(VALUE_TOL_GAP, 10 * as_positive(options.get("tol", 1e-6), "tol"))}
 

@@ -271,3 +271,92 @@ def test_bounds_of_hard_columns_are_true_in_a_batch(reg_m):
         assert exact.converged.all()
         for one, best in zip(found, exact, strict=True):
             assert np.abs(one.plan - best.plan).sum() <= (one.error_bound + best.error_bound) * best.mass
+
+
+OWN = {
+    "soft": lambda p, draw: 10 ** draw.uniform(-1, 1, p),
+    "hard": lambda p, draw: np.full((p, 1), np.inf),
+    "columns hard": lambda p, draw: (10 ** draw.uniform(-1, 1, (p, 1)), np.inf),
+    "some hard": lambda p, draw: np.where(draw.random((p, 2)) < 0.5, np.inf, 10 ** draw.uniform(-1, 1, (p, 2))),
+    "shared": lambda p, draw: 0.7,
+}
+
+
+def sides_of(reg_m, i):
+    """Return the reg_m of both sides of problem i."""
+    if isinstance(reg_m, tuple):
+        return tuple(float(x[i, 0]) if np.ndim(x) else x for x in reg_m)
+    return tuple(np.broadcast_to(reg_m[i] if np.ndim(reg_m) else reg_m, 2))
+
+
+@pytest.mark.parametrize("kind", ["one cost", "own costs", "clouds"])
+@pytest.mark.parametrize("own", OWN)
+def test_each_problem_may_have_its_own_reg_and_reg_m(kind, own):
+    """Answers, values, derivatives and warm starts are those of single solves."""
+    p, draw = 7, np.random.default_rng(3)
+    regs, reg_m = 10 ** draw.uniform(-2.5, 0.5, p), OWN[own](p, draw)
+    if kind == "clouds":
+        sizes = draw.integers(3, 25, (p, 2))
+        xs, ys = ([draw.normal(size=(k, 2)) for k in sizes[:, side]] for side in (0, 1))
+        costs, M = [PointCloud(x, y) for x, y in zip(xs, ys, strict=True)], PointCloud(xs, ys)
+        A, B = ([z / z.sum() for z in map(draw.random, sizes[:, side])] for side in (0, 1))
+    else:
+        M, A, B = draw.random((p, 18, 21)), draw.random((p, 18)), draw.random((p, 21))
+        A, B = A / A.sum(1)[:, None], B / B.sum(1)[:, None]
+        A[2, ::3] = 0
+        A[2] /= A[2].sum()
+        M = M[0] if kind == "one cost" else M
+        costs = [M] * p if kind == "one cost" else [*M]
+    result = solve_batch(M, A, B, reg=regs, reg_m=reg_m)
+    assert result.converged.all()
+    again = solve_batch(M, A, B, reg=regs * 1.1, reg_m=reg_m, warm_start=result)
+    assert again.converged.all()
+    for i in range(p):
+        sides = sides_of(reg_m, i)
+        one = solve(costs[i], A[i], B[i], reg=regs[i], reg_m=sides, tol=1e-9)
+        assert np.abs(result[i].plan - one.plan).sum() <= (result.error_bound[i] + one.error_bound) * one.mass * 1.001
+        assert result[i].problem.reg == regs[i]
+        for name in ("objective", "cost", "mass"):
+            assert_allclose(getattr(result, name)[i], getattr(one, name), rtol=1e-5, atol=1e-9)
+            assert_allclose(getattr(result[i], name), getattr(one, name), rtol=1e-5, atol=1e-9)
+        assert abs(result.dual[i] - one.dual) <= result.gap[i] + one.gap + 1e-9 * abs(one.dual) + 1e-12
+    if kind == "clouds":
+        found = result.gradient()
+        for i in range(p):
+            for name in "xyab":
+                assert_allclose(getattr(found, name)[i], getattr(result[i].gradient(), name), rtol=1e-7, atol=1e-9)
+    if kind == "one cost":
+        total = result.plan_sum(np.arange(p) + 1.0)
+        assert_allclose(total, sum((i + 1) * result[i].plan for i in range(p)), rtol=1e-10, atol=1e-15)
+
+
+def test_several_temperatures_of_one_problem():
+    M = np.random.default_rng(0).random((30, 30))
+    result = solve_batch(M, reg=[0.02, 0.2, 1.0], reg_m=1.0)
+    for i, reg in enumerate((0.02, 0.2, 1.0)):
+        assert_allclose(result.objective[i], solve(M, reg=reg, reg_m=1.0).objective, rtol=1e-6)
+    assert result.f.shape == (3, 30)
+    assert_allclose(result.f[1], result[1].f)
+
+
+@pytest.mark.parametrize("reg_m", [1.0, (2.0, np.inf), np.inf])
+@pytest.mark.parametrize("name", ["median", "std"])
+def test_scale_each_takes_the_unit_of_each_problem(name, reg_m):
+    rng = np.random.default_rng(1)
+    M = rng.random((4, 15, 12)) * np.array([1.0, 30.0, 1e-3, 1e4])[:, None, None]
+    result = solve_batch(M, reg=0.05, reg_m=reg_m, scale_cost=name, scale_each=True)
+    for i in range(4):
+        one = solve(M[i], reg=0.05, reg_m=reg_m, scale_cost=name)
+        assert one.scale_cost == result[i].scale_cost == result.scale_cost[i]
+        assert_allclose(result.objective[i], one.objective, rtol=1e-6)
+    with pytest.raises(ValueError, match="scale_each needs scale_cost"):
+        solve_batch(M, reg=0.05, reg_m=reg_m, scale_each=True)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"reg": [0.1, -1.0, 1.0]}, {"reg": [0.1, np.nan, 1.0]}, {"reg": [0.1, 0.2]}, {"reg_m": [1.0, 0.0, 1.0]},
+    {"reg_m": [[1.0], [np.nan], [2.0]]}, {"reg_m": np.ones((3, 1)), "penalty": "range"}, {"reg_m": np.ones((4, 1))},
+], ids=str)  # fmt: skip
+def test_own_numbers_are_checked(wrong):
+    with pytest.raises((ValueError, NotImplementedError), match="reg"):
+        solve_batch(np.ones((3, 4, 5)), **{"reg": 0.1, "reg_m": 1.0} | wrong)

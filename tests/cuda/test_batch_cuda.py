@@ -309,3 +309,35 @@ def test_totals_far_apart_are_certified_truly(rho_b):
             assert error <= found.error_bound * (1 + 1e-6) + best.error + 1e-12
             assert found.gap >= 0
     assert judged >= 2
+
+
+@pytest.mark.parametrize("reg_m", ["shared", "own", "as reg", "hard"])
+@pytest.mark.parametrize("kind", ["one cost", "own costs", "clouds", "euclidean", "large"])
+def test_own_reg_and_reg_m(kind, reg_m):
+    """Problems with their own reg, scaled to one batch where reg_m is proportional, have the answers of the CPU."""
+    p, rng = 5, np.random.default_rng(8)
+    regs = 10 ** rng.uniform(-1.5, 0, p)
+    rho = {"shared": 0.6, "own": 10 ** rng.uniform(-1, 1, p), "as reg": 7 * regs, "hard": np.inf}[reg_m]
+    if kind in ("one cost", "own costs"):
+        M, A, B = batch_of((20, 31), 1.0, kind == "own costs")
+        there = cp.asarray(M)
+    else:
+        sizes = (150, 140) if kind == "large" else (12, 17)
+        x = [rng.normal(size=(sizes[0] - i, 3)) + 100 for i in range(p)]
+        y = [rng.normal(size=(sizes[1] - 2 * i, 3)) + 100 for i in range(p)]
+        metric = "euclidean" if kind == "euclidean" else "sqeuclidean"
+        M, A, B = PointCloud(x, y, metric), None, None
+        there = PointCloud([*map(cp.asarray, x)], [*map(cp.asarray, y)], metric)
+    result = solve_batch(there, A, B, reg=regs, reg_m=rho, backend="cuda")
+    right = solve_batch(M, A, B, reg=regs, reg_m=rho, tol=1e-9)
+    assert result.converged.all()
+    for name in ("objective", "dual", "cost", "mass"):
+        assert_allclose(getattr(result, name), getattr(right, name), rtol=1e-5, atol=1e-7)
+    for i in range(p):
+        apart = np.abs(host(result[i].plan) - right[i].plan).sum() / right.mass[i]
+        assert apart <= result.error_bound[i] + right.error_bound[i]
+    if kind in ("clouds", "euclidean"):
+        found, want = result.gradient(), right.gradient()
+        for name in "xy" if reg_m == "hard" else "xyab":  # potentials of hard sides have a constant to choose
+            for mine, other in zip(getattr(found, name), getattr(want, name), strict=True):
+                assert_allclose(host(mine), other, rtol=1e-4, atol=1e-5)

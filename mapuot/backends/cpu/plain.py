@@ -110,19 +110,28 @@ def fill_task(
     return stages
 
 
-def goes_on(task: BatchProblem, options: Options) -> bool:
-    """Tell whether Newton's steps by a factor may solve stalled problems."""
-    return options.memory > 0 and is_stiff(task.reg, max(task.rows.scalar_rho or 0.0, task.cols.scalar_rho or 0.0))
+def goes_on(task: BatchProblem, options: Options, which: Any) -> Any:
+    """Tell for which problems Newton's steps by a factor may solve a stalled one."""
+    terms = zip(*(np.broadcast_to(x, (len(task),))[which] for x in terms_of(task)), strict=True)
+    return np.array([options.memory > 0 and is_stiff(reg, max(rho)) for reg, *rho in terms])
+
+
+def terms_of(task: BatchProblem) -> tuple[Any, Any, Any]:
+    """Return reg and the reg_m of both sides: numbers, or (p,) where problems have their own."""
+    return task.regs, task.rhos(True), task.rhos(False)
 
 
 def fill_penalties(task: Any, reg: float, rho: tuple[Any, Any]) -> None:
-    terms = task.terms
-    stalls = terms.memory > 0 and is_stiff(reg, max(rho))
-    task.hard_passes = patience((task.m, task.n), min(rho) == np.inf) if stalls else 0
+    task.hard_passes = fill_terms(task.terms, (task.m, task.n), reg, rho)
+
+
+def fill_terms(terms: Any, shape: tuple[int, int], reg: float, rho: tuple[Any, Any]) -> int:
+    """Set reg and the penalties of some terms; return the passes after which a factorisation is faster, 0: never."""
     terms.reg = reg
     terms.rho_rows, terms.rho_cols = rho
     soft = [x for x in rho if x < np.inf]
     terms.largest_rho, terms.rho_kl, terms.hard_sides = max(soft, default=0.0), sum(soft), 2 - len(soft)
+    return patience(shape, min(rho) == np.inf) if terms.memory > 0 and is_stiff(reg, max(rho)) else 0
 
 
 def solve(
@@ -250,6 +259,7 @@ class Many:
             strides, dtype = tuple(s // self.M.itemsize for s in self.M.strides[-2:]), self.M.dtype.char
         self.stages = fill_task(self.task, self.shape, strides, dtype, options, max_passes, ladder)
         fill_penalties(self.task, task.reg, (task.rows.scalar_rho, task.cols.scalar_rho))
+        self.own: Any = None if task.each is None else np.stack(np.broadcast_arrays(*terms_of(task)), 1)
         self.task.cost_error = task.cost.error(task.M_max)
         self.scratch = empty(threads * lib.mapuot_solve_bytes(self.task) // 8)
         self.most = max(CALL_PROBLEMS, CALL_PAIRS // (m * n)) * threads
@@ -257,6 +267,13 @@ class Many:
     def records(self, part: Any) -> Any:
         records = np.zeros(len(part), PROBLEM)
         records["forbidden"] = 1  # `BatchProblem.check_parts` has compared the masses already
+        if self.own is not None:  # each problem has terms of its own
+            self.terms = ffi.new("mapuot_terms[]", len(part))
+            for k, (reg, *rho) in enumerate(self.own[part].tolist()):
+                self.terms[k] = self.task.terms
+                records["hard_passes"][k] = fill_terms(self.terms[k], self.shape, reg, (rho[0], rho[1]))
+            first = int(ffi.cast("intptr_t", self.terms))
+            records["terms"] = first + ffi.sizeof("mapuot_terms") * np.arange(len(part))
         if self.clouds:
             for names, places, points in zip(("mx", "ny"), self.clouds.places, self.points, strict=True):
                 records[names[0]] = places.count[part]

@@ -3,6 +3,7 @@
 Device side: src_cuda/clouds.cu and point_costs.cu. Twin of the slopes: backends/cpu/plain.py.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import cupy as cp
@@ -39,6 +40,17 @@ def range_of_clouds(clouds: Any) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def runs_of(task: BatchProblem, step: int) -> Iterator[tuple[slice, float]]:
+    """Divide a batch into runs of at most ``step`` problems with one reg."""
+    regs = np.broadcast_to(task.regs, (len(task),))
+    i0 = 0
+    while i0 < len(task):
+        same = regs[i0 : i0 + step] == regs[i0]
+        i1 = i0 + (len(same) if same.all() else int(np.argmin(same)))
+        yield slice(i0, i1), float(regs[i0])
+        i0 = i1
+
+
 def slopes(task: BatchProblem, exponents: Any, wanted: Any) -> list[Any]:
     """Return derivatives by x and by y for all problems, one problem behind the other; None if not wanted.
 
@@ -51,12 +63,11 @@ def slopes(task: BatchProblem, exponents: Any, wanted: Any) -> list[Any]:
     out = [cp.empty((int(count.sum()), d)) if want else None for count, want in zip(counts, wanted, strict=True)]
     where = cp.asarray(np.stack([x for count in counts for x in (np.cumsum(count) - count, count)]))
     step = max(1, CHUNK_BYTES // (8 * task.shape[0] * task.shape[1]))
-    for i0 in range(0, len(task), step):
-        some = slice(i0, i0 + step)
+    for some, reg in runs_of(task, step):
         here = clouds.of(some)
         (m, n), p = here.shape, len(here)
         alpha, beta = (cp.ascontiguousarray(x[some, :k]) for x, k in zip(exponents, here.shape, strict=True))
-        P = clouds_tables(here, (alpha, beta, task.reg))
+        P = clouds_tables(here, (alpha, beta, reg))
         tables = cp.empty((p, m, d + 1)), cp.empty((p, n, d + 1))
         launch("cloud_tables", here, 8, np.int64(m), np.int64(n), *tables)
         run = kernel("clouds.cu", "cloud_slopes", NORM=2, STORE=0)
