@@ -184,10 +184,9 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         if points and m * n > MOST_ENTRIES:
             return PointCloud(Xs, Xt, str(self.metric))
         try:
-            known = self.metric in NEVER_FORMED  # one name has one meaning, whether points are formed or not
-            cost = normalised(
-                np.asarray(PointCloud(Xs, Xt, str(self.metric))) if known else cdist(Xs, Xt, self.metric), self.norm
-            )
+            ours = self.metric in NEVER_FORMED and not METRICS[str(self.metric)].is_scipys(str(self.metric))
+            cost = np.asarray(PointCloud(Xs, Xt, str(self.metric))) if ours else cdist(Xs, Xt, self.metric)
+            cost = normalised(cost, self.norm)
             if labels is not None:
                 separate_classes(cost, labels[0], labels[1], self.limit_max)
         except MemoryError as error:

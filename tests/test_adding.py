@@ -197,7 +197,8 @@ for metric, matrix in MATRICES.items():
             values = []
             for sign in (1, -1):
                 moved = {{"x": x, "y": y, name: points + sign * h * step}}
-                values.append(mapuot.solve(2 * matrix(moved["x"], moved["y"], w), case.a, case.b, tol=1e-11, **known).objective)
+                costs = 2 * matrix(moved["x"], moved["y"], w)
+                values.append(mapuot.solve(costs, case.a, case.b, tol=1e-11, **known).objective)
             slope = (getattr(gradient, name) * step).sum()
             assert np.isclose(slope, (values[0] - values[1]) / (2 * h), rtol=1e-5, atol=1e-6), name
     refused = {{"pseudohuber": ["interpolate", "hvp"], "outer": ["interpolate", "hvp"], "minkowski": ["hvp"]}}

@@ -63,6 +63,8 @@ def interpolate(result: Any, t: float, keep: float = 0.99) -> Way:
     cloud = cloud_of(result)
     if cloud.core[0].unit:
         raise NotImplementedError("interpolate goes straight or along the geodesics of 'wfr', not on a sphere")
+    if cloud.core[0].product:
+        raise NotImplementedError(f"interpolate is between points of a metric that is a distance, got {cloud.metric!r}")
     geodesics = cloud.core[0] is METRICS["wfr"]
     if not (cloud.core[0].degree or geodesics):
         raise NotImplementedError(f"interpolate goes straight by powers of a distance, got metric {cloud.metric!r}")

@@ -182,9 +182,13 @@ def solve_batch(
 def own_of(M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any) -> tuple[Own | None, Any]:
     """Return reg and reg_m of each problem, None where all share them; and reg_m of the first problem."""
     pair = isinstance(reg_m, (tuple, list)) and len(reg_m) <= 2
-    counts = [len(x) for x, ndim in ((M, 3), (A, 2), (B, 2)) if np.ndim(x) == ndim or (x is M and is_list_of_pairs(M))]
-    counts += [len(x) for x in [reg, *([] if pair else [reg_m])] if np.ndim(x) > 0]
-    counts += [len(x) for x in (reg_m if pair else ()) if np.ndim(x) == 2]
+    vectors = [reg, *([] if pair else [reg_m])]
+    columns = [x for x in (reg_m if pair else ()) if np.ndim(x) == 2 or np.shape(x) == (1,)]
+    if not columns and all(np.ndim(x) == 0 for x in vectors):
+        return None, reg_m
+    counts = [len(M)] * is_list_of_pairs(M)
+    counts += [x.shape[0] for x, ndim in ((M, 3), (A, 2), (B, 2)) if getattr(x, "ndim", 0) == ndim]
+    counts += [len(x) for x in vectors if np.ndim(x) > 0] + [len(x) for x in columns if np.ndim(x) == 2]
     found = own_numbers(reg, reg_m, counts[0] if counts else 1)
     if found is None:
         return None, reg_m

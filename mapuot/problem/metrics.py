@@ -56,6 +56,10 @@ class Metric:
         """Whether the cost is the squared Euclidean distance of the core's coordinates."""
         return self.norm == self.degree == 2
 
+    def is_scipys(self, name: str) -> bool:
+        """Whether SciPy's ``cdist`` makes the same costs by this name of the metric."""
+        return (self.unit and self.square) or (self.cdist == name and self.norm in (1, 2, math.inf))
+
     def between(self, x: Any, y: Any) -> Any:
         """Return the costs between pairs of points (..., d)."""
         if self.product:
