@@ -17,7 +17,7 @@ LIMITS = {
     "mapuot/files": (4, 16),
     "mapuot/marginals": (15.5, 44),
     "mapuot/pot": (13, 40),
-    "mapuot/problem": (4, 16),
+    "mapuot/problem": (4, 25),
     "mapuot/ranks": (4, 16),
     "mapuot/route": (10, 55),
     "mapuot/spaces": (4, 24),

@@ -449,5 +449,5 @@ def continued(result: Any, rows: bool) -> Any:
     if p.masked is not None:
         with np.errstate(divide="ignore"):
             cost = cost + xp.asarray(np.log(np.asarray(p.masked if rows else p.masked.T)))
-    log_s = log_matmul(cost, log_w.T).T if cost.ndim == 2 else log_matmul(cost, log_w[:, :, None])[:, :, 0]
+    log_s = multiply(cost, log_w.T).T if cost.ndim == 2 else multiply(cost, log_w[:, :, None])[:, :, 0]
     return xp.where(weight > 0, f, p.constants[not rows] - reg * fi * log_s)

@@ -186,7 +186,7 @@ def own_of(M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any) -> tuple[
     columns = [x for x in (reg_m if pair else ()) if np.ndim(x) == 2 or np.shape(x) == (1,)]
     if not columns and all(np.ndim(x) == 0 for x in vectors):
         return None, reg_m
-    counts = [len(M)] * is_list_of_pairs(M)
+    counts = [len(M)] if is_list_of_pairs(M) else []
     counts += [x.shape[0] for x, ndim in ((M, 3), (A, 2), (B, 2)) if getattr(x, "ndim", 0) == ndim]
     counts += [len(x) for x in vectors if np.ndim(x) > 0] + [len(x) for x in columns if np.ndim(x) == 2]
     found = own_numbers(reg, reg_m, counts[0] if counts else 1)

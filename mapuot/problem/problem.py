@@ -686,11 +686,8 @@ class BatchProblem(Common):
         (m, n), flat = cost.shape, cost.flat
         alike = A is B and m == n
         A, B = (x if x is None else validate.as_array(x, name, backend.asarray) for x, name in ((A, "A"), (B, "B")))
-        p = validate.as_batch_size(cost.array, A, B)
+        p = size_of_batch(cost.array, A, B, own)
         xp = namespace(cost.where, A, B)
-        p = p if own is None or p > 1 else len(own.reg)
-        if own is not None and (len(own.reg) != p or (np.ndim(cost.array) == 3 and len(cost.array) != p)):
-            raise ValueError(f"reg and reg_m must be one number, or one for each of {p} problems")
         A, mass_a = validate.as_weights(A, p, m, "A", backend, xp)
         if alike:
             B, mass_b = A, mass_a
@@ -736,3 +733,15 @@ class BatchProblem(Common):
     def lift(self) -> F64:
         f, g = self.constants
         return np.asarray(f * host(self.masses[0]) + g * host(self.masses[1]))
+
+
+def size_of_batch(M: Any, A: Any, B: Any, own: Own | None) -> int:
+    """Return the number of problems, which M, A, B or their own regs tell."""
+    p = validate.as_batch_size(M, A, B)
+    if own is None:
+        return p
+    if p == 1:
+        p = len(own.reg)
+    if len(own.reg) != p or (np.ndim(M) == 3 and len(M) != p):
+        raise ValueError(f"reg and reg_m must be one number, or one for each of {p} problems")
+    return p

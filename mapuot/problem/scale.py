@@ -90,6 +90,7 @@ def scaled_each(reg: Any, reg_m: Any, each: F64) -> tuple[Any, Any]:
     reg = each * (np.asarray(host(reg), np.float64).ravel() if np.ndim(reg) else as_positive(reg, "reg"))
     pair = isinstance(reg_m, (tuple, list)) and len(reg_m) <= 2
     sides = [np.asarray(host(x), np.float64) for x in (reg_m if pair else [reg_m])]
+    sides = [x.reshape(()) if x.size == 1 else x for x in sides]
     if any(x.ndim and x.shape[0] != len(each) for x in sides):
         raise NotImplementedError(
             "scale_each needs a reg_m for each problem, or one for all: one for each point is not"
