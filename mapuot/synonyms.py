@@ -170,13 +170,15 @@ def hint(word: str, meant: list[str], remarks: dict[str, str]) -> str:
 def hinted(function: F) -> F:
     """Decorate a function, or ``__init__``, so that its error of an unknown keyword names the argument that is meant.
 
-    A call that succeeds pays for one more frame, .1 us. Within ``torch.compile`` the call breaks the graph.
+    A call that succeeds pays for one more frame, .1 us. Within ``torch.compile`` a call breaks the graph; the
+    constructors of losses do not, since compiled programs make losses.
     """
     parameters = inspect.signature(function).parameters
     open_ended = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     called = function.__qualname__.removesuffix(".__init__")
 
-    run = breaks_graph(function)
+    is_loss = function.__module__ == "mapuot.torch" and function.__name__ == "__init__"
+    run = function if is_loss else breaks_graph(function)
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
