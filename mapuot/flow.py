@@ -34,27 +34,27 @@ class Later(Tensors):
         super().__init__(None, x.device)
         torch, index = sys.modules["torch"], x.device.index
         x, y, self._options, self._rng = x.contiguous(), y.contiguous(), options, rng
-        self._turn, self._pairs, alike = None, None, x.shape[1] == y.shape[1] and x.dtype == y.dtype
+        self._captured, self._pairs, alike = None, None, x.shape[1] == y.shape[1] and x.dtype == y.dtype
         with stream_of(x.device):
             on = torch._C._cuda_getCurrentRawStream(index)
             here = index, on, os.environ.get("MAPUOT_CUDA")
             if alike and x.dtype in (torch.float32, torch.float64) and torch._C._cuda_getDevice() == index:
                 with contextlib.suppress(TypeError):  # unhashable options, or masses
-                    self._turn = on_device.between(here, x.shape[0], *y.shape, x.element_size(), **options)
-            if self._turn is None:
+                    self._captured = on_device.between(here, x.shape[0], *y.shape, x.element_size(), **options)
+            if self._captured is None:
                 self._costs = on_device.distances(array_of(x), array_of(y))
                 return
-        self._room = torch.empty(self._turn.room, dtype=torch.float64, device=x.device)
+        self._room = torch.empty(self._captured.room, dtype=torch.float64, device=x.device)
         self._pairs = torch.empty((2, x.shape[0]), dtype=torch.int64, device=x.device)
         at, to, seed = self._room.data_ptr(), self._pairs.data_ptr(), seed_of(rng)
-        self._begun = self._turn.begin((x.data_ptr(), y.data_ptr()), at, to, x.shape[0], seed, on)
+        self._pending = self._captured.begin((x.data_ptr(), y.data_ptr()), at, to, x.shape[0], seed, on)
 
     def _found(self) -> Result:
         """Wait for the answer, or solve again if one call was not enough."""
-        if self._turn is None:
+        if self._captured is None:
             self._costs.device.synchronize()  # the work may be on another stream
             return solve(self._costs, **self._options)
-        result, costs = self._turn.told(self._begun, array_of(self._room))
+        result, costs = self._captured.result(self._pending, array_of(self._room))
         if result is None:
             self._pairs = None
             return solve(costs, **self._options)
@@ -66,7 +66,7 @@ class Later(Tensors):
         """Draw pairs as `Result.sample` does."""
         pairs = self._pairs
         if pairs is not None and seed is self._rng and size == pairs.shape[1] and method == "independent" and replace:
-            if not self._begun.certain:
+            if not self._pending.certain:
                 _ = self.arrays
             if self._pairs is not None:
                 self._pairs = None

@@ -221,7 +221,8 @@ def sinkhorn_divergence(
     check_options(options, reg_m)
     M, a, b, M_a, M_b = map(widened, (M, a, b, M_a, M_b))
     if options.get("scale_cost") is not None:
-        given, numbers = locals() | {"scale_cost": options["scale_cost"]}, array_of(M)
+        given = {"M": M, "a": a, "b": b, "reg": reg, "reg_m": reg_m, "M_a": M_a, "M_b": M_b, **options}
+        numbers = array_of(M)
         return scaled(sinkhorn_divergence, given, matrices_of(as_costs(numbers, pick("auto", numbers))))
     a, b = (equal(k, M) if x is None else x for x, k in zip((a, b), np.shape(M)[-2:], strict=False))
     M_a, M_b = self_costs(M, M_a, M_b)

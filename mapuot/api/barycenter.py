@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..answer.tensors import answered, taken, tensor_among
+from ..answer.tensors import taken
 from ..arrays import host
 from ..ascend.barycenters import Barycenter, Debiased
 from ..ascend.loop import Run
@@ -25,11 +25,12 @@ from ..penalties import F64
 from ..problem import validate
 from ..problem.cost import cost_of
 from ..problem.kinds import as_cost, as_costs, as_whole_cost, stores_pairs
-from ..problem.scale import matrices_of, scaled
+from ..problem.scale import matrices_of
 from ..problem.symmetry import as_symmetric
 from ..route.options import make_options
 from ..status import told_bound, told_miss, warn_not_converged
-from ..synonyms import Hints, hinted
+from ..synonyms import REQUIRED, Hints, hinted
+from .entry import entry
 
 MOST = 10_000  # passes, unless the caller gives a number
 # Passes sharpen the finest detail of a debiased q last, ever more slowly: more than 1,000 passes seldom help.
@@ -110,9 +111,15 @@ class BarycenterResult(Hints):
         return f"<mapuot.BarycenterResult {several} of {p} histograms on {n} points, {ended}, {masses}>"
 
 
+def costs_of(given: dict[str, Any]) -> list[Any]:
+    """Return the costs of the arguments of `barycenter`, for their statistic."""
+    return matrices_of(as_costs(given["M"], pick("auto", given["M"])))
+
+
 @hinted
+@entry("M", "A", "weights", costs=costs_of)
 def barycenter(
-    M: Any, A: Any, *, reg: float, reg_m: float = np.inf, scale_cost: str | None = None, weights: Any = None,
+    M: Any, A: Any, reg: float = REQUIRED, reg_m: float = np.inf, *, scale_cost: str | None = None, weights: Any = None,
     debiased: bool = False, tol: float = 1e-6, tol_change: float = 1e-6, max_passes: int | None = None,
     warm_start: BarycenterResult | None = None, callback: Callable[[Stats], Any] | None = None, progress: bool = False,
 ) -> BarycenterResult:  # fmt: skip
@@ -179,11 +186,6 @@ def barycenter(
     >>> found.converged, round(float(t[found.q.argmax()]), 2)
     (True, 0.4)
     """
-    if (like := tensor_among(M, *(A if isinstance(A, (list, tuple)) else [A]), weights)) is not None:
-        given = locals()
-        return answered(barycenter, given.pop("like"), given)  # type: ignore[no-any-return]
-    if scale_cost is not None:
-        return scaled(barycenter, locals(), matrices_of(as_costs(M, pick("auto", M))))  # type: ignore[no-any-return]
     A, few = as_histograms(A, M), MOST_DEBIASED if debiased else MOST
     max_passes = validate.as_passes(few if max_passes is None else max_passes)
     tol, tol_change = validate.as_positive(tol, "tol"), validate.as_positive(tol_change, "tol_change")

@@ -6,7 +6,8 @@ CPU the core still does so if the problem is plain (route/plain.py).
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,6 @@ import numpy as np
 from ..answer import slopes
 from ..answer.result import Answer, Result, numbers, primal_value, with_constant
 from ..answer.slopes import Gradient
-from ..answer.tensors import answered, listed, tensor_among
 from ..arrays import host, namespace
 from ..ascend.carry_out import carry_out, less_constant
 from ..ascend.factored import certified, factored_batch
@@ -32,7 +32,7 @@ from ..problem.clouds import Clouds
 from ..problem.cost import as_vectors, cost_of
 from ..problem.kinds import as_costs
 from ..problem.problem import EXPONENT_ROUNDING, FAR_APART, BatchProblem, Own
-from ..problem.scale import matrices_of, scaled, scales_of
+from ..problem.scale import matrices_of, problems_of
 from ..problem.sparse import is_list_of_pairs
 from ..problem.validate import (
     as_choice,
@@ -49,8 +49,9 @@ from ..progress import bar as progress_bar
 from ..route.options import METHODS, PRECISIONS, make_options, may_be_finer, one_potential, options_alone
 from ..route.plain import in_core, is_plain
 from ..status import FAILED, not_converged, warn_not_converged
-from ..synonyms import hinted
+from ..synonyms import REQUIRED, hinted
 from ..threads import each
+from .entry import entry
 from .solve import check_met
 
 PRODUCT_SPREAD = 600.0  # largest range of exponents for a product of exponentials
@@ -59,13 +60,28 @@ BATCHED = ("cpu", "cuda")  # backends with their own backends/<name>/batch.py
 COARSE_PASSES = 200  # at most, at each larger reg
 
 
+def costs_of(given: dict[str, Any]) -> list[Any]:
+    """Return the costs of the arguments of `solve_batch`, for their statistic."""
+    M = given["M"]
+    module = pick(given["backend"], *(M if is_list_of_pairs(M) else [M]), given["A"], given["B"])
+    return of_problems(as_costs(M, module), given["scale_each"])
+
+
+def of_problems(costs: Any, each: bool) -> list[Any]:
+    """Return the matrices of a batch's costs; for ``each``, the costs of each problem, or the one that all share."""
+    if not each or costs.array.ndim < 3:
+        return matrices_of(costs)
+    return problems_of(costs)
+
+
 @hinted
+@entry("M", "A", "B", costs=costs_of)
 def solve_batch(
-    M: Any, A: Any = None, B: Any = None, *, reg: Any, reg_m: Any, scale_cost: str | None = None,
-    scale_each: bool = False, method: str = "auto", penalty: Any = "kl", reference: Any = "product", mask: Any = None,
-    tol: float = 1e-6, tol_gap: float | None = None, max_passes: int = 10_000, precision: str = "auto",
-    backend: str = "auto", threads: int | None = None, symmetric: bool | None = None, warm_start: Any = None,
-    progress: bool = False,
+    M: Any, A: Any = None, B: Any = None, reg: Any = REQUIRED, reg_m: Any = REQUIRED, *,
+    scale_cost: str | None = None, scale_each: bool = False, method: str = "auto", penalty: Any = "kl",
+    reference: Any = "product", mask: Any = None, tol: float = 1e-6, tol_gap: float | None = None,
+    max_passes: int = 10_000, precision: str = "auto", backend: str = "auto", threads: int | None = None,
+    symmetric: bool | None = None, warm_start: Any = None, progress: bool = False,
 ) -> "BatchResult":  # fmt: skip
     """Solve p unbalanced optimal transport problems, each to its own certificate.
 
@@ -133,29 +149,23 @@ def solve_batch(
     >>> batch[3].plan.shape
     (50, 60)
     """
-    if (like := tensor_among(*listed(M), A, B)) is not None:
-        given = locals()
-        return answered(solve_batch, given.pop("like"), given)  # type: ignore[no-any-return]
     as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
     as_choice(precision, "precision", ("auto", "float64", "mixed"))
     module = pick(backend, *(M if is_list_of_pairs(M) else [M]), A, B)
-    if scale_cost is not None:
-        given = {name: x for name, x in locals().items() if name != "module"}
-        costs = as_costs(M, module)
-        if scale_each and costs.array.ndim == 3:
-            return scaled(solve_batch, given, [], each=scales_of(costs, scale_cost))  # type: ignore[no-any-return]
-        return scaled(solve_batch, given | {"scale_each": False}, matrices_of(costs))  # type: ignore[no-any-return]
     if scale_each:
         raise ValueError("scale_each needs scale_cost, the unit of each problem's costs")
     A, B, reg_m = as_vectors(M, A, B, reg_m)
+    again = functools.partial(
+        solve_batch, method=method, penalty=penalty, reference=reference, mask=mask, tol=tol, tol_gap=tol_gap,
+        max_passes=max_passes, precision=precision, backend=backend, threads=threads, symmetric=symmetric,
+        progress=progress,
+    )  # fmt: skip
     moves_nothing = np.ndim(reference) == 0 and (reference == "product" or as_penalties(penalty) == ("kl", "kl"))
     if moves_nothing and (tables := tables_with_empty(M, A, B)) is not None:
-        given = {name: x for name, x in locals().items() if name not in ("moves_nothing", "tables", "module", "like")}
-        return with_empty(given, *tables)
+        return with_empty(functools.partial(again, M, reg=reg, reg_m=reg_m, warm_start=warm_start), *tables)
     own, first = own_of(M, A, B, reg, reg_m, penalty)
     if own is not None and len(set(own.patterns.tolist())) > 1:
-        given = {name: x for name, x in locals().items() if name not in ("moves_nothing", "module", "like", "tables")}
-        return of_patterns(given, given.pop("own"), given.pop("first"))
+        return of_patterns(again, (M, A, B), warm_start, own, first)
     reg = reg if own is None else float(own.reg.min())
     problem = BatchProblem.from_arrays(M, A, B, reg, first, penalty, reference, module, mask, own)
     options = one_potential(make_options(method, precision, tol, tol_gap, threads), problem, symmetric, module)
@@ -199,14 +209,18 @@ def own_of(M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any) -> tuple[
     return Own(found[0], *found[1]), first
 
 
-def of_patterns(given: dict[str, Any], own: Own, reg_m: Any) -> "BatchResult":
-    """Solve problems with their own reg_m by the patterns of their hard sides, and put the answers together."""
-    start, M, patterns = given["warm_start"], given["M"], own.patterns
+def of_patterns(again: Callable[..., Any], arrays: Any, start: Any, own: Own, reg_m: Any) -> "BatchResult":
+    """Solve problems with their own reg_m by the patterns of their hard sides, and put the answers together.
+
+    ``again``: `solve_batch` with all options; ``arrays``: M, A and B; ``reg_m``: of the sides that share one.
+    """
+    M, A, B = arrays
+    patterns = own.patterns
     if isinstance(start, BatchResult):
         ratio = column(start.problem.regs, np) / own.reg[:, None]
         start = start.log_u * ratio, start.log_v * ratio
     at = [np.flatnonzero(patterns == k) for k in np.unique(patterns)]
-    parts = [solve_batch(**given | part_of(M, given["A"], given["B"], start, own, reg_m, which)) for which in at]
+    parts = [again(**part_of(M, A, B, start, own, reg_m, which)) for which in at]
     problems, cost = [part.problem for part in parts], as_costs(M, parts[0]._backend)
     xp = namespace(parts[0].log_u)
 
@@ -230,7 +244,7 @@ def of_patterns(given: dict[str, Any], own: Own, reg_m: Any) -> "BatchResult":
     marginals = joined(parts, "row_marginal", m), joined(parts, "col_marginal", n)
     told = tuple(joined(parts, name) for name in ends)
     far = [which[list(part._far)] for which, part in zip(at, parts, strict=True)]
-    return BatchResult(problem, parts[0]._backend, logs, marginals, told, given["threads"], np.concatenate(far))
+    return BatchResult(problem, parts[0]._backend, logs, marginals, told, parts[0]._threads, np.concatenate(far))
 
 
 def part_of(M: Any, A: Any, B: Any, start: Any, own: Own, reg_m: Any, which: Any) -> dict[str, Any]:
@@ -279,14 +293,14 @@ def tables_with_empty(M: Any, A: Any, B: Any) -> tuple[F64, F64] | None:
     return tables if all(np.isfinite(x).all() and (x >= 0).all() for x in tables) else None  # type: ignore[return-value]
 
 
-def with_empty(given: dict[str, Any], A: F64, B: F64) -> "BatchResult":
+def with_empty(solve: Callable[..., "BatchResult"], A: F64, B: F64) -> "BatchResult":
     """Solve the problems with mass on both sides; the plan of all other problems is 0.
 
     During the solve, equal masses take the place of the empty ones.
     """
     empty: Any = ~(A.any(1) & B.any(1))
     places = [np.where(empty[:, None], 1 / x.shape[1], x) for x in (A, B)]
-    result: BatchResult = solve_batch(**given | {"A": places[0], "B": places[1]})
+    result = solve(A=places[0], B=places[1])
     problem, product = result.problem, result.problem.unmasked == "product"
     for side, table, name in ((problem.rows, A, "A"), (problem.cols, B, "B")):
         needs = side.rho > 0 if side.penalty == "range" else side.hard

@@ -20,22 +20,30 @@ from ..problem.clouds import Clouds, Places, PointCloud
 from ..problem.cost import as_vectors
 from ..problem.grid import Grid
 from ..problem.kinds import as_costs
-from ..problem.scale import matrices_of, scaled, scales_of
+from ..problem.scale import scales_of
 from ..problem.symmetry import differs
 from ..problem.validate import as_array
 from ..progress import bar as progress_bar
 from ..ranks import join
 from ..route.options import options_of_value
-from ..synonyms import hinted
-from .batch import solve_batch
+from ..synonyms import REQUIRED, hinted
+from .batch import solve_batch, of_problems
+from .entry import entry
 
 CHUNK_BYTES = 1 << 26  # vectors of the problems that `pairwise` solves in one batch
 
 
+def costs_of(given: dict[str, Any]) -> list[Any]:
+    """Return the costs of the arguments of `sinkhorn_divergence`, for their statistic."""
+    check_options(given, given["reg_m"])
+    return of_problems(as_costs(given["M"], pick("auto", given["M"])), given["scale_each"])
+
+
 @hinted
+@entry(costs=costs_of)
 def sinkhorn_divergence(
-    M: Any, a: Any = None, b: Any = None, *, reg: Any, reg_m: Any, scale_cost: str | None = None,
-    scale_each: bool = False, M_a: Any = None, M_b: Any = None, **options: Any,
+    M: Any, a: Any = None, b: Any = None, reg: Any = REQUIRED, reg_m: Any = REQUIRED, *,
+    scale_cost: str | None = None, scale_each: bool = False, M_a: Any = None, M_b: Any = None, **options: Any,
 ) -> Any:  # fmt: skip
     """Compute the debiased Sinkhorn divergence ``OT(a, b) - (OT(a, a) + OT(b, b)) / 2 + reg / 2 (sum a - sum b)^2``.
 
@@ -80,11 +88,6 @@ def sinkhorn_divergence(
     0.156
     """
     check_options(options, reg_m)
-    if scale_cost is not None:
-        given, costs = locals(), as_costs(M, pick("auto", M))
-        if scale_each and costs.array.ndim == 3:
-            return scaled(sinkhorn_divergence, given, [], each=scales_of(costs, scale_cost))
-        return scaled(sinkhorn_divergence, given | {"scale_each": False}, matrices_of(costs))
     if scale_each:
         raise ValueError("scale_each needs scale_cost, the unit of each problem's costs")
     M_a, M_b = self_costs(M, M_a, M_b)
@@ -144,9 +147,25 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
     return M, M
 
 
+def as_clouds(clouds: Any, metric: Any, scale: Any, weights: Any) -> PointCloud:
+    """Return several clouds of points as one `PointCloud`."""
+    cloud = PointCloud(clouds, metric=metric, scale=scale, weights=weights)
+    if cloud.ndim != 3:
+        raise ValueError(f"clouds must hold several clouds of points, got one of shape {cloud.shape}")
+    return cloud
+
+
+def costs_of_clouds(given: dict[str, Any]) -> list[Any]:
+    """Return the costs of the arguments of `pairwise`, for their statistic."""
+    check_options(given, given["reg_m"])
+    return [as_clouds(given["clouds"], given["metric"], given["scale"], given["weights"])._cost.whole]
+
+
 @hinted
+@entry(costs=costs_of_clouds, each=False)
 def pairwise(
-    clouds: Any, masses: Any = None, *, reg: Any, reg_m: Any, scale_cost: str | None = None, scale_each: bool = False,
+    clouds: Any, masses: Any = None, reg: Any = REQUIRED, reg_m: Any = REQUIRED, *, scale_cost: str | None = None,
+    scale_each: bool = False,
     metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None, comm: Any = None,
     progress: bool = False, **options: Any,
 ) -> F64:  # fmt: skip
@@ -197,12 +216,7 @@ def pairwise(
     if scale_each and scale_cost is None:
         raise ValueError("scale_each needs scale_cost, the unit of each pair's costs")
     ranks = join(comm)
-    cloud = PointCloud(clouds, metric=metric, scale=scale, weights=weights)
-    if cloud.ndim != 3:
-        raise ValueError(f"clouds must hold several clouds of points, got one of shape {cloud.shape}")
-    if scale_cost is not None and not scale_each:
-        given = {name: x for name, x in locals().items() if name not in ("ranks", "cloud", "regs", "rhos", "shared")}
-        return scaled(pairwise, given, [cloud._cost.whole])  # type: ignore[no-any-return]
+    cloud = as_clouds(clouds, metric, scale, weights)
     options = options_of_value(options, reg_m if shared else np.ravel(rhos)[:, None])
     table, k = cloud._cost.flattened(masses, None, None)[0], len(cloud)
     table = np.full(cloud.shape[:2], 1.0 / cloud.shape[1]) if table is None else host(np.asarray(table, np.float64))

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from ..answer.result import Result
-from ..answer.tensors import answered, tensor_among
 from ..arrays import host
 from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
-from ..backends import Stats, pick
+from ..backends import Options, Stats, pick
 from ..errors import MUTED, ScalingWarning, shown, warn
 from ..files import opened
 from ..problem.clouds import PointCloud
@@ -32,23 +32,39 @@ from ..problem.validate import (
     odd_unit_of,
 )  # fmt: skip
 from ..progress import bar as progress_bar
-from ..ranks import join
+from ..ranks import Ranks, join
 from ..route import on_device
-from ..route.on_device import posed
+from ..route import plain as whole
+from ..route.front import Call, PlainProblem, Start, problem_of, read
 from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, may_be_finer, one_potential
-from ..route.plain import LazyResult, attempt
+from ..route.plain import LazyResult
 from ..status import FAILED, UNREACHED, not_converged, warn_not_converged
-from ..synonyms import hinted
+from ..synonyms import REQUIRED, hinted
+from .entry import entry
 
 UNIT_CURE = "pass scale_mass=True, or "
 
 
+def in_units(solve: Callable[..., Result], given: dict[str, Any]) -> Result:
+    """Solve in the units that ``scale_mass`` and ``scale_cost`` ask for."""
+    M, a, b, ranks = given["M"], given["a"], given["b"], join(given["comm"])
+    with ranks.together():
+        module, words = pick(given["backend"], M, a, b), {name: given[name] for name in ("scale_cost", "scale_mass")}
+        cost, a, b, _ = own_cost(opened(M), a, b, 1.0, "product", module, ranks, **words)
+        if given["scale_mass"] is False:
+            return scaled(solve, given, [cost], ranks)  # type: ignore[no-any-return]
+        a, b = as_weight(a, cost.shape[0], "a", module, ranks), as_weight(b, cost.shape[1], "b", module)
+        return mass_scaled(solve, given, a, b, ranks)  # type: ignore[no-any-return]
+
+
 @hinted
+@entry("M", "a", "b", units=in_units)
 def solve(
-    M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None,
-    scale_mass: bool = False, method: str = "auto", penalty: Any = "kl", reference: Any = "product", mask: Any = None,
-    tol: float = 1e-6, tol_gap: float | None = None, max_passes: int = 10_000, precision: str = "auto",
-    backend: str = "auto", threads: int | None = None, schedule: str = "auto", symmetric: bool | None = None,
+    M: Any, a: Any = None, b: Any = None, reg: float = REQUIRED, reg_m: Any = REQUIRED, *,
+    scale_cost: str | None = None, scale_mass: bool = False, method: str = "auto", penalty: Any = "kl",
+    reference: Any = "product", mask: Any = None, tol: float = 1e-6, tol_gap: float | None = None,
+    max_passes: int = 10_000, precision: str = "auto", backend: str = "auto", threads: int | None = None,
+    schedule: str = "auto", symmetric: bool | None = None,
     warm_start: Any = None, callback: Callable[[Stats], Any] | None = None, progress: bool = False, comm: Any = None,
     checkpoint: Any = None, out: Any = None,
 ) -> Result:  # fmt: skip
@@ -187,74 +203,77 @@ def solve(
     >>> result.plan.shape
     (1000, 1200)
     """
-    if (like := tensor_among(M, a, b)) is not None:
-        given = locals()
-        return answered(solve, given.pop("like"), given)  # type: ignore[no-any-return]
-    if scale_mass or scale_cost is not None:
-        return in_units(locals())
-    words = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
-    free = warm_start is mask is callback is comm is checkpoint is symmetric is None and not progress
-    free = free and isinstance(schedule, str) and schedule in SCHEDULES
-    plain: LazyResult | None = attempt(M, a, b, reg, reg_m, words, out) if free else None
-    known = posed(M, a, b, reg, reg_m, words) if free and plain is None and out is None else None
-    begun = on_device.begin(known, max_passes) if known else None
-    plain = begun() if begun else plain
-    if plain is not None and plain.status != "stalled":
-        tell_plain(plain, tol, precision)
-        return plain
-    ranks = join(comm)
+    call = Call(
+        M, a, b, reg, reg_m, method, penalty, reference, mask, tol, tol_gap, max_passes, precision, backend, threads,
+        schedule, symmetric, warm_start, callback, progress, comm, checkpoint, out,
+    )  # fmt: skip
+    plain = read(call)
+    found = in_one_call(call, plain)
+    if isinstance(found, LazyResult):
+        warn_of_plain(found, call)
+        return found
+    return solve_by_stages(call, plain, found)
+
+
+def in_one_call(call: Call, plain: PlainProblem | None) -> LazyResult | Start:
+    """Solve a plain problem by one call of the core or of a GPU; else return the place where the stages begin."""
+    if plain is None or not call.is_quiet:
+        return Start(call.warm_start)
+    return on_device.in_one_call(call, plain) if plain.known else whole.in_one_call(call, plain)
+
+
+def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Result:
+    """Make the problem, carry out its stages, and warn the user if the answer fell short."""
+    ranks = join(call.comm)
     with ranks.together():
-        if known and (found := on_device.plain_problem(known)) is not None:
-            module, problem, options = known.backend, found, known.options
+        problem = plain and problem_of(plain)
+        if plain and problem:
+            module, options = plain.backend, plain.options
         else:
-            check_words(method, precision, schedule)
-            callback, module = as_callback(callback), pick(backend, M, a, b)
-            alike = {"method": method, "penalty": penalty, "tol": tol, "tol_gap": tol_gap, "max_passes": max_passes}
-            alike |= {"precision": precision, "reg": reg, "mask": repr(mask)}
-            cost, a, b, reg_m = own_cost(opened(M), a, b, reg_m, reference, module, ranks, **alike)
-            check_whole(cost, method, out)
-            threads = ranks.threads(as_threads(threads), cost.size)
-            cost = formed(cost, module, ranks, threads)
-            with first_read(cost, progress and ranks.rank == 0) as tell:
-                problem = Problem.from_cost(
-                    cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads, mask, tell
-                )
-            out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
-            options = make_options(method, precision, tol, tol_gap, threads, schedule, made=cost.remade)
-        options = one_potential(options, problem, symmetric, module)
-        warm_start, trace, status, products = unfinished(plain, begun, warm_start, max_passes)
-        start = start_potentials(warm_start, problem)
+            module, problem, options = checked(call, ranks)
+        options = one_potential(options, problem, call.symmetric, module)
+        out = call.out if call.out is None else as_out(call.out, problem.shape, problem.cost.dtype, problem.cost.array)
+        start = start_potentials(begin.potentials, problem)
         ranks.same(warm_start=start[1])
-        run = Run(module, as_passes(max_passes), callback, progress, ranks, checkpoint, trace)
-        run.status, run.products = status, products
-        result = carry_out(run, problem, options, start, escalate=precision == "auto")
+        callback, most = as_callback(call.callback), as_passes(call.max_passes)
+        run = Run(module, most, callback, call.progress, ranks, call.checkpoint, list(begin.trace))
+        run.status, run.products = begin.status, begin.products
+        result = carry_out(run, problem, options, start, escalate=call.precision == "auto")
         check_met(result)
-        masses = problem.rows.mass, problem.cols.mass
-        odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, *masses)
-        odd = odd or odd_unit_of(problem, *masses, UNIT_CURE)
-    if odd and ranks.rank == 0 and not MUTED.get() and result.status not in FAILED:
+        odd = odd_units(result, problem)
+    if odd and ranks.rank == 0:
         warn(odd, ScalingWarning)
     if out is not None:
         with ranks.together():
             result._form_plan(out)
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
-        warn_not_converged(not_converged(result, tol, may_be_finer(options, precision)))
+        warn_not_converged(not_converged(result, call.tol, may_be_finer(options, call.precision)))
     return result
 
 
-def unfinished(plain: Any, begun: Any, warm_start: Any, max_passes: int) -> tuple[Any, list[Stats], str, int]:
-    """Return the start, passes, status and products of an earlier call, from which the ordinary loop continues."""
-    if plain is not None:  # it has stalled, and steps with a factor follow
-        return (plain.log_u, plain.log_v), plain.trace, "stalled", plain.products
-    start, trace = begun.left(max_passes) if begun else (warm_start, [])
-    return start, trace, "running", 0
+def checked(call: Call, ranks: Ranks) -> tuple[ModuleType, Problem, Options]:
+    """Check all arguments of a call, and name the wrong one; return the backend, the problem and the options."""
+    check_words(call.method, call.precision, call.schedule)
+    module = pick(call.backend, call.M, call.a, call.b)
+    alike = {"method": call.method, "penalty": call.penalty, "tol": call.tol, "tol_gap": call.tol_gap}
+    alike |= {"max_passes": call.max_passes, "precision": call.precision, "reg": call.reg, "mask": repr(call.mask)}
+    cost, a, b, reg_m = own_cost(opened(call.M), call.a, call.b, call.reg_m, call.reference, module, ranks, **alike)
+    check_whole(cost, call.method, call.out)
+    threads = ranks.threads(as_threads(call.threads), cost.size)
+    cost = formed(cost, module, ranks, threads)
+    with first_read(cost, call.progress and ranks.rank == 0) as tell:
+        problem = Problem.from_cost(
+            cost, a, b, call.reg, reg_m, call.penalty, call.reference, module, ranks, threads, call.mask, tell
+        )
+    made = make_options(call.method, call.precision, call.tol, call.tol_gap, threads, call.schedule, made=cost.remade)
+    return module, problem, made
 
 
 @hinted
 def solve_sample(
-    x: Any, y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: str = "sqeuclidean",
-    scale: float = 1.0, weights: Any = None, truncate: Any = "auto", form: Any = "auto", labels: Any = None,
-    across: Any = None, **options: Any,
+    x: Any, y: Any, a: Any = None, b: Any = None, reg: float = REQUIRED, reg_m: Any = REQUIRED, *,
+    metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None, truncate: Any = "auto", form: Any = "auto",
+    labels: Any = None, across: Any = None, **options: Any,
 ) -> Result:  # fmt: skip
     """Solve entropic unbalanced optimal transport between two clouds of points.
 
@@ -291,28 +310,25 @@ def solve_sample(
     return solve(cloud, a, b, reg=reg, reg_m=reg_m, **options)
 
 
-def in_units(given: dict[str, Any]) -> Result:
-    """Solve in the units that ``scale_mass`` and ``scale_cost`` ask for."""
-    M, a, b, ranks = given["M"], given["a"], given["b"], join(given["comm"])
-    with ranks.together():
-        module, words = pick(given["backend"], M, a, b), {name: given[name] for name in ("scale_cost", "scale_mass")}
-        cost, a, b, _ = own_cost(opened(M), a, b, 1.0, "product", module, ranks, **words)
-        if given["scale_mass"] is False:
-            return scaled(solve, given, [cost], ranks)  # type: ignore[no-any-return]
-        a, b = as_weight(a, cost.shape[0], "a", module, ranks), as_weight(b, cost.shape[1], "b", module)
-        return mass_scaled(solve, given, a, b, ranks)  # type: ignore[no-any-return]
-
-
-def tell_plain(result: LazyResult, tol: float, precision: str) -> None:
+def warn_of_plain(result: LazyResult, call: Call) -> None:
     """Warn if a plain problem has not converged, or if its unit of mass changes the answer."""
-    if not result.converged:
+    if result.status != "converged":
         check_met(result)
-        warn_not_converged(not_converged(result, tol, may_be_finer(result.options, precision)))
+        warn_not_converged(not_converged(result, call.tol, may_be_finer(result.options, call.precision)))
     mass, mass_a, mass_b = result.mass, *result.units[3:]
     text = odd_share(mass, mass_a, mass_b) if moves_little(mass, mass_a, mass_b, LITTLE_SHARE) else None
     text = text or odd_unit(*result.units, cure=UNIT_CURE)
     if text and not MUTED.get():
         warn(text, ScalingWarning)
+
+
+def odd_units(result: Result, problem: Problem) -> str | None:
+    """Return the text of a ScalingWarning for an answer of the stages; None if its units look right."""
+    masses = problem.rows.mass, problem.cols.mass
+    if result.status in FAILED or MUTED.get():
+        return None
+    odd = odd_scale(problem.spread, problem.M_max, result.trace[-1].mass, *masses)
+    return odd or odd_unit_of(problem, *masses, UNIT_CURE)
 
 
 def check_met(result: Result, which: str = "") -> None:

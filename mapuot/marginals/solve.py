@@ -7,29 +7,35 @@ from typing import Any
 
 import numpy as np
 
+from ..api.entry import entry
 from ..ascend.carry_out import all_stages
 from ..ascend.loop import Run
 from ..ascend.passes import Engine
 from ..ascend.stages import UNDONE, Route, Stage, climb, in_words, newton_words
 from ..backends import Stats, pick
 from ..errors import shown
-from ..problem.scale import scaled
 from ..problem.sparse import is_sparse
 from ..problem.validate import as_callback, as_passes
 from ..route.options import make_options
 from ..status import not_converged, warn_not_converged
-from ..synonyms import hinted
+from ..synonyms import REQUIRED, hinted
 from .blocks import JointBlocks
 from .problem import MultiProblem, matrices_of
 from .result import MultiResult
 from .tree import Tree
 
 
+def costs_of(given: dict[str, Any]) -> list[Any]:
+    """Return the costs of the arguments of `multimarginal`, for their statistic."""
+    return matrices_of(given["costs"], given["masses"], as_backend(given["backend"], given["costs"]))
+
+
 @hinted
+@entry(costs=costs_of)
 def multimarginal(
-    costs: Any, masses: Any, *, reg: float, reg_m: Any, scale_cost: str | None = None, tol: float = 1e-6,
-    tol_gap: float | None = None, max_passes: int = 10_000, backend: str = "auto", threads: int | None = None,
-    callback: Callable[[Stats], Any] | None = None, progress: bool = False,
+    costs: Any, masses: Any, reg: float = REQUIRED, reg_m: Any = REQUIRED, *, scale_cost: str | None = None,
+    tol: float = 1e-6, tol_gap: float | None = None, max_passes: int = 10_000, backend: str = "auto",
+    threads: int | None = None, callback: Callable[[Stats], Any] | None = None, progress: bool = False,
 ) -> MultiResult:  # fmt: skip
     """Solve entropic unbalanced transport between many marginals at once, with a certificate.
 
@@ -117,9 +123,6 @@ def multimarginal(
     (40, 40)
     """
     xp = as_backend(backend, costs)
-    if scale_cost is not None:
-        given = {name: x for name, x in locals().items() if name != "xp"}
-        return scaled(multimarginal, given, matrices_of(costs, masses, xp))  # type: ignore[no-any-return]
     options, most = make_options("auto", "auto", tol, tol_gap, threads), as_passes(max_passes)
     problem = MultiProblem.from_arguments(costs, masses, reg, reg_m, xp)
     problem = dataclasses.replace(problem, threads=options.threads).stored_for(options.tol, options.tol_gap)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..answer.result import Result
 from ..api.solve import solve
 from ..errors import muted, warn
-from ..route.plain import attempt
+from ..route.front import Call, read
+from ..route.plain import PlainResult, in_one_call
 from . import sinkhorn
 from .arrays import is_product, tracked
 from .barycenter import barycenter_unbalanced
@@ -137,9 +137,10 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
         tol = sinkhorn.demand(reg, rho, rho, STOP, name)
     except (ValueError, ZeroDivisionError):  # reg_m / reg underflows
         return None
-    arguments = "auto", "kl", "product", tol, None, DEFAULT_ITER, "auto", sinkhorn.BACKEND, None
-    result: Result | None = attempt(M, a, b, reg, rho, arguments, True)
-    if result is None:
+    call = Call(M, a, b, reg, rho, tol=tol, max_passes=DEFAULT_ITER, backend=sinkhorn.BACKEND, out=True)
+    plain = read(call)
+    result: Any = in_one_call(call, plain) if plain and not plain.known else None
+    if not isinstance(result, PlainResult):
         with muted():
             result = solve(M, a, b, reg=reg, reg_m=rho, tol=tol, max_passes=DEFAULT_ITER, backend=sinkhorn.BACKEND)
     if not result.converged:

@@ -235,27 +235,24 @@ class Dense(Cost):
 
     held = at_hand = True
     kind = "an array"
+    array: Any = None  # set for each object
 
     def __init__(self, array: Any) -> None:
-        self._array = array
+        self.array = array
         self.shape = array.shape[-2:]
         self.dtype = array.dtype
 
-    @property
-    def array(self) -> Any:
-        return self._array
-
     def read(self, i0: int, i1: int) -> Any:
         if i1 - i0 == self.shape[0]:
-            return self._array
-        return self._array[i0:i1]
+            return self.array
+        return self.array[i0:i1]
 
     def at(self, row: Any, column: Any) -> Any:
         """Return some entries; on a device read whole rows or columns: CuPy takes 0.4 ms to index by both."""
         few, axis = (column, 1) if np.size(column) < np.size(row) else (row, 0)
         if self.xp is np or np.size(few) > LANDMARKS:
-            return host(self._array[row, column])
-        lines = host(self._array.take(np.ravel(few), axis))
+            return host(self.array[row, column])
+        lines = host(self.array.take(np.ravel(few), axis))
         place = np.arange(np.size(few)).reshape(np.shape(few))
         if axis:
             return lines[row, place]
@@ -263,23 +260,23 @@ class Dense(Cost):
 
     def landmarks(self) -> tuple[Any, Any]:
         rows, columns = some_of(self.shape)
-        return self._array[rows], self._array[:, columns]
+        return self.array[rows], self.array[:, columns]
 
     def symmetric(self, backend: ModuleType) -> bool:
         m, n = self.shape
-        matrices = self._array if self._array.ndim == 3 and self.xp is np else [self._array]  # a device reads all
+        matrices = self.array if self.array.ndim == 3 and self.xp is np else [self.array]  # a device reads all
         return m == n and not self.lopsided and all(backend.is_symmetric(M) for M in matrices)
 
     def transpose(self) -> "Dense":
-        return Dense(self._array.swapaxes(-1, -2))
+        return Dense(self.array.swapaxes(-1, -2))
 
     def less(self, constant: float) -> "Dense | None":
-        return Dense(self._array - constant)
+        return Dense(self.array - constant)
 
     def of(self, i: Any) -> "Dense":
-        if self._array.ndim == 2:
+        if self.array.ndim == 2:
             return self
-        return Dense(self._array[i])
+        return Dense(self.array[i])
 
     scalable = True
 
@@ -289,9 +286,9 @@ class Dense(Cost):
 
     @property
     def flat(self) -> "Dense":
-        if self._array.ndim == 2:
+        if self.array.ndim == 2:
             return self
-        return Dense(self._array.reshape(-1, self.shape[1]))
+        return Dense(self.array.reshape(-1, self.shape[1]))
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> "Dense":
         """Return the cost unchanged: each rank passes its own block."""

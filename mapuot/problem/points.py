@@ -488,7 +488,7 @@ class Formed(Dense):
         """Return None: the plan is made from the points."""
 
     def transpose(self) -> "Formed":
-        return Formed(self.cloud.transpose(), self._array.T, self.rounding)
+        return Formed(self.cloud.transpose(), self.array.T, self.rounding)
 
     def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
         found: Range = self.cloud.reached(super().range(backend, threads, tell))

@@ -50,26 +50,31 @@ def scale_of(costs: list[Any], how: Any, ranks: Ranks = ALONE) -> float:
     return as_positive(float(SCALES[name](found)) if found.size else 0.0, f"the {name} of the costs")
 
 
+def problems_of(cost: Any) -> list[Any]:
+    """Return the costs of each problem of a batch."""
+    return [cost.of(i) for i in range(len(cost if hasattr(cost, "places") else cost.array))]
+
+
 def scales_of(cost: Any, how: Any) -> F64:
     """Return the scale of the costs of each problem of a batch, (p,)."""
-    return np.array([scale_of([cost.of(i)], how) for i in range(len(cost if hasattr(cost, "places") else cost.array))])
+    return np.array([scale_of([one], how) for one in problems_of(cost)])
 
 
-def scaled(
-    function: Callable[..., Any], given: dict[str, Any], costs: list[Any], ranks: Ranks = ALONE, each: F64 | None = None
-) -> Any:  # fmt: skip
+def scaled(function: Callable[..., Any], given: dict[str, Any], costs: list[Any], ranks: Ranks = ALONE) -> Any:
     """Call a function with reg and reg_m in units of these costs; store the scale in its answer, if possible.
 
-    ``each``: the unit of each problem of a batch, (p,).
+    With ``scale_each`` and the costs of several problems, each problem has its own unit.
     """
-    scale: Any = scale_of(costs, given["scale_cost"], ranks) if each is None else each
-    given = {name: x for name, x in given.items() if name not in ("like", "options")} | given.get("options", {})
-    if each is not None:
+    how = given["scale_cost"]
+    given = dict(given)
+    if given.pop("scale_each", False) and len(costs) > 1:
+        each = np.array([scale_of([one], how) for one in costs])
         reg, reg_m = scaled_each(given["reg"], given["reg_m"], each)
-        found = function(**given | {"scale_cost": None, "scale_each": False, "reg": reg, "reg_m": reg_m})
+        found = function(**given | {"scale_cost": None, "reg": reg, "reg_m": reg_m})
         if hasattr(found, "scale_cost"):
-            vars(found)["scale_cost"] = scale
+            vars(found)["scale_cost"] = each
         return found
+    scale = scale_of(costs, how, ranks)
     reg_m = given["reg_m"]
     kinds = as_penalties(given.get("penalty", "kl"))
     if "range" in kinds:
@@ -104,7 +109,6 @@ def mass_scaled(function: Callable[..., Any], given: dict[str, Any], a: F64, b: 
     if given["scale_mass"] is not True:
         raise TypeError(f"scale_mass must be True or False, got {shown(given['scale_mass'])}")
     scale = math.sqrt(float(ranks.sum(a.sum()))) * math.sqrt(float(b.sum()))
-    given = {name: x for name, x in given.items() if name != "like"}
     found = function(**given | {"scale_mass": False, "a": a / scale, "b": b / scale})
     vars(found)["scale_mass"] = scale
     return found

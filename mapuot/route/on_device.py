@@ -1,12 +1,8 @@
-"""Solve a plain problem on a GPU by one call of the backend, or make its Problem with few checks.
+"""Carry a plain problem (front.py) that lies on a GPU through one call, which the host need not wait for.
 
-A problem is plain if M is an array on the device, or points there and their matrix is formed; the masses are floating
-point arrays or absent; each side is KL or balanced with one reg_m; and c = a b^T. Any other problem goes through
-problem/validate.py, which also names wrong arguments.
-`begin` launches the solve of a problem that needs a single stage (ascend/stages.py), by the same passes; the host does
-not wait. If the call finds the problem not plain, or cannot finish, the problem becomes a Problem (`plain_problem`) and
-is solved by all stages. The stages start from zeros or, if passes are left, from the potentials that the call reached.
-Twin: route/plain.py.
+`begin` launches the solve of a problem that needs a single stage (ascend/stages.py), by the same passes. If the call
+cannot finish, or finds the problem not plain, the stages solve it: from zeros or, if passes are left, from the
+potentials that the call reached. Twin: route/plain.py.
 """
 
 import dataclasses
@@ -21,81 +17,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..answer.draw import row_shares, seed_of
-from ..arrays import host, namespace
+from ..arrays import is_on_device
 from ..ascend.stages import FORMED, TOGETHER, in_words, newton_words
-from ..backends import Options, Stats, pick
+from ..backends import Options, load
 from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
 from ..backends.records import ABSORB, RUNNING
 from ..cached import cached_property
-from ..problem.clouds import PointCloud
 from ..problem.cost import Dense, cost_of
-from ..problem.kinds import formed
 from ..problem.problem import Problem
-from ..problem.side import Side
-from ..problem.validate import MASS_TOLERANCE, evening, moves_little
-from .plain import LazyResult, number, penalties_of, settings, side_of, told_passes
+from ..problem.validate import moves_little
+from .front import Call, PlainProblem, Start, read
+from .plain import LazyResult, told_passes
 
 MOST_SPREAD = 1e3  # largest range(M) / reg without larger regs: they cost 4 ms here, and save up to 10 passes of .03 ms
 MET = 0.3  # of tol: how closely one potential meets hard columns before Newton's step, made only once
 MOST_BETWEEN = 1 << 22  # most pairs of points for an answer that keeps costs and K: 50 MB
+FEW_PRODUCTS = 30  # of Newton's step, .15 ms each; factorising 1000 points takes 4 ms (H200)
 BOTH_MET = 0.03  # MET for two hard sides on a float64 K: 30 of 30 problems converged, 24 with .3, 16 with 1
-
-
-class Posed(NamedTuple):
-    """A plain problem on a device; M has not been read yet."""
-
-    backend: ModuleType
-    cost: Dense
-    rows: Side
-    cols: Side
-    reg: float
-    options: Options
 
 
 @functools.cache
 def whole() -> tuple[ModuleType, Any]:
     """Return the CUDA backend and its module that solves a problem in one call."""
-    backend = pick("cuda")
+    backend = load("cuda")
     return backend, import_module(backend.__name__ + ".plain")
-
-
-def posed(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...]) -> Posed | None:
-    """Return a plain problem on a device, or None if the problem is not plain.
-
-    ``arguments``: the positional arguments of `settings` in plain.py.
-    """
-    reg, rho = number(reg), penalties_of(reg_m)
-    if rho is None or not 0 < reg < math.inf or not is_readable(M):
-        return None
-    try:
-        options = settings(*arguments, where=("auto", "cuda"))
-    except TypeError:  # an argument is not hashable
-        return None
-    rows, cols = (given_side(*x) for x in (("a", a, M.shape[0], rho[0]), ("b", b, M.shape[1], rho[1])))
-    if options is None or rows is None or cols is None:
-        return None
-    if rho[0] == rho[1] == math.inf:
-        if arguments[6] == "mixed" or abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass:
-            return None  # `begin` solves two hard sides on a float64 K only
-        even = float(evening(rows.mass, cols.mass))
-        cols = cols if even == 1 else dataclasses.replace(cols, weight=cols.weight * even)
-    backend = whole()[0]
-    if type(M) is not PointCloud:
-        return Posed(backend, Dense(backend.asarray(M)), rows, cols, reg, options)
-    cost = formed(cost_of(M), backend)
-    if cost.cloud.alone and options.memory and rows.alike(cols):
-        options = dataclasses.replace(options, symmetric=True)
-    return Posed(backend, cost, rows, cols, reg, options)
-
-
-def is_readable(M: Any) -> bool:
-    """Return whether M is an array on a device, or points there to be formed, with a cost error linear in the cost."""
-    if type(M) is not PointCloud:
-        return namespace(M) is not np and M.ndim == 2 and M.dtype.char in "fd" and M.flags.c_contiguous and M.size > 0
-    cloud = cost_of(M)
-    plain = M.ndim == 2 and cloud.here and cloud.plain and cloud.core[0].degree > 0
-    return bool(plain and cloud.forms(whole()[0].form_bytes(cloud)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -115,25 +61,26 @@ def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tup
     return (options, passes, min(most, TOGETHER), math.inf) if one else (options, passes, most, MOST_SPREAD)
 
 
-class Begun:
-    """A launched solve. A call waits for it, and returns its result, or None if the problem needs more calls."""
+class PendingSolve:
+    """A launched solve."""
 
-    def __init__(self, problem: Posed, sent: Any) -> None:
+    def __init__(self, problem: PlainProblem, sent: Any) -> None:
         """``problem``: with the options of the answer, not of the passes."""
         self.problem, self.sent, self.since = problem, sent, time.perf_counter()
 
     @property
     def solved(self) -> bool:
         """Wait; return whether there is a plan with enough mass that no ScalingWarning is due."""
-        mass, (_, _, rows, cols, *_) = self.sent.mass, self.problem
+        mass, (rows, cols) = self.sent.mass, self.problem.sides
         return mass >= 0 and not moves_little(mass, rows.mass, cols.mass)
 
     @property
     def certain(self) -> bool:
         """Wait; return whether the plan is certified without Newton's step (columns that are not hard)."""
-        return self.problem.cols.penalty != "balanced" and self.solved
+        return not self.problem.hard[1] and self.solved
 
-    def __call__(self) -> "DeviceResult | None":
+    def result(self) -> "DeviceResult | None":
+        """Wait; return the result, or None if the problem needs more than one call."""
         if not self.solved:
             return None
         result = DeviceResult(self.problem, self.sent.told(), self.since)
@@ -141,52 +88,73 @@ class Begun:
             result.status = "stalled"
         return result
 
-    def left(self, most: int) -> tuple[tuple[Any, Any] | None, list[Stats]]:
-        """Wait; return the potentials of an unfinished solve, and the stats of its passes.
-
-        Return None and no passes if the solve has failed, or has made ``most`` passes.
-        """
+    def unfinished(self, most: int) -> Start:
+        """Wait; return the state that the solve has reached; zeros if it has failed, or has made ``most`` passes."""
         if self.sent.status not in (RUNNING, ABSORB):
-            return None, []
+            return Start()
         (m, n), found = self.problem.cost.shape, self.sent.told()
         trace = told_passes(found.passes, time.perf_counter() - self.since)
-        return ((np.zeros(m), found.numbers[m : m + n]), trace) if len(trace) < most else (None, [])
+        return Start((np.zeros(m), found.numbers[m : m + n]), trace) if len(trace) < most else Start()
 
 
-def begin(problem: Posed, most: int) -> Begun | None:
-    """Launch a solve of at most ``most`` passes; return None if the problem needs more than one call."""
-    backend, cost, rows, cols, reg, _ = problem
-    found = limits(problem.options, rows.penalty == "balanced", cols.penalty == "balanced", most)
-    if found is None or backend.quicker_turned(cost):
+def in_one_call(call: Call, problem: PlainProblem) -> "DeviceResult | Start":
+    """Solve a plain problem by one call of a GPU; return the place where the stages begin if that is not enough."""
+    pending = begin(call, problem)
+    if pending is None:
+        return Start()
+    result = pending.result()
+    if result is None:
+        return pending.unfinished(call.max_passes)
+    if result.status == "stalled":
+        return Start((result.log_u, result.log_v), result.trace, result.status, result.products)
+    return result
+
+
+def begin(call: Call, problem: PlainProblem) -> PendingSolve | None:
+    """Launch a solve; return None if the problem needs more than one call."""
+    found = limits_of(call, problem)
+    if found is None:
         return None
     options, *given = found
+    cost, (rows, cols) = problem.cost, problem.sides
     least = cost.error(0.0)
-    sent = whole()[1].begin(cost.array, rows, cols, reg, *given, (cost.error(1.0) - least, least))
-    return None if sent is None else Begun(problem._replace(options=options), sent)
+    rounding = cost.error(1.0) - least, least
+    sent = whole()[1].begin(cost.array, rows, cols, problem.reg, *given, rounding)
+    return None if sent is None else PendingSolve(problem._replace(options=options), sent)
 
 
-class Turn(NamedTuple):
+def limits_of(call: Call, problem: PlainProblem) -> tuple[Options, Options, int, float] | None:
+    """Return `limits` of a problem; None if one call cannot solve it."""
+    if call.out is not None or problem.backend.quicker_turned(problem.cost):
+        return None
+    if all(problem.hard) and call.precision == "mixed":  # two hard sides are solved on a float64 K only
+        return None
+    return limits(problem.options, *problem.hard, call.max_passes)
+
+
+class CapturedSolve(NamedTuple):
     """A prepared solve between points, launched without waiting; all but the coordinates is known."""
 
-    problem: Posed  # without costs
+    problem: PlainProblem  # without costs
     prepared: Any
     room: int  # size of a solve's buffer on the device, in words
 
-    def begin(self, *places: Any) -> Begun:
+    def begin(self, *places: Any) -> PendingSolve:
         """Launch a solve and, after it, a draw of pairs; ``places``: the arguments of `Prepared.between`."""
-        return Begun(self.problem, self.prepared.between(*places))
+        return PendingSolve(self.problem, self.prepared.between(*places))
 
-    def told(self, begun: Begun, room: Any) -> "tuple[DeviceResult | None, Any]":
+    def result(self, pending: PendingSolve, room: Any) -> "tuple[DeviceResult | None, Any]":
         """Wait for a solve; return its result or None, and the costs M, a view of its buffer ``room``."""
         M, exponents = self.prepared.parts(room)
-        begun.problem, begun.sent = begun.problem._replace(cost=Dense(M)), begun.sent.apart(self.prepared, exponents)
-        return begun(), M
+        pending.problem = pending.problem._replace(cost=Dense(M))
+        pending.sent = pending.sent.apart(self.prepared, exponents)
+        return pending.result(), M
 
 
 @functools.lru_cache(maxsize=8, typed=True)
 def between(
     here: tuple[Any, ...], m: int, n: int, d: int, itemsize: int, reg: Any, reg_m: Any, **words: Any
-) -> Turn | None:  # fmt: skip
+) -> CapturedSolve | None:  # fmt: skip
     """Prepare solves between m and n points in d dimensions, with m pairs drawn from each plan.
 
     Return None if one call cannot solve such problems. ``here``: the current device and stream, and the text of
@@ -194,16 +162,20 @@ def between(
     """
     if not 0 < m * n <= MOST_BETWEEN:
         return None
-    backend, module = whole()
-    problem, most = one_posed(module.zeros(m, n), None, None, reg, reg_m, **words)
-    found = problem and limits(problem.options, *(side.penalty == "balanced" for side in problem[2:4]), most)
-    if not problem or not found or backend.quicker_turned(problem.cost):
+    module = whole()[1]
+    call = Call(module.zeros(m, n), None, None, reg, reg_m, **words)
+    problem = read(call)
+    found = limits_of(call, problem) if problem and call.is_quiet else None
+    if not problem or not found:
         return None
     options, *given = found
-    prepared = module.Prepared(problem.cost.array, *problem[2:5], *given, (d, "f" if itemsize == 4 else "d", m))
+    prepared = module.Prepared(
+        problem.cost.array, *problem.sides, problem.reg, *given, (d, "f" if itemsize == 4 else "d", m)
+    )
     if not prepared.fits or not prepared.workspace.launch.persistent:
         return None
-    return Turn(problem._replace(cost=None, options=options), prepared, prepared.room[-1])  # type: ignore[arg-type]
+    unread = problem._replace(cost=None, options=options)
+    return CapturedSolve(unread, prepared, prepared.room[-1])
 
 
 def distances(x: Any, y: Any) -> Any:
@@ -220,27 +192,13 @@ def one_call(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, **words: Any) -> "Cal
 
     The function returns None if the problem is not plain or needs more than one call. ``words``: options of `solve`.
     """
-    problem, most = one_posed(M, a, b, reg, reg_m, **words)
-    return (problem and begin(problem, most)) or nothing
-
-
-def one_posed(
-    M: Any, a: Any, b: Any, reg: Any, reg_m: Any, tol: Any = 1e-6, max_passes: Any = 10_000, precision: str = "auto",
-    backend: str = "auto", threads: Any = None, **others: Any,
-) -> tuple[Posed | None, Any]:  # fmt: skip
-    """Return the plain problem, or None, and the most passes; a problem with options in ``others`` is not plain."""
-    words = "auto", "kl", "product", tol, None, max_passes, precision, backend, threads
-    return None if others else posed(M, a, b, reg, reg_m, words), max_passes
-
-
-def plain_problem(given: Posed) -> Problem | None:
-    """Return the Problem after one read of M; None if M or the units are odd (NaN, inf, overflow)."""
-    backend, cost, rows, cols, reg, _ = given
-    mass = rows.mass * cols.mass
-    low, high, bad, infinite = cost.range(backend)
-    if bad or infinite or not all(map(math.isfinite, (low / reg, high / reg, (high - low) / reg, mass))):
-        return None
-    return Problem(cost, rows, cols, reg, "product", low, high, False, mass).lowered()
+    try:
+        call = Call(M, a, b, reg, reg_m, **words)
+    except TypeError:  # an option that `solve` has no name for
+        return nothing
+    problem = read(call) if is_on_device(cost_of(M)) and call.is_quiet else None
+    pending = begin(call, problem) if problem and problem.known else None
+    return pending.result if pending else nothing
 
 
 class DeviceResult(LazyResult):
@@ -249,12 +207,12 @@ class DeviceResult(LazyResult):
     status = "converged"
     products = 0  # number of products of Newton's step
 
-    def __init__(self, problem: Posed, found: Any, begun: float) -> None:
+    def __init__(self, problem: PlainProblem, found: Any, begun: float) -> None:
         cost = problem.cost.cloud or problem.cost  # with points, the plan is computed from the points
         super().__init__(problem.backend, cost, found, problem.options, begun)
-        self._posed = problem if cost is problem.cost else problem._replace(cost=cost)
-        rho_a, rho_b = (side.scalar_rho or math.inf for side in (problem.rows, problem.cols))
-        self.units = problem.reg, rho_a, rho_b, problem.rows.mass, problem.cols.mass
+        self._plain = problem
+        rows, cols = problem.sides
+        self.units = (problem.reg, *problem.rho, rows.mass, cols.mass)
 
     def meets(self, M: Any) -> bool:
         """Certify a plan that misses hard columns by Newton's step; return whether the error is within tol."""
@@ -266,8 +224,8 @@ class DeviceResult(LazyResult):
 
     @cached_property
     def problem(self) -> Problem:  # type: ignore[override]
-        (_, cost, rows, cols, reg, _), (low, high) = self._posed, self._found.range
-        return Problem(cost, rows, cols, reg, "product", low, high, False, rows.mass * cols.mass)
+        (rows, cols), (low, high) = self._plain.sides, self._found.range
+        return Problem(self._cost, rows, cols, self._plain.reg, "product", low, high, False, rows.mass * cols.mass)
 
     @cached_property
     def how(self) -> str:  # type: ignore[override]
@@ -288,27 +246,3 @@ class DeviceResult(LazyResult):
         m, n = self._cost.shape
         alpha, beta = self._found.exponents[:m], self._found.exponents[m : m + n]
         return self._backend.operator_of(self._cost, *parts_of(self.problem)[1:], self._threads).take(alpha, beta)
-
-
-FEW_PRODUCTS = 30  # of Newton's step, .15 ms each; factorising 1000 points takes 4 ms (H200)
-FEW_POINTS = 1 << 14  # of a side that is cached for later calls; with more points the solve dominates
-
-
-@functools.lru_cache(maxsize=64)
-def known_side(name: str, weight: bytes | int, rho: float) -> Side | None:
-    """Return the side with these float64 masses, or with ``weight`` equal masses; its cached properties are kept.
-
-    Calls may share the side, and a workspace with it, since nothing writes to a side.
-    """
-    weights = np.full(weight, 1.0 / weight) if isinstance(weight, int) else np.frombuffer(weight).copy()
-    return side_of(name, weights, rho) if weights.min() > 0 and weights.sum() < math.inf else None
-
-
-def given_side(name: str, weight: Any, length: int, rho: float) -> Side | None:
-    """Return a side, or None if its masses must be converted or refused, which problem/validate.py does."""
-    if weight is None:
-        return known_side(name, length, rho)
-    if not hasattr(weight, "dtype") or weight.shape != (length,) or weight.dtype.kind != "f":
-        return None
-    known = known_side if length <= FEW_POINTS else known_side.__wrapped__
-    return known(name, np.asarray(host(weight), np.float64).tobytes(), rho)

@@ -7,12 +7,13 @@ import pytest
 from problems import clouds, with_forbidden, with_zeros
 
 import mapuot
+from mapuot.route.front import Start
 from mapuot.route.plain import PlainResult
 
 
 def ordinary(monkeypatch, case, **options):
     with monkeypatch.context() as patch:
-        patch.setattr(import_module("mapuot.api.solve"), "attempt", lambda *_: None)
+        patch.setattr(import_module("mapuot.api.solve"), "in_one_call", lambda *_: Start())
         return case.solve(**options)
 
 

@@ -144,3 +144,22 @@ def test_nothing_of_a_call_stays(backend, name):
         assert alive() is None
     finally:
         gc.enable()
+
+
+def test_reg_and_reg_m_may_be_given_by_place():
+    """As POT's users write them; a call without them names the argument."""
+    case = clouds(12, 9)
+    M, a, b, A = case.M, case.a, case.b, np.stack([case.a, case.a])
+    np.testing.assert_array_equal(
+        mapuot.solve(M, a, b, 0.05, 1.0).plan, mapuot.solve(M, a, b, reg=0.05, reg_m=1.0).plan
+    )
+    x, y = np.random.default_rng(0).random((2, 8, 2))
+    by_name = mapuot.solve_sample(x, y, None, None, reg=0.05, reg_m=(1.0, 2.0), metric="cityblock")
+    by_place = mapuot.solve_sample(x, y, None, None, 0.05, (1.0, 2.0), metric="cityblock")
+    np.testing.assert_array_equal(by_place.plan, by_name.plan)
+    assert mapuot.solve_batch(M, A, b, 0.05, 1.0).cost[0] == mapuot.solve_batch(M, A, b, reg=0.05, reg_m=1.0).cost[0]
+    for given, name in (((), "reg"), ((0.05,), "reg_m")):
+        with pytest.raises(TypeError, match=rf"missing required argument: '{name}'"):
+            mapuot.solve(M, a, b, *given)
+    with pytest.raises(TypeError, match="positional"):
+        mapuot.solve(M, a, b, 0.05, 1.0, "median")

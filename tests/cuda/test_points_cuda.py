@@ -432,9 +432,9 @@ def test_points_on_the_device_are_solved_in_one_call(monkeypatch, dim, tol, reg,
     monkeypatch.setattr(plain, "ONCE", False)
     rng = np.random.default_rng(3)
     x, y, a = rng.random((60, dim)), rng.random((50, dim)), rng.random(60) + 0.1
-    given, solved = {"reg": reg, "reg_m": reg_m, "tol": tol}, on_device.Begun.__call__
+    given, solved = {"reg": reg, "reg_m": reg_m, "tol": tol}, on_device.PendingSolve.result
     whole = []
-    monkeypatch.setattr(on_device.Begun, "__call__", lambda begun: whole.append(solved(begun)) or whole[-1])
+    monkeypatch.setattr(on_device.PendingSolve, "result", lambda sent: whole.append(solved(sent)) or whole[-1])
     for z, b in ((None, a), (y, a[:50] * a.sum() / a[:50].sum())):
         there = None if z is None else cp.asarray(z)
         found = mapuot.solve(mapuot.PointCloud(cp.asarray(x), there), a, b, **given)

@@ -37,7 +37,7 @@ PROBLEM: Any = np.dtype(
 # one potential)
 Ladder = Callable[[Options, int], list[tuple[float, float, float, float, int, bool]]]
 
-kept: "list[Call]" = []  # records of calls that are over; a call takes its own out of the list while it runs
+kept: "list[CoreCall]" = []  # records of calls that are over; a call takes its own out of the list while it runs
 
 
 class Found(NamedTuple):
@@ -56,7 +56,7 @@ class Found(NamedTuple):
     products: int  # for Newton's step towards hard columns
 
 
-class Call:
+class CoreCall:
     """The records of one foreign call, and the arguments that they were last filled for."""
 
     stages: Any = None
@@ -146,7 +146,7 @@ def solve(
     try:
         call = kept.pop()
     except IndexError:  # a test before pop would be a race: another thread could take the last call in between
-        call = Call()
+        call = CoreCall()
     M = cost.array
     shape, dtype = M.shape, M.dtype.char
     if call.options is not options or call.shape != (shape, dtype, max_passes):

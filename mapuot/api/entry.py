@@ -1,0 +1,57 @@
+"""`entry`: decorates functions that users call, so that tensors and units of cost are settled before they begin."""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..answer.tensors import answered, listed, tensor_among
+from ..problem.scale import scaled
+
+F = TypeVar("F", bound=Callable[..., Any])
+Given = dict[str, Any]
+
+
+def entry(
+    *tensors: str, costs: Callable[[Given], list[Any]] | None = None,
+    units: Callable[[Any, Given], Any] | None = None, each: bool = True,
+) -> Callable[[F], F]:  # fmt: skip
+    """Decorate a function of costs and masses.
+
+    If one of the arguments ``tensors`` is a tensor of PyTorch, the function gets all tensors as arrays, and its answer
+    returns tensors. With ``scale_cost``, reg and reg_m are in units of the costs that ``costs`` reads from the
+    arguments; ``units(function, arguments)`` replaces this, and serves ``scale_mass``, too. ``each``: False if the
+    function itself finds the units of ``scale_each``.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **named: Any) -> Any:
+            if "torch" in sys.modules:
+                values = (*args[: len(tensors)], *map(named.get, tensors[len(args) :]))
+                like = tensor_among(*(part for x in values for part in listed(x)))
+                if like is not None:
+                    return answered(call, like, arguments(signature, args, named))
+            own_units = named.get("scale_each") and not each
+            if own_units or (named.get("scale_cost") is None and not named.get("scale_mass")):
+                return function(*args, **named)
+            given = arguments(signature, args, named)
+            return scaled(call, given, costs(given)) if costs else units(call, given)  # type: ignore[misc]
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def arguments(signature: inspect.Signature, args: Any, named: Given) -> Given:
+    """Return all arguments of a call by name, with defaults; options that the function hands on are among them."""
+    bound = signature.bind(*args, **named)
+    bound.apply_defaults()
+    given: Given = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given |= given.pop(name)
+    return given
