@@ -18,8 +18,10 @@ _on_gpu: list[str] = []  # the module that computes with vectors on a GPU, once 
 
 def namespace(*arrays: Any) -> Any:
     """Return CuPy if one of the arrays is CuPy's (backends/cuda/vectors.py if it is a `Vector`), else NumPy."""
-    there = [x for x in arrays if type(x).__module__.partition(".")[0] == "cupy"]
-    return getattr(there[0], "xp", None) or sys.modules["cupy"] if there else np
+    for x in arrays:
+        if type(x).__module__.partition(".")[0] == "cupy":
+            return getattr(x, "xp", None) or sys.modules["cupy"]
+    return np
 
 
 def host(x: Any) -> Any:

@@ -113,8 +113,31 @@ class Idle(NamedTuple):
         return bool(ranks.min(good))
 
 
+class Derived:
+    """Members of a problem that follow from its fields."""
+
+    shape: tuple[int, int]
+    spread: float  # range(M) / reg
+    sides: tuple[Side, Side]
+    ranks: Ranks  # the processes that share M; all other members belong to this rank's block
+    c: Cost | None  # the reference measure, if the user gave a matrix or a mask
+    masked: Masked | None
+    unmasked: str | Cost  # the reference measure without its mask
+    balanced: bool  # whether all points of both sides are hard
+
+    def __post_init__(self: Any) -> None:
+        reference = self.reference
+        masked = reference if isinstance(reference, Masked) else None
+        vars(self).update(
+            shape=self.cost.shape, spread=(self.M_max - self.M_min) / self.reg, sides=(self.rows, self.cols),
+            ranks=self.rows.ranks, c=None if isinstance(reference, str) else reference, masked=masked,
+            unmasked=masked.base if masked else reference,
+            balanced=self.rows.penalty == self.cols.penalty == "balanced",
+        )  # fmt: skip
+
+
 @dataclass(frozen=True)
-class Common:
+class Common(Derived):
     """Base of Problem and BatchProblem."""
 
     cost: Cost  # in the caller's memory (any strides) and dtype, float32 or float64
@@ -130,16 +153,8 @@ class Common:
     M = property(attrgetter("cost.array"))  # an array, or an object that `numpy.asarray` reads as one
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.cost.shape
-
-    @property
     def size(self) -> int:
         return self.cost.size
-
-    @property
-    def spread(self) -> float:
-        return (self.M_max - self.M_min) / self.reg
 
     def lowered(self: Alike) -> Alike:
         """Return the problem with M less a large constant; itself where there is none or no side is hard.
@@ -175,37 +190,9 @@ class Common:
         return 0.0, self.constant
 
     @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.rows, self.cols
-
-    @property
     def extent(self) -> float:
         """The range of M, or the part of the range that matters."""
         return self.M_max - self.M_min
-
-    @property
-    def c(self) -> Cost | None:
-        """The reference measure, if the user gave a matrix or a mask."""
-        if isinstance(self.reference, str):
-            return None
-        return self.reference
-
-    @property
-    def masked(self) -> Masked | None:
-        if isinstance(self.reference, Masked):
-            return self.reference
-        return None
-
-    @property
-    def unmasked(self) -> str | Cost:
-        """The reference measure without its mask."""
-        if self.masked is None:
-            return self.reference
-        return self.masked.base
-
-    @property
-    def balanced(self) -> bool:
-        return self.rows.penalty == self.cols.penalty == "balanced"
 
     @property
     def alike(self) -> bool:
@@ -270,11 +257,6 @@ class Problem(Common):
     """A problem with one plan; over ranks, the block of one rank."""
 
     c_mass: float
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that share M; all other attributes belong to this rank's block."""
-        return self.rows.ranks
 
     @property
     def turns(self) -> bool:

@@ -11,8 +11,31 @@ from ..cached import cached_property
 from ..penalties import F64, PENALTIES, Penalty, dual_term
 from ..ranks import ALONE, Ranks
 
-# members that depend neither on the order of the points nor on their device
-NUMBERS = "log_size", "scalar_rho", "rho_range", "largest_soft_rho", "mass", "dual_scale", "uniform", "demands"
+
+class Numbers:
+    """Numbers of a side, which depend neither on the order of its points nor on their device.
+
+    `numbers_of` computes all of them when one is first asked for; over ranks every rank must then ask.
+    """
+
+    mass: float
+    log_size: float  # largest |log t| of the weights
+    scalar_rho: float | None  # the common rho of a KL or balanced side; None: other sides have no translation
+    rho_range: tuple[float, float]
+    largest_soft_rho: float
+    dual_scale: float  # size of this side's dual terms, summed over all ranks; it bounds their rounding
+    uniform: bool  # whether one logarithmic formula serves every point: balanced, or KL without a hard point
+    demands: bool  # whether some points of this rank must receive mass
+
+
+NUMBERS = tuple(Numbers.__annotations__)
+
+
+class Kind:
+    """Members that the penalty of a side decides; they are set with the side."""
+
+    kind: Penalty
+    logarithmic: bool  # whether the prox is a multiple of a logarithm: KL, or its limit, balanced
 
 
 def largest_log(log_weight: F64) -> float:
@@ -27,7 +50,7 @@ def equal(x: Any, y: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Side:
+class Side(Numbers, Kind):
     """Side of a problem: rows (a) or columns (b); every array is float64 of length ``len(weight)``."""
 
     name: str  # "a" or "b", for messages
@@ -38,18 +61,24 @@ class Side:
     ranks: Ranks = ALONE  # they share this side's points
     there = None  # this side on a device; the host copies weight and rho on first use
 
+    def __post_init__(self) -> None:
+        vars(self).update(kind=PENALTIES[self.penalty], logarithmic=self.penalty in ("kl", "balanced"))
+
     def hosted(self) -> "Side":
         """Return the host's view of this side, which lies on a device."""
         found: Side = object.__new__(Side)
-        own = {name: getattr(self, name) for name in ("name", "penalty", "ranks", *NUMBERS)}
+        own = {name: getattr(self, name) for name in ("name", "penalty", "ranks", "kind", "logarithmic", *NUMBERS)}
         vars(found).update(own, there=self, upper=host(self.upper))
         return found
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("weight", "rho") or self.there is None:
+        if name in NUMBERS:
+            vars(self).update(numbers_of(self))
+        elif name in ("weight", "rho") and self.there is not None:
+            vars(self)[name] = host(getattr(self.there, name))
+        else:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        found = vars(self)[name] = host(getattr(self.there, name))
-        return found
+        return vars(self)[name]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"weight": self.weight, "rho": self.rho, **vars(self), "there": None}
@@ -75,35 +104,10 @@ class Side:
         with np.errstate(divide="ignore"):
             return np.log(self.weight)
 
-    @cached_property
-    def log_size(self) -> float:
-        return largest_log(self.log_weight)
-
-    @property
-    def kind(self) -> Penalty:
-        return PENALTIES[self.penalty]
-
-    @property
-    def logarithmic(self) -> bool:
-        """Tell whether the prox is a multiple of a logarithm: KL, or its limit, balanced."""
-        return self.penalty in ("kl", "balanced")
-
     @property
     def may_stay(self) -> bool:
         """Tell whether a point may keep all its mass at a finite slope, which bounds its potential."""
         return not self.logarithmic
-
-    @cached_property
-    def scalar_rho(self) -> float | None:
-        """Return the common rho of a KL or balanced side; None for other sides, which have no translation."""
-        if not self.logarithmic:
-            return None
-        low, high = (float(x) for x in self.rho_range)
-        return low if low == high else None
-
-    @cached_property
-    def rho_range(self) -> tuple[float, float]:
-        return self.ranks.min(-largest(-self.rho, -math.inf)), self.ranks.max(largest(self.rho))
 
     @cached_property
     def hard(self) -> Any:
@@ -117,31 +121,8 @@ class Side:
         return self.penalty == other.penalty and all(equal(x, y if y is None else y[own]) for x, y in vectors)
 
     @cached_property
-    def demands(self) -> bool:
-        """Tell whether some points of this rank must receive mass."""
-        return self.penalty == "range" or any_of(self.hard)
-
-    @cached_property
-    def uniform(self) -> bool:
-        """Tell whether one logarithmic formula serves every point: balanced, or KL without a hard point."""
-        return self.penalty == "balanced" or (self.penalty == "kl" and not any_of(self.hard))
-
-    @cached_property
     def soft_rho(self) -> F64:
         return np.where(self.hard, 0.0, self.rho)
-
-    @cached_property
-    def largest_soft_rho(self) -> float:
-        return float(self.ranks.max(largest(self.soft_rho)))
-
-    @cached_property
-    def mass(self) -> float:
-        return float(self.ranks.sum(self.weight.sum()))
-
-    @cached_property
-    def dual_scale(self) -> float:
-        """Size of this side's dual terms, summed over all ranks; it bounds their rounding."""
-        return float(self.ranks.sum(float(self.dual_sizes(self.weight))))
 
     def dual_sizes(self, weight: Any) -> Any:
         """Sum rho t^degree over the points, for weights with one problem a row."""
@@ -168,3 +149,22 @@ class Side:
             return 0.0
         weight = self.weight[dead]
         return float(dual_term(self.penalty, np.full_like(weight, np.inf), weight, self.rho[dead], None).sum())
+
+
+def numbers_of(side: Side) -> dict[str, Any]:
+    """Return the `Numbers` of a side; over ranks, of the points of all ranks, except ``log_size`` and ``demands``."""
+    ranks = side.ranks
+    hard = any_of(side.hard)
+    with np.errstate(over="ignore"):
+        mass, dual_scale = float(side.weight.sum()), float(side.dual_sizes(side.weight))
+    low, high = ranks.min(-largest(-side.rho, -math.inf)), ranks.max(largest(side.rho))
+    return {
+        "mass": float(ranks.sum(mass)),
+        "log_size": largest_log(side.log_weight),
+        "scalar_rho": float(low) if side.logarithmic and low == high else None,
+        "rho_range": (low, high),
+        "largest_soft_rho": float(ranks.max(largest(side.soft_rho))),
+        "dual_scale": float(ranks.sum(dual_scale)),
+        "uniform": side.penalty == "balanced" or (side.penalty == "kl" and not hard),
+        "demands": side.penalty == "range" or hard,
+    }

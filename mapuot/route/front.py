@@ -259,4 +259,4 @@ def problem_of(plain: PlainProblem) -> Problem | None:
 
 def is_sound(side: Side) -> bool:
     """Tell whether the masses are >= 0, and their sum is positive and finite."""
-    return 0 < side.mass < math.inf and bool(side.weight.min() >= 0)
+    return bool(side.weight.min() >= 0) and 0 < side.mass < math.inf

@@ -618,9 +618,9 @@ def test_refused(name, error, changes, words):
     assert len(str(told.value)) < 300
 
 
-def test_arguments_behind_the_masses_are_named():
+def test_arguments_behind_the_penalties_are_named():
     with pytest.raises(TypeError):
-        mapuot.solve(CASE.M, CASE.a, CASE.b, *(0.05, 1.0))
+        mapuot.solve(CASE.M, CASE.a, CASE.b, 0.05, 1.0, "median")
     with pytest.raises(TypeError, match="reg_m"):
         mapuot.solve(CASE.M, CASE.a, CASE.b, reg=0.05)
 

@@ -161,5 +161,3 @@ def test_reg_and_reg_m_may_be_given_by_place():
     for given, name in (((), "reg"), ((0.05,), "reg_m")):
         with pytest.raises(TypeError, match=rf"missing required argument: '{name}'"):
             mapuot.solve(M, a, b, *given)
-    with pytest.raises(TypeError, match="positional"):
-        mapuot.solve(M, a, b, 0.05, 1.0, "median")

@@ -126,7 +126,9 @@ def matrix(array: Any, kept: Kept | None = None) -> Any:
         view.start, view.column = pointer(array.start, "int64_t *"), pointer(array.column, "int32_t *")
     elif array is not None:
         view.data = ffi.cast("void *", array.__array_interface__["data"][0])
-        view.row_stride, view.col_stride = (s // array.itemsize for s in array.strides)
+        rows, columns = array.strides
+        view.row_stride = rows // array.itemsize
+        view.col_stride = columns // array.itemsize
         view.dtype = CODES[array.dtype.char]
     return view[0]
 

@@ -146,8 +146,9 @@ class HostWorkspace(Workspace):
         if side.upper is not None:
             arrays["upper"][:count] = side.upper
         out.len, out.penalty = count, side.kind.number
+        first = pointer(block)
         for k, name in enumerate(names):
-            setattr(out, name, pointer(block) + k * stride)
+            setattr(out, name, first + k * stride)
         return arrays
 
     def shifted_log_v(self) -> F64:
