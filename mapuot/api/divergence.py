@@ -27,7 +27,7 @@ from ..progress import bar as progress_bar
 from ..ranks import join
 from ..route.options import options_of_value
 from ..synonyms import REQUIRED, hinted
-from .batch import solve_batch, of_problems
+from .batch import of_problems, solve_batch
 from .entry import entry
 
 CHUNK_BYTES = 1 << 26  # vectors of the problems that `pairwise` solves in one batch

@@ -235,6 +235,7 @@ class Dense(Cost):
 
     held = at_hand = True
     kind = "an array"
+    scalable = True
     array: Any = None  # set for each object
 
     def __init__(self, array: Any) -> None:
@@ -278,10 +279,8 @@ class Dense(Cost):
             return self
         return Dense(self.array[i])
 
-    scalable = True
-
     def scaled(self, factor: Any, largest: float) -> "Dense":
-        array = self._array * self.xp.asarray(factor, dtype=np.float64)[:, None, None]
+        array = self.array * self.xp.asarray(factor, dtype=np.float64)[:, None, None]
         return Rescaled(array, 2.0**-53 * largest * float(np.max(factor)))
 
     @property
@@ -306,14 +305,14 @@ class Rescaled(Dense):
         return self.rounding
 
     def transpose(self) -> "Dense":
-        return Rescaled(self._array.swapaxes(-1, -2), self.rounding)
+        return Rescaled(self.array.swapaxes(-1, -2), self.rounding)
 
     def of(self, i: Any) -> "Dense":
-        return Rescaled(self._array[i], self.rounding)
+        return Rescaled(self.array[i], self.rounding)
 
     @property
     def flat(self) -> "Dense":
-        return self if self._array.ndim == 2 else Rescaled(self._array.reshape(-1, self.shape[1]), self.rounding)
+        return self if self.array.ndim == 2 else Rescaled(self.array.reshape(-1, self.shape[1]), self.rounding)
 
 
 class Streamed(Cost):
