@@ -464,7 +464,7 @@ def test_solves_go_on_until_they_are_asked(dtype, reg, reg_m, tol):
             M = ((x[:, None] - y) ** 2).sum(-1)
             np.testing.assert_allclose(costs[k].get(), M, rtol=1e-13, atol=1e-14)
             right = solve(M, reg=reg, reg_m=reg_m, tol=0.1 * tol)
-            own, costs_there = turns[k].told(later[k], rooms[k])
+            own, costs_there = turns[k].result(later[k], rooms[k])
             np.testing.assert_array_equal(costs_there.get(), costs[k].get())
             assert later[k].certain == (reg_m < np.inf)
             for found in (begun.pop()(), own):
