@@ -34,13 +34,16 @@ def draw_rows(r: F64, size: int, rng: np.random.Generator, method: str) -> Any:
     if method == "rows":
         used = np.flatnonzero(r > 0)
         return used[((np.arange(size) + rng.random()) * (len(used) / size)).astype(np.int64) % len(used)]
-    ends, shares = np.cumsum(r), row_shares(size, rng, method)
+    ends = np.cumsum(r)
+    shares = row_shares(size, rng, method)
     return np.searchsorted(ends, np.minimum(shares * ends[-1], np.nextafter(ends[-1], 0.0)), side="right")
 
 
 def row_shares(size: int, rng: np.random.Generator, method: str) -> F64:
     """Return random places in [0, 1) along the cumulative mass of the rows."""
-    return rng.random(size) if method == "independent" else (rng.permutation(size) + rng.random()) / size
+    if method == "independent":
+        return rng.random(size)
+    return (rng.permutation(size) + rng.random()) / size
 
 
 def draw_once(blocks: Iterable[tuple[int, Any]], size: int, rng: np.random.Generator) -> tuple[Any, Any]:
@@ -49,19 +52,33 @@ def draw_once(blocks: Iterable[tuple[int, Any]], size: int, rng: np.random.Gener
     Draw exponential times e_ij / P_ij, and return the pairs of the ``size`` least times, in order. Source: Efraimidis,
     Spirakis 2006.
     """
-    times, rows, cols = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
+    times = np.empty(0)
+    rows = np.empty(0, np.int64)
+    cols = np.empty(0, np.int64)
     for i0, block in blocks:
-        pairs = block.tocoo() if is_sparse(block) else None
-        mass = np.ravel(block) if pairs is None else pairs.data
+        if is_sparse(block):
+            pairs = block.tocoo()
+        else:
+            pairs = None
+        if pairs is None:
+            mass = np.ravel(block)
+        else:
+            mass = pairs.data
         with np.errstate(divide="ignore"):
             found = rng.standard_exponential(len(mass)) / mass
         here = np.flatnonzero(mass > 0)
         if len(here) > size:
             here = here[np.argpartition(found[here], size - 1)[:size]]
-        i, j = np.divmod(here, block.shape[1]) if pairs is None else (pairs.row[here], pairs.col[here])
+        if pairs is None:
+            i, j = np.divmod(here, block.shape[1])
+        else:
+            i = pairs.row[here]
+            j = pairs.col[here]
         times, rows, cols = (np.concatenate(x) for x in ((times, found[here]), (rows, i0 + i), (cols, j)))
         first = np.argsort(times, kind="stable")[:size]
-        times, rows, cols = times[first], rows[first], cols[first]
+        times = times[first]
+        rows = rows[first]
+        cols = cols[first]
     if len(times) < size:
         raise ValueError(f"size must be at most the {len(times)} pairs with mass where replace is False, got {size}")
     return rows, cols

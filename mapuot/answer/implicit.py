@@ -28,7 +28,8 @@ def plan_slopes(result: Any, weights: F64) -> tuple[F64, F64, F64]:
 
     ``weights``: (m, n), constant. Both sides must be KL or balanced with one reg_m each, and the reference a b^T.
     """
-    reg, P = result.problem.reg, host(result.plan).astype(np.float64)
+    reg = result.problem.reg
+    P = host(result.plan).astype(np.float64)
     W = weights * P
     p, q = potentials_moved(result, W.sum(1), W.sum(0), False, TOL, MOST_STEPS, "the gradient of the plan")
     by_cost = (P * (p[:, None] + q) - W) / reg
@@ -39,7 +40,8 @@ def slope_of_side(result: Any, rows: bool, weights: F64, own: F64, other: F64) -
     """Return (1 + reg / rho) e^(-f / rho) p of one side; ``own``: p, valid at the points with mass only."""
     p = result.problem
     side = p.rows if rows else p.cols
-    rho, empty = rho_of(side), ~(host(side.weight) > 0)
+    rho = rho_of(side)
+    empty = ~(host(side.weight) > 0)
     stiff = 1 + p.reg / rho
     if empty.any():
         shares, _ = conditional(result, rows, empty)
@@ -53,10 +55,13 @@ def conditional(result: Any, rows: bool, which: Any) -> tuple[F64, F64]:
 
     A point without an allowed pair has 0 and -inf.
     """
-    p, (log_u, log_v) = result.problem, result.own_logs
-    M, log_v, weight = (p.M, log_v, p.cols.weight) if rows else (p.M.T, log_u, p.rows.weight)
+    p = result.problem
+    if rows:
+        M, log, weight = p.M, result.own_logs[1], p.cols.weight
+    else:
+        M, log, weight = p.M.T, result.own_logs[0], p.rows.weight
     with np.errstate(divide="ignore", invalid="ignore"):
-        exponents = np.where(host(weight) > 0, host(log_v) + np.log(host(weight)), -np.inf)
+        exponents = np.where(host(weight) > 0, host(log) + np.log(host(weight)), -np.inf)
         exponents = exponents - host(M)[which].astype(np.float64) / p.reg
         most = exponents.max(1, keepdims=True)
         shares = np.exp(exponents - np.where(np.isfinite(most), most, 0.0))
@@ -68,7 +73,8 @@ def potential_of_side(result: Any, rows: bool) -> F64:
     """Return f or g; where the mass is 0, compute it by the fixed-point equation."""
     p = result.problem
     side = p.rows if rows else p.cols
-    f, empty = host(result.f if rows else result.g), ~(host(side.weight) > 0)
+    f = host(result.f if rows else result.g)
+    empty = ~(host(side.weight) > 0)
     if empty.any():
         f = f.copy()
         f[empty] = -p.reg / (1 + p.reg / rho_of(side)) * conditional(result, rows, empty)[1] + p.constants[not rows]

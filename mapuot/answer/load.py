@@ -20,7 +20,8 @@ from .result import Result
 from .store import FORMAT, LOWERED, MASKED, NUMBERS, TEXTS, VECTORS, trace_of
 from .summary import REFERENCES
 
-MASK, MORE = ("keep", "seed", "turned"), ("format", "forbidden", "trace", "how", "upper_a", "upper_b", "constant")
+MASK = ("keep", "seed", "turned")
+MORE = ("format", "forbidden", "trace", "how", "upper_a", "upper_b", "constant")
 ANSWERED = ("cost", "objective", "dual", "mass")  # the NUMBERS that belong to the answer, not to its problem
 SAME = 1e-6  # relative tolerance for least and largest M: float32 and float64 copies of a matrix differ
 
@@ -31,7 +32,8 @@ class Absent(Cost):
     kind = "no matrix"
 
     def __init__(self, shape: tuple[int, int], dtype: Any) -> None:
-        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
 
     def read(self, i0: int, i1: int) -> Any:
         raise ValueError("M must be given for what needs the plan: mapuot.load(path, M)")
@@ -83,22 +85,25 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     try:
         sides, trace = checked(values)
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        text = f"it lacks {error}" if isinstance(error, KeyError) else error
+        text = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path} holds no answer of mapuot: {text}") from error
     rows, cols = sides
-    shape, module, has_cost = (len(rows.weight), len(cols.weight)), pick(backend, M), M is not None
-    cost = as_cost(opened(M), module, a=rows.weight, b=cols.weight) if has_cost else Absent(shape, values["dtype"])
+    shape = (len(rows.weight), len(cols.weight))
+    module = pick(backend, M)
     constant = float(values.get("constant", 0.0))
-    cost = lowered(cost, constant) if has_cost else cost
     low, high, forbidden = values["M_min"], values["M_max"], values["forbidden"]
+    has_cost = M is not None
+    cost: Any = Absent(shape, values["dtype"])
     if has_cost:
+        cost = lowered(as_cost(opened(M), module, a=rows.weight, b=cols.weight), constant)
         check_same(cost, shape, (low, high, forbidden), as_range(cost, values["reg"], module))
     c: Any = values["reference"]
     if c == "matrix" and has_cost:
         if reference is None:
             raise ValueError("reference must be given: the answer is of a problem with a reference matrix")
         c = opened(reference)
-        c = c.part(rows.weight, cols.weight, ALONE) if isinstance(c, Cost) else c
+        if isinstance(c, Cost):
+            c = c.part(rows.weight, cols.weight, ALONE)
         c = as_reference(c, cost, rows.weight, cols.weight, module)[0]
     elif c == "matrix":
         c = Absent(shape, "float64")

@@ -48,7 +48,9 @@ def numbers(tables: Any, instead: float) -> Any:
 
 
 def with_constant(x: Any, constant: float) -> Any:
-    return x + constant if constant else x
+    if constant:
+        return x + constant
+    return x
 
 
 def primal_value(problem: Any, mass: Any, sides: Any, rhos: Any = (None, None)) -> Any:
@@ -81,7 +83,9 @@ class Certified:
 
     @property
     def n_passes(self) -> int:
-        return self.trace[-1].n_pass if self.trace else 0
+        if self.trace:
+            return self.trace[-1].n_pass
+        return 0
 
     @property
     def gap(self) -> float:
@@ -238,7 +242,10 @@ class Result(Certified, Answer):
         if failed := status in FAILED:
             potentials = numbers(potentials, -np.inf)
         self._logs = problem.project(*potentials)  # rounding of large sums may move potentials out of the dual's domain
-        self._marginals = numbers(marginals, np.inf) if marginals and failed else marginals
+        if marginals and failed:
+            self._marginals = numbers(marginals, np.inf)
+        else:
+            self._marginals = marginals
         self.trace, self.status = trace, status
         if problem.ranks.size > 1:  # compute now the numbers that need communication between ranks
             self.mass, self.objective, self.dual  # noqa: B018
@@ -251,11 +258,15 @@ class Result(Certified, Answer):
         return f"<mapuot.Result {m}x{n} {self.status} after {self.n_passes} passes, {told}, {mass}>"
 
     def __str__(self) -> str:
-        return f"{self!r}\n{self.how}" if self.how else repr(self)
+        if self.how:
+            return f"{self!r}\n{self.how}"
+        return repr(self)
 
     def _repr_html_(self) -> str:
         """Return the HTML table that a notebook shows: problem, certificate and transported mass."""
-        return as_table(self) if self.problem.ranks.size == 1 else f"<code>{escape(repr(self))}</code>"
+        if self.problem.ranks.size == 1:
+            return as_table(self)
+        return f"<code>{escape(repr(self))}</code>"
 
     own_logs = cached_property(lambda self: tuple(map(host, self._logs)))
     row_marginal = cached_property(lambda self: host(self._marginals[0]) if self._marginals else self._sums[1])
@@ -290,17 +301,19 @@ class Result(Certified, Answer):
         if p.ranks.size > 1:
             return self.trace[-1].dual
         mass, sides = self._values()
-        total, size = p.reg * (p.c_mass - mass), p.reg * (p.c_mass + mass)
+        total = p.reg * (p.c_mass - mass)
+        size = p.reg * (p.c_mass + mass)
         size += self._sums[0] - p.M_min * mass + abs(p.M_min) * mass  # >= <P, |M|>: exponents round in proportion
         with np.errstate(over="ignore", invalid="ignore"):
             for side, t, f, r in sides:
                 term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
                 total += float(term.sum())
                 size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())
-            hidden = p.reg * (self.skipped.hidden if self.skipped else 0.0)
+            hidden = p.reg * self.skipped.hidden if self.skipped else 0.0
             value = total - hidden - ROUNDING * size - p.cost.error(p.M_max) * mass
         value += p.least_lift
-        return max(self.trace[-1].dual, -np.inf if np.isnan(value) else float(value))  # two lower bounds
+        last = self.trace[-1].dual
+        return last if np.isnan(value) else max(last, float(value))  # two lower bounds
 
     @property
     def _missed(self) -> float:  # type: ignore[override]
@@ -308,12 +321,17 @@ class Result(Certified, Answer):
         sides = (self.problem.rows, self.row_marginal), (self.problem.cols, self.col_marginal)
         with np.errstate(over="ignore", invalid="ignore"):
             missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)
-            return float(missed) / self.mass if self.mass else 0.0
+            if self.mass:
+                return float(missed) / self.mass
+            return 0.0
 
     def _values(self) -> tuple[float, Any]:
         """Return (mass, [(side, weight, potentials, marginal)] of both sides), the arguments of `primal_value`."""
         p = self.problem
-        r, s = self._sums[1:] if p.ranks.size == 1 else (self.row_marginal, self.col_marginal)
+        if p.ranks.size == 1:
+            r, s = self._sums[1:]
+        else:
+            r, s = self.row_marginal, self.col_marginal
         with np.errstate(over="ignore", invalid="ignore"):
             mass = float(p.rows.ranks.sum(r.sum()))
             f, g = (p.reg * x for x in self.own_logs)
@@ -335,7 +353,10 @@ class Result(Certified, Answer):
         if self._stream.dtype == np.float32:
             entries = self.problem.cost.size * self.problem.ranks.size  # estimated without communication
             with np.errstate(over="ignore", invalid="ignore"):  # marginals may lag behind before convergence
-                mass = self.mass if self.converged else float(self._sums[1].sum())
+                if self.converged:
+                    mass = self.mass
+                else:
+                    mass = float(self._sums[1].sum())
             if not holds_float32(mass, entries):
                 self._stream.dtype = np.dtype(np.float64)
         return self._stream
@@ -393,7 +414,8 @@ class Result(Certified, Answer):
 
     def rows(self, i0: int, i1: int) -> Any:
         """Return the rows i0 to i1 of the plan, (i1 - i0, n)."""
-        m, whole = self.problem.shape[0], all(isinstance(i, (int, np.integer)) for i in (i0, i1))
+        m = self.problem.shape[0]
+        whole = all(isinstance(i, (int, np.integer)) for i in (i0, i1))
         if not whole or not 0 <= i0 <= i1 <= m:
             raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {shown(i0)}, {shown(i1)}")
         return self._formed.plan(i0, i1)
@@ -445,11 +467,16 @@ class Result(Certified, Answer):
             raise ValueError(f"k must be in 1..{n}, got {shown(k)}")
         self.problem.cost.check_listed("top_k")
         xp, dtype = self.problem.cost.xp, self._formed.dtype
-        index, value = xp.empty((m, k), np.int64), xp.empty((m, k), dtype)
+        index = xp.empty((m, k), np.int64)
+        value = xp.empty((m, k), dtype)
         for i0, columns, log in self._formed.top_k(k):
-            here, there = slice(i0, i0 + len(log)), namespace(log)
+            here = slice(i0, i0 + len(log))
+            there = namespace(log)
             entries = there.exp(log)
-            absent = (entries <= 0) if self.problem.rows.may_stay else (log == -np.inf)
+            if self.problem.rows.may_stay:
+                absent = entries <= 0
+            else:
+                absent = log == -np.inf
             index[here] = xp.asarray(host(there.where(absent, -1, columns)))
             value[here] = xp.asarray(host(entries.astype(dtype)))
         return index, value
@@ -491,7 +518,9 @@ class Result(Certified, Answer):
         """
         if self.problem.ranks.size > 1:
             raise NotImplementedError("sample needs the whole plan in one process, without comm")
-        size, method, rng = as_count(size, "size"), as_choice(method, "method", DRAWS), as_generator(seed)
+        size = as_count(size, "size")
+        method = as_choice(method, "method", DRAWS)
+        rng = as_generator(seed)
         if not 0 < self.mass < np.inf:
             raise ValueError(f"size must be of a plan with mass, got mass {self.mass}")
         if not replace:
@@ -556,19 +585,25 @@ class Result(Certified, Answer):
             raise ValueError(f"threshold or keep, one of both, must be given, got {shown(threshold)} and {shown(keep)}")
         self.problem.cost.check_listed("sparse")
         if keep is not None:
-            least, above = self._least_kept(as_share(keep, "keep")), operator.ge
+            least = self._least_kept(as_share(keep, "keep"))
+            above = operator.ge
         else:
-            least, above = as_float(threshold, "threshold"), operator.gt
+            least = as_float(threshold, "threshold")
+            above = operator.gt
             if np.isnan(least):
                 raise ValueError("threshold must be a number, got nan")
         xp = self.problem.cost.xp
-        sparse, n = import_module("scipy.sparse" if xp is np else "cupyx.scipy.sparse"), self.problem.shape[1]
+        sparse = import_module("scipy.sparse" if xp is np else "cupyx.scipy.sparse")
+        n = self.problem.shape[1]
         empty = xp.empty(0, np.int64), xp.empty(0, np.int64), xp.empty(0, self._formed.dtype)
         with np.errstate(over="ignore"):  # the threshold may be beyond float32
             found = [empty, *(entries(block, lambda values: above(values, least)) for _, block in self._blocks())]
         count, column, data = (xp.concatenate([xp.asarray(x) for x in one]) for one in zip(*found, strict=True))
         start = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(count)])
-        csr = sparse.csr_array if xp is np else sparse.csr_matrix
+        if xp is np:
+            csr = sparse.csr_array
+        else:
+            csr = sparse.csr_matrix
         return csr((data, column, start), shape=(len(count), n))
 
     def _least_kept(self, share: float) -> float:
@@ -579,17 +614,22 @@ class Result(Certified, Answer):
         """
         found, wanted = 0, np.nan
         for known, bits in ((0, 19), (19, 20)):
-            mass, shift = np.zeros(1 << bits), 63 - known - bits
+            mass = np.zeros(1 << bits)
+            shift = 63 - known - bits
             for _, block in self._blocks():
                 values = block.data if is_sparse(block) else block
                 entries = values.astype(np.float64, order="C", copy=False).ravel()
                 code = entries.view(np.int64) >> shift
                 if known:
                     inside = code >> bits == found
-                    entries, code = entries[inside], code[inside] & ((1 << bits) - 1)
+                    entries = entries[inside]
+                    code = code[inside] & ((1 << bits) - 1)
                 mass += host(namespace(entries).bincount(code, entries, 1 << bits))
             total = np.cumsum(np.asarray(self.problem.ranks.sum(mass))[::-1])
-            wanted = share * total[-1] if np.isnan(wanted) else min(wanted, total[-1])
+            if np.isnan(wanted):
+                wanted = share * total[-1]
+            else:
+                wanted = min(wanted, total[-1])
             place = int(np.searchsorted(total, wanted))
             wanted -= total[place - 1] if place else 0.0
             found = (found << bits) + (1 << bits) - 1 - place
@@ -635,7 +675,10 @@ class Result(Certified, Answer):
             classes = classes_of(labels, source.ranks, "labels")
         shares = self._images(one_hot(labels, classes), forth)
         xp = namespace(labels)
-        shares = host(shares) if xp is np else xp.asarray(shares)
+        if xp is np:
+            shares = host(shares)
+        else:
+            shares = xp.asarray(shares)
         return classes, xp.where(xp.isnan(shares), 0.0, shares)
 
     def save(self, path: Any) -> None:

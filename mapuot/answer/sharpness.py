@@ -45,7 +45,8 @@ def sharpness(result: Any) -> float:
     mass, ((_, _, _, r), (_, _, _, s)) = result._values()
     if not 0 < mass < np.inf:
         return float("nan")
-    rows, cols = entropy(r / mass, p.rows.ranks), entropy(s / mass, ALONE)
+    rows = entropy(r / mass, p.rows.ranks)
+    cols = entropy(s / mass, ALONE)
     if not min(rows, cols) > 0:
         return 1.0
     plan, size = plan_information(result, mass)
@@ -69,9 +70,13 @@ def entropy(shares: Any, ranks: Ranks) -> float:
 
 def information_by_entries(result: Any, mass: float, r: Any, s: Any) -> float:
     """Return the information as a sum of terms p log(p / q) - p + q >= 0 with q = r s; all ranks must call it."""
-    total, s = 0.0, s / mass
+    total = 0.0
+    s = s / mass
     for i0, block in result._wide_blocks():
-        P = block.toarray() if is_sparse(block) else block
+        if is_sparse(block):
+            P = block.toarray()
+        else:
+            P = block
         independent = r[i0 : i0 + len(P), None] / mass * s
         with np.errstate(divide="ignore", invalid="ignore"):
             terms = kl_divergence(P / mass, independent)
@@ -91,8 +96,10 @@ def plan_information(result: Any, mass: float) -> tuple[float, float]:
         for k, ((log_x, moved), log_w) in enumerate(zip(sides, p.log_reference, strict=True)):
             with np.errstate(invalid="ignore"):
                 part = float(np.where(moved > 0, moved * (host(log_x) + host(log_w)), 0.0).sum())
-            part = float(p.rows.ranks.sum(part)) if k == 0 else part
-            total, size = total + part, size + abs(part)
+            if k == 0:
+                part = float(p.rows.ranks.sum(part))
+            total += part
+            size += abs(part)
     else:
         blocks = ((b.data if is_sparse(b) else b) for _, b in result._wide_blocks())
         total = float(p.ranks.sum(sum(float(x_log_x(b).sum()) for b in blocks)))

@@ -66,6 +66,8 @@ def trace_of(table: Any) -> list[Stats]:
     found = []
     for row in table.tolist():
         stat = Stats(**dict(zip(TRACE, row, strict=True)))
-        stat.n_pass, stat.rejected, stat.status = int(stat.n_pass), bool(stat.rejected), STATUSES[int(row[7])]
+        stat.n_pass = int(stat.n_pass)
+        stat.rejected = bool(stat.rejected)
+        stat.status = STATUSES[int(row[7])]
         found.append(stat)
     return found

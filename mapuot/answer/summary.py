@@ -23,7 +23,10 @@ def side_words(side: Any) -> str:
     if side.penalty == "range":
         high = float(side.ranks.max(np.max(side.upper, initial=0.0)))
         return f"between {number(low)} and {number(high)} of each mass"
-    one = number(low) if low == high else f"{number(low)} to {number(high)}"
+    if low == high:
+        one = number(low)
+    else:
+        one = f"{number(low)} to {number(high)}"
     return f"{side.kind.words}, reg_m {one}"
 
 
@@ -40,8 +43,12 @@ def certificate_words(result: Any) -> str:
 def facts(result: Any) -> dict[str, str]:
     """Return {name: text} that describes the problem, its answer and the certificate; every rank must call this."""
     p = result.problem
-    m, n = int(p.ranks.sum(p.shape[0])), p.shape[1]
-    reference = REFERENCES[p.unmasked] if isinstance(p.unmasked, str) else "a matrix"
+    m = int(p.ranks.sum(p.shape[0]))
+    n = p.shape[1]
+    if isinstance(p.unmasked, str):
+        reference = REFERENCES[p.unmasked]
+    else:
+        reference = "a matrix"
     if p.masked is not None:
         reference += f", {number(100 * p.masked.mask.keep)} % of its pairs kept, seed {p.masked.mask.seed}"
     moved = [f"{100 * result.mass / side.mass:.4g} % of {side.name}" for side in (p.rows, p.cols) if side.mass > 0]

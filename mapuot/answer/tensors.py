@@ -86,7 +86,10 @@ def share_stream(device: Any) -> bool:
     import cupy  # noqa: PLC0415 - only for tensors on a GPU
 
     torch = sys.modules["torch"]
-    index = torch.cuda.current_device() if device.index is None else device.index
+    if device.index is None:
+        index = torch.cuda.current_device()
+    else:
+        index = device.index
     on = torch._C._cuda_getCurrentRawStream(index)  # .3 us; torch.cuda.current_stream takes 9 us
     return bool(on == cupy.cuda.get_current_stream().ptr)
 
@@ -189,10 +192,14 @@ class Tensors:
             return Tensors(value, self.device, self.csr)
         if isinstance(value, (tuple, list)):
             parts = map(self._as_tensors, value)
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+            if hasattr(value, "_fields"):
+                return type(value)(*parts)
+            return type(value)(parts)
         if hasattr(value, "tocsr"):
-            return tensor_of(value, self.device) if self.csr else value
-        if hasattr(value, "dtype") and np.ndim(value) and value.dtype.kind in "fiub":
+            becomes_tensor = self.csr
+        else:
+            becomes_tensor = hasattr(value, "dtype") and np.ndim(value) > 0 and value.dtype.kind in "fiub"
+        if becomes_tensor:
             return tensor_of(value, self.device)
         return value
 

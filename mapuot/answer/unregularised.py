@@ -70,7 +70,8 @@ def lowest(result: Any) -> float:
     for side, y, out in ((p.rows, alpha, out_u), (p.cols, x - top, out_v)):
         f = np.where(out, -np.inf, reg * y - slack)
         term = penalties.dual_term(side.penalty, f, side.weight, side.rho, side.upper)
-        low, size = low + float(term.sum()), size + float(np.abs(term).sum())
+        low = low + float(term.sum())
+        size = size + float(np.abs(term).sum())
     low += p.least_lift - ROUNDING * size
     return -np.inf if np.isnan(low) else low
 
@@ -85,6 +86,7 @@ def highest(result: Any) -> float:
     size = abs(size) + 2 * max(0.0, -p.M_min) * mass
     for side, t, _, r in sides:
         term = penalties.divergence(side.penalty, r, t, side.rho, side.upper)
-        cost, size = cost + float(term.sum()), size + float(np.abs(term).sum())
+        cost += float(term.sum())
+        size += float(np.abs(term).sum())
     cost += ROUNDING * size + p.cost.error(p.M_max) * mass
     return np.inf if np.isnan(cost) else cost

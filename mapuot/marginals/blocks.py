@@ -55,13 +55,21 @@ class JointBlocks(CertifiedBody):
     def __init__(self, problem: MultiProblem, before: "JointBlocks | None" = None) -> None:
         super().__init__(problem)
         hard = [k for k, x in enumerate(problem.marginals) if x.hard]
-        apart = hard[0] if hard else next(k for k, x in enumerate(problem.marginals) if not x.free)
+        if hard:
+            apart = hard[0]
+        else:
+            apart = next(k for k, x in enumerate(problem.marginals) if not x.free)
         self.first = first = problem.marginals[apart]
         self.order = [apart, *(k for k in range(len(problem.marginals)) if k != apart)]
-        others, self.hole = [problem.marginals[k] for k in self.order[1:]], problem.places[apart]
+        others = [problem.marginals[k] for k in self.order[1:]]
+        self.hole = problem.places[apart]
         self.sizes = [len(first.kept), *(len(x.kept) for x in others)]
         self.ends = [sum(self.sizes[1:])]
-        fi, threads = [problem.fi[k] for k in self.order[1:]], problem.threads if problem.xp is np else 1
+        fi = [problem.fi[k] for k in self.order[1:]]
+        if problem.xp is np:
+            threads = problem.threads
+        else:
+            threads = 1
         self.left: Left = load("cpu").Left(self.sizes[1:], self.others(problem.log_weight), fi, threads)
         rhos = self.others(np.repeat(problem.rho, problem.shape))
         self.hard = np.isinf(rhos)
@@ -70,7 +78,10 @@ class JointBlocks(CertifiedBody):
         if before:
             before.kernel.start(problem.reg)
         kind = Tensor if problem.array is not None else Triangle
-        self.kernel: Tensor | Triangle = before.kernel if before else kind(problem, self.order)
+        if before:
+            self.kernel: Tensor | Triangle = before.kernel
+        else:
+            self.kernel = kind(problem, self.order)
         self.fresh = False  # whether the kernel was built around the state of the next pass
 
     def start(self, state: F64) -> F64:
@@ -96,7 +107,8 @@ class JointBlocks(CertifiedBody):
         R, W, base, least = kernel.read(left, first.log_weight, problem.fi[self.order[0]], narrow)
         left.read(W, base, least)
         log_u0 = problem.prox(self.order[0], R)
-        log_u, log_s = self.in_order(log_u0, left.log_u), self.in_order(R, left.log_s)
+        log_u = self.in_order(log_u0, left.log_u)
+        log_s = self.in_order(R, left.log_s)
         terms = self.shift_size + left.shift_size
         terms += sum(float(np.maximum.reduceat(np.abs(x.flat), problem.starts).sum()) for x in (log_u, log_s))
         rounding = UNIT * (8 * (terms + problem.largest / problem.reg) + kernel.terms + sum(self.sizes) + 32)
@@ -119,7 +131,8 @@ class JointBlocks(CertifiedBody):
 
     def image(self, state: State, exact: bool) -> F64:
         """Return the next state: optimise the other potentials in turn on W for the new u_0, and translate all."""
-        left, log_u0 = self.left, state.log_u[self.order[0]]
+        left = self.left
+        log_u0 = state.log_u[self.order[0]]
         left.move(self.lam[self.order, 0])
         try:
             left.turn(given=True)
@@ -140,7 +153,8 @@ class JointBlocks(CertifiedBody):
     # ---- products with the plan of a state ----
 
     def tangent(self, found: State) -> Callable[[F64], F64]:
-        product, places = self.kernel.tangent(self.log_w(found)), [self.problem.places[k] for k in self.order]
+        product = self.kernel.tangent(self.log_w(found))
+        places = [self.problem.places[k] for k in self.order]
 
         def at_points(d: F64) -> F64:
             first, *others = product([d[place] for place in places])
@@ -193,7 +207,8 @@ class Tensor:
 
     def folded(self, top: F64) -> F64:
         """Return the sums of the slices' largest terms, found along one axis after the other."""
-        rest, self.tops = top.reshape(self.shape[1:]), []
+        rest = top.reshape(self.shape[1:])
+        self.tops = []
         total = np.zeros(rest.shape)
         for m in range(rest.ndim):
             self.tops.append(rest.max(tuple(k for k in range(rest.ndim) if k != m)))
@@ -212,7 +227,8 @@ class Tensor:
     def pair(self, i: int, j: int, log_w: list[F64]) -> Any:
         """Return the coupling of two axes, added up over blocks of rows."""
         others = tuple(k for k in range(len(self.shape)) if k not in (i, j))
-        out, rest = np.zeros((self.shape[min(i, j)], self.shape[max(i, j)])), self.sum_of(log_w[1:])
+        out = np.zeros((self.shape[min(i, j)], self.shape[max(i, j)]))
+        rest = self.sum_of(log_w[1:])
         for i0, i1, L in self.kernel.operator.logarithms(self.kernel.cost):
             xp = namespace(L)
             P = xp.exp(L + xp.asarray(rest) + xp.asarray(log_w[0][i0:i1, None]))
@@ -221,7 +237,8 @@ class Tensor:
 
     def tangent(self, log_w: list[F64]) -> Callable[[list[F64]], list[F64]]:
         """Return a function d -> sum_l P_kl d_l for each axis k, made of products of the plan with vectors."""
-        plan, ndim = self.kernel.operator.take(log_w[0], self.sum_of(log_w[1:])), len(self.shape) - 1
+        plan = self.kernel.operator.take(log_w[0], self.sum_of(log_w[1:]))
+        ndim = len(self.shape) - 1
         others = host(plan.apply_transpose(np.ones(self.shape[0]))).reshape(self.shape[1:])  # their joint marginal
 
         def product(d: list[F64]) -> list[F64]:
@@ -254,7 +271,10 @@ class Triangle:
     storage = 0.0
 
     def __init__(self, problem: MultiProblem, order: list[int]) -> None:
-        self.order, self.xp, self.terms, self.on_logs = order, problem.xp, sum(problem.shape), False
+        self.order = order
+        self.xp = problem.xp
+        self.terms = sum(problem.shape)
+        self.on_logs = False
         self.kernels: dict[tuple[int, int], LogKernel] = {}
         for pair in PAIRS:
             i, j = (order[k] for k in pair)
@@ -325,7 +345,8 @@ class Triangle:
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> Any:
         """Return the coupling of two marginals; a product on logarithms sums over the third marginal."""
-        third, x = 3 - i - j, [self.xp.asarray(w) for w in log_w]
+        third = 3 - i - j
+        x = [self.xp.asarray(w) for w in log_w]
         through = multiply(self.logarithms(i, third) + x[third], self.logarithms(third, j))
         return self.xp.exp(through + self.logarithms(i, j) + x[i][:, None] + x[j])
 
@@ -337,7 +358,8 @@ class Triangle:
     def plan_cost(self, log_w: list[F64]) -> float:
         total = 0.0
         for (i, j), kernel in self.kernels.items():
-            P, L = self.pair(i, j, log_w), self.logarithms(i, j)
+            P = self.pair(i, j, log_w)
+            L = self.logarithms(i, j)
             total -= kernel.reg * float((P * self.xp.where(P > 0, L, 0.0)).sum())
         return total
 

@@ -31,8 +31,10 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
     and KL(P' | plan of log_u) <= eta^2 / 2. A state that is not whole has a dual value only.
     """
     reg, mass, soft, hard = problem.reg, state.mass, problem.soft, problem.hard
-    worth, log_s = state.worth, state.log_s.flat if state.log_s else None
-    worth = problem.points.worth(state.log_u.flat, log_s) if worth is None else worth
+    worth = state.worth
+    log_s = state.log_s.flat if state.log_s else None
+    if worth is None:
+        worth = problem.points.worth(state.log_u.flat, log_s)
     sizes, values, value_sizes, amounts, gaps, boths, misses = worth.tolist()  # inf where exponentials overflow float64
     rho = [x.rho for x in problem.marginals]
     dual = reg * (problem.reference_mass - mass) + problem.constant + sum(values)
@@ -41,16 +43,22 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
     delta = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg)
     eta = growth(state.storage)
     slips = {k: growth(8 * UNIT * (1 + sizes[k] * reg / rho[k])) for k in soft}
-    slip, slipped = max(slips.values(), default=0.0), sum(rho[k] * amounts[k] * x for k, x in slips.items())
+    slip = max(slips.values(), default=0.0)
+    slipped = sum(rho[k] * amounts[k] * x for k, x in slips.items())
     gap, kl = (sum(rho[k] * x[k] for k in soft) for x in (gaps, boths))
     gap += GAP_LEAST * (1 + max((rho[k] for k in soft), default=0.0))
-    price, missed = reg * sum(sizes[k] for k in hard), sum(misses[k] for k in hard)
+    price = reg * sum(sizes[k] for k in hard)
+    missed = sum(misses[k] for k in hard)
     noise = (64 + problem.log_sizes) * terms  # rounding of masses; the next line adds the rounding of sums
     noise += sum(n * size for n, size in zip(problem.shape, value_sizes, strict=True))
     moved = reg * mass * delta + slipped + UNIT * noise
     sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
-    root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl) if sound else math.inf
-    d = root * root * (1 + 6 * delta) / (1 - delta) / mass / reg if sound else math.inf
+    if sound:
+        root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl)
+        d = root * root * (1 + 6 * delta) / (1 - delta) / mass / reg
+    else:
+        root = math.inf
+        d = math.inf
     stored = eta * eta * (0.5 + eta)
     error = (plan_error(d + stored) + missed / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
     root += eta * math.sqrt(kl) if sound else 0.0  # for the plan itself, with the true costs
@@ -64,7 +72,9 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
 
 def growth(x: float) -> float:
     """Bound e^x - 1 from above; inf beyond x = 1, where no digit is left."""
-    return x * (1 + x) if x <= 1 else math.inf
+    if x <= 1:
+        return x * (1 + x)
+    return math.inf
 
 
 class CertifiedBody(Body):
@@ -80,7 +90,8 @@ class CertifiedBody(Body):
 
     def __init__(self, problem: MultiProblem) -> None:
         self.problem, self.reg, self.reads, self.narrow = problem, problem.reg, problem.reads, problem.narrow
-        self.rough, self.width = float(problem.rho[problem.soft].max(initial=0.0) / problem.reg), max(problem.shape)
+        self.rough = float(problem.rho[problem.soft].max(initial=0.0) / problem.reg)
+        self.width = max(problem.shape)
 
     def find(self, state: F64, narrow: bool) -> State:
         """Make a pass from a state, and translate its plan."""
@@ -102,7 +113,9 @@ class CertifiedBody(Body):
 
     def newton(self) -> "MarginalsNewton | None":
         """Return Newton's steps, for hard marginals or gaps near rounding; None if all marginals are free."""
-        return None if all(x.free for x in self.problem.marginals) else MarginalsNewton(self.problem)
+        if all(x.free for x in self.problem.marginals):
+            return None
+        return MarginalsNewton(self.problem)
 
     def complete(self, found: State) -> None:
         """Do nothing: each pass finds all marginals; `Tree` overrides this."""
@@ -114,10 +127,12 @@ class MarginalsNewton(Newton):
     def __init__(self, problem: MultiProblem) -> None:
         given = [k for k, x in enumerate(problem.marginals) if not x.free]
         self.at = np.concatenate([np.r_[problem.places[k]] for k in given])
-        (weight, self.uneven), self.size = evened(problem), sum(problem.shape)
+        weight, self.uneven = evened(problem)
+        self.size = sum(problem.shape)
         super().__init__(problem.reg, weight[self.at], np.repeat(problem.rho, problem.shape)[self.at])
         self.needed = len(problem.hard) > 1
-        self.hard, self.ends = np.isinf(self.rho), np.cumsum([0, *(problem.shape[k] for k in given)], dtype=np.int64)
+        self.hard = np.isinf(self.rho)
+        self.ends = np.cumsum([0, *(problem.shape[k] for k in given)], dtype=np.int64)
         self.record.marginals = len(given)
         self.record.start = core()[0].from_buffer("int64_t *", self.ends)
 
@@ -128,7 +143,8 @@ class MarginalsNewton(Newton):
         if not workspace.found.whole:
             workspace.conclude(stat)
         body, record = workspace.body, self.record
-        value, found = body.certified(workspace.found, math.inf), workspace.found.brought()
+        value = body.certified(workspace.found, math.inf)
+        found = workspace.found.brought()
         r = found.marginals(body.problem)[self.at]
         missed = float(np.abs(self.weight - r)[self.hard].sum()) + self.uneven
         apart, record.rounding = value.rounding
@@ -153,7 +169,8 @@ class MarginalsNewton(Newton):
 
 
 def evened(problem: MultiProblem) -> tuple[F64, float]:
-    weight, uneven = problem.weight.copy(), 0.0
+    weight = problem.weight.copy()
+    uneven = 0.0
     labels = problem.labels or [np.zeros(n, int) for n in problem.shape]
     masses = {k: np.bincount(labels[k], weight[problem.places[k]], problem.parts) for k in problem.hard}
     for k, mass in masses.items():

@@ -65,10 +65,17 @@ class TreeCoarse:
         problem = tree.problem
         self.fi = problem.fi
         self.upwards = [k for k, _ in tree.order[::-1]]
-        labels = 0.0 if self.found else LABEL_READS * sum(problem.shape) / sum(x.size for x in problem.edges.values())
-        passes = MATRICES + labels if problem.xp is np else DEVICE
+        if self.found:
+            labels = 0.0
+        else:
+            labels = LABEL_READS * sum(problem.shape) / sum(x.size for x in problem.edges.values())
+        if problem.xp is np:
+            passes = MATRICES + labels
+        else:
+            passes = DEVICE
         cheap = max(CHEAP, SHARP_COST * max(problem.sizes.values()) / problem.reg)
-        self.worth, self.due = WORTH * passes, FIRST if passes <= cheap else math.inf
+        self.worth = WORTH * passes
+        self.due = FIRST if passes <= cheap else math.inf
 
     @cached_property
     def labels(self) -> list[Labels]:
@@ -83,7 +90,8 @@ class TreeCoarse:
     @cached_property
     def members(self) -> dict[int, Any]:
         """Membership matrix (points, clusters) of 0 and 1 for each parent, on the device of the kernels."""
-        parents, there = {parent: self.labels[parent] for _, parent in self.tree.inner}, self.tree.problem.xp.asarray
+        parents = {parent: self.labels[parent] for _, parent in self.tree.inner}
+        there = self.tree.problem.xp.asarray
         return {k: there(np.eye(x.clusters, dtype=np.float32)[x.label]) for k, x in parents.items()}
 
     def expects(self, left: float) -> None:
@@ -108,7 +116,8 @@ class TreeCoarse:
     def judge(self, rejected: bool) -> None:
         """After a labelled pass make its matrices; after a rejected correction make plain passes for a while."""
         if rejected and self.on:
-            self.on, self.dropped = False, self.dropped + 1
+            self.on = False
+            self.dropped += 1
             self.due = self.passes + rest(self.dropped)
         elif self.labelled and not rejected:
             self.due = self.passes + EVERY
@@ -129,18 +138,29 @@ class TreeCoarse:
         self.weight = np.empty(tree.ends[-1])
         self.shares: dict[int, Any] = {}
         self.mass: Vectors = {}
-        self.down, self.up, self.eased, self.solved = ({}, {}, {}, {})  # type: tuple[Vectors, Vectors, Vectors, Vectors]
+        self.down: Vectors = {}
+        self.up: Vectors = {}
+        self.eased: Vectors = {}
+        self.solved: Vectors = {}
         for k in self.upwards:
-            kept, rest, children = np.eye(labels[k].clusters), 1 - self.fi[k], tree.children[k]
+            kept = np.eye(labels[k].clusters)
+            rest = 1 - self.fi[k]
+            children = tree.children[k]
             inner = kept + rest * sum(self.solved[i] - kept for i in children)
-            self.eased[k] = np.asarray(np.linalg.inv(inner)) if children else kept
+            if children:
+                self.eased[k] = np.asarray(np.linalg.inv(inner))
+            else:
+                self.eased[k] = kept
             if k == tree.root:
                 continue
             r, shares = tree.kernels[k].operator.exchanged()
-            r, self.shares[k] = r / r.sum(), shares
-            self.mass[k], self.weight[tree.edges[k]] = r, host(tree.problem.xp.asarray(r) @ shares)
+            r = r / r.sum()
+            self.shares[k] = shares
+            self.mass[k] = r
+            self.weight[tree.edges[k]] = host(tree.problem.xp.asarray(r) @ shares)
             P = r[:, None] * host(shares @ self.members[tree.parent[k]])
-            s, rows = P.sum(0), P.sum(1)  # not r: float32 shares add up to 1 up to rounding only
+            s = P.sum(0)
+            rows = P.sum(1)  # not r: float32 shares add up to 1 up to rounding only
             self.down[k] = DAMPED * (P / np.maximum(rows, TINY)[:, None] - s)
             self.up[k] = DAMPED * (P.T / np.maximum(s, TINY)[:, None] - rows)
             answer = self.up[k] @ (rest * self.eased[k] - kept) @ self.down[k]
@@ -150,7 +170,9 @@ class TreeCoarse:
 
     def numbered(self) -> tuple[dict[int, slice], Any]:
         """Number the clusters of the parents of all edges; return the range of each edge, and each entry's cluster."""
-        places, cells, end = {}, [], 0
+        places = {}
+        cells = []
+        end = 0
         for k, parent in self.tree.inner:
             places[k] = slice(end, end + self.labels[parent].clusters)
             cells.append(self.labels[parent].label + end)
@@ -160,7 +182,8 @@ class TreeCoarse:
     def step(self, residual: F64) -> F64:
         """Return J (I - J)^-1 F, the correction of the image by Newton's step for the clusters, for the whole state."""
         self.corrected = True
-        tree, means = self.tree, np.bincount(self.cells, self.weight * host(residual)) / self.masses
+        tree = self.tree
+        means = np.bincount(self.cells, self.weight * host(residual)) / self.masses
         F = {k: means[part] for k, part in self.places.items()}
         own: Vectors = {}  # part of the upward message that does not depend on the downward one
         met: Vectors = {}  # sum of such parts at each marginal
@@ -181,7 +204,8 @@ class TreeCoarse:
     def at_points(self, found: Vectors, late: Vectors) -> F64:
         """Interpolate the clusters' steps to the parents' points: the mean over clusters by the mass that they send."""
         tree, labels = self.tree, self.labels
-        out, arrived = np.empty(tree.ends[-1]), dict.fromkeys(self.eased, np.zeros(1))
+        out = np.empty(tree.ends[-1])
+        arrived = dict.fromkeys(self.eased, np.zeros(1))
         there = tree.problem.xp.asarray
         for k, parent in tree.inner:
             z = self.mass[k] * ((1 - self.fi[k]) * found[k] - late[k])
@@ -190,6 +214,9 @@ class TreeCoarse:
             out[edge] = at_columns / np.maximum(self.weight[edge], TINY) - z.sum()
             arrived[parent] = arrived[parent] + out[edge]
         for k, parent in tree.inner:
-            at_parent = late[parent] if parent == tree.root else late[parent][labels[parent].label]
+            if parent == tree.root:
+                at_parent = late[parent]
+            else:
+                at_parent = late[parent][labels[parent].label]
             out[tree.edges[k]] = (1 - self.fi[parent]) * (arrived[parent] + at_parent) - out[tree.edges[k]]
         return out

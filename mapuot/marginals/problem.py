@@ -88,7 +88,9 @@ class MultiProblem:
 
     @cached_property
     def parts(self) -> int:
-        return 1 if self.labels is None else 1 + max(int(x.max()) for x in self.labels)
+        if self.labels is None:
+            return 1
+        return 1 + max(int(x.max()) for x in self.labels)
 
     @cached_property
     def log_sizes(self) -> float:
@@ -125,7 +127,9 @@ class MultiProblem:
 
     def prox(self, k: int, log_s: F64) -> F64:
         """Return log u = -fi log s of a marginal."""
-        return -self.fi[k] * log_s if self.fi[k] else np.zeros_like(log_s)
+        if self.fi[k]:
+            return -self.fi[k] * log_s
+        return np.zeros_like(log_s)
 
     @cached_property
     def soft(self) -> list[int]:
@@ -156,7 +160,9 @@ class MultiProblem:
     @property
     def inner(self) -> list[tuple[int, int]]:
         """(marginal, parent) of a tree for all but the root, children before parents; empty for other costs."""
-        return self.order[:0:-1] if self.kind == "tree" else []
+        if self.kind == "tree":
+            return self.order[:0:-1]
+        return []
 
     @cached_property
     def points(self) -> Any:
@@ -172,7 +178,10 @@ class MultiProblem:
         """Allocate the kernel of the cost of two neighbours (rows, columns), or of the array ("all")."""
         pair = pair if pair in self.sizes else pair[::-1]
         ends = self.lows[pair], self.sizes[pair]
-        engine, threads = ("cpu", self.threads) if self.xp is np else ("cuda", None)
+        if self.xp is np:
+            engine, threads = "cpu", self.threads
+        else:
+            engine, threads = "cuda", None
         operator = load(engine).operator_of(cost, self.reg, threads=threads)
         return LogKernel(operator, ends, self.storage)
 
@@ -227,21 +236,24 @@ class MultiProblem:
     def kind(self) -> str:
         if self.array is not None:
             return "array"
-        return "triangle" if len(self.edges) == len(self.marginals) else "tree"
+        if len(self.edges) == len(self.marginals):
+            return "triangle"
+        return "tree"
 
     @classmethod
     def from_arguments(cls, costs: Any, masses: Any, reg: Any, reg_m: Any, xp: Any = np) -> "MultiProblem":
-        reg, masses = as_positive(reg, "reg"), as_masses(masses)
+        reg = as_positive(reg, "reg")
+        masses = as_masses(masses)
         rho = as_penalties(reg_m, masses)
-        edges, array = (
-            (as_edges(costs, len(masses), xp), None) if isinstance(costs, dict) else ({}, Slabs.of(costs, masses, xp))
-        )
-        shape = sizes_of(edges, masses) if array is None else array.shape
-        weights = [
-            np.ones(n) if x is None else as_weight(x, n, f"masses[{k}]", pick("cuda" if is_on_device(x) else "cpu"))
-            for k, (n, x) in enumerate(zip(shape, masses, strict=True))
-        ]
-        weights = even_hard(weights, rho)
+        if isinstance(costs, dict):
+            edges = as_edges(costs, len(masses), xp)
+            array = None
+            shape = sizes_of(edges, masses)
+        else:
+            edges = {}
+            array = Slabs.of(costs, masses, xp)
+            shape = list(array.shape)
+        weights = even_hard([weight_of(k, n, x) for k, (n, x) in enumerate(zip(shape, masses, strict=True))], rho)
         ranges: dict[Any, tuple[float, float, bool]] = {
             (i, j): range_of(x, f"costs[{i}, {j}]") for (i, j), x in edges.items()
         }
@@ -254,29 +266,50 @@ class MultiProblem:
         reference_mass = math.prod(float(w.sum()) for w in weights)
         if not 0 < reference_mass < math.inf:
             raise ValueError("masses must have a product that is positive and finite: rescale them")
-        used, whole = [w > 0 for w in weights], {pair for pair, (_, _, whole) in ranges.items() if whole}
+        used = [w > 0 for w in weights]
+        whole = {pair for pair, (_, _, whole) in ranges.items() if whole}
         if len(whole) < len(ranges):
-            used = reachable(edges, whole, used) if array is None else array.reachable(used)
-        marginals, constant = [], 0.0
-        for k, (w, keep) in enumerate(zip(weights, used, strict=True)):
-            lost = (w > 0) & ~keep
-            if not keep.any():
-                raise InfeasibleError(f"costs forbid every point of masses[{k}]")
-            if lost.any() and rho[k] == math.inf:
-                text = f"costs forbid every pair of masses[{k}][{int(np.argmax(lost))}], which must be transported"
-                raise InfeasibleError(text)
-            constant += rho[k] * float(w[lost].sum()) if lost.any() else 0.0
-            kept = np.flatnonzero(keep)
-            marginals.append(Marginal(f"masses[{k}]", len(w), kept, np.flatnonzero(lost), np.log(w[kept]), rho[k]))
+            if array is None:
+                used = reachable(edges, whole, used)
+            else:
+                used = array.reachable(used)
+        marginals, constant = as_marginals(weights, used, rho)
         if array is not None:
             array = array.cut([x.kept for x in marginals])
         cost_error = sum(x.error(sizes[pair]) for pair, x in edges.items() if x.operator == "points")
         edges = {(i, j): cut(C, [marginals[i].kept, marginals[j].kept]) for (i, j), C in edges.items()}
-        labels = parts_of(edges, whole, [len(x.kept) for x in marginals]) if 0 < len(edges) < len(marginals) else None
+        labels = None
+        if 0 < len(edges) < len(marginals):
+            labels = parts_of(edges, whole, [len(x.kept) for x in marginals])
         problem = cls(marginals, edges, array, reg, constant, reference_mass, sizes, lows, cost_error, labels, xp=xp)
         if labels:
             check_parts(marginals, labels, problem.parts)
         return problem
+
+
+def weight_of(k: int, count: int, mass: Any) -> F64:
+    """Check the mass of marginal k; ones for a free marginal."""
+    if mass is None:
+        return np.ones(count)
+    return as_weight(mass, count, f"masses[{k}]", pick("cuda" if is_on_device(mass) else "cpu"))
+
+
+def as_marginals(weights: list[F64], used: list[Any], rho: list[float]) -> tuple[list[Marginal], float]:
+    """Make the marginals from their ``used`` points; return also the price of the mass of all other points."""
+    marginals = []
+    constant = 0.0
+    for k, (w, keep) in enumerate(zip(weights, used, strict=True)):
+        lost = (w > 0) & ~keep
+        if not keep.any():
+            raise InfeasibleError(f"costs forbid every point of masses[{k}]")
+        if lost.any():
+            if rho[k] == math.inf:
+                text = f"costs forbid every pair of masses[{k}][{int(np.argmax(lost))}], which must be transported"
+                raise InfeasibleError(text)
+            constant += rho[k] * float(w[lost].sum())
+        kept = np.flatnonzero(keep)
+        marginals.append(Marginal(f"masses[{k}]", len(w), kept, np.flatnonzero(lost), np.log(w[kept]), rho[k]))
+    return marginals, constant
 
 
 def as_masses(value: Any) -> list[Any]:
@@ -294,7 +327,10 @@ def as_penalties(reg_m: Any, masses: list[Any]) -> list[float]:
     """Return rho of each marginal; 0 for a free marginal, whatever reg_m is given."""
     count = len(masses)
     listed = isinstance(reg_m, (list, tuple)) or np.ndim(reg_m) > 0
-    values = list(reg_m) if listed else [reg_m] * count
+    if listed:
+        values = list(reg_m)
+    else:
+        values = [reg_m] * count
     if len(values) != count:
         raise ValueError(f"reg_m must be a number or one for each of {count} marginals, got {len(values)}")
     rho = []
@@ -326,7 +362,8 @@ def as_edges(costs: dict[Any, Any], count: int, xp: Any) -> Edges:
         pair = key if isinstance(key, tuple) else ()
         if len(pair) != 2 or not all(isinstance(k, (int, np.integer)) and 0 <= k < count for k in pair):
             raise ValueError(f"costs must have pairs of marginals, 0 to {count - 1}, as keys, got {shown(key)}")
-        i, j = int(pair[0]), int(pair[1])
+        i = int(pair[0])
+        j = int(pair[1])
         if i == j or (i, j) in edges or (j, i) in edges:
             raise ValueError(f"costs must hold one matrix for two different marginals, got {shown(key)} again or twice")
         edges[i, j] = as_edge(value, f"costs[{i}, {j}]", xp)
@@ -343,7 +380,8 @@ def as_edges(costs: dict[Any, Any], count: int, xp: Any) -> Edges:
         )
     stored = [pair for pair, x in edges.items() if x.operator == "pairs"]
     if stored and len(edges) == count:  # products of two kernels are full, as large as a dense kernel
-        (i, j), (m, n) = stored[0], edges[stored[0]].shape
+        i, j = stored[0]
+        m, n = edges[stored[0]].shape
         raise TypeError(
             f"costs[{i}, {j}] must be dense in a triangle, got a sparse matrix: fill in inf for what it does not "
             f"store, which takes {8 * m * n / 2**30:.3g} GiB, or leave out one of the three costs"
@@ -360,7 +398,9 @@ def as_edge(value: Any, name: str, xp: Any) -> Cost:
         check_kind(given, name, "fiu")
     if len(given.shape) != 2 or 0 in given.shape:
         raise ValueError(f"{name} must be a non-empty matrix, got shape {given.shape}")
-    return given if isinstance(given, Cost) else Dense(as_real(given))
+    if isinstance(given, Cost):
+        return given
+    return Dense(as_real(given))
 
 
 def matrices_of(costs: Any, masses: Any, xp: Any) -> list[Cost]:

@@ -22,7 +22,8 @@ def reachable(edges: Edges, whole: set[tuple[int, int]], used: list[Any]) -> lis
     if len(edges) == len(used):
         return in_triangle({pair: np.isfinite(np.asarray(cost)) for pair, cost in edges.items()}, used)
     masks = {pair: None if pair in whole else finite_pairs(cost) for pair, cost in edges.items()}
-    changed, used = True, [x.copy() for x in used]
+    changed = True
+    used = [x.copy() for x in used]
     while changed:  # a point needs a partner along each of its edges; in a tree this is sufficient
         changed = False
         for (i, j), mask in masks.items():
@@ -43,7 +44,8 @@ def partners(mask: Any, used: Any, transposed: bool = False) -> Any:
     """Find the points that have a finite pair with a used point."""
     if mask is None:
         return used.any()
-    used = used if isinstance(mask, np.ndarray) else used.astype(np.int32)  # sums of int8 would overflow
+    if not isinstance(mask, np.ndarray):
+        used = used.astype(np.int32)  # sums of int8 would overflow
     return ((mask.T if transposed else mask) @ used) > 0
 
 
@@ -57,7 +59,8 @@ def in_triangle(masks: Edges, used: list[Any]) -> list[Any]:
 
 def walk(edges: Any, root: int) -> list[tuple[int, int]]:
     """List (marginal, parent) for all marginals connected to the root, outwards; the root's parent is -1."""
-    order, seen = [(root, -1)], {root}
+    order = [(root, -1)]
+    seen = {root}
     for k, _ in order:
         for other in [sum(pair) - k for pair in edges if k in pair]:
             if other not in seen:
@@ -67,14 +70,17 @@ def walk(edges: Any, root: int) -> list[tuple[int, int]]:
 
 
 def path(edges: Any, i: int, j: int) -> list[int]:
-    parent, found = dict(walk(edges, j)), [i]
+    parent = dict(walk(edges, j))
+    found = [i]
     while found[-1] != j:
         found.append(parent[found[-1]])
     return found
 
 
 def oriented(edges: Any, i: int, j: int) -> Any:
-    return edges[i, j] if (i, j) in edges else edges[j, i].transpose()
+    if (i, j) in edges:
+        return edges[i, j]
+    return edges[j, i].transpose()
 
 
 def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> list[Any] | None:
@@ -88,7 +94,9 @@ def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> lis
     from scipy.sparse import csgraph  # noqa: PLC0415
 
     start = np.cumsum([0, *sizes])
-    point, other, count = [], [], int(start[-1])
+    point = []
+    other = []
+    count = int(start[-1])
     for (i, j), cost in edges.items():  # graph nodes: all points, and each part of an edge
         groups, rows, cols = parts_between(cost)
         point += [np.arange(start[i], start[i + 1]), np.arange(start[j], start[j + 1])]
@@ -98,7 +106,9 @@ def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> lis
     graph = sparse.coo_array((np.ones(len(ends[0]), np.int8), ends), shape=(count, count))
     _, label = csgraph.connected_components(graph.tocsr(), directed=False)
     _, label = np.unique(label[: start[-1]], return_inverse=True)
-    return np.split(label, start[1:-1]) if label.max() else None
+    if label.max():
+        return np.split(label, start[1:-1])
+    return None
 
 
 def parts_between(cost: Cost) -> tuple[int, Any, Any]:

@@ -121,7 +121,9 @@ class MultiResult(Certified, Hints):
     @property
     def mass(self) -> float:
         """Mass of the plan, ``sum P``; NaN if no plan was found."""
-        return math.nan if self._state is None else self._state.mass
+        if self._state is None:
+            return math.nan
+        return self._state.mass
 
     @property
     def _found(self) -> State:
@@ -136,7 +138,8 @@ class MultiResult(Certified, Hints):
         return int(k)
 
     def _two(self, i: Any, j: Any) -> tuple[int, int]:
-        i, j = self._number(i, "i"), self._number(j, "j")
+        i = self._number(i, "i")
+        j = self._number(j, "j")
         if i == j:
             raise ValueError(f"i and j must be two marginals, got {i} twice")
         return i, j
@@ -162,14 +165,16 @@ class MultiResult(Certified, Hints):
         cost = edges.get((i, j), edges.get((j, i)))
         if isinstance(self._body, Tree) and cost is not None and cost.operator == "pairs":
             P = self._body.stored_pair(i, j, self._found).tocoo()
-            rows, cols = self.problem.marginals[i], self.problem.marginals[j]
+            rows = self.problem.marginals[i]
+            cols = self.problem.marginals[j]
             places = rows.kept[P.row], cols.kept[P.col]
             return type(P)((P.data, places), shape=(rows.size, cols.size)).tocsr()
         return self.apply(i, j, np.eye(self.problem.marginals[j].size))
 
     def conditional(self, i: int, j: int) -> Any:
         """Return the coupling of i and j with rows scaled to sum 1, (n_i, n_j); NaN for points of i without mass."""
-        P, r = self.pair(i, j), self.marginal(i)
+        P = self.pair(i, j)
+        r = self.marginal(i)
         with np.errstate(invalid="ignore", divide="ignore"):
             if not is_sparse(P):
                 return P / r[:, None]
@@ -179,11 +184,14 @@ class MultiResult(Certified, Hints):
     def apply(self, i: int, j: int, X: Any) -> F64:
         """Return ``pair(i, j) @ X`` for X of shape (n_j,) or (n_j, d); for a tree no coupling is formed."""
         i, j = self._two(i, j)
-        rows, cols = self.problem.marginals[i], self.problem.marginals[j]
+        rows = self.problem.marginals[i]
+        cols = self.problem.marginals[j]
         X, flat = as_columns(X, cols.size, "X")
         out = np.zeros((rows.size, X.shape[1]))
         out[rows.kept] = self._body.apply(i, j, X[cols.kept], self._found)
-        return out[:, 0] if flat else out
+        if flat:
+            return out[:, 0]
+        return out
 
     @cached_property
     def cost(self) -> float:

@@ -36,7 +36,10 @@ class Slabs:
             costs = mapped(costs)
         known = type(costs).__module__.partition(".")[0] in LAZY and hasattr(costs, "ndim")
         lazy = known or isinstance(costs, np.memmap)
-        array = costs if lazy else as_held(costs, "costs", xp)
+        if lazy:
+            array = costs
+        else:
+            array = as_held(costs, "costs", xp)
         check_kind(array, "costs", "fiu")
         if array.ndim < 2 or array.ndim != len(masses) or 0 in array.shape:
             raise ValueError(
@@ -49,8 +52,12 @@ class Slabs:
         return cls(None, array.shape, array)
 
     def read(self, i0: int, i1: int) -> Any:
-        given = self.function(i0, i1) if self.function else self.held[i0:i1]
-        block, shape = np.asarray(host(given)), (i1 - i0, *self.shape[1:])
+        if self.function:
+            given = self.function(i0, i1)
+        else:
+            given = self.held[i0:i1]
+        block = np.asarray(host(given))
+        shape = (i1 - i0, *self.shape[1:])
         if block.shape != shape:
             raise ValueError(f"costs must give shape {shape} for slabs {i0} to {i1}, got {block.shape}")
         if block.dtype.kind not in "fiu":
@@ -69,7 +76,8 @@ class Slabs:
         if self.held is not None:
             moved = namespace(self.held).moveaxis(self.held, apart, 0)
             return Dense(moved.reshape(len(moved), -1))
-        m, n = self.shape[0], math.prod(self.shape[1:])
+        m = self.shape[0]
+        n = math.prod(self.shape[1:])
         return Streamed(lambda i0, i1: self.read(i0, i1).reshape(i1 - i0, n), (m, n), self.read(0, 1).dtype)
 
     def cut(self, kept: list[Any]) -> "Slabs":
@@ -78,7 +86,8 @@ class Slabs:
         if shape == self.shape:
             return self
         if self.held is not None:
-            part, xp = self.held, namespace(self.held)
+            part = self.held
+            xp = namespace(self.held)
             for k, points in enumerate(kept):
                 part = part.take(xp.asarray(points), k)
             return Slabs(None, shape, part)
@@ -98,7 +107,10 @@ class Slabs:
             for k, mask in enumerate([used[0][i0:i1], *used[1:]]):
                 open_ &= mask.reshape([-1 if m == k else 1 for m in range(C.ndim)])
             for k, mask in enumerate(found):
-                part = mask[i0:i1] if k == 0 else mask
+                if k == 0:
+                    part = mask[i0:i1]
+                else:
+                    part = mask
                 part |= open_.any(tuple(m for m in range(C.ndim) if m != k))
         return found
 
@@ -118,7 +130,8 @@ def mapped(path: Any) -> Any:
 
 def as_held(value: Any, name: str, xp: Any) -> Any:
     """Check an array; keep it on its device if it is an array of ``xp``, else copy it to the host."""
-    value = value if namespace(value) is xp else host(value)
+    if namespace(value) is not xp:
+        value = host(value)
     return as_array(value, name, namespace(value).asarray)
 
 

@@ -56,11 +56,15 @@ class State:
 
     @property
     def log_masses(self) -> F64:
-        return np.array([self.log_mass]) if self.by_part is None else self.by_part
+        if self.by_part is None:
+            return np.array([self.log_mass])
+        return self.by_part
 
     @property
     def mass(self) -> float:
-        return float(np.exp(self.log_mass)) if self.log_mass < 709 else np.inf
+        if self.log_mass < 709:
+            return float(np.exp(self.log_mass))
+        return np.inf
 
     def marginals(self, problem: MultiProblem) -> F64:
         assert self.log_s is not None
@@ -78,7 +82,9 @@ class State:
     def translated(self, problem: MultiProblem, lam: F64) -> "State":
         """Add lam (marginals, parts) to log_u; the mass of a part grows by e^(sum of lam over marginals)."""
         total = lam.sum(0)
-        log_u, log_s = self.log_u.moved(problem.points.moved, lam), self.log_s
-        log_s = None if log_s is None else log_s.moved(problem.points.moved, total - lam)
+        log_u = self.log_u.moved(problem.points.moved, lam)
+        log_s = self.log_s
+        if log_s is not None:
+            log_s = log_s.moved(problem.points.moved, total - lam)
         masses = self.log_masses + total
         return replace(self, log_u=log_u, log_s=log_s, log_mass=log_sum(masses), by_part=masses)

@@ -45,22 +45,26 @@ class Tree(CertifiedBody):
         self.children: dict[int, list[int]] = {k: [] for k in self.parent}
         for k, parent in self.order[1:]:
             self.children[parent].append(k)
-        self.kernels: dict[int, LogKernel] = (
-            before.kernels
-            if before
-            else {k: problem.kernel(oriented(problem.edges, k, parent), (k, parent)) for k, parent in self.inner}
-        )
+        if before:
+            self.kernels: dict[int, LogKernel] = before.kernels
+        else:
+            self.kernels = {
+                k: problem.kernel(oriented(problem.edges, k, parent), (k, parent)) for k, parent in self.inner
+            }
         for kernel in self.kernels.values():
             kernel.start(problem.reg)
         edges = [(k, parent, self.kernels[k], problem.fi[k]) for k, parent in self.inner]
         engine = load("cpu" if problem.xp is np else "cuda")
-        self.whole_pass, self.points = engine.TreePass(edges, problem), problem.points
-        self.below, starts = [k for k, _ in self.inner], self.points.message.tolist()
+        self.whole_pass = engine.TreePass(edges, problem)
+        self.points = problem.points
+        self.below = [k for k, _ in self.inner]
+        starts = self.points.message.tolist()
         self.ends: list[int] = starts[1:]
         self.edges = {k: slice(i, j) for k, i, j in zip(self.below, starts, self.ends, strict=False)}
-        self.coarse: TreeCoarse | None = (
-            TreeCoarse(self, before.coarse if before else None) if serves(problem) else None
-        )
+        if serves(problem):
+            self.coarse: TreeCoarse | None = TreeCoarse(self, before.coarse if before else None)
+        else:
+            self.coarse = None
         # A marginal transmits reg / (rho + reg) of a change from one edge to the next. On chains of three and of ten
         # marginals, reg .01 to .05, rho .05 to 10, separate Anderson weights for each edge saved a tenth to a third of
         # the passes if the sum of these factors was small, and cost as many more passes if it was not.
@@ -78,11 +82,14 @@ class Tree(CertifiedBody):
             return self.swept(state, narrow)
 
     def swept(self, state: F64, narrow: bool) -> State:
-        problem, sent, places = self.problem, PerPoint(state, self.edges), self.problem.places
+        problem = self.problem
+        sent = PerPoint(state, self.edges)
+        places = self.problem.places
         out = self.whole_pass.out
         log_u, self.near, self.late = (PerPoint(out[name], places) for name in ("log_u", "near", "late"))
         self.errors: dict[int, float] = {}
-        up, done = PerPoint(out["up"], self.edges), 0
+        up = PerPoint(out["up"], self.edges)
+        done = 0
         self.near.flat.fill(0.0)
         for kernel in self.kernels.values():
             kernel.begin()
@@ -104,11 +111,15 @@ class Tree(CertifiedBody):
 
     def through(self, k: int, parent: int, sent: PerPoint, log_u: PerPoint, up: PerPoint, narrow: bool) -> None:
         """Compute the messages of one edge; rebuild its kernel if necessary."""
-        x, near, problem = self.problem.marginals[k], host(self.near[k]), self.problem
-        fi, y = problem.fi[k], problem.marginals[parent].log_weight + host(sent[k])
+        x = self.problem.marginals[k]
+        near = host(self.near[k])
+        problem = self.problem
+        fi = problem.fi[k]
+        y = problem.marginals[parent].log_weight + host(sent[k])
         a = x.log_weight + (1 - fi) * near
         late, up[k], self.errors[k] = self.kernels[k].through(y, a, fi, narrow)
-        self.late[k], log_u[k] = late, problem.prox(k, near + late)
+        self.late[k] = late
+        log_u[k] = problem.prox(k, near + late)
         self.near[parent] += up[k]
 
     @property
@@ -118,7 +129,8 @@ class Tree(CertifiedBody):
     def complete(self, found: State) -> None:
         """Find the messages from the root for the u of the last pass, and with them all marginals."""
         problem, errors = self.problem, self.errors  # a marginal takes one product of each edge: count the worse error
-        back, up = PerPoint(np.zeros_like(self.near.flat), problem.places), found.messages["up"]
+        back = PerPoint(np.zeros_like(self.near.flat), problem.places)
+        up = found.messages["up"]
         made = self.whole_pass.back(back.flat)
         log_s = PerPoint(self.near.flat + back.flat, problem.places)
         for (i, k), known in zip_longest(self.order[1:], made):
@@ -130,20 +142,26 @@ class Tree(CertifiedBody):
             anew = self.kernels[i].builds > self.builds[i]  # a rebuilt float32 kernel has new rounding errors
             errors[i] = max(errors[i], error) + (2 * NARROW_ENTRY if anew and found.storage else 0.0)
         found.messages["back"] = back
-        found.log_s, found.rounding, found.storage = log_s, sum(errors.values()), max(found.storage, self.storage)
+        found.log_s = log_s
+        found.rounding = sum(errors.values())
+        found.storage = max(found.storage, self.storage)
 
     def find(self, state: F64, narrow: bool) -> State:
         self.last = self.sweep(state, narrow)
         closed, self.lam = self.closed, self.closed.lam
-        masses, up = closed.masses + self.lam.sum(0), PerPoint(closed.up, self.edges)
-        log_u, worth = PerPoint(closed.log_u, self.problem.places), closed.worth
+        masses = closed.masses + self.lam.sum(0)
+        up = PerPoint(closed.up, self.edges)
+        log_u = PerPoint(closed.log_u, self.problem.places)
+        worth = closed.worth
         return replace(
             self.last, log_u=log_u, log_mass=log_sum(masses), by_part=masses, messages={"up": up}, worth=worth
         )
 
     def translated(self, state: State, lam: F64) -> State:
-        below, points = self.points.below(lam), self.points
-        moved, messages = state.translated(self.problem, lam), state.messages
+        below = self.points.below(lam)
+        points = self.points
+        moved = state.translated(self.problem, lam)
+        messages = state.messages
         moved.messages = {"up": messages["up"].moved(points.moved_messages, below)}
         if "back" in messages:
             moved.messages["back"] = messages["back"].moved(points.moved, lam.sum(0) - below)
@@ -153,19 +171,25 @@ class Tree(CertifiedBody):
         """Return the next state from a translated plan; exact: from messages that all belong to the same u."""
         following: F64 = self.closed.sent
         if exact:
-            moved, messages = self.points.below(self.lam) - self.lam, found.messages  # near moves without its own lam
+            moved = self.points.below(self.lam) - self.lam
+            messages = found.messages  # near moves without its own lam
             vectors = found.log_u.flat, messages["back"].flat, self.near.flat, moved, messages["up"].flat
             following = self.points.at_edges(*vectors)
         return following
 
     def changed(self, image: F64, state: F64) -> tuple[F64, float]:
         closed = self.closed
-        return (closed.change, closed.largest) if image is closed.sent else super().changed(image, state)
+        if image is closed.sent:
+            return closed.change, closed.largest
+        return super().changed(image, state)
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
         """Guess (gap, missed mass of hard marginals) from the change of the messages of their parents."""
         closed = self.closed
-        found_sums = closed.sums if residual is closed.change else self.points.change_sums(self.metric(found), residual)
+        if residual is closed.change:
+            found_sums = closed.sums
+        else:
+            found_sums = self.points.change_sums(self.metric(found), residual)
         sums = dict(zip(self.below, found_sums.tolist(), strict=True))
         gap = sum(self.problem.rho[k] * sums[k][0] for k in self.problem.soft if k in sums)
         return 0.5 * found.mass * gap, found.mass * sum(sums[k][1] for k in self.problem.hard if k in sums)
@@ -187,7 +211,8 @@ class Tree(CertifiedBody):
 
     def spread_out(self, found: State, d: F64) -> tuple[PerPoint, dict[int, F64]]:
         """Return at each point the conditional mean of sum d over all marginals, and over marginals below each edge."""
-        near, below = PerPoint(d.copy(), self.problem.places), {}
+        near = PerPoint(d.copy(), self.problem.places)
+        below = {}
         for k, parent in self.inner:
             below[k] = self.expected(found, k, near[k], turned=True)
             near[parent] += below[k]
@@ -197,10 +222,13 @@ class Tree(CertifiedBody):
 
     def expected(self, found: State, k: int, z: F64, turned: bool) -> F64:
         """Return the conditional mean at each point of k of z, given at the parent's points; turned: the reverse."""
-        (x, y), c = self.beliefs(k, found), 2 * largest_of(z)  # shift z: products on logarithms need z + c > 0
+        x, y = self.beliefs(k, found)
+        c = 2 * largest_of(z)  # shift z: products on logarithms need z + c > 0
         if c == 0:
             return np.zeros(len(y if turned else x))
-        log_z, (up, back), fi = np.log(z + c), (found.messages[way][k] for way in ("up", "back")), self.problem.fi[k]
+        log_z = np.log(z + c)
+        up, back = (found.messages[way][k] for way in ("up", "back"))
+        fi = self.problem.fi[k]
         if turned:  # R of this pass is back, so that its row factors are e^(x + log z)
             return np.asarray(np.exp(self.kernels[k].through(y, x + log_z + fi * back, fi)[1] - up) - c)
         return np.asarray(np.exp(self.kernels[k].into_rows(y + log_z)[0] - back) - c)
@@ -226,10 +254,13 @@ class Tree(CertifiedBody):
 
     def stored_pair(self, i: int, j: int, state: State) -> Any:
         child = i if self.parent[i] == j else j
-        (x, y), kernel = self.beliefs(child, state), self.kernels[child]
+        x, y = self.beliefs(child, state)
+        kernel = self.kernels[child]
         cost: Any = kernel.cost
         P = cost.with_data(np.exp(x[cost.row_numbers()] + y[cost.column] - cost.data.astype(np.float64) / kernel.reg))
-        return P if child == i else P.T.tocsr()
+        if child == i:
+            return P
+        return P.T.tocsr()
 
     def beliefs(self, child: int, state: State) -> tuple[F64, F64]:
         """Return x and y of the coupling exp(x_i + y_j - C_ij / reg) between a marginal and its parent."""

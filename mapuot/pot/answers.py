@@ -23,10 +23,14 @@ class Answers:
         if self.several:
             return self.cost("linear", log)
         value = give(self.results[0].plan, self.like)
-        return (value, self.log()) if log else value
+        if log:
+            return value, self.log()
+        return value
 
     def cost(self, kind: str, log: bool) -> Any:
-        return (self.costs(kind), self.log()) if log else self.costs(kind)
+        if log:
+            return self.costs(kind), self.log()
+        return self.costs(kind)
 
     def costs(self, kind: str) -> Any:
         values = [r.cost if kind == "linear" else total(r, t) for r, t in zip(self.results, self.growth, strict=True)]
@@ -35,7 +39,9 @@ class Answers:
     def narrowed(self, x: Any) -> Any:
         """Return ``x`` in M's dtype, or in float64 if float32 would overflow."""
         held = (np.abs(x) <= MOST_FLOAT32) | ~np.isfinite(x)
-        return x.astype(self.dtype) if held.all() else x
+        if held.all():
+            return x.astype(self.dtype)
+        return x
 
     def log(self) -> dict[str, Any]:
         logu = self.vectors([r.log_u + t for r, t in zip(self.results, self.growth, strict=True)])
@@ -50,5 +56,8 @@ class Answers:
 
 def total(result: Result, growth: float) -> float:
     """Return the objective for the reference a b^T; the result's own reference is e^growth times that."""
-    more = growth * result.mass + np.expm1(-growth) * result.problem.c_mass if growth else 0.0
+    if growth:
+        more = growth * result.mass + np.expm1(-growth) * result.problem.c_mass
+    else:
+        more = 0.0
     return float(result.objective + result.problem.reg * more)

@@ -42,6 +42,13 @@ def no_grad() -> Any:
     return sys.modules["torch"].no_grad()
 
 
+def lowered(word: Any) -> Any:
+    """Return a word in lower case, as POT reads it; anything else unchanged."""
+    if isinstance(word, str):
+        return word.lower()
+    return word
+
+
 def take(x: Any, name: str) -> Any:
     """Return ``x`` in the solver's form, a view if possible; a needed gradient raises an error."""
     root = library(x)
@@ -56,7 +63,9 @@ def take(x: Any, name: str) -> Any:
         return as_array(x, name)
     if root == "jax":
         return np.asarray(x)
-    return x.numpy() if root == "tensorflow" else x
+    if root == "tensorflow":
+        return x.numpy()
+    return x
 
 
 def give(x: Any, like: Any) -> Any:
@@ -68,4 +77,6 @@ def give(x: Any, like: Any) -> Any:
         return sys.modules["jax"].numpy.asarray(x)
     if root == "tensorflow":
         return sys.modules["tensorflow"].convert_to_tensor(x)
-    return sys.modules["cupy"].asarray(x) if root == "cupy" else x
+    if root == "cupy":
+        return sys.modules["cupy"].asarray(x)
+    return x

@@ -8,7 +8,7 @@ from ..api.barycenter import as_weights, barycenter
 from ..arrays import host
 from ..errors import ConvergenceWarning, warn
 from ..problem.validate import as_array, as_count, as_float, as_positive
-from .arrays import give, take
+from .arrays import give, lowered, take
 from .sinkhorn import DEFAULT_ITER, LEAST_TOL, demand, muted
 
 
@@ -64,7 +64,7 @@ def barycenter_unbalanced(
     >>> round(float(t[q.argmax()]), 2)
     0.5
     """
-    name = method.lower() if isinstance(method, str) else method
+    name = lowered(method)
     if name in ("sinkhorn_reg_scaling", "sinkhorn_translation_invariant"):
         warn("Method not implemented yet. Running 'sinkhorn' instead")
     elif name not in ("sinkhorn", "sinkhorn_stabilized"):
@@ -74,23 +74,31 @@ def barycenter_unbalanced(
         if name != "sinkhorn_stabilized":
             raise TypeError(f"tau is an argument of method 'sinkhorn_stabilized' only, not of {method!r}")
     histograms = as_array(host(take(A, "A")), "A")
-    M, shape = host(take(M, "M")), np.shape(histograms)
+    M = host(take(M, "M"))
+    shape = np.shape(histograms)
     if len(shape) != 2 or np.shape(M) != (shape[0], shape[0]) or shape[1] == 0:
         raise ValueError(f"A must be (n, k) and M (n, n), got {shape} and {np.shape(M)}")
     weights = as_weights(take(weights, "weights"), shape[1])
     if weights.ndim != 1:
         raise ValueError(f"weights must be ({shape[1]},), got {weights.shape}")
-    stop, most, rho = as_float(stopThr, "stopThr"), as_count(numItermax, "numItermax"), as_float(reg_m, "reg_m")
+    stop = as_float(stopThr, "stopThr")
+    most = as_count(numItermax, "numItermax")
+    rho = as_float(reg_m, "reg_m")
     tol = demand(as_positive(reg, "reg"), rho, rho, max(stop, LEAST_TOL), "sinkhorn")
     with muted():
         found = barycenter(
             M, histograms.T, reg=reg, reg_m=reg_m, weights=weights, tol=tol, tol_change=max(stop, LEAST_TOL),
             max_passes=max(most, DEFAULT_ITER), progress=verbose,
         )  # fmt: skip
-    reached = found.error_bound if found.error_bound < np.inf else found.change
+    if found.error_bound < np.inf:
+        reached = found.error_bound
+    else:
+        reached = found.change
     if stop > 0 and not (found.converged or reached <= stop):
         why = f"last change {reached:.2e} >= stopThr {stop:.2e}; raise numItermax, reg or stopThr"
         warn(f"barycenter not converged after {found.n_passes} iterations: {why}", ConvergenceWarning)
     dtype = np.float32 if histograms.dtype == np.float32 else np.float64
     q, log_u, log_v = (give(x.astype(dtype), A) for x in (found.q, found.log_u.T, found.log_v.T))
-    return (q, {"err": [reached], "niter": found.n_passes, "logu": log_u, "logv": log_v}) if log else q
+    if log:
+        return q, {"err": [reached], "niter": found.n_passes, "logu": log_u, "logv": log_v}
+    return q

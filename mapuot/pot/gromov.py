@@ -81,8 +81,14 @@ def fused_unbalanced_gromov_wasserstein(
     True
     """
     as_choice(divergence, "divergence", ("kl",))
-    share = 1.0 / (1.0 + as_float(alpha, "alpha")) if M is not None else 1.0
-    pair = reg_marginals if isinstance(reg_marginals, (tuple, list)) else (reg_marginals,)
+    if M is not None:
+        share = 1.0 / (1.0 + as_float(alpha, "alpha"))
+    else:
+        share = 1.0
+    if isinstance(reg_marginals, (tuple, list)):
+        pair = reg_marginals
+    else:
+        pair = (reg_marginals,)
     rho = [share * as_float(x, "reg_marginals") for x in pair]
     result = answer(
         Cx, Cy, wx, wy, M, share, init_pi, max_iter, tol, "fused_unbalanced_gromov_wasserstein",
@@ -124,7 +130,9 @@ def fused_unbalanced_gromov_wasserstein2(*args: Any, **kwargs: Any) -> Any:
     """
     given = inspect.signature(fused_unbalanced_gromov_wasserstein).bind(*args, **kwargs).arguments
     *_, told = fused_unbalanced_gromov_wasserstein(**given | {"log": True})
-    return (told["fugw_cost"], told) if given.get("log") else told["fugw_cost"]
+    if given.get("log"):
+        return told["fugw_cost"], told
+    return told["fugw_cost"]
 
 
 def entropic_gromov_wasserstein(
@@ -269,7 +277,9 @@ def entropic_fused_gromov_wasserstein2(*args: Any, **kwargs: Any) -> Any:
 def loss_of(function: Callable[..., Any], key: str, args: Any, kwargs: Any) -> Any:
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     plan, told = function(**given | {"log": True})
-    return (told[key], told | {"T": plan}) if given.get("log") else told[key]
+    if given.get("log"):
+        return told[key], told | {"T": plan}
+    return told[key]
 
 
 def balanced(
@@ -281,7 +291,10 @@ def balanced(
     as_choice(solver, "solver", ("PGD",))
     if symmetric not in (None, True):
         raise ValueError("symmetric must be None or True: asymmetric similarities are not implemented")
-    name = "entropic_fused_gromov_wasserstein" if M is not None else "entropic_gromov_wasserstein"
+    if M is None:
+        name = "entropic_gromov_wasserstein"
+    else:
+        name = "entropic_fused_gromov_wasserstein"
     result = answer(
         C1, C2, p, q, M, alpha, G0, max_iter, tol, name, reg=0.5 * as_float(epsilon, "epsilon"), reg_m=np.inf
     )
@@ -302,7 +315,9 @@ def answer(
         x if x is None else host(take(x, label))
         for x, label in zip((X, Y, a, b, M, start), ("C1", "C2", "p", "q", "M", "G0"), strict=True)
     )
-    fused: dict[str, Any] = {} if M is None else {"features": M, "alpha": share}
+    fused: dict[str, Any] = {}
+    if M is not None:
+        fused = {"features": M, "alpha": share}
     with muted():
         result = gromov(
             X, Y, a, b, metric="precomputed", init="auto" if start is None else start, max_iter=int(max_iter),
@@ -339,7 +354,8 @@ def serves(given: dict[str, Any]) -> bool:
 
 def of_gromov(original: Callable[..., Any]) -> Callable[..., Any]:
     """Make the stand-in of one of POT's functions; POT solves the problems that `mapuot.gromov` cannot."""
-    ours, signature = OURS[original.__name__], inspect.signature(original)
+    ours = OURS[original.__name__]
+    signature = inspect.signature(original)
     known = inspect.signature(OURS[original.__name__.removesuffix("2")]).parameters
 
     @functools.wraps(original, assigned=("__name__", "__qualname__", "__doc__"))
@@ -347,6 +363,8 @@ def of_gromov(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = {name: x for name, x in bound.arguments.items() if name in known}
-        return ours(**given) if serves(given) else original(*args, **kwargs)
+        if serves(given):
+            return ours(**given)
+        return original(*args, **kwargs)
 
     return call

@@ -90,14 +90,24 @@ def mm_unbalanced(
     """
     as_choice(div, "div", ("kl",))
     costs = take(M, "M")
-    costs = costs if namespace(costs) is not np else as_array(costs, "M")
-    xp, dtype = namespace(costs), costs.dtype if costs.dtype.kind == "f" else np.float64
+    if namespace(costs) is np:
+        costs = as_array(costs, "M")
+    xp = namespace(costs)
+    if costs.dtype.kind == "f":
+        dtype = costs.dtype
+    else:
+        dtype = np.float64
     a, b = (xp.full(k, 1 / k) if x is None or len(x) == 0 else xp.asarray(take(x, name), np.float64)
             for x, k, name in zip((a, b), costs.shape, "ab", strict=True))  # fmt: skip
     rho = tuple(as_positive(x, "reg_m") for x in as_pair(reg_m, "reg_m"))
-    tol, most, epsilon = as_positive(stopThr, "stopThr"), as_count(numItermax, "numItermax"), as_float(reg, "reg")
+    tol = as_positive(stopThr, "stopThr")
+    most = as_count(numItermax, "numItermax")
+    epsilon = as_float(reg, "reg")
     if epsilon:
-        kind = "product" if c is None else take(c, "c")
+        if c is None:
+            kind = "product"
+        else:
+            kind = take(c, "c")
         result = solve(costs, a, b, reg=epsilon, reg_m=rho, reference=kind, tol=tol, progress=bool(verbose))
         found = Bounded(result.plan, result.f, result.g, result.objective, result.dual)
         cost = result.cost
@@ -106,7 +116,9 @@ def mm_unbalanced(
         cost = float(paid(found.plan, costs))
     plan = give(found.plan.astype(dtype, copy=False), M)
     values = {"cost": cost, "total_cost": found.primal, "gap": found.gap}
-    return (plan, values | {"f": give(found.f, M), "g": give(found.g, M)}) if log else plan
+    if log:
+        return plan, values | {"f": give(found.f, M), "g": give(found.g, M)}
+    return plan
 
 
 def steps(M: Any, a: Any, b: Any, rho: Any, tol: float, most: int) -> Bounded:
@@ -114,7 +126,9 @@ def steps(M: Any, a: Any, b: Any, rho: Any, tol: float, most: int) -> Bounded:
     xp = namespace(M)
     finite = M[xp.isfinite(M)]
     unit = min(float(abs(finite).mean()) if finite.size else 1.0, *rho) or 1.0
-    best, plan, eps = None, a[:, None] * b, FIRST_STEP * unit
+    best = None
+    plan = a[:, None] * b
+    eps = FIRST_STEP * unit
     zeros = np.zeros(M.shape[0]), np.zeros(M.shape[1])
     for k in range(most):
         with muted():
@@ -124,20 +138,26 @@ def steps(M: Any, a: Any, b: Any, rho: Any, tol: float, most: int) -> Bounded:
             )  # fmt: skip
         if result.status in FAILED and best is not None:
             break
-        plan, eps = result.plan, max(FALL * eps, LAST * unit)
+        plan = result.plan
+        eps = max(FALL * eps, LAST * unit)
         state = certified(plan, M, a, b, rho)
         best = state if best is None or state.gap < best.gap else best
         if best.gap <= tol * abs(best.primal):
             return best
     assert best is not None
-    share = best.gap / abs(best.primal) if best.primal else math.inf
+    if best.primal:
+        share = best.gap / abs(best.primal)
+    else:
+        share = math.inf
     warn(f"mm_unbalanced not converged: gap {share:.1e} > stopThr {tol:.1e}; raise numItermax", ConvergenceWarning)
     return best
 
 
 def certified(plan: Any, M: Any, a: Any, b: Any, rho: Any) -> Bounded:
     xp = namespace(M)
-    r, s, allowed = plan.sum(1), plan.sum(0), xp.isfinite(M)
+    r = plan.sum(1)
+    s = plan.sum(0)
+    allowed = xp.isfinite(M)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         f = xp.where(r > 0, -rho[0] * xp.log(r / a), -np.inf)  # rows without mass do not constrain columns
         g = xp.where(allowed, M - f[:, None], np.inf).min(0)  # the largest feasible potential

@@ -74,7 +74,10 @@ def patch() -> None:
     except ImportError as error:
         raise ImportError("mapuot.pot.patch needs POT: pip install 'mapuot[pot]'") from error
     for name, own in OWN_METHOD.items():
-        kind = of_barycenter if name.startswith("bary") else of_sinkhorn
+        if name.startswith("bary"):
+            kind = of_barycenter
+        else:
+            kind = of_sinkhorn
         theirs = getattr(ot.unbalanced, name)
         installed[name] = theirs, kind(theirs, own)
     for name in OURS:
@@ -130,7 +133,8 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
         return None
     if not (isinstance(reg, NUMBERS) and isinstance(reg_m, NUMBERS) and reg > 0 and reg_m > 0):
         return None
-    reg, rho = float(reg), float(reg_m)
+    reg = float(reg)
+    rho = float(reg_m)
     if rho == np.inf:  # as in POT, masses may differ here
         return None
     try:
@@ -164,7 +168,8 @@ def parameters_of(original: Callable[..., Any], first: int) -> list[str]:
 def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., Any]:
     """Make the stand-in of one of POT's Sinkhorn functions; ``own``: its method, if it has only one."""
     order = parameters_of(original, 5)
-    names, plain = {*order, "tau"}, "returnCost" not in order
+    names = {*order, "tau"}
+    plain = "returnCost" not in order
 
     @named_as(original)
     def call(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, *args: Any, **kwargs: Any) -> Any:
@@ -185,7 +190,8 @@ def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., 
         if others or (any(map(tracked, (a, b, M))) and not sinkhorn.differentiable(a, b, M, kind, c)):
             leave(original.__name__)
             return original(a, b, M, reg, reg_m, *args, **kwargs)
-        cost, log = given.get("returnCost", "linear"), bool(given.get("log", False))
+        cost = given.get("returnCost", "linear")
+        log = bool(given.get("log", False))
         if cost not in ("linear", "total"):
             raise ValueError(f"Unknown returnCost = {cost!r}: must be 'linear' or 'total'")
         name = own or sinkhorn.method_name(method) or "sinkhorn"
@@ -194,7 +200,9 @@ def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., 
         request.stop = given.get("stopThr", STOP)
         request.verbose = given.get("verbose", False)
         answers = request.run(name, given.get("tau") if name == "sinkhorn_stabilized" else None)
-        return answers.plan(log) if plain else answers.cost(cost, log)
+        if plain:
+            return answers.plan(log)
+        return answers.cost(cost, log)
 
     return call
 
@@ -212,7 +220,9 @@ def leave(function: str) -> None:
 def of_barycenter(original: Callable[..., Any], own: str | None) -> Callable[..., Any]:
     """Make the stand-in of one of POT's barycenters; ``own`` as in `of_sinkhorn`."""
     order = parameters_of(original, 0)
-    named: dict[str, Any] = {} if own is None else {"method": own}
+    named: dict[str, Any] = {}
+    if own is not None:
+        named["method"] = own
 
     @named_as(original)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ from ..errors import OF_BATCH, ConvergenceWarning, muted, renamed, warn
 from ..problem.validate import MASS_TOLERANCE, as_array, as_float, as_pair, as_passes, as_positive
 from ..status import Words, not_converged
 from .answers import Answers
-from .arrays import is_dense_tensor, no_grad, take, tracked
+from .arrays import is_dense_tensor, lowered, no_grad, take, tracked
 
 WORDS = Words("numItermax", "stopThr")
 NAMES = {"reference": "c", "warm_start": "warmstart"} | OF_BATCH  # ours, POT's
@@ -256,32 +256,38 @@ class Arguments:
 
     def has_sparse_total(self) -> bool:
         """Tell whether the objective, but no plan, has a gradient: M is a sparse tensor, and there is one target."""
-        tensors, plain = (self.a, self.b, self.M), self.c is None and self.warmstart is None
-        kl = isinstance(self.reg_type, str) and self.reg_type.lower() == "kl"
-        return plain and kl and is_csr(self.M) and len(self.b.shape) == 1 and any(map(tracked, tensors))
+        tensors = self.a, self.b, self.M
+        plain = self.c is None and self.warmstart is None
+        is_kl = lowered(self.reg_type) == "kl"
+        return plain and is_kl and is_csr(self.M) and len(self.b.shape) == 1 and any(map(tracked, tensors))
 
     def sparse_total(self) -> Any:
         """Return the objective of a sparse M as a tensor with its gradient."""
         from ..torch import sinkhorn_loss  # noqa: PLC0415 - only for tensors
 
         a, b = (x if len(x) else None for x in (self.a, self.b))
-        tol, passes = as_float(self.stop, self.words.tol), as_passes(self.max_iter, self.words.passes)
+        tol = as_float(self.stop, self.words.tol)
+        passes = as_passes(self.max_iter, self.words.passes)
         limits = {"tol": tol if tol > 0 else LEAST_TOL, "max_passes": passes}
         return sinkhorn_loss(self.M, a, b, reg=self.reg, reg_m=self.reg_m, **limits)
 
     def solved(self, method: str | None, tau: float | None) -> "Answers":
         """Solve without gradients."""
-        name, like = method_name(method), self.M
+        name = method_name(method)
+        like = self.M
         if tau is not None:
             as_positive(tau, "tau")
             if name != "sinkhorn_stabilized":
                 raise TypeError(f"tau is an argument of method 'sinkhorn_stabilized' only, not of {method!r}")
         for key in ("a", "b", "M", "reg_m", "c"):
             setattr(self, key, take(getattr(self, key), key))
-        self.b = as_array(self.b, "b") if isinstance(self.b, (list, tuple)) else self.b
-        several, shape = np.ndim(self.b) == 2, np.shape(self.M)
+        if isinstance(self.b, (list, tuple)):
+            self.b = as_array(self.b, "b")
+        several = np.ndim(self.b) == 2
+        shape = np.shape(self.M)
         reference = self.reference(several)
-        self.max_iter, self.stop = as_passes(self.max_iter, self.words.passes), as_float(self.stop, self.words.tol)
+        self.max_iter = as_passes(self.max_iter, self.words.passes)
+        self.stop = as_float(self.stop, self.words.tol)
         if several and (0 in self.b.shape or self.b.shape[:1] != shape[1:]):
             raise ValueError(f"b must have shape (n,) or (n, k) for M of shape {shape}, got {self.b.shape}")
         with renamed(NAMES):
@@ -295,22 +301,28 @@ class Arguments:
 
     def limits(self, name: str | None) -> dict[str, Any]:
         """Return the solver's options for a method: tolerance and largest number of passes."""
-        tol, passes = self.stop if self.stop > 0 else LEAST_TOL, self.max_iter
+        tol = self.stop if self.stop > 0 else LEAST_TOL
+        passes = self.max_iter
         if name is not None:
-            pair, reg = as_pair(self.reg_m, "reg_m"), as_positive(self.reg, "reg")
+            pair = as_pair(self.reg_m, "reg_m")
+            reg = as_positive(self.reg, "reg")
             rho = [as_float(x, "reg_m") for x in pair]
-            tol, passes = demand(reg, min(rho), max(rho), max(tol, LEAST_TOL), name), max(passes, DEFAULT_ITER)
+            tol = demand(reg, min(rho), max(rho), max(tol, LEAST_TOL), name)
+            passes = max(passes, DEFAULT_ITER)
         return {"tol": tol, "max_passes": passes, "backend": BACKEND, "progress": self.verbose}
 
     def reference(self, several: bool) -> Any:
-        kind = self.reg_type.lower() if isinstance(self.reg_type, str) else self.reg_type
-        kind = ("entropy" if several else "kl") if kind is None else kind
+        kind = lowered(self.reg_type)
+        if kind is None:
+            kind = "entropy" if several else "kl"
         if kind == "entropy":
             warn("reg_type='entropy': ones are taken for the reference measure c")
             return "uniform"
         if kind != "kl":
             raise ValueError(f"reg_type must be 'kl' or 'entropy', got {self.reg_type!r}")
-        return "product" if self.c is None else self.c
+        if self.c is None:
+            return "product"
+        return self.c
 
     def even_out(self) -> tuple[Any, Any]:
         """Return a scaled to the mass of b, and the log of the factor: a row and a number for each column of b.
@@ -318,12 +330,16 @@ class Arguments:
         If both sides are balanced and their totals differ, POT's scalings diverge but its plan converges: it meets b,
         and its rows are in proportion to a.
         """
-        given, none = self.a if np.size(self.a) else None, np.zeros(np.shape(self.b)[1:])
+        given = self.a if np.size(self.a) else None
+        none = np.zeros(np.shape(self.b)[1:])
         if not all(np.ndim(x) == 0 and as_float(x, "reg_m") == np.inf for x in as_pair(self.reg_m, "reg_m")):
             return given, none
-        (m, n), a, b = np.shape(self.M), as_array(host(self.a), "a"), as_array(host(self.b), "b")
+        m, n = np.shape(self.M)
+        a = as_array(host(self.a), "a")
+        b = as_array(host(self.b), "b")
         a, b = (x.astype(np.float64) if x.size else np.full(k, 1 / k) for x, k in ((a, m), (b, n)))
-        total, asked = a.sum(), b.sum(0)
+        total = a.sum()
+        asked = b.sum(0)
         uneven = abs(asked - total) > MASS_TOLERANCE * total
         if not (0 < total < np.inf and np.min(asked) > 0 and np.max(asked) < np.inf and np.any(uneven)):
             return given, none
@@ -337,7 +353,8 @@ class Arguments:
 
     def answers(self, several: bool, options: dict[str, Any], like: Any) -> "Answers":
         """Solve; err is the certified error of every pass, or for ``several`` targets the largest final error."""
-        start, (a, growth) = self.warmstart, self.even_out()
+        start = self.warmstart
+        a, growth = self.even_out()
         growth *= isinstance(options["reference"], str) and options["reference"] == "product"
         if start is not None:
             if not isinstance(start, (tuple, list)) or len(start) != 2:
@@ -347,7 +364,8 @@ class Arguments:
             result = solve(self.M, a, self.b, warm_start=start, **options)
             return Answers([result], [stat.error for stat in result.trace], False, like, growth[None])
         if start is not None:  # one column serves all targets
-            count, start = self.b.shape[1], [np.asarray(x, np.float64) for x in start]
+            count = self.b.shape[1]
+            start = [np.asarray(x, np.float64) for x in start]
             start = tuple(np.stack([x] * count if x.ndim < 2 else [*x.T[:count]]) for x in start)
         found = solve_batch(self.M, a, self.b.T, warm_start=start, **options)
         _ = found.cost  # all costs in one product
@@ -356,7 +374,7 @@ class Arguments:
 
 def differentiable(a: Any, b: Any, M: Any, reg_type: Any, c: Any) -> bool:
     """Tell whether the answer can have gradients: dense tensors, one of which requires it, and c = a b^T."""
-    plain = c is None and isinstance(reg_type, str) and reg_type.lower() == "kl"
+    plain = c is None and lowered(reg_type) == "kl"
     return plain and any(map(tracked, (a, b, M))) and all(map(is_dense_tensor, (a, b, M)))
 
 
@@ -364,7 +382,7 @@ def method_name(method: str | None) -> str | None:
     """Return the name in lower case; raise ValueError if POT does not know it."""
     if method is None:
         return None
-    name = method.lower() if isinstance(method, str) else method
+    name: str = lowered(method)
     if name == "sinkhorn_reg_scaling":
         warn("Method not implemented yet. Running 'sinkhorn' instead")
         return "sinkhorn"

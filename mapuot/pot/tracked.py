@@ -23,7 +23,10 @@ class TrackedAnswers(Answers):
         a, b = (x if len(x) else equal(k, M) for x, k in zip((a, b), M.shape, strict=True))
         B = b.T if self.several else b[None]
         self.mass = B.sum(1)
-        self.grown = self.mass / a.sum() if self.growth.any() else torch.ones_like(self.mass)
+        if self.growth.any():
+            self.grown = self.mass / a.sum()
+        else:
+            self.grown = torch.ones_like(self.mass)
         self.tensors = self.grown[:, None] * a, B, M
 
     def plans(self) -> Any:
@@ -41,7 +44,9 @@ class TrackedAnswers(Answers):
             values = (self.plans() * M.where(M.isfinite(), torch.zeros_like(M))).sum((1, 2))
         else:
             values = self.totals()
-        return values if self.several else values[0]
+        if self.several:
+            return values
+        return values[0]
 
     def totals(self) -> Any:
         """Return the objectives; if a was scaled, for its original reference, see `answers.total`."""
@@ -61,7 +66,9 @@ class TrackedAnswers(Answers):
         if self.several:
             return self.cost("linear", log)
         value = self.plans()[0]
-        return (value, self.log()) if log else value
+        if log:
+            return value, self.log()
+        return value
 
     def value(self, found: Any, slopes: Callable[[Any], list[Any]]) -> Any:
         """Return numbers of the results as a tensor in M's dtype; ``slopes``: (by a, by b, by M) of each result."""

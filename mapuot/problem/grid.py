@@ -174,7 +174,10 @@ def as_nodes(value: Any, name: str) -> tuple[int, ...]:
 
 
 def each_axis(value: Any, d: int, name: str, check: Any) -> tuple[float, ...]:
-    values = [value] * d if np.ndim(value) == 0 else list(value)
+    if np.ndim(value) == 0:
+        values = [value] * d
+    else:
+        values = list(value)
     if len(values) != d:
         raise ValueError(f"{name} must be a number or one for each of {d} axes, got {len(values)}")
     return tuple(check(x, name) for x in values)

@@ -16,7 +16,8 @@ def as_labels(y: Any, length: int, name: str, may_lack: bool = False) -> Any:
 
     ``may_lack``: the caller treats missing labels (`is_missing`) as unknown. Otherwise they are refused.
     """
-    y = y if namespace(y) is not np else np.asarray(y)
+    if namespace(y) is np:
+        y = np.asarray(y)
     if y.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {y.shape}")
     missing = None if may_lack else is_missing(y)

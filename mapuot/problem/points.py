@@ -191,6 +191,13 @@ class PointCosts(Cost):
         vars(self)[name] = found
         return found
 
+    @property
+    def root_weights(self) -> Any:
+        """The factors of the coordinates that the weights of squares stand for; 1 without weights."""
+        if self.weights is None:
+            return 1.0
+        return np.sqrt(self.weights)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a pickle, with points on the host."""
         state = dict(vars(self))

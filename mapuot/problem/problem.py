@@ -402,7 +402,10 @@ class Problem(Common):
         if not (self.forbidden or self.c is not None or self.masked or self.cost.operator == "pairs"):
             return
         for side, dead in ((self.rows, dead_rows), (self.cols, dead_cols)):
-            needs = side.rho > 0 if side.penalty == "range" else side.hard
+            if side.penalty == "range":
+                needs = side.rho > 0
+            else:
+                needs = side.hard
             hard = dead & (side.weight > 0) & needs
             if any_of(hard):
                 point = f"{side.name}[{int(np.argmax(host(hard)))}]"
@@ -607,7 +610,9 @@ class BatchProblem(Common):
 
     @property
     def several(self) -> Any:
-        return self.cost if isinstance(self.cost, Clouds) else None
+        if isinstance(self.cost, Clouds):
+            return self.cost
+        return None
 
     @property
     def ragged(self) -> bool:

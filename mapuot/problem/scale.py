@@ -118,4 +118,6 @@ def times(scale: float, x: Any) -> Any:
     """Multiply a penalty, or each of several, by the scale; leave other values to the checks of the solver."""
     if isinstance(x, (list, tuple)):
         return type(x)(times(scale, one) for one in x)
-    return x if x is None or isinstance(x, str) else scale * x
+    if x is None or isinstance(x, str):
+        return x
+    return scale * x

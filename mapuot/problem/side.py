@@ -86,7 +86,10 @@ class Side(Numbers, Kind):
     def ordered(self, at: Any) -> "Side":
         """Return the side with its points in the order ``at``."""
         upper = None if self.upper is None else self.upper[at]
-        rho = self.rho if self.scalar_rho is not None else self.rho[at]
+        if self.scalar_rho is not None:
+            rho = self.rho
+        else:
+            rho = self.rho[at]
         return self.told(replace(self, weight=self.weight[at], rho=rho, upper=upper))
 
     def told(self, other: "Side") -> "Side":

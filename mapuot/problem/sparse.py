@@ -145,7 +145,8 @@ class Sparse(Cost):
 
     def blocks(self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:
         """Yield blocks as every cost does, of ``most`` bytes of stored numbers, but at least one row."""
-        i1 = self.shape[0] if i1 is None else i1
+        if i1 is None:
+            i1 = self.shape[0]
         if most is None:
             most = sys.maxsize
         else:

@@ -57,8 +57,11 @@ def as_symmetric(matrix: Any, name: str, where: str = "") -> Any:
     ``where`` follows "must be finite" and "must be symmetric" in the messages, which name the first wrong entry.
     """
     exact = matrix.astype(np.float64)
-    entries = exact.tocoo() if is_sparse(exact) else None
-    numbers = exact if entries is None else entries.data
+    entries = None
+    numbers = exact
+    if is_sparse(exact):
+        entries = exact.tocoo()
+        numbers = entries.data
     if not np.isfinite(numbers).all():
         i, j = place_of(~np.isfinite(numbers), entries)
         if np.isnan(exact[i, j]):

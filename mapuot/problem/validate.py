@@ -540,10 +540,11 @@ def evening_of_parts(rows: Side, cols: Side, parts: Parts | None) -> F64 | None:
 
 def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") -> None:
     """Raise if a part of M, or the whole, must receive more mass than it can get; ``which`` names the problem."""
-    count = parts.count if parts else 1
     if parts:
+        count = parts.count
         numbers: Any = (parts.rows, parts.cols)
     else:
+        count = 1
         numbers = [np.zeros(len(side.weight), int) for side in (rows, cols)]
     sides = tuple(zip((rows, cols), numbers, strict=True))
     totals = ([side.ranks.sum(np.bincount(number, x, count + 1)) for x in side.limits] for side, number in sides)

@@ -37,7 +37,10 @@ def communicator(ranks: Any, places: list[Any]) -> Any:
     """Return NCCL's communicator, cached while all ranks keep their GPUs: making one takes a second."""
     if ranks.kept.get("places") != places:
         library = nccl()
-        own_key = library.get_unique_id() if ranks.rank == 0 else None
+        if ranks.rank == 0:
+            own_key = library.get_unique_id()
+        else:
+            own_key = None
         key = ranks.exchange(own_key)[0]
         ranks.kept.update(places=places, nccl=library.NcclCommunicator(ranks.size, key, ranks.rank))
     return ranks.kept["nccl"]

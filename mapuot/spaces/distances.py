@@ -67,7 +67,10 @@ class Space:
     def square_means(self, w: F64) -> F64:
         """Return sum_k X_ik^2 w_k for every i."""
         if self.matrix is not None:
-            squares = self.matrix.multiply(self.matrix) if is_sparse(self.matrix) else self.matrix**2
+            if is_sparse(self.matrix):
+                squares = self.matrix.multiply(self.matrix)
+            else:
+                squares = self.matrix**2
             return np.asarray(squares @ w)
         q = self.phi[:, 0]
         x = self.phi[:, 2:]

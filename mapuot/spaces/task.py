@@ -324,7 +324,10 @@ class Task:
             right = np.empty((Y.count, 0))
         elif not self.left_varies:
             left = X.phi
-            right = G.T if Y.phi is None else Y.phi @ G.T
+            if Y.phi is None:
+                right = G.T
+            else:
+                right = Y.phi @ G.T
         else:
             left = G if X.phi is None else X.phi @ G
             right = Y.phi
