@@ -93,7 +93,8 @@ class Coarse:
     most, labels, every, look, sharp = MOST_CLUSTERS, LABELS, EVERY, LOOK, SHARP  # a device has others: cuda/coarse.py
 
     def __init__(self, workspace: Any, problem: Problem, memory: int) -> None:
-        self.workspace, self.problem = weakref.proxy(workspace), problem  # a cycle would keep M until it is collected
+        self.workspace = weakref.proxy(workspace)  # a cycle would keep M until it is collected
+        self.problem = problem
         self.passes, self.dropped = 0, 0
         self.corrected = False  # have passes been corrected?
         self.found: Labels | None = None  # kept alive: the core points at these arrays
@@ -103,9 +104,13 @@ class Coarse:
         if self.wanted:
             m, n = problem.shape
             total = int(problem.rows.ranks.sum(m))
-            entries, size = total * n, problem.rows.ranks.size
+            entries = total * n
+            size = problem.rows.ranks.size
             self.count = clusters_of(m, entries, max(1, int(min(self.most, math.sqrt(self.step * total))) // size))
-            cost = 0 if problem.spread > self.sharp else self.labels * (total + n) + CALLS
+            if problem.spread > self.sharp:
+                cost = 0
+            else:
+                cost = self.labels * (total + n) + CALLS
             self.due = max(FIRST, cost // max(1, entries))
             self.fi = 1 / math.prod(1 + problem.reg / rho for rho in rhos if rho is not None)
             few = min(problem.rows.ranks.sum(self.count), clusters_of(n, entries, self.most))
@@ -129,7 +134,9 @@ class Coarse:
                 self.due = self.passes + 1 + self.every
                 was_on = was_on or serves(stats[0])
         else:
-            stats = self.workspace.make_passes(min(count, self.due - self.passes, self.look if was_on else count))
+            if was_on:
+                count = min(count, self.look)
+            stats = self.workspace.make_passes(min(count, self.due - self.passes))
         self.passes += len(stats)
         if was_on and not self.workspace.correcting:
             self.dropped += 1
@@ -140,7 +147,10 @@ class Coarse:
     def renewed(self, count: int) -> list[Stats]:
         """Make a labelled pass and its matrix; a device makes further passes at once, ``count`` in all at most."""
         if self.found is None:
-            cost = self.problem.cost if self.problem.cost.cloud is None else self.problem.cost.cloud
+            if self.problem.cost.cloud is None:
+                cost = self.problem.cost
+            else:
+                cost = self.problem.cost.cloud
             self.found = FOUND.get(cost)  # by an earlier solve of this cost
             if self.found is None or self.found.clusters != self.count:
                 table = features(self.problem.cost, self.problem.M_max)

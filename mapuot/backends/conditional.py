@@ -19,8 +19,10 @@ LEAST, MOST = 1e-290, 1e300  # sums of a plan between these bounds have full pre
 def scaled_rows(block: Any) -> tuple[Any, Any]:
     """Return (exp(x - top), top), top the largest exponent of each row; a row of -inf gives zeros and -inf."""
     if is_sparse(block):
-        count, start = np.diff(block.indptr), block.indptr[:-1]
-        top, used = np.full(len(count), -np.inf), count > 0
+        count = np.diff(block.indptr)
+        start = block.indptr[:-1]
+        top = np.full(len(count), -np.inf)
+        used = count > 0
         top[used] = np.maximum.reduceat(block.data, start[used])
         shift = np.repeat(np.where(np.isfinite(top), top, 0.0), count)
         scaled = block.copy()
@@ -56,7 +58,8 @@ def largest(block: Any, k: int) -> tuple[Any, Any]:
     """
     if is_sparse(block):
         return top_of(block, k)
-    xp, (m, n) = namespace(block), block.shape
+    xp = namespace(block)
+    m, n = block.shape
     if k == 1:
         index = block.argmax(1)[:, None]
     elif xp is not np:  # CuPy's partition is a sort

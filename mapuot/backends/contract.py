@@ -71,7 +71,9 @@ class Options:
     @property
     def allowed(self) -> float:
         """Return the share of the mass that hard columns may miss while the gap is still meaningful."""
-        return self.tol_gap if self.tol_gap >= 0 else max(self.tol, 0.0)
+        if self.tol_gap >= 0:
+            return self.tol_gap
+        return max(self.tol, 0.0)
 
     def has_value(self, stat: "Stats") -> bool:
         """Tell whether a pass meets ``tol_gap``; its gap is inf while hard columns miss more mass than `allowed`."""

@@ -26,7 +26,10 @@ def columns_in(block: Any, rows: Any, at: F64) -> Any:
     if is_sparse(block):
         return columns_of_pairs(block, rows, at)
     n = block.shape[1]
-    sums = block if n <= FEW else np.add.reduceat(block, np.arange(0, n, RUN), axis=1, dtype=np.float64)
+    if n <= FEW:
+        sums = block
+    else:
+        sums = np.add.reduceat(block, np.arange(0, n, RUN), axis=1, dtype=np.float64)
     ends = np.cumsum(sums, axis=1, dtype=np.float64)[rows]
     run, left = passed(ends, at * ends[:, -1])
     if n <= FEW:
@@ -45,12 +48,14 @@ def passed(ends: F64, wanted: F64) -> tuple[Any, F64]:
 
 def columns_of_pairs(block: Any, rows: Any, at: F64) -> Any:
     """Do the search of `columns_in` in a CSR array: scale its rows to mass 1 and cumulate all in one sweep."""
-    start, count = block.indptr[:-1].astype(np.int64), np.diff(block.indptr)
+    start = block.indptr[:-1].astype(np.int64)
+    count = np.diff(block.indptr)
     row = np.repeat(np.arange(len(count)), count)
     data = block.data.astype(np.float64)
     mass = np.bincount(row, data, len(count))
     ends = np.concatenate([[0.0], np.cumsum(data / np.where(mass > 0, mass, 1.0)[row])])  # ``rows`` all have mass
-    here, beyond = start[rows], start[rows] + count[rows]
+    here = start[rows]
+    beyond = start[rows] + count[rows]
     place = np.searchsorted(ends, ends[here] + at, side="right") - 1
     last = np.searchsorted(ends, ends[beyond], side="left") - 1  # the last entry with mass
     return block.indices[np.clip(place, here, np.minimum(last, beyond - 1))]

@@ -20,7 +20,8 @@ from ..problem.cost import Cost
 from ..problem.sparse import log_sums
 
 T = TypeVar("T")
-UNIT, TINY = 2.0**-53, float(np.finfo(float).tiny)
+UNIT = 2.0**-53
+TINY = float(np.finfo(float).tiny)
 FLUSH = 1e-150  # factors below it become 0; the largest factor is 1
 LEAST = {"float32": 1e-21, "float64": 1e-125, "made": 1e-125}  # least sum: flushed terms are at most n UNIT of it
 FLUSH_PRODUCT, LEAST_PRODUCT = 1e-100, 1e-75  # FLUSH and LEAST for products of three factors in float64
@@ -57,22 +58,28 @@ class LogKernel:
 
     def __init__(self, operator: Any, ends: tuple[float, float], dtype: str = "float64") -> None:
         """Hold no K yet; ``ends``: smallest entry and largest |entry| of the cost; dtype: storage, or "made"."""
-        self.asked, self.ends = operator.open(dtype), ends
+        self.asked = operator.open(dtype)
+        self.ends = ends
         self.operator: Any = operator
         self.cost: Cost = operator.cost
-        self.p, self.q = np.zeros(self.cost.shape[0]), np.zeros(self.cost.shape[1])
+        self.p = np.zeros(self.cost.shape[0])
+        self.q = np.zeros(self.cost.shape[1])
         self.start(operator.reg)
 
     def start(self, reg: float) -> None:
         """Start again with this reg, in the same memory."""
-        self.reg, self.largest, self.dtype = reg, self.ends[1] / reg, self.asked
+        self.reg = reg
+        self.largest = self.ends[1] / reg
+        self.dtype = self.asked
         self.operator.reg = reg
         self.builds, self.absorbed = 0, 0.0
 
     @property
     def storage(self) -> float:
         """Relative error of an entry by its storage, without the error of its float64 exponent."""
-        return NARROW_ENTRY if self.dtype == "float32" else 0.0
+        if self.dtype == "float32":
+            return NARROW_ENTRY
+        return 0.0
 
     def absorb(self, y: F64, balanced: bool = True, folded: Callable[[F64], F64] | None = None) -> bool:
         """Build K around the columns' y: p balances the largest term of each row, then q of each column.
@@ -86,7 +93,8 @@ class LogKernel:
             top = self.operator.balance(self.p, y)
             self.q = y - (folded(top) if folded else top)
         else:  # entries stay <= 1: larger ones would magnify the terms that FLUSH drops from vectors
-            self.p[:], self.q = self.ends[0] / self.reg, np.zeros(len(y))
+            self.p[:] = self.ends[0] / self.reg
+            self.q = np.zeros(len(y))
         self.absorbed = largest_of(self.p) + largest_of(self.q)
         if self.operator.stored != self.dtype:
             self.operator.store(self.dtype)
@@ -115,7 +123,8 @@ class LogKernel:
         try:
             R, out = self.sound(y, lambda: self.read(y, a, fi, narrow))
         except StaleError:
-            R, narrow = self.log_sums(self.cost, y), False
+            R = self.log_sums(self.cost, y)
+            narrow = False
             out = self.log_sums(self.cost.transpose(), a - fi * R)
         sizes = largest_of(y), largest_of(a), largest_of(R), largest_of(out)
         return R, out, self.rounding_through(*sizes, narrow)
@@ -216,7 +225,9 @@ def largest_of(x: F64) -> float:
 
 def log_sum(x: F64) -> float:
     top = float(x.max())
-    return top + math.log(float(np.exp(x - top).sum())) if math.isfinite(top) else top
+    if math.isfinite(top):
+        return top + math.log(float(np.exp(x - top).sum()))
+    return top
 
 
 def log_sums_by(label: Any, count: int, x: F64) -> F64:

@@ -26,7 +26,9 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
     for side in sides:
         soft[side.kind.rounds] += side.largest_soft_rho
     path = 2.0 * min(side.ranks.sum(len(side.rho)) for side in sides)
-    missed = path if options.last and problem.cols.demands and not misses(problem) else 1.0
+    missed = 1.0
+    if options.last and problem.cols.demands and not misses(problem):
+        missed = path
     terms = ffi.new(
         "mapuot_terms *",
         (

@@ -20,11 +20,23 @@ def multiply(A: Any, B: Any, threads: int | None = None, exact: bool = False) ->
     """Check the factors of `log_matmul`, and multiply them where they lie."""
     module = pick("auto", A, B)
     A, B = as_factors(A, B, module)
-    xp, batch = namespace(A), A.shape[:1] if A.ndim == 3 else B.shape[:1] if B.ndim == 3 else ()
-    shape, p = (*batch, A.shape[-2], B.shape[-1]), batch[0] if batch else 1
+    xp = namespace(A)
+    if A.ndim == 3:
+        batch = A.shape[:1]
+    elif B.ndim == 3:
+        batch = B.shape[:1]
+    else:
+        batch = ()
+    shape = (*batch, A.shape[-2], B.shape[-1])
+    p = batch[0] if batch else 1
     if 0 in (*A.shape, *B.shape):
         return xp.full(shape, -np.inf, A.dtype)
-    whole = A[None] if A.ndim == 2 and p == 1 else A if A.ndim == 3 else xp.broadcast_to(A, (p, *A.shape))
+    if A.ndim == 2 and p == 1:
+        whole = A[None]
+    elif A.ndim == 3:
+        whole = A
+    else:
+        whole = xp.broadcast_to(A, (p, *A.shape))
     engine = import_module(module.__name__ + ".log_matmul")
     return engine.product(xp.ascontiguousarray(whole), xp.ascontiguousarray(B), exact, threads).reshape(shape)
 

@@ -35,8 +35,12 @@ class Newton:
 
     def __init__(self, reg: float, weight: F64, rho: F64) -> None:
         ffi, lib = core()
-        self.record, n, self.weight, self.rho = ffi.new("mapuot_newton *"), len(weight), weight, rho
-        self.room, w = np.zeros(lib.mapuot_newton_room(n)), self.record
+        self.record = ffi.new("mapuot_newton *")
+        n = len(weight)
+        self.weight = weight
+        self.rho = rho
+        self.room = np.zeros(lib.mapuot_newton_room(n))
+        w = self.record
         lib.mapuot_newton_place(w, n, ffi.from_buffer("double *", self.room))
         w.n, w.reg = n, reg
         self.y, self.d, self.t = (np.frombuffer(ffi.buffer(x, 8 * n)) for x in (w.y, w.d, w.t))
@@ -64,7 +68,10 @@ class Newton:
         vectors = [np.ascontiguousarray(host(x)) for x in (marginal, self.weight, self.rho, log_v)]
         w.marginal, *given = (ffi.from_buffer("double *", x) for x in vectors)
         w.found, w.tol = found, tol
-        part = ffi.NULL if self.part is None else ffi.from_buffer("int32_t *", self.part)
+        if self.part is None:
+            part = ffi.NULL
+        else:
+            part = ffi.from_buffer("int32_t *", self.part)
         verdict = lib.mapuot_newton_begin(w, *given, part, self.parts)
         while verdict == lib.MAPUOT_ASKS:
             self.t[:] = product(self.d)
@@ -78,11 +85,13 @@ class ColumnsNewton(Newton):
     def __init__(self, problem: Problem) -> None:
         rows, cols, parts = problem.rows, problem.cols, problem.parts
         super().__init__(problem.reg, cols.weight, cols.rho)
-        self.problem, self.record.m = problem, int(rows.ranks.sum(problem.shape[0]))
+        self.problem = problem
+        self.record.m = int(rows.ranks.sum(problem.shape[0]))
         self.record.hard_rows = rows.rho_range[0] == math.inf
         self.record.least = 1 / (1 + rows.rho_range[1] / problem.reg)
         if parts:
-            self.part, self.parts = np.ascontiguousarray(parts.cols, np.int32), parts.count + 1
+            self.part = np.ascontiguousarray(parts.cols, np.int32)
+            self.parts = parts.count + 1
 
     def start(self, workspace: Any, backend: Any) -> F64:
         """Return the log v after the step; passes go on from it."""
@@ -90,7 +99,10 @@ class ColumnsNewton(Newton):
 
     def step(self, workspace: Any, backend: Any, stat: Stats, tol: float) -> str:
         """Find the step from the last pass; replace the error in ``stat`` by the error that the step certifies."""
-        made = (workspace.marginals()[1], workspace.newton_product()) if workspace.makes_products else None
+        if workspace.makes_products:
+            made = workspace.marginals()[1], workspace.newton_product()
+        else:
+            made = None
         return self.step_from(workspace.potentials(), workspace.options, backend, stat, tol, made)
 
     def step_from(
@@ -118,7 +130,8 @@ class ColumnsNewton(Newton):
             apply = backend.plan_of(problem, log_u, log_v, threads).apply
             return self.solve(stat.error, tol, log_v, host(apply(np.ones(n))), lambda d: -host(apply(d)))
         own = backend.plan_of(problem, log_u, log_v, threads).apply(np.ones(n))
-        r, xp = host(own), namespace(own)
+        r = host(own)
+        xp = namespace(own)
         fi = 1 / (1 + problem.reg / rows.rho)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             asked = np.where(rows.hard, rows.weight, rows.weight * np.exp(-problem.reg * log_u / rows.rho))
@@ -128,7 +141,8 @@ class ColumnsNewton(Newton):
         into = xp.asarray(np.divide(fi, r_met, out=np.zeros(m), where=r_met > TINY))
         s = np.asarray(host(plan.apply_transpose(np.ones(m))))
         with np.errstate(invalid="ignore"):
-            apart, mass = float(ranks.sum(float(np.abs(r_met - r).sum()))), float(s.sum())
+            apart = float(ranks.sum(float(np.abs(r_met - r).sum())))
+            mass = float(s.sum())
         if not (mass > 0 and math.isfinite(apart)):  # the plan has left the range of float64
             self.record.error = math.inf
             return GIVES_UP

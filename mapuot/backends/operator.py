@@ -75,15 +75,25 @@ class Operator:
         """
         X, flat = self.as_columns(X, self.shape[not turned], "Y")
         X = namespace(X).concatenate([X, namespace(X).ones((len(X), 1))], axis=1)
-        moved = self.apply_transpose(X) if turned else self.apply(X)
+        if turned:
+            moved = self.apply_transpose(X)
+        else:
+            moved = self.apply(X)
         with np.errstate(invalid="ignore", divide="ignore"):
-            image, mass = moved[:, :-1] / moved[:, -1:], host(moved[:, -1])
+            image = moved[:, :-1] / moved[:, -1:]
+            mass = host(moved[:, -1])
         lost = ~((mass > LEAST) & (mass < MOST)) & (host(self.beta if turned else self.alpha) > -np.inf)
         some = np.flatnonzero(lost & (mass > 0) if stays else lost)
         if len(some):
-            xp, mean = namespace(image), self.columns_by_exponents if turned else self.rows_by_exponents
-            image[xp.asarray(some)] = xp.asarray(mean(some, host(X)))
-        return image[:, 0] if flat else image
+            xp = namespace(image)
+            if turned:
+                means = self.columns_by_exponents(some, host(X))
+            else:
+                means = self.rows_by_exponents(some, host(X))
+            image[xp.asarray(some)] = xp.asarray(means)
+        if flat:
+            return image[:, 0]
+        return image
 
     def rows_by_exponents(self, rows: Any, X: F64) -> F64:
         """Return the means of X[:, :-1] under the conditional plans of these sorted rows; X[:, -1] is 1."""
@@ -102,7 +112,8 @@ class Operator:
 
     def columns_by_exponents(self, columns: Any, X: F64) -> F64:
         """Return the means of X[:, :-1] under the conditional plans of these columns, over all ranks."""
-        top, sums = np.full(len(columns), -np.inf), np.zeros((len(columns), X.shape[1]))
+        top = np.full(len(columns), -np.inf)
+        sums = np.zeros((len(columns), X.shape[1]))
         alpha = host(self.alpha)
         for i0, i1 in self.pieces():
             block = self.exponents(i0, i1)
@@ -132,8 +143,10 @@ class Operator:
 
         The masses come from the rows that `plan` makes.
         """
-        order, found = np.argsort(rows, kind="stable"), np.empty(len(rows), np.int64)
-        ordered, xp = rows[order], self.cost.xp
+        order = np.argsort(rows, kind="stable")
+        found = np.empty(len(rows), np.int64)
+        ordered = rows[order]
+        xp = self.cost.xp
         for i0, i1 in runs(np.unique(rows), self.shape[1]):
             some = slice(*np.searchsorted(ordered, (i0, i1)))
             if some.start < some.stop:
@@ -143,8 +156,10 @@ class Operator:
 
     def draw_by_exponents(self, rows: Any, at: F64) -> tuple[Any, Any]:
         """Do the same as `draw` from exponents, which also serves rows with a mass outside the range of float64."""
-        order, found = np.argsort(rows, kind="stable"), np.empty(len(rows), np.int64)
-        ordered, xp = rows[order], self.cost.xp
+        order = np.argsort(rows, kind="stable")
+        found = np.empty(len(rows), np.int64)
+        ordered = rows[order]
+        xp = self.cost.xp
         for some, block in self.exponents_of(ordered):
             weights = host(scaled_rows(block)[0])
             found[order[some]] = columns_in(weights, np.arange(weights.shape[0]), at[order[some]])
@@ -156,7 +171,9 @@ class Operator:
 
     def told(self, out: Any, flat: bool) -> Any:
         out = self.back(out)
-        return out[:, 0] if flat else out
+        if flat:
+            return out[:, 0]
+        return out
 
     def sums(self) -> tuple[float, F64, F64]:
         """Return (<P, M>, row sums, column sums) from M in float64; row sums are this rank's, the others global."""
@@ -173,24 +190,32 @@ class Operator:
 
         The result is a new array (i1 - i0, n), or a CSR array for stored pairs.
         """
-        n, beta, pairs = self.shape[1], host(self.beta), self.cost.operator == "pairs"
+        n = self.shape[1]
+        beta = host(self.beta)
+        pairs = self.cost.operator == "pairs"
         x = np.empty(self.cost.place(i1, n) - self.cost.place(i0, n))
         for k0, k1, M, c in self.cost.blocks(self.c, i0, i1):
             part = x[slice(*(self.cost.place(k, n) - self.cost.place(i0, n) for k in (k0, k1)))]
-            part = part if pairs else part.reshape(-1, n)
-            costs = host(M.data) if pairs else self.costs_of(M)  # maybe float32, whose products would lose digits
+            if pairs:
+                costs = host(M.data)  # maybe float32, whose products would lose digits
+            else:
+                part = part.reshape(-1, n)
+                costs = self.costs_of(M)
             np.multiply(costs, -1.0 / self.reg, out=part, dtype=np.float64)
             part += beta[M.column] if pairs else beta
             if c is not None:
                 with np.errstate(divide="ignore"):
                     part += np.log(c.data if pairs else np.asarray(host(c)), dtype=np.float64)
-        return self.cost.read(i0, i1).with_data(x) if pairs else x.reshape(-1, n)
+        if pairs:
+            return self.cost.read(i0, i1).with_data(x)
+        return x.reshape(-1, n)
 
     def pieces(self) -> Iterator[tuple[int, int]]:
         """Yield row ranges (i0, i1) with about PIECE exponents each."""
         if self.cost.operator == "pairs":
             return ((i0, i1) for i0, i1, *_ in self.cost.blocks(most=self.PIECE * self.cost.dtype.itemsize))
-        m, step = self.shape[0], max(1, self.PIECE // self.shape[1])
+        m = self.shape[0]
+        step = max(1, self.PIECE // self.shape[1])
         return ((i0, min(i0 + step, m)) for i0 in range(0, m, step))
 
     def costs_of(self, M: Any) -> Any:

@@ -27,7 +27,10 @@ def read(*files: str) -> dict[str, np.dtype[Any]]:
     sizes = {name: int(value) for name, value in re.findall(r"#define (\w+) (\d+)\s", text)}
     found: dict[str, np.dtype[Any]] = {}
     for name, base, body, alias in RECORD.findall(text):
-        fields: Any = found[base].fields if base else {}
+        if base:
+            fields: Any = found[base].fields
+        else:
+            fields = {}
         members = [(key, field[0]) for key, field in fields.items()]
         try:
             members += [member for line in body.split(";") if line.strip() for member in declared(line, found, sizes)]
@@ -43,7 +46,12 @@ def declared(line: str, found: dict[str, np.dtype[Any]], sizes: dict[str, int]) 
     members: list[tuple[Any, ...]] = []
     for declarator in declarators.split(","):
         star, name, length = re.fullmatch(r"\s*(\*?)\s*(\w+)\s*(?:\[(.*)\])?\s*", declarator).groups()  # type: ignore[union-attr]
-        dtype = np.uint64 if star else WIDTHS[kind] if kind in WIDTHS else found[kind]
+        if star:
+            dtype: Any = np.uint64
+        elif kind in WIDTHS:
+            dtype = WIDTHS[kind]
+        else:
+            dtype = found[kind]
         count = 1
         for factor in (length or "").split("*") if length else ():
             count *= sizes[factor.strip()] if factor.strip() in sizes else int(factor)
@@ -70,6 +78,9 @@ def told(table: Any, first: int) -> list[Stats]:
 
 def put(record: Any, values: dict[str, Any]) -> None:
     """Set named members of a cffi or NumPy record: a device array gives its address, None gives a null pointer."""
-    store = record.__setitem__ if isinstance(record, (np.ndarray, np.void)) else functools.partial(setattr, record)
+    if isinstance(record, (np.ndarray, np.void)):
+        store = record.__setitem__
+    else:
+        store = functools.partial(setattr, record)
     for name, value in values.items():
         store(name, 0 if value is None else getattr(getattr(value, "data", None), "ptr", value))

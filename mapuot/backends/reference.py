@@ -24,7 +24,8 @@ from .operator import Operator, parts_of
 
 name = "reference"
 STALL_PASSES = 250
-QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # a K up to this size makes 16 passes before any is timed
+QUICK_ENTRIES = 1 << 20  # a K up to this size makes QUICK_PASSES passes before any is timed
+QUICK_PASSES = 16
 MOST_DROPPED = 2  # a solve by one potential has stalled after this many dropped steps
 ONE_POTENTIAL = True  # passes can have log u = log v
 WHOLE = True  # one process holds all of M
@@ -40,7 +41,11 @@ def is_symmetric(M: Any) -> bool:
 
 def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
     finite = M[np.isfinite(M)]
-    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
+    if finite.size:
+        low = finite.min()
+        high = finite.max()
+    else:
+        low, high = 0.0, 0.0
     return float(low), float(high), int(np.sum(np.isnan(M) | np.isneginf(M))), int(np.sum(np.isposinf(M)))
 
 
@@ -49,13 +54,17 @@ def log_kernel(problem: Problem) -> F64:
     log_k = log_a[:, None] + log_b[None, :] - whole(problem.cost, np.inf) / problem.reg
     c = problem.c
     with np.errstate(divide="ignore"):
-        return np.asarray(log_k if c is None else log_k + np.log(whole(c, 0.0)))
+        if c is not None:
+            log_k = log_k + np.log(whole(c, 0.0))
+        return np.asarray(log_k)
 
 
 def whole(cost: Cost, absent: float) -> F64:
     """Return the matrix in float64, with ``absent`` where a sparse matrix stores no entry."""
     M = np.asarray(cost.array, np.float64)
-    return np.where(np.inf > M, M, absent) if cost.operator == "pairs" else M
+    if cost.operator == "pairs":
+        return np.where(np.inf > M, M, absent)
+    return M
 
 
 def log_sum(x: F64, axis: int) -> F64:
@@ -81,24 +90,30 @@ def unreached(log_x: F64) -> F64:
 
 def split(X: F64, count: int) -> Any:
     """Label the rows of X by ``count`` clusters: first up to four of few far rows each, then halves along columns."""
-    label, rest, first = np.zeros(len(X), np.int64), np.arange(len(X)), 0
+    label = np.zeros(len(X), np.int64)
+    rest = np.arange(len(X))
+    first = 0
     while first < min(4, count - 1) and len(rest) > 1:
         x = X[rest, np.ptp(X[rest], axis=0).argmax()]
         before = x <= 0.5 * x.min() + 0.5 * x.max()
         few = before if 2 * before.sum() < len(rest) else ~before
         if not x.min() < x.max() or few.sum() * (count - first) * 8 > len(rest):
             break
-        label[rest[few]], rest, first = first, rest[~few], first + 1
+        label[rest[few]] = first
+        rest = rest[~few]
+        first = first + 1
     label[rest] = first + halves(X[rest], count - first)
     return label
 
 
 def halves(X: F64, count: int) -> Any:
     """Label points by splits into halves along the widest column; all clusters have about the same size."""
-    label, half = np.zeros(len(X), np.int64), count // 2
+    label = np.zeros(len(X), np.int64)
+    half = count // 2
     if count > 1 and len(X) > 1:
         low, high = np.split(np.argsort(X[:, np.ptp(X, axis=0).argmax()], kind="stable"), [len(X) * half // count])
-        label[low], label[high] = halves(X[low], half), half + halves(X[high], count - half)
+        label[low] = halves(X[low], half)
+        label[high] = half + halves(X[high], count - half)
     return label
 
 
@@ -115,9 +130,15 @@ class ReferenceWorkspace:
         possible = np.isfinite(self.log_k)
         problem.check_reachable(~possible[:, ~out_v].any(1) & ~out_u, ~possible[~out_u].any(0) & ~out_v)
         plain = not options.last or not problem.cols.demands or misses(problem)
-        self.edges = 1 if plain else 2 * min(problem.shape)  # longest path of a unit of missed mass
+        if plain:
+            self.edges = 1  # longest path of a unit of missed mass
+        else:
+            self.edges = 2 * min(problem.shape)
         self.passes = 0
-        self.best_dual, self.progress_dual, self.best_error, self.since_best = -np.inf, -np.inf, np.inf, 0
+        self.best_dual = -np.inf
+        self.progress_dual = -np.inf
+        self.best_error = np.inf
+        self.since_best = 0
         itemsize = {"float64": 8, "float32": 4}[options.precision]
         memory = memory_of(options.memory, problem.shape[0], itemsize)
         self.history: deque[tuple[F64, F64]] = deque(maxlen=memory + 1)
@@ -150,7 +171,10 @@ class ReferenceWorkspace:
     def labelled_pass(self, labels: Labels) -> list[Stats]:
         row_label = np.empty(len(labels.order), np.int64)
         row_label[labels.order] = np.repeat(np.arange(labels.clusters), np.diff(labels.first))
-        columns = np.arange(self.problem.shape[1]) if labels.label is None else labels.label
+        if labels.label is None:
+            columns = np.arange(self.problem.shape[1])
+        else:
+            columns = labels.label
         self.members = np.eye(labels.clusters)[row_label], np.eye(columns.max() + 1)[columns]
         return self.make_passes(1)
 
@@ -159,7 +183,8 @@ class ReferenceWorkspace:
         rows, cols = self.members
         P = rows.T @ self.P @ cols
         r, s = (np.where(x > 0, x, 1.0) for x in (P.sum(1), P.sum(0)))
-        J, eye = fi * (P.T / s[:, None]) @ (P / r[:, None]), np.eye(len(s))
+        J = fi * (P.T / s[:, None]) @ (P / r[:, None])
+        eye = np.eye(len(s))
         self.matrix = np.linalg.inv(eye - J + fi * P.sum(0) / P.sum()) - eye
         self.means = (cols * self.s[:, None]).T / np.maximum(cols.T @ self.s, TINY)[:, None]
 
@@ -178,34 +203,52 @@ class ReferenceWorkspace:
         log_u = side_prox(rows, log_sum(self.log_k + unreached(log_v)[None, :], 1), reg, out_u)
         log_u, log_v = self.translate_rows(log_v if together else log_u, log_v)
         self.P = P = scaled(log_u, log_v, self.log_k)
-        r, s = P.sum(1), P.sum(0)
+        r = P.sum(1)
+        s = P.sum(0)
         mass = s.sum()
         dual = self.dual(log_u, log_v, mass)
         gap = self.fenchel_young(cols, log_v, s)
         hard = penalties.violation(cols.penalty, s, cols.weight, cols.rho, cols.upper).sum()
         rounding = problem.exponent_error(log_u, log_v) + EXPONENT_ROUNDING * abs(self.lam)
-        rounding = float(np.expm1(rounding)) if rounding <= 1 else math.inf
-        misfit = self.misfit(log_v, s) if cols.kind.kinks else math.inf
+        if rounding <= 1:
+            rounding = float(np.expm1(rounding))
+        else:
+            rounding = math.inf
+        if cols.kind.kinks:
+            misfit = self.misfit(log_v, s)
+        else:
+            misfit = math.inf
         both = 1 + together
         moved, gap, error = self.certify(dual, mass, both * gap, both * hard, both * misfit, rounding)
         image = side_prox(cols, log_sum(self.log_k + unreached(log_u)[:, None], 0), reg, out_v)
-        image = self.towards(image, log_v) if together else self.translate_cols(image, mass)
+        if together:
+            image = self.towards(image, log_v)
+        else:
+            image = self.translate_cols(image, mass)
         self.log_u, self.log_v, self.r, self.s = log_u, log_v, r, s
         self.passes += 1
         rejected, residual = self.advance(log_v, image, dual)
-        status = "running" if rejected else self.status(error, gap, dual, moved, mass)
+        if rejected:
+            status = "running"
+        else:
+            status = self.status(error, gap, dual, moved, mass)
         if rejected and together and self.dropped >= MOST_DROPPED:
             status = "stalled"
         if status in FAILED:
             error, gap, moved = math.inf, math.inf, math.inf
-        lower = dual - moved if moved < math.inf else -math.inf
+        if moved < math.inf:
+            lower = dual - moved
+        else:
+            lower = -math.inf
         return Stats(self.passes, gap, error, lower, float(mass), residual, rejected, status)
 
     def certify(
         self, dual: float, mass: float, gap: float, hard: float, misfit: float, rounding: float
     ) -> tuple[float, float, float]:
         """Return (bound on the rounding of the dual value, gap, error); ``rounding``: error of the plan's entries."""
-        problem, reg, sides = self.problem, self.problem.reg, (self.problem.rows, self.problem.cols)
+        problem = self.problem
+        reg = self.problem.reg
+        sides = self.problem.rows, self.problem.cols
         kl, tv, l2 = (sum(x.largest_soft_rho for x in sides if x.kind.rounds == kind) for kind in ("kl", "tv", "l2"))
         hard_sides = sum(x.penalty == "range" or bool(x.hard.any()) for x in sides)
         prices = hard_sides * reg * rounding / EXPONENT_ROUNDING  # bounds the potentials of hard sides
@@ -215,7 +258,10 @@ class ReferenceWorkspace:
             noise = 1e-13 * float(mass) * (reg + kl)  # size of a negative gap that rounding explains
             known = (noise if gap < 0 else gap) + 1e-316 * (1 + kl)
             error = penalties.plan_error(known / mass / reg)  # >= KL(P* | P) / mass
-            error += self.edges * float(hard / mass + 2**-51) if self.edges > 1 else float(hard / mass)
+            if self.edges > 1:
+                error += self.edges * float(hard / mass + 2**-51)
+            else:
+                error += float(hard / mass)
             error = min(error, 2 * min(problem.shape) * float(misfit / mass + 2**-51))
             error += rounding * (1 + 2 * error)
             root = np.sqrt(known) + rounding * np.sqrt(mass * (kl + l2 * mass / 2))
@@ -223,7 +269,9 @@ class ReferenceWorkspace:
         sound = np.isfinite(dual) and gap >= -noise and error < math.inf
         if not sound or not moved < math.inf:
             return math.inf, math.inf, math.inf
-        return float(moved), math.inf if hard > self.options.allowed * mass else rounded, error
+        if hard > self.options.allowed * mass:
+            rounded = math.inf
+        return float(moved), rounded, error
 
     def translate_rows(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """Translate: lam = (log A - log B) / (fi1 reg/rho1 + reg/rho2);  u *= e^(fi1 lam), v *= e^(-lam)."""
@@ -231,7 +279,8 @@ class ReferenceWorkspace:
         self.lam = 0.0
         if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0 or self.parts:
             return log_u, log_v
-        fi1, mass = 1 / (1 + k1), scaled(log_u, log_v, self.log_k).sum()
+        fi1 = 1 / (1 + k1)
+        mass = scaled(log_u, log_v, self.log_k).sum()
         if not 0 < mass < np.inf:
             return log_u, log_v
         A = np.log(mass)
@@ -249,16 +298,24 @@ class ReferenceWorkspace:
         fi2 = 1 / (1 + k2)
         log_b, parts = self.problem.cols.log_weight, self.parts
         with np.errstate(invalid="ignore", divide="ignore"):
-            terms, s = np.where(log_b > -np.inf, log_b - k2 * image, -np.inf), self.P.sum(0)
-            for part in [slice(None)] if parts is None else [parts.cols == k for k in range(parts.count)]:
+            terms = np.where(log_b > -np.inf, log_b - k2 * image, -np.inf)
+            s = self.P.sum(0)
+            if parts is None:
+                columns: list[Any] = [slice(None)]
+            else:
+                columns = [parts.cols == k for k in range(parts.count)]
+            for part in columns:
                 mu = float((log_sum(terms[part], 0) - np.log(s[part].sum())) / (k1 + fi2 * k2))
-                image[part] += fi2 * mu if math.isfinite(mu) else 0.0
+                if math.isfinite(mu):
+                    image[part] += fi2 * mu
         return image
 
     def towards(self, image: F64, log_v: F64) -> F64:
         """Return x + (prox - x) / (1 + fi / 2) for one potential x."""
         side = self.problem.cols
-        fi = 1 / (1 + self.problem.reg / side.rho) if side.penalty in ("kl", "balanced") else 1.0
+        fi: Any = 1.0
+        if side.penalty in ("kl", "balanced"):
+            fi = 1 / (1 + self.problem.reg / side.rho)
         part = 1 / (1 + 0.5 * fi)
         return np.asarray((1 - part) * log_v + part * image)
 
@@ -269,7 +326,8 @@ class ReferenceWorkspace:
         return float(term[used].sum())
 
     def misfit(self, log_v: F64, s: F64) -> float:
-        side, used = self.problem.cols, ~np.isneginf(log_v)
+        side = self.problem.cols
+        used = ~np.isneginf(log_v)
         f = np.where(used, self.problem.reg * log_v, 0.0)
         return float(penalties.misfit(side.penalty, f, s, side.weight, side.rho, side.upper)[used].sum())
 
@@ -293,21 +351,27 @@ class ReferenceWorkspace:
             self.extrapolated, self.matrix = False, None
             self.dropped += 1
             return True, size
-        self.best_dual = max(self.best_dual, dual) if self.extrapolated else dual
+        if self.extrapolated:
+            self.best_dual = max(self.best_dual, dual)
+        else:
+            self.best_dual = dual
         self.history.append((residual, image))
         self.next_log_v, self.extrapolated, left = image, False, residual
         if self.options.memory and len(self.history) > 1:
-            (self.next_log_v, left), self.extrapolated = self.extrapolate(active), True
+            self.next_log_v, left = self.extrapolate(active)
+            self.extrapolated = True
         if self.matrix is not None:
             step = self.members[1] @ (self.matrix @ (self.means @ left))
-            self.next_log_v, self.extrapolated = self.next_log_v + step, True
+            self.next_log_v = self.next_log_v + step
+            self.extrapolated = True
         return False, size
 
     def extrapolate(self, active: Any) -> tuple[F64, F64]:
         """Return G - sum gamma_i dG_i and F - sum gamma_i dF_i, gamma = argmin |F - sum gamma_i dF_i| weighted by b."""
         F = np.array([f for f, _ in self.history])
         G = np.array([np.where(active, g, 0.0) for _, g in self.history])
-        dF, dG = np.diff(F, axis=0), np.diff(G, axis=0)
+        dF = np.diff(F, axis=0)
+        dG = np.diff(G, axis=0)
         w = self.problem.cols.weight
         gram = (dF * w) @ dF.T
         scale = 1 / np.sqrt(np.maximum(np.diag(gram), TINY))
@@ -328,12 +392,17 @@ class ReferenceWorkspace:
             return "converged"
         self.since_best += 1
         if error < self.best_error * (1 - 1e-3) or dual > self.progress_dual + 1e-9 * abs(dual):
-            self.best_error, self.progress_dual = min(self.best_error, error), max(self.progress_dual, dual)
+            self.best_error = min(self.best_error, error)
+            self.progress_dual = max(self.progress_dual, dual)
             self.since_best = 0
-        return "stalled" if self.since_best >= STALL_PASSES else "running"
+        if self.since_best >= STALL_PASSES:
+            return "stalled"
+        return "running"
 
     def newton(self) -> Any:
-        return ColumnsNewton(self.problem) if misses(self.problem) else None
+        if misses(self.problem):
+            return ColumnsNewton(self.problem)
+        return None
 
     def restart(self, log_v: F64) -> None:
         self.next_log_v, self.extrapolated, self.matrix = log_v, False, None
@@ -352,7 +421,8 @@ class ReferenceWorkspace:
 class ReferencePlan(Operator):
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
         super().__init__(*parts_of(problem))
-        self.M, self.P = whole(problem.cost, np.inf), scaled(log_u, log_v, log_kernel(problem))
+        self.M = whole(problem.cost, np.inf)
+        self.P = scaled(log_u, log_v, log_kernel(problem))
         self.take(*problem.exponents(log_u, log_v))
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:

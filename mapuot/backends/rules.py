@@ -37,7 +37,8 @@ class Judge:
 
     def __init__(self, **limits: float) -> None:
         ffi = core()[0]
-        self.limits, self.progress = ffi.new("mapuot_limits *"), ffi.new("mapuot_progress *")
+        self.limits = ffi.new("mapuot_limits *")
+        self.progress = ffi.new("mapuot_progress *")
         self.stats = ffi.new("mapuot_stats *")
         put(self.limits, NEUTRAL | limits)
         put(self.progress, START)

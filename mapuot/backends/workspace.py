@@ -39,7 +39,10 @@ def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64,
     if not any_of(log_v != 0):  # a cold start
         return np.zeros_like(log_v), 0.0
     used = np.isfinite(log_v) & ~problem.left_out[1]
-    centre = median(log_v[used]) if any_of(used & (log_v != 0)) else 0.0
+    if any_of(used & (log_v != 0)):
+        centre = median(log_v[used])
+    else:
+        centre = 0.0
     shift = -centre if abs(centre) > FAR_LOG and not symmetric else 0.0
     return np.where(used, log_v + shift, 0.0), shift
 
@@ -115,7 +118,11 @@ class Workspace:
             self.take_mask(self.truncation)
         cold = log_v is not None and not any_of(log_v != 0)
         symmetric = self.options.symmetric
-        x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v, symmetric)
+        if log_v is None:
+            x = self.shifted_log_v()
+            shift = None
+        else:
+            x, shift = shifted(problem, log_v, symmetric)
         out_u, out_v = problem.left_out
         la, lb = problem.log_reference
         x, plan_v, size = started(x, out_v, lb)
@@ -123,28 +130,28 @@ class Workspace:
             reach = float(size.max())
             safe = reach <= FAR_LOG and problem.spread + reach <= self.safe_spread
             if safe and not problem.forbidden and problem.c is None:
-                alpha, beta = np.zeros_like(la) + problem.M_min / problem.reg, np.zeros_like(lb)
+                alpha = np.zeros_like(la) + problem.M_min / problem.reg
+                beta = np.zeros_like(lb)
             elif self.truncation and self.truncation.known:
                 d, e = self.truncation.absorbed(x, self.progress_of("shift") if shift is None else shift)
-                alpha, beta = d + la, e + lb
+                alpha = d + la
+                beta = e + lb
             else:
                 alpha, beta = self.balance(out_u, plan_v)
                 if self.idle is None and not symmetric:
                     self.idle = self.may_idle(alpha, beta)
                 if self.idle and not self.truncation:
-                    rows, cols = self.idle.masks
-                    lost_u, lost_v = rows & (alpha > BEYOND), cols & (beta > BEYOND)
-                    if problem.ranks.max(any_of(lost_u) or any_of(lost_v)):  # too far for any K
-                        alpha, beta = self.balance(out_u | lost_u, np.where(lost_v, -np.inf, plan_v))
-                        alpha, beta = np.where(lost_u, np.inf, alpha), np.where(lost_v, np.inf, beta)
+                    alpha, beta = self.balance_without_lost(alpha, beta, self.idle, out_u, plan_v)
             if symmetric:  # the mean of alpha and beta makes K symmetric, and its entries stay <= 1
-                alpha = beta = 0.5 * (np.concatenate(problem.ranks.all(alpha)) + beta)
+                beta = 0.5 * (np.concatenate(problem.ranks.all(alpha)) + beta)
                 alpha = beta if problem.ranks.size == 1 else beta[problem.own]
-            (dead_u, off_u), (dead_v, off_v) = unreached(alpha, out_u), unreached(beta, out_v)
+            dead_u, off_u = unreached(alpha, out_u)
+            dead_v, off_v = unreached(beta, out_v)
             self.dead = dead_u, dead_v
             alpha[off_u] = beta[off_v] = -np.inf
             alpha, beta = self.fitted(alpha, beta)
-        d, e = absorbed(alpha, off_u, la), absorbed(beta, off_v, lb)
+        d = absorbed(alpha, off_u, la)
+        e = absorbed(beta, off_v, lb)
         if cold and self.narrow_points and problem.cols.logarithmic:
             x = np.where(e - x > LEAST_LOG, e, x)  # else v of columns far from all rows would be 0 in float32
         self.build(alpha, beta, problem.exponent_error(alpha, beta, self.idle))
@@ -153,9 +160,20 @@ class Workspace:
         self.absorbed = e, off_v
         self.set_cols(e, off_v, np.where(off_v, 0.0, x), shift)
 
+    def balance_without_lost(self, alpha: F64, beta: F64, idle: Idle, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+        """Balance again without the idle points that are too far for any K; these get inf."""
+        rows, cols = idle.masks
+        lost_u = rows & (alpha > BEYOND)
+        lost_v = cols & (beta > BEYOND)
+        if not self.problem.ranks.max(any_of(lost_u) or any_of(lost_v)):
+            return alpha, beta
+        alpha, beta = self.balance(out_u | lost_u, np.where(lost_v, -np.inf, plan_v))
+        return np.where(lost_u, np.inf, alpha), np.where(lost_v, np.inf, beta)
+
     def may_idle(self, alpha: F64, beta: F64) -> Idle | None:
         """Find idle points if the rounding of exponents, including theirs, could keep passes from reaching tol."""
-        problem, least = self.problem, ROUNDING_PART * self.options.tol
+        problem = self.problem
+        least = ROUNDING_PART * self.options.tol
         if self.refuted or not problem.exponent_error(alpha, beta) > least:
             return None
         return problem.idle_points(alpha, beta)
@@ -173,8 +191,12 @@ class Workspace:
         truncation, narrow = self.truncation, self.narrow_pass
         if not truncation or not truncation.correct:
             return None
-        floor = 3 * self.narrow_points.error if narrow else 0.0
-        comparable, self.compared = narrow == self.compared, narrow
+        if narrow:
+            floor = 3 * self.narrow_points.error
+        else:
+            floor = 0.0
+        comparable = narrow == self.compared
+        self.compared = narrow
         return truncation.corrected(self, stat, floor, comparable)
 
     def restart(self, log_v: F64, guarded: bool = False) -> None:
@@ -214,7 +236,10 @@ class Workspace:
             self.check_idle(stats)
             return stats
         narrow = self.narrow_pass = self.progress_of("narrow") > 0
-        stats = self.make_passes(1) if self.truncation.correct else self.coarse.iterate(1)
+        if self.truncation.correct:
+            stats = self.make_passes(1)
+        else:
+            stats = self.coarse.iterate(1)
         if narrow:
             self.truncation.look(stats[-1], self.iterate_state)
         else:
@@ -247,7 +272,8 @@ class Workspace:
 
         Both are +inf in rows and columns without a finite entry.
         """
-        xp, x = namespace(plan_v), host(plan_v)
+        xp = namespace(plan_v)
+        x = host(plan_v)
         alpha = np.where(host(out_u), -np.inf, 0.0)
         top = self.problem.ranks.max(self.operator.balance(alpha, x))
         return xp.asarray(alpha), xp.asarray(np.where(top == -np.inf, np.inf, x - top))
@@ -255,7 +281,8 @@ class Workspace:
     def dual_constants(self) -> tuple[float, float]:
         """Return the constant part of the dual value (reg |c| and terms of dead points), and the size of its terms."""
         problem = self.problem
-        total, scale = problem.reg * problem.c_mass, 0.0
+        total = problem.reg * problem.c_mass
+        scale = 0.0
         if any_of(self.dead[0]) or any_of(self.dead[1]):
             problem.check_reachable(*self.dead)
         for side, dead in zip((problem.rows, problem.cols), self.dead, strict=True):
@@ -270,7 +297,9 @@ class Workspace:
 
     def newton(self) -> Any:
         """Return Newton's steps (newton.py), which certify plans that miss hard marginals; None if passes meet all."""
-        return ColumnsNewton(self.problem) if misses(self.problem) else None
+        if misses(self.problem):
+            return ColumnsNewton(self.problem)
+        return None
 
     # ---- supplied by each backend
 

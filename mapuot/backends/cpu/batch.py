@@ -52,7 +52,11 @@ def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> 
 def bytes_each(task: BatchProblem, memory: int, precision: str) -> int:
     m, n = task.shape
     itemsize = np.dtype(STORAGE[precision]).itemsize
-    own, memory = 0 if task.one_cost else m * leading_dimension(n, 8) * itemsize, memory_of(memory, m, itemsize)
+    if task.one_cost:
+        own = 0
+    else:
+        own = m * leading_dimension(n, 8) * itemsize
+    memory = memory_of(memory, m, itemsize)
     return int(own + 8 * (6 * padded(m) + (2 * memory + 14) * padded(n)))
 
 
@@ -62,45 +66,58 @@ class HostBatch:
     meets = True  # Newton's step follows passes that nearly meet the hard columns
 
     def __init__(self, task: BatchProblem, options: Options, log_v: F64 | None) -> None:
-        (m, n), p = task.shape, len(task)
+        m, n = task.shape
+        p = len(task)
         self.task, self.p = task, p
         self.count = max(1, min(CALL_PASSES, native.CALL_WORK // (p * m * n)))
         self.pool = native.pool_for(options.threads, p * m * n)
-        np_, dtype = padded(n), options.precision
+        np_ = padded(n)
+        dtype = options.precision
         itemsize = np.dtype(STORAGE[dtype]).itemsize
         options = replace(options, memory=memory_of(options.memory, m, itemsize))
         self.ld = leading_dimension(n, itemsize)
         self.K = empty((1 if task.one_cost else p) * m * self.ld, STORAGE[dtype])
-        self.sums, self.work = table(p, np_ + native.SCALARS), table(p, 3 * np_)
+        self.sums = table(p, np_ + native.SCALARS)
+        self.work = table(p, 3 * np_)
         self.history = table(p, lib.mapuot_history(options.memory, n))
-        self.states, self.stats = ffi.new("mapuot_state[]", p), np.zeros(p, STATS)
+        self.states = ffi.new("mapuot_state[]", p)
+        self.stats = np.zeros(p, STATS)
         state = self.states[0]
-        state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[dtype]
+        state.m = m
+        state.n = n
+        state.ld = self.ld
+        state.dtype = native.DTYPES[dtype]
         state.kernel = pointer(self.K, "void *")
         state.sums, state.work, state.history = (pointer(x) for x in (self.sums, self.work, self.history))
         reach = 0.0 if log_v is None else float(np.abs(log_v).max())
         logs = abs(task.M_min) / task.reg + reach + sum(map(largest_log, task.log_reference))
         rounding = EXPONENT_ROUNDING * (task.spread + logs) + task.cost.error(task.M_max) / task.reg
-        own = {"exponent_error": rounding, "finer": 0}
         fill(state.limits, task, options, dtype, 0.0)
-        put(state.limits, SCALES | own)
+        put(state.limits, SCALES | {"exponent_error": rounding, "finer": 0})
         put(state.progress, START)
         log_a, log_b = task.log_reference
-        low = task.M_min / task.reg  # with one potential each side absorbs half of it
-        d, e = (0.5 * low, 0.5 * low) if options.symmetric else (low, 0.0)
-        self.rows = self.side(task.rows, task.A, d - log_a, state.rows)
-        self.cols = self.side(task.cols, task.B, e - log_b, state.cols)
-        cols = task.cols
-        start = 0.0 if log_v is None else penalties.project(cols.penalty, log_v, cols.rho, task.reg)
-        self.cols["log_scale"][:, :n] = np.where(np.isposinf(self.cols["absorbed"][:, :n]), 0.0, start)
-        with np.errstate(invalid="ignore"):
-            self.cols["scale"][:] = np.exp(self.cols["log_scale"] - self.cols["absorbed"])
+        low = task.M_min / task.reg
+        of_cols = 0.5 * low if options.symmetric else 0.0  # with one potential each side absorbs half of it
+        self.rows = self.side(task.rows, task.A, low - of_cols - log_a, state.rows)
+        self.cols = self.side(task.cols, task.B, of_cols - log_b, state.cols)
+        self.set_start(log_v)
         check(lib.mapuot_batch_spread(p, task.one_cost, self.states))
         self.newton = ffi.new("mapuot_newton[]", p) if misses(task) else ffi.NULL
         for k in range(p if self.newton and options.memory else 0):  # stalled problems get Newton's steps by a factor
             self.newton[k].budget = patience(task.shape, task.balanced)
         self.set_constants()
         self.build()
+
+    def set_start(self, log_v: F64 | None) -> None:
+        """Set the scales of the columns from a start; zeros for None."""
+        cols = self.task.cols
+        start: Any = 0.0
+        if log_v is not None:
+            start = penalties.project(cols.penalty, log_v, cols.rho, self.task.reg)
+        own = slice(self.task.shape[1])
+        self.cols["log_scale"][:, own] = np.where(np.isposinf(self.cols["absorbed"][:, own]), 0.0, start)
+        with np.errstate(invalid="ignore"):
+            self.cols["scale"][:] = np.exp(self.cols["log_scale"] - self.cols["absorbed"])
 
     def side(self, side: Side, weight: F64, absorbed: F64, out: Any) -> dict[str, F64]:
         """Make the arrays of one marginal for all problems; the problems share rho, fi and upper."""
@@ -113,7 +130,8 @@ class HostBatch:
         arrays["rho"] = np.ones(padded(count))
         arrays["rho"][:count] = side.rho
         if side.uniform:
-            arrays["fi"], arrays["base"] = np.ones(padded(count)), table(p, padded(count))
+            arrays["fi"] = np.ones(padded(count))
+            arrays["base"] = table(p, padded(count))
             fi = np.where(np.isinf(side.rho), 1.0, 1 / (1 + reg / side.rho))
             arrays["fi"][:count] = fi
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -139,14 +157,17 @@ class HostBatch:
             limits.dual_constant, limits.dual_scale, limits.row_weight = constant, size, weight
 
     def build(self) -> None:
-        M, state = self.task.M.reshape(-1, self.task.shape[1]), self.states[0]
-        alpha, beta = np.full(len(M), self.task.M_min / self.task.reg), np.zeros(M.shape[1])
+        M = self.task.M.reshape(-1, self.task.shape[1])
+        state = self.states[0]
+        alpha = np.full(len(M), self.task.M_min / self.task.reg)
+        beta = np.zeros(M.shape[1])
         given = self.pool, *M.shape, matrix(M), matrix(None), self.task.reg, pointer(alpha), pointer(beta), 0
         check(lib.mapuot_build_kernel(*given, state.dtype, state.kernel, self.ld))
 
     def iterate(self, passes: int) -> int:
         """Make at most ``passes`` passes of each running problem; return how many problems still run afterwards."""
-        count, begun = min(self.count, passes), time.perf_counter()
+        count = min(self.count, passes)
+        begun = time.perf_counter()
         slots = max(4, min(SLOTS, SLOT_BYTES // (16 * padded(self.task.shape[1]))))
         stats = pointer(self.stats, "mapuot_stats *")
         work = self.pool, self.p, self.task.one_cost, slots, self.states
@@ -166,7 +187,8 @@ class HostBatch:
     def potentials(self) -> tuple[F64, F64]:
         """Return (log u, log v) of the last certified iterates, (p, m) and (p, n); -inf where left out."""
         m, n = self.task.shape
-        shift, offset = self.field("shift")[:, None], self.field("offset")[:, None]
+        shift = self.field("shift")[:, None]
+        offset = self.field("offset")[:, None]
         out_u, out_v = (np.isposinf(x["absorbed"][:, :k]) for x, k in ((self.rows, m), (self.cols, n)))
         log_u = self.rows["log_scale"][:, :m] + self.rows["absorbed"][:, :m] + shift + offset
         return np.where(out_u, -np.inf, log_u), np.where(out_v, -np.inf, self.work[:, :n] - shift)

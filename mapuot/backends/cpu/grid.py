@@ -37,7 +37,8 @@ def grid_workspace(problem: Problem, options: Options, *engine: Any) -> HostWork
     kinds = {problem.rows.penalty, problem.cols.penalty}
     if not kinds <= {"kl", "balanced"} or problem.c is not None:
         what = f"penalty must be 'kl' or 'balanced', got {sorted(kinds)}"
-        what = what if problem.c is None else "reference must be 'product' or 'uniform'"
+        if problem.c is not None:
+            what = "reference must be 'product' or 'uniform'"
         raise NotImplementedError(f"{what}, for {problem.cost.kind}")
     operator = GridOperator(*parts_of(problem), options.threads, *engine)
     return HostWorkspace(problem, dataclasses.replace(options, precision="float64"), operator=operator)
@@ -126,7 +127,8 @@ class GridOperator(HostOperator):
     # ---- the plan
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        needed, there = (i1 - i0) * self.shape[1] * self.dtype.itemsize, os.sysconf("SC_PAGE_SIZE") * PAGES
+        needed = (i1 - i0) * self.shape[1] * self.dtype.itemsize
+        there = os.sysconf("SC_PAGE_SIZE") * PAGES
         if out is None and needed > there:
             raise MemoryError(
                 f"{i1 - i0} rows of the plan need {needed / 2**30:.3g} GiB of {there / 2**30:.3g}: Result.rows makes "
@@ -161,9 +163,14 @@ class GridOperator(HostOperator):
         log_mass = log_dot(other)
         out = self.sums_of(X, turned, -log_mass)
         with np.errstate(under="ignore", invalid="ignore"):
-            moves = np.exp(own + log_mass) > 0 if stays else (own > -np.inf) & (log_mass > -np.inf)
+            if stays:
+                moves = np.exp(own + log_mass) > 0
+            else:
+                moves = (own > -np.inf) & (log_mass > -np.inf)
         out[~moves] = np.nan
-        return out[:, 0] if flat else out
+        if flat:
+            return out[:, 0]
+        return out
 
     def own_sums(self) -> tuple[float, F64, F64]:
         """Return (cost, row sums, column sums); add up the costs of the axes, with no subtraction."""

@@ -10,7 +10,8 @@ from .native import DTYPES, EXP_WORK, interruptible, pointer, pool_for
 
 def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
     """Return the (p, m, n) products of A (p, m, k) and B (p, k, n) or (k, n), in C order, of one dtype, not empty."""
-    (p, m, k), n = A.shape, B.shape[-1]
+    p, m, k = A.shape
+    n = B.shape[-1]
     out = np.empty((p, m, n), A.dtype)
     pool = pool_for(threads, p * max(m * n, m * k, k * n))
     arguments = (

@@ -69,14 +69,19 @@ class Points:
     def __init__(
         self, shape: tuple[int, ...], log_weight: F64, weight: F64, rho: F64, reg: float, edges: Any = ()
     ) -> None:
-        self.start, self.edges = np.array([0, *accumulate(shape)], np.int64), np.array(edges, np.int64).reshape(-1, 2)
+        self.start = np.array([0, *accumulate(shape)], np.int64)
+        self.edges = np.array(edges, np.int64).reshape(-1, 2)
         self.children, self.parents = np.ascontiguousarray(self.edges.T)
         self.message = np.array([0, *accumulate(shape[k] for k in self.parents)], np.int64)
         self.amounts = len(shape), 1
         self.held = log_weight, weight, rho  # kept alive, since the record points at them
-        self.hard, self.ratios = np.flatnonzero(np.isinf(rho)), np.where(np.isinf(rho), 0.0, rho / reg)[:, None]
+        self.hard = np.flatnonzero(np.isinf(rho))
+        self.ratios = np.where(np.isinf(rho), 0.0, rho / reg)[:, None]
         core = self.core = ffi.new("mapuot_marginals *")
-        core.count, core.parts, core.edges, core.reg = len(shape), 1, len(edges), reg
+        core.count = len(shape)
+        core.parts = 1
+        core.edges = len(edges)
+        core.reg = reg
         for name in ("start", "message"):
             setattr(core, name, pointer(getattr(self, name), "int64_t *"))
         core.parent = pointer(self.parents, "int64_t *")
@@ -94,21 +99,33 @@ class Points:
 
     def log_amounts(self, log_u: F64) -> F64:
         """Return log sum a u^(-reg / rho), with a row for each marginal and a column for each part."""
-        room, out = np.empty(self.amounts), np.empty(self.amounts)
+        room = np.empty(self.amounts)
+        out = np.empty(self.amounts)
         lib.mapuot_log_amounts(self.core, pointer(log_u), pointer(room), pointer(out))
         return out
 
     def close(self, k: int, fi: float, out: dict[str, F64], state: F64) -> None:
         """Close a pass from a state: find log u of the root k, and fill the `Closed` that `read` returns."""
-        root, parts = slice(self.start[k], self.start[k + 1]), self.amounts[1]
-        near, late, log_u = out["near"], out["late"], out["log_u"]
-        log_u[root] = -fi * near[root] if fi else 0.0
+        root = slice(self.start[k], self.start[k + 1])
+        parts = self.amounts[1]
+        near = out["near"]
+        late = out["late"]
+        log_u = out["log_u"]
+        if fi:
+            log_u[root] = -fi * near[root]
+        else:
+            log_u[root] = 0.0
         x = self.held[0][root] + log_u[root] + near[root]
-        masses = np.array([log_sum(x)]) if parts == 1 else log_sums_by(self.labels[0][root] - k * parts, parts, x)
+        if parts == 1:
+            masses = np.array([log_sum(x)])
+        else:
+            masses = log_sums_by(self.labels[0][root] - k * parts, parts, x)
         lam = self.translation(masses, log_u)
-        log_u, up = self.moved(log_u, lam), self.moved_messages(out["up"], self.below(lam))
+        log_u = self.moved(log_u, lam)
+        up = self.moved_messages(out["up"], self.below(lam))
         sent = self.at_edges(log_u, late, near, lam.sum(0) - lam, up)
-        change, shares = sent - state, self.mass_shares(log_u, near, late)
+        change = sent - state
+        shares = self.mass_shares(log_u, near, late)
         known = masses, lam, log_u, up, self.worth(log_u, None), sent, change, largest_of(change), shares
         self.closed = Closed(*known, self.change_sums(shares, change))
 
@@ -118,12 +135,19 @@ class Points:
         A_k = sum a_k u_k^(-reg / rho_k). With R_k = rho_k / reg, log c = (log mass + sum R_k log A_k) / (1 + sum R_k);
         if a marginal is hard, c is its mass. lam has a row for each marginal and a column for each part.
         """
-        R, hard, log_A = self.ratios, self.hard.tolist(), self.log_amounts(log_u)
-        log_c = log_A[hard[0]] if hard else (log_masses + (R * log_A).sum(0)) / (1 + R.sum())
+        R = self.ratios
+        hard = self.hard.tolist()
+        log_A = self.log_amounts(log_u)
+        if hard:
+            log_c = log_A[hard[0]]
+        else:
+            log_c = (log_masses + (R * log_A).sum(0)) / (1 + R.sum())
         lam: F64 = R * (log_A - log_c)
         if hard:
             lam[hard[0]] = log_c - log_masses - lam.sum(0)
-        return lam if np.isfinite(lam).all() else np.where(np.isfinite(lam).all(0), lam, 0.0)
+        if np.isfinite(lam).all():
+            return lam
+        return np.where(np.isfinite(lam).all(0), lam, 0.0)
 
     def below(self, lam: F64) -> F64:
         """Return the shift of each message to the root: the sum of the shifts of all u that the message contains."""
@@ -137,7 +161,10 @@ class Points:
 
     def worth(self, log_u: F64, log_s: F64 | None) -> F64:
         out = np.empty((self.amounts[0], WORTHS))
-        at_points = ffi.NULL if log_s is None else pointer(log_s)
+        if log_s is None:
+            at_points = ffi.NULL
+        else:
+            at_points = pointer(log_s)
         lib.mapuot_worth_of(self.core, pointer(log_u), at_points, pointer(out, "mapuot_worth *"))
         return out.T
 
@@ -151,19 +178,22 @@ class Points:
 
     def shifted(self, start: Any, cells: Any, x: F64, by: F64) -> F64:
         """Add to each entry of x the number of its stretch or, where there are cells, of its cell."""
-        out, by = np.empty(start[-1]), np.ascontiguousarray(by)
+        out = np.empty(start[-1])
+        by = np.ascontiguousarray(by)
         lib.mapuot_moved(len(start) - 1, pointer(start, "int64_t *"), cells, pointer(by), pointer(x), pointer(out))
         return out
 
     def at_edges(self, log_u: F64, back: F64, near: F64, by: F64, up: F64) -> F64:
         """Return log u + back + near + by at the parents' points, less ``up``, the edge's own message."""
-        out, by = np.empty(self.message[-1]), np.ascontiguousarray(by)
+        out = np.empty(self.message[-1])
+        by = np.ascontiguousarray(by)
         lib.mapuot_at_edges(self.core, *map(pointer, (log_u, back, near, by, up, out)))
         return out
 
     def mass_shares(self, log_u: F64, near: F64, late: F64) -> F64:
         """Return the share of each parent's point in the mass a e^(log u + near + late) of the parent marginal."""
-        room, out = np.empty(self.start[-1]), np.empty(self.message[-1])
+        room = np.empty(self.start[-1])
+        out = np.empty(self.message[-1])
         lib.mapuot_mass_shares(self.core, *map(pointer, (log_u, near, late, room, out)))
         return out
 
@@ -179,15 +209,23 @@ class TreePass:
 
     def __init__(self, edges: list[tuple[int, int, LogKernel, float]], problem: Any) -> None:
         """Fill the records; ``problem``: a `MultiProblem`. ``out``: the sums found."""
-        points, log_weight = problem.starts.tolist(), problem.log_weight
+        points = problem.starts.tolist()
+        log_weight = problem.log_weight
         self.kernels = [kernel for _, _, kernel, _ in edges]
-        self.builds, self.messages = [-1] * len(edges), ffi.new("mapuot_messages *")
+        self.builds = [-1] * len(edges)
+        self.messages = ffi.new("mapuot_messages *")
         self.messages.flush, self.messages.noise = FLUSH, NARROW_SUMS
-        self.log_weight, self.messages.log_weight = log_weight, pointer(log_weight)
-        self.edges, ends = ffi.new("mapuot_edge[]", len(edges)), 0
+        self.log_weight = log_weight
+        self.messages.log_weight = pointer(log_weight)
+        self.edges = ffi.new("mapuot_edge[]", len(edges))
+        ends = 0
         for edge, (child, parent, kernel, fi) in zip(self.edges, edges, strict=True):
-            edge.pool, edge.fi, edge.base = kernel.operator.pool, fi, pointer(kernel.operator.rows["base"])
-            edge.child, edge.parent, edge.message = points[child], points[parent], ends
+            edge.pool = kernel.operator.pool
+            edge.fi = fi
+            edge.base = pointer(kernel.operator.rows["base"])
+            edge.child = points[child]
+            edge.parent = points[parent]
+            edge.message = ends
             ends += kernel.cost.shape[1]
         self.out = {name: np.zeros(len(log_weight)) for name in ("near", "late", "log_u")} | {"up": np.zeros(ends)}
         for name, array in self.out.items():
@@ -199,8 +237,13 @@ class TreePass:
                 continue
             self.builds[k], operator = kernel.builds, kernel.operator
             held = kernel.builds > 0 and kernel.dtype != "made" and kernel.cost.size <= LARGE_ENTRIES
-            edge.state = operator.state if held else ffi.NULL
-            edge.p, edge.q, edge.least = pointer(kernel.p), pointer(kernel.q), LEAST[kernel.dtype]
+            if held:
+                edge.state = operator.state
+            else:
+                edge.state = ffi.NULL
+            edge.p = pointer(kernel.p)
+            edge.q = pointer(kernel.q)
+            edge.least = LEAST[kernel.dtype]
             edge.sizes = kernel.absorbed + kernel.largest
             edge.narrow = operator.narrow and kernel.dtype == "float32"
             operator.rows["fi"][:] = edge.fi
@@ -211,7 +254,8 @@ class TreePass:
         Stop before an edge that the core cannot do: the caller does it. ``close`` is called after the last edge.
         """
         self.refresh()
-        self.messages.sent, self.messages.narrow = pointer(sent), narrow
+        self.messages.sent = pointer(sent)
+        self.messages.narrow = narrow
         end = int(lib.mapuot_tree_pass(first, len(self.kernels), self.edges, self.messages))
         if end == len(self.kernels):
             close()
@@ -228,17 +272,23 @@ class Left:
     W: Any = None
 
     def __init__(self, sizes: list[int], log_weight: F64, fi: list[float], threads: int | None = 1) -> None:
-        ends, axes = [0, *accumulate(sizes)], len(sizes)
+        ends = [0, *accumulate(sizes)]
+        axes = len(sizes)
         self.parts = [slice(*part) for part in pairwise(ends)]
-        self.size, self.fi, self.top = np.array(sizes, np.int64), np.array(fi, float), np.zeros(axes)
-        self.log_weight, rest = log_weight, int(np.prod(self.size[:-1]))
+        self.size = np.array(sizes, np.int64)
+        self.fi = np.array(fi, float)
+        self.top = np.zeros(axes)
+        self.log_weight = log_weight
+        rest = int(np.prod(self.size[:-1]))
         names = "log_u", "log_s", "sums", "factor", "shift"
         vectors = dict(zip(names, native.vectors(*[ends[-1]] * len(names)), strict=True))
         self.log_u, self.log_s, self.sums, self.factor, self.shift = vectors.values()
         pool = self.pool = native.pool_for(threads, rest * sizes[-1])
         vectors |= {"work": empty(2 * rest), "partial": empty(lib.mapuot_pool_threads(pool) * max(sizes))}
         core = self.core = ffi.new("mapuot_left *")
-        core.pool, core.axes, core.size = pool, axes, pointer(self.size, "int64_t *")
+        core.pool = pool
+        core.axes = axes
+        core.size = pointer(self.size, "int64_t *")
         for name, x in {**vectors, "log_weight": log_weight, "fi": self.fi, "top": self.top}.items():
             setattr(core, name, pointer(x))
         core.flush, self.held = FLUSH_PRODUCT, vectors
@@ -255,7 +305,9 @@ class Left:
 
     def read(self, W: Any, base: float, least: float) -> None:
         """Find log s of all axes on W e^base; StaleError where a sum is below ``least``."""
-        core, self.W, self.there = self.core, W, namespace(W) is not np
+        core = self.core
+        self.W = W
+        self.there = namespace(W) is not np
         core.W = ffi.NULL if self.there else pointer(W)
         core.base, core.least = base, least
         if self.there:
@@ -285,7 +337,8 @@ class Left:
         return float(self.core.log_mass)
 
     def contract(self, k: int) -> None:
-        W, xp = self.W.reshape(self.size.tolist()), namespace(self.W)
+        W = self.W.reshape(self.size.tolist())
+        xp = namespace(self.W)
         factors = [self.factor[part] for part in self.parts]
         for x in factors[:k:-1]:
             W = W @ xp.asarray(x)
@@ -330,7 +383,8 @@ class History:
         own gamma plus 1 - ``alone`` times the common one; 1 suits parts that hardly depend on each other.
         """
         grams, rights = self.products(weight)
-        gram, right = grams.sum(0), rights.sum(0)  # the sums over all parts
+        gram = grams.sum(0)
+        right = rights.sum(0)  # the sums over all parts
         if not alone or len(self.parts) == 1:
             gamma = weights_of(gram[None], right[None])
             return self.combined(np.repeat(gamma, len(self.parts), 0))
@@ -341,7 +395,8 @@ class History:
 
     def open(self, ends: list[int]) -> None:
         self.ends: Any = np.array(ends, np.int64)
-        self.dF, self.dG = np.empty((self.depth, ends[-1])), np.empty((self.depth, ends[-1]))
+        self.dF = np.empty((self.depth, ends[-1]))
+        self.dG = np.empty((self.depth, ends[-1]))
 
     def take(self, residual: F64, image: F64, slot: int | None) -> None:
         """Store the difference from the pass before in this slot; None: there was no pass before."""
@@ -351,15 +406,19 @@ class History:
 
     def products(self, weight: F64) -> tuple[F64, F64]:
         """Return sum w dF_i dF_j and sum w dF_i F for each part."""
-        parts, count = len(self.parts), self.count
-        grams, rights = np.empty((parts, count, count)), np.empty((parts, count))
+        parts = len(self.parts)
+        count = self.count
+        grams = np.empty((parts, count, count))
+        rights = np.empty((parts, count))
         vectors = self.dF, self.residual, weight, grams, rights
         lib.mapuot_anderson_products(parts, pointer(self.ends, "int64_t *"), count, *map(pointer, vectors))
         return grams, rights
 
     def combined(self, gammas: F64) -> tuple[F64, F64]:
         """Return (G - sum gamma_i dG_i, F - sum gamma_i dF_i); ``gammas`` has a row for each part."""
-        image, residual, ends = np.empty_like(self.image), np.empty_like(self.residual), pointer(self.ends, "int64_t *")
+        image = np.empty_like(self.image)
+        residual = np.empty_like(self.residual)
+        ends = pointer(self.ends, "int64_t *")
         vectors = np.ascontiguousarray(gammas), self.dF, self.dG, self.residual, self.image, image, residual
         lib.mapuot_anderson_combined(len(self.parts), ends, self.count, *map(pointer, vectors))
         return image, residual
@@ -367,7 +426,8 @@ class History:
 
 def weights_of(grams: F64, rights: F64) -> F64:
     """Find gamma with the least |F - sum gamma_i dF_i|, by normal equations with normalised columns."""
-    grams, gammas = np.ascontiguousarray(grams), np.empty(rights.shape)
+    grams = np.ascontiguousarray(grams)
+    gammas = np.empty(rights.shape)
     vectors = grams, np.ascontiguousarray(rights), gammas
     lib.mapuot_anderson_weights(*rights.shape, *map(pointer, vectors))
     return gammas

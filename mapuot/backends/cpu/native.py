@@ -39,7 +39,9 @@ def set_isa(name: str) -> None:
 def check(status: int) -> int:
     """Turn the negative codes of the core into exceptions."""
     if status < 0:
-        raise MemoryError("out of memory") if status == lib.MAPUOT_NO_MEMORY else RuntimeError("bad argument")
+        if status == lib.MAPUOT_NO_MEMORY:
+            raise MemoryError("out of memory")
+        raise RuntimeError("bad argument")
     return status
 
 
@@ -47,7 +49,8 @@ def interruptible(call: Callable[[Any], int], work: float) -> int:
     """Return ``check(call(stop))``; run a long call in another thread, so that Ctrl-C in this one can set ``stop``."""
     if work < CALL_WORK or threading.get_ident() != threading.main_thread().ident:
         return check(call(ffi.NULL))
-    stop, found = ffi.new("int32_t *"), list[int]()
+    stop = ffi.new("int32_t *")
+    found = list[int]()
 
     def end() -> None:
         stop[0] = 1
@@ -62,12 +65,15 @@ def call_bytes(pool: Any, cost: Cost, d: int = 1) -> int | None:
     The limit counts operations and not seconds: so the order of the sums in a block is fixed, and results are
     reproducible bit for bit.
     """
-    threads, each = lib.mapuot_pool_threads(pool), EXP_WORK + d
+    threads = lib.mapuot_pool_threads(pool)
+    each = EXP_WORK + d
     if cost.size * each <= CALL_WORK * threads and cost.held:
         return None
     rows = max(1, CALL_WORK // (each * cost.shape[1] * TILE)) * TILE * threads
     most = rows * cost.shape[1] * int(cost.dtype.itemsize)
-    return most if cost.held else min(most, BLOCK_BYTES)
+    if cost.held:
+        return most
+    return min(most, BLOCK_BYTES)
 
 
 def padded(n: int) -> int:
@@ -115,15 +121,19 @@ def matrix(array: Any, kept: Kept | None = None) -> Any:
         array = array.given
     if isinstance(array, PointCosts):
         points, (metric, scale) = view.points, array.core
-        points.x, points.y = pointer(array.rows), pointer(array.columns)
+        points.x = pointer(array.rows)
+        points.y = pointer(array.columns)
         points.d, points.ld = array.columns.shape
         points.metric, points.scale = metric.number, scale
         if kept is not None:
             points.kept.rows, points.kept.before, points.kept.width = kept.unit, array.before, kept.width
-            points.kept.first, points.kept.run = pointer(kept.first, "int64_t *"), pointer(kept.run, "int32_t *")
+            points.kept.first = pointer(kept.first, "int64_t *")
+            points.kept.run = pointer(kept.run, "int32_t *")
     elif isinstance(array, Sparse):
-        view.data, view.dtype = pointer(array.data, "void *"), CODES[array.dtype.char]
-        view.start, view.column = pointer(array.start, "int64_t *"), pointer(array.column, "int32_t *")
+        view.data = pointer(array.data, "void *")
+        view.dtype = CODES[array.dtype.char]
+        view.start = pointer(array.start, "int64_t *")
+        view.column = pointer(array.column, "int32_t *")
     elif array is not None:
         view.data = ffi.cast("void *", array.__array_interface__["data"][0])
         rows, columns = array.strides
@@ -142,8 +152,11 @@ def split(X: F64, count: int) -> Any:
 
 def pool_for(threads: int | None, entries: int) -> Any:
     """Choose a pool of the process: one thread for small problems unless ``threads`` is given."""
-    threads = default_threads(entries) if threads is None else threads
-    return SERIAL if threads == 1 else pool_of(threads)
+    if threads is None:
+        threads = default_threads(entries)
+    if threads == 1:
+        return SERIAL
+    return pool_of(threads)
 
 
 @functools.lru_cache(maxsize=4)

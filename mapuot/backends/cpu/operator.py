@@ -43,12 +43,15 @@ def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]
     out = np.empty(4)
     check(lib.mapuot_extrema(pool_for(threads, M.size), *M.shape, matrix(M), pointer(out)))
     low, high, bad, infinite = out.tolist()
-    return (low, high, int(bad), int(infinite)) if math.isfinite(low) else (0.0, 0.0, int(bad), int(infinite))
+    if math.isfinite(low):
+        return low, high, int(bad), int(infinite)
+    return 0.0, 0.0, int(bad), int(infinite)
 
 
 def costs(cloud: PointCosts, threads: int | None = None) -> F64:
     m, n = cloud.shape
-    pool, out = pool_for(threads, cloud.size), np.empty((m, n))
+    pool = pool_for(threads, cloud.size)
+    out = np.empty((m, n))
     for i0, i1, part, _ in cloud.blocks(most=call_bytes(pool, cloud, cloud.dim)):
         check(lib.mapuot_costs(pool, i1 - i0, n, matrix(part), pointer(out[i0:i1])))
     return out
@@ -69,11 +72,17 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[F64, float]:
         return np.matmul(metric.product * scale * cloud.rows, cloud.columns[:, :n]), 0.0
     y = cloud.columns[:, :n]
     centre = y.mean(1)
-    x, y = cloud.rows - centre, y - centre[:, None]
-    left, right = np.empty((m, d + 2)), np.empty((d + 2, n))
+    x = cloud.rows - centre
+    y = y - centre[:, None]
+    left = np.empty((m, d + 2))
+    right = np.empty((d + 2, n))
     sizes = scale * np.einsum("ij,ij->i", x, x), scale * np.einsum("ij,ij->j", y, y)
     np.multiply(x, -2.0 * scale, out=left[:, :d])
-    left[:, d], left[:, d + 1], right[:d], right[d], right[d + 1] = sizes[0], 1.0, y, 1.0, sizes[1]
+    left[:, d] = sizes[0]
+    left[:, d + 1] = 1.0
+    right[:d] = y
+    right[d] = 1.0
+    right[d + 1] = sizes[1]
     rounding = 2.0**-53 * (3 * d + 40) * float(sum(size.max() for size in sizes))
     mean = float(sizes[0].mean() + sizes[1].mean() - 2 * scale * x.mean(0) @ y.mean(1))
     if not rounding <= ROUNDED * mean:
@@ -105,8 +114,11 @@ class HostOperator(Operator):
     ) -> None:  # fmt: skip
         """Hold no K yet; ``kept``: the pairs of points that count, where some are skipped."""
         super().__init__(cost, reg, c, ranks)
-        self.pool, self.kept, self.K = pool_for(threads, cost.size), kept, empty(0)
-        self.pairs, self.stored = cost.operator == "pairs", ""
+        self.pool = pool_for(threads, cost.size)
+        self.kept = kept
+        self.K = empty(0)
+        self.pairs = cost.operator == "pairs"
+        self.stored = ""
 
     def blocks(self, i0: int = 0, i1: int | None = None, d: int = 1) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
         """Yield (k0, k1, first arguments of a streaming call) for blocks of the rows i0 to i1 and d vectors at once."""
@@ -130,22 +142,33 @@ class HostOperator(Operator):
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         """Form the rows i0 to i1; for stored pairs a CSR array with an entry for each pair."""
-        n = 0 if self.pairs else self.shape[1]
+        n = self.shape[1]
         if self.pairs:
+            n = 0
             part: Any = self.cost.read(i0, i1)
             out = np.empty(part.size, self.dtype)
-        out = self.rows_of_plan(i1 - i0) if out is None else out
+        if out is None:
+            out = self.rows_of_plan(i1 - i0)
         for k0, k1, arguments in self.formed(i0, i1):
-            rows = slice(*((k - i0 if n else self.cost.place(k, 0) - self.cost.place(i0, 0)) for k in (k0, k1)))
+            rows = slice(k0 - i0, k1 - i0)
+            if self.pairs:
+                before = self.cost.place(i0, 0)
+                rows = slice(self.cost.place(k0, 0) - before, self.cost.place(k1, 0) - before)
             check(lib.mapuot_form_plan(*arguments, DTYPES[self.dtype.name], pointer(out[rows], "void *"), n))
-        return part.with_data(out) if self.pairs else out
+        if self.pairs:
+            return part.with_data(out)
+        return out
 
     def costs_of(self, M: Any) -> Any:
-        return costs(M, lib.mapuot_pool_threads(self.pool)) if self.cost.operator == "points" else M
+        if self.cost.operator == "points":
+            return costs(M, lib.mapuot_pool_threads(self.pool))
+        return M
 
     def product(self, X: Any, turned: bool) -> Any:
-        (m, n), d = self.shape, X.shape[1]
-        X, columns = np.ascontiguousarray(X), zeros(d * padded(n))
+        m, n = self.shape
+        d = X.shape[1]
+        X = np.ascontiguousarray(X)
+        columns = zeros(d * padded(n))
         if not turned:
             out = np.empty((m, d))
             columns.reshape(d, -1)[:, :n] = X.T
@@ -160,17 +183,23 @@ class HostOperator(Operator):
 
     def own_sums(self) -> tuple[float, F64, F64]:
         m, n = self.shape
-        cost, row_sum, total = 0.0, np.empty(m), np.zeros(n)
-        out, col_sum = np.empty(2), np.empty(n)
+        cost = 0.0
+        row_sum = np.empty(m)
+        total = np.zeros(n)
+        out = np.empty(2)
+        col_sum = np.empty(n)
         for i0, i1, arguments in self.formed(0, m):
             check(lib.mapuot_plan_sums(*arguments, pointer(out), pointer(row_sum[i0:i1]), pointer(col_sum)))
-            cost, total = cost + float(out[0]), total + col_sum
+            cost = cost + float(out[0])
+            total = total + col_sum
         return cost, row_sum, total
 
     # ---- K
 
     def balance(self, alpha: F64, x: F64) -> F64:
-        top, part, x = np.full(len(x), -np.inf), np.empty(len(x)), np.ascontiguousarray(x)
+        top = np.full(len(x), -np.inf)
+        part = np.empty(len(x))
+        x = np.ascontiguousarray(x)
         for i0, i1, call in self.blocks():
             check(lib.mapuot_balance(*call, pointer(x), pointer(alpha[i0:i1]), pointer(part)))
             np.maximum(top, part, out=top)
@@ -178,29 +207,41 @@ class HostOperator(Operator):
 
     def near(self, alpha: F64, beta: F64, nats: float, most: int) -> Sparse | None:
         """Return the pairs with exponents of -``nats`` or more; None if there are more than ``most`` pairs."""
-        down, across = map(abs, self.cost.array.strides) if self.cost.operator == "tiles" else (1, 1)
+        if self.cost.operator == "tiles":
+            down, across = map(abs, self.cost.array.strides)
+        else:
+            down, across = 1, 1
         if down < across:  # the rows of the transpose are contiguous
             turned = HostOperator(self.cost.transpose(), self.reg, self.c and self.c.transpose())
             turned.pool = self.pool
             pairs = turned.near(beta, alpha, nats, most)
-            return None if pairs is None else pairs.transpose()
-        (m, n), threads = self.shape, lib.mapuot_pool_threads(self.pool)
+            if pairs is None:
+                return None
+            return pairs.transpose()
+        m, n = self.shape
+        threads = lib.mapuot_pool_threads(self.pool)
         busy = min(threads, -(-m // native.TILE))
         room = n + min(most, 4 * most // busy)  # entries of a thread; pages that no thread writes take no memory
-        start, found, parts = np.zeros(m + 1, np.int64), np.zeros(threads, np.int64), []
+        start = np.zeros(m + 1, np.int64)
+        found = np.zeros(threads, np.int64)
+        parts = []
         for i0, i1, call in self.blocks():
-            column, data = np.empty((threads, room), np.int32), np.empty((threads, room))
+            column = np.empty((threads, room), np.int32)
+            data = np.empty((threads, room))
             counts = (pointer(x, "int64_t *") for x in (start[i0 + 1 : i1 + 1], found))
             to = -nats, room, *counts, pointer(column, "int32_t *"), pointer(data)
             if check(lib.mapuot_near_pairs(*call, pointer(alpha[i0:i1]), pointer(beta), *to)) == lib.MAPUOT_ABSORB:
                 return None
             parts += [(column[t, :count], data[t, :count]) for t, count in enumerate(found.tolist())]
         columns, costs = (np.concatenate(x) for x in zip(*parts, strict=True))
-        return Sparse(costs, columns, np.cumsum(start), self.shape) if len(costs) <= most else None
+        if len(costs) <= most:
+            return Sparse(costs, columns, np.cumsum(start), self.shape)
+        return None
 
     def passes(self, narrow: bool, sums: F64) -> Any:
         """Make the record of passes, with column sums in ``sums``; narrow: some passes sum in float32."""
-        (m, n), threads = self.shape, lib.mapuot_pool_threads(self.pool)
+        m, n = self.shape
+        threads = lib.mapuot_pool_threads(self.pool)
         size = padded(n)
         self.narrow, self.col_sums = narrow, sums
         self.partial = empty(len(sums) * threads if threads > 1 else 1)
@@ -209,16 +250,22 @@ class HostOperator(Operator):
         self.run.fill(0)
         state = self.state = ffi.new("mapuot_state *")
         state.m, state.n = m, n
-        state.sums, state.partial = pointer(sums), pointer(self.partial)
-        state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
+        state.sums = pointer(sums)
+        state.partial = pointer(self.partial)
+        state.narrow_v = pointer(self.narrow_v, "float *")
+        state.run = pointer(self.run, "float *")
         state.piped = -1 if m * n > SERIAL_ENTRIES and not self.pairs else 0
         return state
 
     def store(self, dtype: str, made: bool = False) -> None:
         """Allocate K; ``made``: passes make its rows instead, in this storage or, for exact passes, in float64."""
-        state, kind = self.state, "float64" if dtype == "made" else dtype
-        self.stored, self.made, state.exact = dtype, made or dtype == "made", dtype == "made"
-        state.ld, state.dtype = native.leading_dimension(self.shape[1], np.dtype(STORAGE[kind]).itemsize), DTYPES[kind]
+        state = self.state
+        kind = "float64" if dtype == "made" else dtype
+        self.stored = dtype
+        self.made = made or dtype == "made"
+        state.exact = dtype == "made"
+        state.ld = native.leading_dimension(self.shape[1], np.dtype(STORAGE[kind]).itemsize)
+        state.dtype = DTYPES[kind]
         self.K = empty(0)  # free the old K before allocating the new one
         self.K = empty(0 if self.made else self.cost.place(self.shape[0], state.ld), STORAGE[kind])
         state.kernel = pointer(self.K, "void *")
@@ -230,12 +277,20 @@ class HostOperator(Operator):
         self.state.tile = pointer(self.tile)
 
     def build(self, alpha: F64, beta: F64) -> None:
-        state, self.absorbed = self.take(alpha, beta).state, (alpha, beta)  # kept alive: the record points at them
-        state.limits.reg, state.limits.inv_reg = self.reg, 1.0 / self.reg
-        state.alpha, state.beta = pointer(alpha), pointer(beta)
-        for i0, _, call in () if self.made else self.formed(0, self.shape[0]):
+        state = self.take(alpha, beta).state
+        self.absorbed = alpha, beta  # kept alive: the record points at them
+        state.limits.reg = self.reg
+        state.limits.inv_reg = 1.0 / self.reg
+        state.alpha = pointer(alpha)
+        state.beta = pointer(beta)
+        if self.made:
+            return
+        for i0, _, call in self.formed(0, self.shape[0]):
             to = ffi.cast("char *", state.kernel) + self.cost.place(i0, state.ld) * self.K.itemsize
-            across = self.shape[1] - i0 if state.limits.symmetric and state.m == state.n else 0
+            if state.limits.symmetric and state.m == state.n:
+                across = self.shape[1] - i0
+            else:
+                across = 0
             check(lib.mapuot_build_kernel(*call, across, state.dtype, to, 0 if self.pairs else state.ld))
 
     def apart(self, error: float) -> float:
@@ -245,7 +300,8 @@ class HostOperator(Operator):
     def keep(self, kept: Kept | None) -> None:
         """Restrict passes to these pairs of points."""
         state, self.kept, itemsize = self.state, kept, self.K.itemsize
-        state.M, state.c = matrix(self.cost, kept), matrix(None)
+        state.M = matrix(self.cost, kept)
+        state.c = matrix(None)
         state.ld = native.leading_dimension(kept.width if kept else self.shape[1], itemsize)
         self.open_tile()
 
@@ -261,7 +317,9 @@ class HostOperator(Operator):
         for i0, i1, (_, _, _, M, c, _) in self.blocks():
             part = ffi.new("mapuot_state *", state[0])
             part.m = part.rows.len = i1 - i0
-            part.M, part.c, part.alpha = M, c, pointer(self.absorbed[0][i0:i1])
+            part.M = M
+            part.c = c
+            part.alpha = pointer(self.absorbed[0][i0:i1])
             point_at(part.rows, rows, slice(i0, i1))
             check(call(self.pool, part))
             total += self.col_sums
@@ -274,7 +332,9 @@ class HostOperator(Operator):
     @property
     def matrix(self) -> Any:
         cost: Any = self.cost
-        return cost.with_data(self.K) if self.pairs else self.K.reshape(self.shape[0], -1)[:, : self.shape[1]]
+        if self.pairs:
+            return cost.with_data(self.K)
+        return self.K.reshape(self.shape[0], -1)[:, : self.shape[1]]
 
     # ---- passes with given ``base`` and ``fi`` instead of a prox
 
@@ -284,11 +344,15 @@ class HostOperator(Operator):
         self.rows = dict(zip(ROWS, rows, strict=True))
         self.rows["weight"][:] = self.rows["rho"][:] = 1.0
         state = self.passes(dtype == "float32" and not self.pairs, sums)
-        state.rows.len, state.rows.penalty, state.cols.scale = m, lib.MAPUOT_KL, pointer(self.v)
+        state.rows.len = m
+        state.rows.penalty = lib.MAPUOT_KL
+        state.cols.scale = pointer(self.v)
         if self.pairs:
             state.M = matrix(self.cost)
         point_at(state.rows, self.rows, slice(None))
-        return "float64" if dtype == "made" and self.pairs else dtype
+        if dtype == "made" and self.pairs:
+            return "float64"
+        return dtype
 
     def fused(self, v: F64, base: F64, fi: float, narrow: bool, sizes: Any = None) -> tuple[F64, Any, float]:
         rows = self.rows
@@ -299,9 +363,13 @@ class HostOperator(Operator):
         self.row_pass(rows)
         r = rows["marginal"]
         plain = r.min() > 1e-280 and r.max() < 1e280
-        sums, largest = self.col_sums[: self.shape[1]], float(rows["scale"].max())
+        sums = self.col_sums[: self.shape[1]]
+        largest = float(rows["scale"].max())
         with np.errstate(divide="ignore", invalid="ignore"):
-            log_s = np.log(r) - rows["log_scale"] if plain else np.log(self.dots(v, sizes))
+            if plain:
+                log_s = np.log(r) - rows["log_scale"]
+            else:
+                log_s = np.log(self.dots(v, sizes))
         return log_s, sums, largest
 
     # ---- products on logarithms
@@ -323,7 +391,10 @@ class HostOperator(Operator):
     @cached_property
     def both_ways(self) -> tuple[Any, Any]:
         """The costs by row and by column; for a dense cost -M / reg instead."""
-        costs = self.cost if self.pairs else np.concatenate([L for _, _, L in self.logarithms(self.cost)])
+        if self.pairs:
+            costs: Any = self.cost
+        else:
+            costs = np.concatenate([L for _, _, L in self.logarithms(self.cost)])
         return costs, costs.transpose()
 
     def log_products(self, x: F64, turned: bool = False) -> F64:
@@ -331,12 +402,16 @@ class HostOperator(Operator):
 
         Use one product with K; where it would underflow, sums with their maxima taken out.
         """
-        top, least = x.max(axis=1, keepdims=True), x.min(axis=1, keepdims=True)
+        top = x.max(axis=1, keepdims=True)
+        least = x.min(axis=1, keepdims=True)
         if least.min() == -np.inf:
             top = np.where(np.isneginf(top), 0.0, top)
             least = np.where(np.isneginf(x), top, x).min(axis=1, keepdims=True)
         if (top - least).max() + self.ends[1] < SAFE:
-            K = self.plain if turned else self.plain.T
+            if turned:
+                K = self.plain
+            else:
+                K = self.plain.T
             return np.asarray(np.log(np.exp(x - top) @ K) + (top - self.ends[0]))
         if self.pairs:
             return np.stack([log_sums(self.both_ways[turned], one, self.reg) for one in x])
@@ -361,14 +436,18 @@ class HostOperator(Operator):
         coarse.labelled = labels is not None
         if labels is None or coarse.own:
             return
-        size, threads = padded(self.shape[1]), lib.mapuot_pool_threads(self.pool)
-        self.labels, self.cluster_mass = labels, np.zeros(labels.clusters)
+        size = padded(self.shape[1])
+        threads = lib.mapuot_pool_threads(self.pool)
+        self.labels = labels
+        self.cluster_mass = np.zeros(labels.clusters)
         self.shares = empty(labels.clusters * size, np.float32).reshape(-1, size)
         self.shares.fill(0)
         self.cluster_sums = empty(threads * len(self.col_sums))
-        coarse.own, coarse.sums = labels.clusters, pointer(self.cluster_sums)
+        coarse.own = labels.clusters
+        coarse.sums = pointer(self.cluster_sums)
         coarse.order, coarse.first = (pointer(x, "int64_t *") for x in (labels.order, labels.first))
-        coarse.own_blocks, coarse.own_mass = pointer(self.shares, "float *"), pointer(self.cluster_mass)
+        coarse.own_blocks = pointer(self.shares, "float *")
+        coarse.own_mass = pointer(self.cluster_mass)
 
     def exchanged(self) -> tuple[F64, Any]:
         return self.cluster_mass, self.shares[:, : self.shape[1]]

@@ -34,7 +34,8 @@ SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the
 ONE_POTENTIAL = True  # passes can have log u = log v
 SKIPS_TOGETHER = RANKS_TOGETHER = True  # passes of one potential can skip pairs, and work where ranks share rows
 LEAST_BOX = 16  # vectors are padded to 16 columns; a tile has 8 rows
-QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # a K up to this size (1 ms a pass) makes 16 passes before any is timed
+QUICK_ENTRIES = 1 << 20  # a K up to this size (1 ms a pass) makes QUICK_PASSES passes before any is timed
+QUICK_PASSES = 16
 REACH = 3.0  # nats that a rough Newton's step moves a column at most: farther away its direction means nothing
 ROUGH = 0.1  # largest relative residual of the equations of a rough Newton's step
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0}  # range(M) / reg that K holds unbalanced
@@ -57,13 +58,15 @@ class HostWorkspace(Workspace):
         super().__init__(problem, options, skip)
         m, n = problem.shape
         # made: every pass makes the rows of K, in float32 or, if it is exact, in float64
-        self.made, pairs = problem.cost.remade or options.precision == "made", problem.cost.operator == "pairs"
+        self.made = problem.cost.remade or options.precision == "made"
+        pairs = problem.cost.operator == "pairs"
         self.dtype = self.storage()
         memory = memory_of(options.memory, problem.ranks.min(m), np.dtype(STORAGE[self.dtype]).itemsize)
         self.safe_spread = SAFE_SPREAD[self.dtype]
         self.operator = operator or HostOperator(*parts_of(problem), options.threads)
         self.pool = self.operator.pool
-        threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
+        threads = lib.mapuot_pool_threads(self.pool)
+        size = padded(n)
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
         lengths = (size + native.SCALARS, 3 * size, lib.mapuot_history(memory, n), *sides)
         self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
@@ -71,8 +74,12 @@ class HostWorkspace(Workspace):
         state = self.state = self.operator.passes(narrow, self.sums)
         self.operator.store(self.dtype, self.made)
         shared = threads > 1 and options.schedule == "auto" and not pairs
-        self.shares = state.shares = ffi.new("mapuot_share[]", threads) if shared else ffi.NULL
-        state.work, state.history = pointer(self.work), pointer(self.history)
+        if shared:
+            self.shares = state.shares = ffi.new("mapuot_share[]", threads)
+        else:
+            self.shares = state.shares = ffi.NULL
+        state.work = pointer(self.work)
+        state.history = pointer(self.history)
         state.before = problem.own.start
         self.limits, self.progress = state.limits, state.progress
         fill(self.limits, problem, options, self.dtype, NARROW_NOISE)
@@ -80,10 +87,14 @@ class HostWorkspace(Workspace):
         put(self.progress, START)
         self.progress.narrow = narrow
         if problem.cost.held:
-            state.M, state.c = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
+            state.M = matrix(problem.M)
+            state.c = matrix(None if problem.c is None else problem.c.array)
         self.parts = self.part_columns(problem)
         state.exact = self.made and not narrow
-        self.narrow_points = self.float32_points(problem.cost, state) if narrow else None
+        if narrow:
+            self.narrow_points = self.float32_points(problem.cost, state)
+        else:
+            self.narrow_points = None
         if self.limits.finer and not self.made:
             self.operator.open_tile()
         self.coarse = Coarse(self, problem, memory)
@@ -103,7 +114,10 @@ class HostWorkspace(Workspace):
         """Return the storage of K, which may differ from the storage asked for."""
         problem, kind = self.problem, self.problem.cost.operator
         dtype = "float64" if self.dtype == "made" else self.dtype
-        self.size = narrow_points.fitting(problem) if dtype != "float64" else None
+        if dtype != "float64":
+            self.size = narrow_points.fitting(problem)
+        else:
+            self.size = None
         coarse = kind == "points" and self.size is None
         if coarse or (kind == "pairs" and limits_of(problem, self.options, dtype, NARROW_NOISE)["finer"]):
             return "float64"  # exact passes do not exist for stored pairs
@@ -117,7 +131,8 @@ class HostWorkspace(Workspace):
         self.limits.lam_rate = 0.0
         found = np.ascontiguousarray(parts.cols, np.int32), np.empty(2 * (parts.count + 1))
         self.state.parts = parts.count + 1  # points without a partner form one more part
-        self.state.part, self.state.part_sums = pointer(found[0], "int32_t *"), pointer(found[1])
+        self.state.part = pointer(found[0], "int32_t *")
+        self.state.part_sums = pointer(found[1])
         return found
 
     def float32_points(self, cost: Cost, state: Any) -> narrow_points.NarrowPoints | None:
@@ -135,7 +150,9 @@ class HostWorkspace(Workspace):
 
     def side(self, side: Side, size: int, out: Any, block: F64) -> dict[str, F64]:
         """Fill the C view of one marginal with vectors in ``block``; ``size``: their length, padded for columns."""
-        names, stride, count = names_of(side), padded(size), len(side.weight)
+        names = names_of(side)
+        stride = padded(size)
+        count = len(side.weight)
         arrays = {name: block[k * stride : k * stride + size] for k, name in enumerate(names)}
         arrays["rho"][:] = 1.0
         arrays["rho"][:count] = side.rho
@@ -155,7 +172,10 @@ class HostWorkspace(Workspace):
         return self.col_side["log_scale"][: self.problem.shape[1]]
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
-        found = self.narrow_points.fitted(alpha, beta) if self.progress.narrow and self.narrow_points else None
+        if self.progress.narrow and self.narrow_points:
+            found = self.narrow_points.fitted(alpha, beta)
+        else:
+            found = None
         if self.narrow_points and self.problem.ranks.max(found is None):  # all ranks go on in float64
             self.progress.narrow = 0
             self.take_float64()
@@ -195,8 +215,10 @@ class HostWorkspace(Workspace):
         lib.mapuot_set_side(ffi.addressof(state), pointer(side.weight), pointer(side.log_weight))
 
     def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
-        n, cols = len(x), self.col_side
-        self.progress.shift = self.progress.shift if shift is None else shift
+        n = len(x)
+        cols = self.col_side
+        if shift is not None:
+            self.progress.shift = shift
         self.set_side(self.problem.cols, cols, self.state.cols, e)
         cols["log_scale"][:n] = x
         lib.mapuot_set_scale(self.state)
@@ -230,7 +252,8 @@ class HostWorkspace(Workspace):
     def open_coarse(self, labels: Labels, counts: list[int]) -> None:
         """Allocate the arrays of the correction; ``counts``: the clusters of each rank."""
         coarse, ranks = self.state.coarse, self.problem.ranks
-        size, count = padded(self.problem.shape[1]), sum(counts)
+        size = padded(self.problem.shape[1])
+        count = sum(counts)
         coarse.clusters, coarse.own = count, labels.clusters
         coarse.order, coarse.first = (pointer(array, "int64_t *") for array in (labels.order, labels.first))
         threads = lib.mapuot_pool_threads(self.pool)
@@ -245,14 +268,16 @@ class HostWorkspace(Workspace):
         before = sum(counts[: ranks.rank])
         own = slice(before, before + labels.clusters)
         self.own_blocks = self.coarse_arrays["blocks"][own], self.coarse_arrays["mass"][own]
-        coarse.own_blocks, coarse.own_mass = pointer(self.own_blocks[0], "float *"), pointer(self.own_blocks[1])
+        coarse.own_blocks = pointer(self.own_blocks[0], "float *")
+        coarse.own_mass = pointer(self.own_blocks[1])
 
     def correct(self, fi: float) -> None:
         """Make the matrix of the last labelled pass; it corrects all later steps."""
         check(lib.mapuot_coarse_matrix(self.pool, self.state, fi))
 
     def make_passes(self, count: int) -> list[Stats]:
-        table, made = np.empty(count, STATS), ffi.new("int64_t *")
+        table = np.empty(count, STATS)
+        made = ffi.new("int64_t *")
         stats = pointer(table, "mapuot_stats *")
         streamed = (self.made or self.limits.finer or self.state.exact) and not self.problem.cost.held
         if self.problem.ranks.size > 1 or self.operator.summed or streamed:
@@ -276,18 +301,23 @@ class HostWorkspace(Workspace):
 
     def newton_product(self) -> Callable[[F64], F64]:
         """Return the product for Newton's step from the last pass: a pass with factors instead of the prox."""
-        n, state, size = self.problem.shape[1], self.state, len(self.col_side["scale"])
+        n = self.problem.shape[1]
+        state = self.state
+        size = len(self.col_side["scale"])
         factor, v, vd = native.vectors(len(self.row_side["scale"]), size, size)
         lib.mapuot_newton_factors(state, pointer(factor), pointer(v))
-        symmetric, rows = self.options.symmetric, self.row_side | {"factor": factor}
+        symmetric = self.options.symmetric
+        rows = self.row_side | {"factor": factor}
         if symmetric:  # a pass of one potential writes K v over the marginal's buffer, which must survive
             rows["marginal"] = factor
 
         def product(d: F64) -> F64:
             known = state.rows.marginal, state.cols.scale, self.progress.narrow
             vd[:n] = v[:n] * d
-            state.rows.factor, state.rows.marginal = pointer(factor), pointer(rows["marginal"])
-            state.cols.scale, self.progress.narrow = pointer(vd), 0
+            state.rows.factor = pointer(factor)
+            state.rows.marginal = pointer(rows["marginal"])
+            state.cols.scale = pointer(vd)
+            self.progress.narrow = 0
             with self.problem.ranks.adding(self.sums):
                 self.operator.row_pass(rows, self.col_side)
             state.rows.marginal, state.cols.scale, self.progress.narrow = known
@@ -299,11 +329,15 @@ class HostWorkspace(Workspace):
     def leap(self, stat: Stats, on: bool) -> int:
         """Make a rough Newton's step; halve its reach when the guard drops a step, else let it grow by half."""
         (m, n), state = self.problem.shape, self.state
-        self.reach = 0.5 * self.reach if stat.rejected else min(REACH, 1.5 * self.reach)
+        if stat.rejected:
+            self.reach = 0.5 * self.reach
+        else:
+            self.reach = min(REACH, 1.5 * self.reach)
         if stat.rejected or not on or self.reach < 0:
             return 0
         newton, room = self.leaps = self.leaps or (ffi.new("mapuot_newton *"), native.zeros(lib.mapuot_meet_room(m, n)))
-        newton.rough, newton.enough = min(ROUGH, math.sqrt(stat.error)), max(1, native.CALL_WORK // self.problem.size)
+        newton.rough = min(ROUGH, math.sqrt(stat.error))
+        newton.enough = max(1, native.CALL_WORK // self.problem.size)
         if lib.mapuot_newton_solve(self.pool, state, newton, pointer(room)) == lib.MAPUOT_GIVES_UP:
             self.reach = -math.inf
             return int(newton.products)

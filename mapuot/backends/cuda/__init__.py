@@ -68,7 +68,10 @@ def operator_of(cost: Any, *parts: Any, **more: Any) -> Any:
     if cost.operator == "products":
         product, asarray = engine()
         return partial(GridOperator, engine=product, asarray=asarray)(cost, *parts, **more)
-    place, name = ("pairs", "PairOperator") if cost.operator == "pairs" else ("operator", "DeviceOperator")
+    if cost.operator == "pairs":
+        place, name = "pairs", "PairOperator"
+    else:
+        place, name = "operator", "DeviceOperator"
     return getattr(import_module(f"{__name__}.{place}"), name)(cost, *parts, **more)
 
 

@@ -42,13 +42,18 @@ def need_device() -> None:
 def free_memory(enough: int) -> int:
     """Return the free bytes of CuPy's pool, plus the free bytes of the device if the pool has less than ``enough``."""
     free: int = cp.get_default_memory_pool().free_bytes()
-    return free if free >= enough else free + cp.cuda.runtime.memGetInfo()[0]
+    if free < enough:
+        free += cp.cuda.runtime.memGetInfo()[0]
+    return free
 
 
 def rows_at_once(M: Any) -> int:
     """Return the rows of a block: all rows of a matrix on the device, else as many as BLOCK_BYTES hold."""
     m, n = M.shape
-    most: int = m if isinstance(M, cp.ndarray) else max(1, BLOCK_BYTES // (n * M.dtype.itemsize))
+    if isinstance(M, cp.ndarray):
+        most: int = m
+    else:
+        most = max(1, BLOCK_BYTES // (n * M.dtype.itemsize))
     return most
 
 
@@ -68,7 +73,10 @@ def need_memory(kernel: int, precision: str, beside: int = 0) -> None:
         return
     smaller = [p for p in STORES if kernel * ITEMSIZE[p] / ITEMSIZE[precision] + beside <= free]
     names = {"float64": "float64", "float32": "mixed"}
-    advice = f"; precision {names[smaller[0]]!r} would fit" if smaller else "; no precision of K fits"
+    if smaller:
+        advice = f"; precision {names[smaller[0]]!r} would fit"
+    else:
+        advice = "; no precision of K fits"
     raise MemoryError(f"K needs {needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free{advice}")
 
 
@@ -116,8 +124,13 @@ def held(problem: Problem) -> Problem:
     Over ranks the vectors stay on the host, which sums them over the ranks.
     """
     sides = problem.rows, problem.cols
-    rows, cols = map(held_side, sides) if problem.ranks.size == 1 else sides
-    cost = problem.cost.placed(vectors) if isinstance(problem.cost, Ordered) else problem.cost
+    if problem.ranks.size == 1:
+        rows, cols = map(held_side, sides)
+    else:
+        rows, cols = sides
+    cost = problem.cost
+    if isinstance(cost, Ordered):
+        cost = cost.placed(vectors)
     return dataclasses.replace(problem, cost=cost, rows=rows, cols=cols)
 
 
@@ -132,7 +145,9 @@ def held_side(side: Side) -> Side:
 
 def most_bytes(M: Any) -> int | None:
     """Return the bytes of M to move to the device at once; None if M is there."""
-    return None if isinstance(M, cp.ndarray) else BLOCK_BYTES
+    if isinstance(M, cp.ndarray):
+        return None
+    return BLOCK_BYTES
 
 
 class Room:
@@ -183,7 +198,10 @@ class Carrier:
     def __call__(self, M: Any) -> Any:
         if isinstance(M, PointCosts):
             if self.columns is None:
-                self.columns = M.here[1] if M.here else cp.asarray(M.columns)
+                if M.here:
+                    self.columns = M.here[1]
+                else:
+                    self.columns = cp.asarray(M.columns)
             return costs(M, columns=self.columns)
         if isinstance(M, cp.ndarray):
             return M
@@ -192,7 +210,8 @@ class Carrier:
         if self.room is None or self.room.size < M.nbytes:
             self.room = None
             self.room = cp.empty(M.nbytes, np.uint8)
-        block, stream = self.room[: M.nbytes].view(M.dtype).reshape(M.shape), cp.cuda.get_current_stream()
+        block = self.room[: M.nbytes].view(M.dtype).reshape(M.shape)
+        stream = cp.cuda.get_current_stream()
         block.set(np.ascontiguousarray(M), stream=stream)
         stream.synchronize()  # the source of M may write its next rows to the same memory
         return block
@@ -213,10 +232,13 @@ def keeps_K(problem: Problem, options: Options) -> bool:  # noqa: N802
 
     One H200, 100,000 points in 30 dimensions: 9 ms a pass, against 108 ms for a float64 pass that makes the entries.
     """
-    cloud, size = problem.cost.cloud, ITEMSIZE["float32"] * problem.size
+    cloud = problem.cost.cloud
+    size = ITEMSIZE["float32"] * problem.size
     if options.precision != "float32" or options.tol < KEPT_TOL or cloud.dim <= FEW or problem.ranks.size > 1:
         return False
-    return bool(2 * size <= free_memory(2 * size) if cloud.form == "auto" else size <= float(cloud.form or 0))
+    if cloud.form == "auto":
+        return 2 * size <= free_memory(2 * size)
+    return bool(size <= float(cloud.form or 0))
 
 
 def costs(cloud: PointCosts, threads: int | None = None, columns: Any = None) -> Any:
@@ -240,7 +262,11 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, float]:
     y = y[:, : cloud.shape[1]]
     left, right, sizes = *map(vectors.empty, ((len(x), d + 2), (d + 2, y.shape[1]))), (squares(x.T), squares(y))
     np.multiply(x, -2.0, out=left[:, :d])
-    left[:, d], left[:, d + 1], right[:d], right[d], right[d + 1] = sizes[0], 1.0, y, 1.0, sizes[1]
+    left[:, d] = sizes[0]
+    left[:, d + 1] = 1.0
+    right[:d] = y
+    right[d] = 1.0
+    right[d + 1] = sizes[1]
     return cp.matmul(left, right), 2.0**-53 * (3 * d + 40) * sum(float(size.max()) for size in sizes)
 
 
@@ -249,7 +275,8 @@ def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places:
 
     ``plan``: (row exponents, column exponents, reg); fill plans instead of costs.
     """
-    (m, n), grid = out.shape[-2:], (1, *out.shape)[-3]
+    m, n = out.shape[-2:]
+    grid = (1, *out.shape)[-3]
     run = kernel("point_costs.cu", "point_costs", METRIC=metric, PLAN=int(plan is not None), STORE=0)
     sizes = tuple(map(np.int64, (1, columns.shape[1], m, n, len(columns))))
     points = cp.ascontiguousarray(cp.asarray(rows)), columns
@@ -263,7 +290,8 @@ def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places:
 def clouds_tables(clouds: Any, plan: Any = None) -> Any:
     """Form the costs, or plans, of many clouds, (p, m, n); a smaller cloud is padded with its last point."""
     metric, scale = clouds.whole.core
-    columns, out = cp.ascontiguousarray(clouds.whole.columns), cp.empty((len(clouds), *clouds.shape))
+    columns = cp.ascontiguousarray(clouds.whole.columns)
+    out = cp.empty((len(clouds), *clouds.shape))
     return tables(clouds.whole.rows, columns, metric.number, scale, out, clouds.places_there, plan)
 
 
@@ -271,7 +299,8 @@ def as_columns(X: Any, length: int, name: str) -> tuple[Any, bool]:
     """Return X as (length, d) float64 on the device, in C order, and whether it was one vector."""
     if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
         check_columns(X, length, name)
-        return on_device(X.ravel())[0].reshape(X[:, None].shape if X.ndim == 1 else X.shape), X.ndim == 1
+        there = on_device(X.ravel())[0]
+        return there.reshape(len(X), *X.shape[1:] or (1,)), X.ndim == 1
     X = cp.asarray(asarray(X), dtype=np.float64)
     check_columns(X, length, name)
     return cp.ascontiguousarray(X[:, None] if X.ndim == 1 else X), X.ndim == 1

@@ -55,8 +55,12 @@ def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> 
         if lone or made_of(task) is None:
             return None
     elif not is_small(task):
-        return "float64" if task.spread + reach <= PRODUCT_SPREAD else None
-    return "float64" if asked == "float64" else "float32"
+        if task.spread + reach <= PRODUCT_SPREAD:
+            return "float64"
+        return None
+    if asked == "float64":
+        return "float64"
+    return "float32"
 
 
 def is_small(task: BatchProblem) -> bool:
@@ -91,11 +95,26 @@ def factors(task: BatchProblem) -> bool:
 
 def bytes_each(task: BatchProblem, memory: int, precision: str) -> int:
     """Memory of one problem of a batch on the device, with what is formed and made of a cost of its own."""
-    (m, n), small = task.shape, is_small(task)
-    made = None if small or task.one_cost else made_of(task)
-    formed = 1.0 if small else 0.0 if made else 1.5
-    own = 0 if task.one_cost else int(formed * m * n)
-    vectors = 0 if small else (BATCH_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8
+    m, n = task.shape
+    small = is_small(task)
+    if small or task.one_cost:
+        made = None
+    else:
+        made = made_of(task)
+    if small:
+        formed = 1.0
+    elif made:
+        formed = 0.0
+    else:
+        formed = 1.5
+    if task.one_cost:
+        own = 0
+    else:
+        own = int(formed * m * n)
+    if small:
+        vectors = 0
+    else:
+        vectors = (BATCH_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8
     return 8 * (own + 3 * (m + n) + vectors)
 
 
@@ -107,18 +126,24 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     rounding = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
     rounding += task.cost.error(task.M_max) / reg
     grows = 1 + math.sqrt((known["rho_rows"] + known["rho_cols"]) / reg)
-    known["exponent_error"], record["rounding"] = grows * rounding, 2 * grows * EXPONENT_ROUNDING  # of log u, too
+    known["exponent_error"] = grows * rounding
+    record["rounding"] = 2 * grows * EXPONENT_ROUNDING  # of log u, too
     put(known, SCALES | {"memory": min(options.memory, BATCH_MEMORY), "flush": 0.0})
     record["limits"] = known
-    record["k1"], record["fi2"] = reg / float(task.rows.rho[0]), 1 / (1 + known["rate_cols"])
+    record["k1"] = reg / float(task.rows.rho[0])
+    record["fi2"] = 1 / (1 + known["rate_cols"])
     record["product"] = task.reference == "product"
-    record["low"], record["safe"] = task.M_min / reg, (task.M_max - task.M_min) / reg <= SAFE_SPREAD
+    record["low"] = task.M_min / reg
+    record["safe"] = (task.M_max - task.M_min) / reg <= SAFE_SPREAD
     return record
 
 
 def small_job(shape: tuple[int, int], narrow: bool, cost: str, symmetric: bool = False) -> Job:
     options = {"COST": int(cost == "float32"), **({"ONE_POTENTIAL": 1} if symmetric else {})}
-    file, function = ("batch_narrow.cu", "batch_narrow") if narrow else ("batch.cu", "batch_solve")
+    if narrow:
+        file, function = "batch_narrow.cu", "batch_narrow"
+    else:
+        file, function = "batch.cu", "batch_solve"
     return file, function, small_options(shape, narrow) | options
 
 
@@ -134,9 +159,12 @@ def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
     """(p, length) float64 weights where ``table`` lies, their masses and minima on the host; one vector serves all."""
     if not isinstance(table, cp.ndarray):
         return weigh_on_host(table, p)
-    given = cp.ascontiguousarray(table if table.dtype in (np.float32, np.float64) else table.astype(np.float64))
+    if table.dtype not in (np.float32, np.float64):
+        table = table.astype(np.float64)
+    given = cp.ascontiguousarray(table)
     length = given.shape[-1]
-    weights, found = cp.empty((p, length)), cp.empty((2, p))
+    weights = cp.empty((p, length))
+    found = cp.empty((2, p))
     run = step_kernel("weigh", given.dtype.name)
     run((p,), (128,), (given, np.int64(length * (given.ndim == 2)), np.int64(length), weights, found[0], found[1]))
     mass, least = found.get()
@@ -145,9 +173,12 @@ def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
 
 def closed(task: BatchProblem, log_u: Any, log_v: Any) -> tuple[F64, Any, Any]:
     """Return what potentials on the device add to dual values, (p,) on the host, and log u + log a, log v + log b."""
-    p, (m, n) = len(task), task.shape
+    p = len(task)
+    m, n = task.shape
     rho = (0.0 if side.penalty == "balanced" else side.scalar_rho for side in task.sides)
-    alpha, beta, dual = cp.empty((p, m)), cp.empty((p, n)), cp.empty(p)
+    alpha = cp.empty((p, m))
+    beta = cp.empty((p, n))
+    dual = cp.empty(p)
     tables = (cp.ascontiguousarray(x) for x in (task.A, task.B, log_u, log_v))
     numbers = np.int64(m), np.int64(n), *map(np.float64, (task.reg, *rho))
     step_kernel("close_problems", "float64")((p,), (128,), (*tables, *numbers, alpha, beta, dual))
@@ -170,37 +201,53 @@ class DeviceBatch:
     narrow: Any = None  # M less its smallest entry, in float32
 
     def __init__(self, task: BatchProblem, options: Options, log_v: Any) -> None:
-        self.source = "registers" if is_small(task) else "products" if task.one_cost else "made"
+        if is_small(task):
+            self.source = "registers"
+        elif task.one_cost:
+            self.source = "products"
+        else:
+            self.source = "made"
         self.M, self.task = self.costs(task)
-        (m, n), p = task.shape, len(task)
+        m, n = task.shape
+        p = len(task)
         self.options, self.p = options, p
         self.A, self.B = (cp.ascontiguousarray(cp.asarray(x)) for x in (task.A, task.B))
         sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": REPORT.itemsize // 8} | self.vectors(m, n)
-        block, at = cp.zeros(p * sum(sizes.values())), 0
+        block = cp.zeros(p * sum(sizes.values()))
+        at = 0
         self.arrays = {}
         for name, size in sizes.items():
             self.arrays[name] = block[at : at + p * size].reshape(p, size)
             at += p * size
         self.x = self.arrays["x"]
         if log_v is not None:
-            self.x.set(log_v) if isinstance(log_v, np.ndarray) else cp.copyto(self.x, log_v)
+            if isinstance(log_v, np.ndarray):
+                self.x.set(log_v)
+            else:
+                cp.copyto(self.x, log_v)
         self.stats = np.zeros(p, REPORT)
         self.passes = 0
 
     def costs(self, task: BatchProblem) -> tuple[Any, BatchProblem]:
         """Return the costs that kernels read, and the problem with the range of these."""
-        clouds, made = task.several, self.source == "made"
+        clouds = task.several
+        made = self.source == "made"
         if made and clouds:
-            self.dim, self.places = made_of(task) or 0, clouds.places_there
+            self.dim = made_of(task) or 0
+            self.places = clouds.places_there
             if clouds.ragged:
                 self.order = cp.asarray(np.argsort(-clouds.pairs_of_each, kind="stable").astype(np.int64))
         if self.dim:
             self.points = tuple(cp.ascontiguousarray(z) for z in (clouds.whole.rows, clouds.targets))
             return None, task
-        M = clouds_tables(clouds) if clouds else cp.asarray(task.M)
+        if clouds:
+            M = clouds_tables(clouds)
+        else:
+            M = cp.asarray(task.M)
         if not made:
             return M, task
-        low, high = float(M.min()), float(M.max())
+        low = float(M.min())
+        high = float(M.max())
         self.narrow = cp.empty(M.shape, np.float32)
         cp.subtract(M, low, out=self.narrow, casting="same_kind")
         return M, replace(task, M_min=low, M_max=high)
@@ -216,7 +263,10 @@ class DeviceBatch:
         columns = 8 * BATCH_KINDS * n
         held = self.room + columns <= SHARED_ROOM
         self.room += held * columns
-        return {"row_absorbed": m} | ({} if held else {"columns": BATCH_KINDS * n})
+        sizes = {"row_absorbed": m}
+        if not held:
+            sizes["columns"] = BATCH_KINDS * n
+        return sizes
 
     def climb(self, reg: float, options: Options, count: int) -> None:
         """A larger reg first: log v of its answer, in the units of the reg asked for, is a better start."""
@@ -240,7 +290,10 @@ class DeviceBatch:
 
     def go_on(self, which: Any, ratio: float) -> None:
         """Let these problems, which have ended, go on from log v times ``ratio``."""
-        there = which if isinstance(which, slice) else cp.asarray(which)
+        if isinstance(which, slice):
+            there = which
+        else:
+            there = cp.asarray(which)
         log_v = self.arrays["log_v"][there]
         self.x[there] = cp.where(cp.isfinite(log_v), log_v, 0.0) * ratio
         self.passes = int(self.stats["passes"].max())
@@ -256,7 +309,12 @@ class DeviceBatch:
     def exponents(self, i0: int, i1: int) -> Any:
         """Return -M / reg of some problems, (i1 - i0, m, n)."""
         clouds = self.task.several
-        M = clouds_tables(clouds.of(slice(i0, i1))) if clouds else self.M if self.M.ndim == 2 else self.M[i0:i1]
+        if clouds:
+            M = clouds_tables(clouds.of(slice(i0, i1)))
+        elif self.M.ndim == 2:
+            M = self.M
+        else:
+            M = self.M[i0:i1]
         return cp.broadcast_to(cp.asarray(M, np.float64), (i1 - i0, *self.task.shape)) / -self.task.reg
 
     def record(self, options: Options, reg: float, count: int = 0) -> Any:
@@ -264,7 +322,9 @@ class DeviceBatch:
 
         The passes of another reg than the one asked for are told its ``ratio`` to that.
         """
-        record, M, (x, y) = constants(self.task, options, reg), self.M, self.points
+        record = constants(self.task, options, reg)
+        M = self.M
+        x, y = self.points
         if M is not None:
             strides = [s // M.itemsize for s in M.strides]
             last = {"M_row": strides[-2], "M_col": strides[-1], "M_problem": strides[0] if M.ndim == 3 else 0}
@@ -293,7 +353,8 @@ class DeviceBatch:
         for narrow in (True, False) if self.options.precision == "float32" else (False,):
             shape, cost, symmetric = self.task.shape, self.M.dtype.name, self.options.symmetric
             file, function, options = small_job(shape, narrow, cost, symmetric)
-            run, shared = kernel(file, function, **options), 0
+            run = kernel(file, function, **options)
+            shared = 0
             if not narrow:
                 run.max_dynamic_shared_size_bytes = shared = 8 * BATCH_KINDS * 16 * options["CT"]
             run((self.p,), (16 * options["GROUPS"],), (by_value(record),), shared_mem=shared)
@@ -313,7 +374,10 @@ class DeviceBatch:
 
     def multiply(self, record: Any) -> None:
         """S = V K^T, U = prox(S), then U K, which S is of one potential, for all problems at once."""
-        symmetric, arrays, status, made = self.options.symmetric, self.arrays, self.stats["status"], 0
+        symmetric = self.options.symmetric
+        arrays = self.arrays
+        status = self.stats["status"]
+        made = 0
         record["safe"], count = 1.0, int(record["count"])
         if symmetric:
             record["sums"] = record["row_sums"]

@@ -46,10 +46,14 @@ class DeviceBoxes(Boxes):
         return sides[0], sides[1], {name: cp.asarray(array) for name, array in arrays.items()}
 
     def tilted(self, half: Half, log_scale: F64, log: F64) -> Tilted:
-        (count, d), x, sizes = half.mid.shape, half.points, cp.zeros(2, np.uint64)
-        flat, log_mass = (cp.asarray(log), cp.asarray(log_scale)), cp.empty(count)
+        count, d = half.mid.shape
+        x = half.points
+        sizes = cp.zeros(2, np.uint64)
+        flat = cp.asarray(log), cp.asarray(log_scale)
+        log_mass = cp.empty(count)
         shares = vectors.empty((count, half.unit))
-        slope, fit = cp.zeros((count, d)), np.int32(self.smooth and d <= MOST_SLOPES)
+        slope = cp.zeros((count, d))
+        fit = np.int32(self.smooth and d <= MOST_SLOPES)
         lie = x, *(np.int64(step // 8) for step in x.strides), *map(cp.asarray, (half.first, half.mid))
         numbers = np.float64(half.factor), np.int64(half.count), np.int64(half.unit), np.int64(d), fit
         self.call("box_tilt", (count,), 32, *lie, *numbers, *flat, slope, log_mass, shares, sizes)
@@ -61,7 +65,8 @@ class DeviceBoxes(Boxes):
         m, words = self.bits.shape
         n = len(on["y_log_mass"])
         put(self.record, {**on, "m": m, "n": n, "d": self.rows.mid.shape[1], "metric": self.metric})
-        row_mass, col_mass = cp.zeros(m), cp.zeros(n)
+        row_mass = cp.zeros(m)
+        col_mass = cp.zeros(n)
         self.call(
             "box_masses", (-(-words * BITS // 256), -(-m // ROWS)), 256, by_value(self.record),
             np.int32(kept is not None), self.bits, np.int64(words), row_mass, col_mass,
@@ -71,8 +76,10 @@ class DeviceBoxes(Boxes):
 
     def counted(self, bits: Any) -> tuple[Any, Any]:
         """Return the numbers of runs and of boxes in each row of bits."""
-        none, (m, words) = np.uint64(0), bits.shape
-        count, width = cp.empty(m, np.int64), cp.empty(m, np.int64)
+        none = np.uint64(0)
+        m, words = bits.shape
+        count = cp.empty(m, np.int64)
+        width = cp.empty(m, np.int64)
         sizes = np.int32(1), np.int32(0)
         self.call("box_runs", (m,), 32, bits, np.int64(words), none, count, width, none, *sizes)
         return count, width
@@ -83,7 +90,8 @@ class DeviceBoxes(Boxes):
         first = vectors.zeros(m + 1, np.int64)
         first[1:] = cp.cumsum(vectors.asarray(count))
         run = cp.zeros(2 * max(1, int(first[-1])), np.int32)
-        sizes, none = (np.int32(self.unit), np.int32(limit)), np.uint64(0)
+        sizes = np.int32(self.unit), np.int32(limit)
+        none = np.uint64(0)
         self.call("box_runs", (m,), 32, bits, np.int64(words), first, none, none, run, *sizes)
         return first, run
 

@@ -33,7 +33,8 @@ def range_of_clouds(clouds: Any) -> tuple[float, float]:
     launch("cloud_ranges", clouds, 32, found)
     least, most = found.get()
     with np.errstate(over="ignore"):
-        low, high = scale * least.min() ** metric.degree, scale * most.max() ** metric.degree
+        low = scale * least.min() ** metric.degree
+        high = scale * most.max() ** metric.degree
     if not np.isfinite(high):
         bad = int(np.argmax(~np.isfinite(scale * most**metric.degree)))
         raise ValueError(f"x and y must be finite and so near each other that their costs are, problem {bad} is not")
@@ -65,7 +66,8 @@ def slopes(task: BatchProblem, exponents: Any, wanted: Any) -> list[Any]:
     step = max(1, CHUNK_BYTES // (8 * task.shape[0] * task.shape[1]))
     for some, reg in runs_of(task, step):
         here = clouds.of(some)
-        (m, n), p = here.shape, len(here)
+        m, n = here.shape
+        p = len(here)
         alpha, beta = (cp.ascontiguousarray(x[some, :k]) for x, k in zip(exponents, here.shape, strict=True))
         P = clouds_tables(here, (alpha, beta, reg))
         tables = cp.empty((p, m, d + 1)), cp.empty((p, n, d + 1))
@@ -74,7 +76,8 @@ def slopes(task: BatchProblem, exponents: Any, wanted: Any) -> list[Any]:
         for k, to in enumerate(out):
             if to is not None:
                 moved = cp.matmul(P.swapaxes(1, 2) if k else P, tables[1 - k])
-                places, sizes = where[2 * k : 2 * k + 2, some], (np.int64(d), np.int64(here.shape[k]))
+                places = where[2 * k : 2 * k + 2, some]
+                sizes = np.int64(d), np.int64(here.shape[k])
                 factor = np.float64(2 * clouds.whole.core[1])
                 run((p,), (128,), (tables[k], moved, places[0], places[1], *sizes, factor, to))
     return out

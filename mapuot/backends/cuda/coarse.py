@@ -59,7 +59,10 @@ class DeviceCoarse(Coarse):
         return stats
 
     def open(self) -> None:
-        cost, (state, n, ld) = self.problem.cost, (self.workspace.state, self.problem.shape[1], self.workspace.ld)
+        cost = self.problem.cost
+        state = self.workspace.state
+        n = self.problem.shape[1]
+        ld = self.workspace.ld
         begin(jobs(STORES[self.workspace.dtype], int(self.problem.M.dtype == np.float32)))
         if cost not in FOUND:
             FOUND[cost] = self.find()
@@ -72,7 +75,8 @@ class DeviceCoarse(Coarse):
         M, ranks = self.problem.M, self.problem.rows.ranks
         m, n = M.shape
         rows, cols = (clusters_of(k, int(ranks.sum(m)) * n, self.most) for k in (m, n))
-        own, common = np.random.default_rng(2), np.random.default_rng(1)  # common: ranks share the columns
+        own = np.random.default_rng(2)
+        common = np.random.default_rng(1)  # ranks share the columns
         marks = own.choice(m, min(m, rows), replace=False), common.choice(n, min(n, cols), replace=False)
         if isinstance(M, cp.ndarray) and ranks.size == 1:
             along, across = (stride // M.itemsize for stride in M.strides)
@@ -85,13 +89,15 @@ class DeviceCoarse(Coarse):
             Y = np.ascontiguousarray(host(some_columns).T)
             col_label = self.nearest(cp.asarray(X), n, 1, np.arange(len(X)), marks[1], n)
             row_label = self.nearest(cp.asarray(Y), m, 1, np.arange(len(Y)), marks[0], m)
-        order, first = cp.empty(m, np.int64), cp.empty(CLUSTERS + 1, np.int64)
+        order = cp.empty(m, np.int64)
+        first = cp.empty(CLUSTERS + 1, np.int64)
         self.kernel("order_rows")((1,), (TEAMS,), (row_label, np.int64(m), order, first))
         return Labels(order, first, col_label)
 
     def nearest(self, X: Any, across: int, along: int, sample: Any, mark: Any, points: int) -> Any:
         """Label each point i, with coordinates X[sample across + i along], by the nearest point in ``mark``."""
-        label, indices = cp.empty(points, np.int64), cp.asarray(np.concatenate([sample, mark]))
+        label = cp.empty(points, np.int64)
+        indices = cp.asarray(np.concatenate([sample, mark]))
         few = np.int32(len(sample))
         words = np.int64(points), indices[few:], np.int32(len(mark)), np.float64(self.problem.M_max), label
         X_at = X, np.int64(across), np.int64(along), indices[:few], few
@@ -101,7 +107,8 @@ class DeviceCoarse(Coarse):
     def make_matrix(self) -> None:
         """Make the matrix from the state after the last pass, unless the guard dropped a step there."""
         workspace, ranks = self.workspace, self.problem.ranks
-        state, parity = by_value(workspace.state), np.int32(workspace.launch.parity)
+        state = by_value(workspace.state)
+        parity = np.int32(workspace.launch.parity)
         chunk = 256 * 16 // workspace.operator.K.itemsize
         self.kernel("cluster_rows")((-(-workspace.ld // chunk), CLUSTERS), (256,), (state, parity))
         for name in ("cluster_blocks", "cluster_products"):

@@ -57,7 +57,9 @@ BATCH_MEMORY = 12  # of batch.cuh: Anderson differences of a float64 pass of a b
 BATCH_KINDS = 10 + 2 * BATCH_MEMORY  # words for each column
 
 RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
-STATE, PROGRESS, TRACE = RECORDS["State"], RECORDS["Progress"], records.STATS
+STATE = RECORDS["State"]
+PROGRESS = RECORDS["Progress"]
+TRACE = records.STATS
 MASK = records.COMMON["mapuot_mask"]
 VIEW = records.read("common/record.h", "stream.cu")["View"]
 PASS = records.read("fused_pass.cu")["Pass"]
@@ -149,7 +151,7 @@ def spread_shape(ld: int, dtype: str) -> Shape | None:
 @cache
 def fitting(narrow: bool, ld: int, chunk: int) -> Shape | None:
     """Return the narrowest shape of narrow or wide passes that covers a row; None if none does."""
-    shapes = NARROW_SHAPES if narrow else WIDE_SHAPES
+    shapes: tuple[Shape, ...] = NARROW_SHAPES if narrow else WIDE_SHAPES
     return next((shape for shape in shapes if shape.width >= ld and shape.CPT % chunk == 0), None)
 
 
@@ -160,11 +162,15 @@ def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
         return spread_shape(ld, dtype)
     if dtype == "float32" and ld > FULL_STRIPS and ld > (1 << (ld - 1).bit_length()) * 15 // 16:
         cluster = (1 << (ld - 1).bit_length()) // FULL_STRIPS
-        return Shape(1, 16, 1, cluster, 1) if narrow else Shape(1, 8, 2, 2 * cluster, 1)
+        if narrow:
+            return Shape(1, 16, 1, cluster, 1)
+        return Shape(1, 8, 2, 2 * cluster, 1)
     shape = fitting(narrow, ld, chunk)
     if shape is None:
         return None
-    return replace(shape, R=max(1, shape.R // 2)) if dtype == "float64" else shape
+    if dtype == "float64":
+        return replace(shape, R=max(1, shape.R // 2))
+    return shape
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,8 @@ class Strips:
 def strips_for(m: int, ld: int, itemsize: int, processors: int, shared: int) -> Strips | None:
     """Return the shape with the least work of a block and its threads; None if a row is too wide for all blocks."""
     threads = next((t for t in (128, 256) if ld <= 4 * t), THREADS)
-    blocks, room = processors * THREADS // threads, shared * threads // THREADS - RING_BEFORE
+    blocks = processors * THREADS // threads
+    room = shared * threads // THREADS - RING_BEFORE
     best, least = None, math.inf
     for most in (16, 8, 4):
         fewest = -(-ld // (threads * most))
@@ -205,14 +212,17 @@ def strips_for(m: int, ld: int, itemsize: int, processors: int, shared: int) -> 
             continue
         width = -(-ld // (PAD * max(fewest, blocks // streams))) * PAD
         columns = next(c for c in (4, 8, 16) if width <= threads * c)
-        strips, rows = -(-ld // width), -(-m // streams)
+        strips = -(-ld // width)
+        rows = -(-m // streams)
         held = (room - (threads * columns - width) * itemsize) // row_bytes(width, itemsize, threads)  # rows of a ring
-        most_rows, least_bytes = min(held, rows) // SLOTS_WANTED, TILE_WANTED * threads // THREADS
+        most_rows = min(held, rows) // SLOTS_WANTED
+        least_bytes = TILE_WANTED * threads // THREADS
         R = next((r for r in (1, 2, 4) if 2 * r > most_rows or r * width * itemsize >= least_bytes), 8)
         swept = max(width, 0.8 * threads * columns)  # threads without columns take time, too
         work = (rows + STEPS_BEFORE * R) * swept + streams * (JOIN_ENTRIES + 16 // itemsize * ld // blocks)
         if held >= 3 and work < least:
-            best, least = Strips(threads, columns, R, strips, width, streams, min(MAX_SLOTS, held // R)), work
+            best = Strips(threads, columns, R, strips, width, streams, min(MAX_SLOTS, held // R))
+            least = work
     return best
 
 
@@ -243,7 +253,8 @@ def portable_jobs(options: dict[str, int], sums: str, *others: str) -> list[Job]
     """
     own = every = options
     if "POINTS" in options:
-        own, every = options | ANY_SIDES, {k: x for k, x in options.items() if k != "DEPTH"} | ANY_POINTS
+        own = options | ANY_SIDES
+        every = {k: x for k, x in options.items() if k != "DEPTH"} | ANY_POINTS
     finish = finish_job(options)
     jobs = [("portable.cu", sums, own), *(("portable.cu", name, every) for name in others)]
     return [*jobs, finish, (finish[0], "ring_offset", finish[2])]  # ring_offset: shared memory before its ring
@@ -253,10 +264,21 @@ def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
     """Return the options for a K in a block's registers: 16 lanes share a row, and GROUPS groups of lanes the rows."""
     m, n = shape
     columns = -(-n // 16)
-    groups = 8 if narrow else next(g for g in (8, 16, 32) if -(-m // g) * columns <= 32 or g == 32)
+    if narrow:
+        groups = 8
+    else:
+        groups = next(g for g in (8, 16, 32) if -(-m // g) * columns <= 32 or g == 32)
     rows = -(-m // groups)
     entries = rows * columns
-    resident = (3 if entries > 96 else 4 if entries > 48 else 6) if narrow else 32 // groups
+    if narrow:
+        if entries > 96:
+            resident = 3
+        elif entries > 48:
+            resident = 4
+        else:
+            resident = 6
+    else:
+        resident = 32 // groups
     return {"GROUPS": groups, "RT": rows, "CT": columns, "RESIDENT": resident, "NARROW": 0, "STORE": 0}
 
 
@@ -305,8 +327,13 @@ def source_of(name: str, part: str) -> str:
 
     def entry(match: re.Match[str]) -> str:
         function = match.group(2)
-        emitted = function == part if part else function not in alone
-        return match.group() if emitted else "template <int> " + match.group(1)
+        if part:
+            emitted = function == part
+        else:
+            emitted = function not in alone
+        if emitted:
+            return match.group()
+        return "template <int> " + match.group(1)
 
     return ENTRY.sub(entry, source(name))
 
@@ -383,10 +410,14 @@ def compiled(device: int, name: str, part: str, *options: tuple[str, int]) -> An
 
     cooperative = name in COOPERATIVE
     with cupy.cuda.Device(device) as here:
-        binary = ahead(int(here.compute_capability), name, part, options) if AHEAD.exists() else None
+        if AHEAD.exists():
+            binary = ahead(int(here.compute_capability), name, part, options)
+        else:
+            binary = None
         found = loaded(binary, cooperative) if binary else None
         if found is None:
-            code, flags = source_of(name, part), flags_of(options)
+            code = source_of(name, part)
+            flags = flags_of(options)
             found = cupy.RawModule(code=code, options=flags, enable_cooperative_groups=cooperative)
             _ = found.module  # compiles it, and loads it on this device
     return found

@@ -100,13 +100,19 @@ class Launch:
     def __init__(self, run: Any, shared: int, arguments: tuple[Any, ...], together: bool = False) -> None:
         """``arguments``: numpy records and numbers, None for a word of the call; ``together``: a cooperative launch."""
         driver = cp.cuda.driver
-        self.run, self.together = driver.launchCooperativeKernel if together else driver.launchKernel, together
+        if together:
+            self.run = driver.launchCooperativeKernel
+        else:
+            self.run = driver.launchKernel
+        self.together = together
         self.more = (0,) * (not together)  # one more argument of launchKernel
         self.given = np.zeros(sum(x is None for x in arguments), np.uint64)
         cells = iter(self.given.reshape(-1, 1))
         self.held = run, [next(cells) if x is None else np.asarray(x) for x in arguments]
         self.places = (ctypes.c_void_p * len(arguments))(*(x.__array_interface__["data"][0] for x in self.held[1]))
-        self.function, self.shared, self.address = run.kernel.ptr, shared, ctypes.addressof(self.places)
+        self.function = run.kernel.ptr
+        self.shared = shared
+        self.address = ctypes.addressof(self.places)
 
     def __call__(self, blocks: int, threads: int, stream: int, *given: int) -> None:
         """Launch the kernel; only one thread at a time may do so."""
@@ -134,17 +140,22 @@ class Chain:
 
     def __init__(self, *parts: tuple[Launch, int, int]) -> None:
         """``parts``: launches, their blocks, and the threads of a block."""
-        self.parts, self.nodes = parts, []
+        self.parts = parts
+        self.nodes = []
         try:
             driver = libcuda()
         except OSError:
             return
-        self.graph, self.run, before = ctypes.c_void_p(), ctypes.c_void_p(), None
+        self.graph = ctypes.c_void_p()
+        self.run = ctypes.c_void_p()
+        before = None
         self.set, self.launch = driver.cuGraphExecKernelNodeSetParams, driver.cuGraphLaunch
         check(driver.cuGraphCreate(ctypes.byref(self.graph), 0))
         for one, blocks, threads in parts:
             words = Node(one.function, blocks, 1, 1, threads, 1, 1, one.shared, one.address)
-            node, count, together = ctypes.c_void_p(), int(before is not None), (ctypes.c_uint * 16)(one.together)
+            node = ctypes.c_void_p()
+            count = int(before is not None)
+            together = (ctypes.c_uint * 16)(one.together)
             last: Any = None if before is None else ctypes.byref(before)
             check(driver.cuGraphAddKernelNode(ctypes.byref(node), self.graph, last, count, ctypes.byref(words)))
             check(driver.cuGraphKernelNodeSetAttribute(node, COOPERATIVE_LAUNCH, together))
@@ -189,7 +200,9 @@ def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> 
     if cluster > PORTABLE_CLUSTER and driver.cuFuncSetAttribute(handle, 14, 1):
         return 0  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
     status = driver.cuOccupancyMaxActiveClusters(ctypes.byref(count), handle, ctypes.byref(config))
-    return count.value if status == 0 else 0
+    if status == 0:
+        return count.value
+    return 0
 
 
 def pass_options(
@@ -224,7 +237,8 @@ class Persistent:
     ) -> None:
         capability, processors, shared = device_limits(cp.cuda.Device().id)
         options = pass_options(shape, dtype, kl, narrow, memory, capability >= BULK)
-        self.shape, self.run = shape, kernel("iterate.cu", "iterate", **options)
+        self.shape = shape
+        self.run = kernel("iterate.cu", "iterate", **options)
         self.options = options
         offset = ring_offset("iterate.cu", **options)
         self.parts = self.slabs = 0
@@ -232,7 +246,8 @@ class Persistent:
             self.shared = self.run.max_dynamic_shared_size_bytes = shared
             self.spread(m, ld, ITEMSIZE[dtype], min(processors, BLOCKS), shared - offset)
             return
-        tile, tiles = shape.tile_bytes(ld, ITEMSIZE[dtype]), -(-m // shape.R)
+        tile = shape.tile_bytes(ld, ITEMSIZE[dtype])
+        tiles = -(-m // shape.R)
         most = min(processors, BLOCKS, 64 if ld <= FEW_COLUMNS and m <= FEW_COLUMNS else BLOCKS)
         want = -(-tiles // shape.groups) * shape.CLUSTER
         self.parts = min(most, want) // shape.CLUSTER * shape.CLUSTER
@@ -248,8 +263,14 @@ class Persistent:
             fits = resident_clusters(self.run, shape.CLUSTER, self.parts, self.shared)
             self.parts = min(self.parts, fits * shape.CLUSTER)
         each = -(-tiles // max(1, self.parts // shape.CLUSTER * shape.groups))
-        ring = max(2, RING_BYTES // (shape.groups * tile)) if shape.CLUSTER == 1 else self.slots
-        self.kept = each if each <= self.slots else max(0, self.slots - ring)
+        if shape.CLUSTER == 1:
+            ring = max(2, RING_BYTES // (shape.groups * tile))
+        else:
+            ring = self.slots
+        if each <= self.slots:
+            self.kept = each
+        else:
+            self.kept = max(0, self.slots - ring)
         self.slabs = self.parts // shape.CLUSTER
 
     def spread(self, m: int, ld: int, itemsize: int, blocks: int, room: int) -> None:
@@ -263,7 +284,8 @@ class Persistent:
         if streams == 0 or self.slots < (3 if shape.R > 1 else 2):
             return
         self.parts = streams * shape.CLUSTER
-        self.kept, self.slabs = max(min(2, self.slots - 1), self.slots - 2), streams
+        self.kept = max(min(2, self.slots - 1), self.slots - 2)
+        self.slabs = streams
 
     def __call__(self, state: Any, first: int, count: int, mode: int) -> None:
         sizes = (self.slots, self.kept, first, count, mode)
@@ -318,7 +340,8 @@ class Iterate:
     def fit(self, ld: int, dtype: str, kl: tuple[bool, bool], beside: tuple[Job, ...], bulk: bool) -> None:
         """Take the two persistent kernels, if they fit."""
         made: list[Persistent | None] = []
-        here, shapes = (cp.cuda.runtime.getDevice(), switches()), shapes_for(ld, dtype, bulk)
+        here = cp.cuda.runtime.getDevice(), switches()
+        shapes = shapes_for(ld, dtype, bulk)
         kind = *here, shapes, dtype, kl, self.memory
         if kind not in READY:
             together([*persistent_jobs(self.m, self.n, dtype, kl, bulk), *beside])
@@ -385,13 +408,15 @@ class Iterate:
 
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Take the portable kernels of this shape; fused: a block covers a row."""
-        self.shape, self.graphs = shape, {}
+        self.shape = shape
+        self.graphs = {}
         options = shape_options(shape, dtype, kl, MEMORY=self.memory) | ({"IN_PLACE": 1} if self.in_place else {})
         self.halves = ROW_KERNELS[fused]
         self.take_kernels(options, *self.halves, "gather_sums")
         blocks = self.processors * shape.groups, -(-self.m // shape.R)
         chunk = 32 * shape.GW * (16 // ITEMSIZE[dtype])
-        chunks, many = -(-ld // chunk), 8 * self.processors
+        chunks = -(-ld // chunk)
+        many = 8 * self.processors
         columns = chunks, max(1, min(self.m, many // chunks))
         self.grids: tuple[tuple[int, ...], ...] = (min(blocks),), columns
         self.splits = max(1, min(chunks // 4, -(-many // blocks[1])))  # parts of the columns, if rows are few
@@ -416,16 +441,19 @@ class Iterate:
     def some_rows(self, state: Any) -> None:
         """Pass over the rows that ``state`` points at, and add their sums to the totals."""
         for name, grid in zip(self.halves, self.grids, strict=False):
-            threads, arguments = 32 * self.shape.GW, [by_value(state), np.int32(self.parity)]
+            threads = 32 * self.shape.GW
+            arguments = [by_value(state), np.int32(self.parity)]
             if name == "row_sums":
                 arguments.append(self.row_parts)
             elif name == "join_rows":
-                threads, arguments = 256, [*arguments, self.row_parts, np.int32(self.splits), np.uint64(0)]
+                threads = 256
+                arguments = [*arguments, self.row_parts, np.int32(self.splits), np.uint64(0)]
             self.kernels[name](grid, (threads,), tuple(arguments))
 
     def finish_kernels(self, total: int = 0) -> None:
         """Launch the finish; ``total``: address of the sums, 0 for this device's own."""
-        parity, source = np.int32(self.parity), np.uint64(total)
+        parity = np.int32(self.parity)
+        source = np.uint64(total)
         words = by_value(self.state), parity, source
         self.finish_run((self.parts,), (THREADS,), words, shared_mem=self.finish_shared)
 

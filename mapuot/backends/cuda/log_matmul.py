@@ -16,12 +16,16 @@ FEW_TILES = 264  # two tiles a multiprocessor: if there are fewer, smaller tiles
 
 def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
     """Return the (p, m, n) products of A (p, m, k) and B (p, k, n) or (k, n), in C order, of one dtype, not empty."""
-    (p, m, k), n = A.shape, B.shape[-1]
-    wide, shared = A.dtype == np.float64, B.ndim == 2
+    p, m, k = A.shape
+    n = B.shape[-1]
+    wide = A.dtype == np.float64
+    shared = B.ndim == 2
     copies = 1 if shared else p
     tile = 64 if p * -(-m // 64) * -(-n // 64) >= FEW_TILES else 32
     room = cp.empty(p * m + copies * n, A.dtype)
-    r, c, out = room[: p * m], room[p * m :], cp.empty((p, m, n), A.dtype)
+    r = room[: p * m]
+    c = room[p * m :]
+    out = cp.empty((p, m, n), A.dtype)
     size = [np.int64(x) for x in (m, k, n)]
 
     def run(name: str, blocks: int, *arguments: Any) -> None:
@@ -29,9 +33,13 @@ def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
 
     columns = copies * -(-n // 32)
     run("shifts", columns + -(-p * m // 8), A, B, *size, np.int64(p * m), np.int64(columns), r, c)
-    lost, mode = c, 1 if exact else 0
+    lost = c
+    mode = 1 if exact else 0
     if not exact and p * m * k * n >= LIBRARY_TERMS[A.dtype.name]:
-        E, F, lost, mode = cp.empty_like(A), cp.empty_like(B), cp.zeros(1, np.int32), 2
+        E = cp.empty_like(A)
+        F = cp.empty_like(B)
+        lost = cp.zeros(1, np.int32)
+        mode = 2
         run("exponentials", p * m, A, r, E, size[1], size[0], np.int32(1))
         run("exponentials", copies * k, B, c, F, size[2], size[1], np.int32(0))
         cp.matmul(E, F, out=out)

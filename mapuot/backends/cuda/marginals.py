@@ -37,7 +37,8 @@ TURNS = 8  # buffers for numbers sent to the device: as many may be on their way
 NONE = np.uint64(0)
 EDGE, MESSAGES, LARGEST = map(records.read("tree_pass.cu").__getitem__, ("Edge", "Messages", "Largest"))
 WORDS = LARGEST.names or ()  # numbers of an edge; one read brings them with the numbers of points
-OWN, LARGEST_OF = WORDS.index("own"), namedtuple("LARGEST_OF", WORDS)
+OWN = WORDS.index("own")
+LARGEST_OF = namedtuple("LARGEST_OF", WORDS)  # type: ignore[misc]
 PAST = records.read("differences.cu")["Past"]
 
 
@@ -47,7 +48,9 @@ class DevicePoints(marginals.Points):
     ) -> None:
         super().__init__(shape, log_weight, weight, rho, reg, edges)
         self.closes = False  # are the results of `close` still to be read?
-        self.record, self.there, self.turn = np.zeros((), MARGINALS), list[Any](), 0
+        self.record = np.zeros((), MARGINALS)
+        self.there = list[Any]()
+        self.turn = 0
         numbers = {"count": len(shape), "edges": len(self.edges), "hard": [*self.hard, -1][0], "reg": reg}
         records.put(self.record, numbers)
         begin(JOBS)
@@ -99,27 +102,36 @@ class DevicePoints(marginals.Points):
         return self.at[name]
 
     def close(self, root: int, fi: float, out: dict[str, Any], state: Any) -> None:
-        near, late, parts = out["near"], out["late"], self.amounts[1]
+        near = out["near"]
+        late = out["late"]
+        parts = self.amounts[1]
         self.sum_of("close_root", parts, np.int32(root), np.float64(fi), near, out["log_u"], self.at["masses"])
         self.sum_of("log_amounts", self.amounts[0] * parts, out["log_u"], self.at["amounts"])
         known = (self.at[name] for name in ("masses", "amounts", "lam", "below", "rest"))
         self.launch("translation", -(-parts // THREADS), THREADS, by_value(self.record), *known)
-        log_u, up = self.moved(out["log_u"], "lam"), self.moved_messages(out["up"], "below")
+        log_u = self.moved(out["log_u"], "lam")
+        up = self.moved_messages(out["up"], "below")
         self.sum_of("worth", self.amounts[0], log_u, NONE, self.at["worth"])
         sent = self.at_edges(log_u, late, near, "rest", up)
-        change, shares = sent - state, self.mass_shares(log_u, near, late)
+        change = sent - state
+        shares = self.mass_shares(log_u, near, late)
         self.sum_of("change_sums", len(self.edges), shares, change, self.at["changes"])
         late_ones = dict.fromkeys(("masses", "lam", "worth", "largest", "sums"))
         vectors = {"log_u": log_u, "up": up, "sent": sent, "change": change, "shares": shares}
-        self.closed, self.closes = marginals.Closed(**late_ones, **vectors), True  # type: ignore[arg-type]
+        self.closed = marginals.Closed(**late_ones, **vectors)  # type: ignore[arg-type]
+        self.closes = True
 
     def read(self) -> marginals.Closed:
         if self.closes:
             self.told("changes", 3)
         masses, lam, worth, changes = (self.room[name].copy() for name in ("masses", "lam", "worth", "changes"))
-        found, changes = self.closed, changes.reshape(-1, 3)
-        found.masses, found.lam, found.worth = masses, lam.reshape(self.amounts), worth.reshape(-1, marginals.WORTHS).T
-        found.sums, found.largest = changes[:, :2], float(changes[:, 2].max())
+        found = self.closed
+        changes = changes.reshape(-1, 3)
+        found.masses = masses
+        found.lam = lam.reshape(self.amounts)
+        found.worth = worth.reshape(-1, marginals.WORTHS).T
+        found.sums = changes[:, :2]
+        found.largest = float(changes[:, 2].max())
         return found
 
     def log_amounts(self, log_u: Any) -> F64:
@@ -137,7 +149,8 @@ class DevicePoints(marginals.Points):
         return self.shifted("message_cell", x, by)
 
     def shifted(self, cells: str, x: Any, by: Any) -> Any:  # type: ignore[override]
-        out, count = cp.empty(len(x)), len(x)
+        out = cp.empty(len(x))
+        count = len(x)
         vectors = self.record[cells], self.sent(by), x, out
         self.launch("moved", -(-count // THREADS), THREADS, np.int64(count), *vectors)
         return out
@@ -163,17 +176,25 @@ class DeviceTreePass:
 
     def __init__(self, edges: list[tuple[int, int, LogKernel, float]], problem: Any) -> None:
         """``problem``: a `MultiProblem`. The attribute ``out`` has the sums of a pass."""
-        points, log_weight = problem.starts.tolist(), problem.log_weight
-        self.kernels, self.log_weight = [edge[2] for edge in edges], log_weight
+        points = problem.starts.tolist()
+        log_weight = problem.log_weight
+        self.kernels = [edge[2] for edge in edges]
+        self.log_weight = log_weight
         self.shapes = [owner.cost.shape for owner in self.kernels]
-        self.builds, self.vectors = [-1] * len(edges), dict[int, Any]()
-        self.edges, self.there = np.zeros(len(edges), EDGE), cp.empty(len(edges) * EDGE.itemsize, np.uint8)
+        self.builds = [-1] * len(edges)
+        self.vectors = dict[int, Any]()
+        self.edges = np.zeros(len(edges), EDGE)
+        self.there = cp.empty(len(edges) * EDGE.itemsize, np.uint8)
         self.places = list[tuple[slice, slice, slice]]()  # for each edge: the child's points, the parent's, the message
-        children, parents = [edge[0] for edge in edges], [edge[1] for edge in edges]
+        children = [edge[0] for edge in edges]
+        parents = [edge[1] for edge in edges]
         messages = [0, *accumulate(n for _, n in self.shapes)]
         for k, (child, parent, owner, fi) in enumerate(edges):
             last = parent not in parents[k + 1 :] and parent in children
-            above = children.index(parent) if last else -1
+            if last:
+                above = children.index(parent)
+            else:
+                above = -1
             m, n = self.shapes[k]
             known = {"m": m, "n": n, "ld": owner.operator.ld, "message": messages[k], "above": above, "fi": fi}
             records.put(self.edges[k], {**known, "child": points[child], "parent": points[parent]})
@@ -181,17 +202,22 @@ class DeviceTreePass:
             self.places.append(tuple(slice(i, i + size) for i, size in starts))  # type: ignore[arg-type]
         sizes = dict.fromkeys(("near", "late", "log_u"), len(log_weight)) | {"up": messages[-1]}
         self.out = {name: cp.zeros(size) for name, size in sizes.items()}
-        self.messages, self.weight = np.zeros((), MESSAGES), cp.asarray(log_weight)
+        self.messages = np.zeros((), MESSAGES)
+        self.weight = cp.asarray(log_weight)
         records.put(self.messages, {**self.out, "log_weight": self.weight, "flush": FLUSH})
-        self.points, self.sums = problem.points, cp.empty(0)
+        self.points = problem.points
+        self.sums = cp.empty(0)
         self.largest = self.points.room.address("largest")
-        self.zeros, self.fi = cp.zeros(max(m for m, _ in self.shapes)), [edge[3] for edge in edges]
+        self.zeros = cp.zeros(max(m for m, _ in self.shapes))
+        self.fi = [edge[3] for edge in edges]
         names = "open_pass", "close_edge", "open_back", "close_back"
         self.functions = {name: kernel("tree_pass.cu", name, STORE=0) for name in names}
 
     def held(self, k: int) -> bool:
         """Tell whether the device can do an edge; update the pointers if its kernel has been rebuilt."""
-        owner, edge, (m, _) = self.kernels[k], self.edges[k], self.shapes[k]
+        owner = self.kernels[k]
+        edge = self.edges[k]
+        m, _ = self.shapes[k]
         one = owner.operator
         if not owner.builds or one.strips is None or one.labels is not None:
             return False
@@ -225,10 +251,15 @@ class DeviceTreePass:
             end += 1
         if end == first:
             return []
-        before, self.messages["sent"] = self.out["near"].copy() if first else 0.0, sent.data.ptr
+        if first:
+            before = self.out["near"].copy()
+        else:
+            before = 0.0
+        self.messages["sent"] = sent.data.ptr
         self.launch("open_pass", end - first, WHOLE, first)
         for k in range(first, end):
-            (m, n), own = self.shapes[k], self.largest + k * LARGEST.itemsize + 8 * OWN
+            m, n = self.shapes[k]
+            own = self.largest + k * LARGEST.itemsize + 8 * OWN
             one = self.kernels[k].operator
             one.launch_read(self.sums, one.ends.data.ptr, own, self.fi[k])
             self.launch("close_edge", -(-m // THREADS) - (-n // THREADS), THREADS, k, end)
@@ -259,7 +290,8 @@ class DeviceTreePass:
 
     def judged(self, edges: Iterable[int], error: Callable[..., float]) -> list[float]:
         """Return the errors of edges up to the first edge with unsound sums."""
-        found, errors = numbers(self.points.told("largest", len(WORDS))).tolist(), list[float]()
+        found = numbers(self.points.told("largest", len(WORDS))).tolist()
+        errors = list[float]()
         for k in edges:
             try:
                 errors.append(error(self.kernels[k], LARGEST_OF(*found[k])))
@@ -293,10 +325,13 @@ def back_error(owner: LogKernel, x: Any) -> float:
 
 class DeviceHistory(marginals.History):
     def open(self, ends: list[int]) -> None:
-        size, parts, depth = ends[-1], len(ends), self.depth
+        size = ends[-1]
+        parts = len(ends)
+        depth = self.depth
         self.widest = max(part.stop - part.start for part in self.parts)
         self.room = Room({"gamma": parts * depth, "sums": parts * depth * (depth + 1)})
-        self.differences, self.ends = cp.empty((2, depth, size)), cp.asarray(np.array(ends, np.int64))
+        self.differences = cp.empty((2, depth, size))
+        self.ends = cp.asarray(np.array(ends, np.int64))
         past = self.past = np.zeros((), PAST)
         dF, dG = self.differences
         known = {"size": size, "ends": self.ends, "dF": dF, "dG": dG}
@@ -314,7 +349,8 @@ class DeviceHistory(marginals.History):
             self.launch("add_difference", (-(-len(image) // THREADS),), np.int32(slot))
 
     def products(self, weight: Any) -> tuple[F64, F64]:
-        parts, count = len(self.parts), self.count
+        parts = len(self.parts)
+        count = self.count
         self.past["count"], self.past["weight"] = count, weight.data.ptr
         self.launch("products", (count * (count + 1) // 2 + count, parts))
         self.room.bring("sums")
@@ -323,7 +359,8 @@ class DeviceHistory(marginals.History):
 
     def combined(self, gammas: F64) -> tuple[Any, Any]:
         self.room.send(gamma=gammas.ravel())
-        step, left = cp.empty_like(self.image), cp.empty_like(self.image)
+        step = cp.empty_like(self.image)
+        left = cp.empty_like(self.image)
         self.past["step"], self.past["left"] = step.data.ptr, left.data.ptr
         self.launch("combine", (-(-self.widest // THREADS), len(self.parts)))
         return step, left

@@ -47,8 +47,12 @@ class NearPairs(Sparse):
         return cp.searchsorted(self.start, cp.arange(self.size), side="right") - 1
 
     def taken_from(self, other: Any) -> Sparse:
-        row, column = self.row_numbers(), self.column
-        given = other.at(row, column) if other.xp is cp else other.at(row.get(), column.get())
+        row = self.row_numbers()
+        column = self.column
+        if other.xp is cp:
+            given = other.at(row, column)
+        else:
+            given = other.at(row.get(), column.get())
         return NearPairs(cp.asarray(given, np.float64), column, self.start, self.shape, on_device=True)
 
 
@@ -76,15 +80,25 @@ class DeviceOperator(Operator):
 
         ``most``: most rows of a block; by default all rows if M is on the device.
         """
-        size = most_bytes(self.cost.array) if most is None else most * self.shape[1] * self.cost.dtype.itemsize
+        if most is None:
+            size = most_bytes(self.cost.array)
+        else:
+            size = most * self.shape[1] * self.cost.dtype.itemsize
         stage, stage_c = self.stages or (Carrier(), Carrier())
         for k0, k1, M, c in self.cost.blocks(self.c, i0, i1, size):
-            moved = c.with_given(stage_c) if isinstance(c, Masked) else None if c is None else stage_c(c)
+            if isinstance(c, Masked):
+                moved = c.with_given(stage_c)
+            elif c is None:
+                moved = None
+            else:
+                moved = stage_c(c)
             yield k0, k1, stage(M), moved
 
     def take(self, alpha: Any, beta: Any) -> Any:
         """Set the exponents; copy them to the device unless they are there."""
-        return super().take(*((alpha, beta) if isinstance(alpha, cp.ndarray) else on_device(alpha, beta)))
+        if not isinstance(alpha, cp.ndarray):
+            alpha, beta = on_device(alpha, beta)
+        return super().take(alpha, beta)
 
     # ---- the plan
 
@@ -92,17 +106,25 @@ class DeviceOperator(Operator):
         return x if self.cost.xp is cp else x.get()
 
     def over_ranks(self, x: Any) -> Any:
-        return cp.asarray(self.ranks.sum(x.get())) if self.ranks.size > 1 else x
+        if self.ranks.size > 1:
+            return cp.asarray(self.ranks.sum(x.get()))
+        return x
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        n, dtype, stays = self.shape[1], self.dtype, self.there
+        n = self.shape[1]
+        dtype = self.dtype
+        stays = self.there
         needed = stays * (out is None) * (i1 - i0) * n * dtype.itemsize
         if needed > (free := free_memory(needed)):
             text = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free: Result.rows makes fewer"
             raise MemoryError(f"{i1 - i0} rows of the plan need {text}")
-        out = (cp if stays else np).empty((i1 - i0, n), dtype) if out is None else out
+        if out is None:
+            out = (cp if stays else np).empty((i1 - i0, n), dtype)
         for k0, k1, M, c in self.blocks(i0, i1):
-            block = out[k0 - i0 : k1 - i0] if stays else cp.empty((k1 - k0, n), dtype)
+            if stays:
+                block = out[k0 - i0 : k1 - i0]
+            else:
+                block = cp.empty((k1 - k0, n), dtype)
             fill_rows(block, dtype.name, M, c, self.alpha[k0:k1], self.beta, self.reg)
             if not stays:
                 block.get(out=out[k0 - i0 : k1 - i0])
@@ -111,7 +133,9 @@ class DeviceOperator(Operator):
     def product(self, X: Any, turned: bool) -> Any:
         out: Any = None
         for i0, i1, M, c in self.blocks():
-            alpha, beta, Y = self.alpha[i0:i1], self.beta, X
+            alpha = self.alpha[i0:i1]
+            beta = self.beta
+            Y = X
             if turned:
                 M, c, alpha, beta, Y = M.T, None if c is None else c.T, beta, alpha, X[i0:i1]  # noqa: PLW2901
             if self.there or X.shape[1] <= FEW_COLUMNS:
@@ -122,12 +146,15 @@ class DeviceOperator(Operator):
                 part = P @ Y
             if i1 - i0 == self.shape[0]:
                 return part
-            out = cp.zeros((self.shape[turned], X.shape[1])) if out is None else out
+            if out is None:
+                out = cp.zeros((self.shape[turned], X.shape[1]))
             if turned:
                 out += part
             else:
                 out[i0:i1] = part
-        return cp.zeros((self.shape[turned], X.shape[1])) if out is None else out
+        if out is None:
+            return cp.zeros((self.shape[turned], X.shape[1]))
+        return out
 
     def exponents(self, i0: int, i1: int) -> Any:
         x = cp.empty((i1 - i0, self.shape[1]))
@@ -143,8 +170,12 @@ class DeviceOperator(Operator):
         size = 8 * self.cost.size
         if not self.there or self.ranks.size > 1 or self.cost.operator != "tiles" or size > free_memory(size):
             return super().weighed(into)
-        ((_, _, M, c),), (m, n) = self.blocks(), self.shape
-        P, d, sent, found = cp.empty((m, n)), cp.empty(n), pinned(n), pinned(n)
+        ((_, _, M, c),) = self.blocks()
+        m, n = self.shape
+        P = cp.empty((m, n))
+        d = cp.empty(n)
+        sent = pinned(n)
+        found = pinned(n)
         fill_rows(P, "float64", M, c, self.alpha, self.beta, self.reg)
 
         def product(x: F64) -> F64:
@@ -157,7 +188,9 @@ class DeviceOperator(Operator):
 
     def own_sums(self) -> tuple[float, F64, F64]:
         (m, n), reg = self.shape, self.reg
-        row, col, cost = cp.empty(m), cp.zeros(n), 0.0
+        row = cp.empty(m)
+        col = cp.zeros(n)
+        cost = 0.0
         for i0, i1, M, c in self.blocks():
             own, paid = reduce_rows("plan_sums", M, c, self.alpha[i0:i1], self.beta, reg, 2)
             row[i0:i1] = joined("plan_sums", own)
@@ -184,21 +217,37 @@ class DeviceOperator(Operator):
 
         ``given``: the arguments of the kernel from ``masses`` to ``rows``; i0: first row of this block.
         """
-        view, words = view_of(M, c, alpha, self.beta, self.reg), (np.int64(i0), np.int64(len(found)), found)
+        view = view_of(M, c, alpha, self.beta, self.reg)
+        words = np.int64(i0), np.int64(len(found)), found
         stream("draw", M, c)((-(-len(found) // 8),), (256,), (view, *given, *words))
 
     def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
-        (m, n), here, count = self.shape, self.cost.xp is cp, len(rows)
-        order = slice(None) if here else np.argsort(rows, kind="stable")
+        m, n = self.shape
+        here = self.cost.xp is cp
+        count = len(rows)
+        if here:
+            order: Any = slice(None)
+        else:
+            order = np.argsort(rows, kind="stable")
         rows = rows[order].astype(np.int64)
-        wanted, found, nothing = cp.empty((2, count)), cp.empty(count, np.int64), np.uint64(0)
+        wanted = cp.empty((2, count))
+        found = cp.empty(count, np.int64)
+        nothing = np.uint64(0)
         wanted.set(np.stack((rows.view(np.float64), at[order])))
-        sought, shares = wanted[0].view(np.int64), wanted[1]
+        sought = wanted[0].view(np.int64)
+        shares = wanted[1]
         for i0, i1 in [(0, m)] if here else runs(np.unique(rows), n):
             for k0, k1, M, c in self.blocks(i0, i1):
-                first, last = (0, count) if here else np.searchsorted(rows, (k0, k1)).tolist()
+                if here:
+                    first, last = 0, count
+                else:
+                    first, last = np.searchsorted(rows, (k0, k1)).tolist()
                 if first < last:
-                    alpha, own = self.alpha if here else self.alpha[k0:k1], slice(first, last)
+                    if here:
+                        alpha = self.alpha
+                    else:
+                        alpha = self.alpha[k0:k1]
+                    own = slice(first, last)
                     given = nothing, nothing, shares[own], np.int64(0), sought[own]
                     self.launch_draw(M, c, alpha, given, k0, found[own])
         if here:
@@ -213,7 +262,8 @@ class DeviceOperator(Operator):
         (m, n), reg = self.shape, self.reg
         if m == 0:
             return np.full(n, -np.inf)
-        (beta, used), told = on_device(x, alpha), cp.empty(m + n)
+        beta, used = on_device(x, alpha)
+        told = cp.empty(m + n)
         balances = kernel("stream.cu", "balance_rows", **PLAIN)
         for i0, i1, M, c in self.blocks():
             rows = used[i0:i1]
@@ -229,16 +279,20 @@ class DeviceOperator(Operator):
     def near(self, alpha: F64, beta: F64, nats: float, most: int) -> Sparse | None:
         """Return the pairs of an M on the device with exponents of -``nats`` or more; None if more than ``most``."""
         ((_, _, M, c),) = self.blocks()
-        grid, none, run = parts(*M.shape), np.uint64(0), stream("near_pairs", M, c)
+        grid = parts(*M.shape)
+        none = np.uint64(0)
+        run = stream("near_pairs", M, c)
         alpha, beta = on_device(alpha, beta)  # kept alive: the view points at them
-        view, count = view_of(M, c, alpha, beta, self.reg), cp.empty((len(M), grid[1]), np.int64)
+        view = view_of(M, c, alpha, beta, self.reg)
+        count = cp.empty((len(M), grid[1]), np.int64)
         run(grid, (256,), (view, np.float64(-nats), count, none, none))
         start = cp.zeros(count.size + 1, np.int64)
         cp.cumsum(count.ravel(), out=start[1:])
         size = int(start[-1])
         if size > most:
             return None
-        data, column = cp.empty(size), cp.empty(size, np.int32)
+        data = cp.empty(size)
+        column = cp.empty(size, np.int32)
         run(grid, (256,), (view, np.float64(-nats), start, column, data))
         return NearPairs(data, column, start[:: grid[1]].copy(), self.shape, on_device=True)
 
@@ -246,12 +300,15 @@ class DeviceOperator(Operator):
         """Allocate K; ``rows``: rows that it holds at once, by default all."""
         for name in ("strips", "v", "ends", "posts", "room", "parts", "out"):  # free old arrays first
             vars(self).pop(name, None)
-        self.K, rows = None, self.shape[0] if rows is None else rows
+        self.K = None
+        if rows is None:
+            rows = self.shape[0]
         needed = rows * self.ld * ITEMSIZE[dtype]
         if needed > (free := free_memory(needed)):
             told = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free"
             raise MemoryError(f"the kernel of {self.shape[0]} x {self.shape[1]} costs needs {told}: use backend='cpu'")
-        self.K, self.stored = cp.empty((rows, self.ld), STORAGE[dtype]), dtype
+        self.K = cp.empty((rows, self.ld), STORAGE[dtype])
+        self.stored = dtype
 
     def build(self, alpha: F64, beta: F64, flush: float = 0.0, held: bool = True) -> None:
         """Build K with entries below ``flush`` set to 0; not ``held``: K holds only some rows, which `fill` makes."""
@@ -262,7 +319,11 @@ class DeviceOperator(Operator):
     def fill(self, i0: int, i1: int, M: Any, c: Any, flush: float = 0.0, to: int = 0) -> None:
         """Make the rows i0 to i1 in K, from its row ``to`` on."""
         whole = i1 - i0 == len(self.K) == self.shape[0]  # a slice takes CuPy 5 us
-        out, alpha = (self.K, self.alpha) if whole else (self.K[to : to + i1 - i0], self.alpha[i0:i1])
+        if whole:
+            out, alpha = self.K, self.alpha
+        else:
+            out = self.K[to : to + i1 - i0]
+            alpha = self.alpha[i0:i1]
         fill_rows(out, self.stored, M, c, alpha, self.beta, self.reg, flush)
 
     def close(self) -> None:
@@ -277,10 +338,14 @@ class DeviceOperator(Operator):
     def strips_of(self, dtype: str) -> Strips | None:
         """Return the grid of one read of such a K; None if the device has no bulk copies, or rows are too wide."""
         capability, processors, shared = device_limits(cp.cuda.Device().id)
-        return strips_for(self.shape[0], self.ld, ITEMSIZE[dtype], processors, shared) if capability >= BULK else None
+        if capability >= BULK:
+            return strips_for(self.shape[0], self.ld, ITEMSIZE[dtype], processors, shared)
+        return None
 
     def open(self, dtype: str) -> str:
-        return dtype if self.strips_of(dtype) else "float64"
+        if self.strips_of(dtype):
+            return dtype
+        return "float64"
 
     @cached_property
     def strips(self) -> Strips | None:
@@ -292,50 +357,71 @@ class DeviceOperator(Operator):
 
     def lay_out(self, shape: Strips) -> None:
         """Make the kernels and vectors of one read of K, and two records, which alternate with their posts."""
-        (m, _), options = self.shape, {"STORE": STORES[self.stored], **shape.options}
+        m, _ = self.shape
+        options = {"STORE": STORES[self.stored], **shape.options}
         self.run, self.join = (kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams"))
         self.shared = ring_offset("fused_pass.cu", **options) + shape.bytes(self.K.itemsize)
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
         rows = -(-m // shape.R) * shape.R
-        self.v, self.ends = cp.zeros(self.ld), cp.empty(2 * m)  # base, and s
+        self.v = cp.zeros(self.ld)
+        self.ends = cp.empty(2 * m)  # base, and s
         self.posts = part, scale = cp.empty((2, rows * shape.strips)), cp.empty((2, rows))
         for posts in self.posts:
             vectors.fill(posts.ravel(), UNSET)
-        self.records, self.turn = np.zeros(2, PASS), 0
+        self.records = np.zeros(2, PASS)
+        self.turn = 0
         for back, record in enumerate(self.records):
             put(record, {name: getattr(shape, name) for name in ("strips", "slice", "slots", "lag")})
             put(record, {"m": m, "ld": self.ld, "kernel": self.K, "v": self.v, "s": self.ends[m:]})
             put(record, {"part": part[back], "old_part": part[1 - back]})
             put(record, {"scale": scale[back], "old_scale": scale[1 - back]})
-        self.own, self.sizes = self.records, [0]  # own: the records for vectors by factors of these sizes
+        self.own = self.records  # the records for vectors by factors of these sizes
+        self.sizes = [0]
 
     def make_room(self, sizes: list[int], flush: float) -> None:
         """Allocate the vectors that calls send and read, and the sums; few sums are read together with s."""
-        (m, n), streams = self.shape, self.strips.streams if self.strips else 0
-        self.sizes, self.starts = sizes, np.cumsum([0, *sizes]).view(np.float64)  # sent along
+        m, n = self.shape
+        if self.strips:
+            streams = self.strips.streams
+        else:
+            streams = 0
+        self.sizes = sizes
+        self.starts = np.cumsum([0, *sizes]).view(np.float64)  # sent along
         few = self.ld if n <= HOST_ENTRIES else 0
         self.room = Room({"starts": len(self.starts), "factors": sum(sizes), "base": m, "s": m, "sums": few})
         self.parts = cp.empty(0 if few and streams == 1 else streams * self.ld)
-        self.out = self.room.there[self.room.at["sums"]] if few else self.parts[: self.ld]
-        self.own, address = self.records.copy(), self.room.address
+        if few:
+            self.out = self.room.there[self.room.at["sums"]]
+        else:
+            self.out = self.parts[: self.ld]
+        self.own = self.records.copy()
+        address = self.room.address
         known = {"v": address("factors"), "s": address("s"), "starts": address("starts"), "axes": len(sizes)}
         put(self.own, {**known, "flush": flush})
 
     def read(self, v: F64, base: F64, fi: float, sizes: Any) -> tuple[F64, Any]:
         """Return (s = K v, K^T u), u = e^base s^-fi, valid until the next call; two copies, and one or two launches."""
-        own = [len(v)] if sizes is None else sizes.tolist()
+        if sizes is None:
+            own = [len(v)]
+        else:
+            own = sizes.tolist()
         if own != self.sizes:
             self.make_room(own, 0.0 if sizes is None else FLUSH_PRODUCT)
-        room, n = self.room, self.shape[1]
+        room = self.room
+        n = self.shape[1]
         room.send(starts=self.starts, factors=v, base=base)
         self.sweep(fi)
-        room.bring("s", *["sums"] * (n <= HOST_ENTRIES))
-        return room["s"], room["sums"][:n] if n <= HOST_ENTRIES else self.out[:n]
+        if n <= HOST_ENTRIES:
+            room.bring("s", "sums")
+            return room["s"], room["sums"][:n]
+        room.bring("s")
+        return room["s"], self.out[:n]
 
     def sweep(self, fi: float) -> None:
         """Launch a read of K with the vectors sent last."""
         assert self.strips
-        sums, streams = self.parts if self.parts.size else self.out, self.strips.streams
+        sums = self.parts if self.parts.size else self.out
+        streams = self.strips.streams
         self.launch_read(sums, self.room.address("base"), 0, fi, self.own)
         if streams > 1:
             grid = (min(-(-self.ld // 256), streams * self.strips.strips),)
@@ -344,15 +430,22 @@ class DeviceOperator(Operator):
     def launch_read(self, sums: Any, base: int, own: int, fi: float, records: Any = None) -> None:
         """Launch a read of K with ``v`` and the vector at ``base`` less the number at ``own``; sums: a row a stream."""
         assert self.strips
-        turn, blocks = self.turn, self.strips.streams * self.strips.strips
-        records = self.records if records is None else records
-        record, threads = records[turn : turn + 1].reshape(()), self.strips.THREADS + BESIDE
+        turn = self.turn
+        blocks = self.strips.streams * self.strips.strips
+        if records is None:
+            records = self.records
+        record = records[turn : turn + 1].reshape(())
+        threads = self.strips.THREADS + BESIDE
         record["sums"], record["base"], record["own"], record["fi"] = sums.data.ptr, base, own, fi
         self.run((blocks,), (threads,), (by_value(record), np.int32(turn)), shared_mem=self.shared)
         self.turn = 1 - turn
 
     def fused(self, v: F64, base: F64, fi: float, narrow: bool, sizes: Any = None) -> tuple[F64, Any, float]:
-        s, sums = self.read(v, base, fi, sizes) if self.strips else (self.dots(v, sizes), None)
+        if self.strips:
+            s, sums = self.read(v, base, fi, sizes)
+        else:
+            s = self.dots(v, sizes)
+            sums = None
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             log_s = np.log(s)
             u = np.exp(base - fi * log_s)
@@ -368,7 +461,9 @@ class DeviceOperator(Operator):
         out = factors[0]
         for x in factors[1:]:
             out = (out[:, None] * x).ravel()
-        return out if sizes is None else cp.where(out < FLUSH_PRODUCT, 0.0, out)
+        if sizes is None:
+            return out
+        return cp.where(out < FLUSH_PRODUCT, 0.0, out)
 
     def dots(self, v: F64, sizes: Any = None) -> F64:
         if self.strips:

@@ -58,7 +58,9 @@ class Runs:
             put(record, {"count": count, "lanes": lanes, "most": self.most})
             put(record, {"index": self.index, "start": self.start[i0:], "list": rows})
             found.append((record, rows))
-        return found if len(long) else found[:1]
+        if len(long):
+            return found
+        return found[:1]
 
     def launch(
         self, function: str, exponents: tuple[Any, Any, float], *arguments: Any, i0: int = 0, i1: int | None = None
@@ -67,7 +69,10 @@ class Runs:
         alpha, beta, reg = exponents
         pairs = np.zeros((), PAIRS)
         put(pairs, {"M": self.M, "c": self.c, "inv_reg": 1 / reg, "alpha": alpha, "beta": beta})
-        store = "float64" if function != "sparse_entries" else OF_BYTES[arguments[0].itemsize]
+        if function != "sparse_entries":
+            store = "float64"
+        else:
+            store = OF_BYTES[arguments[0].itemsize]
         kinds = {"COST": int(self.M.dtype == np.float32), "SHORT_INDEX": int(self.index.itemsize == 2)}
         run = kernel("sparse_stream.cu", function, STORE=STORES[store], **kinds)
         for record, _ in self.records(i0, i1):
@@ -88,7 +93,8 @@ class DevicePairs:
     def __init__(self, cost: Sparse, c: Sparse | None) -> None:
         m, n = cost.shape
         start = cp.asarray(cost.start - cost.start[0])
-        column, M = cp.asarray(cost.column), cp.asarray(cost.data)
+        column = cp.asarray(cost.column)
+        M = cp.asarray(cost.data)
         shares = None if c is None else cp.asarray(c.data)
         index = np.uint16 if index_bytes(cost.shape) == 2 else np.int32
         self.rows = Runs(start, column.astype(index, copy=False), M, shares)
@@ -113,7 +119,9 @@ class DevicePairs:
         number = np.cumsum(np.isin(np.arange(m), label))  # of a part; its label is a row
         count = int(number[-1])
         cols = np.where(label < m, number[np.minimum(label, m - 1)] - 1, count)
-        return Parts(count, None, cols.astype(np.int32)) if count > 1 else None
+        if count > 1:
+            return Parts(count, None, cols.astype(np.int32))
+        return None
 
 
 LAST: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by cost: (weak reference to c, device, the
@@ -122,7 +130,8 @@ LAST: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by co
 
 def pairs_of(cost: Any, c: Any) -> DevicePairs:
     """Return the pairs of a cost and of c; they stay on the device until other pairs are requested."""
-    device, (known_c, known_device, pairs) = cp.cuda.Device().id, LAST.get(cost, (None, None, None))
+    device = cp.cuda.Device().id
+    known_c, known_device, pairs = LAST.get(cost, (None, None, None))
     if known_device == device and (known_c is c if known_c is None else known_c() is c is not None):
         return pairs  # type: ignore[no-any-return]
     pairs = None
@@ -145,7 +154,9 @@ class PairOperator(DeviceOperator):
 
     def along(self, rows: bool) -> tuple[Runs, Any, Any]:
         """Return the pairs by rows or by columns, the exponents of that side, and the exponents of the other side."""
-        return (self.pairs.rows, self.alpha, self.beta) if rows else (self.pairs.cols, self.beta, self.alpha)
+        if rows:
+            return self.pairs.rows, self.alpha, self.beta
+        return self.pairs.cols, self.beta, self.alpha
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         """Form the rows i0 to i1 as a CSR array with an entry for each stored pair."""
@@ -169,7 +180,8 @@ class PairOperator(DeviceOperator):
         found = []
         for rows in (True, False):
             runs, own, other = self.along(rows)
-            out, paid = cp.empty(runs.count), cp.empty(runs.count)
+            out = cp.empty(runs.count)
+            paid = cp.empty(runs.count)
             runs.launch("sparse_sums", (own, other, self.reg), out, paid)
             found.append((out.get(), float(paid.sum())))
         (row, cost), (col, _) = found
@@ -181,7 +193,8 @@ class PairOperator(DeviceOperator):
 
     def tops(self, runs: Runs, own: F64, other: F64) -> F64:
         """Return the logarithm of the largest entry of each row."""
-        out, (alpha, beta) = cp.empty(runs.count), on_device(own, other)
+        out = cp.empty(runs.count)
+        alpha, beta = on_device(own, other)
         runs.launch("sparse_max", (alpha, beta, self.reg), out)
         found: F64 = out.get()
         return found

@@ -33,7 +33,8 @@ TOGETHER_AT_ONCE = 8  # passes of one potential between two status checks: most 
 BLOCK_ENTRIES = 1 << 11  # least entries of M for a block of ``begin``: a smaller grid synchronises faster
 HEAD = 8  # words of an answer before its trace
 TOLD = HEAD + TRACE_PASSES * STATS.itemsize // 8  # words before log u, log v and the marginals
-TRACED, MASS = STATS.itemsize // 8, list(STATS.names or ()).index("mass")  # words of a pass, and the place of its mass
+TRACED = STATS.itemsize // 8  # words of a pass
+MASS = list(STATS.names or ()).index("mass")  # the place of a pass's mass
 WARP_BYTES = 32  # of shared memory for each warp of ``begin``
 FEW_POSTS = 32  # POSTS of state.cuh, if passes keep few differences
 MOST_ROOMS = 16  # buffers with a graph of their own: an allocator returns few different ones
@@ -82,7 +83,9 @@ class Sent:
     """A solve that is running on the device; the kernel ``tell`` ends it."""
 
     def __init__(self, prepared: Any, exponents: Any) -> None:
-        self.prepared, self.numbers, self.exponents = prepared, pinned(prepared.words), exponents
+        self.prepared = prepared
+        self.numbers = pinned(prepared.words)
+        self.exponents = exponents
         self.ended = cp.cuda.Event(disable_timing=True)
         # wait before the memory that the device writes to is reused, but not at exit, when the device may be gone
         weakref.finalize(self, self.ended.synchronize).atexit = False
@@ -96,7 +99,9 @@ class Sent:
     @property
     def mass(self) -> float:
         """Wait for the mass of the plan; NaN unless the solve has converged."""
-        return float(self.numbers[self.end - TRACED + MASS]) if self.status == CONVERGED else math.nan
+        if self.status == CONVERGED:
+            return float(self.numbers[self.end - TRACED + MASS])
+        return math.nan
 
     @property
     def end(self) -> int:
@@ -107,7 +112,9 @@ class Sent:
         """Wait for the solve, then copy its numbers out of the shared buffer."""
         self.ended.synchronize()
         one = copy.copy(self)
-        one.prepared, one.numbers, one.exponents = prepared, self.numbers.copy(), exponents
+        one.prepared = prepared
+        one.numbers = self.numbers.copy()
+        one.exponents = exponents
         return one
 
     def told(self) -> Told:
@@ -136,7 +143,8 @@ class Prepared:
         ``kind``: for an M of squared distances: (dimensions of the points, their dtype, number of pairs to draw).
         """
         self.lock = Lock()  # held while the arguments of a call are in these records
-        self.sides, self.reg = (rows, cols), reg  # kept alive: keys of KEPT contain the ids of the sides
+        self.sides = rows, cols  # kept alive: keys of KEPT contain the ids of the sides
+        self.reg = reg
         problem = Problem(Dense(M), rows, cols, reg, "product", 0.0, 0.0, False, rows.mass * cols.mass)
         workspace = DeviceWorkspace(problem, options, beside=jobs(M.dtype, options.precision))
         fits = workspace.launch.persistent or options.symmetric
@@ -145,26 +153,34 @@ class Prepared:
             return
         workspace.absorb(np.zeros(M.shape[1]))  # for costs of 0; ``begin`` recomputes everything that depends on M
         coarse = workspace.coarse  # a call ends before corrections pay: clusters cost as much as ``due`` passes
-        self.most = np.int32(min(most, QUICK_PASSES, LEFT_AFTER * coarse.due if coarse.wanted else most))
+        if coarse.wanted:
+            most = min(most, LEFT_AFTER * coarse.due)
+        self.most = np.int32(min(most, QUICK_PASSES))
         self.fill(workspace, problem, spread)
         self.K = (M.shape[0], workspace.ld), workspace.operator.K.dtype
         workspace.close()
         workspace.operator = workspace.problem = workspace.coarse = None  # type: ignore[assignment]  # they hold M
         self.workspace, self.state = workspace, workspace.state
         self.compile(M, workspace.dtype, kind)
-        at, words = M.size, -(-math.prod(self.K[0]) * self.K[1].itemsize // 16) * 2
+        at = M.size
+        words = -(-math.prod(self.K[0]) * self.K[1].itemsize // 16) * 2
         self.room = words, words + at, words + at + 2 * len(M) + M.shape[1]  # ends of K, of M and of the exponents
 
     def fill(self, workspace: DeviceWorkspace, problem: Problem, spread: float) -> None:
         """Fill the record of ``begin``."""
         (m, n), rows, cols, launch = problem.shape, problem.rows, problem.cols, workspace.launch
-        self.shape, self.words = (m, n), 2 * (m + n) + TOLD
+        self.shape = m, n
+        self.words = 2 * (m + n) + TOLD
         self.logs = on_device(rows.log_weight, cols.log_weight)
         self.start = cp.asarray(np.frombuffer(workspace.progress.tobytes(), np.float64))
         self.beside = cp.zeros(4 * (BLOCKS + 1) + n)
         self.record = np.zeros((), PLAIN)
         symmetric = workspace.options.symmetric
-        arrays, soft = workspace.arrays, 0.0 if symmetric else float((rows.soft_rho * rows.weight).sum())
+        arrays = workspace.arrays
+        if symmetric:
+            soft = 0.0
+        else:
+            soft = float((rows.soft_rho * rows.weight).sum())
         addresses = {"alpha": arrays["alpha"], "beta": arrays["beta"], "log_a": self.logs[0], "log_b": self.logs[1]}
         addresses |= {"range": self.beside, "tops": self.beside[4 * (BLOCKS + 1) :], "start": self.start}
         numbers = {"safe_spread": SAFE_SPREAD, "most_spread": spread, "log_size": rows.log_size + cols.log_size}
@@ -176,7 +192,9 @@ class Prepared:
 
     def compile(self, M: Any, dtype: str, kind: Any) -> None:
         """Make the launches, except for arguments that depend on M."""
-        (m, n), processors, of = self.shape, device_limits(cp.cuda.Device().id)[1], self.workspace.launch
+        m, n = self.shape
+        processors = device_limits(cp.cuda.Device().id)[1]
+        of = self.workspace.launch
         begin, tell = (kernel(file, function, **options) for file, function, options in jobs(M.dtype, dtype))
         records = by_value(self.state), by_value(self.record)
         blocks = max(1, min(processors, BLOCKS, -(-m * n // BLOCK_ENTRIES)))
@@ -187,7 +205,8 @@ class Prepared:
                 parts.append((Launch(one.run, one.shared, words, True), one.parts, THREADS))
         self.unchanged = [()] * len(parts)  # launches without words from a call
         self.tell = Launch(tell, 0, (*records, None, None, None)), max(1, min(processors, (m + n) // THREADS)), THREADS
-        self.view, nothing = np.frombuffer(bytearray(view_of(M, None, None, None, self.reg)), np.uint64), np.uint64(0)
+        self.view = np.frombuffer(bytearray(view_of(M, None, None, None, self.reg)), np.uint64)
+        nothing = np.uint64(0)
         words = self.view, None, nothing, nothing, None, None, np.int64(0), None, None
         self.draw = Launch(stream("draw", M, None), 0, words)
         if of.persistent:
@@ -200,7 +219,9 @@ class Prepared:
     def draws(self, M: int, exponents: int, pairs: int, size: int, seed: int) -> tuple[int, ...]:
         """Return the words of a draw of pairs (2, size); the row masses lie behind the exponents."""
         m, n = self.shape
-        self.view[2], self.view[8], self.view[9] = M, exponents, exponents + 8 * m  # View: M, alpha and beta
+        self.view[2] = M
+        self.view[8] = exponents
+        self.view[9] = exponents + 8 * m  # View: M, alpha and beta
         return exponents + 8 * (m + n), seed, pairs, size, pairs + 8 * size
 
     def drawn(self, M: Any, exponents: Any, size: int, seed: int) -> tuple[Any, Any]:
@@ -231,7 +252,8 @@ class Prepared:
         """Launch a solve on this stream; None if memory is short. With one potential wait for its end."""
         m, n = self.shape
         try:
-            K, sent = cp.empty(*self.K), Sent(self, cp.empty(2 * m + n))
+            K = cp.empty(*self.K)
+            sent = Sent(self, cp.empty(2 * m + n))
         except MemoryError:  # the ordinary solve may fit with a coarser storage
             return None
         with self.lock:
@@ -259,19 +281,26 @@ class Prepared:
 
         If an earlier answer used the same buffer, update only the first and the last launch of its graph.
         """
-        M, exponents = room + 8 * self.room[0], room + 8 * self.room[1]
+        M = room + 8 * self.room[0]
+        exponents = room + 8 * self.room[1]
         with self.lock:
             self.wait(on)
-            costs, draw = (*points, M), self.draws(M, exponents, pairs, size, seed)
+            costs = (*points, M)
+            draw = self.draws(M, exponents, pairs, size, seed)
             if room in self.rooms:
                 chain, sent = self.rooms[room]
                 chain(on, costs, draw, step=len(chain.parts) - 1)
                 return self.begun(sent, on)
-            sent, kept = Sent(self, None), self.chain.run and len(self.rooms) < MOST_ROOMS
-            chain = Chain(*self.chain.parts) if kept else self.chain
+            sent = Sent(self, None)
+            kept = self.chain.run and len(self.rooms) < MOST_ROOMS
+            if kept:
+                chain = Chain(*self.chain.parts)
+            else:
+                chain = self.chain
             chain(on, costs, *self.unchanged, self.place(M, room, exponents, sent), draw)
             if kept:
-                self.rooms[room], sent.prepared = (chain, sent), None  # a cycle would keep all until it is collected
+                self.rooms[room] = chain, sent
+                sent.prepared = None  # a cycle would keep all until it is collected
             return self.begun(sent, on)
 
     def parts(self, room: Any) -> tuple[Any, Any]:

@@ -28,8 +28,10 @@ ROW_SCALARS = 5  # NEXT_B of state.cuh
 BESIDE = 1 << 15  # bytes of shared memory left for other uses
 HELD = 64  # mean entries of a row; with more, the vector that they multiply is kept in shared memory
 OWN = {MEMORY[0]: (5,), MEMORY[1]: (5, 10, 20)}  # by Anderson memory: numbers of differences that a thread may keep
-CLUSTER, CLUSTER_PAIRS = 8, 1 << 15  # a cluster of 8 blocks synchronises fastest; with more pairs reading dominates
-KEPT_SIZE, KEPT_REG = 1 << 22, 5e-6  # for fewer pairs, or a larger reg / range(M), passes over all pairs are faster
+CLUSTER = 8  # blocks of a cluster, which synchronise fastest
+CLUSTER_PAIRS = 1 << 15  # with more pairs reading dominates
+KEPT_SIZE = 1 << 22  # with fewer pairs, passes over all pairs are faster
+KEPT_REG = 5e-6  # with a larger reg / range(M), passes over all pairs are faster
 LEAP = "equation", "y", "vd", "Sd", "mid", "factor", "sums"  # vectors of Leap in state.cuh
 MOST_PRODUCTS = 300  # most products of one Newton's step: MAPUOT_MOST_PRODUCTS
 KERNELS = "sparse_rows", "sparse_columns", "part_sums", "part_moves"
@@ -88,7 +90,10 @@ class PairPasses(Persistent):
         own = next(d for d in OWN[memory] if memory == MEMORY[0] or share * memory <= ALL_THREADS * d)
         longest = max(runs.count for runs in sides)
         held = 8 * longest + BESIDE <= most and len(pairs.rows.index) >= HELD * longest
-        more = {"CLUSTER": cluster, "LEAPS": 1} if leaps else {}
+        if leaps:
+            more = {"CLUSTER": cluster, "LEAPS": 1}
+        else:
+            more = {}
         options = pair_options(dtype, kl, memory, own, pairs.rows.index.itemsize == 2, held, **more)
         self.run = kernel("iterate.cu", "iterate_pairs", **options)
         self.shared = ring_offset("iterate.cu", **options) + held * (8 * longest + 16)
@@ -118,7 +123,10 @@ class SparseIterate(Iterate):
         """
         self.at_once: PairPasses | None = None
         self.leaps = leaps
-        self.several, self.alone, self.pairs, self.short = False, alone, pairs, int(pairs.rows.index.itemsize == 2)
+        self.several = False
+        self.alone = alone
+        self.pairs = pairs
+        self.short = int(pairs.rows.index.itemsize == 2)
         super().__init__(state, shape, dtype, kl, in_place=False, portable=True)
 
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
@@ -138,7 +146,9 @@ class SparseIterate(Iterate):
         self.take_kernels(options | {"SPARSE": 1, "SHORT_INDEX": self.short}, *KERNELS)
 
     def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
-        self.graphs, self.K, self.pairs = {}, kernels, pairs
+        self.graphs = {}
+        self.K = kernels
+        self.pairs = pairs
         if self.at_once is not None:
             self.at_once.take(pairs, kernels)
             return
@@ -148,7 +158,9 @@ class SparseIterate(Iterate):
         self.scalars = cp.zeros(self.blocks[0] * ROW_SCALARS)
 
     def row_kernels(self) -> None:
-        parity, (rows, cols), (blocks, others) = np.int32(self.parity), self.sides, self.blocks
+        parity = np.int32(self.parity)
+        rows, cols = self.sides
+        blocks, others = self.blocks
         self.launch("sparse_rows", (blocks,), THREADS, parity, by_value(rows), self.scalars)
         self.launch("sparse_columns", (others,), THREADS, parity, by_value(cols), self.scalars, np.int32(blocks))
 
@@ -170,18 +182,24 @@ class SparseWorkspace(DeviceWorkspace):
     counted = 0  # products of Newton's steps that `leap` has reported
 
     def find_room(self, stores: list[str]) -> None:
-        m, cost = self.problem.shape[0], self.problem.cost
-        self.dtype, self.some = stores[0], 0
+        m = self.problem.shape[0]
+        cost = self.problem.cost
+        self.dtype = stores[0]
+        self.some = 0
         entry = ITEMSIZE[self.dtype] + cost.dtype.itemsize + index_bytes(cost.shape) + 8 * (self.problem.c is not None)
         pairs = 2 * cost.size * entry + 8 * (8 * m + (30 + 2 * MEMORY[1]) * self.ld)
         need_memory(pairs + 24 * cost.size, self.dtype)  # 24: to sort the pairs by columns
 
     def make_room(self) -> None:
-        n, operator = self.problem.shape[1], self.operator
+        n = self.problem.shape[1]
+        operator = self.operator
         self.pairs = operator.pairs  # kept as long as the workspace lives
         operator.store(self.dtype)
         leaps = self.leaps_within = self.options.leaps
-        self.apart = self.pairs.parts() if leaps else self.problem.parts
+        if leaps:
+            self.apart = self.pairs.parts()
+        else:
+            self.apart = self.problem.parts
         alone = self.problem.ranks.size == 1 and (leaps or self.apart is None)
         self.launch = SparseIterate(self.state, (self.most, n, self.ld), self.dtype, self.kl, self.pairs, alone, leaps)
         self.launch.take(self.pairs, operator.K)
@@ -191,20 +209,24 @@ class SparseWorkspace(DeviceWorkspace):
         self.take_parts()
         if not self.options.leaps:
             return
-        m, (rows, cols) = self.problem.shape[0], self.problem.sides
-        columns, other = cp.zeros((7, self.ld)), cp.zeros((2, m + m % 2))
+        m = self.problem.shape[0]
+        rows, cols = self.problem.sides
+        columns = cp.zeros((7, self.ld))
+        other = cp.zeros((2, m + m % 2))
         self.steps = columns, other, cp.zeros(2 * BLOCKS * 8)
         places = [columns, *columns[4:], *other, self.steps[2]]
         even = rows.rho[0] == np.inf and bool((cols.hard | (cols.weight == 0)).all())
         put(self.state["leap"], {**dict(zip(LEAP, places, strict=True)), "most": MOST_PRODUCTS, "even": even})
 
     def leap(self, stat: Stats, on: bool) -> int:
-        made, self.counted = int(self.progress["products"]) - self.counted, int(self.progress["products"])
+        made = int(self.progress["products"]) - self.counted
+        self.counted = int(self.progress["products"])
         return made
 
     def take_parts(self) -> None:
         """Point the state at the part of each column where M has disconnected parts: each is translated on its own."""
-        parts, limits = self.apart, self.state["limits"]
+        parts = self.apart
+        limits = self.state["limits"]
         if parts is None or not limits["mu_rate"] > 0:
             return
         limits["lam_rate"] = 0.0

@@ -28,7 +28,10 @@ def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
     """Pack the View record of stream.cu, member by member in its order; NumPy takes 12 us to set them by name."""
     given = c.given if isinstance(c, Masked) else c
     (at_M, *M_steps), (at_c, *c_steps) = map(place_of, (M, given))
-    ends = (0, 0) if alpha is None else (alpha.data.ptr, beta.data.ptr)
+    if alpha is None:
+        ends = 0, 0
+    else:
+        ends = alpha.data.ptr, beta.data.ptr
     words = VIEW_WORDS.pack(*M.shape, at_M, at_c, *M_steps, *c_steps, *ends, 1 / reg, *(0,) * 6)
     if not isinstance(c, Masked):
         return np.frombuffer(words, f"V{VIEW.itemsize}").reshape(())
@@ -39,7 +42,9 @@ def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
 
 def place_of(array: Any) -> tuple[int, ...]:
     """Return the address of a matrix, and the strides of its rows and columns in entries."""
-    return (0, 0, 0) if array is None else (array.data.ptr, *(s // array.itemsize for s in array.strides))
+    if array is None:
+        return 0, 0, 0
+    return (array.data.ptr, *(s // array.itemsize for s in array.strides))
 
 
 def stream_job(function: str, M: Any, c: Any, store: int = 0) -> Job:
@@ -62,21 +67,28 @@ def parts(rows: int, columns: int, least: int = 32) -> tuple[int, int]:
 
 def is_symmetric(M: Any) -> bool:
     """Tell whether a matrix on the host or device, or each in a stack on the device, equals its transpose."""
-    return not any_of(M.swapaxes(-1, -2) != M) if isinstance(M, cp.ndarray) else on_host(M)
+    if isinstance(M, cp.ndarray):
+        return not any_of(M.swapaxes(-1, -2) != M)
+    return on_host(M)
 
 
 def extrema(M: Any, threads: int | None = None) -> tuple[Any, ...]:
     if isinstance(M, np.ndarray):
         return extrema_on_host(M, threads)  # moving M would take longer
-    found, stage = [EMPTY], Carrier()
+    found = [EMPTY]
+    stage = Carrier()
     for _, _, rows, _ in Dense(M).blocks(most=most_bytes(M)):
         block = stage(rows)
         grid = parts(len(block), block.shape[1], 128)
         out = cp.empty((grid[0] * grid[1], 5))
         stream("extrema", block, None)(grid, (256,), (view_of(block, None, None, None, 1.0), out))
         found.append(out.get())
-    out = found[1] if len(found) == 2 else np.concatenate(found)
-    low, high = float(out[:, 0].min()), float(out[:, 1].max())
+    if len(found) == 2:
+        out = found[1]
+    else:
+        out = np.concatenate(found)
+    low = float(out[:, 0].min())
+    high = float(out[:, 1].max())
     low, high = (low, high) if math.isfinite(low) else (0.0, 0.0)
     bad, infinite, lopsided = out[:, 2:].sum(0).tolist()
     return low, high, int(bad), int(infinite), int(lopsided)
@@ -85,7 +97,8 @@ def extrema(M: Any, threads: int | None = None) -> tuple[Any, ...]:
 def fill_rows(out: Any, dtype: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float, flush: float = 0.0) -> None:
     """Fill ``out`` on the device with c exp(alpha_i + beta_j - M_ij / reg); 0 in the padding and below ``flush``."""
     rows, columns = out.shape
-    run, view = stream("build_kernel", M, c, STORES[dtype]), view_of(M, c, alpha, beta, reg)
+    run = stream("build_kernel", M, c, STORES[dtype])
+    view = view_of(M, c, alpha, beta, reg)
     run(parts(rows, columns), (256,), (view, out, np.int64(columns), np.float64(flush)))
 
 
@@ -93,9 +106,16 @@ def joined(function: str, found: Any, out: Any = None, more: bool = False) -> An
     """Join parts (parts, ...) of sums, or of the maxima of row_max; ``more``: include the values in ``out``."""
     if len(found) == 1 and out is None:
         return found[0]
-    out = cp.empty(found.shape[1:]) if out is None else out
-    how = 0 if function != "row_max" else 2 if more else 1
-    run, count = kernel("stream.cu", "join_parts", **PLAIN), out.size
+    if out is None:
+        out = cp.empty(found.shape[1:])
+    if function != "row_max":
+        how = 0
+    elif more:
+        how = 2
+    else:
+        how = 1
+    run = kernel("stream.cu", "join_parts", **PLAIN)
+    count = out.size
     sizes = np.int64(count), np.int32(len(found)), np.int32(how)
     run((-(-count // 256),), (256,), (found, *sizes, out))
     return out
@@ -111,9 +131,11 @@ def reduce_rows(function: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float
 
 def apply_rows(M: Any, c: Any, alpha: Any, beta: Any, reg: float, X: Any) -> Any:
     """Return the products of the rows with the columns of X."""
-    (m, n), d = M.shape, X.shape[1]
+    m, n = M.shape
+    d = X.shape[1]
     grid = parts(m, n)
-    out, view = cp.empty((grid[1], m, d)), view_of(M, c, alpha, beta, reg)
+    out = cp.empty((grid[1], m, d))
+    view = view_of(M, c, alpha, beta, reg)
     for x0 in range(0, d, 4):
         stream("apply", M, c)(grid, (256,), (view, X, np.int64(d), np.int64(x0), out))
     return joined("apply", out)

@@ -21,11 +21,13 @@ NAMES = re.search(r"enum \{([^}]*PLACE[^}]*)\}", source("vectors.cu"))[1]  # typ
 OPERATIONS = {name.strip().lower(): number for number, name in enumerate(NAMES.split(","))}
 TRUTHS = range(OPERATIONS["isfinite"], OPERATIONS["invert"] + 1)  # operations that return masks
 REAL = {OPERATIONS[name] for name in ("divide", "sqrt", "exp", "log", "log1p", "rint")}
-KINDS, NUMBER = {"?": 0, "l": 1, "f": 2, "d": 3}, 4
+KINDS = {"?": 0, "l": 1, "f": 2, "d": 3}
+NUMBER = 4
 DTYPES = np.bool_, np.int64, np.float32, np.float64
 REALS = float, np.floating, np.ndarray  # types of real numbers on the host; others are integers or truth values
 SLOTS = 32  # most operands of a formula, and most operations
-HEAD, OPERAND = struct.Struct("6q"), struct.Struct("6qd")
+HEAD = struct.Struct("6q")
+OPERAND = struct.Struct("6qd")
 SIZE = HEAD.size + (4 + OPERAND.size) * SLOTS
 MOST_BLOCKS = 4096
 broadcast = lru_cache(maxsize=1024)(np.broadcast_shapes)
@@ -46,22 +48,29 @@ class Vector(NDArrayOperatorsMixin, cp.ndarray):  # type: ignore[misc]
             return evaluated(ufunc, inputs, out)
         if ufunc.__name__ in OPERATIONS and method == "reduceat":
             return merged(ufunc, *inputs)
-        return super().__array_ufunc__(ufunc, method, *inputs, **options, **({"out": out} if out else {}))
+        if out:
+            options["out"] = out
+        return super().__array_ufunc__(ufunc, method, *inputs, **options)
 
     def __array_function__(self, function: Any, kinds: Any, args: Any, options: Any) -> Any:
         if function in OWN:
             return OWN[function](*args)
         found = super().__array_function__(function, kinds, args, options)
-        return found.view(Vector) if isinstance(found, cp.ndarray) else found
+        if isinstance(found, cp.ndarray):
+            return found.view(Vector)
+        return found
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, cp.ndarray):  # indices >= 0, or a mask
-            return evaluated(np.positive, (self,), index=flatnonzero(key) if key.dtype == bool else key)
+            index = flatnonzero(key) if key.dtype == bool else key
+            return evaluated(np.positive, (self,), index=index)
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not isinstance(key, cp.ndarray):
-            part = super().__getitem__(slice(key, key + 1 or None) if isinstance(key, int) else key)
+            if isinstance(key, int):
+                key = slice(key, key + 1 or None)
+            part = super().__getitem__(key)
             evaluated(np.positive, (value,), [part])
         elif key.dtype == bool:
             evaluated(np.where, (key, value, self), [self])
@@ -77,7 +86,9 @@ class Vector(NDArrayOperatorsMixin, cp.ndarray):  # type: ignore[misc]
         return evaluated(np.positive, (self,), [empty(self.shape, dtype)])
 
     def sum(self, axis: int | None = None, **options: Any) -> Any:
-        return super().sum(**options) if axis is None else merged(np.add, self.T if axis else self)[0]
+        if axis is None:
+            return super().sum(**options)
+        return merged(np.add, self.T if axis else self)[0]
 
 
 def empty(shape: Any, dtype: Any = np.float64) -> Any:
@@ -95,7 +106,9 @@ def full(shape: Any, value: float) -> Any:
 
 
 def asarray(x: Any) -> Any:
-    return x if isinstance(x, Vector) else cp.asarray(x).view(Vector)
+    if isinstance(x, Vector):
+        return x
+    return cp.asarray(x).view(Vector)
 
 
 def fill(x: Any, bits: int) -> None:
@@ -114,7 +127,10 @@ def concatenate(parts: Any) -> Any:
 def flatnonzero(mask: Any) -> Any:
     """Return the indices of the true entries of a mask."""
     last = asarray(cp.cumsum(asarray(mask).astype(np.int64)))
-    count = int(last[-1:].get()[0]) if len(mask) else 0
+    if len(mask):
+        count = int(last[-1:].get()[0])
+    else:
+        count = 0
     found = empty(count + 1, np.int64)
     evaluated(place, (mask,), [found], to=np.where(mask, last - 1, count))  # false: the slot at the end
     return found[:count]
@@ -153,7 +169,9 @@ def launch(name: str, shape: tuple[int, ...], code: bytes, numbers: tuple[int, .
 def kind_of(x: Any) -> int:
     if isinstance(x, cp.ndarray):
         return KINDS[x.dtype.char]
-    return 3 if isinstance(x, REALS) else int(not isinstance(x, bool))
+    if isinstance(x, REALS):
+        return 3
+    return int(not isinstance(x, bool))
 
 
 class Term(NDArrayOperatorsMixin):
@@ -178,7 +196,9 @@ class Program:
     """The operations of a traced function, its constants, and the slots of its results."""
 
     def __init__(self, function: Any, inputs: tuple[Any, ...]) -> None:
-        self.code, self.numbers, self.inputs = bytearray(), list[float](), len(inputs)
+        self.code = bytearray()
+        self.numbers = list[float]()
+        self.inputs = len(inputs)
         found = function(*(Term(self, k, kind_of(x)) for k, x in enumerate(inputs)))
         self.single = not isinstance(found, tuple)
         self.results = [self.term(x) for x in ((found,) if self.single else found)]
@@ -199,7 +219,12 @@ class Program:
         self.code += bytes([operation, *(x.place for x in terms), 0, 0, 0][:4])
         kinds = [x.kind for x in terms[operation == OPERATIONS["where"] :]] or [1]
         mixed = max(kinds) == 2 > min(kinds)
-        kind = 0 if operation in TRUTHS else 3 if operation in REAL or mixed else max(kinds)
+        if operation in TRUTHS:
+            kind = 0
+        elif operation in REAL or mixed:
+            kind = 3
+        else:
+            kind = max(kinds)
         return Term(self, SLOTS - 1 + len(self.code) // 4, kind)
 
 
@@ -214,14 +239,20 @@ def evaluated(function: Any, inputs: tuple[Any, ...], into: Any = (), index: Any
     """
     shape: tuple[int, ...] = ()
     if index is not None or to is not None:
-        x, at = (inputs[0], index) if to is None else (into[0], to)
+        if to is None:
+            x = inputs[0]
+            at = index
+        else:
+            x = into[0]
+            at = to
         if at.dtype != np.int64 or at.ndim != 1 or not at.flags.c_contiguous:  # the kernel reads raw int64
             raise TypeError("places that are not int64, one behind the other")
         shape = at.shape + x.shape[1:]
     else:
         for x in (*into, *inputs):
             if isinstance(x, cp.ndarray):
-                shape = shape if x.shape == shape else broadcast(shape, x.shape)
+                if x.shape != shape:
+                    shape = broadcast(shape, x.shape)
             elif isinstance(x, np.ndarray) and x.ndim:
                 raise TypeError("an array of the host among those of the device")
         assert all(x.shape == shape for x in into)
@@ -231,12 +262,15 @@ def evaluated(function: Any, inputs: tuple[Any, ...], into: Any = (), index: Any
     operands = [operand(x, shape, index) for x in (*inputs, *program.numbers)]
     operands += [operand(x, shape, to, term.place) for x, term in zip(outs, program.results, strict=True)]
     launch("evaluate", shape, program.words, program.counts, operands)
-    return outs[0] if program.single else tuple(outs)
+    if program.single:
+        return outs[0]
+    return tuple(outs)
 
 
 def merged(ufunc: Any, x: Any, starts: Any = None, each: Any = np.positive) -> Any:
     """Return ufunc.reduceat(each(x), starts) for increasing starts; None: reduce all of x."""
-    starts = zeros(1, np.int64) if starts is None else starts
+    if starts is None:
+        starts = zeros(1, np.int64)
     found = empty((len(starts), *x.shape[1:]), np.int64 if x.dtype == np.int64 else np.float64)
     operands = [operand(k, k.shape) for k in (x, starts)] + [operand(len(x), ()), operand(found, found.shape)]
     code = bytes((OPERATIONS[ufunc.__name__], OPERATIONS[each.__name__])).ljust(4 * SLOTS, b"\0")

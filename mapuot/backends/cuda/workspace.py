@@ -53,7 +53,8 @@ from .stream import stream_job
 
 SCALES = {"scale_limit": 1e30, "most_scale": 8e36}  # finite in float32 even times WIDEN; e^BOUND of common.cuh
 WIDE_SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # for a float64 K
-QUICK_ENTRIES, QUICK_PASSES = 1 << 30, 64  # a K up to this size (2 ms a pass) makes 64 passes before any is timed
+QUICK_ENTRIES = 1 << 30  # a K up to this size (2 ms a pass) makes QUICK_PASSES passes before any is timed
+QUICK_PASSES = 64
 SAFE_SPREAD = 40.0  # largest range(M) / reg of an unbalanced K: the scalings stay below e^85
 NARROW_NOISE = 2e-6  # as on a CPU; at 3e-7, float32's rounding, a tenth of the passes gained little near that floor
 NARROW_LIMIT = 1e20  # float32 passes start only if the largest v is smaller
@@ -63,7 +64,8 @@ POINTERS = {name for name, (kind, *_) in (STATE.fields or {}).items() if kind ==
 COLUMN_VECTORS = ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")
 MOST_WORDS = 1 << 15  # up to this many words of vectors are read with each report: 20 us
 STREAM_WORDS = 1 << 17  # words for the partial row sums of streams over M, and for the rounding up of CuPy's pool
-MOST_IDLE, IDLE_WORDS = 8, 1 << 20  # most workspaces kept for later solves; most words of vectors of a kept workspace
+MOST_IDLE = 8  # most workspaces kept for later solves
+IDLE_WORDS = 1 << 20  # most words of vectors of a kept workspace
 
 
 def whole_lines(count: int) -> int:
@@ -83,7 +85,8 @@ class Layout(NamedTuple):
 @lru_cache(maxsize=256)
 def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
     """Lay out the vectors of a solve, so that the vectors written by absorb are contiguous, and the results, too."""
-    copies, parts = lie.copies, max(BLOCKS, lie.parts)
+    copies = lie.copies
+    parts = max(BLOCKS, lie.parts)
     report = (2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize) // 8
     words = {"u_log": m, "r": m, "x": ld, "s": ld, "x_next": copies * ld, "report": report}
     words |= {"alpha": m, "beta": ld} | dict.fromkeys(("v_scale", "narrow_v"), copies * ld)
@@ -94,22 +97,26 @@ def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
     words |= {"u_scale": m * (1 + in_place), "ratio": ld * in_place}
     words |= {"work": 2 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
     words |= {"slab": lie.slab * ld * lie.ordered, "partial": 2 * parts * POSTS, "barrier": 32}
-    places, at = {}, 0
+    places = {}
+    at = 0
     for name, count in words.items():
         places[name] = at, count
         at += whole_lines(count)
     # up: written by absorb; down: read after a launch; left: passes add to it
     several = ("up", "x_next", "scalars", SCALARS), ("down", "u_log", "report", 0), ("left", "scalars", "sums", 0)
     for name, first, last, some in several:
-        at_first, (at_last, all_of) = places[first][0], places[last]
+        at_first = places[first][0]
+        at_last, all_of = places[last]
         places[name] = at_first, at_last + (some or all_of) - at_first
     fields: Any = STATE.fields
     address = {fields[name][1]: 8 * first for name, (first, count) in places.items() if count and name in POINTERS}
-    (cols, at_cols), progress = fields["cols"], 8 * places["report"][0]
+    cols, at_cols = fields["cols"]
+    progress = 8 * places["report"][0]
     for k, name in enumerate(COLUMN_VECTORS):
         address[at_cols + cols.fields[name][1]] = 8 * (places["cols"][0] + k * whole_lines(ld))
     address |= {fields["progress"][1]: progress, fields["trace"][1]: progress + 2 * PROGRESS.itemsize}
-    slots, offsets = np.array([*address], np.int64) // 8, np.array([*address.values()], np.uint64)
+    slots = np.array([*address], np.int64) // 8
+    offsets = np.array([*address.values()], np.uint64)
     return Layout(places, at, slots, offsets)
 
 
@@ -145,7 +152,8 @@ def columns(
     rate = reg / rho
     x = np.minimum(x, e + LARGEST_LOG)  # clip log v with v, so that both agree
     v = np.exp(x - e)  # 0 where e is inf
-    used, log_weight = np.where(off, 0.0, weight), np.where(np.isinf(e), 0.0, log_weight)
+    used = np.where(off, 0.0, weight)
+    log_weight = np.where(np.isinf(e), 0.0, log_weight)
     return used, log_weight, rho, upper, e, 1 / (1 + rate), rate, x, v, np.minimum(v, NARROW_LIMIT)
 
 
@@ -191,7 +199,8 @@ class DeviceWorkspace(Workspace):
     def open_coarse(self) -> None:
         """Make the coarse correction of passes."""
         corrects = self.launch.memory > MEMORY[0] and not self.some and self.problem.cost.operator == "tiles"
-        self.coarse = DeviceCoarse(self, self.problem, int(self.state["limits"]["memory"]) if corrects else 0)
+        memory = int(self.state["limits"]["memory"]) if corrects else 0
+        self.coarse = DeviceCoarse(self, self.problem, memory)
 
     def take(self, problem: Problem) -> None:
         """Take another M between the same sides, and allocate its K."""
@@ -206,8 +215,12 @@ class DeviceWorkspace(Workspace):
     @property
     def reads(self) -> str:
         """Name the matrix that passes read now, and the kind of kernels."""
-        what = "float64 rows" if self.some else super().reads
-        what = f"{self.dtype} tiles" if type(self) is DeviceWorkspace and not self.some else what
+        if self.some:
+            what = "float64 rows"
+        else:
+            what = super().reads
+        if type(self) is DeviceWorkspace and not self.some:
+            what = f"{self.dtype} tiles"
         return f"{what} on a GPU, {'persistent' if self.launch.persistent else 'portable'}"
 
     def take_kernel(self) -> None:
@@ -231,7 +244,8 @@ class DeviceWorkspace(Workspace):
 
     def find_room(self, stores: list[str]) -> None:
         """Choose the first of these storages of K that fits on all ranks; else ``some`` rows at once, in float64."""
-        m, ranks = self.problem.shape[0], self.problem.ranks
+        m = self.problem.shape[0]
+        ranks = self.problem.ranks
         sizes = [m * self.ld * ITEMSIZE[name] for name in stores]
         beside = [self.beside(name) for name in stores]
         free = free_memory(max(map(sum, zip(sizes, beside, strict=True)), default=0))
@@ -239,20 +253,28 @@ class DeviceWorkspace(Workspace):
         if self.options.in_place:
             need_memory(sizes[0], self.dtype, beside[0])
         elif (found := int(ranks.max(fits))) < len(sizes):
-            self.dtype, self.some = stores[found], 0
+            self.dtype = stores[found]
+            self.some = 0
         else:
-            self.dtype, self.some = "float64", max(1, min(self.most, arrays.BLOCK_BYTES // (8 * self.ld)))
+            self.dtype = "float64"
+            self.some = max(1, min(self.most, arrays.BLOCK_BYTES // (8 * self.ld)))
             need_memory(0, self.dtype, self.beside("float64") + 8 * self.some * self.ld)
             self.options = replace(self.options, symmetric=False)  # kernels cannot map rows of a block to v
 
     def beside(self, dtype: str) -> int:
         """Bound the bytes of a solve without K, for any grid of its kernels."""
         (m, n), M, c = self.problem.shape, self.problem.M, self.problem.c
-        memory, ordered = memory_for(self.most, n, ITEMSIZE[dtype]), "ordered" in switches()
+        memory = memory_for(self.most, n, ITEMSIZE[dtype])
+        ordered = "ordered" in switches()
         most = self.layout(Lie(BLOCKS, BLOCKS if n <= SOLO_COLUMNS else 1, memory, BLOCKS, ordered))
         count = most.size + 2 * (m + n) + 2 * max(m, n) + STREAM_WORDS
         count += words_of_clusters(m, n, self.ld) * (memory > MEMORY[0])
-        given = c.given if isinstance(c, Masked) else None if c is None else c.array
+        if isinstance(c, Masked):
+            given = c.given
+        elif c is None:
+            given = None
+        else:
+            given = c.array
         return 8 * count + sum(block_bytes(x, rows_at_once(M)) for x in (M, given))
 
     def layout(self, lie: Lie) -> Layout:
@@ -260,10 +282,18 @@ class DeviceWorkspace(Workspace):
 
     def allocate(self) -> None:
         self.lies = self.layout(self.launch.lie)
-        zeros = vectors.zeros if self.held else cp.zeros
-        self.arrays, self.downloaded, self.fresh = Views(zeros(self.lies.size), self.lies.places), None, True
+        if self.held:
+            zeros = vectors.zeros
+        else:
+            zeros = cp.zeros
+        self.arrays = Views(zeros(self.lies.size), self.lies.places)
+        self.downloaded = None
+        self.fresh = True
         first, count = self.lies.places["up"]
-        self.staged = self.arrays if self.held else Views(pinned(count), self.lies.places, first)
+        if self.held:
+            self.staged = self.arrays
+        else:
+            self.staged = Views(pinned(count), self.lies.places, first)
         if not self.held:
             self.staged.block[:] = 0
         address = np.uint64(self.arrays.block.data.ptr)
@@ -282,7 +312,9 @@ class DeviceWorkspace(Workspace):
 
     def refine(self) -> None:
         """Switch K to float64, or to the finest storage that fits."""
-        log_v, progress, coarse = self.next_log_v, self.progress.copy(), self.dtype
+        log_v = self.next_log_v
+        progress = self.progress.copy()
+        coarse = self.dtype
         self.operator.close()
         self.key = None
         self.find_room(list(STORES)[: list(STORES).index(coarse)])
@@ -329,7 +361,8 @@ class DeviceWorkspace(Workspace):
         if self.kl[0] and not self.options.symmetric:
             used = np.where(off, 0.0, rows.weight)
             hard = np.where(rows.hard, used, 0.0)
-            terms, held = float((rows.soft_rho * used).sum()), float(hard.sum())
+            terms = float((rows.soft_rho * used).sum())
+            held = float(hard.sum())
             if held:
                 terms += self.problem.reg * float((hard * np.where(hard > 0, d, 0.0)).sum())
         total, scale = self.dual_constants()
@@ -341,7 +374,8 @@ class DeviceWorkspace(Workspace):
     def set_rows(self, d: F64, off: Any) -> None:
         """Set the data of the prox of rows, four numbers a row: see row_of in row_prox.cuh."""
         side, reg = self.problem.rows, self.problem.reg
-        self.d, point = d, self.staged["point"].reshape(-1, 4)
+        self.d = d
+        point = self.staged["point"].reshape(-1, 4)
         if self.kl[0]:
             known = d, off, side.weight, side.log_weight, side.rho, side.soft_rho, side.hard, reg
             kl_rows(*known, into=[point[:, k] for k in range(4)])
@@ -351,8 +385,11 @@ class DeviceWorkspace(Workspace):
             point[:, k] = values
 
     def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
-        self.progress["shift"] = self.progress["shift"] if shift is None else shift
-        side, n, reg = self.problem.cols, self.problem.shape[1], self.problem.reg
+        if shift is not None:
+            self.progress["shift"] = shift
+        side = self.problem.cols
+        n = self.problem.shape[1]
+        reg = self.problem.reg
         upper = 0.0 if side.upper is None else side.upper
         cols = self.staged["cols"].reshape(len(COLUMN_VECTORS), -1)
         cols[COLUMN_VECTORS.index("absorbed"), n:] = np.inf
@@ -456,13 +493,19 @@ class DeviceWorkspace(Workspace):
         self.problem.ranks.all(None)  # ranks learn here of a failed rank, before they wait for their GPUs
         if not self.held and self.lies.places["down"][1] <= MOST_WORDS:
             self.downloaded = self.download()
-        there = self.arrays if self.downloaded is None else self.downloaded
-        report, size = host(there["report"]), PROGRESS.itemsize
+        if self.downloaded is None:
+            there = self.arrays
+        else:
+            there = self.downloaded
+        report = host(there["report"])
+        size = PROGRESS.itemsize
         self.read_all = True
-        before, half = int(self.progress["passes"]), self.launch.parity
+        before = int(self.progress["passes"])
+        half = self.launch.parity
         self.progress = report[half * size : (half + 1) * size].view(PROGRESS)[0].copy()
         trace = report[2 * size :].view(TRACE)
-        status, passes = int(self.progress["status"]), int(self.progress["passes"])
+        status = int(self.progress["status"])
+        passes = int(self.progress["passes"])
         if status == ABSORB and passes == before:
             self.absorb()  # this K does not allow the next pass
         return told(trace[np.arange(before, passes) % TRACE_PASSES], before + 1)
@@ -520,5 +563,6 @@ def workspace_of(problem: Problem, options: Options, skip: Truncation | None = N
             pass
     made = DeviceWorkspace(problem, options, skip)
     if not (made.some or made.held) and made.lies.size <= IDLE_WORDS:
-        made.key, made.sides = key, (problem.rows, problem.cols)
+        made.key = key
+        made.sides = problem.rows, problem.cols
     return made
