@@ -59,11 +59,19 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
 
     ``start``: (log u, log v); ``escalate``: K may be stored in a finer type than the options name.
     """
-    given, saves, called = (bool(start[0].any()), bool(start[1].any())), bool(run.saves), run.n_passes
+    given = bool(start[0].any()), bool(start[1].any())
+    saves = bool(run.saves)
+    called = run.n_passes
     way = route(problem, options, run.max_passes, run.module, given=given, escalate=escalate, saves=saves)
-    task, start = (problem.transpose(), start[::-1]) if way.turned else (problem, start)
+    task = problem
+    if way.turned:
+        task = problem.transpose()
+        start = start[::-1]
     if options.symmetric:
-        mean = 0.5 * (start[0] + start[1]) if all(given) and problem.ranks.size == 1 else start[1]
+        if all(given) and problem.ranks.size == 1:
+            mean = 0.5 * (start[0] + start[1])
+        else:
+            mean = start[1]
         start = mean[problem.own], mean
     skip: Truncation | None = None
     boxed: Sorted | None = None
@@ -73,17 +81,23 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
         log_v = start[1]
         if way.nats is not None:
             task, boxed = in_boxes(held(task, run.module), way.turned, run.module.LEAST_BOX, options.threads)
-            task, solve = held(task, run.module), functools.partial(between_all, run, escalate)
+            task = held(task, run.module)
+            solve = functools.partial(between_all, run, escalate)
             log_v, skip = begun(task, boxed, options, start if way.warm else None, way.nats, solve, run.module)
         elif task.rows.there and not run.module.keeps_K(task, options):
             task = held(task, run.module)
             xp = namespace(task.rows.weight)
-            log_v = xp.asarray(log_v) if any(given) else xp.zeros(len(log_v))
+            if any(given):
+                log_v = xp.asarray(log_v)
+            else:
+                log_v = xp.zeros(len(log_v))
         done, skip = all_stages(run, task, way, log_v, skip)
-    skipped, how = (ended(boxed, skip) if boxed else None), told(way, done, problem, skip, run, called)
+    skipped = ended(boxed, skip) if boxed else None
+    how = told(way, done, problem, skip, run, called)
     potentials, marginals = (boxed.back(x) if boxed else x for x in (run.potentials, run.marginals))
     if way.turned:
-        potentials, marginals = potentials[::-1], marginals[::-1]
+        potentials = potentials[::-1]
+        marginals = marginals[::-1]
     if isinstance(problem.cost, Formed) and namespace(problem.cost.array) is not np:  # the host forms a plan of points
         problem = dataclasses.replace(problem, cost=problem.cost.cloud)
     return Result(
@@ -95,13 +109,17 @@ def all_stages(
     run: Run, task: Any, way: Route, log_v: F64, skip: Truncation | None = None
 ) -> tuple[list[Done], Truncation | None]:  # fmt: skip
     """Carry out the stages of a route; return these stages, and the pairs that the last stage skipped."""
-    done, cancelled, kept = list[Done](), False, KeptPairs(run, way.options.threads)
+    done = list[Done]()
+    cancelled = False
+    kept = KeptPairs(run, way.options.threads)
     for stage in way.stages:
         if run.status not in stage.after:
             continue
         if stage.begin == "zeros":
-            log_v, skip = namespace(log_v).zeros(task.shape[1]), None
-        larger, before = stage.reg != task.reg, run.status
+            log_v = namespace(log_v).zeros(task.shape[1])
+            skip = None
+        larger = stage.reg != task.reg
+        before = run.status
         if (larger or stage.kept or stage.symmetric) and (cancelled or run.n_passes >= stage.most):
             continue
         allow_passes(run, stage, cancelled)
@@ -118,7 +136,8 @@ def all_stages(
 def settle(run: Run, stage: Stage, larger: bool, cancelled: bool) -> bool:
     """Set the status that the next stages test; return whether the solve is cancelled."""
     if larger or (stage.kept and run.status != "converged"):
-        cancelled, run.status = run.status == "cancelled", "running"
+        cancelled = run.status == "cancelled"
+        run.status = "running"
     elif stage.symmetric and run.n_passes < run.max_passes and run.status in ("max_passes", *NO_ANSWER):
         run.status = "running"
     elif cancelled:
@@ -148,14 +167,21 @@ def one_stage(
     if stage.factored:
         log_v, factors = factored_start(run.module, task, options, log_v)
         run.factors += factors
-    options, ratio, kept.share = stage.options(options), float(stage.reg / task.reg), 0.0
+    options = stage.options(options)
+    ratio = float(stage.reg / task.reg)
+    kept.share = 0.0
     kept.skip = skip
     if ratio == 1.0:
-        solve = kept.solve if stage.kept else functools.partial(run.run, leave=stage.leave, skip=skip)
+        if stage.kept:
+            solve = kept.solve
+        else:
+            solve = functools.partial(run.run, leave=stage.leave, skip=skip)
         return solve(task, options, log_v)
     task, log_v = dataclasses.replace(task, reg=stage.reg), log_v * (task.reg / stage.reg)
     options = dataclasses.replace(options, last=task.balanced)
-    found = kept.passes(task, dataclasses.replace(options, tol=RUNG_TOL), log_v) if stage.kept else None
+    found = None
+    if stage.kept:
+        found = kept.passes(task, dataclasses.replace(options, tol=RUNG_TOL), log_v)
     return (run.run(task, options, log_v, stage.leave, skip) if found is None else found) * ratio
 
 
@@ -180,7 +206,10 @@ def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None
     if skip and skip.kept:
         more.append(f"{100 * skip.kept.share:.2g} % of the pairs")
     if way.warm:
-        start = f"a start of {called} passes in one call" if called else "a warm start"
+        if called:
+            start = f"a start of {called} passes in one call"
+        else:
+            start = "a warm start"
         more.append(f"from {start}" if len(first) <= 1 + len(together) else f"{start} left")
     if clusters := max([x.clusters for x in own]):
         more.append(f"corrected by {clusters} clusters")

@@ -49,14 +49,18 @@ class KeptPairs:
         """Make the passes of a stage over kept pairs; return the next log v, or None if too many pairs matter."""
         run, limit = self.run, self.run.limit
         most = min(limit, run.n_passes + MOST_PASSES)
-        own, made = dataclasses.replace(options, precision="float64", leaps=True), False
+        own = dataclasses.replace(options, precision="float64", leaps=True)
+        made = False
         while run.n_passes < most and (pairs := self.found(task, log_v)) is not None:
-            self.share = self.share if made else pairs.size / task.size
-            made, run.limit = True, min(most, run.n_passes + EVERY)
+            if not made:
+                self.share = pairs.size / task.size
+            made = True
+            run.limit = min(most, run.n_passes + EVERY)
             log_v = run.run(pairs, own, log_v)
             if self.skip and run.trace[-1].error < 1:
                 self.skip.state = Iterated(*run.potentials, *run.marginals)
-                self.skip.known, self.skip.rough = True, run.trace[-1].error > ROUGH
+                self.skip.known = True
+                self.skip.rough = run.trace[-1].error > ROUGH
             if run.status in ("converged", "cancelled", *FAILED):
                 break
         run.limit = limit
@@ -105,7 +109,10 @@ class KeptPairs:
         x = column_exponents(task, log_v)
         if fresh and (task.reg > self.largest or self.are_many(task, x, nats)):
             return None
-        known = task if before is None else dataclasses.replace(before, reg=task.reg)
+        if before is None:
+            known = task
+        else:
+            known = dataclasses.replace(before, reg=task.reg)
         found = self.near(task, x, nats, int(2 * MOST_SHARE * task.size), known)
         if found is None:
             return None
@@ -118,7 +125,10 @@ class KeptPairs:
         operator = backend.operator_of(*parts_of(task), self.threads)
         if self.skip:
             operator.kept = self.skip.renew(operator.pool, nats=nats)
-        whole = operator if known is task else backend.operator_of(*parts_of(known), self.threads)
+        if known is task:
+            whole = operator
+        else:
+            whole = backend.operator_of(*parts_of(known), self.threads)
         alpha = np.where(task.left_out[0], -np.inf, 0.0)
         beta = x - whole.balance(alpha, x)
         for exponents in alpha, beta:
@@ -126,7 +136,10 @@ class KeptPairs:
         pairs = operator.near(alpha, beta, nats, most)
         if pairs is None:
             return None
-        reference: Any = task.reference if task.c is None else pairs.taken_from(task.c)
+        if task.c is None:
+            reference: Any = task.reference
+        else:
+            reference = pairs.taken_from(task.c)
         return dataclasses.replace(task, cost=pairs, reference=reference, forbidden=True)
 
     def are_many(self, task: Problem, x: F64, nats: float) -> bool:
@@ -135,7 +148,10 @@ class KeptPairs:
         below = some.max(1, keepdims=True) - some
         narrow, share, wide = (np.mean(below < k * nats) for k in (0.25, 1, 4))
         line = max(wide / share, share / narrow) <= GROWTH
-        most = min(MOST_SHARE, MOST_OF_LINES / len(x)) if line else MOST_SHARE
+        if line:
+            most = min(MOST_SHARE, MOST_OF_LINES / len(x))
+        else:
+            most = MOST_SHARE
         if line and share > most and wide < 0.5:  # with most pairs near, the growth says nothing
             self.largest = float(4 * task.reg * (most / share) ** 2)
         return bool(share > most)

@@ -37,14 +37,17 @@ class Run:
         """``trace``: stats of passes that a single call of the backend has made before."""
         self.module, self.max_passes, self.callback, self.ranks = module, max_passes, callback, ranks
         self.heard = ranks.max(bool(callback))  # some rank has a callback, called after every pass
-        self.checkpoint = Checkpoint(checkpoint) if checkpoint is not None and ranks.rank == 0 else None
+        self.checkpoint: Checkpoint | None = None
+        if checkpoint is not None and ranks.rank == 0:
+            self.checkpoint = Checkpoint(checkpoint)
         self.saves = ranks.max(self.checkpoint is not None)
         progress = progress and ranks.rank == 0
         # no percentage and no remaining time: the number of passes is unknown
         form = "{desc}: {n_fmt} of at most {total_fmt} passes [{elapsed}, {rate_fmt}{postfix}]"
         options = {"total": max_passes, "desc": "mapuot", "unit": "pass", "bar_format": form}
         self.bar = progress_bar(True, **options) if progress else None
-        self.limit, self.caller = max_passes, np.geterr()
+        self.limit = max_passes
+        self.caller = np.geterr()
         self.status = "running"
         self.reads, self.clusters = "", 0  # of the last run: form of K in words; clusters that corrected it
         self.certified: Stats | None = None  # the last pass that Newton's step certified
@@ -66,7 +69,9 @@ class Run:
 
     @property
     def n_passes(self) -> int:
-        return self.trace[-1].n_pass if self.trace else 0
+        if self.trace:
+            return self.trace[-1].n_pass
+        return 0
 
     def run(
         self, problem: Any, options: Options, log_v: F64, leave: float = math.inf, skip: Truncation | None = None
@@ -97,11 +102,7 @@ class Run:
                 leave = math.inf
                 ended = self.status not in (*GOES_ON, *FAILED)
                 if ended and options.in_place and not (fresh and len(stats) == 1):
-                    before, log_v = self.status, self.module.to_numpy(workspace.potentials()[1])
-                    # a plan in place cannot count lost mass: make one more pass on a fresh K
-                    workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
-                    status = self.record(workspace.iterate(1))
-                    self.status = status if "converged" in (status, before) else before
+                    self.status = self.check_in_place(workspace)
                 self.status = self.stepped(workspace, newton, tol)
                 fresh = self.renewed(workspace, skip, self.trace[-1])
                 if self.status != "running" and not fresh:
@@ -114,43 +115,67 @@ class Run:
             if stats[-1].rejected and self.status != "converged":  # else Newton's step may have certified it
                 ended_as = self.status
                 self.leave_rejected(workspace, stats[-1])
-                self.status = ended_as if newton and newton.needed else self.status  # not certified yet
+                if newton and newton.needed:
+                    self.status = ended_as  # not certified yet
             self.end(workspace, newton, tol)
             if self.saves:
                 self.save(workspace, problem)
-            self.reads = reads if workspace.reads == reads else f"{reads}, then {workspace.reads}"
-            coarse = workspace.coarse
-            self.clusters = coarse.count if coarse and coarse.corrected else 0
-            self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
+            self.note_answer(workspace, reads)
             following: F64 = workspace.next_log_v.copy()
             return following
+
+    def check_in_place(self, workspace: Workspace) -> str:
+        """Make one more pass on a fresh K, since a plan in place cannot count lost mass; return the status."""
+        before = self.status
+        log_v = self.module.to_numpy(workspace.potentials()[1])
+        workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
+        status = self.record(workspace.iterate(1))
+        return status if "converged" in (status, before) else before
+
+    def note_answer(self, workspace: Workspace, reads: str) -> None:
+        """Note the potentials, the marginals and how they were found; ``reads``: the matrix that passes read first."""
+        self.reads = reads
+        if workspace.reads != reads:
+            self.reads = f"{reads}, then {workspace.reads}"
+        coarse = workspace.coarse
+        self.clusters = coarse.count if coarse and coarse.corrected else 0
+        self.potentials = workspace.potentials()
+        self.marginals = workspace.marginals()
 
     def stepped(self, workspace: Workspace, newton: Any, tol: float) -> str:
         """Make Newton's step after the last pass if a step is due; return the status."""
         if newton and (self.status == "stalled" or (self.status == "converged" and newton.needed)):
             if self.n_passes >= self.next_meet or workspace.options.has_value(self.trace[-1]):
                 return self.meet(workspace, newton, tol)
-            self.status = "running" if self.n_passes < self.limit else "max_passes"
+            if self.n_passes < self.limit:
+                self.status = "running"
+            else:
+                self.status = "max_passes"
         if workspace.options.leaps:
             self.products += workspace.leap(self.trace[-1], self.status == "running")
         return self.status
 
     def meet(self, workspace: Workspace, newton: Any, tol: float) -> str:
         """Certify a pass that nearly meets its hard columns by Newton's step, or restart from it; return the status."""
-        last, has_value = self.trace[-1], workspace.options.has_value
-        found, self.products = newton.step(workspace, self.module, last, tol), newton.products
+        last = self.trace[-1]
+        has_value = workspace.options.has_value
+        found = newton.step(workspace, self.module, last, tol)
+        self.products = newton.products
         self.certified = last
         if found == HOLDS or has_value(last):
             last.status = "converged"
             return "converged"
         last.status = "running"
         if found == GIVES_UP or self.n_passes >= self.limit:
-            return "stalled" if found == GIVES_UP else "max_passes"
+            if found == GIVES_UP:
+                return "stalled"
+            return "max_passes"
         self.next_meet = self.n_passes + newton.wait
         workspace.restart(newton.start(workspace, self.module))
         if found == OPEN:
             return "running"
-        status, last = self.record(workspace.iterate(1)), self.trace[-1]
+        status = self.record(workspace.iterate(1))
+        last = self.trace[-1]
         if status in ("running", "converged", "max_passes"):
             last.error, self.certified = newton.error_after(last.error), last
             last.status = "converged" if last.error <= tol or has_value(last) else "running"
@@ -175,7 +200,10 @@ class Run:
     def renewed(self, workspace: Workspace, skip: Truncation | None, stat: Stats) -> bool:
         """Restart from a correction by groups, or rebuild K, if either is due; return whether K was rebuilt."""
         goes_on = self.status in (*GOES_ON, *FAILED)
-        log_v = workspace.corrected(stat) if skip and goes_on else None
+        if skip and goes_on:
+            log_v = workspace.corrected(stat)
+        else:
+            log_v = None
         if self.status == "absorb" or (skip and log_v is not None and not skip.correct):
             workspace.absorb(log_v)
             return True
@@ -197,10 +225,13 @@ class Run:
 
     def record(self, stats: list[Stats]) -> str:
         """Append passes to the trace, call the callback, and return the status that the loop acts on."""
-        done, now = self.n_passes, time.perf_counter() - self.start
+        done = self.n_passes
+        now = time.perf_counter() - self.start
         cancelled = self.stopped()
         for i, stat in enumerate(stats, 1):
-            stat.n_pass, stat.seconds, stat.dual = done + i, now, stat.dual + self.lift
+            stat.n_pass = done + i
+            stat.seconds = now
+            stat.dual = stat.dual + self.lift
             self.trace.append(stat)
             cancelled = cancelled or bool(self.callback and self.told(stat))
         if self.bar:

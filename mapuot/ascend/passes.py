@@ -72,10 +72,13 @@ class Body:
 
 def passes_left(guesses: list[float], tol: float) -> float:
     """Estimate the passes left until ``tol`` from the rate of the last passes; 0 while the rate is unknown."""
-    first, last = guesses[-min(len(guesses), 1 + RATE_PASSES)], guesses[-1]
+    first = guesses[-min(len(guesses), 1 + RATE_PASSES)]
+    last = guesses[-1]
     if len(guesses) <= RATE_PASSES or not tol < last < math.inf:
         return 0.0
-    return math.log(last / tol) * RATE_PASSES / math.log(first / last) if last < first < math.inf else math.inf
+    if last < first < math.inf:
+        return math.log(last / tol) * RATE_PASSES / math.log(first / last)
+    return math.inf
 
 
 class Ascent:
@@ -109,7 +112,8 @@ class Ascent:
 
     def restart(self, state: F64) -> None:
         """Start the next pass from this state; the guard may reject it."""
-        self.next_log_v, self.extrapolated = self.body.xp.asarray(state), True
+        self.next_log_v = self.body.xp.asarray(state)
+        self.extrapolated = True
         self.history.clear()
 
     def newton(self) -> Any:
@@ -134,7 +138,8 @@ class Ascent:
         except StaleError:  # even kernels made for this very state fail
             return self.failed(0.0)
         if not body.certifies:
-            self.found, self.next_log_v = found, body.image(found, False)
+            self.found = found
+            self.next_log_v = body.image(found, False)
             self.residual = body.change
             stat = self.told(PassCertificate(), found.mass)
             stat.status = "converged" if self.residual <= body.tol_change else "running"
@@ -169,14 +174,16 @@ class Ascent:
         change, self.residual = self.body.changed(image, self.next_log_v)
         if not math.isfinite(self.residual):
             return self.failed(math.nan)
-        if (self.narrow or not self.found.whole) and self.is_due(value, change):
-            value = value if self.found.whole else self.completed()
+        if (self.narrow or not self.found.whole) and self.is_due(value, change) and not self.found.whole:
+            value = self.completed()
         self.next_log_v = self.extrapolate(change, image)
-        stat, progress = self.told(value, self.found.mass), self.judge.progress
+        stat = self.told(value, self.found.mass)
+        progress = self.judge.progress
         progress.moved = value.moved
         stat.status = self.judge.judge(dataclasses.replace(stat, error=self.guessed) if self.narrow else stat)
         if self.narrow and not progress.narrow:  # compare guesses of passes of the same precision only
-            self.narrow, self.guesses = False, []
+            self.narrow = False
+            self.guesses = []
         return stat
 
     def told(self, value: PassCertificate, mass: float, rejected: bool = False) -> Stats:
@@ -184,7 +191,9 @@ class Ascent:
 
     def is_due(self, value: PassCertificate, residual: F64) -> bool:
         """Guess from the last change whether the plan meets the tolerance; record the guess."""
-        (gap, hard), mass, options = self.body.guess(residual, self.found), self.found.mass, self.options
+        gap, hard = self.body.guess(residual, self.found)
+        mass = self.found.mass
+        options = self.options
         self.guessed = plan_error(gap / mass / self.body.reg) + hard / mass
         self.since_whole += 1
         self.guesses = [*self.guesses[-RATE_PASSES:], self.guessed]
@@ -198,7 +207,8 @@ class Ascent:
 
     def completed(self) -> PassCertificate:
         """Make the last plan whole and certify it; the ratio of its error to the guess scales later guesses."""
-        self.found, self.since_whole = self.body.completed(), 0
+        self.found = self.body.completed()
+        self.since_whole = 0
         value: PassCertificate = self.body.certified(self.found, self.options.allowed)
         if 0 < self.guessed < math.inf and value.error < math.inf:
             self.ratio = min(MOST_RATIO, max(LEAST_RATIO, value.error / self.guessed))

@@ -87,9 +87,13 @@ def route(
     turns = turned(problem, options) or quicker(problem, options, given, getattr(backend, "quicker_turned", None))
     turns = problem.turns and turns and not options.symmetric
     skips = getattr(backend, "SKIPS_TOGETHER", False) or not options.symmetric
-    nats = nats_of(problem, saves, getattr(backend, "SKIPS_FROM", 0)) if skips else None
+    if skips:
+        nats = nats_of(problem, saves, getattr(backend, "SKIPS_FROM", 0))
+    else:
+        nats = None
     warm = bool(problem.ranks.max(given[0] if turns else given[1]))
-    options = options if nats is None else inner(options)
+    if nats is not None:
+        options = inner(options)
     pays = getattr(backend, "keeps_pairs", None)
     keeps = pays is not None and keeps_pairs(problem, options) and pays(problem)
     most_factored = getattr(backend, "MOST_FACTORED", 0)
@@ -99,7 +103,10 @@ def route(
 
 def inner(options: Options) -> Options:
     """Return the options for the kept pairs; they leave a part of tol to the skipped pairs."""
-    tol_gap = options.tol_gap * INNER if options.tol_gap >= 0 else options.tol_gap
+    if options.tol_gap >= 0:
+        tol_gap = options.tol_gap * INNER
+    else:
+        tol_gap = options.tol_gap
     return dataclasses.replace(options, tol=INNER * options.tol, tol_gap=tol_gap)
 
 
@@ -121,7 +128,9 @@ def stages(
     found = climb(problem, options, most // 2)
     begin, leave = "zeros", math.inf
     if found:
-        found[0], begin, leave = found[0]._replace(begin="zeros"), "here", math.inf if skips else WARM_ERROR
+        found[0] = found[0]._replace(begin="zeros")
+        begin = "here"
+        leave = math.inf if skips else WARM_ERROR
     factors = factors_serve(problem, options, most_factored)
     small = KEPT_BELOW * (problem.M_max - problem.M_min)
     found = [stage._replace(kept=keeps and stage.reg < small) for stage in found]
@@ -166,8 +175,16 @@ def climb(problem: Any, options: Options, most: int) -> list[Stage]:
     With one potential, the range of M stands in for its extent: larger regs are seldom needed then, and computing the
     extent takes a tenth of a solve.
     """
-    whole = larger_regs(problem.M_max - problem.M_min, problem.reg) if options.memory else []
-    regs = whole if options.symmetric else larger_regs(problem.extent, problem.reg) if whole else []
+    if options.memory:
+        whole = larger_regs(problem.M_max - problem.M_min, problem.reg)
+    else:
+        whole = []
+    if options.symmetric:
+        regs = whole
+    elif whole:
+        regs = larger_regs(problem.extent, problem.reg)
+    else:
+        regs = []
     tol = max(options.tol, BALANCED_TOL if problem.balanced else COARSE_TOL)
     return [Stage(reg, tol, options.precision, options.memory, most, UNDONE, "here") for reg in regs]
 
@@ -204,7 +221,9 @@ def newton_words(products: int, factors: int = 0) -> list[str]:
     """Say how many products with the plan, and how many Cholesky factors, Newton's steps took."""
     counts = (products, "product"), (factors, "factor")
     words = [f"{count} {name}" + "s" * (count > 1) for count, name in counts if count]
-    return [f"Newton's steps by {' and '.join(words)}"] if words else []
+    if words:
+        return [f"Newton's steps by {' and '.join(words)}"]
+    return []
 
 
 def turned(problem: Common, options: Options) -> bool:

@@ -20,10 +20,14 @@ from .groups import Groups, units_of
 
 def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = None) -> tuple[Problem, Sorted]:
     """Return the problem with its points sorted into boxes of at least ``least`` points, and their order."""
-    cloud, xp = problem.cost.cloud, namespace(problem.rows.weight)
+    cloud = problem.cost.cloud
+    xp = namespace(problem.rows.weight)
     unit = boxes.unit_of(whole_shape(problem), least)
     rows, columns = softened(cloud, cloud.rows, cloud.columns)
-    targets = columns[:, : cloud.shape[1]].T if cloud.bits else cloud.targets
+    if cloud.bits:
+        targets = columns[:, : cloud.shape[1]].T
+    else:
+        targets = cloud.targets
     at = (xp.asarray(order(points, unit, threads)) for points in (rows, targets))
     found = Sorted((next(at), next(at)), unit, turned)
     return found.problem(problem), found
@@ -43,13 +47,15 @@ def begun(
     ``problem``: with its points in the order ``found``; ``solve``: as in `Groups`.
     """
     groups = Groups(problem, units_of(whole_shape(problem)), options, solve, backend)
-    xp, rough = namespace(problem.rows.weight), start is None
+    xp = namespace(problem.rows.weight)
+    rough = start is None
     if start is not None:
         log_u, log_v = (xp.asarray(x)[at] for x, at in zip(start, found.order, strict=True))
     else:
         log_u, log_v = map(xp.asarray, groups.start())
         rough = max(groups.units) > 1
-    together, correct = options.symmetric, None if options.symmetric else groups.correct
+    together = options.symmetric
+    correct = None if options.symmetric else groups.correct
     if together:
         log_u = log_v = 0.5 * (log_u + log_v)
     sides = (problem.rows, log_u), (problem.cols, log_v)
@@ -60,4 +66,6 @@ def begun(
 
 def ended(found: Sorted, skip: Truncation | None) -> Sorted | None:
     """Return the skipped pairs for the Result, with their order of points; None if the last stage skipped no pair."""
-    return found._replace(kept=skip.kept, hidden=skip.hidden) if skip and skip.kept else None
+    if skip and skip.kept:
+        return found._replace(kept=skip.kept, hidden=skip.hidden)
+    return None
