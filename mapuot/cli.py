@@ -57,7 +57,9 @@ def numbers(ctx: Any, param: Any, value: str) -> Any:
         found = []
     if len(found) not in (1, 2):
         raise click.BadParameter(f"{value!r} must be a number, or two with a comma between")
-    return found[0] if len(found) == 1 else tuple(found)
+    if len(found) == 1:
+        return found[0]
+    return tuple(found)
 
 
 def plan_form(ctx: Any, param: Any, value: str | None) -> tuple[str, Any] | None:
@@ -73,7 +75,9 @@ def plan_form(ctx: Any, param: Any, value: str | None) -> tuple[str, Any] | None
         pass
     if value not in (None, "dense"):
         raise click.BadParameter(f"{value!r} must be dense, top:K, sparse:THRESHOLD or keep:SHARE")
-    return None if value is None else (form, None)
+    if value is None:
+        return None
+    return form, None
 
 
 def seeded_mask(ctx: Any, param: Any, value: str | None) -> SeededMask | None:
@@ -160,7 +164,8 @@ def solve_command(**options: Any) -> None:
 
 def check_written(options: dict[str, Any]) -> None:
     """Before a long solve, refuse output that cannot be written or would overwrite a file of the problem."""
-    output, checkpoint = options["output"], options["checkpoint"]
+    output = options["output"]
+    checkpoint = options["checkpoint"]
     if options["plan"] and not output:
         raise click.UsageError("--plan needs --output OUT")
     if options["resume"] and not checkpoint:
@@ -192,22 +197,23 @@ def run(
     points: tuple[str, str] | None, metric: str, **given: Any,
 ) -> int:  # fmt: skip
     """Read, solve and write; return the exit code."""
-    told = (
-        {"problem": problem, **given} if problem else {"points": " and ".join(points or ()), "metric": metric, **given}
-    )
+    arguments = {"problem": problem} if problem else {"points": " and ".join(points or ()), "metric": metric}
+    arguments |= given
     if plan:
-        told["plan"] = ":".join(str(part) for part in plan if part is not None)
+        arguments["plan"] = ":".join(str(part) for part in plan if part is not None)
     M = costs(problem, points, metric)
     m, n = M.shape
     ranks.same(**{"the shape of M": repr(M.shape)})
     check_plan(plan, M)
     i0, i1 = own_rows(m, ranks.rank, ranks.size)
     M = M[i0:i1] if isinstance(M, PointCloud) else M
-    a, b = weights(given.pop("a"), problem, "a", m), weights(given.pop("b"), problem, "b", n)
+    a = weights(given.pop("a"), problem, "a", m)
+    b = weights(given.pop("b"), problem, "b", n)
     reference = given.pop("reference")
     if reference not in REFERENCES:
         reference = files.open_matrix(reference, "c")
-    checkpoint, resume = given["checkpoint"], given.pop("resume")
+    checkpoint = given["checkpoint"]
+    resume = given.pop("resume")
     start = None
     if resume and ranks.max(Path(checkpoint).exists()):
         log_u, log_v = files.load_checkpoint(checkpoint, m, n, given["reg"])
@@ -219,7 +225,8 @@ def run(
             progress=sys.stderr.isatty() if progress is None else progress,
             comm=ranks, **given,
         )  # fmt: skip
-    values, facts = contents(result), as_table(result) if report else ""
+    values = contents(result)
+    facts = as_table(result) if report else ""  # all ranks join in the table
     if output:
         if ranks.rank == 0 and files.split_name(output, "")[1] == "h5ad":
             values = values | row_and_column_names(problem, points, (m, n))
@@ -228,13 +235,15 @@ def run(
         print_values(result, values)
         if report:
             versions = {"mapuot": __version__, "numpy": np.__version__}
-            title = Path(problem).name if problem else " to ".join(Path(name).name for name in points or ())
-            text = page(result, facts, title, told, values, versions)
+            title = " to ".join(Path(name).name for name in ([problem] if problem else points or ()))
+            text = page(result, facts, title, arguments, values, versions)
             with files.complete(Path(report)) as part:
                 part.write_text(text, encoding="utf-8")
         if not output and not report:
             click.echo("mapuot: nothing is stored: -o OUT writes the potentials, marginals and values", err=True)
-    return 0 if result.converged else NOT_CONVERGED
+    if result.converged:
+        return 0
+    return NOT_CONVERGED
 
 
 def check_plan(plan: Any, M: Any) -> None:
@@ -254,7 +263,10 @@ def costs(problem: str | None, points: tuple[str, str] | None, metric: str) -> A
 
 def row_and_column_names(problem: str | None, points: tuple[str, str] | None, shape: tuple[int, int]) -> dict[str, Any]:
     """Return the names of rows and columns in AnnData files, if the answer is such a file."""
-    given = [files.names_along(x)[0] for x in points] if points else files.names_along(problem)
+    if points:
+        given = files.names_along(points[0])[0], files.names_along(points[1])[0]
+    else:
+        given = files.names_along(problem)
     named = zip(("row_names", "col_names"), given, shape, strict=True)
     return {name: x for name, x, length in named if x is not None and len(x) == length}
 
@@ -262,7 +274,10 @@ def row_and_column_names(problem: str | None, points: tuple[str, str] | None, sh
 def weights(path: str | None, problem: str | None, name: str, length: int) -> Any:
     if path is None and problem is None:
         return None
-    found = files.find_vector(problem, name) if path is None else files.read_vector(path, name)
+    if path is None:
+        found = files.find_vector(problem, name)
+    else:
+        found = files.read_vector(path, name)
     if found is not None and found.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {found.shape}")
     return found
@@ -283,7 +298,10 @@ def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan
         index, value = result.top_k(number)
         values.update(plan_index=result.gather(index), plan_value=result.gather(value))
     elif form in ("sparse", "keep"):
-        part = result.sparse(number) if form == "sparse" else result.sparse(keep=number)
+        if form == "sparse":
+            part = result.sparse(number)
+        else:
+            part = result.sparse(keep=number)
         counts = result.gather(np.diff(part.indptr).astype(np.int64))
         values.update(plan_data=result.gather(part.data), plan_indices=result.gather(part.indices.astype(np.int64)))
         if counts is not None:
@@ -345,7 +363,9 @@ def processor() -> str:
         found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
     except OSError:
         found = None
-    return found[1] if found else platform.processor() or platform.machine()
+    if found:
+        return found[1]
+    return platform.processor() or platform.machine()
 
 
 def environment() -> str:

@@ -29,7 +29,8 @@ Call = tuple[str, tuple[tuple[str, int], ...], dict[str, Any]]
 LOSSES: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {}  # by name; what tells how many problems there are
 CALLS: dict[int, Call] = {}  # of compiled programs, which outlive a process in the compiler's cache
 KEPT: dict[int, tuple[list[Tensor], Tensor]] = {}  # by a value's number: its inputs, and the value with its graph
-NUMBERS, WORKERS = itertools.count(), ThreadPoolExecutor()
+NUMBERS = itertools.count()
+WORKERS = ThreadPoolExecutor()
 
 
 def tensors_in(x: Any) -> list[Tensor] | None:
@@ -47,7 +48,8 @@ def compilable(**single: int) -> Callable[[Any], Any]:
 
     def decorated(loss: Any) -> Any:
         LOSSES[loss.__name__] = loss, single
-        outside, names = torch.compiler.disable(loss), tuple(inspect.signature(loss).parameters)
+        outside = torch.compiler.disable(loss)
+        names = tuple(inspect.signature(loss).parameters)
 
         @functools.wraps(loss)
         def call(*args: Any, **options: Any) -> Any:
@@ -85,7 +87,9 @@ def arguments(inputs: list[Tensor], number: int) -> tuple[str, dict[str, Any]]:
 
 VALUE = "(Tensor[] inputs, int number) -> (Tensor, Tensor)"
 SLOPE = "(Tensor grad, Tensor name, Tensor[] inputs, int place) -> Tensor"
-TAGS = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()  # PyTorch 2.5 has none
+TAGS: tuple[Any, ...] = ()
+if hasattr(torch.Tag, "cudagraph_unsafe"):  # not in PyTorch 2.5
+    TAGS = (torch.Tag.cudagraph_unsafe,)
 torch.library.define("mapuot::value", VALUE, tags=TAGS)
 torch.library.define("mapuot::slope", SLOPE, tags=TAGS)
 
@@ -95,7 +99,10 @@ def value(inputs: list[Tensor], number: int) -> tuple[Tensor, Tensor]:
     """Return the value of a loss, and what names its way back."""
     inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
     loss, given = arguments(inputs, number)
-    stream = torch.cuda.current_stream(inputs[0].device) if inputs[0].is_cuda else None
+    if inputs[0].is_cuda:
+        stream = torch.cuda.current_stream(inputs[0].device)
+    else:
+        stream = None
 
     def work() -> Any:
         with torch.cuda.stream(stream):
@@ -118,7 +125,10 @@ def value_without_numbers(inputs: list[Tensor], number: int) -> tuple[Tensor, Te
             several.append(len(x))
         elif isinstance(x, Tensor) and x.ndim > least:
             several.append(x.shape[0])
-    dtype = torch.float64 if any(x.dtype == torch.float64 for x in inputs) else torch.float32
+    if any(x.dtype == torch.float64 for x in inputs):
+        dtype = torch.float64
+    else:
+        dtype = torch.float32
     return inputs[0].new_empty(several[:1], dtype=dtype), torch.empty((), dtype=torch.int64)
 
 
@@ -149,7 +159,8 @@ def values(info: Any, dims: Any, inputs: list[Tensor], number: int) -> Any:
 @torch.library.register_vmap("mapuot::slope")
 def slopes(info: Any, dims: Any, grad: Tensor, name: Tensor, inputs: list[Tensor], place: int) -> Any:
     """Return the slopes of the problems of a batch, or those of one answer for each of several weights."""
-    (grads,), size = stacked(info.batch_size, [grad], dims[:1]), info.batch_size
+    (grads,) = stacked(info.batch_size, [grad], dims[:1])
+    size = info.batch_size
     if any(at is not None for at in dims[2]):
         return torch.ops.mapuot.slope(grads, name, stacked(size, inputs, dims[2]), place), 0
     return torch.stack([torch.ops.mapuot.slope(one, name, inputs, place) for one in grads]), 0
@@ -195,7 +206,10 @@ def applied(function: Any, *args: Any) -> Any:
     unwrapped, at_once = torch._C._functorch.get_unwrapped, torch._C._functorch.is_batchedtensor
     traced = torch._C._functorch.is_gradtrackingtensor
     for x in args:
-        inner = unwrapped(x) if isinstance(x, Tensor) and traced(x) else None
+        if isinstance(x, Tensor) and traced(x):
+            inner = unwrapped(x)
+        else:
+            inner = None
         while inner is not None and at_once(inner):
             inner = unwrapped(inner)
         if inner is not None and (traced(inner) or inner.requires_grad):

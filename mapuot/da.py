@@ -142,17 +142,22 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         Xt = as_samples(Xt, "Xt")
         if Xs.shape[1] != Xt.shape[1]:
             raise ValueError(f"Xs has {Xs.shape[1]} features, but Xt has {Xt.shape[1]}")
-        ys = None if ys is None else as_labels(ys, len(Xs), "ys", may_lack=True)
-        yt = None if yt is None else as_labels(yt, len(Xt), "yt", may_lack=True)
+        if ys is not None:
+            ys = as_labels(ys, len(Xs), "ys", may_lack=True)
+        if yt is not None:
+            yt = as_labels(yt, len(Xt), "yt", may_lack=True)
         labels = None if ys is None or yt is None else (ys, yt)
         cost = self._costs(Xs, Xt, labels)
         estimate = self.distribution_estimation or (lambda X: np.full(len(X), 1.0 / len(X)))
         if not callable(estimate):
             raise TypeError(f"distribution_estimation must be callable, got {estimate!r}")
-        self.mu_s_, self.mu_t_ = estimate(Xs), estimate(Xt)
+        self.mu_s_ = estimate(Xs)
+        self.mu_t_ = estimate(Xt)
         call = Arguments(self.mu_s_, self.mu_t_, cost, as_positive(self.reg_e, "reg_e"), self.reg_m)
-        call.max_iter, call.verbose = as_count(self.max_iter, "max_iter"), self.verbose
-        call.stop, call.words = as_float(self.tol, "tol"), Words("max_iter")
+        call.max_iter = as_count(self.max_iter, "max_iter")
+        call.verbose = self.verbose
+        call.stop = as_float(self.tol, "tol")
+        call.words = Words("max_iter")
         try:
             answers = call.run(self.method)
         except InfeasibleError as error:
@@ -166,19 +171,25 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         if odd:
             warnings.warn(odd, ScalingWarning, stacklevel=2)
         self.costs_, self.xs_, self.xt_ = cost, Xs, Xt
-        self.n_features_in_, self.n_iter_ = Xs.shape[1], self.result_.n_passes
-        self.log_ = answers.log() if self.log else {}
+        self.n_features_in_ = Xs.shape[1]
+        self.n_iter_ = self.result_.n_passes
+        if self.log:
+            self.log_ = answers.log()
+        else:
+            self.log_ = {}
         return self
 
     def _costs(self, Xs: F64, Xt: F64, labels: Any) -> Any:
         """Return the cost as a matrix, or as points if the matrix would be large and is not needed."""
-        m, n = len(Xs), len(Xt)
+        m = len(Xs)
+        n = len(Xt)
         if self.out_of_sample_map == "entropic":
             if labels is not None or self.method is not None or self.metric not in NEVER_FORMED:
                 raise ValueError(f"out_of_sample_map must be 'ferradans' but for a metric of {NEVER_FORMED} alone")
             cloud = PointCloud(Xs, Xt, str(self.metric))
-            norm = None if self.norm is None else as_choice(self.norm, "norm", ("median", "max"))
-            scale = 1.0 if norm is None else 1.0 / scale_of([cloud], norm)
+            scale = 1.0
+            if self.norm is not None:
+                scale /= scale_of([cloud], as_choice(self.norm, "norm", ("median", "max")))
             return PointCloud(Xs, Xt, str(self.metric), scale)
         points = labels is None and self.norm is None and self.method is None and self.metric in NEVER_FORMED
         if points and m * n > MOST_ENTRIES:
@@ -206,7 +217,8 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     def coupling_(self) -> Any:
         return self._fitted().plan
 
-    mu_s, mu_t = property(attrgetter("mu_s_")), property(attrgetter("mu_t_"))  # the names of POT
+    mu_s = property(attrgetter("mu_s_"))  # mu_s and mu_t: the names of POT
+    mu_t = property(attrgetter("mu_t_"))
 
     def fit_transform(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> F64:
         """Fit, and return the images of Xs."""
@@ -247,14 +259,18 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
 
     def _extended(self, X: F64, rows: bool, batch_size: int) -> F64:
         """Move samples of one side: fitted samples to their images, new samples by ``out_of_sample_map``."""
-        result, fitted = self._fitted(), self.xs_ if rows else self.xt_
+        result = self._fitted()
+        fitted = self.xs_ if rows else self.xt_
         if X.shape[1] != fitted.shape[1]:
             wanted = f"{type(self).__name__} is expecting {fitted.shape[1]} features as input"
             raise ValueError(f"X has {X.shape[1]} features, but {wanted}")
         if self.out_of_sample_map == "entropic":
             image = result.map(X, side="rows" if rows else "cols")
             return np.where(np.isfinite(image), image, X)
-        image = result.barycentric_map(self.xt_) if rows else result.barycentric_map(self.xs_, "cols")
+        if rows:
+            image = result.barycentric_map(self.xt_)
+        else:
+            image = result.barycentric_map(self.xs_, "cols")
         image = np.asarray(np.where(np.isfinite(image), image, fitted))
         if X.shape == fitted.shape and np.array_equal(X, fitted):
             return image
@@ -368,15 +384,19 @@ def normalised(M: F64, norm: str | None) -> F64:
         return M / as_positive(np.median(M) if norm == "median" else M.max(), f"the {norm} of the costs")
     if norm in ("log", "loglog"):
         M = np.log1p(M)
-        return M if norm == "log" else np.log1p(M)
+        if norm == "log":
+            return M
+        return np.log1p(M)
     raise ValueError(f"norm must be None, 'median', 'max', 'log' or 'loglog', got {norm!r}")
 
 
 def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
     """Increase, in place, the cost between samples of different known classes."""
-    known_s, known_t = is_known(ys), is_known(yt)
+    known_s = is_known(ys)
+    known_t = is_known(yt)
     limit = as_rho(limit_max, "limit_max")
-    limit = limit if limit == np.inf else limit * M.max()  # costs may all be 0
+    if limit != np.inf:  # costs may all be 0
+        limit = limit * M.max()
     check_classes(ys, yt, known_s, known_t)
     apart = known_s[:, None] & known_t & (ys[:, None] != yt)
     if limit == np.inf and apart.all():

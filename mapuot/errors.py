@@ -71,9 +71,11 @@ class InfeasibleError(ValueError):
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line that called mapuot, or that called POT, which called mapuot."""
-    level, frame = 1, sys._getframe(0)
+    level = 1
+    frame = sys._getframe(0)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in OURS:
-        level, frame = level + 1, frame.f_back
+        level = level + 1
+        frame = frame.f_back
     warnings.warn(text, category, stacklevel=level)
 
 
@@ -94,7 +96,7 @@ def renamed(names: dict[str, str]) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         begin = re.match(r"\w*(,? (and )?\w\b)*", str(error))  # "A", or "M, A and B"
-        told = re.findall(r"\w+", begin[0]) if begin else ()
+        told = re.findall(r"\w+", begin[0]) if begin else []
         if type(error) not in (TypeError, ValueError, InfeasibleError) or names.keys().isdisjoint(told):
             raise
         raise type(error)(re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))) from error
@@ -110,7 +112,9 @@ def shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+    if len(text) <= MOST_SHOWN:
+        return text
+    return text[: MOST_SHOWN - 3] + "..."
 
 
 def packed(error: BaseException) -> tuple[bytes, str]:
@@ -129,10 +133,15 @@ def unpacked(errors: list[tuple[int, tuple[bytes, str]]], size: int) -> Exceptio
     """Return the error of the first rank; name the rank unless all ``size`` ranks have the same error."""
     rank, (kind, text) = errors[0]
     if len(errors) < size or any(failed != (kind, text) for _, failed in errors):
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        if len(errors) > 1:
+            more = f" (and {len(errors) - 1} more)"
+        else:
+            more = ""
         text = f"rank {rank}{more}: {text}"
     try:
         error = pickle.loads(kind)(text)
     except Exception:  # only that rank knows the class
         error = None
-    return error if isinstance(error, Exception) else RuntimeError(text)
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(text)

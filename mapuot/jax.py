@@ -82,7 +82,9 @@ def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: An
     p = next((len(x) for x, ndim in ((M, 3), (a, 2), (b, 2)) if x.ndim == ndim), None)
     rows, cols = (x if x.ndim == 2 else jnp.broadcast_to(x, (p or 1, *x.shape)) for x in (a, b))
     values = _loss(rows, cols, M, settings)
-    return values if p else values[0]
+    if p:
+        return values
+    return values[0]
 
 
 @hinted
@@ -121,7 +123,8 @@ def sample_loss(
     """
     settings = (*as_settings(reg, reg_m, options), metric, scale)
     x, y, a, b = (untabled(z, name) for z, name in ((x, "x"), (y, "y"), (a, "a"), (b, "b")))
-    x, y = jnp.asarray(x, dtype=jnp.result_type(float)), jnp.asarray(y, dtype=jnp.result_type(float))
+    x = jnp.asarray(x, dtype=jnp.result_type(float))
+    y = jnp.asarray(y, dtype=jnp.result_type(float))
     a, b = (equal(len(z), z) if w is None else jnp.asarray(w, dtype=z.dtype)
             for w, z in ((a, x), (b, y)))  # fmt: skip
     return _sample_loss(x, y, a, b, settings)
@@ -133,13 +136,17 @@ def equal(size: int, like: Any) -> Any:
 
 def untabled(x: Any, name: str) -> Any:
     """Convert a pandas table or column to an array: JAX cannot read nullable columns."""
-    return as_array(x, name) if hasattr(x, "to_numpy") else x
+    if hasattr(x, "to_numpy"):
+        return as_array(x, name)
+    return x
 
 
 def as_jax(x: Any) -> Any:
     """Return a JAX array of the default precision; x itself if possible: jnp.asarray copies within jax.grad."""
     dtype = jnp.result_type(float)
-    return x if isinstance(x, jax.Array) and x.dtype == dtype else jnp.asarray(x, dtype=dtype)
+    if isinstance(x, jax.Array) and x.dtype == dtype:
+        return x
+    return jnp.asarray(x, dtype=dtype)
 
 
 def as_settings(reg: float, reg_m: Any, options: dict[str, Any]) -> tuple[Any, ...]:
@@ -174,7 +181,8 @@ def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any,
         return tuple(np.asarray(z, dtype=x.dtype).reshape((*lead, *z.shape[1:])) for z in tables)
 
     def solved_once(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
-        xp, result = namespace(x), answer(x, y, host(a), host(b))[0]
+        xp = namespace(x)
+        result = answer(x, y, host(a), host(b))[0]
         return tuple(xp.asarray(z, dtype=x.dtype) for z in (dual_value(result), *result.gradient()[:4]))
 
     kinds = kinds_of(x.dtype, (), x.shape, y.shape, a.shape, b.shape)
@@ -190,7 +198,10 @@ def found(here: Any, back: Any, kinds: Any, arrays: Any, options: Any) -> Any:
     """Call ``here`` on concrete arrays, or let JAX call ``back``: once for all of vmap, or for each scale."""
     if not any(isinstance(z, jax.core.Tracer) for z in arrays):
         return solved_there(here, *arrays)
-    way = "sequential" if dict(options).get("scale_cost") else "expand_dims"
+    if dict(options).get("scale_cost"):
+        way = "sequential"
+    else:
+        way = "expand_dims"
     call = jax.custom_jvp(lambda *arrays: jax.pure_callback(back, kinds, *arrays, vmap_method=way))
     call.defjvp(refuse)
     return call(*arrays)
@@ -232,11 +243,13 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
         with renamed(OF_BATCH):
             result = solve_batch(M, a, b, reg=reg, reg_m=reg_m, **dict(options))
-        slopes, xp = (marginal_gradient(result, "rows"), marginal_gradient(result, "cols")), namespace(result.log_u)
+        slopes = marginal_gradient(result, "rows"), marginal_gradient(result, "cols")
+        xp = namespace(result.log_u)
         bits = (as_bits(xp.asarray(x)) for x in (result.log_u, result.log_v, result.problem.reg))
         return *(xp.asarray(x, dtype=M.dtype) for x in (dual_value(result), *slopes)), *bits
 
-    p, ndim = len(a), M.ndim
+    p = len(a)
+    ndim = M.ndim
 
     def all_solved(*arrays: Any) -> tuple[Any, ...]:
         lead, (a, b, M) = together(arrays, (2, 2, ndim))
@@ -286,7 +299,8 @@ def _backward(settings: Any, kept: Any, grad: Any) -> tuple[Any, Any, Any]:
     Plans are made by the core: an exponent in float32 would be off by 1e-7 M / reg.
     """
     a, b, M, slope_a, slope_b, *bits = kept
-    p, ndim = len(a), M.ndim
+    p = len(a)
+    ndim = M.ndim
 
     def summed(M: Any, a: Any, b: Any, log_u: Any, log_v: Any, reg: Any, grad: Any) -> tuple[Any]:
         given = M, a, b, of_bits(log_u), of_bits(log_v), float(of_bits(reg))
@@ -298,7 +312,8 @@ def _backward(settings: Any, kept: Any, grad: Any) -> tuple[Any, Any, Any]:
         if (parts[4] == parts[4][0]).all() and len(M) > 1:  # the problems of vmap are one batch
             a, b, log_u, log_v, grad = (x.reshape(-1, *x.shape[2:]) for x in (*parts[:4], parts[5]))
             total = summed(repeated(M, len(a), p), a, b, log_u, log_v, reg[0], grad)[0]
-            total = total if ndim == 3 else total.reshape(-1, p, *total.shape[1:]).sum(1)
+            if ndim != 3:
+                total = total.reshape(-1, p, *total.shape[1:]).sum(1)
         else:
             total = np.stack([summed(*[x[i] for x in (M, *parts)])[0] for i in range(len(M))])
         return (total.reshape((*lead, *M.shape[1:])),)

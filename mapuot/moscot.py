@@ -30,15 +30,18 @@ TAKEN = {"jit", "initializer", "initializer_kwargs", "threshold", "lse_mode", "m
 class Solution(BaseDiscreteSolverOutput):
     """The output that moscot's problems work with; ``result`` is the certified answer."""
 
-    is_linear, rank = True, -1
+    is_linear = True
+    rank = -1
 
     def __init__(self, result: Result, prob: Any) -> None:
         super().__init__()
         self.result, self.prob = result, prob
 
     def _apply(self, x: Any, *, forward: bool) -> F64:
-        apply = self.result.apply_transpose if forward else self.result.apply
-        return np.asarray(apply(np.asarray(x, np.float64)))
+        x = np.asarray(x, np.float64)
+        if forward:
+            return np.asarray(self.result.apply_transpose(x))
+        return np.asarray(self.result.apply(x))
 
     def _apply_forward(self, x: Any) -> F64:
         return self._apply(x, forward=True)
@@ -49,8 +52,10 @@ class Solution(BaseDiscreteSolverOutput):
     def _ones(self, n: int) -> F64:
         return np.ones(n)
 
-    transport_matrix, shape = property(attrgetter("result.plan")), property(attrgetter("result.problem.shape"))
-    converged, potentials = property(attrgetter("result.converged")), property(attrgetter("result.potentials"))
+    transport_matrix = property(attrgetter("result.plan"))
+    shape = property(attrgetter("result.problem.shape"))
+    converged = property(attrgetter("result.converged"))
+    potentials = property(attrgetter("result.potentials"))
 
     @property
     def cost(self) -> float:
@@ -80,7 +85,8 @@ class Solver(SinkhornSolver):
             M: Any = PointCloud(x, y, scale=float(geom.inv_scale_cost))
         else:
             M = np.asarray(geom.cost_matrix)
-        reg, taus = float(geom.epsilon), (float(prob.tau_a), float(prob.tau_b))
+        reg = float(geom.epsilon)
+        taus = float(prob.tau_a), float(prob.tau_b)
         a, b = (np.asarray(z, np.float64) for z in (prob.a, prob.b))
         if taus == (1.0, 1.0):
             b = b * (a.sum() / b.sum())  # the totals differ by float32 rounding only

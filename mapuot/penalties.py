@@ -54,11 +54,13 @@ def prox(kind: str, log_s: F64, t: F64, rho: F64, upper: F64 | None, reg: float)
         if kind == "l2":  # log u = rho t / reg - omega(z) = log omega(z) - x, z = x + rho t / reg (less cancellation)
             from scipy.special import wrightomega  # noqa: PLC0415 - 180 ms on import, and few penalties are L2
 
-            x, most = np.log(rho / reg) + log_s, rho * t / reg
+            x = np.log(rho / reg) + log_s
+            most = rho * t / reg
             omega = np.real(wrightomega(x + most))
             return np.asarray(np.where(most < np.abs(x), most - omega, np.log(omega) - x))
         assert upper is not None
-        low, high = np.log(rho) + balanced, np.log(upper) + balanced
+        low = np.log(rho) + balanced
+        high = np.log(upper) + balanced
         return np.asarray(np.clip(0.0, low, high))
 
 
@@ -135,7 +137,8 @@ def misfit(kind: str, f: F64, r: F64, t: F64, rho: F64, upper: F64 | None) -> F6
         high = np.where(edge & (f < 0), np.inf, np.where(~edge & (f > rho), 0.0, t))
         return np.where(~edge & (f < -rho), np.inf, np.maximum(0.0, np.maximum(low - r, r - high)))
     assert upper is not None
-    low, high = np.where(f < 0, upper * t, rho * t), np.where(f > 0, rho * t, upper * t)
+    low = np.where(f < 0, upper * t, rho * t)
+    high = np.where(f > 0, rho * t, upper * t)
     return np.maximum(0.0, np.maximum(low - r, r - high))
 
 
@@ -164,4 +167,6 @@ def gap_term(kind: str, f: F64, r: F64, t: F64, rho: F64, upper: F64 | None) -> 
 
 def plan_error(d: float) -> float:
     """|P - P*|_1 / mass from d >= KL(P* | P) / mass: docs/mathematics.md (10). Twin: src_c/common/rules.h."""
-    return d / 3 + math.sqrt(2 * d + d * d / 9) if d >= 0 else math.inf  # subadditive in d
+    if d >= 0:
+        return d / 3 + math.sqrt(2 * d + d * d / 9)  # subadditive in d
+    return math.inf

@@ -36,7 +36,9 @@ def pyplot() -> Any:
 
 
 def axes(ax: Any) -> Any:
-    return pyplot().subplots(constrained_layout=True)[1] if ax is None else ax
+    if ax is None:
+        return pyplot().subplots(constrained_layout=True)[1]
+    return ax
 
 
 def convergence(result: Result, ax: Any = None) -> Any:
@@ -65,7 +67,8 @@ def convergence(result: Result, ax: Any = None) -> Any:
     >>> mapuot.plot.convergence(result).get_xlabel()
     'pass'
     """
-    result, ax = taken(result, "result"), axes(ax)
+    result = taken(result, "result")
+    ax = axes(ax)
     passes = np.array([stat.n_pass for stat in result.trace])
     error = np.array([stat.error for stat in result.trace])
     gap = np.array([stat.gap / abs(stat.dual) if stat.dual else np.inf for stat in result.trace])
@@ -96,7 +99,8 @@ def coarse_plan(result: Result, most: int = MOST_CELLS) -> F64:
         rows, cols = (cells(length, most) for length in sums.shape)
         return np.asarray(np.add.reduceat(np.add.reduceat(sums, rows, axis=0), cols, axis=1))
     result.problem.cost.check_listed("plot.plan")
-    rows, cols = cells(m, most), cells(n, most)
+    rows = cells(m, most)
+    cols = cells(n, most)
     out = np.zeros((len(rows), len(cols)))
     for i0, block in result._blocks():
         if is_sparse(block):
@@ -115,7 +119,8 @@ def sums_of_slices(result: Result, most: int) -> F64 | None:
     A slice holds the nodes with one position on the leading axes. The leading axes are as many as have at most ``most``
     positions, but at least one.
     """
-    problem, cost = result.problem, cast(GridCosts, result.problem.cost)
+    problem = result.problem
+    cost = cast(GridCosts, result.problem.cost)
     log_a, log_b = problem.exponents(result.log_u, result.log_v)
     few = [k for k in range(1, len(cost.axes)) if max(math.prod(nodes[: k + 1]) for nodes in cost.nodes) <= most]
     lead = 1 + len(few)
@@ -160,7 +165,8 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
     >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
     >>> ax = mapuot.plot.plan(result)
     """
-    result, ax = taken(result, "result"), axes(ax)
+    result = taken(result, "result")
+    ax = axes(ax)
     m, n = result.problem.shape
     picture = coarse_plan(result, as_count(most, "most"))
     ax.imshow(picture, aspect="auto", cmap="Blues", extent=(0, n, m, 0), interpolation="nearest")
@@ -169,7 +175,8 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
         ([1.02, 0.0, 0.2, 1.0], "horizontal", {"ylim": (m, 0)}, result.problem.rows.weight, result.row_marginal),
         ([0.0, 1.02, 1.0, 0.2], "vertical", {"xlim": (0, n)}, result.problem.cols.weight, result.col_marginal),
     ):
-        beside, starts = ax.inset_axes(place), cells(len(given), most)
+        beside = ax.inset_axes(place)
+        starts = cells(len(given), most)
         edges = np.append(starts, len(given))
         for values, colour, name in ((given, GIVEN, "given"), (moved, MOVED, "moved")):
             height = np.add.reduceat(np.asarray(values, np.float64), starts) / np.diff(edges)
@@ -219,7 +226,8 @@ def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> A
     """
     result = taken(result, "result")
     x, y, ax = plane(result, x, y, ax)
-    image, moved = host(result.barycentric_map(y)), np.asarray(result.row_marginal)
+    image = host(result.barycentric_map(y))
+    moved = np.asarray(result.row_marginal)
     order = np.argsort(-moved, kind="stable")[: as_count(most, "most")]
     order = order[moved[order] > 0]
     opacity = np.clip(moved[order] / np.maximum(result.problem.rows.weight[order], 1e-300), 0.05, 1.0)
@@ -301,7 +309,8 @@ def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) ->
     >>> result = mapuot.solve_sample(x, y, reg=0.05, reg_m=1.0)
     >>> ax = mapuot.plot.masses(result, x)
     """
-    result, rows = taken(result, "result"), as_choice(side, "side", ("rows", "cols")) == "rows"
+    result = taken(result, "result")
+    rows = as_choice(side, "side", ("rows", "cols")) == "rows"
     given = getattr(result.problem, side).weight
     moved = np.asarray(result.row_marginal if rows else result.col_marginal)
     share = np.divide(moved, given, out=np.full(len(given), np.nan), where=given > 0)

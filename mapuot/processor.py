@@ -10,20 +10,28 @@ SERIAL_ENTRIES = 640 * 640  # up to this size one thread is used: a pass takes l
 
 def cores() -> set[int]:
     """Return the numbers of the cores that this process may use: by its affinity, or all if there is none."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def core_count() -> int:
     """Return the number of useful threads: this process's cores, or its container's CPU quota if that is less."""
-    count, most = len(cores()), quota()
-    return max(1, int(most + 0.5)) if most < count else count
+    count = len(cores())
+    most = quota()
+    if most < count:
+        return max(1, int(most + 0.5))
+    return count
 
 
 @functools.cache
 def memory_bytes(root: str = "") -> int:
     """Return the memory of this machine in bytes, or of its container (version 2 of cgroups) if that is less."""
     told = lines(f"{root}/sys/fs/cgroup/memory.max")
-    most = [int(told[0])] if told and told[0].isdigit() else []
+    if told and told[0].isdigit():
+        most = [int(told[0])]
+    else:
+        most = []
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *most])
 
 
@@ -40,14 +48,18 @@ def quota(root: str = "") -> float:
     found = [math.inf]
     for line in lines(f"{root}/proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
-        (mounted, at), (kind, _, options) = before.split(" ")[3:5], after.split(" ")[:3]  # a source may be empty
+        mounted, at = before.split(" ")[3:5]
+        kind, _, options = after.split(" ")[:3]  # a source may be empty
         controller = {"cgroup2": "", "cgroup": "cpu"}.get(kind)
         if controller in own and controller in ("", *options.split(",")):
-            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controller else ("cpu.max",)
+            names = ["cpu.cfs_quota_us", "cpu.cfs_period_us"] if controller else ["cpu.max"]
             # a container may see its cgroup's path on the host, or one outside of its namespace, but only mount its own
             place = PurePosixPath(own[controller])
             seen = place.is_relative_to(mounted) and ".." not in place.parts
-            below = place.relative_to(mounted).parts if seen else ()
+            if seen:
+                below = place.relative_to(mounted).parts
+            else:
+                below = ()
             folders = (Path(root + at, *below[:k]) for k in range(len(below) + 1))
             found += [quota_of([word for name in names for word in lines(folder / name)]) for folder in folders]
     return min(found)
@@ -59,7 +71,9 @@ def quota_of(told: list[str]) -> float:
         time, period = map(float, " ".join(told).split())
     except ValueError:
         return math.inf
-    return time / period if min(time, period) > 0 else math.inf
+    if min(time, period) > 0:
+        return time / period
+    return math.inf
 
 
 def lines(path: str | Path) -> list[str]:

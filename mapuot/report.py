@@ -37,7 +37,10 @@ def page(result: Result, facts: str, title: str, given: Any, values: dict[str, A
     ``given`` is what the caller gave, and ``versions`` is for the foot.
     """
     state = "yes" if result.converged else "no"
-    told = "converged" if result.converged else f"not converged: {result.status}"
+    if result.converged:
+        told = "converged"
+    else:
+        told = f"not converged: {result.status}"
     reached = f"Certified error and gap by pass: {number(result.error_bound)} and {number(result.gap)} at the end"
     pictures: list[tuple[str, str, Any]] = [("Convergence", reached, partial(plot.convergence, result))]
     if result.problem.ranks.size == 1:
@@ -70,7 +73,8 @@ def figure(title: str, text: str, draw: Callable[..., Any]) -> str:
     plot.pyplot()  # or what to install
     from matplotlib.figure import Figure  # noqa: PLC0415 - on first use
 
-    drawing, data = Figure(figsize=(7, 4.5), layout="constrained"), io.BytesIO()
+    drawing = Figure(figsize=(7, 4.5), layout="constrained")
+    data = io.BytesIO()
     draw(ax=drawing.subplots())
     drawing.savefig(data, format="png", metadata={"Software": None})
     image = base64.b64encode(data.getvalue()).decode()
@@ -86,7 +90,8 @@ def marginals(values: dict[str, Any]) -> str:
     """Tabulate both sides: the given mass, the mass that moves, and the point that is missed most."""
     lines = []
     for side, given, moved in (("rows", "a", "row_marginal"), ("columns", "b", "col_marginal")):
-        weight, r = np.asarray(values[given]), np.asarray(values[moved])
+        weight = np.asarray(values[given])
+        r = np.asarray(values[moved])
         worst = int(np.argmax(np.abs(r - weight)))
         cells = side, number(weight.sum()), number(r.sum()), number(np.abs(r - weight).sum())
         text = f"{given}[{worst}]: {number(weight[worst])} given, {number(r[worst])} moved"
@@ -96,11 +101,15 @@ def marginals(values: dict[str, Any]) -> str:
 
 
 def trace(result: Result) -> str:
-    stats = result.trace
-    kept = stats if len(stats) <= 2 * SHOWN_PASSES else [*stats[:SHOWN_PASSES], None, *stats[-SHOWN_PASSES:]]
+    stats: list[Any] = list(result.trace)
+    if len(stats) > 2 * SHOWN_PASSES:
+        stats = [*stats[:SHOWN_PASSES], None, *stats[-SHOWN_PASSES:]]
     lines = []
-    for stat in kept:
-        values = ["..."] * len(TRACE) if stat is None else [getattr(stat, name) for name in TRACE]
+    for stat in stats:
+        if stat is None:
+            values = ["..."] * len(TRACE)
+        else:
+            values = [getattr(stat, name) for name in TRACE]
         texts = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
         lines.append("".join(f"<td class='n'>{escape(text)}</td>" for text in texts))
     head = "".join(f"<th>{escape(name)}</th>" for name in TRACE)

@@ -25,7 +25,9 @@ OURS = Words()
 
 def told_bound(error: float, name: str = "error") -> str:
     """Describe a certified relative plan error; an error of 1 or more says nothing about the plan."""
-    return f"{name} {error:.1e}" if error < 1 else "nothing certified yet"
+    if error < 1:
+        return f"{name} {error:.1e}"
+    return "nothing certified yet"
 
 
 def told_miss(error: float, tol: float, words: Words = OURS) -> str:
@@ -37,7 +39,8 @@ def told_miss(error: float, tol: float, words: Words = OURS) -> str:
 
 def not_converged(result: Any, tol: float, finer: bool = False, words: Words = OURS) -> str:
     """Say why a solve did not reach ``tol``, and name a cure; ``finer``: precision="float64" may help."""
-    missed, forbidden = result._missed, getattr(result.problem, "forbidden", False)
+    missed = result._missed
+    forbidden = getattr(result.problem, "forbidden", False)
     nearer = "raise reg or reg_m, bring the costs nearer 0, or rescale the masses"
     stalled = f"rounding allows no better: ask for a larger {words.tol}" + " or precision='float64'" * finer
     longer = f"raise {words.passes}, reg or {words.tol}"
@@ -54,7 +57,10 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
         "underflow": f"M is so far above reg_m that float64 cannot hold the plan: {nearer}",
         "not finite": f"the plan, or a scaling, overflows: {nearer}",
     }.get(result.status, nearer)
-    why = words.passes if result.status == "max_passes" else result.status
+    if result.status == "max_passes":
+        why = words.passes
+    else:
+        why = result.status
     told = told_miss(result.error_bound, tol, words)
     return f"not converged ({why}) after {result.n_passes} passes: {told}; {cure}{value_known(result)}"
 
@@ -71,8 +77,14 @@ def lost_digits(result: Any) -> float:
 
 def value_known(result: Any) -> str:
     """Say that the value is already accurate if the gap is small, for users who do not need the plan."""
-    dual = result.trace[-1].dual if result.trace else 0.0
-    relative = result.gap / abs(dual) if 0 < abs(dual) < math.inf else math.inf
+    if result.trace:
+        dual = result.trace[-1].dual
+    else:
+        dual = 0.0
+    if 0 < abs(dual) < math.inf:
+        relative = result.gap / abs(dual)
+    else:
+        relative = math.inf
     if not relative <= VALUE_KNOWN:
         return ""
     return f"; the value is certified to {relative:.1e} of itself: where that is enough, stop by tol_gap instead"

@@ -164,7 +164,9 @@ def hint(word: str, meant: list[str], remarks: dict[str, str]) -> str:
     """Return the end of a message: the names that are meant, and how the word differs from them."""
     remark = remarks.get(word, "")
     if not meant:
-        return f": {remark}" if remark else ""
+        if remark:
+            return f": {remark}"
+        return ""
     return f": did you mean {' or '.join(meant)}?" + (f" ({remark})" if remark else "")
 
 
@@ -251,7 +253,12 @@ class Hints:
             raise AttributeError(text, name=name, obj=self)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        part = "plan" if hasattr(type(self), "plan") else "q" if "q" in vars(self) else "marginals"
+        if hasattr(type(self), "plan"):
+            part = "plan"
+        elif "q" in vars(self):
+            part = "q"
+        else:
+            part = "marginals"
         raise TypeError(f"{type(self).__name__} is no array: its numbers are in attributes, such as result.{part}")
 
 

@@ -35,9 +35,12 @@ def each(
     The first exception of a call is raised, or one of this thread, Ctrl-C above all, when ``stop()`` has been called
     and the calls under way have ended.
     """
-    waiting, answers = list(items), SimpleQueue[Any]()
-    share, count = iter(waiting), len(waiting)
-    begun, ended = list[None](), list[None]()
+    waiting = list(items)
+    answers = SimpleQueue[Any]()
+    share = iter(waiting)
+    count = len(waiting)
+    begun = list[None]()
+    ended = list[None]()
 
     def work() -> None:
         begun.append(None)

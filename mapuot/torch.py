@@ -45,7 +45,7 @@ except ImportError as error:  # pragma: no cover
 
 METRICS = {1: ("euclidean", 1.0), 2: ("sqeuclidean", 0.5)}  # of SamplesLoss, by p
 FORMULAS = {"Norm2(X-Y)": 1, "(SqDist(X,Y) / IntCst(2))": 2}  # GeomLoss's own words for these two costs
-BACKENDS = "auto", "tensorized", "online", "multiscale"
+BACKENDS = ("auto", "tensorized", "online", "multiscale")
 SECOND_TOL = 1e-9  # of the movement of the potentials, beside the error of the plan
 
 

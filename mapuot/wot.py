@@ -114,7 +114,10 @@ class Coupling:
             from anndata import AnnData  # noqa: PLC0415 - optional
         except ImportError as error:
             raise ImportError("to_anndata needs anndata: pip install anndata") from error
-        plan = np.asarray(self.result.plan) if keep is None else sparse.csr_matrix(self.sparse(keep))
+        if keep is None:
+            plan = np.asarray(self.result.plan)
+        else:
+            plan = sparse.csr_matrix(self.sparse(keep))
         obs, var = (self.model._cells(t) for t in (self.t0, self.t1))
         return AnnData(plan, obs=obs, var=var)
 
@@ -189,14 +192,20 @@ class OTModel:
         self.lambda1 = as_lambda(lambda1, tau_a, self.epsilon, ("lambda1", "tau_a"))
         self.lambda2 = as_lambda(lambda2, tau_b, self.epsilon, ("lambda2", "tau_b"))
         self.growth_iters = as_count(growth_iters, "growth_iters")
-        self.scale_cost: Any = as_choice(scale_cost, "scale_cost", SCALES) if isinstance(scale_cost, str) else None
+        if isinstance(scale_cost, str):
+            self.scale_cost: Any = as_choice(scale_cost, "scale_cost", SCALES)
+        else:
+            self.scale_cost = None
         self.scale_cost = self.scale_cost or as_positive(scale_cost, "scale_cost")
-        self.reference, self.options = as_choice(reference, "reference", ("uniform", "product")), options
+        self.reference = as_choice(reference, "reference", ("uniform", "product"))
+        self.options = options
         self.X = coordinates_of(data, representation)
         if representation is not None:
             self.local_pca = 0
-        count, names = self.X.shape[0], getattr(data, "obs_names", None)
-        self.obs, self.names = getattr(data, "obs", None), names if hasattr(names, "isin") else None
+        count = self.X.shape[0]
+        names = getattr(data, "obs_names", None)
+        self.obs = getattr(data, "obs", None)
+        self.names = names if hasattr(names, "isin") else None
         given_days = column(data, days, day_field, count, "days")
         if given_days is None:
             raise ValueError(f"days must be given, or data must be an AnnData with obs[{day_field!r}]")
@@ -204,7 +213,10 @@ class OTModel:
         if isinstance(growth, tuple):
             growth = growth_of(data, growth, count)
         given_growth = column(data, growth, cell_growth_rate_field, count, "growth")
-        self.growth = np.ones(count) if given_growth is None else as_column(*given_growth)
+        if given_growth is None:
+            self.growth = np.ones(count)
+        else:
+            self.growth = as_column(*given_growth)
         known = ~np.isnan(self.days)
         wrong = known & ~(np.isfinite(self.growth) & (self.growth >= 0))
         if wrong.any():
@@ -231,13 +243,18 @@ class OTModel:
         here = self.days == t0
         cost = self._cost(self._points(t0), self._points(t1))
         m, n = cost.shape
-        step, mass = t1 - t0, self.growth[here] ** (t1 - t0)
+        step = t1 - t0
+        mass = self.growth[here] ** (t1 - t0)
         if not mass.sum() > 0:
             raise ValueError(f"growth must be > 0 for some cell of day {t0:g}: all of them die")
-        growths, result = [self.growth[here]], None
+        growths = [self.growth[here]]
+        result = None
         for _ in range(self.growth_iters):
             b = np.full(n, mass.sum() / n)
-            c: Any = "product" if self.reference == "product" else np.broadcast_to(1.0 / n, (m, n))
+            if self.reference == "product":
+                c: Any = "product"
+            else:
+                c = np.broadcast_to(1.0 / n, (m, n))
             reg_m = self.lambda1, self.lambda2
             result = solve(cost, mass, b, reg=self.epsilon, reg_m=reg_m, reference=c, warm_start=result, **self.options)
             mass = np.asarray(result.row_marginal)
@@ -249,10 +266,16 @@ class OTModel:
         """Return the coordinates of the cells of a day, in float64; sparse if the data is sparse."""
         index = np.flatnonzero(self.days == day)
         X: Any = self.X[index]
-        X = X.astype(np.float64) if is_sparse(X) else as_column(X, "data")
+        if is_sparse(X):
+            X = X.astype(np.float64)
+        else:
+            X = as_column(X, "data")
         finite = np.isfinite(X.data if is_sparse(X) else X)
         if not finite.all():
-            wrong = X.tocoo().row[~np.isfinite(X.tocoo().data)] if is_sparse(X) else np.flatnonzero(~finite.all(1))
+            if is_sparse(X):
+                wrong = X.tocoo().row[~np.isfinite(X.tocoo().data)]
+            else:
+                wrong = np.flatnonzero(~finite.all(1))
             cell = self._cell(index[wrong[0]])
             raise ValueError(
                 f"data must not hold NaN or inf, got some in {len({*wrong})} cells of day {day:g}, first {cell}"
@@ -268,7 +291,8 @@ class OTModel:
             M = np.asarray(cloud)
             return M / self._scale_of(M)
         rng = np.random.default_rng(0)
-        i, j = rng.integers(0, len(x), SAMPLED), rng.integers(0, len(y), SAMPLED)
+        i = rng.integers(0, len(x), SAMPLED)
+        j = rng.integers(0, len(y), SAMPLED)
         return PointCloud(x, y, scale=1.0 / self._scale_of(((x[i] - y[j]) ** 2).sum(1)))
 
     def _scale_of(self, costs: F64) -> float:
@@ -326,7 +350,8 @@ class OTModel:
 
     def _followed(self, population: Any, day: float, steps: Any, move: Callable[[Result, F64], Any]) -> F64:
         """Follow cells of a day through consecutive couplings, in shares of the moved mass."""
-        weights, count = self._of_day(population, day, "population"), int((self.days == day).sum())
+        weights = self._of_day(population, day, "population")
+        count = int((self.days == day).sum())
         wanted = f"{count} weights >= 0 or a mask of the cells of day {day:g}, with a cell in it"
         p: F64 = np.asarray(as_numbers(weights, "population", wanted, (count,), least=0.0), np.float64)
         if not p.sum() > 0:
@@ -354,7 +379,9 @@ class OTModel:
             if unknown:
                 raise ValueError(f"{name} must be names of cells, got {str(unknown[0])!r}")
             return np.asarray(self.names[here].isin(array), np.float64)
-        return array[here] if len(array) == len(here) else array
+        if len(array) == len(here):
+            return array[here]
+        return array
 
     def _labels(self, labels: Any, day: float, name: str) -> Any:
         """Return the labels of a day's cells, from a column of obs, or from labels of these or of all cells."""
@@ -362,15 +389,20 @@ class OTModel:
         if isinstance(labels, str):
             labels = obs_column(self.obs, labels, name)
         labels = np.asarray(labels)
-        labels = labels[here] if labels.shape == here.shape else labels
+        if labels.shape == here.shape:
+            labels = labels[here]
         return as_labels(labels, int(here.sum()), name)
 
     def _cell(self, k: int) -> str:
-        return f"cell {k}" if self.names is None else f"cell {self.names[k]!r}"
+        if self.names is None:
+            return f"cell {k}"
+        return f"cell {self.names[k]!r}"
 
     def _cells(self, day: float) -> Any:
         """Return the rows of ``obs`` of a day; None if the data has no names."""
-        return None if self.names is None or self.obs is None else self.obs[self.days == day]
+        if self.names is None or self.obs is None:
+            return None
+        return self.obs[self.days == day]
 
     def _named(self, values: F64, day: float, columns: Any = None) -> Any:
         """Attach the names of a day's cells to per-cell numbers, if the data has names."""
@@ -379,7 +411,9 @@ class OTModel:
         from pandas import DataFrame, Series  # noqa: PLC0415 - AnnData needs it
 
         index = self.names[self.days == day]
-        return Series(values, index) if values.ndim == 1 else DataFrame(values, index, columns)
+        if values.ndim == 1:
+            return Series(values, index)
+        return DataFrame(values, index, columns)
 
     def _framed(self, table: F64, rows: Any, columns: Any) -> Any:
         if self.names is None:
@@ -395,7 +429,9 @@ def as_lambda(value: Any, tau: Any, epsilon: float, names: tuple[str, str]) -> f
     share = as_float(tau, names[1])
     if not 0 < share <= 1:
         raise ValueError(f"{names[1]} must be in (0, 1], got {share}")
-    return math.inf if share == 1 else epsilon * share / (1 - share)
+    if share == 1:
+        return math.inf
+    return epsilon * share / (1 - share)
 
 
 def growth_of(data: Any, pair: tuple[Any, ...], count: int) -> F64:
@@ -434,7 +470,9 @@ def coordinates_of(data: Any, representation: str | None) -> Any:
         X = getattr(data, "X", data)
         if X is None:
             raise ValueError("data must have X, or representation must name a matrix of data.obsm")
-        return X if is_sparse(X) or (hasattr(X, "shape") and not hasattr(X, "iloc")) else as_array(X, "data")
+        if is_sparse(X) or (hasattr(X, "shape") and not hasattr(X, "iloc")):
+            return X
+        return as_array(X, "data")
     known = [*getattr(data, "obsm", ())]
     if representation not in known:
         raise ValueError(f"representation must be a matrix of data.obsm, {shown(known)}, got {representation!r}")
@@ -443,7 +481,10 @@ def coordinates_of(data: Any, representation: str | None) -> Any:
 
 def obs_column(obs: Any, field: str, name: str) -> Any:
     if obs is None or field not in obs:
-        known = shown([*obs]) if obs is not None else "which the data has not"
+        if obs is not None:
+            known = shown([*obs])
+        else:
+            known = "which the data has not"
         raise ValueError(f"{name} must be (cells,) values or a column of obs, {known}, got {field!r}")
     return obs[field]
 
@@ -479,7 +520,8 @@ def as_days(values: Any, name: str) -> F64:
         raise TypeError(f"{name} must be numbers of days, got dates: subtract the first of them")
     if values.dtype.kind not in "OUT":
         return as_column(values, name)
-    days, missing = np.full(len(values), np.nan), is_missing(values)
+    days = np.full(len(values), np.nan)
+    missing = is_missing(values)
     for k in np.flatnonzero(~missing):
         try:
             days[k] = float(values[k])
@@ -495,7 +537,10 @@ def components(x: Any, y: Any, count: int) -> tuple[F64, F64]:
 
     The first components are found by products with the data, which may be sparse, and is not copied to be centred.
     """
-    both: Any = sparse.vstack([x, y], "csr") if is_sparse(x) else np.vstack([x, y])
+    if is_sparse(x):
+        both: Any = sparse.vstack([x, y], "csr")
+    else:
+        both = np.vstack([x, y])
     mean = np.asarray(both.mean(0)).ravel()
     level = np.asarray(both.mean(1)).ravel() - mean.mean()
     found = None
@@ -507,7 +552,8 @@ def components(x: Any, y: Any, count: int) -> tuple[F64, F64]:
         with suppress(ArpackError):  # for example if all cells are equal
             found = svds(centred, count, v0=np.random.default_rng(0).normal(size=min(both.shape)))
     if found is None:
-        both = both.toarray() if is_sparse(both) else both
+        if is_sparse(both):
+            both = both.toarray()
         found = np.linalg.svd(both - mean - level[:, None], full_matrices=False)
     u, s, _ = found
     order = np.argsort(-s)[:count]

@@ -42,7 +42,7 @@ from ..penalties import F64
 
 LEAST_MASS = 1e-290  # of a plan: below it marginals lose digits to float64's underflow
 SECONDS_A_CALL = 0.1  # longest call of a core: Ctrl-C and the progress bar wait for it
-MEMORY = 5, 20  # Anderson differences where their cost matters beside a pass, and where it does not
+MEMORY = (5, 20)  # Anderson differences where their cost matters beside a pass, and where it does not
 SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in a CPU's cache
 
 

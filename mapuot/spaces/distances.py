@@ -13,7 +13,7 @@ from ..problem.sparse import is_sparse
 from ..problem.symmetry import as_symmetric
 from ..problem.validate import check_kind
 
-KINDS = "sqeuclidean", "precomputed"
+KINDS = ("sqeuclidean", "precomputed")
 TINY, HUGE = 1e-150, 1e150  # bounds on distances; their squares, and sums of these, are within float64
 
 

@@ -38,7 +38,7 @@ SLABS, WAVES = 64, 8  # most parts of a sum; most times that the parts' blocks m
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # error of float64 powers of 2 by a short polynomial; least tol that allows it
 QUICK_MOST = 2.0**-22  # while exponents err by less, all are below 2^30 in size, and QUICK_OUT can mark points left out
 QUICK_OUT = -(2.0**30)
-ENDS = "join_rows", "point_columns"  # kernels after the sums over rows and over columns
+ENDS = ("join_rows", "point_columns")  # kernels after the sums over rows and over columns
 MOST_ACROSS = 2**26  # most partial sums, half a GiB, if a symmetric pass makes only half of the pairs
 EXPANDED = -1  # a FORM of points.cuh that is no metric: quick passes expand squared distances
 

@@ -32,9 +32,9 @@ CLUSTER = 8  # blocks of a cluster, which synchronise fastest
 CLUSTER_PAIRS = 1 << 15  # with more pairs reading dominates
 KEPT_SIZE = 1 << 22  # with fewer pairs, passes over all pairs are faster
 KEPT_REG = 5e-6  # with a larger reg / range(M), passes over all pairs are faster
-LEAP = "equation", "y", "vd", "Sd", "mid", "factor", "sums"  # vectors of Leap in state.cuh
+LEAP = ("equation", "y", "vd", "Sd", "mid", "factor", "sums")  # vectors of Leap in state.cuh
 MOST_PRODUCTS = 300  # most products of one Newton's step: MAPUOT_MOST_PRODUCTS
-KERNELS = "sparse_rows", "sparse_columns", "part_sums", "part_moves"
+KERNELS = ("sparse_rows", "sparse_columns", "part_sums", "part_moves")
 
 
 def many_at_once(shape: tuple[int, int]) -> bool:
