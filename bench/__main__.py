@@ -49,17 +49,25 @@ def hindrance(name: str, module: Any, args: argparse.Namespace) -> str:
     if (args.device == "gpu" or name in ON_GPU) and (reason := device.missing()):
         return reason
     lacking = [package for package in getattr(module, "NEEDS", ()) if not find_spec(package)]
-    return f"{' and '.join(lacking)} not installed" if lacking else ""
+    if lacking:
+        return f"{' and '.join(lacking)} not installed"
+    return ""
 
 
 def run_part(name: str, args: argparse.Namespace) -> None:
     print(f"== {name}: {({**PARTS, **ALONE})[name]}", flush=True)
-    module, begin = module_of(name), time.perf_counter()
+    module = module_of(name)
+    begin = time.perf_counter()
     reason = hindrance(name, module, args)
-    found = {"skipped": reason} if reason else module.run(args)
+    if reason:
+        found = {"skipped": reason}
+    else:
+        found = module.run(args)
     if not reason and (args.device == "gpu" or name in ON_GPU or (name == "cluster" and args.gpus)):
         found["device"] = device.device_name()
-    file = name + (re.sub(r"\W+", "-", f" {found['device']}").lower() if common.on_gpu(found) else "")
+    file = name
+    if common.on_gpu(found):
+        file += re.sub(r"\W+", "-", f" {found['device']}").lower()
     data = common.plain({"part": name, "machine": common.machine(), "quick": args.quick, **found})
     data["seconds"] = round(time.perf_counter() - begin, 1)
     path = common.save(file, data, args.out)

@@ -17,7 +17,8 @@ from mapuot.backends.cpu import native
 
 from . import common
 
-SOURCE, CORE = common.ROOT / "bench" / "src" / "bandwidth.c", common.ROOT / "src_c"
+SOURCE = common.ROOT / "bench" / "src" / "bandwidth.c"
+CORE = common.ROOT / "src_c"
 WAYS = [(streams, ahead) for streams in (1, 4, 8) for ahead in (0, 32)]  # a prefetch so many lines ahead
 
 
@@ -41,7 +42,8 @@ def built() -> Path:
 def loaded() -> Any:
     library = ctypes.CDLL(str(built()))
     pointer, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    library.bench_pool.argtypes, library.bench_pool.restype = [number], pointer
+    library.bench_pool.argtypes = [number]
+    library.bench_pool.restype = pointer
     library.bench_fill.argtypes = [pointer, pointer, whole]
     library.bench_read.argtypes = [pointer, pointer, whole, number, whole, whole, pointer]
     library.bench_scale.argtypes = [pointer, pointer, whole, whole]
@@ -62,7 +64,8 @@ class Buffer:
     def __init__(self, size: int, threads: int, repeats: int | None = None) -> None:
         self.length = max(64 * threads, size // 8)
         self.pool = pool(threads)
-        self.array, self.out = native.empty(self.length), native.empty(8 * threads)
+        self.array = native.empty(self.length)
+        self.out = native.empty(8 * threads)
         self.repeats = repeats or max(1, int(1e7 / (8 * self.length)))  # 100 us at 100 GB/s
         loaded().bench_fill(self.pool, self.array.ctypes.data, self.length)
 

@@ -26,8 +26,11 @@ import mapuot
 from . import common, device, peers
 
 NEEDS = ("torch",)
-SIZES, BROADCAST, SECONDS = (64, 128, 256, 512), 256, 2.0  # broadcast: the largest n of it
-GPU_SIZES, GPU_BROADCAST = (64, 128, 256, 512, 1024, 2048), 512
+SIZES = (64, 128, 256, 512)
+BROADCAST = 256  # the largest n of a broadcast
+SECONDS = 2.0
+GPU_SIZES = (64, 128, 256, 512, 1024, 2048)
+GPU_BROADCAST = 512
 ERRORS = {"float64": 1e-13, "float32": 2e-5}  # of log_matmul, absolute
 REG, RHO, POINTS, BATCH, STEPS = 0.05, 1.0, 100, 512, 100
 PROBLEMS, SIZE = 1024, 128
@@ -41,9 +44,11 @@ Calls = dict[str, Callable[[], Any]]
 def clouds(p: int, m: int, seed: int = 0) -> tuple[Any, Any, Any]:
     """(M, A, B): squared distances of two clouds, max 1, and p pairs of histograms of masses about 1 and 1.3."""
     rng = np.random.default_rng(seed)
-    x, y = rng.random((m, 2)), rng.random((m, 2))
+    x = rng.random((m, 2))
+    y = rng.random((m, 2))
     M = ((x[:, None] - y) ** 2).sum(2)
-    A, B = rng.random((p, m)) + 0.1, rng.random((p, m)) + 0.1
+    A = rng.random((p, m)) + 0.1
+    B = rng.random((p, m)) + 0.1
     return M / M.max(), A / A.sum(1, keepdims=True), 1.3 * B / B.sum(1, keepdims=True)
 
 
@@ -62,11 +67,16 @@ def product(dtype: str, p: int, n: int, gpu: bool) -> dict[str, Any]:
     A, B = np.random.default_rng(0).normal(size=(2, p, n, n)).astype(dtype)
     if gpu:
         A, B = map(import_module("cupy").asarray, (A, B))
-    a, b = torch.from_dlpack(A), torch.from_dlpack(B)
-    options = {} if gpu else {"threads": 1}
+    a = torch.from_dlpack(A)
+    b = torch.from_dlpack(B)
+    if gpu:
+        options = {}
+    else:
+        options = {"threads": 1}
 
     def shifted() -> Any:
-        r, c = a.amax(2, keepdim=True), b.amax(1, keepdim=True)
+        r = a.amax(2, keepdim=True)
+        c = b.amax(1, keepdim=True)
         return torch.log(torch.exp(a - r) @ torch.exp(b - c)) + r + c
 
     calls: Calls = {
@@ -93,11 +103,15 @@ def memory(n: int, kind: str) -> float:
     """Return the MiB that one product takes beyond its answer, in a process of its own."""
     torch = import_module("torch")
     A, B = np.random.default_rng(0).normal(size=(2, n, n))
-    a, b = torch.from_numpy(A), torch.from_numpy(B)
+    a = torch.from_numpy(A)
+    b = torch.from_numpy(B)
     mapuot.log_matmul(A[:8, :8], B[:8, :8], threads=2)
     torch.logsumexp(torch.zeros(8, 8, 8), 1)
     before = common.forget_peak()
-    out = mapuot.log_matmul(A, B) if kind == "mapuot" else torch.logsumexp(a[:, :, None] + b[None], 1)
+    if kind == "mapuot":
+        out = mapuot.log_matmul(A, B)
+    else:
+        out = torch.logsumexp(a[:, :, None] + b[None], 1)
     return max(common.status("VmHWM") - before - out.nbytes, 0.0) / 2**20
 
 
@@ -128,19 +142,24 @@ def gpu_batch(own: bool) -> dict[str, Any]:
     """Time a pass and a solve of many problems against torch's iteration; ``own``: a cost for each problem."""
     cp = import_module("cupy")
     M, A, B = (cp.asarray(x, dtype=np.float32) for x in clouds(PROBLEMS, SIZE))
-    M = M * cp.linspace(0.5, 1, PROBLEMS, dtype=np.float32)[:, None, None] if own else M
+    if own:
+        M = M * cp.linspace(0.5, 1, PROBLEMS, dtype=np.float32)[:, None, None]
 
     def solve(tol: float = 1e-6) -> Any:
         return mapuot.solve_batch(M, A, B, reg=REG, reg_m=RHO, tol=tol)
 
-    result, tight, needed, theirs = solve(), solve(1e-10), 0, np.inf
+    result = solve()
+    tight = solve(1e-10)
+    needed = 0
+    theirs = np.inf
     error = plan_error(lambda i: result[i].plan, tight)
     assert result.converged.all()
     assert error < 2e-6, error  # the plans are formed in float32
     iterate, plan = torch_problem(M, A, B)
     while theirs > CLOSE and needed < 1000:
         iterate(10)
-        needed, theirs = needed + 10, plan_error(plan, tight)
+        needed = needed + 10
+        theirs = plan_error(plan, tight)
     graph = device.elapsed(device.in_a_graph(lambda: iterate(10)), 7) / 10
     return {
         "p": PROBLEMS, "n": SIZE, "own": own, "passes": float(result.n_passes.mean()), "error": error,
@@ -180,7 +199,9 @@ def torch_problem(M: Any, A: Any, B: Any) -> tuple[Any, Any]:
     """(iterate(k), plan(i)) in torch, float32, from u = v = 1."""
     torch = import_module("torch")
     M, a, b = (torch.from_dlpack(x) for x in (M, A, B))
-    K, u, v = torch.exp(-M / REG), torch.ones_like(a), torch.ones_like(b)
+    K = torch.exp(-M / REG)
+    u = torch.ones_like(a)
+    v = torch.ones_like(b)
 
     def iterate(count: int) -> None:
         for x, new in zip((u, v), peers.torch_scalings(K, a, b, RHO / (RHO + REG), count, u, v), strict=True):
@@ -204,7 +225,8 @@ def plan_error(plan: Any, tight: Any) -> float:
 
 def unrolled(torch: Any, a: Any, b: Any, M: Any) -> Any:
     """The loss by autograd: plain unbalanced iterations on logarithms, then the dual value."""
-    log_a, log_b = torch.log(a), torch.log(b)
+    log_a = torch.log(a)
+    log_b = torch.log(b)
     f, g = peers.torch_logs(-M / REG, log_a, log_b, RHO / (RHO + REG), STEPS)
     mass = torch.exp(-M / REG + (f + log_a)[:, :, None] + (g + log_b)[:, None, :]).sum((1, 2))
     return dual(torch, a, b, torch.exp(f), torch.exp(g), mass)
@@ -227,9 +249,17 @@ def histograms_loss(p: int, threads: int, gpu: bool) -> dict[str, Any]:
     from mapuot.torch import sinkhorn_loss
 
     torch = import_module("torch")
-    kind = {"dtype": torch.float32, "device": "cuda"} if gpu else {"dtype": torch.float64}
+    if gpu:
+        kind = {"dtype": torch.float32, "device": "cuda"}
+    else:
+        kind = {"dtype": torch.float64}
     M, A, B = (torch.tensor(x, **kind) for x in clouds(p, POINTS))
-    few, options = p if gpu else max(p // 16, 1), {} if gpu else {"threads": threads}
+    if gpu:
+        few = p
+        options = {}
+    else:
+        few = max(p // 16, 1)
+        options = {"threads": threads}
 
     def gradient(value: Any, count: int = p) -> Any:
         a = A[:count].clone().requires_grad_()
@@ -264,14 +294,24 @@ def all_pairs(k: int, threads: int | None) -> dict[str, Any]:
 
     Omit ``threads`` on a GPU; POT's matrices are moved there.
     """
-    ot, rng = import_module("ot") if find_spec("ot") else None, np.random.default_rng(0)
+    if find_spec("ot"):
+        ot = import_module("ot")
+    else:
+        ot = None
+    rng = np.random.default_rng(0)
     points = [rng.random((size, 3)) + 0.3 * rng.random(3) for size in rng.integers(200, 801, k)]
-    reg, pairs = 0.05**2, [rng.choice(k, 2, replace=False) for _ in range(SAMPLE)]
-    options: dict[str, Any] = {"threads": threads} if threads else {"backend": "cuda"}
+    reg = 0.05**2
+    pairs = [rng.choice(k, 2, replace=False) for _ in range(SAMPLE)]
+    if threads:
+        options: dict[str, Any] = {"threads": threads}
+    else:
+        options = {"backend": "cuda"}
 
     def theirs() -> None:
         for i, j in pairs:
-            a, b, M = ot.unif(len(points[i])), ot.unif(len(points[j])), ot.dist(points[i], points[j])
+            a = ot.unif(len(points[i]))
+            b = ot.unif(len(points[j]))
+            M = ot.dist(points[i], points[j])
             if not threads:
                 a, b, M = (import_module("torch").tensor(z, device="cuda") for z in (a, b, M))
             ot.unbalanced.sinkhorn_stabilized_unbalanced(a, b, M, reg, 1.0, stopThr=1e-6)
@@ -280,11 +320,17 @@ def all_pairs(k: int, threads: int | None) -> dict[str, Any]:
         return mapuot.pairwise(points, reg=reg, reg_m=1.0, **options)
 
     count = k * (k - 1) // 2
-    seconds = common.sample(ours) if threads else device.wall(ours)
+    if threads:
+        seconds = common.sample(ours)
+    else:
+        seconds = device.wall(ours)
     row = {"clouds": k, "mapuot": seconds, "pairs": count}
     if ot is None:
         return row
-    taken = common.sample(theirs) if threads else device.wall(theirs)
+    if threads:
+        taken = common.sample(theirs)
+    else:
+        taken = device.wall(theirs)
     return row | {"POT": taken * (count + k) / SAMPLE}
 
 
@@ -302,17 +348,22 @@ def run(args: Any) -> dict[str, Any]:
         data: dict[str, Any] = {"products": [product(*case, gpu) for case in cases]}
     torch.set_num_threads(args.threads)
     with common.blas_threads(args.threads):
-        shapes = ((16, 50),) if args.quick else ((16, 50), (64, 100), (64, 400), (512, 100))
-        data["batches"] = (
-            [gpu_batch(own) for own in (True, False)] if gpu else [batch(*x, args.threads) for x in shapes]
-        )
+        if args.quick:
+            shapes = ((16, 50),)
+        else:
+            shapes = (16, 50), (64, 100), (64, 400), (512, 100)
+        if gpu:
+            data["batches"] = [gpu_batch(own) for own in (True, False)]
+        else:
+            data["batches"] = [batch(*x, args.threads) for x in shapes]
         data["pairs"] = all_pairs(10 if args.quick else 200, None if gpu else args.threads)
         data["losses"] = histograms_loss(8 if args.quick else BATCH, args.threads, gpu)
     return data
 
 
 def tables(data: dict[str, Any]) -> str:
-    ways, loss = ("mapuot", "exact", "shifted", "broadcast"), data["losses"]
+    ways = "mapuot", "exact", "shifted", "broadcast"
+    loss = data["losses"]
     products = [
         [f"{r['dtype']} {r['p']} x {r['n']}^3", *(1e6 * r["times"][k] if k in r["times"] else "" for k in ways),
          *(r.get("mib", {}).get(k, "") for k in ways)] for r in data["products"]

@@ -14,11 +14,15 @@ CUBE = 128
 
 def span(seconds: float) -> str:
     """Return a time with the unit that it is read in."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{1e3 * seconds:.3g} ms"
 
 
 def off(error: float) -> str:
-    return f"{100 * error:.0f} % off" if error >= 0.01 else f"{error:.0e} off"
+    if error >= 0.01:
+        return f"{100 * error:.0f} % off"
+    return f"{error:.0e} off"
 
 
 def front(solve: dict[str, Any], words: dict[str, Any], gromov: dict[str, Any]) -> str:
@@ -51,7 +55,8 @@ def front(solve: dict[str, Any], words: dict[str, Any], gromov: dict[str, Any]) 
 
 def solves(data: dict[str, Any]) -> str:
     """Return times to the certified answer, of the largest problems."""
-    most, names = max(r["n"] for r in data["solves"]), ("mapuot", "POT", "POT, translation-invariant")
+    most = max(r["n"] for r in data["solves"])
+    names = "mapuot", "POT", "POT, translation-invariant"
     rows = [
         [r["reg"], r["rho"], *(span(r["seconds"][k]["min"]) + ("" if r.get(k, r).get("reached", True) else " (stopped)")
                                for k in names)]
@@ -84,7 +89,8 @@ def passes_gpu(data: dict[str, Any]) -> str:
 
 def to_error(data: dict[str, Any]) -> str:
     """Return seconds to a plan error of 1e-3 between points, beside flash-sinkhorn."""
-    rows, times = [], []
+    rows = []
+    times = []
     for r in data["to_error"]:
         fast = min(t["seconds"] for t in r["flash"] if t["reached"])
         times.append(fast / r["seconds"])
@@ -104,7 +110,10 @@ def sets(data: dict[str, Any]) -> str:
         if r["d"] != 3 and r["set"] not in ("digits", "wine", "breast cancer"):
             continue
         pot = r["POT"]
-        cell = f"{pot['seconds'] / pot['ours']:.0f} x" if pot["reached"] else "fails"
+        if pot["reached"]:
+            cell = f"{pot['seconds'] / pot['ours']:.0f} x"
+        else:
+            cell = "fails"
         rows.setdefault((r["set"], r["d"]), []).extend([str(r["ways"]["points"]["passes"]), cell])
     head = ["set", "reg .05: passes", "POT", "reg .005: passes", "POT"]
     lines = [[f"{name}, {d}-D" if d != 3 else name, *cells] for (name, d), cells in rows.items()]
@@ -126,7 +135,10 @@ def scalings(data: dict[str, Any]) -> str:
     """Return the error of GeomLoss's value at each scaling, and the time of both at that error."""
     text = []
     for case in data["cases"]:
-        reach = "balanced" if case["reach"] is None else f"reach {case['reach']:g}"
+        if case["reach"] is None:
+            reach = "balanced"
+        else:
+            reach = f"reach {case['reach']:g}"
         rows = [[f"{r['scaling']:g}", off(r["error"]), span(r["seconds"]), span(r["ours"])] for r in case["rows"]]
         text += [
             f"{data['n']} points in 3-D, blur {case['blur']:g}, {reach}:",

@@ -17,16 +17,23 @@ from mapuot.pot import patching
 
 from . import common, problems, words
 
-SIZES, REGS, RHOS = (64, 128, 256, 500, 2000), (0.05, 0.1, 0.01), (0.5, 1.0)
-NAMES = "sinkhorn_knopp_unbalanced", "sinkhorn_unbalanced_translation_invariant"
+SIZES = (64, 128, 256, 500, 2000)
+REGS = (0.05, 0.1, 0.01)
+RHOS = (0.5, 1.0)
+NAMES = ("sinkhorn_knopp_unbalanced", "sinkhorn_unbalanced_translation_invariant")
 BROKEN = 0.5  # an error of POT from here on counts as failure
 
 
 def rows(n: int) -> list[words.Row]:
-    rng, a, found = np.random.default_rng([n, 7]), np.full(n, 1.0 / n), []
+    rng = np.random.default_rng([n, 7])
+    a = np.full(n, 1.0 / n)
+    found = []
     M = problems.squared_distances(rng.normal(size=(n, 2)), rng.normal(size=(n, 2)) + 0.5)
     for scaled, reg, rho in product((True, False), REGS, RHOS):
-        C = M / M.max() if scaled else M
+        if scaled:
+            C = M / M.max()
+        else:
+            C = M
         exact = mapuot.solve(C, a, a, reg=reg, reg_m=rho, tol=1e-11).plan
         for name in NAMES:
             calls = (partial(function, a, a, C, reg, rho) for function in patching.installed[name])
@@ -36,7 +43,10 @@ def rows(n: int) -> list[words.Row]:
 
 
 def run(args: Any) -> dict[str, Any]:
-    sizes = (args.size,) if args.size else SIZES[: 2 if args.quick else None]
+    if args.size:
+        sizes = (args.size,)
+    else:
+        sizes = SIZES[: 2 if args.quick else None]
     with common.blas_threads(args.threads), pot.patched():
         found = [words.timed(*row, 0.1 if args.quick else 0.5) for n in sizes for row in rows(n)]
     return {"threads": args.threads, "words": found}

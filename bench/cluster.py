@@ -83,12 +83,15 @@ def worker(shape: tuple[int, int], rounds: int, passes: int) -> dict[str, list[f
     times: dict[str, list[float]] = {name: [] for name in names}
     strong = shared(costs(i0, i1, n), m, ranks, 1)
     weak = shared(costs(0, m, n), m * ranks.size, ranks, 1)
-    whole, one, K = None, None, np.empty((0, 0))
+    whole = None
+    one = None
+    K = np.empty((0, 0))
     if comm.rank == 0:
         whole = shared(costs(0, m, n), m, ALONE, ranks.size)
         one = shared(costs(0, m, n), m, ALONE, 1)
         K = np.exp(-costs(0, m, n).astype(np.float64) / REG)
-    u, v = np.ones(m), np.ones(n)
+    u = np.ones(m)
+    v = np.ones(n)
 
     def two_products() -> float:
         begin = time.perf_counter()
@@ -122,8 +125,17 @@ def job(size: int, shape: tuple[int, int], rounds: int, passes: int) -> Any:
 
 def run(args: Any) -> dict[str, Any]:
     if counts := [int(x) for x in args.gpus.split(",") if x]:
-        return run_large(counts, args.size) if args.size else run_gpus(counts, args.quick)
-    shape, rounds, passes = ((2048, 2048), 3, 5) if args.quick else ((8192, 8192), 9, 10)
+        if args.size:
+            return run_large(counts, args.size)
+        return run_gpus(counts, args.quick)
+    if args.quick:
+        shape = 2048, 2048
+        rounds = 3
+        passes = 5
+    else:
+        shape = 8192, 8192
+        rounds = 9
+        passes = 10
     jobs = []
     for size in range(2, args.threads + 1):
         times = job(size, shape, rounds, passes)
@@ -137,7 +149,9 @@ def run(args: Any) -> dict[str, Any]:
             "ranks": size, "seconds": {name: min(values) for name, values in times.items()},
             "median": {name: common.ratio(times, *pair)["median"] for name, pair in pairs.items()},
         })  # fmt: skip
-    return {"shape": shape, "weak shape": shape, "jobs": jobs} if jobs else {"skipped": "one core only"}
+    if jobs:
+        return {"shape": shape, "weak shape": shape, "jobs": jobs}
+    return {"skipped": "one core only"}
 
 
 def tables(data: dict[str, Any]) -> str:
@@ -158,8 +172,10 @@ def gpu_times(ranks: Any, m: int, n: int, rounds: int, passes: int, M: Any = Non
     """Seconds a pass as a solve makes them, by the clock of the slowest rank; and of its parts, by device events."""
     import cupy as cp
 
-    M = costs(*own_rows(m, ranks.rank, ranks.size), n, cp) if M is None else M
-    made, times = shared(M, m, ranks, None, True), []
+    if M is None:
+        M = costs(*own_rows(m, ranks.rank, ranks.size), n, cp)
+    made = shared(M, m, ranks, None, True)
+    times = []
     made.iterate(16)
     for _ in range(rounds):
         made.progress["since_best"] = 0  # or it would stall after 250 passes
@@ -206,12 +222,18 @@ def gpu_worker(ranks: Any, strong: int, weak: int, rounds: int, passes: int) -> 
 
 
 def run_gpus(counts: list[int], quick: bool) -> dict[str, Any]:
-    strong, weak, rounds, passes = (8192, 4096, 3, 24) if quick else (65536, 32768, 7, 48)
+    if quick:
+        strong, weak, rounds, passes = 8192, 4096, 3, 24
+    else:
+        strong, weak, rounds, passes = 65536, 32768, 7, 48
     jobs: list[dict[str, Any]] = []
     for count in counts:
         one = spawn(gpu_worker, count, strong, weak, rounds, passes)[0]
         own = {name: float(np.median(one[name]["seconds"])) for name in ("weak", "strong")}
-        first = jobs[0] if jobs else {"ranks": count, "seconds": own}
+        if jobs:
+            first = jobs[0]
+        else:
+            first = {"ranks": count, "seconds": own}
         alone = first["seconds"]
         ratios = {"weak efficiency": alone["weak"] / own["weak"],
                   "strong speed-up": first["ranks"] * alone["strong"] / own["strong"]}  # fmt: skip
@@ -227,10 +249,13 @@ def large_worker(ranks: Any, n: int, rounds: int, passes: int) -> dict[str, Any]
     import mapuot
 
     cp.cuda.Device(ranks.rank).use()
-    pool, rows, weight = cp.get_default_memory_pool(), point_rows(n), np.full(n, 1 / n)
+    pool = cp.get_default_memory_pool()
+    rows = point_rows(n)
+    weight = np.full(n, 1 / n)
     found: dict[str, Any] = {"solves": []}
     for reg in REGS:
-        times, comm = [], ranks if ranks.size > 1 else None
+        times = []
+        comm = ranks if ranks.size > 1 else None
         own = weight[slice(*own_rows(n, ranks.rank, ranks.size))]
         for _ in range(3):
             ranks.exchange(None)
@@ -241,7 +266,8 @@ def large_worker(ranks: Any, n: int, rounds: int, passes: int) -> dict[str, Any]
         row = {"reg": reg, "seconds": min(times), "first": times[0], "passes": answer.n_passes, "status": answer.status}
         row |= {"error_bound": answer.error_bound, "objective": answer.objective}
         found["solves"].append(row | {"GiB": max(ranks.exchange(pool.total_bytes() / 2**30))})
-        print(row, flush=True) if ranks.rank == 0 else None
+        if ranks.rank == 0:
+            print(row, flush=True)
         pool.free_all_blocks()
     return found | {"pass": gpu_times(ranks, n, n, rounds, passes, rows)}
 

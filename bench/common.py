@@ -61,14 +61,17 @@ def on_gpu(data: dict[str, Any]) -> bool:
 def machine_line(data: dict[str, Any]) -> str:
     """Name the machine of a record, as the tables of README.md and docs/ do."""
     found = data["machine"]
-    return (
-        f"One {data['device']}" if on_gpu(data) else f"{found['cpu']}, {found['isa'].upper()}, {found['cores']} cores"
-    )
+    if on_gpu(data):
+        return f"One {data['device']}"
+    return f"{found['cpu']}, {found['isa'].upper()}, {found['cores']} cores"
 
 
 def cpu_model() -> str:
     info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.exists() else ""
+    if info.exists():
+        text = info.read_text()
+    else:
+        text = ""
     fields = {key: re.search(rf"^{key}\s*: (.*)$", text, re.M) for key in ("model name", "cpu family", "model")}
     named = {key: match.group(1) for key, match in fields.items() if match}
     if not named:
@@ -108,7 +111,9 @@ def alone(expression: str, most: float | None = None) -> Any:
 def status(key: str) -> int:
     """Return an entry of /proc/self/status in bytes; "VmHWM" is the most memory held since ``forget_peak``."""
     match = re.search(rf"^{key}:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
-    return 1024 * int(match.group(1)) if match else 0
+    if match:
+        return 1024 * int(match.group(1))
+    return 0
 
 
 def forget_peak() -> int:
@@ -123,7 +128,8 @@ def kept_memory() -> Iterator[None]:
 
     Fresh pages then cost .5 to 1.2 s for 100 MB, ten times the time of writing them, in any program.
     """
-    mmap_max, trim_threshold = -4, -1
+    mmap_max = -4
+    trim_threshold = -1
     set_to = getattr(ctypes.CDLL(None), "mallopt", lambda *_: None)
     set_to(mmap_max, 0)
     set_to(trim_threshold, 2**31 - 1)
@@ -168,7 +174,9 @@ def interleave(
 def length_of(call: Callable[[], Any]) -> float:
     """Return the seconds of one call, of a short one the best of three after a first one."""
     first = sample(call, 1)
-    return first if first > 0.1 else min(sample(call, 1) for _ in range(3))
+    if first > 0.1:
+        return first
+    return min(sample(call, 1) for _ in range(3))
 
 
 def sample(call: Callable[[], Any], number: int = 1, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -218,13 +226,17 @@ def plain(value: Any) -> Any:
         return bool(value)
     if isinstance(value, (float, np.floating)):
         return float(f"{value:.5g}") if math.isfinite(value) else str(float(value))
-    return int(value) if isinstance(value, np.integer) else value
+    if isinstance(value, np.integer):
+        return int(value)
+    return value
 
 
 def table(header: list[str], rows: list[list[Any]]) -> str:
     """Return a table in Markdown; floats have three digits, and a table without rows is empty."""
     lines = [header, ["---"] * len(header), *([three(x) if isinstance(x, float) else x for x in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) if rows else ""
+    if rows:
+        return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return ""
 
 
 def each(tables: Callable[[dict[str, Any]], str]) -> Callable[..., str]:
@@ -252,12 +264,16 @@ def text_of(*parts: str) -> str:
 
 def short(x: Any) -> str:
     """.05 for 0.05; inf for the word that JSON has for it."""
-    return f"{float(x):.3g}".removeprefix("0") if float(x) else "0"
+    if float(x):
+        return f"{float(x):.3g}".removeprefix("0")
+    return "0"
 
 
 def three(x: float) -> str:
     """Three digits, or a whole number."""
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.3g}"
+    if abs(x) >= 1000:
+        return f"{x:,.0f}"
+    return f"{x:.3g}"
 
 
 def milliseconds(seconds: dict[str, float]) -> str:

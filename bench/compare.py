@@ -30,7 +30,8 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
     for name, data in (("A", a), ("B", b)):
         machine = data["machine"]
         lines.append(f"{name}: {machine['commit']}  {machine['cpu']}  {machine['isa']}  {machine['cores']} cores")
-    left, right = dict(leaves(a)), dict(leaves(b))
+    left = dict(leaves(a))
+    right = dict(leaves(b))
     rows = [
         [" / ".join(path), left[path], right[path], f"{right[path] / left[path]:.3f}"]
         for path in left

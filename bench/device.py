@@ -22,7 +22,9 @@ def missing() -> str:
         import cupy as cp
     except ImportError as error:
         return str(error)
-    return "" if cp.cuda.is_available() else "no GPU"
+    if cp.cuda.is_available():
+        return ""
+    return "no GPU"
 
 
 def device_name(number: int = 0) -> str:
@@ -44,7 +46,11 @@ def free_pools() -> None:
 
 
 def on_host(x: Any) -> Any:
-    return x.get() if hasattr(x, "get") else x.cpu().numpy() if hasattr(x, "cpu") else np.asarray(x)
+    if hasattr(x, "get"):
+        return x.get()
+    if hasattr(x, "cpu"):
+        return x.cpu().numpy()
+    return np.asarray(x)
 
 
 def elapsed(
@@ -54,9 +60,11 @@ def elapsed(
     import cupy as cp
 
     call()
-    times, pad = [], cp.zeros(1 << 28, np.float32)
+    times = []
+    pad = cp.zeros(1 << 28, np.float32)
     for _ in range(repeat):
-        begin, end = cp.cuda.Event(), cp.cuda.Event()
+        begin = cp.cuda.Event()
+        end = cp.cuda.Event()
         before()
         pad.max()  # .2 ms, in which the host gets ahead; a fill would leave dirty lines that cost 14 us
         begin.record()
@@ -108,7 +116,8 @@ def limits() -> dict[str, float]:
     """Return the bytes a second of reading and of copying in the device's memory."""
     import cupy as cp
 
-    x, y = cp.zeros(1 << 29, np.float32), cp.empty(1 << 29, np.float32)
+    x = cp.zeros(1 << 29, np.float32)
+    y = cp.empty(1 << 29, np.float32)
     return {"read": x.nbytes / elapsed(x.sum), "copy": 2 * x.nbytes / elapsed(lambda: cp.copyto(y, x))}
 
 

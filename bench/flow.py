@@ -21,7 +21,10 @@ NEEDS = ("torch",)
 TOL = 1e-4
 RNG = np.random.default_rng(0)
 NETWORKS = (2, 64, 3), (50, 1024, 4)  # dimensions, width and layers
-BATCHES, STEPS, ROUNDS, ITERATIONS = (256, 1024), 20, 15, 100
+BATCHES = (256, 1024)
+STEPS = 20
+ROUNDS = 15
+ITERATIONS = 100
 
 
 def network(d: int, width: int, layers: int) -> Any:
@@ -74,8 +77,10 @@ def iterated(x0: Any, x1: Any) -> tuple[Any, Any]:
     """Draw pairs after ITERATIONS unbalanced steps between equal masses."""
     import torch
 
-    K, ones = torch.exp(torch.cdist(x0, x1) ** 2 / (-0.05 * unit_of(x0))), torch.ones(len(x0), device=x0.device)
-    n, a = len(x0), ones / len(x0)
+    K = torch.exp(torch.cdist(x0, x1) ** 2 / (-0.05 * unit_of(x0)))
+    ones = torch.ones(len(x0), device=x0.device)
+    n = len(x0)
+    a = ones / len(x0)
     u, v = peers.torch_scalings(K, a, a, 1.0 / (1.0 + 0.05), ITERATIONS, ones, ones)
     drawn = torch.multinomial((u[:, None] * K * v).ravel(), n, replacement=True)
     return x0[drawn // n], x1[drawn % n]

@@ -88,14 +88,23 @@ def our_passes(m: int, n: int, precision: str, names: dict[bool, str]) -> dict[s
 
     Rows wider than a cluster have one kernel, which has float64 sums.
     """
-    made, found = workspace(m, n, precision), {}
+    made = workspace(m, n, precision)
+    found = {}
     if not made.launch.persistent:
         rows = elapsed(made.launch.row_kernels, before=made.send_progress)
         whole = elapsed(lambda: made.launch(made.launch.most, 0), before=made.send_progress) / made.launch.most
         return {name + suffix: x for name in names.values() for suffix, x in ((" bare", rows), ("", whole))}
-    count = 256 if m * n < 1 << 27 else 64 if m * n < 1 << 29 else 16
+    if m * n < 1 << 27:
+        count = 256
+    elif m * n < 1 << 29:
+        count = 64
+    else:
+        count = 16
     for narrow, name in names.items():
-        run = made.launch.narrow if narrow and made.launch.narrow else made.launch.wide
+        if narrow and made.launch.narrow:
+            run = made.launch.narrow
+        else:
+            run = made.launch.wide
         made.progress["narrow"] = float(run is made.launch.narrow)
         for half, suffix in ((ROWS, " bare"), (BOTH, "")):
             call = lambda run=run, half=half: run(made.state, 0, count, half)  # noqa: E731
@@ -115,8 +124,10 @@ def pot_pass(m: int, n: int, way: Callable[[Callable[[], Any]], Callable[[], Any
     """POT's iteration on torch: u = (a / K v)^fi, v = (b / K^T u)^fi, called as ``way`` makes it."""
     import torch
 
-    steps, K = 10, torch.rand(m, n, device="cuda")
-    u, v = torch.ones(m, device="cuda"), torch.ones(n, device="cuda")
+    steps = 10
+    K = torch.rand(m, n, device="cuda")
+    u = torch.ones(m, device="cuda")
+    v = torch.ones(n, device="cuda")
     return elapsed(way(lambda: peers.torch_scalings(K, u / m, v / n, 0.95, steps, u, v))) / steps
 
 
@@ -162,12 +173,15 @@ def passes(sizes: list[tuple[int, int]], read: float) -> list[dict[str, Any]]:
 
 def share(row: dict[str, Any], key: str) -> float:
     """Return the limit over the seconds of a pass; NaN where it was not measured."""
-    return float(row["limit"] / row[key]) if isinstance(row.get(key), float) else np.nan
+    if isinstance(row.get(key), float):
+        return float(row["limit"] / row[key])
+    return np.nan
 
 
 def tile_sweep(n: int) -> list[dict[str, Any]]:
     """Seconds of the row half of the paper's two kernels on n x n float32 by shape, the best first."""
-    made, found = workspace(n, n, "float32", True), []
+    made = workspace(n, n, "float32", True)
+    found = []
     for shape in paper_shapes():
         made.launch.take_shape(shape, False, made.ld, "float32", KL)
         seconds = elapsed(made.launch.row_kernels, 3, made.send_progress)
@@ -198,7 +212,8 @@ def dense_points(sizes: list[tuple[int, str]]) -> list[dict[str, Any]]:
     for n, form in sizes:
         M: Any = point_rows(n)
         if form == "array":
-            rows, M = M, cp.empty((n, n), np.float32)
+            rows = M
+            M = cp.empty((n, n), np.float32)
             for i in range(0, n, 1000):
                 M[i : i + 1000] = rows(i, min(i + 1000, n))
         for reg in REGS:
@@ -231,12 +246,17 @@ def point_line(row: dict[str, Any]) -> str:
 
 def run(args: Any) -> dict[str, Any]:
     data: dict[str, Any] = {"device": device_name()}
-    sizes, tiles = (SIZES[1:5:3], 2048) if args.quick else (SIZES, 8192)
+    if args.quick:
+        sizes = SIZES[1:5:3]
+        tiles = 2048
+    else:
+        sizes, tiles = SIZES, 8192
     begin = time.perf_counter()
     compile_all(sizes, tiles)
     print(f"{data['device']}, kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     data["limits"] = limits()
-    data["points"] = dense_points([(3000, "array"), (3000, "function")] if args.quick else POINTS)
+    cases = [(3000, "array"), (3000, "function")] if args.quick else POINTS
+    data["points"] = dense_points(cases)
     print(f"after {time.perf_counter() - begin:.1f} s", flush=True)
     data["passes"] = passes(sizes, data["limits"]["read"])
     print(f"after {time.perf_counter() - begin:.1f} s", flush=True)
@@ -252,8 +272,14 @@ def tables(data: dict[str, Any]) -> str:
         cells = [f"{row['m']} x {row['n']}"]
         for key in DRAWN:
             found = row.get(key)
-            of = f" ({share(row, key):.2f})" if key in SHARES else ""
-            cells.append(f"{common.three(1e6 * found)}{of}" if isinstance(found, float) else "")
+            if key in SHARES:
+                of = f" ({share(row, key):.2f})"
+            else:
+                of = ""
+            if isinstance(found, float):
+                cells.append(f"{common.three(1e6 * found)}{of}")
+            else:
+                cells.append("")
         rows.append(cells)
     best = [
         f"best tiles, {kind}: {rows[0]}; worst: {rows[-1]['seconds']:.3g} s" for kind, rows in data["tiles"].items()

@@ -21,7 +21,8 @@ import numpy as np
 from . import common
 from .device import device_name, missing
 
-SIZES, GPU_SIZES = (1000, 2000, 5000), (2000, 20_000, 100_000)
+SIZES = (1000, 2000, 5000)
+GPU_SIZES = (2000, 20_000, 100_000)
 DIMENSIONS, NOISE, OUTLIERS = 30, 0.02, 0.2
 REG, RHO = 0.03, 0.3  # in units of the squared variance of the points
 POT_STEPS = {5000: 1}  # of POT, by the number of points; 100 elsewhere
@@ -31,9 +32,12 @@ LONGEST, GPU_LONGEST = 1800.0, 45.0  # seconds, after which a call is ended; OTT
 
 def problem(n: int) -> tuple[Any, Any, Any, float]:
     """Return both clouds, for each point of the first ones its copy's number or -1, and the squared variance."""
-    rng, size, kept = np.random.default_rng(0), 2 * 0.85 ** np.arange(DIMENSIONS), round(n * (1 - OUTLIERS))
+    rng = np.random.default_rng(0)
+    size = 2 * 0.85 ** np.arange(DIMENSIONS)
+    kept = round(n * (1 - OUTLIERS))
     x = (rng.normal(size=(n, DIMENSIONS)) + rng.exponential(size=(n, DIMENSIONS)) - 1) * size
-    turn, order = np.linalg.qr(rng.normal(size=(DIMENSIONS, DIMENSIONS)))[0], rng.permutation(n)[:kept]
+    turn = np.linalg.qr(rng.normal(size=(DIMENSIONS, DIMENSIONS)))[0]
+    order = rng.permutation(n)[:kept]
     copy = x[order] + NOISE * rng.normal(size=(kept, DIMENSIONS))
     y = np.vstack([copy, 2 * size * rng.normal(size=(n - kept, DIMENSIONS))]) @ turn
     partner = np.full(n, -1)
@@ -55,7 +59,8 @@ def ours(n: int, init: str, **options: Any) -> dict[str, Any]:
 
     x, y, partner, unit = problem(n)  # compile the GPU code in a first step
     mapuot.gromov(x, y, reg=unit, reg_m=unit, max_iter=1, tol=99.0, init="independent", **options)
-    before, begun = peak_of(options, start=True), clocks()
+    before = peak_of(options, start=True)
+    begun = clocks()
     result = mapuot.gromov(x, y, reg=REG * unit, reg_m=RHO * unit, init=init, **options)
     taken = clocks() - begun
     return {
@@ -71,8 +76,10 @@ def pot(n: int, steps: int) -> dict[str, Any]:
     import ot
 
     x, y, partner, unit = problem(n)
-    before, begun = peak_of({}, start=True), clocks()
-    X, Y = ot.dist(x, x), ot.dist(y, y)
+    before = peak_of({}, start=True)
+    begun = clocks()
+    X = ot.dist(x, x)
+    Y = ot.dist(y, y)
     plan, _, log = ot.gromov.fused_unbalanced_gromov_wasserstein(
         X, Y, reg_marginals=RHO * unit, epsilon=REG * unit, max_iter=steps, log=True
     )
@@ -101,7 +108,8 @@ def ott(n: int, rank: int) -> dict[str, Any]:
     else:
         solver = low.LRGromovWasserstein(rank=rank, epsilon=0.0)
     jax.block_until_ready(solver(given))  # compiles
-    before, begun = peak_of({}, start=True), clocks()
+    before = peak_of({}, start=True)
+    begun = clocks()
     found = jax.block_until_ready(solver(given))
     taken = clocks() - begun
     return {
@@ -136,17 +144,24 @@ def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
     if gpu and (why := missing()):
         return {"skipped": why}
-    sizes = (args.size,) if args.size else (300,) if args.quick else GPU_SIZES if gpu else SIZES
+    sizes = GPU_SIZES if gpu else SIZES
+    if args.size or args.quick:
+        sizes = (args.size or 300,)
     rows = []
+    if gpu:
+        options = "backend='cuda'"
+        most = GPU_LONGEST
+    else:
+        options = f"threads={args.threads}"
+        most = LONGEST
     for n in sizes:
-        options = "backend='cuda'" if gpu else f"threads={args.threads}"
         row: dict[str, Any] = {"n": n, "mapuot": measured(f"gromov.ours({n}, 'auto', {options})")}
         if not gpu:
             row["mapuot, start a b^T"] = measured(f"gromov.ours({n}, 'independent', {options})")
             row["POT"] = measured(f"gromov.pot({n}, {POT_STEPS.get(n, 100)})")
         if importlib.util.find_spec("ott") and n <= RANKED:
-            most = GPU_LONGEST if gpu else LONGEST
-            row |= {"OTT, balanced": measured(f"gromov.ott({n}, -1)", most)} if n <= max(SIZES) else {}
+            if n <= max(SIZES):
+                row["OTT, balanced"] = measured(f"gromov.ott({n}, -1)", most)
             row[f"OTT, balanced, rank {RANK}"] = measured(f"gromov.ott({n}, {RANK})", most)
         rows.append(row)
         print(json.dumps(row), flush=True)
@@ -156,14 +171,21 @@ def run(args: Any) -> dict[str, Any]:
 @common.each
 def tables(data: dict[str, Any]) -> str:
     """Return seconds, by the clock and of all threads, memory and the share that is matched."""
-    lines, clock = [], ["seconds"] if common.on_gpu(data) else ["seconds", "cpu"]
+    lines = []
+    if common.on_gpu(data):
+        clock = ["seconds"]
+    else:
+        clock = ["seconds", "cpu"]
     for row in data["rows"]:
         for name, one in [*row.items()][1:]:
             *own, matched = (one.get(key, "") for key in (*clock, "memory", "matched"))
             cells = [*own, "" if matched in ("", None) else f"{100 * matched:.1f} %"]
-            stopped = "" if one.get("settled", True) else ", stopped"
-            lines.append(
-                [f"{row['n']:,}", name + stopped, *(cells if "failed" not in one else [one["failed"], *cells[1:]])]
-            )
+            if one.get("settled", True):
+                stopped = ""
+            else:
+                stopped = ", stopped"
+            if "failed" in one:
+                cells = [one["failed"], *cells[1:]]
+            lines.append([f"{row['n']:,}", name + stopped, *cells])
     head = ["points", "", "seconds", *(["CPU s"] if len(clock) > 1 else []), "MiB", "matched"]
     return common.text_of(f"{common.machine_line(data)}:", common.table(head, lines))

@@ -24,7 +24,11 @@ import mapuot
 from bench import common, small_reg
 from mapuot.ascend import stages
 
-REGS, MOST, MOST_TIMES, ALONE, MANY = (1e-3, 2e-4, 2e-5, 2e-6), 1500, 20, 700, 10_000
+REGS = (1e-3, 2e-4, 2e-5, 2e-6)
+MOST = 1500
+MOST_TIMES = 20
+ALONE = 700
+MANY = 10_000
 NEEDS = ("ot",)
 
 
@@ -36,7 +40,9 @@ def clock(call: Callable[[], Any]) -> tuple[float, Any]:
 
 def sns(M: Any, a: Any, b: Any, reg: float, most: float) -> float:
     """Seconds to a marginal error of 1e-6, inf where it takes more than ``most``."""
-    begun, f, g = time.process_time(), np.zeros(len(a)), np.zeros(len(b))
+    begun = time.process_time()
+    f = np.zeros(len(a))
+    g = np.zeros(len(b))
     for k in range(10_000):
         P = np.exp((f[:, None] + g - M) / reg)
         left = np.concatenate([a - P.sum(1), b - P.sum(0)])
@@ -67,7 +73,8 @@ def mm(M: Any, a: Any, b: Any, goal: float, most: float) -> float:
         call = lambda P=P: ot.unbalanced.mm_unbalanced(a, b, M, 1.0, div="kl", G0=P, numItermax=100, stopThr=0)  # noqa: E731
         more, P = clock(call)
         seconds += more
-        r, s = P.sum(1), P.sum(0)
+        r = P.sum(1)
+        s = P.sum(0)
         with np.errstate(divide="ignore", invalid="ignore"):
             kl = sum(np.where(x > 0, x * np.log(x / w), 0.0).sum() - x.sum() + w.sum() for x, w in ((r, a), (s, b)))
         if (P * M).sum() + kl <= goal:
@@ -85,12 +92,15 @@ def one(M: Any, a: Any, b: Any, reg: float, rho: float) -> dict[str, Any]:
         with mock.patch.object(stages, "KEPT_BELOW", below):
             more, answers[below] = clock(calls)
             times[below].append(more)
-    (found, other), (seconds, whole) = (answers[x] for x in times), map(min, times.values())
+    found, other = (answers[x] for x in times)
+    seconds, whole = map(min, times.values())
     row = {"seconds": seconds, "all": whole, "passes": found.n_passes, "status": found.status, "how": found.how}
     row |= {"status_all": other.status, "passes_all": other.n_passes}
     low, high = found.unregularised_bounds()
     if len(a) > ALONE:
-        return row | ({"error": high / low - 1} if np.isfinite(rho) else {})
+        if np.isfinite(rho):
+            row["error"] = high / low - 1
+        return row
     if np.isfinite(rho):
         return row | {"error": high / low - 1, "mm": mm(M, a, b, high, MOST_TIMES * seconds)}
     row["emd"], cost = clock(lambda: ot.emd2(a, b, M, numItermax=10_000_000))
@@ -98,9 +108,13 @@ def one(M: Any, a: Any, b: Any, reg: float, rho: float) -> dict[str, Any]:
 
 
 def run(args: Any) -> dict[str, Any]:
-    rows, n = [], args.size or 700
+    rows = []
+    n = args.size or 700
     warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
-    for d, clustered in product((2,) if args.quick else (1, 2, 3, 10) if n < MANY else (3,), (False, True)):
+    dimensions = (1, 2, 3, 10) if n < MANY else (3,)
+    if args.quick:
+        dimensions = (2,)
+    for d, clustered in product(dimensions, (False, True)):
         M, a, b = small_reg.clouds(d, clustered, n)
         mapuot.solve(M, a, b, reg=0.1, reg_m=1.0, threads=1)  # memory is new to the first call
         for reg, rho in product(REGS, (1.0, np.inf)):

@@ -39,7 +39,9 @@ class LocalRanks(MpiRanks):
 
     def gather(self, rows: Any, root: int) -> Any:
         found = self.exchange(rows)
-        return np.concatenate(found) if self.rank == root else None
+        if self.rank == root:
+            return np.concatenate(found)
+        return None
 
     def abort(self) -> None:
         traceback.print_exc()
@@ -58,7 +60,8 @@ def spawn(function: Callable[..., Any], size: int, *arguments: Any, seconds: flo
     with context.Pool(size) as pool:
         started = multiprocessing.active_children()  # a pool would replace one that is gone, and wait for its answer
         answers = [pool.apply_async(work, (function, k, size, pipes[k], arguments)) for k in range(size)]
-        found, until = {}, time.monotonic() + seconds
+        found = {}
+        until = time.monotonic() + seconds
         while len(found) < size and time.monotonic() < until:
             found |= dict(answer.get() for answer in answers if answer.ready())
             if any(process.exitcode is not None for process in started):

@@ -24,11 +24,14 @@ from . import common, peers
 from .device import wall
 
 NEEDS = ("torch",)
-SIZES, GPU_SIZES = (1_000, 5_000), (1_000, 5_000, 100_000)
+SIZES = (1_000, 5_000)
+GPU_SIZES = (1_000, 5_000, 100_000)
 CASES = tuple((blur, reach) for blur in (0.05, 0.01) for reach in (0.3, None))
 TOLS = (1e-3, 1e-6)
 MATRIX_SIZE, LONGEST = 20_000, 2.0  # points up to which peers form a matrix; seconds above which no call is repeated
-EXACT, HARD, MOST_PASSES = 1e-9, (1e-4, 1e-3), 10_000  # HARD: of balanced clouds at the smaller blur, small and large
+EXACT = 1e-9
+HARD = (1e-4, 1e-3)  # of balanced clouds at the smaller blur, small and large
+MOST_PASSES = 10_000
 MANY = tuple(((256, n, d), (0.05, 0.5)) for n, d in ((64, 3), (100, 3), (256, 3), (256, 64)))  # pairs of clouds at once
 SOME, MOST_ROUNDS = 8, 2048  # pairs timed one by one on a GPU; most rounds of a torch loop
 SCALINGS = (0.5, 0.9)  # GeomLoss's and flash-sinkhorn's default, and steps with which they are nearer
@@ -85,15 +88,25 @@ def measured(p: int, n: int, d: int, blur: float, reach: float | None, gpu: bool
 
     from mapuot.torch import SamplesLoss
 
-    rng, kind = np.random.default_rng(0), {"dtype": torch.float64, "device": "cuda" if gpu else "cpu"}
-    shape, known = (n, d) if p == 1 else (p, n, d), {"blur": blur, "reach": reach}
+    rng = np.random.default_rng(0)
+    kind = {"dtype": torch.float64, "device": "cuda" if gpu else "cpu"}
+    shape = (n, d) if p == 1 else (p, n, d)
+    known = {"blur": blur, "reach": reach}
     x, y = (torch.tensor(np.sqrt(3 / d) * rng.random(shape) + move, **kind) for move in (0.0, 0.2 * (p == 1)))
-    large, hard = n > MATRIX_SIZE, reach is None and blur == min(blur for blur, _ in CASES)
-    exact = HARD[large] if hard else TOLS[-1] if large else EXACT
+    large = n > MATRIX_SIZE
+    hard = reach is None and blur == min(blur for blur, _ in CASES)
+    if hard:
+        exact = HARD[large]
+    elif large:
+        exact = TOLS[-1]
+    else:
+        exact = EXACT
     tols = [tol for tol in TOLS if tol >= exact]
     row: dict[str, Any] = {"p": p, "n": n, "d": d, **known, "exact": exact, "losses": {}, "terms": {}}
     value, slope = step(SamplesLoss(p=2, tol=exact, max_passes=MOST_PASSES, **known), x, y)
-    factor = 1.0 if reach is None else (reach**2 + blur**2 / 2) / (reach**2 + blur**2)  # GeomLoss's slopes are so much
+    factor = 1.0  # GeomLoss's slopes are so many times ours
+    if reach is not None:
+        factor = (reach**2 + blur**2 / 2) / (reach**2 + blur**2)
     calls = {}
     for name, (loss, single) in losses(n, tols, gpu, **known).items():
         way = one_by_one if p > 1 and name.startswith("flash") else step
@@ -106,14 +119,16 @@ def measured(p: int, n: int, d: int, blur: float, reach: float | None, gpu: bool
         except Exception as error:  # a peer without this case
             row["losses"][name] = {"failed": f"{type(error).__name__}: {error}"[:200]}
             continue
-        right, part = slope[: len(gradient)], len(gradient) / len(slope)
+        right = slope[: len(gradient)]
+        part = len(gradient) / len(slope)
         row["losses"][name] = {
             "seconds": taken / part, "value_error": abs(found / value - 1) if part == 1 else None,
             "slope_error": float((gradient / times - right).norm() / right.norm()),
         }  # fmt: skip
         if p > 1 and gpu and name.startswith("mapuot"):
             row["losses"][f"torch as {name}"] = torch_loop(x, y, slope, row["losses"][name]["slope_error"], **known)
-    reg, reg_m = blur**2, np.inf if reach is None else reach**2
+    reg = blur**2
+    reg_m = np.inf if reach is None else reach**2
     for name, other in (("self", x), ("cross", y)) if p == 1 else ():
         call = partial(mapuot.solve, mapuot.PointCloud(x, other, scale=0.5), reg=reg, reg_m=reg_m, tol=tols[-1])
         taken, result = timed(partial(call, max_passes=MOST_PASSES), gpu)
@@ -131,16 +146,19 @@ def torch_loop(x: Any, y: Any, tight: Any, error: float, blur: float, reach: flo
     """
     import torch
 
-    eps, fi = blur**2, reach**2 / (reach**2 + blur**2)
+    eps = blur**2
+    fi = reach**2 / (reach**2 + blur**2)
 
     def plan(x: Any, y: Any, rounds: int, alone: bool) -> Any:
-        log_k, log_w = -(torch.cdist(x, y) ** 2) / (2 * eps), torch.full_like(x[:, :, 0], -float(np.log(x.shape[1])))
+        log_k = -(torch.cdist(x, y) ** 2) / (2 * eps)
+        log_w = torch.full_like(x[:, :, 0], -float(np.log(x.shape[1])))
         f, g = peers.torch_logs(log_k, log_w, log_w, fi, rounds, alone)
         P = torch.exp(log_k + (f + log_w)[:, :, None] + (g + log_w)[:, None, :])
         return P.sum(2, keepdim=True) * x - P @ y
 
     def gradient(rounds: int, dtype: Any) -> Any:
-        at, to = x.to(dtype), y.to(dtype)
+        at = x.to(dtype)
+        to = y.to(dtype)
         return (plan(at, to, rounds, False) - plan(at, at, max(rounds // 4, 8), True)).double()
 
     for dtype in (torch.float32, torch.float64):
@@ -156,21 +174,40 @@ def torch_loop(x: Any, y: Any, tight: Any, error: float, blur: float, reach: flo
 
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
-    sizes = (args.size,) if args.size else (300,) if args.quick else GPU_SIZES if gpu else SIZES
-    many = [((16, 32, 3), MANY[0][1])] if args.quick else [] if args.size else MANY
+    if args.size:
+        sizes = (args.size,)
+    elif args.quick:
+        sizes = (300,)
+    elif gpu:
+        sizes = GPU_SIZES
+    else:
+        sizes = SIZES
+    if args.quick:
+        many = [((16, 32, 3), MANY[0][1])]
+    elif args.size:
+        many = []
+    else:
+        many = MANY
     cases = [*(((1, n, 3), case) for n in sizes for case in CASES), *many]
     return {"rows": [measured(*size, *case, gpu) for size, case in cases]}
 
 
 def cells(row: dict[str, Any], names: list[str]) -> list[Any]:
     """Return a line of the table, of these losses."""
-    points = row["n"] if row["p"] == 1 else f"{row['p']} x {row['n']}, {row['d']}-D"
+    if row["p"] == 1:
+        points = row["n"]
+    else:
+        points = f"{row['p']} x {row['n']}, {row['d']}-D"
     line = [points, row["blur"], row["reach"] or "balanced", common.short(row["exact"])]
     for one in (row["losses"].get(name, {}) for name in names):
-        line.append(f"{1e3 * one['seconds']:.3g} ({one['slope_error']:.0e})" if "seconds" in one else "")
+        cell = ""
+        if "seconds" in one:
+            cell = f"{1e3 * one['seconds']:.3g} ({one['slope_error']:.0e})"
+        line.append(cell)
     if not row["terms"]:
         return [*line, "", ""]
-    own, cross = row["terms"]["self"], row["terms"]["cross"]
+    own = row["terms"]["self"]
+    cross = row["terms"]["cross"]
     return [*line, f"{own['passes']} of {cross['passes']}", f"{own['seconds'] / cross['seconds']:.2g}"]
 
 

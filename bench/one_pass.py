@@ -38,7 +38,8 @@ class Case:
         words = {"a": (0.5 + rng.random(m)) / m, "b": (0.5 + rng.random(n)) / n, "threads": threads, "reg": REG}
         self.fused = endless(self.M, dtype, **words)
         self.in_place = endless(self.M, dtype, in_place=True, **words)
-        self.stats, self.made = ffi.new("mapuot_stats *"), ffi.new("int64_t *")
+        self.stats = ffi.new("mapuot_stats *")
+        self.made = ffi.new("int64_t *")
         self.rates = self.fused.limits.lam_rate, self.fused.limits.mu_rate
         self.K = self.fused.operator.matrix.copy()
         self.fi = self.K.dtype.type(RHO / (RHO + REG))
@@ -79,12 +80,15 @@ class Case:
 
     def check(self, pool: Any) -> dict[str, float]:
         """Compare each method with numpy in float64, after three passes: the largest relative difference."""
-        K, n, fi = self.K.astype(np.float64), self.M.shape[1], RHO / (RHO + REG)
+        K = self.K.astype(np.float64)
+        n = self.M.shape[1]
+        fi = RHO / (RHO + REG)
         v = self.fused.col_side["scale"][:n].copy()
         for _ in range(3):
             u = (self.weights[0].astype(float) / (K @ v)) ** fi
             sums = K.T @ u
-            last, v = v, (self.weights[1].astype(float) / sums) ** fi
+            last = v
+            v = (self.weights[1].astype(float) / sums) ** fi
             self.pot()
             for workspace in (self.fused, self.in_place):
                 self.full_pass(pool, workspace)
@@ -110,7 +114,8 @@ def relative(x: Any, y: Any) -> float:
 
 
 def time_case(m: int, n: int, dtype: str, threads: int, budget: float) -> dict[str, Any]:
-    case, pool = Case(m, n, dtype, threads), native.pool_for(threads, 0)
+    case = Case(m, n, dtype, threads)
+    pool = native.pool_for(threads, 0)
     parity = case.check(pool)
     buffer = Buffer(case.K.nbytes, threads, 1)
     way = buffer.best_read(budget / 4)
@@ -140,7 +145,10 @@ def time_case(m: int, n: int, dtype: str, threads: int, budget: float) -> dict[s
 
 
 def run(args: Any) -> dict[str, Any]:
-    shapes, budget = (QUICK, 0.5) if args.quick else (SHAPES, 1.5)
+    if args.quick:
+        shapes, budget = QUICK, 0.5
+    else:
+        shapes, budget = SHAPES, 1.5
     cases = [(*shape, dtype, k) for shape in shapes for dtype in PARITY for k in sorted({1, args.threads})]
     return {"passes": [time_case(*case, budget) for case in cases]}
 

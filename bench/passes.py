@@ -16,7 +16,9 @@ from tqdm import tqdm
 from . import common, peers, problems
 
 CAP = 10_000
-REGS, RHOS, SIZES = (0.1, 0.01, 0.001), (0.1, 1.0, 10.0, 100.0), (300, 1000)
+REGS = (0.1, 0.01, 0.001)
+RHOS = (0.1, 1.0, 10.0, 100.0)
+SIZES = (300, 1000)
 METHODS = {  # name: (method, storage of K)
     "plain": ("sinkhorn", "float64"),
     "translation-invariant": ("translation_invariant", "float64"),
@@ -24,7 +26,9 @@ METHODS = {  # name: (method, storage of K)
     "auto, float32 K": ("auto", "mixed"),
 }
 TOLS = (1e-6, 1e-9)
-HARD_REGS, HARD_MASSES, HARD_SHAPE = (0.1, 0.01, 0.001, 0.0002, 0.0001), (1.0, 3.0, 0.01), (110, 130)
+HARD_REGS = (0.1, 0.01, 0.001, 0.0002, 0.0001)
+HARD_MASSES = (1.0, 3.0, 0.01)
+HARD_SHAPE = (110, 130)
 ROUNDING = 1e-9  # allowance for Newton's answer and the forming of two plans in a true error
 
 
@@ -32,7 +36,9 @@ def count(case: peers.Case, name: str, tol: float) -> int:
     """Return the passes of one call, CAP where it fails."""
     method, precision = METHODS[name]
     found = peers.ours(case, tol, method=method, precision=precision, threads=1, max_passes=CAP)
-    return int(found.n_passes) if found.converged else CAP
+    if found.converged:
+        return int(found.n_passes)
+    return CAP
 
 
 def grid(quick: bool) -> list[dict[str, Any]]:
@@ -61,7 +67,10 @@ def hard_case(family: str, reg: float, rho: float, mass: float) -> dict[str, Any
 
 
 def run(args: Any) -> dict[str, Any]:
-    masses = HARD_MASSES[:1] if args.quick else HARD_MASSES
+    if args.quick:
+        masses = HARD_MASSES[:1]
+    else:
+        masses = HARD_MASSES
     cases = [(f, reg, rho, mass) for f in problems.FAMILIES for reg in HARD_REGS for rho in RHOS for mass in masses]
     with common.blas_threads(1):  # Newton's matrices are small
         rows = grid(args.quick)

@@ -64,10 +64,15 @@ def pot(case: Case, iterations: int | None, method: str = "sinkhorn", log: bool 
     import ot
 
     M, a, b, reg, rho = case
-    options = {} if iterations is None else {"numItermax": iterations, "stopThr": 0.0}
+    if iterations is None:
+        options = {}
+    else:
+        options = {"numItermax": iterations, "stopThr": 0.0}
     solve = functools.partial(ot.unbalanced.sinkhorn_unbalanced, a, b, M, reg, rho, method=method, log=log, **options)
     found = quiet(solve)
-    return (found[0], found[1]["logu"], found[1]["logv"], len(found[1]["err"])) if log else found
+    if log:
+        return found[0], found[1]["logu"], found[1]["logv"], len(found[1]["err"])
+    return found
 
 
 def pot_iterations(
@@ -79,9 +84,13 @@ def pot_iterations(
     ``given`` is the case with POT's arrays. A run longer than PATIENCE is extrapolated from SAMPLE iterations.
     """
     given = given or case
-    options = {"backend": "cuda"} if given is not case else {"threads": threads}
+    if given is not case:
+        options = {"backend": "cuda"}
+    else:
+        options = {"threads": threads}
     twin = ours(case, tol, method=OUR_TWIN[name], precision="float64", max_passes=CAP, **options)
-    iterations, method = twin.n_passes, POT_METHODS[name]
+    iterations = twin.n_passes
+    method = POT_METHODS[name]
     if iterations >= CAP and not twin.converged:
         one, many = (common.sample(lambda k=k: pot(given, k, method), clock=clock) for k in (1, 1 + SAMPLE))
         seconds = one + (CAP - 1) * (many - one) / SAMPLE
@@ -110,11 +119,16 @@ def torch_logs(log_k: Any, log_a: Any, log_b: Any, fi: float, rounds: int, alone
     """Return log u and log v after so many unbalanced iterations in torch; ``alone``: of points with themselves."""
     import torch
 
-    f, g = torch.zeros_like(log_a), torch.zeros_like(log_b)
+    f = torch.zeros_like(log_a)
+    g = torch.zeros_like(log_b)
     for _ in range(rounds):
         new = -fi * torch.logsumexp(log_k + (g + log_b)[..., None, :], -1)
-        f = 0.5 * (f + new) if alone else new
-        g = f if alone else -fi * torch.logsumexp(log_k + (f + log_a)[..., :, None], -2)
+        if alone:
+            f = 0.5 * (f + new)
+            g = f
+        else:
+            f = new
+            g = -fi * torch.logsumexp(log_k + (f + log_a)[..., :, None], -2)
     return f, g
 
 
@@ -122,7 +136,9 @@ def torch_scalings(K: Any, a: Any, b: Any, fi: float, rounds: int, u: Any, v: An
     """Return u and v after so many iterations as POT makes them, in torch; K of one or of each of many problems."""
 
     def product(K: Any, x: Any) -> Any:
-        return x @ K.mT if K.ndim == 2 else (K @ x[..., None])[..., 0]
+        if K.ndim == 2:
+            return x @ K.mT
+        return (K @ x[..., None])[..., 0]
 
     for _ in range(rounds):
         u = product(K, b * v) ** -fi

@@ -36,22 +36,31 @@ from . import common
 from .device import elapsed, endless
 from .sparse import row_pass
 
-SIZES, GPU_SIZES, QUICK_SIZE = (4_000, 10_000), (10_000, 100_000), 1_500
+SIZES = (4_000, 10_000)
+GPU_SIZES = (10_000, 100_000)
+QUICK_SIZE = 1_500
 DIMENSIONS = (2, 3, 10, 64)
-REGS, RHO = (0.05, 0.01), 1.0
+REGS = (0.05, 0.01)
+RHO = 1.0
 SMALL, FEW = 1e-3, 3  # of costs of 1, in up to so many dimensions: where most pairs can be skipped
 ROWS = 200
 MOST_BYTES = 1 << 32  # of the matrices that a stored K or a peer needs
-ITERATIONS, LONG = (100, 1000), 10.0  # a peer's counts; seconds above which the second count is left out
-PLAN_ERROR, ERROR_RHOS, LONGEST = 1e-3, (0.1, 1.0, 10.0), 5.0  # seconds after which no more iterations are tried
-LARGE, LARGE_REG, FLASH_TOL = (100_000, 1_000_000), 0.05**2, 5e-3  # its default
+ITERATIONS = (100, 1000)  # a peer's counts
+LONG = 10.0  # seconds above which the second count is left out
+PLAN_ERROR = 1e-3
+ERROR_RHOS = (0.1, 1.0, 10.0)
+LONGEST = 5.0  # seconds after which no more iterations are tried
+LARGE = (100_000, 1_000_000)
+LARGE_REG = 0.05**2
+FLASH_TOL = 5e-3  # its default
 FLASH_DIMENSIONS = (3,)  # in each it tries its kernels for two minutes before the first call ends
 
 
 def clouds(n: int, d: int) -> tuple[Any, Any, Any, Any]:
     """(x, y, a, b); |x - y|^2 is about 1 at most."""
     rng = np.random.default_rng(d)
-    x, y = rng.random((n, d)) / math.sqrt(d), (0.9 * rng.random((n, d)) + 0.1) / math.sqrt(d)
+    x = rng.random((n, d)) / math.sqrt(d)
+    y = (0.9 * rng.random((n, d)) + 0.1) / math.sqrt(d)
     return x, y, np.full(n, 1 / n), np.full(n, 1.2 / n)
 
 
@@ -94,7 +103,9 @@ def ex2_limit() -> float:
     """2^x a second: no evaluation in float32 is faster."""
     import cupy as cp
 
-    run, out, count = cp.RawKernel(EX2, "ex2"), cp.zeros(1, np.float32), 1 << 14
+    run = cp.RawKernel(EX2, "ex2")
+    out = cp.zeros(1, np.float32)
+    count = 1 << 14
     blocks = 4 * cp.cuda.Device().attributes["MultiProcessorCount"]
     seconds = elapsed(lambda: run((blocks,), (512,), (out, np.int32(count))))
     return float(8 * 512 * blocks * count / seconds)
@@ -105,7 +116,8 @@ def device_passes(n: int, d: int) -> dict[str, Any]:
     from mapuot.backends import cuda
 
     x, y, a, b = clouds(n, d)
-    seconds, limit = {}, ex2_limit()
+    seconds = {}
+    limit = ex2_limit()
     for name, precision in (("float32", "mixed"), ("last", "mixed"), ("float64", "float64")):
         problem = Problem.from_arrays(mapuot.PointCloud(x, y, truncate=None), a, b, REGS[0], RHO, "kl", "product", cuda)
         workspace = cuda.Workspace(problem, make_options("auto", precision, 1e-6, None, 1))
@@ -125,7 +137,8 @@ def row(
     who: str, call: Callable[[], Any], missed: Callable[[Any], dict[str, float]] = lambda found: {}
 ) -> dict[str, Any]:
     """Return a call's seconds, MiB beyond the memory held before, its own figures, and what it ``missed``."""
-    before, begun = common.forget_peak(), time.perf_counter()
+    before = common.forget_peak()
+    begun = time.perf_counter()
     found = call()
     made = {"who": who, "seconds": time.perf_counter() - begun, "MiB": (common.status("VmHWM") - before) / 2**20}
     if isinstance(found, mapuot.Result):
@@ -173,14 +186,17 @@ def flash(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float, iterations: in
 
 
 def solves(n: int, d: int, reg: float) -> list[dict[str, Any]]:
-    cloud, found = clouds(n, d), []
-    solve, case = solver(cloud, reg, RHO), {"n": n, "d": d, "reg": reg}
+    cloud = clouds(n, d)
+    found = []
+    solve = solver(cloud, reg, RHO)
+    case = {"n": n, "d": d, "reg": reg}
     missed = plan_missed(cloud, reg, solve(1e-9, truncate=None))
     for truncate in (None, 1.0)[: 1 + (reg == SMALL)]:
         call = functools.partial(solve, 1e-6, truncate=truncate)
         call()  # compiles
         found.append(case | row("points" + ", truncated" * (truncate is not None), call, missed))
-    for tf32 in (True, False) if importlib.util.find_spec("flash_sinkhorn") and d in FLASH_DIMENSIONS else ():
+    has_flash = importlib.util.find_spec("flash_sinkhorn") and d in FLASH_DIMENSIONS
+    for tf32 in (True, False) if has_flash else ():
         call = functools.partial(flash, *cloud, reg, RHO, allow_tf32=tf32)
         call(iterations=2)  # compiles
         for count in ITERATIONS:
@@ -193,13 +209,15 @@ def solves(n: int, d: int, reg: float) -> list[dict[str, Any]]:
 def to_error(n: int, reg: float, rho: float) -> dict[str, Any]:
     """Seconds to PLAN_ERROR; flash-sinkhorn's longest try counts where LONGEST or its floor comes first."""
     cloud = clouds(n, 3)
-    solve, tries = solver(cloud, reg, rho), []
+    solve = solver(cloud, reg, rho)
+    tries = []
     missed = plan_missed(cloud, reg, solve(1e-9))
     solve(PLAN_ERROR)  # compiles
     ours = row("mapuot", lambda: solve(PLAN_ERROR), missed)
     for tf32 in (True, False) if importlib.util.find_spec("flash_sinkhorn") else ():
         flash(*cloud, reg, rho, 2, allow_tf32=tf32)  # compiles
-        iterations, last = 8, {"seconds": 0.0, "error": math.inf}
+        iterations = 8
+        last = {"seconds": 0.0, "error": math.inf}
         while last["error"] > PLAN_ERROR and 2 * last["seconds"] < LONGEST:
             iterations *= 2
             call = functools.partial(flash, *cloud, reg, rho, iterations, allow_tf32=tf32)
@@ -212,7 +230,8 @@ def to_error(n: int, reg: float, rho: float) -> dict[str, Any]:
 
 
 def large(n: int) -> list[dict[str, Any]]:
-    rng, w = np.random.default_rng(n), np.full(n, 1 / n)
+    rng = np.random.default_rng(n)
+    w = np.full(n, 1 / n)
     cloud = x, y, *_ = rng.random((n, 3)), rng.random((n, 3)), w, w
     solve = solver(cloud, LARGE_REG, math.inf)
     calls: dict[str, Callable[[], Any]] = {
@@ -243,8 +262,12 @@ def marginal_missed(x: Any, y: Any, log_u: Any, log_v: Any) -> float:
 def unbalanced(n: int, threads: int, gpu: bool) -> list[dict[str, Any]]:
     rng = np.random.default_rng(0)
     x, y = (rng.random((n, 3), np.float32) for _ in range(2))
-    a, b = np.full(n, 1 / n), np.full(n, 1.2 / n)
-    scale, reg, tol = (0.5, LARGE_REG, 1e-6) if gpu else (1.0, 3e-3, 1e-4)
+    a = np.full(n, 1 / n)
+    b = np.full(n, 1.2 / n)
+    if gpu:
+        scale, reg, tol = 0.5, LARGE_REG, 1e-6
+    else:
+        scale, reg, tol = 1.0, 3e-3, 1e-4
 
     def solved() -> Any:
         cloud = mapuot.PointCloud(x, y, scale=scale)
@@ -276,8 +299,19 @@ def images(side: int, threads: int, backend: str) -> list[dict[str, Any]]:
 
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
-    sizes = (args.size,) if args.size else (QUICK_SIZE,) if args.quick else GPU_SIZES if gpu else SIZES
-    dimensions, backend = DIMENSIONS[1:2] if args.quick else DIMENSIONS, "cuda" if gpu else "cpu"
+    if args.size:
+        sizes = (args.size,)
+    elif args.quick:
+        sizes = (QUICK_SIZE,)
+    elif gpu:
+        sizes = GPU_SIZES
+    else:
+        sizes = SIZES
+    if args.quick:
+        dimensions = DIMENSIONS[1:2]
+    else:
+        dimensions = DIMENSIONS
+    backend = "cuda" if gpu else "cpu"
     cases = [(n, d, reg) for n in sizes for d in dimensions for reg in (*REGS, *[SMALL] * (d <= FEW))]
     parts: list[tuple[str, Callable[..., Any], list[Any]]] = [
         ("passes", device_passes if gpu else functools.partial(passes, threads=args.threads),
@@ -339,11 +373,15 @@ def error_rows(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]], 
 
     It is the faster of the ways that reach the error; where none does, its longest try is a lower bound.
     """
-    cells, ratios = [], []
+    cells = []
+    ratios = []
     for row in rows:
         tries = row.get("flash", [])
         fast = min((t for t in tries if t["reached"]), key=lambda t: t["seconds"], default=None)
-        least = fast["seconds"] if fast else max((t["seconds"] for t in tries), default=math.nan)
+        if fast:
+            least = fast["seconds"]
+        else:
+            least = max((t["seconds"] for t in tries), default=math.nan)
         ratios.append(least / row["seconds"])
         cells.append(
             [row["n"], row["reg"], row["rho"], row["iterations"], f"{row['seconds']:.3g}", f"{row['error']:.1e}",

@@ -33,7 +33,8 @@ def squared_distances(x: Any, y: Any) -> Any:
 
 
 def plane(rng: Any, m: int, n: int) -> Arrays:
-    x, y = rng.random((m, 2)), rng.random((n, 2))
+    x = rng.random((m, 2))
+    y = rng.random((n, 2))
     return squared_distances(x, y), 0.2 + rng.random(m), 0.2 + rng.random(n)
 
 
@@ -45,10 +46,12 @@ def clusters(rng: Any, m: int, n: int) -> Arrays:
 
 
 def line(rng: Any, m: int, n: int) -> Arrays:
-    x, y = np.linspace(0, 1, m), np.linspace(0, 1, n)
+    x = np.linspace(0, 1, m)
+    y = np.linspace(0, 1, n)
 
     def bumps(t: Any) -> Any:
-        centre, width = rng.random(3), 0.03 + 0.1 * rng.random(3)
+        centre = rng.random(3)
+        width = 0.03 + 0.1 * rng.random(3)
         return 1e-3 + np.exp(-(((t[:, None] - centre) / width) ** 2)).sum(1)
 
     return (x[:, None] - y) ** 2, bumps(x), bumps(y)

@@ -49,7 +49,8 @@ def run(folder: Path) -> str:
     for marker, (pages, _) in TABLES.items():
         body = f"<!-- {marker} -->\n{found(marker, folder)}\n<!-- /{marker} -->"
         for page in pages:
-            path, pattern = ROOT / page, rf"<!-- {marker} -->.*?<!-- /{marker} -->"
+            path = ROOT / page
+            pattern = rf"<!-- {marker} -->.*?<!-- /{marker} -->"
             text, count = re.subn(pattern, lambda _, body=body: body, path.read_text(), flags=re.S)
             if count != 1:
                 raise ValueError(f"{page} must have one pair of markers <!-- {marker} -->, found {count}")

@@ -14,8 +14,10 @@ from . import brief, common
 from .loss import EXACT, step
 
 NEEDS = ("torch", "geomloss")
-SIZE, CASES = 600, ((0.05, 0.3), (0.05, None))
-SCALINGS, TOLS = (0.5, 0.7, 0.9, 0.99), (1.0, 0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-6)
+SIZE = 600
+CASES = (0.05, 0.3), (0.05, None)
+SCALINGS = (0.5, 0.7, 0.9, 0.99)
+TOLS = (1.0, 0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-6)
 
 
 def case(n: int, blur: float, reach: float | None, budget: float) -> dict[str, Any]:
@@ -25,8 +27,10 @@ def case(n: int, blur: float, reach: float | None, budget: float) -> dict[str, A
 
     from mapuot.torch import SamplesLoss
 
-    rng, words = np.random.default_rng(0), {"p": 2, "blur": blur, "reach": reach}
-    x, y = torch.tensor(rng.random((n, 3))), torch.tensor(rng.random((n, 3)) + 0.2)
+    rng = np.random.default_rng(0)
+    words = {"p": 2, "blur": blur, "reach": reach}
+    x = torch.tensor(rng.random((n, 3)))
+    y = torch.tensor(rng.random((n, 3)) + 0.2)
     value = step(SamplesLoss("sinkhorn", **words, tol=EXACT, max_passes=100_000), x, y)[0]
     ours = {tol: SamplesLoss("sinkhorn", **words, tol=tol) for tol in TOLS}
     errors = {tol: abs(step(loss, x, y)[0] / value - 1) for tol, loss in ours.items()}
@@ -47,7 +51,10 @@ def case(n: int, blur: float, reach: float | None, budget: float) -> dict[str, A
 
 
 def run(args: Any) -> dict[str, Any]:
-    n = 60 if args.quick else args.size or SIZE
+    if args.quick:
+        n = 60
+    else:
+        n = args.size or SIZE
     return {"n": n, "cases": [case(n, *one, 0.2 if args.quick else 2.0) for one in CASES]}
 
 

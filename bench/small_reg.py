@@ -20,13 +20,17 @@ import numpy as np
 
 from bench import common
 
-REGS, RHOS, SIZES = (0.1, 0.01, 1e-3, 2e-4), (0.05, 1.0, 20.0), (700, 3000)
+REGS = (0.1, 0.01, 1e-3, 2e-4)
+RHOS = (0.05, 1.0, 20.0)
+SIZES = (700, 3000)
 CHILD = "import sys, runpy; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2])['answer'](*sys.argv[3:])"
 
 
 def clouds(d: int, clustered: bool, m: int) -> tuple[Any, Any, Any]:
-    rng, n = np.random.default_rng(9000 + 10 * d + clustered), m * 6 // 7
-    x, y = rng.random((m, d)), rng.random((n, d)) * 0.9 + 0.2
+    rng = np.random.default_rng(9000 + 10 * d + clustered)
+    n = m * 6 // 7
+    x = rng.random((m, d))
+    y = rng.random((n, d)) * 0.9 + 0.2
     if clustered:
         centres = rng.normal(size=(5, d))
         x = centres[rng.integers(5, size=m)] + 0.2 * rng.normal(size=(m, d))
@@ -74,17 +78,26 @@ def both(sizes: int, device: str, before: Path) -> list[dict[str, Any]]:
 
 
 def run(args: Any) -> dict[str, Any]:
-    sizes, device = 1 if args.quick else len(SIZES), args.device
-    rows = both(sizes, device, args.before) if args.before else list(counts(SIZES[:sizes], device))
+    sizes = 1 if args.quick else len(SIZES)
+    device = args.device
+    if args.before:
+        rows = both(sizes, device, args.before)
+    else:
+        rows = list(counts(SIZES[:sizes], device))
     return {"rows": rows}
 
 
 def tables(*found: dict[str, Any]) -> str:
     """Passes, before where they were counted, by machine: geometric mean (worst), ratio (largest of one problem)."""
-    rows, header = [], ["n", "eps / range(M)"]
+    rows = []
+    header = ["n", "eps / range(M)"]
     for data in found:
-        where = f"{data['device']}: " if common.on_gpu(data) else "CPU: "
-        header += [where + what for what in (("before", "now", "ratio") if "before" in data["rows"][0] else ("now",))]
+        if common.on_gpu(data):
+            where = f"{data['device']}: "
+        else:
+            where = "CPU: "
+        words = ("before", "now", "ratio") if "before" in data["rows"][0] else ("now",)
+        header += [where + word for word in words]
     for n in sorted({r["n"] for r in found[0]["rows"]}):
         for reg in sorted({r["reg"] for r in found[0]["rows"]}, reverse=True):
             cells = [n, common.short(reg)]

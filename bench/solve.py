@@ -16,19 +16,25 @@ from tqdm import tqdm
 from . import common, device, peers, problems
 
 TOL = 1e-6
-REGS, RHOS, SMALL = (0.1, 0.01), (0.1, 1.0, 10.0), (100, 500)
-SIZES, GPU_SIZES = (2000, 5000), (2000, 8000, 20000)
+REGS = (0.1, 0.01)
+RHOS = (0.1, 1.0, 10.0)
+SMALL = (100, 500)
+SIZES = (2000, 5000)
+GPU_SIZES = (2000, 8000, 20000)
 LONG = 4.0  # seconds: a run this long is not repeated
 
 
 def time_case(n: int, reg: float, rho: float, threads: int, budget: float, gpu: bool) -> dict[str, Any]:
     case = *problems.make("a", n, n, seed=3, mass=1.2 if gpu else None), reg, rho
     # the thread count is left to the library where the machine's own is asked for: small problems run on one
-    given, options = {"": case}, {"threads": threads if n > 500 else None}
+    given = {"": case}
+    options = {"threads": threads if n > 500 else None}
     if gpu:
-        cp, torch = import_module("cupy"), import_module("torch")
+        cp = import_module("cupy")
+        torch = import_module("torch")
         arrays = [cp.asarray(x) for x in case[:3]]
-        case, options = (arrays[0], *case[1:]), {"backend": "cuda"}
+        case = (arrays[0], *case[1:])
+        options = {"backend": "cuda"}
         given = {"": (*map(torch.from_dlpack, arrays), reg, rho), ", CuPy arrays": (*arrays, reg, rho)}
     ours = peers.ours(case, TOL, **options)
     error = peers.certify((ours.plan, ours.log_u, ours.log_v), case)
@@ -48,19 +54,26 @@ def time_case(n: int, reg: float, rho: float, threads: int, budget: float, gpu: 
     seconds["POT as called"] = common.summary([row["POT as called"]["seconds"]])
     if n <= (GPU_SIZES if gpu else SMALL)[-gpu] and (ott := peers.ott(case, TOL)):
         error = peers.certify(tuple(map(np.asarray, ott())), case)
-        row["OTT-JAX"], calls["OTT-JAX"] = {"error": error, "reached": error <= TOL}, ott
+        row["OTT-JAX"] = {"error": error, "reached": error <= TOL}
+        calls["OTT-JAX"] = ott
     if gpu:
         row["MiB"] = {name: device.peak(call) for name, call in calls.items()}
         calls = {name: device.waited(call) for name, call in calls.items()}
     row["seconds"] = {**common.summaries(common.interleave(calls, budget, (3, 50))), **seconds}
-    best, others = row["seconds"]["mapuot"], [name for name in row["seconds"] if name != "mapuot"]
+    best = row["seconds"]["mapuot"]
+    others = [name for name in row["seconds"] if name != "mapuot"]
     row["speedup"] = {k: {key: row["seconds"][k][key] / best[key] for key in ("min", "median")} for k in others}
     return row
 
 
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
-    sizes = (1000,) if args.quick else GPU_SIZES if gpu else SIZES
+    if args.quick:
+        sizes = (1000,)
+    elif gpu:
+        sizes = GPU_SIZES
+    else:
+        sizes = SIZES
     cases = [(n, reg, rho) for n in (*(() if gpu else SMALL), *sizes) for reg in REGS for rho in RHOS]
     peers.pot_default((*problems.make("a", 9, 9, seed=3), 1.0, 1.0))  # its import takes seconds
     budget = 0.3 if args.quick else 1.0
@@ -77,11 +90,15 @@ def run(args: Any) -> dict[str, Any]:
 
 def tables(data: dict[str, Any]) -> str:
     """Times to the certified answer, of the largest problems."""
-    largest, rows = max(r["n"] for r in data["solves"]), []
+    largest = max(r["n"] for r in data["solves"])
+    rows = []
     for r in (r for r in data["solves"] if r["n"] == largest):
         cells = [str(r["reg"]), str(r["rho"]), r["passes"], common.milliseconds(r["seconds"]["mapuot"])]
         for name in peers.POT_METHODS:
-            mark = "" if r[name]["reached"] else " (not there)"
+            if r[name]["reached"]:
+                mark = ""
+            else:
+                mark = " (not there)"
             cells += [f"{r[name]['iterations']}{mark}", common.milliseconds(r["seconds"][name])]
             cells.append(f"{r['speedup'][name]['min']:.1f}")
         rows.append(cells)

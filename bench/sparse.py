@@ -36,16 +36,21 @@ def lengths(pattern: str, n: int, density: float) -> Any:
     if pattern != "power-law":
         return np.full(n, max(1, round(density * n)))
     wanted = 1 / np.arange(1.0, n + 1)
-    low, high = 0.0, float(n * n)
+    low = 0.0
+    high = float(n * n)
     for _ in range(60):  # the factor with which the lengths, cut at n, add up
         factor = (low + high) / 2
-        low, high = (factor, high) if np.minimum(n, factor * wanted).sum() < density * n * n else (low, factor)
+        if np.minimum(n, factor * wanted).sum() < density * n * n:
+            low = factor
+        else:
+            high = factor
     return np.random.default_rng(0).permutation(np.maximum(1, np.minimum(n, high * wanted)).astype(int))
 
 
 def pairs(pattern: str, n: int, density: float) -> Any:
     """A CSR array of n x n with costs in [0, 1)."""
-    rng, count = np.random.default_rng(1), lengths(pattern, n, density)
+    rng = np.random.default_rng(1)
+    count = lengths(pattern, n, density)
     if pattern == "kNN":
         S = mapuot.knn_cost(rng.random((n, 2)), rng.random((n, 2)), int(count[0]), symmetric=False)
         S.data /= S.data.max()
@@ -62,9 +67,12 @@ def pairs(pattern: str, n: int, density: float) -> Any:
 
 def products(S: Any) -> Callable[[], Any]:
     """POT's iteration: u = (a / K v)^fi, v = (b / K^T u)^fi."""
-    K, n, fi = S.astype(np.float64), S.shape[0], RHO / (RHO + REG)
+    K = S.astype(np.float64)
+    n = S.shape[0]
+    fi = RHO / (RHO + REG)
     K.data = np.exp(-K.data / REG) / n**2
-    turned, v = sparse.csr_array(K.T), np.ones(n)
+    turned = sparse.csr_array(K.T)
+    v = np.ones(n)
 
     def iteration() -> None:
         u = (1 / n / np.maximum(K @ v, 1e-300)) ** fi
@@ -96,7 +104,11 @@ def gpu_passes(S: Any, dense: float | None) -> tuple[dict[str, float], dict[str,
 
     from .device import elapsed
 
-    seconds, held = {} if dense is None else {"dense mixed": dense}, {}
+    if dense is None:
+        seconds = {}
+    else:
+        seconds = {"dense mixed": dense}
+    held = {}
     for name, stored in STORED.items():
         made = endless(S, stored, memory=20, gpu=True)
         launch = made.launch
@@ -115,18 +127,21 @@ def measured(pattern: str, n: int, density: float, passes: Callable[[Any], Any])
 
 def large(backend: str, threads: int) -> dict[str, Any]:
     """Solve a million points to a certified 1e-4 in their own process, and report its peak memory."""
-    rng, start = np.random.default_rng(0), time.perf_counter()
+    rng = np.random.default_rng(0)
+    start = time.perf_counter()
     M = mapuot.knn_cost(rng.random((POINTS, 2)), rng.random((POINTS, 2)), NEIGHBOURS, threads=threads)
     M.data /= M.data.mean()
     made = time.perf_counter()
     r = mapuot.solve(M, None, None, reg=0.5, reg_m=5.0, tol=1e-4, backend=backend, threads=threads)
-    solved, told = time.perf_counter() - made, {"passes": r.n_passes, "error": r.error_bound}
+    solved = time.perf_counter() - made
+    told = {"passes": r.n_passes, "error": r.error_bound}
     told |= {"n": POINTS, "k": NEIGHBOURS, "pairs": M.nnz, "peak": common.status("VmHWM")}
     return told | {"neighbours": made - start, "solve": solved}
 
 
 def run(args: Any) -> dict[str, Any]:
-    n, gpu = args.size or (QUICK_SIZE if args.quick else SIZE), args.device == "gpu"
+    n = args.size or (QUICK_SIZE if args.quick else SIZE)
+    gpu = args.device == "gpu"
     cases = [(pattern, n, density) for pattern in ("uniform", "kNN", "banded", "power-law")
              for density in DENSITIES if density * n * n <= MOST_PAIRS]  # fmt: skip
     passes: Callable[[Any], Any]
@@ -136,15 +151,24 @@ def run(args: Any) -> dict[str, Any]:
         dense = our_passes(n, n, "float32", {True: "narrow"})["narrow"]
         passes = functools.partial(gpu_passes, dense=dense)
     else:
-        M = np.random.default_rng(2).random((n, n), dtype=np.float32) if 4 * n * n <= MOST_BYTES else None
-        beside = None if M is None else endless(M, "float32", threads=args.threads)
+        if 4 * n * n <= MOST_BYTES:
+            M = np.random.default_rng(2).random((n, n), dtype=np.float32)
+        else:
+            M = None
+        if M is None:
+            beside = None
+        else:
+            beside = endless(M, "float32", threads=args.threads)
         passes = functools.partial(cpu_passes, dense=beside, threads=args.threads)
     with common.blas_threads(args.threads):
         found = [measured(*case, passes) for case in tqdm(cases, file=sys.stderr)]
     if gpu and not args.quick:
         found.append(measured("kNN", POINTS, NEIGHBOURS / POINTS, functools.partial(gpu_passes, dense=None)))
     call = f"sparse.large({'cuda' if gpu else 'cpu'!r}, {args.threads})"
-    whole = {} if args.quick else {"large": common.alone(call)}
+    if args.quick:
+        whole = {}
+    else:
+        whole = {"large": common.alone(call)}
     return {"n": n, "threads": args.threads, "passes": found, **whole}
 
 
@@ -155,11 +179,18 @@ def tables(data: dict[str, Any]) -> str:
     shares = sorted({p["density"] for p in data["passes"] if p["pattern"] == "uniform"})
     for p in (p for p in data["passes"] if p["n"] == data["n"]):
         seconds = p["seconds"]
-        times = f" ({seconds['dense mixed'] / seconds['mixed']:.1f})" if "dense mixed" in seconds else ""
+        if "dense mixed" in seconds:
+            times = f" ({seconds['dense mixed'] / seconds['mixed']:.1f})"
+        else:
+            times = ""
         rows.setdefault(p["pattern"], []).append(f"{1e3 * seconds['mixed']:.3g}{times}")
     dense = [p["seconds"]["dense mixed"] for p in data["passes"] if "dense mixed" in p["seconds"]]
-    beside = f", the dense pass {1e3 * min(dense):.3g} ms" if dense else ""
-    head, text = ["pairs", *(f"{100 * share:g} %" for share in shares)], ""
+    if dense:
+        beside = f", the dense pass {1e3 * min(dense):.3g} ms"
+    else:
+        beside = ""
+    head = ["pairs", *(f"{100 * share:g} %" for share in shares)]
+    text = ""
     if x := data.get("large"):
         text = (
             f"{x['n']:,} points with {x['k']} neighbours, {x['pairs']:,} pairs: certified {x['error']:.1e} "

@@ -46,12 +46,16 @@ def array_problem(n: int, rho: float) -> tuple[Any, list[Any], list[Any], float]
     x, masses = clouds(n, 3, 1.0 if rho == math.inf else 1.1)
     C = squares(x[0], x[1])[:, :, None] + squares(x[1], x[2])[None] + squares(x[0], x[2])[:, None]
     scale = float(C.max())
-    return C / scale, [w / w.sum() for w in masses] if rho == math.inf else masses, x, scale
+    if rho == math.inf:
+        masses = [w / w.sum() for w in masses]
+    return C / scale, masses, x, scale
 
 
 def xp_of(C: Any) -> Any:
     """Return the module that an array is of: numpy or cupy."""
-    return np if isinstance(C, np.ndarray) else import_module("cupy")
+    if isinstance(C, np.ndarray):
+        return np
+    return import_module("cupy")
 
 
 class Cyclic:
@@ -75,7 +79,10 @@ class Cyclic:
     def cycle(self) -> float:
         """The certified error after it, which costs no read here."""
         for k, a in enumerate(self.masses):
-            fi = 1.0 if self.rho == math.inf else self.rho / (self.rho + self.reg)
+            if self.rho == math.inf:
+                fi = 1.0
+            else:
+                fi = self.rho / (self.rho + self.reg)
             self.w[k] = a * self.sums(k) ** -fi
         if self.translate and self.rho < math.inf:
             R = self.rho / self.reg
@@ -85,7 +92,9 @@ class Cyclic:
 
     def error(self) -> float:
         P = self.K * self.w[0][:, None, None] * self.w[1][:, None] * self.w[2]
-        sums, mass, gap = (P.sum((1, 2)), P.sum((0, 2)), P.sum((0, 1))), float(P.sum()), 0.0
+        sums = P.sum((1, 2)), P.sum((0, 2)), P.sum((0, 1))
+        mass = float(P.sum())
+        gap = 0.0
         if self.rho == math.inf:
             return sum(float(np.abs(r - a).sum()) for r, a in zip(sums, self.masses, strict=True)) / mass
         for r, a, w in zip(sums, self.masses, self.w, strict=True):
@@ -106,7 +115,10 @@ def cyclic_reads(n: int, reg: float, rho: float, translate: bool) -> int | None:
 def read_seconds(C: Any, masses: list[Any], reg: float) -> float:
     """Return the seconds of one read by the updates, the best of some."""
     run = Cyclic(C, masses, reg, 1.0, False)
-    sample = device.elapsed if xp_of(C) is not np else functools.partial(common.sample, number=1)
+    if xp_of(C) is not np:
+        sample = device.elapsed
+    else:
+        sample = functools.partial(common.sample, number=1)
     return min(sample(lambda k=k: run.sums(k)) for k in (0, 1, 2, 0, 1, 2))
 
 
@@ -152,7 +164,8 @@ def ott_case(points: list[Any], masses: list[Any], reg: float) -> dict[str, Any]
     def call() -> Any:
         return jax.block_until_ready(solve(clouds, weights))
 
-    seconds, errors = common.sample(call, 1), np.asarray(call()[1]).ravel()
+    seconds = common.sample(call, 1)
+    errors = np.asarray(call()[1]).ravel()
     if seconds < LONG:  # else compiling is little of it
         seconds = min(common.sample(call, 1) for _ in range(2))
     found = errors[errors != -1]
@@ -161,17 +174,21 @@ def ott_case(points: list[Any], masses: list[Any], reg: float) -> dict[str, Any]
 
 def pass_case(shape: tuple[int, ...], threads: int, xp: Any) -> dict[str, Any]:
     """Time the pass over an array, beside reading as many bytes; on a GPU without the host's time for a launch."""
-    m, n = shape[0], math.prod(shape[1:])
+    m = shape[0]
+    n = math.prod(shape[1:])
     C = xp.random.default_rng(0).random(shape, np.float32)
     masses = [np.full(k, 1.0 / k) for k in shape]
     kernel = mapuot.multimarginal(C, masses, reg=0.05, reg_m=1.0, threads=threads)._body.kernel.kernel
-    row, operator = {"shape": shape, "threads": threads, "storage": kernel.dtype}, kernel.operator
+    row = {"shape": shape, "threads": threads, "storage": kernel.dtype}
+    operator = kernel.operator
     if xp is not np:
         swept = device.elapsed(lambda: operator.sweep(0.95))  # the last arguments that the solve sent
         best = {"read": operator.K.nbytes / device.limits()["read"], "pass": swept}
         return row | {"seconds": best, "of_limit": best["read"] / best["pass"]}
     buffer = Buffer(m * n * operator.K.itemsize, threads)
-    way, v, base = buffer.best_read(), np.ones(n), np.zeros(m)
+    way = buffer.best_read()
+    v = np.ones(n)
+    base = np.zeros(m)
     calls = {
         "read": lambda: buffer.read(*way),
         "pass": lambda: operator.fused(v, base, 0.95, True),
@@ -216,15 +233,25 @@ def chain_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[st
 
 
 def run(args: Any) -> dict[str, Any]:
-    xp = import_module("cupy") if args.device == "gpu" else np
-    sizes, triangles, chain_sizes = (64, 128, 256), (1000,), (200, 1000, 5000)
+    if args.device == "gpu":
+        xp = import_module("cupy")
+    else:
+        xp = np
+    sizes = 64, 128, 256
+    triangles = (1000,)
+    chain_sizes = 200, 1000, 5000
     if xp is not np:
-        sizes, triangles = (128, 256, 512), (1000, 4096)
+        sizes = 128, 256, 512
+        triangles = 1000, 4096
     if args.quick:
-        sizes, triangles, chain_sizes = (32,), (200,), (200,)
-    shapes, counts = [*SHAPES[: 2 if args.quick else None]], sorted({1, args.threads})
+        sizes = (32,)
+        triangles = (200,)
+        chain_sizes = (200,)
+    shapes = [*SHAPES[: 2 if args.quick else None]]
+    counts = sorted({1, args.threads})
     if xp is not np:
-        shapes, counts = shapes + [(512, 512, 512)] * (not args.quick), [0]
+        shapes = shapes + [(512, 512, 512)] * (not args.quick)
+        counts = [0]
     with common.blas_threads(args.threads), common.kept_memory():
         arrays = [array_case(n, reg, rho, args.threads, xp) for n in sizes for reg, rho in CASES]
         passes = [pass_case(shape, count or args.threads, xp) for count in counts for shape in shapes]
@@ -237,13 +264,16 @@ def run(args: Any) -> dict[str, Any]:
 def tables(data: dict[str, Any]) -> str:
     """Arrays of three marginals beside cyclic updates and OTT, passes over them, triangles, chains beside ten pairs."""
     gpu = common.on_gpu(data)
-    arrays, passes, chains = [], [], []
+    arrays = []
+    passes = []
+    chains = []
     for r in data["arrays"]:
         ott = r.get("ott", {})
         arrays.append([f"{r['n']}^3", *words(r), r["reads"], f"{1e3 * r['seconds']:.3g}"])
         for way in (r["cyclic"], r["cyclic, translated"]):
             arrays[-1] += [way["reads"] or f"> {data['most_reads']}", f"{way['least_seconds'] / r['seconds']:.2g}"]
-        arrays[-1].append(f"{ott['seconds'] / r['loose_seconds']:.2g}" if "seconds" in ott else "")
+        times = f"{ott['seconds'] / r['loose_seconds']:.2g}" if "seconds" in ott else ""
+        arrays[-1].append(times)
     for r in data["passes"]:
         parts = [f"{r[key]:.2f}".removeprefix("0") for key in ("of_limit", "wide_of_limit") if key in r]
         passes.append([" x ".join(map(str, r["shape"])), *([] if gpu else [r["threads"]]), r["storage"], *parts])

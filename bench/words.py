@@ -26,7 +26,8 @@ def batch(n: int, seed: int = 0) -> Any:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(n, 16, generator=generator), torch.randn(n, 16, generator=generator) + 0.5
+    x = torch.randn(n, 16, generator=generator)
+    y = torch.randn(n, 16, generator=generator) + 0.5
     M = torch.cdist(x, y) ** 2
     return M / M.max(), np.full(n, 1 / n)
 
@@ -48,7 +49,8 @@ def of_pot(n: int) -> list[Row]:
 
     def objective(plan: Any) -> float:
         """Return the value of a plan without entropy."""
-        r, s = plan.sum(1), plan.sum(0)
+        r = plan.sum(1)
+        s = plan.sum(0)
         return float((plan * costs).sum() + 0.5 * sum((x * np.log(x / a) - x + a).sum() for x in (r, s)))
 
     best = mapuot.pot.mm_unbalanced(a, a, costs, 0.5, stopThr=1e-9, log=True)[1]["total_cost"]
@@ -66,7 +68,8 @@ def of_geomloss(n: int) -> list[Row]:
     import mapuot.torch
 
     generator = torch.Generator().manual_seed(1)
-    x, y = torch.rand(n, 3, generator=generator).requires_grad_(), torch.rand(n, 3, generator=generator) + 0.2
+    x = torch.rand(n, 3, generator=generator).requires_grad_()
+    y = torch.rand(n, 3, generator=generator) + 0.2
     words: dict[str, Any] = {"loss": "sinkhorn", "p": 2, "blur": 0.05, "reach": 0.5}
 
     def step(loss: Any) -> Any:
@@ -76,13 +79,15 @@ def of_geomloss(n: int) -> list[Row]:
         return value.detach().numpy()
 
     exact = mapuot.torch.SamplesLoss(**words, tol=1e-8)(x.detach().double(), y.double()).numpy()
-    theirs, ours = geomloss.SamplesLoss(**words, backend="tensorized"), mapuot.torch.SamplesLoss(**words)
+    theirs = geomloss.SamplesLoss(**words, backend="tensorized")
+    ours = mapuot.torch.SamplesLoss(**words)
     return [(f"SamplesLoss of reach 0.5, {n} points", lambda: step(theirs), lambda: step(ours), exact)]
 
 
 def cells(n: int) -> tuple[Any, Any]:
     rng = np.random.default_rng(2)
-    kind, days = rng.integers(0, 3, 2 * n), np.repeat([0, 1], n)
+    kind = rng.integers(0, 3, 2 * n)
+    days = np.repeat([0, 1], n)
     return np.eye(30)[kind] * 5 + rng.normal(size=(2 * n, 30)), days
 
 
@@ -154,7 +159,8 @@ def timed(name: str, before: Call, after: Call, exact: Any, budget: float) -> di
 
 
 def apart(found: Any, exact: Any) -> float:
-    found, exact = np.asarray(found, np.float64), np.asarray(exact, np.float64)
+    found = np.asarray(found, np.float64)
+    exact = np.asarray(exact, np.float64)
     return float(np.abs(found - exact).sum() / np.abs(exact).sum())
 
 

@@ -29,7 +29,9 @@ from . import points as of_points
 from .device import wall
 
 SIZE, GPU_SIZE, QUICK_SIZE, POT_SIZE = 4_000, 20_000, 300, 1_000
-REGS, RHO, TOL = (0.05, 0.005), 1.0, 1e-6  # reg and reg_m are of the median cost
+REGS = (0.05, 0.005)
+RHO = 1.0  # reg and reg_m are in units of the median cost
+TOL = 1e-6
 LARGE, FEW = 50, 500  # dimensions from which on there are at most so many points
 SAMPLE = 500  # points of each cloud that tell the median
 MADE_DIMENSIONS = 12  # most points at which a GPU makes the costs in each pass; above them it makes a matrix first
@@ -45,10 +47,15 @@ def uniform(rng: Any, n: int, d: int) -> Any:
 
 def clusters(rng: Any, n: int, d: int, heavy: bool = False) -> Any:
     """40 clusters of widths .01 to 1 and unequal sizes, the same in every draw."""
-    same, count = np.random.default_rng(7), 40
-    centres, widths = 3 * same.random((count, d)), same.permutation(np.geomspace(0.01, 1, count))
+    same = np.random.default_rng(7)
+    count = 40
+    centres = 3 * same.random((count, d))
+    widths = same.permutation(np.geomspace(0.01, 1, count))
     which = rng.choice(count, n, p=same.dirichlet(np.ones(count)))
-    noise = rng.standard_t(3, (n, d)) if heavy else rng.normal(size=(n, d))
+    if heavy:
+        noise = rng.standard_t(3, (n, d))
+    else:
+        noise = rng.normal(size=(n, d))
     return centres[which] + widths[which, None] * noise
 
 
@@ -117,13 +124,25 @@ LIBRARIES = {"colours of photographs": "skimage"}  # the others: sklearn
 
 def draw(name: str, n: int, d: int) -> tuple[Any, Any, Any, Any, float]:
     """Return (x, y, a, b, median cost) of a set."""
-    maker, rng = (MADE | SHIPPED)[name][0], np.random.default_rng([n, d])
-    x, y = maker(rng, n, d), maker(rng, n, d)
-    a, b = (rng.gamma(0.3, size=len(z)) if name == "unequal masses" else np.ones(len(z)) for z in (x, y))
+    maker = (MADE | SHIPPED)[name][0]
+    rng = np.random.default_rng([n, d])
+    x = maker(rng, n, d)
+    y = maker(rng, n, d)
+    a = np.ones(len(x))
+    b = np.ones(len(y))
+    if name == "unequal masses":
+        a = rng.gamma(0.3, size=len(x))
+        b = rng.gamma(0.3, size=len(y))
     if name == "zero masses":
         a[::10], b[::7] = 0, 0
-    some = x[rng.permutation(len(x))[:SAMPLE], None] - y[rng.permutation(len(y))[:SAMPLE]] if d <= LARGE else None
-    costs = (some**2).sum(-1) if some is not None else np.asarray(mapuot.PointCloud(x, y))
+    if d <= LARGE:
+        some = x[rng.permutation(len(x))[:SAMPLE], None] - y[rng.permutation(len(y))[:SAMPLE]]
+    else:
+        some = None
+    if some is not None:
+        costs = (some**2).sum(-1)
+    else:
+        costs = np.asarray(mapuot.PointCloud(x, y))
     return x, y, a / a.sum(), 1.2 * b / b.sum(), float(np.median(costs))
 
 
@@ -140,7 +159,9 @@ def ways(x: Any, y: Any, gpu: bool) -> dict[str, Callable[[], Any]]:
 
 def measured(name: str, n: int, d: int, share: float, gpu: bool) -> dict[str, Any]:
     x, y, a, b, median = draw(name, n, d)
-    masses, reg, rho = (a, b), share * median, RHO * median
+    masses = a, b
+    reg = share * median
+    rho = RHO * median
     row: dict[str, Any] = {"set": name, "n": len(x), "d": x.shape[1], "reg": share, "ways": {}}
     for way, made in ways(x, y, gpu).items():
         result, seconds = solved(made, *masses, reg, rho, gpu)
@@ -161,7 +182,10 @@ def measured(name: str, n: int, d: int, share: float, gpu: bool) -> dict[str, An
 
 def solved(made: Callable[[], Any], a: Any, b: Any, reg: float, rho: float, gpu: bool) -> tuple[Any, float]:
     """Return an answer and its seconds: of the thread that works, on a GPU of the host, after a call that compiles."""
-    options: dict[str, Any] = {"backend": "cuda"} if gpu else {"threads": 1}
+    if gpu:
+        options: dict[str, Any] = {"backend": "cuda"}
+    else:
+        options = {"threads": 1}
 
     def call() -> Any:
         return peers.quiet(lambda: mapuot.solve(made(), a, b, reg=reg, reg_m=rho, tol=TOL, **options))
@@ -202,14 +226,18 @@ def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float) -> None:
     import torch
     from geomloss import SamplesLoss
 
-    blur, reach = math.sqrt(reg / 2), math.sqrt(rho / 2)
+    blur = math.sqrt(reg / 2)
+    reach = math.sqrt(rho / 2)
     loss = SamplesLoss("sinkhorn", p=2, blur=blur, reach=reach, debias=False, scaling=0.9, backend="tensorized")
     float(loss(*(torch.as_tensor(z, dtype=torch.float32, device="cuda") for z in (a, x, b, y))))
 
 
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
-    size = args.size or (QUICK_SIZE if args.quick else GPU_SIZE if gpu else SIZE)
+    size = GPU_SIZE if gpu else SIZE
+    if args.quick:
+        size = QUICK_SIZE
+    size = args.size or size
     shipped = {k: v for k, v in SHIPPED.items() if importlib.util.find_spec(LIBRARIES.get(k, "sklearn"))}
     cases = [
         (name, min(size, FEW) if d > LARGE else size, d, share)
@@ -226,7 +254,9 @@ def run(args: Any) -> dict[str, Any]:
 @common.each
 def tables(data: dict[str, Any]) -> str:
     """Return passes and time a pair of every set relative to the uniform set, with the median and the worst."""
-    rows, lines, ratios = data["rows"], [], []
+    rows = data["rows"]
+    lines = []
+    ratios = []
     beside = {r["reg"]: r["ways"]["points"]["passes"] for r in reversed(rows) if r["set"] == "uniform" and r["d"] == 3}
     for r in rows:
         points, cut, dense = (r["ways"][way] for way in ("points", "truncated", "matrix"))
@@ -237,7 +267,10 @@ def tables(data: dict[str, Any]) -> str:
             ratios += [times] * theirs["reached"]
             known = theirs["reached"] or "carried_on" in theirs
             more = "" if theirs["reached"] else "> "
-            cells += [f"{more}{theirs['iterations']}", f"{more}{times:.3g}"] if known else ["fails", ""]
+            if known:
+                cells += [f"{more}{theirs['iterations']}", f"{more}{times:.3g}"]
+            else:
+                cells += ["fails", ""]
         for name, seconds in r.get("peers", {}).items():
             own = points if r["d"] <= MADE_DIMENSIONS and r["n"] >= GPU_SIZE else dense
             times = seconds / own["seconds"] if seconds else None
@@ -245,10 +278,12 @@ def tables(data: dict[str, Any]) -> str:
             ratios += [times] if times and name == "flash_sinkhorn" else []
         lines.append([r["set"], r["n"], r["d"], common.short(r["reg"]), *cells])
     gpu = common.on_gpu(data)
-    peer = "flash-sinkhorn" if gpu else "POT"
-    columns = (
-        [f"{x}: times ours" for x in ("torch", peer, "GeomLoss")] if gpu else [f"{peer}: iterations", "times ours"]
-    )
+    if gpu:
+        peer = "flash-sinkhorn"
+        columns = [f"{x}: times ours" for x in ("torch", peer, "GeomLoss")]
+    else:
+        peer = "POT"
+        columns = [f"{peer}: iterations", "times ours"]
     head = ["set", "points", "d", "reg", "points: passes", "ns a pair", "truncated: passes", "kept",
             "ns a kept pair", "matrix: passes", "ns a pair", *columns]  # fmt: skip
     ours = [(r["ways"]["points"]["passes"] / beside[r["reg"]], r["set"]) for r in rows if r["reg"] in beside]
