@@ -68,7 +68,7 @@ def page(result: Result, facts: str, title: str, given: Any, values: dict[str, A
 def figure(title: str, text: str, draw: Callable[..., Any]) -> str:
     """Draw a picture with its heading, and with a text in its place for readers who do not see it.
 
-    It is drawn apart from pyplot, whose windows are the caller's.
+    It is drawn apart from pyplot: its windows are the caller's.
     """
     plot.pyplot()  # or what to install
     from matplotlib.figure import Figure  # noqa: PLC0415 - on first use

@@ -563,7 +563,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, task: Loss, *tensors: Any) -> Any:
-        """Solve the problems of torch.vmap, whose results have one value each, as one batch."""
+        """Solve the problems of torch.vmap as one batch; each result is one value."""
         dims = in_dims[1:]
         several = (x.ndim - (at is not None) > k for x, at, k in zip(tensors, dims, (1, 1, 2), strict=False))
         if not task.vmap or any(several):

@@ -8,7 +8,8 @@
 
 struct Factored {
     int64_t m, n, all_hard;
-    double level, rounding, constant, residual;         // reg over the reg asked for; the constants of the same module
+    double level, rounding, exponents, constant,
+        residual;                                       // reg over the reg asked for; the constants of the same module
     const double *requests;                             // problem, slot, number: three for each entry
     const double *costs, *log_c_rows, *log_c_cols;      // over the reg asked for; terms of the reference
     const double *a, *b, *k_rows, *k_cols;              // k at the reg asked for
@@ -17,10 +18,10 @@ struct Factored {
     double *weighed, *back;                             // P_ij sqrt(fi_i / r_i), and sqrt(r_i / fi_i)
     double *soft;                                       // sum_i (1 - fi_i) P_ij
     double *row_gain, *col_gain;                        // of the dual value, by each point
-    double *added;                                      // to all entries of S, for each problem
-    double *own, *size, *right;                         // diagonal of S, of the shift; q - s
+    double *added;                                      // times both sizes to an entry of S, for each problem
+    double *own, *size, *right;                         // diagonal of S, of the shift (0: unused); q - s
     double *y;                                          // steps of log v
-    double *numbers;                                    // three for each entry: the results of a launch
+    double *numbers;                                    // four for each entry: the results of a launch
     const double *gram;                                 // weighed^T weighed, by slot
     double *shifted, *wanted, *rest;                    // equations and right sides of each entry; residuals
 };
@@ -112,34 +113,71 @@ extern "C" __global__ void __launch_bounds__(COLUMNS *GROUPS) sum_columns(const 
     F.col_gain[at] = gain_of(F.q[at], k, change_of(next, log_v), 0);
 }
 
-// A block for each entry: the share of the mass that the columns miss, the gain, and its rounding
+// A block for COLUMNS columns: log v by their prox for log u
+extern "C" __global__ void __launch_bounds__(COLUMNS *GROUPS) meet_columns(const __grid_constant__ Factored F) {
+    __shared__ double of_group[GROUPS][COLUMNS];
+    const int64_t blocks = (F.n + COLUMNS - 1) / COLUMNS;
+    const Entry E = entry_of(F, blockIdx.x / blocks);
+    const int lane = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS;
+    const int64_t j = blockIdx.x % blocks * COLUMNS + lane, at = E.problem * F.n + j;
+    auto exponent = [&](int64_t i) {
+        const int64_t row = E.problem * F.m + i;
+        return F.log_c_rows[row] + F.log_u[row] + (F.log_c_cols[at] - F.costs[row * F.n + j] / F.level);
+    };
+    double top = -INF;
+    if (j < F.n)
+        for (int64_t i = group; i < F.m; i += GROUPS) top = fmax(top, exponent(i));
+    of_group[group][lane] = top;
+    __syncthreads();
+    for (int other = 0; other < GROUPS; other++) top = fmax(top, of_group[other][lane]);
+    if (!isfinite(top)) top = 0;
+    __syncthreads();
+    double sum = 0;
+    if (j < F.n)
+        for (int64_t i = group; i < F.m; i += GROUPS) sum += exp(exponent(i) - top);
+    of_group[group][lane] = sum;
+    __syncthreads();
+    if (group > 0 || j >= F.n) return;
+    for (int other = 1; other < GROUPS; other++) sum += of_group[other][lane];
+    if (F.b[at] > 0 && sum > 0) F.log_v[at] = (log(F.b[at]) - log(sum) - top) / (1 + F.level * F.k_cols[at]);
+}
+
+FN double finite_size(double x) { return isfinite(x) ? fabs(x) : 0; }
+
+// A block for each entry: the share of the mass that the columns miss, the gain, its rounding, and that of exponents
 extern "C" __global__ void __launch_bounds__(THREADS) judge_plans(const __grid_constant__ Factored F) {
     const Entry E = entry_of(F, blockIdx.x);
-    double gain = 0, size = 0, mass = 0, missed = 0, diagonal = 0;
+    double gain = 0, size = 0, before = 0, mass = 0, missed = 0, diagonal = 0, far_u = 0, far_v = 0;
     for (int64_t i = threadIdx.x; i < F.m; i += THREADS) {
         const int64_t at = E.problem * F.m + i;
         gain += F.row_gain[at];
-        size += fabs(F.row_gain[at]) + F.r[at];
+        size += fabs(F.row_gain[at]);
+        before += F.r[at];
         mass += F.next_r[at];
+        far_u = fmax(far_u, finite_size(F.next_u[at]));
     }
     for (int64_t j = threadIdx.x; j < F.n; j += THREADS) {
         const int64_t at = E.problem * F.n + j;
         gain += F.col_gain[at];
         size += fabs(F.col_gain[at]);
         missed += fabs(F.next_q[at] - F.next_s[at]);
-        diagonal += F.next_s[at] + F.level * F.k_cols[at] * F.next_q[at];
+        diagonal += fmax(F.next_s[at], F.next_q[at]) + F.level * F.k_cols[at] * F.next_q[at];
+        far_v = fmax(far_v, finite_size(F.next_v[at]));
     }
     gain = block_sum(gain);
     size = block_sum(size);
+    before = block_sum(before);
     mass = block_sum(mass);
     missed = block_sum(missed);
     diagonal = block_sum(diagonal);
+    const double exponents = F.exponents * (block_max(far_u) + block_max(far_v));
     if (threadIdx.x > 0) return;
-    double *numbers = F.numbers + 3 * blockIdx.x;
+    double *numbers = F.numbers + 4 * blockIdx.x;
     numbers[0] = missed / mass;
     numbers[1] = gain;
-    numbers[2] = F.rounding * size;
-    F.added[E.problem] = F.all_hard ? F.constant * diagonal / F.n / F.n : 0;
+    numbers[2] = F.rounding * (size + before) + exponents * before;
+    numbers[3] = exponents;
+    F.added[E.problem] = F.all_hard ? F.constant / diagonal : 0;
 }
 
 // A block for each entry: take over its last trial
@@ -167,11 +205,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) form_rows(const __grid_con
     for (int64_t i = threadIdx.x; i < F.n; i += THREADS) others += i == j ? 0 : gram[i];
     others = block_sum(others);
     if (threadIdx.x > 0) return;
-    const double more = F.level * F.k_cols[at] * F.q[at], size = F.s[at] + more;
+    const double more = F.level * F.k_cols[at] * F.q[at], size = fmax(F.s[at], F.q[at]) + more;
     const bool used = size > 0;
     F.own[at] = used ? others + more + F.soft[at] : 1;
-    F.size[at] = used ? size : 1;
+    F.size[at] = size;
     F.right[at] = used ? F.q[at] - F.s[at] : 0;
+}
+
+// Entry i of row j of the equations of a problem whose first column is `first`, with their shift
+FN double entry_of_equations(const Factored &F, const double *gram, double added, double shift, int64_t first,
+                             int64_t j, int64_t i) {
+    const double size = F.size[first + j];
+    const double own = i == j ? F.own[first + j] + shift * (size > 0 ? size : 1) : -gram[i];
+    return own + added * size * F.size[first + i];
 }
 
 // A block for each row of each entry: the equations with their shift
@@ -182,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shift_rows(const __grid_co
     const double *gram = F.gram + (E.slot * F.n + j) * F.n, added = F.added[E.problem];
     double *shifted = F.shifted + (entry * F.n + j) * F.n;
     for (int64_t i = threadIdx.x; i < F.n; i += THREADS)
-        shifted[i] = (i == j ? F.own[at] + E.number * F.size[at] : -gram[i]) + added;
+        shifted[i] = entry_of_equations(F, gram, added, E.number, at - j, j, i);
     if (threadIdx.x == 0) F.wanted[entry * F.n + j] = F.right[at];
 }
 
@@ -195,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) find_residuals(const __gri
     const double *y = F.wanted + entry * F.n;
     double product = 0;
     for (int64_t i = threadIdx.x; i < F.n; i += THREADS)
-        product += ((i == j ? F.own[at] + E.number * F.size[at] : -gram[i]) + added) * y[i];
+        product += entry_of_equations(F, gram, added, E.number, at - j, j, i) * y[i];
     product = block_sum(product);
     if (threadIdx.x == 0) {
         F.rest[entry * F.n + j] = F.right[at] - product;
@@ -219,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) judge_steps(const __grid_c
     far = block_max(far);
     slope = block_sum(slope);
     if (threadIdx.x > 0) return;
-    double *numbers = F.numbers + 3 * blockIdx.x;
+    double *numbers = F.numbers + 4 * blockIdx.x;
     numbers[0] = rest <= F.residual * F.residual * right; // false for NaN
     numbers[1] = far;
     numbers[2] = slope;

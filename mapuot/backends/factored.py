@@ -27,10 +27,10 @@ LEAST_SHIFT = 1e-14  # of the diagonal: the rounding of Cholesky's method
 MOST_SHIFT = 0.1  # from which on a step is cut instead
 SHIFT_GROWS = 20.0  # factor of a shift that is too small, at least
 SHIFT_FALLS = 1e-3  # factor of the shift from one step to the next
-LONGEST = 30.0  # nats that a step may move a potential: 10 take up to twice the steps, 100 more line searches
+LONGEST = 100.0  # nats that a step may move a potential: 30 take 1.2 to 1.6 times the factors, 10 more steps too
 FARTHEST = 1e7  # nats that a doubled step may move a potential: without a plan the dual value has no bound
 BETWEEN_GROUPS = 3.0  # nats of a step from which on twice its length is tried
-CONSTANT = 1e-3  # of the mean diagonal, along constants, where S is singular if all points are hard
+CONSTANT = 1e-3  # of the diagonal, along constants, where S is singular if all points are hard
 RESIDUAL = 1e-3  # of the equations' right side, above which the factor was not positive definite
 ARMIJO = 1e-4  # of the slope: gain that a step must bring
 GAIN_ROUNDING = 1e-15  # of the terms of a gain, and of the mass: changes of log u are logarithms of sums
@@ -38,6 +38,7 @@ SHORTEST = 1e-6  # part of a step that is tried at last
 NEAR = 1e-2  # of the mass: a start that misses less needs no larger reg
 LEVEL_MISS = 1e-2  # of the mass: where a larger reg has done its work
 FIRST_LEVEL = 30.0  # range of the costs over the largest reg
+EXPONENT_ROUNDING = 2.0**-54  # of log u + log v: half of it, as entries round apart
 LEAST_MISS = 1e-14  # of the mass: rounding of sums
 STIFF = 1e3  # rho / reg from which on passes may crawl
 STEP_ENTRIES = 40_000_000  # entries of K that passes read in 10 ms, which small problems need for all their steps
@@ -64,6 +65,7 @@ class Judged(NamedTuple):
     missed: F64  # distance of s from q, as a share of the plan's mass
     gain: F64  # growth of the dual value over reg, from the potentials accepted last
     noise: F64  # rounding of the gain
+    rounding: F64  # of exponents, relative to an entry of the plan: no step misses less
 
 
 class Solved(NamedTuple):
@@ -100,6 +102,9 @@ class FactoredPlans(Protocol):
     def keep(self, places: Any) -> None:
         """Copy the potentials to the arrays of answers."""
 
+    def meet_columns(self, places: Any) -> None:
+        """Set log v by the columns' prox for log u: a point of little mass is otherwise far from its potential."""
+
     def trial(self, places: Any, lengths: F64) -> Judged:
         """Form the plans of log v + length y that meet their rows."""
 
@@ -119,7 +124,7 @@ def improve(work: FactoredPlans, allowed: F64) -> int:
     A near start is improved at the reg asked for; a start that stays too far is left for a path of larger regs.
     """
     every = np.arange(work.count)
-    missed = begin(work, every)
+    missed = begin(work, every).missed
     work.keep(every)
     factors = 0
     for far in (False, True):
@@ -152,28 +157,30 @@ def lower_reg(work: FactoredPlans, places: Any) -> int:
     return factors
 
 
-def begin(work: FactoredPlans, places: Any) -> F64:
-    """Form the plans of the potentials, and return the shares of the mass that their columns miss."""
-    missed = work.trial(places, np.zeros(len(places))).missed
+def begin(work: FactoredPlans, places: Any) -> Judged:
+    """Form the plans of the potentials, and judge them."""
+    judged = work.trial(places, np.zeros(len(places)))
     work.accept(places)
-    return missed
+    return judged
 
 
 def descend(work: FactoredPlans, places: Any, allowed: F64, most: int = MOST_STEPS) -> tuple[F64, int]:
     """Make steps until columns miss at most ``allowed`` of the mass, or no step gains; return misses and factors."""
-    missed = begin(work, places)
+    work.meet_columns(places)
+    missed, _, _, rounding = begin(work, places)
     shifts = np.zeros(len(places))
     moves = np.ones(len(places), bool)
     factors = 0
     for _ in range(most):
-        left = np.flatnonzero(moves & ~(missed <= allowed))
+        left = np.flatnonzero(moves & ~(missed <= np.maximum(allowed, rounding)))
         if not len(left):
             break
         step, shifts[left] = find_step(work, places[left], SHIFT_FALLS * shifts[left])
         factors += step.factors
         gains, reached = search(work, places[left], step)
         moves[left] = gains
-        missed[left[gains]] = reached[gains]
+        missed[left[gains]] = reached.missed[gains]
+        rounding[left[gains]] = reached.rounding[gains]
         work.accept(places[left[gains]])
     return missed, factors
 
@@ -208,13 +215,15 @@ def find_step(work: FactoredPlans, places: Any, shifts: F64) -> tuple[NewtonStep
     return NewtonStep(length, far, slope, factors), shifts
 
 
-def search(work: FactoredPlans, places: Any, step: NewtonStep) -> tuple[Any, F64]:
-    """Form the best plans along the steps; return which of them gain, and the shares of the mass that they miss."""
+def search(work: FactoredPlans, places: Any, step: NewtonStep) -> tuple[Any, Judged]:
+    """Form the best plans along the steps; return which of them gain, and their numbers."""
     length = step.length.copy()
-    missed, gain, noise = work.trial(places, length)
+    judged = work.trial(places, length)
+    _, gain, noise, _ = judged
 
     def try_length(some: Any) -> None:
-        missed[some], gain[some], noise[some] = work.trial(places[some], length[some])
+        for own, new in zip(judged, work.trial(places[some], length[some]), strict=True):
+            own[some] = new
 
     def is_short_of(some: Any) -> Any:
         return ~(gain[some] >= ARMIJO * length[some] * step.slope[some] - noise[some])
@@ -237,7 +246,7 @@ def search(work: FactoredPlans, places: Any, step: NewtonStep) -> tuple[Any, F64
         long = long[better]
         best[long] = gain[long]
         long = long[length[long] * step.far[long] < FARTHEST]
-    return (length > 0) & (best >= -noise), missed
+    return (length > 0) & (best >= -noise), judged
 
 
 def allowed_miss(tol: float, shape: tuple[int, int], both_hard: bool) -> float:

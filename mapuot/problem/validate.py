@@ -410,7 +410,7 @@ def as_weights(array: Any, p: int, length: int, name: str, backend: ModuleType, 
 
 
 def own_numbers(reg: Any, reg_m: Any, p: int) -> tuple[Any, tuple[Any, Any]] | None:
-    """Read reg (p,) and reg_m of both sides, (p,) or None, of a batch in which problems have their own; else None.
+    """Read reg (p,) and reg_m of both sides, (p,) or None, where problems of a batch have their own; else None.
 
     reg_m has one entry for each problem as (p,) if p > 2, as (p, 1), as (p, 2) with a column for each side, or as
     (p, 1) in a pair. Other values are those of `solve`, and serve all problems.

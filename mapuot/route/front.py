@@ -1,6 +1,6 @@
 """The front of `solve`: its arguments as a `Call`, and the reader that finds whether they need any conversion.
 
-A problem is plain if M is a matrix in memory or on a GPU, or points whose matrix is formed; the masses are
+A problem is plain if M is a matrix in memory or on a GPU, or points with a formed matrix; the masses are
 floating-point arrays or absent; each side is KL or balanced with one reg_m; and c = a b^T. `read` then makes a
 `PlainProblem` without reading M. Its carriers solve it in one call: plain.py by the C core, on_device.py on a GPU. A
 problem that is too large for one call, or that needs another, becomes a `Problem` by one read of M (`problem_of`). All
@@ -79,7 +79,7 @@ class PlainProblem(NamedTuple):
     """A problem whose arguments need no conversion. M has not been read, and the masses may still be odd."""
 
     backend: ModuleType
-    cost: Any  # `Dense`, or on the CPU points whose matrix is to be formed
+    cost: Any  # `Dense`, or on the CPU points, to form their matrix
     a: Any  # (m,) and (n,), float64, on the host
     b: Any
     reg: float
@@ -116,7 +116,7 @@ def read(call: Call) -> PlainProblem | None:
 
 
 def read_on_host(call: Call, reg: float, rho: tuple[float, float], options: Options) -> PlainProblem | None:
-    """Read the rest of a plain problem whose M or points lie in memory."""
+    """Read the rest of a plain problem with M or points in memory."""
     a, b = masses(call.a, call.M.shape[0]), masses(call.b, call.M.shape[1])
     if a is None or b is None:
         return None
@@ -130,7 +130,7 @@ def read_on_host(call: Call, reg: float, rho: tuple[float, float], options: Opti
 
 
 def read_on_device(call: Call, reg: float, rho: tuple[float, float], options: Options) -> PlainProblem | None:
-    """Read the rest of a plain problem whose M or points lie on a GPU; form the matrix of the points."""
+    """Read the rest of a plain problem with M or points on a GPU; form the matrix of the points."""
     M, backend = call.M, load("cuda")
     rows, cols = given_side("a", call.a, M.shape[0], rho[0]), given_side("b", call.b, M.shape[1], rho[1])
     if rows is None or cols is None:
@@ -151,7 +151,7 @@ def read_on_device(call: Call, reg: float, rho: tuple[float, float], options: Op
 
 
 def place_of(M: Any) -> str | None:
-    """Return the backend that reads M as it is: a matrix, or points whose matrix is formed; None if none does."""
+    """Return the backend that reads M as it is: a matrix, or points with a formed matrix; None if none does."""
     if type(M) is np.ndarray:
         is_read = M.ndim == 2 and M.dtype in (DOUBLE, SINGLE) and M.flags.c_contiguous and M.flags.aligned
         return "cpu" if is_read and M.size > 0 else None

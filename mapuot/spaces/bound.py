@@ -86,7 +86,7 @@ class GlobalBound:
 
     @property
     def best(self) -> Corner:
-        """The corner whose plan has the least objective."""
+        """The corner with the plan of least objective."""
         return min(self.corners.values(), key=lambda corner: corner.reached)
 
     def best_plan(self) -> F64:

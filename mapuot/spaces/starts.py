@@ -1,4 +1,4 @@
-"""Plans from which Gromov-Wasserstein starts; several are tried, since its objective is not convex."""
+"""Starting plans of Gromov-Wasserstein; several are tried, since its objective is not convex."""
 
 from __future__ import annotations
 

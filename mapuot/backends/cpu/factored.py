@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ...penalties import F64
-from ..factored import CONSTANT, GAIN_ROUNDING, RESIDUAL, Judged, Sides, Solved
+from ..factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Judged, Sides, Solved
 
 
 class HostPlans:
@@ -71,6 +71,17 @@ class HostPlans:
         for x, own in zip(self.best, (self.log_u, self.log_v), strict=True):
             x[places] = own[places]
 
+    def meet_columns(self, places: Any) -> None:
+        which = self.of(places)
+        _, b, _, k_cols = self.sides.of(which)
+        exponents = self.exponents[which] + self.log_u[which][:, :, None]
+        top = exponents.max(1)
+        top = np.where(np.isfinite(top), top, 0.0)
+        exponents -= top[:, None, :]
+        sums = np.exp(exponents, out=exponents).sum(1)
+        found = (np.log(b) - np.log(sums) - top) / (1.0 + k_cols)
+        self.log_v[which] = np.where((b > 0) & (sums > 0), found, self.log_v[which])
+
     def trial(self, places: Any, lengths: F64) -> Judged:
         which = self.of(places)
         a, b, k_rows, k_cols = self.sides.of(which)
@@ -96,7 +107,9 @@ class HostPlans:
         cols = gain_of(q, k_cols, difference(new_v, log_v), 0.0)
         size = abs(rows).sum(1) + abs(cols).sum(1) + r.sum(1)
         missed = abs(new_q - new[3]).sum(1) / new[2].sum(1)
-        return Judged(missed, rows.sum(1) + cols.sum(1), GAIN_ROUNDING * size)
+        rounding = EXPONENT_ROUNDING * (largest(new[0]) + largest(new_v))
+        noise = GAIN_ROUNDING * size + rounding * r.sum(1)
+        return Judged(missed, rows.sum(1) + cols.sum(1), noise, rounding)
 
     def accept(self, places: Any) -> None:
         which = self.of(places)
@@ -114,11 +127,11 @@ class HostPlans:
         own = -S.sum(2) + k_cols * q  # a sum of positive terms: s - P^2 / r would cancel
         if not self.all_hard:
             own += np.matmul((1.0 - fi)[:, None, :], plan)[:, 0]
-        size = s + k_cols * q
+        size = np.maximum(s, q) + k_cols * q  # a column that gets nothing moves by 1 / shift
         used = size > 0
         diagonal_of(S)[:] = np.where(used, own, 1.0)
         if self.all_hard:
-            S += (CONSTANT / self.n) * size.mean(1)[:, None, None]
+            S += (CONSTANT / size.sum(1))[:, None, None] * (size[:, :, None] * size[:, None, :])
         self.S = S
         self.size = np.where(used, size, 1.0)
         self.right = np.where(used, q - s, 0.0)
@@ -146,6 +159,11 @@ def solution(S: F64, x: F64) -> Any:
 
     _, y, failed = dposv(S.T, x, lower=True, overwrite_a=True)
     return np.nan if failed else y
+
+
+def largest(log_x: F64) -> F64:
+    """Return the largest finite size of each row."""
+    return np.asarray(np.where(np.isfinite(log_x), abs(log_x), 0.0).max(1))
 
 
 def diagonal_of(S: F64) -> F64:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...penalties import F64
 from .. import records
-from ..factored import CONSTANT, GAIN_ROUNDING, RESIDUAL, Judged, Sides, Solved
+from ..factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Judged, Sides, Solved
 from .kernels import Job, by_value, kernel
 
 FACTORED = records.read("factored.cu")["Factored"]
@@ -35,12 +35,13 @@ class DevicePlans:
         columns = {name: cp.zeros((p, n)) for name in names}
         known = {name: cp.ascontiguousarray(x) for name, x in zip(sides._fields, sides, strict=True)}
         known |= {"log_c_rows": cp.ascontiguousarray(log_c[0]), "log_c_cols": cp.ascontiguousarray(log_c[1])}
-        self.numbers = cp.empty((p, 3))
+        self.numbers = cp.empty((p, 4))
         self.arrays = known | rows | columns | {"added": cp.zeros(p), "numbers": self.numbers, "costs": self.costs}
         self.arrays |= {"log_u": self.log_u, "log_v": self.log_v, "y": self.y, "weighed": self.weighed}
         self.record = np.zeros((), FACTORED)
         sizes = {"m": m, "n": n, "all_hard": self.all_hard, "level": 1.0}
-        records.put(self.record, sizes | {"rounding": GAIN_ROUNDING, "constant": CONSTANT, "residual": RESIDUAL})
+        sizes |= {"rounding": GAIN_ROUNDING, "exponents": EXPONENT_ROUNDING, "constant": CONSTANT, "residual": RESIDUAL}
+        records.put(self.record, sizes)
         records.put(self.record, self.arrays)
 
     def set_level(self, level: float) -> None:
@@ -75,8 +76,12 @@ class DevicePlans:
         kernel(JOB[0], name, **JOB[2])((blocks,), (threads,), (by_value(self.record),))
 
     def told(self, count: int) -> F64:
-        """Return the three numbers of each entry."""
+        """Return the four numbers of each entry."""
         return np.ascontiguousarray(self.numbers[:count].get().T)
+
+    def meet_columns(self, places: Any) -> None:
+        self.request(places, 0, 0)
+        self.launch("meet_columns", len(places) * -(-self.n // COLUMNS), COLUMNS * GROUPS)
 
     def trial(self, places: Any, lengths: F64) -> Judged:
         count = len(places)
@@ -115,5 +120,5 @@ class DevicePlans:
         records.put(self.record, {"wanted": y})
         self.launch("find_residuals", count * n)
         self.launch("judge_steps", count)
-        solved, far, slope = self.told(count)
+        solved, far, slope, _ = self.told(count)
         return Solved(solved > 0, far, slope)
