@@ -37,7 +37,7 @@ from .ranks import Ranks, join, mpi, own_rows
 from .report import page
 from .route.options import METHODS, PRECISIONS, SCHEDULES
 from .status import told_bound
-from .synonyms import ARGUMENTS, hint, ours_for
+from .synonyms import ARGUMENTS, REQUIRED, hint, ours_for
 
 F = TypeVar("F", bound=Callable[..., Any])
 NOT_CONVERGED = 3
@@ -99,7 +99,7 @@ def cli() -> None:
 def option(name: str, text: str | None = None, choices: Iterable[str] = (), **more: Any) -> Callable[[F], F]:
     """Make an option of the command, with the default that `solve` gives the argument of this name."""
     known = DEFAULTS.get(name.strip("-").replace("-", "_"))
-    if known is not None and known.default not in (None, known.empty):
+    if known is not None and known.default not in (None, known.empty, REQUIRED):
         more = {"default": known.default, "show_default": True} | more
     if choices:
         more["type"] = click.Choice(list(choices))

@@ -138,13 +138,13 @@ TABLE = {
     "mapuot/answer/slopes.py": (
         "api/test_points.py::test_the_error_of_a_slope_is_reached api/test_masks.py::test_derivatives_by_the_masses "
         "api/test_points.py::test_gradient_against_differences[0.8-cosine]", [
-        "return {{~>0.7 * }}bound *", "steep{{ + rounding * sizes}}", "{{2 * }}root * float", "root{{ / sine}}\n",
-        "steep = {{~>0.5 * }}scale *", "steep = sizes = {{~>0.5 * }}scale * root\n",
-        "scale{{ * float(np.sqrt((w**2).sum()))}}",
+        "return {{~>0.7 * }}bound *", "steep{{ + rounding * sizes}}", "{{2 * }}root * float",
+        "scale * root{{ * known.slope}},", "steep = {{~>0.5 * }}scale *", "steep, sizes = {{~>0.5 * }}scale * root",
+        "else {{np.sqrt((factor**2).sum())~>factor.max()}}",
         "{{cost + xp.asarray(np.log(np.asarray(p.masked if rows else p.masked.T)))~>cost}}",
         "{{p.shares(result._backend, other.weight, rows~>other.weight.sum(}}",
         "slope{{ - (slope * scaled).sum(1, keepdims=True) * scaled}}",
-        "fi = {{1 / (1 + p.reg / rho)~>1.0}}", "mass = {{~>0 * }}other.sum",
+        "hard, 1.0, {{1 / (1 + reg / rho)~>1.0}}", "mass = {{~>0 * }}other.sum",
         "{{problem.shares(result._backend, other.T, rows).T~>other.sum(1)[:, None]}}",
         "{{cost = cost + xp.asarray(np.log(np.asarray(p.masked if rows else p.masked.T)))~>pass}}",
         "reg * ({{~>0 * }}xp.asarray",
