@@ -42,7 +42,7 @@ EXPONENT_ROUNDING = 2.0**-54  # of log u + log v: half of it, as entries round a
 LEAST_MISS = 1e-14  # of the mass: rounding of sums
 STIFF = 1e3  # rho / reg from which on passes may crawl
 STEP_ENTRIES = 40_000_000  # entries of K that passes read in 10 ms, which small problems need for all their steps
-MOST_PATIENCE = 2000  # passes of the smallest
+MOST_PATIENCE = 1000  # passes of the smallest, four times as many where a side is soft, of 10,000 in all
 SOFT_PATIENCE = 4  # times as many where a side is soft: such passes come nearer
 MOST_STEPS = 60  # at one reg: clustered points took 20 at most, lattices 30
 
