@@ -25,6 +25,7 @@ PARTS = {
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
     "loss": "a debiased loss with its gradient, against GeomLoss",
     "scaling": "GeomLoss's loss by its scaling, and ours at the same error",
+    "hard": "hard sides on clustered clouds with equal masses, against a path of Newton steps in torch",
     "words": "calls of other libraries as programs make them, and the same in our words",
     "gromov": "spaces without common coordinates, beside POT and OTT",
     "cluster": "ranks of this machine, or GPUs of one host",
@@ -84,9 +85,10 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--quick", action="store_true", help="smaller and fewer, to test the benchmark itself")
     options.add_argument("--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)")
-    where = "for solve, batch, zoo, points, tensors, sparse, loss, gromov and small-reg (default: %(default)s)"
+    where = "for solve, batch, zoo, points, tensors, sparse, loss, hard, gromov and small-reg (default: %(default)s)"
     options.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=where)
-    options.add_argument("--size", type=int, help="for calls, zoo, points, sparse, gromov, kept and cluster: how many")
+    sized = "for calls, zoo, points, sparse, hard, gromov, kept and cluster: how many"
+    options.add_argument("--size", type=int, help=sized)
     options.add_argument("--gpus", default="", help="for cluster: numbers of GPUs, as 1,2,4; with --size whole solves")
     options.add_argument("--before", type=Path, help="for small-reg: a checkout, built in place, to compare with")
     options.add_argument("--out", type=Path, help="folder of JSON (default: build/bench)")
