@@ -534,12 +534,15 @@ class BatchRun:
         """Solve problem i as `solve` does, from the last log v of the batch."""
         problem, spent = self.task.alone(i, self.module, threads), int(self.n_passes[i])
         begin = self.begin(np.array([i]), log_v, self.task.B)[0, : problem.shape[1]]
-        start = problem.project(np.zeros(problem.shape[0]), np.where(np.isfinite(begin), begin, 0.0))
+        log_u = np.zeros(problem.shape[0])
+        if self.status[i] == "stalled":  # in one call of the core; factored steps follow
+            log_u = host(self.tables[0][i])[: problem.shape[0]]
+        start = problem.project(*(np.where(np.isfinite(x), x, 0.0) for x in (log_u, begin)))
         options = options_alone(self.options, self.precision, problem.cost.size)
         options = dataclasses.replace(options, symmetric=options.symmetric and spent == 0, threads=threads)
         run = Run(self.module, max(1, self.max_passes - spent))
         run.stopped = lambda: self.stopped
-        if self.status[i] == "stalled":  # in one call of the core; factored steps follow
+        if self.status[i] == "stalled":
             run.status = "stalled"
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
         vectors = *result.own_logs, result.row_marginal, result.col_marginal

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..answer.result import Result
-from ..arrays import namespace
+from ..arrays import host, namespace
 from ..backends.boxes import Sorted, Truncation
 from ..backends.contract import Options
 from ..penalties import F64
+from ..problem.cut import find_cut
 from ..problem.points import Formed
 from ..problem.problem import Problem
 from ..problem.validate import as_start
@@ -75,8 +76,8 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
         start = mean[problem.own], mean
     skip: Truncation | None = None
     boxed: Sorted | None = None
-    if run.status == "stalled" and not any(stage.factored for stage in way.stages):
-        run.status = "running"
+    run.status = status_of_start(run.status, way)
+    run.potentials = start
     with run.shown():
         log_v = start[1]
         if way.nats is not None:
@@ -105,6 +106,14 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     )
 
 
+def status_of_start(status: str, way: Route) -> str:
+    """Return the status of a solve whose start has ``status``: steps with a factor may follow a stalled call."""
+    follows = way.nats is None and any(stage.factored for stage in way.stages)
+    if status == "stalled" and not follows:
+        return "running"
+    return status
+
+
 def all_stages(
     run: Run, task: Any, way: Route, log_v: F64, skip: Truncation | None = None
 ) -> tuple[list[Done], Truncation | None]:  # fmt: skip
@@ -122,13 +131,17 @@ def all_stages(
         before = run.status
         if (larger or stage.kept or stage.symmetric) and (cancelled or run.n_passes >= stage.most):
             continue
-        allow_passes(run, stage, cancelled)
-        skip = None if stage.factored else skip
-        found = one_stage(run, task, stage, way.options, log_v, skip, kept)
+        now = stage
+        if stage.factored:
+            skip = None
+            if find_cut(task, *map(host, run.potentials)):  # one pass is enough, as no plan exists
+                now = stage._replace(factored=False, patience=1)
+        allow_passes(run, now, cancelled)
+        found = one_stage(run, task, now, way.options, log_v, skip, kept)
         if found is None:
             continue
         log_v = found
-        done.append(Done(stage, before, run.reads, run.clusters, kept.share))
+        done.append(Done(now, before, run.reads, run.clusters, kept.share))
         cancelled = settle(run, stage, larger, cancelled)
     return done, skip
 

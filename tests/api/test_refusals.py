@@ -22,7 +22,7 @@ import mapuot
 from mapuot import da, pot
 from mapuot.backends import pick
 from mapuot.flow import OTPlanSampler
-from mapuot.problem.cut import check_cut
+from mapuot.problem.cut import check_cut, find_cut
 from mapuot.problem.problem import Problem
 from mapuot.wot import OTModel
 
@@ -872,3 +872,33 @@ def test_told_where_and_only_where_there_is_no_plan():
         for _ in range(20):
             check_cut(problem, *(10 * rng.standard_normal(k) for k in (m, n)))
     assert 25 < told < 125
+
+
+def test_a_flow_shows_what_potentials_do_not():
+    """Small problems without a plan are reported by potentials of 0, and no others, for one and two hard sides."""
+    told = 0
+    for seed in range(150):
+        rng = np.random.default_rng([37, seed])
+        m, n = rng.integers(2, 6, 2)
+        M = np.where(rng.random((m, n)) < 0.5, rng.random((m, n)), np.inf)
+        M[0] = M[:, 0] = 0.0  # one part
+        a, b = rng.integers(1, 5, m) * 1.0, rng.integers(1, 5, n) * 1.0
+        b *= a.sum() / b.sum()
+        hard = seed % 3 > 0
+        reg_m = np.inf if hard else (np.inf, 1.0)
+        cost = CSR(np.where(np.isfinite(M), M + 1, 0.0)) if seed % 2 else M
+        problem = Problem.from_arrays(cost, a, b, 0.2, reg_m, "kl", "product", pick("cpu"))
+        infeasible = hard and most_wanting(np.isfinite(M), a, b) > 1e-9
+        told += infeasible
+        assert (find_cut(problem, np.zeros(m), np.zeros(n)) is not None) == infeasible
+    assert 25 < told < 125
+
+
+def test_masses_without_a_plan_are_told_before_steps_with_a_factor(monkeypatch):
+    """Stalled passes of a problem without a plan are followed by one pass, for one problem and for a batch."""
+    monkeypatch.setattr("mapuot.ascend.carry_out.factored_start", None)
+    M = np.random.default_rng(5).random((40, 40))
+    M[20:, 18:] = np.inf
+    for solve in (mapuot.solve, lambda M, **named: mapuot.solve_batch(M[None], **named)):
+        with pytest.raises(mapuot.InfeasibleError, match=r"M connects .* only, where .* must be transported"):
+            solve(M, reg=1e-3, reg_m=np.inf)

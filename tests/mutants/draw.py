@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 PARTS = "api/test_refusals.py::test_parts_with_unlike_masses_are_told_before_a_pass api/test_sparse.py"
+CUTS = (
+    "api/test_refusals.py::test_told_where_and_only_where_there_is_no_plan "
+    "api/test_refusals.py::test_a_flow_shows_what_potentials_do_not"
+)
 FUNCTIONS = {
     "src_c/common/rules.h": ("core/test_rules.py", ()),
     "src_c/newton.c": ("core/test_newton.py hostile/test_bounds.py", ()),
@@ -24,7 +28,7 @@ FUNCTIONS = {
     "mapuot/backends/workspace.py": ("hostile/test_far.py", ("may_idle", "check_idle", "dual_constants")),
     "mapuot/problem/problem.py": ("hostile/test_far.py core/test_solve.py", ("exponent_error", "idle_points", "holds")),
     "mapuot/problem/parts.py": (PARTS, ()),
-    "mapuot/problem/cut.py": ("api/test_refusals.py::test_told_where_and_only_where_there_is_no_plan", ()),
+    "mapuot/problem/cut.py": (CUTS, ()),
     "mapuot/problem/points.py": ("api/test_points.py", ("error", "_bounds")),
     "mapuot/answer/result.py": ("api/test_result.py", ("dual", "objective", "unregularised_bounds", "error_bound")),
     "mapuot/marginals/certificate.py": ("api/test_marginals.py", ()),
