@@ -50,11 +50,13 @@ class BarycenterResult(Hints):
     log_u, log_v : (p, n) or (r, p, n) float64 arrays
         Log scalings of the plan between each histogram (rows) and q (columns).
     error_bound : float
-        Certified bound on ``|q - q*|_1 / |q|_1``, and on the mean error of the plans. A debiased q has no
-        such bound (inf): the value hardly depends on the finest detail of q.
+        Certified bound on ``|q - q*|_1 / |q|_1``, and without debiasing on the mean error of the plans. With debiasing
+        the value hardly depends on the finest detail of q. The bound is inf unless q is balanced and K = exp(-M / reg)
+        is well conditioned: reg is at most about the squared distance of neighbours.
     gap : float
         Certified bound on the value less the optimum, in units of the objective. inf if it is not known: for debiased
-        barycenters with a finite reg_m or a sparse M.
+        barycenters if K is not positive definite, if they are balanced over a sparse M, or if a sparse M has more than
+        4096 points.
     change : float
         Relative change of q in the last pass, in L1. Debiased, it is at least the share of the mass by which the row
         sums miss the histograms.
@@ -107,7 +109,10 @@ class BarycenterResult(Hints):
         state = "converged" if self.converged else "not converged"
         mass = self.q.sum(tuple(range(-axes, 0)))
         masses = f"mass {mass:.6g}" if mass.ndim == 0 else f"masses {mass.min():.6g} to {mass.max():.6g}"
-        ended = f"{state} after {self.n_passes} passes, {told_bound(self.error_bound)}, last change {self.change:.1e}"
+        known = told_bound(self.error_bound)
+        if self.error_bound == np.inf > self.gap:
+            known = f"gap {self.gap:.1e}"
+        ended = f"{state} after {self.n_passes} passes, {known}, last change {self.change:.1e}"
         return f"<mapuot.BarycenterResult {several} of {p} histograms on {n} points, {ended}, {masses}>"
 
 
@@ -129,8 +134,8 @@ def barycenter(
     ----------
     M : (n, n) array, a matrix of scipy.sparse, or a Grid
         Costs, finite. A sparse matrix stores the costs of the allowed pairs. A `Grid` forms no matrix; images of a
-        million nodes take a few seconds. A debiased barycenter needs a symmetric M with a positive definite
-        exp(-M / reg), for example squared distances.
+        million nodes take a few seconds. A debiased barycenter needs a symmetric M. Its value has a bound only if
+        exp(-M / reg) is positive definite, for example for squared distances.
     A : (p, n) array, or p images (p, H, W) of the shape of the Grid
         Histograms in rows, >= 0, zeros allowed.
     reg : float
@@ -146,7 +151,8 @@ def barycenter(
         Stop when ``error_bound`` is at most this, without debiasing.
     tol_change : float
         With debiasing, stop when the relative change of every q in a pass is at most this, in L1, and the plans miss at
-        most this share of the histograms' mass. This is no bound on the error; ``gap`` bounds the value.
+        most this share of the histograms' mass. This is no bound on the error; ``gap`` bounds the value, and
+        ``error_bound`` bounds q where it is known.
     max_passes : int, optional
         At most this many passes. Default: 10,000, or 1,000 with debiasing.
     warm_start : BarycenterResult, optional

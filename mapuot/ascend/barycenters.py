@@ -24,6 +24,7 @@ from ..errors import InfeasibleError
 from ..penalties import F64
 from .passes import Body, PassCertificate
 
+MOST_APART = 2.0  # |q - q*| / |q| of any two q of equal masses
 WIDEST = 3.0  # |x_i + y_j| of a Newton step is at most this many times the largest |x_i|
 
 
@@ -233,8 +234,8 @@ class Barycenter(Body):
 class Debiased(Barycenter):
     """The body of passes for a debiased barycenter: v_s = (q / K^T u_s)^fi, d <- sqrt(d (q / K d)^fi).
 
-    Passes end when q changes by at most ``tol_change`` of its mass and the row sums miss at most as much. A balanced q
-    has a certified gap.
+    Passes end when q changes by at most ``tol_change`` of its mass and the row sums miss at most as much. The value has
+    a certified gap where K is positive definite. A balanced q has an error where K is well conditioned, too.
     """
 
     certifies = False
@@ -279,27 +280,72 @@ class Debiased(Barycenter):
         self.change = max(self.change, self.missed / mass) if known and mass > 0 else math.inf
         return image
 
-    def value_gap(self) -> float:
-        """Take t = d K d for q, and bound its objective above the minimum; inf for unbalanced or sparse problems.
+    def bounds(self) -> tuple[float, float]:
+        """Take the plans with column sums t = d K d; bound the value less the minimum, and |q - q*| / |q|.
 
-        With v_s = t / K^T u_s all plans have column sums t; let r_s be their row sums. For the histograms r_s, the
-        derivative of the convex objective at t is reg z with z = sum_s w_s log v_s - log d. Hence no q is better by
-        more than reg (<t, z> - |t| min z). Replacing r_s by A_s changes the objective by at most half the range of M
-        times |r_s - A_s|.
+        A bound is inf if it is not known: both are if K is not positive definite, since the problem is then not convex.
+        Formulas: docs/mathematics.md, "Barycenters", (18) to (20).
         """
-        if not self.hard or self.operator.cost.operator == "pairs":
-            return math.inf
+        pairs = self.operator.cost.operator == "pairs"
+        least, diagonal = self.operator.spectrum
+        if least == -math.inf or (self.hard and pairs):
+            return math.inf, math.inf
+        if self.hard:
+            return self.hard_bounds(least, diagonal)
+        return self.soft_gap(max(-least, 0.0) / diagonal), math.inf
+
+    def hard_bounds(self, least: float, diagonal: float) -> tuple[float, float]:
+        """Bound the value and q by formula (18), and by (19) if K is well conditioned."""
         found, mass = self.last, self.A[self.weights > 0][0].sum()
         log_t = self.before + self.log_kd
-        log_t += math.log(mass) - log_sum(log_t)
-        z = log_t - self.log_mean(found.log_s) - self.before
+        scale = math.log(mass) - log_sum(log_t)
+        log_t += scale
+        log_z = self.log_kd + scale - self.log_mean(found.log_s)
         found.q, found.log_v = np.exp(log_t), log_t - found.log_s
         rows = np.exp(found.log_u + self.operator.log_products(found.log_v))
         missed = float(self.weights @ np.abs(rows - self.A).sum(1))
+        rounding = self.rounding(log_t)
+        gap = self.reg * (float(found.q @ log_z) - mass * float(log_z.min()) + 4 * rounding * mass)
+        gap += self.highest * (missed + 4 * rounding * mass) + 2 * self.reg * mass * max(-least, 0.0) / diagonal
+        if least <= 0:
+            return gap, math.inf
+        kl = max(gap, 0.0) / self.reg / mass
+        smooth = np.exp(self.log_kd + 0.5 * (scale + self.operator.ends[0] - math.log(mass)))
+        error = (
+            2 / 3 * kl + math.sqrt(4 / 9 * kl**2 + 2 * kl) + math.sqrt(2 * kl / least) * float(np.linalg.norm(smooth))
+        )
+        error = (error + rounding) * (1 + 4 * rounding)
+        return gap, error if error < MOST_APART else math.inf
+
+    def soft_gap(self, indefinite: float) -> float:
+        """Bound the value by formula (20); ``indefinite``: -(least eigenvalue) / (least diagonal entry) of K, or 0."""
+        found, log_d, log_kd = self.last, self.before, self.log_kd
+        log_p = self.log_mean(found.log_s)
+        log_z = np.where(np.isneginf(log_p), np.inf, log_kd - log_p)
+        lowered = float(log_z.min())
+        if not -math.inf < lowered < math.inf:
+            return math.inf
+        log_u, log_t = found.log_u + lowered, log_d + log_kd
+        c, log_c = np.exp(log_d + log_p), log_d + log_p  # columns of the plans, on average
+        log_kv = self.operator.log_products(found.log_v) - lowered
+        terms, mass = self.value_of(log_u)[1], float(c.sum() + np.exp(log_t).sum())
+        kl, both, _ = self.apart(log_u, log_kv)
+        rounding = self.rounding(log_t)
+        asked = float(self.weights @ self.asked(log_u).sum(1))
+        root = (math.sqrt(max(kl, 0.0)) + 2 * rounding * math.sqrt(both + mass)) * math.sqrt(self.rho)
+        columns = c * np.where(c > 0, log_z - lowered + log_c - log_t, 0.0) - c + np.exp(log_t)
+        gap = root**2 + self.reg * float(columns.sum())
+        gap += self.reg * rounding * (4 * mass + asked) + UNIT * (self.A.size + 16) * (terms + self.reg * mass)
+        if indefinite > 0:  # the mass of the best plans is at most ``most``
+            most = 2 * (self.rho * asked / self.reg + mass) / max(1 - 2 * indefinite, 0.5)
+            gap += self.reg * indefinite * (most + mass)
+        return float(gap) if indefinite < 0.1 else math.inf
+
+    def rounding(self, log_t: F64) -> float:
+        """Bound the relative rounding of the sums and of t."""
+        found = self.last
         sizes = largest(found.log_s) + largest(log_t) + largest(self.before) + largest(found.log_u)
-        rounding = self.error + UNIT * (8 * sizes + 16)
-        gap = float(found.q @ z) - mass * float(z.min()) + 4 * rounding * mass
-        return float(self.reg * gap + self.highest * (missed + 4 * rounding * mass))
+        return float(self.error + UNIT * (8 * sizes + 16))
 
 
 class BarycenterNewton(Newton):

@@ -54,7 +54,7 @@ class Body:
     """
 
     reg: float
-    certifies = True  # else passes end when ``change`` <= ``tol_change``, and ``value_gap()`` bounds the gap
+    certifies = True  # else passes end when ``change`` <= ``tol_change``; ``bounds()``: gap and error
     ends: list[int]  # end of each part of a state
     alone = 0.0  # share of own Anderson weights of each part, until the guard drops a step
     coarse: Any = None  # the coarse correction of its steps, if there is one
@@ -221,7 +221,7 @@ class Ascent:
             stat.gap, stat.error, stat.dual = value.gap, value.error, value.dual
             self.judge.progress.moved = value.moved
         elif not self.body.certifies:
-            stat.gap = self.body.value_gap()
+            stat.gap, stat.error = self.body.bounds()
             return
         if self.judge.again(stat, 0.0, 0.0, self.judge.progress.moved):
             stat.status = "converged"

@@ -14,6 +14,8 @@ from scipy.special import logsumexp
 
 import mapuot
 from mapuot import pot
+from mapuot.backends import load
+from mapuot.problem.kinds import as_cost
 
 pytestmark = pytest.mark.filterwarnings("ignore:Stabilized Unbalanced", "ignore:invalid value")
 
@@ -95,25 +97,90 @@ def test_a_large_penalty_tends_to_the_balanced_mean(reg_m):
     assert np.abs(soft.q - hard.q).sum() <= 1.0 / reg_m + 2e-9
 
 
-def test_the_value_of_a_debiased_mean_is_bounded():
+@pytest.mark.parametrize(("reg_m", "form"), [(np.inf, "array"), (0.5, "array"), (0.05, "array"), (0.5, "pairs")])
+def test_the_value_of_a_debiased_mean_is_bounded(reg_m, form):
     """No q improves on the answer by more than its gap: neither later passes nor random ones."""
     A, M = histograms()
     A, reg, rng = (A / A.sum(0)).T, 0.01, np.random.default_rng(0)
+    A *= 1.0 if np.isinf(reg_m) else np.array([[0.5], [1.0], [1.5]])
+    M = M if form == "array" else banded(20, 20, 2)
 
     def value(q):
-        costs = mapuot.solve_batch(M, np.vstack([A, q]), q, reg=reg, reg_m=np.inf, reference="uniform", tol=1e-10).dual
+        costs = mapuot.solve_batch(M, np.vstack([A, q]), q, reg=reg, reg_m=reg_m, reference="uniform", tol=1e-10).dual
         return costs @ [1 / 3, 1 / 3, 1 / 3, -0.5]
 
     with pytest.warns(mapuot.ConvergenceWarning, match="the value is at most .* above the optimum"):
-        last = mapuot.barycenter(M, A, reg=reg, debiased=True, tol_change=1e-12)
+        last = mapuot.barycenter(M, A, reg=reg, reg_m=reg_m, debiased=True, tol_change=1e-14)
     assert last.n_passes == 1000
     others = [last.q, *(q / q.sum() for q in A.mean(0) * rng.uniform(0.5, 2, (20, 20)))]
     best = min(map(value, others))
     for passes in (1, 3, 10, 30, 100):
         with pytest.warns(mapuot.ConvergenceWarning):
-            found = mapuot.barycenter(M, A, reg=reg, debiased=True, tol_change=1e-12, max_passes=passes)
+            found = mapuot.barycenter(M, A, reg=reg, reg_m=reg_m, debiased=True, tol_change=1e-14, max_passes=passes)
         assert value(found.q) - best <= found.gap < np.inf
-    assert last.gap < 0.05 * found.gap
+    assert last.gap < 0.3 * found.gap
+
+
+def test_random_debiased_barycenters():
+    """Later passes and random q refute neither gap nor error_bound, also where K has negative eigenvalues."""
+    totals, failures = barycenters.run(seed=1, count=25, largest=6, debiased=True)
+    assert not failures
+    assert totals["known"] < 25
+    assert totals["judged"] > 10 < 5 * totals["located"]
+
+
+def test_an_indefinite_kernel_bounds_no_debiased_value():
+    """If K has a negative eigenvalue, passes may stand still at a q that another q beats."""
+    rng = np.random.default_rng(0)
+    M = rng.random((4, 4))
+    M, reg = (M + M.T) / 2, 0.1
+    A = rng.dirichlet(np.ones(4), 2)
+    assert np.linalg.eigvalsh(np.exp(-M / reg))[0] < -0.01
+    found = mapuot.barycenter(M, A, reg=reg, debiased=True)
+    assert found.converged
+    assert (found.gap, found.error_bound) == (np.inf, np.inf)
+
+    def value(q):
+        return mapuot.solve_batch(M, np.vstack([A, q]), q, reg=reg, reg_m=np.inf, reference="uniform").dual @ [
+            0.5,
+            0.5,
+            -0.5,
+        ]
+
+    assert min(value(q) for q in rng.dirichlet(np.ones(4), 300)) < value(found.q) - 0.01
+
+
+def test_a_debiased_mean_is_located_where_neighbours_are_apart():
+    """A balanced q has a bound if reg is about the squared distance of neighbours, on arrays and grids alike."""
+    grid, rng = mapuot.Grid((4, 3), spacing=0.2), np.random.default_rng(0)
+    A, reg = rng.dirichlet(np.ones(12), 3).reshape(3, 4, 3), 0.05
+    exact = mapuot.barycenter(grid, A, reg=reg, debiased=True, tol_change=1e-13, max_passes=10_000)
+    assert exact.error_bound < 1e-3
+    for cost in (grid, np.asarray(grid)):
+        for tol_change in (1e-1, 1e-3, 1e-6):
+            found = mapuot.barycenter(cost, A.reshape(3, -1), reg=reg, debiased=True, tol_change=tol_change)
+            assert np.abs(found.q.ravel() - exact.q.ravel()).sum() <= found.error_bound + exact.error_bound
+        assert found.error_bound < 0.1
+    assert mapuot.barycenter(grid, A, reg=1.0, debiased=True).error_bound == np.inf
+
+
+@pytest.mark.parametrize("reg", [1e-3, 0.02, 0.05, 0.3])
+def test_least_eigenvalues(reg):
+    """The bound on K's least eigenvalue is below it, and near it if it is above rounding."""
+    rng = np.random.default_rng(0)
+    grid = mapuot.Grid((5, 4), spacing=(0.2, 0.25))
+    x = rng.random((20, 3))
+    for M in (np.asarray(grid), ((x[:, None] - x) ** 2).sum(2)):
+        K = np.exp(-M / reg)
+        least = np.linalg.eigvalsh(K)[0]
+        bound, diagonal = load("cpu").operator_of(as_cost(M, load("cpu")), reg).spectrum
+        assert diagonal == 1
+        assert bound <= least + 1e-14
+        assert bound >= 0.5 * least - 1e-11
+    bound, _ = load("cpu").operator_of(as_cost(grid, load("cpu")), reg).spectrum
+    assert 0 < bound <= np.linalg.eigvalsh(np.exp(-np.asarray(grid) / reg))[0] + 1e-15
+    signs = np.where(rng.random((20, 20)) < 0.5, 0.0, 1.0)
+    assert load("cpu").operator_of(as_cost(signs + signs.T, load("cpu")), reg).spectrum[0] == -np.inf
 
 
 @pytest.mark.parametrize(("reg_m", "debiased"), [(1.0, False), (1.0, True), (np.inf, False)])

@@ -8,6 +8,7 @@ on a GPU. The host holds the vectors and computes the prox of the rows and the O
 """
 
 import dataclasses
+import math
 import os
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from ..._core import lib
 from ...arrays import host, namespace
+from ...cached import cached_property
 from ...penalties import F64
 from ...problem.cost import Cost
 from ...problem.problem import Problem
@@ -30,6 +32,7 @@ from .workspace import HostWorkspace
 
 TERMS = 256  # products that a sum of log_matmul takes one after the other
 PAGES = os.sysconf("SC_PHYS_PAGES")  # of memory
+MOST_C = 40.0  # from this cost of neighbours in units of reg on, K is the identity up to rounding
 LOGS = 400.0  # bounds the logarithms of scalings beside K, which are below 1e150, and the logarithms of their sums
 
 
@@ -85,6 +88,23 @@ class GridOperator(HostOperator):
             found = self.engine.product(L[None], flat, False, self.threads)[0]
             x = found.reshape(-1, *turned.shape[1:]).swapaxes(0, k)
         return np.asarray(host(namespace(x).ascontiguousarray(x))).reshape(-1)
+
+    @cached_property
+    def spectrum(self) -> tuple[float, float]:
+        """A lower bound on the least eigenvalue of K, and its diagonal entry, 1: exp(-c k^2) is positive definite.
+
+        Along an axis K is a Toeplitz matrix. No eigenvalue lies below the least value of its Fourier series,
+        sum_k (-1)^k exp(-c k^2) = 2 sqrt(pi / c) sum_(k >= 0) exp(-(2 k + 1)^2 pi^2 / (4 c)). All terms are positive.
+        """
+        least = 1.0
+        for count, h in zip(self.grid.nodes[0], self.grid.spacing, strict=True):
+            c = self.grid.scale * h**2 / self.reg
+            if count > 1 and c < MOST_C:
+                odd = 2 * np.arange(int(math.sqrt(c)) + 2) + 1
+                least *= 2 * math.sqrt(math.pi / c) * float(np.exp(-((math.pi * odd) ** 2) / (4 * c)).sum())
+            elif count > 1:
+                least *= 1 - 2.1 * math.exp(-MOST_C)
+        return least * (1 - 1e-12), 1.0
 
     def apart(self, error: float) -> float:
         """Bound the relative error of a sum; its exponents contribute ``error`` on each axis.

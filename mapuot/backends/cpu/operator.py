@@ -20,7 +20,7 @@ from ...problem.sparse import Sparse, log_sums
 from ...processor import SERIAL_ENTRIES
 from ...ranks import ALONE, Ranks
 from ..coarse import Labels
-from ..kernel import FLUSH_PRODUCT
+from ..kernel import FLUSH_PRODUCT, UNIT
 from ..operator import Operator
 from ..workspace import STORAGE
 from . import log_matmul, native
@@ -30,6 +30,7 @@ ROWS = ("weight", "rho", "absorbed", "fi", "base", "log_scale", "scale", "margin
 MANY = 32  # dimensions; from here on a matrix product forms costs faster than differences do
 ROUNDED = 1e-11  # allowed rounding of a cost made by a matrix product, relative to the mean cost
 MIRRORED = 1024  # rows of a symmetric matrix that are mirrored at once
+MOST_DENSE = 4096  # stored pairs of more points are not copied into a dense K, to look at its eigenvalues
 SAFE = 600.0  # a float64 product of exponentials does not underflow if exponents differ by fewer nats
 
 asarray = to_numpy = np.asarray
@@ -397,6 +398,18 @@ class HostOperator(Operator):
             costs = np.concatenate([L for _, _, L in self.logarithms(self.cost)])
         return costs, costs.transpose()
 
+    @cached_property
+    def spectrum(self) -> tuple[float, float]:
+        """A lower bound on the least eigenvalue of the symmetric K, and its least diagonal entry; largest entry 1.
+
+        The bound is -inf unless K is positive definite up to rounding, and for more than MOST_DENSE points of stored
+        pairs.
+        """
+        if self.pairs and self.shape[0] > MOST_DENSE:
+            return -math.inf, 0.0
+        K = self.plain.toarray() if self.pairs else self.plain
+        return least_eigenvalue(K, UNIT * (4 * sum(map(abs, self.ends)) + 4)), float(K.diagonal().min())
+
     def log_products(self, x: F64, turned: bool = False) -> F64:
         """Return log(K e^x) or log(K^T e^x) for vectors x (p, n), K = exp(-M / reg); -inf at points without a pair.
 
@@ -451,6 +464,41 @@ class HostOperator(Operator):
 
     def exchanged(self) -> tuple[F64, Any]:
         return self.cluster_mass, self.shares[:, : self.shape[1]]
+
+
+def least_eigenvalue(K: F64, error: float) -> float:
+    """Return a lower bound on the least eigenvalue of a matrix with these entries, of relative error ``error``.
+
+    A Cholesky factor of K - s proves that the eigenvalues are at least s, up to rounding: n (n + 2) units of the
+    largest diagonal entry (Higham, Accuracy and Stability, Theorem 10.3). Without a factor return -inf.
+    """
+    from scipy.linalg import cho_solve  # noqa: PLC0415 - on first use
+
+    n = len(K)
+    rounding = 4 * UNIT * n * (n + 2) * float(K.diagonal().max()) + error * float(K.sum(1).max())
+    if factor_of(K, rounding) is None:
+        return -math.inf
+    factor = factor_of(K, -2 * rounding)
+    if factor is None:
+        return -2 * rounding
+    x = np.random.default_rng(0).normal(size=n)
+    for _ in range(30):  # inverse iteration
+        x = cho_solve(factor, x / np.linalg.norm(x), check_finite=False)
+    estimate = 1 / float(np.linalg.norm(x))
+    shifts = (s for s in (0.9 * estimate, 0.5 * estimate, 0.1 * estimate) if factor_of(K, -s - 2 * rounding))
+    return next(shifts, 0.0) + rounding
+
+
+def factor_of(K: F64, shift: float) -> Any:
+    """Return the Cholesky factor of K + shift, for `cho_solve`; None if there is none."""
+    from scipy.linalg import cho_factor  # noqa: PLC0415 - on first use
+
+    shifted = K.copy()
+    shifted[np.diag_indices(len(K))] += shift
+    try:
+        return cho_factor(shifted, overwrite_a=True, check_finite=False)
+    except np.linalg.LinAlgError:
+        return None
 
 
 def point_at(side: Any, arrays: dict[str, F64], part: slice) -> None:
