@@ -288,7 +288,7 @@ class Debiased(Barycenter):
         """
         pairs = self.operator.cost.operator == "pairs"
         least, diagonal = self.operator.spectrum
-        if least == -math.inf or (self.hard and pairs):
+        if least == -math.inf or diagonal == 0 or (self.hard and pairs):
             return math.inf, math.inf
         if self.hard:
             return self.hard_bounds(least, diagonal)

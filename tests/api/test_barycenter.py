@@ -150,6 +150,13 @@ def test_an_indefinite_kernel_bounds_no_debiased_value():
     assert min(value(q) for q in rng.dirichlet(np.ones(4), 300)) < value(found.q) - 0.01
 
 
+def test_a_kernel_without_a_diagonal_bounds_no_debiased_value():
+    """If exp(-M[i, i] / reg) underflows, no bound is known."""
+    M = np.array([[0.0, 3000.0, 1.0], [3000.0, 3000.0, 3000.0], [1.0, 3000.0, 0.0]])
+    found = mapuot.barycenter(M, np.ones((2, 3)), reg=1.0, reg_m=1.0, debiased=True)
+    assert (found.gap, found.error_bound) == (np.inf, np.inf)
+
+
 def test_a_debiased_mean_is_located_where_neighbours_are_apart():
     """A balanced q has a bound if reg is about the squared distance of neighbours, on arrays and grids alike."""
     grid, rng = mapuot.Grid((4, 3), spacing=0.2), np.random.default_rng(0)
