@@ -5,8 +5,8 @@ squared distances in units of the standard deviation of all coordinates, reg the
 defaults of GeomLoss without reach, of minibatch losses and of `ot.sinkhorn` on clouds. M is a float64 matrix that is
 formed before, on the GPU with --device gpu. "Newton path" halves reg from range(M) / 10 down and solves the equations
 of each step by a Cholesky factor, until the row marginals miss tol in total; it certifies nothing. "Sinkhorn" makes
-ROUNDS iterations on logarithms; what its rows miss stands beside it. Uniform clouds, where passes converge, are
-measured as well. Each row is printed as it is measured.
+ROUNDS iterations on logarithms; the share of the mass that its rows miss stands beside it. Uniform clouds, where passes
+converge, are measured as well. Each row is printed as it is measured.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ LEVELS_FROM = 10.0  # range of the costs over the first reg of the Newton path
 LEVEL_MISS = 1e-2  # of the mass: where the next reg of the path begins
 MOST_STEPS = 100  # of the Newton path at one reg
 MOST_BYTES = 60 << 30  # of the arrays of a peer
-LONGEST = 2.0  # seconds above which no call is repeated
+LONGEST = 2.0  # seconds; a longer call is not repeated
 
 
 def cloud(n: int, seed: int) -> Any:
@@ -75,10 +75,10 @@ def shift_until_positive(S: Any, r: Any) -> Any:
 
 
 def newton_path(C: Any, reg: float, tol: float) -> tuple[float, int]:
-    """Solve balanced problems (p, n, n) with equal masses; return what the rows miss at most, and the steps."""
+    """Solve balanced problems (p, n, n) with equal masses; return the largest miss of the rows, and the steps."""
     import torch
 
-    p, n, _ = C.shape
+    n = C.shape[1]
     log_w = -float(np.log(n))
     f = torch.zeros_like(C[:, :, 0])
     level = float(C.max() - C.min()) / LEVELS_FROM
@@ -214,7 +214,7 @@ def cells(row: dict[str, Any]) -> list[Any]:
 
 @common.each
 def tables(data: dict[str, Any]) -> str:
-    """Return milliseconds of each, with our bounds on the plan's error, and with what the peers' rows miss."""
+    """Return milliseconds of each, with our bounds on the plan's error, and the misses of the peers' rows."""
     tols = [common.short(tol) for tol in TOLS]
     head = ["points a side", "blur", "range / reg", *(f"mapuot, tol {tol}: ms (bound)" for tol in tols)]
     head += [f"Newton path, {tol}: ms (rows miss)" for tol in tols]

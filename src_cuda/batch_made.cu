@@ -80,8 +80,8 @@ FN void open_own(const Batch &S, Shared &all) {
     own.count += (int64_t)own.report->passes; // that many more passes
 }
 
-// Is this a larger reg? It certifies nothing, since it only gives the start of the next reg.
-FN bool is_larger(const Batch &S) { return S.ratio != 1; }
+// Do these passes certify nothing, since they only give a start?
+FN bool is_coarse(const Batch &S) { return S.coarse > 0; }
 
 // The factor of the coordinates (float32) or of the costs; float32 exponents are binary.
 template <typename T> FN double unit_of(const Batch &S) {
@@ -349,10 +349,10 @@ template <typename T> FN bool make_passes(Shared &all, const Room &at, double *c
 FN void close_problem(const Shared &all, const double *col, int ld, const Move &move) {
     const Batch &S = all.S;
     const double shift = all.work.standing[0].shift;
-    const bool larger = is_larger(S);
+    const bool coarse = is_coarse(S);
     if (threadIdx.x == 0) {
         *S.report = all.work.report;
-        if (larger) S.report->status = MAPUOT_RUNNING;
+        if (coarse) S.report->status = MAPUOT_RUNNING;
     }
     for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
         S.log_u[i] += shift + move.off;
@@ -362,7 +362,7 @@ FN void close_problem(const Shared &all, const double *col, int ld, const Move &
         const bool used = col[WEIGHT * ld + j] > 0;
         const double log_v = used ? col[NEW_G * ld + j] - col[NEW_F * ld + j] - shift : -INF;
         S.log_v[j] = log_v;
-        if (larger) S.x[j] = isfinite(log_v) ? log_v * S.ratio : 0;
+        if (coarse) S.x[j] = isfinite(log_v) ? log_v * S.ratio : 0;
         S.s[j] = used ? col[MARGINAL * ld + j] : 0;
     }
 }
@@ -377,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_made(const __grid
     const int ld = (int)all.S.n;
     double *col = S.columns ? all.S.columns : (double *)(at.points + sizeof(double) * FIELDS * (all.S.m + all.S.n));
     Move move;
-    const bool narrow = S.narrow > 0 && (made + 1 < all.S.count || is_larger(S));
+    const bool narrow = S.narrow > 0 && (made + 1 < all.S.count || is_coarse(S));
     bool again = true;
     if (threadIdx.x == 0) {
         all.work.report = *all.S.report;
@@ -396,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_made(const __grid
             again = true;
         }
     }
-    if (!(narrow && is_larger(S))) {
+    if (!(narrow && is_coarse(S))) {
         __syncthreads();
         if (threadIdx.x == 0) {
             all.work.report.status = MAPUOT_RUNNING;

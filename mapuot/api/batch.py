@@ -19,10 +19,11 @@ from ..answer.result import Answer, Result, numbers, primal_value, with_constant
 from ..answer.slopes import Gradient
 from ..arrays import host, namespace
 from ..ascend.carry_out import carry_out, less_constant
-from ..ascend.factored import certified, factored_batch
+from ..ascend.factored import certify_passes, factored_batch
 from ..ascend.loop import Run
-from ..ascend.stages import FORMED, TOGETHER, climb, in_words, ladder, turned
+from ..ascend.stages import FORMED, TOGETHER, Stage, climb, in_words, ladder, turned
 from ..backends import Options, Stats, pick
+from ..backends.factored import START_TOL, Reached
 from ..backends.newton import misses
 from ..backends.workspace import FAR_LOG, ROUNDING_PART
 from ..cached import cached_property
@@ -403,16 +404,17 @@ class BatchRun:
                 cold = start is None or not bool((start != 0).any())
                 climbs = engine.CLIMBS and cold and not options.symmetric
                 stages = climb(workspace.task, options, COARSE_PASSES) if climbs else []
-                for stage in stages:
-                    workspace.climb(stage.reg, stage.options(options), stage.most)
-                if leaves:
-                    workspace.iterate(min(most, TOGETHER))
-                left = workspace.leave() if leaves else np.zeros(i1 - i0, bool)
+                left = np.zeros(i1 - i0, bool)
                 follows = misses(task) and not workspace.meets and engine.factors(workspace.task)
-                follows = follows and not options.symmetric  # steps part log u from log v
-                self.chunk(workspace, i0, i1, min(most, engine.PATIENCE) if follows else most, bar)
-                if follows:
-                    self.factor(workspace, i0, i1)
+                if follows and not options.symmetric:  # steps part log u from log v
+                    self.factor(workspace, stages, i0, i1, min(most, engine.PATIENCE), bar)
+                else:
+                    for stage in stages:
+                        workspace.climb(stage.reg, stage.options(options), stage.most)
+                    if leaves:
+                        workspace.iterate(min(most, TOGETHER))
+                        left = workspace.leave()
+                    self.chunk(workspace, i0, i1, most, bar)
             more = [FORMED] * bool(task.several) + ["one potential"] * bool(options.symmetric)
             reads, count = f"{dtype} tiles", f"{i1 - i0} problems together"
             self.how[i0:i1] = in_words(reads, len(stages), *more, count)
@@ -456,8 +458,7 @@ class BatchRun:
         self.read(workspace, i0, i1)
         status = workspace.status()
         status = np.where(status == "running", "max_passes" if most == self.max_passes else "absorb", status)
-        # without Newton's step after the passes, hard columns are certified by another way
-        self.status[i0:i1] = status if workspace.meets or not misses(self.task) else "absorb"
+        self.status[i0:i1] = status if workspace.meets or not misses(self.task) else "absorb"  # else solved alone
 
     def read(self, workspace: Any, i0: int, i1: int) -> None:
         """Copy the last potentials, marginals and statistics of problems i0 to i1 into the tables."""
@@ -474,19 +475,26 @@ class BatchRun:
             values[part] = workspace.stats[name]
         self.n_passes[part] = workspace.field("passes")
 
-    def factor(self, workspace: Any, i0: int, i1: int) -> None:
-        """Make factored Newton steps for problems i0 to i1, with hard columns, then one pass, and certify it."""
-        log_v = factored_batch(workspace.task, workspace.exponents, workspace.potentials()[1], self.options.tol)
-        workspace.begin_at(log_v)
+    def factor(self, workspace: Any, stages: list[Stage], i0: int, i1: int, most: int, bar: Any) -> None:
+        """Solve problems i0 to i1, with hard columns, by factored Newton steps from what a few passes have reached.
+
+        At each reg at most ``most`` passes are made, which certify nothing; a last pass does.
+        """
+        task, options = workspace.task, workspace.options
+        starts = list[Reached]()
+        for stage in stages:
+            workspace.climb(stage.reg, dataclasses.replace(options, tol=max(options.tol, START_TOL)), most)
+            starts.insert(0, workspace.reached(stage.reg / task.reg))
+        workspace.climb(task.reg, options, most)
+        starts.insert(0, workspace.reached(1.0))
+        workspace.begin_at(factored_batch(task, workspace.exponents, starts, options.tol))
         workspace.iterate(1)
+        log_v, marginals = (host(x) for x in (workspace.potentials()[1], workspace.marginals()[1]))
+        holds = certify_passes(task, workspace.stats, log_v, marginals, options.tol)
+        holds &= np.isin(workspace.status(), ("converged", "running"))
         self.read(workspace, i0, i1)
-        found, marginals = (host(x) for x in (workspace.potentials()[1], workspace.marginals()[1]))
-        for i in np.flatnonzero(np.isin(workspace.status(), ("converged", "running"))).tolist():
-            problem, stat = self.task[i0 + i], workspace.stats[i]
-            n = problem.shape[1]
-            if certified(problem, stat, found[i, :n], marginals[i, :n], self.options.tol):
-                self.status[i0 + i] = "converged"
-                self.ends["error"][i0 + i] = stat["error"]
+        self.status[i0:i1][holds] = "converged"
+        bar.update(int(holds.sum()))
 
     def plainly(self, left: Any, log_v: Any, bar: Any) -> Any:
         """Solve problems one by one in the C core, and return the problems that it left unsolved."""

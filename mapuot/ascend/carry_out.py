@@ -11,11 +11,14 @@ from ..answer.result import Result
 from ..arrays import host, namespace
 from ..backends.boxes import Sorted, Truncation
 from ..backends.contract import Options
+from ..backends.factored import Reached
+from ..backends.newton import misses
 from ..penalties import F64
 from ..problem.cut import find_cut
 from ..problem.points import Formed
 from ..problem.problem import Problem
 from ..problem.validate import as_start
+from ..status import FAILED
 from .factored import factored_start
 from .groups import held
 from .kept import RUNG_TOL, KeptPairs
@@ -119,6 +122,9 @@ def all_stages(
 ) -> tuple[list[Done], Truncation | None]:  # fmt: skip
     """Carry out the stages of a route; return these stages, and the pairs that the last stage skipped."""
     done = list[Done]()
+    starts: dict[float, Reached] = {}  # for steps with a factor, by reg over the reg asked for
+    if any(stage.factored for stage in way.stages):
+        starts[1.0] = Reached(1.0, *run.potentials)
     cancelled = False
     kept = KeptPairs(run, way.options.threads)
     for stage in way.stages:
@@ -134,16 +140,37 @@ def all_stages(
         now = stage
         if stage.factored:
             skip = None
-            if find_cut(task, *map(host, run.potentials)):  # one pass is enough, as no plan exists
-                now = stage._replace(factored=False, patience=1)
+            now, log_v = after_steps(run, task, stage, way.options, log_v, starts)
         allow_passes(run, now, cancelled)
         found = one_stage(run, task, now, way.options, log_v, skip, kept)
         if found is None:
             continue
         log_v = found
+        if starts:
+            note_start(run, task, stage, starts)
         done.append(Done(now, before, run.reads, run.clusters, kept.share))
         cancelled = settle(run, stage, larger, cancelled)
     return done, skip
+
+
+def after_steps(
+    run: Run, task: Any, stage: Stage, options: Options, log_v: F64, starts: dict[float, Reached]
+) -> tuple[Stage, F64]:  # fmt: skip
+    """Make Newton's steps with a factor; return the stage of the passes that follow, and the log v for them."""
+    if find_cut(task, *map(host, run.potentials)):  # one pass is enough, as no plan exists
+        return stage._replace(factored=False, patience=1), log_v
+    log_v, factors = factored_start(run.module, task, options, [starts[level] for level in sorted(starts)])
+    run.factors += factors
+    return stage, log_v
+
+
+def note_start(run: Run, task: Any, stage: Stage, starts: dict[float, Reached]) -> None:
+    """Keep what passes have reached for steps with a factor; passes that certify nothing leave the solve to these."""
+    if run.status not in FAILED:
+        level = stage.reg / task.reg
+        starts[level] = Reached(level, *run.potentials)
+    if run.status == "converged" and not stage.certifies and misses(task):
+        run.status = "stalled"
 
 
 def settle(run: Run, stage: Stage, larger: bool, cancelled: bool) -> bool:
@@ -161,11 +188,9 @@ def settle(run: Run, stage: Stage, larger: bool, cancelled: bool) -> bool:
 
 
 def allow_passes(run: Run, stage: Stage, cancelled: bool) -> None:
-    """Limit the passes of a stage; limit the products of Newton's steps where steps with a factor may follow."""
+    """Limit the passes of a stage, and the products of Newton's steps where steps with a factor may follow."""
     run.limit = min(stage.most, run.n_passes + stage.patience)
-    run.budget = 0
-    if stage.patience < sys.maxsize:
-        run.budget = max(1, stage.patience // run.module.PRODUCT_PASSES)
+    run.budget = stage.patience if stage.patience < sys.maxsize else 0
     if cancelled:  # one pass at the requested reg, which makes its potentials
         run.limit = run.n_passes + 1
 
@@ -177,10 +202,7 @@ def one_stage(
 
     Return None where a stage over kept pairs was left out because too many pairs matter.
     """
-    if stage.factored:
-        log_v, factors = factored_start(run.module, task, options, log_v)
-        run.factors += factors
-    options = stage.options(options)
+    options = dataclasses.replace(stage.options(options), last=stage.certifies)
     ratio = float(stage.reg / task.reg)
     kept.share = 0.0
     kept.skip = skip
@@ -191,7 +213,7 @@ def one_stage(
             solve = functools.partial(run.run, leave=stage.leave, skip=skip)
         return solve(task, options, log_v)
     task, log_v = dataclasses.replace(task, reg=stage.reg), log_v * (task.reg / stage.reg)
-    options = dataclasses.replace(options, last=task.balanced)
+    options = dataclasses.replace(options, last=stage.certifies and task.balanced)
     found = None
     if stage.kept:
         found = kept.passes(task, dataclasses.replace(options, tol=RUNG_TOL), log_v)

@@ -8,7 +8,8 @@ import numpy as np
 from ..arrays import host, namespace
 from ..backends import factored
 from ..backends.contract import Options
-from ..backends.newton import HOLDS, ColumnsNewton
+from ..backends.factored import Reached
+from ..backends.newton import HOLDS, Newton
 from ..backends.operator import parts_of
 from ..penalties import F64
 from ..problem.problem import BatchProblem, Common, Problem
@@ -17,53 +18,56 @@ CHUNK_BYTES = 1 << 32  # of matrices of the problems of a batch that are solved 
 MATRICES = 8  # m x n matrices that one problem needs: exponents, plans, equations, and their copies
 
 
-def factored_start(module: ModuleType, task: Problem, options: Options, log_v: F64) -> tuple[F64, int]:
-    """Improve log v until a pass can certify its plan; return log v and the number of factorisations.
+def factored_start(module: ModuleType, task: Problem, options: Options, starts: list[Reached]) -> tuple[F64, int]:
+    """Improve the potentials of passes until a pass can certify their plan; return log v and the number of factors.
 
     On a GPU all arrays stay on the device.
     """
     exponents = exponents_of(module, task, options.threads)
     xp = namespace(exponents)
-    found, factors = improved(
-        xp, task, exponents, task.rows.weight, task.cols.weight, np.asarray(host(log_v)), options.tol
-    )
-    return host(found[0]), factors
+    starts = [Reached(level, *(xp.asarray(host(x))[None] for x in logs)) for level, *logs in starts]
+    log_v, factors = improved(xp, task, exponents, task.rows.weight, task.cols.weight, starts, options.tol)
+    return host(log_v[0]), factors
 
 
-def factored_batch(task: BatchProblem, exponents: Any, log_v: Any, tol: float) -> Any:
+def factored_batch(task: BatchProblem, exponents: Any, starts: list[Reached], tol: float) -> Any:
     """Improve log v (p, n) of all problems of a batch like `factored_start`; ``exponents(i0, i1)``: -M / reg."""
-    xp, (m, n) = namespace(log_v), task.shape
-    found = xp.empty(log_v.shape)
+    p, (m, n) = len(task), task.shape
+    xp = namespace(starts[0].log_v)
+    found = xp.empty((p, n))
     step = max(1, CHUNK_BYTES // (8 * MATRICES * m * n))
-    for i0 in range(0, len(task), step):
-        part = slice(i0, min(i0 + step, len(task)))
+    for i0 in range(0, p, step):
+        part = slice(i0, min(i0 + step, p))
         costs = exponents(part.start, part.stop)
-        found[part] = improved(xp, task, costs, task.A[part], task.B[part], log_v[part], tol)[0]
+        own = [Reached(level, log_u[part], log_v[part]) for level, log_u, log_v in starts]
+        found[part] = improved(xp, task, costs, task.A[part], task.B[part], own, tol)[0]
     return found
 
 
-def improved(xp: Any, task: Common, exponents: Any, a: Any, b: Any, log_v: Any, tol: float) -> tuple[Any, int]:
-    """Improve log v (p, n) until a pass can certify the plans; return it and the number of factorisations.
+def improved(
+    xp: Any, task: Common, exponents: Any, a: Any, b: Any, starts: list[Reached], tol: float
+) -> tuple[Any, int]:  # fmt: skip
+    """Improve potentials until a pass can certify the plans; return log v (p, n) and the number of factorisations.
 
     ``exponents``: -M / reg plus the logarithms of a reference matrix, (p, m, n). log v is 0 at points left out.
     """
     p, m, n = exponents.shape
     a, b = (xp.broadcast_to(xp.asarray(x), (p, size)) for x, size in ((a, m), (b, n)))
     k_rows, k_cols = (xp.broadcast_to(xp.asarray(task.reg / side.rho), (p, len(side.rho))) for side in task.sides)
-    start_u = xp.where(a > 0, 0.0, -np.inf)
-    start_v = xp.where(b > 0, xp.where(xp.isfinite(xp.asarray(log_v)), xp.asarray(log_v), 0.0), -np.inf)
     both_hard = all(bool(side.hard.all()) for side in task.sides)
     allowed = np.full(p, factored.allowed_miss(tol, (m, n), both_hard))
+    costs, sides = -exponents, factored.Sides(a, b, k_rows, k_cols)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         log_c = (xp.log(a), xp.log(b)) if task.unmasked == "product" else (xp.zeros((p, m)), xp.zeros((p, n)))
-        work = plans_of(-exponents, log_c, factored.Sides(a, b, k_rows, k_cols), start_u, start_v)
         turned = m < n
         if turned:  # steps are made for the smaller side
-            factored.begin(work, np.arange(p))
+            costs = xp.ascontiguousarray(costs.swapaxes(1, 2))
             sides = factored.Sides(b, a, k_cols, k_rows)
-            costs = xp.ascontiguousarray(-exponents.swapaxes(1, 2))
-            work = plans_of(costs, log_c[::-1], sides, work.log_v, work.log_u)
-        factors = factored.improve(work, allowed)
+            log_c = log_c[::-1]
+            starts = [Reached(level, log_v, log_u) for level, log_u, log_v in starts]
+        zeros = (xp.where(x > 0, 0.0, -np.inf) for x in (sides.a, sides.b))
+        work = plans_of(costs, log_c, sides, *zeros)
+        factors = factored.improve(work, allowed, starts, task.spread)
     found = work.best[0 if turned else 1]
     return xp.where(xp.isfinite(found), found, 0.0), factors
 
@@ -95,14 +99,26 @@ def exponents_of(module: ModuleType, task: Problem, threads: int | None) -> Any:
     return exponents[None]
 
 
-def certified(problem: Problem, stat: Any, log_v: F64, marginal: F64, tol: float) -> bool:
-    """Certify a pass that nearly meets its hard columns, without products; write the bound to ``stat``."""
-    newton = ColumnsNewton(problem)
-    newton.record.budget = newton.record.all_products = 1  # the budget is used up: no products
+def certify_passes(task: BatchProblem, stats: Any, log_v: F64, marginals: F64, tol: float) -> Any:
+    """Certify passes that nearly meet their hard columns, without products; return which, and write all bounds.
 
-    def product(d: F64) -> F64:
-        raise AssertionError("no product follows a budget that is spent")
+    ``stats``: records of the last pass of each problem, with its ``error``; ``log_v``, ``marginals``: (p, n).
+    """
+    rows, cols = task.sides
+    newton = Newton(task.reg, np.asarray(host(task.B[0])), np.broadcast_to(cols.rho, task.shape[1:]))
+    newton.record.m = task.shape[0]
+    newton.record.hard_rows = rows.rho_range[0] == np.inf
+    newton.record.least = 1 / (1 + rows.rho_range[1] / task.reg)
+    newton.record.budget = 1
+    holds = np.zeros(len(stats), bool)
+    for i, weight in enumerate(host(task.B)):
+        newton.weight = weight
+        newton.record.all_products = 1  # the budget is used up: no products
+        newton.record.tried = 0
+        holds[i] = newton.solve(stats["error"][i], tol, log_v[i], marginals[i], no_product) == HOLDS
+        stats["error"][i] = newton.record.error
+    return holds
 
-    verdict = newton.solve(stat["error"], tol, log_v, marginal, product)
-    stat["error"] = newton.record.error
-    return verdict == HOLDS
+
+def no_product(d: F64) -> F64:
+    raise AssertionError("no product follows a budget that is spent")

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..backends.contract import Options
-from ..backends.factored import is_stiff, patience
+from ..backends.factored import START_TOL, is_stiff, patience
 from ..problem.problem import Common, Problem
 from ..processor import SERIAL_ENTRIES
 from ..status import FAILED
@@ -52,6 +52,7 @@ class Stage(NamedTuple):
     kept: bool = False  # whether passes read only pairs that may carry mass, if few
     patience: int = sys.maxsize  # most passes of this stage; after them the solve counts as stalled
     factored: bool = False  # whether Newton's steps with a factor come first
+    certifies: bool = True  # whether Newton's step certifies hard columns; False: steps with a factor follow
 
     def options(self, asked: Options) -> Options:
         """Return the options that the workspace of this stage reads."""
@@ -82,7 +83,8 @@ def route(
     in a finer type than the options name; ``saves``: a checkpoint is written. ``backend`` may define:
     ``quicker_turned``, whether it reads columns as rows in less time; ``SKIPS_TOGETHER``, whether passes of one
     potential can skip pairs; ``SKIPS_FROM``, the least number of pairs for which "auto" skips pairs; ``keeps_pairs``,
-    whether passes over kept pairs pay; ``MOST_FACTORED``, the most points of a side for steps with a factor.
+    whether passes over kept pairs pay; ``MOST_FACTORED``, the most points of a side for steps with a factor;
+    ``FEW_PASSES``, the passes between hard sides before such steps.
     """
     turns = turned(problem, options) or quicker(problem, options, given, getattr(backend, "quicker_turned", None))
     turns = problem.turns and turns and not options.symmetric
@@ -96,8 +98,8 @@ def route(
         options = inner(options)
     pays = getattr(backend, "keeps_pairs", None)
     keeps = pays is not None and keeps_pairs(problem, options) and pays(problem)
-    most_factored = getattr(backend, "MOST_FACTORED", 0)
-    found = stages(problem, options, most, warm, nats is not None, escalate, keeps, most_factored)
+    most_factored, few = (getattr(backend, name, 0) for name in ("MOST_FACTORED", "FEW_PASSES"))
+    found = stages(problem, options, most, warm, nats is not None, escalate, keeps, most_factored, few)
     return Route(turns, warm, nats, options, found)
 
 
@@ -121,9 +123,12 @@ def keeps_pairs(problem: Problem, options: Options) -> bool:
 
 def stages(
     problem: Problem, options: Options, most: int, warm: bool, skips: bool, escalate: bool, keeps: bool = False,
-    most_factored: int = 0,
+    most_factored: int = 0, few: int = 0,
 ) -> tuple[Stage, ...]:  # fmt: skip
-    """List the stages in order; ``most_factored``: the most points of a side for Newton's steps with a factor."""
+    """List the stages in order; ``most_factored``: the most points of a side for Newton's steps with a factor.
+
+    ``few``: passes of a stage between hard sides before such steps, which certify nothing then; 0: by the size.
+    """
     reg, tol, storage, memory = problem.reg, options.tol, options.precision, options.memory
     found = climb(problem, options, most // 2)
     begin, leave = "zeros", math.inf
@@ -153,8 +158,10 @@ def stages(
         if kinks:
             found.append(Stage(reg, tol, "float64", 0, most, STALLED, "here"))
     if factors:
-        passes = patience(problem.shape, problem.balanced)
-        found = [stage._replace(patience=passes) for stage in found]
+        passes = few if few and problem.balanced else patience(problem.shape, problem.balanced)
+        found = [stage._replace(patience=passes, certifies=not few) for stage in found]
+        if few:
+            found = [stage if stage.reg == reg else stage._replace(tol=max(tol, START_TOL)) for stage in found]
         finest = "float64" if wider else storage
         found.append(Stage(reg, tol, finest, memory, most, STALLED, "here", patience=passes, factored=True))
     return tuple(found)

@@ -27,8 +27,9 @@ and optionally
     held(problem)           the problem between points with the vectors of its sides, and its sorted points, in the
                             memory where passes work on them
 
-    MOST_FACTORED           most points of the smaller side of problems that factored.py solves;
-                            PRODUCT_PASSES: a product of Newton's step takes as long as this many passes
+    MOST_FACTORED           most points of the smaller side of problems that factored.py solves
+    FEW_PASSES              passes at each reg between hard sides before such steps; absent: as many as the size tells,
+                            and as many products of Newton's step
 
 and for a batch ``api/batch.py`` with storage, bytes_each, CHUNK_BYTES and batch_of.
 """

@@ -8,8 +8,9 @@ is minus its Hessian. A step solves (S + shift diag(s + k2 q)) y = q - s by Chol
 of points that hardly exchange mass give S eigenvalues below its rounding: a larger shift bounds the step between
 groups and changes nothing within them. A line search on the dual value halves the step, or doubles one between groups.
 
-A start far away is left for a path of regs, each half of the one before: two steps at each are usual. Steps certify
-nothing; the pass that follows does (newton.c).
+A start far away is left for a path of regs, each half of the one before: two steps at each are usual. The path begins
+at the least reg at which passes have come near, or at a large one. Steps certify nothing; the pass that follows does
+(newton.c).
 
 This module decides; a `FactoredPlans` computes, for the problems of a batch at once (cpu/factored.py,
 cuda/factored.py). Numbers of each problem (misses, lengths of steps, shifts) are on the host.
@@ -17,6 +18,7 @@ cuda/factored.py). Numbers of each problem (misses, lengths of steps, shifts) ar
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,8 +38,10 @@ ARMIJO = 1e-4  # of the slope: gain that a step must bring
 GAIN_ROUNDING = 1e-15  # of the terms of a gain, and of the mass: changes of log u are logarithms of sums
 SHORTEST = 1e-6  # part of a step that is tried at last
 NEAR = 1e-2  # of the mass: a start that misses less needs no larger reg
+START_TOL = 5e-3  # certified error of passes at a larger reg after which their potentials are near
 LEVEL_MISS = 1e-2  # of the mass: where a larger reg has done its work
 FIRST_LEVEL = 30.0  # range of the costs over the largest reg
+MOST_LEVEL = 2.0**100  # largest reg over the reg asked for
 EXPONENT_ROUNDING = 2.0**-54  # of log u + log v: half of it, as entries round apart
 LEAST_MISS = 1e-14  # of the mass: rounding of sums
 STIFF = 1e3  # rho / reg from which on passes may crawl
@@ -90,11 +94,8 @@ class FactoredPlans(Protocol):
     def set_level(self, level: float) -> None:
         """Multiply the reg asked for by ``level``."""
 
-    def spread(self, places: Any) -> float:
-        """Return the range of the costs over reg."""
-
-    def clear(self, places: Any) -> None:
-        """Set the potentials to 0, or to -inf at points without mass."""
+    def place(self, places: Any, log_u: Any, log_v: Any) -> None:
+        """Set the potentials of these problems; those of points without mass stay -inf."""
 
     def scale(self, places: Any, factor: float) -> None:
         """Multiply the potentials."""
@@ -118,43 +119,79 @@ class FactoredPlans(Protocol):
         """Solve (S + shift diag(s + k2 q)) y = q - s for some of the problems whose equations were formed last."""
 
 
-def improve(work: FactoredPlans, allowed: F64) -> int:
+class Reached(NamedTuple):
+    """Potentials (p, m) and (p, n), or 0, at ``level`` times the reg asked for, a power of 2."""
+
+    level: float
+    log_u: Any
+    log_v: Any
+
+    def of(self, places: Any) -> tuple[Any, Any]:
+        return (0.0, 0.0) if np.isscalar(self.log_u) else (self.log_u[places], self.log_v[places])
+
+
+def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], spread: float) -> int:
     """Keep potentials whose columns miss at most ``allowed``, (p,), of the mass, or the best; return the factors made.
 
-    A near start is improved at the reg asked for; a start that stays too far is left for a path of larger regs.
+    ``starts``: what passes have reached, the least level first; a near one spares the levels above it. ``spread``:
+    range of the costs over reg.
     """
+    first_level = 2.0 ** math.ceil(math.log2(min(max(spread / FIRST_LEVEL, 1.0), MOST_LEVEL)))
+    starts = [start for start in starts if start.level <= first_level]
+    last = len(starts)
+    starts.append(Reached(first_level, 0.0, 0.0))
     every = np.arange(work.count)
-    missed = begin(work, every).missed
-    work.keep(every)
-    factors = 0
-    for far in (False, True):
-        wanted = ~(missed <= allowed) & (far | (missed <= NEAR))
-        some = every[wanted]
+    missed = np.full(work.count, np.inf)
+    begins = np.full(work.count, last)  # the start of each problem
+    for i, start in enumerate(starts[:last]):
+        some = every[begins == last]
         if not len(some):
-            continue
-        if far:
-            factors += lower_reg(work, some)
-        reached, more = descend(work, some, allowed[some])
-        factors += more
-        better = reached < missed[some]
-        missed[some[better]] = reached[better]
-        work.keep(some[better])
-    return factors
-
-
-def lower_reg(work: FactoredPlans, places: Any) -> int:
-    """Find potentials for the reg asked for by a path of larger regs, which halve; return the factors made."""
-    level = max(1.0, work.spread(places) / FIRST_LEVEL)
-    work.clear(places)
+            break
+        work.set_level(start.level)
+        found = begin_at(work, some, start)
+        begins[some[found <= NEAR]] = i
+        if start.level == 1.0:
+            missed[some] = found
+            work.keep(some)
     factors = 0
-    while level > 1.0:
-        work.set_level(level)
-        factors += descend(work, places, np.full(len(places), LEVEL_MISS))[1]
-        lower = max(1.0, level / 2)
-        work.scale(places, level / lower)
-        level = lower
+    left = every[~(missed <= allowed)]
+    while len(left):
+        reached, more = follow_path(work, left, begins[left], allowed[left], starts)
+        factors += more
+        better = reached < missed[left]
+        missed[left[better]] = reached[better]
+        work.keep(left[better])
+        left = left[~(missed[left] <= allowed[left]) & (begins[left] < last)]  # a near start has led nowhere
+        begins[left] = last
     work.set_level(1.0)
     return factors
+
+
+def follow_path(
+    work: FactoredPlans, places: Any, begins: Any, allowed: F64, starts: list[Reached]
+) -> tuple[F64, int]:  # fmt: skip
+    """Make steps at regs that halve, for each problem from its start on; return its miss at the last, and factors."""
+    levels = np.array([start.level for start in starts])[begins]
+    level = float(levels.max())
+    factors = 0
+    while True:
+        work.set_level(level)
+        for i in np.unique(begins[levels == level]):
+            work.place(places[begins == i], *starts[i].of(places[begins == i]))
+        active = places[levels >= level]
+        if level == 1.0:
+            missed, more = descend(work, active, allowed)
+            return missed, factors + more
+        factors += descend(work, active, np.full(len(active), LEVEL_MISS))[1]
+        lower = max(1.0, level / 2)
+        work.scale(active, level / lower)
+        level = lower
+
+
+def begin_at(work: FactoredPlans, places: Any, start: Reached) -> F64:
+    """Place the potentials of a start; return what the columns of their plans miss."""
+    work.place(places, *start.of(places))
+    return begin(work, places).missed
 
 
 def begin(work: FactoredPlans, places: Any) -> Judged:

@@ -21,7 +21,6 @@ from .workspace import (
 )
 
 name = "cpu"
-PRODUCT_PASSES = 1  # passes that a product of Newton's step takes
 MOST_FACTORED = 8192  # points of the smaller side: a factor takes 2 GB and 30 s there (one core)
 MAKES_COSTS = True  # this backend makes the costs of points and grids itself
 

@@ -54,14 +54,9 @@ class HostPlans:
         np.multiply(self.costs, -1.0 / level, out=self.exponents)
         self.exponents += self.log_c
 
-    def spread(self, places: Any) -> float:
-        costs = self.costs[self.of(places)]
-        finite = np.isfinite(costs)
-        return float(costs.max(where=finite, initial=-np.inf) - costs.min(where=finite, initial=np.inf))
-
-    def clear(self, places: Any) -> None:
-        for x in (self.log_u, self.log_v):
-            x[places] = np.where(np.isfinite(x[places]), 0.0, -np.inf)
+    def place(self, places: Any, log_u: Any, log_v: Any) -> None:
+        for x, given in ((self.log_u, log_u), (self.log_v, log_v)):
+            x[places] = np.where(np.isfinite(x[places]), np.where(np.isfinite(given), given, 0.0), -np.inf)
 
     def scale(self, places: Any, factor: float) -> None:
         self.log_u[places] *= factor

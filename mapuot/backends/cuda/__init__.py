@@ -26,7 +26,7 @@ WORKSPACES = {
 }  # fmt: skip
 LEAST_BOX = 32  # a warp of points.cuh has at least 32 points, and sums over the runs of one box
 SKIPS_FROM = 1 << 30  # pairs: skipping some of 2^28.6 took 1.7 to 3.2 times as long, .1 s of it on the host (H200)
-PRODUCT_PASSES = 40  # a product of Newton's step in passes: with its step .4 ms, a pass over 1000 x 1000 .01 ms
+FEW_PASSES = 150  # .02 ms each; a product of Newton's step takes .4 ms, a step with a factor 1 to 2 (H200)
 MOST_FACTORED = 1 << 14  # points of the smaller side: some 10 GB
 MAKES_COSTS = True  # this backend makes the costs of points itself
 ONE_POTENTIAL = True  # passes can have log u = log v

@@ -18,6 +18,7 @@ from ...penalties import F64
 from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
 from ..contract import Options
 from ..contract import weigh as weigh_on_host
+from ..factored import Reached
 from ..limits import limits_of
 from ..narrow_points import FORMS as NARROW_FORMS
 from ..records import STALLED, STATUS, put
@@ -28,7 +29,7 @@ from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, Job, by_value, kernel, 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
 PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
-PATIENCE = 300  # passes between hard sides before steps with a factor: .5 ms each for 64 of 1000 x 1000 (H200)
+PATIENCE = 60  # passes at each reg before steps with a factor: .4 ms each for 64 of 1000 x 1000, a step 9 ms (H200)
 NARROW_NOISE = 1e-6  # a float64 pass takes as long as ten; at 3e-7 float32 ones crept, 1.3 times as many at reg .001
 ROOM = 208 << 10  # bytes of shared memory that a block of batch_made.cu may ask for
 SHARED_ROOM = 96 << 10  # up to which two blocks share a multiprocessor: column vectors lie there, too
@@ -269,13 +270,15 @@ class DeviceBatch:
         return sizes
 
     def climb(self, reg: float, options: Options, count: int) -> None:
-        """A larger reg first: log v of its answer, in the units of the reg asked for, is a better start."""
+        """Make passes that only give a start, at a larger reg: log v, in the units of the reg asked for."""
         made = self.source == "made"  # whose passes move the start on
         if self.started or not made:
             self.x *= self.task.reg / reg
         self.started = True
         if made:
-            self.make(self.record(options, reg, count))
+            record = self.record(options, reg, count)
+            record["coarse"] = 1
+            self.make(record)
             return
         self.advance(self.record(options, reg, self.passes + count))
         self.go_on(slice(None), reg / self.task.reg)
@@ -299,6 +302,10 @@ class DeviceBatch:
         self.passes = int(self.stats["passes"].max())
         self.arrays["report"][there, STATUS_AT] = 0.0
         self.stats["status"][which] = 0.0
+
+    def reached(self, level: float) -> Reached:
+        """Return the potentials of the last passes, at ``level`` times the reg asked for."""
+        return Reached(level, *(x.copy() for x in self.potentials()))
 
     def begin_at(self, log_v: Any) -> None:
         """Let all problems go on from this log v, in float64."""

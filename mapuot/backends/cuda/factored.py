@@ -11,10 +11,12 @@ import numpy as np
 from ...penalties import F64
 from .. import records
 from ..factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Judged, Sides, Solved
+from .arrays import pinned
 from .kernels import Job, by_value, kernel
 
 FACTORED = records.read("factored.cu")["Factored"]
 THREADS, COLUMNS, GROUPS = 256, 32, 16
+WAITING = 16  # requests that may wait in pinned memory: at most 5 lie between two answers
 JOB: Job = ("factored.cu", "meet_rows", {"STORE": 0})  # compiles all kernels of the file
 
 
@@ -36,7 +38,12 @@ class DevicePlans:
         known = {name: cp.ascontiguousarray(x) for name, x in zip(sides._fields, sides, strict=True)}
         known |= {"log_c_rows": cp.ascontiguousarray(log_c[0]), "log_c_cols": cp.ascontiguousarray(log_c[1])}
         self.numbers = cp.empty((p, 4))
+        self.answers = pinned(4 * p).reshape(p, 4)
+        self.requests = cp.empty((p, 3))
+        self.waiting = pinned(WAITING * 3 * p).reshape(WAITING, p, 3)
+        self.sent = 0
         self.arrays = known | rows | columns | {"added": cp.zeros(p), "numbers": self.numbers, "costs": self.costs}
+        self.arrays["requests"] = self.requests
         self.arrays |= {"log_u": self.log_u, "log_v": self.log_v, "y": self.y, "weighed": self.weighed}
         self.record = np.zeros((), FACTORED)
         sizes = {"m": m, "n": n, "all_hard": self.all_hard, "level": 1.0}
@@ -47,37 +54,40 @@ class DevicePlans:
     def set_level(self, level: float) -> None:
         self.record["level"] = level
 
-    def spread(self, places: Any) -> float:
-        costs = self.costs if len(places) == self.count else self.costs[cp.asarray(places)]
-        finite = cp.isfinite(costs)
-        return float(cp.where(finite, costs, -np.inf).max() - cp.where(finite, costs, np.inf).min())
+    def of(self, places: Any) -> Any:
+        """Return an index of these problems: all of them as a slice, which copies nothing."""
+        return slice(None) if len(places) == self.count else cp.asarray(places)
 
-    def clear(self, places: Any) -> None:
-        which = cp.asarray(places)
-        for x in (self.log_u, self.log_v):
-            x[which] = cp.where(cp.isfinite(x[which]), 0.0, -np.inf)
+    def place(self, places: Any, log_u: Any, log_v: Any) -> None:
+        which = self.of(places)
+        for x, given in ((self.log_u, cp.asarray(log_u)), (self.log_v, cp.asarray(log_v))):
+            x[which] = cp.where(cp.isfinite(x[which]), cp.where(cp.isfinite(given), given, 0.0), -np.inf)
 
     def scale(self, places: Any, factor: float) -> None:
-        which = cp.asarray(places)
+        which = self.of(places)
         for x in (self.log_u, self.log_v):
-            x[which] = x[which] * factor
+            x[which] *= factor
 
     def keep(self, places: Any) -> None:
-        which = cp.asarray(places)
+        which = self.of(places)
         for x, own in zip(self.best, (self.log_u, self.log_v), strict=True):
             x[which] = own[which]
 
     def request(self, places: Any, slots: Any, numbers: Any) -> None:
         """Send the entries of the next launches: problems, the slots of their equations, and a number for each."""
-        self.requests = cp.asarray(np.stack(np.broadcast_arrays(places, slots, numbers), axis=1).astype(np.float64))
-        records.put(self.record, {"requests": self.requests})
+        self.sent = (self.sent + 1) % WAITING
+        entries = self.waiting[self.sent, : len(places)]
+        for column, given in zip(entries.T, (places, slots, numbers), strict=True):
+            column[:] = given
+        self.requests[: len(places)].set(entries, stream=cp.cuda.get_current_stream())
 
     def launch(self, name: str, blocks: int, threads: int = THREADS) -> None:
         kernel(JOB[0], name, **JOB[2])((blocks,), (threads,), (by_value(self.record),))
 
     def told(self, count: int) -> F64:
         """Return the four numbers of each entry."""
-        return np.ascontiguousarray(self.numbers[:count].get().T)
+        found: F64 = self.numbers[:count].get(out=self.answers[:count])
+        return found.T.copy()
 
     def meet_columns(self, places: Any) -> None:
         self.request(places, 0, 0)
@@ -97,7 +107,7 @@ class DevicePlans:
             self.launch("accept_trials", len(places))
 
     def form_equations(self, places: Any) -> None:
-        weighed = self.weighed if len(places) == self.count else self.weighed[cp.asarray(places)]
+        weighed = self.weighed[self.of(places)]
         self.gram = cp.matmul(weighed.swapaxes(1, 2), weighed)
         self.slots = np.zeros(self.count, int)
         self.slots[places] = np.arange(len(places))
