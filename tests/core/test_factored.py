@@ -125,7 +125,7 @@ def test_the_step_is_newtons(rho):
         for log, mass, rate in ((work.log_u, case.a, k[0]), (work.log_v, case.b, k[1])):
             soft = rate[0] > 0
             parts.append(mass @ np.where(soft, -np.expm1(-rate * log) / np.where(soft, rate, 1), log)[0])
-        return sum(parts) - work.plan.sum()
+        return sum(parts) - work.r.sum()
 
     def moved(y):
         """Move log v by y; return the numbers of the workspace, and the dual value."""

@@ -7,9 +7,15 @@ import numpy as np
 from ...penalties import F64
 from ..factored import CONSTANT, EXPONENT_ROUNDING, GAIN_ROUNDING, RESIDUAL, Judged, Sides, Solved
 
+LEAST_LOG = -700.0  # exponents below count as this one and give 0: NumPy takes 10 times as long where they underflow
+LEAST_WEIGHT = np.exp(np.full(8, LEAST_LOG))[0]  # by the same vectors
+
 
 class HostPlans:
     """A `FactoredPlans` of backends/factored.py.
+
+    A plan is kept as ``scale_i weights_ij``, where the largest weight of a row is 1. Matrices of n x n are symmetric;
+    their lower triangles are used, in Fortran's order.
 
     Parameters
     ----------
@@ -23,12 +29,15 @@ class HostPlans:
     """
 
     def __init__(self, costs: F64, log_c: tuple[F64, F64], sides: Sides, log_u: F64, log_v: F64) -> None:
-        self.costs, self.asked = costs, sides
+        self.costs = costs
+        self.log_c = log_c
+        self.asked = sides
         self.count, self.m, self.n = costs.shape
-        self.log_c = log_c[0][:, :, None] + log_c[1][:, None, :]
         self.all_hard = not ((sides.k_rows > 0).any() or (sides.k_cols > 0).any())
-        self.exponents = np.empty_like(costs)
-        self.plan = np.empty_like(costs)
+        self.weights = np.empty_like(costs)
+        self.scaled = np.empty(costs.shape[1:])  # matrices of one problem, for a product or a factor
+        self.S = np.empty((self.count, self.n, self.n))
+        self.scale_of = np.zeros_like(log_u)
         self.log_u = log_u.copy()
         self.log_v = log_v.copy()
         self.r = np.zeros_like(log_u)
@@ -37,22 +46,19 @@ class HostPlans:
         self.next = [x.copy() for x in self.own]  # of the last trials
         self.best = self.log_u.copy(), self.log_v.copy()
         self.y = np.zeros_like(log_v)
+        self.size = np.ones_like(log_v)
+        self.right = np.zeros_like(log_v)
         self.set_level(1.0)
 
     @property
     def own(self) -> list[F64]:
         return [self.log_u, self.log_v, self.r, self.s, self.q]
 
-    def of(self, places: Any) -> Any:
-        """Return an index of these problems: all of them as a slice, which copies nothing."""
-        return slice(None) if len(places) == self.count else places
-
     def set_level(self, level: float) -> None:
         a, b, k_rows, k_cols = self.asked
         self.sides = Sides(a, b, level * k_rows, level * k_cols)
         self.fi = 1.0 / (1.0 + self.sides.k_rows)
-        np.multiply(self.costs, -1.0 / level, out=self.exponents)
-        self.exponents += self.log_c
+        self.level = level
 
     def place(self, places: Any, log_u: Any, log_v: Any) -> None:
         for x, given in ((self.log_u, log_u), (self.log_v, log_v)):
@@ -66,105 +72,107 @@ class HostPlans:
         for x, own in zip(self.best, (self.log_u, self.log_v), strict=True):
             x[places] = own[places]
 
-    def meet_columns(self, places: Any) -> None:
-        which = self.of(places)
-        _, b, _, k_cols = self.sides.of(which)
-        exponents = self.exponents[which] + self.log_u[which][:, :, None]
-        top = exponents.max(1)
+    def weigh(self, place: int, log_x: F64, axis: int) -> tuple[F64, F64]:
+        """Set the weights of a problem to e^(log_x - costs / level - top); return top and the sums along an axis.
+
+        ``log_x``: of the points of that axis; ``top``: the largest exponents along it, 0 where no pair is allowed.
+        """
+        costs = self.costs[place]
+        weights = self.weights[place]
+        if self.level != 1.0:
+            costs = np.divide(costs, self.level, out=weights)
+        np.subtract(log_x, costs, out=weights)
+        top = weights.max(axis, keepdims=True)
         top = np.where(np.isfinite(top), top, 0.0)
-        exponents -= top[:, None, :]
-        sums = np.exp(exponents, out=exponents).sum(1)
-        found = (np.log(b) - np.log(sums) - top) / (1.0 + k_cols)
-        self.log_v[which] = np.where((b > 0) & (sums > 0), found, self.log_v[which])
+        weights -= top
+        np.maximum(weights, LEAST_LOG, out=weights)
+        np.exp(weights, out=weights)
+        weights -= LEAST_WEIGHT
+        return top.ravel(), weights.sum(axis)
+
+    def meet_columns(self, places: Any) -> None:
+        for i in places:
+            top, sums = self.weigh(i, (self.log_u[i] + self.log_c[0][i])[:, None], 0)
+            b = self.sides.b[i]
+            found = (np.log(b) - np.log(sums) - top - self.log_c[1][i]) / (1.0 + self.sides.k_cols[i])
+            self.log_v[i] = np.where((b > 0) & (sums > 0), found, self.log_v[i])
 
     def trial(self, places: Any, lengths: F64) -> Judged:
-        which = self.of(places)
-        a, b, k_rows, k_cols = self.sides.of(which)
-        log_u, log_v, r, _, q = (x[which] for x in self.own)
-        new_v = log_v + np.where(lengths > 0, lengths, 0.0)[:, None] * self.y[which]
-        plan = self.exponents[which] + new_v[:, None, :]
-        plan += log_u[:, :, None]
-        top = plan.max(2)
-        top = np.where(np.isfinite(top), top, 0.0)
-        plan -= top[:, :, None]
-        np.exp(plan, out=plan)
-        sums = plan.sum(2)
-        change = self.fi[which] * (np.log(a) - k_rows * log_u - np.log(sums) - top)
+        a, b, k_rows, k_cols = self.sides.of(places)
+        log_u, log_v, r, _, q = (x[places] for x in self.own)
+        log_c = self.log_c[0][places]
+        new_v = log_v + np.where(lengths > 0, lengths, 0.0)[:, None] * self.y[places]
+        top, sums = np.empty((2, *log_u.shape))
+        for k, i in enumerate(places):
+            top[k], sums[k] = self.weigh(i, new_v[k] + self.log_c[1][i], 1)
+        top += np.where(np.isfinite(log_u), log_u + log_c, -np.inf)
+        change = self.fi[places] * (np.log(a) - k_rows * log_u - np.log(sums) - top)
         change = np.where((a > 0) & (sums > 0), change, 0.0)
         scale = np.exp(top + change)
-        plan *= scale[:, :, None]
+        self.scale_of[places] = scale
+        new_s = np.stack([scale[k] @ self.weights[i] for k, i in enumerate(places)])
         new_q = np.where(b > 0, b * np.exp(-k_cols * new_v), 0.0)
-        new = log_u + change, new_v, sums * scale, plan.sum(1), new_q
-        self.plan[which] = plan
+        new = log_u + change, new_v, sums * scale, new_s, new_q
         for x, y in zip(self.next, new, strict=True):
-            x[which] = y
+            x[places] = y
         rows = gain_of(r, k_rows, difference(new[0], log_u), 1.0)
         cols = gain_of(q, k_cols, difference(new_v, log_v), 0.0)
         size = abs(rows).sum(1) + abs(cols).sum(1) + r.sum(1)
-        missed = abs(new_q - new[3]).sum(1) / new[2].sum(1)
+        missed = abs(new_q - new_s).sum(1) / new[2].sum(1)
         rounding = EXPONENT_ROUNDING * (largest(new[0]) + largest(new_v))
         noise = GAIN_ROUNDING * size + rounding * r.sum(1)
         return Judged(missed, rows.sum(1) + cols.sum(1), noise, rounding)
 
     def accept(self, places: Any) -> None:
-        which = self.of(places)
         for x, y in zip(self.own, self.next, strict=True):
-            x[which] = y[which]
+            x[places] = y[places]
 
     def form_equations(self, places: Any) -> None:
-        which = self.of(places)
-        plan, r, s, q = (x[which] for x in (self.plan, self.r, self.s, self.q))
-        fi, k_cols = self.fi[which], self.sides.k_cols[which]
-        weighed = plan * np.sqrt(np.where(r > 0, fi / r, 0.0))[:, :, None]
-        S = np.matmul(weighed.swapaxes(1, 2), weighed)
-        S *= -1.0
-        diagonal_of(S)[:] = 0.0
-        own = -S.sum(2) + k_cols * q  # a sum of positive terms: s - P^2 / r would cancel
-        if not self.all_hard:
-            own += np.matmul((1.0 - fi)[:, None, :], plan)[:, 0]
-        size = np.maximum(s, q) + k_cols * q  # a column that gets nothing moves by 1 / shift
-        used = size > 0
-        diagonal_of(S)[:] = np.where(used, own, 1.0)
-        if self.all_hard:
-            S += (CONSTANT / size.sum(1))[:, None, None] * (size[:, :, None] * size[:, None, :])
-        self.S = S
-        self.size = np.where(used, size, 1.0)
-        self.right = np.where(used, q - s, 0.0)
-        self.place_of = np.zeros(self.count, int)  # of each problem in S
-        self.place_of[places] = np.arange(len(places))
+        from scipy.linalg.blas import dsymv, dsyr, dsyrk  # noqa: PLC0415 - on first use
+
+        for i in places:
+            r, s, q = (x[i] for x in (self.r, self.s, self.q))
+            fi, k_cols = self.fi[i], self.sides.k_cols[i]
+            root = np.sqrt(np.where(r > 0, fi / r, 0.0))
+            np.multiply(self.weights[i], (self.scale_of[i] * root)[:, None], out=self.scaled)
+            S = self.S[i].T
+            dsyrk(-1.0, self.scaled.T, c=S, lower=True, overwrite_c=True)
+            diagonal = self.S[i].reshape(-1)[:: self.n + 1]
+            diagonal[:] = 0.0
+            own = k_cols * q - dsymv(1.0, S, np.ones(self.n), lower=True)  # positive terms: s - P^2 / r would cancel
+            if not self.all_hard:
+                own += ((1.0 - fi) * self.scale_of[i]) @ self.weights[i]
+            size = np.maximum(s, q) + k_cols * q  # a column that gets nothing moves by 1 / shift
+            used = size > 0
+            diagonal[:] = np.where(used, own, 1.0)
+            if self.all_hard:
+                dsyr(CONSTANT / size.sum(), size, a=S, lower=True, overwrite_a=True)
+            self.size[i] = np.where(used, size, 1.0)
+            self.right[i] = np.where(used, q - s, 0.0)
 
     def solve(self, places: Any, shifts: F64) -> Solved:
-        at = self.place_of[places]
-        S, right = self.S[at], self.right[at]
-        added = shifts[:, None] * self.size[at]
-        y = np.full(right.shape, np.nan)
-        for i, matrix in enumerate(S):
-            shifted = matrix.copy()
-            shifted.flat[:: self.n + 1] += added[i]
-            y[i] = solution(shifted, right[i])
-        self.y[places] = y
-        rest = right - np.matmul(S, y[:, :, None])[:, :, 0] - added * y
+        from scipy.linalg.blas import dsymv  # noqa: PLC0415 - on first use
+        from scipy.linalg.lapack import dposv  # noqa: PLC0415
+
+        right = self.right[places]
+        added = shifts[:, None] * self.size[places]
+        rest = np.empty_like(right)
+        shifted = self.scaled if self.m >= self.n else np.empty((self.n, self.n))
+        shifted = shifted.reshape(-1)[: self.n**2].reshape(self.n, self.n)
+        for k, i in enumerate(places):
+            shifted[:] = self.S[i]
+            shifted.reshape(-1)[:: self.n + 1] += added[k]
+            _, y, failed = dposv(shifted.T, right[k], lower=True, overwrite_a=True)
+            self.y[i] = np.nan if failed else y
+            rest[k] = right[k] - dsymv(1.0, self.S[i].T, self.y[i], lower=True) - added[k] * self.y[i]
+        y = self.y[places]
         solved = (rest**2).sum(1) <= RESIDUAL**2 * (right**2).sum(1)
         return Solved(solved, abs(y).max(1), (y * right).sum(1))
-
-
-def solution(S: F64, x: F64) -> Any:
-    """Solve positive definite equations, whose matrix is overwritten; NaN if the matrix is not positive definite."""
-    from scipy.linalg.lapack import dposv  # noqa: PLC0415 - on first use
-
-    _, y, failed = dposv(S.T, x, lower=True, overwrite_a=True)
-    return np.nan if failed else y
 
 
 def largest(log_x: F64) -> F64:
     """Return the largest finite size of each row."""
     return np.asarray(np.where(np.isfinite(log_x), abs(log_x), 0.0).max(1))
-
-
-def diagonal_of(S: F64) -> F64:
-    """Return the diagonals of contiguous matrices (p, n, n) as a view (p, n)."""
-    p, n, _ = S.shape
-    return S.reshape(p, n * n)[:, :: n + 1]
 
 
 def difference(x: F64, y: F64) -> F64:
