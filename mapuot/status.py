@@ -49,7 +49,7 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
         stalled = f"{why}: raise reg, bring the costs nearer 0, lower reg_m, or ask for a larger {words.tol}"
     if missed > 1e-6:
         stalled = f"row or column sums differ from a or b by {missed:.1e} of the mass"
-        stalled += "; perhaps the allowed pairs cannot carry these masses"
+        stalled += "; perhaps the allowed pairs cannot carry these masses" * bool(forbidden)
         longer += f"; {stalled}" * forbidden
     cure = {
         "max_passes": longer,

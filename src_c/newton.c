@@ -30,6 +30,7 @@
 #define SUMS_ROUNDING 2e-16 /* times 8 + sqrt(m): rounding of column sums, relative to the mass */
 #define LONGEST 1.0         /* largest change of log v by a step that does not certify */
 #define MOST_STEPS 60
+#define UNREACHED 0.1       /* most of tol that hard columns may cost whose masses underflow */
 #define PASSES_BETWEEN 8 /* passes between two steps if the first was too far off to be solved */
 
 /* If all rows and columns are hard, ask the columns for as much mass as the rows have in each part of M: rounding may
@@ -195,8 +196,8 @@ static int judge_pass(mapuot_newton *w) {
 int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rho, const double *log_v,
                         const int32_t *part, int64_t parts) {
     const double sides = w->symmetric ? 2.0 : 1.0;
-    int all = 1, reached = 1;
-    double mass = 0.0, asked = 0.0, hard = 0.0;
+    int all = 1;
+    double mass = 0.0, asked = 0.0, hard = 0.0, unreached = 0.0;
     for (int64_t j = 0; j < w->n; j++) {
         const int is_hard = isinf(rho[j]) && weight[j] > 0.0;
         w->rate[j] = is_hard ? 0.0 : w->reg / rho[j];
@@ -205,7 +206,7 @@ int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rh
         hard += is_hard ? fabs(weight[j] - w->marginal[j]) : 0.0;
         asked += weight[j];
         all &= is_hard || !(weight[j] > 0.0);
-        reached &= !is_hard || w->marginal[j] > 0.0;
+        unreached += is_hard && !(w->marginal[j] > 0.0) ? weight[j] : 0.0;
     }
     mass /= w->marginals ? (double)w->marginals : 1.0;
     asked /= w->marginals ? (double)w->marginals : 1.0;
@@ -226,13 +227,16 @@ int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rh
     }
     w->most = all ? 1.0 + asked / mass : INFINITY; /* |P| + |P*| */
     w->paths = (all && w->hard_rows ? 1.0 : 2.0) * fmin((double)w->m, (double)w->n);
+    const double lost = 2.0 * w->paths * (unreached / mass); /* by plans of the other columns alone */
+    const int reached = unreached == 0.0 || (lost <= UNREACHED * w->tol && !w->symmetric && !w->marginals);
+    w->apart += reached ? lost : 0.0;
     w->error = w->found < INFINITY ? mapuot_newton_error(w->apart, w->most) : w->found;
     w->after = INFINITY;
     direct(w);
     w->first = w->size;
     if (!(mass > 0.0) || !(w->found < INFINITY) || !(w->size < INFINITY) || !reached) return MAPUOT_GIVES_UP;
     if (w->size > 0.0) return w->rough > 0.0 || w->marginals ? MAPUOT_ASKS : judge_pass(w);
-    w->error = w->found;
+    w->error = w->found + lost;
     return w->error <= w->tol ? MAPUOT_HOLDS : MAPUOT_GIVES_UP;
 }
 

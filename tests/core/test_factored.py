@@ -34,6 +34,14 @@ def lattice(n, reg, seed):
     return Case(M / M.max(), np.full(n, 1 / n), np.full(n, 1 / n), reg, np.inf)
 
 
+def wide_masses(m, n, reg, seed):
+    """Return random points with masses over 290 decades: some entries of the plan underflow."""
+    rng = np.random.default_rng([seed, m, n])
+    M = ((rng.random((m, 2))[:, None] - rng.random((n, 2))) ** 2).sum(-1)
+    a, b = 10 ** rng.uniform(-290, 0, m), 10 ** rng.uniform(-290, 0, n)
+    return Case(M, a, b * (a.sum() / b.sum()), reg, np.inf)
+
+
 @pytest.fixture
 def soon(monkeypatch):
     """Limit the passes, so that the steps begin far from the answer."""
@@ -62,6 +70,16 @@ def test_answers_are_true(name, soon):
     case = CASES[name]
     result = case.solve()
     assert result.converged, result
+    verify(result, case)
+
+
+@needs_oracle
+@pytest.mark.parametrize("seed", [2, 4, 9, 13])
+def test_masses_that_underflow_do_not_count(seed):
+    """Hard columns whose marginals underflow once left the bound at 2; they cost as much as they weigh."""
+    case = wide_masses(14, 12, 1e-4, seed)
+    result = case.solve()
+    assert result.converged
     verify(result, case)
 
 

@@ -10,7 +10,7 @@ from problems import clouds, relative_error, verify, with_zeros
 
 import mapuot
 from mapuot.backends import cpu
-from mapuot.backends.newton import ColumnsNewton
+from mapuot.backends.newton import GIVES_UP, HOLDS, ColumnsNewton, Newton
 from mapuot.penalties import plan_error
 from mapuot.problem.problem import Problem
 
@@ -288,3 +288,15 @@ def test_passes_go_on_where_a_step_proves_too_little(seed, backend):
     exact = mapuot.solve(M, a, b, **call, tol=1e-9)
     assert found.converged
     assert relative_error(found.plan, exact.plan) <= found.error_bound + 1e-8
+
+
+@pytest.mark.parametrize(("weight", "verdict"), [(1e-9, HOLDS), (1e-5, GIVES_UP)])
+def test_columns_that_underflow_cost_their_masses(weight, verdict):
+    """A hard column without a marginal adds 2 min(m, n) of its mass to the bound, if that is far below tol."""
+    newton = Newton(1.0, np.array([0.5, 0.5, weight]), np.full(3, np.inf))
+    newton.record.m = 3
+    newton.record.hard_rows = True
+    newton.record.budget = newton.record.all_products = 1  # the budget is used up
+    assert newton.solve(0.0, 1e-6, np.zeros(3), np.array([0.5, 0.5, 0.0]), lambda d: d) == verdict
+    if verdict == HOLDS:
+        assert 6e-9 <= newton.record.error < 1e-7

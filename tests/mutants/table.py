@@ -255,7 +255,7 @@ TABLE = {
         "{{is_below(w, low)~>0}}", "){{ / w->curvature}}", "{{sides * w->size + }}noise",
         "w->size{{ + noise * noise}})", "return {{SAFETY * }}sqrt",
         "{{fmax(highest, -lowest)~>highest}}", "{{mass /= w->marginals ? (double)w->marginals : 1.0;}}",
-        "products > {{1~>0}} &", "{{reached &= !is_hard || w->marginal[j] > 0.0;}}",
+        "products > {{1~>0}} &", "{{unreached == 0.0 || }}(lost", "w->apart += {{reached ? lost : 0.0~>0.0}};",
     ]),
     "src_cuda/finish_column.cuh": ("cuda/test_cuda.py::test_every_penalty_equals_the_oracle", [
         "SUM_GAP] = {{~>0.5 * }}found.gap", "] = {{found.hard~>0}};", "] = {{found.dual~>0}};",
