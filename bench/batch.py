@@ -171,14 +171,13 @@ def gpu_batch(own: bool) -> dict[str, Any]:
 
 def seconds_a_pass(M: Any, A: Any, B: Any, precision: str) -> float:
     """Return the seconds of a pass of the whole batch, translation, extrapolation and certificate included."""
-    from mapuot.backends import cuda
-    from mapuot.backends.cuda import batch as cuda_batch
+    from mapuot.backends.cuda import backend as cuda
     from mapuot.problem.problem import BatchProblem
     from mapuot.route.options import make_options
 
     task = BatchProblem.from_arrays(M, A, B, REG, RHO, "kl", "product", cuda)
     options = dataclasses.replace(make_options("auto", precision, 1e-6, None, None), tol=-1.0)
-    workspace = cuda_batch.batch_of(task, options, None)
+    workspace = cuda.batches().workspace(task, options, None)
     narrow = precision == "mixed"
     record = workspace.record(options, REG)
     record["limits"]["narrow_floor"] = -1.0

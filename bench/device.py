@@ -147,14 +147,14 @@ def endless(
     a and b are uniform where they are left out; ``in_place``: the paper's method, which has no extrapolation.
     """
     if gpu:
-        from mapuot.backends import cuda as backend
+        from mapuot.backends.cuda import backend
     else:
-        from mapuot.backends import cpu as backend  # type: ignore[no-redef]
+        from mapuot.backends.cpu import backend
     m, n = M.shape
     a, b = (np.full(k, 1 / k) if x is None else x for k, x in ((m, a), (n, b)))
     problem = Problem.from_arrays(M, a, b, reg, RHO, "kl", "product", backend, ranks)
     options = Options(not in_place, 0 if in_place else memory, in_place, precision, -1.0, -1.0, threads)
-    made = backend.Workspace(problem, options)
+    made = backend.workspace(problem, options)
     if gpu:
         made.state["limits"]["finer"] = 0
     else:

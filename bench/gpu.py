@@ -70,9 +70,9 @@ def compile_all(sizes: Iterable[tuple[int, int]], tiles: int) -> None:
 
 def laid(m: int, n: int) -> tuple[int, int]:
     """The shape as a solve lays it on the device: long rows are read as columns."""
-    from mapuot.backends.cuda import LONG_ROWS
+    from mapuot.backends.cuda import backend
 
-    return (n, m) if n > max(m, LONG_ROWS) else (m, n)
+    return (n, m) if n > max(m, backend.long_rows) else (m, n)
 
 
 def workspace(m: int, n: int, precision: str, in_place: bool = False) -> Any:

@@ -113,14 +113,14 @@ def ex2_limit() -> float:
 
 def device_passes(n: int, d: int) -> dict[str, Any]:
     """Time both sums of a pass on the GPU, two evaluations of each pair: first and last ones of a solve, exact ones."""
-    from mapuot.backends import cuda
+    from mapuot.backends.cuda import backend as cuda
 
     x, y, a, b = clouds(n, d)
     seconds = {}
     limit = ex2_limit()
     for name, precision in (("float32", "mixed"), ("last", "mixed"), ("float64", "float64")):
         problem = Problem.from_arrays(mapuot.PointCloud(x, y, truncate=None), a, b, REGS[0], RHO, "kl", "product", cuda)
-        workspace = cuda.Workspace(problem, make_options("auto", precision, 1e-6, None, 1))
+        workspace = cuda.workspace(problem, make_options("auto", precision, 1e-6, None, 1))
         if name == "last":
             workspace.progress["narrow"] = 0
             workspace.choose()

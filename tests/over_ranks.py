@@ -70,7 +70,7 @@ class Job:
 
     def rows_stay(self):
         """Return a context in which one process, like several ranks, never transposes a matrix of long rows."""
-        return mock.patch.object(pick(self.backend), "LONG_ROWS", np.inf, create=True)
+        return mock.patch.object(pick(self.backend), "long_rows", np.inf, create=True)
 
     def alone(self, case, **options):
         """Return the Result of one process that keeps rows as rows, as several ranks do."""
@@ -86,7 +86,7 @@ class Job:
     def check(self, case, split="even", within=1e-12, passes=1, form=None, **options):
         """Return the Result over all ranks, and check each of its members against one process.
 
-        Equal steps need an equal Anderson memory (memory_of in mapuot/backends/contract.py): on a GPU up to 119 rows,
+        Equal steps need an equal Anderson memory (memory_of in mapuot/contract.py): on a GPU up to 119 rows,
         or up to 512 columns.
         """
         with self.rows_stay():

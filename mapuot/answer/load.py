@@ -89,14 +89,14 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
         raise ValueError(f"{path} holds no answer of mapuot: {text}") from error
     rows, cols = sides
     shape = (len(rows.weight), len(cols.weight))
-    module = pick(backend, M)
+    chosen = pick(backend, M)
     constant = float(values.get("constant", 0.0))
     low, high, forbidden = values["M_min"], values["M_max"], values["forbidden"]
     has_cost = M is not None
     cost: Any = Absent(shape, values["dtype"])
     if has_cost:
-        cost = lowered(as_cost(opened(M), module, a=rows.weight, b=cols.weight), constant)
-        check_same(cost, shape, (low, high, forbidden), as_range(cost, values["reg"], module))
+        cost = lowered(as_cost(opened(M), chosen, a=rows.weight, b=cols.weight), constant)
+        check_same(cost, shape, (low, high, forbidden), as_range(cost, values["reg"], chosen))
     c: Any = values["reference"]
     if c == "matrix" and has_cost:
         if reference is None:
@@ -104,7 +104,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
         c = opened(reference)
         if isinstance(c, Cost):
             c = c.part(rows.weight, cols.weight, ALONE)
-        c = as_reference(c, cost, rows.weight, cols.weight, module)[0]
+        c = as_reference(c, cost, rows.weight, cols.weight, chosen)[0]
     elif c == "matrix":
         c = Absent(shape, "float64")
     if "mask" in values:
@@ -112,7 +112,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     problem = Problem(cost, rows, cols, values["reg"], c, low, high, forbidden, values["c_mass"], constant=constant)
     log_u, log_v, *marginals = (values[name] for name in VECTORS[:4])
     last = values["status"], as_threads(threads), str(values.get("how", ""))
-    result = Result(problem, module, (log_u, log_v), tuple(marginals), trace, *last)
+    result = Result(problem, chosen, (log_u, log_v), tuple(marginals), trace, *last)
     vars(result).update({name: values[name] for name in ANSWERED})
     return result
 

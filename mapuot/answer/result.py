@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from html import escape
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ..backends.conditional import LEAST, scaled_rows
 from ..backends.draw import BLOCK_ENTRIES
 from ..backends.operator import Operator
 from ..cached import cached_property
+from ..contract import Backend
 from ..errors import shown
 from ..files import ANSWERS, split_name, write
 from ..graphs import breaks_graph
@@ -103,7 +103,7 @@ class Answer(Hints):
     _marginals: Any = None
 
     problem: Any
-    _backend: ModuleType
+    _backend: Backend
     own_logs: Any  # (log u, log v) for `problem.cost`, which is M less `problem.constant`
     row_marginal: Any
     col_marginal: Any
@@ -234,7 +234,7 @@ class Result(Certified, Answer):
     hvp, interpolate = curvature.hvp, between.interpolate
 
     def __init__(
-        self, problem: Problem, backend: ModuleType, potentials: tuple[F64, F64], marginals: tuple[F64, F64] | None,
+        self, problem: Problem, backend: Backend, potentials: tuple[F64, F64], marginals: tuple[F64, F64] | None,
         trace: list[Stats], status: str, threads: int | None, how: str = "", skipped: Sorted | None = None,
     ) -> None:  # fmt: skip
         self.problem, self._backend, self._threads = problem, backend, threads
@@ -338,7 +338,8 @@ class Result(Certified, Answer):
         return mass, ((p.rows, p.rows.weight, f, r), (p.cols, p.cols.weight, g, s))
 
     def _new_stream(self) -> Operator:
-        stream: Operator = self._backend.plan_of(self.problem, *self.own_logs, self._threads)
+        log_u, log_v = self.own_logs
+        stream: Operator = self._backend.plan_of(self.problem, log_u, log_v, self._threads)
         if self.skipped is None:
             return stream
         return KeptPlan(self.problem, self.skipped, pick("cpu").plan_of, stream, self.own_logs, self._threads)

@@ -142,7 +142,7 @@ def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
     if smooth and clouds.whole.plain and xp is not np:
         there = namespace(result.log_u) is xp and p.each is None
         exponents = result._closed[1:] if there else [xp.asarray(z) for z in plan_exponents(p, result)]
-        found = result._backend.slopes(p, [*exponents], wanted)
+        found = result._backend.slopes(p, None, [*exponents], wanted, None)
         return list(found) if namespace(result.log_u) is xp else [x if x is None else host(x) for x in found]
     core = clouds.solved_whole & smooth & (not clouds.whole.bits)
     sizes = [(int(places.count.sum()), clouds.whole.dim - clouds.whole.bits) for places in clouds.places]
@@ -351,15 +351,14 @@ def row_operator(result: Any, cloud: PointCosts, points: Any, rows: bool, masked
 
     ``cloud`` has the columns; ``masked`` holds the weights w of a mask. A row without an entry has alpha -inf.
     """
-    p, backend = result.problem, result._backend
-    backend = backend if hasattr(backend, "operator_of") else pick("cpu")
+    p = result.problem
     other, log_v, log_c = (p.cols, result.log_v, p.log_reference[1])
     if not rows:
         other, log_v, log_c = (p.rows, result.log_u, p.log_reference[0])
     here = cloud if points is cloud.x else cloud.beside(np.asarray(as_points(points, "points"), np.float64), "points")
     with np.errstate(invalid="ignore"):
         beta = np.where(other.weight > 0, host(log_v) + log_c, -np.inf)
-    operator: Any = backend.operator_of(here, p.reg, masked, threads=result._threads)
+    operator: Any = result._backend.operator_of(here, p.reg, masked, threads=result._threads)
     alpha = np.zeros(len(here))
     operator.balance(alpha, beta)
     found: Operator = operator.take(np.where(np.isfinite(alpha), alpha, -np.inf), beta)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import host
-from ..backends.contract import Stats
+from ..contract import Stats
 from ..status import STATUSES
 
 # file versions: plain, with a mask, with scalings for M less a constant; old readers must refuse the later two

@@ -8,8 +8,6 @@ CPU the core still does so if the problem is plain (route/plain.py).
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from ..backends.factored import START_TOL, Reached
 from ..backends.newton import misses
 from ..backends.workspace import FAR_LOG, ROUNDING_PART
 from ..cached import cached_property
+from ..contract import Backend, BatchEngine
 from ..errors import MUTED, InfeasibleError, ScalingWarning, warn
 from ..penalties import F64
 from ..problem.clouds import Clouds
@@ -48,7 +47,7 @@ from ..problem.validate import (
 from ..processor import core_count
 from ..progress import bar as progress_bar
 from ..route.options import METHODS, PRECISIONS, make_options, may_be_finer, one_potential, options_alone
-from ..route.plain import in_core, is_plain
+from ..route.plain import core, in_core, is_plain
 from ..status import FAILED, not_converged, warn_not_converged
 from ..synonyms import REQUIRED, hinted
 from ..threads import each
@@ -57,15 +56,14 @@ from .solve import check_met
 
 PRODUCT_SPREAD = 600.0  # largest range of exponents for a product of exponentials
 PRODUCT_TOP = 600.0  # largest logarithm of its scale: float64 ends at 709
-BATCHED = ("cpu", "cuda")  # backends with their own backends/<name>/batch.py
 COARSE_PASSES = 200  # at most, at each larger reg
 
 
 def costs_of(given: dict[str, Any]) -> list[Any]:
     """Return the costs of the arguments of `solve_batch`, for their statistic."""
     M = given["M"]
-    module = pick(given["backend"], *(M if is_list_of_pairs(M) else [M]), given["A"], given["B"])
-    return of_problems(as_costs(M, module), given["scale_each"])
+    chosen = pick(given["backend"], *(M if is_list_of_pairs(M) else [M]), given["A"], given["B"])
+    return of_problems(as_costs(M, chosen), given["scale_each"])
 
 
 def of_problems(costs: Any, each: bool) -> list[Any]:
@@ -152,7 +150,7 @@ def solve_batch(
     """
     as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
     as_choice(precision, "precision", ("auto", "float64", "mixed"))
-    module = pick(backend, *(M if is_list_of_pairs(M) else [M]), A, B)
+    chosen = pick(backend, *(M if is_list_of_pairs(M) else [M]), A, B)
     if scale_each:
         raise ValueError("scale_each needs scale_cost, the unit of each problem's costs")
     A, B, reg_m = as_vectors(M, A, B, reg_m)
@@ -168,12 +166,12 @@ def solve_batch(
     if own is not None and len(set(own.patterns.tolist())) > 1:
         return of_patterns(again, (M, A, B), warm_start, own, first)
     reg = reg if own is None else float(own.reg.min())
-    problem = BatchProblem.from_arrays(M, A, B, reg, first, penalty, reference, module, mask, own)
-    options = one_potential(make_options(method, precision, tol, tol_gap, threads), problem, symmetric, module)
+    problem = BatchProblem.from_arrays(M, A, B, reg, first, penalty, reference, chosen, mask, own)
+    options = one_potential(make_options(method, precision, tol, tol_gap, threads), problem, symmetric, chosen)
     start = starts(warm_start, problem)
     turns = turned(problem, options)
     task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
-    run = BatchRun(module, task, options, precision, as_passes(max_passes))
+    run = BatchRun(chosen, task, options, precision, as_passes(max_passes))
     with progress_bar(progress, total=len(problem), desc="mapuot", unit="problem") as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)
@@ -317,11 +315,11 @@ def with_empty(solve: Callable[..., "BatchResult"], A: F64, B: F64) -> "BatchRes
 
 def plan_sum(M: Any, A: Any, B: Any, log_u: Any, log_v: Any, reg: float, weights: Any) -> Any:
     """Return `BatchResult.plan_sum` for known potentials, with the reference a b^T."""
-    module = pick("auto", M, A, B)
-    problem = BatchProblem.from_arrays(M, A, B, reg, 1.0, "kl", "product", module, None)
+    chosen = pick("auto", M, A, B)
+    problem = BatchProblem.from_arrays(M, A, B, reg, 1.0, "kl", "product", chosen, None)
     marginals, p = tuple(namespace(x).zeros_like(x) for x in (log_u, log_v)), len(problem)
     ends = *np.zeros((4, p)), np.zeros(p, np.int64), np.full(p, "converged"), np.full(p, "")
-    return BatchResult(problem, module, (log_u, log_v), marginals, ends, None).plan_sum(weights)
+    return BatchResult(problem, chosen, (log_u, log_v), marginals, ends, None).plan_sum(weights)
 
 
 def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
@@ -340,8 +338,8 @@ def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
 class BatchRun:
     """A running batch solve; answers are filled in chunk by chunk and problem by problem."""
 
-    def __init__(self, module: Any, task: BatchProblem, options: Options, precision: str, max_passes: int) -> None:
-        self.module, self.task, self.options, self.precision = module, task, options, precision
+    def __init__(self, backend: Backend, task: BatchProblem, options: Options, precision: str, max_passes: int) -> None:
+        self.backend, self.task, self.options, self.precision = backend, task, options, precision
         self.max_passes, self.stopped = max_passes, False
         p = len(task)
         self.tables: Any = None  # log u, log v, r, s
@@ -351,8 +349,8 @@ class BatchRun:
         self.far: Any = ()  # problems solved alone from a distant start: K has the rounding of large exponents
 
     def solve(self, log_v: Any, bar: Any) -> None:
-        if self.module.name in BATCHED:
-            engine = import_module(self.module.__name__ + ".batch")
+        engine = self.backend.batches()
+        if engine:
             if self.task.each is None:
                 self.together(engine, log_v, bar)
             else:
@@ -364,10 +362,10 @@ class BatchRun:
             return
         if log_v is not None and not float(abs(log_v).max()) <= FAR_LOG:
             self.far = left
-        if self.module.name in BATCHED:  # a problem alone takes 4 ms on a GPU, at any size
+        if engine:  # a problem alone takes 4 ms on a GPU, at any size
             plain = np.broadcast_to(is_plain(self.task), len(self.task))[left]
             left = np.concatenate([self.plainly(left[plain], log_v, bar), left[~plain]])
-        on_cpu = self.module.name != "cuda"
+        on_cpu = self.backend.name != "cuda"
         threads = (self.options.threads or core_count()) if on_cpu else 1
         of_each = max(1, threads // max(1, len(left))) if self.task.several else 1
         each(lambda i: self.alone(i, log_v, of_each), left, self.stop, threads=threads, told=bar.update)
@@ -380,7 +378,7 @@ class BatchRun:
         xp, shapes = namespace(self.task.A), [x.shape for x in (self.task.A, self.task.B)]
         return tuple(xp.full(shape, left_out) for left_out in (-np.inf, 0.0) for shape in shapes)
 
-    def together(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
+    def together(self, engine: BatchEngine, log_v: Any, bar: Any) -> None:
         task = self.task
         far = task.spread > FAR_APART and EXPONENT_ROUNDING * task.spread > ROUNDING_PART * self.options.tol
         if far and task.rows.largest_soft_rho + task.cols.largest_soft_rho > 0:
@@ -391,23 +389,23 @@ class BatchRun:
         dtype = engine.storage(task, PRECISIONS.get(self.precision), self.options.tol, reach)
         if dtype is None:
             return
-        symmetric = self.options.symmetric and getattr(engine, "ONE_POTENTIAL", False)
+        symmetric = self.options.symmetric and engine.has_one_potential
         options = dataclasses.replace(self.options, precision=dtype, symmetric=symmetric)
-        leaves = symmetric and engine.LEAVES
+        leaves = symmetric and engine.leaves_one_potential
         most = min(self.max_passes, TOGETHER) if symmetric and not leaves else self.max_passes
-        step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task, options.memory, dtype))
+        step = max(1, engine.chunk_bytes // engine.bytes_each(task, options.memory, dtype))
         for i0 in range(0, len(task), step):
             i1 = min(i0 + step, len(task))
             start = None if log_v is None else log_v[i0:i1]
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # status reports failures
-                workspace = engine.batch_of(task.part(i0, i1), options, start)
+                workspace = engine.workspace(task.part(i0, i1), options, start)
                 cold = start is None or not bool((start != 0).any())
-                climbs = engine.CLIMBS and cold and not options.symmetric
+                climbs = engine.climbs and cold and not options.symmetric
                 stages = climb(workspace.task, options, COARSE_PASSES) if climbs else []
                 left = np.zeros(i1 - i0, bool)
                 follows = misses(task) and not workspace.meets and engine.factors(workspace.task)
                 if follows and not options.symmetric:  # steps part log u from log v
-                    self.factor(workspace, stages, i0, i1, min(most, engine.PATIENCE), bar)
+                    self.factor(workspace, stages, i0, i1, min(most, engine.patience), bar)
                 else:
                     for stage in stages:
                         workspace.climb(stage.reg, stage.options(options), stage.most)
@@ -420,16 +418,16 @@ class BatchRun:
             self.how[i0:i1] = in_words(reads, len(stages), *more, count)
             self.how[i0:i1][left] = in_words(reads, 0, "one potential left", count)
 
-    def by_groups(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
+    def by_groups(self, engine: BatchEngine, log_v: Any, bar: Any) -> None:
         """Solve problems that share reg and reg_m, in units of their own, together."""
-        task, on_cpu = self.task, self.module.name == "cpu"
+        task, on_cpu = self.task, self.backend.name == "cpu"
         if on_cpu and (task.several or not task.one_cost):
             return  # the core solves each of them by one thread
         self.tables, xp = self.empty_tables(), namespace(task.A)
-        for which, some, factor in task.groups(self.module, not on_cpu):
+        for which, some, factor in task.groups(self.backend, not on_cpu):
             if len(which) == 1 and on_cpu:
                 continue
-            run = BatchRun(self.module, some, self.options, self.precision, self.max_passes)
+            run = BatchRun(self.backend, some, self.options, self.precision, self.max_passes)
             run.together(engine, None if log_v is None else log_v[xp.asarray(which)], bar)
             if run.tables is None:
                 continue
@@ -439,10 +437,10 @@ class BatchRun:
                 self.ends[name][which] = values * (factor if name in ("gap", "dual") else 1.0)
             self.n_passes[which], self.status[which], self.how[which] = run.n_passes, run.status, run.how
 
-    def forms(self, engine: ModuleType) -> bool:
+    def forms(self, engine: BatchEngine) -> bool:
         """Tell whether the engine solves many clouds together; smaller clouds are padded."""
         several = self.task.several
-        if several is None or not getattr(engine, "FORMS", False) or isinstance(several.whole.truncate, float):
+        if several is None or not engine.forms_clouds or isinstance(several.whole.truncate, float):
             return False
         return self.task.reference == "product" or not several.ragged
 
@@ -504,7 +502,7 @@ class BatchRun:
         if self.task.several:  # largest first, so that one call gets problems of similar size
             sizes = self.task.several.pairs_of_each[left]
             left, most = left[np.argsort(-sizes, kind="stable")], int(sizes.max())
-        whole, task = import_module(pick("cpu").__name__ + ".plain"), self.task.on_host()
+        whole, task = core(), self.task.on_host()
         options = options_alone(self.options, self.precision, most)
         options = dataclasses.replace(options, threads=self.options.threads)
         xp, spent = namespace(self.tables[0]), self.n_passes[left]
@@ -540,7 +538,7 @@ class BatchRun:
 
     def alone(self, i: int, log_v: Any, threads: int = 1) -> None:
         """Solve problem i as `solve` does, from the last log v of the batch."""
-        problem, spent = self.task.alone(i, self.module, threads), int(self.n_passes[i])
+        problem, spent = self.task.alone(i, self.backend, threads), int(self.n_passes[i])
         begin = self.begin(np.array([i]), log_v, self.task.B)[0, : problem.shape[1]]
         log_u = np.zeros(problem.shape[0])
         if self.status[i] == "stalled":  # in one call of the core; factored steps follow
@@ -548,7 +546,7 @@ class BatchRun:
         start = problem.project(*(np.where(np.isfinite(x), x, 0.0) for x in (log_u, begin)))
         options = options_alone(self.options, self.precision, problem.cost.size)
         options = dataclasses.replace(options, symmetric=options.symmetric and spent == 0, threads=threads)
-        run = Run(self.module, max(1, self.max_passes - spent))
+        run = Run(self.backend, max(1, self.max_passes - spent))
         run.stopped = lambda: self.stopped
         if self.status[i] == "stalled":
             run.status = "stalled"
@@ -568,7 +566,7 @@ class BatchRun:
             potentials, marginals = potentials[::-1], marginals[::-1]
         self.ends["dual"] = self.ends["dual"] + problem.least_lift
         ends = (*self.ends.values(), self.n_passes, self.status, self.how)
-        return BatchResult(problem, self.module, potentials, marginals, ends, self.options.threads, self.far)
+        return BatchResult(problem, self.backend, potentials, marginals, ends, self.options.threads, self.far)
 
 
 class BatchResult(Answer, Sequence[Result]):
@@ -605,7 +603,7 @@ class BatchResult(Answer, Sequence[Result]):
     scale_cost: Any = 1.0
 
     def __init__(
-        self, problem: BatchProblem, backend: ModuleType, potentials: Any, marginals: Any, ends: Any,
+        self, problem: BatchProblem, backend: Backend, potentials: Any, marginals: Any, ends: Any,
         threads: int | None, far: Any = (),
     ) -> None:  # fmt: skip
         self.problem, self._backend, self._threads, self._far = problem, backend, threads, far
@@ -680,7 +678,7 @@ class BatchResult(Answer, Sequence[Result]):
     @cached_property
     def _closed(self) -> tuple[F64, Any, Any]:
         """Dual terms of the potentials, and the exponents of the plans without M; for CuPy arrays."""
-        found: tuple[F64, Any, Any] = self._backend.closed(self.problem, *self.own_logs)
+        found: tuple[F64, Any, Any] = self._backend.dual_terms(self.problem, *self.own_logs)
         return found
 
     @cached_property

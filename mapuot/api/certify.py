@@ -30,6 +30,7 @@ from ..backends.draw import BLOCK_ENTRIES
 from ..backends.kernel import UNIT
 from ..backends.rules import plan_error
 from ..cached import cached_property
+from ..contract import Backend
 from ..files import opened
 from ..penalties import F64
 from ..problem.cost import lowered
@@ -157,16 +158,16 @@ def certify(
     problem = checked(result)
     tol, rounds, pairs = as_positive(tol, "tol"), as_count(rounds, "rounds"), as_count(pairs, "pairs")
     threads = as_threads(threads)
-    module = pick(backend, M)
-    cost = as_whole_cost(opened(M), module, problem.rows.weight, problem.cols.weight)
+    chosen = pick(backend, M)
+    cost = as_whole_cost(opened(M), chosen, problem.rows.weight, problem.cols.weight)
     if cost.shape != problem.shape:
         raise ValueError(f"M must have the shape {problem.shape} of the sparse one, got {cost.shape}")
     cost = lowered(cost, problem.constant)
-    low, high, forbidden = as_range(cost, problem.reg, module, threads=threads)
+    low, high, forbidden = as_range(cost, problem.reg, chosen, threads=threads)
     dense = dataclasses.replace(problem, cost=cost, M_min=low, M_max=high, forbidden=forbidden)
     done = 0
     while True:
-        near = one_pass(dense, module, result, threads)
+        near = one_pass(dense, chosen, result, threads)
         wanted = max(pairs, result.problem.cost.size if refine else 0)
         seen = Sweep(result, near, tol, wanted)
         bound = seen.bound()
@@ -204,7 +205,7 @@ def checked(result: Any) -> Problem:
     return result.problem
 
 
-def one_pass(dense: Problem, module: Any, result: Result, threads: int | None) -> Result:
+def one_pass(dense: Problem, backend: Backend, result: Result, threads: int | None) -> Result:
     """Make one pass of the dense problem from v of the sparse solve, with its certificate.
 
     Columns without a stored pair have no v yet: one more pass finds it.
@@ -213,11 +214,11 @@ def one_pass(dense: Problem, module: Any, result: Result, threads: int | None) -
     log_v = result.own_logs[1]
     known = np.isfinite(log_v)
     lonely = ~known & (dense.cols.weight > 0)
-    run = Run(module, 1 + bool(lonely.any()))
+    run = Run(backend, 1 + bool(lonely.any()))
     start = np.where(known, log_v, np.min(log_v, where=known, initial=0.0))
     with np.errstate(all="ignore"):
         run.run(dense, options, start)
-    return Result(dense, module, run.potentials, run.marginals, run.trace, "max_passes", threads, run.reads)
+    return Result(dense, backend, run.potentials, run.marginals, run.trace, "max_passes", threads, run.reads)
 
 
 class Sweep:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 from ..answer.result import Result
@@ -10,6 +9,7 @@ from ..arrays import host
 from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
 from ..backends import Options, Stats, pick
+from ..contract import Backend
 from ..errors import MUTED, ScalingWarning, shown, warn
 from ..files import opened
 from ..problem.clouds import PointCloud
@@ -49,11 +49,11 @@ def in_units(solve: Callable[..., Result], given: dict[str, Any]) -> Result:
     """Solve in the units that ``scale_mass`` and ``scale_cost`` ask for."""
     M, a, b, ranks = given["M"], given["a"], given["b"], join(given["comm"])
     with ranks.together():
-        module, words = pick(given["backend"], M, a, b), {name: given[name] for name in ("scale_cost", "scale_mass")}
-        cost, a, b, _ = own_cost(opened(M), a, b, 1.0, "product", module, ranks, **words)
+        backend, words = pick(given["backend"], M, a, b), {name: given[name] for name in ("scale_cost", "scale_mass")}
+        cost, a, b, _ = own_cost(opened(M), a, b, 1.0, "product", backend, ranks, **words)
         if given["scale_mass"] is False:
             return scaled(solve, given, [cost], ranks)  # type: ignore[no-any-return]
-        a, b = as_weight(a, cost.shape[0], "a", module, ranks), as_weight(b, cost.shape[1], "b", module)
+        a, b = as_weight(a, cost.shape[0], "a", backend, ranks), as_weight(b, cost.shape[1], "b", backend)
         return mass_scaled(solve, given, a, b, ranks)  # type: ignore[no-any-return]
 
 
@@ -228,15 +228,15 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
     with ranks.together():
         problem = plain and problem_of(plain)
         if plain and problem:
-            module, options = plain.backend, plain.options
+            backend, options = plain.backend, plain.options
         else:
-            module, problem, options = checked(call, ranks)
-        options = one_potential(options, problem, call.symmetric, module)
+            backend, problem, options = checked(call, ranks)
+        options = one_potential(options, problem, call.symmetric, backend)
         out = call.out if call.out is None else as_out(call.out, problem.shape, problem.cost.dtype, problem.cost.array)
         start = start_potentials(begin.potentials, problem)
         ranks.same(warm_start=start[1])
         callback, most = as_callback(call.callback), as_passes(call.max_passes)
-        run = Run(module, most, callback, call.progress, ranks, call.checkpoint, list(begin.trace))
+        run = Run(backend, most, callback, call.progress, ranks, call.checkpoint, list(begin.trace))
         run.status, run.products = begin.status, begin.products
         result = carry_out(run, problem, options, start, escalate=call.precision == "auto")
         check_met(result)
@@ -251,22 +251,22 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
     return result
 
 
-def checked(call: Call, ranks: Ranks) -> tuple[ModuleType, Problem, Options]:
+def checked(call: Call, ranks: Ranks) -> tuple[Backend, Problem, Options]:
     """Check all arguments of a call, and name the wrong one; return the backend, the problem and the options."""
     check_words(call.method, call.precision, call.schedule)
-    module = pick(call.backend, call.M, call.a, call.b)
+    backend = pick(call.backend, call.M, call.a, call.b)
     alike = {"method": call.method, "penalty": call.penalty, "tol": call.tol, "tol_gap": call.tol_gap}
     alike |= {"max_passes": call.max_passes, "precision": call.precision, "reg": call.reg, "mask": repr(call.mask)}
-    cost, a, b, reg_m = own_cost(opened(call.M), call.a, call.b, call.reg_m, call.reference, module, ranks, **alike)
+    cost, a, b, reg_m = own_cost(opened(call.M), call.a, call.b, call.reg_m, call.reference, backend, ranks, **alike)
     check_whole(cost, call.method, call.out)
     threads = ranks.threads(as_threads(call.threads), cost.size)
-    cost = formed(cost, module, ranks, threads)
+    cost = formed(cost, backend, ranks, threads)
     with first_read(cost, call.progress and ranks.rank == 0) as tell:
         problem = Problem.from_cost(
-            cost, a, b, call.reg, reg_m, call.penalty, call.reference, module, ranks, threads, call.mask, tell
+            cost, a, b, call.reg, reg_m, call.penalty, call.reference, backend, ranks, threads, call.mask, tell
         )
     made = make_options(call.method, call.precision, call.tol, call.tol_gap, threads, call.schedule, made=cost.remade)
-    return module, problem, made
+    return backend, problem, made
 
 
 @hinted

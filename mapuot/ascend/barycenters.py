@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import Stats
 from ..backends.kernel import UNIT, log_sum
 from ..backends.newton import GIVES_UP, HOLDS_AFTER, OPEN, Newton
 from ..backends.rules import core, plan_error
 from ..cached import cached_property
+from ..contract import Stats
 from ..errors import InfeasibleError
 from ..penalties import F64
 from .passes import Body, PassCertificate

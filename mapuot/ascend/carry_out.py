@@ -10,9 +10,9 @@ import numpy as np
 from ..answer.result import Result
 from ..arrays import host, namespace
 from ..backends.boxes import Sorted, Truncation
-from ..backends.contract import Options
 from ..backends.factored import Reached
 from ..backends.newton import misses
+from ..contract import Options
 from ..penalties import F64
 from ..problem.cut import find_cut
 from ..problem.points import Formed
@@ -20,7 +20,6 @@ from ..problem.problem import Problem
 from ..problem.validate import as_start
 from ..status import FAILED
 from .factored import factored_start
-from .groups import held
 from .kept import RUNG_TOL, KeptPairs
 from .loop import Run
 from .stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, newton_words, route
@@ -66,7 +65,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     given = bool(start[0].any()), bool(start[1].any())
     saves = bool(run.saves)
     called = run.n_passes
-    way = route(problem, options, run.max_passes, run.module, given=given, escalate=escalate, saves=saves)
+    way = route(problem, options, run.max_passes, run.backend, given=given, escalate=escalate, saves=saves)
     task = problem
     if way.turned:
         task = problem.transpose()
@@ -84,12 +83,12 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     with run.shown():
         log_v = start[1]
         if way.nats is not None:
-            task, boxed = in_boxes(held(task, run.module), way.turned, run.module.LEAST_BOX, options.threads)
-            task = held(task, run.module)
+            task, boxed = in_boxes(run.backend.to_device(task), way.turned, run.backend.least_box, options.threads)
+            task = run.backend.to_device(task)
             solve = functools.partial(between_all, run, escalate)
-            log_v, skip = begun(task, boxed, options, start if way.warm else None, way.nats, solve, run.module)
-        elif task.rows.there and not run.module.keeps_K(task, options):
-            task = held(task, run.module)
+            log_v, skip = begun(task, boxed, options, start if way.warm else None, way.nats, solve, run.backend)
+        elif task.rows.there and not run.backend.stores_kernel(task, options):
+            task = run.backend.to_device(task)
             xp = namespace(task.rows.weight)
             if any(given):
                 log_v = xp.asarray(log_v)
@@ -105,7 +104,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     if isinstance(problem.cost, Formed) and namespace(problem.cost.array) is not np:  # the host forms a plan of points
         problem = dataclasses.replace(problem, cost=problem.cost.cloud)
     return Result(
-        problem, run.module, potentials, marginals, run.trace, run.status, options.threads, how=how, skipped=skipped
+        problem, run.backend, potentials, marginals, run.trace, run.status, options.threads, how=how, skipped=skipped
     )
 
 
@@ -159,7 +158,7 @@ def after_steps(
     """Make Newton's steps with a factor; return the stage of the passes that follow, and the log v for them."""
     if find_cut(task, *map(host, run.potentials)):  # one pass is enough, as no plan exists
         return stage._replace(factored=False, patience=1), log_v
-    log_v, factors = factored_start(run.module, task, options, [starts[level] for level in sorted(starts)])
+    log_v, factors = factored_start(run.backend, task, options, [starts[level] for level in sorted(starts)])
     run.factors += factors
     return stage, log_v
 
@@ -226,7 +225,7 @@ def between_all(
 ) -> Result:  # fmt: skip
     """Solve an auxiliary problem in at most ``most`` passes; the passes are not counted."""
     start = start or (np.zeros(problem.shape[0]), np.zeros(problem.shape[1]))
-    return carry_out(Run(run.module, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate)
+    return carry_out(Run(run.backend, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate)
 
 
 def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None, run: Run, called: int) -> str:

@@ -1,16 +1,15 @@
 """Newton's steps with a factorised matrix, for one problem or a batch: prepare the arrays of backends/factored.py."""
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from ..arrays import host, namespace
 from ..backends import factored
-from ..backends.contract import Options
 from ..backends.factored import Reached
 from ..backends.newton import HOLDS, Newton
 from ..backends.operator import parts_of
+from ..contract import Backend, Options
 from ..penalties import F64
 from ..problem.problem import BatchProblem, Common, Problem
 
@@ -18,12 +17,12 @@ CHUNK_BYTES = 1 << 32  # of matrices of the problems of a batch that are solved 
 MATRICES = 8  # m x n matrices that one problem needs: exponents, plans, equations, and their copies
 
 
-def factored_start(module: ModuleType, task: Problem, options: Options, starts: list[Reached]) -> tuple[F64, int]:
+def factored_start(backend: Backend, task: Problem, options: Options, starts: list[Reached]) -> tuple[F64, int]:
     """Improve the potentials of passes until a pass can certify their plan; return log v and the number of factors.
 
     On a GPU all arrays stay on the device.
     """
-    exponents = exponents_of(module, task, options.threads)
+    exponents = exponents_of(backend, task, options.threads)
     xp = namespace(exponents)
     starts = [Reached(level, *(xp.asarray(host(x))[None] for x in logs)) for level, *logs in starts]
     log_v, factors = improved(xp, task, exponents, task.rows.weight, task.cols.weight, starts, options.tol)
@@ -83,12 +82,12 @@ def plans_of(costs: Any, *known: Any) -> Any:
     return DevicePlans(costs, *known)
 
 
-def exponents_of(module: ModuleType, task: Problem, threads: int | None) -> Any:
+def exponents_of(backend: Backend, task: Problem, threads: int | None) -> Any:
     """Return -M / reg plus the logarithms of a reference matrix, (1, m, n), on the device of K."""
     if task.cost.operator == "pairs":
         exponents = np.asarray(task.cost, np.float64) / -task.reg
     else:
-        operator = module.operator_of(*parts_of(task), threads)
+        operator = backend.operator_of(*parts_of(task), threads)
         blocks = [x for _, _, x in operator.logarithms(task.cost)]
         exponents = blocks[0] if len(blocks) == 1 else namespace(blocks[0]).concatenate(blocks)
     if task.c is not None:

@@ -18,14 +18,13 @@ certificate of its own. Formulas: docs/mathematics.md.
 
 import dataclasses
 from contextlib import closing
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays import formula, host, namespace
 from ..backends.boxes import ROUGH, Iterated
-from ..backends.contract import Options
+from ..contract import Backend, Options
 from ..penalties import F64
 from ..problem.points import PointCosts, softened
 from ..problem.problem import Problem
@@ -132,7 +131,7 @@ class Groups:
     """
 
     def __init__(
-        self, problem: Problem, units: list[int], options: Options, solve: Any, backend: ModuleType
+        self, problem: Problem, units: list[int], options: Options, solve: Any, backend: Backend
     ) -> None:  # fmt: skip
         self.problem, self.options, self.solve, self.backend = problem, options, solve, backend
         cloud, xp = problem.cost.cloud, namespace(problem.rows.weight)
@@ -188,8 +187,8 @@ class Groups:
         some = points if len(points) else middles[:1]  # a rank without rows needs one point for the cost
         cost = PointCosts(some, middles, means.metric, means.scale, truncate=None)[: len(points)]
         task = dataclasses.replace(small, cost=cost, rows=side, cols=other, M_min=0.0)
-        task = task if xp is np else held(task, self.backend)  # with several ranks, vectors stay on the host
-        with closing(self.backend.Workspace(task, dataclasses.replace(self.options, symmetric=False))) as workspace:
+        task = task if xp is np else self.backend.to_device(task)  # with several ranks, vectors stay on the host
+        with closing(self.backend.workspace(task, dataclasses.replace(self.options, symmetric=False))) as workspace:
             workspace.absorb(xp.asarray(log))
             workspace.iterate(1)
             found: F64 = known(workspace.potentials()[0])
@@ -237,12 +236,6 @@ class Groups:
         steep = self.factor * rate(cols, reg)[:, None] * (after - before)
         step = self.levels[1].spread(known(found.log_v + shifts[1] - nexts[1]), steep)
         return self.agreed(known(images[1]) + step)
-
-
-def held(problem: Problem, backend: ModuleType) -> Problem:
-    """Return the problem with its vectors on the backend's device, as solves that skip pairs need them."""
-    found: Problem = getattr(backend, "held", lambda problem: problem)(problem)
-    return found
 
 
 def together(side: Side) -> Side:

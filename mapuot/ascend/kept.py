@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from ..backends.boxes import ROUGH, Iterated, Truncation
-from ..backends.contract import Options
 from ..backends.newton import misses
 from ..backends.operator import parts_of
+from ..contract import Options
 from ..penalties import F64
 from ..problem.problem import Problem, heavy
 from ..status import FAILED
@@ -121,7 +121,7 @@ class KeptPairs:
 
     def near(self, task: Problem, x: F64, nats: float, most: int, known: Problem) -> Problem | None:
         """Keep at most ``most`` pairs near column exponents x; the pairs of ``known`` give the row exponents."""
-        backend = self.run.module
+        backend = self.run.backend
         operator = backend.operator_of(*parts_of(task), self.threads)
         if self.skip:
             operator.kept = self.skip.renew(operator.pool, nats=nats)

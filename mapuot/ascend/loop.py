@@ -11,9 +11,9 @@ import numpy as np
 
 from ..arrays import host
 from ..backends.boxes import Truncation
-from ..backends.contract import SECONDS_A_CALL, Options, Stats
 from ..backends.newton import GIVES_UP, HOLDS, OPEN
 from ..backends.workspace import Workspace
+from ..contract import SECONDS_A_CALL, Backend, Options, Stats
 from ..errors import shown
 from ..files import Checkpoint
 from ..penalties import F64
@@ -31,11 +31,11 @@ class Run:
     stopped: Callable[[], bool] = staticmethod(lambda: False)  # asked after each call of the core; True: cancel
 
     def __init__(
-        self, module: Any, max_passes: int, callback: Callable[[Stats], Any] | None = None, progress: bool = False,
+        self, backend: Backend, max_passes: int, callback: Callable[[Stats], Any] | None = None, progress: bool = False,
         ranks: Ranks = ALONE, checkpoint: Any = None, trace: list[Stats] | None = None,
     ) -> None:  # fmt: skip
         """``trace``: stats of passes that a single call of the backend has made before."""
-        self.module, self.max_passes, self.callback, self.ranks = module, max_passes, callback, ranks
+        self.backend, self.max_passes, self.callback, self.ranks = backend, max_passes, callback, ranks
         self.heard = ranks.max(bool(callback))  # some rank has a callback, called after every pass
         self.checkpoint: Checkpoint | None = None
         if checkpoint is not None and ranks.rank == 0:
@@ -83,15 +83,15 @@ class Run:
         """
         tol = skip.tol if skip else options.tol
         self.lift = getattr(problem, "least_lift", 0.0)  # many marginals keep their constant
-        with closing(self.module.Workspace(problem, options, skip)) as workspace:
+        with closing(self.backend.workspace(problem, options, skip)) as workspace:
             newton = workspace.newton() if options.last else None
             if newton:
                 newton.record.all_products, newton.record.budget = self.products, self.budget
             workspace.absorb(log_v)
             fresh, reads = True, workspace.reads
             single = self.heard or (options.leaps and not workspace.leaps_within)
-            quick = not single and self.ranks.max(problem.size) <= self.module.QUICK_ENTRIES
-            count = self.module.QUICK_PASSES if quick and leave == math.inf else 1
+            quick = not single and self.ranks.max(problem.size) <= self.backend.quick_entries
+            count = self.backend.quick_passes if quick and leave == math.inf else 1
             while True:
                 begun = time.perf_counter()
                 stats = workspace.iterate(self.next_passes(workspace, count))
@@ -127,7 +127,7 @@ class Run:
     def check_in_place(self, workspace: Workspace) -> str:
         """Make one more pass on a fresh K, since a plan in place cannot count lost mass; return the status."""
         before = self.status
-        log_v = self.module.to_numpy(workspace.potentials()[1])
+        log_v = self.backend.to_numpy(workspace.potentials()[1])
         workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
         status = self.record(workspace.iterate(1))
         return status if "converged" in (status, before) else before
@@ -159,7 +159,7 @@ class Run:
         """Certify a pass that nearly meets its hard columns by Newton's step, or restart from it; return the status."""
         last = self.trace[-1]
         has_value = workspace.options.has_value
-        found = newton.step(workspace, self.module, last, tol)
+        found = newton.step(workspace, self.backend, last, tol)
         self.products = newton.products
         self.certified = last
         if found == HOLDS or has_value(last):
@@ -171,7 +171,7 @@ class Run:
                 return "stalled"
             return "max_passes"
         self.next_meet = self.n_passes + newton.wait
-        workspace.restart(newton.start(workspace, self.module))
+        workspace.restart(newton.start(workspace, self.backend))
         if found == OPEN:
             return "running"
         status = self.record(workspace.iterate(1))
@@ -191,7 +191,7 @@ class Run:
         workspace.conclude(last)
         open_ = self.status not in (*FAILED, "converged") and self.certified is not last
         if newton and newton.needed and open_:
-            if newton.step(workspace, self.module, last, tol) == HOLDS or workspace.options.has_value(last):
+            if newton.step(workspace, self.backend, last, tol) == HOLDS or workspace.options.has_value(last):
                 self.status = last.status = "converged"
             self.products = newton.products
         elif last.status == "converged" and self.status != "cancelled":

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..backends import Options, Stats, load
-from ..backends.contract import LEAST_MASS, memory_of
 from ..backends.kernel import StaleError, largest_of
 from ..backends.rules import Judge, plan_error
+from ..contract import LEAST_MASS, Backend, memory_of
 from ..penalties import F64
 
 DEPTH = 20  # number of Anderson's differences
@@ -88,7 +88,7 @@ class Ascent:
 
     def __init__(self, body: Any, options: Options) -> None:
         self.body, self.options, self.reads, self.coarse, self.number = body, options, body.reads, body.coarse, 0
-        self.history = load("cpu" if body.xp is np else "cuda").History(memory_of(DEPTH, body.width, 8), body.ends)
+        self.history = load("cpu" if body.xp is np else "cuda").history(memory_of(DEPTH, body.width, 8), body.ends)
         floor = max(NARROW_FLOOR * math.sqrt(1 + body.rough), 10 * options.tol)
         self.judge = Judge(tol=options.tol, tol_gap=options.tol_gap, reg=body.reg, narrow_floor=floor)
         self.alone = body.alone
@@ -245,17 +245,15 @@ class Ascent:
         return image
 
 
-class Engine:
-    """Stand-in for a backend module: `Run` gets its workspaces from it.
+class Engine(Backend):
+    """The backend of a `Run` over a body: it makes the workspaces of the body.
 
     ``make(problem, before)`` makes a body. It reuses the memory of ``before``, the body of another reg, or None.
     """
 
-    QUICK_ENTRIES, QUICK_PASSES = 0, 1
-
     def __init__(self, make: Callable[[Any, Any], Any]) -> None:
         self.make, self.body = make, None
 
-    def Workspace(self, problem: Any, options: Options, skip: None = None) -> Ascent:  # noqa: N802 - a backend's word
+    def workspace(self, problem: Any, options: Options, skip: None = None) -> Ascent:
         self.body = self.make(problem, self.body)
         return Ascent(self.body, options)

@@ -12,11 +12,10 @@ import dataclasses
 import functools
 import math
 import sys
-from types import ModuleType
 from typing import Any, NamedTuple
 
-from ..backends.contract import Options
 from ..backends.factored import START_TOL, is_stiff, patience
+from ..contract import Backend, Options
 from ..problem.problem import Common, Problem
 from ..processor import SERIAL_ENTRIES
 from ..status import FAILED
@@ -74,32 +73,27 @@ class Route(NamedTuple):
 
 
 def route(
-    problem: Problem, options: Options, most: int, backend: ModuleType | None = None, *,
+    problem: Problem, options: Options, most: int, backend: Backend, *,
     given: tuple[bool, bool] = (False, False), escalate: bool = False, saves: bool = False,
 ) -> Route:  # fmt: skip
     """Decide the route of a problem; all ranks must call this.
 
     ``most``: limit on the passes; ``given``: whether the user gives a log u, and a log v; ``escalate``: K may be stored
-    in a finer type than the options name; ``saves``: a checkpoint is written. ``backend`` may define:
-    ``quicker_turned``, whether it reads columns as rows in less time; ``SKIPS_TOGETHER``, whether passes of one
-    potential can skip pairs; ``SKIPS_FROM``, the least number of pairs for which "auto" skips pairs; ``keeps_pairs``,
-    whether passes over kept pairs pay; ``MOST_FACTORED``, the most points of a side for steps with a factor;
-    ``FEW_PASSES``, the passes between hard sides before such steps.
+    in a finer type than the options name; ``saves``: a checkpoint is written.
     """
-    turns = turned(problem, options) or quicker(problem, options, given, getattr(backend, "quicker_turned", None))
+    turns = turned(problem, options) or quicker(problem, options, given, backend)
     turns = problem.turns and turns and not options.symmetric
-    skips = getattr(backend, "SKIPS_TOGETHER", False) or not options.symmetric
+    skips = backend.skips_with_one_potential or not options.symmetric
     if skips:
-        nats = nats_of(problem, saves, getattr(backend, "SKIPS_FROM", 0))
+        nats = nats_of(problem, saves, backend.skips_from)
     else:
         nats = None
     warm = bool(problem.ranks.max(given[0] if turns else given[1]))
     if nats is not None:
         options = inner(options)
-    pays = getattr(backend, "keeps_pairs", None)
-    keeps = pays is not None and keeps_pairs(problem, options) and pays(problem)
-    most_factored, few = (getattr(backend, name, 0) for name in ("MOST_FACTORED", "FEW_PASSES"))
-    found = stages(problem, options, most, warm, nats is not None, escalate, keeps, most_factored, few)
+    keeps = keeps_pairs(problem, options) and backend.keeps_pairs(problem)
+    factored = backend.most_factored, backend.few_passes
+    found = stages(problem, options, most, warm, nats is not None, escalate, keeps, *factored)
     return Route(turns, warm, nats, options, found)
 
 
@@ -245,13 +239,13 @@ def turned_sides(balanced_rows: bool, balanced_cols: bool, options: Options) -> 
     return balanced_cols and not balanced_rows and options.memory > 0
 
 
-def quicker(problem: Problem, options: Options, given: tuple[bool, bool], prefers: Any) -> bool:
+def quicker(problem: Problem, options: Options, given: tuple[bool, bool], backend: Backend) -> bool:
     """Return whether the backend reads columns as rows in less time, and a swap changes nothing else.
 
     Hard rows stay rows, since only the row marginal is exact. A start of log v alone (a checkpoint) is not swapped.
     """
     free = options.memory > 0 and not problem.rows.demands and (given[0] or not given[1])
-    return bool(free and prefers and prefers(problem.cost))
+    return free and backend.is_quicker_turned(problem.cost)
 
 
 def nats_of(problem: Problem, saves: bool, least: int) -> float | None:

@@ -5,13 +5,12 @@ all pairs where there are few, else all pairs of groups of points, which also co
 backends/boxes.py has the mask, its bounds and its cost.
 """
 
-from types import ModuleType
 from typing import Any
 
 from ..arrays import namespace
 from ..backends import boxes
 from ..backends.boxes import Iterated, Sorted, Truncation, expected, order
-from ..backends.contract import Options
+from ..contract import Backend, Options
 from ..penalties import F64
 from ..problem.points import softened
 from ..problem.problem import Problem
@@ -40,7 +39,7 @@ def whole_shape(problem: Problem) -> tuple[int, int]:
 
 def begun(
     problem: Problem, found: Sorted, options: Options, start: tuple[F64, F64] | None, nats: float, solve: Any,
-    backend: ModuleType,
+    backend: Backend,
 ) -> tuple[F64, Truncation]:  # fmt: skip
     """Return the first log v of a solve that skips pairs, and the state of the skipped pairs.
 

@@ -18,12 +18,12 @@ import numpy as np
 
 from ..arrays import PAD, any_of, copied, formula, host, namespace
 from ..cached import cached_property
+from ..contract import LEAST_MASS, Stats
 from ..penalties import F64
 from ..problem.points import Kept, softened
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_columns
-from .contract import LEAST_MASS, Stats
 from .operator import Operator
 from .rules import Judge, plan_error
 

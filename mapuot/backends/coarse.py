@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import host
+from ..contract import Stats
 from ..problem.cost import Cost
 from ..problem.points import softened
 from ..problem.problem import Problem
 from ..processor import SERIAL_ENTRIES
-from .contract import Stats
 
 MOST_CLUSTERS = 128  # of all ranks; each costs a pass 2 rows of K; 64 take .07 more passes on average, 256 .06 fewer
 MOST_RANKS = 512  # each rank has at least one cluster, and the matrix has ranks^2 entries

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._core import ffi, lib
-from .contract import Options
+from ..contract import Options
 from .newton import misses
 from .records import COMMON
 

@@ -5,21 +5,20 @@ src_c/log_matmul.h has the bound that decides if this is exact. Memory is O(m k 
 GPU (CuPy, or objects with the CUDA array interface) stay there.
 """
 
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from ..arrays import namespace
+from ..contract import Backend
 from ..problem.validate import as_array, check_kind
 from . import pick
 
 
 def multiply(A: Any, B: Any, threads: int | None = None, exact: bool = False) -> Any:
     """Check the factors of `log_matmul`, and multiply them where they lie."""
-    module = pick("auto", A, B)
-    A, B = as_factors(A, B, module)
+    backend = pick("auto", A, B)
+    A, B = as_factors(A, B, backend)
     xp = namespace(A)
     if A.ndim == 3:
         batch = A.shape[:1]
@@ -37,14 +36,14 @@ def multiply(A: Any, B: Any, threads: int | None = None, exact: bool = False) ->
         whole = A
     else:
         whole = xp.broadcast_to(A, (p, *A.shape))
-    engine = import_module(module.__name__ + ".log_matmul")
-    return engine.product(xp.ascontiguousarray(whole), xp.ascontiguousarray(B), exact, threads).reshape(shape)
+    found = backend.log_product(xp.ascontiguousarray(whole), xp.ascontiguousarray(B), exact, threads)
+    return found.reshape(shape)
 
 
-def as_factors(A: Any, B: Any, module: ModuleType) -> tuple[Any, Any]:
+def as_factors(A: Any, B: Any, backend: Backend) -> tuple[Any, Any]:
     pair = []
     for value, name in ((A, "A"), (B, "B")):
-        array = as_array(value, name, module.asarray)
+        array = as_array(value, name, backend.asarray)
         check_kind(array, name, "fiu")
         if array.ndim not in (2, 3):
             raise ValueError(f"{name} must have 2 or 3 dimensions, got shape {array.shape}")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import any_of, host, namespace
+from ..contract import Options, Stats
 from ..penalties import F64
 from ..problem.problem import Problem
-from .contract import Options, Stats
 from .kernel import TINY
 from .rules import core
 

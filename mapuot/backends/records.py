@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..contract import Stats
 from ..enums import SOURCE
 from ..status import STATUSES
-from .contract import Stats
 
 WIDTHS = {"double": np.float64, "int64_t": np.int64}
 RECORD = re.compile(r"struct\s*(\w*)\s*(?::\s*(\w+)\s*)?\{([^{}]*)\}\s*(\w*)\s*;")

@@ -12,41 +12,20 @@ import numpy as np
 from scipy.special import logsumexp
 
 from .. import penalties
+from ..contract import LEAST_MASS, Backend, Options, Stats, memory_of
 from ..penalties import F64
 from ..problem.cost import Cost
 from ..problem.problem import EXPONENT_ROUNDING, Problem
 from ..problem.side import Side
 from ..status import FAILED
+from . import load
 from .coarse import Coarse, Labels
-from .contract import LEAST_MASS, Options, Stats, memory_of, weigh  # noqa: F401 - a name of the contract
 from .newton import ColumnsNewton, misses
 from .operator import Operator, parts_of
 
-name = "reference"
 STALL_PASSES = 250
-QUICK_ENTRIES = 1 << 20  # a K up to this size makes QUICK_PASSES passes before any is timed
-QUICK_PASSES = 16
 MOST_DROPPED = 2  # a solve by one potential has stalled after this many dropped steps
-ONE_POTENTIAL = True  # passes can have log u = log v
-WHOLE = True  # one process holds all of M
 TINY = np.finfo(np.float64).tiny
-
-
-asarray = to_numpy = np.asarray
-
-
-def is_symmetric(M: Any) -> bool:
-    return bool(np.array_equal(M, M.T))
-
-
-def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
-    finite = M[np.isfinite(M)]
-    if finite.size:
-        low = finite.min()
-        high = finite.max()
-    else:
-        low, high = 0.0, 0.0
-    return float(low), float(high), int(np.sum(np.isnan(M) | np.isneginf(M))), int(np.sum(np.isposinf(M)))
 
 
 def log_kernel(problem: Problem) -> F64:
@@ -444,4 +423,42 @@ class ReferencePlan(Operator):
         return float(cost.sum()), self.P.sum(1), self.P.sum(0)
 
 
-Workspace, plan_of = ReferenceWorkspace, ReferencePlan  # names of contract.py
+class ReferenceBackend(Backend):
+    """The oracle on arrays of numpy, in one process."""
+
+    name = "reference"
+    in_one_process = True
+    has_one_potential = True
+    quick_entries = 1 << 20
+    quick_passes = 16
+
+    def asarray(self, x: Any) -> Any:
+        return np.asarray(x)
+
+    def to_numpy(self, x: Any) -> Any:
+        return np.asarray(x)
+
+    def is_symmetric(self, M: Any) -> bool:
+        return bool(np.array_equal(M, M.T))
+
+    def extrema(self, M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
+        finite = M[np.isfinite(M)]
+        low = high = 0.0
+        if finite.size:
+            low = finite.min()
+            high = finite.max()
+        n_bad = np.sum(np.isnan(M) | np.isneginf(M))
+        return float(low), float(high), int(n_bad), int(np.sum(np.isposinf(M)))
+
+    def workspace(self, problem: Problem, options: Options, skip: None = None) -> ReferenceWorkspace:
+        return ReferenceWorkspace(problem, options, skip)
+
+    def operator_of(self, cost: Any, *parts: Any, **more: Any) -> Any:
+        """Make the CPU's operator of a cost: derivatives are not part of the oracle."""
+        return load("cpu").operator_of(cost, *parts, **more)
+
+    def plan_of(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> ReferencePlan:
+        return ReferencePlan(problem, log_u, log_v, threads)
+
+
+backend = ReferenceBackend()

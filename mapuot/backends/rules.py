@@ -9,7 +9,7 @@ import math
 from functools import cache
 from typing import Any
 
-from .contract import Stats
+from ..contract import Stats
 from .records import STATUS, put
 
 NEUTRAL = {"tol_gap": -1.0, "scale_limit": math.inf, "most_scale": math.inf, "flush_tol": math.inf}

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..arrays import any_of, formula, host, largest, median, namespace
+from ..contract import Options, Stats
 from ..penalties import F64
 from ..problem.problem import Idle, Problem
 from .boxes import Iterated, Truncation
 from .coarse import Coarse
-from .contract import Options, Stats
 from .newton import ColumnsNewton, misses
 from .records import put
 

@@ -70,7 +70,7 @@ class JointBlocks(CertifiedBody):
             threads = problem.threads
         else:
             threads = 1
-        self.left: Left = load("cpu").Left(self.sizes[1:], self.others(problem.log_weight), fi, threads)
+        self.left: Left = load("cpu").remaining_marginals(self.sizes[1:], self.others(problem.log_weight), fi, threads)
         rhos = self.others(np.repeat(problem.rho, problem.shape))
         self.hard = np.isinf(rhos)
         self.rhos = np.where(self.hard, 0.0, rhos)

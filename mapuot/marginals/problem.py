@@ -13,9 +13,9 @@ import numpy as np
 
 from ..arrays import is_on_device
 from ..backends import load, pick
-from ..backends.contract import SMALL_ENTRIES
 from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of
 from ..cached import cached_property
+from ..contract import SMALL_ENTRIES
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
 from ..problem.cost import Cost, Dense, cost_of
@@ -168,7 +168,7 @@ class MultiProblem:
     def points(self) -> Any:
         """Sums over points, and over messages of a tree's edges, on the device of the vectors."""
         engine = "cuda" if self.kind == "tree" and self.xp is not np else "cpu"
-        found = load(engine).Points(self.shape, self.log_weight, self.weight, self.rho, self.reg, self.inner)
+        found = load(engine).marginal_points(self.shape, self.log_weight, self.weight, self.rho, self.reg, self.inner)
         if self.labels is not None:
             marginal = np.repeat(np.arange(len(self.shape)), self.shape)
             found.part(self.parts, marginal * self.parts + np.concatenate(self.labels))

@@ -55,7 +55,7 @@ class Tree(CertifiedBody):
             kernel.start(problem.reg)
         edges = [(k, parent, self.kernels[k], problem.fi[k]) for k, parent in self.inner]
         engine = load("cpu" if problem.xp is np else "cuda")
-        self.whole_pass = engine.TreePass(edges, problem)
+        self.whole_pass = engine.tree_pass(edges, problem)
         self.points = problem.points
         self.below = [k for k, _ in self.inner]
         starts = self.points.message.tolist()

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..arrays import any_of, host, is_on_device, namespace
 from ..cached import cached_property
+from ..contract import Backend
 from ..penalties import F64
 from ..processor import SERIAL_ENTRIES
 from ..synonyms import hinted
@@ -344,7 +345,7 @@ class Clouds(Cost):
         one._set(whole.rows[rows], self.targets[cols])
         return one
 
-    def symmetric(self, backend: ModuleType) -> bool:
+    def symmetric(self, backend: Backend) -> bool:
         rows, cols = self.places
         same = np.array_equal(rows.first, cols.first) and np.array_equal(rows.count, cols.count)
         return same and self.whole.symmetric(backend)
@@ -361,7 +362,7 @@ class Clouds(Cost):
         """Return the costs unchanged: a batch is solved by one process."""
         return self
 
-    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
+    def range(self, backend: Backend, threads: int | None = None, tell: Tell = None) -> Range:
         """Return bounds for all problems if the metric has them; the core finds the range of each problem."""
         if not METRICS[self.whole.metric].degree or self.whole.bits:
             bounds = 0.0, 0.0, 0, 1

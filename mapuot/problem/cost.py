@@ -8,12 +8,12 @@ than memory takes only the memory of its K. All readers of M use this interface;
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from ..arrays import host, namespace
+from ..contract import Backend
 from ..ranks import ALONE, Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
@@ -80,7 +80,7 @@ class Cost:
         """Number of pairs, stored or not."""
         return self.shape[0] * self.shape[1]
 
-    def symmetric(self, backend: ModuleType) -> bool:
+    def symmetric(self, backend: Backend) -> bool:
         """Tell whether the matrix equals its transpose; the check stops at the first difference."""
         return False
 
@@ -111,12 +111,12 @@ class Cost:
             k1 = min(k0 + step, i1)
             yield k0, k1, self.read(k0, k1), None if c is None else c.read(k0, k1)
 
-    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
+    def range(self, backend: Backend, threads: int | None = None, tell: Tell = None) -> Range:
         """Return the `Range` of all entries; low and high are 0 if none is finite."""
         low = math.inf
         high = -math.inf
         bad = infinite = 0
-        there = namespace(self.array) is not np or (self.remade and getattr(backend, "MAKES_COSTS", False))
+        there = namespace(self.array) is not np or (self.remade and backend.makes_costs)
         if there:
             most = DEVICE_RANGE_BYTES
         else:
@@ -136,7 +136,7 @@ class Cost:
             return low, high, bad, infinite
         return 0.0, 0.0, bad, infinite
 
-    def finite_range(self, backend: ModuleType, threads: int | None = None) -> Range:
+    def finite_range(self, backend: Backend, threads: int | None = None) -> Range:
         """Return the range of a reference: pairs that are not stored are 0."""
         return self.range(backend, threads)
 
@@ -263,7 +263,7 @@ class Dense(Cost):
         rows, columns = some_of(self.shape)
         return self.array[rows], self.array[:, columns]
 
-    def symmetric(self, backend: ModuleType) -> bool:
+    def symmetric(self, backend: Backend) -> bool:
         m, n = self.shape
         matrices = self.array if self.array.ndim == 3 and self.xp is np else [self.array]  # a device reads all
         return m == n and not self.lopsided and all(backend.is_symmetric(M) for M in matrices)

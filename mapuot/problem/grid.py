@@ -6,11 +6,11 @@ it takes n^(1 + 1/d) multiplications, and no more memory than its vectors (backe
 
 import math
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from ..contract import Backend
 from ..penalties import F64
 from ..ranks import Ranks
 from ..synonyms import hinted
@@ -105,7 +105,7 @@ class GridCosts(Cost):
     def kind(self) -> str:
         return f"a grid of {' x '.join(map(str, self.nodes[0]))} nodes"
 
-    def symmetric(self, backend: ModuleType | None = None) -> bool:
+    def symmetric(self, backend: Backend | None = None) -> bool:
         return self.nodes[0] == self.nodes[1] and not any(self.offset)
 
     @property
@@ -132,7 +132,7 @@ class GridCosts(Cost):
             raise NotImplementedError(f"{self.kind} is solved in one process: comm must be None")
         return self
 
-    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
+    def range(self, backend: Backend, threads: int | None = None, tell: Tell = None) -> Range:
         return sum(float(C.min()) for C in self.axes), sum(float(C.max()) for C in self.axes), 0, 0
 
     def error(self, largest: float) -> float:

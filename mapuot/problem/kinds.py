@@ -3,12 +3,12 @@
 import os
 from functools import partial
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from ..arrays import host, is_on_device
+from ..contract import Backend
 from ..ranks import ALONE, Ranks
 from .clouds import Clouds
 from .cost import Cost, Dense, Streamed, as_vectors, cost_of
@@ -18,16 +18,16 @@ from .validate import as_array, as_pair, as_real, check_kind
 
 
 def own_cost(
-    M: Any, a: Any, b: Any, reg_m: Any, reference: Any, backend: ModuleType, ranks: Ranks, **common: Any
+    M: Any, a: Any, b: Any, reg_m: Any, reference: Any, backend: Backend, ranks: Ranks, **common: Any
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Return (cost, a, b, reg_m) of this rank; raise if ranks differ in ``common``, b, reg_m or the kind of M."""
-    ranks.place(backend.__name__, M, a, b)
+    ranks.place(backend.name, M, a, b)
     source = cost_of(M)
     a, b, reg_m = as_vectors(source, a, b, reg_m)
     if ranks.size > 1:
         if not isinstance(reference, str):
             reference = kind_of(reference)
-        ranks.same(backend=backend.__name__, M=kind_of(source), reference=reference, **common)
+        ranks.same(backend=backend.name, M=kind_of(source), reference=reference, **common)
         rho_a, rho_b = as_pair(reg_m, "reg_m")
         ranks.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho_a) else rho_a, "reg_m[1]": rho_b})
     return as_cost(source, backend, ranks, a, b), a, b, reg_m
@@ -45,16 +45,16 @@ def kind_of(source: Any) -> str:
     return Dense.kind
 
 
-def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = None, b: Any = None) -> Any:
+def as_cost(source: Any, backend: Backend, ranks: Ranks = ALONE, a: Any = None, b: Any = None) -> Any:
     """Make the cost of M, or over ranks of this rank's block; ``a`` and ``b``, as given, locate the block."""
     source = cost_of(source)
-    in_one_process = getattr(backend, "WHOLE", False)
+    in_one_process = backend.in_one_process
     if in_one_process and ranks.size > 1:
         raise NotImplementedError(f"backend {backend.name!r} runs in one process, without comm")
     if stores_pairs(source):
         return as_pairs(source, backend, ranks, a, b)
     cost = source if isinstance(source, Cost) else None
-    if cost is not None and cost.remade and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
+    if cost is not None and cost.remade and not (in_one_process or backend.makes_costs):
         name = backend.name
         raise NotImplementedError(f"backend {name!r} takes no {cost.kind}: use backend='cpu' or numpy.asarray(M)")
     if cost is not None or callable(source):
@@ -77,15 +77,11 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     return Dense(as_real(M))
 
 
-def formed(cost: Any, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None) -> Any:
+def formed(cost: Any, backend: Backend, ranks: Ranks = ALONE, threads: int | None = None) -> Any:
     """Return the formed matrix of a cloud, if allowed and faster for the backend; else ``cost``."""
     cloud = cost.cloud
-    most = getattr(backend, "form_bytes", None)
-    if cloud is cost is not None and most and ranks.size == 1 and cloud.forms(most(cloud)):
-        form = getattr(backend, "formed", None)
-        if form:
-            return Formed(cloud, *form(cloud, threads))
-        return Formed(cloud, backend.costs(cloud, threads))
+    if cloud is cost is not None and ranks.size == 1 and cloud.forms(backend.form_bytes(cloud)):
+        return Formed(cloud, *backend.formed(cloud, threads))
     return cost
 
 
@@ -110,7 +106,7 @@ def stores_pairs(source: Any) -> bool:
     return is_sparse(source) or (isinstance(source, Cost) and source.operator == "pairs")
 
 
-def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
+def as_pairs(source: Any, backend: Backend, ranks: Ranks, a: Any, b: Any) -> Sparse:
     """Make a sparse cost; over ranks, from this rank's rows, given or read from a file."""
     name = backend.name
     if name != "cuda" and is_on_device(source):
@@ -124,7 +120,7 @@ def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> 
     return cost
 
 
-def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None) -> Any:
+def as_whole_cost(source: Any, backend: Backend, a: Any = None, b: Any = None) -> Any:
     """Make the cost of M for callers that need every pair."""
     if stores_pairs(source):
         if is_sparse(source):
@@ -135,11 +131,11 @@ def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None
     return as_cost(source, backend, a=a, b=b)
 
 
-def as_costs(M: Any, backend: ModuleType) -> Any:
+def as_costs(M: Any, backend: Backend) -> Any:
     """Make the cost of a batch: points, or M as (m, n) or (p, m, n), in a dtype that the core reads."""
     M = cost_of(M)
     if isinstance(M, Clouds):
-        if not getattr(backend, "WHOLE", False):
+        if not backend.in_one_process:
             return M.placed(import_module("cupy") if backend.name == "cuda" else np)
         M = np.asarray(M)
     if isinstance(M, Cost) and M.remade:
@@ -156,7 +152,7 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
     return as_dense_costs(as_array(M, "M", backend.asarray), backend)
 
 
-def as_dense_costs(M: Any, backend: ModuleType) -> Any:
+def as_dense_costs(M: Any, backend: Backend) -> Any:
     """Make the cost of a batch from one matrix, or from a matrix for each problem."""
     if M.ndim not in (2, 3):
         raise ValueError(f"M must have shape (m, n) or (p, m, n), got {M.shape}")

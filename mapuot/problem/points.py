@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import PAD, any_of, arithmetic, host, is_on_device, laid, largest, namespace, taken
+from ..contract import Backend
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
@@ -245,7 +246,7 @@ class PointCosts(Cost):
         factor = METRICS[self.metric].product
         return factor * self.rows[:, 0], factor * self.columns[1, : self.shape[1]]
 
-    def symmetric(self, backend: ModuleType) -> bool:
+    def symmetric(self, backend: Backend) -> bool:
         if self.shape[0] != self.shape[1] or self.core[0].product:  # float32 passes move the columns only
             return False
         if self.there:
@@ -357,7 +358,7 @@ class PointCosts(Cost):
         turned._set(rows, columns)
         return turned
 
-    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
+    def range(self, backend: Backend, threads: int | None = None, tell: Tell = None) -> Range:
         """Return the range as every cost does, or bounds if reading all pairs would take longer than the solve."""
         tight = self.dim <= FEW_DIMENSIONS or self.truncates(self.size)
         metric = METRICS[self.metric]
@@ -488,7 +489,7 @@ class Formed(Dense):
     def kind(self) -> str:  # type: ignore[override]
         return str(self.cloud.kind)
 
-    def symmetric(self, backend: ModuleType) -> bool:
+    def symmetric(self, backend: Backend) -> bool:
         return bool(self.cloud.symmetric(backend))
 
     def less(self, constant: float) -> None:
@@ -497,7 +498,7 @@ class Formed(Dense):
     def transpose(self) -> "Formed":
         return Formed(self.cloud.transpose(), self.array.T, self.rounding)
 
-    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
+    def range(self, backend: Backend, threads: int | None = None, tell: Tell = None) -> Range:
         found: Range = self.cloud.reached(super().range(backend, threads, tell))
         self.lopsided = False  # ask the cloud: products on a GPU may round (i, j) and (j, i) differently
         return found

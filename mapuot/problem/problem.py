@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
-from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..arrays import any_of, arithmetic, formula, host, largest, namespace
 from ..cached import cached_property
+from ..contract import Backend
 from ..errors import InfeasibleError
 from ..penalties import F64, project
 from ..ranks import ALONE, Ranks
@@ -198,10 +198,10 @@ class Common(Derived):
     def alike(self) -> bool:
         return self.rows.alike(self.cols)
 
-    def unlike(self, backend: ModuleType) -> str | None:
+    def unlike(self, backend: Backend) -> str | None:
         """Name the argument that makes rows and columns different problems; None if they are the same."""
         if self.rows.ranks.size > 1:
-            fits = getattr(backend, "RANKS_TOGETHER", False) and self.own_alike()
+            fits = backend.ranks_share_one_potential and self.own_alike()
             return None if self.rows.ranks.min(fits) else "comm"
         if self.masked is not None:
             return "mask"
@@ -229,7 +229,7 @@ class Common(Derived):
             return False
         return count == n and np.array_equal(cloud.rows, cloud.targets[own]) and self.rows.alike(self.cols, own)
 
-    def shares(self, backend: ModuleType, X: Any, rows: bool = True, threads: int | None = None) -> Any:
+    def shares(self, backend: Backend, X: Any, rows: bool = True, threads: int | None = None) -> Any:
         """Multiply the masked reference, without a b^T, by X (n,) or (n, p); its transpose unless ``rows``."""
         assert self.masked is not None
         xp = namespace(X)
@@ -240,7 +240,8 @@ class Common(Derived):
         task = Problem(Dense(nothing), self.rows, self.cols, 1.0, c, 0.0, 0.0, False, 0.0)
         if not rows:
             task = task.transpose()
-        return backend.plan_of(task, *map(np.zeros, task.shape), threads).apply(X)
+        log_u, log_v = map(np.zeros, task.shape)
+        return backend.plan_of(task, log_u, log_v, threads).apply(X)
 
     @property
     def exchanged(self) -> dict[str, Any]:
@@ -414,7 +415,7 @@ class Problem(Common):
 
     @classmethod
     def from_arrays(
-        cls, M: Any, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
+        cls, M: Any, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: Backend,
         ranks: Ranks = ALONE, threads: int | None = None,
     ) -> "Problem":  # fmt: skip
         """Make the problem from the arguments of `solve`."""
@@ -423,15 +424,15 @@ class Problem(Common):
 
     @classmethod
     def from_cost(
-        cls, cost: Cost, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
+        cls, cost: Cost, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: Backend,
         ranks: Ranks = ALONE, threads: int | None = None, mask: Any = None, tell: Callable[[int], Any] | None = None,
     ) -> "Problem":  # fmt: skip
         """Make a problem from a cost (over ranks, this rank's block) and a SeededMask or None."""
         reg = validate.as_positive(reg, "reg")
         m, n = cost.shape
         ranks.same(**{"the number of columns of M": n})
-        stays = ranks.size == 1 and max(m, n) >= STAYS_FROM and isinstance(reference, str) and hasattr(backend, "held")
-        if stays:  # vectors lie beside the points
+        fits = backend.reads_vectors_on_device and isinstance(reference, str)
+        if fits and ranks.size == 1 and max(m, n) >= STAYS_FROM:  # vectors lie beside the points
             xp = arithmetic(*(getattr(cost, "here", None) or ()))
         else:
             xp = np
@@ -573,7 +574,7 @@ class BatchProblem(Common):
             known |= {"reg": float(own.reg.min())}
         return dataclasses.replace(self, **known)
 
-    def groups(self, backend: ModuleType, scales: bool) -> Iterator[tuple[Any, "BatchProblem", F64]]:
+    def groups(self, backend: Backend, scales: bool) -> Iterator[tuple[Any, "BatchProblem", F64]]:
         """Divide problems with their own reg and reg_m into batches that share both.
 
         Yields (numbers of the problems, their batch, factor of its costs to those of the problems). With ``scales``
@@ -599,7 +600,7 @@ class BatchProblem(Common):
                 known |= {"cost": cost, "M_min": low, "M_max": high, "forbidden": forbidden}
             yield which, dataclasses.replace(some, **known), factor
 
-    def alone(self, i: int, backend: ModuleType, threads: int) -> Problem:
+    def alone(self, i: int, backend: Backend, threads: int) -> Problem:
         """Return problem i as `solve` makes it, with its own range, and for clouds a formed matrix if it saves time."""
         one = self[i]
         if not self.several:
@@ -654,7 +655,7 @@ class BatchProblem(Common):
             cost = Dense(host(self.M))
         return dataclasses.replace(self, cost=cost, A=host(self.A), B=host(self.B))
 
-    def masked_mass(self, backend: ModuleType) -> F64:
+    def masked_mass(self, backend: Backend) -> F64:
         """Return the mass of the masked reference, for each problem."""
         if self.unmasked == "product":
             mass: F64 = host((self.A * self.shares(backend, self.B.T).T).sum(1))
@@ -664,7 +665,7 @@ class BatchProblem(Common):
 
     @classmethod
     def from_arrays(
-        cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
+        cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: Backend,
         mask: Any = None, own: Own | None = None,
     ) -> "BatchProblem":  # fmt: skip
         """Make the problems from the arguments of `solve_batch`; ``own``: of one pattern of hard and soft sides."""

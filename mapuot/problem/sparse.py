@@ -6,12 +6,12 @@ connects are separate problems (``parts_between``). C side: src_c/sparse.h.
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from ..arrays import host, is_on_device, namespace
+from ..contract import Backend
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
 from .cost import Blocks, Cost, Range, Tell, held_type, joint_range, own_part
@@ -122,7 +122,7 @@ class Sparse(Cost):
     def matrix(self) -> Any:
         return self.with_data(self.data)
 
-    def symmetric(self, backend: ModuleType) -> bool:
+    def symmetric(self, backend: Backend) -> bool:
         m, n = self.shape
         if m != n or not (
             self.on_device or np.array_equal(np.bincount(self.column, minlength=m), np.diff(self.start))
@@ -157,7 +157,7 @@ class Sparse(Cost):
             yield i0, k1, self.read(i0, k1), None if c is None else c.read(i0, k1)
             i0 = k1
 
-    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
+    def range(self, backend: Backend, threads: int | None = None, tell: Tell = None) -> Range:
         """Return the range as every cost does; pairs that are not stored count as +inf."""
         absent = self.shape[0] * self.shape[1] - self.size
         if not self.size:
@@ -165,7 +165,7 @@ class Sparse(Cost):
         low, high, bad, infinite, *_ = backend.extrema(self.data[None], threads)
         return low, high, bad, infinite + absent
 
-    def finite_range(self, backend: ModuleType, threads: int | None = None) -> Range:
+    def finite_range(self, backend: Backend, threads: int | None = None) -> Range:
         low, high, bad, infinite = self.range(backend, threads)
         return low, high, bad, infinite - (self.all_pairs - self.size)
 
@@ -293,7 +293,7 @@ class SparseCosts(Cost):
     def all_pairs(self) -> int:
         return len(self) * super().all_pairs
 
-    def symmetric(self, backend: ModuleType) -> bool:
+    def symmetric(self, backend: Backend) -> bool:
         return all(self.of(i).symmetric(backend) for i in range(len(self)))
 
     def of(self, i: Any) -> "Sparse | SparseCosts":
@@ -313,7 +313,7 @@ class SparseCosts(Cost):
         turned.on_device = self.places.on_device
         return SparseCosts([x[order] for x in self.data], turned)
 
-    def range(self, backend: ModuleType, threads: int | None = None, tell: Tell = None) -> Range:
+    def range(self, backend: Backend, threads: int | None = None, tell: Tell = None) -> Range:
         return joint_range((self.of(i).range(backend, threads), self.places.all_pairs) for i in range(len(self)))
 
 

@@ -7,12 +7,12 @@ InfeasibleError. Over ranks, all ranks raise an error that one rank finds, and c
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from ..arrays import any_of, arithmetic, host, namespace
+from ..contract import Backend
 from ..errors import InfeasibleError, shown
 from ..penalties import F64, PENALTIES
 from ..ranks import ALONE, Ranks
@@ -282,7 +282,7 @@ def as_start(value: Any, shapes: Any, convert: Any = on_host, what: str = "a Res
 
 
 def as_range(
-    cost: Cost, reg: float, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None,
+    cost: Cost, reg: float, backend: Backend, ranks: Ranks = ALONE, threads: int | None = None,
     tell: Callable[[int], Any] | None = None,
 ) -> tuple[float, float, bool]:  # fmt: skip
     """Return the smallest and the largest finite cost, and whether a pair is forbidden."""
@@ -303,7 +303,7 @@ def as_range(
 
 
 def as_reference(
-    value: Any, cost: Cost, a: F64, b: F64, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None
+    value: Any, cost: Cost, a: F64, b: F64, backend: Backend, ranks: Ranks = ALONE, threads: int | None = None
 ) -> tuple[str | Cost, float]:
     """Return the reference measure ("product", "uniform" or a cost) and its mass."""
     if isinstance(value, str):
@@ -354,7 +354,7 @@ def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
 
 
 def as_weight(
-    value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE, xp: Any = np
+    value: Any, length: int, name: str, backend: Backend, ranks: Ranks = ALONE, xp: Any = np
 ) -> F64:  # fmt: skip
     """Check a marginal: finite, >= 0, with some mass. None or an empty vector is uniform of mass 1, as in POT.
 
@@ -386,7 +386,7 @@ def as_weight(
     return weight
 
 
-def reader(backend: ModuleType, xp: Any) -> Callable[[Any], Any]:
+def reader(backend: Backend, xp: Any) -> Callable[[Any], Any]:
     """Return the conversion to host memory, or, on a device, the one that leaves numbers in place."""
     if xp is np:
         read: Callable[[Any], Any] = backend.to_numpy
@@ -395,7 +395,7 @@ def reader(backend: ModuleType, xp: Any) -> Callable[[Any], Any]:
     return read
 
 
-def as_weights(array: Any, p: int, length: int, name: str, backend: ModuleType, xp: Any) -> tuple[Any, F64]:
+def as_weights(array: Any, p: int, length: int, name: str, backend: Backend, xp: Any) -> tuple[Any, F64]:
     """Return (p, length) float64 weights in xp's memory and (p,) masses; a vector serves all, None is uniform."""
     if array is None:
         return xp.full((p, length), 1.0 / length), np.ones(p)

@@ -204,7 +204,7 @@ class MpiRanks(Ranks):
     def place(self, backend: str, *arrays: Any) -> None:
         """Choose a GPU for each rank of a host, unless the arrays lie on one already."""
         self.device_sum = None  # the last solve may have used another GPU
-        if self.size == 1 or not backend.endswith(".cuda"):
+        if self.size == 1 or backend != "cuda":
             return
         found = [os.environ.get(name, "") for name in LOCAL_RANKS]
         numbers = [int(text) for text in found if text.isdigit()]

@@ -11,13 +11,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays import host, namespace
 from ..backends import Options, Stats, load
+from ..contract import Backend
 from ..problem.clouds import PointCloud
 from ..problem.cost import Dense, cost_of
 from ..problem.kinds import formed
@@ -78,7 +78,7 @@ class Start(NamedTuple):
 class PlainProblem(NamedTuple):
     """A problem whose arguments need no conversion. M has not been read, and the masses may still be odd."""
 
-    backend: ModuleType
+    backend: Backend
     cost: Any  # `Dense`, or on the CPU points, to form their matrix
     a: Any  # (m,) and (n,), float64, on the host
     b: Any

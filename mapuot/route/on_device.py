@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
 from ..backends.records import ABSORB, RUNNING
 from ..cached import cached_property
+from ..contract import Backend
 from ..problem.cost import Dense, cost_of
 from ..problem.problem import Problem
 from ..problem.validate import moves_little
@@ -38,10 +38,9 @@ BOTH_MET = 0.03  # MET for two hard sides on a float64 K: 30 of 30 problems conv
 
 
 @functools.cache
-def whole() -> tuple[ModuleType, Any]:
+def whole() -> tuple[Backend, Any]:
     """Return the CUDA backend and its module that solves a problem in one call."""
-    backend = load("cuda")
-    return backend, import_module(backend.__name__ + ".plain")
+    return load("cuda"), import_module("..backends.cuda.plain", __package__)
 
 
 @functools.lru_cache(maxsize=64)
@@ -125,7 +124,7 @@ def begin(call: Call, problem: PlainProblem) -> PendingSolve | None:
 
 def limits_of(call: Call, problem: PlainProblem) -> tuple[Options, Options, int, float] | None:
     """Return `limits` of a problem; None if one call cannot solve it."""
-    if call.out is not None or problem.backend.quicker_turned(problem.cost):
+    if call.out is not None or problem.backend.is_quicker_turned(problem.cost):
         return None
     if all(problem.hard) and call.precision == "mixed":  # two hard sides are solved on a float64 K only
         return None

@@ -1,12 +1,11 @@
 """Make the options that a workspace reads from the arguments of a user (method, precision, tol)."""
 
 import dataclasses
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from ..backends.contract import MEMORY, SMALL_ENTRIES, Options
+from ..contract import MEMORY, SMALL_ENTRIES, Backend, Options
 from ..errors import shown
 from ..problem.problem import Common
 from ..problem.validate import as_pair, as_positive, as_threads
@@ -50,7 +49,7 @@ def make_options(
     return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, as_threads(threads), schedule)
 
 
-def one_potential(options: Options, problem: Common, symmetric: Any, module: ModuleType) -> Options:
+def one_potential(options: Options, problem: Common, symmetric: Any, backend: Backend) -> Options:
     """Return the options with ``symmetric`` set where rows and columns are the same problem.
 
     ``symmetric``: the user's argument; True raises if they are not, None tests whether they are, False skips the test.
@@ -61,8 +60,8 @@ def one_potential(options: Options, problem: Common, symmetric: Any, module: Mod
         return options
     if symmetric is None and problem.cost.lopsided and problem.rows.ranks.size == 1:  # cheap: compares no vectors
         return options
-    serves = "backend" if not getattr(module, "ONE_POTENTIAL", False) else None if options.memory else "method"
-    unlike = serves or problem.unlike(module)
+    serves = "backend" if not backend.has_one_potential else None if options.memory else "method"
+    unlike = serves or problem.unlike(backend)
     if unlike and symmetric:
         raise ValueError(f"symmetric must be None: rows and columns are not the same problem, see {unlike}")
     return options if unlike else dataclasses.replace(options, symmetric=True)

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Iterator
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from ..backends import Options, Stats, load
 from ..backends.draw import columns_in
 from ..backends.records import STATS, told
 from ..cached import cached_property
+from ..contract import Backend
 from ..problem.points import Formed
 from ..problem.problem import BatchProblem, Problem, constant_of
 from ..problem.validate import as_out, check_parts, evening_of_parts, is_sentinel, moves_little
@@ -33,7 +33,8 @@ STATUS_OF = {0: "max_passes", 1: "converged", 3: "stalled"}
 @functools.cache
 def core() -> Any:
     """Return the module that calls the C core, which is imported on first use."""
-    return import_module(load("cpu").__name__ + ".plain")
+    load("cpu")  # says how to build a missing core
+    return import_module("..backends.cpu.plain", __package__)
 
 
 def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
@@ -109,7 +110,7 @@ def told_passes(records: bytes, seconds: float) -> list[Stats]:
 class LazyResult(Result):
     """The `Result` of a problem that was solved in one call; members are computed on first use."""
 
-    def __init__(self, backend: ModuleType, cost: Any, found: Any, options: Options, begun: float) -> None:
+    def __init__(self, backend: Backend, cost: Any, found: Any, options: Options, begun: float) -> None:
         """``found``: has ``numbers`` (log u, log v, r and s in one array), ``passes``, ``mass`` and ``products``."""
         self._backend, self._cost, self._found, self.options = backend, cost, found, options
         self._seconds, self._threads = time.perf_counter() - begun, options.threads

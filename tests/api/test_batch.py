@@ -11,7 +11,7 @@ from problems import histograms
 
 import mapuot
 from mapuot import PointCloud, solve, solve_batch
-from mapuot.backends.cpu import batch as cpu_batch
+from mapuot.backends.cpu.batch import HostBatches
 
 
 @pytest.mark.parametrize("dtype", ["float64", "mixed"])
@@ -25,7 +25,8 @@ def test_answers_do_not_depend_on_company(isa, dtype, monkeypatch):
         alone = solve_batch(M, A[i : i + 1], B[i : i + 1], reg=0.05, reg_m=1.0, precision=dtype)
         assert (alone.log_u == result.log_u[i]).all()
         assert alone.n_passes == result.n_passes[i]
-    monkeypatch.setattr(cpu_batch, "CHUNK_BYTES", 4 * cpu_batch.bytes_each(result.problem, 8, "float64"))
+    most = 4 * HostBatches().bytes_each(result.problem, 8, "float64")
+    monkeypatch.setattr(HostBatches, "chunk_bytes", most)
     assert (solve_batch(M, A, B, reg=0.05, reg_m=1.0, precision=dtype).log_u == result.log_u).all()
 
 

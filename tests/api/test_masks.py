@@ -9,7 +9,8 @@ from problems import clouds
 
 import mapuot
 from mapuot.answer.slopes import dual_value, marginal_gradient
-from mapuot.backends import cpu, pick
+from mapuot.backends import pick
+from mapuot.backends.cpu import backend as cpu
 from mapuot.problem import mask as masks
 from mapuot.problem.cost import Dense
 from mapuot.problem.problem import Problem

@@ -14,7 +14,7 @@ from problems import Case, verify
 import mapuot
 from mapuot.answer import curvature
 from mapuot.answer.slopes import slope_error
-from mapuot.backends import cpu
+from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu.grid import GridOperator
 from mapuot.problem.metrics import METRICS
 from mapuot.problem.points import PointCosts
@@ -329,7 +329,7 @@ def test_what_a_formed_cloud_keeps():
 
 
 def test_when_a_cloud_is_formed(monkeypatch):
-    monkeypatch.setattr(cpu, "memory_bytes", lambda: 1 << 33)
+    monkeypatch.setattr("mapuot.backends.cpu.memory_bytes", lambda: 1 << 33)
     x, y, _, _ = clouds(9, 7, 2)
     whole = 16 * 9 * 7
     for options, formed in (

@@ -10,8 +10,10 @@ import mapuot
 from mapuot.ascend import carry_out as driver
 from mapuot.ascend import groups
 from mapuot.ascend.truncation import in_boxes
-from mapuot.backends import boxes, cpu
+from mapuot.backends import boxes
 from mapuot.backends.boxes import Boxes, Iterated
+from mapuot.backends.cpu import backend as cpu
+from mapuot.backends.cpu import native
 from mapuot.problem.problem import Problem
 
 
@@ -104,7 +106,7 @@ def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
     log_v = (M - log_u[:, None]).min(0) + rng.normal(size=130)
     P = np.exp(log_u[:, None] + log_v - M) * task.rows.weight[:, None] * task.cols.weight
     state = Iterated(log_u, log_v, P.sum(1), P.sum(0))
-    found = Boxes(task, cpu.native.SERIAL)
+    found = Boxes(task, native.SERIAL)
     for goal in (0.5, 1e-3, 1e-9):
         kept = found.make(state, goal, 1.0)
         if kept is None:
@@ -210,7 +212,7 @@ def test_almost_no_mass_makes_no_bound_small():
     problem = in_boxes(Problem.from_arrays(cloud, a, b, 0.2, 1.0, "kl", "product", cpu), False, 16)[0]
     m, n = problem.shape
     r, s = (np.where(np.arange(k) == 0, 5e-324, 0.0) for k in (m, n))
-    found = Boxes(problem, cpu.native.SERIAL)
+    found = Boxes(problem, native.SERIAL)
     *sides, _ = found.take(Iterated(np.full(m, -745.0), np.zeros(n), r, s))
     assert problem.reg * found.mass == 0
     row, col = np.full(found.rows.boxes, 1e-4), np.full(found.cols.boxes, 1e-4)

@@ -8,8 +8,11 @@ from problems import clouds, with_forbidden, with_zeros
 from test_kernels import DTYPES, compare_passes, make_problem, options
 
 import mapuot
-from mapuot.backends import coarse, cpu, reference
+from mapuot.backends import coarse
+from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu import native
+from mapuot.backends.reference import backend as reference
+from mapuot.backends.reference import split
 
 PASSES = coarse.FIRST + 4  # the last three are corrected
 
@@ -27,7 +30,7 @@ def test_split(points, count):
     """Every point has a label, near points share one, and no cluster has more than its share."""
     X = np.random.default_rng(points).normal(size=(points, 3))
     label = native.split(X, count)
-    np.testing.assert_array_equal(label, reference.split(X, count))
+    np.testing.assert_array_equal(label, split(X, count))
     assert label.min() >= 0
     assert label.max() < count
     assert np.bincount(label).max() <= -(-points // max(1, count - 4)) + 1
@@ -41,12 +44,12 @@ def test_points_far_from_all_others_are_clusters_of_their_own():
     X[[17, 500]] += [[100], [-300]]
     X[600:602, 1] += 1000
     label = native.split(X, 16)
-    np.testing.assert_array_equal(label, reference.split(X, 16))
+    np.testing.assert_array_equal(label, split(X, 16))
     for alone in ([17], [500], [600, 601]):
         np.testing.assert_array_equal(np.flatnonzero(label == label[alone[0]]), alone)
     X = X[:400] * 2.0 ** np.arange(400)[:, None]
     label = native.split(X, 16)
-    np.testing.assert_array_equal(label, reference.split(X, 16))
+    np.testing.assert_array_equal(label, split(X, 16))
     assert np.bincount(label).max() <= -(-400 // 12)
 
 
@@ -74,7 +77,7 @@ def test_corrected_steps(isa, sides, monkeypatch):
     monkeypatch.setattr(coarse.Coarse, "every", 1)
     reg_m, ratio = SIDES[sides]
     problem = make_problem(clouds(97, 90, reg=0.002, reg_m=reg_m, ratio=ratio))
-    given = [module.Workspace(problem, options(dtype="float64", threads=1)) for module in (cpu, reference)]
+    given = [module.workspace(problem, options(dtype="float64", threads=1)) for module in (cpu, reference)]
     for workspace in given:
         workspace.absorb(np.zeros(90))
     for k in range(coarse.FIRST + 4):
@@ -89,7 +92,7 @@ def test_corrected_steps(isa, sides, monkeypatch):
 
 
 def corrected(**keywords):
-    workspace = cpu.Workspace(make_problem(clouds(60, 50, reg=0.02, reg_m=3.0, ratio=1.4)), options(**keywords))
+    workspace = cpu.workspace(make_problem(clouds(60, 50, reg=0.02, reg_m=3.0, ratio=1.4)), options(**keywords))
     workspace.absorb(np.zeros(50))
     for _ in range(PASSES):
         workspace.iterate(1)

@@ -10,11 +10,12 @@ import mapuot
 from mapuot import files
 from mapuot.answer.draw import draw_rows
 from mapuot.ascend.truncation import in_boxes
-from mapuot.backends import cpu
 from mapuot.backends.boxes import Boxes, Iterated, Share, Truncation
-from mapuot.backends.contract import Stats
+from mapuot.backends.cpu import backend as cpu
+from mapuot.backends.cpu import native
 from mapuot.backends.draw import columns_in
 from mapuot.backends.rules import plan_error
+from mapuot.contract import Stats
 from mapuot.marginals.certificate import certify
 from mapuot.problem.points import Kept
 from mapuot.problem.problem import Problem
@@ -70,7 +71,7 @@ def repeated(far=1.0, reg_m=1.0):
     exponent = log_u[:, None] + LONG(1) * log_v - ((p[:, None] - q) ** 2).sum(2) / reg
     P = np.exp(exponent) * task.rows.weight[:, None] * task.cols.weight
     state = Iterated(log_u, log_v, np.asarray(P.sum(1), float), np.asarray(P.sum(0), float))
-    return task, Boxes(task, cpu.native.SERIAL), state, P
+    return task, Boxes(task, native.SERIAL), state, P
 
 
 @pytest.mark.parametrize("far", [1.0, 1e3, 1e5])
@@ -98,7 +99,7 @@ def test_bounds_hold_for_potentials_of_any_slopes(p, q):
     x, y = np.asarray(task.cost.rows), np.asarray(task.cost.targets)
     log_u, log_v = x @ [p, -p], y @ [q, -q]
     P = np.exp(log_u[:, None] + log_v - ((x[:, None] - y) ** 2).sum(2) / 0.1) / 48**2
-    state, found = Iterated(log_u, log_v, P.sum(1), P.sum(0)), Boxes(task, cpu.native.SERIAL)
+    state, found = Iterated(log_u, log_v, P.sum(1), P.sum(0)), Boxes(task, native.SERIAL)
     _, _, arrays = found.take(state)
     _, row_mass, col_mass = found.sweep(arrays)  # nothing is kept
     blocks = P.reshape(3, 16, 3, 16).sum((1, 3)) / P.sum()

@@ -15,7 +15,9 @@ from scipy import sparse
 import mapuot
 from mapuot.arrays import host
 from mapuot.ascend import kept, stages
-from mapuot.backends import cpu, pick
+from mapuot.backends import pick
+from mapuot.backends.cpu import backend as cpu
+from mapuot.backends.cpu import native
 from mapuot.problem.cost import Dense
 from mapuot.problem.problem import Problem
 from mapuot.problem.sparse import Sparse
@@ -177,7 +179,7 @@ def test_near_pairs(order, dtype, backend):
     alpha[3], beta[5] = -np.inf, -np.inf
     ways = itertools.product(filter(available, ISAS), (1, 2, 3, 40)) if backend == "cpu" else [("auto", None)]
     for (isa, threads), share in itertools.product(ways, (np.ones(M.shape), c)):
-        cpu.native.set_isa(isa)
+        native.set_isa(isa)
         with np.errstate(divide="ignore"):
             right = np.log(share) + alpha[:, None] + beta - M.astype(float) / 0.2 >= -3.0
         given = Dense(placed(c, backend)) if share is c else None
@@ -188,7 +190,7 @@ def test_near_pairs(order, dtype, backend):
             assert np.array_equal(host(have), values)
         assert given is None or np.array_equal(host(found.taken_from(given).data), c[right])
         assert operator.near(alpha, beta, 3.0, int(right.sum()) - 1) is None
-    cpu.native.set_isa("auto")
+    native.set_isa("auto")
 
 
 @pytest.fixture
@@ -234,7 +236,7 @@ def test_steps_are_those_of_the_cpu(reg_m, apart, cluster, monkeypatch, on_gpu):
         operator, alpha, beta = module.operator_of(task.cost, task.reg), np.zeros(40), np.zeros(33)
         beta -= operator.balance(alpha, beta)
         task = dataclasses.replace(task, cost=operator.near(alpha, beta, 12.0, task.size), forbidden=True)
-        workspace = module.Workspace(task, options)
+        workspace = module.workspace(task, options)
         workspace.absorb(np.zeros(33))
         stats = workspace.iterate(1)
         products = workspace.leap(stats[-1], True)

@@ -13,8 +13,10 @@ from mapuot._core import lib
 from numpy.lib.stride_tricks import as_strided
 from problems import clouds, plan_of, with_forbidden, with_zeros
 
-from mapuot.backends import Options, cpu, reference
+from mapuot.backends import Options
+from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu import native
+from mapuot.backends.reference import backend as reference
 from mapuot.problem.mask import Masked, SeededMask
 from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
@@ -38,7 +40,7 @@ def compare_passes(case, passes, tol, **keywords):
     """Compare the CPU workspace's state after some passes with the oracle's."""
     problem, wanted = make_problem(case), options(**keywords)
     start = np.random.default_rng(5).normal(0, 0.3, case.M.shape[1])
-    ours, oracle = cpu.Workspace(problem, wanted), reference.Workspace(problem, wanted)
+    ours, oracle = cpu.workspace(problem, wanted), reference.workspace(problem, wanted)
     for workspace in (ours, oracle):
         workspace.absorb(start)
         stats = [workspace.iterate(1)[0] for _ in range(passes)]
@@ -212,7 +214,7 @@ def test_indices_beyond_2_to_the_31(isa, dtype):
     wide[:] = case.M
     K = far_apart(3, 48, stride, dtype)
     near, far = case.replace(M=case.M.astype(dtype)), case.replace(M=wide)
-    one, two = (cpu.Workspace(make_problem(c), options(dtype)) for c in (near, far))
+    one, two = (cpu.workspace(make_problem(c), options(dtype)) for c in (near, far))
     two.state.ld, two.state.kernel = stride, native.pointer(K[0], "void *")
     for workspace in (one, two):
         workspace.absorb(np.zeros(40))
@@ -244,7 +246,7 @@ def test_numbers_below_the_least_normal_one(isa, threads, reg):
     """A pass flushes subnormals to 0 unless reg is so small that they may count; the caller's arithmetic keeps them."""
     case = clouds(40, 9, reg=0.1)
     problem = Problem.from_arrays(case.M, case.a, case.b, 0.1, 1.0, "kl", "product", cpu)
-    workspace = cpu.Workspace(problem, make_options("auto", "float64", 1e-6, None, threads))
+    workspace = cpu.workspace(problem, make_options("auto", "float64", 1e-6, None, threads))
     workspace.absorb(np.zeros(9))
     workspace.operator.K[:], workspace.limits.reg = 1e-300, reg
     workspace.col_side["scale"][:9] = 1e-12
@@ -261,7 +263,7 @@ def test_a_row_that_a_pass_finds_without_mass_leaves_no_bound(isa, threads, pena
     """The mass of such a row is in no sum: K is rebuilt, and until then there is neither gap nor dual value."""
     case = clouds(21, 9, reg=0.1, reg_m=np.inf if penalty == "balanced" else 1.0, penalty=(penalty, "kl"))
     case = case.replace(reg_m=(case.reg_m, 1.0))
-    workspace = cpu.Workspace(make_problem(case), options(threads=threads))
+    workspace = cpu.workspace(make_problem(case), options(threads=threads))
     workspace.absorb(np.zeros(9))
     workspace.iterate(1)
     for row in (0, 13, 20):

@@ -9,7 +9,7 @@ from mapuot._core import ffi, lib
 from problems import clouds, relative_error, verify, with_zeros
 
 import mapuot
-from mapuot.backends import cpu
+from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.newton import GIVES_UP, HOLDS, ColumnsNewton, Newton
 from mapuot.penalties import plan_error
 from mapuot.problem.problem import Problem

@@ -12,7 +12,8 @@ from scipy import sparse
 
 import mapuot
 from mapuot.ascend.stages import COARSE_TOL, UNDONE, larger_regs, route
-from mapuot.backends import cpu
+from mapuot.backends.cpu import backend as cpu
+from mapuot.contract import Backend
 from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
 
@@ -20,7 +21,7 @@ from mapuot.route.options import make_options
 def way(case, method="auto", precision="auto", tol=1e-6, **given):
     problem = Problem.from_arrays(case.M, case.a, case.b, case.reg, case.reg_m, case.penalty, case.reference, cpu)
     options = make_options(method, precision, tol, None, 1)
-    return route(problem, options, 100, escalate=precision == "auto", **given)
+    return route(problem, options, 100, Backend(), escalate=precision == "auto", **given)
 
 
 def told(found):
@@ -160,10 +161,10 @@ def test_one_potential_does_not_ask_for_the_extent():
     x = with_one_far(100.0)[0]
     problem = Problem.from_arrays(((x[:, None] - x) ** 2).sum(-1), None, None, 0.001, 1.0, "kl", "product", cpu)
     options = make_options("auto", "auto", 1e-6, None, 1)
-    found = route(problem, dataclasses.replace(options, symmetric=True), 100)
+    found = route(problem, dataclasses.replace(options, symmetric=True), 100, Backend())
     assert "extent" not in vars(problem)
     assert found.stages[0].symmetric
-    assert len(found.stages) > len(route(problem, options, 100).stages) + 2
+    assert len(found.stages) > len(route(problem, options, 100, Backend()).stages) + 2
 
 
 def test_the_extent_leaves_out_few_points_and_no_tails():
@@ -183,7 +184,7 @@ def test_a_backend_says_from_how_many_pairs_auto_skips_some(monkeypatch):
     monkeypatch.setattr("mapuot.problem.points.AUTO_ENTRIES", 1)
     for truncate, skips_from, skips in (("auto", 0, True), ("auto", x.shape[0] * len(y), True),
                                         ("auto", x.shape[0] * len(y) + 1, False), (4.0, 1 << 40, True)):  # fmt: skip
-        monkeypatch.setattr(cpu, "SKIPS_FROM", skips_from, raising=False)
+        monkeypatch.setattr(cpu, "skips_from", skips_from)
         result = mapuot.solve(mapuot.PointCloud(x, y, truncate=truncate, form=None), a, b, reg=1e-3, reg_m=1.0)
         assert (result.skipped is not None) == skips
         assert result.converged

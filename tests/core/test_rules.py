@@ -11,10 +11,10 @@ from compiled import COLUMN, Penalties, record, rule
 from problems import clouds
 
 from mapuot import penalties
-from mapuot.backends import cpu
-from mapuot.backends.contract import Stats
+from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.limits import limits_of
 from mapuot.backends.rules import Judge, plan_error
+from mapuot.contract import Stats
 from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
 

@@ -11,7 +11,8 @@ import cupy as cp
 import numpy as np
 
 from mapuot import ConvergenceWarning, PointCloud, log_matmul, solve, solve_batch
-from mapuot.backends import Options, coarse, cuda
+from mapuot.backends import Options, coarse
+from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda import launch as cuda_launch
 from mapuot.backends.cuda import log_matmul as cuda_log_matmul
 from mapuot.backends.cuda.coarse import DeviceCoarse
@@ -26,7 +27,7 @@ def passes(n: int, precision: str, narrow: bool, in_place: bool = False) -> None
     M = cp.random.default_rng(0).random((rows, n), dtype=np.float32)
     problem = Problem.from_arrays(M, np.full(rows, 1 / rows), np.full(n, 1.2 / n), 0.1, 1.0, "kl", "product", cuda)
     memory = 0 if in_place else 5
-    workspace = cuda.Workspace(problem, Options(True, memory, in_place, precision, 1e-13, -1.0, None))
+    workspace = cuda.workspace(problem, Options(True, memory, in_place, precision, 1e-13, -1.0, None))
     workspace.state["limits"]["finer"] = 0
     workspace.progress["narrow"] *= narrow
     workspace.absorb(np.zeros(n))

@@ -10,7 +10,6 @@ from problems import Case, histograms, verify
 
 from mapuot import PointCloud, solve, solve_batch
 from mapuot.arrays import host
-from mapuot.backends import reference
 from mapuot.backends.cuda import batch as cuda_batch
 
 pytestmark = pytest.mark.gpu
@@ -81,7 +80,7 @@ def test_float64_passes_are_those_of_the_oracle(depth, monkeypatch):
     """float64 passes equal the oracle's with as many Anderson differences; more differences take fewer passes."""
     M, A, B = batch_of((60, 50), 1.5, False)
     monkeypatch.setattr(cuda_batch, "BATCH_MEMORY", depth)
-    monkeypatch.setattr(reference, "memory_of", lambda most, m, itemsize: depth)
+    monkeypatch.setattr("mapuot.backends.reference.memory_of", lambda most, m, itemsize: depth)
     result = solve_batch(M, A, B, reg=4e-3, reg_m=1.0, backend="cuda", precision="float64", tol=1e-9)
     for i in range(len(A)):
         right = solve(M, A[i], B[i], reg=4e-3, reg_m=1.0, backend="reference", precision="float64", tol=1e-9)
@@ -145,7 +144,7 @@ def test_clouds_on_the_device_stay_there(d, sizes, monkeypatch):
             patch.setattr("mapuot.problem.clouds.Clouds.at_home", property(lambda self: pytest.fail("on the host")))
             found = solve_batch(cloud, *masses, **known)
             assert isinstance(found.log_u, cp.ndarray)
-            slopes = found._backend.slopes(found.problem, found._closed[1:], (True, True))
+            slopes = found._backend.slopes(found.problem, None, found._closed[1:], (True, True), None)
         gradient, wanted = found.gradient(), right.gradient()
         assert_allclose(slopes[0].get(), np.concatenate([*wanted.x]), atol=1e-8)
         same = solve_batch(PointCloud(x, None if with_self else y), a, a if with_self else b, backend="cuda", **known)

@@ -1,6 +1,7 @@
 """The CUDA backend equals the oracle: iterates, certificate and plan."""
 
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 
 import ahead
 import cupy as cp
@@ -14,11 +15,13 @@ from scipy import sparse
 from mapuot import InfeasibleError, PointCloud, SeededMask, solve, solve_batch
 from mapuot.answer.slopes import dual_value, marginal_gradient
 from mapuot.arrays import host
-from mapuot.backends import Options, coarse, cuda, reference
+from mapuot.backends import Options, coarse
 from mapuot.backends.cuda import arrays as cuda_arrays
+from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda import coarse as cuda_coarse
 from mapuot.backends.cuda import kernels, warm_up
 from mapuot.backends.cuda import operator as cuda_operator
+from mapuot.backends.reference import backend as reference
 from mapuot.files import load_checkpoint
 from mapuot.problem.problem import Problem
 from mapuot.route.on_device import between, distances, one_call
@@ -44,7 +47,7 @@ def run(
 ):
     """Return (stats, potentials, marginals) after that many passes."""
     problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, where, module)
-    workspace = module.Workspace(problem, Options(translate, memory, False, precision, 1e-13, -1.0, None))
+    workspace = module.workspace(problem, Options(translate, memory, False, precision, 1e-13, -1.0, None))
     if module is cuda:
         workspace.state["limits"]["finer"] = 0  # the storage asked for to the end
         if exact:
@@ -83,7 +86,7 @@ def path(request, monkeypatch):
     if request.param == "portable":
         monkeypatch.setenv("MAPUOT_CUDA", "portable")
     elif request.param == "older":
-        launch = cuda.import_module("mapuot.backends.cuda.launch")
+        launch = import_module("mapuot.backends.cuda.launch")
         processors = launch.device_limits(cp.cuda.Device().id)[1]
         monkeypatch.setattr(launch, "device_limits", lambda device: (86, processors, 99 << 10))
         monkeypatch.setattr(launch, "fitted", launch.fitted.__wrapped__)
@@ -116,7 +119,7 @@ def test_passes_equal_the_oracle(path, precision, shape, narrow):
 def test_portable_blocks_do_columns_in_rounds(monkeypatch):
     """Rows too wide for a block are right in parts of 4 rows and of all columns; 3 blocks for 9001 columns."""
     monkeypatch.setenv("MAPUOT_CUDA", "portable")
-    monkeypatch.setattr(cuda.import_module("mapuot.backends.cuda.launch"), "BLOCKS", 3)
+    monkeypatch.setattr(import_module("mapuot.backends.cuda.launch"), "BLOCKS", 3)
     check_passes((13, 9001), "float64", False, 6)
 
 
@@ -157,7 +160,7 @@ def test_a_wrong_correction_is_dropped(path, corrected):
     """The guard ends the launch and the correction, which begins again with a new matrix after some passes."""
     M, a, b = weighted(300, 530)
     problem = Problem.from_arrays(M, a, b, 0.005, (1.0, 3.0), "kl", "product", cuda)
-    workspace = cuda.Workspace(problem, Options(True, 20, False, "float64", 1e-13, -1.0, None))
+    workspace = cuda.workspace(problem, Options(True, 20, False, "float64", 1e-13, -1.0, None))
     workspace.absorb(np.zeros(530))
     assert len(workspace.iterate(5)) == 5
     assert workspace.correcting
@@ -175,7 +178,7 @@ def test_a_pass_that_makes_a_matrix_follows_a_certificate(path, corrected):
     """Newton's step asks for passes after the kernels rest at "converged", also for the pass of a new matrix."""
     M, a, b = weighted(300, 530)
     problem = Problem.from_arrays(M, a, b, 0.05, (np.inf, 3.0), "kl", "product", cuda)
-    workspace = cuda.Workspace(problem, Options(True, 5, False, "float64", 1e-2, -1.0, None))
+    workspace = cuda.workspace(problem, Options(True, 5, False, "float64", 1e-2, -1.0, None))
     workspace.absorb(np.zeros(530))
     assert workspace.iterate(50)[-1].status == "converged"
     assert workspace.coarse.renewed(1)
@@ -216,9 +219,9 @@ def test_every_penalty_equals_the_oracle(path, penalty, reg_m, mass, count):
 @pytest.fixture
 def turning(monkeypatch):
     """Rows of more than 64 columns count as long; the shapes of K follow."""
-    made, workspace = [], cuda.Workspace
-    monkeypatch.setattr(cuda, "LONG_ROWS", 64)
-    monkeypatch.setattr(cuda, "Workspace", lambda *given: made.append(given[0].shape) or workspace(*given))
+    made, workspace = [], cuda.workspace
+    monkeypatch.setattr(cuda, "long_rows", 64)
+    monkeypatch.setattr(cuda, "workspace", lambda *given: made.append(given[0].shape) or workspace(*given))
     return made
 
 
@@ -360,9 +363,9 @@ def test_a_plain_problem_is_solved_in_one_call(monkeypatch, case):
     change, given, whole = ONE_CALL[case]
     M, a, _ = cost(60, 60, 2)
     M = change(M / M.max())
-    made, workspace = [], cuda.Workspace
-    monkeypatch.setattr(cuda, "Workspace", lambda *words: made.append(words) or workspace(*words))
-    monkeypatch.setattr(cuda.import_module("mapuot.backends.cuda.plain"), "ONCE", False)
+    made, workspace = [], cuda.workspace
+    monkeypatch.setattr(cuda, "workspace", lambda *words: made.append(words) or workspace(*words))
+    monkeypatch.setattr(import_module("mapuot.backends.cuda.plain"), "ONCE", False)
     given = {"reg": 0.05, "reg_m": 1.0, **given}
     found = solve(cp.asarray(M), a, a, **given)
     assert bool(made) == (not whole)
@@ -405,9 +408,9 @@ def test_what_one_call_leaves_is_gone_on_with(monkeypatch, kind):
     """After three passes, which count, the ordinary path continues; where none is left, it restarts from zeros."""
     if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
         pytest.skip("takes persistent kernels")
-    calls = cuda.import_module("mapuot.backends.cuda.plain")
+    calls = import_module("mapuot.backends.cuda.plain")
     calls.KEPT.clear()
-    monkeypatch.setattr(calls, "QUICK_PASSES", 3)
+    monkeypatch.setattr(cuda, "quick_passes", 3)
     if kind == "and no longer":
         for module in ("route.on_device", "ascend.stages"):
             monkeypatch.setattr(f"mapuot.{module}.TOGETHER", 3)
@@ -512,7 +515,7 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, re
     if shape[0] > 40:  # clusters correct its passes
         monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
         monkeypatch.setattr(cuda_coarse.DeviceCoarse, "sharp", 0.0)
-    module, calls = (cuda.import_module(f"mapuot.backends.cuda.{name}") for name in ("workspace", "plain"))
+    module, calls = (import_module(f"mapuot.backends.cuda.{name}") for name in ("workspace", "plain"))
     M, *masses = map(cp.asarray, cost(*shape, 2))
     monkeypatch.setattr(calls, "ONCE", False)
     symmetric = None if whole and words == "ordered" else False
@@ -566,12 +569,12 @@ def test_memory_is_counted_first():
 def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, held):
     """Memory decides the storage: the first that fits, else K rebuilt in every pass, 32 rows at once."""
     M, a, b = cost(130, 70, 2)
-    module = cuda.import_module("mapuot.backends.cuda.workspace")
+    module = import_module("mapuot.backends.cuda.workspace")
     exact = solve(M, a, b, reg=0.05, reg_m=1.0, backend="reference", tol=1e-10, precision="float64")
     monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 80 * 8 * 32)
     beside, stores = 1 << 20, []
     module.IDLE.clear()  # a workspace of an earlier solve has its room
-    monkeypatch.setattr(cuda.import_module("mapuot.backends.cuda.plain"), "MOST_ENTRIES", 0)  # calls are for small M
+    monkeypatch.setattr(import_module("mapuot.backends.cuda.plain"), "MOST_ENTRIES", 0)  # calls are for small M
     monkeypatch.setattr(module.DeviceWorkspace, "beside", lambda self, dtype: beside)
     monkeypatch.setattr(module, "free_memory", lambda enough: beside + rows * 4 * 130 * 80)
     monkeypatch.setattr(cuda_arrays, "free_memory", lambda enough: 1 << 40)
@@ -598,7 +601,7 @@ def test_no_more_memory_is_taken_than_counted(monkeypatch, place, shape, reg, pr
     large, counted, pool = shape[0] * shape[1] > 10**7, [], cp.cuda.MemoryPool()
     if not large:
         monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 1 << 20)
-    module = cuda.import_module("mapuot.backends.cuda.workspace")
+    module = import_module("mapuot.backends.cuda.workspace")
     monkeypatch.setattr(module, "free_memory", lambda enough: counted.append(enough) or 1 << 40)
     rng, move = np.random.default_rng(0), cp.asarray if place == "device" else np.asarray
     M, c = move(rng.random(shape, dtype=np.float32)), "product" if large else move(rng.random(shape))
@@ -636,7 +639,7 @@ def test_captured_passes_know_of_a_rebuilt_kernel(monkeypatch):
     problem = Problem.from_arrays(M, a, b, 0.01, (np.inf, 1.0), "kl", "product", cuda)
     duals = []
     for count in (18, 1):  # 18 passes at once are captured, single ones are not
-        workspace = cuda.Workspace(problem, Options(True, 0, False, "float64", 1e-13, -1.0, None))
+        workspace = cuda.workspace(problem, Options(True, 0, False, "float64", 1e-13, -1.0, None))
         workspace.absorb(np.zeros(80))
         for _ in range(2):
             made = []
@@ -665,7 +668,7 @@ def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape, what):
     rng = np.random.default_rng(0)
     monkeypatch.setattr(kernels, "LOADED", {})
     monkeypatch.setattr(kernels, "MODULES", {})
-    monkeypatch.setattr(cuda.import_module("mapuot.backends.cuda.launch"), "READY", set())
+    monkeypatch.setattr(import_module("mapuot.backends.cuda.launch"), "READY", set())
     if what == "batch":
         result = solve_batch(cp.asarray(M), np.stack([a, a]), np.stack([b, b]), reg=0.05, reg_m=1.0)
         assert result.converged.all()

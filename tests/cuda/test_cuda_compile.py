@@ -251,7 +251,7 @@ def test_a_binary_is_found_by_all_that_it_is_made_of(monkeypatch, tmp_path):
 
 def test_a_driverless_machine_gets_one_clear_sentence(monkeypatch):
     cupy = pytest.importorskip("cupy", reason="needs CuPy")
-    from mapuot.backends import cuda
+    from mapuot.backends.cuda import backend as cuda
 
     class MissingError(Exception):
         pass

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import pickle
+from importlib import import_module
 
 import cupy as cp
 import numpy as np
@@ -14,8 +15,10 @@ from scipy.spatial.distance import cdist
 import mapuot
 from mapuot.arrays import host
 from mapuot.ascend.truncation import in_boxes
-from mapuot.backends import cpu, cuda
 from mapuot.backends.boxes import Boxes, Iterated
+from mapuot.backends.cpu import backend as cpu
+from mapuot.backends.cpu import native
+from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda import vectors
 from mapuot.backends.cuda.boxes import DeviceBoxes
 from mapuot.problem.problem import Problem
@@ -57,7 +60,7 @@ def begun(cloud, a, b, precision="mixed", reg_m=(1.0, 2.0), tol=1e-6, module=cud
     """Return a workspace with a K already built."""
     problem = Problem.from_arrays(cloud, a, b, 0.05, reg_m, "kl", "product", module)
     options = dataclasses.replace(make_options("auto", precision, tol, None, 1), **more)
-    workspace = module.Workspace(problem, options)
+    workspace = module.workspace(problem, options)
     workspace.absorb(np.linspace(-1, 1, len(b)))
     return workspace
 
@@ -372,7 +375,7 @@ def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
     log_v = (M - log_u[:, None]).min(0)
     P = np.exp(log_u[:, None] + log_v - M) * task.rows.weight[:, None] * task.cols.weight
     state = Iterated(log_u, log_v, P.sum(1), P.sum(0))
-    there, here = DeviceBoxes(task, cpu.native.SERIAL), Boxes(task, cpu.native.SERIAL)
+    there, here = DeviceBoxes(task, native.SERIAL), Boxes(task, native.SERIAL)
     for goal in (1e-2, 1e-6):
         got, want = there.make(state, goal, 1.0), here.make(state, goal, 1.0)
         assert 0 < want.share < 1
@@ -428,7 +431,7 @@ def test_gromov_is_that_of_the_cpu():
 @pytest.mark.parametrize(("reg", "reg_m"), [(2.0, 0.3), (1e-3, 0.3), (0.01, np.inf)])
 def test_points_on_the_device_are_solved_in_one_call(monkeypatch, dim, tol, reg, reg_m):
     """Points are solved in one call, symmetric or without a larger reg; a call that ends too soon is repeated."""
-    plain = cuda.import_module("mapuot.backends.cuda.plain")
+    plain = import_module("mapuot.backends.cuda.plain")
     monkeypatch.setattr(plain, "ONCE", False)
     rng = np.random.default_rng(3)
     x, y, a = rng.random((60, dim)), rng.random((50, dim)), rng.random(60) + 0.1

@@ -10,7 +10,8 @@ from problems import csr_of, pairs
 from scipy import sparse
 
 import mapuot
-from mapuot.backends import cpu, cuda
+from mapuot.backends.cpu import backend as cpu
+from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda import pairs as stored
 from mapuot.backends.cuda import sparse as on_gpu
 from mapuot.problem.problem import Problem
@@ -26,7 +27,7 @@ def of_problem(problem):
 def passes(module, S, a, b, precision, reg_m, reference, count=8, penalty="kl", together=None):
     """Return (stats, potentials, marginals) after so many passes; ``together``: in one launch."""
     problem = Problem.from_arrays(S, a, b, 0.1, reg_m, penalty, reference, module)
-    workspace = module.Workspace(problem, make_options("auto", precision, 1e-13, None, 1))
+    workspace = module.workspace(problem, make_options("auto", precision, 1e-13, None, 1))
     assert together is None or workspace.launch.persistent == together
     workspace.absorb(np.linspace(-1, 1, len(b)))
     stats = []

@@ -26,7 +26,8 @@ from scipy import sparse
 
 import mapuot
 from mapuot.backends.coarse import FOUND
-from mapuot.backends.cpu import QUICK_ENTRIES, native
+from mapuot.backends.cpu import backend as cpu
+from mapuot.backends.cpu import native
 from mapuot.processor import SERIAL_ENTRIES
 from mapuot.ranks import join, own_rows
 
@@ -122,7 +123,7 @@ def case_one_potential(job):
 
 def case_blocks_that_differ_by_a_row(job):
     """Ranks take one path together around every size at which a rank by itself would take another."""
-    for entries in (QUICK_ENTRIES, SERIAL_ENTRIES):
+    for entries in (cpu.quick_entries, SERIAL_ENTRIES):
         n, m = entries // 512, 512 * SIZE + SIZE // 2
         i0, i1 = job.bounds(m)
         x, y = np.random.default_rng(0).random((m, 1)), np.random.default_rng(1).random(n)

@@ -1,8 +1,8 @@
 """The CPU's batch: p problems with one K, or one K each, set up at once and iterated in few foreign calls.
 
-K = exp((M_min - M) / reg) absorbs no potentials, so that all problems can share it. If the scalings of a problem
-outgrow K, the problem stops with status "absorb", and the caller solves it alone. C side: src_c/batch.c. Twin:
-backends/cuda/batch.py.
+K = exp((M_min - M) / reg) absorbs no potentials, so that all problems can share it, and needs no larger regs. If the
+scalings of a problem outgrow K, the problem stops with status "absorb", and the caller solves it alone.
+C side: src_c/batch.c. Twin: backends/cuda/batch.py.
 """
 
 import time
@@ -13,10 +13,10 @@ import numpy as np
 
 from ... import penalties
 from ..._core import ffi, lib
+from ...contract import SECONDS_A_CALL, SMALL_ENTRIES, BatchEngine, Options, memory_of
 from ...penalties import F64
 from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
 from ...problem.side import Side, largest_log
-from ..contract import SECONDS_A_CALL, SMALL_ENTRIES, Options, memory_of
 from ..factored import patience
 from ..limits import fill
 from ..newton import misses
@@ -28,36 +28,9 @@ from .native import check, empty, leading_dimension, matrix, padded, pointer, ze
 from .workspace import SAFE_SPREAD, SCALES
 
 EXACT_TOL = 7.2e-7  # least error that a float32 K certifies without exact passes: 12 roundings
-CHUNK_BYTES = 1 << 26  # bytes of the arrays of one chunk of problems
-ONE_POTENTIAL, LEAVES = True, False  # passes can have log u = log v; a batch cannot switch to ordinary passes here
-CLIMBS = False  # no stages at larger regs: the shared K holds only a range(M) that needs none
 SLOTS = 16  # problems that a thread works on in turn
 SLOT_BYTES = 1 << 19  # bytes of their column vectors: half of an L2 cache
 CALL_PASSES = 64  # most passes of each problem in a foreign call; fewer if they take longer than SECONDS_A_CALL
-
-
-def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
-    """Choose the storage of one K for all problems; None if no storage holds it.
-
-    float32 is chosen only where K outgrows the cache, so that it saves memory traffic. ``reach`` is the largest |log v|
-    of the start.
-    """
-    plain = task.rows.scalar_rho is not None or not task.rows.logarithmic
-    small = tol < EXACT_TOL or task.cost.size <= SMALL_ENTRIES
-    dtype = asked or ("float64" if small else "float32")
-    fits = plain and task.spread + reach <= SAFE_SPREAD[dtype] and not (dtype == "float32" and tol < EXACT_TOL)
-    return dtype if fits else None
-
-
-def bytes_each(task: BatchProblem, memory: int, precision: str) -> int:
-    m, n = task.shape
-    itemsize = np.dtype(STORAGE[precision]).itemsize
-    if task.one_cost:
-        own = 0
-    else:
-        own = m * leading_dimension(n, 8) * itemsize
-    memory = memory_of(memory, m, itemsize)
-    return int(own + 8 * (6 * padded(m) + (2 * memory + 14) * padded(n)))
 
 
 class HostBatch:
@@ -198,7 +171,35 @@ class HostBatch:
         return self.rows["marginal"][:, :m] * np.exp(self.field("offset"))[:, None], self.cols["marginal"][:, :n]
 
 
-batch_of = HostBatch  # api/batch.py calls it by this name
+class HostBatches(BatchEngine):
+    """Batches of the C core: one K that no problem outgrows serves all of them."""
+
+    has_one_potential = True
+
+    def storage(self, task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
+        """Choose the storage of one K for all problems; None if no storage holds it.
+
+        float32 is chosen only where K outgrows the cache, so that it saves memory traffic. ``reach`` is the largest
+        |log v| of the start.
+        """
+        plain = task.rows.scalar_rho is not None or not task.rows.logarithmic
+        small = tol < EXACT_TOL or task.cost.size <= SMALL_ENTRIES
+        dtype = asked or ("float64" if small else "float32")
+        fits = plain and task.spread + reach <= SAFE_SPREAD[dtype] and not (dtype == "float32" and tol < EXACT_TOL)
+        return dtype if fits else None
+
+    def bytes_each(self, task: BatchProblem, memory: int, precision: str) -> int:
+        m, n = task.shape
+        itemsize = np.dtype(STORAGE[precision]).itemsize
+        if task.one_cost:
+            own = 0
+        else:
+            own = m * leading_dimension(n, 8) * itemsize
+        memory = memory_of(memory, m, itemsize)
+        return int(own + 8 * (6 * padded(m) + (2 * memory + 14) * padded(n)))
+
+    def workspace(self, task: BatchProblem, options: Options, log_v: F64 | None) -> HostBatch:
+        return HostBatch(task, options, log_v)
 
 
 def table(p: int, length: int) -> F64:

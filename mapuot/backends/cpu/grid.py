@@ -18,11 +18,11 @@ import numpy as np
 from ..._core import lib
 from ...arrays import host, namespace
 from ...cached import cached_property
+from ...contract import Options
 from ...penalties import F64
 from ...problem.cost import Cost
 from ...problem.problem import Problem
 from ...ranks import ALONE, Ranks
-from ..contract import Options
 from ..kernel import UNIT
 from ..operator import parts_of
 from . import log_matmul

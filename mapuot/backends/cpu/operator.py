@@ -5,7 +5,6 @@ The plan is made from M in float64, block by block. C side: src_c/solver.c, stre
 """
 
 import math
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from ..._core import ffi, lib
 from ...cached import cached_property
+from ...contract import Backend
 from ...penalties import F64
 from ...problem.cost import Cost
 from ...problem.points import Kept, PointCosts
@@ -33,70 +33,79 @@ MIRRORED = 1024  # rows of a symmetric matrix that are mirrored at once
 MOST_DENSE = 4096  # stored pairs of more points are not copied into a dense K, to look at its eigenvalues
 SAFE = 600.0  # a float64 product of exponentials does not underflow if exponents differ by fewer nats
 
-asarray = to_numpy = np.asarray
+
+class HostArrays(Backend):
+    """Matrices and points in memory: their range, their symmetry, and the costs of points."""
+
+    name = "cpu"
+
+    def asarray(self, x: Any) -> Any:
+        return np.asarray(x)
+
+    def to_numpy(self, x: Any) -> Any:
+        return np.asarray(x)
+
+    def is_symmetric(self, M: Any) -> bool:
+        return bool(lib.mapuot_is_symmetric(pool_for(None, M.size), len(M), matrix(M)))
+
+    def extrema(self, M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
+        out = np.empty(4)
+        check(lib.mapuot_extrema(pool_for(threads, M.size), *M.shape, matrix(M), pointer(out)))
+        low, high, bad, infinite = out.tolist()
+        if math.isfinite(low):
+            return low, high, int(bad), int(infinite)
+        return 0.0, 0.0, int(bad), int(infinite)
+
+    def costs(self, cloud: PointCosts, threads: int | None = None) -> F64:
+        m, n = cloud.shape
+        pool = pool_for(threads, cloud.size)
+        out = np.empty((m, n))
+        for i0, i1, part, _ in cloud.blocks(most=call_bytes(pool, cloud, cloud.dim)):
+            check(lib.mapuot_costs(pool, i1 - i0, n, matrix(part), pointer(out[i0:i1])))
+        return out
+
+    def formed(self, cloud: PointCosts, threads: int | None = None) -> tuple[F64, float]:
+        """Form the cost matrix of points; return it and a bound on its rounding in excess of the rounding of `costs`.
+
+        In many dimensions one BLAS product makes squared distances |x|^2 + |y|^2 - 2 <x, y>, centred at the mean of
+        y, and inner products. Let u = 2^-53 and s = max |x|^2 + max |y|^2. A sum of d + 2 terms of size 2 s errs by
+        (d + 2) u 2 s; the squares err by (d + 1) u s; coordinates are rounded once, which moves the distance by 4 u s.
+        If this rounding is too large beside the mean cost, `costs` makes the matrix by differences.
+        """
+        (metric, scale), d, (m, n) = cloud.core, cloud.dim, cloud.shape
+        if d < MANY or not (metric.product or metric.square):
+            return self.costs(cloud, threads), 0.0
+        if metric.product:
+            return np.matmul(metric.product * scale * cloud.rows, cloud.columns[:, :n]), 0.0
+        y = cloud.columns[:, :n]
+        centre = y.mean(1)
+        x = cloud.rows - centre
+        y = y - centre[:, None]
+        left = np.empty((m, d + 2))
+        right = np.empty((d + 2, n))
+        sizes = scale * np.einsum("ij,ij->i", x, x), scale * np.einsum("ij,ij->j", y, y)
+        np.multiply(x, -2.0 * scale, out=left[:, :d])
+        left[:, d] = sizes[0]
+        left[:, d + 1] = 1.0
+        right[:d] = y
+        right[d] = 1.0
+        right[d + 1] = sizes[1]
+        rounding = 2.0**-53 * (3 * d + 40) * float(sum(size.max() for size in sizes))
+        mean = float(sizes[0].mean() + sizes[1].mean() - 2 * scale * x.mean(0) @ y.mean(1))
+        if not rounding <= ROUNDED * mean:
+            return self.costs(cloud, threads), 0.0
+        out = np.matmul(left, right)
+        np.maximum(out, 0.0, out=out)
+        if cloud.symmetric(self):
+            for i0 in range(0, m, MIRRORED):
+                i1 = i0 + MIRRORED
+                own = out[i0:i1, i0:i1]
+                own[:] = 0.5 * (own + own.T)
+                out[i0:i1, i1:] = out[i1:, i0:i1].T
+        return out, rounding
 
 
-def is_symmetric(M: Any) -> bool:
-    return bool(lib.mapuot_is_symmetric(pool_for(None, M.size), len(M), matrix(M)))
-
-
-def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
-    out = np.empty(4)
-    check(lib.mapuot_extrema(pool_for(threads, M.size), *M.shape, matrix(M), pointer(out)))
-    low, high, bad, infinite = out.tolist()
-    if math.isfinite(low):
-        return low, high, int(bad), int(infinite)
-    return 0.0, 0.0, int(bad), int(infinite)
-
-
-def costs(cloud: PointCosts, threads: int | None = None) -> F64:
-    m, n = cloud.shape
-    pool = pool_for(threads, cloud.size)
-    out = np.empty((m, n))
-    for i0, i1, part, _ in cloud.blocks(most=call_bytes(pool, cloud, cloud.dim)):
-        check(lib.mapuot_costs(pool, i1 - i0, n, matrix(part), pointer(out[i0:i1])))
-    return out
-
-
-def formed(cloud: PointCosts, threads: int | None = None) -> tuple[F64, float]:
-    """Form the cost matrix of points; return it and a bound on its rounding in excess of the rounding of `costs`.
-
-    In many dimensions one BLAS product makes squared distances |x|^2 + |y|^2 - 2 <x, y>, centred at the mean of y, and
-    inner products. Let u = 2^-53 and s = max |x|^2 + max |y|^2. A sum of d + 2 terms of size 2 s errs by (d + 2) u 2 s;
-    the squares err by (d + 1) u s; coordinates are rounded once, which moves the distance by 4 u s. If this rounding is
-    too large beside the mean cost, `costs` makes the matrix by differences.
-    """
-    (metric, scale), d, (m, n) = cloud.core, cloud.dim, cloud.shape
-    if d < MANY or not (metric.product or metric.square):
-        return costs(cloud, threads), 0.0
-    if metric.product:
-        return np.matmul(metric.product * scale * cloud.rows, cloud.columns[:, :n]), 0.0
-    y = cloud.columns[:, :n]
-    centre = y.mean(1)
-    x = cloud.rows - centre
-    y = y - centre[:, None]
-    left = np.empty((m, d + 2))
-    right = np.empty((d + 2, n))
-    sizes = scale * np.einsum("ij,ij->i", x, x), scale * np.einsum("ij,ij->j", y, y)
-    np.multiply(x, -2.0 * scale, out=left[:, :d])
-    left[:, d] = sizes[0]
-    left[:, d + 1] = 1.0
-    right[:d] = y
-    right[d] = 1.0
-    right[d + 1] = sizes[1]
-    rounding = 2.0**-53 * (3 * d + 40) * float(sum(size.max() for size in sizes))
-    mean = float(sizes[0].mean() + sizes[1].mean() - 2 * scale * x.mean(0) @ y.mean(1))
-    if not rounding <= ROUNDED * mean:
-        return costs(cloud, threads), 0.0
-    out = np.matmul(left, right)
-    np.maximum(out, 0.0, out=out)
-    if cloud.symmetric(sys.modules[__name__]):
-        for i0 in range(0, m, MIRRORED):
-            i1 = i0 + MIRRORED
-            own = out[i0:i1, i0:i1]
-            own[:] = 0.5 * (own + own.T)
-            out[i0:i1, i1:] = out[i1:, i0:i1].T
-    return out, rounding
+ARRAYS = HostArrays()
 
 
 class HostOperator(Operator):
@@ -162,7 +171,7 @@ class HostOperator(Operator):
 
     def costs_of(self, M: Any) -> Any:
         if self.cost.operator == "points":
-            return costs(M, lib.mapuot_pool_threads(self.pool))
+            return ARRAYS.costs(M, lib.mapuot_pool_threads(self.pool))
         return M
 
     def product(self, X: Any, turned: bool) -> Any:
@@ -378,7 +387,7 @@ class HostOperator(Operator):
     @cached_property
     def ends(self) -> tuple[float, float]:
         """The smallest M / reg, and the distance from it to the largest."""
-        low, high = self.cost.finite_range(sys.modules[__name__])[:2]  # this module has ``extrema``
+        low, high = self.cost.finite_range(ARRAYS)[:2]
         return low / self.reg, (high - low) / self.reg
 
     @cached_property

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._core import ffi, lib
+from ...contract import Options, memory_of
 from ...penalties import F64
 from ...problem.cost import Dense
 from ...problem.problem import EXPONENT_ROUNDING, VANISHING, BatchProblem
 from ...problem.validate import MASS_TOLERANCE
-from ..contract import Options, memory_of
 from ..factored import is_stiff, patience
 from ..records import STATS
 from ..workspace import FAR_LOG, STORAGE

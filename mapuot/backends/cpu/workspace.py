@@ -12,6 +12,7 @@ import numpy as np
 
 from ..._core import ffi, lib
 from ...arrays import PAD
+from ...contract import Options, Stats, memory_of
 from ...penalties import F64
 from ...problem.cost import Cost
 from ...problem.problem import Problem
@@ -19,7 +20,6 @@ from ...problem.side import Side
 from .. import narrow_points
 from ..boxes import Truncation
 from ..coarse import Coarse, Labels
-from ..contract import Options, Stats, memory_of
 from ..limits import fill, limits_of
 from ..operator import parts_of
 from ..records import STATS, put, told
@@ -31,11 +31,6 @@ from .operator import HostOperator
 
 NARROW_NOISE = 2e-6  # marginals err by 3e-8; near the floor set by a noise of 1e-7 a tenth of the passes gained little
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
-ONE_POTENTIAL = True  # passes can have log u = log v
-SKIPS_TOGETHER = RANKS_TOGETHER = True  # passes of one potential can skip pairs, and work where ranks share rows
-LEAST_BOX = 16  # vectors are padded to 16 columns; a tile has 8 rows
-QUICK_ENTRIES = 1 << 20  # a K up to this size (1 ms a pass) makes QUICK_PASSES passes before any is timed
-QUICK_PASSES = 16
 REACH = 3.0  # nats that a rough Newton's step moves a column at most: farther away its direction means nothing
 ROUGH = 0.1  # largest relative residual of the equations of a rough Newton's step
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0}  # range(M) / reg that K holds unbalanced

@@ -1,4 +1,4 @@
-"""The CUDA backend: CuPy owns the memory, src_cuda does the work. backends/contract.py lists the functions.
+"""The CUDA backend: CuPy owns the memory, src_cuda does the work; `DeviceBackend` has the methods of ../../contract.py.
 
 Modules load on first use, so that kernels.py can be used without CuPy.
 """
@@ -10,75 +10,139 @@ from typing import Any
 import numpy as np
 
 from ...arrays import namespace
+from ...contract import Backend, BatchEngine, Options
+from ...penalties import F64
 from ..cpu.grid import GridOperator, grid_workspace
 from ..operator import parts_of
 
-name = "cuda"
-PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "formed", "form_bytes", "held", "keeps_K"), "arrays")
-PLACES |= {"extrema": "stream", "is_symmetric": "stream", "weigh": "batch", "closed": "batch"}
-PLACES |= {"keeps_pairs": "sparse", "range_of_clouds": "clouds", "slopes": "clouds"}
-PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
-CLASSES = {"TreePass": "DeviceTreePass", "History": "DeviceHistory", "Points": "DevicePoints"}
-PLACES |= dict.fromkeys(CLASSES, "marginals")
 WORKSPACES = {
     "tiles": ("workspace", "workspace_of"), "points": ("points", "PointWorkspace"),
     "pairs": ("sparse", "SparseWorkspace"),
 }  # fmt: skip
-LEAST_BOX = 32  # a warp of points.cuh has at least 32 points, and sums over the runs of one box
-SKIPS_FROM = 1 << 30  # pairs: skipping some of 2^28.6 took 1.7 to 3.2 times as long, .1 s of it on the host (H200)
-FEW_PASSES = 150  # .02 ms each; a product of Newton's step takes .4 ms, a step with a factor 1 to 2 (H200)
-MOST_FACTORED = 1 << 14  # points of the smaller side: some 10 GB
-MAKES_COSTS = True  # this backend makes the costs of points itself
-ONE_POTENTIAL = True  # passes can have log u = log v
-LONG_ROWS = 8192  # columns; a longer row does not fit one block, and is slower to read than many short rows
 
 
-def __getattr__(name: str) -> Any:
-    if name not in PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{PLACES[name]}"), CLASSES.get(name, name))
-    return value
-
-
-def quicker_turned(cost: Any) -> bool:
-    """Tell whether passes over the transpose of a matrix on the device would take less time."""
-    m, n = cost.shape
-    return cost.held and cost.operator == "tiles" and cost.xp is not np and n > max(m, LONG_ROWS)
-
-
-def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract
-    """Make the workspace of a solve: with a K of all pairs or of stored pairs, between points, or on a grid."""
-    if problem.cost.operator == "products":
-        return grid_workspace(problem, options, *engine())
-    operator = problem.cost.operator
-    vectors = skip is not None or namespace(problem.rows.weight) is not np  # vectors on the device: no K is stored then
-    if operator == "points" and not vectors and import_module(f"{__name__}.arrays").keeps_K(problem, options):
-        operator = "tiles"
-    return maker(operator)(problem, options, skip)
+@cache
+def module_of(name: str) -> Any:
+    """Import a module of this folder on first use."""
+    return import_module(f"{__name__}.{name}")
 
 
 @cache
 def maker(operator: str) -> Any:
     """Return the workspace class, or the function that makes a workspace, for this kind of operator."""
     place, name = WORKSPACES[operator]
-    return getattr(import_module(f"{__name__}.{place}"), name)
+    return getattr(module_of(place), name)
 
 
-def operator_of(cost: Any, *parts: Any, **more: Any) -> Any:
-    if cost.operator == "products":
-        product, asarray = engine()
-        return partial(GridOperator, engine=product, asarray=asarray)(cost, *parts, **more)
-    if cost.operator == "pairs":
-        place, name = "pairs", "PairOperator"
-    else:
-        place, name = "operator", "DeviceOperator"
-    return getattr(import_module(f"{__name__}.{place}"), name)(cost, *parts, **more)
-
-
-def plan_of(problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:
-    return operator_of(*parts_of(problem), threads).take(*problem.exponents(log_u, log_v))
-
-
-def engine() -> tuple[Any, Any]:
+def products_of_grids() -> tuple[Any, Any]:
     """Return the module that makes the products of a grid on the device, and CuPy's ``asarray``."""
-    return import_module(f"{__name__}.log_matmul"), import_module("cupy").asarray
+    return module_of("log_matmul"), import_module("cupy").asarray
+
+
+class DeviceBackend(Backend):
+    """The CUDA core on arrays of CuPy."""
+
+    name = "cuda"
+    makes_costs = True
+    reads_vectors_on_device = True
+    has_one_potential = True
+    skips_from = 1 << 30  # pairs: skipping some of 2^28.6 took 1.7 to 3.2 times as long, .1 s of it on the host (H200)
+    least_box = 32  # a warp of points.cuh has at least 32 points, and sums over the runs of one box
+    most_factored = 1 << 14  # points: a factor of that size takes some 10 GB
+    few_passes = 150  # .02 ms each; a product of Newton's step takes .4 ms, a step with a factor 1 to 2 (H200)
+    quick_entries = 1 << 30  # a pass over so many entries takes 2 ms
+    quick_passes = 64
+    long_rows = 8192  # columns; a longer row does not fit one block, and is slower to read than many short rows
+
+    def asarray(self, x: Any) -> Any:
+        return module_of("arrays").asarray(x)
+
+    def to_numpy(self, x: Any) -> Any:
+        return module_of("arrays").to_numpy(x)
+
+    def extrema(self, M: Any, threads: int | None = None) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = module_of("stream").extrema(M, threads)
+        return found
+
+    def is_symmetric(self, M: Any) -> bool:
+        return bool(module_of("stream").is_symmetric(M))
+
+    def weigh(self, table: Any, p: int) -> tuple[Any, F64, F64]:
+        found: tuple[Any, F64, F64] = module_of("batch").weigh(table, p)
+        return found
+
+    def workspace(self, problem: Any, options: Options, skip: Any = None) -> Any:
+        """Make the workspace of a solve: with a K of all pairs or of stored pairs, between points, or on a grid."""
+        if problem.cost.operator == "products":
+            return grid_workspace(problem, options, *products_of_grids())
+        operator = problem.cost.operator
+        on_device = skip is not None or namespace(problem.rows.weight) is not np  # no K is stored then
+        if operator == "points" and not on_device and self.stores_kernel(problem, options):
+            operator = "tiles"
+        return maker(operator)(problem, options, skip)
+
+    def operator_of(self, cost: Any, *parts: Any, **more: Any) -> Any:
+        if cost.operator == "products":
+            product, asarray = products_of_grids()
+            return partial(GridOperator, engine=product, asarray=asarray)(cost, *parts, **more)
+        if cost.operator == "pairs":
+            return module_of("pairs").PairOperator(cost, *parts, **more)
+        return module_of("operator").DeviceOperator(cost, *parts, **more)
+
+    def plan_of(self, problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:
+        return self.operator_of(*parts_of(problem), threads).take(*problem.exponents(log_u, log_v))
+
+    def is_quicker_turned(self, cost: Any) -> bool:
+        """Tell whether passes over the transpose of a matrix on the device would take less time."""
+        m, n = cost.shape
+        return cost.held and cost.operator == "tiles" and cost.xp is not np and n > max(m, self.long_rows)
+
+    def keeps_pairs(self, problem: Any) -> bool:
+        return bool(module_of("sparse").keeps_pairs(problem))
+
+    def stores_kernel(self, problem: Any, options: Options) -> bool:
+        return bool(module_of("arrays").stores_kernel(problem, options))
+
+    def to_device(self, problem: Any) -> Any:
+        return module_of("arrays").to_device(problem)
+
+    def form_bytes(self, cloud: Any) -> int:
+        return int(module_of("arrays").form_bytes(cloud))
+
+    def costs(self, cloud: Any, threads: int | None = None) -> Any:
+        return module_of("arrays").costs(cloud, threads)
+
+    def formed(self, cloud: Any, threads: int | None = None) -> tuple[Any, float]:
+        found: tuple[Any, float] = module_of("arrays").formed(cloud, threads)
+        return found
+
+    def range_of_clouds(self, clouds: Any) -> tuple[float, float]:
+        found: tuple[float, float] = module_of("clouds").range_of_clouds(clouds)
+        return found
+
+    def slopes(self, task: Any, which: Any, exponents: Any, wanted: Any, threads: int | None) -> list[Any]:
+        """Return the derivatives of all problems of a batch, whatever ``which`` names."""
+        return list(module_of("clouds").slopes(task, exponents, wanted))
+
+    def batches(self) -> BatchEngine:
+        engine: BatchEngine = module_of("batch").DeviceBatches()
+        return engine
+
+    def dual_terms(self, task: Any, log_u: Any, log_v: Any) -> tuple[F64, Any, Any]:
+        found: tuple[F64, Any, Any] = module_of("batch").dual_terms(task, log_u, log_v)
+        return found
+
+    def log_product(self, A: Any, B: Any, exact: bool, threads: int | None) -> Any:
+        return module_of("log_matmul").product(A, B, exact, threads)
+
+    def tree_pass(self, edges: Any, problem: Any) -> Any:
+        return module_of("marginals").DeviceTreePass(edges, problem)
+
+    def marginal_points(self, *sizes: Any) -> Any:
+        return module_of("marginals").DevicePoints(*sizes)
+
+    def history(self, depth: int, ends: Any) -> Any:
+        return module_of("marginals").DeviceHistory(depth, ends)
+
+
+backend = DeviceBackend()

@@ -12,13 +12,13 @@ except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install 'mapuot[gpu]', for CUDA 12 'mapuot[gpu12]'") from error
 
 from ...arrays import squares
+from ...contract import Options
 from ...penalties import F64
 from ...problem.points import AUTO_ENTRIES, PAIR_BYTES, Ordered, PointCosts
 from ...problem.problem import Problem
 from ...problem.side import Side
 from ...problem.validate import check_columns
 from .. import narrow_points
-from ..contract import Options
 from . import vectors
 from .kernels import ITEMSIZE, STORES, kernel
 
@@ -118,7 +118,7 @@ def on_device(*vectors: Any) -> list[Any]:
     return [room[end - len(x) : end] for x, end in zip(vectors, ends, strict=True)]
 
 
-def held(problem: Problem) -> Problem:
+def to_device(problem: Problem) -> Problem:
     """Return the problem with the vectors of its sides, and its sorted points, on the device.
 
     Over ranks the vectors stay on the host, which sums them over the ranks.
@@ -227,7 +227,7 @@ def form_bytes(cloud: PointCosts) -> int:
     return free_memory(4 * PAIR_BYTES * cloud.size) // 4
 
 
-def keeps_K(problem: Problem, options: Options) -> bool:  # noqa: N802
+def stores_kernel(problem: Problem, options: Options) -> bool:
     """Tell whether passes read a stored float32 K of points in many dimensions, where the cost matrix does not fit.
 
     One H200, 100,000 points in 30 dimensions: 9 ms a pass, against 108 ms for a float64 pass that makes the entries.

@@ -14,54 +14,32 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from ...contract import BatchEngine, Options
+from ...contract import weigh as weigh_on_host
 from ...penalties import F64
 from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
-from ..contract import Options
-from ..contract import weigh as weigh_on_host
 from ..factored import Reached
 from ..limits import limits_of
 from ..narrow_points import FORMS as NARROW_FORMS
 from ..records import STALLED, STATUS, put
-from . import MOST_FACTORED
+from . import backend
 from .arrays import FEW, clouds_tables
 from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, Job, by_value, kernel, small_options
 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
 PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
-PATIENCE = 60  # passes at each reg before steps with a factor: .4 ms each for 64 of 1000 x 1000, a step 9 ms (H200)
 NARROW_NOISE = 1e-6  # a float64 pass takes as long as ten; at 3e-7 float32 ones crept, 1.3 times as many at reg .001
 ROOM = 208 << 10  # bytes of shared memory that a block of batch_made.cu may ask for
 SHARED_ROOM = 96 << 10  # up to which two blocks share a multiprocessor: column vectors lie there, too
 LEAST_PART = 1024  # of batch_made.cu: sums that parts of the rows have
 LONE = 1 << 19  # pairs of a problem from which fewer than LONE_PROBLEMS are solved in less time one by one
 LONE_PROBLEMS = 16
-CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
-CLIMBS = True  # by way of larger regs, where reg is small
-ONE_POTENTIAL = LEAVES = True  # passes can have log u = log v, and be left for ordinary ones
-FORMS = True  # the matrices of many clouds
 CHECK_PASSES = 8  # products between two looks at what still runs
 VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
 BATCH, REPORT, STANDING = (RECORDS[name] for name in ("Batch", "Report", "Standing"))
 STATUS_AT = list(REPORT.fields or ()).index("status")
 SCALES = {"scale_limit": 1e100, "most_scale": math.inf}  # float64 all through; a scale beyond it: K is made again
-
-
-def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
-    """Return the precision of the first passes; None: problems are solved alone. ``reach`` is the largest log v."""
-    if task.rows.scalar_rho is None or task.cols.scalar_rho is None:
-        return None
-    if not (is_small(task) or task.one_cost):
-        lone = task.size > LONE and len(task) < LONE_PROBLEMS
-        if lone or made_of(task) is None:
-            return None
-    elif not is_small(task):
-        if task.spread + reach <= PRODUCT_SPREAD:
-            return "float64"
-        return None
-    if asked == "float64":
-        return "float64"
-    return "float32"
 
 
 def is_small(task: BatchProblem) -> bool:
@@ -87,36 +65,6 @@ def made_room(shape: tuple[int, int], dim: int) -> int:
     """Bytes of shared memory that a problem takes; twin: room_of of src_cuda/batch_made.cu."""
     m, n = shape
     return 8 * (n + m + max(n, LEAST_PART) + (dim + 2) * (m + n))
-
-
-def factors(task: BatchProblem) -> bool:
-    """Tell whether Newton's steps with a factor serve these problems."""
-    return min(task.shape) <= MOST_FACTORED and (not task.several or forms(task))
-
-
-def bytes_each(task: BatchProblem, memory: int, precision: str) -> int:
-    """Memory of one problem of a batch on the device, with what is formed and made of a cost of its own."""
-    m, n = task.shape
-    small = is_small(task)
-    if small or task.one_cost:
-        made = None
-    else:
-        made = made_of(task)
-    if small:
-        formed = 1.0
-    elif made:
-        formed = 0.0
-    else:
-        formed = 1.5
-    if task.one_cost:
-        own = 0
-    else:
-        own = int(formed * m * n)
-    if small:
-        vectors = 0
-    else:
-        vectors = (BATCH_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8
-    return 8 * (own + 3 * (m + n) + vectors)
 
 
 def constants(task: BatchProblem, options: Options, reg: float) -> Any:
@@ -172,7 +120,7 @@ def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
     return weights, mass, least
 
 
-def closed(task: BatchProblem, log_u: Any, log_v: Any) -> tuple[F64, Any, Any]:
+def dual_terms(task: BatchProblem, log_u: Any, log_v: Any) -> tuple[F64, Any, Any]:
     """Return what potentials on the device add to dual values, (p,) on the host, and log u + log a, log v + log b."""
     p = len(task)
     m, n = task.shape
@@ -420,4 +368,59 @@ class DeviceBatch:
         return self.arrays["r"], self.arrays["s"]
 
 
-batch_of = DeviceBatch  # the word of api/batch.py
+class DeviceBatches(BatchEngine):
+    """Batches of the CUDA core."""
+
+    chunk_bytes = 1 << 32
+    climbs = True
+    has_one_potential = True
+    leaves_one_potential = True
+    forms_clouds = True
+    patience = 60  # passes: .4 ms each for 64 problems of 1000 x 1000, a step takes 9 ms (H200)
+
+    def storage(self, task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
+        """Return the precision of the first passes; None: problems are solved alone. ``reach`` is the largest log v."""
+        if task.rows.scalar_rho is None or task.cols.scalar_rho is None:
+            return None
+        if not (is_small(task) or task.one_cost):
+            lone = task.size > LONE and len(task) < LONE_PROBLEMS
+            if lone or made_of(task) is None:
+                return None
+        elif not is_small(task):
+            if task.spread + reach <= PRODUCT_SPREAD:
+                return "float64"
+            return None
+        if asked == "float64":
+            return "float64"
+        return "float32"
+
+    def factors(self, task: BatchProblem) -> bool:
+        """Tell whether Newton's steps with a factor serve these problems."""
+        return min(task.shape) <= backend.most_factored and (not task.several or forms(task))
+
+    def bytes_each(self, task: BatchProblem, memory: int, precision: str) -> int:
+        """Memory of one problem of a batch on the device, with what is formed and made of a cost of its own."""
+        m, n = task.shape
+        small = is_small(task)
+        if small or task.one_cost:
+            made = None
+        else:
+            made = made_of(task)
+        if small:
+            formed = 1.0
+        elif made:
+            formed = 0.0
+        else:
+            formed = 1.5
+        if task.one_cost:
+            own = 0
+        else:
+            own = int(formed * m * n)
+        if small:
+            vectors = 0
+        else:
+            vectors = (BATCH_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8
+        return 8 * (own + 3 * (m + n) + vectors)
+
+    def workspace(self, task: BatchProblem, options: Options, log_v: Any) -> DeviceBatch:
+        return DeviceBatch(task, options, log_v)

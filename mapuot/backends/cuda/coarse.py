@@ -11,9 +11,9 @@ import cupy as cp
 import numpy as np
 
 from ...arrays import host
+from ...contract import Stats
 from ...problem.cost import LANDMARKS, some_of
 from ..coarse import FOUND, Coarse, Labels, clusters_of, serves
-from ..contract import Stats
 from ..records import put
 from .kernels import CLUSTERS, STORES, Job, begin, by_value, kernel
 from .launch import TRACE_PASSES

@@ -19,9 +19,9 @@ from functools import cache
 from typing import Any
 
 from ...arrays import PAD
+from ...contract import MEMORY, memory_of
 from ...enums import SOURCE
 from .. import records
-from ..contract import MEMORY, memory_of
 
 AHEAD = SOURCE.parent / "_ahead"  # binaries in a wheel: src_cuda/ahead.py
 

@@ -16,17 +16,18 @@ from typing import Any, NamedTuple
 import cupy as cp
 import numpy as np
 
+from ...contract import MEMORY, Options
 from ...problem.cost import Dense
 from ...problem.metrics import METRICS
 from ...problem.problem import EXPONENT_ROUNDING, VANISHING, Problem
 from ...problem.side import Side
-from ..contract import MEMORY, Options
 from ..records import CONVERGED, RUNNING, STATS, put
+from . import backend
 from .arrays import COSTS, on_device, pinned
 from .kernels import BLOCKS, PLAIN, POSTS, STORES, THREADS, Job, by_value, kernel
 from .launch import BOTH, TRACE_PASSES, Chain, Launch, device_limits, switches
 from .stream import stream, view_of
-from .workspace import IDLE_WORDS, MOST_IDLE, QUICK_PASSES, SAFE_SPREAD, DeviceWorkspace
+from .workspace import IDLE_WORDS, MOST_IDLE, SAFE_SPREAD, DeviceWorkspace
 
 MOST_ENTRIES = 1 << 28  # of M: for a larger M the host's work before and after does not matter
 TOGETHER_AT_ONCE = 8  # passes of one potential between two status checks: most solves take 5 to 10
@@ -155,7 +156,7 @@ class Prepared:
         coarse = workspace.coarse  # a call ends before corrections pay: clusters cost as much as ``due`` passes
         if coarse.wanted:
             most = min(most, LEFT_AFTER * coarse.due)
-        self.most = np.int32(min(most, QUICK_PASSES))
+        self.most = np.int32(min(most, backend.quick_passes))
         self.fill(workspace, problem, spread)
         self.K = (M.shape[0], workspace.ld), workspace.operator.K.dtype
         workspace.close()

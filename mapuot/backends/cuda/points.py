@@ -13,12 +13,12 @@ import numpy as np
 
 from ...arrays import PAD, host, namespace, squares
 from ...cached import cached_property
+from ...contract import Options, Stats
 from ...penalties import F64
 from ...problem.mask import Masked
 from ...problem.problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation
-from ..contract import Options, Stats
 from ..cpu.native import pool_for
 from ..kernel import TINY
 from ..records import put

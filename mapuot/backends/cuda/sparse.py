@@ -11,8 +11,8 @@ import cupy as cp
 import numpy as np
 
 from ...arrays import any_of
+from ...contract import MEMORY, Stats
 from .. import records
-from ..contract import MEMORY, Stats
 from ..records import put
 from .arrays import need_memory
 from .kernels import BLOCKS, ITEMSIZE, Shape, by_value, kernel, line, ring_offset, shape_options

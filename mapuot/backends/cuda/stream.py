@@ -13,8 +13,7 @@ import numpy as np
 from ...arrays import any_of
 from ...problem.cost import Dense
 from ...problem.mask import Masked
-from ..cpu.operator import extrema as extrema_on_host
-from ..cpu.operator import is_symmetric as on_host
+from ..cpu.operator import ARRAYS
 from ..records import put
 from .arrays import Carrier, most_bytes
 from .kernels import STORES, VIEW, Job, by_value, kernel
@@ -69,12 +68,12 @@ def is_symmetric(M: Any) -> bool:
     """Tell whether a matrix on the host or device, or each in a stack on the device, equals its transpose."""
     if isinstance(M, cp.ndarray):
         return not any_of(M.swapaxes(-1, -2) != M)
-    return on_host(M)
+    return ARRAYS.is_symmetric(M)
 
 
 def extrema(M: Any, threads: int | None = None) -> tuple[Any, ...]:
     if isinstance(M, np.ndarray):
-        return extrema_on_host(M, threads)  # moving M would take longer
+        return ARRAYS.extrema(M, threads)  # moving M would take longer
     found = [EMPTY]
     stage = Carrier()
     for _, _, rows, _ in Dense(M).blocks(most=most_bytes(M)):

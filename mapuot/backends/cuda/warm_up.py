@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import cupy as cp
 import numpy as np
 
+from ...contract import MEMORY
 from ...problem.metrics import METRICS
-from ..contract import MEMORY
 from ..narrow_points import FORMS
 from . import coarse, factored, marginals, plain
 from .batch import small_job, step_options

@@ -21,11 +21,11 @@ from .arrays import Carrier, block_bytes, free_memory, need_memory, pinned, rows
 import cupy as cp
 
 from ...arrays import PAD, formula, host, largest
+from ...contract import MEMORY, Options, Stats, memory_of
 from ...penalties import F64
 from ...problem.mask import Masked
 from ...problem.problem import Problem
 from ..boxes import Truncation
-from ..contract import MEMORY, Options, Stats, memory_of
 from ..limits import limits_of
 from ..operator import parts_of
 from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, told
@@ -53,8 +53,6 @@ from .stream import stream_job
 
 SCALES = {"scale_limit": 1e30, "most_scale": 8e36}  # finite in float32 even times WIDEN; e^BOUND of common.cuh
 WIDE_SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # for a float64 K
-QUICK_ENTRIES = 1 << 30  # a K up to this size (2 ms a pass) makes QUICK_PASSES passes before any is timed
-QUICK_PASSES = 64
 SAFE_SPREAD = 40.0  # largest range(M) / reg of an unbalanced K: the scalings stay below e^85
 NARROW_NOISE = 2e-6  # as on a CPU; at 3e-7, float32's rounding, a tenth of the passes gained little near that floor
 NARROW_LIMIT = 1e20  # float32 passes start only if the largest v is smaller
