@@ -27,6 +27,7 @@ from ..backends.workspace import FAR_LOG, ROUNDING_PART
 from ..cached import cached_property
 from ..contract import Backend, BatchEngine
 from ..errors import MUTED, InfeasibleError, ScalingWarning, warn
+from ..outcome import of_status
 from ..penalties import F64
 from ..problem.clouds import Clouds
 from ..problem.cost import as_vectors, cost_of
@@ -549,7 +550,7 @@ class BatchRun:
         run = Run(self.backend, max(1, self.max_passes - spent))
         run.stopped = lambda: self.stopped
         if self.status[i] == "stalled":
-            run.status = "stalled"
+            run.outcome = of_status("stalled")
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
         vectors = *result.own_logs, result.row_marginal, result.col_marginal
         for table, vector in zip(self.tables, vectors, strict=True):

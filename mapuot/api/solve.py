@@ -12,6 +12,7 @@ from ..backends import Options, Stats, pick
 from ..contract import Backend
 from ..errors import MUTED, ScalingWarning, shown, warn
 from ..files import opened
+from ..outcome import of_status
 from ..problem.clouds import PointCloud
 from ..problem.cut import check_cut
 from ..problem.kinds import formed, own_cost
@@ -237,7 +238,8 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
         ranks.same(warm_start=start[1])
         callback, most = as_callback(call.callback), as_passes(call.max_passes)
         run = Run(backend, most, callback, call.progress, ranks, call.checkpoint, list(begin.trace))
-        run.status, run.products = begin.status, begin.products
+        run.outcome = of_status(begin.status)
+        run.products = begin.products
         result = carry_out(run, problem, options, start, escalate=call.precision == "auto")
         check_met(result)
         odd = odd_units(result, problem)

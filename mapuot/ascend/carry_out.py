@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import outcome as outcomes
 from ..answer.result import Result
 from ..arrays import host, namespace
 from ..backends.boxes import Sorted, Truncation
@@ -78,7 +79,8 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
         start = mean[problem.own], mean
     skip: Truncation | None = None
     boxed: Sorted | None = None
-    run.status = status_of_start(run.status, way)
+    factors_follow = way.nats is None and any(stage.factored for stage in way.stages)
+    run.outcome = outcomes.at_start(run.outcome, factors_follow)
     run.potentials = start
     with run.shown():
         log_v = start[1]
@@ -106,14 +108,6 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     return Result(
         problem, run.backend, potentials, marginals, run.trace, run.status, options.threads, how=how, skipped=skipped
     )
-
-
-def status_of_start(status: str, way: Route) -> str:
-    """Return the status of a solve whose start has ``status``: steps with a factor may follow a stalled call."""
-    follows = way.nats is None and any(stage.factored for stage in way.stages)
-    if status == "stalled" and not follows:
-        return "running"
-    return status
 
 
 def all_stages(
@@ -169,20 +163,19 @@ def note_start(run: Run, task: Any, stage: Stage, starts: dict[float, Reached]) 
         level = stage.reg / task.reg
         starts[level] = Reached(level, *run.potentials)
     if run.status == "converged" and not stage.certifies and misses(task):
-        run.status = "stalled"
+        run.outcome = outcomes.before_factored_steps()
 
 
 def settle(run: Run, stage: Stage, larger: bool, cancelled: bool) -> bool:
-    """Set the status that the next stages test; return whether the solve is cancelled."""
+    """Set the outcome that the next stages test; return whether the solve is cancelled."""
     if larger or (stage.kept and run.status != "converged"):
         cancelled = run.status == "cancelled"
-        run.status = "running"
+        run.outcome = outcomes.after_rough_stage()
     elif stage.symmetric and run.n_passes < run.max_passes and run.status in ("max_passes", *NO_ANSWER):
-        run.status = "running"
-    elif cancelled:
-        run.status = "cancelled"
-    elif run.status == "max_passes" and run.n_passes < min(stage.most, run.max_passes):
-        run.status = "stalled"  # the stage's own limit is used up
+        run.outcome = outcomes.after_rough_stage()
+    else:
+        is_spent = run.n_passes >= min(stage.most, run.max_passes)
+        run.outcome = outcomes.after_own_stage(run.outcome, cancelled, is_spent)
     return cancelled
 
 

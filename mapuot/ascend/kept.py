@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import outcome as outcomes
 from ..backends.boxes import ROUGH, Iterated, Truncation
 from ..backends.newton import misses
 from ..backends.operator import parts_of
@@ -98,7 +99,8 @@ class KeptPairs:
         skip.aim(START_TOL, -1.0)
         log_v = run.run(task, dataclasses.replace(options, tol=START_TOL, tol_gap=-1.0), log_v, skip=skip)
         skip.aim(*asked)
-        run.status = "running" if run.status == "converged" else run.status
+        if run.status == "converged":
+            run.outcome = outcomes.after_rough_stage()
         return log_v
 
     def found(self, task: Problem, log_v: F64) -> Problem | None:

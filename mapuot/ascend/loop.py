@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import outcome as outcomes
 from ..arrays import host
 from ..backends.boxes import Truncation
 from ..backends.newton import GIVES_UP, HOLDS, OPEN
@@ -16,6 +17,7 @@ from ..backends.workspace import Workspace
 from ..contract import SECONDS_A_CALL, Backend, Options, Stats
 from ..errors import shown
 from ..files import Checkpoint
+from ..outcome import Outcome
 from ..penalties import F64
 from ..problem.problem import Problem
 from ..progress import bar as progress_bar
@@ -48,7 +50,7 @@ class Run:
         self.bar = progress_bar(True, **options) if progress else None
         self.limit = max_passes
         self.caller = np.geterr()
-        self.status = "running"
+        self.outcome = outcomes.RUNNING
         self.reads, self.clusters = "", 0  # of the last run: form of K in words; clusters that corrected it
         self.certified: Stats | None = None  # the last pass that Newton's step certified
         self.next_meet = 0  # number of the pass from which Newton's step is tried again
@@ -73,158 +75,47 @@ class Run:
             return self.trace[-1].n_pass
         return 0
 
+    @property
+    def status(self) -> str:
+        return self.outcome.status
+
+    @property
+    def is_spent(self) -> bool:
+        """Tell whether the stage has no pass left."""
+        return self.n_passes >= self.limit
+
     def run(
         self, problem: Any, options: Options, log_v: F64, leave: float = math.inf, skip: Truncation | None = None
     ) -> F64:
         """Make passes until one is certified, the solve is cancelled, or the limit is reached; return the next log v.
 
         If the certified error of the first pass is above ``leave``, stop after this pass with the status "running".
-        ``skip``: the pairs of points to skip.
+        ``skip``: the pairs of points to skip. Numbers in brackets name the formulas of docs/mathematics.md.
         """
-        tol = skip.tol if skip else options.tol
         self.lift = getattr(problem, "least_lift", 0.0)  # many marginals keep their constant
         with closing(self.backend.workspace(problem, options, skip)) as workspace:
-            newton = workspace.newton() if options.last else None
-            if newton:
-                newton.record.all_products, newton.record.budget = self.products, self.budget
-            workspace.absorb(log_v)
-            fresh, reads = True, workspace.reads
-            single = self.heard or (options.leaps and not workspace.leaps_within)
-            quick = not single and self.ranks.max(problem.size) <= self.backend.quick_entries
-            count = self.backend.quick_passes if quick and leave == math.inf else 1
+            passes = StagePasses(self, workspace, problem, options, leave, skip)
+            # K_ij = c_ij exp((f0_i + g0_j - M_ij) / reg), (11), with g0 = reg log v
+            passes.begin(log_v)
             while True:
-                begun = time.perf_counter()
-                stats = workspace.iterate(self.next_passes(workspace, count))
-                self.status = self.record(stats)
-                if stats[0].error > leave and self.status in GOES_ON:
-                    self.status = "running"
+                # u = (a / K v)^fi1, v = (b / K^T u)^fi2, (3), translated by (5) and (6), extrapolated by Anderson
+                stats = passes.step()
+                # gap = rho2 KL(s | q), (9), and |P - P*|_1 / |P| <= d/3 + sqrt(2 d + d^2/9), (10); Newton's step
+                self.outcome = passes.judge(stats)
+                # K around the new potentials, (11), or a correction by groups of points
+                if not passes.act():
                     break
-                leave = math.inf
-                ended = self.status not in (*GOES_ON, *FAILED)
-                if ended and options.in_place and not (fresh and len(stats) == 1):
-                    self.status = self.check_in_place(workspace)
-                self.status = self.stepped(workspace, newton, tol)
-                fresh = self.renewed(workspace, skip, self.trace[-1])
-                if self.status != "running" and not fresh:
-                    break
-                if self.saves and self.ranks.max(bool(self.checkpoint and self.checkpoint.due)):
-                    self.save(workspace, problem)
-                seconds = self.ranks.max(time.perf_counter() - begun)
-                fits = int(len(stats) * SECONDS_A_CALL / max(seconds, 1e-6))
-                count = 1 if single else max(1, min(2 * len(stats), MOST_A_CALL, fits))
-            if stats[-1].rejected and self.status != "converged":  # else Newton's step may have certified it
-                ended_as = self.status
-                self.leave_rejected(workspace, stats[-1])
-                if newton and newton.needed:
-                    self.status = ended_as  # not certified yet
-            self.end(workspace, newton, tol)
-            if self.saves:
-                self.save(workspace, problem)
-            self.note_answer(workspace, reads)
+            self.outcome = passes.conclude(stats[-1])
             following: F64 = workspace.next_log_v.copy()
             return following
-
-    def check_in_place(self, workspace: Workspace) -> str:
-        """Make one more pass on a fresh K, since a plan in place cannot count lost mass; return the status."""
-        before = self.status
-        log_v = self.backend.to_numpy(workspace.potentials()[1])
-        workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
-        status = self.record(workspace.iterate(1))
-        return status if "converged" in (status, before) else before
-
-    def note_answer(self, workspace: Workspace, reads: str) -> None:
-        """Note the potentials, the marginals and how they were found; ``reads``: the matrix that passes read first."""
-        self.reads = reads
-        if workspace.reads != reads:
-            self.reads = f"{reads}, then {workspace.reads}"
-        coarse = workspace.coarse
-        self.clusters = coarse.count if coarse and coarse.corrected else 0
-        self.potentials = workspace.potentials()
-        self.marginals = workspace.marginals()
-
-    def stepped(self, workspace: Workspace, newton: Any, tol: float) -> str:
-        """Make Newton's step after the last pass if a step is due; return the status."""
-        if newton and (self.status == "stalled" or (self.status == "converged" and newton.needed)):
-            if self.n_passes >= self.next_meet or workspace.options.has_value(self.trace[-1]):
-                return self.meet(workspace, newton, tol)
-            if self.n_passes < self.limit:
-                self.status = "running"
-            else:
-                self.status = "max_passes"
-        if workspace.options.leaps:
-            self.products += workspace.leap(self.trace[-1], self.status == "running")
-        return self.status
-
-    def meet(self, workspace: Workspace, newton: Any, tol: float) -> str:
-        """Certify a pass that nearly meets its hard columns by Newton's step, or restart from it; return the status."""
-        last = self.trace[-1]
-        has_value = workspace.options.has_value
-        found = newton.step(workspace, self.backend, last, tol)
-        self.products = newton.products
-        self.certified = last
-        if found == HOLDS or has_value(last):
-            last.status = "converged"
-            return "converged"
-        last.status = "running"
-        if found == GIVES_UP or self.n_passes >= self.limit:
-            if found == GIVES_UP:
-                return "stalled"
-            return "max_passes"
-        self.next_meet = self.n_passes + newton.wait
-        workspace.restart(newton.start(workspace, self.backend))
-        if found == OPEN:
-            return "running"
-        status = self.record(workspace.iterate(1))
-        last = self.trace[-1]
-        if status in ("running", "converged", "max_passes"):
-            last.error, self.certified = newton.error_after(last.error), last
-            last.status = "converged" if last.error <= tol or has_value(last) else "running"
-            status = status if last.status == "running" and status == "max_passes" else last.status
-        return status
-
-    def end(self, workspace: Workspace, newton: Any, tol: float) -> None:
-        """Set the final status; certify the last pass if the solve was cancelled or misses its hard columns."""
-        if workspace.estimates and self.status == "cancelled":
-            workspace.widen()
-            self.record(workspace.iterate(1))
-        last = self.trace[-1]
-        workspace.conclude(last)
-        open_ = self.status not in (*FAILED, "converged") and self.certified is not last
-        if newton and newton.needed and open_:
-            if newton.step(workspace, self.backend, last, tol) == HOLDS or workspace.options.has_value(last):
-                self.status = last.status = "converged"
-            self.products = newton.products
-        elif last.status == "converged" and self.status != "cancelled":
-            self.status = "converged"
-
-    def renewed(self, workspace: Workspace, skip: Truncation | None, stat: Stats) -> bool:
-        """Restart from a correction by groups, or rebuild K, if either is due; return whether K was rebuilt."""
-        goes_on = self.status in (*GOES_ON, *FAILED)
-        if skip and goes_on:
-            log_v = workspace.corrected(stat)
-        else:
-            log_v = None
-        if self.status == "absorb" or (skip and log_v is not None and not skip.correct):
-            workspace.absorb(log_v)
-            return True
-        if log_v is not None:
-            workspace.restart(log_v)
-        return False
-
-    def leave_rejected(self, workspace: Workspace, last: Stats) -> None:
-        """Make one more pass, from the state before the step that the guard dropped: this state is the answer."""
-        if last.status == "absorb":
-            workspace.absorb()
-        status = self.record(workspace.iterate(1))
-        self.status = "converged" if status == "converged" else self.status
 
     def save(self, workspace: Workspace, problem: Problem) -> None:
         if self.checkpoint:
             log_v = host(workspace.next_log_v) + problem.constants[1] / problem.reg
             self.checkpoint.save(problem.cols.name, log_v, problem.reg, self.n_passes)
 
-    def record(self, stats: list[Stats]) -> str:
-        """Append passes to the trace, call the callback, and return the status that the loop acts on."""
+    def record(self, stats: list[Stats]) -> Outcome:
+        """Append passes to the trace, call the callback, and return the outcome that the loop acts on."""
         done = self.n_passes
         now = time.perf_counter() - self.start
         cancelled = self.stopped()
@@ -237,14 +128,7 @@ class Run:
         if self.bar:
             self.bar.update(len(stats))
             self.bar.set_postfix_str(told_bound(stats[-1].error), refresh=False)
-        cancelled = self.ranks.max(cancelled)
-        status = stats[-1].status
-        if status in GOES_ON:
-            if cancelled:
-                return "cancelled"
-            if self.n_passes >= self.limit:
-                return "max_passes"
-        return status
+        return outcomes.after_pass(stats[-1].status, bool(self.ranks.max(cancelled)), self.is_spent)
 
     def told(self, stat: Stats) -> bool:
         """Call the callback with a copy that it may keep; return whether it asks to cancel."""
@@ -256,9 +140,176 @@ class Run:
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"callback must return a truth value, or None to go on, got {shown(answer)}") from error
 
-    def next_passes(self, workspace: Workspace, count: int) -> int:
-        """Return how many of ``count`` passes the limit allows; turn wide for the last pass, which must certify."""
-        left = self.limit - self.n_passes
+
+class StagePasses:
+    """The passes of one stage: `begin`, then turns of `step`, `judge` and `act`, then `conclude`."""
+
+    def __init__(
+        self, run: Run, workspace: Workspace, problem: Any, options: Options, leave: float, skip: Truncation | None
+    ) -> None:
+        self.run, self.workspace, self.problem, self.options = run, workspace, problem, options
+        self.leave, self.skip = leave, skip
+        self.tol = skip.tol if skip else options.tol
+        self.newton = workspace.newton() if options.last else None
+        if self.newton:
+            self.newton.record.all_products, self.newton.record.budget = run.products, run.budget
+        self.is_fresh = True  # K was built just before the passes
+        self.is_left = False  # the first pass has an error above ``leave``
+        self.count = 1  # passes of the next call
+        self.n_made = 0  # passes of the last call
+        self.begun = 0.0  # when the last call began
+
+    # ---- one turn
+
+    def begin(self, log_v: F64) -> None:
+        """Build K around log v, and choose how many passes the first call makes."""
+        run, workspace = self.run, self.workspace
+        workspace.absorb(log_v)
+        self.reads = workspace.reads  # the matrix that the first passes read, in words
+        self.single = run.heard or (self.options.leaps and not workspace.leaps_within)  # one pass a call
+        is_quick = not self.single and run.ranks.max(self.problem.size) <= run.backend.quick_entries
+        if is_quick and self.leave == math.inf:
+            self.count = run.backend.quick_passes
+
+    def step(self) -> list[Stats]:
+        """Make some passes in one call of the core."""
+        self.begun = time.perf_counter()
+        stats = self.workspace.iterate(self.next_passes())
+        self.n_made = len(stats)
+        return stats
+
+    def judge(self, stats: list[Stats]) -> Outcome:
+        """Record the passes, and return what follows from them: by their certificate, or by Newton's step."""
+        outcome = self.run.record(stats)
+        if stats[0].error > self.leave and outcome.status in GOES_ON:
+            self.is_left = True
+            return outcomes.after_far_start()
+        self.leave = math.inf
+        has_ended = outcome.status not in (*GOES_ON, *FAILED)
+        if has_ended and self.options.in_place and not (self.is_fresh and len(stats) == 1):
+            outcome = self.check_in_place(outcome)
+        newton = self.newton
+        if newton and (outcome.status == "stalled" or (outcome.status == "converged" and newton.needed)):
+            if self.run.n_passes >= self.run.next_meet or self.options.has_value(self.run.trace[-1]):
+                return self.meet(newton)
+            outcome = outcomes.before_newton_step(self.run.is_spent)
+        if self.options.leaps:
+            self.run.products += self.workspace.leap(self.run.trace[-1], outcome.status == "running")
+        return outcome
+
+    def act(self) -> bool:
+        """Prepare the next passes; return whether there are any."""
+        run = self.run
+        if self.is_left:
+            return False
+        self.is_fresh = self.renew()
+        if run.status != "running" and not self.is_fresh:
+            return False
+        if run.saves and run.ranks.max(bool(run.checkpoint and run.checkpoint.due)):
+            run.save(self.workspace, self.problem)
+        seconds = run.ranks.max(time.perf_counter() - self.begun)
+        fits = int(self.n_made * SECONDS_A_CALL / max(seconds, 1e-6))
+        self.count = 1 if self.single else max(1, min(2 * self.n_made, MOST_A_CALL, fits))
+        return True
+
+    def conclude(self, last: Stats) -> Outcome:
+        """Certify the last pass, note the answer, and return the outcome of the stage; ``last``: of the last call."""
+        run = self.run
+        if last.rejected and run.status != "converged":  # else Newton's step may have certified it
+            run.outcome = self.undo_rejected(last)
+        run.outcome = self.certify_last()
+        if run.saves:
+            run.save(self.workspace, self.problem)
+        self.note_answer()
+        return run.outcome
+
+    # ---- parts of a turn
+
+    def next_passes(self) -> int:
+        """Return how many passes the limit allows; turn wide for the last pass, which must certify."""
+        workspace = self.workspace
+        left = self.run.limit - self.run.n_passes
         if workspace.estimates and left <= 1:
             workspace.widen()
-        return max(1, min(count, left - workspace.estimates))
+        return max(1, min(self.count, left - workspace.estimates))
+
+    def check_in_place(self, outcome: Outcome) -> Outcome:
+        """Make one more pass on a fresh K, since a plan in place cannot count lost mass; return the outcome."""
+        workspace = self.workspace
+        log_v = self.run.backend.to_numpy(workspace.potentials()[1])
+        workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
+        return outcomes.after_fresh_kernel(outcome, self.run.record(workspace.iterate(1)))
+
+    def meet(self, newton: Any) -> Outcome:
+        """Certify a pass that nearly meets its hard columns by Newton's step, or restart from it."""
+        run, workspace = self.run, self.workspace
+        last = run.trace[-1]
+        has_value = self.options.has_value
+        verdict = newton.step(workspace, run.backend, last, self.tol)
+        run.products = newton.products
+        run.certified = last
+        holds = verdict == HOLDS or has_value(last)
+        outcome = outcomes.after_newton_step(last, holds, verdict == GIVES_UP, run.is_spent)
+        if outcome.status != "running":
+            return outcome
+        run.next_meet = run.n_passes + newton.wait
+        workspace.restart(newton.start(workspace, run.backend))
+        if verdict == OPEN:
+            return outcome
+        outcome = run.record(workspace.iterate(1))
+        last = run.trace[-1]
+        if outcome.status in ("running", "converged", "max_passes"):
+            last.error = newton.error_after(last.error)
+            run.certified = last
+            is_met = last.error <= self.tol or has_value(last)
+            return outcomes.after_newton_pass(last, outcome, is_met)
+        return outcome
+
+    def renew(self) -> bool:
+        """Restart from a correction by groups, or rebuild K, if either is due; return whether K was rebuilt."""
+        run, skip = self.run, self.skip
+        log_v = None
+        if skip and run.status in (*GOES_ON, *FAILED):
+            log_v = self.workspace.corrected(run.trace[-1])
+        if run.status == "absorb" or (skip and log_v is not None and not skip.correct):
+            self.workspace.absorb(log_v)
+            return True
+        if log_v is not None:
+            self.workspace.restart(log_v)
+        return False
+
+    # ---- parts of the end
+
+    def undo_rejected(self, last: Stats) -> Outcome:
+        """Make one more pass, from the state before the step that the guard dropped: this state is the answer."""
+        if last.status == "absorb":
+            self.workspace.absorb()
+        again = self.run.record(self.workspace.iterate(1))
+        needed = bool(self.newton and self.newton.needed)
+        return outcomes.after_dropped_step(self.run.outcome, again, is_certified_later=needed)
+
+    def certify_last(self) -> Outcome:
+        """Certify the last pass if the solve was cancelled or misses its hard columns; return the outcome."""
+        run, workspace, newton = self.run, self.workspace, self.newton
+        if workspace.estimates and run.status == "cancelled":
+            workspace.widen()
+            run.record(workspace.iterate(1))
+        last = run.trace[-1]
+        workspace.conclude(last)
+        is_open = run.status not in (*FAILED, "converged") and run.certified is not last
+        if not (newton and newton.needed and is_open):
+            return outcomes.after_certificate(last, run.outcome)
+        verdict = newton.step(workspace, run.backend, last, self.tol)
+        run.products = newton.products
+        return outcomes.at_end(last, run.outcome, verdict == HOLDS or self.options.has_value(last))
+
+    def note_answer(self) -> None:
+        """Note the potentials, the marginals and how they were found."""
+        run, workspace = self.run, self.workspace
+        run.reads = self.reads
+        if workspace.reads != self.reads:
+            run.reads = f"{self.reads}, then {workspace.reads}"
+        coarse = workspace.coarse
+        run.clusters = coarse.count if coarse and coarse.corrected else 0
+        run.potentials = workspace.potentials()
+        run.marginals = workspace.marginals()

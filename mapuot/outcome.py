@@ -1,0 +1,148 @@
+"""Outcomes of passes, stages and solves: a status and its reason. Python sets a status here and nowhere else.
+
+The rules judge a pass by its numbers (src_c/common/rules.h; for many marginals backends/rules.py). The functions below
+say what follows from that verdict, from Newton's step towards hard columns, and from the end of a stage.
+"""
+
+from typing import NamedTuple
+
+from .contract import Stats
+from .status import GOES_ON
+
+
+class Outcome(NamedTuple):
+    """The status of a solve, and the reason for it."""
+
+    status: str  # of status.STATUSES
+    reason: str
+
+
+REASONS = {
+    "running": "the error is not certified yet",
+    "converged": "the error is certified",
+    "absorb": "the scalings outgrew K",
+    "stalled": "rounding allows no smaller error",
+    "not finite": "the plan or a scaling overflows",
+    "underflow": "the mass of the plan vanishes",
+    "max_passes": "the limit on the passes is reached",
+    "cancelled": "the callback or another thread ended the solve",
+}
+RUNNING = Outcome("running", REASONS["running"])
+CONVERGED = Outcome("converged", REASONS["converged"])
+CANCELLED = Outcome("cancelled", REASONS["cancelled"])
+SPENT = Outcome("max_passes", REASONS["max_passes"])
+
+
+def of_status(status: str) -> Outcome:
+    """Return the outcome of an earlier solve, or of a single call of the core, that ended with this status."""
+    return Outcome(status, REASONS[status])
+
+
+# ---- the loop
+
+
+def after_pass(verdict: str, is_cancelled: bool, is_spent: bool) -> Outcome:
+    """Return what follows from a pass; ``is_spent``: no pass is left."""
+    if verdict in GOES_ON and is_cancelled:
+        return CANCELLED
+    if verdict in GOES_ON and is_spent:
+        return SPENT
+    return of_status(verdict)
+
+
+def after_far_start() -> Outcome:
+    """Return the outcome of a stage whose first pass has too large an error: another start is better."""
+    return Outcome("running", "the start is too far from the optimum")
+
+
+def after_fresh_kernel(before: Outcome, again: Outcome) -> Outcome:
+    """Return the outcome of a solve in place, of which one more pass on a fresh K was made."""
+    if "converged" in (before.status, again.status):
+        return again
+    return before
+
+
+def before_newton_step(is_spent: bool) -> Outcome:
+    """Return the outcome of a pass after which Newton's step is not yet worth its products."""
+    if is_spent:
+        return SPENT
+    return Outcome("running", "Newton's step waits for more passes")
+
+
+def after_newton_step(stat: Stats, holds: bool, gives_up: bool, is_spent: bool) -> Outcome:
+    """Set the status of a pass that Newton's step has judged; return the outcome. ``holds``: it is certified."""
+    if holds:
+        stat.status = "converged"
+        return CONVERGED
+    stat.status = "running"
+    if gives_up:
+        return Outcome("stalled", "Newton's steps do not meet the hard marginals")
+    if is_spent:
+        return SPENT
+    return RUNNING
+
+
+def after_newton_pass(stat: Stats, outcome: Outcome, is_met: bool) -> Outcome:
+    """Set the status of the pass that follows Newton's step; ``is_met``: its error, or its value, is certified."""
+    if is_met:
+        stat.status = "converged"
+        return CONVERGED
+    stat.status = "running"
+    if outcome.status == "max_passes":
+        return outcome
+    return RUNNING
+
+
+def after_dropped_step(before: Outcome, again: Outcome, is_certified_later: bool) -> Outcome:
+    """Return the outcome after one more pass from the state before a step that the guard dropped."""
+    if again.status == "converged" and not is_certified_later:
+        return again
+    return before
+
+
+def at_end(stat: Stats, outcome: Outcome, is_certified: bool) -> Outcome:
+    """Return the last outcome; ``is_certified``: Newton's step has just certified the pass."""
+    if is_certified:
+        stat.status = "converged"
+        return CONVERGED
+    return outcome
+
+
+def after_certificate(stat: Stats, outcome: Outcome) -> Outcome:
+    """Return the last outcome of passes that need no Newton step: the certificate of the last pass counts."""
+    if stat.status == "converged" and outcome.status != "cancelled":
+        return CONVERGED
+    return outcome
+
+
+# ---- stages
+
+
+def at_start(outcome: Outcome, factors_follow: bool) -> Outcome:
+    """Return the outcome with which the stages begin; a stalled call is followed by steps with a factor, or by none."""
+    if outcome.status == "stalled" and not factors_follow:
+        return RUNNING
+    return outcome
+
+
+def before_factored_steps() -> Outcome:
+    """Return the outcome of passes that only prepare Newton's steps with a factor, which certify the plan."""
+    return Outcome("stalled", "steps with a factor follow, and certify")
+
+
+def after_rough_stage() -> Outcome:
+    """Return the outcome of a stage at a larger reg, over fewer pairs, or of one potential that did not converge."""
+    return Outcome("running", "the stage certifies nothing of the whole problem")
+
+
+def after_own_stage(outcome: Outcome, is_cancelled: bool, is_spent: bool) -> Outcome:
+    """Return the outcome of a stage at the requested reg.
+
+    ``is_cancelled``: the solve was cancelled in a stage before; ``is_spent``: no pass of the solve, or of the stage, is
+    left.
+    """
+    if is_cancelled:
+        return CANCELLED
+    if outcome.status == "max_passes" and not is_spent:
+        return Outcome("stalled", "the passes of the stage are used up")
+    return outcome
