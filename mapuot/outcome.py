@@ -4,7 +4,9 @@ The rules judge a pass by its numbers (src_c/common/rules.h; for many marginals 
 say what follows from that verdict, from Newton's step towards hard columns, and from the end of a stage.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from .contract import Stats
 from .status import GOES_ON
@@ -36,6 +38,28 @@ SPENT = Outcome("max_passes", REASONS["max_passes"])
 def of_status(status: str) -> Outcome:
     """Return the outcome of an earlier solve, or of a single call of the core, that ended with this status."""
     return Outcome(status, REASONS[status])
+
+
+# ---- a pass
+
+
+def request_kernel(stat: Stats) -> None:
+    """Set the status of a pass whose K, or whose mask of pairs, must be made anew before the next one."""
+    stat.status = "absorb"
+
+
+def after_last_change(stat: Stats, is_small: bool) -> None:
+    """Set the status of a pass without a certificate: it ends the solve if the potentials hardly move."""
+    if is_small:
+        stat.status = "converged"
+    else:
+        stat.status = "running"
+
+
+def after_late_certificate(stat: Stats, is_certified: bool) -> None:
+    """Set the status of the last pass, which got its certificate after it was judged."""
+    if is_certified:
+        stat.status = "converged"
 
 
 # ---- the loop
@@ -118,6 +142,13 @@ def after_certificate(stat: Stats, outcome: Outcome) -> Outcome:
 # ---- stages
 
 
+def after_one_call(is_certified: bool) -> Outcome:
+    """Return the outcome of a solve in one call on a device; Newton's step has judged its hard columns."""
+    if is_certified:
+        return CONVERGED
+    return Outcome("stalled", "Newton's step leaves the hard marginals too far")
+
+
 def at_start(outcome: Outcome, factors_follow: bool) -> Outcome:
     """Return the outcome with which the stages begin; a stalled call is followed by steps with a factor, or by none."""
     if outcome.status == "stalled" and not factors_follow:
@@ -146,3 +177,26 @@ def after_own_stage(outcome: Outcome, is_cancelled: bool, is_spent: bool) -> Out
     if outcome.status == "max_passes" and not is_spent:
         return Outcome("stalled", "the passes of the stage are used up")
     return outcome
+
+
+# ---- batches
+
+
+def unsolved(count: int) -> Any:
+    """Return the statuses of problems that no passes have solved yet."""
+    return np.full(count, "absorb", dtype="U12")
+
+
+def after_passes_together(statuses: Any, is_spent: bool, certifies: bool) -> Any:
+    """Return the statuses of problems after their passes together; "absorb": the problem goes on alone.
+
+    ``certifies``: the passes certify hard columns, too.
+    """
+    if not certifies:
+        return unsolved(len(statuses))
+    return np.where(statuses == "running", "max_passes" if is_spent else "absorb", statuses)
+
+
+def after_core_calls(is_converged: Any, is_stalled: Any) -> Any:
+    """Return the statuses of problems that the core has solved in one call each."""
+    return np.where(is_converged, "converged", np.where(is_stalled, "stalled", "max_passes"))

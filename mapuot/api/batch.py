@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import outcome as outcomes
 from ..answer import slopes
 from ..answer.result import Answer, Result, numbers, primal_value, with_constant
 from ..answer.slopes import Gradient
@@ -27,7 +28,7 @@ from ..backends.workspace import FAR_LOG, ROUNDING_PART
 from ..cached import cached_property
 from ..contract import Backend, BatchEngine
 from ..errors import MUTED, InfeasibleError, ScalingWarning, warn
-from ..outcome import of_status
+from ..outcome import CONVERGED, of_status
 from ..penalties import F64
 from ..problem.clouds import Clouds
 from ..problem.cost import as_vectors, cost_of
@@ -346,7 +347,7 @@ class BatchRun:
         self.tables: Any = None  # log u, log v, r, s
         self.ends = {name: np.empty(p) for name in ("gap", "error", "dual", "mass")}
         self.n_passes = np.zeros(p, np.int64)
-        self.status, self.how = np.full(p, "absorb", dtype="U12"), np.full(p, "", dtype=object)
+        self.status, self.how = outcomes.unsolved(p), np.full(p, "", dtype=object)
         self.far: Any = ()  # problems solved alone from a distant start: K has the rounding of large exponents
 
     def solve(self, log_v: Any, bar: Any) -> None:
@@ -456,8 +457,8 @@ class BatchRun:
             running = now
         self.read(workspace, i0, i1)
         status = workspace.status()
-        status = np.where(status == "running", "max_passes" if most == self.max_passes else "absorb", status)
-        self.status[i0:i1] = status if workspace.meets or not misses(self.task) else "absorb"  # else solved alone
+        certifies = workspace.meets or not misses(self.task)  # else the problems are solved alone
+        self.status[i0:i1] = outcomes.after_passes_together(status, most == self.max_passes, certifies)
 
     def read(self, workspace: Any, i0: int, i1: int) -> None:
         """Copy the last potentials, marginals and statistics of problems i0 to i1 into the tables."""
@@ -492,7 +493,7 @@ class BatchRun:
         holds = certify_passes(task, workspace.stats, log_v, marginals, options.tol)
         holds &= np.isin(workspace.status(), ("converged", "running"))
         self.read(workspace, i0, i1)
-        self.status[i0:i1][holds] = "converged"
+        self.status[i0:i1][holds] = CONVERGED.status
         bar.update(int(holds.sum()))
 
     def plainly(self, left: Any, log_v: Any, bar: Any) -> Any:
@@ -521,7 +522,7 @@ class BatchRun:
             whose, more = " for some problems", [FORMED] * bool(task.several)
             self.how[where] = [in_core(options, int(larger), bool(one), more, whose) for larger, one in ways]
             converged = records["status"][done] == whole.CONVERGED
-            self.status[where] = np.where(converged, "converged", np.where(stalled[done], "stalled", "max_passes"))
+            self.status[where] = outcomes.after_core_calls(converged, stalled[done])
             bar.update(len(where) - int(stalled.sum()))
         return left[~np.isin(self.status[left], ("converged", "max_passes"))]
 
@@ -623,7 +624,7 @@ class BatchResult(Answer, Sequence[Result]):
         )
         for values in zero:
             values[which] = 0
-        self.status[which], self.how[which] = "converged", "a side has no mass"
+        self.status[which], self.how[which] = CONVERGED.status, "a side has no mass"
         self.dual[which] = self.objective[which]
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ from ..backends import Options, Stats, load
 from ..backends.kernel import StaleError, largest_of
 from ..backends.rules import Judge, plan_error
 from ..contract import LEAST_MASS, Backend, memory_of
+from ..outcome import after_last_change, after_late_certificate
 from ..penalties import F64
 
 DEPTH = 20  # number of Anderson's differences
@@ -142,7 +143,7 @@ class Ascent:
             self.next_log_v = body.image(found, False)
             self.residual = body.change
             stat = self.told(PassCertificate(), found.mass)
-            stat.status = "converged" if self.residual <= body.tol_change else "running"
+            after_last_change(stat, self.residual <= body.tol_change)
             return stat
         least, most = (f(body.reg, 1.0) * found.mass for f in (min, max))
         if not LEAST_MASS <= least <= most < math.inf:  # reg times the mass, the unit of gaps, must be a normal number
@@ -223,8 +224,7 @@ class Ascent:
         elif not self.body.certifies:
             stat.gap, stat.error = self.body.bounds()
             return
-        if self.judge.again(stat, 0.0, 0.0, self.judge.progress.moved):
-            stat.status = "converged"
+        after_late_certificate(stat, self.judge.again(stat, 0.0, 0.0, self.judge.progress.moved))
 
     def failed(self, mass: float) -> Stats:
         self.found = self.found if self.found is not None and self.found.whole else None

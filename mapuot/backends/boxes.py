@@ -19,6 +19,7 @@ import numpy as np
 from ..arrays import PAD, any_of, copied, formula, host, namespace
 from ..cached import cached_property
 from ..contract import LEAST_MASS, Stats
+from ..outcome import request_kernel
 from ..penalties import F64
 from ..problem.points import Kept, softened
 from ..problem.problem import Problem
@@ -424,7 +425,9 @@ class Truncation:
         self.take(stat, state, found)
         costly = stat.status == "running" and not stat.rejected and share.error > max(OLD * self.tol, 0.5 * found)
         if costly or (stat.status == "converged" and not enough):
-            self.goal, self.rough, stat.status = self.goal / 4, False, "absorb"
+            self.goal = self.goal / 4
+            self.rough = False
+            request_kernel(stat)
 
     def look(self, stat: Stats, state: Any) -> None:
         """Request another mask after a float32 pass if one is due; ``state``: a function that returns the state."""
@@ -437,7 +440,8 @@ class Truncation:
             return
         self.state, self.known = state, True
         if self.rough and error <= ROUGH and stat.status == "running":
-            self.rough, stat.status = False, "absorb"
+            self.rough = False
+            request_kernel(stat)
 
     def corrected(self, workspace: Any, stat: Stats, floor: float, comparable: bool) -> F64 | None:
         """Return the log v that follows a pass after a correction; None: the pass's own next log v.

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..arrays import any_of, formula, host, largest, median, namespace
 from ..contract import Options, Stats
+from ..outcome import request_kernel
 from ..penalties import F64
 from ..problem.problem import Idle, Problem
 from .boxes import Iterated, Truncation
@@ -181,7 +182,9 @@ class Workspace:
     def check_idle(self, stats: list[Stats]) -> None:
         """If a point that was thought idle may have influence, void the passes' certificates and request a new K."""
         if self.idle and not self.idle.holds(self.potentials(), self.marginals(), self.problem.ranks):
-            self.idle, self.refuted, stats[-1].status = None, True, "absorb"
+            self.idle = None
+            self.refuted = True
+            request_kernel(stats[-1])
             for stat in stats:
                 stat.gap = stat.error = np.inf
                 stat.dual = -np.inf
@@ -245,7 +248,8 @@ class Workspace:
         else:
             self.truncation.settle(stats[-1], self.iterate_state(), self.progress_of("moved"))
         if self.progress_of("dead") > 0 and self.truncation.known:
-            self.truncation.known, stats[-1].status = False, "absorb"
+            self.truncation.known = False
+            request_kernel(stats[-1])
         self.check_idle(stats)
         return stats
 

@@ -18,6 +18,7 @@ import numpy as np
 from ..arrays import host, namespace
 from ..backends import Options, Stats, load
 from ..contract import Backend
+from ..outcome import RUNNING
 from ..problem.clouds import PointCloud
 from ..problem.cost import Dense, cost_of
 from ..problem.kinds import formed
@@ -71,7 +72,7 @@ class Start(NamedTuple):
 
     potentials: Any = None  # (log u, log v) or a Result; None: zeros
     trace: Any = ()  # the stats of the passes so far
-    status: str = "running"
+    status: str = RUNNING.status
     products: int = 0  # products of Newton's steps so far
 
 

@@ -24,6 +24,7 @@ from ..backends.operator import parts_of
 from ..backends.records import ABSORB, RUNNING
 from ..cached import cached_property
 from ..contract import Backend
+from ..outcome import after_one_call
 from ..problem.cost import Dense, cost_of
 from ..problem.problem import Problem
 from ..problem.validate import moves_little
@@ -83,8 +84,8 @@ class PendingSolve:
         if not self.solved:
             return None
         result = DeviceResult(self.problem, self.sent.told(), self.since)
-        if not self.certain and not result.meets(self.problem.cost.array):
-            result.status = "stalled"
+        is_certified = self.certain or result.meets(self.problem.cost.array)
+        result.status = after_one_call(is_certified).status
         return result
 
     def unfinished(self, most: int) -> Start:
@@ -203,7 +204,6 @@ def one_call(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, **words: Any) -> "Cal
 class DeviceResult(LazyResult):
     """The `Result` of a problem that one call solved on a device; the exponents of its plan stay there."""
 
-    status = "converged"
     products = 0  # number of products of Newton's step
 
     def __init__(self, problem: PlainProblem, found: Any, begun: float) -> None:
