@@ -36,7 +36,7 @@ from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_rows
 from .report import page
 from .route.options import METHODS, PRECISIONS, SCHEDULES
-from .status import told_bound
+from .status import describe_bound
 from .synonyms import ARGUMENTS, REQUIRED, hint, ours_for
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -321,7 +321,7 @@ def print_values(result: Result, values: dict[str, Any]) -> None:
         if getattr(result, name) != 1:
             click.echo(f"{name:<12} {getattr(result, name):.10g}")
     if not result.converged:
-        text = told_bound(result.error_bound, "certified relative plan error")
+        text = describe_bound(result.error_bound, "certified relative plan error")
         click.echo(f"mapuot: not converged ({result.status}): {text}", err=True)
 
 

@@ -22,7 +22,7 @@ from .route import on_device
 from .synonyms import hinted
 
 
-class Later(Tensors):
+class PendingResult(Tensors):
     """A Result for squared distances between points on a GPU; its solve may still be running.
 
     After the solve the GPU draws as many pairs as there are rows, for a later ``sample`` with the same ``rng``. Drawing
@@ -131,7 +131,7 @@ class OTPlanSampler:
         if (like := tensor_among(rows, columns)) is not None:
             rows, columns = rows.to(like.device), columns.to(like.device)
             if like.is_cuda and not self.normalize_cost:
-                return Later(rows, columns, self.rng, {"reg": self.reg, "reg_m": self.reg_m} | self.options)  # type: ignore[return-value]
+                return PendingResult(rows, columns, self.rng, {"reg": self.reg, "reg_m": self.reg_m} | self.options)  # type: ignore[return-value]
             rows, columns = rows.detach(), columns.detach()
         centre = rows.mean(0)
         rows, columns = rows - centre, columns - centre

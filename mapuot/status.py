@@ -23,14 +23,14 @@ class Words(NamedTuple):
 OURS = Words()
 
 
-def told_bound(error: float, name: str = "error") -> str:
+def describe_bound(error: float, name: str = "error") -> str:
     """Describe a certified relative plan error; an error of 1 or more says nothing about the plan."""
     if error < 1:
         return f"{name} {error:.1e}"
     return "nothing certified yet"
 
 
-def told_miss(error: float, tol: float, words: Words = OURS) -> str:
+def describe_miss(error: float, tol: float, words: Words = OURS) -> str:
     """Describe a certified error above ``tol``."""
     if error < 1:
         return f"certified relative plan error {error:.2e} > {words.tol} {tol:.2e}"
@@ -61,7 +61,7 @@ def not_converged(result: Any, tol: float, finer: bool = False, words: Words = O
         why = words.passes
     else:
         why = result.status
-    told = told_miss(result.error_bound, tol, words)
+    told = describe_miss(result.error_bound, tol, words)
     return f"not converged ({why}) after {result.n_passes} passes: {told}; {cure}{value_known(result)}"
 
 

@@ -28,9 +28,9 @@ def kept_thread(work: Work) -> None:
 
 def each(
     function: Callable[[Any], Any], items: Iterable[Any], stop: Work, *, threads: int = 1,
-    start: Callable[[Work], None] = new_thread, told: Work = lambda: None,
+    start: Callable[[Work], None] = new_thread, report: Work = lambda: None,
 ) -> None:  # fmt: skip
-    """Call ``function(item)`` for all items in up to ``threads`` other threads, and ``told()`` here after each.
+    """Call ``function(item)`` for all items in up to ``threads`` other threads, and ``report()`` here after each.
 
     The first exception of a call is raised, or one of this thread, Ctrl-C above all, when ``stop()`` has been called
     and the calls under way have ended.
@@ -60,7 +60,7 @@ def each(
             error = next_of(answers)
             if error:
                 raise error
-            told()
+            report()
     except BaseException:
         waiting.clear()  # threads that begin later find nothing to do
         stop()

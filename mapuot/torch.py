@@ -68,7 +68,7 @@ class Measure(NamedTuple):
         return torch.split(self.masses, sizes), torch.split(self.points, sizes)
 
 
-class Alone(NamedTuple):
+class SelfSolve(NamedTuple):
     """The last solve of a cloud with itself."""
 
     loss: Any  # key of the loss that made the result
@@ -78,7 +78,7 @@ class Alone(NamedTuple):
     result: Any
 
 
-ALONE: Any = WeakTensorKeyDictionary()  # live tensor of points: its last `Alone`
+ALONE: Any = WeakTensorKeyDictionary()  # live tensor of points: its last `SelfSolve`
 
 
 @compilable(M=2, a=1, b=1)
@@ -180,7 +180,7 @@ def sample_loss(
     torch.Size([30, 2])
     """
     check_loss(options, reg_m)
-    return value_of(Between(reg, reg_m, (metric, scale), options), *both_clouds(a, x, b, y))
+    return value_of(CrossTerms(reg, reg_m, (metric, scale), options), *both_clouds(a, x, b, y))
 
 
 @compilable(M=2, a=1, b=1)
@@ -463,7 +463,7 @@ class SamplesLoss(torch.nn.Module):
             return held.result
         result = self.solve(side, side, (rho, rho), backend)
         if np.all(result.converged):
-            ALONE[side.given] = Alone(loss, points, masses.copy(), side.starts, result)
+            ALONE[side.given] = SelfSolve(loss, points, masses.copy(), side.starts, result)
         return result
 
     def solve(self, rows: Measure, cols: Measure, rho: Any, backend: str) -> Any:
@@ -580,7 +580,7 @@ def value_by(task: Loss, *tensors: Any) -> Any:
     return _Loss.apply(task, *tensors)[0]
 
 
-class Between:
+class CrossTerms:
     """Terms of a value between clouds: the value of `sample_loss` is the dual value alone."""
 
     eps, debias = 0.0, False

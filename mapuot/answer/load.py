@@ -10,7 +10,7 @@ from ..files import opened, read_values
 from ..penalties import PENALTIES
 from ..problem.cost import Cost, lowered
 from ..problem.kinds import as_cost
-from ..problem.mask import Masked, SeededMask
+from ..problem.mask import MaskedReference, SeededMask
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_range, as_reference, as_threads
@@ -26,7 +26,7 @@ ANSWERED = ("cost", "objective", "dual", "mass")  # the NUMBERS that belong to t
 SAME = 1e-6  # relative tolerance for least and largest M: float32 and float64 copies of a matrix differ
 
 
-class Absent(Cost):
+class AbsentCost(Cost):
     """The cost of a Result that was loaded without M."""
 
     kind = "no matrix"
@@ -38,8 +38,8 @@ class Absent(Cost):
     def read(self, i0: int, i1: int) -> Any:
         raise ValueError("M must be given for what needs the plan: mapuot.load(path, M)")
 
-    def transpose(self) -> "Absent":
-        return Absent(self.shape[::-1], self.dtype)
+    def transpose(self) -> "AbsentCost":
+        return AbsentCost(self.shape[::-1], self.dtype)
 
 
 def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "auto", threads: Any = None) -> Result:
@@ -93,7 +93,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     constant = float(values.get("constant", 0.0))
     low, high, forbidden = values["M_min"], values["M_max"], values["forbidden"]
     has_cost = M is not None
-    cost: Any = Absent(shape, values["dtype"])
+    cost: Any = AbsentCost(shape, values["dtype"])
     if has_cost:
         cost = lowered(as_cost(opened(M), chosen, a=rows.weight, b=cols.weight), constant)
         check_same(cost, shape, (low, high, forbidden), as_range(cost, values["reg"], chosen))
@@ -103,12 +103,12 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
             raise ValueError("reference must be given: the answer is of a problem with a reference matrix")
         c = opened(reference)
         if isinstance(c, Cost):
-            c = c.part(rows.weight, cols.weight, ALONE)
+            c = c.own_block(rows.weight, cols.weight, ALONE)
         c = as_reference(c, cost, rows.weight, cols.weight, chosen)[0]
     elif c == "matrix":
-        c = Absent(shape, "float64")
+        c = AbsentCost(shape, "float64")
     if "mask" in values:
-        c = Masked(c, values["mask"], shape)
+        c = MaskedReference(c, values["mask"], shape)
     problem = Problem(cost, rows, cols, values["reg"], c, low, high, forbidden, values["c_mass"], constant=constant)
     log_u, log_v, *marginals = (values[name] for name in VECTORS[:4])
     last = values["status"], as_threads(threads), str(values.get("how", ""))

@@ -12,7 +12,7 @@ import numpy as np
 from .. import penalties
 from ..arrays import host, namespace
 from ..backends import Stats, pick
-from ..backends.boxes import KeptPlan, Sorted
+from ..backends.boxes import KeptPlan, SortedPoints
 from ..backends.conditional import LEAST, scaled_rows
 from ..backends.draw import BLOCK_ENTRIES
 from ..backends.operator import Operator
@@ -26,7 +26,7 @@ from ..problem.labels import as_labels, classes_of, one_hot
 from ..problem.problem import Problem
 from ..problem.sparse import entries, gathered, is_sparse
 from ..problem.validate import as_choice, as_count, as_float, as_share
-from ..status import FAILED, told_bound
+from ..status import FAILED, describe_bound
 from ..synonyms import Hints
 from . import between, curvature, sharpness, slopes, unregularised
 from .draw import DRAWS, as_generator, draw_once, draw_rows
@@ -67,7 +67,7 @@ def primal_value(problem: Any, mass: Any, sides: Any, rhos: Any = (None, None)) 
     return np.where(np.isnan(total), np.inf, total)
 
 
-class Certified:
+class CertifiedAnswer:
     """Base of answers: the certificate of the last pass."""
 
     trace: list[Stats]
@@ -154,7 +154,7 @@ class Answer(Hints):
         return self.row_marginal, self.col_marginal
 
 
-class Result(Certified, Answer):
+class Result(CertifiedAnswer, Answer):
     """Answer of `solve`: the potentials, the certificate, and the plan on request.
 
     The plan is formed only when ``plan`` is read. ``apply``, ``barycentric_map``, ``map``, ``top_k``, ``sparse``,
@@ -227,7 +227,7 @@ class Result(Certified, Answer):
     """
 
     problem: Problem
-    skipped: Sorted | None = None  # the skipped pairs, with the order of the points
+    skipped: SortedPoints | None = None  # the skipped pairs, with the order of the points
     sharpness = cached_property(sharpness.sharpness)
     unregularised_bounds = unregularised.unregularised_bounds
     gradient, potential, map = slopes.gradient, slopes.potential, slopes.map
@@ -235,7 +235,7 @@ class Result(Certified, Answer):
 
     def __init__(
         self, problem: Problem, backend: Backend, potentials: tuple[F64, F64], marginals: tuple[F64, F64] | None,
-        trace: list[Stats], status: str, threads: int | None, how: str = "", skipped: Sorted | None = None,
+        trace: list[Stats], status: str, threads: int | None, how: str = "", skipped: SortedPoints | None = None,
     ) -> None:  # fmt: skip
         self.problem, self._backend, self._threads = problem, backend, threads
         self.how, self.skipped = how, skipped
@@ -252,7 +252,7 @@ class Result(Certified, Answer):
 
     def __repr__(self) -> str:
         m, n = self.problem.shape
-        told = told_bound(self.error_bound, "error_bound")
+        told = describe_bound(self.error_bound, "error_bound")
         given = " and ".join(dict.fromkeys(f"{side.mass:.6g}" for side in self.problem.sides))
         mass = f"mass {self.mass:.6g} of {given}"
         return f"<mapuot.Result {m}x{n} {self.status} after {self.n_passes} passes, {told}, {mass}>"

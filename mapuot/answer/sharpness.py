@@ -107,7 +107,7 @@ def plan_information(result: Any, mass: float) -> tuple[float, float]:
     return float(total / mass - np.log(mass)), float(size / mass + abs(np.log(mass)))
 
 
-def told_sharpness(result: Any) -> dict[str, str]:
+def describe_sharpness(result: Any) -> dict[str, str]:
     """Return the summary's line on sharpness; none if M is large or not at hand. Every rank must call this."""
     p = result.problem
     pairs = int(p.ranks.sum(p.cost.size))

@@ -24,7 +24,7 @@ from ..backends.kernel import UNIT
 from ..backends.log_matmul import multiply
 from ..backends.operator import Operator
 from ..penalties import F64
-from ..problem.mask import Masked
+from ..problem.mask import MaskedReference
 from ..problem.points import PointCosts, as_points, size_of
 from ..problem.problem import BatchProblem
 from ..problem.side import Side
@@ -346,7 +346,9 @@ def map(result: Any, points: Any, values: Any = None, side: str = "rows") -> F64
     return image[:, 0] if flat else image
 
 
-def row_operator(result: Any, cloud: PointCosts, points: Any, rows: bool, masked: Masked | None = None) -> Operator:
+def row_operator(
+    result: Any, cloud: PointCosts, points: Any, rows: bool, masked: MaskedReference | None = None
+) -> Operator:
     """Return the operator v_j c_j w_kj exp(-M_kj / reg) from points k to columns j; each row's largest entry is 1.
 
     ``cloud`` has the columns; ``masked`` holds the weights w of a mask. A row without an entry has alpha -inf.
@@ -361,11 +363,11 @@ def row_operator(result: Any, cloud: PointCosts, points: Any, rows: bool, masked
     operator: Any = result._backend.operator_of(here, p.reg, masked, threads=result._threads)
     alpha = np.zeros(len(here))
     operator.balance(alpha, beta)
-    found: Operator = operator.take(np.where(np.isfinite(alpha), alpha, -np.inf), beta)
+    found: Operator = operator.set_exponents(np.where(np.isfinite(alpha), alpha, -np.inf), beta)
     return found
 
 
-def fixed_point(result: Any, points: Any, rows: bool, masked: Masked | None = None) -> F64:
+def fixed_point(result: Any, points: Any, rows: bool, masked: MaskedReference | None = None) -> F64:
     """Return the potential of one side at points by its fixed-point equation; ``masked``: pairs that a mask keeps."""
     cloud = check(result)
     cloud = cloud if rows else cloud.transpose()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import any_of
-from .sharpness import told_sharpness
+from .sharpness import describe_sharpness
 
 REFERENCES = {"product": "a b^T", "uniform": "ones"}
 
@@ -61,7 +61,7 @@ def facts(result: Any) -> dict[str, str]:
         "certificate": certificate_words(result),
         "error_bound": f"{result.error_bound:.2e}" if result.error_bound < 1 else "none yet",
         "gap": f"{result.gap:.2e}", "mass": f"{number(result.mass)}: {' and '.join(moved)}", "how": result.how,
-        **told_sharpness(result),
+        **describe_sharpness(result),
     }  # fmt: skip
 
 

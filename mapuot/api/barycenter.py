@@ -16,7 +16,7 @@ import numpy as np
 
 from ..answer.tensors import taken
 from ..arrays import host
-from ..ascend.barycenters import Barycenter, Debiased
+from ..ascend.barycenters import Barycenter, DebiasedBarycenter
 from ..ascend.loop import Run
 from ..ascend.passes import Engine
 from ..backends import Stats, load, pick
@@ -28,7 +28,7 @@ from ..problem.kinds import as_cost, as_costs, as_whole_cost, stores_pairs
 from ..problem.scale import matrices_of
 from ..problem.symmetry import as_symmetric
 from ..route.options import make_options
-from ..status import told_bound, told_miss, warn_not_converged
+from ..status import describe_bound, describe_miss, warn_not_converged
 from ..synonyms import REQUIRED, Hints, hinted
 from .entry import entry
 
@@ -109,7 +109,7 @@ class BarycenterResult(Hints):
         state = "converged" if self.converged else "not converged"
         mass = self.q.sum(tuple(range(-axes, 0)))
         masses = f"mass {mass:.6g}" if mass.ndim == 0 else f"masses {mass.min():.6g} to {mass.max():.6g}"
-        known = told_bound(self.error_bound)
+        known = describe_bound(self.error_bound)
         if self.error_bound == np.inf > self.gap:
             known = f"gap {self.gap:.1e}"
         ended = f"{state} after {self.n_passes} passes, {known}, last change {self.change:.1e}"
@@ -210,7 +210,11 @@ def barycenter(
     callback, weightings = validate.as_callback(callback), np.atleast_2d(table / table.sum(-1, keepdims=True))
     for w, start in zip(weightings, starts_of(warm_start, A, reg, len(weightings)), strict=True):
         levelled = of_equal_masses(M, A, w) if rho == np.inf else A
-        body = Debiased(levelled, operator, rho, w, tol_change) if debiased else Barycenter(levelled, operator, rho, w)
+        body = (
+            DebiasedBarycenter(levelled, operator, rho, w, tol_change)
+            if debiased
+            else Barycenter(levelled, operator, rho, w)
+        )
         found.append(Run(Engine(lambda body, before: body), max_passes, callback, progress))
         with found[-1].shown():
             found[-1].run(body, options, start)
@@ -261,7 +265,7 @@ def why_not(run: Run, tol: float) -> str:
                 missed = body.apart(plans.log_u, plans.log_kv)[2] / plans.mass
             few = f", plans miss {missed:.1e} of the mass, where M may connect too few points" * (missed > tol)
         cure = "rounding allows no better: raise tol" * (run.status == "stalled" and not few)
-        return f"{told_miss(run.trace[-1].error, tol)}{few}; {cure or 'raise max_passes, reg or tol'}"
+        return f"{describe_miss(run.trace[-1].error, tol)}{few}; {cure or 'raise max_passes, reg or tol'}"
     gap, changed = run.trace[-1].gap, f"last change {body.change:.2e} > tol_change {body.tol_change:.2e}"
     value = f"; the value is at most {gap:.1e} above the optimum" * math.isfinite(gap)
     return f"{changed}{value}; raise max_passes, reg or tol_change"
@@ -303,7 +307,7 @@ def check_shares(shares: F64, used: Any, label: Any) -> None:
     if wrong.any():
         k = int(wrong.argmax())
         s, t = np.flatnonzero(used)[[some[:, k].argmax(), some[:, k].argmin()]]
-        points = validate.told_points(f"A[{s}]", label == k)
+        points = validate.name_points(f"A[{s}]", label == k)
         held = f"{shares[s, k]:.6g} of A[{s}], but {shares[t, k]:.6g} of A[{t}]"
         raise InfeasibleError(f"M connects {points} with no other points, and there is {held}")
 

@@ -370,7 +370,7 @@ class BatchRun:
         on_cpu = self.backend.name != "cuda"
         threads = (self.options.threads or core_count()) if on_cpu else 1
         of_each = max(1, threads // max(1, len(left))) if self.task.several else 1
-        each(lambda i: self.alone(i, log_v, of_each), left, self.stop, threads=threads, told=bar.update)
+        each(lambda i: self.alone(i, log_v, of_each), left, self.stop, threads=threads, report=bar.update)
 
     def stop(self) -> None:
         """Make each solve in a thread end after its current call of the core."""
@@ -400,7 +400,7 @@ class BatchRun:
             i1 = min(i0 + step, len(task))
             start = None if log_v is None else log_v[i0:i1]
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # status reports failures
-                workspace = engine.workspace(task.part(i0, i1), options, start)
+                workspace = engine.workspace(task.problems(i0, i1), options, start)
                 cold = start is None or not bool((start != 0).any())
                 climbs = engine.climbs and cold and not options.symmetric
                 stages = climb(workspace.task, options, COARSE_PASSES) if climbs else []

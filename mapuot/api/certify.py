@@ -42,7 +42,7 @@ from ..problem.sparse import Sparse
 from ..problem.validate import as_count, as_positive, as_range, as_threads
 from ..processor import default_threads
 from ..route.options import make_options
-from ..status import told_bound, told_miss, warn_not_converged
+from ..status import describe_bound, describe_miss, warn_not_converged
 from ..synonyms import Hints, hinted
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Certificate(Hints):
     converged: bool
 
     def __repr__(self) -> str:
-        told, stored = told_bound(self.error_bound, "error_bound"), self.result.problem.cost.size
+        told, stored = describe_bound(self.error_bound, "error_bound"), self.result.problem.cost.size
         status = "" if self.converged else "not "
         missing = f"{self.missing:.2g} of the mass missing in other pairs"
         return f"<mapuot.Certificate {status}converged after {self.rounds} rounds, {told}, {stored} pairs, {missing}>"
@@ -191,7 +191,7 @@ def not_certified(found: Certificate, tol: float) -> str:
         why = "no missing pair has mass that counts; raise tol or reg"
     else:
         why = f"{found.missing:.2g} of the mass is in pairs that are not stored; raise rounds, begin with more pairs"
-    told = told_miss(found.error_bound, tol)
+    told = describe_miss(found.error_bound, tol)
     return f"after {found.rounds} rounds, with {found.result.problem.cost.size} pairs, {told}: {why}, or solve M itself"
 
 

@@ -10,12 +10,12 @@ from ..answer.tensors import answered, listed, tensor_among
 from ..problem.scale import scaled
 
 F = TypeVar("F", bound=Callable[..., Any])
-Given = dict[str, Any]
+NamedArguments = dict[str, Any]
 
 
 def entry(
-    *tensors: str, costs: Callable[[Given], list[Any]] | None = None,
-    units: Callable[[Any, Given], Any] | None = None, each: bool = True,
+    *tensors: str, costs: Callable[[NamedArguments], list[Any]] | None = None,
+    units: Callable[[Any, NamedArguments], Any] | None = None, each: bool = True,
 ) -> Callable[[F], F]:  # fmt: skip
     """Decorate a function of costs and masses.
 
@@ -46,11 +46,11 @@ def entry(
     return decorate
 
 
-def arguments(signature: inspect.Signature, args: Any, named: Given) -> Given:
+def arguments(signature: inspect.Signature, args: Any, named: NamedArguments) -> NamedArguments:
     """Return all arguments of a call by name, with defaults; options that the function hands on are among them."""
     bound = signature.bind(*args, **named)
     bound.apply_defaults()
-    given: Given = dict(bound.arguments)
+    given: NamedArguments = dict(bound.arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             given |= given.pop(name)

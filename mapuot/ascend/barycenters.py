@@ -231,7 +231,7 @@ class Barycenter(Body):
         return kl, float(self.weights @ (asked * (2 + grown)).sum(1)), 0.0
 
 
-class Debiased(Barycenter):
+class DebiasedBarycenter(Barycenter):
     """The body of passes for a debiased barycenter: v_s = (q / K^T u_s)^fi, d <- sqrt(d (q / K d)^fi).
 
     Passes end when q changes by at most ``tol_change`` of its mass and the row sums miss at most as much. The value has

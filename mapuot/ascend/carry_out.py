@@ -10,13 +10,13 @@ import numpy as np
 from .. import outcome as outcomes
 from ..answer.result import Result
 from ..arrays import host, namespace
-from ..backends.boxes import Sorted, Truncation
+from ..backends.boxes import SortedPoints, Truncation
 from ..backends.factored import Reached
 from ..backends.newton import misses
 from ..contract import Options
 from ..penalties import F64
 from ..problem.cut import find_cut
-from ..problem.points import Formed
+from ..problem.points import FormedCosts
 from ..problem.problem import Problem
 from ..problem.validate import as_start
 from ..status import FAILED
@@ -24,7 +24,7 @@ from .factored import factored_start
 from .kept import RUNG_TOL, KeptPairs
 from .loop import Run
 from .stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, newton_words, route
-from .truncation import begun, ended, in_boxes
+from .truncation import begin_skipping, end_skipping, in_boxes
 
 
 def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
@@ -50,7 +50,7 @@ def less_constant(logs: tuple[Any, Any], problem: Any) -> tuple[Any, Any]:
     return log_u, log_v
 
 
-class Done(NamedTuple):
+class StageRecord(NamedTuple):
     stage: Stage
     before: str  # the status before the stage
     reads: str  # the form of K that its passes read, in words
@@ -78,7 +78,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
             mean = start[1]
         start = mean[problem.own], mean
     skip: Truncation | None = None
-    boxed: Sorted | None = None
+    boxed: SortedPoints | None = None
     factors_follow = way.nats is None and any(stage.factored for stage in way.stages)
     run.outcome = outcomes.at_start(run.outcome, factors_follow)
     run.potentials = start
@@ -88,7 +88,9 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
             task, boxed = in_boxes(run.backend.to_device(task), way.turned, run.backend.least_box, options.threads)
             task = run.backend.to_device(task)
             solve = functools.partial(between_all, run, escalate)
-            log_v, skip = begun(task, boxed, options, start if way.warm else None, way.nats, solve, run.backend)
+            log_v, skip = begin_skipping(
+                task, boxed, options, start if way.warm else None, way.nats, solve, run.backend
+            )
         elif task.rows.there and not run.backend.stores_kernel(task, options):
             task = run.backend.to_device(task)
             xp = namespace(task.rows.weight)
@@ -97,13 +99,15 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
             else:
                 log_v = xp.zeros(len(log_v))
         done, skip = all_stages(run, task, way, log_v, skip)
-    skipped = ended(boxed, skip) if boxed else None
-    how = told(way, done, problem, skip, run, called)
+    skipped = end_skipping(boxed, skip) if boxed else None
+    how = describe(way, done, problem, skip, run, called)
     potentials, marginals = (boxed.back(x) if boxed else x for x in (run.potentials, run.marginals))
     if way.turned:
         potentials = potentials[::-1]
         marginals = marginals[::-1]
-    if isinstance(problem.cost, Formed) and namespace(problem.cost.array) is not np:  # the host forms a plan of points
+    if (
+        isinstance(problem.cost, FormedCosts) and namespace(problem.cost.array) is not np
+    ):  # the host forms a plan of points
         problem = dataclasses.replace(problem, cost=problem.cost.cloud)
     return Result(
         problem, run.backend, potentials, marginals, run.trace, run.status, options.threads, how=how, skipped=skipped
@@ -112,9 +116,9 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
 
 def all_stages(
     run: Run, task: Any, way: Route, log_v: F64, skip: Truncation | None = None
-) -> tuple[list[Done], Truncation | None]:  # fmt: skip
+) -> tuple[list[StageRecord], Truncation | None]:  # fmt: skip
     """Carry out the stages of a route; return these stages, and the pairs that the last stage skipped."""
-    done = list[Done]()
+    done = list[StageRecord]()
     starts: dict[float, Reached] = {}  # for steps with a factor, by reg over the reg asked for
     if any(stage.factored for stage in way.stages):
         starts[1.0] = Reached(1.0, *run.potentials)
@@ -141,7 +145,7 @@ def all_stages(
         log_v = found
         if starts:
             note_start(run, task, stage, starts)
-        done.append(Done(now, before, run.reads, run.clusters, kept.share))
+        done.append(StageRecord(now, before, run.reads, run.clusters, kept.share))
         cancelled = settle(run, stage, larger, cancelled)
     return done, skip
 
@@ -221,12 +225,14 @@ def between_all(
     return carry_out(Run(run.backend, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate)
 
 
-def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None, run: Run, called: int) -> str:
+def describe(
+    way: Route, done: list[StageRecord], problem: Problem, skip: Truncation | None, run: Run, called: int
+) -> str:
     """Return the text of `Result.how`; ``called``: passes of the single call that made the start, or 0."""
     own = [x for x in done if x.stage.reg == problem.reg]
     first = [x for x in own if x.stage.after is UNDONE] or own[:1]
     together = [x for x in first if x.stage.symmetric]
-    more = [FORMED] if isinstance(problem.cost, Formed) else []
+    more = [FORMED] if isinstance(problem.cost, FormedCosts) else []
     more += ["turned"] if way.turned else []
     if together:
         more.append("one potential" if first == together else "one potential left")

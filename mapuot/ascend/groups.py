@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import formula, host, namespace
-from ..backends.boxes import ROUGH, Iterated
+from ..backends.boxes import ROUGH, PassState
 from ..contract import Backend, Options
 from ..penalties import F64
 from ..problem.points import PointCosts, softened
@@ -93,7 +93,7 @@ class Level(NamedTuple):
         """Return the mean of ``log`` over each group by mass, on the host; 0 for a group without mass."""
         used, terms = map(self.groups.sums, weighted(self.side.weight, log))
         with np.errstate(divide="ignore", invalid="ignore"):
-            found: F64 = known(host(terms) / host(used))
+            found: F64 = finite_or_zero(host(terms) / host(used))
         return found
 
     def spread(self, log: F64, steep: F64) -> F64:
@@ -113,7 +113,7 @@ def weighted(weight: F64, log: F64) -> tuple[F64, F64]:
 
 
 @formula
-def known(log: F64) -> F64:
+def finite_or_zero(log: F64) -> F64:
     """Return ``log`` with every non-finite number replaced by 0."""
     return np.where(np.isfinite(log), log, 0.0)
 
@@ -138,7 +138,7 @@ class Groups:
         rows, columns = softened(cloud, *cloud.coordinates(xp))
         points = self.points = rows, columns[:, : problem.shape[1]].T
         groups = [grouping(x, -(-len(x) // unit), max(unit, cloud.unit)) for x, unit in zip(points, units, strict=True)]
-        self.units, self.small, self.levels = units, grouped(problem, points, groups), list[Level]()
+        self.units, self.small, self.levels = units, problem_of_groups(problem, points, groups), list[Level]()
         means = self.small.cost.cloud
         coarse = (self.small.rows, means.rows), (self.small.cols, means.targets)
         for side, (mean, middle), fine, own in zip((problem.rows, problem.cols), coarse, points, groups, strict=True):
@@ -162,12 +162,12 @@ class Groups:
         """Solve the problem of the groups roughly; return potentials (log u, log v) of the points."""
         rough = dataclasses.replace(self.options, tol=max(self.options.tol, ROUGH), tol_gap=-1.0)
         result = self.solve(self.small, rough)
-        logs = known(result.log_u), known(result.log_v)
+        logs = finite_or_zero(result.log_u), finite_or_zero(result.log_v)
         if self.units == [1, 1]:
             return logs
-        return self.reached(0, logs[1]), self.agreed(self.reached(1, logs[0]))
+        return self.reached(0, logs[1]), self.same_on_ranks(self.reached(1, logs[0]))
 
-    def agreed(self, log_v: F64) -> F64:
+    def same_on_ranks(self, log_v: F64) -> F64:
         """Make log v the same on all ranks: the last bits of GPUs differ, and no rank may stop alone."""
         found: F64 = self.problem.ranks.max(log_v)
         return found
@@ -191,7 +191,7 @@ class Groups:
         with closing(self.backend.workspace(task, dataclasses.replace(self.options, symmetric=False))) as workspace:
             workspace.absorb(xp.asarray(log))
             workspace.iterate(1)
-            found: F64 = known(workspace.potentials()[0])
+            found: F64 = finite_or_zero(workspace.potentials()[0])
             return found
 
     def plan(self, problem: Problem, logs: tuple[F64, F64]) -> Any:
@@ -209,7 +209,7 @@ class Groups:
             image = found[:, :-1] / found[:, -1:]
         return found[:, -1], np.where(np.isfinite(image), own - image, 0.0)
 
-    def corrected(self, state: Iterated, error: float) -> F64:
+    def corrected(self, state: PassState, error: float) -> F64:
         """Return the corrected next log v, in place of the image of a state with this error."""
         reg, small = self.problem.reg, self.small
         pairs = (state.log_u, state.r), (state.log_v, state.s)
@@ -222,7 +222,9 @@ class Groups:
         shifts = []  # log(A'' / A) and log(B'' / B)
         for level, log, later, sums in zip(self.levels, logs, nexts, (row_sums, col_sums), strict=True):
             with np.errstate(divide="ignore", invalid="ignore"):
-                shifts.append(known(later + rate(level.mean, reg) * (np.log(sums) - level.mean.log_weight - log)))
+                shifts.append(
+                    finite_or_zero(later + rate(level.mean, reg) * (np.log(sums) - level.mean.log_weight - log))
+                )
         rows, cols = (
             dataclasses.replace(level.mean, weight=level.mean.weight * np.exp(shift))
             for level, shift in zip(self.levels, shifts, strict=True)
@@ -234,8 +236,8 @@ class Groups:
         found = self.solve(task, options, (nexts[0] - shifts[0], nexts[1] - shifts[1]), MOST_PASSES)
         after = self.moved(self.plan(task, (found.log_u, found.log_v)), 1)[1]
         steep = self.factor * rate(cols, reg)[:, None] * (after - before)
-        step = self.levels[1].spread(known(found.log_v + shifts[1] - nexts[1]), steep)
-        return self.agreed(known(images[1]) + step)
+        step = self.levels[1].spread(finite_or_zero(found.log_v + shifts[1] - nexts[1]), steep)
+        return self.same_on_ranks(finite_or_zero(images[1]) + step)
 
 
 def together(side: Side) -> Side:
@@ -257,7 +259,7 @@ def image(log: F64, marginal: F64, log_weight: F64, rho: F64, reg: float) -> F64
     return (log_weight + log - np.log(marginal)) / (1 + reg / rho)
 
 
-def grouped(problem: Problem, points: tuple[Any, Any], groups: list[Grouping]) -> Problem:
+def problem_of_groups(problem: Problem, points: tuple[Any, Any], groups: list[Grouping]) -> Problem:
     """Return the problem between the means of the groups; it skips no pairs."""
     cloud = problem.cost.cloud
     sides, means = [], []

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .. import outcome as outcomes
-from ..backends.boxes import ROUGH, Iterated, Truncation
+from ..backends.boxes import ROUGH, PassState, Truncation
 from ..backends.newton import misses
 from ..backends.operator import parts_of
 from ..contract import Options
@@ -52,14 +52,14 @@ class KeptPairs:
         most = min(limit, run.n_passes + MOST_PASSES)
         own = dataclasses.replace(options, precision="float64", leaps=True)
         made = False
-        while run.n_passes < most and (pairs := self.found(task, log_v)) is not None:
+        while run.n_passes < most and (pairs := self.select_pairs(task, log_v)) is not None:
             if not made:
                 self.share = pairs.size / task.size
             made = True
             run.limit = min(most, run.n_passes + EVERY)
             log_v = run.run(pairs, own, log_v)
             if self.skip and run.trace[-1].error < 1:
-                self.skip.state = Iterated(*run.potentials, *run.marginals)
+                self.skip.state = PassState(*run.potentials, *run.marginals)
                 self.skip.known = True
                 self.skip.rough = run.trace[-1].error > ROUGH
             if run.status in ("converged", "cancelled", *FAILED):
@@ -103,7 +103,7 @@ class KeptPairs:
             run.outcome = outcomes.after_rough_stage()
         return log_v
 
-    def found(self, task: Problem, log_v: F64) -> Problem | None:
+    def select_pairs(self, task: Problem, log_v: F64) -> Problem | None:
         """Return the sparse problem of the pairs that may carry mass near log v; None if there are too many."""
         before = self.task
         fresh = before is None or before.reg != task.reg

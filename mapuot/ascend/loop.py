@@ -22,7 +22,7 @@ from ..penalties import F64
 from ..problem.problem import Problem
 from ..progress import bar as progress_bar
 from ..ranks import ALONE, Ranks
-from ..status import FAILED, GOES_ON, told_bound
+from ..status import FAILED, GOES_ON, describe_bound
 
 MOST_A_CALL = 512  # passes in one call of the core
 
@@ -124,13 +124,13 @@ class Run:
             stat.seconds = now
             stat.dual = stat.dual + self.lift
             self.trace.append(stat)
-            cancelled = cancelled or bool(self.callback and self.told(stat))
+            cancelled = cancelled or bool(self.callback and self.call_back(stat))
         if self.bar:
             self.bar.update(len(stats))
-            self.bar.set_postfix_str(told_bound(stats[-1].error), refresh=False)
+            self.bar.set_postfix_str(describe_bound(stats[-1].error), refresh=False)
         return outcomes.after_pass(stats[-1].status, bool(self.ranks.max(cancelled)), self.is_spent)
 
-    def told(self, stat: Stats) -> bool:
+    def call_back(self, stat: Stats) -> bool:
         """Call the callback with a copy that it may keep; return whether it asks to cancel."""
         assert self.callback
         with np.errstate(**self.caller):

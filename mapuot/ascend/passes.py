@@ -142,7 +142,7 @@ class Ascent:
             self.found = found
             self.next_log_v = body.image(found, False)
             self.residual = body.change
-            stat = self.told(PassCertificate(), found.mass)
+            stat = self.stats_of(PassCertificate(), found.mass)
             after_last_change(stat, self.residual <= body.tol_change)
             return stat
         least, most = (f(body.reg, 1.0) * found.mass for f in (min, max))
@@ -158,7 +158,7 @@ class Ascent:
             self.next_log_v = self.history.image
             self.history.clear()
             self.extrapolated, self.alone = False, 0.0
-            return self.told(value, found.mass, True)
+            return self.stats_of(value, found.mass, True)
         if fallen:
             progress.best_dual = value.dual
             if not self.exact:  # late messages may diverge: use none from here on
@@ -178,7 +178,7 @@ class Ascent:
         if (self.narrow or not self.found.whole) and self.is_due(value, change) and not self.found.whole:
             value = self.completed()
         self.next_log_v = self.extrapolate(change, image)
-        stat = self.told(value, self.found.mass)
+        stat = self.stats_of(value, self.found.mass)
         progress = self.judge.progress
         progress.moved = value.moved
         stat.status = self.judge.judge(dataclasses.replace(stat, error=self.guessed) if self.narrow else stat)
@@ -187,7 +187,7 @@ class Ascent:
             self.guesses = []
         return stat
 
-    def told(self, value: PassCertificate, mass: float, rejected: bool = False) -> Stats:
+    def stats_of(self, value: PassCertificate, mass: float, rejected: bool = False) -> Stats:
         return Stats(self.number, value.gap, value.error, value.dual, mass, self.residual, rejected, "running")
 
     def is_due(self, value: PassCertificate, residual: F64) -> bool:
@@ -230,7 +230,7 @@ class Ascent:
         self.found = self.found if self.found is not None and self.found.whole else None
         self.next_log_v = self.body.xp.zeros(self.body.ends[-1])
         self.residual = math.inf
-        stat = self.told(PassCertificate(), mass)
+        stat = self.stats_of(PassCertificate(), mass)
         self.judge.judge(stat)
         return stat
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..arrays import namespace
 from ..backends import boxes
-from ..backends.boxes import Iterated, Sorted, Truncation, expected, order
+from ..backends.boxes import PassState, SortedPoints, Truncation, expected, order
 from ..contract import Backend, Options
 from ..penalties import F64
 from ..problem.points import softened
@@ -17,7 +17,7 @@ from ..problem.problem import Problem
 from .groups import Groups, units_of
 
 
-def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = None) -> tuple[Problem, Sorted]:
+def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = None) -> tuple[Problem, SortedPoints]:
     """Return the problem with its points sorted into boxes of at least ``least`` points, and their order."""
     cloud = problem.cost.cloud
     xp = namespace(problem.rows.weight)
@@ -28,7 +28,7 @@ def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = N
     else:
         targets = cloud.targets
     at = (xp.asarray(order(points, unit, threads)) for points in (rows, targets))
-    found = Sorted((next(at), next(at)), unit, turned)
+    found = SortedPoints((next(at), next(at)), unit, turned)
     return found.problem(problem), found
 
 
@@ -37,8 +37,8 @@ def whole_shape(problem: Problem) -> tuple[int, int]:
     return int(problem.rows.ranks.sum(problem.shape[0])), problem.shape[1]
 
 
-def begun(
-    problem: Problem, found: Sorted, options: Options, start: tuple[F64, F64] | None, nats: float, solve: Any,
+def begin_skipping(
+    problem: Problem, found: SortedPoints, options: Options, start: tuple[F64, F64] | None, nats: float, solve: Any,
     backend: Backend,
 ) -> tuple[F64, Truncation]:  # fmt: skip
     """Return the first log v of a solve that skips pairs, and the state of the skipped pairs.
@@ -58,12 +58,12 @@ def begun(
     if together:
         log_u = log_v = 0.5 * (log_u + log_v)
     sides = (problem.rows, log_u), (problem.cols, log_v)
-    state = Iterated(log_u, log_v, *(expected(side, x, problem.reg) for side, x in sides))
+    state = PassState(log_u, log_v, *(expected(side, x, problem.reg) for side, x in sides))
     skip = Truncation(problem, state, options.tol, options.tol_gap, nats, rough, correct, groups.pairs, together)
     return log_v, skip
 
 
-def ended(found: Sorted, skip: Truncation | None) -> Sorted | None:
+def end_skipping(found: SortedPoints, skip: Truncation | None) -> SortedPoints | None:
     """Return the skipped pairs for the Result, with their order of points; None if the last stage skipped no pair."""
     if skip and skip.kept:
         return found._replace(kept=skip.kept, hidden=skip.hidden)

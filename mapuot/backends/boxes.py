@@ -21,7 +21,7 @@ from ..cached import cached_property
 from ..contract import LEAST_MASS, Stats
 from ..outcome import request_kernel
 from ..penalties import F64
-from ..problem.points import Kept, softened
+from ..problem.points import KeptBoxes, softened
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_columns
@@ -102,11 +102,13 @@ class Half:
 
     def spread(self, mass: F64, shares: F64) -> F64:
         """Distribute a mass of each box over its points by their shares."""
-        bound: F64 = part(namespace(shares).asarray(mass[: self.boxes, None]), shares).reshape(-1)[: self.count]
+        bound: F64 = mass_of_shares(namespace(shares).asarray(mass[: self.boxes, None]), shares).reshape(-1)[
+            : self.count
+        ]
         return bound
 
 
-class Tilted(NamedTuple):
+class TiltedSide(NamedTuple):
     """The log scalings of one side in the form that bounds between boxes need: f~ is f less the slopes."""
 
     slope: F64  # (boxes, d)
@@ -115,7 +117,7 @@ class Tilted(NamedTuple):
     largest: float  # size of the terms added, for a bound on their rounding
 
 
-class Iterated(NamedTuple):
+class PassState(NamedTuple):
     """Iterate of a solve: log scalings, and marginals of the pairs that are kept."""
 
     log_u: F64
@@ -157,8 +159,8 @@ class Boxes:
         reach = [np.abs(half.mid).max(initial=0.0) + half.half.max(initial=0.0) for half in (self.rows, self.cols)]
         self.reach = float(sum(reach)) * (float(sum(reach)) if self.smooth else 1.0) * columns.shape[0]
 
-    def take(self, state: Iterated) -> tuple[Tilted, Tilted, dict[str, F64]]:
-        """Return both sides as `Tilted`, and the arrays of both sides for the kernels."""
+    def tilt(self, state: PassState) -> tuple[TiltedSide, TiltedSide, dict[str, F64]]:
+        """Return both sides as `TiltedSide`, and the arrays of both sides for the kernels."""
         alpha, beta = self.problem.exponents(state.log_u, state.log_v)
         logs = (self.rows, state.log_u, alpha), (self.cols, state.log_v, beta)
         sides = [self.tilted(half, log_scale, log) for half, log_scale, log in logs[: 2 - self.together]]
@@ -184,7 +186,7 @@ class Boxes:
         """Return the terms of both sides; if rows and columns are the same, each gets half of the sum."""
         return (0.5 * (row + column),) * 2 if self.together else (row, column)
 
-    def tilted(self, half: Half, log_scale: F64, log: F64) -> Tilted:
+    def tilted(self, half: Half, log_scale: F64, log: F64) -> TiltedSide:
         """Subtract slopes from ``log``, the exponent of the plan without the cost.
 
         The slopes are fitted to ``log_scale``, the exponent without masses, because it is smooth.
@@ -200,9 +202,9 @@ class Boxes:
             log_mass = np.where(known, top, 0.0) + np.log(total)
         shares = shares / np.where(total > 0, total, 1.0)[:, None]
         finite = np.abs(log[np.isfinite(log)]).max(initial=0.0)
-        return Tilted(slope, log_mass, shares, float(finite + np.abs(off).max(initial=0.0)))
+        return TiltedSide(slope, log_mass, shares, float(finite + np.abs(off).max(initial=0.0)))
 
-    def sweep(self, arrays: dict[str, Any], kept: Kept | None = None) -> tuple[Any, F64, F64]:
+    def sweep(self, arrays: dict[str, Any], kept: KeptBoxes | None = None) -> tuple[Any, F64, F64]:
         """Return how many boxes each box of rows keeps, and bounds on the skipped mass by rows and by columns.
 
         Keep the pairs in ``kept``; if it is None, keep the pairs above the cuts in ``arrays``.
@@ -212,7 +214,7 @@ class Boxes:
         return width, row_mass, self.ranks.sum(col_mass)
 
     def runs(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
-        """Return (first, run) of `Kept` for the cuts of the last sweep."""
+        """Return (first, run) of `KeptBoxes` for the cuts of the last sweep."""
         first = np.concatenate([[0], np.cumsum(self.count)])
         run = np.zeros(2 * max(1, int(first[-1])), np.int32)
         self._pairs(arrays, first, run, write=True)
@@ -251,7 +253,7 @@ class Boxes:
             least = min(least, paid / (problem.reg * self.mass))
         return Share(tau * self.mass, plan_error(least * (1 + 1e-9)))
 
-    def growths(self, state: Iterated, sides: tuple[Tilted, Tilted], near: float | None = None) -> Growths:
+    def growths(self, state: PassState, sides: tuple[TiltedSide, TiltedSide], near: float | None = None) -> Growths:
         """Return functions that bound how much the mass skipped in its boxes raises the KL term of each side.
 
         Return none unless both sides are KL. ``near``: estimate the growth at a state of this certified error instead.
@@ -270,22 +272,22 @@ class Boxes:
                 )
         return found
 
-    def skipped(self, state: Iterated, kept: Kept | None) -> Share:
+    def skipped(self, state: PassState, kept: KeptBoxes | None) -> Share:
         """Return the share of the pairs skipped by a mask in the certificate of a state."""
         if kept is None:
             return Share()
-        *sides, arrays = self.take(state)
+        *sides, arrays = self.tilt(state)
         _, row_mass, col_mass = self.sweep(arrays, kept)
         return self.share(row_mass, col_mass, self.growths(state, (sides[0], sides[1])))
 
-    def make(self, state: Iterated, goal: float, nats: float, near: float | None = None) -> Kept | None:
+    def make(self, state: PassState, goal: float, nats: float, near: float | None = None) -> KeptBoxes | None:
         """Choose the pairs to keep, so that skipped pairs cost at most ``goal`` at the state, or at an error ``near``.
 
         Skip a pair of boxes if its bound is below e^-nats times (mass of box i) (mass of box j) / (whole mass). The
         masses are capped at the sums of the bounds, so that each box with mass keeps at least one pair.
         Return None to keep all pairs.
         """
-        *sides, arrays = self.take(state)
+        *sides, arrays = self.tilt(state)
         _, *totals = self.sweep(arrays)
         known = [self.rows.sums(state.r), np.pad(self.cols.sums(state.s), (0, self.cols.padded - self.cols.boxes))]
         with np.errstate(divide="ignore"):
@@ -316,11 +318,11 @@ class Boxes:
         else:
             return None
         first, run = self.runs(arrays)
-        return Kept(self.unit, first, run, int(width.max(initial=1)) * self.unit, nats, part)
+        return KeptBoxes(self.unit, first, run, int(width.max(initial=1)) * self.unit, nats, part)
 
 
 @formula
-def part(mass: F64, shares: F64) -> F64:
+def mass_of_shares(mass: F64, shares: F64) -> F64:
     return np.where(shares > 0, mass * shares, 0.0)
 
 
@@ -346,7 +348,7 @@ def grown(side: Side, half: Half, f: F64, r: F64, shares: F64, bound: F64) -> fl
     return math.inf if math.isnan(total) else total  # all terms are >= 0: the sum is NaN only if a term is
 
 
-def near_terms(half: Half, side: Side, reg: float, r: F64, tilt: Tilted, near: float) -> tuple[F64, F64]:
+def near_terms(half: Half, side: Side, reg: float, r: F64, tilt: TiltedSide, near: float) -> tuple[F64, F64]:
     """Return each box's sums of rho t^2 / (2 r) and rho t log(r / q) at t = 1; log(r / q) = near sqrt(reg / rho)."""
     square, linear = near_growth(tilt.shares.reshape(-1)[: half.count], r, side.rho, reg, near)
     return half.sums(square), half.sums(linear)
@@ -367,7 +369,7 @@ class Truncation:
     """
 
     def __init__(
-        self, problem: Problem, start: Iterated, tol: float, tol_gap: float, nats: float, rough: bool,
+        self, problem: Problem, start: PassState, tol: float, tol_gap: float, nats: float, rough: bool,
         correct: Any = None, pairs: float = 0.0, together: bool = False,
     ) -> None:  # fmt: skip
         """Make the first mask from the state ``start``; ``rough``: the state comes from another problem.
@@ -386,14 +388,14 @@ class Truncation:
         sums = float(problem.rows.ranks.sum(start.r.sum())), float(start.s.sum())
         self.known = all(0 < x < math.inf for x in sums)  # marginals are known well enough to scale K; else balance K
         self.boxes: Boxes | None = None
-        self.kept: Kept | None = None
+        self.kept: KeptBoxes | None = None
 
     def aim(self, tol: float, tol_gap: float) -> None:
         """Set the tolerances of the certificate, and the share of it that skipped pairs may take."""
         self.tol, self.tol_gap, self.goal = tol, tol_gap, GOAL * tol
         self.judge = Judge(tol=tol, tol_gap=tol_gap)
 
-    def renew(self, pool: Any, kind: type[Boxes] = Boxes, nats: float = 0.0) -> Kept | None:
+    def renew(self, pool: Any, kind: type[Boxes] = Boxes, nats: float = 0.0) -> KeptBoxes | None:
         """Choose a new mask, for the last state that the guard did not drop.
 
         ``kind``: the class of the backend's boxes; ``nats``: least distance of a skipped pair below its share.
@@ -407,7 +409,7 @@ class Truncation:
             self.correct = self.plain = None
         return self.kept
 
-    def settle(self, stat: Stats, state: Iterated, moved: float) -> None:
+    def settle(self, stat: Stats, state: PassState, moved: float) -> None:
         """Add the skipped pairs to the numbers of a pass, once; request another mask if they cost too much.
 
         ``moved``: mapuot_progress.moved of the pass.
@@ -422,7 +424,7 @@ class Truncation:
         if share.mass:  # (found + share.error) (1 + part) + part - found
             more = share.error * (1 + part) + part * (1 + found)
         enough = self.judge.again(stat, more, self.problem.reg * share.mass, moved)
-        self.take(stat, state, found)
+        self.keep_state(stat, state, found)
         costly = stat.status == "running" and not stat.rejected and share.error > max(OLD * self.tol, 0.5 * found)
         if costly or (stat.status == "converged" and not enough):
             self.goal = self.goal / 4
@@ -432,9 +434,9 @@ class Truncation:
     def look(self, stat: Stats, state: Any) -> None:
         """Request another mask after a float32 pass if one is due; ``state``: a function that returns the state."""
         if stat.status == "absorb" or (stat.status == "running" and self.rough and stat.error <= ROUGH):
-            self.take(stat, state(), stat.error)
+            self.keep_state(stat, state(), stat.error)
 
-    def take(self, stat: Stats, state: Iterated, error: float) -> None:
+    def keep_state(self, stat: Stats, state: PassState, error: float) -> None:
         """Keep the state for the next mask; once the error is small, request a mask to replace the rough one."""
         if stat.rejected or not error < 1:
             return
@@ -497,17 +499,17 @@ def order(points: F64, unit: int, threads: int | None = None) -> Any:
     return found
 
 
-class Sorted(NamedTuple):
+class SortedPoints(NamedTuple):
     """The order of a solve's points, box by box, and the pairs that it skipped."""
 
     order: tuple[Any, Any]  # permutations of rows and columns, on the device of the solve's vectors
     unit: int  # points of a box
     turned: bool  # the solve's rows are the columns of the problem asked for
-    kept: Kept | None = None  # the pairs kept at the end; None: all pairs
+    kept: KeptBoxes | None = None  # the pairs kept at the end; None: all pairs
     hidden: float = 0.0  # bound on the mass of the skipped pairs
 
     def __reduce__(self) -> Any:
-        return Sorted, (tuple(map(host, self.order)), *self[1:])
+        return SortedPoints, (tuple(map(host, self.order)), *self[1:])
 
     def problem(self, problem: Problem) -> Problem:
         """Return a problem, turned already, with its points in this order."""
@@ -528,7 +530,7 @@ class KeptPlan(Operator):
     """The plan of the kept pairs: rows come from the full plan with skipped pairs at 0, products from sorted points."""
 
     def __init__(
-        self, problem: Problem, found: Sorted, plan_of: Any, whole: Operator, logs: tuple[F64, F64], threads: Any
+        self, problem: Problem, found: SortedPoints, plan_of: Any, whole: Operator, logs: tuple[F64, F64], threads: Any
     ) -> None:  # fmt: skip
         """``whole``: the plan of all pairs; ``plan_of``: the CPU's function, since its products can skip pairs."""
         super().__init__(whole.cost, whole.reg, whole.c, whole.ranks)
@@ -536,7 +538,7 @@ class KeptPlan(Operator):
         self.whole, (problem, logs) = whole, (problem.transpose(), logs[::-1]) if found.turned else (problem, logs)
         sorted_logs = (x[at] for x, at in zip(logs, found.order, strict=True))
         self.own = plan_of(found.problem(problem), *sorted_logs, threads, found.kept)
-        self.take(whole.alpha, whole.beta)
+        self.set_exponents(whole.alpha, whole.beta)
 
     @cached_property
     def skips(self) -> tuple[Any, Any, Any]:

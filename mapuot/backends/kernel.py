@@ -184,7 +184,7 @@ class LogKernel:
 
     def plan_cost(self, x: F64, y: F64) -> float:
         """Return <P, C> of the plan P_ij = exp(x_i + y_j - C_ij / reg)."""
-        return float(self.operator.take(x, y).own_sums()[0])
+        return float(self.operator.set_exponents(x, y).own_sums()[0])
 
     def log_sums(self, cost: Cost, x: F64) -> F64:
         """Return log sum_j exp(x_j - C_ij / reg) for each row of ``cost`` (the cost or its transpose), from entries."""

@@ -40,7 +40,8 @@ BLOCK_BYTES = 1 << 25  # bytes of M that are turned into logarithms at once
 class Operator:
     """The matrix c_ij exp(alpha_i + beta_j - M_ij / reg) of one cost; over ranks, the rows of this rank.
 
-    `build` stores it as the K of passes. `take` with the exponents of potentials makes it their plan: float64, from M.
+    `build` stores it as the K of passes. `set_exponents` with the exponents of potentials makes it their plan: float64,
+    from M.
     """
 
     alpha: Any
@@ -52,7 +53,7 @@ class Operator:
         self.cost, self.reg, self.c, self.ranks = cost, reg, c, ranks
         self.shape, self.dtype = cost.shape, cost.dtype  # dtype: of the plan's rows
 
-    def take(self, alpha: Any, beta: Any) -> Any:
+    def set_exponents(self, alpha: Any, beta: Any) -> Any:
         """Set the exponents, and return this operator."""
         self.alpha, self.beta = alpha, beta
         return self
@@ -60,12 +61,12 @@ class Operator:
     def apply(self, X: Any, name: str = "X") -> Any:
         """Return P X for a vector or columns X; ``name`` is the caller's name of X in error messages."""
         X, flat = self.as_columns(X, self.shape[1], name)
-        return self.told(self.product(X, False), flat)
+        return self.to_caller(self.product(X, False), flat)
 
     def apply_transpose(self, Y: Any) -> Any:
         """Return P^T Y, summed over the ranks."""
         Y, flat = self.as_columns(Y, self.shape[0], "Y")
-        return self.told(self.over_ranks(self.product(Y, True)), flat)
+        return self.to_caller(self.over_ranks(self.product(Y, True)), flat)
 
     def images(self, X: Any, turned: bool = False, stays: bool = False) -> Any:
         """Return the mean of X under the conditional plan of each row: (P X) / (P 1), both from one product.
@@ -169,7 +170,7 @@ class Operator:
         """Return d -> P^T (into * P d) with d and the result on the host: the product that Newton's step needs."""
         return lambda d: np.asarray(host(self.apply_transpose(into * self.apply(d))))
 
-    def told(self, out: Any, flat: bool) -> Any:
+    def to_caller(self, out: Any, flat: bool) -> Any:
         out = self.back(out)
         if flat:
             return out[:, 0]

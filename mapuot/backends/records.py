@@ -68,7 +68,7 @@ ABSORB, COARSE = 2, 6  # values that a workspace handles itself; passes go on af
 RUNNING, CONVERGED, STALLED = 0, 1, 3  # at CONVERGED and STALLED a GPU's kernels make no more passes
 
 
-def told(table: Any, first: int) -> list[Stats]:
+def stats_of(table: Any, first: int) -> list[Stats]:
     """Convert records of passes to `Stats`; ``first`` is the number of the first pass."""
     return [
         Stats(i, gap, error, dual, mass, residual, rejected > 0, STATUS[int(status)])

@@ -403,7 +403,7 @@ class ReferencePlan(Operator):
         super().__init__(*parts_of(problem))
         self.M = whole(problem.cost, np.inf)
         self.P = scaled(log_u, log_v, log_kernel(problem))
-        self.take(*problem.exponents(log_u, log_v))
+        self.set_exponents(*problem.exponents(log_u, log_v))
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         block = self.P[i0:i1].astype(self.dtype)

@@ -17,7 +17,7 @@ from ..contract import Options, Stats
 from ..outcome import request_kernel
 from ..penalties import F64
 from ..problem.problem import Idle, Problem
-from .boxes import Iterated, Truncation
+from .boxes import PassState, Truncation
 from .coarse import Coarse
 from .newton import ColumnsNewton, misses
 from .records import put
@@ -268,8 +268,8 @@ class Workspace:
         if self.truncation:
             self.truncation.settle(stat, self.iterate_state(), self.progress_of("moved"))
 
-    def iterate_state(self) -> Iterated:
-        return Iterated(*self.potentials(), *self.marginals())
+    def iterate_state(self) -> PassState:
+        return PassState(*self.potentials(), *self.marginals())
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """Return alpha_i = -max_j(log v_j - M_ij / reg), beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg).

@@ -19,15 +19,15 @@ BLOCK_PAIRS = 1 << 22  # of one block: 50 MB of costs and 64-bit indices, and te
 
 
 class PairsFile(Cost):
-    """A CSR or CSC matrix as three arrays of a file; ``told`` is a context that names the file in errors."""
+    """A CSR or CSC matrix as three arrays of a file; ``naming`` is a context that names the file in errors."""
 
     operator = "pairs"
     kind = Sparse.kind
 
-    def __init__(self, arrays: Any, form: str, shape: Any, told: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, arrays: Any, form: str, shape: Any, naming: Callable[[], AbstractContextManager[None]]) -> None:
         m, n = (int(k) for k in shape)
         self.form = form
-        self.told = told
+        self.naming = naming
         self.data = arrays["data"]
         self.indices = arrays["indices"]
         if self.data.dtype.kind not in "fiu":
@@ -41,11 +41,11 @@ class PairsFile(Cost):
         if n > MOST_COLUMNS:
             raise ValueError(f"a sparse M must have at most {MOST_COLUMNS} columns, got {n}")
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> Sparse:
+    def own_block(self, a: Any, b: Any, ranks: Ranks) -> Sparse:
         return self.read(*own_part(a, self.shape[0], ranks))
 
     def read(self, i0: int, i1: int) -> Sparse:
-        with self.told():
+        with self.naming():
             if self.form == "csr":
                 return self.by_rows(i0, i1)
             return self.by_columns(i0, i1)

@@ -41,7 +41,7 @@ from .reach import oriented
 from .state import PerPoint, State
 
 if TYPE_CHECKING:
-    from ..backends.cpu.marginals import Left
+    from ..backends.cpu.marginals import RemainingMarginals
 
 STEPS = 2  # sweeps on W in a pass; constant, since Anderson's step needs the same map in every pass
 
@@ -70,7 +70,9 @@ class JointBlocks(CertifiedBody):
             threads = problem.threads
         else:
             threads = 1
-        self.left: Left = load("cpu").remaining_marginals(self.sizes[1:], self.others(problem.log_weight), fi, threads)
+        self.left: RemainingMarginals = load("cpu").remaining_marginals(
+            self.sizes[1:], self.others(problem.log_weight), fi, threads
+        )
         rhos = self.others(np.repeat(problem.rho, problem.shape))
         self.hard = np.isinf(rhos)
         self.rhos = np.where(self.hard, 0.0, rhos)
@@ -216,7 +218,9 @@ class Tensor:
             total += spread(self.tops[m], m, rest.ndim)
         return total.ravel()
 
-    def read(self, left: "Left", log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
+    def read(
+        self, left: "RemainingMarginals", log_weight: F64, fi: float, narrow: bool
+    ) -> tuple[F64, Any, float, float]:
         """Return (log s_0, W, log scale of W, least valid sum) by one read, with log u_0 = -fi log s_0."""
         terms = left.factor, float(left.top.sum()), log_weight, fi, narrow
         R, W, base, least = self.kernel.read_factors(*terms, left.size)
@@ -237,7 +241,7 @@ class Tensor:
 
     def tangent(self, log_w: list[F64]) -> Callable[[list[F64]], list[F64]]:
         """Return a function d -> sum_l P_kl d_l for each axis k, made of products of the plan with vectors."""
-        plan = self.kernel.operator.take(log_w[0], self.sum_of(log_w[1:]))
+        plan = self.kernel.operator.set_exponents(log_w[0], self.sum_of(log_w[1:]))
         ndim = len(self.shape) - 1
         others = host(plan.apply_transpose(np.ones(self.shape[0]))).reshape(self.shape[1:])  # their joint marginal
 
@@ -311,7 +315,9 @@ class Triangle:
         L = self.xp.concatenate([block for _, _, block in kernel.operator.logarithms(kernel.cost)])
         return L if i < j else L.T
 
-    def read(self, left: "Left", log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
+    def read(
+        self, left: "RemainingMarginals", log_weight: F64, fi: float, narrow: bool
+    ) -> tuple[F64, Any, float, float]:
         """Return (log s_0, W, log scale of W, least valid sum) by two products, with log u_0 = -fi log s_0."""
         (K01, K02, K12), xp = self.K, self.xp
         if self.on_logs:
@@ -326,7 +332,7 @@ class Triangle:
         W *= K12
         return R, few_here(W), base, LEAST_PRODUCT
 
-    def read_logs(self, left: "Left", log_weight: F64, fi: float) -> tuple[F64, Any, float, float]:
+    def read_logs(self, left: "RemainingMarginals", log_weight: F64, fi: float) -> tuple[F64, Any, float, float]:
         """Do the work of `read` on logarithms; W is a plan, with each row and column divided by its largest entry."""
         (L01, L02, L12), xp = self.K, self.xp
         log_w = left.log_weight + left.log_u

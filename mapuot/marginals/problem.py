@@ -171,7 +171,7 @@ class MultiProblem:
         found = load(engine).marginal_points(self.shape, self.log_weight, self.weight, self.rho, self.reg, self.inner)
         if self.labels is not None:
             marginal = np.repeat(np.arange(len(self.shape)), self.shape)
-            found.part(self.parts, marginal * self.parts + np.concatenate(self.labels))
+            found.set_parts(self.parts, marginal * self.parts + np.concatenate(self.labels))
         return found
 
     def kernel(self, cost: Cost, pair: Any) -> LogKernel:

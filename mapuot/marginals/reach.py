@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import InfeasibleError
 from ..problem.cost import Cost
 from ..problem.parts import parts_of_mask
-from ..problem.validate import MASS_TOLERANCE, told_points
+from ..problem.validate import MASS_TOLERANCE, name_points
 
 Edges = dict[tuple[int, int], Any]
 
@@ -129,7 +129,7 @@ def check_parts(marginals: list[Any], labels: list[Any], count: int) -> None:
         if wrong.any():
             part = int(np.argmax(wrong))
             one, two = (
-                told_points(x.name, x.spread(labels[m] == part, 0.0) > 0)
+                name_points(x.name, x.spread(labels[m] == part, 0.0) > 0)
                 for m, x in ((hard[0], marginals[hard[0]]), (k, marginals[k]))
             )
             amounts = f"{masses[0][part]:.6g} and {mass[part]:.6g} must be transported"

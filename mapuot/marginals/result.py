@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ..answer.result import Certified
+from ..answer.result import CertifiedAnswer
 from ..backends import Stats
 from ..cached import cached_property
 from ..errors import shown
 from ..penalties import F64, kl_divergence
 from ..problem.sparse import is_sparse
 from ..problem.validate import as_columns
-from ..status import FAILED, told_bound
+from ..status import FAILED, describe_bound
 from ..synonyms import Hints
 from .blocks import JointBlocks
 from .problem import MultiProblem
@@ -22,7 +22,7 @@ from .state import State
 from .tree import Tree
 
 
-class MultiResult(Certified, Hints):
+class MultiResult(CertifiedAnswer, Hints):
     """Answer of `multimarginal`: potentials, marginals and certificate; couplings on request.
 
     Attributes
@@ -93,7 +93,7 @@ class MultiResult(Certified, Hints):
 
     def __repr__(self) -> str:
         sizes = " x ".join(str(x.size) for x in self.problem.marginals)
-        told = told_bound(self.error_bound, "error_bound")
+        told = describe_bound(self.error_bound, "error_bound")
         return (
             f"<mapuot.MultiResult {self.problem.kind} of {sizes}, {self.status} after {self.n_passes} passes, {told}, "
             f"mass {self.mass:.6g}>"

@@ -245,7 +245,7 @@ class Tree(CertifiedBody):
         """Return P_ij Y: pass conditional means of Y along the path from j to i (the plan is a Markov chain on it)."""
         for near, k in pairwise(path(self.problem.edges, j, i)):
             child = k if self.parent[k] == near else near
-            plan = self.kernels[child].operator.take(*self.beliefs(child, state))
+            plan = self.kernels[child].operator.set_exponents(*self.beliefs(child, state))
             Y = np.asarray(host(plan.apply(Y) if child == k else plan.apply_transpose(Y)))
             if k != i:
                 r = state.marginal(self.problem, k)[:, None]

@@ -49,7 +49,7 @@ def lowered(word: Any) -> Any:
     return word
 
 
-def take(x: Any, name: str) -> Any:
+def to_array(x: Any, name: str) -> Any:
     """Return ``x`` in the solver's form, a view if possible; a needed gradient raises an error."""
     root = library(x)
     if root == "torch":

@@ -8,7 +8,7 @@ from ..api.barycenter import as_weights, barycenter
 from ..arrays import host
 from ..errors import ConvergenceWarning, warn
 from ..problem.validate import as_array, as_count, as_float, as_positive
-from .arrays import give, lowered, take
+from .arrays import give, lowered, to_array
 from .sinkhorn import DEFAULT_ITER, LEAST_TOL, demand, muted
 
 
@@ -73,12 +73,12 @@ def barycenter_unbalanced(
         as_positive(tau, "tau")
         if name != "sinkhorn_stabilized":
             raise TypeError(f"tau is an argument of method 'sinkhorn_stabilized' only, not of {method!r}")
-    histograms = as_array(host(take(A, "A")), "A")
-    M = host(take(M, "M"))
+    histograms = as_array(host(to_array(A, "A")), "A")
+    M = host(to_array(M, "M"))
     shape = np.shape(histograms)
     if len(shape) != 2 or np.shape(M) != (shape[0], shape[0]) or shape[1] == 0:
         raise ValueError(f"A must be (n, k) and M (n, n), got {shape} and {np.shape(M)}")
-    weights = as_weights(take(weights, "weights"), shape[1])
+    weights = as_weights(to_array(weights, "weights"), shape[1])
     if weights.ndim != 1:
         raise ValueError(f"weights must be ({shape[1]},), got {weights.shape}")
     stop = as_float(stopThr, "stopThr")

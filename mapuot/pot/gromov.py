@@ -18,7 +18,7 @@ from ..errors import ConvergenceWarning, muted, warn
 from ..problem.symmetry import differs
 from ..problem.validate import as_choice, as_float
 from ..spaces.steps import GromovResult
-from .arrays import give, take, tracked
+from .arrays import give, to_array, tracked
 
 LEAST_TOL, INNER_TOL = 1e-6, 1e-8  # of the plan: a change, the root of a rounded number, is accurate to 1e-7
 
@@ -312,7 +312,7 @@ def answer(
 ) -> GromovResult:  # fmt: skip
     """Solve one of POT's problems, and warn if the plan still changes."""
     X, Y, a, b, M, start = (
-        x if x is None else host(take(x, label))
+        x if x is None else host(to_array(x, label))
         for x, label in zip((X, Y, a, b, M, start), ("C1", "C2", "p", "q", "M", "G0"), strict=True)
     )
     fused: dict[str, Any] = {}
@@ -349,7 +349,7 @@ def serves(given: dict[str, Any]) -> bool:
     if given.get("symmetric") is False or any(map(tracked, given.values())):
         return False
     pair = [given[x] for x in ("Cx", "Cy", "C1", "C2") if x in given]
-    return all(not differs(x, x.swapaxes(-1, -2)).any() for x in (host(take(x, "C")) for x in pair))
+    return all(not differs(x, x.swapaxes(-1, -2)).any() for x in (host(to_array(x, "C")) for x in pair))
 
 
 def of_gromov(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from ..arrays import namespace
 from ..errors import ConvergenceWarning, warn
 from ..problem.validate import as_array, as_choice, as_count, as_float, as_pair, as_positive
 from ..status import FAILED
-from .arrays import give, take
+from .arrays import give, to_array
 from .sinkhorn import muted
 
 FIRST_STEP, FALL, LAST = 0.05, 0.5, 2e-4  # eps in units of the costs: first, factor, last
@@ -25,7 +25,7 @@ STEP_TOL = 1e-4  # tolerance of the plan of a step
 LEAST_GAP = 1e-12  # smallest gap that stopThr can ask for
 
 
-class Bounded(NamedTuple):
+class BoundedPlan(NamedTuple):
     """A plan, potentials feasible for the dual, and both values."""
 
     plan: Any
@@ -89,7 +89,7 @@ def mm_unbalanced(
     True
     """
     as_choice(div, "div", ("kl",))
-    costs = take(M, "M")
+    costs = to_array(M, "M")
     if namespace(costs) is np:
         costs = as_array(costs, "M")
     xp = namespace(costs)
@@ -97,7 +97,7 @@ def mm_unbalanced(
         dtype = costs.dtype
     else:
         dtype = np.float64
-    a, b = (xp.full(k, 1 / k) if x is None or len(x) == 0 else xp.asarray(take(x, name), np.float64)
+    a, b = (xp.full(k, 1 / k) if x is None or len(x) == 0 else xp.asarray(to_array(x, name), np.float64)
             for x, k, name in zip((a, b), costs.shape, "ab", strict=True))  # fmt: skip
     rho = tuple(as_positive(x, "reg_m") for x in as_pair(reg_m, "reg_m"))
     tol = as_positive(stopThr, "stopThr")
@@ -107,9 +107,9 @@ def mm_unbalanced(
         if c is None:
             kind = "product"
         else:
-            kind = take(c, "c")
+            kind = to_array(c, "c")
         result = solve(costs, a, b, reg=epsilon, reg_m=rho, reference=kind, tol=tol, progress=bool(verbose))
-        found = Bounded(result.plan, result.f, result.g, result.objective, result.dual)
+        found = BoundedPlan(result.plan, result.f, result.g, result.objective, result.dual)
         cost = result.cost
     else:
         found = steps(xp.asarray(costs, np.float64), a, b, rho, max(tol, LEAST_GAP), most)
@@ -121,7 +121,7 @@ def mm_unbalanced(
     return plan
 
 
-def steps(M: Any, a: Any, b: Any, rho: Any, tol: float, most: int) -> Bounded:
+def steps(M: Any, a: Any, b: Any, rho: Any, tol: float, most: int) -> BoundedPlan:
     """Take steps until the gap is small; return the best plan."""
     xp = namespace(M)
     finite = M[xp.isfinite(M)]
@@ -153,7 +153,7 @@ def steps(M: Any, a: Any, b: Any, rho: Any, tol: float, most: int) -> Bounded:
     return best
 
 
-def certified(plan: Any, M: Any, a: Any, b: Any, rho: Any) -> Bounded:
+def certified(plan: Any, M: Any, a: Any, b: Any, rho: Any) -> BoundedPlan:
     xp = namespace(M)
     r = plan.sum(1)
     s = plan.sum(0)
@@ -164,7 +164,7 @@ def certified(plan: Any, M: Any, a: Any, b: Any, rho: Any) -> Bounded:
         f = xp.where(allowed, M - g, np.inf).min(1)
         duals = (t * (x * -xp.expm1(-y / t))[x > 0].sum() for t, x, y in zip(rho, (a, b), (f, g), strict=True))
         primal = paid(plan, M) + sum(t * divergence(x, y) for t, x, y in zip(rho, (r, s), (a, b), strict=True))
-        return Bounded(plan, f, g, float(primal), float(sum(duals)))
+        return BoundedPlan(plan, f, g, float(primal), float(sum(duals)))
 
 
 def paid(plan: Any, M: Any) -> Any:

@@ -22,7 +22,7 @@ from ..errors import OF_BATCH, ConvergenceWarning, muted, renamed, warn
 from ..problem.validate import MASS_TOLERANCE, as_array, as_float, as_pair, as_passes, as_positive
 from ..status import Words, not_converged
 from .answers import Answers
-from .arrays import is_dense_tensor, lowered, no_grad, take, tracked
+from .arrays import is_dense_tensor, lowered, no_grad, to_array, tracked
 
 WORDS = Words("numItermax", "stopThr")
 NAMES = {"reference": "c", "warm_start": "warmstart"} | OF_BATCH  # ours, POT's
@@ -280,7 +280,7 @@ class Arguments:
             if name != "sinkhorn_stabilized":
                 raise TypeError(f"tau is an argument of method 'sinkhorn_stabilized' only, not of {method!r}")
         for key in ("a", "b", "M", "reg_m", "c"):
-            setattr(self, key, take(getattr(self, key), key))
+            setattr(self, key, to_array(getattr(self, key), key))
         if isinstance(self.b, (list, tuple)):
             self.b = as_array(self.b, "b")
         several = np.ndim(self.b) == 2
@@ -359,7 +359,7 @@ class Arguments:
         if start is not None:
             if not isinstance(start, (tuple, list)) or len(start) != 2:
                 raise TypeError(f"warmstart must be a pair (log u, log v), got {type(start).__name__}")
-            start = [take(x, "warmstart") for x in start]
+            start = [to_array(x, "warmstart") for x in start]
         if not several:
             result = solve(self.M, a, self.b, warm_start=start, **options)
             return Answers([result], [stat.error for stat in result.trace], False, like, growth[None])

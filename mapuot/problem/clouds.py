@@ -18,13 +18,13 @@ from ..contract import Backend
 from ..penalties import F64
 from ..processor import SERIAL_ENTRIES
 from ..synonyms import hinted
-from .cost import Cost, Given, Range, Tell, joint_range
+from .cost import Cost, Range, Tell, UserCost, joint_range
 from .metrics import METRICS
 from .points import PAIR_BYTES, PointCosts, as_points, corners, there
 from .validate import as_array
 
 
-class PointCloud(Given):
+class PointCloud(UserCost):
     """Cost ``scale * metric(x_i, y_j)`` between two clouds of points, which takes the place of M in every solver.
 
     Parameters
@@ -358,7 +358,7 @@ class Clouds(Cost):
     def within(self) -> "Clouds":
         return self._of(self.whole.within(), self.places[0], self.places[0])
 
-    def part(self, a: Any, b: Any, ranks: Any) -> "Clouds":
+    def own_block(self, a: Any, b: Any, ranks: Any) -> "Clouds":
         """Return the costs unchanged: a batch is solved by one process."""
         return self
 

@@ -43,7 +43,7 @@ class Cost:
     read: Callable[[int, int], Any]  # the rows i0 to i1 as an array
     at: Callable[[Any, Any], Any]  # these entries on the host
     transpose: Callable[[], Any]
-    part: Callable[[Any, Any, Ranks], Any]  # this rank's block of a whole matrix, located by its masses or None
+    own_block: Callable[[Any, Any, Ranks], Any]  # this rank's block of a whole matrix, located by its masses or None
     landmarks: Callable[[], tuple[Any, Any]]  # LANDMARKS rows and columns, the features for clustering
 
     @property
@@ -192,7 +192,7 @@ def joint_range(found: Iterable[tuple[Range, int]]) -> Range:
     return low, high, sum(x[2] for x, _ in ranges), sum(x[3] for x, _ in ranges)
 
 
-class Given:
+class UserCost:
     """Base of `PointCloud` and `Grid`, which users pass as M; ``_cost`` is the `Cost` that the solver reads."""
 
     ndim = 2
@@ -227,7 +227,7 @@ class Given:
 
 def cost_of(M: Any) -> Any:
     """Return the `Cost` that a `PointCloud` or a `Grid` holds, and anything else as it is."""
-    return M._cost if isinstance(M, Given) else M
+    return M._cost if isinstance(M, UserCost) else M
 
 
 class Dense(Cost):
@@ -281,7 +281,7 @@ class Dense(Cost):
 
     def scaled(self, factor: Any, largest: float) -> "Dense":
         array = self.array * self.xp.asarray(factor, dtype=np.float64)[:, None, None]
-        return Rescaled(array, 2.0**-53 * largest * float(np.max(factor)))
+        return RescaledCosts(array, 2.0**-53 * largest * float(np.max(factor)))
 
     @property
     def flat(self) -> "Dense":
@@ -289,12 +289,12 @@ class Dense(Cost):
             return self
         return Dense(self.array.reshape(-1, self.shape[1]))
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> "Dense":
+    def own_block(self, a: Any, b: Any, ranks: Ranks) -> "Dense":
         """Return the cost unchanged: each rank passes its own block."""
         return self
 
 
-class Rescaled(Dense):
+class RescaledCosts(Dense):
     """An array whose entries were rounded by at most ``rounding``."""
 
     def __init__(self, array: Any, rounding: float) -> None:
@@ -305,14 +305,14 @@ class Rescaled(Dense):
         return self.rounding
 
     def transpose(self) -> "Dense":
-        return Rescaled(self.array.swapaxes(-1, -2), self.rounding)
+        return RescaledCosts(self.array.swapaxes(-1, -2), self.rounding)
 
     def of(self, i: Any) -> "Dense":
-        return Rescaled(self.array[i], self.rounding)
+        return RescaledCosts(self.array[i], self.rounding)
 
     @property
     def flat(self) -> "Dense":
-        return self if self.array.ndim == 2 else Rescaled(self.array.reshape(-1, self.shape[1]), self.rounding)
+        return self if self.array.ndim == 2 else RescaledCosts(self.array.reshape(-1, self.shape[1]), self.rounding)
 
 
 class Streamed(Cost):
@@ -361,7 +361,7 @@ class Streamed(Cost):
         found.noted = self.noted and (self.noted[0] - constant, self.noted[1] - constant)
         return found
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> "Streamed":
+    def own_block(self, a: Any, b: Any, ranks: Ranks) -> "Streamed":
         return self[slice(*own_part(a, self.shape[0], ranks))]
 
     def blocks(self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None) -> Blocks:

@@ -9,7 +9,7 @@ from ..penalties import F64
 from .parts import allowed_pairs
 from .problem import BLOCK_BYTES, Problem
 from .side import Side
-from .validate import MASS_TOLERANCE, told_points
+from .validate import MASS_TOLERANCE, name_points
 
 FLOW_PAIRS = 1 << 20  # most pairs of a problem for a largest flow, which takes up to 0.1 s
 WHOLE = (1 << 31) - 2  # integer that stands for the larger total mass in a flow
@@ -105,8 +105,8 @@ def cut_of_flow(problem: Problem) -> str | None:
 
 def in_words(problem: Problem, points: tuple[Side, Any], partners: tuple[Side, Any], needed: float, may: float) -> str:
     """Name the points of one side, ``(side, mask)``, their partners, and the masses needed and available."""
-    one = told_points(points[0].name, points[1])
-    two = told_points(partners[0].name, partners[1]) or "no points"
+    one = name_points(points[0].name, points[1])
+    two = name_points(partners[0].name, partners[1]) or "no points"
     if problem.c is None:
         by = "M connects"
     else:

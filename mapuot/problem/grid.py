@@ -14,13 +14,13 @@ from ..contract import Backend
 from ..penalties import F64
 from ..ranks import Ranks
 from ..synonyms import hinted
-from .cost import Cost, Given, Range, Tell
+from .cost import Cost, Range, Tell, UserCost
 from .validate import MOST, as_count, as_positive
 
 MOST_LISTED = 1 << 32  # largest plan that is listed entry by entry, in about a minute
 
 
-class Grid(Given):
+class Grid(UserCost):
     """Cost ``scale * |x_i - y_j|^2`` between the nodes of two regular grids, which takes the place of M in `solve`.
 
     Parameters
@@ -127,7 +127,7 @@ class GridCosts(Cost):
         back = tuple(-o for o in self.offset)
         return GridCosts(self.nodes[1], self.spacing, self.scale, target=self.nodes[0], offset=back)
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> "GridCosts":
+    def own_block(self, a: Any, b: Any, ranks: Ranks) -> "GridCosts":
         if ranks.size > 1:
             raise NotImplementedError(f"{self.kind} is solved in one process: comm must be None")
         return self

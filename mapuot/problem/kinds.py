@@ -12,7 +12,7 @@ from ..contract import Backend
 from ..ranks import ALONE, Ranks
 from .clouds import Clouds
 from .cost import Cost, Dense, Streamed, as_vectors, cost_of
-from .points import Formed
+from .points import FormedCosts
 from .sparse import Sparse, SparseCosts, is_list_of_pairs, is_sparse
 from .validate import as_array, as_pair, as_real, check_kind
 
@@ -63,7 +63,7 @@ def as_cost(source: Any, backend: Backend, ranks: Ranks = ALONE, a: Any = None, 
         if cost is None:
             cost = Streamed.made(source, a, b, ranks, convert)
         else:
-            cost = cost.part(a, b, ranks)
+            cost = cost.own_block(a, b, ranks)
         if in_one_process:
             M = np.asarray(cost)
         else:
@@ -81,7 +81,7 @@ def formed(cost: Any, backend: Backend, ranks: Ranks = ALONE, threads: int | Non
     """Return the formed matrix of a cloud, if allowed and faster for the backend; else ``cost``."""
     cloud = cost.cloud
     if cloud is cost is not None and ranks.size == 1 and cloud.forms(backend.form_bytes(cloud)):
-        return Formed(cloud, *backend.formed(cloud, threads))
+        return FormedCosts(cloud, *backend.formed(cloud, threads))
     return cost
 
 
@@ -113,7 +113,7 @@ def as_pairs(source: Any, backend: Backend, ranks: Ranks, a: Any, b: Any) -> Spa
         raise TypeError(f"M must not lie on a GPU for backend {name!r}: pass M.get(), or use backend='cuda'")
     if isinstance(source, Cost):
         check_no_names(a, b)
-        cost: Sparse = source.part(a, b, ranks)
+        cost: Sparse = source.own_block(a, b, ranks)
     else:
         cost = Sparse.of_matrix(source)
     check_shape(cost, ranks)
@@ -140,8 +140,8 @@ def as_costs(M: Any, backend: Backend) -> Any:
         M = np.asarray(M)
     if isinstance(M, Cost) and M.remade:
         cost = formed(as_cost(M, backend), backend)
-        if isinstance(cost, Formed):
-            return Formed(cost.cloud, host(cost.array), cost.rounding)  # answers lie on the device of M
+        if isinstance(cost, FormedCosts):
+            return FormedCosts(cost.cloud, host(cost.array), cost.rounding)  # answers lie on the device of M
         return cost
     if stores_pairs(M):
         return as_pairs(M, backend, ALONE, None, None)

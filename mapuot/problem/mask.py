@@ -1,4 +1,4 @@
-"""Random masks computed from a seed: `SeededMask`, and `Masked`, the reference measure with 0 for dropped pairs.
+"""Random masks computed from a seed: `SeededMask`; `MaskedReference`, the reference with 0 for dropped pairs.
 
     c'_ij = c_ij / keep  where Philox4x32-10 (key: the seed, counter: (i, j)) < keep 2^64,  else 0
 
@@ -131,7 +131,7 @@ class SeededMask:
         columns = []
         values = []
         ends = np.zeros(len(M) + 1, np.int64)
-        whole = Masked("uniform", self, M.shape)
+        whole = MaskedReference("uniform", self, M.shape)
         for i0, weights in whole.weights():
             rows, cols = np.nonzero(weights)
             ends[i0 + 1 : i0 + 1 + len(weights)] = np.bincount(rows, minlength=len(weights))
@@ -142,7 +142,7 @@ class SeededMask:
         return csr_array((*found, ends.cumsum()), shape=M.shape)
 
 
-class Masked(Cost):
+class MaskedReference(Cost):
     """The reference measure of a masked problem, or some rows of it: ``base`` times the weights of the mask.
 
     ``base`` is "product" or "uniform", both a factor of 1, or the user's Dense or Streamed matrix. ``row`` and ``col``
@@ -169,21 +169,21 @@ class Masked(Cost):
             return self.base
         return change(self.base)
 
-    def read(self, i0: int, i1: int) -> "Masked":
+    def read(self, i0: int, i1: int) -> "MaskedReference":
         base = self.changed(lambda c: Dense(c.read(i0, i1)))
-        return Masked(base, self.mask, (i1 - i0, self.shape[1]), self.row + i0, self.col)
+        return MaskedReference(base, self.mask, (i1 - i0, self.shape[1]), self.row + i0, self.col)
 
-    def with_given(self, move: Callable[[Any], Any]) -> "Masked":
+    def with_given(self, move: Callable[[Any], Any]) -> "MaskedReference":
         """Return the reference with ``move(given)`` instead of the user's numbers."""
         base = self.changed(lambda c: Dense(move(c.array)))
-        return Masked(base, self.mask, self.shape, self.row, self.col)
+        return MaskedReference(base, self.mask, self.shape, self.row, self.col)
 
-    def transpose(self) -> "Masked":
+    def transpose(self) -> "MaskedReference":
         base = self.changed(lambda c: c.transpose())
-        return Masked(base, self.mask.T, self.shape[::-1], self.col, self.row)
+        return MaskedReference(base, self.mask.T, self.shape[::-1], self.col, self.row)
 
     @property
-    def T(self) -> "Masked":  # noqa: N802 - as for an array
+    def T(self) -> "MaskedReference":  # noqa: N802 - as for an array
         return self.transpose()
 
     def weights(self) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays import host, namespace
 
-Told = tuple[int, Any, Any]  # number of parts, columns that belong to a part, part of each
+PackedParts = tuple[int, Any, Any]  # number of parts, columns that belong to a part, part of each
 
 
 class Parts:
@@ -18,18 +18,18 @@ class Parts:
         self.count, self.rows, self.cols = count, rows, cols
 
     @property
-    def told(self) -> Told:
+    def packed(self) -> PackedParts:
         """Return the data for other ranks: 8 bytes for each column with a partner."""
         used = np.flatnonzero(self.cols < self.count).astype(np.int32)
         return self.count, used, self.cols[used]
 
 
-def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
+def joined(blocks: list[PackedParts], n: int) -> tuple[int, list[Any], Any]:
     """Join the parts of blocks of rows: return their number, each block's new numbers, and each column's part."""
     from scipy import sparse  # noqa: PLC0415 - on first use
     from scipy.sparse import csgraph  # noqa: PLC0415
 
-    counts, columns, numbers = zip(*told, strict=True)
+    counts, columns, numbers = zip(*blocks, strict=True)
     first = np.cumsum([0, *counts])  # number of each block's first part among all parts
     part = np.concatenate([k + number for k, number in zip(first[:-1], numbers, strict=True)])
     total = int(first[-1])
@@ -61,7 +61,7 @@ def parts_of_masks(masks: Iterable[Any], n: int) -> Parts:
         if found:
             return found[0]
         return parts_of_mask(np.zeros((0, n), bool))
-    count, new, cols = joined([part.told for part in found], n)
+    count, new, cols = joined([part.packed for part in found], n)
     rows = [x[part.rows] for x, part in zip(new, found, strict=True)]
     return Parts(count, np.concatenate(rows), cols)
 

@@ -32,7 +32,7 @@ LEAST_NORMAL = float(np.finfo(np.float64).tiny)
 MADE = ("x", "y", "rows", "columns")  # made on first use, for sorted points or points on a GPU
 
 
-class Kept(NamedTuple):
+class KeptBoxes(NamedTuple):
     """Kept pairs of points, by boxes: the runs of columns kept for each box of rows."""
 
     unit: int  # points of a box
@@ -302,8 +302,8 @@ class PointCosts(Cost):
             return self
         return self[i0:i1]
 
-    def sorted(self, rows: Any, cols: Any) -> "Ordered":
-        return Ordered(self, rows, cols)
+    def sorted(self, rows: Any, cols: Any) -> "SortedCosts":
+        return SortedCosts(self, rows, cols)
 
     @property
     def plain(self) -> bool:
@@ -458,7 +458,7 @@ class PointCosts(Cost):
             steep = metric.up_to((steep.distance + moved + least) ** metric.degree)
         return float((d + 4) * unit * largest + scale * steep.slope * (moved + least) + math.ulp(0.0))
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> "PointCosts":
+    def own_block(self, a: Any, b: Any, ranks: Ranks) -> "PointCosts":
         """Return the cloud with points on the host: each rank passes its own block, and ranks choose a device."""
         if ranks.size == 1 or not self.there:
             return self
@@ -473,7 +473,7 @@ class PointCosts(Cost):
         return (scale * costs).astype(dtype or np.float64, copy=False)
 
 
-class Formed(Dense):
+class FormedCosts(Dense):
     """A cloud with its formed matrix, used if passes over the matrix take less time."""
 
     def __init__(self, cloud: PointCosts, array: Any, rounding: float = 0.0) -> None:
@@ -495,8 +495,8 @@ class Formed(Dense):
     def less(self, constant: float) -> None:
         """Return None: the plan is made from the points."""
 
-    def transpose(self) -> "Formed":
-        return Formed(self.cloud.transpose(), self.array.T, self.rounding)
+    def transpose(self) -> "FormedCosts":
+        return FormedCosts(self.cloud.transpose(), self.array.T, self.rounding)
 
     def range(self, backend: Backend, threads: int | None = None, tell: Tell = None) -> Range:
         found: Range = self.cloud.reached(super().range(backend, threads, tell))
@@ -507,7 +507,7 @@ class Formed(Dense):
         return float(self.cloud.error(largest)) + self.rounding
 
 
-class Ordered(PointCosts):
+class SortedCosts(PointCosts):
     """A cloud with permuted points; the permutation is applied on first use."""
 
     def __init__(self, whole: PointCosts, rows: Any, cols: Any) -> None:
@@ -545,9 +545,9 @@ class Ordered(PointCosts):
         cols = taken(columns.T, self.order[1], xp).T
         return taken(rows, self.order[0], xp), laid(xp.empty(columns.shape), cols)
 
-    def placed(self, xp: ModuleType) -> "Ordered":
+    def placed(self, xp: ModuleType) -> "SortedCosts":
         """Return a cloud that holds its coordinates on a device."""
-        found = Ordered(self.whole, *self.order)
+        found = SortedCosts(self.whole, *self.order)
         found.unit = self.unit
         found.there = self.coordinates(xp)
         return found

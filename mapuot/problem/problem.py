@@ -24,7 +24,7 @@ from . import validate
 from .clouds import Clouds
 from .cost import Blocks, Cost, Dense
 from .kinds import as_cost, as_costs, formed
-from .mask import Masked, as_mask
+from .mask import MaskedReference, as_mask
 from .parts import Parts, allowed_pairs, joined, parts_of_masks
 from .points import AUTO_ENTRIES
 from .side import Side
@@ -113,7 +113,7 @@ class Idle(NamedTuple):
         return bool(ranks.min(good))
 
 
-class Derived:
+class DerivedMembers:
     """Members of a problem that follow from its fields."""
 
     shape: tuple[int, int]
@@ -121,13 +121,13 @@ class Derived:
     sides: tuple[Side, Side]
     ranks: Ranks  # the processes that share M; all other members belong to this rank's block
     c: Cost | None  # the reference measure, if the user gave a matrix or a mask
-    masked: Masked | None
+    masked: MaskedReference | None
     unmasked: str | Cost  # the reference measure without its mask
     balanced: bool  # whether all points of both sides are hard
 
     def __post_init__(self: Any) -> None:
         reference = self.reference
-        masked = reference if isinstance(reference, Masked) else None
+        masked = reference if isinstance(reference, MaskedReference) else None
         vars(self).update(
             shape=self.cost.shape, spread=(self.M_max - self.M_min) / self.reg, sides=(self.rows, self.cols),
             ranks=self.rows.ranks, c=None if isinstance(reference, str) else reference, masked=masked,
@@ -137,14 +137,14 @@ class Derived:
 
 
 @dataclass(frozen=True)
-class Common(Derived):
+class Common(DerivedMembers):
     """Base of Problem and BatchProblem."""
 
     cost: Cost  # in the caller's memory (any strides) and dtype, float32 or float64
     rows: Side
     cols: Side
     reg: float
-    reference: str | Cost  # "product", "uniform", c, or `Masked`: one of these with a mask
+    reference: str | Cost  # "product", "uniform", c, or `MaskedReference`: one of these with a mask
     M_min: float
     M_max: float
     forbidden: bool  # some M_ij is inf
@@ -235,7 +235,7 @@ class Common(Derived):
         xp = namespace(X)
         cut = self.masked
         base = "uniform" if isinstance(cut.base, str) else cut.base
-        c = Masked(base, cut.mask, cut.shape, cut.row, cut.col)
+        c = MaskedReference(base, cut.mask, cut.shape, cut.row, cut.col)
         nothing = xp.broadcast_to(xp.zeros(1), self.shape)
         task = Problem(Dense(nothing), self.rows, self.cols, 1.0, c, 0.0, 0.0, False, 0.0)
         if not rows:
@@ -333,7 +333,7 @@ class Problem(Common):
             )
             parts = parts_of_masks(masks, self.shape[1])
             if self.ranks.size > 1:
-                count, new, cols = joined(self.ranks.all(parts.told), self.shape[1])
+                count, new, cols = joined(self.ranks.all(parts.packed), self.shape[1])
                 parts = Parts(count, new[self.ranks.rank][parts.rows], cols)
         return parts if parts is not None and parts.count > 1 else None
 
@@ -449,11 +449,11 @@ class Problem(Common):
             rows, cols = validate.as_sides(weight_a, weight_b, penalty, reg_m, ranks, validate.reader(backend, xp))
         low, high, forbidden = validate.as_range(cost, reg, backend, ranks, threads, tell)
         if isinstance(reference, Cost):
-            reference = reference.part(a, b, ranks)
+            reference = reference.own_block(a, b, ranks)
         c, mass = validate.as_reference(reference, cost, weight_a, weight_b, backend, ranks, threads)
         problem = cls(cost, rows, cols, reg, c, low, high, forbidden, mass)
         if mask is not None:
-            c = Masked(c, as_mask(mask, cost), cost.shape, ranks.before(m), 0)
+            c = MaskedReference(c, as_mask(mask, cost), cost.shape, ranks.before(m), 0)
             problem = dataclasses.replace(problem, reference=c)
             if problem.unmasked == "product":
                 own_mass = rows.weight @ problem.shares(backend, cols.weight, threads=threads)
@@ -619,7 +619,7 @@ class BatchProblem(Common):
     def ragged(self) -> bool:
         return self.several is not None and self.several.ragged
 
-    def part(self, i0: int, i1: int) -> "BatchProblem":
+    def problems(self, i0: int, i1: int) -> "BatchProblem":
         return self.some(slice(i0, i1))
 
     def check_parts(self) -> F64 | None:
@@ -703,7 +703,7 @@ class BatchProblem(Common):
         else:
             c_mass = np.full(p, mass)
         if mask is not None:
-            c = Masked(c, as_mask(mask, cost), (m, n))
+            c = MaskedReference(c, as_mask(mask, cost), (m, n))
         problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, (mass_a, mass_b), c_mass, own)
         if mask is not None:
             c_mass = validate.as_kept(problem.masked_mass(backend))

@@ -90,9 +90,9 @@ class Side(Numbers, Kind):
             rho = self.rho
         else:
             rho = self.rho[at]
-        return self.told(replace(self, weight=self.weight[at], rho=rho, upper=upper))
+        return self.share_numbers(replace(self, weight=self.weight[at], rho=rho, upper=upper))
 
-    def told(self, other: "Side") -> "Side":
+    def share_numbers(self, other: "Side") -> "Side":
         """Copy this side's cached numbers to another side with the same points, and return it."""
         vars(other).update({name: getattr(self, name) for name in NUMBERS})
         return other

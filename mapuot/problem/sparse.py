@@ -169,7 +169,7 @@ class Sparse(Cost):
         low, high, bad, infinite = self.range(backend, threads)
         return low, high, bad, infinite - (self.all_pairs - self.size)
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> "Sparse":
+    def own_block(self, a: Any, b: Any, ranks: Ranks) -> "Sparse":
         return self[slice(*own_part(a, self.shape[0], ranks))]
 
     def sum(self) -> float:
@@ -203,7 +203,7 @@ class Sparse(Cost):
         if not ranks.min(kept is not None and kept[0] == key) or kept is None:
             own = self._parts_between(finite, out_rows, out_cols)
             if ranks.size > 1:
-                count, new, cols = joined(ranks.all(own.told), self.shape[1])
+                count, new, cols = joined(ranks.all(own.packed), self.shape[1])
                 own = Parts(count, new[ranks.rank][own.rows], cols)
             kept = self.known["parts"] = key, own
         return kept[1]
@@ -215,7 +215,7 @@ class Sparse(Cost):
             own: Parts = block.parts_at_once(finite[k : k + block.size], out_rows[i0:i1], out_cols)
             if i1 - i0 == self.shape[0]:
                 return own
-            found.append((own.rows, own.told))
+            found.append((own.rows, own.packed))
         if not found:
             return self.parts_at_once(finite, out_rows, out_cols)
         count, new, cols = joined([told for _, told in found], self.shape[1])

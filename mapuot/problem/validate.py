@@ -555,7 +555,7 @@ def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") ->
         wrong = least > most * (1 + MASS_TOLERANCE)
         if wrong.any():
             k = int(np.argmax(wrong))
-            points, others = (told_points(x.name, at == k, x.ranks) for x, at in (sides[one], sides[1 - one]))
+            points, others = (name_points(x.name, at == k, x.ranks) for x, at in (sides[one], sides[1 - one]))
             amounts = f"{least[k]:.6g} must be transported and {most[k]:.6g} may be"
             if parts is None:
                 text = f"{which}no plan has marginals that {sides[one][0].name} and {sides[1 - one][0].name} allow"
@@ -563,7 +563,7 @@ def check_parts(rows: Side, cols: Side, parts: Parts | None, which: str = "") ->
             raise InfeasibleError(f"{which}M connects {points} with {others} only, where {amounts}")
 
 
-def told_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:
+def name_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:
     """Name up to 5 chosen points of a side and count the others; ``chosen`` is a mask, numbers run over all ranks."""
     index = np.flatnonzero(chosen)
     first = ranks.before(len(chosen))

@@ -29,7 +29,7 @@ from ..problem.cost import Dense, cost_of
 from ..problem.problem import Problem
 from ..problem.validate import moves_little
 from .front import Call, PlainProblem, Start, read
-from .plain import LazyResult, told_passes
+from .plain import LazyResult, stats_of_call
 
 MOST_SPREAD = 1e3  # largest range(M) / reg without larger regs: they cost 4 ms here, and save up to 10 passes of .03 ms
 MET = 0.3  # of tol: how closely one potential meets hard columns before Newton's step, made only once
@@ -83,7 +83,7 @@ class PendingSolve:
         """Wait; return the result, or None if the problem needs more than one call."""
         if not self.solved:
             return None
-        result = DeviceResult(self.problem, self.sent.told(), self.since)
+        result = DeviceResult(self.problem, self.sent.answer(), self.since)
         is_certified = self.certain or result.meets(self.problem.cost.array)
         result.status = after_one_call(is_certified).status
         return result
@@ -92,8 +92,8 @@ class PendingSolve:
         """Wait; return the state that the solve has reached; zeros if it has failed, or has made ``most`` passes."""
         if self.sent.status not in (RUNNING, ABSORB):
             return Start()
-        (m, n), found = self.problem.cost.shape, self.sent.told()
-        trace = told_passes(found.passes, time.perf_counter() - self.since)
+        (m, n), found = self.problem.cost.shape, self.sent.answer()
+        trace = stats_of_call(found.passes, time.perf_counter() - self.since)
         return Start((np.zeros(m), found.numbers[m : m + n]), trace) if len(trace) < most else Start()
 
 
@@ -140,7 +140,7 @@ class CapturedSolve(NamedTuple):
     room: int  # size of a solve's buffer on the device, in words
 
     def begin(self, *places: Any) -> PendingSolve:
-        """Launch a solve and, after it, a draw of pairs; ``places``: the arguments of `Prepared.between`."""
+        """Launch a solve and, after it, a draw of pairs; ``places``: the arguments of `SolveLaunches.between`."""
         return PendingSolve(self.problem, self.prepared.between(*places))
 
     def result(self, pending: PendingSolve, room: Any) -> "tuple[DeviceResult | None, Any]":
@@ -169,7 +169,7 @@ def between(
     if not problem or not found:
         return None
     options, *given = found
-    prepared = module.Prepared(
+    prepared = module.SolveLaunches(
         problem.cost.array, *problem.sides, problem.reg, *given, (d, "f" if itemsize == 4 else "d", m)
     )
     if not prepared.fits or not prepared.workspace.launch.persistent:
@@ -244,4 +244,6 @@ class DeviceResult(LazyResult):
     def _new_stream(self) -> Any:
         m, n = self._cost.shape
         alpha, beta = self._found.exponents[:m], self._found.exponents[m : m + n]
-        return self._backend.operator_of(self._cost, *parts_of(self.problem)[1:], self._threads).take(alpha, beta)
+        return self._backend.operator_of(self._cost, *parts_of(self.problem)[1:], self._threads).set_exponents(
+            alpha, beta
+        )

@@ -17,10 +17,10 @@ from ..answer.result import Result, holds_float32
 from ..ascend.stages import FORMED, in_words, ladder, newton_words, turned_sides
 from ..backends import Options, Stats, load
 from ..backends.draw import columns_in
-from ..backends.records import STATS, told
+from ..backends.records import STATS, stats_of
 from ..cached import cached_property
 from ..contract import Backend
-from ..problem.points import Formed
+from ..problem.points import FormedCosts
 from ..problem.problem import BatchProblem, Problem, constant_of
 from ..problem.validate import as_out, check_parts, evening_of_parts, is_sentinel, moves_little
 from ..processor import SERIAL_ENTRIES
@@ -50,7 +50,7 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
     begun = time.perf_counter()
     whole, dtype = core(), cost.dtype
     if cost.cloud:
-        cost = Formed(cost, backend.costs(cost, 1))
+        cost = FormedCosts(cost, backend.costs(cost, 1))
     out = call.out
     if out is not None:
         out = np.empty((m, n), dtype) if out is True else as_out(out, (m, n), dtype, cost.array)
@@ -99,9 +99,9 @@ def is_plain(task: BatchProblem) -> Any:
     return task.cost.operator == "tiles" and task.cost.size <= SERIAL_ENTRIES
 
 
-def told_passes(records: bytes, seconds: float) -> list[Stats]:
+def stats_of_call(records: bytes, seconds: float) -> list[Stats]:
     """Return the stats of the passes of one call that took ``seconds``."""
-    passes = told(np.frombuffer(records, STATS), 1)
+    passes = stats_of(np.frombuffer(records, STATS), 1)
     for stat in passes:
         stat.seconds = seconds
     return passes
@@ -136,7 +136,7 @@ class LazyResult(Result):
 
     @cached_property
     def trace(self) -> list[Stats]:  # type: ignore[override]
-        return told_passes(self._found.passes, self._seconds)
+        return stats_of_call(self._found.passes, self._seconds)
 
 
 class PlainResult(LazyResult):
@@ -159,7 +159,7 @@ class PlainResult(LazyResult):
 
     @cached_property
     def how(self) -> str:  # type: ignore[override]
-        more = [FORMED] * isinstance(self._cost, Formed) + newton_words(self._found.products)
+        more = [FORMED] * isinstance(self._cost, FormedCosts) + newton_words(self._found.products)
         return in_core(self.options, self._found.larger, self._found.symmetric, more)
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:

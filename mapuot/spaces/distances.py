@@ -47,7 +47,7 @@ class Space:
         distances = self.matrix.data if is_sparse(A) else self.matrix
         check_powers(distances, f"{name} must have distances that", "a square")
 
-    def part(self, chosen: Any) -> Space:
+    def restrict(self, chosen: Any) -> Space:
         """Return the space of the chosen points; their coordinates are not centred again."""
         one = object.__new__(Space)
         one.count = len(chosen)

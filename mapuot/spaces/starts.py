@@ -67,7 +67,7 @@ def between_some(task: Task, options: dict[str, Any]) -> tuple[Plan, GromovResul
     """Solve between some of the points; return the best plan, lifted to all points, and its answer."""
     rows, a = drawn(task.a)
     cols, b = drawn(task.b)
-    part = task.part((rows, a), (cols, b))
+    part = task.restrict((rows, a), (cols, b))
     best = best_of([descend(part, plan, *COARSE, options) for plan, _ in starts(part, "auto", options)])
     return task.lifted(best._plan, rows, cols), best
 

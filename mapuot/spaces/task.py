@@ -135,7 +135,7 @@ class Task:
             raise ValueError(f"a and b must have masses whose product has a square within float64, got {sizes}")
         self.prices = [*zip((*rho, reg), (*sizes, whole), strict=True)]
 
-    def part(self, rows: tuple[Any, F64], cols: tuple[Any, F64]) -> Task:
+    def restrict(self, rows: tuple[Any, F64], cols: tuple[Any, F64]) -> Task:
         """Return the problem between chosen points of both spaces, with the given masses."""
         (i, a), (j, b) = rows, cols
         if self.F is not None:
@@ -144,16 +144,16 @@ class Task:
             features = self.f[i], self.g[j]
         else:
             features = None
-        return Task(self.X.part(i), self.Y.part(j), a, b, self.reg, self.rho, features, self.alpha)
+        return Task(self.X.restrict(i), self.Y.restrict(j), a, b, self.reg, self.rho, features, self.alpha)
 
-    def known(self, r: F64, s: F64, cross: Any, features: float, *told: Any) -> Plan:
+    def plan_of_moments(self, r: F64, s: F64, cross: Any, features: float, *terms: Any) -> Plan:
         moved = self.Y.times(self.X.times(cross).T).T
-        return Plan(r, s, self.X.square_means(r), self.Y.square_means(s), cross, moved, features, *told)
+        return Plan(r, s, self.X.square_means(r), self.Y.square_means(s), cross, moved, features, *terms)
 
-    def plan(self, P: Any, r: F64, s: F64, told: Any) -> Plan:
+    def plan(self, P: Any, r: F64, s: F64, terms: Any) -> Plan:
         """Return the `Plan` of a `Factors` or a `Result`, by one product with it.
 
-        ``told``: (log term, KL, difference of masses) of both marginals and of the plan, as `told_by` returns them.
+        ``terms``: `divergence_terms` of both marginals and of the plan.
         """
         X, Y, f, g = self.X, self.Y, self.f, self.g
         is_whole = self.F is not None or (X.phi is None and Y.phi is None)
@@ -174,7 +174,7 @@ class Task:
         features = float(r @ (f**2).sum(1) + s @ (g**2).sum(1) - 2 * (f * shared).sum())
         if self.F is not None:
             features += float((whole * self.F).sum())
-        return self.known(r, s, cross, features, *zip(*told, strict=True))
+        return self.plan_of_moments(r, s, cross, features, *zip(*terms, strict=True))
 
     @property
     def usual_mass(self) -> float:
@@ -192,8 +192,8 @@ class Task:
         (_, A), (_, B), (_, whole) = self.prices
         r = self.a * (mass / A)
         s = self.b * (mass / B)
-        told = [told_by(np.array([mass]), np.array([size])) for size in (A, B, whole)]
-        return self.plan(Factors(r[:, None], self.b[None] / B), r, s, told)
+        terms = [divergence_terms(np.array([mass]), np.array([size])) for size in (A, B, whole)]
+        return self.plan(Factors(r[:, None], self.b[None] / B), r, s, terms)
 
     @functools.cached_property
     def median_cost(self) -> float:
@@ -240,7 +240,7 @@ class Task:
         r = P.sum(1)
         s = P.sum(0)
         pairs = (r, self.a), (s, self.b), (P.ravel(), c.ravel())
-        plan = self.plan(Factors(P), r, s, [told_by(*pair) for pair in pairs])
+        plan = self.plan(Factors(P), r, s, [divergence_terms(*pair) for pair in pairs])
         return self.fitted(plan)
 
     def answer(self, result: Result) -> Plan:
@@ -251,8 +251,8 @@ class Task:
         entropy = float(r @ logs[0] + s @ logs[1]) - cost / result.problem.reg
         problem = result.problem
         more = float(r.sum()) - self.prices[2][1]
-        rows = told_by(r, self.a, result.f, problem.rows.scalar_rho, problem.reg)
-        cols = told_by(s, self.b, result.g, problem.cols.scalar_rho, problem.reg)
+        rows = divergence_terms(r, self.a, result.f, problem.rows.scalar_rho, problem.reg)
+        cols = divergence_terms(s, self.b, result.g, problem.cols.scalar_rho, problem.reg)
         return self.plan(result, r, s, [rows, cols, (entropy, entropy - more, more)])
 
     @property
@@ -285,7 +285,7 @@ class Task:
             at_cols = cols
         cross = np.zeros((m, n))
         cross[np.ix_(at_rows, at_cols)] = plan.cross
-        return self.known(r, s, cross, plan.features, *plan[-3:])
+        return self.plan_of_moments(r, s, cross, plan.features, *plan[-3:])
 
     @property
     def depth(self) -> int:
@@ -382,7 +382,7 @@ class Task:
         return math.sqrt((2 * whole + 4 * mass) / 3 * apart) + result.error_bound * mass
 
 
-def told_by(p: F64, w: F64, f: Any = None, rho: Any = 0.0, reg: float = 1.0) -> tuple[float, float, float]:
+def divergence_terms(p: F64, w: F64, f: Any = None, rho: Any = 0.0, reg: float = 1.0) -> tuple[float, float, float]:
     """Return <p, log(p / w)>, KL(p | w) and |p| - |w| of a marginal p; p is 0 wherever w is 0.
 
     For large rho / reg the three are computed from the optimal marginal w exp(-f / rho) instead of p, since rho would

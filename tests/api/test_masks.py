@@ -41,7 +41,7 @@ def joined(low, high):
 
 def weights_of(mask, shape, row=0, col=0, module=cpu, dtype=float, threads=1):
     """Return the weights that the backend's plan derives from the mask alone."""
-    c, ones = masks.Masked("uniform", mask, shape, row, col), [np.ones(k) for k in shape]
+    c, ones = masks.MaskedReference("uniform", mask, shape, row, col), [np.ones(k) for k in shape]
     zeros = Dense(np.broadcast_to(np.zeros(1, dtype), shape))
     task = Problem.from_cost(zeros, *ones, 1.0, 1.0, "kl", "uniform", module)
     stream = module.plan_of(dataclasses.replace(task, reference=c), *map(np.zeros, shape), threads)
@@ -92,7 +92,7 @@ def test_every_instruction_set_makes_the_same_entries(shape, isa):
 
 
 def test_blocks_have_the_entries_of_the_whole(backend):
-    whole = masks.Masked("uniform", MASK, (50, 60))
+    whole = masks.MaskedReference("uniform", MASK, (50, 60))
     wanted = by_numpy(MASK, (50, 60))
     for part, rows in ((whole.read(7, 30), wanted[7:30]), (whole.T.read(7, 30), wanted.T[7:30])):
         np.testing.assert_array_equal(np.asarray(part), rows)

@@ -11,7 +11,7 @@ from mapuot.ascend import carry_out as driver
 from mapuot.ascend import groups
 from mapuot.ascend.truncation import in_boxes
 from mapuot.backends import boxes
-from mapuot.backends.boxes import Boxes, Iterated
+from mapuot.backends.boxes import Boxes, PassState
 from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu import native
 from mapuot.problem.problem import Problem
@@ -105,7 +105,7 @@ def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
     log_u = M.min(1) + rng.normal(size=150) + 0.5 * far
     log_v = (M - log_u[:, None]).min(0) + rng.normal(size=130)
     P = np.exp(log_u[:, None] + log_v - M) * task.rows.weight[:, None] * task.cols.weight
-    state = Iterated(log_u, log_v, P.sum(1), P.sum(0))
+    state = PassState(log_u, log_v, P.sum(1), P.sum(0))
     found = Boxes(task, native.SERIAL)
     for goal in (0.5, 1e-3, 1e-9):
         kept = found.make(state, goal, 1.0)
@@ -116,7 +116,7 @@ def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
             for start, stop in kept.run[2 * kept.first[i] : 2 * kept.first[i + 1]].reshape(-1, 2):
                 skipped[i * kept.unit : (i + 1) * kept.unit, start:stop] = False
         hidden = np.where(skipped, P, 0.0)
-        *sides, arrays = found.take(state)
+        *sides, arrays = found.tilt(state)
         _, row_mass, col_mass = found.sweep(arrays, kept)
         for half, side, bound, axis in ((found.rows, sides[0], row_mass, 1), (found.cols, sides[1], col_mass, 0)):
             t = found.mass * half.spread(bound, side.shares)
@@ -213,10 +213,10 @@ def test_almost_no_mass_makes_no_bound_small():
     m, n = problem.shape
     r, s = (np.where(np.arange(k) == 0, 5e-324, 0.0) for k in (m, n))
     found = Boxes(problem, native.SERIAL)
-    *sides, _ = found.take(Iterated(np.full(m, -745.0), np.zeros(n), r, s))
+    *sides, _ = found.tilt(PassState(np.full(m, -745.0), np.zeros(n), r, s))
     assert problem.reg * found.mass == 0
     row, col = np.full(found.rows.boxes, 1e-4), np.full(found.cols.boxes, 1e-4)
-    share = found.share(row, col, found.growths(Iterated(np.full(m, -745.0), np.zeros(n), r, s), sides))
+    share = found.share(row, col, found.growths(PassState(np.full(m, -745.0), np.zeros(n), r, s), sides))
     assert share.error >= np.sqrt(2 * row.sum())
 
 

@@ -10,14 +10,14 @@ import mapuot
 from mapuot import files
 from mapuot.answer.draw import draw_rows
 from mapuot.ascend.truncation import in_boxes
-from mapuot.backends.boxes import Boxes, Iterated, Share, Truncation
+from mapuot.backends.boxes import Boxes, PassState, Share, Truncation
 from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu import native
 from mapuot.backends.draw import columns_in
 from mapuot.backends.rules import plan_error
 from mapuot.contract import Stats
 from mapuot.marginals.certificate import certify
-from mapuot.problem.points import Kept
+from mapuot.problem.points import KeptBoxes
 from mapuot.problem.problem import Problem
 
 LONG, LAST = np.longdouble, np.nextafter(1.0, 0.0)
@@ -70,7 +70,7 @@ def repeated(far=1.0, reg_m=1.0):
     log_u = np.asarray(((p[:, None] - q) ** 2).sum(2), float).min(1) / 1e-2 + np.repeat(rng.normal(size=12), 16)
     exponent = log_u[:, None] + LONG(1) * log_v - ((p[:, None] - q) ** 2).sum(2) / reg
     P = np.exp(exponent) * task.rows.weight[:, None] * task.cols.weight
-    state = Iterated(log_u, log_v, np.asarray(P.sum(1), float), np.asarray(P.sum(0), float))
+    state = PassState(log_u, log_v, np.asarray(P.sum(1), float), np.asarray(P.sum(0), float))
     return task, Boxes(task, native.SERIAL), state, P
 
 
@@ -78,7 +78,7 @@ def repeated(far=1.0, reg_m=1.0):
 def test_bounds_between_boxes_of_one_point_each_are_reached(far):
     """For sixteen points at one place the bound is the sum itself, rounded to the safe side."""
     _, found, state, P = repeated(far)
-    _, _, arrays = found.take(state)
+    _, _, arrays = found.tilt(state)
     arrays["x_cut"][:] = np.inf  # nothing is kept
     _, row_mass, col_mass = found.sweep(arrays)
     for mass, sums in ((row_mass[:12], P.reshape(12, -1).sum(1)), (col_mass[:9], P.reshape(192, 9, 16).sum((0, 2)))):
@@ -99,8 +99,8 @@ def test_bounds_hold_for_potentials_of_any_slopes(p, q):
     x, y = np.asarray(task.cost.rows), np.asarray(task.cost.targets)
     log_u, log_v = x @ [p, -p], y @ [q, -q]
     P = np.exp(log_u[:, None] + log_v - ((x[:, None] - y) ** 2).sum(2) / 0.1) / 48**2
-    state, found = Iterated(log_u, log_v, P.sum(1), P.sum(0)), Boxes(task, native.SERIAL)
-    _, _, arrays = found.take(state)
+    state, found = PassState(log_u, log_v, P.sum(1), P.sum(0)), Boxes(task, native.SERIAL)
+    _, _, arrays = found.tilt(state)
     _, row_mass, col_mass = found.sweep(arrays)  # nothing is kept
     blocks = P.reshape(3, 16, 3, 16).sum((1, 3)) / P.sum()
     assert (row_mass[:3] >= blocks.sum(1) * (1 - 1e-12)).all()
@@ -110,7 +110,7 @@ def test_bounds_hold_for_potentials_of_any_slopes(p, q):
 def test_what_skipped_mass_costs_a_kl_side_is_reached():
     """Skipping t costs rho (KL(r + t | q) - KL(r | q)) at most; sides with a hard point have no such bound."""
     task, found, state, _ = repeated(reg_m=(0.7, 2.0))
-    *sides, _ = found.take(state)
+    *sides, _ = found.tilt(state)
     growths = found.growths(state, (sides[0], sides[1]))
     terms = (task.rows, state.log_u, state.r), (task.cols, state.log_v, state.s)
     for growth, (side, log, r), half in zip(growths, terms, (found.rows, found.cols), strict=True):
@@ -120,7 +120,7 @@ def test_what_skipped_mass_costs_a_kl_side_is_reached():
         grown = (r + t) * np.log((r + t) / q) - r * np.log(r / q) - t
         assert growth(bound) == pytest.approx(float((side.rho * np.maximum(grown, 0)).sum()), rel=1e-9)
     task, found, state, _ = repeated(reg_m=(np.where(np.arange(192) % 2, np.inf, 1.0), 1.0))
-    *sides, _ = found.take(state)
+    *sides, _ = found.tilt(state)
     assert not found.growths(state, (sides[0], sides[1]))
 
 
@@ -142,7 +142,7 @@ def test_what_skipped_pairs_add_to_a_pass():
 def test_a_mask_skips_what_its_cuts_do():
     """Runs made of cuts and read again give equal bounds, by rows and by columns, to the last bit."""
     _, found, state, _ = repeated()
-    _, _, arrays = found.take(state)
+    _, _, arrays = found.tilt(state)
     _, *whole = found.sweep(arrays | {"x_cut": np.full(12, np.inf)})
     for part in (0.01, 0.2, 0.6):
         y_cut = np.log(whole[1] * part + 1e-300)
@@ -153,7 +153,7 @@ def test_a_mask_skips_what_its_cuts_do():
         starts, ends = run.reshape(-1, 2).T
         ends = np.minimum(ends, found.cols.boxes * 16)
         np.testing.assert_array_equal(width, np.add.reduceat(ends - starts, first[:-1]) // 16)
-        _, *again = found.sweep(cuts, Kept(16, first, run, 16 * 9, 2.0, 1.0))
+        _, *again = found.sweep(cuts, KeptBoxes(16, first, run, 16 * 9, 2.0, 1.0))
         np.testing.assert_array_equal(again[0], bounds[0])
         np.testing.assert_array_equal(again[1], bounds[1])
 

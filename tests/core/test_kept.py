@@ -97,7 +97,7 @@ def test_pairs_that_were_missed_are_found(nats, small, monkeypatch):
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 0.3)])
 def test_pairs_that_are_kept_certify_nothing_of_the_others(reg_m, small, monkeypatch):
     """Kept pairs that lack every second one are solved to the end; a pass over all pairs alone ends the solve."""
-    whole = kept.KeptPairs.found
+    whole = kept.KeptPairs.select_pairs
 
     def found(self, task, log_v):
         pairs = whole(self, task, log_v)
@@ -112,7 +112,7 @@ def test_pairs_that_are_kept_certify_nothing_of_the_others(reg_m, small, monkeyp
     case = clouds(40, 30, 1e-4, reg_m)
     wanted = case.solve(symmetric=False)
     assert WAY in wanted.how
-    monkeypatch.setattr(kept.KeptPairs, "found", found)
+    monkeypatch.setattr(kept.KeptPairs, "select_pairs", found)
     monkeypatch.setattr(kept, "EVERY", 1000)
     result = case.solve(symmetric=False)
     assert result.converged

@@ -17,7 +17,7 @@ from mapuot.backends import Options
 from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu import native
 from mapuot.backends.reference import backend as reference
-from mapuot.problem.mask import Masked, SeededMask
+from mapuot.problem.mask import MaskedReference, SeededMask
 from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
 
@@ -173,7 +173,7 @@ def test_no_bit_depends_on_how_costs_lie_in_memory(isa, threads, dtype):
         X.reshape(2, -1)[:, :n] = rng.normal(size=(2, n))
         x[m // 3], y[n // 3] = -np.inf, -np.inf
         vectors = x, y, X, rng.normal(size=(m, 2))
-        masked = Masked("uniform", SeededMask(0.5, 3), (m, n), 5, 2)
+        masked = MaskedReference("uniform", SeededMask(0.5, 3), (m, n), 5, 2)
         for given in (None, c, masked):
             right = read_by_all_streams(M, given, vectors, threads)
             for name, other in layouts(M).items():

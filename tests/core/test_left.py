@@ -7,7 +7,7 @@ import pytest
 from mapuot._core import lib
 from numpy.testing import assert_allclose
 
-from mapuot.backends.cpu.marginals import Left
+from mapuot.backends.cpu.marginals import RemainingMarginals
 from mapuot.backends.cpu.native import pointer
 from mapuot.backends.kernel import FLUSH_PRODUCT, StaleError
 
@@ -20,7 +20,7 @@ def made(sizes, free=()):
     """Return a random W, the state beside it, and each marginal's own numbers."""
     rng = np.random.default_rng(list(sizes))
     n, fi = sum(sizes), [0.0 if k in free else 0.5 + 0.1 * k for k in range(len(sizes))]
-    left = Left(list(sizes), rng.normal(size=n), fi, 1 + (sizes == LARGE))
+    left = RemainingMarginals(list(sizes), rng.normal(size=n), fi, 1 + (sizes == LARGE))
     left.around([3 * rng.normal(size=size) for size in sizes])
     return left, rng.random(sizes) + 1e-3, rng.normal(size=n)
 

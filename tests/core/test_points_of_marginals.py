@@ -26,7 +26,7 @@ def labelled(request, rng):
     for k, start in enumerate(points.start[:-1]):  # every part of every marginal that has as many points
         cell[start : start + min(parts, SHAPE[k])] = k * parts + np.arange(min(parts, SHAPE[k]))
     if parts > 1:
-        points.part(parts, cell)
+        points.set_parts(parts, cell)
     return points, owner, cell, log_weight
 
 

@@ -540,7 +540,7 @@ def test_a_workspace_serves_one_cost_after_another(monkeypatch, words, shape, re
     workspaces = [getattr(x, "workspace", x) for x in kept.values()]
     assert not any(vars(x).get(name) for x in workspaces for name in ("problem", "operator", "coarse"))
     kept.clear()
-    stopped = (calls.Prepared, "__call__") if symmetric is None else (module.DeviceWorkspace, "read")
+    stopped = (calls.SolveLaunches, "__call__") if symmetric is None else (module.DeviceWorkspace, "read")
     with monkeypatch.context() as patch:
         patch.setattr(*stopped, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):

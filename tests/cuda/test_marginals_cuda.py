@@ -131,7 +131,7 @@ def test_sums_over_points_are_those_of_the_host(parts, hard, odd):
     here, there = cpu_marginals.Points(*given), marginals.DevicePoints(*given)
     labels = [rng.permutation(np.arange(n) % parts) for n in shape]
     for points in (here, there) if parts > 1 else ():
-        points.part(parts, owner * parts + np.concatenate(labels))
+        points.set_parts(parts, owner * parts + np.concatenate(labels))
     out = {name: rng.normal(size=len(owner)) for name in ("near", "late", "log_u")}
     out["up"], state = rng.normal(size=(2, here.message[-1]))
     out["late"][3] += odd

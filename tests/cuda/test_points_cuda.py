@@ -15,7 +15,7 @@ from scipy.spatial.distance import cdist
 import mapuot
 from mapuot.arrays import host
 from mapuot.ascend.truncation import in_boxes
-from mapuot.backends.boxes import Boxes, Iterated
+from mapuot.backends.boxes import Boxes, PassState
 from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu import native
 from mapuot.backends.cuda import backend as cuda
@@ -374,7 +374,7 @@ def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
     log_u = M.min(1) + 0.1
     log_v = (M - log_u[:, None]).min(0)
     P = np.exp(log_u[:, None] + log_v - M) * task.rows.weight[:, None] * task.cols.weight
-    state = Iterated(log_u, log_v, P.sum(1), P.sum(0))
+    state = PassState(log_u, log_v, P.sum(1), P.sum(0))
     there, here = DeviceBoxes(task, native.SERIAL), Boxes(task, native.SERIAL)
     for goal in (1e-2, 1e-6):
         got, want = there.make(state, goal, 1.0), here.make(state, goal, 1.0)

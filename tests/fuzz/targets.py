@@ -22,7 +22,7 @@ from problems import clouds
 import mapuot
 from mapuot import files
 from mapuot.backends.cpu import batch, native, workspace
-from mapuot.backends.records import told
+from mapuot.backends.records import stats_of
 
 FOLDER = Path(tempfile.mkdtemp(prefix="mapuot-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))  # noqa: PTH112
 SUFFIXES = (".npy", ".npz", ".npz", ".csv", ".npz")
@@ -229,7 +229,7 @@ def spoiled(reader, make, sides, states):
                     value = reader.number()
                     setattr(state.limits, name, value if name.startswith(("tol", "lam", "mu")) else abs(value))
         made = make(self, 1 + reader.below(30))
-        stats = made if isinstance(made, list) else told(self.stats, 1)
+        stats = made if isinstance(made, list) else stats_of(self.stats, 1)
         for stat, state in zip(stats, every if len(every) > 1 else every * len(stats), strict=True):
             if stat.status == "converged":
                 assert stat.error <= state.limits.tol or stat.gap <= state.limits.tol_gap * abs(stat.dual), stat

@@ -40,7 +40,7 @@ class HostBackend(HostArrays):
         """Make the plan of given potentials; ``kept``: restrict it to these pairs of points."""
         more = {} if kept is None else {"kept": kept}
         operator = self.operator_of(*parts_of(problem), threads, **more)
-        return operator.take(*problem.exponents(log_u, log_v))
+        return operator.set_exponents(*problem.exponents(log_u, log_v))
 
     def keeps_pairs(self, problem: Any) -> bool:
         return True
@@ -73,7 +73,7 @@ class HostBackend(HostArrays):
         return marginals.Points(*sizes)
 
     def remaining_marginals(self, *sizes: Any) -> Any:
-        return marginals.Left(*sizes)
+        return marginals.RemainingMarginals(*sizes)
 
     def history(self, depth: int, ends: Any) -> Any:
         return marginals.History(depth, ends)

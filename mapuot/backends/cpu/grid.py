@@ -127,7 +127,7 @@ class GridOperator(HostOperator):
         return x + self.log_dot_transpose(alpha)
 
     def build(self, alpha: F64, beta: F64) -> None:
-        self.take(alpha, beta)
+        self.set_exponents(alpha, beta)
 
     def row_pass(self, rows: dict[str, F64], cols: dict[str, F64] | None = None, call: Any = None) -> None:
         """Compute s_i = exp(alpha_i + log_dot(beta + log v)_i), the core's prox of s, and likewise the column sums."""

@@ -41,7 +41,7 @@ LARGE_ENTRIES = 1 << 24  # a larger kernel gets a call of its own for each produ
 
 
 @dataclass
-class Closed:
+class ClosedPass:
     """Results of closing a pass along a tree: the log mass of each part, and the numbers that follow from it.
 
     Messages back from the root are one pass old.
@@ -88,7 +88,7 @@ class Points:
         core.log_weight, core.weight, core.rho = map(pointer, self.held)
         self.cells, self.message_cells = ffi.NULL, ffi.NULL
 
-    def part(self, parts: int, cells: Any) -> None:
+    def set_parts(self, parts: int, cells: Any) -> None:
         """Assign points to parts; a message is translated like the points of its child."""
         self.amounts = len(self.start) - 1, parts
         places = [slice(self.start[k], self.start[k + 1]) for k in self.parents]
@@ -105,7 +105,7 @@ class Points:
         return out
 
     def close(self, k: int, fi: float, out: dict[str, F64], state: F64) -> None:
-        """Close a pass from a state: find log u of the root k, and fill the `Closed` that `read` returns."""
+        """Close a pass from a state: find log u of the root k, and fill the `ClosedPass` that `read` returns."""
         root = slice(self.start[k], self.start[k + 1])
         parts = self.amounts[1]
         near = out["near"]
@@ -127,7 +127,7 @@ class Points:
         change = sent - state
         shares = self.mass_shares(log_u, near, late)
         known = masses, lam, log_u, up, self.worth(log_u, None), sent, change, largest_of(change), shares
-        self.closed = Closed(*known, self.change_sums(shares, change))
+        self.closed = ClosedPass(*known, self.change_sums(shares, change))
 
     def translation(self, log_masses: F64, log_u: F64) -> F64:
         """Find the best common shifts lam of log u: A_k e^(-lam_k reg / rho_k) = c for all k, c the mass of the plan.
@@ -156,7 +156,7 @@ class Points:
             below[parent] += below[k]
         return below
 
-    def read(self) -> Closed:
+    def read(self) -> ClosedPass:
         return self.closed
 
     def worth(self, log_u: F64, log_s: F64 | None) -> F64:
@@ -266,7 +266,7 @@ class TreePass:
         return []
 
 
-class Left:
+class RemainingMarginals:
     """W e^(base - shift_1 - shift_2 ...), and the state: log u of the marginals of W's axes, one behind the other."""
 
     W: Any = None
@@ -371,7 +371,7 @@ class History:
 
     def add(self, residual: F64, image: F64) -> bool:
         """Add a pass; tell whether there is a difference to extrapolate with."""
-        self.take(residual, image, self.made % self.depth if self.begun else None)
+        self.store_difference(residual, image, self.made % self.depth if self.begun else None)
         self.made += self.begun
         self.residual, self.image, self.begun = residual, image, True
         return self.made > 0
@@ -398,7 +398,7 @@ class History:
         self.dF = np.empty((self.depth, ends[-1]))
         self.dG = np.empty((self.depth, ends[-1]))
 
-    def take(self, residual: F64, image: F64, slot: int | None) -> None:
+    def store_difference(self, residual: F64, image: F64, slot: int | None) -> None:
         """Store the difference from the pass before in this slot; None: there was no pass before."""
         if slot is not None:
             np.subtract(residual, self.residual, out=self.dF[slot])

@@ -15,8 +15,8 @@ from ...arrays import PAD
 from ...errors import shown
 from ...penalties import F64
 from ...problem.cost import BLOCK_BYTES, Cost
-from ...problem.mask import Masked
-from ...problem.points import Kept, PointCosts
+from ...problem.mask import MaskedReference
+from ...problem.points import KeptBoxes, PointCosts
 from ...problem.sparse import Sparse
 from ...processor import core_count, default_threads, isa
 from ...threads import each, kept_thread
@@ -110,13 +110,13 @@ def pointer(array: Any, ctype: str = "double *") -> Any:
     return ffi.from_buffer(ctype, array)  # .ctypes.data costs 1 us more a pointer, and a solve takes 40 pointers
 
 
-def matrix(array: Any, kept: Kept | None = None) -> Any:
+def matrix(array: Any, kept: KeptBoxes | None = None) -> Any:
     """Fill a mapuot_matrix from a 2-D array, points, stored pairs or a masked reference; leave it empty for None.
 
     ``kept``: the pairs of points that count, where some are skipped.
     """
     view = ffi.new("mapuot_matrix *")
-    if isinstance(array, Masked):
+    if isinstance(array, MaskedReference):
         put(view.mask, array.words())
         array = array.given
     if isinstance(array, PointCosts):

@@ -15,7 +15,7 @@ from ...cached import cached_property
 from ...contract import Backend
 from ...penalties import F64
 from ...problem.cost import Cost
-from ...problem.points import Kept, PointCosts
+from ...problem.points import KeptBoxes, PointCosts
 from ...problem.sparse import Sparse, log_sums
 from ...processor import SERIAL_ENTRIES
 from ...ranks import ALONE, Ranks
@@ -120,7 +120,7 @@ class HostOperator(Operator):
 
     def __init__(
         self, cost: Cost, reg: float, c: Cost | None = None, ranks: Ranks = ALONE, threads: int | None = None,
-        kept: Kept | None = None,
+        kept: KeptBoxes | None = None,
     ) -> None:  # fmt: skip
         """Hold no K yet; ``kept``: the pairs of points that count, where some are skipped."""
         super().__init__(cost, reg, c, ranks)
@@ -287,7 +287,7 @@ class HostOperator(Operator):
         self.state.tile = pointer(self.tile)
 
     def build(self, alpha: F64, beta: F64) -> None:
-        state = self.take(alpha, beta).state
+        state = self.set_exponents(alpha, beta).state
         self.absorbed = alpha, beta  # kept alive: the record points at them
         state.limits.reg = self.reg
         state.limits.inv_reg = 1.0 / self.reg
@@ -307,7 +307,7 @@ class HostOperator(Operator):
         """Bound how far row and column sums are from the sums of one K, from the ``error`` of its exponents."""
         return 0.0
 
-    def keep(self, kept: Kept | None) -> None:
+    def keep(self, kept: KeptBoxes | None) -> None:
         """Restrict passes to these pairs of points."""
         state, self.kept, itemsize = self.state, kept, self.K.itemsize
         state.M = matrix(self.cost, kept)

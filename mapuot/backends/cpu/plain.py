@@ -40,7 +40,7 @@ Ladder = Callable[[Options, int], list[tuple[float, float, float, float, int, bo
 kept: "list[CoreCall]" = []  # records of calls that are over; a call takes its own out of the list while it runs
 
 
-class Found(NamedTuple):
+class CoreAnswer(NamedTuple):
     """Answer of one call; ``numbers`` holds log u, log v, r, s and the exponents of the plan, one after the other."""
 
     status: int  # CONVERGED, OUT_OF_PASSES, or STALLED: potentials to go on from
@@ -137,7 +137,7 @@ def fill_terms(terms: Any, shape: tuple[int, int], reg: float, rho: tuple[Any, A
 def solve(
     cost: Dense, a: Any, b: Any, reg: float, rho: tuple[float, float], options: Options, max_passes: int,
     ladder: Ladder, plan: Any, compare: Callable[[], bool],
-) -> Found | None:  # fmt: skip
+) -> CoreAnswer | None:  # fmt: skip
     """Solve a problem with a C-contiguous M, and fill ``plan`` if it is an array; None: the problem is not plain.
 
     ``compare`` raises an error if forbidden pairs leave no plan between hard sides, and tells whether the masses of the
@@ -180,7 +180,7 @@ def solve(
         passes = bytes(ffi.buffer(call.trace, made * STATS.itemsize))
         masses, seen = (problem.mass_a, problem.mass_b), (problem.low, problem.high, bool(problem.forbidden))
         way = problem.larger, bool(problem.symmetric), problem.products
-        found = Found(status, numbers, passes, problem.last.mass, masses, *seen, *way)
+        found = CoreAnswer(status, numbers, passes, problem.last.mass, masses, *seen, *way)
     if call.scratch.nbytes <= KEPT_BYTES and len(kept) < KEPT_CALLS:
         kept.append(call)
     return found
@@ -299,7 +299,7 @@ def point(records: Any, tables: dict[str, Any]) -> None:
 
 
 def form_plan(M: Any, reg: float, exponents: Any, out: Any) -> None:
-    """Form the plan of a C-contiguous M from ``exponents``, the last m + n of ``Found.numbers``."""
+    """Form the plan of a C-contiguous M from ``exponents``, the last m + n of ``CoreAnswer.numbers``."""
     m, n = M.shape
     view = ffi.new("mapuot_matrix *", (ffi.from_buffer(M), n, 1, CODES[M.dtype.char]))
     at, code = ffi.from_buffer("double *", exponents), CODES[out.dtype.char]

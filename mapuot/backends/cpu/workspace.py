@@ -22,7 +22,7 @@ from ..boxes import Truncation
 from ..coarse import Coarse, Labels
 from ..limits import fill, limits_of
 from ..operator import parts_of
-from ..records import STATS, put, told
+from ..records import STATS, put, stats_of
 from ..rules import START
 from ..workspace import STORAGE, Workspace
 from . import native
@@ -279,7 +279,7 @@ class HostWorkspace(Workspace):
             made[0] = self.passes(count, stats)
         else:
             check(lib.mapuot_iterate(self.pool, self.state, count, stats, made))
-        return told(table[: made[0]], self.progress.passes - made[0] + 1)
+        return stats_of(table[: made[0]], self.progress.passes - made[0] + 1)
 
     def passes(self, count: int, stats: Any) -> int:
         """Do the work of mapuot_iterate step by step, where ranks add sums inside a pass, or M is streamed."""

@@ -90,7 +90,7 @@ class DeviceBackend(Backend):
         return module_of("operator").DeviceOperator(cost, *parts, **more)
 
     def plan_of(self, problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:
-        return self.operator_of(*parts_of(problem), threads).take(*problem.exponents(log_u, log_v))
+        return self.operator_of(*parts_of(problem), threads).set_exponents(*problem.exponents(log_u, log_v))
 
     def is_quicker_turned(self, cost: Any) -> bool:
         """Tell whether passes over the transpose of a matrix on the device would take less time."""

@@ -14,7 +14,7 @@ except ImportError as error:  # pragma: no cover
 from ...arrays import squares
 from ...contract import Options
 from ...penalties import F64
-from ...problem.points import AUTO_ENTRIES, PAIR_BYTES, Ordered, PointCosts
+from ...problem.points import AUTO_ENTRIES, PAIR_BYTES, PointCosts, SortedCosts
 from ...problem.problem import Problem
 from ...problem.side import Side
 from ...problem.validate import check_columns
@@ -129,7 +129,7 @@ def to_device(problem: Problem) -> Problem:
     else:
         rows, cols = sides
     cost = problem.cost
-    if isinstance(cost, Ordered):
+    if isinstance(cost, SortedCosts):
         cost = cost.placed(vectors)
     return dataclasses.replace(problem, cost=cost, rows=rows, cols=cols)
 
@@ -140,7 +140,7 @@ def held_side(side: Side) -> Side:
         return side.there or side
     upper = None if side.upper is None else vectors.asarray(side.upper)
     there = dataclasses.replace(side, weight=vectors.asarray(side.weight), rho=vectors.asarray(side.rho), upper=upper)
-    return side.told(there)
+    return side.share_numbers(there)
 
 
 def most_bytes(M: Any) -> int | None:

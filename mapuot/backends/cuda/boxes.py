@@ -10,9 +10,9 @@ import numpy as np
 
 from ...arrays import namespace
 from ...penalties import F64
-from ...problem.points import Kept
+from ...problem.points import KeptBoxes
 from ...problem.problem import Problem
-from ..boxes import MOST_SLOPES, Boxes, Half, Iterated, Tilted
+from ..boxes import MOST_SLOPES, Boxes, Half, PassState, TiltedSide
 from ..records import put, read
 from . import vectors
 from .arrays import need_memory
@@ -41,11 +41,11 @@ class DeviceBoxes(Boxes):
         if all(grid):  # a rank without rows has nothing to do
             kernel("boxes.cu", name, METRIC=self.metric)(grid, (threads,), arguments)
 
-    def take(self, state: Iterated) -> tuple[Tilted, Tilted, dict[str, Any]]:
-        *sides, arrays = super().take(state)
+    def tilt(self, state: PassState) -> tuple[TiltedSide, TiltedSide, dict[str, Any]]:
+        *sides, arrays = super().tilt(state)
         return sides[0], sides[1], {name: cp.asarray(array) for name, array in arrays.items()}
 
-    def tilted(self, half: Half, log_scale: F64, log: F64) -> Tilted:
+    def tilted(self, half: Half, log_scale: F64, log: F64) -> TiltedSide:
         count, d = half.mid.shape
         x = half.points
         sizes = cp.zeros(2, np.uint64)
@@ -58,9 +58,9 @@ class DeviceBoxes(Boxes):
         numbers = np.float64(half.factor), np.int64(half.count), np.int64(half.unit), np.int64(d), fit
         self.call("box_tilt", (count,), 32, *lie, *numbers, *flat, slope, log_mass, shares, sizes)
         largest = float(sizes.get().view(np.float64).sum())
-        return Tilted(slope.get(), log_mass.get(), shares if namespace(log) is not np else shares.get(), largest)
+        return TiltedSide(slope.get(), log_mass.get(), shares if namespace(log) is not np else shares.get(), largest)
 
-    def sweep(self, arrays: dict[str, Any], kept: Kept | None = None) -> tuple[Any, F64, F64]:
+    def sweep(self, arrays: dict[str, Any], kept: KeptBoxes | None = None) -> tuple[Any, F64, F64]:
         on = {name: cp.asarray(array) for name, array in arrays.items()}
         m, words = self.bits.shape
         n = len(on["y_log_mass"])
@@ -85,7 +85,7 @@ class DeviceBoxes(Boxes):
         return count, width
 
     def listed(self, bits: Any, count: Any, limit: int) -> tuple[Any, Any]:
-        """Return (first, run) of `Kept` for these bits."""
+        """Return (first, run) of `KeptBoxes` for these bits."""
         m, words = bits.shape
         first = vectors.zeros(m + 1, np.int64)
         first[1:] = cp.cumsum(vectors.asarray(count))

@@ -84,7 +84,7 @@ class DevicePlans:
     def launch(self, name: str, blocks: int, threads: int = THREADS) -> None:
         kernel(JOB[0], name, **JOB[2])((blocks,), (threads,), (by_value(self.record),))
 
-    def told(self, count: int) -> F64:
+    def read_numbers(self, count: int) -> F64:
         """Return the four numbers of each entry."""
         found: F64 = self.numbers[:count].get(out=self.answers[:count])
         return found.T.copy()
@@ -99,7 +99,7 @@ class DevicePlans:
         self.launch("meet_rows", count * self.m)
         self.launch("sum_columns", count * -(-self.n // COLUMNS), COLUMNS * GROUPS)
         self.launch("judge_plans", count)
-        return Judged(*self.told(count))
+        return Judged(*self.read_numbers(count))
 
     def accept(self, places: Any) -> None:
         if len(places):
@@ -130,5 +130,5 @@ class DevicePlans:
         records.put(self.record, {"wanted": y})
         self.launch("find_residuals", count * n)
         self.launch("judge_steps", count)
-        solved, far, slope, _ = self.told(count)
+        solved, far, slope, _ = self.read_numbers(count)
         return Solved(solved > 0, far, slope)

@@ -53,7 +53,7 @@ COOPERATIVE_LAUNCH = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 ROW_KERNELS = {True: ("row_pass",), False: ("row_sums", "join_rows", "column_sums")}  # portable; a block covers a row?
 
 
-class Lie(NamedTuple):
+class LaunchLayout(NamedTuple):
     """Numbers of a launch that determine the lengths of vectors."""
 
     parts: int
@@ -334,8 +334,8 @@ class Iterate:
             self.fit_portable(ld, dtype, kl)
 
     @property
-    def lie(self) -> Lie:
-        return Lie(self.parts, self.copies, self.memory, self.slab, self.ordered)
+    def lie(self) -> LaunchLayout:
+        return LaunchLayout(self.parts, self.copies, self.memory, self.slab, self.ordered)
 
     def fit(self, ld: int, dtype: str, kl: tuple[bool, bool], beside: tuple[Job, ...], bulk: bool) -> None:
         """Take the two persistent kernels, if they fit."""

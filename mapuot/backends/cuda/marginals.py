@@ -58,7 +58,7 @@ class DevicePoints(marginals.Points):
         self.put(log_weight=log_weight, weight=weight, rho=rho, child=self.children, parent=self.parents)
         self.put(start=self.start, message=self.message)
         self.blocks = -(-max(shape) // THREADS)
-        self.part(1, np.repeat(np.arange(len(shape)), shape))
+        self.set_parts(1, np.repeat(np.arange(len(shape)), shape))
 
     def put(self, **vectors: Any) -> None:
         """Send vectors of 8-byte numbers to the device, and point the record at them."""
@@ -66,8 +66,8 @@ class DevicePoints(marginals.Points):
         self.there += found
         records.put(self.record, dict(zip(vectors, found, strict=True)))
 
-    def part(self, parts: int, cells: Any) -> None:
-        super().part(parts, cells)
+    def set_parts(self, parts: int, cells: Any) -> None:
+        super().set_parts(parts, cells)
         cell, message_cell = self.labels
         self.record["parts"], count = parts, self.amounts[0] * parts
         first = np.searchsorted(np.sort(cell), np.arange(count + 1))
@@ -86,13 +86,13 @@ class DevicePoints(marginals.Points):
         """Launch a kernel with blocks that make one sum each."""
         self.launch(name, blocks, WHOLE, by_value(self.record), *arguments)
 
-    def told(self, name: str, columns: int) -> F64:
+    def read_numbers(self, name: str, columns: int) -> F64:
         """Read numbers of this name from the device, and with them all results of a pass that was closed."""
         self.room.bring(*(("largest", "changes") if self.closes else (name,)))
         self.closes = False
         return self.room[name].reshape(-1, columns).copy()
 
-    def sent(self, by: Any) -> Any:
+    def address_of(self, by: Any) -> Any:
         """Return the device address of numbers of cells: send them from the host, or look up their name."""
         if isinstance(by, str):
             return self.at[by]
@@ -118,12 +118,12 @@ class DevicePoints(marginals.Points):
         self.sum_of("change_sums", len(self.edges), shares, change, self.at["changes"])
         late_ones = dict.fromkeys(("masses", "lam", "worth", "largest", "sums"))
         vectors = {"log_u": log_u, "up": up, "sent": sent, "change": change, "shares": shares}
-        self.closed = marginals.Closed(**late_ones, **vectors)  # type: ignore[arg-type]
+        self.closed = marginals.ClosedPass(**late_ones, **vectors)  # type: ignore[arg-type]
         self.closes = True
 
-    def read(self) -> marginals.Closed:
+    def read(self) -> marginals.ClosedPass:
         if self.closes:
-            self.told("changes", 3)
+            self.read_numbers("changes", 3)
         masses, lam, worth, changes = (self.room[name].copy() for name in ("masses", "lam", "worth", "changes"))
         found = self.closed
         changes = changes.reshape(-1, 3)
@@ -136,11 +136,11 @@ class DevicePoints(marginals.Points):
 
     def log_amounts(self, log_u: Any) -> F64:
         self.sum_of("log_amounts", self.amounts[0] * self.amounts[1], log_u, self.at["amounts"])
-        return self.told("amounts", self.amounts[1])
+        return self.read_numbers("amounts", self.amounts[1])
 
     def worth(self, log_u: Any, log_s: Any) -> F64:
         self.sum_of("worth", self.amounts[0], log_u, NONE if log_s is None else log_s, self.at["worth"])
-        return self.told("worth", marginals.WORTHS).T
+        return self.read_numbers("worth", marginals.WORTHS).T
 
     def moved(self, x: Any, by: Any) -> Any:
         return self.shifted("cell", x, by)
@@ -151,13 +151,13 @@ class DevicePoints(marginals.Points):
     def shifted(self, cells: str, x: Any, by: Any) -> Any:  # type: ignore[override]
         out = cp.empty(len(x))
         count = len(x)
-        vectors = self.record[cells], self.sent(by), x, out
+        vectors = self.record[cells], self.address_of(by), x, out
         self.launch("moved", -(-count // THREADS), THREADS, np.int64(count), *vectors)
         return out
 
     def at_edges(self, log_u: Any, back: Any, near: Any, by: Any, up: Any) -> Any:
         out = cp.empty(int(self.message[-1]))
-        vectors = by_value(self.record), log_u, back, near, self.sent(by), up, out
+        vectors = by_value(self.record), log_u, back, near, self.address_of(by), up, out
         self.launch("at_edges", (self.blocks, len(self.edges)), THREADS, *vectors)
         return out
 
@@ -168,7 +168,7 @@ class DevicePoints(marginals.Points):
 
     def change_sums(self, weight: Any, change: Any) -> F64:
         self.sum_of("change_sums", len(self.edges), weight, change, self.at["changes"])
-        return self.told("changes", 3)[:, :2]
+        return self.read_numbers("changes", 3)[:, :2]
 
 
 class DeviceTreePass:
@@ -213,7 +213,7 @@ class DeviceTreePass:
         names = "open_pass", "close_edge", "open_back", "close_back"
         self.functions = {name: kernel("tree_pass.cu", name, STORE=0) for name in names}
 
-    def held(self, k: int) -> bool:
+    def serves_edge(self, k: int) -> bool:
         """Tell whether the device can do an edge; update the pointers if its kernel has been rebuilt."""
         owner = self.kernels[k]
         edge = self.edges[k]
@@ -247,7 +247,7 @@ class DeviceTreePass:
             if not owner.builds:  # build K first, as LogKernel does
                 _, parent, message = self.places[k]
                 owner.absorb(self.log_weight[parent] + sent[message].get(), False)
-        while end < len(self.kernels) and self.held(end):
+        while end < len(self.kernels) and self.serves_edge(end):
             end += 1
         if end == first:
             return []
@@ -277,7 +277,7 @@ class DeviceTreePass:
 
         Stop at an edge that the device cannot do, or with unsound sums.
         """
-        order = [*takewhile(self.held, [*range(len(self.kernels))][::-1])]
+        order = [*takewhile(self.serves_edge, [*range(len(self.kernels))][::-1])]
         self.messages["back"] = out.data.ptr
         for k in order:
             self.launch("open_back", 1, WHOLE, k)
@@ -290,7 +290,7 @@ class DeviceTreePass:
 
     def judged(self, edges: Iterable[int], error: Callable[..., float]) -> list[float]:
         """Return the errors of edges up to the first edge with unsound sums."""
-        found = numbers(self.points.told("largest", len(WORDS))).tolist()
+        found = numbers(self.points.read_numbers("largest", len(WORDS))).tolist()
         errors = list[float]()
         for k in edges:
             try:
@@ -342,7 +342,7 @@ class DeviceHistory(marginals.History):
     def launch(self, name: str, grid: tuple[int, ...], *arguments: np.int32) -> None:
         self.functions[name](grid, (THREADS,), (by_value(self.past), *arguments))
 
-    def take(self, residual: Any, image: Any, slot: int | None) -> None:
+    def store_difference(self, residual: Any, image: Any, slot: int | None) -> None:
         records.put(self.past, {"residual": residual, "image": image})
         if slot is not None:
             records.put(self.past, {"residual_before": self.residual, "image_before": self.image})

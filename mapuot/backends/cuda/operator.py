@@ -16,7 +16,7 @@ from ...arrays import PAD, host
 from ...cached import cached_property
 from ...penalties import F64
 from ...problem.cost import Cost
-from ...problem.mask import Masked
+from ...problem.mask import MaskedReference
 from ...problem.sparse import Sparse
 from ...ranks import ALONE, Ranks
 from ..coarse import Labels
@@ -86,7 +86,7 @@ class DeviceOperator(Operator):
             size = most * self.shape[1] * self.cost.dtype.itemsize
         stage, stage_c = self.stages or (Carrier(), Carrier())
         for k0, k1, M, c in self.cost.blocks(self.c, i0, i1, size):
-            if isinstance(c, Masked):
+            if isinstance(c, MaskedReference):
                 moved = c.with_given(stage_c)
             elif c is None:
                 moved = None
@@ -94,11 +94,11 @@ class DeviceOperator(Operator):
                 moved = stage_c(c)
             yield k0, k1, stage(M), moved
 
-    def take(self, alpha: Any, beta: Any) -> Any:
+    def set_exponents(self, alpha: Any, beta: Any) -> Any:
         """Set the exponents; copy them to the device unless they are there."""
         if not isinstance(alpha, cp.ndarray):
             alpha, beta = on_device(alpha, beta)
-        return super().take(alpha, beta)
+        return super().set_exponents(alpha, beta)
 
     # ---- the plan
 
@@ -312,7 +312,7 @@ class DeviceOperator(Operator):
 
     def build(self, alpha: F64, beta: F64, flush: float = 0.0, held: bool = True) -> None:
         """Build K with entries below ``flush`` set to 0; not ``held``: K holds only some rows, which `fill` makes."""
-        self.take(alpha, beta)
+        self.set_exponents(alpha, beta)
         for i0, i1, M, c in self.blocks() if held else ():
             self.fill(i0, i1, M, c, flush, i0)
 

@@ -204,7 +204,7 @@ class PairOperator(DeviceOperator):
 
     def build(self, alpha: F64, beta: F64, flush: float = 0.0, held: bool = True) -> None:
         """Make the entries of K in both orders."""
-        self.take(alpha, beta)
+        self.set_exponents(alpha, beta)
         for rows, K in zip((True, False), self.K, strict=True):
             runs, own, other = self.along(rows)
             runs.launch("sparse_entries", (own, other, self.reg), K, np.int64(0), np.float64(flush))

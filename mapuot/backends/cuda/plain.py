@@ -43,7 +43,7 @@ LEFT_AFTER = 3  # end a call after 3 times the passes that finding clusters cost
 ALIGNED = 16  # bytes; M must begin at a multiple
 
 
-class Told(NamedTuple):
+class DeviceAnswer(NamedTuple):
     """Answer of one call."""
 
     numbers: Any  # log u, log v and the marginals, one after the other, on the host
@@ -51,7 +51,7 @@ class Told(NamedTuple):
     passes: bytes  # the records of all passes
     mass: float
     range: tuple[float, float]  # of M
-    prepared: Any  # `Prepared`, which draws from the plan
+    prepared: Any  # `SolveLaunches`, which draws from the plan
 
 
 def costs_of(m: int, n: int, d: int, dtype: str) -> tuple[Launch, int, int]:
@@ -76,11 +76,11 @@ def distances(x: Any, y: Any) -> Any:
 
 
 def zeros(m: int, n: int) -> Any:
-    """Return costs of 0 on the current device: a template for `Prepared`."""
+    """Return costs of 0 on the current device: a template for `SolveLaunches`."""
     return cp.zeros((m, n))
 
 
-class Sent:
+class LaunchedSolve:
     """A solve that is running on the device; the kernel ``tell`` ends it."""
 
     def __init__(self, prepared: Any, exponents: Any) -> None:
@@ -109,7 +109,7 @@ class Sent:
         """Return the index of the word behind the trace."""
         return HEAD + int(self.numbers[1]) * TRACED
 
-    def apart(self, prepared: Any, exponents: Any) -> "Sent":
+    def apart(self, prepared: Any, exponents: Any) -> "LaunchedSolve":
         """Wait for the solve, then copy its numbers out of the shared buffer."""
         self.ended.synchronize()
         one = copy.copy(self)
@@ -118,11 +118,11 @@ class Sent:
         one.exponents = exponents
         return one
 
-    def told(self) -> Told:
+    def answer(self) -> DeviceAnswer:
         """Return the answer. For an unfinished solve only log v and the passes are valid."""
         low, high = self.numbers[2:4].tolist()
         trace = self.numbers[HEAD : self.end].tobytes()
-        return Told(self.numbers[TOLD:], self.exponents, trace, self.mass, (low, high), self.prepared)
+        return DeviceAnswer(self.numbers[TOLD:], self.exponents, trace, self.mass, (low, high), self.prepared)
 
 
 def jobs(cost: Any, dtype: str) -> list[Job]:
@@ -131,7 +131,7 @@ def jobs(cost: Any, dtype: str) -> list[Job]:
     return [("plain.cu", function, options) for function in ("begin", "tell")]
 
 
-class Prepared:
+class SolveLaunches:
     """The launches of calls that have everything but M in common."""
 
     ended: Any = None  # an event behind the last launch
@@ -214,7 +214,7 @@ class Prepared:
             parts.append(self.tell)
         if kind:
             parts = [costs_of(m, n, *kind[:2]), *parts, (self.draw, -(-kind[2] // 8), 256)]
-            self.rooms: dict[int, tuple[Chain, Sent]] = {}  # by address of a buffer: its graph, and its solve
+            self.rooms: dict[int, tuple[Chain, LaunchedSolve]] = {}  # by address of a buffer: its graph, and its solve
         self.chain = Chain(*parts)
 
     def draws(self, M: int, exponents: int, pairs: int, size: int, seed: int) -> tuple[int, ...]:
@@ -238,23 +238,23 @@ class Prepared:
         if self.ended and on:  # stream 0 is always the same stream; a wait takes 10 us
             cp.cuda.runtime.streamWaitEvent(on, self.ended.ptr)
 
-    def place(self, M: int, K: int, exponents: int, sent: Sent) -> tuple[int, ...]:
+    def place(self, M: int, K: int, exponents: int, sent: LaunchedSolve) -> tuple[int, ...]:
         """Set the addresses of a call; return the words of ``tell``."""
         self.state["kernel"], self.record["M"] = K, M
         return 0, sent.numbers.__array_interface__["data"][0], exponents
 
-    def begun(self, sent: Sent, on: int) -> Sent:
+    def mark_end(self, sent: LaunchedSolve, on: int) -> LaunchedSolve:
         """Record the end of the solve launched last on this stream, and return the solve."""
         self.ended = sent.ended
         cp.cuda.runtime.eventRecord(self.ended.ptr, on)
         return sent
 
-    def __call__(self, M: Any, on: int, rounding: tuple[float, float]) -> Sent | None:
+    def __call__(self, M: Any, on: int, rounding: tuple[float, float]) -> LaunchedSolve | None:
         """Launch a solve on this stream; None if memory is short. With one potential wait for its end."""
         m, n = self.shape
         try:
             K = cp.empty(*self.K)
-            sent = Sent(self, cp.empty(2 * m + n))
+            sent = LaunchedSolve(self, cp.empty(2 * m + n))
         except MemoryError:  # the ordinary solve may fit with a coarser storage
             return None
         with self.lock:
@@ -264,7 +264,7 @@ class Prepared:
             of, passes = self.workspace.launch, 0
             if of.persistent:
                 self.chain(on, *self.unchanged, to)
-                return self.begun(sent, on)
+                return self.mark_end(sent, on)
             self.chain(on, *self.unchanged)
             of.parity = 0
             while True:
@@ -273,11 +273,11 @@ class Prepared:
                 passes += count
                 tell, *grid = self.tell
                 tell(*grid, on, of.parity, *to[1:])
-                self.begun(sent, on)
+                self.mark_end(sent, on)
                 if passes >= self.most or sent.status != RUNNING:
                     return sent
 
-    def between(self, points: tuple[int, int], room: int, pairs: int, size: int, seed: int, on: int) -> Sent:
+    def between(self, points: tuple[int, int], room: int, pairs: int, size: int, seed: int, on: int) -> LaunchedSolve:
         """Launch a solve between points and a draw of pairs from its plan; all but size and seed are addresses.
 
         If an earlier answer used the same buffer, update only the first and the last launch of its graph.
@@ -291,8 +291,8 @@ class Prepared:
             if room in self.rooms:
                 chain, sent = self.rooms[room]
                 chain(on, costs, draw, step=len(chain.parts) - 1)
-                return self.begun(sent, on)
-            sent = Sent(self, None)
+                return self.mark_end(sent, on)
+            sent = LaunchedSolve(self, None)
             kept = self.chain.run and len(self.rooms) < MOST_ROOMS
             if kept:
                 chain = Chain(*self.chain.parts)
@@ -302,7 +302,7 @@ class Prepared:
             if kept:
                 self.rooms[room] = chain, sent
                 sent.prepared = None  # a cycle would keep all until it is collected
-            return self.begun(sent, on)
+            return self.mark_end(sent, on)
 
     def parts(self, room: Any) -> tuple[Any, Any]:
         """Return the costs and the exponents in the buffer of a solve between points."""
@@ -310,10 +310,10 @@ class Prepared:
         return M.reshape(self.shape), exponents
 
 
-ONCE = True  # masses seen for the first time take the ordinary solve: `Prepared` costs as much as such a solve
+ONCE = True  # masses seen for the first time take the ordinary solve: `SolveLaunches` costs as much as such a solve
 MOST_SEEN = 64
 SEEN: OrderedDict[Any, None] = OrderedDict()  # keys of calls with masses that came once
-KEPT: OrderedDict[Any, Prepared] = OrderedDict()  # of calls that have returned; their launches may still run
+KEPT: OrderedDict[Any, SolveLaunches] = OrderedDict()  # of calls that have returned; their launches may still run
 
 
 def is_even(side: Side) -> bool:
@@ -324,7 +324,7 @@ def is_even(side: Side) -> bool:
 def begin(
     M: Any, rows: Side, cols: Side, reg: float, options: Options, most: int, spread: float,
     rounding: tuple[float, float],
-) -> Sent | None:  # fmt: skip
+) -> LaunchedSolve | None:  # fmt: skip
     """Launch a solve of a C-contiguous array on the device; None: it does not fit, or its masses are new.
 
     ``most``: most passes; ``spread``: largest range(M) / reg without stages at larger regs; ``rounding``: (p, q) such
@@ -341,7 +341,7 @@ def begin(
             if len(SEEN) > MOST_SEEN:
                 SEEN.popitem(last=False)
             return None
-        prepared = Prepared(M, rows, cols, reg, options, most, spread)
+        prepared = SolveLaunches(M, rows, cols, reg, options, most, spread)
     sent = prepared(M, here[1], rounding) if prepared.fits else None
     KEPT[key] = prepared
     if len(KEPT) > MOST_IDLE:

@@ -15,7 +15,7 @@ from ...arrays import PAD, host, namespace, squares
 from ...cached import cached_property
 from ...contract import Options, Stats
 from ...penalties import F64
-from ...problem.mask import Masked
+from ...problem.mask import MaskedReference
 from ...problem.problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation
@@ -108,13 +108,13 @@ class Passes(NamedTuple):
 
 
 class PointIterate(Iterate):
-    """Passes that make their entries; `take` chooses float32 or float64 passes."""
+    """Passes that make their entries; `set_passes` chooses float32 or float64 passes."""
 
     lists: list[Any]  # for rows and for columns: (first run of each box, runs, points of a box)
 
     def __init__(
-        self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool], masked: Masked | None, tiled: bool,
-        together: bool,
+        self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool], masked: MaskedReference | None,
+        tiled: bool, together: bool,
     ) -> None:  # fmt: skip
         """``tiled``: point_tiles.cuh makes passes over all pairs; ``together``: one potential, no ranks share rows."""
         self.kl, self.ld, self.masked, self.tiled = kl, shape[2], int(masked is not None), tiled
@@ -140,7 +140,7 @@ class PointIterate(Iterate):
         more |= {"HALVED": 1} if self.together and not whole and across <= MOST_ACROSS else {}
         return sums_job(self.kl, self.memory, d, narrow, form, **more, **({"TOPS": 1} if tops else {}))
 
-    def take(self, passes: Passes, lists: Any) -> None:
+    def set_passes(self, passes: Passes, lists: Any) -> None:
         (rows, cols), narrow = passes.sides, passes.narrow
         self.graphs, self.begun, self.sides, self.factor = {}, False, passes.sides, passes.factor
         none = [(np.uint64(0),) * 2 + (other.ld,) for other in (cols, rows)]
@@ -309,11 +309,11 @@ class PointWorkspace(DeviceWorkspace):
         """Take the kernels of the current precision, for all pairs or for kept pairs."""
         lists = self.kept_lists
         if self.narrow and self.progress["narrow"] > 0:
-            self.launch.take(self.passes_of(True), lists)
+            self.launch.set_passes(self.passes_of(True), lists)
             return
         self.narrow = None
         put(self.state["limits"], {"storage_error": self.quick_error, "flush": np.finfo(np.float64).tiny})
-        self.launch.take(self.passes_of(False), lists)
+        self.launch.set_passes(self.passes_of(False), lists)
 
     def take_mask(self, truncation: Truncation) -> None:
         assert truncation.problem.cost is self.cloud
@@ -326,7 +326,7 @@ class PointWorkspace(DeviceWorkspace):
         if self.tiled:
             return super().balance(out_u, plan_v)
         x, ranks = cp.asarray(plan_v), self.problem.ranks
-        self.launch.take(self.tops, self.kept_lists)
+        self.launch.set_passes(self.tops, self.kept_lists)
         alpha = self.launch.tops(0, x, out_u, -np.inf)
         beta = self.launch.tops(1, alpha, plan_v == -np.inf, np.inf)
         self.choose()

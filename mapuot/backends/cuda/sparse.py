@@ -99,7 +99,7 @@ class PairPasses(Persistent):
         self.shared = ring_offset("iterate.cu", **options) + held * (8 * longest + 16)
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
 
-    def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
+    def set_pairs(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
         """Take the entries of K, row by row and column by column."""
         self.sides = halves_of(pairs, kernels, ALL_THREADS)
 
@@ -145,12 +145,12 @@ class SparseIterate(Iterate):
         options = shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=self.memory)
         self.take_kernels(options | {"SPARSE": 1, "SHORT_INDEX": self.short}, *KERNELS)
 
-    def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
+    def set_pairs(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
         self.graphs = {}
         self.K = kernels
         self.pairs = pairs
         if self.at_once is not None:
-            self.at_once.take(pairs, kernels)
+            self.at_once.set_pairs(pairs, kernels)
             return
         most = RESIDENT * self.processors
         self.sides = halves_of(pairs, kernels, THREADS)
@@ -202,7 +202,7 @@ class SparseWorkspace(DeviceWorkspace):
             self.apart = self.problem.parts
         alone = self.problem.ranks.size == 1 and (leaps or self.apart is None)
         self.launch = SparseIterate(self.state, (self.most, n, self.ld), self.dtype, self.kl, self.pairs, alone, leaps)
-        self.launch.take(self.pairs, operator.K)
+        self.launch.set_pairs(self.pairs, operator.K)
 
     def constants(self) -> None:
         super().constants()

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...arrays import any_of
 from ...problem.cost import Dense
-from ...problem.mask import Masked
+from ...problem.mask import MaskedReference
 from ..cpu.operator import ARRAYS
 from ..records import put
 from .arrays import Carrier, most_bytes
@@ -25,14 +25,14 @@ PLAIN = {"STORE": 0, "COST": 0, "REFERENCE": 0, "MASKED": 0}  # options of kerne
 
 def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
     """Pack the View record of stream.cu, member by member in its order; NumPy takes 12 us to set them by name."""
-    given = c.given if isinstance(c, Masked) else c
+    given = c.given if isinstance(c, MaskedReference) else c
     (at_M, *M_steps), (at_c, *c_steps) = map(place_of, (M, given))
     if alpha is None:
         ends = 0, 0
     else:
         ends = alpha.data.ptr, beta.data.ptr
     words = VIEW_WORDS.pack(*M.shape, at_M, at_c, *M_steps, *c_steps, *ends, 1 / reg, *(0,) * 6)
-    if not isinstance(c, Masked):
+    if not isinstance(c, MaskedReference):
         return np.frombuffer(words, f"V{VIEW.itemsize}").reshape(())
     view = np.frombuffer(words, VIEW).reshape(()).copy()
     put(view["mask"], c.words())
@@ -49,7 +49,7 @@ def place_of(array: Any) -> tuple[int, ...]:
 def stream_job(function: str, M: Any, c: Any, store: int = 0) -> Job:
     """Return the job of a kernel for arrays or costs of these dtypes."""
     cost, reference = (int(x.dtype == np.float32) for x in (M, M if c is None else c))
-    options = {"STORE": store, "COST": cost, "REFERENCE": reference, "MASKED": int(isinstance(c, Masked))}
+    options = {"STORE": store, "COST": cost, "REFERENCE": reference, "MASKED": int(isinstance(c, MaskedReference))}
     return "stream.cu", function, options
 
 

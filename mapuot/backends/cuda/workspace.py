@@ -23,12 +23,12 @@ import cupy as cp
 from ...arrays import PAD, formula, host, largest
 from ...contract import MEMORY, Options, Stats, memory_of
 from ...penalties import F64
-from ...problem.mask import Masked
+from ...problem.mask import MaskedReference
 from ...problem.problem import Problem
 from ..boxes import Truncation
 from ..limits import limits_of
 from ..operator import parts_of
-from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, told
+from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, stats_of
 from ..rules import START
 from ..workspace import LARGEST_LOG, Workspace
 from .coarse import DeviceCoarse, words_of_clusters
@@ -47,7 +47,7 @@ from .kernels import (
     begin,
     memory_for,
 )
-from .launch import TRACE_PASSES, Iterate, Lie, switches
+from .launch import TRACE_PASSES, Iterate, LaunchLayout, switches
 from .operator import DeviceOperator
 from .stream import stream_job
 
@@ -81,7 +81,7 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
+def layout(m: int, ld: int, in_place: bool, lie: LaunchLayout) -> Layout:
     """Lay out the vectors of a solve, so that the vectors written by absorb are contiguous, and the results, too."""
     copies = lie.copies
     parts = max(BLOCKS, lie.parts)
@@ -200,7 +200,7 @@ class DeviceWorkspace(Workspace):
         memory = int(self.state["limits"]["memory"]) if corrects else 0
         self.coarse = DeviceCoarse(self, self.problem, memory)
 
-    def take(self, problem: Problem) -> None:
+    def load(self, problem: Problem) -> None:
         """Take another M between the same sides, and allocate its K."""
         self.problem = problem
         self.operator = self.makes(*parts_of(problem))
@@ -264,10 +264,10 @@ class DeviceWorkspace(Workspace):
         (m, n), M, c = self.problem.shape, self.problem.M, self.problem.c
         memory = memory_for(self.most, n, ITEMSIZE[dtype])
         ordered = "ordered" in switches()
-        most = self.layout(Lie(BLOCKS, BLOCKS if n <= SOLO_COLUMNS else 1, memory, BLOCKS, ordered))
+        most = self.layout(LaunchLayout(BLOCKS, BLOCKS if n <= SOLO_COLUMNS else 1, memory, BLOCKS, ordered))
         count = most.size + 2 * (m + n) + 2 * max(m, n) + STREAM_WORDS
         count += words_of_clusters(m, n, self.ld) * (memory > MEMORY[0])
-        if isinstance(c, Masked):
+        if isinstance(c, MaskedReference):
             given = c.given
         elif c is None:
             given = None
@@ -275,7 +275,7 @@ class DeviceWorkspace(Workspace):
             given = c.array
         return 8 * count + sum(block_bytes(x, rows_at_once(M)) for x in (M, given))
 
-    def layout(self, lie: Lie) -> Layout:
+    def layout(self, lie: LaunchLayout) -> Layout:
         return layout(self.problem.shape[0], self.ld, self.options.in_place, lie)
 
     def allocate(self) -> None:
@@ -506,7 +506,7 @@ class DeviceWorkspace(Workspace):
         passes = int(self.progress["passes"])
         if status == ABSORB and passes == before:
             self.absorb()  # this K does not allow the next pass
-        return told(trace[np.arange(before, passes) % TRACE_PASSES], before + 1)
+        return stats_of(trace[np.arange(before, passes) % TRACE_PASSES], before + 1)
 
     @property
     def answers(self) -> Views:
@@ -555,7 +555,7 @@ def workspace_of(problem: Problem, options: Options, skip: Truncation | None = N
         key = *here, problem.reg, problem.reference, options, id(problem.rows), id(problem.cols)
     if (idle := IDLE.pop(key, None)) is not None:
         try:
-            idle.take(problem)
+            idle.load(problem)
             return idle
         except MemoryError:  # a new workspace may fit with a coarser storage
             pass
