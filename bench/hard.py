@@ -36,7 +36,7 @@ LEVELS_FROM = 10.0  # range of the costs over the first reg of the Newton path
 LEVEL_MISS = 1e-2  # of the mass: where the next reg of the path begins
 MOST_STEPS = 100  # of the Newton path at one reg
 MOST_BYTES = 60 << 30  # of the arrays of a peer
-LONGEST = 2.0  # seconds; a longer call is not repeated
+LONGEST = 1.0  # seconds; a longer call is not repeated
 
 
 def cloud(n: int, seed: int) -> Any:
@@ -48,15 +48,22 @@ def cloud(n: int, seed: int) -> Any:
     return centres[of] + widths[of, None] * rng.standard_t(4, size=(n, 3))
 
 
+def pair(n: int, seed: int) -> tuple[Any, Any]:
+    """Return two clustered clouds in units of the deviation of their coordinates."""
+    x, y = cloud(n, 2 * seed + 1), cloud(n, 2 * seed + 2)
+    size = np.concatenate([x, y]).std()
+    return x / size, y / size
+
+
 def costs(n: int, seed: int, uniform: bool) -> Any:
-    """Return half the squared distances of two clouds, in units of the deviation of their coordinates."""
+    """Return half the squared distances of two clouds."""
     if uniform:
         rng = np.random.default_rng(seed)
         x, y = rng.random((n, 3)), rng.random((n, 3)) + 0.1
+        size = np.concatenate([x, y]).std()
+        x, y = x / size, y / size
     else:
-        x, y = cloud(n, 2 * seed + 1), cloud(n, 2 * seed + 2)
-    size = np.concatenate([x, y]).std()
-    x, y = x / size, y / size
+        x, y = pair(n, seed)
     M = 0.5 * (x * x).sum(1)[:, None] + 0.5 * (y * y).sum(1) - x @ y.T
     return np.maximum(M, 0.0, out=M)
 
@@ -137,14 +144,11 @@ def sinkhorn(C: Any, reg: float) -> float:
 
 def timed(call: Callable[[], Any], gpu: bool) -> tuple[float, Any]:
     """Return the least seconds of some calls after a first one, of a long one of one; and the answer."""
-    call()
-    if gpu:
-        seconds = wall(call)
-    else:
-        seconds = common.sample(call)
+    answer = call()
+    seconds = wall(call) if gpu else common.sample(call)
     if seconds < LONGEST:
-        seconds = min(seconds, *(wall(call) if gpu else common.sample(call) for _ in range(3)))
-    return seconds, call()
+        seconds = min(seconds, *(wall(call) if gpu else common.sample(call) for _ in range(2)))
+    return seconds, answer
 
 
 def measured(p: int, n: int, blur: float, uniform: bool, gpu: bool, threads: int) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """loss: value and gradient of a debiased loss of two clouds, and the cost of its self term, beside GeomLoss and others.
 
-Uniform points in 3-D, the second cloud moved by .2; `SamplesLoss` by p = 2 at each blur and reach, float64 points
-(GeomLoss and, on a GPU, flash-sinkhorn: float32, which they are made for). Errors of values and gradients are relative
-to a solve to 1e-9, to 1e-6 of clouds above MATRIX_SIZE. Balanced at the smaller blur, where rounding ends the cross
-term at a bound of 2e-5 to 1e-4, the tolerances are 1e-4 and 1e-3. GeomLoss and flash-sinkhorn take their own number of
-iterations, by their scaling, and certify nothing. GeomLoss's "tensorized" form stores the matrix, of up to MATRIX_SIZE
-points; its other forms need KeOps. "self" is the problem of the first cloud with itself, "cross" the problem between
-both. For MANY pairs of clouds at once the error is of all gradients together; beside it stand our single calls and, on
-a GPU, a batched torch loop of the same error. Each row is printed as it is measured.
+Clustered points in 3-D (hard.py) in units of the deviation of their coordinates; `SamplesLoss` by p = 2 at each blur
+and reach, float64 points (GeomLoss and, on a GPU, flash-sinkhorn: float32, which they are made for). Errors of values
+and gradients are relative to a solve to 1e-8, to 1e-6 of clouds above MATRIX_SIZE. GeomLoss and flash-sinkhorn take
+their own number of iterations, by their scaling, and certify nothing. GeomLoss's "tensorized" form stores the matrix,
+of up to MATRIX_SIZE points; its other forms need KeOps. "self" is the problem of the first cloud with itself, "cross"
+the problem between both. For MANY pairs of uniform clouds at once the error is of all gradients together; beside it
+stand our single calls and, on a GPU, a batched torch loop of the same error. Each row is printed as it is measured.
 """
 
 import importlib.util
@@ -20,7 +19,7 @@ import numpy as np
 
 import mapuot
 
-from . import common, peers
+from . import common, hard, peers
 from .device import wall
 
 NEEDS = ("torch",)
@@ -29,8 +28,7 @@ GPU_SIZES = (1_000, 5_000, 100_000)
 CASES = tuple((blur, reach) for blur in (0.05, 0.01) for reach in (0.3, None))
 TOLS = (1e-3, 1e-6)
 MATRIX_SIZE, LONGEST = 20_000, 2.0  # points up to which peers form a matrix; seconds above which no call is repeated
-EXACT = 1e-9
-HARD = (1e-4, 1e-3)  # of balanced clouds at the smaller blur, small and large
+EXACT = 1e-8
 MOST_PASSES = 10_000
 MANY = tuple(((256, n, d), (0.05, 0.5)) for n, d in ((64, 3), (100, 3), (256, 3), (256, 64)))  # pairs of clouds at once
 SOME, MOST_ROUNDS = 8, 2048  # pairs timed one by one on a GPU; most rounds of a torch loop
@@ -90,18 +88,14 @@ def measured(p: int, n: int, d: int, blur: float, reach: float | None, gpu: bool
 
     rng = np.random.default_rng(0)
     kind = {"dtype": torch.float64, "device": "cuda" if gpu else "cpu"}
-    shape = (n, d) if p == 1 else (p, n, d)
     known = {"blur": blur, "reach": reach}
-    x, y = (torch.tensor(np.sqrt(3 / d) * rng.random(shape) + move, **kind) for move in (0.0, 0.2 * (p == 1)))
-    large = n > MATRIX_SIZE
-    hard = reach is None and blur == min(blur for blur, _ in CASES)
-    if hard:
-        exact = HARD[large]
-    elif large:
-        exact = TOLS[-1]
+    if p == 1:
+        clouds = hard.pair(n, 0)
     else:
-        exact = EXACT
-    tols = [tol for tol in TOLS if tol >= exact]
+        clouds = tuple(np.sqrt(3 / d) * rng.random((p, n, d)) for _ in range(2))
+    x, y = (torch.tensor(points, **kind) for points in clouds)
+    exact = TOLS[-1] if n > MATRIX_SIZE else EXACT
+    tols = list(TOLS)
     row: dict[str, Any] = {"p": p, "n": n, "d": d, **known, "exact": exact, "losses": {}, "terms": {}}
     value, slope = step(SamplesLoss(p=2, tol=exact, max_passes=MOST_PASSES, **known), x, y)
     factor = 1.0  # GeomLoss's slopes are so many times ours
