@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable
 from itertools import product
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from scipy import sparse
@@ -22,7 +21,7 @@ from scipy.sparse.linalg import splu
 
 import mapuot
 from bench import common, small_reg
-from mapuot.ascend import stages
+from mapuot.ascend.settings import STAGES
 
 REGS = (1e-3, 2e-4, 2e-5, 2e-6)
 MOST = 1500
@@ -86,10 +85,10 @@ def one(M: Any, a: Any, b: Any, reg: float, rho: float) -> dict[str, Any]:
     import ot
 
     calls = lambda: mapuot.solve(M, a, b, reg=reg, reg_m=rho, threads=1, max_passes=MOST)  # noqa: E731
-    times: dict[float, list[float]] = {stages.KEPT_BELOW: [], 0.0: []}
+    times: dict[float, list[float]] = {STAGES.kept_below: [], 0.0: []}
     answers: dict[float, Any] = {}
     for below in (0.0, *times, *times) if len(a) <= ALONE else times:  # in turns; the first call fills the caches
-        with mock.patch.object(stages, "KEPT_BELOW", below):
+        with STAGES.using(kept_below=below):
             more, answers[below] = clock(calls)
             times[below].append(more)
     found, other = (answers[x] for x in times)

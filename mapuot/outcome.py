@@ -80,14 +80,14 @@ def after_far_start() -> Outcome:
 
 
 def after_fresh_kernel(before: Outcome, again: Outcome) -> Outcome:
-    """Return the outcome of a solve in place, of which one more pass on a fresh K was made."""
+    """Return the outcome of a solve in place after one more pass on a fresh K."""
     if "converged" in (before.status, again.status):
         return again
     return before
 
 
 def before_newton_step(is_spent: bool) -> Outcome:
-    """Return the outcome of a pass after which Newton's step is not yet worth its products."""
+    """Return the outcome of a pass that Newton's step does not follow yet: it is not worth its products."""
     if is_spent:
         return SPENT
     return Outcome("running", "Newton's step waits for more passes")

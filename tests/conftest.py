@@ -11,6 +11,7 @@ import signal
 import sys
 import warnings
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,13 @@ def has_gpu() -> bool:
 
 CUDA = [pytest.param("cuda", marks=pytest.mark.gpu)] if has_gpu() else []
 collect_ignore_glob = [] if CUDA else ["cuda/test_*_cuda.py", "cuda/test_cuda.py", "cuda/test_cuda_ranks.py"]
+
+
+@pytest.fixture
+def using():
+    """Set some numbers of a `Settings` to the end of the test."""
+    with ExitStack() as stack:
+        yield lambda settings, **numbers: stack.enter_context(settings.using(**numbers))
 
 
 @pytest.fixture(params=["cpu", "reference", *CUDA])

@@ -20,7 +20,8 @@ from ..arrays import host, namespace
 from ..ascend.carry_out import carry_out, less_constant
 from ..ascend.factored import certify_passes, factored_batch
 from ..ascend.loop import Run
-from ..ascend.stages import FORMED, TOGETHER, Stage, climb, in_words, ladder, turned
+from ..ascend.settings import STAGES
+from ..ascend.stages import FORMED, Stage, climb, in_words, ladder, turned
 from ..backends import Options, Stats, pick
 from ..backends.factored import START_TOL, Reached
 from ..backends.newton import misses
@@ -394,7 +395,7 @@ class BatchRun:
         symmetric = self.options.symmetric and engine.has_one_potential
         options = dataclasses.replace(self.options, precision=dtype, symmetric=symmetric)
         leaves = symmetric and engine.leaves_one_potential
-        most = min(self.max_passes, TOGETHER) if symmetric and not leaves else self.max_passes
+        most = min(self.max_passes, STAGES.most_together) if symmetric and not leaves else self.max_passes
         step = max(1, engine.chunk_bytes // engine.bytes_each(task, options.memory, dtype))
         for i0 in range(0, len(task), step):
             i1 = min(i0 + step, len(task))
@@ -412,7 +413,7 @@ class BatchRun:
                     for stage in stages:
                         workspace.climb(stage.reg, stage.options(options), stage.most)
                     if leaves:
-                        workspace.iterate(min(most, TOGETHER))
+                        workspace.iterate(min(most, STAGES.most_together))
                         left = workspace.leave()
                     self.chunk(workspace, i0, i1, most, bar)
             more = [FORMED] * bool(task.several) + ["one potential"] * bool(options.symmetric)

@@ -21,8 +21,9 @@ from ..problem.problem import Problem
 from ..problem.validate import as_start
 from ..status import FAILED
 from .factored import factored_start
-from .kept import RUNG_TOL, KeptPairs
+from .kept import KeptPairs
 from .loop import Run
+from .settings import PAIRS
 from .stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, newton_words, route
 from .truncation import begin_skipping, end_skipping, in_boxes
 
@@ -212,7 +213,7 @@ def one_stage(
     options = dataclasses.replace(options, last=stage.certifies and task.balanced)
     found = None
     if stage.kept:
-        found = kept.passes(task, dataclasses.replace(options, tol=RUNG_TOL), log_v)
+        found = kept.passes(task, dataclasses.replace(options, tol=PAIRS.rung_tol), log_v)
     return (run.run(task, options, log_v, stage.leave, skip) if found is None else found) * ratio
 
 

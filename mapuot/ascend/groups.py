@@ -23,21 +23,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import formula, host, namespace
-from ..backends.boxes import ROUGH, PassState
+from ..backends.boxes import PassState
+from ..backends.settings import BOXES
 from ..contract import Backend, Options
 from ..penalties import F64
 from ..problem.points import PointCosts, softened
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..ranks import ALONE
-
-GROUPS = 4096  # groups of a side with all pairs read; 8192 save passes, but took 1.1 to 2.2 times as long
-MOST_GROUPS, LEAST_IN_GROUP = 32768, 16  # more groups, up to MOST_GROUPS, if each has LEAST_IN_GROUP points
-SHARPER = 0.01  # tolerance of a correction, relative to the error of its pass
-CORRECTION_TOL = 1e-9  # least tolerance of a correction
-MOST_PASSES = 200  # of a correction; with hard points it may have no solution and not converge
-WIDE = 0.25  # groups help up to this mean of |x - centre of its group|^2 / reg
-TAKES = 15  # cost of a correction in passes over all pairs of groups: it makes 6 to 12 passes and some sums
+from .settings import GROUPS
 
 
 class Grouping(NamedTuple):
@@ -120,7 +114,7 @@ def finite_or_zero(log: F64) -> F64:
 
 def units_of(shape: tuple[int, int]) -> list[int]:
     """Return the mean number of points in a group of the rows and of the columns, rounded up to powers of 2."""
-    least = [max(-(-k // MOST_GROUPS), min(LEAST_IN_GROUP, -(-k // GROUPS))) for k in shape]
+    least = [max(-(-k // GROUPS.most_groups), min(GROUPS.least_in_group, -(-k // GROUPS.usual_groups))) for k in shape]
     return [1 << (k - 1).bit_length() for k in least]
 
 
@@ -150,17 +144,20 @@ class Groups:
         squares = float(ranks.sum(float(np.square(one.offset).sum()))) + float(np.square(other.offset).sum())
         count = float(ranks.sum(problem.shape[0])) + problem.shape[1]
         self.wide = squares / count * (scale / problem.reg) ** (1 if square else 2)
-        self.pairs = TAKES * float(ranks.sum(len(one.points))) * len(other.points)
+        self.pairs = GROUPS.cost_in_passes * float(ranks.sum(len(one.points))) * len(other.points)
 
     @property
     def correct(self) -> Any:
         """The method ``corrected``; None where it does not help: other penalties, no extrapolation, too wide groups."""
-        sides, wanted = (self.problem.rows, self.problem.cols), self.options.memory > 0 and max(self.units) > 1
-        return self.corrected if wanted and self.wide <= WIDE and all(side.logarithmic for side in sides) else None
+        sides = self.problem.rows, self.problem.cols
+        serves = self.options.memory > 0 and max(self.units) > 1 and self.wide <= GROUPS.most_spread
+        if serves and all(side.logarithmic for side in sides):
+            return self.corrected
+        return None
 
     def start(self) -> tuple[F64, F64]:
         """Solve the problem of the groups roughly; return potentials (log u, log v) of the points."""
-        rough = dataclasses.replace(self.options, tol=max(self.options.tol, ROUGH), tol_gap=-1.0)
+        rough = dataclasses.replace(self.options, tol=max(self.options.tol, BOXES.rough_error), tol_gap=-1.0)
         result = self.solve(self.small, rough)
         logs = finite_or_zero(result.log_u), finite_or_zero(result.log_v)
         if self.units == [1, 1]:
@@ -232,8 +229,9 @@ class Groups:
         if rows.scalar_rho == cols.scalar_rho == np.inf:  # both sides hard: give b the mass of a
             cols = dataclasses.replace(cols, weight=cols.weight * (rows.mass / cols.mass))
         task = dataclasses.replace(small, rows=rows, cols=cols)
-        options = dataclasses.replace(self.options, tol=max(SHARPER * min(error, 1.0), CORRECTION_TOL), tol_gap=-1.0)
-        found = self.solve(task, options, (nexts[0] - shifts[0], nexts[1] - shifts[1]), MOST_PASSES)
+        tol = max(GROUPS.relative_tol * min(error, 1.0), GROUPS.least_tol)
+        options = dataclasses.replace(self.options, tol=tol, tol_gap=-1.0)
+        found = self.solve(task, options, (nexts[0] - shifts[0], nexts[1] - shifts[1]), GROUPS.most_passes)
         after = self.moved(self.plan(task, (found.log_u, found.log_v)), 1)[1]
         steep = self.factor * rate(cols, reg)[:, None] * (after - before)
         step = self.levels[1].spread(finite_or_zero(found.log_v + shifts[1] - nexts[1]), steep)

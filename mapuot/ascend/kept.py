@@ -16,26 +16,16 @@ from typing import Any
 import numpy as np
 
 from .. import outcome as outcomes
-from ..backends.boxes import ROUGH, PassState, Truncation
+from ..backends.boxes import PassState, Truncation
 from ..backends.newton import misses
 from ..backends.operator import parts_of
+from ..backends.settings import BOXES
 from ..contract import Options
 from ..penalties import F64
 from ..problem.problem import Problem, heavy
 from ..status import FAILED
 from .loop import Run
-from .stages import INNER, WARM_ERROR
-
-NATS = 25.0  # below the largest exponent of row and column; each dropped pair has at most e^-25 of their mass
-MOVE = 20.0  # more nats after a change of reg, since potentials move
-MOST_SHARE = 0.03  # of all pairs; passes over more pairs take as long as passes over all
-MOST_OF_LINES = 8.0  # pairs a row on a line, where pairs grow as nats^.5: Newton's steps need many products there
-GROWTH = 2.4  # of the pairs when nats grow fourfold: 2 on a line, 4 in a plane, 1 beyond the size of a cluster
-EVERY = 10  # passes between two selections of pairs
-MOST_PASSES = 1000  # of a stage; stages that converged took at most 450
-RUNG_TOL = 0.1  # certified error, over the kept pairs, that ends a stage at a larger reg
-START_TOL = 1.0  # certified error that ends passes that skip pairs of points; then kept pairs take over
-ROUNDS = 3  # certifying passes over all pairs; each may start another search
+from .settings import PAIRS, STAGES
 
 
 class KeptPairs:
@@ -49,19 +39,19 @@ class KeptPairs:
     def passes(self, task: Problem, options: Options, log_v: F64) -> F64 | None:
         """Make the passes of a stage over kept pairs; return the next log v, or None if too many pairs matter."""
         run, limit = self.run, self.run.limit
-        most = min(limit, run.n_passes + MOST_PASSES)
+        most = min(limit, run.n_passes + PAIRS.most_passes)
         own = dataclasses.replace(options, precision="float64", leaps=True)
         made = False
         while run.n_passes < most and (pairs := self.select_pairs(task, log_v)) is not None:
             if not made:
                 self.share = pairs.size / task.size
             made = True
-            run.limit = min(most, run.n_passes + EVERY)
+            run.limit = min(most, run.n_passes + PAIRS.selection_passes)
             log_v = run.run(pairs, own, log_v)
             if self.skip and run.trace[-1].error < 1:
                 self.skip.state = PassState(*run.potentials, *run.marginals)
                 self.skip.known = True
-                self.skip.rough = run.trace[-1].error > ROUGH
+                self.skip.rough = run.trace[-1].error > BOXES.rough_error
             if run.status in ("converged", "cancelled", *FAILED):
                 break
         run.limit = limit
@@ -73,13 +63,13 @@ class KeptPairs:
         Return the given log v if the last pass over all pairs has an error above WARM_ERROR.
         """
         run, answer = self.run, None
-        inner = dataclasses.replace(options, tol=INNER * options.tol)
+        inner = dataclasses.replace(options, tol=STAGES.inner_share * options.tol)
         exact = dataclasses.replace(options, precision="float64" if misses(task) else "made")
         if self.skip:
-            if self.skip.correct or self.are_many(task, column_exponents(task, log_v), NATS):
+            if self.skip.correct or self.are_many(task, column_exponents(task, log_v), PAIRS.nats):
                 return None
             log_v = self.approach(task, options, log_v)
-        for _ in range(ROUNDS if run.status != "cancelled" else 0):
+        for _ in range(PAIRS.rounds if run.status != "cancelled" else 0):
             found = self.passes(task, inner, log_v if answer is None else answer)
             answer = answer if found is None else found
             if found is None or run.status == "cancelled":
@@ -89,15 +79,15 @@ class KeptPairs:
                 break
         if answer is None:
             return log_v if self.skip else None
-        return log_v if run.trace[-1].error > WARM_ERROR else answer
+        return log_v if run.trace[-1].error > STAGES.warm_error else answer
 
     def approach(self, task: Problem, options: Options, log_v: F64) -> F64:
         """Make passes that skip pairs down to an error of START_TOL: a start by groups is off by hundreds of nats."""
         run, skip = self.run, self.skip
         assert skip
         asked = skip.tol, skip.tol_gap
-        skip.aim(START_TOL, -1.0)
-        log_v = run.run(task, dataclasses.replace(options, tol=START_TOL, tol_gap=-1.0), log_v, skip=skip)
+        skip.aim(PAIRS.start_tol, -1.0)
+        log_v = run.run(task, dataclasses.replace(options, tol=PAIRS.start_tol, tol_gap=-1.0), log_v, skip=skip)
         skip.aim(*asked)
         if run.status == "converged":
             run.outcome = outcomes.after_rough_stage()
@@ -107,7 +97,7 @@ class KeptPairs:
         """Return the sparse problem of the pairs that may carry mass near log v; None if there are too many."""
         before = self.task
         fresh = before is None or before.reg != task.reg
-        nats = NATS + MOVE * (fresh and not self.skip)
+        nats = PAIRS.nats + PAIRS.moved_nats * (fresh and not self.skip)
         x = column_exponents(task, log_v)
         if fresh and (task.reg > self.largest or self.are_many(task, x, nats)):
             return None
@@ -115,7 +105,7 @@ class KeptPairs:
             known = task
         else:
             known = dataclasses.replace(before, reg=task.reg)
-        found = self.near(task, x, nats, int(2 * MOST_SHARE * task.size), known)
+        found = self.near(task, x, nats, int(2 * PAIRS.most_share * task.size), known)
         if found is None:
             return None
         self.task = found
@@ -149,11 +139,11 @@ class KeptPairs:
         some = x - task.cost.at(heavy(task.rows.weight)[:, None], np.arange(len(x))) / task.reg
         below = some.max(1, keepdims=True) - some
         narrow, share, wide = (np.mean(below < k * nats) for k in (0.25, 1, 4))
-        line = max(wide / share, share / narrow) <= GROWTH
+        line = max(wide / share, share / narrow) <= PAIRS.line_growth
         if line:
-            most = min(MOST_SHARE, MOST_OF_LINES / len(x))
+            most = min(PAIRS.most_share, PAIRS.most_of_lines / len(x))
         else:
-            most = MOST_SHARE
+            most = PAIRS.most_share
         if line and share > most and wide < 0.5:  # with most pairs near, the growth says nothing
             self.largest = float(4 * task.reg * (most / share) ** 2)
         return bool(share > most)

@@ -17,19 +17,9 @@ from typing import Any, NamedTuple
 from ..backends.factored import START_TOL, is_stiff, patience
 from ..contract import Backend, Options
 from ..problem.problem import Common, Problem
-from ..processor import SERIAL_ENTRIES
 from ..status import FAILED
+from .settings import STAGES
 
-SCALING_BELOW = 3e-3  # reg is lowered in steps if reg / range(M) is below this
-SCALING_STEP = 4.0
-MOST_RUNGS = 40  # largest number of larger regs, up to 1e24 times the requested reg
-COARSE_TOL = 0.5  # certified error that ends a stage at a larger reg
-BALANCED_TOL = 0.1  # the same for two balanced sides: far points find their potentials in few passes at larger regs
-WARM_ERROR = 1.0  # a warm start is dropped if its first pass has a larger certified error; larger regs come instead
-KEPT_BELOW = 5e-4  # passes over kept pairs are tried if reg / range(M) is below this
-TOGETHER = 60  # most passes of one potential before ordinary passes; 2 to 12 are enough where one potential works
-INNER = 0.6  # share of tol for the kept pairs; the rest is for the skipped pairs
-FAR_MEDIAN = 30.0  # "auto" skips no pairs if median cost / reg is below this: most pairs matter
 UNDONE = ("running", *FAILED)  # statuses of a solve that has no answer yet
 STALLED = ("stalled",)
 FORMED = "the matrix of the points"  # the form of K in `Result.how`
@@ -100,10 +90,10 @@ def route(
 def inner(options: Options) -> Options:
     """Return the options for the kept pairs; they leave a part of tol to the skipped pairs."""
     if options.tol_gap >= 0:
-        tol_gap = options.tol_gap * INNER
+        tol_gap = options.tol_gap * STAGES.inner_share
     else:
         tol_gap = options.tol_gap
-    return dataclasses.replace(options, tol=INNER * options.tol, tol_gap=tol_gap)
+    return dataclasses.replace(options, tol=STAGES.inner_share * options.tol, tol_gap=tol_gap)
 
 
 def keeps_pairs(problem: Problem, options: Options) -> bool:
@@ -112,7 +102,7 @@ def keeps_pairs(problem: Problem, options: Options) -> bool:
     whole = cost.operator in ("tiles", "points") and cost.held and problem.ranks.size == 1 and problem.masked is None
     quick = problem.rows.logarithmic and problem.cols.logarithmic and options.memory > 0 and not options.symmetric
     quick = quick and not problem.balanced  # kept pairs may form separate parts with unequal masses
-    return whole and quick and cost.size > SERIAL_ENTRIES
+    return whole and quick and cost.size > STAGES.kept_entries
 
 
 def stages(
@@ -129,16 +119,17 @@ def stages(
     if found:
         found[0] = found[0]._replace(begin="zeros")
         begin = "here"
-        leave = math.inf if skips else WARM_ERROR
+        leave = math.inf if skips else STAGES.warm_error
     factors = factors_serve(problem, options, most_factored)
-    small = KEPT_BELOW * (problem.M_max - problem.M_min)
+    small = STAGES.kept_below * (problem.M_max - problem.M_min)
     found = [stage._replace(kept=keeps and stage.reg < small) for stage in found]
     keeps = keeps and bool(found) and reg < small
     own = [Stage(reg, tol, storage, memory, most // 2, UNDONE, "here", kept=True)] * keeps
     found += [*own, Stage(reg, tol, storage, memory, most, UNDONE, begin)]
     if options.symmetric:
         found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "here", leave))
-        found.insert(0, Stage(reg, tol, storage, memory, min(most, TOGETHER), UNDONE, "start", symmetric=True))
+        few = min(most, STAGES.most_together)
+        found.insert(0, Stage(reg, tol, storage, memory, few, UNDONE, "start", symmetric=True))
     elif warm or skips:
         found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "start", leave))
         found[:0] = own * (skips and not warm)
@@ -186,7 +177,7 @@ def climb(problem: Any, options: Options, most: int) -> list[Stage]:
         regs = larger_regs(problem.extent, problem.reg)
     else:
         regs = []
-    tol = max(options.tol, BALANCED_TOL if problem.balanced else COARSE_TOL)
+    tol = max(options.tol, STAGES.balanced_tol if problem.balanced else STAGES.coarse_tol)
     return [Stage(reg, tol, options.precision, options.memory, most, UNDONE, "here") for reg in regs]
 
 
@@ -198,16 +189,17 @@ def larger_regs(spread: float, reg: float) -> list[float]:
 @functools.cache
 def rungs() -> tuple[tuple[float, float], ...]:
     """List all larger regs in units of reg, largest first, each with the least range(M) / reg that needs it."""
-    return tuple((SCALING_STEP**k, SCALING_STEP ** (k - 1) / SCALING_BELOW) for k in range(MOST_RUNGS, 0, -1))
+    step, least = STAGES.scaling_step, STAGES.scaling_below
+    return tuple((step**k, step ** (k - 1) / least) for k in range(STAGES.most_rungs, 0, -1))
 
 
 def ladder(options: Options, most: int) -> list[tuple[float, float, float, float, int, bool]]:
     """List the stages of a plain problem for every range of M: records that src_c/solve.c reads, see mapuot.h."""
-    coarse, balanced = (max(options.tol, tol) for tol in (COARSE_TOL, BALANCED_TOL))
+    coarse, balanced = (max(options.tol, tol) for tol in (STAGES.coarse_tol, STAGES.balanced_tol))
     own = (1.0, options.tol, options.tol, -math.inf, most, False)
     if not options.memory:
         return [own]
-    together = (1.0, options.tol, options.tol, math.inf, min(most, TOGETHER), True)
+    together = (1.0, options.tol, options.tol, math.inf, min(most, STAGES.most_together), True)
     return [together, *((reg, coarse, balanced, least, most // 2, False) for reg, least in rungs()), own]
 
 
@@ -267,4 +259,4 @@ def nats_of(problem: Problem, saves: bool, least: int) -> float | None:
         if reasons:
             raise NotImplementedError(f"truncate is not for {reasons[0]}: give truncate=None")
         return float(cloud.truncate)
-    return None if reasons or problem.usual < FAR_MEDIAN * problem.reg else 0.0
+    return None if reasons or problem.usual < STAGES.far_median * problem.reg else 0.0

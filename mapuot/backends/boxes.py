@@ -27,23 +27,12 @@ from ..problem.side import Side
 from ..problem.validate import as_columns
 from .operator import Operator
 from .rules import Judge, plan_error
-
-UNITS = (16, 0), (32, 50_000), (64, 400_000)  # (points of a box, least points): bounds must cost less than passes
-MOST_SLOPES = 16  # with more dimensions potentials are not fitted by linear functions in a box
-WORTH = 0.6  # if a larger share of pairs is kept, skip none
-ROUGH = 0.03  # certified error; from here on a new mask replaces the first mask, made from rough potentials
-GOAL, OLD = 0.2, 0.35  # share of tol that a new mask aims at in the final certificate, and that an old one may take
-ENOUGH = 0.3  # share of tol: from this error on the next pass certifies without a correction
-CORRECTION = 2  # most passes over the kept pairs that a correction may cost; it saves two or three
-CORRECTED_ERROR = 1.0  # largest error of a pass that is corrected: beyond it potentials are off by more than a reg
-WILD = 60.0  # most nats of an entry of K above the value that the potentials predict: float32 holds 88
-ORDER = 64  # sorting one point takes as long as this many entries of a matrix
-TRIALS = 16  # thresholds tried for a mask
+from .settings import BOXES
 
 
 def unit_of(shape: tuple[int, int], least: int = 16) -> int:
     """Return how many points a box has: a multiple of ``least``, the LEAST_BOX of the backend."""
-    return max(least, *(unit for unit, points in UNITS if max(shape) >= points))
+    return max(least, *(unit for unit, points in BOXES.units if max(shape) >= points))
 
 
 class Half:
@@ -87,7 +76,7 @@ class Half:
     def slopes(self, log: F64) -> F64:
         """Fit ``log`` by a linear function in each box. Any slopes give a valid bound, good slopes a sharp bound."""
         d = self.offset.shape[2]
-        if d > MOST_SLOPES:
+        if d > BOXES.most_slopes:
             return np.zeros_like(self.mid)
         y = self.split(log, np.nan)
         used = np.isfinite(y)
@@ -304,13 +293,13 @@ class Boxes:
         pairs = float(rows.sum(self.rows.boxes)) * self.cols.boxes
         log_over = math.log(over) if 0 < over < math.inf else math.inf
         growths = self.growths(state, (sides[0], sides[1]), near)
-        for _ in range(TRIALS):
+        for _ in range(BOXES.trials):
             off = self.shared(nats + log_over, 0.0)
             arrays["x_cut"], arrays["y_cut"] = (log - k for log, k in zip(logs, off, strict=True))
             width, row_mass, col_mass = self.sweep(arrays)
             share = self.share(row_mass, col_mass, growths)
             part = float(rows.sum(width.sum())) / pairs
-            if part > WORTH:
+            if part > BOXES.most_kept_share:
                 return None
             if share.error + 2 * share.mass / self.mass <= goal:
                 break
@@ -392,7 +381,7 @@ class Truncation:
 
     def aim(self, tol: float, tol_gap: float) -> None:
         """Set the tolerances of the certificate, and the share of it that skipped pairs may take."""
-        self.tol, self.tol_gap, self.goal = tol, tol_gap, GOAL * tol
+        self.tol, self.tol_gap, self.goal = tol, tol_gap, BOXES.goal_share * tol
         self.judge = Judge(tol=tol, tol_gap=tol_gap)
 
     def renew(self, pool: Any, kind: type[Boxes] = Boxes, nats: float = 0.0) -> KeptBoxes | None:
@@ -401,11 +390,13 @@ class Truncation:
         ``kind``: the class of the backend's boxes; ``nats``: least distance of a skipped pair below its share.
         """
         self.boxes = self.boxes or kind(self.problem, pool, self.together)
-        goal, least = (max(self.goal, 0.1 * ROUGH), 2.0) if self.rough else (self.goal, math.log(1 / self.tol) - 2)
+        goal, least = self.goal, math.log(1 / self.tol) - 2
+        if self.rough:
+            goal, least = max(self.goal, 0.1 * BOXES.rough_error), 2.0
         self.kept = self.boxes.make(self.state, goal, max(self.nats, least, nats), self.tol)
-        self.known = self.known and self.boxes.wild <= WILD
+        self.known = self.known and self.boxes.wild <= BOXES.most_excess
         whole = float(self.problem.rows.ranks.sum(self.problem.shape[0])) * self.problem.shape[1]
-        if self.pairs > CORRECTION * whole * (self.kept.share if self.kept else 1.0):
+        if self.pairs > BOXES.correction_passes * whole * (self.kept.share if self.kept else 1.0):
             self.correct = self.plain = None
         return self.kept
 
@@ -425,7 +416,8 @@ class Truncation:
             more = share.error * (1 + part) + part * (1 + found)
         enough = self.judge.again(stat, more, self.problem.reg * share.mass, moved)
         self.keep_state(stat, state, found)
-        costly = stat.status == "running" and not stat.rejected and share.error > max(OLD * self.tol, 0.5 * found)
+        most = max(BOXES.old_share * self.tol, 0.5 * found)
+        costly = stat.status == "running" and not stat.rejected and share.error > most
         if costly or (stat.status == "converged" and not enough):
             self.goal = self.goal / 4
             self.rough = False
@@ -433,7 +425,7 @@ class Truncation:
 
     def look(self, stat: Stats, state: Any) -> None:
         """Request another mask after a float32 pass if one is due; ``state``: a function that returns the state."""
-        if stat.status == "absorb" or (stat.status == "running" and self.rough and stat.error <= ROUGH):
+        if stat.status == "absorb" or (stat.status == "running" and self.rough and stat.error <= BOXES.rough_error):
             self.keep_state(stat, state(), stat.error)
 
     def keep_state(self, stat: Stats, state: PassState, error: float) -> None:
@@ -441,7 +433,7 @@ class Truncation:
         if stat.rejected or not error < 1:
             return
         self.state, self.known = state, True
-        if self.rough and error <= ROUGH and stat.status == "running":
+        if self.rough and error <= BOXES.rough_error and stat.status == "running":
             self.rough = False
             request_kernel(stat)
 
@@ -457,7 +449,7 @@ class Truncation:
         if made and (stat.rejected or (comparable and not error <= 0.5 * self.before)):
             plain, self.correct, self.plain = self.plain, None, None
             return plain if stat.rejected or not error <= self.before else workspace.next_log_v
-        if not error <= CORRECTED_ERROR or error <= ENOUGH * self.tol:
+        if not error <= BOXES.most_corrected_error or error <= BOXES.enough_share * self.tol:
             self.plain = None
             return None
         self.before, self.plain, self.corrections = error, workspace.next_log_v, self.corrections + 1
@@ -493,7 +485,7 @@ def order(points: F64, unit: int, threads: int | None = None) -> Any:
     from .cpu.native import pool_for  # noqa: PLC0415 - as above
 
     found, points = np.empty(len(points), np.int64), np.ascontiguousarray(points)
-    pool = pool_for(threads, len(points) * ORDER)
+    pool = pool_for(threads, len(points) * BOXES.sort_entries)
     buffers = ffi.from_buffer("double *", points), unit, ffi.from_buffer("int64_t *", found)
     lib.mapuot_order(pool, *points.shape, *buffers)
     return found

@@ -17,7 +17,8 @@ import numpy as np
 
 from ..answer.draw import row_shares, seed_of
 from ..arrays import is_on_device
-from ..ascend.stages import FORMED, TOGETHER, in_words, newton_words
+from ..ascend.settings import STAGES
+from ..ascend.stages import FORMED, in_words, newton_words
 from ..backends import Options, load
 from ..backends.newton import HOLDS, ColumnsNewton
 from ..backends.operator import parts_of
@@ -58,7 +59,7 @@ def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tup
         options = dataclasses.replace(options, precision="float64")
     part = (BOTH_MET if both else MET) if hard_cols else 1.0
     passes = dataclasses.replace(options, tol=part * options.tol)
-    return (options, passes, min(most, TOGETHER), math.inf) if one else (options, passes, most, MOST_SPREAD)
+    return (options, passes, min(most, STAGES.most_together), math.inf) if one else (options, passes, most, MOST_SPREAD)
 
 
 class PendingSolve:

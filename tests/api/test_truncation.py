@@ -9,11 +9,13 @@ from conftest import CUDA
 import mapuot
 from mapuot.ascend import carry_out as driver
 from mapuot.ascend import groups
+from mapuot.ascend.settings import GROUPS
 from mapuot.ascend.truncation import in_boxes
 from mapuot.backends import boxes
 from mapuot.backends.boxes import Boxes, PassState
 from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu import native
+from mapuot.backends.settings import BOXES
 from mapuot.problem.problem import Problem
 
 
@@ -129,10 +131,10 @@ def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
 
 
 @pytest.mark.parametrize("d", [1, *(pytest.param(d, marks=pytest.mark.nightly) for d in (2, 3))])
-def test_groups_correct_passes(monkeypatch, d):
+def test_groups_correct_passes(monkeypatch, d, using):
     """Balanced sides and points without mass take a handful of passes, far fewer than without the correction."""
-    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 800 if d > 1 else 200)
-    monkeypatch.setattr(boxes, "CORRECTION", math.inf)  # of so few points no groups are cheap
+    using(GROUPS, usual_groups=800 if d > 1 else 200)
+    using(BOXES, correction_passes=math.inf)  # of so few points no groups are cheap
     reg, passes = {1: 5e-4, 2: 5e-3, 3: 2e-2}[d], []
     correct = groups.Groups.correct
     for reg_m in (1.0, (1.0, math.inf), (math.inf, math.inf), (0.3, 20.0)):
@@ -151,11 +153,10 @@ def test_groups_correct_passes(monkeypatch, d):
     assert sum(corrected) <= 0.6 * sum(plain)
 
 
-def test_a_correction_that_misleads_is_taken_back(monkeypatch):
+def test_a_correction_that_misleads_is_taken_back(monkeypatch, using):
     """A correction that raises the error, or makes it infinite or NaN, is undone, and the passes go on without any."""
-    monkeypatch.setattr(boxes, "CORRECTION", math.inf)
-    monkeypatch.setattr(groups, "WIDE", math.inf)
-    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 60)
+    using(BOXES, correction_passes=math.inf)
+    using(GROUPS, most_spread=math.inf, usual_groups=60)
     for wrong in (3.0, 300.0, math.nan):
         monkeypatch.setattr(
             "mapuot.ascend.groups.Groups.corrected",
@@ -165,20 +166,19 @@ def test_a_correction_that_misleads_is_taken_back(monkeypatch):
         assert got.converged
 
 
-def test_groups_of_opposite_directions(monkeypatch):
+def test_groups_of_opposite_directions(using):
     """Opposite directions have no mean direction: groups of "cosine" lie between unit vectors, off the sphere."""
-    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 16)
+    using(GROUPS, usual_groups=16)
     x, y = (np.where(np.arange(100) < k, -1.0, 1.0)[:, None] for k in (44, 36))
     ones = np.ones(100)
     got, _ = compare(x, y, ones, ones, 0.05, metric="cosine")
     assert got.converged
 
 
-def test_a_correction_that_cannot_be_met_ends(monkeypatch):
+def test_a_correction_that_cannot_be_met_ends(monkeypatch, using):
     """Hard columns may want more than all groups of rows have: such problems once took 10,000 passes."""
-    monkeypatch.setattr(boxes, "CORRECTION", math.inf)
-    monkeypatch.setattr(groups, "WIDE", math.inf)
-    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 150)
+    using(BOXES, correction_passes=math.inf)
+    using(GROUPS, most_spread=math.inf, usual_groups=150)
     found, carry_out = [], driver.carry_out
     monkeypatch.setattr(driver, "carry_out", lambda *args: found.append(carry_out(*args)) or found[-1])
     x, y, *_ = clouds(700, 600)
@@ -186,15 +186,14 @@ def test_a_correction_that_cannot_be_met_ends(monkeypatch):
     b = np.where(hard, 0.999999 / hard.sum(), 1e-6 / (~hard).sum())
     reg_m = math.inf, np.where(hard, math.inf, 0.5)
     assert mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), None, b, reg=5e-3, reg_m=reg_m, tol=1e-6).converged
-    assert max(result.n_passes for result in found) <= groups.MOST_PASSES + 1  # one more behind a dropped step
+    assert max(result.n_passes for result in found) <= GROUPS.most_passes + 1  # one more behind a dropped step
 
 
 @pytest.mark.parametrize("method", ["sinkhorn", "translation_invariant"])
-def test_named_methods_make_plain_passes(monkeypatch, method):
+def test_named_methods_make_plain_passes(method, using):
     """Named methods pass over all pairs that are not skipped, and no group correction follows."""
-    monkeypatch.setattr(boxes, "CORRECTION", math.inf)
-    monkeypatch.setattr(groups, "WIDE", math.inf)
-    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 60)
+    using(BOXES, correction_passes=math.inf)
+    using(GROUPS, most_spread=math.inf, usual_groups=60)
     x, y, a, b = clouds()
     start, errors = mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=1e-3, reg_m=1.0, tol=0.5), []
     options = {"method": method, "precision": "float64", "max_passes": 20, "warm_start": (start.log_u, start.log_v)}

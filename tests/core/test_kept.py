@@ -15,6 +15,7 @@ from scipy import sparse
 import mapuot
 from mapuot.arrays import host
 from mapuot.ascend import kept, stages
+from mapuot.ascend.settings import PAIRS, STAGES
 from mapuot.backends import pick
 from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.cpu import native
@@ -29,11 +30,10 @@ BACKENDS = pytest.mark.parametrize("backend", ["cpu", *CUDA])
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small(monkeypatch, using):
     """Let small problems take this path, however many pairs matter, on a GPU at any small reg."""
-    monkeypatch.setattr(stages, "SERIAL_ENTRIES", 0)
-    monkeypatch.setattr(kept, "MOST_SHARE", 1.0)
-    monkeypatch.setattr(kept, "MOST_OF_LINES", math.inf)
+    using(STAGES, kept_entries=0)
+    using(PAIRS, most_share=1.0, most_of_lines=math.inf)
     if CUDA:
         monkeypatch.setattr("mapuot.backends.cuda.sparse.KEPT_SIZE", 0)
         monkeypatch.setattr("mapuot.backends.cuda.sparse.KEPT_REG", 1.0)
@@ -83,10 +83,9 @@ def test_answers_are_true(name, backend, small):
 
 @needs_oracle
 @pytest.mark.parametrize("nats", [0.5, 3.0])
-def test_pairs_that_were_missed_are_found(nats, small, monkeypatch):
+def test_pairs_that_were_missed_are_found(nats, small, using):
     """Too few pairs give a wrong answer, which no pass over all pairs certifies; the missing pairs are then found."""
-    monkeypatch.setattr(kept, "NATS", nats)
-    monkeypatch.setattr(kept, "MOVE", 0.0)
+    using(PAIRS, nats=nats, moved_nats=0.0)
     for seed in range(3):
         case = clouds(30, 25, 1e-4, 1.0, seed=seed)
         result = case.solve(symmetric=False)
@@ -95,7 +94,7 @@ def test_pairs_that_were_missed_are_found(nats, small, monkeypatch):
 
 
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 0.3)])
-def test_pairs_that_are_kept_certify_nothing_of_the_others(reg_m, small, monkeypatch):
+def test_pairs_that_are_kept_certify_nothing_of_the_others(reg_m, small, monkeypatch, using):
     """Kept pairs that lack every second one are solved to the end; a pass over all pairs alone ends the solve."""
     whole = kept.KeptPairs.select_pairs
 
@@ -113,7 +112,7 @@ def test_pairs_that_are_kept_certify_nothing_of_the_others(reg_m, small, monkeyp
     wanted = case.solve(symmetric=False)
     assert WAY in wanted.how
     monkeypatch.setattr(kept.KeptPairs, "select_pairs", found)
-    monkeypatch.setattr(kept, "EVERY", 1000)
+    using(PAIRS, selection_passes=1000)
     result = case.solve(symmetric=False)
     assert result.converged
     assert relative_error(result.plan, wanted.plan) <= result.error_bound + wanted.error_bound

@@ -11,7 +11,8 @@ from problems import clouds
 from scipy import sparse
 
 import mapuot
-from mapuot.ascend.stages import COARSE_TOL, UNDONE, larger_regs, route
+from mapuot.ascend.settings import STAGES
+from mapuot.ascend.stages import UNDONE, larger_regs, route
 from mapuot.backends.cpu import backend as cpu
 from mapuot.contract import Backend
 from mapuot.problem.problem import Problem
@@ -42,7 +43,7 @@ def test_a_cold_start():
     assert told(way(clouds(9, 8, reg=0.1), method="sinkhorn")) == [(*x[:3], False) for x in (easy, finer)]
     hard = way(clouds(9, 8, reg=1e-3), precision="float64").stages
     assert [stage.begin for stage in hard] == ["zeros"] + ["here"] * (len(hard) - 1)
-    assert [stage.tol for stage in hard] == [COARSE_TOL] * (len(hard) - 1) + [1e-6]
+    assert [stage.tol for stage in hard] == [STAGES.coarse_tol] * (len(hard) - 1) + [1e-6]
     assert [stage.most for stage in hard] == [50] * (len(hard) - 1) + [100]
     assert all(stage.after == UNDONE for stage in hard)
 

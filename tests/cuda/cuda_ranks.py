@@ -18,6 +18,7 @@ from scipy import sparse
 
 import mapuot
 from mapuot.ascend import groups
+from mapuot.ascend.settings import GROUPS
 from mapuot.backends.cuda import workspace
 from mapuot.backends.cuda.workspace import DeviceWorkspace
 
@@ -86,7 +87,7 @@ def case_truncated_points(job):
         i0, i1 = job.bounds(220, split)
         options["warm_start"] = (want.log_u[i0:i1] + 0.1, want.log_v - 0.1) if split == "uneven" else None
         mine = own_points(x, y, i0, i1, truncate=3.0)
-        with mock.patch.object(groups, "GROUPS", 64), mock.patch.multiple(groups.Groups, **noisy):
+        with GROUPS.using(usual_groups=64), mock.patch.multiple(groups.Groups, **noisy):
             got = mapuot.solve(mine, a[i0:i1], b, tol=1e-5, backend="cuda", comm=job.comm, **options)
         job.same(got.log_v)
         assert got.skipped.kept.share < 0.6

@@ -15,6 +15,7 @@ from scipy import sparse
 from mapuot import InfeasibleError, PointCloud, SeededMask, solve, solve_batch
 from mapuot.answer.slopes import dual_value, marginal_gradient
 from mapuot.arrays import host
+from mapuot.ascend.settings import STAGES
 from mapuot.backends import Options, coarse
 from mapuot.backends.cuda import arrays as cuda_arrays
 from mapuot.backends.cuda import backend as cuda
@@ -404,7 +405,7 @@ def test_parts_with_unlike_masses_are_told_before_a_pass(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["KL", "one potential", "and no longer", "hard sides", "larger regs"])
-def test_what_one_call_leaves_is_gone_on_with(monkeypatch, kind):
+def test_what_one_call_leaves_is_gone_on_with(monkeypatch, using, kind):
     """After three passes, which count, the ordinary path continues; where none is left, it restarts from zeros."""
     if cp.cuda.runtime.deviceGetAttribute(75, 0) < 9:
         pytest.skip("takes persistent kernels")
@@ -412,8 +413,7 @@ def test_what_one_call_leaves_is_gone_on_with(monkeypatch, kind):
     calls.KEPT.clear()
     monkeypatch.setattr(cuda, "quick_passes", 3)
     if kind == "and no longer":
-        for module in ("route.on_device", "ascend.stages"):
-            monkeypatch.setattr(f"mapuot.{module}.TOGETHER", 3)
+        using(STAGES, most_together=3)
     M = cost(70, 70, 2)[0] * (15 if kind == "larger regs" else 1)
     there = cp.asarray(M)
     if kind in ("one potential", "and no longer"):

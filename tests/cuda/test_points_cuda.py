@@ -14,6 +14,7 @@ from scipy.spatial.distance import cdist
 
 import mapuot
 from mapuot.arrays import host
+from mapuot.ascend.settings import GROUPS
 from mapuot.ascend.truncation import in_boxes
 from mapuot.backends.boxes import Boxes, PassState
 from mapuot.backends.cpu import backend as cpu
@@ -21,6 +22,7 @@ from mapuot.backends.cpu import native
 from mapuot.backends.cuda import backend as cuda
 from mapuot.backends.cuda import vectors
 from mapuot.backends.cuda.boxes import DeviceBoxes
+from mapuot.backends.settings import BOXES
 from mapuot.problem.problem import Problem
 from mapuot.route import on_device
 from mapuot.route.options import make_options
@@ -125,9 +127,10 @@ def test_where_points_lie_changes_no_answer(monkeypatch, metric, d, form):
 
 
 @pytest.mark.parametrize("truncate", [None, 3.0])
-def test_vectors_stay_where_points_lie(monkeypatch, truncate):
+def test_vectors_stay_where_points_lie(monkeypatch, using, truncate):
     """Masses, reg_m, potentials and marginals stay on the device; the host sees n coordinates and orders to sort."""
-    few = {"ascend.groups.GROUPS": 60, "backends.narrow_points.LEAST": 9, "backends.narrow_points.SAMPLE": 9}
+    using(GROUPS, usual_groups=60)
+    few = {"backends.narrow_points.LEAST": 9, "backends.narrow_points.SAMPLE": 9}
     few |= {"problem.problem.MOST_FAR": 99, "problem.problem.STAYS_FROM": 0, "problem.points.AUTO_ENTRIES": 1}
     for name, value in few.items():
         monkeypatch.setattr(f"mapuot.{name}", value)
@@ -337,9 +340,9 @@ def test_vectors_are_indexed_and_merged_as_numpy_does():
             there[places]
 
 
-def test_groups_correct_passes(monkeypatch):
-    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 100)
-    monkeypatch.setattr("mapuot.backends.boxes.CORRECTION", math.inf)
+def test_groups_correct_passes(monkeypatch, using):
+    using(GROUPS, usual_groups=100)
+    using(BOXES, correction_passes=math.inf)
     x, y, a, b = clouds(700, 600, 1)
     a[10:40] = 0.0
     exact = mapuot.solve(

@@ -21,8 +21,9 @@ from over_ranks import Job, own_points
 from scipy import sparse
 
 import mapuot
-from mapuot.ascend import groups, kept, stages
-from mapuot.backends import boxes
+from mapuot.ascend import groups
+from mapuot.ascend.settings import GROUPS, PAIRS, STAGES
+from mapuot.backends.settings import BOXES
 
 from .problem import (
     Problem,
@@ -46,7 +47,7 @@ PATHS = tuple(name for name in NAMES if name not in OVER_RANKS)
 BATCHES = "batch", "sparse batch"
 KEPT = "kept", "kept points"
 MOST_PASSES = 3000
-GROUPS = 20  # points of a side between which all pairs are taken: of more there are groups, which correct passes
+FEW_GROUPS = 20  # points of a side between which all pairs are taken: of more there are groups, which correct passes
 WORTH = 0.98  # share of pairs up to which some are skipped: few boxes exceed it
 ALONE = "cold", "warm", "batch", "path", "points", "sparse", "grids", "sparse batch", "truncated"  # with themselves
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
@@ -282,13 +283,12 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
     if trial.how in ("cold", "warm", "points", "grids", "truncated", "clouds", *KEPT):
-        few = {"NATS": 4.0, "MOVE": 0.0} if first.M.size % 3 == 0 else {}  # some pairs are missed at first
-        keeps = {"SERIAL_ENTRIES": 0, "KEPT_BELOW": 1.0} if trial.how in KEPT else {}
+        few = {"nats": 4.0, "moved_nats": 0.0} if first.M.size % 3 == 0 else {}  # some pairs are missed at first
         with skipping() as always:
-            if keeps:
-                always.enter_context(mock.patch.multiple(stages, **keeps))
+            if trial.how in KEPT:
+                always.enter_context(STAGES.using(kept_entries=0, kept_below=1.0))
                 always.enter_context(mock.patch.object(groups.Groups, "correct", None))
-                always.enter_context(mock.patch.multiple(kept, MOST_SHARE=1.0, MOST_OF_LINES=math.inf, **few))
+                always.enter_context(PAIRS.using(most_share=1.0, most_of_lines=math.inf, **few))
             return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start))]
     if trial.how == "sparse":
         c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)
@@ -322,8 +322,8 @@ def call(trial: Trial, backend: str) -> list[Claim]:
 def skipping() -> ExitStack:
     """Return a context in which few boxes are worth their pairs, and are corrected by groups."""
     always = ExitStack()
-    always.enter_context(mock.patch.multiple(boxes, WORTH=WORTH, CORRECTION=math.inf))
-    always.enter_context(mock.patch.multiple(groups, GROUPS=GROUPS, WIDE=math.inf))
+    always.enter_context(BOXES.using(most_kept_share=WORTH, correction_passes=math.inf))
+    always.enter_context(GROUPS.using(usual_groups=FEW_GROUPS, most_spread=math.inf))
     return always
 
 

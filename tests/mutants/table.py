@@ -162,8 +162,9 @@ TABLE = {
         "core/test_kept.py::test_it_ends_where_it_is_told_to "
         "core/test_kept.py::test_potentials_that_pairs_led_astray_are_left "
         "core/test_kept.py::test_pairs_that_leave_no_mass_are_found_once", [
-        "{{run.run(task, exact, found, leave=options.tol, skip=self.skip)~>found}}", "{{MOST_OF_LINES / len(x)~>1.0}}",
-        '{{"cancelled", }}*', "{{run.trace[-1].error > WARM_ERROR~>False}}", 'cancelled"{{, *FAILED}})',
+        "{{run.run(task, exact, found, leave=options.tol, skip=self.skip)~>found}}",
+        "{{PAIRS.most_of_lines / len(x)~>1.0}}",
+        '{{"cancelled", }}*', "{{run.trace[-1].error > STAGES.warm_error~>False}}", 'cancelled"{{, *FAILED}})',
     ]),
     "mapuot/ascend/groups.py": ("api/test_truncation.py::test_groups_correct_passes[1]", [
         "{{level.mean.log_weight - log~>log}}", "log_v {{+ shifts[1] }}-", "{{self.factor~>0.0}} * rate",

@@ -12,8 +12,9 @@ from ...arrays import namespace
 from ...penalties import F64
 from ...problem.points import KeptBoxes
 from ...problem.problem import Problem
-from ..boxes import MOST_SLOPES, Boxes, Half, PassState, TiltedSide
+from ..boxes import Boxes, Half, PassState, TiltedSide
 from ..records import put, read
+from ..settings import BOXES
 from . import vectors
 from .arrays import need_memory
 from .kernels import by_value, kernel
@@ -53,7 +54,7 @@ class DeviceBoxes(Boxes):
         log_mass = cp.empty(count)
         shares = vectors.empty((count, half.unit))
         slope = cp.zeros((count, d))
-        fit = np.int32(self.smooth and d <= MOST_SLOPES)
+        fit = np.int32(self.smooth and d <= BOXES.most_slopes)
         lie = x, *(np.int64(step // 8) for step in x.strides), *map(cp.asarray, (half.first, half.mid))
         numbers = np.float64(half.factor), np.int64(half.count), np.int64(half.unit), np.int64(d), fit
         self.call("box_tilt", (count,), 32, *lie, *numbers, *flat, slope, log_mass, shares, sizes)

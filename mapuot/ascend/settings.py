@@ -1,0 +1,72 @@
+"""Numbers that decide in `ascend/`, each with its unit and the reason or the measurement behind it."""
+
+from dataclasses import dataclass
+
+from ..processor import SERIAL_ENTRIES
+from ..settings import Settings
+
+
+@dataclass
+class StageSettings(Settings):
+    """Which stages a solve has (stages.py)."""
+
+    # Larger regs come first if reg / range(M) is below this, each 1 / scaling_step of the one before.
+    scaling_below: float = 3e-3
+    scaling_step: float = 4.0
+    most_rungs: int = 40  # larger regs, up to 1e24 times the requested reg
+    # Certified error that ends a stage at a larger reg. Between two balanced sides far points find their potentials in
+    # few passes there, so that more passes pay.
+    coarse_tol: float = 0.5
+    balanced_tol: float = 0.1
+    warm_error: float = 1.0  # a start with a larger certified error at its first pass is dropped for larger regs
+    # Passes over kept pairs are tried if reg / range(M) is below this, and K has more entries than that.
+    kept_below: float = 5e-4
+    kept_entries: int = SERIAL_ENTRIES
+    most_together: int = 60  # passes of one potential before ordinary ones; where it works, 2 to 12 are enough
+    inner_share: float = 0.6  # of tol, for the kept pairs; the rest is for the skipped pairs
+    far_median: float = 30.0  # "auto" skips no pairs if median cost / reg is below this: most pairs matter
+
+
+STAGES = StageSettings()
+
+
+@dataclass
+class PairSettings(Settings):
+    """Which pairs of a dense M, or of points, passes at a small reg keep (kept.py)."""
+
+    # Nats below the largest exponent of row and column; each dropped pair has at most e^-25 of their mass. After a
+    # change of reg, potentials move: more nats.
+    nats: float = 25.0
+    moved_nats: float = 20.0
+    most_share: float = 0.03  # of all pairs; passes over more pairs take as long as passes over all
+    # Pairs a row on a line, where pairs grow as nats^.5: Newton's steps need many products there. Points are on a line
+    # if four times the nats keep at most line_growth times the pairs: 2 on a line, 4 in a plane.
+    most_of_lines: float = 8.0
+    line_growth: float = 2.4
+    selection_passes: int = 10  # between two selections of pairs
+    most_passes: int = 1000  # of a stage; stages that converged took at most 450
+    rung_tol: float = 0.1  # certified error, over the kept pairs, that ends a stage at a larger reg
+    start_tol: float = 1.0  # certified error that ends passes that skip boxes of points; kept pairs then take over
+    rounds: int = 3  # certifying passes over all pairs; each may start another search
+
+
+PAIRS = PairSettings()
+
+
+@dataclass
+class GroupSettings(Settings):
+    """When a problem between groups of points corrects passes that skip pairs (groups.py)."""
+
+    # Groups of a side, between which all pairs are read: 8192 save passes, but took 1.1 to 2.2 times as long. More
+    # groups, up to most_groups, if each has least_in_group points.
+    usual_groups: int = 4096
+    most_groups: int = 32768
+    least_in_group: int = 16
+    relative_tol: float = 0.01  # tolerance of a correction, relative to the error of its pass
+    least_tol: float = 1e-9  # least tolerance of a correction
+    most_passes: int = 200  # of a correction; with hard points it may have no solution, and not converge
+    most_spread: float = 0.25  # mean of |x - centre of its group|^2 / reg; up to here groups help
+    cost_in_passes: int = 15  # of a correction, over all pairs of groups: it makes 6 to 12 passes and some sums
+
+
+GROUPS = GroupSettings()
