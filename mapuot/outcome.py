@@ -124,6 +124,13 @@ def after_dropped_step(before: Outcome, again: Outcome, is_certified_later: bool
     return before
 
 
+def without_certificate(outcome: Outcome) -> Outcome:
+    """Return the outcome of a last pass whose hard columns have not been judged."""
+    if outcome.status == "converged":
+        return SPENT
+    return outcome
+
+
 def at_end(stat: Stats, outcome: Outcome, is_certified: bool) -> Outcome:
     """Return the last outcome; ``is_certified``: Newton's step has just certified the pass."""
     if is_certified:

@@ -135,10 +135,10 @@ def all_stages(
         before = run.status
         if (larger or stage.kept or stage.symmetric) and (cancelled or run.n_passes >= stage.most):
             continue
-        now = stage
+        now = stage._replace(certifies=stage.certifies or cancelled)
         if stage.factored:
             skip = None
-            now, log_v = after_steps(run, task, stage, way.options, log_v, starts)
+            now, log_v = after_steps(run, task, now, way.options, log_v, starts)
         allow_passes(run, now, cancelled)
         found = one_stage(run, task, now, way.options, log_v, skip, kept)
         if found is None:
@@ -157,9 +157,9 @@ def after_steps(
     """Make Newton's steps with a factor; return the stage of the passes that follow, and the log v for them."""
     if find_cut(task, *map(host, run.potentials)):  # one pass is enough, as no plan exists
         return stage._replace(factored=False, patience=1), log_v
-    log_v, factors = factored_start(run.backend, task, options, [starts[level] for level in sorted(starts)])
+    found, factors = factored_start(run.backend, task, options, [starts[level] for level in sorted(starts)])
     run.factors += factors
-    return stage, log_v
+    return stage, namespace(task.rows.weight).asarray(found)
 
 
 def note_start(run: Run, task: Any, stage: Stage, starts: dict[float, Reached]) -> None:
@@ -167,7 +167,7 @@ def note_start(run: Run, task: Any, stage: Stage, starts: dict[float, Reached]) 
     if run.status not in FAILED:
         level = stage.reg / task.reg
         starts[level] = Reached(level, *run.potentials)
-    if run.status == "converged" and not stage.certifies and misses(task):
+    if run.status == "converged" and not stage.certifies and run.n_passes < run.max_passes and misses(task):
         run.outcome = outcomes.before_factored_steps()
 
 

@@ -290,12 +290,16 @@ class StagePasses:
 
     def certify_last(self) -> Outcome:
         """Certify the last pass if the solve was cancelled or misses its hard columns; return the outcome."""
-        run, workspace, newton = self.run, self.workspace, self.newton
+        run, workspace = self.run, self.workspace
         if workspace.estimates and run.status == "cancelled":
             workspace.widen()
             run.record(workspace.iterate(1))
         last = run.trace[-1]
         workspace.conclude(last)
+        newton = self.newton
+        if newton is None and (run.status == "cancelled" or run.n_passes >= run.max_passes):
+            newton = workspace.newton()  # the stages that would certify are left out
+            run.outcome = outcomes.without_certificate(run.outcome) if newton else run.outcome
         is_open = run.status not in (*FAILED, "converged") and run.certified is not last
         if not (newton and newton.needed and is_open):
             return outcomes.after_certificate(last, run.outcome)

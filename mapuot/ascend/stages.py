@@ -128,8 +128,8 @@ def stages(
     found += [*own, Stage(reg, tol, storage, memory, most, UNDONE, begin)]
     if options.symmetric:
         found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "here", leave))
-        few = min(most, STAGES.most_together)
-        found.insert(0, Stage(reg, tol, storage, memory, few, UNDONE, "start", symmetric=True))
+        together = min(most, STAGES.most_together)
+        found.insert(0, Stage(reg, tol, storage, memory, together, UNDONE, "start", symmetric=True))
     elif warm or skips:
         found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "start", leave))
         found[:0] = own * (skips and not warm)
@@ -143,9 +143,10 @@ def stages(
         if kinks:
             found.append(Stage(reg, tol, "float64", 0, most, STALLED, "here"))
     if factors:
-        passes = few if few and problem.balanced else patience(problem.shape, problem.balanced)
-        found = [stage._replace(patience=passes, certifies=not few) for stage in found]
-        if few:
+        leaves = few > 0 and problem.balanced  # passes leave the certificate to steps
+        passes = few if leaves else patience(problem.shape, problem.balanced)
+        found = [stage._replace(patience=passes, certifies=not leaves) for stage in found]
+        if leaves:
             found = [stage if stage.reg == reg else stage._replace(tol=max(tol, START_TOL)) for stage in found]
         finest = "float64" if wider else storage
         found.append(Stage(reg, tol, finest, memory, most, STALLED, "here", patience=passes, factored=True))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import mapuot
+from mapuot.arrays import host
 from mapuot.backends import factored
 from mapuot.backends.cpu.factored import HostPlans
 from mapuot.backends.cuda.factored import DevicePlans
@@ -27,6 +28,19 @@ def posed(p, m, n, rho, forbidden):
         log_c = np.log(a), np.log(b)
     start = (np.where(w > 0, 0.0, -np.inf) for w in (a, b))
     return costs, log_c, factored.Sides(a, b, *rates), *start
+
+
+def points(seed):
+    """Return two clouds of clusters of unequal width."""
+    rng = np.random.default_rng(seed)
+    centres, widths = rng.normal(size=(5, 2)), 10 ** rng.uniform(-2, 0, 5)
+    of = rng.integers(0, 5, (2, 30))
+    return centres[of] + widths[of][:, :, None] * rng.standard_t(4, (2, 30, 2))
+
+
+def clustered(seed):
+    x, y = points(seed)
+    return 1e3 * ((x[:, None] - y) ** 2).sum(-1)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +78,22 @@ def test_a_balanced_batch_of_clusters_is_certified_on_the_device():
     for result, M in zip(found, costs, strict=True):
         exact = mapuot.solve(M, reg=1.0, reg_m=np.inf, tol=1e-9)
         assert np.abs(result.plan.get() - exact.plan).sum() <= (result.error_bound + exact.error_bound)
+
+
+@pytest.mark.parametrize("most", [1, 4, 30])
+def test_bounds_are_true_where_passes_end_before_the_steps(most):
+    """Passes that leave the certificate to steps are certified where no pass is left for these."""
+    for seed in range(4):
+        M = clustered(seed)
+        exact = mapuot.solve(M, reg=1.0, reg_m=np.inf, tol=1e-9)
+        for cost in (cp.asarray(M), mapuot.PointCloud(*points(seed), scale=1e3)):
+            result = mapuot.solve(cost, reg=1.0, reg_m=np.inf, max_passes=most, backend="cuda")
+            error = np.abs(host(result.plan) - exact.plan).sum() / exact.plan.sum()
+            assert error <= result.error_bound + exact.error_bound
+            assert result.n_passes <= most
+
+
+def test_clouds_on_the_device_are_solved_by_steps():
+    x, y = points(0)
+    result = mapuot.solve(mapuot.PointCloud(cp.asarray(x), cp.asarray(y), scale=1e3, form=None), reg=1.0, reg_m=np.inf)
+    assert result.converged
