@@ -10,9 +10,11 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import sparse
 from scipy.spatial.distance import cdist
 
+from .annotations import MarginalPenalty
 from .answer.result import Result
 from .errors import InfeasibleError, ScalingWarning, warn
 from .penalties import F64
@@ -43,6 +45,9 @@ except ImportError:  # scikit-learn is optional
 
     class OneToOneFeatureMixin:  # type: ignore[no-redef]
         """Stand-in without methods."""
+
+
+__all__ = ["TransportOnto", "UnbalancedSinkhornTransport"]
 
 
 NEVER_FORMED = tuple(name for name, metric in METRICS.items() if metric.reach == np.inf and not metric.product)
@@ -105,7 +110,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
 
     @hinted
     def __init__(
-        self, reg_e: float = 1.0, reg_m: Any = 0.1, method: str | None = None, max_iter: int = 10_000,
+        self, reg_e: float = 1.0, reg_m: MarginalPenalty = 0.1, method: str | None = None, max_iter: int = 10_000,
         tol: float = 1e-6, verbose: bool = False, log: bool = False,
         metric: str | Callable[[Any, Any], float] = "sqeuclidean", norm: str | None = None,
         distribution_estimation: Callable[[Any], Any] | None = None, out_of_sample_map: str = "ferradans",
@@ -116,7 +121,9 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         self.distribution_estimation, self.limit_max = distribution_estimation, limit_max
         self.out_of_sample_map = out_of_sample_map
 
-    def fit(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> "UnbalancedSinkhornTransport":
+    def fit(
+        self, Xs: ArrayLike, ys: ArrayLike | None = None, Xt: ArrayLike | None = None, yt: ArrayLike | None = None
+    ) -> "UnbalancedSinkhornTransport":
         """Solve the transport from Xs, (n_source, d), to Xt, (n_target, d).
 
         ys and yt are class labels; -1, NaN and None mean unknown. They are used only if both are given.
@@ -210,21 +217,32 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
 
     @property
     def cost_(self) -> Any:
+        """Cost matrix of the fitted plan."""
         self._fitted()
         return np.asarray(self.costs_)
 
     @property
     def coupling_(self) -> Any:
+        """Plan between the fitted samples."""
         return self._fitted().plan
 
     mu_s = property(attrgetter("mu_s_"))  # mu_s and mu_t: the names of POT
     mu_t = property(attrgetter("mu_t_"))
 
-    def fit_transform(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> F64:
+    def fit_transform(
+        self, Xs: ArrayLike, ys: ArrayLike | None = None, Xt: ArrayLike | None = None, yt: ArrayLike | None = None
+    ) -> F64:
         """Fit, and return the images of Xs."""
         return self.fit(Xs, ys, Xt, yt).transform(Xs)
 
-    def transform(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None, batch_size: int = 128) -> F64:
+    def transform(
+        self,
+        Xs: ArrayLike,
+        ys: ArrayLike | None = None,
+        Xt: ArrayLike | None = None,
+        yt: ArrayLike | None = None,
+        batch_size: int = 128,
+    ) -> F64:
         """Return the images of source samples, the barycentres of their targets: (n, d).
 
         The fitted samples map exactly, others move as their nearest fitted sample does. A sample that sends
@@ -234,21 +252,26 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         return self._extended(as_samples(Xs, "Xs"), True, batch_size)
 
     def inverse_transform(
-        self, Xs: Any = None, ys: Any = None, Xt: Any = None, yt: Any = None, batch_size: int = 128
+        self,
+        Xs: ArrayLike | None = None,
+        ys: ArrayLike | None = None,
+        Xt: ArrayLike | None = None,
+        yt: ArrayLike | None = None,
+        batch_size: int = 128,
     ) -> F64:
         """Return the images of target samples Xt in the source domain, as `transform` the other way: (n, d)."""
         if Xt is None:
             raise ValueError("Xt must be given: the target samples to map back")
         return self._extended(as_samples(Xt, "Xt"), False, batch_size)
 
-    def transform_labels(self, ys: Any) -> F64:
+    def transform_labels(self, ys: ArrayLike) -> F64:
         """Return the class proportions that each target receives from labels ys of the sources, (n_target, classes).
 
         Classes are ``np.unique(ys)``; zeros for a target that receives no mass.
         """
         return self._fitted().push(as_labels(ys, len(self.xs_), "ys"))[1]
 
-    def inverse_transform_labels(self, yt: Any) -> F64:
+    def inverse_transform_labels(self, yt: ArrayLike) -> F64:
         """Return the class proportions that each source sends to labels yt of the targets, (n_source, classes)."""
         return self._fitted().pull(as_labels(yt, len(self.xt_), "yt"))[1]
 
@@ -316,15 +339,22 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
 
     @hinted
     def __init__(
-        self, target: Any = None, reg_e: float = 1.0, reg_m: Any = 0.1, method: str | None = None,
-        max_iter: int = 10_000, tol: float = 1e-6, metric: str | Callable[[Any, Any], float] = "sqeuclidean",
-        norm: str | None = None, out_of_sample_map: str = "ferradans",
-    ) -> None:  # fmt: skip
+        self,
+        target: ArrayLike | None = None,
+        reg_e: float = 1.0,
+        reg_m: MarginalPenalty = 0.1,
+        method: str | None = None,
+        max_iter: int = 10_000,
+        tol: float = 1e-6,
+        metric: str | Callable[[Any, Any], float] = "sqeuclidean",
+        norm: str | None = None,
+        out_of_sample_map: str = "ferradans",
+    ) -> None:
         super().__init__(reg_e, reg_m, method, max_iter, tol, metric=metric, norm=norm)
         self.out_of_sample_map = out_of_sample_map
         self.target = target
 
-    def fit(self, X: Any, y: Any = None) -> "TransportOnto":  # type: ignore[override]
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> "TransportOnto":  # type: ignore[override]
         """Solve the transport from X, (n_samples, d), to the target; y is not used."""
         super().fit(X, None, X if self.target is None else self.target)
         columns = getattr(X, "columns", None)
@@ -333,15 +363,15 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
             self.feature_names_in_ = np.asarray(columns, dtype=object)
         return self
 
-    def fit_transform(self, X: Any, y: Any = None) -> Any:  # type: ignore[override]
+    def fit_transform(self, X: ArrayLike, y: ArrayLike | None = None) -> Any:  # type: ignore[override]
         """Fit, and return the images of X."""
         return self.fit(X, y).transform(X)
 
-    def transform(self, X: Any) -> Any:  # type: ignore[override]
+    def transform(self, X: ArrayLike) -> Any:  # type: ignore[override]
         """Return the images of samples, (n_samples, d), as `UnbalancedSinkhornTransport.transform`."""
         return super().transform(self._named(X))
 
-    def inverse_transform(self, X: Any) -> Any:  # type: ignore[override]
+    def inverse_transform(self, X: ArrayLike) -> Any:  # type: ignore[override]
         """Return the images of target samples in the source domain, (n_samples, d)."""
         return super().inverse_transform(Xt=X)
 

@@ -21,6 +21,8 @@ from .problem.validate import as_choice, as_count, as_positive
 from .route import on_device
 from .synonyms import hinted
 
+__all__ = ["OTPlanSampler"]
+
 
 class PendingResult(Tensors):
     """A Result for squared distances between points on a GPU; its solve may still be running.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .annotations import MarginalPenalty
 from .answer.slopes import dual_value, marginal_gradient
 from .api.batch import plan_sum, solve_batch
 from .arrays import host, namespace
@@ -26,12 +27,17 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.jax needs JAX: pip install jax") from error
 
+__all__ = ["sample_loss", "sinkhorn_loss", "solve_batch"]
+
 
 OPTIONS = {"scale_cost", "tol", "tol_gap", "max_passes", "precision", "threads"}
 
 
 @hinted
-def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
+def sinkhorn_loss(
+    M: jax.Array, a: jax.Array | None = None, b: jax.Array | None = None, *, reg: float, reg_m: MarginalPenalty,
+    **options: Any,
+) -> Any:  # fmt: skip
     """Compute the optimal value of unbalanced entropic transport, differentiable once in a, b and M.
 
     Parameters
@@ -89,8 +95,8 @@ def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: An
 
 @hinted
 def sample_loss(
-    x: Any, y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: str = "sqeuclidean",
-    scale: float = 1.0, **options: Any,
+    x: jax.Array, y: jax.Array, a: jax.Array | None = None, b: jax.Array | None = None, *, reg: float,
+    reg_m: MarginalPenalty, metric: str = "sqeuclidean", scale: float = 1.0, **options: Any,
 ) -> Any:  # fmt: skip
     """Compute the value of unbalanced transport between two clouds of points, differentiable once in x, y, a and b.
 

@@ -24,6 +24,8 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.moscot needs moscot: pip install moscot") from error
 
+__all__ = ["Solution", "Solver", "solver_of"]
+
 TAKEN = {"jit", "initializer", "initializer_kwargs", "threshold", "lse_mode", "min_iterations", "max_iterations"}
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from .answer.result import Result
 from .answer.tensors import taken
@@ -18,6 +19,8 @@ from .penalties import F64
 from .problem.grid import GridCosts
 from .problem.sparse import is_sparse
 from .problem.validate import as_choice, as_count, as_numbers, as_share
+
+__all__ = ["arrows", "convergence", "links", "masses", "path", "plan"]
 
 GIVEN, MOVED, LOST = "#9aa5b1", "#1f5fa8", "#c8502d"  # grey, blue, rust: safe for colour-blind readers
 MOST_SLICES = 1 << 24  # largest number of pairs of slices of a grid
@@ -196,7 +199,7 @@ def plane(result: Result, x: Any, y: Any, ax: Any) -> tuple[F64, F64, Any]:
     return x, y, ax
 
 
-def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> Any:
+def arrows(result: Result, x: ArrayLike, y: ArrayLike, ax: Any = None, most: int = 500) -> Any:
     """Draw points of the plane, and an arrow from each point of the rows to the mean of its targets.
 
     Parameters
@@ -237,7 +240,7 @@ def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> A
     return ax
 
 
-def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, most: int = 5000) -> Any:
+def links(result: Result, x: ArrayLike, y: ArrayLike, ax: Any = None, keep: float = 0.8, most: int = 5000) -> Any:
     """Draw points of the plane, and a line for each pair with much mass.
 
     Parameters
@@ -281,7 +284,7 @@ def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, mos
     return ax
 
 
-def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) -> Any:
+def masses(result: Result, x: ArrayLike | None = None, side: str = "rows", ax: Any = None) -> Any:
     """Draw the share of each point's mass that moves. Below 1 mass stays behind, above 1 mass is created.
 
     Parameters

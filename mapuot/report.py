@@ -18,6 +18,8 @@ from .answer.result import Result
 from .answer.store import TRACE
 from .answer.summary import number
 
+__all__ = ["page"]
+
 SHOWN_PASSES = 12  # of the trace, first and last
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; color: #1b1f24 }

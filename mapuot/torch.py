@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .annotations import MarginalPenalty
 from .answer.result import Result
 from .answer.slopes import dual_value, marginal_gradient, mass_slope, point_slope, point_slopes
 from .answer.tensors import array_of, check_csr, is_csr, stream_of, tensor_of
@@ -42,6 +43,17 @@ try:
     from .compiled import compilable
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.torch needs PyTorch: pip install 'mapuot[torch]'") from error
+
+Tensor = torch.Tensor
+__all__ = [
+    "SamplesLoss",
+    "SinkhornDivergence",
+    "SinkhornLoss",
+    "gromov_loss",
+    "sample_loss",
+    "sinkhorn_divergence",
+    "sinkhorn_loss",
+]
 
 METRICS = {1: ("euclidean", 1.0), 2: ("sqeuclidean", 0.5)}  # of SamplesLoss, by p
 FORMULAS = {"Norm2(X-Y)": 1, "(SqDist(X,Y) / IntCst(2))": 2}  # GeomLoss's own words for these two costs
@@ -84,7 +96,14 @@ ALONE: Any = WeakTensorKeyDictionary()  # live tensor of points: its last `SelfS
 @compilable(M=2, a=1, b=1)
 @hinted
 def sinkhorn_loss(
-    M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, values: Any = None, **options: Any
+    M: Tensor,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    reg: float,
+    reg_m: MarginalPenalty,
+    values: Tensor | None = None,
+    **options: Any,
 ) -> Any:
     """Compute the optimal value of unbalanced entropic transport, differentiable once in a, b and M.
 
@@ -146,9 +165,17 @@ def sinkhorn_loss(
 @compilable(x=2, y=2)
 @hinted
 def sample_loss(
-    x: Any, y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: str = "sqeuclidean",
-    scale: float = 1.0, **options: Any,
-) -> Any:  # fmt: skip
+    x: Tensor,
+    y: Tensor,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    reg: float,
+    reg_m: MarginalPenalty,
+    metric: str = "sqeuclidean",
+    scale: float = 1.0,
+    **options: Any,
+) -> Any:
     """Compute the value of unbalanced transport between clouds of points, differentiable once in x, y, a and b.
 
     The cost matrix is never formed. The loss is differentiable twice if the metric is "sqeuclidean" and only x, of one
@@ -186,7 +213,15 @@ def sample_loss(
 @compilable(M=2, a=1, b=1)
 @hinted
 def sinkhorn_divergence(
-    M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, M_a: Any = None, M_b: Any = None, **options: Any
+    M: Tensor,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    reg: float,
+    reg_m: MarginalPenalty,
+    M_a: Tensor | None = None,
+    M_b: Tensor | None = None,
+    **options: Any,
 ) -> Any:
     """Compute the debiased Sinkhorn divergence, differentiable once.
 
@@ -282,12 +317,14 @@ class SinkhornLoss(torch.nn.Module):
     loss = staticmethod(sinkhorn_loss)
 
     @hinted
-    def __init__(self, *, reg: float, reg_m: Any, reduction: str = "mean", **options: Any) -> None:
+    def __init__(self, *, reg: float, reg_m: MarginalPenalty, reduction: str = "mean", **options: Any) -> None:
         super().__init__()
-        self.reg, self.reg_m, self.options = as_positive(reg, "reg"), reg_m, options
+        self.reg = as_positive(reg, "reg")
+        self.reg_m: Any = reg_m
+        self.options = options
         self.reduction = as_choice(reduction, "reduction", ("mean", "sum", "none"))
 
-    def forward(self, M: Any, a: Any = None, b: Any = None, **more: Any) -> Any:
+    def forward(self, M: Tensor, a: Tensor | None = None, b: Tensor | None = None, **more: Any) -> Any:
         """Return the value. ``more`` are further arguments of the function: ``values``, or ``M_a`` and ``M_b``."""
         values = self.loss(M, a, b, reg=self.reg, reg_m=self.reg_m, **more, **self.options)
         return values if self.reduction == "none" else getattr(values, self.reduction)()
@@ -585,7 +622,7 @@ class CrossTerms:
 
     eps, debias = 0.0, False
 
-    def __init__(self, reg: float, reg_m: Any, how: tuple[str, float], options: dict[str, Any]) -> None:
+    def __init__(self, reg: float, reg_m: MarginalPenalty, how: tuple[str, float], options: dict[str, Any]) -> None:
         self.how, self.options = how, {"reg": reg, "reg_m": reg_m} | options_of_value(options, reg_m)
 
     def solved(self, rows: Measure, cols: Measure) -> list[Any]:
@@ -759,7 +796,16 @@ def for_all(slope: Any, like: Any) -> Any:
 
 
 @hinted
-def gromov_loss(X: Any, Y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
+def gromov_loss(
+    X: Tensor,
+    Y: Tensor,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    reg: float,
+    reg_m: MarginalPenalty,
+    **options: Any,
+) -> Any:
     """Compute the objective of `mapuot.gromov` between two clouds, differentiable once in X, Y, a and b.
 
     The slopes are those of a plan that answers its own step: what is left of ``steps`` at the end is missing in them.

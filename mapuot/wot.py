@@ -15,9 +15,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import sparse
 from scipy.sparse.linalg import ArpackError, LinearOperator, svds
 
+from .annotations import Statistic
 from .answer.result import Result
 from .api.solve import solve
 from .errors import shown, warn
@@ -29,6 +31,8 @@ from .problem.scale import SCALES
 from .problem.sparse import is_sparse
 from .problem.validate import as_array, as_choice, as_count, as_float, as_numbers, as_positive, as_rho, check_kind
 from .synonyms import hinted
+
+__all__ = ["Coupling", "OTModel"]
 
 SAMPLED = 1 << 20  # sampled pairs for the scale of a cost without a matrix
 FEW_COMPONENTS = 5  # up to 1 / 5 of all components ARPACK is faster than a full decomposition
@@ -77,24 +81,25 @@ class Coupling:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """(m, n)."""
         return self.result.problem.shape
 
-    def push_forward(self, p: Any) -> Any:
+    def push_forward(self, p: ArrayLike) -> Any:
         """Return ``p @ coupling``: where the mass p, (m,) or (m, k), of day t0 goes, not normalised."""
         found = self.result.apply_transpose(self.model._of_day(p, self.t0, "p"))
         return self.model._named(np.asarray(found), self.t1)
 
-    def pull_back(self, q: Any) -> Any:
+    def pull_back(self, q: ArrayLike) -> Any:
         """Return ``coupling @ q``: where the mass q, (n,) or (n, k), of day t1 came from, not normalised."""
         found = self.result.apply(self.model._of_day(q, self.t1, "q"))
         return self.model._named(np.asarray(found), self.t0)
 
-    def fates(self, labels: Any) -> tuple[Any, Any]:
+    def fates(self, labels: ArrayLike) -> tuple[Any, Any]:
         """Return (classes, shares): the shares (m, classes) of day t1's labels among each cell's descendants."""
         classes, shares = self.result.pull(self.model._labels(labels, self.t1, "labels"))
         return classes, self.model._named(shares, self.t0, classes)
 
-    def transition_table(self, labels0: Any, labels1: Any = None) -> tuple[Any, Any, Any]:
+    def transition_table(self, labels0: ArrayLike, labels1: ArrayLike | None = None) -> tuple[Any, Any, Any]:
         """Return (classes on t0, classes on t1, mass moved from each to each); labels1 is labels0 by default.
 
         The mass is a DataFrame if the model was made from an AnnData.
@@ -181,12 +186,25 @@ class OTModel:
 
     @hinted
     def __init__(
-        self, data: Any, days: Any = None, growth: Any = None, *, day_field: str = "day",
-        cell_growth_rate_field: str = "cell_growth_rate", representation: str | None = None, local_pca: int = 30,
-        epsilon: float = 0.05, lambda1: float = 1.0, lambda2: float = 50.0, tau_a: float | None = None,
-        tau_b: float | None = None, growth_iters: int = 1, scale_cost: Any = "median", reference: str = "uniform",
+        self,
+        data: Any,
+        days: ArrayLike | None = None,
+        growth: ArrayLike | None = None,
+        *,
+        day_field: str = "day",
+        cell_growth_rate_field: str = "cell_growth_rate",
+        representation: str | None = None,
+        local_pca: int = 30,
+        epsilon: float = 0.05,
+        lambda1: float = 1.0,
+        lambda2: float = 50.0,
+        tau_a: float | None = None,
+        tau_b: float | None = None,
+        growth_iters: int = 1,
+        scale_cost: Statistic | None = "median",
+        reference: str = "uniform",
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.local_pca = as_count(local_pca, "local_pca", least=0)
         self.epsilon = as_positive(epsilon, "epsilon")
         self.lambda1 = as_lambda(lambda1, tau_a, self.epsilon, ("lambda1", "tau_a"))
@@ -309,7 +327,7 @@ class OTModel:
             raise ValueError(f"t0 and t1 must be two days, got {t0:g} twice")
         return [*pairwise(t for t in self.timepoints if t0 <= t <= t1)]
 
-    def descendants(self, population: Any, t0: float, t1: float) -> Any:
+    def descendants(self, population: ArrayLike, t0: float, t1: float) -> Any:
         """Return the shares (sum 1) of day t1's cells among the descendants of cells of day t0.
 
         ``population``: weights or a mask for the cells of day t0 or for all cells (other days are ignored), or names of
@@ -320,7 +338,7 @@ class OTModel:
             raise ValueError(f"t1 must be after t0: descendants(population, {t1:g}, {t0:g}) goes from {t1:g} to {t0:g}")
         return self._named(self._followed(population, t0, steps, Result.apply_transpose), t1)
 
-    def ancestors(self, population: Any, t1: float, t0: float) -> Any:
+    def ancestors(self, population: ArrayLike, t1: float, t0: float) -> Any:
         """Return the shares (sum 1) of day t0's cells among the ancestors of cells of day t1, as `descendants` does."""
         steps = self._steps(t0, t1)[::-1]
         if t0 > t1:
@@ -329,7 +347,7 @@ class OTModel:
             )
         return self._named(self._followed(population, t1, steps, Result.apply), t0)
 
-    def transition_table(self, labels: Any, t0: float, t1: float) -> tuple[Any, Any, Any]:
+    def transition_table(self, labels: ArrayLike, t0: float, t1: float) -> tuple[Any, Any, Any]:
         """Return (classes on t0, classes on t1, shares) of labels: each class of day t0 followed to day t1.
 
         ``labels``: the name of a column of obs, or (cells,) labels of all cells. A row has the shares of the classes

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..arrays import host, namespace
 from ..errors import ConvergenceWarning, warn
@@ -37,7 +38,7 @@ CONSTANT = 1e-3  # of the mean diagonal, along constants, which balanced sides l
 LEAST_SHIFT, SHIFT_GROWS = 1e-14, 20.0  # of the diagonal, where rounding leaves the matrix without a factor
 
 
-def hvp(result: Any, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: bool = False) -> F64:
+def hvp(result: Any, w: ArrayLike, tol: float = 1e-6, max_steps: int = 1000, both: bool = False) -> F64:
     """Return the second derivative of the objective by the row points of a `PointCloud`, times w.
 
     Newton's method and trust regions use this product. The metric must be "sqeuclidean", and both sides must be KL or
@@ -77,12 +78,12 @@ def hvp(result: Any, w: Any, tol: float = 1e-6, max_steps: int = 1000, both: boo
     tol, max_steps = as_positive(tol, "tol"), as_count(max_steps, "max_steps")
     if both and (unlike := result.problem.unlike(result._backend)):
         raise ValueError(f"both must be False: rows and columns are not the same problem, see {unlike}")
-    w = as_numbers(w, "w", f"finite, of the shape {cloud.x.shape} of x", cloud.x.shape)
+    weights = as_numbers(w, "w", f"finite, of the shape {cloud.x.shape} of x", cloud.x.shape)
     factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
     known = slice(0, cloud.dim - cloud.bits)
     centre = cloud.rows[:, known].mean(0)
     x, y = cloud.rows[:, known] - centre, cloud.targets[:, known] - centre
-    moved = product(result, x, y, 2 * cloud.core[1], factor * w.astype(np.float64), bool(both), tol, max_steps)
+    moved = product(result, x, y, 2 * cloud.core[1], factor * weights.astype(np.float64), bool(both), tol, max_steps)
     return np.asarray(factor * moved)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ..annotations import BackendName, CostLike, FilePath, Reference
 from ..backends import pick
 from ..errors import shown
 from ..files import opened, read_values
@@ -42,7 +43,14 @@ class AbsentCost(Cost):
         return AbsentCost(self.shape[::-1], self.dtype)
 
 
-def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "auto", threads: Any = None) -> Result:
+def load(
+    path: FilePath,
+    M: CostLike | None = None,
+    *,
+    reference: Reference | None = None,
+    backend: BackendName = "auto",
+    threads: int | None = None,
+) -> Result:
     """Read an answer that `Result.save` or ``mapuot solve -o`` wrote.
 
     Parameters

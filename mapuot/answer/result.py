@@ -8,8 +8,10 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from .. import penalties
+from ..annotations import FilePath, Seed
 from ..arrays import host, namespace
 from ..backends import Stats, pick
 from ..backends.boxes import KeptPlan, SortedPoints
@@ -79,20 +81,24 @@ class CertifiedAnswer:
 
     @property
     def converged(self) -> bool:
+        """Whether tol, or tol_gap, was reached."""
         return self.status == "converged"
 
     @property
     def n_passes(self) -> int:
+        """Number of passes."""
         if self.trace:
             return self.trace[-1].n_pass
         return 0
 
     @property
     def gap(self) -> float:
+        """Bound on the objective of this plan less the optimum."""
         return self.trace[-1].gap
 
     @property
     def error_bound(self) -> float:
+        """Certified bound on ``|P - P*|_1 / mass``."""
         return self.trace[-1].error
 
 
@@ -125,10 +131,12 @@ class Answer(Hints):
 
     @property
     def log_u(self) -> Any:
+        """Log scalings of the rows, without a in them."""
         return with_constant(self.own_logs[0], self.problem.constants[0] / self.problem.reg)
 
     @property
     def log_v(self) -> Any:
+        """Log scalings of the columns, without b in them."""
         return with_constant(self.own_logs[1], self.problem.constants[1] / self.problem.reg)
 
     @property
@@ -387,18 +395,18 @@ class Result(CertifiedAnswer, Answer):
         return self._sums[0] + (constant * self._values()[0] if constant else 0.0)
 
     @breaks_graph
-    def apply(self, X: Any) -> Any:
+    def apply(self, X: ArrayLike) -> Any:
         """Return ``P @ X`` for X of shape (n,) or (n, d), in float64, without forming P."""
         return self._stream.apply(X)
 
     @breaks_graph
-    def apply_transpose(self, Y: Any) -> Any:
+    def apply_transpose(self, Y: ArrayLike) -> Any:
         """Return ``P.T @ Y`` for Y of shape (m,) or (m, d), in float64, without forming P."""
         with self.problem.ranks.together():
             return self._stream.apply_transpose(Y)
 
     @breaks_graph
-    def barycentric_map(self, Y: Any, side: str = "rows") -> Any:
+    def barycentric_map(self, Y: ArrayLike, side: str = "rows") -> Any:
         """Return the mean target of each row, ``(P @ Y) / (P 1)``, (m, d), for targets Y (n, d).
 
         With ``side="cols"`` return the mean source of each column, (n, d), for sources Y (m, d).
@@ -421,7 +429,7 @@ class Result(CertifiedAnswer, Answer):
             raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {shown(i0)}, {shown(i1)}")
         return self._formed.plan(i0, i1)
 
-    def gather(self, x: Any, root: int = 0) -> Any:
+    def gather(self, x: ArrayLike, root: int = 0) -> Any:
         """Stack the row blocks ``x`` of all ranks (``log_u``, say) on rank ``root``, and return None elsewhere."""
         return self.problem.ranks.gather(self._backend.to_numpy(x), root)
 
@@ -483,7 +491,7 @@ class Result(CertifiedAnswer, Answer):
         return index, value
 
     def sample(
-        self, size: int, seed: Any = None, *, method: str = "independent", replace: bool = True
+        self, size: int, seed: Seed | None = None, *, method: str = "independent", replace: bool = True
     ) -> tuple[Any, Any]:  # fmt: skip
         """Draw pairs from the plan: (i, j) with probability P_ij / mass. Only the drawn rows of the plan are formed.
 
@@ -637,7 +645,7 @@ class Result(CertifiedAnswer, Answer):
         return float(np.int64(found << shift).view(np.float64))
 
     @breaks_graph
-    def push(self, labels: Any) -> tuple[Any, F64]:
+    def push(self, labels: ArrayLike) -> tuple[Any, F64]:
         """Move labels of the rows with the mass; return each label's share of the mass that arrives at a column.
 
         Parameters
@@ -665,7 +673,7 @@ class Result(CertifiedAnswer, Answer):
         return self._moved(labels, True)
 
     @breaks_graph
-    def pull(self, labels: Any) -> tuple[Any, F64]:
+    def pull(self, labels: ArrayLike) -> tuple[Any, F64]:
         """Move labels of the columns back with the mass: return classes (k,) and shares (m, k) of each row's mass."""
         return self._moved(labels, False)
 
@@ -682,7 +690,7 @@ class Result(CertifiedAnswer, Answer):
             shares = xp.asarray(shares)
         return classes, xp.where(xp.isnan(shares), 0.0, shares)
 
-    def save(self, path: Any) -> None:
+    def save(self, path: FilePath) -> None:
         """Write the answer, without M and the plan, to an .npz, .h5, .zarr or .h5ad file.
 
         The file holds log_u, log_v (of an M with a large constant: `own_logs`, and the constant), the marginals, a, b

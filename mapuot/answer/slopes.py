@@ -16,6 +16,7 @@ Sources: Feydy et al. 2019, Sejourne et al. 2019.
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from .. import penalties
 from ..arrays import any_of, host, namespace
@@ -290,7 +291,7 @@ def mass_slopes(result: Any, rows: bool) -> Any:
     return clouds.flat_of(slope, int(not rows))
 
 
-def potential(result: Any, points: Any, side: str = "rows") -> F64:
+def potential(result: Any, points: ArrayLike, side: str = "rows") -> F64:
     """Return the potential f (with ``side="cols"``: g) at other points (k, d), in units of M.
 
     ``f(x) = -reg fi log sum_j b_j exp((g_j - c(x, y_j)) / reg)``, ``fi = reg_m / (reg_m + reg)``.
@@ -301,7 +302,7 @@ def potential(result: Any, points: Any, side: str = "rows") -> F64:
     return fixed_point(result, points, rows)
 
 
-def map(result: Any, points: Any, values: Any = None, side: str = "rows") -> F64:
+def map(result: Any, points: ArrayLike, values: ArrayLike | None = None, side: str = "rows") -> F64:
     """Return the image of any point: the mean of the targets that the point would have (the entropic map).
 
     ``T(x) = sum_j w_j(x) y_j``, where the weights ``b_j exp((g_j - c(x, y_j)) / reg)`` are scaled to sum 1. At the

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ..annotations import CostLike
 from ..answer.tensors import taken
 from ..arrays import host
 from ..ascend.barycenters import Barycenter, DebiasedBarycenter
@@ -95,6 +97,7 @@ class BarycenterResult(Hints):
 
     @property
     def converged(self) -> bool:
+        """Whether tol, or tol_gap, was reached."""
         return self.status == "converged"
 
     @property
@@ -124,10 +127,21 @@ def costs_of(given: dict[str, Any]) -> list[Any]:
 @hinted
 @entry("M", "A", "weights", costs=costs_of)
 def barycenter(
-    M: Any, A: Any, reg: float = REQUIRED, reg_m: float = np.inf, *, scale_cost: str | None = None, weights: Any = None,
-    debiased: bool = False, tol: float = 1e-6, tol_change: float = 1e-6, max_passes: int | None = None,
-    warm_start: BarycenterResult | None = None, callback: Callable[[Stats], Any] | None = None, progress: bool = False,
-) -> BarycenterResult:  # fmt: skip
+    M: CostLike,
+    A: ArrayLike,
+    reg: float = REQUIRED,
+    reg_m: float = np.inf,
+    *,
+    scale_cost: str | None = None,
+    weights: ArrayLike | None = None,
+    debiased: bool = False,
+    tol: float = 1e-6,
+    tol_change: float = 1e-6,
+    max_passes: int | None = None,
+    warm_start: BarycenterResult | None = None,
+    callback: Callable[[Stats], Any] | None = None,
+    progress: bool = False,
+) -> BarycenterResult:
     """Find the barycenter of p histograms: the q with the least weighted transport cost to all of them.
 
     Parameters
@@ -192,24 +206,25 @@ def barycenter(
     >>> found.converged, round(float(t[found.q.argmax()]), 2)
     (True, 0.4)
     """
-    A, few = as_histograms(A, M), MOST_DEBIASED if debiased else MOST
+    histograms = as_histograms(A, M)
+    few = MOST_DEBIASED if debiased else MOST
     max_passes = validate.as_passes(few if max_passes is None else max_passes)
     tol, tol_change = validate.as_positive(tol, "tol"), validate.as_positive(tol_change, "tol_change")
-    images = A.shape[1:]
+    images = histograms.shape[1:]
     if images == getattr(cost_of(M), "nodes", (None,))[0]:
-        A = A.reshape(len(A), -1)
-    if A.ndim != 2 or 0 in A.shape:
-        raise ValueError(f"A must be a non-empty (p, n) array, got shape {A.shape}")
-    table = as_weights(weights, len(A))
-    A, M, reg, rho = checked(A, M, reg, reg_m)
-    if debiased and not M.symmetric(load("cpu")):
-        if M.operator == "pairs":
+        histograms = histograms.reshape(len(histograms), -1)
+    if histograms.ndim != 2 or 0 in histograms.shape:
+        raise ValueError(f"A must be a non-empty (p, n) array, got shape {histograms.shape}")
+    table = as_weights(weights, len(histograms))
+    histograms, cost, reg, rho = checked(histograms, M, reg, reg_m)
+    if debiased and not cost.symmetric(load("cpu")):
+        if cost.operator == "pairs":
             raise ValueError("M must be symmetric, to the last bit, for a debiased barycenter: take (M + M.T) / 2")
-        M = as_whole_cost(as_symmetric(np.asarray(M), "M", " for a debiased barycenter"), pick("reference"))
-    operator, options, found = load("cpu").operator_of(M, reg), make_options("auto", "float64", tol, None, None), []
+        cost = as_whole_cost(as_symmetric(np.asarray(cost), "M", " for a debiased barycenter"), pick("reference"))
+    operator, options, found = load("cpu").operator_of(cost, reg), make_options("auto", "float64", tol, None, None), []
     callback, weightings = validate.as_callback(callback), np.atleast_2d(table / table.sum(-1, keepdims=True))
-    for w, start in zip(weightings, starts_of(warm_start, A, reg, len(weightings)), strict=True):
-        levelled = of_equal_masses(M, A, w) if rho == np.inf else A
+    for w, start in zip(weightings, starts_of(warm_start, histograms, reg, len(weightings)), strict=True):
+        levelled = of_equal_masses(cost, histograms, w) if rho == np.inf else histograms
         body = (
             DebiasedBarycenter(levelled, operator, rho, w, tol_change)
             if debiased
@@ -224,7 +239,8 @@ def barycenter(
     if worst.status not in ("converged", "cancelled"):
         n_passes, why = max(run.n_passes for run in found), why_not(worst, tol)
         warn_not_converged(f"barycenter not converged ({worst.status}) after {n_passes} passes: {why}")
-    return together(found, worst.status, images, np.ndim(weights) == 2)
+    are_several = weights is not None and np.ndim(weights) == 2
+    return together(found, worst.status, images, are_several)
 
 
 def as_histograms(A: Any, M: Any) -> Any:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from .. import outcome as outcomes
+from ..annotations import BackendName, CostLike, MarginalPenalty, Method, Penalties, Precision, Reference
 from ..answer import slopes
 from ..answer.result import Answer, Result, numbers, primal_value, with_constant
 from ..answer.slopes import Gradient
@@ -34,6 +36,7 @@ from ..penalties import F64
 from ..problem.clouds import Clouds
 from ..problem.cost import as_vectors, cost_of
 from ..problem.kinds import as_costs
+from ..problem.mask import SeededMask
 from ..problem.problem import EXPONENT_ROUNDING, FAR_APART, BatchProblem, Own
 from ..problem.scale import matrices_of, problems_of
 from ..problem.sparse import is_list_of_pairs
@@ -79,12 +82,28 @@ def of_problems(costs: Any, each: bool) -> list[Any]:
 @hinted
 @entry("M", "A", "B", costs=costs_of)
 def solve_batch(
-    M: Any, A: Any = None, B: Any = None, reg: Any = REQUIRED, reg_m: Any = REQUIRED, *,
-    scale_cost: str | None = None, scale_each: bool = False, method: str = "auto", penalty: Any = "kl",
-    reference: Any = "product", mask: Any = None, tol: float = 1e-6, tol_gap: float | None = None,
-    max_passes: int = 10_000, precision: str = "auto", backend: str = "auto", threads: int | None = None,
-    symmetric: bool | None = None, warm_start: Any = None, progress: bool = False,
-) -> "BatchResult":  # fmt: skip
+    M: CostLike,
+    A: ArrayLike | None = None,
+    B: ArrayLike | None = None,
+    reg: ArrayLike = REQUIRED,
+    reg_m: MarginalPenalty = REQUIRED,
+    *,
+    scale_cost: str | None = None,
+    scale_each: bool = False,
+    method: Method = "auto",
+    penalty: Penalties = "kl",
+    reference: Reference = "product",
+    mask: SeededMask | None = None,
+    tol: float = 1e-6,
+    tol_gap: float | None = None,
+    max_passes: int = 10_000,
+    precision: Precision = "auto",
+    backend: BackendName = "auto",
+    threads: int | None = None,
+    symmetric: bool | None = None,
+    warm_start: Any = None,
+    progress: bool = False,
+) -> "BatchResult":
     """Solve p unbalanced optimal transport problems, each to its own certificate.
 
     Parameters
@@ -153,7 +172,8 @@ def solve_batch(
     """
     as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
     as_choice(precision, "precision", ("auto", "float64", "mixed"))
-    chosen = pick(backend, *(M if is_list_of_pairs(M) else [M]), A, B)
+    source: Any = M
+    chosen = pick(backend, *(source if is_list_of_pairs(M) else [M]), A, B)
     if scale_each:
         raise ValueError("scale_each needs scale_cost, the unit of each problem's costs")
     A, B, reg_m = as_vectors(M, A, B, reg_m)
@@ -162,7 +182,8 @@ def solve_batch(
         max_passes=max_passes, precision=precision, backend=backend, threads=threads, symmetric=symmetric,
         progress=progress,
     )  # fmt: skip
-    moves_nothing = np.ndim(reference) == 0 and (reference == "product" or as_penalties(penalty) == ("kl", "kl"))
+    is_word = isinstance(reference, str)
+    moves_nothing = is_word and (reference == "product" or as_penalties(penalty) == ("kl", "kl"))
     if moves_nothing and (tables := tables_with_empty(M, A, B)) is not None:
         return with_empty(functools.partial(again, M, reg=reg, reg_m=reg_m, warm_start=warm_start), *tables)
     own, first = own_of(M, A, B, reg, reg_m, penalty)
@@ -731,7 +752,7 @@ class BatchResult(Answer, Sequence[Result]):
             raise TypeError("gradient needs M to be a PointCloud of many clouds; that of one problem is result[i]'s")
         return slopes.gradient(self)
 
-    def plan_sum(self, weights: Any) -> Any:
+    def plan_sum(self, weights: ArrayLike) -> Any:
         """Return ``sum_q weights_q P_q``, (m, n) float64; with a cost for each problem, ``weights_q P_q``, (p, m, n).
 
         For a sparse M it is a CSR array with the same places, and with a sparse M for each problem a list of them.

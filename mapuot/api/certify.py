@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ..annotations import BackendName, CostLike
 from ..answer.result import ROUNDING, Result
 from ..arrays import host
 from ..ascend.carry_out import carry_out
@@ -112,8 +114,8 @@ class Certificate(Hints):
 
 @hinted
 def certify(
-    result: Result, M: Any, *, refine: bool = False, tol: float = 1e-2, rounds: int = 10, pairs: int = 1000,
-    backend: str = "auto", threads: int | None = None,
+    result: Result, M: CostLike, *, refine: bool = False, tol: float = 1e-2, rounds: int = 10, pairs: int = 1000,
+    backend: BackendName = "auto", threads: int | None = None,
 ) -> Certificate:  # fmt: skip
     """Bound the distance between a sparse plan and the optimal dense plan, by one pass over all costs.
 
@@ -301,9 +303,16 @@ def costs_of(cost: Any, i: Any, j: Any) -> F64:
 
 @hinted
 def knn_cost(
-    x: Any, y: Any, k: int, *, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
-    symmetric: bool = True, threads: int | None = None,
-) -> "csr_array":  # fmt: skip
+    x: ArrayLike,
+    y: ArrayLike,
+    k: int,
+    *,
+    metric: str = "sqeuclidean",
+    scale: float = 1.0,
+    weights: ArrayLike | None = None,
+    symmetric: bool = True,
+    threads: int | None = None,
+) -> "csr_array":
     """Make the sparse cost of each point's k nearest neighbours in the other cloud; all other pairs are forbidden.
 
     A k-d tree finds the neighbours in up to 15 dimensions. In more dimensions all distances are computed in blocks,

@@ -10,7 +10,9 @@ Trouve, Peyre, Sinkhorn divergences for unbalanced optimal transport, 2019.
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ..annotations import CostLike, MarginalPenalty
 from ..answer.slopes import dual_value
 from ..arrays import host, namespace
 from ..backends import pick
@@ -42,9 +44,18 @@ def costs_of(given: dict[str, Any]) -> list[Any]:
 @hinted
 @entry(costs=costs_of)
 def sinkhorn_divergence(
-    M: Any, a: Any = None, b: Any = None, reg: Any = REQUIRED, reg_m: Any = REQUIRED, *,
-    scale_cost: str | None = None, scale_each: bool = False, M_a: Any = None, M_b: Any = None, **options: Any,
-) -> Any:  # fmt: skip
+    M: CostLike,
+    a: ArrayLike | None = None,
+    b: ArrayLike | None = None,
+    reg: ArrayLike = REQUIRED,
+    reg_m: MarginalPenalty = REQUIRED,
+    *,
+    scale_cost: str | None = None,
+    scale_each: bool = False,
+    M_a: CostLike | None = None,
+    M_b: CostLike | None = None,
+    **options: Any,
+) -> Any:
     """Compute the debiased Sinkhorn divergence ``OT(a, b) - (OT(a, a) + OT(b, b)) / 2 + reg / 2 (sum a - sum b)^2``.
 
     It is 0 for a = b. ``OT(a, a)`` alone is not 0, because entropy blurs the plan.
@@ -98,7 +109,8 @@ def sinkhorn_divergence(
     mass_a, mass_b = ab.problem.masses
     w_ab, w_aa, w_bb = (host(dual_value(result)) for result in (ab, aa, bb))
     value = w_ab - 0.5 * (w_aa + w_bb) + 0.5 * ab.problem.regs * (mass_a - mass_b) ** 2
-    batched = any(np.ndim(x) == d for x, d in ((M, 3), (a, 2), (b, 2)))
+    dimensions: list[tuple[Any, int]] = [(M, 3), (a, 2), (b, 2)]
+    batched = any(np.ndim(x) == d for x, d in dimensions)
     return value if batched else float(value[0])
 
 
@@ -164,11 +176,20 @@ def costs_of_clouds(given: dict[str, Any]) -> list[Any]:
 @hinted
 @entry(costs=costs_of_clouds, each=False)
 def pairwise(
-    clouds: Any, masses: Any = None, reg: Any = REQUIRED, reg_m: Any = REQUIRED, *, scale_cost: str | None = None,
+    clouds: Any,
+    masses: Any = None,
+    reg: ArrayLike = REQUIRED,
+    reg_m: MarginalPenalty = REQUIRED,
+    *,
+    scale_cost: str | None = None,
     scale_each: bool = False,
-    metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None, comm: Any = None,
-    progress: bool = False, **options: Any,
-) -> F64:  # fmt: skip
+    metric: str = "sqeuclidean",
+    scale: float = 1.0,
+    weights: ArrayLike | None = None,
+    comm: Any = None,
+    progress: bool = False,
+    **options: Any,
+) -> F64:
     """Compute the debiased Sinkhorn divergences between all pairs of k clouds of points.
 
     Parameters
@@ -249,7 +270,8 @@ def pairwise(
     value = np.asarray(ranks.sum(value))
     if shared:
         selves = np.diag(value)
-        value = value - 0.5 * (selves[:, None] + selves) + 0.5 * reg * (total[:, None] - total) ** 2
+        apart = total[:, None] - total
+        value = value - 0.5 * (selves[:, None] + selves) + 0.5 * np.asarray(reg) * apart**2
     upper: F64 = np.triu(value, 1)
     return upper + upper.T
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from numpy.typing import ArrayLike
+
+from ..annotations import MarginalPenalty
 from ..backends import pick
 from ..errors import shown
 from ..problem import validate
@@ -25,10 +28,24 @@ OPTIONS = "threads", "backend", "precision", "max_passes"  # options of `solve` 
 
 @hinted
 def gromov(
-    X: Any, Y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, scale_cost: str | None = None,
-    metric: Any = "sqeuclidean", features: Any = None, alpha: float = 0.5, init: Any = "auto", max_iter: int = 100,
-    tol: float = 1e-4, inner_tol: float = 1e-6, bound_tol: float | None = None, **options: Any,
-) -> GromovResult:  # fmt: skip
+    X: ArrayLike,
+    Y: ArrayLike,
+    a: ArrayLike | None = None,
+    b: ArrayLike | None = None,
+    *,
+    reg: float,
+    reg_m: MarginalPenalty,
+    scale_cost: str | None = None,
+    metric: Any = "sqeuclidean",
+    features: ArrayLike | None = None,
+    alpha: float = 0.5,
+    init: Any = "auto",
+    max_iter: int = 100,
+    tol: float = 1e-4,
+    inner_tol: float = 1e-6,
+    bound_tol: float | None = None,
+    **options: Any,
+) -> GromovResult:
     """Solve entropic Gromov-Wasserstein between two spaces, unbalanced, semi-relaxed or balanced, fused with features.
 
     The objective of a plan P, with X and Y the distances within the spaces and KL of products of measures, is

@@ -2,13 +2,15 @@
 
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from ..backends.log_matmul import multiply
 from ..problem.validate import as_threads
 from ..synonyms import hinted
 
 
 @hinted
-def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = False) -> Any:
+def log_matmul(A: ArrayLike, B: ArrayLike, *, threads: int | None = None, exact: bool = False) -> Any:
     """Multiply matrices of logarithms: ``out_ij = log sum_k exp(A_ik + B_kj)``.
 
     Parameters

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ..annotations import CostLike
 from ..errors import shown
 from ..problem.cost import Cost, cost_of
 from ..problem.sparse import is_list_of_pairs
@@ -15,7 +17,15 @@ from .solve import solve
 
 
 @hinted
-def path(M: Any, a: Any = None, b: Any = None, *, regs: Sequence[float], reg_ms: Any, **options: Any) -> Iterator[Any]:
+def path(
+    M: CostLike,
+    a: ArrayLike | None = None,
+    b: ArrayLike | None = None,
+    *,
+    regs: Sequence[float],
+    reg_ms: ArrayLike,
+    **options: Any,
+) -> Iterator[Any]:
     """Solve one problem for a list of reg and reg_m, each started from the previous answer.
 
     Parameters

@@ -2,8 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
+from numpy.typing import ArrayLike
+
+from ..annotations import (
+    BackendName,
+    CostLike,
+    FilePath,
+    MarginalPenalty,
+    Method,
+    Penalties,
+    Precision,
+    Reference,
+    Schedule,
+)
 from ..answer.result import Result
 from ..arrays import host
 from ..ascend.carry_out import carry_out, start_potentials
@@ -16,6 +29,7 @@ from ..outcome import of_status
 from ..problem.clouds import PointCloud
 from ..problem.cut import check_cut
 from ..problem.kinds import formed, own_cost
+from ..problem.mask import SeededMask
 from ..problem.problem import Problem
 from ..problem.scale import mass_scaled, scaled
 from ..problem.validate import (
@@ -61,14 +75,33 @@ def in_units(solve: Callable[..., Result], given: dict[str, Any]) -> Result:
 @hinted
 @entry("M", "a", "b", units=in_units)
 def solve(
-    M: Any, a: Any = None, b: Any = None, reg: float = REQUIRED, reg_m: Any = REQUIRED, *,
-    scale_cost: str | None = None, scale_mass: bool = False, method: str = "auto", penalty: Any = "kl",
-    reference: Any = "product", mask: Any = None, tol: float = 1e-6, tol_gap: float | None = None,
-    max_passes: int = 10_000, precision: str = "auto", backend: str = "auto", threads: int | None = None,
-    schedule: str = "auto", symmetric: bool | None = None,
-    warm_start: Any = None, callback: Callable[[Stats], Any] | None = None, progress: bool = False, comm: Any = None,
-    checkpoint: Any = None, out: Any = None,
-) -> Result:  # fmt: skip
+    M: CostLike,
+    a: ArrayLike | None = None,
+    b: ArrayLike | None = None,
+    reg: float = REQUIRED,
+    reg_m: MarginalPenalty = REQUIRED,
+    *,
+    scale_cost: str | None = None,
+    scale_mass: bool = False,
+    method: Method = "auto",
+    penalty: Penalties = "kl",
+    reference: Reference = "product",
+    mask: SeededMask | None = None,
+    tol: float = 1e-6,
+    tol_gap: float | None = None,
+    max_passes: int = 10_000,
+    precision: Precision = "auto",
+    backend: BackendName = "auto",
+    threads: int | None = None,
+    schedule: Schedule = "auto",
+    symmetric: bool | None = None,
+    warm_start: Any = None,
+    callback: Callable[[Stats], Any] | None = None,
+    progress: bool = False,
+    comm: Any = None,
+    checkpoint: FilePath | None = None,
+    out: Any = None,
+) -> Result:
     """Solve entropic unbalanced optimal transport, with a certificate.
 
     ``min_P <P, M> + reg KL(P | c) + reg_m[0] D(P 1 | a) + reg_m[1] D(P^T 1 | b)``
@@ -273,10 +306,22 @@ def checked(call: Call, ranks: Ranks) -> tuple[Backend, Problem, Options]:
 
 @hinted
 def solve_sample(
-    x: Any, y: Any, a: Any = None, b: Any = None, reg: float = REQUIRED, reg_m: Any = REQUIRED, *,
-    metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None, truncate: Any = "auto", form: Any = "auto",
-    labels: Any = None, across: Any = None, **options: Any,
-) -> Result:  # fmt: skip
+    x: ArrayLike,
+    y: ArrayLike,
+    a: ArrayLike | None = None,
+    b: ArrayLike | None = None,
+    reg: float = REQUIRED,
+    reg_m: MarginalPenalty = REQUIRED,
+    *,
+    metric: str = "sqeuclidean",
+    scale: float = 1.0,
+    weights: ArrayLike | None = None,
+    truncate: float | Literal["auto"] | None = "auto",
+    form: float | Literal["auto"] | None = "auto",
+    labels: ArrayLike | None = None,
+    across: float | None = None,
+    **options: Any,
+) -> Result:
     """Solve entropic unbalanced optimal transport between two clouds of points.
 
     This is ``solve(PointCloud(x, y, metric, ...), a, b, reg=reg, reg_m=reg_m, ...)``.

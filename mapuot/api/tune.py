@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ..annotations import CostLike
 from ..answer.result import Result
 from ..backends import pick
 from ..errors import ScalingWarning, shown
@@ -58,9 +60,16 @@ class Tuned(NamedTuple):
 
 @hinted
 def tune(
-    M: Any, a: Any = None, b: Any = None, *, mass: float = 0.9, sharpness: float = 0.8, reg: float | None = None,
-    reg_m: float | None = None, **options: Any,
-) -> Tuned:  # fmt: skip
+    M: CostLike,
+    a: ArrayLike | None = None,
+    b: ArrayLike | None = None,
+    *,
+    mass: float = 0.9,
+    sharpness: float = 0.8,
+    reg: float | None = None,
+    reg_m: float | None = None,
+    **options: Any,
+) -> Tuned:
     """Find the reg and reg_m for which the plan moves a given share of the mass and has a given sharpness.
 
     Both numbers are found together by secants, in some ten certified solves, each started from the previous answer. If

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..annotations import FilePath
 from ..errors import shown
 from .read import check_regular, open_member, reading
 from .write import complete, refuse_folder
@@ -58,7 +59,7 @@ def seconds(text: Any) -> float:
     raise ValueError(f"MAPUOT_CHECKPOINT_SECONDS must be a number of seconds >= 0, got {shown(text)}")
 
 
-def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
+def load_checkpoint(path: FilePath, m: int, n: int, reg: float) -> tuple[Any, Any]:
     """Read the checkpoint of a solve, to resume it.
 
     Parameters

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
+from ..annotations import FilePath
 from ..errors import cut
 from ..problem.cost import Streamed
 from ..problem.sparse import Sparse
@@ -58,7 +59,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         raise ValueError(f"{path} cannot be read as {kind}: {what}{cut(str(error))}") from error
 
 
-def open_matrix(text: Any, name: str = "M") -> Streamed:
+def open_matrix(text: FilePath, name: str = "M") -> Streamed:
     """Open a matrix in a file: read its shape now, and its rows on demand.
 
     Parameters
@@ -182,7 +183,7 @@ class Matrix:
         return Matrix, self.name
 
 
-def read_vector(text: Any, name: str) -> Any:
+def read_vector(text: FilePath, name: str) -> Any:
     """Read a vector from a file.
 
     Parameters

@@ -106,6 +106,7 @@ class MultiResult(CertifiedAnswer, Hints):
 
     @cached_property
     def log_u(self) -> list[F64]:
+        """Log scalings of each marginal."""
         out = []
         for k, x in enumerate(self.problem.marginals):
             values = x.spread(self._found.log_u[k], -np.inf)

@@ -60,3 +60,22 @@ from .sinkhorn import (
     sinkhorn_unbalanced2,
     sinkhorn_unbalanced_translation_invariant,
 )
+
+__all__ = [
+    "barycenter_unbalanced",
+    "entropic_fused_gromov_wasserstein",
+    "entropic_fused_gromov_wasserstein2",
+    "entropic_gromov_wasserstein",
+    "entropic_gromov_wasserstein2",
+    "fused_unbalanced_gromov_wasserstein",
+    "fused_unbalanced_gromov_wasserstein2",
+    "mm_unbalanced",
+    "patch",
+    "patched",
+    "sinkhorn_knopp_unbalanced",
+    "sinkhorn_stabilized_unbalanced",
+    "sinkhorn_unbalanced",
+    "sinkhorn_unbalanced2",
+    "sinkhorn_unbalanced_translation_invariant",
+    "unpatch",
+]

@@ -3,7 +3,9 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ..annotations import CostLike
 from ..api.barycenter import as_weights, barycenter
 from ..arrays import host
 from ..errors import ConvergenceWarning, warn
@@ -13,9 +15,19 @@ from .sinkhorn import DEFAULT_ITER, LEAST_TOL, demand, muted
 
 
 def barycenter_unbalanced(
-    A: Any, M: Any, reg: float, reg_m: float, method: str = "sinkhorn", weights: Any = None, numItermax: int = 1000,
-    stopThr: float = 1e-6, verbose: bool = False, log: bool = False, *, tau: float | None = None,
-) -> Any:  # fmt: skip
+    A: ArrayLike,
+    M: CostLike,
+    reg: float,
+    reg_m: float,
+    method: str = "sinkhorn",
+    weights: ArrayLike | None = None,
+    numItermax: int = 1000,
+    stopThr: float = 1e-6,
+    verbose: bool = False,
+    log: bool = False,
+    *,
+    tau: float | None = None,
+) -> Any:
     """Compute the unbalanced barycenter of histograms: ``ot.unbalanced.barycenter_unbalanced`` on mapuot.
 
     Parameters
@@ -74,10 +86,10 @@ def barycenter_unbalanced(
         if name != "sinkhorn_stabilized":
             raise TypeError(f"tau is an argument of method 'sinkhorn_stabilized' only, not of {method!r}")
     histograms = as_array(host(to_array(A, "A")), "A")
-    M = host(to_array(M, "M"))
+    costs: Any = host(to_array(M, "M"))
     shape = np.shape(histograms)
-    if len(shape) != 2 or np.shape(M) != (shape[0], shape[0]) or shape[1] == 0:
-        raise ValueError(f"A must be (n, k) and M (n, n), got {shape} and {np.shape(M)}")
+    if len(shape) != 2 or np.shape(costs) != (shape[0], shape[0]) or shape[1] == 0:
+        raise ValueError(f"A must be (n, k) and M (n, n), got {shape} and {np.shape(costs)}")
     weights = as_weights(to_array(weights, "weights"), shape[1])
     if weights.ndim != 1:
         raise ValueError(f"weights must be ({shape[1]},), got {weights.shape}")
@@ -87,7 +99,7 @@ def barycenter_unbalanced(
     tol = demand(as_positive(reg, "reg"), rho, rho, max(stop, LEAST_TOL), "sinkhorn")
     with muted():
         found = barycenter(
-            M, histograms.T, reg=reg, reg_m=reg_m, weights=weights, tol=tol, tol_change=max(stop, LEAST_TOL),
+            costs, histograms.T, reg=reg, reg_m=reg_m, weights=weights, tol=tol, tol_change=max(stop, LEAST_TOL),
             max_passes=max(most, DEFAULT_ITER), progress=verbose,
         )  # fmt: skip
     if found.error_bound < np.inf:

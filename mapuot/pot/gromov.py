@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ..annotations import CostLike
 from ..api.gromov import gromov
 from ..arrays import host
 from ..errors import ConvergenceWarning, muted, warn
@@ -24,11 +26,25 @@ LEAST_TOL, INNER_TOL = 1e-6, 1e-8  # of the plan: a change, the root of a rounde
 
 
 def fused_unbalanced_gromov_wasserstein(
-    Cx: Any, Cy: Any, wx: Any = None, wy: Any = None, reg_marginals: Any = 10, epsilon: float = 0,
-    divergence: str = "kl", unbalanced_solver: Any = "mm", alpha: float = 0, M: Any = None, init_duals: Any = None,
-    init_pi: Any = None, max_iter: int = 100, tol: float = 1e-7, max_iter_ot: int = 500, tol_ot: float = 1e-7,
-    log: bool = False, verbose: bool = False,
-) -> Any:  # fmt: skip
+    Cx: ArrayLike,
+    Cy: ArrayLike,
+    wx: ArrayLike | None = None,
+    wy: ArrayLike | None = None,
+    reg_marginals: ArrayLike = 10,
+    epsilon: float = 0,
+    divergence: str = "kl",
+    unbalanced_solver: Any = "mm",
+    alpha: float = 0,
+    M: CostLike | None = None,
+    init_duals: ArrayLike | None = None,
+    init_pi: ArrayLike | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-7,
+    max_iter_ot: int = 500,
+    tol_ot: float = 1e-7,
+    log: bool = False,
+    verbose: bool = False,
+) -> Any:
     """Compute a fused unbalanced Gromov-Wasserstein plan: ``ot.gromov.fused_unbalanced_gromov_wasserstein``.
 
     ``sum (Cx_ik - Cy_jl)^2 P_ij P_kl + alpha <P, M> + reg_marginals[0] KL(P1 x P1 | wx x wx)
@@ -136,10 +152,21 @@ def fused_unbalanced_gromov_wasserstein2(*args: Any, **kwargs: Any) -> Any:
 
 
 def entropic_gromov_wasserstein(
-    C1: Any, C2: Any, p: Any = None, q: Any = None, loss_fun: str = "square_loss", epsilon: float = 0.1,
-    symmetric: Any = None, G0: Any = None, max_iter: int = 1000, tol: float = 1e-9, solver: str = "PGD",
-    warmstart: bool = False, verbose: bool = False, log: bool = False,
-) -> Any:  # fmt: skip
+    C1: ArrayLike,
+    C2: ArrayLike,
+    p: ArrayLike | None = None,
+    q: ArrayLike | None = None,
+    loss_fun: str = "square_loss",
+    epsilon: float = 0.1,
+    symmetric: bool | None = None,
+    G0: ArrayLike | None = None,
+    max_iter: int = 1000,
+    tol: float = 1e-9,
+    solver: str = "PGD",
+    warmstart: bool = False,
+    verbose: bool = False,
+    log: bool = False,
+) -> Any:
     """Compute a balanced entropic Gromov-Wasserstein plan: ``ot.gromov.entropic_gromov_wasserstein``.
 
     ``sum (C1_ik - C2_jl)^2 T_ij T_kl - epsilon H(T)`` between the marginals p and q.
@@ -182,10 +209,23 @@ def entropic_gromov_wasserstein(
 
 
 def entropic_fused_gromov_wasserstein(
-    M: Any, C1: Any, C2: Any, p: Any = None, q: Any = None, loss_fun: str = "square_loss", epsilon: float = 0.1,
-    symmetric: Any = None, alpha: float = 0.5, G0: Any = None, max_iter: int = 1000, tol: float = 1e-9,
-    solver: str = "PGD", warmstart: bool = False, verbose: bool = False, log: bool = False,
-) -> Any:  # fmt: skip
+    M: CostLike,
+    C1: ArrayLike,
+    C2: ArrayLike,
+    p: ArrayLike | None = None,
+    q: ArrayLike | None = None,
+    loss_fun: str = "square_loss",
+    epsilon: float = 0.1,
+    symmetric: bool | None = None,
+    alpha: float = 0.5,
+    G0: ArrayLike | None = None,
+    max_iter: int = 1000,
+    tol: float = 1e-9,
+    solver: str = "PGD",
+    warmstart: bool = False,
+    verbose: bool = False,
+    log: bool = False,
+) -> Any:
     """Compute a balanced fused plan: ``ot.gromov.entropic_fused_gromov_wasserstein``.
 
     ``alpha sum (C1_ik - C2_jl)^2 T_ij T_kl + (1 - alpha) <T, M> - epsilon H(T)`` between the marginals p and q.

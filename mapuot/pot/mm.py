@@ -11,7 +11,9 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ..annotations import CostLike, MarginalPenalty
 from ..api.solve import solve
 from ..arrays import namespace
 from ..errors import ConvergenceWarning, warn
@@ -40,9 +42,19 @@ class BoundedPlan(NamedTuple):
 
 
 def mm_unbalanced(
-    a: Any, b: Any, M: Any, reg_m: Any, c: Any = None, reg: float = 0, div: str = "kl", G0: Any = None,
-    numItermax: int = 1000, stopThr: float = 1e-6, verbose: bool = False, log: bool = False,
-) -> Any:  # fmt: skip
+    a: ArrayLike,
+    b: ArrayLike,
+    M: CostLike,
+    reg_m: MarginalPenalty,
+    c: ArrayLike | None = None,
+    reg: float = 0,
+    div: str = "kl",
+    G0: ArrayLike | None = None,
+    numItermax: int = 1000,
+    stopThr: float = 1e-6,
+    verbose: bool = False,
+    log: bool = False,
+) -> Any:
     """Compute an unbalanced transport plan without entropy, with a certificate: ``ot.unbalanced.mm_unbalanced``.
 
     ``min_P <P, M> + reg_m[0] KL(P 1 | a) + reg_m[1] KL(P^T 1 | b) + reg KL(P | c)``
@@ -97,8 +109,14 @@ def mm_unbalanced(
         dtype = costs.dtype
     else:
         dtype = np.float64
-    a, b = (xp.full(k, 1 / k) if x is None or len(x) == 0 else xp.asarray(to_array(x, name), np.float64)
-            for x, k, name in zip((a, b), costs.shape, "ab", strict=True))  # fmt: skip
+    masses = []
+    given: tuple[Any, Any] = (a, b)
+    for x, k, name in zip(given, costs.shape, "ab", strict=True):
+        if x is None or len(x) == 0:
+            masses.append(xp.full(k, 1 / k))
+        else:
+            masses.append(xp.asarray(to_array(x, name), np.float64))
+    a, b = masses
     rho = tuple(as_positive(x, "reg_m") for x in as_pair(reg_m, "reg_m"))
     tol = as_positive(stopThr, "stopThr")
     most = as_count(numItermax, "numItermax")

@@ -12,7 +12,9 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ..annotations import BackendName, CostLike, MarginalPenalty
 from ..answer.result import Result
 from ..answer.tensors import is_csr
 from ..api.batch import solve_batch
@@ -26,7 +28,7 @@ from .arrays import is_dense_tensor, lowered, no_grad, to_array, tracked
 
 WORDS = Words("numItermax", "stopThr")
 NAMES = {"reference": "c", "warm_start": "warmstart"} | OF_BATCH  # ours, POT's
-BACKEND = "auto"  # chosen by the arrays
+BACKEND: BackendName = "auto"  # chosen by the arrays
 STOP, DEFAULT_ITER = 1e-6, 1000  # POT's stopThr and numItermax, the least limit of a named method
 NAMED = {"sinkhorn": 2, "sinkhorn_stabilized": 11, "sinkhorn_translation_invariant": 2}  # powers of fi1 fi2 that remain
 # factors on the estimated remaining error: in 200 problems POT's error was .1 to 10 stopThr, ours .005 to .2 of the
@@ -36,10 +38,22 @@ LEAST_TOL = 1e-10  # smallest certified error: rounding of M / reg allows it up 
 
 
 def sinkhorn_unbalanced(
-    a: Any, b: Any, M: Any, reg: float, reg_m: Any, method: str | None = None, reg_type: str = "kl", c: Any = None,
-    warmstart: Any = None, numItermax: int = 1000, stopThr: float = 1e-6, verbose: bool = False, log: bool = False, *,
+    a: ArrayLike,
+    b: ArrayLike,
+    M: CostLike,
+    reg: float,
+    reg_m: MarginalPenalty,
+    method: str | None = None,
+    reg_type: str = "kl",
+    c: ArrayLike | None = None,
+    warmstart: ArrayLike | None = None,
+    numItermax: int = 1000,
+    stopThr: float = 1e-6,
+    verbose: bool = False,
+    log: bool = False,
+    *,
     tau: float | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Compute the unbalanced entropic transport plan: ``ot.unbalanced.sinkhorn_unbalanced`` on mapuot.
 
     ``min_P <P, M> + reg KL(P | c) + reg_m[0] KL(P 1 | a) + reg_m[1] KL(P^T 1 | b)``
@@ -109,7 +123,9 @@ def sinkhorn_unbalanced(
     return call.run(method, tau).plan(log)
 
 
-def sinkhorn_knopp_unbalanced(a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any) -> Any:
+def sinkhorn_knopp_unbalanced(
+    a: ArrayLike, b: ArrayLike, M: CostLike, reg: float, reg_m: MarginalPenalty, *args: Any, **options: Any
+) -> Any:
     """Call `sinkhorn_unbalanced` with method "sinkhorn".
 
     The other arguments follow in the order of `sinkhorn_unbalanced`. Return values and errors are the same, too.
@@ -130,9 +146,18 @@ def sinkhorn_knopp_unbalanced(a: Any, b: Any, M: Any, reg: float, reg_m: Any, *a
 
 
 def sinkhorn_stabilized_unbalanced(
-    a: Any, b: Any, M: Any, reg: float, reg_m: Any, reg_type: str = "kl", c: Any = None, warmstart: Any = None,
-    tau: float = 1e5, *args: Any, **options: Any,
-) -> Any:  # fmt: skip
+    a: ArrayLike,
+    b: ArrayLike,
+    M: CostLike,
+    reg: float,
+    reg_m: MarginalPenalty,
+    reg_type: str = "kl",
+    c: ArrayLike | None = None,
+    warmstart: ArrayLike | None = None,
+    tau: float = 1e5,
+    *args: Any,
+    **options: Any,
+) -> Any:
     """Call `sinkhorn_unbalanced` with method "sinkhorn_stabilized".
 
     The other arguments, return values and errors are those of `sinkhorn_unbalanced`. Every call of mapuot is stable at
@@ -155,7 +180,7 @@ def sinkhorn_stabilized_unbalanced(
 
 
 def sinkhorn_unbalanced_translation_invariant(
-    a: Any, b: Any, M: Any, reg: float, reg_m: Any, *args: Any, **options: Any
+    a: ArrayLike, b: ArrayLike, M: CostLike, reg: float, reg_m: MarginalPenalty, *args: Any, **options: Any
 ) -> Any:
     """Call `sinkhorn_unbalanced` with method "sinkhorn_translation_invariant".
 
@@ -178,10 +203,23 @@ def sinkhorn_unbalanced_translation_invariant(
 
 
 def sinkhorn_unbalanced2(
-    a: Any, b: Any, M: Any, reg: float, reg_m: Any, method: str | None = None, reg_type: str = "kl", c: Any = None,
-    warmstart: Any = None, returnCost: str = "linear", numItermax: int = 1000, stopThr: float = 1e-6,
-    verbose: bool = False, log: bool = False, *, tau: float | None = None,
-) -> Any:  # fmt: skip
+    a: ArrayLike,
+    b: ArrayLike,
+    M: CostLike,
+    reg: float,
+    reg_m: MarginalPenalty,
+    method: str | None = None,
+    reg_type: str = "kl",
+    c: ArrayLike | None = None,
+    warmstart: ArrayLike | None = None,
+    returnCost: str = "linear",
+    numItermax: int = 1000,
+    stopThr: float = 1e-6,
+    verbose: bool = False,
+    log: bool = False,
+    *,
+    tau: float | None = None,
+) -> Any:
     """Compute the cost of the unbalanced entropic plan: ``ot.unbalanced.sinkhorn_unbalanced2`` on mapuot.
 
     The plan is never formed. All arguments but ``returnCost``, the log and the errors are those of

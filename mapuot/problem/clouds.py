@@ -8,9 +8,10 @@ scaled to unit length first; host code reads a copy, made on first use.
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..arrays import any_of, host, is_on_device, namespace
 from ..cached import cached_property
@@ -114,10 +115,19 @@ class PointCloud(UserCost):
 
     @hinted
     def __init__(
-        self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
-        truncate: Any = "auto", form: Any = "auto", starts: Any = None, labels: Any = None, across: Any = None,
+        self,
+        x: ArrayLike,
+        y: ArrayLike | None = None,
+        metric: str = "sqeuclidean",
+        scale: float = 1.0,
+        weights: ArrayLike | None = None,
+        truncate: float | Literal["auto"] | None = "auto",
+        form: float | Literal["auto"] | None = "auto",
+        starts: ArrayLike | None = None,
+        labels: ArrayLike | None = None,
+        across: float | None = None,
         addends: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         how = metric, scale, weights, truncate, form
         many = starts is not None or is_many(x) or is_many(y)
         if many and labels is not None:
@@ -142,10 +152,12 @@ class PointCloud(UserCost):
 
     @property
     def x(self) -> Any:
+        """Points of the rows, as they were given."""
         return getattr(self._cost, "whole", self._cost).x
 
     @property
     def y(self) -> Any:
+        """Points of the columns, as they were given."""
         return getattr(self._cost, "whole", self._cost).y
 
     def __getitem__(self, rows: Any) -> "PointCloud":

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..contract import Backend
 from ..penalties import F64
@@ -65,7 +66,15 @@ class Grid(UserCost):
     _cost: "GridCosts"
 
     @hinted
-    def __init__(self, shape: Any, spacing: Any = 1.0, scale: Any = 1.0, *, target: Any = None, offset: Any = 0.0):
+    def __init__(
+        self,
+        shape: Any,
+        spacing: ArrayLike = 1.0,
+        scale: float = 1.0,
+        *,
+        target: ArrayLike | None = None,
+        offset: ArrayLike = 0.0,
+    ):
         super().__init__(GridCosts(shape, spacing, scale, target=target, offset=offset))
 
     def _hold(self, cost: Any) -> None:

@@ -14,7 +14,9 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ..annotations import CostLike
 from ..errors import shown
 from .cost import Cost, Dense
 from .validate import as_float
@@ -111,13 +113,13 @@ class SeededMask:
         """Largest 64-bit number for which a pair is kept."""
         return math.ceil(Fraction(self.keep) * 2**64) - 1
 
-    def kept(self, i: Any, j: Any) -> Any:
+    def kept(self, i: ArrayLike, j: ArrayLike) -> Any:
         """Tell which pairs of rows i and columns j, 0 <= i, j < 2^63, are kept; shapes broadcast."""
         i, j = (np.asarray(x).astype(np.uint64) for x in (i, j))
         first, second, *_ = philox(self.seed, *((j, i) if self.turned else (i, j)))
         return first + (second << HALF) <= np.uint64(self._limit)
 
-    def sample(self, M: Any) -> Any:
+    def sample(self, M: CostLike) -> Any:
         """Return the kept pairs of the costs M, (m, n), as a scipy.sparse.csr_array; zeros of M are stored, too.
 
         To solve the masked problem without the mask, multiply the reference by ``1 / keep`` on these entries, or add

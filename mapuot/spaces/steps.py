@@ -125,6 +125,7 @@ class GromovResult(Result):
 
     @property
     def is_independent(self) -> bool:
+        """Whether the plan is nearly the product of its marginals."""
         plan, mass = self._plan, self._plan.mass
         least = min(-float(x_log_x(w / mass).sum()) for w in (plan.r, plan.s))
         information = (plan.logs[2] - plan.logs[0] - plan.logs[1]) / mass + math.log(mass)
