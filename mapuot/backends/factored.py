@@ -40,6 +40,8 @@ SHORTEST = 1e-6  # part of a step that is tried at last
 NEAR = 1e-2  # of the mass: a start that misses less needs no larger reg
 START_TOL = 5e-3  # certified error of passes at a larger reg after which their potentials are near
 LEVEL_MISS = 1e-2  # of the mass: where a larger reg has done its work
+FINE_MISS = 1e-4  # the same on a second path, at most, as a group of less mass was not seen on the first
+FINER = 0.1  # part of the miss at the end of the first path: the same
 FIRST_LEVEL = 30.0  # range of the costs over the largest reg
 MOST_LEVEL = 2.0**100  # largest reg over the reg asked for
 EXPONENT_ROUNDING = 2.0**-54  # of log u + log v: half of it, as entries round apart
@@ -49,6 +51,7 @@ STEP_ENTRIES = 40_000_000  # entries of K that passes read in 10 ms, which small
 MOST_PATIENCE = 1000  # passes of the smallest, four times as many where a side is soft, of 10,000 in all
 SOFT_PATIENCE = 4  # times as many where a side is soft: such passes come nearer
 MOST_STEPS = 60  # at one reg: clustered points took 20 at most, lattices 30
+MOST_COARSE_STEPS = 30  # the same at larger regs of a first path
 
 
 class Sides(NamedTuple):
@@ -142,6 +145,7 @@ def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], spread: fl
     starts.append(Reached(first_level, 0.0, 0.0))
     every = np.arange(work.count)
     missed = np.full(work.count, np.inf)
+    enough = allowed.copy()
     begins = np.full(work.count, last)  # the start of each problem
     for i, start in enumerate(starts[:last]):
         some = every[begins == last]
@@ -154,37 +158,63 @@ def improve(work: FactoredPlans, allowed: F64, starts: list[Reached], spread: fl
             missed[some] = found
             work.keep(some)
     factors = 0
-    left = every[~(missed <= allowed)]
-    while len(left):
-        reached, more = follow_path(work, left, begins[left], allowed[left], starts)
-        factors += more
-        better = reached < missed[left]
-        missed[left[better]] = reached[better]
+    for again in (False, True):
+        left = every[~(missed <= enough)]
+        if not len(left):
+            break
+        level_miss = np.full(len(left), LEVEL_MISS)
+        if again:
+            level_miss = np.maximum(np.minimum(FINER * missed[left], FINE_MISS), allowed[left])
+        reached = follow_path(work, left, begins[left], allowed[left], starts, level_miss, again)
+        factors += reached.factors
+        better = reached.missed < missed[left]
+        missed[left[better]] = reached.missed[better]
+        enough[left[better]] = np.maximum(allowed[left], reached.rounding)[better]
         work.keep(left[better])
-        left = left[~(missed[left] <= allowed[left]) & (begins[left] < last)]  # a near start has led nowhere
-        begins[left] = last
+        begins[:] = last
     work.set_level(1.0)
     return factors
 
 
+class Descent(NamedTuple):
+    """What columns miss of the mass, and the rounding of it, one for each problem; factorisations of all together."""
+
+    missed: F64
+    rounding: F64
+    factors: int
+
+
 def follow_path(
-    work: FactoredPlans, places: Any, begins: Any, allowed: F64, starts: list[Reached]
-) -> tuple[F64, int]:  # fmt: skip
-    """Make steps at regs that halve, for each problem from its start on; return its miss at the last, and factors."""
+    work: FactoredPlans, places: Any, begins: Any, allowed: F64, starts: list[Reached], level_miss: F64, again: bool
+) -> Descent:
+    """Make steps at regs that halve, for each problem from its start on.
+
+    ``level_miss``: what columns may miss at larger regs. A problem that misses more leaves the path, and its miss is
+    inf, unless the path is followed ``again``.
+    """
     levels = np.array([start.level for start in starts])[begins]
     level = float(levels.max())
+    missed, rounding = np.full((2, len(places)), np.inf)
+    follows = np.ones(len(places), bool)
     factors = 0
     while True:
         work.set_level(level)
         for i in np.unique(begins[levels == level]):
             work.place(places[begins == i], *starts[i].of(places[begins == i]))
-        active = places[levels >= level]
-        if level == 1.0:
-            missed, more = descend(work, active, allowed)
-            return missed, factors + more
-        factors += descend(work, active, np.full(len(active), LEVEL_MISS))[1]
+        active = np.flatnonzero(follows & (levels >= level))
+        if len(active):
+            wanted = allowed[active] if level == 1.0 else level_miss[active]
+            found = descend(work, places[active], wanted, MOST_STEPS if again or level == 1.0 else MOST_COARSE_STEPS)
+            factors += found.factors
+            if level == 1.0:
+                missed[active] = found.missed
+                rounding[active] = found.rounding
+            elif not again:
+                follows[active] = found.missed <= np.maximum(wanted, found.rounding)
+        if level == 1.0 or not follows.any():
+            return Descent(missed, rounding, factors)
         lower = max(1.0, level / 2)
-        work.scale(active, level / lower)
+        work.scale(places[active], level / lower)
         level = lower
 
 
@@ -201,8 +231,8 @@ def begin(work: FactoredPlans, places: Any) -> Judged:
     return judged
 
 
-def descend(work: FactoredPlans, places: Any, allowed: F64, most: int = MOST_STEPS) -> tuple[F64, int]:
-    """Make steps until columns miss at most ``allowed`` of the mass, or no step gains; return misses and factors."""
+def descend(work: FactoredPlans, places: Any, allowed: F64, most: int = MOST_STEPS) -> Descent:
+    """Make steps until columns miss at most ``allowed`` of the mass, or no step gains."""
     work.meet_columns(places)
     missed, _, _, rounding = begin(work, places)
     shifts = np.zeros(len(places))
@@ -219,7 +249,7 @@ def descend(work: FactoredPlans, places: Any, allowed: F64, most: int = MOST_STE
         missed[left[gains]] = reached.missed[gains]
         rounding[left[gains]] = reached.rounding[gains]
         work.accept(places[left[gains]])
-    return missed, factors
+    return Descent(missed, rounding, factors)
 
 
 class NewtonStep(NamedTuple):

@@ -110,6 +110,32 @@ def test_references(reference, soon):
     verify(result, case)
 
 
+def posed(case, level):
+    """Return the plans of a balanced problem, and potentials of 0 as a start at ``level`` times its reg."""
+    (m, n), log_c = case.M.shape, (np.log(case.a)[None], np.log(case.b)[None])
+    sides = factored.Sides(case.a[None], case.b[None], np.zeros((1, m)), np.zeros((1, n)))
+    work = HostPlans(case.M[None] / case.reg, log_c, sides, np.zeros((1, m)), np.zeros((1, n)))
+    return work, factored.Reached(level, np.zeros((1, m)), np.zeros((1, n)))
+
+
+def test_a_group_that_larger_regs_do_not_see_takes_a_second_path():
+    """One of 300 points lies in the other group, 1e6 reg away: less than larger regs miss on the first path."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((300, 2)), rng.random((300, 2))
+    x[:150, 0] += 100
+    y[:151, 0] += 100
+    M = ((x[:, None] - y) ** 2).sum(-1)
+    work, start = posed(Case(M, np.full(300, 1 / 300), np.full(300, 1 / 300), 0.01, np.inf), 256.0)
+    allowed = np.full(1, 1e-9)
+    with np.errstate(all="ignore"):
+        factors = factored.improve(work, allowed, [start], float(np.ptp(M)) / 0.01)
+        log_u, log_v = work.best
+        plan = np.exp(log_u[0][:, None] + log_v[0] - M / 0.01) / 300**2
+    assert factors < 300
+    assert abs(plan.sum(0) - 1 / 300).sum() < 1e-8
+    assert abs(plan.sum(1) - 1 / 300).sum() < 1e-8
+
+
 @pytest.mark.parametrize("n", [10, 30, 60])
 @pytest.mark.parametrize("reg", [1e-5, 1e-6])
 def test_small_problems_at_tiny_reg_converge(n, reg):
