@@ -52,6 +52,7 @@ PLAIN_SOURCES = [
     "tree",
     "left",
     "differences",
+    "barycenter",
 ]
 INCLUDES = ["src_c"]
 

@@ -62,6 +62,14 @@ def after_late_certificate(stat: Stats, is_certified: bool) -> None:
         stat.status = "converged"
 
 
+def after_few_passes(stat: Stats, is_certified: bool, is_spent: bool) -> Outcome:
+    """Set the status of the last pass of one call of the core, which others may follow; return the outcome."""
+    if is_certified:
+        stat.status = "converged"
+        return CONVERGED
+    return SPENT if is_spent else RUNNING
+
+
 # ---- the loop
 
 

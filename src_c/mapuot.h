@@ -484,6 +484,23 @@ int mapuot_left_read(mapuot_left *left);
  * sums of the first axis are given. If it returns ABSORB, the axes not yet reached are unchanged. */
 int mapuot_left_turn(mapuot_left *left, int64_t first, int64_t end, int32_t given);
 
+/* The passes of a barycenter of p histograms with soft sides (barycenter.c), from log_v on. All weights are > 0, and
+ * have the sum 1. kernel: exp(low - M / reg), n x n, with rows of ld numbers. On return log_u, log_v, log_s, log_kv
+ * (p x n) and log_q (n) belong to the last pass; log_s = log K^T u, log_kv = log K v. Returns CONVERGED when the error of the plans that the last
+ * change suggests is at most tol, RUNNING after `most` passes, and ABSORB when a sum leaves the range of the kernel.
+ * room: mapuot_barycenter_room numbers. */
+typedef struct {
+    int64_t p, n, ld, most;
+    double reg, rho, low, tol;
+    const double *weight, *mass, *log_mass, *kernel; /* p; p x n */
+    double *log_u, *log_v, *log_s, *log_kv, *log_q;
+    int64_t made;            /* number of passes made */
+    double change, residual; /* of the last pass: relative L1 change of q, max |change of log v| */
+} mapuot_barycenter;
+
+int64_t mapuot_barycenter_room(const mapuot_barycenter *x);
+int mapuot_barycenter_passes(mapuot_barycenter *x, double *room);
+
 /* Anderson's differences of a state of several parts, which end at ends (differences.c): count <= 20 differences, each
  * a row of all the state's numbers. Products: for each part grams (count x count), sum w dF_i dF_j, and rights (count),
  * sum w dF_i F. Weights: the solution of p such systems. Combined: step = image - sum gamma_i dG_i,

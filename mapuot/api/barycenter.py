@@ -21,8 +21,9 @@ from ..arrays import host
 from ..ascend.barycenters import Barycenter, DebiasedBarycenter
 from ..ascend.loop import Run
 from ..ascend.passes import Engine
-from ..backends import Stats, load, pick
+from ..backends import Options, Stats, load, pick
 from ..errors import InfeasibleError, shown
+from ..outcome import after_few_passes
 from ..penalties import F64
 from ..problem import validate
 from ..problem.cost import cost_of
@@ -34,6 +35,7 @@ from ..status import describe_bound, describe_miss, warn_not_converged
 from ..synonyms import REQUIRED, Hints, hinted
 from .entry import entry
 
+FIRST = 1000  # passes of one call
 MOST = 10_000  # passes, unless the caller gives a number
 # Passes sharpen the finest detail of a debiased q last, ever more slowly: more than 1,000 passes seldom help.
 MOST_DEBIASED = 1000
@@ -232,7 +234,7 @@ def barycenter(
         )
         found.append(Run(Engine(lambda body, before: body), max_passes, callback, progress))
         with found[-1].shown():
-            found[-1].run(body, options, start)
+            make_passes(found[-1], body, options, start)
         if found[-1].status == "cancelled":
             break
     worst = max(found, key=lambda run: (run.status != "converged", run.trace[-1].error, run.potentials[1].change))
@@ -241,6 +243,18 @@ def barycenter(
         warn_not_converged(f"barycenter not converged ({worst.status}) after {n_passes} passes: {why}")
     are_several = weights is not None and np.ndim(weights) == 2
     return together(found, worst.status, images, are_several)
+
+
+def make_passes(run: Run, body: Barycenter, options: Options, log_v: F64) -> None:
+    """Make the passes of one barycenter; the first ones in one call, where nobody asks about each of them."""
+    if not run.callback and not run.bar and body.certifies:
+        log_v, last = body.few_passes(log_v, options, min(run.max_passes, FIRST))
+        if last:
+            run.trace.append(last)
+            run.potentials = body.kept, body
+            run.outcome = after_few_passes(last, last.error <= options.tol, run.is_spent)
+    if run.status == "running":
+        run.run(body, options, log_v.ravel())
 
 
 def as_histograms(A: Any, M: Any) -> Any:

@@ -19,12 +19,13 @@ from ..backends.kernel import UNIT, log_sum
 from ..backends.newton import GIVES_UP, HOLDS_AFTER, OPEN, Newton
 from ..backends.rules import core, plan_error
 from ..cached import cached_property
-from ..contract import Stats
+from ..contract import Options, Stats
 from ..errors import InfeasibleError
 from ..penalties import F64
 from .passes import Body, PassCertificate
 
 MOST_APART = 2.0  # |q - q*| / |q| of any two q of equal masses
+MOST_IN_A_CALL = 1 << 19  # p n^2 of a problem whose passes are made in one call: some .3 ms each, as NumPy's calls
 WIDEST = 3.0  # |x_i + y_j| of a Newton step is at most this many times the largest |x_i|
 
 
@@ -106,6 +107,26 @@ class Barycenter(Body):
             self.check_reachable(log_q)
         self.last = Means(log_u, scaled(self.fi, log_q, log_s), np.exp(log_q), log_s)
         return self.last
+
+    def few_passes(self, log_v: F64, options: Options, most: int) -> tuple[F64, Stats | None]:
+        """Make the passes of a small soft problem in one call; return the state after them, and their last pass.
+
+        The pass is None if another way has to make the passes.
+        """
+        small = len(self.A) * self.width**2 <= MOST_IN_A_CALL and self.weights.all()
+        if self.hard or not small or self.reads != "dense K":
+            return log_v, None
+        found = self.operator.barycenter_passes(self.weights, self.A, self.log_a, self.rho, log_v, most, options.tol)
+        if found is None:
+            return log_v, None
+        record, (log_u, log_v, log_s, log_kv, log_q) = found
+        self.last = whole = Means(log_u, log_v, np.exp(log_q), log_s, log_kv)
+        value = self.certified(whole, options.allowed)
+        if not value.error < math.inf:
+            return log_v, None
+        self.kept, self.change = whole, record.change
+        stat = Stats(record.made, value.gap, value.error, value.dual, whole.mass, record.residual, False, "running")
+        return log_v.ravel(), stat
 
     def log_mean(self, log_s: F64) -> F64:
         """Return log q, the power mean of the sums s = K^T u with exponent 1 - fi; the geometric mean for fi = 1."""

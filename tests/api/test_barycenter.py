@@ -121,6 +121,44 @@ def test_the_value_of_a_debiased_mean_is_bounded(reg_m, form):
     assert last.gap < 0.3 * found.gap
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_one_call_makes_the_passes_that_a_callback_hears_of(seed):
+    """Small soft problems end in one call of the core, with the answer and the certificate of single passes."""
+    rng = np.random.default_rng(seed)
+    n, p = int(rng.integers(1, 40)), int(rng.integers(1, 5))
+    M, A = rng.random((n, n)) + seed, rng.random((p, n)) ** 3 * (rng.random((p, n)) < 0.8) * 10.0 ** rng.uniform(-2, 2)
+    A[:, 0] += 0.01
+    call = {"reg": 10 ** rng.uniform(-2.5, 0), "reg_m": 10 ** rng.uniform(-1, 2), "weights": rng.dirichlet(np.ones(p))}
+    start = mapuot.barycenter(M, A, max_passes=2, tol=1e-15, **call) if seed % 2 else None
+    heard = []
+    each = mapuot.barycenter(M, A, tol=1e-8, callback=heard.append, warm_start=start, **call)
+    once = mapuot.barycenter(M, A, tol=1e-8, warm_start=start, **call)
+    assert len(heard) == each.n_passes
+    assert once.converged
+    assert once.n_passes <= 2 + 1.5 * each.n_passes
+    assert np.abs(once.q - each.q).sum() <= (once.error_bound + each.error_bound) * once.q.sum()
+    assert_allclose(once.gap, each.gap, atol=1e-12 * once.q.sum(), rtol=1e3)
+    assert_array_equal(np.isneginf(once.log_u), A == 0)
+    assert once.change < 1e-3 or once.n_passes == 1
+    with pytest.warns(mapuot.ConvergenceWarning, match="after 2 passes"):
+        few = mapuot.barycenter(M, A, tol=1e-14, max_passes=2, **call)
+    assert few.n_passes == 2
+
+
+@pytest.mark.parametrize("far", [300.0, 600.0, 2000.0])
+def test_passes_where_entries_of_k_underflow(far):
+    """Products with K are right where some of its entries underflow, and where all of a sum do, in one call and not."""
+    x = np.concatenate([np.linspace(0, 1, 10), np.linspace(0, 1, 10) + np.sqrt(far)])
+    A = np.array([[1.0] * 10 + [0.01] * 10, [0.02] * 10 + [1.0] * 10])
+    M, call = (x[:, None] - x) ** 2, {"reg": 1.0, "reg_m": 30.0, "tol": 1e-9}
+    found = mapuot.barycenter(M, A, **call)
+    each = mapuot.barycenter(M, A, callback=lambda _: None, **call)
+    q, _, _ = by_formulas(A.T, -M, 1.0, 30.0, 300, log_v=found.log_v.T)
+    for answer in (found, each):
+        assert answer.converged
+        assert_allclose(answer.q, q, rtol=0, atol=2e-9 * q.sum())
+
+
 def test_random_debiased_barycenters():
     """Later passes and random q refute neither gap nor error_bound, also where K has negative eigenvalues."""
     totals, failures = barycenters.run(seed=1, count=25, largest=6, debiased=True)

@@ -79,6 +79,15 @@ def test_after_the_pass_behind_newtons_step(status, is_met, right):
     assert stat.status == ("converged" if is_met else "running")
 
 
+@pytest.mark.parametrize(("is_certified", "is_spent", "right"), [
+    (True, True, "converged"), (False, True, "max_passes"), (False, False, "running"),
+])  # fmt: skip
+def test_after_a_few_passes(is_certified, is_spent, right):
+    stat = passed("running")
+    assert outcomes.after_few_passes(stat, is_certified, is_spent).status == right
+    assert stat.status == ("converged" if is_certified else "running")
+
+
 def test_one_more_pass():
     stalled = of_status("stalled")
     assert outcomes.after_fresh_kernel(CONVERGED, RUNNING) is RUNNING

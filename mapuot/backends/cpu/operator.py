@@ -31,6 +31,7 @@ MANY = 32  # dimensions; from here on a matrix product forms costs faster than d
 ROUNDED = 1e-11  # allowed rounding of a cost made by a matrix product, relative to the mean cost
 MIRRORED = 1024  # rows of a symmetric matrix that are mirrored at once
 MOST_DENSE = 4096  # stored pairs of more points are not copied into a dense K, to look at its eigenvalues
+LEAST_SUM = 1e-250  # terms below the range of float64 are no part of such a sum
 SAFE = 600.0  # a float64 product of exponentials does not underflow if exponents differ by fewer nats
 
 
@@ -422,23 +423,46 @@ class HostOperator(Operator):
     def log_products(self, x: F64, turned: bool = False) -> F64:
         """Return log(K e^x) or log(K^T e^x) for vectors x (p, n), K = exp(-M / reg); -inf at points without a pair.
 
-        Use one product with K; where it would underflow, sums with their maxima taken out.
+        Use one product with K; where a sum is so small that terms may have underflowed, take out maxima.
         """
         top = x.max(axis=1, keepdims=True)
         least = x.min(axis=1, keepdims=True)
         if least.min() == -np.inf:
             top = np.where(np.isneginf(top), 0.0, top)
             least = np.where(np.isneginf(x), top, x).min(axis=1, keepdims=True)
-        if (top - least).max() + self.ends[1] < SAFE:
-            if turned:
-                K = self.plain
-            else:
-                K = self.plain.T
-            return np.asarray(np.log(np.exp(x - top) @ K) + (top - self.ends[0]))
+        if turned:
+            K = self.plain
+        else:
+            K = self.plain.T
+        sums = np.exp(x - top) @ K
+        if (top - least).max() + self.ends[1] < SAFE or sums.min() > LEAST_SUM:
+            return np.asarray(np.log(sums) + (top - self.ends[0]))
         if self.pairs:
             return np.stack([log_sums(self.both_ways[turned], one, self.reg) for one in x])
         L, t = (np.ascontiguousarray(z) for z in (self.both_ways[turned][None], x.T))
         return np.asarray(log_matmul.product(L, t, False, None)[0].T)
+
+    def barycenter_passes(
+        self, weights: F64, A: F64, log_a: F64, rho: float, log_v: F64, most: int, tol: float
+    ) -> Any:  # fmt: skip
+        """Make passes of a soft barycenter in one call; return their record and the logs of u, v, K^T u, K v and q.
+
+        The result is None if a sum leaves the range of K. src_c/mapuot.h, mapuot_barycenter, explains the numbers.
+        """
+        p, n = log_a.shape
+        K, A, log_a = self.plain, np.ascontiguousarray(A), np.ascontiguousarray(log_a)
+        log_v = log_v.reshape(p, n).copy()
+        found = [np.empty((p, n)), log_v, np.empty((p, n)), np.empty((p, n)), np.empty(n)]
+        record = ffi.new("mapuot_barycenter *")
+        record.p, record.n, record.ld, record.most = p, n, K.strides[0] // K.itemsize, most
+        record.reg, record.rho, record.low, record.tol = self.reg, rho, self.ends[0], tol
+        record.weight, record.mass, record.log_mass = pointer(weights), pointer(A), pointer(log_a)
+        record.kernel = ffi.cast("double *", self.state.kernel)
+        record.log_u, record.log_v, record.log_s, record.log_kv, record.log_q = map(pointer, found)
+        room = empty(lib.mapuot_barycenter_room(record))
+        if check(lib.mapuot_barycenter_passes(record, pointer(room))) == lib.MAPUOT_ABSORB:
+            return None
+        return record, found
 
     def take_vector(self, v: F64, sizes: Any) -> None:
         if sizes is None:
