@@ -11,18 +11,21 @@ from .common import RESULTS, ROOT
 
 RAW = "docs/speed_tables.md"
 TABLES = {  # marker: (where its table stands, the records that it is of)
-    "front": (("README.md", "docs/index.md"), ["solve", "words", "gromov"]),
+    "front": (("README.md", "docs/index.md"), ["solve", "words", "gromov", "loss-nvidia-h200"]),
     "gromov": (("docs/guide/spaces.md",), ["gromov", "gromov-nvidia-h200"]),
     "solve": (("docs/speed.md",), ["solve"]),
     "brief-pass": (("docs/speed.md",), ["pass"]),
     "brief-gpu": (("docs/speed.md",), ["gpu-nvidia-h200"]),
     "brief-points": (("docs/speed.md",), ["points-nvidia-h200"]),
+    "brief-hard": (("docs/speed.md",), ["hard-nvidia-h200"]),
     "brief-zoo": (("docs/speed.md",), ["zoo"]),
     "brief-tensors": (("docs/speed.md",), ["tensors"]),
     "all-solve": ((RAW,), ["solve"]),
     "pass": ((RAW,), ["pass"]),
     "tensors": ((RAW,), ["tensors-nvidia-h200", "tensors"]),
     "zoo": ((RAW,), ["zoo-nvidia-h200", "zoo", "zoo-intel"]),
+    "hard": ((RAW,), ["hard-nvidia-h200"]),
+    "loss": ((RAW,), ["loss-nvidia-h200"]),
     "points": ((RAW,), ["points-nvidia-h200", "points"]),
     "sparse": ((RAW,), ["sparse-nvidia-h200", "sparse"]),
     "kept": ((RAW,), ["kept"]),
