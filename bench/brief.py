@@ -10,7 +10,7 @@ from . import common
 PASSES = [(1024, 1024), (8192, 8192), (65536, 1024)]  # in cache, square, long
 GPU_PASSES = [(1024, 1024), (4096, 4096), (16384, 16384), (32768, 32768), (10000, 65536)]
 CUBE = 128
-MATRIX = 20_000  # points up to which GeomLoss forms a matrix
+MATRIX = 20_000  # most points of a matrix of GeomLoss's
 LOSSES = ("GeomLoss 0.9", "mapuot .001")
 
 

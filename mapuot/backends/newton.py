@@ -106,7 +106,7 @@ class ColumnsNewton(Newton):
         """Find the step from the last pass; replace the error in ``stat`` by the error that the step certifies."""
         if workspace.makes_products:
             made = workspace.marginals()[1], workspace.newton_product()
-        elif workspace.dtype == "float64" and not workspace.options.symmetric:  # no products are needed near the end
+        elif workspace.has_exact_marginals:  # no products are needed near the end
             log_v, s = host(workspace.potentials()[1]), workspace.marginals()[1]
             if self.solve(stat.error, tol, log_v, s) == HOLDS:
                 stat.error = float(self.record.error)

@@ -100,7 +100,7 @@ class ReferenceWorkspace:
     reads = "float64 logarithms"
 
     makes_products = False  # Newton's step takes products with the plan
-    dtype = "float64"  # of K
+    has_exact_marginals = True
     estimates = False
 
     def __init__(self, problem: Problem, options: Options, skip: None = None) -> None:

@@ -112,6 +112,11 @@ class Workspace:
         """Name the matrix that passes read now, in the terms of `Result.how`: "float32 tiles"."""
         return f"{self.dtype} {self.problem.cost.operator}"
 
+    @property
+    def has_exact_marginals(self) -> bool:
+        """Tell whether the marginals of a pass are those of its plan, of all pairs, up to the rounding of float64."""
+        return self.dtype == "float64" and self.truncation is None and not self.options.symmetric
+
     def absorb(self, log_v: F64 | None = None) -> None:
         """Build K around log v (default: the next log v): entries <= 1, with a 1 in each row and column in use."""
         problem = self.problem
