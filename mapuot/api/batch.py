@@ -225,11 +225,13 @@ def own_of(M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any) -> tuple[
     found = own_numbers(reg, reg_m, counts[0] if counts else 1)
     if found is None:
         return None, reg_m
-    if any(kind == "range" and rho is not None for kind, rho in zip(as_penalties(penalty), found[1], strict=True)):
+    kinds = as_penalties(penalty)
+    if any(kind == "range" and rho is not None for kind, rho in zip(kinds, found[1], strict=True)):
         raise NotImplementedError("reg_m must be the same for all problems where the penalty is 'range'")
     shared = as_pair(reg_m, "reg_m") if any(x is None for x in found[1]) else (None, None)
-    first = tuple(x if rho is None else float(rho[0]) for x, rho in zip(shared, found[1], strict=True))
-    return Own(found[0], *found[1]), first
+    rhos = [np.full_like(rho, np.inf) if kind == "balanced" else rho for kind, rho in zip(kinds, found[1], strict=True)]
+    first = tuple(x if rho is None else float(rho[0]) for x, rho in zip(shared, rhos, strict=True))
+    return Own(found[0], *rhos), first
 
 
 def of_patterns(again: Callable[..., Any], arrays: Any, start: Any, own: Own, reg_m: Any) -> "BatchResult":

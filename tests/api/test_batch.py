@@ -340,6 +340,18 @@ def test_several_temperatures_of_one_problem():
     assert_allclose(result.f[1], result[1].f)
 
 
+@pytest.mark.parametrize("reg_m", [np.ones((3, 1)), np.ones((3, 2)), (np.ones((3, 1)), np.ones((3, 1)))])
+def test_balanced_sides_need_no_reg_m_of_each_problem(reg_m):
+    """A side with the penalty "balanced" is hard, whatever reg_m its problems have; it was once taken as soft."""
+    M = np.random.default_rng(0).random((3, 5, 4))
+    both = solve_batch(M, reg=0.1, reg_m=reg_m, penalty="balanced")
+    np.testing.assert_allclose(both.col_marginal, 0.25, rtol=1e-5)
+    np.testing.assert_allclose(both.row_marginal, 0.2, rtol=1e-5)
+    cols = solve_batch(M, reg=0.1, reg_m=reg_m, penalty=("kl", "balanced"))
+    np.testing.assert_allclose(cols.col_marginal, 0.25, rtol=1e-5)
+    assert abs(cols.row_marginal - 0.2).max() > 1e-3
+
+
 @pytest.mark.parametrize("reg_m", [1.0, (2.0, np.inf), np.inf])
 @pytest.mark.parametrize("name", ["median", "std"])
 def test_scale_each_takes_the_unit_of_each_problem(name, reg_m):
