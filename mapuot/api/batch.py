@@ -38,9 +38,10 @@ from ..problem.cost import as_vectors, cost_of
 from ..problem.kinds import as_costs
 from ..problem.mask import SeededMask
 from ..problem.problem import EXPONENT_ROUNDING, FAR_APART, BatchProblem, Own
-from ..problem.scale import matrices_of, problems_of
+from ..problem.scale import masses_scaled, matrices_of, problems_of, scaled
 from ..problem.sparse import is_list_of_pairs
 from ..problem.validate import (
+    as_array,
     as_choice,
     as_pair,
     as_passes,
@@ -58,7 +59,7 @@ from ..status import FAILED, not_converged, warn_not_converged
 from ..synonyms import REQUIRED, hinted
 from ..threads import each
 from .entry import entry
-from .solve import check_met
+from .solve import UNIT_CURE, check_met
 
 PRODUCT_SPREAD = 600.0  # largest range of exponents for a product of exponentials
 PRODUCT_TOP = 600.0  # largest logarithm of its scale: float64 ends at 709
@@ -72,6 +73,22 @@ def costs_of(given: dict[str, Any]) -> list[Any]:
     return of_problems(as_costs(M, chosen), given["scale_each"])
 
 
+def in_units(solve: Callable[..., "BatchResult"], given: dict[str, Any]) -> "BatchResult":
+    """Solve in the units that ``scale_mass`` and ``scale_cost`` ask for: of mass, each problem in its own."""
+    if given["scale_mass"] is False:
+        return scaled(solve, given, costs_of(given))  # type: ignore[no-any-return]
+    M: Any = given["M"]
+    chosen = pick(given["backend"], *(M if is_list_of_pairs(M) else [M]), given["A"], given["B"])
+    A, B, _ = as_vectors(M, given["A"], given["B"], given["reg_m"])
+    shape = as_costs(M, chosen).shape
+    alike = A is B and shape[0] == shape[1]
+    A, B = (
+        np.full(k, 1 / k) if x is None else as_array(x, name, chosen.asarray)
+        for x, name, k in zip((A, B), "AB", shape, strict=True)
+    )
+    return masses_scaled(solve, given, A, A if alike else B)  # type: ignore[no-any-return]
+
+
 def of_problems(costs: Any, each: bool) -> list[Any]:
     """Return the matrices of a batch's costs; for ``each``, the costs of each problem, or the one that all share."""
     if not each or costs.array.ndim < 3:
@@ -80,7 +97,7 @@ def of_problems(costs: Any, each: bool) -> list[Any]:
 
 
 @hinted
-@entry("M", "A", "B", costs=costs_of)
+@entry("M", "A", "B", units=in_units)
 def solve_batch(
     M: CostLike,
     A: ArrayLike | None = None,
@@ -90,6 +107,7 @@ def solve_batch(
     *,
     scale_cost: str | None = None,
     scale_each: bool = False,
+    scale_mass: bool = False,
     method: Method = "auto",
     penalty: Penalties = "kl",
     reference: Reference = "product",
@@ -125,6 +143,8 @@ def solve_batch(
     scale_cost, scale_each : {"median", "mean", "std", "max"}, optional; bool
         As in `solve`: the unit of reg and reg_m is taken from the costs of all problems. With ``scale_each`` each
         problem has the unit of its own costs.
+    scale_mass : bool
+        As in `solve`: divide the masses of each problem by the geometric mean of their totals, ``batch.scale_mass``.
     method, penalty, reference, mask, tol, tol_gap, max_passes, symmetric, progress
         As in `solve`, the same for all problems; each problem stops by itself. Method "map-uot" is not for batches. A
         reference matrix is (m, n). Masked problems are solved one by one.
@@ -200,7 +220,8 @@ def solve_batch(
         run.solve(log_v, bar)
     result = run.result(problem, turns)
     odd = odd_scale(problem.spread, problem.M_max, result.mass, *problem.masses)
-    odd = odd or odd_unit_of(problem, *map(host, problem.masses))
+    mass_a, mass_b = map(host, problem.masses)
+    odd = odd or odd_unit_of(problem, mass_a, mass_b, UNIT_CURE)
     if odd and not MUTED.get():
         warn(odd, ScalingWarning)
     if not result.converged.all():
@@ -611,6 +632,8 @@ class BatchResult(Answer, Sequence[Result]):
         One entry for each problem, as in `Result`.
     scale_cost : float, or (p,) array
         The unit of reg and reg_m, in units of M; 1 without ``scale_cost``.
+    scale_mass : float, or (p,) array
+        The divisor of each problem's masses; 1 without ``scale_mass``.
 
     See Also
     --------
@@ -627,6 +650,7 @@ class BatchResult(Answer, Sequence[Result]):
     """
 
     scale_cost: Any = 1.0
+    scale_mass: Any = 1.0
 
     def __init__(
         self, problem: BatchProblem, backend: Backend, potentials: Any, marginals: Any, ends: Any,
@@ -673,7 +697,8 @@ class BatchResult(Answer, Sequence[Result]):
         potentials = host(self.own_logs[0][i])[:m], host(self.own_logs[1][i])[:n]
         marginals = host(self.row_marginal[i])[:m], host(self.col_marginal[i])[:n]
         result = Result(one, self._backend, potentials, marginals, [end], end.status, self._threads, self.how[i])
-        result.scale_cost = float(np.broadcast_to(self.scale_cost, (len(self),))[i])
+        for name in ("scale_cost", "scale_mass"):
+            setattr(result, name, float(np.broadcast_to(getattr(self, name), (len(self),))[i]))
         if "cost" in vars(self):  # known already: no need to read M again
             vars(result)["cost"] = float(self.cost[i])
         return result

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import host
+from ..arrays import host, namespace
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
@@ -106,12 +106,27 @@ def scaled_each(reg: Any, reg_m: Any, each: F64) -> tuple[Any, Any]:
 
 def mass_scaled(function: Callable[..., Any], given: dict[str, Any], a: F64, b: F64, ranks: Ranks = ALONE) -> Any:
     """Call a function with masses in units of sqrt(|a| |b|), and store this unit in its answer."""
-    if given["scale_mass"] is not True:
-        raise TypeError(f"scale_mass must be True or False, got {shown(given['scale_mass'])}")
+    check_scales_mass(given)
     scale = math.sqrt(float(ranks.sum(a.sum()))) * math.sqrt(float(b.sum()))
     found = function(**given | {"scale_mass": False, "a": a / scale, "b": b / scale})
     vars(found)["scale_mass"] = scale
     return found
+
+
+def masses_scaled(function: Callable[..., Any], given: dict[str, Any], A: Any, B: Any) -> Any:
+    """Call a function of a batch with the masses of each problem in units of sqrt(|A_i| |B_i|); store the units."""
+    check_scales_mass(given)
+    units = np.sqrt(host(A.sum(-1))) * np.sqrt(host(B.sum(-1)))
+    units = np.where((units > 0) & np.isfinite(units), units, 1.0)  # the solver names what is wrong
+    scaled_A, scaled_B = (x / namespace(x).asarray(units if units.ndim == 0 else units[:, None]) for x in (A, B))
+    found = function(**given | {"scale_mass": False, "A": scaled_A, "B": scaled_A if A is B else scaled_B})
+    vars(found)["scale_mass"] = units
+    return found
+
+
+def check_scales_mass(given: dict[str, Any]) -> None:
+    if given["scale_mass"] is not True:
+        raise TypeError(f"scale_mass must be True or False, got {shown(given['scale_mass'])}")
 
 
 def times(scale: float, x: Any) -> Any:

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from problems import clouds, relative_error
+from scipy import sparse
 
 import mapuot
 import mapuot.da
@@ -136,6 +137,39 @@ def test_scaled_masses_have_no_unit(form, backend):
     assert pickle.loads(pickle.dumps(one)).scale_mass == one.scale_mass
     with pytest.raises(TypeError, match="scale_mass must be True or False, got 'sum'"):
         mapuot.solve(M, a, b, **given | {"scale_mass": "sum"})
+
+
+@pytest.mark.parametrize("form", ["array", "one vector", "uniform", "clouds", "one array", "list of pairs"])
+def test_scaled_masses_of_a_batch(form, backend):
+    """Each problem of a batch is the problem that `solve` makes with scale_mass, in its own unit of mass."""
+    rng = np.random.default_rng(3)
+    M, A, B = rng.random((6, 6)), rng.random((3, 6)) + 0.2, (rng.random((3, 6)) + 0.2) * [[1.0], [1e3], [1e6]]
+    if form == "one vector":
+        A = A[0]
+    elif form == "uniform":
+        A = None
+    elif form == "one array":
+        A = B
+    elif form == "list of pairs":
+        M = [sparse.csr_array(M)] * 3
+    elif form == "clouds":
+        x = [rng.random((k, 2)) for k in ((4, 5, 6) if backend == "cpu" else (6, 6, 6))]
+        M, A, B = mapuot.PointCloud(x, x), [a[: len(p)] for a, p in zip(A, x, strict=True)], None
+    given = {"reg": 0.2, "reg_m": 0.7, "scale_mass": True, "backend": backend, "tol": 1e-9}
+    batch = mapuot.solve_batch(M, A, B, **given)
+    assert np.shape(batch.scale_mass) == (3,)
+    for i, result in enumerate(batch):
+        a, b = (x if x is None or np.ndim(x[0]) == 0 else x[i] for x in (A, B))
+        one = mapuot.solve(M[i] if form in ("clouds", "list of pairs") else M, a, b, **given)
+        assert result.scale_mass == pytest.approx(one.scale_mass, rel=1e-12)
+        np.testing.assert_allclose(
+            *(x.toarray() if sparse.issparse(x) else x for x in (result.plan, one.plan)), atol=1e-8
+        )
+    both = mapuot.solve_batch(M, A, B, scale_cost="max", **given)
+    np.testing.assert_allclose(both.scale_mass, batch.scale_mass)
+    assert both.scale_cost == both[0].scale_cost != 1
+    with pytest.raises(TypeError, match="scale_mass must be True or False, got 'sum'"):
+        mapuot.solve_batch(M, A, B, **given | {"scale_mass": "sum"})
 
 
 def test_passes_without_a_limit_are_many(backend):
