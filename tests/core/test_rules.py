@@ -11,6 +11,7 @@ from compiled import COLUMN, Penalties, record, rule
 from problems import clouds
 
 from mapuot import penalties
+from mapuot._core import lib
 from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.limits import limits_of
 from mapuot.backends.rules import Judge, plan_error
@@ -481,6 +482,26 @@ def test_guard_compares_with_the_best():
     assert not judge.settle(dual, 1.0)
     found = [judge.settle(1.0 - k * 0.8e-13, 1.0) for k in range(3)]
     assert found == [False, False, True]
+
+
+def test_differences_fill_a_ring():
+    """Each accepted pass behind the first keeps a difference, in turn; a dropped step empties the ring."""
+    known, p, out = limits(memory=3), progress(), record("stats", mass=1.0)
+    seen = []
+    for dual in range(9):
+        out["dual"] = dual
+        rule("settle", known, p, out)
+        seen.append(tuple(p[name].item() for name in ("step", "slot", "depth", "head", "have", "extrapolated")))
+    image, step = int(lib.MAPUOT_IMAGE), int(lib.MAPUOT_EXTRAPOLATE)
+    rings = [(0, 1, 1), (1, 2, 2), (2, 3, 0), (0, 3, 1), (1, 3, 2), (2, 3, 0), (0, 3, 1), (1, 3, 2)]
+    assert seen == [(image, -1, 0, 0, 1, 0), *((step, *ring, 1, 1) for ring in rings)]
+    out["dual"] = -1.0
+    rule("settle", known, p, out)
+    assert [p[name].item() for name in ("step", "slot", "depth", "head", "have")] == [lib.MAPUOT_GO_BACK, -1, 0, 0, 0]
+    none = progress()
+    for _ in range(2):
+        rule("settle", limits(memory=0), none, out)
+    assert [none[name].item() for name in ("step", "slot", "depth", "extrapolated")] == [image, -1, 0, 0]
 
 
 def test_float32_sums_allow_a_fall():
