@@ -121,6 +121,12 @@ def test_a_bound_has_all_its_terms(kind, extra, apart, tol):
         assert w.after == pytest.approx(after, **near)
 
 
+def test_no_step_follows_a_pass_that_certifies_nothing():
+    P, log_v, best, fi = near_optimum(0, np.inf, 0.1)
+    verdict, w, _ = step(P, log_v, best.sum(0), fi, 1e-3, extra=np.inf)
+    assert (verdict, w.products, w.error, w.after) == (lib.MAPUOT_GIVES_UP, 0, np.inf, np.inf)
+
+
 @pytest.mark.parametrize("size", [-960, -530, 960])
 @pytest.mark.parametrize("apart", [0.2, 1e-3, 1e-9])
 @pytest.mark.parametrize("kind", ["hard rows", "soft rows", "symmetric"])
@@ -303,3 +309,18 @@ def test_columns_that_underflow_cost_their_masses(weight, verdict):
     assert newton.solve(0.0, 1e-6, np.zeros(3), np.array([0.5, 0.5, 0.0]), lambda d: d) == verdict
     if verdict == HOLDS:
         assert 6e-9 <= newton.record.error < 1e-7
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("seed", range(32))
+def test_steps_over_a_float32_kernel_are_in_float64(seed):
+    """A kernel stored in float32 has float32 passes; the products of a step are float64, and the bound holds."""
+    rng = np.random.default_rng(seed)
+    m, n = rng.integers(5, 40, 2)
+    M, a, b = rng.random((m, n)), rng.dirichlet(np.ones(m)), rng.dirichlet(np.ones(n))
+    reg, rho = 10 ** rng.uniform(-2.5, -0.5), np.inf if seed % 2 else 10 ** rng.uniform(-1, 2)
+    given = {"reg": reg, "reg_m": (rho, np.inf)}
+    found = mapuot.solve(M, a, b, precision="mixed", tol=10 ** rng.uniform(-7, -3), **given)
+    exact = mapuot.solve(M, a, b, precision="float64", tol=1e-12, **given)
+    assert "float32" in found.how
+    assert np.abs(found.plan - exact.plan).sum() / found.mass <= found.error_bound + exact.error_bound

@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 from compiled import COLUMN, Penalties, record, rule
+from mapuot._core import lib
 from problems import clouds
 
 from mapuot import penalties
-from mapuot._core import lib
 from mapuot.backends.cpu import backend as cpu
 from mapuot.backends.limits import limits_of
 from mapuot.backends.rules import Judge, plan_error
