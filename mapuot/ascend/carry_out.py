@@ -187,7 +187,7 @@ def settle(run: Run, stage: Stage, larger: bool, cancelled: bool) -> bool:
 def allow_passes(run: Run, stage: Stage, cancelled: bool) -> None:
     """Limit the passes of a stage, and the products of Newton's steps where steps with a factor may follow."""
     run.limit = min(stage.most, run.n_passes + stage.patience)
-    run.budget = stage.patience if stage.patience < sys.maxsize else 0
+    run.budget = stage.products or (stage.patience if stage.patience < sys.maxsize else 0)
     if cancelled:  # one pass at the requested reg, which makes its potentials
         run.limit = run.n_passes + 1
 

@@ -40,6 +40,7 @@ class Stage(NamedTuple):
     symmetric: bool = False  # whether log u = log v (one potential)
     kept: bool = False  # whether passes read only pairs that may carry mass, if few
     patience: int = sys.maxsize  # most passes of this stage; after them the solve counts as stalled
+    products: int = 0  # most products of Newton's step in the solve so far; 0: as many as `patience`
     factored: bool = False  # whether Newton's steps with a factor come first
     certifies: bool = True  # whether Newton's step certifies hard columns; False: steps with a factor follow
 
@@ -82,8 +83,8 @@ def route(
     if nats is not None:
         options = inner(options)
     keeps = keeps_pairs(problem, options) and backend.keeps_pairs(problem)
-    factored = backend.most_factored, backend.few_passes
-    found = stages(problem, options, most, warm, nats is not None, escalate, keeps, *factored)
+    limits = backend.most_factored, backend.few_passes, backend.few_products
+    found = stages(problem, options, most, warm, nats is not None, escalate, keeps, *limits)
     return Route(turns, warm, nats, options, found)
 
 
@@ -107,11 +108,13 @@ def keeps_pairs(problem: Problem, options: Options) -> bool:
 
 def stages(
     problem: Problem, options: Options, most: int, warm: bool, skips: bool, escalate: bool, keeps: bool = False,
-    most_factored: int = 0, few: int = 0,
+    most_factored: int = 0, few_passes: int = 0, few_products: int = 0,
 ) -> tuple[Stage, ...]:  # fmt: skip
     """List the stages in order; ``most_factored``: the most points of a side for Newton's steps with a factor.
 
-    ``few``: passes of a stage between hard sides before such steps, which certify nothing then; 0: by the size.
+    ``few_passes``: passes of a stage between hard sides before such steps, 0: by the size; ``few_products``: products
+    of Newton's step before them, 0: as many as passes. Up to `STAGES.most_without_products` points there are no
+    products, and passes certify nothing.
     """
     reg, tol, storage, memory = problem.reg, options.tol, options.precision, options.memory
     found = climb(problem, options, most // 2)
@@ -143,11 +146,13 @@ def stages(
         if kinks:
             found.append(Stage(reg, tol, "float64", 0, most, STALLED, "here"))
     if factors:
-        leaves = few > 0 and problem.balanced  # passes leave the certificate to steps
-        passes = few if leaves else patience(problem.shape, problem.balanced)
-        found = [stage._replace(patience=passes, certifies=not leaves) for stage in found]
-        if leaves:
-            found = [stage if stage.reg == reg else stage._replace(tol=max(tol, START_TOL)) for stage in found]
+        hurries = few_passes > 0 and problem.balanced and not options.symmetric  # one potential needs few products
+        leaves = hurries and min(problem.shape) <= STAGES.most_without_products
+        passes = few_passes if leaves else patience(problem.shape, problem.balanced)
+        found = [stage._replace(patience=passes, products=few_products, certifies=not leaves) for stage in found]
+        if hurries:  # steps may begin where a larger reg has ended
+            rough = max(tol, START_TOL)
+            found = [x if x.reg == reg else x._replace(tol=rough, certifies=False) for x in found]
         finest = "float64" if wider else storage
         found.append(Stage(reg, tol, finest, memory, most, STALLED, "here", patience=passes, factored=True))
     return tuple(found)

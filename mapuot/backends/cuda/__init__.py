@@ -49,6 +49,7 @@ class DeviceBackend(Backend):
     skips_from = 1 << 30  # pairs: skipping some of 2^28.6 took 1.7 to 3.2 times as long, .1 s of it on the host (H200)
     least_box = 32  # a warp of points.cuh has at least 32 points, and sums over the runs of one box
     most_factored = 1 << 14  # points: a factor of that size takes some 10 GB
+    few_products = 100  # as long as a step or two with a factor of 10,000 points
     few_passes = 150  # .02 ms each; a product of Newton's step takes .4 ms, a step with a factor 1 to 2 (H200)
     quick_entries = 1 << 30  # a pass over so many entries takes 2 ms
     quick_passes = 64
