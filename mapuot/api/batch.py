@@ -139,7 +139,8 @@ def solve_batch(
     reg : float, or (p,) array
         As in `solve`, for all problems or for each. With one M, A and B it may have any length: several temperatures.
     reg_m : as in `solve`; (p,) or (p, 1) array; (p, 2) array, one column for each side; or a pair with (p, 1) arrays
-        For all problems or for each. One number or pair for each of two problems is (2, 1) or (2, 2).
+        For all problems or for each. One number or pair for each of two problems is (2, 1) or (2, 2). A tuple is a pair
+        of sides: in ``([1.0], [2.0])`` each side has one point.
     scale_cost, scale_each : {"median", "mean", "std", "max"}, optional; bool
         As in `solve`: the unit of reg and reg_m is taken from the costs of all problems. With ``scale_each`` each
         problem has the unit of its own costs.

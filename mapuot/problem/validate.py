@@ -423,7 +423,8 @@ def own_numbers(reg: Any, reg_m: Any, p: int) -> tuple[Any, tuple[Any, Any]] | N
         if wrong.any():
             raise ValueError(f"reg must be > 0 and finite, problem {int(wrong.argmax())} has {reg[wrong][0]}")
     pair = isinstance(reg_m, (tuple, list)) and len(reg_m) <= 2
-    if pair and len(reg_m) == p and all(np.shape(x) == (1,) for x in reg_m):  # (p, 1), as a list
+    # (p, 1) as a list; in a tuple each member is that of a side, with one number for each of its points
+    if pair and isinstance(reg_m, list) and len(reg_m) == p and all(np.shape(x) == (1,) for x in reg_m):
         reg_m, pair = np.array(reg_m), False
     members: tuple[Any, Any] = (None, None)
     if pair and any(np.shape(x) == (p, 1) for x in reg_m):

@@ -373,3 +373,16 @@ def test_scale_each_takes_the_unit_of_each_problem(name, reg_m):
 def test_own_numbers_are_checked(wrong):
     with pytest.raises((ValueError, NotImplementedError), match="reg"):
         solve_batch(np.ones((3, 4, 5)), **{"reg": 0.1, "reg_m": 1.0} | wrong)
+
+
+def test_a_tuple_is_a_pair_of_sides():
+    """Penalties of lone points in a tuple are those of the sides, also where there are two problems."""
+    A, B = np.array([[6.0], [7.0]]), np.array([[0.1], [0.2]])
+    rho = np.array([0.3]), np.array([5.0])
+    batch = mapuot.solve_batch(np.ones((1, 1)), A, B, reg=0.2, reg_m=rho, tol=1e-9)
+    own = mapuot.solve_batch(np.ones((1, 1)), A, B, reg=0.2, reg_m=[[0.3], [5.0]], tol=1e-9)
+    for i in (0, 1):
+        one = mapuot.solve(np.ones((1, 1)), A[i], B[i], reg=0.2, reg_m=rho, tol=1e-9)
+        np.testing.assert_allclose(batch[i].plan, one.plan, rtol=1e-8)
+        each = mapuot.solve(np.ones((1, 1)), A[i], B[i], reg=0.2, reg_m=float(rho[i][0]), tol=1e-9)
+        np.testing.assert_allclose(own[i].plan, each.plan, rtol=1e-8)
