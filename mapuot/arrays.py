@@ -26,7 +26,9 @@ def namespace(*arrays: Any) -> Any:
 
 def host(x: Any) -> Any:
     """Copy an array or sparse matrix from a GPU to NumPy or SciPy; return others as they are."""
-    return x.get() if type(x).__module__.partition(".")[0] in ("cupy", "cupyx") else x
+    if type(x).__module__.partition(".")[0] in ("cupy", "cupyx"):
+        return x.get()
+    return x
 
 
 def is_on_device(x: Any) -> bool:
@@ -42,7 +44,9 @@ def register_arithmetic(module: str) -> None:
 
 def arithmetic(*arrays: Any) -> Any:
     """Return NumPy, or the registered module (backends/cuda/vectors.py) where one of the arrays lies on a GPU."""
-    return np if namespace(*arrays) is np else import_module(_on_gpu[0])
+    if namespace(*arrays) is np:
+        return np
+    return import_module(_on_gpu[0])
 
 
 def formula(function: Any) -> Any:
@@ -66,7 +70,9 @@ def formula(function: Any) -> Any:
 
 def largest(x: Any, least: float = 0.0) -> float:
     """Return the maximum of ``least`` and all numbers of x, which may be empty or lie on a GPU; NaN if one is NaN."""
-    return max(float(x.max()), least) if x.size else least
+    if x.size:
+        return max(float(x.max()), least)
+    return least
 
 
 def any_of(mask: Any) -> bool:
@@ -78,7 +84,8 @@ def median(x: Any) -> float:
     """Return the median of a non-empty vector; on a GPU by sorting, as CuPy's median takes 3 seconds to compile."""
     if isinstance(x, np.ndarray):
         return float(np.median(x))
-    ordered, half = namespace(x).sort(x), len(x) // 2
+    ordered = namespace(x).sort(x)
+    half = len(x) // 2
     return float(host(ordered[half - 1 + len(x) % 2 : half + 1]).mean())
 
 
@@ -87,8 +94,10 @@ def median(x: Any) -> float:
 
 def laid(out: Any, x: Any, origin: Any = None, middle: Any = None, factor: float = 1.0) -> Any:
     """Fill a table (d, n padded) with factor (x - origin - middle), repeat its last column, and return it."""
-    xp, n = arithmetic(out), x.shape[1]
-    whole, x = xp.asarray(out), x if x.dtype.char in "fd" else x.astype(np.float64)
+    xp = arithmetic(out)
+    n = x.shape[1]
+    whole = xp.asarray(out)
+    x = x if x.dtype.char in "fd" else x.astype(np.float64)
     own = whole[:, :n]
     if origin is None:
         own[...] = x
@@ -114,6 +123,7 @@ def squares(x: Any, rounded: bool = False) -> Any:
     """Return the sum of squares of each column in float64; ``rounded``: on a GPU, round the points to float32 first."""
     xp = arithmetic(x)
     if xp is not np:
-        x = xp.asarray(x).astype(np.float32) if rounded else x
+        if rounded:
+            x = xp.asarray(x).astype(np.float32)
         return xp.merged(np.add, x, each=np.square)[0]
     return np.square(x, dtype=np.float64).sum(0)

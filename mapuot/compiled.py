@@ -37,7 +37,9 @@ def tensors_in(x: Any) -> list[Tensor] | None:
     """Return the tensors of an argument, None where it has none."""
     if isinstance(x, Tensor):
         return [x]
-    return list(x) if isinstance(x, (list, tuple)) and len(x) > 0 and isinstance(x[0], Tensor) else None
+    if isinstance(x, (list, tuple)) and len(x) > 0 and isinstance(x[0], Tensor):
+        return list(x)
+    return None
 
 
 def compilable(**single: int) -> Callable[[Any], Any]:

@@ -203,7 +203,10 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
             return PointCloud(Xs, Xt, str(self.metric))
         try:
             ours = self.metric in NEVER_FORMED and not METRICS[str(self.metric)].is_scipys(str(self.metric))
-            cost = np.asarray(PointCloud(Xs, Xt, str(self.metric))) if ours else cdist(Xs, Xt, self.metric)
+            if ours:
+                cost = np.asarray(PointCloud(Xs, Xt, str(self.metric)))
+            else:
+                cost = cdist(Xs, Xt, self.metric)
             cost = normalised(cost, self.norm)
             if labels is not None:
                 separate_classes(cost, labels[0], labels[1], self.limit_max)

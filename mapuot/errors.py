@@ -96,7 +96,10 @@ def renamed(names: dict[str, str]) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         begin = re.match(r"\w*(,? (and )?\w\b)*", str(error))  # "A", or "M, A and B"
-        told = re.findall(r"\w+", begin[0]) if begin else []
+        if begin:
+            told = re.findall(r"\w+", begin[0])
+        else:
+            told = []
         if type(error) not in (TypeError, ValueError, InfeasibleError) or names.keys().isdisjoint(told):
             raise
         raise type(error)(re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))) from error

@@ -34,9 +34,15 @@ class PendingResult(Tensors):
     def __init__(self, x: Any, y: Any, rng: np.random.Generator, options: dict[str, Any]) -> None:
         """Start the solve of tensors (m, d) and (n, d) on one GPU, on its current stream, with options of `solve`."""
         super().__init__(None, x.device)
-        torch, index = sys.modules["torch"], x.device.index
-        x, y, self._options, self._rng = x.contiguous(), y.contiguous(), options, rng
-        self._captured, self._pairs, alike = None, None, x.shape[1] == y.shape[1] and x.dtype == y.dtype
+        torch = sys.modules["torch"]
+        index = x.device.index
+        x = x.contiguous()
+        y = y.contiguous()
+        self._options = options
+        self._rng = rng
+        self._captured = None
+        self._pairs = None
+        alike = x.shape[1] == y.shape[1] and x.dtype == y.dtype
         with stream_of(x.device):
             on = torch._C._cuda_getCurrentRawStream(index)
             here = index, on, os.environ.get("MAPUOT_CUDA")
@@ -48,7 +54,9 @@ class PendingResult(Tensors):
                 return
         self._room = torch.empty(self._captured.room, dtype=torch.float64, device=x.device)
         self._pairs = torch.empty((2, x.shape[0]), dtype=torch.int64, device=x.device)
-        at, to, seed = self._room.data_ptr(), self._pairs.data_ptr(), seed_of(rng)
+        at = self._room.data_ptr()
+        to = self._pairs.data_ptr()
+        seed = seed_of(rng)
         self._pending = self._captured.begin((x.data_ptr(), y.data_ptr()), at, to, x.shape[0], seed, on)
 
     def _found(self) -> Result:
@@ -117,9 +125,13 @@ class OTPlanSampler:
         warn: bool = True, *, seed: Any = None, **options: Any,
     ) -> None:  # fmt: skip
         balanced = as_choice(method, "method", ("sinkhorn", "unbalanced")) == "sinkhorn"
-        self.reg, self.reg_m = as_positive(reg, "reg"), math.inf if balanced else reg_m
+        self.reg = as_positive(reg, "reg")
+        self.reg_m = math.inf if balanced else reg_m
         self.normalize_cost, self.warn, self.rng = normalize_cost, warn, as_generator(seed)
-        threads = None if num_threads == "max" else as_count(num_threads, "num_threads")
+        if num_threads == "max":
+            threads = None
+        else:
+            threads = as_count(num_threads, "num_threads")
         self.options: dict[str, Any] = {"threads": threads} | options
 
     def solved(self, x0: Any, x1: Any) -> Result:
@@ -131,12 +143,15 @@ class OTPlanSampler:
         """
         rows, columns = (x if x.ndim == 2 else x.reshape(len(x), -1) for x in (x0, x1))
         if (like := tensor_among(rows, columns)) is not None:
-            rows, columns = rows.to(like.device), columns.to(like.device)
+            rows = rows.to(like.device)
+            columns = columns.to(like.device)
             if like.is_cuda and not self.normalize_cost:
                 return PendingResult(rows, columns, self.rng, {"reg": self.reg, "reg_m": self.reg_m} | self.options)  # type: ignore[return-value]
-            rows, columns = rows.detach(), columns.detach()
+            rows = rows.detach()
+            columns = columns.detach()
         centre = rows.mean(0)
-        rows, columns = rows - centre, columns - centre
+        rows = rows - centre
+        columns = columns - centre
         M = (rows**2).sum(1)[:, None] + (columns**2).sum(1) - 2 * rows @ columns.T
         M = M * (M > 0)
         scale = "max" if self.normalize_cost else None
@@ -145,7 +160,9 @@ class OTPlanSampler:
     def get_map(self, x0: Any, x1: Any) -> Any:
         """Return the plan between two batches, as a NumPy array."""
         plan = self.solved(x0, x1).plan
-        return plan.cpu().numpy() if hasattr(plan, "cpu") else plan
+        if hasattr(plan, "cpu"):
+            return plan.cpu().numpy()
+        return plan
 
     def sample_map(self, pi: Any, batch_size: int, replace: bool = True) -> tuple[Any, Any]:
         """Draw (i, j) from a plan that `get_map` made."""
@@ -166,7 +183,10 @@ class OTPlanSampler:
 
     def sample_trajectory(self, X: Any) -> Any:
         """Draw paths through batches of points at several times, X and result (batch, times, ...), plan by plan."""
-        X = X.detach().cpu().numpy() if hasattr(X, "detach") else np.asarray(X)
+        if hasattr(X, "detach"):
+            X = X.detach().cpu().numpy()
+        else:
+            X = np.asarray(X)
         at = [np.arange(len(X))]
         for k in range(X.shape[1] - 1):
             P = np.asarray(self.get_map(X[:, k], X[:, k + 1]), np.float64)[at[-1]]

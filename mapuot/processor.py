@@ -52,7 +52,10 @@ def quota(root: str = "") -> float:
         kind, _, options = after.split(" ")[:3]  # a source may be empty
         controller = {"cgroup2": "", "cgroup": "cpu"}.get(kind)
         if controller in own and controller in ("", *options.split(",")):
-            names = ["cpu.cfs_quota_us", "cpu.cfs_period_us"] if controller else ["cpu.max"]
+            if controller:
+                names = ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+            else:
+                names = ["cpu.max"]
             # a container may see its cgroup's path on the host, or one outside of its namespace, but only mount its own
             place = PurePosixPath(own[controller])
             seen = place.is_relative_to(mounted) and ".." not in place.parts

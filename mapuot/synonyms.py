@@ -192,12 +192,18 @@ def hinted(function: F) -> F:
     required = [(place, name) for place, (name, x) in enumerate(parameters.items()) if x.default is REQUIRED]
 
     is_loss = function.__module__ == "mapuot.torch" and function.__name__ == "__init__"
-    outside = function if is_loss else breaks_graph(function)
+    if is_loss:
+        outside = function
+    else:
+        outside = breaks_graph(function)
     code = inspect.unwrap(function).__code__
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        run = outside if "torch._dynamo" in sys.modules else function
+        if "torch._dynamo" in sys.modules:
+            run = outside
+        else:
+            run = function
         try:
             for place, name in required:
                 if name not in named and place >= len(args):

@@ -73,7 +73,9 @@ class Measure(NamedTuple):
     def once(self) -> Measure:
         """Return one copy of a cloud that serves all problems."""
         k = self.shared
-        return Measure(self.points[:k], self.masses[:k], self.given) if k else self
+        if k:
+            return Measure(self.points[:k], self.masses[:k], self.given)
+        return self
 
     def parts(self) -> tuple[Any, Any]:
         sizes = np.diff(self.starts).tolist()
@@ -271,16 +273,22 @@ def equal(size: int, like: Any) -> Any:
 
 
 def as_masses(w: Any, name: str, size: int, like: Any) -> Any:
-    return equal(size, like) if w is None else as_tensor(w, name)
+    if w is None:
+        return equal(size, like)
+    return as_tensor(w, name)
 
 
 def widened(x: Any) -> Any:
     """Return a half-precision tensor as float32, so that slopes add up in float32; return other values unchanged."""
-    return x.float() if getattr(x, "dtype", None) in (torch.float16, torch.bfloat16) else x
+    if getattr(x, "dtype", None) in (torch.float16, torch.bfloat16):
+        return x.float()
+    return x
 
 
 def widest(*tensors: Any) -> Any:
-    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+    if any(x.dtype == torch.float64 for x in tensors):
+        return torch.float64
+    return torch.float32
 
 
 def check_loss(options: dict[str, Any], reg_m: Any) -> None:
@@ -327,7 +335,9 @@ class SinkhornLoss(torch.nn.Module):
     def forward(self, M: Tensor, a: Tensor | None = None, b: Tensor | None = None, **more: Any) -> Any:
         """Return the value. ``more`` are further arguments of the function: ``values``, or ``M_a`` and ``M_b``."""
         values = self.loss(M, a, b, reg=self.reg, reg_m=self.reg_m, **more, **self.options)
-        return values if self.reduction == "none" else getattr(values, self.reduction)()
+        if self.reduction == "none":
+            return values
+        return getattr(values, self.reduction)()
 
     def extra_repr(self) -> str:
         return f"reg={self.reg}, reg_m={self.reg_m}, reduction={self.reduction!r}"
@@ -440,7 +450,10 @@ class SamplesLoss(torch.nn.Module):
     def forward(self, *args: Any) -> Any:
         """Return the value, or the potentials, of clouds in the forms of the Notes; lists give lists of potentials."""
         if torch.compiler.is_compiling() and self.cost is None and not self.potentials and len(args) in (2, 4):
-            a, x, b, y = args if len(args) == 4 else (None, args[0], None, args[1])
+            if len(args) == 4:
+                a, x, b, y = args
+            else:
+                a, x, b, y = (None, args[0], None, args[1])
             return samples_value(x, y, a, b, **self.words)
         return self.called(*args)
 
@@ -481,7 +494,10 @@ class SamplesLoss(torch.nn.Module):
 
     def solved(self, rows: Measure, cols: Measure) -> list[Any]:
         """Solve the problem of a and b, and with ``debias`` also of a and a, and of b and b."""
-        backend = "cuda" if is_on_device(rows.points) else "cpu"
+        if is_on_device(rows.points):
+            backend = "cuda"
+        else:
+            backend = "cpu"
         found = [self.solve(rows, cols, self.rho, backend)]
         if self.debias:
             sides = [*zip((rows, cols), self.rho, strict=True)][: 2 - self.static_y]
@@ -493,8 +509,10 @@ class SamplesLoss(torch.nn.Module):
         side = side.once()
         if self.cost is not None:
             return self.solve(side, side, (rho, rho), backend)
-        loss, points = (self.p, self.eps, rho, backend, repr(self.options)), read(side.points).astype(np.float64)
-        masses, held = read(side.masses), ALONE.get(side.given)
+        loss = (self.p, self.eps, rho, backend, repr(self.options))
+        points = read(side.points).astype(np.float64)
+        masses = read(side.masses)
+        held = ALONE.get(side.given)
         same = held is not None and held.loss == loss and np.array_equal(held.starts, side.starts)
         if same and are_equal(held.points, points) and are_equal(held.masses, masses):
             return held.result
@@ -516,7 +534,8 @@ class SamplesLoss(torch.nn.Module):
             found = [self.dual_pair(Measure(x, a, x), Measure(y, b, y)) for a, x, b, y in pairs]
             return tuple(map(torch.stack, zip(*found, strict=True)))
         ab, *alone = self.solved(rows, cols)
-        pair, xp = [ab.f, ab.g], namespace(ab.f)
+        pair = [ab.f, ab.g]
+        xp = namespace(ab.f)
         if alone:
             with np.errstate(invalid="ignore"):  # of points without mass
                 both = (xp.asarray(x.f) + xp.asarray(x.g) for x in alone)
@@ -524,7 +543,10 @@ class SamplesLoss(torch.nn.Module):
         out = []
         for side, f in zip((rows, cols), pair, strict=True):
             found = tensor_of(f, side.points.device).to(side.points.dtype)
-            sizes = () if side.starts is None else np.diff(side.starts)
+            if side.starts is None:
+                sizes: Any = ()
+            else:
+                sizes = np.diff(side.starts)
             ragged = len(set(sizes)) > 1
             out.append([row[:k] for row, k in zip(found, sizes, strict=True)] if ragged else found)
         return tuple(out)
@@ -540,7 +562,9 @@ def samples_value(x: Any, y: Any, a: Any, b: Any, **words: Any) -> Any:
 
 def read(x: Any) -> Any:
     """Return a tensor as an array, or an array as it is."""
-    return array_of(x) if isinstance(x, torch.Tensor) else x
+    if isinstance(x, torch.Tensor):
+        return array_of(x)
+    return x
 
 
 def are_equal(x: Any, y: Any) -> bool:
@@ -556,7 +580,9 @@ def as_tensor(x: Any, name: str, csr: bool = False) -> Any:
         or_csr = f" or {name}.to_sparse_csr()" * csr
         raise TypeError(f"{name} must be a dense tensor of real numbers in memory{or_csr}, got {what}")
     check_csr(x, name)
-    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
+    if x.dtype in (torch.float32, torch.float64):
+        return x
+    return x.to(torch.float32)
 
 
 @dataclass(eq=False)
@@ -581,12 +607,15 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.slopes, ctx.second, ctx.answer = inputs[0].slopes, inputs[0].second, output[1]
+        ctx.slopes = inputs[0].slopes
+        ctx.second = inputs[0].second
+        ctx.answer = output[1]
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Any, _: Any) -> Any:
-        answer, needed = ctx.answer, tuple(ctx.needs_input_grad[1:])
+        answer = ctx.answer
+        needed = tuple(ctx.needs_input_grad[1:])
 
         def slopes(grad: Any, *inputs: Any) -> list[Any]:
             with stream_of(grad.device):
@@ -636,14 +665,20 @@ class CrossTerms:
 
 
 def cloud_of(rows: Measure, cols: Measure, how: tuple[str, float]) -> PointCloud:
-    starts, (metric, scale) = None if rows.starts is None else (rows.starts, cols.starts), how
+    starts = None if rows.starts is None else (rows.starts, cols.starts)
+    metric, scale = how
     return PointCloud(rows.points, None if cols is rows else cols.points, metric, scale, starts=starts)
 
 
 def masses_of(rows: Measure, cols: Measure) -> tuple[Any, Any]:
     a = read(rows.masses)
-    b = a if cols is rows else read(cols.masses)
-    return (host(a), host(b)) if rows.starts is None else (a, b)
+    if cols is rows:
+        b = a
+    else:
+        b = read(cols.masses)
+    if rows.starts is None:
+        return (host(a), host(b))
+    return (a, b)
 
 
 def solved_between(rows: Measure, cols: Measure, how: Any, more: dict[str, Any]) -> Any:
@@ -654,7 +689,8 @@ def solved_between(rows: Measure, cols: Measure, how: Any, more: dict[str, Any])
 
 def both_clouds(a: Any, x: Any, b: Any, y: Any) -> tuple[Measure, Measure]:
     """Read points and masses of both sides: one cloud each, p clouds each, or p and one that serves all of them."""
-    rows, cols = points_of(x, a, "x", "a"), points_of(y, b, "y", "b")
+    rows = points_of(x, a, "x", "a")
+    cols = points_of(y, b, "y", "b")
     counts = {len(side.starts) - 1 for side in (rows, cols) if side.starts is not None}
     if len(counts) > 1:
         raise ValueError(f"y must hold as many clouds as x, got {sorted(counts)}")
@@ -667,7 +703,8 @@ def both_clouds(a: Any, x: Any, b: Any, y: Any) -> tuple[Measure, Measure]:
 def repeated(side: Measure, p: int) -> Measure:
     """Lay a cloud that serves p problems p times one behind the other."""
     n, d = side.points.shape
-    points, masses = side.points.expand(p, n, d).reshape(-1, d), side.masses.expand(p, n).reshape(-1)
+    points = side.points.expand(p, n, d).reshape(-1, d)
+    masses = side.masses.expand(p, n).reshape(-1)
     return Measure(points, masses, side.given, n * np.arange(p + 1), n)
 
 
@@ -709,7 +746,9 @@ def parts_of(value: Any) -> Any:
     """Return the tensors of a list or of a nested tensor, None for anything else."""
     if getattr(value, "is_nested", False):
         return value.unbind()
-    return value if isinstance(value, (list, tuple)) else None
+    if isinstance(value, (list, tuple)):
+        return value
+    return None
 
 
 def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
@@ -735,31 +774,41 @@ def value_of(loss: Any, rows: Measure, cols: Measure) -> Any:
     def second(solved: list[Any], grad: Any) -> Any:
         metric = solved[0].problem.cost.cloud.core[0]
         known = metric.square and not metric.unit
-        return functools.partial(second_derivative, solved, grad) if known else None
+        if known:
+            return functools.partial(second_derivative, solved, grad)
+        return None
 
     task = Loss(solve, slopes, second if rows.starts is None else None)
     return value_by(task, rows.points, cols.points, rows.masses, cols.masses)
 
 
 def spread(grad: Any, sizes: Any) -> Any:
-    even = int(sizes[0]) if (sizes == sizes[0]).all() else torch.as_tensor(sizes, device=grad.device)
+    if (sizes == sizes[0]).all():
+        even: Any = int(sizes[0])
+    else:
+        even = torch.as_tensor(sizes, device=grad.device)
     return grad.repeat_interleave(even)
 
 
 def second_derivative(solved: list[Any], grad: Any, move: Any, *_: Any) -> tuple[Any, ...]:
     """Return the derivatives of <move, grad dW/dx> by grad and by x; None for y, a and b."""
-    (ab, *alone), w = solved, host(array_of(move)).astype(np.float64)
+    (ab, *alone) = solved
+    w = host(array_of(move)).astype(np.float64)
     with stream_of(grad.device):
-        slope, moved = host(point_slopes(ab, (True, False))[0]), ab.hvp(w, SECOND_TOL)
+        slope = host(point_slopes(ab, (True, False))[0])
+        moved = ab.hvp(w, SECOND_TOL)
         for aa in alone[:1]:
-            slope, moved = slope - host(point_slope(aa, True)), moved - 0.5 * aa.hvp(w, SECOND_TOL, both=True)
+            slope = slope - host(point_slope(aa, True))
+            moved = moved - 0.5 * aa.hvp(w, SECOND_TOL, both=True)
     by_x = grad * tensor_of(moved, grad.device)
     return grad.new_tensor((w * slope).sum()), by_x.to(move.dtype), None, None, None
 
 
 def total_masses(result: Any) -> Any:
     p = result.problem
-    return p.masses if isinstance(result, BatchResult) else (p.rows.mass, p.cols.mass)
+    if isinstance(result, BatchResult):
+        return p.masses
+    return (p.rows.mass, p.cols.mass)
 
 
 def sample_slopes(solved: list[Any], loss: Any, needed: Any) -> list[Any]:
@@ -767,7 +816,8 @@ def sample_slopes(solved: list[Any], loss: Any, needed: Any) -> list[Any]:
 
     Both sides of OT(a, a) move with a point, and its plan is symmetric: half of the sum is the slope of one side.
     """
-    ab, alone = solved[0], solved[1:]
+    ab = solved[0]
+    alone = solved[1:]
     masses = total_masses(ab)
     slopes = [*(point_slopes(ab, needed[:2]) if any(needed[:2]) else (None, None)), None, None]
     for k in (0, 1):
@@ -778,9 +828,13 @@ def sample_slopes(solved: list[Any], loss: Any, needed: Any) -> list[Any]:
         slope = mass_slope(ab, k == 0)
         if k < len(alone):
             slope = slope - for_all(0.5 * (mass_slope(alone[k], True) + mass_slope(alone[k], False)), slope)
-        own, other = masses[k], masses[1 - k]
+        own = masses[k]
+        other = masses[1 - k]
         constant = loss.eps * (own - other if loss.debias else 0.5 - other)
-        several = ab.problem.several if isinstance(ab, BatchResult) else None
+        if isinstance(ab, BatchResult):
+            several = ab.problem.several
+        else:
+            several = None
         if several is not None:
             table = namespace(slope).asarray(constant)[:, None]
             constant = several.flat_of(namespace(slope).broadcast_to(table, (len(several), several.shape[k])), k)
@@ -791,8 +845,13 @@ def sample_slopes(solved: list[Any], loss: Any, needed: Any) -> list[Any]:
 def for_all(slope: Any, like: Any) -> Any:
     """Repeat the slopes of a cloud that serves all problems p times, beside the slopes of the problems."""
     xp = namespace(like)
-    slope = xp.asarray(host(slope)) if xp is np else xp.asarray(slope)
-    return slope if len(slope) == len(like) else xp.concatenate([slope] * (len(like) // len(slope)))
+    if xp is np:
+        slope = xp.asarray(host(slope))
+    else:
+        slope = xp.asarray(slope)
+    if len(slope) == len(like):
+        return slope
+    return xp.concatenate([slope] * (len(like) // len(slope)))
 
 
 @hinted
@@ -837,7 +896,8 @@ def gromov_loss(
     >>> x.grad.shape
     torch.Size([20, 2])
     """
-    X, Y = as_tensor(X, "X"), as_tensor(Y, "Y")
+    X = as_tensor(X, "X")
+    Y = as_tensor(Y, "Y")
     masses = (as_masses(w, name, len(z), z) for w, name, z in ((a, "a", X), (b, "b", Y)))
     options = {"reg": reg, "reg_m": reg_m} | ({"backend": "cuda"} if X.is_cuda else {}) | options
 
@@ -866,13 +926,18 @@ class _FirstDerivative(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, slopes: Any, grad: Any, *depend: Any) -> Any:
         """Slopes of the problems of a batch with varying inputs, or of one answer for several weights."""
         _, at, *places = in_dims
-        weights = grad.expand(info.batch_size, *grad.shape) if at is None else grad.movedim(at, 0)
+        if at is None:
+            weights = grad.expand(info.batch_size, *grad.shape)
+        else:
+            weights = grad.movedim(at, 0)
         depend = tuple(x if k is None else x.movedim(k, 0) for x, k in zip(depend, places, strict=True))
         batch = any(k is not None for k in places)
         if batch and None not in places:
             out = _FirstDerivative.apply(slopes, weights[:, 0], *depend)
             return tuple(x if x.ndim else x.expand(info.batch_size) for x in out), (0,) * len(out)
-        weights = torch.diag(weights[:, 0]) if batch else weights  # the weight of each problem in shared slopes
+        # the weight of each problem in shared slopes
+        if batch:
+            weights = torch.diag(weights[:, 0])
         found = [_FirstDerivative.apply(slopes, w, *depend) for w in weights]
         own = ([x[i] if k is not None and x.ndim else x for x, k in zip(row, places, strict=True)]
                for i, row in enumerate(found))  # fmt: skip
@@ -887,13 +952,15 @@ class _FirstDerivative(torch.autograd.Function):
 
 
 def solved(M: Any, a: Any, b: Any, values: Any, reg: float, reg_m: Any, options: dict[str, Any]) -> Any:
-    M, places = as_tensor(M, "M", csr=True), None
+    M = as_tensor(M, "M", csr=True)
+    places = None
     a, b = (as_masses(w, name, k, M) for w, name, k in zip((a, b), "ab", M.shape[-2:], strict=False))
     several = M.ndim == 3 or a.ndim == 2 or b.ndim == 2
     if values is not None:
         if not is_csr(M):
             raise TypeError("values must be None where M is dense: they are costs in the places of a sparse M")
-        values, places = as_tensor(values, "values"), array_of(M)
+        values = as_tensor(values, "values")
+        places = array_of(M)
         if values.shape != places.data.shape or values.device != M.device:
             wanted = f"one for each of the {len(places.data)} stored costs of M, on its device"
             raise ValueError(f"values must be {wanted}, got shape {tuple(values.shape)} on {values.device}")
@@ -917,11 +984,17 @@ def solved(M: Any, a: Any, b: Any, values: Any, reg: float, reg_m: Any, options:
 
 def first_derivatives(places: Any, result: BatchResult | Result, needed: Any, grad: Any, *inputs: Any) -> list[Any]:
     """Return grad times dW/da, dW/db, dW/dM, each in the form and on the device of its input."""
-    weights, out = array_of(grad).astype(np.float64), []
+    weights = array_of(grad).astype(np.float64)
+    out = []
     for tensor, need, name in zip(inputs, needed, ("rows", "cols", "plan"), strict=True):
-        csr, slope, found = need and is_csr(tensor), None, None
+        csr = need and is_csr(tensor)
+        slope = None
+        found = None
         if need and name == "plan":
-            slope = weights * result.plan if isinstance(result, Result) else result.plan_sum(weights)
+            if isinstance(result, Result):
+                slope = weights * result.plan
+            else:
+                slope = result.plan_sum(weights)
             if csr or places is not None:
                 slope = in_places_of(array_of(tensor) if csr else places, slope)
         elif need:

@@ -59,7 +59,8 @@ def interpolate(result: Any, t: float, keep: float = 0.99) -> Way:
     >>> result.interpolate(0.5).points.round(2).T
     array([[0.5, 5.5]])
     """
-    t, keep = as_float(t, "t"), as_share(keep, "keep")
+    t = as_float(t, "t")
+    keep = as_share(keep, "keep")
     cloud = cloud_of(result)
     if cloud.core[0].unit:
         raise NotImplementedError("interpolate goes straight or along the geodesics of 'wfr', not on a sphere")
@@ -71,14 +72,19 @@ def interpolate(result: Any, t: float, keep: float = 0.99) -> Way:
     if not 0 <= t <= 1:
         raise ValueError(f"t must be in [0, 1], got {t}")
     pairs = result.sparse(keep=keep).tocoo()
-    i, j, P = pairs.row, pairs.col, pairs.data.astype(np.float64)
+    i = pairs.row
+    j = pairs.col
+    P = pairs.data.astype(np.float64)
     (a, m0, lone0), (b, m1, lone1) = (semi(side, k, P) for side, k in zip(result.problem.sides, (i, j), strict=True))
     x = np.concatenate([cloud.x[i], cloud.x[lone0], cloud.y[lone1]])
     y = np.concatenate([cloud.y[j], cloud.x[lone0], cloud.y[lone1]])
     m0 = np.concatenate([m0, a[lone0], np.zeros(len(lone1))])
     m1 = np.concatenate([m1, np.zeros(len(lone0)), b[lone1]])
     if geodesics:
-        factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
+        if cloud.weights is None:
+            factor = 1.0
+        else:
+            factor = np.sqrt(cloud.weights)
         return geodesic(x, y, m0, m1, t, np.sqrt((((y - x) * factor) ** 2).sum(1)))
     masses = (1 - t) * m0 + t * m1
     return Way((1 - t) * x + t * y, masses, y - x, over(m1 - m0, masses))
@@ -98,7 +104,8 @@ def over(x: F64, y: F64) -> F64:
 
 def geodesic(x: F64, y: F64, m0: F64, m1: F64, t: float, d: F64) -> Way:
     """Return the state of pairs at distances d on the geodesics of "wfr"."""
-    p, q = (1 - t) * np.sqrt(m0), t * np.sqrt(m1)
+    p = (1 - t) * np.sqrt(m0)
+    q = t * np.sqrt(m1)
     masses = p * p + q * q + 2 * p * q * np.cos(d)
     theta = np.arctan2(q * np.sin(d), p + q * np.cos(d))
     along = over(1.0 * (y - x), np.broadcast_to(d[:, None], x.shape).copy())

@@ -75,24 +75,32 @@ def hvp(result: Any, w: ArrayLike, tol: float = 1e-6, max_steps: int = 1000, bot
     cloud = check(result)
     if not cloud.core[0].square or cloud.core[0].unit:
         raise NotImplementedError(f"hvp is for metric 'sqeuclidean', got {cloud.metric!r}")
-    tol, max_steps = as_positive(tol, "tol"), as_count(max_steps, "max_steps")
+    tol = as_positive(tol, "tol")
+    max_steps = as_count(max_steps, "max_steps")
     if both and (unlike := result.problem.unlike(result._backend)):
         raise ValueError(f"both must be False: rows and columns are not the same problem, see {unlike}")
     weights = as_numbers(w, "w", f"finite, of the shape {cloud.x.shape} of x", cloud.x.shape)
-    factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
+    if cloud.weights is None:
+        factor = 1.0
+    else:
+        factor = np.sqrt(cloud.weights)
     known = slice(0, cloud.dim - cloud.bits)
     centre = cloud.rows[:, known].mean(0)
-    x, y = cloud.rows[:, known] - centre, cloud.targets[:, known] - centre
+    x = cloud.rows[:, known] - centre
+    y = cloud.targets[:, known] - centre
     moved = product(result, x, y, 2 * cloud.core[1], factor * weights.astype(np.float64), bool(both), tol, max_steps)
     return np.asarray(factor * moved)
 
 
 def product(result: Any, x: F64, y: F64, slope: float, w: F64, both: bool, tol: float, max_steps: int) -> F64:
     """Return H w for costs slope / 2 |x - y|^2; ``both``: y is x and moves with x, and P is symmetric."""
-    reg, r, along = result.problem.reg, result.row_marginal, (x * w).sum(1)
+    reg = result.problem.reg
+    r = result.row_marginal
+    along = (x * w).sum(1)
     gradient = host(smooth_slope(result, result.problem.cost.cloud, True))
     moved = result.apply_transpose(np.column_stack([w, along]))
-    rows, cols = (gradient * w).sum(1), slope * (moved[:, -1] - (y * moved[:, :-1]).sum(1))
+    rows = (gradient * w).sum(1)
+    cols = slope * (moved[:, -1] - (y * moved[:, :-1]).sum(1))
     df, dg = potentials_moved(result, rows, cols, both, tol, max_steps)
     image = result.apply(with_ones(y) * dg[:, None])
     out = slope * (r[:, None] * w - (moved[:, :-1] if both else 0.0))
@@ -137,10 +145,15 @@ def potentials_moved(
     df, rest = conjugate_gradients(image, left, on_rows, allowed, most)
     if may_factor and not rest <= allowed:
         df, dg, rest = moved_by_factor(result, rows, cols)
+    elif both:
+        dg = df
     else:
-        dg = df if both else (cols - result.apply_transpose(df) / mass) / on_cols
+        dg = (cols - result.apply_transpose(df) / mass) / on_cols
     if not rest <= allowed:
-        cure = "raise max_steps or tol" if name == "hvp" else "raise reg"
+        if name == "hvp":
+            cure = "raise max_steps or tol"
+        else:
+            cure = "raise reg"
         warn(f"{name} not converged after {max_steps} steps: {cure}", ConvergenceWarning)
     return df, dg
 
@@ -173,15 +186,21 @@ def moved_by_factor(result: Any, rows: F64, cols: F64) -> tuple[F64, F64, float]
     dg = (cols - df @ share) / on_cols
     rest = rows - on_rows * df - share @ dg
     residual = float((rest**2 / on_rows).sum())
-    df, dg = host(df), host(dg)
-    return (dg, df, residual) if turned else (df, dg, residual)
+    df = host(df)
+    dg = host(dg)
+    if turned:
+        return (dg, df, residual)
+    return (df, dg, residual)
 
 
 def solution(xp: Any, matrix: Any, scale: Any, left: Any) -> Any:
     """Solve positive definite equations, with the least shift along ``scale`` that leaves a factor, and refine once."""
     shift = 0.0
     for _ in range(12):
-        shifted = matrix + xp.diag(shift * scale) if shift else matrix
+        if shift:
+            shifted = matrix + xp.diag(shift * scale)
+        else:
+            shifted = matrix
         found = solved(xp, shifted, left)
         if bool(xp.isfinite(found).all()):
             return found + solved(xp, shifted, left - matrix @ found)
@@ -198,7 +217,9 @@ def solved(xp: Any, matrix: Any, left: Any) -> Any:
     from scipy.linalg.lapack import dposv  # noqa: PLC0415 - on first use
 
     _, found, failed = dposv(matrix.T, left, lower=True)
-    return np.full(len(left), np.nan) if failed else found
+    if failed:
+        return np.full(len(left), np.nan)
+    return found
 
 
 def diagonal(result: Any, name: str, marginal: F64) -> F64:
@@ -228,6 +249,7 @@ def conjugate_gradients(
         found = found + length * step
         left = left - length * image
         z = left / on
-        before, now = now, float(left @ z)
+        before = now
+        now = float(left @ z)
         step = z + now / before * step
     return found, now

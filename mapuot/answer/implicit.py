@@ -57,9 +57,13 @@ def conditional(result: Any, rows: bool, which: Any) -> tuple[F64, F64]:
     """
     p = result.problem
     if rows:
-        M, log, weight = p.M, result.own_logs[1], p.cols.weight
+        M = p.M
+        log = result.own_logs[1]
+        weight = p.cols.weight
     else:
-        M, log, weight = p.M.T, result.own_logs[0], p.rows.weight
+        M = p.M.T
+        log = result.own_logs[0]
+        weight = p.rows.weight
     with np.errstate(divide="ignore", invalid="ignore"):
         exponents = np.where(host(weight) > 0, host(log) + np.log(host(weight)), -np.inf)
         exponents = exponents - host(M)[which].astype(np.float64) / p.reg

@@ -93,13 +93,18 @@ def load(
     try:
         sides, trace = checked(values)
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        text = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        if isinstance(error, KeyError):
+            text = f"it lacks {error}"
+        else:
+            text = str(error)
         raise ValueError(f"{path} holds no answer of mapuot: {text}") from error
     rows, cols = sides
     shape = (len(rows.weight), len(cols.weight))
     chosen = pick(backend, M)
     constant = float(values.get("constant", 0.0))
-    low, high, forbidden = values["M_min"], values["M_max"], values["forbidden"]
+    low = values["M_min"]
+    high = values["M_max"]
+    forbidden = values["forbidden"]
     has_cost = M is not None
     cost: Any = AbsentCost(shape, values["dtype"])
     if has_cost:

@@ -63,7 +63,10 @@ def primal_value(problem: Any, mass: Any, sides: Any, rhos: Any = (None, None)) 
     with np.errstate(over="ignore", invalid="ignore"):
         total = getattr(problem, "regs", problem.reg) * (problem.c_mass - mass)
         for (side, t, f, r), own in zip(sides, rhos, strict=True):
-            kind = "kl" if own is not None and side.logarithmic else side.penalty
+            if own is not None and side.logarithmic:
+                kind = "kl"
+            else:
+                kind = side.penalty
             paid = penalties.divergence(kind, r, t, side.rho if own is None else own, side.upper)
             total = total + side.ranks.sum((np.where(r > 0, f, 0.0) * r + paid).sum(-1))
     return np.where(np.isnan(total), np.inf, total)
@@ -317,11 +320,17 @@ class Result(CertifiedAnswer, Answer):
                 term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
                 total += float(term.sum())
                 size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())
-            hidden = p.reg * self.skipped.hidden if self.skipped else 0.0
+            if self.skipped:
+                hidden = p.reg * self.skipped.hidden
+            else:
+                hidden = 0.0
             value = total - hidden - ROUNDING * size - p.cost.error(p.M_max) * mass
         value += p.least_lift
         last = self.trace[-1].dual
-        return last if np.isnan(value) else max(last, float(value))  # two lower bounds
+        # two lower bounds
+        if np.isnan(value):
+            return last
+        return max(last, float(value))
 
     @property
     def _missed(self) -> float:  # type: ignore[override]

@@ -64,7 +64,8 @@ def gradient(result: Any) -> Gradient:
     if clouds is not None:
         errors = [slope_error(clouds.of(i), result.error_bound[i], result.problem.M_max) for i in range(len(result))]
         x, y = point_slopes(result)
-        a, b = mass_slope(result, True), mass_slope(result, False)
+        a = mass_slope(result, True)
+        b = mass_slope(result, False)
         x, y, a, b = (clouds.split(flat, axis) for flat, axis in ((x, 0), (y, 1), (a, 0), (b, 1)))
         return Gradient(x, y, a, b, np.array(errors) * result.mass)
     cloud = check(result)
@@ -128,7 +129,10 @@ def point_slopes(result: Any, wanted: tuple[bool, bool] = (True, True)) -> list[
     def of_side(rows: bool) -> Any:
         if not product:
             return chained(cloud, smooth_slope(result, cloud, rows), rows)
-        moved = result.apply(cloud.y) if rows else result.apply_transpose(cloud.x)
+        if rows:
+            moved = result.apply(cloud.y)
+        else:
+            moved = result.apply_transpose(cloud.x)
         return np.asarray(product * cloud.scale * w * moved)  # "inner": scale (r_i + c_j - <x_i, y_j>) has -scale P y
 
     return [of_side(rows) if want else None for rows, want in zip((True, False), wanted, strict=True)]
@@ -168,7 +172,8 @@ def slopes_of_all(result: Any, wanted: tuple[bool, bool]) -> list[Any]:
 
 def plan_exponents(p: Any, result: Any) -> list[Any]:
     """Return log u + log a and log v + log b of a batch, -inf where the plan is 0."""
-    sides, xp = ((result.log_u, p.A), (result.log_v, p.B)), namespace(result.log_u)
+    sides = ((result.log_u, p.A), (result.log_v, p.B))
+    xp = namespace(result.log_u)
     with np.errstate(invalid="ignore", divide="ignore"):
         return [xp.where(xp.isfinite(x), x + xp.log(w), -np.inf) for x, w in sides]
 
@@ -176,7 +181,10 @@ def plan_exponents(p: Any, result: Any) -> list[Any]:
 def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> Any:
     """Return the derivatives of scale |x - y|^2 by the core's coordinates, on their device: 2 scale (r x - P y)."""
     x, y = centred(cloud)
-    here, moved = (x, result.apply(with_ones(y))) if rows else (y, result.apply_transpose(with_ones(x)))
+    if rows:
+        here, moved = (x, result.apply(with_ones(y)))
+    else:
+        here, moved = (y, result.apply_transpose(with_ones(x)))
     moved = namespace(here).asarray(moved)
     return 2 * cloud.core[1] * (moved[:, -1:] * here - moved[:, :-1])
 
@@ -190,22 +198,27 @@ def centred(cloud: PointCosts) -> tuple[Any, Any]:
         rows, columns = cloud.here
         centre = rows.mean(0)
         return rows - centre, columns[:, : cloud.shape[1]].T - centre
-    centre, factor = cloud.x.mean(0), 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
+    centre = cloud.x.mean(0)
+    factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
     return (cloud.x - centre) * factor, (cloud.y - centre) * factor
 
 
 def with_ones(points: Any) -> Any:
     """Add a column of ones to the points, so that one product with the plan gives its marginal, too."""
-    xp, n = namespace(points), len(points)
+    xp = namespace(points)
+    n = len(points)
     return xp.concatenate([points, xp.ones((n, 1))], axis=1)
 
 
 def block_slopes(result: Any, cloud: PointCosts) -> tuple[F64, F64]:
     """Return the derivatives for any other metric from rows of the plan, by the caller's coordinates (exactly)."""
     metric, scale = cloud.core
-    d, y, p = cloud.x.shape[1], cloud.y, metric.norm
+    d = cloud.x.shape[1]
+    y = cloud.y
+    p = metric.norm
     factor = metric.weighted(np.ones(d) if cloud.weights is None else cloud.weights)
-    gx, gy = np.zeros_like(cloud.x), np.zeros_like(y)
+    gx = np.zeros_like(cloud.x)
+    gy = np.zeros_like(y)
     size = max(float(np.abs(z * factor).max()) for z in (cloud.x, y)) or 1.0  # scale of the numbers that have powers
     for i0, P in result._wide_blocks():
         x = cloud.x[i0 : i0 + len(P)]
@@ -224,9 +237,15 @@ def chained(cloud: PointCosts, slope: F64, rows: bool) -> F64:
     """Convert a derivative of squared distances by the core's coordinates to the caller's coordinates."""
     if cloud.plain:
         return slope
-    points, scaled = (cloud.x, cloud.rows) if rows else (cloud.y, cloud.columns[:, : len(slope)].T)
+    if rows:
+        points, scaled = (cloud.x, cloud.rows)
+    else:
+        points, scaled = (cloud.y, cloud.columns[:, : len(slope)].T)
     scaled = scaled[:, : cloud.dim - cloud.bits]
-    factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
+    if cloud.weights is None:
+        factor = 1.0
+    else:
+        factor = np.sqrt(cloud.weights)
     if cloud.core[0].unit:
         length = lengths(points, factor)
         with np.errstate(divide="ignore", invalid="ignore"):  # lengths may underflow
@@ -245,24 +264,36 @@ def slope_error(cloud: PointCosts, bound: float, largest: float) -> float:
     The bound is the plan's error times the largest |dc/dx| (``steep``), plus the rounding of sums of m or n terms;
     ``sizes`` bounds their size before cancellation.
     """
-    metric, scale = cloud.core[0], cloud.scale
-    w = np.ones(cloud.dim - cloud.apart - cloud.bits) if cloud.weights is None else cloud.weights
-    rounding, factor = (sum(cloud.shape) + 2 * cloud.dim + 16) * UNIT, metric.weighted(w)
+    metric = cloud.core[0]
+    scale = cloud.scale
+    if cloud.weights is None:
+        w = np.ones(cloud.dim - cloud.apart - cloud.bits)
+    else:
+        w = cloud.weights
+    rounding = (sum(cloud.shape) + 2 * cloud.dim + 16) * UNIT
+    factor = metric.weighted(w)
     root = float(factor.max() if metric.norm >= 2 else np.sqrt((factor**2).sum()))  # most of |d distance / d x|
     if metric.product:
         most = max(float(np.sqrt(((p * w) ** 2).sum(1).max())) for p in (cloud.x, cloud.y))
         steep = sizes = scale * abs(metric.product) * most
     elif not metric.square:
         known = metric.up_to(largest / scale)
-        steep, sizes = scale * root * known.slope, scale * root * known.sizes
+        steep = scale * root * known.slope
+        sizes = scale * root * known.sizes
     elif metric.unit:
         shortest = min(float(lengths(p, np.sqrt(w)).min()) for p in (cloud.x, cloud.y))
-        steep = scale * root / shortest if shortest > 0 else np.inf
+        if shortest > 0:
+            steep = scale * root / shortest
+        else:
+            steep = np.inf
         sizes = 2 * steep
     else:
         reach = sum(float(np.sqrt((p * p).sum(1).max())) for p in centred(cloud))
-        steep, sizes = 2 * root * float(np.sqrt(scale) * np.sqrt(largest)), 2 * scale * root * reach
-    return bound * steep + rounding * sizes if bound < np.inf else np.inf
+        steep = 2 * root * float(np.sqrt(scale) * np.sqrt(largest))
+        sizes = 2 * scale * root * reach
+    if bound < np.inf:
+        return bound * steep + rounding * sizes
+    return np.inf
 
 
 def mass_slope(result: Any, rows: bool) -> Any:
@@ -270,21 +301,37 @@ def mass_slope(result: Any, rows: bool) -> Any:
     clouds = getattr(result.problem, "several", None)
     if clouds is not None:
         return mass_slopes(result, rows)
-    p, cloud = result.problem, check(result)
-    side, other, f = (p.rows, p.cols, result.f) if rows else (p.cols, p.rows, result.g)
+    p = result.problem
+    cloud = check(result)
+    if rows:
+        side, other, f = (p.rows, p.cols, result.f)
+    else:
+        side, other, f = (p.cols, p.rows, result.g)
     if not (side.weight > 0).all():
         f = np.where(side.weight > 0, f, fixed_point(result, cloud.x if rows else cloud.y, rows, p.masked))
-    mass = other.weight.sum() if p.masked is None else p.shares(result._backend, other.weight, rows)
+    if p.masked is None:
+        mass = other.weight.sum()
+    else:
+        mass = p.shares(result._backend, other.weight, rows)
     return np.asarray(penalties.mass_slope(f, rho_of(side), p.reg, mass))
 
 
 def mass_slopes(result: Any, rows: bool) -> Any:
     """Return the derivatives by the masses of many clouds, concatenated over the problems."""
-    p, clouds, xp = result.problem, result.problem.several, namespace(result.log_u)
-    weight, f = (p.A, result.f) if rows else (p.B, result.g)
-    inside, other = clouds.inside(not rows), p.masses[rows]
+    p = result.problem
+    clouds = result.problem.several
+    xp = namespace(result.log_u)
+    if rows:
+        weight, f = (p.A, result.f)
+    else:
+        weight, f = (p.B, result.g)
+    inside = clouds.inside(not rows)
+    other = p.masses[rows]
     slope = mass_slope_of(p, xp.where(weight > 0, f, 0.0), rows, xp.asarray(other)[:, None])
-    without = ~(weight > 0) & xp.asarray(inside) if clouds.ragged else ~(weight > 0)
+    if clouds.ragged:
+        without = ~(weight > 0) & xp.asarray(inside)
+    else:
+        without = ~(weight > 0)
     if p.masked is not None or any_of(without):
         for i in np.flatnonzero(host(without.any(1)) | (p.masked is not None)):
             slope[i, xp.asarray(inside[i])] = xp.asarray(mass_slope(result[i], rows))
@@ -341,7 +388,8 @@ def map(result: Any, points: ArrayLike, values: ArrayLike | None = None, side: s
     if p.masked or not isinstance(p.unmasked, str):
         raise ValueError("a map needs reference 'product' or 'uniform', which tells of new points, too, and no mask")
     cloud = cloud_of(result)
-    cloud = cloud if rows else cloud.transpose()
+    if not rows:
+        cloud = cloud.transpose()
     values, flat = as_columns(cloud.y if values is None else values, cloud.shape[1], "values")
     image: F64 = host(row_operator(result, cloud, points, rows).images(values))
     return image[:, 0] if flat else image
@@ -355,10 +403,17 @@ def row_operator(
     ``cloud`` has the columns; ``masked`` holds the weights w of a mask. A row without an entry has alpha -inf.
     """
     p = result.problem
-    other, log_v, log_c = (p.cols, result.log_v, p.log_reference[1])
+    other = p.cols
+    log_v = result.log_v
+    log_c = p.log_reference[1]
     if not rows:
-        other, log_v, log_c = (p.rows, result.log_u, p.log_reference[0])
-    here = cloud if points is cloud.x else cloud.beside(np.asarray(as_points(points, "points"), np.float64), "points")
+        other = p.rows
+        log_v = result.log_u
+        log_c = p.log_reference[0]
+    if points is cloud.x:
+        here = cloud
+    else:
+        here = cloud.beside(np.asarray(as_points(points, "points"), np.float64), "points")
     with np.errstate(invalid="ignore"):
         beta = np.where(other.weight > 0, host(log_v) + log_c, -np.inf)
     operator: Any = result._backend.operator_of(here, p.reg, masked, threads=result._threads)
@@ -371,7 +426,8 @@ def row_operator(
 def fixed_point(result: Any, points: Any, rows: bool, masked: MaskedReference | None = None) -> F64:
     """Return the potential of one side at points by its fixed-point equation; ``masked``: pairs that a mask keeps."""
     cloud = check(result)
-    cloud = cloud if rows else cloud.transpose()
+    if not rows:
+        cloud = cloud.transpose()
     p = result.problem
     fi = 1 / (1 + p.reg / rho_of(p.rows if rows else p.cols))
     operator = row_operator(result, cloud, points, rows, masked if rows or masked is None else masked.T)
@@ -383,12 +439,19 @@ def fixed_point(result: Any, points: Any, rows: bool, masked: MaskedReference | 
 
 def dual_value(result: Any) -> Any:
     """Return the dual values, (p,) or one, without the rounding bound of `Result.dual`, which is not continuous."""
-    problem, xp = result.problem, namespace(result.log_u)
-    A, B = (problem.A, problem.B) if isinstance(problem, BatchProblem) else (problem.rows.weight, problem.cols.weight)
+    problem = result.problem
+    xp = namespace(result.log_u)
+    if isinstance(problem, BatchProblem):
+        A, B = (problem.A, problem.B)
+    else:
+        A, B = (problem.rows.weight, problem.cols.weight)
     own = getattr(problem, "each", None)
     if xp is not np and own is None and isinstance(problem, BatchProblem) and isinstance(problem.reference, str):
         return problem.reg * (problem.c_mass - result.mass) + result._closed[0]
-    reg = problem.reg if own is None else xp.asarray(own.reg)
+    if own is None:
+        reg = problem.reg
+    else:
+        reg = xp.asarray(own.reg)
     total = reg * (xp.asarray(problem.c_mass) - xp.asarray(result.mass))
     for rows, weight, f in ((True, A, result.f), (False, B, result.g)):
         rho, hard = columns_of(problem, rows, xp)
@@ -403,17 +466,26 @@ def marginal_gradient(result: Any, name: str) -> Any:
     rows = name == "rows"
     if not isinstance(result.problem, BatchProblem):
         one = result.problem
-        own, across = one.sides if rows else one.sides[::-1]
+        if rows:
+            own, across = one.sides
+        else:
+            own, across = one.sides[::-1]
         return penalties.mass_slope(result.f if rows else result.g, float(own.rho[0]), one.reg, across.mass)
     problem = result.problem
     other = problem.B if rows else problem.A
-    mass = other.sum(1)[:, None] if problem.masked is None else problem.shares(result._backend, other.T, rows).T
+    if problem.masked is None:
+        mass = other.sum(1)[:, None]
+    else:
+        mass = problem.shares(result._backend, other.T, rows).T
     return mass_slope_of(problem, continued(result, rows), rows, mass)
 
 
 def columns_of(problem: Any, rows: bool, xp: Any) -> tuple[Any, Any]:
     """Return reg_m of a side, 1 where it is hard, and whether it is; (p, 1) where problems have their own."""
-    own = None if getattr(problem, "each", None) is None else problem.each[2 - rows]
+    if getattr(problem, "each", None) is None:
+        own = None
+    else:
+        own = problem.each[2 - rows]
     rho = np.asarray(float((problem.rows if rows else problem.cols).rho[0]) if own is None else own[:, None])
     hard = np.isinf(rho)
     return xp.asarray(np.where(hard, 1.0, rho)), xp.asarray(hard)
@@ -424,7 +496,8 @@ def mass_slope_of(p: Any, f: Any, rows: bool, mass: Any) -> Any:
     if p.each is None:
         return penalties.mass_slope(f, p.rhos(rows), p.reg, mass)
     xp = namespace(f)
-    reg, (rho, hard) = xp.asarray(p.each.reg)[:, None], columns_of(p, rows, xp)
+    reg = xp.asarray(p.each.reg)[:, None]
+    rho, hard = columns_of(p, rows, xp)
     return xp.where(hard, penalties.mass_slope(f, np.inf, reg, mass), penalties.mass_slope(f, rho, reg, mass))
 
 

@@ -109,11 +109,21 @@ class BarycenterResult(Hints):
 
     def __repr__(self) -> str:
         axes = len(self.shape)
-        p, n = self.log_u.shape[-1 - axes], math.prod(self.shape)
-        several = f"{len(self.q)} barycenters" if self.q.ndim > axes else "barycenter"
-        state = "converged" if self.converged else "not converged"
+        p = self.log_u.shape[-1 - axes]
+        n = math.prod(self.shape)
+        if self.q.ndim > axes:
+            several = f"{len(self.q)} barycenters"
+        else:
+            several = "barycenter"
+        if self.converged:
+            state = "converged"
+        else:
+            state = "not converged"
         mass = self.q.sum(tuple(range(-axes, 0)))
-        masses = f"mass {mass:.6g}" if mass.ndim == 0 else f"masses {mass.min():.6g} to {mass.max():.6g}"
+        if mass.ndim == 0:
+            masses = f"mass {mass:.6g}"
+        else:
+            masses = f"masses {mass.min():.6g} to {mass.max():.6g}"
         known = describe_bound(self.error_bound)
         if self.error_bound == np.inf > self.gap:
             known = f"gap {self.gap:.1e}"
@@ -211,7 +221,8 @@ def barycenter(
     histograms = as_histograms(A, M)
     few = MOST_DEBIASED if debiased else MOST
     max_passes = validate.as_passes(few if max_passes is None else max_passes)
-    tol, tol_change = validate.as_positive(tol, "tol"), validate.as_positive(tol_change, "tol_change")
+    tol = validate.as_positive(tol, "tol")
+    tol_change = validate.as_positive(tol_change, "tol_change")
     images = histograms.shape[1:]
     if images == getattr(cost_of(M), "nodes", (None,))[0]:
         histograms = histograms.reshape(len(histograms), -1)
@@ -223,10 +234,16 @@ def barycenter(
         if cost.operator == "pairs":
             raise ValueError("M must be symmetric, to the last bit, for a debiased barycenter: take (M + M.T) / 2")
         cost = as_whole_cost(as_symmetric(np.asarray(cost), "M", " for a debiased barycenter"), pick("reference"))
-    operator, options, found = load("cpu").operator_of(cost, reg), make_options("auto", "float64", tol, None, None), []
-    callback, weightings = validate.as_callback(callback), np.atleast_2d(table / table.sum(-1, keepdims=True))
+    operator = load("cpu").operator_of(cost, reg)
+    options = make_options("auto", "float64", tol, None, None)
+    found = []
+    callback = validate.as_callback(callback)
+    weightings = np.atleast_2d(table / table.sum(-1, keepdims=True))
     for w, start in zip(weightings, starts_of(warm_start, histograms, reg, len(weightings)), strict=True):
-        levelled = of_equal_masses(cost, histograms, w) if rho == np.inf else histograms
+        if rho == np.inf:
+            levelled = of_equal_masses(cost, histograms, w)
+        else:
+            levelled = histograms
         body = (
             DebiasedBarycenter(levelled, operator, rho, w, tol_change)
             if debiased
@@ -239,7 +256,8 @@ def barycenter(
             break
     worst = max(found, key=lambda run: (run.status != "converged", run.trace[-1].error, run.potentials[1].change))
     if worst.status not in ("converged", "cancelled"):
-        n_passes, why = max(run.n_passes for run in found), why_not(worst, tol)
+        n_passes = max(run.n_passes for run in found)
+        why = why_not(worst, tol)
         warn_not_converged(f"barycenter not converged ({worst.status}) after {n_passes} passes: {why}")
     are_several = weights is not None and np.ndim(weights) == 2
     return together(found, worst.status, images, are_several)
@@ -264,7 +282,8 @@ def as_histograms(A: Any, M: Any) -> Any:
         if len(shapes) > 1:
             told = " and ".join(map(str, shapes[:2]))
             raise ValueError(f"A must hold histograms of the same length, each on the n points of M, got shapes {told}")
-    A, nodes = validate.as_array(A, "A"), getattr(cost_of(M), "nodes", (None,))[0]
+    A = validate.as_array(A, "A")
+    nodes = getattr(cost_of(M), "nodes", (None,))[0]
     if nodes is not None and A.shape[1:] not in (nodes, (math.prod(nodes),)):
         wanted = ", ".join(map(str, nodes))
         cure = {nodes: ": pass A[None]", (*nodes, *A.shape[-1:]): ": pass np.moveaxis(A, -1, 0)"}.get(A.shape, "")
@@ -296,21 +315,29 @@ def why_not(run: Run, tol: float) -> str:
             few = f", plans miss {missed:.1e} of the mass, where M may connect too few points" * (missed > tol)
         cure = "rounding allows no better: raise tol" * (run.status == "stalled" and not few)
         return f"{describe_miss(run.trace[-1].error, tol)}{few}; {cure or 'raise max_passes, reg or tol'}"
-    gap, changed = run.trace[-1].gap, f"last change {body.change:.2e} > tol_change {body.tol_change:.2e}"
+    gap = run.trace[-1].gap
+    changed = f"last change {body.change:.2e} > tol_change {body.tol_change:.2e}"
     value = f"; the value is at most {gap:.1e} above the optimum" * math.isfinite(gap)
     return f"{changed}{value}; raise max_passes, reg or tol_change"
 
 
 def together(found: list[Run], status: str, nodes: tuple[int, ...], several: bool) -> BarycenterResult:
     """Join barycenters in the shape of the histograms; error, gap, change and passes are the largest."""
-    bodies, last = [run.potentials[1] for run in found], [run.trace[-1] for run in found]
+    bodies = [run.potentials[1] for run in found]
+    last = [run.trace[-1] for run in found]
     plans = [run.potentials[0] or run.potentials[1].last for run in found]
     q, log_u, log_v = (np.stack([getattr(x, k) for x in plans]) for k in ("q", "log_u", "log_v"))
     q, log_u, log_v = (x.reshape(*x.shape[:-1], *nodes) for x in (q, log_u, log_v))
     if not several:
-        q, log_u, log_v = q[0], log_u[0], log_v[0]
-    change, gap, error = max(x.change for x in bodies), max(x.gap for x in last), max(x.error for x in last)
-    n_passes, reg, how = max(x.n_pass for x in last), bodies[0].reg, bodies[0].reads
+        q = q[0]
+        log_u = log_u[0]
+        log_v = log_v[0]
+    change = max(x.change for x in bodies)
+    gap = max(x.gap for x in last)
+    error = max(x.error for x in last)
+    n_passes = max(x.n_pass for x in last)
+    reg = bodies[0].reg
+    how = bodies[0].reads
     return BarycenterResult(q, log_u, log_v, reg, n_passes, change, gap, error, status, how, nodes)
 
 
@@ -319,9 +346,11 @@ def of_equal_masses(M: Any, A: F64, weights: F64) -> F64:
     if M.operator == "pairs":
         nobody = np.zeros(len(M), bool)
         parts = M.parts_between(nobody, nobody)
-        label, count = parts.rows, parts.count + 1
+        label = parts.rows
+        count = parts.count + 1
     else:
-        label, count = np.zeros(A.shape[1], int), 1
+        label = np.zeros(A.shape[1], int)
+        count = 1
     held = np.stack([np.bincount(label, a, count) for a in A])
     used = weights > 0
     check_shares(held / A.sum(1, keepdims=True), used, label)
@@ -346,7 +375,10 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, floa
     """Return (A, M, reg, reg_m): p histograms, a finite square cost and two numbers, all checked."""
     M = cost_of(M)
     if not hasattr(M, "nodes"):
-        M = as_cost(host(M), pick("reference")) if stores_pairs(M) else as_whole_cost(M, pick("reference"))
+        if stores_pairs(M):
+            M = as_cost(host(M), pick("reference"))
+        else:
+            M = as_whole_cost(M, pick("reference"))
     if A.shape[1] != M.shape[0] or M.shape[0] != M.shape[1]:
         raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
     A = validate.as_numbers(A, "A", "finite and >= 0", A.shape, least=0.0)
@@ -361,11 +393,12 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, floa
 
 def as_weights(value: Any, count: int) -> F64:
     """Return the weights, (count,) or (r, count); None stands for equal weights of sum 1."""
-    weights = np.full(count, 1.0 / count) if value is None else validate.as_array(value, "weights")
-    wanted, shapes = (
-        f"({count},) or (r, {count}), finite, >= 0 and not all zero",
-        ((count,), (*weights.shape[:1], count)),
-    )
+    if value is None:
+        weights = np.full(count, 1.0 / count)
+    else:
+        weights = validate.as_array(value, "weights")
+    wanted = f"({count},) or (r, {count}), finite, >= 0 and not all zero"
+    shapes = ((count,), (*weights.shape[:1], count))
     if not validate.as_numbers(weights, "weights", wanted, *shapes, least=0.0).any(-1).all() or not weights.size:
         raise ValueError(f"weights must be {wanted}, got {shown(value)}")
     return np.asarray(weights, np.float64)

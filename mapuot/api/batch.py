@@ -210,12 +210,16 @@ def solve_batch(
     own, first = own_of(M, A, B, reg, reg_m, penalty)
     if own is not None and len(set(own.patterns.tolist())) > 1:
         return of_patterns(again, (M, A, B), warm_start, own, first)
-    reg = reg if own is None else float(own.reg.min())
+    if own is not None:
+        reg = float(own.reg.min())
     problem = BatchProblem.from_arrays(M, A, B, reg, first, penalty, reference, chosen, mask, own)
     options = one_potential(make_options(method, precision, tol, tol_gap, threads), problem, symmetric, chosen)
     start = starts(warm_start, problem)
     turns = turned(problem, options)
-    task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
+    if turns:
+        task, log_v = (problem.transpose(), start[0])
+    else:
+        task, log_v = (problem, start[1])
     run = BatchRun(chosen, task, options, precision, as_passes(max_passes))
     with progress_bar(progress, total=len(problem), desc="mapuot", unit="problem") as bar:
         run.solve(log_v, bar)
@@ -228,7 +232,8 @@ def solve_batch(
     if not result.converged.all():
         for i in np.flatnonzero(~result.converged) if problem.forbidden or problem.c is not None else ():
             check_met(result[i], f"problem {i}: ")
-        count, worst = (~result.converged).sum(), int(np.where(result.converged, -1.0, result.error_bound).argmax())
+        count = (~result.converged).sum()
+        worst = int(np.where(result.converged, -1.0, result.error_bound).argmax())
         why = not_converged(result[worst], tol, may_be_finer(options, precision))
         warn_not_converged(f"{count} of {len(result)} problems not converged; problem {worst}, the farthest: {why}")
     return result
@@ -250,7 +255,10 @@ def own_of(M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any) -> tuple[
     kinds = as_penalties(penalty)
     if any(kind == "range" and rho is not None for kind, rho in zip(kinds, found[1], strict=True)):
         raise NotImplementedError("reg_m must be the same for all problems where the penalty is 'range'")
-    shared = as_pair(reg_m, "reg_m") if any(x is None for x in found[1]) else (None, None)
+    if any(x is None for x in found[1]):
+        shared = as_pair(reg_m, "reg_m")
+    else:
+        shared = (None, None)
     rhos = [np.full_like(rho, np.inf) if kind == "balanced" else rho for kind, rho in zip(kinds, found[1], strict=True)]
     first = tuple(x if rho is None else float(rho[0]) for x, rho in zip(shared, rhos, strict=True))
     return Own(found[0], *rhos), first
@@ -268,7 +276,8 @@ def of_patterns(again: Callable[..., Any], arrays: Any, start: Any, own: Own, re
         start = start.log_u * ratio, start.log_v * ratio
     at = [np.flatnonzero(patterns == k) for k in np.unique(patterns)]
     parts = [again(**part_of(M, A, B, start, own, reg_m, which)) for which in at]
-    problems, cost = [part.problem for part in parts], as_costs(M, parts[0]._backend)
+    problems = [part.problem for part in parts]
+    cost = as_costs(M, parts[0]._backend)
     xp = namespace(parts[0].log_u)
 
     def joined(owners: Any, name: str, width: int | None = None, left_out: float = 0.0) -> Any:
@@ -281,8 +290,10 @@ def of_patterns(again: Callable[..., Any], arrays: Any, start: Any, own: Own, re
             out[xp.asarray(which), : value.shape[1]] = xp.asarray(value)
         return out
 
-    (m, n), ends = cost.shape, ("gap", "error_bound", "dual", "mass", "n_passes", "status", "how")
-    A, B = joined(problems, "A", m), joined(problems, "B", n)
+    m, n = cost.shape
+    ends = ("gap", "error_bound", "dual", "mass", "n_passes", "status", "how")
+    A = joined(problems, "A", m)
+    B = joined(problems, "B", n)
     known = {"A": A, "B": B, "masses": (host(A.sum(1)), host(B.sum(1))), "c_mass": joined(problems, "c_mass")}
     known |= {"M_min": min(p.M_min for p in problems), "M_max": max(p.M_max for p in problems)}
     known |= {"forbidden": any(p.forbidden for p in problems), "reg": float(own.reg.min())}
@@ -296,7 +307,8 @@ def of_patterns(again: Callable[..., Any], arrays: Any, start: Any, own: Own, re
 
 def part_of(M: Any, A: Any, B: Any, start: Any, own: Own, reg_m: Any, which: Any) -> dict[str, Any]:
     """Return the arguments of `solve_batch` for some problems."""
-    cost, shape = M, (None, None)
+    cost = M
+    shape = (None, None)
     if isinstance(cost_of(M), Clouds):
         cost = M._of(cost_of(M).of(which))
         shape = cost.shape[1:]
@@ -316,7 +328,9 @@ def part_of(M: Any, A: Any, B: Any, start: Any, own: Own, reg_m: Any, which: Any
 
 def column(x: Any, xp: Any) -> Any:
     """Return one number, or (p, 1) of one for each problem, to multiply tables by."""
-    return xp.asarray(x)[:, None] if np.ndim(x) else x
+    if np.ndim(x):
+        return xp.asarray(x)[:, None]
+    return x
 
 
 def scaled_by(regs: Any, table: Any) -> Any:
@@ -348,9 +362,13 @@ def with_empty(solve: Callable[..., "BatchResult"], A: F64, B: F64) -> "BatchRes
     empty: Any = ~(A.any(1) & B.any(1))
     places = [np.where(empty[:, None], 1 / x.shape[1], x) for x in (A, B)]
     result = solve(A=places[0], B=places[1])
-    problem, product = result.problem, result.problem.unmasked == "product"
+    problem = result.problem
+    product = result.problem.unmasked == "product"
     for side, table, name in ((problem.rows, A, "A"), (problem.cols, B, "B")):
-        needs = side.rho > 0 if side.penalty == "range" else side.hard
+        if side.penalty == "range":
+            needs = side.rho > 0
+        else:
+            needs = side.hard
         wrong = empty & np.any(table * needs > 0, axis=1)
         if wrong.any():
             i = int(wrong.argmax())
@@ -365,7 +383,8 @@ def plan_sum(M: Any, A: Any, B: Any, log_u: Any, log_v: Any, reg: float, weights
     """Return `BatchResult.plan_sum` for known potentials, with the reference a b^T."""
     chosen = pick("auto", M, A, B)
     problem = BatchProblem.from_arrays(M, A, B, reg, 1.0, "kl", "product", chosen, None)
-    marginals, p = tuple(namespace(x).zeros_like(x) for x in (log_u, log_v)), len(problem)
+    marginals = tuple(namespace(x).zeros_like(x) for x in (log_u, log_v))
+    p = len(problem)
     ends = *np.zeros((4, p)), np.zeros(p, np.int64), np.full(p, "converged"), np.full(p, "")
     return BatchResult(problem, chosen, (log_u, log_v), marginals, ends, None).plan_sum(weights)
 
@@ -380,7 +399,9 @@ def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
         scale = column(warm_start.problem.regs / problem.regs, namespace(logs[0]))
         warm_start = tuple(scale * x for x in logs)
     given = as_start(warm_start, (problem.A.shape, problem.B.shape), namespace(problem.A).asarray, "a BatchResult")
-    return given if known else less_constant(given, problem)
+    if known:
+        return given
+    return less_constant(given, problem)
 
 
 class BatchRun:
@@ -423,7 +444,8 @@ class BatchRun:
         self.stopped = True
 
     def empty_tables(self) -> Any:
-        xp, shapes = namespace(self.task.A), [x.shape for x in (self.task.A, self.task.B)]
+        xp = namespace(self.task.A)
+        shapes = [x.shape for x in (self.task.A, self.task.B)]
         return tuple(xp.full(shape, left_out) for left_out in (-np.inf, 0.0) for shape in shapes)
 
     def together(self, engine: BatchEngine, log_v: Any, bar: Any) -> None:
@@ -468,7 +490,8 @@ class BatchRun:
 
     def by_groups(self, engine: BatchEngine, log_v: Any, bar: Any) -> None:
         """Solve problems that share reg and reg_m, in units of their own, together."""
-        task, on_cpu = self.task, self.backend.name == "cpu"
+        task = self.task
+        on_cpu = self.backend.name == "cpu"
         if on_cpu and (task.several or not task.one_cost):
             return  # the core solves each of them by one thread
         self.tables, xp = self.empty_tables(), namespace(task.A)
@@ -494,7 +517,10 @@ class BatchRun:
 
     def chunk(self, workspace: Any, i0: int, i1: int, most: int, bar: Any) -> None:
         running = int((workspace.stats["status"] == 0).sum())
-        passes = int(workspace.field("passes").max()) if self.options.symmetric else 0
+        if self.options.symmetric:
+            passes = int(workspace.field("passes").max())
+        else:
+            passes = 0
         bar.update(i1 - i0 - running)
         while running and passes < most:
             now = workspace.iterate(most - passes)
@@ -508,7 +534,8 @@ class BatchRun:
 
     def read(self, workspace: Any, i0: int, i1: int) -> None:
         """Copy the last potentials, marginals and statistics of problems i0 to i1 into the tables."""
-        part, found = slice(i0, i1), (*workspace.potentials(), *workspace.marginals())
+        part = slice(i0, i1)
+        found = (*workspace.potentials(), *workspace.marginals())
         if namespace(self.task.A) is np:
             found = tuple(map(host, found))
         if i1 - i0 == len(self.task):
@@ -549,11 +576,14 @@ class BatchRun:
         most = self.task.cost.size
         if self.task.several:  # largest first, so that one call gets problems of similar size
             sizes = self.task.several.pairs_of_each[left]
-            left, most = left[np.argsort(-sizes, kind="stable")], int(sizes.max())
-        whole, task = core(), self.task.on_host()
+            left = left[np.argsort(-sizes, kind="stable")]
+            most = int(sizes.max())
+        whole = core()
+        task = self.task.on_host()
         options = options_alone(self.options, self.precision, most)
         options = dataclasses.replace(options, threads=self.options.threads)
-        xp, spent = namespace(self.tables[0]), self.n_passes[left]
+        xp = namespace(self.tables[0])
+        spent = self.n_passes[left]
         starts = self.begin(left, log_v, task.B)
         for part, records, found in whole.solve_many(task, left, starts, spent, options, self.max_passes, ladder):
             stalled = (records["status"] == whole.STALLED) & whole.goes_on(task, options, part)
@@ -565,7 +595,8 @@ class BatchRun:
                 values[where] = records["last"][name][done]
             self.n_passes[where] = records["made"][done]
             ways = zip(records["larger"][done], records["symmetric"][done], strict=True)
-            whose, more = " for some problems", [FORMED] * bool(task.several)
+            whose = " for some problems"
+            more = [FORMED] * bool(task.several)
             self.how[where] = [in_core(options, int(larger), bool(one), more, whose) for larger, one in ways]
             converged = records["status"][done] == whole.CONVERGED
             self.status[where] = outcomes.after_core_calls(converged, stalled[done])
@@ -586,7 +617,8 @@ class BatchRun:
 
     def alone(self, i: int, log_v: Any, threads: int = 1) -> None:
         """Solve problem i as `solve` does, from the last log v of the batch."""
-        problem, spent = self.task.alone(i, self.backend, threads), int(self.n_passes[i])
+        problem = self.task.alone(i, self.backend, threads)
+        spent = int(self.n_passes[i])
         begin = self.begin(np.array([i]), log_v, self.task.B)[0, : problem.shape[1]]
         log_u = np.zeros(problem.shape[0])
         if self.status[i] == "stalled":  # in one call of the core; factored steps follow
@@ -609,9 +641,11 @@ class BatchRun:
         self.how[i] = f"{result.how}, alone"
 
     def result(self, problem: BatchProblem, turns: bool) -> "BatchResult":
-        potentials, marginals = self.tables[:2], self.tables[2:]
+        potentials = self.tables[:2]
+        marginals = self.tables[2:]
         if turns:
-            potentials, marginals = potentials[::-1], marginals[::-1]
+            potentials = potentials[::-1]
+            marginals = marginals[::-1]
         self.ends["dual"] = self.ends["dual"] + problem.least_lift
         ends = (*self.ends.values(), self.n_passes, self.status, self.how)
         return BatchResult(problem, self.backend, potentials, marginals, ends, self.options.threads, self.far)
@@ -659,13 +693,17 @@ class BatchResult(Answer, Sequence[Result]):
     ) -> None:  # fmt: skip
         self.problem, self._backend, self._threads, self._far = problem, backend, threads, far
         failed = bool(np.isin(ends[-2], FAILED).any())
-        self.own_logs = numbers(potentials, -np.inf) if failed else potentials
-        self.row_marginal, self.col_marginal = numbers(marginals, np.inf) if failed else marginals
+        if failed:
+            potentials = numbers(potentials, -np.inf)
+            marginals = numbers(marginals, np.inf)
+        self.own_logs = potentials
+        self.row_marginal, self.col_marginal = marginals
         self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status, self.how = ends
 
     def empty(self, which: Any) -> None:
         """Set the plans of problems with an empty side to 0; potentials of points with mass are inf."""
-        p, zero = self.problem, (self.gap, self.error_bound, self.mass, self.n_passes)
+        p = self.problem
+        zero = (self.gap, self.error_bound, self.mass, self.n_passes)
         left = (np.where(weight > 0, np.inf, -np.inf) for weight in (p.A, p.B))
         self.own_logs = tuple(np.where(which[:, None], x, y) for x, y in zip(left, self.own_logs, strict=True))
         self.row_marginal, self.col_marginal = (
@@ -679,7 +717,10 @@ class BatchResult(Answer, Sequence[Result]):
     def __repr__(self) -> str:
         m, n = self.problem.shape
         worst = self.error_bound.max()
-        told = f"error_bound <= {worst:.1e}" if worst < 1 else "of some nothing certified yet"
+        if worst < 1:
+            told = f"error_bound <= {worst:.1e}"
+        else:
+            told = "of some nothing certified yet"
         return f"<mapuot.BatchResult {len(self)} problems {m}x{n}, {int(self.converged.sum())} converged, {told}>"
 
     def __len__(self) -> int:
@@ -762,7 +803,8 @@ class BatchResult(Answer, Sequence[Result]):
     @cached_property
     def plan(self) -> Any:
         """All plans as one array, (p, m, n), in M's dtype, formed on first use; a list of CSR arrays for a sparse M."""
-        p, xp = self.problem, namespace(self.problem.M)
+        p = self.problem
+        xp = namespace(self.problem.M)
         if p.cost.operator == "pairs" or p.ragged:
             return [one.plan for one in self]
         out = xp.empty((len(self), *p.shape), p.cost.dtype)
@@ -787,16 +829,25 @@ class BatchResult(Answer, Sequence[Result]):
         """
         if np.shape(weights) != (len(self),):
             raise ValueError(f"weights must have shape ({len(self)},), got {np.shape(weights)}")
-        factors, xp = self._factors(), namespace(self.problem.M)
+        factors = self._factors()
+        xp = namespace(self.problem.M)
         if factors is not None:
             U, K, V, scale = factors
             U *= (scale * namespace(K).asarray(weights, dtype=np.float64))[:, None]
-            return K * (U.T @ V) if K.ndim == 2 else U[:, :, None] * K * V[:, None, :]
-        pairs, each = self.problem.cost.operator == "pairs", zip(host(weights), self, strict=True)
+            if K.ndim == 2:
+                return K * (U.T @ V)
+            return U[:, :, None] * K * V[:, None, :]
+        pairs = self.problem.cost.operator == "pairs"
+        each = zip(host(weights), self, strict=True)
         plans = (float(w) * (one.plan.astype(np.float64) if pairs else one.plan) for w, one in each)
         if self.problem.M.ndim == 3:
-            return list(plans) if pairs else xp.stack([*plans]).astype(np.float64)
-        total = next(plans) if pairs else xp.zeros(self.problem.shape)
+            if pairs:
+                return list(plans)
+            return xp.stack([*plans]).astype(np.float64)
+        if pairs:
+            total = next(plans)
+        else:
+            total = xp.zeros(self.problem.shape)
         for plan in plans:
             if pairs:  # all store their entries, zeros included, in the same places
                 total.data += plan.data
@@ -809,12 +860,17 @@ class BatchResult(Answer, Sequence[Result]):
 
         None if float64 would lose digits, or could not hold a scale.
         """
-        p, xp = self.problem, namespace(self.own_logs[0])
+        p = self.problem
+        xp = namespace(self.own_logs[0])
         spread = p.spread
         if p.forbidden or p.c is not None or p.cost.operator != "tiles" or (p.each is not None and p.one_cost):
             return None
-        reg = p.regs if p.each is None else xp.asarray(p.regs)[:, None, None]
-        tops, parts = [], []
+        if p.each is None:
+            reg = p.regs
+        else:
+            reg = xp.asarray(p.regs)[:, None, None]
+        tops = []
+        parts = []
         for log_x, log_w in zip(self.own_logs, p.log_reference, strict=True):
             with np.errstate(invalid="ignore"):
                 x = xp.where(xp.isfinite(log_x), log_x + log_w, -np.inf)

@@ -101,7 +101,8 @@ class Certificate(Hints):
     converged: bool
 
     def __repr__(self) -> str:
-        told, stored = describe_bound(self.error_bound, "error_bound"), self.result.problem.cost.size
+        told = describe_bound(self.error_bound, "error_bound")
+        stored = self.result.problem.cost.size
         status = "" if self.converged else "not "
         missing = f"{self.missing:.2g} of the mass missing in other pairs"
         return f"<mapuot.Certificate {status}converged after {self.rounds} rounds, {told}, {stored} pairs, {missing}>"
@@ -158,7 +159,9 @@ def certify(
     (True, True)
     """
     problem = checked(result)
-    tol, rounds, pairs = as_positive(tol, "tol"), as_count(rounds, "rounds"), as_count(pairs, "pairs")
+    tol = as_positive(tol, "tol")
+    rounds = as_count(rounds, "rounds")
+    pairs = as_count(pairs, "pairs")
     threads = as_threads(threads)
     chosen = pick(backend, M)
     cost = as_whole_cost(opened(M), chosen, problem.rows.weight, problem.cols.weight)
@@ -175,7 +178,8 @@ def certify(
         bound = seen.bound()
         if bound <= tol or not refine or done == rounds or not len(seen.mass):
             order = np.argsort(-seen.mass, kind="stable")[:pairs]
-            missing, most = (seen.outside / near.mass if near.mass > 0 else math.inf), (seen.i, seen.j, seen.mass)
+            missing = seen.outside / near.mass if near.mass > 0 else math.inf
+            most = (seen.i, seen.j, seen.mass)
             worst = tuple(x[order] for x in most)
             found = Certificate(bound, seen.objective, near.dual, missing, worst, result, done, bound <= tol)
             if refine and not found.converged:
@@ -232,7 +236,8 @@ class Sweep:
         self.i, self.j, self.mass = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
         stream = near._stream
         stream.dtype = np.dtype(np.float64)
-        floor, step = LITTLE * tol * near.mass / (m * n), max(1, BLOCK_ENTRIES // n)
+        floor = LITTLE * tol * near.mass / (m * n)
+        step = max(1, BLOCK_ENTRIES // n)
         self.apart = self.outside = 0.0
         for i0 in range(0, m, step):
             block = np.array(host(stream.plan(i0, min(i0 + step, m))))
@@ -242,14 +247,18 @@ class Sweep:
             block[row, stored.indices] = 0.0
             self.outside += float(block.sum())
             i, j = np.nonzero(block > floor)
-            self.i, self.j, self.mass = np.r_[self.i, i + i0], np.r_[self.j, j], np.r_[self.mass, block[i, j]]
+            self.i = np.r_[self.i, i + i0]
+            self.j = np.r_[self.j, j]
+            self.mass = np.r_[self.mass, block[i, j]]
             if len(self.mass) > 2 * most:
                 self.choose(most)
 
     def choose(self, count: int) -> None:
         if len(self.mass) > count:
             order = np.argpartition(-self.mass, count - 1)[:count]
-            self.i, self.j, self.mass = self.i[order], self.j[order], self.mass[order]
+            self.i = self.i[order]
+            self.j = self.j[order]
+            self.mass = self.mass[order]
 
     @cached_property
     def objective(self) -> float:
@@ -261,7 +270,8 @@ class Sweep:
     def bound(self) -> float:
         """Return the smaller of the two bounds at the head of this file."""
         result, near = self.result, self.near
-        p, mass = result.problem, float(result._sums[1].sum())
+        p = result.problem
+        mass = float(result._sums[1].sum())
         with np.errstate(all="ignore"):
             rounding = 1e-12 * self.near.mass  # rounding of exponents in the sums of entries
             by_plans = (self.apart + self.outside + rounding + near.error_bound * near.mass) / mass
@@ -269,7 +279,10 @@ class Sweep:
             gap += ROUNDING * (abs(self.objective) + p.reg * p.c_mass + p.rows.dual_scale + p.cols.dual_scale)
             by_values = plan_error(gap / p.reg / mass)
         hard = p.rows.demands or p.cols.demands
-        found = [by_plans] if hard else [by_plans, by_values]
+        if hard:
+            found = [by_plans]
+        else:
+            found = [by_plans, by_values]
         return float(min((x for x in found if not math.isnan(x)), default=math.inf))
 
 
@@ -281,7 +294,8 @@ def solved_again(result: Result, seen: Sweep, near: Result, cost: Any, tol: floa
     seen.choose(seen.most)
     new = sparse.coo_array((costs_of(cost, seen.i, seen.j), (seen.i, seen.j)), shape=problem.shape)
     old = problem.cost.pairs.matrix().tocoo()
-    row, column = np.r_[old.row, new.row], np.r_[old.col, new.col]
+    row = np.r_[old.row, new.row]
+    column = np.r_[old.col, new.col]
     wide = Sparse.of_matrix(sparse.coo_array((np.r_[old.data, new.data], (row, column)), shape=problem.shape))
     low, high = (f(wide.data[np.isfinite(wide.data)]) for f in (np.min, np.max))
     wider = dataclasses.replace(problem, cost=wide, M_min=float(low), M_max=float(high))
@@ -352,15 +366,21 @@ def knn_cost(
     """
     from scipy import sparse  # noqa: PLC0415 - on first use
 
-    cloud, k = PointCosts(x, y, metric, scale, weights), as_count(k, "k")
+    cloud = PointCosts(x, y, metric, scale, weights)
+    k = as_count(k, "k")
     if cloud.core[0].product:
         raise ValueError(f"metric must be a distance: near points then have the least costs, got {metric!r}")
-    shape, threads = cloud.shape, as_threads(threads)
+    shape = cloud.shape
+    threads = as_threads(threads)
     most = min(shape) if symmetric else shape[1]
     if k > most:
         raise ValueError(f"k must be at most {most}, the points of the smaller cloud, got {k}")
-    workers = default_threads(k * sum(shape)) if threads is None else threads
-    rows, columns = cloud.rows, np.ascontiguousarray(cloud.targets)
+    if threads is None:
+        workers = default_threads(k * sum(shape))
+    else:
+        workers = threads
+    rows = cloud.rows
+    columns = np.ascontiguousarray(cloud.targets)
     places = pattern(nearest(columns, rows, k, metric, workers), shape)
     if symmetric:
         places = sparse.csr_array(places + pattern(nearest(rows, columns, k, metric, workers), shape[::-1]).T.tocsr())
@@ -380,7 +400,8 @@ def nearest(points: Any, queries: Any, k: int, metric: str, workers: int) -> Any
         return cKDTree(points).query(queries, k, p=norm, workers=workers)[1].reshape(len(queries), k)
     name = {1: "cityblock", 2: "sqeuclidean", np.inf: "chebyshev"}.get(norm, "minkowski")
     power = {"p": norm} if name == "minkowski" else {}
-    index, centre = np.empty((len(queries), k), np.int64), points.mean(0)
+    index = np.empty((len(queries), k), np.int64)
+    centre = points.mean(0)
     moved = points - centre
     half = 0.5 * (moved * moved).sum(1)
     for i in range(0, len(queries), step := max(1, BLOCK // n)):
@@ -410,7 +431,9 @@ def pattern(index: Any, shape: tuple[int, int]) -> Any:
 
 def pair_costs(cloud: PointCosts, rows: Any, columns: Any, i: Any, j: Any) -> F64:
     """Return the costs of the pairs (i, j) of points in the core's coordinates."""
-    (metric, scale), out, step = cloud.core, np.empty(len(i)), max(1, COORDINATES // rows.shape[1])
+    metric, scale = cloud.core
+    out = np.empty(len(i))
+    step = max(1, COORDINATES // rows.shape[1])
     for k in range(0, len(i), step):
         part = slice(k, k + step)
         out[part] = scale * metric.between(rows[i[part]], columns[j[part]])

@@ -111,7 +111,9 @@ def sinkhorn_divergence(
     value = w_ab - 0.5 * (w_aa + w_bb) + 0.5 * ab.problem.regs * (mass_a - mass_b) ** 2
     dimensions: list[tuple[Any, int]] = [(M, 3), (a, 2), (b, 2)]
     batched = any(np.ndim(x) == d for x, d in dimensions)
-    return value if batched else float(value[0])
+    if batched:
+        return value
+    return float(value[0])
 
 
 def named_batch(M: Any, A: Any, B: Any, **options: Any) -> Any:
@@ -123,7 +125,10 @@ def named_batch(M: Any, A: Any, B: Any, **options: Any) -> Any:
 def check_options(options: dict[str, Any], reg_m: Any) -> None:
     for name in ("reference", "mask", "penalty", "warm_start"):
         if name in options:
-            what = "it compares whole problems" if name == "mask" else "its reference is a b^T, its penalty KL"
+            if name == "mask":
+                what = "it compares whole problems"
+            else:
+                what = "its reference is a b^T, its penalty KL"
             raise TypeError(f"{name} is not an option of the divergence: {what}")
     shape = np.shape(reg_m)
     if shape and not (len(shape) == 1 and shape[0] > 2) and shape[1:] != (1,):
@@ -239,12 +244,18 @@ def pairwise(
     ranks = join(comm)
     cloud = as_clouds(clouds, metric, scale, weights)
     options = options_of_value(options, reg_m if shared else np.ravel(rhos)[:, None])
-    table, k = cloud._cost.flattened(masses, None, None)[0], len(cloud)
-    table = np.full(cloud.shape[:2], 1.0 / cloud.shape[1]) if table is None else host(np.asarray(table, np.float64))
-    value, total = np.zeros((k, k)), table.sum(1)
+    table = cloud._cost.flattened(masses, None, None)[0]
+    k = len(cloud)
+    if table is None:
+        table = np.full(cloud.shape[:2], 1.0 / cloud.shape[1])
+    else:
+        table = host(np.asarray(table, np.float64))
+    value = np.zeros((k, k))
+    total = table.sum(1)
     pairs = np.stack(np.triu_indices(k, 1), 1)
     pairs = pairs[np.argsort(-cloud._cost.places[0].count[pairs].prod(1), kind="stable")]  # like sizes together
-    own, alone = pairs[ranks.rank :: ranks.size], np.arange(k)[ranks.rank :: ranks.size]
+    own = pairs[ranks.rank :: ranks.size]
+    alone = np.arange(k)[ranks.rank :: ranks.size]
     step = max(1, CHUNK_BYTES // (16 * 8 * cloud.shape[1]))
     shown = progress_bar(progress and ranks.rank == 0, total=len(own), desc="mapuot", unit="pair")
 
@@ -263,7 +274,8 @@ def pairwise(
                 else:
                     unit = scales_of(between(cloud, i, j)._cost, scale_cost) if scale_each else 1.0
                     terms = (unit * np.broadcast_to(x, (k, k))[i, j] for x in (regs, rhos))
-                    mine, penalty = next(terms), next(terms)[:, None]
+                    mine = next(terms)
+                    penalty = next(terms)[:, None]
                     value[i, j] = duals(i, j, mine, penalty) + 0.5 * mine * (total[i] - total[j]) ** 2
                     value[i, j] -= 0.5 * (duals(i, i, mine, penalty) + duals(j, j, mine, penalty))
                 bar.update(told * len(i))

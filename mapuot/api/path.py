@@ -64,10 +64,14 @@ def path(
     regs = list(regs)
     reg_ms = as_sequence(reg_ms, len(regs))
     warm_start = options.pop("warm_start", None)
-    solver: Any = solve_batch if is_batch(M, a, b) else solve
+    if is_batch(M, a, b):
+        solver: Any = solve_batch
+    else:
+        solver = solve
     for reg, reg_m in zip(regs, reg_ms, strict=True):
         result = solver(M, a, b, reg=reg, reg_m=reg_m, warm_start=warm_start, **options)
-        warm_start = warm_start if np.isin(result.status, FAILED).all() else result
+        if not np.isin(result.status, FAILED).all():
+            warm_start = result
         yield result
 
 

@@ -62,13 +62,18 @@ UNIT_CURE = "pass scale_mass=True, or "
 
 def in_units(solve: Callable[..., Result], given: dict[str, Any]) -> Result:
     """Solve in the units that ``scale_mass`` and ``scale_cost`` ask for."""
-    M, a, b, ranks = given["M"], given["a"], given["b"], join(given["comm"])
+    M = given["M"]
+    a = given["a"]
+    b = given["b"]
+    ranks = join(given["comm"])
     with ranks.together():
-        backend, words = pick(given["backend"], M, a, b), {name: given[name] for name in ("scale_cost", "scale_mass")}
+        backend = pick(given["backend"], M, a, b)
+        words = {name: given[name] for name in ("scale_cost", "scale_mass")}
         cost, a, b, _ = own_cost(opened(M), a, b, 1.0, "product", backend, ranks, **words)
         if given["scale_mass"] is False:
             return scaled(solve, given, [cost], ranks)  # type: ignore[no-any-return]
-        a, b = as_weight(a, cost.shape[0], "a", backend, ranks), as_weight(b, cost.shape[1], "b", backend)
+        a = as_weight(a, cost.shape[0], "a", backend, ranks)
+        b = as_weight(b, cost.shape[1], "b", backend)
         return mass_scaled(solve, given, a, b, ranks)  # type: ignore[no-any-return]
 
 
@@ -253,7 +258,9 @@ def in_one_call(call: Call, plain: PlainProblem | None) -> LazyResult | Start:
     """Solve a plain problem by one call of the core or of a GPU; else return the place where the stages begin."""
     if plain is None or not call.is_quiet:
         return Start(call.warm_start)
-    return on_device.in_one_call(call, plain) if plain.known else whole.in_one_call(call, plain)
+    if plain.known:
+        return on_device.in_one_call(call, plain)
+    return whole.in_one_call(call, plain)
 
 
 def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Result:
@@ -266,10 +273,14 @@ def solve_by_stages(call: Call, plain: PlainProblem | None, begin: Start) -> Res
         else:
             backend, problem, options = checked(call, ranks)
         options = one_potential(options, problem, call.symmetric, backend)
-        out = call.out if call.out is None else as_out(call.out, problem.shape, problem.cost.dtype, problem.cost.array)
+        if call.out is None:
+            out = call.out
+        else:
+            out = as_out(call.out, problem.shape, problem.cost.dtype, problem.cost.array)
         start = start_potentials(begin.potentials, problem)
         ranks.same(warm_start=start[1])
-        callback, most = as_callback(call.callback), as_passes(call.max_passes)
+        callback = as_callback(call.callback)
+        most = as_passes(call.max_passes)
         run = Run(backend, most, callback, call.progress, ranks, call.checkpoint, list(begin.trace))
         run.outcome = of_status(begin.status)
         run.products = begin.products
@@ -363,7 +374,10 @@ def warn_of_plain(result: LazyResult, call: Call) -> None:
         check_met(result)
         warn_not_converged(not_converged(result, call.tol, may_be_finer(result.options, call.precision)))
     mass, mass_a, mass_b = result.mass, *result.units[3:]
-    text = odd_share(mass, mass_a, mass_b) if moves_little(mass, mass_a, mass_b, LITTLE_SHARE) else None
+    if moves_little(mass, mass_a, mass_b, LITTLE_SHARE):
+        text = odd_share(mass, mass_a, mass_b)
+    else:
+        text = None
     text = text or odd_unit(*result.units, cure=UNIT_CURE)
     if text and not MUTED.get():
         warn(text, ScalingWarning)

@@ -22,11 +22,16 @@ from ..synonyms import hinted
 from .solve import solve
 
 FIRST_REG = 0.05  # of the median cost
-LOG_STEP, RANGE = math.log(2.0), math.log(1e4)  # first step of the search, and its reach
+# first step of the search, and its reach
+LOG_STEP = math.log(2.0)
+RANGE = math.log(1e4)
 CLOSE = 1e-3  # change of log reg, and difference of log odds, at which the search ends
 WITHIN = 1e-2  # largest error of the log odds, log(x / (1 - x)), in an answer
 NARROW = 1e-9  # width of a bracket in log reg at which a share counts as jumping
-MOST_STEPS, LONGEST, FLAT = 12, 3 * LOG_STEP, 1e-6  # of secants: steps, longest step, singular determinant
+# of secants: steps, longest step, singular determinant
+MOST_STEPS = 12
+LONGEST = 3 * LOG_STEP
+FLAT = 1e-6
 
 
 class Tuned(NamedTuple):
@@ -141,7 +146,8 @@ def tune(
             name = "sharpness must be one that some reg gives this plan"
             log_reg = root(lambda x: search.solve(x, beside(x)).sharpness, sharp, log_reg, -1, name, "reg")
         log_reg_m = beside(log_reg)
-    result, off = search.solve(log_reg, log_reg_m), search.apart(log_reg, log_reg_m, share, sharp)
+    result = search.solve(log_reg, log_reg_m)
+    off = search.apart(log_reg, log_reg_m, share, sharp)
     asked = np.array([reg is None, reg_m is None])
     if result.status in FAILED or abs(off[asked]).max(initial=0.0) > WITHIN:
         told = f"mass {search.share(log_reg, log_reg_m):.6g} and sharpness {result.sharpness:.6g}"
@@ -156,11 +162,15 @@ class Search:
     """Solves of one problem at many regs, each started from the previous answer."""
 
     def __init__(self, M: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
-        self.arguments, self.options = (M, a, b), options
+        self.arguments = (M, a, b)
+        self.options = options
         self.known: dict[tuple[float, float], Result] = {}
         self.last: Any = options.pop("warm_start", None)
         backend = pick(options.get("backend", "auto"), M, a, b)
-        self.usual = 1.0 if options.get("scale_cost") else scale_of([as_cost(opened(M), backend, a=a, b=b)], "median")
+        if options.get("scale_cost"):
+            self.usual = 1.0
+        else:
+            self.usual = scale_of([as_cost(opened(M), backend, a=a, b=b)], "median")
 
     def solve(self, log_reg: float, log_reg_m: float) -> Result:
         key = log_reg, log_reg_m
@@ -192,7 +202,8 @@ def secants(function: Callable[[Any], Any], first: tuple[float, float]) -> tuple
             return None
         step = -np.linalg.solve(slopes, f)
         step *= min(1.0, LONGEST / float(abs(step).max()))
-        x, before = x + step, f
+        x = x + step
+        before = f
         if abs(x - first).max() > RANGE:
             return None
         f = function(tuple(x))
@@ -224,12 +235,16 @@ def root(
     while apart(low) > 0 and first - low < RANGE:
         low, high = low - LOG_STEP, low
     while apart(high) < 0 and high - first < RANGE:
-        low, high = high, high + LOG_STEP
+        low = high
+        high = high + LOG_STEP
     if low < high and apart(low) <= 0 <= apart(high):
         brentq(apart, low, high, xtol=NARROW)
     best = min(known, key=lambda x: abs(apart(x)))
     if abs(apart(best)) > WITHIN:
-        ends = [max(x for x in known if apart(x) < 0)] if min(map(apart, known)) < 0 else []
+        if min(map(apart, known)) < 0:
+            ends = [max(x for x in known if apart(x) < 0)]
+        else:
+            ends = []
         ends += [min(x for x in known if apart(x) > 0)] if max(map(apart, known)) > 0 else []
         nearest = " and ".join(f"{known[x]:.6g} (at {name} {math.exp(x):.9g})" for x in ends)
         raise ValueError(f"{what}, got {wanted:.6g}: the nearest found are {nearest}")

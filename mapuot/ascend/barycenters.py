@@ -73,16 +73,22 @@ class Barycenter(Body):
     change = math.inf  # relative L1 change of q in the last pass
 
     def __init__(self, A: F64, operator: Any, rho: float, weights: F64) -> None:
-        self.A, self.operator, self.rho, self.weights = A.astype(np.float64), operator, rho, weights
+        self.A = A.astype(np.float64)
+        self.operator = operator
+        self.rho = rho
+        self.weights = weights
         self.reg = reg = operator.reg
         rounding = 4 * UNIT * sum(map(abs, operator.ends))
         self.error = operator.apart(rounding) or rounding + UNIT * (A.shape[1] + 16)  # relative error of a sum
-        self.hard, self.rate = rho == math.inf, reg / rho
+        self.hard = rho == math.inf
+        self.rate = reg / rho
         self.fi = 1 / (1 + self.rate)
         self.power = self.rate * self.fi  # 1 - fi
         with np.errstate(divide="ignore"):
             self.log_a = np.log(self.A)
-        self.size, self.ends, self.width = A.size, [A.size], A.shape[1]
+        self.size = A.size
+        self.ends = [A.size]
+        self.width = A.shape[1]
         kind = operator.cost.operator
         self.reads = "dense K" if kind == "tiles" else kind
         self.held = np.ones(A.shape, bool)
@@ -97,7 +103,8 @@ class Barycenter(Body):
 
     def find(self, state: F64, narrow: bool) -> Means:
         """Make a pass from log v: compute u, q and v by the formulas above, on logarithms."""
-        log_v, products = state.reshape(self.A.shape), self.operator.log_products
+        log_v = state.reshape(self.A.shape)
+        products = self.operator.log_products
         log_kv = products(log_v if self.held.all() else np.where(self.held, log_v, -np.inf))
         if self.hard:
             self.check_reachable(log_kv)
@@ -145,8 +152,12 @@ class Barycenter(Body):
 
     def image(self, found: Means, exact: bool) -> F64:
         """Return the next log v, and record the relative change of q."""
-        before, mass = self.kept.q if self.kept else 0.0, found.mass
-        self.change = float(np.abs(found.q - before).sum()) / mass if mass > 0 else math.inf
+        before = self.kept.q if self.kept else 0.0
+        mass = found.mass
+        if mass > 0:
+            self.change = float(np.abs(found.q - before).sum()) / mass
+        else:
+            self.change = math.inf
         self.kept = found
         self.held = np.isfinite(found.log_v)
         return np.where(self.held, found.log_v, 0.0).ravel()
@@ -163,7 +174,10 @@ class Barycenter(Body):
 
     def metric(self, found: Means) -> F64:
         """Return weights of the state's entries: the column sums of the plans."""
-        column = found.columns if self.held.all() else np.where(self.held, found.columns, 0.0)
+        if self.held.all():
+            column = found.columns
+        else:
+            column = np.where(self.held, found.columns, 0.0)
         return np.asarray((column * self.weights[:, None]).ravel())
 
     def asked(self, log_u: F64) -> F64:
@@ -179,16 +193,20 @@ class Barycenter(Body):
         First find the best common t. Where rows are not hard, then take one step of Newton's method in all t_s, if the
         step raises the dual value.
         """
-        log_q, B = self.log_mean(log_s), self.weights * self.asked(log_u).sum(1)
+        log_q = self.log_mean(log_s)
+        B = self.weights * self.asked(log_u).sum(1)
         highest = log_q.max()
         least = float(np.exp(log_q - highest).sum())  # |q| may overflow float64 in a first pass
         if not (0 < least < math.inf and 0 < B.sum() < math.inf):
             return log_u, log_s, log_q
         common = (math.log(B.sum() / least) - highest) / (1 + self.rate)
-        log_u, log_s, log_q = log_u + common, log_s + common, log_q + common
+        log_u = log_u + common
+        log_s = log_s + common
+        log_q = log_q + common
         if self.hard:
             return log_u, log_s, log_q
-        B, q = B * math.exp(-self.rate * common), np.exp(log_q)
+        B = B * math.exp(-self.rate * common)
+        q = np.exp(log_q)
         share = self.weights[:, None] * np.exp(self.power * (log_s - np.where(q > 0, log_q, 0.0)))
         sums = (share * q).sum(1)
         lacks = B - sums
@@ -222,7 +240,8 @@ class Barycenter(Body):
         """
         mass, log_u, log_kv = found.mass, found.log_u, found.log_kv
         value, terms = self.value_of(log_u)
-        dual, terms = value - self.reg * mass, terms + self.reg * mass
+        dual = value - self.reg * mass
+        terms = terms + self.reg * mass
         if log_kv is None or not math.isfinite(dual):
             return PassCertificate(dual=dual, moved=0.0, terms=terms)
         sizes = largest(log_u) + largest(found.log_v) + largest(found.log_s) + largest(log_kv)
@@ -233,7 +252,10 @@ class Barycenter(Body):
         kl, both, missed = self.apart(log_u, log_kv)
         root = (math.sqrt(max(kl, 0.0)) + 2 * delta * math.sqrt(both + mass)) * (0 if self.hard else self.rho**0.5)
         if root < math.inf and missed < math.inf and mass > 0 and delta + slip < 0.1:
-            certificate.gap = math.inf if self.hard else root * root + moved
+            if self.hard:
+                certificate.gap = math.inf
+            else:
+                certificate.gap = root * root + moved
             error = plan_error(root * root / self.reg / mass) + missed / mass
             certificate.error = error * (1 + 4 * delta) + 2 * delta + slip
             certificate.rounding = 2 * delta + slip, 4 * (delta + slip)
@@ -276,7 +298,8 @@ class DebiasedBarycenter(Barycenter):
         return state
 
     def find(self, state: F64, narrow: bool) -> Means:
-        log_v, products = state.reshape(self.A.shape), self.operator.log_products
+        log_v = state.reshape(self.A.shape)
+        products = self.operator.log_products
         log_kv = products(np.where(self.held, log_v, -np.inf))
         if self.hard:
             self.check_reachable(log_kv)
@@ -288,17 +311,24 @@ class DebiasedBarycenter(Barycenter):
         log_q = self.log_mean(log_s) + self.log_d / self.fi
         if self.hard:  # give q the mass of the histograms
             more = math.log(self.A[self.weights > 0][0].sum()) - log_sum(log_q)
-            log_u, log_s, log_q = log_u + more, log_s + more, log_q + more
-        self.log_kd, self.before = products(self.log_d[None])[0], self.log_d
+            log_u = log_u + more
+            log_s = log_s + more
+            log_q = log_q + more
+        self.log_kd = products(self.log_d[None])[0]
+        self.before = self.log_d
         self.log_d = 0.5 * (self.log_d + scaled(self.fi, log_q, self.log_kd))
         self.last = Means(log_u, scaled(self.fi, log_q, log_s), np.exp(log_q), log_s)
         return self.last
 
     def image(self, found: Means, exact: bool) -> F64:
         """Return the next log v; record the change of q or the missed row mass, whichever is larger."""
-        known, mass = self.kept is not None, found.mass
+        known = self.kept is not None
+        mass = found.mass
         image = super().image(found, exact)
-        self.change = max(self.change, self.missed / mass) if known and mass > 0 else math.inf
+        if known and mass > 0:
+            self.change = max(self.change, self.missed / mass)
+        else:
+            self.change = math.inf
         return image
 
     def bounds(self) -> tuple[float, float]:
@@ -317,12 +347,14 @@ class DebiasedBarycenter(Barycenter):
 
     def hard_bounds(self, least: float, diagonal: float) -> tuple[float, float]:
         """Bound the value and q by formula (18), and by (19) if K is well conditioned."""
-        found, mass = self.last, self.A[self.weights > 0][0].sum()
+        found = self.last
+        mass = self.A[self.weights > 0][0].sum()
         log_t = self.before + self.log_kd
         scale = math.log(mass) - log_sum(log_t)
         log_t += scale
         log_z = self.log_kd + scale - self.log_mean(found.log_s)
-        found.q, found.log_v = np.exp(log_t), log_t - found.log_s
+        found.q = np.exp(log_t)
+        found.log_v = log_t - found.log_s
         rows = np.exp(found.log_u + self.operator.log_products(found.log_v))
         missed = float(self.weights @ np.abs(rows - self.A).sum(1))
         rounding = self.rounding(log_t)
@@ -346,10 +378,14 @@ class DebiasedBarycenter(Barycenter):
         lowered = float(log_z.min())
         if not -math.inf < lowered < math.inf:
             return math.inf
-        log_u, log_t = found.log_u + lowered, log_d + log_kd
-        c, log_c = np.exp(log_d + log_p), log_d + log_p  # columns of the plans, on average
+        log_u = found.log_u + lowered
+        log_t = log_d + log_kd
+        # columns of the plans, on average
+        c = np.exp(log_d + log_p)
+        log_c = log_d + log_p
         log_kv = self.operator.log_products(found.log_v) - lowered
-        terms, mass = self.value_of(log_u)[1], float(c.sum() + np.exp(log_t).sum())
+        terms = self.value_of(log_u)[1]
+        mass = float(c.sum() + np.exp(log_t).sum())
         kl, both, _ = self.apart(log_u, log_kv)
         rounding = self.rounding(log_t)
         asked = float(self.weights @ self.asked(log_u).sum(1))
@@ -382,7 +418,9 @@ class BarycenterNewton(Newton):
     """
 
     def __init__(self, body: Barycenter) -> None:
-        self.body, self.weights, self.needed = body, body.weights[:, None], body.hard
+        self.body = body
+        self.weights = body.weights[:, None]
+        self.needed = body.hard
         super().__init__(body.reg, (self.weights * body.A).ravel(), np.full(body.size, body.rho))
         self.ends = np.array([0, body.size])
         self.record.marginals, self.record.widest = 1, WIDEST
@@ -408,7 +446,8 @@ class BarycenterNewton(Newton):
         error = float(self.record.error)
         if body.hard or error < stat.error:
             # invert plan_error: the gap is reg KL(P* | P)
-            stat.error, stat.gap = error, body.reg * found.mass * error**2 / (2 + error / 1.5) + value.moved
+            stat.error = error
+            stat.gap = body.reg * found.mass * error**2 / (2 + error / 1.5) + value.moved
         return OPEN if verdict == HOLDS_AFTER else verdict  # the new v is feasible for the dual only to first order
 
     def start(self, workspace: Any, backend: Any) -> F64:
@@ -449,7 +488,8 @@ def mean_of_power(weights: F64, x: F64, power: float) -> F64:
     For a small power the logarithm is nearly 0, so the largest x is subtracted first and log1p is used.
     """
     used = weights > 0
-    weights, x = weights[used], x[used]
+    weights = weights[used]
+    x = x[used]
     if power == 0:
         return np.asarray(weights @ x)
     top = x.max(axis=0)

@@ -51,7 +51,8 @@ def grouping(points: Any, most: int, unit: int) -> Grouping:
     Start with one point a group. Each merge of two halves leaves one group less, so merge the k - most narrowest
     blocks, and all blocks as wide as the last of these. A block is never narrower than its halves.
     """
-    xp, k = namespace(points), len(points)
+    xp = namespace(points)
+    k = len(points)
     low = high = points
     widths = []
     for _ in range(unit.bit_length() - 1):
@@ -69,7 +70,8 @@ def grouping(points: Any, most: int, unit: int) -> Grouping:
 
 def merged(ufunc: Any, x: Any) -> Any:
     """Merge the rows of a table in pairs; the last row of an odd number stays unchanged."""
-    found, second = x[::2].copy(), x[1::2]
+    found = x[::2].copy()
+    second = x[1::2]
     ufunc(found[: len(second)], second, out=found[: len(second)])
     return found
 
@@ -92,7 +94,8 @@ class Level(NamedTuple):
 
     def spread(self, log: F64, steep: F64) -> F64:
         """Return ``log`` at each point: the number of its group plus offset times the group's slope."""
-        xp, label = namespace(self.offset), self.groups.label
+        xp = namespace(self.offset)
+        label = self.groups.label
         out: F64 = xp.asarray(log)[label]
         for along, slope in zip(self.offset, xp.asarray(steep).T, strict=True):
             out += along * slope[label]
@@ -128,7 +131,8 @@ class Groups:
         self, problem: Problem, units: list[int], options: Options, solve: Any, backend: Backend
     ) -> None:  # fmt: skip
         self.problem, self.options, self.solve, self.backend = problem, options, solve, backend
-        cloud, xp = problem.cost.cloud, namespace(problem.rows.weight)
+        cloud = problem.cost.cloud
+        xp = namespace(problem.rows.weight)
         rows, columns = softened(cloud, *cloud.coordinates(xp))
         points = self.points = rows, columns[:, : problem.shape[1]].T
         groups = [grouping(x, -(-len(x) // unit), max(unit, cloud.unit)) for x, unit in zip(points, units, strict=True)]
@@ -139,7 +143,10 @@ class Groups:
             self.levels.append(Level(side, mean, own, (fine - xp.asarray(middle)[own.label]).T, middle))
         metric, scale = cloud.core
         square = metric.square  # only then is the slope of a potential known
-        self.factor = 2 * scale / problem.reg if square else 0.0
+        if square:
+            self.factor = 2 * scale / problem.reg
+        else:
+            self.factor = 0.0
         ranks, (one, other) = problem.rows.ranks, self.levels
         squares = float(ranks.sum(float(np.square(one.offset).sum()))) + float(np.square(other.offset).sum())
         count = float(ranks.sum(problem.shape[0])) + problem.shape[1]
@@ -175,16 +182,23 @@ class Groups:
         Linear interpolation within groups would ignore curvature: it is off by 160 nats in the tails of a cloud at
         reg / median 0.005, where half a pass is off by 6.
         """
-        problem, small, ranks, xp = self.problem, self.small, self.problem.ranks, namespace(self.problem.rows.weight)
-        means, points = small.cost.cloud, self.points[axis]
+        problem = self.problem
+        small = self.small
+        ranks = self.problem.ranks
+        xp = namespace(self.problem.rows.weight)
+        means = small.cost.cloud
+        points = self.points[axis]
         side, other, middles = problem.rows, small.cols, means.targets
         if axis:  # the groups of rows of all ranks
-            side, other = problem.cols, together(small.rows)
+            side = problem.cols
+            other = together(small.rows)
             log, middles = (np.concatenate(ranks.all(x)) for x in (log, means.rows))
         some = points if len(points) else middles[:1]  # a rank without rows needs one point for the cost
         cost = PointCosts(some, middles, means.metric, means.scale, truncate=None)[: len(points)]
         task = dataclasses.replace(small, cost=cost, rows=side, cols=other, M_min=0.0)
-        task = task if xp is np else self.backend.to_device(task)  # with several ranks, vectors stay on the host
+        # with several ranks, vectors stay on the host
+        if xp is not np:
+            task = self.backend.to_device(task)
         with closing(self.backend.workspace(task, dataclasses.replace(self.options, symmetric=False))) as workspace:
             workspace.absorb(xp.asarray(log))
             workspace.iterate(1)
@@ -215,7 +229,8 @@ class Groups:
         logs = [level.mean_log(log) for level, (log, _) in zip(self.levels, pairs, strict=True)]
         nexts = [level.mean_log(log) for level, log in zip(self.levels, images, strict=True)]
         plan = self.plan(small, (logs[0], logs[1]))
-        row_sums, (col_sums, before) = np.asarray(plan.apply(np.ones(small.shape[1]))), self.moved(plan, 1)
+        row_sums = np.asarray(plan.apply(np.ones(small.shape[1])))
+        col_sums, before = self.moved(plan, 1)
         shifts = []  # log(A'' / A) and log(B'' / B)
         for level, log, later, sums in zip(self.levels, logs, nexts, (row_sums, col_sums), strict=True):
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -242,7 +257,10 @@ def together(side: Side) -> Side:
     """Return one side with the points of all ranks."""
     ranks = side.ranks
     weight, rho = (np.concatenate(ranks.all(x)) for x in (side.weight, side.rho))
-    upper = None if side.upper is None else np.concatenate(ranks.all(side.upper))
+    if side.upper is None:
+        upper = None
+    else:
+        upper = np.concatenate(ranks.all(side.upper))
     return dataclasses.replace(side, weight=weight, rho=rho, upper=upper, ranks=ALONE)
 
 
@@ -260,7 +278,8 @@ def image(log: F64, marginal: F64, log_weight: F64, rho: F64, reg: float) -> F64
 def problem_of_groups(problem: Problem, points: tuple[Any, Any], groups: list[Grouping]) -> Problem:
     """Return the problem between the means of the groups; it skips no pairs."""
     cloud = problem.cost.cloud
-    sides, means = [], []
+    sides = []
+    means = []
     for side, fine, own in zip((problem.rows, problem.cols), points, groups, strict=True):
         weight = own.sums(side.weight)
         share = side.weight + (weight <= 0)[own.label]  # groups without mass: unweighted means
@@ -268,7 +287,10 @@ def problem_of_groups(problem: Problem, points: tuple[Any, Any], groups: list[Gr
         count = np.diff(host(own.first), append=len(fine))
         rho = host(own.sums(side.rho)) / count
         rho = rho / count ** (side.kind.degree - 1)
-        upper = None if side.upper is None else host(own.sums(side.upper)) / count
+        if side.upper is None:
+            upper = None
+        else:
+            upper = host(own.sums(side.upper)) / count
         sides.append(dataclasses.replace(side, weight=host(weight), rho=rho, upper=upper))
     some = means[0] if len(means[0]) else means[1][:1]  # a rank without rows needs one point for the cost
     (metric, scale), name = cloud.core, cloud.metric

@@ -79,7 +79,9 @@ class KeptPairs:
                 break
         if answer is None:
             return log_v if self.skip else None
-        return log_v if run.trace[-1].error > STAGES.warm_error else answer
+        if run.trace[-1].error > STAGES.warm_error:
+            return log_v
+        return answer
 
     def approach(self, task: Problem, options: Options, log_v: F64) -> F64:
         """Make passes that skip pairs down to an error of START_TOL: a start by groups is off by hundreds of nats."""

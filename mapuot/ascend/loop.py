@@ -47,7 +47,10 @@ class Run:
         # no percentage and no remaining time: the number of passes is unknown
         form = "{desc}: {n_fmt} of at most {total_fmt} passes [{elapsed}, {rate_fmt}{postfix}]"
         options = {"total": max_passes, "desc": "mapuot", "unit": "pass", "bar_format": form}
-        self.bar = progress_bar(True, **options) if progress else None
+        if progress:
+            self.bar = progress_bar(True, **options)
+        else:
+            self.bar = None
         self.limit = max_passes
         self.caller = np.geterr()
         self.outcome = outcomes.RUNNING
@@ -150,7 +153,10 @@ class StagePasses:
         self.run, self.workspace, self.problem, self.options = run, workspace, problem, options
         self.leave, self.skip = leave, skip
         self.tol = skip.tol if skip else options.tol
-        self.newton = workspace.newton() if options.last else None
+        if options.last:
+            self.newton = workspace.newton()
+        else:
+            self.newton = None
         if self.newton:
             self.newton.record.all_products, self.newton.record.budget = run.products, run.budget
         self.is_fresh = True  # K was built just before the passes
@@ -209,7 +215,10 @@ class StagePasses:
             run.save(self.workspace, self.problem)
         seconds = run.ranks.max(time.perf_counter() - self.begun)
         fits = int(self.n_made * SECONDS_A_CALL / max(seconds, 1e-6))
-        self.count = 1 if self.single else max(1, min(2 * self.n_made, MOST_A_CALL, fits))
+        if self.single:
+            self.count = 1
+        else:
+            self.count = max(1, min(2 * self.n_made, MOST_A_CALL, fits))
         return True
 
     def conclude(self, last: Stats) -> Outcome:
@@ -299,7 +308,8 @@ class StagePasses:
         newton = self.newton
         if newton is None and (run.status == "cancelled" or run.n_passes >= run.max_passes):
             newton = workspace.newton()  # the stages that would certify are left out
-            run.outcome = outcomes.without_certificate(run.outcome) if newton else run.outcome
+            if newton:
+                run.outcome = outcomes.without_certificate(run.outcome)
         is_open = run.status not in (*FAILED, "converged") and run.certified is not last
         if not (newton and newton.needed and is_open):
             return outcomes.after_certificate(last, run.outcome)
@@ -314,6 +324,9 @@ class StagePasses:
         if workspace.reads != self.reads:
             run.reads = f"{self.reads}, then {workspace.reads}"
         coarse = workspace.coarse
-        run.clusters = coarse.count if coarse and coarse.corrected else 0
+        if coarse and coarse.corrected:
+            run.clusters = coarse.count
+        else:
+            run.clusters = 0
         run.potentials = workspace.potentials()
         run.marginals = workspace.marginals()

@@ -227,7 +227,8 @@ class Ascent:
         after_late_certificate(stat, self.judge.again(stat, 0.0, 0.0, self.judge.progress.moved))
 
     def failed(self, mass: float) -> Stats:
-        self.found = self.found if self.found is not None and self.found.whole else None
+        if not (self.found is not None and self.found.whole):
+            self.found = None
         self.next_log_v = self.body.xp.zeros(self.body.ends[-1])
         self.residual = math.inf
         stat = self.stats_of(PassCertificate(), mass)

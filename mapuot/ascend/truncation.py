@@ -54,7 +54,10 @@ def begin_skipping(
         log_u, log_v = map(xp.asarray, groups.start())
         rough = max(groups.units) > 1
     together = options.symmetric
-    correct = None if options.symmetric else groups.correct
+    if options.symmetric:
+        correct = None
+    else:
+        correct = groups.correct
     if together:
         log_u = log_v = 0.5 * (log_u + log_v)
     sides = (problem.rows, log_u), (problem.cols, log_v)

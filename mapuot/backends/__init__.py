@@ -23,7 +23,10 @@ def pick(backend: str, *arrays: Any) -> Backend:
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}, got {shown(backend)}")
     if backend == "auto":
-        backend = "cuda" if any(is_on_device(cost_of(x)) for x in arrays) else "cpu"
+        if any(is_on_device(cost_of(x)) for x in arrays):
+            backend = "cuda"
+        else:
+            backend = "cpu"
     return load(backend)
 
 

@@ -60,7 +60,8 @@ class Half:
     def offset(self) -> F64:
         """Points less the middle of their box, (boxes, unit, d), on the host; the last point fills up its box."""
         whole = self.factor * (self.points - self.first)
-        whole = np.pad(whole, ((0, self.boxes * self.unit - self.count), (0, 0)), "edge") if self.count else whole
+        if self.count:
+            whole = np.pad(whole, ((0, self.boxes * self.unit - self.count), (0, 0)), "edge")
         moved: F64 = whole.reshape(self.boxes, self.unit, self.points.shape[1]) - self.mid[:, None]
         return moved
 
@@ -140,9 +141,11 @@ class Boxes:
         self.problem, self.pool, self.ranks, self.together = problem, pool, problem.rows.ranks, together
         metric, scale = cloud.core
         self.metric, self.unit = metric.number, cloud.unit
-        n, (rows, columns) = problem.shape[1], softened(cloud, *cloud.coordinates(self.arrays))
+        n = problem.shape[1]
+        rows, columns = softened(cloud, *cloud.coordinates(self.arrays))
         self.limit = -(-n // PAD) * PAD  # where the last run of columns may end
-        factor, self.smooth = metric.scaled(scale / problem.reg), metric.square
+        factor = metric.scaled(scale / problem.reg)
+        self.smooth = metric.square
         first = copied(columns[:, :1]).T
         self.rows, self.cols = (Half(x, first, factor, self.unit, k) for x, k in ((rows, 1), (columns[:, :n].T, PAD)))
         reach = [np.abs(half.mid).max(initial=0.0) + half.half.max(initial=0.0) for half in (self.rows, self.cols)]
@@ -159,7 +162,8 @@ class Boxes:
             rounding = math.inf
         total = float(self.ranks.sum(state.r.sum()))
         self.mass = total if 0 < total < math.inf else 1.0
-        n, behind = self.cols.boxes, self.cols.padded - self.cols.boxes
+        n = self.cols.boxes
+        behind = self.cols.padded - self.cols.boxes
         more = rounding - math.log(self.mass), 0.0
         x_log, y_log = (side.log_mass + k for side, k in zip(sides, self.shared(*more), strict=True))
         y_log = np.pad(y_log, (0, behind), constant_values=-np.inf)
@@ -173,14 +177,19 @@ class Boxes:
 
     def shared(self, row: float, column: float) -> tuple[float, float]:
         """Return the terms of both sides; if rows and columns are the same, each gets half of the sum."""
-        return (0.5 * (row + column),) * 2 if self.together else (row, column)
+        if self.together:
+            return (0.5 * (row + column),) * 2
+        return (row, column)
 
     def tilted(self, half: Half, log_scale: F64, log: F64) -> TiltedSide:
         """Subtract slopes from ``log``, the exponent of the plan without the cost.
 
         The slopes are fitted to ``log_scale``, the exponent without masses, because it is smooth.
         """
-        slope = half.slopes(np.where(np.isneginf(log), np.nan, log_scale)) if self.smooth else np.zeros_like(half.mid)
+        if self.smooth:
+            slope = half.slopes(np.where(np.isneginf(log), np.nan, log_scale))
+        else:
+            slope = np.zeros_like(half.mid)
         off = (half.offset * slope[:, None]).sum(2)
         flat = half.split(log, -np.inf) - off
         top = flat.max(1)
@@ -198,7 +207,10 @@ class Boxes:
 
         Keep the pairs in ``kept``; if it is None, keep the pairs above the cuts in ``arrays``.
         """
-        runs = (None, None) if kept is None else (kept.first, kept.run)
+        if kept is None:
+            runs = (None, None)
+        else:
+            runs = (kept.first, kept.run)
         self.count, width, row_mass, col_mass = self._pairs(arrays, *runs)
         return width, row_mass, self.ranks.sum(col_mass)
 
@@ -213,14 +225,23 @@ class Boxes:
         """Call mapuot_box_pairs; return the number of runs and of boxes that each box of rows keeps, and the bounds."""
         from .._core import ffi, lib  # noqa: PLC0415 - pick reports a missing C library
 
-        m, n = len(arrays["x_log_mass"]), len(arrays["y_log_mass"])
+        m = len(arrays["x_log_mass"])
+        n = len(arrays["y_log_mass"])
         record = ffi.new("mapuot_boxes *", {"m": m, "n": n, "d": self.rows.mid.shape[1], "metric": self.metric})
         for name, array in arrays.items():
             setattr(record, name, ffi.from_buffer("double *", array))
-        count, width = np.zeros(m, np.int64), np.zeros(m, np.int64)
-        out = ffi.NULL if first is None else ffi.from_buffer("int64_t *", first)
-        runs = ffi.NULL if run is None else ffi.from_buffer("int32_t *", run)
-        row_mass, col_mass = np.zeros(m), np.zeros(n)
+        count = np.zeros(m, np.int64)
+        width = np.zeros(m, np.int64)
+        if first is None:
+            out = ffi.NULL
+        else:
+            out = ffi.from_buffer("int64_t *", first)
+        if run is None:
+            runs = ffi.NULL
+        else:
+            runs = ffi.from_buffer("int32_t *", run)
+        row_mass = np.zeros(m)
+        col_mass = np.zeros(n)
         status = lib.mapuot_box_pairs(
             self.pool, record, self.unit, out, runs, write, ffi.from_buffer("int64_t *", count),
             ffi.from_buffer("int64_t *", width), ffi.from_buffer("double *", row_mass),
@@ -291,7 +312,10 @@ class Boxes:
         self.wild = float(max(rows.max(over_sums[0]), over_sums[1]) - min(rows.min(low[0]), low[1]))
         over = max(float(rows.sum(np.exp(logs[0]).sum())), float(np.exp(logs[1]).sum()))
         pairs = float(rows.sum(self.rows.boxes)) * self.cols.boxes
-        log_over = math.log(over) if 0 < over < math.inf else math.inf
+        if 0 < over < math.inf:
+            log_over = math.log(over)
+        else:
+            log_over = math.inf
         growths = self.growths(state, (sides[0], sides[1]), near)
         for _ in range(BOXES.trials):
             off = self.shared(nats + log_over, 0.0)
@@ -381,7 +405,9 @@ class Truncation:
 
     def aim(self, tol: float, tol_gap: float) -> None:
         """Set the tolerances of the certificate, and the share of it that skipped pairs may take."""
-        self.tol, self.tol_gap, self.goal = tol, tol_gap, BOXES.goal_share * tol
+        self.tol = tol
+        self.tol_gap = tol_gap
+        self.goal = BOXES.goal_share * tol
         self.judge = Judge(tol=tol, tol_gap=tol_gap)
 
     def renew(self, pool: Any, kind: type[Boxes] = Boxes, nats: float = 0.0) -> KeptBoxes | None:
@@ -390,9 +416,11 @@ class Truncation:
         ``kind``: the class of the backend's boxes; ``nats``: least distance of a skipped pair below its share.
         """
         self.boxes = self.boxes or kind(self.problem, pool, self.together)
-        goal, least = self.goal, math.log(1 / self.tol) - 2
+        goal = self.goal
+        least = math.log(1 / self.tol) - 2
         if self.rough:
-            goal, least = max(self.goal, 0.1 * BOXES.rough_error), 2.0
+            goal = max(self.goal, 0.1 * BOXES.rough_error)
+            least = 2.0
         self.kept = self.boxes.make(self.state, goal, max(self.nats, least, nats), self.tol)
         self.known = self.known and self.boxes.wild <= BOXES.most_excess
         whole = float(self.problem.rows.ranks.sum(self.problem.shape[0])) * self.problem.shape[1]
@@ -411,7 +439,9 @@ class Truncation:
         self.settled = stat
         share = self.boxes.skipped(state, self.kept)
         self.hidden = share.mass
-        found, part, more = stat.error, share.mass / stat.mass if stat.mass > 0 else math.inf, 0.0
+        found = stat.error
+        part = share.mass / stat.mass if stat.mass > 0 else math.inf
+        more = 0.0
         if share.mass:  # (found + share.error) (1 + part) + part - found
             more = share.error * (1 + part) + part * (1 + found)
         enough = self.judge.again(stat, more, self.problem.reg * share.mass, moved)
@@ -443,16 +473,22 @@ class Truncation:
         ``floor``: error of the pass by rounding; ``comparable``: the pass before had the same precision.
         Corrections end after one that did not halve the error; if it raised the error, undo it.
         """
-        error, made = stat.error - floor, self.plain is not None
+        error = stat.error - floor
+        made = self.plain is not None
         if not self.correct or (stat.rejected and not made):
             return None
         if made and (stat.rejected or (comparable and not error <= 0.5 * self.before)):
             plain, self.correct, self.plain = self.plain, None, None
-            return plain if stat.rejected or not error <= self.before else workspace.next_log_v
+            if stat.rejected or not error <= self.before:
+                return plain
+            following: F64 = workspace.next_log_v
+            return following
         if not error <= BOXES.most_corrected_error or error <= BOXES.enough_share * self.tol:
             self.plain = None
             return None
-        self.before, self.plain, self.corrections = error, workspace.next_log_v, self.corrections + 1
+        self.before = error
+        self.plain = workspace.next_log_v
+        self.corrections = self.corrections + 1
         found: F64 = self.correct(workspace.iterate_state(), error)
         return found
 
@@ -484,7 +520,8 @@ def order(points: F64, unit: int, threads: int | None = None) -> Any:
     from .._core import ffi, lib  # noqa: PLC0415 - as above
     from .cpu.native import pool_for  # noqa: PLC0415 - as above
 
-    found, points = np.empty(len(points), np.int64), np.ascontiguousarray(points)
+    found = np.empty(len(points), np.int64)
+    points = np.ascontiguousarray(points)
     pool = pool_for(threads, len(points) * BOXES.sort_entries)
     buffers = ffi.from_buffer("double *", points), unit, ffi.from_buffer("int64_t *", found)
     lib.mapuot_order(pool, *points.shape, *buffers)
@@ -535,7 +572,8 @@ class KeptPlan(Operator):
     @cached_property
     def skips(self) -> tuple[Any, Any, Any]:
         """(skipped, rows, cols): mask of skipped pairs of boxes; box of each row and column, in the order given."""
-        kept, (m, n) = self.found.kept, map(len, self.found.order)
+        kept = self.found.kept
+        m, n = map(len, self.found.order)
         assert kept
         skipped = np.ones((len(kept.first) - 1, -(-n // kept.unit)), bool)
         for i, (k0, k1) in enumerate(zip(kept.first, kept.first[1:], strict=False)):
@@ -544,7 +582,9 @@ class KeptPlan(Operator):
         box = [np.empty(k, np.int64) for k in (m, n)]
         for whole, at in zip(box, self.found.order, strict=True):
             whole[at] = np.arange(len(at)) // kept.unit
-        return (skipped.T, box[1], box[0]) if self.found.turned else (skipped, box[0], box[1])
+        if self.found.turned:
+            return (skipped.T, box[1], box[0])
+        return (skipped, box[0], box[1])
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         self.whole.dtype = self.dtype
@@ -569,7 +609,10 @@ class KeptPlan(Operator):
 
     def product(self, X: F64, turned: bool) -> F64:
         forth = turned == self.found.turned
-        to, come = self.found.order if forth else self.found.order[::-1]
+        if forth:
+            to, come = self.found.order
+        else:
+            to, come = self.found.order[::-1]
         found = self.own.product(X[come], not forth)
         out: F64 = np.empty_like(found)
         out[to] = found
@@ -578,4 +621,6 @@ class KeptPlan(Operator):
     def own_sums(self) -> tuple[float, F64, F64]:
         cost, *sums = self.own.own_sums()
         rows, cols = self.found.back(sums)
-        return (cost, cols, rows) if self.found.turned else (cost, rows, cols)
+        if self.found.turned:
+            return (cost, cols, rows)
+        return (cost, rows, cols)

@@ -27,7 +27,9 @@ GRID = 2.0**-8
 MOST_POWER = 2.0**26  # largest |row| and |col|: exponents then err by a few units, equal for all pairs of a point
 MOST_ERROR = 0.05  # largest estimated error of an entry: beyond it float32 passes are useless
 DIFFERENCES = 4  # dimensions; up to here sum squares of differences: more exact, twice the work
-SAMPLE, LEAST = 1 << 14, 256  # coordinates, and least number of points, of the sample for middles and sizes
+# coordinates, and least number of points, of the sample for middles and sizes
+SAMPLE = 1 << 14
+LEAST = 256
 TAIL_MOST = 10.0  # cap on sizes, in units of their median
 SLACK = 10.0  # allowance, in powers of 2, for costs of pairs with mass above the estimate from the scalings of K
 PARTIAL = 6.0  # rounding of a sum of products, in units of 2^-24 size^2: roundings of many terms partly cancel
@@ -52,7 +54,8 @@ class NarrowPoints:
         """``size``: result of `fitting`; ``exact``: result of `centred` for points on a GPU, kept in float64."""
         cloud, reg = problem.cost.cloud, problem.reg
         self.problem, self.size, (_, self.form) = problem, size, form_of(cloud)
-        form, expands = cloud.core[0].form, expands_squares(cloud)
+        form = cloud.core[0].form
+        expands = expands_squares(cloud)
         points: Any = exact or [p.astype(np.float32) for p in centred(cloud, reg)]
         x, self.y = points
         self.own_x: Any = 0.0  # terms of the costs that depend on one point: squares, or addends
@@ -69,10 +72,17 @@ class NarrowPoints:
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64] | None:
         """Round the scalings to float32's grid, store them in row and col, and return them; None if too large."""
         row, col = (np.rint((x * LOG2_E - own) / GRID) * GRID for x, own in ((alpha, self.own_x), (beta, self.own_y)))
-        used = row[np.isfinite(row)] if not np.may_share_memory(alpha, beta) else row[:0]  # one potential: row = col
+        # one potential: row = col
+        if not np.may_share_memory(alpha, beta):
+            used = row[np.isfinite(row)]
+        else:
+            used = row[:0]
         ranks = self.problem.ranks  # col must be the same on all ranks
         middles = [x for x in ranks.all(median(used) if used.size else None) if x is not None]
-        common = float(np.round(np.median(middles) / GRID) * GRID) if middles else 0.0
+        if middles:
+            common = float(np.round(np.median(middles) / GRID) * GRID)
+        else:
+            common = 0.0
         self.col[len(beta) :] = LEFT_OUT
         moves = (row, self.row, -common), (col, self.col[: len(beta)], common)
         if ranks.max(any(any_of(np.isfinite(x) & (np.abs(x + moved) >= MOST_POWER)) for x, _, moved in moves)):
@@ -97,7 +107,10 @@ def expands_squares(cloud: PointCosts) -> bool:
 
 def form_of(cloud: PointCosts) -> tuple[int, int]:
     """Return the dimensions and the form of float32 passes."""
-    form = "products" if expands_squares(cloud) else cloud.core[0].form or "squares"
+    if expands_squares(cloud):
+        form = "products"
+    else:
+        form = cloud.core[0].form or "squares"
     return cloud.dim - cloud.apart, FORMS[form]
 
 
@@ -112,7 +125,8 @@ def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
     if metric.product:
         return rows[:, cloud.apart :] * factor, (columns[cloud.apart :] - origin(cloud, xp)) * factor
     moved = columns[:, :1], middle(cloud, xp)[:, None], factor
-    x, y = laid(xp.empty(rows.shape).T, rows.T, *moved).T, laid(xp.empty(columns.shape), columns, *moved)
+    x = laid(xp.empty(rows.shape).T, rows.T, *moved).T
+    y = laid(xp.empty(columns.shape), columns, *moved)
     known = cloud.dim - cloud.bits
     if cloud.bits:
         x[:, known:] = HIDDEN * np.sign(rows[:, known:])
@@ -131,7 +145,9 @@ def addends(cloud: PointCosts, reg: float, xp: Any) -> tuple[Any, Any]:
     With q the `origin` of y: r_i + c_j - <x_i, y_j> = (r_i - <x_i, q>) + c_j - <x_i, y_j - q>.
     """
     rows, columns = cloud.coordinates(xp)
-    n, apart, factor = cloud.shape[1], cloud.apart, cloud.core[1] * LOG2_E / reg
+    n = cloud.shape[1]
+    apart = cloud.apart
+    factor = cloud.core[1] * LOG2_E / reg
     own_x = -(rows[:, apart:] @ origin(cloud, xp)[:, 0])
     if not apart:
         return factor * own_x, 0.0
@@ -141,8 +157,12 @@ def addends(cloud: PointCosts, reg: float, xp: Any) -> tuple[Any, Any]:
 def some(points: Any, along: int = 1) -> F64:
     """Sample the points (m, d), or numbers (m,) that belong to points with ``along`` coordinates; on the host."""
     count = max(LEAST, SAMPLE // (points.shape[1] if points.ndim > 1 else along))
-    found = points[:: max(1, len(points) // count)]
-    return copied(found) if found.ndim > 1 else copied(found[None])[0]
+    found: F64 = points[:: max(1, len(points) // count)]
+    if found.ndim > 1:
+        whole: F64 = copied(found)
+    else:
+        whole = copied(found[None])[0]
+    return whole
 
 
 def middle(cloud: PointCosts, xp: Any) -> F64:
@@ -160,14 +180,22 @@ def middle(cloud: PointCosts, xp: Any) -> F64:
 
 def sizes(problem: Problem) -> list[float]:
     """Return the mean norms of the points of rows and of columns, centred and scaled as in `centred`."""
-    cloud, found = problem.cost.cloud, list[float]()
+    cloud = problem.cost.cloud
+    found = list[float]()
     xp = namespace(*(cloud.here or (problem.rows.weight,)))
-    (metric, scale), (rows, columns) = cloud.core, softened(cloud, *cloud.coordinates(xp))
-    factor, y = metric.scaled(scale * LOG2_E / problem.reg), columns[cloud.apart :, : cloud.shape[1]]
-    centre, along = middle(cloud, xp) + copied(y[:, :1])[:, 0], len(y)
+    metric, scale = cloud.core
+    rows, columns = softened(cloud, *cloud.coordinates(xp))
+    factor = metric.scaled(scale * LOG2_E / problem.reg)
+    y = columns[cloud.apart :, : cloud.shape[1]]
+    centre = middle(cloud, xp) + copied(y[:, :1])[:, 0]
+    along = len(y)
     for points, side in ((rows[:, cloud.apart :], problem.rows), (y.T, problem.cols)):
-        beside = 0.0 if metric.product and side is problem.rows else centre
-        size, mass = factor * np.linalg.norm(some(points) - beside, metric.norm, 1), some(side.weight, along)
+        if metric.product and side is problem.rows:
+            beside: Any = 0.0
+        else:
+            beside = centre
+        size = factor * np.linalg.norm(some(points) - beside, metric.norm, 1)
+        mass = some(side.weight, along)
         most = side.ranks.max(TAIL_MOST * float(np.median(size)) if len(size) else 0.0)
         total = float(side.ranks.sum(mass.sum()))
         found.append(float(side.ranks.sum((mass * np.minimum(size, most)).sum())) / total if total else most)
@@ -190,7 +218,9 @@ def fitting(problem: Problem) -> float | None:
     if problem.cost.operator != "points" or problem.c is not None or problem.cost.cloud.core[0].form is None:
         return None
     size = sum(sizes(problem))
-    return size if entry_error(problem, size) <= MOST_ERROR else None
+    if entry_error(problem, size) <= MOST_ERROR:
+        return size
+    return None
 
 
 def entry_error(problem: Problem, size: float, scalings: tuple[F64, F64] | None = None) -> float:
@@ -200,7 +230,8 @@ def entry_error(problem: Problem, size: float, scalings: tuple[F64, F64] | None 
     alpha and beta over the masses estimate the mean cost c of these entries. The error has the rounding of c and of the
     coordinates; for sums of products it has the rounding of the squares.
     """
-    metric, d = problem.cost.cloud.core[0], problem.cost.cloud.dim
+    metric = problem.cost.cloud.core[0]
+    d = problem.cost.cloud.dim
     c = SLACK
     if scalings is not None:
         sides = zip((problem.rows, problem.cols), scalings, strict=True)
@@ -216,4 +247,6 @@ def mean_over(side: Side, log: F64) -> float:
     """Return the mean of the finite numbers of a vector, weighted by the masses of a side."""
     used = side.weight * np.isfinite(log)
     total = float(side.ranks.sum(used.sum()))
-    return float(side.ranks.sum((used * np.where(np.isfinite(log), log, 0.0)).sum())) / total if total else 0.0
+    if total:
+        return float(side.ranks.sum((used * np.where(np.isfinite(log), log, 0.0)).sum())) / total
+    return 0.0

@@ -107,7 +107,8 @@ class ColumnsNewton(Newton):
         if workspace.makes_products:
             made = workspace.marginals()[1], workspace.newton_product()
         elif workspace.has_exact_marginals:  # no products are needed near the end
-            log_v, s = host(workspace.potentials()[1]), workspace.marginals()[1]
+            log_v = host(workspace.potentials()[1])
+            s = workspace.marginals()[1]
             if self.solve(stat.error, tol, log_v, s) == HOLDS:
                 stat.error = float(self.record.error)
                 return HOLDS

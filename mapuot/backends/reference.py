@@ -75,7 +75,10 @@ def split(X: F64, count: int) -> Any:
     while first < min(4, count - 1) and len(rest) > 1:
         x = X[rest, np.ptp(X[rest], axis=0).argmax()]
         before = x <= 0.5 * x.min() + 0.5 * x.max()
-        few = before if 2 * before.sum() < len(rest) else ~before
+        if 2 * before.sum() < len(rest):
+            few = before
+        else:
+            few = ~before
         if not x.min() < x.max() or few.sum() * (count - first) * 8 > len(rest):
             break
         label[rest[few]] = first
@@ -125,7 +128,10 @@ class ReferenceWorkspace:
         self.coarse = Coarse(self, problem, memory)
         self.matrix: F64 | None = None  # matrix of the coarse correction
         self.extrapolated, self.dropped = False, 0
-        self.parts = None if options.symmetric else problem.parts
+        if options.symmetric:
+            self.parts = None
+        else:
+            self.parts = problem.parts
         self.rates = tuple(
             None if rho is None or options.symmetric else (0.0 if np.isinf(rho) else problem.reg / rho)
             for rho in (problem.rows.scalar_rho, problem.cols.scalar_rho)

@@ -44,7 +44,10 @@ def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64,
         centre = median(log_v[used])
     else:
         centre = 0.0
-    shift = -centre if abs(centre) > FAR_LOG and not symmetric else 0.0
+    if abs(centre) > FAR_LOG and not symmetric:
+        shift = -centre
+    else:
+        shift = 0.0
     return np.where(used, log_v + shift, 0.0), shift
 
 
@@ -150,7 +153,10 @@ class Workspace:
                     alpha, beta = self.balance_without_lost(alpha, beta, self.idle, out_u, plan_v)
             if symmetric:  # the mean of alpha and beta makes K symmetric, and its entries stay <= 1
                 beta = 0.5 * (np.concatenate(problem.ranks.all(alpha)) + beta)
-                alpha = beta if problem.ranks.size == 1 else beta[problem.own]
+                if problem.ranks.size == 1:
+                    alpha = beta
+                else:
+                    alpha = beta[problem.own]
             dead_u, off_u = unreached(alpha, out_u)
             dead_v, off_v = unreached(beta, out_v)
             self.dead = dead_u, dead_v

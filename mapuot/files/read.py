@@ -249,7 +249,10 @@ def names_along(text: Any) -> tuple[Any, Any]:
 
 def index_of(file: Any, side: str | None) -> Any:
     """Return the index of a table in an AnnData file, as words; None if there is none."""
-    frame: Any = file.get(side) if side else None
+    if side:
+        frame: Any = file.get(side)
+    else:
+        frame = None
     if hasattr(frame, "keys") and "_index" in frame.attrs:
         return frame[frame.attrs["_index"]].asstr()[()]
     return None

@@ -79,7 +79,10 @@ class JointBlocks(CertifiedBody):
         self.steps = STEPS if np.count_nonzero(fi) > 1 else 1
         if before:
             before.kernel.start(problem.reg)
-        kind = Tensor if problem.array is not None else Triangle
+        if problem.array is not None:
+            kind: Any = Tensor
+        else:
+            kind = Triangle
         if before:
             self.kernel: Tensor | Triangle = before.kernel
         else:

@@ -32,7 +32,10 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Pa
     """
     reg, mass, soft, hard = problem.reg, state.mass, problem.soft, problem.hard
     worth = state.worth
-    log_s = state.log_s.flat if state.log_s else None
+    if state.log_s:
+        log_s = state.log_s.flat
+    else:
+        log_s = None
     if worth is None:
         worth = problem.points.worth(state.log_u.flat, log_s)
     sizes, values, value_sizes, amounts, gaps, boths, misses = worth.tolist()  # inf where exponentials overflow float64

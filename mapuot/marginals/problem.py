@@ -167,7 +167,10 @@ class MultiProblem:
     @cached_property
     def points(self) -> Any:
         """Sums over points, and over messages of a tree's edges, on the device of the vectors."""
-        engine = "cuda" if self.kind == "tree" and self.xp is not np else "cpu"
+        if self.kind == "tree" and self.xp is not np:
+            engine = "cuda"
+        else:
+            engine = "cpu"
         found = load(engine).marginal_points(self.shape, self.log_weight, self.weight, self.rho, self.reg, self.inner)
         if self.labels is not None:
             marginal = np.repeat(np.arange(len(self.shape)), self.shape)
@@ -194,7 +197,10 @@ class MultiProblem:
         if self.kind == "triangle":
             return self
         room = 1.5 * NARROW_ENTRY * max(1, len(self.edges)) <= tol and (tol_gap < 0 or tol_gap >= LEAST_TOL_GAP)
-        storage = "float32" if room and self.size > SMALL_ENTRIES else "float64"
+        if room and self.size > SMALL_ENTRIES:
+            storage = "float32"
+        else:
+            storage = "float64"
         needed = self.size * (4 if storage == "float32" else 8)
         made = self.xp is np and needed > KERNEL_SHARE * free_memory()
         return replace(self, storage="made" if made else storage)

@@ -124,7 +124,8 @@ def multimarginal(
     (40, 40)
     """
     xp = as_backend(backend, costs)
-    options, most = make_options("auto", "auto", tol, tol_gap, threads), as_passes(max_passes)
+    options = make_options("auto", "auto", tol, tol_gap, threads)
+    most = as_passes(max_passes)
     problem = MultiProblem.from_arguments(costs, masses, reg, reg_m, xp)
     problem = dataclasses.replace(problem, threads=options.threads).stored_for(options.tol, options.tol_gap)
     own = Stage(problem.reg, options.tol, options.precision, options.memory, most, UNDONE, "here")
@@ -133,7 +134,10 @@ def multimarginal(
     run = Run(engine, most, as_callback(callback), progress)
     with run.shown():
         done, _ = all_stages(run, problem, way, np.zeros(1))
-    clusters = [f"corrected by {run.clusters} clusters"] if run.clusters else []
+    if run.clusters:
+        clusters = [f"corrected by {run.clusters} clusters"]
+    else:
+        clusters = []
     how = in_words(run.reads, len(done) - 1, *clusters, *newton_words(run.products))
     state, body = run.potentials
     result = MultiResult(problem, state and state.brought(), body, run.trace, run.status, how)
@@ -149,9 +153,15 @@ def as_backend(backend: Any, costs: Any) -> Any:
     chosen = pick(backend, *(costs.values() if isinstance(costs, dict) else [costs])).name
     if chosen == "cpu":
         return np
-    stored = [pair for pair, x in costs.items() if is_sparse(x)] if isinstance(costs, dict) else []
+    if isinstance(costs, dict):
+        stored = [pair for pair, x in costs.items() if is_sparse(x)]
+    else:
+        stored = []
     if stored:
-        text = ", ".join(map(str, stored[0])) if isinstance(stored[0], tuple) else shown(stored[0])
+        if isinstance(stored[0], tuple):
+            text = ", ".join(map(str, stored[0]))
+        else:
+            text = shown(stored[0])
         raise NotImplementedError(f"backend {chosen!r} takes no sparse costs[{text}]: use backend='cpu'")
     arrays = import_module("..backends.cuda.arrays", __package__)
     arrays.need_device()

@@ -76,7 +76,10 @@ class State:
 
     def brought(self) -> "State":
         messages = {name: x.moved(host) for name, x in self.messages.items()}
-        log_s = None if self.log_s is None else self.log_s.moved(host)
+        if self.log_s is None:
+            log_s = None
+        else:
+            log_s = self.log_s.moved(host)
         return replace(self, log_u=self.log_u.moved(host), log_s=log_s, messages=messages)
 
     def translated(self, problem: MultiProblem, lam: F64) -> "State":

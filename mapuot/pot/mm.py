@@ -159,7 +159,8 @@ def steps(M: Any, a: Any, b: Any, rho: Any, tol: float, most: int) -> BoundedPla
         plan = result.plan
         eps = max(FALL * eps, LAST * unit)
         state = certified(plan, M, a, b, rho)
-        best = state if best is None or state.gap < best.gap else best
+        if best is None or state.gap < best.gap:
+            best = state
         if best.gap <= tol * abs(best.primal):
             return best
     assert best is not None

@@ -143,7 +143,10 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
         return None
     call = Call(M, a, b, reg, rho, tol=tol, max_passes=DEFAULT_ITER, backend=sinkhorn.BACKEND, out=True)
     plain = read(call)
-    result: Any = in_one_call(call, plain) if plain and not plain.known else None
+    if plain and not plain.known:
+        result: Any = in_one_call(call, plain)
+    else:
+        result = None
     if not isinstance(result, PlainResult):
         with muted():
             result = solve(M, a, b, reg=reg, reg_m=rho, tol=tol, max_passes=DEFAULT_ITER, backend=sinkhorn.BACKEND)

@@ -325,10 +325,17 @@ class Clouds(Cost):
 
     def scaled(self, factor: Any, largest: float) -> "Clouds":
         """Multiply the points of each problem, moved to the middle of y, so that its costs are multiplied."""
-        whole, xp, places, parts = self.whole, namespace(self.whole.x), list[Places](), list[Any]()
-        metric, root = whole.core[0], self.whole.core[0].scaled(np.asarray(factor))
+        whole = self.whole
+        xp = namespace(self.whole.x)
+        places = list[Places]()
+        parts = list[Any]()
+        metric = whole.core[0]
+        root = self.whole.core[0].scaled(np.asarray(factor))
         low, high = corners(self.targets)
-        middle = 0.0 if metric.product else xp.asarray(0.5 * low + 0.5 * high)
+        if metric.product:
+            middle = 0.0
+        else:
+            middle = xp.asarray(0.5 * low + 0.5 * high)
         for points, (first, count) in zip((whole.rows, self.targets), self.places, strict=True):
             ends = np.cumsum(count)
             index = np.arange(ends[-1]) + np.repeat(first - (ends - count), count)
@@ -337,7 +344,9 @@ class Clouds(Cost):
             places.append(Places(ends - count, count))
         name = "sqeuclidean" if metric.unit else whole.metric  # unit vectors are no longer of length 1
         found = whole._other(AllPoints, metric=name, scale=whole.core[1], weights=None, x=parts[0])
-        found.y, found.rounded = parts[1], 3  # the difference, the root, the product
+        # the difference, the root, the product
+        found.y = parts[1]
+        found.rounded = 3
         found._set(*parts)
         return self._of(found, *places)
 

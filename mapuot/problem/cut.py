@@ -116,7 +116,8 @@ def in_words(problem: Problem, points: tuple[Side, Any], partners: tuple[Side, A
 
 def allowed_indices(problem: Problem) -> tuple[Any, Any]:
     """Return the row and the column of each allowed pair."""
-    rows, columns = [], []
+    rows = []
+    columns = []
     for i0, _, M, c in problem.blocks(most=BLOCK_BYTES):
         if problem.cost.operator == "pairs":
             allowed = allowed_pairs(M.data, None if c is None else c.data)

@@ -176,7 +176,10 @@ def flat(value: Any, nodes: tuple[int, ...]) -> Any:
 
 
 def as_nodes(value: Any, name: str) -> tuple[int, ...]:
-    sizes = value if isinstance(value, (tuple, list)) else (value,)
+    if isinstance(value, (tuple, list)):
+        sizes = value
+    else:
+        sizes = (value,)
     if not sizes:
         raise ValueError(f"{name} must have an axis, got {value!r}")
     return tuple(as_count(n, f"{name}[{k}]") for k, n in enumerate(sizes))

@@ -60,7 +60,10 @@ def one_hot(y: Any, classes: Any) -> Any:
 
 def pair_of(labels: Any, sizes: list[int]) -> tuple[list[Any], Any]:
     """Check the labels of the points of x and y; return both, and all classes in order."""
-    pair = labels if isinstance(labels, (tuple, list)) else ()
+    if isinstance(labels, (tuple, list)):
+        pair = labels
+    else:
+        pair = ()
     if len(pair) != 2:
         raise ValueError(f"labels must be a pair, of the points of x and of those of y, got {shown(labels)}")
     both = [as_labels(host(y), k, f"labels[{i}]") for i, (y, k) in enumerate(zip(pair, sizes, strict=True))]

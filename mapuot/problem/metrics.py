@@ -71,7 +71,10 @@ class Metric:
             if self.norm == 2:
                 distance = np.sqrt((t * t).sum(-1))
             elif self.norm in (1, math.inf):
-                distance = np.abs(t).sum(-1) if self.norm == 1 else np.abs(t).max(-1)
+                if self.norm == 1:
+                    distance = np.abs(t).sum(-1)
+                else:
+                    distance = np.abs(t).max(-1)
             else:
                 distance = (np.abs(t) ** self.norm).sum(-1) ** (1 / self.norm)
             return self.after(distance)
@@ -83,13 +86,17 @@ class Metric:
         from scipy.spatial.distance import cdist  # noqa: PLC0415 - takes 90 ms, and few form the matrix
 
         found = cdist(x, y, self.cdist, **({"p": self.norm} if self.cdist == "minkowski" else {}))
-        return found if self.square else self.after(found)
+        if self.square:
+            return found
+        return self.after(found)
 
     def after(self, distance: Any) -> Any:
         """Return the costs, given distances."""
         if self.of_distance is not None:
             return self.of_distance(distance)
-        return distance if self.degree == 1 else distance**self.degree
+        if self.degree == 1:
+            return distance
+        return distance**self.degree
 
     def up_to(self, cost: float) -> Steep:
         """Bound distance and slope up to a cost, both without a scale."""
@@ -110,7 +117,9 @@ class Metric:
     def scaled(self, factor: Any) -> Any:
         """Return the factor of coordinates that multiplies the costs by ``factor``."""
         root = self.degree or (2 if self.product else 1)
-        return np.sqrt(factor) if root == 2 else factor ** (1 / root)
+        if root == 2:
+            return np.sqrt(factor)
+        return factor ** (1 / root)
 
     def label(self, across: float) -> float:
         """Return the size of a label coordinate for which different labels add ``across`` to the metric."""
@@ -129,7 +138,9 @@ class Metric:
         """Return factors of the coordinates equivalent to ``weights`` of SciPy's ``cdist``."""
         if self.norm == 2:
             return np.sqrt(weights)
-        return weights ** (1 / self.norm) if self.norm < math.inf else weights
+        if self.norm < math.inf:
+            return weights ** (1 / self.norm)
+        return weights
 
 
 def wfr(distance: Any) -> Any:

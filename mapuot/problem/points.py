@@ -352,7 +352,8 @@ class PointCosts(Cost):
         rows = np.ascontiguousarray(self.targets)
         columns = self.rows
         if self.apart:
-            own, factor = (rows[:, 1], columns[:, 0]), METRICS[self.metric].product
+            own = (rows[:, 1], columns[:, 0])
+            factor = METRICS[self.metric].product
             rows, columns = (z[:, self.apart :] for z in (rows, columns))
             rows, columns = self._beside(rows, columns, (factor * own[0], factor * own[1]))
         turned._set(rows, columns)
@@ -447,7 +448,10 @@ class PointCosts(Cost):
         if self.rounded:
             far = sum(max(float(p.max()), -float(p.min())) for p in self.there or (self.rows, self.columns))
             moved += self.rounded * unit * float(d ** (1 / metric.norm)) * far
-        least = 0.0 if metric.norm == math.inf else (d * LEAST_NORMAL) ** (1 / metric.norm)
+        if metric.norm == math.inf:
+            least = 0.0
+        else:
+            least = (d * LEAST_NORMAL) ** (1 / metric.norm)
         if metric.square:
             slope = 2 * math.sqrt(scale) * math.sqrt(largest) + scale * moved
             return float((d + 4) * unit * largest + slope * moved + scale * d * LEAST_NORMAL + math.ulp(0.0))
@@ -595,16 +599,27 @@ def farthest(points: Any, middle: F64, order: float) -> float:
     if (xp := arithmetic(points)) is not np:
         apart = np.abs(xp.asarray(points).T - xp.asarray(middle))
         most = largest(apart.max(1) if order == math.inf else (apart**order if powers else apart).sum(1))
-        return float(most ** (1 / order)) if powers else most
-    most, step = 0.0, 1 << 13
+        if powers:
+            return float(most ** (1 / order))
+        return most
+    most = 0.0
+    step = 1 << 13
     for i in range(0, points.shape[1], step):
         total: Any = 0.0
         for row, m in zip(points, middle, strict=True):
             part = np.abs(row[i : i + step] - m)
-            part = part * part if order == 2 else part**order if powers else part
-            total = np.maximum(total, part) if order == math.inf else total + part
+            if order == 2:
+                part = part * part
+            else:
+                part = part**order if powers else part
+            if order == math.inf:
+                total = np.maximum(total, part)
+            else:
+                total = total + part
         most = max(most, float(np.max(total)))
-    return float(most ** (1 / order)) if powers else most
+    if powers:
+        return float(most ** (1 / order))
+    return most
 
 
 def picked(points: Any, at: Any) -> Any:

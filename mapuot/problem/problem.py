@@ -48,7 +48,9 @@ def constant_of(low: float, high: float, reg: float) -> float:
 
     The difference is exact: all entries lie within a factor of 2 of the constant (Sterbenz).
     """
-    return float(low) if abs(low) > max(MOST_CONSTANT * (high - low), CONSTANT_NATS * reg) else 0.0
+    if abs(low) > max(MOST_CONSTANT * (high - low), CONSTANT_NATS * reg):
+        return float(low)
+    return 0.0
 
 
 def heavy(weight: F64) -> Any:
@@ -127,7 +129,10 @@ class DerivedMembers:
 
     def __post_init__(self: Any) -> None:
         reference = self.reference
-        masked = reference if isinstance(reference, MaskedReference) else None
+        if isinstance(reference, MaskedReference):
+            masked = reference
+        else:
+            masked = None
         vars(self).update(
             shape=self.cost.shape, spread=(self.M_max - self.M_min) / self.reg, sides=(self.rows, self.cols),
             ranks=self.rows.ranks, c=None if isinstance(reference, str) else reference, masked=masked,
@@ -164,7 +169,10 @@ class Common(DerivedMembers):
         """
         constant = constant_of(self.M_min, self.M_max, self.reg)
         hard = "balanced" in (self.rows.penalty, self.cols.penalty)
-        cost = self.cost.less(constant) if hard and constant else None
+        if hard and constant:
+            cost = self.cost.less(constant)
+        else:
+            cost = None
         if cost is None:
             return self
         high = self.M_max - constant
@@ -234,7 +242,10 @@ class Common(DerivedMembers):
         assert self.masked is not None
         xp = namespace(X)
         cut = self.masked
-        base = "uniform" if isinstance(cut.base, str) else cut.base
+        if isinstance(cut.base, str):
+            base: Any = "uniform"
+        else:
+            base = cut.base
         c = MaskedReference(base, cut.mask, cut.shape, cut.row, cut.col)
         nothing = xp.broadcast_to(xp.zeros(1), self.shape)
         task = Problem(Dense(nothing), self.rows, self.cols, 1.0, c, 0.0, 0.0, False, 0.0)
@@ -316,8 +327,10 @@ class Problem(Common):
         """The parts of a sparse M that no pair connects, if there are several; over ranks, of the whole M."""
         if self.cost.operator != "pairs":
             return None
-        parts = self.cost.parts_between(*self.left_out, self.ranks)
-        return parts if parts is not None and parts.count > 1 else None
+        parts: Parts | None = self.cost.parts_between(*self.left_out, self.ranks)
+        if parts is not None and parts.count > 1:
+            return parts
+        return None
 
     @property
     def several_parts(self) -> Parts | None:
@@ -325,7 +338,7 @@ class Problem(Common):
         if self.cost.operator == "pairs" or not (self.forbidden or self.c is not None):
             return self.parts
         out_rows, out_cols = self.left_out
-        parts = self.cost.parts_between(out_rows, out_cols, self.ranks)
+        parts: Parts | None = self.cost.parts_between(out_rows, out_cols, self.ranks)
         if parts is None and not (self.cost.remade and self.cost.size > AUTO_ENTRIES):
             masks = (
                 allowed_pairs(M, c) & ~(out_rows[i0:i1, None] | out_cols)
@@ -335,7 +348,9 @@ class Problem(Common):
             if self.ranks.size > 1:
                 count, new, cols = joined(self.ranks.all(parts.packed), self.shape[1])
                 parts = Parts(count, new[self.ranks.rank][parts.rows], cols)
-        return parts if parts is not None and parts.count > 1 else None
+        if parts is not None and parts.count > 1:
+            return parts
+        return None
 
     def project(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """Project potentials onto the domain of the dual."""
@@ -410,7 +425,10 @@ class Problem(Common):
             hard = dead & (side.weight > 0) & needs
             if any_of(hard):
                 point = f"{side.name}[{int(np.argmax(host(hard)))}]"
-                by = "M and the mask forbid" if self.masked else "M forbids"
+                if self.masked:
+                    by = "M and the mask forbid"
+                else:
+                    by = "M forbids"
                 raise InfeasibleError(f"{by} every pair of {point}, which must be transported")
 
     @classmethod
@@ -473,7 +491,9 @@ class Problem(Common):
     @property
     def lift(self) -> float:
         f, g = self.constants
-        return f * self.rows.mass + g * self.cols.mass if self.constant else 0.0
+        if self.constant:
+            return f * self.rows.mass + g * self.cols.mass
+        return 0.0
 
 
 class Own(NamedTuple):
@@ -515,20 +535,34 @@ class BatchProblem(Common):
     @property
     def regs(self) -> Any:
         """The reg of all problems, or (p,) where each has its own."""
-        return self.reg if self.each is None else self.each.reg
+        if self.each is None:
+            return self.reg
+        return self.each.reg
 
     def rhos(self, rows: bool) -> Any:
         """Return the reg_m of one side: for all problems, or (p,); ``check_problem`` has refused one for each point."""
-        rho = None if self.each is None else self.each[2 - rows]
-        return float((self.rows if rows else self.cols).rho[0]) if rho is None else rho
+        if self.each is None:
+            rho = None
+        else:
+            rho = self.each[2 - rows]
+        if rho is None:
+            return float((self.rows if rows else self.cols).rho[0])
+        return rho
 
     def side_of(self, i: int, rows: bool, count: int) -> Side:
         """Return a side of problem i, with ``count`` points."""
-        side, table = (self.rows, self.A) if rows else (self.cols, self.B)
-        weight, rho = host(table[i])[:count], None if self.each is None else self.each[2 - rows]
+        if rows:
+            side, table = (self.rows, self.A)
+        else:
+            side, table = (self.cols, self.B)
+        weight = host(table[i])[:count]
+        rho = None if self.each is None else self.each[2 - rows]
         if rho is None:
             return side.of(weight)
-        soft = "kl" if side.penalty == "balanced" else side.penalty
+        if side.penalty == "balanced":
+            soft = "kl"
+        else:
+            soft = side.penalty
         return Side(side.name, weight, "balanced" if np.isinf(rho[i]) else soft, np.full(count, rho[i]))
 
     @property
@@ -561,15 +595,26 @@ class BatchProblem(Common):
     def some(self, which: Any) -> "BatchProblem":
         """Return some of the problems: a slice, or numbers."""
         cost = self.cost.of(which)
-        (m, n), at = cost.shape, which if isinstance(which, slice) else namespace(self.A).asarray(which)
+        m, n = cost.shape
+        at = which if isinstance(which, slice) else namespace(self.A).asarray(which)
         A = self.A[at][:, :m]
-        B = A if self.A is self.B else self.B[at][:, :n]
-        own = None if self.each is None else self.each.of(which)
+        if self.A is self.B:
+            B = A
+        else:
+            B = self.B[at][:, :n]
+        if self.each is None:
+            own = None
+        else:
+            own = self.each.of(which)
         masses = self.masses[0][which], self.masses[1][which]
         known = {"cost": cost, "A": A, "B": B, "masses": masses, "c_mass": self.c_mass[which], "each": own}
         if own is not None:
-            first = 0 if isinstance(which, slice) else int(which[0])
-            first = which.indices(len(self))[0] if isinstance(which, slice) else first
+            if isinstance(which, slice):
+                first = 0
+            else:
+                first = int(which[0])
+            if isinstance(which, slice):
+                first = which.indices(len(self))[0]
             known |= {side: self.side_of(first, side == "rows", k) for side, k in (("rows", m), ("cols", n))}
             known |= {"reg": float(own.reg.min())}
         return dataclasses.replace(self, **known)
@@ -581,7 +626,8 @@ class BatchProblem(Common):
         problems with the same reg_m / reg form one batch: its costs, each problem's own, are in units of its reg.
         """
         assert self.each is not None
-        reg, rhos = self.each.reg, [x for x in self.each[1:] if x is not None]
+        reg = self.each.reg
+        rhos = [x for x in self.each[1:] if x is not None]
         if scales and not self.one_cost and self.cost.scalable and None not in (x.scalar_rho for x in self.sides):
             rhos = [np.broadcast_to(self.rhos(rows), reg.shape) for rows in (True, False)]
             keys = [np.zeros(len(reg)), *(np.rint(2.0**50 * np.log(rho / reg)) for rho in rhos)]
@@ -590,7 +636,8 @@ class BatchProblem(Common):
         number = np.ravel(np.unique(np.stack(keys), axis=1, return_inverse=True)[1])
         for k in range(int(number.max()) + 1):
             which = np.flatnonzero(number == k)
-            some, first = self.some(which), int(which[0])
+            some = self.some(which)
+            first = int(which[0])
             factor = reg[which] / reg[first]
             known: dict[str, Any] = {"each": None, "reg": float(reg[first])}
             if (factor != 1).any():
@@ -645,7 +692,10 @@ class BatchProblem(Common):
         return found
 
     def transpose(self) -> "BatchProblem":
-        own = None if self.each is None else Own(self.each.reg, *self.each[:0:-1])
+        if self.each is None:
+            own = None
+        else:
+            own = Own(self.each.reg, *self.each[:0:-1])
         return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A, masses=self.masses[::-1], each=own)
 
     def on_host(self) -> "BatchProblem":

@@ -85,7 +85,10 @@ class Side(Numbers, Kind):
 
     def ordered(self, at: Any) -> "Side":
         """Return the side with its points in the order ``at``."""
-        upper = None if self.upper is None else self.upper[at]
+        if self.upper is None:
+            upper = None
+        else:
+            upper = self.upper[at]
         if self.scalar_rho is not None:
             rho = self.rho
         else:
@@ -159,8 +162,10 @@ def numbers_of(side: Side) -> dict[str, Any]:
     ranks = side.ranks
     hard = any_of(side.hard)
     with np.errstate(over="ignore"):
-        mass, dual_scale = float(side.weight.sum()), float(side.dual_sizes(side.weight))
-    low, high = ranks.min(-largest(-side.rho, -math.inf)), ranks.max(largest(side.rho))
+        mass = float(side.weight.sum())
+        dual_scale = float(side.dual_sizes(side.weight))
+    low = ranks.min(-largest(-side.rho, -math.inf))
+    high = ranks.max(largest(side.rho))
     return {
         "mass": float(ranks.sum(mass)),
         "log_size": largest_log(side.log_weight),

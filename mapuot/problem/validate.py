@@ -151,7 +151,10 @@ def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) 
     except (TypeError, ValueError, RuntimeError) as error:  # torch: a gradient, bfloat16, sparse, without memory
         if type(error).__module__ != "builtins":
             raise
-        kind = ValueError if isinstance(error, ValueError) else TypeError
+        if isinstance(error, ValueError):
+            kind: type[Exception] = ValueError
+        else:
+            kind = TypeError
         raise kind(f"{name} cannot be read as an array: {error}") from error
 
 
@@ -415,7 +418,8 @@ def own_numbers(reg: Any, reg_m: Any, p: int) -> tuple[Any, tuple[Any, Any]] | N
     reg_m has one entry for each problem as (p,) if p > 2, as (p, 1), as (p, 2) with a column for each side, or as
     (p, 1) in a pair. Other values are those of `solve`, and serve all problems.
     """
-    reg, told = host(reg), "a positive number, or one for each problem"
+    reg = host(reg)
+    told = "a positive number, or one for each problem"
     own = bool(np.ndim(reg))
     if own:
         reg = as_numbers(reg, "reg", f"{told}, ({p},)", (p,), (p, 1)).astype(np.float64).ravel()
@@ -425,7 +429,8 @@ def own_numbers(reg: Any, reg_m: Any, p: int) -> tuple[Any, tuple[Any, Any]] | N
     pair = isinstance(reg_m, (tuple, list)) and len(reg_m) <= 2
     # (p, 1) as a list; in a tuple each member is that of a side, with one number for each of its points
     if pair and isinstance(reg_m, list) and len(reg_m) == p and all(np.shape(x) == (1,) for x in reg_m):
-        reg_m, pair = np.array(reg_m), False
+        reg_m = np.array(reg_m)
+        pair = False
     members: tuple[Any, Any] = (None, None)
     if pair and any(np.shape(x) == (p, 1) for x in reg_m):
         first, second = as_pair(reg_m, "reg_m")
@@ -437,7 +442,10 @@ def own_numbers(reg: Any, reg_m: Any, p: int) -> tuple[Any, tuple[Any, Any]] | N
         return None
     rhos = []
     for found in members:
-        rho = found if found is None else as_array(found, "reg_m").astype(np.float64)
+        if found is None:
+            rho = found
+        else:
+            rho = as_array(found, "reg_m").astype(np.float64)
         if rho is not None and (wrong := ~(rho > 0)).any():
             raise ValueError(f"reg_m must be > 0 (inf = balanced), problem {int(wrong.argmax())} has {rho[wrong][0]}")
         rhos.append(rho)
@@ -448,7 +456,9 @@ def of_each(value: Any, p: int) -> Any:
     """Return the numbers (p,) of a member of a pair: one for all problems, or (p, 1); None for one a point."""
     if np.shape(value) == (p, 1):
         return np.ravel(host(value))
-    return None if np.ndim(value) else np.full(p, value, np.float64)
+    if np.ndim(value):
+        return None
+    return np.full(p, value, np.float64)
 
 
 def as_batch_size(M: Any, A: Any, B: Any) -> int:

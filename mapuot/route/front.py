@@ -29,7 +29,8 @@ from ..problem.validate import EVEN, MASS_TOLERANCE, MOST_PASSES, as_count, as_r
 from ..processor import SERIAL_ENTRIES
 from .options import METHODS, SCHEDULES, make_options
 
-SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+SINGLE = np.dtype(np.float32)
+DOUBLE = np.dtype(np.float64)
 NUMBER_TYPES = {float, int, np.float64, np.float32, np.int64, np.int32}
 FEW_POINTS = 1 << 14  # of a side that is cached for later calls; with more points the solve dominates
 
@@ -100,7 +101,9 @@ class PlainProblem(NamedTuple):
 
 def read(call: Call) -> PlainProblem | None:
     """Read the arguments of a plain problem; return None if one needs a conversion, or a check that names it."""
-    place, reg, rho = place_of(call.M), number(call.reg), penalties_of(call.reg_m)
+    place = place_of(call.M)
+    reg = number(call.reg)
+    rho = penalties_of(call.reg_m)
     if place is None or rho is None or not 0 < reg < math.inf or not call.mask is call.comm is None:
         return None
     try:
@@ -112,13 +115,17 @@ def read(call: Call) -> PlainProblem | None:
         return None
     if options is None:
         return None
-    read_rest = read_on_host if place == "cpu" else read_on_device
+    if place == "cpu":
+        read_rest = read_on_host
+    else:
+        read_rest = read_on_device
     return read_rest(call, reg, rho, options)
 
 
 def read_on_host(call: Call, reg: float, rho: tuple[float, float], options: Options) -> PlainProblem | None:
     """Read the rest of a plain problem with M or points in memory."""
-    a, b = masses(call.a, call.M.shape[0]), masses(call.b, call.M.shape[1])
+    a = masses(call.a, call.M.shape[0])
+    b = masses(call.b, call.M.shape[1])
     if a is None or b is None:
         return None
     if rho[0] == rho[1] == math.inf:
@@ -126,14 +133,19 @@ def read_on_host(call: Call, reg: float, rho: tuple[float, float], options: Opti
         if factor is None:
             return None
         b *= factor
-    cost = Dense(call.M) if type(call.M) is np.ndarray else cost_of(call.M)
+    if type(call.M) is np.ndarray:
+        cost = Dense(call.M)
+    else:
+        cost = cost_of(call.M)
     return PlainProblem(load("cpu"), cost, a, b, reg, rho, options)
 
 
 def read_on_device(call: Call, reg: float, rho: tuple[float, float], options: Options) -> PlainProblem | None:
     """Read the rest of a plain problem with M or points on a GPU; form the matrix of the points."""
-    M, backend = call.M, load("cuda")
-    rows, cols = given_side("a", call.a, M.shape[0], rho[0]), given_side("b", call.b, M.shape[1], rho[1])
+    M = call.M
+    backend = load("cuda")
+    rows = given_side("a", call.a, M.shape[0], rho[0])
+    cols = given_side("b", call.b, M.shape[1], rho[1])
     if rows is None or cols is None:
         return None
     if rho[0] == rho[1] == math.inf:
@@ -189,7 +201,9 @@ def settings(
 def number(value: Any) -> float:
     """Return a plain number as a float; 0, valid for no argument here, for any other object."""
     try:
-        return float(value) if type(value) in NUMBER_TYPES else 0.0
+        if type(value) in NUMBER_TYPES:
+            return float(value)
+        return 0.0
     except OverflowError:
         return 0.0
 
@@ -197,10 +211,13 @@ def number(value: Any) -> float:
 def penalties_of(reg_m: Any) -> tuple[float, float] | None:
     """Return the rho of both sides; None if one of them is not a number > 0."""
     if type(reg_m) in (tuple, list) and len(reg_m) == 2:
-        first, second = number(reg_m[0]), number(reg_m[1])
+        first = number(reg_m[0])
+        second = number(reg_m[1])
     else:
         first = second = number(reg_m)
-    return (first, second) if first > 0 and second > 0 else None
+    if first > 0 and second > 0:
+        return (first, second)
+    return None
 
 
 def masses(weight: Any, length: int) -> Any:
@@ -216,7 +233,9 @@ def factor_between(mass_a: float, mass_b: float) -> float | None:
     """Return the factor that scales b to the mass of a, for two hard sides; None if the masses differ too much."""
     if abs(mass_a - mass_b) > MASS_TOLERANCE * mass_a:
         return None
-    return 1.0 if abs(mass_a - mass_b) <= EVEN * mass_a else float(evening(mass_a, mass_b))
+    if abs(mass_a - mass_b) <= EVEN * mass_a:
+        return 1.0
+    return float(evening(mass_a, mass_b))
 
 
 def side_of(name: str, weight: Any, rho: float) -> Side:
@@ -232,8 +251,13 @@ def known_side(name: str, weight: bytes | int, rho: float) -> Side | None:
 
     Calls may share the side, and a workspace with it, since nothing writes to a side.
     """
-    weights = np.full(weight, 1.0 / weight) if isinstance(weight, int) else np.frombuffer(weight).copy()
-    return side_of(name, weights, rho) if weights.min() > 0 and weights.sum() < math.inf else None
+    if isinstance(weight, int):
+        weights = np.full(weight, 1.0 / weight)
+    else:
+        weights = np.frombuffer(weight).copy()
+    if weights.min() > 0 and weights.sum() < math.inf:
+        return side_of(name, weights, rho)
+    return None
 
 
 def given_side(name: str, weight: Any, length: int, rho: float) -> Side | None:
@@ -242,7 +266,10 @@ def given_side(name: str, weight: Any, length: int, rho: float) -> Side | None:
         return known_side(name, length, rho)
     if not hasattr(weight, "dtype") or weight.shape != (length,) or weight.dtype.kind != "f":
         return None
-    known = known_side if length <= FEW_POINTS else known_side.__wrapped__
+    if length <= FEW_POINTS:
+        known: Callable[..., Side | None] = known_side
+    else:
+        known = known_side.__wrapped__
     return known(name, np.asarray(host(weight), np.float64).tobytes(), rho)
 
 

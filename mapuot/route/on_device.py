@@ -57,9 +57,14 @@ def limits(options: Options, hard_rows: bool, hard_cols: bool, most: int) -> tup
         return None  # hard columns alone are solved as rows of the transpose
     if both:
         options = dataclasses.replace(options, precision="float64")
-    part = (BOTH_MET if both else MET) if hard_cols else 1.0
+    if hard_cols:
+        part = BOTH_MET if both else MET
+    else:
+        part = 1.0
     passes = dataclasses.replace(options, tol=part * options.tol)
-    return (options, passes, min(most, STAGES.most_together), math.inf) if one else (options, passes, most, MOST_SPREAD)
+    if one:
+        return (options, passes, min(most, STAGES.most_together), math.inf)
+    return (options, passes, most, MOST_SPREAD)
 
 
 class PendingSolve:
@@ -93,9 +98,12 @@ class PendingSolve:
         """Wait; return the state that the solve has reached; zeros if it has failed, or has made ``most`` passes."""
         if self.sent.status not in (RUNNING, ABSORB):
             return Start()
-        (m, n), found = self.problem.cost.shape, self.sent.answer()
+        m, n = self.problem.cost.shape
+        found = self.sent.answer()
         trace = stats_of_call(found.passes, time.perf_counter() - self.since)
-        return Start((np.zeros(m), found.numbers[m : m + n]), trace) if len(trace) < most else Start()
+        if len(trace) < most:
+            return Start((np.zeros(m), found.numbers[m : m + n]), trace)
+        return Start()
 
 
 def in_one_call(call: Call, problem: PlainProblem) -> "DeviceResult | Start":
@@ -121,7 +129,9 @@ def begin(call: Call, problem: PlainProblem) -> PendingSolve | None:
     least = cost.error(0.0)
     rounding = cost.error(1.0) - least, least
     sent = whole()[1].begin(cost.array, rows, cols, problem.reg, *given, rounding)
-    return None if sent is None else PendingSolve(problem._replace(options=options), sent)
+    if sent is None:
+        return None
+    return PendingSolve(problem._replace(options=options), sent)
 
 
 def limits_of(call: Call, problem: PlainProblem) -> tuple[Options, Options, int, float] | None:
@@ -166,7 +176,10 @@ def between(
     module = whole()[1]
     call = Call(module.zeros(m, n), None, None, reg, reg_m, **words)
     problem = read(call)
-    found = limits_of(call, problem) if problem and call.is_quiet else None
+    if problem and call.is_quiet:
+        found = limits_of(call, problem)
+    else:
+        found = None
     if not problem or not found:
         return None
     options, *given = found
@@ -197,9 +210,17 @@ def one_call(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, **words: Any) -> "Cal
         call = Call(M, a, b, reg, reg_m, **words)
     except TypeError:  # an option that `solve` has no name for
         return nothing
-    problem = read(call) if is_on_device(cost_of(M)) and call.is_quiet else None
-    pending = begin(call, problem) if problem and problem.known else None
-    return pending.result if pending else nothing
+    if is_on_device(cost_of(M)) and call.is_quiet:
+        problem = read(call)
+    else:
+        problem = None
+    if problem and problem.known:
+        pending = begin(call, problem)
+    else:
+        pending = None
+    if pending:
+        return pending.result
+    return nothing
 
 
 class DeviceResult(LazyResult):
@@ -229,7 +250,8 @@ class DeviceResult(LazyResult):
 
     @cached_property
     def how(self) -> str:  # type: ignore[override]
-        reads, one = f"{self.options.precision} tiles on a GPU", self.options.symmetric
+        reads = f"{self.options.precision} tiles on a GPU"
+        one = self.options.symmetric
         more = [FORMED] * (self._cost.cloud is not None) + ["one potential"] * one + newton_words(self.products)
         return in_words(f"{reads}, {'portable' if one else 'persistent'}", 0, *more)
 
@@ -244,7 +266,8 @@ class DeviceResult(LazyResult):
 
     def _new_stream(self) -> Any:
         m, n = self._cost.shape
-        alpha, beta = self._found.exponents[:m], self._found.exponents[m : m + n]
+        alpha = self._found.exponents[:m]
+        beta = self._found.exponents[m : m + n]
         return self._backend.operator_of(self._cost, *parts_of(self.problem)[1:], self._threads).set_exponents(
             alpha, beta
         )

@@ -31,7 +31,10 @@ def options_of_value(options: dict[str, Any], reg_m: Any) -> dict[str, Any]:
     Between balanced sides, rounding may keep the plan from its tolerance while the value and its derivatives are known.
     Columns may then miss b by ``tol_gap``, relative; the value and derivatives are exact for the masses that are met.
     """
-    rhos = [reg_m] if np.ndim(reg_m) == 2 else as_pair(reg_m, "reg_m")
+    if np.ndim(reg_m) == 2:
+        rhos: Any = [reg_m]
+    else:
+        rhos = as_pair(reg_m, "reg_m")
     if options.get("tol_gap") is not None or not all(np.isinf(rho).all() for rho in rhos):
         return options
     return options | {"tol_gap": min(VALUE_TOL_GAP, 10 * as_positive(options.get("tol", 1e-6), "tol"))}
@@ -43,9 +46,15 @@ def make_options(
     """Make the options of a solve; ``made``: no K is stored, so float32 does not limit the accuracy."""
     translate, memory, in_place = METHODS[method]
     tol = as_positive(tol, "tol")
-    tol_gap = -1.0 if tol_gap is None else as_positive(tol_gap, "tol_gap")
+    if tol_gap is None:
+        tol_gap = -1.0
+    else:
+        tol_gap = as_positive(tol_gap, "tol_gap")
     if precision == "auto":  # map-uot rounds the plan in every pass
-        precision = "mixed" if made or (tol >= MIXED_TOL and not in_place) else "float64"
+        if made or (tol >= MIXED_TOL and not in_place):
+            precision = "mixed"
+        else:
+            precision = "float64"
     return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, as_threads(threads), schedule)
 
 
@@ -60,11 +69,16 @@ def one_potential(options: Options, problem: Common, symmetric: Any, backend: Ba
         return options
     if symmetric is None and problem.cost.lopsided and problem.rows.ranks.size == 1:  # cheap: compares no vectors
         return options
-    serves = "backend" if not backend.has_one_potential else None if options.memory else "method"
+    if not backend.has_one_potential:
+        serves: str | None = "backend"
+    else:
+        serves = None if options.memory else "method"
     unlike = serves or problem.unlike(backend)
     if unlike and symmetric:
         raise ValueError(f"symmetric must be None: rows and columns are not the same problem, see {unlike}")
-    return options if unlike else dataclasses.replace(options, symmetric=True)
+    if unlike:
+        return options
+    return dataclasses.replace(options, symmetric=True)
 
 
 def options_alone(options: Options, precision: str, entries: int) -> Options:

@@ -48,12 +48,16 @@ def in_one_call(call: Call, plain: PlainProblem) -> "PlainResult | Start":
     if m * n > SERIAL_ENTRIES or options.threads not in (None, 1) or turns:
         return Start()
     begun = time.perf_counter()
-    whole, dtype = core(), cost.dtype
+    whole = core()
+    dtype = cost.dtype
     if cost.cloud:
         cost = FormedCosts(cost, backend.costs(cost, 1))
     out = call.out
     if out is not None:
-        out = np.empty((m, n), dtype) if out is True else as_out(out, (m, n), dtype, cost.array)
+        if out is True:
+            out = np.empty((m, n), dtype)
+        else:
+            out = as_out(out, (m, n), dtype, cost.array)
     inside = out if dtype == cost.array.dtype else None  # costs of float32 points are float64
 
     def compare() -> bool:
@@ -85,7 +89,8 @@ def as_it_is(result: Result, scale_cost: float = 1.0, scale_mass: float = 1.0) -
 
 def in_core(options: Options, larger: int, symmetric: bool, more: list[str], whose: str = "") -> str:
     """Return the text of `Result.how` for a problem that the core solved in one call."""
-    more = [*more, "one potential"] if symmetric else more
+    if symmetric:
+        more = [*more, "one potential"]
     return in_words(f"{options.precision} tiles", larger, *more, f"one call of the core{whose}")
 
 
@@ -113,11 +118,13 @@ class LazyResult(Result):
     def __init__(self, backend: Backend, cost: Any, found: Any, options: Options, begun: float) -> None:
         """``found``: has ``numbers`` (log u, log v, r and s in one array), ``passes``, ``mass`` and ``products``."""
         self._backend, self._cost, self._found, self.options = backend, cost, found, options
-        self._seconds, self._threads = time.perf_counter() - begun, options.threads
+        self._seconds = time.perf_counter() - begun
+        self._threads = options.threads
         self.mass = found.mass
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        potentials, marginals = self.own_logs, (self.row_marginal, self.col_marginal)
+        potentials = self.own_logs
+        marginals = (self.row_marginal, self.col_marginal)
         kept = potentials, marginals, self.trace, self.status, self._threads, self.how
         return as_it_is, (Result(self.problem, self._backend, *kept), self.scale_cost, self.scale_mass)
 
@@ -166,7 +173,9 @@ class PlainResult(LazyResult):
         yield 0, self.plan  # one block: the plan is small
 
     def _drawn(self, rows: Any, at: Any) -> tuple[Any, Any]:
-        return (rows, columns_in(self.plan, rows, at)) if self._holds(rows) else super()._drawn(rows, at)
+        if self._holds(rows):
+            return (rows, columns_in(self.plan, rows, at))
+        return super()._drawn(rows, at)
 
     @cached_property
     def plan(self) -> Any:

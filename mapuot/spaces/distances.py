@@ -36,7 +36,10 @@ class Space:
             self.count = len(x)
             check_powers(self.phi[:, 0], f"{name} must have points whose distances", "the fourth power of a length")
             return
-        A = given if is_sparse(given) else validate.as_array(given, name)
+        if is_sparse(given):
+            A = given
+        else:
+            A = validate.as_array(given, name)
         check_kind(A, name)
         if A.ndim != 2 or A.shape[0] != A.shape[1] or 0 in A.shape:
             raise ValueError(f"{name} must be a square matrix of distances for metric 'precomputed', got {A.shape}")
@@ -44,7 +47,10 @@ class Space:
             A = A.tocsr()
         self.matrix = as_symmetric(A, name, " for metric 'precomputed'")
         self.count = A.shape[0]
-        distances = self.matrix.data if is_sparse(A) else self.matrix
+        if is_sparse(A):
+            distances = self.matrix.data
+        else:
+            distances = self.matrix
         check_powers(distances, f"{name} must have distances that", "a square")
 
     def restrict(self, chosen: Any) -> Space:

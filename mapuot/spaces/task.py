@@ -422,7 +422,10 @@ class StepCost(NamedTuple):
         else:
             left = self.left
             right = self.right + share * other.right
-        M = None if self.M is None else self.M + share * other.M
+        if self.M is None:
+            M = None
+        else:
+            M = self.M + share * other.M
         return StepCost(self.r + share * other.r, self.c + share * other.c, left, right, M)
 
     def of_plan(self, result: Result, log: float) -> StepCost:

@@ -139,7 +139,8 @@ TABLE = {
         "api/test_points.py::test_the_error_of_a_slope_is_reached api/test_masks.py::test_derivatives_by_the_masses "
         "api/test_points.py::test_gradient_against_differences[0.8-cosine]", [
         "return {{~>0.7 * }}bound *", "steep{{ + rounding * sizes}}", "{{2 * }}root * float",
-        "scale * root{{ * known.slope}},", "steep = {{~>0.5 * }}scale *", "steep, sizes = {{~>0.5 * }}scale * root",
+        "scale * root{{ * known.slope}}", "steep = {{~>0.5 * }}scale * root / shortest",
+        "steep = {{~>0.5 * }}scale * root * known.slope",
         "else {{np.sqrt((factor**2).sum())~>factor.max()}}",
         "{{cost + xp.asarray(np.log(np.asarray(p.masked if rows else p.masked.T)))~>cost}}",
         "{{p.shares(result._backend, other.weight, rows~>other.weight.sum(}}",

@@ -33,12 +33,18 @@ class HostBackend(HostArrays):
 
     def operator_of(self, cost: Any, *parts: Any, **more: Any) -> Any:
         """Make the operator of a cost; ``kept``: restrict it to these pairs of points."""
-        kind = GridOperator if cost.operator == "products" else HostOperator
+        if cost.operator == "products":
+            kind: type[HostOperator] = GridOperator
+        else:
+            kind = HostOperator
         return kind(cost, *parts, **more)
 
     def plan_of(self, problem: Any, log_u: Any, log_v: Any, threads: int | None = None, kept: Any = None) -> Any:
         """Make the plan of given potentials; ``kept``: restrict it to these pairs of points."""
-        more = {} if kept is None else {"kept": kept}
+        if kept is None:
+            more = {}
+        else:
+            more = {"kept": kept}
         operator = self.operator_of(*parts_of(problem), threads, **more)
         return operator.set_exponents(*problem.exponents(log_u, log_v))
 

@@ -62,7 +62,10 @@ class HostBatch:
         state.dtype = native.DTYPES[dtype]
         state.kernel = pointer(self.K, "void *")
         state.sums, state.work, state.history = (pointer(x) for x in (self.sums, self.work, self.history))
-        reach = 0.0 if log_v is None else float(np.abs(log_v).max())
+        if log_v is None:
+            reach = 0.0
+        else:
+            reach = float(np.abs(log_v).max())
         logs = abs(task.M_min) / task.reg + reach + sum(map(largest_log, task.log_reference))
         rounding = EXPONENT_ROUNDING * (task.spread + logs) + task.cost.error(task.M_max) / task.reg
         fill(state.limits, task, options, dtype, 0.0)
@@ -75,7 +78,10 @@ class HostBatch:
         self.cols = self.side(task.cols, task.B, of_cols - log_b, state.cols)
         self.set_start(log_v)
         check(lib.mapuot_batch_spread(p, task.one_cost, self.states))
-        self.newton = ffi.new("mapuot_newton[]", p) if misses(task) else ffi.NULL
+        if misses(task):
+            self.newton = ffi.new("mapuot_newton[]", p)
+        else:
+            self.newton = ffi.NULL
         for k in range(p if self.newton and options.memory else 0):  # stalled problems get Newton's steps by a factor
             self.newton[k].budget = patience(task.shape, task.balanced)
         self.set_constants()

@@ -265,7 +265,10 @@ class HostOperator(Operator):
         state.partial = pointer(self.partial)
         state.narrow_v = pointer(self.narrow_v, "float *")
         state.run = pointer(self.run, "float *")
-        state.piped = -1 if m * n > SERIAL_ENTRIES and not self.pairs else 0
+        if m * n > SERIAL_ENTRIES and not self.pairs:
+            state.piped = -1
+        else:
+            state.piped = 0
         return state
 
     def store(self, dtype: str, made: bool = False) -> None:
@@ -417,7 +420,10 @@ class HostOperator(Operator):
         """
         if self.pairs and self.shape[0] > MOST_DENSE:
             return -math.inf, 0.0
-        K = self.plain.toarray() if self.pairs else self.plain
+        if self.pairs:
+            K = self.plain.toarray()
+        else:
+            K = self.plain
         return least_eigenvalue(K, UNIT * (4 * sum(map(abs, self.ends)) + 4)), float(K.diagonal().min())
 
     def log_products(self, x: F64, turned: bool = False) -> F64:
@@ -450,12 +456,20 @@ class HostOperator(Operator):
         The result is None if a sum leaves the range of K. src_c/mapuot.h, mapuot_barycenter, explains the numbers.
         """
         p, n = log_a.shape
-        K, A, log_a = self.plain, np.ascontiguousarray(A), np.ascontiguousarray(log_a)
+        K = self.plain
+        A = np.ascontiguousarray(A)
+        log_a = np.ascontiguousarray(log_a)
         log_v = log_v.reshape(p, n).copy()
         found = [np.empty((p, n)), log_v, np.empty((p, n)), np.empty((p, n)), np.empty(n)]
         record = ffi.new("mapuot_barycenter *")
-        record.p, record.n, record.ld, record.most = p, n, K.strides[0] // K.itemsize, most
-        record.reg, record.rho, record.low, record.tol = self.reg, rho, self.ends[0], tol
+        record.p = p
+        record.n = n
+        record.ld = K.strides[0] // K.itemsize
+        record.most = most
+        record.reg = self.reg
+        record.rho = rho
+        record.low = self.ends[0]
+        record.tol = tol
         record.weight, record.mass, record.log_mass = pointer(weights), pointer(A), pointer(log_a)
         record.kernel = ffi.cast("double *", self.state.kernel)
         record.log_u, record.log_v, record.log_s, record.log_kv, record.log_q = map(pointer, found)

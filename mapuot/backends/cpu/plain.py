@@ -27,7 +27,9 @@ KEPT_BYTES = 1 << 23  # largest scratch memory that is kept between two calls
 KEPT_CALLS = 16  # calls that are kept, of some 9 MB each; programs may have hundreds of threads
 CONVERGED, OUT_OF_PASSES, STALLED = lib.MAPUOT_CONVERGED, lib.MAPUOT_RUNNING, lib.MAPUOT_STALLED
 
-CALL_PROBLEMS, CALL_PAIRS = 8, 1 << 18  # least problems and pairs of a call per thread: some need thousands of passes
+# least problems and pairs of a call per thread: some need thousands of passes
+CALL_PROBLEMS = 8
+CALL_PAIRS = 1 << 18
 MEMBERS = {"double": np.float64, "int64_t": np.int64, "mapuot_stats": STATS}  # pointers have 8 bytes, too
 PROBLEM: Any = np.dtype(
     [(name, MEMBERS.get(field.type.cname, np.int64)) for name, field in ffi.typeof("mapuot_problem").fields]
@@ -80,7 +82,8 @@ class CoreCall:
         if wanted > len(self.scratch):
             self.scratch = empty(wanted)
             self.at = pointer(self.scratch, "void *")
-        self.shape, self.options = (shape, dtype, max_passes), options
+        self.shape = (shape, dtype, max_passes)
+        self.options = options
         self.penalties = None  # the passes before a factor depend on the shape
         self.problem.m, self.problem.n = shape
 
@@ -99,14 +102,19 @@ def fill_task(
     task.stages, task.count, task.max_passes = stages, len(rows), max_passes
     task.m, task.n = shape
     task.M.row_stride, task.M.col_stride, task.M.dtype = *strides, CODES[dtype]
-    task.safe_spread, task.far = SAFE_SPREAD[options.precision], FAR_LOG
+    task.safe_spread = SAFE_SPREAD[options.precision]
+    task.far = FAR_LOG
     task.mass_tolerance, task.exponent_rounding, task.vanishing = MASS_TOLERANCE, EXPONENT_ROUNDING, VANISHING
-    task.scale_limit, task.most_scale = SCALES["scale_limit"], SCALES["most_scale"]
+    task.scale_limit = SCALES["scale_limit"]
+    task.most_scale = SCALES["most_scale"]
     terms, itemsize = task.terms, np.dtype(STORAGE[options.precision]).itemsize
     memory = memory_of(options.memory, shape[0], itemsize)
-    terms.tol, terms.tol_gap, terms.translate, terms.memory, terms.dtype, terms.noise = (
-        options.tol, options.tol_gap, options.translate, memory, DTYPES[options.precision], NARROW_NOISE,
-    )  # fmt: skip
+    terms.tol = options.tol
+    terms.tol_gap = options.tol_gap
+    terms.translate = options.translate
+    terms.memory = memory
+    terms.dtype = DTYPES[options.precision]
+    terms.noise = NARROW_NOISE
     return stages
 
 
@@ -131,7 +139,9 @@ def fill_terms(terms: Any, shape: tuple[int, int], reg: float, rho: tuple[Any, A
     terms.rho_rows, terms.rho_cols = rho
     soft = [x for x in rho if x < np.inf]
     terms.largest_rho, terms.rho_kl, terms.hard_sides = max(soft, default=0.0), sum(soft), 2 - len(soft)
-    return patience(shape, min(rho) == np.inf) if terms.memory > 0 and is_stiff(reg, max(rho)) else 0
+    if terms.memory > 0 and is_stiff(reg, max(rho)):
+        return patience(shape, min(rho) == np.inf)
+    return 0
 
 
 def solve(
@@ -202,7 +212,8 @@ def solve_many(
         records["made"] = spent[i0 : i0 + len(part)]
         A, B = (np.ascontiguousarray(x[part, :k]) for x, k in ((task.A, m), (task.B, n)))
         with np.errstate(divide="ignore"):
-            log_a, log_b = np.log(A), np.log(B)
+            log_a = np.log(A)
+            log_b = np.log(B)
         records["mass_a"], records["mass_b"] = A.sum(1), B.sum(1)
         # points behind the end of a smaller cloud have no mass: log u = -inf, and a marginal of 0
         found = [np.full((len(part), k), left_out) for left_out in (-np.inf, 0.0) for k in (m, n)]
@@ -244,19 +255,24 @@ class Many:
 
     def __init__(self, task: BatchProblem, which: Any, options: Options, max_passes: int, ladder: Ladder) -> None:
         self.clouds = clouds = task.several
-        counts = [places.count[which] for places in clouds.places] if clouds else [[k] for k in task.shape]
+        if clouds:
+            counts = [places.count[which] for places in clouds.places]
+        else:
+            counts = [[k] for k in task.shape]
         self.shape = m, n = int(max(counts[0])), int(max(counts[1]))
         self.pool = pool_for(options.threads, USUAL_PASSES * len(which) * m * n)
         threads = lib.mapuot_pool_threads(self.pool)
         self.task = ffi.new("mapuot_task *")
         if clouds:
-            strides, dtype = (n, 1), "d"
+            strides = (n, 1)
+            dtype = "d"
             points, (metric, scale) = self.task.M.points, clouds.whole.core
             points.d, points.metric, points.scale = clouds.whole.dim, metric.number, scale
             self.points = clouds.whole.rows, np.ascontiguousarray(clouds.targets)
         else:
             self.M = task.M
-            strides, dtype = tuple(s // self.M.itemsize for s in self.M.strides[-2:]), self.M.dtype.char
+            strides = tuple(s // self.M.itemsize for s in self.M.strides[-2:])
+            dtype = self.M.dtype.char
         self.stages = fill_task(self.task, self.shape, strides, dtype, options, max_passes, ladder)
         fill_penalties(self.task, task.reg, (task.rows.scalar_rho, task.cols.scalar_rho))
         self.own: Any = None if task.each is None else np.stack(np.broadcast_arrays(*terms_of(task)), 1)
@@ -302,7 +318,8 @@ def form_plan(M: Any, reg: float, exponents: Any, out: Any) -> None:
     """Form the plan of a C-contiguous M from ``exponents``, the last m + n of ``CoreAnswer.numbers``."""
     m, n = M.shape
     view = ffi.new("mapuot_matrix *", (ffi.from_buffer(M), n, 1, CODES[M.dtype.char]))
-    at, code = ffi.from_buffer("double *", exponents), CODES[out.dtype.char]
+    at = ffi.from_buffer("double *", exponents)
+    code = CODES[out.dtype.char]
     check(lib.mapuot_form_plan(SERIAL, m, n, view[0], NONE, reg, at, at + m, code, ffi.from_buffer(out), n))
 
 

@@ -108,7 +108,10 @@ class HostWorkspace(Workspace):
     def storage(self) -> str:
         """Return the storage of K, which may differ from the storage asked for."""
         problem, kind = self.problem, self.problem.cost.operator
-        dtype = "float64" if self.dtype == "made" else self.dtype
+        if self.dtype == "made":
+            dtype = "float64"
+        else:
+            dtype = self.dtype
         if dtype != "float64":
             self.size = narrow_points.fitting(problem)
         else:

@@ -138,7 +138,10 @@ def held_side(side: Side) -> Side:
     """Copy a side to the device; its scalar properties stay as computed on the host."""
     if side.there or isinstance(side.weight, cp.ndarray):
         return side.there or side
-    upper = None if side.upper is None else vectors.asarray(side.upper)
+    if side.upper is None:
+        upper = None
+    else:
+        upper = vectors.asarray(side.upper)
     there = dataclasses.replace(side, weight=vectors.asarray(side.weight), rho=vectors.asarray(side.rho), upper=upper)
     return side.share_numbers(there)
 

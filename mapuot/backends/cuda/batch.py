@@ -295,7 +295,10 @@ class DeviceBatch:
     def iterate(self, passes: int) -> int:
         """Make at most so many passes of each problem that still runs; return how many run then."""
         self.passes += passes
-        count = passes if self.source == "made" else self.passes
+        if self.source == "made":
+            count = passes
+        else:
+            count = self.passes
         self.advance(self.record(self.options, self.task.reg, count))
         return int((self.stats["status"] == 0).sum())
 

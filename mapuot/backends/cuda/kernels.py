@@ -141,7 +141,10 @@ def spread_shape(ld: int, dtype: str) -> Shape | None:
     chunk = 16 // ITEMSIZE[dtype]
     for cluster in SPREAD_CLUSTERS:
         tiles = 3 if cluster < SPREAD_CLUSTERS[-1] else 5
-        rows = 2 if 2 * tiles * ITEMSIZE[dtype] * ld // cluster <= TILE_BYTES else 1
+        if 2 * tiles * ITEMSIZE[dtype] * ld // cluster <= TILE_BYTES:
+            rows = 2
+        else:
+            rows = 1
         for columns in (8, 12, 16):
             if columns % chunk == 0 and ld <= THREADS * columns * cluster:
                 return Shape(1, columns, rows, cluster, 1)
@@ -151,7 +154,10 @@ def spread_shape(ld: int, dtype: str) -> Shape | None:
 @cache
 def fitting(narrow: bool, ld: int, chunk: int) -> Shape | None:
     """Return the narrowest shape of narrow or wide passes that covers a row; None if none does."""
-    shapes: tuple[Shape, ...] = NARROW_SHAPES if narrow else WIDE_SHAPES
+    if narrow:
+        shapes: tuple[Shape, ...] = NARROW_SHAPES
+    else:
+        shapes = WIDE_SHAPES
     return next((shape for shape in shapes if shape.width >= ld and shape.CPT % chunk == 0), None)
 
 
@@ -383,7 +389,10 @@ def ahead(capability: int, name: str, part: str, options: Iterable[tuple[str, in
             key = key_of(name, part, options)
             with contextlib.suppress(tarfile.TarError, OSError, EOFError), tarfile.open(path) as archive:
                 member = next((member for member in archive if member.name == key), None)
-                file = archive.extractfile(member) if member else None
+                if member:
+                    file = archive.extractfile(member)
+                else:
+                    file = None
                 if file:
                     return file.read()
     return None
@@ -414,7 +423,10 @@ def compiled(device: int, name: str, part: str, *options: tuple[str, int]) -> An
             binary = ahead(int(here.compute_capability), name, part, options)
         else:
             binary = None
-        found = loaded(binary, cooperative) if binary else None
+        if binary:
+            found = loaded(binary, cooperative)
+        else:
+            found = None
         if found is None:
             code = source_of(name, part)
             flags = flags_of(options)

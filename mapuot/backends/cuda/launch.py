@@ -156,7 +156,10 @@ class Chain:
             node = ctypes.c_void_p()
             count = int(before is not None)
             together = (ctypes.c_uint * 16)(one.together)
-            last: Any = None if before is None else ctypes.byref(before)
+            if before is None:
+                last: Any = None
+            else:
+                last = ctypes.byref(before)
             check(driver.cuGraphAddKernelNode(ctypes.byref(node), self.graph, last, count, ctypes.byref(words)))
             check(driver.cuGraphKernelNodeSetAttribute(node, COOPERATIVE_LAUNCH, together))
             self.nodes.append((node, ctypes.pointer(words)))
@@ -348,7 +351,10 @@ class Iterate:
             READY.add(kind)
         for narrow, shape in zip((False, True), shapes, strict=True):
             lie = self.m, ld, dtype, kl, narrow, self.memory
-            one = None if shape is None else fitted(*here, shape, *lie)
+            if shape is None:
+                one = None
+            else:
+                one = fitted(*here, shape, *lie)
             made.append(one if one is not None and one.parts > 0 else None)
         self.wide, self.narrow = made
         if self.wide is None:
@@ -356,7 +362,10 @@ class Iterate:
         grids = [one.parts for one in made if one is not None]
         self.solo = self.n <= SOLO_COLUMNS
         self.copies = max(grids) if self.solo else 1
-        share = SMALL_SHARE if self.n <= FEW_COLUMNS else SHARE
+        if self.n <= FEW_COLUMNS:
+            share = SMALL_SHARE
+        else:
+            share = SHARE
         self.split_columns(1 if self.solo else min([*grids, -(-self.n // share)]))
         self.slab = max(one.slabs for one in made if one is not None)
 

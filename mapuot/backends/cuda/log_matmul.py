@@ -21,7 +21,10 @@ def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
     wide = A.dtype == np.float64
     shared = B.ndim == 2
     copies = 1 if shared else p
-    tile = 64 if p * -(-m // 64) * -(-n // 64) >= FEW_TILES else 32
+    if p * -(-m // 64) * -(-n // 64) >= FEW_TILES:
+        tile = 64
+    else:
+        tile = 32
     room = cp.empty(p * m + copies * n, A.dtype)
     r = room[: p * m]
     c = room[p * m :]

@@ -79,7 +79,10 @@ class DevicePoints(marginals.Points):
         self.at = {name: np.uint64(self.room.address(name)) for name in self.room.at}
 
     def launch(self, name: str, blocks: Any, threads: int, *arguments: Any) -> None:
-        grid = blocks if isinstance(blocks, tuple) else (blocks,)
+        if isinstance(blocks, tuple):
+            grid = blocks
+        else:
+            grid = (blocks,)
         self.functions[name](grid, (threads,), arguments)
 
     def sum_of(self, name: str, blocks: int, *arguments: Any) -> None:

@@ -95,7 +95,10 @@ class DevicePairs:
         start = cp.asarray(cost.start - cost.start[0])
         column = cp.asarray(cost.column)
         M = cp.asarray(cost.data)
-        shares = None if c is None else cp.asarray(c.data)
+        if c is None:
+            shares = None
+        else:
+            shares = cp.asarray(c.data)
         index = np.uint16 if index_bytes(cost.shape) == 2 else np.int32
         self.rows = Runs(start, column.astype(index, copy=False), M, shares)
         row = cp.searchsorted(start, cp.arange(cost.size), side="right") - 1

@@ -342,7 +342,10 @@ def begin(
                 SEEN.popitem(last=False)
             return None
         prepared = SolveLaunches(M, rows, cols, reg, options, most, spread)
-    sent = prepared(M, here[1], rounding) if prepared.fits else None
+    if prepared.fits:
+        sent = prepared(M, here[1], rounding)
+    else:
+        sent = None
     KEPT[key] = prepared
     if len(KEPT) > MOST_IDLE:
         KEPT.popitem(last=False)

@@ -33,7 +33,9 @@ from .workspace import DeviceWorkspace
 
 DIM = 4  # most dimensions for which a thread keeps coordinates in registers
 # point_tiles.cuh: points of a tile that get sums; points that it sums over; most coordinates at a time
-TO_TILE, FROM_TILE, DEPTH = 128, {"float32": 128, "float64": 64}, {"float32": 16, "float64": 8}
+TO_TILE = 128
+FROM_TILE = {"float32": 128, "float64": 64}
+DEPTH = {"float32": 16, "float64": 8}
 SLABS, WAVES = 64, 8  # most parts of a sum; most times that the parts' blocks may fill the device
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # error of float64 powers of 2 by a short polynomial; least tol that allows it
 QUICK_MOST = 2.0**-22  # while exponents err by less, all are below 2^30 in size, and QUICK_OUT can mark points left out
@@ -53,7 +55,10 @@ def sums_job(kl: tuple[bool, bool], memory: int, d: int, narrow: bool, form: int
     """Return the job of float32 or float64 passes; ``more``: options of src_cuda/points.cuh; default: all pairs."""
     options = shape_options(Shape(1, 4, 2), "float64", kl, MEMORY=memory)
     options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form}
-    options["DIM"] = d if d <= DIM and "DEPTH" not in more else 0
+    if d <= DIM and "DEPTH" not in more:
+        options["DIM"] = d
+    else:
+        options["DIM"] = 0
     options |= {"KEPT": 0, "QUICK": 0, "MASKED": 0, "SPLIT": 1} | more
     options["POINT_BLOCKS"] = point_blocks(options)
     return "portable.cu", "tile_sums" if "DEPTH" in options else "point_sums", options
@@ -77,8 +82,12 @@ class PackedSide:
 
     def __init__(self, points: Any, count: int, tiled: bool, dtype: Any, factor: float) -> None:
         """``points``: (d, count or more); columns beyond ``count`` are ignored."""
-        d, unit = len(points), TO_TILE if tiled else PAD
-        self.depth = depth_of(d, np.dtype(dtype).name) if tiled else 0
+        d = len(points)
+        unit = TO_TILE if tiled else PAD
+        if tiled:
+            self.depth = depth_of(d, np.dtype(dtype).name)
+        else:
+            self.depth = 0
         room = -(-count // unit) * unit
         self.count, self.ld = count, room
         self.to = self.packed = vectors.zeros((-(-d // self.depth) * self.depth if tiled else d, room), dtype)
@@ -91,7 +100,10 @@ class PackedSide:
 
     def set(self, log: Any, left_out: float, finite: bool = False) -> None:
         log = vectors.asarray(log)
-        self.log[: len(log)] = np.where(np.isinf(log), left_out, log) if finite else log
+        if finite:
+            self.log[: len(log)] = np.where(np.isinf(log), left_out, log)
+        else:
+            self.log[: len(log)] = log
         self.log[len(log) :] = left_out
 
 
@@ -118,7 +130,8 @@ class PointIterate(Iterate):
     ) -> None:  # fmt: skip
         """``tiled``: point_tiles.cuh makes passes over all pairs; ``together``: one potential, no ranks share rows."""
         self.kl, self.ld, self.masked, self.tiled = kl, shape[2], int(masked is not None), tiled
-        self.together, self.count = together, shape[0]
+        self.together = together
+        self.count = shape[0]
         self.masks = np.zeros(2, MASK)  # for the sums over rows and over columns
         for mask, cut in zip(self.masks, (masked, masked.T) if masked else (), strict=False):
             put(mask, cut.words())
@@ -133,29 +146,43 @@ class PointIterate(Iterate):
         """Return the job of sums in ``d`` dimensions; ``lists``: lists of DeviceBoxes, None for all pairs."""
         kept = lists is not None
         most = 32 * sizes_of(d, narrow, bool(self.masked), kept)[0]
-        warp = min(most, *(unit for *_, unit in lists)) if kept else most  # one box at most
+        # one box at most
+        if kept:
+            warp = min(most, *(unit for *_, unit in lists))
+        else:
+            warp = most
         more = {"KEPT": int(kept), "QUICK": int(quick), "MASKED": self.masked, "SPLIT": most // warp}
         more |= {"DEPTH": depth_of(d, "float32" if narrow else "float64")} if self.tiled else {}
-        whole, across = d > DIM or kept or self.masked or tops, self.count * -(-self.count // (8 * most))
+        whole = d > DIM or kept or self.masked or tops
+        across = self.count * -(-self.count // (8 * most))
         more |= {"HALVED": 1} if self.together and not whole and across <= MOST_ACROSS else {}
         return sums_job(self.kl, self.memory, d, narrow, form, **more, **({"TOPS": 1} if tops else {}))
 
     def set_passes(self, passes: Passes, lists: Any) -> None:
         (rows, cols), narrow = passes.sides, passes.narrow
-        self.graphs, self.begun, self.sides, self.factor = {}, False, passes.sides, passes.factor
+        self.graphs = {}
+        self.begun = False
+        self.sides = passes.sides
+        self.factor = passes.factor
         none = [(np.uint64(0),) * 2 + (other.ld,) for other in (cols, rows)]
         self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or none]
         d = len(rows.to)
         _, self.sums, options = self.job(d, narrow, passes.form, lists, passes.quick, passes.tops)
         each, at_once = sizes_of(d, narrow, bool(self.masked), lists is not None)
-        self.block, self.resident = 256 * each // options["SPLIT"], options["POINT_BLOCKS"]
+        self.block = 256 * each // options["SPLIT"]
+        self.resident = options["POINT_BLOCKS"]
         if rows.depth:
-            self.block, at_once = TO_TILE, FROM_TILE[rows.log.dtype.name]
+            self.block = TO_TILE
+            at_once = FROM_TILE[rows.log.dtype.name]
         self.halved = "HALVED" in options
         self.take_kernels(options, self.sums, *ends_of(options))
         self.slabs = [self.parts_of(to, other.ld // at_once) for to, other in ((rows, cols), (cols, rows))]
-        u, v = self.state["u_scale"], self.state["v_scale"]
-        self.narrow_u = cp.zeros(rows.ld, np.float32) if narrow else np.uint64(0)
+        u = self.state["u_scale"]
+        v = self.state["v_scale"]
+        if narrow:
+            self.narrow_u = cp.zeros(rows.ld, np.float32)
+        else:
+            self.narrow_u = np.uint64(0)
         self.weights = [np.uint64(v), np.uint64(u)]  # of the points summed over
         if narrow:
             self.weights = [np.uint64(self.state["narrow_v"]), self.narrow_u]
@@ -164,7 +191,8 @@ class PointIterate(Iterate):
 
     def parts_of(self, to: PackedSide, most: int) -> int:
         """Choose the number of parts of a sum, so that the last blocks to run leave few multiprocessors idle."""
-        blocks, resident = max(1, -(-to.count // self.block)), self.resident * self.processors
+        blocks = max(1, -(-to.count // self.block))
+        resident = self.resident * self.processors
         waves = {parts: parts * blocks / resident for parts in range(1, min(SLABS, max(1, most)) + 1)}
         parts = [k for k, wave in waves.items() if wave <= WAVES] or [1]
         return max(parts, key=lambda k: waves[k] / math.ceil(waves[k]))
@@ -181,7 +209,9 @@ class PointIterate(Iterate):
 
     def sum_over(self, k: int, weights: Any) -> Any:
         """Compute K w (k = 0) or K^T w (1) in parts, one behind the other."""
-        to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
+        to = self.sides[k]
+        other = self.sides[1 - k]
+        slabs = self.slabs[k]
         numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
         self.launch(
             self.sums, (-(-to.count // self.block), slabs), 256, np.int32(self.parity), to.to, np.int64(to.ld), to.log,
@@ -195,10 +225,14 @@ class PointIterate(Iterate):
 
     def tops(self, k: int, x: Any, mask: Any, hidden: float) -> Any:
         """Return -max_j (x_j - c_ij / reg) for each row (k = 0), or the same for columns (1); masked: ``hidden``."""
-        to, other = self.sides[k], self.sides[1 - k]
+        to = self.sides[k]
+        other = self.sides[1 - k]
         to.log.fill(0.0)
         other.set(x, -np.inf, True)
-        tops = joined("row_max", self.sum_over(k, other.log)) if to.count else to.log
+        if to.count:
+            tops = joined("row_max", self.sum_over(k, other.log))
+        else:
+            tops = to.log
         return np.where(vectors.asarray(mask), hidden, -vectors.asarray(tops))
 
     def product(self, k: int, x: Any, y: Any) -> Any:
@@ -220,11 +254,17 @@ class PointWorkspace(DeviceWorkspace):
             raise NotImplementedError("MAPUOT_CUDA=ordered is not for points")
         self.cloud, self.narrow_points = problem.cost.cloud, None
         self.quick = options.precision != "float64" and options.tol >= QUICK_TOL and not self.cloud.bits  # finite
-        expansion = narrow_points.product_error(problem) if self.cloud.core[0].square else math.inf
+        if self.cloud.core[0].square:
+            expansion = narrow_points.product_error(problem)
+        else:
+            expansion = math.inf
         self.expands = self.quick and expansion <= QUICK_ERROR
         self.powers_error = QUICK_ERROR + (expansion if self.expands else 0.0)
         self.quick_error = self.powers_error * self.quick  # of an entry of float64 passes
-        self.size = narrow_points.fitting(problem) if options.precision != "float64" else None
+        if options.precision != "float64":
+            self.size = narrow_points.fitting(problem)
+        else:
+            self.size = None
         self.tiled = self.cloud.dim > DIM and not problem.masked and skip is None
         super().__init__(problem, options, skip)
         self.coarse.wanted = False  # a labelled pass needs a stored K
@@ -253,14 +293,22 @@ class PointWorkspace(DeviceWorkspace):
             self.narrow = self.sides(x, y, np.float32, 1.0 + narrow_points.expands_squares(cloud))
         if self.expands:
             found = squares(x.T), squares(y[:, : cloud.shape[1]])
-            self.squares = tuple(map(host, found)) if namespace(weight) is np else found
+            if namespace(weight) is np:
+                self.squares = tuple(map(host, found))
+            else:
+                self.squares = found
             self.products = self.sides(x, y, factor=2.0)
 
     def needed(self) -> list[Job]:
         """List the kernels of passes over all pairs: the float32, float64 and balancing kernels."""
-        d, exact, quick = self.cloud.dim, self.cloud.core[0].number, self.quick_error > 0
+        d = self.cloud.dim
+        exact = self.cloud.core[0].number
+        quick = self.quick_error > 0
         few, form = narrow_points.form_of(self.cloud)
-        jobs = [] if self.size is None else [self.launch.job(few, True, form)]
+        if self.size is None:
+            jobs = []
+        else:
+            jobs = [self.launch.job(few, True, form)]
         jobs.append(self.launch.job(d, False, EXPANDED if quick and self.expands else exact, quick=quick))
         jobs += [] if self.tiled else [self.launch.job(d, False, exact, tops=True)]
         return [job for _, sums, options in jobs for job in portable_jobs(options, sums, *ends_of(options))]
@@ -269,10 +317,14 @@ class PointWorkspace(DeviceWorkspace):
         """Return the passes of a precision; float64 passes use quick powers and expand squares if the error allows."""
         if narrow and self.narrow and self.narrow_points:
             return Passes(self.narrow, True, self.narrow_points.form)
-        (metric, scale), quick = self.cloud.core, self.quick_error > 0
+        metric, scale = self.cloud.core
+        quick = self.quick_error > 0
         if quick and self.expands:
             return Passes(self.products, False, EXPANDED, quick=True, squares=self.squares)
-        unit = narrow_points.LOG2_E if quick else 1.0
+        if quick:
+            unit = narrow_points.LOG2_E
+        else:
+            unit = 1.0
         return Passes(self.wide, False, metric.number, scale / self.problem.reg * unit, quick)
 
     @property
@@ -302,8 +354,13 @@ class PointWorkspace(DeviceWorkspace):
     @property
     def kept_lists(self) -> Any:
         """Return the lists of the kept pairs; None if all pairs are kept."""
-        boxes = self.truncation.boxes if self.truncation and self.truncation.kept else None
-        return boxes.lists if isinstance(boxes, DeviceBoxes) else None
+        if self.truncation and self.truncation.kept:
+            boxes = self.truncation.boxes
+        else:
+            boxes = None
+        if isinstance(boxes, DeviceBoxes):
+            return boxes.lists
+        return None
 
     def choose(self) -> None:
         """Take the kernels of the current precision, for all pairs or for kept pairs."""
@@ -325,15 +382,21 @@ class PointWorkspace(DeviceWorkspace):
         """Balance K by the kernels of a pass, over the kept pairs if some are skipped."""
         if self.tiled:
             return super().balance(out_u, plan_v)
-        x, ranks = cp.asarray(plan_v), self.problem.ranks
+        x = cp.asarray(plan_v)
+        ranks = self.problem.ranks
         self.launch.set_passes(self.tops, self.kept_lists)
         alpha = self.launch.tops(0, x, out_u, -np.inf)
         beta = self.launch.tops(1, alpha, plan_v == -np.inf, np.inf)
         self.choose()
-        return (alpha.get(), -ranks.max(-beta.get())) if namespace(plan_v) is np else (alpha, beta)
+        if namespace(plan_v) is np:
+            return (alpha.get(), -ranks.max(-beta.get()))
+        return (alpha, beta)
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
-        found = self.narrow_points.fitted(alpha, beta) if self.narrow and self.narrow_points else None
+        if self.narrow and self.narrow_points:
+            found = self.narrow_points.fitted(alpha, beta)
+        else:
+            found = None
         if self.narrow and self.problem.ranks.max(found is None):  # all ranks go on in float64
             self.progress["narrow"] = 0
             self.choose()
@@ -345,10 +408,16 @@ class PointWorkspace(DeviceWorkspace):
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         self.progress["exponent_error"] = error
         was = self.quick_error
-        self.quick_error = self.powers_error + error if self.quick and error <= QUICK_MOST else 0.0
+        if self.quick and error <= QUICK_MOST:
+            self.quick_error = self.powers_error + error
+        else:
+            self.quick_error = 0.0
         wide = self.passes_of(False)
         for side, log, square in zip(wide.sides, (alpha, beta), wide.squares, strict=True):
-            power = np.maximum(narrow_points.LOG2_E * log - square, QUICK_OUT) if wide.quick else log
+            if wide.quick:
+                power = np.maximum(narrow_points.LOG2_E * log - square, QUICK_OUT)
+            else:
+                power = log
             side.set(power, QUICK_OUT if wide.quick else -np.inf)
         if not self.narrow and wide.quick != (was > 0):
             self.choose()
@@ -371,11 +440,14 @@ class PointWorkspace(DeviceWorkspace):
         """Return the product for Newton's step from the last pass: P^T (fi / r) P d, or -P d with one potential."""
         self.progress["narrow"] = 0.0
         self.take_float64()
-        reg, shift, kappa = self.problem.reg, float(self.progress["shift"]), float(self.progress["kappa"])
+        reg = self.problem.reg
+        shift = float(self.progress["shift"])
+        kappa = float(self.progress["kappa"])
         known = self.answers["r"], self.answers["u_log"], self.problem.rows.rho, self.potentials()[1], self.absorbed[0]
         r, log_u, rho, log_v, e = map(vectors.asarray, known)
         with np.errstate(divide="ignore", invalid="ignore"):
-            u, v = np.exp(log_u), np.exp(log_v + shift - e)
+            u = np.exp(log_u)
+            v = np.exp(log_v + shift - e)
             factor = kappa / (1 + reg / rho) * u * (u / r)
             factor = np.where((factor >= TINY) & (factor < np.inf), factor, np.nan)  # 0 would silently drop a row
             factor = np.where(r > TINY, factor, 0.0)

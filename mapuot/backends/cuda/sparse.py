@@ -132,7 +132,10 @@ class SparseIterate(Iterate):
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Choose the grid. Few blocks make the finish: each block adds up the scalars of all blocks."""
         if self.alone and many_at_once((self.m, self.n)):
-            cluster = CLUSTER if self.leaps and len(self.pairs.rows.index) <= CLUSTER_PAIRS else 1
+            if self.leaps and len(self.pairs.rows.index) <= CLUSTER_PAIRS:
+                cluster = CLUSTER
+            else:
+                cluster = 1
             self.memory = MEMORY[0] if self.leaps else self.memory
             self.split_columns(min(cluster if cluster > 1 else self.processors, -(-self.n // SHARE)))
             if self.leaps or self.share <= ALL_THREADS:

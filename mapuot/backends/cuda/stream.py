@@ -25,7 +25,10 @@ PLAIN = {"STORE": 0, "COST": 0, "REFERENCE": 0, "MASKED": 0}  # options of kerne
 
 def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
     """Pack the View record of stream.cu, member by member in its order; NumPy takes 12 us to set them by name."""
-    given = c.given if isinstance(c, MaskedReference) else c
+    if isinstance(c, MaskedReference):
+        given = c.given
+    else:
+        given = c
     (at_M, *M_steps), (at_c, *c_steps) = map(place_of, (M, given))
     if alpha is None:
         ends = 0, 0
@@ -88,7 +91,8 @@ def extrema(M: Any, threads: int | None = None) -> tuple[Any, ...]:
         out = np.concatenate(found)
     low = float(out[:, 0].min())
     high = float(out[:, 1].max())
-    low, high = (low, high) if math.isfinite(low) else (0.0, 0.0)
+    if not math.isfinite(low):
+        low, high = 0.0, 0.0
     bad, infinite, lopsided = out[:, 2:].sum(0).tolist()
     return low, high, int(bad), int(infinite), int(lopsided)
 

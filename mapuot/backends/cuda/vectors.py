@@ -62,7 +62,10 @@ class Vector(NDArrayOperatorsMixin, cp.ndarray):  # type: ignore[misc]
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, cp.ndarray):  # indices >= 0, or a mask
-            index = flatnonzero(key) if key.dtype == bool else key
+            if key.dtype == bool:
+                index = flatnonzero(key)
+            else:
+                index = key
             return evaluated(np.positive, (self,), index=index)
         return super().__getitem__(key)
 

@@ -181,7 +181,9 @@ class DeviceWorkspace(Workspace):
         super().__init__(problem, options, skip)
         begin(beside)
         self.safe_spread = SAFE_SPREAD
-        self.dtype = "float64" if self.dtype == "made" else self.dtype  # reading K is faster than making it
+        # reading K is faster than making it
+        if self.dtype == "made":
+            self.dtype = "float64"
         self.ld = -(-problem.shape[1] // PAD) * PAD
         self.held = isinstance(problem.rows.weight, cp.ndarray)  # are the problem's vectors on the device?
         self.kl = problem.rows.logarithmic, problem.cols.logarithmic
@@ -197,7 +199,10 @@ class DeviceWorkspace(Workspace):
     def open_coarse(self) -> None:
         """Make the coarse correction of passes."""
         corrects = self.launch.memory > MEMORY[0] and not self.some and self.problem.cost.operator == "tiles"
-        memory = int(self.state["limits"]["memory"]) if corrects else 0
+        if corrects:
+            memory = int(self.state["limits"]["memory"])
+        else:
+            memory = 0
         self.coarse = DeviceCoarse(self, self.problem, memory)
 
     def load(self, problem: Problem) -> None:
@@ -301,7 +306,10 @@ class DeviceWorkspace(Workspace):
         problem, options, state = self.problem, self.options, self.state
         state["m"], state["n"], state["ld"] = *problem.shape, self.ld
         state["parts"], state["share"], state["solo"] = self.launch.parts, self.launch.share, self.launch.solo
-        scales = WIDE_SCALES if self.dtype == "float64" else SCALES
+        if self.dtype == "float64":
+            scales = WIDE_SCALES
+        else:
+            scales = SCALES
         memory = min(memory_of(options.memory, self.most, ITEMSIZE[self.dtype]), self.launch.memory)
         state["limits"] = limits_of(problem, options, self.dtype, NARROW_NOISE)
         put(state["limits"], scales | {"memory": memory})
