@@ -14,7 +14,8 @@ from scipy.special import logsumexp
 
 import mapuot
 from mapuot import pot
-from mapuot.backends import load
+from mapuot.ascend.barycenters import DebiasedBarycenter
+from mapuot.backends.cpu import backend as cpu
 from mapuot.problem.kinds import as_cost
 
 pytestmark = pytest.mark.filterwarnings("ignore:Stabilized Unbalanced", "ignore:invalid value")
@@ -159,6 +160,75 @@ def test_passes_where_entries_of_k_underflow(far):
         assert_allclose(answer.q, q, rtol=0, atol=2e-9 * q.sum())
 
 
+def debiased_body(reg_m, passes=15, seed=0):
+    """Return the body of some passes of three histograms, with a rounding error of 1 % that shows in its bounds."""
+    rng = np.random.default_rng(seed)
+    x = np.linspace(0, 1, 7)
+    A = rng.dirichlet(np.ones(7), 3) * (1.0 if np.isinf(reg_m) else np.array([[0.5], [1.0], [2.0]]))
+    operator = cpu.operator_of(as_cost((x[:, None] - x) ** 2, cpu), 0.02)
+    body = DebiasedBarycenter(A, operator, reg_m, np.array([0.2, 0.3, 0.5]), 1e-9)
+    state = body.start(np.zeros(A.size))
+    for _ in range(passes):
+        state = body.image(body.find(state, False), False)
+    body.error = 0.01
+    return body, A, np.exp(-((x[:, None] - x) ** 2) / 0.02), np.exp(body.before), np.exp(body.last.log_u)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("least", [0.3, 1e-9, 0.0, -0.02])
+def test_bounds_of_balanced_debiased_means_have_all_their_terms(least, seed):
+    body, A, K, d, u = debiased_body(np.inf, seed=seed)
+    w, reg, spread, s = body.weights, 0.02, 1.0, u @ K
+    scale = 1 / (d @ K @ d)
+    t, log_z = d * (K @ d) * scale, np.log(K @ d * scale) - w @ np.log(s)
+    rows = u * ((t / s) @ K)
+    missed = w @ np.abs(rows - A).sum(1)
+    gap, error = body.hard_bounds(least, 0.5)
+    rounding = body.rounding(np.log(t))
+    assert rounding == pytest.approx(0.01, rel=1e-10)
+    right = reg * (t @ log_z - log_z.min() + 0.04) + spread * (missed + 0.04) + 4 * reg * max(-least, 0.0)
+    assert gap == pytest.approx(right, rel=1e-10)
+    kl = gap / reg
+    far = 2 * kl / 3 + np.sqrt(4 * kl**2 / 9 + 2 * kl)
+    if least > 0:
+        far += np.sqrt(2 * kl / least) * np.linalg.norm(K @ d * np.sqrt(scale))
+    right = (far + 0.01) * 1.04
+    assert error == (pytest.approx(right, rel=1e-10) if least > 0 and right < 2 else np.inf)
+
+
+def test_the_error_of_a_balanced_debiased_mean_has_all_its_terms():
+    body, _, K, d, _ = debiased_body(np.inf)
+    body.error, body.highest = 1e-3, 1e-6
+    gap, error = body.hard_bounds(0.9, 1.0)
+    kl = gap / 0.02
+    smooth = np.linalg.norm(K @ d / np.sqrt(d @ K @ d))
+    far = 2 * kl / 3 + np.sqrt(4 * kl**2 / 9 + 2 * kl) + np.sqrt(2 * kl / 0.9) * smooth
+    assert error < 2
+    assert error == pytest.approx((far + 1e-3) * 1.004, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("indefinite", [0.0, 0.05])
+@pytest.mark.parametrize("reg_m", [0.05, 1.0])
+def test_bounds_of_soft_debiased_values_have_all_their_terms(reg_m, indefinite, seed):
+    body, A, K, d, u = debiased_body(reg_m, seed=seed)
+    w, reg, k = body.weights, 0.02, 0.02 / reg_m
+    power, s = k / (1 + k), u @ K
+    p = (w @ s**power) ** (1 / power)
+    c, t, least = d * p, d * (K @ d), (K @ d / p).min()
+    asked, rows = A * (u * least) ** -k, u * ((c * (s / p) ** power / s) @ K)
+    kl = w @ (rows * np.log(rows / asked) - rows + asked).sum(1)
+    mass, rounding = c.sum() + t.sum(), 0.01
+    root = np.sqrt(kl) + 2 * rounding * np.sqrt(w @ (rows + asked).sum(1) + mass)
+    right = reg_m * root**2 + reg * (c * np.log(c / t) - c + t + c * np.log(K @ d / p / least)).sum()
+    right += reg * rounding * (4 * mass + w @ asked.sum(1))
+    if indefinite:
+        most = 2 * (reg_m * (w @ asked.sum(1)) / reg + mass) / 0.9
+        right += reg * 0.05 * (most + mass)
+    assert body.soft_gap(indefinite) == pytest.approx(right, rel=1e-9)
+    assert body.soft_gap(0.2) == np.inf
+
+
 def test_random_debiased_barycenters():
     """Later passes and random q refute neither gap nor error_bound, also where K has negative eigenvalues."""
     totals, failures = barycenters.run(seed=1, count=25, largest=6, debiased=True)
@@ -218,14 +288,14 @@ def test_least_eigenvalues(reg):
     for M in (np.asarray(grid), ((x[:, None] - x) ** 2).sum(2)):
         K = np.exp(-M / reg)
         least = np.linalg.eigvalsh(K)[0]
-        bound, diagonal = load("cpu").operator_of(as_cost(M, load("cpu")), reg).spectrum
+        bound, diagonal = cpu.operator_of(as_cost(M, cpu), reg).spectrum
         assert diagonal == 1
         assert bound <= least + 1e-14
         assert bound >= 0.5 * least - 1e-11
-    bound, _ = load("cpu").operator_of(as_cost(grid, load("cpu")), reg).spectrum
+    bound, _ = cpu.operator_of(as_cost(grid, cpu), reg).spectrum
     assert 0 < bound <= np.linalg.eigvalsh(np.exp(-np.asarray(grid) / reg))[0] + 1e-15
     signs = np.where(rng.random((20, 20)) < 0.5, 0.0, 1.0)
-    assert load("cpu").operator_of(as_cost(signs + signs.T, load("cpu")), reg).spectrum[0] == -np.inf
+    assert cpu.operator_of(as_cost(signs + signs.T, cpu), reg).spectrum[0] == -np.inf
 
 
 @pytest.mark.parametrize(("reg_m", "debiased"), [(1.0, False), (1.0, True), (np.inf, False)])
