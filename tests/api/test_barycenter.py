@@ -14,8 +14,9 @@ from scipy.special import logsumexp
 
 import mapuot
 from mapuot import pot
-from mapuot.ascend.barycenters import DebiasedBarycenter
+from mapuot.ascend.barycenters import Barycenter, DebiasedBarycenter
 from mapuot.backends.cpu import backend as cpu
+from mapuot.penalties import plan_error
 from mapuot.problem.kinds import as_cost
 
 pytestmark = pytest.mark.filterwarnings("ignore:Stabilized Unbalanced", "ignore:invalid value")
@@ -158,6 +159,38 @@ def test_passes_where_entries_of_k_underflow(far):
     for answer in (found, each):
         assert answer.converged
         assert_allclose(answer.q, q, rtol=0, atol=2e-9 * q.sum())
+
+
+@pytest.mark.parametrize("reg_m", [0.05, 1.0, np.inf])
+def test_a_certificate_has_all_its_terms(reg_m):
+    """Every term is that of its definition, with a rounding error of 1 % of each sum."""
+    rng = np.random.default_rng(0)
+    x, w, reg, k = np.linspace(0, 1, 7), np.array([0.2, 0.3, 0.5]), 0.02, 0.02 / reg_m
+    A = rng.dirichlet(np.ones(7), 3) * (1.0 if np.isinf(reg_m) else np.array([[0.5], [1.0], [2.0]]))
+    body = Barycenter(A, cpu.operator_of(as_cost((x[:, None] - x) ** 2, cpu), reg), reg_m, w)
+    state = body.start(np.zeros(A.size))
+    for _ in range(3):
+        state = body.image(body.find(state, False), False)
+    body.error = 0.01
+    found, K = body.completed(), np.exp(-((x[:, None] - x) ** 2) / reg)
+    u, mass = np.exp(found.log_u), found.q.sum()
+    value, rows = body.certified(found, 0.1), u * (np.exp(found.log_v) @ K)
+    moved = 0.01 * reg * mass
+    if np.isinf(reg_m):
+        terms = reg * A * found.log_u
+        error = w @ np.abs(rows - A).sum(1) / mass
+    else:
+        asked, terms = A * u**-k, reg_m * A * (1 - u**-k)
+        kl = w @ (rows * np.log(rows / asked) - rows + asked).sum(1)
+        root = (np.sqrt(kl) + 0.02 * np.sqrt(w @ (rows + asked).sum(1) + mass)) * np.sqrt(reg_m)
+        error = plan_error(root**2 / reg / mass)
+        assert value.gap == pytest.approx(root**2 + moved, rel=1e-8)
+    assert value.error == pytest.approx(1.04 * error + 0.02, rel=1e-8)
+    assert value.rounding == pytest.approx((0.02, 0.04), rel=1e-8)
+    assert value.moved == pytest.approx(moved, rel=1e-8)
+    assert value.dual == pytest.approx(w @ terms.sum(1) - reg * mass - moved, rel=1e-8)
+    assert value.terms == pytest.approx(w @ np.abs(terms).sum(1) + reg * mass, rel=1e-8)
+    assert (value.gap == np.inf) == np.isinf(reg_m)
 
 
 def debiased_body(reg_m, passes=15, seed=0):
