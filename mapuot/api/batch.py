@@ -586,7 +586,7 @@ class BatchRun:
         spent = self.n_passes[left]
         starts = self.begin(left, log_v, task.B)
         for part, records, found in whole.solve_many(task, left, starts, spent, options, self.max_passes, ladder):
-            stalled = (records["status"] == whole.STALLED) & whole.goes_on(task, options, part)
+            stalled = (records["status"] == whole.STALLED) & (records["hard_passes"] > 0)
             done = np.isin(records["status"], (whole.CONVERGED, whole.OUT_OF_PASSES)) | stalled
             where = part[done]
             for table, values in zip(self.tables, found, strict=True):

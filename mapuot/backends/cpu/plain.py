@@ -118,12 +118,6 @@ def fill_task(
     return stages
 
 
-def goes_on(task: BatchProblem, options: Options, which: Any) -> Any:
-    """Tell for which problems Newton's steps by a factor may solve a stalled one."""
-    terms = zip(*(np.broadcast_to(x, (len(task),))[which] for x in terms_of(task)), strict=True)
-    return np.array([options.memory > 0 and is_stiff(reg, max(rho)) for reg, *rho in terms])
-
-
 def terms_of(task: BatchProblem) -> tuple[Any, Any, Any]:
     """Return reg and the reg_m of both sides: numbers, or (p,) where problems have their own."""
     return task.regs, task.rhos(True), task.rhos(False)
@@ -202,7 +196,8 @@ def solve_many(
     """Solve the problems ``which`` of a batch; yield (their indices, their records, [log u, log v, r, s]) in parts.
 
     ``starts``: log v, one row for each problem; ``spent``: passes that each problem has made already. A problem that
-    turns out not to be plain has a status other than CONVERGED and OUT_OF_PASSES.
+    turns out not to be plain has a status other than CONVERGED and OUT_OF_PASSES. Steps with a factor follow STALLED
+    where ``hard_passes`` is above 0.
     """
     many = Many(task, which, options, max_passes, ladder)
     (m, n), most = many.shape, many.most
@@ -283,6 +278,7 @@ class Many:
     def records(self, part: Any) -> Any:
         records = np.zeros(len(part), PROBLEM)
         records["forbidden"] = 1  # `BatchProblem.check_parts` has compared the masses already
+        records["hard_passes"] = self.task.hard_passes
         if self.own is not None:  # each problem has terms of its own
             self.terms = ffi.new("mapuot_terms[]", len(part))
             for k, (reg, *rho) in enumerate(self.own[part].tolist()):
