@@ -12,7 +12,7 @@ from matrix import ARRAYS, TOLS, cells, check
 from problems import pairs
 from scipy import sparse
 
-from mapuot import InfeasibleError, PointCloud, SeededMask, solve, solve_batch
+from mapuot import InfeasibleError, PointCloud, SeededMask, pairwise, solve, solve_batch
 from mapuot.answer.slopes import dual_value, marginal_gradient
 from mapuot.arrays import host
 from mapuot.ascend.settings import STAGES
@@ -659,7 +659,14 @@ def test_a_plan_that_does_not_fit(monkeypatch):
     assert result.rows(3, 5).shape == (2, 40)
 
 
-FIRST = [((300, 515), "array"), ((64, 64), "batch"), *(((97, 131), what) for what in ("array", "sparse", 3, 50))]
+FIRST = [
+    ((300, 515), "array"),
+    ((64, 64), "batch"),
+    ((64, 3), "clouds"),
+    ((140, 2), "clouds"),
+    ((64, 64), "hard"),
+    *(((97, 131), what) for what in ("array", "sparse", 3, 50)),
+]
 
 
 @pytest.mark.parametrize(("shape", "what"), FIRST)
@@ -672,6 +679,10 @@ def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape, what):
     if what == "batch":
         result = solve_batch(cp.asarray(M), np.stack([a, a]), np.stack([b, b]), reg=0.05, reg_m=1.0)
         assert result.converged.all()
+    elif what == "clouds":
+        assert pairwise([cp.asarray(rng.random(shape)) for _ in range(3)], reg=0.05, reg_m=1.0).shape == (3, 3)
+    elif what == "hard":
+        assert solve(cp.asarray(M), reg=0.001, reg_m=np.inf).converged
     else:
         x = [rng.random((n, what)) for n in shape] if isinstance(what, int) else ()
         M = PointCloud(*x, form=None) if x else sparse.csr_array(M) if what == "sparse" else cp.asarray(M)

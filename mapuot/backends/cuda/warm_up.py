@@ -43,6 +43,7 @@ KL = (True, True)
 DTYPES = ("float32", "float64")  # of K, and of M
 DEEP = 8, 10, 30, 50, 64  # dimensions; their tiles serve most other dimensions, too
 BATCHED = 32, 64, 128  # points of a side of small problems
+PLACES = 2, 3  # dimensions of the points of batches of clouds; in more than 12 dimensions their costs are formed
 BOXES = 32, 64  # points of a box, where pairs are skipped
 PROCESSORS, SHARED, LONG = 132, 227 << 10, (256, 768, 1280, 1792, 4096, 8192, 12288, 16384)  # of an H200; columns of K
 
@@ -79,6 +80,20 @@ def pair_jobs(memory: int, bulk: bool) -> list[Job]:
     return [("iterate.cu", "iterate_pairs", each) for each in options]
 
 
+def batch_jobs() -> list[Job]:
+    """List the kernels of batches of costs and of clouds, by two potentials and by one, as debiased losses need."""
+    found = [small_job((n, n), narrow, dtype, one)
+             for dtype in DTYPES for n in BATCHED for narrow in (True, False) for one in (False, True)]  # fmt: skip
+    square = METRICS["sqeuclidean"]
+    points = {"METRIC": square.number, "FORM": FORMS["squares"]}
+    for dim in (0, *PLACES):
+        own = points if dim else {"METRIC": 0, "FORM": 0}
+        for cost in (0, 1) if dim == 0 else (0,):
+            known = {"DIM": dim, **own, "COST": cost, "NARROW": 0, "STORE": 0}
+            found += [("batch_made.cu", "batch_made", known | more) for more in ({}, {"ONE_POTENTIAL": 1})]
+    return [*found, ("clouds.cu", "cloud_slopes", {"NORM": 2, "STORE": 0})]
+
+
 def jobs(capability: int) -> list[Job]:
     """List all kernels with their options."""
     widths = sorted({min(shape.width, SPREAD_COLUMNS) for shape in (*NARROW_SHAPES, *WIDE_SHAPES)})
@@ -96,9 +111,7 @@ def jobs(capability: int) -> list[Job]:
         found += [stream_job(function, M, None) for function in sorted(ALONE["stream.cu"] - {"build_kernel"})]
         found += [job for store in DTYPES for job in plain.jobs(M.dtype, store)]
         found += [job for store in STORES.values() for job in coarse.jobs(store, cost)]
-        found += [small_job((n, n), narrow, dtype) for n in BATCHED for narrow in (True, False)]
-        made = {"DIM": 0, "METRIC": 0, "FORM": 0, "COST": cost, "NARROW": 0, "STORE": 0}
-        found += [("batch_made.cu", "batch_made", made), ("batch_products.cu", "weigh", step_options(dtype))]
+        found.append(("batch_products.cu", "weigh", step_options(dtype)))
         stored = {"COST": cost, "SHORT_INDEX": 1}
         found += [("sparse_stream.cu", "sparse_sums", stored | {"STORE": store}) for store in STORES.values()]
     for memory in MEMORY:
@@ -106,7 +119,7 @@ def jobs(capability: int) -> list[Job]:
         found += [job for d in (*range(1, DIM + 1), *DEEP) for job in point_jobs(d, memory)]
     metric = {"METRIC": METRICS["sqeuclidean"].number}
     found += [("point_costs.cu", "point_costs", metric | {"PLAN": 0, "STORE": 0}), ("boxes.cu", "box_runs", metric)]
-    found.append(factored.JOB)
+    found += [factored.JOB, *batch_jobs()]
     return [*found, *tree_jobs(bulk), ("vectors.cu", "evaluate", {"STORE": 0}), ("stream.cu", "join_parts", PLAIN)]
 
 
