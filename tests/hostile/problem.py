@@ -235,7 +235,7 @@ def extreme(rng: Any, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
     unit = 1.0
     if changes[1] < 0.2 and first.points is None and first.grid is None and first.M.dtype == np.float64:
         unit = 10.0 ** rng.uniform(*np.clip([-280 - np.log10(size), 250 - np.log10(size)], -250, 250))
-    ratio = 10.0 ** rng.uniform(-40, 40) if changes[2] < 0.4 else 1.0
+    ratio = min(10.0 ** rng.uniform(-40, 40) if changes[2] < 0.4 else 1.0, size * 1e300)  # both sides have mass
     small = spread(first.M) * 10.0 ** rng.uniform(-7, 1) if changes[3] < 0.6 else first.reg
     rise = 10.0 ** rng.uniform(0, 16) if changes[4] < 0.4 else 1.0
     if np.isfinite(first.M * unit).sum() != np.isfinite(first.M).sum() or not small * unit > 1e-290:
