@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 from scipy.sparse.linalg import ArpackError, LinearOperator, svds
+from scipy.special import logsumexp
 
 from .annotations import Statistic
 from .answer.result import Result
 from .api.solve import solve
+from .arrays import host
 from .errors import shown, warn
 from .penalties import F64
 from .problem.clouds import PointCloud
@@ -35,7 +37,27 @@ from .synonyms import hinted
 __all__ = ["Coupling", "OTModel"]
 
 SAMPLED = 1 << 20  # sampled pairs for the scale of a cost without a matrix
+LEAST_MOVED = 1e-290  # less mass is counted by logarithms: float64 loses digits below
 FEW_COMPONENTS = 5  # up to 1 / 5 of all components ARPACK is faster than a full decomposition
+
+
+def shares_by_exponents(result: Result, p: F64, turned: bool) -> F64:
+    """Return P p, or P^T p, over its largest entry; from the plan's logarithms, where P or its products underflow."""
+    operator = result._stream
+    alpha = host(operator.alpha)
+    logs = np.full(operator.shape[int(turned)], -np.inf)
+    with np.errstate(divide="ignore"):
+        log_p = np.log(p)
+    for i0, i1 in operator.pieces():
+        block = host(operator.exponents(i0, i1)) + alpha[i0:i1, None]
+        if turned:
+            logs = np.logaddexp(logs, logsumexp(block + log_p[i0:i1, None], axis=0))
+        else:
+            logs[i0:i1] = logsumexp(block + log_p, axis=1)
+    top = logs.max()
+    if top == -np.inf:
+        return np.zeros(len(logs))
+    return np.asarray(np.exp(logs - top))
 
 
 class Coupling:
@@ -376,7 +398,9 @@ class OTModel:
             raise ValueError(f"population must be {wanted}, got {shown(population)}")
         p = p / p.sum()
         for pair in steps:
-            p = np.asarray(move(self.coupling(*pair).result, p))
+            result = self.coupling(*pair).result
+            moved = np.asarray(move(result, p))
+            p = moved if moved.sum() > LEAST_MOVED else shares_by_exponents(result, p, move is Result.apply_transpose)
             if not p.sum() > 0:
                 raise ValueError("population must have mass that moves: all of it is left behind")
             p = p / p.sum()

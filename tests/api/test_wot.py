@@ -358,3 +358,22 @@ def test_the_first_components_are_those_of_a_full_decomposition(form):
     np.testing.assert_allclose(x @ y.T, right[:90] @ right[90:].T, atol=1e-9)
     same = components(np.ones((30, 40)), np.ones((20, 40)), 3)
     assert not np.concatenate(same).any()
+
+
+def test_far_cells_are_followed():
+    """Cells whose plan underflows have the descendants and ancestors of their conditional plans, as `fates` has."""
+    X = np.array([[0.0], [0.1], [0.2], [60.0], [0.0], [0.15], [0.3], [0.4]])
+    days, labels = np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.arange(8)
+    model = OTModel(X, days=days, local_pca=0, scale_cost=1.0, epsilon=1.0, lambda1=1.0, lambda2=1.0)
+    coupling = model.coupling(0, 1)
+    assert coupling.result.row_marginal[3] == 0
+    far, near = (np.asarray(model.descendants(np.eye(4)[i], 0, 1)) for i in (3, 0))
+    shares = coupling.fates(labels)[1]
+    np.testing.assert_allclose(far, shares[3], rtol=1e-10)
+    np.testing.assert_allclose(near, shares[0], rtol=1e-6)
+    np.testing.assert_allclose(model.descendants([0.0, 1e-3, 0.0, 1.0], 0, 1), model.descendants([0, 1, 0, 0], 0, 1))
+    back = OTModel(X, days=1 - days, local_pca=0, scale_cost=1.0, epsilon=1.0, lambda1=1.0, lambda2=1.0)
+    target, forward = back.coupling(0, 1).result, np.asarray(back.ancestors(np.eye(4)[3], 1, 0))
+    assert target.col_marginal[3] == 0
+    logs = target.log_u - (X[4:, 0] - 60.0) ** 2
+    np.testing.assert_allclose(forward, np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum(), rtol=1e-9)
