@@ -26,6 +26,7 @@ BLOCK_BYTES = 1 << 28  # bytes of a numpy M that are on the device at once
 COSTS = 64  # rows and columns that a block of point_costs.cu makes
 MANY = 16  # dimensions; from here on a matrix product forms costs faster than differences do
 KEPT_TOL = 5e-7  # least error that a float32 K certifies: route/options.py
+CANDIDATES = 64  # points of which one is the centre of squared distances by a product
 FEW = 12  # dimensions; up to here a pass over 20,000 points is faster than a pass that reads their K
 
 
@@ -254,14 +255,14 @@ def costs(cloud: PointCosts, threads: int | None = None, columns: Any = None) ->
 def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, float]:
     """Form the cost matrix of points; return it and a bound on its rounding in excess of the rounding of `costs`.
 
-    In many dimensions one matrix product makes squared distances |x|^2 + |y|^2 - 2 <x, y>, centred at the middle of y.
+    In many dimensions one matrix product makes squared distances |x|^2 + |y|^2 - 2 <x, y>, centred at a point of y.
     Let u = 2^-53 and s = max |x|^2 + max |y|^2. A sum of d + 2 terms of size 2 s errs by (d + 2) u 2 s; the squares err
     by (d + 1) u s. Coordinates err by 6.3 u sqrt(s), which adds 18 u s; their factor adds 8 u s.
     """
     d = cloud.dim
     if not cloud.core[0].square or d < MANY or cloud.bits:
         return costs(cloud), 0.0
-    x, y = narrow_points.centred(cloud, narrow_points.LOG2_E, cp)
+    x, y = narrow_points.centred(cloud, narrow_points.LOG2_E, cp, central(cloud))
     y = y[:, : cloud.shape[1]]
     left, right, sizes = *map(vectors.empty, ((len(x), d + 2), (d + 2, y.shape[1]))), (squares(x.T), squares(y))
     np.multiply(x, -2.0, out=left[:, :d])
@@ -271,6 +272,19 @@ def formed(cloud: PointCosts, threads: int | None = None) -> tuple[Any, float]:
     right[d] = 1.0
     right[d + 1] = sizes[1]
     return cp.matmul(left, right), 2.0**-53 * (3 * d + 40) * sum(float(size.max()) for size in sizes)
+
+
+def central(cloud: PointCosts) -> Any:
+    """Return a point of y in its midst, (d,), relative to y[0]: of some points that with the least sum of distances.
+
+    All stays on the device; any centre will do, as long as it is no outlier.
+    """
+    columns = cp.asarray(cloud.coordinates(cp)[1])
+    some = columns[:, : cloud.shape[1] : max(1, cloud.shape[1] // CANDIDATES)]
+    some = some - some[:, :1]
+    sizes = (some * some).sum(0)
+    apart = sizes[:, None] + sizes - 2.0 * (some.T @ some)
+    return cp.take(some, cp.sqrt(cp.maximum(apart, 0.0)).sum(0).argmin(), axis=1)
 
 
 def tables(rows: Any, columns: Any, metric: int, scale: float, out: Any, places: Any = None, plan: Any = None) -> Any:
