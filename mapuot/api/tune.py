@@ -130,10 +130,11 @@ def tune(
 
     @functools.cache  # a second search would end at another point within the tolerance
     def beside(log_reg: float) -> float:
-        """Return the log reg_m that moves the wanted share at this reg."""
+        """Return the log reg_m that moves the wanted share at this reg, or the nearest one if reg is searched for."""
         if reg_m is None:
             name = f"mass must be a share that some reg_m moves with reg {math.exp(log_reg):.6g}"
-            nearby[0] = root(lambda x: search.share(log_reg, x), share, nearby[0], 1, name, "reg_m")
+            first = min(max(nearby[0], log_reg_m - RANGE), log_reg_m + RANGE)
+            nearby[0] = root(lambda x: search.share(log_reg, x), share, first, 1, name, "reg_m", reg is not None)
         return nearby[0]
 
     both = None
@@ -214,11 +215,13 @@ def secants(function: Callable[[Any], Any], first: tuple[float, float]) -> tuple
 
 
 def root(
-    function: Callable[[float], float], wanted: float, first: float, sign: int, what: str, name: str
+    function: Callable[[float], float], wanted: float, first: float, sign: int, what: str, name: str,
+    must_meet: bool = True,
 ) -> float:  # fmt: skip
     """Find x at which a share, monotone in ``sign`` x, has the wanted value; a bracket widens from ``first``.
 
-    ``what`` and ``name``: the words of an error message for the share and for exp(x).
+    ``what`` and ``name``: the words of an error message for the share and for exp(x). Without ``must_meet`` return the
+    x of the nearest share instead of an error.
     """
     from scipy.optimize import brentq  # noqa: PLC0415 - on first use
 
@@ -240,7 +243,7 @@ def root(
     if low < high and apart(low) <= 0 <= apart(high):
         brentq(apart, low, high, xtol=NARROW)
     best = min(known, key=lambda x: abs(apart(x)))
-    if abs(apart(best)) > WITHIN:
+    if must_meet and abs(apart(best)) > WITHIN:
         if min(map(apart, known)) < 0:
             ends = [max(x for x in known if apart(x) < 0)]
         else:

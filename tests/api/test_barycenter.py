@@ -163,7 +163,7 @@ def test_passes_where_entries_of_k_underflow(far):
 
 @pytest.mark.parametrize("reg_m", [0.05, 1.0, np.inf])
 def test_a_certificate_has_all_its_terms(reg_m):
-    """Every term is that of its definition, with a rounding error of 1 % of each sum."""
+    """Compare each term with its definition, for a rounding error of 1 % of each sum."""
     rng = np.random.default_rng(0)
     x, w, reg, k = np.linspace(0, 1, 7), np.array([0.2, 0.3, 0.5]), 0.02, 0.02 / reg_m
     A = rng.dirichlet(np.ones(7), 3) * (1.0 if np.isinf(reg_m) else np.array([[0.5], [1.0], [2.0]]))

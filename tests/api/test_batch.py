@@ -376,7 +376,7 @@ def test_own_numbers_are_checked(wrong):
 
 
 def test_a_tuple_is_a_pair_of_sides():
-    """Penalties of lone points in a tuple are those of the sides, also where there are two problems."""
+    """A tuple holds the penalties of the two sides, even for two problems of lone points."""
     A, B = np.array([[6.0], [7.0]]), np.array([[0.1], [0.2]])
     rho = np.array([0.3]), np.array([5.0])
     batch = mapuot.solve_batch(np.ones((1, 1)), A, B, reg=0.2, reg_m=rho, tol=1e-9)

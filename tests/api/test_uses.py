@@ -417,3 +417,15 @@ def test_a_solve_that_goes_on_tells_what_is_wrong_when_it_is_asked():
         assert len(drawn) == 300
         assert not drawn.equal(others)
         assert len(result.sample(7, 0)[1]) == 7
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ScalingWarning")
+def test_tune_passes_regs_that_cannot_move_the_share():
+    """At the first reg no reg_m moves as little as asked for; at the reg of the wanted sharpness one does."""
+    rng = np.random.default_rng(0)
+    M = ((rng.normal(size=(12, 1, 2)) - rng.normal(size=(20, 2))) ** 2).sum(-1)
+    found = mapuot.tune(M, None, np.full(20, 0.3), mass=0.9, sharpness=0.1)
+    assert found.result.mass / np.sqrt(6) == pytest.approx(0.9, abs=1e-3)
+    assert found.result.sharpness == pytest.approx(0.1, abs=1e-3)
+    with pytest.raises(ValueError, match=r"the nearest that was found has mass 0\.897.* and sharpness 0\.1"):
+        mapuot.tune(M, None, np.full(20, 0.3), mass=0.5, sharpness=0.1)
