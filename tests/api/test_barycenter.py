@@ -16,6 +16,7 @@ import mapuot
 from mapuot import pot
 from mapuot.ascend.barycenters import Barycenter, DebiasedBarycenter
 from mapuot.backends.cpu import backend as cpu
+from mapuot.backends.cpu.operator import least_eigenvalue
 from mapuot.penalties import plan_error
 from mapuot.problem.kinds import as_cost
 
@@ -191,6 +192,13 @@ def test_a_certificate_has_all_its_terms(reg_m):
     assert value.dual == pytest.approx(w @ terms.sum(1) - reg * mass - moved, rel=1e-8)
     assert value.terms == pytest.approx(w @ np.abs(terms).sum(1) + reg * mass, rel=1e-8)
     assert (value.gap == np.inf) == np.isinf(reg_m)
+
+
+def test_a_singular_kernel_is_definite_up_to_rounding():
+    """The bound counts n (n + 2) roundings of a Cholesky factor, and the error of the entries of a row."""
+    for n, error in ((5, 0.0), (5, 1e-6), (30, 1e-9)):
+        right = -2 * (4 * 2.0**-53 * n * (n + 2) * 3 + error * n * 3)
+        assert least_eigenvalue(3 * np.ones((n, n)), error) == pytest.approx(right, rel=1e-9)
 
 
 def debiased_body(reg_m, passes=15, seed=0):
